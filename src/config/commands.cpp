@@ -145,6 +145,11 @@ void declare_score(OptionSet& options, CommandLine& line) {
         .path("FILE")
         .must_be_given();
     options.add("logits", line.score.logits, "safetensors file for the logits of every row, in float32.").path("FILE");
+    options
+        .add("top_k", line.score.top_k,
+             "Write a teacher's file for distill.teacher instead: of each target's position so many of the likeliest "
+             "tokens with their log-probabilities (at distill.temperature), and that of all others together.")
+        .at_least(0);
 }
 
 void declare_sampling(OptionSet& options, GenerateRequest& generate) {
@@ -530,7 +535,7 @@ const std::vector<CommandInfo>& commands() {
          "--in FILE --out FILE [--val_size N --eval_out FILE] [--thesaurus FILE] [--section.key VALUE …]",
          "Write training rows with copies: synonyms, swapped and deleted words, back-translations.", true,
          declare_augment},
-        {Command::score, "score", "--model.path DIR --data.train_file FILE --out FILE [--logits FILE]",
+        {Command::score, "score", "--model.path DIR --data.train_file FILE --out FILE [--logits FILE] [--top_k N]",
          "Log-probabilities and losses of the rows of a file.", true, declare_score},
         {Command::generate, "generate",
          "--model.path DIR --prompt TEXT | --file FILE | --chat [--max_new_tokens N] [--temperature T]",

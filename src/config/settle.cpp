@@ -233,7 +233,8 @@ void check_preference(const Config& config, Problems& problems) {
     const Objective objective = config.training.objective;
     const PreferenceOptions& p = config.preference;
     const PreferenceOptions defaults;
-    const bool dpo = objective == Objective::dpo, kto = objective == Objective::kto, sft = objective == Objective::sft;
+    const bool dpo = objective == Objective::dpo, kto = objective == Objective::kto,
+               prefers = compares_answers(objective);
     const bool simpo = p.loss_type == PreferenceLoss::simpo;
     const auto only_for = [&](const char* option, bool given, bool serves, const char* what) {
         problems.check({"training.objective", option}, [&] {
@@ -242,7 +243,7 @@ void check_preference(const Config& config, Problems& problems) {
     };
     const char* const any = "training.objective dpo, orpo and kto";
     only_for("preference.loss_type", p.loss_type != defaults.loss_type, dpo, "training.objective dpo");
-    only_for("preference.beta", p.beta != defaults.beta, !sft, any);
+    only_for("preference.beta", p.beta != defaults.beta, prefers, any);
     only_for("preference.reference", p.reference != defaults.reference, (dpo && !simpo && !p.reference_free) || kto,
              "objectives with a reference: kto, and dpo but for simpo and reference_free");
     only_for("preference.reference_free", p.reference_free, dpo && !simpo,
@@ -252,22 +253,56 @@ void check_preference(const Config& config, Problems& problems) {
              "training.objective dpo with loss_type sigmoid, robust or simpo");
     only_for("preference.simpo_gamma", p.simpo_gamma != defaults.simpo_gamma, dpo && simpo,
              "preference.loss_type simpo");
+    only_for("preference.share_prompt", !p.share_prompt, dpo || objective == Objective::orpo,
+             "training.objective dpo and orpo");
     only_for("preference.rpo_alpha", p.rpo_alpha != 0, dpo, "training.objective dpo");
     only_for("preference.desirable_weight", p.desirable_weight != 1, kto, "training.objective kto");
     only_for("preference.undesirable_weight", p.undesirable_weight != 1, kto, "training.objective kto");
-    const auto only_sft = [&](const char* option, bool given) {
+    const auto not_for_answers = [&](const char* option, bool given) {
         problems.check({"training.objective", option}, [&] {
-            if (given && !sft)
+            if (given && prefers)
                 throw usage_error(cat(option, " serves training.objective sft; preferences are about answers"),
                                   cat("Leave ", option, " out."));
         });
     };
-    only_sft("data.train_on_prompt", config.data.train_on_prompt);
-    only_sft("data.train_on_last_turn_only", config.data.train_on_last_turn_only);
+    not_for_answers("data.train_on_prompt", config.data.train_on_prompt);
+    not_for_answers("data.train_on_last_turn_only", config.data.train_on_last_turn_only);
     problems.check({"training.objective", "data.long_rows"}, [&] {
-        if (!sft && config.data.long_rows == LongRows::split)
+        if (prefers && config.data.long_rows == LongRows::split)
             throw usage_error("data.long_rows split would part an answer from its prompt and its verdict",
                               "Take truncate or drop.");
+    });
+}
+
+void check_distill(const Config& config, Problems& problems) {
+    const DistillOptions& d = config.distill;
+    const DistillOptions defaults;
+    const bool distills = config.training.objective == Objective::distill;
+    problems.check({"training.objective", "distill.teacher"}, [&] {
+        if (distills && !d.teacher)
+            throw usage_error("training.objective distill learns from a teacher, and distill.teacher is missing",
+                              "Name a model folder, or a file of `unsloth-train score --top_k N`.");
+    });
+    const auto serves = [&](const char* option, bool given) {
+        problems.check({"training.objective", option}, [&] {
+            if (given && !distills)
+                throw usage_error(cat(option, " serves training.objective distill"), cat("Leave ", option, " out."));
+        });
+    };
+    serves("distill.teacher", d.teacher.has_value());
+    serves("distill.teacher_adapter", d.teacher_adapter.has_value());
+    serves("distill.teacher_load_in_4bit", d.teacher_load_in_4bit);
+    serves("distill.teacher_device_map", d.teacher_device_map != defaults.teacher_device_map);
+    serves("distill.divergence", d.divergence != defaults.divergence);
+    serves("distill.alpha", d.alpha != defaults.alpha);
+    problems.check({"distill.divergence", "distill.jsd_beta"}, [&] {
+        if (d.jsd_beta != defaults.jsd_beta && d.divergence != Divergence::jsd)
+            throw usage_error("distill.jsd_beta serves distill.divergence jsd", "Leave distill.jsd_beta out.");
+    });
+    problems.check({"distill.teacher_device_map"}, [&] {
+        ModelOptions teacher = config.model;
+        teacher.device_map = d.teacher_device_map;
+        (void)DeviceMap(teacher);
     });
 }
 
@@ -357,6 +392,7 @@ void settle(LoadedConfig& loaded, Problems& problems) {
     settle_reports(loaded, problems);
     check_data(config, problems);
     check_preference(config, problems);
+    check_distill(config, problems);
     check_training(config.training, problems);
     check_distributed(config.distributed, problems);
     problems.check({"model.device_map"}, [&] { (void)DeviceMap(config.model); });

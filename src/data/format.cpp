@@ -190,9 +190,10 @@ RowFormatter::RowFormatter(config::DataFormat format, const RowOptions& options,
     using config::DataFormat;
     using config::Objective;
     const bool pairs = options.objective == Objective::dpo || options.objective == Objective::orpo;
-    if (options.objective == Objective::sft && format == DataFormat::preference)
+    if (!compares_answers(options.objective) && format == DataFormat::preference)
         throw input_error(
-            "rows of format preference (chosen, rejected) are for training.objective dpo or orpo, and it is sft",
+            cat("rows of format preference (chosen, rejected) are for training.objective dpo or orpo, and it is ",
+                options.objective == Objective::sft ? "sft" : "distill"),
             "To fine-tune on the chosen answers alone: data.columns: {\"completion\": \"chosen\"} beside a column "
             "prompt.");
     if (pairs && format != DataFormat::preference && format != DataFormat::tokenized)
@@ -215,6 +216,7 @@ RowFormatter::RowFormatter(config::DataFormat format, const RowOptions& options,
 FormattedRow RowFormatter::format(const Json& row) const {
     switch (options_.objective) {
         case config::Objective::sft:
+        case config::Objective::distill:
             return supervised(row);
         case config::Objective::dpo:
         case config::Objective::orpo:

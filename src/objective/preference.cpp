@@ -178,12 +178,15 @@ class Preference final : public Objective {
 std::unique_ptr<Objective> make_objective(const config::Config& config, at::Device device, const References& references,
                                           comm::Group* group) {
     if (config.training.objective == config::Objective::sft) return make_supervised();
+    if (config.training.objective == config::Objective::distill)
+        throw usage_error("training.objective distill does not work yet", "Take another objective.");
     return std::make_unique<Preference>(config, device, references, group);
 }
 
 bool needs_references(const config::Config& config) {
     switch (config.training.objective) {
         case config::Objective::sft:
+        case config::Objective::distill:
         case config::Objective::orpo:
             return false;
         case config::Objective::dpo:

@@ -83,7 +83,7 @@ class Forecast {
           request_(load_request(loaded, absent_gpu, /*trains=*/true)) {
         const config::TrainingOptions& training = loaded.config.training;
         request_.saves = training.save_steps > 0 || training.save_minutes > 0;
-        request_.weighs = training.objective != config::Objective::sft;
+        request_.weighs = config::compares_answers(training.objective);
         request_.sizes.deterministic = training.deterministic;
         if (request_.fp8 && target_.machine.card.fp8_products.empty())
             throw usage_error(cat("model.compute_dtype fp8 is for H100 and H200, not for ", target_.machine.card.name),

@@ -90,6 +90,7 @@ nlohmann::ordered_json score_row(model::Model& model, const data::Dataset& rows,
 }  // namespace
 
 void run_score(const config::LoadedConfig& loaded, const config::ScoreRequest& request) {
+    if (request.top_k > 0) throw usage_error("--top_k does not work yet", "Leave it out.");
     const OpenedModel opened = open_model(loaded.config);
     if (loaded.config.data.train_file.empty())
         throw usage_error("data.train_file is missing", "Name the rows to score: --data.train_file FILE.");

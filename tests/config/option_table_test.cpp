@@ -21,9 +21,20 @@ struct Example {
 const std::map<std::string, Example>& special_examples() {
     const Json dpo = {{"training", {{"objective", "dpo"}}}}, kto = {{"training", {{"objective", "kto"}}}};
     const Json evaluated = {{"data", {{"val_size", 2}}}, {"training", {{"eval_steps", 2}}}};
+    const Json distill = {{"training", {{"objective", "distill"}}}, {"distill", {{"teacher", "model"}}}};
     static const std::map<std::string, Example> examples = {
+        {"distill.teacher", {"model", {{"training", {{"objective", "distill"}}}}}},
+        {"distill.teacher_adapter", {"adapter", distill}},
+        {"distill.teacher_load_in_4bit", {true, distill}},
+        {"distill.teacher_device_map", {"sequential", distill}},
+        {"distill.divergence", {"jsd", distill}},
+        {"distill.jsd_beta",
+         {0.375,
+          {{"training", {{"objective", "distill"}}}, {"distill", {{"teacher", "model"}, {"divergence", "jsd"}}}}}},
+        {"distill.alpha", {0.375, distill}},
         {"preference.loss_type", {"ipo", dpo}},
         {"preference.beta", {0.375, dpo}},
+        {"preference.share_prompt", {false, dpo}},
         {"preference.reference", {"initial", dpo}},
         {"preference.reference_free", {true, dpo}},
         {"preference.label_smoothing", {0.375, dpo}},

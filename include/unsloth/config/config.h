@@ -22,12 +22,18 @@ enum class InvalidUtf8 { refuse, replace };
 /// What becomes of a row of more than max_seq_length tokens; `automatic` splits plain text and cuts what else there is.
 enum class LongRows { automatic, truncate, split, drop };
 enum class Optimizer { adamw_torch, adamw_8bit };
-/// What a run learns from its rows: their targets, pairs of answers, or answers with a verdict each.
-enum class Objective { sft, dpo, orpo, kto };
+/// What a run learns from its rows: their targets, pairs of answers, answers with a verdict each, or what a teacher
+/// says of their targets.
+enum class Objective { sft, dpo, orpo, kto, distill };
+constexpr bool compares_answers(Objective objective) {
+    return objective == Objective::dpo || objective == Objective::orpo || objective == Objective::kto;
+}
 /// The model that preferences are measured against: the base without adapters, or what was there at the start.
 enum class Reference { base, initial };
 /// How the margin of a pair becomes a loss.
 enum class PreferenceLoss { sigmoid, hinge, ipo, robust, simpo };
+/// How far a student is from its teacher.
+enum class Divergence { forward_kl, reverse_kl, jsd };
 /// What a layer keeps for the backward pass (spec/keep.h); `automatic` takes what fits.
 enum class GradientCheckpointing {
     automatic,
@@ -181,12 +187,25 @@ struct PreferenceOptions {
     Reference reference = Reference::base;
     bool reference_free = false;
     bool cache_reference = true;  ///< its log-probabilities, in data.cache_dir
+    bool share_prompt = true;     ///< a pair's prompt is computed once
     PreferenceLoss loss_type = PreferenceLoss::sigmoid;
     double beta = 0.1;
     double label_smoothing = 0;
     double simpo_gamma = 0.5;
     double rpo_alpha = 0;  ///< 0: without the chosen answers' own loss
     double desirable_weight = 1, undesirable_weight = 1;
+};
+
+struct DistillOptions {
+    std::optional<std::string> teacher;  ///< model folder, or file of `score --top_k`
+    std::optional<std::string> teacher_adapter;
+    bool teacher_load_in_4bit = false;
+    std::string teacher_device_map = "\"auto\"";  ///< as ModelOptions::device_map
+    Divergence divergence = Divergence::forward_kl;
+    double jsd_beta = 0.5;  ///< the teacher's share of jsd's mixture
+    double temperature = 1;
+    double alpha = 0.5;  ///< the divergence's share of the loss; the rest is the labels'
+    int64_t top_k = 0;   ///< of a teacher's file: tokens of a position that count; 0: all that it has
 };
 
 struct HardwareOptions {
@@ -234,6 +253,7 @@ struct Config {
     DataOptions data;
     TrainingOptions training;
     PreferenceOptions preference;
+    DistillOptions distill;
     HardwareOptions hardware;
     DistributedOptions distributed;
     LoggingOptions logging;

@@ -19,6 +19,7 @@ namespace unsloth::config {
 struct ScoreRequest {
     std::string out;     ///< JSON Lines, one object a row of data.train_file; never empty
     std::string logits;  ///< safetensors file of logits.{i} [T, V] fp32; empty: none
+    int64_t top_k = 0;   ///< `out` is a teacher's file: of each target's position so many tokens; 0: JSON Lines
 };
 
 /// Either `prompt` or `file` is given; with `chat` a `prompt` may be.
