@@ -23,7 +23,7 @@ const std::map<std::string, Example>& special_examples() {
     const Json evaluated = {{"data", {{"val_size", 2}}}, {"training", {{"eval_steps", 2}}}};
     const Json distill = {{"training", {{"objective", "distill"}}}, {"distill", {{"teacher", "model"}}}};
     static const std::map<std::string, Example> examples = {
-        {"distill.teacher", {"model", {{"training", {{"objective", "distill"}}}}}},
+        {"distill.teacher", {"other", distill}},
         {"distill.teacher_adapter", {"adapter", distill}},
         {"distill.teacher_load_in_4bit", {true, distill}},
         {"distill.teacher_device_map", {"sequential", distill}},
