@@ -46,6 +46,7 @@ int64_t weight_bytes(const model::Model& model) {
         }
     };
     add(model.parts().resident_memory->plan());
+    if (model.parts().common_memory != nullptr) add(model.parts().common_memory->plan());
     if (model.parts().host_memory != nullptr) add(model.parts().host_memory->plan());
     const formats::Checkpoint& checkpoint = model.parts().network.file->checkpoint;
     if (layers == 0)  // the CPU reads them where the file is mapped

@@ -55,6 +55,7 @@ BenchedModel::BenchedModel(const config::LoadedConfig& loaded, at::Device device
     : opened_(train::open_model(loaded.config)) {
     model::LoadRequest load = train::load_request(loaded, device, /*trains=*/true);
     load.tp = model::TensorParallel(tp);
+    if (group != nullptr) load.processes = static_cast<int>(group->ranks_here().size());
     load.sizes.tokens = load.sizes.head_rows = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
     load.sizes.segments = static_cast<int64_t>(lengths.size());
     load.sizes.longest = *std::max_element(lengths.begin(), lengths.end());

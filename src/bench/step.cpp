@@ -183,7 +183,7 @@ void bench_step(const config::LoadedConfig& loaded, const config::BenchRequest& 
                                   {"weights_at", places.empty() ? "the device" : places},
                                   {"deterministic", loaded.config.training.deterministic},
                                   {"resident_gib", gib(plan.resident().total_bytes())},
-                                  {"host_gib", gib(plan.host().total_bytes())},
+                                  {"host_gib", gib(plan.host_bytes())},
                                   {"steps", request.steps},
                                   {"step_ms", ms},
                                   {"predicted_step_ms", predicted_ms},

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "comm/shared_segment.h"
 #include "comm/store.h"
 #include "unsloth/comm/communicator.h"
+#include "unsloth/core/shared_segment.h"
 
 namespace unsloth::comm {
 

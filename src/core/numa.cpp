@@ -12,7 +12,7 @@ namespace unsloth {
 namespace {
 
 // linux/mempolicy.h, which not every system has installed.
-constexpr int mpol_default = 0, mpol_preferred = 1;
+constexpr int mpol_default = 0, mpol_preferred = 1, mpol_interleave = 3;
 
 }  // namespace
 
@@ -27,14 +27,16 @@ std::optional<int> numa_node_of(std::string pci, const std::filesystem::path& ro
     return node;
 }
 
-bool prefer_numa_node(void* data, std::size_t bytes, int node) {
+bool use_numa_nodes(void* data, std::size_t bytes, const std::set<int>& nodes) {
+    if (nodes.empty()) return false;
     int policy = mpol_default;
     if (::syscall(SYS_get_mempolicy, &policy, nullptr, 0, nullptr, 0) != 0 || policy != mpol_default) return false;
     constexpr int bits = 8 * sizeof(unsigned long);
-    std::vector<unsigned long> mask(static_cast<std::size_t>(node / bits) + 1, 0);
-    mask.back() = 1UL << (node % bits);
+    std::vector<unsigned long> mask(static_cast<std::size_t>(*nodes.rbegin() / bits) + 1, 0);
+    for (const int node : nodes) mask[static_cast<std::size_t>(node / bits)] |= 1UL << (node % bits);
     // The kernel reads one bit less than it is told.
-    return ::syscall(SYS_mbind, data, bytes, mpol_preferred, mask.data(), mask.size() * bits + 1, 0) == 0;
+    return ::syscall(SYS_mbind, data, bytes, nodes.size() == 1 ? mpol_preferred : mpol_interleave, mask.data(),
+                     mask.size() * bits + 1, 0) == 0;
 }
 
 }  // namespace unsloth

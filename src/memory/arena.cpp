@@ -3,13 +3,17 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <set>
 
 #include "unsloth/core/cgroup.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/log.h"
 #include "unsloth/core/numa.h"
 #include "unsloth/core/parallel.h"
+#include "unsloth/core/shared_segment.h"
 #include "unsloth/memory/plan.h"
 #include "unsloth/ops/device.h"
 
@@ -57,13 +61,15 @@ constexpr std::size_t huge_page = std::size_t{2} << 20;
                            "0 and save_minutes 0 plans no copies for checkpoints.");
 }
 
-/// Fresh memory in huge pages where the system has them, of this NUMA node if one is named. Each page is made by the
-/// thread that writes it first: several threads, because one makes about 4 GB a second; without a node pages would come
-/// from wherever those threads run.
-[[maybe_unused]] void* map_memory(std::size_t bytes, std::optional<int> node) {
-    void* const data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data == MAP_FAILED) return nullptr;
-    if (node) prefer_numa_node(data, bytes, *node);
+std::size_t whole_huge_pages(int64_t bytes) {
+    return (static_cast<std::size_t>(std::max<int64_t>(bytes, 1)) + huge_page - 1) / huge_page * huge_page;
+}
+
+/// Makes the pages of fresh memory: huge ones where the system has them, of these NUMA nodes if some are named. Each
+/// page is made by the thread that writes it first: several threads, because one makes about 4 GB a second; without a
+/// node pages would come from wherever those threads run.
+void make_pages(void* data, std::size_t bytes, const std::set<int>& nodes) {
+    use_numa_nodes(data, bytes, nodes);
     ::madvise(data, bytes, MADV_HUGEPAGE);
     const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
     parallel_ranges(static_cast<int64_t>(bytes / huge_page), 16, [&](int64_t begin, int64_t end) {
@@ -72,7 +78,59 @@ constexpr std::size_t huge_page = std::size_t{2} << 20;
              at < static_cast<std::size_t>(end) * huge_page; at += page)
             first[at] = 0;
     });
+}
+
+[[maybe_unused]] void* map_memory(std::size_t bytes, std::optional<int> node) {
+    void* const data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) return nullptr;
+    make_pages(data, bytes, node ? std::set<int>{*node} : std::set<int>());
     return data;
+}
+
+/// A shared piece of memory that a device may read: page-locked for a CUDA device until this is gone.
+class LockedSegment {
+  public:
+    /// Why it cannot be locked; empty: it is.
+    std::string lock(std::unique_ptr<SharedSegment> segment, [[maybe_unused]] std::size_t bytes,
+                     [[maybe_unused]] at::Device device) {
+        segment_ = std::move(segment);
+#ifdef UNSLOTH_CUDA
+        if (!device.is_cuda()) return "";
+        const cudaError_t status = cudaHostRegister(segment_->data(), bytes, cudaHostRegisterDefault);
+        (void)cudaGetLastError();
+        if (status != cudaSuccess)
+            return cat("it cannot be page-locked: ", cudaGetErrorString(status), "; ",
+                       limits_text(static_cast<int64_t>(bytes)));
+        locked_ = true;
+#endif
+        return "";
+    }
+    void close() { segment_->close(); }
+    std::byte* data() const { return segment_->data(); }
+    LockedSegment() = default;
+    LockedSegment(const LockedSegment&) = delete;
+    LockedSegment& operator=(const LockedSegment&) = delete;
+    ~LockedSegment() {
+#ifdef UNSLOTH_CUDA
+        if (locked_) cudaHostUnregister(segment_->data());
+#endif
+    }
+
+  private:
+    std::unique_ptr<SharedSegment> segment_;
+    [[maybe_unused]] bool locked_ = false;
+};
+
+/// The nodes that the processes' devices are attached to; none where one of them does not say.
+std::set<int> nodes_of(const Sharing& processes, at::Device device) {
+    const std::optional<int> own = device.is_cuda() ? numa_node_of(ops::pci_address(device)) : std::optional<int>();
+    std::set<int> nodes;
+    bool known = true;
+    for (const std::string& node : processes.gather(own ? std::to_string(*own) : "")) {
+        known = known && !node.empty();
+        if (!node.empty()) nodes.insert(std::stoi(node));
+    }
+    return known ? nodes : std::set<int>();
 }
 
 }  // namespace
@@ -81,7 +139,7 @@ Arena Arena::host(Plan plan, at::Device device) {
     if (!device.is_cuda()) return Arena(std::move(plan), at::kCPU);
 #ifdef UNSLOTH_CUDA
     const int64_t bytes = std::max<int64_t>(plan.total_bytes(), 1);
-    const std::size_t mapped = (static_cast<std::size_t>(bytes) + huge_page - 1) / huge_page * huge_page;
+    const std::size_t mapped = whole_huge_pages(bytes);
     void* const data = map_memory(mapped, numa_node_of(ops::pci_address(device)));
     if (data == nullptr) throw host_memory_failure(plan, bytes, std::strerror(errno));
     if (cudaHostRegister(data, mapped, cudaHostRegisterDefault) != cudaSuccess) {
@@ -103,6 +161,41 @@ Arena Arena::host(Plan plan, at::Device device) {
 #else
     throw runtime_failure("this program was built without CUDA");
 #endif
+}
+
+std::optional<Arena> Arena::shared_host(Plan plan, at::Device device, const Sharing& processes) {
+    const std::size_t bytes = whole_huge_pages(plan.total_bytes());
+    const std::set<int> nodes = nodes_of(processes, device);
+    std::unique_ptr<SharedSegment> segment;
+    std::string address, why;
+    if (processes.place == 0) {
+        try {
+            segment = SharedSegment::make(bytes);
+            make_pages(segment->data(), bytes, nodes);
+            address = segment->address();
+        } catch (const Error& refused) {
+            why = refused.what();
+        }
+    }
+    address = processes.gather(address).front();
+    if (processes.place != 0 && !address.empty()) {
+        segment = SharedSegment::open(address, bytes);
+        if (segment == nullptr) why = "it cannot be reached: processes of another container or user";
+    }
+    auto locked = std::make_shared<LockedSegment>();
+    if (segment != nullptr) why = locked->lock(std::move(segment), bytes, device);
+    for (const std::string& reason : processes.gather(why.substr(0, 400))) {
+        if (reason.empty()) continue;
+        log::warning("host memory that the ranks of this machine could share is taken by each of them (",
+                     human_bytes(plan.total_bytes()), "): ", reason);
+        if (plan.total_bytes() > available_memory() / processes.size)
+            throw host_memory_failure(plan, plan.total_bytes() * processes.size, "one copy for each rank");
+        return std::nullopt;
+    }
+    locked->close();
+    const at::Tensor slab =
+        at::from_blob(locked->data(), {std::max<int64_t>(plan.total_bytes(), 1)}, [locked](void*) {}, at::kByte);
+    return Arena(std::move(plan), slab);
 }
 
 at::Tensor Arena::tensor(BufferId id, at::IntArrayRef sizes, at::ScalarType dtype) const {

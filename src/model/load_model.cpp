@@ -64,12 +64,26 @@ void ModelPlan::initialise_base(const weights::Parameter& p, const at::Tensor& v
     source->drop();
 }
 
+/// Takes the host memory that the base lies in; whether it is the same piece for all who load.
+bool ModelPlan::load_common(const weights::LoadShare& share, ModelParts& parts) const {
+    if (common_.entries().empty()) return false;
+    std::optional<memory::Arena> shared;
+    if (share.size > 1 && share.gather)
+        shared = memory::Arena::shared_host(common_, request_.device, {share.place, share.size, share.gather});
+    parts.common_memory =
+        std::make_unique<memory::Arena>(shared ? *std::move(shared) : memory::Arena::host(common_, request_.device));
+    return shared.has_value();
+}
+
 ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) const {
     const bool masters = trains_all();
     const int64_t outer = 2;
-    weights::SharedLoading shared(share, outer + (masters ? static_cast<int64_t>(table_->parameters().size())
-                                                          : spec().num_layers * spec::projection_count));
     ModelParts parts;
+    const bool one_host_copy = load_common(share, parts);
+    weights::SharedLoading shared(share,
+                                  outer + (masters ? static_cast<int64_t>(table_->parameters().size())
+                                                   : spec().num_layers * spec::projection_count),
+                                  one_host_copy);
     parts.records = request_.records && base_->recordable() && request_.tp.alone();
     parts.resident_memory = std::make_unique<memory::Arena>(resident_, request_.device);
     const memory::Arena& arena = *parts.resident_memory;
@@ -94,14 +108,15 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
     const weights::Parameters* const trained = masters ? network.parameters.get() : nullptr;
     if (!host_.entries().empty())
         parts.host_memory = std::make_unique<memory::Arena>(memory::Arena::host(host_, request_.device));
-    network.pager = base_->load_layers(ctx, arena, parts.host_memory.get(), network.adapters.get(), trained, shared);
+    const weights::BaseMemory base_memory{arena, parts.common_memory.get(), parts.host_memory.get()};
+    network.pager = base_->load_layers(ctx, base_memory, network.adapters.get(), trained, shared);
     if (!adapter_ && layout_.dora)
         for (const weights::Parameter& p : table_->parameters())
             if (p.kind == weights::Parameter::Kind::magnitude)
                 network.parameters->value(p).copy_(network.pager->dora()->norms(p.layer, p.projection));
     if (request_.saves && table_)
         parts.copies = weights::Parameters::copies(*table_, request_.optim, request_.share, *parts.host_memory);
-    network.outer = base_->load_outer(ctx, arena, parts.host_memory.get(), trained, shared);
+    network.outer = base_->load_outer(ctx, base_memory, trained, shared);
     parts.step_memory = std::make_unique<memory::Arena>(step_, request_.device);
     for (int64_t micro = 0; micro < request_.run.in_flight; ++micro)
         parts.activations.push_back(std::make_unique<Activations>(own_, layout_, request_.sizes, request_.run,

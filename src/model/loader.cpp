@@ -70,10 +70,18 @@ void ModelPlan::set_run(spec::RunPlan run) {
     plan_step();
 }
 
+int64_t ModelPlan::host_bytes() const {
+    int64_t of_one = 0;  // of the processes: the one that saves for all
+    if (request_.share.size == 1)
+        for (const memory::Entry& entry : host_.entries())
+            if (entry.group == weights::copies_group) of_one += entry.bytes;
+    return request_.processes * (host_.total_bytes() - of_one) + of_one + base_copies() * common_.total_bytes();
+}
+
 spec::MemoryNeed ModelPlan::estimate(const spec::RunPlan& run) const {
     ModelPlan other = *this;
     other.set_run(run);
-    return {other.total_bytes(), other.host().total_bytes()};
+    return {other.total_bytes(), other.host_bytes()};
 }
 
 bool ModelPlan::trains(spec::TensorRole role) const {
@@ -113,8 +121,9 @@ void ModelPlan::plan_resident() {
 std::string ModelPlan::resident_fingerprint() const {
     ContentHash hash;
     // Of the optimizer's states a rank may have a slice, which is nobody else's and of its own size.
-    for (const memory::Entry& entry : resident_.entries())
-        if (entry.group != weights::optimizer_group) hash.add_field(cat(entry.name, " ", entry.bytes));
+    for (const memory::Plan* plan : {&resident_, &common_})
+        for (const memory::Entry& entry : plan->entries())
+            if (entry.group != weights::optimizer_group) hash.add_field(cat(entry.name, " ", entry.bytes));
     return hash.hex();
 }
 
@@ -131,12 +140,14 @@ void ModelPlan::plan_step() {
     request_.sizes.weighs = request_.trains && request_.weighs;
     request_.sizes.noise = request_.trains && request_.noise_alpha > 0;
     request_.sizes.trains_embedding = request_.trains && trains(spec::TensorRole::embed_tokens);
-    step_ = host_ = memory::Plan();
+    step_ = host_ = common_ = memory::Plan();
     Activations::plan(own_, layout_, request_.sizes, request_.run, request_.dtype, request_.device, step_, host_);
     base_->submit_host(host_);
+    base_->submit_common(common_);
     if (request_.saves && table_) weights::Parameters::plan_copies(*table_, request_.optim, request_.share, host_);
     step_.place();
     host_.place();
+    common_.place();
 }
 
 int64_t ModelPlan::recorded_bytes() const {
@@ -145,7 +156,11 @@ int64_t ModelPlan::recorded_bytes() const {
 }
 
 std::string ModelPlan::table_text() const {
-    const std::string host = host_.entries().empty() ? "" : cat("\nin host memory\n", host_.table());
+    const int with = request_.processes / base_copies();
+    const std::string host = cat(host_.entries().empty() ? "" : cat("\nin host memory\n", host_.table()),
+                                 common_.entries().empty() ? ""
+                                 : with > 1 ? cat("\nin host memory, once for ", with, " ranks\n", common_.table())
+                                            : cat("\nin host memory, of the base\n", common_.table()));
     const std::string beside = request_.device.is_cpu() ? ""
                                                         : cat("\nscalars, and what the allocator rounds up ",
                                                               memory::human_bytes(memory::beside_arenas_bytes));

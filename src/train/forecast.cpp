@@ -69,14 +69,14 @@ Target target_of(const config::PlanRequest& request) {
         throw usage_error(cat("--gpu_memory ", memory::human_bytes(target.memory),
                               ": the driver and the libraries take ", memory::human_bytes(card.context_bytes),
                               " of it"));
-    target.machine.free = {target.memory - card.context_bytes, memory::device_memory(at::kCPU).total / request.gpus};
+    target.machine.free = {target.memory - card.context_bytes, memory::device_memory(at::kCPU).total};
     return target;
 }
 
 /// A configuration's run on the target, of so many rows of so many tokens.
 class Forecast {
   public:
-    Forecast(const config::LoadedConfig& loaded, Target target)
+    Forecast(const config::LoadedConfig& loaded, Target target, int64_t gpus)
         : loaded_(loaded),
           target_(std::move(target)),
           file_(open_or_describe(loaded.config.model.path)),
@@ -84,6 +84,7 @@ class Forecast {
         const config::TrainingOptions& training = loaded.config.training;
         request_.saves = training.save_steps > 0 || training.save_minutes > 0;
         request_.weighs = config::compares_answers(training.objective);
+        request_.processes = static_cast<int>(gpus);
         request_.sizes.deterministic = training.deterministic;
         if (request_.fp8 && target_.machine.card.fp8_products.empty())
             throw usage_error(cat("model.compute_dtype fp8 is for H100 and H200, not for ", target_.machine.card.name),
@@ -206,7 +207,7 @@ int64_t disk_bytes(const model::ModelPlan& plan) {
         return 0;
     for (spec::LayerPlan& layer : run.layers)
         if (layer.weights_at == spec::Place::disk) layer.weights_at = spec::Place::host;
-    return std::max<int64_t>(0, plan.estimate(run).host - plan.host().total_bytes());
+    return std::max<int64_t>(0, plan.estimate(run).host - plan.host_bytes());
 }
 
 std::string form_of(const model::ModelPlan& plan, const spec::LayerPlan& layer) {
@@ -225,7 +226,7 @@ std::string number(double value) {
 }  // namespace
 
 bool run_plan(const config::LoadedConfig& loaded, const config::PlanRequest& asked) {
-    const Forecast forecast(loaded, target_of(asked));
+    const Forecast forecast(loaded, target_of(asked), asked.gpus);
     const Target& target = forecast.target();
     const planner::Card& card = target.machine.card;
     const MemoryBudget budget = forecast.budget();
@@ -255,7 +256,7 @@ bool run_plan(const config::LoadedConfig& loaded, const config::PlanRequest& ask
                           {"context_bytes", card.context_bytes},
                           {"total_bytes", plan.total_bytes()},
                           {"device", groups},
-                          {"host_bytes", plan.host().total_bytes()},
+                          {"host_bytes", plan.host_bytes()},
                           {"host_budget_bytes", budget.host},
                           {"disk_bytes", disk_bytes(plan)},
                           {"layers", layers},
@@ -281,7 +282,7 @@ bool run_plan(const config::LoadedConfig& loaded, const config::PlanRequest& ask
               << (cached > 0 ? cat(", ", cached, " layers expanded once") : "") << "\n\n"
               << plan.table_text() << " of " << memory::human_bytes(budget.device) << ", and beside it "
               << memory::human_bytes(card.context_bytes) << " of the driver and the libraries\n"
-              << "in host memory " << memory::human_bytes(plan.host().total_bytes()) << "\n\n";
+              << "in host memory " << memory::human_bytes(plan.host_bytes()) << "\n\n";
     if (holds) {
         std::cout << "predicted: " << number(step_ms) << " ms a step, " << number(rate) << " tokens/s"
                   << (asked.gpus > 1 ? cat(" on ", asked.gpus, " GPUs") : "") << "\n";

@@ -86,9 +86,11 @@ spec::MemoryNeed LayerCosts::beyond_thrifty(const spec::LayerPlan& layer) {
 planner::LayerOption LayerCosts::option(const spec::LayerPlan& layer) {
     const spec::MemoryNeed own = beyond_thrifty({layer.keep, layer.activations_at});
     planner::MovedBytes moved;
-    if (layer.activations_at == spec::Place::host) moved.activations = own.host / in_flight_;
+    if (layer.activations_at == spec::Place::host)
+        moved.activations = own.host / in_flight_ / plan_.request().processes;
     if (layer.weights_at != spec::Place::device)  // of the disk's layers the host's say how large they are
-        moved.weights = beyond_thrifty({thrifty.keep, thrifty.activations_at, false, spec::Place::host}).host;
+        moved.weights =
+            beyond_thrifty({thrifty.keep, thrifty.activations_at, false, spec::Place::host}).host / plan_.base_copies();
     return {layer, beyond_thrifty(layer), time_.layer(layer, moved, in_flight_)};
 }
 

@@ -93,8 +93,9 @@ class Choice {
   private:
     void require_embedding(const config::DeviceMap& map) const {
         if (!map.embedding_on_host(ops::gpu_number(plan_.request().device))) return;
-        for (const memory::Entry& entry : plan_.host().entries())
-            if (entry.group == "embeddings") return;
+        for (const memory::Plan* plan : {&plan_.host(), &plan_.common()})
+            for (const memory::Entry& entry : plan->entries())
+                if (entry.group == "embeddings") return;
         throw usage_error(
             "model.device_map puts model.embed_tokens in host memory, but here it is trained, or is lm_head too",
             "Leave model.embed_tokens on the GPU.");
@@ -260,7 +261,7 @@ bool holds(const MemoryBudget& budget, const spec::MemoryNeed& need, at::Device 
 }
 
 bool fits(const model::ModelPlan& plan, const MemoryBudget& budget) {
-    return holds(budget, {plan.total_bytes(), plan.host().total_bytes()}, plan.request().device);
+    return holds(budget, {plan.total_bytes(), plan.host_bytes()}, plan.request().device);
 }
 
 std::string describe_places(const model::ModelPlan& plan) {

@@ -122,9 +122,9 @@ std::vector<std::string> remedies(const std::shared_ptr<const formats::WeightFil
 
 void require_memory(const std::shared_ptr<const formats::WeightFile>& file, const model::ModelPlan& plan,
                     const MemoryBudget& budget) {
-    if (plan.request().device.is_cuda() && plan.host().total_bytes() > budget.host)
+    if (plan.request().device.is_cuda() && plan.host_bytes() > budget.host)
         throw runtime_failure(
-            cat("not enough host memory: ", memory::human_bytes(plan.host().total_bytes()), " would be page-locked, ",
+            cat("not enough host memory: ", memory::human_bytes(plan.host_bytes()), " would be page-locked, ",
                 memory::human_bytes(budget.host), " may be\n", plan.table_text()),
             "Choose a gradient_checkpointing that keeps less or does not offload, less tokens a micro-batch, or fewer "
             "layers in host memory (model.device_map); model.max_memory and the control group bound what may be taken. "

@@ -1,6 +1,7 @@
 #include "unsloth/train/session.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "unsloth/config/device_map.h"
 #include "unsloth/core/error.h"
@@ -15,6 +16,21 @@ namespace unsloth::train {
 namespace {
 
 constexpr int64_t head_chunk_bytes = 256 << 20;  // of logits at a time: large enough for full-rate products
+
+/// Every rank's text of the machine, by place.
+std::vector<std::string> texts_here(const std::string& text, comm::Communicator& here, at::Device device) {
+    constexpr int64_t most = 512;
+    UNSLOTH_CHECK(static_cast<int64_t>(text.size()) < most, "a text of ", text.size(), " characters");
+    const at::Tensor own = at::zeros({most}, at::kByte);
+    std::memcpy(own.data_ptr(), text.data(), text.size());
+    const at::Tensor all = at::empty({here.size(), most}, at::TensorOptions().dtype(at::kByte).device(device));
+    here.all_gather(own.to(device), all, "host memory of the model");
+    const at::Tensor there = all.to(at::kCPU);
+    std::vector<std::string> texts;
+    for (int64_t place = 0; place < here.size(); ++place)
+        texts.emplace_back(static_cast<const char*>(there[place].const_data_ptr()));
+    return texts;
+}
 
 /// A lora option that the user gave must say what the adapter folder says.
 void check_against_adapter(const config::LoadedConfig& loaded, const spec::LoraSpec& asked,
@@ -149,9 +165,12 @@ weights::LoadShare load_share(comm::Group* group, const model::ModelPlan& plan) 
         log::info("the ranks of this machine plan their memory differently: each reads the whole model");
         return {};
     }
-    return {group->place_here(), static_cast<int>(here.size()), [group](const at::Tensor& values, int reader) {
-                group->broadcast_here(values, reader, "the model's weights");
-            }};
+    return {
+        group->place_here(), static_cast<int>(here.size()),
+        [group](const at::Tensor& values, int reader) { group->broadcast_here(values, reader, "the model's weights"); },
+        [group, device = plan.request().device](const std::string& text) {
+            return texts_here(text, group->here(), device);
+        }};
 }
 
 std::unique_ptr<ops::Context> make_context(const config::Config& config, at::Device device) {

@@ -33,7 +33,7 @@ using Clock = std::chrono::steady_clock;
 report::RunFacts facts_of(int64_t steps, const model::ModelPlan& plan, const data::Dataset& rows) {
     std::map<std::string, int64_t> groups;
     std::vector<const memory::Plan*> parts = {&plan.resident(), &plan.step()};
-    if (plan.request().device.is_cpu()) parts.push_back(&plan.host());
+    if (plan.request().device.is_cpu()) parts.insert(parts.end(), {&plan.host(), &plan.common()});
     for (const memory::Plan* part : parts)
         for (const memory::Entry& entry : part->entries()) groups[entry.group] += entry.bytes;
     groups["recorded passes"] = plan.recorded_bytes();

@@ -82,6 +82,7 @@ void Trainer::make_plan() {
     if (mesh_) request.tp = model::TensorParallel(mesh_->tp());
     if (!request.tp.alone()) require_cuttable(config());
     request.weighs = objective_->weighs();
+    if (group_) request.processes = static_cast<int>(group_->ranks_here().size());
     request.share = optimizer_share(config().distributed, mesh_ ? &*mesh_ : nullptr);
     request.saves = (leads() || request.share.size > 1) && config::saves_checkpoints(config().training);
     data::BatchLimits limits = loader_->limits();

@@ -345,15 +345,28 @@ void BasePlan::submit(memory::Plan& resident) const {
         Pager::plan_slot(layout_, request_.dtype, resident);
 }
 
+void BasePlan::submit_common(memory::Plan& common) const {
+    for (const int layer : streamed_)
+        if (!on_disk(layer)) common.add("base weights", image_name(layer), image_of(layer).bytes());
+    if (request_.embedding_on_host && embedding_is_common()) add_embedding(common);
+}
+
 void BasePlan::submit_host(memory::Plan& host) const {
-    for (const int layer : streamed_) {
-        const LayerImage image = image_of(layer);
-        host.add("base weights", image_name(layer), image.bytes() - (on_disk(layer) ? image.rest() : 0));
-    }
+    for (const int layer : streamed_)
+        if (const LayerImage image = image_of(layer); on_disk(layer))
+            host.add("base weights", image_name(layer), image.bytes() - image.rest());
     if (!recordable()) host.add("disk buffers", disk_buffers_name, DiskStream::memory_bytes);
-    if (!request_.embedding_on_host) return;
+    if (request_.embedding_on_host && !embedding_is_common()) add_embedding(host);
+}
+
+void BasePlan::add_embedding(memory::Plan& host) const {
     const formats::TensorSource& embed = file_->tensors.of(spec::TensorRole::embed_tokens);
     host.add("embeddings", embed.rule.hf_name, image_of({&embed}).bytes());
+}
+
+/// Whether processes can read rows of it each: codes' offsets lie with the process that made them.
+bool BasePlan::embedding_is_common() const {
+    return type_of(file_->tensors.of(spec::TensorRole::embed_tokens)) == weight_type_of(request_.dtype);
 }
 
 std::string BasePlan::description() const {

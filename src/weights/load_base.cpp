@@ -273,16 +273,18 @@ at::Tensor BasePlan::norm(const memory::Arena& arena, spec::TensorRole role, int
 
 /// Where a layer lies in host memory, and the slot that it is copied into; nullopt: it lies on the device. Layers take
 /// the slots in turn, so that each has one address: passes can be recorded.
-std::optional<StreamedImage> BasePlan::streamed_image(const memory::Arena& arena, const memory::Arena* host,
-                                                      int layer) const {
+std::optional<StreamedImage> BasePlan::streamed_image(const BaseMemory& memory, int layer) const {
     if (!streams(layer)) return std::nullopt;
     const auto place = std::lower_bound(streamed_.begin(), streamed_.end(), layer) - streamed_.begin();
     const int slot = static_cast<int>(place) % slots();
     const int64_t bytes = image_of(layer).bytes();
-    const memory::BufferId on_host = host->plan().find(image_name(layer));
-    StreamedImage streamed{.image = host->tensor(on_host, {host->plan().entry(on_host).bytes}, at::kByte),
-                           .slot_memory = arena.tensor(arena.plan().find(image_slot_name(slot)), {bytes}, at::kByte),
-                           .slot = slot};
+    const memory::Arena& resident = memory.resident;
+    const memory::Arena& host = on_disk(layer) ? *memory.host : *memory.common;
+    const memory::BufferId on_host = host.plan().find(image_name(layer));
+    StreamedImage streamed{
+        .image = host.tensor(on_host, {host.plan().entry(on_host).bytes}, at::kByte),
+        .slot_memory = resident.tensor(resident.plan().find(image_slot_name(slot)), {bytes}, at::kByte),
+        .slot = slot};
     if (on_disk(layer)) streamed.disk = DiskImage{.rest_to = image_of(layer).rest()};
     return streamed;
 }
@@ -295,7 +297,7 @@ BasePlan::ImageMemory BasePlan::memory_at(const at::Tensor& read, const at::Tens
 /// The projections of a layer that does not lie ready.
 StoredLayer BasePlan::load_image(ops::Context& ctx, const ImageMemory& memory, int layer, SharedLoading& shared) const {
     const LayerImage image = image_of(layer);
-    const bool reads = streams(layer) || shared.reads(layer);
+    const bool reads = on_disk(layer) || (streams(layer) ? shared.reads_to_host(layer) : shared.reads(layer));
     StoredLayer stored;
     for (const Group g : all_groups) {
         std::vector<StoredWeight> projections;
@@ -314,16 +316,16 @@ StoredLayer BasePlan::load_image(ops::Context& ctx, const ImageMemory& memory, i
     return stored;
 }
 
-std::unique_ptr<Pager> BasePlan::load_layers(ops::Context& ctx, const memory::Arena& arena, const memory::Arena* host,
-                                             const Adapters* adapters, const Parameters* masters,
-                                             SharedLoading& shared) const {
+std::unique_ptr<Pager> BasePlan::load_layers(ops::Context& ctx, const BaseMemory& memory, const Adapters* adapters,
+                                             const Parameters* masters, SharedLoading& shared) const {
+    const memory::Arena& arena = memory.resident;
     std::vector<StoredLayer> layers(static_cast<std::size_t>(file_->spec.num_layers));
     std::vector<std::optional<StreamedImage>> streamed;
     streamed.reserve(layers.size());
     DiskLoading loading(request_.offload_folder);
     for (int layer = 0; layer < static_cast<int>(layers.size()); ++layer) {
         StoredLayer& stored = layers[static_cast<std::size_t>(layer)];
-        std::optional<StreamedImage>& image = streamed.emplace_back(streamed_image(arena, host, layer));
+        std::optional<StreamedImage>& image = streamed.emplace_back(streamed_image(memory, layer));
         if (image && image->disk) {
             const auto fill = [&](const LayerImage& of, const std::string& part, const formats::TensorSource& source,
                                   const at::Tensor& values) { loading.place(*image, of, part, source, values); };
@@ -331,10 +333,10 @@ std::unique_ptr<Pager> BasePlan::load_layers(ops::Context& ctx, const memory::Ar
         } else if (image) {
             stored = load_image(ctx, memory_at(image->slot_memory, image->image), layer, shared);
         } else if (!lies_ready(layer)) {
-            at::Tensor memory;  // undefined where all of it stays in the file's map
+            at::Tensor held;  // undefined where all of it stays in the file's map
             if (const int64_t bytes = image_of(layer).bytes(); bytes > 0)
-                memory = arena.tensor(arena.plan().find(image_name(layer)), {bytes}, at::kByte);
-            stored = load_image(ctx, memory_at(memory, memory), layer, shared);
+                held = arena.tensor(arena.plan().find(image_name(layer)), {bytes}, at::kByte);
+            stored = load_image(ctx, memory_at(held, held), layer, shared);
         }
         for (const Group g : all_groups) {
             stored.biases[static_cast<std::size_t>(g)] = load_bias(arena, layer, g);
@@ -356,10 +358,10 @@ std::unique_ptr<Pager> BasePlan::load_layers(ops::Context& ctx, const memory::Ar
         auto copies = std::make_unique<ops::CopyStream>(ctx, slots() + DiskStream::buffers);
         std::unique_ptr<DiskStream> disk;
         if (!recordable()) {
-            const memory::BufferId buffers = host->plan().find(disk_buffers_name);
+            const memory::BufferId buffers = memory.host->plan().find(disk_buffers_name);
             disk = std::make_unique<DiskStream>(loading.take_files(),
-                                                host->tensor(buffers, {DiskStream::memory_bytes}, at::kByte), *copies,
-                                                slots(), ctx.device());
+                                                memory.host->tensor(buffers, {DiskStream::memory_bytes}, at::kByte),
+                                                *copies, slots(), ctx.device());
         }
         images = std::make_unique<ImageStream>(std::move(copies), std::move(streamed), std::move(disk));
     }
@@ -379,8 +381,9 @@ StoredWeight BasePlan::load_matrix(ops::Context& ctx, const memory::Arena& where
     });
 }
 
-OuterWeights BasePlan::load_outer(ops::Context& ctx, const memory::Arena& arena, const memory::Arena* host,
-                                  const Parameters* masters, SharedLoading& shared) const {
+OuterWeights BasePlan::load_outer(ops::Context& ctx, const BaseMemory& memory, const Parameters* masters,
+                                  SharedLoading& shared) const {
+    const memory::Arena& arena = memory.resident;
     const auto matrix = [&](const formats::TensorSource& source, const std::string& buffer, const memory::Arena& where,
                             bool trained) -> StoredWeight {
         if (masters != nullptr && request_.dtype == at::kFloat)
@@ -397,7 +400,7 @@ OuterWeights BasePlan::load_outer(ops::Context& ctx, const memory::Arena& arena,
         if (&where == &arena) {
             shared.read_rows(out, read);
         } else {
-            read(0, out.size(0));
+            shared.read_rows_to_host(out, read);
         }
         source.drop();
         return out;
@@ -405,8 +408,10 @@ OuterWeights BasePlan::load_outer(ops::Context& ctx, const memory::Arena& arena,
     const formats::TensorSource &embed = file_->tensors.of(spec::TensorRole::embed_tokens),
                                 &head = file_->tensors.head();
     OuterWeights outer;
-    outer.embed_VD =
-        matrix(embed, embed.rule.hf_name, request_.embedding_on_host ? *host : arena, request_.trains_embedding);
+    const memory::Arena& of_embedding = !request_.embedding_on_host ? arena
+                                        : embedding_is_common()     ? *memory.common
+                                                                    : *memory.host;
+    outer.embed_VD = matrix(embed, embed.rule.hf_name, of_embedding, request_.trains_embedding);
     const bool tied = &embed == &head;
     outer.lm_head_VD = !tied                  ? matrix(head, head.rule.hf_name, arena, request_.trains_head)
                        : request_.unties_head ? matrix(embed, untied_head_name, arena, /*trained=*/true)

@@ -247,7 +247,7 @@ ParameterSlice Parameters::state_slice(const ParameterTable& table, config::Opti
 void Parameters::plan_copies(const ParameterTable& table, config::Optimizer optimizer, Share share,
                              memory::Plan& host) {
     for (const Flat& flat : saved_buffers(table, optimizer, share))
-        host.add("checkpoints", copy_name(flat), flat.elements * static_cast<int64_t>(c10::elementSize(flat.dtype)));
+        host.add(copies_group, copy_name(flat), flat.elements * static_cast<int64_t>(c10::elementSize(flat.dtype)));
 }
 
 ops::AdamwState Parameters::copies(const ParameterTable& table, config::Optimizer optimizer, Share share,

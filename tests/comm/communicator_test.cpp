@@ -4,7 +4,6 @@
 
 #include "comm/cpu_communicator.h"
 #include "comm/ranks.h"
-#include "comm/shared_segment.h"
 #include "unsloth/comm/mesh.h"
 #include "unsloth/core/error.h"
 

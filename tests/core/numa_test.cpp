@@ -33,10 +33,11 @@ TEST(Numa, MemoryOfAPreferredNodeIsThere) {
     constexpr std::size_t bytes = 1 << 20;
     void* const data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     ASSERT_NE(data, MAP_FAILED);
-    const bool preferred = prefer_numa_node(data, bytes, 0);
+    const bool preferred = use_numa_nodes(data, bytes, {0});
     // A sandbox may know no such call; a node that is not there is refused everywhere.
     EXPECT_TRUE(preferred || errno == ENOSYS || errno == EPERM || errno == 0) << errno;
-    EXPECT_FALSE(prefer_numa_node(data, bytes, 1023));
+    EXPECT_FALSE(use_numa_nodes(data, bytes, {1023}));
+    EXPECT_FALSE(use_numa_nodes(data, bytes, {}));
     static_cast<volatile char*>(data)[bytes - 1] = 1;
     ::munmap(data, bytes);
 }

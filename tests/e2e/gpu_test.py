@@ -339,6 +339,7 @@ class TwoRanks(OnGpu):
             self.assertAlmostEqual(
                 got["grad_norm"], expected["grad_norm"], delta=20 * tolerance * expected["grad_norm"]
             )
+        return err
 
     def test_adapters(self):
         self.check_as_alone(1e-4, "--dtype", "float32")
@@ -359,7 +360,9 @@ class TwoRanks(OnGpu):
         self.check_as_alone(1e-4, "--dtype", "float32", "--gradient_checkpointing", "mlp+offload")
 
     def test_layers_in_host_memory(self):
-        self.check_as_alone(1e-4, "--dtype", "float32", "--device_map", ON_HOST)
+        err = self.check_as_alone(1e-4, "--dtype", "float32", "--device_map", ON_HOST)
+        self.assertIn(f"in host memory, once for {self.RANKS} ranks", err)
+        self.assertNotIn("could share is taken by each", err)
 
     def test_going_on(self):
         """Bit for bit, with dropout and 8-bit moments."""

@@ -1,5 +1,7 @@
 // Processes that load a model together: what each reads and what it is sent must make the model that one alone loads.
+#include <barrier>
 #include <set>
+#include <thread>
 
 #include "model/support.h"
 
@@ -84,6 +86,73 @@ TEST_P(SharedLoadingTest, EveryPlaceGetsTheWholeModel) {
                 << "place " << place;
         }
     }
+}
+
+/// What processes of one machine say and send to each other, here threads.
+class Together {
+  public:
+    weights::LoadShare share(int place) {
+        return {place, places,
+                [this, place](const at::Tensor& values, int owner) {
+                    if (place == owner) sent_ = values;
+                    all_.arrive_and_wait();
+                    if (place != owner) values.copy_(sent_);
+                    all_.arrive_and_wait();
+                },
+                [this, place](const std::string& text) {
+                    texts_[static_cast<std::size_t>(place)] = text;
+                    all_.arrive_and_wait();
+                    std::vector<std::string> texts = texts_;
+                    all_.arrive_and_wait();
+                    return texts;
+                }};
+    }
+
+  private:
+    std::barrier<> all_{places};
+    at::Tensor sent_;
+    std::vector<std::string> texts_ = std::vector<std::string>(places);
+};
+
+TEST_P(SharedLoadingTest, LayersInHostMemoryLieThereOnce) {
+    Load streamed = GetParam();
+    model::LoadRequest request = request_of(streamed);
+    if (request.finetuning_type == config::FinetuningType::full || request.fp8 || request.run.layers.size() == 1)
+        GTEST_SKIP() << "layers that stay on the device";
+    const auto file =
+        std::make_shared<const formats::WeightFile>(formats::WeightFile::open(model_folder(streamed.model).string()));
+    request.run.layers.assign(static_cast<std::size_t>(file->spec.num_layers),
+                              spec::LayerPlan{.weights_at = spec::Place::host});
+    request.processes = places;
+    const auto loaded_by = [&](const weights::LoadShare& share) {
+        LoadedModel loaded;
+        loaded.ctx = std::make_unique<ops::Context>(request.device);
+        const model::ModelPlan plan(file, request);
+        loaded.model = std::make_unique<model::Model>(*loaded.ctx, plan.load(*loaded.ctx, share));
+        return loaded;
+    };
+    const LoadedModel alone = loaded_by({});
+    const at::Tensor expected = score_every_position(*alone.model, rows).logits_TV;
+    Together together;
+    std::vector<LoadedModel> loaded(places);
+    {
+        std::vector<std::jthread> threads;
+        for (int place = 0; place < places; ++place)
+            threads.emplace_back(
+                [&, place] { loaded[static_cast<std::size_t>(place)] = loaded_by(together.share(place)); });
+    }
+    const auto first_image = [](const LoadedModel& model) {
+        const memory::Arena& common = *model.model->parts().common_memory;
+        return common.tensor(0, {common.plan().entry(0).bytes}, at::kByte);
+    };
+    for (const LoadedModel& model : loaded)
+        EXPECT_TRUE(same_bits(score_every_position(*model.model, rows).logits_TV, expected));
+    const auto before = first_image(loaded[1])[0].item<uint8_t>();
+    first_image(loaded[0])[0] = static_cast<uint8_t>(before + 1);
+    EXPECT_EQ(first_image(loaded[1])[0].item<uint8_t>(), static_cast<uint8_t>(before + 1)) << "copies of their own";
+
+    const model::ModelPlan plan(file, request);
+    EXPECT_EQ(plan.host_bytes(), places * plan.host().total_bytes() + plan.common().total_bytes());
 }
 
 std::vector<Load> loads() {

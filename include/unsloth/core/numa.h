@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <string>
 
 namespace unsloth {
@@ -12,9 +13,9 @@ namespace unsloth {
 /// has one node, or does not say. `root`: where /sys lies.
 std::optional<int> numa_node_of(std::string pci, const std::filesystem::path& root = "/");
 
-/// Pages of [data, data + bytes), which begins at a page, come from this node while it has some, whichever thread
-/// touches them first; those that are there stay. Returns whether it is so: not where the process has a policy of its
-/// own (numactl), or the system allows none.
-bool prefer_numa_node(void* data, std::size_t bytes, int node);
+/// Pages of [data, data + bytes), which begins at a page, come from this node while it has some, or from several in
+/// turns, whichever thread touches them first; those that are there stay. Returns whether it is so: not where none is
+/// named, where the process has a policy of its own (numactl), or the system allows none.
+bool use_numa_nodes(void* data, std::size_t bytes, const std::set<int>& nodes);
 
 }  // namespace unsloth

@@ -5,6 +5,8 @@
 #include <ATen/ATen.h>
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -58,6 +60,13 @@ class Plan {
 /// block.
 inline constexpr int64_t beside_arenas_bytes = int64_t{3} << 20;
 
+/// Processes of one machine, each with a device of its own, that hold the same values.
+struct Sharing {
+    int place = 0, size = 1;
+    /// Every process' text of up to 500 bytes, by place; all call it together.
+    std::function<std::vector<std::string>(const std::string& text)> gather;
+};
+
 /// The memory of a placed plan on a device.
 class Arena {
   public:
@@ -65,6 +74,10 @@ class Arena {
     Arena(Plan plan, at::Device device);
     /// Host memory that `device` can read and write: page-locked for a CUDA device, plain for the CPU. Errors as above.
     static Arena host(Plan plan, at::Device device);
+    /// One piece of such memory for all these processes, who call it together with equal plans: near their devices,
+    /// with pages of each NUMA node that they are attached to. nullopt, with a line in the log that says why, where one
+    /// of them cannot reach or lock it. No process sees what another writes before they meet again.
+    static std::optional<Arena> shared_host(Plan plan, at::Device device, const Sharing& processes);
     /// The buffer as a contiguous tensor. CheckError when sizes x dtype exceed the buffer.
     at::Tensor tensor(BufferId id, at::IntArrayRef sizes, at::ScalarType dtype) const;
     const Plan& plan() const { return plan_; }

@@ -38,6 +38,7 @@ struct LoadRequest {
     bool records = false;                       ///< passes are recorded where shapes repeat (ModelParts::records)
     ops::Nf4GemmChooser nf4_chooser;            ///< products that read 4-bit tiles on this device; empty: none
     TensorParallel tp;                          ///< whose slices of the layers are planned and loaded
+    int processes = 1;                          ///< of this machine that plan alike: they take its host memory together
     ActivationSizes sizes;
     spec::RunPlan run;
     int64_t fewest_tokens = 0;  ///< a pass has at least so many (generation: one); 0: about as many as `sizes` says
@@ -60,9 +61,14 @@ class ModelPlan {
     /// What stays for the whole run, and what the step takes; `sizes` may be changed before load().
     const memory::Plan& resident() const { return resident_; }
     const memory::Plan& step() const { return step_; }
-    /// Page-locked host memory of a CUDA run: what layers keep there, the embeddings, and copies for
-    /// checkpoints.
+    /// Page-locked host memory of a CUDA run: what layers keep there, and copies for checkpoints.
     const memory::Plan& host() const { return host_; }
+    /// The same of what all processes of the machine have in common: the base's layers and embeddings.
+    const memory::Plan& common() const { return common_; }
+    /// Of all processes of the machine.
+    int64_t host_bytes() const;
+    /// How many processes of the machine hold what the base has in host memory for themselves.
+    int base_copies() const { return request_.tp.alone() ? 1 : request_.processes; }
     void set_sizes(const ActivationSizes& sizes);
     /// `run` may be changed before load(), too. CheckError for a number of layers that the model has not, and where a
     /// layer offloads above one that does not.
@@ -72,7 +78,7 @@ class ModelPlan {
     /// Bytes on the request's device, never less than the allocator's peak; the CPU's are the host's too.
     int64_t total_bytes() const {
         return resident_.total_bytes() + step_.total_bytes() + recorded_bytes() +
-               (request_.device.is_cpu() ? host_.total_bytes() : memory::beside_arenas_bytes);
+               (request_.device.is_cpu() ? host_.total_bytes() + common_.total_bytes() : memory::beside_arenas_bytes);
     }
     /// Device memory that the driver takes for recorded passes, estimated from the number of layers.
     int64_t recorded_bytes() const;
@@ -85,7 +91,7 @@ class ModelPlan {
     bool lies_in_checkpoint() const { return base_->lies_in_checkpoint(); }
     int widest_bits() const { return base_->widest_bits(); }
 
-    /// What all processes of a LoadShare must have in common: every resident buffer's name and size, as a hash.
+    /// What all processes of a LoadShare must have in common: every buffer of the base, its name and size, as a hash.
     std::string resident_fingerprint() const;
     /// Allocates and loads: a share of it, where there are others (weights/base_plan.h); adapters are read by everyone.
     /// Their values come from the PEFT folder, or A Kaiming-uniform(a = sqrt 5) and B zero.
@@ -97,6 +103,7 @@ class ModelPlan {
     weights::BaseRequest base_request() const;
     void plan_resident();
     void plan_step();
+    bool load_common(const weights::LoadShare& share, ModelParts& parts) const;
     void initialise(weights::Parameters& parameters, weights::SharedLoading& shared) const;
     void initialise_base(const weights::Parameter& p, const at::Tensor& value, weights::SharedLoading& shared) const;
 
@@ -108,7 +115,7 @@ class ModelPlan {
     std::optional<weights::ParameterTable> table_;
     weights::LayerLayout layout_;
     std::optional<weights::BasePlan> base_;
-    memory::Plan resident_, step_, host_;
+    memory::Plan resident_, step_, host_, common_;
 };
 
 }  // namespace unsloth::model

@@ -39,6 +39,13 @@ struct BaseRequest {
     int64_t fewest_tokens = 0;                           ///< a product has at least so many
 };
 
+/// The arenas of what a BasePlan submits.
+struct BaseMemory {
+    const memory::Arena& resident;
+    const memory::Arena* common;  ///< nullptr where nothing was submitted
+    const memory::Arena* host;    ///< likewise
+};
+
 class BasePlan {
   public:
     /// The layers are the layout's slices of the file's. usage Error where fp8 is asked for and cannot be, where layers
@@ -48,7 +55,10 @@ class BasePlan {
 
     /// Submits what lies on the device for the whole run, the adapters' margins with it.
     void submit(memory::Plan& resident) const;
-    /// Submits what lies in page-locked host memory: layers, and the embeddings if asked for.
+    /// Submits what lies in page-locked host memory and is the same for every process that trains on the base: layers,
+    /// and the embeddings, if asked for, in the compute type.
+    void submit_common(memory::Plan& common) const;
+    /// Submits what each process has there for itself: embeddings of another type, what layers on the disk take.
     void submit_host(memory::Plan& host) const;
     /// Whether passes can be recorded: the host takes part in reading from the disk.
     bool recordable() const;
@@ -64,14 +74,13 @@ class BasePlan {
     std::string description() const;
 
     /// Loads the layers: a share of it, where there are others. Frozen linears go by layer; small vectors are read by
-    /// everyone, and so are layers in host memory. `host`: the arena of submit_host, nullptr where that is empty;
-    /// `masters`: of a base that is trained, else nullptr.
-    std::unique_ptr<Pager> load_layers(ops::Context& ctx, const memory::Arena& resident, const memory::Arena* host,
-                                       const Adapters* adapters, const Parameters* masters,
-                                       SharedLoading& shared) const;
-    /// Loads the rest, matrices by rows; what lies in host memory is read by everyone. To be called after load_layers.
-    OuterWeights load_outer(ops::Context& ctx, const memory::Arena& resident, const memory::Arena* host,
-                            const Parameters* masters, SharedLoading& shared) const;
+    /// everyone, and so are layers in host memory that is not the others' too. `masters`: of a base that is trained,
+    /// else nullptr.
+    std::unique_ptr<Pager> load_layers(ops::Context& ctx, const BaseMemory& memory, const Adapters* adapters,
+                                       const Parameters* masters, SharedLoading& shared) const;
+    /// Loads the rest, matrices by rows. To be called after load_layers.
+    OuterWeights load_outer(ops::Context& ctx, const BaseMemory& memory, const Parameters* masters,
+                            SharedLoading& shared) const;
 
   private:
     enum class Held { file_map, packed, quantised_here, tiles, int8, matrix };
@@ -101,6 +110,8 @@ class BasePlan {
     bool on_disk(int64_t layer) const {
         return layer >= 0 && request_.layers_at.at(static_cast<std::size_t>(layer)) == spec::Place::disk;
     }
+    bool embedding_is_common() const;
+    void add_embedding(memory::Plan& host) const;
     int slots() const;
     int64_t largest_image() const;
     void submit_ready(int64_t layer, memory::Plan& resident) const;
@@ -124,7 +135,7 @@ class BasePlan {
     static ImageMemory memory_at(const at::Tensor& read, const at::Tensor& filled);
     StoredLayer load_image(ops::Context& ctx, const ImageMemory& memory, int layer, SharedLoading& shared) const;
     StoredWeight load_matrix(ops::Context& ctx, const memory::Arena& where, const formats::TensorSource& source) const;
-    std::optional<StreamedImage> streamed_image(const memory::Arena& arena, const memory::Arena* host, int layer) const;
+    std::optional<StreamedImage> streamed_image(const BaseMemory& memory, int layer) const;
     StoredWeight frozen_weight(ops::Context& ctx, const formats::TensorSource& linear) const;
     Operand load_dense(ops::Context& ctx, const memory::Arena& arena, int layer, Group g, SharedLoading& shared) const;
     Operand load_codes(ops::Context& ctx, const memory::Arena& arena, int layer, Group g, SharedLoading& shared) const;

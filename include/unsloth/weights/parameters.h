@@ -36,6 +36,7 @@ struct Parameter {
 
 /// The plan's group of what the optimizer keeps.
 inline constexpr const char* optimizer_group = "optimizer state";
+inline constexpr const char* copies_group = "checkpoints";
 
 /// Which of the equal slices of the flat layout a rank's optimizer has.
 struct Share {

@@ -1,4 +1,4 @@
-#include "comm/shared_segment.h"
+#include "unsloth/core/shared_segment.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -13,7 +13,7 @@
 
 #include "unsloth/core/error.h"
 
-namespace unsloth::comm {
+namespace unsloth {
 namespace {
 
 std::string hex(const std::byte* bytes, std::size_t count) {
@@ -88,4 +88,4 @@ SharedSegment::~SharedSegment() {
     if (data_ != nullptr) ::munmap(data_, bytes_);
 }
 
-}  // namespace unsloth::comm
+}  // namespace unsloth

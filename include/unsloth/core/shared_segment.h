@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-namespace unsloth::comm {
+namespace unsloth {
 
 class SharedSegment {
   public:
@@ -36,4 +36,4 @@ class SharedSegment {
     std::size_t bytes_;
 };
 
-}  // namespace unsloth::comm
+}  // namespace unsloth
