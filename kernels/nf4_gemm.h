@@ -17,8 +17,8 @@ inline constexpr int nf4_gemm_most_weights = 4;
 /// forward:    out[M, N] = x[M, K] Wᵀ + u[M, R] bᵀ + bias + residual
 /// transposed: out[M, K] = x[M, N] W  + u[M, R] a            (x is dy; bias and residual are allowed here
 /// too) All of bf16 with fp32 accumulation, rounded once. W has exactly the values that dequantisation to
-/// bf16 gives. The order of summation is fixed for given arguments. out may be residual, and overlaps nothing
-/// else.
+/// bf16 gives (but for nf4_gemm_few). The order of summation is fixed for given arguments. out may be residual, and
+/// overlaps nothing else.
 struct Nf4GemmArgs {
     const spec::Nf4TilesView* weights = nullptr;  ///< [count], the same cols in all; N is the sum of their rows
     int count = 0;                                ///< 1 to nf4_gemm_most_weights
@@ -55,5 +55,10 @@ struct Nf4GemmSm90Form {
 };
 bool nf4_gemm_sm90_has(Nf4GemmSm90Form form);
 void nf4_gemm_sm90(const Nf4GemmArgs& args, Nf4GemmSm90Form form, cudaStream_t stream);
+
+/// The kernel of few tokens (mma.sync, sm_80 and later), forward alone: blocks of 4 or 8 tokens. Its weights are
+/// nearer to the fp32 ones than those that dequantisation to bf16 gives, see nf4_gemm_few.cu.
+bool nf4_gemm_few_has(int tokens);
+void nf4_gemm_few(const Nf4GemmArgs& args, int tokens, cudaStream_t stream);
 
 }  // namespace unsloth::kernels

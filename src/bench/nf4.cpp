@@ -81,12 +81,14 @@ struct Measured {
 
 std::string text_of(const ops::Nf4GemmChoice& form) {
     if (form.kernel == Kernel::sm90) return cat("sm90(", form.tokens, ", ", form.split, ")");
+    if (form.kernel == Kernel::few) return cat("few(", form.tokens, ")");
     return cat("portable(", form.token_groups, ", ", form.strips, ", ", form.warps, ")");
 }
 
 /// Whether a form is worth timing at m tokens: small tiles of tokens read the weights again and again.
 bool worth_timing(const ops::Nf4GemmChoice& form, int64_t m) {
-    constexpr int64_t most_portable = 64, widest = 256, card_is_full = 2048;
+    constexpr int64_t most_portable = 64, most_few = 16, widest = 256, card_is_full = 2048;
+    if (form.kernel == Kernel::few) return m <= most_few;
     if (form.kernel == Kernel::portable) return m <= most_portable;
     return 2 * form.tokens >= std::min(m, widest) && (m < card_is_full || form.split == 1);
 }
@@ -132,7 +134,7 @@ Measured measure(ops::Context& ctx, const weights::GroupLayout& group, const std
     // All forms shortly, then the fastest again.
     std::vector<std::pair<double, ops::Nf4GemmChoice>> forms;
     double best = result.dequantise_us;
-    for (const ops::Nf4GemmChoice& form : ops::nf4_gemm_forms(ctx.device())) {
+    for (const ops::Nf4GemmChoice& form : ops::nf4_gemm_forms(ctx.device(), transposed)) {
         if (!worth_timing(form, m)) continue;
         log::debug("bench nf4: ", m, " tokens by ", text_of(form));
         forms.emplace_back(time_us(ctx, own(form), 0.1, 1.5 * best), form);
@@ -199,11 +201,14 @@ void bench_nf4(const config::LoadedConfig& loaded, [[maybe_unused]] const config
         if (!request.json)
             std::printf("%s\n%-12s %6s %10s %12s %10s %7s\n", memory::describe_device(device).c_str(), "product",
                         "tokens", "library us", "dequant+ us", "tiles us", "of lib.");
+        const std::vector<int64_t> all_tokens =
+            request.batch > 0 ? std::vector<int64_t>{request.batch}
+                              : std::vector<int64_t>{1, 8, 16, 32, 64, 128, 256, 512, 2048, 8192, 16384};
         for (const weights::Group g : weights::all_groups) {
             const std::vector<WeightForms> sets = make_weights(bench.ctx, layout[g]);
             for (const bool transposed : {false, true}) {
                 std::vector<Measured> measured;
-                for (const int64_t m : {1, 8, 16, 32, 64, 128, 256, 512, 2048, 8192, 16384}) {
+                for (const int64_t m : all_tokens) {
                     measured.push_back(measure(bench.ctx, layout[g], sets, transposed, m));
                     print(request, cat(name_of(g), transposed ? " dx" : ""), layout[g], measured.back());
                 }

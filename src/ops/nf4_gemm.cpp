@@ -182,11 +182,11 @@ Nf4GemmChooser nf4_gemm_chooser(at::Device device) {
     return {};
 }
 
-std::vector<Nf4GemmChoice> nf4_gemm_forms(at::Device device) {
+std::vector<Nf4GemmChoice> nf4_gemm_forms(at::Device device, bool transposed) {
 #if UNSLOTH_CUDA
-    if (device.is_cuda()) return nf4_gemm_forms_cuda(device);
+    if (device.is_cuda()) return nf4_gemm_forms_cuda(device, transposed);
 #endif
-    (void)device;
+    (void)device, (void)transposed;
     return {};
 }
 

@@ -15,6 +15,10 @@ constexpr Nf4GemmChoice sm90(int tokens, int split) {
     return {Nf4GemmChoice::Kernel::sm90, 0, 0, 0, tokens, split};
 }
 
+constexpr Nf4GemmChoice few(int tokens) {
+    return {.kernel = Nf4GemmChoice::Kernel::few, .tokens = tokens};
+}
+
 /// Serves products of at most `most_m` tokens that no step before it serves.
 struct Step {
     int64_t most_m = 0;
@@ -36,7 +40,8 @@ constexpr Shape h200[] = {
     {false,
      6144,
      4096,
-     {{{8, portable(1, 1, 8)},
+     {{{4, few(4)},
+       {8, few(8)},
        {16, portable(2, 1, 8)},
        {32, sm90(32, 4)},
        {64, sm90(64, 2)},
@@ -55,8 +60,8 @@ constexpr Shape h200[] = {
     {false,
      4096,
      4096,
-     {{{1, portable(1, 2, 16)},
-       {8, portable(1, 1, 8)},
+     {{{4, few(4)},
+       {8, few(8)},
        {16, portable(2, 1, 8)},
        {32, portable(4, 2, 8)},
        {64, sm90(64, 3)},
@@ -74,7 +79,8 @@ constexpr Shape h200[] = {
     {false,
      28672,
      4096,
-     {{{8, portable(1, 2, 8)},
+     {{{4, few(4)},
+       {8, few(8)},
        {16, sm90(16, 1)},
        {32, sm90(32, 1)},
        {64, sm90(64, 1)},
@@ -93,7 +99,8 @@ constexpr Shape h200[] = {
     {false,
      4096,
      14336,
-     {{{8, portable(1, 2, 16)},
+     {{{4, few(4)},
+       {8, few(8)},
        {16, portable(2, 2, 8)},
        {32, sm90(32, 7)},
        {64, sm90(64, 3)},

@@ -58,9 +58,11 @@ std::string nf4_gemm_card_cuda(at::Device device) {
     return properties.major == 9 && !kernels::built_for_hopper() ? "" : properties.name;
 }
 
-std::vector<Nf4GemmChoice> nf4_gemm_forms_cuda(at::Device device) {
+std::vector<Nf4GemmChoice> nf4_gemm_forms_cuda(at::Device device, bool transposed) {
     using Kernel = Nf4GemmChoice::Kernel;
     std::vector<Nf4GemmChoice> forms;
+    for (const int tokens : {4, 8})
+        if (!transposed) forms.push_back({.kernel = Kernel::few, .tokens = tokens});
     for (int groups = 1; groups <= 8; groups *= 2)
         for (int strips = 1; strips <= 4; strips *= 2)
             for (int warps = 4; warps <= 16; warps *= 2)
@@ -90,6 +92,8 @@ void nf4_gemm_cuda(Context& ctx, const Nf4Gemm& g, const Nf4GemmChoice& choice) 
             return kernels::nf4_gemm(args, {choice.token_groups, choice.strips, choice.warps}, stream_of(ctx));
         case Nf4GemmChoice::Kernel::sm90:
             return kernels::nf4_gemm_sm90(args, {choice.tokens, choice.split}, stream_of(ctx));
+        case Nf4GemmChoice::Kernel::few:
+            return kernels::nf4_gemm_few(args, choice.tokens, stream_of(ctx));
         case Nf4GemmChoice::Kernel::dequantize:
             break;
     }

@@ -21,7 +21,7 @@ class Nf4GemmGpuTest : public ::testing::Test {
         if (c10::cuda::device_count() == 0) GTEST_SKIP() << "no GPU";
         gpu = std::make_unique<ops::Context>(at::Device(at::kCUDA, 0));
     }
-    std::vector<Nf4GemmChoice> forms() const { return ops::nf4_gemm_forms(gpu->device()); }
+    std::vector<Nf4GemmChoice> forms(bool transposed) const { return ops::nf4_gemm_forms(gpu->device(), transposed); }
     std::unique_ptr<ops::Context> gpu;
     ops::Context cpu{at::kCPU};
     at::Generator generator = at::detail::createCPUGenerator(23);
@@ -45,11 +45,11 @@ TEST_F(Nf4GemmGpuTest, TilesAndDequantisationEqualTheCpu) {
 TEST_F(Nf4GemmGpuTest, EveryFormMatchesFp64AndItself) {
     for (const nf4_gemm_cases::Case& c : nf4_gemm_cases::cases) {
         for (const bool transposed : {false, true}) {
-            for (const int64_t m : {1, 9, 40, 130, 300}) {
+            for (const int64_t m : {1, 4, 7, 9, 40, 130, 300}) {
                 const nf4_gemm_cases::Product p =
                     nf4_gemm_cases::make(*gpu, c, transposed, m, at::kBFloat16, generator);
                 ASSERT_TRUE(ops::nf4_gemm_supported(*gpu, p.args));
-                for (const Nf4GemmChoice& form : forms()) {
+                for (const Nf4GemmChoice& form : forms(transposed)) {
                     SCOPED_TRACE(cat(c.rows[0], " x ", c.cols, " tail ", c.tail, " transposed ", transposed, " m ", m,
                                      " groups ", form.token_groups, " strips ", form.strips, " warps ", form.warps,
                                      " tokens ", form.tokens, " split ", form.split));
@@ -60,7 +60,7 @@ TEST_F(Nf4GemmGpuTest, EveryFormMatchesFp64AndItself) {
                         return testing::copy_with_storage(args.out, at::kCPU);
                     };
                     const at::Tensor out = run();
-                    nf4_gemm_cases::expect_product(p, out);
+                    nf4_gemm_cases::expect_product(p, out, form);
                     EXPECT_TRUE(testing::same_bits(out, run())) << "a second run gave other bits";
                 }
             }
@@ -71,19 +71,19 @@ TEST_F(Nf4GemmGpuTest, EveryFormMatchesFp64AndItself) {
 /// The residual stream is updated in place.
 TEST_F(Nf4GemmGpuTest, OutMayBeTheResidual) {
     const nf4_gemm_cases::Case c{{256}, 512, 16, false, true};
-    for (const Nf4GemmChoice& form : forms()) {
+    for (const Nf4GemmChoice& form : forms(false)) {
         nf4_gemm_cases::Product p = nf4_gemm_cases::make(*gpu, c, false, 70, at::kBFloat16, generator);
         p.before = testing::copy_with_storage(*p.args.residual, at::kCPU);
         p.args.out = *p.args.residual;
         ops::nf4_gemm(*gpu, p.args, form);
-        nf4_gemm_cases::expect_product(p, testing::copy_with_storage(p.args.out, at::kCPU));
+        nf4_gemm_cases::expect_product(p, testing::copy_with_storage(p.args.out, at::kCPU), form);
     }
 }
 
 /// Every form of the Hopper kernel with a tail, UNSLOTH_TEST_LAUNCHES times (1000): stages of the tail were once handed
 /// back before the warps that decode scales had seen them, and one launch in some ten thousand did not end.
 TEST_F(Nf4GemmGpuTest, HopperFormsEnd) {
-    if (forms().back().kernel != Kernel::sm90) GTEST_SKIP() << "not Hopper, or not built for it";
+    if (forms(false).back().kernel != Kernel::sm90) GTEST_SKIP() << "not Hopper, or not built for it";
     const nf4_gemm_cases::Case c{{4096, 1024, 1024}, 4096, 48, false, false};
     nf4_gemm_cases::Product p = nf4_gemm_cases::make(*gpu, c, false, 1, at::kBFloat16, generator);
     const char* const asked = std::getenv("UNSLOTH_TEST_LAUNCHES");
@@ -113,6 +113,8 @@ TEST_F(Nf4GemmGpuTest, ChosenFormsExist) {
                 const Nf4GemmChoice choice = ops::nf4_gemm_choice("NVIDIA H200", m, n, k, transposed);
                 if (choice.kernel == Kernel::portable) {
                     EXPECT_TRUE(kernels::nf4_gemm_has({choice.token_groups, choice.strips, choice.warps}));
+                } else if (choice.kernel == Kernel::few) {
+                    EXPECT_TRUE(!transposed && kernels::nf4_gemm_few_has(choice.tokens));
                 } else if (choice.kernel == Kernel::sm90) {
                     EXPECT_TRUE(kernels::nf4_gemm_sm90_has({choice.tokens, choice.split}));
                 }

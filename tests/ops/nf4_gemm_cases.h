@@ -27,6 +27,8 @@ struct Product {
     ops::Nf4Gemm args;
     at::Tensor before;    ///< out's storage before the product, on the CPU
     at::Tensor expected;  ///< fp64 [M, out], on the CPU
+    at::Tensor by_fp32,
+        spread;  ///< the same by weights that were not rounded, and the root of the sum of the squared terms
 };
 
 inline Product make(ops::Context& ctx, const Case& c, bool transposed, int64_t m, at::ScalarType type,
@@ -37,10 +39,11 @@ inline Product make(ops::Context& ctx, const Case& c, bool transposed, int64_t m
         return testing::copy_with_storage(testing::slice_of(values, type, layout), ctx.device());
     };
     Product p;
-    std::vector<at::Tensor> dequantised;
+    std::vector<at::Tensor> dequantised, exact;
     for (const int64_t rows : c.rows) {
         const ops::Quant4Tensor host = quant_cases::random_weight(rows, c.cols, true, generator);
-        dequantised.push_back(quant_cases::reference(host).to(type));
+        exact.push_back(quant_cases::reference(host));
+        dequantised.push_back(exact.back().to(type));
         p.weights.push_back(ops::make_nf4_tiles(ctx, ctx.is_cuda() ? ops::upload(ctx, host.view()) : host));
     }
     const at::Tensor w_NK = at::cat(dequantised).to(at::kDouble);
@@ -50,17 +53,22 @@ inline Product make(ops::Context& ctx, const Case& c, bool transposed, int64_t m
     const at::Tensor x64 = x.to(at::kDouble), tail64 = tail.to(at::kDouble);
     p.expected = at::mm(x64.narrow(1, 0, sum), transposed ? w_NK : w_NK.t()) +
                  at::mm(x64.narrow(1, sum, c.tail), transposed ? tail64 : tail64.t());
+    const at::Tensor exact_NK = at::cat(exact).to(at::kDouble), exact_KO = transposed ? exact_NK : exact_NK.t();
+    p.by_fp32 = p.expected + at::mm(x64.narrow(1, 0, sum), exact_KO - (transposed ? w_NK : w_NK.t()));
+    p.spread = at::mm(x64.narrow(1, 0, sum).square(), exact_KO.square()).sqrt();
     p.args = {.weights = p.weights, .transposed = transposed, .x = on_device(x, Layout::wide)};
     if (c.tail > 0) p.args.tail_weight = on_device(tail, Layout::wide);
     if (c.bias) {
         const at::Tensor bias = random({out});
         p.args.bias = bias.to(ctx.device());
         p.expected = p.expected + bias.to(at::kDouble);
+        p.by_fp32 = p.by_fp32 + bias.to(at::kDouble);
     }
     if (c.residual) {
         const at::Tensor residual = random({m, out});
         p.args.residual = on_device(residual, Layout::wide);
         p.expected = p.expected + residual.to(at::kDouble);
+        p.by_fp32 = p.by_fp32 + residual.to(at::kDouble);
     }
     p.before = testing::poisoned_slice({m, out}, type, Layout::wide);
     p.args.out = testing::copy_with_storage(p.before, ctx.device());
@@ -75,6 +83,20 @@ inline void expect_product(const Product& p, const at::Tensor& out) {
                                                            : 1e-6;
     testing::expect_close(out, p.expected, {unit, 2e-5, 0}, "product");
     testing::expect_untouched_outside(out, p.before, "product");
+}
+
+/// The kernel `few` makes, from codes that it rounds by 7.8e-4 in the mean: the product by fp32 weights within seven
+/// times the deviation that this gives, and bf16's rounding.
+inline void expect_product_of_few(const Product& p, const at::Tensor& out) {
+    const at::Tensor error = (out.to(at::kDouble) - p.by_fp32).abs();
+    const at::Tensor allowed = 7 * 7.8e-4 * p.spread + 1.01 / 256 * p.by_fp32.abs() + 1e-4;
+    EXPECT_TRUE(at::all(error <= allowed).item<bool>()) << "worst share " << (error / allowed).max().item<double>();
+    testing::expect_untouched_outside(out, p.before, "product");
+}
+
+/// What a form makes.
+inline void expect_product(const Product& p, const at::Tensor& out, const ops::Nf4GemmChoice& form) {
+    form.kernel == ops::Nf4GemmChoice::Kernel::few ? expect_product_of_few(p, out) : expect_product(p, out);
 }
 
 }  // namespace unsloth::nf4_gemm_cases

@@ -35,7 +35,7 @@ void dequantize_nf4_tiles(Context& ctx, const Nf4Tiles& weight, const at::Tensor
 
 /// forward:    out[M, N] = x[M, K] Wᵀ + u[M, R] bᵀ + bias + residual, W the weights stacked along N
 /// transposed: out[M, K] = x[M, N] W  + u[M, R] a  + bias + residual
-/// W has the values that dequantisation to x's type gives.
+/// W has the values that dequantisation to x's type gives; by the kernel `few`, values nearer to the fp32 ones.
 struct Nf4Gemm {
     at::ArrayRef<Nf4Tiles> weights;  ///< 1 to 4, the same K in all
     bool transposed = false;
@@ -52,6 +52,7 @@ struct Nf4GemmChoice {
         dequantize,  ///< none of these: dequantise into scratch and call gemm
         portable,    ///< mma.sync, sm_80 and later: token_groups, strips, warps
         sm90,        ///< wgmma, Hopper: tokens, split
+        few,         ///< mma.sync, sm_80 and later, forward alone: tokens; fp32 scales, codes as near as bf16 allows
     };
     Kernel kernel = Kernel::dequantize;
     int token_groups = 0, strips = 0, warps = 0;
@@ -73,8 +74,9 @@ using Nf4GemmChooser = std::function<Nf4GemmChoice(int64_t m, int64_t n, int64_t
 /// nf4_gemm_choice of this device's card; empty where it has nothing but `dequantize`.
 Nf4GemmChooser nf4_gemm_chooser(at::Device device);
 
-/// Every form of the kernels that this device can run, for benchmarks and tests; none on the CPU.
-std::vector<Nf4GemmChoice> nf4_gemm_forms(at::Device device);
+/// Every form of the kernels that this device can run for products of this direction, for benchmarks and tests; none on
+/// the CPU.
+std::vector<Nf4GemmChoice> nf4_gemm_forms(at::Device device, bool transposed);
 
 /// Whether `nf4_gemm` serves the arguments on ctx.device() with an own kernel: bf16, rows of x, residual and
 /// out that start at multiples of 16 bytes, R a multiple of 8 (kernels/nf4_gemm.h). Always true on the CPU.
