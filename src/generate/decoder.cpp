@@ -4,8 +4,6 @@
 #include <cmath>
 
 #include "unsloth/core/error.h"
-#include "unsloth/core/parallel.h"
-#include "unsloth/ops/cross_entropy.h"
 #include "unsloth/ops/paged_attention.h"
 
 namespace unsloth::generate {
@@ -88,7 +86,7 @@ bool Decoder::step(const OnToken& on_token, const OnEnd& on_end) {
     std::vector<const Part*> choosing;
     for (const Part& part : parts)
         if (part.chooses()) choosing.push_back(&part);
-    const std::vector<Chosen> chosen = choose(parts, choosing);
+    const std::vector<ops::Chosen> chosen = choose(parts, choosing);
     scheduler_.computed(parts);
     for (std::size_t i = 0; i < choosing.size(); ++i) take(*choosing[i]->sequence, chosen[i], on_token, on_end);
     return true;
@@ -112,55 +110,39 @@ std::vector<Answer> Decoder::answer(std::vector<Request> requests, const OnToken
 }
 
 /// The tokens of the parts that choose.
-std::vector<Chosen> Decoder::choose(const std::vector<Part>& parts, std::span<const Part* const> choosing) {
-    std::vector<Chosen> chosen;
-    model_.continue_rows(pass_of(parts, context_), [&](int64_t first, const at::Tensor& logits_CV) {
-        const auto of_chunk =
-            choosing.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(logits_CV.size(0)));
-        const bool plain = std::all_of(of_chunk.begin(), of_chunk.end(),
-                                       [](const Part* part) { return is_plain(part->sequence->request.sampling); });
-        for (const Chosen& one : plain ? chosen_on_device(logits_CV) : chosen_on_host(logits_CV, of_chunk))
-            chosen.push_back(one);
-    });
-    return chosen;
-}
-
-std::vector<Chosen> Decoder::chosen_on_device(const at::Tensor& logits_CV) const {
-    const int64_t rows = logits_CV.size(0);
+std::vector<ops::Chosen> Decoder::choose(const std::vector<Part>& parts, std::span<const Part* const> choosing) {
+    const auto count = static_cast<int64_t>(choosing.size());
+    std::vector<ops::RowSampling> rows;
+    for (const Part* part : choosing) {
+        const Sequence& s = *part->sequence;
+        const Request& request = s.request;
+        const std::size_t prompt = request.prompt.size();
+        rows.push_back({&request.sampling,
+                        s.ids,
+                        prompt,
+                        {request.seed, request.prompt_number, request.answer_number,
+                         static_cast<uint32_t>(s.ids.size() - prompt)}});
+    }
     const auto on_device = at::TensorOptions().device(ctx_.device());
-    const at::Tensor best = at::empty({rows}, on_device.dtype(at::kInt));
-    const at::Tensor losses = at::empty({rows}, on_device.dtype(at::kFloat));
-    ops::argmax_rows(ctx_, logits_CV, best);
-    ops::cross_entropy(ctx_, logits_CV, best, losses, /*gradient=*/false);
-    const at::Tensor ids = best.cpu(), minus_logp = losses.cpu();
-    std::vector<Chosen> chosen;
-    for (int64_t row = 0; row < rows; ++row) {
-        const float loss = minus_logp.const_data_ptr<float>()[row];
-        if (!std::isfinite(loss)) throw runtime_failure("the model's logits are not finite");
-        chosen.push_back({ids.const_data_ptr<int32_t>()[row], -loss});
+    const at::Tensor ids_C = at::empty({count}, on_device.dtype(at::kInt));
+    const at::Tensor logprobs_C = at::empty({count}, on_device.dtype(at::kFloat));
+    model_.continue_rows(pass_of(parts, context_), [&](int64_t first, const at::Tensor& logits_CV) {
+        const int64_t n = logits_CV.size(0);
+        ops::choose_tokens(ctx_, logits_CV,
+                           std::span(rows).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(n)),
+                           ids_C.narrow(0, first, n), logprobs_C.narrow(0, first, n));
+    });
+    const at::Tensor ids = ids_C.cpu(), logprobs = logprobs_C.cpu();
+    std::vector<ops::Chosen> chosen;
+    for (int64_t row = 0; row < count; ++row) {
+        const float logprob = logprobs.const_data_ptr<float>()[row];
+        if (std::isnan(logprob)) throw runtime_failure("the model's logits are not finite");
+        chosen.push_back({ids.const_data_ptr<int32_t>()[row], logprob});
     }
     return chosen;
 }
 
-std::vector<Chosen> Decoder::chosen_on_host(const at::Tensor& logits_CV, std::span<const Part* const> parts) const {
-    const at::Tensor logits = logits_CV.to(at::kCPU, at::kFloat).contiguous();
-    const auto vocabulary = static_cast<std::size_t>(logits.size(1));
-    std::vector<Chosen> chosen(parts.size());
-    parallel_ranges(static_cast<int64_t>(parts.size()), 1, [&](int64_t begin, int64_t end) {
-        for (auto row = static_cast<std::size_t>(begin); row < static_cast<std::size_t>(end); ++row) {
-            const Sequence& s = *parts[row]->sequence;
-            const Request& request = s.request;
-            const std::size_t prompt = request.prompt.size();
-            const DrawKey key{request.seed, request.prompt_number, request.answer_number,
-                              static_cast<uint32_t>(s.ids.size() - prompt)};
-            chosen[row] = choose_token({logits.const_data_ptr<float>() + row * vocabulary, vocabulary},
-                                       request.sampling, s.ids, prompt, key);
-        }
-    });
-    return chosen;
-}
-
-void Decoder::take(Sequence& s, const Chosen& chosen, const OnToken& on_token, const OnEnd& on_end) {
+void Decoder::take(Sequence& s, const ops::Chosen& chosen, const OnToken& on_token, const OnEnd& on_end) {
     Answer& answer = answers_.at(s.number);
     const std::vector<int32_t>& stops = s.request.stop_ids;
     bool ended = true;

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "unsloth/generate/request.h"
-#include "unsloth/generate/sampler.h"
 #include "unsloth/generate/scheduler.h"
 #include "unsloth/model/model.h"
+#include "unsloth/ops/sampling.h"
 
 namespace unsloth::generate {
 
@@ -47,10 +47,8 @@ class Decoder {
     const Scheduler& scheduler() const { return scheduler_; }
 
   private:
-    std::vector<Chosen> choose(const std::vector<Part>& parts, std::span<const Part* const> choosing);
-    std::vector<Chosen> chosen_on_device(const at::Tensor& logits_CV) const;
-    std::vector<Chosen> chosen_on_host(const at::Tensor& logits_CV, std::span<const Part* const> parts) const;
-    void take(Sequence& sequence, const Chosen& chosen, const OnToken& on_token, const OnEnd& on_end);
+    std::vector<ops::Chosen> choose(const std::vector<Part>& parts, std::span<const Part* const> choosing);
+    void take(Sequence& sequence, const ops::Chosen& chosen, const OnToken& on_token, const OnEnd& on_end);
 
     ops::Context& ctx_;
     model::Model& model_;

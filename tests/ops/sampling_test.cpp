@@ -1,4 +1,4 @@
-#include "unsloth/generate/sampler.h"
+#include "unsloth/ops/sampling.h"
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@
 namespace unsloth {
 namespace {
 
-using namespace generate;
+using namespace ops;
 using Logits = std::vector<float>;
 using Ids = std::vector<int32_t>;
 

@@ -1,12 +1,15 @@
-// The next token from a row's logits. This is the oracle of what devices do.
+// The next token from a row's logits. choose_token is the oracle of what devices do.
+//
+// Legend: C rows, V vocabulary.
 #pragma once
 
 #include <cstdint>
 #include <span>
 
+#include "unsloth/ops/context.h"
 #include "unsloth/spec/sampling.h"
 
-namespace unsloth::generate {
+namespace unsloth::ops {
 
 /// Names a token's random numbers: they depend on this and the token's id, never on what is decoded beside it.
 struct DrawKey {
@@ -26,7 +29,18 @@ struct Chosen {
 Chosen choose_token(std::span<const float> logits_V, const spec::Sampling& sampling, std::span<const int32_t> ids,
                     std::size_t answer_begin, const DrawKey& key);
 
-/// Whether only the model's own logits count, and of them the largest.
-bool is_plain(const spec::Sampling& sampling);
+/// How one of several rows is chosen; arguments as choose_token's, whose memory outlives the call.
+struct RowSampling {
+    const spec::Sampling* sampling = nullptr;
+    std::span<const int32_t> ids;
+    std::size_t answer_begin = 0;
+    DrawKey key;
+};
+/// choose_token for each row of logits_CV: ids_C int32, logprobs_C fp32 on ctx.device(), where nothing synchronises. On
+/// CUDA the logits of tokens with a penalty or a bias are overwritten, and a row without a token (the runtime Error of
+/// choose_token) gets NaN. CUDA draws by the same random numbers; a token may differ where two waits, or top_p's sum
+/// and its bound, are as near as fp32's rounding of a logit.
+void choose_tokens(Context& ctx, const at::Tensor& logits_CV, std::span<const RowSampling> rows,
+                   const at::Tensor& ids_C, const at::Tensor& logprobs_C);
 
-}  // namespace unsloth::generate
+}  // namespace unsloth::ops

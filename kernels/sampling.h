@@ -1,0 +1,43 @@
+// The next token of rows of logits (include/unsloth/ops/sampling.h), a thread block a row.
+//
+// Legend: C rows, V vocabulary.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/rows_view.h"
+#include "unsloth/spec/dtype.h"
+
+namespace unsloth::kernels {
+
+/// How a row is chosen; `adjusted`: the tokens whose logits a penalty or a bias changes, each once.
+struct SampledRow {
+    float temperature = 0;  ///< 0: the likeliest
+    int32_t top_k = 0;      ///< 0: all
+    double top_p = 1, log_min_p = 0;
+    bool has_min_p = false;
+    float repetition_penalty = 1, presence_penalty = 0;
+    uint32_t seed_low = 0, seed_high = 0, prompt = 0, answer = 0, position = 0;
+    int32_t adjusted_begin = 0, adjusted_end = 0;
+};
+
+struct AdjustedToken {
+    int32_t id = 0;
+    bool repeated = false, in_answer = false, biased = false;
+    float bias = 0;
+    float raw = 0, value = 0;  ///< the kernel's: the model's logit, and what became of it
+};
+
+struct Sampling {
+    spec::DType dtype = spec::DType::bf16;  ///< f32, bf16, f16
+    int rows = 0, vocabulary = 0;
+    Matrix logits;  ///< [C, V]; those of adjusted tokens become -inf
+    const SampledRow* how = nullptr;
+    AdjustedToken* adjusted = nullptr;
+    int32_t* ids = nullptr;     ///< [C]
+    float* logprobs = nullptr;  ///< [C]; NaN where a logit is NaN or none is finite, with id 0
+};
+/// Issues on `stream`. CheckError for other types.
+void sample_rows(const Sampling& args, cudaStream_t stream);
+
+}  // namespace unsloth::kernels
