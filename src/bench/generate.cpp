@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <iostream>
+#include <map>
 #include <random>
 
 #include <nlohmann/json.hpp>
@@ -11,6 +13,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/generate/decoder.h"
 #include "unsloth/memory/plan.h"
+#include "unsloth/ops/profiler.h"
 #include "unsloth/train/run_record.h"
 #include "unsloth/train/session.h"
 
@@ -57,14 +60,49 @@ int64_t weight_bytes(const model::Model& model) {
            spec.vocab_size * spec.hidden_size * static_cast<int64_t>(c10::elementSize(model.dtype()));
 }
 
-struct Measured {
-    double prompts = 0;  ///< seconds until every row has its first token
-    double all = 0;      ///< until the last answer is there
-    double decode = 0;   ///< of the passes in which all rows decode
-    int64_t passes = 0;  ///< these
+/// Milliseconds of each region of a pass, by name. The device is kept at work until the whole pass is issued, so that
+/// what a region takes is the device's time, not the host's.
+class PassProfile {
+  public:
+    explicit PassProfile(ops::Context& ctx) : ctx_(ctx), profiler_(ctx) {
+        const auto options = at::TensorOptions(at::kByte).device(ctx.device());
+        const int64_t bytes = ctx.is_cuda() ? int64_t{1} << 30 : 1;
+        const at::Tensor from = at::ones({bytes}, options), to = at::empty_like(from);
+        for (int copy = 0; copy < (ctx.is_cuda() ? 60 : 1); ++copy) to.copy_(from);
+        ctx_.profiler = &profiler_;
+    }
+    ~PassProfile() { ctx_.profiler = nullptr; }
+    PassProfile(const PassProfile&) = delete;
+    PassProfile& operator=(const PassProfile&) = delete;
+
+    nlohmann::ordered_json take() {
+        std::map<std::string, double> ms;
+        const std::vector<ops::Span> spans = profiler_.take();
+        std::vector<double> inside(spans.size());
+        for (const ops::Span& span : spans)
+            if (span.parent >= 0) inside[static_cast<std::size_t>(span.parent)] += span.end_us - span.begin_us;
+        for (std::size_t i = 0; i < spans.size(); ++i)
+            ms[spans[i].name] += (spans[i].end_us - spans[i].begin_us - inside[i]) / 1000;
+        nlohmann::ordered_json result;
+        for (const auto& [name, value] : ms) result[name] = std::round(1000 * value) / 1000;
+        return result;
+    }
+
+  private:
+    ops::Context& ctx_;
+    ops::Profiler profiler_;
 };
 
-Measured measure(ops::Context& ctx, model::Model& model, int64_t rows, int64_t prompt, int64_t answer, uint32_t seed) {
+struct Measured {
+    double prompts = 0;              ///< seconds until every row has its first token
+    double all = 0;                  ///< until the last answer is there
+    double decode = 0;               ///< of the passes in which all rows decode
+    int64_t passes = 0;              ///< these
+    nlohmann::ordered_json regions;  ///< of a pass behind these, see PassProfile; a region without those within it
+};
+
+Measured measure(ops::Context& ctx, model::Model& model, int64_t rows, int64_t prompt, int64_t answer, uint32_t seed,
+                 bool profiles = false) {
     generate::DecoderOptions options{.rows = rows};
     options.beside_tokens = model.sizes().tokens;
     generate::Decoder decoder(ctx, model, options);
@@ -90,8 +128,15 @@ Measured measure(ops::Context& ctx, model::Model& model, int64_t rows, int64_t p
     }
     measured.prompts = seconds_since(start);
     const auto decoding = Clock::now();
-    while (ended == 0 && decoder.step(see, end)) ++measured.passes;
+    // The profiled pass is issued kernel by kernel: it is no part of a measurement.
+    const int64_t most = profiles ? answer / 2 : answer;
+    while (ended == 0 && measured.passes < most && decoder.step(see, end)) ++measured.passes;
     measured.decode = seconds_since(decoding);
+    if (profiles && ended == 0) {
+        PassProfile profile(ctx);
+        decoder.step(see, end);
+        measured.regions = profile.take();
+    }
     while (decoder.step(see, end)) {
     }
     measured.all = seconds_since(start);
@@ -117,6 +162,8 @@ void bench_generate(const config::LoadedConfig& loaded, const config::BenchReque
     for (const int64_t rows : all_rows) {
         measure(ctx, model, rows, prompt, std::min<int64_t>(answer, 16), 1);  // libraries choose algorithms
         const Measured m = measure(ctx, model, rows, prompt, answer, 2);
+        const Measured profiled =
+            measure(ctx, model, rows, prompt, std::min<int64_t>(answer, 64), 3, /*profiles=*/true);
         const int64_t keys =
             rows * (prompt + answer / 2) * generate::cache_bytes_per_token(model.spec(), model.dtype());
         const double ms = 1000 * m.decode / static_cast<double>(std::max<int64_t>(1, m.passes));
@@ -136,7 +183,8 @@ void bench_generate(const config::LoadedConfig& loaded, const config::BenchReque
             {"keys_gb", static_cast<double>(keys) / 1e9},
             {"copy_gb_per_s", rate / 1e9},
             {"ceiling_ms", ceiling},
-            {"share_of_ceiling", ceiling / ms}};
+            {"share_of_ceiling", ceiling / ms},
+            {"regions_ms", profiled.regions}};
         std::cout << (request.json ? result.dump() : result.dump(2)) << std::endl;
     }
 }
