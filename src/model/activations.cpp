@@ -209,9 +209,11 @@ class Lister {
 
     void caches(std::vector<KvCache>& all) {
         for (std::size_t i = 0; i < all.size(); ++i) {
-            const std::vector<int64_t> shape{ops::pages_of(sizes_.cache_tokens) * ops::page_tokens, spec_.kv_size()};
-            add({"kv cache", cat("cached k ", i), shape, dtype_}, all[i].k_CN);
-            add({"kv cache", cat("cached v ", i), shape, dtype_}, all[i].v_CN);
+            add({"kv cache",
+                 cat("cached k and v ", i),
+                 {ops::pages_of(sizes_.cache_tokens) * ops::page_tokens, 2 * spec_.kv_size()},
+                 dtype_},
+                all[i].kv_C2N);
         }
     }
 
