@@ -1,6 +1,7 @@
 #include "unsloth/generate/decoder.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "unsloth/core/error.h"
@@ -33,7 +34,18 @@ int32_t slot(const Sequence& s, int64_t position) {
     return static_cast<int32_t>(page * ops::page_tokens + position % ops::page_tokens);
 }
 
-model::CachedPass pass_of(const std::vector<Part>& parts, int64_t context) {
+/// `parts` with the last again so often as makes a bucket of rows, up to `most`: it computes the same once more and puts
+/// it where it lies already.
+std::vector<Part> padded(std::vector<Part> parts, int64_t most) {
+    const auto rows = static_cast<int64_t>(parts.size());
+    if (rows == 0 || !std::all_of(parts.begin(), parts.end(), [](const Part& part) { return part.decodes(); }))
+        return parts;
+    if (const int64_t bucket = bucket_of(rows); bucket <= most) parts.resize(static_cast<std::size_t>(bucket), parts.back());
+    return parts;
+}
+
+/// `choosing`: so many parts, the first that choose, are asked for logits.
+model::CachedPass pass_of(const std::vector<Part>& parts, std::size_t choosing, int64_t context) {
     model::CachedPass pass;
     data::Batch& batch = pass.batch;
     ops::PagedRows& rows = pass.rows;
@@ -49,7 +61,8 @@ model::CachedPass pass_of(const std::vector<Part>& parts, int64_t context) {
         }
         batch.segments.push_back(static_cast<int32_t>(batch.ids_T.size()));
         batch.longest = std::max(batch.longest, static_cast<int32_t>(part.count));
-        if (part.chooses()) batch.target_index.push_back(batch.segments.back() - 1);
+        if (part.chooses() && batch.target_index.size() < choosing)
+            batch.target_index.push_back(batch.segments.back() - 1);
         if (s.cached == 0) continue;
         rows.q_offsets.push_back(batch.segments.back());
         rows.lengths.push_back(static_cast<int32_t>(end));
@@ -63,6 +76,12 @@ model::CachedPass pass_of(const std::vector<Part>& parts, int64_t context) {
 }
 
 }  // namespace
+
+int64_t bucket_of(int64_t rows) {
+    if (rows <= 2) return rows;
+    const auto step = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(rows - 1)) / 2);
+    return (rows + step - 1) / step * step;
+}
 
 Decoder::Decoder(ops::Context& ctx, model::Model& model, const DecoderOptions& options)
     : ctx_(ctx),
@@ -126,7 +145,9 @@ std::vector<ops::Chosen> Decoder::choose(const std::vector<Part>& parts, std::sp
     const auto on_device = at::TensorOptions().device(ctx_.device());
     const at::Tensor ids_C = at::empty({count}, on_device.dtype(at::kInt));
     const at::Tensor logprobs_C = at::empty({count}, on_device.dtype(at::kFloat));
-    model_.continue_rows(pass_of(parts, context_), [&](int64_t first, const at::Tensor& logits_CV) {
+    // Recordings are for shapes that come again: rows that leave do not make another one.
+    const int64_t most = ctx_.is_cuda() ? std::min(model_.sizes().segments, model_.sizes().tokens) : 0;
+    model_.continue_rows(pass_of(padded(parts, most), choosing.size(), context_), [&](int64_t first, const at::Tensor& logits_CV) {
         const int64_t n = logits_CV.size(0);
         ops::choose_tokens(ctx_, logits_CV,
                            std::span(rows).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(n)),

@@ -162,6 +162,32 @@ TEST_P(DecoderTest, AnswersEndAtStopIdsAndWhereTheirReaderSaysSo) {
     EXPECT_EQ(decoder.scheduler().pool().free(), decoder.scheduler().pool().pages());
 }
 
+TEST(DecoderBuckets, AreFewAndHoldTheirRows) {
+    std::set<int64_t> buckets;
+    for (int64_t rows = 1; rows <= 256; ++rows) {
+        const int64_t bucket = generate::bucket_of(rows);
+        EXPECT_GE(bucket, rows);
+        EXPECT_LE(2 * bucket, 3 * rows);
+        EXPECT_EQ(generate::bucket_of(bucket), bucket);
+        buckets.insert(bucket);
+    }
+    EXPECT_EQ(buckets, (std::set<int64_t>{1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256}));
+}
+
+/// Rows that leave one by one make no recording each.
+TEST_P(DecoderTest, RecordsByBucketsOfRows) {
+    if (device != "cuda") GTEST_SKIP() << "recorded on a GPU alone";
+    const LoadedModel model = load(name, device, 24, 24 * 64, 256);
+    std::vector<Request> requests;
+    const std::vector<Row> asked = prompts(name, 24);
+    for (std::size_t i = 0; i < asked.size(); ++i)
+        requests.push_back({.prompt = Row(asked[i].begin(), asked[i].begin() + 1),
+                            .max_new_tokens = 6 + static_cast<int64_t>(i)});
+    generate::Decoder(*model.ctx, *model.model).answer(requests);
+    EXPECT_GT(model.model->counts().replayed, 8);  // of 29 passes; without buckets 3, for few rows come twice
+    EXPECT_LE(model.model->counts().recorded, 10);
+}
+
 INSTANTIATE_TEST_SUITE_P(All, DecoderTest,
                          ::testing::Combine(::testing::Values("llama_tied", "llama_bias", "mistral_window", "qwen2",
                                                               "qwen3"),

@@ -57,6 +57,9 @@ class Decoder {
     std::map<int64_t, Answer> answers_;  ///< of the requests under way, by number
 };
 
+/// The number of rows, not less than these, that a pass is recorded for: powers of two, and the middle between two.
+int64_t bucket_of(int64_t rows);
+
 /// Bytes of the cache that a token of a sequence takes, over all layers.
 int64_t cache_bytes_per_token(const spec::ModelSpec& spec, at::ScalarType dtype);
 
