@@ -3,12 +3,13 @@
 //
 // Ceiling: the memory's rate, each key and value read once for all heads that share it.
 //
-// A block takes split_keys keys of one row for up to G of the heads that share a kv head. D / 8 lanes read a key, 16
-// bytes each (of 16-bit values); the groups of lanes take the keys of a page in turn, and join at the end. A second
-// kernel joins the blocks of a row.
+// Where tensor cores serve, paged_attention_mma.cuh makes the parts. Else: a block takes split_keys keys of one row for
+// up to G of the heads that share a kv head. D / 8 lanes read a key, 16 bytes each (of 16-bit values); the groups of
+// lanes take the keys of a page in turn, and join at the end. A second kernel joins the blocks of a row.
 #include "kernels/common/device.cuh"
 #include "kernels/common/launch.h"
 #include "kernels/paged_attention.h"
+#include "kernels/paged_attention_mma.cuh"
 #include "unsloth/core/error.h"
 
 namespace unsloth::kernels {
@@ -162,20 +163,39 @@ bool reads_vectors(const PagedAttention& a) {
            aligned(a.k.data, a.k.stride, a.head_dim) && aligned(a.v.data, a.v.stride, a.head_dim);
 }
 
+template <class T>
+void join(const PagedAttention& a, cudaStream_t stream) {
+    const dim3 joined(static_cast<unsigned>(a.heads), static_cast<unsigned>(a.rows));
+    UNSLOTH_LAUNCH(join_kernel<T>, joined, join_threads, 0, stream, a);
+}
+
+template <class T, int D>
+void issue_mma(const PagedAttention& a, cudaStream_t stream) {
+    const dim3 grid(static_cast<unsigned>(a.splits), static_cast<unsigned>(a.kv_heads), static_cast<unsigned>(a.rows));
+    constexpr int threads = paged::mma_warps * warp_size;
+    if (2 * a.heads / a.kv_heads <= paged::mma_heads) {
+        UNSLOTH_LAUNCH((paged::mma_split_kernel<T, D, false>), grid, threads, 0, stream, a);
+    } else {
+        UNSLOTH_LAUNCH((paged::mma_split_kernel<T, D, true>), grid, threads, 0, stream, a);
+    }
+    join<T>(a, stream);
+}
+
 template <class T, int D, int G, bool Vectors = true>
 void issue(const PagedAttention& a, cudaStream_t stream) {
     const int head_groups = (a.heads / a.kv_heads + G - 1) / G;
     const dim3 grid(static_cast<unsigned>(a.splits), static_cast<unsigned>(a.kv_heads * head_groups),
                     static_cast<unsigned>(a.rows));
     UNSLOTH_LAUNCH((split_kernel<T, D, G, Vectors>), grid, threads_of<D>, 0, stream, a);
-    const dim3 joined(static_cast<unsigned>(a.heads), static_cast<unsigned>(a.rows));
-    UNSLOTH_LAUNCH(join_kernel<T>, joined, join_threads, 0, stream, a);
+    join<T>(a, stream);
 }
 
 /// As many heads at once as registers and shared memory allow.
 template <class T, int D>
 void by_heads(const PagedAttention& a, cudaStream_t stream) {
     const int shared_by = a.heads / a.kv_heads;
+    if constexpr (sizeof(T) == 2 && D <= 128)
+        if (a.head_dim == D && shared_by <= paged::mma_heads && reads_vectors<T>(a)) return issue_mma<T, D>(a, stream);
     if (!reads_vectors<T>(a)) return issue<T, D, 1, false>(a, stream);
     if (shared_by == 1) return issue<T, D, 1>(a, stream);
     if (shared_by == 2) return issue<T, D, 2>(a, stream);

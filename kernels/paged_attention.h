@@ -1,5 +1,5 @@
-// Attention of rows of one query over keys and values in pages of a cache (include/unsloth/ops/paged_attention.h), in
-// fp32 arithmetic and a fixed order that depends on a row's length alone.
+// Attention of rows of one query over keys and values in pages of a cache (include/unsloth/ops/paged_attention.h), with
+// fp32 sums in a fixed order that depends on a row's length alone.
 //
 // Legend: S rows, H heads, K kv heads, d head_dim.
 #pragma once

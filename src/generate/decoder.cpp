@@ -34,13 +34,14 @@ int32_t slot(const Sequence& s, int64_t position) {
     return static_cast<int32_t>(page * ops::page_tokens + position % ops::page_tokens);
 }
 
-/// `parts` with the last again so often as makes a bucket of rows, up to `most`: it computes the same once more and puts
-/// it where it lies already.
+/// `parts` with the last again so often as makes a bucket of rows, up to `most`: it computes the same once more and
+/// puts it where it lies already.
 std::vector<Part> padded(std::vector<Part> parts, int64_t most) {
     const auto rows = static_cast<int64_t>(parts.size());
     if (rows == 0 || !std::all_of(parts.begin(), parts.end(), [](const Part& part) { return part.decodes(); }))
         return parts;
-    if (const int64_t bucket = bucket_of(rows); bucket <= most) parts.resize(static_cast<std::size_t>(bucket), parts.back());
+    if (const int64_t bucket = bucket_of(rows); bucket <= most)
+        parts.resize(static_cast<std::size_t>(bucket), parts.back());
     return parts;
 }
 
@@ -147,12 +148,13 @@ std::vector<ops::Chosen> Decoder::choose(const std::vector<Part>& parts, std::sp
     const at::Tensor logprobs_C = at::empty({count}, on_device.dtype(at::kFloat));
     // Recordings are for shapes that come again: rows that leave do not make another one.
     const int64_t most = ctx_.is_cuda() ? std::min(model_.sizes().segments, model_.sizes().tokens) : 0;
-    model_.continue_rows(pass_of(padded(parts, most), choosing.size(), context_), [&](int64_t first, const at::Tensor& logits_CV) {
-        const int64_t n = logits_CV.size(0);
-        ops::choose_tokens(ctx_, logits_CV,
-                           std::span(rows).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(n)),
-                           ids_C.narrow(0, first, n), logprobs_C.narrow(0, first, n));
-    });
+    model_.continue_rows(
+        pass_of(padded(parts, most), choosing.size(), context_), [&](int64_t first, const at::Tensor& logits_CV) {
+            const int64_t n = logits_CV.size(0);
+            ops::choose_tokens(ctx_, logits_CV,
+                               std::span(rows).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(n)),
+                               ids_C.narrow(0, first, n), logprobs_C.narrow(0, first, n));
+        });
     const at::Tensor ids = ids_C.cpu(), logprobs = logprobs_C.cpu();
     std::vector<ops::Chosen> chosen;
     for (int64_t row = 0; row < count; ++row) {

@@ -181,8 +181,8 @@ TEST_P(DecoderTest, RecordsByBucketsOfRows) {
     std::vector<Request> requests;
     const std::vector<Row> asked = prompts(name, 24);
     for (std::size_t i = 0; i < asked.size(); ++i)
-        requests.push_back({.prompt = Row(asked[i].begin(), asked[i].begin() + 1),
-                            .max_new_tokens = 6 + static_cast<int64_t>(i)});
+        requests.push_back(
+            {.prompt = Row(asked[i].begin(), asked[i].begin() + 1), .max_new_tokens = 6 + static_cast<int64_t>(i)});
     generate::Decoder(*model.ctx, *model.model).answer(requests);
     EXPECT_GT(model.model->counts().replayed, 8);  // of 29 passes; without buckets 3, for few rows come twice
     EXPECT_LE(model.model->counts().recorded, 10);

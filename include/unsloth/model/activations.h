@@ -77,8 +77,8 @@ struct TokenBuffers {
     at::Tensor cos_Tp, sin_Tp;             ///< fp32 [T, d/2]
 };
 
-/// A layer's keys and values of all sequences that are continued, [tokens of all pages, K heads * d] each in the compute
-/// dtype (ops/paged_attention.h), side by side as a layer's product makes them.
+/// A layer's keys and values of all sequences that are continued, [tokens of all pages, K heads * d] each in the
+/// compute dtype (ops/paged_attention.h), side by side as a layer's product makes them.
 struct KvCache {
     at::Tensor kv_C2N;
     at::Tensor k_CN() const { return kv_C2N.narrow(1, 0, kv_C2N.size(1) / 2); }

@@ -44,7 +44,8 @@ void place_rows(Context& ctx, PagedRows& rows);
 
 /// out_THd = attention of each row's queries over its keys, as attention_forward's. q and out as there; k_CN, v_CN: the
 /// cache, whole pages, in the same type. On CUDA decoding rows have a kernel of their own (any of the three types,
-/// head_dim a multiple of 8 up to 256): fp32 arithmetic in an order that depends on a row's length alone.
+/// head_dim a multiple of 8 up to 256): fp32 sums in an order that depends on a row's length alone; tensor cores, where
+/// they serve, take the weights of the values rounded to the type.
 void paged_attention(Context& ctx, const AttentionShape& shape, const PagedRows& rows, const at::Tensor& q_THd,
                      const at::Tensor& k_CN, const at::Tensor& v_CN, const at::Tensor& out_THd);
 

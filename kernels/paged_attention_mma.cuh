@@ -1,0 +1,220 @@
+// The parts of paged attention by tensor cores: heads of 64 or 128 in 16 bit, up to 16 of which share a kv head.
+//
+// A warp takes a page at a time: scores S = Q Kᵀ with the heads as the rows of mma.sync's A operand (16, of which most
+// may be none), then O += P V. Keys and values go from memory into registers, 16 bytes a load, and never through shared
+// memory: the columns of a product may come in any order, so a lane's operand is what lies together. For K that is the
+// order of the reduction (a lane's eight dimensions serve two steps), for V the order of O's columns; two keys' values
+// are put side by side by a PRMT. P is what S's registers hold, rounded to the type, as in Dao, "FlashAttention-2"
+// (2023).
+#pragma once
+
+#include "kernels/common/device.cuh"
+#include "kernels/common/mma.cuh"
+#include "kernels/paged_attention.h"
+
+namespace unsloth::kernels::paged {
+
+constexpr int mma_warps = 4, mma_heads = 16;
+
+template <class T>
+__device__ __forceinline__ uint32_t pack_two(float low, float high);
+template <>
+__device__ __forceinline__ uint32_t pack_two<__nv_bfloat16>(float low, float high) {
+    return pack_bf16x2(low, high);
+}
+template <>
+__device__ __forceinline__ uint32_t pack_two<__half>(float low, float high) {
+    const __half2 pair = __floats2half2_rn(low, high);
+    return reinterpret_cast<const uint32_t&>(pair);
+}
+
+/// A 16-byte chunk as words; zeros where it is not `there`.
+struct Chunk {
+    uint32_t words[4];
+    __device__ __forceinline__ void load(const void* from, bool there) {
+        uint4 v{};
+        if (there) v = __ldg(static_cast<const uint4*>(from));
+        words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+    }
+};
+
+/// A warp's view of the keys of its row and kv head. g: of a head in A's and the results' rows, of a key or a dimension
+/// in B's columns; t: of a pair in the reduction, or in the results' columns.
+template <class T, int D, bool Tall>
+struct PageWorker {
+    static constexpr int chunks = D / 32;        // of a lane's K and Q: dimensions 32 c + 8 t on
+    static constexpr int value_chunks = D / 64;  // of a lane's V: dimensions 64 c + 8 g on
+
+    const PagedAttention& a;
+    const int kv_head, g, t;
+    Chunk q[Tall ? 2 : 1][chunks];
+    float out[value_chunks * 8][4] = {};
+    float row_max[2] = {-INFINITY, -INFINITY}, row_sum[2] = {};
+
+    __device__ __forceinline__ PageWorker(const PagedAttention& args, int row, int head, int lane)
+        : a(args), kv_head(head), g(lane / 4), t(lane % 4) {
+        const int shared_by = a.heads / a.kv_heads;
+#pragma unroll
+        for (int half = 0; half < (Tall ? 2 : 1); ++half) {
+            const int of_group = g + 8 * half;
+            const T* from = static_cast<const T*>(a.q.data) + row * a.q.token_stride +
+                            (kv_head * shared_by + of_group) * a.q.head_stride + t * 8;
+#pragma unroll
+            for (int c = 0; c < chunks; ++c) q[half][c].load(from + 32 * c, of_group < shared_by);
+        }
+    }
+
+    /// Keys [first, first + page_tokens) of the row, on this page, as far as they lie in [low, end).
+    __device__ __forceinline__ void take(int first, int page, int low, int end) {
+        const int64_t place = static_cast<int64_t>(page) * page_tokens;
+        const T* keys = static_cast<const T*>(a.k.data) + place * a.k.stride + kv_head * D + t * 8;
+        const T* values = static_cast<const T*>(a.v.data) + place * a.v.stride + kv_head * D + g * 8;
+        Chunk k[4][chunks], v[2][4][value_chunks];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const int key = 8 * j + g;
+#pragma unroll
+            for (int c = 0; c < chunks; ++c) k[j][c].load(keys + key * a.k.stride + 32 * c, first + key < end);
+        }
+#pragma unroll
+        for (int s = 0; s < 2; ++s) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int key = 16 * s + 2 * t + i % 2 + i / 2 * 8;
+#pragma unroll
+                for (int c = 0; c < value_chunks; ++c)
+                    v[s][i][c].load(values + key * a.v.stride + 64 * c, first + key < end);
+            }
+        }
+
+        float scores[4][4] = {};  // of eight keys each: 2 t, 2 t + 1 of head g, then of head g + 8
+#pragma unroll
+        for (int c = 0; c < chunks; ++c) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const uint32_t operand[4] = {q[0][c].words[2 * half], Tall ? q[Tall ? 1 : 0][c].words[2 * half] : 0,
+                                             q[0][c].words[2 * half + 1],
+                                             Tall ? q[Tall ? 1 : 0][c].words[2 * half + 1] : 0};
+#pragma unroll
+                for (int j = 0; j < 4; ++j)
+                    mma_m16n8k16<T>(scores[j], operand, k[j][c].words[2 * half], k[j][c].words[2 * half + 1]);
+            }
+        }
+        uint32_t p[2][4];  // of 16 keys each
+        weigh(scores, first, low, end);
+#pragma unroll
+        for (int s = 0; s < 2; ++s) {
+            p[s][0] = pack_two<T>(scores[2 * s][0], scores[2 * s][1]);
+            p[s][1] = pack_two<T>(scores[2 * s][2], scores[2 * s][3]);
+            p[s][2] = pack_two<T>(scores[2 * s + 1][0], scores[2 * s + 1][1]);
+            p[s][3] = pack_two<T>(scores[2 * s + 1][2], scores[2 * s + 1][3]);
+        }
+#pragma unroll
+        for (int s = 0; s < 2; ++s) {
+#pragma unroll
+            for (int c = 0; c < value_chunks; ++c) {
+#pragma unroll
+                for (int e = 0; e < 8; ++e) {
+                    const int w = e / 2;
+                    const unsigned place_of = e % 2 == 0 ? 0x5410 : 0x7632;
+                    mma_m16n8k16<T>(out[c * 8 + e], p[s],
+                                    __byte_perm(v[s][0][c].words[w], v[s][1][c].words[w], place_of),
+                                    __byte_perm(v[s][2][c].words[w], v[s][3][c].words[w], place_of));
+                }
+            }
+        }
+    }
+
+    /// Scores become exp(score - maximum), and what was summed before is scaled to the new maximum.
+    __device__ __forceinline__ void weigh(float (&scores)[4][4], int first, int low, int end) {
+#pragma unroll
+        for (int half = 0; half < (Tall ? 2 : 1); ++half) {
+            float highest = row_max[half];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    const int key = first + 8 * j + 2 * t + i;
+                    float& score = scores[j][2 * half + i];
+                    score = key >= low && key < end ? score * a.scale : -INFINITY;
+                    highest = fmaxf(highest, score);
+                }
+            }
+            highest = group_max<4>(highest);
+            const float base = highest == -INFINITY ? 0.0f : highest;  // no key was seen yet
+            const float rescale = expf(row_max[half] - base);
+            row_max[half] = highest;
+            float sum = 0.0f;
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    float& score = scores[j][2 * half + i];
+                    score = expf(score - base);
+                    sum += score;
+                }
+            }
+            row_sum[half] = row_sum[half] * rescale + group_sum<4>(sum);
+#pragma unroll
+            for (int n = 0; n < value_chunks * 8; ++n) out[n][2 * half] *= rescale, out[n][2 * half + 1] *= rescale;
+        }
+        if constexpr (!Tall) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) scores[j][2] = scores[j][3] = 0.0f;
+        }
+    }
+};
+
+template <class T, int D, bool Tall>
+__global__ void __launch_bounds__(mma_warps* warp_size) mma_split_kernel(PagedAttention a) {
+    constexpr int rows = Tall ? mma_heads : mma_heads / 2;
+    __shared__ float maxima[mma_warps][rows], sums[mma_warps][rows];
+    __shared__ float outs[mma_warps][rows][D + 1];  // heads in other banks
+    const int split = blockIdx.x, kv_head = blockIdx.y, row = blockIdx.z;
+    const int lane = threadIdx.x % warp_size;
+    const int warp = __shfl_sync(all_lanes, static_cast<int>(threadIdx.x / warp_size), 0);  // known to be uniform
+    const int length = a.lengths[row], low = a.window > 0 ? max(0, length - a.window) : 0;
+    const int keys = keys_of_split(length);
+    const int begin = max(split * keys, low / page_tokens * page_tokens), end = min((split + 1) * keys, length);
+    if (split * keys >= length) return;
+    const int32_t* pages = a.pages + static_cast<int64_t>(row) * a.most_pages;
+
+    PageWorker<T, D, Tall> worker(a, row, kv_head, lane);
+#pragma unroll 1
+    for (int first = begin + warp * page_tokens; first < end; first += mma_warps * page_tokens)
+        worker.take(first, pages[first / page_tokens], low, end);
+
+    const int g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int half = 0; half < (Tall ? 2 : 1); ++half) {
+        const int head = g + 8 * half;
+        if (t == 0) maxima[warp][head] = worker.row_max[half], sums[warp][head] = worker.row_sum[half];
+#pragma unroll
+        for (int n = 0; n < D / 8; ++n) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i)  // column 2 t + i of the product was that lane group's dimension
+                outs[warp][head][n / 8 * 64 + (2 * t + i) * 8 + n % 8] = worker.out[n][2 * half + i];
+        }
+    }
+    __syncthreads();
+    const int heads = a.heads / a.kv_heads, first_head = kv_head * heads;
+    for (int at = static_cast<int>(threadIdx.x); at < heads * D; at += mma_warps * warp_size) {
+        const int h = at / D, c = at % D;
+        float highest = -INFINITY, sum = 0.0f, x = 0.0f;
+#pragma unroll
+        for (int w = 0; w < mma_warps; ++w) highest = fmaxf(highest, maxima[w][h]);
+        const float base = highest == -INFINITY ? 0.0f : highest;
+#pragma unroll
+        for (int w = 0; w < mma_warps; ++w) {
+            const float share = expf(maxima[w][h] - base);
+            sum += sums[w][h] * share;
+            x += outs[w][h][c] * share;
+        }
+        float* part =
+            a.parts + ((static_cast<int64_t>(row) * a.heads + first_head + h) * a.splits + split) * (a.head_dim + 2);
+        part[c] = x;
+        if (c == 0) part[a.head_dim] = highest, part[a.head_dim + 1] = sum;
+    }
+}
+
+}  // namespace unsloth::kernels::paged
