@@ -34,9 +34,10 @@ h2 { font-size: .95rem; margin: 0 0 6px; font-weight: 600; }
 svg { display: block; width: 100%; height: auto; }
 .legend { color: var(--soft); font-size: .82rem; margin-top: 4px; min-height: 1.3em; }
 .legend .second { color: var(--second); }
-details { margin-top: 14px; } summary { cursor: pointer; font-weight: 600; }
+details { margin-top: 14px; } summary { cursor: pointer; font-weight: 600; overflow-wrap: anywhere; white-space: pre-wrap; }
 table { border-collapse: collapse; width: 100%; margin-top: 6px; } td { border-top: 1px solid var(--rule); padding: 3px 6px; vertical-align: top; }
 td:last-child { font-family: ui-monospace, monospace; font-size: .85rem; overflow-wrap: anywhere; }
+.answers td:first-child { color: var(--soft); white-space: nowrap; } .answers td:last-child { white-space: pre-wrap; }
 th { text-align: left; padding-top: 10px; } footer { color: var(--soft); font-size: .8rem; margin-top: 16px; }
 )css";
 

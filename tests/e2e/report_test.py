@@ -139,6 +139,20 @@ class InABrowser(EndToEnd):
         facts = {"total_steps": 2500, "planned_bytes": 2**36, "planned_groups": groups, "row_tokens": [3] * 18}
         (folder / "run_facts.json").write_text(json.dumps(facts))
         (folder / "run_config.json").write_text(json.dumps({"model": {"path": "/a/long/path" * 20}}))
+        answers = [
+            "A termination clause.",
+            "",
+            "lines\n    of code\n" * 3,
+            "no-space-to-break-a-line-at-" * 20,
+            "說" * 200,
+        ]
+        prompts = ["What kind of clause is this?", "https://a.b/" + "c" * 300, "<b>several</b>\nlines"]
+        samples = [
+            {"step": 300 * i, "epoch": 0.6 * i, "prompt": prompt, "answer": answer}
+            for i, answer in enumerate(answers)
+            for prompt in prompts
+        ]
+        write_rows(folder / "samples.jsonl", samples)
         return folder
 
     def test_the_page_on_a_phone_and_a_desk_in_light_and_dark(self):
@@ -154,6 +168,7 @@ class InABrowser(EndToEnd):
                     browser.evaluate("document.querySelector('details').open = true")
                     self.assertEqual(browser.evaluate(FLAWS), [], (name, scheme))
                     self.assertEqual(browser.evaluate("document.querySelectorAll('svg').length"), 8)
+                    self.assertEqual(browser.evaluate("document.querySelectorAll('.answers td:last-child').length"), 15)
                     backgrounds.add(browser.evaluate("getComputedStyle(document.body).backgroundColor"))
                     # The pointer over a curve tells its value.
                     browser.evaluate(
