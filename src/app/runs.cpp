@@ -43,8 +43,8 @@ void run_watch(const config::CommandLine& line) {
     for (bool first = true;; first = false) {
         const Terminal here = terminal();
         const std::string view = report::run_view(reader.run(), here.columns, here.rows - 1, here.colours);
-        if (once) return print(view);
-        print(cat(first ? "\033[2J" : "", "\033[H", view, "\033[J"));
+        if (once) return print_coloured(view);
+        print_coloured(cat(first ? "\033[2J" : "", "\033[H", view, "\033[J"));
         if (reader.run().ending) return;
         std::this_thread::sleep_for(std::chrono::duration<double>(line.watch.interval));
         reader.update();
@@ -55,7 +55,7 @@ void run_compare(const config::CommandLine& line) {
     std::vector<report::Run> runs;
     for (const std::string& folder : line.compare.runs) runs.push_back(report::read_run(folder));
     const Terminal here = terminal();
-    print(report::comparison(runs, here.columns, here.colours));
+    print_coloured(report::comparison(runs, here.columns, here.colours));
 }
 
 void run_report(const config::CommandLine& line) {

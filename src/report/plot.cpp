@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "unsloth/core/error.h"
+#include "unsloth/core/utf8.h"
 
 namespace unsloth::report {
 namespace {
@@ -164,7 +165,7 @@ std::string plot(const std::string& title, const std::vector<Line>& lines, int c
 }
 
 std::string run_view(const Run& run, int columns, int rows, bool colours) {
-    std::string text = headline(run) + "\n";
+    std::string text = printable(headline(run)) + "\n";
     if (run.steps.empty()) return text;
     const int height = std::max(7, (rows - 3) / 3);
     const Points losses = points_of(run, &StepRow::loss);
@@ -176,8 +177,9 @@ std::string run_view(const Run& run, int columns, int rows, bool colours) {
 }
 
 std::string comparison(const std::vector<Run>& runs, int columns, bool colours) {
+    std::vector<std::string> names;
     std::size_t width = 4;
-    for (const Run& run : runs) width = std::max(width, run.name().size());
+    for (const Run& run : runs) width = std::max(width, names.emplace_back(printable(run.name())).size());
     const auto cell = [](const std::string& text) { return padded(text, 12); };
     std::string text = "    run" + std::string(width - 3, ' ') + cell("steps") + cell("loss") + cell("mean loss") +
                        cell("best eval") + cell("tok/s") + cell("GiB") + cell("time") + "  state\n";
@@ -193,21 +195,21 @@ std::string comparison(const std::vector<Run>& runs, int columns, bool colours) 
                 memory = std::isfinite(memory) ? std::max(memory, row.memory_gib) : row.memory_gib;
             if (std::isfinite(row.step_ms)) seconds += row.step_ms / 1000, rate += static_cast<double>(row.tokens);
         }
-        text += cat(colours ? line_colours[i % 6] : "", "  ", colours ? "━ " : "  ", colours ? plain : "", run.name(),
-                    std::string(width - run.name().size(), ' '),
+        text += cat(colours ? line_colours[i % 6] : "", "  ", colours ? "━ " : "  ", colours ? plain : "", names[i],
+                    std::string(width - names[i].size(), ' '),
                     cell(run.steps.empty() ? "0" : std::to_string(run.steps.back().step)),
                     cell(losses.empty() ? "-" : shown(losses.back().second)), cell(losses.empty() ? "-" : shown(mean)),
                     cell(shown(best)), cell(seconds > 0 ? shown(rate / seconds) : "-"), cell(shown(memory)),
                     cell(run.ending ? duration(run.ending->seconds) : "-"), "  ",
-                    run.ending ? run.ending->exit_reason : "runs, or was killed", "\n");
+                    run.ending ? printable(run.ending->exit_reason) : "runs, or was killed", "\n");
         lines.push_back({smoothed(losses)});
     }
     text += "\n" + plot("loss, smoothed", lines, columns, 16, colours) + "\n";
     for (const auto& [option, values] : differing_options(runs)) {
-        text += option + ":";
+        std::string row = option + ":";
         for (std::size_t i = 0; i < values.size(); ++i)
-            text += cat(i == 0 ? " " : " | ", values[i].empty() ? "-" : values[i]);
-        text += "\n";
+            row += cat(i == 0 ? " " : " | ", values[i].empty() ? "-" : values[i]);
+        text += printable(row) + "\n";
     }
     return text;
 }

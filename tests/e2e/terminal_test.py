@@ -19,14 +19,14 @@ class Terminal(EndToEnd):
     # Loading, encoding and evaluating take some tenths of a second each, so that they are seen.
     WIDE = TEXT_LLAMA | {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 12}
 
-    def at_terminal(self, columns, *arguments):
-        """Everything that the program wrote to a terminal of this width."""
+    def at_terminal(self, columns, *arguments, output=False):
+        """Everything that the program wrote to a terminal of this width: messages, and with `output` what it is for."""
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 25, columns, 0, 0))
         process = subprocess.Popen(
             [PROGRAM, *map(str, arguments)],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
+            stdout=theirs if output else subprocess.DEVNULL,
             stderr=theirs,
             env=environment(TERM="xterm"),
             preexec_fn=lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),  # slow enough to be seen
@@ -100,6 +100,22 @@ class Terminal(EndToEnd):
                 # Nothing is left of the line at the end.
                 self.assertTrue(text.endswith("\n"), text[-200:])
                 self.assertNotRegex(text.split("done:")[1], r"left \d\d:\d\d")
+
+    def test_runs_are_drawn_in_colours(self):
+        """What comes from a run's files is shown by its name; what the program draws with is not."""
+        folder = self.folder / "a\x1b[2Jrun"
+        folder.mkdir()
+        rows = [{"step": step, "epoch": 1, "loss": 1 / step, "step_ms": 5, "tokens": 9} for step in range(1, 30)]
+        rows.append({"event": "summary", "exit_reason": "error", "seconds": 1, "error": "no \x1b[31mfile"})
+        write_rows(folder / "metrics.jsonl", rows)
+        for command, clears in (("watch", ["\x1b[2J", "\x1b[H", "\x1b[J"]), ("compare", [])):
+            text = self.at_terminal(80, command, folder, output=True)
+            self.assertIn(r"a\u001b[2Jrun", text)
+            self.assertEqual(text.count(r"\u001b"), 2 if command == "watch" else 1, text)
+            escapes = re.findall(r"\x1b\[[0-9;]*\w", text)
+            self.assertLessEqual(set(escapes), {"\x1b[36m", "\x1b[33m", "\x1b[0m", *clears})
+            self.assertEqual([e for e in escapes if e in clears], clears)
+            self.assertIn("\x1b[36m", escapes)
 
     def test_no_escapes_where_there_is_no_terminal(self):
         rows = write_rows(self.folder / "rows.jsonl", [{"text": f"{n}. The term is one year."} for n in range(8)])

@@ -17,7 +17,7 @@ struct Line {
 /// line has one of its own, in ANSI sequences. Empty lines are left out; nothing to draw says so.
 std::string plot(const std::string& title, const std::vector<Line>& lines, int columns, int rows, bool colours);
 
-/// The state of a run in one line, and its curves.
+/// The state of a run in one line, and its curves. What comes from its files went through printable(), here and below.
 std::string run_view(const Run& run, int columns, int rows, bool colours);
 
 /// A line of figures a run, its losses over each other, and the options in which the runs differ.
