@@ -70,7 +70,9 @@ void declare_model(OptionSet& options, ModelOptions& model) {
         .path("DIR")
         .suggested_for({"adapter", "adapter_path", "lora_path"})
         .on_resume(OnResume::told);
-    options.add("max_seq_length", model.max_seq_length, "Longest row in tokens; longer rows are truncated.")
+    options
+        .add("max_seq_length", model.max_seq_length,
+             "Longest row in tokens; data.long_rows says what becomes of longer ones.")
         .at_least(1)
         .alias("model", "max_length")
         .alias("training", "max_length")

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <string_view>
+#include <vector>
 
 #include "config/peer_fields.h"
 #include "config/render.h"
@@ -41,9 +42,13 @@ std::string full_help(const Option& option) {
         for (const auto& choice : option.choices) text += (choice == option.choices.front() ? " " : ", ") + choice;
         text += ".";
     }
+    std::vector<std::string> names;  // one may be known in several sections, and the option's own in another
     for (const auto& alias : option.aliases)
-        if (!alias.when_true) text += " Also called " + alias.key + ".";
-    return text;
+        if (!alias.when_true && alias.key != option.key &&
+            std::find(names.begin(), names.end(), alias.key) == names.end())
+            names.push_back(alias.key);
+    for (const std::string& name : names) text += (name == names.front() ? " Also called " : ", ") + name;
+    return names.empty() ? text : text + ".";
 }
 
 // Bytes that start a character: "…" takes one column, not three.

@@ -354,6 +354,7 @@ TEST(CommandLine, MistakesAreNamed) {
     EXPECT_CONTAINS(error_of({"--path", "m"}), "train needs --data.train_file");
     EXPECT_CONTAINS(error_of({"config", "--schema", "--markdown"}), "one of --schema, --markdown");
     EXPECT_CONTAINS(error_of({"config", "--config", "/nonexistent.json"}), "/nonexistent.json");
+    EXPECT_CONTAINS(error_of({"run.jsn"}), "A configuration's name ends in .json");
 }
 
 TEST(CommandLine, EveryOptionAndCommandStandsInTheHelp) {
@@ -375,6 +376,11 @@ TEST(CommandLine, EveryOptionAndCommandStandsInTheHelp) {
         EXPECT_CONTAINS(config::help_text(command), std::string("Usage: unsloth-train ") + command);
     }
     EXPECT_CONTAINS(config::help_text("generate"), "--max_new_tokens N");
+    std::string words;  // without the wrapping
+    std::istringstream stream(help);
+    for (std::string word; stream >> word;) words += word + " ";
+    EXPECT_CONTAINS(words, "Also called torch_dtype, bnb_4bit_compute_dtype.");
+    EXPECT_EQ(words.find("Also called ddp_timeout"), std::string::npos);  // of the option ddp_timeout
     EXPECT_CONTAINS(help, "(default: 0.0002)");
 }
 
