@@ -115,7 +115,8 @@ void add_data_fields(PeerRows& rows) {
 }
 
 void add_device_fields(PeerRows& rows) {
-    const char* const parallel = "processes train data-parallel (unsloth-train launch); a model lies on one device";
+    const char* const parallel =
+        "distributed.zero_stage and tp_size share a model between processes (docs/parallel.md)";
     rows.means("use_cpu", "hardware.device", {{true, "cpu"}}, off, "true or false is expected")
         .means("no_cuda", "hardware.device", {{true, "cpu"}}, off, "true or false is expected")
         .means("full_determinism", "training.deterministic", {{true, true}}, off, "true or false is expected")

@@ -244,7 +244,7 @@ TEST(Import, AxolotlWithoutAnAdapterTrainsAllWeights) {
     EXPECT_CONTAINS(
         all(import_text("base_model: m\nadapter: lora\noptimizer: muon").losses),
         "optimizer: muon: expected one of adamw_torch, adamw_8bit, found 'muon'; training.optim stays adamw_torch");
-    EXPECT_CONTAINS(all(import_text("base_model: m\nrl: dpo").losses), "rl: dpo: supervised training on rows");
+    EXPECT_CONTAINS(all(import_text("base_model: m\nrl: grpo").losses), "rl: grpo: of preferences dpo, ipo, simpo");
     EXPECT_CONTAINS(all(import_text("base_model: m\nno_such_field: 1").losses), "no_such_field: is not known");
 }
 
@@ -309,11 +309,100 @@ TEST(Import, LlamaFactorysDefaults) {
     EXPECT_EQ(config.training.num_train_epochs, 3);
     EXPECT_EQ(config.training.learning_rate, 5e-5);
     EXPECT_FALSE(config.model.load_in_4bit);
-    EXPECT_CONTAINS(all(import_text("stage: dpo").losses), "stage: dpo: supervised training on rows");
+    EXPECT_CONTAINS(all(import_text("stage: ppo").losses), "stage: ppo: sft, pt, dpo and kto are there");
     EXPECT_CONTAINS(all(import_text("template: gemma").losses), "template: gemma: data.template auto");
     EXPECT_CONTAINS(all(import_text("stage: sft\nquantization_bit: 3").losses), "quantization_bit: 3 by bnb");
     EXPECT_TRUE(
         loaded(import_text("model_name_or_path: m\nstage: sft\nquantization_bit: 8")).config.model.load_in_8bit);
+}
+
+TEST(Import, AxolotlsPreferences) {
+    const auto of = [](const std::string& rest) { return import_text("base_model: m\nadapter: lora\n" + rest); };
+    const std::string rows =
+        "datasets: [{path: p, type: chat_template.default, field_messages: talk, field_chosen: good, "
+        "message_property_mappings: {role: from, content: value}}]\n";
+    const config::ImportedConfig dpo = of(rows + "rl: dpo\nrl_beta: 0.3\ndpo_label_smoothing: 0.1\nrpo_alpha: 0.5\n");
+    EXPECT_EQ(all(dpo.losses), "");
+    const config::Config config = loaded(dpo).config;
+    EXPECT_EQ(config.training.objective, config::Objective::dpo);
+    EXPECT_EQ(config.preference.beta, 0.3);
+    EXPECT_EQ(config.preference.label_smoothing, 0.1);
+    EXPECT_EQ(config.preference.rpo_alpha, 0.5);
+    EXPECT_EQ(config.data.format, config::DataFormat::preference);
+    EXPECT_EQ(config.data.columns,
+              (std::vector<std::pair<std::string, std::string>>{{"messages", "talk"}, {"chosen", "good"}}));
+    EXPECT_EQ(loaded(of(rows + "rl: ipo")).config.preference.loss_type, config::PreferenceLoss::ipo);
+    EXPECT_EQ(loaded(of(rows + "rl: dpo\ndpo_loss_type: [hinge]")).config.preference.loss_type,
+              config::PreferenceLoss::hinge);
+    EXPECT_EQ(loaded(of(rows + "rl: orpo\norpo_alpha: 0.2\nsimpo_gamma: 1")).config.preference.beta, 0.2);
+    EXPECT_CONTAINS(all(of(rows + "rl: orpo\nsimpo_gamma: 1").notes), "simpo_gamma: has no effect");
+    EXPECT_EQ(loaded(of(rows + "rl: simpo")).config.preference.rpo_alpha, 1);  // TRL's default
+    EXPECT_EQ(loaded(of(rows + "rl: simpo\ncpo_alpha: 0.0")).config.preference.rpo_alpha, 0);
+
+    const config::Config kto =
+        loaded(of("datasets: [{path: p, type: llama3.ultra}]\nrl: kto\nkto_desirable_weight: 0.2")).config;
+    EXPECT_EQ(kto.training.objective, config::Objective::kto);
+    EXPECT_EQ(kto.preference.desirable_weight, 0.2);
+    EXPECT_EQ(kto.data.template_name, "llama-3");
+    EXPECT_EQ(kto.data.columns,
+              (std::vector<std::pair<std::string, std::string>>{{"instruction", "prompt"}, {"output", "completion"}}));
+    EXPECT_EQ(loaded(of("datasets: [{path: p, type: chatml.argilla}]\nrl: dpo")).config.data.columns.front(),
+              (std::pair<std::string, std::string>("chosen", "chosen_response")));
+    EXPECT_CONTAINS(all(of("datasets: [{path: p, type: user_defined.default}]\nrl: dpo").losses),
+                    "datasets[0].type: user_defined.default: bring the rows");
+}
+
+TEST(Import, LlamaFactorysPreferences) {
+    const ScratchFolder folder;
+    folder.write("dataset_info.json", R"({
+        "pairs": {"file_name": "pairs.json", "ranking": true, "columns": {"prompt": "ask", "chosen": "good", "rejected": "bad"}},
+        "talk": {"file_name": "talk.json", "ranking": true, "formatting": "sharegpt"},
+        "judged": {"file_name": "judged.json", "columns": {"kto_tag": "verdict"}}})");
+    const auto of = [&](const std::string& rest) {
+        const auto file =
+            folder.write("run.yaml", "model_name_or_path: m\nfinetuning_type: lora\ndataset_dir: .\n" + rest);
+        return config::import_config(file, config::PeerProgram::llama_factory);
+    };
+    const config::ImportedConfig dpo =
+        of("stage: dpo\ndataset: pairs,talk\nmax_samples: 1000\npref_beta: 0.2\npref_ftx: 0.1\npref_loss: hinge\n");
+    EXPECT_EQ(all(dpo.losses), "");
+    const config::Config config = loaded(dpo).config;
+    EXPECT_EQ(config.training.objective, config::Objective::dpo);
+    EXPECT_EQ(config.preference.loss_type, config::PreferenceLoss::hinge);
+    EXPECT_EQ(config.preference.beta, 0.2);
+    EXPECT_EQ(config.preference.rpo_alpha, 0.1);
+    ASSERT_EQ(config.data.datasets.size(), 2u);
+    for (const config::DataSource& source : config.data.datasets) {
+        EXPECT_EQ(source.format, config::DataFormat::preference);
+        EXPECT_EQ(source.max_samples, 1000);
+    }
+    EXPECT_EQ(config.data.datasets[0].columns, (std::vector<std::pair<std::string, std::string>>{
+                                                   {"instruction", "ask"}, {"chosen", "good"}, {"rejected", "bad"}}));
+    EXPECT_EQ(loaded(of("stage: dpo\npref_loss: orpo\npref_beta: 0.3")).config.training.objective,
+              config::Objective::orpo);
+    const config::Config kto = loaded(of("stage: kto\ndataset: judged\nkto_rejected_weight: 2.0")).config;
+    EXPECT_EQ(kto.training.objective, config::Objective::kto);
+    EXPECT_EQ(kto.preference.undesirable_weight, 2);
+    EXPECT_EQ(kto.data.columns.front(), (std::pair<std::string, std::string>("kto_tag", "verdict")));
+    EXPECT_CONTAINS(all(of("stage: dpo\npref_loss: kto_pair").losses), "pref_loss: kto_pair: expected one of");
+    EXPECT_CONTAINS(all(of("stage: sft\ndataset: pairs").losses), "its rows are pairs");
+}
+
+// A split that is left out would be the training rows.
+TEST(Import, RowsToEvaluateOn) {
+    const auto of = [](const std::string& tests) {
+        return import_text("base_model: m\nadapter: lora\ndatasets: [{path: org/rows, type: alpaca}]\ntest_datasets: " +
+                           tests);
+    };
+    const config::ImportedConfig split = of("[{path: org/rows, type: alpaca, split: test}]");
+    EXPECT_CONTAINS(all(split.losses), "test_datasets rows.split: test: name that split's files");
+    EXPECT_FALSE(loaded(split).config.data.eval_file.has_value());
+    const config::ImportedConfig several = of("[{path: a/law.jsonl, type: alpaca}, {path: b/law.jsonl, type: alpaca}]");
+    EXPECT_EQ(all(several.losses), "");
+    EXPECT_EQ(loaded(several).config.data.eval_files,
+              (std::vector<std::pair<std::string, std::string>>{{"law", "a/law.jsonl"}, {"law_", "b/law.jsonl"}}));
+    EXPECT_CONTAINS(all(of("[{path: c.jsonl, type: completion, field: body}]").losses),
+                    "test_datasets c: its rows have");
 }
 
 TEST(Import, Trl) {

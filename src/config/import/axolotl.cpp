@@ -1,6 +1,8 @@
 // Of axolotl 0.19: the fields that depend on each other.
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <set>
 
 #include "config/import/axolotl_fields.h"
 #include "config/import/importer.h"
@@ -95,8 +97,9 @@ void import_template(Importer& importer) {
 /// A data set of the list `key`, field by field.
 class Source {
   public:
-    Source(Importer& importer, std::string key, Json fields)
-        : importer_(importer), key_(std::move(key)), fields_(std::move(fields)) {}
+    /// `rl`: of the file; empty: rows are learnt as they are.
+    Source(Importer& importer, std::string key, Json fields, std::string rl)
+        : importer_(importer), key_(std::move(key)), fields_(std::move(fields)), rl_(std::move(rl)) {}
 
     ImportedSource read() {
         if (!fields_.is_object()) {
@@ -108,7 +111,6 @@ class Source {
         read_rest();
         return std::move(source_);
     }
-    bool is_alpaca() const { return alpaca_; }
 
   private:
     std::optional<Json> take(const char* field) {
@@ -154,14 +156,15 @@ class Source {
 
     void read_type() {
         const Json type = take("type").value_or(nullptr);
-        if (type.is_object()) return read_prompter(type);
+        if (type.is_object() && rl_.empty()) return read_prompter(type);
         const std::string name = type.is_null() ? "" : shown(type);
+        if (!rl_.empty()) return read_answers(name);
         const std::string field = text("field"), messages = text("field_messages");
         if (name.empty()) {
             source_.format = DataFormat::tokenized;
         } else if (name == "alpaca" || name == "alpaca:chat" || name == "alpaca:phi") {
             source_.format = DataFormat::alpaca;
-            alpaca_ = true;
+            source_.template_name = "alpaca";  // axolotl never gives such rows to a chat template
             if (name != "alpaca") lose("type", cat(name, ": rows are taken as alpaca, with its prompt"));
         } else if (name.starts_with("chat_template") || name.starts_with("sharegpt")) {
             read_conversations(name, messages);
@@ -174,6 +177,42 @@ class Source {
                              ": known are alpaca, chat_template, completion, pretrain, tokenised rows, and an "
                              "object that names columns; bring the rows into one of these forms"));
         }
+    }
+
+    /// Rows of pairs, or for kto of answers with a verdict: TEMPLATE.FORM.
+    void read_answers(const std::string& type) {
+        using Columns = std::map<std::string, Json>;
+        static const Columns pairs = {{"default", Json::object()},
+                                      {"argilla_chat", Json::object()},
+                                      {"intel", Json::object()},
+                                      {"ultra", Json::object()},
+                                      {"prompt_pairs", {{"instruction", "prompt"}}},
+                                      {"icr", {{"instruction", "input"}}},
+                                      {"argilla", {{"chosen", "chosen_response"}, {"rejected", "rejected_response"}}}};
+        static const Columns verdicts = {{"argilla", {{"output", "completion"}}},
+                                         {"intel", {{"instruction", "question"}, {"output", "completion"}}},
+                                         {"icr", {{"instruction", "input"}, {"output", "completion"}}},
+                                         {"prompt_pairs", {{"instruction", "prompt"}, {"output", "completion"}}},
+                                         {"ultra", {{"instruction", "prompt"}, {"output", "completion"}}}};
+        const Columns& known = rl_ == "kto" ? verdicts : pairs;
+        const std::size_t dot = std::min(type.find('.'), type.size());
+        const std::string words = type.substr(0, dot), form = type.substr(std::min(dot + 1, type.size()));
+        source_.format = rl_ == "kto" ? DataFormat::alpaca : DataFormat::preference;
+        const auto columns = known.find(form);
+        const bool own_template = words == "chat_template";
+        if (columns == known.end() || (!own_template && words != "chatml" && words != "llama3"))
+            return lose("type", cat(type, ": bring the rows into one of the forms of docs/guide.md, Preferences"));
+        if (!own_template) source_.template_name = words == "llama3" ? "llama-3" : words;
+        // Answers of a chat template are messages, in columns of these names.
+        if (!own_template || rl_ == "kto") source_.columns = columns->second;
+        for (const auto& [ours, field] : {std::pair{"messages", "field_messages"}, std::pair{"chosen", "field_chosen"},
+                                          std::pair{"rejected", "field_rejected"}})
+            if (const std::string column = text(field, ours); column != ours) source_.columns[ours] = column;
+        const Json usual = {{"role", "role"}, {"content", "content"}},
+                   sharegpt = {{"role", "from"}, {"content", "value"}};
+        const Json mappings = take("message_property_mappings").value_or(usual);
+        if (mappings != usual && mappings != sharegpt)
+            lose("message_property_mappings", cat(shown(mappings), ": a message is {role, content} or {from, value}"));
     }
 
     void read_conversations(const std::string& name, const std::string& messages) {
@@ -198,7 +237,7 @@ class Source {
     /// Columns by name, and texts around them.
     void read_prompter(Json prompter) {
         source_.format = DataFormat::alpaca;
-        alpaca_ = true;
+        source_.template_name = "alpaca";
         for (const char* name : {"instruction", "input", "output", "system"}) {
             const std::string key = cat("field_", name);
             if (prompter.contains(key) && prompter[key].is_string() && prompter[key] != name)
@@ -213,8 +252,8 @@ class Source {
 
     void read_rest() {
         if (const auto chosen = take("chat_template"))
-            if (template_of(importer_, key_ + ".chat_template", *chosen))
-                lose("chat_template", "a template is for all data sets: data.template");
+            if (const auto ours = template_of(importer_, key_ + ".chat_template", *chosen))
+                source_.template_name = *ours;
         for (const char* harmless : {"trust_remote_code", "preprocess_shards", "template_thinking_key",
                                      "field_thinking", "split_thinking", "text_column", "field_tools"})
             take(harmless);
@@ -256,11 +295,46 @@ class Source {
     Importer& importer_;
     std::string key_;
     Json fields_;
+    std::string rl_;
     ImportedSource source_;
-    bool alpaca_ = false;
 };
 
-void import_sources(Importer& importer) {
+/// What is learnt; rl of the file, or nothing where rows are learnt as they are.
+std::string import_objective(Importer& importer) {
+    std::string rl = importer.take_text("rl").value_or("");
+    const bool dpo = rl == "dpo", ipo = rl == "ipo", simpo = rl == "simpo", orpo = rl == "orpo", kto = rl == "kto";
+    if (dpo || ipo || simpo || orpo || kto) {
+        importer.set("rl", "training.objective", orpo || kto ? rl : "dpo");
+        if (ipo || simpo) importer.set("rl", "preference.loss_type", rl);
+        if (simpo) importer.set_default("preference.rpo_alpha", 1);  // cpo_alpha of TRL's CPOConfig
+    } else if (!rl.empty()) {
+        importer.lose("rl", cat(rl, ": of preferences dpo, ipo, simpo, orpo and kto are there"));
+        rl.clear();
+    }
+    struct Served {
+        const char *key, *option;
+        bool serves;
+    };
+    for (const auto& [key, option, serves] :
+         {Served{"rl_beta", "preference.beta", !rl.empty()}, Served{"orpo_alpha", "preference.beta", orpo},
+          Served{"dpo_loss_type", "preference.loss_type", dpo},
+          Served{"dpo_label_smoothing", "preference.label_smoothing", dpo},
+          Served{"rpo_alpha", "preference.rpo_alpha", dpo || ipo}, Served{"cpo_alpha", "preference.rpo_alpha", simpo},
+          Served{"simpo_gamma", "preference.simpo_gamma", simpo},
+          Served{"kto_desirable_weight", "preference.desirable_weight", kto},
+          Served{"kto_undesirable_weight", "preference.undesirable_weight", kto}}) {
+        const auto value = importer.take(key);
+        if (!value) continue;
+        const bool alone = value->is_array() && value->size() == 1;
+        if (serves)
+            importer.set(key, option, alone ? value->front() : *value);
+        else
+            importer.note(key, "has no effect: it serves another rl");
+    }
+    return rl;
+}
+
+void import_sources(Importer& importer, const std::string& rl) {
     const bool pretraining = !importer.look("pretraining_dataset").is_null();
     const std::string key = pretraining ? "pretraining_dataset" : "datasets";
     Json list = importer.take(key).value_or(Json::array());
@@ -268,20 +342,17 @@ void import_sources(Importer& importer) {
     if (list.is_string()) list = Json::array({Json{{"path", list}}});
     if (!list.is_array()) list = Json::array({list});
     std::vector<ImportedSource> sources;
-    std::size_t alpaca = 0;
+    std::set<std::string> templates;
     for (std::size_t i = 0; i < list.size(); ++i) {
         if (pretraining && list[i].is_object() && !list[i].contains("type")) list[i]["type"] = "pretrain";
-        Source source(importer, cat(key, "[", i, "]"), list[i]);
-        sources.push_back(source.read());
-        alpaca += source.is_alpaca() ? 1 : 0;
+        sources.push_back(Source(importer, cat(key, "[", i, "]"), list[i], rl).read());
+        templates.insert(sources.back().template_name);
+    }
+    if (templates.size() == 1 && !templates.begin()->empty()) {
+        importer.set(key, "data.template", *templates.begin());
+        for (ImportedSource& source : sources) source.template_name.clear();
     }
     set_sources(importer, key, sources);
-    if (alpaca > 0 && alpaca == sources.size()) {
-        importer.set(key, "data.template", "alpaca");  // axolotl never gives such rows to a chat template
-    } else if (alpaca > 0) {
-        importer.note(key,
-                      "rows of alpaca go to data.template too: auto is the model's chat template, where it has one");
-    }
     if (pretraining && !importer.look("datasets").is_null()) {
         importer.take("datasets");
         importer.lose("datasets", "pretraining_dataset is given too, and alone is taken");
@@ -289,15 +360,17 @@ void import_sources(Importer& importer) {
 }
 
 /// Whether there are rows to evaluate on.
-bool import_evaluation_rows(Importer& importer) {
+bool import_evaluation_rows(Importer& importer, const std::string& rl) {
     const auto tests = importer.take("test_datasets");
     if (!tests || tests->empty()) return importer.look("val_set_size").is_number() && importer.look("val_set_size") > 0;
-    if (tests->size() > 1)
-        importer.lose("test_datasets", "the first one is taken; evaluation rows are one file or glob");
-    Source source(importer, "test_datasets[0]", tests->front());
-    const ImportedSource first = source.read();
-    importer.set("test_datasets", "data.eval_file", first.path);
-    return true;
+    const Json list = tests->is_array() ? *tests : Json::array({*tests});
+    std::vector<NamedSource> sources;
+    for (std::size_t i = 0; i < list.size(); ++i) {
+        ImportedSource source = Source(importer, cat("test_datasets[", i, "]"), list[i], rl).read();
+        const std::string name = std::filesystem::path(source.path).stem().string();
+        sources.emplace_back(name, std::move(source));
+    }
+    return set_evaluation_sources(importer, "test_datasets", sources);
 }
 
 /// What comes so often an epoch, when that is once in the run: at the end, which is where it always comes.
@@ -356,10 +429,11 @@ void import_axolotl(Importer& importer) {
     import_adapter(importer);
     import_template(importer);
     import_special_tokens(importer);
-    import_sources(importer);
+    const std::string rl = import_objective(importer);
+    import_sources(importer, rl);
     import_precision_of_adapters(importer);
     import_optimizer(importer);
-    const bool evaluates = import_evaluation_rows(importer);
+    const bool evaluates = import_evaluation_rows(importer, rl);
     const bool says_often = !importer.look("saves_per_epoch").is_null();
     import_often(importer, "saves_per_epoch", "training.save_steps", "checkpoints come", true);
     import_often(importer, "evals_per_epoch", "training.eval_steps", "evaluations come", evaluates);

@@ -305,7 +305,8 @@ void add_reports(PeerRows& rows) {
         .only({"do_causal_lm_eval", "eval_causal_lm_metrics", "do_bench_eval", "bench_dataset", "bench_split",
                "lm_eval_tasks", "lm_eval_batch_size", "lm_eval_post_train", "lm_eval_model"},
               off, "the loss over the labels is what is evaluated")
-        .only({"generate_samples"}, nothing, "unsloth-train generate answers prompts after the run")
+        .only({"generate_samples"}, nothing,
+              "training.sample_prompts names a file of prompts that each evaluation answers")
         .any({"num_generation_samples", "generation_max_new_tokens", "generation_temperature", "generation_top_p",
               "generation_top_k", "generation_prompt_ratio", "generation_do_sample"},
              "it serves generate_samples")
@@ -314,32 +315,16 @@ void add_reports(PeerRows& rows) {
 
 void add_other_trainings(PeerRows& rows) {
     const auto& off = PeerRows::off;
-    const char* const objective = "supervised training on rows is what there is; no preferences, rewards or rollouts";
-    rows.only({"rl",
-               "trl",
+    rows.only({"trl",
                "vllm",
                "ebft",
                "reward_model",
                "process_reward_model",
                "center_rewards_coefficient",
                "dpo_use_weighting",
-               "dpo_label_smoothing",
-               "precompute_ref_log_probs",
-               "dpo_use_liger_kernel",
-               "dpo_padding_free",
-               "dpo_loss_type",
                "dpo_loss_weights",
-               "dpo_beta",
-               "dpo_use_logits_to_keep",
                "dpo_generate_during_eval",
                "dpo_norm_loss",
-               "rpo_alpha",
-               "orpo_alpha",
-               "simpo_gamma",
-               "cpo_alpha",
-               "kto_desirable_weight",
-               "kto_undesirable_weight",
-               "rl_beta",
                "kd_trainer",
                "kd_ce_alpha",
                "kd_alpha",
@@ -389,15 +374,19 @@ void add_other_trainings(PeerRows& rows) {
                "reward_funcs",
                "save_name_prefix",
                "future_timeout"},
-              off, objective)
+              off, "training.objective says what is learnt; this is not part of it")
+        .only({"dpo_beta"}, off, "rl_beta is preference.beta")
+        .any({"precompute_ref_log_probs"}, "the reference's log-probabilities are made once, before the first step")
+        .any({"dpo_use_liger_kernel", "dpo_padding_free", "dpo_use_logits_to_keep"},
+             "rows are not padded, and logits are made of targets alone, some rows at a time")
         .only({"recipe", "save_compressed", "llmcompressor"}, off, "unsloth-train quantize makes 4 and 8-bit models")
         .only({"deepspeed", "fsdp", "fsdp_config", "fsdp_final_state_dict_type", "heads_k_stride", "ring_attn_func",
                "expert_parallel_backend", "expert_parallel_num_nvl_bytes", "expert_parallel_num_rdma_bytes",
                "expert_parallel_token_capacity", "expert_parallel_fallback_on_unsupported"},
-              off, "processes train data-parallel (unsloth-train launch); a model lies on one device")
-        .only({"dp_shard_size", "sequence_parallel_degree", "context_parallel_size", "tensor_parallel_size",
-               "expert_parallel_size"},
-              {nullptr, 1}, "processes train data-parallel (unsloth-train launch); a model lies on one device")
+              off, "distributed.zero_stage and tp_size share a model between processes (docs/parallel.md)")
+        .only({"dp_shard_size", "sequence_parallel_degree", "context_parallel_size", "expert_parallel_size"},
+              {nullptr, 1}, "distributed.zero_stage and tp_size share a model between processes (docs/parallel.md)")
+        .means("tensor_parallel_size", "distributed.tp_size", {}, {nullptr})
         .means("ddp_timeout", "distributed.ddp_timeout", {}, {nullptr})
         .means("ddp_bucket_cap_mb", "distributed.ddp_bucket_cap_mb", {}, {nullptr})
         .any(

@@ -175,9 +175,13 @@ ImportedConfig Importer::finish(std::string program) {
 
 void set_sources(Importer& importer, const std::string& key, const std::vector<ImportedSource>& sources) {
     static const std::vector<std::pair<DataFormat, const char*>> names = {
-        {DataFormat::tokenized, "tokenized"}, {DataFormat::alpaca, "alpaca"},
-        {DataFormat::messages, "messages"},   {DataFormat::sharegpt, "sharegpt"},
-        {DataFormat::text, "text"},           {DataFormat::prompt_completion, "prompt_completion"}};
+        {DataFormat::tokenized, "tokenized"},
+        {DataFormat::alpaca, "alpaca"},
+        {DataFormat::messages, "messages"},
+        {DataFormat::sharegpt, "sharegpt"},
+        {DataFormat::text, "text"},
+        {DataFormat::prompt_completion, "prompt_completion"},
+        {DataFormat::preference, "preference"}};
     const auto name_of = [](DataFormat format) {
         for (const auto& [known, name] : names)
             if (known == format) return name;
@@ -185,7 +189,7 @@ void set_sources(Importer& importer, const std::string& key, const std::vector<I
     };
     if (sources.empty()) return;
     const ImportedSource& first = sources.front();
-    if (sources.size() == 1 && first.split.empty()) {
+    if (sources.size() == 1 && first.split.empty() && first.max_samples.is_null() && first.template_name.empty()) {
         importer.set(key, "data.train_file", first.path);
         if (first.format != DataFormat::automatic) importer.set(key, "data.format", name_of(first.format));
         if (!first.columns.empty()) importer.set(key, "data.columns", first.columns);
@@ -197,9 +201,38 @@ void set_sources(Importer& importer, const std::string& key, const std::vector<I
             if (!source.split.empty()) one["split"] = source.split;
             if (source.weight) one["weight"] = *source.weight;
             if (!source.columns.empty()) one["columns"] = source.columns;
+            if (!source.template_name.empty()) one["template"] = source.template_name;
+            if (!source.max_samples.is_null()) one["max_samples"] = source.max_samples;
         }
         importer.set(key, "data.datasets", list);
     }
+}
+
+bool set_evaluation_sources(Importer& importer, const std::string& key, const std::vector<NamedSource>& sources) {
+    const DataOptions& data = importer.config().data;
+    Json files = Json::object();
+    for (const auto& [given, source] : sources) {
+        if (source.path.empty()) continue;
+        if (!source.split.empty()) {
+            importer.lose(cat(key, " ", given, ".split"),
+                          cat(source.split, ": name that split's files as data.eval_file (of the hub ",
+                              "hf://datasets/ORG/NAME/FILES); without, it would be the rows that are trained on"));
+            continue;
+        }
+        Json columns = Json::object();
+        for (const auto& [ours, theirs] : data.columns) columns[ours] = theirs;
+        if (source.columns != columns || (data.datasets.empty() && source.format != data.format))
+            importer.lose(cat(key, " ", given),
+                          "its rows have another form than those that are trained on, and data.format "
+                          "and data.columns are of both; bring them into that form");
+        std::string name;
+        for (const char letter : given) name += std::isalnum(static_cast<unsigned char>(letter)) ? letter : '_';
+        while (name.empty() || files.contains(name)) name += '_';
+        files[name] = source.path;
+    }
+    if (files.size() == 1) importer.set(key, "data.eval_file", files.front());
+    if (files.size() > 1) importer.set(key, "data.eval_files", files);
+    return !files.empty();
 }
 
 }  // namespace unsloth::config

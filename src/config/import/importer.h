@@ -65,10 +65,17 @@ struct ImportedSource {
     std::string split;
     std::optional<double> weight;
     Json columns = Json::object();  ///< {name here: name in the file}
+    Json max_samples;               ///< null: all
+    std::string template_name;      ///< empty: data.template
 };
 
 /// Writes train_file, or datasets where one file does not say it.
 void set_sources(Importer& importer, const std::string& key, const std::vector<ImportedSource>& sources);
+
+/// A name, and the rows to evaluate on.
+using NamedSource = std::pair<std::string, ImportedSource>;
+/// Writes eval_file, or eval_files of several; after set_sources(). Whether there are any.
+bool set_evaluation_sources(Importer& importer, const std::string& key, const std::vector<NamedSource>& sources);
 
 // Groups of fields that transformers' TrainingArguments have, and that all three programs pass on.
 

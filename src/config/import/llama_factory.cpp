@@ -78,8 +78,7 @@ void add_data(PeerRows& rows) {
               "data_shared_file_system", "tokenized_path", "streaming"},
              "rows are encoded once, by all cores, into a cache (data.cache_dir)")
         .any({"ignore_pad_token_for_loss", "eval_num_beams", "preserve_thinking"}, "rows are not padded")
-        .only({"max_samples"}, {nullptr}, "all rows are read; --max_steps bounds a run, and head -n a file")
-        .only({"eval_on_each_dataset"}, off, "evaluation rows are one set")
+        .any({"eval_on_each_dataset"}, "each set of data.eval_files has a loss of its own")
         .only({"tool_format", "default_system"}, off,
               "the chat template writes tools; a row's own system text is taken")
         .any({"sortish_sampler"}, "batches hold rows as they come");
@@ -127,36 +126,21 @@ void add_finetuning(PeerRows& rows) {
              "it serves another optimizer")
         .only({"use_dft_loss", "use_asft_loss", "use_eaft_loss"}, off, "the loss is the plain cross-entropy")
         .any({"asft_alpha", "eaft_alpha"}, "it serves another loss")
-        .any({"pref_beta",
-              "pref_ftx",
-              "pref_bco_weight",
-              "pref_loss",
-              "dpo_label_smoothing",
-              "kto_chosen_weight",
-              "kto_rejected_weight",
-              "simpo_gamma",
-              "ppo_buffer_size",
-              "ppo_epochs",
-              "ppo_score_norm",
-              "ppo_target",
-              "ppo_whiten_rewards",
-              "ref_model",
-              "ref_model_adapters",
-              "ref_model_quantization_bit",
-              "reward_model",
-              "reward_model_adapters",
-              "reward_model_quantization_bit",
-              "reward_model_type",
-              "ld_alpha"},
-             "it serves the stages dpo, kto and ppo")
+        .only({"pref_bco_weight"}, {nullptr, 0}, "training.objective dpo has no such term")
+        .only({"ref_model", "ref_model_adapters", "ld_alpha"}, {nullptr},
+              "preferences are measured against the base, or the adapter as it was at the start (preference.reference)")
+        .any({"ref_model_quantization_bit"}, "it serves ref_model")
+        .any({"ppo_buffer_size", "ppo_epochs", "ppo_score_norm", "ppo_target", "ppo_whiten_rewards", "reward_model",
+              "reward_model_adapters", "reward_model_quantization_bit", "reward_model_type"},
+             "it serves the stage ppo")
         .any({"use_swanlab", "swanlab_project", "swanlab_workspace", "swanlab_run_name", "swanlab_mode",
               "swanlab_api_key", "swanlab_logdir", "swanlab_lark_webhook_url", "swanlab_lark_secret"},
              "metrics go to logging.metrics_file; trackers can read it")
         .any({"freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model"},
              "text alone is trained on")
         .only({"use_mca", "use_hyper_parallel", "hyper_parallel_args"}, off,
-              "processes train data-parallel (unsloth-train launch); a model lies on one device")
-        .only({"compute_accuracy"}, off, "the loss over the labels is what is evaluated")
+              "distributed.zero_stage and tp_size share a model between processes (docs/parallel.md)")
+        .any({"compute_accuracy"}, "evaluations have eval_token_accuracy")
         .any({"plot_loss", "include_effective_tokens_per_second"},
              "the metrics hold losses, tokens and rates of every logged step")
         .means("pure_bf16", "model.dtype", {{true, "bfloat16"}}, off, "true or false is expected");
@@ -169,7 +153,9 @@ void add_training(PeerRows& rows) {
         .only({"fp8", "fp8_enable_fsdp_float8_all_gather"}, off,
               "model.compute_dtype fp8 computes the base's products in e4m3, with scales of its own")
         .any({"fp8_backend"}, "it serves fp8")
-        .only({"predict_with_generate"}, off, "unsloth-train generate answers prompts after the run")
+        .only({"predict_with_generate"}, off,
+              "training.sample_prompts names prompts that each evaluation answers; unsloth-train evaluate --metric "
+              "judges answers")
         .any({"generation_max_length", "generation_num_beams", "generation_config", "do_sample", "temperature", "top_p",
               "top_k", "num_beams", "max_length", "max_new_tokens", "repetition_penalty", "length_penalty",
               "skip_special_tokens"},
@@ -188,10 +174,48 @@ const std::vector<PeerField>& fields() {
     return table;
 }
 
-void import_method(Importer& importer) {
+/// pref_loss names the formula, and of orpo and simpo the method.
+void import_preferences(Importer& importer, const std::string& stage) {
+    const std::string loss = importer.take_text("pref_loss").value_or("sigmoid");
+    const bool orpo = stage == "dpo" && loss == "orpo", dpo = stage == "dpo" && !orpo, kto = stage == "kto";
+    if (dpo || orpo || kto) importer.set("stage", "training.objective", orpo ? "orpo" : stage);
+    if (dpo)
+        importer.set("pref_loss", "preference.loss_type", loss);
+    else if (!orpo && loss != "sigmoid")
+        importer.note("pref_loss", "has no effect: it serves the stage dpo");
+    struct Served {
+        const char *key, *option;
+        bool serves;
+        double off;
+    };
+    for (const auto& [key, option, serves, off] :
+         {Served{"pref_beta", "preference.beta", dpo || orpo || kto, 0.1},
+          Served{"dpo_label_smoothing", "preference.label_smoothing", dpo && loss == "sigmoid", 0},
+          Served{"simpo_gamma", "preference.simpo_gamma", dpo && loss == "simpo", 0.5},
+          Served{"kto_chosen_weight", "preference.desirable_weight", kto, 1},
+          Served{"kto_rejected_weight", "preference.undesirable_weight", kto, 1}}) {
+        const auto value = importer.take(key);
+        if (value && serves)
+            importer.set(key, option, *value);
+        else if (value && *value != off)
+            importer.note(key, "has no effect: it serves another stage or pref_loss");
+    }
+    const auto share = importer.take("pref_ftx");
+    if (!share || *share == 0) return;
+    if (dpo)
+        importer.set("pref_ftx", "preference.rpo_alpha", *share);
+    else if (orpo || kto)
+        importer.lose("pref_ftx", cat(shown(*share), ": preference.rpo_alpha serves training.objective dpo"));
+    else
+        importer.note("pref_ftx", "has no effect: it serves the stages dpo and kto");
+}
+
+/// The stage.
+std::string import_method(Importer& importer) {
     const std::string stage = importer.take_text("stage").value_or("sft");
-    if (stage != "sft" && stage != "pt")
-        importer.lose("stage", cat(stage, ": supervised training on rows is what there is; no preferences or rewards"));
+    if (stage != "sft" && stage != "pt" && stage != "dpo" && stage != "kto")
+        importer.lose("stage", cat(stage, ": sft, pt, dpo and kto are there; no rewards"));
+    import_preferences(importer, stage);
     if (importer.take_flag("neat_packing")) {
         importer.take("packing");
         importer.set("neat_packing", "data.packing", true);
@@ -216,7 +240,7 @@ void import_method(Importer& importer) {
     const Json rank = importer.look("lora_rank"), alpha = importer.take("lora_alpha").value_or(nullptr);
     const auto targets = importer.take_names("lora_target");
     const auto saved = importer.take_names("additional_target");
-    if (full) return;
+    if (full) return stage;
     // Twice the rank unless it is said.
     importer.set("lora_alpha", "lora.lora_alpha",
                  !alpha.is_null()   ? alpha
@@ -228,6 +252,7 @@ void import_method(Importer& importer) {
         importer.set("lora_target", "lora.target_modules", targets);
     }
     if (!saved.empty()) importer.set("additional_target", "lora.modules_to_save", saved);
+    return stage;
 }
 
 void import_template(Importer& importer) {
@@ -254,7 +279,8 @@ Json data_set_list(const Importer& importer, const std::string& folder) {
     return nullptr;
 }
 
-ImportedSource source_of(Importer& importer, const std::string& key, const Json& entry, const std::string& folder) {
+ImportedSource source_of(Importer& importer, const std::string& key, const Json& entry, const std::string& folder,
+                         const std::string& stage) {
     ImportedSource source;
     const auto text = [&](const char* name) {
         return entry.value(name, Json("")).is_string() ? entry.value(name, "") : "";
@@ -266,9 +292,14 @@ ImportedSource source_of(Importer& importer, const std::string& key, const Json&
     source.format = alpaca ? DataFormat::alpaca : DataFormat::sharegpt;
     if (const std::string split = text("split"); !split.empty() && split != "train") source.split = split;
     const Json columns = entry.value("columns", Json::object()), tags = entry.value("tags", Json::object());
-    const std::vector<std::pair<const char*, const char*>> names = {
+    std::vector<std::pair<const char*, const char*>> names = {
         {"prompt", "instruction"},     {"query", "input"},     {"response", "output"}, {"system", "system"},
         {"messages", "conversations"}, {"history", "history"}, {"tools", "tools"}};
+    if (stage == "dpo") {
+        source.format = DataFormat::preference;
+        names.insert(names.end(), {{"chosen", "chosen"}, {"rejected", "rejected"}});
+    }
+    if (stage == "kto") names.emplace_back("kto_tag", "kto_tag");
     for (const auto& [theirs, column] : columns.items()) {
         const auto ours = std::find_if(names.begin(), names.end(),
                                        [&, &theirs = theirs](const auto& one) { return theirs == one.first; });
@@ -281,18 +312,22 @@ ImportedSource source_of(Importer& importer, const std::string& key, const Json&
     const bool usual = (tags.value("role_tag", "from") == "from" && tags.value("content_tag", "value") == "value") ||
                        (tags.value("role_tag", "") == "role" && tags.value("content_tag", "") == "content");
     if (!usual) importer.lose(key + ".tags", cat(shown(tags), ": a message is {from, value} or {role, content}"));
-    for (const char* field : {"num_samples", "ranking", "script_url", "subset", "folder"})
+    const bool pairs = entry.value("ranking", false);
+    if (pairs != (stage == "dpo"))
+        importer.lose(
+            key, pairs ? "its rows are pairs, which stage dpo takes" : "stage dpo takes rows of pairs (ranking: true)");
+    for (const char* field : {"num_samples", "script_url", "subset", "folder"})
         if (entry.contains(field) && !entry[field].is_null() && entry[field] != false)
             importer.lose(cat(key, ".", field), cat(shown(entry[field]), ": the data set is read without it"));
     return source;
 }
 
-std::vector<ImportedSource> sources_of(Importer& importer, const std::string& key, const Json& list,
-                                       const std::string& folder) {
-    std::vector<ImportedSource> sources;
+std::vector<NamedSource> sources_of(Importer& importer, const std::string& key, const Json& list,
+                                    const std::string& folder, const std::string& stage) {
+    std::vector<NamedSource> sources;
     for (const std::string& name : importer.take_names(key)) {
         if (list.is_object() && list.contains(name) && list[name].is_object()) {
-            sources.push_back(source_of(importer, cat(key, " ", name), list[name], folder));
+            sources.emplace_back(name, source_of(importer, cat(key, " ", name), list[name], folder, stage));
         } else {
             importer.lose(key, cat(name, " is a name in ", folder, "/dataset_info.json, which ",
                                    list.is_null() ? "is not here" : "does not have it",
@@ -303,10 +338,16 @@ std::vector<ImportedSource> sources_of(Importer& importer, const std::string& ke
 }
 
 /// Whether there are rows to evaluate on.
-bool import_data(Importer& importer) {
+bool import_data(Importer& importer, const std::string& stage) {
     const std::string folder = importer.take_text("dataset_dir").value_or("data");
     const Json list = data_set_list(importer, folder);
-    auto sources = sources_of(importer, "dataset", list, folder);
+    std::vector<ImportedSource> sources;
+    for (auto& [name, source] : sources_of(importer, "dataset", list, folder, stage))
+        sources.push_back(std::move(source));
+    if (const auto most = importer.take("max_samples")) {
+        for (ImportedSource& source : sources) source.max_samples = *most;
+        if (sources.empty()) importer.lose("max_samples", "it is of the data sets: data.datasets' max_samples");
+    }
     const std::string mixing = importer.take_text("mix_strategy").value_or("concat");
     const auto shares = importer.take("interleave_probs");
     if (shares && shares->is_array() && shares->size() == sources.size()) {
@@ -319,21 +360,19 @@ bool import_data(Importer& importer) {
         importer.lose("mix_strategy",
                       cat(mixing, ": each row comes once an epoch; data.datasets' weights say otherwise"));
     set_sources(importer, "dataset", sources);
-    const auto evaluated = sources_of(importer, "eval_dataset", list, folder);
-    if (evaluated.size() > 1)
-        importer.lose("eval_dataset", "the first one is taken; evaluation rows are one file or glob");
-    if (!evaluated.empty()) importer.set("eval_dataset", "data.eval_file", evaluated.front().path);
+    const bool named =
+        set_evaluation_sources(importer, "eval_dataset", sources_of(importer, "eval_dataset", list, folder, stage));
     const Json held_out = importer.look("val_size");
-    return !evaluated.empty() || (held_out.is_number() && held_out > 0);
+    return named || (held_out.is_number() && held_out > 0);
 }
 
 }  // namespace
 
 void import_llama_factory(Importer& importer) {
     set_defaults(importer);
-    import_method(importer);
+    const std::string stage = import_method(importer);
     import_template(importer);
-    const bool evaluates = import_data(importer);
+    const bool evaluates = import_data(importer, stage);
     if (importer.take_flag("disable_gradient_checkpointing"))
         importer.set("disable_gradient_checkpointing", "training.gradient_checkpointing", "none");
     import_precision(importer, "");

@@ -43,6 +43,12 @@ const std::vector<PeerField>& fields() {
                   "disable_log_stats", "gpu_memory_utilization", "fast_inference", "float8_kv_cache",
                   "unsloth_vllm_standby"},
                  "it serves Unsloth's patches of transformers, or vLLM")
+            .only({"beta", "label_smoothing", "simpo_gamma", "cpo_alpha", "rpo_alpha", "desirable_weight",
+                   "undesirable_weight"},
+                  {nullptr},
+                  "say training.objective dpo, orpo or kto, which the file does not, and this in section preference")
+            .only({"max_prompt_length", "max_completion_length"}, {nullptr},
+                  "model.max_seq_length is of the prompt and an answer together")
             .only({"num_labels"}, off, "causal language models alone are trained")
             .only({"qat_scheme", "load_in_fp8"}, off,
                   "model.load_in_4bit, load_in_8bit and precision say what the base is held in")
