@@ -6,6 +6,7 @@ Skipped where there is none, or too few.
 import json
 import math
 import pathlib
+import re
 import signal
 import struct
 import subprocess
@@ -14,8 +15,10 @@ import tempfile
 import threading
 import time
 import unittest
+import urllib.request
 
 import resume_test
+from rank_support import free_port
 from support import (
     EndToEnd,
     LLAMA,
@@ -298,6 +301,35 @@ class LongRuns(OnGpu):
                 for (loss, norm), (exact, exact_norm) in zip(kept, losses("--dtype", "float32")):
                     self.assertAlmostEqual(loss, exact, delta=0.01 * exact)
                     self.assertAlmostEqual(norm, exact_norm, delta=0.1 * exact_norm)
+
+    def test_the_gpus_figures_are_told(self):
+        """The driver's, to programs and to Prometheus."""
+        port = str(free_port())
+        words = ["--max_steps", "1000000", "--progress", "json", "--report_to", "prometheus", "--metrics_port", port]
+        process = subprocess.Popen(
+            [PROGRAM, "train", *map(str, self.arguments("out", *words))],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment(),
+        )
+        try:
+            row = next(row for row in map(json.loads, process.stdout) if row.get("step") == 50)
+            text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+        finally:
+            process.terminate()
+            process.stdout.read()
+            self.assertEqual(process.wait(TIMEOUT_S), SIGTERM_SAVED)
+            process.stdout.close()
+        self.assertTrue(0 <= row["gpu_utilization"] <= 1, row)
+        self.assertGreater(row["gpu_memory_gib"], 0)
+        figures = dict(re.findall(r"(?m)^unsloth_train_gpu_(\S+) (\S+)$", text))
+        used, total = float(figures["memory_used_bytes"]), float(figures["memory_total_bytes"])
+        self.assertTrue(0 < used <= total, figures)
+        self.assertTrue(0 <= float(figures["utilization_ratio"]) <= 1, figures)
+        self.assertTrue(10 < float(figures["power_watts"]) < 2000, figures)
+        self.assertTrue(10 < float(figures["temperature_celsius"]) < 110, figures)
+        for reason in ("power_cap", "heat", "power_brake"):
+            self.assertIn(figures[f'throttled{{reason="{reason}"}}'], ("0", "1"))
 
     def test_a_signal_during_an_evaluation(self):
         """It ends the evaluation, and the run with its result: there are 30 s until SIGKILL."""

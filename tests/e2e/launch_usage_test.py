@@ -1,5 +1,6 @@
 """How `unsloth-train launch` is called, and how it calls the ranks: arguments, variables, GPUs, the files in configs/launch. No engine is needed."""
 
+import fnmatch
 import json
 import os
 import re
@@ -305,6 +306,45 @@ class CommittedFiles(Launching):
         # Workers and the master together are the machines.
         replicas = [int(n) for n in re.findall(r"replicas: (\d+)", text)]
         self.assertEqual(sum(replicas), int(re.search(r'name: NODES.*\n +value: "(\d+)"', text)[1]))
+
+    def test_a_plain_job(self):
+        text = (self.FOLDER / "job.yaml").read_text()
+        words = [word.strip(' "') for word in re.search(r" args: \[(.*)\]", text)[1].split(",")]
+        processes = words[words.index("--nproc_per_node") + 1]
+        self.assertEqual(re.search(r"nvidia\.com/gpu: (\d+)", text)[1], processes)
+        own, train = words[: words.index("--")], words[words.index("--") + 1 :]
+        self.assertEqual((own[0], train[0]), ("launch", "train"))
+        config = self.folder / "run.json"
+        config.write_text('{"model": {"path": "m"}}')
+        own[own.index(processes)] = "2"
+        train[train.index("/config/run.json")] = config
+        out = self.run_with_shims(PROGRAM, *own, "--", "config", *train[1:], "--device", "cpu")
+        self.assertIn('[rank 1]     "resume_from_checkpoint": "auto"', out)
+        version = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True).stdout.split()[1]
+        self.assertIn(f"unsloth-train:{version}\n", text)
+
+    def test_images_and_their_files(self):
+        """What the compose files and the Dockerfile name is there."""
+        compose = (self.FOLDER / "compose.yaml").read_text()
+        (service, words) = re.search(r"run --rm (\S+) (.*)\n", compose).groups()
+        self.assertRegex(compose, rf"(?m)^  {service}:$")
+        done = subprocess.run([PROGRAM, *words.split(), "--help"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, OK, done.stderr)
+        image = re.search(r" image: (.*)", compose)[1]
+        dockerfile = (self.FOLDER / "Dockerfile").read_text()
+        self.assertIn(f"-t {image} dist", dockerfile)
+        package = re.search(
+            r"^name=(\S+)-\$version(\S+)$", (SOURCE / "scripts" / "package.sh").read_text(), re.MULTILINE
+        )
+        self.assertTrue(fnmatch.fnmatch(f"{package[1]}-1{package[2]}.tar.gz", re.search(r"ADD (\S+)", dockerfile)[1]))
+        grafana = SOURCE / "configs" / "grafana"
+        mounts = re.findall(r"- \./(\S+):(\S+):ro", (grafana / "compose.yaml").read_text())
+        self.assertEqual({name for name, _ in mounts}, {f.name for f in grafana.iterdir()} - {"compose.yaml"})
+        boards = re.search(r"path: (\S+)", (grafana / "dashboards.yml").read_text())[1]
+        self.assertIn(("unsloth-train.json", f"{boards}/unsloth-train.json"), mounts)
+        options = (SOURCE / "docs" / "options.md").read_text()
+        port = re.search(r"targets: \[\"\S+:(\d+)\"\]", (grafana / "prometheus.yml").read_text())[1]
+        self.assertRegex(options, rf"`metrics_port` .* or {port} where")
 
 
 class Gpus(WithDriver):
