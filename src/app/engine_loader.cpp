@@ -1,6 +1,7 @@
 #include "app/engine_loader.h"
 
 #include <dlfcn.h>
+#include <sched.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -9,6 +10,7 @@
 #include "unsloth/config/allocator.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/host.h"
+#include "unsloth/core/log.h"
 
 namespace unsloth::app {
 namespace {
@@ -28,9 +30,22 @@ Error not_loaded(const std::filesystem::path& engine, const std::string& reason)
         cat("Run scripts/setup.sh, or add the folder that holds ", library, " to LD_LIBRARY_PATH."));
 }
 
+// OpenMP's threads wait for each other by spinning, for as long as it takes: where other programs want the CPUs, a step
+// of a small model took ten times as long. libgomp reads the variable when it is loaded.
+void wait_asleep_where_others_compute() {
+    cpu_set_t allowed;
+    double load = 0;
+    if (std::getenv("OMP_WAIT_POLICY") != nullptr || ::getloadavg(&load, 1) != 1 ||
+        ::sched_getaffinity(0, sizeof allowed, &allowed) != 0 || load <= CPU_COUNT(&allowed))
+        return;
+    ::setenv("GOMP_SPINCOUNT", "1000", 0);
+    log::debug("load ", load, " on ", CPU_COUNT(&allowed), " CPUs: GOMP_SPINCOUNT is ", std::getenv("GOMP_SPINCOUNT"));
+}
+
 }  // namespace
 
 std::unique_ptr<config::Engine> load_engine() {
+    wait_asleep_where_others_compute();
     const auto path = own_executable().parent_path() / engine_file;
     if (!std::filesystem::exists(path))
         throw runtime_failure(cat("the engine ", path.string(), " is missing"),

@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import shlex
+import subprocess
 
 from support import (
     EndToEnd,
@@ -16,6 +17,7 @@ from support import (
     SOURCE,
     TEXT_LLAMA,
     USAGE,
+    environment,
     main,
     model,
     read_rows,
@@ -149,6 +151,19 @@ class FirstSteps(EndToEnd):
             USAGE, ["--shape foo", "--model_config"], "init", "--shape", "foo", "--out", self.folder / "m"
         ).err
         self.assertNotIn("config_file", err)
+
+    def test_a_machine_that_others_use(self):
+        """Threads that spin while they wait take the CPUs from the threads that they wait for."""
+        library = self.folder / "load.so"
+        code = '#include <stdlib.h>\nint getloadavg(double* l, int n) { *l = atof(getenv("LOAD")); return n; }\n'
+        made = subprocess.run(["c++", "-x", "c", "-shared", "-fPIC", "-o", library, "-"], input=code.encode())
+        self.assertEqual(made.returncode, 0)
+        arguments = self.train_arguments(model(LLAMA), self.rows(4), "--max_steps", "0")
+        for load, more, count in ((500, {}, "1000"), (0, {}, None), (500, {"GOMP_SPINCOUNT": "77"}, "77")):
+            env = environment(LD_PRELOAD=library, LOAD=load, OMP_DISPLAY_ENV="VERBOSE", **more)
+            told = self.succeed("train", *arguments, env=env).err
+            found = re.search(r"GOMP_SPINCOUNT = '(\d+)'", told)[1]
+            self.assertTrue(found == count if count else int(found) > 1000, (load, more, found))
 
     def test_generate_to_a_full_device(self):
         if not pathlib.Path("/dev/full").exists():
