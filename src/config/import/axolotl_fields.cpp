@@ -183,7 +183,7 @@ void add_data(PeerRows& rows) {
               "pretraining_sample_concatenation"},
              "data.packing fills rows with whole examples, each attending only to itself")
         .any({"pad_to_sequence_len", "pad_to_multiple_of", "group_by_length"}, "rows are not padded")
-        .only({"dataset_exact_deduplication"}, nothing, "rows that stand twice are trained twice; data counts them")
+        .means("dataset_exact_deduplication", "data.drop_duplicates", {}, {nullptr})
         .only({"dataset_shard_num", "dataset_shard_idx"}, off, "a run reads all rows; split the file")
         .only({"push_dataset_to_hub"}, off, "nothing is uploaded")
         .only({"min_sample_len", "max_prompt_len"}, off, "rows are left out by length only above model.max_seq_length")
@@ -236,7 +236,7 @@ void add_optimizer(PeerRows& rows) {
         .means("activation_offloading", "training.gradient_checkpointing",
                {{true, "full+offload"}, {"legacy", "full+offload"}, {"hidden_states", "full+offload"}}, nothing,
                "what a layer keeps goes to host memory (full+offload), not to a disk")
-        .only({"layer_offloading"}, nothing, "a layer's weights stay on the device");
+        .only({"layer_offloading"}, nothing, "model.device_map says which layers' weights lie in host memory");
 }
 
 void add_reports(PeerRows& rows) {
@@ -288,7 +288,8 @@ void add_reports(PeerRows& rows) {
               "swanlab_log_completions",
               "swanlab_completion_log_interval",
               "swanlab_completion_max_buffer"},
-             "metrics go to logging.metrics_file; trackers can read it")
+             "training.report_to sends metrics to tensorboard, prometheus, html and wandb, and logging.metrics_file "
+             "has them")
         .any({"include_tokens_per_second", "include_tkps", "save_safetensors", "save_only_model", "eval_table_size",
               "eval_max_new_tokens", "gradio_title", "gradio_share", "gradio_server_name", "gradio_server_port",
               "gradio_max_new_tokens", "gradio_temperature", "debug"},

@@ -50,7 +50,7 @@ void add_model(PeerRows& rows) {
         .only({"quantization_type"}, {nullptr, "nf4"},
               "model.load_in_4bit makes NF4; model.precision {\"default\": \"fp4\"} makes FP4")
         .only({"double_quantization"}, {nullptr, true}, "model.load_in_4bit quantises the scales too")
-        .only({"quantization_device_map"}, off, "a model lies on one device: hardware.device names it")
+        .only({"quantization_device_map"}, off, "model.device_map says where layers lie")
         .any(
             {"image_max_pixels", "image_min_pixels", "image_do_pan_and_scan", "crop_to_patches", "video_max_pixels",
              "video_min_pixels", "video_fps", "video_maxlen", "use_audio_in_video", "audio_sampling_rate", "media_dir"},
@@ -59,7 +59,8 @@ void add_model(PeerRows& rows) {
               "export_quantization_nsamples", "export_quantization_maxlen", "export_legacy_format",
               "export_hub_model_id"},
              "unsloth-train merge, quantize and export make other forms after the run")
-        .only({"use_kt", "kt_use_lora_experts"}, off, "a model lies on one device, not in KTransformers")
+        .only({"use_kt", "kt_use_lora_experts"}, off,
+              "model.device_map says which layers lie in host memory; KTransformers is not used")
         .any({"kt_weight_path", "kt_expert_checkpoint_path", "kt_lora_expert_num", "kt_lora_expert_intermediate_size",
               "vllm_maxlen", "vllm_gpu_util", "vllm_enforce_eager", "vllm_max_lora_rank", "vllm_config",
               "sglang_maxlen", "sglang_mem_fraction", "sglang_tp_size", "sglang_config", "sglang_lora_backend"},
@@ -135,7 +136,8 @@ void add_finetuning(PeerRows& rows) {
              "it serves the stage ppo")
         .any({"use_swanlab", "swanlab_project", "swanlab_workspace", "swanlab_run_name", "swanlab_mode",
               "swanlab_api_key", "swanlab_logdir", "swanlab_lark_webhook_url", "swanlab_lark_secret"},
-             "metrics go to logging.metrics_file; trackers can read it")
+             "training.report_to sends metrics to tensorboard, prometheus, html and wandb, and logging.metrics_file "
+             "has them")
         .any({"freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model"},
              "text alone is trained on")
         .only({"use_mca", "use_hyper_parallel", "hyper_parallel_args"}, off,
