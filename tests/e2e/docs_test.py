@@ -142,20 +142,28 @@ class Pages(EndToEnd):
         )
         self.run_page("docs/moving.md", 1)
 
-    def test_inline_commands_are_of_options_that_exist(self):
-        """In sentences and tables: the program knows the command, and each of its options."""
+    def test_commands_are_of_options_that_exist(self):
+        """In sentences, tables and blocks, those that are run elsewhere too: the program knows the command, and each of its options."""
+        listed = self.succeed("--help").out.split("\nCommands\n")[1].split("\n\n")[0]
+        names = re.findall(r"^  ([a-z-]+(?: augment)?) ", listed, re.MULTILINE)
+        options = {name: self.succeed(*name.split(), "--help").out for name in names}
         seen = 0
         for page in sorted((SOURCE / "docs").glob("*.md")) + [SOURCE / "README.md"]:
-            for code in re.findall(r"`(unsloth-train [^`]*)`", page.read_text().replace("\n", " ")):
+            codes = re.findall(r"`(unsloth-train [^`]*)`", page.read_text().replace("\n", " "))
+            for block in blocks(page):
+                codes += re.findall(r"^unsloth-train .*", block.replace("\\\n", " "), re.MULTILINE)
+            for code in codes:
                 words = shlex.split(code.split("<")[0].replace("…", ""), comments=True)[1:]
-                commands = [next((word for word in words if not word.startswith("-") and "." not in word), "train")]
-                commands += ["train"] * (commands == ["launch"]) + ["data augment"] * (words[:2] == ["data", "augment"])
-                text = "".join(self.succeed(*command.split(), "--help").out for command in commands)
+                first = words[0] if words and not words[0].startswith("-") and "." not in words[0] else "train"
+                self.assertIn(first, names, f"{page.name}: {code}")
+                commands = {first, *set(words).intersection(names)} | ({"train"} if first == "launch" else set())
+                text = "".join(options[name] for name in commands)
+                text += options["data augment"] if words[:2] == ["data", "augment"] else ""
                 for flag in re.findall(r" --([\w.]+)", " " + " ".join(words)):
                     if flag not in ("help", "version", "config"):
-                        self.assertIn(flag.rpartition(".")[2], text, f"{page.name}: {code}")
+                        self.assertTrue(flag.rpartition(".")[2] in text, f"{page.name}: {code}: {flag}")
                 seen += 1
-        self.assertGreater(seen, 20)
+        self.assertGreater(seen, 60)
 
     def test_links_lead_somewhere(self):
         def anchor(heading):
