@@ -164,6 +164,8 @@ class Pages(EndToEnd):
                         self.assertTrue(flag.rpartition(".")[2] in text, f"{page.name}: {code}: {flag}")
                 seen += 1
         self.assertGreater(seen, 60)
+        readme = (SOURCE / "README.md").read_text()
+        self.assertEqual([name for name in names if name not in ("train", "help") and f"`{name}" not in readme], [])
 
     def test_links_lead_somewhere(self):
         def anchor(heading):
