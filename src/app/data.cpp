@@ -30,8 +30,10 @@ ModelFolder open_folder(const config::Config& config) {
     if (std::filesystem::is_regular_file(path)) path = path.has_parent_path() ? path.parent_path() : ".";
     folder.tokenizer = data::run_tokenizer_folder(config, path);
     if (std::filesystem::exists(path / "config.json")) {
-        const spec::ModelSpec spec = formats::read_model_spec(path);
-        folder.limits = {spec.vocab_size, spec.max_position_embeddings, spec.bos_token_id.value_or(-1)};
+        spec::ModelSpec spec = formats::read_model_spec(path);
+        if (config.model.rope_scaling != "{}")
+            formats::set_rope_scaling(spec, config.model.rope_scaling, "model.rope_scaling");
+        folder.limits = {spec.vocab_size, spec.usable_positions(), spec.bos_token_id.value_or(-1)};
     } else {
         log::warning(path.string(), " has no config.json: ids and positions are not checked against the model");
     }

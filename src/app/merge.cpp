@@ -184,9 +184,9 @@ void run_merge(const config::CommandLine& line) {
     const config::MergeRequest& request = line.merge;
     StagedFolder staged(request.out);
     const fs::path adapter_folder = formats::resolve_model_path(request.adapter);
-    const std::string base_path =
-        request.base.empty() ? formats::read_peft_config(adapter_folder).base_model_name_or_path : request.base;
-    const formats::WeightFile base = formats::WeightFile::open(base_path);
+    const formats::PeftConfig trained = formats::read_peft_config(adapter_folder);
+    const std::string base_path = request.base.empty() ? trained.base_model_name_or_path : request.base;
+    const formats::WeightFile base = formats::WeightFile::open(base_path, trained.rope_scaling);
     const formats::Adapter adapter = formats::read_adapter(adapter_folder, base.spec);
     describe_values(request, base, adapter.config);
     const formats::MergedModel model(

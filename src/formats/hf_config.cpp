@@ -97,13 +97,26 @@ spec::RopeSpec::Type rope_type(const JsonReader& rope) {
     if (*name == "dynamic") return spec::RopeSpec::Type::dynamic;
     if (*name == "yarn") return spec::RopeSpec::Type::yarn;
     if (*name == "llama3") return spec::RopeSpec::Type::llama3;
+    if (*name == "longrope") return spec::RopeSpec::Type::longrope;
     throw input_error(cat(rope["rope_type"].where(), ": '", *name, "' is not supported"),
-                      "Supported are default, linear, dynamic, yarn and llama3.");
+                      "Supported are default, linear, dynamic, yarn, llama3 and longrope.");
 }
 
 void refuse_partial_rotation(const JsonReader& reader) {
     if (reader.number("partial_rotary_factor").value_or(1.0) != 1.0)
         reader["partial_rotary_factor"].refuse("1 (rotation of whole heads)");
+}
+
+std::vector<double> read_factors(const JsonReader& rope, const char* key, int64_t count) {
+    const OrderedJson& values = rope[key].value();
+    if (!values.is_array() || static_cast<int64_t>(values.size()) != count)
+        rope[key].refuse(cat("a list of ", count, " numbers, one for each pair of a head's values"));
+    std::vector<double> factors;
+    for (const auto& value : values) {
+        if (!value.is_number() || !(value.get<double>() > 0)) rope[key].refuse("numbers above 0");
+        factors.push_back(value.get<double>());
+    }
+    return factors;
 }
 
 void read_rope_options(const JsonReader& rope, spec::ModelSpec& spec) {
@@ -113,7 +126,8 @@ void read_rope_options(const JsonReader& rope, spec::ModelSpec& spec) {
     if (const auto theta = rope.number("rope_theta")) out.theta = *theta;
     if (out.type == spec::RopeSpec::Type::standard) return;
     out.original_max_position_embeddings = rope.integer("original_max_position_embeddings").value_or(0);
-    if (out.type == spec::RopeSpec::Type::yarn && !rope.has("factor") && out.original_max_position_embeddings > 0) {
+    const bool by_ratio = out.type == spec::RopeSpec::Type::yarn || out.type == spec::RopeSpec::Type::longrope;
+    if (by_ratio && !rope.has("factor") && out.original_max_position_embeddings > 0) {
         out.factor = static_cast<double>(spec.max_position_embeddings) /
                      static_cast<double>(out.original_max_position_embeddings);
     } else {
@@ -129,6 +143,10 @@ void read_rope_options(const JsonReader& rope, spec::ModelSpec& spec) {
         out.beta_fast = rope.number("beta_fast").value_or(32.0);
         out.beta_slow = rope.number("beta_slow").value_or(1.0);
         out.truncate = rope.boolean("truncate").value_or(true);
+    } else if (out.type == spec::RopeSpec::Type::longrope) {
+        out.attention_factor = rope.number("attention_factor");
+        out.short_factor = read_factors(rope, "short_factor", spec.head_dim / 2);
+        out.long_factor = read_factors(rope, "long_factor", spec.head_dim / 2);
     }
 }
 
@@ -235,6 +253,31 @@ void check_rope(const spec::RopeSpec& rope, const std::string& source) {
 }
 
 }  // namespace
+
+void set_rope_scaling(spec::ModelSpec& spec, const std::string& json_text, const std::string& source) {
+    const auto json = parse_json<OrderedJson>(json_text, source);
+    const JsonReader rope(json, source);
+    if (!rope.has("rope_type") && !rope.has("type"))
+        throw input_error(cat(source, " names no rope_type"), "As in {\"rope_type\": \"linear\", \"factor\": 2.0}.");
+    const spec::RopeSpec before = spec.rope;
+    spec.rope = {};
+    spec.rope.theta = before.theta;
+    read_rope_options(rope, spec);
+    spec::RopeSpec& scaled = spec.rope;
+    if (scaled.type != spec::RopeSpec::Type::standard && scaled.type != spec::RopeSpec::Type::dynamic) {
+        // The model reaches as far as it did, and scaled further in the same way by as much further.
+        const bool further = scaled.type == before.type;
+        const double reach = static_cast<double>(spec.max_position_embeddings) *
+                             (further ? scaled.factor / before.factor : scaled.factor);
+        if (further && scaled.original_max_position_embeddings == 0)
+            scaled.original_max_position_embeddings = before.original_max_position_embeddings;
+        const int64_t given = scaled.original_max_position_embeddings;
+        if (given == 0) scaled.original_max_position_embeddings = spec.max_position_embeddings;
+        const double stated = further || given == 0 ? reach : static_cast<double>(given) * scaled.factor;
+        spec.max_position_embeddings = std::max(spec.max_position_embeddings, static_cast<int64_t>(stated));
+    }
+    check_model_spec(spec, source);
+}
 
 void check_model_spec(const spec::ModelSpec& spec, const std::string& source) {
     // The bounds keep every product of sizes far inside 64 bits; no published model comes near them.

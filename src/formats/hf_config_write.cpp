@@ -48,6 +48,8 @@ const char* rope_type_name(spec::RopeSpec::Type type) {
             return "yarn";
         case spec::RopeSpec::Type::llama3:
             return "llama3";
+        case spec::RopeSpec::Type::longrope:
+            return "longrope";
     }
     return "?";
 }
@@ -73,6 +75,10 @@ Json rope_scaling(const spec::RopeSpec& rope) {
         if (rope.attention_factor) json["attention_factor"] = *rope.attention_factor;
         if (rope.mscale) json["mscale"] = *rope.mscale;
         if (rope.mscale_all_dim) json["mscale_all_dim"] = *rope.mscale_all_dim;
+    } else if (rope.type == spec::RopeSpec::Type::longrope) {
+        json["short_factor"] = rope.short_factor;
+        json["long_factor"] = rope.long_factor;
+        if (rope.attention_factor) json["attention_factor"] = *rope.attention_factor;
     }
     return json;
 }

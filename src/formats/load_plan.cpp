@@ -192,9 +192,10 @@ ModelTensors resolve_tensors(const Checkpoint& checkpoint, const spec::ModelSpec
     return ModelTensors(Resolver(checkpoint, spec).resolve());
 }
 
-WeightFile WeightFile::open(const std::string& path) {
+WeightFile WeightFile::open(const std::string& path, const std::string& rope_scaling) {
     Checkpoint checkpoint = Checkpoint::open(path);
     spec::ModelSpec spec = read_model_spec(checkpoint.folder());
+    if (!rope_scaling.empty() && rope_scaling != "{}") set_rope_scaling(spec, rope_scaling, "rope_scaling");
     auto quantization = read_quantization_config(checkpoint.folder());
     ModelTensors tensors = resolve_tensors(checkpoint, spec);
     return {std::move(spec), std::move(quantization), std::move(checkpoint), std::move(tensors)};

@@ -40,7 +40,8 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 16> refused_
 }};
 
 /// Keys that are read here, or that say nothing about what a finished adapter computes.
-constexpr std::array<std::string_view, 25> known_options = {"peft_type",
+constexpr std::array<std::string_view, 26> known_options = {"peft_type",
+                                                            "rope_scaling",
                                                             "task_type",
                                                             "bias",
                                                             "r",
@@ -198,6 +199,7 @@ PeftConfig parse_peft_config(const std::string& json_text, const std::string& so
     lora.lora_dropout = json.number("lora_dropout").value_or(0.0);
     lora.use_rslora = json.boolean("use_rslora").value_or(false);
     lora.use_dora = json.boolean("use_dora").value_or(false);
+    if (json.has("rope_scaling")) config.rope_scaling = json["rope_scaling"].value().dump();
     read_targets(json, lora);
     read_patterns(json, lora);
     lora.modules_to_save = json.strings("modules_to_save");
@@ -214,7 +216,7 @@ std::string write_peft_config(const PeftConfig& config) {
     const spec::LoraSpec& lora = config.lora;
     const auto quoted = [](const std::string& text) { return OrderedJson(text).dump(-1, ' ', true); };
     // Sorted by key; what this program does not use is as PEFT 0.21 writes it for a plain LoRA.
-    const std::vector<std::pair<const char*, std::string>> entries = {
+    std::vector<std::pair<const char*, std::string>> entries = {
         {"alora_invocation_tokens", "null"},
         {"alpha_pattern", pattern_text(lora.alpha_pattern)},
         {"arrow_config", "null"},
@@ -257,6 +259,11 @@ std::string write_peft_config(const PeftConfig& config) {
         {"use_rslora", lora.use_rslora ? "true" : "false"},
         {"velora_config", "null"},
     };
+    if (!config.rope_scaling.empty()) {
+        const auto after = std::find_if(entries.begin(), entries.end(),
+                                        [](const auto& e) { return std::string_view(e.first) > "rope"; });
+        entries.insert(after, {"rope_scaling", config.rope_scaling});
+    }
     std::string text = "{";
     for (std::size_t i = 0; i < entries.size(); ++i)
         text += cat(i == 0 ? "" : ",", "\n  \"", entries[i].first, "\": ", entries[i].second);

@@ -64,8 +64,7 @@ void MicroBatch::upload(const data::Batch& batch) {
 }
 
 void MicroBatch::make_rope_table(int64_t longest_position) {
-    const bool dynamic = spec_.rope.type == spec::RopeSpec::Type::dynamic;
-    const int64_t length = dynamic ? longest_position + 1 : 0;
+    const int64_t length = spec_.rope.by_length() ? longest_position + 1 : 0;
     const TokenBuffers& tokens = activations_->tokens();
     if (rope_length_ != length) {
         const spec::RopeFrequencies frequencies = spec::rope_frequencies(spec_, longest_position + 1);

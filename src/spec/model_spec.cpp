@@ -82,7 +82,27 @@ double yarn_attention_scaling(const RopeSpec& rope) {
     return yarn_mscale(rope.factor, 1.0);
 }
 
+/// LongRoPE (arXiv:2402.13753): found by search, one set of factors for the trained length and one beyond it.
+void scale_longrope(const ModelSpec& spec, int64_t seq_len, std::vector<double>& frequencies) {
+    const std::vector<double>& factors =
+        seq_len > original_length(spec) ? spec.rope.long_factor : spec.rope.short_factor;
+    UNSLOTH_CHECK(factors.size() == frequencies.size(), factors.size(), " factors");
+    for (std::size_t i = 0; i < frequencies.size(); ++i) frequencies[i] /= factors[i];
+}
+
+double longrope_attention_scaling(const ModelSpec& spec) {
+    const RopeSpec& rope = spec.rope;
+    if (rope.attention_factor) return *rope.attention_factor;
+    if (rope.factor <= 1.0) return 1.0;
+    return std::sqrt(1.0 + std::log(rope.factor) / std::log(static_cast<double>(original_length(spec))));
+}
+
 }  // namespace
+
+int64_t ModelSpec::usable_positions() const {
+    const auto trained = static_cast<double>(max_position_embeddings);
+    return rope.type == RopeSpec::Type::dynamic ? static_cast<int64_t>(trained * rope.factor) : max_position_embeddings;
+}
 
 int64_t ModelSpec::out_features(Projection p) const {
     switch (p) {
@@ -139,6 +159,10 @@ RopeFrequencies rope_frequencies(const ModelSpec& spec, int64_t seq_len) {
         case RopeSpec::Type::yarn:
             scale_yarn(spec, frequencies);
             result.attention_scaling = static_cast<float>(yarn_attention_scaling(rope));
+            break;
+        case RopeSpec::Type::longrope:
+            scale_longrope(spec, seq_len, frequencies);
+            result.attention_scaling = static_cast<float>(longrope_attention_scaling(spec));
             break;
     }
     result.inv_freq.assign(frequencies.begin(), frequencies.end());

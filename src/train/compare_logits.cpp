@@ -78,7 +78,7 @@ std::vector<Row> rows_to_compare(const config::CompareRequest& request, const Op
     std::erase_if(rows, [](const Row& row) { return row.empty(); });
     const int64_t most =
         std::max<int64_t>(1, largest_held_bytes / (merged.file->spec.vocab_size * static_cast<int64_t>(sizeof(float))));
-    const int64_t longest = std::min(most, merged.file->spec.max_position_embeddings);
+    const int64_t longest = std::min(most, merged.file->spec.usable_positions());
     int64_t tokens = 0;
     std::size_t taken = 0;
     for (; taken < rows.size() && tokens < most; ++taken) {

@@ -210,9 +210,9 @@ void run_evaluate(const config::LoadedConfig& loaded, const config::EvaluateRequ
         }
     }
     const Sizes sizes = sizes_of(rows, questions, config, request.max_new_tokens);
-    if (sizes.context > opened.file->spec.max_position_embeddings)
+    if (sizes.context > opened.file->spec.usable_positions())
         throw usage_error(cat("prompts and --max_new_tokens take ", sizes.context, " positions, the model allows ",
-                              opened.file->spec.max_position_embeddings),
+                              opened.file->spec.usable_positions()),
                           "Set a lower --max_new_tokens.");
     Evaluator evaluator(rows, config.data.eval_files, sizes.batch_tokens, /*rank=*/0, /*ranks=*/1, nullptr);
     const data::BatchLimits limits = evaluator.limits();

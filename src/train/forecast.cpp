@@ -30,19 +30,25 @@ const at::Device absent_gpu = at::Device(at::kCUDA);  // without an index: one t
 constexpr double together = 0.998;                    // of N times one GPU's rate, measured with 2 and 4
 
 /// The checkpoint, or as much of it as says what it is: a config.json, or the name of a known shape.
-std::shared_ptr<const formats::WeightFile> open_or_describe(const std::string& path) {
+std::shared_ptr<const formats::WeightFile> open_or_describe(const config::Config& config) {
+    const std::string &path = config.model.path, scaling = rope_scaling_of(config);
+    const auto scaled = [&](spec::ModelSpec spec) {
+        if (!scaling.empty()) formats::set_rope_scaling(spec, scaling, "model.rope_scaling");
+        return spec;
+    };
     const std::vector<std::string> shapes = spec::builtin_shape_names();
     std::error_code ignored;
     if (!fs::exists(path, ignored) && std::find(shapes.begin(), shapes.end(), path) != shapes.end())
-        return formats::describe_model(spec::builtin_shape(path));
+        return formats::describe_model(scaled(spec::builtin_shape(path)));
     const std::optional<fs::path> folder = formats::find_model_path(path, formats::ModelFiles::all_but_weights);
     if (!folder)
         throw input_error(cat(path, ": no such model here"),
                           "plan downloads nothing: name a folder that holds config.json, or a shape that init knows.");
     if (fs::is_directory(*folder) && !fs::exists(*folder / "model.safetensors") &&
         !fs::exists(*folder / "model.safetensors.index.json"))
-        return formats::describe_model(formats::read_model_spec(*folder), formats::read_quantization_config(*folder));
-    return std::make_shared<const formats::WeightFile>(formats::WeightFile::open(folder->string()));
+        return formats::describe_model(scaled(formats::read_model_spec(*folder)),
+                                       formats::read_quantization_config(*folder));
+    return std::make_shared<const formats::WeightFile>(formats::WeightFile::open(folder->string(), scaling));
 }
 
 struct Target {
@@ -79,8 +85,9 @@ class Forecast {
     Forecast(const config::LoadedConfig& loaded, Target target, int64_t gpus)
         : loaded_(loaded),
           target_(std::move(target)),
-          file_(open_or_describe(loaded.config.model.path)),
+          file_(open_or_describe(loaded.config)),
           request_(load_request(loaded, absent_gpu, /*trains=*/true)) {
+        require_positions(loaded, file_->spec);
         const config::TrainingOptions& training = loaded.config.training;
         request_.saves = training.save_steps > 0 || training.save_minutes > 0;
         request_.weighs = config::compares_answers(training.objective);

@@ -56,7 +56,7 @@ struct Sizes {
 
 Sizes sizes_of(const config::LoadedConfig& loaded, const config::GenerateRequest& request, const spec::ModelSpec& spec,
                const std::vector<Prompt>& prompts) {
-    const int64_t longest = prompts.empty() ? 0 : longest_of(prompts), allowed = spec.max_position_embeddings;
+    const int64_t longest = prompts.empty() ? 0 : longest_of(prompts), allowed = spec.usable_positions();
     if (longest + request.max_new_tokens > allowed)
         throw usage_error(cat("prompt and max_new_tokens take ", longest + request.max_new_tokens,
                               " positions, the model allows ", allowed));

@@ -28,7 +28,7 @@ RunSaver::~RunSaver() {
 void RunSaver::write_result(const std::filesystem::path& folder, const at::Tensor& params_P,
                             const formats::TrainerState& trainer) const {
     if (files_.lora) {
-        save_adapter(folder, *files_.table, params_P, *files_.lora, files_.base);
+        save_adapter(folder, *files_.table, params_P, {*files_.lora, files_.base, files_.rope_scaling});
     } else {
         save_model(folder, *files_.table, params_P, files_.spec, files_.model_folder);
     }

@@ -50,12 +50,12 @@ void write_shard(const std::filesystem::path& path, const Shard& shard, const at
 }  // namespace
 
 void save_adapter(const std::filesystem::path& folder, const weights::ParameterTable& table, const at::Tensor& params_P,
-                  const spec::LoraSpec& lora, const std::string& base) {
+                  const formats::PeftConfig& config) {
     std::filesystem::create_directories(folder);
     Shard all;
     for (const weights::Parameter& p : table.parameters()) all.push_back(&p);
     write_shard(folder / "adapter_model.safetensors", all, params_P, spec::DType::f32);
-    write_file_atomically(folder / "adapter_config.json", formats::write_peft_config({lora, base}));
+    write_file_atomically(folder / "adapter_config.json", formats::write_peft_config(config));
 }
 
 void save_model(const std::filesystem::path& folder, const weights::ParameterTable& table, const at::Tensor& params_P,

@@ -1,7 +1,9 @@
 #include "unsloth/train/session.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <nlohmann/json.hpp>
 
 #include "unsloth/config/device_map.h"
 #include "unsloth/core/error.h"
@@ -58,17 +60,43 @@ void check_against_adapter(const config::LoadedConfig& loaded, const spec::LoraS
 
 }  // namespace
 
+std::string rope_scaling_of(const config::Config& config) {
+    const std::string& asked = config.model.rope_scaling;
+    const auto& adapter = config.model.adapter_name_or_path;
+    if (!adapter) return asked == "{}" ? "" : asked;
+    const std::string trained = formats::read_peft_config(formats::resolve_model_path(*adapter)).rope_scaling;
+    if (asked == "{}") return trained;
+    if (nlohmann::json::parse(asked) != nlohmann::json::parse(trained.empty() ? "{}" : trained))
+        throw usage_error(cat("model.rope_scaling is ", asked, ", but the adapter ", *adapter, " was trained with ",
+                              trained.empty() ? "config.json's own" : trained),
+                          "Leave model.rope_scaling out: the adapter's own holds.");
+    return asked;
+}
+
+void require_positions(const config::LoadedConfig& loaded, const spec::ModelSpec& spec) {
+    const int64_t length = loaded.config.model.max_seq_length, positions = spec.usable_positions();
+    if (length <= positions || loaded.config.data.packing || length == config::ModelOptions{}.max_seq_length) return;
+    const bool linear = spec.rope.type == spec::RopeSpec::Type::linear;  // what is scaled already is scaled further
+    const auto factor =
+        std::llround(static_cast<double>((length + positions - 1) / positions) * (linear ? spec.rope.factor : 1.0));
+    throw usage_error(cat("model.max_seq_length is ", length, ", and the model has ", positions, " positions"),
+                      cat("Scale them, as with --rope_scaling '{\"rope_type\": \"linear\", \"factor\": ", factor,
+                          ".0}', or take a max_seq_length of ", positions, " or less."));
+}
+
 OpenedModel open_model(const config::Config& config) {
     if (config.model.path.empty())
         throw usage_error("model.path is missing", "Set it in the config file, or with --model.path FOLDER.");
     OpenedModel opened;
-    opened.file = std::make_shared<const formats::WeightFile>(formats::WeightFile::open(config.model.path));
+    opened.rope_scaling = rope_scaling_of(config);
+    opened.file =
+        std::make_shared<const formats::WeightFile>(formats::WeightFile::open(config.model.path, opened.rope_scaling));
     opened.tokenizer_folder = data::run_tokenizer_folder(config, opened.file->checkpoint.folder());
     return opened;
 }
 
 data::ModelLimits OpenedModel::limits() const {
-    return {file->spec.vocab_size, file->spec.max_position_embeddings, file->spec.bos_token_id.value_or(-1)};
+    return {file->spec.vocab_size, file->spec.usable_positions(), file->spec.bos_token_id.value_or(-1)};
 }
 
 tokenizer::Tokenizer OpenedModel::tokenizer() const {

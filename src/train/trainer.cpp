@@ -65,6 +65,7 @@ Trainer::Trainer(const config::LoadedConfig& loaded, Purpose purpose)
         if (group_) mesh_.emplace(*group_, mesh);
         const comm::Busy starting(group_.get(), "looking for checkpoints and opening the model");
         opened_ = open_model(config());
+        require_positions(loaded_, opened_.file->spec);
         settle_learning_rate();
         if (purpose_ == Purpose::trains) require_own_output();
         open_output();

@@ -264,6 +264,7 @@ RunFiles Trainer::run_files() const {
     files.table = &model_->parameters()->table();
     if (!full()) files.lora = *plan_->lora();
     files.base = config().model.path;
+    files.rope_scaling = opened_.rope_scaling;
     files.spec = opened_.file->spec;
     files.model_folder = opened_.file->checkpoint.folder();
     files.tokenizer_files = opened_.tokenizer_files();

@@ -52,6 +52,24 @@ class Merge(Merging):
                     )
                     self.succeed("inspect", merged)
 
+    def test_scaled_positions_stay_with_the_adapter_and_the_merged_model(self):
+        base, scaling = model(LLAMA, dtype="bfloat16"), {"rope_type": "linear", "factor": 2.0}
+        length = ["--max_seq_length", "100"]
+        self.fail_with(
+            USAGE,
+            ["64 positions", "rope_scaling", '"factor": 2.0'],
+            *self.train_arguments(base, write_rows(self.folder / "rows.jsonl", [{"input_ids": [5] * 90}])),
+            *length,
+        )
+        adapter = self.adapter(base, "--rope_scaling", json.dumps(scaling), *length)
+        self.assertEqual(json.loads((adapter / "adapter_config.json").read_text())["rope_scaling"], scaling)
+        merged, _ = self.merge(adapter, base, "--dtype", "fp32")
+        self.same_logits(base, adapter, merged)
+        config = json.loads((merged / "config.json").read_text())
+        self.assertEqual(config["max_position_embeddings"], 128)
+        found = config.get("rope_parameters") or config["rope_scaling"]
+        self.assertEqual({key: found[key] for key in scaling}, scaling)
+
     def test_into_what_loading_in_4_bit_made_of_the_base(self):
         base = model(LLAMA, dtype="bfloat16")
         adapter = self.adapter(base, "--r", "4", "--load_in_4bit", "true")

@@ -132,6 +132,51 @@ TEST(HfConfig, ReadsWindowsLayerByLayer) {
     expect_input_error({"sliding_window", "-3"}, [] { parse(changed("mistral_window", {{"sliding_window", -3}})); });
 }
 
+TEST(HfConfig, ARunScalesPositionsInsteadOfConfigJson) {
+    const std::string original = changed("small_llama_v4_names", {{"max_position_embeddings", 64}}).dump();
+    const auto scaled = [&](const json& scaling) {
+        spec::ModelSpec spec = parse_model_spec(original, "test");
+        spec.rope.original_max_position_embeddings = 0;
+        set_rope_scaling(spec, scaling.dump(), "model.rope_scaling");
+        return spec;
+    };
+    const spec::ModelSpec before = parse_model_spec(original, "test");
+    for (const char* type : {"linear", "yarn"}) {
+        const spec::ModelSpec spec = scaled({{"rope_type", type}, {"factor", 4}});
+        EXPECT_EQ(spec.max_position_embeddings, 256) << type;
+        EXPECT_EQ(spec.rope.original_max_position_embeddings, 64) << type;
+        EXPECT_EQ(spec.rope.theta, before.rope.theta) << type;
+        const spec::ModelSpec again = parse_model_spec(write_model_config(spec, {}, original), "test");
+        EXPECT_EQ(again.max_position_embeddings, 256) << type;
+        EXPECT_EQ(rope_frequencies(again, 200).inv_freq, rope_frequencies(spec, 200).inv_freq) << type;
+        EXPECT_NE(rope_frequencies(spec, 200).inv_freq, rope_frequencies(before, 200).inv_freq) << type;
+    }
+    // What is scaled already is scaled further, or in another way from the positions that it has.
+    spec::ModelSpec further = scaled({{"rope_type", "linear"}, {"factor", 2}});
+    set_rope_scaling(further, R"({"rope_type": "linear", "factor": 4})", "test");
+    EXPECT_EQ(further.max_position_embeddings, 256);
+    set_rope_scaling(further, R"({"rope_type": "yarn", "factor": 2})", "test");
+    EXPECT_EQ(further.max_position_embeddings, 512);
+    EXPECT_EQ(further.rope.original_max_position_embeddings, 256);
+    const spec::ModelSpec dynamic = scaled({{"rope_type", "dynamic"}, {"factor", 4}});
+    EXPECT_EQ(dynamic.max_position_embeddings, 64);
+    EXPECT_EQ(dynamic.usable_positions(), 256);
+    json longrope = {
+        {"rope_type", "longrope"}, {"factor", 2}, {"short_factor", json::array()}, {"long_factor", json::array()}};
+    for (int64_t i = 0; i < before.head_dim / 2; ++i) {
+        longrope["short_factor"].push_back(1.0);
+        longrope["long_factor"].push_back(1.5 + static_cast<double>(i));
+    }
+    const spec::ModelSpec searched = scaled(longrope);
+    EXPECT_EQ(searched.max_position_embeddings, 128);
+    const spec::ModelSpec again = parse_model_spec(write_model_config(searched, {}, original), "test");
+    EXPECT_EQ(again.rope.long_factor, searched.rope.long_factor);
+    expect_input_error({"model.rope_scaling", "rope_type"}, [&] { scaled({{"factor", 2}}); });
+    longrope["long_factor"].erase(0);
+    expect_input_error({"model.rope_scaling", "long_factor"}, [&] { scaled(longrope); });
+    expect_input_error({"model.rope_scaling", "factor"}, [&] { scaled({{"rope_type", "linear"}}); });
+}
+
 TEST(HfConfig, ReadsEveryRopeType) {
     const auto rope = [](const json& scaling) {
         return parse(changed("small_llama_v4_names", {{"rope_scaling", scaling}})).rope;

@@ -27,11 +27,12 @@ ModelSpec rope_model(const nlohmann::json& config, int64_t head_dim) {
     const auto& rope = config.at("rope_parameters");
     const std::string type = rope.at("rope_type");
     using Type = RopeSpec::Type;
-    spec.rope.type = type == "linear"    ? Type::linear
-                     : type == "dynamic" ? Type::dynamic
-                     : type == "yarn"    ? Type::yarn
-                     : type == "llama3"  ? Type::llama3
-                                         : Type::standard;
+    spec.rope.type = type == "linear"     ? Type::linear
+                     : type == "dynamic"  ? Type::dynamic
+                     : type == "yarn"     ? Type::yarn
+                     : type == "llama3"   ? Type::llama3
+                     : type == "longrope" ? Type::longrope
+                                          : Type::standard;
     spec.rope.theta = rope.at("rope_theta");
     spec.rope.factor = rope.value("factor", 1.0);
     spec.rope.original_max_position_embeddings = rope.value("original_max_position_embeddings", int64_t{0});
@@ -40,6 +41,8 @@ ModelSpec rope_model(const nlohmann::json& config, int64_t head_dim) {
     spec.rope.beta_fast = rope.value("beta_fast", 32.0);
     spec.rope.beta_slow = rope.value("beta_slow", 1.0);
     spec.rope.truncate = rope.value("truncate", true);
+    spec.rope.short_factor = rope.value("short_factor", std::vector<double>{});
+    spec.rope.long_factor = rope.value("long_factor", std::vector<double>{});
     if (rope.contains("attention_factor")) spec.rope.attention_factor = rope.at("attention_factor").get<double>();
     return spec;
 }
@@ -75,7 +78,18 @@ TEST(RopeFrequencies, AgreeWithTransformersForEveryType) {
                            entry.at("attention_scaling"), name);
 }
 
-TEST(RopeFrequencies, OnlyDynamicDependsOnTheLength) {
+TEST(RopeFrequencies, LongropeAgreesWithTransformersOnBothSidesOfTheTrainedLength) {
+    const auto cases = golden("rope_longrope.json");
+    ASSERT_EQ(cases.size(), 3U);
+    for (const auto& [name, entry] : cases.items()) {
+        const ModelSpec spec = rope_model(entry, entry.at("head_dim"));
+        for (const auto& result : entry.at("results"))
+            expect_frequencies(rope_frequencies(spec, result.at("seq_len")), result.at("inv_freq"),
+                               result.at("attention_scaling"), name);
+    }
+}
+
+TEST(RopeFrequencies, OnlyDynamicAndLongropeDependOnTheLength) {
     ModelSpec spec;
     spec.head_dim = 64;
     spec.max_position_embeddings = 128;

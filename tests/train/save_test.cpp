@@ -46,8 +46,8 @@ TEST_P(SaveTest, AnAdapterFolderReadsBackAndContinues) {
         trainer.load();
         take_steps(trainer);
         train::save_adapter(folder / "saved", trainer.model().parameters()->table(),
-                            trainer.model().parameters()->state().params_P, *trainer.plan().lora(),
-                            config.config.model.path);
+                            trainer.model().parameters()->state().params_P,
+                            {*trainer.plan().lora(), config.config.model.path, ""});
 
         const Tensors values = copy_values(*trainer.model().parameters());
         expect_same_bits(read_tensors(folder / "saved/adapter_model.safetensors"), values);

@@ -34,6 +34,12 @@ spec::ModelSpec parse_model_spec(const std::string& json_text, const std::string
 std::optional<QuantizationConfig> read_quantization_config(const std::filesystem::path& folder);
 std::optional<QuantizationConfig> parse_quantization_config(const std::string& json_text, const std::string& source);
 
+/// Replaces how the model scales its positions by Hugging Face's object rope_scaling, and sets the positions that it
+/// then has: factor x original_max_position_embeddings, or x its own where the object has none; where config.json
+/// scales in the same way, as much further as the factor is larger (dynamic leaves them: its formula is about its own).
+/// The theta stays unless the object has rope_theta. Input Error, naming `source` and key, as for a config.json.
+void set_rope_scaling(spec::ModelSpec& spec, const std::string& json_text, const std::string& source);
+
 /// Checks what a config.json would be refused for, also for a spec made by hand. `source` stands in messages.
 void check_model_spec(const spec::ModelSpec& spec, const std::string& source);
 

@@ -87,7 +87,8 @@ struct WeightFile {
     ModelTensors tensors;
 
     /// `path` as for Checkpoint::open. Input Error as for read_model_spec, Checkpoint::open and resolve_tensors.
-    static WeightFile open(const std::string& path);
+    /// `rope_scaling`: Hugging Face's object as text, instead of config.json's (set_rope_scaling); empty or {}: none.
+    static WeightFile open(const std::string& path, const std::string& rope_scaling = {});
 };
 
 }  // namespace unsloth::formats

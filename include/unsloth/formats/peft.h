@@ -14,6 +14,7 @@ namespace unsloth::formats {
 struct PeftConfig {
     spec::LoraSpec lora;
     std::string base_model_name_or_path;  ///< as the user gave it
+    std::string rope_scaling;  ///< JSON object that the base's config.json has not; empty: none (PEFT skips it)
 };
 
 /// Input Error, naming file and key, for what this program does not train: biases, fan_in_fan_out, other adapter

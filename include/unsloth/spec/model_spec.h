@@ -33,7 +33,7 @@ constexpr std::string_view path_of(Projection p) {
 
 /// Rotary position embedding as transformers' modeling_rope_utils computes it.
 struct RopeSpec {
-    enum class Type { standard, linear, dynamic, yarn, llama3 };
+    enum class Type { standard, linear, dynamic, yarn, llama3, longrope };
     Type type = Type::standard;
     double theta = 10000.0;
     double factor = 1.0;
@@ -41,11 +41,17 @@ struct RopeSpec {
     // llama3
     double low_freq_factor = 1.0;
     double high_freq_factor = 4.0;
-    // yarn
+    // yarn, and of these attention_factor for longrope
     std::optional<double> attention_factor, mscale, mscale_all_dim;
     double beta_fast = 32.0;
     double beta_slow = 1.0;
     bool truncate = true;
+    /// longrope: each frequency is divided by its factor, of the second list where a sequence is longer than the
+    /// original length; head_dim / 2 values each.
+    std::vector<double> short_factor, long_factor;
+
+    /// Whether a sequence's frequencies depend on its length.
+    bool by_length() const { return type == Type::dynamic || type == Type::longrope; }
 };
 
 struct ModelSpec {
@@ -79,6 +85,8 @@ struct ModelSpec {
     /// Columns K of a projection's weight [N, K].
     int64_t in_features(Projection p) const;
     bool has_bias(Projection p) const;
+    /// Positions that a sequence may have: dynamic scaling goes beyond max_position_embeddings by its factor.
+    int64_t usable_positions() const;
 };
 
 /// What RoPE needs at run time.
@@ -87,8 +95,8 @@ struct RopeFrequencies {
     float attention_scaling = 1.0F;  ///< multiplies cos and sin
 };
 
-/// The inverse frequencies of `spec.rope` for a sequence of `seq_len` tokens (longest position + 1). Only `dynamic`
-/// depends on seq_len. Computed in fp64 and rounded once; agrees with transformers to a relative 5e-7.
+/// The inverse frequencies of `spec.rope` for a sequence of `seq_len` tokens (longest position + 1), which `dynamic`
+/// and `longrope` depend on. Computed in fp64 and rounded once; agrees with transformers to a relative 5e-7.
 RopeFrequencies rope_frequencies(const ModelSpec& spec, int64_t seq_len);
 
 }  // namespace unsloth::spec

@@ -10,10 +10,9 @@
 
 namespace unsloth::train {
 
-/// adapter_model.safetensors (fp32) and adapter_config.json. `params_P`: the flat fp32 values, on any device. `base` is
-/// the base's path as the user gave it.
+/// adapter_model.safetensors (fp32) and adapter_config.json. `params_P`: the flat fp32 values, on any device.
 void save_adapter(const std::filesystem::path& folder, const weights::ParameterTable& table, const at::Tensor& params_P,
-                  const spec::LoraSpec& lora, const std::string& base);
+                  const formats::PeftConfig& config);
 
 /// config.json and model.safetensors (shards of at most `shard_bytes` and an index when larger) in the checkpoint's own
 /// dtype.

@@ -18,6 +18,7 @@ namespace unsloth::train {
 struct OpenedModel {
     std::shared_ptr<const formats::WeightFile> file;
     std::filesystem::path tokenizer_folder;
+    std::string rope_scaling;  ///< instead of config.json's, as the configuration or the adapter says; empty: none
 
     /// Input Error when there is none, or when its ids do not fit the model's vocabulary.
     tokenizer::Tokenizer tokenizer() const;
@@ -26,6 +27,13 @@ struct OpenedModel {
     data::ModelLimits limits() const;
 };
 OpenedModel open_model(const config::Config& config);
+
+/// What the configuration or the adapter says of positions; empty: what config.json says. usage Error where the two say
+/// different things.
+std::string rope_scaling_of(const config::Config& config);
+/// usage Error with the remedy where rows as long as was asked for would have positions that the model does not know.
+/// The default length is one for all models, and packed rows hold several that each begin at 0.
+void require_positions(const config::LoadedConfig& loaded, const spec::ModelSpec& spec);
 
 /// Makes the encoder of text rows when it is first needed: tokenised rows do without a tokenizer.
 data::EncoderMaker encoder_maker(const OpenedModel& opened, const config::Config& config);

@@ -90,6 +90,7 @@ void check_expressible(const spec::ModelSpec& spec) {
     if (architecture == "qwen2" && spec.q_size() != spec.hidden_size)
         refuse("heads that are not hidden_size wide together");
     const spec::RopeSpec& rope = spec.rope;
+    if (rope.type == spec::RopeSpec::Type::longrope) refuse("RoPE scaling of type longrope that this program writes");
     if (rope.type == spec::RopeSpec::Type::dynamic)
         log::warning("llama.cpp has no dynamic RoPE: positions from ", spec.max_position_embeddings, " on will differ");
     if (rope.type == spec::RopeSpec::Type::yarn && (rope.beta_fast != 32 || rope.beta_slow != 1 || !rope.truncate))
