@@ -33,6 +33,17 @@ __device__ __forceinline__ uint2 fp8_encode(const Bf16x8& values, float inverse)
     return {pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16};
 }
 
+__device__ __forceinline__ Bf16x8 fp8_decode(const uint2& codes, float scale) {
+    Bf16x8 values;
+    const uint32_t words[2] = {codes.x, codes.y};
+#pragma unroll
+    for (int i = 0; i < fp8_width; ++i) {
+        const auto code = static_cast<__nv_fp8_storage_t>(words[i / 4] >> (8 * (i % 4)));
+        values.v[i] = __float2bfloat16_rn(__half2float(__half(__nv_cvt_fp8_to_halfraw(code, __NV_E4M3))) * scale);
+    }
+    return values;
+}
+
 /// Magnitudes of bf16 compare as their bits do, infinity and not-a-number above the others: `amax` (two of 16 bits)
 /// with those of `values`.
 __device__ __forceinline__ uint32_t fp8_amax(uint32_t amax, const Bf16x8& values) {

@@ -244,7 +244,26 @@ void run(const Maker& maker, int64_t rows, int64_t columns, const Fp8Rows& out, 
     }
 }
 
+/// A block a row, or several for a long one.
+__global__ void __launch_bounds__(256)
+    dequantize_rows_kernel(const Fp8Rows x, int packs, const Matrix out, int blocks_of_row) {
+    const uint32_t row = blockIdx.x / blocks_of_row;
+    const int pack = (blockIdx.x - row * blocks_of_row) * blockDim.x + threadIdx.x;
+    if (pack >= packs) return;
+    const uint2 codes =
+        *reinterpret_cast<const uint2*>(x.codes + static_cast<int64_t>(row) * packs * width + pack * width);
+    store_pack(static_cast<Bf16*>(out.data) + row * out.stride + pack * width, fp8_decode(codes, x.scales[row]));
+}
+
 }  // namespace
+
+void dequantize_rows_fp8(const Fp8Rows& x, int64_t rows, int64_t columns, const Matrix& out, cudaStream_t stream) {
+    if (rows == 0) return;
+    constexpr int threads = 256;
+    const int packs = static_cast<int>(columns / width), blocks = static_cast<int>(ceil_div(packs, threads));
+    UNSLOTH_LAUNCH(dequantize_rows_kernel, static_cast<unsigned>(rows * blocks), threads, 0, stream, x, packs, out,
+                   blocks);
+}
 
 bool fp8_rows_supported(const ConstMatrix& rows, int64_t columns) {
     return columns > 0 && columns % width == 0 && columns <= fp8_longest_row &&

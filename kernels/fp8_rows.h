@@ -28,6 +28,9 @@ bool fp8_rows_supported(const ConstMatrix& rows, int64_t columns);
 
 void quantize_rows_fp8(const ConstMatrix& x, int64_t rows, int64_t columns, const Fp8Rows& out, cudaStream_t stream);
 
+/// out = codes * scales, rounded once; out's rows as fp8_rows_supported wants them. Reads 1, writes 2 bytes an element.
+void dequantize_rows_fp8(const Fp8Rows& x, int64_t rows, int64_t columns, const Matrix& out, cudaStream_t stream);
+
 /// heads must be 1; no y.data: the bf16 form is not wanted. Reads 2, writes 3 bytes an element (1 without y).
 void norm_forward_fp8(const NormForward& params, const Fp8Rows& out, cudaStream_t stream);
 

@@ -77,6 +77,7 @@ StepLoader::StepLoader(Dataset dataset, const LoaderOptions& options)
     : dataset_(std::move(dataset)), options_(options) {
     check_options(options_);
     if (dataset_.size() == 0) throw usage_error("there are no rows to train on");
+    pass_rows_ = options_.per_device_train_batch_size;
     make_units();
     rows_per_epoch_ = static_cast<int64_t>(units_.size());
     if (!options_.source_weights.empty()) make_mixture();
@@ -138,6 +139,16 @@ void StepLoader::make_mixture() {
     rows_per_epoch_ = std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
+void StepLoader::set_pass_rows(int64_t rows) {
+    UNSLOTH_CHECK(rows > 0 && !fills_by_tokens(), rows, " rows of a pass");
+    pass_rows_ = rows;
+}
+
+int64_t StepLoader::passes_of_step() const {
+    if (fills_by_tokens()) return options_.gradient_accumulation_steps;
+    return ceil_div(rows_of_step(), pass_rows_);
+}
+
 int64_t StepLoader::steps_per_epoch() const {
     return ceil_div(rounds_per_epoch(), options_.gradient_accumulation_steps);
 }
@@ -189,7 +200,7 @@ BatchLimits StepLoader::limits() const {
         segments.push_back(unit_segments);
         labels.push_back(unit_labels);
     }
-    int64_t rows = options_.per_device_train_batch_size;
+    int64_t rows = pass_rows_;
     if (fills_by_tokens()) {
         // What lengths come together is the same in every epoch, which rows have them is not.
         rows = 0;
@@ -224,10 +235,23 @@ StepBatch StepLoader::step(int64_t number) {
 
     const int64_t first_round = in_epoch * options_.gradient_accumulation_steps;
     const int64_t last_round = std::min(first_round + options_.gradient_accumulation_steps, rounds_per_epoch());
+    const bool regroups = !fills_by_tokens() && pass_rows_ != options_.per_device_train_batch_size;
+    std::vector<int64_t> own;
+    int64_t most = 0;  // rows of the rank that has most
     for (int64_t round = first_round; round < last_round; ++round) {
         const auto [begin, end] = round_places(round);
         count(begin, end, step);
-        step.micro.push_back(micro_batch(own_places(round)));
+        most += ceil_div(end - begin, options_.world_size);
+        const std::vector<int64_t> places = own_places(round);
+        own.insert(own.end(), places.begin(), places.end());
+        if (regroups) continue;
+        step.micro.push_back(micro_batch(own));
+        own.clear();
+    }
+    for (int64_t pass = 0; regroups && pass < ceil_div(most, pass_rows_); ++pass) {
+        const auto mine = static_cast<int64_t>(own.size());
+        const auto place = [&](int64_t k) { return own.begin() + std::min(k * pass_rows_, mine); };
+        step.micro.push_back(micro_batch({place(pass), place(pass + 1)}));
     }
     step.epoch = step.epoch_index + static_cast<double>(last_round) / static_cast<double>(rounds_per_epoch());
     return step;

@@ -238,6 +238,16 @@ int64_t peak_allocated_bytes([[maybe_unused]] at::Device device) {
     return 0;
 }
 
+AllocatorUse allocator_use([[maybe_unused]] at::Device device) {
+#ifdef UNSLOTH_CUDA
+    if (device.is_cuda()) {
+        const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(device.index());
+        return {stats.allocated_bytes[0].current, stats.allocated_bytes[0].peak, stats.reserved_bytes[0].current};
+    }
+#endif
+    return {};
+}
+
 void reset_peak([[maybe_unused]] at::Device device) {
 #ifdef UNSLOTH_CUDA
     if (device.is_cuda()) c10::cuda::CUDACachingAllocator::resetPeakStats(device.index());

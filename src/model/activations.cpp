@@ -24,7 +24,7 @@ struct Buffer {
     std::vector<int64_t> sizes;
     at::ScalarType dtype;
     uint8_t phases = memory::always;
-    bool by_token = false;  ///< its rows are tokens: cut to those at hand
+    bool by_token = false;  ///< its rows are tokens, or a tile's: cut to those at hand
     bool host = false;
     std::vector<at::Tensor*> tensors = {};
     int64_t bytes() const { return c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(dtype)); }
@@ -68,7 +68,7 @@ class Lister {
         add(std::move(buffer), tensor);
     }
 
-    void saved(int64_t i, LayerSaved& a, std::deque<MovedTensor>& moved) {
+    void saved(int64_t i, LayerSaved& a, MovedLayer& moved) {
         const int64_t t = sizes_.tokens, d = spec_.hidden_size, heads = spec_.num_heads, kv_heads = spec_.num_kv_heads;
         const spec::LayerPlan& plan = run_.layers.at(static_cast<std::size_t>(i));
         const spec::Keep keeps = plan.keep;
@@ -84,24 +84,33 @@ class Lister {
                 add({"live layer", name, std::move(sizes), dtype, passes, by_token}, tensor);
             }
         };
-        // With offload a kept matrix is in one of a few slots, with a place in host memory.
-        const auto matrix = [&](const char* name, int64_t columns, bool kept, at::Tensor& tensor,
-                                int64_t slot_count = slots) {
-            if (!(sizes_.training && kept && plan.activations_at == spec::Place::host))
-                return statistic(name, {t, columns}, dtype_, kept, tensor);
-            const Buffer slot{"offloaded layers' slots",
-                              cat(name, " slot ", i % slot_count),
-                              {t, columns},
-                              dtype_,
-                              through_head,
-                              true};
-            MovedTensor& pair = moved.emplace_back();
+        // One of a few slots on the device, with a place in host memory.
+        const auto moves = [&](const char* name, std::vector<int64_t> sizes, at::ScalarType dtype, int64_t slot_count,
+                               at::Tensor& tensor) {
+            MovedTensor& pair = moved.tensors.emplace_back();
+            const Buffer slot{
+                "offloaded layers' slots", cat(name, " slot ", i % slot_count), sizes, dtype, through_head, true};
             own(slot, tensor);
             own(slot, pair.device);
-            own({"offloaded", cat(name, " ", i), {t, columns}, dtype_, memory::always, true, /*host=*/true}, pair.host);
+            own({"offloaded", cat(name, " ", i), std::move(sizes), dtype, memory::always, true, /*host=*/true},
+                pair.host);
         };
-        if (sizes_.training) {
-            matrix("x", d, true, a.x_TD, input_slots);
+        const auto matrix = [&](const char* name, int64_t columns, bool kept, at::Tensor& tensor, int64_t rows = 0) {
+            const bool keeps_it = sizes_.training && kept;
+            if (keeps_it && plan.activations_at == spec::Place::host)
+                return moves(name, {t, columns}, dtype_, slots, tensor);
+            // What passes by may have fewer rows.
+            statistic(name, {keeps_it || rows == 0 ? t : rows, columns}, dtype_, kept, tensor);
+        };
+        const bool host = plan.activations_at == spec::Place::host;
+        if (sizes_.training && host && run_.inputs_in_fp8) {  // the codes are moved; x is free when they are made
+            own({"offloaded layers' slots", cat("x slot ", i % slots), {t, d}, dtype_, through_head, true}, a.x_TD);
+            moves("x codes", {t, d}, at::kFloat8_e4m3fn, slots, moved.input.codes);
+            moves("x scales", {t}, at::kFloat, slots, moved.input.scales);
+        } else if (sizes_.training && host) {
+            moves("x", {t, d}, dtype_, input_slots, a.x_TD);
+        } else if (sizes_.training) {
+            matrix("x", d, true, a.x_TD);
         } else {  // without a backward pass two buffers take turns
             add({"layer inputs", cat("x slot ", i % 2), {t, d}, dtype_, memory::always, true}, a.x_TD);
         }
@@ -119,7 +128,7 @@ class Lister {
         statistic("rstd2", {t}, at::kFloat, rest, a.rstd2_T);
         statistic("u_gate_up", {t, layout_[Group::gate_up].r}, dtype_, rest, a.u_gate_up_TR);
         matrix("gate_up", weights::row_stride(2 * spec_.intermediate_size + layout_[Group::gate_up].r),
-               keeps == spec::Keep::everything, a.gate_up_full);
+               keeps == spec::Keep::everything, a.gate_up_full, run_.tile_of(t));
         statistic("u_down", {t, layout_[Group::down].r}, dtype_, true,
                   a.u_down_TR);  // so that a recompute ends before the activation
         if (!layout_.dora) return;
@@ -131,23 +140,31 @@ class Lister {
     void scratch(Scratch& s) {
         const int64_t t = sizes_.tokens, widest = std::max(spec_.hidden_size, spec_.q_size());
         const uint8_t layers = memory::forward | memory::backward;
-        const auto buffer = [&](const char* name, int64_t columns, uint8_t phases) {
-            return Buffer{"scratch", name, {t, weights::row_stride(columns)}, dtype_, phases, true};
+        const int64_t tile = run_.tile_of(t);
+        const auto buffer = [&](const char* name, int64_t rows, int64_t columns, uint8_t phases) {
+            return Buffer{"scratch", name, {rows, weights::row_stride(columns)}, dtype_, phases, true};
         };
-        add(buffer("h", widest + std::max(layout_[Group::qkv].r, layout_[Group::gate_up].r), layers), s.h_full);
-        add(buffer("act", spec_.intermediate_size + layout_[Group::down].r, layers), s.act_full);
-        if (sizes_.dropout) add(buffer("dropped", std::max(widest, spec_.intermediate_size), layers), s.dropped);
-        if (sizes_.codes) {  // not cut: the shape changes from product to product
-            const int64_t columns = std::max({widest, sizes_.training ? layout_[Group::qkv].n : 0,
-                                              (sizes_.training ? 2 : 1) * spec_.intermediate_size});
-            add({"scratch", "fp8 codes", {t, columns}, at::kFloat8_e4m3fn, layers}, s.codes.codes);
+        add(buffer("h", t, widest + std::max(layout_[Group::qkv].r, layout_[Group::gate_up].r), layers), s.h_full);
+        add(buffer("act", tile, spec_.intermediate_size + layout_[Group::down].r, layers), s.act_full);
+        if (sizes_.dropout)
+            add({"scratch", "dropped", {std::max(t * widest, tile * spec_.intermediate_size)}, dtype_, layers},
+                s.dropped);
+        if (sizes_.codes) {
+            const int64_t columns = std::max(widest, sizes_.training ? layout_[Group::qkv].n : 0),
+                          columns_of_tile = (sizes_.training ? 2 : 1) * spec_.intermediate_size;
+            add({"scratch",
+                 "fp8 codes",
+                 {std::max(t * columns, tile * columns_of_tile)},
+                 at::kFloat8_e4m3fn,
+                 layers},
+                s.codes.codes);
             add({"scratch", "fp8 scales", {t}, at::kFloat, layers}, s.codes.scales);
         }
         if (!sizes_.training) return;
         const int64_t rank = std::max(layout_[Group::o].r, layout_[Group::down].r);
-        own(buffer("g", spec_.hidden_size + rank, memory::head | memory::backward), s.g_full);
-        if (layout_.dora) add(buffer("dz", spec_.hidden_size + rank, memory::backward), s.dz_full);
-        add(buffer("dqkv", layout_[Group::qkv].n + layout_[Group::qkv].r, memory::backward), s.dqkv_full);
+        own(buffer("g", t, spec_.hidden_size + rank, memory::head | memory::backward), s.g_full);
+        if (layout_.dora) add(buffer("dz", t, spec_.hidden_size + rank, memory::backward), s.dz_full);
+        add(buffer("dqkv", t, layout_[Group::qkv].n + layout_[Group::qkv].r, memory::backward), s.dqkv_full);
     }
 
     void head(HeadBuffers& h) {
@@ -314,7 +331,7 @@ void Activations::resize(int64_t tokens) {
     UNSLOTH_CHECK(tokens <= sizes_.tokens, tokens, " tokens planned for ", sizes_.tokens);
     if (tokens == current_tokens_) return;
     current_tokens_ = tokens;
-    for (const Cut& cut : cuts_) *cut.tensor = cut.whole.narrow(0, 0, tokens);
+    for (const Cut& cut : cuts_) *cut.tensor = cut.whole.narrow(0, 0, std::min(tokens, cut.whole.size(0)));
 }
 
 }  // namespace unsloth::model

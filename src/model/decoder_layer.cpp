@@ -3,13 +3,12 @@
 
 #include <cmath>
 
-#include "unsloth/core/error.h"
+#include "model/layer_parts.h"
+#include "model/mlp.h"
 #include "unsloth/ops/dora.h"
-#include "unsloth/ops/fp8.h"
 #include "unsloth/ops/norm.h"
 #include "unsloth/ops/rope.h"
 #include "unsloth/ops/rows.h"
-#include "unsloth/ops/swiglu.h"
 
 namespace unsloth::model {
 namespace {
@@ -28,49 +27,6 @@ QkvViews qkv_views(const spec::ModelSpec& spec, const at::Tensor& qkv) {
     const int64_t d = spec.head_dim, q = spec.q_size(), kv = spec.kv_size();
     return {heads_view(qkv, 0, spec.num_heads, d), heads_view(qkv, q, spec.num_kv_heads, d),
             heads_view(qkv, q + kv, spec.num_kv_heads, d), heads_view(qkv, 0, spec.num_heads + spec.num_kv_heads, d)};
-}
-
-void observe(const LayerContext& c, const char* module, const at::Tensor& output) {
-    if (c.group.observer != nullptr) (*c.group.observer)(cat("model.layers.", c.layer(), ".", module), output);
-}
-
-void observe_group(const LayerContext& c, Group g, const at::Tensor& y_TN) {
-    if (c.group.observer == nullptr) return;
-    for (const weights::Slice& slice : c.group.layout[g].slices)
-        observe(c, std::string(spec::path_of(slice.projection)).c_str(), y_TN.narrow(1, slice.n_begin, slice.n));
-}
-
-/// Nothing is reported outside of a training run: scoring and generation have no step outcome.
-ops::Site forward_site(const LayerContext& c, int norm) {
-    if (c.group.ctx.outcome == nullptr) return {};
-    return {static_cast<uint32_t>(2 * c.layer() + norm)};
-}
-ops::Site backward_site(const LayerContext& c, int norm) {
-    const auto layers = static_cast<uint32_t>(c.spec.num_layers), layer = static_cast<uint32_t>(c.layer());
-    return {2 * layers + 2 + 2 * (layers - 1 - layer) + (norm == 1 ? 0U : 1U)};
-}
-
-/// Where codes of x go that these products read beside it, or instead; empty where they read x as it is. All lie in one
-/// scratch buffer: those of one product are dead when the next are made.
-ops::Fp8Matrix codes_of(const LayerContext& c, const weights::Operand& w, const at::Tensor& x_TC) {
-    return w.codes(c.scratch.codes, x_TC.size(0), x_TC.size(1));
-}
-
-/// The same for an x whose maker makes no codes.
-ops::Fp8Matrix encoded(const LayerContext& c, const weights::Operand& w, const at::Tensor& x_TC) {
-    const ops::Fp8Matrix codes = codes_of(c, w, x_TC);
-    ops::quantize_rows_fp8(c.group.ctx, x_TC, codes);
-    return codes;
-}
-
-/// The gradient buffer of a trained norm; undefined when it is frozen, or another rank's to add to: that of the
-/// residual stream is the same on all, those of q and k are sums over their heads.
-at::Tensor norm_gradient(const LayerContext& c, spec::TensorRole role) {
-    const bool of_heads = role == spec::TensorRole::q_norm || role == spec::TensorRole::k_norm;
-    if (!c.group.trains_base || (!of_heads && !c.group.tp.first())) return {};
-    const weights::Parameter* p =
-        c.group.parameters->table().find(role, c.layer(), spec::Projection::q, weights::Parameter::Kind::base);
-    return c.group.parameters->gradient(*p);
 }
 
 /// q_norm and k_norm (Qwen3), keeping what was before them.
@@ -95,16 +51,10 @@ void normalise_heads_backward(const LayerContext& c, const weights::LayerWeights
                             norm_gradient(c, spec::TensorRole::k_norm));
 }
 
-/// The gradient of a product that is added onto the residual stream, with its R columns: the stream's own, or what
-/// DoRA's scale leaves of it, elsewhere, because the stream's goes on.
-at::Tensor product_gradient(const LayerContext& c, Group g, const weights::Operand& w, const at::Tensor& z_TD) {
-    const int64_t hidden = c.spec.hidden_size, columns = hidden + c.group.layout[g].r;
-    const at::Tensor g_full = c.scratch.g_full.narrow(1, 0, columns);
-    if (!scales_outputs(c.group)) return g_full;
-    const at::Tensor dz_full = c.scratch.dz_full.narrow(1, 0, columns);
-    ops::dora_backward(c.group.ctx, g_full.narrow(1, 0, hidden), z_TD, w.scale, dz_full.narrow(1, 0, hidden),
-                       magnitude_gradients(c.group, g));
-    return dz_full;
+void count_mlp(PassCounts& counts, const spec::LayerSteps& steps) {
+    counts.mid += steps.mid ? 1 : 0;
+    counts.gate_up += steps.gate_up ? 1 : 0;
+    counts.down += steps.down ? 1 : 0;
 }
 
 void attend(const LayerContext& c, const LayerSaved& a, const at::Tensor& o_THd) {
@@ -166,44 +116,12 @@ void layer_forward(const LayerContext& c, const weights::LayerWeights& w, const 
         attend(c, a, heads_view(a.o_full, 0, spec.num_heads, spec.head_dim));
         fill_adapter_columns(c.group, Group::o, w[Group::o], a.o_full, {});
     }
-    if (steps.mid) {
-        ++c.counts.mid;
-        // 5 output projection, onto the residual stream
-        const ops::Fp8Matrix o_codes = encoded(c, w[Group::o], a.o_full.narrow(1, 0, spec.q_size()));
-        linear_forward(c.group, Group::o, w[Group::o], a.o_full, o_codes,
-                       {.y_TN = a.mid_TD, .residual_TN = a.x_TD, .z_TN = a.z_o_TD});
-    }
-    if (steps.gate_up) {
-        ++c.counts.gate_up;
-        // 6 norm
-        const ops::Fp8Matrix h_codes = codes_of(c, w[Group::gate_up], h_TD);
-        ops::rms_norm_forward(ctx, a.mid_TD, w.post_norm_D, spec.rms_norm_eps, h_TD, a.rstd2_T, forward_site(c, 1),
-                              h_codes);
-        observe(c, "post_attention_layernorm", h_TD);
-        // 7 gate and up
-        const at::Tensor h_gate_up = c.scratch.h_full.narrow(1, 0, hidden + layout[Group::gate_up].r);
-        const at::Tensor gate_up_T2F = a.gate_up_full.narrow(1, 0, 2 * spec.intermediate_size);
-        fill_adapter_columns(c.group, Group::gate_up, w[Group::gate_up], h_gate_up, a.u_gate_up_TR);
-        linear_forward(c.group, Group::gate_up, w[Group::gate_up], h_gate_up, h_codes,
-                       {.y_TN = gate_up_T2F, .z_TN = gate_up_T2F});  // DoRA's scale is the activation's to apply
-        observe_group(c, Group::gate_up, gate_up_T2F);
-    }
-    if (steps.down) {
-        ++c.counts.down;
-        // 8 activation
-        const at::Tensor gate_up_T2F = a.gate_up_full.narrow(1, 0, 2 * spec.intermediate_size);
-        const at::Tensor act_TF = c.scratch.act_full.narrow(1, 0, spec.intermediate_size);
-        const ops::Fp8Matrix act_codes = codes_of(c, w[Group::down], act_TF);
-        if (scales_outputs(c.group)) {
-            ops::dora_swiglu_forward(ctx, gate_up_T2F, w[Group::gate_up].scale, act_TF);
-        } else {
-            ops::swiglu_forward(ctx, gate_up_T2F, act_TF, act_codes);
-        }
-        // 9 down, onto the residual stream
-        fill_adapter_columns(c.group, Group::down, w[Group::down], c.scratch.act_full, a.u_down_TR);
-        linear_forward(c.group, Group::down, w[Group::down], c.scratch.act_full, act_codes,
-                       {.y_TN = x_next_TD, .residual_TN = a.mid_TD, .z_TN = a.z_down_TD});
-    }
+    // 5 output projection, 6 norm, 7 gate and up, 8 activation, 9 down: some rows at a time
+    count_mlp(c.counts, steps);
+    if (!steps.mid && !steps.gate_up && !steps.down) return;
+    each_tile(c, a, [&](const LayerContext& some, const LayerSaved& rows, const RowRange& range) {
+        mlp_forward(some, w, rows, steps.down ? range.of(x_next_TD) : at::Tensor(), steps);
+    });
 }
 
 void layer_backward(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a, spec::Keep keep,
@@ -215,36 +133,18 @@ void layer_backward(const LayerContext& c, const weights::LayerWeights& w, const
     // No adapter columns stand beside h here: its rows have no gaps, as sums over ranks want them.
     const at::Tensor h_TD = c.scratch.h_full.as_strided({a.x_TD.size(0), hidden}, {hidden, 1}),
                      g_TD = c.scratch.g_full.narrow(1, 0, hidden);
-    const at::Tensor act_TF = c.scratch.act_full.narrow(1, 0, spec.intermediate_size);
-    const at::Tensor gate_up_T2F = a.gate_up_full.narrow(1, 0, 2 * spec.intermediate_size);
 
-    layer_forward(c, w, a, {}, spec::recompute_of(keep));
-    // 9 down: dact lies where the activation will be made again
-    const at::Tensor g_down = product_gradient(c, Group::down, w[Group::down], a.z_down_TD);
-    input_backward(c.group, Group::down, w[Group::down], g_down, encoded(c, w[Group::down], g_TD), a.u_down_TR, act_TF);
-    // 8 activation: gate and up become their gradients
-    const ops::Fp8Matrix dgate_up_codes = codes_of(c, w[Group::gate_up], gate_up_T2F);
-    if (scales_outputs(c.group)) {
-        ops::dora_swiglu_backward(ctx, act_TF, gate_up_T2F, w[Group::gate_up].scale, act_TF,
-                                  magnitude_gradients(c.group, Group::gate_up));
-    } else {
-        ops::swiglu_backward(ctx, act_TF, gate_up_T2F, act_TF, dgate_up_codes);
-    }
-    weight_backward(c.group, Group::down, g_down, act_TF);
-    // 7 gate and up
-    input_backward(c.group, Group::gate_up, w[Group::gate_up], a.gate_up_full, dgate_up_codes, a.u_gate_up_TR, h_TD);
-    // 6 norm, onto the residual stream's gradient
-    ops::rms_norm_backward(ctx, h_TD, a.mid_TD, w.post_norm_D, a.rstd2_T, g_TD,
-                           norm_gradient(c, spec::TensorRole::post_norm), backward_site(c, 1), /*y_TD=*/h_TD);
-    weight_backward(c.group, Group::gate_up, a.gate_up_full, h_TD);
-    // 5 output projection
-    const at::Tensor g_o = product_gradient(c, Group::o, w[Group::o], a.z_o_TD);
-    const at::Tensor o_TN = a.o_full.narrow(1, 0, spec.q_size()),
-                     u_o = a.o_full.narrow(1, spec.q_size(), layout[Group::o].r);
-    const at::Tensor do_TN = c.scratch.h_full.narrow(1, 0, spec.q_size());
-    input_backward(c.group, Group::o, w[Group::o], g_o, encoded(c, w[Group::o], g_TD), u_o, do_TN);
-    weight_backward(c.group, Group::o, g_o, o_TN);
+    const spec::LayerSteps again = spec::recompute_of(keep);
+    layer_forward(c, w, a, {}, {again.qkv, again.attention, false, false, false});
+    // 9 down, 8 activation, 7 gate and up, 6 norm, 5 output projection: of each tile what was not kept first
+    count_mlp(c.counts, again);
+    each_tile(c, a, [&](const LayerContext& some, const LayerSaved& rows, const RowRange&) {
+        mlp_forward(some, w, rows, {}, again);
+        mlp_backward(some, w, rows);
+    });
     // 4 attention
+    const at::Tensor o_TN = a.o_full.narrow(1, 0, spec.q_size()),
+                     do_TN = c.scratch.h_full.narrow(1, 0, spec.q_size());
     const QkvViews v = qkv_views(spec, a.qkv_TN), grad = qkv_views(spec, c.scratch.dqkv_full);
     ops::attention_backward(ctx, attention_shape(spec, c.layer()), c.tokens.segments,
                             heads_view(do_TN, 0, spec.num_heads, spec.head_dim), v.q_THd, v.k_TKd, v.v_TKd,

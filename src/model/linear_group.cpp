@@ -33,9 +33,13 @@ ops::DropoutKey dropout_key(const GroupContext& c, const weights::Slice& slice) 
             static_cast<uint32_t>(slice.part.columns.begin)};
 }
 
+at::Tensor dropped_like(const GroupContext& c, const at::Tensor& x_TK) {
+    return c.dropped.narrow(0, 0, x_TK.numel()).view(x_TK.sizes());
+}
+
 /// The input as a projection's adapter sees it: dropped out into the scratch buffer.
 at::Tensor dropped_input(const GroupContext& c, const weights::Slice& slice, const at::Tensor& x_TK) {
-    const at::Tensor out = c.dropped.narrow(1, 0, x_TK.size(1));
+    const at::Tensor out = dropped_like(c, x_TK);
     ops::dropout(c.ctx, x_TK, c.row_T, c.offset_T, c.dropout, dropout_key(c, slice), out);
     return out;
 }
@@ -105,7 +109,7 @@ void matrix_gradients(const GroupContext& c, Group g, const at::Tensor& dy_TN, c
 /// dx += mask_p ∘ (v_p · A_p) for every projection: the adapters' share when each has its own mask.
 void add_masked_adapter_terms(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& v_TR,
                               const at::Tensor& dx_TK) {
-    const at::Tensor term = c.dropped.narrow(1, 0, dx_TK.size(1));
+    const at::Tensor term = dropped_like(c, dx_TK);
     for (const weights::Slice& slice : c.layout[g].slices) {
         if (!has_adapter(c, slice)) continue;
         ops::gemm(

@@ -48,6 +48,23 @@ void quantize_rows_cpu(const at::Tensor& x_TC, const Fp8Matrix& out) {
     });
 }
 
+void dequantize_rows_cpu(const Fp8Matrix& x, const at::Tensor& out_TC) {
+    const cpu::Rows out(out_TC);
+    const int64_t columns = out.columns();
+    const auto* const codes = static_cast<const uint8_t*>(x.codes.const_data_ptr());
+    const float* const scales = x.scales.const_data_ptr<float>();
+    at::parallel_for(0, out.rows(), cpu::grain_size(columns), [&](int64_t begin, int64_t end) {
+        std::vector<float> values(static_cast<std::size_t>(columns));
+        for (int64_t row = begin; row < end; ++row) {
+            for (int64_t c = 0; c < columns; ++c)
+                values[static_cast<std::size_t>(c)] =
+                    scales[row] *
+                    static_cast<float>(c10::Float8_e4m3fn(codes[row * columns + c], c10::Float8_e4m3fn::from_bits()));
+            out.write(row, values.data());
+        }
+    });
+}
+
 #ifdef UNSLOTH_CUDA
 
 cudaStream_t stream_of(const Context& ctx) {
@@ -111,6 +128,17 @@ void quantize_rows_fp8(Context& ctx, const at::Tensor& x_TC, const Fp8Matrix& ou
 #ifdef UNSLOTH_CUDA
     check_rows("x", x_TC, x_TC.size(1));
     kernels::quantize_rows_fp8(source(x_TC), x_TC.size(0), x_TC.size(1), rows_of(out_TC), stream_of(ctx));
+#endif
+}
+
+void dequantize_rows_fp8(Context& ctx, const Fp8Matrix& x_TC, const at::Tensor& out_TC) {
+    const Region region(ctx, "dequantize fp8");
+    check_matrix(ctx, "out", out_TC);
+    check_fp8(ctx, "codes", x_TC, out_TC.size(0), out_TC.size(1));
+    if (!ctx.is_cuda()) return dequantize_rows_cpu(x_TC, out_TC);
+#ifdef UNSLOTH_CUDA
+    check_rows("out", out_TC, out_TC.size(1));
+    kernels::dequantize_rows_fp8(rows_of(x_TC), out_TC.size(0), out_TC.size(1), target(out_TC), stream_of(ctx));
 #endif
 }
 

@@ -52,9 +52,11 @@ std::string describe_keep(const spec::RunPlan& run) {
             ++found->second;
         }
     }
-    if (counts.size() == 1) return counts.front().first;
-    std::string text;
-    for (const auto& [name, count] : counts) text += cat(text.empty() ? "" : ", ", count, " x ", name);
+    std::string text = counts.size() == 1 ? counts.front().first : "";
+    if (counts.size() > 1)
+        for (const auto& [name, count] : counts) text += cat(text.empty() ? "" : ", ", count, " x ", name);
+    if (run.inputs_in_fp8) text += "; inputs wait in fp8";
+    if (run.row_tile > 0) text += cat("; ", run.row_tile, " tokens of an MLP at a time");
     return text;
 }
 
@@ -72,7 +74,13 @@ std::string run_plan_json(const spec::RunPlan& run) {
                           {"weights_at", name_of(layer.weights_at)},
                           {"cached", layer.cached}});
     }
-    return Json{{"layers", layers}, {"head_tile", run.head_tile}, {"in_flight", run.in_flight}}.dump();
+    return Json{{"layers", layers},
+                {"head_tile", run.head_tile},
+                {"row_tile", run.row_tile},
+                {"inputs_in_fp8", run.inputs_in_fp8},
+                {"in_flight", run.in_flight},
+                {"pass_rows", run.pass_rows}}
+        .dump();
 }
 
 std::optional<spec::RunPlan> parse_run_plan(const std::string& text) {
@@ -83,7 +91,10 @@ std::optional<spec::RunPlan> parse_run_plan(const std::string& text) {
     if (!tile || !in_flight || layers == json.end() || !layers->is_array()) return std::nullopt;
     spec::RunPlan run;
     run.head_tile = *tile;
+    run.row_tile = positive(json, "row_tile").value_or(0);
+    run.inputs_in_fp8 = json.value("inputs_in_fp8", Json()) == true;
     run.in_flight = *in_flight;
+    run.pass_rows = positive(json, "pass_rows").value_or(0);
     for (const Json& entry : *layers) {
         if (!entry.is_object()) return std::nullopt;
         const auto count = positive(entry, "count");

@@ -1,6 +1,7 @@
 #include "unsloth/planner/step_time.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "unsloth/core/error.h"
 
@@ -42,13 +43,27 @@ double StepTime::products_ms(double parameters, double tokens) const {
     return std::max(computing, bytes_ms(parameters * (work_.fp8 ? 1 : expanded)));
 }
 
+double StepTime::tiles() const {
+    return work_.row_tile > 0 ? std::ceil(as_double(work_.tokens) / as_double(work_.row_tile)) : 1;
+}
+
+/// Of what follows attention: a product for each tile of rows.
+double StepTime::tiled_products_ms(double parameters) const {
+    // Where fewer rows were measured faster, that is a matter of power, which a whole step takes alike.
+    return std::max(products_ms(parameters, as_double(work_.tokens)),
+                    tiles() * products_ms(parameters, as_double(work_.tokens) / tiles()));
+}
+
 LayerTime StepTime::layer(const spec::LayerPlan& plan, const MovedBytes& moved, int64_t in_flight) const {
     const spec::ModelSpec& m = work_.model;
     const double tokens = as_double(work_.tokens), hidden = as_double(m.hidden_size),
                  middle = as_double(m.intermediate_size), q = as_double(m.q_size()), kv = as_double(m.kv_size());
     const double qkv_parameters = hidden * (q + 2 * kv), o_parameters = hidden * q,
                  gate_up_parameters = 2 * hidden * middle, down_parameters = hidden * middle,
-                 parameters = qkv_parameters + o_parameters + gate_up_parameters + down_parameters;
+                 tiled_parameters = o_parameters + gate_up_parameters + down_parameters,
+                 parameters = qkv_parameters + tiled_parameters;
+    const double products = products_ms(qkv_parameters, tokens) + tiled_products_ms(tiled_parameters),
+                 launches = tiles() * card_.layer_gap_us / 2e3;
     const spec::LayerSteps again = spec::recompute_of(plan.keep);
 
     // Attention over the causal half of each row.
@@ -74,19 +89,23 @@ LayerTime StepTime::layer(const spec::LayerPlan& plan, const MovedBytes& moved, 
             ? (packed + expanded) * parameters / (card_.dequantise * giga) * 1e3 / as_double(in_flight)
             : 0;
     LayerTime time;
-    time.forward = products_ms(parameters, tokens) + attention + 2 * norm + rope + swiglu + thin_forward + expanding +
-                   card_.layer_gap_us / 2e3;
-    time.backward = products_ms(parameters, tokens) + attention_backward + 2 * norm_backward + rope + swiglu_backward +
-                    thin_backward + expanding + card_.layer_gap_us / 2e3;
-    if (!work_.adapters) time.backward += products_ms(parameters, tokens);  // gradients of the weights
+    time.forward = products + attention + 2 * norm + rope + swiglu + thin_forward + expanding + launches;
+    time.backward = products + attention_backward + 2 * norm_backward + rope + swiglu_backward + thin_backward +
+                    expanding + launches;
+    if (!work_.adapters) time.backward += products;  // gradients of the weights
     if (again.qkv) time.backward += products_ms(qkv_parameters, tokens) + norm + rope;
     if (again.attention) time.backward += attention;
-    if (again.mid) time.backward += products_ms(o_parameters, tokens);
-    if (again.gate_up) time.backward += products_ms(gate_up_parameters, tokens) + norm;
+    if (again.mid) time.backward += tiled_products_ms(o_parameters);
+    if (again.gate_up) time.backward += tiled_products_ms(gate_up_parameters) + norm;
 
     const double link = card_.link * giga / 1e3;  // bytes a ms
     double out = 0, in_forward = 0, in_backward = 0;
-    if (plan.activations_at == spec::Place::host) out = in_backward = as_double(moved.activations) / link;
+    if (plan.activations_at == spec::Place::host) {
+        out = in_backward = as_double(moved.activations) / link;
+        const double codes = work_.inputs_in_fp8 ? bytes_ms((element + 1) * hidden * tokens) : 0;
+        time.forward += codes;
+        time.backward += codes;
+    }
     if (plan.weights_at != spec::Place::device) {
         const double rate = plan.weights_at == spec::Place::disk ? card_.disk * giga / 1e3 : link;
         const double fetch = as_double(moved.weights) / rate / as_double(in_flight);

@@ -30,8 +30,12 @@ bool keep_before(const config::Config& config, model::ModelPlan& plan, const Mem
     const bool automatic = config.training.gradient_checkpointing == config::GradientCheckpointing::automatic &&
                            config.hardware.weight_cache == config::WeightCache::automatic &&
                            config::DeviceMap(config.model).automatic();
+    const config::KeptInputs inputs = config.training.keep_inputs_in;
+    if (run && inputs != config::KeptInputs::automatic && run->inputs_in_fp8 != (inputs == config::KeptInputs::fp8))
+        return false;
     if (!run || !automatic || static_cast<int64_t>(run->layers.size()) != plan.spec().num_layers) return false;
     run->head_tile = plan.request().run.head_tile;
+    run->pass_rows = plan.request().run.pass_rows;
     const at::Device device = plan.request().device;
     if (!holds(memory_budget(config, device, free), plan.estimate(*run), device)) {
         log::info("the plan of the run that this one goes on from does not fit here: a new one is made");
@@ -41,12 +45,27 @@ bool keep_before(const config::Config& config, model::ModelPlan& plan, const Mem
     return true;
 }
 
+Machine common_machine(at::Device device, comm::Group* group) {
+    Machine machine = machine_of(device);
+    if (group != nullptr) machine.free = least_free(machine.free, *group);
+    return machine;
+}
+
 }  // namespace
+
+int64_t choose_pass_rows_together(const config::Config& config, const PassChoice& choice, at::Device device,
+                                  comm::Group* group, const std::string& before) {
+    const std::optional<spec::RunPlan> run = planner::parse_run_plan(before);
+    const Machine machine = common_machine(device, group);
+    const int64_t own = run && run->pass_rows > 0 && run->pass_rows <= choice.of_step
+                            ? run->pass_rows
+                            : fastest_pass_rows(config, choice, machine);
+    return group != nullptr ? std::stoll(group->gather(cat(own), "the comparison of micro-batches")[0]) : own;
+}
 
 void choose_together(const config::Config& config, model::ModelPlan& plan, int64_t micro_batches, comm::Group* group,
                      const std::string& before) {
-    Machine machine = machine_of(plan.request().device);
-    if (group != nullptr) machine.free = least_free(machine.free, *group);
+    const Machine machine = common_machine(plan.request().device, group);
     if (!machine.known)
         log::info("the rates of ", machine.card.name, " are not known; the plan is made with those of a card like it");
     if (!keep_before(config, plan, machine.free, before)) choose_memory_use(config, plan, micro_batches, machine);

@@ -98,13 +98,19 @@ class Forecast {
                               "Leave compute_dtype out.");
         rows_ = training.per_device_train_batch_size;
         length_ = loaded.config.model.max_seq_length;
+        micro_batches_ = training.gradient_accumulation_steps;
         if (training.max_tokens_per_batch > 0) rows_ = std::max<int64_t>(1, training.max_tokens_per_batch / length_);
+        if (!may_regroup(loaded.config, absent_gpu)) return;
+        const int64_t of_step = rows_ * micro_batches_;
+        rows_ = fastest_pass_rows(loaded.config, {rows_, of_step, [&](int64_t rows) { return plan(rows, length_); }},
+                                  target_.machine);
+        micro_batches_ = (of_step + rows_ - 1) / rows_;
     }
 
     const Target& target() const { return target_; }
     int64_t rows() const { return rows_; }
     int64_t length() const { return length_; }
-    int64_t micro_batches() const { return loaded_.config.training.gradient_accumulation_steps; }
+    int64_t micro_batches() const { return micro_batches_; }
     MemoryBudget budget() const { return memory_budget(loaded_.config, absent_gpu, target_.machine.free); }
 
     model::ModelPlan plan(int64_t rows, int64_t length) const {
@@ -138,6 +144,8 @@ class Forecast {
         for (spec::LayerPlan way : ways) {
             way.cached = loaded_.config.hardware.weight_cache == config::WeightCache::on;
             spec::RunPlan run = made.request().run;
+            run.row_tile = least_row_tile;
+            run.inputs_in_fp8 = may_take_codes(loaded_.config, request_);
             run.layers.assign(static_cast<std::size_t>(file_->spec.num_layers), way);
             if (!map.automatic()) {
                 const std::vector<spec::Place> places = map.layers(file_->spec.num_layers, 0);
@@ -160,7 +168,7 @@ class Forecast {
     Target target_;
     std::shared_ptr<const formats::WeightFile> file_;
     model::LoadRequest request_;
-    int64_t rows_ = 0, length_ = 0;
+    int64_t rows_ = 0, length_ = 0, micro_batches_ = 1;
 };
 
 /// The largest number for which it holds, where it holds for all smaller ones; 0: for none.

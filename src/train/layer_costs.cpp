@@ -16,7 +16,7 @@ int key_of(const spec::LayerPlan& layer) {
            32 * static_cast<int>(layer.weights_at);
 }
 
-planner::StepWork work_of(const model::ModelPlan& plan, int64_t micro_batches) {
+planner::StepWork work_of(const model::ModelPlan& plan, int64_t micro_batches, const spec::RunPlan& like) {
     const model::LoadRequest& request = plan.request();
     planner::StepWork work;
     work.model = plan.spec();
@@ -25,6 +25,8 @@ planner::StepWork work_of(const model::ModelPlan& plan, int64_t micro_batches) {
     work.head_rows = std::max<int64_t>(1, request.sizes.head_rows);
     work.micro_batches = micro_batches;
     if (plan.table() != nullptr) work.trained_parameters = plan.table()->trainable_elements();
+    work.row_tile = like.tile_of(work.tokens) < work.tokens ? like.row_tile : 0;
+    work.inputs_in_fp8 = like.inputs_in_fp8;
     work.adapters = request.finetuning_type == config::FinetuningType::lora;
     work.in_4bit = holds_4bit(plan);
     work.fp8 = request.fp8;
@@ -41,17 +43,17 @@ bool holds_4bit(const model::ModelPlan& plan) {
 }
 
 LayerCosts::LayerCosts(const model::ModelPlan& plan, const planner::Card& card, int64_t micro_batches,
-                       int64_t in_flight)
+                       spec::RunPlan like)
     : plan_(plan),
-      in_flight_(in_flight),
+      like_(std::move(like)),
+      in_flight_(like_.in_flight),
       layers_(plan.spec().num_layers),
-      time_(card, work_of(plan, micro_batches)),
+      time_(card, work_of(plan, micro_batches, like_)),
       thrifty_(estimate(thrifty, layers_)) {}
 
 spec::RunPlan LayerCosts::with(const std::vector<spec::LayerPlan>& layers) const {
-    spec::RunPlan run = plan_.request().run;
+    spec::RunPlan run = like_;
     run.layers = layers;
-    run.in_flight = in_flight_;
     return run;
 }
 

@@ -1,6 +1,7 @@
 #include "unsloth/train/memory_use.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include "unsloth/config/device_map.h"
 #include "unsloth/core/error.h"
@@ -17,6 +18,7 @@ namespace {
 
 constexpr double chosen_share = 0.9;   // of free memory, for what the program chooses
 constexpr double usable_share = 0.97;  // of free memory: the CUDA context and libraries grow a little later
+constexpr double indifferent = 0.002;  // of a time: plans that are no further apart are as good
 
 /// What the configuration allows of a device's memory; nullopt: no bound.
 std::optional<int64_t> allowed(const config::Config& config, at::Device device) {
@@ -44,6 +46,14 @@ bool lie_elsewhere(const spec::RunPlan& run) {
                        [](const spec::LayerPlan& layer) { return layer.weights_at != spec::Place::device; });
 }
 
+/// Tokens of an MLP at a time that are tried, all of them first: products of fewer than these take longer.
+std::vector<int64_t> row_tiles(int64_t tokens) {
+    std::vector<int64_t> tiles = {0};
+    for (int64_t tile = 2 * least_row_tile; tile >= least_row_tile; tile /= 2)
+        if (tile < tokens) tiles.push_back(tile);
+    return tiles;
+}
+
 /// Tries plans on the model's; the first that fits stays.
 class Choice {
   public:
@@ -65,32 +75,54 @@ class Choice {
         } else if (config.hardware.weight_cache != config::WeightCache::automatic) {
             caches_ = {config.hardware.weight_cache == config::WeightCache::on};
         }
+        if (trains && plan.request().device.is_cuda()) tiles_ = row_tiles(plan.request().sizes.tokens);
+        common_ = plan.request().run;
+        common_.inputs_in_fp8 = trains && config.training.keep_inputs_in == config::KeptInputs::fp8;
+        if (common_.inputs_in_fp8) require_codes();
     }
 
     void make() {
+        if (choose()) return;
+        if (may_take_codes(config_, plan_.request()) && !common_.inputs_in_fp8) {
+            common_.inputs_in_fp8 = true;
+            budget_ = budget(chosen_share);
+            if (choose()) return;
+        }
+        plan_.set_run(tried_);
+    }
+
+  private:
+    /// Whether there is a plan that fits; it is set then.
+    bool choose() {
         const auto layers = static_cast<std::size_t>(plan_.spec().num_layers);
         const config::DeviceMap map(config_.model);
         if (!map.automatic()) {
             require_embedding(map);
-            if (!take(map.layers(plan_.spec().num_layers, ops::gpu_number(plan_.request().device))))
-                plan_.set_run(tried_);
-            return;
+            return take(map.layers(plan_.spec().num_layers, ops::gpu_number(plan_.request().device)));
         }
         const bool solves = plan_.request().device.is_cuda() && plan_.request().trains;
         const std::vector<spec::Place> all_on_device(layers, spec::Place::device);
-        if (solves ? solve({spec::Place::device}, 1) : take(all_on_device)) return;
+        if (solves ? solve({spec::Place::device}, 1).has_value() : take(all_on_device)) return true;
         const bool can_move = plan_.request().device.is_cuda() && !plan_.request().fp8 &&
                               plan_.request().finetuning_type == config::FinetuningType::lora;
         budget_ = budget(usable_share);
-        if (solves && solve({spec::Place::device}, 1)) return;
-        if (!solves && fits(tried_)) return plan_.set_run(tried_);
-        if (can_move && ((solves && solve_streamed()) || take_off_device(layers))) return;
+        if (solves && solve({spec::Place::device}, 1)) return true;
+        if (!solves && fits(tried_)) {
+            plan_.set_run(tried_);
+            return true;
+        }
+        if (can_move && ((solves && solve_streamed()) || take_off_device(layers))) return true;
         ways_ = {ways_.back()};
         caches_ = {caches_.back()};
-        if (!take(all_on_device)) plan_.set_run(tried_);
+        return take(all_on_device);
     }
 
-  private:
+    void require_codes() const {
+        if (plan_.request().device.is_cuda() && plan_.request().dtype != at::kBFloat16)
+            throw usage_error("training.keep_inputs_in fp8 is for runs that compute in bfloat16",
+                              "Use model.dtype bfloat16, or leave keep_inputs_in out.");
+    }
+
     void require_embedding(const config::DeviceMap& map) const {
         if (!map.embedding_on_host(ops::gpu_number(plan_.request().device))) return;
         for (const memory::Plan* plan : {&plan_.host(), &plan_.common()})
@@ -104,17 +136,38 @@ class Choice {
     MemoryBudget budget(double share) const { return budget_of(config_, plan_.request().device, machine_.free, share); }
 
     /// The fastest plan with layers in these places and `in_flight` micro-batches under way; its time, if there is one.
+    /// Tiles of rows make room, and cost a little: they are tried where layers do not keep everything anyway.
     std::optional<double> solve(const std::vector<spec::Place>& places, int64_t in_flight) {
+        std::optional<double> best;
+        spec::RunPlan fastest = common_;
+        fastest.in_flight = in_flight;
+        for (const int64_t tile : tiles_) {
+            spec::RunPlan like = common_;
+            like.in_flight = in_flight;
+            like.row_tile = tile;
+            const auto found = solve_like(places, like);
+            if (!found || (best && found->second >= *best * (1 - indifferent))) continue;
+            std::tie(fastest, best) = *found;
+            const auto keeps_all = [](const spec::LayerPlan& layer) {
+                return layer == spec::LayerPlan{spec::Keep::everything, spec::Place::device, layer.cached};
+            };
+            if (std::all_of(fastest.layers.begin(), fastest.layers.end(), keeps_all)) break;
+        }
+        if (best) plan_.set_run(fastest);
+        return best;
+    }
+
+    std::optional<std::pair<spec::RunPlan, double>> solve_like(const std::vector<spec::Place>& places,
+                                                               const spec::RunPlan& like) {
         std::vector<WeightForm> forms;
         for (const spec::Place place : places)
             for (const bool cached : caches_)
                 if (!cached || (place == spec::Place::device && holds_4bit(plan_))) forms.push_back({place, cached});
         if (forms.empty()) forms = {{spec::Place::device, false}};  // weight_cache on, and nothing to expand
-        LayerCosts costs(plan_, machine_.card, micro_batches_, in_flight);
+        LayerCosts costs(plan_, machine_.card, micro_batches_, like);
         const std::optional<spec::RunPlan> found = costs.solve(solved_ways_, forms, {budget_.device, budget_.host});
         if (!found) return std::nullopt;
-        plan_.set_run(*found);
-        return costs.step_ms(*found);
+        return std::pair(*found, costs.step_ms(*found));
     }
 
     /// With layers in host memory: as many micro-batches in flight as are fastest.
@@ -140,19 +193,26 @@ class Choice {
     /// The layers in these places, with the first way and cache that fit; as many micro-batches in flight as are worth
     /// it and fit.
     bool take(const std::vector<spec::Place>& places) {
-        tried_ = plan_.request().run;
+        tried_ = common_;
         for (tried_.in_flight = worth_in_flight(places);; tried_.in_flight = (tried_.in_flight + 1) / 2) {
-            for (spec::LayerPlan way : ways_)
-                for (const bool cached : caches_) {
-                    way.cached = cached;
-                    tried_.layers.clear();
-                    for (const spec::Place place : places) tried_.layers.emplace_back(way).weights_at = place;
-                    if (!fits(tried_)) continue;
-                    plan_.set_run(tried_);
-                    return true;
-                }
+            for (const int64_t tile : tiles_)
+                if (take_tiled(places, tile)) return true;
             if (tried_.in_flight == 1) return false;
         }
+    }
+
+    bool take_tiled(const std::vector<spec::Place>& places, int64_t tile) {
+        tried_.row_tile = tile;
+        for (spec::LayerPlan way : ways_)
+            for (const bool cached : caches_) {
+                way.cached = cached;
+                tried_.layers.clear();
+                for (const spec::Place place : places) tried_.layers.emplace_back(way).weights_at = place;
+                if (!fits(tried_)) continue;
+                plan_.set_run(tried_);
+                return true;
+            }
+        return false;
     }
 
     /// As few layers off the device as will do, from the last on, with the way that takes the least; of them as few on
@@ -221,6 +281,8 @@ class Choice {
                                               {spec::Keep::attention, spec::Place::host},
                                               {spec::Keep::input, spec::Place::host}};
     std::vector<bool> caches_{true, false};
+    std::vector<int64_t> tiles_{0};
+    spec::RunPlan common_;  ///< what all plans that are tried have in common
     spec::RunPlan tried_;
 };
 
@@ -253,7 +315,12 @@ void choose_memory_use(const config::Config& config, model::ModelPlan& plan, int
 
 double predicted_step_ms(const model::ModelPlan& plan, const planner::Card& card, int64_t micro_batches) {
     const spec::RunPlan& run = plan.request().run;
-    return LayerCosts(plan, card, micro_batches, run.in_flight).step_ms(run);
+    return LayerCosts(plan, card, micro_batches, run).step_ms(run);
+}
+
+bool may_take_codes(const config::Config& config, const model::LoadRequest& request) {
+    return request.trains && request.device.is_cuda() && request.dtype == at::kBFloat16 &&
+           config.training.keep_inputs_in != config::KeptInputs::same;
 }
 
 bool holds(const MemoryBudget& budget, const spec::MemoryNeed& need, at::Device device) {

@@ -19,6 +19,7 @@ std::vector<Remedy> all_remedies(const model::ModelPlan& plan) {
     std::vector<Remedy> all;
     const auto add = [&](const std::string& text, const auto& change) {
         Remedy remedy{text, asked};
+        if (asked.trains && gpu) remedy.request.run.row_tile = least_row_tile;  // as a run would that needs to
         change(remedy.request);
         all.push_back(std::move(remedy));
     };

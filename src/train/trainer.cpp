@@ -217,6 +217,7 @@ void Trainer::run_together() {
     log::info("done: ", progress_.step, " steps",
               summary_.steps == progress_.step ? "" : cat(", ", summary_.steps, " of them now"),
               summary_.steps > 0 ? text : "", "; ", full() ? "model" : "adapter", " in ", folder.string());
+    tell_memory();
 }
 
 void Trainer::loop() {

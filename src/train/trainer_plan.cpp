@@ -84,7 +84,9 @@ void Trainer::make_plan() {
     request.weighs = objective_->weighs();
     if (group_) request.processes = static_cast<int>(group_->ranks_here().size());
     request.share = optimizer_share(config().distributed, mesh_ ? &*mesh_ : nullptr);
+    request.sizes.deterministic = config().training.deterministic;
     request.saves = (leads() || request.share.size > 1) && config::saves_checkpoints(config().training);
+    choose_pass_rows(request);
     data::BatchLimits limits = loader_->limits();
     if (eval_rows_.size() > 0) {
         limits.tokens = std::max(limits.tokens, eval_rows_.stats().longest);
@@ -105,10 +107,8 @@ void Trainer::make_plan() {
     sizes.longest = limits.longest;
     sizes.head_rows = limits.labels;
     request.run.head_tile = head_chunk_rows(opened_.file->spec, request.dtype, limits.labels);
-    sizes.deterministic = config().training.deterministic;
     plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);
-    choose_together(config(), *plan_, config().training.gradient_accumulation_steps, group_.get(),
-                    resume_ ? report::read_run_facts(resume_->folder.parent_path()).run_plan : "");
+    choose_together(config(), *plan_, loader_->passes_of_step(), group_.get(), plan_before());
     const bool of_base = config().preference.reference == config::Reference::base;
     if (reference_rows_ && of_base && config().model.adapter_name_or_path && plan_->lora() &&
         !plan_->lora()->modules_to_save.empty())
@@ -116,6 +116,37 @@ void Trainer::make_plan() {
             cat("preference.reference base is the model without adapters, and ", *config().model.adapter_name_or_path,
                 " replaces ", plan_->lora()->modules_to_save.front(), " as a whole"),
             "Set preference.reference to initial.");
+}
+
+/// The plan of the part of the run that this one goes on from, as JSON; empty: there is none.
+std::string Trainer::plan_before() const {
+    return resume_ ? report::read_run_facts(resume_->folder.parent_path()).run_plan : "";
+}
+
+/// training.micro_batch auto.
+void Trainer::choose_pass_rows(model::LoadRequest& request) {
+    if (!may_regroup(config(), device_)) return;
+    PassChoice choice;
+    choice.given = config().training.per_device_train_batch_size;
+    choice.of_step = loader_->rows_of_step();
+    choice.plan_of = [&](int64_t rows) {
+        loader_->set_pass_rows(rows);
+        const data::BatchLimits limits = loader_->limits();
+        model::LoadRequest pass = request;
+        pass.sizes.tokens = limits.tokens;
+        pass.sizes.segments = limits.segments;
+        pass.sizes.longest = limits.longest;
+        pass.sizes.head_rows = limits.labels;
+        pass.run.head_tile = head_chunk_rows(opened_.file->spec, request.dtype, limits.labels);
+        return model::ModelPlan(opened_.file, pass);
+    };
+    const data::EpochCounts epoch = loader_->count_epoch(0);
+    loader_->set_pass_rows(1);
+    choice.usual = static_cast<double>(epoch.tokens) / static_cast<double>(loader_->rows_per_epoch()) /
+                   static_cast<double>(loader_->limits().tokens);
+    request.run.pass_rows = choose_pass_rows_together(config(), choice, device_, group_.get(), plan_before());
+    loader_->set_pass_rows(request.run.pass_rows);
+    log::info("passes     of ", request.run.pass_rows, " rows, ", loader_->passes_of_step(), " a step");
 }
 
 /// The rows that a reference is to score, in batches as the evaluation has them: the plan must hold these too.

@@ -84,7 +84,7 @@ void Trainer::banner() const {
         const Machine machine = machine_of(device_);
         char predicted[64];
         std::snprintf(predicted, sizeof predicted, "%.0f ms a step of full rows",
-                      predicted_step_ms(*plan_, machine.card, config().training.gradient_accumulation_steps));
+                      predicted_step_ms(*plan_, machine.card, loader_->passes_of_step()));
         log::info("predicted  ", predicted, machine.known ? "" : ", by the rates of a card like this one");
     }
     log::info("memory plan\n", plan_->table_text());
@@ -157,6 +157,19 @@ bool Trainer::is_logged(int64_t step) const {
 double Trainer::peak_gib() const {
     const int64_t peak = device_.is_cuda() ? memory::peak_allocated_bytes(device_) : plan_->total_bytes();
     return static_cast<double>(peak) / (1 << 30);
+}
+
+/// What the allocator took, against the plan. Recorded passes are the driver's, not the allocator's.
+void Trainer::tell_memory() const {
+    if (!device_.is_cuda()) return;
+    const memory::AllocatorUse use = memory::allocator_use(device_);
+    const int64_t planned = plan_->total_bytes() - plan_->recorded_bytes();
+    char share[96];
+    std::snprintf(share, sizeof share, "%.1f %% of the plan's; fragmentation %.1f %%",
+                  100.0 * static_cast<double>(use.peak_allocated) / static_cast<double>(planned),
+                  100.0 * use.fragmentation());
+    log::info("memory     allocated ", memory::human_bytes(use.peak_allocated), ", reserved ",
+              memory::human_bytes(use.reserved), ", planned ", memory::human_bytes(planned), ": ", share);
 }
 
 /// Tells the observers how the run ended, and lets them go.

@@ -51,6 +51,48 @@ TEST(StepLoader, GroupsRowsAndEndsTheEpochWithASmallerStep) {
     EXPECT_EQ(rows_of(fewer.step(1)), (std::vector<Rows>{{8, 9}}));  // one micro-batch instead of four
 }
 
+TEST(StepLoader, RegroupedStepsHaveTheSameRowsInOtherMicroBatches) {
+    StepLoader loader(Dataset::from_samples(toy::samples(11, 4)), options(2, 2));
+    StepLoader given(Dataset::from_samples(toy::samples(11, 4)), options(2, 2));
+    EXPECT_EQ(loader.passes_of_step(), 2);
+    const int64_t two_rows = loader.limits().tokens;
+    loader.set_pass_rows(4);
+    EXPECT_EQ(loader.passes_of_step(), 1);
+    EXPECT_EQ(rows_of(loader.step(0)), (std::vector<Rows>{{0, 1, 2, 3}}));
+    EXPECT_EQ(rows_of(loader.step(2)), (std::vector<Rows>{{8, 9, 10}}));
+    EXPECT_GT(loader.limits().tokens, two_rows);
+    loader.set_pass_rows(3);
+    EXPECT_EQ(rows_of(loader.step(1)), (std::vector<Rows>{{4, 5, 6}, {7}}));
+    loader.set_pass_rows(1);
+    EXPECT_LT(loader.limits().tokens, two_rows);
+    for (int64_t number = 0; number < 4; ++number) {
+        const StepBatch regrouped = loader.step(number), step = given.step(number);
+        EXPECT_EQ(flat(rows_of(regrouped)), flat(rows_of(step)));
+        EXPECT_EQ(regrouped.micro.size(), step.rows);
+        EXPECT_EQ(regrouped.labels, step.labels);
+        EXPECT_EQ(regrouped.tokens, step.tokens);
+        EXPECT_EQ(regrouped.epoch, step.epoch);
+    }
+}
+
+TEST(StepLoader, RegroupedRanksTakeTheSameRowsAndAsManyMicroBatches) {
+    for (const int64_t rows : {1, 3, 8}) {
+        std::size_t passes = 0;
+        for (int rank = 0; rank < 2; ++rank) {
+            LoaderOptions mine = options(2, 2);
+            mine.rank = rank;
+            mine.world_size = 2;
+            StepLoader given(Dataset::from_samples(toy::samples(11, 4)), mine),
+                loader(Dataset::from_samples(toy::samples(11, 4)), mine);
+            loader.set_pass_rows(rows);
+            const StepBatch last = loader.step(1);  // of 3 rows, which two ranks share
+            if (rank == 0) passes = last.micro.size();
+            EXPECT_EQ(last.micro.size(), passes) << rows;
+            EXPECT_EQ(flat(rows_of(last)), flat(rows_of(given.step(1)))) << rows;
+        }
+    }
+}
+
 TEST(StepLoader, EpochCountsMicroBatchesAsTheTrainerDoes) {
     StepLoader loader(Dataset::from_samples(toy::samples(11, 4)), options(2, 2));  // 6 micro-batches an epoch
     const std::vector<double> expected{2.0 / 6, 4.0 / 6, 1.0, 1 + 2.0 / 6, 1 + 4.0 / 6, 2.0};

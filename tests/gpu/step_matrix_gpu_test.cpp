@@ -33,6 +33,25 @@ TEST_P(StepMatrixGpu, SplitsChangeRoundingAlone) {
     }
 }
 
+TEST(RowTilesGpu, ChangeRoundingAlone) {
+    if (!device_available("cuda")) GTEST_SKIP() << "no GPU";
+    expect_tiles_change_rounding_alone("cuda", at::kFloat, /*bound=*/2e-3);  // products are TF32-free, sums reorder
+}
+
+TEST(InputsInFp8Gpu, GradientsComeFromTheCodes) {
+    if (!device_available("cuda")) GTEST_SKIP() << "no GPU";
+    StepSettingsCase settings{.layers_name = "full+offload", .layers = {{spec::Keep::input, spec::Place::host}}};
+    const StepRun plain = run_ranks({}, settings, "cuda", at::kBFloat16)[0];
+    for (const bool records : {false, true}) {
+        settings.inputs_in_fp8 = true;
+        settings.records = records;
+        const StepRun run = run_ranks({}, settings, "cuda", at::kBFloat16)[0];
+        EXPECT_EQ(run.losses[0], plain.losses[0]);
+        EXPECT_GT(gradient_distance(run, plain), 1e-5);
+        EXPECT_LT(gradient_distance(run, plain), 0.05);
+    }
+}
+
 std::vector<StepSplit> splits_on_gpus() {
     std::vector<StepSplit> splits = step_splits(/*most_ranks=*/1);
     std::erase_if(splits,

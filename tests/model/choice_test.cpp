@@ -92,6 +92,45 @@ TEST(Choice, TakesWhatWasAskedFor) {
     for (const spec::LayerPlan& layer : choose(plan, machine(130, 200), config).run.layers) EXPECT_FALSE(layer.cached);
 }
 
+TEST(Choice, LongRowsPassThroughTheMlpByTiles) {
+    const model::ModelPlan plan(shape("llama-3.1-8b"), request_of(1, 131072));
+    config::Config config;
+    config.training.max_memory_gib = 24;
+    const Chosen tiled = choose(plan, machine(130, 200), config);
+    EXPECT_LE(tiled.bytes, 24 * gib);
+    EXPECT_GT(tiled.run.row_tile, 0);
+    spec::RunPlan whole = tiled.run;
+    whole.row_tile = 0;
+    // 2F + F values of 2 bytes, and adapters' columns, for each token that no longer is there.
+    EXPECT_GT(plan.estimate(whole).device - plan.estimate(tiled.run).device,
+              (131072 - tiled.run.row_tile) * 3 * 14336 * 2);
+    EXPECT_EQ(choose(plan, machine(500, 200)).run.row_tile, 0) << "where all is kept there is nothing to gain";
+}
+
+TEST(Choice, InputsBecomeCodesWhereNothingElseFits) {
+    const model::ModelPlan plan(shape("llama-3.1-8b"), request_of(1, 1'000'000));
+    config::Config config;
+    const train::Machine where = machine(130, 180);  // inputs in bf16 would take 244 GiB
+    const Chosen codes = choose(plan, where, config);
+    EXPECT_TRUE(codes.run.inputs_in_fp8);
+    EXPECT_LE(codes.bytes, static_cast<int64_t>(0.97 * 130 * gib));
+    EXPECT_LE(codes.host, 180 * gib);
+    EXPECT_FALSE(choose(plan, machine(130, 400), config).run.inputs_in_fp8);
+    config.training.keep_inputs_in = config::KeptInputs::same;
+    EXPECT_GT(choose(plan, where, config).host, 180 * gib);
+}
+
+TEST(Choice, APassHoldsTheRowsThatAreFastest) {
+    const auto file = shape("llama-3.1-8b");
+    config::Config config;
+    train::PassChoice choice{2, 16, [&](int64_t rows) { return model::ModelPlan(file, request_of(rows, 256)); }};
+    EXPECT_GT(train::fastest_pass_rows(config, choice, machine(130, 200)), 2);
+    choice.plan_of = [&](int64_t rows) { return model::ModelPlan(file, request_of(rows, 32768)); };
+    EXPECT_EQ(train::fastest_pass_rows(config, choice, machine(130, 200)), 1) << "of fewer at a time more is kept";
+    choice = {4, 4, [&](int64_t rows) { return model::ModelPlan(file, request_of(rows, 4096)); }};
+    EXPECT_EQ(train::fastest_pass_rows(config, choice, machine(130, 200)), 4) << "what is as fast stays as given";
+}
+
 TEST(Choice, KeepsWithinHostMemory) {
     const model::ModelPlan plan(shape("llama-3.1-8b"), request_of(8, 2048));
     config::Config config;

@@ -68,6 +68,11 @@ inline void check_quantize_rows_fp8(at::Device device, at::ScalarType type, cons
             ops::quantize_rows_fp8(ctx, on_device, out);
             expect_codes_of(x, out);
             EXPECT_TRUE(same_bits(copy_with_storage(on_device, at::kCPU), x)) << "the input was changed";
+            const at::Tensor back = copy_with_storage(on_device, device);
+            ops::dequantize_rows_fp8(ctx, out, back);
+            const at::Tensor values = out.codes.to(at::kCPU).to(at::kFloat) * out.scales.to(at::kCPU).unsqueeze(1);
+            EXPECT_TRUE(at::equal(at::nan_to_num(back.to(at::kCPU, at::kFloat)),
+                                  at::nan_to_num(values.to(type).to(at::kFloat))));
         }
 }
 

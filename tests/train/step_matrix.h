@@ -41,6 +41,8 @@ struct StepSettingsCase {
     std::vector<spec::LayerPlan> layers{spec::LayerPlan{}};  ///< one for all, or one each
     bool records = false;
     int in_flight = 1;
+    int64_t row_tile = 0;  ///< this and the next change bits
+    bool inputs_in_fp8 = false;
     std::string name() const { return cat(layers_name, records ? ", recorded" : "", ", ", in_flight, " in flight"); }
     const spec::LayerPlan& layer(std::size_t index) const { return layers[layers.size() > 1 ? index : 0]; }
 };
@@ -135,7 +137,8 @@ inline data::StepBatch matrix_batch(const StepSplit& split, int step, int rank) 
 /// What one rank has after the run's steps.
 struct StepRun {
     std::vector<float> losses, norms;
-    at::Tensor values_P;  ///< on the CPU
+    at::Tensor values_P;     ///< on the CPU
+    at::Tensor gradients_P;  ///< of the first step, on the CPU
     model::PassCounts counts;
     std::size_t buckets = 0;  ///< of gradients that the ranks sum
 };
@@ -162,6 +165,8 @@ inline StepRun run_rank(const StepSplit& split, const StepSettingsCase& settings
     sizes.deterministic = true;
     request.run.layers = settings.layers;
     request.run.in_flight = settings.in_flight;
+    request.run.row_tile = settings.row_tile;
+    request.run.inputs_in_fp8 = settings.inputs_in_fp8;
     const model::ModelPlan plan(
         std::make_shared<const formats::WeightFile>(formats::WeightFile::open(matrix_model().string())), request);
     ops::Context ctx(device);
@@ -178,6 +183,7 @@ inline StepRun run_rank(const StepSplit& split, const StepSettingsCase& settings
             run.losses.push_back(result->outcome.loss);
             run.norms.push_back(result->outcome.grad_norm);
         }
+        if (step == 0) run.gradients_P = model.parameters()->gradients_P.cpu().clone();
     }
     run.values_P = model.parameters()->state().params_P.cpu().clone();
     run.counts = model.counts();
@@ -233,6 +239,28 @@ inline void expect_counts(const model::PassCounts& got, const model::PassCounts&
     EXPECT_EQ(got.moved_back, expected.moved_back);
     EXPECT_EQ(got.recorded, expected.recorded);
     EXPECT_EQ(got.replayed, expected.replayed);
+}
+
+/// How far the first step's gradient is from another's, as a share of it.
+inline double gradient_distance(const StepRun& got, const StepRun& expected) {
+    const at::Tensor reference = expected.gradients_P.to(at::kDouble);
+    return ((got.gradients_P.to(at::kDouble) - reference).norm() / reference.norm()).item<double>();
+}
+
+/// Every layer's MLP by tiles of a few rows, with each way to keep what a layer makes, against the whole at once.
+inline void expect_tiles_change_rounding_alone(const std::string& device, at::ScalarType dtype, double bound) {
+    for (const StepSplit& split : {StepSplit{}, StepSplit{.equal_rows = false}, StepSplit{.dora = true}}) {
+        const StepRun plain = run_ranks(split, {}, device, dtype)[0];
+        for (StepSettingsCase settings : layer_settings(device != "cpu"))
+            for (const int64_t tile : {7, 32}) {
+                settings.row_tile = tile;
+                SCOPED_TRACE(cat(split.name(), ", ", settings.name(), ", tiles of ", tile));
+                const StepRun tiled = run_ranks(split, settings, device, dtype)[0];
+                EXPECT_NEAR(tiled.losses[0], plain.losses[0], 2e-6 * plain.losses[0]);
+                EXPECT_LT(gradient_distance(tiled, plain), bound);
+                expect_counts(tiled.counts, expected_counts(split, settings));
+            }
+    }
 }
 
 inline void expect_same_run(const StepRun& got, const StepRun& expected) {

@@ -75,6 +75,14 @@ class StepLoader {
     int64_t total_steps(double num_train_epochs, int64_t max_steps) const;
 
     BatchLimits limits() const;
+
+    /// Regroups a step's rows: each rank's, in their order, by so many to a micro-batch (the last one may have fewer).
+    /// All ranks get as many micro-batches, some perhaps empty. CheckError with max_tokens_per_batch.
+    void set_pass_rows(int64_t rows);
+    int64_t pass_rows() const { return pass_rows_; }
+    /// Of a rank that has most of them in a whole step.
+    int64_t rows_of_step() const { return options_.per_device_train_batch_size * options_.gradient_accumulation_steps; }
+    int64_t passes_of_step() const;  ///< micro-batches of a whole step
     /// The rows (places in the data set, ascending, each once) that the steps with these numbers take on all ranks.
     /// Not safe from several threads at once.
     std::vector<int64_t> rows_of_steps(int64_t first, int64_t last);
@@ -121,6 +129,7 @@ class StepLoader {
         repetition_;       ///< with source_weights: how often the unit at a place of order_ came before it in the epoch
     int64_t row_ids_ = 0;  ///< above every row id
     int64_t pieces_ = 1;   ///< above every number of a row's piece
+    int64_t pass_rows_ = 0;  ///< of a micro-batch
     std::vector<int64_t> batch_ends_;  ///< with max_tokens_per_batch: where micro-batches end in order_
     int64_t epoch_ = -1;
 };

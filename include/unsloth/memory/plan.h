@@ -101,6 +101,16 @@ std::string describe_device(at::Device device);
 /// Peak bytes that LibTorch's allocator held on this device since the last reset (CUDA), or the plan's bytes on the
 /// CPU.
 int64_t peak_allocated_bytes(at::Device device);
+/// What LibTorch's allocator has taken of a CUDA device, and what of it is in use; 0 on the CPU.
+struct AllocatorUse {
+    int64_t allocated = 0, peak_allocated = 0;  ///< by tensors
+    int64_t reserved = 0;                       ///< from the driver
+    /// Of what is reserved, the share in use by nobody: gaps between tensors, and blocks kept for the next ones.
+    double fragmentation() const {
+        return reserved > 0 ? 1.0 - static_cast<double>(allocated) / static_cast<double>(reserved) : 0.0;
+    }
+};
+AllocatorUse allocator_use(at::Device device);
 /// Starts a new peak from what is allocated now (CUDA).
 void reset_peak(at::Device device);
 /// Number of allocations so far (CUDA): must not grow from step 2 on.

@@ -2,7 +2,7 @@
 //
 // Legend: T tokens, D hidden, F intermediate, N q+k+v width, H heads, d head_dim, R a group's rank. Buffers that enter
 // a product with adapters carry R more columns ("_full"): [x | x·Aᵀ] or [dy | dy·sB]; their rows lie row_stride() of
-// that apart.
+// that apart. What a layer's MLP makes and nobody keeps has a tile's rows (spec::RunPlan::row_tile).
 #pragma once
 
 #include <deque>
@@ -34,7 +34,7 @@ struct LayerSaved {
     at::Tensor mid_TD;  ///< the residual stream after attention
     at::Tensor rstd2_T;
     at::Tensor u_gate_up_TR;
-    at::Tensor gate_up_full;  ///< [T, 2F + R]; the backward pass turns it into its gradient
+    at::Tensor gate_up_full;  ///< [T, 2F + R], or of a tile's rows; the backward pass turns it into its gradient
     at::Tensor u_down_TR;
     at::Tensor z_qkv_TN, z_o_TD, z_down_TD;  ///< DoRA: products before their scale; gate and up are left unscaled above
 };
@@ -42,12 +42,12 @@ struct LayerSaved {
 /// Buffers that no layer keeps.
 struct Scratch {
     at::Tensor h_full;     ///< [T, max(D, Nq) + R]: norm outputs; in the backward pass dh and d(attention output)
-    at::Tensor act_full;   ///< [T, F + R]: SwiGLU's output, then its gradient
+    at::Tensor act_full;   ///< [tile, F + R]: SwiGLU's output, then its gradient
     at::Tensor g_full;     ///< [T, D + R]: gradient of the residual stream
     at::Tensor dz_full;    ///< [T, D + R]: the same of a product before DoRA's scale; undefined without
     at::Tensor dqkv_full;  ///< [T, N + R]
-    at::Tensor dropped;    ///< [T, max K]; undefined without dropout
-    ops::Fp8Matrix codes;  ///< [T, widest input of a base product]; undefined where no product reads codes
+    at::Tensor dropped;    ///< flat, of the largest input; undefined without dropout
+    ops::Fp8Matrix codes;  ///< flat, of the largest input of a base product; undefined where no product reads codes
 };
 
 /// The lm_head's buffers; n rows have a target.
@@ -108,14 +108,18 @@ struct ActivationSizes {
 struct MovedTensor {
     at::Tensor device, host;
 };
+struct MovedLayer {
+    std::deque<MovedTensor> tensors;  ///< they stay where they are: buffers know them by address
+    ops::Fp8Matrix input;             ///< codes of the layer's input, which are moved instead; undefined: they are not
+};
 
 /// The tensors of one micro-batch.
 struct ActivationTensors {
     explicit ActivationTensors(int64_t num_layers)
         : layers(static_cast<std::size_t>(num_layers)), moved(layers.size()), caches(layers.size()) {}
     std::vector<LayerSaved> layers;
-    std::vector<std::deque<MovedTensor>> moved;  ///< a layer's stay where they are: buffers know them by address
-    at::Tensor output_TD;                        ///< the residual stream after the last layer
+    std::vector<MovedLayer> moved;
+    at::Tensor output_TD;  ///< the residual stream after the last layer
     Scratch scratch;
     HeadBuffers head;
     TokenBuffers tokens;
@@ -140,9 +144,7 @@ class Activations {
     /// Cuts every tensor with a row a token to `tokens` tokens (cheap when the number did not change).
     void resize(int64_t tokens);
     const LayerSaved& layer(int64_t index) const { return tensors_.layers.at(static_cast<std::size_t>(index)); }
-    const std::deque<MovedTensor>& moved(int64_t layer) const {
-        return tensors_.moved.at(static_cast<std::size_t>(layer));
-    }
+    const MovedLayer& moved(int64_t layer) const { return tensors_.moved.at(static_cast<std::size_t>(layer)); }
     /// The residual stream after a layer: the next one's input.
     const at::Tensor& output_of(int64_t index) const {
         const bool last = index + 1 == static_cast<int64_t>(tensors_.layers.size());

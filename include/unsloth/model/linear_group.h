@@ -28,7 +28,8 @@ struct GroupContext {
     bool trains_base = false;                     ///< full fine-tuning: dW and dbias too
     // Dropout of adapters' inputs, one mask a projection as in PEFT; p = 0: none.
     double dropout = 0.0;
-    at::Tensor row_T, offset_T, dropped;
+    at::Tensor row_T, offset_T;
+    at::Tensor dropped;  ///< flat scratch, of the most elements that an input has
     const ModuleObserver* observer = nullptr;
 };
 

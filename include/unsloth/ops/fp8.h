@@ -38,6 +38,9 @@ Fp8Matrix fp8_view(const Fp8Matrix& scratch, int64_t rows, int64_t columns);
 /// out [T, C] from x_TC, row stride free. Nothing where `out` is empty: nobody reads codes.
 void quantize_rows_fp8(Context& ctx, const at::Tensor& x_TC, const Fp8Matrix& out_TC);
 
+/// out_TC = codes * scales, in fp32 and rounded once; row stride free, as quantize_rows_fp8 takes rows.
+void dequantize_rows_fp8(Context& ctx, const Fp8Matrix& x_TC, const at::Tensor& out_TC);
+
 /// out [K, N]: the transpose of w_NK, quantised by its own rows. For loading: reads w twice, below copy
 /// speed. CUDA: N a multiple of 4 and K of 8, w's rows aligned to 16 bytes.
 void quantize_columns_fp8(Context& ctx, const at::Tensor& w_NK, const Fp8Matrix& out_KN);

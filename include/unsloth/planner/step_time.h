@@ -22,6 +22,8 @@ struct StepWork {
     bool in_4bit = false;  ///< the base is expanded for its products where it is not cached
     bool fp8 = false;      ///< base products
     bool trains_head = false;
+    int64_t row_tile = 0;        ///< tokens of an MLP at a time; 0: all
+    bool inputs_in_fp8 = false;  ///< those on the host, made codes and expanded again
 };
 
 /// Of a layer's passes for one micro-batch, in ms. What is copied goes on beside what is computed; the longer of the
@@ -50,6 +52,8 @@ class StepTime {
 
   private:
     double products_ms(double parameters, double tokens) const;
+    double tiled_products_ms(double parameters) const;
+    double tiles() const;
     double bytes_ms(double bytes) const;
     Card card_;
     StepWork work_;

@@ -1,4 +1,5 @@
-// How a run is carried out, layer by layer: choices that change its memory and its time, never a bit of its results.
+// How a run is carried out, layer by layer: choices that change its memory and its time, and of its
+// results no bit, but for row_tile (other sums round otherwise) and inputs_in_fp8 (what is made again is from codes).
 #pragma once
 
 #include <algorithm>
@@ -30,9 +31,14 @@ inline std::string name_of(const LayerPlan& layer) {
 struct RunPlan {
     std::vector<LayerPlan> layers;  ///< one a layer, or one that stands for all. Those on the host are the lowest ones
     int64_t head_tile = 1;          ///< rows of logits at a time
+    int64_t row_tile = 0;           ///< tokens that pass through a layer's MLP at a time; 0: all
+    bool inputs_in_fp8 = false;     ///< those that wait on the host are e4m3 codes there, with a scale for each token
     int64_t in_flight = 1;          ///< micro-batches between their forward and their backward pass at a time
+    int64_t pass_rows = 0;          ///< rows of a micro-batch (training.micro_batch auto); 0: as the options say
     bool operator==(const RunPlan&) const = default;
 
+    /// row_tile of a micro-batch of so many tokens.
+    int64_t tile_of(int64_t tokens) const { return row_tile > 0 ? std::min(row_tile, tokens) : tokens; }
     /// How many layers, from the lowest, have what they keep on the host.
     int64_t layers_on_host() const {
         const auto end = std::find_if(layers.begin(), layers.end(),

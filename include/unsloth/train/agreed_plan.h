@@ -14,4 +14,8 @@ namespace unsloth::train {
 void choose_together(const config::Config& config, model::ModelPlan& plan, int64_t micro_batches, comm::Group* group,
                      const std::string& before);
 
+/// fastest_pass_rows() likewise.
+int64_t choose_pass_rows_together(const config::Config& config, const PassChoice& choice, at::Device device,
+                                  comm::Group* group, const std::string& before);
+
 }  // namespace unsloth::train

@@ -20,8 +20,8 @@ struct WeightForm {
 
 class LayerCosts {
   public:
-    /// `plan` stays as it is and must outlive this; `micro_batches`: of a step, of which `in_flight` are under way.
-    LayerCosts(const model::ModelPlan& plan, const planner::Card& card, int64_t micro_batches, int64_t in_flight);
+    /// `plan` stays as it is and must outlive this; `micro_batches`: of a step; of `like` all but the layers holds.
+    LayerCosts(const model::ModelPlan& plan, const planner::Card& card, int64_t micro_batches, spec::RunPlan like);
 
     /// The fastest plan whose layers keep activations in one of `ways` and have weights in one of `forms`; nullopt:
     /// none takes less than the budget.
@@ -38,6 +38,7 @@ class LayerCosts {
     spec::MemoryNeed shared(const std::vector<planner::LayerOption>& options, uint64_t used);
 
     const model::ModelPlan& plan_;
+    spec::RunPlan like_;
     int64_t in_flight_, layers_;
     planner::StepTime time_;
     spec::MemoryNeed thrifty_;  ///< of the plan whose layers all keep their input, and no more, on the device

@@ -1,6 +1,7 @@
 // What a run keeps, and where: the choices that the configuration leaves to the program, within what memory there is.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -28,17 +29,39 @@ Machine machine_of(at::Device device);
 /// memory_budget() of a machine that need not be this one.
 MemoryBudget memory_budget(const config::Config& config, at::Device device, const MemoryBudget& free);
 
+/// Fewest tokens of an MLP at a time that a plan takes.
+constexpr int64_t least_row_tile = 4096;
+
+/// Whether layers' inputs may wait on the host as e4m3 codes (training.keep_inputs_in).
+bool may_take_codes(const config::Config& config, const model::LoadRequest& request);
+
 /// What gradient_checkpointing asks for; nullopt: automatic.
 std::optional<spec::LayerPlan> layer_plan_of(config::GradientCheckpointing option);
 
 /// Sets what `config` leaves to the program. On a GPU: the plan with the least predicted time among those that take no
 /// more than 90 % of what is free, or what the configuration allows where that is less: for each layer what it keeps
-/// and where, and whether its 4-bit weights are expanded once (train/layer_costs.h). If none fits, model.device_map
+/// and where, and whether its 4-bit weights are expanded once (train/layer_costs.h), and how many tokens pass through an
+/// MLP at a time. If none fits, model.device_map
 /// auto takes layers off the device too, with so many of the step's `micro_batches` in flight at a time as is fastest;
 /// what does not fit in host memory stays on the disk. On the CPU, and where a map says what lies where: the first of a
-/// few ways that fits. Without any way that fits, the last one is set. usage Error for a map that cannot be followed.
+/// few ways that fits. Where nothing fits else, inputs that wait on the host may be codes
+/// (training.keep_inputs_in). Without any way that fits, the last one is set. usage Error for a map that cannot be followed.
 void choose_memory_use(const config::Config& config, model::ModelPlan& plan, int64_t micro_batches = 1,
                        const std::optional<Machine>& machine = std::nullopt);
+
+/// training.micro_batch auto: rows of a step, which passes of any size may hold.
+struct PassChoice {
+    int64_t given = 1;    ///< rows of a pass as the options say
+    int64_t of_step = 1;  ///< on a rank
+    std::function<model::ModelPlan(int64_t rows)> plan_of;  ///< for passes of the longest so many rows
+    double usual = 1;  ///< tokens of a usual row, as a share of the longest one's: times are predicted for these
+};
+/// Whether passes need not hold the rows that the options say: on a GPU, where micro-batches are no objective's or
+/// pipeline's own, and are not filled by tokens.
+bool may_regroup(const config::Config& config, at::Device device);
+/// The rows of a pass that fit and with which a step is predicted to take least time; those given, where none fits or
+/// others gain less than 1 %.
+int64_t fastest_pass_rows(const config::Config& config, const PassChoice& choice, const Machine& machine);
 
 /// The time that a step with the plan is predicted to take on a GPU, in ms.
 double predicted_step_ms(const model::ModelPlan& plan, const planner::Card& card, int64_t micro_batches);

@@ -66,6 +66,9 @@ class Trainer {
     void open_output();
     void open_data();
     void make_plan();
+    void choose_pass_rows(model::LoadRequest& request);
+    std::string plan_before() const;
+    void tell_memory() const;
     void plan_references(data::BatchLimits& limits);
     void score_references();
     ReferenceCache reference_cache(model::PolicyScope scope) const;

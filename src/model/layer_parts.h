@@ -1,0 +1,68 @@
+// What both halves of a layer's passes use (decoder_layer.cpp, mlp.cpp).
+#pragma once
+
+#include <string>
+
+#include "unsloth/core/error.h"
+#include "unsloth/model/decoder_layer.h"
+#include "unsloth/ops/dora.h"
+#include "unsloth/ops/fp8.h"
+
+namespace unsloth::model {
+
+inline void observe(const LayerContext& c, const char* module, const at::Tensor& output) {
+    if (c.group.observer != nullptr) (*c.group.observer)(cat("model.layers.", c.layer(), ".", module), output);
+}
+
+inline void observe_group(const LayerContext& c, Group g, const at::Tensor& y_TN) {
+    if (c.group.observer == nullptr) return;
+    for (const weights::Slice& slice : c.group.layout[g].slices)
+        observe(c, std::string(spec::path_of(slice.projection)).c_str(), y_TN.narrow(1, slice.n_begin, slice.n));
+}
+
+/// Nothing is reported outside of a training run: scoring and generation have no step outcome.
+inline ops::Site forward_site(const LayerContext& c, int norm) {
+    if (c.group.ctx.outcome == nullptr) return {};
+    return {static_cast<uint32_t>(2 * c.layer() + norm)};
+}
+inline ops::Site backward_site(const LayerContext& c, int norm) {
+    const auto layers = static_cast<uint32_t>(c.spec.num_layers), layer = static_cast<uint32_t>(c.layer());
+    return {2 * layers + 2 + 2 * (layers - 1 - layer) + (norm == 1 ? 0U : 1U)};
+}
+
+/// Where codes of x go that these products read beside it, or instead; empty where they read x as it is. All lie in one
+/// scratch buffer: those of one product are dead when the next are made.
+inline ops::Fp8Matrix codes_of(const LayerContext& c, const weights::Operand& w, const at::Tensor& x_TC) {
+    return w.codes(c.scratch.codes, x_TC.size(0), x_TC.size(1));
+}
+
+/// The same for an x whose maker makes no codes.
+inline ops::Fp8Matrix encoded(const LayerContext& c, const weights::Operand& w, const at::Tensor& x_TC) {
+    const ops::Fp8Matrix codes = codes_of(c, w, x_TC);
+    ops::quantize_rows_fp8(c.group.ctx, x_TC, codes);
+    return codes;
+}
+
+/// The gradient buffer of a trained norm; undefined when it is frozen, or another rank's to add to: that of the
+/// residual stream is the same on all, those of q and k are sums over their heads.
+inline at::Tensor norm_gradient(const LayerContext& c, spec::TensorRole role) {
+    const bool of_heads = role == spec::TensorRole::q_norm || role == spec::TensorRole::k_norm;
+    if (!c.group.trains_base || (!of_heads && !c.group.tp.first())) return {};
+    const weights::Parameter* p =
+        c.group.parameters->table().find(role, c.layer(), spec::Projection::q, weights::Parameter::Kind::base);
+    return c.group.parameters->gradient(*p);
+}
+
+/// The gradient of a product that is added onto the residual stream, with its R columns: the stream's own, or what
+/// DoRA's scale leaves of it, elsewhere, because the stream's goes on.
+inline at::Tensor product_gradient(const LayerContext& c, Group g, const weights::Operand& w, const at::Tensor& z_TD) {
+    const int64_t hidden = c.spec.hidden_size, columns = hidden + c.group.layout[g].r;
+    const at::Tensor g_full = c.scratch.g_full.narrow(1, 0, columns);
+    if (!scales_outputs(c.group)) return g_full;
+    const at::Tensor dz_full = c.scratch.dz_full.narrow(1, 0, columns);
+    ops::dora_backward(c.group.ctx, g_full.narrow(1, 0, hidden), z_TD, w.scale, dz_full.narrow(1, 0, hidden),
+                       magnitude_gradients(c.group, g));
+    return dz_full;
+}
+
+}  // namespace unsloth::model

@@ -1,0 +1,55 @@
+// How many of a step's rows a pass holds.
+#include <algorithm>
+#include <cmath>
+
+#include "unsloth/train/memory_use.h"
+
+namespace unsloth::train {
+namespace {
+
+constexpr double worth = 0.99;  // of the time with the rows given: predictions are no better than that
+
+/// The plan for a usual pass, of which the time is predicted: memory is planned for the longest rows.
+model::ModelPlan usual_pass(const model::ModelPlan& plan, double usual) {
+    const auto some = [&](int64_t most) {
+        return std::clamp<int64_t>(std::llround(usual * static_cast<double>(most)), 1, std::max<int64_t>(1, most));
+    };
+    model::ActivationSizes sizes = plan.request().sizes;
+    sizes.tokens = some(sizes.tokens);
+    sizes.longest = some(sizes.longest);
+    sizes.head_rows = some(sizes.head_rows);
+    model::ModelPlan pass = plan;
+    pass.set_sizes(sizes);
+    return pass;
+}
+
+}  // namespace
+
+bool may_regroup(const config::Config& config, at::Device device) {
+    return config.training.micro_batch == config::PassRows::automatic && device.is_cuda() &&
+           config.training.max_tokens_per_batch == 0 && config.training.objective != config::Objective::kto &&
+           config.training.objective != config::Objective::distill && config.distributed.pp_size == 1;
+}
+
+int64_t fastest_pass_rows(const config::Config& config, const PassChoice& choice, const Machine& machine) {
+    std::vector<int64_t> candidates = {choice.given};
+    for (int64_t passes = 1; passes < 2 * choice.of_step; passes *= 2) {
+        const int64_t rows = (choice.of_step + passes - 1) / passes;
+        if (std::find(candidates.begin(), candidates.end(), rows) == candidates.end()) candidates.push_back(rows);
+    }
+    std::optional<double> best;
+    int64_t fastest = choice.given;
+    for (const int64_t rows : candidates) {
+        model::ModelPlan plan = choice.plan_of(rows);
+        const int64_t passes = (choice.of_step + rows - 1) / rows;
+        choose_memory_use(config, plan, passes, machine);
+        if (!fits(plan, memory_budget(config, plan.request().device, machine.free))) continue;
+        const double ms = predicted_step_ms(usual_pass(plan, choice.usual), machine.card, passes);
+        if (best && ms >= *best * worth) continue;
+        best = ms;
+        fastest = rows;
+    }
+    return fastest;
+}
+
+}  // namespace unsloth::train
