@@ -152,11 +152,7 @@ class Lister {
         if (sizes_.codes) {
             const int64_t columns = std::max(widest, sizes_.training ? layout_[Group::qkv].n : 0),
                           columns_of_tile = (sizes_.training ? 2 : 1) * spec_.intermediate_size;
-            add({"scratch",
-                 "fp8 codes",
-                 {std::max(t * columns, tile * columns_of_tile)},
-                 at::kFloat8_e4m3fn,
-                 layers},
+            add({"scratch", "fp8 codes", {std::max(t * columns, tile * columns_of_tile)}, at::kFloat8_e4m3fn, layers},
                 s.codes.codes);
             add({"scratch", "fp8 scales", {t}, at::kFloat, layers}, s.codes.scales);
         }

@@ -143,8 +143,7 @@ void layer_backward(const LayerContext& c, const weights::LayerWeights& w, const
         mlp_backward(some, w, rows);
     });
     // 4 attention
-    const at::Tensor o_TN = a.o_full.narrow(1, 0, spec.q_size()),
-                     do_TN = c.scratch.h_full.narrow(1, 0, spec.q_size());
+    const at::Tensor o_TN = a.o_full.narrow(1, 0, spec.q_size()), do_TN = c.scratch.h_full.narrow(1, 0, spec.q_size());
     const QkvViews v = qkv_views(spec, a.qkv_TN), grad = qkv_views(spec, c.scratch.dqkv_full);
     ops::attention_backward(ctx, attention_shape(spec, c.layer()), c.tokens.segments,
                             heads_view(do_TN, 0, spec.num_heads, spec.head_dim), v.q_THd, v.k_TKd, v.v_TKd,

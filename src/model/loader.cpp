@@ -155,6 +155,17 @@ int64_t ModelPlan::recorded_bytes() const {
     return static_cast<int64_t>(recorded_shapes) * request_.run.in_flight * spec().num_layers * recorded_layer_bytes;
 }
 
+std::map<std::string, int64_t> ModelPlan::groups() const {
+    std::map<std::string, int64_t> groups;
+    std::vector<const memory::Plan*> parts = {&resident_, &step_};
+    if (request_.device.is_cpu()) parts.insert(parts.end(), {&host_, &common_});
+    for (const memory::Plan* part : parts)
+        for (const memory::Entry& entry : part->entries()) groups[entry.group] += entry.bytes;
+    groups["recorded passes"] = recorded_bytes();
+    std::erase_if(groups, [](const auto& group) { return group.second == 0; });
+    return groups;
+}
+
 std::string ModelPlan::table_text() const {
     const int with = request_.processes / base_copies();
     const std::string host = cat(host_.entries().empty() ? "" : cat("\nin host memory\n", host_.table()),

@@ -74,12 +74,9 @@ std::string run_plan_json(const spec::RunPlan& run) {
                           {"weights_at", name_of(layer.weights_at)},
                           {"cached", layer.cached}});
     }
-    return Json{{"layers", layers},
-                {"head_tile", run.head_tile},
-                {"row_tile", run.row_tile},
-                {"inputs_in_fp8", run.inputs_in_fp8},
-                {"in_flight", run.in_flight},
-                {"pass_rows", run.pass_rows}}
+    return Json{{"layers", layers},           {"head_tile", run.head_tile},
+                {"row_tile", run.row_tile},   {"inputs_in_fp8", run.inputs_in_fp8},
+                {"in_flight", run.in_flight}, {"pass_rows", run.pass_rows}}
         .dump();
 }
 

@@ -10,15 +10,18 @@
 
 #include "unsloth/config/device_map.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/files.h"
 #include "unsloth/formats/described_model.h"
 #include "unsloth/formats/hf_config.h"
 #include "unsloth/ops/device.h"
+#include "unsloth/planner/memory_picture.h"
 #include "unsloth/planner/run_plan_text.h"
 #include "unsloth/spec/shapes.h"
 #include "unsloth/train/commands.h"
 #include "unsloth/train/layer_costs.h"
 #include "unsloth/train/memory_use.h"
 #include "unsloth/train/session.h"
+#include "unsloth/train/step_memory.h"
 
 namespace unsloth::train {
 namespace {
@@ -202,11 +205,8 @@ Largest largest_of(const Forecast& forecast) {
 }
 
 std::map<std::string, int64_t> groups_of(const model::ModelPlan& plan) {
-    std::map<std::string, int64_t> groups;
+    std::map<std::string, int64_t> groups = plan.groups();
     int64_t sum = 0;
-    for (const memory::Plan* part : {&plan.resident(), &plan.step()})
-        for (const memory::Entry& entry : part->entries()) groups[entry.group] += entry.bytes;
-    groups["recorded passes"] = plan.recorded_bytes();
     groups["scalars, and what the allocator rounds up"] = memory::beside_arenas_bytes;
     for (const auto& [name, bytes] : groups) sum += bytes;
     groups["shared by buffers that are not alive together"] = plan.total_bytes() - sum;
@@ -223,13 +223,6 @@ int64_t disk_bytes(const model::ModelPlan& plan) {
     for (spec::LayerPlan& layer : run.layers)
         if (layer.weights_at == spec::Place::disk) layer.weights_at = spec::Place::host;
     return std::max<int64_t>(0, plan.estimate(run).host - plan.host_bytes());
-}
-
-std::string form_of(const model::ModelPlan& plan, const spec::LayerPlan& layer) {
-    const model::LoadRequest& request = plan.request();
-    if (request.fp8) return "fp8";
-    if (holds_4bit(plan) && !layer.cached) return "nf4";
-    return request.dtype == at::kBFloat16 ? "bf16" : request.dtype == at::kHalf ? "fp16" : "fp32";
 }
 
 std::string number(double value) {
@@ -252,17 +245,24 @@ bool run_plan(const config::LoadedConfig& loaded, const config::PlanRequest& ask
     const auto tokens = static_cast<double>(plan.request().sizes.tokens * forecast.micro_batches() * asked.gpus);
     const double rate = 1000 * tokens / step_ms * (asked.gpus > 1 ? together : 1);
     const Largest most = largest_of(forecast);
+    if (!asked.svg.empty())
+        write_file_atomically(
+            asked.svg, planner::memory_svg(memory_over_time(plan, card),
+                                           cat(loaded.config.model.path, " on ", card.name, ": ", forecast.rows(),
+                                               " x ", forecast.length(), " tokens, ", planner::describe_keep(run))));
     const std::vector<std::string> ways_out =
         holds ? std::vector<std::string>() : remedies(forecast.file(), plan, budget, &card);
 
     if (asked.json) {
         Json layers = Json::array(), groups = Json::object();
-        for (const spec::LayerPlan& layer : run.layers)
+        for (std::size_t i = 0; i < run.layers.size(); ++i) {
+            const spec::LayerPlan& layer = run.layers[i];
             layers.push_back({{"keep", planner::name_of(layer.keep)},
                               {"activations_at", planner::name_of(layer.activations_at)},
                               {"weights_at", planner::name_of(layer.weights_at)},
-                              {"form", form_of(plan, layer)},
+                              {"form", plan.form_of(static_cast<int64_t>(i))},
                               {"cached", layer.cached}});
+        }
         for (const auto& [group, bytes] : groups_of(plan)) groups[group] = bytes;
         std::cout << Json{{"fits", holds},
                           {"gpu", card.name},
@@ -276,6 +276,8 @@ bool run_plan(const config::LoadedConfig& loaded, const config::PlanRequest& ask
                           {"disk_bytes", disk_bytes(plan)},
                           {"layers", layers},
                           {"in_flight", run.in_flight},
+                          {"row_tile", run.row_tile},
+                          {"inputs_in_fp8", run.inputs_in_fp8},
                           {"micro_tokens", plan.request().sizes.tokens},
                           {"predicted_step_ms", step_ms},
                           {"predicted_tokens_per_second", rate},

@@ -31,13 +31,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 report::RunFacts facts_of(int64_t steps, const model::ModelPlan& plan, const data::Dataset& rows) {
-    std::map<std::string, int64_t> groups;
-    std::vector<const memory::Plan*> parts = {&plan.resident(), &plan.step()};
-    if (plan.request().device.is_cpu()) parts.insert(parts.end(), {&plan.host(), &plan.common()});
-    for (const memory::Plan* part : parts)
-        for (const memory::Entry& entry : part->entries()) groups[entry.group] += entry.bytes;
-    groups["recorded passes"] = plan.recorded_bytes();
-    std::erase_if(groups, [](const auto& group) { return group.second == 0; });
+    const std::map<std::string, int64_t> groups = plan.groups();
     return {steps,
             plan.total_bytes(),
             {groups.begin(), groups.end()},

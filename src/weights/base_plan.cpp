@@ -397,4 +397,18 @@ std::string BasePlan::description() const {
                    : "");
 }
 
+std::string BasePlan::form_of(int layer) const {
+    if (request_.fp8) return "fp8";
+    const bool expanded = lies_ready(layer);
+    std::set<std::string> forms;
+    for (const formats::TensorSource* source : linears(layer))
+        forms.insert(expanded || request_.masters ? request_.dtype == at::kBFloat16 ? "bf16"
+                                                    : request_.dtype == at::kHalf   ? "fp16"
+                                                                                    : "fp32"
+                                                  : name_of(type_of(*source)));
+    std::string text;
+    for (const std::string& form : forms) text += cat(text.empty() ? "" : "+", form);
+    return text;
+}
+
 }  // namespace unsloth::weights

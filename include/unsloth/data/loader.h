@@ -129,7 +129,7 @@ class StepLoader {
         repetition_;       ///< with source_weights: how often the unit at a place of order_ came before it in the epoch
     int64_t row_ids_ = 0;  ///< above every row id
     int64_t pieces_ = 1;   ///< above every number of a row's piece
-    int64_t pass_rows_ = 0;  ///< of a micro-batch
+    int64_t pass_rows_ = 0;            ///< of a micro-batch
     std::vector<int64_t> batch_ends_;  ///< with max_tokens_per_batch: where micro-batches end in order_
     int64_t epoch_ = -1;
 };

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -86,6 +87,9 @@ class ModelPlan {
     std::string table_text() const;
     /// "nf4 (double quantised)", "bf16", … as the run will hold the linears.
     std::string base_description() const { return base_->description(); }
+    std::string form_of(int64_t layer) const { return base_->form_of(static_cast<int>(layer)); }
+    /// Bytes of each line of the table: of the device's plans (on the CPU the host's too) and of recorded passes.
+    std::map<std::string, int64_t> groups() const;
 
     /// As BasePlan's of these names.
     bool lies_in_checkpoint() const { return base_->lies_in_checkpoint(); }

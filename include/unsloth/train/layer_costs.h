@@ -27,6 +27,9 @@ class LayerCosts {
     /// none takes less than the budget.
     std::optional<spec::RunPlan> solve(const std::vector<spec::LayerPlan>& ways, const std::vector<WeightForm>& forms,
                                        const spec::MemoryNeed& budget);
+    planner::LayerTime time_of(const spec::LayerPlan& layer) { return option(layer).time; }
+    /// Of embeddings, lm_head and loss, and a micro-batch's share of the update.
+    double outside_ms() const { return time_.outside(); }
     /// A whole step with this plan, whose layers may be any.
     double step_ms(const spec::RunPlan& run);
 

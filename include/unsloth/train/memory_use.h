@@ -40,19 +40,19 @@ std::optional<spec::LayerPlan> layer_plan_of(config::GradientCheckpointing optio
 
 /// Sets what `config` leaves to the program. On a GPU: the plan with the least predicted time among those that take no
 /// more than 90 % of what is free, or what the configuration allows where that is less: for each layer what it keeps
-/// and where, and whether its 4-bit weights are expanded once (train/layer_costs.h), and how many tokens pass through an
-/// MLP at a time. If none fits, model.device_map
-/// auto takes layers off the device too, with so many of the step's `micro_batches` in flight at a time as is fastest;
-/// what does not fit in host memory stays on the disk. On the CPU, and where a map says what lies where: the first of a
-/// few ways that fits. Where nothing fits else, inputs that wait on the host may be codes
-/// (training.keep_inputs_in). Without any way that fits, the last one is set. usage Error for a map that cannot be followed.
+/// and where, and whether its 4-bit weights are expanded once (train/layer_costs.h), and how many tokens pass through
+/// an MLP at a time. If none fits, model.device_map auto takes layers off the device too, with so many of the step's
+/// `micro_batches` in flight at a time as is fastest; what does not fit in host memory stays on the disk. On the CPU,
+/// and where a map says what lies where: the first of a few ways that fits. Where nothing fits else, inputs that wait
+/// on the host may be codes (training.keep_inputs_in). Without any way that fits, the last one is set. usage Error for
+/// a map that cannot be followed.
 void choose_memory_use(const config::Config& config, model::ModelPlan& plan, int64_t micro_batches = 1,
                        const std::optional<Machine>& machine = std::nullopt);
 
 /// training.micro_batch auto: rows of a step, which passes of any size may hold.
 struct PassChoice {
-    int64_t given = 1;    ///< rows of a pass as the options say
-    int64_t of_step = 1;  ///< on a rank
+    int64_t given = 1;                                      ///< rows of a pass as the options say
+    int64_t of_step = 1;                                    ///< on a rank
     std::function<model::ModelPlan(int64_t rows)> plan_of;  ///< for passes of the longest so many rows
     double usual = 1;  ///< tokens of a usual row, as a share of the longest one's: times are predicted for these
 };

@@ -72,6 +72,8 @@ class BasePlan {
     bool reads_codes() const { return request_.fp8; }
     /// "nf4 (double quantised)", "bf16", … as the run will hold the linears.
     std::string description() const;
+    /// How a layer's linears are held: "nf4", "int8", "bf16", "fp8", …; several with "+" between.
+    std::string form_of(int layer) const;
 
     /// Loads the layers: a share of it, where there are others. Frozen linears go by layer; small vectors are read by
     /// everyone, and so are layers in host memory that is not the others' too. `masters`: of a base that is trained,

@@ -1,0 +1,27 @@
+#include "unsloth/planner/memory_picture.h"
+
+#include <gtest/gtest.h>
+
+namespace unsloth::planner {
+namespace {
+
+constexpr int64_t gib = int64_t{1} << 30;
+
+TEST(MemoryPicture, StacksBandsOverTime) {
+    MemoryOverTime memory{
+        {10, 30}, {"forward", "backward"}, {{"weights", {2 * gib, 2 * gib}}, {"kept", {0, gib}}}, 4 * gib};
+    EXPECT_EQ(memory.most(), 3 * gib);
+    const std::string svg = memory_svg(memory, "a < b");
+    const auto has = [&](const std::string& part) { return svg.find(part) != std::string::npos; };
+    EXPECT_TRUE(has("a &lt; b"));
+    EXPECT_TRUE(has("weights, 2.00") && has("kept, 1.00") && has("planned 4.00 GiB"));
+    EXPECT_TRUE(has("forward") && has("backward") && has("40 ms"));
+    // 4.2 GiB are 300 high; the forward pass is the first quarter of 620.
+    EXPECT_TRUE(has("<polygon fill=\"#4e79a7\" points=\"60.0,201.1 215.0,201.1 215.0,201.1 680.0,201.1 680.0,344.0 "))
+        << svg;
+    EXPECT_TRUE(has("<polygon fill=\"#f28e2b\" points=\"60.0,201.1 215.0,201.1 215.0,129.7 680.0,129.7 680.0,201.1 "))
+        << svg;
+}
+
+}  // namespace
+}  // namespace unsloth::planner
