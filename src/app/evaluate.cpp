@@ -4,7 +4,7 @@
 namespace unsloth::app {
 
 void run_evaluate(const config::CommandLine& line) {
-    load_engine()->evaluate(line.loaded, line.evaluate);
+    load_engine(line.loaded.config)->evaluate(line.loaded, line.evaluate);
 }
 
 }  // namespace unsloth::app

@@ -155,6 +155,15 @@ TEST_F(ExecutableWithEngine, ErrorsOfTheEngineBecomeExitCodes) {
     EXPECT_CONTAINS(memory.err, "out of host memory");
 }
 
+TEST_F(ExecutableWithEngine, TheAllocatorsSettingsAreThereBeforeLibTorch) {
+    ::setenv("PYTORCH_ALLOC_CONF", "expandable_segments:False", 1);
+    EXPECT_EQ(train("--output_dir allocator --allocator low_memory").out, "expandable_segments:True, alone\n");
+    ::unsetenv("PYTORCH_ALLOC_CONF");
+    ::setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64", 1);
+    EXPECT_EQ(train("--output_dir allocator").out, "max_split_size_mb:64, alone\n");
+    ::unsetenv("PYTORCH_CUDA_ALLOC_CONF");
+}
+
 TEST_F(ExecutableWithEngine, StackTracesOfLibrariesAreShownOnlyForDebugging) {
     const Outcome brief = train("--output_dir foreign");
     EXPECT_EQ(brief.exit_code, 4);

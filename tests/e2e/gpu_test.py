@@ -337,6 +337,38 @@ class LongRuns(OnGpu):
         for reason in ("power_cap", "heat", "power_brake"):
             self.assertIn(figures[f'throttled{{reason="{reason}"}}'], ("0", "1"))
 
+    def test_regrouped_passes_train_on_the_same_rows(self):
+        words = ["--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "8", "--max_steps", "3"]
+        words += ["--dtype", "float32", "--learning_rate", "0.001"]
+        self.succeed(*self.arguments("given", *words))
+        log = self.succeed(*self.arguments("auto", *words, "--micro_batch", "auto")).err
+        rows, passes = map(int, re.search(r"passes +of (\d+) rows, (\d+) a step", log).groups())
+        self.assertGreater(rows, 2)
+        self.assertEqual(passes, -(-16 // rows))
+        for given, regrouped in zip(self.steps(self.folder / "given"), self.steps(self.folder / "auto")):
+            self.assertEqual(regrouped["tokens"], given["tokens"])
+            self.assertAlmostEqual(regrouped["loss"], given["loss"], delta=1e-4 * given["loss"])
+            self.assertAlmostEqual(regrouped["grad_norm"], given["grad_norm"], delta=1e-3 * given["grad_norm"])
+
+    def test_a_run_ends_with_what_the_allocator_took(self):
+        told = []
+        for steps in ("2", "60"):
+            log = self.succeed(*self.arguments(f"out{steps}", "--max_steps", steps, "--allocator", "low_memory")).err
+            line = re.search(r"memory +allocated .*: ([\d.]+) % of the plan's; fragmentation ([\d.]+) %", log)
+            told.append((line.group(), *map(float, line.groups())))
+        self.assertEqual(told[0][1], told[1][1], told)  # the peak, after 60 steps as after 2
+        self.assertLessEqual(told[0][1], 100.0)
+        self.assertLessEqual(told[1][2], 50.0)  # of 20 MiB of a small model
+
+    def test_inputs_wait_in_8_bits(self):
+        words = ["--gradient_checkpointing", "full+offload", "--max_steps", "2"]
+        self.succeed(*self.arguments("same", *words, "--keep_inputs_in", "same"))
+        self.succeed(*self.arguments("codes", *words, "--keep_inputs_in", "fp8"))
+        same, codes = self.steps(self.folder / "same"), self.steps(self.folder / "codes")
+        self.assertEqual(codes[0]["loss"], same[0]["loss"])
+        self.assertNotEqual(codes[0]["grad_norm"], same[0]["grad_norm"])
+        self.assertAlmostEqual(codes[0]["grad_norm"], same[0]["grad_norm"], delta=0.05 * same[0]["grad_norm"])
+
     def test_a_signal_during_an_evaluation(self):
         """It ends the evaluation, and the run with its result: there are 30 s until SIGKILL."""
         held_out = write_rows(self.folder / "held_out.jsonl", [{"input_ids": ids(row, 40)} for row in range(40_000)])

@@ -1,6 +1,7 @@
 """`unsloth-train plan`: what a run would take of a GPU that is not here."""
 
 import time
+from xml.etree import ElementTree
 
 from support import *
 
@@ -90,6 +91,31 @@ class Plan(EndToEnd):
         plan = self.plan(*arguments)
         self.assertLess(time.monotonic() - start, 10)  # 0.8 s where nothing else runs
         self.assertFalse(plan["measured"])
+
+    def test_a_picture_of_the_step(self):
+        picture = self.folder / "step.svg"
+        arguments = ("--model.path", "llama-3.1-8b", "--gpu", "H200", "--per_device_train_batch_size", 8, *HOST)
+        plan = self.plan(*arguments, "--max_memory_gib", 24, "--svg", picture)
+        text = picture.read_text()
+        ElementTree.fromstring(text)
+        self.assertIn(f"planned {plan['total_bytes'] / 2**30:.2f} GiB", text)
+        for words in ("base weights", "kept of layers", "forward", "head", "backward"):
+            self.assertIn(words, text)
+
+    def test_forms_are_those_that_layers_are_held_in(self):
+        arguments = ("--model.path", "llama-3.2-1b", "--gpu", "H200", "--weight_cache", "off", *HOST)
+        precision = json.dumps({"default": "nf4", "model.layers.1": "int8", "model.layers.2.mlp.down_proj": "bf16"})
+        forms = [layer["form"] for layer in self.plan(*arguments, "--precision", precision)["layers"]]
+        self.assertEqual(forms[:4], ["nf4", "int8", "bf16+nf4", "nf4"])  # said nf4 of all of them
+
+    def test_rows_longer_than_the_model_knows(self):
+        arguments = ("--model.path", "llama-3.1-8b", "--gpu", "H200", "--per_device_train_batch_size", 1, *HOST)
+        length = ("--max_seq_length", 262144)
+        self.fail_with(USAGE, ["131072 positions", "rope_scaling", '"factor": 2.0'], "plan", *arguments, *length)
+        scaling = json.dumps({"rope_type": "linear", "factor": 2.0})
+        plan = self.plan(*arguments, *length, "--rope_scaling", scaling)
+        self.assertTrue(plan["fits"])
+        self.assertGreater(plan["row_tile"], 0)
 
     def test_less_memory_is_another_plan(self):
         arguments = ("--model.path", "llama-3.1-8b", "--gpu", "H200", "--per_device_train_batch_size", 8, *HOST)

@@ -4,6 +4,7 @@
 
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <new>
 #include <stdexcept>
 
@@ -21,6 +22,10 @@ void end_as_asked(const std::string& how) {
     if (how == "check") UNSLOTH_CHECK(1 + 1 == 3, "sums");
     if (how == "foreign") throw std::out_of_range("first line\nframe #0: a stack trace");
     if (how == "memory") throw std::bad_alloc();
+    if (how == "allocator") {
+        const char* const settings = std::getenv("PYTORCH_CUDA_ALLOC_CONF");
+        std::printf("%s, %s\n", settings, std::getenv("PYTORCH_ALLOC_CONF") == nullptr ? "alone" : "and more");
+    }
     if (how == "sigint") std::raise(SIGINT);
     if (how == "sigterm") std::raise(SIGTERM);
     if (const int signal = interrupt_requested()) throw Interrupted(signal, "saved the adapter");
