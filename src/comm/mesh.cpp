@@ -1,5 +1,7 @@
 #include "unsloth/comm/mesh.h"
 
+#include <algorithm>
+
 #include "unsloth/core/error.h"
 
 namespace unsloth::comm {
@@ -29,12 +31,55 @@ MeshShape coordinates(const MeshShape& shape, int rank) {
     return at;
 }
 
-Mesh::Mesh(Group& group, const MeshShape& shape) : shape_(shape), at_(coordinates(shape, group.rank())) {
+Mesh::Mesh(Group& group, const MeshShape& shape, bool ring) : shape_(shape), at_(coordinates(shape, group.rank())) {
     UNSLOTH_CHECK(shape.size() == group.size(), "a mesh of ", shape.size(), " ranks for ", group.size());
     dp_ = along(group, "dp", &MeshShape::dp);
     cp_ = along(group, "cp", &MeshShape::cp);
     tp_ = along(group, "tp", &MeshShape::tp);
     pp_ = along(group, "pp", &MeshShape::pp);
+    if (shape.pp > 1)
+        link(group, ring);
+    else
+        stage_ = &group.all();
+}
+
+Communicator* Mesh::make(Group& group, const std::string& name, const std::vector<int>& members) {
+    made_.push_back(group.make_communicator(members, name));
+    return members.size() == 1 ? nullptr : made_.back().get();
+}
+
+/// All ranks take part in the making of each, those without a neighbour alone.
+void Mesh::link(Group& group, bool ring) {
+    const int each = group.size() / shape_.pp, own = group.rank(), last = shape_.pp - 1;
+    std::vector<int> alike;
+    for (int rank = at_.pp * each; rank < (at_.pp + 1) * each; ++rank) alike.push_back(rank);
+    stage_ = make(group, "stage", alike);
+    const int first_rank = own - at_.pp * each, last_rank = own + (last - at_.pp) * each;
+    const bool end = at_.pp == 0 || at_.pp == last;
+    ends_ = make(group, "ends", end ? std::vector{first_rank, last_rank} : std::vector{own});
+    // Neighbours by pairs that have nobody in common, all of them at once.
+    const int pairs = ring ? shape_.pp : last;
+    const auto round_of = [&](int below) { return below == last && last % 2 == 0 ? 2 : below % 2; };
+    for (int round = 0; round < 3; ++round) {
+        std::vector<int> pair{own};
+        bool sends = false, met = false;
+        for (int below = 0; below < pairs; ++below) {
+            if (round_of(below) != round) continue;
+            met = true;
+            const int above = (below + 1) % shape_.pp;
+            if (at_.pp == below) sends = true, pair.push_back(own + (above - below) * each);
+            if (at_.pp == above) pair.push_back(own + (below - above) * each);
+        }
+        if (!met) continue;
+        std::sort(pair.begin(), pair.end());
+        Communicator* const up = make(group, cat("pipeline ", round, " up"), pair);
+        Communicator* const down = make(group, cat("pipeline ", round, " down"), pair);
+        if (up == nullptr) continue;
+        if (sends)
+            links_.to_above = up, links_.from_above = down;
+        else
+            links_.from_below = up, links_.to_below = down;
+    }
 }
 
 Communicator* Mesh::along(Group& group, const char* name, int MeshShape::* axis) {

@@ -72,6 +72,12 @@ void Monitor::begin(const std::string& what, std::function<bool()> done) {
     if (done) pending_.push_back({what, number_, Clock::now(), std::move(done)});
 }
 
+void Monitor::begin_message(const std::string& what, std::function<bool()> done) {
+    const std::lock_guard lock(mutex_);
+    what_ = what;
+    if (done) pending_.push_back({what, number_ + 1, Clock::now(), std::move(done)});
+}
+
 void Monitor::forget_done() {
     const std::lock_guard lock(mutex_);
     std::erase_if(pending_, [](const Pending& pending) { return pending.done(); });
@@ -90,6 +96,12 @@ bool Monitor::busy(int rank) {
     const std::lock_guard lock(mutex_);
     const auto peer = peers_.find(rank);
     return peer != peers_.end() && busy_locked(rank, peer->second, number_);
+}
+
+bool Monitor::busy_before_next(int rank) {
+    const std::lock_guard lock(mutex_);
+    const auto peer = peers_.find(rank);
+    return peer != peers_.end() && busy_locked(rank, peer->second, number_ + 1);
 }
 
 /// Says so now and then: nobody waits without a word. One of the waiting is enough.

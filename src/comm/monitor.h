@@ -33,12 +33,16 @@ class Monitor {
     /// This rank begins the next collective. `done`, where the collective goes on after the call: whether it has ended;
     /// called by the monitor's thread.
     void begin(const std::string& what, std::function<bool()> done = nullptr);
+    /// The same of a message between two ranks, which is no collective: the others do not count it.
+    void begin_message(const std::string& what, std::function<bool()> done = nullptr);
     /// Returns when the monitor will not ask again those that are done.
     void forget_done();
     /// What this rank does from now on that may take long ("" : nothing); what it did until now.
     std::string set_busy(std::string what);
     /// Whether a rank that has not come yet to the collective that this one is at is busy.
     bool busy(int rank);
+    /// Whether a rank that this one waits for a message of is busy before its next collective.
+    bool busy_before_next(int rank);
     /// runtime Error when a rank is lost.
     void check();
     /// Tells the others that this rank ends by an error; the reason is known to all of them then.

@@ -66,21 +66,32 @@ class NcclCommunicator final : public Communicator {
     void broadcast(const at::Tensor& values, int root, const std::string& what) override {
         if (size() == 1 || values.numel() == 0) return;
         std::vector<at::Tensor> tensors{bytes_of(values, what)};
-        c10d::BroadcastOptions options;
-        options.rootRank = root;
-        issue(what, [&] { return nccl_->broadcast(tensors, options); })->wait();
+        issue(what, [&] { return spread(tensors, root); })->wait();
     }
 
     void send(const at::Tensor& values, int to, const std::string& what) override {
-        std::vector<at::Tensor> tensors{bytes_of(values, what)};
-        issue(what, [&] { return nccl_->send(tensors, to, /*tag=*/0); })->wait();
+        issue_send(values, to, what)->wait();
     }
     void receive(const at::Tensor& values, int from, const std::string& what) override {
         std::vector<at::Tensor> tensors{bytes_of(values, what)};
-        issue(what, [&] { return nccl_->recv(tensors, from, /*tag=*/0); })->wait();
+        issue_message(what, [&] {
+            return size() == 2 ? spread(tensors, from) : nccl_->recv(tensors, from, /*tag=*/0);
+        })->wait();
+    }
+    std::unique_ptr<Message> send_beside(const at::Tensor& values, int to, const std::string& what) override {
+        return std::make_unique<Letter>(issue_send(values, to, what));
     }
 
   private:
+    class Letter final : public Message {
+      public:
+        explicit Letter(Work work) : work_(std::move(work)) {}
+        void wait() override { work_->wait(); }
+
+      private:
+        Work work_;
+    };
+
     /// As bytes, whatever the type: NCCL does not know all of them.
     static at::Tensor bytes_of(const at::Tensor& values, const std::string& what) {
         UNSLOTH_CHECK(values.is_cuda() && values.is_contiguous(), what, ": contiguous values of a GPU are expected");
@@ -98,6 +109,24 @@ class NcclCommunicator final : public Communicator {
         Work work = call();
         exchange_.monitor().begin(what, [work] { return work->isCompleted(); });
         return work;
+    }
+    template <class Call>
+    Work issue_message(const std::string& what, const Call& call) {
+        exchange_.monitor().check();
+        Work work = call();
+        exchange_.monitor().begin_message(what, [work] { return work->isCompleted(); });
+        return work;
+    }
+    Work issue_send(const at::Tensor& values, int to, const std::string& what) {
+        std::vector<at::Tensor> tensors{bytes_of(values, what)};
+        return issue_message(
+            what, [&] { return size() == 2 ? spread(tensors, rank()) : nccl_->send(tensors, to, /*tag=*/0); });
+    }
+    /// Of two members that is a message, and c10d makes no further communicator for it, as it does for send and recv.
+    Work spread(std::vector<at::Tensor>& tensors, int root) {
+        c10d::BroadcastOptions options;
+        options.rootRank = root;
+        return nccl_->broadcast(tensors, options);
     }
     Work issue_sum(const at::Tensor& sum, const std::string& what) {
         require_summable(sum, what);

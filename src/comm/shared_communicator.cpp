@@ -11,9 +11,11 @@
 #include <climits>
 #include <cstring>
 #include <ctime>
+#include <future>
 
 #include "comm/cpu_communicator.h"
 #include "comm/cpu_sum.h"
+#include "comm/outbox.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::comm {
@@ -146,29 +148,25 @@ class SharedCommunicator final : public CpuCommunicator {
     }
 
     void send(const at::Tensor& values, int to, const std::string& what) override {
-        require_on_cpu(values, what);
         exchange_.monitor().check();
-        exchange_.monitor().begin(what);
-        Mail& box = mail(rank(), to);
-        const auto* const bytes = static_cast<const std::byte*>(values.const_data_ptr());
-        for (std::size_t at = 0, all = values.nbytes(); at < all; at += mail_bytes) {
-            const uint32_t sent = box.sent.load(std::memory_order_relaxed);
-            wait(box.taken, [&](uint32_t taken) { return taken == sent; }, to, what);
-            box.bytes.store(values.nbytes(), std::memory_order_relaxed);
-            std::memcpy(mail_data(rank(), to), bytes + at, std::min(mail_bytes, all - at));
-            advance(box.sent);
-        }
+        exchange_.monitor().begin_message(what);
+        deliver(values, to, what);
+    }
+
+    std::unique_ptr<Message> send_beside(const at::Tensor& values, int to, const std::string& what) override {
+        exchange_.monitor().check();
+        return std::make_unique<Letter>(outbox_.take([this, values, to, what] { deliver(values, to, what); }));
     }
 
     void receive(const at::Tensor& values, int from, const std::string& what) override {
         require_on_cpu(values, what);
         exchange_.monitor().check();
-        exchange_.monitor().begin(what);
+        exchange_.monitor().begin_message(what);
         Mail& box = mail(from, rank());
         auto* const bytes = static_cast<std::byte*>(values.mutable_data_ptr());
         for (std::size_t at = 0, all = values.nbytes(); at < all; at += mail_bytes) {
             const uint32_t taken = box.taken.load(std::memory_order_relaxed);
-            wait(box.sent, [&](uint32_t sent) { return sent != taken; }, from, what);
+            wait(box.sent, [&](uint32_t sent) { return sent != taken; }, from, what, /*message=*/true);
             require_size(box.bytes.load(std::memory_order_relaxed), all, world(from), what);
             std::memcpy(bytes + at, mail_data(from, rank()), std::min(mail_bytes, all - at));
             advance(box.taken);
@@ -176,6 +174,30 @@ class SharedCommunicator final : public CpuCommunicator {
     }
 
   private:
+    class Letter final : public Message {
+      public:
+        explicit Letter(std::future<void> done) : done_(std::move(done)) {}
+        void wait() override {
+            if (done_.valid()) done_.get();
+        }
+
+      private:
+        std::future<void> done_;
+    };
+
+    void deliver(const at::Tensor& values, int to, const std::string& what) {
+        require_on_cpu(values, what);
+        Mail& box = mail(rank(), to);
+        const auto* const bytes = static_cast<const std::byte*>(values.const_data_ptr());
+        for (std::size_t at = 0, all = values.nbytes(); at < all; at += mail_bytes) {
+            const uint32_t sent = box.sent.load(std::memory_order_relaxed);
+            wait(box.taken, [&](uint32_t taken) { return taken == sent; }, to, what, /*message=*/true);
+            box.bytes.store(values.nbytes(), std::memory_order_relaxed);
+            std::memcpy(mail_data(rank(), to), bytes + at, std::min(mail_bytes, all - at));
+            advance(box.sent);
+        }
+    }
+
     int world(int rank) const { return ranks()[static_cast<std::size_t>(rank)]; }
     Place& place(int rank) const { return reinterpret_cast<Place*>(segment_->data())[rank]; }
     Mail& mail(int from, int to) const {
@@ -225,7 +247,7 @@ class SharedCommunicator final : public CpuCommunicator {
 
     /// Until `done` of a counter that the member `other` moves.
     template <class Done>
-    void wait(Counter& counter, const Done& done, int other, const std::string& what) {
+    void wait(Counter& counter, const Done& done, int other, const std::string& what, bool message = false) {
         Monitor& monitor = exchange_.monitor();
         const auto timeout = exchange_.timeout();
         auto deadline = Clock::now() + timeout;
@@ -235,7 +257,9 @@ class SharedCommunicator final : public CpuCommunicator {
             wait_while(counter, value);
             if (counter.load(std::memory_order_acquire) != value) continue;
             monitor.check();
-            if (monitor.busy(world(other))) deadline = Clock::now() + timeout;
+            if (outbox_.closes()) throw runtime_failure(cat("this rank leaves before ", what, " was received"));
+            if (message ? monitor.busy_before_next(world(other)) : monitor.busy(world(other)))
+                deadline = Clock::now() + timeout;
             if (Clock::now() >= deadline)
                 throw runtime_failure(
                     cat("rank ", world(other), " did not come to ", what, " within ", timeout.count(),
@@ -250,6 +274,7 @@ class SharedCommunicator final : public CpuCommunicator {
     int turn_ = 0;  ///< which of a rank's areas
     std::size_t bytes_ = 0;
     bool checked_ = false;  ///< that all ranks have as many bytes
+    Outbox outbox_;         ///< ends first: its thread uses what stands above
 };
 
 }  // namespace

@@ -194,8 +194,68 @@ TEST(Mesh, HasACommunicatorForEachAxis) {
         EXPECT_EQ(x.item<float>(), r % 2 == 0 ? 5.F : 10.F);
         mesh.tp()->all_reduce(x, "a test's sum");
         EXPECT_EQ(x.item<float>(), 15.F);
+        EXPECT_EQ(mesh.stage(), &group.all());
         const Mesh alone(group, {.dp = 4});
         EXPECT_EQ(alone.dp(), &group.all());
+    });
+}
+
+/// What goes up does not wait for what goes down: each rank first sends more than a mailbox holds, both ways.
+TEST(Mesh, LinksThePipelinesRanksEachWay) {
+    for (const bool ring : {false, true})
+        for (const int size : {2, 3, 4})
+            on_ranks(size, [&](Group& group) {
+                const Mesh mesh(group, {.pp = size}, ring);
+                const PipelineLinks& links = mesh.links();
+                const int r = group.rank(), above = (r + 1) % size, below = (r + size - 1) % size;
+                EXPECT_EQ(mesh.stage(), nullptr);
+                EXPECT_EQ(mesh.ends() != nullptr, r == 0 || r == size - 1);
+                EXPECT_EQ(links.to_above != nullptr, ring || r < size - 1);
+                EXPECT_EQ(links.from_below != nullptr, ring || r > 0);
+                const auto at = [&](float value) { return at::full({300000}, value); };
+                std::vector<std::unique_ptr<Message>> sent;
+                for (int message = 0; message < 2; ++message) {
+                    const float value = static_cast<float>(10 * r + message);
+                    if (links.to_above != nullptr)
+                        sent.push_back(links.to_above->send_beside(at(value), 1 - links.to_above->rank(), "up"));
+                    if (links.to_below != nullptr)
+                        sent.push_back(links.to_below->send_beside(at(-value), 1 - links.to_below->rank(), "down"));
+                }
+                for (int message = 0; message < 2; ++message) {
+                    at::Tensor got = at(0);
+                    if (links.from_above != nullptr) {
+                        links.from_above->receive(got, 1 - links.from_above->rank(), "down");
+                        EXPECT_TRUE(at::equal(got, at(static_cast<float>(-10 * above - message))));
+                    }
+                    if (links.from_below != nullptr) {
+                        links.from_below->receive(got, 1 - links.from_below->rank(), "up");
+                        EXPECT_TRUE(at::equal(got, at(static_cast<float>(10 * below + message))));
+                    }
+                }
+                for (const auto& message : sent) message->wait();
+            });
+}
+
+TEST(Mesh, PipelinesHaveRanksOfOneStageAndEnds) {
+    on_ranks(6, [](Group& group) {
+        const Mesh mesh(group, {.dp = 2, .cp = 1, .tp = 1, .pp = 3});
+        const int r = group.rank();
+        EXPECT_EQ(mesh.stage()->ranks(), (std::vector<int>{r / 2 * 2, r / 2 * 2 + 1}));
+        EXPECT_EQ(mesh.pp()->ranks(), (std::vector<int>{r % 2, r % 2 + 2, r % 2 + 4}));
+        if (r / 2 == 1)
+            EXPECT_EQ(mesh.ends(), nullptr);
+        else
+            EXPECT_EQ(mesh.ends()->ranks(), (std::vector<int>{r % 2, r % 2 + 4}));
+    });
+}
+
+/// A message that nobody takes does not keep a rank that leaves.
+TEST(Mesh, ALinkIsLeftWithAMessageUnderWay) {
+    on_ranks(2, [](Group& group) {
+        const Mesh mesh(group, {.pp = 2});
+        if (group.rank() > 0) return;
+        for (int message = 0; message < 3; ++message)
+            (void)mesh.links().to_above->send_beside(at::ones({300000}), 1, "activations that nobody takes");
     });
 }
 

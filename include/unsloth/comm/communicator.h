@@ -4,11 +4,25 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace unsloth::comm {
+
+/// What goes on beside the current stream's work.
+class Message {
+  public:
+    virtual ~Message() = default;
+    Message(const Message&) = delete;
+    Message& operator=(const Message&) = delete;
+    /// Later work of the current stream begins when it is done; on the CPU the host waits, and gets its errors.
+    virtual void wait() = 0;
+
+  protected:
+    Message() = default;
+};
 
 /// Collectives are called by all members in the same order, each by one thread at a time, with contiguous tensors of
 /// the same size and type on the communicator's device. On CUDA they are issued after the work of the current stream,
@@ -44,6 +58,10 @@ class Communicator {
     /// Any type, between two members; called by these two. A send may wait for its receive.
     virtual void send(const at::Tensor& values, int to, const std::string& what) = 0;
     virtual void receive(const at::Tensor& values, int from, const std::string& what) = 0;
+    /// As send(), after the current stream's work so far and beside what follows; the values stay as they are until it
+    /// is done. Messages to one member are received in the order in which they were sent. A communicator that sends so
+    /// is used for nothing else by this process meanwhile.
+    virtual std::unique_ptr<Message> send_beside(const at::Tensor& values, int to, const std::string& what) = 0;
 
   protected:
     /// `rank`: this process' place among `ranks`.

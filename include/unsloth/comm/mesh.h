@@ -25,12 +25,20 @@ MeshShape mesh_shape(int processes, int64_t tp, int64_t pp, int64_t cp);
 /// talks most is nearest.
 MeshShape coordinates(const MeshShape& shape, int rank);
 
+/// What the ranks of a pipeline pass on, each way with a communicator of its own, so that neither waits for the other.
+/// nullptr: there is no rank on that side.
+struct PipelineLinks {
+    Communicator *from_below = nullptr, *to_above = nullptr;  ///< activations
+    Communicator *from_above = nullptr, *to_below = nullptr;  ///< their gradients
+};
+
 /// The communicators of the axes, each of the ranks that differ from this one in that coordinate alone. nullptr: the
 /// axis has one rank.
 class Mesh {
   public:
-    /// All ranks of `group`, which outlives the mesh, make it together. shape.size() is the group's size.
-    Mesh(Group& group, const MeshShape& shape);
+    /// All ranks of `group`, which outlives the mesh, make it together. shape.size() is the group's size. `ring`: of a
+    /// pipeline the last rank is below the first one, too.
+    Mesh(Group& group, const MeshShape& shape, bool ring = false);
 
     const MeshShape& shape() const { return shape_; }
     const MeshShape& at() const { return at_; }  ///< this rank's coordinates
@@ -38,13 +46,22 @@ class Mesh {
     Communicator* cp() const { return cp_; }
     Communicator* tp() const { return tp_; }
     Communicator* pp() const { return pp_; }
+    /// All ranks with this one's stage of the pipeline: without one, all. nullptr: this one alone.
+    Communicator* stage() const { return stage_; }
+    /// The first and the last rank of a pipeline; nullptr between them, and without one.
+    Communicator* ends() const { return ends_; }
+    const PipelineLinks& links() const { return links_; }
 
   private:
     Communicator* along(Group& group, const char* name, int MeshShape::* axis);
+    Communicator* make(Group& group, const std::string& name, const std::vector<int>& members);
+    void link(Group& group, bool ring);
 
     MeshShape shape_, at_;
     std::vector<std::unique_ptr<Communicator>> made_;
     Communicator *dp_ = nullptr, *cp_ = nullptr, *tp_ = nullptr, *pp_ = nullptr;
+    Communicator *stage_ = nullptr, *ends_ = nullptr;
+    PipelineLinks links_;
 };
 
 }  // namespace unsloth::comm
