@@ -59,7 +59,10 @@ DeviceMap::Entry DeviceMap::read_key(const std::string& key) {
 
 DeviceMap::DeviceMap(const ModelOptions& model) {
     const Json map = Json::parse(model.device_map);
-    if (map.is_string()) return;
+    if (map.is_string()) {
+        word_ = map.get<std::string>();
+        return;
+    }
     if (map.empty()) throw usage_error(cat(option, " is an empty object"), advice);
     std::set<int64_t> gpus;
     for (const auto& [key, value] : map.items()) {
@@ -78,11 +81,53 @@ DeviceMap::DeviceMap(const ModelOptions& model) {
             throw usage_error(cat(option, ": '", key, "' cannot lie on the disk: single rows of it are read"),
                               "Put it on the GPU or in host memory (\"cpu\").");
     }
-    if (gpus.size() > 1)
-        throw usage_error(cat(option, " spreads one model over ", gpus.size(),
-                              " GPUs, which needs a pipeline of processes, and there is none yet"),
-                          "Name one GPU, \"cpu\" and \"disk\". Several GPUs train together, each with the whole model, "
-                          "by unsloth-train launch.");
+    gpus_ = static_cast<int>(gpus.size());
+    if (gpus_ < 2) return;
+    if (*gpus.rbegin() != gpus_ - 1)
+        throw usage_error(cat(option, " names ", gpus_, " GPUs, of which one has number ", *gpus.rbegin()),
+                          cat("Number them 0 to ", gpus_ - 1, "; CUDA_VISIBLE_DEVICES says which ones these are."));
+    for (const Entry& entry : entries_)
+        if (entry.gpu < 0)
+            throw usage_error(cat(option, ": '", entry.key, "' does not lie on a GPU, in a map over ", gpus_,
+                                  " of them, each of which holds its layers"),
+                              "Name GPUs alone, or one GPU with \"cpu\" and \"disk\".");
+}
+
+std::vector<spec::LayerRange> DeviceMap::stages(int64_t num_layers) const {
+    std::vector<spec::LayerRange> stages;
+    for (int layer = 0; layer < static_cast<int>(num_layers); ++layer) {
+        const Entry* const entry = entry_of(Entry::Part::some_layers, layer);
+        if (entry == nullptr)
+            throw usage_error(cat(option, " does not say where model.layers.", layer, " lies"), advice);
+        const auto last = static_cast<int64_t>(stages.size()) - 1;
+        if (entry->gpu != last && entry->gpu != last + 1)
+            throw usage_error(cat(option, ": model.layers.", layer, " is on GPU ", entry->gpu, ", the layer below on ",
+                                  last < 0 ? "none" : std::to_string(last), ": GPUs have layers in their own order"),
+                              "Give each GPU a range of layers, the lowest to GPU 0.");
+        if (entry->gpu > last) stages.push_back({layer, layer});
+        stages.back().end = layer + 1;
+    }
+    if (static_cast<int>(stages.size()) != gpus_)
+        throw usage_error(cat(option, " names ", gpus_, " GPUs, but layers of ", stages.size()),
+                          "Give each GPU a range of layers.");
+    for (const Entry& entry : entries_) {
+        const bool first = entry.part == Entry::Part::embedding, last = entry.part == Entry::Part::fixed;
+        const bool rotary = entry.key == "model.rotary_emb";  // everyone makes its own
+        if ((first && entry.gpu != 0) || (last && !rotary && entry.gpu != gpus_ - 1))
+            throw usage_error(cat(option, ": '", entry.key, "' is on GPU ", entry.gpu,
+                                  first ? ", and not with the first layers" : ", and not with the last layers"),
+                              cat("Put it on GPU ", first ? 0 : gpus_ - 1, ", or leave it out."));
+    }
+    return stages;
+}
+
+int processes_of(const Config& config, const std::function<int()>& visible) {
+    const DeviceMap map(config.model);
+    const std::string& device = config.hardware.device;
+    if (device != "auto" && device != "cuda") return 1;
+    if (map.gpus() > 1) return map.gpus();
+    const bool spreads = map.word() == "sequential" || map.word() == "balanced" || map.word() == "balanced_low_0";
+    return spreads ? std::max(1, visible()) : 1;
 }
 
 /// How closely the entry names a layer (>= 0), or a part outside of the layers; 0: not at all.
@@ -119,6 +164,7 @@ const DeviceMap::Entry* DeviceMap::entry_of(Entry::Part part, int64_t layer) con
 }
 
 void DeviceMap::check_gpu(int gpu) const {
+    if (gpus_ > 1) return;  // each process has its own
     for (const Entry& entry : entries_) {
         if (entry.gpu >= 0 && gpu < 0)
             throw usage_error(cat(option, ": '", entry.key, "' is on GPU ", entry.gpu, ", and the run is on the CPU"),

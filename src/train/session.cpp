@@ -128,6 +128,13 @@ spec::LoraSpec lora_spec(const config::LoraOptions& options) {
 
 model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device device, bool trains) {
     const config::Config& config = loaded.config;
+    if (const int gpus = config::DeviceMap(config.model).gpus();
+        gpus > 1 && !(trains && config.distributed.pp_size == gpus))
+        throw usage_error(
+            cat("model.device_map names ", gpus, " GPUs",
+                trains ? cat(", which needs distributed.pp_size ", gpus, " and as many processes")
+                       : ": the model is spread over GPUs in training alone"),
+            trains ? "Leave launch out: unsloth-train starts a process a GPU." : "Name one GPU, \"cpu\" and \"disk\".");
     model::LoadRequest request;
     request.device = device;
     request.dtype = ops::scalar_type(config.model.dtype);

@@ -62,9 +62,51 @@ TEST(DeviceMap, OnTheCpuItsMemoryIsTheDevices) {
     EXPECT_CONTAINS(mistake(R"({"": 0})", -1), "the run is on the CPU");
 }
 
+TEST(DeviceMap, SeveralGpusAreStages) {
+    using Ranges = std::vector<spec::LayerRange>;
+    EXPECT_EQ(map_of(R"({"": 0})").gpus(), 1);
+    const DeviceMap map = map_of(R"({"model.embed_tokens": 0, "model.layers.0-1": 0, "model.layers.2-3": 1,
+                                     "model.norm": 1, "lm_head": "cuda:1"})");
+    EXPECT_EQ(map.gpus(), 2);
+    EXPECT_EQ(map.stages(4), (Ranges{{0, 2}, {2, 4}}));
+    EXPECT_EQ(map.layers(4, 1), std::vector(4, Place::device));
+    EXPECT_FALSE(map.embedding_on_host(0));
+    EXPECT_EQ(map_of(R"({"": 0, "model.layers.3": 1})").stages(4), (Ranges{{0, 3}, {3, 4}}));
+    const auto refusal = [](const std::string& json) -> std::string {
+        try {
+            (void)map_of(json).stages(4);
+            return "";
+        } catch (const Error& error) {
+            return error.what();
+        }
+    };
+    EXPECT_CONTAINS(refusal(R"({"": 1, "model.layers.3": 0})"), "in their own order");
+    EXPECT_CONTAINS(refusal(R"({"": 0, "model.layers.1": 1})"), "in their own order");
+    EXPECT_CONTAINS(refusal(R"({"model.layers": 0, "lm_head": 1})"), "names 2 GPUs, but layers of 1");
+    EXPECT_CONTAINS(refusal(R"({"": 0, "model.layers.3": 1, "lm_head": 0})"), "not with the last layers");
+    EXPECT_CONTAINS(refusal(R"({"model.layers.0-2": 0, "model.layers.3": 1, "model.embed_tokens": 1})"),
+                    "not with the first layers");
+}
+
+TEST(DeviceMap, SaysHowManyProcessesARunBecomes) {
+    const auto processes = [](const std::string& json, const std::string& device, int visible) {
+        config::Config config;
+        config.model.device_map = json;
+        config.hardware.device = device;
+        return config::processes_of(config, [&] { return visible; });
+    };
+    EXPECT_EQ(processes(R"({"": 0, "model.layers.3": 1})", "auto", 8), 2);
+    EXPECT_EQ(processes(R"({"": 0})", "auto", 8), 1);
+    EXPECT_EQ(processes(R"("balanced")", "cuda", 4), 4);
+    EXPECT_EQ(processes(R"("sequential")", "auto", 0), 1);
+    EXPECT_EQ(processes(R"("balanced")", "cpu", 4), 1);
+    EXPECT_EQ(processes(R"("auto")", "auto", 4), 1) << "one GPU, and host memory where that is too small";
+}
+
 TEST(DeviceMap, SaysWhatIsWrong) {
     EXPECT_EQ(mistake(R"({"model.layers.0-3": "cpu"})"), "");
-    EXPECT_CONTAINS(mistake(R"({"": 0, "model.layers.3": 1})"), "over 2 GPUs");
+    EXPECT_CONTAINS(mistake(R"({"": 0, "model.layers.3": 1, "model.layers.2": "cpu"})"), "does not lie on a GPU");
+    EXPECT_CONTAINS(mistake(R"({"": 0, "model.layers.3": 2})"), "Number them 0 to 1");
     EXPECT_CONTAINS(mistake(R"({"": 2})", 1), "the run's is 1");
     EXPECT_EQ(mistake(R"({"": 0})", 1), "") << "0 is each process' own";
     EXPECT_CONTAINS(mistake(R"({"model.layers.0-4": "cpu"})"), "the model has layers 0 to 3");
@@ -101,7 +143,8 @@ TEST(DeviceMap, AsAnOption) {
     EXPECT_EQ(map_after({"--device_map", "sequential"}), R"("sequential")");
     EXPECT_EQ(map_after({"--model.device_map", R"({"": "cpu"})"}), R"({"":"cpu"})");
     EXPECT_CONTAINS(flag_error({"--device_map", "evenly"}), "expected one of auto");
-    EXPECT_CONTAINS(flag_error({"--device_map", R"({"": 0, "model.layers.0": 1})"}), "over 2 GPUs");
+    EXPECT_CONTAINS(flag_error({"--device_map", R"({"": 0, "model.layers.0": 1, "model.layers.1": "cpu"})"}),
+                    "does not lie on a GPU");
     EXPECT_CONTAINS(flag_error({"--max_memory", R"({"cpu": "none"})"}), "expected a size");
     EXPECT_EQ(load_text(R"({"model": {"device_map": null}})").config.model.device_map, R"("auto")");
     EXPECT_EQ(load_text(R"({"model": {"device_map": {"": "disk"}}})").config.model.device_map, R"({"":"disk"})");

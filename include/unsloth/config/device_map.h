@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "unsloth/config/config.h"
 #include "unsloth/spec/run_plan.h"
+#include "unsloth/spec/stage.h"
 
 namespace unsloth::config {
 
@@ -15,11 +17,17 @@ namespace unsloth::config {
 /// then the device's own. usage Error where the map is not one that can be followed.
 class DeviceMap {
   public:
-    /// usage Error for modules and places that are unknown, and for a map over several GPUs.
+    /// usage Error for modules and places that are unknown, and for a map over several GPUs that no pipeline of as many
+    /// processes can follow.
     explicit DeviceMap(const ModelOptions& model);
 
     /// A word (auto, …), which leaves the choice to the program; the rest is for others.
     bool automatic() const { return entries_.empty(); }
+    const std::string& word() const { return word_; }  ///< empty: a map
+    /// How many GPUs a map names: the model is then a pipeline of as many stages, a process each. 0: a word, or none.
+    int gpus() const { return gpus_; }
+    /// Of a map over several GPUs what each has. usage Error where these are not neighbouring layers in order.
+    std::vector<spec::LayerRange> stages(int64_t num_layers) const;
     /// One a layer. usage Error for a layer that is not there, not named, or named twice.
     std::vector<spec::Place> layers(int64_t num_layers, int gpu) const;
     bool embedding_on_host(int gpu) const;
@@ -39,7 +47,13 @@ class DeviceMap {
     const Entry* entry_of(Entry::Part part, int64_t layer) const;
     void check_gpu(int gpu) const;
     std::vector<Entry> entries_;
+    std::string word_;
+    int gpus_ = 0;
 };
+
+/// How many processes, one a GPU, a training run that was started as one is to become for its device_map; 1: it stays
+/// one. `visible`: the machine's GPUs, asked only where a word leaves their number open.
+int processes_of(const Config& config, const std::function<int()>& visible);
 
 /// Bytes that model.max_memory allows on a GPU; for `gpu` -1 of host memory ("cpu"). nullopt: no bound. usage Error for
 /// a size or a key that is none.
