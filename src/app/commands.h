@@ -5,7 +5,9 @@
 
 namespace unsloth::app {
 
-void run_train(const config::CommandLine& line);
+/// The exit code. `arguments`, which `line` is read from, are those of the ranks where model.device_map names several
+/// GPUs.
+int run_train(const config::CommandLine& line, const std::vector<std::string>& arguments);
 /// The exit code for all ranks together.
 int run_launch(const config::CommandLine& line);
 void run_config(const config::CommandLine& line);

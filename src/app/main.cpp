@@ -37,14 +37,13 @@ std::string version_text() {
     return text;
 }
 
-int run(const config::CommandLine& line) {
+int run(const config::CommandLine& line, const std::vector<std::string>& arguments) {
     log::set_level(log::parse_level(line.log_level));
     if (line.command != config::Command::train)  // which says them once for all ranks
         for (const auto& note : line.loaded.notes) log::info(note);
     switch (line.command) {
         case config::Command::train:
-            run_train(line);
-            break;
+            return run_train(line, arguments);
         case config::Command::launch:
             return run_launch(line);
         case config::Command::config:
@@ -122,7 +121,7 @@ std::string brief(const char* what) {
 
 int guarded(const std::vector<std::string>& arguments) {
     try {
-        return run(config::parse_command_line(arguments));
+        return run(config::parse_command_line(arguments), arguments);
     } catch (const Error& failure) {
         log::last_words(cat("error: ", failure.what()));
         return code_of(failure.kind());

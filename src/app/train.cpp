@@ -1,13 +1,42 @@
+#include <cstdlib>
+
 #include "app/commands.h"
 #include "app/engine_loader.h"
+#include "app/machine/gpus.h"
+#include "unsloth/config/device_map.h"
 #include "unsloth/core/interrupt.h"
+#include "unsloth/core/log.h"
 
 namespace unsloth::app {
 
-void run_train(const config::CommandLine& line) {
+namespace {
+
+/// Whether a launcher started this process as one of several.
+bool is_rank() {
+    return std::getenv("WORLD_SIZE") != nullptr || std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr ||
+           std::getenv("SLURM_PROCID") != nullptr;
+}
+
+}  // namespace
+
+int run_train(const config::CommandLine& line, const std::vector<std::string>& arguments) {
+    const config::Config& config = line.loaded.config;
+    const auto visible = [] { return static_cast<int>(visible_gpus(find_gpus().gpus).size()); };
+    if (const int processes = is_rank() ? 1 : config::processes_of(config, visible); processes > 1) {
+        config::CommandLine launching = line;
+        launching.launch.nproc_per_node = std::to_string(processes);
+        launching.launch.device = config.hardware.device;
+        launching.launch.arguments = arguments;
+        if (config.distributed.pp_size == 1)
+            for (const std::string& word : {std::string("--distributed.pp_size"), std::to_string(processes)})
+                launching.launch.arguments.push_back(word);
+        log::info("model.device_map: ", processes, " GPUs have the layers in turn, a process each");
+        return run_launch(launching);
+    }
     const auto engine = load_engine(line.loaded.config);
     install_interrupt_handlers();
     engine->train(line.loaded);
+    return 0;
 }
 
 }  // namespace unsloth::app

@@ -7,6 +7,7 @@
 #include "unsloth/core/philox.h"
 #include "unsloth/train/learning_rate.h"
 #include "unsloth/train/memory_use.h"
+#include "unsloth/train/stages.h"
 
 namespace unsloth::bench {
 namespace {
@@ -51,10 +52,10 @@ data::StepBatch random_step(const spec::ModelSpec& spec, const std::vector<int64
 }
 
 BenchedModel::BenchedModel(const config::LoadedConfig& loaded, at::Device device, const std::vector<int64_t>& lengths,
-                           comm::Group* group, int64_t micro_batches, comm::Communicator* tp)
+                           comm::Group* group, int64_t micro_batches, const comm::Mesh* mesh)
     : opened_(train::open_model(loaded.config)) {
     model::LoadRequest load = train::load_request(loaded, device, /*trains=*/true);
-    load.tp = model::TensorParallel(tp);
+    if (mesh != nullptr) load.tp = model::TensorParallel(mesh->tp());
     if (group != nullptr) load.processes = static_cast<int>(group->ranks_here().size());
     load.sizes.tokens = load.sizes.head_rows = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
     load.sizes.segments = static_cast<int64_t>(lengths.size());
@@ -62,6 +63,10 @@ BenchedModel::BenchedModel(const config::LoadedConfig& loaded, at::Device device
     load.run.head_tile = train::head_chunk_rows(opened_.file->spec, load.dtype, load.sizes.head_rows);
     load.sizes.deterministic = loaded.config.training.deterministic;
     plan_ = std::make_unique<model::ModelPlan>(opened_.file, load);
+    if (mesh != nullptr && mesh->pp() != nullptr) {
+        load.pp = train::plan_pipeline(loaded.config, *plan_, *mesh, *group, micro_batches);
+        plan_ = std::make_unique<model::ModelPlan>(opened_.file, load);
+    }
     train::choose_memory_use(loaded.config, *plan_, micro_batches);
     train::require_memory(opened_.file, *plan_, train::memory_budget(loaded.config, device));
     ctx_ = train::make_context(loaded.config, device);
@@ -69,11 +74,17 @@ BenchedModel::BenchedModel(const config::LoadedConfig& loaded, at::Device device
 }
 
 StepTimer::StepTimer(BenchedModel& benched, const config::Config& config, const std::vector<int64_t>& lengths,
-                     comm::Group* group, int64_t micro_batches)
-    : learning_rate_(config.training.learning_rate.value_or(config::TrainingOptions().learning_rate.value())),
+                     comm::Group* group, int64_t micro_batches, const comm::Mesh* mesh)
+    : model_(benched.model()),
+      learning_rate_(config.training.learning_rate.value_or(config::TrainingOptions().learning_rate.value())),
       batch_(random_step(benched.spec(), lengths,
-                         group ? static_cast<uint32_t>(group->rank() / benched.request().tp.place().size) : 0,
-                         group ? group->size() / benched.request().tp.place().size : 1, micro_batches)),
+                         mesh    ? static_cast<uint32_t>(mesh->at().dp)
+                         : group ? static_cast<uint32_t>(group->rank())
+                                 : 0,
+                         mesh    ? mesh->shape().dp
+                         : group ? group->size()
+                                 : 1,
+                         micro_batches)),
       stepper_(benched.ctx(), benched.model(), settings_of(config, group)) {}
 
 StepTimes StepTimer::run(int64_t steps) {

@@ -12,10 +12,9 @@ namespace unsloth::bench {
 /// A model that is ready to train on micro-batches of rows of these lengths, as a run would plan and load it.
 class BenchedModel {
   public:
-    /// With a group its ranks load together, as those of a run do; `tp`: of them, those that compute each layer
-    /// together.
+    /// With a group its ranks load together, as those of a run do; `mesh`: of them, those that share a model.
     BenchedModel(const config::LoadedConfig& loaded, at::Device device, const std::vector<int64_t>& lengths,
-                 comm::Group* group = nullptr, int64_t micro_batches = 1, comm::Communicator* tp = nullptr);
+                 comm::Group* group = nullptr, int64_t micro_batches = 1, const comm::Mesh* mesh = nullptr);
 
     const spec::ModelSpec& spec() const { return opened_.file->spec; }
     const model::LoadRequest& request() const { return plan_->request(); }
@@ -46,15 +45,20 @@ class StepTimer {
   public:
     /// With a group each data-parallel rank (by default: each rank) has rows of its own, and gradients are shared.
     StepTimer(BenchedModel& benched, const config::Config& config, const std::vector<int64_t>& lengths,
-              comm::Group* group = nullptr, int64_t micro_batches = 1);
-    /// Whether the steps that follow share gradients; at first they do where there is a group.
-    void set_sharing(bool shares) { stepper_.set_sharing(shares); }
+              comm::Group* group = nullptr, int64_t micro_batches = 1, const comm::Mesh* mesh = nullptr);
+    /// Whether the steps that follow share gradients, and a pipeline's stages their activations; at first they do where
+    /// there is a group.
+    void set_sharing(bool shares) {
+        stepper_.set_sharing(shares);
+        model_.connect(shares);
+    }
     /// As in a run, the host issues a step while the one before computes. Between two results the host may wait in the
     /// issue of a long step, so that single intervals say little: the whole of them counts, from one moment with
     /// nothing under way to another.
     StepTimes run(int64_t steps);
 
   private:
+    model::Model& model_;
     double learning_rate_;
     data::StepBatch batch_;
     train::Stepper stepper_;

@@ -13,6 +13,7 @@
 #include "unsloth/comm/group.h"
 #include "unsloth/memory/plan.h"
 #include "unsloth/train/parallel.h"
+#include "unsloth/train/stages.h"
 
 namespace unsloth::bench {
 namespace {
@@ -55,15 +56,16 @@ void bench_scaling(const config::LoadedConfig& loaded, const config::BenchReques
     const RankGroup ranks = meet_ranks(loaded, "bench scaling");
     const at::Device device = ranks.device;
     const std::unique_ptr<comm::Group>& group = ranks.group;
-    const comm::Mesh mesh(*group, train::choose_mesh(loaded.config.distributed, group->size()));
+    const comm::Mesh mesh(*group, train::choose_mesh(loaded.config.distributed, group->size()),
+                          train::several_chunks(loaded.config.distributed));
     const std::vector<int64_t> lengths = row_lengths(request.batch, request.seq, request.min_seq);
     const auto loading = Clock::now();
-    BenchedModel benched(loaded, device, lengths, group.get(), /*micro_batches=*/1, mesh.tp());
+    BenchedModel benched(loaded, device, lengths, group.get(), request.accumulate, &mesh);
     synchronize(benched.ctx());
     const std::vector<double> load_seconds =
         gather_numbers(*group, std::chrono::duration<double>(Clock::now() - loading).count(), "the times of loading");
 
-    StepTimer timer(benched, loaded.config, lengths, group.get());
+    StepTimer timer(benched, loaded.config, lengths, group.get(), request.accumulate, &mesh);
     timer.run(request.warmup);
     Phase alone, together;
     constexpr int rounds = 3;
@@ -76,15 +78,18 @@ void bench_scaling(const config::LoadedConfig& loaded, const config::BenchReques
     const double reduce_ms = all_reduce_ms(*group, benched);
     const double bytes = 4.0 * static_cast<double>(benched.model().parameters()->table().flat_elements());
     const double tokens =
-        static_cast<double>(std::accumulate(lengths.begin(), lengths.end(), int64_t{0})) * mesh.shape().dp;
+        static_cast<double>(std::accumulate(lengths.begin(), lengths.end(), int64_t{0}) * request.accumulate) *
+        mesh.shape().dp;
     const double alone_ms = median(alone.ms), together_ms = median(together.ms);
     if (group->rank() != 0) return;
-    const nlohmann::ordered_json result{
+    nlohmann::ordered_json result{
         {"bench", "scaling"},
         {"device", memory::describe_device(device)},
         {"model", loaded.config.model.path},
         {"ranks", group->size()},
         {"tp_size", mesh.shape().tp},
+        {"pp_size", mesh.shape().pp},
+        {"accumulate", request.accumulate},
         {"ranks_of_machine", ranks.environment.local_world_size},
         {"batch", request.batch},
         {"seq", request.seq},
@@ -103,6 +108,10 @@ void bench_scaling(const config::LoadedConfig& loaded, const config::BenchReques
         {"all_reduce_ms", reduce_ms},
         {"bus_gb_per_second", 2.0 * (group->size() - 1) / group->size() * bytes / reduce_ms / 1e6},
         {"load_seconds", load_seconds}};
+    if (mesh.shape().pp > 1) {  // of the stage that computes longest
+        result["bubble"] = 1 - alone_ms / together_ms;
+        result["bubble_by_formula"] = model::pipeline_bubble(benched.request().pp.shape());
+    }
     std::cout << result.dump(request.json ? -1 : 2) << std::endl;
 }
 

@@ -95,9 +95,10 @@ void declare_model(OptionSet& options, ModelOptions& model) {
             "Where the frozen model lies, which changes no bit of the results (but products of few tokens round "
             "otherwise on a GPU where layers lie on the disk). auto: on the GPU; where that is "
             "too small even with gradient_checkpointing full+offload, its last layers in host memory, and what "
-            "does not fit there on the disk, from where they are copied ahead of use. sequential, balanced and "
-            "balanced_low_0 are the same on one "
-            "GPU. An object says it by module: {\"model.embed_tokens\": \"cpu\", \"model.layers.0-15\": 0, "
+            "does not fit there on the disk, from where they are copied ahead of use. On several GPUs "
+            "sequential (each as much as it holds), balanced (by time) and balanced_low_0 (less for the first) start "
+            "a process a GPU, which have the layers in turn (distributed.pp_size), and so does an object that names "
+            "several. An object says it by module: {\"model.embed_tokens\": \"cpu\", \"model.layers.0-15\": 0, "
             "\"model.layers.16-31\": \"cpu\", \"lm_head\": 0}; the longest name that fits a module holds.")
         .one_of({"auto", "sequential", "balanced", "balanced_low_0"})
         .synonym(nullptr, "auto")

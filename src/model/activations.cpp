@@ -45,11 +45,24 @@ class Lister {
           micro_(micro) {}
 
     std::vector<Buffer> list(ActivationTensors& to) {
-        for (std::size_t i = 0; i < to.layers.size(); ++i) saved(static_cast<int64_t>(i), to.layers[i], to.moved[i]);
-        own({"layer inputs", "x out", {sizes_.tokens, spec_.hidden_size}, dtype_, memory::forward | memory::head, true},
-            to.output_TD);
+        const spec::Stage& stage = layout_.stage;
+        for (std::size_t i = 0; i < to.layers.size(); ++i) {
+            const auto layer = static_cast<int64_t>(i);
+            if (stage.has(layer))
+                saved(layer, to.layers[i], to.moved[i]);
+            else if (stage.is_border(layer) && stage.has(layer - 1))
+                border(layer, to.layers[i].x_TD);
+        }
+        if (stage.last())
+            own({"layer inputs",
+                 "x out",
+                 {sizes_.tokens, spec_.hidden_size},
+                 dtype_,
+                 memory::forward | memory::head,
+                 true},
+                to.output_TD);
         scratch(to.scratch);
-        head(to.head);
+        if (stage.last()) head(to.head);
         tokens(to.tokens);
         if (sizes_.cache_tokens > 0) caches(to.caches);
         return std::move(buffers_);
@@ -137,6 +150,12 @@ class Lister {
         matrix("z_down", d, true, a.z_down_TD);
     }
 
+    /// What is sent to the rank that has this layer, and its gradient that comes back.
+    void border(int64_t i, at::Tensor& x_TD) {
+        constexpr uint8_t passes = memory::forward | memory::backward | memory::head;
+        own({"layer inputs", cat("x ", i), {sizes_.tokens, spec_.hidden_size}, dtype_, passes, true}, x_TD);
+    }
+
     void scratch(Scratch& s) {
         const int64_t t = sizes_.tokens, widest = std::max(spec_.hidden_size, spec_.q_size());
         const uint8_t layers = memory::forward | memory::backward;
@@ -158,7 +177,9 @@ class Lister {
         }
         if (!sizes_.training) return;
         const int64_t rank = std::max(layout_[Group::o].r, layout_[Group::down].r);
-        own(buffer("g", t, spec_.hidden_size + rank, memory::head | memory::backward), s.g_full);
+        // Between the passes of a rank's chunks others go forward.
+        const uint8_t gradient = memory::head | memory::backward | (layout_.stage.alone() ? 0 : memory::forward);
+        own(buffer("g", t, spec_.hidden_size + rank, gradient), s.g_full);
         if (layout_.dora) add(buffer("dz", t, spec_.hidden_size + rank, memory::backward), s.dz_full);
         add(buffer("dqkv", t, layout_[Group::qkv].n + layout_[Group::qkv].r, memory::backward), s.dqkv_full);
     }

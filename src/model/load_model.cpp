@@ -1,6 +1,7 @@
 // ModelPlan::load: from the plan to a model in memory.
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "unsloth/core/philox.h"
 #include "unsloth/model/loader.h"
@@ -23,9 +24,10 @@ void fill_uniform(float* out, int64_t count, float bound, uint64_t seed, uint32_
 }  // namespace
 
 void ModelPlan::initialise(weights::Parameters& parameters, weights::SharedLoading& shared) const {
-    uint32_t index = 0;
+    std::map<std::string, uint32_t> numbers;  // among all ranks'
+    for (const weights::Parameter& p : table_->parameters()) numbers.emplace(p.name, numbers.size());
     for (const weights::Parameter& p : parameters.table().parameters()) {
-        const uint32_t number = index++;
+        const uint32_t number = numbers.at(p.name);
         if (!adapter_ && p.kind == weights::Parameter::Kind::base) {
             initialise_base(p, parameters.value(p), shared);
             if (!request_.lora) shared.done();
@@ -80,27 +82,31 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
     const int64_t outer = 2;
     ModelParts parts;
     const bool one_host_copy = load_common(share, parts);
-    weights::SharedLoading shared(share,
-                                  outer + (masters ? static_cast<int64_t>(table_->parameters().size())
-                                                   : spec().num_layers * spec::projection_count),
-                                  one_host_copy);
-    parts.records = request_.records && base_->recordable() && request_.tp.alone();
+    weights::SharedLoading shared(
+        share,
+        outer + (masters ? static_cast<int64_t>(own_table_->parameters().size())
+                         : static_cast<int64_t>(own_layers().size()) * spec::projection_count),
+        one_host_copy);
+    parts.records = records() && base_->recordable();
     parts.resident_memory = std::make_unique<memory::Arena>(resident_, request_.device);
     const memory::Arena& arena = *parts.resident_memory;
     Network& network = parts.network;
     network.file = file_;
     network.spec = spec();
     network.tp = request_.tp;
+    network.pp = request_.pp;
     network.own = own_;
     network.layout = layout_;
     network.dtype = request_.dtype;
-    network.lora = lora_layers_;
+    network.lowest_trained_layer = lowest_trained_layer_;
+    network.trains_embedding = request_.trains && trains(spec::TensorRole::embed_tokens);
     network.lora_dropout = request_.trains && request_.lora ? request_.lora->lora_dropout : 0.0;
     network.noise_alpha = request_.trains ? request_.noise_alpha : 0.0;
     network.full_finetuning = masters;
     if (table_) {
+        network.trained_by_all = *table_;
         network.parameters =
-            std::make_unique<weights::Parameters>(*table_, request_.optim, request_.trains, request_.share, arena);
+            std::make_unique<weights::Parameters>(*own_table_, request_.optim, request_.trains, request_.share, arena);
         initialise(*network.parameters, shared);
     }
     if (!lora_layers_.empty())
@@ -111,7 +117,7 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
     const weights::BaseMemory base_memory{arena, parts.common_memory.get(), parts.host_memory.get()};
     network.pager = base_->load_layers(ctx, base_memory, network.adapters.get(), trained, shared);
     if (!adapter_ && layout_.dora)
-        for (const weights::Parameter& p : table_->parameters())
+        for (const weights::Parameter& p : own_table_->parameters())
             if (p.kind == weights::Parameter::Kind::magnitude)
                 network.parameters->value(p).copy_(network.pager->dora()->norms(p.layer, p.projection));
     if (request_.saves && table_)

@@ -52,11 +52,30 @@ ModelPlan::ModelPlan(std::shared_ptr<const formats::WeightFile> file, LoadReques
         table_ = weights::ParameterTable::lora(spec(), lora_layers_, request_.lora->modules_to_save);
     }
     own_ = spec::slice(spec(), request_.tp.place());
-    layout_ = weights::make_layout(spec(), lora_layers_, request_.tp.place());
+    const spec::Stage& stage = request_.pp.stage();
+    layout_ = weights::make_layout(spec(), lora_layers_, request_.tp.place(), stage);
+    if (table_) choose_own(stage);
     set_run(request_.run);
 }
 
+/// What this rank trains, and how low gradients go.
+void ModelPlan::choose_own(const spec::Stage& stage) {
+    own_table_ = table_->of(stage, trains_all() && spec().tie_word_embeddings);
+    if (own_table_->parameters().empty())
+        throw usage_error(cat("distributed.pp_size ", stage.size, ": nothing is trained in stage ", stage.rank + 1),
+                          "Take fewer stages, or train adapters in all layers.");
+    const auto adapted = [](const spec::LayerLora& layer) {
+        return std::any_of(layer.begin(), layer.end(), [](const spec::LoraModule& module) { return module.r > 0; });
+    };
+    if (!trains_all() && !trains(spec::TensorRole::embed_tokens))
+        lowest_trained_layer_ =
+            static_cast<int>(std::find_if(lora_layers_.begin(), lora_layers_.end(), adapted) - lora_layers_.begin());
+    for (std::size_t layer = 0; layer < lora_layers_.size(); ++layer)
+        if (!stage.has(static_cast<int64_t>(layer))) lora_layers_[layer] = {};
+}
+
 void ModelPlan::set_run(spec::RunPlan run) {
+    run.in_flight = std::max<int64_t>(run.in_flight, request_.pp.places());
     const auto layers = static_cast<std::size_t>(spec().num_layers);
     if (run.layers.size() < 2) run.layers.resize(layers, run.layers.empty() ? spec::LayerPlan{} : run.layers.front());
     UNSLOTH_CHECK(run.layers.size() == layers, run.layers.size(), " layers planned, the model has ", layers);
@@ -114,7 +133,7 @@ void ModelPlan::plan_resident() {
     base_.emplace(file_, layout_, lora_layers_, base_request());
     resident_ = memory::Plan();
     base_->submit(resident_);
-    if (table_) weights::Parameters::plan(*table_, request_.optim, request_.trains, request_.share, resident_);
+    if (own_table_) weights::Parameters::plan(*own_table_, request_.optim, request_.trains, request_.share, resident_);
     resident_.place();
 }
 
@@ -151,7 +170,7 @@ void ModelPlan::plan_step() {
 }
 
 int64_t ModelPlan::recorded_bytes() const {
-    if (!request_.records || !request_.tp.alone() || !request_.device.is_cuda() || !base_->recordable()) return 0;
+    if (!records() || !request_.device.is_cuda() || !base_->recordable()) return 0;
     return static_cast<int64_t>(recorded_shapes) * request_.run.in_flight * spec().num_layers * recorded_layer_bytes;
 }
 

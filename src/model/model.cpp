@@ -2,19 +2,22 @@
 #include "unsloth/model/model.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "unsloth/core/error.h"
 #include "unsloth/model/outer_layers.h"
 #include "unsloth/ops/profiler.h"
+#include "unsloth/ops/rows.h"
 #include "unsloth/spec/finite_sites.h"
 
 namespace unsloth::model {
 
-Model::Model(ops::Context& ctx, ModelParts parts) : ctx_(ctx), parts_(std::move(parts)) {
+Model::Model(ops::Context& ctx, ModelParts parts)
+    : ctx_(ctx), parts_(std::move(parts)), borders_(ctx, parts_.network.pp) {
     const Network& network = parts_.network;
     route_ = {.layers = network.layers(),
-              .lowest_layer = network.lowest_trained_layer(),
-              .embedding_backward = network.trains_embedding()};
+              .lowest_layer = network.lowest_trained_layer,
+              .embedding_backward = network.trains_embedding};
     for (std::unique_ptr<Activations>& activations : parts_.activations)
         micro_batches_.push_back(
             std::make_unique<MicroBatch>(ctx_, network.spec, std::move(activations), route_.lowest_layer, counts_));
@@ -25,14 +28,22 @@ void Model::parameters_changed() {
     if (parameters() != nullptr) ++parameters()->version;
 }
 
+const weights::Parameter* Model::tied_parameter() const {
+    const Network& network = parts_.network;
+    if (pipeline().alone() || !network.full_finetuning || !network.spec.tie_word_embeddings) return nullptr;
+    return network.trained(spec::TensorRole::embed_tokens);
+}
+
 GradientBuckets& Model::cut_gradients(int64_t most_bytes) {
     UNSLOTH_CHECK(recorded_.empty() && parameters() != nullptr, "gradients are cut before the first step");
     buckets_ = std::make_unique<GradientBuckets>(ctx_, parameters()->table(), spec().num_layers, most_bytes);
     return *buckets_;
 }
 
-bool Model::records() const {
-    return parts_.records && ctx_.is_cuda() && !on_module && ctx_.profiler == nullptr;
+bool Model::records(Walk purpose) const {
+    // In a training run recordings are for training's passes.
+    const bool serves = purpose == Walk::training || (purpose == Walk::generation && !sizes().training);
+    return serves && parts_.records && ctx_.is_cuda() && !on_module && ctx_.profiler == nullptr;
 }
 
 void Model::reached(int level) {
@@ -61,24 +72,71 @@ LayerContext Model::layer_context(int layer, const MicroBatch& micro) {
 // --- passes --------------------------------------------------------------------------------------------------------
 
 /// Follows the itinerary, a stretch of like actions at a time: every pass goes through this loop.
-void Model::walk(const Itinerary& actions, bool trains) {
+void Model::walk(const Itinerary& actions, Walk purpose) {
+    parts_.network.refresh(ctx_);
     parts_.network.pager->begin(ctx_, layers_of(actions));
+    bool chosen = false;
     for (std::size_t first = 0, end = 0; first < actions.size(); first = end) {
         end = stretch_end(actions, first);
         const auto [part, direction, micro, layer] = actions[first];
         const bool forward = direction == Direction::forward, layers = part == Action::Part::layer;
+        const auto stretch = [&] {
+            for (std::size_t i = first; i < end; ++i) act(actions[i], purpose == Walk::training);
+        };
+        if (!layers && part != Action::Part::embedding && part != Action::Part::head) {
+            stretch();  // which says itself what it is
+            continue;
+        }
         const ops::Region region(ctx_, part == Action::Part::head ? "head"
                                        : forward                  ? "forward"
                                        : layers                   ? "backward"
                                                                   : "embedding");
-        const auto stretch = [&] {
-            for (std::size_t i = first; i < end; ++i) act(actions[i], trains);
-        };
         if (layers) {
+            if (!std::exchange(chosen, true)) choose_recording(actions, first, end, purpose);
             recorded_.issue(ctx_, direction, *parts_.network.pager, counts_, stretch);
         } else {
             stretch();
         }
+    }
+    borders_.release_all();
+}
+
+/// By the micro-batches of the first stretch over layers, whose inputs are there.
+void Model::choose_recording(const Itinerary& actions, std::size_t first, std::size_t end, Walk purpose) {
+    if (!records(purpose)) return recorded_.choose_none();
+    std::vector<const MicroBatch*> in_flight;
+    for (std::size_t i = first; i < end && actions[i].layer == actions[first].layer; ++i)
+        in_flight.push_back(micro_batches_[place_of(actions[i].micro)].get());
+    recorded_.choose(ctx_, in_flight);
+}
+
+/// A micro-batch takes its place.
+void Model::take_in(int index) {
+    const data::Batch& batch = *batches_[static_cast<std::size_t>(index)];
+    MicroBatch& micro = *micro_batches_[place_of(index)];
+    const Network& network = parts_.network;
+    borders_.release(static_cast<int>(place_of(index)));
+    micro.upload(batch);
+    objective_->upload(batch, micro);
+    if (network.lora_dropout > 0.0 || network.noise_alpha > 0.0) micro.upload_rows(batch);
+    if (network.noise_alpha > 0.0) micro.upload_noise(batch, network.noise_alpha);
+    if (route_.embedding_backward) micro.upload_token_order(batch);
+}
+
+/// What enters the layer above a border, from the rank below or to the one above; or its gradient, the other way, which
+/// takes the place of what it is the gradient of.
+void Model::cross_border(const Action& action) {
+    const MicroBatch& micro = *micro_batches_[place_of(action.micro)];
+    const at::Tensor& x_TD = micro.activations().layer(action.layer).x_TD;
+    const bool backward = action.direction == Direction::backward;
+    const at::Tensor g_TD =
+        backward ? micro.activations().scratch().g_full.narrow(1, 0, spec().hidden_size) : at::Tensor();
+    if (action.part == Action::Part::receive) {
+        borders_.receive(action.direction, x_TD, action.micro);
+        if (backward) ops::copy_2d(ctx_, x_TD, g_TD);
+    } else {
+        if (backward) ops::copy_2d(ctx_, g_TD, x_TD);
+        borders_.send(action.direction, x_TD, action.micro, static_cast<int>(place_of(action.micro)));
     }
 }
 
@@ -87,11 +145,16 @@ void Model::walk(const Itinerary& actions, bool trains) {
 void Model::act(const Action& action, bool trains) {
     const Network& network = parts_.network;
     const int layer = action.layer;
-    MicroBatch& micro = *micro_batches_[static_cast<std::size_t>(action.micro)];
+    MicroBatch& micro = *micro_batches_[place_of(action.micro)];
     const Activations& a = micro.activations();
     Offload* const offload = trains ? micro.offload() : nullptr;
     const bool forward = action.direction == Direction::forward;
     switch (action.part) {
+        case Action::Part::inputs:
+            return take_in(action.micro);
+        case Action::Part::receive:
+        case Action::Part::send:
+            return cross_border(action);
         case Action::Part::embedding:
             if (forward) {
                 embed(ctx_, network, micro, trains && network.noise_alpha > 0.0);
@@ -123,52 +186,38 @@ void Model::act(const Action& action, bool trains) {
 }
 
 void Model::train(std::span<const data::Batch> batches, HeadObjective& objective) {
-    UNSLOTH_CHECK(batches.size() <= micro_batches_.size(), batches.size(), " micro-batches, ", micro_batches_.size(),
-                  " planned in flight");
-    std::vector<const MicroBatch*> in_flight;
-    for (const data::Batch& batch : batches) {
-        if (batch.labels == 0) continue;  // the last of a step, where the ranks have not as many rows
-        MicroBatch& micro = *micro_batches_[in_flight.size()];
-        micro.upload(batch);
-        objective.upload(batch, micro);
-        const Network& network = parts_.network;
-        if (network.lora_dropout > 0.0 || network.noise_alpha > 0.0) micro.upload_rows(batch);
-        if (network.noise_alpha > 0.0) micro.upload_noise(batch, network.noise_alpha);
-        if (route_.embedding_backward) micro.upload_token_order(batch);
-        in_flight.push_back(&micro);
-    }
-    const auto pass_over = [&] {
-        for (std::size_t i = in_flight.size(); i < batches.size(); ++i) objective.pass_over(ctx_);
-    };
-    if (in_flight.empty()) {
-        pass_over();
-        if (buckets_ != nullptr) buckets_->reached_all();
-        return;
-    }
-    if (records()) {
-        recorded_.choose(ctx_, in_flight);
-    } else {
-        recorded_.choose_none();
-    }
-    parts_.network.refresh(ctx_);
-    route_.micro_batches = static_cast<int>(in_flight.size());
+    UNSLOTH_CHECK(batches.size() <= at_a_time(batches.size()), batches.size(), " micro-batches, ",
+                  micro_batches_.size(), " planned in flight");
+    batches_.clear();
+    for (const data::Batch& batch : batches)  // the last of a step may have none, where the ranks have not as many rows
+        if (batch.labels > 0) batches_.push_back(&batch);
     objective_ = &objective;
-    walk(training_itinerary(route_), /*trains=*/true);
+    route_.micro_batches = static_cast<int>(batches_.size());
+    if (batches_.empty()) {
+        if (buckets_ != nullptr) buckets_->reached_all();
+    } else if (pipeline().alone()) {
+        walk(training_itinerary(route_), Walk::training);
+    } else {
+        walk(pipeline_itinerary(pipeline().stage(), pipeline().passes(route_.micro_batches), route_), Walk::training);
+    }
+    for (std::size_t i = batches_.size(); i < batches.size(); ++i) objective.pass_over(ctx_);
     objective_ = nullptr;
-    pass_over();
 }
 
 // --- without a backward pass ---------------------------------------------------------------------------------------
+
+Itinerary Model::forward_pass() const {
+    return pipeline().alone() ? forward_itinerary(route_.layers) : pipeline_forward(pipeline().stage());
+}
 
 at::Tensor Model::score(const data::Batch& batch, const OnLogits& on_logits, PolicyScope scope) {
     if (batch.labels == 0) return at::empty({0}, at::kFloat);
     scope_ = scope;
     MicroBatch& micro = *micro_batches_.front();
     micro.upload(batch);
-    recorded_.choose_none();
-    parts_.network.refresh(ctx_);
-    walk(forward_itinerary(route_.layers), /*trains=*/false);
+    walk(forward_pass(), Walk::scoring);
     scope_ = PolicyScope::policy;
+    if (!pipeline().stage().last()) return at::zeros({batch.labels}, at::kFloat);
     const HeadBuffers& head = micro.activations().head();
     const int64_t chunk = head.logits_CV.size(0);
     gather_head_rows(ctx_, parts_.network, micro);
@@ -184,18 +233,11 @@ at::Tensor Model::score(const data::Batch& batch, const OnLogits& on_logits, Pol
 }
 
 void Model::continue_rows(const CachedPass& pass, const OnLogits& on_logits) {
-    UNSLOTH_CHECK(parts_.network.tp.alone(), "a rank's logits are a slice of the vocabulary");
+    UNSLOTH_CHECK(parts_.network.tp.alone() && pipeline().alone(), "a rank has a part of the model");
     MicroBatch& micro = *micro_batches_.front();
     micro.upload(pass.batch);
     micro.continue_rows(pass.batch, pass.slots_T, pass.rows);
-    // In a training run recordings are for training's passes.
-    if (records() && !sizes().training) {
-        recorded_.choose(ctx_, {&micro});
-    } else {
-        recorded_.choose_none();
-    }
-    parts_.network.refresh(ctx_);
-    walk(forward_itinerary(route_.layers), /*trains=*/false);
+    walk(forward_pass(), Walk::generation);
     if (pass.batch.labels == 0) return;
     gather_head_rows(ctx_, parts_.network, micro);
     const int64_t chunk = micro.activations().head().logits_CV.size(0);

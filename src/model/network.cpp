@@ -1,7 +1,5 @@
 #include "unsloth/model/network.h"
 
-#include <algorithm>
-
 #include "unsloth/ops/rows.h"
 
 namespace unsloth::model {
@@ -16,14 +14,6 @@ const weights::Parameter* Network::trained(spec::TensorRole role) const {
     return found;
 }
 
-int Network::lowest_trained_layer() const {
-    if (full_finetuning || trains_embedding()) return 0;
-    const auto adapted = [](const spec::LayerLora& layer) {
-        return std::any_of(layer.begin(), layer.end(), [](const spec::LoraModule& module) { return module.r > 0; });
-    };
-    return static_cast<int>(std::find_if(lora.begin(), lora.end(), adapted) - lora.begin());
-}
-
 void Network::refresh(ops::Context& ctx) {
     pager->refresh(ctx);
     if (parameters == nullptr || outer_version == parameters->version) return;
@@ -32,7 +22,7 @@ void Network::refresh(ops::Context& ctx) {
     };
     const auto refresh_copy = [&](spec::TensorRole role, weights::StoredWeight& weight) {
         const weights::Parameter* master = trained(role);
-        if (master == nullptr) return;
+        if (master == nullptr || (role == spec::TensorRole::lm_head && !pp.stage().last())) return;
         at::Tensor& copy = std::get<at::Tensor>(weight);  // what is trained is not held in another type
         const at::Tensor value = parameters->value(*master);
         const auto* const embedding = std::get_if<at::Tensor>(&outer.embed_VD);

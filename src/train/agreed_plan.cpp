@@ -68,10 +68,14 @@ void choose_together(const config::Config& config, model::ModelPlan& plan, int64
     const Machine machine = common_machine(plan.request().device, group);
     if (!machine.known)
         log::info("the rates of ", machine.card.name, " are not known; the plan is made with those of a card like it");
-    if (!keep_before(config, plan, machine.free, before)) choose_memory_use(config, plan, micro_batches, machine);
+    const spec::Stage& stage = plan.request().pp.stage();
+    // What an earlier part's stages held is known of the first one alone.
+    if (!stage.alone() || !keep_before(config, plan, machine.free, before))
+        choose_memory_use(config, plan, micro_batches, machine);
     if (group == nullptr) return;
-    const std::string own = planner::run_plan_json(plan.request().run),
-                      first = group->gather(own, "the comparison of plans")[0];
+    const std::string own = planner::run_plan_json(plan.request().run);
+    const auto first_of_stage = static_cast<std::size_t>(group->size() / stage.size * stage.rank);
+    const std::string first = group->gather(own, "the comparison of plans")[first_of_stage];
     if (first == own) return;
     if (std::optional<spec::RunPlan> run = planner::parse_run_plan(first)) plan.set_run(*std::move(run));
 }

@@ -36,16 +36,20 @@ std::string values_hash(const at::Tensor& values) {
     return hash.hex();
 }
 
-void require_equal_hashes(comm::Group& group, const std::string& own, int64_t steps) {
+void require_equal_hashes(comm::Group& group, const std::string& own, int64_t steps, int stages) {
     const std::vector<std::string> all = group.gather(own, cat("the comparison of trained values after step ", steps));
-    std::map<std::string, std::string> parties;  // hash -> "0, 2"
-    for (std::size_t rank = 0; rank < all.size(); ++rank) {
-        std::string& members = parties[all[rank]];
-        members += cat(members.empty() ? "" : ", ", rank);
-    }
-    if (parties.size() == 1) return;
+    const std::size_t each = all.size() / static_cast<std::size_t>(stages);
     std::string text;
-    for (const auto& [hash, members] : parties) text += cat(text.empty() ? "" : " | ", members);
+    for (std::size_t first = 0; first < all.size() && text.empty(); first += each) {
+        std::map<std::string, std::string> parties;  // hash -> "0, 2"
+        for (std::size_t rank = first; rank < first + each; ++rank) {
+            std::string& members = parties[all[rank]];
+            members += cat(members.empty() ? "" : ", ", rank);
+        }
+        if (parties.size() == 1) continue;
+        for (const auto& [hash, members] : parties) text += cat(text.empty() ? "" : " | ", members);
+    }
+    if (text.empty()) return;
     throw runtime_failure(
         cat("after step ", steps, " the ranks do not hold the same trained values. Those that agree: ", text,
             "\n  Nothing was saved of this step."),

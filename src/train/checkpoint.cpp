@@ -22,18 +22,6 @@ std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
     return {static_cast<const std::byte*>(tensor.const_data_ptr()), static_cast<std::size_t>(tensor.nbytes())};
 }
 
-struct SavedTensor {
-    const char* name;
-    at::Tensor ops::AdamwState::* member;
-};
-constexpr std::array<SavedTensor, 7> saved_tensors{{{"params", &ops::AdamwState::params_P},
-                                                    {"m32", &ops::AdamwState::m32},
-                                                    {"v32", &ops::AdamwState::v32},
-                                                    {"m8", &ops::AdamwState::m8},
-                                                    {"v8", &ops::AdamwState::v8},
-                                                    {"absmax_m8", &ops::AdamwState::absmax_m8},
-                                                    {"absmax_v8", &ops::AdamwState::absmax_v8}}};
-
 /// A file's tensor, of so many elements, in place in its map.
 at::Tensor mapped(const formats::TensorView& view, const at::Tensor& like, int64_t elements) {
     if (view.dtype != ops::dtype_of(like) || view.elements() != elements)
@@ -128,10 +116,9 @@ int shares_of(const std::filesystem::path& checkpoint) {
 
 }  // namespace
 
-void restore_optimizer(const std::filesystem::path& checkpoint, weights::Parameters& parameters,
-                       config::Optimizer optimizer, bool with_values) {
+void restore_optimizer(const std::filesystem::path& checkpoint, const weights::ParameterTable& table,
+                       weights::Parameters& parameters, config::Optimizer optimizer, bool with_values) {
     using weights::Parameters, weights::Share, weights::ParameterSlice;
-    const weights::ParameterTable& table = parameters.table();
     const int shares = shares_of(checkpoint);
     for (int rank = 0; rank < shares; ++rank) {
         const Share share{rank, shares};
@@ -142,12 +129,19 @@ void restore_optimizer(const std::filesystem::path& checkpoint, weights::Paramet
             if (values && !with_values) continue;
             const at::Tensor to = values ? parameters.values_P : parameters.state().*saved.member;
             const ParameterSlice there = Parameters::state_slice(table, optimizer, share, saved.member),
-                                 here = Parameters::state_slice(table, optimizer, values ? Share{} : parameters.share(),
-                                                                saved.member);
-            const int64_t begin = std::max(there.begin, here.begin), end = std::min(there.end, here.end);
-            if (begin >= end) continue;
-            to.narrow(0, begin - here.begin, end - begin)
-                .copy_(mapped(file.at(saved.name), to, there.elements()).narrow(0, begin - there.begin, end - begin));
+                                 here = Parameters::state_slice(parameters.table(), optimizer,
+                                                                values ? Share{} : parameters.share(), saved.member);
+            for (const weights::CommonStretch& stretch :
+                 Parameters::common(table, parameters.table(), optimizer, saved.member)) {
+                // By places in the file's layout.
+                const int64_t shift = stretch.own - stretch.all;
+                const int64_t begin = std::max({there.begin, stretch.all, here.begin - shift}),
+                              end = std::min({there.end, stretch.all + stretch.elements, here.end - shift});
+                if (begin >= end) continue;
+                to.narrow(0, begin + shift - here.begin, end - begin)
+                    .copy_(
+                        mapped(file.at(saved.name), to, there.elements()).narrow(0, begin - there.begin, end - begin));
+            }
         }
     }
 }
@@ -182,15 +176,20 @@ BackgroundSaver::~BackgroundSaver() {
     thread_.join();
 }
 
-void BackgroundSaver::save(Write write) {
+void BackgroundSaver::save(Write write, const Fill& fill) {
     wait();
     try {
         if (!snapshot_) snapshot_ = std::make_unique<Snapshot>(state_, ctx_.device());
     } catch (...) {
         failure_ = std::current_exception();  // nothing is under way that could set it
+        if (fill) fill(nullptr);
         return;
     }
-    for (const auto& [name, tensor] : trained_tensors(state_)) snapshot_->at(name).copy_(tensor, /*non_blocking=*/true);
+    if (fill)
+        fill(snapshot_.get());
+    else
+        for (const auto& [name, tensor] : trained_tensors(state_))
+            snapshot_->at(name).copy_(tensor, /*non_blocking=*/true);
     auto job = std::make_unique<Job>();
     job->write = std::move(write);
     if (ctx_.is_cuda()) {

@@ -115,7 +115,7 @@ Evaluator::Result Evaluator::run(model::Model& model, ops::Context& ctx, objecti
         SetSums& of_set = sums[set(batches_.source(i))];
         std::optional<Hits> hits;
         model::Model::OnLogits look;
-        if (by_token) {
+        if (by_token && model.speaks()) {
             hits.emplace(ctx, batch);
             look = [&](int64_t first, const at::Tensor& logits_CV) { hits->look_at(first, logits_CV); };
         }
@@ -123,7 +123,7 @@ Evaluator::Result Evaluator::run(model::Model& model, ops::Context& ctx, objecti
         if (hits) of_set.hits += hits->count();
         progress.add();
     }
-    if (group_) add_up(sums, model.tensor_parallel().first(), ctx.device(), *group_, what);
+    if (group_) add_up(sums, model.speaks(), ctx.device(), *group_, what);
     const SetSums all = total_of(sums);
     const data::Extent whole = total_of(extents_);
     EvalReport report{step, epoch, objective.evaluated(all.of, whole), whole.labels, 0, {}, {}};

@@ -16,7 +16,9 @@ int key_of(const spec::LayerPlan& layer) {
            32 * static_cast<int>(layer.weights_at);
 }
 
-planner::StepWork work_of(const model::ModelPlan& plan, int64_t micro_batches, const spec::RunPlan& like) {
+}  // namespace
+
+planner::StepWork step_work(const model::ModelPlan& plan, int64_t micro_batches, const spec::RunPlan& like) {
     const model::LoadRequest& request = plan.request();
     planner::StepWork work;
     work.model = plan.spec();
@@ -34,8 +36,6 @@ planner::StepWork work_of(const model::ModelPlan& plan, int64_t micro_batches, c
     return work;
 }
 
-}  // namespace
-
 bool holds_4bit(const model::ModelPlan& plan) {
     const model::LoadRequest& request = plan.request();
     if (request.fp8 || request.finetuning_type != config::FinetuningType::lora) return false;
@@ -47,17 +47,19 @@ LayerCosts::LayerCosts(const model::ModelPlan& plan, const planner::Card& card, 
     : plan_(plan),
       like_(std::move(like)),
       in_flight_(like_.in_flight),
-      layers_(plan.spec().num_layers),
-      time_(card, work_of(plan, micro_batches, like_)),
+      layers_(static_cast<int64_t>(plan.own_layers().size())),
+      time_(card, step_work(plan, micro_batches, like_)),
       thrifty_(estimate(thrifty, layers_)) {}
 
 spec::RunPlan LayerCosts::with(const std::vector<spec::LayerPlan>& layers) const {
     spec::RunPlan run = like_;
-    run.layers = layers;
+    run.layers.assign(static_cast<std::size_t>(plan_.spec().num_layers), thrifty);
+    const std::vector<int> own = plan_.own_layers();
+    for (std::size_t i = 0; i < own.size(); ++i) run.layers[static_cast<std::size_t>(own[i])] = layers[i];
     return run;
 }
 
-/// Of a plan in which so many layers, from the lowest, are as `most` and the others thrifty.
+/// Of a plan in which so many of this rank's layers, from the lowest, are as `most` and the others thrifty.
 spec::MemoryNeed LayerCosts::estimate(const spec::LayerPlan& most, int64_t layers_of_it) const {
     std::vector<spec::LayerPlan> layers(static_cast<std::size_t>(layers_), thrifty);
     std::fill(layers.begin(), layers.begin() + layers_of_it, most);
@@ -147,7 +149,8 @@ std::optional<spec::RunPlan> LayerCosts::solve(const std::vector<spec::LayerPlan
 double LayerCosts::step_ms(const spec::RunPlan& run) {
     std::vector<planner::LayerOption> options;
     std::vector<int64_t> counts;
-    for (const spec::LayerPlan& layer : run.layers) {
+    for (const int number : plan_.own_layers()) {
+        const spec::LayerPlan& layer = run.layers[static_cast<std::size_t>(number)];
         const auto found = std::find_if(options.begin(), options.end(),
                                         [&](const planner::LayerOption& option) { return option.plan == layer; });
         if (found == options.end()) {

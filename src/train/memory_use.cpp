@@ -70,6 +70,9 @@ class Choice {
         } else if (asked) {
             ways_ = solved_ways_ = {*asked};
         }
+        // What moves to the host and back is planned for passes over all layers in one order.
+        const auto moves = [](const spec::LayerPlan& way) { return way.activations_at == spec::Place::host; };
+        if (!plan.request().pp.alone()) std::erase_if(ways_, moves), std::erase_if(solved_ways_, moves);
         if (!trains) {
             caches_ = {false};
         } else if (config.hardware.weight_cache != config::WeightCache::automatic) {
@@ -103,7 +106,7 @@ class Choice {
         const bool solves = plan_.request().device.is_cuda() && plan_.request().trains;
         const std::vector<spec::Place> all_on_device(layers, spec::Place::device);
         if (solves ? solve({spec::Place::device}, 1).has_value() : take(all_on_device)) return true;
-        const bool can_move = plan_.request().device.is_cuda() && !plan_.request().fp8 &&
+        const bool can_move = plan_.request().device.is_cuda() && !plan_.request().fp8 && plan_.request().pp.alone() &&
                               plan_.request().finetuning_type == config::FinetuningType::lora;
         budget_ = budget(usable_share);
         if (solves && solve({spec::Place::device}, 1)) return true;
@@ -315,7 +318,12 @@ void choose_memory_use(const config::Config& config, model::ModelPlan& plan, int
 
 double predicted_step_ms(const model::ModelPlan& plan, const planner::Card& card, int64_t micro_batches) {
     const spec::RunPlan& run = plan.request().run;
-    return LayerCosts(plan, card, micro_batches, run).step_ms(run);
+    const model::Pipeline& pipeline = plan.request().pp;
+    if (pipeline.alone()) return LayerCosts(plan, card, micro_batches, run).step_ms(run);
+    // Each meets the weights alone, and a stage waits for others.
+    spec::RunPlan one = run;
+    one.in_flight = 1;
+    return LayerCosts(plan, card, micro_batches, one).step_ms(run) / (1 - model::pipeline_bubble(pipeline.shape()));
 }
 
 bool may_take_codes(const config::Config& config, const model::LoadRequest& request) {

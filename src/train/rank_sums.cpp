@@ -43,8 +43,15 @@ int agree_on_signal(comm::Group* group, at::Device device, const std::string& wh
     return signal_of(flags.const_data_ptr<float>());
 }
 
-RankSums::RankSums(ops::Context& ctx, comm::Group& group, const model::GradientBuckets* buckets, bool counts_loss)
-    : ctx_(ctx), group_(group), buckets_(buckets), counts_loss_(counts_loss) {
+RankSums::RankSums(ops::Context& ctx, comm::Group& group, model::Model& model, const model::GradientBuckets* buckets)
+    : ctx_(ctx), group_(group), buckets_(buckets), counts_loss_(model.speaks()), alike_(&group.all()) {
+    if (!model.pipeline().alone()) {
+        alike_ = model.pipeline().mesh()->stage();
+        ends_ = model.pipeline().mesh()->ends();
+        const weights::Parameter* const tied = model.tied_parameter();
+        if (tied == nullptr) ends_ = nullptr;
+        if (ends_ != nullptr) tied_VD_ = model.parameters()->gradient(*tied);
+    }
     sums_ = at::zeros({first_second + group.size()}, at::TensorOptions(at::kFloat).device(ctx.device()));
     for (at::Tensor* flag : {&bad_here_, &bad_anywhere_, &bad_elsewhere_})
         *flag = at::zeros({1}, at::TensorOptions(at::kBool).device(ctx.device()));
@@ -61,16 +68,24 @@ void RankSums::sum_gradients(const weights::Parameters& parameters, int64_t step
         const weights::ParameterSlice own = parameters.table().padded_slice(parameters.share());
         group_.all().reduce_scatter(gradients_P, gradients_P.narrow(0, own.begin, own.elements()),
                                     cat("the gradients of step ", step));
+    } else if (alike_ == nullptr) {
+        // One rank has these parameters.
     } else if (buckets_ == nullptr) {
-        group_.all_reduce(gradients_P, cat("the gradients of step ", step));
+        alike_->all_reduce(gradients_P, cat("the gradients of step ", step));
     } else {
         for (std::size_t i = 0; i < buckets_->all().size(); ++i) {
             const model::GradientStretch& bucket = buckets_->all()[i];
-            group_.all_reduce_beside(
+            alike_->all_reduce_beside(
                 gradients_P.narrow(0, bucket.begin, bucket.end - bucket.begin), [&] { buckets_->wait(i); },
                 cat("the gradients of step ", step, ", bucket ", i + 1, " of ", buckets_->all().size()));
         }
     }
+}
+
+/// After the sums over each stage's ranks.
+void RankSums::sum_tied(int64_t step) {
+    if (alike_ != nullptr) alike_->join();
+    if (ends_ != nullptr) ends_->all_reduce(tied_VD_, cat("the embeddings' gradients of step ", step));
 }
 
 void RankSums::issue(Host& host, const weights::Parameters& parameters, const at::Tensor& outcome, int64_t step,
@@ -91,7 +106,7 @@ void RankSums::issue(Host& host, const weights::Parameters& parameters, const at
     sums_.narrow(0, bad_value, 1).copy_(bad_here_);
     sum_gradients(parameters, step);
     group_.all_reduce(sums_, cat("the loss of step ", step));
-    group_.join();
+    sum_tied(step);
     loss.copy_(sums_.narrow(0, 0, 1));
     at::gt_out(bad_anywhere_, sums_.narrow(0, bad_value, 1), 0);
     at::gt_out(bad_elsewhere_, bad_anywhere_, bad_here_);

@@ -4,15 +4,15 @@
 #include <vector>
 
 #include "unsloth/comm/group.h"
-#include "unsloth/model/gradient_buckets.h"
+#include "unsloth/model/model.h"
 
 namespace unsloth::train {
 
 class RankSums {
   public:
-    /// `buckets`: gradients are summed in these while the backward pass goes on; nullptr: all together, after it.
-    /// `counts_loss`: of tensor-parallel ranks, which all have the same loss, one's counts.
-    RankSums(ops::Context& ctx, comm::Group& group, const model::GradientBuckets* buckets, bool counts_loss = true);
+    /// `buckets`: gradients are summed in these while the backward pass goes on; nullptr: all together, after it. Of
+    /// ranks that share a model one's loss counts (Model::speaks).
+    RankSums(ops::Context& ctx, comm::Group& group, model::Model& model, const model::GradientBuckets* buckets);
 
     /// Host memory of one step under way, pinned on CUDA: this rank's flags, and what comes back summed.
     struct Host {
@@ -38,11 +38,15 @@ class RankSums {
 
   private:
     void sum_gradients(const weights::Parameters& parameters, int64_t step);
+    void sum_tied(int64_t step);
 
     ops::Context& ctx_;
     comm::Group& group_;
     const model::GradientBuckets* buckets_;
     bool counts_loss_;
+    comm::Communicator* alike_;           ///< of the ranks with the same parameters; nullptr: this one alone
+    comm::Communicator* ends_ = nullptr;  ///< of the two stages that have tied embeddings and train them
+    at::Tensor tied_VD_;                  ///< their gradient
     at::Tensor sums_;  ///< fp32: the loss; how many ranks met a value that is not finite, ask for a save, were sent
                        ///< each stop signal; each rank's seconds
     at::Tensor bad_here_, bad_anywhere_, bad_elsewhere_;  ///< bool [1]

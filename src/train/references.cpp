@@ -57,7 +57,7 @@ objective::References score_references(model::Model& model, at::Device device, c
         if (i >= rows.batches()) continue;  // ranks ask together, also those that have a batch less
         const data::Batch batch = rows.batch(i);
         const at::Tensor losses = model.score(batch, {}, scope);
-        if (model.tensor_parallel().first()) references.set(batch, losses);  // all have the same
+        if (model.speaks()) references.set(batch, losses);  // of ranks that share the model
     }
     share(group, device, references.values());
     if (group == nullptr || group->rank() == 0)

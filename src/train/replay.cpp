@@ -6,6 +6,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "unsloth/config/device_map.h"
 #include "unsloth/config/load.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
@@ -102,11 +103,20 @@ config::LoadedConfig config_of(const fs::path& run, const Anomaly& anomaly, cons
                                       std::to_string(accumulation),
                                       "--distributed.tp_size",
                                       "1",
+                                      "--distributed.pp_size",
+                                      "1",
+                                      "--distributed.pipeline_schedule",
+                                      "1f1b",
+                                      "--distributed.pipeline_micro_batches",
+                                      "0",
                                       "--training.report_to",
                                       "[]",
                                       "--logging.metrics_port",
                                       "0"};
     if (!device.empty()) flags.insert(flags.end(), {"--hardware.device", device});
+    config::LoadedConfig loaded = config::load_config(file, flags);
+    if (config::DeviceMap(loaded.config.model).gpus() < 2) return loaded;
+    flags.insert(flags.end(), {"--model.device_map", "auto"});  // of a pipeline
     return config::load_config(file, flags);
 }
 

@@ -97,10 +97,22 @@ void RunSaver::checkpoint(RunMoment moment, const std::function<std::string(cons
     }
     if (agree) folder = agree(folder);
     if (folder.empty() && !failure) return;  // the first rank says why
-    background_.save([this, moment = std::move(moment), writer, failure, folder](const Snapshot& snapshot) {
-        if (failure) std::rethrow_exception(failure);
-        writer ? write_checkpoint(*writer, snapshot, moment) : write_share(folder, snapshot);
-    });
+    background_.save(
+        [this, moment = std::move(moment), writer, failure, folder](const Snapshot& snapshot) {
+            if (failure) std::rethrow_exception(failure);
+            writer ? write_checkpoint(*writer, snapshot, moment) : write_share(folder, snapshot);
+        },
+        fill());
+}
+
+BackgroundSaver::Fill RunSaver::fill() const {
+    if (!files_.collect) return nullptr;
+    return [this](const Snapshot* snapshot) {
+        const auto to = [&](const std::string& name) {
+            return snapshot != nullptr ? snapshot->at(name) : at::Tensor();
+        };
+        files_.collect(to, /*values_only=*/false);
+    };
 }
 
 bool RunSaver::wait() {
@@ -114,7 +126,11 @@ bool RunSaver::wait() {
 }
 
 void RunSaver::result(const formats::TrainerState& trainer) const {
-    if (files_.share.rank == 0) write_result(files_.output_dir, state_.params_P, trainer);
+    if (files_.share.rank != 0) return;
+    if (!files_.collect) return write_result(files_.output_dir, state_.params_P, trainer);
+    const at::Tensor values_P = at::zeros({files_.table->flat_elements()}, at::kFloat);
+    files_.collect([&](const std::string&) { return values_P; }, /*values_only=*/true);
+    write_result(files_.output_dir, values_P, trainer);
 }
 
 }  // namespace unsloth::train

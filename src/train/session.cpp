@@ -190,7 +190,7 @@ int64_t bucket_bytes(const config::Config& config, const comm::Group* group) {
 
 weights::LoadShare load_share(comm::Group* group, const model::ModelPlan& plan) {
     if (group == nullptr || plan.request().device.is_cpu()) return {};
-    if (!plan.request().tp.alone()) return {};  // each reads slices of its own
+    if (!plan.request().tp.alone() || !plan.request().pp.alone()) return {};  // each reads a part of its own
     const std::vector<std::string> plans = group->gather(plan.resident_fingerprint(), "the comparison of memory plans");
     const std::vector<int>& here = group->ranks_here();
     const bool alike = std::all_of(here.begin(), here.end(), [&](int rank) {

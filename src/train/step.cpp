@@ -63,7 +63,7 @@ Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& set
       settings_(settings),
       supervised_(settings.objective == nullptr ? objective::make_supervised() : nullptr),
       objective_(settings.objective == nullptr ? *supervised_ : *settings.objective),
-      flops_(model.spec(), trained_share(model.parameters()->table(), model.spec().tie_word_embeddings)),
+      flops_(model.spec(), trained_share(model.trained_by_all(), model.spec().tie_word_embeddings)),
       spikes_(settings.skip_on_spike) {
     const bool cuda = ctx.is_cuda();
     device_scalars_ = bytes(sizeof(spec::StepScalars), ctx.device(), false);
@@ -74,11 +74,16 @@ Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& set
         // Slices are summed after the backward pass, whole.
         if (settings.bucket_bytes > 0 && model.parameters()->share().size == 1)
             buckets_ = &model.cut_gradients(settings.bucket_bytes);
-        sums_ = std::make_unique<RankSums>(ctx, *settings.group, buckets_, model.tensor_parallel().first());
+        sums_ = std::make_unique<RankSums>(ctx, *settings.group, model, buckets_);
     }
     if (settings.skip_on_spike > 0) spike_guard_.emplace(ctx);
     // With no byte to join, one stretch a layer.
-    stretches_ = model::cut_gradients(model.parameters()->table(), model.spec().num_layers, /*most_bytes=*/1);
+    stretches_ = model::cut_gradients(model.trained_by_all(), model.spec().num_layers, /*most_bytes=*/1);
+    common_ = weights::Parameters::common(model.trained_by_all(), model.parameters()->table(),
+                                          config::Optimizer::adamw_torch, &ops::AdamwState::grads_P);
+    if (!model.pipeline().alone())
+        stage_squares_ =
+            at::zeros({model.pipeline().stage().size}, at::TensorOptions(at::kDouble).device(ctx.device()));
     layer_norms_ =
         at::zeros({static_cast<int64_t>(stretches_.size())}, at::TensorOptions(at::kFloat).device(ctx.device()));
     for (int i = 0; i < 3; ++i) {
@@ -118,7 +123,7 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
         objective_.begin(batch);
     }
     // 3 forward and backward of the micro-batches, so many at a time as are planned in flight (Model::walk)
-    const std::size_t count = batch.micro.size(), at_a_time = static_cast<std::size_t>(model_.in_flight());
+    const std::size_t count = batch.micro.size(), at_a_time = model_.at_a_time(count);
     Moment behind(ctx_);  // those before
     for (std::size_t i = 0; i < count; i += at_a_time) {
         if (options.abandon && i > 0 &&
@@ -136,8 +141,7 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
     if (sums_) slot.worked.record();
     if (sums_ && shares_) {
         sums_->issue(slot.sums, parameters, device_outcome_, step, options.save_due, own_seconds_);
-        if (slot.measures.defined() && !model_.tensor_parallel().first())
-            objective_.measures().zero_();  // all have them
+        if (slot.measures.defined() && !model_.speaks()) objective_.measures().zero_();  // all have them
         if (slot.measures.defined())
             settings_.group->all_reduce(objective_.measures(), cat("the measures of step ", step));
     }
@@ -169,7 +173,8 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
                       .limits = limits};
     for (const data::Batch& micro : batch.micro) {
         result.rows.insert(result.rows.end(), micro.rows.begin(), micro.rows.end());
-        result.flops += flops_.of(micro.segments, micro.labels) / model_.tensor_parallel().place().size;
+        result.flops += flops_.of(micro.segments, micro.labels) / model_.tensor_parallel().place().size /
+                        model_.pipeline().stage().size;
     }
     pending_.push_back({next_slot_, std::move(result), options.layer_norms});
     next_slot_ = (next_slot_ + 1) % slots_.size();
@@ -180,6 +185,7 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
 /// that has all.
 void Stepper::measure_norm(int64_t step) {
     const weights::Parameters& parameters = *model_.parameters();
+    if (!model_.pipeline().alone() && shares_) return measure_norm_of_stages(step);
     if (!shares_optimizer()) return ops::gradient_norm(ctx_, parameters.gradients_P, parameters.norm_scratch);
     const weights::ParameterSlice own = parameters.table().padded_slice(parameters.share());
     const at::Tensor sums = parameters.norm_scratch.view(at::kDouble);
@@ -190,18 +196,47 @@ void Stepper::measure_norm(int64_t step) {
     ops::finish_gradient_norm(ctx_, sums);
 }
 
+/// Each stage has the sum of squares of its own parameters; tied embeddings count once.
+void Stepper::measure_norm_of_stages(int64_t step) {
+    const weights::Parameters& parameters = *model_.parameters();
+    const model::Pipeline& pipeline = model_.pipeline();
+    at::Tensor counted_P = parameters.gradients_P;
+    if (const weights::Parameter* tied = model_.tied_parameter(); tied != nullptr && !pipeline.stage().first()) {
+        const int64_t behind = parameters.table().end_of(*tied);  // it lies first
+        counted_P = counted_P.narrow(0, behind, counted_P.numel() - behind);
+    }
+    const int64_t chunks = (counted_P.numel() + ops::gradient_norm_chunk - 1) / ops::gradient_norm_chunk;
+    const at::Tensor squares = parameters.norm_scratch.view(at::kDouble).narrow(0, 0, chunks);
+    ops::gradient_squares(ctx_, counted_P, squares);
+    at::Tensor own = stage_squares_.select(0, pipeline.stage().rank);
+    at::sum_out(own, squares, at::IntArrayRef{0});
+    pipeline.mesh()->pp()->all_gather(own.unsqueeze(0), stage_squares_, cat("the gradient norm of step ", step));
+    ops::finish_gradient_norm(ctx_, stage_squares_);
+}
+
 /// The norms of each layer's gradient, summed over the ranks; loss scaling's factor is still in them.
 void Stepper::measure_layers(Slot& slot, int64_t step) {
     const weights::Parameters& parameters = *model_.parameters();
     const weights::ParameterSlice own =
         parameters.table().slice(shares_optimizer() ? parameters.share() : weights::Share{});
+    const model::Pipeline& pipeline = model_.pipeline();
+    const bool repeats_embedding = model_.tied_parameter() != nullptr && !pipeline.stage().first();
     for (std::size_t i = 0; i < stretches_.size(); ++i) {
         at::Tensor norm = layer_norms_.select(0, static_cast<int64_t>(i));
-        const int64_t begin = std::max(stretches_[i].begin, own.begin), end = std::min(stretches_[i].end, own.end);
-        if (begin < end)
-            at::linalg_vector_norm_out(norm, parameters.gradients_P.narrow(0, begin, end - begin));
-        else
-            norm.zero_();
+        norm.zero_();
+        if (repeats_embedding && stretches_[i].level < 0) continue;
+        for (const weights::CommonStretch& common : common_) {
+            const int64_t here = common.own - common.all;  // where this rank has an element
+            const int64_t begin = std::max({stretches_[i].begin, common.all, own.begin - here}),
+                          end = std::min({stretches_[i].end, common.all + common.elements, own.end - here});
+            if (begin < end)
+                at::linalg_vector_norm_out(norm, parameters.gradients_P.narrow(0, begin + here, end - begin));
+        }
+    }
+    if (!pipeline.alone() && shares_) {
+        layer_norms_.square_();
+        pipeline.mesh()->pp()->all_reduce(layer_norms_, cat("the layers' gradient norms of step ", step));
+        layer_norms_.sqrt_();
     }
     if (shares_optimizer()) {
         layer_norms_.square_();

@@ -7,6 +7,7 @@
 #include <map>
 #include <sstream>
 
+#include "train/whole_state.h"
 #include "unsloth/config/load.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
@@ -24,6 +25,7 @@
 #include "unsloth/train/learning_rate.h"
 #include "unsloth/train/memory_use.h"
 #include "unsloth/train/parallel.h"
+#include "unsloth/train/stages.h"
 
 namespace unsloth::train {
 namespace {
@@ -56,7 +58,7 @@ Trainer::Trainer(const config::LoadedConfig& loaded, Purpose purpose)
     nccl_ = comm::set_nccl_environment(config().distributed.nccl);
     group_ = comm::make_group(environment_, device_, std::chrono::seconds(config().distributed.ddp_timeout));
     telling_others([this, mesh] {
-        if (group_) mesh_.emplace(*group_, mesh);
+        if (group_) mesh_.emplace(*group_, mesh, several_chunks(config().distributed));
         const comm::Busy starting(group_.get(), "looking for checkpoints and opening the model");
         opened_ = open_model(config());
         require_positions(loaded_, opened_.file->spec);
@@ -71,6 +73,8 @@ Trainer::Trainer(const config::LoadedConfig& loaded, Purpose purpose)
         if (resume_) require_same_run(effective_config(), *resume_);
     });
 }
+
+Trainer::~Trainer() = default;
 
 /// An error of this rank ends all of them, with its reason.
 void Trainer::telling_others(const std::function<void()>& work) const {
@@ -128,8 +132,14 @@ void Trainer::load() {
     stepper_ = std::make_unique<Stepper>(*ctx_, *model_, settings);
     hardware_rate_ = report::dense_bf16_rate(ops::device_name(device_));
     if (resume_) restore();
+    const bool staged = !model_->pipeline().alone();
+    if (staged && mesh_->at().tp == 0 && mesh_->at().dp == 0)
+        whole_ = std::make_unique<WholeState>(*model_, config().training.optim);
     if (leads() || model_->parameters()->share().size > 1)
-        saver_.emplace(run_files(), *ctx_, model_->parameters()->saved(), model_->parts().copies);
+        saver_.emplace(run_files(), *ctx_,
+                       staged ? weights::Parameters::saved_shapes(model_->trained_by_all(), config().training.optim)
+                              : model_->parameters()->saved(),
+                       model_->parts().copies);
 }
 
 double Trainer::learning_rate(int64_t step) const {

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
+#include "train/whole_state.h"
 #include "unsloth/config/load.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/interrupt.h"
@@ -127,8 +129,7 @@ void Trainer::open_output() {
 /// The state of the checkpoint that the run goes on from, to the last bit.
 void Trainer::restore() {
     const formats::RunState& saved = resume_->state;
-    weights::Parameters& parameters = *model_->parameters();
-    if (saved.parameters != layout_fingerprint(parameters.table(), config().training.optim))
+    if (saved.parameters != layout_fingerprint(model_->trained_by_all(), config().training.optim))
         throw usage_error(cat("the trained parameters are not laid out as in ", resume_->folder.string()),
                           "Use the model, lora and optim options of its run_config.json.");
     load_values(resume_->folder);
@@ -148,7 +149,8 @@ void Trainer::restore() {
 void Trainer::load_values(const fs::path& checkpoint) {
     weights::Parameters& parameters = *model_->parameters();
     if (!full()) restore_adapter(checkpoint, parameters.table(), parameters.values_P);
-    restore_optimizer(checkpoint, parameters, config().training.optim, /*with_values=*/full());
+    restore_optimizer(checkpoint, model_->trained_by_all(), parameters, config().training.optim,
+                      /*with_values=*/full());
     model_->parameters_changed();
 }
 
@@ -160,9 +162,9 @@ fs::path Trainer::best_checkpoint() const {
     return is_old && !fs::exists(own) ? resume_->folder.parent_path() / name : own;
 }
 
-/// The best evaluation's values take the last step's place, on the rank that writes them.
+/// The best evaluation's values take the last step's place, on the rank that writes them, and where it collects them.
 void Trainer::load_best() {
-    if (!config().training.load_best_model_at_end || !leads() || !progress_.best.value) return;
+    if (!config().training.load_best_model_at_end || !(leads() || whole_) || !progress_.best.value) return;
     if (progress_.best.step == progress_.step) return;
     const fs::path folder = best_checkpoint();
     if (const auto damage = formats::find_damage(folder)) {
@@ -211,7 +213,9 @@ void Trainer::checkpoint() {
     agreed_save_ = false;
     require_same_values();
     const comm::Busy saving(saver_ ? group_.get() : nullptr, cat("saving checkpoint-", progress_.step));
-    if (!saver_ || saver_->last_checkpoint() == progress_.step) return;
+    if (std::exchange(saved_step_, progress_.step) == progress_.step) return;
+    if (!saver_ && whole_) whole_->collect({}, /*values_only=*/false);
+    if (!saver_) return;
     const auto agree = [this](const std::string& folder) {
         return group_->gather(folder, "the checkpoint's folder")[0];
     };
@@ -234,7 +238,8 @@ void Trainer::save_while_training() {
 /// Ranks that trained apart without a word must not leave it in a checkpoint: nothing is saved.
 void Trainer::require_same_values() {
     if (!group_ || compared_step_ == progress_.step) return;
-    require_equal_hashes(*group_, values_hash(model_->parameters()->values_P), progress_.step);
+    require_equal_hashes(*group_, values_hash(model_->parameters()->values_P), progress_.step,
+                         model_->pipeline().stage().size);
     compared_step_ = progress_.step;
 }
 
@@ -261,7 +266,9 @@ void Trainer::stop_for(int signal) {
 RunFiles Trainer::run_files() const {
     RunFiles files;
     files.output_dir = config().training.output_dir;
-    files.table = &model_->parameters()->table();
+    files.table = &model_->trained_by_all();
+    if (whole_)
+        files.collect = [this](const WholeState::To& to, bool values_only) { whole_->collect(to, values_only); };
     if (!full()) files.lora = *plan_->lora();
     files.base = config().model.path;
     files.rope_scaling = opened_.rope_scaling;
@@ -304,14 +311,17 @@ RunMoment Trainer::moment() const {
     run.world_size = data_ranks();
     run.cpu_threads = cpu_threads();
     run.data = data_fingerprint_;
-    run.parameters = layout_fingerprint(model_->parameters()->table(), t.optim);
+    run.parameters = layout_fingerprint(model_->trained_by_all(), t.optim);
     return moment;
 }
 
 void Trainer::save_result() {
     require_same_values();
     const comm::Busy saving(saver_ ? group_.get() : nullptr, "saving the result");
-    if (saver_) saver_->result(moment().trainer);
+    if (saver_)
+        saver_->result(moment().trainer);
+    else if (whole_)
+        whole_->collect({}, /*values_only=*/true);
 }
 
 }  // namespace unsloth::train

@@ -1,6 +1,7 @@
 // What a run is made of before its first step: rows, the plan that holds them, what a reference says of them.
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "train/references.h"
 #include "unsloth/core/error.h"
@@ -13,6 +14,7 @@
 #include "unsloth/train/agreement.h"
 #include "unsloth/train/learning_rate.h"
 #include "unsloth/train/parallel.h"
+#include "unsloth/train/stages.h"
 #include "unsloth/train/trainer.h"
 
 namespace unsloth::train {
@@ -108,6 +110,10 @@ void Trainer::make_plan() {
     sizes.head_rows = limits.labels;
     request.run.head_tile = head_chunk_rows(opened_.file->spec, request.dtype, limits.labels);
     plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);
+    if (mesh_ && mesh_->pp() != nullptr) {
+        request.pp = plan_pipeline(config(), *plan_, *mesh_, *group_, loader_->passes_of_step());
+        plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);
+    }
     choose_together(config(), *plan_, loader_->passes_of_step(), group_.get(), plan_before());
     const bool of_base = config().preference.reference == config::Reference::base;
     if (reference_rows_ && of_base && config().model.adapter_name_or_path && plan_->lora() &&
@@ -180,8 +186,13 @@ ReferenceCache Trainer::reference_cache(model::PolicyScope scope) const {
     constexpr int64_t bytes_of_token = 4;  // of text, about: the bound is on the data's files
     if (loader_->dataset().stats().tokens * bytes_of_token < cache.files.least_bytes) cache.files.folder.clear();
     const model::LoadRequest& request = plan_->request();
-    const std::string adapters =
-        scope == model::PolicyScope::base ? "none" : values_hash(model_->parameters()->values_P);
+    std::string adapters = "none";
+    if (scope != model::PolicyScope::base) {
+        adapters = values_hash(model_->parameters()->values_P);
+        if (!model_->pipeline().alone())  // each stage has its own
+            for (const std::string& hash : group_->gather(std::exchange(adapters, ""), "the hashes of all stages"))
+                adapters += hash;
+    }
     cache.key = cat("references of ", version, " ", sample_hash(opened_.file->checkpoint), " ",
                     plan_->base_description(), " ", name_of(config().model.dtype), " adapters ", adapters, " ",
                     memory::describe_device(device_), " ", config().hardware.kernels, " ", request.sizes.deterministic,

@@ -13,6 +13,7 @@
 #include "unsloth/spec/finite_sites.h"
 #include "unsloth/train/learning_rate.h"
 #include "unsloth/train/memory_use.h"
+#include "unsloth/train/stages.h"
 #include "unsloth/train/trainer.h"
 
 namespace unsloth::train {
@@ -66,9 +67,10 @@ void Trainer::banner() const {
     if (group_)
         log::info("ranks      ", environment_.world_size, ", ", environment_.local_world_size,
                   " on this machine, started by ", environment_.launcher,
-                  data_ranks() < environment_.world_size
-                      ? cat("; ", data_ranks(), " copies of the model, each over ", mesh_->shape().tp)
-                      : "");
+                  data_ranks() < environment_.world_size ? cat("; ", data_ranks(), " copies of the model, each over ",
+                                                               mesh_->shape().tp * mesh_->shape().pp)
+                                                         : "");
+    if (!plan_->request().pp.alone()) log::info("pipeline   ", describe_pipeline(plan_->request().pp));
     log::info("device     ", memory::describe_device(device_), "; compute ", name_of(config().model.dtype),
               ", residual stream in the same type");
     log::info("data       ", data::describe(*loader_));

@@ -1,5 +1,7 @@
 #include "unsloth/weights/adapter_margins.h"
 
+#include <algorithm>
+
 #include "unsloth/weights/part.h"
 
 namespace unsloth::weights {
@@ -19,7 +21,7 @@ struct Shape {
 /// Every block, layer by layer: the plan and the constructor walk the same list.
 std::vector<Shape> shapes_of(const LayerLayout& layout, const std::vector<spec::LayerLora>& lora, bool transposed) {
     std::vector<Shape> shapes;
-    for (int layer = 0; layer < static_cast<int>(lora.size()); ++layer)
+    for (const int layer : layout.stage.layers(static_cast<int64_t>(lora.size())))
         for (const Group g : all_groups)
             for (const Slice& slice : layout[g].slices) {
                 const int64_t r = lora[static_cast<std::size_t>(layer)][static_cast<std::size_t>(slice.projection)].r;
@@ -55,7 +57,8 @@ at::Tensor place(const Shape& shape, const GroupMargins& margins) {
 
 ops::FillTable make_table(ops::Context& ctx, const Adapters& adapters, const LayerLayout& layout,
                           const std::vector<LayerMargins>& margins, const memory::Arena& arena) {
-    const bool transposed = !margins.empty() && margins.front()[0].a_KR.defined();
+    const bool transposed =
+        std::any_of(margins.begin(), margins.end(), [](const LayerMargins& layer) { return layer[0].a_KR.defined(); });
     std::vector<ops::FillBlock> blocks;
     std::vector<int64_t> runs;
     for (const Shape& shape : shapes_of(layout, adapters.layers(), transposed)) {

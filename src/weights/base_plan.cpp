@@ -37,7 +37,7 @@ BasePlan::BasePlan(std::shared_ptr<const formats::WeightFile> file, LayerLayout 
     if (request_.fp8) require_fp8();
     request_.layers_at.resize(static_cast<std::size_t>(file_->spec.num_layers), spec::Place::device);
     for (int layer = 0; layer < static_cast<int>(file_->spec.num_layers); ++layer)
-        if (streams(layer)) streamed_.push_back(layer);
+        if (has(layer) && streams(layer)) streamed_.push_back(layer);
     if (!streamed_.empty()) require_resident();
     if (!layout_.tp.alone()) require_slices();
     for (int64_t layer = 0; layer < file_->spec.num_layers; ++layer) ready_.push_back(becomes_ready(layer));
@@ -203,7 +203,7 @@ bool BasePlan::nested(const formats::TensorSource& source) const {
 
 /// Codes and masters' copies always are; on a GPU 16-bit layers, and quantised ones that are expanded while loading.
 bool BasePlan::becomes_ready(int64_t layer) const {
-    if (request_.fp8 || request_.masters) return true;
+    if (request_.fp8 || request_.masters || !has(layer)) return true;
     if (!request_.device.is_cuda() || streams(layer)) return false;
     if (request_.cached.at(static_cast<std::size_t>(layer))) return true;
     for (int p = 0; p < spec::projection_count; ++p) {
@@ -307,7 +307,7 @@ void BasePlan::add_parts(const formats::TensorSource& source, bool large, LayerI
 void BasePlan::submit(memory::Plan& resident) const {
     const auto item = static_cast<int64_t>(c10::elementSize(request_.dtype));
     for (int layer = 0; layer < static_cast<int>(file_->spec.num_layers); ++layer) {
-        if (streams(layer)) continue;
+        if (!has(layer) || streams(layer)) continue;
         if (lies_ready(layer)) {
             submit_ready(layer, resident);
         } else if (const int64_t bytes = image_of(layer).bytes(); bytes > 0) {
@@ -318,6 +318,7 @@ void BasePlan::submit(memory::Plan& resident) const {
     for (const formats::TensorSource& source : file_->tensors.all()) {
         const spec::TensorRule& rule = source.rule;
         const int64_t elements = source.rows() * source.cols();
+        if (!layout_.stage.holds(rule.role, rule.layer, reads_embedding_as_head())) continue;
         switch (rule.role) {
             case spec::TensorRole::linear:  // in the layers above
             case spec::TensorRole::bias:    // joined by group below
@@ -334,10 +335,10 @@ void BasePlan::submit(memory::Plan& resident) const {
                 if (!request_.masters) resident.add("norms", rule.hf_name, elements * 4);
         }
     }
-    for (int64_t layer = 0; layer < file_->spec.num_layers; ++layer)
+    for (const int layer : layout_.stage.layers(file_->spec.num_layers))
         for (const Group g : all_groups)
             if (has_bias(g)) resident.add("biases", bias_name(layer, g), layout_[g].n * item);
-    if (request_.unties_head)
+    if (request_.unties_head && layout_.stage.last())
         resident.add("embeddings", untied_head_name, file_->spec.vocab_size * file_->spec.hidden_size * item);
     if (!lora_.empty()) AdapterMargins::plan(layout_, lora_, request_.device, request_.fp8, resident);
     if (layout_.dora) DoraNorms::plan(layout_, file_->spec.num_layers, resident);
@@ -348,7 +349,7 @@ void BasePlan::submit(memory::Plan& resident) const {
 void BasePlan::submit_common(memory::Plan& common) const {
     for (const int layer : streamed_)
         if (!on_disk(layer)) common.add("base weights", image_name(layer), image_of(layer).bytes());
-    if (request_.embedding_on_host && embedding_is_common()) add_embedding(common);
+    if (request_.embedding_on_host && embedding_is_common() && layout_.stage.first()) add_embedding(common);
 }
 
 void BasePlan::submit_host(memory::Plan& host) const {
@@ -356,7 +357,7 @@ void BasePlan::submit_host(memory::Plan& host) const {
         if (const LayerImage image = image_of(layer); on_disk(layer))
             host.add("base weights", image_name(layer), image.bytes() - image.rest());
     if (!recordable()) host.add("disk buffers", disk_buffers_name, DiskStream::memory_bytes);
-    if (request_.embedding_on_host && !embedding_is_common()) add_embedding(host);
+    if (request_.embedding_on_host && !embedding_is_common() && layout_.stage.first()) add_embedding(host);
 }
 
 void BasePlan::add_embedding(memory::Plan& host) const {

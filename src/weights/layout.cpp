@@ -1,6 +1,7 @@
 #include "unsloth/weights/layout.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace unsloth::weights {
 namespace {
@@ -32,9 +33,11 @@ Group group_of(spec::Projection p) {
     return Group::down;
 }
 
-LayerLayout make_layout(const spec::ModelSpec& spec, const std::vector<spec::LayerLora>& lora, spec::TensorRank tp) {
+LayerLayout make_layout(const spec::ModelSpec& spec, const std::vector<spec::LayerLora>& lora, spec::TensorRank tp,
+                        spec::Stage stage) {
     LayerLayout layout;
     layout.tp = tp;
+    layout.stage = std::move(stage);
     for (const spec::LayerLora& layer : lora)
         layout.dora = layout.dora || std::any_of(layer.begin(), layer.end(),
                                                  [](const spec::LoraModule& module) { return module.dora; });

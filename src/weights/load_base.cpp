@@ -325,6 +325,10 @@ std::unique_ptr<Pager> BasePlan::load_layers(ops::Context& ctx, const BaseMemory
     DiskLoading loading(request_.offload_folder);
     for (int layer = 0; layer < static_cast<int>(layers.size()); ++layer) {
         StoredLayer& stored = layers[static_cast<std::size_t>(layer)];
+        if (!has(layer)) {
+            streamed.emplace_back();
+            continue;
+        }
         std::optional<StreamedImage>& image = streamed.emplace_back(streamed_image(memory, layer));
         if (image && image->disk) {
             const auto fill = [&](const LayerImage& of, const std::string& part, const formats::TensorSource& source,
@@ -411,12 +415,16 @@ OuterWeights BasePlan::load_outer(ops::Context& ctx, const BaseMemory& memory, c
     const memory::Arena& of_embedding = !request_.embedding_on_host ? arena
                                         : embedding_is_common()     ? *memory.common
                                                                     : *memory.host;
-    outer.embed_VD = matrix(embed, embed.rule.hf_name, of_embedding, request_.trains_embedding);
-    const bool tied = &embed == &head;
-    outer.lm_head_VD = !tied                  ? matrix(head, head.rule.hf_name, arena, request_.trains_head)
-                       : request_.unties_head ? matrix(embed, untied_head_name, arena, /*trained=*/true)
-                                              : outer.embed_VD;
-    outer.final_norm_D = norm(arena, spec::TensorRole::final_norm, -1, masters);
+    const spec::Stage& stage = layout_.stage;
+    if (stage.holds(spec::TensorRole::embed_tokens, -1, reads_embedding_as_head()))
+        outer.embed_VD = matrix(embed, embed.rule.hf_name, of_embedding, request_.trains_embedding);
+    if (stage.last()) {
+        const bool tied = &embed == &head;
+        outer.lm_head_VD = !tied                  ? matrix(head, head.rule.hf_name, arena, request_.trains_head)
+                           : request_.unties_head ? matrix(embed, untied_head_name, arena, /*trained=*/true)
+                                                  : outer.embed_VD;
+        outer.final_norm_D = norm(arena, spec::TensorRole::final_norm, -1, masters);
+    }
     shared.finish();
     return outer;
 }

@@ -39,6 +39,10 @@ Pager::Pager(ops::Context& ctx, const LayerLayout& layout, at::ScalarType dtype,
     for (std::size_t layer = 0; layer < layers.size(); ++layer) {
         StoredLayer& stored = layers[layer];
         LayerWeights& weights = weights_[layer];
+        if (!layout.stage.has(static_cast<int64_t>(layer))) {
+            margins.emplace_back();
+            continue;
+        }
         for (const Group g : all_groups) {
             StoredGroup& group = stored.groups[at_group(g)];
             if (auto* ready = std::get_if<Operand>(&group)) {
@@ -65,10 +69,10 @@ Pager::Pager(ops::Context& ctx, const LayerLayout& layout, at::ScalarType dtype,
     margins_.emplace(ctx, *adapters, layout, margins, arena);
     if (!layout.dora) return;
     dora_.emplace(layout_, *adapters, arena);
-    for (std::size_t layer = 0; layer < weights_.size(); ++layer)
+    for (const int layer : layout.stage.layers(static_cast<int64_t>(weights_.size())))
         for (const Group g : all_groups) {
-            Operand& operand = weights_[layer][g];
-            operand.scale = dora_->scale(static_cast<int>(layer), g);
+            Operand& operand = weights_[static_cast<std::size_t>(layer)][g];
+            operand.scale = dora_->scale(layer, g);
             operand.scale.bias_N = operand.bias_N;
         }
     expand_in_turn(ctx, [&](int layer, const LayerWeights& expanded) {
@@ -207,12 +211,12 @@ void Pager::refresh(ops::Context& ctx) {
     ready_version_ = wanted;
     const auto layers = static_cast<int>(weights_.size());
     if (masters_ != nullptr)
-        for (int layer = 0; layer < layers; ++layer) copy_masters(ctx, layer);
+        for (const int layer : layout_.stage.layers(layers)) copy_masters(ctx, layer);
     if (!margins_) return;
     // Neighbours that lie ready share a launch; the slot's margins are filled with its layer.
     for (int layer = 0; layer < layers; ++layer) {
         const int first = layer;
-        while (layer < layers && !paged_[static_cast<std::size_t>(layer)]) ++layer;
+        while (layer < layers && layout_.stage.has(layer) && !paged_[static_cast<std::size_t>(layer)]) ++layer;
         if (layer > first) margins_->fill(ctx, first, layer - first);
     }
     if (!dora_) return;

@@ -149,10 +149,21 @@ ParameterTable ParameterTable::full(const spec::ModelSpec& spec) {
     return table;
 }
 
+ParameterTable ParameterTable::of(const spec::Stage& stage, bool tied) const {
+    ParameterTable table;
+    for (const Parameter& p : parameters_)
+        if (stage.holds(p.role, p.layer, tied)) table.add(p);
+    return table;
+}
+
 int64_t ParameterTable::trainable_elements() const {
     int64_t sum = 0;
     for (const Parameter& p : parameters_) sum += p.elements();
     return sum;
+}
+
+int64_t ParameterTable::end_of(const Parameter& p) const {
+    return p.offset + blocks(p) * ops::optimizer_block;
 }
 
 const Parameter* ParameterTable::find(spec::TensorRole role, int layer, spec::Projection projection,
@@ -256,6 +267,47 @@ ops::AdamwState Parameters::copies(const ParameterTable& table, config::Optimize
     for (const Flat& flat : saved_buffers(table, optimizer, share))
         copies.*flat.member = host.tensor(host.plan().find(copy_name(flat)), {flat.elements}, flat.dtype);
     return copies;
+}
+
+std::vector<CommonStretch> Parameters::common(const ParameterTable& all, const ParameterTable& own,
+                                              config::Optimizer optimizer, at::Tensor ops::AdamwState::* member) {
+    using State = ops::AdamwState;
+    // The state's slices begin and end with blocks, and so do parameters.
+    const bool values = member == &State::params_P || member == &State::grads_P;
+    const auto place = [&](const ParameterTable& table, int64_t element) {
+        const BlockCounts before = count_blocks(table, optimizer, element);
+        const int64_t block = ops::optimizer_block;
+        return values                                           ? element
+               : member == &State::m32 || member == &State::v32 ? before.slots32 * block
+               : member == &State::m8 || member == &State::v8   ? before.slots8 * block
+                                                                : before.slots8;
+    };
+    std::vector<CommonStretch> stretches;
+    auto there = all.parameters().begin();
+    for (const Parameter& p : own.parameters()) {  // in the same order
+        there = std::find_if(there, all.parameters().end(), [&](const Parameter& q) { return q.name == p.name; });
+        UNSLOTH_CHECK(there != all.parameters().end(), p.name, " is not among all parameters");
+        const int64_t length = blocks(p) * ops::optimizer_block;
+        const CommonStretch next{place(all, there->offset), place(own, p.offset),
+                                 place(own, p.offset + length) - place(own, p.offset)};
+        if (next.elements == 0) continue;
+        if (!stretches.empty()) {
+            CommonStretch& last = stretches.back();
+            if (last.all + last.elements == next.all && last.own + last.elements == next.own) {
+                last.elements += next.elements;
+                continue;
+            }
+        }
+        stretches.push_back(next);
+    }
+    return stretches;
+}
+
+ops::AdamwState Parameters::saved_shapes(const ParameterTable& table, config::Optimizer optimizer) {
+    ops::AdamwState shapes;
+    for (const Flat& flat : saved_buffers(table, optimizer, {}))
+        shapes.*flat.member = at::empty({flat.elements}, at::TensorOptions(flat.dtype).device(at::kMeta));
+    return shapes;
 }
 
 at::Tensor Parameters::view(const at::Tensor& flat, const Parameter& p) {

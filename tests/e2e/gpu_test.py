@@ -516,6 +516,76 @@ class TwoRanks(OnGpu):
         self.assertTrue((self.folder / "out" / ADAPTER).exists())
 
 
+@unittest.skipUnless(gpus(2), "needs two GPUs")
+class TwoStages(OnGpu):
+    WORDS = ["--max_steps", "6", "--learning_rate", "0.0001", "--optim", "adamw_torch",
+             "--per_device_train_batch_size", "1", "--gradient_accumulation_steps", "4"]  # fmt: skip
+    PIPELINE = ["--pp_size", "2"]
+
+    def check_as_alone(self, tolerance, *extra):
+        """The same micro-batches on one GPU, and through two stages in either order."""
+        self.succeed(*self.arguments("alone", *self.WORDS, *extra))
+        alone = self.steps(self.folder / "alone")
+        for schedule in ("1f1b", "interleaved"):
+            with self.subTest(schedule):
+                words = [*self.WORDS, *self.PIPELINE, "--pipeline_schedule", schedule]
+                code, err = self.launch(2, *self.arguments(schedule, *words, *extra))
+                self.assertEqual(code, OK, err)
+                staged = self.steps(self.folder / schedule)
+                self.assertEqual(len(staged), 6)
+                for got, expected in zip(staged, alone):
+                    self.assertEqual(got["tokens"], expected["tokens"])
+                    self.assertAlmostEqual(got["loss"], expected["loss"], delta=tolerance * expected["loss"])
+                    self.assertAlmostEqual(
+                        got["grad_norm"], expected["grad_norm"], delta=20 * tolerance * expected["grad_norm"]
+                    )
+
+    def test_adapters(self):
+        self.check_as_alone(1e-5, "--dtype", "float32", "--lora.lora_dropout", "0.1")
+
+    def test_half_precision_over_rows_of_equal_length(self):
+        """Not recorded as CUDA graphs, as one GPU's passes are."""
+        self.data = self.write([1024] * 32)
+        self.check_as_alone(1e-3, "--dtype", "bfloat16")
+
+    def test_full_training(self):
+        self.check_as_alone(1e-4, "--dtype", "float32", "--finetuning_type", "full")
+
+    def test_going_on(self):
+        """Bit for bit, with dropout and 8-bit moments."""
+        words = ["--lora.lora_dropout", "0.1", "--r", "64", "--max_steps", "6", *self.PIPELINE]
+        words += ["--gradient_accumulation_steps", "4", "--per_device_train_batch_size", "1"]
+        for out, extra in (
+            ("whole", ["--save_steps", "3"]),
+            ("rest", ["--resume_from_checkpoint", self.folder / "whole" / "checkpoint-3"]),
+        ):
+            code, err = self.launch(2, *self.arguments(out, *words, *extra))
+            self.assertEqual(code, OK, err)
+        whole, rest = self.folder / "whole", self.folder / "rest"
+        self.assertEqual(
+            [(s["loss"], s["grad_norm"]) for s in self.steps(rest)],
+            [(s["loss"], s["grad_norm"]) for s in self.steps(whole)[3:]],
+        )
+        self.assertEqual((rest / ADAPTER).read_bytes(), (whole / ADAPTER).read_bytes())
+
+    def test_device_map_starts_a_process_a_gpu(self):
+        words = ["--dtype", "float32", *self.WORDS]
+        self.succeed(*self.arguments("alone", *words))
+        alone = self.steps(self.folder / "alone")
+        own = json.dumps({"model.embed_tokens": 0, "model.layers.0-1": 0, "model.layers.2-5": 1, "lm_head": 1})
+        for name, device_map, stages in (
+            ("own", own, "layers 0 to 1 | 2 to 5;"),
+            ("balanced", "balanced", "2 stages of layers 0 to"),
+            ("sequential", "sequential", "layers 0 to 4 | 5 to 5;"),
+        ):
+            with self.subTest(name):
+                err = self.succeed(*self.arguments(name, *words, "--device_map", device_map)).err
+                self.assertIn("2 GPUs have the layers in turn, a process each", err)
+                self.assertIn(stages, err)
+                for got, expected in zip(self.steps(self.folder / name), alone, strict=True):
+                    self.assertAlmostEqual(got["loss"], expected["loss"], delta=1e-5 * expected["loss"])
+
+
 @unittest.skipUnless(gpus(4), "needs four GPUs")
 class FourRanks(TwoRanks):
     RANKS = 4

@@ -5,7 +5,19 @@ import socket
 import subprocess
 import time
 
-from support import EndToEnd, LLAMA, PROGRAM, SOURCE, TIMEOUT_S, environment, model, write_rows
+from support import (
+    EndToEnd,
+    LLAMA,
+    OK,
+    PROGRAM,
+    SOURCE,
+    TIMEOUT_S,
+    environment,
+    floats,
+    model,
+    read_safetensors,
+    write_rows,
+)
 
 LAUNCH = SOURCE / "scripts" / "launch.sh"
 
@@ -98,3 +110,40 @@ class Ranks(EndToEnd):
                 if rank.poll() is not None:
                     self.fail(rank.stderr.read())
             time.sleep(0.05)
+
+
+class SharedModel(Ranks):
+    """Ranks that share a model's layers, beside one process."""
+
+    def run_ranks(self, processes, arguments):
+        code, err = self.launch(processes, arguments)
+        self.assertEqual(code, OK, err)
+        return err
+
+    # Adam takes a step of the rate's size however small a gradient is: rounding turns a few of the smallest round.
+    def assert_same_values(self, out, other, file="adapter_model.safetensors", delta=2e-4):
+        expected = read_safetensors(self.folder / other / file)
+        found = read_safetensors(self.folder / out / file)
+        self.assertEqual(found.keys(), expected.keys())
+        for name, (_, shape, data) in found.items():
+            self.assertEqual(shape, expected[name][1], name)
+            for a, b in zip(floats(data), floats(expected[name][2])):
+                self.assertAlmostEqual(a, b, delta=delta, msg=name)
+
+    def assert_same_course(self, out, other):
+        """All metrics of the steps and evaluations that depend on products."""
+        steps, expected = self.steps(self.folder / out), self.steps(self.folder / other)
+        self.assertEqual(len(steps), len(expected))
+        for got, one in zip(steps, expected):
+            self.assertEqual((got["tokens"], got["trained_tokens"]), (one["tokens"], one["trained_tokens"]))
+            self.assertAlmostEqual(got["loss"], one["loss"], delta=2e-5 * one["loss"])
+            self.assertAlmostEqual(got["grad_norm"], one["grad_norm"], delta=5e-4 * one["grad_norm"])
+            # Not rewards/accuracies: of the first step's margins, which are zero, rounding decides.
+            for name in ("rewards/margins", "logps/chosen"):
+                if name in one:
+                    self.assertAlmostEqual(got[name], one[name], delta=1e-4)
+        rows, expected = self.evaluations(self.folder / out), self.evaluations(self.folder / other)
+        self.assertEqual(len(rows), len(expected))
+        for got, one in zip(rows, expected):
+            self.assertEqual(got["eval_tokens"], one["eval_tokens"])
+            self.assertAlmostEqual(got["eval_loss"], one["eval_loss"], delta=1e-5 * one["eval_loss"])

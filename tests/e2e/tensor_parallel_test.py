@@ -3,59 +3,23 @@
 import signal
 import time
 
-from rank_support import Ranks
+from rank_support import SharedModel
 from support import (
     LLAMA,
-    OK,
     QWEN3,
     RUNTIME,
     SIGTERM_SAVED,
     TIMEOUT_S,
     USAGE,
-    floats,
     main,
     model,
-    read_safetensors,
     write_rows,
 )
 
 
-class TensorParallel(Ranks):
+class TensorParallel(SharedModel):
     def tp(self, size, *arguments):
         return [*arguments, "--tp_size", size]
-
-    def run_ranks(self, processes, arguments):
-        code, err = self.launch(processes, arguments)
-        self.assertEqual(code, OK, err)
-        return err
-
-    # Adam takes a step of the rate's size however small a gradient is: rounding turns a few of the smallest round.
-    def assert_same_values(self, out, other, file="adapter_model.safetensors", delta=2e-4):
-        expected = read_safetensors(self.folder / other / file)
-        found = read_safetensors(self.folder / out / file)
-        self.assertEqual(found.keys(), expected.keys())
-        for name, (_, shape, data) in found.items():
-            self.assertEqual(shape, expected[name][1], name)
-            for a, b in zip(floats(data), floats(expected[name][2])):
-                self.assertAlmostEqual(a, b, delta=delta, msg=name)
-
-    def assert_same_course(self, out, other):
-        """All metrics of the steps and evaluations that depend on products."""
-        steps, expected = self.steps(self.folder / out), self.steps(self.folder / other)
-        self.assertEqual(len(steps), len(expected))
-        for got, one in zip(steps, expected):
-            self.assertEqual((got["tokens"], got["trained_tokens"]), (one["tokens"], one["trained_tokens"]))
-            self.assertAlmostEqual(got["loss"], one["loss"], delta=2e-5 * one["loss"])
-            self.assertAlmostEqual(got["grad_norm"], one["grad_norm"], delta=5e-4 * one["grad_norm"])
-            # Not rewards/accuracies: of the first step's margins, which are zero, rounding decides.
-            for name in ("rewards/margins", "logps/chosen"):
-                if name in one:
-                    self.assertAlmostEqual(got[name], one[name], delta=1e-4)
-        rows, expected = self.evaluations(self.folder / out), self.evaluations(self.folder / other)
-        self.assertEqual(len(rows), len(expected))
-        for got, one in zip(rows, expected):
-            self.assertEqual(got["eval_tokens"], one["eval_tokens"])
-            self.assertAlmostEqual(got["eval_loss"], one["eval_loss"], delta=1e-5 * one["eval_loss"])
 
     def test_meshes_give_the_same_losses_and_adapters(self):
         """tp 4 has two ranks for each key/value head."""

@@ -13,12 +13,13 @@ using Part = Action::Part;
 constexpr Direction forward = Direction::forward, backward = Direction::backward;
 
 TEST(Itinerary, OneMicroBatchGoesUpAndDown) {
-    const Itinerary expected{
-        {Part::embedding, forward, 0, -1}, {Part::layer, forward, 0, 0},  {Part::layer, forward, 0, 1},
-        {Part::layer, forward, 0, 2},      {Part::head, forward, 0, -1},  {Part::layer, backward, 0, 2},
-        {Part::layer, backward, 0, 1},     {Part::layer, backward, 0, 0}, {Part::embedding, backward, 0, -1}};
+    const Itinerary expected{{Part::inputs, forward, 0, -1}, {Part::embedding, forward, 0, -1},
+                             {Part::layer, forward, 0, 0},   {Part::layer, forward, 0, 1},
+                             {Part::layer, forward, 0, 2},   {Part::head, forward, 0, -1},
+                             {Part::layer, backward, 0, 2},  {Part::layer, backward, 0, 1},
+                             {Part::layer, backward, 0, 0},  {Part::embedding, backward, 0, -1}};
     EXPECT_EQ(training_itinerary({.layers = 3, .embedding_backward = true}), expected);
-    EXPECT_EQ(forward_itinerary(3), Itinerary(expected.begin(), expected.begin() + 4));
+    EXPECT_EQ(forward_itinerary(3), Itinerary(expected.begin() + 1, expected.begin() + 5));
 }
 
 TEST(Itinerary, EndsAtTheLowestLayerThatTrains) {
@@ -52,7 +53,7 @@ TEST(Itinerary, StretchesAreOfOnePartAndDirection) {
     std::vector<std::size_t> lengths;
     for (std::size_t first = 0; first < actions.size(); first = stretch_end(actions, first))
         lengths.push_back(stretch_end(actions, first) - first);
-    EXPECT_EQ(lengths, (std::vector<std::size_t>{2, 8, 2, 8, 2}));
+    EXPECT_EQ(lengths, (std::vector<std::size_t>{2, 2, 8, 2, 8, 2}));
 }
 
 }  // namespace

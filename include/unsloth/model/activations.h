@@ -23,7 +23,8 @@ using weights::Group;
 /// What a layer's forward leaves for its backward. What a layer does not keep (spec/keep.h) is one buffer that all
 /// layers share.
 struct LayerSaved {
-    at::Tensor x_TD;  ///< the layer's input: the residual stream before it
+    at::Tensor x_TD;  ///< the layer's input: the residual stream before it. Of a layer of another rank it is there
+                      ///< where this rank sends it
     at::Tensor rstd1_T;
     at::Tensor u_qkv_TR;   ///< x·Aᵀ of the qkv group
     at::Tensor qk_raw_TN;  ///< q and k before their norm; undefined without qk_norm

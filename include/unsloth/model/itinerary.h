@@ -10,13 +10,14 @@ namespace unsloth::model {
 enum class Direction : uint8_t { forward, backward };
 
 /// One part of the network, one way, for one micro-batch. The head makes the loss and its gradient in one go: it is
-/// where a micro-batch turns round.
+/// where a micro-batch turns round. Where ranks share the layers (model/pipeline_schedule.h), what enters a layer, or
+/// its gradient, comes from one of them and goes to another.
 struct Action {
-    enum class Part : uint8_t { embedding, layer, head };
+    enum class Part : uint8_t { inputs, receive, embedding, layer, head, send };
     Part part = Part::layer;
     Direction direction = Direction::forward;
-    int micro = 0;   ///< of those in flight, from 0
-    int layer = -1;  ///< of a layer alone
+    int micro = 0;   ///< of the step's that are walked together, from 0
+    int layer = -1;  ///< of a layer; of receive and send the one above the border
     bool operator==(const Action&) const = default;
 };
 using Itinerary = std::vector<Action>;
@@ -42,6 +43,7 @@ inline Itinerary training_itinerary(const TrainingRoute& route) {
     const auto all = [&](Action::Part part, Direction direction, int layer = -1) {
         for (int micro = 0; micro < route.micro_batches; ++micro) actions.push_back({part, direction, micro, layer});
     };
+    all(Action::Part::inputs, Direction::forward);
     all(Action::Part::embedding, Direction::forward);
     for (int layer = 0; layer < route.layers; ++layer) all(Action::Part::layer, Direction::forward, layer);
     all(Action::Part::head, Direction::forward);

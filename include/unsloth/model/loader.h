@@ -12,6 +12,7 @@
 #include "unsloth/formats/load_plan.h"
 #include "unsloth/formats/peft.h"
 #include "unsloth/model/model.h"
+#include "unsloth/model/pipeline.h"
 #include "unsloth/weights/base_plan.h"
 
 namespace unsloth::model {
@@ -40,6 +41,7 @@ struct LoadRequest {
     ops::Nf4GemmChooser nf4_chooser;            ///< products that read 4-bit tiles on this device; empty: none
     TensorParallel tp;                          ///< whose slices of the layers are planned and loaded
     int processes = 1;                          ///< of this machine that plan alike: they take its host memory together
+    Pipeline pp;                                ///< whose stage is; its micro-batches in flight are the least of a plan
     ActivationSizes sizes;
     spec::RunPlan run;
     int64_t fewest_tokens = 0;  ///< a pass has at least so many (generation: one); 0: about as many as `sizes` says
@@ -53,12 +55,17 @@ class ModelPlan {
     ModelPlan(std::shared_ptr<const formats::WeightFile> file, LoadRequest request);
 
     const spec::ModelSpec& spec() const { return file_->spec; }
+    const std::shared_ptr<const formats::WeightFile>& file() const { return file_; }
     /// With this rank's slices of the layers.
     const spec::ModelSpec& own_spec() const { return own_; }
     const formats::ModelTensors& tensors() const { return file_->tensors; }
     const LoadRequest& request() const { return request_; }
     const std::optional<spec::LoraSpec>& lora() const { return request_.lora; }
+    /// What is trained; of a pipeline by all ranks, and by this one.
     const weights::ParameterTable* table() const { return table_ ? &*table_ : nullptr; }
+    const weights::ParameterTable* own_table() const { return own_table_ ? &*own_table_ : nullptr; }
+    /// The layers that this rank has.
+    std::vector<int> own_layers() const { return request_.pp.stage().layers(spec().num_layers); }
     /// What stays for the whole run, and what the step takes; `sizes` may be changed before load().
     const memory::Plan& resident() const { return resident_; }
     const memory::Plan& step() const { return step_; }
@@ -69,7 +76,7 @@ class ModelPlan {
     /// Of all processes of the machine.
     int64_t host_bytes() const;
     /// How many processes of the machine hold what the base has in host memory for themselves.
-    int base_copies() const { return request_.tp.alone() ? 1 : request_.processes; }
+    int base_copies() const { return request_.tp.alone() && request_.pp.alone() ? 1 : request_.processes; }
     void set_sizes(const ActivationSizes& sizes);
     /// `run` may be changed before load(), too. CheckError for a number of layers that the model has not, and where a
     /// layer offloads above one that does not.
@@ -104,6 +111,9 @@ class ModelPlan {
   private:
     bool trains_all() const { return request_.finetuning_type == config::FinetuningType::full && request_.trains; }
     bool trains(spec::TensorRole role) const;  ///< outside of the layers
+    void choose_own(const spec::Stage& stage);
+    /// Whether passes may be recorded: what ranks do between layers is not.
+    bool records() const { return request_.records && request_.tp.alone() && request_.pp.alone(); }
     weights::BaseRequest base_request() const;
     void plan_resident();
     void plan_step();
@@ -115,8 +125,9 @@ class ModelPlan {
     LoadRequest request_;
     spec::ModelSpec own_;
     std::shared_ptr<const formats::Adapter> adapter_;
-    std::vector<spec::LayerLora> lora_layers_;
-    std::optional<weights::ParameterTable> table_;
+    std::vector<spec::LayerLora> lora_layers_;  ///< of this rank's layers; the others' have none
+    std::optional<weights::ParameterTable> table_, own_table_;
+    int lowest_trained_layer_ = 0;  ///< of all ranks'
     weights::LayerLayout layout_;
     std::optional<weights::BasePlan> base_;
     memory::Plan resident_, step_, host_, common_;

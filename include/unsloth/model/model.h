@@ -46,21 +46,33 @@ class Model {
     const TensorParallel& tensor_parallel() const { return parts_.network.tp; }
     at::ScalarType dtype() const { return parts_.network.dtype; }
     weights::Parameters* parameters() { return parts_.network.parameters.get(); }
+    /// What all ranks of a pipeline train: alone, what parameters() are.
+    const weights::ParameterTable& trained_by_all() const { return parts_.network.trained_by_all; }
     const ModelParts& parts() const { return parts_; }
 
-    /// How many micro-batches train() takes at a time.
-    int64_t in_flight() const { return static_cast<int64_t>(micro_batches_.size()); }
-    /// Forward and backward of up to in_flight() micro-batches: adds their gradients to the flat buffer and their loss
-    /// (the objective's, with the step's divisor, from ctx.scalars) to ctx.outcome. Nothing synchronises. A batch
-    /// without tokens or targets adds nothing.
+    /// The ranks that have the layers in turn. Of what all ranks that share the model know, one speaks: the first of
+    /// those that have the loss.
+    const Pipeline& pipeline() const { return parts_.network.pp; }
+    /// The embeddings of a pipeline's rank that another rank has and trains, too, as lm_head; nullptr: none.
+    const weights::Parameter* tied_parameter() const;
+    bool speaks() const { return pipeline().stage().last() && tensor_parallel().first(); }
+    /// For benches: whether what other stages send is waited for, and anything sent (Borders).
+    void connect(bool connects) { borders_.connect(connects); }
+
+    /// How many of a step's micro-batches train() takes at a time.
+    std::size_t at_a_time(std::size_t of_step) const { return pipeline().alone() ? micro_batches_.size() : of_step; }
+    /// Forward and backward of up to at_a_time() micro-batches: adds their gradients to the flat buffer and their loss
+    /// (the objective's, with the step's divisor, from ctx.scalars) to ctx.outcome; of a pipeline the last rank has the
+    /// loss. Nothing synchronises. A batch without tokens or targets adds nothing.
     void train(std::span<const data::Batch> batches, HeadObjective& objective);
 
     /// Before the first train(): cuts the gradients into buckets of up to `most_bytes`, which each train() reaches from
     /// then on (with several micro-batches to a step the last one counts).
     GradientBuckets& cut_gradients(int64_t most_bytes);
 
-    /// -log p of every target of the batch, in order: fp32 [labels] on the CPU (synchronises). `on_logits` (may be
-    /// empty) sees each chunk: first row's index among the targets, and the logits [C, V] in the compute dtype.
+    /// -log p of every target of the batch, in order: fp32 [labels] on the CPU (synchronises); of a pipeline on the
+    /// last rank, elsewhere zeros. `on_logits` (may be empty) sees each chunk: first row's index among the targets, and
+    /// the logits [C, V] in the compute dtype.
     using OnLogits = std::function<void(int64_t first, const at::Tensor& logits_CV)>;
     at::Tensor score(const data::Batch& batch, const OnLogits& on_logits = {}, PolicyScope scope = PolicyScope::policy);
 
@@ -85,19 +97,28 @@ class Model {
     ModuleObserver on_module;  ///< may be empty
 
   private:
-    void walk(const Itinerary& actions, bool trains);
+    /// What a walk is for.
+    enum class Walk : uint8_t { training, scoring, generation };
+    void walk(const Itinerary& actions, Walk purpose);
     void act(const Action& action, bool trains);
+    void take_in(int micro);
+    void cross_border(const Action& action);
+    std::size_t place_of(int micro) const { return static_cast<std::size_t>(micro) % micro_batches_.size(); }
+    void choose_recording(const Itinerary& actions, std::size_t first, std::size_t end, Walk purpose);
+    Itinerary forward_pass() const;
     LayerContext layer_context(int layer, const MicroBatch& micro);
     void reached(int level);
-    bool records() const;  ///< whether passes may be recorded now
+    bool records(Walk purpose) const;  ///< whether passes may be recorded now
 
     ops::Context& ctx_;
     ModelParts parts_;
     HeadObjective* objective_ = nullptr;       ///< of the pass under way, where it trains
+    std::vector<const data::Batch*> batches_;  ///< of the pass under way, where it trains
     PolicyScope scope_ = PolicyScope::policy;  ///< of the pass under way
     TrainingRoute route_;
     PassCounts counts_;
-    std::vector<std::unique_ptr<MicroBatch>> micro_batches_;
+    std::vector<std::unique_ptr<MicroBatch>> micro_batches_;  ///< of places: number m of a walk takes m mod their count
+    Borders borders_;
     std::unique_ptr<GradientBuckets> buckets_;  ///< nullptr: nobody asks when gradients are complete
     RecordedPasses recorded_;                   ///< of work that knows those above by address
 };

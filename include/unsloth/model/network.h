@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "unsloth/formats/load_plan.h"
+#include "unsloth/model/pipeline.h"
 #include "unsloth/model/tensor_parallel.h"
 #include "unsloth/weights/base_plan.h"
 
@@ -16,13 +17,16 @@ struct Network {
     std::shared_ptr<const formats::WeightFile> file;  ///< its map may be what the weights are
     spec::ModelSpec spec;
     TensorParallel tp;
+    Pipeline pp;
     spec::ModelSpec own;  ///< whose layers are this rank's slices
     weights::LayerLayout layout;
     at::ScalarType dtype = at::kFloat;
-    std::vector<spec::LayerLora> lora;             ///< one a layer; empty: no adapters
     double lora_dropout = 0.0, noise_alpha = 0.0;  ///< of passes that train
     bool full_finetuning = false;
+    bool trains_embedding = false;  ///< by the rank that has them
+    int lowest_trained_layer = 0;   ///< the lowest that a backward pass must reach, of all ranks' layers
     std::unique_ptr<weights::Parameters> parameters;  ///< nullptr in inference without adapters
+    weights::ParameterTable trained_by_all;  ///< what all ranks of a pipeline train: alone, the parameters' table
     std::unique_ptr<weights::Adapters> adapters;
     std::unique_ptr<weights::Pager> pager;
     weights::OuterWeights outer;
@@ -32,9 +36,6 @@ struct Network {
     int layers() const { return static_cast<int>(spec.num_layers); }
     /// The master of a tensor outside of the layers; nullptr where it is frozen.
     const weights::Parameter* trained(spec::TensorRole role) const;
-    bool trains_embedding() const { return trained(spec::TensorRole::embed_tokens) != nullptr; }
-    /// The lowest layer that a backward pass must reach.
-    int lowest_trained_layer() const;
     /// Before a forward pass: brings what the last update changed to where the pass reads it.
     void refresh(ops::Context& ctx);
 };

@@ -8,9 +8,9 @@
 
 namespace unsloth::train {
 
-/// choose_memory_use() by the least memory that any rank has, as rank 0 chooses. `before`: the plan, as JSON, of the
-/// part of the run that this one goes on from, or empty; it is kept where the choice is the program's and it still
-/// fits. `group` may be nullptr; called by all ranks.
+/// choose_memory_use() by the least memory that any rank has, as rank 0 chooses, or the first of a pipeline's stage.
+/// `before`: the plan, as JSON, of the part of the run that this one goes on from, or empty; it is kept where the
+/// choice is the program's and it still fits. `group` may be nullptr; called by all ranks.
 void choose_together(const config::Config& config, model::ModelPlan& plan, int64_t micro_batches, comm::Group* group,
                      const std::string& before);
 

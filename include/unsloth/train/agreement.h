@@ -17,7 +17,7 @@ std::string sample_hash(const formats::Checkpoint& checkpoint);
 std::string values_hash(const at::Tensor& values);
 
 /// Called by all ranks with the hash of their trained values after that many steps: runtime Error, on all of them, that
-/// names who differs.
-void require_equal_hashes(comm::Group& group, const std::string& own, int64_t steps);
+/// names who differs among the ranks of a stage; each of the `stages` of a pipeline has values of its own.
+void require_equal_hashes(comm::Group& group, const std::string& own, int64_t steps, int stages = 1);
 
 }  // namespace unsloth::train

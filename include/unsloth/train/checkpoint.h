@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <condition_variable>
 #include <exception>
 #include <filesystem>
@@ -19,6 +20,19 @@
 #include "unsloth/weights/parameters.h"
 
 namespace unsloth::train {
+
+/// What a checkpoint keeps of the optimizer's state, by the names of its file.
+struct SavedTensor {
+    const char* name;
+    at::Tensor ops::AdamwState::* member;
+};
+inline constexpr std::array<SavedTensor, 7> saved_tensors{{{"params", &ops::AdamwState::params_P},
+                                                           {"m32", &ops::AdamwState::m32},
+                                                           {"v32", &ops::AdamwState::v32},
+                                                           {"m8", &ops::AdamwState::m8},
+                                                           {"v8", &ops::AdamwState::v8},
+                                                           {"absmax_m8", &ops::AdamwState::absmax_m8},
+                                                           {"absmax_v8", &ops::AdamwState::absmax_v8}}};
 
 /// The flat buffers that training changes, as named tensors: values ("params", fp32) and AdamW's moments. Those without
 /// elements are left out.
@@ -49,9 +63,10 @@ std::string optimizer_file(weights::Share share);
 void save_optimizer(const std::filesystem::path& path, const Snapshot& snapshot, weights::ParameterSlice own,
                     bool with_values);
 /// Reads what save_optimizer wrote for all ranks, of whatever number, into the parameters' state, and with
-/// `with_values` all values. input Error when a file or a tensor is missing or of another size or type.
-void restore_optimizer(const std::filesystem::path& checkpoint, weights::Parameters& parameters,
-                       config::Optimizer optimizer, bool with_values);
+/// `with_values` all values. `all`: what the file is laid out for, of which the parameters may be some. input Error
+/// when a file or a tensor is missing or of another size or type.
+void restore_optimizer(const std::filesystem::path& checkpoint, const weights::ParameterTable& all,
+                       weights::Parameters& parameters, config::Optimizer optimizer, bool with_values);
 /// Reads adapters and modules_to_save of a folder that save_adapter wrote (in fp32) into the flat values, exactly.
 void restore_adapter(const std::filesystem::path& folder, const weights::ParameterTable& table,
                      const at::Tensor& params_P);
@@ -60,6 +75,8 @@ void restore_adapter(const std::filesystem::path& folder, const weights::Paramet
 class BackgroundSaver {
   public:
     using Write = std::function<void(const Snapshot&)>;
+    /// Fills a snapshot, or where there is none does all that others wait for.
+    using Fill = std::function<void(const Snapshot*)>;
 
     /// `copies`: planned host memory of the snapshot, which lives as long as this; nothing: it is made with the first
     /// save.
@@ -72,8 +89,8 @@ class BackgroundSaver {
 
     /// Copies the state as it is after the work issued so far (asynchronously on CUDA: later work waits for the copies,
     /// the host does not) and calls write(snapshot) on the saver's thread. What an earlier write threw is thrown here;
-    /// where there is no memory for the copy, wait() throws that.
-    void save(Write write);
+    /// where there is no memory for the copy, wait() throws that. `fill` makes the copy instead, by work of this kind.
+    void save(Write write, const Fill& fill = nullptr);
     /// Waits for the write under way; throws what it threw.
     void wait();
 

@@ -48,6 +48,9 @@ class LayerCosts {
     std::map<int, spec::MemoryNeed> slopes_;
 };
 
+/// What the passes of the plan's step have in common, with what `like` chooses for all layers.
+planner::StepWork step_work(const model::ModelPlan& plan, int64_t micro_batches, const spec::RunPlan& like);
+
 /// Whether products need the base's 4-bit weights expanded.
 bool holds_4bit(const model::ModelPlan& plan);
 

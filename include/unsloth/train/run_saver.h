@@ -30,7 +30,10 @@ struct RunFiles {
     std::filesystem::path tokenizer_folder;
     std::string config;  ///< run_config.json
     int64_t save_total_limit = 0;
-    weights::Share share;           ///< of the optimizer: each rank writes its own, the first all else
+    weights::Share share;  ///< of the optimizer: each rank writes its own, the first all else
+    /// Of a pipeline, whose ranks have parts of the state: collect(to, values_only) has `to` called for the tensor in
+    /// host memory that takes each whole one (train/whole_state.h).
+    std::function<void(const std::function<at::Tensor(const std::string&)>& to, bool values_only)> collect;
     std::chrono::seconds patience;  ///< of the first with the others' files
 };
 
@@ -42,7 +45,7 @@ struct RunMoment {
 
 class RunSaver {
   public:
-    /// `state`: Parameters::saved(). `copies`: as BackgroundSaver's.
+    /// `state`: Parameters::saved(); where it is to be collected, of no device. `copies`: as BackgroundSaver's.
     RunSaver(RunFiles files, const ops::Context& ctx, const ops::AdamwState& state,
              const std::optional<ops::AdamwState>& copies);
     ~RunSaver();
@@ -60,6 +63,7 @@ class RunSaver {
     std::optional<int64_t> last_checkpoint() const { return last_; }  ///< the last one asked for
 
   private:
+    BackgroundSaver::Fill fill() const;
     void write_result(const std::filesystem::path& folder, const at::Tensor& params_P,
                       const formats::TrainerState& trainer) const;
     void write_checkpoint(formats::CheckpointWriter& writer, const Snapshot& snapshot, const RunMoment& moment) const;

@@ -114,6 +114,7 @@ class Stepper {
     void write_scalars(Slot& slot, const data::StepBatch& batch, int64_t step, double learning_rate);
     bool shares_optimizer() const { return shares_ && model_.parameters()->share().size > 1; }
     void measure_norm(int64_t step);
+    void measure_norm_of_stages(int64_t step);
     void measure_layers(Slot& slot, int64_t step);
     void adjust_loss_scale(const spec::StepOutcome& outcome);
 
@@ -133,7 +134,9 @@ class Stepper {
     spec::ModelFlops flops_;
     SpikeWindow spikes_;
     std::optional<SpikeGuard> spike_guard_;          ///< nothing: skip_on_spike is 0
-    std::vector<model::GradientStretch> stretches_;  ///< of the layers
+    std::vector<model::GradientStretch> stretches_;  ///< of the layers, all ranks'
+    std::vector<weights::CommonStretch> common_;     ///< of what all ranks train and what this one has
+    at::Tensor stage_squares_;                       ///< fp64, of a pipeline: one a rank
     at::Tensor layer_norms_;                         ///< fp32, one a stretch
     double loss_scale_ = 1.0;
     int64_t good_steps_ = 0;

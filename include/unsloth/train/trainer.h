@@ -24,6 +24,7 @@
 namespace unsloth::train {
 
 struct ReferenceCache;
+class WholeState;
 
 class Trainer {
   public:
@@ -34,6 +35,7 @@ class Trainer {
     /// Meets the other ranks if the environment names some, opens the model and the data, and plans memory. Input,
     /// usage or runtime Error; nothing large is allocated yet.
     explicit Trainer(const config::LoadedConfig& loaded, Purpose purpose = Purpose::trains);
+    ~Trainer();
     /// The whole run; with max_steps 0 it ends after the plan. Throws Interrupted after saving when a signal asked to
     /// stop.
     void run();
@@ -131,7 +133,9 @@ class Trainer {
     std::unique_ptr<ops::Context> ctx_;
     std::unique_ptr<model::Model> model_;
     std::unique_ptr<Stepper> stepper_;
-    std::optional<RunSaver> saver_;  ///< of the rank that leads, once the model is loaded
+    std::unique_ptr<WholeState> whole_;  ///< of a pipeline: its ranks that take part in what the one that leads saves
+    std::optional<int64_t> saved_step_;  ///< of the last checkpoint asked for
+    std::optional<RunSaver> saver_;      ///< of the rank that leads, once the model is loaded
     std::vector<std::unique_ptr<Observer>> observers_;
     HistoryObserver history_;
     LossWatch loss_watch_;

@@ -48,8 +48,8 @@ struct BaseMemory {
 
 class BasePlan {
   public:
-    /// The layers are the layout's slices of the file's. usage Error where fp8 is asked for and cannot be, where layers
-    /// that must lie on the device do not, and where a weight's form cannot be cut so.
+    /// The layers are the layout's: of its stage, slices of the file's. usage Error where fp8 is asked for and cannot
+    /// be, where layers that must lie on the device do not, and where a weight's form cannot be cut so.
     BasePlan(std::shared_ptr<const formats::WeightFile> file, LayerLayout layout, std::vector<spec::LayerLora> lora,
              BaseRequest request);
 
@@ -97,6 +97,8 @@ class BasePlan {
     bool trains(spec::TensorRole role) const {
         return role == spec::TensorRole::embed_tokens ? request_.trains_embedding : request_.trains_head;
     }
+    bool has(int64_t layer) const { return layout_.stage.has(layer); }
+    bool reads_embedding_as_head() const { return file_->spec.tie_word_embeddings && !request_.unties_head; }
     bool lies_ready(int64_t layer) const { return ready_.at(static_cast<std::size_t>(layer)); }
     bool becomes_ready(int64_t layer) const;
     bool tiles_serve() const;

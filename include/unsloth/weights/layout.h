@@ -17,6 +17,7 @@
 #include "unsloth/spec/lora_spec.h"
 #include "unsloth/spec/model_spec.h"
 #include "unsloth/spec/slice.h"
+#include "unsloth/spec/stage.h"
 
 namespace unsloth::weights {
 
@@ -58,6 +59,7 @@ struct LayerLayout {
     std::array<GroupLayout, group_count> groups;
     bool dora = false;    ///< outputs are scaled after the product (weights/dora_norms.h)
     spec::TensorRank tp;  ///< whose slices of the model's matrices these are
+    spec::Stage stage;    ///< which layers there are
     const GroupLayout& operator[](Group g) const { return groups[static_cast<std::size_t>(g)]; }
     int64_t elements() const;     ///< of one layer's four buffers
     int64_t widest_rank() const;  ///< the largest group's r
@@ -65,8 +67,8 @@ struct LayerLayout {
 
 /// A rank's slices of the layers of `spec`, which is the whole model. `lora` has one entry a layer, or is empty (no
 /// adapters: R = 0).
-LayerLayout make_layout(const spec::ModelSpec& spec, const std::vector<spec::LayerLora>& lora,
-                        spec::TensorRank tp = {});
+LayerLayout make_layout(const spec::ModelSpec& spec, const std::vector<spec::LayerLora>& lora, spec::TensorRank tp = {},
+                        spec::Stage stage = {});
 
 Group group_of(spec::Projection p);
 

@@ -12,6 +12,7 @@
 #include "unsloth/memory/plan.h"
 #include "unsloth/ops/optimizer.h"
 #include "unsloth/spec/lora_spec.h"
+#include "unsloth/spec/stage.h"
 #include "unsloth/spec/tensor_table.h"
 
 namespace unsloth::weights {
@@ -49,6 +50,11 @@ struct ParameterSlice {
     int64_t elements() const { return end - begin; }
 };
 
+/// Elements that two layouts have in common, and where they begin in each.
+struct CommonStretch {
+    int64_t all = 0, own = 0, elements = 0;
+};
+
 /// What is trained, before any memory exists: the list and the flat layout.
 class ParameterTable {
   public:
@@ -59,9 +65,14 @@ class ParameterTable {
     /// Every tensor of the model; decay on 2-D tensors only.
     static ParameterTable full(const spec::ModelSpec& spec);
 
+    /// What a rank of a pipeline trains of these, laid out anew; `tied`: the embeddings are lm_head, too.
+    ParameterTable of(const spec::Stage& stage, bool tied) const;
+
     const std::vector<Parameter>& parameters() const { return parameters_; }
     int64_t flat_elements() const { return flat_; }  ///< with the padding to 256
     int64_t trainable_elements() const;              ///< without
+    /// Where the next parameter may lie.
+    int64_t end_of(const Parameter& p) const;
     /// Of flat buffers that so many ranks share: flat_elements(), for several with what equal slices need more at the
     /// end. A slice begins where a chunk of the gradients' norm does, so that the norm has the same bits.
     int64_t padded_elements(int size) const;
@@ -93,6 +104,12 @@ class Parameters {
     /// Where the elements of one of the state's saved tensors lie among those of all ranks'.
     static ParameterSlice state_slice(const ParameterTable& table, config::Optimizer optimizer, Share share,
                                       at::Tensor ops::AdamwState::* member);
+    /// Where the elements of one of the state's saved tensors lie that a table has of another's, in both: in order, as
+    /// long as they lie together in both.
+    static std::vector<CommonStretch> common(const ParameterTable& all, const ParameterTable& own,
+                                             config::Optimizer optimizer, at::Tensor ops::AdamwState::* member);
+    /// Sizes and types of saved() for a table's parameters, on no device.
+    static ops::AdamwState saved_shapes(const ParameterTable& table, config::Optimizer optimizer);
 
     const ParameterTable& table() const { return table_; }
     at::Tensor value(const Parameter& p) const { return view(values_P, p); }

@@ -1,0 +1,22 @@
+// A run's pipeline: where the model is cut, and in which order its ranks take micro-batches.
+#pragma once
+
+#include <string>
+
+#include "unsloth/train/memory_use.h"
+
+namespace unsloth::train {
+
+/// This rank's stage of the model that `whole` plans as one process has it: cut by what its layers and the head are
+/// predicted to take, as rank 0 says. Called by all ranks; `mesh` has more than one stage, and links in a ring where
+/// several_chunks(). usage Error where there are fewer layers than stages, and for what a pipeline does not do.
+model::Pipeline plan_pipeline(const config::Config& config, const model::ModelPlan& whole, const comm::Mesh& mesh,
+                              comm::Group& group, int64_t micro_batches);
+
+/// Whether the schedule gives a rank several ranges of layers.
+bool several_chunks(const config::DistributedOptions& distributed);
+
+/// "2 stages, layers 0 to 15 | 16 to 31; 1f1b, 8 micro-batches …" for the log.
+std::string describe_pipeline(const model::Pipeline& pipeline);
+
+}  // namespace unsloth::train

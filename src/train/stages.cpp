@@ -1,0 +1,200 @@
+#include "unsloth/train/stages.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+#include <sstream>
+
+#include "unsloth/config/device_map.h"
+#include "unsloth/core/error.h"
+#include "unsloth/ops/device.h"
+#include "unsloth/planner/stages.h"
+#include "unsloth/train/layer_costs.h"
+
+namespace unsloth::train {
+namespace {
+
+constexpr int interleaved_chunks = 2;  // of a rank: each halves the bubble again, and sends as much once more
+
+/// What ranks that each have a part of the layers do not do.
+void require_pipelined(const config::Config& config, const model::LoadRequest& request, int64_t layers) {
+    const std::string size = cat("distributed.pp_size ", config.distributed.pp_size, " does not go with ");
+    if (config.training.sample_prompts)
+        throw usage_error(size + "training.sample_prompts: a rank alone cannot answer", "Leave one of the two out.");
+    if (config.training.objective == config::Objective::kto)
+        throw usage_error(size + "training.objective kto, whose micro-batches all ranks measure together",
+                          "Leave pp_size out, or train with dpo.");
+    if (config.training.objective == config::Objective::distill)
+        throw usage_error(size + "training.objective distill: a teacher stands beside a whole model",
+                          "Leave pp_size out, or keep the teacher's answers as rows.");
+    if (const auto asked = layer_plan_of(config.training.gradient_checkpointing);
+        asked && asked->activations_at == spec::Place::host)
+        throw usage_error(
+            size + "gradient_checkpointing …+offload: what is moved is planned for all layers in one order",
+            "Take gradient_checkpointing full, or more stages.");
+    const config::DeviceMap map(config.model);
+    if (map.automatic()) return;
+    const int gpu = ops::gpu_number(request.device);
+    const std::vector<spec::Place> places = map.layers(layers, gpu);
+    if (map.embedding_on_host(gpu) ||
+        std::any_of(places.begin(), places.end(), [](spec::Place place) { return place != spec::Place::device; }))
+        throw usage_error(size + "layers or embeddings in host memory or on the disk (model.device_map)",
+                          "Keep them on the GPUs: a pipeline is for models that one GPU does not hold.");
+}
+
+using Ranges = std::vector<spec::LayerRange>;
+
+/// Where to cut: by predicted times, so that what each rank holds fits there.
+class Cut {
+  public:
+    Cut(const config::Config& config, const model::ModelPlan& whole, const comm::Mesh& mesh, comm::Group& group,
+        const model::PipelineShape& shape)
+        : config_(config), whole_(whole), mesh_(mesh), shape_(shape), word_(config::DeviceMap(config.model).word()) {
+        const int64_t own = memory_budget(config, whole.request().device).device;
+        const std::vector<std::string> all = group.gather(std::to_string(own), "the memory of the stages");
+        const std::size_t each = all.size() / static_cast<std::size_t>(shape.ranks);
+        for (std::size_t stage = 0; stage < static_cast<std::size_t>(shape.ranks); ++stage) {
+            budgets_.push_back(std::numeric_limits<int64_t>::max());
+            for (std::size_t rank = stage * each; rank < (stage + 1) * each; ++rank)
+                budgets_.back() = std::min<int64_t>(budgets_.back(), std::strtoll(all[rank].c_str(), nullptr, 10));
+        }
+    }
+
+    Ranges make() const {
+        const planner::PartTimes times = part_times();
+        const int ranges = shape_.ranks * shape_.chunks;
+        std::vector<int> longest(static_cast<std::size_t>(shape_.ranks), static_cast<int>(times.layers.size()));
+        if (word_ == "sequential") return filled(static_cast<int>(times.layers.size()));
+        const Ranges even = planner::cut_layers(times, ranges);
+        for (Ranges cut = even; !cut.empty();) {
+            bool fits = true;
+            for (int rank = 0; rank < shape_.ranks; ++rank)
+                if (!holds(cut, rank)) {
+                    int& own = longest[static_cast<std::size_t>(rank)];
+                    for (int number = rank, most = 0; number < ranges; number += shape_.ranks)
+                        own = (most = std::max(most, cut[static_cast<std::size_t>(number)].size())) - 1;
+                    fits = false;
+                }
+            if (fits) return cut;
+            cut = planner::cut_layers(times, ranges, [&](int number, const spec::LayerRange& range) {
+                return range.size() <= longest[static_cast<std::size_t>(number % shape_.ranks)];
+            });
+        }
+        return even;  // the plan says what does not fit
+    }
+
+  private:
+    planner::PartTimes part_times() const {
+        // Only proportions count; of a CPU no rates are known.
+        const at::Device device = whole_.request().device;
+        const planner::StepTime time(device.is_cuda() ? machine_of(device).card : planner::find_card("H200"),
+                                     step_work(whole_, shape_.micro_batches, whole_.request().run));
+        const spec::LayerPlan plan =
+            layer_plan_of(config_.training.gradient_checkpointing).value_or(spec::LayerPlan{spec::Keep::everything});
+        const auto layers = static_cast<std::size_t>(whole_.spec().num_layers);
+        planner::PartTimes times{.head = time.outside(),
+                                 .layers = std::vector<double>(layers, time.layer(plan, {}, 1).both())};
+        // GPU 0 is left half free for what else runs there.
+        const double all = times.head + times.layers.front() * static_cast<double>(layers);
+        if (word_ == "balanced_low_0") times.embedding = all / (2 * shape_.ranks - 1);
+        return times;
+    }
+    /// Each rank as many layers as it holds, the lowest first; those behind have one each at least.
+    Ranges filled(int layers) const {
+        Ranges cut;
+        const int ranges = shape_.ranks * shape_.chunks;
+        for (int number = 0, begin = 0; number < ranges; ++number) {
+            const int behind = ranges - number - 1;
+            int end = layers - behind;
+            const auto with = [&] {
+                Ranges all = cut;
+                all.push_back({begin, end});
+                for (int i = 0; i < behind; ++i) all.push_back({end + i, i + 1 < behind ? end + i + 1 : layers});
+                return all;
+            };
+            while (behind > 0 && end > begin + 1 && !holds(with(), number % shape_.ranks)) --end;
+            cut.push_back({begin, end});
+            begin = end;
+        }
+        return cut;
+    }
+    /// Whether a rank's plan fits that keeps as little as the configuration allows.
+    bool holds(const Ranges& cut, int rank) const {
+        model::LoadRequest request = whole_.request();
+        request.pp = model::Pipeline(mesh_, {rank, shape_.ranks, cut}, shape_);
+        request.run.layers = {
+            layer_plan_of(config_.training.gradient_checkpointing).value_or(spec::LayerPlan{spec::Keep::input})};
+        return model::ModelPlan(whole_.file(), request).total_bytes() <= budgets_[static_cast<std::size_t>(rank)];
+    }
+
+    const config::Config& config_;
+    const model::ModelPlan& whole_;
+    const comm::Mesh& mesh_;
+    model::PipelineShape shape_;
+    std::string word_;
+    std::vector<int64_t> budgets_;  ///< of each stage: of its ranks the least
+};
+
+std::string text_of(const std::vector<spec::LayerRange>& ranges) {
+    std::string text;
+    for (const spec::LayerRange& range : ranges) text += cat(range.begin, " ", range.end, " ");
+    return text;
+}
+
+std::vector<spec::LayerRange> parse_ranges(const std::string& text) {
+    std::vector<spec::LayerRange> ranges;
+    std::istringstream numbers(text);
+    for (spec::LayerRange range; numbers >> range.begin >> range.end;) ranges.push_back(range);
+    return ranges;
+}
+
+}  // namespace
+
+bool several_chunks(const config::DistributedOptions& distributed) {
+    return distributed.pp_size > 1 && distributed.pipeline_schedule == config::PipelineSchedule::interleaved;
+}
+
+model::Pipeline plan_pipeline(const config::Config& config, const model::ModelPlan& whole, const comm::Mesh& mesh,
+                              comm::Group& group, int64_t micro_batches) {
+    require_pipelined(config, whole.request(), whole.spec().num_layers);
+    const config::DistributedOptions& distributed = config.distributed;
+    const int ranks = mesh.shape().pp, chunks = several_chunks(distributed) ? interleaved_chunks : 1;
+    const int64_t layers = whole.spec().num_layers;
+    if (layers < ranks * chunks)
+        throw usage_error(cat("distributed.pp_size ", ranks, chunks > 1 ? cat(" with ", chunks, " chunks a rank") : "",
+                              " needs ", ranks * chunks, " layers, and the model has ", layers),
+                          chunks > 1 ? "Take pipeline_schedule 1f1b, or fewer stages." : "Take fewer stages.");
+    if (chunks > 1 && distributed.pipeline_micro_batches > 0 && distributed.pipeline_micro_batches < ranks)
+        throw usage_error(cat("distributed.pipeline_micro_batches ", distributed.pipeline_micro_batches,
+                              ": pipeline_schedule interleaved takes them in groups of pp_size ", ranks),
+                          "Leave it out, or take pipeline_schedule 1f1b.");
+    const model::PipelineShape shape{.ranks = ranks,
+                                     .chunks = chunks,
+                                     .micro_batches = static_cast<int>(micro_batches),
+                                     .under_way = static_cast<int>(distributed.pipeline_micro_batches)};
+    const config::DeviceMap map(config.model);
+    if (map.gpus() > 1 && chunks > 1)
+        throw usage_error("model.device_map gives each GPU one range of layers, pipeline_schedule interleaved two",
+                          "Take pipeline_schedule 1f1b, or device_map balanced.");
+    const Ranges own = map.gpus() > 1 ? map.stages(layers) : Cut(config, whole, mesh, group, shape).make();
+    const spec::Stage stage{mesh.at().pp, ranks,
+                            parse_ranges(group.gather(text_of(own), "the stages of the pipeline")[0])};
+    return model::Pipeline(mesh, stage, shape);
+}
+
+std::string describe_pipeline(const model::Pipeline& pipeline) {
+    const spec::Stage& stage = pipeline.stage();
+    std::string text = cat(stage.size, " stages of layers ");
+    for (int rank = 0; rank < stage.size; ++rank) {
+        text += rank > 0 ? " | " : "";
+        for (int number = 0; number < stage.chunks_each(); ++number) {
+            const spec::LayerRange& range = stage.chunks[static_cast<std::size_t>(number * stage.size + rank)];
+            text += cat(number > 0 ? " and " : "", range.begin, " to ", range.end - 1);
+        }
+    }
+    const auto share = static_cast<int>(100 * model::pipeline_bubble(pipeline.shape()) + 0.5);
+    return cat(text, "; ", pipeline.shape().micro_batches, " micro-batches, of which the first stage holds ",
+               pipeline.places(), "; by its formula a stage waits ", share, " % of a step");
+}
+
+}  // namespace unsloth::train
