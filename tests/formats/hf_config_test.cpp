@@ -195,7 +195,8 @@ TEST(HfConfig, ReadsEveryRopeType) {
     const auto refuse = [&](const json& scaling, const std::string& word) {
         expect_input_error({word}, [&] { rope(scaling); });
     };
-    refuse({{"rope_type", "longrope"}, {"factor", 2}}, "longrope");
+    refuse({{"rope_type", "spiral"}, {"factor", 2}}, "spiral");
+    refuse({{"rope_type", "longrope"}, {"factor", 2}}, "short_factor");
     refuse({{"rope_type", "linear"}}, "factor");
     refuse({{"rope_type", "linear"}, {"factor", 0.5}}, "factor");
     refuse({{"rope_type", "linear"}, {"factor", "2"}}, "factor");
