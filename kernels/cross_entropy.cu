@@ -4,12 +4,9 @@
 // A row of 128,256 bf16 logits is larger than shared memory, but the rows in work on all multiprocessors (a block of
 // 1024 threads each) fit the L2 cache: the second pass reads from there, backwards, so that it begins with what was
 // read last. Ceiling: the bandwidth of memory, 4 bytes a bf16 logit with its gradient.
-//
-// Source of the one-pass maximum and sum: Milakov & Gimelshein, "Online normalizer calculation for softmax" (2018).
-#include <cfloat>
-
 #include "kernels/common/device.cuh"
 #include "kernels/common/launch.h"
+#include "kernels/common/online_softmax.cuh"
 #include "kernels/cross_entropy.h"
 
 namespace unsloth::kernels {
@@ -18,59 +15,6 @@ namespace {
 
 constexpr int row_threads = 1024;
 constexpr int packs_in_flight = 4;
-
-/// Online softmax: running maximum and sum of exp(x - maximum). The maximum starts finite, so that -inf logits add 0
-/// and not NaN.
-struct OnlineSoftmax {
-    float maximum = -FLT_MAX;
-    float sum = 0.f;
-
-    __device__ __forceinline__ void rescale(float new_maximum) {
-        sum *= __expf(maximum - new_maximum);
-        maximum = new_maximum;
-    }
-    template <class T, int N>
-    __device__ __forceinline__ void add(const Pack<T, N>& pack) {
-        float highest = maximum;
-#pragma unroll
-        for (int k = 0; k < N; ++k) highest = fmaxf(highest, to_float(pack.v[k]));
-        if (highest > maximum) rescale(highest);
-#pragma unroll
-        for (int k = 0; k < N; ++k) sum += __expf(to_float(pack.v[k]) - maximum);
-    }
-    __device__ __forceinline__ void merge(float other_maximum, float other_sum) {
-        const float highest = fmaxf(maximum, other_maximum);
-        // No fused multiply-add: merging a into b and b into a must give the same bits.
-        sum =
-            __fadd_rn(__fmul_rn(sum, __expf(maximum - highest)), __fmul_rn(other_sum, __expf(other_maximum - highest)));
-        maximum = highest;
-    }
-    /// Merges over the warp: a butterfly, so that every lane holds the same bits.
-    __device__ __forceinline__ void merge_warp() {
-#pragma unroll
-        for (int offset = 16; offset > 0; offset /= 2) {
-            const float other_maximum = __shfl_xor_sync(all_lanes, maximum, offset);
-            const float other_sum = __shfl_xor_sync(all_lanes, sum, offset);
-            merge(other_maximum, other_sum);
-        }
-    }
-};
-
-/// Merges over a block of row_threads; every thread gets the result.
-__device__ OnlineSoftmax merge_block(OnlineSoftmax state) {
-    __shared__ float maxima[row_threads / 32];
-    __shared__ float sums[row_threads / 32];
-    state.merge_warp();
-    if (threadIdx.x % 32 == 0) {
-        maxima[threadIdx.x / 32] = state.maximum;
-        sums[threadIdx.x / 32] = state.sum;
-    }
-    __syncthreads();
-    state.maximum = maxima[threadIdx.x % 32];
-    state.sum = sums[threadIdx.x % 32];
-    state.merge_warp();
-    return state;
-}
 
 template <class T, int N>
 __device__ OnlineSoftmax row_online_softmax(const T* row, int packs, int columns) {
@@ -88,7 +32,7 @@ __device__ OnlineSoftmax row_online_softmax(const T* row, int packs, int columns
         }
     }
     for (int c = packs * N + threadIdx.x; c < columns; c += row_threads) state.add(load_pack<1>(row + c));
-    return merge_block(state);
+    return merge_block<row_threads>(state);
 }
 
 /// (softmax - onehot) * scale in place.
