@@ -197,6 +197,7 @@ class Lister {
             add({"lm_head", "sequences' log p", {sizes_.segments}, at::kDouble, phase}, h.logp_S);
             add({"lm_head", "sequences' slopes", {sizes_.segments}, at::kDouble, phase}, h.slope_S);
         }
+        if (sizes_.distills) add({"lm_head", "head divergences", {n}, at::kFloat, phase}, h.divergence_n);
         if (sizes_.expands_head)
             add({"lm_head", "expanded lm_head", {spec_.vocab_size, d}, dtype_, phase}, h.lm_head_VD);
         const int64_t columns = spec::vocabulary_slice(spec_.vocab_size, layout_.tp).size;
@@ -235,6 +236,10 @@ class Lister {
             ints("target starts", sizes_.segments + 1, b.target_starts_S1);
             ints("verdicts", sizes_.segments / 2, b.desirable_P);
             own({"tokens", "reference", {sizes_.segments}, at::kFloat}, b.reference_S);
+        }
+        if (const int64_t k = sizes_.teacher_tokens; k > 0) {
+            ints("teacher's tokens", sizes_.head_rows * k, b.teacher_ids);
+            own({"tokens", "teacher's log p", {sizes_.head_rows * (k + 1)}, at::kFloat}, b.teacher_logp);
         }
         own({"tokens", "inverse frequencies", {spec_.head_dim / 2}, at::kFloat}, b.inv_freq_p);
         own({"tokens", "cos", {t, spec_.head_dim / 2}, at::kFloat, memory::always, true}, b.cos_Tp);

@@ -103,6 +103,11 @@ void MicroBatch::upload_sequences(const data::Batch& batch, const std::vector<fl
     copy_values(desirable, tokens.desirable_P);
 }
 
+void MicroBatch::upload_teacher(const std::vector<int32_t>& ids, const std::vector<float>& logp) {
+    copy_values(ids, activations_->tokens().teacher_ids);
+    copy_values(logp, activations_->tokens().teacher_logp);
+}
+
 void MicroBatch::upload_token_order(const data::Batch& batch) {
     UNSLOTH_CHECK(!batch.token_order.unique.empty(), "the loader was not asked for the token order");
     const TokenBuffers& tokens = activations_->tokens();

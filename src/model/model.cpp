@@ -210,21 +210,31 @@ Itinerary Model::forward_pass() const {
     return pipeline().alone() ? forward_itinerary(route_.layers) : pipeline_forward(pipeline().stage());
 }
 
-at::Tensor Model::score(const data::Batch& batch, const OnLogits& on_logits, PolicyScope scope) {
-    if (batch.labels == 0) return at::empty({0}, at::kFloat);
+void Model::forward(const data::Batch& batch, PolicyScope scope) {
+    UNSLOTH_CHECK(batch.labels > 0, "a batch without targets has no logits");
     scope_ = scope;
     MicroBatch& micro = *micro_batches_.front();
     micro.upload(batch);
     walk(forward_pass(), Walk::scoring);
     scope_ = PolicyScope::policy;
+    if (pipeline().stage().last()) gather_head_rows(ctx_, parts_.network, micro);
+}
+
+at::Tensor Model::logits(int64_t first, int64_t rows) {
+    return head_logits(ctx_, parts_.network, *micro_batches_.front(), first, rows);
+}
+
+at::Tensor Model::score(const data::Batch& batch, const OnLogits& on_logits, PolicyScope scope) {
+    if (batch.labels == 0) return at::empty({0}, at::kFloat);
+    forward(batch, scope);
     if (!pipeline().stage().last()) return at::zeros({batch.labels}, at::kFloat);
+    MicroBatch& micro = *micro_batches_.front();
     const HeadBuffers& head = micro.activations().head();
     const int64_t chunk = head.logits_CV.size(0);
-    gather_head_rows(ctx_, parts_.network, micro);
     if (on_module) on_module("model.norm", head.h_nD.narrow(0, 0, batch.labels));
     for (int64_t first = 0; first < batch.labels; first += chunk) {
         const int64_t rows = std::min(chunk, batch.labels - first);
-        const at::Tensor logits_CV = head_logits(ctx_, parts_.network, micro, first, rows);
+        const at::Tensor logits_CV = logits(first, rows);
         head_loss(ctx_, parts_.network, micro, first, logits_CV, LogitsGradient::none);
         if (on_logits) on_logits(first, logits_CV);
     }

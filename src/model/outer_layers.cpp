@@ -79,6 +79,11 @@ void head_loss(ops::Context& ctx, const Network& network, const MicroBatch& micr
     ops::cross_entropy_of_slice(ctx, logits_CV, targets, column, statistics, losses, wanted, weights);
 }
 
+void HeadObjective::chunk_loss(ops::Context& ctx, const Network& network, const MicroBatch& micro, int64_t first,
+                               const at::Tensor& logits_CV, LogitsGradient gradient) {
+    head_loss(ctx, network, micro, first, logits_CV, gradient);
+}
+
 void head_forward_backward(ops::Context& ctx, const Network& network, const MicroBatch& micro,
                            HeadObjective& objective) {
     const Activations& a = micro.activations();
@@ -95,16 +100,17 @@ void head_forward_backward(ops::Context& ctx, const Network& network, const Micr
     gather_head_rows(ctx, network, micro);
     if (weighs_first) {
         for (int64_t first = 0; first < n; first += chunk)
-            head_loss(ctx, network, micro, first, head_logits(ctx, network, micro, first, std::min(chunk, n - first)),
-                      LogitsGradient::none);
+            objective.chunk_loss(ctx, network, micro, first,
+                                 head_logits(ctx, network, micro, first, std::min(chunk, n - first)),
+                                 LogitsGradient::none);
         objective.weigh(ctx, micro, site);
     }
     for (int64_t first = 0; first < n; first += chunk) {
         const int64_t rows = std::min(chunk, n - first);
         const at::Tensor h_CD = head.h_nD.narrow(0, first, rows);
         const at::Tensor logits_CV = head_logits(ctx, network, micro, first, rows);
-        head_loss(ctx, network, micro, first, logits_CV,
-                  weighs_first ? LogitsGradient::weighted : LogitsGradient::plain);
+        objective.chunk_loss(ctx, network, micro, first, logits_CV,
+                             weighs_first ? LogitsGradient::weighted : LogitsGradient::plain);
         if (lm_head != nullptr)
             ops::gemm(ctx, {.a = logits_CV,
                             .b = h_CD,

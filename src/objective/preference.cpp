@@ -176,10 +176,12 @@ class Preference final : public Objective {
 }  // namespace
 
 std::unique_ptr<Objective> make_objective(const config::Config& config, at::Device device, const References& references,
-                                          comm::Group* group) {
+                                          comm::Group* group, Teacher* teacher) {
     if (config.training.objective == config::Objective::sft) return make_supervised();
-    if (config.training.objective == config::Objective::distill)
-        throw usage_error("training.objective distill does not work yet", "Take another objective.");
+    if (config.training.objective == config::Objective::distill) {
+        UNSLOTH_CHECK(teacher != nullptr, "a student without a teacher");
+        return make_distillation(config.distill, device, *teacher);
+    }
     return std::make_unique<Preference>(config, device, references, group);
 }
 

@@ -24,7 +24,7 @@ MemoryBudget least_free(const MemoryBudget& own, comm::Group& group) {
 }
 
 /// Whether the plan of an earlier part of the run is taken.
-bool keep_before(const config::Config& config, model::ModelPlan& plan, const MemoryBudget& free,
+bool keep_before(const config::Config& config, model::ModelPlan& plan, const Machine& machine,
                  const std::string& before) {
     std::optional<spec::RunPlan> run = planner::parse_run_plan(before);
     const bool automatic = config.training.gradient_checkpointing == config::GradientCheckpointing::automatic &&
@@ -37,7 +37,7 @@ bool keep_before(const config::Config& config, model::ModelPlan& plan, const Mem
     run->head_tile = plan.request().run.head_tile;
     run->pass_rows = plan.request().run.pass_rows;
     const at::Device device = plan.request().device;
-    if (!holds(memory_budget(config, device, free), plan.estimate(*run), device)) {
+    if (!holds(memory_budget(config, device, machine), plan.estimate(*run), device)) {
         log::info("the plan of the run that this one goes on from does not fit here: a new one is made");
         return false;
     }
@@ -64,13 +64,14 @@ int64_t choose_pass_rows_together(const config::Config& config, const PassChoice
 }
 
 void choose_together(const config::Config& config, model::ModelPlan& plan, int64_t micro_batches, comm::Group* group,
-                     const std::string& before) {
-    const Machine machine = common_machine(plan.request().device, group);
+                     const std::string& before, const MemoryBudget& taken) {
+    Machine machine = common_machine(plan.request().device, group);
+    machine.taken = taken;
     if (!machine.known)
         log::info("the rates of ", machine.card.name, " are not known; the plan is made with those of a card like it");
     const spec::Stage& stage = plan.request().pp.stage();
     // What an earlier part's stages held is known of the first one alone.
-    if (!stage.alone() || !keep_before(config, plan, machine.free, before))
+    if (!stage.alone() || !keep_before(config, plan, machine, before))
         choose_memory_use(config, plan, micro_batches, machine);
     if (group == nullptr) return;
     const std::string own = planner::run_plan_json(plan.request().run);

@@ -100,11 +100,10 @@ Evaluator::Result Evaluator::run(model::Model& model, ops::Context& ctx, objecti
     const auto start = std::chrono::steady_clock::now();
     const std::string what = cat("the evaluation at step ", step);
     SetSums none;
-    // Objectives with figures of their own compare answers; single tokens say little about them.
-    const bool measured = objective.measures().defined();
-    // Tensor-parallel ranks see slices of the logits, whose likeliest token is none's.
-    const bool by_token = !measured && model.tensor_parallel().alone();
-    if (measured) none.of.measures.resize(static_cast<std::size_t>(objective.measures().numel()));
+    // Where whole answers are compared, single tokens say little; and tensor-parallel ranks see slices of the logits,
+    // whose likeliest token is none's.
+    const bool by_token = !objective.weighs() && model.tensor_parallel().alone();
+    if (objective.measures().defined()) none.of.measures.resize(static_cast<std::size_t>(objective.measures().numel()));
     Sums sums(extents_.size(), none);
     const auto set = [&](int32_t source) { return names_.empty() ? 0 : static_cast<std::size_t>(source); };
     Progress progress("evaluating", batches_.most_batches());
@@ -114,11 +113,14 @@ Evaluator::Result Evaluator::run(model::Model& model, ops::Context& ctx, objecti
         const data::Batch batch = batches_.batch(i);
         SetSums& of_set = sums[set(batches_.source(i))];
         std::optional<Hits> hits;
+        if (by_token && model.speaks()) hits.emplace(ctx, batch);
+        const model::Model::OnLogits watch = objective.watch(ctx, batch);
         model::Model::OnLogits look;
-        if (by_token && model.speaks()) {
-            hits.emplace(ctx, batch);
-            look = [&](int64_t first, const at::Tensor& logits_CV) { hits->look_at(first, logits_CV); };
-        }
+        if (hits || watch)
+            look = [&](int64_t first, const at::Tensor& logits_CV) {
+                if (hits) hits->look_at(first, logits_CV);
+                if (watch) watch(first, logits_CV);
+            };
         objective.evaluate(batch, model.score(batch, look), references, of_set.of);
         if (hits) of_set.hits += hits->count();
         progress.add();
@@ -127,8 +129,9 @@ Evaluator::Result Evaluator::run(model::Model& model, ops::Context& ctx, objecti
     const SetSums all = total_of(sums);
     const data::Extent whole = total_of(extents_);
     EvalReport report{step, epoch, objective.evaluated(all.of, whole), whole.labels, 0, {}, {}};
-    if (measured) report.figures = objective.figures(all.of.measures);
     if (by_token) report.figures = {{"token_accuracy", share(all.hits, whole)}};
+    if (!all.of.measures.empty())
+        for (auto& figure : objective.figures(all.of.measures)) report.figures.push_back(std::move(figure));
     for (std::size_t i = 0; i < names_.size(); ++i)
         report.losses.emplace_back(names_[i], objective.evaluated(sums[i].of, extents_[i]));
     report.seconds = seconds_since(start);

@@ -114,7 +114,7 @@ class Forecast {
     int64_t rows() const { return rows_; }
     int64_t length() const { return length_; }
     int64_t micro_batches() const { return micro_batches_; }
-    MemoryBudget budget() const { return memory_budget(loaded_.config, absent_gpu, target_.machine.free); }
+    MemoryBudget budget() const { return memory_budget(loaded_.config, absent_gpu, target_.machine); }
 
     model::ModelPlan plan(int64_t rows, int64_t length) const {
         model::LoadRequest request = request_;

@@ -30,11 +30,11 @@ std::optional<int64_t> allowed(const config::Config& config, at::Device device) 
     return bytes;
 }
 
-/// `share` of what is free, and no more than what the configuration allows.
-MemoryBudget budget_of(const config::Config& config, at::Device device, const MemoryBudget& free, double share) {
-    const auto usable = static_cast<int64_t>(share * static_cast<double>(free.device));
-    return {std::min(usable, allowed(config, device).value_or(usable)),
-            config::max_memory(config.model, -1).value_or(free.host)};
+/// `share` of what is free, and no more than what the configuration allows; without what is taken.
+MemoryBudget budget_of(const config::Config& config, at::Device device, const Machine& machine, double share) {
+    const auto usable = static_cast<int64_t>(share * static_cast<double>(machine.free.device));
+    return {std::min(usable, allowed(config, device).value_or(usable)) - machine.taken.device,
+            config::max_memory(config.model, -1).value_or(machine.free.host) - machine.taken.host};
 }
 
 MemoryBudget free_memory(at::Device device) {
@@ -136,7 +136,7 @@ class Choice {
             "Leave model.embed_tokens on the GPU.");
     }
 
-    MemoryBudget budget(double share) const { return budget_of(config_, plan_.request().device, machine_.free, share); }
+    MemoryBudget budget(double share) const { return budget_of(config_, plan_.request().device, machine_, share); }
 
     /// The fastest plan with layers in these places and `in_flight` micro-batches under way; its time, if there is one.
     /// Tiles of rows make room, and cost a little: they are tried where layers do not keep everything anyway.
@@ -291,12 +291,12 @@ class Choice {
 
 }  // namespace
 
-MemoryBudget memory_budget(const config::Config& config, at::Device device, const MemoryBudget& free) {
-    return budget_of(config, device, free, usable_share);
+MemoryBudget memory_budget(const config::Config& config, at::Device device, const Machine& machine) {
+    return budget_of(config, device, machine, usable_share);
 }
 
 MemoryBudget memory_budget(const config::Config& config, at::Device device) {
-    return memory_budget(config, device, free_memory(device));
+    return memory_budget(config, device, Machine{.free = free_memory(device)});
 }
 
 Machine machine_of(at::Device device) {

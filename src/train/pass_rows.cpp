@@ -43,7 +43,7 @@ int64_t fastest_pass_rows(const config::Config& config, const PassChoice& choice
         model::ModelPlan plan = choice.plan_of(rows);
         const int64_t passes = (choice.of_step + rows - 1) / rows;
         choose_memory_use(config, plan, passes, machine);
-        if (!fits(plan, memory_budget(config, plan.request().device, machine.free))) continue;
+        if (!fits(plan, memory_budget(config, plan.request().device, machine))) continue;
         const double ms = predicted_step_ms(usual_pass(plan, choice.usual), machine.card, passes);
         if (best && ms >= *best * worth) continue;
         best = ms;

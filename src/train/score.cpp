@@ -9,6 +9,7 @@
 #include "unsloth/data/batch.h"
 #include "unsloth/train/commands.h"
 #include "unsloth/train/session.h"
+#include "unsloth/train/teacher.h"
 
 namespace unsloth::train {
 namespace {
@@ -90,7 +91,7 @@ nlohmann::ordered_json score_row(model::Model& model, const data::Dataset& rows,
 }  // namespace
 
 void run_score(const config::LoadedConfig& loaded, const config::ScoreRequest& request) {
-    if (request.top_k > 0) throw usage_error("--top_k does not work yet", "Leave it out.");
+    if (request.top_k > 0) return write_teacher_file(loaded, request);
     const OpenedModel opened = open_model(loaded.config);
     if (loaded.config.data.train_file.empty())
         throw usage_error("data.train_file is missing", "Name the rows to score: --data.train_file FILE.");

@@ -21,6 +21,8 @@ void require_pipelined(const config::Config& config, const model::LoadRequest& r
     const std::string size = cat("distributed.pp_size ", config.distributed.pp_size, " does not go with ");
     if (config.training.sample_prompts)
         throw usage_error(size + "training.sample_prompts: a rank alone cannot answer", "Leave one of the two out.");
+    if (config.training.objective == config::Objective::distill)
+        throw usage_error(size + "training.objective distill: the teacher has no stages", "Train data parallel.");
     if (config.training.objective == config::Objective::kto)
         throw usage_error(size + "training.objective kto, whose micro-batches all ranks measure together",
                           "Leave pp_size out, or train with dpo.");

@@ -115,7 +115,8 @@ void Trainer::require_agreement() const {
 }
 
 void Trainer::load() {
-    require_memory(opened_.file, *plan_, memory_budget(config(), device_));
+    require_memory(opened_.file, *plan_, budget());
+    if (instruction_) instruction_->load(group_.get());
     ctx_ = make_context(config(), device_);
     model_ = std::make_unique<model::Model>(*ctx_, plan_->load(*ctx_, load_share(group_.get(), *plan_)));
     if (reference_rows_) score_references();
@@ -166,7 +167,7 @@ void Trainer::run() {
 void Trainer::run_together() {
     banner();
     if (config().training.max_steps == 0) {
-        require_memory(opened_.file, *plan_, memory_budget(config(), device_));
+        require_memory(opened_.file, *plan_, budget());
         log::info("max_steps 0: everything is valid and planned; nothing was trained");
         return;
     }

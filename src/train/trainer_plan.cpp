@@ -34,6 +34,9 @@ void require_cuttable(const config::Config& config) {
     const std::string size = cat("distributed.tp_size ", config.distributed.tp_size, " does not go with ");
     if (config.training.sample_prompts)
         throw usage_error(size + "training.sample_prompts: a rank alone cannot answer", "Leave one of the two out.");
+    if (config.training.objective == config::Objective::distill)
+        throw usage_error(size + "training.objective distill: a rank's logits are a slice of the vocabulary",
+                          "Train data parallel.");
     if (config.model.dtype == spec::DType::f16)
         throw usage_error(size + "model.dtype float16: sums over ranks are in bf16 or fp32", "Use bfloat16.");
 }
@@ -80,7 +83,13 @@ void Trainer::open_data() {
 
 void Trainer::make_plan() {
     model::LoadRequest request = load_request(loaded_, device_, /*trains=*/true);
-    objective_ = objective::make_objective(config(), device_, references_, group_.get());
+    if (config().training.objective == config::Objective::distill) {
+        instruction_ = std::make_unique<Instruction>(loaded_, opened_, device_);
+        instruction_->require(loader_->dataset(), "the training rows");
+        instruction_->require(eval_rows_, "the evaluation's rows");
+    }
+    objective_ = objective::make_objective(config(), device_, references_, group_.get(),
+                                           instruction_ ? &instruction_->teacher() : nullptr);
     if (mesh_) request.tp = model::TensorParallel(mesh_->tp());
     if (!request.tp.alone()) require_cuttable(config());
     request.weighs = objective_->weighs();
@@ -109,12 +118,18 @@ void Trainer::make_plan() {
     sizes.longest = limits.longest;
     sizes.head_rows = limits.labels;
     request.run.head_tile = head_chunk_rows(opened_.file->spec, request.dtype, limits.labels);
+    if (instruction_) {
+        sizes.distills = true;
+        sizes.teacher_tokens = instruction_->named_tokens();
+        instruction_->plan(sizes, request.run.head_tile, group_.get());
+    }
     plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);
     if (mesh_ && mesh_->pp() != nullptr) {
         request.pp = plan_pipeline(config(), *plan_, *mesh_, *group_, loader_->passes_of_step());
         plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);
     }
-    choose_together(config(), *plan_, loader_->passes_of_step(), group_.get(), plan_before());
+    choose_plan();
+    if (instruction_ && !fits_everywhere() && instruction_->move_to_host()) choose_plan();
     const bool of_base = config().preference.reference == config::Reference::base;
     if (reference_rows_ && of_base && config().model.adapter_name_or_path && plan_->lora() &&
         !plan_->lora()->modules_to_save.empty())
@@ -141,6 +156,7 @@ void Trainer::choose_pass_rows(model::LoadRequest& request) {
         model::LoadRequest pass = request;
         pass.sizes.tokens = limits.tokens;
         pass.sizes.segments = limits.segments;
+        pass.sizes.keys = limits.keys;
         pass.sizes.longest = limits.longest;
         pass.sizes.head_rows = limits.labels;
         pass.run.head_tile = head_chunk_rows(opened_.file->spec, request.dtype, limits.labels);
@@ -153,6 +169,30 @@ void Trainer::choose_pass_rows(model::LoadRequest& request) {
     request.run.pass_rows = choose_pass_rows_together(config(), choice, device_, group_.get(), plan_before());
     loader_->set_pass_rows(request.run.pass_rows);
     log::info("passes     of ", request.run.pass_rows, " rows, ", loader_->passes_of_step(), " a step");
+}
+
+void Trainer::choose_plan() {
+    choose_together(config(), *plan_, loader_->passes_of_step(), group_.get(), plan_before(), taken());
+}
+
+/// By the teacher, if there is one: it is loaded first.
+MemoryBudget Trainer::taken() const {
+    return instruction_ ? instruction_->need() : MemoryBudget{};
+}
+
+/// What the plan may take.
+MemoryBudget Trainer::budget() const {
+    Machine machine = machine_of(device_);
+    machine.taken = taken();
+    return memory_budget(config(), device_, machine);
+}
+
+/// Of all ranks alike.
+bool Trainer::fits_everywhere() const {
+    const bool own = fits(*plan_, budget());
+    if (!group_) return own;
+    const std::vector<std::string> all = group_->gather(own ? "fits" : "", "whether the plans fit");
+    return std::all_of(all.begin(), all.end(), [](const std::string& answer) { return !answer.empty(); });
 }
 
 /// The rows that a reference is to score, in batches as the evaluation has them: the plan must hold these too.

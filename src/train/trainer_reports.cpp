@@ -73,6 +73,7 @@ void Trainer::banner() const {
     if (!plan_->request().pp.alone()) log::info("pipeline   ", describe_pipeline(plan_->request().pp));
     log::info("device     ", memory::describe_device(device_), "; compute ", name_of(config().model.dtype),
               ", residual stream in the same type");
+    if (instruction_) log::info("teacher    ", instruction_->describe());
     log::info("data       ", data::describe(*loader_));
     if (config().training.max_steps == 0)
         log::info("steps      ", loader_->total_steps(config().training.num_train_epochs, -1), " without max_steps 0");

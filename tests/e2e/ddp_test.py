@@ -153,6 +153,29 @@ class Distributed(Ranks):
         self.assertEqual(code, USAGE, err)
         self.assertIn("zero_stage above 1 does not work yet", err)
 
+    def test_a_student_is_the_same_on_ranks(self):
+        """Each rank has the whole teacher; the divergence is summed over their targets."""
+        results = []
+        for size, batch in ((1, 4), (2, 2)):
+            out = f"distill{size}"
+            arguments = self.train_arguments(
+                model(LLAMA), self.rows(20), "--objective", "distill", "--distill.teacher", model(LLAMA),
+                "--distill.divergence", "jsd", "--learning_rate", 0.01, "--per_device_train_batch_size", batch,
+                "--gradient_accumulation_steps", 1, "--max_steps", 7, "--val_size", 3, out=out,
+            )  # fmt: skip
+            code, err = self.launch(size, arguments)
+            self.assertEqual(code, OK, err)
+            lines = [json.loads(line) for line in (self.folder / out / "metrics.jsonl").read_text().splitlines()]
+            results.append([line for line in lines if "event" not in line])
+        one, two = results
+        self.assertEqual(len(one), 7 + 1)
+        self.assertGreater(one[6]["divergence"], 1e-3, "the labels lead away from the teacher")
+        for expected, got in zip(one, two):
+            for key, value in expected.items():
+                if key in ("loss", "eval_loss") or key.endswith("divergence"):
+                    self.assertAlmostEqual(got[key], value, delta=1e-5 * max(1, abs(value)), msg=key)
+        self.assertIn("eval_divergence", one[-1])
+
     def test_preferences_are_the_same_on_ranks(self):
         """The reference is scored by all ranks together; kto's divergence is that of a round, which all ranks share."""
         for objective in ("dpo", "kto"):

@@ -179,7 +179,7 @@ TEST(Choice, WithoutAnyThatFitsSaysWhatWould) {
     model::ModelPlan plan(shape("llama-3.1-8b"), request_of(8, 2048));
     const train::Machine where = machine(6, 64);
     train::choose_memory_use(config, plan, 1, where);
-    const train::MemoryBudget budget = train::memory_budget(config, at::kCUDA, where.free);
+    const train::MemoryBudget budget = train::memory_budget(config, at::kCUDA, where);
     ASSERT_FALSE(train::fits(plan, budget));
     const std::vector<std::string> remedies = train::remedies(shape("llama-3.1-8b"), plan, budget, &where.card);
     ASSERT_FALSE(remedies.empty());

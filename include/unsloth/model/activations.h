@@ -56,6 +56,7 @@ struct HeadBuffers {
     at::Tensor x_nD, h_nD, dx_nD;  ///< gathered residual rows, normalised (later dh), gradient
     at::Tensor rstd_n, loss_n;     ///< fp32
     at::Tensor weight_n;           ///< fp32, of the rows' gradients; undefined where they have none
+    at::Tensor divergence_n;       ///< fp32, from a teacher; undefined without
     at::Tensor logits_CV;          ///< one chunk of rows; of the rank's slice of the vocabulary
     at::Tensor statistics;         ///< fp32: of a chunk's rows in each slice (ops/cross_entropy.h); undefined with one
     at::Tensor lm_head_VD;         ///< expanded; undefined where it lies as its products read it
@@ -74,6 +75,7 @@ struct TokenBuffers {
     at::Tensor reference_S;  ///< fp32: log-probabilities of the segments under the reference
     at::Tensor desirable_P;  ///< int32: verdicts on the rows
     at::Tensor slots_T, lengths_S, pages;  ///< int32, of generation: ops::PagedRows; undefined without a cache
+    at::Tensor teacher_ids, teacher_logp;  ///< int32 [n k], fp32 [n (k + 1)], of a teacher's file; undefined without
     at::Tensor inv_freq_p;                 ///< fp32 [d/2]: RoPE's inverse frequencies
     at::Tensor cos_Tp, sin_Tp;             ///< fp32 [T, d/2]
 };
@@ -95,10 +97,12 @@ struct ActivationSizes {
     int64_t context = 0;       ///< most of them that one sequence has; 0: all (longest_context)
     bool training = true;      ///< backward buffers too
     bool dropout = false;
-    bool noise = false;         ///< on the embeddings
-    bool weighs = false;        ///< the objective gives rows of the head weights
-    bool codes = false;         ///< products read codes of their inputs
-    bool expands_head = false;  ///< lm_head does not lie as its products read it
+    bool noise = false;          ///< on the embeddings
+    bool weighs = false;         ///< the objective gives rows of the head weights
+    bool distills = false;       ///< the objective compares with a teacher
+    int64_t teacher_tokens = 0;  ///< that a teacher's file names of each target; 0: there is none
+    bool codes = false;          ///< products read codes of their inputs
+    bool expands_head = false;   ///< lm_head does not lie as its products read it
     bool trains_embedding = false;
     bool deterministic = false;
 

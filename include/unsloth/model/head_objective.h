@@ -6,9 +6,19 @@
 
 namespace unsloth::model {
 
+/// What becomes of a chunk's logits: they stay, or become their own gradient (with the step's divisor and scale,
+/// ctx.scalars), each row's times head().weight_n or as it is.
+enum class LogitsGradient : uint8_t { none, plain, weighted };
+
+struct Network;
+
 class HeadObjective {
   public:
     virtual ~HeadObjective() = default;
+    /// Turns a chunk of the micro-batch's logits, rows [first, first + C) of those with a target, into -log p of the
+    /// targets, in head().loss_n, and as `gradient` says into the loss's gradient. Chunks come in their order.
+    virtual void chunk_loss(ops::Context& ctx, const Network& network, const MicroBatch& micro, int64_t first,
+                            const at::Tensor& logits_CV, LogitsGradient gradient);
     /// Whether the gradients of rows are multiplied by weights, which weigh() writes.
     virtual bool weighs() const = 0;
     /// Before the passes of a micro-batch: puts what weigh() needs of it beside its tokens. Nothing synchronises.

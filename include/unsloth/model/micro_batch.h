@@ -29,6 +29,8 @@ class MicroBatch {
     /// buffers): a number a segment, and a verdict a row (may be empty).
     void upload_sequences(const data::Batch& batch, const std::vector<float>& reference,
                           const std::vector<int32_t>& desirable);
+    /// After upload(): what a teacher's file says of the targets, as many tokens of each.
+    void upload_teacher(const std::vector<int32_t>& ids, const std::vector<float>& logp);
     /// After upload() of rows of which the first go on from keys in the cache: `slots_T` is where each token's are put.
     void continue_rows(const data::Batch& batch, const std::vector<int32_t>& slots_T, ops::PagedRows rows);
 

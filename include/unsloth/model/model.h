@@ -76,6 +76,12 @@ class Model {
     using OnLogits = std::function<void(int64_t first, const at::Tensor& logits_CV)>;
     at::Tensor score(const data::Batch& batch, const OnLogits& on_logits = {}, PolicyScope scope = PolicyScope::policy);
 
+    /// A forward pass, for logits(). CheckError for a batch without targets.
+    void forward(const data::Batch& batch, PolicyScope scope = PolicyScope::policy);
+    /// After forward(): logits [rows, V] of its targets [first, first + rows), at most LoadRequest's head_tile; valid
+    /// until the next call.
+    at::Tensor logits(int64_t first, int64_t rows);
+
     /// A forward pass of generation: `on_logits` sees those of the batch's targets, as score() gives them; `pass` says
     /// which rows go on from the plan's cache and where each token's keys and values are put. Nothing synchronises.
     void continue_rows(const CachedPass& pass, const OnLogits& on_logits);

@@ -16,10 +16,7 @@ void gather_head_rows(ops::Context& ctx, const Network& network, const MicroBatc
 /// Logits [rows, V] of the gathered rows [first, first + rows), at most one chunk; in the rank's slice of the
 /// vocabulary.
 at::Tensor head_logits(ops::Context& ctx, const Network& network, const MicroBatch& micro, int64_t first, int64_t rows);
-/// What becomes of a chunk's logits: they stay, or become their own gradient (with the step's divisor and scale,
-/// ctx.scalars), each row's times head().weight_n or as it is.
-enum class LogitsGradient : uint8_t { none, plain, weighted };
-/// Turns a chunk's logits into the losses of its rows.
+/// Turns a chunk's logits into the losses of its rows: cross-entropy.
 void head_loss(ops::Context& ctx, const Network& network, const MicroBatch& micro, int64_t first,
                const at::Tensor& logits_CV, LogitsGradient gradient);
 /// The objective's loss of the micro-batch, the gradients of what is trained here, and in scratch().g_full the gradient

@@ -12,7 +12,9 @@
 #include "unsloth/config/config.h"
 #include "unsloth/data/loader.h"
 #include "unsloth/model/head_objective.h"
+#include "unsloth/model/model.h"
 #include "unsloth/objective/references.h"
+#include "unsloth/objective/teacher.h"
 
 namespace unsloth::objective {
 
@@ -35,6 +37,9 @@ class Objective : public model::HeadObjective {
         double loss = 0;
         std::vector<float> measures;  ///< as many as measures() has
     };
+    /// Of an evaluation: sees the logits of a batch (which outlives this) that is scored before evaluate(); empty:
+    /// needs none.
+    virtual model::Model::OnLogits watch(ops::Context& /*ctx*/, const data::Batch& /*batch*/) { return {}; }
     /// Adds a batch of rows with these -log p (fp32 [labels], on the CPU) and references of these rows.
     virtual void evaluate(const data::Batch& batch, const at::Tensor& losses, const References& references,
                           Sums& sums) = 0;
@@ -46,9 +51,15 @@ class Objective : public model::HeadObjective {
 std::unique_ptr<Objective> make_supervised();
 
 /// training.objective of a configuration. `references`: of the training rows, read when a step is issued; `group`
-/// (nullptr: alone) shares kto's divergence. Both outlive it.
+/// (nullptr: alone) shares kto's divergence; `teacher`: distill's. All outlive it.
 std::unique_ptr<Objective> make_objective(const config::Config& config, at::Device device, const References& references,
-                                          comm::Group* group);
+                                          comm::Group* group, Teacher* teacher = nullptr);
+
+/// A student that learns from a teacher's words and its rows' labels.
+std::unique_ptr<Objective> make_distillation(const config::DistillOptions& options, at::Device device,
+                                             Teacher& teacher);
+/// What the options say.
+spec::DistillRule distill_rule(const config::DistillOptions& options);
 
 /// Whether the configuration measures against a reference.
 bool needs_references(const config::Config& config);

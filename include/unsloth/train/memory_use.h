@@ -12,7 +12,8 @@
 
 namespace unsloth::train {
 
-/// Bytes that a plan may take: what is free, or what model.max_memory says where that is less.
+/// Bytes that a plan may take: what is free, or what model.max_memory says where that is less; without what is `taken`
+/// by another plan that is not loaded yet.
 struct MemoryBudget {
     int64_t device = 0;  ///< of the run's device
     int64_t host = 0;    ///< page-locked, where the device is a GPU
@@ -24,10 +25,11 @@ struct Machine {
     planner::Card card;  ///< without meaning for a run on the CPU
     bool known = true;   ///< whether the card's figures are its own
     MemoryBudget free;
+    MemoryBudget taken;  ///< of it, and of what the configuration allows
 };
 Machine machine_of(at::Device device);
 /// memory_budget() of a machine that need not be this one.
-MemoryBudget memory_budget(const config::Config& config, at::Device device, const MemoryBudget& free);
+MemoryBudget memory_budget(const config::Config& config, at::Device device, const Machine& machine);
 
 /// Fewest tokens of an MLP at a time that a plan takes.
 constexpr int64_t least_row_tile = 4096;

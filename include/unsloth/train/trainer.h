@@ -20,6 +20,7 @@
 #include "unsloth/train/schedule.h"
 #include "unsloth/train/session.h"
 #include "unsloth/train/step.h"
+#include "unsloth/train/teacher.h"
 
 namespace unsloth::train {
 
@@ -71,6 +72,10 @@ class Trainer {
     void choose_pass_rows(model::LoadRequest& request);
     std::string plan_before() const;
     void tell_memory() const;
+    void choose_plan();
+    MemoryBudget taken() const;
+    MemoryBudget budget() const;
+    bool fits_everywhere() const;
     void plan_references(data::BatchLimits& limits);
     void score_references();
     ReferenceCache reference_cache(model::PolicyScope scope) const;
@@ -125,6 +130,7 @@ class Trainer {
     data::Dataset eval_rows_;
     std::optional<data::EvalLoader> reference_rows_;  ///< the training rows to come, where a reference scores them
     objective::References references_, eval_references_;
+    std::unique_ptr<Instruction> instruction_;  ///< nullptr: there is no teacher
     std::unique_ptr<objective::Objective> objective_;
     int64_t total_steps_ = 0;
     config::ScheduleOptions schedule_;

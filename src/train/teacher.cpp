@@ -1,0 +1,156 @@
+#include "unsloth/train/teacher.h"
+
+#include <algorithm>
+
+#include "unsloth/config/device_map.h"
+#include "unsloth/core/error.h"
+#include "unsloth/core/hash.h"
+#include "unsloth/formats/checkpoint.h"
+#include "unsloth/formats/finite.h"
+#include "unsloth/formats/peft.h"
+#include "unsloth/train/agreed_plan.h"
+
+namespace unsloth::train {
+namespace {
+
+/// The run's configuration with the teacher in the student's place.
+config::LoadedConfig teachers_config(const config::LoadedConfig& run) {
+    config::LoadedConfig teacher = run;
+    const config::DistillOptions& distill = run.config.distill;
+    config::ModelOptions& model = teacher.config.model;
+    model.path = distill.teacher.value();
+    model.adapter_name_or_path = distill.teacher_adapter;
+    model.load_in_4bit = distill.teacher_load_in_4bit;
+    model.load_in_8bit = false;
+    model.precision.clear();
+    model.compute_dtype = config::ComputeType::same;
+    model.device_map = distill.teacher_device_map;
+    return teacher;
+}
+
+std::optional<tokenizer::Tokenizer> tokenizer_of(const OpenedModel& opened) {
+    if (!tokenizer::Tokenizer::exists(opened.tokenizer_folder)) return std::nullopt;
+    return opened.tokenizer();
+}
+
+constexpr const char* same_ids = "A student learns the teacher's probabilities id by id: take a teacher of its family.";
+
+/// Where both have a tokenizer it says what ids mean, and the matrices may have more rows than it has ids; else the
+/// matrices' sizes are all there is to compare.
+void require_same_vocabulary(const OpenedModel& student, const OpenedModel& teacher, const std::string& name) {
+    const auto own = tokenizer_of(student), other = tokenizer_of(teacher);
+    if (!own || !other) {
+        if (student.file->spec.vocab_size == teacher.file->spec.vocab_size) return;
+        throw input_error(cat("the teacher ", name, " has a vocabulary of ", teacher.file->spec.vocab_size,
+                              " ids, the student one of ", student.file->spec.vocab_size),
+                          same_ids);
+    }
+    const auto both = static_cast<int32_t>(std::min(own->vocab_size(), other->vocab_size()));
+    for (int32_t id = 0; id < both; ++id)
+        if (own->token(id) != other->token(id))
+            throw input_error(cat("the teacher ", name, " has another vocabulary: id ", id, " is \"", other->token(id),
+                                  "\", the student's is \"", own->token(id), "\""),
+                              same_ids);
+    if (own->vocab_size() != other->vocab_size())
+        throw input_error(cat("the teacher ", name, " has tokens for ", other->vocab_size(), " ids, the student for ",
+                              own->vocab_size()),
+                          same_ids);
+}
+
+}  // namespace
+
+std::string vocabulary_hash(const OpenedModel& opened) {
+    const auto tokenizer = tokenizer_of(opened);
+    if (!tokenizer) return "";
+    ContentHash hash;
+    for (int32_t id = 0; id < static_cast<int32_t>(tokenizer->vocab_size()); ++id) hash.add_field(tokenizer->token(id));
+    return hash.hex();
+}
+
+Instruction::Instruction(const config::LoadedConfig& run, const OpenedModel& student, at::Device device)
+    : of_teacher_(teachers_config(run)), device_(device) {
+    const config::DistillOptions& distill = run.config.distill;
+    const std::string& name = distill.teacher.value();
+    if (std::filesystem::is_regular_file(name)) {
+        if (distill.teacher_adapter)
+            throw usage_error("distill.teacher_adapter serves a teacher that is a model, and distill.teacher is a file",
+                              "Leave it out: the file says what base and adapter said.");
+        file_ = std::make_unique<objective::TeacherFile>(name, distill.temperature, distill.top_k,
+                                                         student.file->spec.vocab_size, device);
+        const auto& metadata = file_->metadata();
+        const auto made_with = metadata.find(objective::teacher_file::vocabulary);
+        const std::string own = vocabulary_hash(student), other = made_with == metadata.end() ? "" : made_with->second;
+        const auto size = metadata.find(objective::teacher_file::vocabulary_size);
+        const bool known = !own.empty() && !other.empty();
+        if (known && own != other)
+            throw input_error(cat(name, " was made with a tokenizer whose ids mean other tokens than the student's"),
+                              same_ids);
+        if (!known && size != metadata.end() && size->second != cat(student.file->spec.vocab_size))
+            throw input_error(cat(name, " is of a vocabulary of ", size->second, " ids, the student has one of ",
+                                  student.file->spec.vocab_size),
+                              same_ids);
+        return;
+    }
+    if (distill.top_k > 0)
+        throw usage_error("distill.top_k serves a teacher's file, and distill.teacher is a model",
+                          "Leave it out, or let `unsloth-train score --top_k N` write a file.");
+    opened_ = open_model(of_teacher_.config);
+    require_same_vocabulary(student, opened_, name);
+    formats::require_finite(*opened_.file);
+}
+
+objective::Teacher& Instruction::teacher() {
+    if (file_) return *file_;
+    return words_;
+}
+
+void Instruction::require(const data::Dataset& rows, const std::string& what) const {
+    if (file_) file_->require(rows, what);
+}
+
+void Instruction::plan(const model::ActivationSizes& sizes, int64_t head_tile, comm::Group* group) {
+    if (file_) return;
+    model::LoadRequest request = load_request(of_teacher_, device_, /*trains=*/false);
+    if (request.adapter) formats::require_finite(formats::read_adapter(*request.adapter, opened_.file->spec));
+    request.sizes.tokens = sizes.tokens;
+    request.sizes.segments = sizes.segments;
+    request.sizes.longest = sizes.longest;
+    request.sizes.head_rows = sizes.head_rows;
+    request.sizes.deterministic = sizes.deterministic;
+    request.sizes.training = false;
+    request.run.head_tile = head_tile;
+    plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);
+    choose_together(of_teacher_.config, *plan_, 1, group, "");
+}
+
+bool Instruction::move_to_host() {
+    if (!plan_ || !device_.is_cuda() || !config::DeviceMap(of_teacher_.config.model).automatic()) return false;
+    spec::RunPlan run = plan_->request().run;
+    for (spec::LayerPlan& layer : run.layers)
+        if (layer.weights_at == spec::Place::device) layer.weights_at = spec::Place::host;
+    plan_->set_run(std::move(run));
+    return true;
+}
+
+MemoryBudget Instruction::need() const {
+    if (!plan_) return {};
+    return {plan_->total_bytes(), device_.is_cuda() ? plan_->host().total_bytes() : 0};
+}
+
+void Instruction::load(comm::Group* group) {
+    if (!plan_) return;
+    ctx_ = make_context(of_teacher_.config, device_);
+    model_ = std::make_unique<model::Model>(*ctx_, plan_->load(*ctx_, load_share(group, *plan_)));
+    words_.set(*model_);
+}
+
+std::string Instruction::describe() const {
+    const std::string& name = of_teacher_.config.model.path;
+    if (file_) return cat(name, ": ", file_->top_k(), " tokens of each target");
+    const std::string places = describe_places(*plan_);
+    return cat(name, ": ", opened_.file->spec.model_type, ", ", opened_.file->spec.num_layers, " layers, hidden ",
+               opened_.file->spec.hidden_size, "; ", plan_->base_description(), "; ",
+               memory::human_bytes(plan_->total_bytes()), places.empty() ? "" : "; ", places);
+}
+
+}  // namespace unsloth::train
