@@ -48,7 +48,7 @@ enum Uid : int64_t {
 enum Ragged { ragged_q, ragged_k, ragged_v, ragged_out, ragged_statistics, ragged_dout, ragged_dq, ragged_dkv };
 
 std::string describe(const CudnnCase& c) {
-    return cat(c.packed ? "packed " : "dense ", c.backward ? "backward" : "forward",
+    return cat(c.packed ? "packed " : "dense ", c.bottom_right ? "with more keys " : "", c.backward ? "backward" : "forward",
                c.deterministic ? " (deterministic)" : "", c.half ? " f16" : " bf16", " B ", c.batch, " S ", c.length,
                c.packed ? cat(" T ", c.tokens) : std::string(), " H ", c.heads, " K ", c.kv_heads, " d ", c.head_dim,
                c.window ? cat(" window ", c.window) : std::string());
@@ -67,7 +67,7 @@ struct WorkspaceLayout {
             offsets = dv + align(c.tokens * c.kv_heads * c.head_dim * 2);
         }
         lengths = offsets + align((c.backward ? 8 : 5) * (c.batch + 1) * static_cast<int64_t>(sizeof(int64_t)));
-        plan = lengths + align(c.batch * static_cast<int64_t>(sizeof(int32_t)));
+        plan = lengths + align(2 * c.batch * static_cast<int64_t>(sizeof(int32_t)));
     }
 };
 
@@ -131,12 +131,13 @@ class GraphBuilder {
         shape(x, heads, strides, ragged);
     }
 
-    /// What the two directions' options have in common: the mask. Sequences have as many keys as queries, so
-    /// that the diagonal starts at the top left.
+    /// What the two directions' options have in common: the mask. Where sequences have as many keys as queries the
+    /// diagonal starts at the top left, else it ends at the bottom right, which is the same but need not be as fast.
     template <class Options>
     void mask(Options& options) {
         options.set_attn_scale(static_cast<float>(c_.scale))
-            .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
+            .set_diagonal_alignment(c_.bottom_right ? fe::DiagonalAlignment_t::BOTTOM_RIGHT
+                                                    : fe::DiagonalAlignment_t::TOP_LEFT)
             .set_diagonal_band_right_bound(0);
         if (c_.window > 0) options.set_diagonal_band_left_bound(static_cast<int>(c_.window));
         if (c_.packed)
@@ -252,6 +253,8 @@ void fill_ragged(const CudnnCase& c, const CudnnPointers& p, const WorkspaceLayo
                  cudaStream_t stream) {
     RaggedSetup setup;
     setup.offsets = p.offsets;
+    setup.key_offsets = p.key_offsets;
+    for (const Ragged of_keys : {ragged_k, ragged_v, ragged_dkv}) setup.of_keys[of_keys] = true;
     setup.sequences = static_cast<int>(p.sequences);
     setup.batch = static_cast<int>(c.batch);
     setup.arrays = c.backward ? 8 : 5;
@@ -285,7 +288,8 @@ void CudnnAttention::run(const CudnnCase& c, const CudnnPointers& p, void* works
         for (int i = 0; i < (c.backward ? 8 : 5); ++i)
             pack[uid_ragged + i] =
                 at_byte(workspace, layout.offsets + i * (c.batch + 1) * static_cast<int64_t>(sizeof(int64_t)));
-        pack[uid_length_q] = pack[uid_length_kv] = at_byte(workspace, layout.lengths);
+        pack[uid_length_q] = at_byte(workspace, layout.lengths);
+        pack[uid_length_kv] = at_byte(workspace, layout.lengths + c.batch * static_cast<int64_t>(sizeof(int32_t)));
     }
     if (c.backward) {
         pack[uid_dout] = p.dout;
@@ -299,16 +303,16 @@ void CudnnAttention::run(const CudnnCase& c, const CudnnPointers& p, void* works
         throw runtime_failure(cat("cuDNN failed on attention (", describe(c), "): ", status.get_message()));
 }
 
-void CudnnAttention::unpack_gradients(const CudnnCase& c, const CudnnPointers& p, int64_t tokens, void* workspace,
-                                      cudaStream_t stream) {
-    UNSLOTH_CHECK(c.packed && c.backward && tokens <= c.tokens, "attention: ", tokens, " tokens, planned for ",
-                  c.tokens);
+void CudnnAttention::unpack_gradients(const CudnnCase& c, const CudnnPointers& p, int64_t tokens, int64_t keys,
+                                      void* workspace, cudaStream_t stream) {
+    UNSLOTH_CHECK(c.packed && c.backward && tokens <= keys && keys <= c.tokens, "attention: ", tokens, " tokens, ",
+                  keys, " keys, planned for ", c.tokens);
     const WorkspaceLayout layout(c);
     const int heads = static_cast<int>(c.heads), kv_heads = static_cast<int>(c.kv_heads);
-    copy_gradients({{at_byte(workspace, layout.dq), p.dq, heads},
-                    {at_byte(workspace, layout.dk), p.dk, kv_heads},
-                    {at_byte(workspace, layout.dv), p.dv, kv_heads}},
-                   tokens, static_cast<int>(c.head_dim), stream);
+    copy_gradients({{at_byte(workspace, layout.dq), p.dq, heads, tokens},
+                    {at_byte(workspace, layout.dk), p.dk, kv_heads, keys},
+                    {at_byte(workspace, layout.dv), p.dv, kv_heads, keys}},
+                   static_cast<int>(c.head_dim), stream);
 }
 
 }  // namespace unsloth::kernels

@@ -33,6 +33,7 @@ struct CudnnCase {
     int64_t backward = 0;           ///< 0 forward, 1 backward
     int64_t statistics = 1;         ///< forward: whether the log-sum-exp is written
     int64_t deterministic = 0;      ///< backward: a fixed order of summation (dense only)
+    int64_t bottom_right = 0;       ///< packed: sequences may have more keys than queries, which stand at their end
     int64_t half = 0;               ///< 0 bf16, 1 f16
     int64_t batch = 0, length = 0;  ///< B and S; packed: the most
     int64_t tokens = 0;             ///< packed backward: the most tokens of the batch; sizes the dense gradients
@@ -42,7 +43,7 @@ struct CudnnCase {
     HeadStrides q, k, v, out, dout, dq, dk,
         dv;  ///< the last four in the backward; packed: dq [T, H, d], dk, dv [T, K, d] dense
 };
-static_assert(sizeof(CudnnCase) == 29 * 8, "padding would be compared");
+static_assert(sizeof(CudnnCase) == 30 * 8, "padding would be compared");
 
 struct CudnnPointers {
     void *q = nullptr, *k = nullptr, *v = nullptr, *out = nullptr;
@@ -50,6 +51,7 @@ struct CudnnPointers {
     void* dout = nullptr;
     HeadRows dq, dk, dv;               ///< dense: with the case's strides; packed: any, multiples of 8
     const int32_t* offsets = nullptr;  ///< packed: device, where the sequences begin, sequences + 1 entries
+    const int32_t* key_offsets = nullptr;  ///< packed: of their keys
     int64_t sequences = 0;             ///< packed: at most the case's B
 };
 
@@ -70,10 +72,10 @@ class CudnnAttention {
     /// A packed backward leaves its gradients in the workspace: see unpack_gradients.
     void run(const CudnnCase& request, const CudnnPointers& pointers, void* workspace, cudaStream_t stream);
 
-    /// After the packed backwards of all groups of a batch: copies the gradients of its `tokens` to dq, dk
-    /// and dv.
-    void unpack_gradients(const CudnnCase& request, const CudnnPointers& pointers, int64_t tokens, void* workspace,
-                          cudaStream_t stream);
+    /// After the packed backwards of all groups of a batch: copies the gradients of its `tokens` to dq, of its
+    /// `keys` to dk and dv.
+    void unpack_gradients(const CudnnCase& request, const CudnnPointers& pointers, int64_t tokens, int64_t keys,
+                          void* workspace, cudaStream_t stream);
 
   private:
     explicit CudnnAttention(int device);
@@ -84,14 +86,15 @@ class CudnnAttention {
 /// Largest number of ragged offset arrays that a packed case takes.
 inline constexpr int most_ragged = 8;
 
-/// offsets_out[m][i] = offsets[min(i, sequences)] * multiplier[m] for i in 0..batch, lengths_out[i] = length
-/// of sequence i, 0 from `sequences` on.
+/// offsets_out[m][i] = offsets[min(i, sequences)] * multiplier[m] for i in 0..batch, of key_offsets where of_keys[m];
+/// lengths_out[0][i] = length of sequence i, 0 from `sequences` on, and [1][i] that of its keys.
 struct RaggedSetup {
-    const int32_t* offsets = nullptr;
+    const int32_t *offsets = nullptr, *key_offsets = nullptr;
     int sequences = 0, batch = 0, arrays = 0;
     int64_t multiplier[most_ragged] = {};
+    bool of_keys[most_ragged] = {};
     int64_t* offsets_out = nullptr;  ///< [arrays][batch + 1]
-    int32_t* lengths_out = nullptr;  ///< [batch]
+    int32_t* lengths_out = nullptr;  ///< [2][batch]
 };
 void ragged_setup(const RaggedSetup& setup, cudaStream_t stream);
 
@@ -101,7 +104,8 @@ struct GradientCopy {
     const void* source = nullptr;
     HeadRows target;
     int heads = 0;
+    int64_t tokens = 0;
 };
-void copy_gradients(const GradientCopy (&copies)[3], int64_t tokens, int head_dim, cudaStream_t stream);
+void copy_gradients(const GradientCopy (&copies)[3], int head_dim, cudaStream_t stream);
 
 }  // namespace unsloth::kernels

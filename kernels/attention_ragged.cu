@@ -1,5 +1,7 @@
 // The small kernels around cuDNN's packed attention: ragged offsets from segment offsets, and gradients back
 // to their strided rows (bound by the bandwidth of memory).
+#include <algorithm>
+
 #include "kernels/attention_cudnn.h"
 #include "kernels/common/device.cuh"
 #include "kernels/common/launch.h"
@@ -11,9 +13,12 @@ constexpr int threads = 256;
 
 __global__ void setup_kernel(RaggedSetup s) {
     for (int i = blockIdx.x * threads + threadIdx.x; i <= s.batch; i += gridDim.x * threads) {
-        const int64_t begin = s.offsets[min(i, s.sequences)];
-        for (int m = 0; m < s.arrays; ++m) s.offsets_out[m * (s.batch + int64_t{1}) + i] = begin * s.multiplier[m];
-        if (i < s.batch) s.lengths_out[i] = i < s.sequences ? static_cast<int>(s.offsets[i + 1] - begin) : 0;
+        const int64_t begin = s.offsets[min(i, s.sequences)], keys = s.key_offsets[min(i, s.sequences)];
+        for (int m = 0; m < s.arrays; ++m)
+            s.offsets_out[m * (s.batch + int64_t{1}) + i] = (s.of_keys[m] ? keys : begin) * s.multiplier[m];
+        if (i >= s.batch) continue;
+        s.lengths_out[i] = i < s.sequences ? static_cast<int>(s.offsets[i + 1] - begin) : 0;
+        s.lengths_out[s.batch + i] = i < s.sequences ? static_cast<int>(s.key_offsets[i + 1] - keys) : 0;
     }
 }
 
@@ -24,6 +29,7 @@ struct Copies {
 /// One block a token; blockIdx.y names the tensor.
 __global__ void __launch_bounds__(threads) copy_kernel(Copies copies, int head_dim) {
     const GradientCopy& copy = copies.of[blockIdx.y];
+    if (blockIdx.x >= copy.tokens) return;
     const int packs = head_dim / 8, all = copy.heads * packs;
     const int64_t token = blockIdx.x;
     const uint4* source = static_cast<const uint4*>(copy.source) + token * all;
@@ -39,8 +45,9 @@ void ragged_setup(const RaggedSetup& setup, cudaStream_t stream) {
     UNSLOTH_LAUNCH(setup_kernel, blocks, threads, 0, stream, setup);
 }
 
-void copy_gradients(const GradientCopy (&copies)[3], int64_t tokens, int head_dim, cudaStream_t stream) {
+void copy_gradients(const GradientCopy (&copies)[3], int head_dim, cudaStream_t stream) {
     Copies all{{copies[0], copies[1], copies[2]}};
+    const int64_t tokens = std::max({copies[0].tokens, copies[1].tokens, copies[2].tokens});
     UNSLOTH_LAUNCH(copy_kernel, dim3(static_cast<unsigned>(tokens), 3), threads, 0, stream, all, head_dim);
 }
 

@@ -17,7 +17,6 @@ struct CopyOperation {
     const int32_t* source_index;
     const int32_t* out_index;
     float scale;
-    const float* weight;
 
     using State = Pack<In, N>;
     __device__ State load(uint32_t row, int64_t column) const {
@@ -25,10 +24,9 @@ struct CopyOperation {
         return load_pack<N>(source + from * source_stride + column);
     }
     __device__ void store(uint32_t row, int64_t column, const State& in) const {
-        const float factor = weight != nullptr ? scale * weight[row] : scale;
         Pack<Out, N> result;
 #pragma unroll
-        for (int k = 0; k < N; ++k) result.v[k] = from_float<Out>(to_float(in.v[k]) * factor);
+        for (int k = 0; k < N; ++k) result.v[k] = from_float<Out>(to_float(in.v[k]) * scale);
         const int64_t to = out_index != nullptr ? out_index[row] : row;
         store_pack(out + to * out_stride + column, result);
     }
@@ -42,8 +40,49 @@ void run_copy(const CopyRows& p, cudaStream_t stream) {
                                               p.out.stride,
                                               p.source_index,
                                               p.out_index,
-                                              p.scale,
-                                              p.weight};
+                                              p.scale};
+    map_rows<N>(operation, p.rows, p.columns, stream);
+}
+
+template <class T, int N>
+struct SumOperation {
+    const T* source;
+    int64_t source_stride;
+    T* out;
+    int64_t out_stride;
+    const int32_t* places;
+    const float* weight;
+
+    struct State {
+        Pack<T, N> row[2];
+        float factor[2];
+    };
+    __device__ State load(uint32_t row, int64_t column) const {
+        State state;
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            const int32_t place = places[2 * int64_t{row} + j];
+            state.factor[j] = place < 0 ? 0.f : weight != nullptr ? weight[place] : 1.f;
+#pragma unroll
+            for (int k = 0; k < N; ++k) state.row[j].v[k] = from_float<T>(0.f);
+            if (place >= 0) state.row[j] = load_pack<N>(source + place * source_stride + column);
+        }
+        return state;
+    }
+    __device__ void store(uint32_t row, int64_t column, const State& in) const {
+        Pack<T, N> result;
+#pragma unroll
+        for (int k = 0; k < N; ++k)
+            result.v[k] = from_float<T>(to_float(in.row[0].v[k]) * in.factor[0] + to_float(in.row[1].v[k]) * in.factor[1]);
+        store_pack(out + row * out_stride + column, result);
+    }
+};
+
+template <class T, int N>
+void run_sum(const SumRows& p, cudaStream_t stream) {
+    const SumOperation<T, N> operation{static_cast<const T*>(p.source.data), p.source.stride,
+                                       static_cast<T*>(p.out.data),          p.out.stride,
+                                       p.places,                             p.weight};
     map_rows<N>(operation, p.rows, p.columns, stream);
 }
 
@@ -197,6 +236,16 @@ void copy_rows(const CopyRows& p, cudaStream_t stream) {
                                 aligned_16(p.out.data, {p.out.stride}, p.out_type);
             vector ? run_copy<In, Out, width>(p, stream) : run_copy<In, Out, 1>(p, stream);
         });
+    });
+}
+
+void sum_rows(const SumRows& p, cudaStream_t stream) {
+    dispatch_floating(p.type, [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        constexpr int width = vector_width<T>;
+        const bool vector = p.columns % width == 0 && aligned_16(p.source.data, {p.source.stride}, p.type) &&
+                            aligned_16(p.out.data, {p.out.stride}, p.type);
+        vector ? run_sum<T, width>(p, stream) : run_sum<T, 1>(p, stream);
     });
 }
 

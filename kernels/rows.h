@@ -10,7 +10,7 @@
 
 namespace unsloth::kernels {
 
-/// out[out_index[i] or i] = scale * (weight[i] or 1) * source[source_index[i] or i], for i < rows.
+/// out[out_index[i] or i] = scale * source[source_index[i] or i], for i < rows.
 struct CopyRows {
     int64_t rows = 0;
     int64_t columns = 0;
@@ -21,9 +21,21 @@ struct CopyRows {
     const int32_t* source_index = nullptr;  ///< nullptr: row i itself
     const int32_t* out_index = nullptr;
     float scale = 1;
-    const float* weight = nullptr;  ///< [rows]; nullptr: ones
 };
 void copy_rows(const CopyRows& params, cudaStream_t stream);
+
+/// out[t] = the sum of source[p] * (weight[p] or 1) over the places p = places[2 t], places[2 t + 1] that are not
+/// negative.
+struct SumRows {
+    int64_t rows = 0;  ///< of out
+    int64_t columns = 0;
+    spec::DType type = spec::DType::bf16;
+    ConstMatrix source;
+    Matrix out;
+    const int32_t* places = nullptr;
+    const float* weight = nullptr;  ///< of the source's rows; nullptr: ones
+};
+void sum_rows(const SumRows& params, cudaStream_t stream);
 
 void zero_rows(const Matrix& out, int64_t rows, int64_t columns, spec::DType type, cudaStream_t stream);
 

@@ -619,7 +619,7 @@ void declare_preference(OptionSet& options, PreferenceOptions& preference) {
         .on_resume(OnResume::free);
     options
         .add("share_prompt", preference.share_prompt,
-             "Compute the prompt of a pair once for both answers (dpo, orpo); with false each answer has its own copy.")
+             "Compute the prompt that two answers share once for both of them; with false each answer has its own copy.")
         .on_resume(OnResume::told);
     options
         .add("label_smoothing", preference.label_smoothing,

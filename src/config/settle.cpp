@@ -253,8 +253,7 @@ void check_preference(const Config& config, Problems& problems) {
              "training.objective dpo with loss_type sigmoid, robust or simpo");
     only_for("preference.simpo_gamma", p.simpo_gamma != defaults.simpo_gamma, dpo && simpo,
              "preference.loss_type simpo");
-    only_for("preference.share_prompt", !p.share_prompt, dpo || objective == Objective::orpo,
-             "training.objective dpo and orpo");
+    only_for("preference.share_prompt", !p.share_prompt, prefers, any);
     only_for("preference.rpo_alpha", p.rpo_alpha != 0, dpo, "training.objective dpo");
     only_for("preference.desirable_weight", p.desirable_weight != 1, kto, "training.objective kto");
     only_for("preference.undesirable_weight", p.undesirable_weight != 1, kto, "training.objective kto");

@@ -10,7 +10,16 @@ namespace {
 
 /// Whether token t of a row begins a segment.
 bool begins_segment(const std::vector<int32_t>& positions, std::size_t t) {
-    return t == 0 || positions[t] == 0;
+    return t == 0 || positions[t] <= positions[t - 1];
+}
+
+/// Of the segment that has just begun.
+void share(Batch& batch, int32_t tokens) {
+    batch.shared.push_back(tokens);
+    if (tokens == 0) return;
+    const std::size_t own = batch.segments.size() - 1;
+    UNSLOTH_CHECK(batch.shared[own - 1] == 0 && tokens <= batch.segments[own] - batch.segments[own - 1], tokens,
+                  " tokens shared with a segment of ", batch.segments[own] - batch.segments[own - 1]);
 }
 
 void append(Batch& batch, const Sample& sample) {
@@ -24,6 +33,12 @@ void append(Batch& batch, const Sample& sample) {
         if (begins_segment(sample.positions, t)) {
             batch.segments.push_back(place);
             batch.target_starts.push_back(static_cast<int32_t>(batch.target_index.size()));
+            share(batch, t == 0 ? 0 : sample.positions[t]);
+            // The last shared token predicts how both segments go on.
+            if (batch.shared.back() > 0 && sample.labels[t] != ignore_label) {
+                batch.target_index.push_back(batch.segments.end()[-2] + batch.shared.back() - 1);
+                batch.target_ids.push_back(sample.labels[t]);
+            }
         }
         const bool ends_segment = t + 1 == T || begins_segment(sample.positions, t + 1);
         const int32_t target = ends_segment ? ignore_label : sample.labels[t + 1];
@@ -59,7 +74,9 @@ Batch make_batch(const std::vector<const Sample*>& samples) {
     batch.labels = static_cast<int64_t>(batch.target_index.size());
     batch.target_starts.push_back(static_cast<int32_t>(batch.labels));
     for (std::size_t s = 1; s < batch.segments.size(); ++s)
-        batch.longest = std::max(batch.longest, batch.segments[s] - batch.segments[s - 1]);
+        batch.longest = std::max(batch.longest, batch.length(s - 1));
+    if (std::all_of(batch.shared.begin(), batch.shared.end(), [](int32_t tokens) { return tokens == 0; }))
+        batch.shared.clear();
     return batch;
 }
 
@@ -67,7 +84,7 @@ int64_t count_targets(const std::vector<int32_t>& labels, const std::vector<int3
     UNSLOTH_CHECK(labels.size() == positions.size(), labels.size(), " labels, ", positions.size(), " positions");
     int64_t targets = 0;
     for (std::size_t t = 1; t < labels.size(); ++t)
-        targets += labels[t] != ignore_label && !begins_segment(positions, t);
+        targets += labels[t] != ignore_label && positions[t] > 0;
     return targets;
 }
 

@@ -130,7 +130,7 @@ int64_t Dataset::targets(int64_t i) const {
 int64_t Dataset::first_targets(int64_t i) const {
     const Sample row = sample(i);
     int64_t targets = 0;
-    for (std::size_t t = 1; t < row.ids.size() && row.positions[t] != 0; ++t) targets += row.labels[t] != ignore_label;
+    for (std::size_t t = 1; t < row.ids.size() && row.positions[t] > row.positions[t - 1]; ++t) targets += row.labels[t] != ignore_label;
     return targets;
 }
 
@@ -172,6 +172,41 @@ Dataset Dataset::with_foreign_answers(int64_t longest) const {
         before = own;
     }
     return Dataset(std::make_shared<Store>(std::move(part)), stats_);
+}
+
+Dataset Dataset::with_shared_prompts() const {
+    StorePart part;
+    for (int64_t i = 0; i < size(); ++i) {
+        const RowRecord& record = store_->record(rows_[static_cast<std::size_t>(i)]);
+        const Sample own = sample(i);
+        FormattedRow row{own.ids, own.labels, own.positions};
+        row.truncated = record.has(RowRecord::truncated);
+        row.desirable = own.desirable;
+        const auto second = std::find(own.positions.begin() + 1, own.positions.end(), 0) - own.positions.begin();
+        const auto length = static_cast<std::ptrdiff_t>(own.ids.size());
+        std::ptrdiff_t shared = 0;
+        const auto of_prompt = [&](std::ptrdiff_t t) {
+            const auto a = static_cast<std::size_t>(t), b = static_cast<std::size_t>(second + t);
+            return own.ids[a] == own.ids[b] && own.labels[a] == ignore_label && own.labels[b] == ignore_label &&
+                   own.positions[a] == t && own.positions[b] == t;
+        };
+        while (record.segments == 2 && shared < std::min(second, length - second) && of_prompt(shared)) ++shared;
+        if (shared == length - second) shared = 0;  // an answer of its own is needed
+        for (auto* values : {&row.ids, &row.labels, &row.positions})
+            values->erase(values->begin() + second, values->begin() + second + shared);
+        row.targets = record.targets;
+        part.append(row, own.row, record.source);
+    }
+    return Dataset(std::make_shared<Store>(std::move(part)), stats_);
+}
+
+int64_t Dataset::keys(int64_t i) const {
+    int64_t keys = tokens(i);
+    if (segments(i) < 2) return keys;
+    const Sample row = sample(i);
+    for (std::size_t t = 1; t < row.positions.size(); ++t)
+        if (row.positions[t] <= row.positions[t - 1]) keys += row.positions[t];
+    return keys;
 }
 
 int64_t Dataset::segments(int64_t i) const {

@@ -188,17 +188,22 @@ int64_t StepLoader::total_steps(double num_train_epochs, int64_t max_steps) cons
 
 BatchLimits StepLoader::limits() const {
     BatchLimits limits;
-    std::vector<int64_t> segments, labels;
+    std::vector<int64_t> segments, labels, keys;
+    bool shares = false;
     for (const auto& [first, last] : units_) {
-        int64_t unit_segments = 0, unit_labels = 0;
+        int64_t unit_segments = 0, unit_labels = 0, unit_keys = 0;
         for (int64_t m = first; m < last; ++m) {
             const int64_t i = members_[static_cast<std::size_t>(m)];
             unit_segments += dataset_.segments(i);
             unit_labels += dataset_.targets(i);
+            const int64_t own_keys = dataset_.keys(i);
+            unit_keys += own_keys;
+            shares = shares || own_keys > dataset_.tokens(i);
             limits.longest = std::max(limits.longest, dataset_.longest_segment(i));
         }
         segments.push_back(unit_segments);
         labels.push_back(unit_labels);
+        keys.push_back(unit_keys);
     }
     int64_t rows = pass_rows_;
     if (fills_by_tokens()) {
@@ -217,6 +222,7 @@ BatchLimits StepLoader::limits() const {
     }
     limits.segments = most(std::move(segments), rows);
     limits.labels = std::min(limits.tokens, most(std::move(labels), rows));
+    if (shares) limits.keys = std::clamp(most(std::move(keys), rows), limits.tokens, 2 * limits.tokens);
     return limits;
 }
 
@@ -424,11 +430,13 @@ BatchLimits EvalLoader::limits() const {
             one.tokens += dataset_.tokens(i);
             one.segments += dataset_.segments(i);
             one.labels += dataset_.targets(i);
+            one.keys += dataset_.keys(i);
             limits.longest = std::max(limits.longest, dataset_.longest_segment(i));
         }
         limits.tokens = std::max(limits.tokens, one.tokens);
         limits.segments = std::max(limits.segments, one.segments);
         limits.labels = std::max(limits.labels, one.labels);
+        if (one.keys > one.tokens) limits.keys = std::max(limits.keys, one.keys);
     }
     return limits;
 }

@@ -9,16 +9,16 @@ namespace unsloth::data {
 namespace {
 
 bool begins_segment(const std::vector<int32_t>& positions, std::size_t t) {
-    return t == 0 || (!positions.empty() && positions[t] == 0);
+    return t == 0 || (!positions.empty() && positions[t] <= positions[t - 1]);
 }
 
 void count_segments(const FormattedRow& row, RowRecord& record) {
-    int32_t begin = 0;
+    int32_t begin = 0;  // where the segment would, with the tokens that it shares
     for (std::size_t t = 0; t < row.ids.size(); ++t) {
         if (!begins_segment(row.positions, t)) continue;
         ++record.segments;
         record.longest = std::max(record.longest, static_cast<int32_t>(t) - begin);
-        begin = static_cast<int32_t>(t);
+        begin = static_cast<int32_t>(t) - (t == 0 ? 0 : row.positions[t]);
     }
     record.longest = std::max(record.longest, record.length - begin);
 }

@@ -175,7 +175,10 @@ class Lister {
                 s.codes.codes);
             add({"scratch", "fp8 scales", {t}, at::kFloat, layers}, s.codes.scales);
         }
+        const std::vector<int64_t> keys{sizes_.keys, 2 * spec_.kv_size()};
+        if (sizes_.keys > 0) add({"scratch", "keys of segments", keys, dtype_, layers}, s.keys_KN);
         if (!sizes_.training) return;
+        if (sizes_.keys > 0) add({"scratch", "their gradients", keys, dtype_, memory::backward}, s.dkeys_KN);
         const int64_t rank = std::max(layout_[Group::o].r, layout_[Group::down].r);
         // Between the passes of a rank's chunks others go forward.
         const uint8_t gradient = memory::head | memory::backward | (layout_.stage.alone() ? 0 : memory::forward);
@@ -221,12 +224,18 @@ class Lister {
         if (sizes_.noise) own({"tokens", "noise", {t}, at::kFloat, memory::always, true}, b.noise_T);
         ints("target index", sizes_.head_rows, b.target_index_n);
         ints("target ids", sizes_.head_rows, b.target_ids_n);
+        if (sizes_.training) ints("places of targets", 2 * t, b.target_places);
         if (sizes_.trains_embedding) {
             ints("token order", t, b.order_T, true);
             ints("distinct ids", t, b.unique_u);
             ints("run starts", t + 1, b.starts_u1);
         }
         ints("segment offsets", sizes_.segments + 1, b.q_offsets);
+        if (sizes_.keys > 0) {
+            ints("key offsets", sizes_.segments + 1, b.k_offsets);
+            ints("keys' tokens", sizes_.keys, b.key_tokens);
+            if (sizes_.training) ints("places of keys", 2 * t, b.key_places);
+        }
         if (sizes_.cache_tokens > 0) {
             ints("cache slots", t, b.slots_T, true);
             ints("lengths of rows", sizes_.segments, b.lengths_S);
@@ -304,7 +313,7 @@ int64_t workspace_bytes(const spec::ModelSpec& spec, const weights::LayerLayout&
                         const spec::RunPlan& run, at::ScalarType dtype, at::Device device) {
     const int64_t attention = over_windows(spec, [&](const ops::AttentionShape& shape) {
         return ops::attention_workspace(shape, dtype, device, sizes.deterministic, sizes.tokens, sizes.segments,
-                                        sizes.longest);
+                                        sizes.longest, /*backward=*/true, sizes.keys);
     });
     const int64_t norm = ops::norm_backward_workspace(device, std::max(sizes.tokens * spec.num_heads, sizes.head_rows),
                                                       std::max(spec.hidden_size, spec.head_dim));

@@ -57,11 +57,36 @@ void count_mlp(PassCounts& counts, const spec::LayerSteps& steps) {
     counts.down += steps.down ? 1 : 0;
 }
 
+struct KeyViews {
+    at::Tensor k_SKd, v_SKd;
+};
+
+/// Of a matrix whose rows are keys' and values' heads side by side.
+KeyViews key_views(const spec::ModelSpec& spec, const at::Tensor& keys_KN) {
+    return {heads_view(keys_KN, 0, spec.num_kv_heads, spec.head_dim),
+            heads_view(keys_KN, spec.kv_size(), spec.num_kv_heads, spec.head_dim)};
+}
+
+/// The columns of keys and values.
+at::Tensor keys_of(const spec::ModelSpec& spec, const at::Tensor& qkv_TN) {
+    return qkv_TN.narrow(1, spec.q_size(), 2 * spec.kv_size());
+}
+
+/// What the segments attend over: the tokens' own keys and values, or copies where segments share some.
+KeyViews gather_keys(const LayerContext& c, const LayerSaved& a) {
+    const at::Tensor own_TN = keys_of(c.spec, a.qkv_TN), index_K = c.tokens.key_tokens_K;
+    if (!index_K.defined()) return key_views(c.spec, own_TN);
+    const at::Tensor keys_KN = c.scratch.keys_KN.narrow(0, 0, index_K.numel());
+    ops::gather_rows(c.group.ctx, own_TN, index_K, keys_KN);
+    return key_views(c.spec, keys_KN);
+}
+
 void attend(const LayerContext& c, const LayerSaved& a, const at::Tensor& o_THd) {
     const QkvViews v = qkv_views(c.spec, a.qkv_TN);
     const ops::AttentionShape shape = attention_shape(c.spec, c.layer());
     if (c.tokens.cached == nullptr) {
-        ops::attention_forward(c.group.ctx, shape, c.tokens.segments, v.q_THd, v.k_TKd, v.v_TKd, o_THd, a.lse);
+        const KeyViews keys = gather_keys(c, a);
+        ops::attention_forward(c.group.ctx, shape, c.tokens.segments, v.q_THd, keys.k_SKd, keys.v_SKd, o_THd, a.lse);
         return;
     }
     const CachedRows& rows = *c.tokens.cached;
@@ -76,6 +101,22 @@ void attend(const LayerContext& c, const LayerSaved& a, const at::Tensor& o_THd)
         ops::attention_forward(c.group.ctx, shape, c.tokens.segments, v.q_THd.narrow(0, first, begun),
                                v.k_TKd.narrow(0, first, begun), v.v_TKd.narrow(0, first, begun),
                                o_THd.narrow(0, first, begun), {});
+}
+
+void attend_backward(const LayerContext& c, const LayerSaved& a, const at::Tensor& do_THd, const at::Tensor& o_THd,
+                     const QkvViews& grad) {
+    const at::Tensor q_THd = qkv_views(c.spec, a.qkv_TN).q_THd, index_K = c.tokens.key_tokens_K;
+    const KeyViews keys = gather_keys(c, a);
+    KeyViews dkeys{grad.k_TKd, grad.v_TKd};
+    at::Tensor dkeys_KN;
+    if (index_K.defined()) {
+        dkeys_KN = c.scratch.dkeys_KN.narrow(0, 0, index_K.numel());
+        dkeys = key_views(c.spec, dkeys_KN);
+    }
+    ops::attention_backward(c.group.ctx, attention_shape(c.spec, c.layer()), c.tokens.segments, do_THd, q_THd,
+                            keys.k_SKd, keys.v_SKd, o_THd, a.lse, grad.q_THd, dkeys.k_SKd, dkeys.v_SKd);
+    if (index_K.defined())
+        ops::sum_rows(c.group.ctx, dkeys_KN, c.tokens.key_places_T2, keys_of(c.spec, c.scratch.dqkv_full));
 }
 
 }  // namespace
@@ -144,11 +185,9 @@ void layer_backward(const LayerContext& c, const weights::LayerWeights& w, const
     });
     // 4 attention
     const at::Tensor o_TN = a.o_full.narrow(1, 0, spec.q_size()), do_TN = c.scratch.h_full.narrow(1, 0, spec.q_size());
-    const QkvViews v = qkv_views(spec, a.qkv_TN), grad = qkv_views(spec, c.scratch.dqkv_full);
-    ops::attention_backward(ctx, attention_shape(spec, c.layer()), c.tokens.segments,
-                            heads_view(do_TN, 0, spec.num_heads, spec.head_dim), v.q_THd, v.k_TKd, v.v_TKd,
-                            heads_view(o_TN, 0, spec.num_heads, spec.head_dim), a.lse, grad.q_THd, grad.k_TKd,
-                            grad.v_TKd);
+    const QkvViews grad = qkv_views(spec, c.scratch.dqkv_full);
+    attend_backward(c, a, heads_view(do_TN, 0, spec.num_heads, spec.head_dim),
+                    heads_view(o_TN, 0, spec.num_heads, spec.head_dim), grad);
     // 3 rotary embedding
     const at::Tensor dqkv_TN = c.scratch.dqkv_full.narrow(1, 0, layout[Group::qkv].n);
     const ops::Fp8Matrix dqkv_codes = input_gradient ? codes_of(c, w[Group::qkv], dqkv_TN) : ops::Fp8Matrix{};

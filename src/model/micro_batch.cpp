@@ -30,6 +30,17 @@ void copy_values(const std::vector<Value>& from, const at::Tensor& to) {
     }
 }
 
+/// Of each of `tokens` tokens the up to two places where `index` names it, or -1.
+std::vector<int32_t> places_of(const std::vector<int32_t>& index, int64_t tokens) {
+    std::vector<int32_t> places(static_cast<std::size_t>(2 * tokens), -1);
+    for (std::size_t i = 0; i < index.size(); ++i) {
+        const auto first = 2 * static_cast<std::size_t>(index[i]), free = places[first] < 0 ? first : first + 1;
+        UNSLOTH_CHECK(places[free] < 0, "token ", index[i], " stands at three places");
+        places[free] = static_cast<int32_t>(i);
+    }
+    return places;
+}
+
 }  // namespace
 
 MicroBatch::MicroBatch(ops::Context& ctx, const spec::ModelSpec& spec, std::unique_ptr<Activations> activations,
@@ -60,7 +71,33 @@ void MicroBatch::upload(const data::Batch& batch) {
     segments.uniform = true;
     for (std::size_t s = 1; s < batch.segments.size(); ++s)
         segments.uniform = segments.uniform && batch.segments[s] - batch.segments[s - 1] == batch.longest;
+    if (!batch.shared.empty()) upload_keys(batch);
+    if (activations_->sizes().training) copy_values(places_of(batch.target_index, tokens_), tokens.target_places);
     make_rope_table(*std::max_element(batch.positions_T.begin(), batch.positions_T.end()));
+}
+
+/// Where segments share tokens, what a segment attends over lies together in copies of their keys and values.
+void MicroBatch::upload_keys(const data::Batch& batch) {
+    std::vector<int32_t> keys, offsets = {0};
+    const auto add = [&](int32_t begin, int32_t count) {
+        for (int32_t t = begin; t < begin + count; ++t) keys.push_back(t);
+    };
+    for (std::size_t s = 0; s + 1 < batch.segments.size(); ++s) {
+        if (batch.shared_by(s) > 0) add(batch.segments[s - 1], batch.shared_by(s));
+        add(batch.segments[s], batch.segments[s + 1] - batch.segments[s]);
+        offsets.push_back(static_cast<int32_t>(keys.size()));
+    }
+    const TokenBuffers& tokens = activations_->tokens();
+    UNSLOTH_CHECK(tokens.key_tokens.defined(), "segments that share tokens were not planned for");
+    copy_values(keys, tokens.key_tokens);
+    copy_values(offsets, tokens.k_offsets);
+    inputs_.key_tokens_K = tokens.key_tokens.narrow(0, 0, offsets.back());
+    if (activations_->sizes().training) {
+        copy_values(places_of(keys, tokens_), tokens.key_places);
+        inputs_.key_places_T2 = tokens.key_places.narrow(0, 0, 2 * tokens_).view({tokens_, 2});
+    }
+    inputs_.segments.k_offsets = std::move(offsets);
+    inputs_.segments.k_offsets_device = tokens.k_offsets;
 }
 
 void MicroBatch::make_rope_table(int64_t longest_position) {
@@ -88,7 +125,7 @@ void MicroBatch::upload_rows(const data::Batch& batch) {
 void MicroBatch::upload_noise(const data::Batch& batch, double alpha) {
     std::vector<float> magnitude;
     for (std::size_t s = 1; s < batch.segments.size(); ++s) {
-        const int64_t tokens = batch.segments[s] - batch.segments[s - 1];
+        const int64_t tokens = batch.length(s - 1);
         magnitude.resize(static_cast<std::size_t>(batch.segments[s]),
                          static_cast<float>(alpha / std::sqrt(static_cast<double>(tokens * spec_.hidden_size))));
     }

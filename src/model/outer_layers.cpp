@@ -131,9 +131,9 @@ void head_forward_backward(ops::Context& ctx, const Network& network, const Micr
     ops::rms_norm_backward(ctx, head.h_nD.narrow(0, 0, n), head.x_nD.narrow(0, 0, n), network.outer.final_norm_D,
                            head.rstd_n.narrow(0, 0, n), dx_nD,
                            norm ? network.parameters->gradient(*norm) : at::Tensor());
-    ops::zero_2d(ctx, g_TD);
-    ops::scatter_rows(ctx, dx_nD, a.tokens().target_index_n.narrow(0, 0, n), g_TD,
-                      objective.weighs() && !weighs_first ? head.weight_n.narrow(0, 0, n) : at::Tensor());
+    const int64_t tokens = micro.tokens();
+    ops::sum_rows(ctx, dx_nD, a.tokens().target_places.narrow(0, 0, 2 * tokens).view({tokens, 2}), g_TD,
+                  objective.weighs() && !weighs_first ? head.weight_n.narrow(0, 0, n) : at::Tensor());
 }
 
 }  // namespace unsloth::model

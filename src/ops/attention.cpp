@@ -132,14 +132,16 @@ void attention_backward(Context& ctx, const AttentionShape& shape, const Segment
 }
 
 int64_t attention_workspace(const AttentionShape& shape, at::ScalarType dtype, at::Device device, bool deterministic,
-                            int64_t tokens, int64_t segments, int64_t longest, bool backward) {
+                            int64_t tokens, int64_t segments, int64_t longest, bool backward, int64_t keys) {
     check_shape(shape);
-    UNSLOTH_CHECK(tokens > 0 && segments > 0 && longest > 0 && longest <= tokens, "attention: ", tokens, " tokens in ",
+    const int64_t most = std::max(tokens, keys);
+    UNSLOTH_CHECK(tokens > 0 && segments > 0 && longest > 0 && longest <= most, "attention: ", most, " tokens in ",
                   segments, " segments of at most ", longest);
-    if (is_absent(device)) return attention_workspace_bound(shape, deterministic, tokens, longest);
+    if (is_absent(device)) return attention_workspace_bound(shape, deterministic, most, longest);
 #if UNSLOTH_CUDA
     if (device.is_cuda())
-        return attention_cuda_workspace(shape, dtype, device, deterministic, tokens, segments, longest, backward);
+        return attention_cuda_workspace(shape, dtype, device, deterministic, {tokens, segments, longest, keys},
+                                        backward);
 #endif
     UNSLOTH_CHECK(device.is_cpu(), "this program was built without CUDA: no attention for ", dtype, " on ", device,
                   deterministic && backward ? ", deterministic" : "");

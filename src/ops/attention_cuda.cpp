@@ -132,6 +132,10 @@ CudnnCase backward_case(const AttentionShape& shape, const AttentionBackward& ar
     return c;
 }
 
+bool same_lengths(const Segments& s) {
+    return s.uniform || s.q_offsets == s.k_offsets;
+}
+
 /// A cuDNN call: its plan, and the segments it takes.
 struct CudnnCall {
     CudnnCase plan;
@@ -142,19 +146,21 @@ struct CudnnCall {
 /// groups.
 std::vector<CudnnCall> calls_of(CudnnCase c, const AttentionShape& shape, const Segments& segments, CudaForm form,
                                 const Kind& kind) {
-    const PackedGroup all{0, segments.count(), segments.max_q};
+    const PackedGroup all{0, segments.count(), segments.max_k};
     if (form == CudaForm::dense) {
         set_length(c, shape, all.count, all.longest);
         return {{c, all}};
     }
-    const PackedLimits limits = planned_sizes(kind);
+    PackedLimits limits = planned_sizes(kind);
+    c.bottom_right = !same_lengths(segments);
+    if (c.bottom_right) limits = limits.of_keys();
     if (!c.backward) {
         set_packed(c, shape, packed_bucket(limits, all.count, all.longest, least_forward_batch), 0);
         return {{c, all}};
     }
     std::vector<CudnnCall> calls;
-    const int64_t tokens = packed_tokens(limits, segments.q_offsets.back());
-    for (const PackedGroup& group : packed_groups(limits, segments.q_offsets)) {
+    const int64_t tokens = packed_tokens(limits, segments.k_offsets.back());
+    for (const PackedGroup& group : packed_groups(limits, segments.k_offsets)) {
         set_packed(c, shape, packed_bucket(limits, group.count, group.longest), tokens);
         calls.push_back({c, group});
     }
@@ -163,10 +169,6 @@ std::vector<CudnnCall> calls_of(CudnnCase c, const AttentionShape& shape, const 
 
 // ------------------------------------------------------------------------------------------------------------------
 // choice
-
-bool same_lengths(const Segments& s) {
-    return s.uniform || s.q_offsets == s.k_offsets;
-}
 
 bool aligned(std::initializer_list<const at::Tensor*> tensors) {
     return std::all_of(tensors.begin(), tensors.end(), [](const at::Tensor* x) {
@@ -183,7 +185,8 @@ int64_t deterministic_bytes(const AttentionShape& shape, int64_t tokens, int64_t
 /// The form by the lengths alone: what forward and backward of the same segments agree on without a word, and
 /// so lse's order.
 CudaForm form_of(const AttentionShape& shape, const Segments& s, at::ScalarType dtype, at::Device device) {
-    if (!same_lengths(s) || !cudnn_serves(shape, dtype, device)) return CudaForm::portable;
+    const bool planned = same_lengths(s) || planned_sizes(kind_of(shape, dtype, device)).keys > 0;
+    if (!planned || !cudnn_serves(shape, dtype, device)) return CudaForm::portable;
     // Other lengths would need a plan each; and cuDNN's backward on sm_90 is known to let the zero keys
     // behind a length of 64 modulo 128 into rows of strongly negative scores when no padding mask stands
     // before them.
@@ -311,12 +314,14 @@ void run_cudnn(const Context& ctx, const std::vector<CudnnCall>& calls, const Se
     CudnnAttention& cudnn = CudnnAttention::of(ctx.device().index());
     for (const CudnnCall& call : calls) {
         p.offsets = segments.q_offsets_device.data_ptr<int32_t>() + call.segments.first;
+        p.key_offsets = segments.k_offsets_device.data_ptr<int32_t>() + call.segments.first;
         p.sequences = call.segments.count;
         cudnn.run(call.plan, p, ctx.workspace.data_ptr(), stream);
     }
     const CudnnCase& c = calls.front().plan;
     if (c.packed && c.backward)
-        cudnn.unpack_gradients(c, p, segments.q_offsets.back(), ctx.workspace.data_ptr(), stream);
+        cudnn.unpack_gradients(c, p, segments.q_offsets.back(), segments.k_offsets.back(), ctx.workspace.data_ptr(),
+                               stream);
 }
 
 }  // namespace
@@ -402,38 +407,42 @@ bool cudnn_serves(const AttentionShape& shape, at::ScalarType dtype, at::Device 
 }
 
 int64_t attention_cuda_workspace(const AttentionShape& shape, at::ScalarType dtype, at::Device device,
-                                 bool deterministic, int64_t tokens, int64_t segments, int64_t longest, bool backward) {
+                                 bool deterministic, const PackedLimits& sizes, bool backward) {
     const Kind kind = kind_of(shape, dtype, device);
     {
         Registry& r = registry();
         const std::lock_guard lock(r.mutex);
-        r.sizes[kind] = {tokens, segments, longest};
+        r.sizes[kind] = sizes;
     }
-    int64_t most = kernels::round_up(shape.heads * tokens * static_cast<int64_t>(sizeof(float)),
+    int64_t most = kernels::round_up(shape.heads * sizes.tokens * static_cast<int64_t>(sizeof(float)),
                                      alignment);  // the portable backward's delta
     if (!cudnn_serves(shape, dtype, device)) return most;
     const auto consider = [&](const CudnnCase& c, bool back, bool repeatable) {
         if (const std::optional<int64_t> bytes = ask(device, c, back, repeatable)) most = std::max(most, *bytes);
     };
-    const PackedLimits sizes{tokens, segments, longest};
     const CudnnCase dense = largest_dense(shape, dtype, sizes);
     consider(dense, false, false);
     if (backward && !deterministic) consider(dense, true, false);
-    if (backward && deterministic && deterministic_bytes(shape, tokens, longest) <= deterministic_workspace)
+    if (backward && deterministic &&
+        deterministic_bytes(shape, sizes.tokens, sizes.longest) <= deterministic_workspace)
         consider(dense, true, true);
     if (shape.head_dim % 16 == 0) {
-        CudnnCase packed = base_case(shape, dtype);
-        set_packed(packed, shape, packed_bucket(sizes, segments, longest, least_forward_batch), 0);
-        consider(packed, false, false);
-        if (backward && !deterministic) {
-            for (const PackedBucket& bucket : largest_packed_buckets(sizes)) {
-                set_packed(packed, shape, bucket, packed_tokens(sizes, tokens));
+        const auto consider_packed = [&](const PackedLimits& limits, bool bottom_right) {
+            CudnnCase packed = base_case(shape, dtype);
+            packed.bottom_right = bottom_right;
+            set_packed(packed, shape, packed_bucket(limits, limits.segments, limits.longest, least_forward_batch), 0);
+            consider(packed, false, false);
+            if (!backward || deterministic) return;
+            for (const PackedBucket& bucket : largest_packed_buckets(limits)) {
+                set_packed(packed, shape, bucket, packed_tokens(limits, limits.tokens));
                 consider(packed, true, false);
             }
-        }
+        };
+        consider_packed(sizes, false);
+        if (sizes.keys > 0) consider_packed(sizes.of_keys(), true);
         // Plans of more but shorter sequences have longer ragged offsets (8 arrays of int64) and lengths
         // (int32).
-        most += kernels::round_up((8 * 8 + 4) * (std::max(segments, least_forward_batch) + 1), alignment);
+        most += kernels::round_up((8 * 8 + 2 * 4) * (std::max(sizes.segments, least_forward_batch) + 1), alignment);
     }
     return most;
 }

@@ -2,6 +2,7 @@
 // tests and benchmarks).
 #pragma once
 
+#include "ops/attention_packed.h"
 #include "unsloth/ops/attention.h"
 
 namespace unsloth::ops {
@@ -41,7 +42,7 @@ void attention_cuda_backward(Context& ctx, const AttentionShape& shape, const Se
 /// Whether cuDNN serves this kind of attention in both directions, with equal lengths (asked once per kind).
 bool cudnn_serves(const AttentionShape& shape, at::ScalarType dtype, at::Device device);
 int64_t attention_cuda_workspace(const AttentionShape& shape, at::ScalarType dtype, at::Device device,
-                                 bool deterministic, int64_t tokens, int64_t segments, int64_t longest, bool backward);
+                                 bool deterministic, const PackedLimits& sizes, bool backward);
 #endif
 
 }  // namespace unsloth::ops

@@ -15,6 +15,9 @@ namespace unsloth::ops {
 /// The sizes that were planned; zeros: nothing was.
 struct PackedLimits {
     int64_t tokens = 0, segments = 0, longest = 0;
+    int64_t keys = 0;  ///< of all segments, where some have more of them than queries; 0: none do
+    /// The same with the keys as its tokens: a plan serves segments of as many queries.
+    PackedLimits of_keys() const { return {keys, segments, longest, keys}; }
 };
 
 /// B and S of a plan.

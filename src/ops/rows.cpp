@@ -41,9 +41,9 @@ const int32_t* pointer(const at::Tensor& index) {
 
 /// Copies, gathers and scatters: an index may be undefined. Both tensors and indices are checked.
 void copy_rows(Context& ctx, const at::Tensor& source, const at::Tensor& source_index, const at::Tensor& out,
-               const at::Tensor& out_index, int64_t rows, double scale, const at::Tensor& weight = {}) {
+               const at::Tensor& out_index, int64_t rows, double scale) {
     if (!ctx.is_cuda()) {
-        return cpu::copy_rows(source, source_index, out, out_index, rows, static_cast<float>(scale), weight);
+        return cpu::copy_rows(source, source_index, out, out_index, rows, static_cast<float>(scale));
     }
 #ifdef UNSLOTH_CUDA
     kernels::CopyRows params;
@@ -56,7 +56,6 @@ void copy_rows(Context& ctx, const at::Tensor& source, const at::Tensor& source_
     params.source_index = pointer(source_index);
     params.out_index = pointer(out_index);
     params.scale = static_cast<float>(scale);
-    params.weight = weight.defined() ? weight.const_data_ptr<float>() : nullptr;
     kernels::copy_rows(params, stream_of(ctx));
 #endif
 }
@@ -76,16 +75,37 @@ void gather_rows(Context& ctx, const at::Tensor& table_VD, const at::Tensor& ind
     copy_rows(ctx, table_VD, index_n, out_nD, {}, rows, 1.0);
 }
 
-void scatter_rows(Context& ctx, const at::Tensor& rows_nD, const at::Tensor& index_n, const at::Tensor& out_TD,
-                  const at::Tensor& weight_n) {
+void scatter_rows(Context& ctx, const at::Tensor& rows_nD, const at::Tensor& index_n, const at::Tensor& out_TD) {
     const Region region(ctx, "scatter_rows");
     check_matrix(ctx, "rows", rows_nD);
     check_matrix(ctx, "out", out_TD);
     check_contiguous(ctx, "index", index_n, {rows_nD.size(0)}, at::kInt);
     UNSLOTH_CHECK(rows_nD.size(1) == out_TD.size(1), "rows have ", rows_nD.size(1), " columns, out has ",
                   out_TD.size(1));
+    copy_rows(ctx, rows_nD, {}, out_TD, index_n, rows_nD.size(0), 1.0);
+}
+
+void sum_rows(Context& ctx, const at::Tensor& rows_nD, const at::Tensor& places_T2, const at::Tensor& out_TD,
+              const at::Tensor& weight_n) {
+    const Region region(ctx, "sum_rows");
+    check_matrix(ctx, "rows", rows_nD);
+    check_compute_tensor(ctx, "out", out_TD, {out_TD.size(0), rows_nD.size(1)});
+    UNSLOTH_CHECK(out_TD.scalar_type() == rows_nD.scalar_type(), "rows are ", rows_nD.scalar_type(), ", out is ",
+                  out_TD.scalar_type());
+    check_contiguous(ctx, "places", places_T2, {out_TD.size(0), 2}, at::kInt);
     if (weight_n.defined()) check_contiguous(ctx, "weight", weight_n, {rows_nD.size(0)}, at::kFloat);
-    copy_rows(ctx, rows_nD, {}, out_TD, index_n, rows_nD.size(0), 1.0, weight_n);
+    if (!ctx.is_cuda()) return cpu::sum_rows(rows_nD, places_T2, out_TD, weight_n);
+#ifdef UNSLOTH_CUDA
+    kernels::SumRows params;
+    params.rows = out_TD.size(0);
+    params.columns = out_TD.size(1);
+    params.type = dtype_of(out_TD);
+    params.source = source_of(rows_nD);
+    params.out = target_of(out_TD);
+    params.places = places_T2.const_data_ptr<int32_t>();
+    params.weight = weight_n.defined() ? weight_n.const_data_ptr<float>() : nullptr;
+    kernels::sum_rows(params, stream_of(ctx));
+#endif
 }
 
 void copy_2d(Context& ctx, const at::Tensor& src_RC, const at::Tensor& out_RC, double scale) {

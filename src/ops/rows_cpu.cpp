@@ -37,9 +37,8 @@ void for_each_draw(const spec::StepScalars& scalars, int32_t row, int32_t offset
 }  // namespace
 
 void copy_rows(const at::Tensor& source, const at::Tensor& source_index, const at::Tensor& out,
-               const at::Tensor& out_index, int64_t rows, float scale, const at::Tensor& weight) {
+               const at::Tensor& out_index, int64_t rows, float scale) {
     const Rows from(source), to(out);
-    const float* weights = weight.defined() ? weight.const_data_ptr<float>() : nullptr;
     const int32_t* from_index = pointer(source_index);
     const int32_t* to_index = pointer(out_index);
     const int64_t columns = from.columns();
@@ -47,9 +46,29 @@ void copy_rows(const at::Tensor& source, const at::Tensor& source_index, const a
         std::vector<float> scratch(static_cast<size_t>(columns)), scaled(static_cast<size_t>(columns));
         for (int64_t i = begin; i < end; ++i) {
             const float* values = from.read(indexed(from_index, i, from.rows()), scratch.data());
-            const float factor = weights == nullptr ? scale : scale * weights[i];
-            for (int64_t c = 0; c < columns; ++c) scaled[c] = values[c] * factor;
+            for (int64_t c = 0; c < columns; ++c) scaled[c] = values[c] * scale;
             to.write(indexed(to_index, i, to.rows()), scaled.data());
+        }
+    });
+}
+
+void sum_rows(const at::Tensor& rows, const at::Tensor& places, const at::Tensor& out, const at::Tensor& weight) {
+    const Rows from(rows), to(out);
+    const float* weights = weight.defined() ? weight.const_data_ptr<float>() : nullptr;
+    const int32_t* place = places.const_data_ptr<int32_t>();
+    const int64_t columns = from.columns();
+    at::parallel_for(0, to.rows(), grain_size(columns), [&](int64_t begin, int64_t end) {
+        std::vector<float> scratch(static_cast<size_t>(columns)), sum(static_cast<size_t>(columns));
+        for (int64_t t = begin; t < end; ++t) {
+            std::fill(sum.begin(), sum.end(), 0.f);
+            for (int64_t i = 2 * t; i < 2 * t + 2; ++i) {
+                if (place[i] < 0) continue;
+                const int64_t row = indexed(place, i, from.rows());
+                const float* values = from.read(row, scratch.data());
+                const float factor = weights == nullptr ? 1.f : weights[row];
+                for (int64_t c = 0; c < columns; ++c) sum[c] += values[c] * factor;
+            }
+            to.write(t, sum.data());
         }
     });
 }

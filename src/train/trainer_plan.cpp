@@ -25,6 +25,7 @@ using Clock = std::chrono::steady_clock;
 /// The plan must hold these batches, too; their tokens are within the limits already.
 void widen(data::BatchLimits& limits, const data::BatchLimits& other) {
     limits.segments = std::max(limits.segments, other.segments);
+    limits.keys = std::max(limits.keys, other.keys);
     limits.longest = std::max(limits.longest, other.longest);
     limits.labels = std::max(limits.labels, other.labels);
 }
@@ -67,6 +68,10 @@ void Trainer::open_data() {
         throw usage_error(cat("the training rows are not those of ", resume_->folder.string()),
                           "Use the same files, format, template and tokenizer; or start a new run from its weights "
                           "with model.adapter_name_or_path.");
+    if (config::compares_answers(config().training.objective) && config().preference.share_prompt) {
+        data.train = data.train.with_shared_prompts();
+        eval_rows_ = eval_rows_.with_shared_prompts();
+    }
     loader_ = std::make_unique<data::StepLoader>(std::move(data.train), options);
     total_steps_ = loader_->total_steps(config().training.num_train_epochs, config().training.max_steps);
     if (resume_) require_steps_left(*resume_, total_steps_);
@@ -115,6 +120,7 @@ void Trainer::make_plan() {
     }
     sizes.tokens = limits.tokens;
     sizes.segments = limits.segments;
+    sizes.keys = limits.keys;
     sizes.longest = limits.longest;
     sizes.head_rows = limits.labels;
     request.run.head_tile = head_chunk_rows(opened_.file->spec, request.dtype, limits.labels);

@@ -227,6 +227,56 @@ TEST(JudgedRows, GetTheAnswerOfTheRowBeforeThem) {
     EXPECT_THROW((void)rows.subset({1}).with_foreign_answers(0), Error);
 }
 
+TEST(SharedPrompts, StandOnceAndBothAnswersFollowTheirLastToken) {
+    const toy::Folder folder;
+    DatasetOptions options;
+    options.objective = config::Objective::dpo;
+    const auto file = folder.write("rows.jsonl", R"({"prompt": [10, 11, 12], "chosen": [20, 21], "rejected": [20, 31, 32]}
+{"prompt": [13], "chosen": [40], "rejected": [41]}
+)");
+    const Dataset own = Dataset::load(file, options, nullptr), rows = own.with_shared_prompts();
+    ASSERT_EQ(rows.size(), 2);
+    const Sample first = rows.sample(0);
+    EXPECT_EQ(first.ids, (Ints{10, 11, 12, 20, 21, 20, 31, 32}));
+    EXPECT_EQ(first.labels, (Ints{-100, -100, -100, 20, 21, 20, 31, 32}));
+    EXPECT_EQ(first.positions, (Ints{0, 1, 2, 3, 4, 3, 4, 5}));
+    EXPECT_EQ(rows.segments(0), 2);
+    EXPECT_EQ(rows.longest_segment(0), 6);
+    EXPECT_EQ(rows.keys(0), own.tokens(0));
+    EXPECT_EQ(own.keys(0), own.tokens(0));
+    EXPECT_EQ(rows.first_targets(0), 2);
+    for (int64_t i = 0; i < 2; ++i) {
+        EXPECT_EQ(rows.targets(i), own.targets(i));
+        EXPECT_EQ(rows.targets(i), count_targets(rows.sample(i).labels, rows.sample(i).positions));
+        EXPECT_EQ(rows.longest_segment(i), own.longest_segment(i));
+    }
+    const Sample second = rows.sample(1);
+    const Batch batch = make_batch({&first, &second});
+    EXPECT_EQ(batch.segments, (Ints{0, 5, 8, 10, 11}));
+    EXPECT_EQ(batch.shared, (Ints{0, 3, 0, 1}));
+    EXPECT_EQ(batch.target_index, (Ints{2, 3, 2, 5, 6, 8, 8}));
+    EXPECT_EQ(batch.target_ids, (Ints{20, 21, 20, 31, 32, 40, 41}));
+    EXPECT_EQ(batch.target_starts, (Ints{0, 2, 5, 6, 7}));
+    EXPECT_EQ(batch.longest, 6);
+    LoaderOptions loading;
+    loading.per_device_train_batch_size = 2;
+    const BatchLimits limits = StepLoader(rows, loading).limits();
+    EXPECT_EQ(limits.tokens, 11);
+    EXPECT_EQ(limits.keys, 15);
+    EXPECT_EQ(limits.labels, 7);
+    EXPECT_EQ(StepLoader(own, loading).limits().keys, 0);
+    EXPECT_EQ(EvalLoader(rows, 16).limits().keys, 15);
+}
+
+TEST(SharedPrompts, LeaveRowsThatBeginDifferentlyAsTheyAre) {
+    Sample other{.row = 0, .ids = {1, 2, 3, 9, 2, 3}, .labels = {-100, -100, 3, -100, -100, 3}, .positions = {0, 1, 2, 0, 1, 2}};
+    Sample trained{.row = 1, .ids = {1, 2, 1, 2}, .labels = {1, 2, 1, 2}, .positions = {0, 1, 0, 1}};
+    const Dataset rows = Dataset::from_samples({other, trained}).with_shared_prompts();
+    EXPECT_EQ(rows.sample(0).ids, other.ids);
+    EXPECT_EQ(rows.sample(1).positions, trained.positions);
+    EXPECT_EQ(rows.keys(0), 6);
+}
+
 TEST(StepLoader, CountsRowsAndTheTargetsOfFirstSegments) {
     const auto two_segments = [](int64_t row, int32_t first, int32_t second) {
         Sample sample;

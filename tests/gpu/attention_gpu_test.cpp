@@ -187,8 +187,11 @@ class AttentionGpu : public ::testing::Test {
     }
 
     void plan(const Problem& p) {
-        const int64_t bytes = attention_workspace(p.shape, p.q.scalar_type(), ctx->device(), ctx->deterministic, p.t,
-                                                  p.segments.count(), p.segments.max_q);
+        const int64_t bytes =
+            plans_keys ? attention_workspace(p.shape, p.q.scalar_type(), ctx->device(), ctx->deterministic, p.t,
+                                             p.segments.count(), p.segments.max_k, /*backward=*/true, p.s)
+                       : attention_workspace(p.shape, p.q.scalar_type(), ctx->device(), ctx->deterministic, p.t,
+                                             p.segments.count(), p.segments.max_q);
         ctx->workspace =
             at::full({bytes}, 0xFF,
                      at::TensorOptions(at::kByte).device(at::kCUDA));  // NaN: scratch is not assumed to be zero
@@ -228,6 +231,7 @@ class AttentionGpu : public ::testing::Test {
     }
 
     std::unique_ptr<Context> ctx;
+    bool plans_keys = false;  ///< segments with more keys than queries are planned for
 };
 
 std::vector<int32_t> tiny_segments() {
@@ -265,6 +269,23 @@ TEST_F(AttentionGpu, PackedForm) {
     Problem one(shape_of(8, 2, 128), {1001},
                 at::kBFloat16);  // a single segment that no dense plan is made for
     check(one, CudaForm::packed);
+}
+
+// What the pairs of preferences take whose prompts are shared.
+TEST_F(AttentionGpu, PackedFormWithMoreKeysThanQueries) {
+    plans_keys = true;
+    for (const at::ScalarType type : {at::kBFloat16, at::kHalf})
+        for (const AttentionShape& shape : {shape_of(32, 8, 128), shape_of(4, 2, 64), shape_of(4, 1, 96),
+                                            shape_of(4, 2, 128, 100), shape_of(4, 2, 64, 1)})
+            for (const auto& [queries, keys] :
+                 {std::pair<std::vector<int32_t>, std::vector<int32_t>>{{700, 300, 3, 1, 129, 40}, {700, 600, 3, 2, 129, 900}},
+                  {{256, 128}, {256, 256}},
+                  {{5, 1}, {5, 5}}}) {
+                SCOPED_TRACE(cat(c10::toString(type), " H ", shape.heads, " K ", shape.kv_heads, " d ", shape.head_dim,
+                                 " window ", shape.window, ", ", queries.size(), " segments"));
+                Problem p(shape, queries, type, keys);
+                check(p, CudaForm::packed);
+            }
 }
 
 TEST_F(AttentionGpu, StronglyNegativeScores) {

@@ -281,6 +281,53 @@ TEST_P(PreferenceTest, PackedPairsStayPairs) {
     EXPECT_LT(course.steps.back().outcome.loss, course.steps[0].outcome.loss - 0.02);
 }
 
+// A pair's prompt is computed once for both answers, and that changes nothing but rounding: packed or not, with a head
+// that is trained or not, in evaluations and references too.
+TEST_P(PreferenceTest, ASharedPromptGivesWhatTwoCopiesGive) {
+    struct Case {
+        const char* objective;
+        Flags flags;
+    };
+    for (const Case& c : {Case{"dpo", {}}, Case{"dpo", {"--data.packing", "true", "--model.max_seq_length", "64"}},
+                          Case{"dpo", {"--lora.modules_to_save", "lm_head", "--preference.rpo_alpha", "1"}},
+                          Case{"dpo", {"--preference.loss_type", "simpo", "--training.gradient_checkpointing", "full"}},
+                          Case{"dpo", {"--lora.use_dora", "true"}}, Case{"orpo", {}}, Case{"kto", {}}}) {
+        SCOPED_TRACE(cat(c.objective, c.flags.empty() ? "" : " " + c.flags.front()));
+        const auto with = [&](const char* shares) {
+            return make_config(flags(c.objective, c.flags) + Flags{"--preference.share_prompt", shares});
+        };
+        const Tensors shared = first_gradients(with("true")), copied = first_gradients(with("false"));
+        int compared = 0;
+        for (const auto& [name, gradient] : copied) {
+            if (l2(gradient) == 0) continue;
+            EXPECT_LT(relative_frobenius(shared.at(name), gradient), 2e-5) << name;
+            ++compared;
+        }
+        EXPECT_GT(compared, 20);
+        if (c.flags.size() > 1 && c.flags[0] == "--data.packing") continue;  // other rows come together
+        const Course a = train_all(with("true")), b = train_all(with("false"));
+        ASSERT_EQ(a.steps.size(), b.steps.size());
+        EXPECT_LT(a.steps[0].tokens, b.steps[0].tokens);
+        for (std::size_t i = 0; i < a.steps.size(); ++i)
+            EXPECT_NEAR(a.steps[i].outcome.loss, b.steps[i].outcome.loss, 2e-4) << "step " << i + 1;
+    }
+}
+
+// With dropout the prompt's one copy has one mask, which both answers see: of what follows nothing depends on how the
+// rows are split.
+TEST_P(PreferenceTest, ASharedPromptHasOneMaskOfDropout) {
+    const auto split = [&](const char* rows, const char* rounds, const char* shares) {
+        return train_all(make_config(flags("dpo", {"--lora.lora_dropout", "0.3", "--preference.share_prompt", shares,
+                                                   "--training.per_device_train_batch_size", rows,
+                                                   "--training.gradient_accumulation_steps", rounds,
+                                                   "--training.max_steps", "4"})));
+    };
+    const Course once = split("4", "1", "true"), four = split("1", "4", "true"), copied = split("4", "1", "false");
+    for (std::size_t i = 0; i < once.steps.size(); ++i)
+        EXPECT_NEAR(four.steps[i].outcome.loss, once.steps[i].outcome.loss, 5e-6) << "step " << i + 1;
+    EXPECT_NE(once.steps.back().outcome.loss, copied.steps.back().outcome.loss) << "there two copies have two masks";
+}
+
 // A trained head needs the rows' weights before its products, a frozen one has them after: the adapters' gradients are
 // the same either way.
 TEST_P(PreferenceTest, WeightsBeforeAndBehindTheHeadGiveTheSameGradients) {

@@ -16,7 +16,9 @@ struct Sample {
     int64_t row = 0;  ///< index of the row in its source file, from 0
     std::vector<int32_t> ids;
     std::vector<int32_t> labels;              ///< in place: labels[t] belongs to ids[t]; ignore_label is not trained
-    std::vector<int32_t> positions;           ///< position ids; a fall back to 0 starts a new segment
+    /// Position ids; they rise within a segment. One that falls back to 0 begins a new segment; one that falls back to
+    /// p > 0 begins one whose first p tokens are those of the segment before it, which stand there only.
+    std::vector<int32_t> positions;
     std::optional<int32_t> dropout_row = {};  ///< names the row's dropout masks; absent: `row`
     bool desirable = false;                   ///< the verdict on the row's answer, where it has one
 };
@@ -32,17 +34,24 @@ struct Batch {
         row_T;  ///< names the row of each token for dropout's counter: the source row, unless it repeats in an epoch
     std::vector<int32_t> offset_T;  ///< token's index in its source row
     std::vector<int32_t> segments;  ///< [S + 1] offsets into T, from 0 to T; attention never crosses them
+    std::vector<int32_t> shared;    ///< [S] tokens that the segment before begins with and this one too; empty: none
     std::vector<int32_t>
-        target_index;  ///< [labels] the places t with a target, ascending: the lm_head runs on these only
-    std::vector<int32_t> target_ids;     ///< [labels] targets_T at those places
+        target_index;  ///< [labels] the places t with a target: the lm_head runs on these only. They ascend, but that
+                       ///< the last token that two segments share stands in both of their parts, where both go on
+    std::vector<int32_t> target_ids;     ///< [labels] what these must predict
     std::vector<int32_t> target_starts;  ///< [S + 1] where each segment's targets begin in these two, and the end
     std::vector<int64_t> rows;           ///< source rows, in order
     std::vector<int32_t> desirable;      ///< of each row: Sample::desirable
     TokenOrder token_order;              ///< of ids_T, only where the loader was asked for it
     int64_t labels = 0;                  ///< targets that are not ignore_label
-    int32_t longest = 0;                 ///< tokens of the longest segment
+    int32_t longest = 0;                 ///< tokens of the longest segment, shared ones among them
 
     int64_t tokens() const { return static_cast<int64_t>(ids_T.size()); }
+    int32_t shared_by(std::size_t segment) const { return shared.empty() ? 0 : shared[segment]; }
+    /// Tokens that the segment has, shared ones among them.
+    int32_t length(std::size_t segment) const {
+        return segments[segment + 1] - segments[segment] + shared_by(segment);
+    }
 };
 
 /// One optimizer step: the micro-batches of this rank, and the step's counts over the micro-batches of all
@@ -58,8 +67,8 @@ struct StepBatch {
 };
 
 /// Joins samples into one micro-batch: shifts labels into targets (the first token of a segment is never a
-/// target), finds segments where a position falls back to 0 or a sample begins, and concatenates. The source
-/// rows must fit 32 bits. token_order stays empty.
+/// target), finds segments where a position falls back or a sample begins, and concatenates. The source rows must fit
+/// 32 bits. token_order stays empty.
 Batch make_batch(const std::vector<const Sample*>& samples);
 
 /// How many targets a sequence has: labels that are not ignore_label, without those of a segment's first

@@ -77,6 +77,8 @@ class Dataset {
     int64_t targets(int64_t i) const;  ///< labels that count, after the shift
     int64_t first_targets(int64_t i) const;  ///< of the row's first segment; reads the row
     int64_t segments(int64_t i) const;
+    /// Tokens of its segments, with those that segments share once for each; reads a row of several segments.
+    int64_t keys(int64_t i) const;
     bool truncated(int64_t i) const;
     int64_t longest_segment(int64_t i) const;  ///< in tokens
     /// Of these rows; what was skipped counts for the whole file.
@@ -100,6 +102,10 @@ class Dataset {
     /// answer's own are. What a model says of such answers tells how far it is from another, whatever the verdicts.
     /// Usage Error for fewer than two rows.
     Dataset with_foreign_answers(int64_t longest) const;
+
+    /// For rows of two segments, a prompt with one answer and with another: the prompt stands in the first one only (see
+    /// Sample::positions). Prompts that are targets themselves stay as they are.
+    Dataset with_shared_prompts() const;
 
     /// Without the rows whose tokens, labels and positions (of all their pieces) are those of an earlier row. Reads all
     /// of them.

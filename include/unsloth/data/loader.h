@@ -30,6 +30,7 @@ struct LoaderOptions {
 /// The most that a micro-batch may hold, whatever the order of the rows: what memory is planned for.
 struct BatchLimits {
     int64_t tokens = 0, segments = 0;
+    int64_t keys = 0;     ///< tokens of all segments, with those that some share once for each; 0: none share any
     int64_t longest = 0;  ///< tokens of the longest segment
     int64_t labels = 0;   ///< rows with a target
 };

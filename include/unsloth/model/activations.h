@@ -47,6 +47,7 @@ struct Scratch {
     at::Tensor g_full;     ///< [T, D + R]: gradient of the residual stream
     at::Tensor dz_full;    ///< [T, D + R]: the same of a product before DoRA's scale; undefined without
     at::Tensor dqkv_full;  ///< [T, N + R]
+    at::Tensor keys_KN, dkeys_KN;  ///< keys and values of all segments, and gradients; undefined where none share
     at::Tensor dropped;    ///< flat, of the largest input; undefined without dropout
     ops::Fp8Matrix codes;  ///< flat, of the largest input of a base product; undefined where no product reads codes
 };
@@ -68,8 +69,10 @@ struct TokenBuffers {
     at::Tensor ids_T, positions_T, row_T, offset_T;  ///< int32; the last two undefined without dropout and noise
     at::Tensor noise_T;                              ///< fp32: its magnitude; undefined without noise
     at::Tensor target_index_n, target_ids_n;         ///< int32, of the most rows with a target
+    at::Tensor target_places;                        ///< int32 [T 2]: where each token stands among them, or -1
     at::Tensor order_T, unique_u, starts_u1;         ///< int32; for a trained embedding, the last two of the most ids
     at::Tensor q_offsets;                            ///< int32, of the most segments + 1
+    at::Tensor k_offsets, key_tokens, key_places;    ///< int32: as these two, of keys; undefined where none share
     at::Tensor
         target_starts_S1;    ///< int32: where each segment's targets begin; it and the next two for weights of rows
     at::Tensor reference_S;  ///< fp32: log-probabilities of the segments under the reference
@@ -91,6 +94,7 @@ struct KvCache {
 struct ActivationSizes {
     int64_t tokens = 0;        ///< most tokens a micro-batch may have
     int64_t segments = 0;      ///< most segments
+    int64_t keys = 0;          ///< most tokens of all segments, where segments share some; 0: none do
     int64_t longest = 0;       ///< longest segment
     int64_t head_rows = 0;     ///< most rows with a target
     int64_t cache_tokens = 0;  ///< of all sequences that generation continues, in whole pages

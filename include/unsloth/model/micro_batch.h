@@ -44,6 +44,7 @@ class MicroBatch {
     Offload* offload() { return offload_.get(); }
 
   private:
+    void upload_keys(const data::Batch& batch);
     void make_rope_table(int64_t longest_position);
 
     ops::Context& ctx_;

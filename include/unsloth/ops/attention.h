@@ -35,8 +35,8 @@ enum class AttentionPath { cpu, cudnn, portable };
 /// (asked once, then remembered); portable (own kernels, any dtype and head_dim up to 256, fixed order of
 /// summation): everything else.
 ///
-/// Under `cudnn` these calls still go to the portable kernels: more keys than queries (a KV cache), pointers
-/// or strides that are no multiple of 16 bytes, segments of unequal length when cuDNN has no packed form for
+/// Under `cudnn` these calls still go to the portable kernels: more keys than queries (a KV cache) where they were not
+/// planned for (attention_workspace), pointers or strides that are no multiple of 16 bytes, segments of unequal length when cuDNN has no packed form for
 /// the head_dim, and with `deterministic` the backward of unequal lengths or of more than 2 GiB of cuDNN's
 /// scratch.
 AttentionPath attention_path(const AttentionShape& shape, at::ScalarType dtype, at::Device device, bool deterministic);
@@ -64,9 +64,11 @@ void attention_backward(Context& ctx, const AttentionShape& shape, const Segment
 /// up to `segments` segments of up to `longest` tokens. On cuDNN this builds the plans of the
 /// largest case, so that the first step finds them, and remembers the three numbers (per device, heads,
 /// head_dim and dtype; the latest call counts): packed plans are made for them, so that batches of changing
-/// size share a few plans. Call it before the first step, again when the sizes grow.
+/// size share a few plans. Call it before the first step, again when the sizes grow. `keys`: the most that all
+/// segments have, where some have more of them than queries; 0: none do, or they are to be served by the portable
+/// kernels.
 int64_t attention_workspace(const AttentionShape& shape, at::ScalarType dtype, at::Device device, bool deterministic,
-                            int64_t tokens, int64_t segments, int64_t longest, bool backward = true);
+                            int64_t tokens, int64_t segments, int64_t longest, bool backward = true, int64_t keys = 0);
 
 /// Elements of lse that a forward over `tokens` tokens needs: H * T.
 int64_t attention_lse_elements(const AttentionShape& shape, at::ScalarType dtype, at::Device device, bool deterministic,
