@@ -48,8 +48,9 @@ enum Uid : int64_t {
 enum Ragged { ragged_q, ragged_k, ragged_v, ragged_out, ragged_statistics, ragged_dout, ragged_dq, ragged_dkv };
 
 std::string describe(const CudnnCase& c) {
-    return cat(c.packed ? "packed " : "dense ", c.bottom_right ? "with more keys " : "", c.backward ? "backward" : "forward",
-               c.deterministic ? " (deterministic)" : "", c.half ? " f16" : " bf16", " B ", c.batch, " S ", c.length,
+    return cat(c.packed ? "packed " : "dense ", c.bottom_right ? "with more keys " : "",
+               c.backward ? "backward" : "forward", c.deterministic ? " (deterministic)" : "",
+               c.half ? " f16" : " bf16", " B ", c.batch, " S ", c.length,
                c.packed ? cat(" T ", c.tokens) : std::string(), " H ", c.heads, " K ", c.kv_heads, " d ", c.head_dim,
                c.window ? cat(" window ", c.window) : std::string());
 }

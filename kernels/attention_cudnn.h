@@ -49,10 +49,10 @@ struct CudnnPointers {
     void *q = nullptr, *k = nullptr, *v = nullptr, *out = nullptr;
     float* statistics = nullptr;  ///< dense [B, H, S], packed [T, H]
     void* dout = nullptr;
-    HeadRows dq, dk, dv;               ///< dense: with the case's strides; packed: any, multiples of 8
-    const int32_t* offsets = nullptr;  ///< packed: device, where the sequences begin, sequences + 1 entries
+    HeadRows dq, dk, dv;                   ///< dense: with the case's strides; packed: any, multiples of 8
+    const int32_t* offsets = nullptr;      ///< packed: device, where the sequences begin, sequences + 1 entries
     const int32_t* key_offsets = nullptr;  ///< packed: of their keys
-    int64_t sequences = 0;             ///< packed: at most the case's B
+    int64_t sequences = 0;                 ///< packed: at most the case's B
 };
 
 /// A cuDNN handle and the plans made with it, one per device and process (plans are dear: tens to hundreds of

@@ -13,7 +13,7 @@ constexpr int threads = 256;
 
 __global__ void __launch_bounds__(threads) sequence_log_probs_kernel(const SequenceLogProbs p) {
     double sum = 0;
-    for (int i = p.starts[blockIdx.x] + threadIdx.x; i < p.starts[blockIdx.x + 1]; i += threads) sum += p.losses[i];
+    for (int i = p.begins[blockIdx.x] + threadIdx.x; i < p.ends[blockIdx.x]; i += threads) sum += p.losses[i];
     const double total = block_sum_f64<threads>(sum);
     if (threadIdx.x == 0) p.logp[blockIdx.x] = -total;
 }
@@ -37,10 +37,14 @@ __global__ void __launch_bounds__(threads) preference_rows_kernel(const Preferen
         for (int64_t a = 0; a < 2; ++a) {
             const int64_t s = 2 * row + a;
             answer[a] = {p.logp[s], static_cast<double>(p.reference[s]),
-                         static_cast<double>(p.starts[s + 1] - p.starts[s])};
+                         static_cast<double>(p.starts[s + 1] - p.answers[s])};
         }
         const bool desirable = p.desirable != nullptr && p.desirable[row] != 0;
-        const PreferenceRow result = preference_row(p.rule, answer, desirable, mean_divergence, p.chosen_loss_weight);
+        spec::AnswerLogProb prompt;
+        prompt.tokens = p.answers[2 * row] - p.starts[2 * row];
+        if (p.prompt_logp != nullptr) prompt.policy = p.prompt_logp[2 * row];
+        const PreferenceRow result =
+            preference_row(p.rule, answer, prompt, desirable, mean_divergence, p.chosen_loss_weight);
         p.slope[2 * row] = result.slope[0];
         p.slope[2 * row + 1] = result.slope[1];
         loss += result.loss;
@@ -59,8 +63,10 @@ __global__ void __launch_bounds__(threads) preference_rows_kernel(const Preferen
 }
 
 __global__ void __launch_bounds__(threads) preference_weights_kernel(const PreferenceLoss p) {
-    const auto weight = static_cast<float>(-p.slope[blockIdx.x]);
-    for (int i = p.starts[blockIdx.x] + threadIdx.x; i < p.starts[blockIdx.x + 1]; i += threads) p.weight[i] = weight;
+    const auto of_answer = static_cast<float>(-p.slope[blockIdx.x]), before = static_cast<float>(p.chosen_loss_weight);
+    const int answer = p.answers[blockIdx.x];
+    for (int i = p.starts[blockIdx.x] + threadIdx.x; i < p.starts[blockIdx.x + 1]; i += threads)
+        p.weight[i] = i < answer ? before : of_answer;
 }
 
 }  // namespace

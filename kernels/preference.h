@@ -8,11 +8,11 @@
 
 namespace unsloth::kernels {
 
-/// logp[s] = -sum of losses in [starts[s], starts[s + 1]).
+/// logp[s] = -sum of losses in [begins[s], ends[s]).
 struct SequenceLogProbs {
     int64_t sequences = 0;
     const float* losses = nullptr;
-    const int32_t* starts = nullptr;  ///< [sequences + 1]
+    const int32_t *begins = nullptr, *ends = nullptr;
     double* logp = nullptr;
 };
 void sequence_log_probs(const SequenceLogProbs& params, cudaStream_t stream);
@@ -31,6 +31,8 @@ struct PreferenceLoss {
     int64_t rows = 0;  ///< of two sequences
     const double* logp = nullptr;
     const int32_t* starts = nullptr;
+    const int32_t* answers = nullptr;
+    const double* prompt_logp = nullptr;
     const float* reference = nullptr;
     const int32_t* desirable = nullptr;
     const float* divergence = nullptr;

@@ -20,9 +20,10 @@ struct PreferenceRow {
     double measures[row_measures] = {};
 };
 
-/// `answer`: the row's two sequences; `mean_divergence`: kto's.
+/// `answer`: the row's two sequences; `prompt`: targets before the first one; `mean_divergence`: kto's.
 UNSLOTH_ROW_FUNCTION PreferenceRow preference_row(const spec::PreferenceRule& rule, const spec::AnswerLogProb* answer,
-                                                  bool desirable, double mean_divergence, double chosen_loss_weight) {
+                                                  const spec::AnswerLogProb& prompt, bool desirable,
+                                                  double mean_divergence, double chosen_loss_weight) {
     PreferenceRow row;
     double* const m = row.measures;
     if (rule.type == spec::PreferenceLossType::kto) {
@@ -38,7 +39,7 @@ UNSLOTH_ROW_FUNCTION PreferenceRow preference_row(const spec::PreferenceRule& ru
     }
     const spec::PairLoss p = spec::pair_loss(rule, answer[0], answer[1]);
     const bool means = spec::takes_means(rule.type);
-    row.loss = p.loss - chosen_loss_weight * answer[0].policy;
+    row.loss = p.loss - chosen_loss_weight * (answer[0].policy + prompt.policy);
     row.slope[0] = p.by_chosen - chosen_loss_weight;
     row.slope[1] = p.by_rejected;
     m[0] = p.reward_chosen;
@@ -48,8 +49,8 @@ UNSLOTH_ROW_FUNCTION PreferenceRow preference_row(const spec::PreferenceRule& ru
     m[4] = means ? answer[0].policy / answer[0].tokens : answer[0].policy;
     m[5] = means ? answer[1].policy / answer[1].tokens : answer[1].policy;
     m[6] = m[7] = 1;
-    m[8] = -answer[0].policy;
-    m[9] = answer[0].tokens;
+    m[8] = -(answer[0].policy + prompt.policy);
+    m[9] = answer[0].tokens + prompt.tokens;
     return row;
 }
 

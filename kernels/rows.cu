@@ -73,16 +73,20 @@ struct SumOperation {
         Pack<T, N> result;
 #pragma unroll
         for (int k = 0; k < N; ++k)
-            result.v[k] = from_float<T>(to_float(in.row[0].v[k]) * in.factor[0] + to_float(in.row[1].v[k]) * in.factor[1]);
+            result.v[k] =
+                from_float<T>(to_float(in.row[0].v[k]) * in.factor[0] + to_float(in.row[1].v[k]) * in.factor[1]);
         store_pack(out + row * out_stride + column, result);
     }
 };
 
 template <class T, int N>
 void run_sum(const SumRows& p, cudaStream_t stream) {
-    const SumOperation<T, N> operation{static_cast<const T*>(p.source.data), p.source.stride,
-                                       static_cast<T*>(p.out.data),          p.out.stride,
-                                       p.places,                             p.weight};
+    const SumOperation<T, N> operation{static_cast<const T*>(p.source.data),
+                                       p.source.stride,
+                                       static_cast<T*>(p.out.data),
+                                       p.out.stride,
+                                       p.places,
+                                       p.weight};
     map_rows<N>(operation, p.rows, p.columns, stream);
 }
 

@@ -618,8 +618,9 @@ void declare_preference(OptionSet& options, PreferenceOptions& preference) {
              "Keep the reference's log-probabilities in data.cache_dir, by rows and base, for the next run.")
         .on_resume(OnResume::free);
     options
-        .add("share_prompt", preference.share_prompt,
-             "Compute the prompt that two answers share once for both of them; with false each answer has its own copy.")
+        .add(
+            "share_prompt", preference.share_prompt,
+            "Compute the prompt that two answers share once for both of them; with false each answer has its own copy.")
         .on_resume(OnResume::told);
     options
         .add("label_smoothing", preference.label_smoothing,

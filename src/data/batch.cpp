@@ -13,6 +13,14 @@ bool begins_segment(const std::vector<int32_t>& positions, std::size_t t) {
     return t == 0 || positions[t] <= positions[t - 1];
 }
 
+/// A place of the last segment that is to predict a token.
+void add_target(Batch& batch, int32_t place, int32_t label) {
+    if (label == ignore_label) return;
+    batch.target_index.push_back(place);
+    batch.target_ids.push_back(is_prompt_label(label) ? prompt_label(label) : label);
+    if (is_prompt_label(label)) batch.answer_starts.back() = static_cast<int32_t>(batch.target_index.size());
+}
+
 /// Of the segment that has just begun.
 void share(Batch& batch, int32_t tokens) {
     batch.shared.push_back(tokens);
@@ -33,23 +41,20 @@ void append(Batch& batch, const Sample& sample) {
         if (begins_segment(sample.positions, t)) {
             batch.segments.push_back(place);
             batch.target_starts.push_back(static_cast<int32_t>(batch.target_index.size()));
+            batch.answer_starts.push_back(batch.target_starts.back());
             share(batch, t == 0 ? 0 : sample.positions[t]);
             // The last shared token predicts how both segments go on.
-            if (batch.shared.back() > 0 && sample.labels[t] != ignore_label) {
-                batch.target_index.push_back(batch.segments.end()[-2] + batch.shared.back() - 1);
-                batch.target_ids.push_back(sample.labels[t]);
-            }
+            if (batch.shared.back() > 0)
+                add_target(batch, batch.segments.end()[-2] + batch.shared.back() - 1, sample.labels[t]);
         }
         const bool ends_segment = t + 1 == T || begins_segment(sample.positions, t + 1);
         const int32_t target = ends_segment ? ignore_label : sample.labels[t + 1];
         batch.ids_T.push_back(sample.ids[t]);
-        batch.targets_T.push_back(target);
+        batch.targets_T.push_back(is_prompt_label(target) ? prompt_label(target) : target);
         batch.positions_T.push_back(sample.positions[t]);
         batch.row_T.push_back(dropout_row);
         batch.offset_T.push_back(static_cast<int32_t>(t));
-        if (target == ignore_label) continue;
-        batch.target_index.push_back(place);
-        batch.target_ids.push_back(target);
+        add_target(batch, place, target);
     }
     batch.rows.push_back(sample.row);
     batch.desirable.push_back(sample.desirable ? 1 : 0);
@@ -83,8 +88,7 @@ Batch make_batch(const std::vector<const Sample*>& samples) {
 int64_t count_targets(const std::vector<int32_t>& labels, const std::vector<int32_t>& positions) {
     UNSLOTH_CHECK(labels.size() == positions.size(), labels.size(), " labels, ", positions.size(), " positions");
     int64_t targets = 0;
-    for (std::size_t t = 1; t < labels.size(); ++t)
-        targets += labels[t] != ignore_label && positions[t] > 0;
+    for (std::size_t t = 1; t < labels.size(); ++t) targets += labels[t] != ignore_label && positions[t] > 0;
     return targets;
 }
 

@@ -130,7 +130,8 @@ int64_t Dataset::targets(int64_t i) const {
 int64_t Dataset::first_targets(int64_t i) const {
     const Sample row = sample(i);
     int64_t targets = 0;
-    for (std::size_t t = 1; t < row.ids.size() && row.positions[t] > row.positions[t - 1]; ++t) targets += row.labels[t] != ignore_label;
+    for (std::size_t t = 1; t < row.ids.size() && row.positions[t] > row.positions[t - 1]; ++t)
+        targets += row.labels[t] != ignore_label;
     return targets;
 }
 
@@ -195,6 +196,22 @@ Dataset Dataset::with_shared_prompts() const {
         for (auto* values : {&row.ids, &row.labels, &row.positions})
             values->erase(values->begin() + second, values->begin() + second + shared);
         row.targets = record.targets;
+        part.append(row, own.row, record.source);
+    }
+    return Dataset(std::make_shared<Store>(std::move(part)), stats_);
+}
+
+Dataset Dataset::with_learnt_prompts() const {
+    StorePart part;
+    for (int64_t i = 0; i < size(); ++i) {
+        const RowRecord& record = store_->record(rows_[static_cast<std::size_t>(i)]);
+        const Sample own = sample(i);
+        FormattedRow row{own.ids, own.labels, own.positions};
+        for (std::size_t t = 1; t < row.labels.size() && row.labels[t] == ignore_label; ++t)
+            row.labels[t] = prompt_label(row.ids[t]);
+        row.targets = count_targets(row.labels, row.positions);
+        row.truncated = record.has(RowRecord::truncated);
+        row.desirable = own.desirable;
         part.append(row, own.row, record.source);
     }
     return Dataset(std::make_shared<Store>(std::move(part)), stats_);

@@ -198,6 +198,7 @@ class Lister {
         if (sizes_.weighs) {
             add({"lm_head", "head weights", {n}, at::kFloat, phase}, h.weight_n);
             add({"lm_head", "sequences' log p", {sizes_.segments}, at::kDouble, phase}, h.logp_S);
+            add({"lm_head", "prompts' log p", {sizes_.segments}, at::kDouble, phase}, h.prompt_logp_S);
             add({"lm_head", "sequences' slopes", {sizes_.segments}, at::kDouble, phase}, h.slope_S);
         }
         if (sizes_.distills) add({"lm_head", "head divergences", {n}, at::kFloat, phase}, h.divergence_n);
@@ -243,6 +244,7 @@ class Lister {
         }
         if (sizes_.weighs) {
             ints("target starts", sizes_.segments + 1, b.target_starts_S1);
+            ints("answer starts", sizes_.segments, b.answers_S);
             ints("verdicts", sizes_.segments / 2, b.desirable_P);
             own({"tokens", "reference", {sizes_.segments}, at::kFloat}, b.reference_S);
         }

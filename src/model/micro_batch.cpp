@@ -136,6 +136,7 @@ void MicroBatch::upload_sequences(const data::Batch& batch, const std::vector<fl
                                   const std::vector<int32_t>& desirable) {
     const TokenBuffers& tokens = activations_->tokens();
     copy_values(batch.target_starts, tokens.target_starts_S1);
+    copy_values(batch.answer_starts, tokens.answers_S);
     copy_values(reference, tokens.reference_S);
     copy_values(desirable, tokens.desirable_P);
 }

@@ -31,6 +31,13 @@ PreferenceLossType type_of(const config::Config& config) {
     UNSLOTH_CHECK(false, "loss type ", static_cast<int>(config.preference.loss_type));
 }
 
+/// Of the answers, and of the targets before them: orpo's chosen answers are learnt with their prompts.
+void sum_log_probs(ops::Context& ctx, const at::Tensor& losses_n, const ops::PreferenceLoss& loss) {
+    const int64_t sequences = loss.answers_S.numel();
+    ops::sequence_log_probs(ctx, losses_n, loss.answers_S, loss.starts_S1.narrow(0, 1, sequences), loss.logp_S);
+    ops::sequence_log_probs(ctx, losses_n, loss.starts_S1.narrow(0, 0, sequences), loss.answers_S, loss.prompt_logp_S);
+}
+
 class Preference final : public Objective {
   public:
     Preference(const config::Config& config, at::Device device, const References& references, comm::Group* group)
@@ -40,7 +47,7 @@ class Preference final : public Objective {
                 config.preference.simpo_gamma,
                 config.preference.desirable_weight,
                 config.preference.undesirable_weight},
-          // ORPO's loss is that of the chosen answers, and the odds' on top.
+          // ORPO's loss is that of the chosen answers and their prompts, and the odds' on top.
           chosen_share_(rule_.type == PreferenceLossType::orpo                ? 1.0
                         : config.training.objective == config::Objective::dpo ? config.preference.rpo_alpha
                                                                               : 0.0),
@@ -75,13 +82,15 @@ class Preference final : public Objective {
         ops::PreferenceLoss loss{.rule = rule_,
                                  .logp_S = head.logp_S.narrow(0, 0, sequences),
                                  .starts_S1 = tokens.target_starts_S1.narrow(0, 0, sequences + 1),
+                                 .answers_S = tokens.answers_S.narrow(0, 0, sequences),
+                                 .prompt_logp_S = head.prompt_logp_S.narrow(0, 0, sequences),
                                  .reference_S = tokens.reference_S.narrow(0, 0, sequences),
                                  .chosen_loss_weight = chosen_weight_,
                                  .slope_S = head.slope_S.narrow(0, 0, sequences),
                                  .weight_n = head.weight_n.narrow(0, 0, n),
                                  .measures_M = measures_,
                                  .site = site};
-        ops::sequence_log_probs(ctx, head.loss_n.narrow(0, 0, n), loss.starts_S1, loss.logp_S);
+        sum_log_probs(ctx, head.loss_n.narrow(0, 0, n), loss);
         if (kto()) {
             ops::foreign_divergence(ctx, loss.logp_S, loss.reference_S, divergence_);
             share_divergence();
@@ -132,17 +141,20 @@ class Preference final : public Objective {
         const auto sequences = static_cast<int64_t>(2 * batch.rows.size());
         const std::vector<float> reference = references.of(batch);
         const at::Tensor logp = at::empty({sequences}, at::kDouble), starts = at::tensor(batch.target_starts, at::kInt),
+                         answers = at::tensor(batch.answer_starts, at::kInt),
                          reference_S = at::tensor(reference, at::kFloat);
         UNSLOTH_CHECK(sums.measures.size() == ops::preference_measures, sums.measures.size(), " measures");
         ops::PreferenceLoss loss{
             .rule = rule_,
             .logp_S = logp,
             .starts_S1 = starts,
+            .answers_S = answers,
+            .prompt_logp_S = at::empty_like(logp),
             .reference_S = reference_S,
             .slope_S = at::empty({sequences}, at::kDouble),
             .weight_n = at::empty({losses.numel()}, at::kFloat),
             .measures_M = at::from_blob(sums.measures.data(), {ops::preference_measures}, at::kFloat)};
-        ops::sequence_log_probs(cpu, losses, starts, logp);
+        sum_log_probs(cpu, losses, loss);
         if (kto()) {
             loss.desirable_P = at::tensor(batch.desirable, at::kInt);
             loss.divergence_2 = at::empty({2}, at::kFloat);

@@ -12,7 +12,9 @@ void References::set(const data::Batch& batch, const at::Tensor& losses) {
     UNSLOTH_CHECK(sequences == 2 * batch.rows.size(), sequences, " sequences of ", batch.rows.size(), " rows");
     ops::Context cpu(at::kCPU);
     const at::Tensor logp = at::empty({static_cast<int64_t>(sequences)}, at::kDouble);
-    ops::sequence_log_probs(cpu, losses, at::tensor(batch.target_starts, at::kInt), logp);
+    const at::Tensor starts = at::tensor(batch.target_starts, at::kInt),
+                     answers = at::tensor(batch.answer_starts, at::kInt);
+    ops::sequence_log_probs(cpu, losses, answers, starts.narrow(0, 1, logp.numel()), logp);
     auto values = values_.accessor<float, 2>();
     for (std::size_t s = 0; s < sequences; ++s)
         values[batch.rows[s / 2]][static_cast<int64_t>(s % 2)] = static_cast<float>(logp.const_data_ptr<double>()[s]);

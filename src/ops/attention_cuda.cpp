@@ -423,8 +423,7 @@ int64_t attention_cuda_workspace(const AttentionShape& shape, at::ScalarType dty
     const CudnnCase dense = largest_dense(shape, dtype, sizes);
     consider(dense, false, false);
     if (backward && !deterministic) consider(dense, true, false);
-    if (backward && deterministic &&
-        deterministic_bytes(shape, sizes.tokens, sizes.longest) <= deterministic_workspace)
+    if (backward && deterministic && deterministic_bytes(shape, sizes.tokens, sizes.longest) <= deterministic_workspace)
         consider(dense, true, true);
     if (shape.head_dim % 16 == 0) {
         const auto consider_packed = [&](const PackedLimits& limits, bool bottom_right) {

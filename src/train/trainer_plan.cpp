@@ -72,6 +72,10 @@ void Trainer::open_data() {
         data.train = data.train.with_shared_prompts();
         eval_rows_ = eval_rows_.with_shared_prompts();
     }
+    if (config().training.objective == config::Objective::orpo) {
+        data.train = data.train.with_learnt_prompts();
+        eval_rows_ = eval_rows_.with_learnt_prompts();
+    }
     loader_ = std::make_unique<data::StepLoader>(std::move(data.train), options);
     total_steps_ = loader_->total_steps(config().training.num_train_epochs, config().training.max_steps);
     if (resume_) require_steps_left(*resume_, total_steps_);

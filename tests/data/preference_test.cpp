@@ -231,7 +231,8 @@ TEST(SharedPrompts, StandOnceAndBothAnswersFollowTheirLastToken) {
     const toy::Folder folder;
     DatasetOptions options;
     options.objective = config::Objective::dpo;
-    const auto file = folder.write("rows.jsonl", R"({"prompt": [10, 11, 12], "chosen": [20, 21], "rejected": [20, 31, 32]}
+    const auto file =
+        folder.write("rows.jsonl", R"({"prompt": [10, 11, 12], "chosen": [20, 21], "rejected": [20, 31, 32]}
 {"prompt": [13], "chosen": [40], "rejected": [41]}
 )");
     const Dataset own = Dataset::load(file, options, nullptr), rows = own.with_shared_prompts();
@@ -268,8 +269,28 @@ TEST(SharedPrompts, StandOnceAndBothAnswersFollowTheirLastToken) {
     EXPECT_EQ(EvalLoader(rows, 16).limits().keys, 15);
 }
 
+TEST(LearntPrompts, AreTargetsBeforeTheChosenAnswer) {
+    const Sample pair{.row = 0,
+                      .ids = {1, 2, 3, 9, 8, 1, 2, 3, 7},
+                      .labels = {-100, -100, -100, 9, 8, -100, -100, -100, 7},
+                      .positions = {0, 1, 2, 3, 4, 0, 1, 2, 3}};
+    const Dataset rows = Dataset::from_samples({pair});
+    for (const Dataset& own : {rows, rows.with_shared_prompts()}) {
+        const Dataset learnt = own.with_learnt_prompts();
+        const Sample sample = learnt.sample(0);
+        const Batch batch = make_batch({&sample});
+        EXPECT_EQ(batch.target_ids, (Ints{2, 3, 9, 8, 7}));
+        EXPECT_EQ(batch.target_starts, (Ints{0, 4, 5}));
+        EXPECT_EQ(batch.answer_starts, (Ints{2, 4}));
+        EXPECT_EQ(learnt.targets(0), 5);
+        EXPECT_EQ(learnt.first_targets(0), 4);
+        EXPECT_EQ(batch.labels, 5);
+    }
+}
+
 TEST(SharedPrompts, LeaveRowsThatBeginDifferentlyAsTheyAre) {
-    Sample other{.row = 0, .ids = {1, 2, 3, 9, 2, 3}, .labels = {-100, -100, 3, -100, -100, 3}, .positions = {0, 1, 2, 0, 1, 2}};
+    Sample other{
+        .row = 0, .ids = {1, 2, 3, 9, 2, 3}, .labels = {-100, -100, 3, -100, -100, 3}, .positions = {0, 1, 2, 0, 1, 2}};
     Sample trained{.row = 1, .ids = {1, 2, 1, 2}, .labels = {1, 2, 1, 2}, .positions = {0, 1, 0, 1}};
     const Dataset rows = Dataset::from_samples({other, trained}).with_shared_prompts();
     EXPECT_EQ(rows.sample(0).ids, other.ids);

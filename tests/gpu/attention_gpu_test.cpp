@@ -277,10 +277,10 @@ TEST_F(AttentionGpu, PackedFormWithMoreKeysThanQueries) {
     for (const at::ScalarType type : {at::kBFloat16, at::kHalf})
         for (const AttentionShape& shape : {shape_of(32, 8, 128), shape_of(4, 2, 64), shape_of(4, 1, 96),
                                             shape_of(4, 2, 128, 100), shape_of(4, 2, 64, 1)})
-            for (const auto& [queries, keys] :
-                 {std::pair<std::vector<int32_t>, std::vector<int32_t>>{{700, 300, 3, 1, 129, 40}, {700, 600, 3, 2, 129, 900}},
-                  {{256, 128}, {256, 256}},
-                  {{5, 1}, {5, 5}}}) {
+            for (const auto& [queries, keys] : {std::pair<std::vector<int32_t>, std::vector<int32_t>>{
+                                                    {700, 300, 3, 1, 129, 40}, {700, 600, 3, 2, 129, 900}},
+                                                {{256, 128}, {256, 256}},
+                                                {{5, 1}, {5, 5}}}) {
                 SCOPED_TRACE(cat(c10::toString(type), " H ", shape.heads, " K ", shape.kv_heads, " d ", shape.head_dim,
                                  " window ", shape.window, ", ", queries.size(), " segments"));
                 Problem p(shape, queries, type, keys);

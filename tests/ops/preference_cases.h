@@ -50,20 +50,27 @@ inline at::Tensor row_losses_oracle(const spec::PreferenceRule& rule, const at::
     return {};
 }
 
-inline OpCase preference_case(const spec::PreferenceRule& rule, int64_t rows, int64_t longest, double chosen_weight) {
+/// `prompts`: the chosen answers have targets before them.
+inline OpCase preference_case(const spec::PreferenceRule& rule, int64_t rows, int64_t longest, double chosen_weight,
+                              bool prompts = false) {
     OpCase c;
-    c.name = "preference_loss " + case_name(name_of(rule.type), rows, longest, chosen_weight);
+    c.name = "preference_loss " + case_name(name_of(rule.type), rows, longest, chosen_weight, prompts);
     c.scalars = test_scalars();
     c.outcome_before.loss = 0.25F;
     const bool kto = rule.type == PreferenceLossType::kto;
     const at::Tensor tokens = at::randint(1, longest + 1, {2 * rows}, at::kInt);
-    const at::Tensor starts = at::cat({at::zeros({1}, at::kInt), tokens.cumsum(0).to(at::kInt)});
+    const at::Tensor before = at::zeros({2 * rows}, at::kInt);
+    if (prompts) before.slice(0, 0, std::nullopt, 2).copy_(at::randint(0, longest + 1, {rows}, at::kInt));
+    const at::Tensor starts = at::cat({at::zeros({1}, at::kInt), (tokens + before).cumsum(0).to(at::kInt)});
+    const at::Tensor answers = (starts.narrow(0, 0, 2 * rows) + before).contiguous();
     const auto n = starts[-1].item<int64_t>();
     const at::Tensor losses = at::rand({n}) * 3, desirable = at::randint(0, 2, {rows}, at::kInt);
-    const at::Tensor owner = at::repeat_interleave(tokens.to(at::kLong));
-    const auto sums = [=](const at::Tensor& of_targets) {
-        return at::zeros({2 * rows}, at::kDouble).index_add(0, owner, of_targets.to(at::kDouble));
+    // Of the 4 rows' worth of ranges, the odd ones are answers.
+    const at::Tensor ranges = at::repeat_interleave(at::stack({before, tokens}, 1).flatten().to(at::kLong));
+    const auto parts = [=](const at::Tensor& of_targets) {
+        return at::zeros({4 * rows}, at::kDouble).index_add(0, ranges, of_targets.to(at::kDouble));
     };
+    const auto sums = [=](const at::Tensor& of_targets) { return parts(of_targets).slice(0, 1, std::nullopt, 2); };
     // Near what the policy says, so that no loss is beyond its slope.
     const at::Tensor reference = (-sums(losses) + at::randn({2 * rows}) * 2).to(at::kFloat);
     c.args = {{"losses", losses},
@@ -71,19 +78,25 @@ inline OpCase preference_case(const spec::PreferenceRule& rule, int64_t rows, in
               {"reference", reference},
               {"desirable", desirable},
               {"weight", at::full({n}, NAN), Role::output},
-              {"logp chosen", at::full({1}, 0.5F), Role::both}};
+              {"logp chosen", at::full({1}, 0.5F), Role::both},
+              {"answers", answers}};
     c.run = [=](ops::Context& ctx, const Tensors& a) {
         const auto on_device = at::TensorOptions(ctx.device());
         ops::PreferenceLoss loss{.rule = rule,
                                  .logp_S = at::empty({2 * rows}, on_device.dtype(at::kDouble)),
                                  .starts_S1 = a[1],
+                                 .answers_S = a[6],
                                  .reference_S = a[2],
                                  .chosen_loss_weight = chosen_weight,
                                  .slope_S = at::empty({2 * rows}, on_device.dtype(at::kDouble)),
                                  .weight_n = a[4],
                                  .measures_M = at::zeros({ops::preference_measures}, on_device.dtype(at::kFloat)),
                                  .site = {17}};
-        ops::sequence_log_probs(ctx, a[0], loss.starts_S1, loss.logp_S);
+        ops::sequence_log_probs(ctx, a[0], a[6], a[1].narrow(0, 1, 2 * rows), loss.logp_S);
+        if (prompts) {
+            loss.prompt_logp_S = at::empty_like(loss.logp_S);
+            ops::sequence_log_probs(ctx, a[0], a[1].narrow(0, 0, 2 * rows), a[6], loss.prompt_logp_S);
+        }
         if (kto) {
             loss.desirable_P = a[3];
             loss.divergence_2 = at::empty({2}, on_device.dtype(at::kFloat));
@@ -96,8 +109,9 @@ inline OpCase preference_case(const spec::PreferenceRule& rule, int64_t rows, in
         const at::Tensor policy = -sums(of_targets);
         at::Tensor total =
             row_losses_oracle(rule, policy, reference.to(at::kDouble), tokens.to(at::kDouble), desirable).sum();
-        const at::Tensor chosen = policy.slice(0, 0, std::nullopt, 2);
-        return chosen_weight == 0 ? total : total - chosen_weight * chosen.sum();
+        const at::Tensor chosen = policy.slice(0, 0, std::nullopt, 2),
+                         prompt = parts(of_targets).slice(0, 0, std::nullopt, 4);
+        return chosen_weight == 0 ? total : total - chosen_weight * (chosen.sum() - prompt.sum());
     };
     c.expected = [=](const Tensors& a) {
         const at::Tensor leaf = a[0].detach().clone().requires_grad_();
@@ -128,6 +142,7 @@ inline std::vector<OpCase> preference_cases(uint64_t seed) {
         cases.push_back(preference_case(rule, 5, 9, 0));
         cases.push_back(preference_case(rule, 300, 700, 0));  // more rows, and more targets, than a block has threads
         if (type != PreferenceLossType::kto) cases.push_back(preference_case(rule, 3, 40, 0.35));
+        if (type == PreferenceLossType::orpo) cases.push_back(preference_case(rule, 7, 40, 0.35, true));
     }
     return cases;
 }

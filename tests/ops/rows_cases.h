@@ -155,8 +155,8 @@ inline OpCase sum_rows_case(int64_t tokens, int64_t columns, int64_t rows, at::S
     };
     c.expected = [=](const Tensors& a) {
         const at::Tensor scaled = weighted ? a[0] * a[3].unsqueeze(1) : a[0];
-        return Tensors{at::zeros({tokens, columns}, scaled.options())
-                           .index_add(0, index.div(2, "floor").to(at::kLong), scaled)};
+        return Tensors{
+            at::zeros({tokens, columns}, scaled.options()).index_add(0, index.div(2, "floor").to(at::kLong), scaled)};
     };
     return c;
 }

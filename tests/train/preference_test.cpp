@@ -62,9 +62,20 @@ TEST(PreferenceLosses, AreThoseOfTrl) {
                 chosen_loss -= answer(i).policy;
                 chosen_tokens += answer(i).tokens;
             }
-            const double alpha = c["rule"].value("rpo_alpha", 0.0);
+            // ORPO's whole loss has the chosen answers' with their prompts'.
+            const bool with_prompts = c.contains("prompt_tokens");
+            const double alpha = with_prompts ? 1.0 : c["rule"].value("rpo_alpha", 0.0);
+            for (std::size_t i = 0; with_prompts && i < pairs; ++i) {
+                chosen_loss -= c["prompt_policy"][i].get<double>();
+                chosen_tokens += c["prompt_tokens"][i].get<double>();
+            }
             loss += alpha * chosen_loss / chosen_tokens;
             for (std::size_t i = 0; i < pairs; ++i) gradient[i] -= alpha / chosen_tokens;
+            for (std::size_t i = 0; with_prompts && i < pairs; ++i)
+                EXPECT_NEAR(-alpha / chosen_tokens, c["prompt_gradient"][i], 1e-14);
+            if (with_prompts) {
+                EXPECT_NEAR(chosen_loss / chosen_tokens, c["metrics"]["nll_loss"], 1e-12);
+            }
             EXPECT_NEAR(reward_chosen, c["metrics"]["rewards/chosen"], 1e-12);
         }
         EXPECT_NEAR(loss, c["loss"], 1e-12 * std::abs(c["loss"].get<double>()));
@@ -313,14 +324,41 @@ TEST_P(PreferenceTest, ASharedPromptGivesWhatTwoCopiesGive) {
     }
 }
 
+// The chosen answers' own loss runs over their prompts, too.
+TEST_P(PreferenceTest, OrpoLearnsTheChosenAnswersPrompts) {
+    for (const char* shares : {"true", "false"}) {
+        const Course course = train_all(make_config(flags(
+            "orpo", {"--training.max_steps", "1", "--preference.share_prompt", shares,
+                     "--training.per_device_train_batch_size", "4", "--training.gradient_accumulation_steps", "1"})));
+        // A supervised run over the same chosen conversations, every token a target.
+        std::vector<Row> rows;
+        std::istringstream lines(read_file(folder / "pairs.jsonl"));
+        for (std::string line; rows.size() < 4 && std::getline(lines, line);) {
+            const nlohmann::json pair = nlohmann::json::parse(line);
+            Row row;
+            for (const char* part : {"prompt", "chosen"})
+                for (const int32_t id : pair[part]) row.ids.push_back(id);
+            row.labels = row.ids;
+            rows.push_back(std::move(row));
+        }
+        write_rows(folder / "chosen.jsonl", rows);
+        Flags supervised = flags("sft", {"--training.max_steps", "1", "--training.per_device_train_batch_size", "4",
+                                         "--training.gradient_accumulation_steps", "1"});
+        supervised = supervised + Flags{"--data.train_file", (folder / "chosen.jsonl").string(), "--data.eval_file",
+                                        (folder / "chosen.jsonl").string()};
+        const Course plain = train_all(make_config(supervised));
+        EXPECT_NEAR(figure(course.steps[0].figures, "nll_loss"), plain.steps[0].outcome.loss, 1e-5) << shares;
+    }
+}
+
 // With dropout the prompt's one copy has one mask, which both answers see: of what follows nothing depends on how the
 // rows are split.
 TEST_P(PreferenceTest, ASharedPromptHasOneMaskOfDropout) {
     const auto split = [&](const char* rows, const char* rounds, const char* shares) {
-        return train_all(make_config(flags("dpo", {"--lora.lora_dropout", "0.3", "--preference.share_prompt", shares,
-                                                   "--training.per_device_train_batch_size", rows,
-                                                   "--training.gradient_accumulation_steps", rounds,
-                                                   "--training.max_steps", "4"})));
+        return train_all(
+            make_config(flags("dpo", {"--lora.lora_dropout", "0.3", "--preference.share_prompt", shares,
+                                      "--training.per_device_train_batch_size", rows,
+                                      "--training.gradient_accumulation_steps", rounds, "--training.max_steps", "4"})));
     };
     const Course once = split("4", "1", "true"), four = split("1", "4", "true"), copied = split("4", "1", "false");
     for (std::size_t i = 0; i < once.steps.size(); ++i)

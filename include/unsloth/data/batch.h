@@ -11,11 +11,19 @@ namespace unsloth::data {
 
 inline constexpr int32_t ignore_label = -100;
 
+/// The label of a token that is learnt and is no part of an answer; of such a label, the token's id.
+constexpr int32_t prompt_label(int32_t id) {
+    return ignore_label - 1 - id;
+}
+constexpr bool is_prompt_label(int32_t label) {
+    return label < ignore_label;
+}
+
 /// One sequence ready to train on. The three vectors have the same length.
 struct Sample {
     int64_t row = 0;  ///< index of the row in its source file, from 0
     std::vector<int32_t> ids;
-    std::vector<int32_t> labels;              ///< in place: labels[t] belongs to ids[t]; ignore_label is not trained
+    std::vector<int32_t> labels;  ///< in place: labels[t] belongs to ids[t]; ignore_label is not trained
     /// Position ids; they rise within a segment. One that falls back to 0 begins a new segment; one that falls back to
     /// p > 0 begins one whose first p tokens are those of the segment before it, which stand there only.
     std::vector<int32_t> positions;
@@ -40,6 +48,7 @@ struct Batch {
                        ///< the last token that two segments share stands in both of their parts, where both go on
     std::vector<int32_t> target_ids;     ///< [labels] what these must predict
     std::vector<int32_t> target_starts;  ///< [S + 1] where each segment's targets begin in these two, and the end
+    std::vector<int32_t> answer_starts;  ///< [S] where its answer's begin: behind those with a prompt_label
     std::vector<int64_t> rows;           ///< source rows, in order
     std::vector<int32_t> desirable;      ///< of each row: Sample::desirable
     TokenOrder token_order;              ///< of ids_T, only where the loader was asked for it
@@ -49,9 +58,7 @@ struct Batch {
     int64_t tokens() const { return static_cast<int64_t>(ids_T.size()); }
     int32_t shared_by(std::size_t segment) const { return shared.empty() ? 0 : shared[segment]; }
     /// Tokens that the segment has, shared ones among them.
-    int32_t length(std::size_t segment) const {
-        return segments[segment + 1] - segments[segment] + shared_by(segment);
-    }
+    int32_t length(std::size_t segment) const { return segments[segment + 1] - segments[segment] + shared_by(segment); }
 };
 
 /// One optimizer step: the micro-batches of this rank, and the step's counts over the micro-batches of all

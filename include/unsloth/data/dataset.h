@@ -103,9 +103,12 @@ class Dataset {
     /// Usage Error for fewer than two rows.
     Dataset with_foreign_answers(int64_t longest) const;
 
-    /// For rows of two segments, a prompt with one answer and with another: the prompt stands in the first one only (see
-    /// Sample::positions). Prompts that are targets themselves stay as they are.
+    /// For rows of two segments, a prompt with one answer and with another: the prompt stands in the first one only
+    /// (see Sample::positions). Prompts that are targets themselves stay as they are.
     Dataset with_shared_prompts() const;
+
+    /// For ORPO: the first segment's tokens before its first target become targets too, with prompt_label().
+    Dataset with_learnt_prompts() const;
 
     /// Without the rows whose tokens, labels and positions (of all their pieces) are those of an earlier row. Reads all
     /// of them.

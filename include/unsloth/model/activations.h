@@ -62,6 +62,7 @@ struct HeadBuffers {
     at::Tensor statistics;         ///< fp32: of a chunk's rows in each slice (ops/cross_entropy.h); undefined with one
     at::Tensor lm_head_VD;         ///< expanded; undefined where it lies as its products read it
     at::Tensor logp_S, slope_S;    ///< fp64, of sequences: an objective's sums and derivatives; as weight_n
+    at::Tensor prompt_logp_S;      ///< fp64, of the targets before the sequences' answers; as weight_n
 };
 
 /// One micro-batch's tokens on the device.
@@ -74,7 +75,8 @@ struct TokenBuffers {
     at::Tensor q_offsets;                            ///< int32, of the most segments + 1
     at::Tensor k_offsets, key_tokens, key_places;    ///< int32: as these two, of keys; undefined where none share
     at::Tensor
-        target_starts_S1;    ///< int32: where each segment's targets begin; it and the next two for weights of rows
+        target_starts_S1;    ///< int32: where each segment's targets begin; it and the next three for weights of rows
+    at::Tensor answers_S;    ///< int32: where their answers' begin
     at::Tensor reference_S;  ///< fp32: log-probabilities of the segments under the reference
     at::Tensor desirable_P;  ///< int32: verdicts on the rows
     at::Tensor slots_T, lengths_S, pages;  ///< int32, of generation: ops::PagedRows; undefined without a cache

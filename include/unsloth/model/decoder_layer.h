@@ -25,9 +25,9 @@ struct CachedRows {
 struct TokenInputs {
     at::Tensor cos_Tp, sin_Tp;
     ops::Segments segments;
-    at::Tensor key_tokens_K;   ///< int32: the tokens that are segments' keys; undefined: each is one key
-    at::Tensor key_places_T2;  ///< int32: where each token stands among them, or -1; of training
-    at::Tensor row_T, offset_T;                ///< for dropout; may be undefined
+    at::Tensor key_tokens_K;     ///< int32: the tokens that are segments' keys; undefined: each is one key
+    at::Tensor key_places_T2;    ///< int32: where each token stands among them, or -1; of training
+    at::Tensor row_T, offset_T;  ///< for dropout; may be undefined
     std::shared_ptr<const CachedRows> cached;  ///< nullptr: every key is of this pass
 };
 

@@ -25,8 +25,8 @@ class MicroBatch {
     void upload_noise(const data::Batch& batch, double alpha);
     /// After upload(): the order in which the embeddings' gradient is summed. CheckError where the batch has none.
     void upload_token_order(const data::Batch& batch);
-    /// After upload(): what an objective compares sequences by (target_starts_S1, reference_S, desirable_P of the token
-    /// buffers): a number a segment, and a verdict a row (may be empty).
+    /// After upload(): what an objective compares sequences by (target_starts_S1, answers_S, reference_S, desirable_P
+    /// of the token buffers): a number a segment, and a verdict a row (may be empty).
     void upload_sequences(const data::Batch& batch, const std::vector<float>& reference,
                           const std::vector<int32_t>& desirable);
     /// After upload(): what a teacher's file says of the targets, as many tokens of each.

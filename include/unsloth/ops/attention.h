@@ -36,9 +36,9 @@ enum class AttentionPath { cpu, cudnn, portable };
 /// summation): everything else.
 ///
 /// Under `cudnn` these calls still go to the portable kernels: more keys than queries (a KV cache) where they were not
-/// planned for (attention_workspace), pointers or strides that are no multiple of 16 bytes, segments of unequal length when cuDNN has no packed form for
-/// the head_dim, and with `deterministic` the backward of unequal lengths or of more than 2 GiB of cuDNN's
-/// scratch.
+/// planned for (attention_workspace), pointers or strides that are no multiple of 16 bytes, segments of unequal length
+/// when cuDNN has no packed form for the head_dim, and with `deterministic` the backward of unequal lengths or of more
+/// than 2 GiB of cuDNN's scratch.
 AttentionPath attention_path(const AttentionShape& shape, at::ScalarType dtype, at::Device device, bool deterministic);
 
 /// out_THd = softmax(scale q k^T + mask) v. q_THd, k_SKd, v_SKd, out_THd: compute dtype (fp64 too on the

@@ -126,6 +126,47 @@ def mean_case(function, trainer):
     }
 
 
+def orpo_case(beta):
+    """ORPO's whole loss, by the trainer's own passes over logits of two words, of which the first is every token's."""
+    pairs, prompt = 5, 3
+    lengths, mask = tokens_of(2 * pairs)
+    policy = (-torch.rand(2 * pairs, LONGEST - 1) * 3 - 0.01).requires_grad_()
+    seen = ((torch.arange(LONGEST) < prompt) | mask.bool()).long()
+    ids, labels = torch.zeros_like(mask), torch.where(mask == 1, 0, -100)
+    batch = {}
+    for name, rows in (("chosen", slice(0, pairs)), ("rejected", slice(pairs, None))):
+        batch |= {
+            f"{name}_{key}": x[rows] for key, x in (("input_ids", ids), ("labels", labels), ("attention_mask", seen))
+        }
+    logits = torch.stack([policy, torch.log1p(-policy.exp())], -1)
+    logits = torch.cat([logits, torch.zeros(2 * pairs, 1, 2)], 1)  # the last token predicts nothing
+    trainer = SimpleNamespace(
+        beta=beta, accelerator=Accelerator(), padding_value=0, is_encoder_decoder=False, aux_loss_enabled=False
+    )
+    for method in ("concatenated_forward", "odds_ratio_loss"):
+        setattr(trainer, method, getattr(ORPOTrainer, method).__get__(trainer))
+    for method in ("concatenated_inputs", "get_batch_logps"):
+        setattr(trainer, method, getattr(ORPOTrainer, method))
+    loss, metrics = ORPOTrainer.get_batch_loss_metrics(trainer, lambda *_, **__: SimpleNamespace(logits=logits), batch)
+    (gradient,) = torch.autograd.grad(loss, policy)
+    before = seen[:, 1:] - mask[:, 1:]
+    mean = (gradient * mask[:, 1:]).sum(1) / lengths
+    of_prompts = (gradient * before).sum(1) / before.sum(1)
+    assert torch.allclose(gradient, mean[:, None] * mask[:, 1:] + of_prompts[:, None] * before, atol=1e-15)
+    sums = policy.detach()
+    return {
+        "tokens": lengths.tolist(),
+        "policy": (sums * mask[:, 1:]).sum(1).tolist(),
+        "reference": [0.0] * (2 * pairs),
+        "prompt_tokens": before.sum(1)[:pairs].tolist(),
+        "prompt_policy": (sums * before).sum(1)[:pairs].tolist(),
+        "loss": loss.item(),
+        "gradient": mean.tolist(),
+        "prompt_gradient": of_prompts[:pairs].tolist(),
+        "metrics": {"rewards/chosen": float(metrics["rewards/chosen"]), "nll_loss": float(metrics["nll_loss"])},
+    }
+
+
 def kto_case(beta, desirable, undesirable, foreign_shift):
     rows = 8
     lengths, mask = tokens_of(rows)
@@ -206,12 +247,15 @@ def cases():
     for beta, desirable, undesirable, shift in ((0.1, 1.0, 1.0, 4.0), (0.4, 1.3, 0.6, 4.0), (0.2, 1.0, 1.0, -9.0)):
         rule = {"type": "kto", "beta": beta, "desirable": desirable, "undesirable": undesirable}
         yield rule, kto_case(beta, desirable, undesirable, shift)
+    for beta in (0.1, 0.8):
+        with double_is_kept():
+            yield {"type": "orpo", "beta": beta}, orpo_case(beta)
 
 
 @contextlib.contextmanager
 def double_is_kept():
     to_float = torch.Tensor.float
-    torch.Tensor.float = lambda self: self
+    torch.Tensor.float = lambda self: self if self.is_floating_point() else to_float(self)
     try:
         yield
     finally:
