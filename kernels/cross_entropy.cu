@@ -4,6 +4,8 @@
 // A row of 128,256 bf16 logits is larger than shared memory, but the rows in work on all multiprocessors (a block of
 // 1024 threads each) fit the L2 cache: the second pass reads from there, backwards, so that it begins with what was
 // read last. Ceiling: the bandwidth of memory, 4 bytes a bf16 logit with its gradient.
+#include <type_traits>
+
 #include "kernels/common/device.cuh"
 #include "kernels/common/launch.h"
 #include "kernels/common/online_softmax.cuh"
@@ -67,6 +69,12 @@ __device__ __forceinline__ T* row_of(const Matrix& logits) {
     return static_cast<T*>(logits.data) + blockIdx.x * logits.stride;
 }
 
+/// Of the block's row.
+__device__ __forceinline__ float gradient_scale(const CrossEntropy& p) {
+    const float of_step = p.scalars->inv_loss_divisor * p.scalars->loss_scale;
+    return p.weights != nullptr ? of_step * p.weights[blockIdx.x] : of_step;
+}
+
 template <class T, int N>
 __global__ void __launch_bounds__(row_threads, 1) cross_entropy_kernel(const CrossEntropy p) {
     T* row = row_of<T>(p.logits);
@@ -77,9 +85,7 @@ __global__ void __launch_bounds__(row_threads, 1) cross_entropy_kernel(const Cro
     const OnlineSoftmax total = row_online_softmax<T, N>(row, packs, columns);
     if (threadIdx.x == 0) p.losses[blockIdx.x] = logf(total.sum) + (total.maximum - target_logit);
     if (p.gradient) {
-        const float step_scale = p.scalars->inv_loss_divisor * p.scalars->loss_scale;
-        const float scale = p.weights != nullptr ? step_scale * p.weights[blockIdx.x] : step_scale;
-        write_gradient<T, N>(row, packs, columns, target, total, scale);
+        write_gradient<T, N>(row, packs, columns, target, total, gradient_scale(p));
     }
 }
 
@@ -110,10 +116,8 @@ __global__ void __launch_bounds__(row_threads, 1) cross_entropy_of_slice_kernel(
     if (threadIdx.x == 0) own.losses[blockIdx.x] = logf(total.sum) + (total.maximum - target_logit);
     if (!own.gradient) return;
     const int columns = static_cast<int>(own.columns);
-    const float step_scale = own.scalars->inv_loss_divisor * own.scalars->loss_scale;
-    const float scale = own.weights != nullptr ? step_scale * own.weights[blockIdx.x] : step_scale;
     const int target = static_cast<int>(own.targets[blockIdx.x] - p.first);  // no column of this slice matches others
-    write_gradient<T, N>(row_of<T>(own.logits), columns / N, columns, target, total, scale);
+    write_gradient<T, N>(row_of<T>(own.logits), columns / N, columns, target, total, gradient_scale(own));
 }
 
 __global__ void __launch_bounds__(row_threads) accumulate_loss_kernel(const AccumulateLoss p) {
@@ -172,45 +176,42 @@ __global__ void __launch_bounds__(row_threads) argmax_rows_kernel(const ArgmaxRo
     if (threadIdx.x == 0) p.best[blockIdx.x] = best.index;
 }
 
-}  // namespace
-
-void cross_entropy(const CrossEntropy& p, cudaStream_t stream) {
-    if (p.rows == 0) return;
-    const auto rows = static_cast<unsigned>(p.rows);
-    dispatch_floating(p.type, [&](auto tag) {
+/// Calls launch(a T, elements that a thread takes at once, blocks) for rows of logits, if there are any.
+template <class Launch>
+void for_rows(const void* logits, int64_t stride, int64_t rows, spec::DType type, const Launch& launch) {
+    if (rows == 0) return;
+    dispatch_floating(type, [&](auto tag) {
         using T = typename decltype(tag)::type;
-        if (aligned_16(p.logits.data, {p.rows > 1 ? p.logits.stride : 0}, p.type)) {
-            UNSLOTH_LAUNCH((cross_entropy_kernel<T, vector_width<T>>), rows, row_threads, 0, stream, p);
+        const auto blocks = static_cast<unsigned>(rows);
+        if (aligned_16(logits, {rows > 1 ? stride : 0}, type)) {
+            launch(tag, std::integral_constant<int, vector_width<T>>(), blocks);
         } else {
-            UNSLOTH_LAUNCH((cross_entropy_kernel<T, 1>), rows, row_threads, 0, stream, p);
+            launch(tag, std::integral_constant<int, 1>(), blocks);
         }
     });
 }
 
-void cross_entropy_statistics(const CrossEntropyStatistics& p, cudaStream_t stream) {
-    if (p.rows == 0) return;
-    const auto rows = static_cast<unsigned>(p.rows);
-    dispatch_floating(p.type, [&](auto tag) {
+}  // namespace
+
+void cross_entropy(const CrossEntropy& p, cudaStream_t stream) {
+    for_rows(p.logits.data, p.logits.stride, p.rows, p.type, [&](auto tag, auto width, unsigned rows) {
         using T = typename decltype(tag)::type;
-        if (aligned_16(p.logits.data, {p.rows > 1 ? p.logits.stride : 0}, p.type)) {
-            UNSLOTH_LAUNCH((cross_entropy_statistics_kernel<T, vector_width<T>>), rows, row_threads, 0, stream, p);
-        } else {
-            UNSLOTH_LAUNCH((cross_entropy_statistics_kernel<T, 1>), rows, row_threads, 0, stream, p);
-        }
+        UNSLOTH_LAUNCH((cross_entropy_kernel<T, decltype(width)::value>), rows, row_threads, 0, stream, p);
+    });
+}
+
+void cross_entropy_statistics(const CrossEntropyStatistics& p, cudaStream_t stream) {
+    for_rows(p.logits.data, p.logits.stride, p.rows, p.type, [&](auto tag, auto width, unsigned rows) {
+        using T = typename decltype(tag)::type;
+        UNSLOTH_LAUNCH((cross_entropy_statistics_kernel<T, decltype(width)::value>), rows, row_threads, 0, stream, p);
     });
 }
 
 void cross_entropy_of_slice(const CrossEntropyOfSlice& p, cudaStream_t stream) {
     const CrossEntropy& own = p.of_slice;
-    if (own.rows == 0) return;
-    const auto rows = static_cast<unsigned>(own.rows);
-    dispatch_floating(own.type, [&](auto tag) {
+    for_rows(own.logits.data, own.logits.stride, own.rows, own.type, [&](auto tag, auto width, unsigned rows) {
         using T = typename decltype(tag)::type;
-        if (aligned_16(own.logits.data, {own.rows > 1 ? own.logits.stride : 0}, own.type)) {
-            UNSLOTH_LAUNCH((cross_entropy_of_slice_kernel<T, vector_width<T>>), rows, row_threads, 0, stream, p);
-        } else {
-            UNSLOTH_LAUNCH((cross_entropy_of_slice_kernel<T, 1>), rows, row_threads, 0, stream, p);
-        }
+        UNSLOTH_LAUNCH((cross_entropy_of_slice_kernel<T, decltype(width)::value>), rows, row_threads, 0, stream, p);
     });
 }
 
@@ -220,15 +221,9 @@ void accumulate_loss(const AccumulateLoss& p, cudaStream_t stream) {
 }
 
 void argmax_rows(const ArgmaxRows& p, cudaStream_t stream) {
-    if (p.rows == 0) return;
-    const auto rows = static_cast<unsigned>(p.rows);
-    dispatch_floating(p.type, [&](auto tag) {
+    for_rows(p.logits.data, p.logits.stride, p.rows, p.type, [&](auto tag, auto width, unsigned rows) {
         using T = typename decltype(tag)::type;
-        if (aligned_16(p.logits.data, {p.rows > 1 ? p.logits.stride : 0}, p.type)) {
-            UNSLOTH_LAUNCH((argmax_rows_kernel<T, vector_width<T>>), rows, row_threads, 0, stream, p);
-        } else {
-            UNSLOTH_LAUNCH((argmax_rows_kernel<T, 1>), rows, row_threads, 0, stream, p);
-        }
+        UNSLOTH_LAUNCH((argmax_rows_kernel<T, decltype(width)::value>), rows, row_threads, 0, stream, p);
     });
 }
 

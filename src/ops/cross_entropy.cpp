@@ -9,6 +9,7 @@
 #include "ops/cpu_rows.h"
 #ifdef UNSLOTH_CUDA
 #include "kernels/cross_entropy.h"
+#include "ops/kernel_arguments.h"
 #endif
 
 namespace unsloth::ops {
@@ -23,14 +24,26 @@ float softmax_maximum(const float* values, int64_t count) {
     return highest;
 }
 
+/// What the gradient of a row's loss is multiplied by.
+class GradientScale {
+  public:
+    GradientScale(const Context& ctx, bool gradient, const at::Tensor& weight_C)
+        : of_step_(gradient ? ctx.scalars->inv_loss_divisor * ctx.scalars->loss_scale : 0.f),
+          weights_(weight_C.defined() ? weight_C.const_data_ptr<float>() : nullptr) {}
+    float operator()(int64_t row) const { return weights_ == nullptr ? of_step_ : of_step_ * weights_[row]; }
+
+  private:
+    float of_step_;
+    const float* weights_;
+};
+
 void cross_entropy_cpu(const Context& ctx, const at::Tensor& logits_CV, const at::Tensor& targets_C,
                        const at::Tensor& losses_C, bool gradient, const at::Tensor& weight_C) {
     const cpu::Rows rows(logits_CV);
     const int64_t columns = rows.columns();
     const int32_t* targets = targets_C.const_data_ptr<int32_t>();
     float* losses = losses_C.mutable_data_ptr<float>();
-    const float step_scale = gradient ? ctx.scalars->inv_loss_divisor * ctx.scalars->loss_scale : 0.f;
-    const float* weights = weight_C.defined() ? weight_C.const_data_ptr<float>() : nullptr;
+    const GradientScale scale_of(ctx, gradient, weight_C);
     at::parallel_for(0, rows.rows(), cpu::grain_size(8 * columns), [&](int64_t begin, int64_t end) {
         std::vector<float> scratch(static_cast<size_t>(columns)), p(static_cast<size_t>(columns));
         for (int64_t row = begin; row < end; ++row) {
@@ -43,7 +56,7 @@ void cross_entropy_cpu(const Context& ctx, const at::Tensor& logits_CV, const at
             const float sum = cpu::lane_sum(columns, [&](int64_t c) { return p[c]; });
             losses[row] = std::log(sum) + (maximum - logits[target]);
             if (!gradient) continue;
-            const float scale = weights == nullptr ? step_scale : step_scale * weights[row];
+            const float scale = scale_of(row);
             const float factor = scale / sum;
             for (int64_t c = 0; c < columns; ++c) p[c] *= factor;
             p[target] -= scale;
@@ -53,7 +66,7 @@ void cross_entropy_cpu(const Context& ctx, const at::Tensor& logits_CV, const at
 }
 
 /// Places of a row's three statistics.
-constexpr int64_t maximum_of = 0, sum_of = 1, target_of = 2;
+constexpr int64_t maximum_of = 0, sum_of = 1, target_logit_of = 2;
 
 void cross_entropy_statistics_cpu(const at::Tensor& logits_CV, const at::Tensor& targets_C, int64_t first,
                                   const at::Tensor& statistics_3C) {
@@ -70,7 +83,7 @@ void cross_entropy_statistics_cpu(const at::Tensor& logits_CV, const at::Tensor&
             statistics[maximum_of * count + row] = maximum;
             statistics[sum_of * count + row] =
                 cpu::lane_sum(columns, [&](int64_t c) { return std::exp(logits[c] - maximum); });
-            statistics[target_of * count + row] = target >= 0 && target < columns ? logits[target] : 0.f;
+            statistics[target_logit_of * count + row] = target >= 0 && target < columns ? logits[target] : 0.f;
         }
     });
 }
@@ -83,8 +96,7 @@ void cross_entropy_of_slice_cpu(const Context& ctx, const at::Tensor& logits_CV,
     const int32_t* targets = targets_C.const_data_ptr<int32_t>();
     const float* statistics = statistics_S3C.const_data_ptr<float>();
     float* losses = losses_C.mutable_data_ptr<float>();
-    const float step_scale = gradient ? ctx.scalars->inv_loss_divisor * ctx.scalars->loss_scale : 0.f;
-    const float* weights = weight_C.defined() ? weight_C.const_data_ptr<float>() : nullptr;
+    const GradientScale scale_of(ctx, gradient, weight_C);
     at::parallel_for(0, count, cpu::grain_size(8 * columns), [&](int64_t begin, int64_t end) {
         std::vector<float> scratch(static_cast<size_t>(columns)), p(static_cast<size_t>(columns));
         for (int64_t row = begin; row < end; ++row) {
@@ -95,11 +107,11 @@ void cross_entropy_of_slice_cpu(const Context& ctx, const at::Tensor& logits_CV,
             for (int64_t s = 1; s < slices; ++s) maximum = std::max(maximum, statistic(s, maximum_of));
             for (int64_t s = 0; s < slices; ++s) {
                 sum += statistic(s, sum_of) * std::exp(statistic(s, maximum_of) - maximum);
-                target_logit += statistic(s, target_of);
+                target_logit += statistic(s, target_logit_of);
             }
             losses[row] = std::log(sum) + (maximum - target_logit);
             if (!gradient) continue;
-            const float scale = weights == nullptr ? step_scale : step_scale * weights[row];
+            const float scale = scale_of(row);
             const float factor = scale / sum;
             const float* logits = rows.read(row, scratch.data());
             for (int64_t c = 0; c < columns; ++c) p[c] = std::exp(logits[c] - maximum) * factor;
@@ -160,7 +172,7 @@ kernels::CrossEntropy cross_entropy_params(const Context& ctx, const at::Tensor&
     params.rows = logits_CV.size(0);
     params.columns = logits_CV.size(1);
     params.type = dtype_of(logits_CV);
-    params.logits = {logits_CV.mutable_data_ptr(), logits_CV.stride(0)};
+    params.logits = target_of(logits_CV);
     params.targets = targets_C.const_data_ptr<int32_t>();
     params.losses = losses_C.mutable_data_ptr<float>();
     params.weights = weight_C.defined() ? weight_C.const_data_ptr<float>() : nullptr;
@@ -179,7 +191,7 @@ void cross_entropy(Context& ctx, const at::Tensor& logits_CV, const at::Tensor& 
     if (!ctx.is_cuda()) return cross_entropy_cpu(ctx, logits_CV, targets_C, losses_C, gradient, weight_C);
 #ifdef UNSLOTH_CUDA
     kernels::cross_entropy(cross_entropy_params(ctx, logits_CV, targets_C, losses_C, gradient, weight_C),
-                           static_cast<cudaStream_t>(ctx.stream()));
+                           stream_of(ctx));
 #endif
 }
 
@@ -196,10 +208,10 @@ void cross_entropy_statistics(Context& ctx, const at::Tensor& logits_CV, const a
     params.columns = logits_CV.size(1);
     params.first = first;
     params.type = dtype_of(logits_CV);
-    params.logits = {logits_CV.const_data_ptr(), logits_CV.stride(0)};
+    params.logits = source_of(logits_CV);
     params.targets = targets_C.const_data_ptr<int32_t>();
     params.statistics = statistics_3C.mutable_data_ptr<float>();
-    kernels::cross_entropy_statistics(params, static_cast<cudaStream_t>(ctx.stream()));
+    kernels::cross_entropy_statistics(params, stream_of(ctx));
 #endif
 }
 
@@ -219,7 +231,7 @@ void cross_entropy_of_slice(Context& ctx, const at::Tensor& logits_CV, const at:
     params.first = first;
     params.slices = statistics_S3C.size(0);
     params.statistics = statistics_S3C.const_data_ptr<float>();
-    kernels::cross_entropy_of_slice(params, static_cast<cudaStream_t>(ctx.stream()));
+    kernels::cross_entropy_of_slice(params, stream_of(ctx));
 #endif
 }
 
@@ -236,7 +248,7 @@ void accumulate_loss(Context& ctx, const at::Tensor& losses_n, Site site) {
     params.scalars = ctx.scalars;
     params.outcome = ctx.outcome;
     params.site = site.code;
-    kernels::accumulate_loss(params, static_cast<cudaStream_t>(ctx.stream()));
+    kernels::accumulate_loss(params, stream_of(ctx));
 #endif
 }
 
@@ -249,9 +261,9 @@ void argmax_rows(Context& ctx, const at::Tensor& logits_CV, const at::Tensor& be
     params.rows = logits_CV.size(0);
     params.columns = logits_CV.size(1);
     params.type = dtype_of(logits_CV);
-    params.logits = {logits_CV.const_data_ptr(), logits_CV.stride(0)};
+    params.logits = source_of(logits_CV);
     params.best = best_C.mutable_data_ptr<int32_t>();
-    kernels::argmax_rows(params, static_cast<cudaStream_t>(ctx.stream()));
+    kernels::argmax_rows(params, stream_of(ctx));
 #endif
 }
 

@@ -11,6 +11,7 @@
 #include "unsloth/ops/profiler.h"
 #ifdef UNSLOTH_CUDA
 #include "kernels/distill.h"
+#include "ops/kernel_arguments.h"
 #endif
 
 namespace unsloth::ops {
@@ -187,7 +188,7 @@ void distill_loss(Context& ctx, const DistillLoss& args) {
     params.divergence = args.divergence_C.mutable_data_ptr<float>();
     params.scalars = ctx.scalars;
     params.gradient = args.gradient;
-    kernels::distill_loss(params, static_cast<cudaStream_t>(ctx.stream()));
+    kernels::distill_loss(params, stream_of(ctx));
 #endif
 }
 
@@ -226,7 +227,7 @@ void accumulate_distilled(Context& ctx, const spec::DistillRule& rule, const at:
                                    .scalars = ctx.scalars,
                                    .outcome = ctx.outcome,
                                    .site = site.code},
-                                  static_cast<cudaStream_t>(ctx.stream()));
+                                  stream_of(ctx));
 #endif
 }
 

@@ -5,6 +5,7 @@
 #include "unsloth/ops/profiler.h"
 #ifdef UNSLOTH_CUDA
 #include "kernels/dora.h"
+#include "ops/kernel_arguments.h"
 #endif
 
 namespace unsloth::ops {
@@ -29,15 +30,6 @@ void check_gradients(const Context& ctx, const std::vector<MagnitudeGradient>& g
 
 #ifdef UNSLOTH_CUDA
 
-cudaStream_t stream_of(const Context& ctx) {
-    return static_cast<cudaStream_t>(ctx.stream());
-}
-kernels::ConstMatrix source_of(const at::Tensor& tensor) {
-    return {tensor.const_data_ptr(), tensor.stride(0)};
-}
-kernels::Matrix target_of(const at::Tensor& tensor) {
-    return {tensor.mutable_data_ptr(), tensor.stride(0)};
-}
 const void* bias_of(const OutputScale& scale) {
     return scale.bias_N.defined() ? scale.bias_N.const_data_ptr() : nullptr;
 }

@@ -15,6 +15,7 @@
 #include <cuda_runtime_api.h>
 
 #include "kernels/fp8_rows.h"
+#include "ops/kernel_arguments.h"
 #endif
 
 namespace unsloth::ops {
@@ -67,15 +68,6 @@ void dequantize_rows_cpu(const Fp8Matrix& x, const at::Tensor& out_TC) {
 
 #ifdef UNSLOTH_CUDA
 
-cudaStream_t stream_of(const Context& ctx) {
-    return static_cast<cudaStream_t>(ctx.stream());
-}
-kernels::ConstMatrix source(const at::Tensor& x) {
-    return {x.const_data_ptr(), x.stride(0)};
-}
-kernels::Matrix target(const at::Tensor& x) {
-    return {x.mutable_data_ptr(), x.stride(0)};
-}
 kernels::Fp8Rows rows_of(const Fp8Matrix& out) {
     UNSLOTH_CHECK(reinterpret_cast<std::uintptr_t>(out.codes.const_data_ptr()) % 16 == 0,
                   "codes must be aligned to 16 bytes");
@@ -84,7 +76,7 @@ kernels::Fp8Rows rows_of(const Fp8Matrix& out) {
 
 /// Rows that the kernels can take, `columns` of which make a row of codes.
 void check_rows(const char* name, const at::Tensor& x, int64_t columns) {
-    UNSLOTH_CHECK(x.scalar_type() == at::kBFloat16 && kernels::fp8_rows_supported(source(x), columns), name,
+    UNSLOTH_CHECK(x.scalar_type() == at::kBFloat16 && kernels::fp8_rows_supported(source_of(x), columns), name,
                   ": fp8 rows are made of bf16, of a multiple of 8 columns up to ", kernels::fp8_longest_row,
                   ", with 16-byte aligned starts: found ", c10::toString(x.scalar_type()), ", ", columns,
                   " columns, row stride ", x.stride(0));
@@ -127,7 +119,7 @@ void quantize_rows_fp8(Context& ctx, const at::Tensor& x_TC, const Fp8Matrix& ou
     if (!ctx.is_cuda()) return quantize_rows_cpu(x_TC, out_TC);
 #ifdef UNSLOTH_CUDA
     check_rows("x", x_TC, x_TC.size(1));
-    kernels::quantize_rows_fp8(source(x_TC), x_TC.size(0), x_TC.size(1), rows_of(out_TC), stream_of(ctx));
+    kernels::quantize_rows_fp8(source_of(x_TC), x_TC.size(0), x_TC.size(1), rows_of(out_TC), stream_of(ctx));
 #endif
 }
 
@@ -147,11 +139,11 @@ void quantize_columns_fp8(Context& ctx, const at::Tensor& w_NK, const Fp8Matrix&
     check_fp8(ctx, "codes", out_KN, w_NK.size(1), w_NK.size(0));
     if (!ctx.is_cuda()) return quantize_rows_cpu(w_NK.t().contiguous(), out_KN);
 #ifdef UNSLOTH_CUDA
-    UNSLOTH_CHECK(
-        w_NK.scalar_type() == at::kBFloat16 && kernels::fp8_columns_supported(source(w_NK), w_NK.size(0), w_NK.size(1)),
-        "fp8 weights are made of bf16, N a multiple of 4 and K of 8, with 16-byte aligned rows: found ",
-        c10::toString(w_NK.scalar_type()), " ", w_NK.sizes(), ", row stride ", w_NK.stride(0));
-    kernels::quantize_columns_fp8(source(w_NK), w_NK.size(0), w_NK.size(1), rows_of(out_KN), stream_of(ctx));
+    UNSLOTH_CHECK(w_NK.scalar_type() == at::kBFloat16 &&
+                      kernels::fp8_columns_supported(source_of(w_NK), w_NK.size(0), w_NK.size(1)),
+                  "fp8 weights are made of bf16, N a multiple of 4 and K of 8, with 16-byte aligned rows: found ",
+                  c10::toString(w_NK.scalar_type()), " ", w_NK.sizes(), ", row stride ", w_NK.stride(0));
+    kernels::quantize_columns_fp8(source_of(w_NK), w_NK.size(0), w_NK.size(1), rows_of(out_KN), stream_of(ctx));
 #endif
 }
 
@@ -204,11 +196,11 @@ void swiglu_forward_fp8(Context& ctx, const at::Tensor& gu_T2F, const at::Tensor
     kernels::SwigluForward params;
     params.tokens = tokens;
     params.columns = columns;
-    params.gate_up = source(gu_T2F);
+    params.gate_up = source_of(gu_T2F);
     if (act_TF.defined()) {
         check_tensor(ctx, "act", act_TF, {tokens, columns}, gu_T2F.scalar_type());
         check_rows("act", act_TF, columns);
-        params.act = target(act_TF);
+        params.act = target_of(act_TF);
     }
     kernels::swiglu_forward_fp8(params, rows_of(out_TF), stream_of(ctx));
 #endif
@@ -231,12 +223,12 @@ void swiglu_backward_fp8(Context& ctx, const at::Tensor& dact_TF, const at::Tens
     kernels::SwigluBackward params;
     params.tokens = tokens;
     params.columns = columns;
-    params.dact = source(dact_TF);
-    params.gate_up = target(gu_T2F);
+    params.dact = source_of(dact_TF);
+    params.gate_up = target_of(gu_T2F);
     if (act_TF.defined()) {
         check_tensor(ctx, "act", act_TF, {tokens, columns}, dact_TF.scalar_type());
         check_rows("act", act_TF, columns);
-        params.act = target(act_TF);
+        params.act = target_of(act_TF);
     }
     kernels::swiglu_backward_fp8(params, rows_of(out_T2F), stream_of(ctx));
 #endif

@@ -10,6 +10,7 @@
 #include "kernels/lora_gemm.h"
 #include "ops/checks.h"
 #include "ops/cuda_handles.h"
+#include "ops/kernel_arguments.h"
 #include "unsloth/ops/profiler.h"
 
 namespace unsloth::ops {
@@ -53,10 +54,6 @@ bool chosen(const Context& ctx, LoraChoice choice, LoraProduct product, const Lo
     if (choice == LoraChoice::library || !supported) return false;
     return choice == LoraChoice::kernel ||
            (!ctx.library_products && lora_kernel_pays(product, shape, card(ctx).device));
-}
-
-cudaStream_t stream_of(const Context& ctx) {
-    return static_cast<cudaStream_t>(ctx.stream());
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "kernels/common/launch.h"
 #include "kernels/nf4_gemm.h"
 #include "kernels/nf4_tiles.h"
+#include "ops/kernel_arguments.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::ops {
@@ -34,10 +35,6 @@ kernels::Nf4GemmArgs describe(const Nf4Gemm& g, std::array<spec::Nf4TilesView, k
     if (g.residual) args.residual = {g.residual->const_data_ptr(), row_stride(*g.residual)};
     args.out = {g.out.data_ptr(), row_stride(g.out)};
     return args;
-}
-
-cudaStream_t stream_of(const Context& ctx) {
-    return static_cast<cudaStream_t>(ctx.stream());
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "unsloth/ops/profiler.h"
 #ifdef UNSLOTH_CUDA
 #include "kernels/preference.h"
+#include "ops/kernel_arguments.h"
 #endif
 
 namespace unsloth::ops {
@@ -18,12 +19,6 @@ namespace {
 static_assert(kernels::row_measures == preference_measures && reward_chosen == 0 && reward_margin == 3 &&
                   logp_rejected == 5 && rejected_rows == 7 && chosen_tokens == 9 && divergence_rows == 11,
               "kernels/preference_row.h spells the measures as numbers");
-
-#ifdef UNSLOTH_CUDA
-cudaStream_t stream_of(const Context& ctx) {
-    return static_cast<cudaStream_t>(ctx.stream());
-}
-#endif
 
 void preference_loss_cpu(const Context& ctx, const PreferenceLoss& args, int64_t rows) {
     const double* logp = args.logp_S.const_data_ptr<double>();

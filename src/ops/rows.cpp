@@ -5,6 +5,7 @@
 #include "ops/rows_cpu.h"
 #ifdef UNSLOTH_CUDA
 #include "kernels/rows.h"
+#include "ops/kernel_arguments.h"
 #endif
 
 namespace unsloth::ops {
@@ -21,17 +22,6 @@ void check_pinned_matrix(const char* name, const at::Tensor& tensor) {
 }
 
 #ifdef UNSLOTH_CUDA
-
-cudaStream_t stream_of(const Context& ctx) {
-    return static_cast<cudaStream_t>(ctx.stream());
-}
-
-kernels::ConstMatrix source_of(const at::Tensor& tensor) {
-    return {tensor.const_data_ptr(), tensor.stride(0)};
-}
-kernels::Matrix target_of(const at::Tensor& tensor) {
-    return {tensor.mutable_data_ptr(), tensor.stride(0)};
-}
 
 const int32_t* pointer(const at::Tensor& index) {
     return index.defined() ? index.const_data_ptr<int32_t>() : nullptr;

@@ -48,7 +48,7 @@ struct Scratch {
     at::Tensor dz_full;    ///< [T, D + R]: the same of a product before DoRA's scale; undefined without
     at::Tensor dqkv_full;  ///< [T, N + R]
     at::Tensor keys_KN, dkeys_KN;  ///< keys and values of all segments, and gradients; undefined where none share
-    at::Tensor dropped;    ///< flat, of the largest input; undefined without dropout
+    at::Tensor dropped;            ///< flat, of the largest input; undefined without dropout
     ops::Fp8Matrix codes;  ///< flat, of the largest input of a base product; undefined where no product reads codes
 };
 

@@ -1,0 +1,21 @@
+// What kernels take of a context and a tensor. Of builds with CUDA.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/rows_view.h"
+#include "unsloth/ops/context.h"
+
+namespace unsloth::ops {
+
+inline cudaStream_t stream_of(const Context& ctx) {
+    return static_cast<cudaStream_t>(ctx.stream());
+}
+inline kernels::ConstMatrix source_of(const at::Tensor& tensor) {
+    return {tensor.const_data_ptr(), tensor.stride(0)};
+}
+inline kernels::Matrix target_of(const at::Tensor& tensor) {
+    return {tensor.mutable_data_ptr(), tensor.stride(0)};
+}
+
+}  // namespace unsloth::ops
