@@ -56,6 +56,15 @@ class NcclCommunicator final : public Communicator {
         issue(what, [&] { return nccl_->_reduce_scatter_base(to, from, c10d::ReduceScatterOptions()); })->wait();
     }
 
+    void reduce(const at::Tensor& sum, int root, const std::string& what) override {
+        require_summable(sum, what);
+        if (sum.numel() == 0) return;
+        std::vector<at::Tensor> tensors{sum};
+        c10d::ReduceOptions options;
+        options.rootRank = root;
+        issue(what, [&] { return nccl_->reduce(tensors, options); })->wait();
+    }
+
     void all_gather(const at::Tensor& own, const at::Tensor& all, const std::string& what) override {
         at::Tensor from = bytes_of(own, what), to = bytes_of(all, what);
         UNSLOTH_CHECK(to.numel() == from.numel() * size(), what, ": parts of another size");

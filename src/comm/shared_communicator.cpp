@@ -114,6 +114,20 @@ class SharedCommunicator final : public CpuCommunicator {
         }
     }
 
+    void reduce(const at::Tensor& sum, int root, const std::string& what) override {
+        require_summable(sum, what);
+        begin(what, sum.nbytes());
+        auto* const bytes = static_cast<std::byte*>(sum.mutable_data_ptr());
+        const std::size_t all = sum.nbytes();
+        for (std::size_t at = 0; at < all; at += area_bytes) {
+            const std::size_t piece = std::min(area_bytes, all - at);
+            std::memcpy(area(rank()), bytes + at, piece);
+            meet(what);
+            if (rank() == root) add(sum, 0, bytes + at, piece / static_cast<std::size_t>(sum.element_size()));
+            turn_ ^= 1;
+        }
+    }
+
     void all_gather(const at::Tensor& own, const at::Tensor& all, const std::string& what) override {
         require_on_cpu(own, what), require_on_cpu(all, what);
         UNSLOTH_CHECK(all.nbytes() == own.nbytes() * ranks().size(), what, ": parts of another size");

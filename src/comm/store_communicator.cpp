@@ -24,6 +24,8 @@ class StoreCommunicator final : public CpuCommunicator {
         add_up(values, own.numel() * rank(), own, what);
     }
 
+    void reduce(const at::Tensor& sum, int, const std::string& what) override { add_up(sum, 0, sum, what); }
+
     void all_gather(const at::Tensor& own, const at::Tensor& all, const std::string& what) override {
         require_on_cpu(own, what), require_on_cpu(all, what);
         UNSLOTH_CHECK(all.nbytes() == own.nbytes() * static_cast<std::size_t>(size()), what, ": parts of another size");

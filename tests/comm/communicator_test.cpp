@@ -52,6 +52,9 @@ void try_all(Communicator& c, const std::vector<int>& members, int own) {
             EXPECT_TRUE(at::equal(in_place, expected));
 
             for (int root = 0; root < size; ++root) {
+                at::Tensor reduced = mine.clone();
+                c.reduce(reduced, root, "a test's sum of one");
+                EXPECT_TRUE(root != c.rank() || at::equal(reduced, expected)) << type << " " << part;
                 at::Tensor sent = mine.clone();
                 c.broadcast(sent, root, "a test's values");
                 EXPECT_TRUE(at::equal(sent, values_of(members[static_cast<std::size_t>(root)], count, type)));
@@ -92,6 +95,9 @@ TEST(Communicator, ThroughTheStoreSumsAreTheSame) {
                 at::Tensor whole = at::empty({1000}, type);
                 all->all_gather(part, whole, "a test's whole");
                 EXPECT_TRUE(at::equal(whole, expected));
+                at::Tensor reduced = sum.clone();
+                all->reduce(reduced, 1, "a test's sum of one");
+                EXPECT_TRUE(rank != 1 || at::equal(reduced, expected));
                 all->all_reduce(sum, "a test's sum");
                 EXPECT_TRUE(at::equal(sum, expected));
                 at::Tensor sent = values_of(rank, 77, type);

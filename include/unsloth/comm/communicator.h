@@ -51,6 +51,9 @@ class Communicator {
     /// fp32 or bf16: `values` in size() equal parts; `own` becomes the sum over the members of the part of this one's
     /// rank. It may be that part; the other parts are left as they are.
     virtual void reduce_scatter(const at::Tensor& values, const at::Tensor& own, const std::string& what) = 0;
+    /// fp32 or bf16: on the member `root` it becomes the sum over the members, added up as all_reduce() does; on the
+    /// others it may be anything afterwards.
+    virtual void reduce(const at::Tensor& sum, int root, const std::string& what) = 0;
     /// Any type: `all` becomes the members' `own`, by rank. `own` may be its part of `all`.
     virtual void all_gather(const at::Tensor& own, const at::Tensor& all, const std::string& what) = 0;
     /// Any type: becomes what it is on the member `root`.
