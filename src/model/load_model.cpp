@@ -21,6 +21,23 @@ void fill_uniform(float* out, int64_t count, float bound, uint64_t seed, uint32_
     }
 }
 
+/// The rows of which this rank holds some, so many at a time.
+void read_held_rows(const weights::Parameters& parameters, const weights::Parameter& p,
+                    const formats::TensorSource& source) {
+    constexpr int64_t most = int64_t{4} << 20;  // elements
+    const weights::ParameterSlice held = parameters.held(), part = held.with({p.offset, p.offset + p.elements()});
+    const int64_t cols = source.cols(), last = (part.end - p.offset + cols - 1) / cols;
+    for (int64_t row = (part.begin - p.offset) / cols; row < last && part.elements() > 0;) {
+        const int64_t end = std::min(last, row + std::max<int64_t>(1, most / cols));
+        const at::Tensor rows = at::empty({(end - row) * cols}, at::kFloat);
+        source.read_f32(row, end, rows.data_ptr<float>());
+        const weights::ParameterSlice some = part.with({p.offset + row * cols, p.offset + end * cols});
+        parameters.values_P.narrow(0, some.begin - held.begin, some.elements())
+            .copy_(rows.narrow(0, some.begin - p.offset - row * cols, some.elements()));
+        row = end;
+    }
+}
+
 }  // namespace
 
 void ModelPlan::initialise(weights::Parameters& parameters, weights::SharedLoading& shared) const {
@@ -29,7 +46,7 @@ void ModelPlan::initialise(weights::Parameters& parameters, weights::SharedLoadi
     for (const weights::Parameter& p : parameters.table().parameters()) {
         const uint32_t number = numbers.at(p.name);
         if (!adapter_ && p.kind == weights::Parameter::Kind::base) {
-            initialise_base(p, parameters.value(p), shared);
+            initialise_base(p, parameters, shared);
             if (!request_.lora) shared.done();
             continue;
         }
@@ -41,17 +58,23 @@ void ModelPlan::initialise(weights::Parameters& parameters, weights::SharedLoadi
         } else if (p.kind == weights::Parameter::Kind::lora_a) {
             fill_uniform(out, p.elements(), 1.0F / std::sqrt(static_cast<float>(p.shape[1])), request_.seed, number);
         }
-        parameters.value(p).copy_(values);
+        parameters.assign(p, values);
     }
 }
 
 /// The fp32 master of one of the model's own tensors.
-void ModelPlan::initialise_base(const weights::Parameter& p, const at::Tensor& value,
+void ModelPlan::initialise_base(const weights::Parameter& p, weights::Parameters& parameters,
                                 weights::SharedLoading& shared) const {
     const formats::TensorSource* source =
         p.role == spec::TensorRole::lm_head && request_.lora ? &file_->tensors.head() : nullptr;
     if (source == nullptr && request_.lora) source = &file_->tensors.of(p.role);
     if (source == nullptr) source = file_->tensors.find(p.name);
+    if (parameters.holding().has_copies()) {
+        read_held_rows(parameters, p, *source);
+        source->drop();
+        return;
+    }
+    const at::Tensor value = parameters.value(p);
     const auto read = [&](int64_t begin, int64_t end) {
         const at::Tensor rows = at::empty({end - begin, source->cols()}, at::kFloat);
         source->read_f32(begin, end, rows.data_ptr<float>());
@@ -103,25 +126,32 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
     network.lora_dropout = request_.trains && request_.lora ? request_.lora->lora_dropout : 0.0;
     network.noise_alpha = request_.trains ? request_.noise_alpha : 0.0;
     network.full_finetuning = masters;
+    if (!host_.entries().empty())
+        parts.host_memory = std::make_unique<memory::Arena>(memory::Arena::host(host_, request_.device));
     if (table_) {
         network.trained_by_all = *table_;
-        network.parameters =
-            std::make_unique<weights::Parameters>(*own_table_, request_.optim, request_.trains, request_.share, arena);
+        network.parameters = std::make_unique<weights::Parameters>(*own_table_, request_.optim, request_.trains,
+                                                                   request_.holding, arena, parts.host_memory.get());
         initialise(*network.parameters, shared);
+        if (network.parameters->holding().has_streams())
+            network.streams = std::make_unique<ParameterStreams>(ctx, *network.parameters, request_.sharers);
     }
     if (!lora_layers_.empty())
         network.adapters = std::make_unique<weights::Adapters>(*network.parameters, lora_layers_);
     const weights::Parameters* const trained = masters ? network.parameters.get() : nullptr;
-    if (!host_.entries().empty())
-        parts.host_memory = std::make_unique<memory::Arena>(memory::Arena::host(host_, request_.device));
-    const weights::BaseMemory base_memory{arena, parts.common_memory.get(), parts.host_memory.get()};
+    weights::BaseMemory base_memory{arena, parts.common_memory.get(), parts.host_memory.get()};
+    if (request_.peers.size > 1) base_memory.peers = share.share_memory(peer_.total_bytes());
     network.pager = base_->load_layers(ctx, base_memory, network.adapters.get(), trained, shared);
     if (!adapter_ && layout_.dora)
         for (const weights::Parameter& p : own_table_->parameters())
             if (p.kind == weights::Parameter::Kind::magnitude)
-                network.parameters->value(p).copy_(network.pager->dora()->norms(p.layer, p.projection));
-    if (request_.saves && table_)
-        parts.copies = weights::Parameters::copies(*table_, request_.optim, request_.share, *parts.host_memory);
+                network.parameters->assign(p, network.pager->dora()->norms(p.layer, p.projection));
+    if (network.streams) {
+        network.pager->set_values(network.streams->values());
+        if (request_.holding.has_copies()) network.streams->publish("the values to begin with");
+    }
+    if (request_.saves && table_ && !request_.holding.on_host)
+        parts.copies = weights::Parameters::copies(*table_, request_.optim, request_.holding, *parts.host_memory);
     network.outer = base_->load_outer(ctx, base_memory, trained, shared);
     parts.step_memory = std::make_unique<memory::Arena>(step_, request_.device);
     for (int64_t micro = 0; micro < request_.run.in_flight; ++micro)

@@ -1,6 +1,7 @@
 #include "unsloth/model/loader.h"
 
 #include <algorithm>
+#include <set>
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/hash.h"
@@ -51,6 +52,8 @@ ModelPlan::ModelPlan(std::shared_ptr<const formats::WeightFile> file, LoadReques
         lora_layers_ = spec::resolve_lora(*request_.lora, spec());
         table_ = weights::ParameterTable::lora(spec(), lora_layers_, request_.lora->modules_to_save);
     }
+    request_.holding.dtype = request_.dtype;
+    request_.holding.host_is_far = request_.device.is_cuda();
     own_ = spec::slice(spec(), request_.tp.place());
     const spec::Stage& stage = request_.pp.stage();
     layout_ = weights::make_layout(spec(), lora_layers_, request_.tp.place(), stage);
@@ -91,7 +94,7 @@ void ModelPlan::set_run(spec::RunPlan run) {
 
 int64_t ModelPlan::host_bytes() const {
     int64_t of_one = 0;  // of the processes: the one that saves for all
-    if (request_.share.size == 1)
+    if (request_.holding.share.size == 1)
         for (const memory::Entry& entry : host_.entries())
             if (entry.group == weights::copies_group) of_one += entry.bytes;
     return request_.processes * (host_.total_bytes() - of_one) + of_one + base_copies() * common_.total_bytes();
@@ -116,10 +119,12 @@ weights::BaseRequest ModelPlan::base_request() const {
                         : formats::HeldTypes{},
             .fp8 = request_.fp8,
             .masters = trains_all(),
+            .reads_values = request_.trains && request_.holding.has_copies(),
             .trains = request_.trains,
             .cached = cached_layers(request_.run),
             .offload_folder = request_.offload_folder,
             .layers_at = layers_at(request_.run),
+            .peers = request_.peers,
             .embedding_on_host = request_.device.is_cuda() && request_.offload_embedding &&
                                  !trains(spec::TensorRole::embed_tokens) && !tied,
             .unties_head = tied && request_.lora && !request_.lora->modules_to_save.empty(),
@@ -133,16 +138,26 @@ void ModelPlan::plan_resident() {
     base_.emplace(file_, layout_, lora_layers_, base_request());
     resident_ = memory::Plan();
     base_->submit(resident_);
-    if (own_table_) weights::Parameters::plan(*own_table_, request_.optim, request_.trains, request_.share, resident_);
+    if (own_table_)
+        weights::Parameters::plan(*own_table_, request_.optim, request_.trains, request_.holding, resident_);
     resident_.place();
+    peer_ = memory::Plan();
+    base_->submit_peer(request_.peers.rank, peer_);
+    peer_.place();
 }
 
 std::string ModelPlan::resident_fingerprint() const {
     ContentHash hash;
-    // Of the optimizer's states a rank may have a slice, which is nobody else's and of its own size.
+    // Of what is trained a rank may have a slice, which is nobody else's and of its own size.
+    std::set<std::string> own{weights::optimizer_group};
+    if (table_ && request_.holding.has_streams()) {
+        memory::Plan trained;
+        weights::Parameters::plan(*table_, request_.optim, request_.trains, request_.holding, trained);
+        for (const memory::Entry& entry : trained.entries()) own.insert(entry.group);
+    }
     for (const memory::Plan* plan : {&resident_, &common_})
         for (const memory::Entry& entry : plan->entries())
-            if (entry.group != weights::optimizer_group) hash.add_field(cat(entry.name, " ", entry.bytes));
+            if (!own.contains(entry.group)) hash.add_field(cat(entry.name, " ", entry.bytes));
     return hash.hex();
 }
 
@@ -163,7 +178,9 @@ void ModelPlan::plan_step() {
     Activations::plan(own_, layout_, request_.sizes, request_.run, request_.dtype, request_.device, step_, host_);
     base_->submit_host(host_);
     base_->submit_common(common_);
-    if (request_.saves && table_) weights::Parameters::plan_copies(*table_, request_.optim, request_.share, host_);
+    if (own_table_)
+        weights::Parameters::plan_host(*own_table_, request_.optim, request_.trains, request_.holding, host_);
+    if (request_.saves && table_) weights::Parameters::plan_copies(*table_, request_.optim, request_.holding, host_);
     step_.place();
     host_.place();
     common_.place();
@@ -176,7 +193,7 @@ int64_t ModelPlan::recorded_bytes() const {
 
 std::map<std::string, int64_t> ModelPlan::groups() const {
     std::map<std::string, int64_t> groups;
-    std::vector<const memory::Plan*> parts = {&resident_, &step_};
+    std::vector<const memory::Plan*> parts = {&resident_, &peer_, &step_};
     if (request_.device.is_cpu()) parts.insert(parts.end(), {&host_, &common_});
     for (const memory::Plan* part : parts)
         for (const memory::Entry& entry : part->entries()) groups[entry.group] += entry.bytes;
@@ -197,8 +214,10 @@ std::string ModelPlan::table_text() const {
     const std::string recorded =
         recorded_bytes() > 0 ? cat("\nrecorded passes (CUDA graphs), estimated ", memory::human_bytes(recorded_bytes()))
                              : "";
-    return cat("resident\n", resident_.table(), "\nper step\n", step_.table(), host, beside, recorded, "\nin all ",
-               memory::human_bytes(total_bytes()));
+    const std::string peer =
+        peer_.entries().empty() ? "" : cat("\nresident, for all ranks of the machine\n", peer_.table());
+    return cat("resident\n", resident_.table(), peer, "\nper step\n", step_.table(), host, beside, recorded,
+               "\nin all ", memory::human_bytes(total_bytes()));
 }
 
 }  // namespace unsloth::model

@@ -25,7 +25,11 @@ Model::Model(ops::Context& ctx, ModelParts parts)
 }
 
 void Model::parameters_changed() {
-    if (parameters() != nullptr) ++parameters()->version;
+    if (parameters() == nullptr) return;
+    if (streams() != nullptr && parameters()->holding().has_copies())
+        streams()->publish("the trained values");
+    else
+        ++parameters()->version;
 }
 
 const weights::Parameter* Model::tied_parameter() const {
@@ -35,7 +39,8 @@ const weights::Parameter* Model::tied_parameter() const {
 }
 
 GradientBuckets& Model::cut_gradients(int64_t most_bytes) {
-    UNSLOTH_CHECK(recorded_.empty() && parameters() != nullptr, "gradients are cut before the first step");
+    UNSLOTH_CHECK(recorded_.empty() && parameters() != nullptr && !parameters()->holding().splits_gradients,
+                  "whole gradients are cut, before the first step");
     buckets_ = std::make_unique<GradientBuckets>(ctx_, parameters()->table(), spec().num_layers, most_bytes);
     return *buckets_;
 }
@@ -71,17 +76,74 @@ LayerContext Model::layer_context(int layer, const MicroBatch& micro) {
 
 // --- passes --------------------------------------------------------------------------------------------------------
 
+void Model::enter_values(int unit) {
+    if (streams() != nullptr && streams()->values() != nullptr) streams()->values()->enter(ctx_, unit);
+}
+
+/// The slots of the trained parameters that the action reads and adds to. A layer's values are entered by the pager.
+void Model::before(const Action& action, bool trains) {
+    const int head = 1 + route_.layers;
+    const bool forward = action.direction == Direction::forward, first = action.micro == 0;
+    if (action.part == Action::Part::embedding && forward) enter_values(0);
+    if (action.part == Action::Part::head) enter_values(head);
+    if (!trains || streams() == nullptr || !streams()->splits_gradients() || !first) return;
+    const bool both_ends = parameters()->table().embeddings_are_head();
+    if (action.part == Action::Part::head) {
+        streams()->enter(head);
+        if (both_ends) streams()->enter(0);
+    } else if (!forward) {
+        if (action.part == Action::Part::layer) streams()->enter(1 + action.layer);
+        if (action.part == Action::Part::embedding && !both_ends) streams()->enter(0);
+    }
+}
+
+/// The gradients that it completes leave.
+void Model::after(const Action& action, bool trains) {
+    const bool head = action.part == Action::Part::head, layer = action.part == Action::Part::layer,
+               embedding = action.part == Action::Part::embedding;
+    if (!trains || !(head || ((layer || embedding) && action.direction == Direction::backward))) return;
+    const int level = head ? route_.layers : layer ? action.layer : -1;
+    reached(level);
+    const bool last = action.micro + 1 == route_.micro_batches;
+    // With what ranks exchange for each micro-batch, in the same place on all of them.
+    for (std::size_t i = 0; head && last && pipeline().alone() && i < absent_; ++i) objective_->pass_over(ctx_);
+    if (last && streams() != nullptr && streams()->splits_gradients()) streams()->leave(1 + level);
+}
+
+/// A pass for which this rank has no rows: it takes part in what the others exchange in theirs.
+void Model::walk_absent(const Itinerary& actions, bool trains) {
+    recorded_.choose_none();
+    if (streams() != nullptr) parts_.network.refresh(ctx_);
+    if (streams() != nullptr && streams()->values() != nullptr)
+        streams()->values()->begin(ctx_, units_of(actions, route_.layers));
+    for (const Action& action : actions) {
+        before(action, trains);
+        if (action.part == Action::Part::layer) enter_values(1 + action.layer);
+        after(action, trains);
+    }
+}
+
 /// Follows the itinerary, a stretch of like actions at a time: every pass goes through this loop.
 void Model::walk(const Itinerary& actions, Walk purpose) {
     parts_.network.refresh(ctx_);
     parts_.network.pager->begin(ctx_, layers_of(actions));
     bool chosen = false;
+    if (streams() != nullptr && streams()->values() != nullptr) {
+        std::vector<int> units = units_of(actions, route_.layers);
+        if (purpose != Walk::training) units.push_back(1 + route_.layers);  // the head's part follows the walk
+        streams()->values()->begin(ctx_, units);
+    }
     for (std::size_t first = 0, end = 0; first < actions.size(); first = end) {
         end = stretch_end(actions, first);
         const auto [part, direction, micro, layer] = actions[first];
         const bool forward = direction == Direction::forward, layers = part == Action::Part::layer;
         const auto stretch = [&] {
-            for (std::size_t i = first; i < end; ++i) act(actions[i], purpose == Walk::training);
+            const bool trains = purpose == Walk::training;
+            for (std::size_t i = first; i < end; ++i) {
+                before(actions[i], trains);
+                act(actions[i], trains);
+                after(actions[i], trains);
+            }
         };
         if (!layers && part != Action::Part::embedding && part != Action::Part::head) {
             stretch();  // which says itself what it is
@@ -161,12 +223,10 @@ void Model::act(const Action& action, bool trains) {
                 if (on_module) on_module("model.embed_tokens", a.layer(0).x_TD);
             } else {
                 embedding_backward(ctx_, network, micro);
-                reached(-1);
             }
             return;
         case Action::Part::head:
             head_forward_backward(ctx_, network, micro, *objective_);
-            reached(route_.layers);
             return;
         case Action::Part::layer:
             break;
@@ -181,7 +241,6 @@ void Model::act(const Action& action, bool trains) {
         const bool input_gradient = layer > route_.lowest_layer || route_.embedding_backward;
         layer_backward(layer_context(layer, micro), w, a.layer(layer),
                        a.run().layers[static_cast<std::size_t>(layer)].keep, input_gradient);
-        reached(layer);
     }
 }
 
@@ -192,15 +251,19 @@ void Model::train(std::span<const data::Batch> batches, HeadObjective& objective
     for (const data::Batch& batch : batches)  // the last of a step may have none, where the ranks have not as many rows
         if (batch.labels > 0) batches_.push_back(&batch);
     objective_ = &objective;
-    route_.micro_batches = static_cast<int>(batches_.size());
-    if (batches_.empty()) {
-        if (buckets_ != nullptr) buckets_->reached_all();
-    } else if (pipeline().alone()) {
-        walk(training_itinerary(route_), Walk::training);
+    absent_ = batches.size() - batches_.size();
+    route_.micro_batches = std::max(1, static_cast<int>(batches_.size()));
+    if (batches_.empty() && buckets_ != nullptr) buckets_->reached_all();
+    if (!pipeline().alone()) {
+        if (!batches_.empty())
+            walk(pipeline_itinerary(pipeline().stage(), pipeline().passes(route_.micro_batches), route_),
+                 Walk::training);
+        for (std::size_t i = 0; i < absent_; ++i) objective.pass_over(ctx_);
+    } else if (batches_.empty()) {
+        walk_absent(training_itinerary(route_), /*trains=*/true);
     } else {
-        walk(pipeline_itinerary(pipeline().stage(), pipeline().passes(route_.micro_batches), route_), Walk::training);
+        walk(training_itinerary(route_), Walk::training);
     }
-    for (std::size_t i = batches_.size(); i < batches.size(); ++i) objective.pass_over(ctx_);
     objective_ = nullptr;
 }
 
@@ -216,6 +279,7 @@ void Model::forward(const data::Batch& batch, PolicyScope scope) {
     MicroBatch& micro = *micro_batches_.front();
     micro.upload(batch);
     walk(forward_pass(), Walk::scoring);
+    enter_values(1 + route_.layers);
     scope_ = PolicyScope::policy;
     if (pipeline().stage().last()) gather_head_rows(ctx_, parts_.network, micro);
 }
@@ -225,7 +289,12 @@ at::Tensor Model::logits(int64_t first, int64_t rows) {
 }
 
 at::Tensor Model::score(const data::Batch& batch, const OnLogits& on_logits, PolicyScope scope) {
-    if (batch.labels == 0) return at::empty({0}, at::kFloat);
+    if (batch.labels == 0) {
+        Itinerary with_head = forward_itinerary(route_.layers);
+        with_head.push_back({.part = Action::Part::head});
+        walk_absent(with_head, /*trains=*/false);
+        return at::empty({0}, at::kFloat);
+    }
     forward(batch, scope);
     if (!pipeline().stage().last()) return at::zeros({batch.labels}, at::kFloat);
     MicroBatch& micro = *micro_batches_.front();
@@ -248,6 +317,7 @@ void Model::continue_rows(const CachedPass& pass, const OnLogits& on_logits) {
     micro.upload(pass.batch);
     micro.continue_rows(pass.batch, pass.slots_T, pass.rows);
     walk(forward_pass(), Walk::generation);
+    enter_values(1 + route_.layers);
     if (pass.batch.labels == 0) return;
     gather_head_rows(ctx_, parts_.network, micro);
     const int64_t chunk = micro.activations().head().logits_CV.size(0);

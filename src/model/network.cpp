@@ -27,8 +27,8 @@ void Network::refresh(ops::Context& ctx) {
         const at::Tensor value = parameters->value(*master);
         const auto* const embedding = std::get_if<at::Tensor>(&outer.embed_VD);
         const bool tied = role == spec::TensorRole::lm_head && embedding != nullptr && copy.is_same(*embedding);
-        if (copy.scalar_type() == at::kFloat) {
-            copy = value;  // fp32 is read where it is
+        if (copy.scalar_type() == value.scalar_type()) {
+            copy = value;  // it is read where it is
         } else if (!tied) {
             ops::copy_2d(ctx, value, copy);
         }

@@ -1,6 +1,7 @@
 #include "unsloth/ops/copy_stream.h"
 
 #ifdef UNSLOTH_CUDA
+#include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
 
 #include <vector>
@@ -60,6 +61,16 @@ void CopyStream::copy(const at::Tensor& from, const at::Tensor& to) {
     }
 #endif
     to.copy_(from);
+}
+
+void CopyStream::run(const std::function<void()>& work) {
+#ifdef UNSLOTH_CUDA
+    if (cuda_ != nullptr) {
+        const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromExternal(cuda_->stream, ctx_.device().index()));
+        return work();
+    }
+#endif
+    work();
 }
 
 void CopyStream::mark([[maybe_unused]] int number) {

@@ -13,7 +13,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int keep_count = 4, place_count = 3;
+constexpr int keep_count = 4, place_count = 4;
 constexpr int64_t most_layers = 4096;  // as formats/hf_config.h allows
 
 template <class Value>
@@ -37,7 +37,7 @@ const char* name_of(spec::Keep keep) {
 }
 
 const char* name_of(spec::Place place) {
-    constexpr const char* names[place_count] = {"device", "host", "disk"};
+    constexpr const char* names[place_count] = {"device", "host", "disk", "peer"};
     return names[static_cast<int>(place)];
 }
 

@@ -13,7 +13,9 @@ constexpr double element = 2;                   // bytes of a 16-bit activation
 constexpr double packed = 0.516, expanded = 2;  // bytes of a parameter in 4 bit with its scales, and in 16
 constexpr double logits_passes = 3.5;           // over the logits: written, read twice, written in half
 constexpr double optimizer_bytes = 40;          // of a trained parameter: values, gradients, moments
-constexpr double beside = 0.015;  // of a hidden copy's time: it takes the memory's bandwidth from what computes
+constexpr double host_bytes = 34;    // of a parameter that the host updates: the same, and 16-bit values twice
+constexpr double host_memory = 150;  // GB/s of a server's CPUs for it; not measured
+constexpr double beside = 0.015;     // of a hidden copy's time: it takes the memory's bandwidth from what computes
 constexpr double backward_attention = 2.5;  // of the forward's operations
 
 double as_double(int64_t value) {
@@ -29,7 +31,9 @@ StepTime::StepTime(Card card, StepWork work) : card_(std::move(card)), work_(std
     const double products = work_.trains_head ? 3 : 2;
     outside_ = products * 2 * rows * hidden * vocabulary / (rate_at(card_.products, rows) * tera) * 1e3 +
                bytes_ms(logits_passes * element * rows * vocabulary + 12 * element * rows * hidden) +
-               bytes_ms(optimizer_bytes * as_double(work_.trained_parameters)) / as_double(work_.micro_batches);
+               (bytes_ms(optimizer_bytes * as_double(work_.trained_parameters)) +
+                host_bytes * as_double(work_.updated_on_host) / (host_memory * giga) * 1e3) /
+                   as_double(work_.micro_batches);
 }
 
 double StepTime::bytes_ms(double bytes) const {
@@ -106,7 +110,7 @@ LayerTime StepTime::layer(const spec::LayerPlan& plan, const MovedBytes& moved, 
         time.forward += codes;
         time.backward += codes;
     }
-    if (plan.weights_at != spec::Place::device) {
+    if (plan.weights_at != spec::Place::device && plan.weights_at != spec::Place::peer) {
         const double rate = plan.weights_at == spec::Place::disk ? card_.disk * giga / 1e3 : link;
         const double fetch = as_double(moved.weights) / rate / as_double(in_flight);
         in_forward += fetch;

@@ -129,8 +129,9 @@ void restore_optimizer(const std::filesystem::path& checkpoint, const weights::P
             if (values && !with_values) continue;
             const at::Tensor to = values ? parameters.values_P : parameters.state().*saved.member;
             const ParameterSlice there = Parameters::state_slice(table, optimizer, share, saved.member),
-                                 here = Parameters::state_slice(parameters.table(), optimizer,
-                                                                values ? Share{} : parameters.share(), saved.member);
+                                 here = values ? parameters.held()
+                                               : Parameters::state_slice(parameters.table(), optimizer,
+                                                                         parameters.share(), saved.member);
             for (const weights::CommonStretch& stretch :
                  Parameters::common(table, parameters.table(), optimizer, saved.member)) {
                 // By places in the file's layout.
@@ -146,13 +147,35 @@ void restore_optimizer(const std::filesystem::path& checkpoint, const weights::P
     }
 }
 
-void restore_adapter(const std::filesystem::path& folder, const weights::ParameterTable& table,
-                     const at::Tensor& params_P) {
-    const formats::SafetensorsFile file(folder / "adapter_model.safetensors");
-    for (const weights::Parameter& p : table.parameters()) {
-        const at::Tensor values = params_P.narrow(0, p.offset, p.elements());
-        values.copy_(mapped(file.at(p.name), values, p.elements()));
+ReadValues values_of_parts(const std::filesystem::path& checkpoint, const weights::ParameterTable& table, int shares) {
+    struct Part {
+        weights::ParameterSlice slice;
+        std::unique_ptr<formats::SafetensorsFile> file;
+    };
+    auto parts = std::make_shared<std::vector<Part>>();
+    for (int rank = 0; rank < shares; ++rank) {
+        const weights::ParameterSlice slice = table.slice({rank, shares});
+        if (slice.elements() > 0)
+            parts->push_back(
+                {slice, std::make_unique<formats::SafetensorsFile>(checkpoint / optimizer_file({rank, shares}))});
     }
+    return [parts](const weights::Parameter& p) {
+        const at::Tensor values = at::empty({p.elements()}, at::kFloat);
+        for (const auto& [slice, file] : *parts) {
+            const weights::ParameterSlice part = slice.with({p.offset, p.offset + p.elements()});
+            if (part.elements() == 0) continue;
+            values.narrow(0, part.begin - p.offset, part.elements())
+                .copy_(mapped(file->at("params"), values, slice.elements())
+                           .narrow(0, part.begin - slice.begin, part.elements()));
+        }
+        return values;
+    };
+}
+
+void restore_adapter(const std::filesystem::path& folder, const weights::Parameters& parameters) {
+    const formats::SafetensorsFile file(folder / "adapter_model.safetensors");
+    for (const weights::Parameter& p : parameters.table().parameters())
+        parameters.assign(p, mapped(file.at(p.name), parameters.values_P, p.elements()));
 }
 
 struct BackgroundSaver::Job {
@@ -161,9 +184,10 @@ struct BackgroundSaver::Job {
 };
 
 BackgroundSaver::BackgroundSaver(const ops::Context& ctx, const ops::AdamwState& state,
-                                 const std::optional<ops::AdamwState>& copies)
+                                 const std::optional<ops::AdamwState>& copies, bool in_place)
     : ctx_(ctx),
       state_(state),
+      in_place_(in_place),
       snapshot_(copies ? std::make_unique<Snapshot>(*copies) : nullptr),
       thread_([this] { run(); }) {}
 
@@ -187,7 +211,7 @@ void BackgroundSaver::save(Write write, const Fill& fill) {
     }
     if (fill)
         fill(snapshot_.get());
-    else
+    else if (!in_place_)
         for (const auto& [name, tensor] : trained_tensors(state_))
             snapshot_->at(name).copy_(tensor, /*non_blocking=*/true);
     auto job = std::make_unique<Job>();
@@ -201,6 +225,9 @@ void BackgroundSaver::save(Write write, const Fill& fill) {
         job_ = std::move(job);
     }
     changed_.notify_all();
+    if (!in_place_) return;
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return job_ == nullptr; });
 }
 
 void BackgroundSaver::wait() {

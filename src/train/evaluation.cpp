@@ -109,7 +109,10 @@ Evaluator::Result Evaluator::run(model::Model& model, ops::Context& ctx, objecti
     Progress progress("evaluating", batches_.most_batches());
     for (int64_t i = 0; i < batches_.most_batches(); ++i) {
         if (const int signal = agree_on_signal(group_, ctx.device(), what); signal != 0) return {std::nullopt, signal};
-        if (i >= batches_.batches()) continue;  // ranks ask together, also those that have a batch less
+        if (i >= batches_.batches()) {  // ranks ask, and walk, together, also those that have a batch less
+            model.score({});
+            continue;
+        }
         const data::Batch batch = batches_.batch(i);
         SetSums& of_set = sums[set(batches_.source(i))];
         std::optional<Hits> hits;

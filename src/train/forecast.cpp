@@ -20,6 +20,7 @@
 #include "unsloth/train/commands.h"
 #include "unsloth/train/layer_costs.h"
 #include "unsloth/train/memory_use.h"
+#include "unsloth/train/parallel.h"
 #include "unsloth/train/session.h"
 #include "unsloth/train/step_memory.h"
 
@@ -92,6 +93,11 @@ class Forecast {
           request_(load_request(loaded, absent_gpu, /*trains=*/true)) {
         require_positions(loaded, file_->spec);
         const config::TrainingOptions& training = loaded.config.training;
+        request_.holding = parameter_holding(loaded.config.distributed,
+                                             {0, static_cast<int>(gpus / loaded.config.distributed.tp_size)});
+        if (loaded.config.distributed.zero_stage == 3 && request_.finetuning_type == config::FinetuningType::lora &&
+            !request_.fp8)
+            request_.peers = request_.holding.share;
         request_.saves = training.save_steps > 0 || training.save_minutes > 0;
         request_.weighs = config::compares_answers(training.objective);
         request_.processes = static_cast<int>(gpus);

@@ -26,7 +26,9 @@ planner::StepWork step_work(const model::ModelPlan& plan, int64_t micro_batches,
     work.longest = std::clamp<int64_t>(request.sizes.longest, 1, work.tokens);
     work.head_rows = std::max<int64_t>(1, request.sizes.head_rows);
     work.micro_batches = micro_batches;
-    if (plan.table() != nullptr) work.trained_parameters = plan.table()->trainable_elements();
+    if (plan.table() != nullptr)
+        (request.holding.on_host ? work.updated_on_host : work.trained_parameters) =
+            plan.table()->trainable_elements() / (request.holding.on_host ? 1 : request.holding.share.size);
     work.row_tile = like.tile_of(work.tokens) < work.tokens ? like.row_tile : 0;
     work.inputs_in_fp8 = like.inputs_in_fp8;
     work.adapters = request.finetuning_type == config::FinetuningType::lora;
@@ -35,6 +37,15 @@ planner::StepWork step_work(const model::ModelPlan& plan, int64_t micro_batches,
     work.trains_head = !work.adapters || (request.lora && !request.lora->modules_to_save.empty());
     return work;
 }
+
+namespace {
+
+/// A peer's device gives a layer many times faster than the host does, and a step hides it.
+bool moves(const spec::LayerPlan& layer) {
+    return layer.weights_at != spec::Place::device && layer.weights_at != spec::Place::peer;
+}
+
+}  // namespace
 
 bool holds_4bit(const model::ModelPlan& plan) {
     const model::LoadRequest& request = plan.request();
@@ -70,7 +81,7 @@ spec::MemoryNeed LayerCosts::estimate(const spec::LayerPlan& most, int64_t layer
 /// alone. Between four and eight layers, since the first ones bring buffers that all share.
 spec::MemoryNeed LayerCosts::beyond_thrifty(const spec::LayerPlan& layer) {
     const bool activations = layer.keep != thrifty.keep || layer.activations_at != thrifty.activations_at,
-               weights = layer.cached || layer.weights_at != spec::Place::device;
+               weights = layer.cached || moves(layer);
     if (activations && weights) {
         const spec::MemoryNeed kept = beyond_thrifty({layer.keep, layer.activations_at}),
                                held = beyond_thrifty(
@@ -92,7 +103,7 @@ planner::LayerOption LayerCosts::option(const spec::LayerPlan& layer) {
     planner::MovedBytes moved;
     if (layer.activations_at == spec::Place::host)
         moved.activations = own.host / in_flight_ / plan_.request().processes;
-    if (layer.weights_at != spec::Place::device)  // of the disk's layers the host's say how large they are
+    if (moves(layer))  // of the disk's layers the host's say how large they are
         moved.weights =
             beyond_thrifty({thrifty.keep, thrifty.activations_at, false, spec::Place::host}).host / plan_.base_copies();
     return {layer, beyond_thrifty(layer), time_.layer(layer, moved, in_flight_)};

@@ -85,6 +85,17 @@ class Choice {
     }
 
     void make() {
+        if (plan_.request().peers.size > 1) caches_ = {false};  // a rank's own layers lie as the others take them
+        choose_all();
+        if (plan_.request().peers.size == 1) return;
+        spec::RunPlan run = plan_.request().run;
+        for (spec::LayerPlan& layer : run.layers)
+            if (layer.weights_at == spec::Place::device) layer.weights_at = spec::Place::peer;
+        plan_.set_run(std::move(run));
+    }
+
+  private:
+    void choose_all() {
         if (choose()) return;
         if (may_take_codes(config_, plan_.request()) && !common_.inputs_in_fp8) {
             common_.inputs_in_fp8 = true;
@@ -94,7 +105,6 @@ class Choice {
         plan_.set_run(tried_);
     }
 
-  private:
     /// Whether there is a plan that fits; it is set then.
     bool choose() {
         const auto layers = static_cast<std::size_t>(plan_.spec().num_layers);
@@ -342,7 +352,7 @@ bool fits(const model::ModelPlan& plan, const MemoryBudget& budget) {
 std::string describe_places(const model::ModelPlan& plan) {
     if (!lie_elsewhere(plan.request().run)) return "";
     const std::vector<spec::LayerPlan>& layers = plan.request().run.layers;
-    const char* const names[] = {"on the device", "in host memory", "on the disk"};
+    const char* const names[] = {"on the device", "in host memory", "on the disk", "on the ranks' devices"};
     std::string text;
     for (std::size_t i = 0; i < layers.size();) {
         const std::size_t first = i;

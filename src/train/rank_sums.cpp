@@ -64,6 +64,7 @@ RankSums::Host RankSums::make_host() const {
 
 void RankSums::sum_gradients(const weights::Parameters& parameters, int64_t step) {
     const at::Tensor& gradients_P = parameters.gradients_P;
+    if (parameters.holding().splits_gradients) return;  // they were summed when they left
     if (parameters.share().size > 1) {
         const weights::ParameterSlice own = parameters.table().padded_slice(parameters.share());
         group_.all().reduce_scatter(gradients_P, gradients_P.narrow(0, own.begin, own.elements()),

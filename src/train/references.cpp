@@ -54,7 +54,10 @@ objective::References score_references(model::Model& model, at::Device device, c
         if (const int signal = agree_on_signal(group, device, "the reference's log-probabilities"); signal != 0)
             throw Interrupted(signal, "stopped while the reference was scored; nothing was trained");
         progress.add();
-        if (i >= rows.batches()) continue;  // ranks ask together, also those that have a batch less
+        if (i >= rows.batches()) {  // ranks ask, and walk, together, also those that have a batch less
+            model.score({}, {}, scope);
+            continue;
+        }
         const data::Batch batch = rows.batch(i);
         const at::Tensor losses = model.score(batch, {}, scope);
         if (model.speaks()) references.set(batch, losses);  // of ranks that share the model

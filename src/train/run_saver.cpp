@@ -19,18 +19,20 @@ constexpr const char* failed_suffix = ".failed";
 
 RunSaver::RunSaver(RunFiles files, const ops::Context& ctx, const ops::AdamwState& state,
                    const std::optional<ops::AdamwState>& copies)
-    : files_(std::move(files)), state_(state), background_(ctx, state_, copies) {}
+    : files_(std::move(files)),
+      state_(state),
+      background_(ctx, state_, files_.in_place ? std::optional(state_) : copies, files_.in_place) {}
 
 RunSaver::~RunSaver() {
     leaves_ = true;
 }
 
-void RunSaver::write_result(const std::filesystem::path& folder, const at::Tensor& params_P,
+void RunSaver::write_result(const std::filesystem::path& folder, const ReadValues& values,
                             const formats::TrainerState& trainer) const {
     if (files_.lora) {
-        save_adapter(folder, *files_.table, params_P, {*files_.lora, files_.base, files_.rope_scaling});
+        save_adapter(folder, *files_.table, values, {*files_.lora, files_.base, files_.rope_scaling});
     } else {
-        save_model(folder, *files_.table, params_P, files_.spec, files_.model_folder);
+        save_model(folder, *files_.table, values, files_.spec, files_.model_folder);
     }
     copy_files(files_.tokenizer_files, files_.tokenizer_folder, folder);
     formats::write_trainer_state(folder, trainer);
@@ -41,7 +43,8 @@ void RunSaver::write_result(const std::filesystem::path& folder, const at::Tenso
 void RunSaver::write_share(const std::filesystem::path& folder, const Snapshot& snapshot) const {
     const std::filesystem::path file = folder / optimizer_file(files_.share);
     try {
-        save_optimizer(file, snapshot, files_.table->slice(files_.share), /*with_values=*/!files_.lora);
+        save_optimizer(file, snapshot, files_.table->slice(files_.share),
+                       /*with_values=*/!files_.lora || !files_.holds_all);
     } catch (const std::exception& error) {
         if (files_.share.rank > 0) write_file_atomically(file.string() + failed_suffix, error.what());
         throw;
@@ -69,11 +72,14 @@ void RunSaver::await_others(const std::filesystem::path& folder) const {
 
 void RunSaver::write_checkpoint(formats::CheckpointWriter& writer, const Snapshot& snapshot,
                                 const RunMoment& moment) const {
-    write_result(writer.folder(), snapshot.params(), moment.trainer);
     write_share(writer.folder(), snapshot);
     write_file_atomically(writer.folder() / "run_config.json", files_.config);
     formats::write_run_state(writer.folder(), moment.run);
     await_others(writer.folder());
+    write_result(writer.folder(),
+                 files_.holds_all ? values_in(snapshot.params())
+                                  : values_of_parts(writer.folder(), *files_.table, files_.share.size),
+                 moment.trainer);
     writer.commit();
     log::info("saved ", writer.path().string());
     const bool has_best = moment.run.progress.best.value.has_value();
@@ -127,10 +133,14 @@ bool RunSaver::wait() {
 
 void RunSaver::result(const formats::TrainerState& trainer) const {
     if (files_.share.rank != 0) return;
-    if (!files_.collect) return write_result(files_.output_dir, state_.params_P, trainer);
+    if (!files_.collect) return result(trainer, values_in(state_.params_P));
     const at::Tensor values_P = at::zeros({files_.table->flat_elements()}, at::kFloat);
     files_.collect([&](const std::string&) { return values_P; }, /*values_only=*/true);
-    write_result(files_.output_dir, values_P, trainer);
+    result(trainer, values_in(values_P));
+}
+
+void RunSaver::result(const formats::TrainerState& trainer, const ReadValues& values) const {
+    write_result(files_.output_dir, values, trainer);
 }
 
 }  // namespace unsloth::train

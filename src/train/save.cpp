@@ -14,8 +14,8 @@ namespace unsloth::train {
 namespace {
 
 /// A parameter's values in a storage type, on the host.
-std::vector<std::byte> bytes_of(const at::Tensor& params_P, const weights::Parameter& p, spec::DType type) {
-    const at::Tensor values = params_P.narrow(0, p.offset, p.elements()).cpu();
+std::vector<std::byte> bytes_of(const ReadValues& read, const weights::Parameter& p, spec::DType type) {
+    const at::Tensor values = read(p);
     std::vector<std::byte> bytes(static_cast<std::size_t>(p.elements()) * spec::size_of(type));
     spec::convert_from_f32(type, values.data_ptr<float>(), p.elements(), bytes.data());
     return bytes;
@@ -35,30 +35,34 @@ std::vector<Shard> make_shards(const weights::ParameterTable& table, spec::DType
     return shards;
 }
 
-void write_shard(const std::filesystem::path& path, const Shard& shard, const at::Tensor& params_P, spec::DType type) {
+void write_shard(const std::filesystem::path& path, const Shard& shard, const ReadValues& values, spec::DType type) {
     std::vector<formats::TensorDecl> declared;
     for (const weights::Parameter* p : shard) declared.push_back({p->name, type, p->shape});
     formats::SafetensorsWriter writer(path, declared);
     for (const formats::TensorDecl& decl : writer.tensors()) {
         const auto found =
             std::find_if(shard.begin(), shard.end(), [&](const weights::Parameter* p) { return p->name == decl.name; });
-        writer.append(decl.name, bytes_of(params_P, **found, type));
+        writer.append(decl.name, bytes_of(values, **found, type));
     }
     writer.finish();
 }
 
 }  // namespace
 
-void save_adapter(const std::filesystem::path& folder, const weights::ParameterTable& table, const at::Tensor& params_P,
+ReadValues values_in(const at::Tensor& params_P) {
+    return [params_P](const weights::Parameter& p) { return params_P.narrow(0, p.offset, p.elements()).cpu(); };
+}
+
+void save_adapter(const std::filesystem::path& folder, const weights::ParameterTable& table, const ReadValues& values,
                   const formats::PeftConfig& config) {
     std::filesystem::create_directories(folder);
     Shard all;
     for (const weights::Parameter& p : table.parameters()) all.push_back(&p);
-    write_shard(folder / "adapter_model.safetensors", all, params_P, spec::DType::f32);
+    write_shard(folder / "adapter_model.safetensors", all, values, spec::DType::f32);
     write_file_atomically(folder / "adapter_config.json", formats::write_peft_config(config));
 }
 
-void save_model(const std::filesystem::path& folder, const weights::ParameterTable& table, const at::Tensor& params_P,
+void save_model(const std::filesystem::path& folder, const weights::ParameterTable& table, const ReadValues& values,
                 const spec::ModelSpec& spec, const std::filesystem::path& source_folder, int64_t shard_bytes) {
     std::filesystem::create_directories(folder);
     const std::vector<Shard> shards = make_shards(table, spec.dtype, shard_bytes);
@@ -66,7 +70,7 @@ void save_model(const std::filesystem::path& folder, const weights::ParameterTab
     std::size_t total = 0;
     for (std::size_t i = 0; i < shards.size(); ++i) {
         const std::string file = formats::shard_file_name(i, shards.size());
-        write_shard(folder / file, shards[i], params_P, spec.dtype);
+        write_shard(folder / file, shards[i], values, spec.dtype);
         for (const weights::Parameter* p : shards[i]) {
             where[p->name] = file;
             total += static_cast<std::size_t>(p->elements()) * spec::size_of(spec.dtype);

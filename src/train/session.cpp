@@ -5,6 +5,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "unsloth/comm/peer_memory.h"
 #include "unsloth/config/device_map.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
@@ -189,13 +190,18 @@ int64_t bucket_bytes(const config::Config& config, const comm::Group* group) {
 }
 
 weights::LoadShare load_share(comm::Group* group, const model::ModelPlan& plan) {
-    if (group == nullptr || plan.request().device.is_cpu()) return {};
+    const bool peers = plan.request().peers.size > 1;
+    if (group == nullptr || (plan.request().device.is_cpu() && !peers)) return {};
     if (!plan.request().tp.alone() || !plan.request().pp.alone()) return {};  // each reads a part of its own
     const std::vector<std::string> plans = group->gather(plan.resident_fingerprint(), "the comparison of memory plans");
     const std::vector<int>& here = group->ranks_here();
     const bool alike = std::all_of(here.begin(), here.end(), [&](int rank) {
         return plans[static_cast<std::size_t>(rank)] == plans[static_cast<std::size_t>(here.front())];
     });
+    if (!alike && peers)
+        throw runtime_failure(
+            "the ranks of this machine plan their memory differently, and cannot hold a base together",
+            "Set distributed.zero_stage below 3.");
     if (!alike) {
         log::info("the ranks of this machine plan their memory differently: each reads the whole model");
         return {};
@@ -205,7 +211,8 @@ weights::LoadShare load_share(comm::Group* group, const model::ModelPlan& plan) 
         [group](const at::Tensor& values, int reader) { group->broadcast_here(values, reader, "the model's weights"); },
         [group, device = plan.request().device](const std::string& text) {
             return texts_here(text, group->here(), device);
-        }};
+        },
+        [group, device = plan.request().device](int64_t bytes) { return comm::share_memory(*group, device, bytes); }};
 }
 
 std::unique_ptr<ops::Context> make_context(const config::Config& config, at::Device device) {

@@ -7,6 +7,7 @@
 
 #include "train/moment.h"
 #include "train/rank_sums.h"
+#include "train/update.h"
 #include "unsloth/core/error.h"
 #include "unsloth/ops/profiler.h"
 
@@ -72,10 +73,13 @@ Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& set
     ctx_.outcome = reinterpret_cast<spec::StepOutcome*>(device_outcome_.data_ptr<uint8_t>());
     if (settings.group != nullptr) {
         // Slices are summed after the backward pass, whole.
-        if (settings.bucket_bytes > 0 && model.parameters()->share().size == 1)
+        const weights::Parameters& parameters = *model.parameters();
+        if (settings.bucket_bytes > 0 && parameters.share().size == 1 && !parameters.holding().splits_gradients)
             buckets_ = &model.cut_gradients(settings.bucket_bytes);
         sums_ = std::make_unique<RankSums>(ctx, *settings.group, model, buckets_);
     }
+    const bool alone = model.parameters()->share().size == 1;
+    update_ = std::make_unique<Update>(ctx, model, settings.adamw, alone ? nullptr : &settings.group->all());
     if (settings.skip_on_spike > 0) spike_guard_.emplace(ctx);
     // With no byte to join, one stretch a layer.
     stretches_ = model::cut_gradients(model.trained_by_all(), model.spec().num_layers, /*most_bytes=*/1);
@@ -103,6 +107,11 @@ Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& set
     start_clock();
 }
 
+void Stepper::set_sharing(bool shares) {
+    shares_ = shares;
+    update_->set_sharing(shares);
+}
+
 Stepper::~Stepper() {
     ctx_.scalars = nullptr;
     ctx_.outcome = nullptr;
@@ -119,7 +128,8 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
     // 2 gradients, and what the objective measures, start from zero
     {
         const ops::Region region(ctx_, "zero gradients");
-        parameters.gradients_P.zero_();
+        if (parameters.gradients_P.defined()) parameters.gradients_P.zero_();
+        if (model_.streams() != nullptr) model_.streams()->begin_step(step);
         objective_.begin(batch);
     }
     // 3 forward and backward of the micro-batches, so many at a time as are planned in flight (Model::walk)
@@ -137,8 +147,9 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
         behind.record();
     }
     if (count == 0 && buckets_ != nullptr) buckets_->reached_all();
-    // 4 sums over the ranks
+    // 4 sums over the ranks; gradients that leave as they are made are summed then
     if (sums_) slot.worked.record();
+    if (model_.streams() != nullptr) model_.streams()->join();
     if (sums_ && shares_) {
         sums_->issue(slot.sums, parameters, device_outcome_, step, options.save_due, own_seconds_);
         if (slot.measures.defined() && !model_.speaks()) objective_.measures().zero_();  // all have them
@@ -149,15 +160,12 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
     const SpikeLimits limits = spike_guard_ ? spikes_.limits(step) : SpikeLimits{};
     {
         const ops::Region region(ctx_, "update");
-        measure_norm(step);
+        if (!model_.pipeline().alone() && shares_)
+            measure_norm_of_stages(step);
+        else
+            update_->measure_norm(step);
         if (spike_guard_) spike_guard_->issue(slot.limits, limits, device_outcome_);
-        ops::adamw_step(ctx_, parameters.state(), settings_.adamw);
-        if (shares_optimizer()) {
-            const weights::ParameterSlice own = parameters.table().padded_slice(parameters.share());
-            settings_.group->all().all_gather(parameters.values_P.narrow(0, own.begin, own.elements()),
-                                              parameters.values_P, cat("the parameters of step ", step));
-        }
-        model_.parameters_changed();
+        update_->apply(device_outcome_, as<spec::StepScalars>(slot.scalars), step);
     }
     // 6 what take() reads when the device is here
     slot.outcome.copy_(device_outcome_, /*non_blocking=*/true);
@@ -181,21 +189,6 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
     return true;
 }
 
-/// Ranks that share the optimizer have the sums of squares of a slice each, and add them up in the same order as one
-/// that has all.
-void Stepper::measure_norm(int64_t step) {
-    const weights::Parameters& parameters = *model_.parameters();
-    if (!model_.pipeline().alone() && shares_) return measure_norm_of_stages(step);
-    if (!shares_optimizer()) return ops::gradient_norm(ctx_, parameters.gradients_P, parameters.norm_scratch);
-    const weights::ParameterSlice own = parameters.table().padded_slice(parameters.share());
-    const at::Tensor sums = parameters.norm_scratch.view(at::kDouble);
-    const at::Tensor own_sums =
-        sums.narrow(0, own.begin / ops::gradient_norm_chunk, own.elements() / ops::gradient_norm_chunk);
-    ops::gradient_squares(ctx_, parameters.gradients_P.narrow(0, own.begin, own.elements()), own_sums);
-    settings_.group->all().all_gather(own_sums, sums, cat("the gradient norm of step ", step));
-    ops::finish_gradient_norm(ctx_, sums);
-}
-
 /// Each stage has the sum of squares of its own parameters; tied embeddings count once.
 void Stepper::measure_norm_of_stages(int64_t step) {
     const weights::Parameters& parameters = *model_.parameters();
@@ -217,8 +210,13 @@ void Stepper::measure_norm_of_stages(int64_t step) {
 /// The norms of each layer's gradient, summed over the ranks; loss scaling's factor is still in them.
 void Stepper::measure_layers(Slot& slot, int64_t step) {
     const weights::Parameters& parameters = *model_.parameters();
-    const weights::ParameterSlice own =
-        parameters.table().slice(shares_optimizer() ? parameters.share() : weights::Share{});
+    const weights::ParameterSlice own = parameters.own();
+    const auto measure = [](at::Tensor norm, const at::Tensor& values) {
+        if (values.device() == norm.device())
+            at::linalg_vector_norm_out(norm, values);
+        else
+            norm.copy_(at::linalg_vector_norm(values));
+    };
     const model::Pipeline& pipeline = model_.pipeline();
     const bool repeats_embedding = model_.tied_parameter() != nullptr && !pipeline.stage().first();
     for (std::size_t i = 0; i < stretches_.size(); ++i) {
@@ -229,8 +227,7 @@ void Stepper::measure_layers(Slot& slot, int64_t step) {
             const int64_t here = common.own - common.all;  // where this rank has an element
             const int64_t begin = std::max({stretches_[i].begin, common.all, own.begin - here}),
                           end = std::min({stretches_[i].end, common.all + common.elements, own.end - here});
-            if (begin < end)
-                at::linalg_vector_norm_out(norm, parameters.gradients_P.narrow(0, begin + here, end - begin));
+            if (begin < end) measure(norm, parameters.own_gradients_P.narrow(0, begin + here - own.begin, end - begin));
         }
     }
     if (!pipeline.alone() && shares_) {
@@ -238,7 +235,7 @@ void Stepper::measure_layers(Slot& slot, int64_t step) {
         pipeline.mesh()->pp()->all_reduce(layer_norms_, cat("the layers' gradient norms of step ", step));
         layer_norms_.sqrt_();
     }
-    if (shares_optimizer()) {
+    if (shares_ && parameters.share().size > 1) {
         layer_norms_.square_();
         settings_.group->all_reduce(layer_norms_, cat("the layers' gradient norms of step ", step));
         layer_norms_.sqrt_();

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <utility>
 
+#include "train/gathered_values.h"
 #include "train/whole_state.h"
 #include "unsloth/config/load.h"
 #include "unsloth/core/error.h"
@@ -148,7 +149,7 @@ void Trainer::restore() {
 /// What a checkpoint holds of the parameters, to the last bit.
 void Trainer::load_values(const fs::path& checkpoint) {
     weights::Parameters& parameters = *model_->parameters();
-    if (!full()) restore_adapter(checkpoint, parameters.table(), parameters.values_P);
+    if (!full()) restore_adapter(checkpoint, parameters);
     restore_optimizer(checkpoint, model_->trained_by_all(), parameters, config().training.optim,
                       /*with_values=*/full());
     model_->parameters_changed();
@@ -162,16 +163,21 @@ fs::path Trainer::best_checkpoint() const {
     return is_old && !fs::exists(own) ? resume_->folder.parent_path() / name : own;
 }
 
-/// The best evaluation's values take the last step's place, on the rank that writes them, and where it collects them.
+/// The best evaluation's values take the last step's place, on the ranks that write them, and where it collects them.
 void Trainer::load_best() {
-    if (!config().training.load_best_model_at_end || !(leads() || whole_) || !progress_.best.value) return;
+    if (!config().training.load_best_model_at_end || !progress_.best.value) return;
     if (progress_.best.step == progress_.step) return;
-    const fs::path folder = best_checkpoint();
-    if (const auto damage = formats::find_damage(folder)) {
-        log::warning(config().training.output_dir, " gets the last step's values: ", folder.string(),
-                     ", of the best evaluation, cannot be loaded: ", *damage);
-        return;
-    }
+    const bool alone = model_->parameters()->holds_all() && !model_->parameters()->holding().has_copies();
+    if (alone && !(leads() || whole_)) return;
+    fs::path folder = best_checkpoint();
+    if (alone || leads())
+        if (const auto damage = formats::find_damage(folder)) {
+            log::warning(config().training.output_dir, " gets the last step's values: ", folder.string(),
+                         ", of the best evaluation, cannot be loaded: ", *damage);
+            folder.clear();
+        }
+    if (!alone && group_) folder = group_->gather(folder.string(), "the checkpoint of the best evaluation")[0];
+    if (folder.empty()) return;
     load_values(folder);
     log::info("the result is that of step ", progress_.best.step, ", whose ", config::best_metric(config().training),
               " was the best: ", *progress_.best.value, " (training.load_best_model_at_end)");
@@ -238,6 +244,7 @@ void Trainer::save_while_training() {
 /// Ranks that trained apart without a word must not leave it in a checkpoint: nothing is saved.
 void Trainer::require_same_values() {
     if (!group_ || compared_step_ == progress_.step) return;
+    if (model_->parameters()->share().size > 1 && model_->parameters()->holding().has_copies()) return;  // no two have
     require_equal_hashes(*group_, values_hash(model_->parameters()->values_P), progress_.step,
                          model_->pipeline().stage().size);
     compared_step_ = progress_.step;
@@ -279,6 +286,8 @@ RunFiles Trainer::run_files() const {
     files.config = config::config_to_json(effective_config());
     files.save_total_limit = config().training.save_total_limit;
     files.share = model_->parameters()->share();
+    files.holds_all = model_->parameters()->holds_all();
+    files.in_place = model_->parameters()->holding().on_host;
     files.patience = std::chrono::seconds(config().distributed.ddp_timeout);
     return files;
 }
@@ -318,10 +327,13 @@ RunMoment Trainer::moment() const {
 void Trainer::save_result() {
     require_same_values();
     const comm::Busy saving(saver_ ? group_.get() : nullptr, "saving the result");
-    if (saver_)
-        saver_->result(moment().trainer);
-    else if (whole_)
-        whole_->collect({}, /*values_only=*/true);
+    if (!saver_) {
+        if (whole_) whole_->collect({}, /*values_only=*/true);
+        return;
+    }
+    if (model_->parameters()->holds_all()) return saver_->result(moment().trainer);
+    with_gathered_values(*mesh_->dp(), *model_->parameters(), device_,
+                         [this](const ReadValues& values) { saver_->result(moment().trainer, values); });
 }
 
 }  // namespace unsloth::train

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "train/references.h"
+#include "unsloth/comm/peer_memory.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/version.h"
@@ -103,9 +104,18 @@ void Trainer::make_plan() {
     if (!request.tp.alone()) require_cuttable(config());
     request.weighs = objective_->weighs();
     if (group_) request.processes = static_cast<int>(group_->ranks_here().size());
-    request.share = optimizer_share(config().distributed, mesh_ ? &*mesh_ : nullptr);
+    request.holding = parameter_holding(config().distributed, {data_rank(), data_ranks()});
+    request.sharers = request.holding.share.size > 1 ? mesh_->dp() : nullptr;
+    const bool frozen = !full() && !request.fp8;
+    if (config().distributed.zero_stage == 3 && frozen && group_ && data_ranks() == group_->size() &&
+        group_->ranks_here().size() > 1 && comm::can_share_memory(*group_, device_))
+        request.peers = {group_->place_here(), static_cast<int>(group_->ranks_here().size())};
     request.sizes.deterministic = config().training.deterministic;
-    request.saves = (leads() || request.share.size > 1) && config::saves_checkpoints(config().training);
+    request.saves = (leads() || request.holding.share.size > 1) && config::saves_checkpoints(config().training);
+    if (request.holding.splits_values && config().training.sample_prompts)
+        throw usage_error(
+            "training.sample_prompts does not go with distributed.zero_stage 3: a rank alone cannot answer",
+            "Leave one of the two out.");
     choose_pass_rows(request);
     data::BatchLimits limits = loader_->limits();
     if (eval_rows_.size() > 0) {
@@ -239,8 +249,8 @@ ReferenceCache Trainer::reference_cache(model::PolicyScope scope) const {
     std::string adapters = "none";
     if (scope != model::PolicyScope::base) {
         adapters = values_hash(model_->parameters()->values_P);
-        if (!model_->pipeline().alone())  // each stage has its own
-            for (const std::string& hash : group_->gather(std::exchange(adapters, ""), "the hashes of all stages"))
+        if (!model_->pipeline().alone() || !model_->parameters()->holds_all())  // each rank has its own
+            for (const std::string& hash : group_->gather(std::exchange(adapters, ""), "the hashes of all ranks"))
                 adapters += hash;
     }
     cache.key = cat("references of ", version, " ", sample_hash(opened_.file->checkpoint), " ",

@@ -36,6 +36,9 @@ BasePlan::BasePlan(std::shared_ptr<const formats::WeightFile> file, LayerLayout 
     require_precision();
     if (request_.fp8) require_fp8();
     request_.layers_at.resize(static_cast<std::size_t>(file_->spec.num_layers), spec::Place::device);
+    for (spec::Place& at : request_.layers_at)
+        if (at == spec::Place::device || at == spec::Place::peer)
+            at = request_.peers.size > 1 ? spec::Place::peer : spec::Place::device;
     for (int layer = 0; layer < static_cast<int>(file_->spec.num_layers); ++layer)
         if (has(layer) && streams(layer)) streamed_.push_back(layer);
     if (!streamed_.empty()) require_resident();
@@ -135,14 +138,18 @@ bool BasePlan::recordable() const {
     return std::none_of(streamed_.begin(), streamed_.end(), [&](int layer) { return on_disk(layer); });
 }
 
-/// Two: while a layer is read from one, the next is copied into the other.
+/// Two: while a layer is read from one, the next is copied into the other. Peers have equal ones, whichever layers are
+/// their own.
 int BasePlan::slots() const {
-    return static_cast<int>(std::min<std::size_t>(2, streamed_.size()));
+    const auto elsewhere = std::count_if(request_.layers_at.begin(), request_.layers_at.end(),
+                                         [](spec::Place at) { return at != spec::Place::device; });
+    return static_cast<int>(std::min<std::ptrdiff_t>(2, elsewhere));
 }
 
 int64_t BasePlan::largest_image() const {
     int64_t bytes = 0;
-    for (const int layer : streamed_) bytes = std::max(bytes, image_of(layer).bytes());
+    for (int layer = 0; layer < static_cast<int>(file_->spec.num_layers); ++layer)
+        if (place_of(layer) != spec::Place::device) bytes = std::max(bytes, image_of(layer).bytes());
     return bytes;
 }
 
@@ -201,10 +208,12 @@ bool BasePlan::nested(const formats::TensorSource& source) const {
     return whole && (!is_cut(source) || keeps_nested_maxima(part_of(source), source.cols()));
 }
 
-/// Codes and masters' copies always are; on a GPU 16-bit layers, and quantised ones that are expanded while loading.
+/// Codes and masters' copies always are, but for values that go through the slot; on a GPU 16-bit layers, and quantised
+/// ones that are expanded while loading.
 bool BasePlan::becomes_ready(int64_t layer) const {
-    if (request_.fp8 || request_.masters || !has(layer)) return true;
-    if (!request_.device.is_cuda() || streams(layer)) return false;
+    if (request_.fp8 || !has(layer)) return true;
+    if (request_.masters) return !request_.reads_values;
+    if (!request_.device.is_cuda() || streams(layer) || at_peer(layer)) return false;
     if (request_.cached.at(static_cast<std::size_t>(layer))) return true;
     for (int p = 0; p < spec::projection_count; ++p) {
         const formats::TensorSource& linear =
@@ -238,7 +247,8 @@ bool BasePlan::lies_in_tiles(const formats::TensorSource& source) const {
 BasePlan::Held BasePlan::held(const formats::TensorSource& source) const {
     const bool lies = as_it_lies(source), in_layer = source.rule.role == spec::TensorRole::linear;
     if (lies_in_tiles(source)) return Held::tiles;
-    if (lies && in_layer && request_.device.is_cpu() && !streams(source.rule.layer) && !is_cut(source))
+    if (lies && in_layer && request_.device.is_cpu() && place_of(source.rule.layer) == spec::Place::device &&
+        !is_cut(source))
         return Held::file_map;
     if (type_of(source) == spec::WeightType::int8) return Held::int8;
     if (!spec::is_4bit(type_of(source))) return Held::matrix;
@@ -307,9 +317,11 @@ void BasePlan::add_parts(const formats::TensorSource& source, bool large, LayerI
 void BasePlan::submit(memory::Plan& resident) const {
     const auto item = static_cast<int64_t>(c10::elementSize(request_.dtype));
     for (int layer = 0; layer < static_cast<int>(file_->spec.num_layers); ++layer) {
-        if (!has(layer) || streams(layer)) continue;
+        if (!has(layer) || streams(layer) || at_peer(layer)) continue;
         if (lies_ready(layer)) {
             submit_ready(layer, resident);
+        } else if (request_.masters) {
+            continue;  // the parameters' buffers have them
         } else if (const int64_t bytes = image_of(layer).bytes(); bytes > 0) {
             resident.add("base weights", image_name(layer), bytes);
         }
@@ -325,8 +337,9 @@ void BasePlan::submit(memory::Plan& resident) const {
                 break;
             case spec::TensorRole::embed_tokens:
             case spec::TensorRole::lm_head:
-                // fp32 masters are read in place; everything else needs a copy in the compute type on the device.
-                if (request_.masters && request_.dtype == at::kFloat) break;
+                // Masters that are in the compute type are read in place; everything else needs a copy in the compute
+                // type on the device.
+                if (request_.masters && (request_.reads_values || request_.dtype == at::kFloat)) break;
                 if (rule.role == spec::TensorRole::embed_tokens && request_.embedding_on_host) break;
                 resident.add("embeddings", rule.hf_name,
                              request_.masters || trains(rule.role) ? elements * item : image_of({&source}).bytes());
@@ -346,9 +359,16 @@ void BasePlan::submit(memory::Plan& resident) const {
         Pager::plan_slot(layout_, request_.dtype, resident);
 }
 
+void BasePlan::submit_peer(int rank, memory::Plan& plan) const {
+    for (int layer = 0; layer < static_cast<int>(file_->spec.num_layers); ++layer)
+        if (at_peer(layer) && owner_of(layer) == rank)
+            plan.add("base weights", image_name(layer), image_of(layer).bytes());
+}
+
 void BasePlan::submit_common(memory::Plan& common) const {
     for (const int layer : streamed_)
-        if (!on_disk(layer)) common.add("base weights", image_name(layer), image_of(layer).bytes());
+        if (place_of(layer) == spec::Place::host)
+            common.add("base weights", image_name(layer), image_of(layer).bytes());
     if (request_.embedding_on_host && embedding_is_common() && layout_.stage.first()) add_embedding(common);
 }
 

@@ -25,9 +25,12 @@ std::vector<const DiskImage*> ImageStream::disk_images() const {
 }
 
 void ImageStream::fetch(int layer) {
-    const auto& [image, slot_memory, slot, disk] = at(layer);
+    const auto& [image, slot_memory, slot, disk, gather] = at(layer);
     if (disk) {
         disk_->fetch(*disk, slot_memory, slot);
+    } else if (gather) {
+        copies_->run(gather);
+        copies_->mark(slot);
     } else {
         copies_->copy(image, slot_memory);
         copies_->mark(slot);

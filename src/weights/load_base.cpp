@@ -279,14 +279,28 @@ std::optional<StreamedImage> BasePlan::streamed_image(const BaseMemory& memory, 
     const int slot = static_cast<int>(place) % slots();
     const int64_t bytes = image_of(layer).bytes();
     const memory::Arena& resident = memory.resident;
-    const memory::Arena& host = on_disk(layer) ? *memory.host : *memory.common;
-    const memory::BufferId on_host = host.plan().find(image_name(layer));
+    at::Tensor image = peer_image(memory.peers, layer);
+    if (!image.defined()) {
+        const memory::Arena& host = on_disk(layer) ? *memory.host : *memory.common;
+        const memory::BufferId on_host = host.plan().find(image_name(layer));
+        image = host.tensor(on_host, {host.plan().entry(on_host).bytes}, at::kByte);
+    }
     StreamedImage streamed{
-        .image = host.tensor(on_host, {host.plan().entry(on_host).bytes}, at::kByte),
+        .image = image,
         .slot_memory = resident.tensor(resident.plan().find(image_slot_name(slot)), {bytes}, at::kByte),
         .slot = slot};
     if (on_disk(layer)) streamed.disk = DiskImage{.rest_to = image_of(layer).rest()};
     return streamed;
+}
+
+/// A layer's image in its owner's memory, which all peers lay out alike; undefined where it lies elsewhere.
+at::Tensor BasePlan::peer_image(const std::vector<at::Tensor>& peers, int layer) const {
+    if (!at_peer(layer)) return {};
+    memory::Plan plan;
+    submit_peer(owner_of(layer), plan);
+    plan.place();
+    const memory::Entry& entry = plan.entry(plan.find(image_name(layer)));
+    return peers.at(static_cast<std::size_t>(owner_of(layer))).narrow(0, entry.offset, entry.bytes);
 }
 
 BasePlan::ImageMemory BasePlan::memory_at(const at::Tensor& read, const at::Tensor& filled) {
@@ -297,7 +311,10 @@ BasePlan::ImageMemory BasePlan::memory_at(const at::Tensor& read, const at::Tens
 /// The projections of a layer that does not lie ready.
 StoredLayer BasePlan::load_image(ops::Context& ctx, const ImageMemory& memory, int layer, SharedLoading& shared) const {
     const LayerImage image = image_of(layer);
-    const bool reads = on_disk(layer) || (streams(layer) ? shared.reads_to_host(layer) : shared.reads(layer));
+    const bool reads = at_peer(layer)   ? owns(layer)
+                       : on_disk(layer) ? true
+                       : streams(layer) ? shared.reads_to_host(layer)
+                                        : shared.reads(layer);
     StoredLayer stored;
     for (const Group g : all_groups) {
         std::vector<StoredWeight> projections;
@@ -312,13 +329,17 @@ StoredLayer BasePlan::load_image(ops::Context& ctx, const ImageMemory& memory, i
         }
         stored.groups[static_cast<std::size_t>(g)] = std::move(projections);
     }
-    if (!streams(layer)) shared.expect(memory.read, shared.reader_of(layer));
+    if (place_of(layer) == spec::Place::device) shared.expect(memory.read, shared.reader_of(layer));
     return stored;
 }
 
 std::unique_ptr<Pager> BasePlan::load_layers(ops::Context& ctx, const BaseMemory& memory, const Adapters* adapters,
                                              const Parameters* masters, SharedLoading& shared) const {
     const memory::Arena& arena = memory.resident;
+    // The owner of a layer says what its blocks' maxima are measured from.
+    UNSLOTH_CHECK(
+        memory.peers.empty() || (static_cast<int>(memory.peers.size()) == request_.peers.size && !shared.alone()),
+        "peers load together");
     std::vector<StoredLayer> layers(static_cast<std::size_t>(file_->spec.num_layers));
     std::vector<std::optional<StreamedImage>> streamed;
     streamed.reserve(layers.size());
@@ -329,13 +350,24 @@ std::unique_ptr<Pager> BasePlan::load_layers(ops::Context& ctx, const BaseMemory
             streamed.emplace_back();
             continue;
         }
+        const at::Tensor at_peer = peer_image(memory.peers, layer);
         std::optional<StreamedImage>& image = streamed.emplace_back(streamed_image(memory, layer));
-        if (image && image->disk) {
+        if (at_peer.defined()) {
+            stored = load_image(ctx, memory_at(image ? image->slot_memory : at_peer, at_peer), layer, shared);
+        } else if (image && image->disk) {
             const auto fill = [&](const LayerImage& of, const std::string& part, const formats::TensorSource& source,
                                   const at::Tensor& values) { loading.place(*image, of, part, source, values); };
             stored = load_image(ctx, {image->slot_memory, fill}, layer, shared);
         } else if (image) {
             stored = load_image(ctx, memory_at(image->slot_memory, image->image), layer, shared);
+        } else if (!lies_ready(layer) && masters != nullptr) {
+            for (const Group g : all_groups) {
+                std::vector<StoredWeight> projections;
+                for (const Slice& slice : layout_[g].slices)
+                    projections.emplace_back(masters->value(*masters->table().find(
+                        spec::TensorRole::linear, layer, slice.projection, Parameter::Kind::base)));
+                stored.groups[static_cast<std::size_t>(g)] = std::move(projections);
+            }
         } else if (!lies_ready(layer)) {
             at::Tensor held;  // undefined where all of it stays in the file's map
             if (const int64_t bytes = image_of(layer).bytes(); bytes > 0)
@@ -390,7 +422,7 @@ OuterWeights BasePlan::load_outer(ops::Context& ctx, const BaseMemory& memory, c
     const memory::Arena& arena = memory.resident;
     const auto matrix = [&](const formats::TensorSource& source, const std::string& buffer, const memory::Arena& where,
                             bool trained) -> StoredWeight {
-        if (masters != nullptr && request_.dtype == at::kFloat)
+        if (masters != nullptr && (request_.reads_values || request_.dtype == at::kFloat))
             return masters->value(
                 *masters->table().find(source.rule.role, -1, spec::Projection::q, Parameter::Kind::base));
         shared.done();

@@ -80,12 +80,21 @@ Pager::Pager(ops::Context& ctx, const LayerLayout& layout, at::ScalarType dtype,
     });
 }
 
+/// Of a walk over layers that is no pass.
+void Pager::begin_values(ops::Context& ctx, const std::vector<int>& layers) {
+    if (values_ == nullptr) return;
+    std::vector<int> units;
+    for (const int layer : layers) units.push_back(1 + layer);
+    values_->begin(ctx, units);
+}
+
 /// The layers with magnitudes, each with its base expanded, whatever products may read instead.
 void Pager::expand_in_turn(ops::Context& ctx, const std::function<void(int layer, const LayerWeights&)>& visit) {
     std::vector<int> layers;
     for (int layer = 0; layer < static_cast<int>(weights_.size()); ++layer)
         if (dora_->adapts(layer)) layers.push_back(layer);
     begin(ctx, layers);
+    begin_values(ctx, layers);
     for (const int layer : layers) visit(layer, lay_out(ctx, layer, std::nullopt));
 }
 
@@ -153,8 +162,10 @@ const LayerWeights& Pager::ready(ops::Context& ctx, int layer, int64_t tokens) {
 const LayerWeights& Pager::lay_out(ops::Context& ctx, int layer, std::optional<int64_t> tokens) {
     LayerWeights& weights = weights_.at(static_cast<std::size_t>(layer));
     if (images_) images_->enter(ctx, layer);
+    if (values_ != nullptr) values_->enter(ctx, 1 + layer);
     const std::optional<Paged>& paged = paged_[static_cast<std::size_t>(layer)];
     if (!paged) return weights;
+    if (masters_ != nullptr && held_ != layer) copy_biases(ctx, layer);
     for (const Group g : all_groups) {
         if (tokens) {
             choose_tiles(*paged, g, *tokens, weights[g]);
@@ -190,18 +201,41 @@ void Pager::assume_expanded(int layer) {
 }
 
 void Pager::copy_masters(ops::Context& ctx, int layer) {
-    for (const Group g : all_groups) {
-        const Operand& operand = weights_[static_cast<std::size_t>(layer)][g];
+    for (const Group g : all_groups)
         for (const Slice& slice : layout_[g].slices) {
-            const auto find = [&](spec::TensorRole role) {
-                return masters_->table().find(role, layer, slice.projection, Parameter::Kind::base);
-            };
-            ops::copy_2d(ctx, part_of(masters_->value(*find(spec::TensorRole::linear)), slice.part),
+            const Parameter& matrix =
+                *masters_->table().find(spec::TensorRole::linear, layer, slice.projection, Parameter::Kind::base);
+            const Operand& operand = weights_[static_cast<std::size_t>(layer)][g];
+            ops::copy_2d(ctx, part_of(masters_->value(matrix), slice.part),
                          std::get<DenseBase>(operand.base).w_NK.narrow(0, slice.n_begin, slice.n));
-            if (const Parameter* bias = find(spec::TensorRole::bias))
-                ops::copy_2d(ctx, rows_of(masters_->value(*bias), slice.part).unsqueeze(0),
-                             operand.bias_N.narrow(0, slice.n_begin, slice.n).unsqueeze(0));
         }
+    copy_biases(ctx, layer);
+}
+
+void Pager::copy_biases(ops::Context& ctx, int layer) {
+    for (const Group g : all_groups)
+        for (const Slice& slice : layout_[g].slices)
+            if (const Parameter* bias =
+                    masters_->table().find(spec::TensorRole::bias, layer, slice.projection, Parameter::Kind::base))
+                ops::copy_2d(
+                    ctx, rows_of(masters_->value(*bias), slice.part).unsqueeze(0),
+                    weights_[static_cast<std::size_t>(layer)][g].bias_N.narrow(0, slice.n_begin, slice.n).unsqueeze(0));
+}
+
+/// The slot's margins are filled with its layer. Of those that lie ready neighbours share a launch, where their
+/// adapters are all here.
+void Pager::fill_ready_margins(ops::Context& ctx) {
+    const auto layers = static_cast<int>(weights_.size());
+    const int most = values_ == nullptr ? layers : 1;
+    std::vector<int> ready;
+    for (int layer = 0; layer < layers; ++layer)
+        if (layout_.stage.has(layer) && !paged_[static_cast<std::size_t>(layer)]) ready.push_back(layer);
+    begin_values(ctx, ready);
+    for (std::size_t i = 0, end = 0; i < ready.size(); i = end) {
+        for (end = i + 1; end < ready.size() && ready[end] == ready[end - 1] + 1 && static_cast<int>(end - i) < most;)
+            ++end;
+        if (values_ != nullptr) values_->enter(ctx, 1 + ready[i]);
+        margins_->fill(ctx, ready[i], static_cast<int>(end - i));
     }
 }
 
@@ -210,15 +244,12 @@ void Pager::refresh(ops::Context& ctx) {
     if (ready_version_ == wanted) return;
     ready_version_ = wanted;
     const auto layers = static_cast<int>(weights_.size());
+    if (masters_ != nullptr) forget();  // layers that are read as they lie go through the slot
     if (masters_ != nullptr)
-        for (const int layer : layout_.stage.layers(layers)) copy_masters(ctx, layer);
+        for (const int layer : layout_.stage.layers(layers))
+            if (!paged_[static_cast<std::size_t>(layer)]) copy_masters(ctx, layer);
     if (!margins_) return;
-    // Neighbours that lie ready share a launch; the slot's margins are filled with its layer.
-    for (int layer = 0; layer < layers; ++layer) {
-        const int first = layer;
-        while (layer < layers && layout_.stage.has(layer) && !paged_[static_cast<std::size_t>(layer)]) ++layer;
-        if (layer > first) margins_->fill(ctx, first, layer - first);
-    }
+    fill_ready_margins(ctx);
     if (!dora_) return;
     expand_in_turn(ctx, [&](int layer, const LayerWeights& expanded) {
         for (const Group g : all_groups)

@@ -40,16 +40,23 @@ struct Flat {
     at::Tensor ops::AdamwState::* member;
 };
 
-std::vector<Flat> flat_buffers(const ParameterTable& table, config::Optimizer optimizer, bool trains, Share share) {
-    const int64_t all = table.padded_elements(share.size), block = ops::optimizer_block;
-    const ParameterSlice own = table.slice(share);
+ParameterSlice held_of(const ParameterTable& table, bool trains, const Holding& holding) {
+    if (trains && holding.has_copies()) return table.slice(holding.share);
+    return {0, table.flat_elements()};
+}
+
+/// The optimizer's, and the fp32 values that it changes: what may lie in host memory.
+std::vector<Flat> state_buffers(const ParameterTable& table, config::Optimizer optimizer, bool trains,
+                                const Holding& holding) {
+    const int64_t block = ops::optimizer_block;
+    const ParameterSlice own = table.slice(holding.share), held = held_of(table, trains, holding);
+    const int64_t values = trains && holding.has_copies() ? held.elements() : table.padded_elements(holding.share.size);
     const BlockCounts before = count_blocks(table, optimizer, own.begin),
                       behind = count_blocks(table, optimizer, own.end);
     const int64_t slots32 = behind.slots32 - before.slots32, slots8 = behind.slots8 - before.slots8;
     using State = ops::AdamwState;
-    if (!trains) return {{"trainable values", all, at::kFloat, &State::params_P}};
-    return {{"trainable values", all, at::kFloat, &State::params_P},
-            {"trainable gradients", all, at::kFloat, &State::grads_P},
+    if (!trains) return {{"trainable values", values, at::kFloat, &State::params_P}};
+    return {{"trainable values", values, at::kFloat, &State::params_P},
             {"block flags", own.elements() / block, at::kByte, &State::flags_b},
             {"block slots", own.elements() / block, at::kInt, &State::slot_b},
             {"moments m, 32-bit", slots32 * block, at::kFloat, &State::m32},
@@ -61,11 +68,12 @@ std::vector<Flat> flat_buffers(const ParameterTable& table, config::Optimizer op
             {"dynamic maps", 512, at::kFloat, &State::maps}};
 }
 
-/// Those that a checkpoint is made of: the first rank writes the result, for which it takes all values.
-std::vector<Flat> saved_buffers(const ParameterTable& table, config::Optimizer optimizer, Share share) {
+/// Those that a checkpoint is made of: the first rank writes the result, for which it takes all values that it has.
+std::vector<Flat> saved_buffers(const ParameterTable& table, config::Optimizer optimizer, const Holding& holding) {
     using State = ops::AdamwState;
-    std::vector<Flat> buffers = flat_buffers(table, optimizer, /*trains=*/true, share);
-    buffers.front().elements = share.rank == 0 ? table.flat_elements() : table.slice(share).elements();
+    std::vector<Flat> buffers = state_buffers(table, optimizer, /*trains=*/true, holding);
+    buffers.front().elements = holding.share.rank == 0 && !holding.has_copies() ? table.flat_elements()
+                                                                                : table.slice(holding.share).elements();
     std::erase_if(buffers, [](const Flat& flat) {
         for (const auto member :
              {&State::params_P, &State::m32, &State::v32, &State::m8, &State::v8, &State::absmax_m8, &State::absmax_v8})
@@ -74,6 +82,41 @@ std::vector<Flat> saved_buffers(const ParameterTable& table, config::Optimizer o
     });
     return buffers;
 }
+
+/// Bytes of a slot: of the largest unit that takes it.
+int64_t slot_bytes(const ParameterTable& table, int slot, const std::function<int64_t(ParameterSlice)>& bytes) {
+    int64_t most = 0;
+    for (int unit = 0; unit < table.units(); ++unit)
+        if (table.slot_of(unit) == slot) most = std::max(most, bytes(table.unit(unit)));
+    return most;
+}
+
+int64_t fp32_bytes(ParameterSlice slice) {
+    return slice.elements() * static_cast<int64_t>(sizeof(float));
+}
+
+std::string value_slot_name(int slot) {
+    return cat("values of a layer, slot ", slot);
+}
+std::string gradient_slot_name(int slot) {
+    return cat("gradients of a layer, slot ", slot);
+}
+
+int64_t far_chunks_of(const ParameterTable& table, const Holding& holding) {
+    int64_t chunks = 0;
+    for (int unit = 0; unit < table.units(); ++unit)
+        chunks += Parameters::far_chunks(table.slice(holding.share).with(table.unit(unit)));
+    return chunks;
+}
+
+/// fp32 values on the device are copies of themselves.
+bool needs_copies(const Holding& holding, const WorkingLayout& working) {
+    return holding.has_copies() && (holding.on_host || !working.all_fp32());
+}
+
+constexpr const char *gradients_name = "trainable gradients", *copies_name = "working copies",
+                     *far_sums_name = "gradients' sums of a layer", *staging_name = "values on their way",
+                     *far_squares_name = "gradient norm of a layer";
 
 std::string copy_name(const Flat& flat) {
     return cat("copy of ", flat.name);
@@ -97,12 +140,15 @@ Parameter::RateGroup Parameter::rate_group() const {
 void ParameterTable::add(Parameter parameter) {
     parameter.offset = flat_;
     flat_ += blocks(parameter) * ops::optimizer_block;
+    ParameterSlice& unit = units_[static_cast<std::size_t>(unit_of(parameter))];
+    UNSLOTH_CHECK(unit.elements() == 0 || unit.end == parameter.offset, parameter.name, " lies apart from its unit");
+    unit = {unit.elements() == 0 ? parameter.offset : unit.begin, flat_};
     parameters_.push_back(std::move(parameter));
 }
 
 ParameterTable ParameterTable::lora(const spec::ModelSpec& spec, const std::vector<spec::LayerLora>& lora,
                                     const std::vector<std::string>& modules_to_save) {
-    ParameterTable table;
+    ParameterTable table(static_cast<int>(spec.num_layers));
     for (std::size_t layer = 0; layer < lora.size(); ++layer) {
         const auto index = static_cast<int>(layer);
         const auto add = [&](Parameter::Kind kind) {
@@ -142,7 +188,8 @@ ParameterTable ParameterTable::lora(const spec::ModelSpec& spec, const std::vect
 }
 
 ParameterTable ParameterTable::full(const spec::ModelSpec& spec) {
-    ParameterTable table;
+    ParameterTable table(static_cast<int>(spec.num_layers));
+    table.embeddings_are_head_ = spec.tie_word_embeddings;
     for (const spec::TensorRule& rule : spec::tensor_table(spec))
         table.add({Parameter::Kind::base, rule.hf_name, rule.role, rule.layer, rule.projection, rule.shape, 0,
                    rule.shape.size() == 2});
@@ -150,7 +197,8 @@ ParameterTable ParameterTable::full(const spec::ModelSpec& spec) {
 }
 
 ParameterTable ParameterTable::of(const spec::Stage& stage, bool tied) const {
-    ParameterTable table;
+    ParameterTable table(layers_);
+    table.embeddings_are_head_ = embeddings_are_head_;
     for (const Parameter& p : parameters_)
         if (stage.holds(p.role, p.layer, tied)) table.add(p);
     return table;
@@ -192,31 +240,129 @@ ParameterSlice ParameterTable::slice(Share share) const {
     return {std::min(padded.begin, flat_), std::min(padded.end, flat_)};
 }
 
-void Parameters::plan(const ParameterTable& table, config::Optimizer optimizer, bool trains, Share share,
-                      memory::Plan& plan) {
-    for (const Flat& flat : flat_buffers(table, optimizer, trains, share)) {
-        const bool state = flat.member != &ops::AdamwState::params_P && flat.member != &ops::AdamwState::grads_P;
-        plan.add(state ? optimizer_group : flat.name, flat.name,
-                 flat.elements * static_cast<int64_t>(c10::elementSize(flat.dtype)));
-    }
-    if (trains) plan.add("workspace", norm_scratch_name, ops::gradient_norm_scratch(table.padded_elements(share.size)));
+int ParameterTable::unit_of(const Parameter& p) const {
+    if (p.layer >= 0) return 1 + p.layer;
+    return p.role == spec::TensorRole::embed_tokens ? 0 : units() - 1;
 }
 
-Parameters::Parameters(ParameterTable table, config::Optimizer optimizer, bool trains, Share share,
-                       const memory::Arena& arena)
-    : table_(std::move(table)), share_(share) {
-    for (const Flat& flat : flat_buffers(table_, optimizer, trains, share)) {
-        state_.*flat.member = arena.tensor(arena.plan().find(flat.name), {flat.elements}, flat.dtype);
-        (state_.*flat.member).zero_();
+WorkingLayout::WorkingLayout(const ParameterTable& table, at::ScalarType dtype)
+    : dtype_(dtype), flat_(table.flat_elements()) {
+    int64_t byte = 0;
+    const std::vector<Parameter>& all = table.parameters();
+    for (std::size_t i = 0; i < all.size(); ++i) {
+        const int64_t end = i + 1 < all.size() ? all[i + 1].offset : flat_;
+        first_.push_back(all[i].offset);
+        byte_.push_back(byte);
+        item_.push_back(static_cast<int64_t>(c10::elementSize(type_of(all[i]))));
+        byte += (end - all[i].offset) * item_.back();
     }
-    values_P = state_.params_P;
-    gradients_P = state_.grads_P;
+}
+
+at::ScalarType WorkingLayout::type_of(const Parameter& p) const {
+    return p.kind == Parameter::Kind::base && p.shape.size() == 2 ? dtype_ : at::kFloat;
+}
+
+int64_t WorkingLayout::byte_of(int64_t element) const {
+    if (first_.empty()) return 0;
+    const auto i =
+        static_cast<std::size_t>(std::upper_bound(first_.begin(), first_.end(), element) - first_.begin() - 1);
+    return byte_[i] + (element - first_[i]) * item_[i];
+}
+
+void Parameters::plan(const ParameterTable& table, config::Optimizer optimizer, bool trains, const Holding& holding,
+                      memory::Plan& device) {
+    if (!(trains && holding.on_host))
+        for (const Flat& flat : state_buffers(table, optimizer, trains, holding))
+            device.add(flat.member == &ops::AdamwState::params_P ? flat.name : optimizer_group, flat.name,
+                       flat.elements * static_cast<int64_t>(c10::elementSize(flat.dtype)));
     if (!trains) return;
-    norm_scratch = arena.tensor(arena.plan().find(norm_scratch_name),
-                                {ops::gradient_norm_scratch(table_.padded_elements(share.size))}, at::kByte);
-    const ParameterSlice own = table_.slice(share);
-    state_.params_P = values_P.narrow(0, own.begin, own.elements());
-    state_.grads_P = gradients_P.narrow(0, own.begin, own.elements());
+    const WorkingLayout working(table, holding.dtype);
+    const auto slots = [&](const char* group, const auto& name, const std::function<int64_t(ParameterSlice)>& bytes) {
+        for (int slot = 0; slot < ParameterTable::slots; ++slot)
+            device.add(group, name(slot), slot_bytes(table, slot, bytes));
+    };
+    if (holding.splits_gradients) {
+        slots(gradients_name, gradient_slot_name, fp32_bytes);
+        if (!holding.on_host) device.add(gradients_name, gradients_name, fp32_bytes(table.padded_slice(holding.share)));
+    } else {
+        device.add(gradients_name, gradients_name,
+                   table.padded_elements(holding.share.size) * static_cast<int64_t>(sizeof(float)));
+    }
+    if (holding.splits_values)
+        slots(copies_name, value_slot_name, [&](ParameterSlice slice) { return working.bytes(slice); });
+    if (needs_copies(holding, working))
+        device.add(copies_name, copies_name,
+                   working.bytes(holding.splits_values ? table.slice(holding.share)
+                                                       : ParameterSlice{0, table.flat_elements()}));
+    if (holding.on_host && holding.host_is_far) {
+        int64_t largest = 0;
+        for (int unit = 0; unit < table.units(); ++unit) largest = std::max(largest, fp32_bytes(table.unit(unit)));
+        device.add(gradients_name, far_sums_name, largest);
+        device.add("workspace", far_squares_name, far_chunks_of(table, holding) * static_cast<int64_t>(sizeof(double)));
+    }
+    device.add("workspace", norm_scratch_name, ops::gradient_norm_scratch(table.padded_elements(holding.share.size)));
+}
+
+void Parameters::plan_host(const ParameterTable& table, config::Optimizer optimizer, bool trains,
+                           const Holding& holding, memory::Plan& host) {
+    if (!trains || !holding.on_host) return;
+    for (const Flat& flat : state_buffers(table, optimizer, trains, holding))
+        host.add(flat.member == &ops::AdamwState::params_P ? flat.name : optimizer_group, flat.name,
+                 flat.elements * static_cast<int64_t>(c10::elementSize(flat.dtype)));
+    const ParameterSlice own = table.padded_slice(holding.share);
+    host.add(gradients_name, gradients_name, fp32_bytes(own));
+    if (holding.host_is_far)
+        host.add("workspace", staging_name, 2 * staged_elements * static_cast<int64_t>(sizeof(float)));
+}
+
+Parameters::Parameters(ParameterTable table, config::Optimizer optimizer, bool trains, const Holding& holding,
+                       const memory::Arena& device, const memory::Arena* host)
+    : table_(std::move(table)),
+      holding_(trains ? holding : Holding{.share = holding.share}),
+      working_(table_, holding.dtype) {
+    const auto cut = [](const memory::Arena& arena, const std::string& name, int64_t elements, at::ScalarType type) {
+        return arena.tensor(arena.plan().find(name), {elements}, type).zero_();
+    };
+    const memory::Arena& of_state = holding_.on_host ? *host : device;
+    for (const Flat& flat : state_buffers(table_, optimizer, trains, holding_))
+        state_.*flat.member = cut(of_state, flat.name, flat.elements, flat.dtype);
+    values_P = state_.params_P;
+    if (!trains) return;
+    const ParameterSlice own = table_.slice(share()), padded = table_.padded_slice(share());
+    norm_scratch =
+        cut(device, norm_scratch_name, ops::gradient_norm_scratch(table_.padded_elements(share().size)), at::kByte);
+    if (holding_.splits_gradients) {
+        for (int slot = 0; slot < ParameterTable::slots; ++slot)
+            gradient_slots_[static_cast<std::size_t>(slot)] =
+                cut(device, gradient_slot_name(slot), slot_bytes(table_, slot, fp32_bytes) / 4, at::kFloat);
+        own_gradients_P = cut(of_state, gradients_name, padded.elements(), at::kFloat);
+    } else {
+        gradients_P = cut(device, gradients_name, table_.padded_elements(share().size), at::kFloat);
+        own_gradients_P = gradients_P.narrow(0, padded.begin, padded.elements());
+    }
+    if (holding_.splits_values)
+        for (int slot = 0; slot < ParameterTable::slots; ++slot) {
+            const auto bytes = [&](ParameterSlice slice) { return working_.bytes(slice); };
+            value_slots_[static_cast<std::size_t>(slot)] =
+                cut(device, value_slot_name(slot), slot_bytes(table_, slot, bytes), at::kByte);
+        }
+    if (needs_copies(holding_, working_))
+        copies_b = cut(device, copies_name, working_.bytes(copied()), at::kByte);
+    else if (holding_.has_copies())
+        copies_b = values_P.view(at::kByte);
+    if (holding_.on_host && holding_.host_is_far) {
+        staging = cut(*host, staging_name, 2 * staged_elements, at::kFloat);
+        const memory::BufferId id = device.plan().find(far_sums_name);
+        far_sums = device.tensor(id, {device.plan().entry(id).bytes / 4}, at::kFloat);
+        far_squares = cut(device, far_squares_name, far_chunks_of(table_, holding_), at::kDouble);
+    }
+    if (!holding_.has_copies()) state_.params_P = values_P.narrow(0, own.begin, own.elements());
+    state_.grads_P = own_gradients_P.narrow(0, 0, own.elements());
+    fill_flags(optimizer);
+}
+
+void Parameters::fill_flags(config::Optimizer optimizer) {
+    const ParameterSlice own = this->own();
     const int64_t first_block = own.begin / ops::optimizer_block, block_total = own.elements() / ops::optimizer_block;
     at::Tensor flags = at::zeros({block_total}, at::kByte), slots = at::zeros({block_total}, at::kInt);
     int32_t next32 = 0, next8 = 0;
@@ -235,9 +381,51 @@ Parameters::Parameters(ParameterTable table, config::Optimizer optimizer, bool t
     state_.maps.copy_(ops::dynamic_maps(at::kCPU));
 }
 
+ParameterSlice Parameters::held() const {
+    return held_of(table_, true, holding_);
+}
+
+void Parameters::assign(const Parameter& p, const at::Tensor& values) const {
+    const ParameterSlice part = held().with({p.offset, p.offset + p.elements()});
+    if (part.elements() == 0) return;
+    values_P.narrow(0, part.begin - held().begin, part.elements())
+        .copy_(values.reshape({-1}).narrow(0, part.begin - p.offset, part.elements()));
+}
+
+at::Tensor Parameters::value_slot(int unit) const {
+    return value_slots_.at(static_cast<std::size_t>(table_.slot_of(unit)))
+        .narrow(0, 0, working_.bytes(table_.unit(unit)));
+}
+
+at::Tensor Parameters::gradient_slot(int unit) const {
+    return gradient_slots_.at(static_cast<std::size_t>(table_.slot_of(unit)))
+        .narrow(0, 0, table_.unit(unit).elements());
+}
+
+at::Tensor Parameters::working_view(const at::Tensor& bytes, int64_t first_byte, const Parameter& p) const {
+    const int64_t begin = working_.byte_of(p.offset) - first_byte;
+    const at::ScalarType type = working_.type_of(p);
+    return bytes.narrow(0, begin, p.elements() * static_cast<int64_t>(c10::elementSize(type))).view(type).view(p.shape);
+}
+
+at::Tensor Parameters::value(const Parameter& p) const {
+    if (holding_.splits_values) {
+        const int unit = table_.unit_of(p);
+        return working_view(value_slot(unit), working_.byte_of(table_.unit(unit).begin), p);
+    }
+    if (holding_.on_host) return working_view(copies_b, 0, p);
+    return values_P.narrow(0, p.offset, p.elements()).view(p.shape);
+}
+
+at::Tensor Parameters::gradient(const Parameter& p) const {
+    if (!holding_.splits_gradients) return gradients_P.narrow(0, p.offset, p.elements()).view(p.shape);
+    const int unit = table_.unit_of(p);
+    return gradient_slot(unit).narrow(0, p.offset - table_.unit(unit).begin, p.elements()).view(p.shape);
+}
+
 ops::AdamwState Parameters::saved() const {
     ops::AdamwState saved = state_;
-    if (share_.rank == 0) saved.params_P = values_P.narrow(0, 0, table_.flat_elements());
+    if (share().rank == 0 && holds_all()) saved.params_P = values_P.narrow(0, 0, table_.flat_elements());
     return saved;
 }
 
@@ -255,16 +443,17 @@ ParameterSlice Parameters::state_slice(const ParameterTable& table, config::Opti
     return {before.slots8, behind.slots8};
 }
 
-void Parameters::plan_copies(const ParameterTable& table, config::Optimizer optimizer, Share share,
+void Parameters::plan_copies(const ParameterTable& table, config::Optimizer optimizer, const Holding& holding,
                              memory::Plan& host) {
-    for (const Flat& flat : saved_buffers(table, optimizer, share))
+    if (holding.on_host) return;
+    for (const Flat& flat : saved_buffers(table, optimizer, holding))
         host.add(copies_group, copy_name(flat), flat.elements * static_cast<int64_t>(c10::elementSize(flat.dtype)));
 }
 
-ops::AdamwState Parameters::copies(const ParameterTable& table, config::Optimizer optimizer, Share share,
+ops::AdamwState Parameters::copies(const ParameterTable& table, config::Optimizer optimizer, const Holding& holding,
                                    const memory::Arena& host) {
     ops::AdamwState copies;
-    for (const Flat& flat : saved_buffers(table, optimizer, share))
+    for (const Flat& flat : saved_buffers(table, optimizer, holding))
         copies.*flat.member = host.tensor(host.plan().find(copy_name(flat)), {flat.elements}, flat.dtype);
     return copies;
 }
@@ -308,10 +497,6 @@ ops::AdamwState Parameters::saved_shapes(const ParameterTable& table, config::Op
     for (const Flat& flat : saved_buffers(table, optimizer, {}))
         shapes.*flat.member = at::empty({flat.elements}, at::TensorOptions(flat.dtype).device(at::kMeta));
     return shapes;
-}
-
-at::Tensor Parameters::view(const at::Tensor& flat, const Parameter& p) {
-    return flat.narrow(0, p.offset, p.elements()).view(p.shape);
 }
 
 }  // namespace unsloth::weights

@@ -148,11 +148,6 @@ class Distributed(Ranks):
         self.assertRegex(err, r"rank 1 .*(no sign of life|did not come to .* of step)")
         self.assertEqual(list((self.folder / "shared_killed").glob("checkpoint-*")), [])
 
-    def test_stages_that_do_not_work_are_refused(self):
-        code, err = self.launch(2, self.arguments("stages", 2, 1, "--zero_stage", 3))
-        self.assertEqual(code, USAGE, err)
-        self.assertIn("zero_stage above 1 does not work yet", err)
-
     def test_a_student_is_the_same_on_ranks(self):
         """Each rank has the whole teacher; the divergence is summed over their targets."""
         results = []

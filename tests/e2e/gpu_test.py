@@ -414,6 +414,48 @@ class TwoRanks(OnGpu):
     def test_adapters(self):
         self.check_as_alone(1e-4, "--dtype", "float32")
 
+    def check_split(self, kind, dtype, tolerance):
+        """Two micro-batches a step, so that sums come back to what left before."""
+        words = ["--max_steps", "6", "--learning_rate", "0.0001", "--optim", "adamw_torch", "--dtype", dtype, *kind]
+        words += ["--gradient_accumulation_steps", "2"]
+        self.succeed(*self.arguments("alone", *words, "--per_device_train_batch_size", str(self.RANKS)))
+        alone = self.steps(self.folder / "alone")
+        on_host = ["--offload_optimizer", "cpu"]
+        self.succeed(*self.arguments("host", *words, *on_host, "--per_device_train_batch_size", str(self.RANKS)))
+        runs = {"one process on the host": self.folder / "host"}
+        for number, form in enumerate(
+            (["--zero_stage", "2"], ["--zero_stage", "3"], ["--zero_stage", "3", *on_host], on_host)
+        ):
+            out = f"form{number}"
+            code, err = self.launch(
+                self.RANKS,
+                *self.arguments(out, *words, *form, "--per_device_train_batch_size", "1", "--save_steps", "3"),
+            )
+            self.assertEqual(code, OK, f"{form}: {err}")
+            runs[" ".join(form)] = self.folder / out
+        for name, folder in runs.items():
+            for got, expected in zip(self.steps(folder), alone, strict=True):
+                self.assertAlmostEqual(got["loss"], expected["loss"], delta=tolerance * expected["loss"], msg=name)
+                self.assertAlmostEqual(
+                    got["grad_norm"], expected["grad_norm"], delta=20 * tolerance * expected["grad_norm"], msg=name
+                )
+        code, err = self.launch(
+            self.RANKS, *self.arguments("rest", *words, "--zero_stage", "3", "--per_device_train_batch_size", "1",
+                                        "--resume_from_checkpoint", self.folder / "form1" / "checkpoint-3"),
+        )  # fmt: skip
+        self.assertEqual(code, OK, err)
+        whole = self.steps(self.folder / "form1")[3:]
+        self.assertEqual([s["loss"] for s in self.steps(self.folder / "rest")], [s["loss"] for s in whole])
+
+    def test_full_training_is_split(self):
+        self.check_split(["--finetuning_type", "full"], "float32", 1e-4)
+
+    def test_full_training_in_bfloat16_is_split(self):
+        self.check_split(["--finetuning_type", "full"], "bfloat16", 5e-3)
+
+    def test_adapters_are_split(self):
+        self.check_split(["--modules_to_save", "lm_head"], "float32", 1e-4)
+
     def test_buckets_beside_the_backward_pass(self):
         self.check_as_alone(1e-4, "--dtype", "float32", "--ddp_bucket_cap_mb", "1")
 

@@ -128,6 +128,59 @@ class Plan(EndToEnd):
             two["predicted_tokens_per_second"], 2 * 0.998 * roomy["predicted_tokens_per_second"], delta=1
         )
 
+    def test_13b_in_full_on_four_cards_of_40_gib(self):
+        arguments = (
+            "--model.path", "llama-2-13b", "--finetuning_type", "full", "--load_in_4bit", "false", "--optim",
+            "adamw_torch", "--gpu_memory", "40GiB", "--gpus", 4, "--max_seq_length", 2048, "--save_steps", 0,
+            "--per_device_train_batch_size", 1, *HOST,
+        )  # fmt: skip
+        plan = self.plan(*arguments, "--zero_stage", 3, "--offload_optimizer", "cpu")
+        self.assertTrue(plan["fits"], plan)
+        # Values, gradients and two moments in fp32 on the host, 16 bits on the device: a quarter of each.
+        quarter = 13015864320 / 4
+        self.assertAlmostEqual(plan["host_bytes"], 4 * 16 * quarter, delta=0.01 * 64 * quarter)  # of all four
+        self.assertAlmostEqual(plan["device"]["working copies"], 2 * quarter, delta=1.5e9)  # and two layers
+        for more in ([], ["--zero_stage", 3], ["--zero_stage", 2]):
+            result = self.fail_with(RUNTIME, [], "plan", *arguments, *more, "--json")
+            self.assertFalse(json.loads(result.out)["fits"])
+
+    def test_what_zero_stages_hold_falls_with_the_number_of_ranks(self):
+        def held(stage, gpus):
+            plan = self.plan(
+                "--model.path", "llama-3.1-8b", "--finetuning_type", "full", "--load_in_4bit", "false", "--optim",
+                "adamw_torch", "--gpu_memory", "400GiB", "--gpus", gpus, "--zero_stage", stage, "--save_steps", 0,
+                "--max_seq_length", 1024, *HOST,
+            )  # fmt: skip
+            groups = plan["device"]
+            return [groups.get(name, 0) / 8030261248 for name in
+                    ("trainable values", "trainable gradients", "optimizer state")]  # fmt: skip
+
+        self.assertEqual([round(x, 1) for x in held(0, 4)], [4, 4, 8])
+        self.assertEqual([round(x, 1) for x in held(1, 4)], [4, 4, 2])
+        for gpus in (2, 4, 8):
+            slots = 4 * 2 * 525336576 / 8030261248  # of gradients: the embeddings, lm_head
+            two, three = held(2, gpus), held(3, gpus)
+            self.assertAlmostEqual(two[0], 4, delta=0.01)
+            self.assertAlmostEqual(three[0], 4 / gpus, delta=0.01)
+            for values in (two, three):
+                self.assertAlmostEqual(values[1], 4 / gpus + slots, delta=0.01)
+                self.assertAlmostEqual(values[2], 8 / gpus, delta=0.01)
+
+    def test_ranks_hold_a_frozen_base_among_them(self):
+        arguments = ("--model.path", "llama-3.1-70b", "--gpu", "H200", "--max_seq_length", 2048, "--weight_cache", "off",
+                     *HOST)  # fmt: skip
+        one = self.plan(*arguments)
+        self.assertEqual({layer["weights_at"] for layer in one["layers"]}, {"device"})
+        for gpus in (2, 4):
+            plan = self.plan(*arguments, "--gpus", gpus, "--zero_stage", 3)
+            self.assertEqual({layer["weights_at"] for layer in plan["layers"]}, {"peer"})
+            self.assertAlmostEqual(plan["device"]["base weights"] * gpus / one["device"]["base weights"], 1, delta=0.03)
+        small = ("--model.path", "llama-3.1-70b", "--gpu_memory", "24GiB", "--max_seq_length", 1024,
+                 "--per_device_train_batch_size", 1, *HOST)  # fmt: skip
+        plan = self.plan(*small, "--gpus", 4, "--zero_stage", 3)
+        self.assertTrue(plan["fits"])
+        self.assertEqual({layer["weights_at"] for layer in plan["layers"]}, {"peer"})
+
     def test_where_nothing_fits_it_says_what_would(self):
         device_map = json.dumps({"model": 0, "lm_head": 0})
         result = self.fail_with(

@@ -102,7 +102,7 @@ class TensorParallel(SharedModel):
             (3, ["tp_size 2", "3 processes"], "--tp_size", 2),
             (2, ["tp_size 2", "use_dora"], "--tp_size", 2, "--use_dora", "true"),
             (2, ["tp_size 2", "blocks of 64"], "--tp_size", 2, "--load_in_4bit", "true"),
-            (2, ["zero_stage beside tp_size"], "--tp_size", 2, "--zero_stage", 1),
+            (2, ["zero_stage", "beside tp_size"], "--tp_size", 2, "--zero_stage", 1),
             (2, ["tp_size 2", "sample_prompts"], "--tp_size", 2, "--sample_prompts", prompts, "--val_size", 2),
         ):
             with self.subTest(parts=parts):

@@ -46,7 +46,7 @@ TEST_P(SaveTest, AnAdapterFolderReadsBackAndContinues) {
         trainer.load();
         take_steps(trainer);
         train::save_adapter(folder / "saved", trainer.model().parameters()->table(),
-                            trainer.model().parameters()->state().params_P,
+                            train::values_in(trainer.model().parameters()->state().params_P),
                             {*trainer.plan().lora(), config.config.model.path, ""});
 
         const Tensors values = copy_values(*trainer.model().parameters());
@@ -108,9 +108,10 @@ TEST_P(SaveTest, ShardsHoldWhatOneFileHolds) {
     trainer.load();
     const fs::path source = model_folder("small_llama/bf16");
     train::save_model(folder / "one", trainer.model().parameters()->table(),
-                      trainer.model().parameters()->state().params_P, trainer.plan().spec(), source);
+                      train::values_in(trainer.model().parameters()->state().params_P), trainer.plan().spec(), source);
     train::save_model(folder / "many", trainer.model().parameters()->table(),
-                      trainer.model().parameters()->state().params_P, trainer.plan().spec(), source, 100'000);
+                      train::values_in(trainer.model().parameters()->state().params_P), trainer.plan().spec(), source,
+                      100'000);
     EXPECT_TRUE(fs::exists(folder / "one/model.safetensors"));
     EXPECT_FALSE(fs::exists(folder / "many/model.safetensors"));
     EXPECT_TRUE(fs::exists(folder / "many/model.safetensors.index.json"));

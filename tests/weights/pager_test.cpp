@@ -41,7 +41,7 @@ class PagerTest : public ::testing::Test {
         plan.place();
         arena = std::make_unique<memory::Arena>(plan, at::kCPU);
         parameters =
-            std::make_unique<Parameters>(table, config::Optimizer::adamw_torch, /*trains=*/false, Share{}, *arena);
+            std::make_unique<Parameters>(table, config::Optimizer::adamw_torch, /*trains=*/false, Holding{}, *arena);
         adapters = std::make_unique<Adapters>(*parameters, layers);
         change_adapters(1);
         std::vector<StoredLayer> stored(4);

@@ -61,6 +61,17 @@ inline std::vector<int> layers_of(const Itinerary& actions) {
     return layers;
 }
 
+/// What each action reads of the parameters (ParameterTable::unit), in that order; of a network with so many layers.
+inline std::vector<int> units_of(const Itinerary& actions, int layers) {
+    std::vector<int> units;
+    for (const Action& action : actions) {
+        if (action.part == Action::Part::layer) units.push_back(1 + action.layer);
+        if (action.part == Action::Part::head) units.push_back(1 + layers);
+        if (action.part == Action::Part::embedding && action.direction == Direction::forward) units.push_back(0);
+    }
+    return units;
+}
+
 /// The end of the stretch that begins at `first`: as many actions as are of the same part and direction. A stretch of
 /// layers is what can be recorded as a whole.
 inline std::size_t stretch_end(const Itinerary& actions, std::size_t first) {

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "unsloth/comm/communicator.h"
 #include "unsloth/config/config.h"
 #include "unsloth/formats/load_plan.h"
 #include "unsloth/formats/peft.h"
@@ -30,7 +31,10 @@ struct LoadRequest {
     bool trains = false;                 ///< gradients and optimizer states too
     bool saves = false;                  ///< with trains: checkpoints are written while it goes on (ModelParts::copies)
     config::Optimizer optim = config::Optimizer::adamw_8bit;
-    weights::Share share;            ///< of the optimizer's states
+    weights::Holding holding;  ///< of what is trained
+    weights::Share peers;      ///< ranks of one machine that hold the frozen layers among them; one: each holds all
+    comm::Communicator* sharers =
+        nullptr;                     ///< the ranks of the holding's share; nullptr: one (or load() is not called)
     uint64_t seed = 0;               ///< of the adapters' initialisation
     double noise_alpha = 0;          ///< NEFTune's; 0: none
     bool weighs = false;             ///< the objective gives rows of the head weights (model/head_objective.h)
@@ -69,6 +73,8 @@ class ModelPlan {
     /// What stays for the whole run, and what the step takes; `sizes` may be changed before load().
     const memory::Plan& resident() const { return resident_; }
     const memory::Plan& step() const { return step_; }
+    /// What of the base lies here for all peers.
+    const memory::Plan& peer() const { return peer_; }
     /// Page-locked host memory of a CUDA run: what layers keep there, and copies for checkpoints.
     const memory::Plan& host() const { return host_; }
     /// The same of what all processes of the machine have in common: the base's layers and embeddings.
@@ -85,7 +91,7 @@ class ModelPlan {
     spec::MemoryNeed estimate(const spec::RunPlan& run) const;
     /// Bytes on the request's device, never less than the allocator's peak; the CPU's are the host's too.
     int64_t total_bytes() const {
-        return resident_.total_bytes() + step_.total_bytes() + recorded_bytes() +
+        return resident_.total_bytes() + peer_.total_bytes() + step_.total_bytes() + recorded_bytes() +
                (request_.device.is_cpu() ? host_.total_bytes() + common_.total_bytes() : memory::beside_arenas_bytes);
     }
     /// Device memory that the driver takes for recorded passes, estimated from the number of layers.
@@ -113,13 +119,16 @@ class ModelPlan {
     bool trains(spec::TensorRole role) const;  ///< outside of the layers
     void choose_own(const spec::Stage& stage);
     /// Whether passes may be recorded: what ranks do between layers is not.
-    bool records() const { return request_.records && request_.tp.alone() && request_.pp.alone(); }
+    bool records() const {
+        return request_.records && request_.tp.alone() && request_.pp.alone() && !request_.holding.has_streams();
+    }
     weights::BaseRequest base_request() const;
     void plan_resident();
     void plan_step();
     bool load_common(const weights::LoadShare& share, ModelParts& parts) const;
     void initialise(weights::Parameters& parameters, weights::SharedLoading& shared) const;
-    void initialise_base(const weights::Parameter& p, const at::Tensor& value, weights::SharedLoading& shared) const;
+    void initialise_base(const weights::Parameter& p, weights::Parameters& parameters,
+                         weights::SharedLoading& shared) const;
 
     std::shared_ptr<const formats::WeightFile> file_;
     LoadRequest request_;
@@ -130,7 +139,7 @@ class ModelPlan {
     int lowest_trained_layer_ = 0;  ///< of all ranks'
     weights::LayerLayout layout_;
     std::optional<weights::BasePlan> base_;
-    memory::Plan resident_, step_, host_, common_;
+    memory::Plan resident_, peer_, step_, host_, common_;
 };
 
 }  // namespace unsloth::model

@@ -67,7 +67,7 @@ class Model {
     void train(std::span<const data::Batch> batches, HeadObjective& objective);
 
     /// Before the first train(): cuts the gradients into buckets of up to `most_bytes`, which each train() reaches from
-    /// then on (with several micro-batches to a step the last one counts).
+    /// then on (with several micro-batches to a step the last one counts). Not for split gradients.
     GradientBuckets& cut_gradients(int64_t most_bytes);
 
     /// -log p of every target of the batch, in order: fp32 [labels] on the CPU (synchronises); of a pipeline on the
@@ -94,8 +94,10 @@ class Model {
     /// The layer that it lies in; nothing for what is in none.
     std::optional<int64_t> layer_of_site(uint32_t code) const;
 
-    /// The flat parameters changed: compute copies are stale.
+    /// The flat parameters changed: compute copies are stale. All ranks of a share together.
     void parameters_changed();
+    /// nullptr: the parameters are all here.
+    ParameterStreams* streams() const { return parts_.network.streams.get(); }
 
     /// Over all passes so far.
     const PassCounts& counts() const { return counts_; }
@@ -112,6 +114,10 @@ class Model {
     std::size_t place_of(int micro) const { return static_cast<std::size_t>(micro) % micro_batches_.size(); }
     void choose_recording(const Itinerary& actions, std::size_t first, std::size_t end, Walk purpose);
     Itinerary forward_pass() const;
+    void walk_absent(const Itinerary& actions, bool trains);
+    void enter_values(int unit);
+    void before(const Action& action, bool trains);
+    void after(const Action& action, bool trains);
     LayerContext layer_context(int layer, const MicroBatch& micro);
     void reached(int level);
     bool records(Walk purpose) const;  ///< whether passes may be recorded now
@@ -120,6 +126,7 @@ class Model {
     ModelParts parts_;
     HeadObjective* objective_ = nullptr;       ///< of the pass under way, where it trains
     std::vector<const data::Batch*> batches_;  ///< of the pass under way, where it trains
+    std::size_t absent_ = 0;                   ///< its micro-batches that this rank has no rows for
     PolicyScope scope_ = PolicyScope::policy;  ///< of the pass under way
     TrainingRoute route_;
     PassCounts counts_;

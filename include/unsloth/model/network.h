@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "unsloth/formats/load_plan.h"
+#include "unsloth/model/parameter_streams.h"
 #include "unsloth/model/pipeline.h"
 #include "unsloth/model/tensor_parallel.h"
 #include "unsloth/weights/base_plan.h"
@@ -26,7 +27,8 @@ struct Network {
     bool trains_embedding = false;  ///< by the rank that has them
     int lowest_trained_layer = 0;   ///< the lowest that a backward pass must reach, of all ranks' layers
     std::unique_ptr<weights::Parameters> parameters;  ///< nullptr in inference without adapters
-    weights::ParameterTable trained_by_all;  ///< what all ranks of a pipeline train: alone, the parameters' table
+    weights::ParameterTable trained_by_all;     ///< what all ranks of a pipeline train: alone, the parameters' table
+    std::unique_ptr<ParameterStreams> streams;  ///< nullptr: this rank has all of them where they are used
     std::unique_ptr<weights::Adapters> adapters;
     std::unique_ptr<weights::Pager> pager;
     weights::OuterWeights outer;

@@ -3,6 +3,7 @@
 // early or as late as the waits allow).
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "unsloth/ops/context.h"
@@ -21,6 +22,9 @@ class CopyStream {
     virtual void wait_for_compute();
     /// `to` = `from`: contiguous, of equal size; host memory must be pinned and live until the copy is done.
     virtual void copy(const at::Tensor& from, const at::Tensor& to);
+    /// Calls work() with this stream as LibTorch's current one: what it issues (sums over ranks, conversions) takes its
+    /// place among the copies.
+    virtual void run(const std::function<void()>& work);
     /// Remembers all copies issued so far under this number.
     virtual void mark(int number);
     /// Later work on the context's stream starts after the copies that the mark remembers.

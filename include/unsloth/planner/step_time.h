@@ -13,14 +13,15 @@ namespace unsloth::planner {
 /// What the passes of a step have in common.
 struct StepWork {
     spec::ModelSpec model;
-    int64_t tokens = 0;         ///< of a micro-batch
-    int64_t longest = 0;        ///< row; all are taken to be as long
-    int64_t head_rows = 0;      ///< of a micro-batch, with a target
-    int64_t micro_batches = 1;  ///< of a step
-    int64_t trained_parameters = 0;
-    bool adapters = true;  ///< of low rank, beside the base's products
-    bool in_4bit = false;  ///< the base is expanded for its products where it is not cached
-    bool fp8 = false;      ///< base products
+    int64_t tokens = 0;              ///< of a micro-batch
+    int64_t longest = 0;             ///< row; all are taken to be as long
+    int64_t head_rows = 0;           ///< of a micro-batch, with a target
+    int64_t micro_batches = 1;       ///< of a step
+    int64_t trained_parameters = 0;  ///< that the GPU updates
+    int64_t updated_on_host = 0;     ///< parameters that the ranks of a machine update on its CPUs
+    bool adapters = true;            ///< of low rank, beside the base's products
+    bool in_4bit = false;            ///< the base is expanded for its products where it is not cached
+    bool fp8 = false;                ///< base products
     bool trains_head = false;
     int64_t row_tile = 0;        ///< tokens of an MLP at a time; 0: all
     bool inputs_in_fp8 = false;  ///< those on the host, made codes and expanded again

@@ -11,7 +11,8 @@
 
 namespace unsloth::spec {
 
-enum class Place : uint8_t { device, host, disk };
+/// peer: by layer on the device of one of the ranks that share the model.
+enum class Place : uint8_t { device, host, disk, peer };
 
 /// How one layer runs.
 struct LayerPlan {

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "unsloth/ops/context.h"
+#include "unsloth/train/save.h"
 #include "unsloth/weights/parameters.h"
 
 namespace unsloth::train {
@@ -67,9 +68,11 @@ void save_optimizer(const std::filesystem::path& path, const Snapshot& snapshot,
 /// when a file or a tensor is missing or of another size or type.
 void restore_optimizer(const std::filesystem::path& checkpoint, const weights::ParameterTable& all,
                        weights::Parameters& parameters, config::Optimizer optimizer, bool with_values);
-/// Reads adapters and modules_to_save of a folder that save_adapter wrote (in fp32) into the flat values, exactly.
-void restore_adapter(const std::filesystem::path& folder, const weights::ParameterTable& table,
-                     const at::Tensor& params_P);
+/// The values that all ranks of the share wrote into `checkpoint`, for whoever has them not all in memory.
+ReadValues values_of_parts(const std::filesystem::path& checkpoint, const weights::ParameterTable& table, int shares);
+/// Reads adapters and modules_to_save of a folder that save_adapter wrote (in fp32) into the values that the rank
+/// holds, exactly.
+void restore_adapter(const std::filesystem::path& folder, const weights::Parameters& parameters);
 
 /// Writes in the background. One write at a time: a second one waits for the first.
 class BackgroundSaver {
@@ -79,9 +82,9 @@ class BackgroundSaver {
     using Fill = std::function<void(const Snapshot*)>;
 
     /// `copies`: planned host memory of the snapshot, which lives as long as this; nothing: it is made with the first
-    /// save.
-    BackgroundSaver(const ops::Context& ctx, const ops::AdamwState& state,
-                    const std::optional<ops::AdamwState>& copies);
+    /// save. `in_place`: they are the state itself, and save() returns when it is written.
+    BackgroundSaver(const ops::Context& ctx, const ops::AdamwState& state, const std::optional<ops::AdamwState>& copies,
+                    bool in_place = false);
     /// Waits for the write under way.
     ~BackgroundSaver();
     BackgroundSaver(const BackgroundSaver&) = delete;
@@ -99,6 +102,7 @@ class BackgroundSaver {
 
     const ops::Context& ctx_;
     const ops::AdamwState& state_;
+    bool in_place_;
     struct Job;
     std::unique_ptr<Snapshot> snapshot_;  ///< nullptr: not needed yet
     std::mutex mutex_;

@@ -11,7 +11,9 @@ namespace unsloth::train {
 /// divide the number of processes.
 comm::MeshShape choose_mesh(const config::DistributedOptions& distributed, int processes);
 
-/// Which part of the optimizer's states this rank has: from zero_stage 1 on a slice, by its place in data parallel.
-weights::Share optimizer_share(const config::DistributedOptions& distributed, const comm::Mesh* mesh);
+/// What of the buffers of training this rank has, by its place among the data-parallel ones: from zero_stage 1 on, and
+/// where they lie in host memory, a slice of the optimizer's states; from 2 on of the gradients too, from 3 on of the
+/// values.
+weights::Holding parameter_holding(const config::DistributedOptions& distributed, weights::Share data_parallel);
 
 }  // namespace unsloth::train

@@ -34,6 +34,8 @@ struct RunFiles {
     /// Of a pipeline, whose ranks have parts of the state: collect(to, values_only) has `to` called for the tensor in
     /// host memory that takes each whole one (train/whole_state.h).
     std::function<void(const std::function<at::Tensor(const std::string&)>& to, bool values_only)> collect;
+    bool holds_all = true;          ///< each rank all values; else those of its slice, which it writes too
+    bool in_place = false;          ///< the state lies in host memory, and is written from there
     std::chrono::seconds patience;  ///< of the first with the others' files
 };
 
@@ -60,11 +62,13 @@ class RunSaver {
     /// The adapter or model, with tokenizer and trainer_state.json, in the output folder itself. runtime Error when it
     /// cannot be written.
     void result(const formats::TrainerState& trainer) const;
+    /// The same with values from elsewhere.
+    void result(const formats::TrainerState& trainer, const ReadValues& values) const;
     std::optional<int64_t> last_checkpoint() const { return last_; }  ///< the last one asked for
 
   private:
     BackgroundSaver::Fill fill() const;
-    void write_result(const std::filesystem::path& folder, const at::Tensor& params_P,
+    void write_result(const std::filesystem::path& folder, const ReadValues& values,
                       const formats::TrainerState& trainer) const;
     void write_checkpoint(formats::CheckpointWriter& writer, const Snapshot& snapshot, const RunMoment& moment) const;
     void write_share(const std::filesystem::path& folder, const Snapshot& snapshot) const;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <string>
 
 #include "unsloth/formats/peft.h"
@@ -10,13 +11,18 @@
 
 namespace unsloth::train {
 
-/// adapter_model.safetensors (fp32) and adapter_config.json. `params_P`: the flat fp32 values, on any device.
-void save_adapter(const std::filesystem::path& folder, const weights::ParameterTable& table, const at::Tensor& params_P,
+/// The fp32 values of a parameter, flat, on the CPU. Asked for once each, one after the other.
+using ReadValues = std::function<at::Tensor(const weights::Parameter&)>;
+/// Of the flat fp32 values, on any device.
+ReadValues values_in(const at::Tensor& params_P);
+
+/// adapter_model.safetensors (fp32) and adapter_config.json.
+void save_adapter(const std::filesystem::path& folder, const weights::ParameterTable& table, const ReadValues& values,
                   const formats::PeftConfig& config);
 
 /// config.json and model.safetensors (shards of at most `shard_bytes` and an index when larger) in the checkpoint's own
 /// dtype.
-void save_model(const std::filesystem::path& folder, const weights::ParameterTable& table, const at::Tensor& params_P,
+void save_model(const std::filesystem::path& folder, const weights::ParameterTable& table, const ReadValues& values,
                 const spec::ModelSpec& spec, const std::filesystem::path& source_folder,
                 int64_t shard_bytes = static_cast<int64_t>(formats::default_shard_bytes));
 

@@ -56,6 +56,7 @@ struct StepResult {
 };
 
 class RankSums;
+class Update;
 
 struct IssueOptions {
     bool save_due = false;     ///< this rank asks all for a checkpoint after the step
@@ -93,7 +94,7 @@ class Stepper {
     /// nothing otherwise.
     std::optional<StepResult> take(bool must);
     /// For benches: with a group, whether the next steps use it.
-    void set_sharing(bool shares) { shares_ = shares; }
+    void set_sharing(bool shares);
     double loss_scale() const { return loss_scale_; }
 
     /// What a checkpoint must keep of it; to be asked when nothing is under way.
@@ -112,8 +113,6 @@ class Stepper {
     LayerNorms read_layer_norms(const Slot& slot, double loss_scale) const;
     std::size_t before(std::size_t slot) const { return (slot + slots_.size() - 1) % slots_.size(); }
     void write_scalars(Slot& slot, const data::StepBatch& batch, int64_t step, double learning_rate);
-    bool shares_optimizer() const { return shares_ && model_.parameters()->share().size > 1; }
-    void measure_norm(int64_t step);
     void measure_norm_of_stages(int64_t step);
     void measure_layers(Slot& slot, int64_t step);
     void adjust_loss_scale(const spec::StepOutcome& outcome);
@@ -129,7 +128,8 @@ class Stepper {
     at::Tensor device_scalars_, device_outcome_;
     model::GradientBuckets* buckets_ = nullptr;  ///< the model's; nullptr: gradients are summed after the backward pass
     std::unique_ptr<RankSums> sums_;             ///< nullptr: alone
-    double own_seconds_ = 0;                     ///< with a group: that this rank worked at the last step it knows of
+    std::unique_ptr<Update> update_;
+    double own_seconds_ = 0;  ///< with a group: that this rank worked at the last step it knows of
     bool shares_ = true;
     spec::ModelFlops flops_;
     SpikeWindow spikes_;

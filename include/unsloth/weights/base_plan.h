@@ -28,12 +28,14 @@ struct BaseRequest {
     formats::HeldTypes held;                    ///< what frozen matrices become on the way in
     bool fp8 = false;                           ///< linears are held, and multiplied, in 8-bit floats
     bool masters = false;                       ///< all of it is trained: compute copies of fp32 masters
+    bool reads_values = false;                  ///< passes read what is trained where Parameters::value is
     bool trains = false;                        ///< gradients pass through the products
     std::vector<bool> cached;                   ///< layers whose 4-bit linears are expanded once, while loading (CUDA)
     std::optional<std::string> offload_folder;  ///< for layers on the disk that the checkpoint has in another form
     std::vector<spec::Place> layers_at;         ///< where each layer's frozen linears lie
-    bool embedding_on_host = false;             ///< the input embeddings of a CUDA run stay in page-locked host memory
-    bool unties_head = false;                   ///< tied embeddings become two matrices, trained apart from each other
+    Share peers;                     ///< with several, layers that would lie on the device lie on theirs, in turn
+    bool embedding_on_host = false;  ///< the input embeddings of a CUDA run stay in page-locked host memory
+    bool unties_head = false;        ///< tied embeddings become two matrices, trained apart from each other
     bool trains_embedding = false, trains_head = false;  ///< compute copies of fp32 values, whatever the base has
     ops::Nf4GemmChooser nf4_chooser;                     ///< products that read 4-bit tiles on this device; empty: none
     int64_t fewest_tokens = 0;                           ///< a product has at least so many
@@ -42,8 +44,9 @@ struct BaseRequest {
 /// The arenas of what a BasePlan submits.
 struct BaseMemory {
     const memory::Arena& resident;
-    const memory::Arena* common;  ///< nullptr where nothing was submitted
-    const memory::Arena* host;    ///< likewise
+    const memory::Arena* common;         ///< nullptr where nothing was submitted
+    const memory::Arena* host;           ///< likewise
+    std::vector<at::Tensor> peers = {};  ///< of submit_peer, by rank; of this one's own it is filled
 };
 
 class BasePlan {
@@ -55,6 +58,8 @@ class BasePlan {
 
     /// Submits what lies on the device for the whole run, the adapters' margins with it.
     void submit(memory::Plan& resident) const;
+    /// Submits what lies on the device of the peer of that rank, for all of them.
+    void submit_peer(int rank, memory::Plan& plan) const;
     /// Submits what lies in page-locked host memory and is the same for every process that trains on the base: layers,
     /// and the embeddings, if asked for, in the compute type.
     void submit_common(memory::Plan& common) const;
@@ -108,9 +113,12 @@ class BasePlan {
     void require_fp8() const;
     void require_resident() const;
     void require_offload_folder() const;
-    bool streams(int64_t layer) const {
-        return request_.layers_at.at(static_cast<std::size_t>(layer)) != spec::Place::device;
-    }
+    spec::Place place_of(int64_t layer) const { return request_.layers_at.at(static_cast<std::size_t>(layer)); }
+    bool at_peer(int64_t layer) const { return place_of(layer) == spec::Place::peer; }
+    int owner_of(int64_t layer) const { return static_cast<int>(layer % request_.peers.size); }
+    bool owns(int64_t layer) const { return at_peer(layer) && owner_of(layer) == request_.peers.rank; }
+    /// It is copied into a slot for each pass.
+    bool streams(int64_t layer) const { return place_of(layer) != spec::Place::device && !owns(layer); }
     bool on_disk(int64_t layer) const {
         return layer >= 0 && request_.layers_at.at(static_cast<std::size_t>(layer)) == spec::Place::disk;
     }
@@ -140,6 +148,7 @@ class BasePlan {
     StoredLayer load_image(ops::Context& ctx, const ImageMemory& memory, int layer, SharedLoading& shared) const;
     StoredWeight load_matrix(ops::Context& ctx, const memory::Arena& where, const formats::TensorSource& source) const;
     std::optional<StreamedImage> streamed_image(const BaseMemory& memory, int layer) const;
+    at::Tensor peer_image(const std::vector<at::Tensor>& peers, int layer) const;
     StoredWeight frozen_weight(ops::Context& ctx, const formats::TensorSource& linear) const;
     Operand load_dense(ops::Context& ctx, const memory::Arena& arena, int layer, Group g, SharedLoading& shared) const;
     Operand load_codes(ops::Context& ctx, const memory::Arena& arena, int layer, Group g, SharedLoading& shared) const;

@@ -6,6 +6,8 @@
 // work waits for one (a slot was filled).
 #pragma once
 
+#include <algorithm>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -14,12 +16,13 @@
 
 namespace unsloth::weights {
 
-/// A layer's image, and the slot that it is read from, uint8 of the same size: in page-locked host memory as a whole,
-/// or on the disk but for its rest.
+/// A layer's image, and the slot that it is read from, uint8 of the same size: in page-locked host memory or another
+/// rank's as a whole, on the disk but for its rest, or nowhere as a whole.
 struct StreamedImage {
     at::Tensor image, slot_memory;
     int slot = 0;
     std::optional<DiskImage> disk = std::nullopt;
+    std::function<void()> gather = nullptr;  ///< in place of an image: issues what fills the slot
 };
 
 class ImageStream {
@@ -51,6 +54,8 @@ class ImageStream {
     };
     const State& state() const { return state_; }
     void assume(State state) { state_ = std::move(state); }
+    /// What the slots hold is no longer what lies elsewhere.
+    void forget() { std::fill(state_.in_slots.begin(), state_.in_slots.end(), -1); }
 
   private:
     const StreamedImage& at(int layer) const { return *layers_[static_cast<std::size_t>(layer)]; }

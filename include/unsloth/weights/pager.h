@@ -50,6 +50,10 @@ class Pager {
     /// call, until the next layer's are asked for.
     const LayerWeights& ready(ops::Context& ctx, int layer, int64_t tokens);
 
+    /// Gathers what `adapters` and `masters` give of a layer, whose unit is 1 + layer; entered with each layer. Not
+    /// owned; nullptr: they have all.
+    void set_values(ImageStream* values) { values_ = values; }
+
     /// DoRA's norms; nullptr without.
     const DoraNorms* dora() const { return dora_ ? &*dora_ : nullptr; }
     /// Brings the weights of layers that lie elsewhere; nullptr: there are none.
@@ -79,6 +83,9 @@ class Pager {
     bool reads_tiles(const Paged& paged) const;
     void assume_expanded(int layer);
     void copy_masters(ops::Context& ctx, int layer);
+    void fill_ready_margins(ops::Context& ctx);
+    void copy_biases(ops::Context& ctx, int layer);
+    void begin_values(ops::Context& ctx, const std::vector<int>& layers);
 
     LayerLayout layout_;
     std::vector<LayerWeights> weights_;
@@ -93,6 +100,7 @@ class Pager {
     const Parameters* masters_;
     TilePolicy policy_;
     std::unique_ptr<ImageStream> images_;  ///< nullptr: all layers lie on the device
+    ImageStream* values_ = nullptr;
 };
 
 }  // namespace unsloth::weights

@@ -20,6 +20,9 @@ struct LoadShare {
     std::function<void(const at::Tensor& values, int owner)> broadcast;
     /// As memory::Sharing's. Without it each has what lies in host memory to itself.
     std::function<std::vector<std::string>(const std::string& text)> gather;
+    /// So many bytes of this process', and those of the others, by place: uint8 that it can copy from. Called by all
+    /// together; empty where they cannot.
+    std::function<std::vector<at::Tensor>(int64_t bytes)> share_memory = nullptr;
 };
 
 class SharedLoading {

@@ -384,9 +384,13 @@ void add_other_trainings(PeerRows& rows) {
         .only({"deepspeed", "fsdp", "fsdp_config", "fsdp_final_state_dict_type", "heads_k_stride", "ring_attn_func",
                "expert_parallel_backend", "expert_parallel_num_nvl_bytes", "expert_parallel_num_rdma_bytes",
                "expert_parallel_token_capacity", "expert_parallel_fallback_on_unsupported"},
-              off, "distributed.zero_stage and tp_size share a model between processes (docs/parallel.md)")
+              off,
+              "distributed.zero_stage, offload_optimizer and tp_size say what ranks share; docs/parallel.md has the "
+              "equivalents")
         .only({"dp_shard_size", "sequence_parallel_degree", "context_parallel_size", "expert_parallel_size"},
-              {nullptr, 1}, "distributed.zero_stage and tp_size share a model between processes (docs/parallel.md)")
+              {nullptr, 1},
+              "distributed.zero_stage, offload_optimizer and tp_size say what ranks share; docs/parallel.md has the "
+              "equivalents")
         .means("tensor_parallel_size", "distributed.tp_size", {}, {nullptr})
         .means("ddp_timeout", "distributed.ddp_timeout", {}, {nullptr})
         .means("ddp_bucket_cap_mb", "distributed.ddp_bucket_cap_mb", {}, {nullptr})

@@ -1,0 +1,14 @@
+// Values that no rank has all of, brought to the one that writes them, a piece of a parameter at a time.
+#pragma once
+
+#include "unsloth/comm/communicator.h"
+#include "unsloth/train/save.h"
+
+namespace unsloth::train {
+
+/// Calls write(read) on the first of the ranks, where read(p) gives a parameter's values; the others send it theirs
+/// until it returns. All ranks together, with nothing under way. What `write` throws is thrown on the first.
+void with_gathered_values(comm::Communicator& ranks, const weights::Parameters& parameters, at::Device device,
+                          const std::function<void(const ReadValues&)>& write);
+
+}  // namespace unsloth::train
