@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <utility>
 
 #include "unsloth/core/error.h"
 #include "unsloth/ops/paged_attention.h"
@@ -56,7 +57,7 @@ model::CachedPass pass_of(const std::vector<Part>& parts, std::size_t choosing, 
         const Sequence& s = *part.sequence;
         const int64_t end = s.cached + part.count;
         for (int64_t t = s.cached; t < end; ++t) {
-            batch.ids_T.push_back(s.ids[static_cast<std::size_t>(t)]);
+            batch.ids_T.push_back(part.ahead ? 0 : s.ids[static_cast<std::size_t>(t)]);
             batch.positions_T.push_back(static_cast<int32_t>(t));
             pass.slots_T.push_back(slot(s, t));
         }
@@ -101,14 +102,28 @@ int64_t Decoder::add(Request request) {
 }
 
 bool Decoder::step(const OnToken& on_token, const OnEnd& on_end) {
-    const std::vector<Part> parts = scheduler_.next_pass();
-    if (parts.empty()) return false;
-    std::vector<const Part*> choosing;
-    for (const Part& part : parts)
-        if (part.chooses()) choosing.push_back(&part);
-    const std::vector<ops::Chosen> chosen = choose(parts, choosing);
-    scheduler_.computed(parts);
-    for (std::size_t i = 0; i < choosing.size(); ++i) take(*choosing[i]->sequence, chosen[i], on_token, on_end);
+    if (!issued_) {
+        const std::vector<Part> parts = scheduler_.next_pass();
+        if (parts.empty()) return false;
+        issued_ = issue(parts, {});
+        scheduler_.computed(parts);
+    }
+    auto ahead = issue_ahead(*issued_);
+    const Issued now = std::exchange(issued_, std::nullopt).value();
+    if (now.there != nullptr) now.there->synchronize();
+    for (std::size_t row = 0; row < now.rows.size(); ++row) {
+        const float logprob = now.logprobs.const_data_ptr<float>()[row];
+        if (now.rows[row] == nullptr) continue;
+        if (std::isnan(logprob)) throw runtime_failure("the model's logits are not finite");
+        const ops::Chosen chosen{now.ids.const_data_ptr<int32_t>()[row], logprob};
+        if (take(*now.rows[row], chosen, on_token, on_end) || !ahead) continue;
+        std::erase_if(ahead->second, [&](const Part& part) { return part.sequence == now.rows[row]; });
+        ahead->first.rows[row] = nullptr;
+    }
+    if (ahead) {
+        scheduler_.computed(ahead->second);
+        issued_ = std::move(ahead->first);
+    }
     return true;
 }
 
@@ -129,43 +144,62 @@ std::vector<Answer> Decoder::answer(std::vector<Request> requests, const OnToken
     return answers;
 }
 
-/// The tokens of the parts that choose.
-std::vector<ops::Chosen> Decoder::choose(const std::vector<Part>& parts, std::span<const Part* const> choosing) {
-    const auto count = static_cast<int64_t>(choosing.size());
+/// `ids`: of all parts' tokens, where the host does not know them yet.
+Decoder::Issued Decoder::issue(const std::vector<Part>& parts, const at::Tensor& ids) {
+    Issued issued;
     std::vector<ops::RowSampling> rows;
-    for (const Part* part : choosing) {
-        const Sequence& s = *part->sequence;
+    for (const Part& part : parts) {
+        if (!part.chooses()) continue;
+        Sequence& s = *part.sequence;
         const Request& request = s.request;
-        const std::size_t prompt = request.prompt.size();
+        const std::size_t prompt = request.prompt.size(), position = s.ids.size() - prompt + (part.ahead ? 1 : 0);
         rows.push_back({&request.sampling,
                         s.ids,
                         prompt,
-                        {request.seed, request.prompt_number, request.answer_number,
-                         static_cast<uint32_t>(s.ids.size() - prompt)}});
+                        {request.seed, request.prompt_number, request.answer_number, static_cast<uint32_t>(position)}});
+        issued.rows.push_back(&s);
     }
+    const auto count = static_cast<int64_t>(rows.size());
     const auto on_device = at::TensorOptions().device(ctx_.device());
-    const at::Tensor ids_C = at::empty({count}, on_device.dtype(at::kInt));
-    const at::Tensor logprobs_C = at::empty({count}, on_device.dtype(at::kFloat));
+    issued.ids_C = at::empty({count}, on_device.dtype(at::kInt));
+    issued.logprobs_C = at::empty({count}, on_device.dtype(at::kFloat));
     // Recordings are for shapes that come again: rows that leave do not make another one.
     const int64_t most = ctx_.is_cuda() ? std::min(model_.sizes().segments, model_.sizes().tokens) : 0;
-    model_.continue_rows(
-        pass_of(padded(parts, most), choosing.size(), context_), [&](int64_t first, const at::Tensor& logits_CV) {
-            const int64_t n = logits_CV.size(0);
-            ops::choose_tokens(ctx_, logits_CV,
-                               std::span(rows).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(n)),
-                               ids_C.narrow(0, first, n), logprobs_C.narrow(0, first, n));
-        });
-    const at::Tensor ids = ids_C.cpu(), logprobs = logprobs_C.cpu();
-    std::vector<ops::Chosen> chosen;
-    for (int64_t row = 0; row < count; ++row) {
-        const float logprob = logprobs.const_data_ptr<float>()[row];
-        if (std::isnan(logprob)) throw runtime_failure("the model's logits are not finite");
-        chosen.push_back({ids.const_data_ptr<int32_t>()[row], logprob});
+    model::CachedPass pass = pass_of(padded(parts, most), rows.size(), context_);
+    pass.ids = ids;
+    model_.continue_rows(pass, [&](int64_t first, const at::Tensor& logits_CV) {
+        const int64_t n = logits_CV.size(0);
+        ops::choose_tokens(ctx_, logits_CV,
+                           std::span(rows).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(n)),
+                           issued.ids_C.narrow(0, first, n), issued.logprobs_C.narrow(0, first, n));
+    });
+    issued.ids = issued.ids_C, issued.logprobs = issued.logprobs_C;
+    if (ctx_.is_cuda()) {
+        const auto on_host = at::TensorOptions().pinned_memory(true);
+        issued.ids = at::empty({count}, on_host.dtype(at::kInt));
+        issued.logprobs = at::empty({count}, on_host.dtype(at::kFloat));
+        issued.ids.copy_(issued.ids_C, /*non_blocking=*/true);
+        issued.logprobs.copy_(issued.logprobs_C, /*non_blocking=*/true);
+        issued.there = std::make_shared<ops::Event>(ctx_);
+        issued.there->record();
     }
-    return chosen;
+    return issued;
 }
 
-void Decoder::take(Sequence& s, const ops::Chosen& chosen, const OnToken& on_token, const OnEnd& on_end) {
+/// The pass behind `before`, and its parts: nothing where that has to wait for the tokens. Penalties ask what they are.
+std::optional<std::pair<Decoder::Issued, std::vector<Part>>> Decoder::issue_ahead(const Issued& before) {
+    for (const Sequence* s : before.rows) {
+        if (s == nullptr) return std::nullopt;
+        const spec::Sampling& sampling = s->request.sampling;
+        if (sampling.repetition_penalty != 1 || sampling.presence_penalty != 0) return std::nullopt;
+    }
+    std::vector<Part> parts = scheduler_.pass_ahead(before.rows);
+    if (parts.empty()) return std::nullopt;
+    return std::pair{issue(parts, before.ids_C), parts};
+}
+
+/// False: its answer has ended, and it is gone.
+bool Decoder::take(Sequence& s, const ops::Chosen& chosen, const OnToken& on_token, const OnEnd& on_end) {
     Answer& answer = answers_.at(s.number);
     const std::vector<int32_t>& stops = s.request.stop_ids;
     bool ended = true;
@@ -180,11 +214,12 @@ void Decoder::take(Sequence& s, const ops::Chosen& chosen, const OnToken& on_tok
         ended = !more || full;
         answer.ending = more ? Ending::length : Ending::told;
     }
-    if (!ended) return;
+    if (!ended) return true;
     const int64_t number = s.number;
     scheduler_.finish(s);
     if (on_end) on_end(number, answer);
     answers_.erase(number);
+    return false;
 }
 
 int64_t cache_bytes_per_token(const spec::ModelSpec& spec, at::ScalarType dtype) {

@@ -162,6 +162,24 @@ std::vector<Part> Scheduler::next_pass() {
     return parts;
 }
 
+std::vector<Part> Scheduler::pass_ahead(std::span<Sequence* const> chosen) {
+    const bool others_join = !waiting_.empty() && static_cast<int64_t>(running_.size()) < limits_.rows;
+    if (chosen.empty() || chosen.size() != running_.size() || others_join) return {};
+    int64_t pages = 0;
+    for (const Sequence* s : chosen) {
+        const auto answered = static_cast<int64_t>(s->ids.size() - s->request.prompt.size());
+        if (s->remaining() != 0 || answered + 1 >= s->request.max_new_tokens) return {};
+        pages += pages_for(s->cached + 1, pool_.page_tokens()) - static_cast<int64_t>(s->pages.size());
+    }
+    if (pages > pool_.free()) return {};
+    std::vector<Part> parts;
+    for (Sequence* s : chosen) {
+        make_room(*s, 1);
+        parts.push_back({s, 1, /*ahead=*/true});
+    }
+    return parts;
+}
+
 void Scheduler::computed(const std::vector<Part>& parts) {
     for (const Part& part : parts) {
         Sequence& s = *part.sequence;

@@ -316,6 +316,12 @@ void Model::continue_rows(const CachedPass& pass, const OnLogits& on_logits) {
     MicroBatch& micro = *micro_batches_.front();
     micro.upload(pass.batch);
     micro.continue_rows(pass.batch, pass.slots_T, pass.rows);
+    if (pass.ids.defined()) {
+        const at::Tensor& ids_T = micro.activations().tokens().ids_T;
+        const int64_t known = pass.ids.size(0), others = micro.tokens() - known;
+        ids_T.narrow(0, 0, known).copy_(pass.ids);
+        if (others > 0) ids_T.narrow(0, known, others).copy_(pass.ids.narrow(0, known - 1, 1).expand({others}));
+    }
     walk(forward_pass(), Walk::generation);
     enter_values(1 + route_.layers);
     if (pass.batch.labels == 0) return;

@@ -47,4 +47,10 @@ void Event::wait() const {
 #endif
 }
 
+void Event::synchronize() const {
+#ifdef UNSLOTH_CUDA
+    if (handle_ != nullptr) UNSLOTH_CUDA_CHECK(cudaEventSynchronize(handle_->event));
+#endif
+}
+
 }  // namespace unsloth::ops

@@ -141,7 +141,9 @@ TEST_P(DecoderTest, AnswersEndAtStopIdsAndWhereTheirReaderSaysSo) {
     const LoadedModel model = load(name, device, 2, 128);
     const Row prompt = prompts(name, 1).front();
     generate::Decoder decoder(*model.ctx, *model.model);
+    const auto passes = [&] { return model.model->counts().qkv / model.model->spec().num_layers; };
     const Answer whole = decoder.answer({{.prompt = prompt, .max_new_tokens = new_tokens}}).front();
+    EXPECT_EQ(passes(), new_tokens);
     ASSERT_EQ(whole.ids.size(), static_cast<std::size_t>(new_tokens));
     EXPECT_EQ(whole.ending, generate::Ending::length);
 
@@ -152,6 +154,8 @@ TEST_P(DecoderTest, AnswersEndAtStopIdsAndWhereTheirReaderSaysSo) {
         decoder.answer({{.prompt = prompt, .max_new_tokens = new_tokens, .stop_ids = {-1, last}}}).front();
     EXPECT_EQ(stopped.ids, Row(whole.ids.begin(), whole.ids.begin() + static_cast<std::ptrdiff_t>(before)));
     EXPECT_EQ(stopped.ending, generate::Ending::stop_id);
+    // When the stop id was read, the pass behind it was under way.
+    EXPECT_EQ(passes() - new_tokens, static_cast<int64_t>(before) + 2);
 
     int seen = 0;
     const Answer told =

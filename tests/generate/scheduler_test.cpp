@@ -33,6 +33,8 @@ class ImaginedCache {
                     << "token " << t << " of sequence " << part.sequence->number;
     }
     int64_t computed = 0;
+    /// A pass that was issued ahead computes a token of a sequence that has ended meanwhile.
+    void spoil(const Sequence& s) { at(s, s.cached) = -7; }
 
   private:
     int32_t& at(const Sequence& s, int64_t t) {
@@ -84,6 +86,49 @@ TEST(Scheduler, LosesNoPageOverTenThousandRandomRequests) {
     }
     EXPECT_EQ(scheduler.pool().free(), pages);
     EXPECT_GT(scheduler.preemptions(), 0) << "the cache is never short: this shows nothing";
+}
+
+/// Answers end by surprise while a pass with their next token is under way.
+TEST(Scheduler, PassesAheadComputeTheSameAndLoseNoPage) {
+    std::mt19937 random(4);
+    constexpr int64_t pages = 40;
+    Scheduler scheduler({.rows = 6, .pass_tokens = 24, .beside_tokens = 10, .context = 60}, pages, page);
+    ImaginedCache cache(pages);
+    int64_t added = 0, passes_ahead = 0, ended_ahead = 0;
+    for (bool more = true; more || added < 2000;) {
+        for (uint32_t some = random() % 4; some > 0 && added < 2000; --some, ++added)
+            scheduler.add({.prompt = ids_from(random, 1 + static_cast<int64_t>(random() % 30), 3),
+                           .max_new_tokens = 1 + static_cast<int64_t>(random() % 28)});
+        std::vector<Part> parts = scheduler.next_pass();
+        more = !parts.empty();
+        while (!parts.empty()) {
+            cache.compute(parts);
+            if (HasFatalFailure()) return;
+            std::vector<Sequence*> chosen;
+            for (const Part& part : parts)
+                if (part.chooses()) chosen.push_back(part.sequence);
+            scheduler.computed(parts);
+            parts = scheduler.pass_ahead(chosen);
+            for (const Part& part : parts) ASSERT_TRUE(part.chooses() && part.decodes());
+            passes_ahead += parts.empty() ? 0 : 1;
+            for (Sequence* s : chosen) {
+                s->ids.push_back(static_cast<int32_t>(s->ids.size()));
+                const bool full =
+                    s->ids.size() == s->request.prompt.size() + static_cast<std::size_t>(s->request.max_new_tokens);
+                if (!full && random() % 10 != 0) continue;
+                if (!parts.empty()) {
+                    ASSERT_FALSE(full) << "its length was known";
+                    cache.spoil(*s);
+                    ++ended_ahead;
+                }
+                std::erase_if(parts, [&](const Part& part) { return part.sequence == s; });
+                scheduler.finish(*s);
+            }
+        }
+    }
+    EXPECT_EQ(scheduler.pool().free(), pages);
+    EXPECT_GT(passes_ahead, 500);
+    EXPECT_GT(ended_ahead, 50);
 }
 
 TEST(Scheduler, ComputesACommonBeginningOnce) {

@@ -4,12 +4,15 @@
 
 #include <functional>
 #include <map>
+#include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "unsloth/generate/request.h"
 #include "unsloth/generate/scheduler.h"
 #include "unsloth/model/model.h"
+#include "unsloth/ops/event.h"
 #include "unsloth/ops/sampling.h"
 
 namespace unsloth::generate {
@@ -41,20 +44,30 @@ class Decoder {
     // The same one pass at a time.
     /// The request's number, from 0 over the decoder's life.
     int64_t add(Request request);
-    /// One pass; false: no request is left.
+    /// The tokens of one pass; false: no request is left. Where every row goes on, the next pass is issued before they
+    /// are known: the device does not wait for the host.
     bool step(const OnToken& on_token, const OnEnd& on_end);
 
     const Scheduler& scheduler() const { return scheduler_; }
 
   private:
-    std::vector<ops::Chosen> choose(const std::vector<Part>& parts, std::span<const Part* const> choosing);
-    void take(Sequence& sequence, const ops::Chosen& chosen, const OnToken& on_token, const OnEnd& on_end);
+    /// A pass that was issued, and whose tokens are on their way to the host.
+    struct Issued {
+        std::vector<Sequence*> rows;   ///< for which it chooses a token; nullptr: ended before
+        at::Tensor ids_C, logprobs_C;  ///< on the device
+        at::Tensor ids, logprobs;      ///< the host's
+        std::shared_ptr<ops::Event> there;
+    };
+    Issued issue(const std::vector<Part>& parts, const at::Tensor& ids);
+    std::optional<std::pair<Issued, std::vector<Part>>> issue_ahead(const Issued& before);
+    bool take(Sequence& sequence, const ops::Chosen& chosen, const OnToken& on_token, const OnEnd& on_end);
 
     ops::Context& ctx_;
     model::Model& model_;
     int64_t context_;
     Scheduler scheduler_;
     std::map<int64_t, Answer> answers_;  ///< of the requests under way, by number
+    std::optional<Issued> issued_;
 };
 
 /// The number of rows, not less than these, that a pass is recorded for: powers of two, and the middle between two.

@@ -37,7 +37,8 @@ struct Sequence {
 struct Part {
     Sequence* sequence = nullptr;
     int64_t count = 0;
-    bool chooses() const { return count == sequence->remaining(); }  ///< its last token's logits give the next
+    bool ahead = false;  ///< its token is the one that the pass before chooses: only the device knows it yet
+    bool chooses() const { return ahead || count == sequence->remaining(); }  ///< its last token's logits give the next
     bool decodes() const { return count == 1 && sequence->cached > 0; }
 };
 
@@ -52,6 +53,10 @@ class Scheduler {
     /// The next pass: parts that decode, others that go on from cached tokens, those that begin. Their pages are there.
     /// Empty when no request is left. Each part is told of by computed() before the next pass is asked for.
     std::vector<Part> next_pass();
+    /// The pass behind one that was issued, before its tokens are known: another token of each of `chosen`, the
+    /// sequences that it chooses one for. Empty where others are to join, one is to end for its length, or pages are
+    /// lacking. What it computes for a sequence that ends meanwhile is for nothing: its part is not told to computed().
+    std::vector<Part> pass_ahead(std::span<Sequence* const> chosen);
     /// The pass was issued: its tokens' keys are in the cache for every later one.
     void computed(const std::vector<Part>& parts);
     /// The sequence is done: its pages are free. Invalidates it.

@@ -28,6 +28,7 @@ struct CachedPass {
     data::Batch batch;             ///< ids, positions, segments, longest; target_index: where logits are wanted
     std::vector<int32_t> slots_T;  ///< the place in the cache of each token's keys and values
     ops::PagedRows rows;           ///< what the host knows of those that go on
+    at::Tensor ids;  ///< int32, on the device: the first tokens' ids, and of the others the last; or undefined
 };
 
 /// Which adapters are on.

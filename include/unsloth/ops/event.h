@@ -22,6 +22,8 @@ class Event {
     /// Later work on LibTorch's current stream of the device waits until the last issued record() is reached. Nothing
     /// to wait for when there was none.
     void wait() const;
+    /// The host waits.
+    void synchronize() const;
 
   private:
     struct Handle;
