@@ -101,6 +101,13 @@ struct Measured {
     nlohmann::ordered_json regions;  ///< of a pass behind these, see PassProfile; a region without those within it
 };
 
+generate::Request request_of(const model::Model& model, std::mt19937& random, int64_t prompt, int64_t answer) {
+    generate::Request request{.prompt = {}, .max_new_tokens = answer};
+    for (int64_t t = 0; t < prompt; ++t)
+        request.prompt.push_back(static_cast<int32_t>(random() % static_cast<uint64_t>(model.spec().vocab_size)));
+    return request;
+}
+
 Measured measure(ops::Context& ctx, model::Model& model, int64_t rows, int64_t prompt, int64_t answer, uint32_t seed,
                  bool profiles = false) {
     generate::DecoderOptions options{.rows = rows};
@@ -108,10 +115,7 @@ Measured measure(ops::Context& ctx, model::Model& model, int64_t rows, int64_t p
     generate::Decoder decoder(ctx, model, options);
     std::mt19937 random(seed);
     for (int64_t row = 0; row < rows; ++row) {  // requests are numbered from 0
-        generate::Request request{.prompt = {}, .max_new_tokens = answer};
-        for (int64_t t = 0; t < prompt; ++t)
-            request.prompt.push_back(static_cast<int32_t>(random() % static_cast<uint64_t>(model.spec().vocab_size)));
-        decoder.add(std::move(request));
+        decoder.add(request_of(model, random, prompt, answer));
     }
     int64_t begun = 0, ended = 0;
     std::vector<bool> has_token(static_cast<std::size_t>(rows));
@@ -143,6 +147,38 @@ Measured measure(ops::Context& ctx, model::Model& model, int64_t rows, int64_t p
     return measured;
 }
 
+/// Milliseconds between tokens of rows that decode: the median, and the longest while a prompt goes in beside them.
+struct Delay {
+    double median_ms = 0, longest_ms = 0;
+};
+
+Delay delay_by_prompt(ops::Context& ctx, model::Model& model, int64_t rows, int64_t prompt, int64_t answer) {
+    constexpr int alone = 24;
+    generate::Decoder decoder(ctx, model, {.rows = rows + 1});
+    std::mt19937 random(5);
+    for (int64_t row = 0; row < rows; ++row) decoder.add(request_of(model, random, prompt, answer));
+    int64_t begun = 0;
+    std::vector<bool> has_token(static_cast<std::size_t>(rows + 1));
+    const auto see = [&](int64_t number, int32_t) {
+        auto has = has_token[static_cast<std::size_t>(number)];
+        begun += has ? 0 : 1;
+        has = true;
+        return true;
+    };
+    const auto timed = [&] {
+        const auto begin = Clock::now();
+        decoder.step(see, {});
+        return 1000 * seconds_since(begin);
+    };
+    while (begun < rows) timed();
+    std::vector<double> ms;
+    for (int pass = 0; pass < alone; ++pass) ms.push_back(timed());
+    Delay delay{.median_ms = median(ms)};
+    decoder.add(request_of(model, random, prompt + answer - 1, 1));
+    while (begun <= rows) delay.longest_ms = std::max(delay.longest_ms, timed());
+    return delay;
+}
+
 }  // namespace
 
 void bench_generate(const config::LoadedConfig& loaded, const config::BenchRequest& request) {
@@ -151,11 +187,11 @@ void bench_generate(const config::LoadedConfig& loaded, const config::BenchReque
     const int64_t most = *std::max_element(all_rows.begin(), all_rows.end());
     const int64_t prompt = request.seq > 0 ? request.seq : 256, answer = request.new_tokens, context = prompt + answer;
     const train::OpenedModel opened = train::open_model(loaded.config);
-    train::CacheSize cache = train::cache_for(most, context);
-    cache.shrinks = false;  // what is asked is measured, or refused
+    train::CacheSize cache = train::cache_for(most + 1, context);  // a prompt that goes in beside the rows
+    cache.shrinks = false;                                         // what is asked is measured, or refused
     const train::LoadedModel benched =
-        train::load_for_inference(loaded, opened, std::max<int64_t>(std::min<int64_t>(2048, most * prompt), most), most,
-                                  most, /*fewest_tokens=*/1, cache);
+        train::load_for_inference(loaded, opened, std::max<int64_t>(std::min<int64_t>(2048, most * prompt), most + 1),
+                                  most + 1, most + 1, /*fewest_tokens=*/1, cache);
     ops::Context& ctx = *benched.ctx;
     model::Model& model = *benched.model;
     const double rate = copy_rate(ctx);
@@ -164,6 +200,7 @@ void bench_generate(const config::LoadedConfig& loaded, const config::BenchReque
         const Measured m = measure(ctx, model, rows, prompt, answer, 2);
         const Measured profiled =
             measure(ctx, model, rows, prompt, std::min<int64_t>(answer, 64), 3, /*profiles=*/true);
+        const Delay delay = delay_by_prompt(ctx, model, rows, prompt, answer);
         const int64_t keys =
             rows * (prompt + answer / 2) * generate::cache_bytes_per_token(model.spec(), model.dtype());
         const double ms = 1000 * m.decode / static_cast<double>(std::max<int64_t>(1, m.passes));
@@ -184,6 +221,8 @@ void bench_generate(const config::LoadedConfig& loaded, const config::BenchReque
             {"copy_gb_per_s", rate / 1e9},
             {"ceiling_ms", ceiling},
             {"share_of_ceiling", ceiling / ms},
+            {"ms_between_tokens", delay.median_ms},
+            {"ms_beside_a_prompt", delay.longest_ms},
             {"regions_ms", profiled.regions}};
         std::cout << (request.json ? result.dump() : result.dump(2)) << std::endl;
     }

@@ -127,7 +127,7 @@ TEST(Scheduler, PassesAheadComputeTheSameAndLoseNoPage) {
         }
     }
     EXPECT_EQ(scheduler.pool().free(), pages);
-    EXPECT_GT(passes_ahead, 500);
+    EXPECT_GT(passes_ahead, 200);
     EXPECT_GT(ended_ahead, 50);
 }
 

@@ -21,9 +21,9 @@ struct DecoderOptions {
     int64_t rows = 0;         ///< sequences at a time; 0: as the model's plan has room for
     int64_t pass_tokens = 0;  ///< tokens of a pass; 0: likewise
     int64_t context = 0;      ///< longest prompt and answer together; 0: likewise
-    /// Tokens of prompts in a pass in which other sequences decode, which wait for them: a pass of so many takes little
-    /// longer than one that decodes, both read the weights once. More where nobody waits for single tokens.
-    int64_t beside_tokens = 256;
+    /// Tokens of prompts in a pass in which other sequences decode, which wait for them: a pass of so many takes less
+    /// than three times one that decodes (`bench generate` measures it). More where nobody waits for single tokens.
+    int64_t beside_tokens = 128;
 };
 
 /// Uses the model's planned buffers and cache: one decoder at a time, and no training pass meanwhile. It knows of no
