@@ -37,6 +37,8 @@ bool lora_supports(const LoraProjection& p, int compute_major) {
 }
 
 LoraPlan lora_plan(const LoraProjection& p) {
+    // Decoding: a column each, so that nothing waits for another block.
+    if (p.tokens <= most_tokens_by_columns) return {.tile = 2, .cluster = 1, .splits = 1};
     // Few tokens: short tiles, and the reduction spread over as many blocks as a cluster holds.
     if (p.tokens <= 256) return {.tile = 0, .cluster = 8, .splits = 1};
     return {.tile = 1, .cluster = 4, .splits = 1};

@@ -3,7 +3,8 @@
 // across the cluster, in a fixed order. One kernel, no workspace.
 //
 // A block brings stages of x [kRows, kDepth] and A [kColumns, kDepth] by cp.async, kStages - 1 ahead, and multiplies
-// them with mma.sync. Ceiling: the bandwidth of memory, x being read once (A comes from the L2).
+// them with mma.sync. Ceiling: the bandwidth of memory, x being read once (A comes from the L2). Up to eight tokens
+// have a kernel of their own, whose ceiling is the time of a launch.
 #include "kernels/lora_gemm.cuh"
 #include "kernels/lora_gemm.h"
 #include "unsloth/core/error.h"
@@ -184,6 +185,48 @@ __global__ void __launch_bounds__(Tile::kThreads) project_kernel(const __grid_co
 #endif
 }
 
+constexpr int column_threads = 256;
+
+/// A column of u for the few tokens of a decoding pass, by one block. It may start before the kernel ahead has ended:
+/// A's row is fetched into the L2 meanwhile.
+template <class T>
+__global__ void __launch_bounds__(column_threads) column_kernel(const __grid_constant__ ProjectParams p) {
+#if __CUDA_ARCH__ >= 900
+    __shared__ float sums[column_threads / 32][most_tokens_by_columns];
+    const int column = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
+    const T* a = static_cast<const T*>(p.a) + column * p.a_stride;
+    for (int k = thread * 64; k < p.k; k += column_threads * 64) prefetch_l2(a + k);
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait();
+    float sum[most_tokens_by_columns] = {};
+#pragma unroll 2
+    for (int k = thread * 8; k < p.k; k += column_threads * 8) {
+        const Pack<T, 8> factor = load_pack<8>(a + k);
+#pragma unroll
+        for (int token = 0; token < most_tokens_by_columns; ++token) {
+            if (token >= p.tokens) break;
+            const Pack<T, 8> x = load_pack<8>(static_cast<const T*>(p.x) + token * p.x_stride + k);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) sum[token] += to_float(x.v[i]) * to_float(factor.v[i]);
+        }
+    }
+#pragma unroll
+    for (int token = 0; token < most_tokens_by_columns; ++token) {
+        if (token >= p.tokens) break;
+        const float of_warp = group_sum(sum[token]);
+        if (thread % 32 == 0) sums[thread / 32][token] = of_warp;
+    }
+    __syncthreads();
+    if (thread >= p.tokens) return;
+    float total = 0.0F;
+    for (int warp = 0; warp < column_threads / 32; ++warp) total += sums[warp][thread];
+    static_cast<T*>(p.out)[thread * p.out_stride + column] = from_float<T>(total);
+    if (p.copy != nullptr) static_cast<T*>(p.copy)[thread * p.copy_stride + column] = from_float<T>(total);
+#else
+    __trap();  // as project_kernel
+#endif
+}
+
 template <class T, class Tile, int kColumns>
 void run_tile(const ProjectParams& p, cudaStream_t stream) {
     const dim3 grid(static_cast<unsigned>(ceil_div(p.tokens, Tile::kRows) * p.cluster));
@@ -210,6 +253,13 @@ void run_columns(const ProjectParams& p, int tile, cudaStream_t stream) {
 
 template <class T>
 void run(const ProjectParams& p, int tile, cudaStream_t stream) {
+    if (tile == 2)
+        return launch_kernel(&column_kernel<T>,
+                             {.grid = dim3(static_cast<unsigned>(p.r)),
+                              .threads = column_threads,
+                              .stream = stream,
+                              .after_previous = true},
+                             p);
     if (p.r <= 16) return run_columns<T, 16>(p, tile, stream);
     if (p.r <= 32) return run_columns<T, 32>(p, tile, stream);
     if (p.r <= 48) return run_columns<T, 48>(p, tile, stream);

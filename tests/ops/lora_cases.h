@@ -165,6 +165,8 @@ inline std::vector<OpCase> lora_kernel_cases(uint64_t seed) {
             for (const int64_t r : {8, 16, 24, 40, 64})
                 cases.push_back(lora_u_case(35, 200, r, dtype, layout, r > 16, choice));
             cases.push_back(lora_u_case(1, 8, 8, dtype, layout, true, choice));
+            cases.push_back(lora_u_case(7, 4104, 48, dtype, layout, true, choice));
+            cases.push_back(lora_u_case(8, 2056, 16, dtype, layout, false, choice));
             cases.push_back(lora_u_case(700, 1032, 48, dtype, layout, true, choice));
             for (const int64_t r : {1, 8, 13, 16, 24, 30, 32}) {
                 cases.push_back(lora_dy_case(35, {{264, r}, {40, 8}, {136, 0}}, dtype, layout, choice));
