@@ -233,13 +233,21 @@ struct Row {
         keep_equals(left, key, static_cast<unsigned long long>(max(1.0, ceil((wanted - above) / each))));
     }
 
-    /// log of an exponential wait that belongs to the id.
-    __device__ __forceinline__ uint32_t word(int id) const {
-        const PhiloxWords words = philox4x32(how.seed_low, how.seed_high, static_cast<uint32_t>(id) / 4, how.position,
-                                             how.answer, how.prompt);
-        const int at = id % 4;
-        return at == 0 ? words.w[0] : at == 1 ? words.w[1] : at == 2 ? words.w[2] : words.w[3];
-    }
+    /// The random word of an id: four neighbours, which a thread visits one after another, have one draw's.
+    struct Words {
+        const SampledRow& how;
+        int group = -1;
+        PhiloxWords words = {};
+        __device__ __forceinline__ uint32_t of(int id) {
+            if (id / 4 != group) {
+                group = id / 4;
+                words = philox4x32(how.seed_low, how.seed_high, static_cast<uint32_t>(group), how.position, how.answer,
+                                   how.prompt);
+            }
+            const int at = id % 4;
+            return at == 0 ? words.w[0] : at == 1 ? words.w[1] : at == 2 ? words.w[2] : words.w[3];
+        }
+    };
     __device__ __forceinline__ static float roughly(float y, uint32_t w) {
         const float wait = w < 0x80000000u ? -log1pf(-(static_cast<float>(w) + 0.5F) * 0x1p-32F)
                                            : -logf((static_cast<float>(~w) + 0.5F) * 0x1p-32F);
@@ -255,9 +263,10 @@ struct Row {
             return left.ordered_in(ordered(y), id) && (y >= left.least || y == left.highest);
         };
         float rough = -INFINITY;
+        Words words{how};
         visit_adjusted([&](int id, float v) {
             const float y = scaled(v);
-            if (in(id, y)) rough = fmaxf(rough, roughly(y, word(id)));
+            if (in(id, y)) rough = fmaxf(rough, roughly(y, words.of(id)));
         });
         rough = block_max(rough);
         const float bound = rough - (1e-4F + 4e-7F * fabsf(rough));
@@ -265,7 +274,7 @@ struct Row {
         visit_adjusted([&](int id, float v) {
             const float y = scaled(v);
             if (!in(id, y)) return;
-            const uint32_t w = word(id);
+            const uint32_t w = words.of(id);
             if (roughly(y, w) < bound) return;
             const Best one{exactly(y, w), id};
             if (better(one, best)) best = one;
