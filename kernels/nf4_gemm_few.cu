@@ -7,9 +7,7 @@
 // steps of the reduction, and x enters twice, with zeros in the other's place: one column of the result for row r, one
 // for row r + 8. So nothing is exchanged, and a weight costs one instruction of the table and half a load.
 //
-// Scales are applied in fp32 to the sums of a block. The codes are rounded to bf16 times code_stretch, chosen so that
-// NF4's lie near values that bf16 has: their error (7.8e-4 in the mean over normally distributed weights) is half of
-// what rounding each weight to bf16 brings (1.66e-3).
+// What pairs are, and their precision: nf4_gemm.cuh.
 //
 // Ceiling: the bandwidth of memory; the table's loads allow about 46 weights a clock on an SM, 1.6 times that.
 #include "kernels/nf4_gemm.cuh"
@@ -21,16 +19,14 @@ namespace {
 using namespace nf4;
 
 constexpr int warps = 16, threads = warps * warp_size;
-constexpr int unit_rows = 32;     // half a row of tiles, two strips of 16
-constexpr int stages = 3;         // steps that a warp's loads are ahead
-constexpr int tail_ahead = 4;     // columns of the tail that a warp holds: its share of ranks up to 64
-constexpr int entry_bytes = 256;  // a table's entry for 32 lanes, and as much again: an index needs no more than a PRMT
+constexpr int unit_rows = 32;         // half a row of tiles, two strips of 16
+constexpr int stages = 3;             // steps that a warp's loads are ahead
+constexpr int tail_ahead = 4;         // columns of the tail that a warp holds: its share of ranks up to 64
 constexpr int pitch = unit_rows + 8;  // floats between tokens of partial sums: four tokens' eight rows in other banks
-constexpr float code_stretch = 1.4367F;
 
 template <int Groups>
 struct Shared {
-    uint8_t table[256 * entry_bytes];  // first: its place goes into the instructions
+    uint8_t table[pair_table_bytes];
     float map[nf4_gemm_most_weights][256];
     float partial[2][warps][4 * Groups][pitch];
 };
@@ -106,24 +102,15 @@ struct Worker {
         }
     }
 
-    __device__ __forceinline__ void fill_table() const {
-        const float* code = p.segments[segment].code;
-        for (int entry = warp; entry < 256; entry += warps)
-            *reinterpret_cast<uint32_t*>(s.table + entry * entry_bytes + lane * 4) =
-                pack_bf16x2(__ldg(code + entry % 16) * code_stretch, __ldg(code + entry / 16) * code_stretch);
-    }
-
     /// By all warps, before a unit's first block.
     __device__ __forceinline__ void enter(int unit) {
         const int now = segment_of(p, unit / 2);
         if (now == segment) return;
-        bool same = segment >= 0;
-        for (int i = 0; i < 16 && same; ++i)
-            same = __ldg(p.segments[now].code + i) == __ldg(p.segments[segment].code + i);
+        const bool same = segment >= 0 && same_code(p.segments[now], p.segments[segment]);
         segment = now;
         if (same) return;
         __syncthreads();  // the other warps have read the table before
-        fill_table();
+        fill_pair_table(s.table, p.segments[now].code, warp, lane, warps);
         __syncthreads();
     }
 
@@ -155,8 +142,7 @@ struct Worker {
     }
 
     __device__ __forceinline__ uint32_t pair(uint32_t word, int byte) const {
-        const uint32_t place = __byte_perm(word, lane_place, 0x5504u | static_cast<uint32_t>(byte) << 4);
-        return *reinterpret_cast<const uint32_t*>(s.table + place);
+        return pair_of(s.table, lane_place, word, byte);
     }
 
     __device__ __forceinline__ void multiply(const Stage& stage, const uint4 (&x)[Groups][2], bool exists) {

@@ -17,13 +17,23 @@ namespace {
 
 using namespace nf4;
 
-template <int Tokens, int Stages, int BlocksPerSm, bool Clustered, bool Transposed>
+template <int Tokens, int Stages, int BlocksPerSm, bool Clustered, bool Transposed, bool Pairs>
 __global__ void __launch_bounds__(threads, BlocksPerSm)
     nf4_gemm_sm90_kernel(const __grid_constant__ Problem p, const __grid_constant__ CUtensorMap x_map, int row_blocks,
                          int token_blocks, int cluster_size) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) uint8_t raw[];
     auto& s = *reinterpret_cast<Shared<Tokens, Stages>*>(raw);
+    const uint8_t* table = nullptr;  // of pairs, where all weights have one code
+    if constexpr (Pairs) {
+        bool same = true;
+        for (int i = 1; i < p.count; ++i) same &= same_code(p.segments[0], p.segments[i]);
+        if (same) {
+            fill_pair_table(raw + sizeof(s), p.segments[0].code, static_cast<int>(threadIdx.x) / 32,
+                            static_cast<int>(threadIdx.x) % 32, threads / 32);
+            table = raw + sizeof(s);
+        }
+    }
     const int group = static_cast<int>(threadIdx.x) / group_threads;
     if (threadIdx.x == 0) {
         for (int i = 0; i < Stages; ++i) {
@@ -56,8 +66,8 @@ __global__ void __launch_bounds__(threads, BlocksPerSm)
     } else {
         setmaxnreg_inc<BlocksPerSm == 1 ? 232 : 96>();
         while (schedule.next(p, work)) {
-            Consumer<Tokens, Stages, Transposed> consumer{
-                p, s, group, warp, lane, min(work.row_block * groups + group, p.row_tiles - 1), -1, 0.0F};
+            Consumer<Tokens, Stages, Transposed, Pairs> consumer{
+                p, s, table, group, warp, lane, min(work.row_block * groups + group, p.row_tiles - 1), -1, 0.0F};
             float sums[Tokens / 2];
             if (work.begin == work.end) {
 #pragma unroll
@@ -86,17 +96,17 @@ CUtensorMap make_x_map(const Problem& p, int tokens) {
     return encode_tensor_map(x);
 }
 
-template <int Tokens, int Stages, int BlocksPerSm, bool Clustered, bool Transposed>
+template <int Tokens, int Stages, int BlocksPerSm, bool Clustered, bool Transposed, bool Pairs = false>
 void launch(const Problem& p, int split, cudaStream_t stream) {
     const int row_blocks = static_cast<int>(ceil_div(p.row_tiles, groups));
     const int token_blocks = static_cast<int>(ceil_div(p.m, Tokens));
     const int tiles = row_blocks * token_blocks;
     // a cluster makes one tile; blocks that work alone stay and make several
     const int blocks = Clustered ? tiles * split : std::min(tiles, multiprocessor_count() * BlocksPerSm);
-    launch_kernel(nf4_gemm_sm90_kernel<Tokens, Stages, BlocksPerSm, Clustered, Transposed>,
+    launch_kernel(nf4_gemm_sm90_kernel<Tokens, Stages, BlocksPerSm, Clustered, Transposed, Pairs>,
                   {.grid = dim3(static_cast<unsigned>(blocks)),
                    .threads = threads,
-                   .shared_bytes = sizeof(Shared<Tokens, Stages>),
+                   .shared_bytes = sizeof(Shared<Tokens, Stages>) + (Pairs ? pair_table_bytes : 0),
                    .stream = stream,
                    .cluster = split},
                   p, make_x_map(p, Tokens), row_blocks, token_blocks, split);
@@ -117,6 +127,7 @@ void launch(const Problem& p, bool transposed, int split, cudaStream_t stream) {
 }  // namespace
 
 bool nf4_gemm_sm90_has(Nf4GemmSm90Form form) {
+    if (form.pairs) return form.tokens == 64 && form.split >= 1 && form.split <= most_split;
     switch (form.tokens) {
         case 16:
         case 32:
@@ -136,6 +147,11 @@ void nf4_gemm_sm90(const Nf4GemmArgs& args, Nf4GemmSm90Form form, cudaStream_t s
     if (args.m == 0) return;
     const Problem p = make_problem(args);
     const bool t = args.transposed;
+    if (form.pairs) {
+        UNSLOTH_CHECK(!t, "nf4_gemm_sm90: pairs are for the forward product");
+        return form.split > 1 ? launch<64, 8, 1, true, false, true>(p, form.split, stream)
+                              : launch<64, 8, 1, false, false, true>(p, 1, stream);
+    }
     switch (form.tokens) {
         case 16:
             return launch<16, 8, 2>(p, t, form.split, stream);

@@ -123,10 +123,11 @@ __device__ __forceinline__ void decode_scales(const Problem& p, Shared<Tokens, S
 }
 
 /// One consumer warpgroup's view of a tile of the result.
-template <int Tokens, int Stages, bool Transposed>
+template <int Tokens, int Stages, bool Transposed, bool Pairs>
 struct Consumer {
     const Problem& p;
     Shared<Tokens, Stages>& s;
+    const uint8_t* table;   // of pairs; nullptr: weights of different codes, which are looked up one by one
     int group, warp, lane;  // warp of the group
     int row_tile;
     int segment;  // whose code the lane holds an entry of
@@ -173,6 +174,21 @@ struct Consumer {
                                    make_float2(scales.z, scales.w), a);
         } else {
             nf4_operand(c.words[i], code_value, c.row_scale, a);
+        }
+    }
+
+    /// The warp's A operands of a block, whose scales are yet to be applied.
+    __device__ __forceinline__ void look_up(const Codes& c, uint32_t (&a)[16]) const {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            uint32_t rows[4];
+#pragma unroll
+            for (int byte = 0; byte < 4; ++byte)
+                rows[byte] = pair_of(table, static_cast<uint32_t>(lane) * 4, c.words[i], byte);
+            a[4 * i] = __byte_perm(rows[0], rows[2], 0x5410);
+            a[4 * i + 1] = __byte_perm(rows[0], rows[2], 0x7632);
+            a[4 * i + 2] = __byte_perm(rows[1], rows[3], 0x5410);
+            a[4 * i + 3] = __byte_perm(rows[1], rows[3], 0x7632);
         }
     }
 
@@ -282,10 +298,49 @@ struct Consumer {
         }
     }
 
+    /// By pairs: a block's sums on their own, to which its scales are applied; the next block is looked up meanwhile.
+    __device__ __forceinline__ void consume_pairs(int block, int last, PipelineState& state, float (&sums)[Tokens / 2],
+                                                  int accumulate) {
+        if (accumulate == 0) {
+#pragma unroll
+            for (float& sum : sums) sum = 0.0F;
+        }
+        uint32_t even[16], odd[16];
+        float scale[2];
+        const auto next = [&](const PipelineState& at, uint32_t (&a)[16]) {
+            const Codes codes = load(0, at);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) scale[i] = codes.row_scale[i] * (1.0F / code_stretch);
+            look_up(codes, a);
+        };
+        next(state, even);
+        const auto step = [&](const uint32_t (&a)[16], uint32_t (&ahead)[16]) {
+            const int stage = state.stage;
+            const float of_block[2] = {scale[0], scale[1]};
+            float part[Tokens / 2];
+            issue(part, a, stage, 0);
+            state.advance(Stages);
+            if (block < last) next(state, ahead);
+            wgmma_wait_group<0>();
+            release(stage);
+#pragma unroll
+            for (int i = 0; i < Tokens / 2; ++i) sums[i] += of_block[i / 2 % 2] * part[i];
+            ++block;
+        };
+        while (block < last) {
+            step(even, odd);
+            step(odd, even);
+        }
+        if (block == last) step(even, odd);
+    }
+
     __device__ __forceinline__ void consume(const WorkTile& work, PipelineState& state, float (&sums)[Tokens / 2]) {
         int accumulate = 0;
         const int block = consume_tail(work, state, sums, accumulate);
         if (block >= work.end) return;
+        if constexpr (Pairs) {
+            if (table != nullptr) return consume_pairs(block, work.end - 1, state, sums, accumulate);
+        }
         if constexpr (overlapped)
             consume_overlapped(block, work.end - 1, state, sums, accumulate);
         else

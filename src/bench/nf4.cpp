@@ -81,6 +81,7 @@ struct Measured {
 
 std::string text_of(const ops::Nf4GemmChoice& form) {
     if (form.kernel == Kernel::sm90) return cat("sm90(", form.tokens, ", ", form.split, ")");
+    if (form.kernel == Kernel::sm90_pairs) return cat("pairs(", form.tokens, ", ", form.split, ")");
     if (form.kernel == Kernel::few) return cat("few(", form.tokens, ")");
     return cat("portable(", form.token_groups, ", ", form.strips, ", ", form.warps, ")");
 }

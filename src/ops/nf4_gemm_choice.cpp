@@ -15,6 +15,9 @@ constexpr Nf4GemmChoice sm90(int tokens, int split) {
     return {Nf4GemmChoice::Kernel::sm90, 0, 0, 0, tokens, split};
 }
 
+constexpr Nf4GemmChoice pairs(int tokens, int split) {
+    return {.kernel = Nf4GemmChoice::Kernel::sm90_pairs, .tokens = tokens, .split = split};
+}
 constexpr Nf4GemmChoice few(int tokens) {
     return {.kernel = Nf4GemmChoice::Kernel::few, .tokens = tokens};
 }
@@ -44,7 +47,7 @@ constexpr Shape h200[] = {
        {8, few(8)},
        {16, portable(2, 1, 8)},
        {32, sm90(32, 4)},
-       {64, sm90(64, 2)},
+       {64, pairs(64, 2)},
        {128, sm90(128, 2)},
        {256, sm90(128, 1)}}}},
     {true,
@@ -64,7 +67,7 @@ constexpr Shape h200[] = {
        {8, few(8)},
        {16, portable(2, 1, 8)},
        {32, portable(4, 2, 8)},
-       {64, sm90(64, 3)},
+       {64, pairs(64, 3)},
        {128, sm90(64, 2)},
        {256, sm90(128, 2)}}}},
     {true,
@@ -83,7 +86,7 @@ constexpr Shape h200[] = {
        {8, few(8)},
        {16, sm90(16, 1)},
        {32, sm90(32, 1)},
-       {64, sm90(64, 1)},
+       {64, pairs(64, 1)},
        {128, sm90(128, 1)},
        {512, sm90(256, 1)}}}},
     {true,
@@ -103,7 +106,7 @@ constexpr Shape h200[] = {
        {8, few(8)},
        {16, portable(2, 2, 8)},
        {32, sm90(32, 7)},
-       {64, sm90(64, 3)},
+       {64, pairs(64, 3)},
        {128, sm90(128, 3)},
        {256, sm90(128, 2)}}}},
     {true,

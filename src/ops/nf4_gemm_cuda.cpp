@@ -68,6 +68,8 @@ std::vector<Nf4GemmChoice> nf4_gemm_forms_cuda(at::Device device, bool transpose
     cudaDeviceProp properties{};
     UNSLOTH_CUDA_CHECK(cudaGetDeviceProperties(&properties, device.index()));
     if (!kernels::built_for_hopper() || properties.major != 9 || properties.minor != 0) return forms;
+    for (int split = 1; split <= 8; ++split)
+        if (!transposed) forms.push_back({.kernel = Kernel::sm90_pairs, .tokens = 64, .split = split});
     for (const int tokens : {16, 32, 64, 128, 256})
         for (int split = 1; split <= 8; ++split)
             if (kernels::nf4_gemm_sm90_has({tokens, split}))
@@ -89,6 +91,8 @@ void nf4_gemm_cuda(Context& ctx, const Nf4Gemm& g, const Nf4GemmChoice& choice) 
             return kernels::nf4_gemm(args, {choice.token_groups, choice.strips, choice.warps}, stream_of(ctx));
         case Nf4GemmChoice::Kernel::sm90:
             return kernels::nf4_gemm_sm90(args, {choice.tokens, choice.split}, stream_of(ctx));
+        case Nf4GemmChoice::Kernel::sm90_pairs:
+            return kernels::nf4_gemm_sm90(args, {choice.tokens, choice.split, /*pairs=*/true}, stream_of(ctx));
         case Nf4GemmChoice::Kernel::few:
             return kernels::nf4_gemm_few(args, choice.tokens, stream_of(ctx));
         case Nf4GemmChoice::Kernel::dequantize:

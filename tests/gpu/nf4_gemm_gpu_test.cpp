@@ -91,6 +91,12 @@ TEST_F(Nf4GemmGpuTest, HopperFormsEnd) {
     for (const int tokens : {16, 32, 64, 128, 256}) {
         for (int split = 1; split <= 8; ++split) {
             if (!kernels::nf4_gemm_sm90_has({tokens, split})) continue;
+            if (tokens == 64) {
+                for (int launch = 0; launch < rounds; ++launch)
+                    ops::nf4_gemm(*gpu, p.args, {.kernel = Kernel::sm90_pairs, .tokens = tokens, .split = split});
+                c10::cuda::device_synchronize();
+                nf4_gemm_cases::expect_product_of_few(p, testing::copy_with_storage(p.args.out, at::kCPU));
+            }
             SCOPED_TRACE(cat("tokens ", tokens, ", split ", split));
             for (int launch = 0; launch < rounds; ++launch)
                 ops::nf4_gemm(*gpu, p.args, {.kernel = Kernel::sm90, .tokens = tokens, .split = split});
@@ -113,6 +119,8 @@ TEST_F(Nf4GemmGpuTest, ChosenFormsExist) {
                 const Nf4GemmChoice choice = ops::nf4_gemm_choice("NVIDIA H200", m, n, k, transposed);
                 if (choice.kernel == Kernel::portable) {
                     EXPECT_TRUE(kernels::nf4_gemm_has({choice.token_groups, choice.strips, choice.warps}));
+                } else if (choice.kernel == Kernel::sm90_pairs) {
+                    EXPECT_TRUE(!transposed && kernels::nf4_gemm_sm90_has({choice.tokens, choice.split, true}));
                 } else if (choice.kernel == Kernel::few) {
                     EXPECT_TRUE(!transposed && kernels::nf4_gemm_few_has(choice.tokens));
                 } else if (choice.kernel == Kernel::sm90) {

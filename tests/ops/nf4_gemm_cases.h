@@ -96,7 +96,9 @@ inline void expect_product_of_few(const Product& p, const at::Tensor& out) {
 
 /// What a form makes.
 inline void expect_product(const Product& p, const at::Tensor& out, const ops::Nf4GemmChoice& form) {
-    form.kernel == ops::Nf4GemmChoice::Kernel::few ? expect_product_of_few(p, out) : expect_product(p, out);
+    const bool pairs =
+        form.kernel == ops::Nf4GemmChoice::Kernel::few || form.kernel == ops::Nf4GemmChoice::Kernel::sm90_pairs;
+    pairs ? expect_product_of_few(p, out) : expect_product(p, out);
 }
 
 }  // namespace unsloth::nf4_gemm_cases

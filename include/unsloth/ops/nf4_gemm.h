@@ -35,7 +35,8 @@ void dequantize_nf4_tiles(Context& ctx, const Nf4Tiles& weight, const at::Tensor
 
 /// forward:    out[M, N] = x[M, K] Wᵀ + u[M, R] bᵀ + bias + residual, W the weights stacked along N
 /// transposed: out[M, K] = x[M, N] W  + u[M, R] a  + bias + residual
-/// W has the values that dequantisation to x's type gives; by the kernel `few`, values nearer to the fp32 ones.
+/// W has the values that dequantisation to x's type gives; by `few` and `sm90_pairs`, values nearer to the fp32
+/// ones.
 struct Nf4Gemm {
     at::ArrayRef<Nf4Tiles> weights;  ///< 1 to 4, the same K in all
     bool transposed = false;
@@ -52,6 +53,7 @@ struct Nf4GemmChoice {
         dequantize,  ///< none of these: dequantise into scratch and call gemm
         portable,    ///< mma.sync, sm_80 and later: token_groups, strips, warps
         sm90,        ///< wgmma, Hopper: tokens, split
+        sm90_pairs,  ///< the same, forward alone, with weights as those of `few`: tokens, split
         few,         ///< mma.sync, sm_80 and later, forward alone: tokens; fp32 scales, codes as near as bf16 allows
     };
     Kernel kernel = Kernel::dequantize;
