@@ -8,6 +8,7 @@
 
 #include "kernels/common/device.cuh"
 #include "kernels/common/launch.h"
+#include "kernels/common/ptx.cuh"
 
 namespace unsloth::kernels {
 
@@ -17,6 +18,7 @@ inline constexpr int map_rows_per_thread = 2;
 template <int N, class Operation>
 __global__ void __launch_bounds__(map_threads)
     map_rows_kernel(const Operation operation, uint32_t rows, uint32_t packs, uint32_t chunks) {
+    let_next_begin(rows);
     const uint32_t tile = blockIdx.x / chunks;
     const uint32_t pack = (blockIdx.x - tile * chunks) * blockDim.x + threadIdx.x;
     if (pack >= packs) return;

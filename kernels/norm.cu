@@ -9,6 +9,7 @@
 // it rebuilds y. Source: Zhang & Sennrich, "Root Mean Square Layer Normalization" (2019).
 #include <type_traits>
 
+#include "kernels/common/ptx.cuh"
 #include "kernels/norm_stream.cuh"
 #include "kernels/rows.h"
 
@@ -101,6 +102,7 @@ struct WeightPart {
 /// loads a row ahead.
 template <class T, class W, int N, bool kWithinWarp, bool kFull>
 __global__ void __launch_bounds__(max_threads) norm_forward_kernel(const NormForward p, uint32_t rows, int packs) {
+    let_next_begin(rows);
     constexpr int V = vector_width<T>;
     __shared__ float shared[32];
     const auto heads = static_cast<uint32_t>(p.shape.heads);

@@ -8,6 +8,7 @@
 // lanes take the keys of a page in turn, and join at the end. A second kernel joins the blocks of a row.
 #include "kernels/common/device.cuh"
 #include "kernels/common/launch.h"
+#include "kernels/common/ptx.cuh"
 #include "kernels/paged_attention.h"
 #include "kernels/paged_attention_mma.cuh"
 #include "unsloth/core/error.h"
@@ -136,6 +137,7 @@ __global__ void __launch_bounds__(threads_of<D>) split_kernel(PagedAttention a) 
 /// A block a row and head: the parts of its keys, in their order.
 template <class T>
 __global__ void __launch_bounds__(join_threads) join_kernel(PagedAttention a) {
+    let_next_begin(gridDim.y);
     const int head = blockIdx.x, row = blockIdx.y, stride = a.head_dim + 2;
     const int length = a.lengths[row], keys = keys_of_split(length), splits = (length + keys - 1) / keys;
     const float* parts = a.parts + (static_cast<int64_t>(row) * a.heads + head) * a.splits * stride;

@@ -177,6 +177,13 @@ __device__ __forceinline__ void named_barrier_sync(int index, int threads) {
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
+/// The same for few rows, and where a card has it: what kernels begin with that products of a decoding pass stand
+/// behind, so that these fetch their weights meanwhile.
+__device__ __forceinline__ void let_next_begin([[maybe_unused]] uint32_t rows) {
+#if __CUDA_ARCH__ >= 900
+    if (rows <= 64) griddepcontrol_launch_dependents();
+#endif
+}
 /// Waits for the end of the kernel ahead on the stream and for what it wrote.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
