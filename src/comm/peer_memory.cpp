@@ -8,8 +8,8 @@
 #include <sstream>
 #include <string>
 
-#include "comm/shared_segment.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/shared_segment.h"
 
 #if UNSLOTH_CUDA
 #include <c10/cuda/CUDAGuard.h>
