@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/common/byte_key.h"
+#include "kernels/common/launch.h"
 #include "kernels/gemm_plan.h"
 
 namespace unsloth::kernels {
@@ -44,13 +45,12 @@ Key key_of(const GemmCase& p, int64_t workspace_bytes) {
 
 struct CublasLt::Impl {
     cublasLtHandle_t handle = nullptr;
-    GemmTable table;
-    std::vector<GemmProduct> products;  ///< once some were preferred: those, newest first, and the table's
+    std::shared_ptr<const spec::KernelTable> table;
     std::unordered_map<Key, GemmPlan, ByteHash<Key>, ByteEqual<Key>> plans;
 };
 
-CublasLt::CublasLt(int device, bool use_tables) : impl_(std::make_unique<Impl>()) {
-    if (use_tables) impl_->table = measured_table(gemm_card(device));
+CublasLt::CublasLt(int device, std::shared_ptr<const spec::KernelTable> table) : impl_(std::make_unique<Impl>()) {
+    impl_->table = std::move(table);
     impl_->handle = create_cublaslt(device);
 }
 
@@ -62,19 +62,14 @@ void CublasLt::run(const GemmCase& p, void* workspace, int64_t workspace_bytes, 
     const Key key = key_of(p, workspace ? workspace_bytes : 0);
     auto found = impl_->plans.find(key);
     if (found == impl_->plans.end())
-        found = impl_->plans.emplace(key, GemmPlan(impl_->handle, impl_->table, p, key.workspace)).first;
+        found = impl_->plans.emplace(key, GemmPlan(impl_->handle, *impl_->table, p, key.workspace)).first;
     found->second.run(impl_->handle, p, workspace, static_cast<cudaStream_t>(stream));
 }
 
-void CublasLt::prefer(const GemmCase& like, const GemmAlgorithm& algorithm) {
-    if (impl_->products.empty()) impl_->products.assign(impl_->table.products.begin(), impl_->table.products.end());
-    impl_->products.insert(impl_->products.begin(), {like.m, like.m, like.n, like.k, form_of(like), algorithm});
-    impl_->table.products = impl_->products;
-    impl_->plans.clear();
-}
-
 int64_t cublaslt_workspace(int device) {
-    return gemm_card(device).compute_capability >= 90 ? most_gemm_workspace : most_gemm_workspace / 4;
+    int major = 0;
+    UNSLOTH_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    return major >= 9 ? most_gemm_workspace : most_gemm_workspace / 4;
 }
 
 }  // namespace unsloth::kernels

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "unsloth/spec/dtype.h"
+#include "unsloth/spec/kernel_table.h"
 
 namespace unsloth::kernels {
 
@@ -26,15 +27,13 @@ struct GemmCase {
     float alpha = 1, beta = 0;
 };
 
-struct GemmAlgorithm;
-
 /// A cuBLASLt handle and the plans made with it: descriptors and algorithm by shape, strides, types and
 /// alignment. Used by one thread at a time.
 class CublasLt {
   public:
-    /// Runtime Error when cuBLASLt cannot start on `device`. Without tables every product has the library's first
-    /// choice.
-    explicit CublasLt(int device, bool use_tables = true);
+    /// Runtime Error when cuBLASLt cannot start on `device`. Products that `table` has no choice for take the library's
+    /// first one.
+    CublasLt(int device, std::shared_ptr<const spec::KernelTable> table);
     ~CublasLt();
     CublasLt(const CublasLt&) = delete;
     CublasLt& operator=(const CublasLt&) = delete;
@@ -43,10 +42,6 @@ class CublasLt {
     /// separate pass (fixed order). CheckError when cuBLASLt knows no algorithm; runtime Error when a call
     /// fails.
     void run(const GemmCase& problem, void* workspace, int64_t workspace_bytes, void* stream);
-
-    /// From now on products with the sizes and transposes of `like` take this algorithm, where it can run: for
-    /// measurements.
-    void prefer(const GemmCase& like, const GemmAlgorithm& algorithm);
 
   private:
     struct Impl;

@@ -64,12 +64,6 @@ GemmAlgorithm attributes_of(const cublasLtMatmulAlgo_t& algorithm) {
 
 }  // namespace
 
-GemmCard gemm_card(int device) {
-    cudaDeviceProp properties{};
-    UNSLOTH_CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
-    return {properties.name, 10 * properties.major + properties.minor, properties.multiProcessorCount};
-}
-
 uint32_t gemm_alignment(const void* pointer) {
     constexpr uintptr_t most = 256;
     const auto address = reinterpret_cast<uintptr_t>(pointer);
@@ -98,7 +92,7 @@ GemmPlan::GemmPlan(const GemmCase& p) {
     product_.layout(product_.result, out, p.n, p.m, p.out.row_stride);
 }
 
-GemmPlan::GemmPlan(cublasLtHandle_t handle, const GemmTable& table, const GemmCase& p, int64_t workspace)
+GemmPlan::GemmPlan(cublasLtHandle_t handle, const spec::KernelTable& table, const GemmCase& p, int64_t workspace)
     : GemmPlan(p) {
     if (const std::optional<Choice> choice = measured(handle, table, p, workspace)) {
         choice_ = *choice;
@@ -171,15 +165,16 @@ std::optional<GemmPlan::Choice> GemmPlan::configured(cublasLtHandle_t handle, co
     return choice;
 }
 
-std::optional<GemmPlan::Choice> GemmPlan::measured(cublasLtHandle_t handle, const GemmTable& table, const GemmCase& p,
-                                                   int64_t workspace) {
-    if (const GemmAlgorithm* product = measured_product(table, p)) return configured(handle, p, workspace, *product);
+std::optional<GemmPlan::Choice> GemmPlan::measured(cublasLtHandle_t handle, const spec::KernelTable& table,
+                                                   const GemmCase& p, int64_t workspace) {
+    if (const spec::KernelChoice* product = measured_product(table, p))
+        return configured(handle, p, workspace, algorithm_of(*product));
     std::optional<Choice> best;
     double least = 0;
-    for (const GemmTile& tile : measured_tiles(table, p)) {
-        const std::optional<Choice> choice = configured(handle, p, workspace, tile.algorithm);
+    for (const spec::KernelChoice* tile : measured_tiles(table, p)) {
+        const std::optional<Choice> choice = configured(handle, p, workspace, algorithm_of(*tile));
         if (!choice) continue;
-        const double ns = predicted_ns(tile, choice->waves, p.k);
+        const double ns = predicted_ns(*tile, choice->waves, p.k);
         if (best && ns >= least) continue;
         best = choice;
         least = ns;

@@ -12,9 +12,6 @@
 
 namespace unsloth::kernels {
 
-/// What the tables of measured algorithms know `device` by.
-GemmCard gemm_card(int device);
-
 /// Bytes, a power of two of 256 at most, to which a pointer is aligned: cuBLASLt looks at no more than that.
 uint32_t gemm_alignment(const void* pointer);
 
@@ -26,7 +23,7 @@ class GemmPlan {
   public:
     /// With the algorithm that `table` says, where it has one that this library can run; else with the library's first
     /// choice within `workspace` bytes. CheckError when the library has none.
-    GemmPlan(cublasLtHandle_t handle, const GemmTable& table, const GemmCase& problem, int64_t workspace);
+    GemmPlan(cublasLtHandle_t handle, const spec::KernelTable& table, const GemmCase& problem, int64_t workspace);
     /// With one algorithm; nullopt when this library cannot run it within `workspace` bytes.
     static std::optional<GemmPlan> with(cublasLtHandle_t handle, const GemmCase& problem, int64_t workspace,
                                         const GemmAlgorithm& algorithm);
@@ -49,7 +46,7 @@ class GemmPlan {
     };
 
     explicit GemmPlan(const GemmCase& problem);
-    std::optional<Choice> measured(cublasLtHandle_t handle, const GemmTable& table, const GemmCase& problem,
+    std::optional<Choice> measured(cublasLtHandle_t handle, const spec::KernelTable& table, const GemmCase& problem,
                                    int64_t workspace);
     std::optional<Choice> configured(cublasLtHandle_t handle, const GemmCase& problem, int64_t workspace,
                                      const GemmAlgorithm& algorithm);

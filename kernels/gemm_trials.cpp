@@ -28,14 +28,15 @@ struct GemmTrials::Impl {
     }
 };
 
-GemmTrials::GemmTrials(int device, const GemmCase& problem, int64_t workspace_bytes) : impl_(std::make_unique<Impl>()) {
+GemmTrials::GemmTrials(int device, const spec::KernelTable& table, const GemmCase& problem, int64_t workspace_bytes)
+    : impl_(std::make_unique<Impl>()) {
     impl_->handle = create_cublaslt(device);
     const int64_t workspace = std::min(workspace_bytes, most_gemm_workspace);
-    const GemmTable table = measured_table(gemm_card(device));
     constexpr int most_choices = 64;
     for (const GemmAlgorithm& choice : GemmPlan::choices(impl_->handle, problem, workspace, most_choices))
         impl_->add(problem, workspace, choice);
-    for (const GemmTile& tile : measured_tiles(table, problem)) impl_->add(problem, workspace, tile.algorithm);
+    for (const spec::KernelChoice* tile : measured_tiles(table, problem))
+        impl_->add(problem, workspace, algorithm_of(*tile));
     std::vector<GemmAlgorithm> named;
     for (const GemmPlan& plan : impl_->plans) named.push_back(plan.algorithm());
     for (const GemmAlgorithm& near : named) {

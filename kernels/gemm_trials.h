@@ -1,4 +1,4 @@
-// The algorithms that cuBLASLt has for one product, to be timed: how the tables of gemm_table.h are made.
+// The algorithms that cuBLASLt has for one product, to be timed: what tables of choices are made from.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,16 @@ namespace unsloth::kernels {
 /// Used by one thread at a time. Every algorithm adds the parts of a split K in fp32 in a fixed order.
 class GemmTrials {
   public:
-    /// The library's choices for `problem`, the tiles of the device's table, and neighbours of both that the library
+    /// The library's choices for `problem`, the tiles of `table`, and neighbours of both that the library
     /// did not name (other clusters, other options), as far as they run within `workspace_bytes`.
-    GemmTrials(int device, const GemmCase& problem, int64_t workspace_bytes);
+    GemmTrials(int device, const spec::KernelTable& table, const GemmCase& problem, int64_t workspace_bytes);
     ~GemmTrials();
     GemmTrials(const GemmTrials&) = delete;
     GemmTrials& operator=(const GemmTrials&) = delete;
 
     std::size_t count() const;
     std::size_t first() const { return 0; }  ///< the library's first choice
-    std::size_t ours() const;                ///< what CublasLt::run takes
+    std::size_t ours() const;                ///< what CublasLt::run takes by `table`
     GemmAlgorithm algorithm(std::size_t trial) const;
     double waves(std::size_t trial) const;
     /// Issues the product. `problem` differs from the constructor's in its pointers at most.

@@ -28,31 +28,40 @@ class WaveCosts {
   public:
     void add(const ops::GemmTrials& trials, const Product& product, const std::vector<double>& ns) {
         const bool transposed = product.sets[0].transpose_b;
-        for (std::size_t i = 0; i < ns.size(); ++i)
-            if (trials.in_waves(i))
-                points_[{transposed, trials.name(i)}].push_back(
-                    {static_cast<double>(product.k()), ns[i] / trials.waves(i)});
+        for (std::size_t i = 0; i < ns.size(); ++i) {
+            if (!trials.in_waves(i)) continue;
+            Costs& costs = costs_[{transposed, trials.name(i)}];
+            costs.choice = trials.choice(i, {}, 0);
+            costs.points.push_back({static_cast<double>(product.k()), ns[i] / trials.waves(i)});
+        }
         ++products_[transposed];
     }
 
-    /// Lines of those that every product of their form could take: others were measured on other work.
-    std::vector<std::string> lines() const {
-        std::vector<std::string> result;
-        for (const auto& [key, points] : points_) {
-            if (static_cast<int>(points.size()) < products_.at(key.first)) continue;
+    /// Choices of those that every product of their form could take: others were measured on other work.
+    std::vector<spec::KernelChoice> choices() const {
+        std::vector<spec::KernelChoice> result;
+        for (const auto& [key, costs] : costs_) {
+            if (static_cast<int>(costs.points.size()) < products_.at(key.first)) continue;
             double k = 0, t = 0, kk = 0, kt = 0;
-            for (const auto& [x, y] : points) k += x, t += y, kk += x * x, kt += x * y;
-            const auto count = static_cast<double>(points.size());
+            for (const auto& [x, y] : costs.points) k += x, t += y, kk += x * x, kt += x * y;
+            const auto count = static_cast<double>(costs.points.size());
             const double spread = kk * count - k * k;
             if (spread <= 0) continue;
             const double slope = (kt * count - k * t) / spread;
-            result.push_back(ops::GemmTrials::tile_line(key.first, slope, (t - slope * k) / count, key.second));
+            spec::KernelChoice& choice = result.emplace_back(costs.choice);
+            constexpr int64_t fewest = 1024;  // rows and columns from which the time is that of the waves
+            choice.tokens = choice.n = choice.k = {fewest, spec::Interval::no_end};
+            choice.wave = {slope, (t - slope * k) / count};
         }
         return result;
     }
 
   private:
-    std::map<std::pair<bool, std::string>, std::vector<std::pair<double, double>>> points_;
+    struct Costs {
+        spec::KernelChoice choice;
+        std::vector<std::pair<double, double>> points;
+    };
+    std::map<std::pair<bool, std::string>, Costs> costs_;
     std::map<bool, int> products_;
 };
 
@@ -113,12 +122,12 @@ void bench_gemm(const config::LoadedConfig& loaded, [[maybe_unused]] const confi
             }
             print(request, product, library, ours, least, trials.name(best));
             if (request.tune && least < 0.99 * ours)
-                lines.push_back(trials.product_line(best, product.m(), product.m(), product.k_base));
+                lines.push_back(spec::choice_text(trials.choice(best, {product.m(), product.m()}, product.k_base)));
         };
         const int64_t rows = request.batch * request.seq;
         for_each_layer_product(bench.layout, device, dtype, rows, time_product);
         for_each_head_product(bench.spec, device, dtype, rows, time_product);
-        for (const std::string& line : costs.lines()) lines.push_back(line);
+        for (const spec::KernelChoice& choice : costs.choices()) lines.push_back(spec::choice_text(choice));
         for (const std::string& line : lines) (request.json ? std::cerr : std::cout) << line << "\n";
         std::cout.flush();
         return;

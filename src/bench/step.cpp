@@ -14,7 +14,6 @@
 #include "bench/nf4.h"
 #include "bench/ops.h"
 #include "bench/scaling.h"
-#include "bench/tune.h"
 #include "unsloth/bench/bench.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
@@ -131,7 +130,6 @@ void bench_step(const config::LoadedConfig& loaded, const config::BenchRequest& 
     const int64_t batch = request.batch, seq = request.seq;
     if (request.min_seq > seq) throw usage_error(cat("--min_seq ", request.min_seq, " is more than --seq ", seq));
     const at::Device device = ops::choose_device(loaded.config.hardware.device);
-    if (request.tune) require_tunable(loaded.config, device);
     const std::vector<int64_t> lengths = row_lengths(batch, seq, request.min_seq);
     const int64_t tokens = request.accumulate * std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
     BenchedModel benched(loaded, device, lengths, nullptr, request.accumulate);
@@ -141,7 +139,6 @@ void bench_step(const config::LoadedConfig& loaded, const config::BenchRequest& 
     const model::ModelPlan& plan = benched.plan();
     StepTimer timer(benched, loaded.config, lengths, nullptr, request.accumulate);
     timer.run(request.warmup);
-    if (request.tune) tune_products(benched, timer, loaded, request);
     const auto disk_counts = [&] {
         const weights::ImageStream* const images = benched.model().parts().network.pager->images();
         return images != nullptr && images->disk() != nullptr ? images->disk()->counts()

@@ -7,6 +7,7 @@
 
 #include "ops/cuda_handles.h"
 #include "unsloth/core/error.h"
+#include "unsloth/ops/kernel_table.h"
 
 namespace unsloth::ops {
 
@@ -28,7 +29,7 @@ at::Device resolve(at::Device device) {
 
 }  // namespace
 
-Context::Context(at::Device device) : device_(resolve(device)) {
+Context::Context(at::Device device) : kernels(built_in_kernels(resolve(device))), device_(resolve(device)) {
     if (is_cuda()) cuda_ = std::make_unique<CudaHandles>();
 }
 

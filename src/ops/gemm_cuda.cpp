@@ -10,13 +10,16 @@ namespace unsloth::ops {
 namespace {
 
 struct CublasLtSlot final : HandleSlot {
-    CublasLtSlot(int device, bool use_tables) : library(device, use_tables) {}
+    CublasLtSlot(int device, std::shared_ptr<const spec::KernelTable> kernels)
+        : table(std::move(kernels)), library(device, table) {}
+    std::shared_ptr<const spec::KernelTable> table;
     kernels::CublasLt library;
 };
 
 kernels::CublasLt& library(const Context& ctx) {
     std::unique_ptr<HandleSlot>& slot = ctx.cuda().gemm;
-    if (!slot) slot = std::make_unique<CublasLtSlot>(ctx.device().index(), !ctx.library_products);
+    if (!slot || static_cast<CublasLtSlot&>(*slot).table != ctx.kernels)
+        slot = std::make_unique<CublasLtSlot>(ctx.device().index(), ctx.kernels);
     return static_cast<CublasLtSlot&>(*slot).library;
 }
 
@@ -63,10 +66,6 @@ void gemm_cuda(Context& ctx, const Gemm& g) {
     void* workspace = ctx.workspace.defined() ? ctx.workspace.data_ptr() : nullptr;
     const int64_t bytes = ctx.workspace.defined() ? ctx.workspace.nbytes() : 0;
     library(ctx).run(gemm_case(g), workspace, bytes, ctx.stream());
-}
-
-void prefer_gemm_cuda(Context& ctx, const kernels::GemmCase& like, const kernels::GemmAlgorithm& algorithm) {
-    library(ctx).prefer(like, algorithm);
 }
 
 int64_t gemm_cuda_workspace(at::Device device) {

@@ -4,7 +4,6 @@
 #include "unsloth/ops/gemm.h"
 
 namespace unsloth::kernels {
-struct GemmAlgorithm;
 struct GemmCase;
 }  // namespace unsloth::kernels
 
@@ -15,8 +14,6 @@ kernels::GemmCase gemm_case(const Gemm& args);
 
 /// `args` is checked, M, N and K are positive.
 void gemm_cuda(Context& ctx, const Gemm& args);
-/// CublasLt::prefer of the context's library.
-void prefer_gemm_cuda(Context& ctx, const kernels::GemmCase& like, const kernels::GemmAlgorithm& algorithm);
 int64_t gemm_cuda_workspace(at::Device device);
 
 }  // namespace unsloth::ops

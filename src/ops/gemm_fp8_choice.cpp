@@ -1,9 +1,5 @@
 #include "ops/gemm_fp8_choice.h"
 
-#include <algorithm>
-
-#include "unsloth/spec/measured_card.h"
-
 namespace unsloth::ops {
 namespace {
 
@@ -13,58 +9,40 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }
 
-/// What a tile of so many columns takes, in units of a column's share of a tile of 256: measured. Narrow
-/// tiles fetch more for each product. In a product of many waves the card's power limit makes them pay for
-/// that.
-struct TileCost {
-    int columns;
-    int64_t brief, lasting;
-};
+/// Waves of tiles after which a product counts as one of many: then the card's power limit makes narrow tiles pay for
+/// fetching more for each product. And from which sharing w's tiles between two blocks pays for their waiting for each
+/// other.
+constexpr int64_t many_waves = 5, sharing_waves = 4;
 
-/// What was measured on a card: its multiprocessors and the costs of tiles.
-struct MeasuredCard {
-    std::string_view name;
-    int64_t multiprocessors;
-    TileCost tiles[3];
-};
+int64_t waves(const spec::KernelTable& table, int64_t m, int64_t n, int64_t columns) {
+    return ceil_div(ceil_div(m, rows_of_a_tile) * ceil_div(n, columns), table.card.multiprocessors);
+}
 
-constexpr MeasuredCard cards[] = {
-    {"NVIDIA H200", 132, {{256, 256, 256}, {192, 197, 197}, {128, 122, 136}}},
-};
-
-/// Waves of tiles after which a product counts as lasting, and from which sharing w's tiles between two
-/// blocks pays for their waiting for each other.
-constexpr int64_t lasting_waves = 5, sharing_waves = 4;
-
-int64_t waves(const MeasuredCard& card, int64_t m, int64_t n, int columns) {
-    return ceil_div(ceil_div(m, rows_of_a_tile) * ceil_div(n, columns), card.multiprocessors);
+kernels::Fp8Tile tile_of(const spec::KernelTable& table, const spec::KernelChoice& choice, int64_t m, int64_t n) {
+    kernels::Fp8Tile tile;
+    tile.columns = static_cast<int>(choice.parameters.at(0));
+    tile.cluster = tile.columns > 64 && waves(table, m, n, tile.columns) >= sharing_waves ? 2 : 1;
+    return tile;
 }
 
 }  // namespace
 
-std::optional<kernels::Fp8Tile> fp8_gemm_tile(int64_t m, int64_t n, std::string_view card) {
-    const auto measured = std::find_if(std::begin(cards), std::end(cards),
-                                       [&](const MeasuredCard& c) { return c.name == spec::measured_card(card); });
-    if (measured == std::end(cards)) return std::nullopt;
-    const bool lasting = waves(*measured, m, n, 256) >= lasting_waves;
-    kernels::Fp8Tile best;
-    int64_t least = -1;
-    for (const TileCost& tile : measured->tiles) {
-        const int64_t count = waves(*measured, m, n, tile.columns);
-        const int64_t cost = count * (lasting ? tile.lasting : tile.brief);
-        if (least >= 0 && cost >= least) continue;
+Fp8GemmChoice fp8_gemm_choice(const spec::KernelTable& table, int64_t m, int64_t n, int64_t k, int64_t rank) {
+    const spec::ProductKey key{.op = spec::KernelOperator::gemm_fp8, .tokens = m, .n = n, .k = k, .rank = rank};
+    if (const spec::KernelChoice* choice = table.find(key))
+        return choice->kernel == spec::KernelSource::library ? Fp8GemmChoice{}
+                                                             : Fp8GemmChoice{true, tile_of(table, *choice, m, n)};
+    const spec::KernelChoice* best = nullptr;
+    double least = 0;
+    for (const spec::KernelChoice* candidate : table.candidates(key)) {
+        const bool many = waves(table, m, n, 256) >= many_waves;
+        const double cost =
+            static_cast<double>(waves(table, m, n, candidate->parameters.at(0))) * candidate->wave.at(many ? 1 : 0);
+        if (best != nullptr && cost >= least) continue;
         least = cost;
-        best.columns = tile.columns;
-        best.cluster = tile.columns > 64 && count >= sharing_waves ? 2 : 1;
+        best = candidate;
     }
-    return best;
-}
-
-Fp8GemmChoice fp8_gemm_choice(int64_t m, int64_t n, int64_t rank, std::string_view card) {
-    // Without a tail the library is as fast at large m (within 4 % either way) and faster at small m.
-    if (rank == 0) return {};
-    const std::optional<kernels::Fp8Tile> tile = fp8_gemm_tile(m, n, card);
-    return tile ? Fp8GemmChoice{true, *tile} : Fp8GemmChoice{};
+    return best ? Fp8GemmChoice{true, tile_of(table, *best, m, n)} : Fp8GemmChoice{};
 }
 
 }  // namespace unsloth::ops

@@ -17,12 +17,10 @@ namespace {
 struct Fp8Slot final : HandleSlot {
     explicit Fp8Slot(int device) : library(device) {
         const cudaDeviceProp& card = *at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(device));
-        name = card.name;
         if (card.major == 9 && card.minor == 0 && kernels::fp8_gemm_sm90_built()) own.emplace();
     }
     kernels::Fp8GemmCublasLt library;
     std::optional<kernels::Fp8GemmSm90> own;
-    std::string name;
 };
 
 Fp8Slot& slot(const Context& ctx) {
@@ -81,8 +79,8 @@ void with_library(Context& ctx, kernels::Fp8GemmCublasLt& library, const GemmFp8
 void gemm_fp8_cuda(Context& ctx, const GemmFp8& g) {
     Fp8Slot& handles = slot(ctx);
     const kernels::Fp8GemmCase problem = describe(g);
-    const Fp8GemmChoice choice = fp8_gemm_choice(problem.m, problem.n, problem.rank, handles.name);
-    if (choice.own && handles.own && !ctx.library_products && kernels::fp8_gemm_sm90_takes(problem))
+    const Fp8GemmChoice choice = fp8_gemm_choice(*ctx.kernels, problem.m, problem.n, problem.k, problem.rank);
+    if (choice.own && handles.own && kernels::fp8_gemm_sm90_takes(problem))
         return handles.own->run(problem, choice.tile, static_cast<cudaStream_t>(ctx.stream()));
     with_library(ctx, handles.library, g, problem);
 }

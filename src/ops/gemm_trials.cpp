@@ -14,7 +14,8 @@ struct GemmTrials::Impl {
     Impl(Context& context, const Gemm& args)
         : ctx(context),
           like(gemm_case(args)),
-          trials(context.device().index(), like, context.workspace.defined() ? context.workspace.nbytes() : 0) {}
+          trials(context.device().index(), *context.kernels, like,
+                 context.workspace.defined() ? context.workspace.nbytes() : 0) {}
 };
 
 GemmTrials::GemmTrials(Context& ctx, const Gemm& like) : impl_(std::make_unique<Impl>(ctx, like)) {}
@@ -34,12 +35,8 @@ void GemmTrials::run(std::size_t trial, const Gemm& args) {
     impl_->trials.run(trial, gemm_case(args), workspace, impl_->ctx.stream());
 }
 
-void GemmTrials::prefer(std::size_t trial) {
-    prefer_gemm_cuda(impl_->ctx, impl_->like, impl_->trials.algorithm(trial));
-}
-
 std::string GemmTrials::name(std::size_t trial) const {
-    return kernels::table_text(impl_->trials.algorithm(trial));
+    return kernels::text_of(impl_->trials.algorithm(trial));
 }
 
 bool GemmTrials::in_waves(std::size_t trial) const {
@@ -50,13 +47,14 @@ double GemmTrials::waves(std::size_t trial) const {
     return kernels::full_waves(impl_->trials.waves(trial));
 }
 
-std::string GemmTrials::product_line(std::size_t trial, int64_t m_first, int64_t m_last, int64_t k_base) const {
-    return kernels::table_text(kernels::GemmProduct{m_first, m_last, impl_->like.n, k_base,
-                                                    kernels::form_of(impl_->like), impl_->trials.algorithm(trial)});
-}
-
-std::string GemmTrials::tile_line(bool transpose_b, double ns_per_k, double ns, const std::string& name) {
-    return kernels::tile_text(transpose_b ? kernels::GemmForm::nt : kernels::GemmForm::nn, ns_per_k, ns, name);
+spec::KernelChoice GemmTrials::choice(std::size_t trial, spec::Interval tokens, int64_t k_base) const {
+    return {.op = spec::KernelOperator::gemm,
+            .form = kernels::form_of(impl_->like),
+            .tokens = tokens,
+            .n = {impl_->like.n, impl_->like.n},
+            .k = {k_base, k_base + kernels::widest_tail},
+            .kernel = spec::KernelSource::library,
+            .parameters = kernels::parameters_of(impl_->trials.algorithm(trial))};
 }
 
 }  // namespace unsloth::ops

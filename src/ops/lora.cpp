@@ -118,18 +118,4 @@ void lora_da(Context& ctx, const LoraDa& args) {
     }
 }
 
-bool lora_kernel_pays(LoraProduct product, const LoraShape& shape, const LoraDevice& device) {
-    if (device.compute_major != 9 || device.name.find("H200") == std::string::npos) return false;
-    switch (product) {
-        // With the copy of u in the same kernel. A long reduction or many ranks leave cuBLASLt ahead sooner.
-        case LoraProduct::u:
-            if (shape.columns > 8192) return shape.tokens <= 128 && shape.rank <= 16;
-            return shape.tokens <= 512 && shape.rank <= 48;
-        // One read of dy for both products.
-        case LoraProduct::dy:
-            return shape.rank <= 16;
-    }
-    return false;
-}
-
 }  // namespace unsloth::ops

@@ -12,13 +12,14 @@
 #include "ops/cuda_handles.h"
 #include "ops/kernel_arguments.h"
 #include "unsloth/ops/profiler.h"
+#include "unsloth/spec/kernel_table.h"
 
 namespace unsloth::ops {
 namespace {
 
 /// What the choice and the plans look at, read from the driver once.
 struct LoraSlot final : HandleSlot {
-    LoraDevice device;
+    int compute_major = 0;
     int multiprocessors = 0;
 };
 
@@ -29,8 +30,7 @@ const LoraSlot& card(const Context& ctx) {
         const cudaError_t status = cudaGetDeviceProperties(&properties, ctx.device().index());
         UNSLOTH_CHECK(status == cudaSuccess, "cudaGetDeviceProperties: ", cudaGetErrorString(status));
         auto made = std::make_unique<LoraSlot>();
-        made->device = {properties.name,
-                        kernels::built_for_hopper() ? properties.major : std::min(properties.major, 8)};
+        made->compute_major = kernels::built_for_hopper() ? properties.major : std::min(properties.major, 8);
         made->multiprocessors = properties.multiProcessorCount;
         slot = std::move(made);
     }
@@ -49,11 +49,12 @@ kernels::Matrix target(const at::Tensor& x) {
 }
 
 /// Whether our kernel shall run; CheckError when it must and cannot.
-bool chosen(const Context& ctx, LoraChoice choice, LoraProduct product, const LoraShape& shape, bool supported) {
+bool chosen(const Context& ctx, LoraChoice choice, const spec::ProductKey& product, bool supported) {
     UNSLOTH_CHECK(choice != LoraChoice::kernel || supported, "lora: the kernel does not take these operands");
     if (choice == LoraChoice::library || !supported) return false;
-    return choice == LoraChoice::kernel ||
-           (!ctx.library_products && lora_kernel_pays(product, shape, card(ctx).device));
+    if (choice == LoraChoice::kernel) return true;
+    const spec::KernelChoice* measured = ctx.kernels->find(product);
+    return measured != nullptr && measured->kernel == spec::KernelSource::sm90;
 }
 
 }  // namespace
@@ -65,8 +66,9 @@ bool lora_u_cuda(Context& ctx, const LoraU& args) {
     p.type = dtype_of(args.x_TK);
     p.x = source(args.x_TK), p.a = source(args.a_RK), p.u = target(args.u_TR);
     if (args.copy_TR.defined()) p.copy = target(args.copy_TR);
-    const bool supported = kernels::lora_supports(p, card(ctx).device.compute_major);
-    if (!chosen(ctx, args.choice, LoraProduct::u, {p.tokens, p.k, p.r}, supported)) return false;
+    const bool supported = kernels::lora_supports(p, card(ctx).compute_major);
+    const spec::ProductKey key{.op = spec::KernelOperator::lora_u, .tokens = p.tokens, .k = p.k, .rank = p.r};
+    if (!chosen(ctx, args.choice, key, supported)) return false;
     const Region region(ctx, args.label);
     kernels::lora_u(p, kernels::lora_plan(p), stream_of(ctx));
     return true;
@@ -94,9 +96,10 @@ bool lora_dy_cuda(Context& ctx, const LoraDy& args) {
     const kernels::LoraPlan plan = kernels::lora_plan(p, card(ctx).multiprocessors);
     const int64_t bytes = ctx.workspace.defined() ? ctx.workspace.nbytes() : 0;
     const bool supported = fits && reserved == p.r && args.u_TR.is_contiguous() &&  // v's columns are all written
-                           kernels::lora_supports(p, card(ctx).device.compute_major) &&
+                           kernels::lora_supports(p, card(ctx).compute_major) &&
                            bytes >= kernels::lora_workspace(p, plan).least;
-    if (!chosen(ctx, args.choice, LoraProduct::dy, {p.tokens, p.n, widest}, supported)) return false;
+    const spec::ProductKey key{.op = spec::KernelOperator::lora_dy, .tokens = p.tokens, .n = p.n, .rank = widest};
+    if (!chosen(ctx, args.choice, key, supported)) return false;
     const Region region(ctx, args.label);
     kernels::lora_v_db(p, plan, ctx.workspace.mutable_data_ptr(), bytes, stream_of(ctx));
     return true;

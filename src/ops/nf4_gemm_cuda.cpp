@@ -48,13 +48,6 @@ void dequantize_nf4_tiles_cuda(Context& ctx, const spec::Nf4TilesView& weight, c
     kernels::dequantize_nf4_tiles(weight, out_NK.data_ptr(), out_NK.stride(0), stream_of(ctx));
 }
 
-std::string nf4_gemm_card_cuda(at::Device device) {
-    cudaDeviceProp properties{};
-    UNSLOTH_CUDA_CHECK(cudaGetDeviceProperties(&properties, device.index()));
-    // What was measured on Hopper are mostly kernels that only a build for Hopper holds.
-    return properties.major == 9 && !kernels::built_for_hopper() ? "" : properties.name;
-}
-
 std::vector<Nf4GemmChoice> nf4_gemm_forms_cuda(at::Device device, bool transposed) {
     using Kernel = Nf4GemmChoice::Kernel;
     std::vector<Nf4GemmChoice> forms;

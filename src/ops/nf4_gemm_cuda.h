@@ -7,7 +7,6 @@ namespace unsloth::ops {
 
 void make_nf4_tiles_cuda(Context& ctx, const spec::Quant4View& weight, uint8_t* tiles);
 void dequantize_nf4_tiles_cuda(Context& ctx, const spec::Nf4TilesView& weight, const at::Tensor& out_NK);
-std::string nf4_gemm_card_cuda(at::Device device);
 std::vector<Nf4GemmChoice> nf4_gemm_forms_cuda(at::Device device, bool transposed);
 bool nf4_gemm_supported_cuda(const Nf4Gemm& args);
 /// `args` is checked, M is positive.

@@ -6,10 +6,10 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
-#include "cards.inc"  // built_in: {file's text, …}, made by CMake from cards/*.json
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/json_reader.h"
+#include "unsloth/spec/kernel_table.h"
 
 namespace unsloth::planner {
 namespace {
@@ -50,7 +50,7 @@ std::string plain(const std::string& name) {
 const std::vector<Card>& built_in_cards() {
     static const std::vector<Card> cards = [] {
         std::vector<Card> all;
-        for (const char* text : built_in) all.push_back(parse_card(text, "a built-in card"));
+        for (const char* text : spec::card_files()) all.push_back(parse_card(text, "a built-in card"));
         return all;
     }();
     return cards;

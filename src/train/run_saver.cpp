@@ -4,6 +4,7 @@
 #include <thread>
 #include <utility>
 
+#include "train/kernels.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/log.h"
@@ -74,6 +75,7 @@ void RunSaver::write_checkpoint(formats::CheckpointWriter& writer, const Snapsho
                                 const RunMoment& moment) const {
     write_share(writer.folder(), snapshot);
     write_file_atomically(writer.folder() / "run_config.json", files_.config);
+    if (!files_.kernels.empty()) write_file_atomically(writer.folder() / kernels_file, files_.kernels);
     formats::write_run_state(writer.folder(), moment.run);
     await_others(writer.folder());
     write_result(writer.folder(),

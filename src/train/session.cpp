@@ -5,6 +5,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "train/kernels.h"
 #include "unsloth/comm/peer_memory.h"
 #include "unsloth/config/device_map.h"
 #include "unsloth/core/error.h"
@@ -143,8 +144,7 @@ model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device d
     request.load_in_8bit = config.model.load_in_8bit;
     request.precision = spec::PrecisionMap(config.model.precision);
     request.records = trains && config.hardware.cuda_graphs;
-    if (request.dtype == at::kBFloat16 && config.hardware.kernels != "library")
-        request.nf4_chooser = ops::nf4_gemm_chooser(device);
+    if (request.dtype == at::kBFloat16) request.nf4_chooser = ops::nf4_gemm_chooser(kernel_table(config, device));
     request.fp8 = config.model.compute_dtype == config::ComputeType::fp8;
     request.offload_embedding =
         config.hardware.offload_embedding || config::DeviceMap(config.model).embedding_on_host(ops::gpu_number(device));
@@ -218,7 +218,7 @@ weights::LoadShare load_share(comm::Group* group, const model::ModelPlan& plan) 
 std::unique_ptr<ops::Context> make_context(const config::Config& config, at::Device device) {
     auto ctx = std::make_unique<ops::Context>(device);
     ctx->deterministic = config.training.deterministic;
-    ctx->library_products = config.hardware.kernels == "library";
+    ctx->kernels = kernel_table(config, device);
     return ctx;
 }
 

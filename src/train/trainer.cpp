@@ -7,6 +7,7 @@
 #include <map>
 #include <sstream>
 
+#include "train/kernels.h"
 #include "train/whole_state.h"
 #include "unsloth/config/load.h"
 #include "unsloth/core/error.h"
@@ -118,6 +119,7 @@ void Trainer::load() {
     require_memory(opened_.file, *plan_, budget());
     if (instruction_) instruction_->load(group_.get());
     ctx_ = make_context(config(), device_);
+    ctx_->kernels = kernels_;
     model_ = std::make_unique<model::Model>(*ctx_, plan_->load(*ctx_, load_share(group_.get(), *plan_)));
     if (reference_rows_) score_references();
     const config::TrainingOptions& t = config().training;
@@ -178,7 +180,14 @@ void Trainer::run_together() {
                           "Create it, or name a file in one that exists.");
     std::optional<comm::Busy> starting;
     starting.emplace(group_.get(), "loading the model");
-    if (leads()) write_file_atomically(folder / "run_config.json", config::config_to_json(effective_config()));
+    if (leads()) {
+        write_file_atomically(folder / "run_config.json", config::config_to_json(effective_config()));
+        if (kernels_->choices.empty()) {
+            std::filesystem::remove(folder / kernels_file);  // of the run that was there before
+        } else {
+            write_file_atomically(folder / kernels_file, spec::kernels_text(*kernels_));
+        }
+    }
     const Clock::time_point start = Clock::now();
     load();
     require_same_values();

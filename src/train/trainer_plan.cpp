@@ -3,9 +3,11 @@
 #include <chrono>
 #include <utility>
 
+#include "train/kernels.h"
 #include "train/references.h"
 #include "unsloth/comm/peer_memory.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/hash.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/version.h"
 #include "unsloth/data/run_tokenizer.h"
@@ -92,7 +94,9 @@ void Trainer::open_data() {
 }
 
 void Trainer::make_plan() {
+    kernels_ = kernel_table_of(resume_ ? resume_->folder.string() : "", config(), device_);
     model::LoadRequest request = load_request(loaded_, device_, /*trains=*/true);
+    if (request.dtype == at::kBFloat16) request.nf4_chooser = ops::nf4_gemm_chooser(kernels_);
     if (config().training.objective == config::Objective::distill) {
         instruction_ = std::make_unique<Instruction>(loaded_, opened_, device_);
         instruction_->require(loader_->dataset(), "the training rows");
@@ -253,10 +257,12 @@ ReferenceCache Trainer::reference_cache(model::PolicyScope scope) const {
             for (const std::string& hash : group_->gather(std::exchange(adapters, ""), "the hashes of all ranks"))
                 adapters += hash;
     }
+    ContentHash kernels;
+    kernels.add(spec::kernels_text(*kernels_));
     cache.key = cat("references of ", version, " ", sample_hash(opened_.file->checkpoint), " ",
                     plan_->base_description(), " ", name_of(config().model.dtype), " adapters ", adapters, " ",
-                    memory::describe_device(device_), " ", config().hardware.kernels, " ", request.sizes.deterministic,
-                    " tokens ", request.sizes.tokens, " ranks ", environment_.world_size, " threads ", cpu_threads());
+                    memory::describe_device(device_), " ", kernels.hex(), " ", request.sizes.deterministic, " tokens ",
+                    request.sizes.tokens, " ranks ", environment_.world_size, " threads ", cpu_threads());
     return cache;
 }
 

@@ -108,6 +108,7 @@ TEST_F(Nf4GemmGpuTest, HopperFormsEnd) {
 
 /// What the table names is built.
 TEST_F(Nf4GemmGpuTest, ChosenFormsExist) {
+    const auto h200 = spec::built_in_kernels({"NVIDIA H200", 90, 132});
     for (const auto& [n, k] : {std::pair<int64_t, int64_t>{4096, 4096},
                                {1024, 4096},
                                {6144, 4096},
@@ -116,7 +117,7 @@ TEST_F(Nf4GemmGpuTest, ChosenFormsExist) {
                                {4096, 14336}}) {
         for (const bool transposed : {false, true}) {
             for (int64_t m = 1; m < 40000; m += 1 + m / 8) {
-                const Nf4GemmChoice choice = ops::nf4_gemm_choice("NVIDIA H200", m, n, k, transposed);
+                const Nf4GemmChoice choice = ops::nf4_gemm_choice(*h200, m, n, k, transposed);
                 if (choice.kernel == Kernel::portable) {
                     EXPECT_TRUE(kernels::nf4_gemm_has({choice.token_groups, choice.strips, choice.warps}));
                 } else if (choice.kernel == Kernel::sm90_pairs) {

@@ -90,30 +90,46 @@ TEST_F(GemmFp8Test, RejectsWhatDoesNotFit) {
     EXPECT_THROW(gemm_fp8(ctx, bad), CheckError);
 }
 
-TEST(Fp8GemmChoice, CardsThatWereNotMeasuredGetTheLibrary) {
-    for (const char* card : {"", "NVIDIA H100 PCIe", "NVIDIA GeForce RTX 4090", "NVIDIA H20"})
-        EXPECT_FALSE(fp8_gemm_choice(16384, 28672, 16, card).own) << card;
+const spec::KernelTable& h200() {
+    static const auto table = spec::built_in_kernels({"NVIDIA H200", 90, 132});
+    return *table;
+}
+
+TEST(Fp8GemmChoice, WithoutATableTheLibraryComputes) {
+    EXPECT_FALSE(fp8_gemm_choice({}, 16384, 28672, 4096, 16).own);
 }
 
 TEST(Fp8GemmChoice, ATailTakesTheOwnKernelWhereItWasMeasured) {
-    for (const char* card : {"NVIDIA H200", "NVIDIA H100 80GB HBM3"})
-        EXPECT_TRUE(fp8_gemm_choice(16384, 28672, 16, card).own) << card;
-    EXPECT_FALSE(fp8_gemm_choice(16384, 28672, 0, "NVIDIA H200").own);  // without one the library is as fast
+    const auto h100 = spec::built_in_kernels({"NVIDIA H100 80GB HBM3", 90, 132});
+    EXPECT_TRUE(fp8_gemm_choice(h200(), 16384, 28672, 4096, 16).own);
+    EXPECT_TRUE(fp8_gemm_choice(*h100, 16384, 28672, 4096, 16).own);
+    EXPECT_FALSE(fp8_gemm_choice(h200(), 16384, 28672, 4096, 0).own);  // without one the library is as fast
 }
 
 TEST(Fp8GemmChoice, TilesFollowWhatWasMeasured) {
-    const char* card = "NVIDIA H200";
-    EXPECT_FALSE(fp8_gemm_tile(16384, 28672, "NVIDIA H100 PCIe").has_value());
-    const auto columns = [&](int64_t m, int64_t n) { return fp8_gemm_tile(m, n, card)->columns; };
-    for (const int64_t n : {4096, 6144, 14336, 28672}) EXPECT_EQ(columns(16384, n), 256) << n;
-    EXPECT_EQ(columns(512, 6144), 192);  // 128 tiles for 132 multiprocessors
-    EXPECT_EQ(columns(512, 4096), 128);
-    EXPECT_EQ(columns(128, 4096), 128);
-    EXPECT_EQ(fp8_gemm_tile(16384, 4096, card)->cluster, 2);
-    EXPECT_EQ(fp8_gemm_tile(128, 4096, card)->cluster, 1);
+    const auto tile = [&](int64_t m, int64_t n) { return fp8_gemm_choice(h200(), m, n, 4096, 16).tile; };
+    for (const int64_t n : {4096, 6144, 14336, 28672}) EXPECT_EQ(tile(16384, n).columns, 256) << n;
+    EXPECT_EQ(tile(512, 6144).columns, 192);  // 128 tiles for 132 multiprocessors
+    EXPECT_EQ(tile(512, 4096).columns, 128);
+    EXPECT_EQ(tile(128, 4096).columns, 128);
+    EXPECT_EQ(tile(16384, 4096).cluster, 2);
+    EXPECT_EQ(tile(128, 4096).cluster, 1);
     for (int64_t m = 1; m < 20000; m = m * 3 + 1)
-        for (int64_t n = 8; n < 200000; n = n * 2 + 8)
-            EXPECT_EQ(fp8_gemm_tile(m, n, card)->promote, 0) << m << " " << n;
+        for (int64_t n = 8; n < 200000; n = n * 2 + 8) EXPECT_EQ(tile(m, n).promote, 0) << m << " " << n;
+}
+
+TEST(Fp8GemmChoice, AChoiceForOneProductGoesBeforeTheWaves) {
+    spec::KernelTable table = h200();
+    table.choices.insert(table.choices.begin(), {.op = spec::KernelOperator::gemm_fp8,
+                                                 .n = {4096, 4096},
+                                                 .rank = {1, 64},
+                                                 .kernel = spec::KernelSource::sm90,
+                                                 .parameters = {192}});
+    table.choices.insert(table.choices.begin(),
+                         {.op = spec::KernelOperator::gemm_fp8, .n = {6144, 6144}, .rank = {1, 64}});
+    EXPECT_EQ(fp8_gemm_choice(table, 16384, 4096, 4096, 16).tile.columns, 192);
+    EXPECT_EQ(fp8_gemm_choice(table, 16384, 4096, 4096, 128).tile.columns, 256);
+    EXPECT_FALSE(fp8_gemm_choice(table, 16384, 6144, 4096, 16).own);
 }
 
 }  // namespace

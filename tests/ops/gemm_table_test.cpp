@@ -6,20 +6,30 @@
 
 #include <array>
 
+#include "unsloth/core/error.h"
+
 namespace unsloth::kernels {
 namespace {
 
-GemmAlgorithm algorithm(uint32_t tile) {
-    return {66, tile, 35, 1, 0, 0, 1, 0, 3};
+spec::KernelChoice product(spec::Interval tokens, int64_t tile) {
+    return {.form = spec::ProductForm::nt,
+            .tokens = tokens,
+            .n = {6144, 6144},
+            .k = {4096, 4096 + widest_tail},
+            .parameters = {66, tile, 35, 1, 0, 0, 1, 0, 5}};
 }
-
-constexpr std::array<GemmProduct, 2> products = {
-    {{1, 128, 6144, 4096, GemmForm::nt, {66, 15, 35, 1, 0, 0, 1, 0, 5}},
-     {129, 256, 6144, 4096, GemmForm::nt, {66, 17, 35, 2, 2, 0, 1, 0, 5}}}};
-const std::array<GemmTile, 3> tiles = {{{GemmForm::nt, 2.0, 500, algorithm(1)},
-                                        {GemmForm::nt, 3.0, 500, algorithm(2)},
-                                        {GemmForm::nn, 2.0, 500, algorithm(3)}}};
-const GemmTable table = {products, tiles};
+spec::KernelChoice tile(spec::ProductForm form, int64_t id, double ns_per_k) {
+    const spec::Interval many{1024, spec::Interval::no_end};
+    return {.form = form,
+            .tokens = many,
+            .n = many,
+            .k = many,
+            .parameters = {66, id, 35, 1, 0, 0, 1, 0, 3},
+            .wave = {ns_per_k, 500}};
+}
+const spec::KernelTable table = {.choices = {product({1, 128}, 15), product({129, 256}, 17),
+                                             tile(spec::ProductForm::nt, 1, 2.0), tile(spec::ProductForm::nt, 2, 3.0),
+                                             tile(spec::ProductForm::nn, 3, 2.0)}};
 
 /// x [m, k] wᵀ with rows `padding` elements longer than they need be.
 GemmCase forward(int64_t m, int64_t n, int64_t k, int64_t padding = 0) {
@@ -34,12 +44,12 @@ GemmCase forward(int64_t m, int64_t n, int64_t k, int64_t padding = 0) {
 
 TEST(GemmTable, AProductServesItsRowsAndEveryRank) {
     for (const int64_t rank : {0, 8, 48, 192, 768}) {
-        const GemmAlgorithm* found = measured_product(table, forward(100, 6144, 4096 + rank, 16));
+        const spec::KernelChoice* found = measured_product(table, forward(100, 6144, 4096 + rank, 16));
         ASSERT_NE(found, nullptr) << rank;
-        EXPECT_EQ(found->tile, 15U);
+        EXPECT_EQ(algorithm_of(*found).tile, 15U);
     }
-    EXPECT_EQ(measured_product(table, forward(128, 6144, 4096))->tile, 15U);
-    EXPECT_EQ(measured_product(table, forward(129, 6144, 4096))->tile, 17U);
+    EXPECT_EQ(algorithm_of(*measured_product(table, forward(128, 6144, 4096))).tile, 15U);
+    EXPECT_EQ(algorithm_of(*measured_product(table, forward(129, 6144, 4096))).tile, 17U);
     EXPECT_EQ(measured_product(table, forward(257, 6144, 4096)), nullptr);
     EXPECT_EQ(measured_product(table, forward(100, 6152, 4096)), nullptr);
     EXPECT_EQ(measured_product(table, forward(100, 6144, 4088)), nullptr);
@@ -50,9 +60,9 @@ TEST(GemmTable, AProductServesItsRowsAndEveryRank) {
 }
 
 TEST(GemmTable, TilesServeManyRowsOfTheirForm) {
-    const std::vector<GemmTile> found = measured_tiles(table, forward(4096, 6144, 4096 + 48));
+    const std::vector<const spec::KernelChoice*> found = measured_tiles(table, forward(4096, 6144, 4096 + 48));
     ASSERT_EQ(found.size(), 2U);
-    EXPECT_EQ(found[0].algorithm.tile, 1U);
+    EXPECT_EQ(algorithm_of(*found[0]).tile, 1U);
     EXPECT_TRUE(measured_tiles(table, forward(fewest_rows_of_waves - 1, 6144, 4096)).empty());
     EXPECT_TRUE(measured_tiles(table, forward(4096, 48, 4096)).empty());
     EXPECT_TRUE(measured_tiles(table, forward(4096, 6144, 16)).empty());
@@ -95,56 +105,40 @@ TEST(GemmTable, WhatWasNotMeasuredIsLeftToTheLibrary) {
 }
 
 TEST(GemmTable, TheLastWaveCountsInFull) {
-    const GemmTile& tile = tiles[0];
+    const spec::KernelChoice tile = kernels::tile(spec::ProductForm::nt, 1, 2.0);
     EXPECT_EQ(predicted_ns(tile, 1.0, 4096), 2.0 * 4096 + 500);
     EXPECT_EQ(predicted_ns(tile, 0.2, 4096), predicted_ns(tile, 1.0, 4096));
     EXPECT_EQ(predicted_ns(tile, 3.01, 4096), 4 * predicted_ns(tile, 1.0, 4096));
     EXPECT_EQ(predicted_ns(tile, static_cast<double>(3.0F + 1e-6F), 4096), predicted_ns(tile, 3.0, 4096));
 }
 
-TEST(GemmTable, AnH100TakesTheTilesOfTheH200AndNothingThatItsMemoryDecides) {
-    const GemmTable h100 = measured_table({"NVIDIA H100 80GB HBM3", 90, 132});
-    EXPECT_EQ(h100.tiles.size(), measured_table({"NVIDIA H200", 90, 132}).tiles.size());
-    EXPECT_TRUE(h100.products.empty());
+TEST(GemmTable, AnAlgorithmIsItsParameters) {
+    const GemmAlgorithm algorithm{66, 17, 35, 2, 2, 0, 1, 0, 5};
+    EXPECT_EQ(algorithm_of({.parameters = parameters_of(algorithm)}), algorithm);
+    EXPECT_EQ(text_of(algorithm), "{66, 17, 35, 2, 2, 0, 1, 0, 5}");
+    EXPECT_THROW(algorithm_of({.parameters = {66}}), CheckError);
 }
 
-TEST(GemmTable, OtherCardsThanTheMeasuredHaveNoEntries) {
-    EXPECT_FALSE(measured_table({"NVIDIA H200", 90, 132}).tiles.empty());
-    for (const GemmCard& other :
-         {GemmCard{"NVIDIA H100 PCIe", 90, 114}, GemmCard{"NVIDIA H100 80GB HBM3", 90, 60},
-          GemmCard{"NVIDIA H200 MIG 3g.71gb", 90, 60}, GemmCard{"NVIDIA H200", 90, 60}, GemmCard{}}) {
-        EXPECT_TRUE(measured_table(other).tiles.empty()) << other.name;
-        EXPECT_TRUE(measured_table(other).products.empty()) << other.name;
-    }
-}
-
-TEST(GemmTable, SplitsAreAddedInFp32InAFixedOrderAndEntriesDoNotOverlap) {
-    const GemmTable h200 = measured_table({"NVIDIA H200", 90, 132});
-    const auto expect_ordered = [](const GemmAlgorithm& a) {
-        constexpr uint32_t compute_type = 2;  // CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
-        EXPECT_EQ(a.reduction, a.split_k > 1 ? compute_type : 0U) << table_text(a);
+/// What the tables said when they were C++, of which those in cards/ are copies.
+TEST(GemmTable, TheH200sChoices) {
+    const auto h200 = spec::built_in_kernels({"NVIDIA H200", 90, 132});
+    const auto fixed = [&](int64_t m, int64_t n, int64_t k) {
+        const spec::KernelChoice* found = measured_product(*h200, forward(m, n, k));
+        return found ? text_of(algorithm_of(*found)) : "";
     };
-    for (const GemmProduct& p : h200.products) {
-        expect_ordered(p.algorithm);
-        EXPECT_LE(p.m_first, p.m_last) << table_text(p);
-        for (const GemmProduct& q : h200.products) {
-            if (&p == &q || p.n != q.n || p.form != q.form || p.k + widest_tail < q.k || q.k + widest_tail < p.k)
-                continue;
-            EXPECT_TRUE(p.m_last < q.m_first || q.m_last < p.m_first) << table_text(p) << " and " << table_text(q);
-        }
-    }
-    for (const GemmTile& t : h200.tiles) {
-        expect_ordered(t.algorithm);
-        EXPECT_EQ(t.algorithm.split_k, 1);
-        EXPECT_GT(t.ns_per_k, 0) << table_text(t.algorithm);
-        EXPECT_GE(t.ns, 0) << table_text(t.algorithm);
-    }
-}
-
-TEST(GemmTable, LinesAreWhatTheTablesHold) {
-    EXPECT_EQ(table_text(products[1]), "{129, 256, 6144, 4096, GemmForm::nt, {66, 17, 35, 2, 2, 0, 1, 0, 5}},");
-    EXPECT_EQ(tile_text(GemmForm::nn, 2.5, 500, table_text(algorithm(3))),
-              "{GemmForm::nn, 2.5, 500, {66, 3, 35, 1, 0, 0, 1, 0, 3}},");
+    EXPECT_EQ(fixed(128, 28672, 4096 + 32), "{66, 165, 35, 1, 0, 0, 2, 0, 3}");
+    EXPECT_EQ(fixed(16384, 28672, 4096 + 32), "{66, 201, 35, 1, 0, 0, 2, 0, 5}");
+    EXPECT_EQ(fixed(1024, 128256, 4096), "{66, 184, 35, 1, 0, 0, 2, 0, 5}");
+    EXPECT_EQ(fixed(16385, 28672, 4096), "");
+    const auto best = [&](int64_t m, int64_t n, int64_t k, double waves) {
+        const spec::KernelChoice* least = nullptr;
+        for (const spec::KernelChoice* tile : measured_tiles(*h200, forward(m, n, k)))
+            if (!least || predicted_ns(*tile, waves, k) < predicted_ns(*least, waves, k)) least = tile;
+        return least ? text_of(algorithm_of(*least)) : "";
+    };
+    EXPECT_EQ(best(16384, 6144, 4096 + 48, 1), "{66, 403, 35, 1, 0, 0, 3, 0, 5}");
+    EXPECT_EQ(best(1023, 6144, 4096, 1), "");
+    EXPECT_EQ(measured_tiles(*h200, forward(16384, 6144, 4096)).size(), 11U);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include "ops/lora_cases.h"
 #include "unsloth/core/error.h"
+#include "unsloth/spec/kernel_table.h"
 
 namespace unsloth {
 namespace {
@@ -30,24 +31,22 @@ TEST(Lora, RefusesWrongShapes) {
     EXPECT_THROW(ops::lora_da(ctx, da), CheckError);
 }
 
-TEST(Lora, UnmeasuredCardsUseTheLibrary) {
-    using ops::LoraProduct;
-    for (const LoraProduct product : {LoraProduct::u, LoraProduct::dy})
-        for (const int64_t tokens : {1, 512, 16384})
-            for (const auto& [name, major] :
-                 {std::pair{"NVIDIA A100-SXM4-80GB", 8}, {"NVIDIA H100 80GB HBM3", 9}, {"NVIDIA B200", 10}})
-                EXPECT_FALSE(ops::lora_kernel_pays(product, {tokens, 4096, 16}, {name, major})) << name;
-}
-
 TEST(Lora, MeasuredCardUsesTheFaster) {
-    using ops::LoraProduct;
-    const ops::LoraDevice h200 = {"NVIDIA H200", 9};
-    EXPECT_TRUE(ops::lora_kernel_pays(LoraProduct::u, {512, 4096, 48}, h200));
-    EXPECT_FALSE(ops::lora_kernel_pays(LoraProduct::u, {16384, 4096, 48}, h200));
-    EXPECT_FALSE(ops::lora_kernel_pays(LoraProduct::u, {512, 14336, 64}, h200));
-    EXPECT_TRUE(ops::lora_kernel_pays(LoraProduct::dy, {128, 4096, 16}, h200));
-    EXPECT_TRUE(ops::lora_kernel_pays(LoraProduct::dy, {16384, 28672, 8}, h200));
-    EXPECT_FALSE(ops::lora_kernel_pays(LoraProduct::dy, {16384, 28672, 64}, h200));
+    using Operator = spec::KernelOperator;
+    const auto h200 = spec::built_in_kernels({"NVIDIA H200", 90, 132});
+    const auto own = [&](Operator op, int64_t tokens, int64_t columns, int64_t rank) {
+        const spec::ProductKey u{.op = op, .tokens = tokens, .k = columns, .rank = rank},
+            dy{.op = op, .tokens = tokens, .n = columns, .rank = rank};
+        return h200->find(op == Operator::lora_u ? u : dy) != nullptr;
+    };
+    EXPECT_TRUE(own(Operator::lora_u, 512, 4096, 48));
+    EXPECT_FALSE(own(Operator::lora_u, 16384, 4096, 48));
+    EXPECT_FALSE(own(Operator::lora_u, 512, 14336, 64));
+    EXPECT_TRUE(own(Operator::lora_u, 128, 14336, 16));
+    EXPECT_FALSE(own(Operator::lora_u, 129, 14336, 16));
+    EXPECT_TRUE(own(Operator::lora_dy, 128, 4096, 16));
+    EXPECT_TRUE(own(Operator::lora_dy, 16384, 28672, 8));
+    EXPECT_FALSE(own(Operator::lora_dy, 16384, 28672, 64));
 }
 
 }  // namespace

@@ -14,6 +14,11 @@ namespace {
 
 using Kernel = ops::Nf4GemmChoice::Kernel;
 
+const spec::KernelTable& h200() {
+    static const auto table = spec::built_in_kernels({"NVIDIA H200", 90, 132});
+    return *table;
+}
+
 class Nf4GemmTest : public ::testing::Test {
   protected:
     ops::Context ctx{at::kCPU};
@@ -92,10 +97,8 @@ TEST_F(Nf4GemmTest, MismatchedShapesAreErrors) {
 TEST_F(Nf4GemmTest, AnUnmeasuredCardOrShapeDequantises) {
     for (const bool transposed : {false, true}) {
         for (const int64_t m : {1, 128, 16384}) {
-            EXPECT_EQ(ops::nf4_gemm_choice("NVIDIA A100-SXM4-80GB", m, 4096, 4096, transposed).kernel,
-                      Kernel::dequantize);
-            EXPECT_EQ(ops::nf4_gemm_choice("", m, 4096, 4096, transposed).kernel, Kernel::dequantize);
-            EXPECT_EQ(ops::nf4_gemm_choice("NVIDIA H200", m, 4096, 4160, transposed).kernel, Kernel::dequantize);
+            EXPECT_EQ(ops::nf4_gemm_choice({}, m, 4096, 4096, transposed).kernel, Kernel::dequantize);
+            EXPECT_EQ(ops::nf4_gemm_choice(h200(), m, 4096, 4160, transposed).kernel, Kernel::dequantize);
         }
     }
 }
@@ -105,16 +108,35 @@ TEST_F(Nf4GemmTest, FewTokensStayPackedOnAMeasuredCard) {
     for (const auto& [n, k] : {std::pair<int64_t, int64_t>{6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}}) {
         for (const bool transposed : {false, true}) {
             for (const int64_t m : {1, 3, 16, 32, 128}) {
-                EXPECT_NE(ops::nf4_gemm_choice("NVIDIA H200", m, n, k, transposed).kernel, Kernel::dequantize)
+                EXPECT_NE(ops::nf4_gemm_choice(h200(), m, n, k, transposed).kernel, Kernel::dequantize)
                     << n << " x " << k << " m " << m;
             }
         }
     }
 }
 
+/// What the table said when it was C++, of which the one in cards/ is a copy.
+TEST_F(Nf4GemmTest, TheH200sChoices) {
+    using Choice = ops::Nf4GemmChoice;
+    const auto choice = [](int64_t m, int64_t n, int64_t k, bool transposed) {
+        return ops::nf4_gemm_choice(h200(), m, n, k, transposed);
+    };
+    EXPECT_EQ(choice(1, 4096, 4096, false), (Choice{.kernel = Kernel::few, .tokens = 4}));
+    EXPECT_EQ(choice(5, 4096, 14336, false), (Choice{.kernel = Kernel::few, .tokens = 8}));
+    EXPECT_EQ(choice(8, 4096, 4096, true), (Choice{Kernel::portable, 1, 2, 16}));
+    EXPECT_EQ(choice(9, 4096, 4096, false), (Choice{Kernel::portable, 2, 1, 8}));
+    EXPECT_EQ(choice(64, 6144, 4096, false), (Choice{.kernel = Kernel::sm90_pairs, .tokens = 64, .split = 2}));
+    EXPECT_EQ(choice(17, 28672, 4096, true), (Choice{Kernel::sm90, 0, 0, 0, 32, 7}));
+    EXPECT_EQ(choice(512, 4096, 14336, true), (Choice{Kernel::sm90, 0, 0, 0, 256, 1}));
+    EXPECT_EQ(choice(513, 4096, 14336, true), Choice{});
+    EXPECT_FALSE(ops::nf4_gemm_chooser(std::make_shared<const spec::KernelTable>()));
+    const auto chooser = ops::nf4_gemm_chooser(spec::built_in_kernels({"NVIDIA H200", 90, 132}));
+    EXPECT_EQ(chooser(128, 6144, 4096, false), (Choice{Kernel::sm90, 0, 0, 0, 128, 2}));
+}
+
 TEST_F(Nf4GemmTest, ChoicesNameWholeForms) {
     for (int64_t m = 1; m < 40000; m += 1 + m / 8) {
-        const ops::Nf4GemmChoice choice = ops::nf4_gemm_choice("NVIDIA H200", m, 4096, 4096, false);
+        const ops::Nf4GemmChoice choice = ops::nf4_gemm_choice(h200(), m, 4096, 4096, false);
         if (choice.kernel == Kernel::sm90) {
             EXPECT_TRUE(choice.tokens >= 16 && choice.split >= 1 && choice.split <= 8);
         }

@@ -65,6 +65,7 @@ class ModelPlan {
     const formats::ModelTensors& tensors() const { return file_->tensors; }
     const LoadRequest& request() const { return request_; }
     const std::optional<spec::LoraSpec>& lora() const { return request_.lora; }
+    const weights::LayerLayout& layout() const { return layout_; }
     /// What is trained; of a pipeline by all ranks, and by this one.
     const weights::ParameterTable* table() const { return table_ ? &*table_ : nullptr; }
     const weights::ParameterTable* own_table() const { return own_table_ ? &*own_table_ : nullptr; }

@@ -8,6 +8,10 @@
 
 #include "unsloth/spec/step_scalars.h"
 
+namespace unsloth::spec {
+struct KernelTable;
+}
+
 namespace unsloth::ops {
 
 class Profiler;
@@ -33,8 +37,9 @@ class Context {
     at::Tensor workspace;
     /// fixed order of every reduction, whatever it costs
     bool deterministic = false;
-    /// cuBLASLt's own choice for every product, as on a card that was not measured
-    bool library_products = false;
+    /// What was measured of the kernels that could serve a product; at first the built-in table of the device's card.
+    /// Never nullptr; one without choices leaves every product to the library.
+    std::shared_ptr<const spec::KernelTable> kernels;
     /// Readable by the device (host memory on the CPU). Owned by the step.
     const spec::StepScalars* scalars = nullptr;
     /// Written by the device. Owned by the step.

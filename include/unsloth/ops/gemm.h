@@ -21,8 +21,8 @@ struct Gemm {
 };
 
 /// fp32 accumulation whatever the inputs (no TF32: fp32 inputs multiply in fp32), one rounding to out's
-/// dtype. Parts of a split K are added in fp32 too, in a fixed order. On CUDA: the algorithm that was measured
-/// to be fastest (kernels/gemm_table.h), else cuBLASLt's first choice, within ctx.workspace; cached by shape,
+/// dtype. Parts of a split K are added in fp32 too, in a fixed order. On CUDA: the algorithm that
+/// ctx.kernels says, else cuBLASLt's first choice, within ctx.workspace; cached by shape,
 /// strides, types and alignment, and never chosen by timing. On the CPU fp64 is allowed as well (all fp64), as a
 /// reference. CheckError for mismatched shapes, dtypes or strides, and for a case that cuBLASLt has no algorithm
 /// for. M, N or K of 0 is allowed (K = 0 gives beta c + bias).

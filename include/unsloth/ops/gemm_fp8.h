@@ -27,7 +27,7 @@ struct GemmFp8 {
     const char* label = "gemm fp8";           ///< its name in a profile
 };
 
-/// CUDA: our own kernel on cards that it is released for (src/ops/gemm_fp8_choice.h), else cuBLASLt, with
+/// CUDA: our own kernel where ctx.kernels says so, else cuBLASLt, with
 /// u b^T (+ residual) as a product of its own before; ctx.workspace serves both. Our kernel rounds once; the
 /// library's way rounds u b^T + residual to bf16 as well. Sums over K stay in the tensor cores' accumulators,
 /// whose precision ends near 14 bits: relative L2 error beside bf16's rounding 1.3e-3 at K = 4096, 2.9e-3 at

@@ -1,4 +1,4 @@
-// cuBLASLt's algorithms for one product, to be timed: what the committed tables of algorithms are made from (`bench
+// cuBLASLt's algorithms for one product, to be timed: what tables of choices are made from (`tune`, `bench
 // gemm`). Built with UNSLOTH_CUDA only.
 #pragma once
 
@@ -6,6 +6,7 @@
 #include <string>
 
 #include "unsloth/ops/gemm.h"
+#include "unsloth/spec/kernel_table.h"
 
 namespace unsloth::ops {
 
@@ -21,19 +22,13 @@ class GemmTrials {
     /// Issues the product; `args` has the sizes, strides, types and alignments of `like`.
     void run(std::size_t trial, const Gemm& args);
 
-    /// From now on gemm() on this context takes the trial for products of like's sizes and transposes. Work that was
-    /// recorded keeps what it was recorded with.
-    void prefer(std::size_t trial);
-
-    /// The algorithm as the tables write it: equal for equal algorithms.
+    /// The algorithm's parameters: equal for equal algorithms.
     std::string name(std::size_t trial) const;
     /// Whether its time is that of its waves of tiles, and how many full ones `like` takes.
     bool in_waves(std::size_t trial) const;
     double waves(std::size_t trial) const;
-    /// Lines of the tables: this algorithm for m_first … m_last rows of a product that is k_base wide without adapters;
-    /// and its cost of a wave, ns_per_k K + ns.
-    std::string product_line(std::size_t trial, int64_t m_first, int64_t m_last, int64_t k_base) const;
-    static std::string tile_line(bool transpose_b, double ns_per_k, double ns, const std::string& name);
+    /// As a table's choice for so many rows of a product that is k_base wide without adapters.
+    spec::KernelChoice choice(std::size_t trial, spec::Interval tokens, int64_t k_base) const;
 
   private:
     struct Impl;

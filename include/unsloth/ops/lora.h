@@ -26,7 +26,7 @@ struct LoraSlice {
 
 /// Who computes a product on CUDA.
 enum class LoraChoice : uint8_t {
-    measured,  ///< whoever was faster, see lora_kernel_pays
+    measured,  ///< our kernel where ctx.kernels says so
     kernel,    ///< our kernel; CheckError when it does not take the operands
     library,   ///< cuBLASLt
 };
@@ -64,20 +64,5 @@ struct LoraDa {
     const char* label = "lora dA";
 };
 void lora_da(Context& ctx, const LoraDa& args);
-
-/// What the choice looks at.
-enum class LoraProduct : uint8_t { u, dy };
-struct LoraShape {
-    int64_t tokens = 0;
-    int64_t columns = 0;  ///< K for u, N for dy
-    int64_t rank = 0;     ///< R for u, the widest slice's r for dy
-};
-struct LoraDevice {
-    std::string name;  ///< as CUDA tells it
-    int compute_major = 0;
-};
-
-/// True where our kernel measured faster than cuBLASLt. Cards that were not measured: false. Pure.
-bool lora_kernel_pays(LoraProduct product, const LoraShape& shape, const LoraDevice& device);
 
 }  // namespace unsloth::ops

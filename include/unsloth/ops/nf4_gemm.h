@@ -5,11 +5,12 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
-#include <string_view>
 #include <vector>
 
 #include "unsloth/ops/quant.h"
+#include "unsloth/spec/kernel_table.h"
 #include "unsloth/spec/nf4_tiles.h"
 
 namespace unsloth::ops {
@@ -62,19 +63,14 @@ struct Nf4GemmChoice {
     bool operator==(const Nf4GemmChoice&) const = default;
 };
 
-/// The fastest for a product by weights [N, K] (N summed over a group), from measurements that are part of
-/// the program: the same arguments give the same choice everywhere, whatever else runs. `card` is the
-/// device's name ("NVIDIA H200"). A card or a shape that was not measured gets `dequantize`. Needs no GPU.
-Nf4GemmChoice nf4_gemm_choice(std::string_view card, int64_t m, int64_t n, int64_t k, bool transposed);
-
-/// Whether anything was measured on the card.
-bool nf4_gemm_measured(std::string_view card);
+/// What the table says of a product by weights [N, K] (N summed over a group); `dequantize` where it says nothing.
+Nf4GemmChoice nf4_gemm_choice(const spec::KernelTable& table, int64_t m, int64_t n, int64_t k, bool transposed);
 
 /// A choice for products of M tokens by weights [N, K] (N summed over a group); empty: always `dequantize`.
 using Nf4GemmChooser = std::function<Nf4GemmChoice(int64_t m, int64_t n, int64_t k, bool transposed)>;
 
-/// nf4_gemm_choice of this device's card; empty where it has nothing but `dequantize`.
-Nf4GemmChooser nf4_gemm_chooser(at::Device device);
+/// nf4_gemm_choice of the table; empty where it has nothing but `dequantize`.
+Nf4GemmChooser nf4_gemm_chooser(std::shared_ptr<const spec::KernelTable> table);
 
 /// Every form of the kernels that this device can run for products of this direction, for benchmarks and tests; none on
 /// the CPU.

@@ -28,7 +28,8 @@ struct RunFiles {
     std::filesystem::path model_folder;  ///< of full training's config.json
     std::vector<std::filesystem::path> tokenizer_files;
     std::filesystem::path tokenizer_folder;
-    std::string config;  ///< run_config.json
+    std::string config;   ///< run_config.json
+    std::string kernels;  ///< kernels.json; empty: none
     int64_t save_total_limit = 0;
     weights::Share share;  ///< of the optimizer: each rank writes its own, the first all else
     /// Of a pipeline, whose ranks have parts of the state: collect(to, values_only) has `to` called for the tensor in

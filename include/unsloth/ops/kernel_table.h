@@ -1,0 +1,27 @@
+// Tables of measured choices of kernels (spec/kernel_table.h) and the device that they are for.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <memory>
+
+#include "unsloth/spec/kernel_table.h"
+
+namespace unsloth::ops {
+
+/// A CUDA device that is here, as tables name it.
+spec::KernelCard kernel_card(at::Device device);
+
+/// Of the libraries that run here and of our kernels. `driver` is left empty: CUDA does not say it.
+spec::KernelVersions kernel_versions();
+
+/// What of `table`, measured on this device's card, holds here: choices made with another cuBLASLt, of other kernels of
+/// ours, or of kernels that this build has not, are left out, and a warning says how many. `source` names the table.
+std::shared_ptr<const spec::KernelTable> usable_kernels(at::Device device, const spec::KernelTable& table,
+                                                        const std::string& source);
+
+/// What of the built-in table of this device's card holds here; without choices on cards that were not measured, for
+/// GPUs that are not here, and on the CPU. Never nullptr.
+std::shared_ptr<const spec::KernelTable> built_in_kernels(at::Device device);
+
+}  // namespace unsloth::ops
