@@ -7,4 +7,8 @@ void run_bench(const config::CommandLine& line) {
     load_engine(line.loaded.config)->bench(line.loaded, line.bench);
 }
 
+void run_tune(const config::CommandLine& line) {
+    load_engine()->tune(line.loaded, line.tune);
+}
+
 }  // namespace unsloth::app

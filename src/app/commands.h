@@ -27,6 +27,7 @@ void run_export(const config::CommandLine& line);
 void run_merge(const config::CommandLine& line);
 void run_quantize(const config::CommandLine& line);
 void run_bench(const config::CommandLine& line);
+void run_tune(const config::CommandLine& line);
 void run_watch(const config::CommandLine& line);
 void run_compare(const config::CommandLine& line);
 void run_report(const config::CommandLine& line);

@@ -85,6 +85,9 @@ int run(const config::CommandLine& line, const std::vector<std::string>& argumen
         case config::Command::bench:
             run_bench(line);
             break;
+        case config::Command::tune:
+            run_tune(line);
+            break;
         case config::Command::plan:
             return run_plan(line) ? 0 : code_of(ErrorKind::runtime);
         case config::Command::doctor:

@@ -175,23 +175,65 @@ void print(const config::BenchRequest& request, const std::string& name, const w
                 r.tiles_win() ? "tiles" : "dequantise");
 }
 
-/// A line of the table: up to the largest m that the tiles serve faster, the form of the next measured m.
-std::string table_line(const weights::GroupLayout& group, bool transposed, const std::vector<Measured>& measured) {
-    std::string steps;
-    for (std::size_t i = 0; i < measured.size(); ++i) {
-        const Measured& r = measured[i];
-        if (!r.tiles_win()) break;
-        const bool goes_on = i + 1 < measured.size() && measured[i + 1].tiles_win();
-        if (goes_on && text_of(measured[i + 1].form) == text_of(r.form)) continue;  // one step serves both
-        steps += cat(steps.empty() ? "" : ", ", "{", r.m, ", ", text_of(r.form), "}");
+/// A form as a table's kernel and its parameters.
+void set_kernel(spec::KernelChoice& choice, const ops::Nf4GemmChoice& form) {
+    switch (form.kernel) {
+        case Kernel::few:
+            choice.kernel = spec::KernelSource::few;
+            choice.parameters = {form.tokens};
+            return;
+        case Kernel::sm90:
+        case Kernel::sm90_pairs:
+            choice.kernel = form.kernel == Kernel::sm90 ? spec::KernelSource::sm90 : spec::KernelSource::sm90_pairs;
+            choice.parameters = {form.tokens, form.split};
+            return;
+        default:
+            choice.kernel = spec::KernelSource::portable;
+            choice.parameters = {form.token_groups, form.strips, form.warps};
     }
-    return steps.empty()
-               ? ""
-               : cat("    {", transposed ? "true" : "false", ", ", group.n, ", ", group.k, ", {{", steps, "}}},");
+}
+
+/// Choices up to the largest m that the tiles serve faster: the form measured at m serves what lies between the m
+/// before and it.
+std::vector<spec::KernelChoice> choices_of(const weights::GroupLayout& group, bool transposed,
+                                           const std::vector<Measured>& measured) {
+    std::vector<spec::KernelChoice> choices;
+    int64_t first = 0;
+    for (const Measured& r : measured) {
+        if (!r.tiles_win()) break;
+        spec::KernelChoice& choice = choices.emplace_back();
+        choice.op = spec::KernelOperator::gemm_nf4;
+        choice.form = transposed ? spec::ProductForm::nn : spec::ProductForm::nt;
+        choice.tokens = {first, r.m};
+        choice.n = {group.n, group.n};
+        choice.k = {group.k, group.k};
+        set_kernel(choice, r.form);
+        first = r.m + 1;
+    }
+    return choices;
 }
 #endif
 
 }  // namespace
+
+#if UNSLOTH_CUDA
+std::vector<spec::KernelChoice> nf4_choices(ops::Context& ctx, const weights::LayerLayout& layout) {
+    std::vector<spec::KernelChoice> all;
+    for (const weights::Group g : weights::all_groups) {
+        const std::vector<WeightForms> sets = make_weights(ctx, layout[g]);
+        for (const bool transposed : {false, true}) {
+            std::vector<Measured> measured;
+            for (const int64_t m : {1, 4, 8, 16, 32, 64, 128, 256, 512}) {
+                measured.push_back(measure(ctx, layout[g], sets, transposed, m));
+                if (!measured.back().tiles_win()) break;
+            }
+            const std::vector<spec::KernelChoice> choices = choices_of(layout[g], transposed, measured);
+            all.insert(all.end(), choices.begin(), choices.end());
+        }
+    }
+    return all;
+}
+#endif
 
 void bench_nf4(const config::LoadedConfig& loaded, [[maybe_unused]] const config::BenchRequest& request) {
     const at::Device device = ops::choose_device(loaded.config.hardware.device);
@@ -213,8 +255,8 @@ void bench_nf4(const config::LoadedConfig& loaded, [[maybe_unused]] const config
                     measured.push_back(measure(bench.ctx, layout[g], sets, transposed, m));
                     print(request, cat(name_of(g), transposed ? " dx" : ""), layout[g], measured.back());
                 }
-                if (const std::string line = table_line(layout[g], transposed, measured); !line.empty())
-                    (request.json ? std::cerr : std::cout) << line << std::endl;
+                for (const spec::KernelChoice& choice : choices_of(layout[g], transposed, measured))
+                    (request.json ? std::cerr : std::cout) << spec::choice_text(choice) << std::endl;
             }
         }
         return;

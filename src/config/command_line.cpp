@@ -137,6 +137,9 @@ void check_presence(const CommandLine& line, Presence presence, Problems& proble
             presence.refuse(!line.exporting.base.empty() && line.exporting.adapter.empty(),
                             "export gguf takes --base only beside --adapter");
             break;
+        case Command::tune:
+            presence.called("tune").need_model(config);
+            break;
         case Command::bench:
             if (line.bench.what == BenchSubject::step) presence.called("bench step").need_model(config);
             if (line.bench.what == BenchSubject::generate) presence.called("bench generate").need_model(config);

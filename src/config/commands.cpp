@@ -452,9 +452,20 @@ void declare_bench(OptionSet& options, CommandLine& line) {
     options.add("steps", bench.steps, "Steps to measure.").at_least(1);
     options.add("warmup", bench.warmup, "Steps before measuring.").at_least(0);
     options.add("tune", bench.tune,
-                "Of gemm and step: time the library's algorithms (of step: by the whole step's time) and print lines "
-                "for the tables in kernels/.");
+                "Of gemm: time the library's algorithms, and print choices as the tables in cards/ hold them.");
     options.add("json", bench.json, "Print the results as JSON.");
+}
+
+void declare_tune(OptionSet& options, CommandLine& line) {
+    TuneRequest& tune = line.tune;
+    options.add("out", tune.out, "File to write, for hardware.kernels; empty: standard output.").path("FILE");
+    options.add("batch", tune.batch, "Rows of a step; 0: training.per_device_train_batch_size.").at_least(0);
+    options.add("seq", tune.seq, "Tokens of a row; 0: model.max_seq_length.").at_least(0);
+    options.add("steps", tune.steps, "Steps that a trial is timed over.").at_least(1);
+    options
+        .add("seconds", tune.seconds,
+             "After which no further product is begun; those that are left keep the kernels they have.")
+        .above(0);
 }
 
 void declare_plan(OptionSet& options, CommandLine& line) {
@@ -559,6 +570,8 @@ const std::vector<CommandInfo>& commands() {
          "Write a model in 4 or 8 bit, as bitsandbytes does.", false, declare_quantize},
         {Command::bench, "bench", "step|ops|gemm|nf4|scaling|comm|generate [--batch N] [--seq N] [--json]",
          "Measure speed.", true, declare_bench},
+        {Command::tune, "tune", "--config FILE [--out FILE] [--batch N] [--seq N] [--seconds S]",
+         "Measure which kernels serve a run's products fastest on this card.", true, declare_tune},
         {Command::plan, "plan", "--config FILE [--gpu NAME|FILE] [--gpu_memory 24GiB] [--gpus N] [--svg FILE] [--json]",
          "What a run takes of a GPU's memory and of time, without a GPU.", true, declare_plan},
         {Command::watch, "watch", "RUN [--once] [--interval SECONDS]",

@@ -706,10 +706,10 @@ void declare_hardware(OptionSet& options, HardwareOptions& hardware) {
                 "Leave the input embeddings in pinned host memory; a GPU reads the rows that it needs.");
     options
         .add("kernels", hardware.kernels,
-             "auto: for each matrix product the kernel that measured fastest on this card; library: "
-             "cuBLASLt's own choice for all of "
-             "them, as on cards that were not measured (to compare with, when results look wrong).")
-        .one_of({"auto", "library"})
+             "auto: for each matrix product the kernel that measured fastest on this card; library: cuBLASLt's own "
+             "choice for all of them, as on cards that were not measured (to compare with, when results look wrong); "
+             "or a file that `unsloth-train tune` wrote on this card.")
+        .path("auto|library|FILE")
         .on_resume(OnResume::told);
     options
         .add_object(

@@ -48,6 +48,9 @@ class EngineImpl final : public config::Engine {
     void bench(const config::LoadedConfig& loaded, const config::BenchRequest& request) override {
         guarded([&] { bench::run_bench(loaded, request); });
     }
+    void tune(const config::LoadedConfig& loaded, const config::TuneRequest& request) override {
+        guarded([&] { bench::run_tune(loaded, request); });
+    }
     bool plan(const config::LoadedConfig& loaded, const config::PlanRequest& request) override {
         bool fits = false;
         guarded([&] { fits = train::run_plan(loaded, request); });

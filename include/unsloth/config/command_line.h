@@ -29,6 +29,7 @@ enum class Command {
     merge,
     quantize,
     bench,
+    tune,
     plan,
     doctor,
     watch,
@@ -202,6 +203,7 @@ struct CommandLine {
     MergeRequest merge;
     QuantizeRequest quantize;
     BenchRequest bench;
+    TuneRequest tune;
     PlanRequest plan;
     WatchRequest watch;
     CompareRunsRequest compare;

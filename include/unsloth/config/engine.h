@@ -72,8 +72,16 @@ struct BenchRequest {
     int64_t accumulate = 1;    ///< micro-batches of `batch` rows in a step
     int64_t steps = 20;        ///< measured, after `warmup` unmeasured ones
     int64_t warmup = 5;
-    bool tune = false;  ///< of gemm and step: time the library's algorithms and print lines for the tables
+    bool tune = false;  ///< of gemm: time the library's algorithms and print choices for the tables
     bool json = false;
+};
+
+struct TuneRequest {
+    std::string out;       ///< file to write; empty: standard output
+    int64_t batch = 0;     ///< rows of a step; 0: training.per_device_train_batch_size
+    int64_t seq = 0;       ///< tokens of a row; 0: model.max_seq_length
+    int64_t steps = 3;     ///< that a trial is timed over
+    double seconds = 600;  ///< after which no further product is begun
 };
 
 /// Two models on the same rows: base with adapter, and what they were merged into. Both compute in fp32.
@@ -128,6 +136,8 @@ class __attribute__((visibility("default"))) Engine {
     virtual void replay(const ReplayRequest& request) = 0;
     virtual LogitComparison compare_logits(const CompareRequest& request) = 0;
     virtual void bench(const LoadedConfig& loaded, const BenchRequest& request) = 0;
+    /// Writes a table of kernels for this card and the products of such a run.
+    virtual void tune(const LoadedConfig& loaded, const TuneRequest& request) = 0;
     /// Prints the plan. False where nothing fits.
     virtual bool plan(const LoadedConfig& loaded, const PlanRequest& request) = 0;
     /// Of each GPU, or of the CPU where there is none: takes about `seconds` each.

@@ -48,6 +48,9 @@ class FakeEngine : public config::Engine {
     void bench(const config::LoadedConfig&, const config::BenchRequest& request) override {
         std::printf("bench %ld\n", static_cast<long>(request.batch));
     }
+    void tune(const config::LoadedConfig&, const config::TuneRequest& request) override {
+        std::printf("tune %s\n", request.out.c_str());
+    }
     bool plan(const config::LoadedConfig&, const config::PlanRequest& request) override {
         std::printf("plan %s\n", request.gpu.c_str());
         return request.gpu != "too small";

@@ -1,0 +1,272 @@
+// `tune`: what a run of this configuration multiplies in a step, product by product. The candidates serve it in turn in
+// whole steps, and the fastest stays for the products after it: what a product takes by itself says little on a card at
+// its power limit, where an algorithm that needs less energy leaves more of it to the rest of the step. Times alone,
+// operands from memory, only choose the candidates of cuBLASLt, which has hundreds. Products by packed 4-bit weights
+// alone are timed outside: in which form weights lie is settled while they are loaded.
+#include "unsloth/bench/bench.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <iostream>
+#include <numeric>
+#include <regex>
+
+#include "bench/model.h"
+#include "bench/nf4.h"
+#include "bench/ops.h"
+#include "bench/products.h"
+#include "unsloth/core/cgroup.h"
+#include "unsloth/core/error.h"
+#include "unsloth/core/files.h"
+#include "unsloth/core/log.h"
+#include "unsloth/ops/device.h"
+#include "unsloth/ops/kernel_table.h"
+#include "unsloth/train/memory_use.h"
+
+namespace unsloth::bench {
+namespace {
+
+#if UNSLOTH_CUDA
+using Clock = std::chrono::steady_clock;
+using Operator = spec::KernelOperator;
+using Source = spec::KernelSource;
+
+/// The rows that a choice measured at `m` serves: those with as many tiles of 128, of few rows the upper half.
+spec::Interval rows_like(int64_t m) {
+    constexpr int64_t tile = 128;
+    return {m <= 2 * tile ? m / 2 + 1 : m - tile + 1, m};
+}
+
+spec::Interval only(int64_t x) {
+    return {x, x};
+}
+
+/// What is worth a step: ours, the library's choice, the fastest in turns, and of more of those the fastest alone.
+std::vector<std::size_t> finalists(ops::Context& ctx, ops::GemmTrials& trials, const Product& product) {
+    constexpr std::size_t most = 32, in_turn = 3, tried_alone = 12, alone = 4;
+    std::vector<std::size_t> result{trials.ours()};
+    const auto append_new = [&](std::size_t trial) {
+        if (std::find(result.begin(), result.end(), trial) == result.end()) result.push_back(trial);
+    };
+    std::vector<std::size_t> all(trials.count());
+    std::iota(all.begin(), all.end(), std::size_t{0});
+    for (const int64_t rounds : {1, 3}) {  // all of them shortly, then the best ones again
+        const std::vector<double> ns = time_trials(ctx, trials, product, all, rounds);
+        std::vector<std::pair<double, std::size_t>> order;
+        for (std::size_t i = 0; i < all.size(); ++i) order.emplace_back(ns[i], all[i]);
+        std::sort(order.begin(), order.end());
+        if (order.size() > most) order.resize(most);
+        all.clear();
+        for (const auto& [time, trial] : order) all.push_back(trial);
+    }
+    append_new(trials.first());
+    for (std::size_t i = 0; i < std::min(in_turn, all.size()); ++i) append_new(all[i]);
+    std::vector<std::pair<double, std::size_t>> by_energy;
+    for (std::size_t i = 0; i < std::min(tried_alone, all.size()); ++i)
+        by_energy.emplace_back(time_alone(ctx, trials, product, all[i]), all[i]);
+    std::sort(by_energy.begin(), by_energy.end());
+    for (std::size_t i = 0; i < std::min(alone, by_energy.size()); ++i) append_new(by_energy[i].second);
+    return result;
+}
+
+/// Settles one product after the other on the benched model's context.
+class Tuner {
+  public:
+    Tuner(BenchedModel& benched, StepTimer& timer, const config::TuneRequest& request)
+        : benched_(benched), timer_(timer), request_(request), table_(*benched.ctx().kernels) {
+        start_ms_ = step_ms();
+        line("as it is", "", start_ms_);
+    }
+
+    /// Of candidates for one product the one with the fastest step goes before all choices of the table. The first
+    /// candidate stays unless another one is faster by more than two times of the same step differ.
+    void settle(const std::string& name, const std::vector<spec::KernelChoice>& candidates) {
+        constexpr double noise = 5e-4;
+        if (out_of_time(name) || candidates.size() < 2) return;
+        std::size_t best = 0;
+        double least = 0;
+        for (std::size_t i = 0; i < candidates.size(); ++i) {
+            use(&candidates[i]);
+            const double ms = step_ms();
+            line(name, spec::choice_text(candidates[i]), ms);
+            if (i == 0 || ms < least * (best == 0 ? 1 - noise : 1)) best = i, least = ms;
+        }
+        table_.choices.insert(table_.choices.begin(), candidates[best]);
+        ++settled_;
+        use(nullptr);
+    }
+
+    /// Whether the time is over; a product that is not begun is told.
+    bool out_of_time(const std::string& name) {
+        if (std::chrono::duration<double>(Clock::now() - begin_).count() < request_.seconds) return false;
+        log::warning("tune: ", name, " stays as it is: the ", request_.seconds, " s of --seconds are over");
+        return true;
+    }
+
+    void add(const std::vector<spec::KernelChoice>& choices) {
+        table_.choices.insert(table_.choices.begin(), choices.begin(), choices.end());
+    }
+
+    /// The table with all that was settled; `what` was tuned.
+    spec::KernelTable result(const std::string& what) {
+        const double ms = step_ms();
+        line("tuned", "", ms);
+        char text[160];
+        std::snprintf(text, sizeof text, ": %d products settled by the time of whole steps, %.3f ms before, %.3f after",
+                      settled_, start_ms_, ms);
+        spec::KernelTable table = table_;
+        table.card = ops::kernel_card(benched_.ctx().device());
+        table.versions = ops::kernel_versions();
+        const std::string driver = read_kernel_text("/proc/driver/nvidia/version").value_or("");
+        std::smatch version;
+        if (std::regex_search(driver, version, std::regex(R"((\d+\.\d+[.\d]*))"))) table.versions.driver = version[1];
+        table.source =
+            cat("unsloth-train tune, ", what, text, table_.source.empty() ? "" : "; the rest: ", table_.source);
+        return table;
+    }
+
+  private:
+    /// The table, and one choice more before all of it.
+    void use(const spec::KernelChoice* trial) {
+        auto table = std::make_shared<spec::KernelTable>(table_);
+        if (table->card.multiprocessors == 0) table->card = ops::kernel_card(benched_.ctx().device());
+        if (trial) table->choices.insert(table->choices.begin(), *trial);
+        benched_.ctx().kernels = std::move(table);
+    }
+    double step_ms() {
+        timer_.run(1);
+        return timer_.run(request_.steps).ms;
+    }
+    void line(const std::string& name, const std::string& choice, double ms) const {
+        std::fprintf(stderr, "%-14s %10.3f ms a step  %s\n", name.c_str(), ms, choice.c_str());
+    }
+
+    BenchedModel& benched_;
+    StepTimer& timer_;
+    const config::TuneRequest& request_;
+    spec::KernelTable table_;
+    Clock::time_point begin_ = Clock::now();
+    double start_ms_ = 0;
+    int settled_ = 0;
+};
+
+/// The bf16 products: of a layer, where its base is not in 8 bit, and of the head.
+void tune_gemms(Tuner& tuner, BenchedModel& benched, const weights::LayerLayout& layout) {
+    ops::Context& ctx = benched.ctx();
+    const model::LoadRequest& request = benched.request();
+    const auto settle = [&](const Product& product) {
+        if (tuner.out_of_time(product.name)) return;
+        ops::GemmTrials trials(ctx, product.sets[0]);
+        std::vector<spec::KernelChoice> candidates;
+        for (const std::size_t trial : finalists(ctx, trials, product))
+            candidates.push_back(trials.choice(trial, rows_like(product.m()), product.k_base));
+        tuner.settle(product.name, candidates);
+    };
+    if (!request.fp8) for_each_layer_product(layout, ctx.device(), request.dtype, request.sizes.tokens, settle);
+    for_each_head_product(benched.spec(), ctx.device(), request.dtype, request.sizes.head_rows, settle);
+}
+
+/// What runs now for `key`, as a choice for it alone; the library's where the table says nothing.
+spec::KernelChoice present(const spec::KernelTable& table, const spec::ProductKey& key, spec::KernelChoice like) {
+    const spec::KernelChoice* found = table.find(key);
+    like.kernel = found ? found->kernel : Source::library;
+    like.parameters = found ? found->parameters : std::vector<int64_t>{};
+    return like;
+}
+
+void tune_fp8(Tuner& tuner, BenchedModel& benched, const weights::LayerLayout& layout) {
+    const int64_t m = benched.request().sizes.tokens;
+    for (const weights::Group g : weights::all_groups) {
+        const weights::GroupLayout& group = layout[g];
+        for (const bool forward : {true, false}) {
+            const int64_t n = forward ? group.n : group.k, k = forward ? group.k : group.n;
+            spec::KernelChoice choice{
+                .op = Operator::gemm_fp8, .tokens = rows_like(m), .n = only(n), .k = only(k), .rank = only(group.r)};
+            std::vector<spec::KernelChoice> candidates{choice};
+            choice.kernel = Source::sm90;
+            for (const int64_t columns : {256, 192, 128}) {
+                choice.parameters = {columns};
+                candidates.push_back(choice);
+            }
+            tuner.settle(cat(name_of(g), forward ? " fp8" : " dx fp8"), candidates);
+        }
+    }
+}
+
+/// The adapters' thin products.
+void tune_thin(Tuner& tuner, BenchedModel& benched, const weights::LayerLayout& layout) {
+    const int64_t m = benched.request().sizes.tokens;
+    std::vector<spec::KernelChoice> done;
+    const auto settle = [&](const std::string& name, const spec::ProductKey& key) {
+        const bool u = key.op == Operator::lora_u;
+        const spec::KernelChoice choice = present(*benched.ctx().kernels, key,
+                                                  {.op = key.op,
+                                                   .tokens = rows_like(m),
+                                                   .n = u ? spec::Interval{} : only(key.n),
+                                                   .k = u ? only(key.k) : spec::Interval{},
+                                                   .rank = only(key.rank)});
+        if (std::find(done.begin(), done.end(), choice) != done.end()) return;  // qkv's and gate_up's x are alike
+        done.push_back(choice);
+        std::vector<spec::KernelChoice> candidates{choice};
+        for (const Source source : {Source::library, Source::sm90}) {
+            candidates.push_back(choice);
+            candidates.back().kernel = source;
+        }
+        candidates.erase(std::find(candidates.begin() + 1, candidates.end(), choice));
+        tuner.settle(name, candidates);
+    };
+    for (const weights::Group g : weights::all_groups) {
+        const weights::GroupLayout& group = layout[g];
+        if (group.r == 0) continue;
+        int64_t widest = 0;
+        for (const weights::Slice& slice : group.slices) widest = std::max(widest, slice.r);
+        settle(cat(name_of(g), " xA"), {.op = Operator::lora_u, .tokens = m, .k = group.k, .rank = group.r});
+        settle(cat(name_of(g), " dyB"), {.op = Operator::lora_dy, .tokens = m, .n = group.n, .rank = widest});
+    }
+}
+#endif
+
+}  // namespace
+
+void run_tune(const config::LoadedConfig& loaded, const config::TuneRequest& asked) {
+    const at::Device device = ops::choose_device(loaded.config.hardware.device);
+    if (!device.is_cuda())
+        throw usage_error(cat("tune chooses kernels of a GPU; the device is ", device.str()),
+                          "Run it on the machine that trains.");
+    if (loaded.config.model.dtype != spec::DType::bf16)
+        throw usage_error("tune chooses kernels of bfloat16 products; model.dtype is another type");
+#if UNSLOTH_CUDA
+    config::TuneRequest request = asked;
+    if (request.batch == 0) request.batch = loaded.config.training.per_device_train_batch_size;
+    if (request.seq == 0) request.seq = loaded.config.model.max_seq_length;
+    config::LoadedConfig settings = loaded;
+    settings.config.hardware.cuda_graphs = false;  // recorded steps keep the products that they were recorded with
+    // The candidates' operands need room beside the plan.
+    constexpr double share = 0.75, gib = 1 << 30;
+    const double budget = static_cast<double>(train::memory_budget(loaded.config, device).device) / gib;
+    settings.config.training.max_memory_gib = share * budget;
+    const std::vector<int64_t> lengths = row_lengths(request.batch, request.seq, 0);
+    BenchedModel benched(settings, device, lengths);
+    StepTimer timer(benched, settings.config, lengths);
+    timer.run(2);
+    const weights::LayerLayout layout = adapted_layout(loaded, benched.spec());
+    Tuner tuner(benched, timer, request);
+    if (benched.request().fp8) tune_fp8(tuner, benched, layout);
+    tune_gemms(tuner, benched, layout);
+    if (ops::kernel_card(device).compute_capability == 90) tune_thin(tuner, benched, layout);
+    constexpr int64_t most_packed = 512;
+    if (benched.request().sizes.tokens <= most_packed && benched.plan().base_description().starts_with("nf4"))
+        tuner.add(nf4_choices(benched.ctx(), layout));
+    const std::string text = spec::kernels_text(
+        tuner.result(cat(request.batch, " x ", request.seq, " tokens of ", loaded.config.model.path)));
+    if (request.out.empty()) {
+        std::cout << text << std::flush;
+    } else {
+        write_file_atomically(request.out, text);
+        log::info("wrote ", request.out, "; --hardware.kernels ", request.out, " trains with it");
+    }
+#endif
+}
+
+}  // namespace unsloth::bench
