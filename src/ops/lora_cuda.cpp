@@ -19,6 +19,7 @@ namespace {
 
 /// What the choice and the plans look at, read from the driver once.
 struct LoraSlot final : HandleSlot {
+    bool runs = false;  ///< our kernels
     int compute_major = 0;
     int multiprocessors = 0;
 };
@@ -30,7 +31,8 @@ const LoraSlot& card(const Context& ctx) {
         const cudaError_t status = cudaGetDeviceProperties(&properties, ctx.device().index());
         UNSLOTH_CHECK(status == cudaSuccess, "cudaGetDeviceProperties: ", cudaGetErrorString(status));
         auto made = std::make_unique<LoraSlot>();
-        made->compute_major = kernels::built_for_hopper() ? properties.major : std::min(properties.major, 8);
+        made->runs = kernels::built_for_hopper() && lora_runs_on(properties.major, properties.sharedMemPerBlockOptin);
+        made->compute_major = properties.major;
         made->multiprocessors = properties.multiProcessorCount;
         slot = std::move(made);
     }
@@ -66,7 +68,7 @@ bool lora_u_cuda(Context& ctx, const LoraU& args) {
     p.type = dtype_of(args.x_TK);
     p.x = source(args.x_TK), p.a = source(args.a_RK), p.u = target(args.u_TR);
     if (args.copy_TR.defined()) p.copy = target(args.copy_TR);
-    const bool supported = kernels::lora_supports(p, card(ctx).compute_major);
+    const bool supported = card(ctx).runs && kernels::lora_supports(p, card(ctx).compute_major);
     const spec::ProductKey key{.op = spec::KernelOperator::lora_u, .tokens = p.tokens, .k = p.k, .rank = p.r};
     if (!chosen(ctx, args.choice, key, supported)) return false;
     const Region region(ctx, args.label);
@@ -95,9 +97,9 @@ bool lora_dy_cuda(Context& ctx, const LoraDy& args) {
     }
     const kernels::LoraPlan plan = kernels::lora_plan(p, card(ctx).multiprocessors);
     const int64_t bytes = ctx.workspace.defined() ? ctx.workspace.nbytes() : 0;
-    const bool supported = fits && reserved == p.r && args.u_TR.is_contiguous() &&  // v's columns are all written
-                           kernels::lora_supports(p, card(ctx).compute_major) &&
-                           bytes >= kernels::lora_workspace(p, plan).least;
+    const bool supported =
+        card(ctx).runs && fits && reserved == p.r && args.u_TR.is_contiguous() &&  // v's columns are all written
+        kernels::lora_supports(p, card(ctx).compute_major) && bytes >= kernels::lora_workspace(p, plan).least;
     const spec::ProductKey key{.op = spec::KernelOperator::lora_dy, .tokens = p.tokens, .n = p.n, .rank = widest};
     if (!chosen(ctx, args.choice, key, supported)) return false;
     const Region region(ctx, args.label);

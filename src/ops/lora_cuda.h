@@ -6,6 +6,12 @@
 
 namespace unsloth::ops {
 
+/// Whether our kernels run on a card: they want clusters, and more shared memory a block than cards of games have (99
+/// KiB, of 12.0 too).
+constexpr bool lora_runs_on(int compute_major, std::size_t shared_bytes_of_block) {
+    return compute_major >= 9 && shared_bytes_of_block >= std::size_t{227} * 1024;
+}
+
 /// True when the product was issued; false when it is cuBLASLt's: by choice, by measurement, or because the kernel
 /// does not take the operands. CheckError for the last with LoraChoice::kernel.
 bool lora_u_cuda(Context& ctx, const LoraU& args);

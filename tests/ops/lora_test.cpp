@@ -1,6 +1,7 @@
 #include "unsloth/ops/lora.h"
 
 #include "ops/lora_cases.h"
+#include "src/ops/lora_cuda.h"
 #include "unsloth/core/error.h"
 #include "unsloth/spec/kernel_table.h"
 
@@ -48,6 +49,15 @@ TEST(Lora, MeasuredCardUsesTheFaster) {
     EXPECT_TRUE(own(Operator::lora_dy, 16384, 28672, 8));
     EXPECT_FALSE(own(Operator::lora_dy, 16384, 28672, 64));
 }
+
+#if UNSLOTH_CUDA
+TEST(Lora, OurKernelsRunWhereABlockHasTheSharedMemory) {
+    EXPECT_TRUE(ops::lora_runs_on(9, 227 * 1024));
+    EXPECT_FALSE(ops::lora_runs_on(12, 99 * 1024)) << "RTX 5090";
+    EXPECT_FALSE(ops::lora_runs_on(8, 163 * 1024)) << "A100";
+    EXPECT_FALSE(ops::lora_runs_on(8, 99 * 1024)) << "RTX 4090";
+}
+#endif
 
 }  // namespace
 }  // namespace unsloth
