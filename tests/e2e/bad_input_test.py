@@ -15,6 +15,7 @@ from support import (
     NF4_MODEL,
     OK,
     RUNTIME,
+    SOURCE,
     TEXT_LLAMA,
     USAGE,
     environment,
@@ -76,6 +77,17 @@ class Configuration(EndToEnd):
             "--device",
             "cpu",
         )
+
+    def test_kernels_of_another_device(self):
+        common = ["--model.path", model(LLAMA), "--train_file", self.rows(2), "--output_dir", self.folder / "out"]
+        common += ["--device", "cpu", "--dtype", "float32"]
+        self.fail_with(USAGE, ["hardware.kernels", "libary", "auto"], *common, "--hardware.kernels", "libary")
+        table = self.folder / "kernels.json"
+        table.write_text((SOURCE / "cards" / "h200.json").read_text())
+        self.fail_with(USAGE, ["hardware.kernels", "NVIDIA H200", "cpu"], *common, "--hardware.kernels", table)
+        table.write_text(table.read_text().replace('"op":"lora_dy"', '"op":"lora"'))
+        self.fail_with(INPUT, ["kernels.json", "op", "lora_dy"], *common, "--hardware.kernels", table)
+        self.fail_with(USAGE, ["tune", "GPU"], "tune", "--model.path", model(LLAMA), "--device", "cpu")
 
     def test_a_gpu_that_is_not_there(self):
         if pathlib.Path("/dev/nvidiactl").exists() or pathlib.Path("/dev/dxg").exists():

@@ -1,0 +1,95 @@
+// hardware.kernels: which table a run uses, and what it says of it.
+#include "src/train/kernels.h"
+
+#include "train/support.h"
+#include "unsloth/core/error.h"
+#include "unsloth/ops/kernel_table.h"
+#include "unsloth/weights/layout.h"
+
+namespace unsloth::test {
+namespace {
+
+const char* const of_a_card = R"({"kernels": {
+  "card": "NVIDIA Test", "compute_capability": 8.9, "multiprocessors": 128, "source": "a test",
+  "versions": {"driver": "580.1", "cublaslt": 130100, "cudnn": 91900, "own": 1}, "choices": []}})";
+
+std::string refusal(const std::string& kernels, at::Device device, ErrorKind kind) {
+    config::Config config;
+    config.hardware.kernels = kernels;
+    try {
+        train::kernel_table(config, device);
+    } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), kind) << error.what();
+        return error.what();
+    }
+    return "nothing was refused";
+}
+
+TEST(Kernels, TheCpuHasNoTable) {
+    config::Config config;
+    for (const char* wish : {"auto", "library"}) {
+        config.hardware.kernels = wish;
+        ASSERT_NE(train::kernel_table(config, at::kCPU), nullptr);
+        EXPECT_TRUE(train::kernel_table(config, at::kCPU)->choices.empty()) << wish;
+    }
+}
+
+TEST(Kernels, AFileThatIsNoneOrOfAnotherDeviceIsRefused) {
+    const ScratchFolder folder;
+    EXPECT_NE(refusal("libary", at::kCPU, ErrorKind::usage).find("there is no file libary"), std::string::npos);
+    const std::string broken = folder.write("broken.json", "{").string();
+    EXPECT_NE(refusal(broken, at::kCPU, ErrorKind::input).find("is no JSON"), std::string::npos);
+    const std::string file = folder.write("card.json", of_a_card).string();
+    EXPECT_NE(refusal(file, at::kCPU, ErrorKind::usage).find("NVIDIA Test"), std::string::npos);
+    if (!device_available("cuda")) return;
+    EXPECT_NE(refusal(file, at::Device(at::kCUDA, 0), ErrorKind::usage).find("was measured on NVIDIA Test"),
+              std::string::npos);
+}
+
+TEST(Kernels, ACheckpointsTableCountsWhereTheConfigurationLeavesItOpen) {
+    const ScratchFolder folder;
+    folder.write(train::kernels_file, of_a_card);
+    config::Config config;
+    // Of another card, and on the CPU, it does not.
+    EXPECT_EQ(train::kernel_table_of(folder.path().string(), config, at::kCPU), train::kernel_table(config, at::kCPU));
+    if (!device_available("cuda")) return;
+    const at::Device device(at::kCUDA, 0);
+    EXPECT_EQ(*train::kernel_table_of(folder.path().string(), config, device), *train::kernel_table(config, device));
+    spec::KernelTable own = spec::parse_kernels(of_a_card, "a test");
+    own.card = ops::kernel_card(device);
+    own.versions = ops::kernel_versions();
+    own.choices = {{.op = spec::KernelOperator::lora_dy, .rank = {0, 8}}};
+    folder.write(train::kernels_file, spec::kernels_text(own));
+    EXPECT_EQ(*train::kernel_table_of(folder.path().string(), config, device), own);
+    config.hardware.kernels = "library";
+    EXPECT_TRUE(train::kernel_table_of(folder.path().string(), config, device)->choices.empty());
+}
+
+TEST(Kernels, UntunedProductsAreNamed) {
+    const auto file = std::make_shared<const formats::WeightFile>(
+        formats::WeightFile::open(model_folder("small_llama/nf4_dq").string()));
+    model::LoadRequest request;
+    request.dtype = at::kBFloat16;
+    request.sizes.tokens = request.sizes.longest = request.sizes.head_rows = 64;
+    request.sizes.segments = 1;
+    request.run.head_tile = 32;
+    const model::ModelPlan plan(file, request);
+    const auto untuned = [&](std::vector<spec::KernelChoice> choices) {
+        const train::TunedProducts products = train::tuned_products({.choices = std::move(choices)}, plan);
+        EXPECT_EQ(products.all, 10);
+        return products.untuned;
+    };
+    EXPECT_EQ(untuned({}).size(), 10U);
+    EXPECT_EQ(untuned({{.tokens = {33, 64}}}), (std::vector<std::string>{"lm_head", "lm_head dx"}))
+        << "the head takes 32 rows at a time";
+    EXPECT_EQ(untuned({{.tokens = {1, 64}}}), std::vector<std::string>{});
+    const weights::GroupLayout& qkv = plan.layout()[weights::Group::qkv];
+    const std::vector<std::string> left =
+        untuned({{.form = spec::ProductForm::nt, .n = {qkv.n, qkv.n}, .k = {qkv.k, qkv.k + 1023}}});
+    EXPECT_EQ(left.size(), 9U);
+    EXPECT_EQ(left.front(), "qkv dx");
+    EXPECT_EQ(train::kernels_line({}, plan), "") << "on the CPU nothing is tuned";
+}
+
+}  // namespace
+}  // namespace unsloth::test
