@@ -92,7 +92,7 @@ class Tuner {
             line(name, spec::choice_text(candidates[i]), ms);
             if (i == 0 || ms < least * (best == 0 ? 1 - noise : 1)) best = i, least = ms;
         }
-        table_.choices.insert(table_.choices.begin(), candidates[best]);
+        table_.put_first(candidates[best]);
         ++settled_;
         use(nullptr);
     }
@@ -105,7 +105,7 @@ class Tuner {
     }
 
     void add(const std::vector<spec::KernelChoice>& choices) {
-        table_.choices.insert(table_.choices.begin(), choices.begin(), choices.end());
+        for (const spec::KernelChoice& choice : choices) table_.put_first(choice);
     }
 
     /// The table with all that was settled; `what` was tuned.

@@ -162,6 +162,16 @@ bool KernelChoice::serves(const ProductKey& key) const {
            k.holds(key.k) && rank.holds(key.rank);
 }
 
+bool KernelChoice::covers(const KernelChoice& other) const {
+    return wave.empty() && other.wave.empty() && op == other.op && (!form || form == other.form) &&
+           tokens.holds(other.tokens) && n.holds(other.n) && k.holds(other.k) && rank.holds(other.rank);
+}
+
+void KernelTable::put_first(const KernelChoice& choice) {
+    std::erase_if(choices, [&](const KernelChoice& other) { return choice.covers(other); });
+    choices.insert(choices.begin(), choice);
+}
+
 const KernelChoice* KernelTable::find(const ProductKey& key) const {
     const auto found =
         std::ranges::find_if(choices, [&](const KernelChoice& c) { return c.wave.empty() && c.serves(key); });

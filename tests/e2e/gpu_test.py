@@ -28,6 +28,7 @@ from support import (
     RUNTIME,
     SIGTERM_SAVED,
     TIMEOUT_S,
+    USAGE,
     environment,
     main,
     model,
@@ -175,6 +176,36 @@ class Resuming(OnGpu):
         if result.code != OK:
             self.assertIn("compute capability 9.0", result.err)
         return result.code
+
+
+class Kernels(OnGpu):
+    def train(self, out, *extra):
+        """The table that the run leaves, and that of its second checkpoint; None: none."""
+        result = run(*self.arguments(out, "--max_steps", "2", "--save_steps", "1", *extra))
+        self.assertEqual(result.code, OK, result.err)
+        self.assertRegex(result.err, r"kernels +(all|\d+ of) 10 ")
+        files = [self.folder / out / "kernels.json", self.folder / out / "checkpoint-2" / "kernels.json"]
+        left, saved = [json.loads(file.read_text()) if file.exists() else None for file in files]
+        self.assertEqual(left, saved)
+        return left
+
+    def test_a_run_that_goes_on_keeps_its_table(self):
+        table = self.train("first")
+        if table is None:
+            self.skipTest("this card was not measured")
+        self.assertIsNone(self.train("library", "--hardware.kernels", "library"))
+        table["kernels"]["choices"] = table["kernels"]["choices"][:3]
+        given = self.folder / "given.json"
+        given.write_text(json.dumps(table))
+        self.assertEqual(self.train("given", "--hardware.kernels", given), table)
+        went_on = ["--resume_from_checkpoint", self.folder / "given" / "checkpoint-1"]
+        self.assertEqual(self.train("again", *went_on), table)
+        self.assertIsNone(self.train("otherwise", *went_on, "--hardware.kernels", "library"))
+        table["kernels"]["card"] = "NVIDIA Test"
+        given.write_text(json.dumps(table))
+        result = run(*self.arguments("refused", "--hardware.kernels", given))
+        self.assertEqual(result.code, USAGE, result.err)
+        self.assertIn("NVIDIA Test", result.err)
 
 
 class Offload(OnGpu):

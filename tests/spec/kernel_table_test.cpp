@@ -78,29 +78,39 @@ TEST(KernelTable, AnH100TakesFromTheH200WhatItsDieDecides) {
     }
 }
 
-/// Of two choices that serve one product the first would be taken, and the second was measured for nothing.
-TEST(KernelTable, ChoicesOfTheBuiltInTablesDoNotOverlapAndSplitsAddInAFixedOrder) {
-    const auto overlap = [](const Interval& a, const Interval& b) { return a.first <= b.last && b.first <= a.last; };
+/// The first choice that serves a product is taken: what one before it covers was measured for nothing.
+TEST(KernelTable, ChoicesOfTheBuiltInTablesAreOfUseAndAddSplitsInAFixedOrder) {
     for (const KernelCard& card : {h200, h100}) {
         const auto table = built_in_kernels(card);
         EXPECT_EQ(table->versions.own, own_kernels_version);
-        for (const KernelChoice& a : table->choices) {
-            if (a.op == KernelOperator::gemm) {
+        for (auto a = table->choices.begin(); a != table->choices.end(); ++a) {
+            if (a->op == KernelOperator::gemm) {
                 constexpr int64_t compute_type = 2;  // CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
-                EXPECT_EQ(a.parameters.at(4), a.parameters.at(3) > 1 ? compute_type : 0) << choice_text(a);
+                EXPECT_EQ(a->parameters.at(4), a->parameters.at(3) > 1 ? compute_type : 0) << choice_text(*a);
             }
-            if (!a.wave.empty()) {
-                EXPECT_GT(a.wave[0], 0) << choice_text(a);
-                EXPECT_GE(a.wave[1], 0) << choice_text(a);
-                continue;
+            if (!a->wave.empty()) {
+                EXPECT_GT(a->wave[0], 0) << choice_text(*a);
+                EXPECT_GE(a->wave[1], 0) << choice_text(*a);
             }
-            for (const KernelChoice& b : table->choices)
-                EXPECT_TRUE(&a == &b || !b.wave.empty() || a.op != b.op || a.form != b.form ||
-                            !overlap(a.tokens, b.tokens) || !overlap(a.n, b.n) || !overlap(a.k, b.k) ||
-                            !overlap(a.rank, b.rank))
-                    << choice_text(a) << " and " << choice_text(b);
+            for (auto before = table->choices.begin(); before != a; ++before)
+                EXPECT_FALSE(before->covers(*a)) << choice_text(*before) << " and " << choice_text(*a);
         }
     }
+}
+
+TEST(KernelTable, AChoicePutFirstReplacesWhatItCovers) {
+    KernelTable table = parse_kernels(file, "test.json");
+    KernelChoice choice = table.choices[0];
+    choice.parameters[1] = 17;
+    choice.tokens = {64, 256};
+    table.put_first(choice);
+    EXPECT_EQ(table.choices.size(), 5U) << "rows 1 to 63 are the other's";
+    EXPECT_EQ(table.find(forward(128, 6144, 4096))->parameters[1], 17);
+    EXPECT_EQ(table.find(forward(63, 6144, 4096))->parameters[1], 15);
+    choice.tokens = {};
+    table.put_first(choice);
+    EXPECT_EQ(table.choices.size(), 4U) << "candidates of waves stay";
+    EXPECT_EQ(table.find(forward(63, 6144, 4096))->parameters[1], 17);
 }
 
 TEST(KernelTable, AnotherLibraryKeepsOurKernelsAndOtherKernelsTheLibrarys) {

@@ -38,6 +38,7 @@ struct Interval {
     static constexpr int64_t no_end = std::numeric_limits<int64_t>::max();
     int64_t first = 0, last = no_end;
     bool holds(int64_t x) const { return first <= x && x <= last; }
+    bool holds(const Interval& other) const { return first <= other.first && other.last <= last; }
     bool operator==(const Interval&) const = default;
 };
 
@@ -62,6 +63,8 @@ struct KernelChoice {
     std::vector<double> wave = {};
 
     bool serves(const ProductKey& key) const;
+    /// Whether it serves all that `other` does, which is of no use behind it.
+    bool covers(const KernelChoice& other) const;
     bool operator==(const KernelChoice&) const = default;
 };
 
@@ -96,6 +99,8 @@ struct KernelTable {
     std::vector<const KernelChoice*> candidates(const ProductKey& key) const;
     /// Whether there is a choice of either kind.
     bool measured(const ProductKey& key) const;
+    /// Before all others, of which those go that it covers.
+    void put_first(const KernelChoice& choice);
     bool operator==(const KernelTable&) const = default;
 };
 
