@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <functional>
 #include <iostream>
 #include <numeric>
 #include <regex>
@@ -79,18 +80,26 @@ class Tuner {
         line("as it is", "", start_ms_);
     }
 
-    /// Of candidates for one product the one with the fastest step goes before all choices of the table. The first
-    /// candidate stays unless another one is faster by more than two times of the same step differ.
+    /// Of candidates for one product the one with the fastest step goes before all choices of the table. They take
+    /// turns in rounds, so that all see the same clock; the first stays unless another is faster in each round, and in
+    /// the middle one by more than what two times of the same step differ by.
     void settle(const std::string& name, const std::vector<spec::KernelChoice>& candidates) {
-        constexpr double noise = 5e-4;
+        constexpr double noise = 5e-4, hopeless = 1.005;
+        constexpr int rounds = 3;
         if (out_of_time(name) || candidates.size() < 2) return;
+        std::vector<std::vector<double>> ms(candidates.size());
+        for (int round = 0; round < rounds; ++round)
+            for (std::size_t i = 0; i < candidates.size(); ++i) {
+                if (round > 0 && ms[i][0] > hopeless * ms[0][0]) continue;
+                use(&candidates[i]);
+                ms[i].push_back(step_ms());
+            }
         std::size_t best = 0;
-        double least = 0;
         for (std::size_t i = 0; i < candidates.size(); ++i) {
-            use(&candidates[i]);
-            const double ms = step_ms();
-            line(name, spec::choice_text(candidates[i]), ms);
-            if (i == 0 || ms < least * (best == 0 ? 1 - noise : 1)) best = i, least = ms;
+            line(name, spec::choice_text(candidates[i]), median(ms[i]));
+            const bool in_each_round =
+                std::equal(ms[i].begin(), ms[i].end(), ms[0].begin(), ms[0].end(), std::less<>());
+            if (in_each_round && median(ms[i]) < std::min(median(ms[best]), (1 - noise) * median(ms[0]))) best = i;
         }
         table_.put_first(candidates[best]);
         ++settled_;

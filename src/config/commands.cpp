@@ -461,7 +461,7 @@ void declare_tune(OptionSet& options, CommandLine& line) {
     options.add("out", tune.out, "File to write, for hardware.kernels; empty: standard output.").path("FILE");
     options.add("batch", tune.batch, "Rows of a step; 0: training.per_device_train_batch_size.").at_least(0);
     options.add("seq", tune.seq, "Tokens of a row; 0: model.max_seq_length.").at_least(0);
-    options.add("steps", tune.steps, "Steps that a trial is timed over.").at_least(1);
+    options.add("steps", tune.steps, "Steps that a trial is timed over, three times.").at_least(1);
     options
         .add("seconds", tune.seconds,
              "After which no further product is begun; those that are left keep the kernels they have.")

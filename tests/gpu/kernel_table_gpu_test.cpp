@@ -1,8 +1,6 @@
 // Tables of measured kernels on a GPU: what they name is what runs. Skips without one.
 #include <gtest/gtest.h>
 
-#include <set>
-
 #include "unsloth/core/error.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/gemm_trials.h"
@@ -23,31 +21,37 @@ class KernelTableGpuTest : public ::testing::Test {
     std::unique_ptr<ops::Context> ctx;
 };
 
-/// Algorithms add in other orders, so that the bits say which of them ran.
+/// The exact product is 0: what is left is the rounding of the sums, whose order says whether K was split.
 TEST_F(KernelTableGpuTest, TheTablesAlgorithmRuns) {
-    constexpr int64_t m = 64, n = 256, k = 8192;
+    constexpr int64_t m = 64, n = 256, k = 8192, split_k = 3, reduction = 4, compute_type = 2;
     const auto options = at::TensorOptions(at::kBFloat16).device(ctx->device());
-    ops::Gemm product{
-        .a = at::randn({m, k}, options), .b = at::randn({n, k}, options), .out = at::empty({m, n}, options)};
+    const at::Tensor x = at::randn({m, k / 2}, options), w = at::randn({n, k / 2}, options);
+    ops::Gemm product{.a = at::cat({x, x}, 1), .b = at::cat({w, w.neg()}, 1), .out = at::empty({m, n}, options)};
     product.transpose_b = true;
-    ops::GemmTrials trials(*ctx, product);
-    std::set<std::string> sums;
-    for (std::size_t trial = 0; trial < trials.count(); ++trial) {
-        trials.run(trial, product);
-        const at::Tensor expected = product.out.cpu();
+    const auto by_table = [&](const spec::KernelChoice& choice) {
         spec::KernelTable table;
         table.card = ops::kernel_card(ctx->device());
         table.versions = ops::kernel_versions();
-        table.choices = {trials.choice(trial, {m, m}, k)};
+        table.choices = {choice};
         ctx->kernels = ops::usable_kernels(ctx->device(), spec::parse_kernels(spec::kernels_text(table), "written"),
                                            "a test's table");
         product.out.zero_();
         ops::gemm(*ctx, product);
-        EXPECT_TRUE(at::equal(product.out.cpu(), expected)) << trials.name(trial);
-        const at::Tensor sum = expected.to(at::kDouble).abs().sum();
-        sums.insert(std::to_string(sum.item<double>()));
+        return product.out.cpu();
+    };
+    ops::GemmTrials trials(*ctx, product);
+    int split = 0;
+    for (std::size_t trial = 0; trial < trials.count(); ++trial) {
+        trials.run(trial, product);
+        const at::Tensor expected = product.out.cpu();
+        spec::KernelChoice choice = trials.choice(trial, {m, m}, k);
+        EXPECT_TRUE(at::equal(by_table(choice), expected)) << trials.name(trial);
+        if (choice.parameters[split_k] != 1) continue;
+        choice.parameters[split_k] = 4;
+        choice.parameters[reduction] = compute_type;
+        if (!at::equal(by_table(choice), expected)) ++split;
     }
-    EXPECT_GT(sums.size(), 1U) << "all " << trials.count() << " algorithms gave the same bits";
+    EXPECT_GT(split, 0) << "none of " << trials.count() << " algorithms gave other bits with K split";
 }
 
 TEST_F(KernelTableGpuTest, AnotherLibrarysAlgorithmsAreLeftOut) {

@@ -77,11 +77,11 @@ struct BenchRequest {
 };
 
 struct TuneRequest {
-    std::string out;       ///< file to write; empty: standard output
-    int64_t batch = 0;     ///< rows of a step; 0: training.per_device_train_batch_size
-    int64_t seq = 0;       ///< tokens of a row; 0: model.max_seq_length
-    int64_t steps = 3;     ///< that a trial is timed over
-    double seconds = 600;  ///< after which no further product is begun
+    std::string out;        ///< file to write; empty: standard output
+    int64_t batch = 0;      ///< rows of a step; 0: training.per_device_train_batch_size
+    int64_t seq = 0;        ///< tokens of a row; 0: model.max_seq_length
+    int64_t steps = 3;      ///< that a trial is timed over, three times
+    double seconds = 1800;  ///< after which no further product is begun
 };
 
 /// Two models on the same rows: base with adapter, and what they were merged into. Both compute in fp32.
