@@ -164,8 +164,16 @@ class Tuner {
 void tune_gemms(Tuner& tuner, BenchedModel& benched, const weights::LayerLayout& layout) {
     ops::Context& ctx = benched.ctx();
     const model::LoadRequest& request = benched.request();
+    // A product that adds a bias is of another kind than tables hold.
+    const auto adds_bias = [&](const std::string& name) {
+        return std::any_of(weights::all_groups.begin(), weights::all_groups.end(), [&](weights::Group g) {
+            return name == weights::name_of(g) &&
+                   std::any_of(layout[g].slices.begin(), layout[g].slices.end(),
+                               [&](const weights::Slice& s) { return benched.spec().has_bias(s.projection); });
+        });
+    };
     const auto settle = [&](const Product& product) {
-        if (tuner.out_of_time(product.name)) return;
+        if (tuner.out_of_time(product.name) || adds_bias(product.name)) return;
         ops::GemmTrials trials(ctx, product.sets[0]);
         std::vector<spec::KernelChoice> candidates;
         for (const std::size_t trial : finalists(ctx, trials, product))

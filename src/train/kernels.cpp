@@ -19,6 +19,11 @@ std::string name_of(const spec::KernelCard& card) {
                ", ", card.multiprocessors, " multiprocessors)");
 }
 
+bool has_bias(const weights::GroupLayout& group, const spec::ModelSpec& spec) {
+    return std::any_of(group.slices.begin(), group.slices.end(),
+                       [&](const weights::Slice& slice) { return spec.has_bias(slice.projection); });
+}
+
 }  // namespace
 
 Table kernel_table(const config::Config& config, at::Device device) {
@@ -70,7 +75,9 @@ TunedProducts tuned_products(const spec::KernelTable& table, const model::ModelP
                                  .n = forward ? n : k,
                                  .k = (forward ? k : n) + r};
             if (request.fp8) key.op = Operator::gemm_fp8, key.k -= r, key.rank = r;
-            count(cat(weights::name_of(g), forward ? "" : " dx"), key, bf16);
+            // Products of bf16 matrices that add a bias are another kind than was measured.
+            const bool measured = bf16 && (request.fp8 || !forward || !has_bias(plan.layout()[g], plan.spec()));
+            count(cat(weights::name_of(g), forward ? "" : " dx"), key, measured);
         }
     }
     const int64_t vocab = plan.spec().vocab_size, hidden = plan.spec().hidden_size,
