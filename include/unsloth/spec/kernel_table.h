@@ -26,10 +26,10 @@ enum class KernelOperator : uint8_t {
 enum class ProductForm : uint8_t { nn, nt, tn, tt };
 
 enum class KernelSource : uint8_t {
-    library,   ///< cuBLASLt's algorithm of `parameters`: as its CUBLASLT_ALGO_CONFIG_* attributes are numbered
-    portable,  ///< our own by mma.sync; of gemm_nf4: token groups, strips, warps
-    sm90,      ///< our own by wgmma; of gemm_nf4: tokens, split; of gemm_fp8: columns of a tile
-    few,      ///< our own of gemm_nf4 forward for up to 8 tokens: tokens
+    library,     ///< cuBLASLt's algorithm of `parameters`: as its CUBLASLT_ALGO_CONFIG_* attributes are numbered
+    portable,    ///< our own by mma.sync; of gemm_nf4: token groups, strips, warps
+    sm90,        ///< our own by wgmma; of gemm_nf4: tokens, split; of gemm_fp8: columns of a tile
+    few,         ///< our own of gemm_nf4 forward for up to 8 tokens: tokens
     sm90_pairs,  ///< our own of gemm_nf4 forward by wgmma, with the weights of `few`: tokens, split
 };
 
