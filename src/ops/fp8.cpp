@@ -130,7 +130,7 @@ void dequantize_rows_fp8(Context& ctx, const Fp8Matrix& x_TC, const at::Tensor& 
     if (!ctx.is_cuda()) return dequantize_rows_cpu(x_TC, out_TC);
 #ifdef UNSLOTH_CUDA
     check_rows("out", out_TC, out_TC.size(1));
-    kernels::dequantize_rows_fp8(rows_of(x_TC), out_TC.size(0), out_TC.size(1), target(out_TC), stream_of(ctx));
+    kernels::dequantize_rows_fp8(rows_of(x_TC), out_TC.size(0), out_TC.size(1), target_of(out_TC), stream_of(ctx));
 #endif
 }
 
