@@ -64,6 +64,7 @@ BenchedModel::BenchedModel(const config::LoadedConfig& loaded, at::Device device
     load.sizes.deterministic = loaded.config.training.deterministic;
     plan_ = std::make_unique<model::ModelPlan>(opened_.file, load);
     if (mesh != nullptr && mesh->pp() != nullptr) {
+        train::require_pipelined(loaded.config, device, plan_->spec().num_layers);
         load.pp = train::plan_pipeline(loaded.config, *plan_, *mesh, *group, micro_batches);
         plan_ = std::make_unique<model::ModelPlan>(opened_.file, load);
     }

@@ -16,34 +16,6 @@ namespace {
 
 constexpr int interleaved_chunks = 2;  // of a rank: each halves the bubble again, and sends as much once more
 
-/// What ranks that each have a part of the layers do not do.
-void require_pipelined(const config::Config& config, const model::LoadRequest& request, int64_t layers) {
-    const std::string size = cat("distributed.pp_size ", config.distributed.pp_size, " does not go with ");
-    if (config.training.sample_prompts)
-        throw usage_error(size + "training.sample_prompts: a rank alone cannot answer", "Leave one of the two out.");
-    if (config.training.objective == config::Objective::distill)
-        throw usage_error(size + "training.objective distill: the teacher has no stages", "Train data parallel.");
-    if (config.training.objective == config::Objective::kto)
-        throw usage_error(size + "training.objective kto, whose micro-batches all ranks measure together",
-                          "Leave pp_size out, or train with dpo.");
-    if (config.training.objective == config::Objective::distill)
-        throw usage_error(size + "training.objective distill: a teacher stands beside a whole model",
-                          "Leave pp_size out, or keep the teacher's answers as rows.");
-    if (const auto asked = layer_plan_of(config.training.gradient_checkpointing);
-        asked && asked->activations_at == spec::Place::host)
-        throw usage_error(
-            size + "gradient_checkpointing …+offload: what is moved is planned for all layers in one order",
-            "Take gradient_checkpointing full, or more stages.");
-    const config::DeviceMap map(config.model);
-    if (map.automatic()) return;
-    const int gpu = ops::gpu_number(request.device);
-    const std::vector<spec::Place> places = map.layers(layers, gpu);
-    if (map.embedding_on_host(gpu) ||
-        std::any_of(places.begin(), places.end(), [](spec::Place place) { return place != spec::Place::device; }))
-        throw usage_error(size + "layers or embeddings in host memory or on the disk (model.device_map)",
-                          "Keep them on the GPUs: a pipeline is for models that one GPU does not hold.");
-}
-
 using Ranges = std::vector<spec::LayerRange>;
 
 /// Where to cut: by predicted times, so that what each rank holds fits there.
@@ -156,9 +128,33 @@ bool several_chunks(const config::DistributedOptions& distributed) {
     return distributed.pp_size > 1 && distributed.pipeline_schedule == config::PipelineSchedule::interleaved;
 }
 
+void require_pipelined(const config::Config& config, at::Device device, int64_t layers) {
+    const std::string size = cat("distributed.pp_size ", config.distributed.pp_size, " does not go with ");
+    if (config.training.sample_prompts)
+        throw usage_error(size + "training.sample_prompts: a rank alone cannot answer", "Leave one of the two out.");
+    if (config.training.objective == config::Objective::kto)
+        throw usage_error(size + "training.objective kto, whose micro-batches all ranks measure together",
+                          "Leave pp_size out, or train with dpo.");
+    if (config.training.objective == config::Objective::distill)
+        throw usage_error(size + "training.objective distill: a teacher stands beside a whole model",
+                          "Leave pp_size out, or keep the teacher's answers as rows.");
+    if (const auto asked = layer_plan_of(config.training.gradient_checkpointing);
+        asked && asked->activations_at == spec::Place::host)
+        throw usage_error(
+            size + "gradient_checkpointing …+offload: what is moved is planned for all layers in one order",
+            "Take gradient_checkpointing full, or more stages.");
+    const config::DeviceMap map(config.model);
+    if (map.automatic()) return;
+    const int gpu = ops::gpu_number(device);
+    const std::vector<spec::Place> places = map.layers(layers, gpu);
+    if (map.embedding_on_host(gpu) ||
+        std::any_of(places.begin(), places.end(), [](spec::Place place) { return place != spec::Place::device; }))
+        throw usage_error(size + "layers or embeddings in host memory or on the disk (model.device_map)",
+                          "Keep them on the GPUs: a pipeline is for models that one GPU does not hold.");
+}
+
 model::Pipeline plan_pipeline(const config::Config& config, const model::ModelPlan& whole, const comm::Mesh& mesh,
                               comm::Group& group, int64_t micro_batches) {
-    require_pipelined(config, whole.request(), whole.spec().num_layers);
     const config::DistributedOptions& distributed = config.distributed;
     const int ranks = mesh.shape().pp, chunks = several_chunks(distributed) ? interleaved_chunks : 1;
     const int64_t layers = whole.spec().num_layers;

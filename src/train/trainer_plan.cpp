@@ -106,6 +106,7 @@ void Trainer::make_plan() {
                                            instruction_ ? &instruction_->teacher() : nullptr);
     if (mesh_) request.tp = model::TensorParallel(mesh_->tp());
     if (!request.tp.alone()) require_cuttable(config());
+    if (mesh_ && mesh_->pp() != nullptr) require_pipelined(config(), device_, opened_.file->spec.num_layers);
     request.weighs = objective_->weighs();
     if (group_) request.processes = static_cast<int>(group_->ranks_here().size());
     request.holding = parameter_holding(config().distributed, {data_rank(), data_ranks()});

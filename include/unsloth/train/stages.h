@@ -7,9 +7,13 @@
 
 namespace unsloth::train {
 
+/// usage Error for what ranks that each have a part of the layers do not do.
+void require_pipelined(const config::Config& config, at::Device device, int64_t layers);
+
 /// This rank's stage of the model that `whole` plans as one process has it: cut by what its layers and the head are
 /// predicted to take, as rank 0 says. Called by all ranks; `mesh` has more than one stage, and links in a ring where
-/// several_chunks(). usage Error where there are fewer layers than stages, and for what a pipeline does not do.
+/// several_chunks(). usage Error where there are fewer layers than stages, and for a schedule that the stages do not
+/// allow.
 model::Pipeline plan_pipeline(const config::Config& config, const model::ModelPlan& whole, const comm::Mesh& mesh,
                               comm::Group& group, int64_t micro_batches);
 
