@@ -220,10 +220,10 @@ bool Trainer::fits_everywhere() const {
     return std::all_of(all.begin(), all.end(), [](const std::string& answer) { return !answer.empty(); });
 }
 
-/// The rows that a reference is to score, in batches as the evaluation has them: the plan must hold these too.
+/// The rows that a reference is to score, in batches as the evaluation has them: the plan must hold these too. A run
+/// that goes on scores those of its first steps, too: what a row gets may depend, by its last bits, on its batch.
 void Trainer::plan_references(data::BatchLimits& limits) {
-    const int64_t first = resume_ ? resume_->state.progress.step : 0;
-    reference_rows_.emplace(loader_->dataset().subset(loader_->rows_of_steps(first, total_steps_)), limits.tokens,
+    reference_rows_.emplace(loader_->dataset().subset(loader_->rows_of_steps(0, total_steps_)), limits.tokens,
                             data_rank(), data_ranks());
     widen(limits, reference_rows_->limits());
 }

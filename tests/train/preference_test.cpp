@@ -388,14 +388,15 @@ TEST_P(PreferenceTest, WeightsBeforeAndBehindTheHeadGiveTheSameGradients) {
 TEST_P(PreferenceTest, ARunGoesOnWithTheReferenceItBeganWith) {
     train::Trainer(make_config(flags("dpo", {"--training.max_steps", "6"}))).run();
     std::filesystem::rename(folder / "out", folder / "start");
-    const Flags initial = flags(
-        "dpo", {"--model.adapter_name_or_path", (folder / "start").string(), "--preference.reference", "initial"});
+    const Flags initial =
+        flags("dpo", {"--model.adapter_name_or_path", (folder / "start").string(), "--preference.reference", "initial",
+                      "--training.max_steps", "6", "--training.save_steps", "3"});
     const auto adapter = [&] { return read_tensors(folder / "out/adapter_model.safetensors"); };
-    train::Trainer(make_config(initial + Flags{"--training.max_steps", "6"})).run();
+    train::Trainer(make_config(initial)).run();
     const Tensors whole = adapter();
-    train::Trainer(make_config(initial + Flags{"--training.max_steps", "3"})).run();
-    train::Trainer(make_config(initial + Flags{"--training.max_steps", "6", "--training.overwrite_output_dir", "false",
-                                               "--training.resume_from_checkpoint", "auto"}))
+    std::filesystem::rename(folder / "out", folder / "whole");
+    train::Trainer(
+        make_config(initial + Flags{"--training.resume_from_checkpoint", (folder / "whole/checkpoint-3").string()}))
         .run();
     expect_same_bits(adapter(), whole);
 }
