@@ -7,7 +7,7 @@
 namespace unsloth::train {
 namespace {
 
-constexpr double worth = 0.99;  // of the time with the rows given: predictions are no better than that
+constexpr double worth = 0.97;  // of the time with the rows given: predictions are no better than that
 
 /// The plan for a usual pass, of which the time is predicted: memory is planned for the longest rows.
 model::ModelPlan usual_pass(const model::ModelPlan& plan, double usual) {
