@@ -13,6 +13,7 @@ ELSEWHERE = {
     "--nnodes": "wants two machines; launch_test starts ranks as two machines do",
     "bench": "measures a GPU",
     "gsm8k": "measures a GPU",
+    "--rope_scaling": "wants a model with more positions than the example's; plan_test",
     "export PATH": "the shell's path is set already",
     "launch": "launch_test",
     "make_rows.py": "examples/legal/check_rows.py and its own tests",
@@ -59,9 +60,10 @@ class Pages(EndToEnd):
         models = {
             "unsloth/Meta-Llama-3.1-8B-bnb-4bit": LEGAL_BASE,
             "models/llama": GOLDEN / "tokenizer" / "llama3_small",
+            "models/llama-3.1-8b": LEGAL_BASE,
         }
         for name, folder in models.items():
-            (self.place / name).parent.mkdir()
+            (self.place / name).parent.mkdir(exist_ok=True)
             (self.place / name).symlink_to(folder)
         (self.place / "prompts.jsonl").write_text('{"text": "What kind of clause is this?"}\n')
 
