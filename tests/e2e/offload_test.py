@@ -64,7 +64,7 @@ class Offload(EndToEnd):
         base = model(FIVE_LAYERS, dtype="bfloat16", quantize="nf4")
         arguments = self.train_arguments(base, self.rows())
         for device_map, part in (
-            ({"": 0, "model.layers.3": 1}, "over 2 GPUs, which needs a pipeline"),
+            ({"": 0, "model.layers.3": 1}, "names 2 GPUs, which needs distributed.pp_size 2"),
             ({"": 0}, "the run is on the CPU"),
             ({"model.layers.0-7": "cpu"}, "the model has layers 0 to 4"),
         ):

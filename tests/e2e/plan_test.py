@@ -113,7 +113,7 @@ class Plan(EndToEnd):
         length = ("--max_seq_length", 262144)
         self.fail_with(USAGE, ["131072 positions", "rope_scaling", '"factor": 2.0'], "plan", *arguments, *length)
         scaling = json.dumps({"rope_type": "linear", "factor": 2.0})
-        plan = self.plan(*arguments, *length, "--rope_scaling", scaling)
+        plan = self.plan(*arguments, *length, "--rope_scaling", scaling, "--max_memory_gib", 40)
         self.assertTrue(plan["fits"])
         self.assertGreater(plan["row_tile"], 0)
 

@@ -140,7 +140,7 @@ inline Result train_rank(const config::LoadedConfig& loaded, comm::Group* group,
     result.resident = rank.resident;
     result.score = rank.model().score(step_batch(0).micro.front()).to(at::kDouble).sum().item<double>();
     for (int64_t step = 1; step <= steps; ++step) {
-        const train::StepResult taken = rank.step(step, 0.003);
+        const train::StepResult taken = rank.step(step, 0.001);
         result.losses.push_back(taken.outcome.loss);
         result.norms.push_back(taken.outcome.grad_norm);
         if (step > 1) continue;

@@ -34,8 +34,9 @@ TEST_P(StreamedWeights, TakeHostMemoryAndTwoSlotsInsteadOfTheDevices) {
     const model::ModelPlan resident(file, request);
     for (const std::size_t layer : {0, 2, 3, 5}) request.run.layers[layer].weights_at = spec::Place::host;
     const model::ModelPlan streamed(file, request);
-    const int64_t on_host = bytes(streamed.host(), "base weights"), slots = bytes(streamed.resident(), "layers' slots");
-    EXPECT_EQ(bytes(resident.host(), "base weights"), 0);
+    const int64_t on_host = bytes(streamed.common(), "base weights"),
+                  slots = bytes(streamed.resident(), "layers' slots");
+    EXPECT_EQ(bytes(resident.common(), "base weights"), 0);
     EXPECT_EQ(bytes(resident.resident(), "layers' slots"), 0);
     EXPECT_GT(on_host, 0);
     if (GetParam() == Base::mixed) {
