@@ -396,7 +396,8 @@ TEST_P(PreferenceTest, ARunGoesOnWithTheReferenceItBeganWith) {
     const Tensors whole = adapter();
     std::filesystem::rename(folder / "out", folder / "whole");
     train::Trainer(
-        make_config(initial + Flags{"--training.resume_from_checkpoint", (folder / "whole/checkpoint-3").string()}))
+        make_config(initial + Flags{"--training.overwrite_output_dir", "false", "--training.resume_from_checkpoint",
+                                    (folder / "whole/checkpoint-3").string()}))
         .run();
     expect_same_bits(adapter(), whole);
 }
