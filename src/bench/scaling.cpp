@@ -20,9 +20,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Milliseconds of the gradients' all-reduce with nothing else under way: the median of single calls, of the slowest
-/// rank.
-double all_reduce_ms(comm::Group& group, BenchedModel& benched) {
+/// Milliseconds of the gradients' all-reduce over those who have the same ones, with nothing else under way: the median
+/// of single calls, of the slowest rank. Called by all ranks; `alike` may be nullptr.
+double all_reduce_ms(comm::Group& group, comm::Communicator* alike, BenchedModel& benched) {
     const at::Tensor gradients = at::zeros_like(benched.model().parameters()->state().grads_P);
     std::vector<double> times;
     constexpr int rounds = 20, warmup = 3;
@@ -30,7 +30,7 @@ double all_reduce_ms(comm::Group& group, BenchedModel& benched) {
         synchronize(benched.ctx());
         group.barrier("a timed all-reduce");
         const auto start = Clock::now();
-        group.all_reduce(gradients, "a timed all-reduce");
+        if (alike != nullptr) alike->all_reduce(gradients, "a timed all-reduce");
         synchronize(benched.ctx());
         if (i >= warmup) times.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
     }
@@ -75,39 +75,41 @@ void bench_scaling(const config::LoadedConfig& loaded, const config::BenchReques
         timer.set_sharing(true);
         together.add(*group, timer, request.steps);
     }
-    const double reduce_ms = all_reduce_ms(*group, benched);
+    const double reduce_ms = all_reduce_ms(*group, mesh.stage(), benched);
+    const int alike = mesh.stage() == nullptr ? 1 : mesh.stage()->size();
     const double bytes = 4.0 * static_cast<double>(benched.model().parameters()->table().flat_elements());
     const double tokens =
         static_cast<double>(std::accumulate(lengths.begin(), lengths.end(), int64_t{0}) * request.accumulate) *
         mesh.shape().dp;
     const double alone_ms = median(alone.ms), together_ms = median(together.ms);
     if (group->rank() != 0) return;
-    nlohmann::ordered_json result{
-        {"bench", "scaling"},
-        {"device", memory::describe_device(device)},
-        {"model", loaded.config.model.path},
-        {"ranks", group->size()},
-        {"tp_size", mesh.shape().tp},
-        {"pp_size", mesh.shape().pp},
-        {"accumulate", request.accumulate},
-        {"ranks_of_machine", ranks.environment.local_world_size},
-        {"batch", request.batch},
-        {"seq", request.seq},
-        {"tokens", tokens},
-        {"steps", request.steps},
-        {"alone_ms", alone_ms},
-        {"alone_ms_of_rounds", alone.ms},
-        {"alone_ms_of_ranks", alone.of_ranks},
-        {"together_ms", together_ms},
-        {"together_ms_of_rounds", together.ms},
-        {"alone_tokens_per_second", 1000 * tokens / alone_ms},
-        {"together_tokens_per_second", 1000 * tokens / together_ms},
-        {"efficiency", alone_ms / together_ms},
-        {"exposed_ms", together_ms - alone_ms},
-        {"gradient_bytes", bytes},
-        {"all_reduce_ms", reduce_ms},
-        {"bus_gb_per_second", 2.0 * (group->size() - 1) / group->size() * bytes / reduce_ms / 1e6},
-        {"load_seconds", load_seconds}};
+    nlohmann::ordered_json result{{"bench", "scaling"},
+                                  {"device", memory::describe_device(device)},
+                                  {"model", loaded.config.model.path},
+                                  {"ranks", group->size()},
+                                  {"tp_size", mesh.shape().tp},
+                                  {"pp_size", mesh.shape().pp},
+                                  {"accumulate", request.accumulate},
+                                  {"ranks_of_machine", ranks.environment.local_world_size},
+                                  {"batch", request.batch},
+                                  {"seq", request.seq},
+                                  {"tokens", tokens},
+                                  {"steps", request.steps},
+                                  {"alone_ms", alone_ms},
+                                  {"alone_ms_of_rounds", alone.ms},
+                                  {"alone_ms_of_ranks", alone.of_ranks},
+                                  {"together_ms", together_ms},
+                                  {"together_ms_of_rounds", together.ms},
+                                  {"alone_tokens_per_second", 1000 * tokens / alone_ms},
+                                  {"together_tokens_per_second", 1000 * tokens / together_ms},
+                                  {"efficiency", alone_ms / together_ms},
+                                  {"exposed_ms", together_ms - alone_ms},
+                                  {"gradient_bytes", bytes},
+                                  {"load_seconds", load_seconds}};
+    if (alike > 1) {
+        result["all_reduce_ms"] = reduce_ms;
+        result["bus_gb_per_second"] = 2.0 * (alike - 1) / alike * bytes / reduce_ms / 1e6;
+    }
     if (mesh.shape().pp > 1) {  // of the stage that computes longest
         result["bubble"] = 1 - alone_ms / together_ms;
         result["bubble_by_formula"] = model::pipeline_bubble(benched.request().pp.shape());
