@@ -1,6 +1,7 @@
 """What the tests of several processes that train one model share."""
 
 import random
+import signal
 import socket
 import subprocess
 import time
@@ -10,6 +11,8 @@ from support import (
     LLAMA,
     OK,
     PROGRAM,
+    RUNTIME,
+    SIGTERM_SAVED,
     SOURCE,
     TIMEOUT_S,
     environment,
@@ -110,6 +113,29 @@ class Ranks(EndToEnd):
                 if rank.poll() is not None:
                     self.fail(rank.stderr.read())
             time.sleep(0.05)
+
+    def wait_for_steps(self, out, ranks):
+        metrics = self.folder / out / "metrics.jsonl"
+        self.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, ranks)
+        return ranks
+
+    def expect_ended_by(self, rank, pattern, within_s):
+        """The rank ends, soon enough, by an error that says so of another one."""
+        began = time.monotonic()
+        err = rank.communicate(timeout=TIMEOUT_S)[1]
+        self.assertEqual(rank.returncode, RUNTIME, err)
+        self.assertRegex(err, pattern)
+        self.assertLess(time.monotonic() - began, within_s)
+
+    def expect_stopped_rank_named(self, ranks):
+        ranks[1].send_signal(signal.SIGSTOP)
+        self.expect_ended_by(ranks[0], r"rank 1 \(.*\) gives no sign of life", 30)
+
+    def expect_all_save_when_one_is_asked_to_stop(self, ranks):
+        ranks[1].send_signal(signal.SIGTERM)
+        for rank in ranks:
+            err = rank.communicate(timeout=TIMEOUT_S)[1]
+            self.assertEqual(rank.returncode, SIGTERM_SAVED, err)
 
 
 class SharedModel(Ranks):

@@ -1,16 +1,11 @@
 """Ranks of which each holds a part of what is trained (zero_stage 2 and 3, offload_optimizer), on the CPU: one process's losses and results, and what is said when one is lost."""
 
-import signal
-import time
-
 from rank_support import Ranks
 from support import (
     LLAMA,
     OK,
     QWEN3,
     RUNTIME,
-    SIGTERM_SAVED,
-    TIMEOUT_S,
     USAGE,
     floats,
     main,
@@ -135,36 +130,23 @@ class Sharded(Ranks):
             "--gradient_accumulation_steps", 1, "--max_steps", 1000000, *more, out=out,
         )  # fmt: skip
         ranks = self.start_ranks(lambda rank: arguments)
-        metrics = self.folder / out / "metrics.jsonl"
-        self.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, ranks)
-        return ranks
+        return self.wait_for_steps(out, ranks)
 
     def test_a_killed_rank_is_named(self):
         for number, form in enumerate(self.FORMS):
             ranks = self.start(f"killed{number}", form, "--ddp_timeout", 3)
             ranks[1].kill()
-            began = time.monotonic()
-            err = ranks[0].communicate(timeout=TIMEOUT_S)[1]
-            self.assertEqual(ranks[0].returncode, RUNTIME, err)
-            self.assertRegex(err, r"rank 1 .*(no sign of life|did not come to (the \w+|.* of step|.* in step))")
-            self.assertLess(time.monotonic() - began, 20)
+            named = r"rank 1 .*(no sign of life|did not come to (the \w+|.* of step|.* in step))"
+            self.expect_ended_by(ranks[0], named, 20)
 
     def test_a_stopped_rank_is_named(self):
         ranks = self.start("stopped", self.FORMS[1], "--ddp_timeout", 60)
-        ranks[1].send_signal(signal.SIGSTOP)
-        began = time.monotonic()
-        err = ranks[0].communicate(timeout=TIMEOUT_S)[1]
-        self.assertEqual(ranks[0].returncode, RUNTIME, err)
-        self.assertRegex(err, r"rank 1 \(.*\) gives no sign of life")
-        self.assertLess(time.monotonic() - began, 30)
+        self.expect_stopped_rank_named(ranks)
 
     def test_a_signal_to_one_rank_stops_and_saves_all(self):
         for number, form in enumerate(self.FORMS):
             ranks = self.start(f"asked{number}", form, "--save_steps", 1000000)
-            ranks[1].send_signal(signal.SIGTERM)
-            for rank in ranks:
-                err = rank.communicate(timeout=TIMEOUT_S)[1]
-                self.assertEqual(rank.returncode, SIGTERM_SAVED, err)
+            self.expect_all_save_when_one_is_asked_to_stop(ranks)
             self.assertTrue((self.folder / f"asked{number}" / "model.safetensors").exists())
             self.assertEqual(len(list((self.folder / f"asked{number}").glob("checkpoint-*"))), 1)
 
