@@ -119,6 +119,7 @@ void Instruction::plan(const model::ActivationSizes& sizes, int64_t head_tile, c
     request.sizes.deterministic = sizes.deterministic;
     request.sizes.training = false;
     request.run.head_tile = head_tile;
+    if (group != nullptr) request.processes = static_cast<int>(group->ranks_here().size());
     plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);
     choose_together(of_teacher_.config, *plan_, 1, group, "");
 }
@@ -134,7 +135,7 @@ bool Instruction::move_to_host() {
 
 MemoryBudget Instruction::need() const {
     if (!plan_) return {};
-    return {plan_->total_bytes(), device_.is_cuda() ? plan_->host().total_bytes() : 0};
+    return {plan_->total_bytes(), device_.is_cuda() ? plan_->host_bytes() : 0};
 }
 
 void Instruction::load(comm::Group* group) {

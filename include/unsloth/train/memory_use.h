@@ -62,7 +62,7 @@ struct PassChoice {
 /// pipeline's own, and are not filled by tokens.
 bool may_regroup(const config::Config& config, at::Device device);
 /// The rows of a pass that fit and with which a step is predicted to take least time; those given, where none fits or
-/// others gain less than 1 %.
+/// others gain less than 3 %.
 int64_t fastest_pass_rows(const config::Config& config, const PassChoice& choice, const Machine& machine);
 
 /// The time that a step with the plan is predicted to take on a GPU, in ms.
