@@ -289,12 +289,8 @@ class Distributed(Ranks):
 
     def test_a_signal_to_one_rank_stops_and_saves_all(self):
         ranks = self.start_ranks(lambda rank: self.arguments("stopped", 2, 1, "--max_steps", 1000000))
-        metrics = self.folder / "stopped" / "metrics.jsonl"
-        self.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, ranks)
-        ranks[1].send_signal(signal.SIGTERM)
-        for rank in ranks:
-            err = rank.communicate(timeout=TIMEOUT_S)[1]
-            self.assertEqual(rank.returncode, SIGTERM_SAVED, err)
+        self.wait_for_steps("stopped", ranks)
+        self.expect_all_save_when_one_is_asked_to_stop(ranks)
         self.assertTrue((self.folder / "stopped" / "adapter_model.safetensors").exists())
 
     def test_a_signal_to_one_rank_in_the_middle_of_an_evaluation(self):
