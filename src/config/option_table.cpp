@@ -667,11 +667,11 @@ void declare_distill(OptionSet& options, DistillOptions& distill) {
     options.add_choice(
         "divergence", distill.divergence,
         {{"forward_kl", Divergence::forward_kl}, {"reverse_kl", Divergence::reverse_kl}, {"jsd", Divergence::jsd}},
-        "How far the student is from the teacher: KL(teacher ‖ student), KL(student ‖ teacher), or "
+        "How far the student is from the teacher: KL(teacher || student), KL(student || teacher), or "
         "the Jensen-Shannon divergence that jsd_beta says.");
     options
         .add("jsd_beta", distill.jsd_beta,
-             "jsd: beta KL(teacher ‖ M) + (1 - beta) KL(student ‖ M), M = beta teacher + (1 - beta) student, as in "
+             "jsd: beta KL(teacher || M) + (1 - beta) KL(student || M), M = beta teacher + (1 - beta) student, as in "
              "TRL's GKD.")
         .above(0)
         .below(1);
