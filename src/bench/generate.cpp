@@ -182,6 +182,7 @@ Delay delay_by_prompt(ops::Context& ctx, model::Model& model, int64_t rows, int6
 }  // namespace
 
 void bench_generate(const config::LoadedConfig& loaded, const config::BenchRequest& request) {
+    if (!request.adapters.folders.empty()) throw usage_error("--adapter: adapters by row are not there yet");
     const std::vector<int64_t> all_rows =
         request.batch > 0 ? std::vector<int64_t>{request.batch} : std::vector<int64_t>{1, 64, 256};
     const int64_t most = *std::max_element(all_rows.begin(), all_rows.end());

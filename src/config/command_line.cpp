@@ -73,7 +73,22 @@ void check_generate(const GenerateRequest& generate, Presence presence) {
                     "generate takes --chat without --file, --raw, --json and --n");
     presence.refuse(generate.stream && (file || generate.json || generate.n > 1),
                     "generate takes --stream without --file, --json and --n: one text comes at a time");
+    presence.refuse(!generate.adapters.typed.empty() && !file,
+                    "generate takes --adapter beside --file, whose rows name them; --prompt and --chat take "
+                    "--model.adapter_name_or_path");
     presence.refuse(generate.logprobs && !generate.json, "generate takes --logprobs only beside --json");
+}
+
+void read_folders(NamedFolders& adapters) {
+    for (const std::string& text : adapters.typed) {
+        const std::size_t equals = text.find('=');
+        if (equals == std::string::npos || equals == 0 || equals + 1 == text.size())
+            throw usage_error(cat("--adapter: expected NAME=DIR, found '", text, "'"));
+        const std::string name = text.substr(0, equals);
+        for (const auto& [other, folder] : adapters.folders)
+            if (other == name) throw usage_error(cat("--adapter: two are named '", name, "'"));
+        adapters.folders.emplace_back(name, expand_home(text.substr(equals + 1)));
+    }
 }
 
 /// What command options of a type of their own say.
@@ -99,6 +114,13 @@ void read_texts(CommandLine& line, Problems& problems) {
             generate.sampling.logit_bias.emplace_back(number, static_cast<float>(bias));
         }
     });
+    problems.check({"adapter"}, [&] {
+        for (NamedFolders* adapters : {&generate.adapters, &line.bench.adapters}) read_folders(*adapters);
+        if (!line.loaded.config.model.adapter_name_or_path) return;
+        if (!generate.adapters.folders.empty() || !line.bench.adapters.folders.empty())
+            throw usage_error("--adapter and --model.adapter_name_or_path are both given",
+                              "Name that one too, with --adapter NAME=DIR.");
+    });
     problems.check({"stop"}, [&] {
         for (const std::string& text : generate.stop)
             if (text.empty()) throw usage_error("--stop: an empty text would end every answer before its first token");
@@ -122,7 +144,8 @@ void check_presence(const CommandLine& line, Presence presence, Problems& proble
             presence.need_model(config), presence.need_train_file(config.data, false);
             break;
         case Command::generate:
-            if (!config.model.adapter_name_or_path) presence.need_model(config);  // the adapter names its base
+            if (!config.model.adapter_name_or_path && line.generate.adapters.typed.empty())  // they name their base
+                presence.need_model(config);
             check_generate(line.generate, presence);
             break;
         case Command::evaluate:
@@ -143,6 +166,8 @@ void check_presence(const CommandLine& line, Presence presence, Problems& proble
         case Command::bench:
             if (line.bench.what == BenchSubject::step) presence.called("bench step").need_model(config);
             if (line.bench.what == BenchSubject::generate) presence.called("bench generate").need_model(config);
+            presence.refuse(line.bench.what != BenchSubject::generate && !line.bench.adapters.typed.empty(),
+                            "only bench generate takes --adapter");
             break;
         case Command::plan:
             presence.need_model(config);

@@ -178,11 +178,22 @@ void declare_sampling(OptionSet& options, GenerateRequest& generate) {
         .at_least(0);
 }
 
+void declare_adapters(OptionSet& options, NamedFolders& adapters, std::string help) {
+    options.add("adapter", adapters.typed, std::move(help))
+        .value("NAME=DIR,…")
+        .adds_up()
+        .suggested_for({"lora_modules", "adapters"});
+}
+
 void declare_generate(OptionSet& options, CommandLine& line) {
     options.add("prompt", line.generate.prompt,
                 "Text to answer: a user's message where the model has a chat template, or data.template names one.");
     options.add("raw", line.generate.raw, "Give --prompt to the model as it is, without a chat template.");
     options.add("file", line.generate.file, "File of prompts, instead of --prompt.").path("FILE");
+    declare_adapters(
+        options, line.generate.adapters,
+        "Adapters that rows of --file name (\"adapter\": \"NAME\"), answered together; rows that name none "
+        "are answered by the base. May be given several times.");
     options.add("max_new_tokens", line.generate.max_new_tokens, "Longest answer in tokens.")
         .at_least(1)
         .suggested_for({"max_tokens", "max_length"});
@@ -444,6 +455,7 @@ void declare_bench(OptionSet& options, CommandLine& line) {
     options.add("seq", bench.seq, "Tokens of a row; 0: model.max_seq_length; of generate: of a prompt; 0: 256.")
         .at_least(0);
     options.add("new_tokens", bench.new_tokens, "Of generate: tokens of an answer.").at_least(2);
+    declare_adapters(options, bench.adapters, "Of generate: adapters that the rows have in turn.");
     options
         .add("min_seq", bench.min_seq,
              "Rows of unequal length, from this to seq (the same ones in each run); 0: all of seq.")

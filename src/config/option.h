@@ -70,6 +70,7 @@ struct Option {
     std::vector<std::string> other_names;  ///< names from other programs; only suggested, never accepted
     bool accepts_number_as_text = false;
     bool flag_needs_no_value = false;  ///< `--key` alone means true
+    bool adds_to_list = false;         ///< a flag that is given again adds to what is there
     bool positional = false;
     /// Which arguments that are no flags are this option's value; null: none.
     bool (*is_named_by)(const std::string& argument) = nullptr;
@@ -109,6 +110,7 @@ struct Option {
     Option& suggested_for(std::vector<std::string> names) { return other_names = std::move(names), *this; }
     Option& number_as_text() { return accepts_number_as_text = true, *this; }
     Option& bare_flag() { return flag_needs_no_value = true, *this; }
+    Option& adds_up() { return adds_to_list = true, *this; }
     Option& argument() { return positional = true, *this; }
     Option& or_bare(bool (*names_it)(const std::string&)) { return is_named_by = names_it, *this; }
     Option& must_be_given() { return required = true, *this; }

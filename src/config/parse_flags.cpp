@@ -158,6 +158,12 @@ class FlagReader {
     }
 
     void add(const Option& option, Json value, std::string origin) {
+        const auto before = std::find_if(assignments_.begin(), assignments_.end(),
+                                         [&](const Assignment& a) { return a.option == &option; });
+        if (option.adds_to_list && before != assignments_.end() && before->value.is_array() && value.is_array()) {
+            before->value.insert(before->value.end(), value.begin(), value.end());
+            return;
+        }
         assignments_.push_back({&option, std::move(value), std::move(origin)});
     }
 

@@ -223,6 +223,7 @@ void chat(const config::GenerateRequest& request, const config::DataOptions& dat
 }  // namespace
 
 void run_generate(const config::LoadedConfig& given, const config::GenerateRequest& request) {
+    if (!request.adapters.folders.empty()) throw usage_error("--adapter: adapters by row are not there yet");
     const config::LoadedConfig loaded = with_base(given);
     const OpenedModel opened = open_model(loaded.config);
     const tokenizer::Tokenizer tokenizer = opened.tokenizer();

@@ -165,10 +165,29 @@ TEST(CommandLine, GenerateTakesSamplingAndTheSizeOfItsCache) {
                   .loaded.config.model.adapter_name_or_path,
               "a");
 
+    using Folders = std::vector<std::pair<std::string, std::string>>;
+    for (const std::vector<std::string>& typed : {std::vector<std::string>{"--adapter", "law=a/b,chat=c=d"},
+                                                  {"--adapter", "law=a/b", "--adapter", "chat=c=d"}}) {
+        std::vector<std::string> line{"generate", "--file", "f"};
+        line.insert(line.end(), typed.begin(), typed.end());
+        EXPECT_EQ(config::parse_command_line(line).generate.adapters.folders,
+                  (Folders{{"law", "a/b"}, {"chat", "c=d"}}));
+    }
+
     const auto refused = [](std::vector<std::string> more) {
         more.insert(more.begin(), {"generate", "--path", "m", "--prompt", "p"});
         return error_of(more);
     };
+    EXPECT_CONTAINS(refused({"--adapter", "law=a"}), "--adapter beside --file");
+    const auto refused_file = [](std::vector<std::string> more) {
+        more.insert(more.begin(), {"generate", "--path", "m", "--file", "f"});
+        return error_of(more);
+    };
+    EXPECT_CONTAINS(refused_file({"--adapter", "law"}), "expected NAME=DIR, found 'law'");
+    EXPECT_CONTAINS(refused_file({"--adapter", "law=a,law=b"}), "two are named 'law'");
+    EXPECT_CONTAINS(refused_file({"--adapter", "law=a", "--adapter_name_or_path", "b"}), "both given");
+    EXPECT_CONTAINS(error_of({"bench", "step", "--path", "m", "--adapter", "law=a"}),
+                    "only bench generate takes --adapter");
     EXPECT_CONTAINS(refused({"--logit_bias", R"({"the": 1})"}), "'the' is no token's id");
     EXPECT_CONTAINS(refused({"--kv_memory", "much"}), "--kv_memory");
     EXPECT_CONTAINS(refused({"--stop", R"([""])"}), "an empty text");

@@ -22,11 +22,18 @@ struct ScoreRequest {
     int64_t top_k = 0;   ///< `out` is a teacher's file: of each target's position so many tokens; 0: JSON Lines
 };
 
+/// Folders by the names that they were given, in their order; as typed they are texts NAME=FOLDER.
+struct NamedFolders {
+    std::vector<std::string> typed;
+    std::vector<std::pair<std::string, std::string>> folders;
+};
+
 /// Either `prompt` or `file` is given; with `chat` a `prompt` may be.
 struct GenerateRequest {
     std::string prompt;  ///< a user's message where the model or data.template has a chat template
     bool raw = false;    ///< `prompt` goes to the model as it is
-    std::string file;    ///< JSON Lines of {"text"} or {"messages"}, or plain text
+    std::string file;    ///< JSON Lines of {"text"} or {"messages"}, of which each may name an "adapter", or plain text
+    NamedFolders adapters;  ///< that rows of `file` may name; the others are the base's
     int64_t max_new_tokens = 128;
     bool json = false;  ///< one object {"prompt_ids", "ids", "text"} an answer on stdout instead of the text
     spec::Sampling sampling;
@@ -68,6 +75,7 @@ struct BenchRequest {
     int64_t batch = 0;         ///< rows; 0: as the configuration trains; of generate: 1, 64 and 256
     int64_t seq = 0;           ///< tokens a row; likewise; of generate: of a prompt, 256
     int64_t new_tokens = 512;  ///< of generate: of an answer
+    NamedFolders adapters;     ///< of generate: rows have them in turn
     int64_t min_seq = 0;       ///< shortest row when they differ; 0: all have `seq` tokens
     int64_t accumulate = 1;    ///< micro-batches of `batch` rows in a step
     int64_t steps = 20;        ///< measured, after `warmup` unmeasured ones
