@@ -70,7 +70,7 @@ BenchedModel::BenchedModel(const config::LoadedConfig& loaded, at::Device device
     }
     train::choose_memory_use(loaded.config, *plan_, micro_batches);
     train::require_memory(opened_.file, *plan_, train::memory_budget(loaded.config, device));
-    ctx_ = train::make_context(loaded.config, device);
+    ctx_ = train::make_context(loaded.config, *plan_);
     model_ = std::make_unique<model::Model>(*ctx_, plan_->load(*ctx_, train::load_share(group, *plan_)));
 }
 

@@ -29,7 +29,9 @@ at::Device resolve(at::Device device) {
 
 }  // namespace
 
-Context::Context(at::Device device) : kernels(built_in_kernels(resolve(device))), device_(resolve(device)) {
+Context::Context(at::Device device, std::shared_ptr<const spec::KernelTable> table)
+    : kernels(std::move(table)), device_(resolve(device)) {
+    if (!kernels) kernels = built_in_kernels(device_);
     if (is_cuda()) cuda_ = std::make_unique<CudaHandles>();
 }
 

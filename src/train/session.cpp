@@ -128,7 +128,8 @@ spec::LoraSpec lora_spec(const config::LoraOptions& options) {
     return lora;
 }
 
-model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device device, bool trains) {
+model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device device, bool trains,
+                                std::shared_ptr<const spec::KernelTable> kernels) {
     const config::Config& config = loaded.config;
     if (const int gpus = config::DeviceMap(config.model).gpus();
         gpus > 1 && !(trains && config.distributed.pp_size == gpus))
@@ -144,7 +145,8 @@ model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device d
     request.load_in_8bit = config.model.load_in_8bit;
     request.precision = spec::PrecisionMap(config.model.precision);
     request.records = trains && config.hardware.cuda_graphs;
-    if (request.dtype == at::kBFloat16) request.nf4_chooser = ops::nf4_gemm_chooser(kernel_table(config, device));
+    request.kernels = kernels ? std::move(kernels) : kernel_table(config, device);
+    if (request.dtype == at::kBFloat16) request.nf4_chooser = ops::nf4_gemm_chooser(request.kernels);
     request.fp8 = config.model.compute_dtype == config::ComputeType::fp8;
     request.offload_embedding =
         config.hardware.offload_embedding || config::DeviceMap(config.model).embedding_on_host(ops::gpu_number(device));
@@ -215,10 +217,9 @@ weights::LoadShare load_share(comm::Group* group, const model::ModelPlan& plan) 
         [group, device = plan.request().device](int64_t bytes) { return comm::share_memory(*group, device, bytes); }};
 }
 
-std::unique_ptr<ops::Context> make_context(const config::Config& config, at::Device device) {
-    auto ctx = std::make_unique<ops::Context>(device);
+std::unique_ptr<ops::Context> make_context(const config::Config& config, const model::ModelPlan& plan) {
+    auto ctx = std::make_unique<ops::Context>(plan.request().device, plan.request().kernels);
     ctx->deterministic = config.training.deterministic;
-    ctx->kernels = kernel_table(config, device);
     return ctx;
 }
 
@@ -230,7 +231,6 @@ LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedM
                                int64_t segments, int64_t head_rows, int64_t fewest_tokens, const CacheSize& cache) {
     const at::Device device = ops::choose_device(loaded.config.hardware.device);
     LoadedModel result;
-    result.ctx = make_context(loaded.config, device);
     model::LoadRequest request = load_request(loaded, device, /*trains=*/false);
     // Training names the place in its first step; a probability or a text would only be wrong.
     formats::require_finite(*opened.file);
@@ -254,6 +254,7 @@ LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedM
     }
     choose_memory_use(loaded.config, plan);
     require_memory(opened.file, plan, budget);
+    result.ctx = make_context(loaded.config, plan);
     result.model = std::make_unique<model::Model>(*result.ctx, plan.load(*result.ctx));
     return result;
 }

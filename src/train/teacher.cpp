@@ -108,9 +108,10 @@ void Instruction::require(const data::Dataset& rows, const std::string& what) co
     if (file_) file_->require(rows, what);
 }
 
-void Instruction::plan(const model::ActivationSizes& sizes, int64_t head_tile, comm::Group* group) {
+void Instruction::plan(const model::LoadRequest& student, comm::Group* group) {
     if (file_) return;
-    model::LoadRequest request = load_request(of_teacher_, device_, /*trains=*/false);
+    model::LoadRequest request = load_request(of_teacher_, device_, /*trains=*/false, student.kernels);
+    const model::ActivationSizes& sizes = student.sizes;
     if (request.adapter) formats::require_finite(formats::read_adapter(*request.adapter, opened_.file->spec));
     request.sizes.tokens = sizes.tokens;
     request.sizes.segments = sizes.segments;
@@ -118,7 +119,7 @@ void Instruction::plan(const model::ActivationSizes& sizes, int64_t head_tile, c
     request.sizes.head_rows = sizes.head_rows;
     request.sizes.deterministic = sizes.deterministic;
     request.sizes.training = false;
-    request.run.head_tile = head_tile;
+    request.run.head_tile = student.run.head_tile;
     if (group != nullptr) request.processes = static_cast<int>(group->ranks_here().size());
     plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);
     choose_together(of_teacher_.config, *plan_, 1, group, "");
@@ -140,7 +141,7 @@ MemoryBudget Instruction::need() const {
 
 void Instruction::load(comm::Group* group) {
     if (!plan_) return;
-    ctx_ = make_context(of_teacher_.config, device_);
+    ctx_ = make_context(of_teacher_.config, *plan_);
     model_ = std::make_unique<model::Model>(*ctx_, plan_->load(*ctx_, load_share(group, *plan_)));
     words_.set(*model_);
 }

@@ -118,8 +118,7 @@ void Trainer::require_agreement() const {
 void Trainer::load() {
     require_memory(opened_.file, *plan_, budget());
     if (instruction_) instruction_->load(group_.get());
-    ctx_ = make_context(config(), device_);
-    ctx_->kernels = kernels_;
+    ctx_ = make_context(config(), *plan_);
     model_ = std::make_unique<model::Model>(*ctx_, plan_->load(*ctx_, load_share(group_.get(), *plan_)));
     if (reference_rows_) score_references();
     const config::TrainingOptions& t = config().training;
@@ -182,10 +181,10 @@ void Trainer::run_together() {
     starting.emplace(group_.get(), "loading the model");
     if (leads()) {
         write_file_atomically(folder / "run_config.json", config::config_to_json(effective_config()));
-        if (kernels_->choices.empty()) {
+        if (const spec::KernelTable& kernels = *plan_->request().kernels; kernels.choices.empty()) {
             std::filesystem::remove(folder / kernels_file);  // of the run that was there before
         } else {
-            write_file_atomically(folder / kernels_file, spec::kernels_text(*kernels_));
+            write_file_atomically(folder / kernels_file, spec::kernels_text(kernels));
         }
     }
     const Clock::time_point start = Clock::now();

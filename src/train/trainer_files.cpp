@@ -284,7 +284,8 @@ RunFiles Trainer::run_files() const {
     files.tokenizer_files = opened_.tokenizer_files();
     files.tokenizer_folder = opened_.tokenizer_folder;
     files.config = config::config_to_json(effective_config());
-    if (!kernels_->choices.empty()) files.kernels = spec::kernels_text(*kernels_);
+    if (const spec::KernelTable& kernels = *plan_->request().kernels; !kernels.choices.empty())
+        files.kernels = spec::kernels_text(kernels);
     files.save_total_limit = config().training.save_total_limit;
     files.share = model_->parameters()->share();
     files.holds_all = model_->parameters()->holds_all();

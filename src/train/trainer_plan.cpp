@@ -94,9 +94,8 @@ void Trainer::open_data() {
 }
 
 void Trainer::make_plan() {
-    kernels_ = kernel_table_of(resume_ ? resume_->folder.string() : "", config(), device_);
-    model::LoadRequest request = load_request(loaded_, device_, /*trains=*/true);
-    if (request.dtype == at::kBFloat16) request.nf4_chooser = ops::nf4_gemm_chooser(kernels_);
+    model::LoadRequest request = load_request(
+        loaded_, device_, /*trains=*/true, kernel_table_of(resume_ ? resume_->folder.string() : "", config(), device_));
     if (config().training.objective == config::Objective::distill) {
         instruction_ = std::make_unique<Instruction>(loaded_, opened_, device_);
         instruction_->require(loader_->dataset(), "the training rows");
@@ -146,7 +145,7 @@ void Trainer::make_plan() {
     if (instruction_) {
         sizes.distills = true;
         sizes.teacher_tokens = instruction_->named_tokens();
-        instruction_->plan(sizes, request.run.head_tile, group_.get());
+        instruction_->plan(request, group_.get());
     }
     plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);
     if (mesh_ && mesh_->pp() != nullptr) {
@@ -259,7 +258,7 @@ ReferenceCache Trainer::reference_cache(model::PolicyScope scope) const {
                 adapters += hash;
     }
     ContentHash kernels;
-    kernels.add(spec::kernels_text(*kernels_));
+    kernels.add(spec::kernels_text(*request.kernels));
     cache.key = cat("references of ", version, " ", sample_hash(opened_.file->checkpoint), " ",
                     plan_->base_description(), " ", name_of(config().model.dtype), " adapters ", adapters, " ",
                     memory::describe_device(device_), " ", kernels.hex(), " ", request.sizes.deterministic, " tokens ",

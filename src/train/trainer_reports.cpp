@@ -74,7 +74,8 @@ void Trainer::banner() const {
     if (!plan_->request().pp.alone()) log::info("pipeline   ", describe_pipeline(plan_->request().pp));
     log::info("device     ", memory::describe_device(device_), "; compute ", name_of(config().model.dtype),
               ", residual stream in the same type");
-    if (const std::string tuned = kernels_line(*kernels_, *plan_); !tuned.empty()) log::info("kernels    ", tuned);
+    if (const std::string tuned = kernels_line(*plan_->request().kernels, *plan_); !tuned.empty())
+        log::info("kernels    ", tuned);
     if (instruction_) log::info("teacher    ", instruction_->describe());
     log::info("data       ", data::describe(*loader_));
     if (config().training.max_steps == 0)

@@ -3,6 +3,7 @@
 
 #include "train/support.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/log.h"
 #include "unsloth/ops/kernel_table.h"
 #include "unsloth/weights/layout.h"
 
@@ -63,6 +64,52 @@ TEST(Kernels, ACheckpointsTableCountsWhereTheConfigurationLeavesItOpen) {
     EXPECT_EQ(*train::kernel_table_of(folder.path().string(), config, device), own);
     config.hardware.kernels = "library";
     EXPECT_TRUE(train::kernel_table_of(folder.path().string(), config, device)->choices.empty());
+}
+
+config::LoadedConfig of_tiny_llama(const std::string& kernels) {
+    return make_config({"--model.path", model_folder("tiny_llama/nf4_dq").string(), "--model.dtype", "bfloat16",
+                        "--hardware.kernels", kernels});
+}
+
+TEST(Kernels, TheTableOfARunIsItsContextsToo) {
+    const config::LoadedConfig loaded = of_tiny_llama("auto");
+    const auto own = std::make_shared<const spec::KernelTable>(spec::KernelTable{
+        .source = "a checkpoint", .choices = {{.op = spec::KernelOperator::gemm_nf4, .tokens = {1, 64}}}});
+    model::LoadRequest request = train::load_request(loaded, at::kCPU, /*trains=*/true, own);
+    EXPECT_EQ(request.kernels, own);
+    EXPECT_TRUE(request.nf4_chooser) << "the plan asks it too";
+    request.sizes.tokens = request.sizes.longest = request.sizes.head_rows = 8;
+    request.sizes.segments = 1;
+    request.run.head_tile = 8;
+    const model::ModelPlan plan(train::open_model(loaded.config).file, request);
+    EXPECT_EQ(train::make_context(loaded.config, plan)->kernels, own);
+    EXPECT_EQ(train::load_request(loaded, at::kCPU, /*trains=*/true).kernels,
+              train::kernel_table(loaded.config, at::kCPU));
+}
+
+// Of another library version: the run asks no other table, such as the built-in one, which would be told of too.
+TEST(Kernels, ATableThatDoesNotHoldIsToldOfOnce) {
+    if (!device_available("cuda")) GTEST_SKIP() << "no GPU";
+    const ScratchFolder folder;
+    spec::KernelTable old = spec::parse_kernels(of_a_card, "a test");
+    old.card = ops::kernel_card(at::Device(at::kCUDA, 0));
+    old.versions.cublaslt = 1;
+    old.choices = {{.tokens = {1, 64}, .parameters = {66, 17, 35, 1, 0, 0, 0, 0, 4}}};
+    const std::string file = folder.write("old.json", spec::kernels_text(old)).string();
+    config::LoadedConfig loaded = of_tiny_llama(file);
+    loaded.config.hardware.device = "cuda";
+    log::set_level(log::Level::warning);
+    ::testing::internal::CaptureStderr();
+    const train::LoadedModel model =
+        train::load_for_inference(loaded, train::open_model(loaded.config), 8, 1, 8, 8, {});
+    const std::string told = ::testing::internal::GetCapturedStderr();
+    log::set_level(log::Level::error);
+    const std::string warning = "choices of kernels do not hold here";
+    const std::size_t first = told.find(warning);
+    ASSERT_NE(first, std::string::npos) << told;
+    EXPECT_EQ(told.find(warning, first + 1), std::string::npos) << told;
+    EXPECT_NE(told.find("old.json"), std::string::npos) << told;
+    EXPECT_TRUE(model.ctx->kernels->choices.empty());
 }
 
 TEST(Kernels, UntunedProductsAreNamed) {

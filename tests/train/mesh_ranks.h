@@ -89,7 +89,7 @@ class Rank {
             request.pp = train::plan_pipeline(loaded.config, model::ModelPlan(opened.file, request), *mesh_, *group,
                                               micro_batches / mesh_->shape().dp);
         const model::ModelPlan plan(opened.file, request);
-        ctx_ = train::make_context(loaded.config, at::kCPU);
+        ctx_ = train::make_context(loaded.config, plan);
         model_ = std::make_unique<model::Model>(*ctx_, plan.load(*ctx_));
         resident = plan.resident().total_bytes();
         stepper_ = std::make_unique<train::Stepper>(*ctx_, *model_,

@@ -42,10 +42,12 @@ struct LoadRequest {
     bool offload_embedding = false;  ///< the input embeddings of a CUDA run stay in page-locked host memory
     std::optional<std::string> offload_folder;  ///< for weights on the disk that the checkpoint has in another form
     bool records = false;                       ///< passes are recorded where shapes repeat (ModelParts::records)
-    ops::Nf4GemmChooser nf4_chooser;            ///< products that read 4-bit tiles on this device; empty: none
-    TensorParallel tp;                          ///< whose slices of the layers are planned and loaded
-    int processes = 1;                          ///< of this machine that plan alike: they take its host memory together
-    Pipeline pp;                                ///< whose stage is; its micro-batches in flight are the least of a plan
+    std::shared_ptr<const spec::KernelTable>
+        kernels;                      ///< of the context that the model is loaded with; nullptr: its own
+    ops::Nf4GemmChooser nf4_chooser;  ///< products that read 4-bit tiles on this device; empty: none
+    TensorParallel tp;                ///< whose slices of the layers are planned and loaded
+    int processes = 1;                ///< of this machine that plan alike: they take its host memory together
+    Pipeline pp;                      ///< whose stage is; its micro-batches in flight are the least of a plan
     ActivationSizes sizes;
     spec::RunPlan run;
     int64_t fewest_tokens = 0;  ///< a pass has at least so many (generation: one); 0: about as many as `sizes` says

@@ -21,8 +21,9 @@ struct CudaHandles;  ///< cuBLASLt and cuDNN handles and their caches; src/ops/c
 /// The context's device is the thread's current CUDA device: operators do not switch.
 class Context {
   public:
-    /// A CUDA device without index means the current one. runtime Error in a build without CUDA.
-    explicit Context(at::Device device);
+    /// A CUDA device without index means the current one. runtime Error in a build without CUDA. `kernels` nullptr: the
+    /// built-in table of the device's card.
+    explicit Context(at::Device device, std::shared_ptr<const spec::KernelTable> kernels = nullptr);
     ~Context();
     Context(const Context&) = delete;
     Context& operator=(const Context&) = delete;
@@ -37,8 +38,8 @@ class Context {
     at::Tensor workspace;
     /// fixed order of every reduction, whatever it costs
     bool deterministic = false;
-    /// What was measured of the kernels that could serve a product; at first the built-in table of the device's card.
-    /// Never nullptr; one without choices leaves every product to the library.
+    /// What was measured of the kernels that could serve a product. Never nullptr; one without choices leaves every
+    /// product to the library.
     std::shared_ptr<const spec::KernelTable> kernels;
     /// Readable by the device (host memory on the CPU). Owned by the step.
     const spec::StepScalars* scalars = nullptr;

@@ -42,14 +42,15 @@ data::EncoderMaker encoder_maker(const OpenedModel& opened, const config::Config
 spec::LoraSpec lora_spec(const config::LoraOptions& options);
 
 /// The request that model.* and lora.* describe; `sizes` still to be set. Logs what an adapter folder decides, and is a
-/// usage Error where a given lora option contradicts it.
-model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device device, bool trains);
+/// usage Error where a given lora option contradicts it. `kernels` nullptr: the table that hardware.kernels names.
+model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device device, bool trains,
+                                std::shared_ptr<const spec::KernelTable> kernels = nullptr);
 
 /// Rows of logits that the lm_head makes at a time.
 int64_t head_chunk_rows(const spec::ModelSpec& spec, at::ScalarType dtype, int64_t rows);
 
-/// A context on `device` with what the configuration says of reductions and kernels.
-std::unique_ptr<ops::Context> make_context(const config::Config& config, at::Device device);
+/// A context on the plan's device with the plan's kernels and what the configuration says of reductions.
+std::unique_ptr<ops::Context> make_context(const config::Config& config, const model::ModelPlan& plan);
 
 /// StepSettings::bucket_bytes. Sums take multiprocessors from the backward pass, whose products count on all of them:
 /// beside it they cost more than NVLink needs after it, and are worth it where a network is between the ranks.

@@ -25,9 +25,9 @@ class Instruction {
     /// Of a file: input Error where one of these rows is not in it.
     void require(const data::Dataset& rows, const std::string& what) const;
 
-    /// Plans a model for passes of these sizes, on the device if distill.teacher_device_map leaves that to the program;
-    /// a file takes nothing. `group` may be nullptr; called by all ranks.
-    void plan(const model::ActivationSizes& sizes, int64_t head_tile, comm::Group* group);
+    /// Plans a model for the student's passes, on the device if distill.teacher_device_map leaves that to the program,
+    /// and with the student's kernels; a file takes nothing. `group` may be nullptr; called by all ranks.
+    void plan(const model::LoadRequest& student, comm::Group* group);
     /// Plans it anew with all layers in host memory; false where nothing may be moved.
     bool move_to_host();
     MemoryBudget need() const;

@@ -9,7 +9,6 @@
 #include "unsloth/comm/mesh.h"
 #include "unsloth/core/folder_lock.h"
 #include "unsloth/data/loader.h"
-#include "unsloth/spec/kernel_table.h"
 #include "unsloth/train/anomaly.h"
 #include "unsloth/train/doubts.h"
 #include "unsloth/train/evaluation.h"
@@ -137,7 +136,6 @@ class Trainer {
     config::ScheduleOptions schedule_;
     std::optional<PlateauSchedule> plateau_;  ///< reduce_lr_on_plateau follows the evaluations
     std::unique_ptr<model::ModelPlan> plan_;
-    std::shared_ptr<const spec::KernelTable> kernels_;
     std::unique_ptr<ops::Context> ctx_;
     std::unique_ptr<model::Model> model_;
     std::unique_ptr<Stepper> stepper_;
