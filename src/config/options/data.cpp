@@ -1,0 +1,121 @@
+#include "config/options/sections.h"
+
+namespace unsloth::config {
+namespace {
+
+std::vector<std::pair<std::string, DataFormat>> row_formats() {
+    return {{"auto", DataFormat::automatic},        {"tokenized", DataFormat::tokenized},
+            {"alpaca", DataFormat::alpaca},         {"messages", DataFormat::messages},
+            {"sharegpt", DataFormat::sharegpt},     {"prompt_completion", DataFormat::prompt_completion},
+            {"preference", DataFormat::preference}, {"text", DataFormat::text}};
+}
+
+void declare_source(OptionSet& options, DataSource& source) {
+    options.add("path", source.path, "File, folder or glob, as train_file.").path("FILE").must_be_given();
+    options.add_choice("format", source.format, row_formats(), "What a row holds; auto: data.format.");
+    options.add("weight", source.weight, "Share of an epoch, relative to the other sources' weights.").above(0);
+    options.add("split", source.split,
+                "Only files of this split, by their names; empty: all, or train where a folder has one.");
+    options.add("columns", source.columns, "Names of columns in the files; empty: data.columns.");
+    options.add("template", source.template_name, "Chat template of its rows; empty: data.template.").path("NAME");
+    options.add("max_samples", source.max_samples, "Only so many rows, from its beginning; 0: all.")
+        .at_least(0)
+        .suggested_for({"num_samples", "max_rows", "limit"});
+}
+
+}  // namespace
+
+void declare_data(OptionSet& options, DataOptions& data) {
+    options.section("data", "Data", "Rows to train and to evaluate on.", OnResume::fixed);
+    options
+        .add("train_file", data.train_file,
+             "Training rows: a file (JSON Lines, JSON array, CSV, TSV, plain text, each also as .gz or .zst; Parquet), "
+             "a folder "
+             "of such files, a glob, or a data set of the Hugging Face hub (ORG/NAME).")
+        .path("FILE")
+        .suggested_for({"dataset", "data", "train", "train_data", "dataset_path", "data_path", "file"})
+        .on_resume(OnResume::told);
+    options
+        .add_list(
+            "datasets", data.datasets, declare_source,
+            "Several sources of training rows, instead of train_file: [{\"path\", \"format\", \"weight\", \"split\", "
+            "\"columns\", \"template\", \"max_samples\"}], all but path optional. Weights, on all or on none, are the "
+            "sources' shares of an epoch.")
+        .suggested_for({"sources", "dataset_mixer", "train_files"})
+        .on_resume(OnResume::told);
+    options.add("eval_file", data.eval_file, "Evaluation rows: a file, folder or glob.")
+        .path("FILE")
+        .suggested_for({"validation_file", "valid_file", "test_file", "eval_dataset", "eval_data"})
+        .on_resume(OnResume::told);
+    options
+        .add(
+            "eval_files", data.eval_files,
+            "Several named sets of evaluation rows instead of eval_file: {\"law\": \"law.jsonl\", \"chat\": "
+            "\"chat.jsonl\"}. Each gets a loss of its own (eval_law_loss) beside that of all their tokens (eval_loss).")
+        .on_resume(OnResume::told);
+    options
+        .add("val_size", data.val_size,
+             "Rows of the training data held out for evaluation: below 1 a fraction, else a number; 0: none.")
+        .at_least(0);
+    options.add_choice(
+        "format", data.format, row_formats(),
+        "What a row holds: input_ids; instruction, input, output; messages; conversations; prompt, completion; "
+        "chosen, rejected; or text. auto looks at the rows' keys.");
+    options
+        .add("columns", data.columns,
+             "Names of columns in the files, by the name that is known here: {\"instruction\": \"question\", "
+             "\"output\": \"answer\"}.")
+        .suggested_for({"column_mapping", "field_mapping", "rename_columns"});
+    options.add_choice("text_unit", data.text_unit, {{"paragraph", TextUnit::paragraph}, {"file", TextUnit::file}},
+                       "What a row of a plain text file is: the lines between two blank ones, or the whole file.");
+    options.add_choice(
+        "invalid_utf8", data.invalid_utf8, {{"refuse", InvalidUtf8::refuse}, {"replace", InvalidUtf8::replace}},
+        "A row that is not UTF-8: refuse takes it for a bad row, replace makes its broken bytes U+FFFD.");
+    options
+        .add("template", data.template_name,
+             "Chat template: auto (the model's own, else a built-in one that fits its tokens), a name (of one of the "
+             "model's, or llama-3, llama-2, mistral, chatml, qwen, alpaca, zephyr), or a path to a .jinja file.")
+        .path("NAME")
+        .suggested_for({"chat_template", "prompt_template"});
+    options.add_object(
+        "chat_template_kwargs", data.chat_template_kwargs,
+        "Variables of the chat template, such as {\"enable_thinking\": false}. A row's own columns win, and "
+        "over these its column chat_template_kwargs.");
+    options.add("train_on_prompt", data.train_on_prompt, "Prompts are targets too, not only answers.");
+    options.add("train_on_last_turn_only", data.train_on_last_turn_only,
+                "Of a conversation's answers only the last is a target.");
+    options.add("shuffle", data.shuffle,
+                "Another order of rows every epoch, drawn from training.seed; false: the file's.");
+    options
+        .add("packing", data.packing,
+             "Fill rows of max_seq_length with several examples, each attending only to itself.")
+        .alias("training", "packing");
+    options.add_choice("long_rows", data.long_rows,
+                       {{"auto", LongRows::automatic},
+                        {"truncate", LongRows::truncate},
+                        {"split", LongRows::split},
+                        {"drop", LongRows::drop}},
+                       "A row of more than model.max_seq_length tokens: truncate cuts it, split makes rows of all its "
+                       "tokens, drop leaves it out and counts it; auto splits plain text and truncates other rows.");
+    options.add("drop_duplicates", data.drop_duplicates,
+                "Leave out training rows whose tokens and labels are those of an earlier row, and count them.");
+    options.add("skip_bad_rows", data.skip_bad_rows, "Count and skip rows that cannot be read, instead of stopping.");
+    options
+        .add("cache_dir", data.cache_dir,
+             "Folder for encoded rows, so that the next start need not tokenise; auto: unsloth-train in the user's "
+             "cache folder, "
+             "for data of 1 MiB or more; empty: none.")
+        .path("DIR")
+        .suggested_for({"dataset_cache", "tokenized_path", "cache"})
+        .on_resume(OnResume::free);
+    options
+        .add("cache_max_gib", data.cache_max_gib,
+             "GiB that the encoded rows in cache_dir may take: a new file drives out those not used for longest, never "
+             "one that a run has open; "
+             "0: no bound.")
+        .at_least(0)
+        .at_most(100000)
+        .on_resume(OnResume::free);
+}
+
+}  // namespace unsloth::config

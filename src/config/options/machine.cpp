@@ -1,0 +1,132 @@
+#include "config/options/sections.h"
+
+#include "config/option_table.h"
+
+namespace unsloth::config {
+
+void declare_hardware(OptionSet& options, HardwareOptions& hardware) {
+    options.section("hardware", "Hardware", "Where the run takes place.", OnResume::free);
+    options.add("device", hardware.device, "auto (CUDA if there is one), cpu, cuda, or cuda:N.").value("DEVICE");
+    options
+        .add_choice(
+            "weight_cache", hardware.weight_cache,
+            {{"auto", WeightCache::automatic}, {"on", WeightCache::on}, {"off", WeightCache::off}},
+            "Expand 4-bit weights to the compute type once, on a GPU, instead of a layer at a time in every step "
+            "(the same results; 2 bytes a weight instead of 0.5); auto: when there is room.")
+        .synonym(true, "on")
+        .synonym(false, "off");
+    options.add("offload_embedding", hardware.offload_embedding,
+                "Leave the input embeddings in pinned host memory; a GPU reads the rows that it needs.");
+    options
+        .add("kernels", hardware.kernels,
+             "auto: for each matrix product the kernel that measured fastest on this card; library: cuBLASLt's own "
+             "choice for all of them, as on cards that were not measured (to compare with, when results look wrong); "
+             "or a file that `unsloth-train tune` wrote on this card.")
+        .path("auto|library|FILE")
+        .on_resume(OnResume::told);
+    options
+        .add_object(
+            "allocator", hardware.allocator,
+            "How LibTorch's allocator takes a GPU's memory, instead of what PYTORCH_CUDA_ALLOC_CONF says: throughput, "
+            "low_memory or long_context, or {\"backend\": \"native\", \"max_split_size_mb\": 512, "
+            "\"expandable_segments\": true, \"roundup_power2_divisions\": 4, \"garbage_collection_threshold\": 0.8}, "
+            "each optional.")
+        .one_of({"throughput", "low_memory", "long_context"})
+        .synonym(nullptr, Json::object());
+    options.add(
+        "cuda_graphs", hardware.cuda_graphs,
+        "Record a micro-batch's work on the GPU and replay it when a micro-batch of the same shape comes again, so "
+        "that small ones do not wait for the host.");
+}
+
+void declare_distributed(OptionSet& options, DistributedOptions& distributed) {
+    options.section(
+        "distributed", "Distributed",
+        "Several processes, a GPU each, that train one model (unsloth-train launch, torchrun, srun, mpirun).",
+        OnResume::free);
+    options
+        .add("tp_size", distributed.tp_size,
+             "Ranks that share each layer's products (tensor parallel). Of the processes, what tp_size, pp_size and "
+             "cp_size leave is data parallel.")
+        .at_least(1);
+    options.add("pp_size", distributed.pp_size, "Stages that the layers are cut into (pipeline parallel).").at_least(1);
+    options.add("cp_size", distributed.cp_size, "Ranks that share a row's tokens (context parallel).").at_least(1);
+    options
+        .add("zero_stage", distributed.zero_stage,
+             "What data-parallel ranks hold a share of instead of a copy: 1 the optimizer's states, 2 the gradients "
+             "too, 3 the trained parameters too, and the frozen base; 0: nothing.")
+        .at_least(0)
+        .at_most(3);
+    options
+        .add_choice("offload_optimizer", distributed.offload_optimizer,
+                    {{"none", OptimizerPlace::device}, {"cpu", OptimizerPlace::cpu}},
+                    "cpu: the optimizer's moments and the fp32 parameters lie in host memory and are updated there.")
+        .synonym(nullptr, "none")
+        .synonym(false, "none");
+    options.add_choice(
+        "pipeline_schedule", distributed.pipeline_schedule,
+        {{"1f1b", PipelineSchedule::one_forward_one_backward}, {"interleaved", PipelineSchedule::interleaved}},
+        "The order in which the stages of pp_size take micro-batches.");
+    options
+        .add("pipeline_micro_batches", distributed.pipeline_micro_batches,
+             "Micro-batches under way at once in the stages of pp_size; 0: as many as stages.")
+        .at_least(0);
+    options
+        .add("ddp_timeout", distributed.ddp_timeout,
+             "Seconds that ranks wait for each other before they stop with an error.")
+        .at_least(1)
+        .alias("training", "ddp_timeout");
+    options
+        .add("ddp_bucket_cap_mb", distributed.ddp_bucket_cap_mb,
+             "MiB of gradients that ranks sum at a time, beside the backward pass; 0: all together after it; -1: 0 "
+             "within one machine, 25 between several.")
+        .at_least(-1)
+        .alias("training", "ddp_bucket_cap_mb")
+        .synonym(nullptr, -1);
+    options.add("nccl", distributed.nccl,
+                "Settings of NCCL as its environment variables name them, with or without NCCL_: {\"SOCKET_IFNAME\": "
+                "\"eth0\", \"DEBUG\": \"WARN\"}. They win "
+                "over the environment.");
+}
+
+void declare_logging(OptionSet& options, LoggingOptions& logging) {
+    options.section("logging", "Logging", "What is told, and where.", OnResume::free);
+    options.add("level", logging.level, "Least level that is printed; debug also shows the details of internal errors.")
+        .one_of(log_levels())
+        .value("LEVEL")
+        .alias("logging", "log_level")
+        .shorthand("logging", "quiet", "warning")
+        .suggested_for({"verbosity", "verbose"});
+    options
+        .add("metrics_file", logging.metrics_file,
+             "JSON Lines file of metrics; relative paths lie in output_dir; empty: none.")
+        .path("FILE");
+    options.add_choice(
+        "progress", logging.progress, {{"auto", ProgressStyle::automatic}, {"json", ProgressStyle::json}},
+        "How far a run is. auto: a bar on a terminal, log lines elsewhere; json: an object a logged step, "
+        "evaluation and ending on standard output, for programs.");
+    options
+        .add("tensorboard_dir", logging.tensorboard_dir,
+             "Folder of TensorBoard's event files; relative paths lie in output_dir.")
+        .path("DIR")
+        .alias("training", "logging_dir");
+    options.add("layer_norms", logging.layer_norms,
+                "Rows of metrics have the norm of each layer's gradient too (grad_norm/layers.0, …), before clipping.");
+    options
+        .add("metrics_port", logging.metrics_port,
+             "Port of http://metrics_address:PORT/metrics for Prometheus, on rank 0; 0: none, or 9400 where "
+             "training.report_to has prometheus.")
+        .at_least(0)
+        .at_most(65535);
+    options
+        .add("metrics_address", logging.metrics_address,
+             "Where the endpoint listens; 0.0.0.0: for everybody who reaches this machine.")
+        .value("ADDRESS");
+    options
+        .add(
+            "profile", logging.profile,
+            "Time the third step's operators: a table in the log, a Chrome trace (Perfetto) in this file; empty: none.")
+        .path("FILE");
+}
+
+}  // namespace unsloth::config

@@ -1,0 +1,176 @@
+#include "config/options/sections.h"
+
+#include "config/option_table.h"
+#include "unsloth/spec/model_spec.h"
+
+namespace unsloth::config {
+namespace {
+
+std::vector<std::string> projection_list() {
+    return {spec::projection_names.begin(), spec::projection_names.end()};
+}
+
+}  // namespace
+
+void declare_model(OptionSet& options, ModelOptions& model) {
+    options.section("model", "Model", "What is trained on: the frozen base, and an adapter to continue from.");
+    options
+        .add("path", model.path,
+             "Folder of a Hugging Face checkpoint, a .safetensors file, or the id of a model on the Hugging Face hub "
+             "(ORG/NAME, ORG/NAME@REVISION), which is downloaded into its cache.")
+        .path("PATH")
+        .suggested_for({"model", "model_name", "model_name_or_path", "base_model", "model_path"})
+        .on_resume(OnResume::told);
+    options
+        .add("load_in_4bit", model.load_in_4bit,
+             "Hold the base in NF4: 16 and 32-bit weights are quantised while loading. With false a 16-bit checkpoint "
+             "stays 16-bit. A checkpoint that is stored in 4 or 8 bit stays as it is either way.")
+        .on_resume(OnResume::fixed);
+    options
+        .add("load_in_8bit", model.load_in_8bit,
+             "Hold the base in 8 bit with a scale for each row (LLM.int8), instead of load_in_4bit: 16 and 32-bit "
+             "weights are quantised while loading. Products have the weights' values in dtype.")
+        .on_resume(OnResume::fixed);
+    options
+        .add(
+            "precision", model.precision,
+            "Types of single modules' frozen weights, from any checkpoint: nf4, fp4, int8, bf16, fp16 or fp32, as in "
+            "{\"default\": \"nf4\", \"model.layers.0\": \"bf16\", \"model.layers.1-3.mlp.down_proj\": \"int8\", "
+            "\"lm_head\": \"int8\"}. default is for the layers' projections, instead of load_in_4bit and load_in_8bit; "
+            "the longest name that fits a module holds. Embeddings and lm_head stay as they are unless they are "
+            "named.")
+        .on_resume(OnResume::fixed);
+    options.add_choice("dtype", model.dtype, compute_types(), "Type of activations and of the GEMMs' operands.")
+        .shorthand("model", "bf16", "bfloat16")
+        .shorthand("model", "fp16", "float16")
+        .shorthand("training", "bf16", "bfloat16")
+        .shorthand("training", "fp16", "float16")
+        .alias("model", "torch_dtype")
+        .alias("model", "bnb_4bit_compute_dtype")
+        .synonym("bf16", "bfloat16")
+        .synonym("fp16", "float16")
+        .synonym("half", "float16")
+        .synonym("fp32", "float32")
+        .synonym("float", "float32")
+        .synonym("torch.bfloat16", "bfloat16")
+        .synonym("torch.float16", "float16")
+        .synonym("torch.float32", "float32")
+        .synonym(nullptr, "bfloat16")
+        .on_resume(OnResume::told);
+    options
+        .add_choice(
+            "compute_dtype", model.compute_dtype, {{"auto", ComputeType::same}, {"fp8", ComputeType::fp8}},
+            "Operands of the frozen base's products: auto: of type dtype; fp8: e4m3 with a scale for each row of "
+            "activations and of weights (bfloat16 runs that train a LoRA; about half the time for these products, "
+            "2 bytes a weight). Adapters, attention and lm_head stay in dtype.")
+        .on_resume(OnResume::told);
+    options
+        .add("adapter_name_or_path", model.adapter_name_or_path,
+             "PEFT adapter folder, or id on the hub, to continue from. Its own configuration gives r, alpha, patterns "
+             "and modules; a lora "
+             "option that says otherwise is an error.")
+        .path("DIR")
+        .suggested_for({"adapter", "adapter_path", "lora_path"})
+        .on_resume(OnResume::told);
+    options
+        .add("max_seq_length", model.max_seq_length,
+             "Longest row in tokens; data.long_rows says what becomes of longer ones.")
+        .at_least(1)
+        .alias("model", "max_length")
+        .alias("training", "max_length")
+        .alias("training", "max_seq_length")
+        .suggested_for({"cutoff_len", "seq_len", "seq_length", "context_length", "model_max_length"})
+        .on_resume(OnResume::fixed);
+    options
+        .add_object(
+            "rope_scaling", model.rope_scaling,
+            "How positions are scaled, instead of what config.json says, in Hugging Face's words: {\"rope_type\": "
+            "\"linear\", \"factor\": 4.0}; rope_type linear, dynamic, yarn, llama3, longrope or default. It is written "
+            "into adapter_config.json and into a merged model's config.json. A max_seq_length beyond the model's "
+            "positions needs it.")
+        .synonym(nullptr, Json::object())
+        .alias("training", "rope_scaling")
+        .on_resume(OnResume::fixed);
+    options
+        .add_object(
+            "device_map", model.device_map,
+            "Where the frozen model lies, which changes no bit of the results (but products of few tokens round "
+            "otherwise on a GPU where layers lie on the disk). auto: on the GPU; where that is "
+            "too small even with gradient_checkpointing full+offload, its last layers in host memory, and what "
+            "does not fit there on the disk, from where they are copied ahead of use. On several GPUs "
+            "sequential (each as much as it holds), balanced (by time) and balanced_low_0 (less for the first) start "
+            "a process a GPU, which have the layers in turn (distributed.pp_size), and so does an object that names "
+            "several. An object says it by module: {\"model.embed_tokens\": \"cpu\", \"model.layers.0-15\": 0, "
+            "\"model.layers.16-31\": \"cpu\", \"lm_head\": 0}; the longest name that fits a module holds.")
+        .one_of({"auto", "sequential", "balanced", "balanced_low_0"})
+        .synonym(nullptr, "auto")
+        .synonym("cuda", "auto")
+        .on_resume(OnResume::free);
+    options
+        .add("offload_folder", model.offload_folder,
+             "Folder for weights that device_map leaves on the disk but that the checkpoint has in another form (they "
+             "are quantised while loading): a file that is gone when the run ends. What a 4-bit checkpoint has is read "
+             "in place and needs none.")
+        .path("DIR")
+        .on_resume(OnResume::free);
+    options
+        .add("max_memory", model.max_memory,
+             "Most memory that a run plans for, by device: {\"0\": \"12GiB\", \"cpu\": \"64GiB\"} (a GPU's number, "
+             "and host memory). Without it, what is free; of host memory what the control group allows.")
+        .on_resume(OnResume::free);
+}
+
+void declare_lora(OptionSet& options, LoraOptions& lora) {
+    options.section("lora", "LoRA", "Which weights are trained. Names and meaning are PEFT's.", OnResume::fixed);
+    options.add_choice("finetuning_type", lora.finetuning_type,
+                       {{"lora", FinetuningType::lora}, {"full", FinetuningType::full}},
+                       "lora trains adapters on a frozen base; full trains all weights of a 16 or 32-bit model.");
+    options.add("r", lora.r, "Rank of the adapters.").at_least(1).suggested_for({"rank", "lora_r", "lora_rank"});
+    options.add("lora_alpha", lora.lora_alpha, "The adapters' product is scaled by lora_alpha / r.")
+        .above(0)
+        .suggested_for({"alpha"});
+    options.add("lora_dropout", lora.lora_dropout, "Probability that an element of an adapter's input is dropped.")
+        .at_least(0)
+        .below(1)
+        .suggested_for({"dropout"});
+    options.add("use_rslora", lora.use_rslora, "Scale by lora_alpha / sqrt(r) instead of lora_alpha / r.");
+    options.add("use_dora", lora.use_dora,
+                "DoRA: each output of an adapted projection gets a trained magnitude, and base and adapter together "
+                "give the direction alone.");
+    options.add("target_modules", lora.target_modules, "Projections that get an adapter.")
+        .one_of(projection_list())
+        .synonym("all-linear", projection_list())
+        .synonym(Json::array({"all-linear"}), projection_list())
+        .synonym(nullptr, projection_list())
+        .suggested_for({"lora_target", "lora_target_modules", "target"});
+    options.add("modules_to_save", lora.modules_to_save, "Modules trained as a whole and saved beside the adapters.")
+        .one_of({"embed_tokens", "lm_head"})
+        .synonym(nullptr, Json::array())
+        .suggested_for({"additional_target"});
+    options
+        .add("rank_pattern", lora.rank_pattern,
+             "r for modules whose path matches `(.*\\.)?(key)$`, a regular expression; the first match wins.")
+        .at_least(1)
+        .synonym(nullptr, Json::object());
+    options.add("alpha_pattern", lora.alpha_pattern, "lora_alpha by module, as in rank_pattern.")
+        .above(0)
+        .synonym(nullptr, Json::object());
+    options.add("layers_to_transform", lora.layers_to_transform, "Layers that get adapters, counted from 0; null: all.")
+        .at_least(0);
+    options
+        .add(
+            "loraplus_lr_ratio", lora.loraplus_lr_ratio,
+            "LoRA+: the learning rate of the adapters' B is this many times that of A (16 is usual); 0: both have one.")
+        .at_least(0)
+        .alias("training", "loraplus_lr_ratio")
+        .synonym(nullptr, 0)
+        .on_resume(OnResume::told);
+    options
+        .add("loraplus_lr_embedding", lora.loraplus_lr_embedding,
+             "Learning rate of embed_tokens, where modules_to_save trains it; null: that of the adapters.")
+        .at_least(0)
+        .alias("training", "loraplus_lr_embedding")
+        .on_resume(OnResume::told);
+}
+
+}  // namespace unsloth::config

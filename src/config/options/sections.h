@@ -1,0 +1,19 @@
+// The declarations of a configuration's options by section, for option_table.cpp.
+#pragma once
+
+#include "config/option_set.h"
+#include "unsloth/config/config.h"
+
+namespace unsloth::config {
+
+void declare_model(OptionSet& options, ModelOptions& model);
+void declare_lora(OptionSet& options, LoraOptions& lora);
+void declare_data(OptionSet& options, DataOptions& data);
+void declare_training(OptionSet& options, TrainingOptions& training);
+void declare_preference(OptionSet& options, PreferenceOptions& preference);
+void declare_distill(OptionSet& options, DistillOptions& distill);
+void declare_hardware(OptionSet& options, HardwareOptions& hardware);
+void declare_distributed(OptionSet& options, DistributedOptions& distributed);
+void declare_logging(OptionSet& options, LoggingOptions& logging);
+
+}  // namespace unsloth::config
