@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Fuzzes the parsers (tests/fuzz, one target a file; docs/reliability.md) with clang's libFuzzer, AddressSanitizer and UBSan:
 #     scripts/fuzz.sh [--if-installed] [SECONDS] [TARGET...]
-# SECONDS each (default 30), all targets unless some are named, as many at a time as there are cores (FUZZ_JOBS: another number).
+# SECONDS each (default: FUZZ_SECONDS, or 10), all targets unless some are named, as many at a time as there are cores (FUZZ_JOBS: another number).
 # Fails when a target crashes, leaks, or takes more time or memory than an input may; the input is kept and the command that
 # reproduces it is printed. What is found on the way stays in build/fuzz/corpus for the next call.
 # --if-installed: ends with code 77 where clang is missing, instead of installing it.
@@ -14,7 +14,7 @@ if [ "${1-}" = --if-installed ]; then
     shift
     has_libfuzzer || { say "Skipped: there is no clang with libFuzzer here (scripts/setup.sh --fuzz installs it)."; exit 77; }
 fi
-seconds=30
+seconds=${FUZZ_SECONDS:-10}
 if [[ "${1-}" =~ ^[0-9]+$ ]]; then
     seconds=$1
     shift
