@@ -1,5 +1,8 @@
-// Of TRL 1.16 (its scripts' arguments) and of Unsloth (those of from_pretrained, get_peft_model and SFTConfig). The
-// fields of SFTConfig, TrainingArguments and LoraConfig are known by the option table and by peer_fields.
+// Of TRL 1.16 (its scripts' arguments, and those of its trainers of preferences) and of Unsloth (those of
+// from_pretrained, get_peft_model and SFTConfig). The fields of SFTConfig, TrainingArguments and LoraConfig are known
+// by the option table and by peer_fields.
+#include <algorithm>
+
 #include "config/import/importer.h"
 #include "unsloth/core/error.h"
 
@@ -43,10 +46,26 @@ const std::vector<PeerField>& fields() {
                   "disable_log_stats", "gpu_memory_utilization", "fast_inference", "float8_kv_cache",
                   "unsloth_vllm_standby"},
                  "it serves Unsloth's patches of transformers, or vLLM")
-            .only({"beta", "label_smoothing", "simpo_gamma", "cpo_alpha", "rpo_alpha", "desirable_weight",
-                   "undesirable_weight"},
-                  {nullptr},
-                  "say training.objective dpo, orpo or kto, which the file does not, and this in section preference")
+            .only(
+                {"beta", "label_smoothing", "rpo_alpha", "reference_free"}, off,
+                "say \"objective\" in the file, \"dpo\", \"orpo\" or \"kto\": the other fields do not tell which it is")
+            .any({"cpo_alpha", "loss_weights"}, "it serves another trainer")
+            .any({"disable_dropout"}, "lora.lora_dropout is the one dropout")
+            .any({"precompute_ref_log_probs", "precompute_ref_batch_size"},
+                 "the reference's log-probabilities are made once, before the first step")
+            .only({"ld_alpha"}, {nullptr, 1}, "the tokens of an answer count alike, however long it is")
+            .only({"f_divergence_type"}, {nullptr, "reverse_kl"}, "the reference is compared with by the reverse KL")
+            .any({"f_alpha_divergence_coef", "discopop_tau"}, "it serves another divergence or loss_type")
+            .only({"use_weighting"}, off, "pairs count alike")
+            .only({"sync_ref_model"}, off, "the reference stays what it was at the start")
+            .any({"ref_model_mixup_alpha", "ref_model_sync_steps"}, "it serves sync_ref_model")
+            .only({"alpha"}, {nullptr, 0}, "AlphaPO is not there")
+            .only({"generate_during_eval"}, off, "training.sample_prompts names prompts that each evaluation answers")
+            .only({"is_encoder_decoder"}, off, "causal language models alone are trained")
+            .any({"padding_value", "label_pad_token_id"}, "rows are not padded")
+            .only({"model_adapter_name", "ref_adapter_name", "force_use_ref_model", "ref_model_init_kwargs"}, off,
+                  "preferences are measured against the base, or the adapter as it was at the start "
+                  "(preference.reference)")
             .only({"max_prompt_length", "max_completion_length"}, {nullptr},
                   "model.max_seq_length is of the prompt and an answer together")
             .only({"num_labels"}, off, "causal language models alone are trained")
@@ -148,6 +167,108 @@ void import_types(Importer& importer) {
     importer.set("dtype", "model.dtype", type);
 }
 
+bool any_of(const std::vector<std::string>& names, const std::vector<const char*>& wanted) {
+    return std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+        return std::find(wanted.begin(), wanted.end(), name) != wanted.end();
+    });
+}
+
+std::vector<std::string> names_in(const Json& value) {
+    std::vector<std::string> names;
+    for (const Json& one : value.is_array() ? value : Json::array({value}))
+        if (one.is_string()) names.push_back(one);
+    return names;
+}
+
+/// DPOConfig's: formulas and their weights. Of ours is one alone, and one beside the chosen answers' own loss.
+void import_dpo_loss(Importer& importer) {
+    const Json said = importer.look("loss_type"), weights = importer.take("loss_weights").value_or(nullptr);
+    std::vector<std::string> types = importer.take_names("loss_type");
+    if (types.empty()) types = {"sigmoid"};
+    std::vector<double> factors(types.size(), 1);
+    if (weights.is_array() && weights.size() == types.size() &&
+        std::all_of(weights.begin(), weights.end(), [](const Json& one) { return one.is_number(); })) {
+        factors = weights.get<std::vector<double>>();
+    } else if (!weights.is_null()) {
+        importer.lose("loss_weights", cat(shown(weights), ": a number for each loss_type is expected"));
+    }
+    const auto own = std::find(types.begin(), types.end(), "sft");
+    if (own != types.end() && types.size() == 2) {
+        const auto at = own - types.begin();
+        importer.set("loss_type", "preference.rpo_alpha", factors[static_cast<std::size_t>(at)]);
+        factors.erase(factors.begin() + at);
+        types.erase(own);
+    }
+    if (types.size() != 1 || types[0] == "simpo")  // CPOConfig's
+        return importer.lose("loss_type", cat(shown(said), ": of sigmoid, hinge, ipo and robust one, or one and sft"));
+    importer.set("loss_type", "preference.loss_type", types[0]);
+    if (factors[0] != 1)
+        importer.lose("loss_weights", cat(shown(weights), ": the loss of the pairs has the weight 1, and that of sft ",
+                                          "preference.rpo_alpha beside it"));
+}
+
+/// CPOConfig's: DPO's losses without a reference, beside the chosen answers' own.
+void import_cpo_loss(Importer& importer) {
+    const std::string type = importer.take_text("loss_type").value_or("sigmoid");
+    importer.set("loss_type", "preference.loss_type", type);
+    if (type != "simpo") importer.set("loss_type", "preference.reference_free", true);
+    importer.set("cpo_alpha", "preference.rpo_alpha", importer.take("cpo_alpha").value_or(1));
+}
+
+/// No field says which trainer a file is for, but some are one trainer's alone; `objective` may say it in our words.
+void import_preferences(Importer& importer) {
+    const auto has = [&](const std::vector<const char*>& keys) {
+        return std::any_of(keys.begin(), keys.end(), [&](const char* key) { return !importer.look(key).is_null(); });
+    };
+    const Json said = importer.look("objective");
+    const std::vector<std::string> types = names_in(importer.look("loss_type"));
+    const bool cpo = has({"cpo_alpha", "simpo_gamma"}) || any_of(types, {"simpo"});
+    std::string objective;
+    if (said.is_string())
+        objective = said;
+    else if (has({"desirable_weight", "undesirable_weight"}) || any_of(types, {"kto", "apo_zero_unpaired"}))
+        objective = "kto";
+    else if (cpo || has({"f_divergence_type", "loss_weights", "ld_alpha", "discopop_tau", "use_weighting"}) ||
+             any_of(types, {"sigmoid", "hinge", "ipo", "robust", "exo_pair", "nca_pair", "bco_pair", "sppo_hard", "aot",
+                            "aot_unpaired", "apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm"}))
+        objective = "dpo";
+    const bool dpo = objective == "dpo", kto = objective == "kto";
+    if (!dpo && !kto && objective != "orpo") return;
+    importer.set("objective", "training.objective", objective);
+    importer.set_default("training.learning_rate", 1e-6);
+    if (importer.take("disable_dropout").value_or(true) == true) {
+        const auto dropout = importer.take("lora_dropout");
+        if (dropout && *dropout != 0) importer.note("lora_dropout", "has no effect: disable_dropout is on");
+        importer.set_default("lora.lora_dropout", 0);
+    }
+    if (dpo && cpo)
+        import_cpo_loss(importer);
+    else if (dpo)
+        import_dpo_loss(importer);
+    else if (const auto type = importer.take("loss_type"); type && *type != objective)
+        importer.lose("loss_type", cat(shown(*type), ": training.objective ", objective, " has one loss"));
+    const PreferenceLoss loss = importer.config().preference.loss_type;
+    // Of DPOConfig's losses here robust alone reads it; those of older releases did as CPOConfig's do.
+    const bool smooths =
+        loss == PreferenceLoss::robust || (cpo && (loss == PreferenceLoss::sigmoid || loss == PreferenceLoss::simpo));
+    struct Served {
+        const char* key;
+        bool serves;
+        Json off;
+    };
+    for (const auto& [key, serves, off] :
+         {Served{"beta", true, {}}, Served{"label_smoothing", dpo && smooths, 0},
+          Served{"simpo_gamma", dpo && loss == PreferenceLoss::simpo, 0.5}, Served{"rpo_alpha", dpo && !cpo, 0},
+          Served{"reference_free", dpo && !cpo, false}, Served{"desirable_weight", kto, 1},
+          Served{"undesirable_weight", kto, 1}}) {
+        const auto value = importer.take(key);
+        if (value && serves)
+            importer.set(key, cat("preference.", key), *value);
+        else if (value && *value != off)
+            importer.note(key, "has no effect: it serves another trainer or loss_type");
+    }
+}
+
 }  // namespace
 
 void import_trl(Importer& importer) {
@@ -159,6 +280,7 @@ void import_trl(Importer& importer) {
     import_adapter(importer, unsloth);
     import_types(importer);
     import_seed(importer);
+    import_preferences(importer);
     import_data(importer);
     import_warmup(importer);
     import_saving(importer, "steps");

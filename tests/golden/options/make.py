@@ -28,6 +28,9 @@ CLASSES = [
 ]
 MODULES = [path for path, _, _ in CLASSES] + ["trl/trainer/base_config.py", "peft/config.py"]
 
+# Without what they inherit from TrainingArguments, as SFTConfig does.
+PREFERENCES = "trl/trainer/base_config.py trl/trainer/[dk]*o_config.py trl/experimental/[co]*po/*_config.py"
+
 # What a configuration file of each program may hold: (packages, {part of the file: (modules, class or function)}).
 IMPORTS = {
     "axolotl": (
@@ -57,6 +60,10 @@ IMPORTS = {
                 "transformers/training_args.py trl/trainer/base_config.py trl/trainer/sft_config.py",
                 "SFTConfig",
             ),
+            "dpo": (PREFERENCES, "DPOConfig"),
+            "kto": (PREFERENCES, "KTOConfig"),
+            "orpo": (PREFERENCES, "ORPOConfig"),
+            "cpo": (PREFERENCES, "CPOConfig"),
             "unsloth model": ("unsloth/models/llama.py", "FastLlamaModel.from_pretrained"),
             "unsloth adapter": ("unsloth/models/llama.py", "FastLlamaModel.get_peft_model"),
         },
