@@ -73,8 +73,12 @@ config::LoadedConfig of_tiny_llama(const std::string& kernels) {
 
 TEST(Kernels, TheTableOfARunIsItsContextsToo) {
     const config::LoadedConfig loaded = of_tiny_llama("auto");
-    const auto own = std::make_shared<const spec::KernelTable>(spec::KernelTable{
-        .source = "a checkpoint", .choices = {{.op = spec::KernelOperator::gemm_nf4, .tokens = {1, 64}}}});
+    const auto own =
+        std::make_shared<const spec::KernelTable>(spec::KernelTable{.source = "a checkpoint",
+                                                                    .choices = {{.op = spec::KernelOperator::gemm_nf4,
+                                                                                 .form = spec::ProductForm::nt,
+                                                                                 .kernel = spec::KernelSource::few,
+                                                                                 .parameters = {8}}}});
     model::LoadRequest request = train::load_request(loaded, at::kCPU, /*trains=*/true, own);
     EXPECT_EQ(request.kernels, own);
     EXPECT_TRUE(request.nf4_chooser) << "the plan asks it too";
