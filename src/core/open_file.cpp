@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "unsloth/core/error.h"
+#include "unsloth/core/path_advice.h"
 
 namespace unsloth {
 namespace {
@@ -47,9 +48,12 @@ void Descriptor::close() noexcept {
 Descriptor open_to_read(const std::filesystem::path& path) {
     Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
     struct stat status{};
-    if (!file.open() || ::fstat(file.get(), &status) != 0)
+    if (!file.open() || ::fstat(file.get(), &status) != 0) {
+        const int reason = errno;
         throw input_error(cat("cannot open ", path.string(), ": ",
-                              errno == ENXIO ? "not a regular file, but a socket or a device" : std::strerror(errno)));
+                              reason == ENXIO ? "not a regular file, but a socket or a device" : std::strerror(reason)),
+                          reason == ENOENT ? advice_on_missing(path) : "");
+    }
     if (!S_ISREG(status.st_mode))
         throw input_error(cat("cannot open ", path.string(), ": not a regular file, but ", kind_of(status.st_mode)));
     return file;

@@ -10,6 +10,7 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/core/path_advice.h"
 
 namespace unsloth {
 namespace {
@@ -45,7 +46,9 @@ StagedFolder::StagedFolder(const fs::path& target, Existing existing) : target_(
     if (existing_ == Existing::refuse) refuse_existing(target_);
     std::error_code failure;
     fs::create_directories(target_.parent_path(), failure);
-    if (failure) throw runtime_failure(cat("cannot create ", target_.parent_path().string(), ": ", failure.message()));
+    if (failure)
+        throw runtime_failure(cat("cannot create ", target_.parent_path().string(), ": ", failure.message()),
+                              advice_on_creating(target_.parent_path(), failure.value()));
     temporary_.emplace(target_, Temporary::Kind::folder);
 }
 

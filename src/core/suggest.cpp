@@ -26,9 +26,11 @@ int edit_distance(std::string_view from, std::string_view to) {
 }
 
 bool is_like(std::string_view name, std::string_view candidate) {
-    constexpr int most_edits = 2;
+    constexpr std::size_t most_edits = 2;
+    const auto [shorter, longer] = std::minmax({name.size(), candidate.size()});
+    if (longer - shorter > most_edits) return false;  // without the table, which a long name makes large
     const int distance = edit_distance(name, candidate);
-    return distance <= most_edits && distance < static_cast<int>(std::max(name.size(), candidate.size()));
+    return distance <= static_cast<int>(most_edits) && distance < static_cast<int>(std::max(name.size(), candidate.size()));
 }
 
 std::vector<std::string> nearest(const std::string& name, const std::vector<std::string>& candidates) {

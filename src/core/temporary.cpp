@@ -17,6 +17,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/log.h"
+#include "unsloth/core/path_advice.h"
 
 namespace unsloth {
 namespace {
@@ -32,10 +33,9 @@ bool is_temporary_of(const std::string& name, const std::string& target) {
            name.find_first_not_of("0123456789abcdef", begin.size()) == std::string::npos;
 }
 
-[[noreturn]] void refuse(const fs::path& path, const std::string& reason) {
-    const bool full = errno == ENOSPC || errno == EDQUOT;
-    throw runtime_failure(cat("cannot create ", path.string(), ": ", reason),
-                          full ? "Free some space, or choose another folder." : "");
+/// `target`: what the user named, of which the temporary one is no concern of his.
+[[noreturn]] void refuse(const fs::path& target, const std::string& reason, int code = 0) {
+    throw runtime_failure(cat("cannot create ", target.string(), ": ", reason), advice_on_creating(target, code));
 }
 
 }  // namespace
@@ -67,16 +67,15 @@ Temporary::~Temporary() {
 
 void Temporary::make_file(const fs::path& target) {
     if (struct stat status{}; ::stat(target.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
-        errno = 0;
         refuse(target, S_ISDIR(status.st_mode) ? "it is a folder" : "it is a FIFO or a device, not a regular file");
     }
     for (int attempt = 0; attempt < most_attempts; ++attempt) {
         path_ = name_beside(target, mark);
         file_ = Descriptor(::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
-        if (!file_.open() && errno != EEXIST) refuse(path_, std::strerror(errno));
+        if (!file_.open() && errno != EEXIST) refuse(target, std::strerror(errno), errno);
         if (file_.open() && claim(path_)) return;
     }
-    refuse(path_, "something removes it again and again");
+    refuse(target, "something removes it again and again");
 }
 
 void Temporary::make_folder(const fs::path& target) {
@@ -84,12 +83,12 @@ void Temporary::make_folder(const fs::path& target) {
         path_ = name_beside(target, mark);
         if (::mkdir(path_.c_str(), 0777) != 0) {
             if (errno == EEXIST) continue;
-            refuse(path_, std::strerror(errno));
+            refuse(target, std::strerror(errno), errno);
         }
         file_ = Descriptor(::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
         if (file_.open() && claim(path_)) return;
     }
-    refuse(path_, "something removes it again and again");
+    refuse(target, "something removes it again and again");
 }
 
 /// False when somebody took it for abandoned before it was marked: he has it, or has removed it. Where the file system

@@ -18,6 +18,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
+#include "unsloth/core/path_advice.h"
 #include "unsloth/data/format.h"
 #include "unsloth/data/reader.h"
 #include "unsloth/hub/hub.h"
@@ -183,9 +184,9 @@ Paths files_of(const std::string& named, const std::string& split) {
     }
     std::sort(files.begin(), files.end());
     if (files.empty())
-        throw input_error(
-            cat(named, folder ? ": the folder holds no file of rows" : ": no file matches"),
-            folder ? "Expected .jsonl, .json, .ndjson, .csv, .tsv, .txt, .parquet or .arrow files in it." : "");
+        throw input_error(cat(named, folder ? ": the folder holds no file of rows" : ": no file matches"),
+                          folder ? "Expected .jsonl, .json, .ndjson, .csv, .tsv, .txt, .parquet or .arrow files in it."
+                                 : advice_on_missing(named));
     if (split.empty()) {
         Paths train = of_split(files, root, "train");
         if (!folder || train.empty() || train.size() == files.size()) return files;

@@ -8,6 +8,7 @@
 #include "formats/json.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/core/path_advice.h"
 #include "unsloth/hub/hub.h"
 
 namespace unsloth::formats {
@@ -98,7 +99,8 @@ fs::path resolve_model_path(const std::string& path, ModelFiles files) {
     if (fs::exists(path, ignored)) return path;
     const auto repository = hub::parse_repository(hub::Kind::model, path);
     if (!repository)
-        throw input_error(cat(path.empty() ? "the model path is empty" : path + ": no such file or folder"));
+        throw input_error(cat(path.empty() ? "the model path is empty" : path + ": no such file or folder"),
+                          advice_on_missing(path));
     return hub::obtain(request_for(*repository, files));
 }
 
@@ -113,6 +115,10 @@ Checkpoint Checkpoint::open(const std::string& path) {
     const fs::path place = resolve_model_path(path);
     Checkpoint checkpoint;
     if (!fs::is_directory(place)) {
+        if (place.extension() == ".gguf")
+            throw input_error(cat(place.string(), ": is a GGUF file, which is for llama.cpp and not read here"),
+                              "Name the folder that it was made of (config.json, *.safetensors), or the model's id on "
+                              "the Hugging Face hub.");
         if (place.extension() != ".safetensors")
             throw input_error(cat(place.string(), ": not a .safetensors file"),
                               cat("model.path is a model folder or a .safetensors file. ", no_pickle));

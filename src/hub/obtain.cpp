@@ -8,6 +8,7 @@
 #include "hub/downloader.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
+#include "unsloth/core/path_advice.h"
 #include "unsloth/core/shared_library.h"
 
 namespace unsloth::hub {
@@ -68,9 +69,11 @@ Downloader& downloader() {
 }
 
 Error not_here(const Request& request, const fs::path& cache, const std::string& why) {
-    return input_error(cat(request.repository.id, ": no such folder, the Hugging Face cache (", cache.string(),
-                           ") does not hold such a ", kind_words(request.repository), ", and ", why),
-                       cat("Where the hub can be reached: ", command_of(request.repository)));
+    const std::string meant = nearest_path(request.repository.id);  // a folder's name may look like a repository's
+    return input_error(
+        cat(request.repository.id, ": no such folder, the Hugging Face cache (", cache.string(),
+            ") does not hold such a ", kind_words(request.repository), ", and ", why),
+        cat(meant, meant.empty() ? "" : " ", "Where the hub can be reached: ", command_of(request.repository)));
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
+#include "unsloth/core/path_advice.h"
 #include "unsloth/formats/checkpoint_folder.h"
 #include "unsloth/train/agreement.h"
 #include "unsloth/train/trainer.h"
@@ -107,7 +108,9 @@ void Trainer::open_output() {
     if (leads()) {
         std::error_code failed;
         fs::create_directories(folder, failed);
-        if (failed) throw runtime_failure(cat("cannot create ", folder.string(), ": ", failed.message()));
+        if (failed)
+            throw runtime_failure(cat("training.output_dir: cannot create ", folder.string(), ": ", failed.message()),
+                                  advice_on_creating(folder, failed.value()));
         lock_.emplace(folder);
         formats::remove_unfinished_checkpoints(folder);
         if (const std::optional<ResumePoint> point = find_resume_point(training)) {
