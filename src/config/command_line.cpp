@@ -49,6 +49,7 @@ class Presence {
         need(data.eval_file || !data.eval_files.empty(), {"data.eval_file", "data.eval_files"}, "--data.eval_file",
              "In a configuration file: {\"data\": {\"eval_file\": \"test.jsonl\"}}.");
     }
+    bool has(const char* option) const { return record_.given.count(option) != 0; }
     void need_exactly_one(const std::string& first, const std::string& second) {
         const bool has_first = record_.given.count(first) != 0, has_second = record_.given.count(second) != 0;
         refuse(has_first && has_second, cat(command_, " takes --", first, " or --", second, ", not both"));
@@ -66,7 +67,8 @@ class Presence {
 
 void check_generate(const GenerateRequest& generate, Presence presence) {
     const bool file = !generate.file.empty();
-    if (!generate.chat) presence.need_exactly_one("prompt", "file");
+    presence.refuse(presence.has("prompt") && file, "generate takes --prompt or --file, not both");
+    presence.need(generate.chat || file || presence.has("prompt"), {"prompt", "file"}, "--prompt, --file or --chat");
     presence.refuse(generate.raw && file,
                     "generate takes --raw only beside --prompt: rows of {\"text\"} are raw, {\"messages\"} are not");
     presence.refuse(generate.chat && (file || generate.raw || generate.json || generate.n > 1),
@@ -77,6 +79,13 @@ void check_generate(const GenerateRequest& generate, Presence presence) {
                     "generate takes --adapter beside --file, whose rows name them; --prompt and --chat take "
                     "--model.adapter_name_or_path");
     presence.refuse(generate.logprobs && !generate.json, "generate takes --logprobs only beside --json");
+    presence.refuse(generate.chat && !generate.prompt.empty(),
+                    "generate takes --chat without --prompt: it reads the user's messages from standard input");
+    if (generate.sampling.temperature > 0) return;
+    const std::string greedy = ", and without it every token is the likeliest: give --temperature 0.7, for instance";
+    presence.refuse(generate.n > 1, "--n serves --temperature" + greedy);
+    presence.refuse(generate.sampling.top_p < 1 || generate.sampling.top_k > 0 || generate.sampling.min_p > 0,
+                    "--top_p, --top_k and --min_p serve --temperature" + greedy);
 }
 
 void read_folders(NamedFolders& adapters) {

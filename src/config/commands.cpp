@@ -1,5 +1,7 @@
 #include "config/commands.h"
 
+#include <algorithm>
+
 #include "config/option_table.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/suggest.h"
@@ -632,6 +634,22 @@ void declare_own_options(const CommandInfo& command, OptionSet& options, Command
     } else if (command.command != Command::launch) {  // its level is the ranks'
         options.add("log_level", line.log_level, "Least level that is printed.").one_of(log_levels()).value("LEVEL");
     }
+}
+
+std::string advice_on_foreign_option(const std::string& name) {
+    std::string owners;
+    for (const auto& command : commands()) {
+        CommandLine unused;
+        OptionSet own;
+        declare_own_options(command, own, unused);
+        const std::vector<std::string> meant = own.suggestions(name);
+        const bool known = std::any_of(own.options().begin(), own.options().end(), [&](const Option& option) {
+            const auto& others = option.other_names;
+            return option.key == name || std::find(others.begin(), others.end(), name) != others.end();
+        });
+        if (known) owners += cat(owners.empty() ? "" : ", ", command.name, " (--", meant.front(), ")");
+    }
+    return owners.empty() ? "" : cat("Options of that name belong to other commands: ", owners, ".");
 }
 
 }  // namespace unsloth::config

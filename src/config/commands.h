@@ -30,4 +30,8 @@ const CommandInfo& command_named(const std::string& name);
 /// The options of the command itself: its own, and --config or --log_level.
 void declare_own_options(const CommandInfo& command, OptionSet& options, CommandLine& line);
 
+/// "It is an option of unsloth-train launch." for a name that no option of this command has, but another command's
+/// own; empty where there is none.
+std::string advice_on_foreign_option(const std::string& name);
+
 }  // namespace unsloth::config

@@ -185,7 +185,10 @@ Json list_from_text(const Option& option, const std::string& text) {
 
 Json json_from_text(const std::string& text, const std::string& origin) {
     Json value = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-    if (value.is_discarded()) throw usage_error(cat(origin, ": expected JSON, found '", text, "'"));
+    if (value.is_discarded())
+        throw usage_error(cat(origin, ": expected JSON, found '", text, "'"),
+                          cat("In quotes, so that the shell leaves it whole, as ", origin,
+                              R"( '{"key": "value"}'; --help has an example.)"));
     return value;
 }
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "config/commands.h"
 #include "config/parse.h"
 #include "config/peer_fields.h"
 #include "unsloth/core/error.h"
@@ -104,7 +105,8 @@ class FlagReader {
             return;
         }
         const Names meant = options_.suggestions(flag.name);
-        const std::string advice = did_you_mean(meant, "--");
+        std::string advice = did_you_mean(meant, "--");
+        if (advice.empty()) advice = advice_on_foreign_option(flag.name);
         record_.problems.add(
             usage_error(cat("unknown option ", flag.written), advice.empty() ? "--help lists the options." : advice),
             meant);
@@ -116,9 +118,13 @@ class FlagReader {
         for (const Option& option : options_.options())
             if (option.is_named_by != nullptr && option.is_named_by(argument))
                 return add(option, argument, option.placeholder);
-        if (positionals_.empty())
+        if (positionals_.empty()) {
+            const Assignment* const last = assignments_.empty() ? nullptr : &assignments_.back();
+            const bool continues_list = last != nullptr && last->option->is_list() && last->value.is_array();
             throw usage_error(cat("unexpected argument '", argument, "'"),
-                              "Options are written --key VALUE; see --help.");
+                              continues_list ? "Lists are written with commas: " + last->origin + " A,B,C"
+                                             : "Options are written --key VALUE; see --help.");
+        }
         const Option& option = *positionals_.front();
         if (option.type == OptionType::text_list) {  // takes all that follow
             rest_.push_back(argument);

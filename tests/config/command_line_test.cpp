@@ -104,7 +104,7 @@ TEST(CommandLine, GenerateTakesAPromptOrAFile) {
     EXPECT_TRUE(config::parse_command_line({"generate", "--path", "m", "--prompt", "p", "--raw"}).generate.raw);
     EXPECT_CONTAINS(error_of({"generate", "--path", "m", "--file", "p", "--raw"}), "--raw only beside --prompt");
     EXPECT_EQ(config::parse_command_line({"generate", "--path", "m", "--file", "p"}).generate.file, "p");
-    EXPECT_CONTAINS(error_of({"generate", "--path", "m"}), "generate needs --prompt or --file");
+    EXPECT_CONTAINS(error_of({"generate", "--path", "m"}), "generate needs --prompt, --file or --chat");
     EXPECT_CONTAINS(error_of({"generate", "--path", "m", "--prompt", "a", "--file", "b"}), "not both");
     EXPECT_CONTAINS(error_of({"generate", "--path", "m", "--prompt", "a", "--max_new_tokens", "0"}), ">= 1");
 }
@@ -194,6 +194,9 @@ TEST(CommandLine, GenerateTakesSamplingAndTheSizeOfItsCache) {
     EXPECT_CONTAINS(refused({"--logprobs"}), "--logprobs only beside --json");
     EXPECT_CONTAINS(refused({"--stream", "--n", "2"}), "--stream without");
     EXPECT_CONTAINS(refused({"--chat", "--json"}), "--chat without");
+    EXPECT_CONTAINS(refused({"--chat"}), "--chat without --prompt");
+    EXPECT_CONTAINS(refused({"--n", "2"}), "--n serves --temperature");
+    EXPECT_CONTAINS(refused({"--min_p", "0.1"}), "serve --temperature");
     EXPECT_CONTAINS(refused({"--temperature", "-1"}), ">= 0");
     EXPECT_CONTAINS(refused({"--top_p", "0"}), "> 0");
 }

@@ -36,6 +36,11 @@ const Program& program_of(const Json& fields, PeerProgram wanted, const std::str
         for (const char* mark : one.marks)
             if (fields.contains(mark)) return one;
     }
+    if (fields.contains("zero_optimization"))
+        throw usage_error(cat(file, " is a configuration of DeepSpeed, which import-config does not read"),
+                          "Section distributed says what ranks share: docs/parallel.md names each field's equivalent.");
+    if (fields.contains("model") && fields["model"].is_object() && fields["model"].contains("path"))
+        throw usage_error(cat(file, " is a configuration of this program already"), cat("unsloth-train ", file));
     throw usage_error(
         cat(file, " is no configuration of axolotl, LLaMA-Factory, TRL or Unsloth, as far as its fields tell"),
         "--from axolotl, llamafactory or trl says whose it is.");

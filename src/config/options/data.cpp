@@ -33,7 +33,7 @@ void declare_data(OptionSet& options, DataOptions& data) {
              "a folder "
              "of such files, a glob, or a data set of the Hugging Face hub (ORG/NAME).")
         .path("FILE")
-        .suggested_for({"dataset", "data", "train", "train_data", "dataset_path", "data_path", "file"})
+        .suggested_for({"dataset", "data", "train", "train_data", "dataset_path", "dataset_name", "data_path", "file"})
         .on_resume(OnResume::told);
     options
         .add_list(

@@ -79,7 +79,7 @@ void declare_model(OptionSet& options, ModelOptions& model) {
         .alias("model", "max_length")
         .alias("training", "max_length")
         .alias("training", "max_seq_length")
-        .suggested_for({"cutoff_len", "seq_len", "seq_length", "context_length", "model_max_length"})
+        .suggested_for({"cutoff_len", "seq_len", "seq_length", "context_length", "model_max_length", "sequence_len"})
         .on_resume(OnResume::fixed);
     options
         .add_object(
