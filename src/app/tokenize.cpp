@@ -1,3 +1,4 @@
+#include <filesystem>
 #include <iostream>
 
 #include "app/commands.h"
@@ -15,8 +16,12 @@ void run_tokenize(const config::CommandLine& line) {
     options.decode = request.decode;
     options.no_special = request.no_special;
     std::ios::sync_with_stdio(false);
-    const tokenizer::Tokenizer tokenizer = tokenizer::Tokenizer::load(
-        formats::resolve_model_path(request.tokenizer, formats::ModelFiles::all_but_weights));
+    const std::filesystem::path place =
+        formats::resolve_model_path(request.tokenizer, formats::ModelFiles::all_but_weights);
+    if (std::filesystem::is_directory(place) && !tokenizer::Tokenizer::exists(place))
+        throw input_error(cat(place.string(), ": no tokenizer.json or tokenizer.model"),
+                          "--tokenizer is a model's folder, or its tokenizer.json.");
+    const tokenizer::Tokenizer tokenizer = tokenizer::Tokenizer::load(place);
     if (request.measure > 0) {
         tokenizer::measure_encoding(tokenizer, !options.no_special, static_cast<int>(request.measure), std::cin,
                                     std::cout);

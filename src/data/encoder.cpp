@@ -105,6 +105,7 @@ class TokenizerEncoder : public RowEncoder {
                 return chat_template_.name();
             case RowDoubt::merged_start:
             case RowDoubt::plain_prompt:
+            case RowDoubt::empty_answer:
                 break;
         }
         return {};
@@ -117,9 +118,12 @@ class TokenizerEncoder : public RowEncoder {
             row.doubts |= static_cast<uint32_t>(RowDoubt::double_bos);
         const auto& stops = tokenizer_.stop_ids();
         if (row.trained.empty() || row.trained.back().second == 0) return row;
-        const int32_t last = row.ids[static_cast<std::size_t>(row.trained.back().second - 1)];
-        if (std::find(stops.begin(), stops.end(), last) == stops.end())
-            row.doubts |= static_cast<uint32_t>(RowDoubt::open_end);
+        const auto stops_at = [&](int32_t place) {
+            return std::find(stops.begin(), stops.end(), row.ids[static_cast<std::size_t>(place)]) != stops.end();
+        };
+        if (!stops_at(row.trained.back().second - 1)) row.doubts |= static_cast<uint32_t>(RowDoubt::open_end);
+        for (const auto& [begin, end] : row.trained)
+            if (end == begin + 1 && stops_at(begin)) row.doubts |= static_cast<uint32_t>(RowDoubt::empty_answer);
         return row;
     }
 

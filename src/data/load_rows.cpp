@@ -34,8 +34,8 @@ struct Noted {
     }
 };
 
-constexpr std::array doubts = {RowDoubt::double_bos, RowDoubt::open_end, RowDoubt::guessed_template,
-                               RowDoubt::merged_start, RowDoubt::plain_prompt};
+constexpr std::array doubts = {RowDoubt::double_bos,   RowDoubt::open_end,     RowDoubt::guessed_template,
+                               RowDoubt::merged_start, RowDoubt::plain_prompt, RowDoubt::empty_answer};
 
 /// What was left out or changed, or is in doubt.
 struct Losses {
@@ -113,6 +113,8 @@ std::string doubt_text(RowDoubt doubt, const std::string& subject) {
             return "are Alpaca rows, made into \"### Instruction:\" prompts, and the model has a chat template: "
                    "data.template default gives them to it as a user's message and its answer, data.template alpaca "
                    "says that this is meant";
+        case RowDoubt::empty_answer:
+            return "have an answer that is empty, so the model learns to say nothing there";
     }
     return {};
 }

@@ -244,7 +244,10 @@ Json judged_of(Json row) {
 
 bool verdict_of(const Json& row) {
     const char* const column = holds(row, "label") || !holds(row, "kto_tag") ? "label" : "kto_tag";
-    const Json& label = required(row, column, config::DataFormat::prompt_completion);
+    if (!row.contains(column))
+        throw BadRow{"the row has no verdict on its answer, which training.objective kto learns from",
+                     "A column \"label\" (or \"kto_tag\") says true or false; data.columns renames columns."};
+    const Json& label = row.at(column);
     for (const Json& yes : {Json(true), Json(1), Json("true"), Json("True"), Json("1")})
         if (label == yes) return true;
     for (const Json& no : {Json(false), Json(0), Json("false"), Json("False"), Json("0")})

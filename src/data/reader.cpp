@@ -25,7 +25,9 @@ struct OtherKind {
 OtherKind other_kind(std::string_view head) {
     if (head.starts_with("\xFD\x37\x7AXZ")) return {"xz-compressed", "xz -dk FILE"};
     if (head.starts_with("BZh")) return {"bzip2-compressed", "bzip2 -dk FILE"};
-    if (head.starts_with("PK\x03\x04")) return {"a zip archive", "unzip FILE"};
+    if (head.starts_with("PK\x03\x04"))
+        return {"a zip archive", "unzip FILE; of a spreadsheet (.xlsx, .ods) save the sheet as CSV"};
+    if (head.starts_with("%PDF-")) return {"a PDF", "pdftotext FILE OUT.txt"};
     // The protocols that Python writes begin so; valid UTF-8 never does.
     if (head.size() > 1 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5)
         return {"a Python pickle, which is never read", "load it in Python and write the rows as JSON Lines"};

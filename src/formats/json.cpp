@@ -59,7 +59,10 @@ AnyJson parse_json(std::string_view text, const std::string& source) {
     try {
         return AnyJson::parse(text.begin(), text.end());
     } catch (const nlohmann::json::exception& error) {
-        throw input_error(cat(source, ": not valid JSON: ", error.what()));
+        const std::string_view reason = error.what();  // "[json.exception.parse_error.101] parse error at …"
+        const std::size_t bracket = reason.find("] ");
+        throw input_error(
+            cat(source, ": not valid JSON: ", bracket == reason.npos ? reason : reason.substr(bracket + 2)));
     }
 }
 

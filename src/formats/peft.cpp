@@ -209,6 +209,14 @@ PeftConfig parse_peft_config(const std::string& json_text, const std::string& so
 
 PeftConfig read_peft_config(const std::filesystem::path& folder) {
     const auto path = folder / config_file;
+    std::error_code ignored;
+    if (std::filesystem::exists(folder, ignored) && !std::filesystem::exists(path, ignored)) {
+        const bool model = std::filesystem::exists(folder / "config.json", ignored);
+        throw input_error(
+            cat(folder.string(), model ? ": is a model, not a PEFT adapter" : ": is no PEFT adapter: ",
+                model ? "" : cat("it holds no ", config_file)),
+            "An adapter is what a run leaves in its training.output_dir, or a checkpoint-N folder of it.");
+    }
     return parse_peft_config(read_file(path), path.string());
 }
 

@@ -21,6 +21,9 @@ struct Row {
 Row tokenize_row(const Tokenizer& tokenizer, const TokenizeOptions& options, const ChatTemplate& chat,
                  const std::string& line, const std::string& where) {
     Row out;
+    if (line[line.find_first_not_of(" \t")] != '{')
+        throw input_error(cat(where, ": expected a JSON object"),
+                          R"(Each line is {"text": "…"} or {"messages": [{"role": "user", "content": "…"}]}.)");
     const auto document = parse_json(line, where);
     if (document.is_object() && document.contains("messages")) {
         // A template sees the order of keys. Not copied from `document`: a copy recurses, and a row may nest without

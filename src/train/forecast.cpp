@@ -11,6 +11,8 @@
 #include "unsloth/config/device_map.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/core/path_advice.h"
+#include "unsloth/core/suggest.h"
 #include "unsloth/formats/described_model.h"
 #include "unsloth/formats/hf_config.h"
 #include "unsloth/ops/device.h"
@@ -45,9 +47,14 @@ std::shared_ptr<const formats::WeightFile> open_or_describe(const config::Config
     if (!fs::exists(path, ignored) && std::find(shapes.begin(), shapes.end(), path) != shapes.end())
         return formats::describe_model(scaled(spec::builtin_shape(path)));
     const std::optional<fs::path> folder = formats::find_model_path(path, formats::ModelFiles::all_but_weights);
-    if (!folder)
+    if (!folder) {
+        std::string meant = did_you_mean(nearest(path, shapes)), known;
+        if (meant.empty()) meant = nearest_path(path);
+        for (const std::string& shape : shapes) known += (known.empty() ? "" : ", ") + shape;
         throw input_error(cat(path, ": no such model here"),
-                          "plan downloads nothing: name a folder that holds config.json, or a shape that init knows.");
+                          cat(meant, meant.empty() ? "" : " ",
+                              "plan downloads nothing: name a folder that holds config.json, or one of ", known, "."));
+    }
     if (fs::is_directory(*folder) && !fs::exists(*folder / "model.safetensors") &&
         !fs::exists(*folder / "model.safetensors.index.json"))
         return formats::describe_model(scaled(formats::read_model_spec(*folder)),
@@ -76,9 +83,10 @@ Target target_of(const config::PlanRequest& request) {
     }
     target.memory = request.gpu_memory_bytes > 0 ? request.gpu_memory_bytes : card.memory_bytes;
     if (target.memory <= card.context_bytes)
-        throw usage_error(cat("--gpu_memory ", memory::human_bytes(target.memory),
-                              ": the driver and the libraries take ", memory::human_bytes(card.context_bytes),
-                              " of it"));
+        throw usage_error(
+            cat("--gpu_memory ", memory::human_bytes(target.memory), ": the driver and the libraries take ",
+                memory::human_bytes(card.context_bytes), " of it"),
+            "Bytes are meant where no unit stands: --gpu_memory 24GiB.");
     target.machine.free = {target.memory - card.context_bytes, memory::device_memory(at::kCPU).total};
     return target;
 }

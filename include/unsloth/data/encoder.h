@@ -39,6 +39,7 @@ enum class RowDoubt : uint32_t {
     guessed_template = 4,  ///< rendered by a built-in chat template, since the model has none and none was named
     merged_start = 8,      ///< a token holds the prompt's end and an answer's begin: it is not trained
     plain_prompt = 16,     ///< an Alpaca row in three sections, though the model has a chat template of its own
+    empty_answer = 32,     ///< an answer without a text: the end of the turn alone is trained
 };
 
 struct EncodedRow {
