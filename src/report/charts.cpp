@@ -98,17 +98,25 @@ std::string data_of(const Points& points) {
     return list.dump();
 }
 
-Chart curve_of(const Run& run, const Curve& curve, const Points& all) {
-    const bool loss = curve.field == &StepRow::loss, memory = curve.field == &StepRow::memory_gib;
+Points times(Points points, double factor) {
+    for (auto& [step, value] : points) value *= factor;
+    return points;
+}
+
+/// Of figures that evaluations alone have, their marks.
+Chart curve_of(const Run& run, const Curve& curve, Points all, const Points& evals) {
+    const bool memory = curve.field == &StepRow::memory_gib;
     const bool noisy = !memory && curve.field != &StepRow::learning_rate && all.size() > 20;
-    const Points points = thinned(all, most_points), evals = loss ? eval_points(run) : Points{};
-    const double level = memory ? run.planned_gib : absent;
+    const bool small = memory && all.back().second < 1;
+    if (small) all = times(all, 1024);
+    const Points points = thinned(all, most_points), &told = points.empty() ? evals : points;
+    const double level = memory ? run.planned_gib * (small ? 1024 : 1) : absent;
     const Frame frame(points, evals, level);
     Chart chart{curve.key,
-                cat(curve.title, *curve.unit ? cat(" (", curve.unit, ")") : ""),
+                cat(curve.title, *curve.unit ? cat(" (", small ? "MiB" : curve.unit, ")") : ""),
                 frame.grid(),
-                cat(frame.attributes(), " data-points='", data_of(points), "'"),
-                {{"", cat("last ", short_number(points.back().second), noisy ? ", bold: smoothed" : "")}}};
+                cat(frame.attributes(), " data-points='", data_of(told), "'"),
+                {{"", cat("last ", short_number(told.back().second), noisy ? ", bold: smoothed" : "")}}};
     if (noisy) {
         chart.body += frame.polyline(points, "raw") + frame.polyline(thinned(smoothed(all), most_points), "main");
     } else {
@@ -215,8 +223,9 @@ std::string escaped(const std::string& text) {
 std::vector<Chart> charts_of(const Run& run) {
     std::vector<Chart> charts;
     for (const Curve& curve : curves())
-        if (const Points points = points_of(run, curve.field); !points.empty())
-            charts.push_back(curve_of(run, curve, points));
+        if (const Points points = points_of(run, curve), evals = eval_points(run, curve);
+            !points.empty() || !evals.empty())
+            charts.push_back(curve_of(run, curve, points, evals));
     if (std::any_of(run.row_tokens.begin(), run.row_tokens.end(), [](int64_t count) { return count > 0; }))
         charts.push_back(lengths_of(run.row_tokens));
     if (!run.planned_groups.empty() && std::isfinite(run.planned_gib)) charts.push_back(memory_of(run));

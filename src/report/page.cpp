@@ -63,8 +63,8 @@ std::string tiles(const Run& run) {
     if (!run.evals.empty()) text += tile(shown(run.evals.back().loss), "evaluation loss");
     text += tile(shown(last.tokens_per_second), "tokens per second");
     if (std::isfinite(last.mfu)) text += tile(cat(shown(100 * last.mfu), " %"), "of the GPU's rate (MFU)");
-    const std::string of_plan = std::isfinite(run.planned_gib) ? cat(" / ", shown(run.planned_gib)) : "";
-    return text + tile(cat(shown(last.memory_gib), of_plan), of_plan.empty() ? "memory, GiB" : "memory / plan, GiB");
+    text += tile(memory_text(last.memory_gib), "memory");
+    return std::isfinite(run.planned_gib) ? text + tile(memory_text(run.planned_gib), "planned memory") : text;
 }
 
 /// What the run answered to each prompt, from its last step back.

@@ -129,7 +129,7 @@ std::string headline(const Run& run) {
     text +=
         cat("\nstep ", last.step, run.total_steps > 0 ? cat("/", run.total_steps) : "", "  loss ", shown(last.loss));
     if (!run.evals.empty()) text += cat("  eval loss ", shown(run.evals.back().loss));
-    text += cat("  ", shown(last.tokens_per_second), " tok/s  ", shown(last.memory_gib), " GiB");
+    text += cat("  ", shown(last.tokens_per_second), " tok/s  ", memory_text(last.memory_gib));
     if (run.ending) {
         text += cat("  ", run.ending->exit_reason, " after ", duration(run.ending->seconds));
         if (!run.ending->error.empty()) text += cat("\n", run.ending->error);
@@ -182,7 +182,7 @@ std::string comparison(const std::vector<Run>& runs, int columns, bool colours) 
     for (const Run& run : runs) width = std::max(width, names.emplace_back(printable(run.name())).size());
     const auto cell = [](const std::string& text) { return padded(text, 12); };
     std::string text = "    run" + std::string(width - 3, ' ') + cell("steps") + cell("loss") + cell("mean loss") +
-                       cell("best eval") + cell("tok/s") + cell("GiB") + cell("time") + "  state\n";
+                       cell("best eval") + cell("tok/s") + cell("memory") + cell("time") + "  state\n";
     std::vector<Line> lines;
     for (std::size_t i = 0; i < runs.size(); ++i) {
         const Run& run = runs[i];
@@ -199,7 +199,7 @@ std::string comparison(const std::vector<Run>& runs, int columns, bool colours) 
                     std::string(width - names[i].size(), ' '),
                     cell(run.steps.empty() ? "0" : std::to_string(run.steps.back().step)),
                     cell(losses.empty() ? "-" : shown(losses.back().second)), cell(losses.empty() ? "-" : shown(mean)),
-                    cell(shown(best)), cell(seconds > 0 ? shown(rate / seconds) : "-"), cell(shown(memory)),
+                    cell(shown(best)), cell(seconds > 0 ? shown(rate / seconds) : "-"), cell(memory_text(memory)),
                     cell(run.ending ? duration(run.ending->seconds) : "-"), "  ",
                     run.ending ? printable(run.ending->exit_reason) : "runs, or was killed", "\n");
         lines.push_back({smoothed(losses)});

@@ -14,6 +14,7 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/report/series.h"
 
 namespace unsloth::report {
 namespace {
@@ -28,6 +29,16 @@ double number(const Json& row, const char* key) {
 int64_t integer(const Json& row, const char* key) {
     const double value = number(row, key);
     return std::isfinite(value) && std::abs(value) < 9e15 ? static_cast<int64_t>(value) : 0;
+}
+
+/// Those that curves show and StepRow has no field for, behind `prefix`.
+std::map<std::string, double> figures(const Json& row, const std::string& prefix) {
+    std::map<std::string, double> found;
+    for (const Curve& curve : curves())
+        if (const double value = number(row, (prefix + curve.key).c_str());
+            curve.field == nullptr && std::isfinite(value))
+            found.emplace(curve.key, value);
+    return found;
 }
 
 std::string text(const Json& row, const char* key) {
@@ -165,13 +176,13 @@ void RunReader::read_line(const std::string& line) {
         end.best_step = integer(row, "best_step"), end.tokens = integer(row, "tokens");
         run_.ending = end;
     } else if (row.contains("eval_loss")) {
-        run_.evals.push_back({integer(row, "step"), number(row, "eval_loss")});
+        run_.evals.push_back({integer(row, "step"), number(row, "eval_loss"), figures(row, "eval_")});
     } else if (row.contains("loss")) {
         run_.ending.reset();  // rows behind a summary are of a run that went on
         run_.steps.push_back({integer(row, "step"), number(row, "epoch"), number(row, "loss"), number(row, "grad_norm"),
                               number(row, "learning_rate"), number(row, "tokens_per_second"), number(row, "step_ms"),
                               number(row, "memory_gib"), number(row, "mfu"), integer(row, "tokens"),
-                              integer(row, "trained_tokens")});
+                              integer(row, "trained_tokens"), figures(row, "")});
     }
 }
 

@@ -88,8 +88,40 @@ const std::vector<Curve>& curves() {
                                            {"tokens_per_second", "Tokens per second", "", &StepRow::tokens_per_second},
                                            {"mfu", "Share of the GPU's rate (MFU)", "", &StepRow::mfu},
                                            {"step_ms", "Time of a step", "ms", &StepRow::step_ms},
-                                           {"memory_gib", "Memory", "GiB", &StepRow::memory_gib}};
+                                           {"memory_gib", "Memory", "GiB", &StepRow::memory_gib},
+                                           {"rewards/margins", "Margin of the rewards", "", nullptr},
+                                           {"rewards/accuracies", "Share of pairs told apart", "", nullptr},
+                                           {"kl", "Divergence from the reference", "", nullptr},
+                                           {"divergence", "Divergence from the teacher", "", nullptr},
+                                           {"nll_loss", "Cross-entropy of the rows' answers", "", nullptr},
+                                           {"token_accuracy", "Targets that are the likeliest token", "", nullptr}};
     return all;
+}
+
+namespace {
+
+template <class Row>
+Points points_of_more(const std::vector<Row>& rows, const char* key) {
+    Points points;
+    for (const Row& row : rows)
+        if (const auto found = row.more.find(key); found != row.more.end())
+            points.emplace_back(static_cast<double>(row.step), found->second);
+    return points;
+}
+
+}  // namespace
+
+Points points_of(const Run& run, const Curve& curve) {
+    return curve.field != nullptr ? points_of(run, curve.field) : points_of_more(run.steps, curve.key);
+}
+
+Points eval_points(const Run& run, const Curve& curve) {
+    return curve.field == &StepRow::loss ? eval_points(run) : points_of_more(run.evals, curve.key);
+}
+
+std::string memory_text(double gib) {
+    if (!std::isfinite(gib)) return "-";
+    return gib < 1 ? short_number(gib * 1024) + " MiB" : short_number(gib) + " GiB";
 }
 
 }  // namespace unsloth::report

@@ -140,7 +140,8 @@ TEST(Page, HoldsAllThatItShowsAndNothingFromElsewhere) {
     EXPECT_CONTAINS(html, "prefers-color-scheme: dark");
     EXPECT_CONTAINS(html, "width=device-width");
     EXPECT_CONTAINS(html, "100 / 200");
-    EXPECT_CONTAINS(html, "10.5 / 12<");
+    EXPECT_CONTAINS(html, "<b>10.5 GiB</b><span>memory</span>");
+    EXPECT_CONTAINS(html, "<b>12 GiB</b><span>planned memory</span>");
     EXPECT_CONTAINS(html, "&lt;base&gt; &amp; co");
     EXPECT_CONTAINS(html, "[50,9]");  // the spike
     EXPECT_CONTAINS(html, "running, 00:50 left");
@@ -148,6 +149,37 @@ TEST(Page, HoldsAllThatItShowsAndNothingFromElsewhere) {
     EXPECT_CONTAINS(html, "in all 12.00 GiB; 1.00 GiB serve two purposes in turns");
     EXPECT_FALSE(contains(html, "http://") || contains(html, "https://") || contains(html, "<link") ||
                  contains(html, " src=") || contains(html, "nan") || contains(html, "inf"));
+}
+
+TEST(Page, DrawsTheObjectivesOwnFigures) {
+    Folder folder;
+    folder.append(R"({"step": 1, "loss": 2, "rewards/margins": 0.1, "rewards/accuracies": 0.5, "grad_norm/layers.0": 1}
+{"step": 2, "loss": 1, "rewards/margins": 0.3, "rewards/accuracies": null}
+{"step": 2, "eval_loss": 1.5, "eval_rewards/margins": 0.2, "eval_token_accuracy": 0.625}
+)");
+    const report::Run run = read_run(folder.path());
+    EXPECT_EQ(run.steps[0].more,
+              (std::map<std::string, double>{{"rewards/margins", 0.1}, {"rewards/accuracies", 0.5}}));
+    const std::string html = page(run, 0);
+    EXPECT_CONTAINS(html, "<svg id=\"rewards/margins\"");
+    EXPECT_CONTAINS(html, "data-points='[[1,0.1],[2,0.3]]'");
+    EXPECT_CONTAINS(html, "data-points='[[1,0.5]]'");
+    EXPECT_CONTAINS(html, "data-points='[[2,0.625]]'");  // of evaluations alone
+    EXPECT_FALSE(contains(html, "id=\"divergence\""));
+    EXPECT_EQ(eval_points(run, {"rewards/margins", "", "", nullptr}), (Points{{2, 0.2}}));
+}
+
+TEST(Page, SaysSmallMemoryInMiB) {
+    Folder folder;
+    folder.append(R"({"step": 1, "loss": 2, "memory_gib": 0.03125})"
+                  "\n");
+    const report::Run run = read_run(folder.path());
+    const std::string html = page(run, 0);
+    EXPECT_CONTAINS(html, "<b>32 MiB</b>");
+    EXPECT_CONTAINS(html, "Memory (MiB)");
+    EXPECT_CONTAINS(html, "data-points='[[1,32]]'");
+    EXPECT_CONTAINS(run_view(run, 80, 40, false), "  32 MiB");
+    EXPECT_CONTAINS(comparison({run}, 80, false), "32 MiB");
 }
 
 TEST(Page, ShowsWhatTheRunAnsweredLastFirst) {

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <functional>
 #include <limits>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -20,11 +21,13 @@ struct StepRow {
     double epoch = absent, loss = absent, grad_norm = absent, learning_rate = absent, tokens_per_second = absent,
            step_ms = absent, memory_gib = absent, mfu = absent;
     int64_t tokens = 0, trained_tokens = 0;
+    std::map<std::string, double> more;  ///< the objective's own figures, by their names in the file
 };
 
 struct EvalRow {
     int64_t step = 0;
     double loss = absent;
+    std::map<std::string, double> more;  ///< without "eval_" in front
 };
 
 /// An answer to one of training.sample_prompts.

@@ -31,8 +31,14 @@ struct Curve {
     const char* key;
     const char* title;
     const char* unit;
-    double StepRow::* field;
+    double StepRow::* field;  ///< null: the figure of that key among a row's `more`
 };
 const std::vector<Curve>& curves();
+Points points_of(const Run& run, const Curve& curve);
+/// What evaluations have of the same figure.
+Points eval_points(const Run& run, const Curve& curve);
+
+/// "10.5 GiB", "35.4 MiB"; "-" for none.
+std::string memory_text(double gib);
 
 }  // namespace unsloth::report
