@@ -30,7 +30,8 @@ bool is_like(std::string_view name, std::string_view candidate) {
     const auto [shorter, longer] = std::minmax({name.size(), candidate.size()});
     if (longer - shorter > most_edits) return false;  // without the table, which a long name makes large
     const int distance = edit_distance(name, candidate);
-    return distance <= static_cast<int>(most_edits) && distance < static_cast<int>(std::max(name.size(), candidate.size()));
+    return distance <= static_cast<int>(most_edits) &&
+           distance < static_cast<int>(std::max(name.size(), candidate.size()));
 }
 
 std::vector<std::string> nearest(const std::string& name, const std::vector<std::string>& candidates) {

@@ -22,6 +22,30 @@ std::optional<std::string> doubt_learning_rate(const config::Config& config, con
                "; auto takes ", learning_rate_rule(config, spec).rate);
 }
 
+std::vector<std::string> options_without_effect(const config::Config& config, bool on_gpu, int64_t data_ranks) {
+    std::vector<std::string> idle;
+    const auto only_on_gpus = [&](const char* option, bool given) {
+        if (given && !on_gpu) idle.push_back(cat(option, " has no effect: the run is on the CPU"));
+    };
+    const config::TrainingOptions& training = config.training;
+    only_on_gpus("training.max_memory_gib", training.max_memory_gib > 0);
+    only_on_gpus("training.micro_batch auto", training.micro_batch != config::PassRows::as_given);
+    if (config.distributed.zero_stage > 0 && data_ranks == 1)
+        idle.push_back(cat("distributed.zero_stage ", config.distributed.zero_stage,
+                           " has no effect: one process holds the model; unsloth-train launch --nproc_per_node N "
+                           "starts several"));
+    return idle;
+}
+
+std::optional<std::string> doubt_warmup(const config::TrainingOptions& training, int64_t total_steps) {
+    const bool asked = training.warmup_steps > config::TrainingOptions().warmup_steps;  // short trials keep the default
+    if (!asked || training.lr_scheduler_type == config::Schedule::constant || total_steps == 0 ||
+        training.warmup_steps < total_steps)
+        return std::nullopt;
+    return cat("training.warmup_steps is ", training.warmup_steps, ", and the run has ", total_steps,
+               " steps: training.learning_rate is never reached; 5 to 10 % of the steps are usual");
+}
+
 std::optional<std::string> LossWatch::observe(int64_t step, double loss) {
     // Below a nat, tenfold is what easy and hard rows differ by.
     constexpr double factor = 10, worth_a_word = 1;

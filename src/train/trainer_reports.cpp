@@ -94,7 +94,12 @@ void Trainer::banner() const {
         log::info("predicted  ", predicted, machine.known ? "" : ", by the rates of a card like this one");
     }
     log::info("memory plan\n", plan_->table_text());
-    if (const auto doubt = doubt_learning_rate(config(), spec); doubt && leads()) log::warning(*doubt);
+    if (leads()) {
+        if (const auto doubt = doubt_learning_rate(config(), spec)) log::warning(*doubt);
+        if (const auto doubt = doubt_warmup(config().training, total_steps_)) log::warning(*doubt);
+        for (const std::string& idle : options_without_effect(config(), device_.is_cuda(), data_ranks()))
+            log::warning(idle);
+    }
     if (spec.tie_word_embeddings && plan_->lora() && !plan_->lora()->modules_to_save.empty())
         log::warning(
             "embed_tokens and lm_head are tied in this model; modules_to_save trains its own copies, as PEFT does: "

@@ -31,6 +31,27 @@ TEST(Doubts, LearningRatesFarFromTheUsual) {
     EXPECT_TRUE(about_rate(config::FinetuningType::full, 0).ends_with("little will be learnt; auto takes 2.86e-05"));
 }
 
+TEST(Doubts, OptionsThatDoNothingOnThisMachine) {
+    config::Config config;
+    EXPECT_TRUE(options_without_effect(config, /*on_gpu=*/false, /*data_ranks=*/1).empty());
+    config.training.max_memory_gib = 8;
+    config.training.micro_batch = config::PassRows::automatic;
+    config.distributed.zero_stage = 2;
+    EXPECT_EQ(options_without_effect(config, false, 1).size(), 3u);
+    EXPECT_TRUE(options_without_effect(config, true, 2).empty());
+}
+
+TEST(Doubts, AWarmUpThatDoesNotEnd) {
+    config::TrainingOptions training;
+    EXPECT_FALSE(doubt_warmup(training, 3)) << "nobody asked for the default";
+    training.warmup_steps = 100;
+    EXPECT_FALSE(doubt_warmup(training, 101));
+    EXPECT_EQ(doubt_warmup(training, 100).value_or("").substr(0, 57),
+              "training.warmup_steps is 100, and the run has 100 steps: ");
+    training.lr_scheduler_type = config::Schedule::constant;
+    EXPECT_FALSE(doubt_warmup(training, 100));
+}
+
 // 5e-4 (2000 / hidden)^p with p of the model's family, by hand.
 TEST(LearningRate, FollowsThePublishedRule) {
     const auto rate = [](const char* family, int64_t hidden, config::FinetuningType type, config::Objective objective) {

@@ -5,6 +5,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "unsloth/config/config.h"
 #include "unsloth/spec/model_spec.h"
@@ -14,6 +15,12 @@ namespace unsloth::train {
 /// What to say about a learning rate outside the range that is usual for LoRA, full training or preferences; nothing
 /// otherwise. The rate must be settled.
 std::optional<std::string> doubt_learning_rate(const config::Config& config, const spec::ModelSpec& spec);
+
+/// What to say about options that were given and do nothing on such a device with so many copies of the model.
+std::vector<std::string> options_without_effect(const config::Config& config, bool on_gpu, int64_t data_ranks);
+
+/// What to say about a warm-up longer than the default that is not over when the run ends; nothing otherwise.
+std::optional<std::string> doubt_warmup(const config::TrainingOptions& training, int64_t total_steps);
 
 /// Says once that the loss has risen to ten times its least value.
 class LossWatch {

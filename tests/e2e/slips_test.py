@@ -1,0 +1,168 @@
+"""What a hurried user types: the message says what was meant, or where to look, and nothing is taken without a word."""
+
+import json
+
+from support import EndToEnd, INPUT, LEGAL_BASE, LLAMA, RUNTIME, USAGE, main, model, write_rows
+
+ROWS = [{"instruction": "What is it?", "output": "A clause."}, {"instruction": "What else?", "output": "A contract."}]
+
+
+class Paths(EndToEnd):
+    def test_a_slip_in_a_path(self):
+        rows = write_rows(self.folder / "train.jsonl", ROWS)
+        meant = f"Did you mean {rows}?"
+        self.fail_with(INPUT, meant, *self.train_arguments(LEGAL_BASE, self.folder / "trian.jsonl"))
+        self.fail_with(INPUT, "Did you mean " + str(LEGAL_BASE), *self.train_arguments(str(LEGAL_BASE)[:-1], rows))
+        self.fail_with(
+            INPUT,
+            f"Did you mean {LEGAL_BASE / 'tokenizer.json'}?",
+            *("tokenize", "--tokenizer", LEGAL_BASE.parent / "bsae" / "tokenizer.json"),
+        )
+        config = self.folder / "first.json"
+        config.write_text("{}")
+        self.fail_with(USAGE, "Did you mean first.json?", "frist.json", cwd=self.folder)
+        self.fail_with(USAGE, f"current folder, {self.folder}", "nothing_like_it.yaml", cwd=self.folder)
+
+    def test_a_slip_that_looks_like_a_repository(self):
+        (self.folder / "out").mkdir()
+        (self.folder / "out" / "first").mkdir()
+        self.fail_with(
+            INPUT,
+            ["Did you mean out/first?", "hf download out/frist"],
+            *("generate", "--model.path", LEGAL_BASE, "--adapter_name_or_path", "out/frist", "--prompt", "p"),
+            cwd=self.folder,
+        )
+
+    def test_a_pattern_that_nothing_matches(self):
+        write_rows(self.folder / "a.jsonl", ROWS)
+        arguments = self.train_arguments(LEGAL_BASE, "*.parquet")
+        self.fail_with(INPUT, ["no file matches", f"current folder, {self.folder}"], *arguments, cwd=self.folder)
+
+    def test_where_nothing_can_be_written(self):
+        rows = write_rows(self.folder / "train.jsonl", ROWS)
+        out = self.folder / "no" / "where" / "run.json"
+        theirs = self.folder / "theirs.yaml"
+        theirs.write_text("base_model: models/llama\nadapter: qlora\n")
+        result = self.fail_with(
+            RUNTIME,
+            [f"cannot create {out}: ", f"There is no folder {self.folder / 'no'}. Create it (mkdir -p {out.parent})"],
+            *("import-config", theirs, "--out", out),
+        )
+        self.assertNotIn(".tmp-", result.err)
+        self.fail_with(
+            RUNTIME,
+            ["training.output_dir", "A file of that name is in the way"],
+            *self.train_arguments(LEGAL_BASE, rows, out="train.jsonl"),
+        )
+
+
+class OtherFiles(EndToEnd):
+    def test_a_model_where_an_adapter_belongs(self):
+        says = ["is a model, not a PEFT adapter", "training.output_dir"]
+        self.fail_with(INPUT, says, "merge", "--adapter", LEGAL_BASE, "--out", self.folder / "merged")
+        self.fail_with(
+            INPUT, says, "generate", "--model.path", LEGAL_BASE, "--adapter_name_or_path", LEGAL_BASE, "--prompt", "p"
+        )
+        self.fail_with(
+            INPUT, "it holds no adapter_config.json", "merge", "--adapter", self.folder, "--out", self.folder / "merged"
+        )
+
+    def test_a_gguf_file_as_base(self):
+        gguf = self.folder / "model.gguf"
+        gguf.write_bytes(b"GGUF")
+        says = ["is a GGUF file", "Name the folder that it was made of"]
+        self.fail_with(INPUT, says, "generate", "--model.path", gguf, "--prompt", "p")
+
+    def test_spreadsheets_and_pdfs_as_rows(self):
+        for name, begin, says in (
+            ("t.xlsx", b"PK\x03\x04", "save the sheet as CSV"),
+            ("t.pdf", b"%PDF-1.7", "is a PDF"),
+        ):
+            (self.folder / name).write_bytes(begin + b"\x00" * 64)
+            self.fail_with(INPUT, says, *self.train_arguments(LEGAL_BASE, self.folder / name))
+
+    def test_texts_where_rows_of_json_belong(self):
+        self.fail_with(
+            INPUT,
+            ["line 1: expected a JSON object", '{"text": "…"}'],
+            *("tokenize", "--tokenizer", LEGAL_BASE),
+            stdin="hello\n",
+        )
+        self.fail_with(
+            INPUT, ["no tokenizer.json or tokenizer.model", "--tokenizer"], "tokenize", "--tokenizer", self.folder
+        )
+
+    def test_a_runs_folder_where_an_anomaly_belongs(self):
+        self.fail_with(INPUT, ["is a folder", "RUN/anomalies/step-N.json"], "replay", self.folder)
+
+    def test_configurations_that_import_config_does_not_read(self):
+        ours, zero = self.folder / "ours.json", self.folder / "ds.json"
+        ours.write_text(json.dumps({"model": {"path": "models/llama"}}))
+        zero.write_text(json.dumps({"zero_optimization": {"stage": 2}}))
+        self.fail_with(
+            USAGE, ["a configuration of this program already", f"unsloth-train {ours}"], "import-config", ours
+        )
+        self.fail_with(USAGE, ["DeepSpeed", "docs/parallel.md"], "import-config", zero)
+
+    def test_rows_without_the_verdict_of_kto(self):
+        rows = write_rows(self.folder / "train.jsonl", ROWS)
+        self.fail_with(
+            INPUT,
+            ["no verdict", "kto", '"label"'],
+            *self.train_arguments(LEGAL_BASE, rows, "--objective", "kto", "--template", "alpaca"),
+        )
+
+
+class Options(EndToEnd):
+    def test_lists_and_objects_as_other_programs_take_them(self):
+        arguments = self.train_arguments(model(LLAMA), self.rows(2))
+        self.fail_with(USAGE, "--target_modules A,B,C", *arguments, "--target_modules", "q_proj", "v_proj")
+        self.fail_with(USAGE, """--rope_scaling '{"key": "value"}'""", *arguments, "--rope_scaling", "yarn")
+
+    def test_options_of_other_programs_and_commands(self):
+        arguments = self.train_arguments(model(LLAMA), self.rows(2))
+        for theirs, says in (
+            ("--sequence_len", "Did you mean --model.max_seq_length?"),
+            ("--dataset_name", "Did you mean --data.train_file?"),
+            ("--nproc_per_node", "launch (--nproc_per_node)"),
+            ("--gpus", "launch (--nproc_per_node)"),
+            ("--prompt", "generate (--prompt)"),
+        ):
+            self.fail_with(USAGE, says, *arguments, theirs, "2")
+
+    def test_options_that_would_do_nothing(self):
+        base = ("generate", "--model.path", LEGAL_BASE, "--prompt", "p")
+        self.fail_with(USAGE, ["--n serves --temperature", "0.7"], *base, "--n", "3")
+        self.fail_with(USAGE, ["--top_p", "serve --temperature"], *base, "--top_p", "0.9")
+        self.fail_with(USAGE, ["--chat without --prompt"], *base, "--chat")
+        self.fail_with(USAGE, "--prompt, --file or --chat", "generate", "--model.path", LEGAL_BASE)
+        idle = self.succeed(
+            *self.train_arguments(model(LLAMA), self.rows(2), "--max_steps", "0"),
+            *("--max_memory_gib", "0.001", "--zero_stage", "3", "--micro_batch", "auto"),
+        )
+        for option in ("training.max_memory_gib", "distributed.zero_stage 3", "training.micro_batch auto"):
+            self.assertIn(f"W {option} has no effect", idle.err)
+
+    def test_a_warmup_longer_than_the_run(self):
+        done = self.succeed(*self.train_arguments(model(LLAMA), self.rows(4), "--warmup_steps", "100"))
+        self.assertIn("W training.warmup_steps is 100, and the run has 3 steps", done.err)
+
+    def test_memory_without_a_unit_and_a_shape_with_a_slip(self):
+        self.fail_with(USAGE, "--gpu_memory 24GiB", "plan", "--model.path", "llama-3.1-8b", "--gpu_memory", "24")
+        self.fail_with(
+            INPUT, ["Did you mean llama-3.1-8b", "qwen3-14b"], "plan", "--model.path", "llama-3-8b", "--gpu", "H100"
+        )
+
+    def test_answers_that_are_empty(self):
+        rows = write_rows(self.folder / "train.jsonl", [*ROWS, {"instruction": "And this?", "output": ""}])
+        says = "1 of 3 rows have an answer that is empty"
+        self.assertIn(
+            says,
+            self.succeed("data", "--model.path", LEGAL_BASE, "--train_file", rows, "--template", "alpaca").out,
+        )
+        done = self.succeed(*self.train_arguments(LEGAL_BASE, rows, "--template", "alpaca", "--max_steps", "0"))
+        self.assertIn(says, done.err)
+
+
+if __name__ == "__main__":
+    main()
