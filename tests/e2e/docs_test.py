@@ -136,6 +136,21 @@ class Pages(EndToEnd):
             self.assertTrue((self.place / name).exists())
         self.run_page("docs/guide.md", 6)
 
+    def test_the_guides_memory_plan_is_that_of_the_example(self):
+        text = (SOURCE / "docs" / "guide.md").read_text()
+        (block,) = re.findall(r"^```\n(  resident\n.*?)^```", text, re.MULTILINE | re.DOTALL)
+        config = SOURCE / "examples" / "legal" / "quickstart.json"
+        out = ("--output_dir", self.folder / "out", "--device", "cpu", "--max_steps", "0")
+        told = self.succeed(config, *out, cwd=SOURCE).err.splitlines()
+        for line in block.splitlines():
+            printed = re.sub(r"(MiB) {2,}\w.*", r"\1", line)
+            self.assertTrue(line == "  ..." or printed in told, f"{printed!r} is not in\n" + "\n".join(told))
+
+    def test_the_index_names_every_page(self):
+        index = (SOURCE / "docs" / "README.md").read_text()
+        pages = {page.name for page in (SOURCE / "docs").glob("*.md")} - {"README.md"}
+        self.assertEqual({page for page in pages if f"]({page})" not in index}, set())
+
     def test_moving(self):
         self.run_json("out/run1")
         (self.place / "theirs.yaml").write_text(
