@@ -5,11 +5,11 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstdio>
 #include <sstream>
 #include <thread>
 
 #include "unsloth/core/error.h"
+#include "unsloth/core/hex.h"
 #include "unsloth/core/log.h"
 
 C10_DECLARE_int(caffe2_log_level);
@@ -55,21 +55,11 @@ c10::intrusive_ptr<c10d::Store> agents_store(const LaunchEnvironment& e, Clock::
     return c10::make_intrusive<c10d::TCPStore>(e.master_address, options);
 }
 
-std::string hex(const Digest& digest) {
-    std::string text;
-    for (const uint8_t byte : digest) {
-        char pair[3];
-        std::snprintf(pair, sizeof pair, "%02x", static_cast<unsigned>(byte));
-        text += pair;
-    }
-    return text;
-}
-
 /// "HOST PORT MAC": anybody may write into the agent's store.
 std::string note_of(const LaunchEnvironment& e, const std::string& host, int port) {
     const std::string place = cat(host, " ", port);
-    return cat(place, " ",
-               hex(Hmac(bytes_of(e.secret)).add(bytes_of(cat("place\n", e.restarts, "\n", place))).finish()));
+    const Digest mac = Hmac(bytes_of(e.secret)).add(bytes_of(cat("place\n", e.restarts, "\n", place))).finish();
+    return cat(place, " ", hex(std::as_bytes(std::span(mac))));
 }
 
 void leave_note(const LaunchEnvironment& e, int port, Clock::time_point give_up) {

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "unsloth/core/error.h"
+#include "unsloth/core/hex.h"
 #include "unsloth/core/shared_segment.h"
 
 #if UNSLOTH_CUDA
@@ -60,16 +61,6 @@ std::vector<at::Tensor> share_on_host(Group& group, int64_t bytes) {
 }
 
 #if UNSLOTH_CUDA
-std::string hex(const cudaIpcMemHandle_t& handle) {
-    std::string text;
-    for (const char byte : handle.reserved) {
-        constexpr const char* digits = "0123456789abcdef";
-        text += digits[static_cast<unsigned char>(byte) >> 4];
-        text += digits[static_cast<unsigned char>(byte) & 15];
-    }
-    return text;
-}
-
 cudaIpcMemHandle_t handle_of(const std::string& text, int rank) {
     cudaIpcMemHandle_t handle;
     if (text.size() != 2 * sizeof handle.reserved)
@@ -106,7 +97,8 @@ std::vector<at::Tensor> share_on_gpu(Group& group, at::Device device, int64_t by
         on_device(own, bytes, device, [](void* data) { cudaFree(data); });
     cudaIpcMemHandle_t handle;
     check(cudaIpcGetMemHandle(&handle, own), "a handle");
-    const std::vector<std::string> all = group.gather(offer(hex(handle), bytes), what);
+    const std::vector<std::string> all =
+        group.gather(offer(hex(std::as_bytes(std::span(handle.reserved))), bytes), what);
     for (std::size_t place = 0; place < memory.size(); ++place) {
         const int rank = group.ranks_here()[place];
         if (rank == group.rank()) continue;

@@ -12,19 +12,10 @@
 #include <sstream>
 
 #include "unsloth/core/error.h"
+#include "unsloth/core/hex.h"
 
 namespace unsloth {
 namespace {
-
-std::string hex(const std::byte* bytes, std::size_t count) {
-    constexpr const char* digits = "0123456789abcdef";
-    std::string text;
-    for (std::size_t i = 0; i < count; ++i) {
-        text += digits[std::to_integer<unsigned>(bytes[i]) >> 4];
-        text += digits[std::to_integer<unsigned>(bytes[i]) & 15];
-    }
-    return text;
-}
 
 constexpr std::size_t mark_bytes = 16;
 
@@ -56,7 +47,7 @@ std::unique_ptr<SharedSegment> SharedSegment::make(std::size_t bytes) {
 }
 
 std::string SharedSegment::address() const {
-    return cat(::getpid(), " ", fd_, " ", hex(data_, mark_bytes));
+    return cat(::getpid(), " ", fd_, " ", hex({data_, mark_bytes}));
 }
 
 std::unique_ptr<SharedSegment> SharedSegment::open(const std::string& address, std::size_t bytes) {
@@ -73,7 +64,7 @@ std::unique_ptr<SharedSegment> SharedSegment::open(const std::string& address, s
                       found.st_size == static_cast<off_t>(bytes) && (::fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK) != 0;
     if (!ours) return nullptr;
     segment->data_ = map(fd, bytes);
-    if (segment->data_ == nullptr || hex(segment->data_, mark_bytes) != mark) return nullptr;
+    if (segment->data_ == nullptr || hex({segment->data_, mark_bytes}) != mark) return nullptr;
     segment->close();
     return segment;
 }

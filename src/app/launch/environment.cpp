@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "unsloth/core/error.h"
+#include "unsloth/core/hex.h"
 
 namespace unsloth::app {
 namespace {
@@ -100,10 +101,7 @@ std::string make_secret() {
     }
     if (got != static_cast<ssize_t>(bytes.size()))
         throw runtime_failure(cat("the kernel gives no random numbers: ", std::strerror(errno)));
-    std::string text;
-    for (const uint8_t byte : bytes)
-        for (const int digit : {byte >> 4, byte & 15}) text += "0123456789abcdef"[digit];
-    return text;
+    return hex(std::as_bytes(std::span(bytes)));
 }
 
 bool has_secret(const std::vector<std::string>& environment) {

@@ -3,6 +3,7 @@
 #include <openssl/evp.h>
 
 #include "unsloth/core/error.h"
+#include "unsloth/core/hex.h"
 
 namespace unsloth::hub {
 
@@ -30,10 +31,7 @@ std::string Digest::hex() {
     unsigned char bytes[EVP_MAX_MD_SIZE];
     unsigned length = 0;
     UNSLOTH_CHECK(EVP_DigestFinal_ex(state_->context, bytes, &length) == 1, "libcrypto cannot hash");
-    constexpr const char* digits = "0123456789abcdef";
-    std::string text;
-    for (unsigned i = 0; i < length; ++i) text += digits[bytes[i] >> 4], text += digits[bytes[i] & 15];
-    return text;
+    return unsloth::hex(std::as_bytes(std::span(bytes, length)));
 }
 
 }  // namespace unsloth::hub
