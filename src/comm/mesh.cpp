@@ -33,10 +33,11 @@ MeshShape coordinates(const MeshShape& shape, int rank) {
 
 Mesh::Mesh(Group& group, const MeshShape& shape, bool ring) : shape_(shape), at_(coordinates(shape, group.rank())) {
     UNSLOTH_CHECK(shape.size() == group.size(), "a mesh of ", shape.size(), " ranks for ", group.size());
-    dp_ = along(group, "dp", &MeshShape::dp);
-    cp_ = along(group, "cp", &MeshShape::cp);
-    tp_ = along(group, "tp", &MeshShape::tp);
-    pp_ = along(group, "pp", &MeshShape::pp);
+    dp_ = along(group, "dp", {&MeshShape::dp});
+    cp_ = along(group, "cp", {&MeshShape::cp});
+    tp_ = along(group, "tp", {&MeshShape::tp});
+    pp_ = along(group, "pp", {&MeshShape::pp});
+    replicas_ = shape.cp == 1 ? dp_ : shape.dp == 1 ? cp_ : along(group, "dp and cp", {&MeshShape::dp, &MeshShape::cp});
     if (shape.pp > 1)
         link(group, ring);
     else
@@ -82,15 +83,15 @@ void Mesh::link(Group& group, bool ring) {
     }
 }
 
-Communicator* Mesh::along(Group& group, const char* name, int MeshShape::* axis) {
-    if (shape_.*axis == 1) return nullptr;
-    if (shape_.*axis == group.size()) return &group.all();
+Communicator* Mesh::along(Group& group, const char* name, const std::vector<int MeshShape::*>& axes) {
     std::vector<int> members;
     for (int rank = 0; rank < group.size(); ++rank) {
         MeshShape other = coordinates(shape_, rank);
-        other.*axis = at_.*axis;
+        for (int MeshShape::* const axis : axes) other.*axis = at_.*axis;
         if (other == at_) members.push_back(rank);
     }
+    const auto size = static_cast<int>(members.size());
+    if (size == 1 || size == group.size()) return size == 1 ? nullptr : &group.all();
     made_.push_back(group.make_communicator(members, name));
     return made_.back().get();
 }

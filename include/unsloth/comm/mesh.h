@@ -32,8 +32,8 @@ struct PipelineLinks {
     Communicator *from_above = nullptr, *to_below = nullptr;  ///< their gradients
 };
 
-/// The communicators of the axes, each of the ranks that differ from this one in that coordinate alone. nullptr: the
-/// axis has one rank.
+/// The communicators of the axes, each of the ranks that differ from this one in that coordinate alone. nullptr: this
+/// one alone.
 class Mesh {
   public:
     /// All ranks of `group`, which outlives the mesh, make it together. shape.size() is the group's size. `ring`: of a
@@ -46,6 +46,8 @@ class Mesh {
     Communicator* cp() const { return cp_; }
     Communicator* tp() const { return tp_; }
     Communicator* pp() const { return pp_; }
+    /// Those that differ in dp and cp alone: they compute with the same values, on tokens of their own.
+    Communicator* replicas() const { return replicas_; }
     /// All ranks with this one's stage of the pipeline: without one, all. nullptr: this one alone.
     Communicator* stage() const { return stage_; }
     /// The first and the last rank of a pipeline; nullptr between them, and without one.
@@ -53,13 +55,13 @@ class Mesh {
     const PipelineLinks& links() const { return links_; }
 
   private:
-    Communicator* along(Group& group, const char* name, int MeshShape::* axis);
+    Communicator* along(Group& group, const char* name, const std::vector<int MeshShape::*>& axes);
     Communicator* make(Group& group, const std::string& name, const std::vector<int>& members);
     void link(Group& group, bool ring);
 
     MeshShape shape_, at_;
     std::vector<std::unique_ptr<Communicator>> made_;
-    Communicator *dp_ = nullptr, *cp_ = nullptr, *tp_ = nullptr, *pp_ = nullptr;
+    Communicator *dp_ = nullptr, *cp_ = nullptr, *tp_ = nullptr, *pp_ = nullptr, *replicas_ = nullptr;
     Communicator *stage_ = nullptr, *ends_ = nullptr;
     PipelineLinks links_;
 };
