@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "unsloth/core/error.h"
+#include "unsloth/data/context_slice.h"
 
 namespace unsloth::data {
 namespace {
@@ -223,7 +224,7 @@ BatchLimits StepLoader::limits() const {
     limits.segments = most(std::move(segments), rows);
     limits.labels = std::min(limits.tokens, most(std::move(labels), rows));
     if (shares) limits.keys = std::clamp(most(std::move(keys), rows), limits.tokens, 2 * limits.tokens);
-    return limits;
+    return slice_limits(limits, options_.context);
 }
 
 int64_t StepLoader::most(std::vector<int64_t> values, int64_t count) const {
@@ -402,12 +403,13 @@ Batch StepLoader::micro_batch(const std::vector<int64_t>& places) const {
             samples.emplace_back(dataset_.sample(member)).dropout_row = dropout_row(member, place);
         }
     }
-    Batch batch = join(samples);
+    Batch batch = slice(join(samples), options_.context);
     if (options_.order_tokens) batch.token_order = sort_tokens(batch.ids_T);
     return batch;
 }
 
-EvalLoader::EvalLoader(Dataset dataset, int64_t max_tokens, int rank, int world_size) : dataset_(std::move(dataset)) {
+EvalLoader::EvalLoader(Dataset dataset, int64_t max_tokens, int rank, int world_size, ContextRank context)
+    : dataset_(std::move(dataset)), context_(context) {
     UNSLOTH_CHECK(max_tokens > 0 && world_size > 0 && rank >= 0 && rank < world_size, max_tokens, " tokens, rank ",
                   rank);
     int64_t number = 0;
@@ -438,7 +440,7 @@ BatchLimits EvalLoader::limits() const {
         limits.labels = std::max(limits.labels, one.labels);
         if (one.keys > one.tokens) limits.keys = std::max(limits.keys, one.keys);
     }
-    return limits;
+    return slice_limits(limits, context_);
 }
 
 int32_t EvalLoader::source(int64_t i) const {
@@ -460,7 +462,7 @@ Batch EvalLoader::batch(int64_t i) const {
     const auto [begin, end] = ranges_.at(static_cast<std::size_t>(i));
     std::vector<Sample> samples;
     for (int64_t k = begin; k < end; ++k) samples.push_back(dataset_.sample(k));
-    return join(samples);
+    return slice(join(samples), context_);
 }
 
 }  // namespace unsloth::data

@@ -24,14 +24,14 @@ ModelFlops::ModelFlops(const ModelSpec& model, const TrainedShare& trained) : mo
     target_ = (trained.head ? 6 : 4) * static_cast<double>(model.vocab_size * model.hidden_size);
 }
 
-double ModelFlops::of(std::span<const int32_t> segments, int64_t targets, std::span<const int32_t> shared) const {
+double ModelFlops::of(std::span<const int32_t> segments, int64_t targets, std::span<const int32_t> before) const {
     if (segments.empty()) return 0;
     double pairs = 0;
     for (std::size_t s = 0; s + 1 < segments.size(); ++s) {
-        const int64_t before = shared.empty() ? 0 : shared[s], length = before + segments[s + 1] - segments[s];
+        const int64_t first = before.empty() ? 0 : before[s], length = first + segments[s + 1] - segments[s];
         for (std::size_t layer = 0; layer < static_cast<std::size_t>(model_.num_layers); ++layer) {
             const int64_t window = layer < model_.sliding_window.size() ? model_.sliding_window[layer] : 0;
-            pairs += pairs_of(length, window) - pairs_of(before, window);
+            pairs += pairs_of(length, window) - pairs_of(first, window);
         }
     }
     return token_ * static_cast<double>(segments.back()) + target_ * static_cast<double>(targets) +

@@ -40,5 +40,15 @@ TEST(ModelFlops, AWindowBoundsPairs) {
     EXPECT_EQ(ModelFlops(model, {}).of(segments, 0), 5 * 4 * layers + 12 * query * (15 + 9));
 }
 
+// Of four chunks of a sequence the first and the last, or those between, as context-parallel ranks have them.
+TEST(ModelFlops, ChunksSeeWhatStandsBeforeThem) {
+    ModelSpec model = small();
+    model.sliding_window = {0, 3};
+    const ModelFlops flops(model, {});
+    const std::vector<int32_t> whole = {0, 8}, chunks = {0, 2, 4}, outer = {0, 6}, inner = {2, 4};
+    EXPECT_EQ(flops.of(chunks, 1, outer) + flops.of(chunks, 2, inner), flops.of(whole, 3));
+    EXPECT_EQ(flops.of(chunks, 0, outer) - flops.of(chunks, 0, inner), 12 * query * (1 + 2 + 2 * 3 - 4 * 3));
+}
+
 }  // namespace
 }  // namespace unsloth::spec

@@ -31,6 +31,24 @@ struct Sample {
     bool desirable = false;                   ///< the verdict on the row's answer, where it has one
 };
 
+/// One of `size` ranks that share each row's tokens (data/context_slice.h).
+struct ContextRank {
+    int rank = 0, size = 1;
+    bool alone() const { return size == 1; }
+};
+
+/// What a batch that is a rank's slice says of the whole. Its segments are chunks of sequences.
+struct ContextSlice {
+    int32_t tokens_each = 0;    ///< most tokens that a rank has: key k of rank r is number r * tokens_each + k
+    int64_t all_keys = 0;       ///< of all ranks: so many numbers
+    std::vector<int32_t> keys;  ///< of each segment: its sequence from the start to the chunk's end
+    std::vector<int32_t> key_offsets = {0};  ///< [S + 1] into them
+    std::vector<int32_t> before;             ///< [S] tokens of its sequence before the chunk
+    std::vector<int32_t> lengths;            ///< [S] and in all
+    int32_t last_position = 0;               ///< the largest of all ranks'
+    int64_t labels = 0;                      ///< targets of all ranks
+};
+
 /// A micro-batch: tokens are flat, T of them, rows one after another without padding. T may be 0: in the last
 /// step of an epoch a rank may have no row left, and takes part with nothing.
 struct Batch {
@@ -46,16 +64,19 @@ struct Batch {
     std::vector<int32_t>
         target_index;  ///< [labels] the places t with a target: the lm_head runs on these only. They ascend, but that
                        ///< the last token that two segments share stands in both of their parts, where both go on
-    std::vector<int32_t> target_ids;     ///< [labels] what these must predict
-    std::vector<int32_t> target_starts;  ///< [S + 1] where each segment's targets begin in these two, and the end
-    std::vector<int32_t> answer_starts;  ///< [S] where its answer's begin: behind those with a prompt_label
-    std::vector<int64_t> rows;           ///< source rows, in order
-    std::vector<int32_t> desirable;      ///< of each row: Sample::desirable
-    TokenOrder token_order;              ///< of ids_T, only where the loader was asked for it
-    int64_t labels = 0;                  ///< targets that are not ignore_label
-    int32_t longest = 0;                 ///< tokens of the longest segment, shared ones among them
+    std::vector<int32_t> target_ids;      ///< [labels] what these must predict
+    std::vector<int32_t> target_starts;   ///< [S + 1] where each segment's targets begin in these two, and the end
+    std::vector<int32_t> answer_starts;   ///< [S] where its answer's begin: behind those with a prompt_label
+    std::vector<int64_t> rows;            ///< source rows, in order
+    std::vector<int32_t> desirable;       ///< of each row: Sample::desirable
+    TokenOrder token_order;               ///< of ids_T, only where the loader was asked for it
+    std::optional<ContextSlice> context;  ///< of a rank's slice; nothing: the rows are whole
+    int64_t labels = 0;                   ///< targets that are not ignore_label
+    int32_t longest = 0;  ///< tokens of the longest segment, shared ones and those before a chunk among them
 
     int64_t tokens() const { return static_cast<int64_t>(ids_T.size()); }
+    /// Targets of all ranks that share the rows: without any there is nothing to learn, or to score.
+    int64_t labels_of_all() const { return context ? context->labels : labels; }
     int32_t shared_by(std::size_t segment) const { return shared.empty() ? 0 : shared[segment]; }
     /// Tokens that the segment has, shared ones among them.
     int32_t length(std::size_t segment) const { return segments[segment + 1] - segments[segment] + shared_by(segment); }

@@ -25,14 +25,16 @@ struct LoaderOptions {
     bool count_first_labels = false;     ///< fill StepBatch::first_labels
     int rank = 0;
     int world_size = 1;
+    ContextRank context;  ///< batches are this rank's slices of those that all ranks of its group read
 };
 
 /// The most that a micro-batch may hold, whatever the order of the rows: what memory is planned for.
 struct BatchLimits {
     int64_t tokens = 0, segments = 0;
-    int64_t keys = 0;     ///< tokens of all segments, with those that some share once for each; 0: none share any
-    int64_t longest = 0;  ///< tokens of the longest segment
-    int64_t labels = 0;   ///< rows with a target
+    int64_t keys = 0;      ///< tokens of all segments, with those that some share once for each; 0: none share any
+    int64_t longest = 0;   ///< tokens of the longest segment
+    int64_t labels = 0;    ///< rows with a target
+    int64_t all_keys = 0;  ///< of slices: ContextSlice::all_keys; 0: rows are whole
 };
 
 /// What an epoch takes.
@@ -148,10 +150,11 @@ struct Extent {
 };
 
 /// Evaluation batches: all rows, in the file's order, as many whole rows in a batch as fit max_tokens (a
-/// longer row stands alone), all of one source. With several ranks, batch i is rank i % world_size's.
+/// longer row stands alone), all of one source. With several ranks, batch i is rank i % world_size's; `context`:
+/// batches are slices, as StepLoader's.
 class EvalLoader {
   public:
-    EvalLoader(Dataset dataset, int64_t max_tokens, int rank = 0, int world_size = 1);
+    EvalLoader(Dataset dataset, int64_t max_tokens, int rank = 0, int world_size = 1, ContextRank context = {});
 
     const Dataset& dataset() const { return dataset_; }
     int64_t batches() const { return static_cast<int64_t>(ranges_.size()); }  ///< of this rank
@@ -166,6 +169,7 @@ class EvalLoader {
     Dataset dataset_;
     std::vector<std::pair<int64_t, int64_t>> ranges_;  ///< [begin, end) rows of each batch of this rank
     int64_t most_batches_ = 0;
+    ContextRank context_;
 };
 
 }  // namespace unsloth::data

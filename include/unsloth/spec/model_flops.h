@@ -23,8 +23,8 @@ class ModelFlops {
   public:
     ModelFlops(const ModelSpec& model, const TrainedShare& trained);
     /// Of a micro-batch: `segments` are offsets of its sequences into its tokens, from 0 to their number (empty:
-    /// none), and of each come the first `shared` tokens from the one before (empty: none do).
-    double of(std::span<const int32_t> segments, int64_t targets, std::span<const int32_t> shared = {}) const;
+    /// none), and `before` each stand so many tokens that it sees and that are not among them (empty: none).
+    double of(std::span<const int32_t> segments, int64_t targets, std::span<const int32_t> before = {}) const;
 
   private:
     ModelSpec model_;
