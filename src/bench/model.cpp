@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "unsloth/core/philox.h"
+#include "unsloth/data/context_slice.h"
 #include "unsloth/train/learning_rate.h"
 #include "unsloth/train/memory_use.h"
 #include "unsloth/train/stages.h"
@@ -56,10 +57,14 @@ BenchedModel::BenchedModel(const config::LoadedConfig& loaded, at::Device device
     : opened_(train::open_model(loaded.config)) {
     model::LoadRequest load = train::load_request(loaded, device, /*trains=*/true);
     if (mesh != nullptr) load.tp = model::TensorParallel(mesh->tp());
+    if (mesh != nullptr) load.cp = model::ContextParallel(mesh->cp());
     if (group != nullptr) load.processes = static_cast<int>(group->ranks_here().size());
-    load.sizes.tokens = load.sizes.head_rows = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
-    load.sizes.segments = static_cast<int64_t>(lengths.size());
-    load.sizes.longest = *std::max_element(lengths.begin(), lengths.end());
+    const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+    train::size_for(load.sizes, data::slice_limits({.tokens = tokens,
+                                                    .segments = static_cast<int64_t>(lengths.size()),
+                                                    .longest = *std::max_element(lengths.begin(), lengths.end()),
+                                                    .labels = tokens},
+                                                   load.cp.place()));
     load.run.head_tile = train::head_chunk_rows(opened_.file->spec, load.dtype, load.sizes.head_rows);
     load.sizes.deterministic = loaded.config.training.deterministic;
     plan_ = std::make_unique<model::ModelPlan>(opened_.file, load);
@@ -86,7 +91,9 @@ StepTimer::StepTimer(BenchedModel& benched, const config::Config& config, const 
                          : group ? group->size()
                                  : 1,
                          micro_batches)),
-      stepper_(benched.ctx(), benched.model(), settings_of(config, group)) {}
+      stepper_(benched.ctx(), benched.model(), settings_of(config, group)) {
+    for (data::Batch& micro : batch_.micro) micro = data::slice(micro, benched.request().cp.place());
+}
 
 StepTimes StepTimer::run(int64_t steps) {
     StepTimes times;

@@ -89,6 +89,7 @@ void bench_scaling(const config::LoadedConfig& loaded, const config::BenchReques
                                   {"ranks", group->size()},
                                   {"tp_size", mesh.shape().tp},
                                   {"pp_size", mesh.shape().pp},
+                                  {"cp_size", mesh.shape().cp},
                                   {"accumulate", request.accumulate},
                                   {"ranks_of_machine", ranks.environment.local_world_size},
                                   {"batch", request.batch},

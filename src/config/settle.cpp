@@ -354,8 +354,21 @@ void settle_reports(LoadedConfig& loaded, Problems& problems) {
     });
 }
 
-void check_distributed(const DistributedOptions& distributed, Problems& problems) {
+void check_distributed(const Config& config, Problems& problems) {
+    const DistributedOptions& distributed = config.distributed;
     const DistributedOptions defaults;
+    const std::string context = cat("distributed.cp_size ", distributed.cp_size, " does not go with ");
+    problems.check({"distributed.cp_size", "training.objective"}, [&] {
+        if (distributed.cp_size > 1 && config.training.objective != Objective::sft)
+            throw usage_error(context +
+                                  "an objective that looks at whole answers (training.objective): its ranks "
+                                  "have parts of the rows",
+                              "Train sft, or take tp_size, pp_size or zero_stage.");
+    });
+    problems.check({"distributed.cp_size", "model.dtype"}, [&] {
+        if (distributed.cp_size > 1 && config.model.dtype == spec::DType::f16)
+            throw usage_error(context + "model.dtype float16: sums over ranks are in bf16 or fp32", "Use bfloat16.");
+    });
     const auto for_pipelines = [&](const char* option, bool given) {
         problems.check({option, "distributed.pp_size"}, [&] {
             if (given && distributed.pp_size == 1)
@@ -393,7 +406,7 @@ void settle(LoadedConfig& loaded, Problems& problems) {
     check_preference(config, problems);
     check_distill(config, problems);
     check_training(config.training, problems);
-    check_distributed(config.distributed, problems);
+    check_distributed(config, problems);
     problems.check({"model.device_map"}, [&] { (void)DeviceMap(config.model); });
     problems.check({"model.max_memory"}, [&] { max_memory(config.model, 0); });
     problems.check({"hardware.allocator"}, [&] { (void)allocator_settings(config.hardware); });

@@ -176,9 +176,12 @@ class Lister {
             add({"scratch", "fp8 scales", {t}, at::kFloat, layers}, s.codes.scales);
         }
         const std::vector<int64_t> keys{sizes_.keys, 2 * spec_.kv_size()};
-        if (sizes_.keys > 0) add({"scratch", "keys of segments", keys, dtype_, layers}, s.keys_KN);
+        const char* const group = sizes_.all_keys > 0 ? "keys and values of all ranks" : "scratch";
+        if (sizes_.all_keys > 0)
+            add({group, "gathered keys", {sizes_.all_keys * 2 * spec_.kv_size()}, dtype_, layers}, s.all_keys);
+        if (sizes_.keys > 0) add({group, "keys of segments", keys, dtype_, layers}, s.keys_KN);
         if (!sizes_.training) return;
-        if (sizes_.keys > 0) add({"scratch", "their gradients", keys, dtype_, memory::backward}, s.dkeys_KN);
+        if (sizes_.keys > 0) add({group, "their gradients", keys, dtype_, memory::backward}, s.dkeys_KN);
         const int64_t rank = std::max(layout_[Group::o].r, layout_[Group::down].r);
         // Between the passes of a rank's chunks others go forward.
         const uint8_t gradient = memory::head | memory::backward | (layout_.stage.alone() ? 0 : memory::forward);
@@ -235,7 +238,7 @@ class Lister {
         if (sizes_.keys > 0) {
             ints("key offsets", sizes_.segments + 1, b.k_offsets);
             ints("keys' tokens", sizes_.keys, b.key_tokens);
-            if (sizes_.training) ints("places of keys", 2 * t, b.key_places);
+            if (sizes_.training) ints("places of keys", 2 * std::max(t, sizes_.all_keys), b.key_places);
         }
         if (sizes_.cache_tokens > 0) {
             ints("cache slots", t, b.slots_T, true);

@@ -72,20 +72,46 @@ at::Tensor keys_of(const spec::ModelSpec& spec, const at::Tensor& qkv_TN) {
     return qkv_TN.narrow(1, spec.q_size(), 2 * spec.kv_size());
 }
 
-/// What the segments attend over: the tokens' own keys and values, or copies where segments share some.
-KeyViews gather_keys(const LayerContext& c, const LayerSaved& a) {
-    const at::Tensor own_TN = keys_of(c.spec, a.qkv_TN), index_K = c.tokens.key_tokens_K;
-    if (!index_K.defined()) return key_views(c.spec, own_TN);
-    const at::Tensor keys_KN = c.scratch.keys_KN.narrow(0, 0, index_K.numel());
-    ops::gather_rows(c.group.ctx, own_TN, index_K, keys_KN);
-    return key_views(c.spec, keys_KN);
+/// Keys and values of all ranks that share the rows: [ranks x most tokens of one, ...].
+at::Tensor all_keys(const LayerContext& c) {
+    const int64_t columns = 2 * c.spec.kv_size();
+    return c.scratch.all_keys.narrow(0, 0, c.tokens.all_keys * columns).view({c.tokens.all_keys, columns});
+}
+
+/// What the segments attend over: the tokens' own keys and values, or copies where they are not alone in having them.
+KeyViews keys_to_attend(const LayerContext& c, const LayerSaved& a) {
+    const at::Tensor index_K = c.tokens.key_tokens_K;
+    return key_views(c.spec,
+                     index_K.defined() ? c.scratch.keys_KN.narrow(0, 0, index_K.numel()) : keys_of(c.spec, a.qkv_TN));
+}
+
+void gather_keys(const LayerContext& c, const LayerSaved& a) {
+    const at::Tensor index_K = c.tokens.key_tokens_K;
+    if (!index_K.defined()) return;
+    at::Tensor source = keys_of(c.spec, a.qkv_TN);
+    if (c.tokens.all_keys > 0) {
+        const at::Tensor all_GN = all_keys(c);
+        c.cp.gather(c.group.ctx, source, all_GN, "keys and values");
+        source = all_GN;
+    }
+    ops::gather_rows(c.group.ctx, source, index_K, c.scratch.keys_KN.narrow(0, 0, index_K.numel()));
+}
+
+/// A key's gradient is a sum over those that saw it.
+void return_key_gradients(const LayerContext& c, const at::Tensor& dkeys_KN, const at::Tensor& dqkv) {
+    const at::Tensor own_TN = keys_of(c.spec, dqkv);
+    if (c.tokens.all_keys == 0) return ops::sum_rows(c.group.ctx, dkeys_KN, c.tokens.key_places_T2, own_TN);
+    const at::Tensor all_GN = all_keys(c);
+    ops::sum_rows(c.group.ctx, dkeys_KN, c.tokens.key_places_T2, all_GN);
+    c.cp.sum_onto_owners(c.group.ctx, all_GN, own_TN, "gradients of keys and values");
 }
 
 void attend(const LayerContext& c, const LayerSaved& a, const at::Tensor& o_THd) {
     const QkvViews v = qkv_views(c.spec, a.qkv_TN);
     const ops::AttentionShape shape = attention_shape(c.spec, c.layer());
     if (c.tokens.cached == nullptr) {
-        const KeyViews keys = gather_keys(c, a);
+        gather_keys(c, a);
+        const KeyViews keys = keys_to_attend(c, a);
         ops::attention_forward(c.group.ctx, shape, c.tokens.segments, v.q_THd, keys.k_SKd, keys.v_SKd, o_THd, a.lse);
         return;
     }
@@ -106,7 +132,7 @@ void attend(const LayerContext& c, const LayerSaved& a, const at::Tensor& o_THd)
 void attend_backward(const LayerContext& c, const LayerSaved& a, const at::Tensor& do_THd, const at::Tensor& o_THd,
                      const QkvViews& grad) {
     const at::Tensor q_THd = qkv_views(c.spec, a.qkv_TN).q_THd, index_K = c.tokens.key_tokens_K;
-    const KeyViews keys = gather_keys(c, a);
+    const KeyViews keys = keys_to_attend(c, a);
     KeyViews dkeys{grad.k_TKd, grad.v_TKd};
     at::Tensor dkeys_KN;
     if (index_K.defined()) {
@@ -115,8 +141,7 @@ void attend_backward(const LayerContext& c, const LayerSaved& a, const at::Tenso
     }
     ops::attention_backward(c.group.ctx, attention_shape(c.spec, c.layer()), c.tokens.segments, do_THd, q_THd,
                             keys.k_SKd, keys.v_SKd, o_THd, a.lse, grad.q_THd, dkeys.k_SKd, dkeys.v_SKd);
-    if (index_K.defined())
-        ops::sum_rows(c.group.ctx, dkeys_KN, c.tokens.key_places_T2, keys_of(c.spec, c.scratch.dqkv_full));
+    if (index_K.defined()) return_key_gradients(c, dkeys_KN, c.scratch.dqkv_full);
 }
 
 }  // namespace
@@ -186,6 +211,7 @@ void layer_backward(const LayerContext& c, const weights::LayerWeights& w, const
     // 4 attention
     const at::Tensor o_TN = a.o_full.narrow(1, 0, spec.q_size()), do_TN = c.scratch.h_full.narrow(1, 0, spec.q_size());
     const QkvViews grad = qkv_views(spec, c.scratch.dqkv_full);
+    if (!again.attention) gather_keys(c, a);  // else they are those that it was made again with
     attend_backward(c, a, heads_view(do_TN, 0, spec.num_heads, spec.head_dim),
                     heads_view(o_TN, 0, spec.num_heads, spec.head_dim), grad);
     // 3 rotary embedding

@@ -117,6 +117,7 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
     network.file = file_;
     network.spec = spec();
     network.tp = request_.tp;
+    network.cp = request_.cp;
     network.pp = request_.pp;
     network.own = own_;
     network.layout = layout_;

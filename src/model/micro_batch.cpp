@@ -67,17 +67,24 @@ void MicroBatch::upload(const data::Batch& batch) {
     ops::Segments& segments = inputs_.segments;
     segments.q_offsets = segments.k_offsets = batch.segments;
     segments.q_offsets_device = segments.k_offsets_device = tokens.q_offsets;
-    segments.max_q = segments.max_k = batch.longest;
+    segments.max_k = batch.longest;
     segments.uniform = true;
-    for (std::size_t s = 1; s < batch.segments.size(); ++s)
-        segments.uniform = segments.uniform && batch.segments[s] - batch.segments[s - 1] == batch.longest;
-    if (!batch.shared.empty()) upload_keys(batch);
+    for (std::size_t s = 1; s < batch.segments.size(); ++s) {
+        const int32_t own = batch.segments[s] - batch.segments[s - 1];
+        segments.max_q = std::max(segments.max_q, own);
+        segments.uniform = segments.uniform && own == batch.longest;
+    }
+    if (batch.context)
+        upload_keys(batch.context->keys, batch.context->key_offsets, batch.context->all_keys);
+    else if (!batch.shared.empty())
+        upload_shared_keys(batch);
     if (activations_->sizes().training) copy_values(places_of(batch.target_index, tokens_), tokens.target_places);
-    make_rope_table(*std::max_element(batch.positions_T.begin(), batch.positions_T.end()));
+    make_rope_table(batch.context ? batch.context->last_position
+                                  : *std::max_element(batch.positions_T.begin(), batch.positions_T.end()));
 }
 
 /// Where segments share tokens, what a segment attends over lies together in copies of their keys and values.
-void MicroBatch::upload_keys(const data::Batch& batch) {
+void MicroBatch::upload_shared_keys(const data::Batch& batch) {
     std::vector<int32_t> keys, offsets = {0};
     const auto add = [&](int32_t begin, int32_t count) {
         for (int32_t t = begin; t < begin + count; ++t) keys.push_back(t);
@@ -87,16 +94,24 @@ void MicroBatch::upload_keys(const data::Batch& batch) {
         add(batch.segments[s], batch.segments[s + 1] - batch.segments[s]);
         offsets.push_back(static_cast<int32_t>(keys.size()));
     }
+    upload_keys(keys, offsets, /*all_keys=*/0);
+}
+
+/// `keys`: of all segments, one after another; the tokens that are them, or numbers below `all_keys` of all ranks'.
+void MicroBatch::upload_keys(const std::vector<int32_t>& keys, const std::vector<int32_t>& offsets, int64_t all_keys) {
     const TokenBuffers& tokens = activations_->tokens();
-    UNSLOTH_CHECK(tokens.key_tokens.defined(), "segments that share tokens were not planned for");
+    UNSLOTH_CHECK(tokens.key_tokens.defined() && all_keys <= activations_->sizes().all_keys, keys.size(), " keys of ",
+                  all_keys, " were not planned for");
     copy_values(keys, tokens.key_tokens);
     copy_values(offsets, tokens.k_offsets);
+    inputs_.all_keys = all_keys;
     inputs_.key_tokens_K = tokens.key_tokens.narrow(0, 0, offsets.back());
     if (activations_->sizes().training) {
-        copy_values(places_of(keys, tokens_), tokens.key_places);
-        inputs_.key_places_T2 = tokens.key_places.narrow(0, 0, 2 * tokens_).view({tokens_, 2});
+        const int64_t rows = all_keys > 0 ? all_keys : tokens_;
+        copy_values(places_of(keys, rows), tokens.key_places);
+        inputs_.key_places_T2 = tokens.key_places.narrow(0, 0, 2 * rows).view({rows, 2});
     }
-    inputs_.segments.k_offsets = std::move(offsets);
+    inputs_.segments.k_offsets = offsets;
     inputs_.segments.k_offsets_device = tokens.k_offsets;
 }
 
@@ -125,7 +140,7 @@ void MicroBatch::upload_rows(const data::Batch& batch) {
 void MicroBatch::upload_noise(const data::Batch& batch, double alpha) {
     std::vector<float> magnitude;
     for (std::size_t s = 1; s < batch.segments.size(); ++s) {
-        const int64_t tokens = batch.length(s - 1);
+        const int64_t tokens = batch.context ? batch.context->lengths[s - 1] : batch.length(s - 1);
         magnitude.resize(static_cast<std::size_t>(batch.segments[s]),
                          static_cast<float>(alpha / std::sqrt(static_cast<double>(tokens * spec_.hidden_size))));
     }

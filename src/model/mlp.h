@@ -34,7 +34,8 @@ void each_tile(const LayerContext& c, const LayerSaved& saved, const Work& work)
     for (int64_t begin = 0; begin < tokens; begin += tile) {
         const RowRange range{begin, std::min(tile, tokens - begin), tokens};
         const Scratch scratch = rows_of(c.scratch, range);
-        work(LayerContext{c.spec, rows_of(c.group, range), c.tokens, scratch, c.counts}, rows_of(saved, range), range);
+        work(LayerContext{c.spec, rows_of(c.group, range), c.tokens, scratch, c.counts, c.cp}, rows_of(saved, range),
+             range);
     }
 }
 

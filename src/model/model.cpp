@@ -71,7 +71,7 @@ LayerContext Model::layer_context(int layer, const MicroBatch& micro) {
                              inputs.offset_T,
                              scratch.dropped,
                              on_module ? &on_module : nullptr};
-    return {network.own, group, inputs, scratch, counts_};
+    return {network.own, group, inputs, scratch, counts_, network.cp};
 }
 
 // --- passes --------------------------------------------------------------------------------------------------------
@@ -244,12 +244,19 @@ void Model::act(const Action& action, bool trains) {
     }
 }
 
+/// Whole rows would count once for each rank that shares them.
+const data::Batch& Model::require_slice(const data::Batch& batch) const {
+    UNSLOTH_CHECK(batch.context.has_value() != parts_.network.cp.alone(),
+                  "a context-parallel rank reads slices of rows");
+    return batch;
+}
+
 void Model::train(std::span<const data::Batch> batches, HeadObjective& objective) {
     UNSLOTH_CHECK(batches.size() <= at_a_time(batches.size()), batches.size(), " micro-batches, ",
                   micro_batches_.size(), " planned in flight");
     batches_.clear();
     for (const data::Batch& batch : batches)  // the last of a step may have none, where the ranks have not as many rows
-        if (batch.labels > 0) batches_.push_back(&batch);
+        if (batch.labels_of_all() > 0) batches_.push_back(&require_slice(batch));
     objective_ = &objective;
     absent_ = batches.size() - batches_.size();
     route_.micro_batches = std::max(1, static_cast<int>(batches_.size()));
@@ -274,7 +281,7 @@ Itinerary Model::forward_pass() const {
 }
 
 void Model::forward(const data::Batch& batch, PolicyScope scope) {
-    UNSLOTH_CHECK(batch.labels > 0, "a batch without targets has no logits");
+    UNSLOTH_CHECK(batch.labels_of_all() > 0, "a batch without targets has no logits");
     scope_ = scope;
     MicroBatch& micro = *micro_batches_.front();
     micro.upload(batch);
@@ -289,13 +296,13 @@ at::Tensor Model::logits(int64_t first, int64_t rows) {
 }
 
 at::Tensor Model::score(const data::Batch& batch, const OnLogits& on_logits, PolicyScope scope) {
-    if (batch.labels == 0) {
+    if (batch.labels_of_all() == 0) {
         Itinerary with_head = forward_itinerary(route_.layers);
         with_head.push_back({.part = Action::Part::head});
         walk_absent(with_head, /*trains=*/false);
         return at::empty({0}, at::kFloat);
     }
-    forward(batch, scope);
+    forward(require_slice(batch), scope);
     if (!pipeline().stage().last()) return at::zeros({batch.labels}, at::kFloat);
     MicroBatch& micro = *micro_batches_.front();
     const HeadBuffers& head = micro.activations().head();

@@ -86,8 +86,8 @@ double share(int64_t hits, const data::Extent& of) {
 }  // namespace
 
 Evaluator::Evaluator(data::Dataset rows, const std::vector<std::pair<std::string, std::string>>& files,
-                     int64_t most_tokens, int rank, int ranks, comm::Group* group)
-    : batches_(std::move(rows), most_tokens, rank, ranks), extents_(batches_.extents()), group_(group) {
+                     int64_t most_tokens, int rank, int ranks, comm::Group* group, data::ContextRank context)
+    : batches_(std::move(rows), most_tokens, rank, ranks, context), extents_(batches_.extents()), group_(group) {
     for (const auto& [name, file] : files) names_.push_back(name);
     if (names_.empty())
         extents_ = {total_of(extents_)};

@@ -13,6 +13,7 @@
 #include "unsloth/core/files.h"
 #include "unsloth/core/path_advice.h"
 #include "unsloth/core/suggest.h"
+#include "unsloth/data/context_slice.h"
 #include "unsloth/formats/described_model.h"
 #include "unsloth/formats/hf_config.h"
 #include "unsloth/ops/device.h"
@@ -103,6 +104,7 @@ class Forecast {
         const config::TrainingOptions& training = loaded.config.training;
         request_.holding = parameter_holding(loaded.config.distributed,
                                              {0, static_cast<int>(gpus / loaded.config.distributed.tp_size)});
+        context_.size = static_cast<int>(loaded.config.distributed.cp_size);
         if (loaded.config.distributed.zero_stage == 3 && request_.finetuning_type == config::FinetuningType::lora &&
             !request_.fp8)
             request_.peers = request_.holding.share;
@@ -137,9 +139,10 @@ class Forecast {
                                         loaded_.config.training.objective == config::Objective::orpo
                                     ? 2
                                     : 1;
-        request.sizes.tokens = request.sizes.head_rows = rows * answers * length;
-        request.sizes.segments = rows * answers;
-        request.sizes.longest = length;
+        const int64_t tokens = rows * answers * length;
+        size_for(request.sizes,
+                 data::slice_limits({.tokens = tokens, .segments = rows * answers, .longest = length, .labels = tokens},
+                                    context_));
         request.run.head_tile = head_chunk_rows(file_->spec, request.dtype, request.sizes.head_rows);
         return model::ModelPlan(file_, request);
     }
@@ -185,6 +188,7 @@ class Forecast {
     Target target_;
     std::shared_ptr<const formats::WeightFile> file_;
     model::LoadRequest request_;
+    data::ContextRank context_;
     int64_t rows_ = 0, length_ = 0, micro_batches_ = 1;
 };
 

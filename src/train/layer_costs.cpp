@@ -23,7 +23,8 @@ planner::StepWork step_work(const model::ModelPlan& plan, int64_t micro_batches,
     planner::StepWork work;
     work.model = plan.spec();
     work.tokens = std::max<int64_t>(1, request.sizes.tokens);
-    work.longest = std::clamp<int64_t>(request.sizes.longest, 1, work.tokens);
+    // Of a rank that shares rows with others: it has some of their tokens, and each attends over the whole row.
+    work.longest = std::clamp<int64_t>(request.sizes.longest, 1, std::max(work.tokens, request.sizes.all_keys));
     work.head_rows = std::max<int64_t>(1, request.sizes.head_rows);
     work.micro_batches = micro_batches;
     if (plan.table() != nullptr)

@@ -8,7 +8,6 @@ comm::MeshShape choose_mesh(const config::DistributedOptions& distributed, int p
     const auto not_yet = [](const char* option, bool asked, const char* instead) {
         if (asked) throw usage_error(cat("distributed.", option, " does not work yet"), instead);
     };
-    not_yet("cp_size above 1", distributed.cp_size > 1, "Leave it at 1.");
     const bool shares = distributed.zero_stage > 0 || distributed.offload_optimizer == config::OptimizerPlace::cpu;
     not_yet("zero_stage, or offload_optimizer, beside tp_size", shares && distributed.tp_size > 1,
             "Leave one of them out.");
@@ -17,10 +16,10 @@ comm::MeshShape choose_mesh(const config::DistributedOptions& distributed, int p
     return comm::mesh_shape(processes, distributed.tp_size, distributed.pp_size, distributed.cp_size);
 }
 
-weights::Holding parameter_holding(const config::DistributedOptions& distributed, weights::Share data_parallel) {
+weights::Holding parameter_holding(const config::DistributedOptions& distributed, weights::Share replicas) {
     weights::Holding holding;
     holding.on_host = distributed.offload_optimizer == config::OptimizerPlace::cpu;
-    if (distributed.zero_stage > 0 || holding.on_host) holding.share = data_parallel;
+    if (distributed.zero_stage > 0 || holding.on_host) holding.share = replicas;
     const bool shared = holding.share.size > 1;
     holding.splits_gradients = holding.on_host || (shared && distributed.zero_stage >= 2);
     holding.splits_values = shared && distributed.zero_stage >= 3;

@@ -91,7 +91,9 @@ std::vector<Remedy> all_remedies(const model::ModelPlan& plan) {
                     sizes.tokens = tokens;
                     sizes.head_rows = std::max<int64_t>(1, sizes.head_rows / divisor);
                     sizes.segments = std::max<int64_t>(1, sizes.segments / divisor);
-                    sizes.longest = std::min(sizes.longest, sizes.tokens);
+                    sizes.keys = (sizes.keys + divisor - 1) / divisor;
+                    sizes.all_keys = (sizes.all_keys + divisor - 1) / divisor;
+                    sizes.longest = std::min(sizes.longest, std::max(sizes.tokens, sizes.all_keys));
                     request.run.head_tile = std::min(request.run.head_tile, sizes.head_rows);
                 });
         }

@@ -105,6 +105,8 @@ config::LoadedConfig config_of(const fs::path& run, const Anomaly& anomaly, cons
                                       "1",
                                       "--distributed.pp_size",
                                       "1",
+                                      "--distributed.cp_size",
+                                      "1",
                                       "--distributed.pipeline_schedule",
                                       "1f1b",
                                       "--distributed.pipeline_micro_batches",

@@ -177,6 +177,15 @@ model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device d
     return request;
 }
 
+void size_for(model::ActivationSizes& sizes, const data::BatchLimits& limits) {
+    sizes.tokens = limits.tokens;
+    sizes.segments = limits.segments;
+    sizes.keys = limits.keys;
+    sizes.all_keys = limits.all_keys;
+    sizes.longest = limits.longest;
+    sizes.head_rows = limits.labels;
+}
+
 int64_t head_chunk_rows(const spec::ModelSpec& spec, at::ScalarType dtype, int64_t rows) {
     const int64_t row_bytes = spec.vocab_size * static_cast<int64_t>(c10::elementSize(dtype));
     const int64_t chunk = std::clamp<int64_t>(head_chunk_bytes / row_bytes / 128 * 128, 128, 8192);

@@ -181,7 +181,8 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
                       .limits = limits};
     for (const data::Batch& micro : batch.micro) {
         result.rows.insert(result.rows.end(), micro.rows.begin(), micro.rows.end());
-        result.flops += flops_.of(micro.segments, micro.labels, micro.shared) / model_.tensor_parallel().place().size /
+        const std::vector<int32_t>& before = micro.context ? micro.context->before : micro.shared;
+        result.flops += flops_.of(micro.segments, micro.labels, before) / model_.tensor_parallel().place().size /
                         model_.pipeline().stage().size;
     }
     pending_.push_back({next_slot_, std::move(result), options.layer_norms});

@@ -135,7 +135,7 @@ void Trainer::load() {
     hardware_rate_ = report::dense_bf16_rate(ops::device_name(device_));
     if (resume_) restore();
     const bool staged = !model_->pipeline().alone();
-    if (staged && mesh_->at().tp == 0 && mesh_->at().dp == 0)
+    if (staged && mesh_->at().tp == 0 && mesh_->at().cp == 0 && mesh_->at().dp == 0)
         whole_ = std::make_unique<WholeState>(*model_, config().training.optim);
     if (leads() || model_->parameters()->share().size > 1)
         saver_.emplace(run_files(), *ctx_,

@@ -25,8 +25,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// The plan must hold these batches, too; their tokens are within the limits already.
+/// The plan must hold these batches, too.
 void widen(data::BatchLimits& limits, const data::BatchLimits& other) {
+    limits.tokens = std::max(limits.tokens, other.tokens);
+    limits.all_keys = std::max(limits.all_keys, other.all_keys);
     limits.segments = std::max(limits.segments, other.segments);
     limits.keys = std::max(limits.keys, other.keys);
     limits.longest = std::max(limits.longest, other.longest);
@@ -62,6 +64,7 @@ void Trainer::open_data() {
                                  data::run_encoder_fingerprint(opened_.tokenizer_folder, config().data));
     if (data.eval) eval_rows_ = std::move(*data.eval);
     data::LoaderOptions options = data::loader_options(config(), data_rank(), data_ranks());
+    options.context = context();
     // Whether embeddings are trained may be the adapter folder's word: sorting the ids costs next to nothing.
     const auto& saved = config().lora.modules_to_save;
     options.order_tokens = full() || config().model.adapter_name_or_path ||
@@ -104,14 +107,15 @@ void Trainer::make_plan() {
     objective_ = objective::make_objective(config(), device_, references_, group_.get(),
                                            instruction_ ? &instruction_->teacher() : nullptr);
     if (mesh_) request.tp = model::TensorParallel(mesh_->tp());
+    if (mesh_) request.cp = model::ContextParallel(mesh_->cp());
     if (!request.tp.alone()) require_cuttable(config());
     if (mesh_ && mesh_->pp() != nullptr) require_pipelined(config(), device_, opened_.file->spec.num_layers);
     request.weighs = objective_->weighs();
     if (group_) request.processes = static_cast<int>(group_->ranks_here().size());
-    request.holding = parameter_holding(config().distributed, {data_rank(), data_ranks()});
-    request.sharers = request.holding.share.size > 1 ? mesh_->dp() : nullptr;
+    request.holding = parameter_holding(config().distributed, replica());
+    request.sharers = request.holding.share.size > 1 ? mesh_->replicas() : nullptr;
     const bool frozen = !full() && !request.fp8;
-    if (config().distributed.zero_stage == 3 && frozen && group_ && data_ranks() == group_->size() &&
+    if (config().distributed.zero_stage == 3 && frozen && group_ && replica().size == group_->size() &&
         group_->ranks_here().size() > 1 && comm::can_share_memory(*group_, device_))
         request.peers = {group_->place_here(), static_cast<int>(group_->ranks_here().size())};
     request.sizes.deterministic = config().training.deterministic;
@@ -123,9 +127,9 @@ void Trainer::make_plan() {
     choose_pass_rows(request);
     data::BatchLimits limits = loader_->limits();
     if (eval_rows_.size() > 0) {
-        limits.tokens = std::max(limits.tokens, eval_rows_.stats().longest);
-        evaluator_.emplace(eval_rows_, config().data.eval_files, limits.tokens, data_rank(), data_ranks(),
-                           group_.get());
+        const int64_t whole = std::max(limits.tokens * context().size, eval_rows_.stats().longest);
+        evaluator_.emplace(eval_rows_, config().data.eval_files, whole, data_rank(), data_ranks(), group_.get(),
+                           context());
         widen(limits, evaluator_->limits());
     }
     if (objective::needs_references(config())) plan_references(limits);
@@ -136,11 +140,7 @@ void Trainer::make_plan() {
         limits.longest = std::max(limits.longest, samples_->longest());
         sizes.cache_tokens = samples_->room();
     }
-    sizes.tokens = limits.tokens;
-    sizes.segments = limits.segments;
-    sizes.keys = limits.keys;
-    sizes.longest = limits.longest;
-    sizes.head_rows = limits.labels;
+    size_for(sizes, limits);
     request.run.head_tile = head_chunk_rows(opened_.file->spec, request.dtype, limits.labels);
     if (instruction_) {
         sizes.distills = true;
@@ -178,18 +178,14 @@ void Trainer::choose_pass_rows(model::LoadRequest& request) {
         loader_->set_pass_rows(rows);
         const data::BatchLimits limits = loader_->limits();
         model::LoadRequest pass = request;
-        pass.sizes.tokens = limits.tokens;
-        pass.sizes.segments = limits.segments;
-        pass.sizes.keys = limits.keys;
-        pass.sizes.longest = limits.longest;
-        pass.sizes.head_rows = limits.labels;
+        size_for(pass.sizes, limits);
         pass.run.head_tile = head_chunk_rows(opened_.file->spec, request.dtype, limits.labels);
         return model::ModelPlan(opened_.file, pass);
     };
     const data::EpochCounts epoch = loader_->count_epoch(0);
     loader_->set_pass_rows(1);
     choice.usual = static_cast<double>(epoch.tokens) / static_cast<double>(loader_->rows_per_epoch()) /
-                   static_cast<double>(loader_->limits().tokens);
+                   static_cast<double>(loader_->limits().tokens * context().size);
     request.run.pass_rows = choose_pass_rows_together(config(), choice, device_, group_.get(), plan_before());
     loader_->set_pass_rows(request.run.pass_rows);
     log::info("passes     of ", request.run.pass_rows, " rows, ", loader_->passes_of_step(), " a step");

@@ -69,7 +69,7 @@ void Trainer::banner() const {
         log::info("ranks      ", environment_.world_size, ", ", environment_.local_world_size,
                   " on this machine, started by ", environment_.launcher,
                   data_ranks() < environment_.world_size ? cat("; ", data_ranks(), " copies of the model, each over ",
-                                                               mesh_->shape().tp * mesh_->shape().pp)
+                                                               environment_.world_size / data_ranks())
                                                          : "");
     if (!plan_->request().pp.alone()) log::info("pipeline   ", describe_pipeline(plan_->request().pp));
     log::info("device     ", memory::describe_device(device_), "; compute ", name_of(config().model.dtype),

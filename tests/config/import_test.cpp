@@ -169,11 +169,13 @@ val_set_size: 0.05
 evals_per_epoch: 4
 weight_decay: 0.0
 wandb_project: mine
+context_parallel_size: 2
 special_tokens:
   pad_token: "<|end_of_text|>"
 )");
     const config::Config config = loaded(imported).config;
     EXPECT_EQ(imported.program, "axolotl 0.19.0");
+    EXPECT_EQ(config.distributed.cp_size, 2);
     EXPECT_EQ(config.model.path, "models/llama");
     EXPECT_TRUE(config.model.load_in_4bit);
     EXPECT_EQ(config.model.max_seq_length, 4096);

@@ -659,6 +659,38 @@ class TwoStages(OnGpu):
                     self.assertAlmostEqual(got["loss"], expected["loss"], delta=1e-5 * expected["loss"])
 
 
+@unittest.skipUnless(gpus(2), "needs two GPUs")
+class TwoContexts(OnGpu):
+    WORDS = ["--max_steps", "6", "--learning_rate", "0.0001", "--optim", "adamw_torch",
+             "--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "2"]  # fmt: skip
+
+    def check_as_alone(self, tolerance, *extra):
+        """The same rows on one GPU, and cut over two."""
+        self.succeed(*self.arguments("alone", *self.WORDS, *extra))
+        code, err = self.launch(2, *self.arguments("both", *self.WORDS, "--cp_size", "2", *extra))
+        self.assertEqual(code, OK, err)
+        self.assertNotIn("slower portable kernels", err)
+        alone, both = (self.steps(self.folder / out) for out in ("alone", "both"))
+        self.assertEqual(len(both), 6)
+        for got, expected in zip(both, alone):
+            self.assertEqual(got["tokens"], expected["tokens"])
+            self.assertAlmostEqual(got["loss"], expected["loss"], delta=tolerance * expected["loss"])
+            self.assertAlmostEqual(
+                got["grad_norm"], expected["grad_norm"], delta=20 * tolerance * expected["grad_norm"]
+            )
+
+    def test_adapters(self):
+        self.check_as_alone(1e-5, "--dtype", "float32", "--lora.lora_dropout", "0.1", "--packing", "true")
+
+    def test_half_precision(self):
+        for keep in ("none", "attention", "full"):
+            with self.subTest(keep):
+                self.check_as_alone(1e-3, "--dtype", "bfloat16", "--gradient_checkpointing", keep, "--overwrite_output_dir", "true")  # fmt: skip
+
+    def test_full_training(self):
+        self.check_as_alone(1e-4, "--dtype", "float32", "--finetuning_type", "full", "--zero_stage", "2")
+
+
 @unittest.skipUnless(gpus(4), "needs four GPUs")
 class FourRanks(TwoRanks):
     RANKS = 4

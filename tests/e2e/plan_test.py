@@ -128,6 +128,19 @@ class Plan(EndToEnd):
             two["predicted_tokens_per_second"], 2 * 0.998 * roomy["predicted_tokens_per_second"], delta=1
         )
 
+    def test_ranks_that_share_rows_hold_longer_ones(self):
+        arguments = ("--model.path", "llama-3.1-8b", "--gpu", "H200", "--per_device_train_batch_size", 1,
+                     "--max_seq_length", 131072, "--weight_cache", "off", *HOST)  # fmt: skip
+        one, two = self.plan(*arguments), self.plan(*arguments, "--gpus", 2, "--cp_size", 2)
+        self.assertEqual(two["micro_tokens"], 65536)
+        # Keys and values of all tokens; those of two chunks, of 1 + 1/4 rows at most, and their gradients.
+        row = 131072 * 2 * 8 * 128 * 2
+        self.assertAlmostEqual(two["device"]["keys and values of all ranks"], (1 + 2 * 1.25) * row, delta=1e5)
+        # Not twice as long: scratch of attention is planned by keys, of which each rank sees nearly all.
+        self.assertGreater(two["largest"]["seq"], 1.15 * one["largest"]["seq"])
+        self.assertGreater(two["predicted_tokens_per_second"], 1.7 * one["predicted_tokens_per_second"])
+        self.fail_with(USAGE, ["cp_size 2", "objective"], "plan", *arguments, "--cp_size", 2, "--objective", "dpo")
+
     def test_13b_in_full_on_four_cards_of_40_gib(self):
         arguments = (
             "--model.path", "llama-2-13b", "--finetuning_type", "full", "--load_in_4bit", "false", "--optim",

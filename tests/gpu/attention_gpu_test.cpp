@@ -288,6 +288,23 @@ TEST_F(AttentionGpu, PackedFormWithMoreKeysThanQueries) {
             }
 }
 
+// What a context-parallel rank takes: of each sequence its chunks r and 2 ranks - 1 - r, over all before them. A plan
+// for the largest serves the others.
+TEST_F(AttentionGpu, PackedFormOfChunksOfSequences) {
+    plans_keys = true;
+    for (const AttentionShape& shape : {shape_of(32, 8, 128), shape_of(4, 2, 64), shape_of(4, 2, 128, 700)})
+        for (const auto& [queries, keys] : {std::pair<std::vector<int32_t>, std::vector<int32_t>>{
+                                                {512, 512}, {512, 2048}},  // 2048 on two ranks: the first's,
+                                            {{512, 512}, {1024, 1536}},    // and the second's
+                                            {{251, 250, 3, 2}, {251, 1001, 3, 9}},
+                                            {{1, 125, 126, 1}, {1, 375, 501, 2}}}) {
+            SCOPED_TRACE(cat("H ", shape.heads, " d ", shape.head_dim, " window ", shape.window, ", ", queries[0],
+                             " of ", keys[0]));
+            Problem p(shape, queries, at::kBFloat16, keys);
+            check(p, CudaForm::packed);
+        }
+}
+
 TEST_F(AttentionGpu, StronglyNegativeScores) {
     // Every score is about -190: a key that should be hidden but is read as zeros would have weight exp(0 +
     // 190), infinite in fp32.
@@ -481,6 +498,31 @@ double milliseconds(const Context& ctx, int repeats, const std::function<void()>
     float ms = 0;
     cudaEventElapsedTime(&ms, start, stop);
     return ms / repeats;
+}
+
+/// Run by hand, as the next one: one row of so many tokens on one GPU, and each rank's chunks of it on two and four.
+TEST_F(AttentionGpu, DISABLED_SpeedOfChunks) {
+    plans_keys = true;
+    for (const int32_t length : {16384, 65536, 131072})
+        for (const int32_t ranks : {1, 2, 4})
+            for (int32_t rank = 0; rank < ranks; ++rank) {
+                const int32_t chunk = length / (2 * ranks), mirror = 2 * ranks - 1 - rank;
+                const std::vector<int32_t> queries = ranks == 1 ? std::vector{length} : std::vector{chunk, chunk},
+                                           keys = ranks == 1 ? queries
+                                                             : std::vector{chunk * (rank + 1), chunk * (mirror + 1)};
+                Problem p(shape_of(32, 8, 128), queries, at::kBFloat16, keys);
+                plan(p);
+                const double flops = 4.0 * 32 * 128 * 0.5 * length * length / ranks;
+                const CudaChoice choice = choose_backward(*ctx, p.shape, p.segments, p.backward());
+                const double forward = milliseconds(
+                    *ctx, 3, [&] { attention_cuda_forward(*ctx, p.shape, p.segments, p.forward(), choice); });
+                const double backward = milliseconds(
+                    *ctx, 3, [&] { attention_cuda_backward(*ctx, p.shape, p.segments, p.backward(), choice); });
+                std::cout << length << " tokens, rank " << rank << " of " << ranks << ": "
+                          << name_of_form(choice.kernels) << ", workspace " << ctx->workspace.numel() / 1048576
+                          << " MiB; forward " << forward << " ms, " << flops / forward * 1e-9 << " TF/s; backward "
+                          << backward << " ms, " << 2.5 * flops / backward * 1e-9 << " TF/s\n";
+            }
 }
 
 /// Run by hand: --gtest_also_run_disabled_tests --gtest_filter='AttentionGpu.DISABLED_Speed'.

@@ -7,6 +7,7 @@
 #include "comm/ranks.h"
 #include "train/support.h"
 #include "unsloth/core/philox.h"
+#include "unsloth/data/context_slice.h"
 #include "unsloth/train/parallel.h"
 #include "unsloth/train/stages.h"
 
@@ -18,16 +19,19 @@ struct Kind {
     std::string name, type, extra;
     bool nf4 = false;
     Flags flags;
-    int layers = 2;
+    int layers = 2, positions = 64;
 };
 
 inline std::string config_json(const Kind& kind) {
-    const std::string architecture = kind.type == "llama" ? "LlamaForCausalLM" : "Qwen3ForCausalLM";
+    const std::map<std::string, std::string> architectures = {
+        {"llama", "LlamaForCausalLM"}, {"qwen3", "Qwen3ForCausalLM"}, {"mistral", "MistralForCausalLM"}};
+    const std::string& architecture = architectures.at(kind.type);
     return R"({"architectures": [")" + architecture + R"("], "model_type": ")" + kind.type + R"(", "hidden_size": 64,
         "intermediate_size": 256, "num_hidden_layers": )" +
            std::to_string(kind.layers) +
            R"(, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "head_dim": 64, "vocab_size": 331, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+        "head_dim": 64, "vocab_size": 331, "max_position_embeddings": )" +
+           std::to_string(kind.positions) + R"(, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
         "hidden_act": "silu", "torch_dtype": "float32", )" +
            kind.extra + "}";
 }
@@ -37,8 +41,9 @@ inline const std::string llama_biased = R"("tie_word_embeddings": false, "attent
 inline const Flags all_adapters = {"--lora.target_modules", "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"};
 
 /// A step of micro-batches of a row of three documents, and one whose first part has no labels; of `ranks` each has its
-/// part of the micro-batches.
-inline data::StepBatch step_batch(int64_t step, int micro_batches = 1, int rank = 0, int ranks = 1) {
+/// part of the micro-batches, and of these `context` its slices.
+inline data::StepBatch step_batch(int64_t step, int micro_batches = 1, int rank = 0, int ranks = 1,
+                                  data::ContextRank context = {}) {
     const std::vector<std::vector<int32_t>> documents = {{7, 5, 9}, {17}};
     data::StepBatch batch;
     for (int number = 0; number < micro_batches; ++number) {
@@ -59,10 +64,11 @@ inline data::StepBatch step_batch(int64_t step, int micro_batches = 1, int rank 
             samples.push_back(std::move(sample));
         }
         data::Batch micro = data::make_batch({&samples[0], &samples[1]});
-        micro.token_order = data::sort_tokens(micro.ids_T);
         batch.labels += micro.labels;
         batch.tokens += micro.tokens();
         batch.rows += 2;
+        micro = data::slice(micro, context);
+        micro.token_order = data::sort_tokens(micro.ids_T);
         if (number % ranks == rank) batch.micro.push_back(std::move(micro));
     }
     return batch;
@@ -79,9 +85,10 @@ class Rank {
         const train::OpenedModel opened = train::open_model(loaded.config);
         model::LoadRequest request = train::load_request(loaded, at::kCPU, /*trains=*/true);
         if (mesh_) request.tp = model::TensorParallel(mesh_->tp());
-        request.sizes.tokens = request.sizes.head_rows = 40;
-        request.sizes.longest = 17;
-        request.sizes.segments = 4;
+        if (mesh_) request.cp = model::ContextParallel(mesh_->cp());
+        context_ = request.cp.place();
+        train::size_for(request.sizes,
+                        data::slice_limits({.tokens = 40, .segments = 4, .longest = 17, .labels = 40}, context_));
         request.run.head_tile = 8;  // several chunks
         if (const auto way = train::layer_plan_of(loaded.config.training.gradient_checkpointing))
             request.run.layers = {*way};
@@ -111,14 +118,20 @@ class Rank {
     }
     train::StepResult step(int64_t number, double rate) {
         const int rank = mesh_ ? mesh_->at().dp : 0, ranks = mesh_ ? mesh_->shape().dp : 1;
-        stepper_->issue(step_batch(number, micro_batches_, rank, ranks), number, rate, {.layer_norms = true});
+        stepper_->issue(step_batch(number, micro_batches_, rank, ranks, context_), number, rate, {.layer_norms = true});
         return *stepper_->take(/*must=*/true);
+    }
+    /// Of this rank's targets of a batch.
+    double score() {
+        const data::StepBatch step = step_batch(0, 1, 0, 1, context_);
+        return model_->score(step.micro.front()).to(at::kDouble).sum().item<double>();
     }
 
     int64_t resident = 0;
 
   private:
     int micro_batches_;
+    data::ContextRank context_;
     std::optional<comm::Mesh> mesh_;
     std::unique_ptr<ops::Context> ctx_;
     std::unique_ptr<model::Model> model_;
@@ -138,7 +151,7 @@ inline Result train_rank(const config::LoadedConfig& loaded, comm::Group* group,
     rank.fill_b();
     Result result;
     result.resident = rank.resident;
-    result.score = rank.model().score(step_batch(0).micro.front()).to(at::kDouble).sum().item<double>();
+    result.score = rank.score();
     for (int64_t step = 1; step <= steps; ++step) {
         const train::StepResult taken = rank.step(step, 0.001);
         result.losses.push_back(taken.outcome.loss);

@@ -47,7 +47,8 @@ struct Scratch {
     at::Tensor g_full;     ///< [T, D + R]: gradient of the residual stream
     at::Tensor dz_full;    ///< [T, D + R]: the same of a product before DoRA's scale; undefined without
     at::Tensor dqkv_full;  ///< [T, N + R]
-    at::Tensor keys_KN, dkeys_KN;  ///< keys and values of all segments, and gradients; undefined where none share
+    at::Tensor keys_KN, dkeys_KN;  ///< keys and values of all segments, and gradients; undefined where all are own
+    at::Tensor all_keys;           ///< flat: those of all ranks of a row, or gradients; undefined where rows are whole
     at::Tensor dropped;            ///< flat, of the largest input; undefined without dropout
     ops::Fp8Matrix codes;  ///< flat, of the largest input of a base product; undefined where no product reads codes
 };
@@ -73,7 +74,7 @@ struct TokenBuffers {
     at::Tensor target_places;                        ///< int32 [T 2]: where each token stands among them, or -1
     at::Tensor order_T, unique_u, starts_u1;         ///< int32; for a trained embedding, the last two of the most ids
     at::Tensor q_offsets;                            ///< int32, of the most segments + 1
-    at::Tensor k_offsets, key_tokens, key_places;    ///< int32: as these two, of keys; undefined where none share
+    at::Tensor k_offsets, key_tokens, key_places;    ///< int32: as these two, of keys; undefined where all are own
     at::Tensor
         target_starts_S1;    ///< int32: where each segment's targets begin; it and the next three for weights of rows
     at::Tensor answers_S;    ///< int32: where their answers' begin
@@ -96,7 +97,8 @@ struct KvCache {
 struct ActivationSizes {
     int64_t tokens = 0;        ///< most tokens a micro-batch may have
     int64_t segments = 0;      ///< most segments
-    int64_t keys = 0;          ///< most tokens of all segments, where segments share some; 0: none do
+    int64_t keys = 0;          ///< most keys of all segments, where some are not their own tokens; 0: all are
+    int64_t all_keys = 0;      ///< most that the ranks which share a row have together; 0: rows are whole
     int64_t longest = 0;       ///< longest segment
     int64_t head_rows = 0;     ///< most rows with a target
     int64_t cache_tokens = 0;  ///< of all sequences that generation continues, in whole pages

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "unsloth/model/activations.h"
+#include "unsloth/model/context_parallel.h"
 #include "unsloth/model/linear_group.h"
 #include "unsloth/model/pass_counts.h"
 #include "unsloth/spec/keep.h"
@@ -27,6 +28,7 @@ struct TokenInputs {
     ops::Segments segments;
     at::Tensor key_tokens_K;     ///< int32: the tokens that are segments' keys; undefined: each is one key
     at::Tensor key_places_T2;    ///< int32: where each token stands among them, or -1; of training
+    int64_t all_keys = 0;        ///< these are of so many, of all ranks that share the rows; 0: of this rank's tokens
     at::Tensor row_T, offset_T;  ///< for dropout; may be undefined
     std::shared_ptr<const CachedRows> cached;  ///< nullptr: every key is of this pass
 };
@@ -37,6 +39,7 @@ struct LayerContext {
     const TokenInputs& tokens;
     const Scratch& scratch;
     PassCounts& counts;
+    const ContextParallel& cp;
     int layer() const { return group.layer; }
 };
 

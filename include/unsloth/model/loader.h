@@ -46,6 +46,7 @@ struct LoadRequest {
         kernels;                      ///< of the context that the model is loaded with; nullptr: its own
     ops::Nf4GemmChooser nf4_chooser;  ///< products that read 4-bit tiles on this device; empty: none
     TensorParallel tp;                ///< whose slices of the layers are planned and loaded
+    ContextParallel cp;               ///< its ranks have parts of the rows, as `sizes` say
     int processes = 1;                ///< of this machine that plan alike: they take its host memory together
     Pipeline pp;                      ///< whose stage is; its micro-batches in flight are the least of a plan
     ActivationSizes sizes;
@@ -123,7 +124,8 @@ class ModelPlan {
     void choose_own(const spec::Stage& stage);
     /// Whether passes may be recorded: what ranks do between layers is not.
     bool records() const {
-        return request_.records && request_.tp.alone() && request_.pp.alone() && !request_.holding.has_streams();
+        return request_.records && request_.tp.alone() && request_.cp.alone() && request_.pp.alone() &&
+               !request_.holding.has_streams();
     }
     weights::BaseRequest base_request() const;
     void plan_resident();

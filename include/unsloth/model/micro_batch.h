@@ -44,7 +44,8 @@ class MicroBatch {
     Offload* offload() { return offload_.get(); }
 
   private:
-    void upload_keys(const data::Batch& batch);
+    void upload_shared_keys(const data::Batch& batch);
+    void upload_keys(const std::vector<int32_t>& keys, const std::vector<int32_t>& offsets, int64_t all_keys);
     void make_rope_table(int64_t longest_position);
 
     ops::Context& ctx_;

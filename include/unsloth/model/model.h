@@ -110,6 +110,7 @@ class Model {
     enum class Walk : uint8_t { training, scoring, generation };
     void walk(const Itinerary& actions, Walk purpose);
     void act(const Action& action, bool trains);
+    const data::Batch& require_slice(const data::Batch& batch) const;
     void take_in(int micro);
     void cross_border(const Action& action);
     std::size_t place_of(int micro) const { return static_cast<std::size_t>(micro) % micro_batches_.size(); }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "unsloth/formats/load_plan.h"
+#include "unsloth/model/context_parallel.h"
 #include "unsloth/model/parameter_streams.h"
 #include "unsloth/model/pipeline.h"
 #include "unsloth/model/tensor_parallel.h"
@@ -18,6 +19,7 @@ struct Network {
     std::shared_ptr<const formats::WeightFile> file;  ///< its map may be what the weights are
     spec::ModelSpec spec;
     TensorParallel tp;
+    ContextParallel cp;
     Pipeline pp;
     spec::ModelSpec own;  ///< whose layers are this rank's slices
     weights::LayerLayout layout;

@@ -14,7 +14,7 @@ namespace unsloth::planner {
 struct StepWork {
     spec::ModelSpec model;
     int64_t tokens = 0;              ///< of a micro-batch
-    int64_t longest = 0;             ///< row; all are taken to be as long
+    int64_t longest = 0;             ///< row, of which the tokens may be a part; all are taken to be as long
     int64_t head_rows = 0;           ///< of a micro-batch, with a target
     int64_t micro_batches = 1;       ///< of a step
     int64_t trained_parameters = 0;  ///< that the GPU updates

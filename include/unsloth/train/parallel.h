@@ -11,9 +11,9 @@ namespace unsloth::train {
 /// divide the number of processes.
 comm::MeshShape choose_mesh(const config::DistributedOptions& distributed, int processes);
 
-/// What of the buffers of training this rank has, by its place among the data-parallel ones: from zero_stage 1 on, and
-/// where they lie in host memory, a slice of the optimizer's states; from 2 on of the gradients too, from 3 on of the
-/// values.
-weights::Holding parameter_holding(const config::DistributedOptions& distributed, weights::Share data_parallel);
+/// What of the buffers of training this rank has, by its place among the replicas (comm::Mesh): from zero_stage 1 on,
+/// and where they lie in host memory, a slice of the optimizer's states; from 2 on of the gradients too, from 3 on of
+/// the values.
+weights::Holding parameter_holding(const config::DistributedOptions& distributed, weights::Share replicas);
 
 }  // namespace unsloth::train

@@ -46,6 +46,9 @@ spec::LoraSpec lora_spec(const config::LoraOptions& options);
 model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device device, bool trains,
                                 std::shared_ptr<const spec::KernelTable> kernels = nullptr);
 
+/// What passes over batches within these limits are planned for.
+void size_for(model::ActivationSizes& sizes, const data::BatchLimits& limits);
+
 /// Rows of logits that the lm_head makes at a time.
 int64_t head_chunk_rows(const spec::ModelSpec& spec, at::ScalarType dtype, int64_t rows);
 

@@ -66,6 +66,13 @@ class Trainer {
     /// Who of those that read rows of their own this rank is; those that share a model's layers read the same.
     int data_rank() const { return mesh_ ? mesh_->at().dp : 0; }
     int data_ranks() const { return mesh_ ? mesh_->shape().dp : 1; }
+    data::ContextRank context() const {
+        return mesh_ ? data::ContextRank{mesh_->at().cp, mesh_->shape().cp} : data::ContextRank{};
+    }
+    weights::Share replica() const {
+        const data::ContextRank cp = context();
+        return {data_rank() * cp.size + cp.rank, data_ranks() * cp.size};
+    }
     void open_output();
     void open_data();
     void make_plan();

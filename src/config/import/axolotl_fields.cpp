@@ -387,11 +387,12 @@ void add_other_trainings(PeerRows& rows) {
               off,
               "distributed.zero_stage, offload_optimizer and tp_size say what ranks share; docs/parallel.md has the "
               "equivalents")
-        .only({"dp_shard_size", "sequence_parallel_degree", "context_parallel_size", "expert_parallel_size"},
-              {nullptr, 1},
+        .only({"dp_shard_size", "expert_parallel_size"}, {nullptr, 1},
               "distributed.zero_stage, offload_optimizer and tp_size say what ranks share; docs/parallel.md has the "
               "equivalents")
         .means("tensor_parallel_size", "distributed.tp_size", {}, {nullptr})
+        .means("context_parallel_size", "distributed.cp_size", {}, {nullptr})
+        .means("sequence_parallel_degree", "distributed.cp_size", {}, {nullptr})
         .means("ddp_timeout", "distributed.ddp_timeout", {}, {nullptr})
         .means("ddp_bucket_cap_mb", "distributed.ddp_bucket_cap_mb", {}, {nullptr})
         .any(
