@@ -1,12 +1,12 @@
 #include "unsloth/config/device_map.h"
 
 #include <algorithm>
-#include <charconv>
 #include <set>
 
 #include "config/json.h"
 #include "config/option.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/whole_number.h"
 
 namespace unsloth::config {
 namespace {
@@ -15,13 +15,6 @@ constexpr const char* option = "model.device_map";
 constexpr const char* advice =
     "Keys are \"\" (all of it), model, model.embed_tokens, model.layers, model.layers.N, model.layers.N-M, model.norm, "
     "lm_head; values a GPU's number, \"cpu\" or \"disk\".";
-
-std::optional<int64_t> whole_number(const std::string& text) {
-    int64_t number = 0;
-    const char* const end = text.data() + text.size();
-    const auto [stop, failure] = std::from_chars(text.data(), end, number);
-    return failure == std::errc() && stop == end && number >= 0 ? std::optional(number) : std::nullopt;
-}
 
 }  // namespace
 

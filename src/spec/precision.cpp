@@ -1,11 +1,11 @@
 #include "unsloth/spec/precision.h"
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/suggest.h"
+#include "unsloth/core/whole_number.h"
 
 namespace unsloth::spec {
 namespace {
@@ -32,13 +32,6 @@ WeightType type_named(const std::string& key, const std::string& name) {
     const std::string meant = did_you_mean(nearest(name, known));
     throw usage_error(cat(option, ": '", key, "' is to be '", name, "', which is no type"),
                       cat(meant, meant.empty() ? "" : " ", "Types are nf4, fp4, int8, bf16, fp16 and fp32."));
-}
-
-std::optional<int64_t> whole_number(const std::string& text) {
-    int64_t number = 0;
-    const char* const end = text.data() + text.size();
-    const auto [stop, failure] = std::from_chars(text.data(), end, number);
-    return failure == std::errc() && stop == end && number >= 0 ? std::optional(number) : std::nullopt;
 }
 
 /// Whether `whole` is the module `part`, or lies in it.

@@ -1,13 +1,13 @@
 #include "app/machine/gpus.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
 #include <sstream>
 #include <string_view>
 
 #include "app/machine/limits.h"
 #include "app/machine/nvml.h"
+#include "unsloth/core/whole_number.h"
 
 namespace unsloth::app {
 namespace fs = std::filesystem;
@@ -46,12 +46,6 @@ std::vector<Gpu> gpus_of_proc(const fs::path& folder) {
     return gpus;
 }
 
-std::optional<std::size_t> whole_number(std::string_view text) {
-    std::size_t value = 0;
-    const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
-    return failure == std::errc() && end == text.data() + text.size() ? std::optional(value) : std::nullopt;
-}
-
 /// Nodes of other things are named nvidiactl, nvidia-uvm, …
 std::size_t count_device_nodes(const fs::path& folder) {
     std::size_t count = 0;
@@ -63,7 +57,10 @@ std::size_t count_device_nodes(const fs::path& folder) {
 
 std::optional<Gpu> gpu_called(const std::vector<Gpu>& all, const std::string& entry) {
     if (entry.starts_with("MIG-")) return Gpu{};
-    if (const auto index = whole_number(entry)) return *index < all.size() ? std::optional(all[*index]) : std::nullopt;
+    if (const auto number = whole_number(entry)) {
+        const auto index = static_cast<std::size_t>(*number);
+        return index < all.size() ? std::optional(all[index]) : std::nullopt;
+    }
     if (!entry.starts_with("GPU-")) return std::nullopt;
     for (const Gpu& gpu : all)
         if (gpu.uuid.starts_with(entry)) return gpu;
