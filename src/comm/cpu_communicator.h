@@ -30,9 +30,10 @@ class CpuCommunicator : public Communicator {
 std::size_t shared_segment_bytes(int size);
 /// `exchange` outlives it.
 std::unique_ptr<Communicator> make_shared_communicator(Exchange& exchange, int rank, std::vector<int> ranks,
-                                                       std::unique_ptr<SharedSegment> segment);
+                                                       const std::string& name, std::unique_ptr<SharedSegment> segment);
 /// Of all ranks, which `ranks` are; between two of them nothing can be sent. `exchange` outlives it.
-std::unique_ptr<Communicator> make_store_communicator(Exchange& exchange, std::vector<int> ranks);
+std::unique_ptr<Communicator> make_store_communicator(Exchange& exchange, std::vector<int> ranks,
+                                                      const std::string& name);
 
 /// runtime Error of a rank that sent another number of bytes than this one expects.
 void require_size(std::size_t found, std::size_t expected, int rank, const std::string& what);

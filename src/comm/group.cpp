@@ -34,18 +34,29 @@ class CpuGroup final : public StoreBackedGroup {
         });
         if (shared) {
             segment->close();
-            return make_shared_communicator(exchange(), rank, ranks, std::move(segment));
+            return make_shared_communicator(exchange(), rank, ranks, name, std::move(segment));
         }
         if (size < this->size())
             throw usage_error(cat("the communicator ", name, " would have CPU ranks of several machines"),
                               "On the CPU only data parallel goes over machines: the ranks that share a model need one "
                               "machine, and one container.");
         log::info("the ranks have no memory in common: what they sum goes through their store, which is slower");
-        return make_store_communicator(exchange(), ranks);
+        return make_store_communicator(exchange(), ranks, name);
     }
 };
 
 }  // namespace
+
+Communicator::Communicator(int rank, std::vector<int> ranks, const std::string& name)
+    : rank_(rank), ranks_(std::move(ranks)) {
+    constexpr std::size_t enough = 16;
+    for (std::size_t i = 0; i < ranks_.size() && i < enough; ++i) name_ += cat(i > 0 ? ", " : "", ranks_[i]);
+    name_ = cat(name, " of ranks ", name_, ranks_.size() > enough ? ", ..." : "");
+}
+
+std::string Communicator::title(const std::string& what, const char* operation) const {
+    return cat(what, " (", operation, ", ", name_, ")");
+}
 
 Group::Group(int rank, const std::vector<std::string>& hosts) : rank_(rank), size_(static_cast<int>(hosts.size())) {
     for (int r = 0; r < size_; ++r) {
@@ -72,13 +83,15 @@ int place_among(const std::vector<int>& ranks, int rank) {
 std::vector<std::string> StoreBackedGroup::gather(const std::string& text, const std::string& what) {
     constexpr std::size_t most = 16 << 20;
     std::vector<std::string> all;
-    exchange_->all({text.begin(), text.end()}, what, [&](int from, const std::vector<uint8_t>& bytes) {
-        if (bytes.size() > most)
-            throw runtime_failure(cat("rank ", from, " sent a text of ", bytes.size(), " bytes for ", what));
-        std::string& got = all.emplace_back(bytes.begin(), bytes.end());
-        for (char& c : got)
-            if (from != rank() && c != '\n' && (static_cast<unsigned char>(c) < ' ' || c == '\x7f')) c = '?';
-    });
+    exchange_->all(
+        {text.begin(), text.end()}, cat(what, " (texts of all ranks)"),
+        [&](int from, const std::vector<uint8_t>& bytes) {
+            if (bytes.size() > most)
+                throw runtime_failure(cat("rank ", from, " sent a text of ", bytes.size(), " bytes for ", what));
+            std::string& got = all.emplace_back(bytes.begin(), bytes.end());
+            for (char& c : got)
+                if (from != rank() && c != '\n' && (static_cast<unsigned char>(c) < ' ' || c == '\x7f')) c = '?';
+        });
     return all;
 }
 

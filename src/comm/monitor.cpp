@@ -221,7 +221,8 @@ std::optional<std::string> Monitor::read_peer(int rank, Peer& peer, std::string 
         if (silent < lost_after_) return std::nullopt;
         tell_launcher(environment_, cat("lost ", rank));
         return cat("rank ", rank, " (", peer.host, ") gives no sign of life for ", silent.count(),
-                   " s: it ended or was stopped; it was last seen at ", peer.what, "; seen by rank ", rank_);
+                   " s: it ended or was stopped; it was last seen at ", peer.what, "; seen by rank ", rank_, " at ",
+                   what_);
     }
     peer.sign = std::move(sign);
     peer.changed = now;

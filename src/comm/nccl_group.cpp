@@ -29,8 +29,8 @@ using Nccl = c10::intrusive_ptr<c10d::ProcessGroupNCCL>;
 
 class NcclCommunicator final : public Communicator {
   public:
-    NcclCommunicator(Exchange& exchange, int rank, std::vector<int> ranks, Nccl nccl)
-        : Communicator(rank, std::move(ranks)), exchange_(exchange), nccl_(std::move(nccl)) {}
+    NcclCommunicator(Exchange& exchange, int rank, std::vector<int> ranks, const std::string& name, Nccl nccl)
+        : Communicator(rank, std::move(ranks), name), exchange_(exchange), nccl_(std::move(nccl)) {}
 
     void all_reduce(const at::Tensor& sum, const std::string& what) override {
         issue_sum(sum, what)->wait();  // the current stream waits, not the host
@@ -53,7 +53,9 @@ class NcclCommunicator final : public Communicator {
         require_summable(values, what), require_summable(own, what);
         UNSLOTH_CHECK(values.numel() == own.numel() * size(), what, ": parts of another size");
         at::Tensor from = values, to = own;
-        issue(what, [&] { return nccl_->_reduce_scatter_base(to, from, c10d::ReduceScatterOptions()); })->wait();
+        issue(title(what, "reduce-scatter"), [&] {
+            return nccl_->_reduce_scatter_base(to, from, c10d::ReduceScatterOptions());
+        })->wait();
     }
 
     void reduce(const at::Tensor& sum, int root, const std::string& what) override {
@@ -62,20 +64,22 @@ class NcclCommunicator final : public Communicator {
         std::vector<at::Tensor> tensors{sum};
         c10d::ReduceOptions options;
         options.rootRank = root;
-        issue(what, [&] { return nccl_->reduce(tensors, options); })->wait();
+        issue(title(what, "reduce"), [&] { return nccl_->reduce(tensors, options); })->wait();
     }
 
     void all_gather(const at::Tensor& own, const at::Tensor& all, const std::string& what) override {
         at::Tensor from = bytes_of(own, what), to = bytes_of(all, what);
         UNSLOTH_CHECK(to.numel() == from.numel() * size(), what, ": parts of another size");
         if (from.numel() == 0) return;
-        issue(what, [&] { return nccl_->_allgather_base(to, from, c10d::AllgatherOptions()); })->wait();
+        issue(title(what, "all-gather"), [&] {
+            return nccl_->_allgather_base(to, from, c10d::AllgatherOptions());
+        })->wait();
     }
 
     void broadcast(const at::Tensor& values, int root, const std::string& what) override {
         if (size() == 1 || values.numel() == 0) return;
         std::vector<at::Tensor> tensors{bytes_of(values, what)};
-        issue(what, [&] { return spread(tensors, root); })->wait();
+        issue(title(what, "broadcast"), [&] { return spread(tensors, root); })->wait();
     }
 
     void send(const at::Tensor& values, int to, const std::string& what) override {
@@ -83,7 +87,7 @@ class NcclCommunicator final : public Communicator {
     }
     void receive(const at::Tensor& values, int from, const std::string& what) override {
         std::vector<at::Tensor> tensors{bytes_of(values, what)};
-        issue_message(what, [&] {
+        issue_message(title(what, "receive"), [&] {
             return size() == 2 ? spread(tensors, from) : nccl_->recv(tensors, from, /*tag=*/0);
         })->wait();
     }
@@ -128,8 +132,9 @@ class NcclCommunicator final : public Communicator {
     }
     Work issue_send(const at::Tensor& values, int to, const std::string& what) {
         std::vector<at::Tensor> tensors{bytes_of(values, what)};
-        return issue_message(
-            what, [&] { return size() == 2 ? spread(tensors, rank()) : nccl_->send(tensors, to, /*tag=*/0); });
+        return issue_message(title(what, "send"), [&] {
+            return size() == 2 ? spread(tensors, rank()) : nccl_->send(tensors, to, /*tag=*/0);
+        });
     }
     /// Of two members that is a message, and c10d makes no further communicator for it, as it does for send and recv.
     Work spread(std::vector<at::Tensor>& tensors, int root) {
@@ -140,7 +145,7 @@ class NcclCommunicator final : public Communicator {
     Work issue_sum(const at::Tensor& sum, const std::string& what) {
         require_summable(sum, what);
         std::vector<at::Tensor> tensors{sum};
-        return issue(what, [&] { return nccl_->allreduce(tensors); });
+        return issue(title(what, "all-reduce"), [&] { return nccl_->allreduce(tensors); });
     }
 
     Exchange& exchange_;
@@ -197,7 +202,7 @@ class NcclGroup final : public StoreBackedGroup {
             const std::lock_guard lock(mutex_);
             all_of_nccl_.push_back(nccl);
         }
-        auto communicator = std::make_unique<NcclCommunicator>(exchange(), place, ranks, std::move(nccl));
+        auto communicator = std::make_unique<NcclCommunicator>(exchange(), place, ranks, name, std::move(nccl));
         const at::Tensor one = at::ones({1}, at::TensorOptions(at::kFloat).device(device_));
         communicator->all_reduce(one, "NCCL's first sum");
         const float sum = one.item<float>();

@@ -72,10 +72,12 @@ void sum_ranks(const std::vector<const std::byte*>& of_ranks, std::byte* out, st
 
 class SharedCommunicator final : public CpuCommunicator {
   public:
-    SharedCommunicator(Exchange& exchange, int rank, std::vector<int> ranks, std::unique_ptr<SharedSegment> segment)
-        : CpuCommunicator(rank, std::move(ranks)), exchange_(exchange), segment_(std::move(segment)) {}
+    SharedCommunicator(Exchange& exchange, int rank, std::vector<int> ranks, const std::string& name,
+                       std::unique_ptr<SharedSegment> segment)
+        : CpuCommunicator(rank, std::move(ranks), name), exchange_(exchange), segment_(std::move(segment)) {}
 
-    void all_reduce(const at::Tensor& sum, const std::string& what) override {
+    void all_reduce(const at::Tensor& sum, const std::string& of) override {
+        const std::string what = title(of, "all-reduce");
         require_summable(sum, what);
         begin(what, sum.nbytes());
         const auto width = static_cast<std::size_t>(sum.element_size());
@@ -95,7 +97,8 @@ class SharedCommunicator final : public CpuCommunicator {
         }
     }
 
-    void reduce_scatter(const at::Tensor& values, const at::Tensor& own, const std::string& what) override {
+    void reduce_scatter(const at::Tensor& values, const at::Tensor& own, const std::string& of) override {
+        const std::string what = title(of, "reduce-scatter");
         require_summable(values, what), require_summable(own, what);
         UNSLOTH_CHECK(values.nbytes() == own.nbytes() * ranks().size() && values.scalar_type() == own.scalar_type(),
                       what, ": parts of another size");
@@ -114,7 +117,8 @@ class SharedCommunicator final : public CpuCommunicator {
         }
     }
 
-    void reduce(const at::Tensor& sum, int root, const std::string& what) override {
+    void reduce(const at::Tensor& sum, int root, const std::string& of) override {
+        const std::string what = title(of, "reduce");
         require_summable(sum, what);
         begin(what, sum.nbytes());
         auto* const bytes = static_cast<std::byte*>(sum.mutable_data_ptr());
@@ -128,7 +132,8 @@ class SharedCommunicator final : public CpuCommunicator {
         }
     }
 
-    void all_gather(const at::Tensor& own, const at::Tensor& all, const std::string& what) override {
+    void all_gather(const at::Tensor& own, const at::Tensor& all, const std::string& of) override {
+        const std::string what = title(of, "all-gather");
         require_on_cpu(own, what), require_on_cpu(all, what);
         UNSLOTH_CHECK(all.nbytes() == own.nbytes() * ranks().size(), what, ": parts of another size");
         begin(what, own.nbytes());
@@ -147,7 +152,8 @@ class SharedCommunicator final : public CpuCommunicator {
         }
     }
 
-    void broadcast(const at::Tensor& values, int root, const std::string& what) override {
+    void broadcast(const at::Tensor& values, int root, const std::string& of) override {
+        const std::string what = title(of, "broadcast");
         require_on_cpu(values, what);
         begin(what, values.nbytes());
         auto* const bytes = static_cast<std::byte*>(values.mutable_data_ptr());
@@ -161,18 +167,21 @@ class SharedCommunicator final : public CpuCommunicator {
         }
     }
 
-    void send(const at::Tensor& values, int to, const std::string& what) override {
+    void send(const at::Tensor& values, int to, const std::string& of) override {
+        const std::string what = title(of, "send");
         exchange_.monitor().check();
         exchange_.monitor().begin_message(what);
         deliver(values, to, what);
     }
 
-    std::unique_ptr<Message> send_beside(const at::Tensor& values, int to, const std::string& what) override {
+    std::unique_ptr<Message> send_beside(const at::Tensor& values, int to, const std::string& of) override {
+        const std::string what = title(of, "send");
         exchange_.monitor().check();
         return std::make_unique<Letter>(outbox_.take([this, values, to, what] { deliver(values, to, what); }));
     }
 
-    void receive(const at::Tensor& values, int from, const std::string& what) override {
+    void receive(const at::Tensor& values, int from, const std::string& of) override {
+        const std::string what = title(of, "receive");
         require_on_cpu(values, what);
         exchange_.monitor().check();
         exchange_.monitor().begin_message(what);
@@ -276,7 +285,7 @@ class SharedCommunicator final : public CpuCommunicator {
                 deadline = Clock::now() + timeout;
             if (Clock::now() >= deadline)
                 throw runtime_failure(
-                    cat("rank ", world(other), " did not come to ", what, " within ", timeout.count(),
+                    cat(exchange_.name_of(world(other)), " did not come to ", what, " within ", timeout.count(),
                         " s (distributed.ddp_timeout); seen by rank ", exchange_.rank()),
                     "Look at that rank's output: it may have ended, or it works on something that takes longer.");
         }
@@ -299,8 +308,9 @@ std::size_t shared_segment_bytes(int size) {
 }
 
 std::unique_ptr<Communicator> make_shared_communicator(Exchange& exchange, int rank, std::vector<int> ranks,
+                                                       const std::string& name,
                                                        std::unique_ptr<SharedSegment> segment) {
-    return std::make_unique<SharedCommunicator>(exchange, rank, std::move(ranks), std::move(segment));
+    return std::make_unique<SharedCommunicator>(exchange, rank, std::move(ranks), name, std::move(segment));
 }
 
 }  // namespace unsloth::comm

@@ -68,6 +68,11 @@ Exchange::~Exchange() {
     while (server_->others_connected() && Clock::now() < give_up) std::this_thread::sleep_for(milliseconds(5));
 }
 
+std::string Exchange::name_of(int rank) const {
+    const auto place = static_cast<std::size_t>(rank);
+    return cat("rank ", rank, place < hosts_.size() ? cat(" (", hosts_[place], ")") : "");
+}
+
 std::string Exchange::key(int64_t number, int rank) const {
     return cat(number, "/", rank);
 }
@@ -91,7 +96,7 @@ std::vector<uint8_t> Exchange::read(int rank, const std::string& what) {
         if (monitor_ && monitor_->busy(rank)) deadline = Clock::now() + allowed_;
         if (Clock::now() >= deadline)
             throw runtime_failure(
-                cat("rank ", rank, " did not come to ", what, " within ", allowed_.count(),
+                cat(name_of(rank), " did not come to ", what, " within ", allowed_.count(),
                     " s (distributed.ddp_timeout", monitor_ ? "" : " five times: the start", "); seen by rank ", rank_),
                 "Look at that rank's output: it may have ended, or it works on something that takes longer.");
     }

@@ -30,6 +30,8 @@ class Exchange {
     Monitor& monitor() { return *monitor_; }
     /// Every rank's host name, by rank.
     const std::vector<std::string>& hosts() const { return hosts_; }
+    /// "rank 1 (host)"; until all have met the number alone.
+    std::string name_of(int rank) const;
 
     /// Every rank's bytes by rank; `visit(rank, bytes)` is called in the order of the ranks.
     template <class Visit>

@@ -14,19 +14,25 @@ std::vector<uint8_t> bytes_of(const at::Tensor& tensor) {
 
 class StoreCommunicator final : public CpuCommunicator {
   public:
-    StoreCommunicator(Exchange& exchange, std::vector<int> ranks)
-        : CpuCommunicator(exchange.rank(), std::move(ranks)), exchange_(exchange) {}
+    StoreCommunicator(Exchange& exchange, std::vector<int> ranks, const std::string& name)
+        : CpuCommunicator(exchange.rank(), std::move(ranks), name), exchange_(exchange) {}
 
-    void all_reduce(const at::Tensor& sum, const std::string& what) override { add_up(sum, 0, sum, what); }
+    void all_reduce(const at::Tensor& sum, const std::string& of) override {
+        add_up(sum, 0, sum, title(of, "all-reduce"));
+    }
 
-    void reduce_scatter(const at::Tensor& values, const at::Tensor& own, const std::string& what) override {
+    void reduce_scatter(const at::Tensor& values, const at::Tensor& own, const std::string& of) override {
+        const std::string what = title(of, "reduce-scatter");
         UNSLOTH_CHECK(values.numel() == own.numel() * size(), what, ": parts of another size");
         add_up(values, own.numel() * rank(), own, what);
     }
 
-    void reduce(const at::Tensor& sum, int, const std::string& what) override { add_up(sum, 0, sum, what); }
+    void reduce(const at::Tensor& sum, int, const std::string& of) override {
+        add_up(sum, 0, sum, title(of, "reduce"));
+    }
 
-    void all_gather(const at::Tensor& own, const at::Tensor& all, const std::string& what) override {
+    void all_gather(const at::Tensor& own, const at::Tensor& all, const std::string& of) override {
+        const std::string what = title(of, "all-gather");
         require_on_cpu(own, what), require_on_cpu(all, what);
         UNSLOTH_CHECK(all.nbytes() == own.nbytes() * static_cast<std::size_t>(size()), what, ": parts of another size");
         auto* const bytes = static_cast<uint8_t*>(all.mutable_data_ptr());
@@ -37,7 +43,8 @@ class StoreCommunicator final : public CpuCommunicator {
         });
     }
 
-    void broadcast(const at::Tensor& values, int root, const std::string& what) override {
+    void broadcast(const at::Tensor& values, int root, const std::string& of) override {
+        const std::string what = title(of, "broadcast");
         require_on_cpu(values, what);
         exchange_.all(rank() == root ? bytes_of(values) : std::vector<uint8_t>(), what,
                       [&](int rank, const std::vector<uint8_t>& sent) {
@@ -83,8 +90,9 @@ class StoreCommunicator final : public CpuCommunicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_store_communicator(Exchange& exchange, std::vector<int> ranks) {
-    return std::make_unique<StoreCommunicator>(exchange, std::move(ranks));
+std::unique_ptr<Communicator> make_store_communicator(Exchange& exchange, std::vector<int> ranks,
+                                                      const std::string& name) {
+    return std::make_unique<StoreCommunicator>(exchange, std::move(ranks), name);
 }
 
 void require_size(std::size_t found, std::size_t expected, int rank, const std::string& what) {

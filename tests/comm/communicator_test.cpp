@@ -6,6 +6,7 @@
 #include "comm/ranks.h"
 #include "unsloth/comm/mesh.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/host.h"
 
 namespace unsloth::comm {
 namespace {
@@ -86,7 +87,7 @@ TEST(Communicator, ThroughTheStoreSumsAreTheSame) {
     for (int rank = 0; rank < 2; ++rank)
         threads.emplace_back([rank, port] {
             Exchange exchange(rank_of(rank, 2, port), std::chrono::seconds(20));
-            const auto all = make_store_communicator(exchange, {0, 1});
+            const auto all = make_store_communicator(exchange, {0, 1}, "all");
             for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
                 const at::Tensor expected = sum_of({0, 1}, 1000, type);
                 at::Tensor sum = values_of(rank, 1000, type), part = at::empty({500}, type);
@@ -116,8 +117,9 @@ TEST(Communicator, OtherSizesAreRefusedByAllAndNamed) {
             ADD_FAILURE();
         } catch (const Error& error) {
             EXPECT_NE(std::string(error.what())
-                          .find(group.rank() == 0 ? "rank 1 sent 20 bytes as a test's whole, expected 16"
-                                                  : "rank 0 sent 16 bytes as a test's whole, expected 20"),
+                          .find(cat("rank ", 1 - group.rank(), " sent ", group.rank() == 0 ? 20 : 16,
+                                    " bytes as a test's whole (all-gather, all of ranks 0, 1), expected ",
+                                    group.rank() == 0 ? 16 : 20)),
                       std::string::npos)
                 << error.what();
         }
@@ -135,12 +137,39 @@ TEST(Communicator, AMemberThatDoesNotComeIsNamed) {
                 group.all().receive(x, 1, "gradients of micro-batch 1");
                 ADD_FAILURE();
             } catch (const Error& error) {
-                EXPECT_NE(std::string(error.what()).find("rank 1 did not come to gradients of micro-batch 1"),
+                EXPECT_NE(std::string(error.what())
+                              .find(cat("rank 1 (", host_name(),
+                                        ") did not come to gradients of micro-batch 1 (receive, all of ranks 0, 1)")),
                           std::string::npos)
                     << error.what();
             }
         },
         std::chrono::seconds(2));
+}
+
+/// Who reads it knows then which of the mesh's axes hangs.
+TEST(Communicator, AMissingMemberIsNamedWithItsHostGroupAndCollective) {
+    std::vector<std::string> messages(4);
+    on_ranks(
+        4,
+        [&](Group& group) {
+            const int odd = group.rank() % 2;
+            const auto half = group.make_communicator({odd, odd + 2}, "half");
+            EXPECT_EQ(half->name(), cat("half of ranks ", odd, ", ", odd + 2));
+            if (group.rank() == 3) return;
+            try {
+                half->reduce_scatter(at::ones({4}), at::empty({2}), "the sums of step 2");
+                EXPECT_EQ(odd, 0);
+            } catch (const Error& error) {
+                messages[static_cast<std::size_t>(group.rank())] = error.what();
+            }
+        },
+        std::chrono::seconds(2));
+    EXPECT_EQ(messages[0] + messages[2], "");
+    EXPECT_NE(messages[1].find(cat("rank 3 (", host_name(),
+                                   ") did not come to the sums of step 2 (reduce-scatter, half of ranks 1, 3) within")),
+              std::string::npos)
+        << messages[1];
 }
 
 TEST(SharedSegment, IsOpenedByItsOwnMarkAlone) {

@@ -9,6 +9,7 @@
 
 #include "comm/ranks.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/host.h"
 
 namespace unsloth::comm {
 namespace {
@@ -91,7 +92,8 @@ TEST(Group, ARankThatDoesNotComeIsNamed) {
         },
         std::chrono::seconds(5));
     for (int rank : {0, 1})
-        EXPECT_NE(messages[static_cast<std::size_t>(rank)].find("rank 2 did not come to gradients of step 2"),
+        EXPECT_NE(messages[static_cast<std::size_t>(rank)].find(
+                      cat("rank 2 (", host_name(), ") did not come to gradients of step 2 (all-reduce, all of ranks")),
                   std::string::npos)
             << messages[static_cast<std::size_t>(rank)];
 }

@@ -28,7 +28,7 @@ class Message {
 /// the same size and type on the communicator's device. On CUDA they are issued after the work of the current stream,
 /// later work of that stream sees the results, and the host does not wait. A member that does not come within the
 /// run's timeout, though it says of nothing that it is busy with it, ends the others with a runtime Error that names
-/// it and `what` ("gradients of step 3").
+/// it, its host, this communicator and `what` ("gradients of step 3").
 class Communicator {
   public:
     virtual ~Communicator() = default;
@@ -38,6 +38,7 @@ class Communicator {
     int rank() const { return rank_; }  ///< among the members
     int size() const { return static_cast<int>(ranks_.size()); }
     const std::vector<int>& ranks() const { return ranks_; }  ///< the members' ranks in the run, ascending
+    const std::string& name() const { return name_; }         ///< "tp of ranks 2, 3", for messages
 
     /// fp32 or bf16: becomes the sum over the members, with the same bits on each; on the CPU it is added up in fp32 in
     /// the order of the ranks and rounded once.
@@ -67,12 +68,15 @@ class Communicator {
     virtual std::unique_ptr<Message> send_beside(const at::Tensor& values, int to, const std::string& what) = 0;
 
   protected:
-    /// `rank`: this process' place among `ranks`.
-    Communicator(int rank, std::vector<int> ranks) : rank_(rank), ranks_(std::move(ranks)) {}
+    /// `rank`: this process' place among `ranks`; `name`: what they have in common.
+    Communicator(int rank, std::vector<int> ranks, const std::string& name);
+    /// "the gradients of step 3 (all-reduce, dp of ranks 0, 2)": what messages call it.
+    std::string title(const std::string& what, const char* operation) const;
 
   private:
     int rank_;
     std::vector<int> ranks_;
+    std::string name_;
 };
 
 }  // namespace unsloth::comm
