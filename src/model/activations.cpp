@@ -18,13 +18,26 @@ namespace {
 /// moves. The layer inputs have one more, because a layer writes the next one's.
 constexpr int64_t slots = 2, input_slots = 3;
 
+/// What a buffer's rows are: it is cut to those at hand.
+enum class Rows : uint8_t {
+    fixed,   ///< not cut
+    tokens,  ///< tokens, or a tile's
+    slice,   ///< this rank's slices of the tokens (model/row_range.h)
+};
+
+/// As many tokens as the ranks divide.
+ActivationSizes padded(ActivationSizes sizes, const spec::TensorRank& tp) {
+    sizes.tokens = (sizes.tokens + tp.size - 1) / tp.size * tp.size;
+    return sizes;
+}
+
 /// One buffer: how it is planned, and the tensors that are (views of) it.
 struct Buffer {
     std::string group, name;
     std::vector<int64_t> sizes;
     at::ScalarType dtype;
     uint8_t phases = memory::always;
-    bool by_token = false;  ///< its rows are tokens, or a tile's: cut to those at hand
+    Rows rows = Rows::fixed;
     bool host = false;
     std::vector<at::Tensor*> tensors = {};
     int64_t bytes() const { return c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(dtype)); }
@@ -42,7 +55,8 @@ class Lister {
           run_(run),
           dtype_(dtype),
           lse_elements_(lse_elements),
-          micro_(micro) {}
+          micro_(micro),
+          slice_(sizes.tokens / layout.tp.size) {}
 
     std::vector<Buffer> list(ActivationTensors& to) {
         const spec::Stage& stage = layout_.stage;
@@ -51,16 +65,16 @@ class Lister {
             if (stage.has(layer))
                 saved(layer, to.layers[i], to.moved[i]);
             else if (stage.is_border(layer) && stage.has(layer - 1))
-                border(layer, to.layers[i].x_TD);
+                border(layer, to.layers[i].x_tD);
         }
         if (stage.last())
             own({"layer inputs",
                  "x out",
-                 {sizes_.tokens, spec_.hidden_size},
+                 {slice_, spec_.hidden_size},
                  dtype_,
                  memory::forward | memory::head,
-                 true},
-                to.output_TD);
+                 Rows::slice},
+                to.output_tD);
         scratch(to.scratch);
         if (stage.last()) head(to.head);
         tokens(to.tokens);
@@ -90,44 +104,47 @@ class Lister {
         constexpr uint8_t passes = memory::forward | memory::backward, through_head = passes | memory::head;
         // Its own when the layer keeps it, else one for all layers and micro-batches, dead while the head runs.
         const auto statistic = [&](const char* name, std::vector<int64_t> sizes, at::ScalarType dtype, bool kept,
-                                   at::Tensor& tensor, bool by_token = true) {
+                                   at::Tensor& tensor, Rows rows = Rows::tokens) {
             if (sizes_.training && kept) {
-                own({"kept of layers", cat(name, " ", i), std::move(sizes), dtype, through_head, by_token}, tensor);
+                own({"kept of layers", cat(name, " ", i), std::move(sizes), dtype, through_head, rows}, tensor);
             } else {
-                add({"live layer", name, std::move(sizes), dtype, passes, by_token}, tensor);
+                add({"live layer", name, std::move(sizes), dtype, passes, rows}, tensor);
             }
         };
         // One of a few slots on the device, with a place in host memory.
         const auto moves = [&](const char* name, std::vector<int64_t> sizes, at::ScalarType dtype, int64_t slot_count,
-                               at::Tensor& tensor) {
+                               at::Tensor& tensor, Rows rows) {
             MovedTensor& pair = moved.tensors.emplace_back();
             const Buffer slot{
-                "offloaded layers' slots", cat(name, " slot ", i % slot_count), sizes, dtype, through_head, true};
+                "offloaded layers' slots", cat(name, " slot ", i % slot_count), sizes, dtype, through_head, rows};
             own(slot, tensor);
             own(slot, pair.device);
-            own({"offloaded", cat(name, " ", i), std::move(sizes), dtype, memory::always, true, /*host=*/true},
+            own({"offloaded", cat(name, " ", i), std::move(sizes), dtype, memory::always, rows, /*host=*/true},
                 pair.host);
         };
-        const auto matrix = [&](const char* name, int64_t columns, bool kept, at::Tensor& tensor, int64_t rows = 0) {
+        const auto matrix = [&](const char* name, int64_t columns, bool kept, at::Tensor& tensor,
+                                Rows rows = Rows::tokens, int64_t passing = 0) {
+            const int64_t all = rows == Rows::slice ? slice_ : t;
             const bool keeps_it = sizes_.training && kept;
             if (keeps_it && plan.activations_at == spec::Place::host)
-                return moves(name, {t, columns}, dtype_, slots, tensor);
+                return moves(name, {all, columns}, dtype_, slots, tensor, rows);
             // What passes by may have fewer rows.
-            statistic(name, {keeps_it || rows == 0 ? t : rows, columns}, dtype_, kept, tensor);
+            statistic(name, {keeps_it || passing == 0 ? all : passing, columns}, dtype_, kept, tensor, rows);
         };
         const bool host = plan.activations_at == spec::Place::host;
         if (sizes_.training && host && run_.inputs_in_fp8) {  // the codes are moved; x is free when they are made
-            own({"offloaded layers' slots", cat("x slot ", i % slots), {t, d}, dtype_, through_head, true}, a.x_TD);
-            moves("x codes", {t, d}, at::kFloat8_e4m3fn, slots, moved.input.codes);
-            moves("x scales", {t}, at::kFloat, slots, moved.input.scales);
+            own({"offloaded layers' slots", cat("x slot ", i % slots), {slice_, d}, dtype_, through_head, Rows::slice},
+                a.x_tD);
+            moves("x codes", {slice_, d}, at::kFloat8_e4m3fn, slots, moved.input.codes, Rows::slice);
+            moves("x scales", {slice_}, at::kFloat, slots, moved.input.scales, Rows::slice);
         } else if (sizes_.training && host) {
-            moves("x", {t, d}, dtype_, input_slots, a.x_TD);
+            moves("x", {slice_, d}, dtype_, input_slots, a.x_tD, Rows::slice);
         } else if (sizes_.training) {
-            matrix("x", d, true, a.x_TD);
+            matrix("x", d, true, a.x_tD, Rows::slice);
         } else {  // without a backward pass two buffers take turns
-            add({"layer inputs", cat("x slot ", i % 2), {t, d}, dtype_, memory::always, true}, a.x_TD);
+            add({"layer inputs", cat("x slot ", i % 2), {slice_, d}, dtype_, memory::always, Rows::slice}, a.x_tD);
         }
-        statistic("rstd1", {t}, at::kFloat, rest, a.rstd1_T);
+        statistic("rstd1", {slice_}, at::kFloat, rest, a.rstd1_t, Rows::slice);
         statistic("u_qkv", {t, layout_[Group::qkv].r}, dtype_, rest, a.u_qkv_TR);
         if (spec_.qk_norm) {
             matrix("qk_raw", spec_.q_size() + spec_.kv_size(), rest, a.qk_raw_TN);
@@ -135,33 +152,40 @@ class Lister {
             statistic("rstd_k", {t, kv_heads}, at::kFloat, rest, a.rstd_k_TK);
         }
         matrix("qkv", layout_[Group::qkv].n, rest, a.qkv_TN);
-        statistic("lse", {lse_elements_}, at::kFloat, attention, a.lse, /*by_token=*/false);
+        statistic("lse", {lse_elements_}, at::kFloat, attention, a.lse, Rows::fixed);
         matrix("o", weights::row_stride(spec_.q_size() + layout_[Group::o].r), attention, a.o_full);
-        matrix("mid", d, rest, a.mid_TD);
-        statistic("rstd2", {t}, at::kFloat, rest, a.rstd2_T);
+        matrix("mid", d, rest, a.mid_tD, Rows::slice);
+        statistic("rstd2", {slice_}, at::kFloat, rest, a.rstd2_t, Rows::slice);
         statistic("u_gate_up", {t, layout_[Group::gate_up].r}, dtype_, rest, a.u_gate_up_TR);
         matrix("gate_up", weights::row_stride(2 * spec_.intermediate_size + layout_[Group::gate_up].r),
-               keeps == spec::Keep::everything, a.gate_up_full, run_.tile_of(t));
+               keeps == spec::Keep::everything, a.gate_up_full, Rows::tokens, tile());
         statistic("u_down", {t, layout_[Group::down].r}, dtype_, true,
                   a.u_down_TR);  // so that a recompute ends before the activation
         if (!layout_.dora) return;
         matrix("z_qkv", layout_[Group::qkv].n, rest, a.z_qkv_TN);
-        matrix("z_o", d, rest, a.z_o_TD);
-        matrix("z_down", d, true, a.z_down_TD);
+        matrix("z_o", d, rest, a.z_o_tD, Rows::slice);
+        matrix("z_down", d, true, a.z_down_tD, Rows::slice);
+    }
+
+    /// Of rows that pass an MLP at a time every rank has an equal slice.
+    int64_t tile() const {
+        const int64_t ranks = layout_.tp.size;
+        return (run_.tile_of(sizes_.tokens) + ranks - 1) / ranks * ranks;
     }
 
     /// What is sent to the rank that has this layer, and its gradient that comes back.
-    void border(int64_t i, at::Tensor& x_TD) {
+    void border(int64_t i, at::Tensor& x_tD) {
         constexpr uint8_t passes = memory::forward | memory::backward | memory::head;
-        own({"layer inputs", cat("x ", i), {sizes_.tokens, spec_.hidden_size}, dtype_, passes, true}, x_TD);
+        own({"layer inputs", cat("x ", i), {slice_, spec_.hidden_size}, dtype_, passes, Rows::slice}, x_tD);
     }
 
     void scratch(Scratch& s) {
         const int64_t t = sizes_.tokens, widest = std::max(spec_.hidden_size, spec_.q_size());
         const uint8_t layers = memory::forward | memory::backward;
-        const int64_t tile = run_.tile_of(t);
-        const auto buffer = [&](const char* name, int64_t rows, int64_t columns, uint8_t phases) {
-            return Buffer{"scratch", name, {rows, weights::row_stride(columns)}, dtype_, phases, true};
+        const int64_t tile = this->tile();
+        const auto buffer = [&](const char* name, int64_t rows, int64_t columns, uint8_t phases,
+                                Rows are = Rows::tokens) {
+            return Buffer{"scratch", name, {rows, weights::row_stride(columns)}, dtype_, phases, are};
         };
         add(buffer("h", t, widest + std::max(layout_[Group::qkv].r, layout_[Group::gate_up].r), layers), s.h_full);
         add(buffer("act", tile, spec_.intermediate_size + layout_[Group::down].r, layers), s.act_full);
@@ -185,14 +209,17 @@ class Lister {
         const int64_t rank = std::max(layout_[Group::o].r, layout_[Group::down].r);
         // Between the passes of a rank's chunks others go forward.
         const uint8_t gradient = memory::head | memory::backward | (layout_.stage.alone() ? 0 : memory::forward);
-        own(buffer("g", t, spec_.hidden_size + rank, gradient), s.g_full);
-        if (layout_.dora) add(buffer("dz", t, spec_.hidden_size + rank, memory::backward), s.dz_full);
+        const bool elsewhere = layout_.dora || !layout_.tp.alone();
+        own(buffer("g", slice_, spec_.hidden_size + (elsewhere ? 0 : rank), gradient, Rows::slice), s.g_full);
+        if (elsewhere) add(buffer("dz", tile, spec_.hidden_size + rank, memory::backward), s.dz_full);
         add(buffer("dqkv", t, layout_[Group::qkv].n + layout_[Group::qkv].r, memory::backward), s.dqkv_full);
     }
 
     void head(HeadBuffers& h) {
         const int64_t n = sizes_.head_rows, d = spec_.hidden_size;
         const uint8_t phase = memory::head;
+        if (!layout_.tp.alone())
+            add({"lm_head", "all of x out", {sizes_.tokens, d}, dtype_, phase, Rows::tokens}, h.x_TD);
         add({"lm_head", "head x", {n, d}, dtype_, phase}, h.x_nD);
         add({"lm_head", "head h", {n, d}, dtype_, phase}, h.h_nD);
         if (sizes_.training) add({"lm_head", "head dx", {n, d}, dtype_, phase}, h.dx_nD);
@@ -216,21 +243,21 @@ class Lister {
 
     void tokens(TokenBuffers& b) {
         const int64_t t = sizes_.tokens;
-        const auto ints = [&](const char* name, int64_t count, at::Tensor& tensor, bool by_token = false) {
-            own({"tokens", name, {count}, at::kInt, memory::always, by_token}, tensor);
+        const auto ints = [&](const char* name, int64_t count, at::Tensor& tensor, Rows rows = Rows::fixed) {
+            own({"tokens", name, {count}, at::kInt, memory::always, rows}, tensor);
         };
-        ints("ids", t, b.ids_T, true);
-        ints("positions", t, b.positions_T, true);
+        ints("ids", t, b.ids_T, Rows::tokens);
+        ints("positions", t, b.positions_T, Rows::tokens);
         if (sizes_.dropout || sizes_.noise) {
-            ints("rows", t, b.row_T, true);
-            ints("offsets", t, b.offset_T, true);
+            ints("rows", t, b.row_T, Rows::tokens);
+            ints("offsets", t, b.offset_T, Rows::tokens);
         }
-        if (sizes_.noise) own({"tokens", "noise", {t}, at::kFloat, memory::always, true}, b.noise_T);
+        if (sizes_.noise) own({"tokens", "noise", {t}, at::kFloat, memory::always, Rows::tokens}, b.noise_T);
         ints("target index", sizes_.head_rows, b.target_index_n);
         ints("target ids", sizes_.head_rows, b.target_ids_n);
         if (sizes_.training) ints("places of targets", 2 * t, b.target_places);
         if (sizes_.trains_embedding) {
-            ints("token order", t, b.order_T, true);
+            ints("token order", slice_, b.order_t, Rows::slice);
             ints("distinct ids", t, b.unique_u);
             ints("run starts", t + 1, b.starts_u1);
         }
@@ -241,7 +268,7 @@ class Lister {
             if (sizes_.training) ints("places of keys", 2 * std::max(t, sizes_.all_keys), b.key_places);
         }
         if (sizes_.cache_tokens > 0) {
-            ints("cache slots", t, b.slots_T, true);
+            ints("cache slots", t, b.slots_T, Rows::tokens);
             ints("lengths of rows", sizes_.segments, b.lengths_S);
             ints("pages of rows", sizes_.segments * ops::pages_of(sizes_.longest_context()), b.pages);
         }
@@ -256,8 +283,8 @@ class Lister {
             own({"tokens", "teacher's log p", {sizes_.head_rows * (k + 1)}, at::kFloat}, b.teacher_logp);
         }
         own({"tokens", "inverse frequencies", {spec_.head_dim / 2}, at::kFloat}, b.inv_freq_p);
-        own({"tokens", "cos", {t, spec_.head_dim / 2}, at::kFloat, memory::always, true}, b.cos_Tp);
-        own({"tokens", "sin", {t, spec_.head_dim / 2}, at::kFloat, memory::always, true}, b.sin_Tp);
+        own({"tokens", "cos", {t, spec_.head_dim / 2}, at::kFloat, memory::always, Rows::tokens}, b.cos_Tp);
+        own({"tokens", "sin", {t, spec_.head_dim / 2}, at::kFloat, memory::always, Rows::tokens}, b.sin_Tp);
     }
 
     void caches(std::vector<KvCache>& all) {
@@ -276,6 +303,7 @@ class Lister {
     const spec::RunPlan& run_;
     at::ScalarType dtype_;
     int64_t lse_elements_, micro_;
+    int64_t slice_;  ///< this rank's of the tokens
     std::vector<Buffer> buffers_;
     std::unordered_map<std::string, std::size_t> index_;
 };
@@ -334,9 +362,10 @@ int64_t workspace_bytes(const spec::ModelSpec& spec, const weights::LayerLayout&
 
 }  // namespace
 
-void Activations::plan(const spec::ModelSpec& spec, const weights::LayerLayout& layout, const ActivationSizes& sizes,
+void Activations::plan(const spec::ModelSpec& spec, const weights::LayerLayout& layout, const ActivationSizes& asked,
                        const spec::RunPlan& run, at::ScalarType dtype, at::Device device, memory::Plan& plan,
                        memory::Plan& host_plan) {
+    const ActivationSizes sizes = padded(asked, layout.tp);
     std::unordered_set<std::string> planned;  // what micro-batches share is on the list of each
     for (int64_t micro = 0; micro < run.in_flight; ++micro) {
         ActivationTensors tensors(spec.num_layers);
@@ -350,24 +379,24 @@ void Activations::plan(const spec::ModelSpec& spec, const weights::LayerLayout& 
 Activations::Activations(const spec::ModelSpec& spec, const weights::LayerLayout& layout, const ActivationSizes& sizes,
                          const spec::RunPlan& run, at::ScalarType dtype, const memory::Arena& arena,
                          const memory::Arena* host, int64_t micro)
-    : sizes_(sizes), run_(run), tensors_(spec.num_layers) {
-    for (const Buffer& b : list_buffers(spec, layout, sizes, run, dtype, arena.device(), micro, tensors_)) {
+    : sizes_(padded(sizes, layout.tp)), run_(run), tensors_(spec.num_layers) {
+    for (const Buffer& b : list_buffers(spec, layout, sizes_, run, dtype, arena.device(), micro, tensors_)) {
         const memory::Arena& from = b.host ? *host : arena;
         const at::Tensor whole = from.tensor(from.plan().find(b.name), b.sizes, b.dtype);
         for (at::Tensor* tensor : b.tensors) {
             *tensor = whole;
-            if (b.by_token) cuts_.push_back({tensor, whole});
+            if (b.rows != Rows::fixed) cuts_.push_back({tensor, whole, b.rows == Rows::slice ? layout.tp.size : 1});
         }
     }
     workspace_ = arena.tensor(arena.plan().find("workspace"),
-                              {workspace_bytes(spec, layout, sizes, run, dtype, arena.device())}, at::kByte);
+                              {workspace_bytes(spec, layout, sizes_, run, dtype, arena.device())}, at::kByte);
 }
 
 void Activations::resize(int64_t tokens) {
     UNSLOTH_CHECK(tokens <= sizes_.tokens, tokens, " tokens planned for ", sizes_.tokens);
     if (tokens == current_tokens_) return;
     current_tokens_ = tokens;
-    for (const Cut& cut : cuts_) *cut.tensor = cut.whole.narrow(0, 0, std::min(tokens, cut.whole.size(0)));
+    for (const Cut& cut : cuts_) *cut.tensor = cut.whole.narrow(0, 0, std::min(tokens / cut.ranks, cut.whole.size(0)));
 }
 
 }  // namespace unsloth::model

@@ -5,6 +5,7 @@
 
 #include "model/layer_parts.h"
 #include "model/mlp.h"
+#include "model/normed_input.h"
 #include "unsloth/ops/dora.h"
 #include "unsloth/ops/norm.h"
 #include "unsloth/ops/rope.h"
@@ -17,6 +18,16 @@ namespace {
 at::Tensor heads_view(const at::Tensor& x_TN, int64_t begin, int64_t heads, int64_t d) {
     const at::Tensor part = x_TN.narrow(1, begin, heads * d);
     return part.as_strided({part.size(0), heads, d}, {part.stride(0), d, 1}, part.storage_offset());
+}
+
+/// The rows of tokens that lie in segments; those behind them only make up for what ranks do not divide, and count as
+/// zeros.
+at::Tensor attended(const LayerContext& c, const at::Tensor& x_TN) {
+    return c.group.tp.alone() ? x_TN : x_TN.narrow(0, 0, c.tokens.segments.q_offsets.back());
+}
+void zero_added(const LayerContext& c, const at::Tensor& x_TN) {
+    const int64_t tokens = attended(c, x_TN).size(0), added = x_TN.size(0) - tokens;
+    if (added > 0) ops::zero_2d(c.group.ctx, x_TN.narrow(0, tokens, added));
 }
 
 struct QkvViews {
@@ -81,14 +92,14 @@ at::Tensor all_keys(const LayerContext& c) {
 /// What the segments attend over: the tokens' own keys and values, or copies where they are not alone in having them.
 KeyViews keys_to_attend(const LayerContext& c, const LayerSaved& a) {
     const at::Tensor index_K = c.tokens.key_tokens_K;
-    return key_views(c.spec,
-                     index_K.defined() ? c.scratch.keys_KN.narrow(0, 0, index_K.numel()) : keys_of(c.spec, a.qkv_TN));
+    return key_views(c.spec, index_K.defined() ? c.scratch.keys_KN.narrow(0, 0, index_K.numel())
+                                               : keys_of(c.spec, attended(c, a.qkv_TN)));
 }
 
 void gather_keys(const LayerContext& c, const LayerSaved& a) {
     const at::Tensor index_K = c.tokens.key_tokens_K;
     if (!index_K.defined()) return;
-    at::Tensor source = keys_of(c.spec, a.qkv_TN);
+    at::Tensor source = keys_of(c.spec, attended(c, a.qkv_TN));
     if (c.tokens.all_keys > 0) {
         const at::Tensor all_GN = all_keys(c);
         c.cp.gather(c.group.ctx, source, all_GN, "keys and values");
@@ -99,15 +110,15 @@ void gather_keys(const LayerContext& c, const LayerSaved& a) {
 
 /// A key's gradient is a sum over those that saw it.
 void return_key_gradients(const LayerContext& c, const at::Tensor& dkeys_KN, const at::Tensor& dqkv) {
-    const at::Tensor own_TN = keys_of(c.spec, dqkv);
-    if (c.tokens.all_keys == 0) return ops::sum_rows(c.group.ctx, dkeys_KN, c.tokens.key_places_T2, own_TN);
+    if (c.tokens.all_keys == 0)
+        return ops::sum_rows(c.group.ctx, dkeys_KN, c.tokens.key_places_T2, keys_of(c.spec, dqkv));
     const at::Tensor all_GN = all_keys(c);
     ops::sum_rows(c.group.ctx, dkeys_KN, c.tokens.key_places_T2, all_GN);
-    c.cp.sum_onto_owners(c.group.ctx, all_GN, own_TN, "gradients of keys and values");
+    c.cp.sum_onto_owners(c.group.ctx, all_GN, keys_of(c.spec, attended(c, dqkv)), "gradients of keys and values");
 }
 
 void attend(const LayerContext& c, const LayerSaved& a, const at::Tensor& o_THd) {
-    const QkvViews v = qkv_views(c.spec, a.qkv_TN);
+    const QkvViews v = qkv_views(c.spec, attended(c, a.qkv_TN));
     const ops::AttentionShape shape = attention_shape(c.spec, c.layer());
     if (c.tokens.cached == nullptr) {
         gather_keys(c, a);
@@ -131,7 +142,7 @@ void attend(const LayerContext& c, const LayerSaved& a, const at::Tensor& o_THd)
 
 void attend_backward(const LayerContext& c, const LayerSaved& a, const at::Tensor& do_THd, const at::Tensor& o_THd,
                      const QkvViews& grad) {
-    const at::Tensor q_THd = qkv_views(c.spec, a.qkv_TN).q_THd, index_K = c.tokens.key_tokens_K;
+    const at::Tensor q_THd = qkv_views(c.spec, attended(c, a.qkv_TN)).q_THd, index_K = c.tokens.key_tokens_K;
     const KeyViews keys = keys_to_attend(c, a);
     KeyViews dkeys{grad.k_TKd, grad.v_TKd};
     at::Tensor dkeys_KN;
@@ -153,7 +164,7 @@ ops::AttentionShape attention_shape(const spec::ModelSpec& spec, int64_t layer) 
 }
 
 void layer_forward(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a,
-                   const at::Tensor& x_next_TD, spec::LayerSteps steps) {
+                   const at::Tensor& x_next_tD, spec::LayerSteps steps) {
     ops::Context& ctx = c.group.ctx;
     const weights::LayerLayout& layout = c.group.layout;
     const spec::ModelSpec& spec = c.spec;
@@ -164,12 +175,14 @@ void layer_forward(const LayerContext& c, const weights::LayerWeights& w, const 
         ++c.counts.qkv;
         // 1 norm
         const ops::Fp8Matrix h_codes = codes_of(c, w[Group::qkv], h_TD);
-        ops::rms_norm_forward(ctx, a.x_TD, w.input_norm_D, spec.rms_norm_eps, h_TD, a.rstd1_T, forward_site(c, 0),
-                              h_codes);
-        observe(c, "input_layernorm", h_TD);
+        each_slice(c.group.tp, c.scratch, [&](const RowRange& range) {
+            with_rows(c, a, range, [&](const LayerContext& some, const LayerSaved& rows, const RowRange&) {
+                make_input(some, input_norm(w, rows), w[Group::qkv], h_codes);
+            });
+        });
+        if (!c.group.tp.alone()) ops::quantize_rows_fp8(ctx, h_TD, h_codes);
         // 2 q, k, v
         const at::Tensor h_qkv = c.scratch.h_full.narrow(1, 0, hidden + layout[Group::qkv].r);
-        fill_adapter_columns(c.group, Group::qkv, w[Group::qkv], h_qkv, a.u_qkv_TR);
         linear_forward(c.group, Group::qkv, w[Group::qkv], h_qkv, h_codes, {.y_TN = a.qkv_TN, .z_TN = a.z_qkv_TN});
         observe_group(c, Group::qkv, a.qkv_TN);
         if (spec.qk_norm) normalise_heads(c, w, a);
@@ -179,14 +192,15 @@ void layer_forward(const LayerContext& c, const weights::LayerWeights& w, const 
     if (steps.attention) {
         ++c.counts.attention;
         // 4 attention
-        attend(c, a, heads_view(a.o_full, 0, spec.num_heads, spec.head_dim));
+        attend(c, a, heads_view(attended(c, a.o_full), 0, spec.num_heads, spec.head_dim));
+        zero_added(c, a.o_full);
         fill_adapter_columns(c.group, Group::o, w[Group::o], a.o_full, {});
     }
     // 5 output projection, 6 norm, 7 gate and up, 8 activation, 9 down: some rows at a time
     count_mlp(c.counts, steps);
     if (!steps.mid && !steps.gate_up && !steps.down) return;
     each_tile(c, a, [&](const LayerContext& some, const LayerSaved& rows, const RowRange& range) {
-        mlp_forward(some, w, rows, steps.down ? range.of(x_next_TD) : at::Tensor(), steps);
+        mlp_forward(some, w, rows, steps.down ? range.slice(c.group.tp).of(x_next_tD) : at::Tensor(), steps);
     });
 }
 
@@ -195,10 +209,6 @@ void layer_backward(const LayerContext& c, const weights::LayerWeights& w, const
     ops::Context& ctx = c.group.ctx;
     const weights::LayerLayout& layout = c.group.layout;
     const spec::ModelSpec& spec = c.spec;
-    const int64_t hidden = spec.hidden_size;
-    // No adapter columns stand beside h here: its rows have no gaps, as sums over ranks want them.
-    const at::Tensor h_TD = c.scratch.h_full.as_strided({a.x_TD.size(0), hidden}, {hidden, 1}),
-                     g_TD = c.scratch.g_full.narrow(1, 0, hidden);
 
     const spec::LayerSteps again = spec::recompute_of(keep);
     layer_forward(c, w, a, {}, {again.qkv, again.attention, false, false, false});
@@ -210,10 +220,12 @@ void layer_backward(const LayerContext& c, const weights::LayerWeights& w, const
     });
     // 4 attention
     const at::Tensor o_TN = a.o_full.narrow(1, 0, spec.q_size()), do_TN = c.scratch.h_full.narrow(1, 0, spec.q_size());
-    const QkvViews grad = qkv_views(spec, c.scratch.dqkv_full);
     if (!again.attention) gather_keys(c, a);  // else they are those that it was made again with
-    attend_backward(c, a, heads_view(do_TN, 0, spec.num_heads, spec.head_dim),
-                    heads_view(o_TN, 0, spec.num_heads, spec.head_dim), grad);
+    attend_backward(c, a, heads_view(attended(c, do_TN), 0, spec.num_heads, spec.head_dim),
+                    heads_view(attended(c, o_TN), 0, spec.num_heads, spec.head_dim),
+                    qkv_views(spec, attended(c, c.scratch.dqkv_full)));
+    zero_added(c, c.scratch.dqkv_full);
+    const QkvViews grad = qkv_views(spec, c.scratch.dqkv_full);
     // 3 rotary embedding
     const at::Tensor dqkv_TN = c.scratch.dqkv_full.narrow(1, 0, layout[Group::qkv].n);
     const ops::Fp8Matrix dqkv_codes = input_gradient ? codes_of(c, w[Group::qkv], dqkv_TN) : ops::Fp8Matrix{};
@@ -228,15 +240,13 @@ void layer_backward(const LayerContext& c, const weights::LayerWeights& w, const
         ops::dora_backward(ctx, dqkv_TN, a.z_qkv_TN, w[Group::qkv].scale, dqkv_TN,
                            magnitude_gradients(c.group, Group::qkv));
     input_backward(c.group, Group::qkv, w[Group::qkv], c.scratch.dqkv_full, dqkv_codes, a.u_qkv_TR,
-                   input_gradient ? h_TD : at::Tensor());
+                   input_gradient ? c.scratch.h_full.narrow(1, 0, spec.hidden_size) : at::Tensor());
     // 1 norm, onto the residual stream's gradient
-    if (input_gradient) {
-        ops::rms_norm_backward(ctx, h_TD, a.x_TD, w.input_norm_D, a.rstd1_T, g_TD,
-                               norm_gradient(c, spec::TensorRole::input_norm), backward_site(c, 0), /*y_TD=*/h_TD);
-    } else {
-        ops::rms_norm_forward(ctx, a.x_TD, w.input_norm_D, spec.rms_norm_eps, h_TD, a.rstd1_T);
-    }
-    weight_backward(c.group, Group::qkv, c.scratch.dqkv_full, h_TD);
+    each_slice(c.group.tp, c.scratch, [&](const RowRange& range) {
+        with_rows(c, a, range, [&](const LayerContext& some, const LayerSaved& rows, const RowRange&) {
+            input_norm_backward(some, input_norm(w, rows), some.scratch.dqkv_full, input_gradient);
+        });
+    });
 }
 
 }  // namespace unsloth::model

@@ -7,6 +7,7 @@
 #include "unsloth/model/decoder_layer.h"
 #include "unsloth/ops/dora.h"
 #include "unsloth/ops/fp8.h"
+#include "unsloth/ops/rows.h"
 
 namespace unsloth::model {
 
@@ -43,26 +44,29 @@ inline ops::Fp8Matrix encoded(const LayerContext& c, const weights::Operand& w, 
     return codes;
 }
 
-/// The gradient buffer of a trained norm; undefined when it is frozen, or another rank's to add to: that of the
-/// residual stream is the same on all, those of q and k are sums over their heads.
+/// The gradient buffer of a trained norm; undefined when it is frozen.
 inline at::Tensor norm_gradient(const LayerContext& c, spec::TensorRole role) {
-    const bool of_heads = role == spec::TensorRole::q_norm || role == spec::TensorRole::k_norm;
-    if (!c.group.trains_base || (!of_heads && !c.group.tp.first())) return {};
+    if (!c.group.trains_base) return {};
     const weights::Parameter* p =
         c.group.parameters->table().find(role, c.layer(), spec::Projection::q, weights::Parameter::Kind::base);
     return c.group.parameters->gradient(*p);
 }
 
-/// The gradient of a product that is added onto the residual stream, with its R columns: the stream's own, or what
-/// DoRA's scale leaves of it, elsewhere, because the stream's goes on.
-inline at::Tensor product_gradient(const LayerContext& c, Group g, const weights::Operand& w, const at::Tensor& z_TD) {
+/// The gradient of a product that is added onto the residual stream, with its R columns: the stream's own; or
+/// elsewhere, because the stream's goes on, what DoRA's scale leaves of it, and all tensor-parallel ranks' rows.
+inline at::Tensor product_gradient(const LayerContext& c, Group g, const weights::Operand& w, const at::Tensor& z_tD) {
     const int64_t hidden = c.spec.hidden_size, columns = hidden + c.group.layout[g].r;
-    const at::Tensor g_full = c.scratch.g_full.narrow(1, 0, columns);
-    if (!scales_outputs(c.group)) return g_full;
-    const at::Tensor dz_full = c.scratch.dz_full.narrow(1, 0, columns);
-    ops::dora_backward(c.group.ctx, g_full.narrow(1, 0, hidden), z_TD, w.scale, dz_full.narrow(1, 0, hidden),
-                       magnitude_gradients(c.group, g));
-    return dz_full;
+    const TensorParallel& tp = c.group.tp;
+    const bool scaled = scales_outputs(c.group);
+    if (!scaled && tp.alone()) return c.scratch.g_full.narrow(1, 0, columns);
+    const at::Tensor g_tD = c.scratch.g_full.narrow(1, 0, hidden),
+                     own_tD = tp.own(c.scratch.dz_full).narrow(1, 0, hidden);
+    if (scaled)
+        ops::dora_backward(c.group.ctx, g_tD, z_tD, w.scale, own_tD, magnitude_gradients(c.group, g));
+    else
+        ops::copy_2d(c.group.ctx, g_tD, own_tD);
+    tp.gather(c.group.ctx, c.scratch.dz_full, "the gradient of the residual stream");
+    return c.scratch.dz_full.narrow(1, 0, columns);
 }
 
 }  // namespace unsloth::model

@@ -66,23 +66,6 @@ std::vector<ops::LoraSlice> lora_slices(const GroupContext& c, Group g) {
     return slices;
 }
 
-void adapter_a_gradients(const GroupContext& c, Group g, const at::Tensor& v_TR, const at::Tensor& x_TK) {
-    if (c.dropout == 0.0) {
-        ops::lora_da(c.ctx, {.v_TR = v_TR, .x_TK = x_TK, .slices = lora_slices(c, g), .label = label(Product::dA, g)});
-        return;
-    }
-    for (const weights::Slice& slice : c.layout[g].slices) {  // each projection's adapter saw its own x
-        if (!has_adapter(c, slice)) continue;
-        const weights::Parameter& a = *c.adapters->a(c.layer, slice.projection);
-        ops::gemm(c.ctx, {.a = v_TR.narrow(1, slice.r_begin, a.shape[0]),
-                          .b = dropped_input(c, slice, x_TK),
-                          .out = columns_of(c.parameters->gradient(a), slice.part),
-                          .transpose_a = true,
-                          .beta = 1.0,
-                          .label = label(Product::dA, g)});
-    }
-}
-
 const weights::Parameter* base_parameter(const GroupContext& c, const weights::Slice& slice, spec::TensorRole role) {
     return c.parameters->table().find(role, c.layer, slice.projection, weights::Parameter::Kind::base);
 }
@@ -93,17 +76,6 @@ void bias_gradients(const GroupContext& c, Group g, const at::Tensor& dy_TN) {
         if (const weights::Parameter* bias = base_parameter(c, slice, spec::TensorRole::bias))
             ops::column_sums(c.ctx, dy_TN.narrow(1, slice.n_begin, slice.n),
                              rows_of(c.parameters->gradient(*bias), slice.part));
-}
-
-void matrix_gradients(const GroupContext& c, Group g, const at::Tensor& dy_TN, const at::Tensor& x_TK) {
-    for (const weights::Slice& slice : c.layout[g].slices)
-        ops::gemm(c.ctx, {.a = dy_TN.narrow(1, slice.n_begin, slice.n),
-                          .b = x_TK,
-                          .out = part_of(c.parameters->gradient(*base_parameter(c, slice, spec::TensorRole::linear)),
-                                         slice.part),
-                          .transpose_a = true,
-                          .beta = 1.0,
-                          .label = label(Product::dW, g)});
 }
 
 /// dx += mask_p ∘ (v_p · A_p) for every projection: the adapters' share when each has its own mask.
@@ -148,25 +120,35 @@ void fill_adapter_columns(const GroupContext& c, Group g, const weights::Operand
     }
 }
 
+GroupContext own_rows(const GroupContext& c) {
+    GroupContext own = c;
+    own.row_T = c.tp.own(c.row_T);
+    own.offset_T = c.tp.own(c.offset_T);
+    return own;
+}
+
 bool scales_outputs(const GroupContext& c) {
     return c.layout.dora && c.adapters != nullptr;
 }
 
 void linear_forward(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
                     const ops::Fp8Matrix& codes, const Outputs& out) {
-    const bool scaled = scales_outputs(c), terms = is_cut_by_inputs(g);
-    const bool adds = !scaled && (!terms || c.tp.first());  // bias and residual are terms of one rank
-    const at::Tensor& product = scaled ? out.z_TN : out.y_TN;
+    const bool scaled = scales_outputs(c), summed = is_cut_by_inputs(g) && !c.tp.alone();
+    const at::Tensor& result = scaled ? out.z_TN : out.y_TN;
     weights::multiply_forward(c.ctx, w,
                               {.input = x_full,
                                .codes = codes,
                                .adapters = c.layout[g].r > 0 && c.adapters != nullptr,
-                               .out = product,
-                               .bias = adds,
-                               .residual = adds ? out.residual_TN : at::Tensor(),
+                               .out = summed ? out.terms_TN : result,
+                               .bias = !scaled && (!summed || c.tp.first()),  // among the terms it is one rank's
+                               .residual = !scaled && !summed ? out.residual_TN : at::Tensor(),
                                .label = label(Product::forward, g)});
-    if (terms) c.tp.sum(c.ctx, product, label(Product::forward, g));
-    if (scaled && !out.z_TN.is_same(out.y_TN)) ops::dora_forward(c.ctx, out.z_TN, w.scale, out.residual_TN, out.y_TN);
+    if (summed) c.tp.reduce_scatter(c.ctx, out.terms_TN, result, label(Product::forward, g));
+    if (scaled) {
+        if (!out.z_TN.is_same(out.y_TN)) ops::dora_forward(c.ctx, out.z_TN, w.scale, out.residual_TN, out.y_TN);
+    } else if (summed) {
+        result.add_(out.residual_TN);
+    }
 }
 
 std::vector<ops::MagnitudeGradient> magnitude_gradients(const GroupContext& c, Group g) {
@@ -204,13 +186,42 @@ void input_backward(const GroupContext& c, Group g, const weights::Operand& w, c
                                 .out = dx_TK,
                                 .label = label(Product::dx, g)});
     if (masked) add_masked_adapter_terms(c, g, w, v_TR, dx_TK);
-    if (!is_cut_by_inputs(g)) c.tp.sum(c.ctx, dx_TK, label(Product::dx, g));
+}
+
+void adapter_backward(const GroupContext& c, Group g, const at::Tensor& v_TR, const at::Tensor& x_TK) {
+    if (c.layout[g].r == 0 || c.adapters == nullptr) return;
+    if (c.dropout == 0.0) {
+        ops::lora_da(c.ctx, {.v_TR = v_TR, .x_TK = x_TK, .slices = lora_slices(c, g), .label = label(Product::dA, g)});
+        return;
+    }
+    for (const weights::Slice& slice : c.layout[g].slices) {  // each projection's adapter saw its own x
+        if (!has_adapter(c, slice)) continue;
+        const weights::Parameter& a = *c.adapters->a(c.layer, slice.projection);
+        ops::gemm(c.ctx, {.a = v_TR.narrow(1, slice.r_begin, a.shape[0]),
+                          .b = dropped_input(c, slice, x_TK),
+                          .out = columns_of(c.parameters->gradient(a), slice.part),
+                          .transpose_a = true,
+                          .beta = 1.0,
+                          .label = label(Product::dA, g)});
+    }
+}
+
+void matrix_backward(const GroupContext& c, Group g, const at::Tensor& dy_TN, const at::Tensor& x_TK) {
+    if (!c.trains_base) return;
+    for (const weights::Slice& slice : c.layout[g].slices)
+        ops::gemm(c.ctx, {.a = dy_TN.narrow(1, slice.n_begin, slice.n),
+                          .b = x_TK,
+                          .out = part_of(c.parameters->gradient(*base_parameter(c, slice, spec::TensorRole::linear)),
+                                         slice.part),
+                          .transpose_a = true,
+                          .beta = 1.0,
+                          .label = label(Product::dW, g)});
 }
 
 void weight_backward(const GroupContext& c, Group g, const at::Tensor& dy_full, const at::Tensor& x_TK) {
     const weights::GroupLayout& layout = c.layout[g];
-    if (layout.r > 0 && c.adapters != nullptr) adapter_a_gradients(c, g, dy_full.narrow(1, layout.n, layout.r), x_TK);
-    if (c.trains_base) matrix_gradients(c, g, dy_full.narrow(1, 0, layout.n), x_TK);
+    adapter_backward(c, g, dy_full.narrow(1, layout.n, layout.r), x_TK);
+    matrix_backward(c, g, dy_full.narrow(1, 0, layout.n), x_TK);
 }
 
 }  // namespace unsloth::model

@@ -44,22 +44,26 @@ std::vector<int32_t> places_of(const std::vector<int32_t>& index, int64_t tokens
 }  // namespace
 
 MicroBatch::MicroBatch(ops::Context& ctx, const spec::ModelSpec& spec, std::unique_ptr<Activations> activations,
-                       int lowest_layer, PassCounts& counts)
-    : ctx_(ctx), spec_(spec), activations_(std::move(activations)) {
+                       int lowest_layer, PassCounts& counts, int slices)
+    : ctx_(ctx), spec_(spec), activations_(std::move(activations)), slices_(slices) {
     if (const int64_t on_host = activations_->run().layers_on_host(); activations_->sizes().training && on_host > 0)
         offload_ = std::make_unique<Offload>(ctx, *activations_, static_cast<int>(on_host), lowest_layer, counts);
 }
 
 void MicroBatch::upload(const data::Batch& batch) {
     const ops::Region region(ctx_, "inputs");
-    tokens_ = batch.tokens();
+    tokens_ = (batch.tokens() + slices_ - 1) / slices_ * slices_;
     targets_ = batch.labels;
     segments_ = static_cast<int64_t>(batch.segments.size()) - 1;
     distinct_ids_ = 0;
     activations_->resize(tokens_);
     const TokenBuffers& tokens = activations_->tokens();
-    copy_values(batch.ids_T, tokens.ids_T);
-    copy_values(batch.positions_T, tokens.positions_T);
+    const auto with_added = [&](std::vector<int32_t> of_tokens) {
+        of_tokens.resize(static_cast<std::size_t>(tokens_), 0);
+        return of_tokens;
+    };
+    copy_values(with_added(batch.ids_T), tokens.ids_T);
+    copy_values(with_added(batch.positions_T), tokens.positions_T);
     copy_values(batch.target_index, tokens.target_index_n);
     copy_values(batch.target_ids, tokens.target_ids_n);
     copy_values(batch.segments, tokens.q_offsets);
@@ -131,7 +135,7 @@ void MicroBatch::make_rope_table(int64_t longest_position) {
 
 void MicroBatch::upload_rows(const data::Batch& batch) {
     const TokenBuffers& tokens = activations_->tokens();
-    copy_values(batch.row_T, tokens.row_T);
+    copy_values(batch.row_T, tokens.row_T);  // whatever is drawn for added tokens
     copy_values(batch.offset_T, tokens.offset_T);
     inputs_.row_T = tokens.row_T;
     inputs_.offset_T = tokens.offset_T;
@@ -144,6 +148,7 @@ void MicroBatch::upload_noise(const data::Batch& batch, double alpha) {
         magnitude.resize(static_cast<std::size_t>(batch.segments[s]),
                          static_cast<float>(alpha / std::sqrt(static_cast<double>(tokens * spec_.hidden_size))));
     }
+    magnitude.resize(static_cast<std::size_t>(tokens_), 0.0F);
     copy_values(magnitude, activations_->tokens().noise_T);
 }
 
@@ -161,13 +166,13 @@ void MicroBatch::upload_teacher(const std::vector<int32_t>& ids, const std::vect
     copy_values(logp, activations_->tokens().teacher_logp);
 }
 
-void MicroBatch::upload_token_order(const data::Batch& batch) {
-    UNSLOTH_CHECK(!batch.token_order.unique.empty(), "the loader was not asked for the token order");
+void MicroBatch::upload_token_order(const data::TokenOrder& order) {
+    UNSLOTH_CHECK(!order.unique.empty(), "the loader was not asked for the token order");
     const TokenBuffers& tokens = activations_->tokens();
-    copy_values(batch.token_order.order, tokens.order_T);
-    copy_values(batch.token_order.unique, tokens.unique_u);
-    copy_values(batch.token_order.starts, tokens.starts_u1);
-    distinct_ids_ = static_cast<int64_t>(batch.token_order.unique.size());
+    copy_values(order.order, tokens.order_t);
+    copy_values(order.unique, tokens.unique_u);
+    copy_values(order.starts, tokens.starts_u1);
+    distinct_ids_ = static_cast<int64_t>(order.unique.size());
 }
 
 void MicroBatch::continue_rows(const data::Batch& batch, const std::vector<int32_t>& slots_T, ops::PagedRows rows) {

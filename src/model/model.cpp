@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "model/row_range.h"
 #include "unsloth/core/error.h"
 #include "unsloth/model/outer_layers.h"
 #include "unsloth/ops/profiler.h"
@@ -19,8 +20,8 @@ Model::Model(ops::Context& ctx, ModelParts parts)
               .lowest_layer = network.lowest_trained_layer,
               .embedding_backward = network.trains_embedding};
     for (std::unique_ptr<Activations>& activations : parts_.activations)
-        micro_batches_.push_back(
-            std::make_unique<MicroBatch>(ctx_, network.spec, std::move(activations), route_.lowest_layer, counts_));
+        micro_batches_.push_back(std::make_unique<MicroBatch>(ctx_, network.spec, std::move(activations),
+                                                              route_.lowest_layer, counts_, network.tp.place().size));
     ctx_.workspace = micro_batches_.front()->activations().workspace();
 }
 
@@ -182,23 +183,36 @@ void Model::take_in(int index) {
     objective_->upload(batch, micro);
     if (network.lora_dropout > 0.0 || network.noise_alpha > 0.0) micro.upload_rows(batch);
     if (network.noise_alpha > 0.0) micro.upload_noise(batch, network.noise_alpha);
-    if (route_.embedding_backward) micro.upload_token_order(batch);
+    if (route_.embedding_backward)
+        micro.upload_token_order(network.tp.alone() ? batch.token_order : own_token_order(batch, micro));
+}
+
+/// Of the rank's slices of the tokens.
+data::TokenOrder Model::own_token_order(const data::Batch& batch, const MicroBatch& micro) const {
+    const spec::TensorRank& place = parts_.network.tp.place();
+    std::vector<int32_t> ids;
+    each_slice(parts_.network.tp, micro.activations().scratch(), [&](const RowRange& range) {
+        const int64_t each = range.rows / place.size, first = range.begin + place.rank * each;
+        for (int64_t t = first; t < first + each; ++t)  // what makes up for tokens that are missing has no gradient
+            ids.push_back(t < batch.tokens() ? batch.ids_T[static_cast<std::size_t>(t)] : 0);
+    });
+    return data::sort_tokens(ids);
 }
 
 /// What enters the layer above a border, from the rank below or to the one above; or its gradient, the other way, which
 /// takes the place of what it is the gradient of.
 void Model::cross_border(const Action& action) {
     const MicroBatch& micro = *micro_batches_[place_of(action.micro)];
-    const at::Tensor& x_TD = micro.activations().layer(action.layer).x_TD;
+    const at::Tensor& x_tD = micro.activations().layer(action.layer).x_tD;
     const bool backward = action.direction == Direction::backward;
-    const at::Tensor g_TD =
+    const at::Tensor g_tD =
         backward ? micro.activations().scratch().g_full.narrow(1, 0, spec().hidden_size) : at::Tensor();
     if (action.part == Action::Part::receive) {
-        borders_.receive(action.direction, x_TD, action.micro);
-        if (backward) ops::copy_2d(ctx_, x_TD, g_TD);
+        borders_.receive(action.direction, x_tD, action.micro);
+        if (backward) ops::copy_2d(ctx_, x_tD, g_tD);
     } else {
-        if (backward) ops::copy_2d(ctx_, g_TD, x_TD);
-        borders_.send(action.direction, x_TD, action.micro, static_cast<int>(place_of(action.micro)));
+        if (backward) ops::copy_2d(ctx_, g_tD, x_tD);
+        borders_.send(action.direction, x_tD, action.micro, static_cast<int>(place_of(action.micro)));
     }
 }
 
@@ -220,7 +234,7 @@ void Model::act(const Action& action, bool trains) {
         case Action::Part::embedding:
             if (forward) {
                 embed(ctx_, network, micro, trains && network.noise_alpha > 0.0);
-                if (on_module) on_module("model.embed_tokens", a.layer(0).x_TD);
+                if (on_module) on_module("model.embed_tokens", a.layer(0).x_tD);
             } else {
                 embedding_backward(ctx_, network, micro);
             }

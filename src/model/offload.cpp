@@ -16,7 +16,7 @@ void Offload::before_forward(int layer) {
 void Offload::after_forward(int layer) {
     if (!moves(layer)) return;
     if (const ops::Fp8Matrix& codes = activations_.moved(layer).input; codes.codes.defined())
-        ops::quantize_rows_fp8(ctx_, activations_.layer(layer).x_TD, codes);
+        ops::quantize_rows_fp8(ctx_, activations_.layer(layer).x_tD, codes);
     copies_.wait_for_compute();
     for (const MovedTensor& moved : activations_.moved(layer).tensors) copies_.copy(moved.device, moved.host);
     ++counts_.moved_out;
@@ -34,7 +34,7 @@ void Offload::before_backward(int layer) {
     if (!moves(layer)) return;
     copies_.compute_waits(layer);
     if (const ops::Fp8Matrix& codes = activations_.moved(layer).input; codes.codes.defined())
-        ops::dequantize_rows_fp8(ctx_, codes, activations_.layer(layer).x_TD);
+        ops::dequantize_rows_fp8(ctx_, codes, activations_.layer(layer).x_tD);
 }
 
 }  // namespace unsloth::model

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "model/row_range.h"
 #include "unsloth/ops/cross_entropy.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/norm.h"
@@ -18,21 +19,37 @@ at::Tensor head_matrix(const Network& network, const HeadBuffers& head) {
         .narrow(0, rows.begin, rows.size);
 }
 
+/// The last layer's output of all tokens.
+at::Tensor all_outputs(ops::Context& ctx, const Network& network, const Activations& a) {
+    const TensorParallel& tp = network.tp;
+    if (tp.alone()) return a.output_tD();
+    each_slice(tp, a.scratch(), [&](const RowRange& range) {
+        const at::Tensor rows_TD = range.of(a.head().x_TD);
+        ops::copy_2d(ctx, range.slice(tp).of(a.output_tD()), tp.own(rows_TD));
+        tp.gather(ctx, rows_TD, "the layers' output");
+    });
+    return a.head().x_TD;
+}
+
 }  // namespace
 
 void embed(ops::Context& ctx, const Network& network, const MicroBatch& micro, bool noise) {
     const Activations& a = micro.activations();
     const TokenBuffers& tokens = a.tokens();
-    weights::gather_rows(ctx, network.outer.embed_VD, tokens.ids_T, a.layer(0).x_TD);
-    if (noise) ops::add_noise(ctx, a.layer(0).x_TD, tokens.row_T, tokens.offset_T, tokens.noise_T);
+    const TensorParallel& tp = network.tp;
+    each_slice(tp, a.scratch(), [&](const RowRange& range) {
+        const at::Tensor x_tD = range.slice(tp).of(a.layer(0).x_tD);
+        const auto own = [&](const at::Tensor& of_tokens) { return tp.own(range.of(of_tokens)); };
+        weights::gather_rows(ctx, network.outer.embed_VD, own(tokens.ids_T), x_tD);
+        if (noise) ops::add_noise(ctx, x_tD, own(tokens.row_T), own(tokens.offset_T), own(tokens.noise_T));
+    });
 }
 
 void embedding_backward(ops::Context& ctx, const Network& network, const MicroBatch& micro) {
-    if (!network.tp.first()) return;  // it is the same on all ranks
     const TokenBuffers& tokens = micro.activations().tokens();
-    const at::Tensor g_TD = micro.activations().scratch().g_full.narrow(1, 0, network.spec.hidden_size);
+    const at::Tensor g_tD = micro.activations().scratch().g_full.narrow(1, 0, network.spec.hidden_size);
     const int64_t ids = micro.distinct_ids();
-    ops::embedding_backward(ctx, g_TD, tokens.order_T, tokens.unique_u.narrow(0, 0, ids),
+    ops::embedding_backward(ctx, g_tD, tokens.order_t, tokens.unique_u.narrow(0, 0, ids),
                             tokens.starts_u1.narrow(0, 0, ids + 1),
                             network.parameters->gradient(*network.trained(spec::TensorRole::embed_tokens)));
 }
@@ -43,7 +60,8 @@ void gather_head_rows(ops::Context& ctx, const Network& network, const MicroBatc
     const int64_t n = micro.targets();
     const ops::Site site = ctx.outcome ? ops::Site{static_cast<uint32_t>(2 * network.layers())} : ops::Site{};
     if (head.lm_head_VD.defined()) weights::expand(ctx, network.outer.lm_head_VD, head.lm_head_VD);
-    ops::gather_rows(ctx, a.output_TD(), a.tokens().target_index_n.narrow(0, 0, n), head.x_nD.narrow(0, 0, n));
+    ops::gather_rows(ctx, all_outputs(ctx, network, a), a.tokens().target_index_n.narrow(0, 0, n),
+                     head.x_nD.narrow(0, 0, n));
     ops::rms_norm_forward(ctx, head.x_nD.narrow(0, 0, n), network.outer.final_norm_D, network.spec.rms_norm_eps,
                           head.h_nD.narrow(0, 0, n), head.rstd_n.narrow(0, 0, n), site);
 }
@@ -126,14 +144,17 @@ void head_forward_backward(ops::Context& ctx, const Network& network, const Micr
     if (!weighs_first) objective.weigh(ctx, micro, site);
 
     const at::Tensor dx_nD = head.dx_nD.narrow(0, 0, n);
-    const at::Tensor g_TD = a.scratch().g_full.narrow(1, 0, network.spec.hidden_size);
+    const at::Tensor g_tD = a.scratch().g_full.narrow(1, 0, network.spec.hidden_size);
     ops::zero_2d(ctx, dx_nD);
     ops::rms_norm_backward(ctx, head.h_nD.narrow(0, 0, n), head.x_nD.narrow(0, 0, n), network.outer.final_norm_D,
                            head.rstd_n.narrow(0, 0, n), dx_nD,
                            norm ? network.parameters->gradient(*norm) : at::Tensor());
     const int64_t tokens = micro.tokens();
-    ops::sum_rows(ctx, dx_nD, a.tokens().target_places.narrow(0, 0, 2 * tokens).view({tokens, 2}), g_TD,
-                  objective.weighs() && !weighs_first ? head.weight_n.narrow(0, 0, n) : at::Tensor());
+    const at::Tensor places_T2 = a.tokens().target_places.narrow(0, 0, 2 * tokens).view({tokens, 2});
+    const at::Tensor weights = objective.weighs() && !weighs_first ? head.weight_n.narrow(0, 0, n) : at::Tensor();
+    each_slice(network.tp, a.scratch(), [&](const RowRange& range) {
+        ops::sum_rows(ctx, dx_nD, network.tp.own(range.of(places_T2)), range.slice(network.tp).of(g_tD), weights);
+    });
 }
 
 }  // namespace unsloth::model

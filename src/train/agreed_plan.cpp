@@ -76,9 +76,14 @@ void choose_together(const config::Config& config, model::ModelPlan& plan, int64
     if (group == nullptr) return;
     const std::string own = planner::run_plan_json(plan.request().run);
     const auto first_of_stage = static_cast<std::size_t>(group->size() / stage.size * stage.rank);
-    const std::string first = group->gather(own, "the comparison of plans")[first_of_stage];
-    if (first == own) return;
-    if (std::optional<spec::RunPlan> run = planner::parse_run_plan(first)) plan.set_run(*std::move(run));
+    const std::vector<std::string> all = group->gather(own, "the comparison of plans");
+    std::optional<spec::RunPlan> run = planner::parse_run_plan(all[first_of_stage]);
+    if (!run) return;
+    if (!plan.request().tp.alone())  // stages send slices of rows to each other: the same ones
+        for (const std::string& other : all)
+            if (const auto theirs = planner::parse_run_plan(other); theirs && theirs->row_tile > 0)
+                run->row_tile = run->row_tile > 0 ? std::min(run->row_tile, theirs->row_tile) : theirs->row_tile;
+    if (planner::run_plan_json(*run) != own) plan.set_run(*std::move(run));
 }
 
 }  // namespace unsloth::train

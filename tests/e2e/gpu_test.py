@@ -589,29 +589,71 @@ class TwoRanks(OnGpu):
         self.assertTrue((self.folder / "out" / ADAPTER).exists())
 
 
-@unittest.skipUnless(gpus(2), "needs two GPUs")
-class TwoStages(OnGpu):
+class SharedModel(OnGpu):
+    """Two GPUs that share a model, against one with the same micro-batches."""
+
     WORDS = ["--max_steps", "6", "--learning_rate", "0.0001", "--optim", "adamw_torch",
              "--per_device_train_batch_size", "1", "--gradient_accumulation_steps", "4"]  # fmt: skip
-    PIPELINE = ["--pp_size", "2"]
 
-    def check_as_alone(self, tolerance, *extra):
-        """The same micro-batches on one GPU, and through two stages in either order."""
+    def check_meshes(self, tolerance, meshes, *extra):
         self.succeed(*self.arguments("alone", *self.WORDS, *extra))
         alone = self.steps(self.folder / "alone")
-        for schedule in ("1f1b", "interleaved"):
-            with self.subTest(schedule):
-                words = [*self.WORDS, *self.PIPELINE, "--pipeline_schedule", schedule]
-                code, err = self.launch(2, *self.arguments(schedule, *words, *extra))
+        for name, mesh in meshes.items():
+            with self.subTest(name):
+                code, err = self.launch(2, *self.arguments(name, *self.WORDS, *mesh, *extra))
                 self.assertEqual(code, OK, err)
-                staged = self.steps(self.folder / schedule)
-                self.assertEqual(len(staged), 6)
-                for got, expected in zip(staged, alone):
+                together = self.steps(self.folder / name)
+                self.assertEqual(len(together), 6)
+                for got, expected in zip(together, alone):
                     self.assertEqual(got["tokens"], expected["tokens"])
                     self.assertAlmostEqual(got["loss"], expected["loss"], delta=tolerance * expected["loss"])
                     self.assertAlmostEqual(
                         got["grad_norm"], expected["grad_norm"], delta=20 * tolerance * expected["grad_norm"]
                     )
+
+
+@unittest.skipUnless(gpus(2), "needs two GPUs")
+class TwoSlices(SharedModel):
+    """Tensor parallel. Rows' lengths are such that many micro-batches have an odd number of tokens."""
+
+    def check_as_alone(self, tolerance, *extra):
+        self.check_meshes(tolerance, {"slices": ["--tp_size", "2"]}, *extra)
+
+    def test_adapters(self):
+        self.check_as_alone(
+            1e-5, "--dtype", "float32", "--lora.lora_dropout", "0.1", "--neftune_noise_alpha", "5",
+            "--modules_to_save", "embed_tokens,lm_head",
+        )  # fmt: skip
+
+    def test_half_precision(self):
+        self.check_as_alone(2e-3, "--dtype", "bfloat16")
+
+    def test_full_training_of_what_is_computed_again(self):
+        self.check_as_alone(1e-4, "--dtype", "float32", "--finetuning_type", "full", "--gradient_checkpointing", "full")
+
+    def test_offloaded_activations(self):
+        self.check_as_alone(1e-5, "--dtype", "float32", "--gradient_checkpointing", "mlp+offload")
+
+    def test_products_in_fp8(self):
+        self.check_as_alone(2e-2, "--dtype", "bfloat16", "--compute_dtype", "fp8")
+
+    def test_preferences(self):
+        pairs = [
+            {"prompt": ids(r, 3 + r % 4), "chosen": ids(r + 100, 4 + r % 5), "rejected": ids(r + 200, 5 + r % 3)}
+            for r in range(64)
+        ]
+        self.data = write_rows(self.folder / "pairs.jsonl", pairs)
+        self.check_as_alone(1e-4, "--dtype", "float32", "--objective", "dpo")
+
+
+@unittest.skipUnless(gpus(2), "needs two GPUs")
+class TwoStages(SharedModel):
+    PIPELINE = ["--pp_size", "2"]
+
+    def check_as_alone(self, tolerance, *extra):
+        """Through two stages in either order."""
+        schedules = {s: [*self.PIPELINE, "--pipeline_schedule", s] for s in ("1f1b", "interleaved")}
+        self.check_meshes(tolerance, schedules, *extra)
 
     def test_adapters(self):
         self.check_as_alone(1e-5, "--dtype", "float32", "--lora.lora_dropout", "0.1")

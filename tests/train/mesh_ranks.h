@@ -77,7 +77,7 @@ inline data::StepBatch step_batch(int64_t step, int micro_batches = 1, int rank 
 /// A rank's model and steps of so many micro-batches, all data-parallel ranks' together; `group` nullptr: one process.
 class Rank {
   public:
-    Rank(const config::LoadedConfig& loaded, comm::Group* group, int micro_batches = 1)
+    Rank(const config::LoadedConfig& loaded, comm::Group* group, int micro_batches = 1, int64_t row_tile = 0)
         : micro_batches_(micro_batches) {
         const config::DistributedOptions& distributed = loaded.config.distributed;
         if (group != nullptr)
@@ -90,6 +90,7 @@ class Rank {
         train::size_for(request.sizes,
                         data::slice_limits({.tokens = 40, .segments = 4, .longest = 17, .labels = 40}, context_));
         request.run.head_tile = 8;  // several chunks
+        request.run.row_tile = row_tile;
         if (const auto way = train::layer_plan_of(loaded.config.training.gradient_checkpointing))
             request.run.layers = {*way};
         if (mesh_ && mesh_->pp() != nullptr)
@@ -99,6 +100,8 @@ class Rank {
         ctx_ = train::make_context(loaded.config, plan);
         model_ = std::make_unique<model::Model>(*ctx_, plan.load(*ctx_));
         resident = plan.resident().total_bytes();
+        for (const memory::Entry& entry : plan.step().entries())
+            if (entry.name == "x 1" || entry.name == "mid 1") kept_stream += entry.bytes;
         stepper_ = std::make_unique<train::Stepper>(*ctx_, *model_,
                                                     train::StepSettings{.max_grad_norm = 1, .seed = 5, .group = group});
     }
@@ -127,7 +130,7 @@ class Rank {
         return model_->score(step.micro.front()).to(at::kDouble).sum().item<double>();
     }
 
-    int64_t resident = 0;
+    int64_t resident = 0, kept_stream = 0;
 
   private:
     int micro_batches_;
@@ -144,13 +147,16 @@ struct Result {
     Tensors gradients, values;                                ///< of the first step; after the last
     double score = 0;                                         ///< of all targets, before the first step
     int64_t resident = 0;
+    int64_t kept_stream = 0;  ///< bytes of the residual stream that the second layer keeps
 };
 
-inline Result train_rank(const config::LoadedConfig& loaded, comm::Group* group, int steps, int micro_batches = 1) {
-    Rank rank(loaded, group, micro_batches);
+inline Result train_rank(const config::LoadedConfig& loaded, comm::Group* group, int steps, int micro_batches = 1,
+                         int64_t row_tile = 0) {
+    Rank rank(loaded, group, micro_batches, row_tile);
     rank.fill_b();
     Result result;
     result.resident = rank.resident;
+    result.kept_stream = rank.kept_stream;
     result.score = rank.score();
     for (int64_t step = 1; step <= steps; ++step) {
         const train::StepResult taken = rank.step(step, 0.001);
@@ -165,10 +171,11 @@ inline Result train_rank(const config::LoadedConfig& loaded, comm::Group* group,
 }
 
 /// Of each rank.
-inline std::vector<Result> train_ranks(const config::LoadedConfig& loaded, int size, int steps, int micro_batches = 1) {
+inline std::vector<Result> train_ranks(const config::LoadedConfig& loaded, int size, int steps, int micro_batches = 1,
+                                       int64_t row_tile = 0) {
     std::vector<Result> results(static_cast<std::size_t>(size));
     comm::on_ranks(size, [&](comm::Group& group) {
-        results[static_cast<std::size_t>(group.rank())] = train_rank(loaded, &group, steps, micro_batches);
+        results[static_cast<std::size_t>(group.rank())] = train_rank(loaded, &group, steps, micro_batches, row_tile);
     });
     return results;
 }

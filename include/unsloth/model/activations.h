@@ -1,8 +1,9 @@
 // The activation, gradient and scratch buffers of a micro-batch, from the plan, cut to the number of tokens at hand.
 //
-// Legend: T tokens, D hidden, F intermediate, N q+k+v width, H heads, d head_dim, R a group's rank. Buffers that enter
-// a product with adapters carry R more columns ("_full"): [x | x·Aᵀ] or [dy | dy·sB]; their rows lie row_stride() of
-// that apart. What a layer's MLP makes and nobody keeps has a tile's rows (spec::RunPlan::row_tile).
+// Legend: T tokens, t of them whose residual stream this rank has (model/tensor_parallel.h; alone: all), D hidden, F
+// intermediate, N q+k+v width, H heads, d head_dim, R a group's rank. Buffers that enter a product with adapters carry
+// R more columns ("_full"): [x | x·Aᵀ] or [dy | dy·sB]; their rows lie row_stride() of that apart. What a layer's MLP
+// makes and nobody keeps has a tile's rows (spec::RunPlan::row_tile).
 #pragma once
 
 #include <deque>
@@ -23,29 +24,30 @@ using weights::Group;
 /// What a layer's forward leaves for its backward. What a layer does not keep (spec/keep.h) is one buffer that all
 /// layers share.
 struct LayerSaved {
-    at::Tensor x_TD;  ///< the layer's input: the residual stream before it. Of a layer of another rank it is there
+    at::Tensor x_tD;  ///< the layer's input: the residual stream before it. Of a layer of another rank it is there
                       ///< where this rank sends it
-    at::Tensor rstd1_T;
+    at::Tensor rstd1_t;
     at::Tensor u_qkv_TR;   ///< x·Aᵀ of the qkv group
     at::Tensor qk_raw_TN;  ///< q and k before their norm; undefined without qk_norm
     at::Tensor rstd_q_TH, rstd_k_TK;
     at::Tensor qkv_TN;  ///< after RoPE
     at::Tensor lse;     ///< opaque to all but attention
     at::Tensor o_full;  ///< [T, Nq + R]: attention's output and its x·Aᵀ
-    at::Tensor mid_TD;  ///< the residual stream after attention
-    at::Tensor rstd2_T;
+    at::Tensor mid_tD;  ///< the residual stream after attention
+    at::Tensor rstd2_t;
     at::Tensor u_gate_up_TR;
     at::Tensor gate_up_full;  ///< [T, 2F + R], or of a tile's rows; the backward pass turns it into its gradient
     at::Tensor u_down_TR;
-    at::Tensor z_qkv_TN, z_o_TD, z_down_TD;  ///< DoRA: products before their scale; gate and up are left unscaled above
+    at::Tensor z_qkv_TN, z_o_tD, z_down_tD;  ///< DoRA: products before their scale; gate and up are left unscaled above
 };
 
 /// Buffers that no layer keeps.
 struct Scratch {
     at::Tensor h_full;     ///< [T, max(D, Nq) + R]: norm outputs; in the backward pass dh and d(attention output)
     at::Tensor act_full;   ///< [tile, F + R]: SwiGLU's output, then its gradient
-    at::Tensor g_full;     ///< [T, D + R]: gradient of the residual stream
-    at::Tensor dz_full;    ///< [T, D + R]: the same of a product before DoRA's scale; undefined without
+    at::Tensor g_full;     ///< [t, D + R]: gradient of the residual stream
+    at::Tensor dz_full;    ///< [tile, D + R]: of a product that was added to it, before DoRA's scale, or on all ranks'
+                           ///< rows; undefined where that is g_full
     at::Tensor dqkv_full;  ///< [T, N + R]
     at::Tensor keys_KN, dkeys_KN;  ///< keys and values of all segments, and gradients; undefined where all are own
     at::Tensor all_keys;           ///< flat: those of all ranks of a row, or gradients; undefined where rows are whole
@@ -55,6 +57,7 @@ struct Scratch {
 
 /// The lm_head's buffers; n rows have a target.
 struct HeadBuffers {
+    at::Tensor x_TD;               ///< all ranks' rows of the last layer's output; undefined with one
     at::Tensor x_nD, h_nD, dx_nD;  ///< gathered residual rows, normalised (later dh), gradient
     at::Tensor rstd_n, loss_n;     ///< fp32
     at::Tensor weight_n;           ///< fp32, of the rows' gradients; undefined where they have none
@@ -72,7 +75,7 @@ struct TokenBuffers {
     at::Tensor noise_T;                              ///< fp32: its magnitude; undefined without noise
     at::Tensor target_index_n, target_ids_n;         ///< int32, of the most rows with a target
     at::Tensor target_places;                        ///< int32 [T 2]: where each token stands among them, or -1
-    at::Tensor order_T, unique_u, starts_u1;         ///< int32; for a trained embedding, the last two of the most ids
+    at::Tensor order_t, unique_u, starts_u1;         ///< int32; for a trained embedding, the last two of the most ids
     at::Tensor q_offsets;                            ///< int32, of the most segments + 1
     at::Tensor k_offsets, key_tokens, key_places;    ///< int32: as these two, of keys; undefined where all are own
     at::Tensor
@@ -132,7 +135,7 @@ struct ActivationTensors {
         : layers(static_cast<std::size_t>(num_layers)), moved(layers.size()), caches(layers.size()) {}
     std::vector<LayerSaved> layers;
     std::vector<MovedLayer> moved;
-    at::Tensor output_TD;  ///< the residual stream after the last layer
+    at::Tensor output_tD;  ///< the residual stream after the last layer
     Scratch scratch;
     HeadBuffers head;
     TokenBuffers tokens;
@@ -143,7 +146,8 @@ struct ActivationTensors {
 /// what is made again in the backward pass, are the same memory for all of them.
 class Activations {
   public:
-    /// Submits the buffers of all micro-batches in flight; `run` has one entry a layer.
+    /// Submits the buffers of all micro-batches in flight; `run` has one entry a layer. Where tensor-parallel ranks do
+    /// not divide the tokens, for as many more (MicroBatch::upload).
     static void plan(const spec::ModelSpec& spec, const weights::LayerLayout& layout, const ActivationSizes& sizes,
                      const spec::RunPlan& run, at::ScalarType dtype, at::Device device, memory::Plan& plan,
                      memory::Plan& host_plan);
@@ -154,16 +158,17 @@ class Activations {
     Activations(const Activations&) = delete;
     Activations& operator=(const Activations&) = delete;
 
-    /// Cuts every tensor with a row a token to `tokens` tokens (cheap when the number did not change).
+    /// Cuts every tensor with a row a token to `tokens` tokens, of the tensor-parallel ranks a multiple (cheap when the
+    /// number did not change).
     void resize(int64_t tokens);
     const LayerSaved& layer(int64_t index) const { return tensors_.layers.at(static_cast<std::size_t>(index)); }
     const MovedLayer& moved(int64_t layer) const { return tensors_.moved.at(static_cast<std::size_t>(layer)); }
     /// The residual stream after a layer: the next one's input.
     const at::Tensor& output_of(int64_t index) const {
         const bool last = index + 1 == static_cast<int64_t>(tensors_.layers.size());
-        return last ? tensors_.output_TD : layer(index + 1).x_TD;
+        return last ? tensors_.output_tD : layer(index + 1).x_tD;
     }
-    const at::Tensor& output_TD() const { return tensors_.output_TD; }
+    const at::Tensor& output_tD() const { return tensors_.output_tD; }
     const Scratch& scratch() const { return tensors_.scratch; }
     const HeadBuffers& head() const { return tensors_.head; }
     const TokenBuffers& tokens() const { return tensors_.tokens; }
@@ -181,6 +186,7 @@ class Activations {
     struct Cut {
         at::Tensor* tensor;
         at::Tensor whole;
+        int ranks;  ///< that have a slice each
     };
     std::vector<Cut> cuts_;  ///< the tensors with a row a token
     int64_t current_tokens_ = -1;

@@ -43,10 +43,10 @@ struct LayerContext {
     int layer() const { return group.layer; }
 };
 
-/// x_next_TD = the residual stream after the layer; `saved` (with saved.x_TD given) receives what the backward needs.
-/// With fewer `steps` only those run, from what `saved` already holds; without `down`, x_next_TD is not needed.
+/// x_next_tD = the residual stream after the layer; `saved` (with saved.x_tD given) receives what the backward needs.
+/// With fewer `steps` only those run, from what `saved` already holds; without `down`, x_next_tD is not needed.
 void layer_forward(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& saved,
-                   const at::Tensor& x_next_TD, spec::LayerSteps steps = {});
+                   const at::Tensor& x_next_tD, spec::LayerSteps steps = {});
 
 /// Turns the gradient in scratch.g_full (columns 0..D) from that of the layer's output into that of its input, and adds
 /// the layer's parameter gradients. What was not kept is computed again first. `input_gradient` false: nothing below is

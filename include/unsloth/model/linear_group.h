@@ -37,6 +37,9 @@ struct GroupContext {
 void fill_adapter_columns(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
                           const at::Tensor& u_TR);
 
+/// With the rows of this rank's slice of those at hand: what dropout's masks are drawn by.
+GroupContext own_rows(const GroupContext& c);
+
 /// Whether DoRA scales what products give (ops/dora.h).
 bool scales_outputs(const GroupContext& c);
 
@@ -45,10 +48,12 @@ struct Outputs {
     at::Tensor y_TN;
     at::Tensor residual_TN = {};
     at::Tensor z_TN = {};  ///< DoRA: where the outputs are kept before their scale; y itself: they are left there alone
+    at::Tensor terms_TN = {};  ///< contiguous; of a group that is cut by its inputs: a rank's terms, before their sum
 };
 
-/// x_full · [W | sB]ᵀ to `out`, of all tensor-parallel ranks where the group is cut by its inputs (y_TN is then
-/// contiguous). x_full [T, K+R] with its adapter columns filled; `codes` of x where w asks for them (Operand::codes).
+/// x_full · [W | sB]ᵀ to `out`. Where the group is cut by its inputs that is the sum over the tensor-parallel ranks,
+/// and y, z and the residual have the rows of this rank's slice (contiguous). x_full [T, K+R] with its adapter columns
+/// filled; `codes` of x where w asks for them (Operand::codes).
 void linear_forward(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
                     const ops::Fp8Matrix& codes, const Outputs& out);
 
@@ -58,12 +63,15 @@ std::vector<ops::MagnitudeGradient> magnitude_gradients(const GroupContext& c, G
 /// The backward in two halves, because a layer makes x again together with the step that follows dx.
 ///
 /// From dy (the first N columns of dy_full [T, N+R], whose last R become v = dy·sB): adds the gradients of B (and of a
-/// trained bias) to the flat buffer, and writes dx_TK (undefined: not needed), which may be any memory but dy's; of all
-/// tensor-parallel ranks where the group is cut by its outputs (dx_TK is then contiguous). `codes` of dy where w asks
-/// for them.
+/// trained bias) to the flat buffer, and writes dx_TK (undefined: not needed), which may be any memory but dy's: where
+/// the group is cut by its outputs, this rank's terms of it, as v's are. `codes` of dy where w asks for them.
 void input_backward(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& dy_full,
                     const ops::Fp8Matrix& codes, const at::Tensor& u_TR, const at::Tensor& dx_TK);
-/// Then, from the group's input x and dy_full as it was left: adds the gradients of A (and of a trained W).
+/// Then, from the group's input x and v: adds the gradients of A.
+void adapter_backward(const GroupContext& c, Group g, const at::Tensor& v_TR, const at::Tensor& x_TK);
+/// And from dy those of a trained W.
+void matrix_backward(const GroupContext& c, Group g, const at::Tensor& dy_TN, const at::Tensor& x_TK);
+/// Both, of dy_full as it was left.
 void weight_backward(const GroupContext& c, Group g, const at::Tensor& dy_full, const at::Tensor& x_TK);
 
 }  // namespace unsloth::model

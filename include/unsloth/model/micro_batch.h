@@ -12,19 +12,21 @@ namespace unsloth::model {
 
 class MicroBatch {
   public:
-    /// `spec` must live as long; `lowest_layer`: where backward passes end; `counts`: what is moved is counted there.
+    /// `spec` must live as long; `lowest_layer`: where backward passes end; `counts`: what is moved is counted there;
+    /// `slices`: how many equal ones the tokens have.
     MicroBatch(ops::Context& ctx, const spec::ModelSpec& spec, std::unique_ptr<Activations> activations,
-               int lowest_layer, PassCounts& counts);
+               int lowest_layer, PassCounts& counts, int slices = 1);
 
     /// Puts the batch's ids, targets and segments on the device, cuts the activations to its tokens and makes its RoPE
-    /// table. Nothing synchronises.
+    /// table. Tokens that are missing to a multiple of the slices are added behind the segments. Nothing synchronises.
     void upload(const data::Batch& batch);
     /// After upload(): rows and offsets that dropout's masks and noise are drawn from.
     void upload_rows(const data::Batch& batch);
     /// After upload(): of each token the noise's magnitude, alpha / sqrt(tokens of its segment x hidden size).
     void upload_noise(const data::Batch& batch, double alpha);
-    /// After upload(): the order in which the embeddings' gradient is summed. CheckError where the batch has none.
-    void upload_token_order(const data::Batch& batch);
+    /// After upload(): the order in which the embeddings' gradient is summed, of the slice's tokens. CheckError where
+    /// it is empty.
+    void upload_token_order(const data::TokenOrder& order);
     /// After upload(): what an objective compares sequences by (target_starts_S1, answers_S, reference_S, desirable_P
     /// of the token buffers): a number a segment, and a verdict a row (may be empty).
     void upload_sequences(const data::Batch& batch, const std::vector<float>& reference,
@@ -34,7 +36,7 @@ class MicroBatch {
     /// After upload() of rows of which the first go on from keys in the cache: `slots_T` is where each token's are put.
     void continue_rows(const data::Batch& batch, const std::vector<int32_t>& slots_T, ops::PagedRows rows);
 
-    int64_t tokens() const { return tokens_; }
+    int64_t tokens() const { return tokens_; }    ///< added ones among them
     int64_t targets() const { return targets_; }  ///< rows with one
     int64_t segments() const { return segments_; }
     int64_t distinct_ids() const { return distinct_ids_; }  ///< with a token order
@@ -52,6 +54,7 @@ class MicroBatch {
     const spec::ModelSpec& spec_;
     std::unique_ptr<Activations> activations_;
     std::unique_ptr<Offload> offload_;
+    int slices_;
     TokenInputs inputs_;
     int64_t tokens_ = 0, targets_ = 0, segments_ = 0, distinct_ids_ = 0;
     double rope_scaling_ = 1.0;

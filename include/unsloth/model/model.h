@@ -112,6 +112,7 @@ class Model {
     void act(const Action& action, bool trains);
     const data::Batch& require_slice(const data::Batch& batch) const;
     void take_in(int micro);
+    data::TokenOrder own_token_order(const data::Batch& batch, const MicroBatch& micro) const;
     void cross_border(const Action& action);
     std::size_t place_of(int micro) const { return static_cast<std::size_t>(micro) % micro_batches_.size(); }
     void choose_recording(const Itinerary& actions, std::size_t first, std::size_t end, Walk purpose);

@@ -1,10 +1,13 @@
 // The ranks that compute a model's layers together, each with its slices of the matrices (spec/slice.h).
 //
-// Activations, their gradients, and the scratch beside them are the same on all of them, bit for bit, but between a
-// product that is cut by outputs and the next one that is cut by inputs. A rank's gradients of trained parameters are
-// its terms of them: the flat buffer has every rank's whole, and what others compute of it is 0 there, so that one sum
-// over all ranks (with those of data parallel) makes them whole. What comes out alike on all of them (norms of the
-// residual stream, biases behind a sum, embeddings) is the first one's to add.
+// What lies between the products is cut by rows (sequence parallel: Korthikanti et al., arXiv 2205.05198): of each tile
+// of a micro-batch's tokens (model/row_range.h) a rank has an equal slice of the residual stream, its gradient, and the
+// norms. A product that is cut by outputs reads all rows, from an all-gather; of one that is cut by inputs the ranks'
+// terms are summed onto the rows' ranks, by a reduce-scatter; on the way back each stands where the other did.
+//
+// A rank's gradients of trained parameters are its terms of them: the flat buffer has every rank's whole, and what
+// others compute of it is 0 there, so that one sum over all ranks (with those of data parallel) makes them whole. What
+// comes out alike on all of them (biases behind a sum, the final norm) is the first one's to add.
 #pragma once
 
 #include "unsloth/comm/communicator.h"
@@ -25,11 +28,16 @@ class TensorParallel {
     bool alone() const { return place_.alone(); }
     bool first() const { return place_.first(); }
 
-    /// Contiguous, fp32 or bf16: becomes the sum over the ranks. Nothing where there is one, or where `terms` is
-    /// undefined.
+    /// This rank's slice of all ranks' rows, whose number is a multiple of the ranks'; undefined of what is undefined.
+    at::Tensor own(const at::Tensor& rows) const;
+
+    /// Contiguous, fp32 or bf16: becomes the sum over the ranks. Nothing where there is one.
     void sum(ops::Context& ctx, const at::Tensor& terms, const char* what) const;
-    /// all_S[s] becomes the rank s's, from this one's at its place.
-    void gather(ops::Context& ctx, const at::Tensor& all_S, const char* what) const;
+    /// Contiguous: the rows become all ranks', each one's own slice from it. Nothing where there is one.
+    void gather(ops::Context& ctx, const at::Tensor& rows, const char* what) const;
+    /// Contiguous, fp32 or bf16: `own` becomes this rank's slice of the sum over the ranks of `terms`; it may be that
+    /// slice of them. Among several ranks alone.
+    void reduce_scatter(ops::Context& ctx, const at::Tensor& terms, const at::Tensor& own, const char* what) const;
 
   private:
     spec::TensorRank place_;

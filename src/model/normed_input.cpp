@@ -1,0 +1,79 @@
+#include "model/normed_input.h"
+
+#include "model/layer_parts.h"
+#include "unsloth/ops/norm.h"
+#include "unsloth/ops/rows.h"
+
+namespace unsloth::model {
+namespace {
+
+/// The rows at hand, and this rank's slice of them.
+struct Rows {
+    at::Tensor full, h_TD, u_TR;
+    at::Tensor own_full, own_h_tD, own_u_tR;
+};
+Rows rows_at_hand(const LayerContext& c, Group g) {
+    const int64_t hidden = c.spec.hidden_size, r = c.group.layout[g].r;
+    const at::Tensor full = c.scratch.h_full, own = c.group.tp.own(full);
+    return {full,
+            full.narrow(1, 0, hidden),
+            full.narrow(1, hidden, r),
+            own.narrow(1, 0, hidden + r),
+            own.narrow(1, 0, hidden),
+            own.narrow(1, hidden, r)};
+}
+
+bool adapted(const LayerContext& c, Group g) {
+    return c.group.layout[g].r > 0 && c.group.adapters != nullptr;
+}
+
+}  // namespace
+
+NormedInput input_norm(const weights::LayerWeights& w, const LayerSaved& a) {
+    return {Group::qkv, 0,         spec::TensorRole::input_norm, "input_layernorm", a.x_tD, w.input_norm_D,
+            a.rstd1_t,  a.u_qkv_TR};
+}
+NormedInput post_norm(const weights::LayerWeights& w, const LayerSaved& a) {
+    return {
+        Group::gate_up, 1, spec::TensorRole::post_norm, "post_attention_layernorm", a.mid_tD, w.post_norm_D, a.rstd2_t,
+        a.u_gate_up_TR};
+}
+
+void make_input(const LayerContext& c, const NormedInput& in, const weights::Operand& w, const ops::Fp8Matrix& codes) {
+    ops::Context& ctx = c.group.ctx;
+    const TensorParallel& tp = c.group.tp;
+    const Rows rows = rows_at_hand(c, in.group);
+    ops::rms_norm_forward(ctx, in.x_tD, in.weight_D, c.spec.rms_norm_eps, rows.own_h_tD, in.rstd_t,
+                          forward_site(c, in.norm), tp.alone() ? codes : ops::Fp8Matrix{});
+    fill_adapter_columns(own_rows(c.group), in.group, w, rows.own_full, tp.alone() ? in.u_TR : at::Tensor());
+    tp.gather(ctx, rows.full, in.name);
+    if (!tp.alone() && adapted(c, in.group) && in.u_TR.defined()) ops::copy_2d(ctx, rows.u_TR, in.u_TR);
+    observe(c, in.name, rows.h_TD);
+}
+
+void input_norm_backward(const LayerContext& c, const NormedInput& in, const at::Tensor& dy_full, bool input_gradient) {
+    ops::Context& ctx = c.group.ctx;
+    const TensorParallel& tp = c.group.tp;
+    const weights::GroupLayout& layout = c.group.layout[in.group];
+    const Rows rows = rows_at_hand(c, in.group);
+    at::Tensor v_tR = dy_full.narrow(1, layout.n, layout.r);
+    if (!tp.alone() && (input_gradient || adapted(c, in.group))) {
+        // v's terms beside those of dx: dA is then a product of each rank's own rows.
+        if (adapted(c, in.group)) ops::copy_2d(ctx, v_tR, rows.u_TR);
+        tp.reduce_scatter(ctx, rows.full, tp.own(rows.full), in.name);
+        v_tR = rows.own_u_tR;
+    }
+    if (input_gradient) {
+        const at::Tensor g_tD = c.scratch.g_full.narrow(1, 0, c.spec.hidden_size);
+        ops::rms_norm_backward(ctx, rows.own_h_tD, in.x_tD, in.weight_D, in.rstd_t, g_tD, norm_gradient(c, in.role),
+                               backward_site(c, in.norm), /*y_TD=*/rows.own_h_tD);
+    } else {
+        ops::rms_norm_forward(ctx, in.x_tD, in.weight_D, c.spec.rms_norm_eps, rows.own_h_tD, in.rstd_t);
+    }
+    adapter_backward(own_rows(c.group), in.group, v_tR, rows.own_h_tD);
+    if (!c.group.trains_base) return;
+    tp.gather(ctx, rows.full, in.name);
+    matrix_backward(c.group, in.group, dy_full.narrow(1, 0, layout.n), rows.h_TD);
+}
+
+}  // namespace unsloth::model

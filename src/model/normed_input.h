@@ -1,0 +1,30 @@
+// What the products that are cut by outputs read: a norm of the residual stream, with the adapters' columns beside it.
+// Each tensor-parallel rank makes the rows of its slice of a range (model/row_range.h).
+#pragma once
+
+#include "unsloth/model/decoder_layer.h"
+
+namespace unsloth::model {
+
+struct NormedInput {
+    Group group;
+    int norm;  ///< of the layer: 0 or 1
+    spec::TensorRole role;
+    const char* name;  ///< as an observer knows it
+    at::Tensor x_tD;   ///< the residual stream
+    at::Tensor weight_D, rstd_t;
+    at::Tensor u_TR;  ///< a copy of the adapters' columns; may be undefined
+};
+NormedInput input_norm(const weights::LayerWeights& w, const LayerSaved& a);
+NormedInput post_norm(const weights::LayerWeights& w, const LayerSaved& a);
+
+/// scratch.h_full [T, D+R] = the norm of all ranks' rows at hand and the adapters' columns. `codes` of it where w asks
+/// for them: made where there is one rank; of several they are the caller's to make, of all rows that a product reads.
+void make_input(const LayerContext& c, const NormedInput& in, const weights::Operand& w, const ops::Fp8Matrix& codes);
+
+/// After input_backward(), which left this rank's terms of the input's gradient in scratch.h_full, and of v in dy_full:
+/// onto the gradient of the residual stream, and those of the norm's weight, A and a trained W. `input_gradient` false:
+/// the first of these is not needed, and scratch.h_full has nothing.
+void input_norm_backward(const LayerContext& c, const NormedInput& in, const at::Tensor& dy_full, bool input_gradient);
+
+}  // namespace unsloth::model
