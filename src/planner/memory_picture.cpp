@@ -11,8 +11,8 @@ namespace {
 
 constexpr double gib = 1024.0 * 1024 * 1024;
 constexpr double left = 60, top = 44, wide = 620, tall = 300, legend = left + wide + 24, width = 960, height = 400;
-const char* const colours[] = {"#4e79a7", "#f28e2b", "#76b7b2", "#e15759", "#59a14f",
-                               "#edc948", "#b07aa1", "#9c755f", "#bab0ac"};
+const char* const colours[most_bands] = {"#4e79a7", "#f28e2b", "#76b7b2", "#e15759", "#59a14f",
+                                         "#edc948", "#b07aa1", "#9c755f", "#bab0ac"};
 
 std::string number(double value, int digits = 1) {
     char text[48];
@@ -93,6 +93,7 @@ int64_t MemoryOverTime::most() const {
 
 std::string memory_svg(const MemoryOverTime& memory, const std::string& title) {
     UNSLOTH_CHECK(!memory.ms.empty() && memory.ms.size() == memory.phases.size(), "no stretch of time");
+    UNSLOTH_CHECK(memory.bands.size() <= most_bands, memory.bands.size(), " bands for ", most_bands, " colours");
     const double highest = 1.05 * static_cast<double>(std::max(memory.planned, memory.most()));
     const Frame frame{std::accumulate(memory.ms.begin(), memory.ms.end(), 0.0), highest};
     std::string svg = cat("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", number(width, 0), " ",
@@ -109,7 +110,7 @@ std::string memory_svg(const MemoryOverTime& memory, const std::string& title) {
         const MemoryBand& band = memory.bands[b];
         std::vector<int64_t> high = low;
         for (std::size_t i = 0; i < high.size(); ++i) high[i] += band.bytes[i];
-        const char* const colour = colours[b % std::size(colours)];
+        const char* const colour = colours[b];
         svg += area(frame, memory, low, high, colour);
         const double y = top + tall - 18.0 * static_cast<double>(b);
         svg += cat("<rect x=\"", number(legend), "\" y=\"", number(y - 10), "\" width=\"12\" height=\"12\" fill=\"",

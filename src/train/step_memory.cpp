@@ -75,11 +75,20 @@ planner::MemoryOverTime memory_over_time(const model::ModelPlan& plan, const pla
     };
     add(plan.resident());
     add(plan.step());
+    // The largest groups are bands of their own, as long as there are colours.
+    const auto most = [&](const std::string& group) {
+        return *std::max_element(groups[group].begin(), groups[group].end());
+    };
+    std::vector<std::string> largest = order;
+    std::stable_sort(largest.begin(), largest.end(), [&](const auto& a, const auto& b) { return most(a) > most(b); });
+    largest.resize(std::min(largest.size(), planner::most_bands - 1));
+    std::erase_if(largest, [&](const std::string& group) {
+        return static_cast<double>(most(group)) < worth_a_band * static_cast<double>(memory.planned);
+    });
     planner::MemoryBand rest{"the rest", std::vector<int64_t>(stretches.size(), 0)};
     for (const std::string& group : order) {
         const std::vector<int64_t>& bytes = groups[group];
-        if (static_cast<double>(*std::max_element(bytes.begin(), bytes.end())) >=
-            worth_a_band * static_cast<double>(memory.planned)) {
+        if (std::find(largest.begin(), largest.end(), group) != largest.end()) {
             memory.bands.push_back({group, bytes});
             continue;
         }

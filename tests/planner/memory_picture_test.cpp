@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+
+#include "unsloth/core/error.h"
+
 namespace unsloth::planner {
 namespace {
 
@@ -21,6 +25,18 @@ TEST(MemoryPicture, StacksBandsOverTime) {
         << svg;
     EXPECT_TRUE(has("<polygon fill=\"#f28e2b\" points=\"60.0,201.1 215.0,201.1 215.0,129.7 680.0,129.7 680.0,201.1 "))
         << svg;
+}
+
+TEST(MemoryPicture, EveryBandHasAColourOfItsOwn) {
+    MemoryOverTime memory{{10}, {"forward"}, {}, 10 * gib};
+    for (std::size_t i = 0; i < most_bands; ++i) memory.bands.push_back({cat("band ", i), {gib}});
+    const std::string svg = memory_svg(memory, "many");
+    std::set<std::string> colours;
+    for (std::size_t at = 0; (at = svg.find("<polygon fill=", at)) != std::string::npos; ++at)
+        colours.insert(svg.substr(at + 15, 7));
+    EXPECT_EQ(colours.size(), most_bands);
+    memory.bands.push_back({"one more", {gib}});  // had the first one's colour
+    EXPECT_THROW(memory_svg(memory, "too many"), CheckError);
 }
 
 }  // namespace
