@@ -1,4 +1,5 @@
-// Many requests at once against one sequence after the other, and what `score` says of the same ids.
+// Many requests at once against the answers that transformers gave to each alone, and what `score` says of the same
+// ids.
 #include "unsloth/generate/decoder.h"
 #include "unsloth/ops/device.h"
 
@@ -57,44 +58,48 @@ class DecoderTest : public ::testing::TestWithParam<std::tuple<std::string, std:
 };
 
 /// Requests join at random while others are under way; answers of 1 to `new_tokens` tokens end at different times.
-std::vector<Answer> answer_as_they_come(generate::Decoder& decoder, const std::vector<Row>& of) {
+std::vector<Answer> answer_as_they_come(generate::Decoder& decoder, const std::vector<Request>& requests) {
     std::mt19937 random(3);
-    std::vector<Answer> answers(of.size());
+    std::vector<Answer> answers(requests.size());
     std::size_t added = 0;
     const auto end = [&](int64_t i, const Answer& answer) { answers[static_cast<std::size_t>(i)] = answer; };
-    for (bool more = true; more || added < of.size();) {
-        for (uint32_t some = random() % 9; some > 0 && added < of.size(); --some, ++added)
-            decoder.add({.prompt = of[added], .max_new_tokens = 1 + static_cast<int64_t>(added % new_tokens)});
+    for (bool more = true; more || added < requests.size();) {
+        for (uint32_t some = random() % 9; some > 0 && added < requests.size(); --some, ++added)
+            decoder.add(requests[added]);
         more = decoder.step({}, end);
     }
     return answers;
 }
 
-TEST_P(DecoderTest, GreedyAnswersDoNotDependOnWhatIsDecodedBeside) {
-    const std::vector<Row> asked = prompts(name, 64);
-    std::vector<Row> expected;
-    {
-        const LoadedModel one = load(name, device, 1, 64);
-        for (std::size_t i = 0; i < asked.size(); ++i) {
-            Continued sequence(*one.model);
-            Row next = asked[i], made;
-            while (made.size() < 1 + i % new_tokens) {
-                made.push_back(sequence.next(next));
-                next = {made.back()};
-            }
-            expected.push_back(made);
+/// What transformers answered to prompts of 1 to 36 tokens, each alone (tests/golden/forward/make_greedy.py).
+struct GreedyAnswers {
+    std::vector<Request> requests;
+    std::vector<Row> ids;
+
+    explicit GreedyAnswers(const std::string& name) {
+        const auto row = read_json(golden("forward/" + name + ".json"))["input_ids"][1].get<Row>();
+        for (const auto& entry : read_json(golden("forward/greedy.json")).at(name)) {
+            const auto begin = row.begin() + entry[0].get<std::ptrdiff_t>();
+            ids.push_back(entry[2].get<Row>());
+            requests.push_back({.prompt = Row(begin, begin + entry[1].get<std::ptrdiff_t>()),
+                                .max_new_tokens = static_cast<int64_t>(ids.back().size())});
         }
     }
+};
+
+TEST_P(DecoderTest, GreedyAnswersAreThoseOfTransformers) {
+    const GreedyAnswers expected(name);
+    ASSERT_EQ(expected.ids.size(), 64U);
     std::set<int32_t> distinct;
-    for (const Row& made : expected) distinct.insert(made.begin(), made.end());
-    EXPECT_GT(distinct.size(), 10U) << "constant continuations prove little";
+    for (const Row& ids : expected.ids) distinct.insert(ids.begin(), ids.end());
+    EXPECT_GT(distinct.size(), 10U) << "constant answers prove little";
     for (const int64_t rows : {1, 7, 64}) {
         // The cache is short: some are put off, and computed anew.
         const LoadedModel model = load(name, device, rows, std::max<int64_t>(64, rows * 24), 32);
         generate::Decoder decoder(*model.ctx, *model.model);
-        const std::vector<Answer> answers = answer_as_they_come(decoder, asked);
-        for (std::size_t i = 0; i < asked.size(); ++i)
-            EXPECT_EQ(answers[i].ids, expected[i]) << "prompt " << i << " of " << rows << " rows";
+        const std::vector<Answer> answers = answer_as_they_come(decoder, expected.requests);
+        for (std::size_t i = 0; i < answers.size(); ++i)
+            EXPECT_EQ(answers[i].ids, expected.ids[i]) << "prompt " << i << " of " << rows << " rows";
         EXPECT_EQ(decoder.scheduler().pool().free(), decoder.scheduler().pool().pages());
     }
 }
