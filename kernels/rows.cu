@@ -90,6 +90,30 @@ void run_sum(const SumRows& p, cudaStream_t stream) {
     map_rows<N>(operation, p.rows, p.columns, stream);
 }
 
+template <class T, int N>
+struct ZeroOperation {
+    T* x;
+    int64_t stride;
+    const int32_t* row_owner;
+    const int32_t* column_owner;
+
+    using State = Pack<T, N>;
+    __device__ State load(uint32_t row, int64_t column) const { return load_pack<N>(x + row * stride + column); }
+    __device__ void store(uint32_t row, int64_t column, const State& in) const {
+        Pack<T, N> result = in;
+#pragma unroll
+        for (int k = 0; k < N; ++k)
+            if (column_owner[column + k] != row_owner[row]) result.v[k] = from_float<T>(0.f);
+        store_pack(x + row * stride + column, result);
+    }
+};
+
+template <class T, int N>
+void run_zero(const ZeroOthers& p, cudaStream_t stream) {
+    map_rows<N>(ZeroOperation<T, N>{static_cast<T*>(p.x.data), p.x.stride, p.row_owner, p.column_owner}, p.rows,
+                p.columns, stream);
+}
+
 constexpr int embedding_lanes = 32;
 constexpr int embedding_runs = 8;
 
@@ -262,6 +286,15 @@ void zero_rows(const Matrix& out, int64_t rows, int64_t columns, spec::DType typ
     } else {
         UNSLOTH_CUDA_CHECK(cudaMemset2DAsync(out.data, pitch, 0, width, static_cast<std::size_t>(rows), stream));
     }
+}
+
+void zero_others(const ZeroOthers& p, cudaStream_t stream) {
+    dispatch_floating(p.type, [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        constexpr int width = vector_width<T>;
+        const bool vector = p.columns % width == 0 && aligned_16(p.x.data, {p.x.stride}, p.type);
+        vector ? run_zero<T, width>(p, stream) : run_zero<T, 1>(p, stream);
+    });
 }
 
 void embedding_backward(const EmbeddingBackward& p, cudaStream_t stream) {

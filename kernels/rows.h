@@ -1,5 +1,5 @@
-// Launchers that move rows: gather, scatter, strided copies, embedding gradient, column sums, dropout, noise; see
-// include/unsloth/ops/rows.h.
+// Launchers that move rows: gather, scatter, strided copies, zeros, embedding gradient, column sums, dropout, noise;
+// see include/unsloth/ops/rows.h.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -38,6 +38,17 @@ struct SumRows {
 void sum_rows(const SumRows& params, cudaStream_t stream);
 
 void zero_rows(const Matrix& out, int64_t rows, int64_t columns, spec::DType type, cudaStream_t stream);
+
+/// x[t][c] = 0 where row_owner[t] and column_owner[c] differ.
+struct ZeroOthers {
+    int64_t rows = 0;
+    int64_t columns = 0;
+    spec::DType type = spec::DType::bf16;
+    Matrix x;
+    const int32_t* row_owner = nullptr;     ///< [rows]
+    const int32_t* column_owner = nullptr;  ///< [columns]
+};
+void zero_others(const ZeroOthers& params, cudaStream_t stream);
 
 /// dtable[unique[u]] += sum of dy[order[i]] for i in starts[u] .. starts[u + 1].
 struct EmbeddingBackward {

@@ -101,8 +101,12 @@ struct Measured {
     nlohmann::ordered_json regions;  ///< of a pass behind these, see PassProfile; a region without those within it
 };
 
-generate::Request request_of(const model::Model& model, std::mt19937& random, int64_t prompt, int64_t answer) {
+/// `row`: rows have the adapters in turn, where there are several.
+generate::Request request_of(const model::Model& model, std::mt19937& random, int64_t row, int64_t prompt,
+                             int64_t answer) {
     generate::Request request{.prompt = {}, .max_new_tokens = answer};
+    if (const int64_t adapters = model.sizes().adapters; adapters > 0)
+        request.adapter = static_cast<int32_t>(row % adapters);
     for (int64_t t = 0; t < prompt; ++t)
         request.prompt.push_back(static_cast<int32_t>(random() % static_cast<uint64_t>(model.spec().vocab_size)));
     return request;
@@ -115,7 +119,7 @@ Measured measure(ops::Context& ctx, model::Model& model, int64_t rows, int64_t p
     generate::Decoder decoder(ctx, model, options);
     std::mt19937 random(seed);
     for (int64_t row = 0; row < rows; ++row) {  // requests are numbered from 0
-        decoder.add(request_of(model, random, prompt, answer));
+        decoder.add(request_of(model, random, row, prompt, answer));
     }
     int64_t begun = 0, ended = 0;
     std::vector<bool> has_token(static_cast<std::size_t>(rows));
@@ -156,7 +160,7 @@ Delay delay_by_prompt(ops::Context& ctx, model::Model& model, int64_t rows, int6
     constexpr int alone = 24;
     generate::Decoder decoder(ctx, model, {.rows = rows + 1});
     std::mt19937 random(5);
-    for (int64_t row = 0; row < rows; ++row) decoder.add(request_of(model, random, prompt, answer));
+    for (int64_t row = 0; row < rows; ++row) decoder.add(request_of(model, random, row, prompt, answer));
     int64_t begun = 0;
     std::vector<bool> has_token(static_cast<std::size_t>(rows + 1));
     const auto see = [&](int64_t number, int32_t) {
@@ -174,15 +178,15 @@ Delay delay_by_prompt(ops::Context& ctx, model::Model& model, int64_t rows, int6
     std::vector<double> ms;
     for (int pass = 0; pass < alone; ++pass) ms.push_back(timed());
     Delay delay{.median_ms = median(ms)};
-    decoder.add(request_of(model, random, prompt + answer - 1, 1));
+    decoder.add(request_of(model, random, rows, prompt + answer - 1, 1));
     while (begun <= rows) delay.longest_ms = std::max(delay.longest_ms, timed());
     return delay;
 }
 
 }  // namespace
 
-void bench_generate(const config::LoadedConfig& loaded, const config::BenchRequest& request) {
-    if (!request.adapters.folders.empty()) throw usage_error("--adapter: adapters by row are not there yet");
+void bench_generate(const config::LoadedConfig& given, const config::BenchRequest& request) {
+    const config::LoadedConfig loaded = train::with_base(given, request.adapters);
     const std::vector<int64_t> all_rows =
         request.batch > 0 ? std::vector<int64_t>{request.batch} : std::vector<int64_t>{1, 64, 256};
     const int64_t most = *std::max_element(all_rows.begin(), all_rows.end());
@@ -192,7 +196,7 @@ void bench_generate(const config::LoadedConfig& loaded, const config::BenchReque
     cache.shrinks = false;                                         // what is asked is measured, or refused
     const train::LoadedModel benched =
         train::load_for_inference(loaded, opened, std::max<int64_t>(std::min<int64_t>(2048, most * prompt), most + 1),
-                                  most + 1, most + 1, /*fewest_tokens=*/1, cache);
+                                  most + 1, most + 1, /*fewest_tokens=*/1, cache, request.adapters);
     ops::Context& ctx = *benched.ctx;
     model::Model& model = *benched.model;
     const double rate = copy_rate(ctx);
@@ -211,6 +215,7 @@ void bench_generate(const config::LoadedConfig& loaded, const config::BenchReque
             {"device", memory::describe_device(ctx.device())},
             {"model", loaded.config.model.path},
             {"rows", rows},
+            {"adapters", model.sizes().adapters},
             {"prompt_tokens", prompt},
             {"new_tokens", answer},
             {"prompt_tokens_per_second", static_cast<double>(rows * prompt) / m.prompts},

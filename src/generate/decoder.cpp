@@ -47,7 +47,7 @@ std::vector<Part> padded(std::vector<Part> parts, int64_t most) {
 }
 
 /// `choosing`: so many parts, the first that choose, are asked for logits.
-model::CachedPass pass_of(const std::vector<Part>& parts, std::size_t choosing, int64_t context) {
+model::CachedPass pass_of(const std::vector<Part>& parts, std::size_t choosing, int64_t context, bool names_adapters) {
     model::CachedPass pass;
     data::Batch& batch = pass.batch;
     ops::PagedRows& rows = pass.rows;
@@ -60,6 +60,7 @@ model::CachedPass pass_of(const std::vector<Part>& parts, std::size_t choosing, 
             batch.ids_T.push_back(part.ahead ? 0 : s.ids[static_cast<std::size_t>(t)]);
             batch.positions_T.push_back(static_cast<int32_t>(t));
             pass.slots_T.push_back(slot(s, t));
+            if (names_adapters) pass.adapter_T.push_back(s.request.adapter);
         }
         batch.segments.push_back(static_cast<int32_t>(batch.ids_T.size()));
         batch.longest = std::max(batch.longest, static_cast<int32_t>(part.count));
@@ -96,6 +97,8 @@ int64_t Decoder::add(Request request) {
         throw usage_error(cat("with dynamic RoPE a prompt of ", request.prompt.size(),
                               " tokens goes in at once, passes ", "have at most ", model_.sizes().tokens),
                           "Raise --max_batch_tokens.");
+    UNSLOTH_CHECK(request.adapter >= -1 && request.adapter < model_.sizes().adapters, "adapter ", request.adapter,
+                  " of ", model_.sizes().adapters);
     const int64_t number = scheduler_.add(std::move(request));
     answers_[number];
     return number;
@@ -165,7 +168,7 @@ Decoder::Issued Decoder::issue(const std::vector<Part>& parts, const at::Tensor&
     issued.logprobs_C = at::empty({count}, on_device.dtype(at::kFloat));
     // Recordings are for shapes that come again: rows that leave do not make another one.
     const int64_t most = ctx_.is_cuda() ? std::min(model_.sizes().segments, model_.sizes().tokens) : 0;
-    model::CachedPass pass = pass_of(padded(parts, most), rows.size(), context_);
+    model::CachedPass pass = pass_of(padded(parts, most), rows.size(), context_, model_.sizes().adapters > 0);
     pass.ids = ids;
     model_.continue_rows(pass, [&](int64_t first, const at::Tensor& logits_CV) {
         const int64_t n = logits_CV.size(0);

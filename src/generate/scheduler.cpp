@@ -107,7 +107,7 @@ std::span<const int32_t> Scheduler::page_ids(const Sequence& s, int64_t page) co
 void Scheduler::share_prefix(Sequence& s) {
     const int64_t most = (static_cast<int64_t>(s.ids.size()) - 1) / pool_.page_tokens();
     for (int64_t page = 0; page < most; ++page) {
-        const auto found = pool_.find(s.texts.empty() ? 0 : s.texts.back(), page_ids(s, page));
+        const auto found = pool_.find(s.before(), page_ids(s, page));
         if (!found) break;
         pool_.hold(found->page);
         s.pages.push_back(found->page);
@@ -124,7 +124,7 @@ bool Scheduler::is_being_computed(const Sequence& s) const {
     return std::any_of(running_.begin(), running_.end(), [&](const auto& other) {
         const auto end = static_cast<std::size_t>((page + 1) * pool_.page_tokens());
         if (other->texts.size() != s.texts.size() || other->ids.size() < end) return false;
-        if (!s.texts.empty() && other->texts.back() != s.texts.back()) return false;
+        if (other->before() != s.before()) return false;
         const auto theirs = page_ids(*other, page);
         return std::equal(needed.begin(), needed.end(), theirs.begin());
     });
@@ -186,8 +186,7 @@ void Scheduler::computed(const std::vector<Part>& parts) {
         s.cached += part.count;
         if (!limits_.shares_prefixes) continue;
         for (auto page = static_cast<int64_t>(s.texts.size()); (page + 1) * pool_.page_tokens() <= s.cached; ++page)
-            s.texts.push_back(pool_.publish(s.pages[static_cast<std::size_t>(page)],
-                                            s.texts.empty() ? 0 : s.texts.back(), page_ids(s, page)));
+            s.texts.push_back(pool_.publish(s.pages[static_cast<std::size_t>(page)], s.before(), page_ids(s, page)));
     }
 }
 

@@ -117,6 +117,8 @@ void fill_adapter_columns(const GroupContext& c, Group g, const weights::Operand
     } else {
         ops::lora_u(c.ctx,
                     {.x_TK = x_TK, .a_RK = w.a_RK, .u_TR = tail_TR, .copy_TR = u_TR, .label = label(Product::u, g)});
+        if (c.adapter_T.defined())
+            ops::zero_others(c.ctx, c.adapter_T, (*c.owners)[static_cast<std::size_t>(g)], tail_TR);
     }
 }
 

@@ -52,6 +52,10 @@ void ModelPlan::initialise(weights::Parameters& parameters, weights::SharedLoadi
         }
         const at::Tensor values = at::zeros(p.shape, at::kFloat);
         float* const out = values.data_ptr<float>();
+        if (stack_) {
+            parameters.assign(p, stack_->values(p));
+            continue;
+        }
         if (adapter_) {
             spec::convert_to_f32(adapter_->file.at(p.name).dtype, adapter_->file.at(p.name).data.data(), p.elements(),
                                  out);
@@ -140,6 +144,7 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
     if (!lora_layers_.empty())
         network.adapters = std::make_unique<weights::Adapters>(*network.parameters, lora_layers_);
     const weights::Parameters* const trained = masters ? network.parameters.get() : nullptr;
+    if (stack_) network.owners = stack_->owners(layout_, arena);
     weights::BaseMemory base_memory{arena, parts.common_memory.get(), parts.host_memory.get()};
     if (request_.peers.size > 1) base_memory.peers = share.share_memory(peer_.total_bytes());
     network.pager = base_->load_layers(ctx, base_memory, network.adapters.get(), trained, shared);

@@ -41,6 +41,10 @@ ModelPlan::ModelPlan(std::shared_ptr<const formats::WeightFile> file, LoadReques
         request_.lora = adapter_->config.lora;
         request_.lora->lora_dropout = dropout;
     }
+    if (!request_.adapters.empty()) {
+        UNSLOTH_CHECK(!request_.adapter && !request_.trains, "several adapters are for answers alone");
+        stack_ = std::make_shared<const weights::AdapterStack>(request_.adapters, spec());
+    }
     if (request_.trains && request_.lora && request_.lora->use_dora && request_.lora->lora_dropout > 0)
         throw usage_error(
             "lora.use_dora does not go with lora.lora_dropout: PEFT's DoRA drops the base product's input "
@@ -48,6 +52,9 @@ ModelPlan::ModelPlan(std::shared_ptr<const formats::WeightFile> file, LoadReques
             "Set lora.lora_dropout to 0.");
     if (full && request_.trains) {
         table_ = weights::ParameterTable::full(spec());
+    } else if (stack_) {
+        lora_layers_ = stack_->layers();
+        table_ = weights::ParameterTable::lora(spec(), lora_layers_, {});
     } else if (request_.lora) {
         lora_layers_ = spec::resolve_lora(*request_.lora, spec());
         table_ = weights::ParameterTable::lora(spec(), lora_layers_, request_.lora->modules_to_save);
@@ -140,6 +147,7 @@ void ModelPlan::plan_resident() {
     base_->submit(resident_);
     if (own_table_)
         weights::Parameters::plan(*own_table_, request_.optim, request_.trains, request_.holding, resident_);
+    if (stack_) stack_->plan(layout_, resident_);
     resident_.place();
     peer_ = memory::Plan();
     base_->submit_peer(request_.peers.rank, peer_);
@@ -168,6 +176,7 @@ void ModelPlan::set_sizes(const ActivationSizes& sizes) {
 
 void ModelPlan::plan_step() {
     request_.sizes.training = request_.trains;
+    request_.sizes.adapters = static_cast<int64_t>(request_.adapters.size());
     request_.sizes.codes = base_->reads_codes();
     request_.sizes.expands_head = base_->expands_head();
     request_.sizes.dropout = request_.trains && request_.lora && request_.lora->lora_dropout > 0;

@@ -175,9 +175,14 @@ void MicroBatch::upload_token_order(const data::TokenOrder& order) {
     distinct_ids_ = static_cast<int64_t>(order.unique.size());
 }
 
-void MicroBatch::continue_rows(const data::Batch& batch, const std::vector<int32_t>& slots_T, ops::PagedRows rows) {
+void MicroBatch::continue_rows(const data::Batch& batch, const std::vector<int32_t>& slots_T,
+                               const std::vector<int32_t>& adapter_T, ops::PagedRows rows) {
     const TokenBuffers& tokens = activations_->tokens();
     copy_values(slots_T, tokens.slots_T);
+    if (!adapter_T.empty()) {
+        copy_values(adapter_T, tokens.adapter_T);
+        inputs_.adapter_T = tokens.adapter_T;
+    }
     copy_values(rows.lengths, tokens.lengths_S);
     copy_values(rows.pages, tokens.pages);
     rows.lengths_S = tokens.lengths_S;

@@ -38,6 +38,7 @@ GroupContext rows_of(const GroupContext& group, const RowRange& range) {
     GroupContext some = group;
     some.row_T = range.of(group.row_T);
     some.offset_T = range.of(group.offset_T);
+    some.adapter_T = range.of(group.adapter_T);
     return some;
 }
 

@@ -60,6 +60,8 @@ LayerContext Model::layer_context(int layer, const MicroBatch& micro) {
     const Network& network = parts_.network;
     const TokenInputs& inputs = micro.inputs();
     const Scratch& scratch = micro.activations().scratch();
+    UNSLOTH_CHECK(micro.activations().sizes().adapters == 0 || inputs.adapter_T.defined(),
+                  "a pass does not say which of the adapters its tokens have");
     const GroupContext group{ctx_,
                              network.tp,
                              network.layout,
@@ -70,6 +72,8 @@ LayerContext Model::layer_context(int layer, const MicroBatch& micro) {
                              inputs.row_T.defined() ? network.lora_dropout : 0.0,
                              inputs.row_T,
                              inputs.offset_T,
+                             inputs.adapter_T,
+                             &network.owners,
                              scratch.dropped,
                              on_module ? &on_module : nullptr};
     return {network.own, group, inputs, scratch, counts_, network.cp};
@@ -336,7 +340,7 @@ void Model::continue_rows(const CachedPass& pass, const OnLogits& on_logits) {
     UNSLOTH_CHECK(parts_.network.tp.alone() && pipeline().alone(), "a rank has a part of the model");
     MicroBatch& micro = *micro_batches_.front();
     micro.upload(pass.batch);
-    micro.continue_rows(pass.batch, pass.slots_T, pass.rows);
+    micro.continue_rows(pass.batch, pass.slots_T, pass.adapter_T, pass.rows);
     if (pass.ids.defined()) {
         const at::Tensor& ids_T = micro.activations().tokens().ids_T;
         const int64_t known = pass.ids.size(0), others = micro.tokens() - known;

@@ -117,6 +117,27 @@ void zero_2d(Context& ctx, const at::Tensor& out_RC) {
 #endif
 }
 
+void zero_others(Context& ctx, const at::Tensor& owner_T, const at::Tensor& owner_C, const at::Tensor& x_TC) {
+    const Region region(ctx, "zero");
+    check_matrix(ctx, "x", x_TC);
+    check_contiguous(ctx, "owner of rows", owner_T, {x_TC.size(0)}, at::kInt);
+    check_contiguous(ctx, "owner of columns", owner_C, {x_TC.size(1)}, at::kInt);
+    if (!ctx.is_cuda()) {
+        x_TC.masked_fill_(owner_T.unsqueeze(1) != owner_C, 0);
+        return;
+    }
+#ifdef UNSLOTH_CUDA
+    kernels::ZeroOthers params;
+    params.rows = x_TC.size(0);
+    params.columns = x_TC.size(1);
+    params.type = dtype_of(x_TC);
+    params.x = target_of(x_TC);
+    params.row_owner = owner_T.const_data_ptr<int32_t>();
+    params.column_owner = owner_C.const_data_ptr<int32_t>();
+    kernels::zero_others(params, stream_of(ctx));
+#endif
+}
+
 void embedding_backward(Context& ctx, const at::Tensor& dy_TD, const at::Tensor& order_T, const at::Tensor& unique_u,
                         const at::Tensor& starts_u1, const at::Tensor& dtable_VD) {
     const Region region(ctx, "embedding_backward");

@@ -8,8 +8,6 @@
 #include "train/generation.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
-#include "unsloth/formats/checkpoint.h"
-#include "unsloth/formats/peft.h"
 #include "unsloth/generate/answer_text.h"
 #include "unsloth/generate/decoder.h"
 #include "unsloth/ops/dtype.h"
@@ -36,16 +34,17 @@ Prompt encode_prompt(const config::GenerateRequest& request, const tokenizer::To
         .ids;
 }
 
-/// Where an adapter alone is given, its base is what it was trained on.
-config::LoadedConfig with_base(config::LoadedConfig loaded) {
-    config::ModelOptions& model = loaded.config.model;
-    if (!model.path.empty() || !model.adapter_name_or_path) return loaded;
-    const std::string adapter = formats::resolve_model_path(*model.adapter_name_or_path).string();
-    model.path = formats::read_peft_config(adapter).base_model_name_or_path;
-    if (model.path.empty())
-        throw input_error(cat(adapter, ": adapter_config.json does not name the base"), "Give it with --model.path.");
-    log::info("the adapter's base: ", model.path);
-    return loaded;
+/// The number of the adapter that a row names, -1 for the base.
+int32_t number_of(const NamedAt& row, const config::NamedFolders& adapters) {
+    if (row.name.empty()) return -1;
+    std::string known;
+    for (std::size_t i = 0; i < adapters.folders.size(); ++i) {
+        if (adapters.folders[i].first == row.name) return static_cast<int32_t>(i);
+        known += cat(i == 0 ? "" : ", ", adapters.folders[i].first);
+    }
+    throw input_error(cat(row.where, ": the row names adapter '", row.name, "'",
+                          known.empty() ? ", and none is given" : cat(", there are ", known)),
+                      cat("Give it with --adapter ", row.name, "=DIR."));
 }
 
 /// What passes and cache must hold.
@@ -130,8 +129,8 @@ generate::Request make_request(const config::GenerateRequest& request, const Pro
 class AnswerAll {
   public:
     AnswerAll(const config::GenerateRequest& request, const tokenizer::Tokenizer& tokenizer,
-              const std::vector<Prompt>& prompts)
-        : request_(request), tokenizer_(tokenizer), prompts_(prompts) {}
+              const std::vector<Prompt>& prompts, const std::vector<int32_t>& adapters)
+        : request_(request), tokenizer_(tokenizer), prompts_(prompts), adapters_(adapters) {}
 
     void run(generate::Decoder& decoder, const std::vector<int32_t>& stops) {
         std::vector<generate::Request> requests;
@@ -140,6 +139,7 @@ class AnswerAll {
                 requests.push_back(make_request(request_, prompts_[i], stops));
                 requests.back().prompt_number = static_cast<uint32_t>(i);
                 requests.back().answer_number = static_cast<uint32_t>(k);
+                if (!adapters_.empty()) requests.back().adapter = adapters_[i];
             }
         }
         if (!request_.stop.empty())
@@ -179,6 +179,7 @@ class AnswerAll {
     const config::GenerateRequest& request_;
     const tokenizer::Tokenizer& tokenizer_;
     const std::vector<Prompt>& prompts_;
+    const std::vector<int32_t>& adapters_;     ///< of a file's prompts
     std::vector<generate::AnswerText> texts_;  ///< with stop texts, one a request
     std::map<int64_t, generate::Answer> ended_;
     int64_t printed_ = 0;
@@ -223,14 +224,16 @@ void chat(const config::GenerateRequest& request, const config::DataOptions& dat
 }  // namespace
 
 void run_generate(const config::LoadedConfig& given, const config::GenerateRequest& request) {
-    if (!request.adapters.folders.empty()) throw usage_error("--adapter: adapters by row are not there yet");
-    const config::LoadedConfig loaded = with_base(given);
+    const config::LoadedConfig loaded = with_base(given, request.adapters);
     const OpenedModel opened = open_model(loaded.config);
     const tokenizer::Tokenizer tokenizer = opened.tokenizer();
     const config::DataOptions& data = loaded.config.data;
     std::vector<Prompt> prompts;
+    std::vector<int32_t> adapters;  // of each prompt
     if (!request.file.empty()) {
-        prompts = read_prompts(request.file, tokenizer, data);
+        std::vector<NamedAt> named;
+        prompts = read_prompts(request.file, tokenizer, data, &named);
+        for (const NamedAt& row : named) adapters.push_back(number_of(row, request.adapters));
     } else if (!request.chat) {
         prompts = {encode_prompt(request, tokenizer, data)};
     }
@@ -239,7 +242,7 @@ void run_generate(const config::LoadedConfig& given, const config::GenerateReque
             throw usage_error(cat("--logit_bias: id ", id, ", the model has ", opened.file->spec.vocab_size));
     const Sizes sizes = sizes_of(loaded, request, opened.file->spec, prompts);
     const LoadedModel model = load_for_inference(loaded, opened, sizes.pass_tokens, sizes.rows, sizes.rows,
-                                                 /*fewest_tokens=*/1, sizes.cache);
+                                                 /*fewest_tokens=*/1, sizes.cache, request.adapters);
     generate::DecoderOptions options;
     if (!request.chat && !request.stream) options.beside_tokens = sizes.pass_tokens;  // nobody reads along
     generate::Decoder decoder(*model.ctx, *model.model, options);
@@ -249,7 +252,7 @@ void run_generate(const config::LoadedConfig& given, const config::GenerateReque
     } else if (request.stream) {
         answer_stream(request, tokenizer, decoder, make_request(request, prompts.front(), stops), nullptr);
     } else {
-        AnswerAll(request, tokenizer, prompts).run(decoder, stops);
+        AnswerAll(request, tokenizer, prompts, adapters).run(decoder, stops);
     }
     if (!std::cout.flush()) throw runtime_failure("cannot write to standard output");
 }

@@ -22,16 +22,27 @@ Prompt encode_row(const nlohmann::ordered_json& row, const tokenizer::Tokenizer&
     return tokenizer::encode_rendered(tokenizer, chat.render(prompt, tokenizer::TrainedTurns::none)).ids;
 }
 
+std::string adapter_of(const nlohmann::ordered_json& row, const std::string& where) {
+    const auto named = row.find("adapter");
+    if (named == row.end() || named->is_null()) return "";
+    if (!named->is_string() || named->get<std::string>().empty())
+        throw input_error(cat(where, ": \"adapter\" is ", named->dump(), ", expected a name or null"));
+    return named->get<std::string>();
+}
+
 }  // namespace
 
 std::vector<Prompt> read_prompts(const std::filesystem::path& file, const tokenizer::Tokenizer& tokenizer,
-                                 const config::DataOptions& data) {
+                                 const config::DataOptions& data, std::vector<NamedAt>* adapters) {
     const tokenizer::ChatTemplate chat =
         tokenizer::ChatTemplate::choose(data.template_name, tokenizer, data.chat_template_kwargs);
     const std::string content = read_file(file);
     const std::size_t first = content.find_first_not_of(" \t\r\n");
     if (first == std::string::npos) throw input_error(cat(file.string(), ": the file is empty"));
-    if (content[first] != '{') return {tokenizer.encode(content, true)};
+    if (content[first] != '{') {
+        if (adapters != nullptr) adapters->push_back({"", file.string()});
+        return {tokenizer.encode(content, true)};
+    }
     std::vector<Prompt> prompts;
     std::istringstream lines(content);
     std::string line;
@@ -41,6 +52,7 @@ std::vector<Prompt> read_prompts(const std::filesystem::path& file, const tokeni
         const auto row = tokenizer::try_parse_ordered(line);
         if (!row.is_object()) throw input_error(cat(where, ": not a JSON object"));
         prompts.push_back(encode_row(row, tokenizer, chat, where));
+        if (adapters != nullptr) adapters->push_back({adapter_of(row, where), where});
     }
     return prompts;
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <string>
 #include <vector>
 
 #include "unsloth/config/config.h"
@@ -13,10 +14,16 @@ namespace unsloth::train {
 
 using Prompt = std::vector<int32_t>;  ///< ids
 
+/// What a row names, and where it stands.
+struct NamedAt {
+    std::string name;  ///< empty: nothing
+    std::string where;
+};
+
 /// JSON Lines of {"text"} or {"messages"}; anything that does not begin with an object is one prompt of plain text.
-/// Input Error, with the line.
+/// `adapters` (may be nullptr) gets what each names as its "adapter". Input Error, with the line.
 std::vector<Prompt> read_prompts(const std::filesystem::path& file, const tokenizer::Tokenizer& tokenizer,
-                                 const config::DataOptions& data);
+                                 const config::DataOptions& data, std::vector<NamedAt>* adapters = nullptr);
 /// Tokens of the longest; input Error where one has none.
 int64_t longest_of(const std::vector<Prompt>& prompts);
 

@@ -236,11 +236,45 @@ CacheSize cache_for(int64_t rows, int64_t context) {
     return {rows * ops::pages_of(context) * ops::page_tokens, context, true};
 }
 
+config::LoadedConfig with_base(config::LoadedConfig loaded, const config::NamedFolders& adapters) {
+    config::ModelOptions& model = loaded.config.model;
+    const auto config_of = [](const std::string& folder) {
+        return formats::read_peft_config(formats::resolve_model_path(folder));
+    };
+    const auto scaling = [](const std::string& text) { return nlohmann::json::parse(text.empty() ? "{}" : text); };
+    for (const auto& [name, folder] : adapters.folders) {
+        const std::string trained = config_of(folder).rope_scaling;
+        if (model.rope_scaling == "{}" && name == adapters.folders.front().first && !trained.empty())
+            model.rope_scaling = trained;
+        if (scaling(model.rope_scaling) != scaling(trained))
+            throw usage_error(cat("adapter ", name, " was trained with rope_scaling ",
+                                  trained.empty() ? "of config.json" : trained, ", others have ", model.rope_scaling),
+                              "Answer its rows in a call of their own.");
+    }
+    if (!model.path.empty() || (!model.adapter_name_or_path && adapters.folders.empty())) return loaded;
+    const std::string folder =
+        model.adapter_name_or_path ? *model.adapter_name_or_path : adapters.folders.front().second;
+    model.path = config_of(folder).base_model_name_or_path;
+    if (model.path.empty())
+        throw input_error(cat(folder, ": adapter_config.json does not name the base"), "Give it with --model.path.");
+    log::info("the adapter's base: ", model.path);
+    return loaded;
+}
+
 LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens,
-                               int64_t segments, int64_t head_rows, int64_t fewest_tokens, const CacheSize& cache) {
+                               int64_t segments, int64_t head_rows, int64_t fewest_tokens, const CacheSize& cache,
+                               const config::NamedFolders& adapters) {
     const at::Device device = ops::choose_device(loaded.config.hardware.device);
     LoadedModel result;
     model::LoadRequest request = load_request(loaded, device, /*trains=*/false);
+    for (const auto& [name, folder] : adapters.folders) {
+        const weights::NamedAdapter named{name, formats::resolve_model_path(folder).string()};
+        const formats::Adapter adapter = formats::read_adapter(named.folder, opened.file->spec);
+        formats::require_finite(adapter);
+        log::info("adapter ", name, " (", folder, "): r ", adapter.config.lora.r, ", alpha ",
+                  adapter.config.lora.lora_alpha, ", trained on ", adapter.config.base_model_name_or_path);
+        request.adapters.push_back(named);
+    }
     // Training names the place in its first step; a probability or a text would only be wrong.
     formats::require_finite(*opened.file);
     if (request.adapter) formats::require_finite(formats::read_adapter(*request.adapter, opened.file->spec));

@@ -237,6 +237,32 @@ class Generate(EndToEnd):
         alone = self.succeed("generate", *prompt).out
         self.assertEqual(alone, self.succeed("generate", *prompt, "--model.path", base).out)
 
+    def test_rows_of_a_file_have_adapters_of_their_own(self):
+        base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
+        strong = ("--max_steps", "4", "--learning_rate", "0.03")
+        rows = write_rows(self.folder / "rows.jsonl", [{"text": "The term is two years."}] * 8)
+        law = self.train(base, rows, *strong, "--r", "4", out="law")
+        other = self.train(base, rows, *strong, "--r", "6", "--target_modules", "q_proj,o_proj", out="other")
+        text, new = {"text": "The price of"}, ("--max_new_tokens", "6")
+        prompts = write_rows(self.folder / "prompts.jsonl", [text])
+        alone = [self.answers(base, "--file", prompts, *new)]
+        alone += [self.answers(base, "--file", prompts, *new, "--adapter_name_or_path", out) for out in (law, other)]
+        self.assertEqual(len({tuple(answer["ids"]) for (answer,) in alone}), 3, "the adapters must matter")
+        named = [text | {"adapter": "other"}, text, text | {"adapter": "law"}, text | {"adapter": None}]
+        prompts = write_rows(self.folder / "named.jsonl", named)
+        given = ("--adapter", f"law={law}", "--adapter", f"other={other}")
+        together = self.answers(base, "--file", prompts, *new, *given)
+        self.assertEqual(together, alone[2] + alone[0] + alone[1] + alone[0])
+        found = self.succeed("generate", "--device", "cpu", *FP32, "--file", prompts, "--json", *new, *given).out
+        self.assertEqual(
+            [json.loads(line) for line in found.splitlines()], together, "the first adapter names the base"
+        )
+        self.fail_with(
+            INPUT,
+            ["named.jsonl:1", "adapter 'other'", "there are law"],
+            *("generate", "--model.path", base, "--file", prompts, "--device", "cpu", "--adapter", f"law={law}"),
+        )
+
     def test_a_cache_that_is_too_small(self):
         base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
         self.fail_with(

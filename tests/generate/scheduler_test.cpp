@@ -24,12 +24,12 @@ class ImaginedCache {
     void compute(const std::vector<Part>& parts) {
         for (const Part& part : parts) {
             const Sequence& s = *part.sequence;
-            for (int64_t t = s.cached; t < s.cached + part.count; ++t) at(s, t) = s.ids[static_cast<std::size_t>(t)];
+            for (int64_t t = s.cached; t < s.cached + part.count; ++t) at(s, t) = key(s, t);
             computed += part.count;
         }
         for (const Part& part : parts)
             for (int64_t t = 0; t < part.sequence->cached + part.count; ++t)
-                ASSERT_EQ(at(*part.sequence, t), part.sequence->ids[static_cast<std::size_t>(t)])
+                ASSERT_EQ(at(*part.sequence, t), key(*part.sequence, t))
                     << "token " << t << " of sequence " << part.sequence->number;
     }
     int64_t computed = 0;
@@ -37,6 +37,10 @@ class ImaginedCache {
     void spoil(const Sequence& s) { at(s, s.cached) = -7; }
 
   private:
+    /// An adapter's keys of an id are its own.
+    static int32_t key(const Sequence& s, int64_t t) {
+        return s.ids[static_cast<std::size_t>(t)] + 10000 * (s.request.adapter + 1);
+    }
     int32_t& at(const Sequence& s, int64_t t) {
         const auto place = s.pages.at(static_cast<std::size_t>(t / page)) * page + t % page;
         return tokens_.at(static_cast<std::size_t>(place));
@@ -79,7 +83,9 @@ TEST(Scheduler, LosesNoPageOverTenThousandRandomRequests) {
         for (uint32_t some = random() % 4; some > 0 && added < 10000; --some, ++added) {
             Ids prompt = ids_from(random, 1 + static_cast<int64_t>(random() % 30), 3);
             if (random() % 2 == 0) prompt.insert(prompt.begin(), beginning.begin(), beginning.end());
-            scheduler.add({.prompt = prompt, .max_new_tokens = 1 + static_cast<int64_t>(random() % 12)});
+            scheduler.add({.prompt = prompt,
+                           .max_new_tokens = 1 + static_cast<int64_t>(random() % 12),
+                           .adapter = static_cast<int32_t>(random() % 3) - 1});
         }
         more = step(scheduler, cache);
         if (HasFatalFailure()) return;
@@ -146,6 +152,10 @@ TEST(Scheduler, ComputesACommonBeginningOnce) {
     while (step(scheduler, cache)) {
     }
     EXPECT_EQ(cache.computed - before, 4) << "pages that nobody holds are found again";
+    for (const int32_t adapter : {0, 1, 0}) scheduler.add({.prompt = prompt, .max_new_tokens = 1, .adapter = adapter});
+    while (step(scheduler, cache)) {
+    }
+    EXPECT_EQ(cache.computed - before, 4 + 20 + 20 + 4) << "each adapter's keys are its own";
 }
 
 TEST(Scheduler, ALongPromptGoesInByPiecesBesideThoseThatDecode) {

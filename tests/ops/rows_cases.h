@@ -60,6 +60,18 @@ inline OpCase zero_case(int64_t rows, int64_t columns, at::ScalarType dtype, Lay
     return c;
 }
 
+inline OpCase zero_others_case(int64_t rows, int64_t columns, at::ScalarType dtype, Layout layout) {
+    OpCase c;
+    c.name = "zero_others " + case_name(rows, columns, c10::toString(dtype), name_of(layout));
+    // One more owner of rows than of columns: some have none.
+    c.args = {{"owner of rows", at::randint(-1, 3, {rows}, at::kInt)},
+              {"owner of columns", at::randint(0, 3, {columns}, at::kInt)},
+              {"x", slice_of(at::randn({rows, columns}), dtype, layout), Role::both}};
+    c.run = [](ops::Context& ctx, const Tensors& a) { ops::zero_others(ctx, a[0], a[1], a[2]); };
+    c.expected = [](const Tensors& a) { return Tensors{at::where(a[0].unsqueeze(1) == a[1], a[2], 0.0)}; };
+    return c;
+}
+
 inline OpCase embedding_backward_case(int64_t tokens, int64_t vocabulary, int64_t columns, at::ScalarType dtype,
                                       Layout layout) {
     const at::Tensor ids = at::randint(0, vocabulary, {tokens}, at::kInt);
@@ -210,6 +222,9 @@ inline std::vector<OpCase> rows_cases(uint64_t seed) {
             cases.push_back(noise_case(5, 64, from, layout));
             cases.push_back(zero_case(7, 24, from, layout));
             cases.push_back(zero_case(1, 5, from, layout));
+            cases.push_back(zero_others_case(7, 24, from, layout));
+            cases.push_back(zero_others_case(70, 48, from, layout));
+            cases.push_back(zero_others_case(3, 5, from, layout));
             cases.push_back(embedding_backward_case(40, 9, 37, from, layout));
             cases.push_back(embedding_backward_case(1, 3, 8, from, layout));
             cases.push_back(column_sums_case(1, 1, from, layout));

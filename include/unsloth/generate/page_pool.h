@@ -12,8 +12,10 @@ namespace unsloth::generate {
 
 class PagePool {
   public:
-    /// Names what a page holds together with all before it; 0: where a sequence begins.
+    /// Names what a page holds together with all before it. Those below `beginnings` are for what sequences begin with:
+    /// two that begin with different ones share no page.
     using Text = uint64_t;
+    static constexpr Text beginnings = Text{1} << 32;
 
     PagePool(int64_t pages, int64_t page_tokens);
 
@@ -55,7 +57,7 @@ class PagePool {
     std::vector<Page> pages_;
     std::list<int32_t> free_;                          ///< those without a text first, then the longest free
     std::unordered_map<uint64_t, int32_t> published_;  ///< by key(); a page keeps its contents to be compared
-    Text last_text_ = 0;
+    Text last_text_ = beginnings;
 };
 
 }  // namespace unsloth::generate

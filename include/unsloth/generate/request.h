@@ -11,6 +11,7 @@ namespace unsloth::generate {
 struct Request {
     std::vector<int32_t> prompt;  ///< ids, one at least
     int64_t max_new_tokens = 1;
+    int32_t adapter = -1;  ///< which of the model's, where it has several (LoadRequest::adapters); -1: none of them
     spec::Sampling sampling = {};
     uint64_t seed = 0;  ///< with the two numbers below it names the answer's random numbers
     uint32_t prompt_number = 0, answer_number = 0;

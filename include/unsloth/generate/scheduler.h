@@ -31,6 +31,10 @@ struct Sequence {
     std::vector<PagePool::Text> texts;  ///< of the whole pages, from the front
 
     int64_t remaining() const { return static_cast<int64_t>(ids.size()) - cached; }
+    /// What the next whole page goes on from: keys are shared among sequences with one adapter.
+    PagePool::Text before() const {
+        return texts.empty() ? static_cast<PagePool::Text>(request.adapter + 1) : texts.back();
+    }
 };
 
 /// What a pass computes of a sequence: `count` tokens behind those cached.

@@ -83,6 +83,7 @@ struct TokenBuffers {
     at::Tensor answers_S;    ///< int32: where their answers' begin
     at::Tensor reference_S;  ///< fp32: log-probabilities of the segments under the reference
     at::Tensor desirable_P;  ///< int32: verdicts on the rows
+    at::Tensor adapter_T;    ///< int32; undefined without several adapters
     at::Tensor slots_T, lengths_S, pages;  ///< int32, of generation: ops::PagedRows; undefined without a cache
     at::Tensor teacher_ids, teacher_logp;  ///< int32 [n k], fp32 [n (k + 1)], of a teacher's file; undefined without
     at::Tensor inv_freq_p;                 ///< fp32 [d/2]: RoPE's inverse frequencies
@@ -106,6 +107,7 @@ struct ActivationSizes {
     int64_t head_rows = 0;     ///< most rows with a target
     int64_t cache_tokens = 0;  ///< of all sequences that generation continues, in whole pages
     int64_t context = 0;       ///< most of them that one sequence has; 0: all (longest_context)
+    int64_t adapters = 0;      ///< of generation: that tokens choose among; 0: the only one, if any, is everybody's
     bool training = true;      ///< backward buffers too
     bool dropout = false;
     bool noise = false;          ///< on the embeddings

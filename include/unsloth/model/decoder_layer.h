@@ -30,6 +30,7 @@ struct TokenInputs {
     at::Tensor key_places_T2;    ///< int32: where each token stands among them, or -1; of training
     int64_t all_keys = 0;        ///< these are of so many, of all ranks that share the rows; 0: of this rank's tokens
     at::Tensor row_T, offset_T;  ///< for dropout; may be undefined
+    at::Tensor adapter_T;        ///< int32: which of several adapters the token has, -1: none; undefined: there is one
     std::shared_ptr<const CachedRows> cached;  ///< nullptr: every key is of this pass
 };
 

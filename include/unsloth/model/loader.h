@@ -14,6 +14,7 @@
 #include "unsloth/formats/peft.h"
 #include "unsloth/model/model.h"
 #include "unsloth/model/pipeline.h"
+#include "unsloth/weights/adapter_stack.h"
 #include "unsloth/weights/base_plan.h"
 
 namespace unsloth::model {
@@ -26,10 +27,11 @@ struct LoadRequest {
     bool load_in_8bit = false;          ///< or to INT8
     spec::PrecisionMap precision;       ///< or each matrix to a type of its own
     config::FinetuningType finetuning_type = config::FinetuningType::lora;
-    std::optional<spec::LoraSpec> lora;  ///< adapters to train; nullopt: none
-    std::optional<std::string> adapter;  ///< PEFT folder: gives `lora` and the adapters' values
-    bool trains = false;                 ///< gradients and optimizer states too
-    bool saves = false;                  ///< with trains: checkpoints are written while it goes on (ModelParts::copies)
+    std::optional<spec::LoraSpec> lora;           ///< adapters to train; nullopt: none
+    std::optional<std::string> adapter;           ///< PEFT folder: gives `lora` and the adapters' values
+    std::vector<weights::NamedAdapter> adapters;  ///< PEFT folders that generation's tokens choose among, instead
+    bool trains = false;                          ///< gradients and optimizer states too
+    bool saves = false;  ///< with trains: checkpoints are written while it goes on (ModelParts::copies)
     config::Optimizer optim = config::Optimizer::adamw_8bit;
     weights::Holding holding;  ///< of what is trained
     weights::Share peers;      ///< ranks of one machine that hold the frozen layers among them; one: each holds all
@@ -139,7 +141,8 @@ class ModelPlan {
     LoadRequest request_;
     spec::ModelSpec own_;
     std::shared_ptr<const formats::Adapter> adapter_;
-    std::vector<spec::LayerLora> lora_layers_;  ///< of this rank's layers; the others' have none
+    std::shared_ptr<const weights::AdapterStack> stack_;  ///< nullptr: there are not several
+    std::vector<spec::LayerLora> lora_layers_;            ///< of this rank's layers; the others' have none
     std::optional<weights::ParameterTable> table_, own_table_;
     int lowest_trained_layer_ = 0;  ///< of all ranks'
     weights::LayerLayout layout_;

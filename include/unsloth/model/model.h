@@ -25,9 +25,10 @@ struct ModelParts {
 
 /// Rows of generation: first those that go on from the cache (of them first those of one token), then those that begin.
 struct CachedPass {
-    data::Batch batch;             ///< ids, positions, segments, longest; target_index: where logits are wanted
-    std::vector<int32_t> slots_T;  ///< the place in the cache of each token's keys and values
-    ops::PagedRows rows;           ///< what the host knows of those that go on
+    data::Batch batch;               ///< ids, positions, segments, longest; target_index: where logits are wanted
+    std::vector<int32_t> slots_T;    ///< the place in the cache of each token's keys and values
+    std::vector<int32_t> adapter_T;  ///< which of the plan's adapters each token has, -1: none; empty where it has one
+    ops::PagedRows rows;             ///< what the host knows of those that go on
     at::Tensor ids;  ///< int32, on the device: the first tokens' ids, and of the others the last; or undefined
 };
 

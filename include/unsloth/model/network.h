@@ -2,6 +2,7 @@
 // are a micro-batch's.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <vector>
 
@@ -32,6 +33,8 @@ struct Network {
     weights::ParameterTable trained_by_all;     ///< what all ranks of a pipeline train: alone, the parameters' table
     std::unique_ptr<ParameterStreams> streams;  ///< nullptr: this rank has all of them where they are used
     std::unique_ptr<weights::Adapters> adapters;
+    /// With several adapters (weights/adapter_stack.h): of a group's R columns, whose each is. int32.
+    std::array<at::Tensor, weights::group_count> owners;
     std::unique_ptr<weights::Pager> pager;
     weights::OuterWeights outer;
     uint64_t outer_version = 0;  ///< of the parameters in `outer`

@@ -6,6 +6,7 @@
 
 #include "unsloth/comm/group.h"
 #include "unsloth/config/config.h"
+#include "unsloth/config/engine.h"
 #include "unsloth/data/encoder.h"
 #include "unsloth/data/training_data.h"
 #include "unsloth/formats/load_plan.h"
@@ -77,8 +78,14 @@ struct CacheSize {
 };
 /// Room for so many sequences of up to `context` tokens; where that is more than is free, for fewer.
 CacheSize cache_for(int64_t rows, int64_t context);
-/// Passes have from `fewest_tokens` to `tokens` tokens.
+/// Passes have from `fewest_tokens` to `tokens` tokens. `adapters`: that generation's rows choose among, instead of the
+/// configuration's one.
 LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens,
-                               int64_t segments, int64_t head_rows, int64_t fewest_tokens, const CacheSize& cache = {});
+                               int64_t segments, int64_t head_rows, int64_t fewest_tokens, const CacheSize& cache = {},
+                               const config::NamedFolders& adapters = {});
+
+/// The configuration of answers by adapters alone: their base is what the first was trained on, positions are scaled as
+/// they were in training. usage Error, with an adapter's name, where they were scaled differently.
+config::LoadedConfig with_base(config::LoadedConfig loaded, const config::NamedFolders& adapters);
 
 }  // namespace unsloth::train
