@@ -72,8 +72,9 @@ std::shared_ptr<const spec::KernelTable> usable_kernels([[maybe_unused]] at::Dev
 std::shared_ptr<const spec::KernelTable> built_in_kernels(at::Device device) {
     static const auto none = std::make_shared<const spec::KernelTable>();
     if (!device.is_cuda() || is_absent(device)) return none;
-    const auto table = spec::built_in_kernels(kernel_card(device));
-    return table ? usable_kernels(device, *table, table->card.name + "'s built-in table") : none;
+    spec::KernelTable table{.card = kernel_card(device)};
+    if (const auto measured = spec::built_in_kernels(table.card)) table = *measured;
+    return usable_kernels(device, table, table.card.name + "'s built-in table");
 }
 
 }  // namespace unsloth::ops

@@ -168,32 +168,6 @@ void dequantize_nf4_tiles(Context& ctx, const Nf4Tiles& weight, const at::Tensor
     }
 }
 
-Nf4GemmChoice nf4_gemm_choice(const spec::KernelTable& table, int64_t m, int64_t n, int64_t k, bool transposed) {
-    using Kernel = Nf4GemmChoice::Kernel;
-    const spec::KernelChoice* choice = table.find({.op = spec::KernelOperator::gemm_nf4,
-                                                   .form = transposed ? spec::ProductForm::nn : spec::ProductForm::nt,
-                                                   .tokens = m,
-                                                   .n = n,
-                                                   .k = k});
-    if (choice == nullptr) return {};
-    const auto parameter = [&](std::size_t i) { return static_cast<int>(choice->parameters.at(i)); };
-    if (choice->kernel == spec::KernelSource::sm90)
-        return {.kernel = Kernel::sm90, .tokens = parameter(0), .split = parameter(1)};
-    if (choice->kernel == spec::KernelSource::sm90_pairs)
-        return {.kernel = Kernel::sm90_pairs, .tokens = parameter(0), .split = parameter(1)};
-    if (choice->kernel == spec::KernelSource::few) return {.kernel = Kernel::few, .tokens = parameter(0)};
-    return {Kernel::portable, parameter(0), parameter(1), parameter(2)};
-}
-
-Nf4GemmChooser nf4_gemm_chooser(std::shared_ptr<const spec::KernelTable> table) {
-    const bool any = std::any_of(table->choices.begin(), table->choices.end(),
-                                 [](const spec::KernelChoice& c) { return c.op == spec::KernelOperator::gemm_nf4; });
-    if (!any) return {};
-    return [table = std::move(table)](int64_t m, int64_t n, int64_t k, bool transposed) {
-        return nf4_gemm_choice(*table, m, n, k, transposed);
-    };
-}
-
 std::vector<Nf4GemmChoice> nf4_gemm_forms(at::Device device, bool transposed) {
 #if UNSLOTH_CUDA
     if (device.is_cuda()) return nf4_gemm_forms_cuda(device, transposed);

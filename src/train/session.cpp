@@ -298,6 +298,10 @@ LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedM
     choose_memory_use(loaded.config, plan);
     require_memory(opened.file, plan, budget);
     result.ctx = make_context(loaded.config, plan);
+    if (const int64_t expanded = plan.expanded_linears(); cache.tokens > 0 && expanded > 0)
+        log::info("answers: ", expanded, " quantised matrices are expanded to ", c10::toString(request.dtype),
+                  " for each token: products of few tokens read nested 4-bit weights of whole tiles of 64 alone, in "
+                  "bfloat16, where hardware.kernels is not library");
     result.model = std::make_unique<model::Model>(*result.ctx, plan.load(*result.ctx));
     return result;
 }

@@ -255,6 +255,15 @@ BasePlan::Held BasePlan::held(const formats::TensorSource& source) const {
     return lies && !is_cut(source) ? Held::packed : Held::quantised_here;
 }
 
+int64_t BasePlan::expanded_linears() const {
+    if (!request_.device.is_cuda()) return 0;
+    const auto& all = file_->tensors.all();
+    return std::count_if(all.begin(), all.end(), [&](const formats::TensorSource& source) {
+        return source.rule.role == spec::TensorRole::linear && has(source.rule.layer) &&
+               !lies_ready(source.rule.layer) && spec::is_quantised(type_of(source)) && !lies_in_tiles(source);
+    });
+}
+
 bool BasePlan::has_bias(Group g) const {
     return std::any_of(layout_[g].slices.begin(), layout_[g].slices.end(),
                        [&](const Slice& s) { return file_->spec.has_bias(s.projection); });

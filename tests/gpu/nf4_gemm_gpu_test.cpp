@@ -106,30 +106,33 @@ TEST_F(Nf4GemmGpuTest, HopperFormsEnd) {
     }
 }
 
-/// What the table names is built.
+/// What the table names is built, and what the rule does where there is none.
 TEST_F(Nf4GemmGpuTest, ChosenFormsExist) {
-    const auto h200 = spec::built_in_kernels({"NVIDIA H200", 90, 132});
-    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{4096, 4096},
-                               {1024, 4096},
-                               {6144, 4096},
-                               {14336, 4096},
-                               {28672, 4096},
-                               {4096, 14336}}) {
-        for (const bool transposed : {false, true}) {
-            for (int64_t m = 1; m < 40000; m += 1 + m / 8) {
-                const Nf4GemmChoice choice = ops::nf4_gemm_choice(*h200, m, n, k, transposed);
-                if (choice.kernel == Kernel::portable) {
-                    EXPECT_TRUE(kernels::nf4_gemm_has({choice.token_groups, choice.strips, choice.warps}));
-                } else if (choice.kernel == Kernel::sm90_pairs) {
-                    EXPECT_TRUE(!transposed && kernels::nf4_gemm_sm90_has({choice.tokens, choice.split, true}));
-                } else if (choice.kernel == Kernel::few) {
-                    EXPECT_TRUE(!transposed && kernels::nf4_gemm_few_has(choice.tokens));
-                } else if (choice.kernel == Kernel::sm90) {
-                    EXPECT_TRUE(kernels::nf4_gemm_sm90_has({choice.tokens, choice.split}));
+    spec::KernelTable ampere;
+    ampere.card = {"NVIDIA A100-SXM4-80GB", 80, 108};
+    for (const spec::KernelTable& table : {*spec::built_in_kernels({"NVIDIA H200", 90, 132}), ampere})
+        for (const auto& [n, k] : {std::pair<int64_t, int64_t>{4096, 4096},
+                                   {1024, 4096},
+                                   {6144, 4096},
+                                   {14336, 4096},
+                                   {28672, 4096},
+                                   {4096, 14336},
+                                   {8192, 28672}}) {
+            for (const bool transposed : {false, true}) {
+                for (int64_t m = 1; m < 40000; m += 1 + m / 8) {
+                    const Nf4GemmChoice choice = ops::nf4_gemm_choice(table, m, n, k, transposed);
+                    if (choice.kernel == Kernel::portable) {
+                        EXPECT_TRUE(kernels::nf4_gemm_has({choice.token_groups, choice.strips, choice.warps}));
+                    } else if (choice.kernel == Kernel::sm90_pairs) {
+                        EXPECT_TRUE(!transposed && kernels::nf4_gemm_sm90_has({choice.tokens, choice.split, true}));
+                    } else if (choice.kernel == Kernel::few) {
+                        EXPECT_TRUE(!transposed && kernels::nf4_gemm_few_has(choice.tokens));
+                    } else if (choice.kernel == Kernel::sm90) {
+                        EXPECT_TRUE(kernels::nf4_gemm_sm90_has({choice.tokens, choice.split}));
+                    }
                 }
             }
         }
-    }
 }
 
 TEST_F(Nf4GemmGpuTest, RefusesUnalignedRowsAndUnbuiltForms) {

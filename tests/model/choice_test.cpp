@@ -226,5 +226,23 @@ TEST(Choice, ADescriptionPlansAsTheFileDoes) {
     }
 }
 
+/// Answers of a 70B, whose shapes no table has, read its 4-bit weights as they lie.
+TEST(ChoiceOfForms, DecodingExpandsNoMatrixOfWholeTiles) {
+    spec::KernelTable unmeasured;
+    unmeasured.card = {"NVIDIA H200", 90, 132};
+    for (const char* const name : {"llama-3.1-70b", "llama-3.1-405b", "qwen2.5-7b"}) {
+        model::LoadRequest request = request_of(1, 512);
+        request.trains = false;
+        request.sizes.training = false;
+        request.sizes.cache_tokens = 1024;
+        request.nf4_chooser = ops::nf4_gemm_chooser(std::make_shared<const spec::KernelTable>(unmeasured));
+        request.fewest_tokens = 1;
+        EXPECT_EQ(model::ModelPlan(shape(name), request).expanded_linears(), 0) << name;
+        request.nf4_chooser = {};
+        const model::ModelPlan without(shape(name), request);
+        EXPECT_EQ(without.expanded_linears(), 7 * without.spec().num_layers) << name;
+    }
+}
+
 }  // namespace
 }  // namespace unsloth

@@ -111,6 +111,7 @@ class ModelPlan {
     std::map<std::string, int64_t> groups() const;
 
     /// As BasePlan's of these names.
+    int64_t expanded_linears() const { return base_->expanded_linears(); }
     bool lies_in_checkpoint() const { return base_->lies_in_checkpoint(); }
     int widest_bits() const { return base_->widest_bits(); }
 

@@ -20,8 +20,8 @@ spec::KernelVersions kernel_versions();
 std::shared_ptr<const spec::KernelTable> usable_kernels(at::Device device, const spec::KernelTable& table,
                                                         const std::string& source);
 
-/// What of the built-in table of this device's card holds here; without choices on cards that were not measured, for
-/// GPUs that are not here, and on the CPU. Never nullptr.
+/// What of the built-in table of this device's card holds here; without choices on cards that were not measured,
+/// without a card too for GPUs that are not here, and on the CPU. Never nullptr.
 std::shared_ptr<const spec::KernelTable> built_in_kernels(at::Device device);
 
 }  // namespace unsloth::ops

@@ -63,13 +63,18 @@ struct Nf4GemmChoice {
     bool operator==(const Nf4GemmChoice&) const = default;
 };
 
-/// What the table says of a product by weights [N, K] (N summed over a group); `dequantize` where it says nothing.
+/// Where nothing was measured: of a card from compute capability 8.0 on the kernels for a decoding pass's tokens,
+/// forward alone, for weights [N, K] of whole tiles; else `dequantize`.
+Nf4GemmChoice nf4_gemm_rule(const spec::KernelCard& card, int64_t m, int64_t n, int64_t k, bool transposed);
+
+/// What the table says of a product by weights [N, K] (N summed over a group); by nf4_gemm_rule of the table's card
+/// where it does not know them.
 Nf4GemmChoice nf4_gemm_choice(const spec::KernelTable& table, int64_t m, int64_t n, int64_t k, bool transposed);
 
 /// A choice for products of M tokens by weights [N, K] (N summed over a group); empty: always `dequantize`.
 using Nf4GemmChooser = std::function<Nf4GemmChoice(int64_t m, int64_t n, int64_t k, bool transposed)>;
 
-/// nf4_gemm_choice of the table; empty where it has nothing but `dequantize`.
+/// nf4_gemm_choice of the table; empty where that has nothing but `dequantize`: without choices and a card.
 Nf4GemmChooser nf4_gemm_chooser(std::shared_ptr<const spec::KernelTable> table);
 
 /// Every form of the kernels that this device can run for products of this direction, for benchmarks and tests; none on

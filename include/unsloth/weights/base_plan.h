@@ -73,6 +73,9 @@ class BasePlan {
     bool lies_in_checkpoint() const;
     /// Of the layers' weights: the most that one takes.
     int widest_bits() const;
+    /// On a GPU: how many of the layers' quantised matrices each pass of the fewest tokens expands to the compute type,
+    /// because no product reads them as they lie.
+    int64_t expanded_linears() const;
     /// Whether products read 8-bit codes of their inputs (Operand::codes).
     bool reads_codes() const { return request_.fp8; }
     /// "nf4 (double quantised)", "bf16", … as the run will hold the linears.
