@@ -11,9 +11,11 @@
 
 #include "bench/ops.h"
 #include "unsloth/core/error.h"
+#include "unsloth/generate/beside.h"
 #include "unsloth/generate/decoder.h"
 #include "unsloth/memory/plan.h"
 #include "unsloth/ops/profiler.h"
+#include "unsloth/train/memory_use.h"
 #include "unsloth/train/run_record.h"
 #include "unsloth/train/session.h"
 
@@ -156,9 +158,18 @@ struct Delay {
     double median_ms = 0, longest_ms = 0;
 };
 
-Delay delay_by_prompt(ops::Context& ctx, model::Model& model, int64_t rows, int64_t prompt, int64_t answer) {
+/// As many tokens of prompts beside rows as the card's rates say; empty where they say nothing.
+generate::BesideRule beside_rule(ops::Context& ctx, const config::Config& config, const train::OpenedModel& opened) {
+    if (!ctx.is_cuda()) return {};
+    const bool in_4bit = config.model.load_in_4bit || opened.file->tensors.quantised_linears() > 0;
+    const auto time = planner::DecodingTime::of(train::machine_of(ctx.device()).card, opened.file->spec, in_4bit);
+    return time ? generate::beside_rule(*time) : generate::BesideRule{};
+}
+
+Delay delay_by_prompt(ops::Context& ctx, model::Model& model, int64_t rows, int64_t prompt, int64_t answer,
+                      const generate::BesideRule& beside) {
     constexpr int alone = 24;
-    generate::Decoder decoder(ctx, model, {.rows = rows + 1});
+    generate::Decoder decoder(ctx, model, {.rows = rows + 1, .beside = beside});
     std::mt19937 random(5);
     for (int64_t row = 0; row < rows; ++row) decoder.add(request_of(model, random, row, prompt, answer));
     int64_t begun = 0;
@@ -194,18 +205,21 @@ void bench_generate(const config::LoadedConfig& given, const config::BenchReques
     const train::OpenedModel opened = train::open_model(loaded.config);
     train::CacheSize cache = train::cache_for(most + 1, context);  // a prompt that goes in beside the rows
     cache.shrinks = false;                                         // what is asked is measured, or refused
-    const train::LoadedModel benched =
-        train::load_for_inference(loaded, opened, std::max<int64_t>(std::min<int64_t>(2048, most * prompt), most + 1),
-                                  most + 1, most + 1, /*fewest_tokens=*/1, cache, request.adapters);
+    const int64_t singly = generate::BesideBounds{}.most;          // its tokens, a segment each
+    const train::LoadedModel benched = train::load_for_inference(
+        loaded, opened, std::max<int64_t>(std::min<int64_t>(2048, most * prompt), most + 1 + singly), most + 1 + singly,
+        most + 1, /*fewest_tokens=*/1, cache, request.adapters);
     ops::Context& ctx = *benched.ctx;
     model::Model& model = *benched.model;
     const double rate = copy_rate(ctx);
+    const generate::BesideRule beside = beside_rule(ctx, loaded.config, opened);
     for (const int64_t rows : all_rows) {
         measure(ctx, model, rows, prompt, std::min<int64_t>(answer, 16), 1);  // libraries choose algorithms
         const Measured m = measure(ctx, model, rows, prompt, answer, 2);
         const Measured profiled =
             measure(ctx, model, rows, prompt, std::min<int64_t>(answer, 64), 3, /*profiles=*/true);
-        const Delay delay = delay_by_prompt(ctx, model, rows, prompt, answer);
+        delay_by_prompt(ctx, model, rows, prompt, answer, beside);  // shapes that come again are recorded
+        const Delay delay = delay_by_prompt(ctx, model, rows, prompt, answer, beside);
         const int64_t keys =
             rows * (prompt + answer / 2) * generate::cache_bytes_per_token(model.spec(), model.dtype());
         const double ms = 1000 * m.decode / static_cast<double>(std::max<int64_t>(1, m.passes));
@@ -229,6 +243,9 @@ void bench_generate(const config::LoadedConfig& given, const config::BenchReques
             {"share_of_ceiling", ceiling / ms},
             {"ms_between_tokens", delay.median_ms},
             {"ms_beside_a_prompt", delay.longest_ms},
+            {"times_as_long", delay.longest_ms / delay.median_ms},
+            {"tokens_beside",
+             beside ? beside(rows, rows * prompt, 0).tokens : generate::DecoderOptions{}.beside_tokens},
             {"regions_ms", profiled.regions}};
         std::cout << (request.json ? result.dump() : result.dump(2)) << std::endl;
     }

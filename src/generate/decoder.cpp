@@ -25,6 +25,8 @@ SchedulerLimits limits_of(const model::Model& model, const DecoderOptions& optio
     limits.rows = least(options.rows, std::min({sizes.segments, sizes.head_rows, limits.pass_tokens}));
     limits.context = least(options.context, sizes.longest_context());
     limits.beside_tokens = options.beside_tokens;
+    limits.beside = options.beside;
+    limits.segments = sizes.segments;
     if (is_dynamic(model)) limits.rows = 1, limits.shares_prefixes = false;
     return limits;
 }
@@ -35,19 +37,26 @@ int32_t slot(const Sequence& s, int64_t position) {
     return static_cast<int32_t>(page * ops::page_tokens + position % ops::page_tokens);
 }
 
-/// `parts` with the last again so often as makes a bucket of rows, up to `most`: it computes the same once more and
-/// puts it where it lies already.
-std::vector<Part> padded(std::vector<Part> parts, int64_t most) {
-    const auto rows = static_cast<int64_t>(parts.size());
-    if (rows == 0 || !std::all_of(parts.begin(), parts.end(), [](const Part& part) { return part.decodes(); }))
-        return parts;
-    if (const int64_t bucket = bucket_of(rows); bucket <= most)
-        parts.resize(static_cast<std::size_t>(bucket), parts.back());
-    return parts;
+/// The last token again so often as makes a bucket of rows, up to `most`: it computes the same once more and puts it
+/// where it lies already.
+void pad(model::CachedPass& pass, int64_t most) {
+    const int64_t tokens = pass.batch.tokens(), bucket = bucket_of(std::max<int64_t>(tokens, 1));
+    if (pass.rows.decoding != tokens || bucket > most) return;
+    const auto pages = static_cast<std::size_t>(pass.rows.most_pages);
+    for (int64_t row = tokens; row < bucket; ++row) {
+        for (auto* values : {&pass.batch.ids_T, &pass.batch.positions_T, &pass.slots_T, &pass.rows.lengths})
+            values->push_back(values->back());
+        if (!pass.adapter_T.empty()) pass.adapter_T.push_back(pass.adapter_T.back());
+        pass.batch.segments.push_back(static_cast<int32_t>(row + 1));
+        pass.rows.q_offsets.push_back(static_cast<int32_t>(row + 1));
+        const std::vector<int32_t> last(pass.rows.pages.end() - static_cast<std::ptrdiff_t>(pages),
+                                        pass.rows.pages.end());
+        pass.rows.pages.insert(pass.rows.pages.end(), last.begin(), last.end());
+    }
+    pass.rows.decoding = bucket;
 }
 
-/// `choosing`: so many parts, the first that choose, are asked for logits.
-model::CachedPass pass_of(const std::vector<Part>& parts, std::size_t choosing, int64_t context, bool names_adapters) {
+model::CachedPass pass_of(const std::vector<Part>& parts, int64_t context, bool names_adapters) {
     model::CachedPass pass;
     data::Batch& batch = pass.batch;
     ops::PagedRows& rows = pass.rows;
@@ -56,22 +65,25 @@ model::CachedPass pass_of(const std::vector<Part>& parts, std::size_t choosing, 
     for (const Part& part : parts) {
         const Sequence& s = *part.sequence;
         const int64_t end = s.cached + part.count;
+        const auto end_row = [&](int64_t tokens, int64_t keys) {
+            batch.segments.push_back(static_cast<int32_t>(batch.ids_T.size()));
+            batch.longest = std::max(batch.longest, static_cast<int32_t>(tokens));
+            if (s.cached == 0 && !part.singly) return;
+            rows.q_offsets.push_back(batch.segments.back());
+            rows.lengths.push_back(static_cast<int32_t>(keys));
+            rows.pages.insert(rows.pages.end(), s.pages.begin(), s.pages.end());
+            rows.pages.resize(rows.lengths.size() * static_cast<std::size_t>(rows.most_pages));
+            rows.decoding += part.decodes() || part.singly ? 1 : 0;
+        };
         for (int64_t t = s.cached; t < end; ++t) {
             batch.ids_T.push_back(part.ahead ? 0 : s.ids[static_cast<std::size_t>(t)]);
             batch.positions_T.push_back(static_cast<int32_t>(t));
             pass.slots_T.push_back(slot(s, t));
             if (names_adapters) pass.adapter_T.push_back(s.request.adapter);
+            if (part.singly) end_row(1, t + 1);
         }
-        batch.segments.push_back(static_cast<int32_t>(batch.ids_T.size()));
-        batch.longest = std::max(batch.longest, static_cast<int32_t>(part.count));
-        if (part.chooses() && batch.target_index.size() < choosing)
-            batch.target_index.push_back(batch.segments.back() - 1);
-        if (s.cached == 0) continue;
-        rows.q_offsets.push_back(batch.segments.back());
-        rows.lengths.push_back(static_cast<int32_t>(end));
-        rows.pages.insert(rows.pages.end(), s.pages.begin(), s.pages.end());
-        rows.pages.resize(rows.lengths.size() * static_cast<std::size_t>(rows.most_pages));
-        rows.decoding += part.decodes() ? 1 : 0;
+        if (!part.singly) end_row(part.count, end);
+        if (part.chooses()) batch.target_index.push_back(batch.segments.back() - 1);
     }
     batch.labels = static_cast<int64_t>(batch.target_index.size());
     batch.target_ids.assign(batch.target_index.size(), 0);
@@ -89,6 +101,7 @@ int64_t bucket_of(int64_t rows) {
 Decoder::Decoder(ops::Context& ctx, model::Model& model, const DecoderOptions& options)
     : ctx_(ctx),
       model_(model),
+      pads_(ctx.is_cuda() || options.pads),
       context_(limits_of(model, options).context),
       scheduler_(limits_of(model, options), ops::pages_of(model.sizes().cache_tokens), ops::page_tokens) {}
 
@@ -166,9 +179,9 @@ Decoder::Issued Decoder::issue(const std::vector<Part>& parts, const at::Tensor&
     const auto on_device = at::TensorOptions().device(ctx_.device());
     issued.ids_C = at::empty({count}, on_device.dtype(at::kInt));
     issued.logprobs_C = at::empty({count}, on_device.dtype(at::kFloat));
+    model::CachedPass pass = pass_of(parts, context_, model_.sizes().adapters > 0);
     // Recordings are for shapes that come again: rows that leave do not make another one.
-    const int64_t most = ctx_.is_cuda() ? std::min(model_.sizes().segments, model_.sizes().tokens) : 0;
-    model::CachedPass pass = pass_of(padded(parts, most), rows.size(), context_, model_.sizes().adapters > 0);
+    if (pads_) pad(pass, std::min(model_.sizes().segments, model_.sizes().tokens));
     pass.ids = ids;
     model_.continue_rows(pass, [&](int64_t first, const at::Tensor& logits_CV) {
         const int64_t n = logits_CV.size(0);

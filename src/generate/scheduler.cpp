@@ -1,6 +1,7 @@
 #include "unsloth/generate/scheduler.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "unsloth/core/error.h"
 
@@ -75,13 +76,23 @@ void Scheduler::add_decoding(std::vector<Part>& parts) {
     }
 }
 
-void Scheduler::add_prompts(std::vector<Part>& parts, int64_t tokens) {
+/// Up to so many tokens; with a rule as it says of the first prompt to come.
+void Scheduler::add_prompts(std::vector<Part>& parts, int64_t tokens, const BesideRule& beside) {
+    bool asks = static_cast<bool>(beside), singly = false;
+    const auto rows = static_cast<int64_t>(parts.size());
+    int64_t keys = 0;
+    for (const Part& part : parts) keys += part.sequence->cached + 1;
     const auto add = [&](Sequence& s) {
+        if (std::exchange(asks, false)) {
+            const Beside most = beside(rows, keys, s.cached);
+            singly = most.singly && limits_.segments > rows;
+            tokens = std::min({tokens, most.tokens, singly ? limits_.segments - rows : tokens});
+        }
         const int64_t room = (static_cast<int64_t>(s.pages.size()) + pool_.free()) * pool_.page_tokens() - s.cached;
         const int64_t count = std::min({s.remaining(), tokens, room});
         if (count <= 0) return;
         make_room(s, count);
-        parts.push_back({&s, count});
+        parts.push_back({.sequence = &s, .count = count, .singly = singly});
         tokens -= count;
     };
     for (const auto& s : running_)
@@ -150,7 +161,10 @@ std::vector<Part> Scheduler::next_pass() {
     std::vector<Part> parts;
     add_decoding(parts);
     const int64_t left = limits_.pass_tokens - static_cast<int64_t>(parts.size());
-    add_prompts(parts, parts.empty() ? left : std::min(left, limits_.beside_tokens));
+    if (parts.empty() || limits_.beside)
+        add_prompts(parts, left, parts.empty() ? BesideRule{} : limits_.beside);
+    else
+        add_prompts(parts, std::min(left, limits_.beside_tokens));
     while (parts.empty() && running_.size() > 1) {  // prompts hold all pages, and none is complete
         preempt_last();
         add_prompts(parts, left);
@@ -158,7 +172,7 @@ std::vector<Part> Scheduler::next_pass() {
     UNSLOTH_CHECK(!parts.empty() || (running_.empty() && waiting_.empty()), "no page is left for ", running_.size(),
                   " running and ", waiting_.size(), " waiting sequences");
     const auto others = std::stable_partition(parts.begin(), parts.end(), [](const Part& p) { return p.decodes(); });
-    std::stable_partition(others, parts.end(), [](const Part& p) { return p.sequence->cached > 0; });
+    std::stable_partition(others, parts.end(), [](const Part& p) { return p.sequence->cached > 0 || p.singly; });
     return parts;
 }
 
@@ -175,7 +189,7 @@ std::vector<Part> Scheduler::pass_ahead(std::span<Sequence* const> chosen) {
     std::vector<Part> parts;
     for (Sequence* s : chosen) {
         make_room(*s, 1);
-        parts.push_back({s, 1, /*ahead=*/true});
+        parts.push_back({.sequence = s, .count = 1, .ahead = true});
     }
     return parts;
 }

@@ -161,9 +161,10 @@ TEST_P(AdaptersTest, ThePlanHoldsAllOfThemAndOtherPassesAreRefused) {
     request.adapters = adapters;
     const model::ModelPlan plan(file, request);
     int64_t values = 0;
-    for (const weights::NamedAdapter& adapter : adapters)
-        for (const formats::TensorView& tensor : formats::read_adapter(adapter.folder, spec).file.tensors())
-            values += tensor.elements();
+    for (const weights::NamedAdapter& named : adapters) {
+        const formats::Adapter adapter = formats::read_adapter(named.folder, spec);
+        for (const formats::TensorView& tensor : adapter.file.tensors()) values += tensor.elements();
+    }
     EXPECT_GE(plan.total_bytes() - without, values * static_cast<int64_t>(sizeof(float)));
     const LoadedModel model = load_model(model_folder(name), request);
     EXPECT_THROW(model->score(every_position({{1, 2, 3}})), CheckError) << "whose adapter?";

@@ -19,14 +19,15 @@ using Row = std::vector<int32_t>;
 constexpr int64_t new_tokens = 10, context = 48;
 
 LoadedModel load(const std::string& name, const std::string& device, int64_t rows, int64_t cache_tokens,
-                 int64_t pass_tokens = 64) {
+                 int64_t pass_tokens = 64, int64_t singly = 0) {
     model::LoadRequest request;
     request.device = ops::choose_device(device);
     request.dtype = at::kFloat;
     request.load_in_4bit = false;
     request.sizes.training = false;
-    request.sizes.tokens = request.sizes.longest = std::max(pass_tokens, rows);
-    request.sizes.segments = request.sizes.head_rows = rows;
+    request.sizes.tokens = request.sizes.longest = std::max(pass_tokens, rows + singly);
+    request.sizes.segments = rows + singly;
+    request.sizes.head_rows = rows;
     request.sizes.cache_tokens = cache_tokens;
     request.sizes.context = context;
     request.run.head_tile = 16;  // the logits of a pass come in several pieces
@@ -78,7 +79,8 @@ struct GreedyAnswers {
 
     explicit GreedyAnswers(const std::string& name) {
         const auto row = read_json(golden("forward/" + name + ".json"))["input_ids"][1].get<Row>();
-        for (const auto& entry : read_json(golden("forward/greedy.json")).at(name)) {
+        const nlohmann::json all = read_json(golden("forward/greedy.json"));
+        for (const auto& entry : all.at(name)) {
             const auto begin = row.begin() + entry[0].get<std::ptrdiff_t>();
             ids.push_back(entry[2].get<Row>());
             requests.push_back({.prompt = Row(begin, begin + entry[1].get<std::ptrdiff_t>()),
@@ -93,14 +95,21 @@ TEST_P(DecoderTest, GreedyAnswersAreThoseOfTransformers) {
     std::set<int32_t> distinct;
     for (const Row& ids : expected.ids) distinct.insert(ids.begin(), ids.end());
     EXPECT_GT(distinct.size(), 10U) << "constant answers prove little";
-    for (const int64_t rows : {1, 7, 64}) {
-        // The cache is short: some are put off, and computed anew.
-        const LoadedModel model = load(name, device, rows, std::max<int64_t>(64, rows * 24), 32);
-        generate::Decoder decoder(*model.ctx, *model.model);
-        const std::vector<Answer> answers = answer_as_they_come(decoder, expected.requests);
-        for (std::size_t i = 0; i < answers.size(); ++i)
-            EXPECT_EQ(answers[i].ids, expected.ids[i]) << "prompt " << i << " of " << rows << " rows";
-        EXPECT_EQ(decoder.scheduler().pool().free(), decoder.scheduler().pool().pages());
+    // Tokens of prompts go in together, or each by itself, so many as befits nobody.
+    const generate::BesideRule odd = [](int64_t decoding, int64_t keys, int64_t cached) {
+        return generate::Beside{1 + (decoding + keys + cached) % 11, keys % 3 != 0};
+    };
+    for (const generate::BesideRule& beside : {generate::BesideRule{}, odd}) {
+        for (const int64_t rows : {1, 7, 64}) {
+            // The cache is short: some are put off, and computed anew.
+            const LoadedModel model = load(name, device, rows, std::max<int64_t>(64, rows * 24), 32, /*singly=*/12);
+            generate::Decoder decoder(*model.ctx, *model.model, {.beside = beside, .pads = true});
+            const std::vector<Answer> answers = answer_as_they_come(decoder, expected.requests);
+            for (std::size_t i = 0; i < answers.size(); ++i)
+                EXPECT_EQ(answers[i].ids, expected.ids[i])
+                    << "prompt " << i << " of " << rows << " rows" << (beside ? ", by a rule" : "");
+            EXPECT_EQ(decoder.scheduler().pool().free(), decoder.scheduler().pool().pages());
+        }
     }
 }
 

@@ -24,6 +24,8 @@ struct DecoderOptions {
     /// Tokens of prompts in a pass in which other sequences decode, which wait for them: a pass of so many takes less
     /// than three times one that decodes (`bench generate` measures it). More where nobody waits for single tokens.
     int64_t beside_tokens = 128;
+    BesideRule beside = {};  ///< instead (generate/beside.h); may be empty
+    bool pads = false;       ///< rows to buckets, as on a GPU, which records passes
 };
 
 /// Uses the model's planned buffers and cache: one decoder at a time, and no training pass meanwhile. It knows of no
@@ -64,6 +66,7 @@ class Decoder {
 
     ops::Context& ctx_;
     model::Model& model_;
+    bool pads_;
     int64_t context_;
     Scheduler scheduler_;
     std::map<int64_t, Answer> answers_;  ///< of the requests under way, by number

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -13,12 +14,23 @@
 
 namespace unsloth::generate {
 
+/// What a pass in which rows decode takes in of prompts.
+struct Beside {
+    int64_t tokens = 1;  ///< one at least
+    bool singly =
+        false;  ///< each attends over its keys by itself, as a row that decodes does: one kind of pass for all
+};
+/// By the number of rows that decode, their keys together, and the tokens of the prompt that are cached.
+using BesideRule = std::function<Beside(int64_t rows, int64_t keys, int64_t cached)>;
+
 struct SchedulerLimits {
     int64_t rows = 1;             ///< sequences in a pass
     int64_t pass_tokens = 1;      ///< of a pass, `rows` at least
     int64_t beside_tokens = 1;    ///< of prompts in a pass in which others decode: what these wait for
     int64_t context = 1;          ///< prompt and answer of one sequence
     bool shares_prefixes = true;  ///< pages of equal beginnings are computed once
+    BesideRule beside = {};       ///< instead of beside_tokens; may be empty
+    int64_t segments = 0;         ///< with it: of a pass, in which tokens that go in singly are one each
 };
 
 /// A request under way.
@@ -41,7 +53,8 @@ struct Sequence {
 struct Part {
     Sequence* sequence = nullptr;
     int64_t count = 0;
-    bool ahead = false;  ///< its token is the one that the pass before chooses: only the device knows it yet
+    bool singly = false;  ///< Beside::singly
+    bool ahead = false;   ///< its token is the one that the pass before chooses: only the device knows it yet
     bool chooses() const { return ahead || count == sequence->remaining(); }  ///< its last token's logits give the next
     bool decodes() const { return count == 1 && sequence->cached > 0; }
 };
@@ -74,7 +87,7 @@ class Scheduler {
     void preempt_last();
     void release(Sequence& sequence);
     void add_decoding(std::vector<Part>& parts);
-    void add_prompts(std::vector<Part>& parts, int64_t tokens);
+    void add_prompts(std::vector<Part>& parts, int64_t tokens, const BesideRule& beside = {});
     bool admit(Sequence& sequence);
     void share_prefix(Sequence& sequence);
     bool is_being_computed(const Sequence& sequence) const;
