@@ -267,7 +267,7 @@ class Lister {
             ints("keys' tokens", sizes_.keys, b.key_tokens);
             if (sizes_.training) ints("places of keys", 2 * std::max(t, sizes_.all_keys), b.key_places);
         }
-        if (sizes_.adapters > 0) ints("adapters of tokens", t, b.adapter_T, true);
+        if (sizes_.adapters > 0) ints("adapters of tokens", t, b.adapter_T, Rows::tokens);
         if (sizes_.cache_tokens > 0) {
             ints("cache slots", t, b.slots_T, Rows::tokens);
             ints("lengths of rows", sizes_.segments, b.lengths_S);
