@@ -18,7 +18,8 @@ void run_tokenize(const config::CommandLine& line) {
     std::ios::sync_with_stdio(false);
     const std::filesystem::path place =
         formats::resolve_model_path(request.tokenizer, formats::ModelFiles::all_but_weights);
-    if (std::filesystem::is_directory(place) && !tokenizer::Tokenizer::exists(place))
+    const auto has = [&](const char* name) { return std::filesystem::exists(place / name); };  // of whatever kind
+    if (std::filesystem::is_directory(place) && !has("tokenizer.json") && !has("tokenizer.model"))
         throw input_error(cat(place.string(), ": no tokenizer.json or tokenizer.model"),
                           "--tokenizer is a model's folder, or its tokenizer.json.");
     const tokenizer::Tokenizer tokenizer = tokenizer::Tokenizer::load(place);

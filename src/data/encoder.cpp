@@ -122,6 +122,7 @@ class TokenizerEncoder : public RowEncoder {
             return std::find(stops.begin(), stops.end(), row.ids[static_cast<std::size_t>(place)]) != stops.end();
         };
         if (!stops_at(row.trained.back().second - 1)) row.doubts |= static_cast<uint32_t>(RowDoubt::open_end);
+        if ((row.doubts & static_cast<uint32_t>(RowDoubt::merged_start)) != 0) return row;  // it had a text
         for (const auto& [begin, end] : row.trained)
             if (end == begin + 1 && stops_at(begin)) row.doubts |= static_cast<uint32_t>(RowDoubt::empty_answer);
         return row;

@@ -21,7 +21,8 @@ struct Row {
 Row tokenize_row(const Tokenizer& tokenizer, const TokenizeOptions& options, const ChatTemplate& chat,
                  const std::string& line, const std::string& where) {
     Row out;
-    if (line[line.find_first_not_of(" \t")] != '{')
+    // Of plain text the reader of JSON would speak of syntax. A file may begin with a byte order mark.
+    if (std::string_view("{[\xEF").find(line[line.find_first_not_of(" \t\r")]) == std::string_view::npos)
         throw input_error(cat(where, ": expected a JSON object"),
                           R"(Each line is {"text": "…"} or {"messages": [{"role": "user", "content": "…"}]}.)");
     const auto document = parse_json(line, where);

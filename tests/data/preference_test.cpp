@@ -165,7 +165,8 @@ TEST(JudgedRows, KeepTheirVerdict) {
     for (const char* odd : {"2", "\"good\"", "null"})
         EXPECT_NE(refused(cat(R"({"prompt": "q", "completion": "a", "label": )", odd, "}"), kto).find("label"),
                   std::string::npos);
-    EXPECT_NE(refused(R"({"prompt": "q", "completion": "a"})", kto).find("\"label\" is missing"), std::string::npos);
+    EXPECT_NE(refused(R"({"prompt": "q", "completion": "a"})", kto).find("no verdict on its answer"),
+              std::string::npos);
 }
 
 // The forms of LLaMA-Factory's kto data, each as its {prompt, completion, label}.
