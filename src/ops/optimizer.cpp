@@ -1,6 +1,3 @@
-// sqrtf need not set errno: loops with it become vector instructions.
-#pragma GCC optimize("no-math-errno")
-
 #include "unsloth/ops/optimizer.h"
 
 #include <ATen/ATen.h>
@@ -10,12 +7,16 @@
 #include <array>
 #include <cmath>
 
-#include "kernels/adamw_math.h"
+#include "kernels/dynamic_codes.h"
 #ifdef UNSLOTH_CUDA
 #include "kernels/optimizer.h"
 #endif
 #include "unsloth/core/error.h"
 #include "unsloth/spec/dynamic_map.h"
+
+#if defined(__GNUC__) && !defined(__clang__) && !defined(__NO_MATH_ERRNO__)
+#error "this file is compiled with -fno-math-errno: no loop with sqrtf becomes vector instructions without"
+#endif
 
 namespace unsloth::ops {
 namespace {
@@ -69,20 +70,25 @@ adamw::Constants constants_of(const AdamwSettings& settings) {
             .rate_factors = {rate(0), rate(1), rate(2), rate(3)}};
 }
 
-struct Midpoints {
-    std::array<float, 256> m{}, v{};  ///< [255] unused
-    explicit Midpoints(const float* maps) {
-        for (std::size_t i = 0; i < 255; ++i) {
-            m[i] = (maps[i] + maps[i + 1]) * 0.5F;
-            v[i] = (maps[256 + i] + maps[256 + i + 1]) * 0.5F;
-        }
+/// Tables of the codes of both maps (kernels/dynamic_codes.h).
+struct Codes {
+    std::array<uint32_t, adamw::SignedCodes::buckets> m{};
+    std::array<uint32_t, adamw::UnsignedCodes::buckets> v{};
+    explicit Codes(const float* maps) {
+        fill<adamw::SignedCodes>(m, maps);
+        fill<adamw::UnsignedCodes>(v, maps + 256);
+    }
+
+  private:
+    template <class Table, std::size_t kBuckets>
+    static void fill(std::array<uint32_t, kBuckets>& entries, const float* map) {
+        std::array<uint32_t, Table::thresholds> sorted{};
+        for (int k = 0; k < Table::thresholds; ++k)
+            sorted[static_cast<std::size_t>(k)] = adamw::bits_of_float(Table::threshold(map, k));
+        for (int bucket = 0; bucket < Table::buckets; ++bucket)
+            entries[static_cast<std::size_t>(bucket)] = Table::entry(sorted.data(), bucket);
     }
 };
-
-int code_of(float x, const std::array<float, 256>& midpoints) {
-    const auto* first = std::lower_bound(midpoints.data(), midpoints.data() + 255, x);
-    return adamw::nearest_code(x, midpoints.data(), static_cast<int>(first - midpoints.data()));
-}
 
 #if defined(__x86_64__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 // With the widest vectors that the machine has. Each operation is rounded on its own in all of them: the same bits.
@@ -103,27 +109,37 @@ UNSLOTH_WIDEST void step_block_32bit(adamw::Constants constants, adamw::Factors 
             adamw::element_32bit(constants, factors, false, g[i], p[i], m[i], v[i]);
 }
 
-void step_block_8bit(const adamw::Constants& constants, const adamw::Factors& factors, const float* maps,
-                     const Midpoints& midpoints, bool decays, const float* g, float* p, uint8_t* codes_m,
-                     uint8_t* codes_v, float& absmax_m, float& absmax_v) {
-    std::array<float, optimizer_block> m, v;
-    float largest_m = 0, largest_v = 0;
-    for (std::size_t i = 0; i < m.size(); ++i) {
-        m[i] = maps[codes_m[i]] * absmax_m;
-        v[i] = maps[256 + codes_v[i]] * absmax_v;
-        const float v_floor = adamw::v_floor_8bit(constants, codes_m[i], codes_v[i], maps[256 + 1], absmax_v);
-        adamw::element_8bit(constants, factors, decays, g[i], v_floor, p[i], m[i], v[i]);
-        largest_m = std::max(largest_m, std::fabs(m[i]));
-        largest_v = std::max(largest_v, v[i]);
+/// One block of 256 likewise; `absmax_m` and `absmax_v` are the block's.
+UNSLOTH_WIDEST void step_block_8bit(adamw::Constants constants, adamw::Factors factors, const float* __restrict maps,
+                                    const Codes& codes, bool decays, const float* __restrict g, float* __restrict p,
+                                    uint8_t* __restrict codes_m, uint8_t* __restrict codes_v, float& absmax_m,
+                                    float& absmax_v) {
+    alignas(64) float m[optimizer_block], v[optimizer_block], floors[optimizer_block];
+    const float old_m = absmax_m, old_v = absmax_v;
+    for (int64_t i = 0; i < optimizer_block; ++i) {
+        m[i] = maps[codes_m[i]] * old_m;
+        v[i] = maps[256 + codes_v[i]] * old_v;
+        floors[i] = adamw::v_floor_8bit(constants, codes_m[i], codes_v[i], maps[257], old_v);
     }
-    for (std::size_t i = 0; i < m.size(); ++i) {
-        const float scaled_m = largest_m > 0 ? m[i] / largest_m : 0.0F;
-        const float scaled_v = largest_v > 0 ? v[i] / largest_v : 0.0F;
-        codes_m[i] = static_cast<uint8_t>(adamw::with_sign_of(m[i], code_of(scaled_m, midpoints.m)));
-        codes_v[i] = static_cast<uint8_t>(code_of(scaled_v, midpoints.v));
+    for (int64_t i = 0; i < optimizer_block; ++i) {
+        float value = p[i], new_m = m[i], new_v = v[i];
+        adamw::element_8bit(constants, factors, decays, g[i], floors[i], value, new_m, new_v);
+        p[i] = value;
+        m[i] = new_m;
+        v[i] = new_v;
     }
-    absmax_m = largest_m;
-    absmax_v = largest_v;
+    uint32_t largest_m = 0, largest_v = 0;  // bits of numbers that are not negative are in their order
+    for (int64_t i = 0; i < optimizer_block; ++i) {
+        largest_m = std::max(largest_m, adamw::bits_of_float(std::fabs(m[i])));
+        largest_v = std::max(largest_v, adamw::bits_of_float(v[i]));
+    }
+    absmax_m = adamw::float_of_bits(largest_m);
+    absmax_v = adamw::float_of_bits(largest_v);
+    const float over_m = largest_m > 0 ? absmax_m : 1.0F, over_v = largest_v > 0 ? absmax_v : 1.0F;
+    for (int64_t i = 0; i < optimizer_block; ++i) {
+        codes_m[i] = static_cast<uint8_t>(adamw::signed_code(codes.m.data(), m[i], std::fabs(m[i]) / over_m));
+        codes_v[i] = static_cast<uint8_t>(adamw::UnsignedCodes::code(codes.v.data(), v[i] / over_v));
+    }
 }
 
 template <class T>
@@ -139,7 +155,7 @@ void adamw_on_cpu(Context& ctx, const AdamwState& state, const AdamwSettings& se
         factors_of[static_cast<std::size_t>(group)] =
             adamw::make_factors(constants, *ctx.scalars, ctx.outcome->clip, group);
     const float* maps = state.maps.data_ptr<float>();
-    const Midpoints midpoints(maps);
+    const Codes codes(maps);
     const uint8_t* flags = state.flags_b.data_ptr<uint8_t>();
     const int32_t* slots = state.slot_b.data_ptr<int32_t>();
     float *m32 = data_or_null<float>(state.m32), *v32 = data_or_null<float>(state.v32);
@@ -153,7 +169,7 @@ void adamw_on_cpu(Context& ctx, const AdamwState& state, const AdamwSettings& se
             const adamw::Factors& factors = factors_of[static_cast<std::size_t>(flags[block] >> block_rate_shift)];
             const int64_t slot = slots[block], place = slot * optimizer_block;
             if ((flags[block] & block_8bit) != 0) {
-                step_block_8bit(constants, factors, maps, midpoints, decays, g, p, m8 + place, v8 + place,
+                step_block_8bit(constants, factors, maps, codes, decays, g, p, m8 + place, v8 + place,
                                 absmax_m8[slot], absmax_v8[slot]);
             } else {
                 step_block_32bit(constants, factors, decays, g, p, m32 + place, v32 + place);
