@@ -29,7 +29,6 @@ std::vector<std::string> options_without_effect(const config::Config& config, bo
     };
     const config::TrainingOptions& training = config.training;
     only_on_gpus("training.max_memory_gib", training.max_memory_gib > 0);
-    only_on_gpus("training.micro_batch auto", training.micro_batch != config::PassRows::as_given);
     if (config.distributed.zero_stage > 0 && data_ranks == 1)
         idle.push_back(cat("distributed.zero_stage ", config.distributed.zero_stage,
                            " has no effect: one process holds the model; unsloth-train launch --nproc_per_node N "

@@ -27,6 +27,7 @@ model::ModelPlan usual_pass(const model::ModelPlan& plan, double usual) {
 
 bool may_regroup(const config::Config& config, at::Device device) {
     return config.training.micro_batch == config::PassRows::automatic && device.is_cuda() &&
+           !config.training.deterministic &&  // whose bits would depend on what memory is free
            config.training.max_tokens_per_batch == 0 && config.training.objective != config::Objective::kto &&
            config.training.objective != config::Objective::distill && config.distributed.pp_size == 1;
 }

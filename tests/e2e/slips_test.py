@@ -138,9 +138,9 @@ class Options(EndToEnd):
         self.fail_with(USAGE, "--prompt, --file or --chat", "generate", "--model.path", LEGAL_BASE)
         idle = self.succeed(
             *self.train_arguments(model(LLAMA), self.rows(2), "--max_steps", "0"),
-            *("--max_memory_gib", "0.001", "--zero_stage", "3", "--micro_batch", "auto"),
+            *("--max_memory_gib", "0.001", "--zero_stage", "3"),
         )
-        for option in ("training.max_memory_gib", "distributed.zero_stage 3", "training.micro_batch auto"):
+        for option in ("training.max_memory_gib", "distributed.zero_stage 3"):
             self.assertIn(f"W {option} has no effect", idle.err)
 
     def test_a_warmup_longer_than_the_run(self):

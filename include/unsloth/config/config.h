@@ -140,7 +140,7 @@ struct TrainingOptions {
     int64_t per_device_train_batch_size = 2;
     int64_t max_tokens_per_batch = 0;  ///< of a micro-batch, instead of a number of rows; 0: off
     int64_t gradient_accumulation_steps = 4;
-    PassRows micro_batch = PassRows::as_given;
+    PassRows micro_batch = PassRows::automatic;
     double num_train_epochs = 1;
     int64_t max_steps = -1;
     std::optional<double> learning_rate = 2e-4;  ///< absent: by rule, which the trainer settles

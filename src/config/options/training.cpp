@@ -268,9 +268,10 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .on_resume(OnResume::told);
     options
         .add_choice("micro_batch", training.micro_batch,
-                    {{"as_given", PassRows::as_given}, {"auto", PassRows::automatic}},
-                    "Rows of a pass: per_device_train_batch_size of them (as_given), or as many of a step's rows as "
-                    "are predicted to be fastest on this GPU (auto), with the same losses but for rounding. A step has "
+                    {{"auto", PassRows::automatic}, {"as_given", PassRows::as_given}},
+                    "Rows of a pass: as many of a step's rows as are predicted to be fastest on this GPU in the memory "
+                    "there is (auto), with the same losses but for rounding, or per_device_train_batch_size of them "
+                    "(as_given, and what auto means on the CPU and with deterministic). A step has "
                     "per_device_train_batch_size x gradient_accumulation_steps rows either way.")
         .on_resume(OnResume::told);
     options.add("num_train_epochs", training.num_train_epochs, "Passes over the data; may be a fraction.")
