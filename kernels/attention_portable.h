@@ -1,6 +1,6 @@
-// Attention on any CUDA card, in fp32 arithmetic with a fixed order of summation (no atomics): the oracle on
-// the device, the path of fp32 runs and of deterministic ones, and the fallback. Tiles and online softmax
-// after Dao, "FlashAttention-2" (2023).
+// Attention on any CUDA card with a fixed order of summation (no atomics): the path of fp32 runs, the backward of
+// deterministic ones, and the fallback. Tiles and online softmax after Dao, "FlashAttention-2" (2023). Tensor cores
+// serve 16-bit rows where they can (attention_mma.h); everything else is fp32 arithmetic without them.
 //
 // Legend: T query tokens, S key tokens, H heads, K kv heads, d head_dim.
 #pragma once

@@ -2,6 +2,7 @@
 // "FlashAttention-2", 2023); dk, dv and dq have kernels of their own, so that no sum needs atomics.
 //
 // Ceiling: the fp32 rate outside the tensor cores, as the forward.
+#include "kernels/attention_mma.h"
 #include "kernels/attention_portable.cuh"
 
 namespace unsloth::kernels {
@@ -167,6 +168,7 @@ void backward(const PortableAttention& a, const PortableAttentionGradients& g, c
 
 void attention_portable_backward(const PortableAttention& args, const PortableAttentionGradients& gradients,
                                  cudaStream_t stream) {
+    if (attention_mma_serves(args, gradients)) return attention_mma_backward(args, gradients, stream);
     dispatch(args, [&](auto type, auto size) {
         backward<typename decltype(type)::type, decltype(size)::value>(args, gradients, stream);
     });

@@ -3,6 +3,7 @@
 //
 // Ceiling: the fp32 rate outside the tensor cores; a thread reads 8 values from shared memory for 16 multiply-adds.
 // Decoding reads each key and value once: the bandwidth of memory.
+#include "kernels/attention_mma.h"
 #include "kernels/attention_portable.cuh"
 
 namespace unsloth::kernels {
@@ -167,6 +168,7 @@ void forward(const PortableAttention& a, cudaStream_t stream) {
 }  // namespace
 
 void attention_portable_forward(const PortableAttention& args, cudaStream_t stream) {
+    if (args.longest_q > 1 && attention_mma_serves(args)) return attention_mma_forward(args, stream);
     dispatch(args, [&](auto type, auto size) {
         forward<typename decltype(type)::type, decltype(size)::value>(args, stream);
     });

@@ -9,24 +9,13 @@
 #pragma once
 
 #include "kernels/common/device.cuh"
+#include "kernels/common/exp2_pack.cuh"
 #include "kernels/common/mma.cuh"
 #include "kernels/paged_attention.h"
 
 namespace unsloth::kernels::paged {
 
 constexpr int mma_warps = 4, mma_heads = 16;
-
-template <class T>
-__device__ __forceinline__ uint32_t pack_two(float low, float high);
-template <>
-__device__ __forceinline__ uint32_t pack_two<__nv_bfloat16>(float low, float high) {
-    return pack_bf16x2(low, high);
-}
-template <>
-__device__ __forceinline__ uint32_t pack_two<__half>(float low, float high) {
-    const __half2 pair = __floats2half2_rn(low, high);
-    return reinterpret_cast<const uint32_t&>(pair);
-}
 
 /// A 16-byte chunk as words; zeros where it is not `there`.
 struct Chunk {

@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "kernels/attention_cudnn.h"
+#include "kernels/attention_mma.h"
 #include "kernels/attention_portable.h"
 #include "kernels/common/launch.h"
 #include "ops/attention_packed.h"
@@ -33,13 +34,18 @@ constexpr int64_t least_forward_batch = 8;
 /// What cuDNN's deterministic backward may take (it keeps a matrix of S x S for every head and sequence).
 constexpr int64_t deterministic_workspace = int64_t{3} << 30;  // 8 rows of 2048 tokens, 32 heads: 2.1 GiB
 
-/// What the portable kernels cost where cuDNN's would run: they do not use tensor cores.
+/// What the portable kernels cost where cuDNN's would run and tensor cores do not serve them.
 constexpr const char* portable_cost =
     "; where they serve the backward pass, a step of an 8B model takes 2.3 times as long with rows of 2048 tokens "
     "(H200), and more with longer ones";
 
 bool is_half_precision(at::ScalarType type) {
     return type == at::kBFloat16 || type == at::kHalf;
+}
+
+/// Whether tensor cores serve the portable form of such heads in 16 bit: it is then little slower than cuDNN's.
+bool portable_is_fast(int64_t head_dim) {
+    return kernels::attention_mma_serves(spec::DType::bf16, static_cast<int>(head_dim));
 }
 
 // ---------------------------------------------------------------------------------------------- what was
@@ -199,6 +205,7 @@ CudaForm form_of(const AttentionShape& shape, const Segments& s, at::ScalarType 
     if (dense) return CudaForm::dense;
     // The frontend calls packed backwards of other head_dims a known functional issue.
     if (shape.head_dim % 16 == 0) return CudaForm::packed;
+    if (portable_is_fast(shape.head_dim)) return CudaForm::portable;
     static std::once_flag said;
     std::call_once(said, [&] {
         log::warning("attention over rows of unequal length (or no multiple of ", dense_step, ") with head_dim ",
@@ -219,7 +226,8 @@ bool fits(const Context& ctx, const CudnnCase& c) {
         static std::once_flag said;
         std::call_once(said, [&] {
             log::warning("cuDNN attention would take ", *bytes, " bytes of scratch, ", workspace_bytes(ctx),
-                         " were planned: the slower portable kernels serve such batches", portable_cost);
+                         " were planned: the slower portable kernels serve such batches",
+                         portable_is_fast(c.head_dim) ? "" : portable_cost);
         });
     }
     return bytes && *bytes <= workspace_bytes(ctx);
@@ -242,8 +250,8 @@ void warn_repeatable_is_slow() {
     static std::once_flag said;
     std::call_once(said, [] {
         log::warning(
-            "training.deterministic: the slower portable kernels serve attention's backward pass; cuDNN's is "
-            "repeatable for rows of one length (a multiple of ",
+            "training.deterministic: the slower portable kernels serve the backward pass of attention with this "
+            "head_dim; cuDNN's is repeatable for rows of one length (a multiple of ",
             dense_step, ", no packing) of at most ", deterministic_workspace >> 30, " GiB of scratch", portable_cost);
     });
 }
@@ -270,7 +278,7 @@ CudaChoice choose_backward(const Context& ctx, const AttentionShape& shape, cons
     const bool repeatable = !ctx.deterministic ||
                             (form == CudaForm::dense && deterministic_bytes(shape, segments.q_offsets.back(),
                                                                             segments.max_q) <= deterministic_workspace);
-    if (!repeatable) warn_repeatable_is_slow();
+    if (!repeatable && !portable_is_fast(shape.head_dim)) warn_repeatable_is_slow();
     const bool usable =
         repeatable &&
         (aligned({&args.dout, &args.q, &args.k, &args.v, &args.out, &args.dq, &args.dk, &args.dv}) || warn_unaligned());
@@ -416,6 +424,8 @@ bool cudnn_serves(const AttentionShape& shape, at::ScalarType dtype, at::Device 
                                  dtype_of(dtype) == spec::DType::bf16 ? "bfloat16" : "float16");
     if (served)
         log::info(what, ": cuDNN");
+    else if (portable_is_fast(shape.head_dim))
+        log::info(what, ": own kernels, since cuDNN does not serve it on this card");
     else
         log::warning(what, ": cuDNN does not serve it on this card, the slower portable kernels do", portable_cost);
     const std::lock_guard lock(r.mutex);

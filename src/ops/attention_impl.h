@@ -21,7 +21,7 @@ void attention_cpu_backward(const Context& ctx, const AttentionShape& shape, con
 int64_t attention_cpu_workspace(const AttentionShape& shape, at::ScalarType dtype, int64_t longest, bool backward);
 
 #if UNSLOTH_CUDA
-/// dense: cuDNN over [B, H, S, d]; packed: cuDNN with ragged offsets; portable: own kernels.
+/// dense: cuDNN over [B, H, S, d]; packed: cuDNN with ragged offsets; portable: own kernels (attention_portable.h).
 enum class CudaForm { dense, packed, portable };
 
 /// The kernels that run, and the form whose order lse has. They differ where a call falls back: the portable

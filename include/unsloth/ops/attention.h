@@ -33,7 +33,7 @@ struct AttentionShape {
 enum class AttentionPath { cpu, cudnn, portable };
 /// cudnn: bf16/f16, head_dim a multiple of 8 up to 256 that cuDNN serves in both directions on this card
 /// (asked once, then remembered); portable (own kernels, any dtype and head_dim up to 256, fixed order of
-/// summation): everything else.
+/// summation; on tensor cores where dtype, a head_dim of up to 128 and 16-byte alignment let them): everything else.
 ///
 /// Under `cudnn` these calls still go to the portable kernels: more keys than queries (a KV cache) where they were not
 /// planned for (attention_workspace), pointers or strides that are no multiple of 16 bytes, segments of unequal length
@@ -43,7 +43,7 @@ AttentionPath attention_path(const AttentionShape& shape, at::ScalarType dtype, 
 
 /// out_THd = softmax(scale q k^T + mask) v. q_THd, k_SKd, v_SKd, out_THd: compute dtype (fp64 too on the
 /// CPU), last dimension contiguous, strides of T and heads free (views of a fused QKV buffer). Arithmetic in
-/// fp32, out rounded once (cuDNN rounds the probabilities to the compute dtype before they meet v). lse: fp32
+/// fp32, out rounded once (tensor cores take the probabilities rounded to the compute dtype). lse: fp32
 /// (fp64 with fp64 inputs), contiguous, at least attention_lse_elements; receives the natural log-sum-exp of
 /// each row for the backward pass. Its order is the implementation's own ([H, T] on the CPU and in the
 /// portable form; on cuDNN [B, H, S] for equal lengths and [T, H] otherwise): hand it unread to the backward
