@@ -149,7 +149,7 @@ struct RowWorker {
 
 /// A block: 128 queries of one head against all keys they see, which come in two stages.
 template <class T, int D>
-__global__ void __launch_bounds__(threads, 2) forward_kernel(PortableAttention a) {
+__global__ void __launch_bounds__(threads, D <= 64 ? 3 : 2) forward_kernel(PortableAttention a) {
     constexpr uint32_t tile_bytes = block_keys * Rows<D>::bytes;
     extern __shared__ __align__(256) unsigned char shared[];
     const uint32_t q_tile = shared_address(shared), tiles = q_tile + block_rows * Rows<D>::bytes;
