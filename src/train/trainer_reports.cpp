@@ -166,15 +166,17 @@ bool Trainer::is_logged(int64_t step) const {
 }
 
 double Trainer::peak_gib() const {
-    const int64_t peak = device_.is_cuda() ? memory::peak_allocated_bytes(device_) : plan_->total_bytes();
+    const int64_t peak = device_.is_cuda() ? memory::peak_allocated_bytes(device_) + plan_->peer().total_bytes()
+                                           : plan_->total_bytes();
     return static_cast<double>(peak) / (1 << 30);
 }
 
-/// What the allocator took, against the plan. Recorded passes are the driver's, not the allocator's.
+/// What the allocator took, against the plan. Recorded passes, and what peers read, are the driver's, not the
+/// allocator's.
 void Trainer::tell_memory() const {
     if (!device_.is_cuda()) return;
     const memory::AllocatorUse use = memory::allocator_use(device_);
-    const int64_t planned = plan_->total_bytes() - plan_->recorded_bytes();
+    const int64_t planned = plan_->total_bytes() - plan_->recorded_bytes() - plan_->peer().total_bytes();
     char share[96];
     std::snprintf(share, sizeof share, "%.1f %% of the plan's; fragmentation %.1f %%",
                   100.0 * static_cast<double>(use.peak_allocated) / static_cast<double>(planned),
