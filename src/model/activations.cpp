@@ -31,6 +31,11 @@ ActivationSizes padded(ActivationSizes sizes, const spec::TensorRank& tp) {
     return sizes;
 }
 
+/// Plans of other runs are asked for by the hundred, and name every layer's buffers: no stream for these.
+std::string numbered(const char* name, int64_t i) {
+    return std::string(name) + " " + std::to_string(i);
+}
+
 /// One buffer: how it is planned, and the tensors that are (views of) it.
 struct Buffer {
     std::string group, name;
@@ -106,7 +111,7 @@ class Lister {
         const auto statistic = [&](const char* name, std::vector<int64_t> sizes, at::ScalarType dtype, bool kept,
                                    at::Tensor& tensor, Rows rows = Rows::tokens) {
             if (sizes_.training && kept) {
-                own({"kept of layers", cat(name, " ", i), std::move(sizes), dtype, through_head, rows}, tensor);
+                own({"kept of layers", numbered(name, i), std::move(sizes), dtype, through_head, rows}, tensor);
             } else {
                 add({"live layer", name, std::move(sizes), dtype, passes, rows}, tensor);
             }
@@ -119,7 +124,7 @@ class Lister {
                 "offloaded layers' slots", cat(name, " slot ", i % slot_count), sizes, dtype, through_head, rows};
             own(slot, tensor);
             own(slot, pair.device);
-            own({"offloaded", cat(name, " ", i), std::move(sizes), dtype, memory::always, rows, /*host=*/true},
+            own({"offloaded", numbered(name, i), std::move(sizes), dtype, memory::always, rows, /*host=*/true},
                 pair.host);
         };
         const auto matrix = [&](const char* name, int64_t columns, bool kept, at::Tensor& tensor,
@@ -371,7 +376,7 @@ void Activations::plan(const spec::ModelSpec& spec, const weights::LayerLayout& 
     for (int64_t micro = 0; micro < run.in_flight; ++micro) {
         ActivationTensors tensors(spec.num_layers);
         for (const Buffer& b : list_buffers(spec, layout, sizes, run, dtype, device, micro, tensors))
-            if (planned.insert(cat(b.host ? "host " : "", b.name)).second)
+            if (planned.insert((b.host ? "host " : "") + b.name).second)
                 (b.host ? host_plan : plan).add(b.group, b.name, b.bytes(), b.phases);
     }
     plan.add("workspace", "workspace", workspace_bytes(spec, layout, sizes, run, dtype, device));

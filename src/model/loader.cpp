@@ -19,6 +19,16 @@ std::vector<bool> cached_layers(const spec::RunPlan& run) {
     return cached;
 }
 
+template <class T>
+std::shared_ptr<const T> share(T value) {
+    return std::make_shared<const T>(std::move(value));
+}
+
+std::shared_ptr<const memory::Plan> placed(memory::Plan plan) {
+    plan.place();
+    return share(std::move(plan));
+}
+
 std::vector<spec::Place> layers_at(const spec::RunPlan& run) {
     std::vector<spec::Place> places;
     for (const spec::LayerPlan& layer : run.layers) places.push_back(layer.weights_at);
@@ -51,13 +61,13 @@ ModelPlan::ModelPlan(std::shared_ptr<const formats::WeightFile> file, LoadReques
             "too, which would take each of them twice",
             "Set lora.lora_dropout to 0.");
     if (full && request_.trains) {
-        table_ = weights::ParameterTable::full(spec());
+        table_ = share(weights::ParameterTable::full(spec()));
     } else if (stack_) {
         lora_layers_ = stack_->layers();
-        table_ = weights::ParameterTable::lora(spec(), lora_layers_, {});
+        table_ = share(weights::ParameterTable::lora(spec(), lora_layers_, {}));
     } else if (request_.lora) {
         lora_layers_ = spec::resolve_lora(*request_.lora, spec());
-        table_ = weights::ParameterTable::lora(spec(), lora_layers_, request_.lora->modules_to_save);
+        table_ = share(weights::ParameterTable::lora(spec(), lora_layers_, request_.lora->modules_to_save));
     }
     request_.holding.dtype = request_.dtype;
     request_.holding.host_is_far = request_.device.is_cuda();
@@ -70,7 +80,7 @@ ModelPlan::ModelPlan(std::shared_ptr<const formats::WeightFile> file, LoadReques
 
 /// What this rank trains, and how low gradients go.
 void ModelPlan::choose_own(const spec::Stage& stage) {
-    own_table_ = table_->of(stage, trains_all() && spec().tie_word_embeddings);
+    own_table_ = share(table_->of(stage, trains_all() && spec().tie_word_embeddings));
     if (own_table_->parameters().empty())
         throw usage_error(cat("distributed.pp_size ", stage.size, ": nothing is trained in stage ", stage.rank + 1),
                           "Take fewer stages, or train adapters in all layers.");
@@ -102,9 +112,9 @@ void ModelPlan::set_run(spec::RunPlan run) {
 int64_t ModelPlan::host_bytes() const {
     int64_t of_one = 0;  // of the processes: the one that saves for all
     if (request_.holding.share.size == 1)
-        for (const memory::Entry& entry : host_.entries())
+        for (const memory::Entry& entry : host_->entries())
             if (entry.group == weights::copies_group) of_one += entry.bytes;
-    return request_.processes * (host_.total_bytes() - of_one) + of_one + base_copies() * common_.total_bytes();
+    return request_.processes * (host_->total_bytes() - of_one) + of_one + base_copies() * common_->total_bytes();
 }
 
 spec::MemoryNeed ModelPlan::estimate(const spec::RunPlan& run) const {
@@ -142,16 +152,15 @@ weights::BaseRequest ModelPlan::base_request() const {
 }
 
 void ModelPlan::plan_resident() {
-    base_.emplace(file_, layout_, lora_layers_, base_request());
-    resident_ = memory::Plan();
-    base_->submit(resident_);
+    base_ = std::make_shared<const weights::BasePlan>(file_, layout_, lora_layers_, base_request());
+    memory::Plan resident, peer;
+    base_->submit(resident);
     if (own_table_)
-        weights::Parameters::plan(*own_table_, request_.optim, request_.trains, request_.holding, resident_);
-    if (stack_) stack_->plan(layout_, resident_);
-    resident_.place();
-    peer_ = memory::Plan();
-    base_->submit_peer(request_.peers.rank, peer_);
-    peer_.place();
+        weights::Parameters::plan(*own_table_, request_.optim, request_.trains, request_.holding, resident);
+    if (stack_) stack_->plan(layout_, resident);
+    base_->submit_peer(request_.peers.rank, peer);
+    resident_ = placed(std::move(resident));
+    peer_ = placed(std::move(peer));
 }
 
 std::string ModelPlan::resident_fingerprint() const {
@@ -163,7 +172,7 @@ std::string ModelPlan::resident_fingerprint() const {
         weights::Parameters::plan(*table_, request_.optim, request_.trains, request_.holding, trained);
         for (const memory::Entry& entry : trained.entries()) own.insert(entry.group);
     }
-    for (const memory::Plan* plan : {&resident_, &common_})
+    for (const memory::Plan* plan : {resident_.get(), common_.get()})
         for (const memory::Entry& entry : plan->entries())
             if (!own.contains(entry.group)) hash.add_field(cat(entry.name, " ", entry.bytes));
     return hash.hex();
@@ -183,16 +192,15 @@ void ModelPlan::plan_step() {
     request_.sizes.weighs = request_.trains && request_.weighs;
     request_.sizes.noise = request_.trains && request_.noise_alpha > 0;
     request_.sizes.trains_embedding = request_.trains && trains(spec::TensorRole::embed_tokens);
-    step_ = host_ = common_ = memory::Plan();
-    Activations::plan(own_, layout_, request_.sizes, request_.run, request_.dtype, request_.device, step_, host_);
-    base_->submit_host(host_);
-    base_->submit_common(common_);
-    if (own_table_)
-        weights::Parameters::plan_host(*own_table_, request_.optim, request_.trains, request_.holding, host_);
-    if (request_.saves && table_) weights::Parameters::plan_copies(*table_, request_.optim, request_.holding, host_);
-    step_.place();
-    host_.place();
-    common_.place();
+    memory::Plan step, host, common;
+    Activations::plan(own_, layout_, request_.sizes, request_.run, request_.dtype, request_.device, step, host);
+    base_->submit_host(host);
+    base_->submit_common(common);
+    if (own_table_) weights::Parameters::plan_host(*own_table_, request_.optim, request_.trains, request_.holding, host);
+    if (request_.saves && table_) weights::Parameters::plan_copies(*table_, request_.optim, request_.holding, host);
+    step_ = placed(std::move(step));
+    host_ = placed(std::move(host));
+    common_ = placed(std::move(common));
 }
 
 int64_t ModelPlan::recorded_bytes() const {
@@ -202,8 +210,8 @@ int64_t ModelPlan::recorded_bytes() const {
 
 std::map<std::string, int64_t> ModelPlan::groups() const {
     std::map<std::string, int64_t> groups;
-    std::vector<const memory::Plan*> parts = {&resident_, &peer_, &step_};
-    if (request_.device.is_cpu()) parts.insert(parts.end(), {&host_, &common_});
+    std::vector<const memory::Plan*> parts = {resident_.get(), peer_.get(), step_.get()};
+    if (request_.device.is_cpu()) parts.insert(parts.end(), {host_.get(), common_.get()});
     for (const memory::Plan* part : parts)
         for (const memory::Entry& entry : part->entries()) groups[entry.group] += entry.bytes;
     groups["recorded passes"] = recorded_bytes();
@@ -213,10 +221,10 @@ std::map<std::string, int64_t> ModelPlan::groups() const {
 
 std::string ModelPlan::table_text() const {
     const int with = request_.processes / base_copies();
-    const std::string host = cat(host_.entries().empty() ? "" : cat("\nin host memory\n", host_.table()),
-                                 common_.entries().empty() ? ""
-                                 : with > 1 ? cat("\nin host memory, once for ", with, " ranks\n", common_.table())
-                                            : cat("\nin host memory, of the base\n", common_.table()));
+    const std::string host = cat(host_->entries().empty() ? "" : cat("\nin host memory\n", host_->table()),
+                                 common_->entries().empty() ? ""
+                                 : with > 1 ? cat("\nin host memory, once for ", with, " ranks\n", common_->table())
+                                            : cat("\nin host memory, of the base\n", common_->table()));
     const std::string beside = request_.device.is_cpu() ? ""
                                                         : cat("\nscalars, and what the allocator rounds up ",
                                                               memory::human_bytes(memory::beside_arenas_bytes));
@@ -224,8 +232,8 @@ std::string ModelPlan::table_text() const {
         recorded_bytes() > 0 ? cat("\nrecorded passes (CUDA graphs), estimated ", memory::human_bytes(recorded_bytes()))
                              : "";
     const std::string peer =
-        peer_.entries().empty() ? "" : cat("\nresident, for all ranks of the machine\n", peer_.table());
-    return cat("resident\n", resident_.table(), peer, "\nper step\n", step_.table(), host, beside, recorded,
+        peer_->entries().empty() ? "" : cat("\nresident, for all ranks of the machine\n", peer_->table());
+    return cat("resident\n", resident_->table(), peer, "\nper step\n", step_->table(), host, beside, recorded,
                "\nin all ", memory::human_bytes(total_bytes()));
 }
 

@@ -110,19 +110,40 @@ planner::LayerOption LayerCosts::option(const spec::LayerPlan& layer) {
     return {layer, beyond_thrifty(layer), time_.layer(layer, moved, in_flight_)};
 }
 
-/// Beside the layers' own bytes, where so many options share the layers: what a plan with as many layers in each takes.
-spec::MemoryNeed LayerCosts::shared(const std::vector<planner::LayerOption>& options, uint64_t used) {
+/// Beside the layers' own bytes, where so many plans share the layers: what one with as many layers in each takes.
+spec::MemoryNeed LayerCosts::shared(const std::vector<spec::LayerPlan>& plans) {
+    std::vector<planner::LayerOption> options;
+    for (const spec::LayerPlan& plan : plans) options.push_back({plan, beyond_thrifty(plan), {}});
     std::vector<int64_t> counts(options.size(), 0);
-    std::vector<std::size_t> in_use;
-    for (std::size_t i = 0; i < options.size(); ++i)
-        if ((used >> i & 1) != 0) in_use.push_back(i);
-    for (int64_t layer = 0; layer < layers_; ++layer) ++counts[in_use[static_cast<std::size_t>(layer) % in_use.size()]];
+    for (int64_t layer = 0; layer < layers_; ++layer) ++counts[static_cast<std::size_t>(layer) % counts.size()];
     spec::MemoryNeed need = plan_.estimate(with(planner::arrange(options, counts)));
     for (std::size_t i = 0; i < options.size(); ++i) {
         need.device -= counts[i] * options[i].bytes.device;
         need.host -= counts[i] * options[i].bytes.host;
     }
     return need;
+}
+
+/// As what layers keep and where their weights lie add up here, too, each is asked for alone.
+spec::MemoryNeed LayerCosts::shared(const std::vector<planner::LayerOption>& options, uint64_t used) {
+    std::map<int, spec::LayerPlan> ways, forms;
+    for (std::size_t i = 0; i < options.size(); ++i) {
+        if ((used >> i & 1) == 0) continue;
+        const spec::LayerPlan &plan = options[i].plan, way{plan.keep, plan.activations_at},
+                              form{thrifty.keep, thrifty.activations_at, plan.cached, plan.weights_at};
+        ways.emplace(key_of(way), way);
+        forms.emplace(key_of(form), form);
+    }
+    const auto of = [&](const std::map<int, spec::LayerPlan>& plans) {
+        std::vector<int> keys;
+        std::vector<spec::LayerPlan> alone;
+        for (const auto& [key, plan] : plans) keys.push_back(key), alone.push_back(plan);
+        const auto [at, fresh] = shared_.try_emplace(keys);
+        if (fresh) at->second = shared(alone);
+        return at->second;
+    };
+    const spec::MemoryNeed kept = of(ways), held = of(forms);
+    return {kept.device + held.device - thrifty_.device, kept.host + held.host - thrifty_.host};
 }
 
 std::optional<spec::RunPlan> LayerCosts::solve(const std::vector<spec::LayerPlan>& ways,
@@ -132,12 +153,7 @@ std::optional<spec::RunPlan> LayerCosts::solve(const std::vector<spec::LayerPlan
     for (const spec::LayerPlan& way : ways)
         for (const WeightForm& form : forms)
             problem.options.push_back(option({way.keep, way.activations_at, form.cached, form.at}));
-    std::map<uint64_t, spec::MemoryNeed> known;
-    problem.shared = [&](uint64_t used) {
-        const auto [at, fresh] = known.try_emplace(used);
-        if (fresh) at->second = shared(problem.options, used);
-        return at->second;
-    };
+    problem.shared = [&](uint64_t used) { return shared(problem.options, used); };
     problem.least_shared = {std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::max()};
     for (std::size_t i = 0; i < problem.options.size(); ++i) {  // layers that are all alike share least
         const spec::MemoryNeed alone = problem.shared(uint64_t{1} << i);

@@ -72,19 +72,19 @@ class ModelPlan {
     const std::optional<spec::LoraSpec>& lora() const { return request_.lora; }
     const weights::LayerLayout& layout() const { return layout_; }
     /// What is trained; of a pipeline by all ranks, and by this one.
-    const weights::ParameterTable* table() const { return table_ ? &*table_ : nullptr; }
-    const weights::ParameterTable* own_table() const { return own_table_ ? &*own_table_ : nullptr; }
+    const weights::ParameterTable* table() const { return table_.get(); }
+    const weights::ParameterTable* own_table() const { return own_table_.get(); }
     /// The layers that this rank has.
     std::vector<int> own_layers() const { return request_.pp.stage().layers(spec().num_layers); }
     /// What stays for the whole run, and what the step takes; `sizes` may be changed before load().
-    const memory::Plan& resident() const { return resident_; }
-    const memory::Plan& step() const { return step_; }
+    const memory::Plan& resident() const { return *resident_; }
+    const memory::Plan& step() const { return *step_; }
     /// What of the base lies here for all peers.
-    const memory::Plan& peer() const { return peer_; }
+    const memory::Plan& peer() const { return *peer_; }
     /// Page-locked host memory of a CUDA run: what layers keep there, and copies for checkpoints.
-    const memory::Plan& host() const { return host_; }
+    const memory::Plan& host() const { return *host_; }
     /// The same of what all processes of the machine have in common: the base's layers and embeddings.
-    const memory::Plan& common() const { return common_; }
+    const memory::Plan& common() const { return *common_; }
     /// Of all processes of the machine.
     int64_t host_bytes() const;
     /// How many processes of the machine hold what the base has in host memory for themselves.
@@ -97,8 +97,8 @@ class ModelPlan {
     spec::MemoryNeed estimate(const spec::RunPlan& run) const;
     /// Bytes on the request's device, never less than the allocator's peak; the CPU's are the host's too.
     int64_t total_bytes() const {
-        return resident_.total_bytes() + peer_.total_bytes() + step_.total_bytes() + recorded_bytes() +
-               (request_.device.is_cpu() ? host_.total_bytes() + common_.total_bytes() : memory::beside_arenas_bytes);
+        return resident_->total_bytes() + peer_->total_bytes() + step_->total_bytes() + recorded_bytes() +
+               (request_.device.is_cpu() ? host_->total_bytes() + common_->total_bytes() : memory::beside_arenas_bytes);
     }
     /// Device memory that the driver takes for recorded passes, estimated from the number of layers.
     int64_t recorded_bytes() const;
@@ -144,11 +144,12 @@ class ModelPlan {
     std::shared_ptr<const formats::Adapter> adapter_;
     std::shared_ptr<const weights::AdapterStack> stack_;  ///< nullptr: there are not several
     std::vector<spec::LayerLora> lora_layers_;            ///< of this rank's layers; the others' have none
-    std::optional<weights::ParameterTable> table_, own_table_;
+    // What plans of other runs have in common is theirs together: estimate() makes many.
+    std::shared_ptr<const weights::ParameterTable> table_, own_table_;
     int lowest_trained_layer_ = 0;  ///< of all ranks'
     weights::LayerLayout layout_;
-    std::optional<weights::BasePlan> base_;
-    memory::Plan resident_, peer_, step_, host_, common_;
+    std::shared_ptr<const weights::BasePlan> base_;
+    std::shared_ptr<const memory::Plan> resident_, peer_, step_, host_, common_;
 };
 
 }  // namespace unsloth::model

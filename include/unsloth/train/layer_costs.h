@@ -38,6 +38,7 @@ class LayerCosts {
     spec::MemoryNeed estimate(const spec::LayerPlan& most, int64_t layers_of_it) const;
     spec::MemoryNeed beyond_thrifty(const spec::LayerPlan& layer);
     planner::LayerOption option(const spec::LayerPlan& layer);
+    spec::MemoryNeed shared(const std::vector<spec::LayerPlan>& plans);
     spec::MemoryNeed shared(const std::vector<planner::LayerOption>& options, uint64_t used);
 
     const model::ModelPlan& plan_;
@@ -46,6 +47,7 @@ class LayerCosts {
     planner::StepTime time_;
     spec::MemoryNeed thrifty_;  ///< of the plan whose layers all keep their input, and no more, on the device
     std::map<int, spec::MemoryNeed> slopes_;
+    std::map<std::vector<int>, spec::MemoryNeed> shared_;  ///< by the plans' numbers
 };
 
 /// What the passes of the plan's step have in common, with what `like` chooses for all layers.
