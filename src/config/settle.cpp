@@ -381,6 +381,12 @@ void check_distributed(const Config& config, Problems& problems) {
 
 }  // namespace
 
+void require_distributed(const Config& config) {
+    Problems problems;
+    check_distributed(config, problems);
+    problems.raise();
+}
+
 void check_device(const std::string& device, const std::string& option) {
     if (device == "auto" || device == "cpu" || device == "cuda") return;
     constexpr std::string_view prefix = "cuda:";

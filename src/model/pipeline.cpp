@@ -18,11 +18,11 @@ int other(const comm::Communicator& link) {
 
 }  // namespace
 
-Pipeline::Pipeline(const comm::Mesh& mesh, spec::Stage stage, const PipelineShape& shape)
+Pipeline::Pipeline(const comm::Mesh* mesh, spec::Stage stage, const PipelineShape& shape)
     : stage_(std::move(stage)), shape_(shape) {
     if (alone()) return;
     places_ = pipeline_schedule(shape).places;
-    mesh_ = &mesh;
+    mesh_ = mesh;
 }
 
 ChunkPasses Pipeline::passes(int micro_batches) const {

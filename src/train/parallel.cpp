@@ -16,6 +16,23 @@ comm::MeshShape choose_mesh(const config::DistributedOptions& distributed, int p
     return comm::mesh_shape(processes, distributed.tp_size, distributed.pp_size, distributed.cp_size);
 }
 
+void require_shareable(const config::Config& config, const weights::Holding& holding) {
+    const bool prompts = config.training.sample_prompts.has_value();
+    if (holding.splits_values && prompts)
+        throw usage_error(
+            "training.sample_prompts does not go with distributed.zero_stage 3: a rank alone cannot answer",
+            "Leave one of the two out.");
+    if (config.distributed.tp_size == 1) return;
+    const std::string size = cat("distributed.tp_size ", config.distributed.tp_size, " does not go with ");
+    if (prompts)
+        throw usage_error(size + "training.sample_prompts: a rank alone cannot answer", "Leave one of the two out.");
+    if (config.training.objective == config::Objective::distill)
+        throw usage_error(size + "training.objective distill: a rank's logits are a slice of the vocabulary",
+                          "Train data parallel.");
+    if (config.model.dtype == spec::DType::f16)
+        throw usage_error(size + "model.dtype float16: sums over ranks are in bf16 or fp32", "Use bfloat16.");
+}
+
 weights::Holding parameter_holding(const config::DistributedOptions& distributed, weights::Share replicas) {
     weights::Holding holding;
     holding.on_host = distributed.offload_optimizer == config::OptimizerPlace::cpu;

@@ -21,18 +21,15 @@ using Ranges = std::vector<spec::LayerRange>;
 /// Where to cut: by predicted times, so that what each rank holds fits there.
 class Cut {
   public:
-    Cut(const config::Config& config, const model::ModelPlan& whole, const comm::Mesh& mesh, comm::Group& group,
-        const model::PipelineShape& shape)
-        : config_(config), whole_(whole), mesh_(mesh), shape_(shape), word_(config::DeviceMap(config.model).word()) {
-        const int64_t own = memory_budget(config, whole.request().device).device;
-        const std::vector<std::string> all = group.gather(std::to_string(own), "the memory of the stages");
-        const std::size_t each = all.size() / static_cast<std::size_t>(shape.ranks);
-        for (std::size_t stage = 0; stage < static_cast<std::size_t>(shape.ranks); ++stage) {
-            budgets_.push_back(std::numeric_limits<int64_t>::max());
-            for (std::size_t rank = stage * each; rank < (stage + 1) * each; ++rank)
-                budgets_.back() = std::min<int64_t>(budgets_.back(), std::strtoll(all[rank].c_str(), nullptr, 10));
-        }
-    }
+    /// `budgets`: bytes of each stage's device.
+    Cut(const config::Config& config, const model::ModelPlan& whole, const model::PipelineShape& shape,
+        const planner::Card& card, std::vector<int64_t> budgets)
+        : config_(config),
+          whole_(whole),
+          shape_(shape),
+          card_(card),
+          word_(config::DeviceMap(config.model).word()),
+          budgets_(std::move(budgets)) {}
 
     Ranges make() const {
         const planner::PartTimes times = part_times();
@@ -59,10 +56,7 @@ class Cut {
 
   private:
     planner::PartTimes part_times() const {
-        // Only proportions count; of a CPU no rates are known.
-        const at::Device device = whole_.request().device;
-        const planner::StepTime time(device.is_cuda() ? machine_of(device).card : planner::find_card("H200"),
-                                     step_work(whole_, shape_.micro_batches, whole_.request().run));
+        const planner::StepTime time(card_, step_work(whole_, shape_.micro_batches, whole_.request().run));
         const spec::LayerPlan plan =
             layer_plan_of(config_.training.gradient_checkpointing).value_or(spec::LayerPlan{spec::Keep::everything});
         const auto layers = static_cast<std::size_t>(whole_.spec().num_layers);
@@ -95,7 +89,7 @@ class Cut {
     /// Whether a rank's plan fits that keeps as little as the configuration allows.
     bool holds(const Ranges& cut, int rank) const {
         model::LoadRequest request = whole_.request();
-        request.pp = model::Pipeline(mesh_, {rank, shape_.ranks, cut}, shape_);
+        request.pp = model::Pipeline(nullptr, {rank, shape_.ranks, cut}, shape_);
         request.run.layers = {
             layer_plan_of(config_.training.gradient_checkpointing).value_or(spec::LayerPlan{spec::Keep::input})};
         return model::ModelPlan(whole_.file(), request).total_bytes() <= budgets_[static_cast<std::size_t>(rank)];
@@ -103,11 +97,25 @@ class Cut {
 
     const config::Config& config_;
     const model::ModelPlan& whole_;
-    const comm::Mesh& mesh_;
     model::PipelineShape shape_;
+    const planner::Card& card_;
     std::string word_;
     std::vector<int64_t> budgets_;  ///< of each stage: of its ranks the least
 };
+
+/// Of each stage the least that one of its ranks may take.
+std::vector<int64_t> budgets_of(const config::Config& config, at::Device device, comm::Group& group, int stages) {
+    const int64_t own = memory_budget(config, device).device;
+    const std::vector<std::string> all = group.gather(std::to_string(own), "the memory of the stages");
+    const std::size_t each = all.size() / static_cast<std::size_t>(stages);
+    std::vector<int64_t> budgets;
+    for (std::size_t stage = 0; stage < static_cast<std::size_t>(stages); ++stage) {
+        budgets.push_back(std::numeric_limits<int64_t>::max());
+        for (std::size_t rank = stage * each; rank < (stage + 1) * each; ++rank)
+            budgets.back() = std::min<int64_t>(budgets.back(), std::strtoll(all[rank].c_str(), nullptr, 10));
+    }
+    return budgets;
+}
 
 std::string text_of(const std::vector<spec::LayerRange>& ranges) {
     std::string text;
@@ -153,11 +161,10 @@ void require_pipelined(const config::Config& config, at::Device device, int64_t 
                           "Keep them on the GPUs: a pipeline is for models that one GPU does not hold.");
 }
 
-model::Pipeline plan_pipeline(const config::Config& config, const model::ModelPlan& whole, const comm::Mesh& mesh,
-                              comm::Group& group, int64_t micro_batches) {
+model::PipelineShape pipeline_shape(const config::Config& config, int64_t layers, int64_t micro_batches) {
     const config::DistributedOptions& distributed = config.distributed;
-    const int ranks = mesh.shape().pp, chunks = several_chunks(distributed) ? interleaved_chunks : 1;
-    const int64_t layers = whole.spec().num_layers;
+    const int ranks = static_cast<int>(distributed.pp_size),
+              chunks = several_chunks(distributed) ? interleaved_chunks : 1;
     if (layers < ranks * chunks)
         throw usage_error(cat("distributed.pp_size ", ranks, chunks > 1 ? cat(" with ", chunks, " chunks a rank") : "",
                               " needs ", ranks * chunks, " layers, and the model has ", layers),
@@ -166,18 +173,32 @@ model::Pipeline plan_pipeline(const config::Config& config, const model::ModelPl
         throw usage_error(cat("distributed.pipeline_micro_batches ", distributed.pipeline_micro_batches,
                               ": pipeline_schedule interleaved takes them in groups of pp_size ", ranks),
                           "Leave it out, or take pipeline_schedule 1f1b.");
-    const model::PipelineShape shape{.ranks = ranks,
-                                     .chunks = chunks,
-                                     .micro_batches = static_cast<int>(micro_batches),
-                                     .under_way = static_cast<int>(distributed.pipeline_micro_batches)};
-    const config::DeviceMap map(config.model);
-    if (map.gpus() > 1 && chunks > 1)
+    if (config::DeviceMap(config.model).gpus() > 1 && chunks > 1)
         throw usage_error("model.device_map gives each GPU one range of layers, pipeline_schedule interleaved two",
                           "Take pipeline_schedule 1f1b, or device_map balanced.");
-    const Ranges own = map.gpus() > 1 ? map.stages(layers) : Cut(config, whole, mesh, group, shape).make();
-    const spec::Stage stage{mesh.at().pp, ranks,
+    return {.ranks = ranks,
+            .chunks = chunks,
+            .micro_batches = static_cast<int>(micro_batches),
+            .under_way = static_cast<int>(distributed.pipeline_micro_batches)};
+}
+
+std::vector<spec::LayerRange> cut_stages(const config::Config& config, const model::ModelPlan& whole,
+                                         const model::PipelineShape& shape, const planner::Card& card,
+                                         const std::vector<int64_t>& budgets) {
+    const config::DeviceMap map(config.model);
+    return map.gpus() > 1 ? map.stages(whole.spec().num_layers) : Cut(config, whole, shape, card, budgets).make();
+}
+
+model::Pipeline plan_pipeline(const config::Config& config, const model::ModelPlan& whole, const comm::Mesh& mesh,
+                              comm::Group& group, int64_t micro_batches) {
+    const model::PipelineShape shape = pipeline_shape(config, whole.spec().num_layers, micro_batches);
+    const at::Device device = whole.request().device;
+    // Only proportions of times count; of a CPU no rates are known.
+    const planner::Card card = device.is_cuda() ? machine_of(device).card : planner::find_card("H200");
+    const Ranges own = cut_stages(config, whole, shape, card, budgets_of(config, device, group, shape.ranks));
+    const spec::Stage stage{mesh.at().pp, shape.ranks,
                             parse_ranges(group.gather(text_of(own), "the stages of the pipeline")[0])};
-    return model::Pipeline(mesh, stage, shape);
+    return model::Pipeline(&mesh, stage, shape);
 }
 
 std::string describe_pipeline(const model::Pipeline& pipeline) {

@@ -35,18 +35,6 @@ void widen(data::BatchLimits& limits, const data::BatchLimits& other) {
     limits.labels = std::max(limits.labels, other.labels);
 }
 
-/// What tensor-parallel ranks do not do, beside what their weights' forms refuse.
-void require_cuttable(const config::Config& config) {
-    const std::string size = cat("distributed.tp_size ", config.distributed.tp_size, " does not go with ");
-    if (config.training.sample_prompts)
-        throw usage_error(size + "training.sample_prompts: a rank alone cannot answer", "Leave one of the two out.");
-    if (config.training.objective == config::Objective::distill)
-        throw usage_error(size + "training.objective distill: a rank's logits are a slice of the vocabulary",
-                          "Train data parallel.");
-    if (config.model.dtype == spec::DType::f16)
-        throw usage_error(size + "model.dtype float16: sums over ranks are in bf16 or fp32", "Use bfloat16.");
-}
-
 }  // namespace
 
 /// A rate that is left to the program is a number from here on.
@@ -108,11 +96,11 @@ void Trainer::make_plan() {
                                            instruction_ ? &instruction_->teacher() : nullptr);
     if (mesh_) request.tp = model::TensorParallel(mesh_->tp());
     if (mesh_) request.cp = model::ContextParallel(mesh_->cp());
-    if (!request.tp.alone()) require_cuttable(config());
     if (mesh_ && mesh_->pp() != nullptr) require_pipelined(config(), device_, opened_.file->spec.num_layers);
     request.weighs = objective_->weighs();
     if (group_) request.processes = static_cast<int>(group_->ranks_here().size());
     request.holding = parameter_holding(config().distributed, replica());
+    require_shareable(config(), request.holding);
     request.sharers = request.holding.share.size > 1 ? mesh_->replicas() : nullptr;
     const bool frozen = !full() && !request.fp8;
     if (config().distributed.zero_stage == 3 && frozen && group_ && replica().size == group_->size() &&
@@ -120,10 +108,6 @@ void Trainer::make_plan() {
         request.peers = {group_->place_here(), static_cast<int>(group_->ranks_here().size())};
     request.sizes.deterministic = config().training.deterministic;
     request.saves = (leads() || request.holding.share.size > 1) && config::saves_checkpoints(config().training);
-    if (request.holding.splits_values && config().training.sample_prompts)
-        throw usage_error(
-            "training.sample_prompts does not go with distributed.zero_stage 3: a rank alone cannot answer",
-            "Leave one of the two out.");
     choose_pass_rows(request);
     data::BatchLimits limits = loader_->limits();
     if (eval_rows_.size() > 0) {

@@ -17,6 +17,9 @@ namespace unsloth::config {
 /// depends on the command and is not checked here.
 LoadedConfig load_config(const std::optional<std::filesystem::path>& file, const std::vector<std::string>& flags);
 
+/// usage Error for what the sizes of `distributed` do not go with, as load_config() has it: where they changed since.
+void require_distributed(const Config& config);
+
 /// The whole configuration as indented JSON that load_config reads back to the same values; ends in a newline.
 std::string config_to_json(const Config& config);
 

@@ -18,6 +18,9 @@ class ContextParallel {
         if (ranks != nullptr) place_ = {ranks->rank(), ranks->size()};
     }
 
+    /// To plan with: there is nobody to exchange with.
+    explicit ContextParallel(data::ContextRank place) : place_(place) {}
+
     const data::ContextRank& place() const { return place_; }
     bool alone() const { return place_.alone(); }
 

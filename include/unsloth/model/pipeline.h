@@ -18,8 +18,9 @@ namespace unsloth::model {
 class Pipeline {
   public:
     Pipeline() = default;
-    /// `mesh`, not owned: with links that make a ring where a rank has several chunks. `shape`: of a whole step.
-    Pipeline(const comm::Mesh& mesh, spec::Stage stage, const PipelineShape& shape);
+    /// `mesh`, not owned: with links that make a ring where a rank has several chunks; nullptr: to plan with. `shape`:
+    /// of a whole step.
+    Pipeline(const comm::Mesh* mesh, spec::Stage stage, const PipelineShape& shape);
 
     const spec::Stage& stage() const { return stage_; }
     bool alone() const { return stage_.alone(); }
@@ -28,7 +29,7 @@ class Pipeline {
     int places() const { return alone() ? 1 : places_[static_cast<std::size_t>(stage_.rank)]; }
     /// Of a step of so many micro-batches.
     ChunkPasses passes(int micro_batches) const;
-    /// nullptr where the pipeline has one rank.
+    /// nullptr where the pipeline has one rank, or is planned alone.
     const comm::Mesh* mesh() const { return mesh_; }
 
   private:

@@ -24,6 +24,9 @@ class TensorParallel {
         if (ranks != nullptr) place_ = {ranks->rank(), ranks->size()};
     }
 
+    /// To plan with: there is nobody to exchange with.
+    explicit TensorParallel(spec::TensorRank place) : place_(place) {}
+
     const spec::TensorRank& place() const { return place_; }
     bool alone() const { return place_.alone(); }
     bool first() const { return place_.first(); }

@@ -16,4 +16,8 @@ comm::MeshShape choose_mesh(const config::DistributedOptions& distributed, int p
 /// the values.
 weights::Holding parameter_holding(const config::DistributedOptions& distributed, weights::Share replicas);
 
+/// usage Error for what tensor-parallel ranks do not do, beside what their weights' forms refuse, and ranks that each
+/// hold a part of the values.
+void require_shareable(const config::Config& config, const weights::Holding& holding);
+
 }  // namespace unsloth::train
