@@ -493,7 +493,10 @@ void declare_plan(OptionSet& options, CommandLine& line) {
     options.add("gpu_memory", plan.gpu_memory, "Memory of the card, such as 24GiB; empty: what such a card has.")
         .value("SIZE")
         .suggested_for({"vram", "memory"});
-    options.add("gpus", plan.gpus, "GPUs of the machine, each of which trains on its own rows.")
+    options
+        .add("gpus", plan.gpus,
+             "GPUs of the machine. Where neither tp_size, pp_size, cp_size, zero_stage nor offload_optimizer is given, "
+             "the fastest mesh that fits is proposed, with the options that make it.")
         .at_least(1)
         .suggested_for({"num_gpus", "nproc_per_node"});
     options.add("svg", plan.svg, "File for a picture of a step's memory over time, beside what is printed.")

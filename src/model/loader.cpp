@@ -155,8 +155,7 @@ void ModelPlan::plan_resident() {
     base_ = std::make_shared<const weights::BasePlan>(file_, layout_, lora_layers_, base_request());
     memory::Plan resident, peer;
     base_->submit(resident);
-    if (own_table_)
-        weights::Parameters::plan(*own_table_, request_.optim, request_.trains, request_.holding, resident);
+    if (own_table_) weights::Parameters::plan(*own_table_, request_.optim, request_.trains, request_.holding, resident);
     if (stack_) stack_->plan(layout_, resident);
     base_->submit_peer(request_.peers.rank, peer);
     resident_ = placed(std::move(resident));
@@ -196,7 +195,8 @@ void ModelPlan::plan_step() {
     Activations::plan(own_, layout_, request_.sizes, request_.run, request_.dtype, request_.device, step, host);
     base_->submit_host(host);
     base_->submit_common(common);
-    if (own_table_) weights::Parameters::plan_host(*own_table_, request_.optim, request_.trains, request_.holding, host);
+    if (own_table_)
+        weights::Parameters::plan_host(*own_table_, request_.optim, request_.trains, request_.holding, host);
     if (request_.saves && table_) weights::Parameters::plan_copies(*table_, request_.optim, request_.holding, host);
     step_ = placed(std::move(step));
     host_ = placed(std::move(host));

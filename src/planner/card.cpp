@@ -103,6 +103,13 @@ Card parse_card(const std::string& text, const std::string& source) {
     card.thin = positive(read.at("thin_gbs"));
     card.dequantise = positive(read.at("dequantise_gbs"));
     card.link = positive(read.at("link_gbs"));
+    card.peer = card.link;
+    if (read.has("peers")) {
+        const Reader peers = read.at("peers");
+        card.peer_over = peers.at("over").string();
+        card.peer = positive(peers.at("gbs"));
+        card.peer_us = positive(peers.at("us"));
+    }
     card.disk = positive(read.at("disk_gbs"));
     card.layer_gap_us = positive(read.at("layer_gap_us"));
     if (card.context_bytes >= card.memory_bytes)

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "unsloth/core/error.h"
+#include "unsloth/planner/exchange_time.h"
 
 namespace unsloth::planner {
 namespace {
@@ -17,23 +18,45 @@ constexpr double host_bytes = 34;    // of a parameter that the host updates: th
 constexpr double host_memory = 150;  // GB/s of a server's CPUs for it; not measured
 constexpr double beside = 0.015;     // of a hidden copy's time: it takes the memory's bandwidth from what computes
 constexpr double backward_attention = 2.5;  // of the forward's operations
+constexpr double together = 0.998;  // of a rank's own rate, where several wait for the slowest: measured with 2 and 4
 
 double as_double(int64_t value) {
     return static_cast<double>(value);
 }
 
+double parameters_of_layer(const spec::ModelSpec& m) {
+    return as_double(m.hidden_size) * as_double(2 * m.q_size() + 2 * m.kv_size() + 3 * m.intermediate_size);
+}
+
 }  // namespace
+
+double trained_of_layer(const StepWork& work) {
+    if (!work.adapters) return parameters_of_layer(work.model);
+    return as_double(work.summed_parameters) / as_double(work.model.num_layers) * as_double(work.sharing.stages);
+}
+
+double image_bytes(const StepWork& work) {
+    return parameters_of_layer(work.model) * (work.in_4bit ? packed : expanded);
+}
 
 StepTime::StepTime(Card card, StepWork work) : card_(std::move(card)), work_(std::move(work)) {
     UNSLOTH_CHECK(work_.tokens > 0 && work_.longest > 0 && work_.micro_batches > 0, "a step without tokens");
+    head_ = head_ms() + head_exchange_ms(card_, work_);
+    once_ = update_ms() + step_exchange_ms(card_, work_);
+}
+
+double StepTime::head_ms() const {
+    if (!work_.has_head) return 0;
     const double rows = as_double(work_.head_rows), hidden = as_double(work_.model.hidden_size),
-                 vocabulary = as_double(work_.model.vocab_size);
+                 vocabulary = as_double(work_.model.vocab_size) / as_double(work_.sharing.tp);
     const double products = work_.trains_head ? 3 : 2;
-    outside_ = products * 2 * rows * hidden * vocabulary / (rate_at(card_.products, rows) * tera) * 1e3 +
-               bytes_ms(logits_passes * element * rows * vocabulary + 12 * element * rows * hidden) +
-               (bytes_ms(optimizer_bytes * as_double(work_.trained_parameters)) +
-                host_bytes * as_double(work_.updated_on_host) / (host_memory * giga) * 1e3) /
-                   as_double(work_.micro_batches);
+    return products * 2 * rows * hidden * vocabulary / (rate_at(card_.products, rows) * tera) * 1e3 +
+           bytes_ms(logits_passes * element * rows * vocabulary + 12 * element * rows * hidden);
+}
+
+double StepTime::update_ms() const {
+    return bytes_ms(optimizer_bytes * as_double(work_.trained_parameters)) +
+           host_bytes * as_double(work_.updated_on_host) / (host_memory * giga) * 1e3;
 }
 
 double StepTime::bytes_ms(double bytes) const {
@@ -60,8 +83,10 @@ double StepTime::tiled_products_ms(double parameters) const {
 
 LayerTime StepTime::layer(const spec::LayerPlan& plan, const MovedBytes& moved, int64_t in_flight) const {
     const spec::ModelSpec& m = work_.model;
-    const double tokens = as_double(work_.tokens), hidden = as_double(m.hidden_size),
-                 middle = as_double(m.intermediate_size), q = as_double(m.q_size()), kv = as_double(m.kv_size());
+    const Sharing& sharing = work_.sharing;
+    const double tokens = as_double(work_.tokens), own_rows = tokens / as_double(sharing.tp),
+                 hidden = as_double(m.hidden_size), middle = as_double(m.intermediate_size), q = as_double(m.q_size()),
+                 kv = as_double(m.kv_size());
     const double qkv_parameters = hidden * (q + 2 * kv), o_parameters = hidden * q,
                  gate_up_parameters = 2 * hidden * middle, down_parameters = hidden * middle,
                  tiled_parameters = o_parameters + gate_up_parameters + down_parameters,
@@ -77,13 +102,13 @@ LayerTime StepTime::layer(const spec::LayerPlan& plan, const MovedBytes& moved, 
         backward_attention * scores / (rate_at(card_.attention_backward, longest) * tera) * 1e3;
 
     // Passes over memory: two norms, RoPE, SwiGLU.
-    const double norm = bytes_ms(2 * hidden * element * tokens), rope = bytes_ms(2 * (q + kv) * element * tokens),
+    const double norm = bytes_ms(2 * hidden * element * own_rows), rope = bytes_ms(2 * (q + kv) * element * tokens),
                  swiglu = bytes_ms(3 * middle * element * tokens);
     const double norm_backward = 3 * norm, swiglu_backward = 2 * swiglu;
 
     // The adapters' thin products: x·Aᵀ reads inputs; dy·sB and dB read gradients, dA inputs again.
-    const double inputs = (2 * hidden + q + middle) * element * tokens,
-                 gradients = (q + 2 * kv + 2 * hidden + 2 * middle) * element * tokens;
+    const double inputs = (2 * hidden * own_rows + (q + middle) * tokens) * element,
+                 gradients = (2 * hidden * own_rows + (q + 2 * kv + 2 * middle) * tokens) * element;
     const double thin_forward = work_.adapters ? inputs / (card_.thin * giga) * 1e3 : 0,
                  thin_backward = work_.adapters ? (inputs + gradients) / (card_.thin * giga) * 1e3 : 0;
 
@@ -102,10 +127,15 @@ LayerTime StepTime::layer(const spec::LayerPlan& plan, const MovedBytes& moved, 
     if (again.mid) time.backward += tiled_products_ms(o_parameters);
     if (again.gate_up) time.backward += tiled_products_ms(gate_up_parameters) + norm;
 
+    const LayerExchange exchange = layer_exchange(card_, work_, plan, in_flight);
+    time.forward += exchange.forward;
+    time.backward += exchange.backward;
+
     const double link = card_.link * giga / 1e3;  // bytes a ms
-    double out = 0, in_forward = 0, in_backward = 0;
+    double out = 0, in_forward = exchange.copied, in_backward = exchange.copied;
     if (plan.activations_at == spec::Place::host) {
-        out = in_backward = as_double(moved.activations) / link;
+        out = as_double(moved.activations) / link;
+        in_backward += out;
         const double codes = work_.inputs_in_fp8 ? bytes_ms((element + 1) * hidden * tokens) : 0;
         time.forward += codes;
         time.backward += codes;
@@ -116,13 +146,23 @@ LayerTime StepTime::layer(const spec::LayerPlan& plan, const MovedBytes& moved, 
         in_forward += fetch;
         in_backward += fetch;
     }
+    if (work_.updated_on_host > 0) {  // gradients leave, and meet those of the micro-batches before
+        const double own = 4 * trained_of_layer(work_) / as_double(sharing.summed),
+                     back = as_double(work_.micro_batches);
+        in_backward += own * (2 * back - 1) / back / link / as_double(in_flight);
+    }
     time.forward = std::max({time.forward + beside * (out + in_forward), out, in_forward});
     time.backward = std::max(time.backward + beside * in_backward, in_backward);
     return time;
 }
 
 double StepTime::step_ms(double layers_ms) const {
-    return as_double(work_.micro_batches) * (layers_ms + outside_);
+    const Sharing& s = work_.sharing;
+    // Beside its own micro-batches a stage waits for the first one's way to it and for the last one's back.
+    const double others = as_double(s.stages - 1),
+                 passes = as_double(work_.micro_batches) + others / as_double(s.chunks),
+                 borders = others > 0 ? 2 * others * border_ms(card_, work_) : 0;
+    return (passes * (layers_ms + head_) + borders + once_) / (s.ranks > 1 ? together : 1);
 }
 
 }  // namespace unsloth::planner

@@ -18,18 +18,43 @@ int key_of(const spec::LayerPlan& layer) {
 
 }  // namespace
 
+namespace {
+
+/// The processes are taken to be those of one machine.
+planner::Sharing sharing_of(const model::LoadRequest& request) {
+    const weights::Holding& holding = request.holding;
+    const spec::Stage& stage = request.pp.stage();
+    planner::Sharing sharing;
+    sharing.tp = request.tp.place().size;
+    sharing.cp = request.cp.place().size;
+    sharing.stages = stage.size;
+    sharing.chunks = stage.alone() ? 1 : stage.chunks_each();
+    sharing.ranks = std::max<int64_t>(request.processes, sharing.tp * sharing.cp * sharing.stages);
+    sharing.summed = sharing.ranks / sharing.stages;
+    sharing.peers = request.peers.size;
+    sharing.gradients_by_layer = holding.splits_gradients && holding.share.size > 1;
+    sharing.values_by_layer = holding.splits_values;
+    return sharing;
+}
+
+}  // namespace
+
 planner::StepWork step_work(const model::ModelPlan& plan, int64_t micro_batches, const spec::RunPlan& like) {
     const model::LoadRequest& request = plan.request();
     planner::StepWork work;
-    work.model = plan.spec();
+    work.model = plan.own_spec();
+    work.sharing = sharing_of(request);
     work.tokens = std::max<int64_t>(1, request.sizes.tokens);
     // Of a rank that shares rows with others: it has some of their tokens, and each attends over the whole row.
     work.longest = std::clamp<int64_t>(request.sizes.longest, 1, std::max(work.tokens, request.sizes.all_keys));
     work.head_rows = std::max<int64_t>(1, request.sizes.head_rows);
     work.micro_batches = micro_batches;
-    if (plan.table() != nullptr)
+    if (plan.own_table() != nullptr) {
+        work.summed_parameters = plan.own_table()->trainable_elements();
         (request.holding.on_host ? work.updated_on_host : work.trained_parameters) =
-            plan.table()->trainable_elements() / (request.holding.on_host ? 1 : request.holding.share.size);
+            work.summed_parameters / (request.holding.on_host ? 1 : request.holding.share.size);
+    }
+    work.has_head = request.pp.stage().last();
     work.row_tile = like.tile_of(work.tokens) < work.tokens ? like.row_tile : 0;
     work.inputs_in_fp8 = like.inputs_in_fp8;
     work.adapters = request.finetuning_type == config::FinetuningType::lora;

@@ -327,13 +327,9 @@ void choose_memory_use(const config::Config& config, model::ModelPlan& plan, int
 }
 
 double predicted_step_ms(const model::ModelPlan& plan, const planner::Card& card, int64_t micro_batches) {
-    const spec::RunPlan& run = plan.request().run;
-    const model::Pipeline& pipeline = plan.request().pp;
-    if (pipeline.alone()) return LayerCosts(plan, card, micro_batches, run).step_ms(run);
-    // Each meets the weights alone, and a stage waits for others.
-    spec::RunPlan one = run;
-    one.in_flight = 1;
-    return LayerCosts(plan, card, micro_batches, one).step_ms(run) / (1 - model::pipeline_bubble(pipeline.shape()));
+    spec::RunPlan run = plan.request().run;
+    if (!plan.request().pp.alone()) run.in_flight = 1;  // each meets the weights alone
+    return LayerCosts(plan, card, micro_batches, run).step_ms(run);
 }
 
 bool may_take_codes(const config::Config& config, const model::LoadRequest& request) {

@@ -32,15 +32,19 @@ bool may_regroup(const config::Config& config, at::Device device) {
            config.training.objective != config::Objective::distill && config.distributed.pp_size == 1;
 }
 
-int64_t fastest_pass_rows(const config::Config& config, const PassChoice& choice, const Machine& machine) {
-    std::vector<int64_t> candidates = {choice.given};
-    for (int64_t passes = 1; passes < 2 * choice.of_step; passes *= 2) {
-        const int64_t rows = (choice.of_step + passes - 1) / passes;
+std::vector<int64_t> pass_rows(int64_t given, int64_t of_step) {
+    std::vector<int64_t> candidates = {given};
+    for (int64_t passes = 1; passes < 2 * of_step; passes *= 2) {
+        const int64_t rows = (of_step + passes - 1) / passes;
         if (std::find(candidates.begin(), candidates.end(), rows) == candidates.end()) candidates.push_back(rows);
     }
+    return candidates;
+}
+
+int64_t fastest_pass_rows(const config::Config& config, const PassChoice& choice, const Machine& machine) {
     std::optional<double> best;
     int64_t fastest = choice.given;
-    for (const int64_t rows : candidates) {
+    for (const int64_t rows : pass_rows(choice.given, choice.of_step)) {
         model::ModelPlan plan = choice.plan_of(rows);
         const int64_t passes = (choice.of_step + rows - 1) / rows;
         choose_memory_use(config, plan, passes, machine);

@@ -24,12 +24,13 @@ const char* name_of(memory::Phase phase) {
 std::vector<Stretch> stretches_of(const model::ModelPlan& plan, const planner::Card& card) {
     const spec::RunPlan& run = plan.request().run;
     LayerCosts costs(plan, card, /*micro_batches=*/1, run);
-    const auto layers = static_cast<int64_t>(run.layers.size());
+    std::vector<int> layers = plan.own_layers();
     std::vector<Stretch> all;
-    for (int64_t i = 0; i < layers; ++i)
+    for (const int i : layers)
         all.push_back({memory::forward, i, costs.time_of(run.layers[static_cast<std::size_t>(i)]).forward});
     all.push_back({memory::head, -1, costs.outside_ms()});
-    for (int64_t i = layers; i-- > 0;)
+    std::reverse(layers.begin(), layers.end());
+    for (const int i : layers)
         all.push_back({memory::backward, i, costs.time_of(run.layers[static_cast<std::size_t>(i)]).backward});
     return all;
 }

@@ -30,7 +30,11 @@ struct Card {
     double thin = 0;        ///< the same of the adapters' thin products
     double dequantise = 0;  ///< GB/s of 4-bit weights' expansion, read and written
     double link = 0;        ///< GB/s to and from page-locked host memory, each way
-    double disk = 0;        ///< GB/s of reading layers from the disk: of the machine that was measured, or a usual NVMe
+    /// Between GPUs of a machine: GB/s that gathers and sums reach, of a GPU each way, and what one takes to begin.
+    /// Where a file does not say it, they are taken to go by the link.
+    double peer = 0, peer_us = 50;
+    std::string peer_over = "PCIe";
+    double disk = 0;  ///< GB/s of reading layers from the disk: of the machine that was measured, or a usual NVMe
     double layer_gap_us = 0;  ///< of a layer's pass, beside its operators
 };
 

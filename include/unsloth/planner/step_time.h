@@ -10,18 +10,33 @@
 
 namespace unsloth::planner {
 
+/// How ranks share a step; what else StepWork says is then of one rank.
+struct Sharing {
+    int64_t ranks = 1;                ///< in all
+    int64_t tp = 1;                   ///< that compute each layer together
+    int64_t cp = 1;                   ///< that share each row
+    int64_t summed = 1;               ///< that add up gradients
+    int64_t peers = 1;                ///< that hold the frozen layers among them
+    int64_t stages = 1, chunks = 1;   ///< of a pipeline; ranges of layers of each
+    bool gradients_by_layer = false;  ///< summed after each pass of a layer, onto the rank that holds them
+    bool values_by_layer = false;     ///< gathered before each
+};
+
 /// What the passes of a step have in common.
 struct StepWork {
-    spec::ModelSpec model;
+    spec::ModelSpec model;  ///< with the rank's slices of the layers
+    Sharing sharing;
     int64_t tokens = 0;              ///< of a micro-batch
     int64_t longest = 0;             ///< row, of which the tokens may be a part; all are taken to be as long
     int64_t head_rows = 0;           ///< of a micro-batch, with a target
     int64_t micro_batches = 1;       ///< of a step
+    int64_t summed_parameters = 0;   ///< that are trained by the ranks that add up gradients
     int64_t trained_parameters = 0;  ///< that the GPU updates
     int64_t updated_on_host = 0;     ///< parameters that the ranks of a machine update on its CPUs
     bool adapters = true;            ///< of low rank, beside the base's products
     bool in_4bit = false;            ///< the base is expanded for its products where it is not cached
     bool fp8 = false;                ///< base products
+    bool has_head = true;            ///< of a pipeline the last stage
     bool trains_head = false;
     int64_t row_tile = 0;        ///< tokens of an MLP at a time; 0: all
     bool inputs_in_fp8 = false;  ///< those on the host, made codes and expanded again
@@ -40,13 +55,18 @@ struct MovedBytes {
     int64_t weights = 0;      ///< its image
 };
 
+/// What is trained of a layer, about.
+double trained_of_layer(const StepWork& work);
+/// Bytes of a layer's frozen matrices as they lie.
+double image_bytes(const StepWork& work);
+
 class StepTime {
   public:
     StepTime(Card card, StepWork work);
     LayerTime layer(const spec::LayerPlan& plan, const MovedBytes& moved, int64_t in_flight) const;
     /// Embeddings, lm_head and loss of a micro-batch, and its share of the optimizer's step.
-    double outside() const { return outside_; }
-    /// The step, where a micro-batch's layers take so long.
+    double outside() const { return head_ + once_ / static_cast<double>(work_.micro_batches); }
+    /// The step, where a micro-batch's layers take so long: of a pipeline this stage's, and it waits for the others.
     double step_ms(double layers_ms) const;
     const Card& card() const { return card_; }
     const StepWork& work() const { return work_; }
@@ -56,9 +76,12 @@ class StepTime {
     double tiled_products_ms(double parameters) const;
     double tiles() const;
     double bytes_ms(double bytes) const;
+    double head_ms() const;
+    double update_ms() const;
     Card card_;
     StepWork work_;
-    double outside_ = 0;
+    double head_ = 0;  ///< of a micro-batch
+    double once_ = 0;  ///< of a step: the update, and what ranks exchange for it
 };
 
 }  // namespace unsloth::planner

@@ -61,11 +61,14 @@ struct PassChoice {
 /// Whether passes need not hold the rows that the options say: on a GPU, where micro-batches are no objective's or
 /// pipeline's own, and are not filled by tokens.
 bool may_regroup(const config::Config& config, at::Device device);
+/// The rows of a pass that are tried: those given, and a step's in one pass, in two, in four, ….
+std::vector<int64_t> pass_rows(int64_t given, int64_t of_step);
 /// The rows of a pass that fit and with which a step is predicted to take least time; those given, where none fits or
 /// others gain less than 3 %.
 int64_t fastest_pass_rows(const config::Config& config, const PassChoice& choice, const Machine& machine);
 
-/// The time that a step with the plan is predicted to take on a GPU, in ms.
+/// The time that a step with the plan is predicted to take on a GPU, in ms; of a pipeline where this stage is the
+/// slowest.
 double predicted_step_ms(const model::ModelPlan& plan, const planner::Card& card, int64_t micro_batches);
 
 /// Whether what a plan needs may be taken; host memory counts beside a GPU alone.

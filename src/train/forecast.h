@@ -1,0 +1,77 @@
+// A configuration's run on GPUs that need not be here, of a model whose weights and rows need not be either.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "unsloth/config/engine.h"
+#include "unsloth/data/loader.h"
+#include "unsloth/train/memory_use.h"
+
+namespace unsloth::train {
+
+inline const at::Device absent_gpu = at::Device(at::kCUDA);  ///< without an index: one that is not here
+
+/// What a plan is made for: a machine of one GPU or several that are alike.
+struct Target {
+    Machine machine;
+    int64_t memory = 0;  ///< of a GPU
+    int64_t gpus = 1;
+};
+/// usage Error for a card that is not known, and for a memory that is too small for any plan.
+Target target_of(const config::PlanRequest& request);
+
+/// The checkpoint, or as much of it as says what it is: a config.json, or the name of a known shape.
+std::shared_ptr<const formats::WeightFile> open_or_describe(const config::Config& config);
+
+/// What a run takes.
+struct Prospect {
+    std::vector<model::ModelPlan> stages;  ///< of a pipeline; without one, one
+    std::size_t fullest = 0;               ///< the stage that takes most of its GPU
+    bool fits = false;                     ///< all stages do
+    double step_ms = 0;                    ///< of the slowest stage
+    double tokens_per_second = 0;          ///< of all GPUs together
+    const model::ModelPlan& plan() const { return stages[fullest]; }
+};
+
+/// The run of a configuration, with rows of max_seq_length. usage Error for what a run would refuse, too.
+class Forecast {
+  public:
+    /// `file`: of the configuration's model.
+    Forecast(config::LoadedConfig loaded, const Target& target, std::shared_ptr<const formats::WeightFile> file);
+
+    const config::Config& config() const { return loaded_.config; }
+    const std::shared_ptr<const formats::WeightFile>& file() const { return file_; }
+    const Target& target() const { return target_; }
+    int64_t rows() const { return rows_; }  ///< of a micro-batch: as the configuration says, or as was chosen
+    int64_t length() const { return length_; }
+    int64_t micro_batches() const { return micro_batches_; }
+    int64_t copies() const { return copies_; }  ///< of the model, which have rows of their own
+    /// Tokens of a step, of all ranks.
+    int64_t step_tokens() const;
+    MemoryBudget budget() const { return memory_budget(config(), absent_gpu, target_.machine); }
+
+    /// With what the configuration leaves to the program: that is chosen once and for all.
+    Prospect choose();
+    /// Whether the most thrifty of what the configuration leaves open fits.
+    bool can_hold(int64_t rows, int64_t length) const;
+    /// No step can take less: one that keeps everything and has room for that, with passes of any size that a run may
+    /// choose.
+    double least_step_ms() const;
+
+  private:
+    bool regroups() const { return may_regroup(config(), absent_gpu); }
+    int64_t rows_of(int64_t samples) const;
+    model::ModelPlan plan(int64_t rows, int64_t length) const;
+    std::vector<model::ModelPlan> stages(int64_t rows, int64_t length) const;
+    bool can_hold(model::ModelPlan plan) const;
+
+    config::LoadedConfig loaded_;
+    Target target_;
+    std::shared_ptr<const formats::WeightFile> file_;
+    model::LoadRequest request_;
+    int64_t rows_ = 0, length_ = 0, micro_batches_ = 1, copies_ = 1;  ///< of the model
+};
+
+}  // namespace unsloth::train
