@@ -107,6 +107,7 @@ Card parse_card(const std::string& text, const std::string& source) {
     if (read.has("peers")) {
         const Reader peers = read.at("peers");
         card.peer_over = peers.at("over").string();
+        card.peer_reach = peers.at("reach").boolean();
         card.peer = positive(peers.at("gbs"));
         card.peer_us = positive(peers.at("us"));
     }

@@ -89,7 +89,7 @@ Forecast::Forecast(config::LoadedConfig loaded, const Target& target, std::share
     request_.holding = parameter_holding(config().distributed, {0, mesh.dp * mesh.cp});
     require_shareable(config(), request_.holding);
     if (config().distributed.zero_stage == 3 && request_.finetuning_type == config::FinetuningType::lora &&
-        !request_.fp8)
+        !request_.fp8 && target_.machine.card.peer_reach)
         request_.peers = request_.holding.share;
     const config::TrainingOptions& training = config().training;
     request_.saves = config::saves_checkpoints(training);

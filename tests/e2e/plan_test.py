@@ -241,7 +241,9 @@ class Plan(EndToEnd):
             self.assertAlmostEqual(plan["device"]["base weights"] * gpus / one["device"]["base weights"], 1, delta=0.03)
         small = ("--model.path", "llama-3.1-70b", "--gpu_memory", "24GiB", "--max_seq_length", 1024,
                  "--per_device_train_batch_size", 1, *HOST, "--gpus", 4, "--zero_stage", 3)  # fmt: skip
-        plan = self.plan(*small)
+        plan = self.plan(*small)  # cards of that size do not reach each other
+        self.assertEqual({layer["weights_at"] for layer in plan["layers"]}, {"device", "host"})
+        plan = self.plan(*small, "--gpu", "L40S")
         self.assertTrue(plan["fits"])
         self.assertEqual({layer["weights_at"] for layer in plan["layers"]}, {"peer"})
 

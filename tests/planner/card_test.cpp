@@ -5,6 +5,7 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/planner/step_time.h"
+#include "unsloth/spec/kernel_table.h"
 #include "unsloth/spec/shapes.h"
 
 namespace unsloth::planner {
@@ -32,6 +33,24 @@ TEST(Card, IsFoundByTheNamesThatPeopleAndDriversUse) {
 
 TEST(Card, RefusesWhatIsNone) {
     for (const char* text : {"", "[]", R"({"name": "x"})"}) EXPECT_THROW(parse_card(text, "card.json"), Error) << text;
+}
+
+TEST(Card, SaysHowGpusExchange) {
+    const Card server = find_card("H200"), desktop = find_card("RTX 4090");
+    EXPECT_EQ(server.peer_over, "NVLink");
+    EXPECT_TRUE(server.peer_reach);
+    EXPECT_GT(server.peer, 4 * server.link);
+    EXPECT_EQ(desktop.peer_over, "PCIe");
+    EXPECT_FALSE(desktop.peer_reach);
+    EXPECT_EQ(desktop.peer, desktop.link);
+    // A file that does not say it: by the link.
+    std::string text = spec::card_files().front();
+    const std::size_t begin = text.find("\"peers\""), end = text.find('\n', begin);
+    ASSERT_NE(begin, std::string::npos);
+    text.erase(begin, end - begin);
+    const Card unsaid = parse_card(text, "card.json");
+    EXPECT_EQ(unsaid.peer, unsaid.link);
+    EXPECT_FALSE(unsaid.peer_reach);
 }
 
 TEST(Card, RatesLieBetweenTheirEntries) {

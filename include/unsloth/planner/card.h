@@ -34,6 +34,7 @@ struct Card {
     /// Where a file does not say it, they are taken to go by the link.
     double peer = 0, peer_us = 50;
     std::string peer_over = "PCIe";
+    bool peer_reach = false;  ///< whether a GPU reads another's memory
     double disk = 0;  ///< GB/s of reading layers from the disk: of the machine that was measured, or a usual NVMe
     double layer_gap_us = 0;  ///< of a layer's pass, beside its operators
 };
