@@ -135,9 +135,15 @@ std::vector<model::ModelPlan> Forecast::stages(int64_t rows, int64_t length) con
     const std::vector<spec::LayerRange> cut =
         cut_stages(config(), whole, shape, target_.machine.card,
                    std::vector<int64_t>(static_cast<std::size_t>(shape.ranks), budget().device));
+    std::size_t of_first = 0;
     for (int rank = 0; rank < shape.ranks; ++rank) {
+        const spec::Stage stage{rank, shape.ranks, cut};
+        const std::size_t layers = stage.layers(whole.spec().num_layers).size();
+        if (stage.first()) of_first = layers;
+        // With no more layers than the first stage, and fewer micro-batches under way, it takes no more than that.
+        if (!stage.first() && !stage.last() && layers <= of_first) continue;
         model::LoadRequest request = whole.request();
-        request.pp = model::Pipeline(nullptr, {rank, shape.ranks, cut}, shape);
+        request.pp = model::Pipeline(nullptr, stage, shape);
         plans.emplace_back(file_, request);
     }
     return plans;

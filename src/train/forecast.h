@@ -27,7 +27,7 @@ std::shared_ptr<const formats::WeightFile> open_or_describe(const config::Config
 
 /// What a run takes.
 struct Prospect {
-    std::vector<model::ModelPlan> stages;  ///< of a pipeline; without one, one
+    std::vector<model::ModelPlan> stages;  ///< of a pipeline those that may take most; without one, one
     std::size_t fullest = 0;               ///< the stage that takes most of its GPU
     bool fits = false;                     ///< all stages do
     double step_ms = 0;                    ///< of the slowest stage

@@ -186,7 +186,7 @@ class Report {
                   << forecast_.micro_batches() << " of them a step, base: " << plan_.base_description() << "\n";
         if (!plan_.request().pp.alone())
             std::cout << "  pipeline                     " << describe_pipeline(plan_.request().pp) << "; stage "
-                      << prospect_.fullest << " takes most:\n";
+                      << plan_.request().pp.stage().rank << " takes most:\n";
         std::cout << "  gradient_checkpointing       " << describe_own(plan_) << "\n"
                   << "  weights                      " << (places.empty() ? "on the GPU" : places)
                   << (cached > 0 ? cat(", ", cached, " layers expanded once") : "") << "\n\n"
