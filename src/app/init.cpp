@@ -13,6 +13,24 @@
 namespace unsloth::app {
 namespace {
 
+/// Removes `folder` again, with all that is in it, when it was made here and the model is not finished.
+class NewFolder {
+  public:
+    explicit NewFolder(const std::string& folder) : folder_(folder) {
+        made_ = std::filesystem::create_directories(folder);
+    }
+    NewFolder(const NewFolder&) = delete;
+    NewFolder& operator=(const NewFolder&) = delete;
+    ~NewFolder() {
+        if (made_) remove_or_warn(folder_);
+    }
+    void keep() { made_ = false; }
+
+  private:
+    std::string folder_;
+    bool made_ = false;
+};
+
 void refuse_to_replace(const std::string& folder) {
     if (!std::filesystem::is_directory(folder)) return;
     for (const auto& entry : std::filesystem::directory_iterator(folder))
@@ -47,12 +65,13 @@ void run_init(const config::CommandLine& line) {
     const config::InitRequest& request = line.init;
     refuse_to_replace(request.out);
     const formats::RandomModel model = random_model(request);
-    std::filesystem::create_directories(request.out);
+    NewFolder folder(request.out);
     const std::size_t bytes = formats::write_random_model(model, request.out);
     if (!request.tokenizer.empty()) {
         const tokenizer::Tokenizer tokenizer = tokenizer::Tokenizer::load(request.tokenizer);
         copy_files(tokenizer.files(), tokenizer.folder(), request.out);
     }
+    folder.keep();
     log::info("random weights (seed ", request.seed, ") in ", request.out, ": ", bytes / 1'000'000, " MB");
 }
 

@@ -543,6 +543,7 @@ class Output(EndToEnd):
             self.folder / "m",
             preexec=self.limited(8192),
         )
+        self.assertFalse((self.folder / "m").exists(), "what failed leaves no folder")
         self.fail_with(
             RUNTIME,
             ["File too large"],
