@@ -14,7 +14,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::size_t most_points = 600;  // of a curve: more than a display has pixels for it
+constexpr std::size_t least_smoothed = 100;  // below, the mean is over hardly more than the points themselves
+constexpr std::size_t most_points = 600;     // of a curve: more than a display has pixels for it
 constexpr double left = 56, right = 344, top = 8, bottom = 176;
 
 std::string fixed(double value) {
@@ -106,17 +107,18 @@ Points times(Points points, double factor) {
 /// Of figures that evaluations alone have, their marks.
 Chart curve_of(const Run& run, const Curve& curve, Points all, const Points& evals) {
     const bool memory = curve.field == &StepRow::memory_gib;
-    const bool noisy = !memory && curve.field != &StepRow::learning_rate && all.size() > 20;
+    const bool noisy = !memory && curve.field != &StepRow::learning_rate && all.size() >= least_smoothed;
     const bool small = memory && all.back().second < 1;
     if (small) all = times(all, 1024);
     const Points points = thinned(all, most_points), &told = points.empty() ? evals : points;
     const double level = memory ? run.planned_gib * (small ? 1024 : 1) : absent;
     const Frame frame(points, evals, level);
-    Chart chart{curve.key,
-                cat(curve.title, *curve.unit ? cat(" (", small ? "MiB" : curve.unit, ")") : ""),
-                frame.grid(),
-                cat(frame.attributes(), " data-points='", data_of(told), "'"),
-                {{"", cat("last ", short_number(told.back().second), noisy ? ", bold: smoothed" : "")}}};
+    Chart chart{
+        curve.key,
+        cat(curve.title, *curve.unit ? cat(" (", small ? "MiB" : curve.unit, ")") : ""),
+        frame.grid(),
+        cat(frame.attributes(), " data-points='", data_of(told), "'"),
+        {{"", cat("last ", short_number(told.back().second), noisy ? ", bold: mean of the steps before" : "")}}};
     if (noisy) {
         chart.body += frame.polyline(points, "raw") + frame.polyline(thinned(smoothed(all), most_points), "main");
     } else {

@@ -151,6 +151,18 @@ TEST(Page, HoldsAllThatItShowsAndNothingFromElsewhere) {
                  contains(html, " src=") || contains(html, "nan") || contains(html, "inf"));
 }
 
+TEST(Page, SmoothsCurvesOfManyPointsAlone) {
+    for (const int steps : {99, 100}) {
+        const Folder folder;
+        std::string rows;
+        for (int step = 1; step <= steps; ++step) rows += step_line(step, step % 2 == 0 ? 2.0 : 3.0);
+        folder.append(rows);
+        const std::string html = page(read_run(folder.path()), 0);
+        EXPECT_EQ(contains(html, "bold: mean of the steps before"), steps == 100) << steps;
+        EXPECT_EQ(contains(html, "<polyline class=\"raw\""), steps == 100) << steps;
+    }
+}
+
 TEST(Page, DrawsTheObjectivesOwnFigures) {
     Folder folder;
     folder.append(R"({"step": 1, "loss": 2, "rewards/margins": 0.1, "rewards/accuracies": 0.5, "grad_norm/layers.0": 1}
