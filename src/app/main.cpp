@@ -1,5 +1,7 @@
 // unsloth-train: reads the command line, runs one command, and turns what went wrong into a message and an exit code.
+#include <algorithm>
 #include <csignal>
+#include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <new>
@@ -37,7 +39,30 @@ std::string version_text() {
     return text;
 }
 
+/// What a launcher says of this process' number among others; 1: nothing. Of Slurm a step's: a batch script that
+/// is no step has SLURM_NTASKS too.
+int processes_of_launcher() {
+    for (const char* name : {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"})
+        if (const char* value = std::getenv(name); value != nullptr && *value != '\0')
+            return std::max(std::atoi(value), 1);
+    return 1;
+}
+
+/// Ranks would each do the whole work of a command that runs in one process, and write the same files.
+void refuse_several_ranks(const config::CommandLine& line, const std::vector<std::string>& arguments) {
+    using config::Command;
+    constexpr Command alone[] = {Command::augment, Command::score,     Command::generate, Command::evaluate,
+                                 Command::init,    Command::exporting, Command::merge,    Command::quantize,
+                                 Command::tune,    Command::replay};
+    const int processes = processes_of_launcher();
+    if (processes == 1 || std::find(std::begin(alone), std::end(alone), line.command) == std::end(alone)) return;
+    throw usage_error(cat(arguments.front(), " runs in one process, and a launcher started ", processes),
+                      cat("Write: unsloth-train ", arguments.front(),
+                          " … without torchrun, srun or mpirun. If none is at work: unset WORLD_SIZE RANK"));
+}
+
 int run(const config::CommandLine& line, const std::vector<std::string>& arguments) {
+    refuse_several_ranks(line, arguments);
     log::set_level(log::parse_level(line.log_level));
     if (line.command != config::Command::train)  // which says them once for all ranks
         for (const auto& note : line.loaded.notes) log::info(note);

@@ -125,6 +125,19 @@ class Arguments(Launching):
             "launch runs in one process", "--nproc_per_node", 2, "--", "launch", "--nproc_per_node", 2, "config"
         )
 
+    def test_commands_of_one_process_refuse_a_launchers_ranks(self):
+        for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"):
+            for number, code in ((2, USAGE), (1, 3)):  # 3: there is no such model
+                done = subprocess.run(
+                    [PROGRAM, "generate", "--model.path", "/nonexistent", "--prompt", "x", "--device", "cpu"],
+                    capture_output=True,
+                    text=True,
+                    timeout=LONG_S,
+                    env=environment(**{name: number}),
+                )
+                self.assertEqual(done.returncode, code, done.stderr)
+                self.assertEqual("generate runs in one process, and a launcher started 2" in done.stderr, number == 2)
+
     def test_mistakes_of_the_ranks_are_said_once(self):
         self.refuse("/nonexistent.json", "--nproc_per_node", 2, "--config", "/nonexistent.json")
         self.refuse("/nonexistent.json", "--nproc_per_node", 2, "--", "train", "--config", "/nonexistent.json")
