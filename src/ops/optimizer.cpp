@@ -169,8 +169,8 @@ void adamw_on_cpu(Context& ctx, const AdamwState& state, const AdamwSettings& se
             const adamw::Factors& factors = factors_of[static_cast<std::size_t>(flags[block] >> block_rate_shift)];
             const int64_t slot = slots[block], place = slot * optimizer_block;
             if ((flags[block] & block_8bit) != 0) {
-                step_block_8bit(constants, factors, maps, codes, decays, g, p, m8 + place, v8 + place,
-                                absmax_m8[slot], absmax_v8[slot]);
+                step_block_8bit(constants, factors, maps, codes, decays, g, p, m8 + place, v8 + place, absmax_m8[slot],
+                                absmax_v8[slot]);
             } else {
                 step_block_32bit(constants, factors, decays, g, p, m32 + place, v32 + place);
             }

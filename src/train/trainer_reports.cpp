@@ -166,8 +166,8 @@ bool Trainer::is_logged(int64_t step) const {
 }
 
 double Trainer::peak_gib() const {
-    const int64_t peak = device_.is_cuda() ? memory::peak_allocated_bytes(device_) + plan_->peer().total_bytes()
-                                           : plan_->total_bytes();
+    const int64_t peak =
+        device_.is_cuda() ? memory::peak_allocated_bytes(device_) + plan_->peer().total_bytes() : plan_->total_bytes();
     return static_cast<double>(peak) / (1 << 30);
 }
 
