@@ -18,7 +18,7 @@ inline constexpr int map_rows_per_thread = 2;
 template <int N, class Operation>
 __global__ void __launch_bounds__(map_threads)
     map_rows_kernel(const Operation operation, uint32_t rows, uint32_t packs, uint32_t chunks) {
-    let_next_begin(rows);
+    begin_after_previous(rows);
     const uint32_t tile = blockIdx.x / chunks;
     const uint32_t pack = (blockIdx.x - tile * chunks) * blockDim.x + threadIdx.x;
     if (pack >= packs) return;
@@ -47,9 +47,12 @@ void map_rows(const Operation& operation, int64_t rows, int64_t columns, cudaStr
     const int64_t x = wide > 32 ? round_up(wide, 32) : next_power_of_two(wide);
     const int64_t y = map_threads / x;
     const int64_t tiles = ceil_div(rows, y * map_rows_per_thread);
-    UNSLOTH_LAUNCH((map_rows_kernel<N, Operation>), static_cast<unsigned>(tiles * chunks),
-                   dim3(static_cast<unsigned>(x), static_cast<unsigned>(y)), 0, stream, operation,
-                   static_cast<uint32_t>(rows), static_cast<uint32_t>(packs), static_cast<uint32_t>(chunks));
+    launch_kernel(map_rows_kernel<N, Operation>,
+                  {.grid = dim3(static_cast<unsigned>(tiles * chunks)),
+                   .threads = dim3(static_cast<unsigned>(x), static_cast<unsigned>(y)),
+                   .stream = stream,
+                   .after_previous = runs_beside(rows)},
+                  operation, static_cast<uint32_t>(rows), static_cast<uint32_t>(packs), static_cast<uint32_t>(chunks));
 }
 
 }  // namespace unsloth::kernels

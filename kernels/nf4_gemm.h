@@ -52,7 +52,7 @@ void nf4_gemm(const Nf4GemmArgs& args, Nf4GemmForm form, cudaStream_t stream);
 struct Nf4GemmSm90Form {
     int tokens = 128;    ///< 16, 32, 64, 128, 256
     int split = 1;       ///< 1 to 8; 1 with 256 tokens
-    bool pairs = false;  ///< weights as nf4_gemm_few's; forward alone, with 64 tokens
+    bool pairs = false;  ///< weights as nf4_gemm_few's; forward alone, with 64 or 128 tokens
 };
 bool nf4_gemm_sm90_has(Nf4GemmSm90Form form);
 void nf4_gemm_sm90(const Nf4GemmArgs& args, Nf4GemmSm90Form form, cudaStream_t stream);

@@ -22,6 +22,7 @@ __global__ void __launch_bounds__(threads, BlocksPerSm)
     nf4_gemm_sm90_kernel(const __grid_constant__ Problem p, const __grid_constant__ CUtensorMap x_map, int row_blocks,
                          int token_blocks, int cluster_size) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    let_next_begin(p.m);
     extern __shared__ __align__(1024) uint8_t raw[];
     auto& s = *reinterpret_cast<Shared<Tokens, Stages>*>(raw);
     const uint8_t* table = nullptr;  // of pairs, where all weights have one code
@@ -53,7 +54,9 @@ __global__ void __launch_bounds__(threads, BlocksPerSm)
         setmaxnreg_dec<40>();
         if (warp == 0) {
             if (lane == 0) {
-                while (schedule.next(p, work)) produce<Tokens, Stages, Transposed>(p, &x_map, s, state, work);
+                if (schedule.next(p, work)) produce_first<Tokens, Stages, Transposed>(p, x_map, s, state, work);
+                while (schedule.next(p, work))
+                    produce<Tokens, Stages, Transposed>(p, x_map, s, state, work, work.begin);
             }
         } else if (warp <= groups) {
             for (int i = 0; i < p.count; ++i) {
@@ -65,6 +68,7 @@ __global__ void __launch_bounds__(threads, BlocksPerSm)
         }
     } else {
         setmaxnreg_inc<BlocksPerSm == 1 ? 232 : 96>();
+        wait_for_previous();  // what is added to the result
         while (schedule.next(p, work)) {
             Consumer<Tokens, Stages, Transposed, Pairs> consumer{
                 p, s, table, group, warp, lane, min(work.row_block * groups + group, p.row_tiles - 1), -1, 0.0F};
@@ -108,7 +112,8 @@ void launch(const Problem& p, int split, cudaStream_t stream) {
                    .threads = threads,
                    .shared_bytes = sizeof(Shared<Tokens, Stages>) + (Pairs ? pair_table_bytes : 0),
                    .stream = stream,
-                   .cluster = split},
+                   .cluster = split,
+                   .after_previous = runs_beside(p.m)},
                   p, make_x_map(p, Tokens), row_blocks, token_blocks, split);
 }
 
@@ -124,10 +129,16 @@ void launch(const Problem& p, bool transposed, int split, cudaStream_t stream) {
               : launch<Tokens, Stages, BlocksPerSm, false>(p, transposed, split, stream);
 }
 
+template <int Tokens, int Stages>
+void launch_pairs(const Problem& p, int split, cudaStream_t stream) {
+    split > 1 ? launch<Tokens, Stages, 1, true, false, true>(p, split, stream)
+              : launch<Tokens, Stages, 1, false, false, true>(p, 1, stream);
+}
+
 }  // namespace
 
 bool nf4_gemm_sm90_has(Nf4GemmSm90Form form) {
-    if (form.pairs) return form.tokens == 64 && form.split >= 1 && form.split <= most_split;
+    if (form.pairs) return (form.tokens == 64 || form.tokens == 128) && form.split >= 1 && form.split <= most_split;
     switch (form.tokens) {
         case 16:
         case 32:
@@ -149,8 +160,8 @@ void nf4_gemm_sm90(const Nf4GemmArgs& args, Nf4GemmSm90Form form, cudaStream_t s
     const bool t = args.transposed;
     if (form.pairs) {
         UNSLOTH_CHECK(!t, "nf4_gemm_sm90: pairs are for the forward product");
-        return form.split > 1 ? launch<64, 8, 1, true, false, true>(p, form.split, stream)
-                              : launch<64, 8, 1, false, false, true>(p, 1, stream);
+        return form.tokens == 64 ? launch_pairs<64, 8>(p, form.split, stream)
+                                 : launch_pairs<128, 5>(p, form.split, stream);
     }
     switch (form.tokens) {
         case 16:

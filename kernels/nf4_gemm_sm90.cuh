@@ -60,27 +60,52 @@ struct TileScheduler {
     }
 };
 
-/// One thread: keeps the ring of stages full.
+/// What one thread keeps the ring of stages full with, by block of the reduction: first the weights ...
 template <int Tokens, int Stages, bool Transposed>
-__device__ __forceinline__ void produce(const Problem& p, const CUtensorMap* x_map, Shared<Tokens, Stages>& s,
-                                        PipelineState& state, const WorkTile& work) {
-    for (int block = work.begin; block < work.end; ++block) {
-        const uint32_t full = shared_address(&s.full[state.stage]);
-        mbarrier_wait(shared_address(&s.empty[state.stage]), state.phase ^ 1);
-        const bool is_tail = block < p.tail_blocks;
-        mbarrier_arrive_expect_tx(full, Tokens * 128 + (is_tail ? 0 : groups * spec::nf4_tile_bytes));
-        if (!is_tail) {
+__device__ __forceinline__ void produce_codes(const Problem& p, Shared<Tokens, Stages>& s, int stage,
+                                              const WorkTile& work, int block) {
+    const uint32_t full = shared_address(&s.full[stage]);
+    const bool is_tail = block < p.tail_blocks;
+    mbarrier_arrive_expect_tx(full, Tokens * 128 + (is_tail ? 0 : groups * spec::nf4_tile_bytes));
+    if (is_tail) return;
 #pragma unroll
-            for (int g = 0; g < groups; ++g) {
-                // a last odd tile is read twice, and stored once
-                const int row_tile = min(work.row_block * groups + g, p.row_tiles - 1);
-                bulk_load(shared_address(s.codes[state.stage][g]),
-                          tile_data(p, tile_at<Transposed>(p, row_tile, block)), spec::nf4_tile_bytes, full);
-            }
-        }
-        tma_load_2d(shared_address(s.x[state.stage]), *x_map, x_column(p, block), work.token_block * Tokens, full);
+    for (int g = 0; g < groups; ++g) {
+        // a last odd tile is read twice, and stored once
+        const int row_tile = min(work.row_block * groups + g, p.row_tiles - 1);
+        bulk_load(shared_address(s.codes[stage][g]), tile_data(p, tile_at<Transposed>(p, row_tile, block)),
+                  spec::nf4_tile_bytes, full);
+    }
+}
+/// ... then x.
+template <int Tokens, int Stages>
+__device__ __forceinline__ void produce_x(const Problem& p, const CUtensorMap& x_map, Shared<Tokens, Stages>& s,
+                                          int stage, const WorkTile& work, int block) {
+    tma_load_2d(shared_address(s.x[stage]), x_map, x_column(p, block), work.token_block * Tokens,
+                shared_address(&s.full[stage]));
+}
+
+template <int Tokens, int Stages, bool Transposed>
+__device__ __forceinline__ void produce(const Problem& p, const CUtensorMap& x_map, Shared<Tokens, Stages>& s,
+                                        PipelineState& state, const WorkTile& work, int first_block) {
+    for (int block = first_block; block < work.end; ++block) {
+        mbarrier_wait(shared_address(&s.empty[state.stage]), state.phase ^ 1);
+        produce_codes<Tokens, Stages, Transposed>(p, s, state.stage, work, block);
+        produce_x(p, x_map, s, state.stage, work, block);
         state.advance(Stages);
     }
+}
+/// The first tile's: the ring is filled with weights before the kernel ahead has ended.
+template <int Tokens, int Stages, bool Transposed>
+__device__ __forceinline__ void produce_first(const Problem& p, const CUtensorMap& x_map, Shared<Tokens, Stages>& s,
+                                              PipelineState& state, const WorkTile& work) {
+    const int ahead = min(Stages, work.end - work.begin);
+    for (int i = 0; i < ahead; ++i) produce_codes<Tokens, Stages, Transposed>(p, s, i, work, work.begin + i);
+    wait_for_previous();
+    for (int i = 0; i < ahead; ++i) {
+        produce_x(p, x_map, s, i, work, work.begin + i);
+        state.advance(Stages);
+    }
+    produce<Tokens, Stages, Transposed>(p, x_map, s, state, work, work.begin + ahead);
 }
 
 /// Where the scale of a tile's row lies. Transposed, a thread's four of 16 (rows 2 j, 2 j + 1, 2 j + 8, 2 j +

@@ -102,7 +102,7 @@ struct WeightPart {
 /// loads a row ahead.
 template <class T, class W, int N, bool kWithinWarp, bool kFull>
 __global__ void __launch_bounds__(max_threads) norm_forward_kernel(const NormForward p, uint32_t rows, int packs) {
-    let_next_begin(rows);
+    begin_after_previous(rows);
     constexpr int V = vector_width<T>;
     __shared__ float shared[32];
     const auto heads = static_cast<uint32_t>(p.shape.heads);
@@ -204,9 +204,13 @@ int64_t partial_rows(int64_t rows, const Geometry& geometry) {
 template <class Kernel, class Params, class... Sizes>
 void launch_over_rows(Kernel kernel, const Geometry& geometry, int64_t max_blocks, uint32_t rows, const Params& params,
                       cudaStream_t stream, Sizes... sizes) {
-    const dim3 block(geometry.threads, geometry.rows);
     const auto blocks = static_cast<unsigned>(std::min<int64_t>(ceil_div(rows, geometry.rows), max_blocks));
-    UNSLOTH_LAUNCH(kernel, blocks, block, 0, stream, params, rows, sizes...);
+    launch_kernel(kernel,
+                  {.grid = dim3(blocks),
+                   .threads = dim3(geometry.threads, geometry.rows),
+                   .stream = stream,
+                   .after_previous = std::is_same_v<Params, NormForward> && runs_beside(rows)},
+                  params, rows, sizes...);
 }
 
 template <class Kernel>

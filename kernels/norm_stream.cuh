@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/common/launch.h"
+#include "kernels/common/ptx.cuh"
 #include "kernels/norm_rows.cuh"
 
 namespace unsloth::kernels {
@@ -11,6 +12,7 @@ constexpr int stream_threads = 256;
 
 template <class T, int V>
 __global__ void __launch_bounds__(stream_threads) norm_forward_stream_kernel(const NormForward p, uint32_t rows) {
+    begin_after_previous(rows);
     __shared__ float shared[32];
     const auto heads = static_cast<uint32_t>(p.shape.heads);
     const int64_t columns = p.shape.columns;

@@ -3,6 +3,7 @@
 // element of bf16.
 #include "kernels/common/device.cuh"
 #include "kernels/common/launch.h"
+#include "kernels/common/ptx.cuh"
 #include "kernels/rope.h"
 
 namespace unsloth::kernels {
@@ -27,6 +28,7 @@ __global__ void __launch_bounds__(table_threads) rope_table_kernel(const RopeTab
 /// threadIdx.y + blockDim.y, ... walk the heads, heads_at_once of them loaded before any is stored.
 template <class T, int N>
 __global__ void __launch_bounds__(apply_threads) rope_apply_kernel(const RopeApply p) {
+    begin_after_previous(gridDim.x);
     const int64_t token = blockIdx.x;
     T* x = static_cast<T*>(p.x.data) + token * p.x.token_stride;
     for (int64_t pair = threadIdx.x * N; pair < p.pairs; pair += blockDim.x * N) {
@@ -68,7 +70,12 @@ void launch_apply(const RopeApply& params, cudaStream_t stream) {
     const int64_t lanes = std::min<int64_t>(ceil_div(params.pairs, N), 32);
     const int64_t turns = ceil_div(params.heads, apply_threads / lanes);  // heads that a thread walks
     const dim3 block(static_cast<unsigned>(lanes), static_cast<unsigned>(ceil_div(params.heads, turns)));
-    UNSLOTH_LAUNCH((rope_apply_kernel<T, N>), static_cast<unsigned>(params.tokens), block, 0, stream, params);
+    launch_kernel(rope_apply_kernel<T, N>,
+                  {.grid = dim3(static_cast<unsigned>(params.tokens)),
+                   .threads = block,
+                   .stream = stream,
+                   .after_previous = runs_beside(params.tokens)},
+                  params);
 }
 
 bool is_vectorizable(const RopeApply& p, int width) {

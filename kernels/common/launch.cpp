@@ -50,6 +50,13 @@ DeviceGuard::~DeviceGuard() {
     if (changed_) cudaSetDevice(before_);
 }
 
+std::size_t most_shared_bytes() {
+    int device = 0, bytes = 0;
+    UNSLOTH_CUDA_CHECK(cudaGetDevice(&device));
+    UNSLOTH_CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    return static_cast<std::size_t>(bytes);
+}
+
 int multiprocessor_count() {
     int device = 0;
     int count = 0;

@@ -44,13 +44,16 @@ class DeviceGuard {
 /// Streaming multiprocessors of the current device.
 int multiprocessor_count();
 
+/// Shared memory that a block may ask for on the current device.
+std::size_t most_shared_bytes();
+
 /// Blocks of `kernel` that the current device holds at once: the grid of a kernel that loops over its rows.
 int resident_blocks(const void* kernel, int threads, std::size_t shared_bytes);
 
 /// A launch beyond what <<<>>> says.
 struct Launch {
     dim3 grid{};
-    int threads = 0;
+    dim3 threads{};
     std::size_t shared_bytes = 0;  ///< dynamic shared memory, also beyond the 48 KiB that need no asking
     cudaStream_t stream = nullptr;
     int cluster = 1;  ///< thread blocks along x that read each other's shared memory
@@ -63,9 +66,10 @@ struct Launch {
 template <class... Params, class... Args>
 void launch_kernel(void (*kernel)(Params...), const Launch& how, const Args&... args) {
     const auto* entry = reinterpret_cast<const void*>(kernel);
-    check_launch(
-        cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(how.shared_bytes)),
-        entry);
+    if (how.shared_bytes > 0)  // with what is static it may be more than needs no asking
+        check_launch(cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                          static_cast<int>(how.shared_bytes)),
+                     entry);
     cudaLaunchAttribute attributes[2] = {};
     unsigned count = 0;
     if (how.cluster > 1) {
@@ -78,7 +82,7 @@ void launch_kernel(void (*kernel)(Params...), const Launch& how, const Args&... 
     }
     cudaLaunchConfig_t config = {};
     config.gridDim = how.grid;
-    config.blockDim = dim3(static_cast<unsigned>(how.threads));
+    config.blockDim = how.threads;
     config.dynamicSmemBytes = how.shared_bytes;
     config.stream = how.stream;
     config.attrs = attributes;

@@ -173,20 +173,37 @@ __device__ __forceinline__ void named_barrier_sync(int index, int threads) {
 
 // ---- programmatic dependent launch (sm_90)
 
+/// Whether kernels over so many rows are launched so: those of decoding passes.
+__host__ __device__ constexpr bool runs_beside(int64_t rows) {
+    return rows <= 128;
+}
+
 /// Lets the kernel behind this one on the stream start once every block has come here, if it was launched to.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
-/// The same for few rows, and where a card has it: what kernels begin with that products of a decoding pass stand
-/// behind, so that these fetch their weights meanwhile.
-__device__ __forceinline__ void let_next_begin([[maybe_unused]] uint32_t rows) {
-#if __CUDA_ARCH__ >= 900
-    if (rows <= 64) griddepcontrol_launch_dependents();
-#endif
-}
-/// Waits for the end of the kernel ahead on the stream and for what it wrote.
+/// Waits for the end of the kernel ahead on the stream and for what it wrote. A kernel that was launched
+/// `after_previous` and never waits must not be: the next one's wait is for this one alone.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+/// Where a card has it: the kernels of a decoding pass begin before those ahead have ended, so that none's launch is
+/// waited for, and products fetch weights meanwhile.
+__device__ __forceinline__ void let_next_begin([[maybe_unused]] uint32_t rows) {
+#if __CUDA_ARCH__ >= 900
+    if (runs_beside(rows)) griddepcontrol_launch_dependents();
+#endif
+}
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    griddepcontrol_wait();
+#endif
+}
+/// Both, for a kernel that can do nothing ahead.
+__device__ __forceinline__ void begin_after_previous(uint32_t rows) {
+    let_next_begin(rows);
+    wait_for_previous();
 }
 
 }  // namespace unsloth::kernels

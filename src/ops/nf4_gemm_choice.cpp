@@ -52,7 +52,7 @@ Nf4GemmChoice nf4_gemm_rule(const spec::KernelCard& card, int64_t m, int64_t n, 
     if (m <= 8) return {.kernel = Kernel::few, .tokens = m <= 4 ? 4 : 8};
     if (runs_wgmma(card) && m <= most_tokens_sm90) {
         const int tokens = m <= 16 ? 16 : m <= 32 ? 32 : m <= 64 ? 64 : 128;
-        return {.kernel = tokens == 64 ? Kernel::sm90_pairs : Kernel::sm90,
+        return {.kernel = m > 32 && m <= 128 ? Kernel::sm90_pairs : Kernel::sm90,
                 .tokens = tokens,
                 .split = split_of(card, n, m, tokens)};
     }

@@ -61,8 +61,9 @@ std::vector<Nf4GemmChoice> nf4_gemm_forms_cuda(at::Device device, bool transpose
     cudaDeviceProp properties{};
     UNSLOTH_CUDA_CHECK(cudaGetDeviceProperties(&properties, device.index()));
     if (!kernels::built_for_hopper() || properties.major != 9 || properties.minor != 0) return forms;
-    for (int split = 1; split <= 8; ++split)
-        if (!transposed) forms.push_back({.kernel = Kernel::sm90_pairs, .tokens = 64, .split = split});
+    for (const int tokens : {64, 128})
+        for (int split = 1; split <= 8; ++split)
+            if (!transposed) forms.push_back({.kernel = Kernel::sm90_pairs, .tokens = tokens, .split = split});
     for (const int tokens : {16, 32, 64, 128, 256})
         for (int split = 1; split <= 8; ++split)
             if (kernels::nf4_gemm_sm90_has({tokens, split}))
