@@ -1,15 +1,18 @@
 // Products by tiled 4-bit weights for a few tokens (a decoding pass of few rows), on any card from sm_80: mma.sync
 // with the weights as the A operand, straight from memory to registers.
 //
-// A block makes 32 rows of the result at a time, its 16 warps share the reduction, and its blocks of 64 go through
-// registers, `stages` ahead. A byte of a tile holds the codes of rows r and r + 8 at one column: a table in shared
-// memory (an own copy for each lane, so that no banks conflict) gives both as a pair of bf16. The pair is taken for two
-// steps of the reduction, and x enters twice, with zeros in the other's place: one column of the result for row r, one
-// for row r + 8. So nothing is exchanged, and a weight costs one instruction of the table and half a load.
+// A block makes 32 rows of the result at a time, its 16 warps share the reduction, two tiles a step, and a step's codes
+// are on their way while the one before is worked on. Eight lanes together read 128 bytes of codes (requests for less
+// cost as much), which a shuffle then gives to the lanes whose operand they are. A byte of a tile holds the codes of
+// rows r and r + 8 at one column: a table in shared memory (an own copy for each lane, so that no banks conflict) gives
+// both as a pair of bf16. The pair is taken for two steps of the reduction, and x enters twice, with zeros in the
+// other's place: one column of the result for row r, one for row r + 8. So a weight costs one instruction of the table
+// and half a load.
 //
 // What pairs are, and their precision: nf4_gemm.cuh.
 //
-// Ceiling: the bandwidth of memory; the table's loads allow about 46 weights a clock on an SM, 1.6 times that.
+// Ceiling: the bandwidth of memory; what goes through shared memory (the table's loads, shuffles, x) takes about as
+// long.
 #include "kernels/nf4_gemm.cuh"
 #include "unsloth/core/error.h"
 
@@ -19,58 +22,71 @@ namespace {
 using namespace nf4;
 
 constexpr int warps = 16, threads = warps * warp_size;
-constexpr int unit_rows = 32;         // half a row of tiles, two strips of 16
-constexpr int stages = 3;             // steps that a warp's loads are ahead
-constexpr int tail_ahead = 4;         // columns of the tail that a warp holds: its share of ranks up to 64
+constexpr int unit_rows = 32;     // half a row of tiles, two strips of 16
+constexpr int step_tiles = 2;     // neighbours along the reduction that a warp takes at once
+constexpr int strip_bytes = 512;  // of codes
+constexpr int tail_ahead = 4;     // columns of the tail that a warp holds: its share of ranks up to 64
+constexpr int step_columns = step_tiles * warps * spec::nf4_tile;
+constexpr int x_pad = 64;             // elements between tokens of x
 constexpr int pitch = unit_rows + 8;  // floats between tokens of partial sums: four tokens' eight rows in other banks
+
+__host__ __device__ constexpr int steps_of(int k_tiles) {
+    return (k_tiles + step_tiles * warps - 1) / (step_tiles * warps);
+}
 
 template <int Groups>
 struct Shared {
     uint8_t table[pair_table_bytes];
     float map[nf4_gemm_most_weights][256];
     float partial[2][warps][4 * Groups][pitch];
+    __nv_bfloat16 x[];  // [tokens, columns of a chunk + x_pad]
 };
 
-/// What a warp takes of 32 rows of a block of the reduction.
+/// What a warp takes of 32 rows of its tiles of a step.
 struct Stage {
-    uint4 codes[2];       // of the two strips: 16 columns of rows g and g + 8
-    uint32_t scale_code;  // of row `lane`
-    float nested_absmax;
+    uint4 codes[step_tiles][2];       // of the two strips: 16 columns of rows g and g + 8
+    uint32_t scale_code[step_tiles];  // of row `lane`
+    float nested_absmax[step_tiles];
 };
 
-/// Where a warp's next stage lies: blocks warp, warp + 16, … of a unit's reduction, then of the next unit's. A warp has
-/// as many steps as the others, the last may be none.
+/// Where a warp's next stage lies: tiles 2 warp, 2 warp + 1, then as many 32 tiles further, ... of a unit's reduction,
+/// then of the next unit's. A warp has as many steps as the others, the last may be none.
 struct Cursor {
-    const uint8_t* half;  // of the tile
+    const uint8_t* codes;   // of the lane
+    const uint8_t* scales;  // of row `lane`
     const float* nested_absmax;
     uint32_t nested_block;  // of row `lane`
-    int scales_from;
     int unit, step;
 
     __device__ __forceinline__ void locate(const Problem& p, int units, int warp, int lane) {
         if (unit >= units) return;
         const int row_tile = unit / 2, lower = unit % 2, segment = segment_of(p, row_tile);
         const int n = row_tile - p.segments[segment].first;
-        half = p.segments[segment].tiles + (int64_t{n} * p.k_tiles + warp) * spec::nf4_tile_bytes + lower * 1024;
-        scales_from = spec::nf4_tile_code_bytes - lower * (1024 - unit_rows) + lane;
+        const uint8_t* tile =
+            p.segments[segment].tiles + (int64_t{n} * p.k_tiles + step_tiles * warp) * spec::nf4_tile_bytes;
+        codes = tile + lower * 2 * strip_bytes + lane * 16;
+        scales = tile + spec::nf4_tile_code_bytes + lower * unit_rows + lane;
         nested_absmax = p.segments[segment].nested_absmax;
-        nested_block = static_cast<uint32_t>((n * spec::nf4_tile + lower * unit_rows + lane) * p.k_tiles + warp);
+        nested_block =
+            static_cast<uint32_t>((n * spec::nf4_tile + lower * unit_rows + lane) * p.k_tiles + step_tiles * warp);
     }
     __device__ __forceinline__ void fetch(const Problem& p, int units, int steps, int warp, int lane, Stage& to) {
-        if (unit < units && warp + step * warps < p.k_tiles) {
-            const uint8_t* codes = half + lane % 4 * 128 + lane / 4 * 16;
-            to.codes[0] = load_once_16(codes);
-            to.codes[1] = load_once_16(codes + 512);
-            to.scale_code = __ldg(half + scales_from);
-            to.nested_absmax = __ldg(nested_absmax + nested_block / spec::quant4_nested_block);
+        const int tile = step_tiles * (warp + step * warps);
+#pragma unroll
+        for (int i = 0; i < step_tiles; ++i) {
+            if (unit >= units || tile + i >= p.k_tiles) continue;
+            to.codes[i][0] = load_once_16(codes + i * spec::nf4_tile_bytes);
+            to.codes[i][1] = load_once_16(codes + i * spec::nf4_tile_bytes + strip_bytes);
+            to.scale_code[i] = __ldg(scales + i * spec::nf4_tile_bytes);
+            to.nested_absmax[i] = __ldg(nested_absmax + (nested_block + i) / spec::quant4_nested_block);
         }
-        half += int64_t{warps} * spec::nf4_tile_bytes;
-        nested_block += warps;
-        if (++step == steps) {
-            step = 0;
-            unit += static_cast<int>(gridDim.x);
-            locate(p, units, warp, lane);
-        }
+        constexpr int tiles = step_tiles * warps;
+        codes += tiles * spec::nf4_tile_bytes, scales += tiles * spec::nf4_tile_bytes;
+        nested_block += tiles;
+        if (++step < steps) return;
+        step = 0;
+        unit += static_cast<int>(gridDim.x);
+        locate(p, units, warp, lane);
     }
 };
 
@@ -80,23 +96,41 @@ struct Worker {
 
     const Problem& p;
     Shared<Groups>& s;
-    const int warp, lane, first_token;
+    const int warp, lane;
+    const int first_token, count;  // tokens of the block
+    const int chunk_steps;         // whose columns of x are in shared memory at a time
     const uint32_t lane_place = static_cast<uint32_t>(lane) * 4;
     // x's value in the low or the high half of an operand: of the lower row of a pair, or of the other
     const uint32_t even_place = lane / 4 % 2 == 0 ? 0x4410 : 0x1044, odd_place = lane / 4 % 2 == 0 ? 0x4432 : 0x3244;
     int segment = -1;
     float sums[Groups][4] = {};
     float tail_weights[tail_ahead] = {};
+    __nv_bfloat16 bias{}, residual{};
 
-    /// x's 16 values of the lane's token and sub-block.
-    __device__ __forceinline__ void load_x(int block, uint4 (&x)[Groups][2]) const {
+    /// The warp's columns of x of steps [first, first + chunk_steps) to shared memory.
+    __device__ __forceinline__ void stage_x(int first) const {
+        constexpr int packs = step_tiles * spec::nf4_tile / 8;
+        const int in_step = lane % packs;
+        for (int step = 0; step < chunk_steps; ++step) {
+            const int tile = step_tiles * (warp + (first + step) * warps);
+            if (tile + in_step / (packs / step_tiles) >= p.k_tiles) continue;
+            for (int token = lane / packs; token < count; token += warp_size / packs)
+                cp_async_16(
+                    shared_address(s.x + token * x_pitch() + step_tiles * (warp + step * warps) * spec::nf4_tile) +
+                        in_step * 16,
+                    p.x + (first_token + token) * p.x_stride + tile * spec::nf4_tile + in_step * 8);
+        }
+        cp_async_commit_group();
+        cp_async_wait_group<0>();
+        __syncwarp();
+    }
+    __device__ __forceinline__ int x_pitch() const { return chunk_steps * step_columns + x_pad; }
+    /// x's 16 values of the lane's token and sub-block. Columns of the result whose token there is not are not stored.
+    __device__ __forceinline__ void load_x(int tile_in_chunk, uint4 (&x)[Groups][2]) const {
 #pragma unroll
         for (int group = 0; group < Groups; ++group) {
-            const int token = first_token + group * 4 + lane / 8;
-            x[group][0] = x[group][1] = uint4{};
-            if (token >= p.m || block >= p.k_tiles) continue;
-            const auto* from =
-                reinterpret_cast<const uint4*>(p.x + token * p.x_stride + block * spec::nf4_tile + lane % 4 * 16);
+            const auto* from = reinterpret_cast<const uint4*>(s.x + min(group * 4 + lane / 8, count - 1) * x_pitch() +
+                                                              tile_in_chunk * spec::nf4_tile + lane % 4 * 16);
             x[group][0] = from[0];
             x[group][1] = from[1];
         }
@@ -126,11 +160,11 @@ struct Worker {
     }
     /// Adds the warp's share of the tail to its partial sums.
     __device__ __forceinline__ void add_tail(int unit, float (&to)[tokens][pitch]) const {
-        const int share = (p.tail + warps - 1) / warps, count = min(share, p.tail - warp * share);
+        const int share = (p.tail + warps - 1) / warps, columns = min(share, p.tail - warp * share);
         const __nv_bfloat16* u = p.x + p.k_tiles * spec::nf4_tile + warp * share;
-        for (int token = 0; token < min(tokens, p.m - first_token); ++token) {
+        for (int token = 0; token < count; ++token) {
             float sum = 0.0F;
-            for (int c = 0; c < count; ++c) {
+            for (int c = 0; c < columns; ++c) {
                 float w = 0.0F;
 #pragma unroll
                 for (int i = 0; i < tail_ahead; ++i) w = c == i ? tail_weights[i] : w;
@@ -145,39 +179,57 @@ struct Worker {
         return pair_of(s.table, lane_place, word, byte);
     }
 
-    __device__ __forceinline__ void multiply(const Stage& stage, const uint4 (&x)[Groups][2], bool exists) {
-        float block_sums[Groups][2][4] = {};  // two chains of products
-        const uint32_t words[2][4] = {{stage.codes[0].x, stage.codes[0].y, stage.codes[0].z, stage.codes[0].w},
-                                      {stage.codes[1].x, stage.codes[1].y, stage.codes[1].z, stage.codes[1].w}};
+    /// The step's tile i.
+    __device__ __forceinline__ void multiply(const Stage& stage, int i, int tile_in_chunk) {
+        uint4 x[Groups][2];
+        load_x(tile_in_chunk, x);
+        constexpr int chains = 2 / Groups;  // of products, that do not wait for each other
+        float block_sums[Groups][chains][4] = {};
+        uint32_t words[2][4];
+#pragma unroll
+        for (int strip = 0; strip < 2; ++strip) {
+            const uint4& codes = stage.codes[i][strip];
+            const uint32_t loaded[4] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+            for (int word = 0; word < 4; ++word)
+                words[strip][word] = __shfl_sync(all_lanes, loaded[word], lane % 4 * 8 + lane / 4);
+        }
 #pragma unroll
         for (int q = 0; q < 8; ++q) {  // columns q and q + 8 of the lane's 16
-            const int i = q / 2, byte = q % 2 * 2;
-            const uint32_t a[4] = {pair(words[0][i], byte), pair(words[1][i], byte), pair(words[0][i], byte + 1),
-                                   pair(words[1][i], byte + 1)};
+            const int word = q / 2, byte = q % 2 * 2;
+            const uint32_t a[4] = {pair(words[0][word], byte), pair(words[1][word], byte),
+                                   pair(words[0][word], byte + 1), pair(words[1][word], byte + 1)};
 #pragma unroll
             for (int group = 0; group < Groups; ++group) {
                 const uint32_t low[4] = {x[group][0].x, x[group][0].y, x[group][0].z, x[group][0].w},
                                high[4] = {x[group][1].x, x[group][1].y, x[group][1].z, x[group][1].w};
                 const uint32_t place = q % 2 == 0 ? even_place : odd_place;
-                mma_m16n8k16<__nv_bfloat16>(block_sums[group][q % 2], a, __byte_perm(low[i], 0, place),
-                                            __byte_perm(high[i], 0, place));
+                mma_m16n8k16<__nv_bfloat16>(block_sums[group][q % chains], a, __byte_perm(low[word], 0, place),
+                                            __byte_perm(high[word], 0, place));
             }
         }
-        float scale = 0.0F;
-        if (exists)
-            scale =
-                nf4_scale(s.map[segment][stage.scale_code], stage.nested_absmax, p.segments[segment].nested_offset) *
-                (1.0F / code_stretch);
+        const float scale =
+            nf4_scale(s.map[segment][stage.scale_code[i]], stage.nested_absmax[i], p.segments[segment].nested_offset) *
+            (1.0F / code_stretch);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float row_scale = __shfl_sync(all_lanes, scale, lane / 4 + 8 * i);
+        for (int j = 0; j < 4; ++j) {
+            const float row_scale = __shfl_sync(all_lanes, scale, lane / 4 + 8 * j);
 #pragma unroll
             for (int group = 0; group < Groups; ++group)
-                sums[group][i] += row_scale * (block_sums[group][0][i] + block_sums[group][1][i]);
+                sums[group][j] += row_scale * (Groups == 1 ? block_sums[group][0][j] + block_sums[group][chains - 1][j]
+                                                           : block_sums[group][0][j]);
         }
     }
 
-    /// Adds the warps' sums in their order, with bias and residual, and stores them.
+    /// Ahead: what the thread adds to its value of a unit.
+    __device__ __forceinline__ void load_addends(int unit) {
+        const int token = first_token + warp, row = unit * unit_rows + lane;
+        if (warp >= count) return;
+        if (p.bias != nullptr) bias = p.bias[row];
+        if (p.residual != nullptr) residual = p.residual[token * p.residual_stride + row];
+    }
+
+    /// Adds the warps' sums in their order and the addend, and stores them.
     __device__ __forceinline__ void finish(int unit, int buffer) {
         auto& partial = s.partial[buffer];
 #pragma unroll
@@ -193,82 +245,94 @@ struct Worker {
             add_tail(unit, partial[warp]);
         }
         __syncthreads();
-        for (int i = static_cast<int>(threadIdx.x); i < min(tokens, p.m - first_token) * unit_rows; i += threads) {
-            const int in_block = i / unit_rows, in_unit = i % unit_rows;
-            const int token = first_token + in_block, row = unit * unit_rows + in_unit;
-            float v = 0.0F;
+        static_assert(tokens <= warps, "a warp a token");
+        if (warp >= count) return;
+        float v = __bfloat162float(bias) + __bfloat162float(residual);
 #pragma unroll
-            for (int w = 0; w < warps; ++w) v += partial[w][in_block][in_unit];
-            if (p.bias != nullptr) v += __bfloat162float(p.bias[row]);
-            if (p.residual != nullptr) v += __bfloat162float(p.residual[token * p.residual_stride + row]);
-            p.out[token * p.out_stride + row] = __float2bfloat16_rn(v);
-        }
+        for (int w = 0; w < warps; ++w) v += partial[w][warp][lane];
+        p.out[(first_token + warp) * p.out_stride + unit * unit_rows + lane] = __float2bfloat16_rn(v);
     }
 };
 
 template <int Groups>
-__global__ void __launch_bounds__(threads, 1) nf4_gemm_few_kernel(const __grid_constant__ Problem p, int units) {
+__global__ void __launch_bounds__(threads, 1)
+    nf4_gemm_few_kernel(const __grid_constant__ Problem p, int units, int block_tokens, int chunk_steps) {
+    let_next_begin(p.m);
     extern __shared__ __align__(1024) uint8_t raw[];
     auto& s = *reinterpret_cast<Shared<Groups>*>(raw);
     const int lane = threadIdx.x % warp_size;
     const int warp = __shfl_sync(all_lanes, static_cast<int>(threadIdx.x / warp_size), 0);  // known to be uniform
-    const int steps = (p.k_tiles + warps - 1) / warps;
+    const int steps = steps_of(p.k_tiles);
 
     // Before the kernel ahead has ended: what does not depend on it.
     Cursor cursor{.unit = static_cast<int>(blockIdx.x), .step = 0};
     cursor.locate(p, units, warp, lane);
-    Stage ring[stages] = {};
-#pragma unroll
-    for (int i = 0; i < stages; ++i) cursor.fetch(p, units, steps, warp, lane, ring[i]);
+    Stage even, odd;
+    cursor.fetch(p, units, steps, warp, lane, even);
+    cursor.fetch(p, units, steps, warp, lane, odd);
     for (int i = 0; i < p.count; ++i)
         for (int entry = static_cast<int>(threadIdx.x); entry < 256; entry += threads)
             s.map[i][entry] = __ldg(p.segments[i].nested_map + entry);
-    Worker<Groups> worker{p, s, warp, lane, static_cast<int>(blockIdx.y) * Worker<Groups>::tokens};
+    const int first_token = static_cast<int>(blockIdx.y) * block_tokens;
+    Worker<Groups> worker{p, s, warp, lane, first_token, min(block_tokens, p.m - first_token), chunk_steps};
     worker.enter(static_cast<int>(blockIdx.x));
-#if __CUDA_ARCH__ >= 900
-    griddepcontrol_wait();
-#endif
+    wait_for_previous();
 
-    uint4 x[Groups][2];
-    worker.load_x(warp, x);
     int unit = static_cast<int>(blockIdx.x), step = 0, buffer = 0;
-    const auto take = [&](Stage& stage) {  // false: the last
+    bool fetches = false, staged = false;  // at first both stages are there
+    // A warp waits for all its loads when it waits for one (they count at one scoreboard): so the next step's are
+    // issued before a step is worked on, and x comes from shared memory.
+    const auto take = [&](Stage& stage, Stage& other) {  // false: the last
+        if (fetches) cursor.fetch(p, units, steps, warp, lane, other);
+        fetches = true;
         if (step == 0) {
             worker.enter(unit);
-            worker.load_tail(unit);
+            worker.load_addends(unit);
+            if (p.tail > 0) worker.load_tail(unit);
         }
-        const int block = warp + step * warps;
-        const bool last = step + 1 == steps;
-        uint4 next[Groups][2];
-        worker.load_x(last ? warp : block + warps, next);
-        worker.multiply(stage, x, block < p.k_tiles);
-        cursor.fetch(p, units, steps, warp, lane, stage);
+        if (step % chunk_steps == 0 && (!staged || chunk_steps < steps)) {
+            __syncwarp();  // the other lanes have read what was there
+            worker.stage_x(step);
+            staged = true;
+        }
+        const int first = step_tiles * (warp + step * warps),
+                  in_chunk = step_tiles * (warp + step % chunk_steps * warps);
 #pragma unroll
-        for (int group = 0; group < Groups; ++group) x[group][0] = next[group][0], x[group][1] = next[group][1];
-        ++step;
-        if (!last) return true;
+        for (int i = 0; i < step_tiles; ++i)
+            if (first + i < p.k_tiles) worker.multiply(stage, i, in_chunk + i);
+        if (++step < steps) return true;
         worker.finish(unit, buffer);
         buffer ^= 1;
         step = 0;
         unit += static_cast<int>(gridDim.x);
         return unit < units;
     };
-    static_assert(stages == 3, "the stages by name, so that they are registers");
-    while (take(ring[0]) && take(ring[1]) && take(ring[2])) {
+    while (take(even, odd) && take(odd, even)) {
     }
 }
 
+/// False: the card's blocks have too little shared memory.
 template <int Groups>
-void launch(const Problem& p, cudaStream_t stream) {
-    const int units = p.row_tiles * 2;
+bool launch(const Problem& p, cudaStream_t stream) {
+    const int units = p.row_tiles * 2, steps = steps_of(p.k_tiles);
+    int tokens = std::min(p.m, 4 * Groups), chunk_steps = steps;
+    const auto bytes = [&] {
+        return sizeof(Shared<Groups>) + sizeof(__nv_bfloat16) * tokens * (chunk_steps * step_columns + x_pad);
+    };
+    while (bytes() > most_shared_bytes())
+        if (chunk_steps > 1)
+            --chunk_steps;
+        else if (--tokens == 0)
+            return false;
     launch_kernel(nf4_gemm_few_kernel<Groups>,
                   {.grid = dim3(static_cast<unsigned>(std::min(units, multiprocessor_count())),
-                                static_cast<unsigned>(ceil_div(p.m, 4 * Groups))),
+                                static_cast<unsigned>(ceil_div(p.m, tokens))),
                    .threads = threads,
-                   .shared_bytes = sizeof(Shared<Groups>),
+                   .shared_bytes = bytes(),
                    .stream = stream,
                    .after_previous = built_for_hopper()},
-                  p, units);
+                  p, units, tokens, chunk_steps);
+    return true;
 }
 
 }  // namespace
@@ -283,7 +347,8 @@ void nf4_gemm_few(const Nf4GemmArgs& args, int tokens, cudaStream_t stream) {
                   " tokens in blocks of ", tokens);
     if (args.m == 0) return;
     const Problem p = make_problem(args);
-    tokens == 4 ? launch<1>(p, stream) : launch<2>(p, stream);
+    const bool launched = (tokens == 8 && launch<2>(p, stream)) || launch<1>(p, stream);
+    UNSLOTH_CHECK(launched, "nf4_gemm_few: the device's blocks have too little shared memory");
 }
 
 }  // namespace unsloth::kernels

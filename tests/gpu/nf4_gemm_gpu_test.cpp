@@ -8,6 +8,8 @@
 #include "kernels/nf4_gemm.h"
 #include "ops/nf4_gemm_cases.h"
 #include "unsloth/core/error.h"
+#include "unsloth/ops/norm.h"
+#include "unsloth/ops/rows.h"
 
 namespace unsloth {
 namespace {
@@ -68,6 +70,49 @@ TEST_F(Nf4GemmGpuTest, EveryFormMatchesFp64AndItself) {
     }
 }
 
+/// More units than blocks, an odd number of tiles, and more columns than shared memory holds of eight tokens.
+TEST_F(Nf4GemmGpuTest, FewTokensOfLargeWeightsMatchFp64) {
+    const nf4_gemm_cases::Case large[] = {{{4096, 512, 512}, 4160, 0, false, false}, {{256}, 28672, 16, true, true}};
+    for (const nf4_gemm_cases::Case& c : large) {
+        for (const int64_t m : {1, 3, 6, 11}) {
+            nf4_gemm_cases::Product p = nf4_gemm_cases::make(*gpu, c, false, m, at::kBFloat16, generator);
+            for (const int tokens : {4, 8}) {
+                SCOPED_TRACE(cat(c.rows[0], " x ", c.cols, " m ", m, " tokens ", tokens));
+                p.args.out = testing::copy_with_storage(p.before, gpu->device());
+                ops::nf4_gemm(*gpu, p.args, {.kernel = Kernel::few, .tokens = tokens});
+                nf4_gemm_cases::expect_product_of_few(p, testing::copy_with_storage(p.args.out, at::kCPU));
+            }
+        }
+    }
+}
+
+/// Kernels of a decoding pass start before those ahead have ended: none reads or overwrites what these still work on.
+TEST_F(Nf4GemmGpuTest, ProductsThatFollowEachOtherWaitForWhatTheyRead) {
+    const nf4_gemm_cases::Case c{{1024}, 1024, 0, false, true};
+    for (const int64_t m : {1, 6, 20, 64}) {
+        const nf4_gemm_cases::Product p = nf4_gemm_cases::make(*gpu, c, false, m, at::kBFloat16, generator);
+        for (const Nf4GemmChoice& form : forms(false)) {
+            const auto chain = [&](bool waits) {  // x -> out -> x -> ..., and a copy of what was there in between
+                const at::Tensor a = p.args.x.clone(), b = at::zeros_like(a), kept = at::zeros_like(a);
+                const at::Tensor weight = at::ones({1024}, a.options()),
+                                 rstd = at::zeros({m}, a.options().dtype(at::kFloat));
+                for (int turn = 0; turn < 20; ++turn) {
+                    ops::Nf4Gemm args = p.args;
+                    args.x = turn % 2 == 0 ? a : b, args.out = turn % 2 == 0 ? b : a;
+                    ops::nf4_gemm(*gpu, args, form);
+                    if (waits) c10::cuda::device_synchronize();
+                    ops::copy_2d(*gpu, args.out, kept);
+                    if (waits) c10::cuda::device_synchronize();
+                    ops::rms_norm_forward(*gpu, kept, weight, 1e-5, args.out, rstd);
+                    if (waits) c10::cuda::device_synchronize();
+                }
+                return at::cat({a, b}).cpu();
+            };
+            EXPECT_TRUE(testing::same_bits(chain(false), chain(true))) << "m " << m << " tokens " << form.tokens;
+        }
+    }
+}
+
 /// The residual stream is updated in place.
 TEST_F(Nf4GemmGpuTest, OutMayBeTheResidual) {
     const nf4_gemm_cases::Case c{{256}, 512, 16, false, true};
@@ -91,7 +136,7 @@ TEST_F(Nf4GemmGpuTest, HopperFormsEnd) {
     for (const int tokens : {16, 32, 64, 128, 256}) {
         for (int split = 1; split <= 8; ++split) {
             if (!kernels::nf4_gemm_sm90_has({tokens, split})) continue;
-            if (tokens == 64) {
+            if (kernels::nf4_gemm_sm90_has({tokens, split, /*pairs=*/true})) {
                 for (int launch = 0; launch < rounds; ++launch)
                     ops::nf4_gemm(*gpu, p.args, {.kernel = Kernel::sm90_pairs, .tokens = tokens, .split = split});
                 c10::cuda::device_synchronize();
