@@ -39,6 +39,7 @@ template <class T, int D, int G, bool Vectors>
 __global__ void __launch_bounds__(threads_of<D>) split_kernel(PagedAttention a) {
     constexpr int threads = threads_of<D>, lanes = D / 8, groups = threads / lanes, keys_at_once = page_tokens / groups;
     static_assert(groups * keys_at_once == page_tokens && lanes <= warp_size);
+    begin_after_previous(gridDim.z);
     __shared__ float maxima[groups][G], sums[groups][G];
     __shared__ float outs[groups][G][D];
     const int split = blockIdx.x, row = blockIdx.z;
@@ -137,7 +138,7 @@ __global__ void __launch_bounds__(threads_of<D>) split_kernel(PagedAttention a) 
 /// A block a row and head: the parts of its keys, in their order.
 template <class T>
 __global__ void __launch_bounds__(join_threads) join_kernel(PagedAttention a) {
-    let_next_begin(gridDim.y);
+    begin_after_previous(gridDim.y);
     const int head = blockIdx.x, row = blockIdx.y, stride = a.head_dim + 2;
     const int length = a.lengths[row], keys = keys_of_split(length), splits = (length + keys - 1) / keys;
     const float* parts = a.parts + (static_cast<int64_t>(row) * a.heads + head) * a.splits * stride;
@@ -165,10 +166,15 @@ bool reads_vectors(const PagedAttention& a) {
            aligned(a.k.data, a.k.stride, a.head_dim) && aligned(a.v.data, a.v.stride, a.head_dim);
 }
 
+void launch(void (*kernel)(PagedAttention), dim3 grid, int threads, const PagedAttention& a, cudaStream_t stream) {
+    launch_kernel(kernel, {.grid = grid, .threads = threads, .stream = stream, .after_previous = runs_beside(a.rows)},
+                  a);
+}
+
 template <class T>
 void join(const PagedAttention& a, cudaStream_t stream) {
     const dim3 joined(static_cast<unsigned>(a.heads), static_cast<unsigned>(a.rows));
-    UNSLOTH_LAUNCH(join_kernel<T>, joined, join_threads, 0, stream, a);
+    launch(join_kernel<T>, joined, join_threads, a, stream);
 }
 
 template <class T, int D>
@@ -176,9 +182,9 @@ void issue_mma(const PagedAttention& a, cudaStream_t stream) {
     const dim3 grid(static_cast<unsigned>(a.splits), static_cast<unsigned>(a.kv_heads), static_cast<unsigned>(a.rows));
     constexpr int threads = paged::mma_warps * warp_size;
     if (2 * a.heads / a.kv_heads <= paged::mma_heads) {
-        UNSLOTH_LAUNCH((paged::mma_split_kernel<T, D, false>), grid, threads, 0, stream, a);
+        launch(paged::mma_split_kernel<T, D, false>, grid, threads, a, stream);
     } else {
-        UNSLOTH_LAUNCH((paged::mma_split_kernel<T, D, true>), grid, threads, 0, stream, a);
+        launch(paged::mma_split_kernel<T, D, true>, grid, threads, a, stream);
     }
     join<T>(a, stream);
 }
@@ -188,7 +194,7 @@ void issue(const PagedAttention& a, cudaStream_t stream) {
     const int head_groups = (a.heads / a.kv_heads + G - 1) / G;
     const dim3 grid(static_cast<unsigned>(a.splits), static_cast<unsigned>(a.kv_heads * head_groups),
                     static_cast<unsigned>(a.rows));
-    UNSLOTH_LAUNCH((split_kernel<T, D, G, Vectors>), grid, threads_of<D>, 0, stream, a);
+    launch(split_kernel<T, D, G, Vectors>, grid, threads_of<D>, a, stream);
     join<T>(a, stream);
 }
 

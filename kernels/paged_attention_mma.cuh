@@ -11,19 +11,26 @@
 #include "kernels/common/device.cuh"
 #include "kernels/common/exp2_pack.cuh"
 #include "kernels/common/mma.cuh"
+#include "kernels/common/ptx.cuh"
 #include "kernels/paged_attention.h"
 
 namespace unsloth::kernels::paged {
 
 constexpr int mma_warps = 4, mma_heads = 16;
+constexpr int mma_blocks = 3;  // on a multiprocessor at once: registers are what limits them
 
 /// A 16-byte chunk as words; zeros where it is not `there`.
 struct Chunk {
     uint32_t words[4];
     __device__ __forceinline__ void load(const void* from, bool there) {
         uint4 v{};
-        if (there) v = __ldg(static_cast<const uint4*>(from));
+        if (there) v = load_once_16(from);
         words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+    }
+    /// That of another lane.
+    __device__ __forceinline__ void take_from(int lane) {
+#pragma unroll
+        for (uint32_t& word : words) word = __shfl_sync(all_lanes, word, lane);
     }
 };
 
@@ -35,58 +42,68 @@ struct PageWorker {
     static constexpr int value_chunks = D / 64;  // of a lane's V: dimensions 64 c + 8 g on
 
     const PagedAttention& a;
+    const uint4 (*const q)[chunks][warp_size];  // in shared memory, by half and lane
     const int kv_head, g, t;
-    Chunk q[Tall ? 2 : 1][chunks];
     float out[value_chunks * 8][4] = {};
     float row_max[2] = {-INFINITY, -INFINITY}, row_sum[2] = {};
 
-    __device__ __forceinline__ PageWorker(const PagedAttention& args, int row, int head, int lane)
-        : a(args), kv_head(head), g(lane / 4), t(lane % 4) {
+    __device__ __forceinline__ PageWorker(const PagedAttention& args, const uint4 (*operands)[chunks][warp_size],
+                                          int head, int lane)
+        : a(args), q(operands), kv_head(head), g(lane / 4), t(lane % 4) {}
+
+    /// By one warp, for all; a barrier must follow.
+    __device__ static void load_queries(const PagedAttention& a, uint4 (*to)[chunks][warp_size], int row, int kv_head,
+                                        int lane) {
         const int shared_by = a.heads / a.kv_heads;
 #pragma unroll
         for (int half = 0; half < (Tall ? 2 : 1); ++half) {
-            const int of_group = g + 8 * half;
+            const int of_group = lane / 4 + 8 * half;
             const T* from = static_cast<const T*>(a.q.data) + row * a.q.token_stride +
-                            (kv_head * shared_by + of_group) * a.q.head_stride + t * 8;
+                            (kv_head * shared_by + of_group) * a.q.head_stride + lane % 4 * 8;
 #pragma unroll
-            for (int c = 0; c < chunks; ++c) q[half][c].load(from + 32 * c, of_group < shared_by);
+            for (int c = 0; c < chunks; ++c)
+                to[half][c][lane] = of_group < shared_by ? *reinterpret_cast<const uint4*>(from + 32 * c) : uint4{};
         }
     }
 
     /// Keys [first, first + page_tokens) of the row, on this page, as far as they lie in [low, end).
     __device__ __forceinline__ void take(int first, int page, int low, int end) {
         const int64_t place = static_cast<int64_t>(page) * page_tokens;
-        const T* keys = static_cast<const T*>(a.k.data) + place * a.k.stride + kv_head * D + t * 8;
-        const T* values = static_cast<const T*>(a.v.data) + place * a.v.stride + kv_head * D + g * 8;
-        Chunk k[4][chunks], v[2][4][value_chunks];
+        const T* key = static_cast<const T*>(a.k.data) + (place + g) * a.k.stride + kv_head * D + t * 8;
+        Chunk k[4][chunks];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const int key = 8 * j + g;
+        for (int j = 0; j < 4; ++j, key += 8 * a.k.stride) {
 #pragma unroll
-            for (int c = 0; c < chunks; ++c) k[j][c].load(keys + key * a.k.stride + 32 * c, first + key < end);
-        }
-#pragma unroll
-        for (int s = 0; s < 2; ++s) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int key = 16 * s + 2 * t + i % 2 + i / 2 * 8;
-#pragma unroll
-                for (int c = 0; c < value_chunks; ++c)
-                    v[s][i][c].load(values + key * a.v.stride + 64 * c, first + key < end);
-            }
+            for (int c = 0; c < chunks; ++c) k[j][c].load(key + 32 * c, first + 8 * j + g < end);
         }
 
         float scores[4][4] = {};  // of eight keys each: 2 t, 2 t + 1 of head g, then of head g + 8
 #pragma unroll
         for (int c = 0; c < chunks; ++c) {
+            const uint4 low = q[0][c][g * 4 + t], high = Tall ? q[Tall ? 1 : 0][c][g * 4 + t] : uint4{};
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const uint32_t operand[4] = {q[0][c].words[2 * half], Tall ? q[Tall ? 1 : 0][c].words[2 * half] : 0,
-                                             q[0][c].words[2 * half + 1],
-                                             Tall ? q[Tall ? 1 : 0][c].words[2 * half + 1] : 0};
+                const uint32_t operand[4] = {half == 0 ? low.x : low.z, half == 0 ? high.x : high.z,
+                                             half == 0 ? low.y : low.w, half == 0 ? high.y : high.w};
 #pragma unroll
                 for (int j = 0; j < 4; ++j)
                     mma_m16n8k16<T>(scores[j], operand, k[j][c].words[2 * half], k[j][c].words[2 * half + 1]);
+            }
+        }
+        // Values where the keys were: registers are what limits the blocks at work at once. Eight lanes together read
+        // 128 bytes of one value, as less at once costs as much; then each takes what is its own.
+        const int lane = g * 4 + t, value_key = lane / 8 * 2;
+        const T* value =
+            static_cast<const T*>(a.v.data) + (place + value_key) * a.v.stride + kv_head * D + lane % 8 * 8;
+        Chunk v[2][4][value_chunks];
+#pragma unroll
+        for (int s = 0; s < 2; ++s) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+#pragma unroll
+                for (int c = 0; c < value_chunks; ++c)
+                    v[s][i][c].load(value + 64 * c, first + value_key + 16 * s + i % 2 + i / 2 * 8 < end);
+                value += (i % 2 == 0 ? 1 : 7) * a.v.stride;
             }
         }
         uint32_t p[2][4];  // of 16 keys each
@@ -102,6 +119,8 @@ struct PageWorker {
         for (int s = 0; s < 2; ++s) {
 #pragma unroll
             for (int c = 0; c < value_chunks; ++c) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) v[s][i][c].take_from(t * 8 + g);
 #pragma unroll
                 for (int e = 0; e < 8; ++e) {
                     const int w = e / 2;
@@ -154,11 +173,58 @@ struct PageWorker {
     }
 };
 
+/// What the warps of a block found of a part.
+template <int D, bool Tall>
+struct PartShared {
+    static constexpr int rows = Tall ? mma_heads : mma_heads / 2;
+    float maxima[mma_warps][rows], sums[mma_warps][rows];
+    float outs[mma_warps][rows][D + 1];  // heads in other banks
+    uint4 q[Tall ? 2 : 1][D / 32][warp_size];
+};
+
+/// Joins what the warps found of a part.
 template <class T, int D, bool Tall>
-__global__ void __launch_bounds__(mma_warps* warp_size) mma_split_kernel(PagedAttention a) {
-    constexpr int rows = Tall ? mma_heads : mma_heads / 2;
-    __shared__ float maxima[mma_warps][rows], sums[mma_warps][rows];
-    __shared__ float outs[mma_warps][rows][D + 1];  // heads in other banks
+__device__ __forceinline__ void store_part(const PageWorker<T, D, Tall>& worker, PartShared<D, Tall>& s, int row,
+                                           int split, int warp) {
+    const PagedAttention& a = worker.a;
+    const int g = worker.g, t = worker.t;
+#pragma unroll
+    for (int half = 0; half < (Tall ? 2 : 1); ++half) {
+        const int head = g + 8 * half;
+        if (t == 0) s.maxima[warp][head] = worker.row_max[half], s.sums[warp][head] = worker.row_sum[half];
+#pragma unroll
+        for (int n = 0; n < D / 8; ++n) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i)  // column 2 t + i of the product was that lane group's dimension
+                s.outs[warp][head][n / 8 * 64 + (2 * t + i) * 8 + n % 8] = worker.out[n][2 * half + i];
+        }
+    }
+    __syncthreads();
+    const int heads = a.heads / a.kv_heads, first_head = worker.kv_head * heads;
+    for (int at = static_cast<int>(threadIdx.x); at < heads * D; at += mma_warps * warp_size) {
+        const int h = at / D, c = at % D;
+        float highest = -INFINITY, sum = 0.0f, x = 0.0f;
+#pragma unroll
+        for (int w = 0; w < mma_warps; ++w) highest = fmaxf(highest, s.maxima[w][h]);
+        const float base = highest == -INFINITY ? 0.0f : highest;
+#pragma unroll
+        for (int w = 0; w < mma_warps; ++w) {
+            const float share = expf(s.maxima[w][h] - base);
+            sum += s.sums[w][h] * share;
+            x += s.outs[w][h][c] * share;
+        }
+        float* part =
+            a.parts + ((static_cast<int64_t>(row) * a.heads + first_head + h) * a.splits + split) * (a.head_dim + 2);
+        part[c] = x;
+        if (c == 0) part[a.head_dim] = highest, part[a.head_dim + 1] = sum;
+    }
+}
+
+template <class T, int D, bool Tall>
+__global__ void __launch_bounds__(mma_warps* warp_size, Tall&& D > 64 ? 2 : mma_blocks)
+    mma_split_kernel(PagedAttention a) {
+    begin_after_previous(gridDim.z);
+    __shared__ PartShared<D, Tall> shared;
     const int split = blockIdx.x, kv_head = blockIdx.y, row = blockIdx.z;
     const int lane = threadIdx.x % warp_size;
     const int warp = __shfl_sync(all_lanes, static_cast<int>(threadIdx.x / warp_size), 0);  // known to be uniform
@@ -168,42 +234,13 @@ __global__ void __launch_bounds__(mma_warps* warp_size) mma_split_kernel(PagedAt
     if (split * keys >= length) return;
     const int32_t* pages = a.pages + static_cast<int64_t>(row) * a.most_pages;
 
-    PageWorker<T, D, Tall> worker(a, row, kv_head, lane);
+    if (warp == 0) PageWorker<T, D, Tall>::load_queries(a, shared.q, row, kv_head, lane);
+    __syncthreads();
+    PageWorker<T, D, Tall> worker(a, shared.q, kv_head, lane);
 #pragma unroll 1
     for (int first = begin + warp * page_tokens; first < end; first += mma_warps * page_tokens)
         worker.take(first, pages[first / page_tokens], low, end);
-
-    const int g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int half = 0; half < (Tall ? 2 : 1); ++half) {
-        const int head = g + 8 * half;
-        if (t == 0) maxima[warp][head] = worker.row_max[half], sums[warp][head] = worker.row_sum[half];
-#pragma unroll
-        for (int n = 0; n < D / 8; ++n) {
-#pragma unroll
-            for (int i = 0; i < 2; ++i)  // column 2 t + i of the product was that lane group's dimension
-                outs[warp][head][n / 8 * 64 + (2 * t + i) * 8 + n % 8] = worker.out[n][2 * half + i];
-        }
-    }
-    __syncthreads();
-    const int heads = a.heads / a.kv_heads, first_head = kv_head * heads;
-    for (int at = static_cast<int>(threadIdx.x); at < heads * D; at += mma_warps * warp_size) {
-        const int h = at / D, c = at % D;
-        float highest = -INFINITY, sum = 0.0f, x = 0.0f;
-#pragma unroll
-        for (int w = 0; w < mma_warps; ++w) highest = fmaxf(highest, maxima[w][h]);
-        const float base = highest == -INFINITY ? 0.0f : highest;
-#pragma unroll
-        for (int w = 0; w < mma_warps; ++w) {
-            const float share = expf(maxima[w][h] - base);
-            sum += sums[w][h] * share;
-            x += outs[w][h][c] * share;
-        }
-        float* part =
-            a.parts + ((static_cast<int64_t>(row) * a.heads + first_head + h) * a.splits + split) * (a.head_dim + 2);
-        part[c] = x;
-        if (c == 0) part[a.head_dim] = highest, part[a.head_dim + 1] = sum;
-    }
+    store_part(worker, shared, row, split, warp);
 }
 
 }  // namespace unsloth::kernels::paged
