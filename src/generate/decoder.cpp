@@ -179,7 +179,11 @@ Decoder::Issued Decoder::issue(const std::vector<Part>& parts, const at::Tensor&
     const auto on_device = at::TensorOptions().device(ctx_.device());
     issued.ids_C = at::empty({count}, on_device.dtype(at::kInt));
     issued.logprobs_C = at::empty({count}, on_device.dtype(at::kFloat));
-    model::CachedPass pass = pass_of(parts, context_, model_.sizes().adapters > 0);
+    // Where one adapter is all there is, and all have it, nothing has to be said.
+    const auto has_first = [](const Part& part) { return part.sequence->request.adapter == 0; };
+    const int64_t adapters = model_.sizes().adapters;
+    const bool names_adapters = adapters > 1 || (adapters == 1 && !std::all_of(parts.begin(), parts.end(), has_first));
+    model::CachedPass pass = pass_of(parts, context_, names_adapters);
     // Recordings are for shapes that come again: rows that leave do not make another one.
     if (pads_) pad(pass, std::min(model_.sizes().segments, model_.sizes().tokens));
     pass.ids = ids;

@@ -60,7 +60,7 @@ LayerContext Model::layer_context(int layer, const MicroBatch& micro) {
     const Network& network = parts_.network;
     const TokenInputs& inputs = micro.inputs();
     const Scratch& scratch = micro.activations().scratch();
-    UNSLOTH_CHECK(micro.activations().sizes().adapters == 0 || inputs.adapter_T.defined(),
+    UNSLOTH_CHECK(micro.activations().sizes().adapters <= 1 || inputs.adapter_T.defined(),
                   "a pass does not say which of the adapters its tokens have");
     const GroupContext group{ctx_,
                              network.tp,

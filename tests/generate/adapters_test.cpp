@@ -153,6 +153,32 @@ TEST_P(AdaptersTest, EachRowIsAnsweredAsByItsAdapterAlone) {
     }
 }
 
+/// Passes in which all rows have it, in which some do, and in which none does.
+TEST_P(AdaptersTest, ASingleOneIsThatOfTheRowsThatNameIt) {
+    std::vector<Request> all = requests();
+    std::erase_if(all, [](const Request& one) { return one.adapter > 0; });
+    const std::vector<Answer> expected = alone(all);
+    model::LoadRequest request = request_for(device, 8);
+    request.adapters = {adapters[0]};
+    const LoadedModel model = load_model(model_folder(name), request);
+    for (const bool with : {true, false}) {
+        for (const bool without : {true, false}) {
+            std::vector<Request> asked;
+            std::vector<Answer> wanted;
+            for (std::size_t i = 0; i < all.size(); ++i)
+                if (all[i].adapter == 0 ? with : without) asked.push_back(all[i]), wanted.push_back(expected[i]);
+            generate::Decoder decoder(*model.ctx, *model.model);
+            const std::vector<Answer> answers = decoder.answer(asked);
+            for (std::size_t i = 0; i < asked.size(); ++i) {
+                SCOPED_TRACE(cat("request ", i, ", adapter ", asked[i].adapter));
+                ASSERT_EQ(answers[i].ids, wanted[i].ids);
+                for (std::size_t t = 0; t < answers[i].ids.size(); ++t)
+                    EXPECT_NEAR(answers[i].logprobs[t], wanted[i].logprobs[t], noise);
+            }
+        }
+    }
+}
+
 TEST_P(AdaptersTest, ThePlanHoldsAllOfThemAndOtherPassesAreRefused) {
     model::LoadRequest request = request_for(device, 4);
     const auto file =
