@@ -207,8 +207,9 @@ void bench_generate(const config::LoadedConfig& given, const config::BenchReques
     cache.shrinks = false;                                         // what is asked is measured, or refused
     const int64_t singly = generate::BesideBounds{}.most;          // its tokens, a segment each
     const train::LoadedModel benched = train::load_for_inference(
-        loaded, opened, std::max<int64_t>(std::min<int64_t>(2048, most * prompt), most + 1 + singly), most + 1 + singly,
-        most + 1, /*fewest_tokens=*/1, cache, request.adapters);
+        loaded, opened,
+        std::max(std::min(config::GenerateRequest{}.max_batch_tokens, most * prompt), most + 1 + singly),
+        most + 1 + singly, most + 1, /*fewest_tokens=*/1, cache, request.adapters);
     ops::Context& ctx = *benched.ctx;
     model::Model& model = *benched.model;
     const double rate = copy_rate(ctx);

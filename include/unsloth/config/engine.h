@@ -48,7 +48,7 @@ struct GenerateRequest {
     int64_t kv_bytes = 0;           ///< of the cache of keys and values; 0: what the rows at once can take
     int64_t max_context = 0;        ///< longest prompt and answer together; 0: as the prompts ask, or the model allows
     int64_t max_rows = 256;         ///< answers that are decoded at a time
-    int64_t max_batch_tokens = 2048;  ///< of a pass: a long prompt goes in by pieces beside rows that decode
+    int64_t max_batch_tokens = 8192;  ///< of a pass: a long prompt goes in by pieces beside rows that decode
 };
 
 /// What an evaluation judges generated answers by, beside the loss.
