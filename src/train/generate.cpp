@@ -79,12 +79,14 @@ Sizes sizes_of(const config::LoadedConfig& loaded, const config::GenerateRequest
     sizes.cache = cache_for(sizes.rows, sizes.context);
     if (request.kv_bytes > 0) {
         const int64_t token = generate::cache_bytes_per_token(spec, ops::scalar_type(loaded.config.model.dtype));
-        sizes.cache = {request.kv_bytes / (token * ops::page_tokens) * ops::page_tokens, sizes.context, false};
+        sizes.cache = {.tokens = request.kv_bytes / (token * ops::page_tokens) * ops::page_tokens,
+                       .context = sizes.context};
         if (sizes.cache.tokens < sizes.context)
             throw usage_error(cat("--kv_memory ", request.kv_memory, " holds ", sizes.cache.tokens,
                                   " tokens, a prompt and its answer have up to ", sizes.context),
                               cat("A token takes ", token, " bytes."));
     }
+    sizes.cache.in_pieces = spec.rope.type != spec::RopeSpec::Type::dynamic;
     return sizes;
 }
 

@@ -290,9 +290,14 @@ LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedM
     request.sizes.deterministic = loaded.config.training.deterministic;
     model::ModelPlan plan(opened.file, request);
     const MemoryBudget budget = memory_budget(loaded.config, device);
-    for (model::ActivationSizes sizes = plan.request().sizes;
-         cache.shrinks && sizes.cache_tokens > cache.context && plan.total_bytes() > budget.device / 10 * 9;) {
-        sizes.cache_tokens = std::max(cache.context, sizes.cache_tokens / 4 * 3);
+    const int64_t fewest = std::max<int64_t>(2048, segments);
+    for (model::ActivationSizes sizes = plan.request().sizes; plan.total_bytes() > budget.device / 10 * 9;) {
+        if (cache.in_pieces && sizes.tokens > fewest)
+            sizes.tokens = sizes.longest = std::max(fewest, sizes.tokens / 2);
+        else if (cache.shrinks && sizes.cache_tokens > cache.context)
+            sizes.cache_tokens = std::max(cache.context, sizes.cache_tokens / 4 * 3);
+        else
+            break;
         plan.set_sizes(sizes);
     }
     choose_memory_use(loaded.config, plan);
