@@ -186,14 +186,14 @@ class Plan(EndToEnd):
         self.assertAlmostEqual(two["device"]["keys and values of all ranks"], (1 + 2 * 1.25) * row, delta=1e5)
         # Not twice as long: scratch of attention is planned by keys, of which each rank sees nearly all.
         self.assertGreater(two["largest"]["seq"], 1.15 * one["largest"]["seq"])
-        self.assertGreater(two["predicted_tokens_per_second"], 1.7 * one["predicted_tokens_per_second"])
+        self.assertGreater(two["predicted_tokens_per_second"], 1.6 * one["predicted_tokens_per_second"])
         self.fail_with(USAGE, ["cp_size 2", "objective"], "plan", *arguments, "--cp_size", 2, "--objective", "dpo")
 
     def test_13b_in_full_on_four_cards_of_40_gib(self):
         arguments = (
             "--model.path", "llama-2-13b", "--finetuning_type", "full", "--load_in_4bit", "false", "--optim",
             "adamw_torch", "--gpu_memory", "40GiB", "--gpus", 4, "--max_seq_length", 2048, "--save_steps", 0,
-            "--per_device_train_batch_size", 1, *HOST,
+            "--per_device_train_batch_size", 1, "--micro_batch", "as_given", *HOST,
         )  # fmt: skip
         plan = self.plan(*arguments, "--zero_stage", 3, "--offload_optimizer", "cpu")
         self.assertTrue(plan["fits"], plan)

@@ -35,9 +35,8 @@ TEST(Doubts, OptionsThatDoNothingOnThisMachine) {
     config::Config config;
     EXPECT_TRUE(options_without_effect(config, /*on_gpu=*/false, /*data_ranks=*/1).empty());
     config.training.max_memory_gib = 8;
-    config.training.micro_batch = config::PassRows::automatic;
     config.distributed.zero_stage = 2;
-    EXPECT_EQ(options_without_effect(config, false, 1).size(), 3u);
+    EXPECT_EQ(options_without_effect(config, false, 1).size(), 2u);
     EXPECT_TRUE(options_without_effect(config, true, 2).empty());
 }
 
