@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <optional>
 
 #include "kernels/dynamic_codes.h"
 #ifdef UNSLOTH_CUDA
@@ -155,7 +156,8 @@ void adamw_on_cpu(Context& ctx, const AdamwState& state, const AdamwSettings& se
         factors_of[static_cast<std::size_t>(group)] =
             adamw::make_factors(constants, *ctx.scalars, ctx.outcome->clip, group);
     const float* maps = state.maps.data_ptr<float>();
-    const Codes codes(maps);
+    std::optional<Codes> codes;  // blocks with moments in 8 bit have them
+    if (state.m8.defined()) codes.emplace(maps);
     const uint8_t* flags = state.flags_b.data_ptr<uint8_t>();
     const int32_t* slots = state.slot_b.data_ptr<int32_t>();
     float *m32 = data_or_null<float>(state.m32), *v32 = data_or_null<float>(state.v32);
@@ -169,7 +171,7 @@ void adamw_on_cpu(Context& ctx, const AdamwState& state, const AdamwSettings& se
             const adamw::Factors& factors = factors_of[static_cast<std::size_t>(flags[block] >> block_rate_shift)];
             const int64_t slot = slots[block], place = slot * optimizer_block;
             if ((flags[block] & block_8bit) != 0) {
-                step_block_8bit(constants, factors, maps, codes, decays, g, p, m8 + place, v8 + place, absmax_m8[slot],
+                step_block_8bit(constants, factors, maps, *codes, decays, g, p, m8 + place, v8 + place, absmax_m8[slot],
                                 absmax_v8[slot]);
             } else {
                 step_block_32bit(constants, factors, decays, g, p, m32 + place, v32 + place);
