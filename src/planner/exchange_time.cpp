@@ -1,7 +1,5 @@
 #include "unsloth/planner/exchange_time.h"
 
-#include <cmath>
-
 namespace unsloth::planner {
 namespace {
 
@@ -21,10 +19,6 @@ double copy_ms(const Card& card, double bytes) {
 double gather_ms(const Card& card, int64_t ranks, double bytes, double calls = 1) {
     if (ranks == 1) return 0;
     return (calls - 1) * card.peer_us / 1e3 + copy_ms(card, bytes * as_double(ranks - 1) / as_double(ranks));
-}
-
-double tiles(const StepWork& work) {
-    return work.row_tile > 0 ? std::ceil(as_double(work.tokens) / as_double(work.row_tile)) : 1;
 }
 
 }  // namespace

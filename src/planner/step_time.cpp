@@ -42,6 +42,10 @@ double image_bytes(const StepWork& work) {
     return parameters_of_layer(work.model) * (work.in_4bit ? packed : expanded);
 }
 
+double tiles(const StepWork& work) {
+    return work.row_tile > 0 ? std::ceil(as_double(work.tokens) / as_double(work.row_tile)) : 1;
+}
+
 StepTime::StepTime(Card card, StepWork work) : card_(std::move(card)), work_(std::move(work)) {
     UNSLOTH_CHECK(work_.tokens > 0 && work_.longest > 0 && work_.micro_batches > 0, "a step without tokens");
     head_ = head_ms() + head_exchange_ms(card_, work_);
@@ -73,15 +77,11 @@ double StepTime::products_ms(double parameters, double tokens) const {
     return std::max(computing, bytes_ms(parameters * (work_.fp8 ? 1 : expanded)));
 }
 
-double StepTime::tiles() const {
-    return work_.row_tile > 0 ? std::ceil(as_double(work_.tokens) / as_double(work_.row_tile)) : 1;
-}
-
 /// Of what follows attention: a product for each tile of rows.
 double StepTime::tiled_products_ms(double parameters) const {
     // Where fewer rows were measured faster, that is a matter of power, which a whole step takes alike.
     return std::max(products_ms(parameters, as_double(work_.tokens)),
-                    tiles() * products_ms(parameters, as_double(work_.tokens) / tiles()));
+                    tiles(work_) * products_ms(parameters, as_double(work_.tokens) / tiles(work_)));
 }
 
 LayerTime StepTime::layer(const spec::LayerPlan& plan, const MovedBytes& moved, int64_t in_flight) const {
@@ -95,7 +95,7 @@ LayerTime StepTime::layer(const spec::LayerPlan& plan, const MovedBytes& moved, 
                  tiled_parameters = o_parameters + gate_up_parameters + down_parameters,
                  parameters = qkv_parameters + tiled_parameters;
     const double products = products_ms(qkv_parameters, tokens) + tiled_products_ms(tiled_parameters),
-                 launches = tiles() * card_.layer_gap_us / 2e3;
+                 launches = tiles(work_) * card_.layer_gap_us / 2e3;
     const spec::LayerSteps again = spec::recompute_of(plan.keep);
 
     // Attention over the causal half of each row.

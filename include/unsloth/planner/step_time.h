@@ -59,6 +59,8 @@ struct MovedBytes {
 double trained_of_layer(const StepWork& work);
 /// Bytes of a layer's frozen matrices as they lie.
 double image_bytes(const StepWork& work);
+/// Pieces that a pass's rows go through what follows attention in.
+double tiles(const StepWork& work);
 
 class StepTime {
   public:
@@ -74,7 +76,6 @@ class StepTime {
   private:
     double products_ms(double parameters, double tokens) const;
     double tiled_products_ms(double parameters) const;
-    double tiles() const;
     double bytes_ms(double bytes) const;
     double head_ms() const;
     double update_ms() const;
