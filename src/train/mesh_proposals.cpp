@@ -44,10 +44,9 @@ std::vector<config::TrainingOptions> all_passes(const config::Config& config, co
     config::TrainingOptions given = config.training;
     given.gradient_accumulation_steps *= mesh.tp_size * mesh.pp_size * mesh.cp_size;
     std::vector<config::TrainingOptions> passes = {given};
-    const bool chosen = given.micro_batch == config::PassRows::automatic && mesh.pp_size == 1;
-    if (chosen || given.max_tokens_per_batch > 0 || given.objective == config::Objective::kto ||
-        given.objective == config::Objective::distill)
-        return passes;
+    config::Config meshed = config;
+    meshed.distributed = mesh;
+    if (may_regroup(meshed, absent_gpu) || !rows_are_free(given)) return passes;
     const int64_t of_step = given.per_device_train_batch_size * given.gradient_accumulation_steps;
     for (const int64_t rows : pass_rows(given.per_device_train_batch_size, of_step)) {
         if (of_step % rows != 0 || rows >= given.per_device_train_batch_size) continue;

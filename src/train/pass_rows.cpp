@@ -25,11 +25,15 @@ model::ModelPlan usual_pass(const model::ModelPlan& plan, double usual) {
 
 }  // namespace
 
+bool rows_are_free(const config::TrainingOptions& training) {
+    return training.max_tokens_per_batch == 0 && training.objective != config::Objective::kto &&
+           training.objective != config::Objective::distill;
+}
+
 bool may_regroup(const config::Config& config, at::Device device) {
     return config.training.micro_batch == config::PassRows::automatic && device.is_cuda() &&
            !config.training.deterministic &&  // whose bits would depend on what memory is free
-           config.training.max_tokens_per_batch == 0 && config.training.objective != config::Objective::kto &&
-           config.training.objective != config::Objective::distill && config.distributed.pp_size == 1;
+           rows_are_free(config.training) && config.distributed.pp_size == 1;
 }
 
 std::vector<int64_t> pass_rows(int64_t given, int64_t of_step) {
