@@ -45,6 +45,10 @@ std::string box(const char* kind, double x, double y, double wide, double tall) 
                "\" height=\"", fixed(tall), "\"/>");
 }
 
+std::string cursor() {
+    return cat("<line class=\"cursor\" y1=\"", fixed(top), "\" y2=\"", fixed(bottom), "\"/>");
+}
+
 /// The part of a plane that a chart shows.
 class Frame {
   public:
@@ -71,6 +75,10 @@ class Frame {
         for (const double value : values)
             text += line("grid", left, y(value), right, y(value)) +
                     label(left - 6, y(value) + 4, "end", alike ? digits(value) : short_number(value));
+        return text + steps();
+    }
+    std::string steps() const {
+        std::string text;
         for (const double step : ticks(from_, to_, 5))
             text += label(x(step), bottom + 17, "middle", short_number(step));
         return text;
@@ -132,8 +140,114 @@ Chart curve_of(const Run& run, const Curve& curve, Points all, const Points& eva
         chart.body += cat("<circle class=\"eval\" cx=\"", fixed(frame.x(step)), "\" cy=\"", fixed(frame.y(value)),
                           "\" r=\"3.5\"/>");
     if (!evals.empty()) chart.legend.push_back({"second", "evaluation"});
-    chart.body += cat("<line class=\"cursor\" y1=\"", fixed(top), "\" y2=\"", fixed(bottom), "\"/>");
+    chart.body += cursor();
     return chart;
+}
+
+/// Names from the bottom up: those at the ends, and of layers as many as there is room for.
+std::string part_labels(const std::vector<std::string>& parts, double tall) {
+    constexpr double apart = 14;
+    constexpr std::string_view layer = "layers.";
+    constexpr std::size_t longest = 6;
+    int every = 1;
+    for (const int next : {2, 5, 10, 20, 50, 100})
+        if (every * tall < apart) every = next;
+    std::vector<double> placed;
+    std::string text;
+    for (const bool layers : {false, true})
+        for (std::size_t i = 0; i < parts.size(); ++i) {
+            if (parts[i].starts_with(layer) != layers) continue;
+            const std::string name = layers ? parts[i].substr(layer.size(), longest)
+                                            : parts[i].substr(0, std::min(parts[i].find('_'), longest));
+            const double y = bottom - tall * (static_cast<double>(i) + 0.5) + 4;
+            if (layers && std::atoi(name.c_str()) % every != 0) continue;
+            if (std::any_of(placed.begin(), placed.end(), [&](double other) { return std::abs(y - other) < apart; }))
+                continue;
+            placed.push_back(y);
+            text += label(left - 6, y, "end", name);
+        }
+    return text;
+}
+
+/// The greatest norm of any part, by step.
+Points greatest_norms(const Run& run) {
+    Points points;
+    for (const StepRow& row : run.steps) {
+        double most = 0;
+        for (const float norm : row.part_norms)
+            if (std::isfinite(norm)) most = std::max<double>(most, norm);
+        if (most > 0) points.emplace_back(static_cast<double>(row.step), most);
+    }
+    return points;
+}
+
+/// Of each part of the model and of some steps together the (step, norm) of the greatest: no spike vanishes.
+struct NormCells {
+    std::size_t columns, parts;
+    double wide = (right - left) / static_cast<double>(columns), tall = (bottom - top) / static_cast<double>(parts);
+    std::vector<Points> by_column{columns, Points(parts)};
+    double least = INFINITY, most = 0;
+
+    void put(std::size_t column, std::size_t part, double step, double norm) {
+        if (auto& cell = by_column[std::min(column, columns - 1)][part]; norm > cell.second) cell = {step, norm};
+    }
+    void measure() {
+        for (const Points& column : by_column)
+            for (const auto& [step, norm] : column)
+                if (norm > 0) least = std::min(least, norm), most = std::max(most, norm);
+        least = std::max(least, most * 1e-4);  // a part that hardly moves leaves the others their shades
+    }
+    /// In [0, 1], by logarithm.
+    double share(double norm) const {
+        return most > least ? std::max(0.0, std::log(norm / least) / std::log(most / least)) : 1;
+    }
+};
+
+/// Elements that fill the cells: for all of one shade one path.
+std::string shades_of(const NormCells& cells) {
+    constexpr std::size_t count = 10;
+    std::vector<std::string> paths(count);
+    const auto x = [&](std::size_t column) { return fixed(left + cells.wide * static_cast<double>(column)); };
+    const auto y = [&](std::size_t part) { return fixed(bottom - cells.tall * static_cast<double>(part)); };
+    for (std::size_t column = 0; column < cells.columns; ++column)
+        for (std::size_t part = 0; part < cells.parts; ++part) {
+            const double norm = cells.by_column[column][part].second;
+            if (norm == 0) continue;
+            paths[std::min(count - 1, static_cast<std::size_t>(cells.share(norm) * count))] +=
+                cat("M", x(column), " ", y(part), "H", x(column + 1), "V", y(part + 1), "H", x(column), "Z");
+        }
+    std::string text;
+    for (std::size_t shade = 0; shade < count; ++shade)
+        text += cat("<path class=\"column\" shape-rendering=\"crispEdges\" opacity=\"",
+                    fixed(static_cast<double>(shade + 1) / count), "\" d=\"", paths[shade], "\"/>");
+    return text;
+}
+
+Chart norms_of(const Run& run, const Points& greatest) {
+    constexpr std::size_t most_columns = 60;
+    const Frame frame(greatest, {}, absent);
+    NormCells cells{std::min(greatest.size(), most_columns), run.parts.size()};
+    for (const StepRow& row : run.steps)
+        for (std::size_t part = 0; part < row.part_norms.size(); ++part) {
+            const double norm = row.part_norms[part], step = static_cast<double>(row.step);
+            if (std::isfinite(norm) && norm > 0)
+                cells.put(static_cast<std::size_t>((frame.x(step) - left) / cells.wide), part, step, norm);
+        }
+    cells.measure();
+    Json told = Json::array();
+    for (const Points& column : cells.by_column) {
+        const auto highest =
+            std::max_element(column.begin(), column.end(), [](auto& a, auto& b) { return a.second < b.second; });
+        if (highest->second > 0)
+            told.push_back({static_cast<int64_t>(highest->first),
+                            cat(short_number(highest->second), " in ",
+                                run.parts[static_cast<std::size_t>(highest - column.begin())])});
+    }
+    return {"layer_norms",
+            "Layers' gradient norms, before clipping",
+            part_labels(run.parts, cells.tall) + frame.steps() + shades_of(cells) + cursor(),
+            cat(frame.attributes(), " data-points=\"", escaped(told.dump()), "\""),
+            {{"", cat("faint ", short_number(cells.least), ", full ", short_number(cells.most), ", by logarithm")}}};
 }
 
 Chart lengths_of(const std::vector<int64_t>& counts) {
@@ -224,10 +338,13 @@ std::string escaped(const std::string& text) {
 
 std::vector<Chart> charts_of(const Run& run) {
     std::vector<Chart> charts;
-    for (const Curve& curve : curves())
+    for (const Curve& curve : curves()) {
         if (const Points points = points_of(run, curve), evals = eval_points(run, curve);
             !points.empty() || !evals.empty())
             charts.push_back(curve_of(run, curve, points, evals));
+        if (curve.field != &StepRow::grad_norm) continue;
+        if (const Points norms = greatest_norms(run); !norms.empty()) charts.push_back(norms_of(run, norms));
+    }
     if (std::any_of(run.row_tokens.begin(), run.row_tokens.end(), [](int64_t count) { return count > 0; }))
         charts.push_back(lengths_of(run.row_tokens));
     if (!run.planned_groups.empty() && std::isfinite(run.planned_gib)) charts.push_back(memory_of(run));

@@ -22,8 +22,8 @@ struct Chart {
     std::vector<LegendPart> legend;
 };
 
-/// Curves in their order, then the lengths of the rows and the plan of the memory; what a run has nothing of is left
-/// out.
+/// Curves in their order, the layers' norms behind the gradient's, then the lengths of the rows and the plan of the
+/// memory; what a run has nothing of is left out.
 std::vector<Chart> charts_of(const Run& run);
 
 /// Text as it may stand in HTML and XML.

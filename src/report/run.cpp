@@ -41,6 +41,23 @@ std::map<std::string, double> figures(const Json& row, const std::string& prefix
     return found;
 }
 
+/// By `parts`, which grow with what is new.
+std::vector<float> norms(const Json& row, std::vector<std::string>& parts) {
+    constexpr std::string_view prefix = "grad_norm/";
+    constexpr std::size_t most_parts = 1024;  // each is looked for among all
+    std::vector<float> found;
+    for (const auto& [key, value] : row.items()) {
+        if (!key.starts_with(prefix) || !value.is_number()) continue;
+        const std::string part = key.substr(prefix.size());
+        const auto index = static_cast<std::size_t>(std::find(parts.begin(), parts.end(), part) - parts.begin());
+        if (index == most_parts) continue;
+        if (index == parts.size()) parts.push_back(part);
+        if (index >= found.size()) found.resize(index + 1, static_cast<float>(absent));
+        found[index] = value.get<float>();
+    }
+    return found;
+}
+
 std::string text(const Json& row, const char* key) {
     const auto found = row.find(key);
     return found != row.end() && found->is_string() ? found->get<std::string>() : "";
@@ -133,7 +150,7 @@ bool RunReader::update() {
     struct stat about{};
     std::string content = read_behind(metrics_, read_, about);
     if ((inode_ != 0 && about.st_ino != inode_) || static_cast<std::uintmax_t>(about.st_size) < read_) {
-        run_.steps.clear(), run_.evals.clear(), run_.ending.reset(), begun_.clear();
+        run_.steps.clear(), run_.evals.clear(), run_.parts.clear(), run_.ending.reset(), begun_.clear();
         read_ = 0;
         read_facts();
         content = read_behind(metrics_, 0, about);
@@ -182,7 +199,7 @@ void RunReader::read_line(const std::string& line) {
         run_.steps.push_back({integer(row, "step"), number(row, "epoch"), number(row, "loss"), number(row, "grad_norm"),
                               number(row, "learning_rate"), number(row, "tokens_per_second"), number(row, "step_ms"),
                               number(row, "memory_gib"), number(row, "mfu"), integer(row, "tokens"),
-                              integer(row, "trained_tokens"), figures(row, "")});
+                              integer(row, "trained_tokens"), figures(row, ""), norms(row, run_.parts)});
     }
 }
 

@@ -125,6 +125,11 @@ class InABrowser(EndToEnd):
                 "loss": 9.0 if step == 700 else 1.2 + 2 / step,
                 "grad_norm": 0.5 + step % 7 / 10,
             }
+            parts = ["embed_tokens", *(f"layers.{layer}" for layer in range(80)), "head"]
+            row |= {
+                f"grad_norm/{part}": (0.02 + abs(i - 30) / 500) * (40 if step == 700 and 50 < i < 60 else 1 + step % 3)
+                for i, part in enumerate(parts)
+            }
             row |= {
                 "learning_rate": 2e-5 * (1 - step / 1300),
                 "tokens": 16384,
@@ -167,7 +172,7 @@ class InABrowser(EndToEnd):
                     browser.open((folder / "report.html").as_uri(), size, scheme)
                     browser.evaluate("document.querySelector('details').open = true")
                     self.assertEqual(browser.evaluate(FLAWS), [], (name, scheme))
-                    self.assertEqual(browser.evaluate("document.querySelectorAll('svg').length"), 8)
+                    self.assertEqual(browser.evaluate("document.querySelectorAll('svg').length"), 9)
                     self.assertEqual(browser.evaluate("document.querySelectorAll('.answers td:last-child').length"), 15)
                     backgrounds.add(browser.evaluate("getComputedStyle(document.body).backgroundColor"))
                     # The pointer over a curve tells its value.
@@ -178,6 +183,12 @@ class InABrowser(EndToEnd):
                     self.assertRegex(
                         browser.evaluate("document.querySelector('#loss').parentNode.textContent"),
                         r"step 1[12]\d\d: 1\.2",
+                    )
+                    self.assertGreater(
+                        browser.evaluate(
+                            "document.querySelector('#layer_norms path[opacity=\"1.0\"]').getBBox().width"
+                        ),
+                        0,
                     )
                     self.assertEqual(browser.fetched(), [(folder / "report.html").as_uri()])
                     self.assertEqual(browser.complaints(), [])

@@ -181,6 +181,34 @@ TEST(Page, DrawsTheObjectivesOwnFigures) {
     EXPECT_EQ(eval_points(run, {"rewards/margins", "", "", nullptr}), (Points{{2, 0.2}}));
 }
 
+TEST(Page, DrawsTheNormsOfLayersWhereTheyAreLogged) {
+    Folder folder;
+    EXPECT_FALSE(contains(page(read_run(example(folder).path()), 0), "layer_norms"));
+    for (int step = 101; step <= 300; ++step) {
+        nlohmann::json row = nlohmann::json::parse(step_line(step, 2));
+        for (int layer = 0; layer < 80; ++layer) row["grad_norm/layers." + std::to_string(layer)] = 0.01 * (layer + 1);
+        row["grad_norm/head"] = nullptr;
+        row["grad_norm/a'b"] = 1e-9;
+        if (step == 207) row["grad_norm/layers.40"] = 9;
+        folder.append(row.dump() + "\n");
+    }
+    const report::Run run = read_run(folder.path());
+    EXPECT_EQ(run.parts.size(), 81u);  // a head without a number is none
+    EXPECT_TRUE(run.steps[0].part_norms.empty());
+    const std::string html = page(run, 0);
+    EXPECT_CONTAINS(html, "<svg id=\"layer_norms\"");
+    EXPECT_CONTAINS(html, "data-points=\"[[101,&quot;0.8 in layers.79&quot;]");
+    EXPECT_CONTAINS(html, "[207,&quot;9 in layers.40&quot;]");  // the spike
+    EXPECT_CONTAINS(html, "faint 0.0009, full 9");              // four decades
+    EXPECT_CONTAINS(html, ">a'b</text>");
+    EXPECT_CONTAINS(html, ">70</text>");
+    EXPECT_FALSE(contains(html, ">71</text>"));
+    const std::string chart = html.substr(html.find("<svg id=\"layer_norms\""));
+    std::size_t cells = 0;
+    for (std::size_t at = 0; (at = chart.find('Z', at)) != std::string::npos; ++at) ++cells;
+    EXPECT_EQ(cells, 60u * 81);  // 200 steps in 60 columns
+}
+
 TEST(Page, SaysSmallMemoryInMiB) {
     Folder folder;
     folder.append(R"({"step": 1, "loss": 2, "memory_gib": 0.03125})"

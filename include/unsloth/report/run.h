@@ -22,6 +22,7 @@ struct StepRow {
            step_ms = absent, memory_gib = absent, mfu = absent;
     int64_t tokens = 0, trained_tokens = 0;
     std::map<std::string, double> more;  ///< the objective's own figures, by their names in the file
+    std::vector<float> part_norms;       ///< of Run::parts, before clipping; may end early
 };
 
 struct EvalRow {
@@ -50,6 +51,7 @@ struct Run {
     std::string config;  ///< run_config.json as it is; empty where there is none
     std::vector<StepRow> steps;
     std::vector<EvalRow> evals;
+    std::vector<std::string> parts;  ///< whose gradients' norms are logged: embed_tokens, layers.0, …, head
     std::vector<SampleRow> samples;  ///< by step
     std::optional<Ending> ending;
     int64_t total_steps = 0;      ///< 0: not known
