@@ -10,6 +10,7 @@ cd "$(dirname "$0")/.."
 
 preset=release
 case "${1-}" in
+    -h | --help) sed -n '2,/^set /{/^# /p}' "scripts/${0##*/}" | cut -c3-; exit ;;
     "" | --*) ;;
     *) preset=$1; shift ;;
 esac

@@ -5,6 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 preset=release
+case "${1-}" in -h | --help) sed -n '2,/^set /{/^# /p}' "scripts/${0##*/}" | cut -c3-; exit ;; esac
 if [ "${1-}" = --preset ]; then
     [ $# -ge 2 ] || { echo "usage: scripts/test.sh [--preset PRESET] [CTEST ARGUMENT...]" >&2; exit 2; }
     preset=$2
