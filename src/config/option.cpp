@@ -241,7 +241,11 @@ std::string expectation(const Option& option) {
             text = "a list of objects";
             break;
     }
-    return option.nullable ? text + ", or null" : text;
+    if (!option.nullable) return text;
+    for (const Synonym& synonym : option.synonyms)
+        if (synonym.meant.is_null() && synonym.written.is_string())
+            return cat(text, ", or ", synonym.written.get<std::string>());
+    return text + ", or null";
 }
 
 void assign(const Option& option, const Json& value, const std::string& origin, std::vector<std::string>& notes) {

@@ -199,7 +199,8 @@ PeerRows& PeerRows::means(const char* key, const char* option, const Meanings& m
 }
 
 std::string shown(const Json& value) {
-    return value.is_string() ? value.get<std::string>() : value.dump(-1, ' ', false, Json::error_handler_t::replace);
+    return value.is_string() && value != "" ? value.get<std::string>()
+                                            : value.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 const std::vector<PeerField>& peer_fields() {

@@ -29,7 +29,8 @@ void declare_data(OptionSet& options, DataOptions& data) {
     options.section("data", "Data", "Rows to train and to evaluate on.", OnResume::fixed);
     options
         .add("train_file", data.train_file,
-             "Training rows: a file (JSON Lines, JSON array, CSV, TSV, plain text, each also as .gz or .zst; Parquet), "
+             "Training rows: a file (JSON Lines, JSON array, CSV, TSV, plain text, each also as .gz or .zst; Parquet, "
+             "Arrow), "
              "a folder "
              "of such files, a glob, or a data set of the Hugging Face hub (ORG/NAME).")
         .path("FILE")
