@@ -24,6 +24,7 @@ LearningRateRule learning_rate_rule(const config::Config& config, const spec::Mo
     std::snprintf(text, sizeof text, "%.2e", rate);
     return {std::stod(text), cat(text, " = ", full ? "5e-5" : "5e-4", " x (2000 / ", size, ")^", power, " for ",
                                  full ? "all weights" : "a LoRA", " of a model built as ", qwen ? "Qwen" : "Llama",
+                                 size > spec.hidden_size ? cat("; smaller ones count as ", size) : "",
                                  " (\"LoRA Without Regret\", Thinking Machines Lab, 2025)")};
 }
 
