@@ -157,7 +157,16 @@ void print_results(const Json& results, bool json) {
     if (json) {
         std::cout << results.dump() << "\n";
     } else {
-        for (const auto& [name, value] : results.items()) std::cout << name << "  " << value.dump() << "\n";
+        std::size_t width = 0;
+        for (const auto& [name, value] : results.items()) width = std::max(width, name.size());
+        for (const auto& [name, value] : results.items()) {
+            std::cout << name << std::string(width + 2 - name.size(), ' ');
+            if (value.is_number_float()) {
+                std::cout << value.get<double>() << "\n";  // six digits
+            } else {
+                std::cout << value.dump() << "\n";
+            }
+        }
     }
     if (!std::cout.flush()) throw runtime_failure("cannot write to standard output");
 }

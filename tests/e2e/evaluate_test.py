@@ -187,6 +187,9 @@ class Evaluate(EndToEnd):
         self.assertAlmostEqual(found["eval_loss"], loss, places=5)
         self.assertAlmostEqual(found["perplexity"], math.exp(loss), places=4)
         self.assertEqual(found["eval_tokens"], labels)
+        words = ["--model.path", base, "--device", "cpu", *FP32, "--adapter_name_or_path", adapter]
+        text = self.succeed("evaluate", *words, "--eval_file", held_out).out
+        self.assertEqual(text.splitlines()[0], f"eval_loss       {found['eval_loss']:g}")
         hits, vocab, tensors = 0, LLAMA["vocab_size"], read_safetensors(logits)
         for i, score in enumerate(scores):
             values = floats(tensors[f"logits.{i}"][2])
