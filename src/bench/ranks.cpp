@@ -14,7 +14,7 @@ RankGroup meet_ranks(const config::LoadedConfig& loaded, const std::string& benc
     if (ranks.environment.alone())
         throw usage_error(
             cat(bench, " compares several processes, and this one is alone"),
-            cat("Start it with scripts/launch.sh --nproc_per_node N ", bench, " …, or with torchrun --no-python."));
+            cat("Start it with unsloth-train launch --nproc_per_node N ", bench, " …, or with torchrun --no-python."));
     comm::set_nccl_environment(loaded.config.distributed.nccl);
     ranks.device = ops::choose_device(loaded.config.hardware.device, ranks.environment.local_rank);
     ranks.group =
