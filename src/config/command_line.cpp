@@ -173,10 +173,13 @@ void check_presence(const CommandLine& line, Presence presence, Problems& proble
             presence.called("tune").need_model(config);
             break;
         case Command::bench:
-            if (line.bench.what == BenchSubject::step) presence.called("bench step").need_model(config);
-            if (line.bench.what == BenchSubject::generate) presence.called("bench generate").need_model(config);
-            presence.refuse(line.bench.what != BenchSubject::generate && !line.bench.adapters.typed.empty(),
-                            "only bench generate takes --adapter");
+            problems.check({"what"}, [&] {
+                if (!presence.has("what")) return;
+                if (line.bench.what == BenchSubject::step) presence.called("bench step").need_model(config);
+                if (line.bench.what == BenchSubject::generate) presence.called("bench generate").need_model(config);
+                presence.refuse(line.bench.what != BenchSubject::generate && !line.bench.adapters.typed.empty(),
+                                "only bench generate takes --adapter");
+            });
             break;
         case Command::plan:
             presence.need_model(config);

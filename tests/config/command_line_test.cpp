@@ -291,6 +291,8 @@ TEST(CommandLine, TokenizeInspectInitBench) {
     EXPECT_CONTAINS(error_of({"bench", "step"}), "bench step needs --model.path");
     EXPECT_CONTAINS(error_of({"bench", "stp"}), "Did you mean step?");
     EXPECT_CONTAINS(error_of({"bench"}), "bench needs step|ops|gemm|nf4");
+    for (const auto& arguments : {std::vector<std::string>{"bench"}, {"bench", "stp"}})
+        EXPECT_FALSE(contains(error_of(arguments), "model.path")) << "it is not known what needs one";
 }
 
 TEST(CommandLine, Export) {
