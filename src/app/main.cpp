@@ -49,20 +49,20 @@ int processes_of_launcher() {
 }
 
 /// Ranks would each do the whole work of a command that runs in one process, and write the same files.
-void refuse_several_ranks(const config::CommandLine& line, const std::vector<std::string>& arguments) {
+void refuse_several_ranks(const config::CommandLine& line) {
     using config::Command;
     constexpr Command alone[] = {Command::augment, Command::score,     Command::generate, Command::evaluate,
                                  Command::init,    Command::exporting, Command::merge,    Command::quantize,
                                  Command::tune,    Command::replay};
     const int processes = processes_of_launcher();
     if (processes == 1 || std::find(std::begin(alone), std::end(alone), line.command) == std::end(alone)) return;
-    throw usage_error(cat(arguments.front(), " runs in one process, and a launcher started ", processes),
-                      cat("Write: unsloth-train ", arguments.front(),
+    throw usage_error(cat(line.name, " runs in one process, and a launcher started ", processes),
+                      cat("Write: unsloth-train ", line.name,
                           " … without torchrun, srun or mpirun. If none is at work: unset WORLD_SIZE RANK"));
 }
 
 int run(const config::CommandLine& line, const std::vector<std::string>& arguments) {
-    refuse_several_ranks(line, arguments);
+    refuse_several_ranks(line);
     log::set_level(log::parse_level(line.log_level));
     if (line.command != config::Command::train)  // which says them once for all ranks
         for (const auto& note : line.loaded.notes) log::info(note);

@@ -11,6 +11,7 @@
 #include "config/render.h"
 #include "config/settle.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/suggest.h"
 
 namespace unsloth::config {
 namespace {
@@ -241,7 +242,7 @@ void read_arguments(const CommandInfo& command, const std::vector<std::string>& 
 
 CommandLine help_on(const std::string& topic) {
     CommandLine line;
-    line.command = Command::help;
+    line.command = Command::help, line.name = "help";
     line.help_topic = topic;
     return line;
 }
@@ -270,12 +271,14 @@ constexpr const char* exit_codes =
     "that ended a "
     "rank.\n";
 
-/// The command that the arguments from `at` on name: of two words where there is one, else of one.
+/// The command that the arguments from `at` on name: of two words where one is like them, else of one.
 std::string command_at(const std::vector<std::string>& arguments, std::size_t at) {
     const auto& known = commands();
     if (at + 1 < arguments.size()) {
         const std::string both = arguments[at] + " " + arguments[at + 1];
-        if (std::any_of(known.begin(), known.end(), [&](const CommandInfo& command) { return command.name == both; }))
+        if (std::any_of(known.begin(), known.end(), [&](const CommandInfo& command) {
+                return command.name.find(' ') != std::string::npos && is_like(both, command.name);
+            }))
             return both;
     }
     return arguments[at];
@@ -292,7 +295,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
 
     if (first == "--version" || first == "version") {
         CommandLine line;
-        line.command = Command::version;
+        line.command = Command::version, line.name = "version";
         return line;
     }
     if (first == "help") {
@@ -305,7 +308,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
     if (asks_help) return help_on(names_command ? command.name : "");
 
     CommandLine line;
-    line.command = command.command;
+    line.command = command.command, line.name = command.name;
     const auto words = names_command ? 1 + std::count(command.name.begin(), command.name.end(), ' ') : 0;
     const std::vector<std::string> rest(arguments.begin() + words, arguments.end());
     if (line.command == Command::launch) {

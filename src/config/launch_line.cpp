@@ -60,8 +60,8 @@ void read_ranks_line(CommandLine& line) {
     const CommandLine ranks = parse_command_line(line.launch.arguments);
     constexpr Command sensible[] = {Command::train, Command::bench, Command::config, Command::doctor};
     if (std::find(std::begin(sensible), std::end(sensible), ranks.command) == std::end(sensible))
-        throw usage_error(cat("launch starts ranks of train; ", line.launch.arguments.front(), " runs in one process"),
-                          cat("Write: unsloth-train ", line.launch.arguments.front(), " …"));
+        throw usage_error(cat("launch starts ranks of train; ", ranks.name, " runs in one process"),
+                          cat("Write: unsloth-train ", ranks.name, " …"));
     line.launch.device = ranks.loaded.config.hardware.device;
     line.log_level = ranks.log_level;
 }

@@ -73,6 +73,7 @@ TEST(CommandLine, HelpWinsOverEverythingButAnUnknownCommand) {
     EXPECT_EQ(config::parse_command_line({"--version"}).command, config::Command::version);
     EXPECT_CONTAINS(error_of({"scoer", "--help"}), "Did you mean score?");
     EXPECT_CONTAINS(usage_message([] { config::help_text("tokenzie"); }), "Did you mean tokenize?");
+    EXPECT_CONTAINS(error_of({"--learning_rate", "fast"}), "expected a number >= 0, or auto, found");
 }
 
 TEST(CommandLine, ScoreTakesConfigurationKeysByShortNames) {
@@ -224,7 +225,8 @@ TEST(CommandLine, DataAndItsAugmentation) {
     EXPECT_TRUE(data.data.json);
     EXPECT_EQ(data.data.color, config::ColorChoice::always);
     EXPECT_CONTAINS(error_of({"data"}), "data needs --data.train_file");
-    EXPECT_CONTAINS(error_of({"data", "agument", "--train_file", "t"}), "unexpected argument 'agument'");
+    EXPECT_CONTAINS(error_of({"data", "agument", "--train_file", "t"}), "Did you mean data augment?");
+    EXPECT_CONTAINS(error_of({"data", "again", "--train_file", "t"}), "unexpected argument 'again'");
 
     const config::CommandLine augment =
         config::parse_command_line({"data", "augment", "--in", "i", "--out", "o", "--seed", "5", "--val_size", "3",

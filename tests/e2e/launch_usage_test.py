@@ -124,6 +124,7 @@ class Arguments(Launching):
         self.refuse(
             "launch runs in one process", "--nproc_per_node", 2, "--", "launch", "--nproc_per_node", 2, "config"
         )
+        self.refuse("data augment runs in one process", "--nproc_per_node", 2, "data", "augment", "--out", "o")
 
     def test_commands_of_one_process_refuse_a_launchers_ranks(self):
         for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"):
@@ -137,6 +138,10 @@ class Arguments(Launching):
                 )
                 self.assertEqual(done.returncode, code, done.stderr)
                 self.assertEqual("generate runs in one process, and a launcher started 2" in done.stderr, number == 2)
+        done = subprocess.run(
+            [PROGRAM, "data", "augment", "--out", "o"], capture_output=True, text=True, env=environment(WORLD_SIZE=2)
+        )
+        self.assertIn("data augment runs in one process, and a launcher started 2", done.stderr)
 
     def test_mistakes_of_the_ranks_are_said_once(self):
         self.refuse("/nonexistent.json", "--nproc_per_node", 2, "--config", "/nonexistent.json")

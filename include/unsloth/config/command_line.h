@@ -184,6 +184,7 @@ struct DoctorRequest {
 /// Only the request of `command` means anything; `loaded` does for the commands that take a configuration.
 struct CommandLine {
     Command command = Command::train;
+    std::string name;        ///< of the command as it is typed: "data augment"
     std::string help_topic;  ///< of help: a command's name, or empty for the overview
     std::string config_file;
     std::string log_level = "info";
