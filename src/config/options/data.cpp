@@ -57,7 +57,8 @@ void declare_data(OptionSet& options, DataOptions& data) {
     options
         .add("val_size", data.val_size,
              "Rows of the training data held out for evaluation: below 1 a fraction, else a number; 0: none.")
-        .at_least(0);
+        .at_least(0)
+        .suggested_for({"test_size", "val_set_size", "eval_size"});
     options.add_choice(
         "format", data.format, row_formats(),
         "What a row holds: input_ids; instruction, input, output; messages; conversations; prompt, completion; "

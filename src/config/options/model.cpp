@@ -19,12 +19,13 @@ void declare_model(OptionSet& options, ModelOptions& model) {
              "Folder of a Hugging Face checkpoint, a .safetensors file, or the id of a model on the Hugging Face hub "
              "(ORG/NAME, ORG/NAME@REVISION), which is downloaded into its cache.")
         .path("PATH")
-        .suggested_for({"model", "model_name", "model_name_or_path", "base_model", "model_path"})
+        .suggested_for({"model", "model_name", "model_name_or_path", "base_model", "model_path", "name"})
         .on_resume(OnResume::told);
     options
         .add("load_in_4bit", model.load_in_4bit,
              "Hold the base in NF4: 16 and 32-bit weights are quantised while loading. With false a 16-bit checkpoint "
              "stays 16-bit. A checkpoint that is stored in 4 or 8 bit stays as it is either way.")
+        .suggested_for({"load_4bit", "use_4bit", "qlora"})
         .on_resume(OnResume::fixed);
     options
         .add("load_in_8bit", model.load_in_8bit,
@@ -79,7 +80,8 @@ void declare_model(OptionSet& options, ModelOptions& model) {
         .alias("model", "max_length")
         .alias("training", "max_length")
         .alias("training", "max_seq_length")
-        .suggested_for({"cutoff_len", "seq_len", "seq_length", "context_length", "model_max_length", "sequence_len"})
+        .suggested_for({"cutoff_len", "seq_len", "seq_length", "context_length", "model_max_length", "sequence_len",
+                        "max_seq_len", "max_len"})
         .on_resume(OnResume::fixed);
     options
         .add_object(

@@ -151,6 +151,7 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
     options.add("eval_steps", training.eval_steps, "Evaluate every so many steps, and at the end; 0: only at the end.")
         .at_least(0)
         .synonym(nullptr, 0)
+        .suggested_for({"eval_interval", "eval_every"})
         .on_resume(OnResume::told);
     declare_best(options, training);
     options
@@ -158,6 +159,7 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
              "Save checkpoint-N, from which the run can be resumed, every so many steps, and at the end; 0: not by "
              "steps.")
         .at_least(0)
+        .suggested_for({"save_interval", "save_every", "checkpoint_steps"})
         .on_resume(OnResume::free);
     options
         .add("save_minutes", training.save_minutes,
@@ -192,6 +194,7 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
              "run "
              "goes on), wandb (TensorBoard's files, and the line that uploads them).")
         .one_of({"tensorboard", "prometheus", "html", "wandb"})
+        .suggested_for({"wandb", "use_wandb"})
         .synonym(nullptr, Json::array())
         .synonym("", Json::array())
         .synonym("none", Json::array())
@@ -276,7 +279,7 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .on_resume(OnResume::told);
     options.add("num_train_epochs", training.num_train_epochs, "Passes over the data; may be a fraction.")
         .above(0)
-        .suggested_for({"epochs", "num_epochs"})
+        .suggested_for({"epochs", "num_epochs", "max_epochs"})
         .on_resume(OnResume::told);
     options
         .add("max_steps", training.max_steps,
