@@ -83,7 +83,11 @@ class Builder {
         const bool calls = calls_tools(message, where);
         for (const char* key : {"role", "content"})
             if (!message.contains(key) && !(calls && key == std::string_view("content")))
-                throw BadRow{cat(where, ": \"", key, "\" is missing (found: ", column_list(message), ")"), ""};
+                throw BadRow{cat(where, ": \"", key, "\" is missing (found: ", column_list(message), ")"),
+                             message.contains("from") && message.contains("value")
+                                 ? "These are ShareGPT's turns: data.format sharegpt, and data.columns "
+                                   "{\"conversations\": \"messages\"} where the column has that name."
+                                 : ""};
         const bool silent = calls && (!message.contains("content") || message["content"].is_null());
         std::string content = silent ? std::string() : content_text(message["content"], where + ".content");
         const std::string& role = as_string(message["role"], where + ".role");

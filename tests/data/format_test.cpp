@@ -409,6 +409,8 @@ TEST(FormatRow, TextRowsThatAreWrong) {
     wrong(config::DataFormat::text, R"({"text": 5})", {"column \"text\"", "expected a string, found 5"});
     wrong(config::DataFormat::text, R"({"body": "x"})", {"\"text\" is missing", "format text", "found: body"});
     wrong(config::DataFormat::alpaca, R"({"instruction": "a"})", {"\"output\" is missing"});
+    wrong(config::DataFormat::messages, R"({"messages": [{"from": "human", "value": "a"}]})",
+          {"messages[0]: \"role\" is missing (found: from, value)", "data.format sharegpt"});
     wrong(config::DataFormat::alpaca, R"({"instruction": ["a"], "output": "b"})", {"\"instruction\"", "an array of 1"});
     wrong(config::DataFormat::alpaca, R"({"instruction": "a", "output": "b", "input": 1})", {"\"input\"", "found 1"});
     wrong(config::DataFormat::messages, R"({"messages": "hi"})", {"\"messages\"", "array of {role, content}"});
