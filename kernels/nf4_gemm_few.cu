@@ -330,7 +330,7 @@ bool launch(const Problem& p, cudaStream_t stream) {
                    .threads = threads,
                    .shared_bytes = bytes(),
                    .stream = stream,
-                   .after_previous = built_for_hopper()},
+                   .after_previous = true},
                   p, units, tokens, chunk_steps);
     return true;
 }

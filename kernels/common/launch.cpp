@@ -1,5 +1,7 @@
 #include "kernels/common/launch.h"
 
+#include <array>
+#include <atomic>
 #include <string>
 
 #include "unsloth/core/error.h"
@@ -48,6 +50,20 @@ DeviceGuard::DeviceGuard(int device) {
 
 DeviceGuard::~DeviceGuard() {
     if (changed_) cudaSetDevice(before_);
+}
+
+bool waits_by_itself(const void* kernel) {
+    enum Answer : int { unknown, no, yes };
+    static std::array<std::atomic<int>, 64> answers{};  // by device: asked once
+    int device = 0;
+    UNSLOTH_CUDA_CHECK(cudaGetDevice(&device));
+    std::atomic<int>& answer = answers.at(static_cast<std::size_t>(device));
+    if (answer == unknown) {
+        cudaFuncAttributes attributes{};
+        check_launch(cudaFuncGetAttributes(&attributes, kernel), kernel);
+        answer = attributes.ptxVersion >= 90 ? yes : no;
+    }
+    return answer == yes;
 }
 
 std::size_t most_shared_bytes() {

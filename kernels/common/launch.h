@@ -44,6 +44,11 @@ class DeviceGuard {
 /// Streaming multiprocessors of the current device.
 int multiprocessor_count();
 
+/// Whether the current device runs code of this build that waits for the kernel ahead by itself: from 9.0 on, and not
+/// PTX of an older architecture that the driver compiles for a newer card. `kernel`: any of this build's, which all are
+/// of the same architectures.
+bool waits_by_itself(const void* kernel);
+
 /// Shared memory that a block may ask for on the current device.
 std::size_t most_shared_bytes();
 
@@ -57,8 +62,8 @@ struct Launch {
     std::size_t shared_bytes = 0;  ///< dynamic shared memory, also beyond the 48 KiB that need no asking
     cudaStream_t stream = nullptr;
     int cluster = 1;  ///< thread blocks along x that read each other's shared memory
-    /// Programmatic dependent launch: may start before the kernel ahead on the stream ends, and waits for it by itself
-    /// (griddepcontrol_wait).
+    /// Programmatic dependent launch, where the card has it: may start before the kernel ahead on the stream ends, and
+    /// waits for it by itself (griddepcontrol_wait).
     bool after_previous = false;
 };
 
@@ -76,7 +81,7 @@ void launch_kernel(void (*kernel)(Params...), const Launch& how, const Args&... 
         attributes[count].id = cudaLaunchAttributeClusterDimension;
         attributes[count++].val.clusterDim = {static_cast<unsigned>(how.cluster), 1, 1};
     }
-    if (how.after_previous) {
+    if (how.after_previous && waits_by_itself(entry)) {
         attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
         attributes[count++].val.programmaticStreamSerializationAllowed = 1;
     }
