@@ -32,7 +32,6 @@ struct Fp8GemmCase {
 struct Fp8Tile {
     int columns = 256;  ///< of a tile (128 rows): 128, 192 or 256
     int cluster = 2;    ///< blocks that share a tile of w: 1 or 2
-    int promote = 0;    ///< stages of 128 along K after which sums move to fp32 registers: 0 (never), 1, 4
     int band = 8;       ///< clusters below one another before the next column of tiles
 };
 

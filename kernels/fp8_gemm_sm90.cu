@@ -11,10 +11,6 @@
 // before and stores them by TMA.
 //
 // Ceiling: the tensor cores' e4m3 rate at the clock that the card's power limit leaves (docs/benchmarks.md).
-//
-// Hopper's e4m3 products add up with 14 bits or so: an accumulator loses a little at each addition. With
-// Promote = P the sums of every P stages move to fp32 registers, which takes twice the registers: 192 columns
-// at most.
 #include "kernels/common/launch.h"
 #include "kernels/fp8_gemm_sm90.cuh"
 #include "kernels/fp8_gemm_sm90.h"
@@ -62,10 +58,7 @@ __global__ void __launch_bounds__(threads, 1) fp8_gemm_kernel(const __grid_const
     } else {
         setmaxnreg_inc<232>();
         Consumer<S> consumer{p, shared, rank};
-        if constexpr (S::Promote == 0)
-            consumer.consume();
-        else
-            consumer.consume_promoted();
+        consumer.consume();
     }
     // A block's shared memory and barriers are its neighbour's to write until both are done.
     if (Cluster > 1) {
@@ -115,9 +108,9 @@ Params make_params(TensorMaps& maps, const Fp8GemmCase& c, const Fp8Tile& tile) 
     return p;
 }
 
-template <int Columns, int Cluster, int Promote>
+template <int Columns, int Cluster>
 void launch(TensorMaps& maps, const Fp8GemmCase& c, const Fp8Tile& tile, cudaStream_t stream) {
-    using S = Shape<Columns, Cluster, Promote>;
+    using S = Shape<Columns, Cluster>;
     const Params p = make_params<S>(maps, c, tile);
     const int clusters = std::min(p.row_groups * p.column_tiles, multiprocessor_count() / Cluster);
     launch_kernel(fp8_gemm_kernel<S>,
@@ -134,14 +127,13 @@ struct Built {
     void (*launch)(TensorMaps&, const Fp8GemmCase&, const Fp8Tile&, cudaStream_t);
 };
 
-template <int Columns, int Cluster, int Promote>
+template <int Columns, int Cluster>
 constexpr Built build() {
-    return {{Columns, Cluster, Promote}, launch<Columns, Cluster, Promote>};
+    return {{Columns, Cluster}, launch<Columns, Cluster>};
 }
 
-const Built built[] = {build<256, 2, 0>(), build<256, 1, 0>(), build<192, 2, 0>(),
-                       build<192, 1, 0>(), build<128, 2, 0>(), build<128, 1, 0>(),
-                       build<64, 1, 0>(),  build<192, 2, 4>(), build<128, 2, 4>()};
+const Built built[] = {build<256, 2>(), build<256, 1>(), build<192, 2>(),
+                       build<192, 1>(), build<128, 2>(), build<128, 1>()};
 
 }  // namespace
 
@@ -154,7 +146,7 @@ std::vector<Fp8Tile> fp8_gemm_tiles() {
 bool fp8_gemm_sm90_built() {
     // A kernel without its body needs next to no registers.
     cudaFuncAttributes attributes{};
-    if (cudaFuncGetAttributes(&attributes, fp8_gemm_kernel<Shape<128, 1, 0>>) != cudaSuccess) {
+    if (cudaFuncGetAttributes(&attributes, fp8_gemm_kernel<Shape<128, 1>>) != cudaSuccess) {
         cudaGetLastError();  // no image for this card: leave no error behind
         return false;
     }
@@ -183,11 +175,9 @@ void Fp8GemmSm90::run(const Fp8GemmCase& c, const Fp8Tile& tile, cudaStream_t st
                   c.u_stride, ", ", c.b_stride, ", ", c.residual_stride, ", ", c.y_stride);
     for (const Built& kernel : built) {
         const Fp8Tile& t = kernel.tile;
-        if (t.columns == tile.columns && t.cluster == tile.cluster && t.promote == tile.promote)
-            return kernel.launch(impl_->maps, c, tile, stream);
+        if (t.columns == tile.columns && t.cluster == tile.cluster) return kernel.launch(impl_->maps, c, tile, stream);
     }
-    UNSLOTH_CHECK(false, "fp8 gemm: no tile of ", tile.columns, " columns, cluster ", tile.cluster, ", promotion ",
-                  tile.promote);
+    UNSLOTH_CHECK(false, "fp8 gemm: no tile of ", tile.columns, " columns, cluster ", tile.cluster);
 }
 
 }  // namespace unsloth::kernels

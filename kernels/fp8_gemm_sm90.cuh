@@ -16,9 +16,9 @@ constexpr int box_columns = 64;  // of results: rows of 128 bytes
 constexpr int threads = 384;
 constexpr int shared_limit = 232448;
 
-template <int Columns_, int Cluster_, int Promote_>
+template <int Columns_, int Cluster_>
 struct Shape {
-    static constexpr int Columns = Columns_, Cluster = Cluster_, Promote = Promote_;
+    static constexpr int Columns = Columns_, Cluster = Cluster_;
     static constexpr int x_bytes = tile_rows * stage_k;
     static constexpr int stage_bytes = x_bytes + Columns * stage_k;
     static constexpr int scale_bytes = Columns * 4;
@@ -273,34 +273,6 @@ struct Consumer {
             fence_accumulators(d);
             release(slot);
             epilogue(d, w, tiles.odd);
-        }
-    }
-
-    /// The same, with sums that move to other registers every Promote stages.
-    __device__ __forceinline__ void consume_promoted() {
-        float d[count], sum[count];
-        for (TileScheduler<S> tiles; tiles.more(p); tiles.advance()) {
-#pragma unroll
-            for (int i = 0; i < count; ++i) sum[i] = 0.f;
-            load_row_scales(tiles);
-            for (int step = 0; step < p.stages_k;) {
-                int slot = multiply(d, true);
-                const int end = min(step + S::Promote, p.stages_k);
-                for (++step; step < end; ++step) {
-                    const int next = multiply(d, false);
-                    wgmma_wait_group<1>();
-                    release(slot);
-                    slot = next;
-                }
-                wgmma_wait_group<0>();
-                fence_accumulators(d);
-                release(slot);
-#pragma unroll
-                for (int i = 0; i < count; ++i) sum[i] += d[i];
-            }
-            float2 w[count / 4];
-            load_column_scales(w, tiles.odd);
-            epilogue(sum, w, tiles.odd);
         }
     }
 };

@@ -28,8 +28,8 @@ class Fp8GemmSm90 {
     Fp8GemmSm90& operator=(const Fp8GemmSm90&) = delete;
 
     /// Issues the product on `stream`; the current device must be of compute capability 9.0. No workspace;
-    /// may be captured. fp32 accumulators as the tensor cores keep them (see promote), then everything in
-    /// fp32, one rounding. CheckError for a case that it does not take or a tile that is not built.
+    /// may be captured. Accumulators as the tensor cores keep them (14 bits or so), then everything in fp32,
+    /// one rounding. CheckError for a case that it does not take or a tile that is not built.
     void run(const Fp8GemmCase& problem, const Fp8Tile& tile, cudaStream_t stream);
 
   private:

@@ -21,7 +21,7 @@ int64_t waves(const spec::KernelTable& table, int64_t m, int64_t n, int64_t colu
 kernels::Fp8Tile tile_of(const spec::KernelTable& table, const spec::KernelChoice& choice, int64_t m, int64_t n) {
     kernels::Fp8Tile tile;
     tile.columns = static_cast<int>(choice.parameters.at(0));
-    tile.cluster = tile.columns > 64 && waves(table, m, n, tile.columns) >= sharing_waves ? 2 : 1;
+    tile.cluster = waves(table, m, n, tile.columns) >= sharing_waves ? 2 : 1;
     return tile;
 }
 

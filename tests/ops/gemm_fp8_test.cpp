@@ -114,8 +114,6 @@ TEST(Fp8GemmChoice, TilesFollowWhatWasMeasured) {
     EXPECT_EQ(tile(128, 4096).columns, 128);
     EXPECT_EQ(tile(16384, 4096).cluster, 2);
     EXPECT_EQ(tile(128, 4096).cluster, 1);
-    for (int64_t m = 1; m < 20000; m = m * 3 + 1)
-        for (int64_t n = 8; n < 200000; n = n * 2 + 8) EXPECT_EQ(tile(m, n).promote, 0) << m << " " << n;
 }
 
 TEST(Fp8GemmChoice, AChoiceForOneProductGoesBeforeTheWaves) {
