@@ -44,7 +44,7 @@ struct PortableAttention {
     float scale = 0;
     const int32_t* q_offsets = nullptr;  ///< device, [segments + 1]
     const int32_t* k_offsets = nullptr;
-    int segments = 0, longest_q = 0;
+    int segments = 0;
     int64_t q_tokens = 0, k_tokens = 0;
     HeadRows q, k, v, out;
     RowStatistics lse;  ///< data nullptr in the forward: not wanted

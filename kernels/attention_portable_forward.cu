@@ -2,7 +2,6 @@
 // without tensor cores, so that every card and fp32 inputs are served.
 //
 // Ceiling: the fp32 rate outside the tensor cores; a thread reads 8 values from shared memory for 16 multiply-adds.
-// Decoding reads each key and value once: the bandwidth of memory.
 #include "kernels/attention_mma.h"
 #include "kernels/attention_portable.cuh"
 
@@ -85,61 +84,6 @@ __global__ void __launch_bounds__(threads, 2) forward_kernel(PortableAttention a
     }
 }
 
-/// One query a segment (generation with a KV cache): a block a head, its warps take the keys in turn and join
-/// at the end.
-template <class T, int D>
-__global__ void __launch_bounds__(threads) decode_kernel(PortableAttention a) {
-    constexpr int warps = threads / 32, columns = D / 32;
-    __shared__ float maxima[warps], sums[warps], outs[warps][D];
-    const int head = blockIdx.y, kv_head = head / (a.heads / a.kv_heads);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, segment = blockIdx.x;
-    const int64_t q_token = a.q_offsets[segment];
-    const int64_t k_begin = a.k_offsets[segment];
-    const int k_count = static_cast<int>(a.k_offsets[segment + 1] - k_begin);
-    const T* q = static_cast<const T*>(a.q.data) + q_token * a.q.row_stride + head * a.q.head_stride;
-    const T* k = static_cast<const T*>(a.k.data) + k_begin * a.k.row_stride + kv_head * a.k.head_stride;
-    const T* v = static_cast<const T*>(a.v.data) + k_begin * a.v.row_stride + kv_head * a.v.head_stride;
-    float query[columns], out[columns] = {}, running_max = -INFINITY, running_sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < columns; ++i) {
-        const int c = lane + 32 * i;
-        query[i] = c < a.head_dim ? a.scale * to_float(q[c]) : 0.0f;
-    }
-    const int low = a.window > 0 ? max(0, k_count - a.window) : 0;
-#pragma unroll 4
-    for (int key = low + warp; key < k_count; key += warps) {
-        float score = 0.0f, value[columns];
-#pragma unroll
-        for (int i = 0; i < columns; ++i) {
-            const int c = lane + 32 * i;
-            score += c < a.head_dim ? query[i] * to_float(k[key * a.k.row_stride + c]) : 0.0f;
-            value[i] = c < a.head_dim ? to_float(v[key * a.v.row_stride + c]) : 0.0f;
-        }
-        score = group_sum(score);
-        const float new_max = fmaxf(running_max, score), rescale = expf(running_max - new_max),
-                    p = expf(score - new_max);
-        running_sum = running_sum * rescale + p;
-        running_max = new_max;
-#pragma unroll
-        for (int i = 0; i < columns; ++i) out[i] = out[i] * rescale + p * value[i];
-    }
-    if (lane == 0) maxima[warp] = running_max, sums[warp] = running_sum;
-#pragma unroll
-    for (int i = 0; i < columns; ++i) outs[warp][lane + 32 * i] = out[i];
-    __syncthreads();
-    float row_max = maxima[0], row_sum = 0.0f;
-    for (int w = 1; w < warps; ++w) row_max = fmaxf(row_max, maxima[w]);
-    for (int w = 0; w < warps; ++w) row_sum += sums[w] * expf(maxima[w] - row_max);
-    T* target = static_cast<T*>(a.out.data) + q_token * a.out.row_stride + head * a.out.head_stride;
-    for (int c = threadIdx.x; c < a.head_dim; c += threads) {
-        float x = 0.0f;
-        for (int w = 0; w < warps; ++w) x += outs[w][c] * expf(maxima[w] - row_max);
-        target[c] = from_float<T>(x / row_sum);
-    }
-    if (a.lse.data != nullptr && threadIdx.x == 0)
-        a.lse.data[q_token * a.lse.token_stride + head * a.lse.head_stride] = row_max + logf(row_sum);
-}
-
 /// Tile sizes by the padded head_dim: as large as 99 KiB of shared memory (the least that cards from sm_80 on grant a
 /// block) allow.
 template <int D>
@@ -151,14 +95,9 @@ static_assert(ForwardTile<128>::bytes <= 99 * 1024 && ForwardTile<256>::bytes <=
 
 template <class T, int D>
 void forward(const PortableAttention& a, cudaStream_t stream) {
-    const unsigned heads = static_cast<unsigned>(a.heads);
-    if (a.longest_q == 1) {
-        UNSLOTH_LAUNCH((decode_kernel<T, D>), dim3(static_cast<unsigned>(a.segments), heads), threads, 0, stream, a);
-        return;
-    }
     using Tile = ForwardTile<D>;
     launch_kernel(forward_kernel<T, D, Tile::m, Tile::n>,
-                  {.grid = dim3(slots(a.q_tokens, a.segments, Tile::m), heads),
+                  {.grid = dim3(slots(a.q_tokens, a.segments, Tile::m), static_cast<unsigned>(a.heads)),
                    .threads = threads,
                    .shared_bytes = Tile::bytes,
                    .stream = stream},
@@ -168,7 +107,7 @@ void forward(const PortableAttention& a, cudaStream_t stream) {
 }  // namespace
 
 void attention_portable_forward(const PortableAttention& args, cudaStream_t stream) {
-    if (args.longest_q > 1 && attention_mma_serves(args)) return attention_mma_forward(args, stream);
+    if (attention_mma_serves(args)) return attention_mma_forward(args, stream);
     dispatch(args, [&](auto type, auto size) {
         forward<typename decltype(type)::type, decltype(size)::value>(args, stream);
     });

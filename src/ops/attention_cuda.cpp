@@ -321,7 +321,6 @@ kernels::PortableAttention portable_arguments(const AttentionShape& shape, const
     a.q_offsets = segments.q_offsets_device.data_ptr<int32_t>();
     a.k_offsets = segments.k_offsets_device.data_ptr<int32_t>();
     a.segments = static_cast<int>(segments.count());
-    a.longest_q = segments.max_q;
     a.q_tokens = segments.q_offsets.back();
     a.k_tokens = segments.k_offsets.back();
     a.q = rows_of(q), a.k = rows_of(k), a.v = rows_of(v), a.out = rows_of(out);
