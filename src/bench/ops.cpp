@@ -178,9 +178,7 @@ class OpBench {
             return t.narrow(1, begin, heads * spec_.head_dim).unflatten(1, {heads, spec_.head_dim});
         };
         const int64_t q = spec_.q_size(), kv = spec_.kv_size();
-        const at::Tensor lse = at::empty(
-            {ops::attention_lse_elements(shape, dtype_, ctx_.device(), ctx_.deterministic, tokens, batch_, seq_)},
-            options().dtype(at::kFloat));
+        const at::Tensor lse = at::empty({ops::attention_lse_elements(shape, tokens)}, options().dtype(at::kFloat));
         double operations = 0;
         for (const int64_t length : lengths_)
             operations += 2.0 * static_cast<double>(length) * static_cast<double>(length) * static_cast<double>(q);

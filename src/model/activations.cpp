@@ -314,25 +314,24 @@ class Lister {
     std::unordered_map<std::string, std::size_t> index_;
 };
 
-/// The most that any layer's attention asks for (layers differ in their window at most).
-template <class Ask>
-int64_t over_windows(const spec::ModelSpec& spec, const Ask& ask) {
+/// The most that any layer's attention takes (layers differ in their window at most).
+int64_t attention_bytes(const spec::ModelSpec& spec, const ActivationSizes& sizes, at::ScalarType dtype,
+                        at::Device device) {
     int64_t most = 0;
     std::set<int64_t> seen;
     for (int64_t layer = 0; layer < spec.num_layers; ++layer) {
         const ops::AttentionShape shape = attention_shape(spec, layer);
-        if (seen.insert(shape.window).second) most = std::max(most, ask(shape));
+        if (!seen.insert(shape.window).second) continue;
+        most = std::max(most, ops::attention_workspace(shape, dtype, device, sizes.deterministic, sizes.tokens,
+                                                       sizes.segments, sizes.longest, /*backward=*/true, sizes.keys));
     }
     return most;
 }
 
 std::vector<Buffer> list_buffers(const spec::ModelSpec& spec, const weights::LayerLayout& layout,
                                  const ActivationSizes& sizes, const spec::RunPlan& run, at::ScalarType dtype,
-                                 at::Device device, int64_t micro, ActivationTensors& to) {
-    const int64_t lse_elements = over_windows(spec, [&](const ops::AttentionShape& shape) {
-        return ops::attention_lse_elements(shape, dtype, device, sizes.deterministic, sizes.tokens, sizes.segments,
-                                           sizes.longest);
-    });
+                                 int64_t micro, ActivationTensors& to) {
+    const int64_t lse_elements = ops::attention_lse_elements(attention_shape(spec, 0), sizes.tokens);
     return Lister(spec, layout, sizes, run, dtype, lse_elements, micro).list(to);
 }
 
@@ -350,10 +349,7 @@ int64_t products_workspace(const spec::ModelSpec& spec, const weights::LayerLayo
 
 int64_t workspace_bytes(const spec::ModelSpec& spec, const weights::LayerLayout& layout, const ActivationSizes& sizes,
                         const spec::RunPlan& run, at::ScalarType dtype, at::Device device) {
-    const int64_t attention = over_windows(spec, [&](const ops::AttentionShape& shape) {
-        return ops::attention_workspace(shape, dtype, device, sizes.deterministic, sizes.tokens, sizes.segments,
-                                        sizes.longest, /*backward=*/true, sizes.keys);
-    });
+    const int64_t attention = attention_bytes(spec, sizes, dtype, device);
     const int64_t norm = ops::norm_backward_workspace(device, std::max(sizes.tokens * spec.num_heads, sizes.head_rows),
                                                       std::max(spec.hidden_size, spec.head_dim));
     int64_t dora = 0;
@@ -375,7 +371,7 @@ void Activations::plan(const spec::ModelSpec& spec, const weights::LayerLayout& 
     std::unordered_set<std::string> planned;  // what micro-batches share is on the list of each
     for (int64_t micro = 0; micro < run.in_flight; ++micro) {
         ActivationTensors tensors(spec.num_layers);
-        for (const Buffer& b : list_buffers(spec, layout, sizes, run, dtype, device, micro, tensors))
+        for (const Buffer& b : list_buffers(spec, layout, sizes, run, dtype, micro, tensors))
             if (planned.insert((b.host ? "host " : "") + b.name).second)
                 (b.host ? host_plan : plan).add(b.group, b.name, b.bytes(), b.phases);
     }
@@ -386,7 +382,7 @@ Activations::Activations(const spec::ModelSpec& spec, const weights::LayerLayout
                          const spec::RunPlan& run, at::ScalarType dtype, const memory::Arena& arena,
                          const memory::Arena* host, int64_t micro)
     : sizes_(padded(sizes, layout.tp)), run_(run), tensors_(spec.num_layers) {
-    for (const Buffer& b : list_buffers(spec, layout, sizes_, run, dtype, arena.device(), micro, tensors_)) {
+    for (const Buffer& b : list_buffers(spec, layout, sizes_, run, dtype, micro, tensors_)) {
         const memory::Arena& from = b.host ? *host : arena;
         const at::Tensor whole = from.tensor(from.plan().find(b.name), b.sizes, b.dtype);
         for (at::Tensor* tensor : b.tensors) {

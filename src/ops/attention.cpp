@@ -85,18 +85,6 @@ int64_t attention_workspace_bound(const AttentionShape& shape, bool deterministi
 
 }  // namespace
 
-AttentionPath attention_path(const AttentionShape& shape, at::ScalarType dtype, at::Device device,
-                             bool /*deterministic*/) {
-    check_shape(shape);
-    if (device.is_cpu()) return AttentionPath::cpu;
-#if UNSLOTH_CUDA
-    return cudnn_serves(shape, dtype, device) ? AttentionPath::cudnn : AttentionPath::portable;
-#else
-    UNSLOTH_CHECK(false, "this program was built without CUDA: no attention for ", dtype, " on ", device);
-    return AttentionPath::cpu;
-#endif
-}
-
 void attention_forward(Context& ctx, const AttentionShape& shape, const Segments& segments, const at::Tensor& q_THd,
                        const at::Tensor& k_SKd, const at::Tensor& v_SKd, const at::Tensor& out_THd,
                        const at::Tensor& lse) {
@@ -148,8 +136,7 @@ int64_t attention_workspace(const AttentionShape& shape, at::ScalarType dtype, a
     return attention_cpu_workspace(shape, dtype, longest, backward);
 }
 
-int64_t attention_lse_elements(const AttentionShape& shape, at::ScalarType /*dtype*/, at::Device /*device*/,
-                               bool /*deterministic*/, int64_t tokens, int64_t /*segments*/, int64_t /*longest*/) {
+int64_t attention_lse_elements(const AttentionShape& shape, int64_t tokens) {
     check_shape(shape);
     return shape.heads * tokens;
 }

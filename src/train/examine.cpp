@@ -124,8 +124,7 @@ class Examination {
         segments.max_q = segments.max_k = static_cast<int32_t>(tokens);
         segments.uniform = true;
         const at::Tensor out = room({tokens, heads, head_dim}, dtype_);
-        const int64_t lse_elements =
-            ops::attention_lse_elements(shape(), dtype_, ctx_.device(), false, tokens, 1, tokens);
+        const int64_t lse_elements = ops::attention_lse_elements(shape(), tokens);
         ops::attention_forward(ctx_, shape(), segments, there(q), there(k), there(v), out,
                                room({lse_elements}, at::kFloat));
         note("attention", relative_difference(out, attention_formula(q, k, v)), 2 * bound_of_rounding);

@@ -430,11 +430,11 @@ TEST_F(AttentionGpu, UnalignedTensorsFallBack) {
     expect_close(p, keep(p), expected, tolerance(at::kBFloat16, CudaForm::portable));
 }
 
-TEST_F(AttentionGpu, Paths) {
+TEST_F(AttentionGpu, CudnnServes16BitRowsOfWholeVectors) {
     const at::Device device = ctx->device();
-    EXPECT_EQ(attention_path(shape_of(32, 8, 128), at::kBFloat16, device, false), AttentionPath::cudnn);
-    EXPECT_EQ(attention_path(shape_of(32, 8, 128), at::kFloat, device, false), AttentionPath::portable);
-    EXPECT_EQ(attention_path(shape_of(32, 8, 100), at::kBFloat16, device, false), AttentionPath::portable);
+    EXPECT_TRUE(cudnn_serves(shape_of(32, 8, 128), at::kBFloat16, device));
+    EXPECT_FALSE(cudnn_serves(shape_of(32, 8, 128), at::kFloat, device));
+    EXPECT_FALSE(cudnn_serves(shape_of(32, 8, 100), at::kBFloat16, device));
 }
 
 TEST_F(AttentionGpu, DeterministicRepeatsBitForBit) {

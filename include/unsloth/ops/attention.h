@@ -29,18 +29,6 @@ struct AttentionShape {
     double scale = 0;    ///< 1 / sqrt(head_dim) usually
 };
 
-/// Which implementation serves a case.
-enum class AttentionPath { cpu, cudnn, portable };
-/// cudnn: bf16/f16, head_dim a multiple of 8 up to 256 that cuDNN serves in both directions on this card
-/// (asked once, then remembered); portable (own kernels, any dtype and head_dim up to 256, fixed order of
-/// summation; on tensor cores where dtype, a head_dim of up to 128 and 16-byte alignment let them): everything else.
-///
-/// Under `cudnn` these calls still go to the portable kernels: more keys than queries (a KV cache) where they were not
-/// planned for (attention_workspace), pointers or strides that are no multiple of 16 bytes, segments of unequal length
-/// when cuDNN has no packed form for the head_dim, and with `deterministic` the backward of unequal lengths or of more
-/// than 2 GiB of cuDNN's scratch.
-AttentionPath attention_path(const AttentionShape& shape, at::ScalarType dtype, at::Device device, bool deterministic);
-
 /// out_THd = softmax(scale q k^T + mask) v. q_THd, k_SKd, v_SKd, out_THd: compute dtype (fp64 too on the
 /// CPU), last dimension contiguous, strides of T and heads free (views of a fused QKV buffer). Arithmetic in
 /// fp32, out rounded once (tensor cores take the probabilities rounded to the compute dtype). lse: fp32
@@ -48,6 +36,14 @@ AttentionPath attention_path(const AttentionShape& shape, at::ScalarType dtype, 
 /// each row for the backward pass. Its order is the implementation's own ([H, T] on the CPU and in the
 /// portable form; on cuDNN [B, H, S] for equal lengths and [T, H] otherwise): hand it unread to the backward
 /// with the same segments. Undefined when there is no backward.
+///
+/// CUDA: cuDNN serves bf16 and f16 with a head_dim that is a multiple of 8 up to 256, where it does in both directions
+/// on this card (asked once, then remembered). Everything else goes to the portable form: own kernels of any dtype and
+/// head_dim up to 256 with a fixed order of summation, on tensor cores where dtype, a head_dim of up to 128 and 16-byte
+/// alignment let them. So do, of what cuDNN serves, more keys than queries where they were not planned for
+/// (attention_workspace), pointers or strides that are no multiple of 16 bytes, segments of unequal length when cuDNN
+/// has no packed form for the head_dim, and with ctx.deterministic the backward of unequal lengths or of more than 3
+/// GiB of cuDNN's scratch.
 void attention_forward(Context& ctx, const AttentionShape& shape, const Segments& segments, const at::Tensor& q_THd,
                        const at::Tensor& k_SKd, const at::Tensor& v_SKd, const at::Tensor& out_THd,
                        const at::Tensor& lse);
@@ -71,7 +67,6 @@ int64_t attention_workspace(const AttentionShape& shape, at::ScalarType dtype, a
                             int64_t tokens, int64_t segments, int64_t longest, bool backward = true, int64_t keys = 0);
 
 /// Elements of lse that a forward over `tokens` tokens needs: H * T.
-int64_t attention_lse_elements(const AttentionShape& shape, at::ScalarType dtype, at::Device device, bool deterministic,
-                               int64_t tokens, int64_t segments, int64_t longest);
+int64_t attention_lse_elements(const AttentionShape& shape, int64_t tokens);
 
 }  // namespace unsloth::ops
