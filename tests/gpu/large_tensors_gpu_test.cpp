@@ -1,8 +1,16 @@
 // Tensors of more than 2^31 elements: their last rows must come out as if they were alone.
 #include <ATen/cuda/CUDAContext.h>
 
+#include <array>
+#include <cmath>
+
 #include "gpu/gpu_testing.h"
+#include "unsloth/ops/attention.h"
 #include "unsloth/ops/cross_entropy.h"
+#include "unsloth/ops/fp8.h"
+#include "unsloth/ops/gemm.h"
+#include "unsloth/ops/gemm_fp8.h"
+#include "unsloth/ops/lora.h"
 #include "unsloth/ops/norm.h"
 #include "unsloth/ops/rope.h"
 #include "unsloth/ops/rows.h"
@@ -19,10 +27,20 @@ class LargeTensorsGpu : public testing::GpuTest {
     void SetUp() override {
         GpuTest::SetUp();
         if (IsSkipped()) return;
-        if (static_cast<int64_t>(at::cuda::getCurrentDeviceProperties()->totalGlobalMem) < 30 * gibibyte) {
-            GTEST_SKIP() << "needs a GPU of 30 GiB";
-        }
+        if (!has_memory(30)) GTEST_SKIP() << "needs a GPU of 30 GiB";
         at::manual_seed(std::random_device{}());
+    }
+    static bool has_memory(int64_t gib) {
+        return static_cast<int64_t>(at::cuda::getCurrentDeviceProperties()->totalGlobalMem) >= gib * gibibyte;
+    }
+    static at::Tensor workspace(int64_t bytes) {
+        return at::empty({bytes}, at::TensorOptions(at::kByte).device(at::kCUDA));
+    }
+    /// Products of other sizes may add in another order.
+    static void expect_near(const at::Tensor& actual, const at::Tensor& expected) {
+        const at::Tensor x = actual.to(at::kDouble), y = expected.to(at::kDouble);
+        EXPECT_GT(y.norm().item<double>(), 0);
+        EXPECT_LT((x - y).norm().item<double>(), 4e-3 * y.norm().item<double>());
     }
 
     static at::Tensor bf16(at::IntArrayRef shape) {
@@ -93,6 +111,108 @@ TEST_F(LargeTensorsGpu, CrossEntropy) {
     EXPECT_TRUE(at::equal(last_rows(logits), alone));
     EXPECT_TRUE(at::equal(last_rows(losses), alone_losses));
     EXPECT_TRUE(alone_losses.isfinite().all().item<bool>());
+}
+
+/// Inputs of more elements, then results.
+TEST_F(LargeTensorsGpu, Gemm) {
+    ops::Context ctx(at::kCUDA);
+    ctx.workspace = workspace(ops::gemm_workspace(ctx.device()));
+    const at::Tensor x = large({540000, 4096}), w = bf16({256, 4096}).normal_(0, 0.02), y = bf16({540000, 256}),
+                     alone = bf16({tail, 256});
+    ops::gemm(ctx, {.a = x, .b = w, .out = y, .transpose_b = true});
+    ops::gemm(ctx, {.a = last_rows(x), .b = w, .out = alone, .transpose_b = true});
+    expect_near(last_rows(y), alone);
+    const at::Tensor expected = bf16({tail, 4096});
+    ops::gemm(ctx, {.a = y, .b = w, .out = x});
+    ops::gemm(ctx, {.a = last_rows(y), .b = w, .out = expected});
+    expect_near(last_rows(x), expected);
+    EXPECT_EQ(x[0].abs().max().item<float>(), 0) << "the first rows of y are zeros";
+}
+
+TEST_F(LargeTensorsGpu, Lora) {
+    ops::Context ctx(at::kCUDA);
+    ctx.workspace = workspace(int64_t{256} << 20);
+    const at::Tensor x = large({540000, 4096}), a = bf16({16, 4096}).normal_(0, 0.02),
+                     b = bf16({4096, 16}).normal_(0, 0.02), u = bf16({540000, 16}), v = bf16({540000, 16});
+    const at::Tensor alone = last_rows(x).clone(), alone_u = bf16({tail, 16}), alone_v = bf16({tail, 16});
+    const auto slice = [] {
+        return ops::LoraSlice{.n = 4096, .r = 16, .rank = 16, .da = fp32({16, 4096}), .db = fp32({4096, 16})};
+    };
+    const auto products = [&](const at::Tensor& rows, const at::Tensor& u_TR, const at::Tensor& v_TR,
+                              const ops::LoraSlice& gradients) {
+        ops::lora_u(ctx, {.x_TK = rows, .a_RK = a, .u_TR = u_TR});
+        ops::lora_dy(ctx, {.dy_TN = rows, .b_NR = b, .u_TR = u_TR, .v_TR = v_TR, .slices = {gradients}});
+        ops::lora_da(ctx, {.v_TR = v_TR, .x_TK = rows, .slices = {gradients}});
+    };
+    const ops::LoraSlice all = slice(), last = slice();
+    products(x, u, v, all);
+    products(alone, alone_u, alone_v, last);
+    expect_near(last_rows(u), alone_u);
+    expect_near(last_rows(v), alone_v);
+    expect_near(all.da, last.da);  // all other rows are zeros
+    expect_near(all.db, last.db);
+}
+
+TEST_F(LargeTensorsGpu, Fp8) {
+    if (!ops::fp8_available(at::Device(at::kCUDA, 0))) GTEST_SKIP() << "this card has no such products";
+    ops::Context ctx(at::kCUDA);
+    ctx.workspace = workspace(ops::gemm_workspace(ctx.device()));
+    const auto codes = [](int64_t rows, int64_t columns) {
+        return ops::Fp8Matrix{at::empty({rows, columns}, at::TensorOptions(at::kFloat8_e4m3fn).device(at::kCUDA)),
+                              fp32({rows})};
+    };
+    const at::Tensor x = large({540000, 4096}), w = bf16({256, 4096}).normal_(0, 0.02), alone = last_rows(x).clone();
+    const ops::Fp8Matrix x8 = codes(540000, 4096), w8 = codes(256, 4096), alone8 = codes(tail, 4096);
+    ops::quantize_rows_fp8(ctx, x, x8);
+    ops::quantize_rows_fp8(ctx, w, w8);
+    ops::quantize_rows_fp8(ctx, alone, alone8);
+    EXPECT_TRUE(at::equal(last_rows(x8.codes).view(at::kByte), alone8.codes.view(at::kByte)));
+    EXPECT_TRUE(at::equal(last_rows(x8.scales), alone8.scales));
+    const at::Tensor y = bf16({540000, 256}), alone_y = bf16({tail, 256});
+    ops::gemm_fp8(ctx, {.x = x8, .w = w8, .out = y});
+    ops::gemm_fp8(ctx, {.x = alone8, .w = w8, .out = alone_y});
+    expect_near(last_rows(y), alone_y);
+    ops::dequantize_rows_fp8(ctx, x8, x);
+    ops::dequantize_rows_fp8(ctx, alone8, alone);
+    EXPECT_TRUE(at::equal(last_rows(x), alone));
+}
+
+/// By cuDNN's kernels and by our own: the last row of tokens as if it were alone.
+TEST_F(LargeTensorsGpu, Attention) {
+    if (!has_memory(60)) GTEST_SKIP() << "needs a GPU of 60 GiB";
+    constexpr int64_t length = 2048, rows = 264, heads = 32, kv_heads = 8, d = 128;
+    const ops::AttentionShape shape{heads, kv_heads, d, 0, 1 / std::sqrt(static_cast<double>(d))};
+    const auto segments = [](int64_t count) {
+        ops::Segments s{.uniform = true};
+        const at::Tensor offsets = at::arange(count + 1, at::kInt) * length;
+        s.q_offsets.assign(offsets.const_data_ptr<int32_t>(), offsets.const_data_ptr<int32_t>() + count + 1);
+        s.k_offsets = s.q_offsets;
+        s.q_offsets_device = s.k_offsets_device = offsets.to(at::kCUDA);
+        s.max_q = s.max_k = length;
+        return s;
+    };
+    const auto last = [](const at::Tensor& x) { return x.narrow(0, x.size(0) - length, length); };
+    for (const bool deterministic : {false, true}) {
+        SCOPED_TRACE(deterministic ? "our own kernels" : "cuDNN");
+        ops::Context ctx(at::kCUDA);
+        ctx.workspace = workspace(
+            ops::attention_workspace(shape, at::kBFloat16, ctx.device(), deterministic, rows * length, rows, length));
+        ctx.deterministic = deterministic;
+        const auto gradients = [&](int64_t count, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+            const ops::Segments s = segments(count);
+            const at::Tensor out = at::empty_like(q), dq = at::empty_like(q), dk = at::empty_like(k),
+                             dv = at::empty_like(v), lse = fp32({heads * count * length});
+            ops::attention_forward(ctx, shape, s, q, k, v, out, lse);
+            ops::attention_backward(ctx, shape, s, q, q, k, v, out, lse, dq, dk, dv);
+            return std::array{last(out).clone(), last(dq).clone(), last(dk).clone(), last(dv).clone()};
+        };
+        const at::Tensor q = bf16({rows * length, heads, d}).zero_(), k = bf16({rows * length, kv_heads, d}).zero_(),
+                         v = bf16({rows * length, kv_heads, d}).zero_();
+        ASSERT_GT(q.numel(), int64_t{1} << 31);
+        for (const at::Tensor& x : {q, k, v}) last(x).normal_();
+        const auto all = gradients(rows, q, k, v), alone = gradients(1, last(q), last(k), last(v));
+        for (std::size_t i = 0; i < all.size(); ++i) expect_near(all[i], alone[i]);
+    }
 }
 
 }  // namespace
