@@ -11,6 +11,7 @@
 #include "kernels/fp8_gemm_sm90.h"
 #include "ops/fp8_testing.h"
 #include "unsloth/core/error.h"
+#include "unsloth/ops/fp8.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/gemm_fp8.h"
 
@@ -28,8 +29,8 @@ class GemmFp8Gpu : public ::testing::Test {
   protected:
     void SetUp() override {
         if (c10::cuda::device_count() == 0) GTEST_SKIP() << "no GPU";
-        const cudaDeviceProp& card = *at::cuda::getDeviceProperties(0);
-        if (card.major * 10 + card.minor < 90) GTEST_SKIP() << "no e4m3 products scaled by row on " << card.name;
+        if (!fp8_available(at::Device(at::kCUDA, 0)))
+            GTEST_SKIP() << "no e4m3 products scaled by row on " << at::cuda::getDeviceProperties(0)->name;
         ctx = std::make_unique<Context>(at::Device(at::kCUDA, 0));
         ctx->workspace = at::empty({gemm_workspace(ctx->device())}, at::TensorOptions(at::kByte).device(at::kCUDA));
         at::manual_seed(5);

@@ -6,6 +6,7 @@
 #include "gpu/gpu_testing.h"
 #include "kernels/common/launch.h"
 #include "ops/lora_cases.h"
+#include "src/ops/lora_cuda.h"
 #include "unsloth/ops/gemm.h"
 
 namespace unsloth {
@@ -14,7 +15,8 @@ namespace {
 class LoraGpu : public testing::GpuTest {};
 
 bool kernels_run() {
-    return at::cuda::getCurrentDeviceProperties()->major >= 9 && kernels::built_for_hopper();
+    const cudaDeviceProp& card = *at::cuda::getCurrentDeviceProperties();
+    return ops::lora_runs_on(card.major, card.sharedMemPerBlockOptin) && kernels::built_for_hopper();
 }
 
 TEST_F(LoraGpu, MatchesOracleAndCpu) {
