@@ -35,6 +35,19 @@ class Plan(EndToEnd):
             self.assertLessEqual(plan["host_bytes"], plan["host_budget_bytes"], name)
             self.assertGreater(plan["predicted_tokens_per_second"], 0, name)
 
+    def test_8_bit_products_are_for_cards_that_have_them(self):
+        served = []
+        for file in sorted((SOURCE / "cards").glob("*.json")):
+            card = json.loads(file.read_text())
+            self.assertEqual("fp8_products_tflops" in card, card["compute_capability"] == 9.0, file.name)
+            arguments = ["--model.path", "llama-3.1-8b", "--gpu", card["name"], "--compute_dtype", "fp8", *HOST]
+            if card["compute_capability"] == 9.0:
+                served.append(file.stem)
+                self.assertEqual(self.plan(*arguments)["layers"][0]["form"], "fp8")
+            else:
+                self.fail_with(USAGE, ["fp8 is for H100 and H200", card["name"]], "plan", *arguments)
+        self.assertEqual(served, ["h100", "h200"])
+
     def test_a_plan_says_what_the_interface_promises(self):
         plan = self.plan(
             "--model.path",
