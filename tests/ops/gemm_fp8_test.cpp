@@ -3,9 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "ops/fp8_testing.h"
 #include "src/ops/gemm_fp8_choice.h"
 #include "unsloth/core/error.h"
+#if UNSLOTH_CUDA
+#include "kernels/fp8_gemm_sm90.h"
+#endif
 
 namespace unsloth::ops {
 namespace {
@@ -129,6 +134,21 @@ TEST(Fp8GemmChoice, AChoiceForOneProductGoesBeforeTheWaves) {
     EXPECT_EQ(fp8_gemm_choice(table, 16384, 4096, 4096, 128).tile.columns, 256);
     EXPECT_FALSE(fp8_gemm_choice(table, 16384, 6144, 4096, 16).own);
 }
+
+#if UNSLOTH_CUDA
+TEST(Fp8GemmChoice, TheBuiltInTablesNameTilesThatAreBuilt) {
+    const std::vector<kernels::Fp8Tile> built = kernels::fp8_gemm_tiles();
+    for (const char* card : {"NVIDIA H200", "NVIDIA H100 80GB HBM3"}) {
+        std::set<int64_t> named;
+        for (const spec::KernelChoice& choice : spec::built_in_kernels({card, 90, 132})->choices)
+            if (choice.op == spec::KernelOperator::gemm_fp8) named.insert(choice.parameters.at(0));
+        std::set<int64_t> shared, alone;
+        for (const kernels::Fp8Tile& tile : built) (tile.cluster == 2 ? shared : alone).insert(tile.columns);
+        EXPECT_EQ(named, alone) << card << ": what no table names need not be built";
+        EXPECT_EQ(named, shared) << card;
+    }
+}
+#endif
 
 }  // namespace
 }  // namespace unsloth::ops
