@@ -70,7 +70,7 @@ double time_us(ops::Context& ctx, const std::function<void(std::size_t)>& call, 
     return median(rounds);
 }
 
-struct Measured {
+struct FormTimes {
     int64_t m = 0;
     double library_us = 0, dequantise_us = 0, own_us = 0;
     ops::Nf4GemmChoice form;
@@ -95,8 +95,8 @@ bool worth_timing(const ops::Nf4GemmChoice& form, int64_t m) {
 }
 
 /// One product for m tokens in its three ways.
-Measured measure(ops::Context& ctx, const weights::GroupLayout& group, const std::vector<WeightForms>& sets,
-                 bool transposed, int64_t m) {
+FormTimes measure(ops::Context& ctx, const weights::GroupLayout& group, const std::vector<WeightForms>& sets,
+                  bool transposed, int64_t m) {
     const auto options = at::TensorOptions(at::kBFloat16).device(ctx.device());
     const int64_t in = transposed ? group.n : group.k, out_columns = transposed ? group.k : group.n;
     log::debug("bench nf4: ", m, " tokens, n ", group.n, ", k ", group.k, transposed ? ", transposed" : "");
@@ -110,7 +110,7 @@ Measured measure(ops::Context& ctx, const weights::GroupLayout& group, const std
                    .out = out,
                    .transpose_b = !transposed});
     };
-    Measured result{.m = m, .library_us = time_us(ctx, product)};
+    FormTimes result{.m = m, .library_us = time_us(ctx, product)};
     result.dequantise_us = time_us(ctx, [&](std::size_t i) {
         const WeightForms& set = sets[i % sets.size()];
         std::vector<spec::Quant4View> rows;
@@ -152,7 +152,7 @@ Measured measure(ops::Context& ctx, const weights::GroupLayout& group, const std
 }
 
 void print(const config::BenchRequest& request, const std::string& name, const weights::GroupLayout& group,
-           const Measured& r) {
+           const FormTimes& r) {
     const double share = r.library_us / r.own_us;
     if (request.json) {
         std::cout << nlohmann::ordered_json{{"bench", "nf4"},
@@ -196,10 +196,10 @@ void set_kernel(spec::KernelChoice& choice, const ops::Nf4GemmChoice& form) {
 /// Choices up to the largest m that the tiles serve faster: the form measured at m serves what lies between the m
 /// before and it.
 std::vector<spec::KernelChoice> choices_of(const weights::GroupLayout& group, bool transposed,
-                                           const std::vector<Measured>& measured) {
+                                           const std::vector<FormTimes>& measured) {
     std::vector<spec::KernelChoice> choices;
     int64_t first = 0;
-    for (const Measured& r : measured) {
+    for (const FormTimes& r : measured) {
         if (!r.tiles_win()) break;
         spec::KernelChoice& choice = choices.emplace_back();
         choice.op = spec::KernelOperator::gemm_nf4;
@@ -222,7 +222,7 @@ std::vector<spec::KernelChoice> nf4_choices(ops::Context& ctx, const weights::La
     for (const weights::Group g : weights::all_groups) {
         const std::vector<WeightForms> sets = make_weights(ctx, layout[g]);
         for (const bool transposed : {false, true}) {
-            std::vector<Measured> measured;
+            std::vector<FormTimes> measured;
             for (const int64_t m : {1, 4, 8, 16, 32, 64, 128, 256, 512}) {
                 measured.push_back(measure(ctx, layout[g], sets, transposed, m));
                 if (!measured.back().tiles_win()) break;
@@ -250,7 +250,7 @@ void bench_nf4(const config::LoadedConfig& loaded, [[maybe_unused]] const config
         for (const weights::Group g : weights::all_groups) {
             const std::vector<WeightForms> sets = make_weights(bench.ctx, layout[g]);
             for (const bool transposed : {false, true}) {
-                std::vector<Measured> measured;
+                std::vector<FormTimes> measured;
                 for (const int64_t m : all_tokens) {
                     measured.push_back(measure(bench.ctx, layout[g], sets, transposed, m));
                     print(request, cat(name_of(g), transposed ? " dx" : ""), layout[g], measured.back());

@@ -12,7 +12,7 @@
 namespace unsloth::comm {
 namespace {
 
-constexpr milliseconds slice(200);
+constexpr milliseconds poll_slice(200);
 
 /// The connection was closed, or is silent: during the handshake a reason to try again.
 struct Closed : StoreGone {
@@ -36,7 +36,7 @@ StoreClient::StoreClient(const Meeting& meeting, Clock::time_point give_up) : me
 bool StoreClient::shake_hands(Clock::time_point give_up) {
     constexpr milliseconds usual(5000);
     const milliseconds normal = std::exchange(
-        patience_, std::clamp(std::chrono::duration_cast<milliseconds>(give_up - Clock::now()), slice, usual));
+        patience_, std::clamp(std::chrono::duration_cast<milliseconds>(give_up - Clock::now()), poll_slice, usual));
     Hello hello{wire_magic, meeting_.rank, meeting_.size, meeting_.run, random_bytes()};
     Welcome welcome{};
     try {
@@ -75,7 +75,7 @@ void StoreClient::transfer(std::span<uint8_t> in, Bytes out, milliseconds wait, 
             throw Closed(cat("the store does not answer for ",
                              std::chrono::duration_cast<std::chrono::seconds>(patience_ + wait).count(), " s"));
         pollfd waits{socket_.fd(), static_cast<short>(in.empty() ? POLLOUT : POLLIN), 0};
-        ::poll(&waits, 1, static_cast<int>(slice.count()));
+        ::poll(&waits, 1, static_cast<int>(poll_slice.count()));
         if (look_) look_();
     }
 }

@@ -8,11 +8,11 @@ namespace unsloth::model {
 namespace {
 
 /// The rows at hand, and this rank's slice of them.
-struct Rows {
+struct NormedRows {
     at::Tensor full, h_TD, u_TR;
     at::Tensor own_full, own_h_tD, own_u_tR;
 };
-Rows rows_at_hand(const LayerContext& c, Group g) {
+NormedRows rows_at_hand(const LayerContext& c, Group g) {
     const int64_t hidden = c.spec.hidden_size, r = c.group.layout[g].r;
     const at::Tensor full = c.scratch.h_full, own = c.group.tp.own(full);
     return {full,
@@ -42,7 +42,7 @@ NormedInput post_norm(const weights::LayerWeights& w, const LayerSaved& a) {
 void make_input(const LayerContext& c, const NormedInput& in, const weights::Operand& w, const ops::Fp8Matrix& codes) {
     ops::Context& ctx = c.group.ctx;
     const TensorParallel& tp = c.group.tp;
-    const Rows rows = rows_at_hand(c, in.group);
+    const NormedRows rows = rows_at_hand(c, in.group);
     ops::rms_norm_forward(ctx, in.x_tD, in.weight_D, c.spec.rms_norm_eps, rows.own_h_tD, in.rstd_t,
                           forward_site(c, in.norm), tp.alone() ? codes : ops::Fp8Matrix{});
     fill_adapter_columns(own_rows(c.group), in.group, w, rows.own_full, tp.alone() ? in.u_TR : at::Tensor());
@@ -55,7 +55,7 @@ void input_norm_backward(const LayerContext& c, const NormedInput& in, const at:
     ops::Context& ctx = c.group.ctx;
     const TensorParallel& tp = c.group.tp;
     const weights::GroupLayout& layout = c.group.layout[in.group];
-    const Rows rows = rows_at_hand(c, in.group);
+    const NormedRows rows = rows_at_hand(c, in.group);
     at::Tensor v_tR = dy_full.narrow(1, layout.n, layout.r);
     if (!tp.alone() && (input_gradient || adapted(c, in.group))) {
         // v's terms beside those of dx: dA is then a product of each rank's own rows.

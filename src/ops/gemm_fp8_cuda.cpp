@@ -8,6 +8,7 @@
 #include "kernels/gemm_fp8_cublaslt.h"
 #include "ops/cuda_handles.h"
 #include "ops/gemm_fp8_choice.h"
+#include "ops/kernel_arguments.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 #include "unsloth/ops/gemm.h"
@@ -31,11 +32,6 @@ Fp8Slot& slot(const Context& ctx) {
     return static_cast<Fp8Slot&>(*slot);
 }
 
-/// A matrix of one row may carry any stride: the one given suits both implementations.
-int64_t row_stride(const at::Tensor& x) {
-    return x.size(0) <= 1 ? (x.size(1) + 7) / 8 * 8 : x.stride(0);
-}
-
 kernels::Fp8GemmCase describe(const GemmFp8& g) {
     kernels::Fp8GemmCase p;
     p.m = g.out.size(0);
@@ -48,17 +44,17 @@ kernels::Fp8GemmCase describe(const GemmFp8& g) {
     if (g.u) {
         p.rank = g.u->size(1);
         p.u = g.u->const_data_ptr();
-        p.u_stride = row_stride(*g.u);
+        p.u_stride = padded_row_stride(*g.u);
         p.b = g.b->const_data_ptr();
-        p.b_stride = row_stride(*g.b);
+        p.b_stride = padded_row_stride(*g.b);
     }
     if (g.residual) {
         p.residual = g.residual->const_data_ptr();
-        p.residual_stride = row_stride(*g.residual);
+        p.residual_stride = padded_row_stride(*g.residual);
     }
     p.bias = g.bias ? g.bias->const_data_ptr() : nullptr;
     p.y = g.out.data_ptr();
-    p.y_stride = row_stride(g.out);
+    p.y_stride = padded_row_stride(g.out);
     return p;
 }
 

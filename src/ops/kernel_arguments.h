@@ -11,6 +11,10 @@ namespace unsloth::ops {
 inline cudaStream_t stream_of(const Context& ctx) {
     return static_cast<cudaStream_t>(ctx.stream());
 }
+/// Of x[rows, cols]; a matrix of one row may carry any stride: it gets one that kernels of 8 elements a read accept.
+inline int64_t padded_row_stride(const at::Tensor& x) {
+    return x.size(0) <= 1 ? (x.size(1) + 7) / 8 * 8 : x.stride(0);
+}
 inline kernels::ConstMatrix source_of(const at::Tensor& tensor) {
     return {tensor.const_data_ptr(), tensor.stride(0)};
 }

@@ -13,11 +13,6 @@
 namespace unsloth::ops {
 namespace {
 
-/// A matrix of one row may carry any stride: it gets one that the kernels accept.
-int64_t row_stride(const at::Tensor& x) {
-    return x.size(0) <= 1 ? (x.size(1) + 7) / 8 * 8 : x.stride(0);
-}
-
 /// The kernel's arguments; `views` must outlive them.
 kernels::Nf4GemmArgs describe(const Nf4Gemm& g, std::array<spec::Nf4TilesView, kernels::nf4_gemm_most_weights>& views) {
     for (std::size_t i = 0; i < g.weights.size(); ++i) views[i] = g.weights[i].view();
@@ -26,14 +21,14 @@ kernels::Nf4GemmArgs describe(const Nf4Gemm& g, std::array<spec::Nf4TilesView, k
     args.count = static_cast<int>(g.weights.size());
     args.transposed = g.transposed;
     args.m = g.x.size(0);
-    args.x = {g.x.const_data_ptr(), row_stride(g.x)};
+    args.x = {g.x.const_data_ptr(), padded_row_stride(g.x)};
     if (g.tail_weight.defined()) {
         args.tail = g.tail_weight.size(g.transposed ? 0 : 1);
         args.tail_weight = {g.tail_weight.const_data_ptr(), g.tail_weight.stride(0)};
     }
     if (g.bias) args.bias = g.bias->const_data_ptr();
-    if (g.residual) args.residual = {g.residual->const_data_ptr(), row_stride(*g.residual)};
-    args.out = {g.out.data_ptr(), row_stride(g.out)};
+    if (g.residual) args.residual = {g.residual->const_data_ptr(), padded_row_stride(*g.residual)};
+    args.out = {g.out.data_ptr(), padded_row_stride(g.out)};
     return args;
 }
 

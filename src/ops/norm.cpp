@@ -144,10 +144,10 @@ int64_t head_stride(const at::Tensor& tensor) {
     return tensor.dim() == 3 ? tensor.stride(1) : 0;
 }
 
-kernels::ConstHeads source(const at::Tensor& tensor) {
+kernels::ConstHeads source_heads(const at::Tensor& tensor) {
     return {tensor.const_data_ptr(), tensor.stride(0), head_stride(tensor)};
 }
-kernels::Heads target(const at::Tensor& tensor) {
+kernels::Heads target_heads(const at::Tensor& tensor) {
     return {tensor.mutable_data_ptr(), tensor.stride(0), head_stride(tensor)};
 }
 kernels::NormShape shape_of(const at::Tensor& x, const at::Tensor& weight) {
@@ -161,10 +161,10 @@ kernels::BadSite bad_site(const Context& ctx, Site site) {
 void forward_cuda(const Context& ctx, const Forward& args) {
     kernels::NormForward params;
     params.shape = shape_of(args.x, args.weight);
-    params.x = source(args.x);
+    params.x = source_heads(args.x);
     params.weight = args.weight.const_data_ptr();
     params.eps = static_cast<float>(args.eps);
-    params.y = target(args.y);
+    params.y = target_heads(args.y);
     params.rstd = args.rstd.mutable_data_ptr<float>();
     params.site = bad_site(ctx, args.site);
     kernels::norm_forward(params, static_cast<cudaStream_t>(ctx.stream()));
@@ -173,13 +173,13 @@ void forward_cuda(const Context& ctx, const Forward& args) {
 void backward_cuda(const Context& ctx, const Backward& args) {
     kernels::NormBackward params;
     params.shape = shape_of(args.x, args.weight);
-    params.dy = source(args.dy);
-    params.x = source(args.x);
+    params.dy = source_heads(args.dy);
+    params.x = source_heads(args.x);
     params.weight = args.weight.const_data_ptr();
     params.rstd = args.rstd.const_data_ptr<float>();
-    params.dx = target(args.dx);
+    params.dx = target_heads(args.dx);
     params.accumulate = args.accumulate;
-    if (args.y.defined()) params.y = target(args.y);
+    if (args.y.defined()) params.y = target_heads(args.y);
     params.site = bad_site(ctx, args.site);
     if (args.dweight.defined()) {
         const int64_t needed = kernels::norm_scratch_bytes(args.rstd.numel(), args.x.size(-1));

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "train/json_number.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/hash.h"
@@ -12,11 +13,6 @@ namespace unsloth::train {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-/// JSON has no NaN and no infinity.
-Json number(double value) {
-    return std::isfinite(value) ? Json(value) : Json(nullptr);
-}
 
 Json json_of(const RankView& view) {
     Json json{{"rank", view.rank}, {"place", nullptr}, {"layer", nullptr}, {"rows", view.rows}};

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "train/generation.h"
+#include "train/json_number.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/interrupt.h"
@@ -136,10 +137,6 @@ std::vector<Score> judge_answers(const std::vector<Question>& questions, const s
     return scores;
 }
 
-Json number(double value) {
-    return std::isfinite(value) ? Json(value) : Json(nullptr);
-}
-
 double share(const Score& score) {
     return static_cast<double>(score.right) / static_cast<double>(std::max<int64_t>(score.answers, 1));
 }
@@ -172,16 +169,16 @@ void print_results(const Json& results, bool json) {
 }
 
 /// What the plan must hold: batches of as many tokens as training's, and prompts with their answers.
-struct Sizes {
+struct EvaluationSizes {
     int64_t batch_tokens = 1, shortest = 0;
     int64_t prompt = 0, context = 0, rows = 0;  ///< longest prompt, with its answer, and how many answers at a time
 };
 
-Sizes sizes_of(const data::Dataset& rows, const std::vector<Question>& questions, const config::Config& config,
-               int64_t max_new_tokens) {
+EvaluationSizes sizes_of(const data::Dataset& rows, const std::vector<Question>& questions,
+                         const config::Config& config, int64_t max_new_tokens) {
     const data::DatasetStats& stats = rows.stats();
     const int64_t usual = config.training.per_device_train_batch_size * config.model.max_seq_length;
-    Sizes sizes{std::max(stats.longest, std::min(stats.tokens, usual)), stats.longest};
+    EvaluationSizes sizes{std::max(stats.longest, std::min(stats.tokens, usual)), stats.longest};
     for (int64_t i = 0; i < rows.size(); ++i) sizes.shortest = std::min(sizes.shortest, rows.tokens(i));
     for (const Question& question : questions)
         sizes.prompt = std::max(sizes.prompt, static_cast<int64_t>(question.prompt.size()));
@@ -218,7 +215,7 @@ void run_evaluate(const config::LoadedConfig& loaded, const config::EvaluateRequ
             questions.back().compared = judge.expected(questions.back());
         }
     }
-    const Sizes sizes = sizes_of(rows, questions, config, request.max_new_tokens);
+    const EvaluationSizes sizes = sizes_of(rows, questions, config, request.max_new_tokens);
     if (sizes.context > opened.file->spec.usable_positions())
         throw usage_error(cat("prompts and --max_new_tokens take ", sizes.context, " positions, the model allows ",
                               opened.file->spec.usable_positions()),

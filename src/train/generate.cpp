@@ -48,20 +48,20 @@ int32_t number_of(const NamedAt& row, const config::NamedFolders& adapters) {
 }
 
 /// What passes and cache must hold.
-struct Sizes {
+struct AnswerSizes {
     int64_t rows = 1, pass_tokens = 1, context = 1;
     CacheSize cache;
 };
 
-Sizes sizes_of(const config::LoadedConfig& loaded, const config::GenerateRequest& request, const spec::ModelSpec& spec,
-               const std::vector<Prompt>& prompts) {
+AnswerSizes sizes_of(const config::LoadedConfig& loaded, const config::GenerateRequest& request,
+                     const spec::ModelSpec& spec, const std::vector<Prompt>& prompts) {
     const int64_t longest = prompts.empty() ? 0 : longest_of(prompts), allowed = spec.usable_positions();
     if (longest + request.max_new_tokens > allowed)
         throw usage_error(cat("prompt and max_new_tokens take ", longest + request.max_new_tokens,
                               " positions, the model allows ", allowed));
     if (request.max_context > allowed)
         throw usage_error(cat("--max_context ", request.max_context, ": the model allows ", allowed));
-    Sizes sizes;
+    AnswerSizes sizes;
     sizes.context = request.max_context > 0 ? request.max_context
                     : request.chat          ? allowed
                                             : longest + request.max_new_tokens;
@@ -242,7 +242,7 @@ void run_generate(const config::LoadedConfig& given, const config::GenerateReque
     for (const auto& [id, bias] : request.sampling.logit_bias)
         if (id >= opened.file->spec.vocab_size)
             throw usage_error(cat("--logit_bias: id ", id, ", the model has ", opened.file->spec.vocab_size));
-    const Sizes sizes = sizes_of(loaded, request, opened.file->spec, prompts);
+    const AnswerSizes sizes = sizes_of(loaded, request, opened.file->spec, prompts);
     const LoadedModel model = load_for_inference(loaded, opened, sizes.pass_tokens, sizes.rows, sizes.rows,
                                                  /*fewest_tokens=*/1, sizes.cache, request.adapters);
     generate::DecoderOptions options;

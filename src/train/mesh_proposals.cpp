@@ -10,7 +10,7 @@
 namespace unsloth::train {
 namespace {
 
-constexpr double indifferent = 0.005;        // of a time: the plainer mesh is as good
+constexpr double indifferent_mesh = 0.005;   // of a time: the plainer mesh is as good
 constexpr double worth_other_passes = 0.03;  // of a time: the rows that were given are as good
 
 using config::OptimizerPlace;
@@ -109,7 +109,7 @@ class Search {
             least.push_back(*std::min_element(candidate.least_ms.begin(), candidate.least_ms.end()));
         std::vector<Proposal> proposals;
         for (const planner::Tried& tried :
-             planner::search_best(least, most, [&](std::size_t i) { return step_ms(i); }, indifferent))
+             planner::search_best(least, most, [&](std::size_t i) { return step_ms(i); }, indifferent_mesh))
             proposals.push_back(std::move(found_.at(tried.candidate)));
         if (proposals.empty()) proposals.push_back(nearest());
         return proposals;

@@ -8,6 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "train/json_number.h"
 #include "train/row_file.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/gpu_monitor.h"
@@ -17,11 +18,6 @@
 
 namespace unsloth::train {
 namespace {
-
-/// JSON has no NaN: null stands for what is not finite.
-nlohmann::ordered_json number(std::optional<double> value) {
-    return value && std::isfinite(*value) ? nlohmann::ordered_json(*value) : nlohmann::ordered_json(nullptr);
-}
 
 class MetricsFile final : public report::RowSink {
   public:

@@ -75,7 +75,7 @@ int64_t disk_bytes(const model::ModelPlan& plan) {
     return std::max<int64_t>(0, plan.estimate(run).host - plan.host_bytes());
 }
 
-std::string number(double value) {
+std::string whole_number(double value) {
     char text[48];
     std::snprintf(text, sizeof text, "%.0f", value);
     return text;
@@ -195,8 +195,8 @@ class Report {
                   << "in host memory " << memory::human_bytes(plan_.host_bytes()) << "\n\n";
         if (prospect_.fits) {
             const int64_t gpus = forecast_.target().gpus;
-            std::cout << "predicted: " << number(prospect_.step_ms) << " ms a step, "
-                      << number(prospect_.tokens_per_second) << " tokens/s"
+            std::cout << "predicted: " << whole_number(prospect_.step_ms) << " ms a step, "
+                      << whole_number(prospect_.tokens_per_second) << " tokens/s"
                       << (gpus > 1 ? cat(" on ", gpus, " GPUs") : "") << "\n";
         } else {
             std::cout << "it does not fit. "

@@ -122,7 +122,7 @@ config::LoadedConfig config_of(const fs::path& run, const Anomaly& anomaly, cons
     return config::load_config(file, flags);
 }
 
-Json number(double value) {
+Json number_or_name(double value) {
     return std::isfinite(value) ? Json(value) : Json(std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf");
 }
 
@@ -156,8 +156,8 @@ struct Replay {
         Json json{{"step", anomaly.step},
                   {"from", from},
                   {"steps_between", steps_between},
-                  {"loss", number(result.outcome.loss)},
-                  {"grad_norm", number(result.outcome.grad_norm)},
+                  {"loss", number_or_name(result.outcome.loss)},
+                  {"grad_norm", number_or_name(result.outcome.grad_norm)},
                   {"finite", finite()},
                   {"module", nullptr},
                   {"place", finite() ? Json(nullptr) : Json(model.describe_site(result.outcome.first_bad_site))},
@@ -169,8 +169,8 @@ struct Replay {
         if (const auto where = layer()) json["layer"] = *where;
         for (const auto& [name, norm] : result.layer_norms)
             json["layers"].push_back(
-                {{"name", name}, {"grad_norm", number(norm)}, {"largest_output", largest_of(name)}});
-        for (const RowLoss& row : rows) json["rows"].push_back({{"row", row.row}, {"loss", number(row.loss)}});
+                {{"name", name}, {"grad_norm", number_or_name(norm)}, {"largest_output", largest_of(name)}});
+        for (const RowLoss& row : rows) json["rows"].push_back({{"row", row.row}, {"loss", number_or_name(row.loss)}});
         return json;
     }
     std::string text() const {
@@ -216,7 +216,7 @@ struct Replay {
         const std::string prefix = "layers.";
         if (!name.starts_with(prefix)) return nullptr;
         const auto found = watch.largest().find(std::stoll(name.substr(prefix.size())));
-        return found == watch.largest().end() ? Json(nullptr) : number(found->second);
+        return found == watch.largest().end() ? Json(nullptr) : number_or_name(found->second);
     }
 };
 

@@ -12,7 +12,7 @@
 namespace unsloth::comm {
 namespace {
 
-const std::string secret = "a secret of sixteen or more";
+const std::string run_secret = "a secret of sixteen or more";
 constexpr std::chrono::seconds timeout(4);
 
 LaunchEnvironment rank_of_two(int rank) {
@@ -23,9 +23,9 @@ LaunchEnvironment rank_of_two(int rank) {
 }
 
 struct Two {
-    Meeting meeting(uint32_t rank) const { return {loopback(server.port()), rank, 2, 1, secret}; }
+    Meeting meeting(uint32_t rank) const { return {loopback(server.port()), rank, 2, 1, run_secret}; }
 
-    StoreServer server{listen_at(0, /*anywhere=*/false), {secret, 2, 1, true}};
+    StoreServer server{listen_at(0, /*anywhere=*/false), {run_secret, 2, 1, true}};
     Monitor zero{rank_of_two(0), meeting(0), timeout}, one{rank_of_two(1), meeting(1), timeout};
 };
 

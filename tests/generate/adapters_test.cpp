@@ -16,7 +16,7 @@ using namespace test;
 using generate::Answer, generate::Request;
 using Row = std::vector<int32_t>;
 
-constexpr int64_t new_tokens = 8, context = 48;
+constexpr int64_t longest_answer = 8, positions = 48;
 constexpr double noise = 2e-4;  // fp32's, in a log-probability
 
 /// A PEFT folder with random values that change a small model's answers.
@@ -49,7 +49,7 @@ model::LoadRequest request_for(const std::string& device, int64_t rows) {
     request.sizes.tokens = request.sizes.longest = std::max<int64_t>(32, rows);
     request.sizes.segments = request.sizes.head_rows = rows;
     request.sizes.cache_tokens = std::max<int64_t>(64, rows * 32);
-    request.sizes.context = context;
+    request.sizes.context = positions;
     request.run.head_tile = 16;
     request.run.row_tile = 16;  // the layers' second halves take some tokens at a time
     request.records = true;     // on a GPU: passes in which all rows decode
@@ -93,7 +93,7 @@ class AdaptersTest : public ::testing::TestWithParam<std::tuple<std::string, std
             } else {
                 made.push_back(made.back());
             }
-            made.back().max_new_tokens = 1 + i / 4 % new_tokens;
+            made.back().max_new_tokens = 1 + i / 4 % longest_answer;
             made.back().adapter = (i + i / 4) % 4 - 1;
         }
         return made;

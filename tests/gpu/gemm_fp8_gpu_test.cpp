@@ -18,7 +18,7 @@
 namespace unsloth::ops {
 namespace {
 
-constexpr double sentinel = 77.0;  // exact in bf16
+constexpr double outside = 77.0;  // exact in bf16
 
 /// bf16's rounding (1.7e-3), and the tensor cores' accumulators, which keep about 14 bits.
 double allowed(int64_t k) {
@@ -38,7 +38,7 @@ class GemmFp8Gpu : public ::testing::Test {
     at::TensorOptions bf16() const { return at::TensorOptions(at::kBFloat16).device(at::kCUDA); }
     GemmFp8 random_case(int64_t m, int64_t n, int64_t k, int64_t rank, bool residual, bool bias) {
         GemmFp8 g{.x = random_fp8(m, k, at::kCUDA, 0.01), .w = random_fp8(n, k, at::kCUDA, 1e-3)};
-        buffer = at::full({m, n + 16}, sentinel, bf16());
+        buffer = at::full({m, n + 16}, outside, bf16());
         g.out = buffer.narrow(1, 8, n);
         g.out.fill_(std::numeric_limits<double>::quiet_NaN());
         if (rank > 0) {  // u is the tail of a wider buffer
@@ -50,8 +50,8 @@ class GemmFp8Gpu : public ::testing::Test {
         return g;
     }
     void expect_margins_kept() const {
-        EXPECT_TRUE((buffer.narrow(1, 0, 8) == sentinel).all().item<bool>());
-        EXPECT_TRUE((buffer.narrow(1, buffer.size(1) - 8, 8) == sentinel).all().item<bool>());
+        EXPECT_TRUE((buffer.narrow(1, 0, 8) == outside).all().item<bool>());
+        EXPECT_TRUE((buffer.narrow(1, buffer.size(1) - 8, 8) == outside).all().item<bool>());
     }
     std::unique_ptr<Context> ctx;
     at::Tensor buffer;  ///< of which the last random_case's out is a part

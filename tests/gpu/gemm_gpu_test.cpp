@@ -13,7 +13,7 @@
 namespace unsloth::ops {
 namespace {
 
-constexpr double sentinel = 77.0;  // exact in every type
+constexpr double untouched = 77.0;  // exact in every type
 
 class GemmGpu : public ::testing::Test {
   protected:
@@ -31,15 +31,15 @@ struct Slice {
     at::Tensor buffer, view;
     int64_t before;
     Slice(int64_t rows, int64_t cols, at::ScalarType type, int64_t before_columns, int64_t after)
-        : buffer(at::full({rows, before_columns + cols + after}, sentinel, at::TensorOptions(type).device(at::kCUDA))),
+        : buffer(at::full({rows, before_columns + cols + after}, untouched, at::TensorOptions(type).device(at::kCUDA))),
           view(buffer.narrow(1, before_columns, cols)),
           before(before_columns) {
         view.copy_(at::randn({rows, cols}, at::kDouble));
     }
     bool margins_kept() const {
         const int64_t after = buffer.size(1) - before - view.size(1);
-        return (buffer.narrow(1, 0, before) == sentinel).all().item<bool>() &&
-               (buffer.narrow(1, buffer.size(1) - after, after) == sentinel).all().item<bool>();
+        return (buffer.narrow(1, 0, before) == untouched).all().item<bool>() &&
+               (buffer.narrow(1, buffer.size(1) - after, after) == untouched).all().item<bool>();
     }
 };
 

@@ -16,11 +16,11 @@
 namespace unsloth {
 namespace {
 
-class StepGpu : public testing::Test {
+class StepGpu : public ::testing::Test {
   protected:
     void SetUp() override {
         if (ops::choose_device("auto").is_cpu()) GTEST_SKIP() << "no GPU";
-        folder_ = std::filesystem::path(testing::TempDir()) / "step_gpu_test";
+        folder_ = std::filesystem::path(::testing::TempDir()) / "step_gpu_test";
         std::filesystem::create_directories(folder_);
         std::ofstream rows(folder_ / "rows.jsonl");
         for (int row = 0; row < 64; ++row) {

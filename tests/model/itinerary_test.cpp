@@ -10,7 +10,7 @@ namespace unsloth::model {
 namespace {
 
 using Part = Action::Part;
-constexpr Direction forward = Direction::forward, backward = Direction::backward;
+using enum Direction;
 
 TEST(Itinerary, OneMicroBatchGoesUpAndDown) {
     const Itinerary expected{{Part::inputs, forward, 0, -1}, {Part::embedding, forward, 0, -1},

@@ -13,7 +13,7 @@
 namespace unsloth::model {
 namespace {
 
-constexpr Direction forward = Direction::forward, backward = Direction::backward;
+using enum Direction;
 
 /// "F0 F1 B0 …"; of several chunks "F0.1".
 std::string text_of(const ChunkPasses& passes, bool chunks = false) {

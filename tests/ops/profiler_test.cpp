@@ -63,7 +63,7 @@ TEST(Profiler, TheTablesLinesAddUp) {
 }
 
 TEST(Profiler, WritesATraceThatPerfettoReads) {
-    const std::filesystem::path path = std::filesystem::path(testing::TempDir()) / "trace.json";
+    const std::filesystem::path path = std::filesystem::path(::testing::TempDir()) / "trace.json";
     write_chrome_trace(path, {{"forward", -1, 0, 0, 100}, {"gemm", 0, 1, 10, 60}});
     std::ifstream file(path);
     const nlohmann::json trace = nlohmann::json::parse(file);

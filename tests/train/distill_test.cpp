@@ -30,13 +30,6 @@ void expect_contains(const std::string& text, const std::string& part) {
     EXPECT_NE(text.find(part), std::string::npos) << "no '" << part << "' in: " << text;
 }
 
-double figure(const objective::Figures& figures, const std::string& name) {
-    for (const auto& [known, value] : figures)
-        if (known == name) return value;
-    ADD_FAILURE() << "no " << name;
-    return 0;
-}
-
 class DistillTest : public ::testing::TestWithParam<std::string> {
   protected:
     void SetUp() override {

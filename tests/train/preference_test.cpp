@@ -84,13 +84,6 @@ TEST(PreferenceLosses, AreThoseOfTrl) {
     }
 }
 
-double figure(const objective::Figures& figures, const std::string& name) {
-    for (const auto& [known, value] : figures)
-        if (known == name) return value;
-    ADD_FAILURE() << "no " << name;
-    return 0;
-}
-
 // Loss, gradients and final values are trajectory_test's; here what the steps report.
 TEST(Dpo, ReportsTheReferencesRewards) {
     UNSLOTH_NEEDS_XZ();

@@ -8,6 +8,7 @@
 #include "unsloth/core/log.h"
 #include "unsloth/formats/hf_config.h"
 #include "unsloth/formats/random_model.h"
+#include "unsloth/objective/objective.h"
 #include "unsloth/train/trainer.h"
 
 namespace unsloth::test {
@@ -18,6 +19,14 @@ struct Row {
     std::vector<int32_t> ids, labels;
     std::vector<int32_t> positions;  ///< empty: 0, 1, 2, …
 };
+
+/// The value of that name among what an objective reports; a failure where there is none.
+inline double figure(const objective::Figures& figures, const std::string& name) {
+    for (const auto& [known, value] : figures)
+        if (known == name) return value;
+    ADD_FAILURE() << "no " << name;
+    return 0;
+}
 
 inline void write_rows(const fs::path& path, const std::vector<Row>& rows) {
     std::string text;
