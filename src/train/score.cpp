@@ -22,7 +22,7 @@ data::Sample all_targets(const data::Sample& sample) {
 }
 
 struct Limits {
-    int64_t tokens = 1, segments = 1;
+    int64_t tokens = 1, segments = 1, positions = 1;
 };
 
 Limits limits_of(const data::Dataset& rows) {
@@ -32,6 +32,8 @@ Limits limits_of(const data::Dataset& rows) {
         limits.tokens = std::max<int64_t>(limits.tokens, static_cast<int64_t>(sample.ids.size()));
         limits.segments =
             std::max<int64_t>(limits.segments, std::count(sample.positions.begin(), sample.positions.end(), 0));
+        for (const auto position : sample.positions)
+            limits.positions = std::max<int64_t>(limits.positions, position + 1);
     }
     return limits;
 }
@@ -97,6 +99,7 @@ void run_score(const config::LoadedConfig& loaded, const config::ScoreRequest& r
         throw usage_error("data.train_file is missing", "Name the rows to score: --data.train_file FILE.");
     data::DatasetOptions options = data::dataset_options(loaded.config, opened.limits());
     options.keep_all_masked = true;
+    options.max_positions = 0;  // what the model makes of too long a row is what a probe is asked
     if (options.long_rows == config::LongRows::automatic)
         options.long_rows = config::LongRows::truncate;  // a line for each row
     if (!loaded.is_given("model.max_seq_length")) options.max_seq_length = 0;
@@ -105,6 +108,9 @@ void run_score(const config::LoadedConfig& loaded, const config::ScoreRequest& r
         encoder = encoder_maker(opened, loaded.config)({});
     const data::Dataset rows = data::Dataset::load(loaded.config.data.train_file, options, encoder.get());
     const Limits limits = limits_of(rows);
+    if (limits.positions > opened.file->spec.usable_positions())
+        log::warning("rows reach ", limits.positions, " positions, and the model was made for ",
+                     opened.file->spec.usable_positions(), " (max_position_embeddings): scored all the same");
     const LoadedModel loaded_model =
         load_for_inference(loaded, opened, limits.tokens, limits.segments, limits.tokens, limits.tokens);
     LogitsFile logits(request.logits, rows, opened.file->spec.vocab_size);
