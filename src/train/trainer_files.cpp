@@ -62,6 +62,10 @@ void Trainer::require_own_output() const {
     if (config().model.adapter_name_or_path) refuse("model.adapter_name_or_path", *config().model.adapter_name_or_path);
 }
 
+spec::DType Trainer::saved_dtype() const {
+    return full() && config().model.dtype != spec::DType::f32 ? opened_.file->spec.dtype : spec::DType::f32;
+}
+
 /// Room for the result and the first checkpoint; those that follow are saved only where there is some.
 void Trainer::require_disk() const {
     if (!leads()) return;
@@ -71,8 +75,7 @@ void Trainer::require_disk() const {
     int64_t result = texts;
     for (const fs::path& file : opened_.tokenizer_files()) result += static_cast<int64_t>(fs::file_size(file));
     for (const weights::Parameter& p : table.parameters())
-        result +=
-            p.elements() * static_cast<int64_t>(spec::size_of(full() ? opened_.file->spec.dtype : spec::DType::f32));
+        result += p.elements() * static_cast<int64_t>(spec::size_of(saved_dtype()));
     const bool saves = config::saves_checkpoints(t);
     memory::Plan copies;  // values and moments; the values of a LoRA are its result
     weights::Parameters::plan_copies(table, t.optim, {}, copies);
@@ -283,6 +286,7 @@ RunFiles Trainer::run_files() const {
     files.base = config().model.path;
     files.rope_scaling = opened_.rope_scaling;
     files.spec = opened_.file->spec;
+    files.spec.dtype = saved_dtype();
     files.model_folder = opened_.file->checkpoint.folder();
     files.tokenizer_files = opened_.tokenizer_files();
     files.tokenizer_folder = opened_.tokenizer_folder;

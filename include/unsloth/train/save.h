@@ -20,8 +20,7 @@ ReadValues values_in(const at::Tensor& params_P);
 void save_adapter(const std::filesystem::path& folder, const weights::ParameterTable& table, const ReadValues& values,
                   const formats::PeftConfig& config);
 
-/// config.json and model.safetensors (shards of at most `shard_bytes` and an index when larger) in the checkpoint's own
-/// dtype.
+/// config.json and model.safetensors (shards of at most `shard_bytes` and an index when larger) in spec.dtype.
 void save_model(const std::filesystem::path& folder, const weights::ParameterTable& table, const ReadValues& values,
                 const spec::ModelSpec& spec, const std::filesystem::path& source_folder,
                 int64_t shard_bytes = static_cast<int64_t>(formats::default_shard_bytes));

@@ -118,6 +118,8 @@ class Trainer {
     void save_result();
     bool finish_saving();
     bool full() const { return config().lora.finetuning_type == config::FinetuningType::full; }
+    /// Of the result's weights: float32 where the run computes in it, as adapters have, else the checkpoint's own.
+    spec::DType saved_dtype() const;
     const config::Config& config() const { return loaded_.config; }
 
     config::LoadedConfig loaded_;
