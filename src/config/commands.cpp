@@ -208,8 +208,9 @@ void declare_generate(OptionSet& options, CommandLine& line) {
         .suggested_for({"num_return_sequences", "best_of"});
     options
         .add("stop", line.generate.stop,
-             "Texts that end an answer and are no part of it; as JSON where one holds a comma or white space.")
+             "Text that ends an answer and is no part of it. May be given several times, or as a JSON list of texts.")
         .value("TEXT")
+        .verbatim()
         .suggested_for({"stop_strings", "stop_sequences"});
     options.add("stream", line.generate.stream, "Print --prompt's answer as it comes.");
     options.add("chat", line.generate.chat,

@@ -298,6 +298,11 @@ Json parse_flag_text(const Option& option, const std::string& text, const std::s
             return text;
         }
         case OptionType::text_list:
+            if (option.one_text) {
+                const Json list = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+                return list.is_array() ? list : Json::array({text});
+            }
+            [[fallthrough]];
         case OptionType::integer_list:
             return trimmed(text).starts_with('[') ? json_from_text(text, origin) : list_from_text(option, text);
         case OptionType::object:

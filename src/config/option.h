@@ -71,6 +71,7 @@ struct Option {
     bool accepts_number_as_text = false;
     bool flag_needs_no_value = false;  ///< `--key` alone means true
     bool adds_to_list = false;         ///< a flag that is given again adds to what is there
+    bool one_text = false;             ///< of a text_list: a flag's text that is no JSON list is one text, as it stands
     bool positional = false;
     /// Which arguments that are no flags are this option's value; null: none.
     bool (*is_named_by)(const std::string& argument) = nullptr;
@@ -111,6 +112,7 @@ struct Option {
     Option& number_as_text() { return accepts_number_as_text = true, *this; }
     Option& bare_flag() { return flag_needs_no_value = true, *this; }
     Option& adds_up() { return adds_to_list = true, *this; }
+    Option& verbatim() { return one_text = true, adds_up(); }
     Option& argument() { return positional = true, *this; }
     Option& or_bare(bool (*names_it)(const std::string&)) { return is_named_by = names_it, *this; }
     Option& must_be_given() { return required = true, *this; }

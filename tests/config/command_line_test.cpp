@@ -160,6 +160,8 @@ TEST(CommandLine, GenerateTakesSamplingAndTheSizeOfItsCache) {
     EXPECT_EQ(all.kv_bytes, int64_t{2} << 30);
     EXPECT_EQ(all.max_context, 512);
     EXPECT_EQ(all.max_rows, 8);
+    EXPECT_EQ(parsed({"--stop", "a, b", "--stop", "\n", "--stop", "[INST]"}).stop,
+              (std::vector<std::string>{"a, b", "\n", "[INST]"}));
     EXPECT_TRUE(parsed({"--stream"}).stream);
     EXPECT_TRUE(config::parse_command_line({"generate", "--path", "m", "--chat"}).generate.chat);
     EXPECT_EQ(config::parse_command_line({"generate", "--adapter_name_or_path", "a", "--prompt", "p"})

@@ -205,7 +205,7 @@ class Generate(EndToEnd):
         whole = self.generate(base, *prompt)[:-1]
         stop = whole[len(whole) // 2 :][:3]
         expected = whole[: whole.index(stop)]
-        self.assertEqual(self.generate(base, *prompt, "--stop", json.dumps([stop])), expected + "\n")
+        self.assertEqual(self.generate(base, *prompt, "--stop", stop), expected + "\n")
         self.assertEqual(self.generate(base, *prompt, "--stop", json.dumps([stop]), "--stream"), expected + "\n")
         self.assertEqual(self.generate(base, *prompt, "--stream"), whole + "\n")
 
