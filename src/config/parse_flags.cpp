@@ -149,7 +149,9 @@ class FlagReader {
         if (flag.value) return flag.value;
         if (next_ >= arguments_.size()) return std::nullopt;
         const std::string& next = arguments_[next_];
-        const bool is_value = option.type == OptionType::boolean ? parse_boolean(next).has_value() : !is_flag(next);
+        const bool is_value = option.type == OptionType::boolean
+                                  ? parse_boolean(next).has_value() || (option.nullable && next == "null")
+                                  : !is_flag(next);
         if (!is_value) return std::nullopt;
         return arguments_[next_++];
     }

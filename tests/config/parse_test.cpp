@@ -14,6 +14,8 @@ TEST(Precedence, FlagsWinOverTheFileAndLaterFlagsOverEarlierOnes) {
 TEST(Precedence, NullTakesAnOptionalValueBack) {
     const auto loaded = load_text(R"({"data": {"eval_file": "e.jsonl"}})", {"--eval_file", "null"});
     EXPECT_EQ(loaded.config.data.eval_file, std::nullopt);
+    const auto flag = load_text("{}", {"--greater_is_better", "--greater_is_better", "null"});
+    EXPECT_FALSE(flag.config.training.greater_is_better);
 }
 
 TEST(File, CommentsAndASchemaReferenceAreAllowed) {
