@@ -14,9 +14,10 @@ namespace {
 
 Prompt encode_row(const nlohmann::ordered_json& row, const tokenizer::Tokenizer& tokenizer,
                   const tokenizer::ChatTemplate& chat, const std::string& where) {
-    if (row.contains("text") && row["text"].is_string()) return tokenizer.encode(row["text"].get<std::string>(), true);
+    for (const char* const plain : {"text", "prompt"})
+        if (row.contains(plain) && row[plain].is_string()) return tokenizer.encode(row[plain].get<std::string>(), true);
     if (!row.contains("messages") || !row["messages"].is_array())
-        throw input_error(cat(where, ": expected {\"text\"} or {\"messages\"}"));
+        throw input_error(cat(where, ": expected {\"text\"}, {\"prompt\"} or {\"messages\"}"));
     nlohmann::ordered_json prompt = row;
     prompt["add_generation_prompt"] = true;
     return tokenizer::encode_rendered(tokenizer, chat.render(prompt, tokenizer::TrainedTurns::none)).ids;

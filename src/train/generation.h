@@ -20,8 +20,8 @@ struct NamedAt {
     std::string where;
 };
 
-/// JSON Lines of {"text"} or {"messages"}; anything that does not begin with an object is one prompt of plain text.
-/// `adapters` (may be nullptr) gets what each names as its "adapter". Input Error, with the line.
+/// JSON Lines of {"text"}, {"prompt"} (as text) or {"messages"}; anything that does not begin with an object is one
+/// prompt of plain text. `adapters` (may be nullptr) gets what each names as its "adapter". Input Error, with the line.
 std::vector<Prompt> read_prompts(const std::filesystem::path& file, const tokenizer::Tokenizer& tokenizer,
                                  const config::DataOptions& data, std::vector<NamedAt>* adapters = nullptr);
 /// Tokens of the longest; input Error where one has none.

@@ -162,7 +162,7 @@ class Generate(EndToEnd):
             self.folder / "prompts.jsonl",
             [
                 {"text": "The price"},
-                {"text": "Either party may"},
+                {"prompt": "Either party may"},
                 {"messages": [{"role": "user", "content": "What is a term?"}]},
             ],
         )

@@ -32,7 +32,7 @@ struct NamedFolders {
 struct GenerateRequest {
     std::string prompt;  ///< a user's message where the model or data.template has a chat template
     bool raw = false;    ///< `prompt` goes to the model as it is
-    std::string file;    ///< JSON Lines of {"text"} or {"messages"}, of which each may name an "adapter", or plain text
+    std::string file;  ///< JSON Lines of {"text"}, {"prompt"} or {"messages"}, each with its "adapter"?; or plain text
     NamedFolders adapters;  ///< that rows of `file` may name; the others are the base's
     int64_t max_new_tokens = 128;
     bool json = false;  ///< one object {"prompt_ids", "ids", "text"} an answer on stdout instead of the text
