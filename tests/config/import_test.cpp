@@ -523,6 +523,11 @@ TEST(Import, UnslothAsJson) {
     EXPECT_EQ(config.training.gradient_checkpointing, config::GradientCheckpointing::full_offload);
     EXPECT_EQ(config.training.seed, 7);
     EXPECT_EQ(config.lora.finetuning_type, config::FinetuningType::lora);
+    // Under TRL's name for the model too: r is get_peft_model's.
+    const config::Config other =
+        loaded(import_text(R"({"model_name_or_path": "m", "load_in_4bit": true, "r": 8})")).config;
+    EXPECT_EQ(other.lora.finetuning_type, config::FinetuningType::lora);
+    EXPECT_TRUE(other.model.load_in_4bit);
 }
 
 // Configurations that these projects publish: what is not carried over is said, field by field, and nothing else is

@@ -272,10 +272,12 @@ void import_preferences(Importer& importer) {
 }  // namespace
 
 void import_trl(Importer& importer) {
-    bool unsloth = false;
-    for (const char* key : {"model_name", "use_gradient_checkpointing", "max_seq_length", "random_state"})
-        unsloth = unsloth || !importer.look(key).is_null();
-    unsloth = unsloth && importer.look("model_name_or_path").is_null();  // TRL had max_seq_length once
+    const auto has = [&](const std::vector<const char*>& keys) {
+        return std::any_of(keys.begin(), keys.end(), [&](const char* key) { return !importer.look(key).is_null(); });
+    };
+    // TRL had max_seq_length once, but never what get_peft_model takes.
+    const bool unsloth = has({"r", "use_gradient_checkpointing", "random_state"}) ||
+                         (has({"model_name", "max_seq_length"}) && !has({"model_name_or_path"}));
     set_defaults(importer, unsloth);
     import_adapter(importer, unsloth);
     import_types(importer);
