@@ -54,7 +54,8 @@ void write_row(const Row& row, std::ostream& out) {
     line["ids"] = row.turns.ids;
     line["text"] = row.text;
     line["trained"] = row.turns.trained;
-    out << line.dump() << '\n';
+    // ASCII: also for readers that end a line at U+2028 and the like.
+    out << line.dump(-1, ' ', /*ensure_ascii=*/true) << '\n';
 }
 
 /// `use(line, "line 7")` for every line that is not blank; errors begin with the line's number.

@@ -175,7 +175,7 @@ class AnswerAll {
             {"prompt_ids", prompts_[static_cast<std::size_t>(i / request_.n)]}, {"ids", answer.ids}, {"text", said}};
         if (request_.logprobs) object["logprobs"] = answer.logprobs;
         if (request_.n > 1) object["answer"] = i % request_.n;
-        std::cout << object.dump() << "\n";
+        std::cout << object.dump(-1, ' ', /*ensure_ascii=*/true) << "\n";
     }
 
     const config::GenerateRequest& request_;

@@ -322,7 +322,7 @@ class Inspect(EndToEnd):
 
 class Tokenize(EndToEnd):
     def test_there_and_back(self):
-        texts = ["The term is two years.", "Zürich — 100 %\n\tindented", "日本語 🙂", ""]
+        texts = ["The term is two years.", "Zürich — 100 %\n\tindented", "日本語 🙂", "a line\u2028or two\x85", ""]
         stdin = "".join(json.dumps({"text": text}) + "\n" for text in texts)
         rows = [
             json.loads(line)
