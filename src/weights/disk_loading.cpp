@@ -52,6 +52,18 @@ void DiskLoading::place(StreamedImage& layer, const LayerImage& image, const std
     layer.disk->ranges.push_back(range);
 }
 
+void DiskLoading::fail_to_write() const {
+    throw runtime_failure(cat("model.offload_folder: cannot write to ", *folder_, ": ", std::strerror(errno)),
+                          "It takes about as many bytes as the layers that model.device_map leaves on the disk.");
+}
+
+DiskFiles DiskLoading::take_files() {
+    // What the disk refuses later would be read as other weights.
+    if (made_ && ::fsync(made_->fd()) != 0) fail_to_write();
+    made_.reset();
+    return std::move(files_);
+}
+
 FileRange DiskLoading::write(const formats::TensorSource& source, const at::Tensor& values) {
     if (!folder_)
         throw usage_error(cat(source.rule.hf_name, " does not lie in the checkpoint as it is used"),
@@ -70,10 +82,7 @@ FileRange DiskLoading::write(const formats::TensorSource& source, const at::Tens
     for (int64_t done = 0; done < count;) {
         const ssize_t got = ::pwrite(made_->fd(), from + done, static_cast<std::size_t>(count - done), end_ + done);
         if (got < 0 && errno == EINTR) continue;
-        if (got < 0)
-            throw runtime_failure(
-                cat("model.offload_folder: cannot write to ", folder.string(), ": ", std::strerror(errno)),
-                "It takes about as many bytes as the layers that model.device_map leaves on the disk.");
+        if (got < 0) fail_to_write();
         done += got;
     }
     const FileRange range{files_.add(made_->path()), end_, count};

@@ -21,13 +21,12 @@ class DiskLoading {
     /// a file that is needed for it cannot be written, usage Error where there is no folder for one.
     void place(StreamedImage& layer, const LayerImage& image, const std::string& part,
                const formats::TensorSource& source, const at::Tensor& values);
-    /// The files that the ranges of all layers name. The one that was made has no name any more.
-    DiskFiles take_files() {
-        made_.reset();
-        return std::move(files_);
-    }
+    /// The files that the ranges of all layers name. The one that was made has no name any more, and the disk has all
+    /// of it: runtime Error where it does not take it.
+    DiskFiles take_files();
 
   private:
+    [[noreturn]] void fail_to_write() const;
     FileRange write(const formats::TensorSource& source, const at::Tensor& values);
 
     std::optional<std::string> folder_;

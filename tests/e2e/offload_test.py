@@ -1,9 +1,17 @@
-"""Weights that do not lie on the device: the same results from wherever they are read, and clear words where they cannot be."""
+"""Weights that do not lie on the device: the same results from wherever they are read, and clear words where they cannot be.
+
+UNSLOTH_FAULT names the library of tests/fault.
+"""
 
 import json
+import os
+import shutil
+import unittest
 
 import support
-from support import EndToEnd, LLAMA, RUNTIME, USAGE, model
+from support import EndToEnd, LLAMA, OK, RUNTIME, USAGE, environment, model, run
+
+LIBRARY = os.environ.get("UNSLOTH_FAULT", "")
 
 FIVE_LAYERS = LLAMA | {"num_hidden_layers": 5}
 ON_DISK = json.dumps({"model.layers": "disk", "model.embed_tokens": "cpu"})
@@ -60,6 +68,15 @@ class Offload(EndToEnd):
             self.succeed(*generate).out,
         )
 
+    def test_a_profile_shows_where_a_step_waits_for_weights(self):
+        base, rows = model(FIVE_LAYERS, dtype="bfloat16", quantize="nf4"), self.rows()
+        for number, (options, waits) in enumerate(((("--device_map", ON_DISK), True), ((), False))):
+            trace = self.folder / f"trace{number}.json"
+            self.train(base, rows, "--logging.profile", trace, *options, out=f"out{number}")
+            names = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
+            self.assertEqual("wait for weights" in names, waits)
+            self.assertTrue({"forward", "backward"} <= names, names)
+
     def test_what_cannot_be(self):
         base = model(FIVE_LAYERS, dtype="bfloat16", quantize="nf4")
         arguments = self.train_arguments(base, self.rows())
@@ -75,6 +92,88 @@ class Offload(EndToEnd):
             model(FIVE_LAYERS), self.rows(), "--finetuning_type", "full", "--device_map", ON_DISK
         )
         self.fail_with(USAGE, "finetuning_type full trains all of them there", "train", *full)
+
+
+@unittest.skipUnless(LIBRARY, "UNSLOTH_FAULT does not name the preloaded library")
+class Faults(EndToEnd):
+    """What a disk does while a run reads its layers from there: the run ends with a clear message or goes on, and what it saved is whole."""
+
+    def setUp(self):
+        super().setUp()
+        self.base = self.copied_model(model(FIVE_LAYERS, dtype="bfloat16", quantize="nf4"))
+        self.weights = self.base / "model.safetensors"
+        self.data = self.rows(16)
+
+    def arguments(self, *extra, out="out"):
+        return self.train_arguments(self.base, self.data, "--max_steps", "60", "--save_steps", "10", *extra, out=out)
+
+    def run_with(self, out="out", under=None, arguments=(), **faults):
+        env = environment(
+            LD_PRELOAD=LIBRARY, FAULT_UNDER=under or self.base, ASAN_OPTIONS="verify_asan_link_order=0", **faults
+        )
+        result = run("train", *self.arguments("--device_map", ON_DISK, *arguments, out=out), env=env)
+        self.check_words(result)
+        return result
+
+    def adapter(self, out):
+        return (self.folder / out / "adapter_model.safetensors").read_bytes()
+
+    def test_a_read_that_fails_or_falls_short(self):
+        self.succeed("train", *self.arguments(out="resident"))
+        whole = self.folder / "whole"
+        shutil.copy(self.weights, whole)
+        for fault, said in (("EIO", "cannot be read any more: Input/output error"), ("shrink", "has become shorter")):
+            with self.subTest(fault):
+                saved = self.folder / fault / "checkpoint-10"
+                result = self.run_with(fault, FAULT_READ=fault, FAULT_WHEN=saved, FAULT_FILE=self.weights)
+                self.assertEqual(result.code, RUNTIME, str(result))
+                self.assertIn(f"{self.weights} {said}", result.err)
+                self.assertFalse((self.folder / fault / "adapter_model.safetensors").exists())
+                shutil.copy(whole, self.weights)
+                # What was saved is whole: going on from it ends where the run that nothing happened to did.
+                self.succeed("train", *self.arguments("--resume_from_checkpoint", "true", out=fault))
+                self.assertEqual(self.adapter(fault), self.adapter("resident"))
+
+    def test_a_disk_that_stalls_and_a_file_that_is_removed(self):
+        self.succeed("train", *self.arguments(out="resident"))
+        for fault, said in (("stall", "waiting for the disk: a layer's weights in"), ("remove", "")):
+            saved = self.folder / fault / "checkpoint-10"
+            result = self.run_with(fault, FAULT_READ=fault, FAULT_WHEN=saved, FAULT_FILE=self.weights)
+            self.assertEqual(result.code, OK, str(result))
+            self.assertIn(said, result.err)
+            self.assertEqual(self.adapter(fault), self.adapter("resident"))
+
+    def test_the_folder_for_what_is_made_while_loading(self):
+        self.base = self.copied_model(model(FIVE_LAYERS, dtype="bfloat16"), "plain")
+        folder, quantised = self.folder / "offload", ("--load_in_4bit", "true")
+        self.succeed("train", *self.arguments(*quantised, out="resident"))
+        made = (*quantised, "--offload_folder", folder)
+        full = self.run_with("full", folder, made, FAULT_AT=9, FAULT_KIND="ENOSPC")
+        self.assertEqual(full.code, RUNTIME, str(full))
+        for words in (
+            f"model.offload_folder: cannot write to {folder}: No space left on device",
+            "about as many bytes",
+        ):
+            self.assertIn(words, full.err)
+        self.assertEqual(list(folder.iterdir()), [])
+        calls = self.folder / "calls"
+        self.run_with("counted", folder, made, FAULT_LOG=calls)
+        (flush,) = [line.split()[0] for line in calls.read_text().splitlines() if line.split()[1] == "fsync"]
+        late = self.run_with("late", folder, made, FAULT_AT=flush, FAULT_KIND="EIO")  # what the disk refuses later
+        self.assertEqual(late.code, RUNTIME, str(late))
+        self.assertIn(f"model.offload_folder: cannot write to {folder}: Input/output error", late.err)
+        killed = self.run_with("killed", folder, made, FAULT_AT=9, FAULT_KIND="kill")
+        self.assertEqual(killed.code, -9, str(killed))
+        self.assertEqual(len(list(folder.iterdir())), 1)
+        again = self.run_with("again", folder, made)  # what a killed run left is not in its way
+        self.assertEqual(again.code, OK, str(again))
+        self.assertIn("which a killed process left", again.err)
+        self.assertEqual(list(folder.iterdir()), [])
+        self.assertEqual(self.adapter("again"), self.adapter("resident"))
+        (self.folder / "file").write_text("")
+        for place in (self.folder / "file", self.folder / "file" / "below"):
+            arguments = self.arguments("--device_map", ON_DISK, *quantised, "--offload_folder", place)
+            self.fail_with(RUNTIME, ["model.offload_folder", str(place)], "train", *arguments)
 
 
 if __name__ == "__main__":

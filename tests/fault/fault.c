@@ -7,6 +7,8 @@
                  short: a write takes half of its bytes, that one time; shrink: FAULT_FILE is cut to 100 bytes after the call
    FAULT_FREE    bytes that every file system says it has free; absent: what it has
    FAULT_LOG     file that receives a line per counted call: number, name, path
+   FAULT_READ    what reads at an offset of such files meet once there is a file FAULT_WHEN: EIO; stall: the first takes 11 s; shrink, remove:
+                 FAULT_FILE is cut to 100 bytes, or loses its name, before the first. The page cache has nothing of them.
 
    Calls: open for writing, write, pwrite, fallocate, fsync, rename, mkdir, unlink, rmdir. */
 #define _GNU_SOURCE
@@ -21,6 +23,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 enum { most_descriptors = 4096 };
@@ -151,6 +154,41 @@ static ssize_t pwrite_counted(int fd, const void* data, size_t size, off_t offse
 }
 ssize_t pwrite(int fd, const void* data, size_t size, off_t offset) { return pwrite_counted(fd, data, size, offset); }
 ssize_t pwrite64(int fd, const void* data, size_t size, off_t offset) { return pwrite_counted(fd, data, size, offset); }
+
+/* 0, or the errno of a read. */
+static int fault_of_read(void) {
+    static int happened;
+    const char *fault = getenv("FAULT_READ"), *when = getenv("FAULT_WHEN"), *file = getenv("FAULT_FILE");
+    if (fault == NULL || when == NULL || access(when, F_OK) != 0) return 0;
+    if (strcmp(fault, "EIO") == 0) return EIO;
+    pthread_mutex_lock(&mutex);
+    const int first = !happened;
+    happened = 1;
+    pthread_mutex_unlock(&mutex);
+    if (first && strcmp(fault, "shrink") == 0 && (file == NULL || truncate(file, 100) != 0)) abort();
+    if (first && strcmp(fault, "remove") == 0 && (file == NULL || unlink(file) != 0)) abort();
+    if (first && strcmp(fault, "stall") == 0) sleep(11);
+    return 0;
+}
+static ssize_t pread_counted(int fd, void* data, size_t size, off_t offset) {
+    REAL(ssize_t, "pread64", int, void*, size_t, off_t);
+    const int error = counts_fd(fd) ? fault_of_read() : 0;
+    if (error != 0) return errno = error, -1;
+    return real(fd, data, size, offset);
+}
+ssize_t pread(int fd, void* data, size_t size, off_t offset) { return pread_counted(fd, data, size, offset); }
+ssize_t pread64(int fd, void* data, size_t size, off_t offset) { return pread_counted(fd, data, size, offset); }
+static ssize_t preadv2_counted(int fd, const struct iovec* parts, int count, off_t offset, int flags) {
+    REAL(ssize_t, "preadv64v2", int, const struct iovec*, int, off_t, int);
+    if ((flags & RWF_NOWAIT) != 0 && counts_fd(fd) && getenv("FAULT_READ") != NULL) return errno = EAGAIN, -1;
+    return real(fd, parts, count, offset, flags);
+}
+ssize_t preadv2(int fd, const struct iovec* parts, int count, off_t offset, int flags) {
+    return preadv2_counted(fd, parts, count, offset, flags);
+}
+ssize_t preadv64v2(int fd, const struct iovec* parts, int count, off_t offset, int flags) {
+    return preadv2_counted(fd, parts, count, offset, flags);
+}
 
 int fallocate(int fd, int mode, off_t offset, off_t size) {
     REAL(int, "fallocate64", int, int, off_t, off_t);
