@@ -201,6 +201,10 @@ std::optional<int64_t> max_memory(const ModelOptions& model, int gpu) {
         if (key != "cpu" && !number)
             throw usage_error(cat(origin, " is no device"), "Keys are GPUs' numbers and \"cpu\".");
         const int64_t value = parse_byte_size(size, origin);
+        constexpr int64_t least = 100'000;  // of no use for any model: a slip of the unit
+        if (value < least)
+            throw usage_error(cat(origin, " is ", value, " bytes"),
+                              "Bytes are meant where no unit stands: \"12GiB\", \"64GB\".");
         if (gpu < 0 ? key == "cpu" : number == gpu) bytes = value;
     }
     return bytes;

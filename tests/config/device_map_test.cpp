@@ -129,6 +129,15 @@ TEST(MaxMemory, ByDevice) {
     EXPECT_EQ(max_memory(model, 0), int64_t{12} << 30);
     EXPECT_EQ(max_memory(model, 1), std::nullopt);
     EXPECT_EQ(max_memory(model, -1), 1000000);
+    for (const char* slip : {"12", "64000", "80KB"}) {
+        model.max_memory = {{"0", slip}};
+        try {
+            (void)max_memory(model, 0);
+            ADD_FAILURE() << slip;
+        } catch (const Error& error) {
+            EXPECT_CONTAINS(std::string(error.what()), "Bytes are meant where no unit stands");
+        }
+    }
     model.max_memory = {{"disk", "1GiB"}};
     EXPECT_THROW(max_memory(model, 0), Error);
     model.max_memory = {{"1", "much"}};
