@@ -217,11 +217,30 @@ bool Forecast::can_hold(model::ModelPlan plan) const {
             for (std::size_t i = 0; i < places.size(); ++i) run.layers[i].weights_at = places[i];
         }
         plan.set_run(run);
-        if (fits(plan, budget())) return true;
-        if (!can_move) continue;
-        for (spec::LayerPlan& layer : run.layers) layer.weights_at = spec::Place::host;
+        if (fits(plan, budget()) || (can_move && can_hold_moved(plan))) return true;
+    }
+    return false;
+}
+
+/// With layers off the device: all of them, or as many in host memory as it has room for and the others on the device
+/// or on the disk.
+bool Forecast::can_hold_moved(model::ModelPlan& plan) const {
+    const auto layers = plan.spec().num_layers;
+    const auto place = [&](int64_t in_host, spec::Place others) {
+        spec::RunPlan run = plan.request().run;
+        for (int64_t i = 0; i < layers; ++i)
+            run.layers[static_cast<std::size_t>(i)].weights_at = i < layers - in_host ? others : spec::Place::host;
         plan.set_run(run);
-        if (fits(plan, budget())) return true;
+        return fits(plan, budget());
+    };
+    if (place(layers, spec::Place::device)) return true;
+    const int64_t all = plan.host_bytes();
+    std::vector<spec::Place> elsewhere = {spec::Place::device};
+    if (request_.offload_folder || plan.lies_in_checkpoint()) elsewhere.push_back(spec::Place::disk);
+    for (const spec::Place others : elsewhere) {
+        if (place(0, others)) return true;
+        const int64_t none = plan.host_bytes(), each = (all - none + layers - 1) / layers, room = budget().host - none;
+        if (room > 0 && each > 0 && place(std::min(layers - 1, room / each), others)) return true;
     }
     return false;
 }

@@ -66,6 +66,7 @@ class Forecast {
     model::ModelPlan plan(int64_t rows, int64_t length) const;
     std::vector<model::ModelPlan> stages(int64_t rows, int64_t length) const;
     bool can_hold(model::ModelPlan plan) const;
+    bool can_hold_moved(model::ModelPlan& plan) const;
 
     config::LoadedConfig loaded_;
     Target target_;

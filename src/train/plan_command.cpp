@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "train/mesh_proposals.h"
+#include "unsloth/config/device_map.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/memory/plan.h"
@@ -192,7 +193,8 @@ class Report {
                   << (cached > 0 ? cat(", ", cached, " layers expanded once") : "") << "\n\n"
                   << plan_.table_text() << " of " << memory::human_bytes(budget_.device) << ", and beside it "
                   << memory::human_bytes(card_.context_bytes) << " of the driver and the libraries\n"
-                  << "in host memory " << memory::human_bytes(plan_.host_bytes()) << "\n\n";
+                  << "in host memory " << memory::human_bytes(plan_.host_bytes()) << " of "
+                  << memory::human_bytes(budget_.host) << host_of_whom() << "\n\n";
         if (prospect_.fits) {
             const int64_t gpus = forecast_.target().gpus;
             std::cout << "predicted: " << whole_number(prospect_.step_ms) << " ms a step, "
@@ -200,9 +202,9 @@ class Report {
                       << (gpus > 1 ? cat(" on ", gpus, " GPUs") : "") << "\n";
         } else {
             std::cout << "it does not fit. "
-                      << (ways_out_.empty()
-                              ? "Nor does a single short row: take a smaller or 4-bit model, or a larger card."
-                              : "What would:")
+                      << (ways_out_.empty() ? "Nor does a single short row: take a smaller or 4-bit model, a larger "
+                                              "card, or a larger budget."
+                                            : "What would:")
                       << "\n";
             for (const std::string& way : ways_out_) std::cout << "    " << way << "\n";
         }
@@ -211,6 +213,12 @@ class Report {
     }
 
   private:
+    /// The card need not be in this machine, so its host need not be this one.
+    const char* host_of_whom() const {
+        const bool said = config::max_memory(forecast_.config().model, -1).has_value();
+        return said ? "" : ", which this machine has (another: --max_memory '{\"cpu\": \"200GiB\"}')";
+    }
+
     void print_meshes() const {
         const int64_t gpus = forecast_.target().gpus;
         std::cout << "meshes of " << gpus << " GPUs over " << card_.peer_over << ", "

@@ -37,8 +37,8 @@ std::vector<Remedy> all_remedies(const model::ModelPlan& plan) {
         return asked.trains ? cat(", gradient_checkpointing ", words) : std::string();
     };
     const std::string in_host_memory = "layers in host memory (model.device_map {\"model.layers\": \"cpu\", …})";
-    const auto move_layers = [&](model::LoadRequest& request) {
-        each_layer(request, [](spec::LayerPlan& layer) { layer.weights_at = spec::Place::host; });
+    const auto move_layers = [&](model::LoadRequest& request, spec::Place to) {
+        each_layer(request, [to](spec::LayerPlan& layer) { layer.weights_at = to; });
     };
     const bool can_move = gpu && lora && !asked.fp8;
     const std::string thrifty_words = gpu ? "full+offload" : "full";
@@ -60,8 +60,16 @@ std::vector<Remedy> all_remedies(const model::ModelPlan& plan) {
     if (can_move)
         add(cat(in_host_memory, keeping(thrifty_words)), [&](model::LoadRequest& request) {
             thrifty(request);
-            move_layers(request);
+            move_layers(request, spec::Place::host);
         });
+    if (can_move && asked.tp.alone() && asked.pp.alone())
+        add(cat("layers on the disk (", plan.lies_in_checkpoint() ? "" : "model.offload_folder FOLDER, ",
+                "model.device_map auto, or {\"model.layers\": \"disk\", …})", keeping(thrifty_words)),
+            [&](model::LoadRequest& request) {
+                thrifty(request);
+                if (!plan.lies_in_checkpoint()) request.offload_folder = "FOLDER";  // not made for a plan
+                move_layers(request, spec::Place::disk);
+            });
     if (lora && !asked.load_in_4bit && plan.tensors().quantised_linears() == 0 && plan.tensors().int8_linears() == 0)
         add(cat("model.load_in_4bit true", keeping(thrifty_words)), [&](model::LoadRequest& request) {
             thrifty(request);
@@ -86,7 +94,7 @@ std::vector<Remedy> all_remedies(const model::ModelPlan& plan) {
                     moved ? ", " + in_host_memory : "", keeping(thrifty_words)),
                 [&](model::LoadRequest& request) {
                     thrifty(request);
-                    if (moved) move_layers(request);
+                    if (moved) move_layers(request, spec::Place::host);
                     model::ActivationSizes& sizes = request.sizes;
                     sizes.tokens = tokens;
                     sizes.head_rows = std::max<int64_t>(1, sizes.head_rows / divisor);
@@ -124,26 +132,35 @@ std::vector<std::string> remedies(const std::shared_ptr<const formats::WeightFil
 }
 
 void require_memory(const std::shared_ptr<const formats::WeightFile>& file, const model::ModelPlan& plan,
-                    const MemoryBudget& budget) {
-    if (plan.request().device.is_cuda() && plan.host_bytes() > budget.host)
-        throw runtime_failure(
-            cat("not enough host memory: ", memory::human_bytes(plan.host_bytes()), " would be page-locked, ",
-                memory::human_bytes(budget.host), " may be\n", plan.table_text()),
-            "Choose a gradient_checkpointing that keeps less or does not offload, less tokens a micro-batch, or fewer "
-            "layers in host memory (model.device_map); model.max_memory and the control group bound what may be taken. "
-            "A run with training.save_steps 0 and save_minutes 0 plans no copies for checkpoints.");
-    if (plan.total_bytes() <= budget.device) return;
-    std::optional<Machine> machine;
-    if (plan.request().device.is_cuda()) machine = machine_of(plan.request().device);
+                    const MemoryBudget& budget, const std::optional<planner::Card>& card) {
+    const model::LoadRequest& request = plan.request();
+    if (fits(plan, budget)) return;
+    const std::vector<std::string> found = remedies(file, plan, budget, card ? &*card : nullptr);
     std::string advice = "Would fit:";
-    const std::vector<std::string> found = remedies(file, plan, budget, machine ? &machine->card : nullptr);
     for (const std::string& remedy : found) advice += "\n    " + remedy;
     if (found.empty())
-        advice = "Not even a single short row would fit: use a smaller or 4-bit model, or a larger device.";
-    throw runtime_failure(cat("not enough memory on ", plan.request().device.str(), ": the plan needs ",
-                              memory::human_bytes(plan.total_bytes()), ", ", memory::human_bytes(budget.device),
-                              " may be taken\n", plan.table_text()),
-                          advice);
+        advice =
+            "Not even a single short row would fit: use a smaller or 4-bit model, a larger device, or a larger budget.";
+    if (plan.total_bytes() > budget.device)
+        throw runtime_failure(cat("not enough memory on ", request.device.str(), ": the plan needs ",
+                                  memory::human_bytes(plan.total_bytes()), ", ", memory::human_bytes(budget.device),
+                                  " may be taken\n", plan.table_text()),
+                              advice);
+    advice += "\nmodel.max_memory and the control group bound what may be taken of host memory.";
+    if (request.saves)
+        advice += " With training.save_steps 0 and save_minutes 0 no copies for checkpoints are planned.";
+    throw runtime_failure(
+        cat("not enough host memory: ", memory::human_bytes(plan.host_bytes()), " would be page-locked, ",
+            memory::human_bytes(budget.host), " may be\n", plan.table_text()),
+        advice);
+}
+
+void require_memory(const std::shared_ptr<const formats::WeightFile>& file, const model::ModelPlan& plan,
+                    const MemoryBudget& budget) {
+    if (fits(plan, budget)) return;
+    std::optional<planner::Card> card;
+    if (plan.request().device.is_cuda()) card = machine_of(plan.request().device).card;
+    require_memory(file, plan, budget, card);
 }
 
 }  // namespace unsloth::train

@@ -48,6 +48,33 @@ class Plan(EndToEnd):
                 self.fail_with(USAGE, ["fp8 is for H100 and H200", card["name"]], "plan", *arguments)
         self.assertEqual(served, ["h100", "h200"])
 
+    def test_every_committed_configuration_is_planned_for_a_card(self):
+        configurations = sorted((SOURCE / "configs" / "llama-8b").glob("*.json"))
+        cards = sorted((SOURCE / "cards").glob("*.json"))
+        self.assertGreaterEqual(len(configurations), len(cards))  # each card has its turn
+        for number, configuration in enumerate(configurations):
+            card = cards[number % len(cards)]
+            arguments = (
+                "plan",
+                "--config",
+                configuration,
+                "--model.path",
+                "llama-3.1-8b",
+                "--gpu",
+                card,
+                *HOST,
+                "--json",
+            )
+            with self.subTest(configuration=configuration.stem, card=card.stem):
+                result = run(*arguments)
+                if "fp8" in configuration.stem and card.stem not in ("h100", "h200"):
+                    self.assertEqual(result.code, USAGE, str(result))
+                    continue
+                plan = json.loads(result.out)
+                self.assertEqual(result.code, OK if plan["fits"] else RUNTIME, str(result))
+                self.assertEqual(bool(plan["remedies"]), not plan["fits"])
+                self.assertEqual(plan["total_bytes"] <= plan["budget_bytes"], plan["fits"])
+
     def test_a_plan_says_what_the_interface_promises(self):
         plan = self.plan(
             "--model.path",
@@ -278,6 +305,25 @@ class Plan(EndToEnd):
         plan = json.loads(result.out)
         self.assertFalse(plan["fits"])
         self.assertTrue(1 <= len(plan["remedies"]) <= 3, plan["remedies"])
+
+    def test_layers_that_neither_the_card_nor_its_host_holds_alone(self):
+        arguments = ("--model.path", "llama-3.1-70b", "--gpu_memory", "24GiB", "--max_seq_length", 2048)
+
+        def memory(size):
+            return ("--max_memory", json.dumps({"cpu": size}))
+
+        mixed = self.plan(*arguments, *memory("30GiB"))
+        self.assertEqual({layer["weights_at"] for layer in mixed["layers"]}, {"device", "host"})
+        result = self.fail_with(RUNTIME, [], "plan", *arguments, *memory("20GiB"), "--json")
+        (remedy,) = json.loads(result.out)["remedies"]  # of bf16 weights the disk has no 4-bit ones yet
+        self.assertIn("layers on the disk (model.offload_folder FOLDER", remedy)
+        with_disk = self.plan(*arguments, *memory("20GiB"), "--offload_folder", self.folder / "absent")
+        self.assertEqual({layer["weights_at"] for layer in with_disk["layers"]}, {"device", "host", "disk"})
+        self.assertGreater(with_disk["disk_bytes"], 0)
+        self.assertFalse((self.folder / "absent").exists())
+        for plan in (mixed, with_disk):  # what fits is within what is said to fit at most
+            self.assertGreaterEqual(plan["largest"]["batch"] * 2048, plan["micro_tokens"])
+            self.assertGreaterEqual(plan["largest"]["seq"], 2048)
 
     def test_what_it_refuses(self):
         for arguments, words in {

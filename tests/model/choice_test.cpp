@@ -189,6 +189,31 @@ TEST(Choice, WithoutAnyThatFitsSaysWhatWould) {
     EXPECT_NE(all.find("layers in host memory"), std::string::npos) << all;
 }
 
+TEST(Choice, WithoutHostMemorySaysWhatWouldToo) {
+    config::Config config;
+    config.training.gradient_checkpointing = config::GradientCheckpointing::none_offload;
+    config.training.max_memory_gib = 24;
+    const auto file = shape("llama-3.1-8b");
+    model::LoadRequest request = request_of(8, 2048);
+    request.saves = true;
+    model::ModelPlan plan(file, request);
+    const train::Machine where = machine(130, 4);
+    train::choose_memory_use(config, plan, 1, where);
+    const train::MemoryBudget budget = train::memory_budget(config, at::kCUDA, where);
+    ASSERT_LE(plan.total_bytes(), budget.device);
+    ASSERT_GT(plan.host_bytes(), budget.host);
+    try {
+        train::require_memory(file, plan, budget, where.card);
+        FAIL() << "it fits";
+    } catch (const Error& error) {
+        const std::string text = error.what();
+        EXPECT_EQ(error.kind(), ErrorKind::runtime);
+        for (const char* part : {"not enough host memory: ", "4.00 GiB may be",
+                                 "Would fit:\n    gradient_checkpointing ", "model.max_memory", "save_steps 0"})
+            EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
+    }
+}
+
 /// A run that goes on keeps the plan that it began with, which need not be what would be chosen now.
 TEST(Choice, ARunThatGoesOnKeepsItsPlan) {
     UNSLOTH_NEEDS_XZ();

@@ -83,9 +83,12 @@ bool fits(const model::ModelPlan& plan, const MemoryBudget& budget);
 std::vector<std::string> remedies(const std::shared_ptr<const formats::WeightFile>& file, const model::ModelPlan& plan,
                                   const MemoryBudget& budget, const planner::Card* card = nullptr);
 
-/// Throws a runtime Error with the table and the remedies when the plan exceeds the budget.
+/// Throws a runtime Error with the table and the remedies when the plan exceeds the budget. By the rates of `card`, or
+/// of the GPU that the plan is for.
 void require_memory(const std::shared_ptr<const formats::WeightFile>& file, const model::ModelPlan& plan,
                     const MemoryBudget& budget);
+void require_memory(const std::shared_ptr<const formats::WeightFile>& file, const model::ModelPlan& plan,
+                    const MemoryBudget& budget, const std::optional<planner::Card>& card);
 
 /// "layers 8 to 31 in host memory, …" for the log; empty where all lie on the device.
 std::string describe_places(const model::ModelPlan& plan);
