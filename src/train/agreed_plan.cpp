@@ -1,6 +1,7 @@
 #include "unsloth/train/agreed_plan.h"
 
 #include <algorithm>
+#include <limits>
 #include <sstream>
 
 #include "unsloth/config/device_map.h"
@@ -11,16 +12,20 @@
 namespace unsloth::train {
 namespace {
 
-/// What every rank has.
-MemoryBudget least_free(const MemoryBudget& own, comm::Group& group) {
-    MemoryBudget least = own;
-    for (const std::string& text : group.gather(cat(own.device, " ", own.host), "the comparison of free memory")) {
-        MemoryBudget other;
-        if (!(std::istringstream(text) >> other.device >> other.host)) continue;
-        least.device = std::min(least.device, other.device);
-        least.host = std::min(least.host, other.host);
+/// What every rank has, and may take: model.max_memory may bound one GPU more than another.
+void take_least(const config::Config& config, at::Device device, comm::Group& group, Machine& machine) {
+    constexpr int64_t unbounded = std::numeric_limits<int64_t>::max();
+    MemoryBudget& least = machine.free;
+    machine.allowed = allowed_memory(config, device).value_or(unbounded);
+    const std::string own = cat(least.device, " ", least.host, " ", *machine.allowed);
+    for (const std::string& text : group.gather(own, "the comparison of free memory")) {
+        MemoryBudget free;
+        int64_t allowed = 0;
+        if (!(std::istringstream(text) >> free.device >> free.host >> allowed)) continue;
+        least.device = std::min(least.device, free.device);
+        least.host = std::min(least.host, free.host);
+        machine.allowed = std::min(*machine.allowed, allowed);
     }
-    return least;
 }
 
 /// Whether the plan of an earlier part of the run is taken.
@@ -45,9 +50,9 @@ bool keep_before(const config::Config& config, model::ModelPlan& plan, const Mac
     return true;
 }
 
-Machine common_machine(at::Device device, comm::Group* group) {
+Machine common_machine(const config::Config& config, at::Device device, comm::Group* group) {
     Machine machine = machine_of(device);
-    if (group != nullptr) machine.free = least_free(machine.free, *group);
+    if (group != nullptr) take_least(config, device, *group, machine);
     return machine;
 }
 
@@ -56,7 +61,7 @@ Machine common_machine(at::Device device, comm::Group* group) {
 int64_t choose_pass_rows_together(const config::Config& config, const PassChoice& choice, at::Device device,
                                   comm::Group* group, const std::string& before) {
     const std::optional<spec::RunPlan> run = planner::parse_run_plan(before);
-    const Machine machine = common_machine(device, group);
+    const Machine machine = common_machine(config, device, group);
     const int64_t own = run && run->pass_rows > 0 && run->pass_rows <= choice.of_step
                             ? run->pass_rows
                             : fastest_pass_rows(config, choice, machine);
@@ -65,7 +70,7 @@ int64_t choose_pass_rows_together(const config::Config& config, const PassChoice
 
 void choose_together(const config::Config& config, model::ModelPlan& plan, int64_t micro_batches, comm::Group* group,
                      const std::string& before, const MemoryBudget& taken) {
-    Machine machine = common_machine(plan.request().device, group);
+    Machine machine = common_machine(config, plan.request().device, group);
     machine.taken = taken;
     if (!machine.known)
         log::info("the rates of ", machine.card.name, " are not known; the plan is made with those of a card like it");

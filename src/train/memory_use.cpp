@@ -20,20 +20,11 @@ constexpr double chosen_share = 0.9;   // of free memory, for what the program c
 constexpr double usable_share = 0.97;  // of free memory: the CUDA context and libraries grow a little later
 constexpr double indifferent = 0.002;  // of a time: plans that are no further apart are as good
 
-/// What the configuration allows of a device's memory; nullopt: no bound.
-std::optional<int64_t> allowed(const config::Config& config, at::Device device) {
-    std::optional<int64_t> bytes = config::max_memory(config.model, ops::gpu_number(device));
-    if (device.is_cuda() && config.training.max_memory_gib > 0) {
-        const auto budget = static_cast<int64_t>(config.training.max_memory_gib * (1 << 30));
-        bytes = std::min(bytes.value_or(budget), budget);
-    }
-    return bytes;
-}
-
 /// `share` of what is free, and no more than what the configuration allows; without what is taken.
 MemoryBudget budget_of(const config::Config& config, at::Device device, const Machine& machine, double share) {
     const auto usable = static_cast<int64_t>(share * static_cast<double>(machine.free.device));
-    return {std::min(usable, allowed(config, device).value_or(usable)) - machine.taken.device,
+    const int64_t own = allowed_memory(config, device).value_or(usable), others = machine.allowed.value_or(usable);
+    return {std::min({usable, own, others}) - machine.taken.device,
             config::max_memory(config.model, -1).value_or(machine.free.host) - machine.taken.host};
 }
 
@@ -300,6 +291,15 @@ class Choice {
 };
 
 }  // namespace
+
+std::optional<int64_t> allowed_memory(const config::Config& config, at::Device device) {
+    std::optional<int64_t> bytes = config::max_memory(config.model, ops::gpu_number(device));
+    if (device.is_cuda() && config.training.max_memory_gib > 0) {
+        const auto budget = static_cast<int64_t>(config.training.max_memory_gib * (1 << 30));
+        bytes = std::min(bytes.value_or(budget), budget);
+    }
+    return bytes;
+}
 
 MemoryBudget memory_budget(const config::Config& config, at::Device device, const Machine& machine) {
     return budget_of(config, device, machine, usable_share);

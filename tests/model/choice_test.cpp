@@ -1,6 +1,7 @@
 // The plan that is chosen for a GPU that is not here, of a model whose weights are not here.
 #include <algorithm>
 
+#include "comm/ranks.h"
 #include "model/support.h"
 #include "unsloth/formats/described_model.h"
 #include "unsloth/planner/run_plan_text.h"
@@ -211,6 +212,33 @@ TEST(Choice, WithoutHostMemorySaysWhatWouldToo) {
         for (const char* part : {"not enough host memory: ", "4.00 GiB may be",
                                  "Would fit:\n    gradient_checkpointing ", "model.max_memory", "save_steps 0"})
             EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
+    }
+}
+
+/// model.max_memory may name the GPUs of several ranks: the one plan is for the least of them.
+TEST(Choice, RanksPlanForTheOneThatMayTakeLeast) {
+    UNSLOTH_NEEDS_XZ();
+    model::LoadRequest request = request_of(2, 64);
+    request.device = at::kCPU;
+    request.dtype = at::kFloat;
+    const auto file = std::make_shared<const formats::WeightFile>(
+        formats::WeightFile::open(model_folder("small_llama/bf16").string()));
+    const model::ModelPlan roomy(file, request);
+    spec::RunPlan thrifty = roomy.request().run;
+    for (spec::LayerPlan& layer : thrifty.layers) layer.keep = spec::Keep::input;
+    const int64_t most = roomy.estimate(thrifty).device;
+    ASSERT_LT(most, roomy.total_bytes());
+    for (const int bound_rank : {0, 1, 2}) {  // 2: none of them
+        std::array<std::string, 2> kept;
+        comm::on_ranks(2, [&](comm::Group& group) {
+            config::Config config;
+            if (group.rank() == bound_rank) config.model.max_memory = {{"cpu", cat(most)}};
+            model::ModelPlan plan = roomy;
+            train::choose_together(config, plan, 1, &group, "");
+            kept[static_cast<std::size_t>(group.rank())] = planner::describe_keep(plan.request().run);
+        });
+        EXPECT_EQ(kept[0], bound_rank == 2 ? "none" : "full") << bound_rank;
+        EXPECT_EQ(kept[1], kept[0]);
     }
 }
 

@@ -25,8 +25,11 @@ struct Machine {
     planner::Card card;  ///< without meaning for a run on the CPU
     bool known = true;   ///< whether the card's figures are its own
     MemoryBudget free;
-    MemoryBudget taken;  ///< of it, and of what the configuration allows
+    MemoryBudget taken;              ///< of it, and of what the configuration allows
+    std::optional<int64_t> allowed;  ///< on other ranks' devices, where the configuration bounds what they may take
 };
+/// What the configuration allows of a device's memory; nullopt: no bound.
+std::optional<int64_t> allowed_memory(const config::Config& config, at::Device device);
 Machine machine_of(at::Device device);
 /// memory_budget() of a machine that need not be this one.
 MemoryBudget memory_budget(const config::Config& config, at::Device device, const Machine& machine);
