@@ -66,7 +66,7 @@ void bench_scaling(const config::LoadedConfig& loaded, const config::BenchReques
         gather_numbers(*group, std::chrono::duration<double>(Clock::now() - loading).count(), "the times of loading");
 
     StepTimer timer(benched, loaded.config, lengths, group.get(), request.accumulate, &mesh);
-    timer.run(request.warmup);
+    timer.run(request.warmup_of());
     Phase alone, together;
     constexpr int rounds = 3;
     for (int round = 0; round < rounds; ++round) {

@@ -1,6 +1,7 @@
 // `bench step`: the training step on random tokens, against this device's measured ceilings.
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <functional>
 #include <iostream>
 #include <numeric>
@@ -17,6 +18,7 @@
 #include "unsloth/bench/bench.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
+#include "unsloth/core/progress.h"
 #include "unsloth/memory/plan.h"
 #include "unsloth/ops/device.h"
 #include "unsloth/ops/fp8.h"
@@ -126,6 +128,18 @@ void add_disk_rates(const model::Model& model, weights::DiskStream::Counts read,
     result["ceiling_from_page_cache"] = share(alone.cached, alone.bytes);
 }
 
+/// Results come at the end alone, which may be an hour away.
+void say_what_comes(const config::BenchRequest& request, const std::string& keep, int64_t warmup, double predicted_ms) {
+    std::string when;
+    if (predicted_ms > 0)
+        when = cat("; predicted are ", std::llround(predicted_ms), " ms a step, ",
+                   duration_text(static_cast<double>(warmup + request.steps) * predicted_ms / 1000),
+                   " in all (--steps, --warmup)");
+    log::info("bench      ", warmup, " steps to warm up, then ", request.steps,
+              " that are measured: ", request.accumulate, " x ", request.batch, " x ", request.seq,
+              " tokens, gradient_checkpointing ", keep, when);
+}
+
 void bench_step(const config::LoadedConfig& loaded, const config::BenchRequest& request) {
     const int64_t batch = request.batch, seq = request.seq;
     if (request.min_seq > seq) throw usage_error(cat("--min_seq ", request.min_seq, " is more than --seq ", seq));
@@ -137,8 +151,12 @@ void bench_step(const config::LoadedConfig& loaded, const config::BenchRequest& 
     const spec::ModelSpec& spec = benched.spec();
     const model::LoadRequest& load = benched.request();
     const model::ModelPlan& plan = benched.plan();
+    const double predicted_ms =
+        device.is_cuda() ? train::predicted_step_ms(plan, train::machine_of(device).card, request.accumulate) : 0;
+    const int64_t warmup = request.warmup_of(predicted_ms);
+    say_what_comes(request, planner::describe_keep(load.run), warmup, predicted_ms);
     StepTimer timer(benched, loaded.config, lengths, nullptr, request.accumulate);
-    timer.run(request.warmup);
+    timer.run(warmup);
     const auto disk_counts = [&] {
         const weights::ImageStream* const images = benched.model().parts().network.pager->images();
         return images != nullptr && images->disk() != nullptr ? images->disk()->counts()
@@ -158,8 +176,6 @@ void bench_step(const config::LoadedConfig& loaded, const config::BenchRequest& 
     const double floor_ms = 1000 * static_cast<double>(request.accumulate) *
                             (operations.base / rates.base + (operations.head + operations.attention) / rates.compute);
     const std::string places = train::describe_places(plan);
-    const double predicted_ms =
-        device.is_cuda() ? train::predicted_step_ms(plan, train::machine_of(device).card, request.accumulate) : 0;
     const auto gib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); };
     nlohmann::ordered_json result{{"bench", "step"},
                                   {"device", memory::describe_device(device)},

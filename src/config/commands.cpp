@@ -465,7 +465,10 @@ void declare_bench(OptionSet& options, CommandLine& line) {
         .at_least(0);
     options.add("accumulate", bench.accumulate, "Of step: micro-batches of a step, each of so many rows.").at_least(1);
     options.add("steps", bench.steps, "Steps to measure.").at_least(1);
-    options.add("warmup", bench.warmup, "Steps before measuring.").at_least(0);
+    options
+        .add("warmup", bench.warmup,
+             "Steps before measuring; -1: five, or as many as are predicted to end within a minute.")
+        .at_least(-1);
     options.add("tune", bench.tune,
                 "Of gemm: time the library's algorithms, and print choices as the tables in cards/ hold them.");
     options.add("json", bench.json, "Print the results as JSON.");

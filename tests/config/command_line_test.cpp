@@ -284,7 +284,12 @@ TEST(CommandLine, TokenizeInspectInitBench) {
     EXPECT_EQ(bench.bench.batch, 2);
     EXPECT_EQ(bench.bench.seq, 64);
     EXPECT_EQ(bench.bench.steps, 3);
-    EXPECT_EQ(bench.bench.warmup, 0);
+    EXPECT_EQ(bench.bench.warmup_of(900'000), 0);
+    const config::BenchRequest unsaid = config::parse_command_line({"bench", "step", "--path", "m"}).bench;
+    EXPECT_EQ(unsaid.warmup_of(), 5);
+    EXPECT_EQ(unsaid.warmup_of(12'000), 5);
+    EXPECT_EQ(unsaid.warmup_of(25'000), 2);
+    EXPECT_EQ(unsaid.warmup_of(150'000), 0) << "a step of minutes has nothing to warm up for";
     EXPECT_TRUE(bench.bench.json);
     EXPECT_EQ(config::parse_command_line({"bench", "ops"}).bench.what, config::BenchSubject::ops);
     EXPECT_EQ(config::parse_command_line({"bench", "gemm"}).bench.tune, false);

@@ -78,10 +78,18 @@ struct BenchRequest {
     NamedFolders adapters;     ///< of generate: rows have them in turn
     int64_t min_seq = 0;       ///< shortest row when they differ; 0: all have `seq` tokens
     int64_t accumulate = 1;    ///< micro-batches of `batch` rows in a step
-    int64_t steps = 20;        ///< measured, after `warmup` unmeasured ones
-    int64_t warmup = 5;
+    int64_t steps = 20;        ///< measured, after warmup_of() unmeasured ones
+    int64_t warmup = -1;
     bool tune = false;  ///< of gemm: time the library's algorithms and print choices for the tables
     bool json = false;
+
+    /// Five unless said otherwise, or as many as end within a minute where a step is known to take so many ms.
+    int64_t warmup_of(double step_ms = 0) const {
+        constexpr int64_t usual = 5;
+        constexpr double minute_ms = 60'000;
+        if (warmup >= 0) return warmup;
+        return step_ms * usual > minute_ms ? static_cast<int64_t>(minute_ms / step_ms) : usual;
+    }
 };
 
 struct TuneRequest {
