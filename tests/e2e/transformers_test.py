@@ -8,7 +8,18 @@ import json
 
 from merge_support import KINDS, Merging
 from peers import Peers, main_or_skip, python_with
-from support import LLAMA, LOGITS_TOLERANCE, QWEN3, model
+from support import (
+    LLAMA,
+    LOGITS_TOLERANCE,
+    QWEN3,
+    float_bytes,
+    floats,
+    model,
+    read_safetensors,
+    token_rows,
+    write_rows,
+    write_safetensors,
+)
 
 MODULES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate")
 PYTHON = python_with(*MODULES)
@@ -34,6 +45,42 @@ for name, weight in original.items():
     absmax = (state.absmax.int() - quantised[name + ".absmax"].int()).abs().max().item()
     nested = ((state.state2.absmax - quantised[name + ".nested_absmax"]).abs() / state.state2.absmax).max().item()
     print(codes, absmax, nested)
+"""
+
+# Positions scaled each way, for the 64 of the tests' model. Rows of 100 tokens go beyond them.
+SCALINGS = [
+    {"rope_type": "linear", "factor": 2.0},
+    {"rope_type": "dynamic", "factor": 2.0},
+    {
+        "rope_type": "llama3",
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+    {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64},
+    {
+        "rope_type": "longrope",
+        "factor": 2.0,
+        "original_max_position_embeddings": 64,
+        "short_factor": [1.0, 1.1, 1.2, 1.3],
+        "long_factor": [1.0, 1.5, 2.5, 4.0],
+    },
+]
+
+# Prints the loss of all rows' tokens together and its gradient's norm over all weights, for each folder.
+TRAIN = """
+import json, sys
+import torch
+from transformers import AutoModelForCausalLM
+rows, *folders = sys.argv[1:]
+rows = [torch.tensor([json.loads(line)["input_ids"]]) for line in open(rows)]
+for folder in folders:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    loss = sum(model(input_ids=ids, labels=ids).loss for ids in rows) / len(rows)
+    loss.backward()
+    squares = sum(weight.grad.double().square().sum().item() for weight in model.parameters())
+    print(loss.item(), squares ** 0.5)
 """
 
 
@@ -64,6 +111,42 @@ class InTransformers(Merging, Peers):
         merged = [self.merge(adapter, base, "--dtype", dtype, out=dtype)[0] for dtype in ("bf16", "fp16")]
         for folder, (logits, _, _) in zip(merged, self.references(rows, *[(folder, "") for folder in merged])):
             self.assertLess(self.distance(logits, self.logits(folder, rows)), LOGITS_TOLERANCE)
+
+    def test_scaled_positions_train_and_merge_as_there(self):
+        base = self.copied_model(model(LLAMA), "base")
+        weights = read_safetensors(base / "model.safetensors")
+        for name, (dtype, shape, data) in weights.items():  # so that attention, and with it positions, matter
+            times = 20 if "q_proj" in name or "k_proj" in name else 5 if "proj" in name else 1
+            weights[name] = (dtype, shape, float_bytes(times * value for value in floats(data)))
+        mark = lambda header: header.update(__metadata__={"format": "pt"})  # transformers reads no others
+        write_safetensors(base / "model.safetensors", weights, mark)
+        long = write_rows(self.folder / "long.jsonl", token_rows(4, shortest=100, longest=100))
+        scaled, merged, ours = [], [], []
+        for scaling in SCALINGS:
+            name, options = scaling["rope_type"], ["--rope_scaling", json.dumps(scaling), "--max_seq_length", "100"]
+            scaled.append(self.copied_model(base, f"scaled {name}"))
+            config = json.loads((scaled[-1] / "config.json").read_text())
+            config.pop("rope_parameters", None)
+            config |= {"rope_scaling": scaling, "rope_theta": LLAMA["rope_theta"]}
+            (scaled[-1] / "config.json").write_text(json.dumps(config))
+            adapter = self.train(base, long, "--max_steps", "4", "--learning_rate", "0.03", *options, out=name)
+            merged.append(self.merge(adapter, base, "--dtype", "fp32", "--no_verify", out=f"merged {name}")[0])
+            full = ("--finetuning_type", "full", "--max_steps", "1", "--per_device_train_batch_size", "4")
+            whole = self.train(base, long, *full, "--gradient_accumulation_steps", "1", *options, out=f"whole {name}")
+            step = self.steps(whole)[0]
+            ours.append((step["loss"], step["grad_norm"], self.logits(base, long, adapter)))
+        lines = self.in_python(TRAIN, long, *scaled).splitlines()
+        self.assertEqual(len(lines), len(SCALINGS))
+        pairs = [(folder, "") for folder in merged]
+        for scaling, line, found, (logits, _, _) in zip(SCALINGS, lines, ours, self.references(long, *pairs)):
+            with self.subTest(scaling["rope_type"]):
+                loss, norm = map(float, line.split())
+                self.assertAlmostEqual(found[0], loss, delta=1e-5 * loss)
+                self.assertAlmostEqual(found[1], norm, delta=1e-4 * norm)
+                self.assertLess(self.distance(logits, found[2]), LOGITS_TOLERANCE)
+        norms = sorted(float(line.split()[1]) for line in lines)
+        for one, other in zip(norms, norms[1:]):
+            self.assertGreater(other, 1.001 * one, "each scales in another way")
 
     def quantized(self, base, *options, out):
         self.succeed("quantize", "--model", base, "--out", self.folder / out, *options)

@@ -1,5 +1,6 @@
 // model.precision: what is held by module, against references that hold the same values in another way.
 #include <map>
+#include <set>
 
 #include "train/streamed_weights.h"
 
@@ -81,6 +82,39 @@ TEST_P(Precision, TrainsOnTheValuesThatTheTypesStandFor) {
 
 INSTANTIATE_TEST_SUITE_P(Cpu, Precision, ::testing::Values(Base::bf16, Base::nf4, Base::int8),
                          [](const auto& info) { return std::string(name_of(info.param)); });
+
+/// Each type alone, from a checkpoint in each of them.
+TEST(EachPrecision, TrainsOnTheValuesThatItStandsFor) {
+    const formats::WeightFile plain = formats::WeightFile::open(base_folder(Base::bf16).string());
+    const std::pair<const char*, spec::WeightType> types[] = {
+        {"nf4", spec::WeightType::nf4},   {"fp4", spec::WeightType::fp4},  {"int8", spec::WeightType::int8},
+        {"bf16", spec::WeightType::bf16}, {"fp16", spec::WeightType::f16}, {"fp32", spec::WeightType::f32}};
+    const ScratchFolder scratch;
+    const auto written = [&](const std::string& name, const formats::MergedModel& model, spec::WeightType type) {
+        fs::create_directory(scratch / name);
+        formats::write_model(model, scratch / name, {.type = type});
+        return scratch / name;
+    };
+    for (const auto& [stored, stored_type] : types) {
+        const fs::path folder = written(stored, formats::MergedModel(plain, nullptr), stored_type);
+        const formats::WeightFile file = formats::WeightFile::open(folder.string());
+        std::set<float> first_losses;
+        for (const auto& [named, named_type] : types) {
+            SCOPED_TRACE(cat(named, " from ", stored));
+            model::LoadRequest request = training_request();
+            const spec::PrecisionMap precision({{"default", named}, {"model.embed_tokens", named}, {"lm_head", named}});
+            const Losses of_values =
+                losses_of(written(cat(stored, " as ", named),
+                                  formats::MergedModel(file, nullptr, {.precision = precision}), spec::WeightType::f32),
+                          request);
+            request.precision = precision;
+            const Losses held = losses_of(folder, request);
+            expect_equal(held, of_values);
+            first_losses.insert(held.of_steps.front());
+        }
+        EXPECT_GE(first_losses.size(), 4U) << stored << ": three quantise in ways of their own";
+    }
+}
 
 int64_t rounded(int64_t bytes) {
     return (bytes + 511) / 512 * 512;
