@@ -152,6 +152,21 @@ TEST(Choice, MovesLayersOffTheDeviceWhereTheyMust) {
     EXPECT_GT(moved, 0);
 }
 
+/// Answers, scores and the comparison behind a merge, which computes in fp32.
+TEST(Choice, MovesLayersOffTheDeviceWhereNothingIsTrained) {
+    for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat}) {
+        model::LoadRequest request = request_of(1, 512);
+        request.trains = request.sizes.training = false;
+        request.dtype = dtype;
+        request.load_in_4bit = false;
+        const Chosen chosen = choose(model::ModelPlan(shape("llama-3.1-8b"), request), machine(12, 64));
+        EXPECT_LE(chosen.bytes, static_cast<int64_t>(0.97 * 12 * gib));
+        const auto moved = std::count_if(chosen.run.layers.begin(), chosen.run.layers.end(),
+                                         [](const auto& layer) { return layer.weights_at == spec::Place::host; });
+        EXPECT_TRUE(moved > 0 && moved <= 32) << moved;
+    }
+}
+
 TEST(Choice, MovesAsFewLayersAsItMustAndMoreWhereThatIsFaster) {
     model::ModelPlan plan(shape("llama-3.2-1b"), request_of(2, 512));
     const auto all = static_cast<std::size_t>(plan.spec().num_layers);
