@@ -33,23 +33,18 @@ class Cut {
 
     Ranges make() const {
         const planner::PartTimes times = part_times();
-        const int ranges = shape_.ranks * shape_.chunks;
-        std::vector<int> longest(static_cast<std::size_t>(shape_.ranks), static_cast<int>(times.layers.size()));
-        if (word_ == "sequential") return filled(static_cast<int>(times.layers.size()));
-        const Ranges even = planner::cut_layers(times, ranges);
-        for (Ranges cut = even; !cut.empty();) {
+        if (word_ == "sequential") return filled(times.layers);
+        std::vector<int> most(static_cast<std::size_t>(shape_.ranks), times.layers);
+        const Ranges even = planner::cut_layers(times, shape_.ranks, shape_.chunks);
+        for (Ranges cut = even; !cut.empty(); cut = planner::cut_layers(times, shape_.ranks, shape_.chunks, most)) {
             bool fits = true;
             for (int rank = 0; rank < shape_.ranks; ++rank)
                 if (!holds(cut, rank)) {
-                    int& own = longest[static_cast<std::size_t>(rank)];
-                    for (int number = rank, most = 0; number < ranges; number += shape_.ranks)
-                        own = (most = std::max(most, cut[static_cast<std::size_t>(number)].size())) - 1;
+                    const spec::Stage stage{rank, shape_.ranks, cut};
+                    most[static_cast<std::size_t>(rank)] = static_cast<int>(stage.layers(times.layers).size()) - 1;
                     fits = false;
                 }
             if (fits) return cut;
-            cut = planner::cut_layers(times, ranges, [&](int number, const spec::LayerRange& range) {
-                return range.size() <= longest[static_cast<std::size_t>(number % shape_.ranks)];
-            });
         }
         return even;  // the plan says what does not fit
     }
@@ -59,11 +54,11 @@ class Cut {
         const planner::StepTime time(card_, step_work(whole_, shape_.micro_batches, whole_.request().run));
         const spec::LayerPlan plan =
             layer_plan_of(config_.training.gradient_checkpointing).value_or(spec::LayerPlan{spec::Keep::everything});
-        const auto layers = static_cast<std::size_t>(whole_.spec().num_layers);
         planner::PartTimes times{.head = time.outside(),
-                                 .layers = std::vector<double>(layers, time.layer(plan, {}, 1).both())};
+                                 .layer = time.layer(plan, {}, 1).both(),
+                                 .layers = static_cast<int>(whole_.spec().num_layers)};
         // GPU 0 is left half free for what else runs there.
-        const double all = times.head + times.layers.front() * static_cast<double>(layers);
+        const double all = times.head + times.layer * times.layers;
         if (word_ == "balanced_low_0") times.embedding = all / (2 * shape_.ranks - 1);
         return times;
     }

@@ -94,5 +94,40 @@ TEST_F(PipelineTest, SavedModulesLieAtTheEnds) {
     expect_as_one_process(kind, {{.pp = 4}, {.pp = 2, .interleaved = true}});
 }
 
+/// As GPUs that are not alike, or that something else takes a part of.
+TEST_F(PipelineTest, StagesFitWhatEachRankHas) {
+    const Kind kind{"sizes", "llama", llama_biased, true, all_adapters, 8};
+    constexpr int64_t plenty = std::numeric_limits<int64_t>::max();
+    for (const bool interleaved : {false, true}) {
+        const config::LoadedConfig loaded = config(kind, Layout{.pp = 2, .interleaved = interleaved}.flags());
+        const train::OpenedModel opened = train::open_model(loaded.config);
+        model::LoadRequest request = train::load_request(loaded, at::kCPU, /*trains=*/true);
+        train::size_for(request.sizes, {.tokens = 40, .segments = 4, .longest = 17, .labels = 40});
+        request.run = {.layers = {{spec::Keep::input}}, .head_tile = 8};
+        const model::ModelPlan whole(opened.file, request);
+        const model::PipelineShape shape = train::pipeline_shape(loaded.config, kind.layers, micro_batches);
+        const auto cut = [&](std::vector<int64_t> budgets) {
+            return train::cut_stages(loaded.config, whole, shape, planner::find_card("H200"), budgets);
+        };
+        const auto bytes = [&](const std::vector<spec::LayerRange>& ranges, int rank) {
+            model::LoadRequest of_rank = request;
+            of_rank.pp = model::Pipeline(nullptr, {rank, shape.ranks, ranges}, shape);
+            return model::ModelPlan(opened.file, of_rank).total_bytes();
+        };
+        const auto layers = [&](const std::vector<spec::LayerRange>& ranges, int rank) {
+            return spec::Stage{rank, shape.ranks, ranges}.layers(kind.layers).size();
+        };
+        const auto even = cut({plenty, plenty});
+        for (const int small : {0, 1}) {
+            std::vector<int64_t> budgets(2, plenty);
+            budgets[static_cast<std::size_t>(small)] = bytes(even, small) - 1;
+            const auto fitted = cut(budgets);
+            EXPECT_EQ(layers(fitted, small), layers(even, small) - 1) << interleaved << " rank " << small;
+            EXPECT_LE(bytes(fitted, small), budgets[static_cast<std::size_t>(small)]) << interleaved;
+        }
+        EXPECT_EQ(cut({0, plenty}), even) << "the plan says what does not fit";
+    }
+}
+
 }  // namespace
 }  // namespace unsloth
