@@ -1,5 +1,6 @@
 #include "unsloth/train/run_saver.h"
 
+#include <fstream>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -15,6 +16,20 @@ namespace unsloth::train {
 namespace {
 
 constexpr const char* failed_suffix = ".failed";
+
+/// Why a part is missing. A disk without room for the reason may have some for an empty file.
+void leave_reason(const std::filesystem::path& file, const std::string& reason) {
+    try {
+        write_file_atomically(file, reason);
+    } catch (const std::exception&) {
+        const std::ofstream without(file);
+    }
+}
+
+std::string reason_in(const std::filesystem::path& file) {
+    const std::string reason = read_file(file);
+    return reason.empty() ? "there was no room for the reason, which its log has" : reason;
+}
 
 }  // namespace
 
@@ -47,7 +62,7 @@ void RunSaver::write_share(const std::filesystem::path& folder, const Snapshot& 
         save_optimizer(file, snapshot, files_.table->slice(files_.share),
                        /*with_values=*/!files_.lora || !files_.holds_all);
     } catch (const std::exception& error) {
-        if (files_.share.rank > 0) write_file_atomically(file.string() + failed_suffix, error.what());
+        if (files_.share.rank > 0) leave_reason(file.string() + failed_suffix, error.what());
         throw;
     }
 }
@@ -61,7 +76,7 @@ void RunSaver::await_others(const std::filesystem::path& folder) const {
         const std::filesystem::path file = folder / optimizer_file(share), failed = file.string() + failed_suffix;
         while (!std::filesystem::exists(file)) {
             if (std::filesystem::exists(failed))
-                throw runtime_failure(cat("rank ", rank, " could not write its part: ", read_file(failed)));
+                throw runtime_failure(cat("rank ", rank, " could not write its part: ", reason_in(failed)));
             if (leaves_ || std::chrono::steady_clock::now() >= give_up)
                 throw runtime_failure(cat("rank ", rank, " did not write ", file.filename().string(), " within ",
                                           files_.patience.count(), " s (distributed.ddp_timeout)"),

@@ -51,8 +51,8 @@ class Ranks(EndToEnd):
         )
         return done.returncode, done.stderr
 
-    def start_ranks(self, arguments_of, size=2):
-        """Ranks as a launcher starts them; their stderr is piped."""
+    def start_ranks(self, arguments_of, size=2, environments={}):
+        """Ranks as a launcher starts them; their stderr is piped. `environments`: more for some, by rank."""
         port = free_port()
         ranks = []
         for rank in range(size):
@@ -63,6 +63,7 @@ class Ranks(EndToEnd):
                 LOCAL_WORLD_SIZE=size,
                 MASTER_ADDR="127.0.0.1",
                 MASTER_PORT=port,
+                **environments.get(rank, {}),
             )
             ranks.append(
                 subprocess.Popen(

@@ -1,11 +1,16 @@
 """Ranks of which each holds a part of what is trained (zero_stage 2 and 3, offload_optimizer), on the CPU: one process's losses and results, and what is said when one is lost."""
 
+import os
+import time
+import unittest
+
 from rank_support import Ranks
 from support import (
     LLAMA,
     OK,
     QWEN3,
     RUNTIME,
+    TIMEOUT_S,
     USAGE,
     floats,
     main,
@@ -15,6 +20,7 @@ from support import (
     write_safetensors,
 )
 
+FAULT = os.environ.get("UNSLOTH_FAULT", "")
 # Of more parameters than four slices have chunks of the norm.
 WIDE = LLAMA | {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 4}
 FULL = ["--finetuning_type", "full", "--load_in_4bit", "false"]
@@ -149,6 +155,22 @@ class Sharded(Ranks):
             self.expect_all_save_when_one_is_asked_to_stop(ranks)
             self.assertTrue((self.folder / f"asked{number}" / "model.safetensors").exists())
             self.assertEqual(len(list((self.folder / f"asked{number}").glob("checkpoint-*"))), 1)
+
+    @unittest.skipUnless(FAULT, "UNSLOTH_FAULT does not name the preloaded library")
+    def test_a_full_disk_under_one_rank_s_part_leaves_the_checkpoint_out(self):
+        """The first rank is told at once, though there is no room for the reason either."""
+        arguments = self.train_arguments(
+            model(WIDE), self.rows(32), *FULL, *self.FORMS[1], "--save_steps", 2, "--max_steps", 3, out="full",
+        )  # fmt: skip
+        fault = {"LD_PRELOAD": FAULT, "FAULT_UNDER": "optimizer-00002", "FAULT_KIND": "ENOSPC", "FAULT_AT": 2}
+        ranks = self.start_ranks(lambda rank: arguments, environments={1: fault})
+        began = time.monotonic()
+        errors = [rank.communicate(timeout=TIMEOUT_S)[1] for rank in ranks]
+        self.assertEqual([rank.returncode for rank in ranks], [OK, OK], errors)
+        self.assertIn("checkpoint-2 was not saved: rank 1 could not write its part", errors[0])
+        self.assertIn("No space left on device", errors[1])
+        self.assertLess(time.monotonic() - began, 60)  # ddp_timeout is longer
+        self.assertTrue((self.folder / "full" / "model.safetensors").exists())
 
     def test_a_value_that_is_not_finite_on_one_rank_ends_all(self):
         """Only one rank's rows have the token whose embedding is not finite."""
