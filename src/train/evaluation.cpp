@@ -57,13 +57,27 @@ SetSums total_of(const Sums& sums) {
 /// How often the model, asked for the likeliest token alone, would have given the target.
 class Hits {
   public:
-    Hits(ops::Context& ctx, const data::Batch& batch)
+    Hits(ops::Context& ctx, const model::Network& network, const data::Batch& batch)
         : ctx_(ctx),
+          network_(network),
           batch_(batch),
-          best_n_(at::empty({batch.labels}, at::TensorOptions().dtype(at::kInt).device(ctx.device()))) {}
+          best_n_(at::full({batch.labels}, -1, at::TensorOptions().dtype(at::kInt).device(ctx.device()))) {}
 
+    /// All ranks that have slices of the logits together.
     void look_at(int64_t first, const at::Tensor& logits_CV) {
-        ops::argmax_rows(ctx_, logits_CV, best_n_.narrow(0, first, logits_CV.size(0)));
+        const int64_t rows = logits_CV.size(0);
+        const at::Tensor best_C = best_n_.narrow(0, first, rows);
+        ops::argmax_rows(ctx_, logits_CV, best_C);
+        const model::TensorParallel& tp = network_.tp;
+        if (tp.alone()) return;
+        // Of each slice the likeliest token: its logit, and its number, which fp32 holds.
+        const at::Tensor all = at::empty({tp.place().size, 2, rows}, best_C.options().dtype(at::kFloat));
+        const at::Tensor own = all[tp.place().rank];
+        own[0].copy_(logits_CV.gather(1, best_C.to(at::kLong).unsqueeze(1)).squeeze(1));
+        own[1].copy_(best_C).add_(network_.vocabulary().begin);
+        tp.gather(ctx_, all, "the likeliest tokens");
+        const at::Tensor winner = all.select(1, 0).argmax(0, /*keepdim=*/true);  // of equal ones the first, as in a row
+        best_C.copy_(all.select(1, 1).gather(0, winner).squeeze(0));
     }
     int64_t count() const {
         const at::Tensor best = best_n_.cpu();
@@ -75,6 +89,7 @@ class Hits {
 
   private:
     ops::Context& ctx_;
+    const model::Network& network_;
     const data::Batch& batch_;
     at::Tensor best_n_;
 };
@@ -100,9 +115,7 @@ Evaluator::Result Evaluator::run(model::Model& model, ops::Context& ctx, objecti
     const auto start = std::chrono::steady_clock::now();
     const std::string what = cat("the evaluation at step ", step);
     SetSums none;
-    // Where whole answers are compared, single tokens say little; and tensor-parallel ranks see slices of the logits,
-    // whose likeliest token is none's.
-    const bool by_token = !objective.weighs() && model.tensor_parallel().alone();
+    const bool by_token = !objective.weighs();  // where whole answers are compared, single tokens say little
     if (objective.measures().defined()) none.of.measures.resize(static_cast<std::size_t>(objective.measures().numel()));
     Sums sums(extents_.size(), none);
     const auto set = [&](int32_t source) { return names_.empty() ? 0 : static_cast<std::size_t>(source); };
@@ -116,7 +129,8 @@ Evaluator::Result Evaluator::run(model::Model& model, ops::Context& ctx, objecti
         const data::Batch batch = batches_.batch(i);
         SetSums& of_set = sums[set(batches_.source(i))];
         std::optional<Hits> hits;
-        if (by_token && model.speaks()) hits.emplace(ctx, batch);
+        if (by_token && (model.speaks() || !model.tensor_parallel().alone()))
+            hits.emplace(ctx, model.parts().network, batch);
         const model::Model::OnLogits watch = objective.watch(ctx, batch);
         model::Model::OnLogits look;
         if (hits || watch)
