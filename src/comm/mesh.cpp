@@ -38,7 +38,7 @@ Mesh::Mesh(Group& group, const MeshShape& shape, bool ring) : shape_(shape), at_
     cp_ = along(group, "cp", {&MeshShape::cp});
     tp_ = along(group, "tp", {&MeshShape::tp});
     pp_ = along(group, "pp", {&MeshShape::pp});
-    replicas_ = shape.cp == 1 ? dp_ : shape.dp == 1 ? cp_ : along(group, "dp and cp", {&MeshShape::dp, &MeshShape::cp});
+    copies_here_ = meet_copies(group);
     if (shape.pp > 1)
         link(group, ring);
     else
@@ -48,6 +48,18 @@ Mesh::Mesh(Group& group, const MeshShape& shape, bool ring) : shape_(shape), at_
 Communicator* Mesh::make(Group& group, const std::string& name, const std::vector<int>& members) {
     made_.push_back(group.make_communicator(members, name));
     return members.size() == 1 ? nullptr : made_.back().get();
+}
+
+/// Machines may have different numbers of ranks: where there are several all take part, those without a copy alone.
+Communicator* Mesh::meet_copies(Group& group) {
+    const std::vector<int>& here = group.ranks_here();
+    if (shape_.tp * shape_.pp == 1) return here.size() == 1 ? nullptr : &group.here();
+    const std::vector<int MeshShape::*> axes = {&MeshShape::dp, &MeshShape::cp};
+    if (static_cast<int>(here.size()) == group.size())
+        return shape_.cp == 1 ? dp_ : shape_.dp == 1 ? cp_ : along(group, "dp and cp", axes);
+    std::vector<int> members = beside(axes);
+    std::erase_if(members, [&](int rank) { return !std::binary_search(here.begin(), here.end(), rank); });
+    return make(group, "copies of a machine", members);
 }
 
 /// All ranks take part in the making of each, those without a neighbour alone.
@@ -84,13 +96,19 @@ void Mesh::link(Group& group, bool ring) {
     }
 }
 
-Communicator* Mesh::along(Group& group, const char* name, const std::vector<int MeshShape::*>& axes) {
+/// The ranks that differ from this one in these coordinates alone.
+std::vector<int> Mesh::beside(const std::vector<int MeshShape::*>& axes) const {
     std::vector<int> members;
-    for (int rank = 0; rank < group.size(); ++rank) {
+    for (int rank = 0; rank < shape_.size(); ++rank) {
         MeshShape other = coordinates(shape_, rank);
         for (int MeshShape::* const axis : axes) other.*axis = at_.*axis;
         if (other == at_) members.push_back(rank);
     }
+    return members;
+}
+
+Communicator* Mesh::along(Group& group, const char* name, const std::vector<int MeshShape::*>& axes) {
+    const std::vector<int> members = beside(axes);
     const auto size = static_cast<int>(members.size());
     if (size == 1 || size == group.size()) return size == 1 ? nullptr : &group.all();
     made_.push_back(group.make_communicator(members, name));

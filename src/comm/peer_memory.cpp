@@ -129,14 +129,13 @@ bool reaches_peers(const Group& group, at::Device device) {
 
 }  // namespace
 
-bool can_share_memory(Group& group, [[maybe_unused]] at::Device device) {
-    bool can = true;
+bool can_share_memory(Group& group, const Communicator* with, [[maybe_unused]] at::Device device) {
+    bool can = with != nullptr;
 #if UNSLOTH_CUDA
-    if (device.is_cuda()) can = reaches_peers(group, device);
+    if (device.is_cuda()) can = can && reaches_peers(group, device);
 #endif
     const std::vector<std::string> all = group.gather(can ? "yes" : "no", "which GPUs reach each other");
-    return std::all_of(group.ranks_here().begin(), group.ranks_here().end(),
-                       [&](int rank) { return all[static_cast<std::size_t>(rank)] == "yes"; });
+    return std::all_of(all.begin(), all.end(), [](const std::string& answer) { return answer == "yes"; });
 }
 
 std::vector<at::Tensor> share_memory(Group& group, at::Device device, int64_t bytes) {

@@ -22,14 +22,14 @@ std::optional<std::string> doubt_learning_rate(const config::Config& config, con
                "; auto takes ", learning_rate_rule(config, spec).rate);
 }
 
-std::vector<std::string> options_without_effect(const config::Config& config, bool on_gpu, int64_t data_ranks) {
+std::vector<std::string> options_without_effect(const config::Config& config, bool on_gpu, int sharers) {
     std::vector<std::string> idle;
     const auto only_on_gpus = [&](const char* option, bool given) {
         if (given && !on_gpu) idle.push_back(cat(option, " has no effect: the run is on the CPU"));
     };
     const config::TrainingOptions& training = config.training;
     only_on_gpus("training.max_memory_gib", training.max_memory_gib > 0);
-    if (config.distributed.zero_stage > 0 && data_ranks == 1)
+    if (config.distributed.zero_stage > 0 && sharers == 1)
         idle.push_back(cat("distributed.zero_stage ", config.distributed.zero_stage,
                            " has no effect: one process holds the model; unsloth-train launch --nproc_per_node N "
                            "starts several"));

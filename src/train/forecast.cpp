@@ -86,11 +86,11 @@ Forecast::Forecast(config::LoadedConfig loaded, const Target& target, std::share
     copies_ = mesh.dp;
     request_.tp = model::TensorParallel(spec::TensorRank{0, mesh.tp});
     request_.cp = model::ContextParallel(data::ContextRank{0, mesh.cp});
-    request_.holding = parameter_holding(config().distributed, {0, mesh.dp * mesh.cp});
+    request_.holding = parameter_holding(config().distributed, {0, mesh.dp * mesh.cp * mesh.tp});
     require_shareable(config(), request_.holding);
     if (config().distributed.zero_stage == 3 && request_.finetuning_type == config::FinetuningType::lora &&
         !request_.fp8 && target_.machine.card.peer_reach)
-        request_.peers = request_.holding.share;
+        request_.peers = {0, mesh.dp * mesh.cp};
     const config::TrainingOptions& training = config().training;
     request_.saves = config::saves_checkpoints(training);
     request_.weighs = config::compares_answers(training.objective);

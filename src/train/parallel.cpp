@@ -9,8 +9,6 @@ comm::MeshShape choose_mesh(const config::DistributedOptions& distributed, int p
         if (asked) throw usage_error(cat("distributed.", option, " does not work yet"), instead);
     };
     const bool shares = distributed.zero_stage > 0 || distributed.offload_optimizer == config::OptimizerPlace::cpu;
-    not_yet("zero_stage, or offload_optimizer, beside tp_size", shares && distributed.tp_size > 1,
-            "Leave one of them out.");
     not_yet("zero_stage, or offload_optimizer, beside pp_size", shares && distributed.pp_size > 1,
             "Leave one of them out.");
     return comm::mesh_shape(processes, distributed.tp_size, distributed.pp_size, distributed.cp_size);
@@ -33,10 +31,14 @@ void require_shareable(const config::Config& config, const weights::Holding& hol
         throw usage_error(size + "model.dtype float16: sums over ranks are in bf16 or fp32", "Use bfloat16.");
 }
 
-weights::Holding parameter_holding(const config::DistributedOptions& distributed, weights::Share replicas) {
+weights::Share place_of(const comm::Communicator* ranks) {
+    return ranks == nullptr ? weights::Share{} : weights::Share{ranks->rank(), ranks->size()};
+}
+
+weights::Holding parameter_holding(const config::DistributedOptions& distributed, weights::Share alike) {
     weights::Holding holding;
     holding.on_host = distributed.offload_optimizer == config::OptimizerPlace::cpu;
-    if (distributed.zero_stage > 0 || holding.on_host) holding.share = replicas;
+    if (distributed.zero_stage > 0 || holding.on_host) holding.share = alike;
     const bool shared = holding.share.size > 1;
     holding.splits_gradients = holding.on_host || (shared && distributed.zero_stage >= 2);
     holding.splits_values = shared && distributed.zero_stage >= 3;

@@ -201,13 +201,15 @@ int64_t bucket_bytes(const config::Config& config, const comm::Group* group) {
 }
 
 weights::LoadShare load_share(comm::Group* group, const model::ModelPlan& plan) {
-    const bool peers = plan.request().peers.size > 1;
-    if (group == nullptr || (plan.request().device.is_cpu() && !peers)) return {};
-    if (!plan.request().tp.alone() || !plan.request().pp.alone()) return {};  // each reads a part of its own
+    const model::LoadRequest& request = plan.request();
+    const bool peers = request.peers.size > 1;
+    if (group == nullptr || (request.device.is_cpu() && !peers)) return {};
+    const bool cut = !request.tp.alone() || !request.pp.alone();
+    if (cut && !peers) return {};  // each reads a part of its own
     const std::vector<std::string> plans = group->gather(plan.resident_fingerprint(), "the comparison of memory plans");
-    const std::vector<int>& here = group->ranks_here();
-    const bool alike = std::all_of(here.begin(), here.end(), [&](int rank) {
-        return plans[static_cast<std::size_t>(rank)] == plans[static_cast<std::size_t>(here.front())];
+    comm::Communicator& ranks = peers ? *request.peer_ranks : group->here();
+    const bool alike = std::all_of(ranks.ranks().begin(), ranks.ranks().end(), [&](int rank) {
+        return plans[static_cast<std::size_t>(rank)] == plans[static_cast<std::size_t>(ranks.ranks().front())];
     });
     if (!alike && peers)
         throw runtime_failure(
@@ -217,13 +219,22 @@ weights::LoadShare load_share(comm::Group* group, const model::ModelPlan& plan) 
         log::info("the ranks of this machine plan their memory differently: each reads the whole model");
         return {};
     }
-    return {
-        group->place_here(), static_cast<int>(here.size()),
-        [group](const at::Tensor& values, int reader) { group->broadcast_here(values, reader, "the model's weights"); },
-        [group, device = plan.request().device](const std::string& text) {
-            return texts_here(text, group->here(), device);
-        },
-        [group, device = plan.request().device](int64_t bytes) { return comm::share_memory(*group, device, bytes); }};
+    weights::LoadShare share{ranks.rank(), ranks.size(), [&ranks](const at::Tensor& values, int reader) {
+                                 ranks.broadcast(values, reader, "the model's weights");
+                             }};
+    if (!cut)  // slices in host memory are each rank's own
+        share.gather = [&ranks, device = request.device](const std::string& text) {
+            return texts_here(text, ranks, device);
+        };
+    share.share_memory = [group, &ranks, device = request.device](int64_t bytes) {
+        const std::vector<at::Tensor> here = comm::share_memory(*group, device, bytes);
+        std::vector<at::Tensor> theirs;
+        for (std::size_t place = 0; place < here.size(); ++place)
+            if (std::binary_search(ranks.ranks().begin(), ranks.ranks().end(), group->ranks_here()[place]))
+                theirs.push_back(here[place]);
+        return theirs;
+    };
+    return share;
 }
 
 std::unique_ptr<ops::Context> make_context(const config::Config& config, const model::ModelPlan& plan) {

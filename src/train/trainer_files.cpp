@@ -341,7 +341,7 @@ void Trainer::save_result() {
         return;
     }
     if (model_->parameters()->holds_all()) return saver_->result(moment().trainer);
-    with_gathered_values(*mesh_->replicas(), *model_->parameters(), device_,
+    with_gathered_values(*mesh_->stage(), *model_->parameters(), device_,
                          [this](const ReadValues& values) { saver_->result(moment().trainer, values); });
 }
 

@@ -99,13 +99,15 @@ void Trainer::make_plan() {
     if (mesh_ && mesh_->pp() != nullptr) require_pipelined(config(), device_, opened_.file->spec.num_layers);
     request.weighs = objective_->weighs();
     if (group_) request.processes = static_cast<int>(group_->ranks_here().size());
-    request.holding = parameter_holding(config().distributed, replica());
+    request.holding = parameter_holding(config().distributed, place_of(mesh_ ? mesh_->stage() : nullptr));
     require_shareable(config(), request.holding);
-    request.sharers = request.holding.share.size > 1 ? mesh_->replicas() : nullptr;
+    request.sharers = request.holding.share.size > 1 ? mesh_->stage() : nullptr;
     const bool frozen = !full() && !request.fp8;
-    if (config().distributed.zero_stage == 3 && frozen && group_ && replica().size == group_->size() &&
-        group_->ranks_here().size() > 1 && comm::can_share_memory(*group_, device_))
-        request.peers = {group_->place_here(), static_cast<int>(group_->ranks_here().size())};
+    if (config().distributed.zero_stage == 3 && frozen && group_ &&
+        comm::can_share_memory(*group_, mesh_->copies_here(), device_)) {
+        request.peers = place_of(mesh_->copies_here());
+        request.peer_ranks = mesh_->copies_here();
+    }
     request.sizes.deterministic = config().training.deterministic;
     request.saves = (leads() || request.holding.share.size > 1) && config::saves_checkpoints(config().training);
     choose_pass_rows(request);

@@ -97,7 +97,8 @@ void Trainer::banner() const {
     if (leads()) {
         if (const auto doubt = doubt_learning_rate(config(), spec)) log::warning(*doubt);
         if (const auto doubt = doubt_warmup(config().training, total_steps_)) log::warning(*doubt);
-        for (const std::string& idle : options_without_effect(config(), device_.is_cuda(), data_ranks()))
+        for (const std::string& idle :
+             options_without_effect(config(), device_.is_cuda(), plan_->request().holding.share.size))
             log::warning(idle);
     }
     if (spec.tie_word_embeddings && plan_->lora() && !plan_->lora()->modules_to_save.empty())

@@ -364,8 +364,10 @@ std::unique_ptr<Pager> BasePlan::load_layers(ops::Context& ctx, const BaseMemory
             for (const Group g : all_groups) {
                 std::vector<StoredWeight> projections;
                 for (const Slice& slice : layout_[g].slices)
-                    projections.emplace_back(masters->value(*masters->table().find(
-                        spec::TensorRole::linear, layer, slice.projection, Parameter::Kind::base)));
+                    projections.emplace_back(
+                        weights::part_of(masters->value(*masters->table().find(
+                                             spec::TensorRole::linear, layer, slice.projection, Parameter::Kind::base)),
+                                         slice.part));
                 stored.groups[static_cast<std::size_t>(g)] = std::move(projections);
             }
         } else if (!lies_ready(layer)) {

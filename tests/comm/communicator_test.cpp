@@ -230,20 +230,20 @@ TEST(Mesh, HasACommunicatorForEachAxis) {
         mesh.tp()->all_reduce(x, "a test's sum");
         EXPECT_EQ(x.item<float>(), 15.F);
         EXPECT_EQ(mesh.stage(), &group.all());
-        EXPECT_EQ(mesh.replicas(), mesh.dp());
+        EXPECT_EQ(mesh.copies_here(), mesh.dp());
         const Mesh alone(group, {.dp = 4});
         EXPECT_EQ(alone.dp(), &group.all());
         const Mesh rows(group, {.dp = 2, .cp = 2});
-        EXPECT_EQ(rows.replicas(), &group.all());
+        EXPECT_EQ(rows.copies_here()->ranks(), group.all().ranks());
         EXPECT_EQ(rows.cp()->ranks(), (r < 2 ? std::vector<int>{0, 1} : std::vector<int>{2, 3}));
     });
 }
 
-TEST(Mesh, ReplicasDifferInRowsAndTokensAlone) {
+TEST(Mesh, CopiesDifferInRowsAndTokensAlone) {
     on_ranks(8, [](Group& group) {
         const Mesh mesh(group, {.dp = 2, .cp = 2, .tp = 2});
         const int tp = group.rank() % 2;
-        EXPECT_EQ(mesh.replicas()->ranks(), (std::vector<int>{tp, 2 + tp, 4 + tp, 6 + tp}));
+        EXPECT_EQ(mesh.copies_here()->ranks(), (std::vector<int>{tp, 2 + tp, 4 + tp, 6 + tp}));
     });
 }
 

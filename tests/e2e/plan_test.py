@@ -212,7 +212,7 @@ class Plan(EndToEnd):
             "Start 2 or 4 processes": ("--gpus", 3, "--tp_size", 2),
             "num_attention_heads 64": ("--gpus", 3, "--tp_size", 3),
             "needs 81 layers": ("--gpus", 81, "--pp_size", 81),
-            "zero_stage": ("--tp_size", 2, "--zero_stage", 3),
+            "zero_stage": ("--pp_size", 2, "--zero_stage", 3),
         }.items():
             self.fail_with(USAGE, [words], "plan", *arguments, *sizes)
 

@@ -43,19 +43,21 @@ class TensorParallel(SharedModel):
         self.assert_same_course("two", "one")
 
     def test_a_run_goes_on_with_another_tp_size(self):
+        """Exactly on the same mesh."""
         self.run_ranks(1, self.arguments("one", 4, 2, "--save_steps", 3))
         self.run_ranks(2, self.arguments("two", 4, 2, *self.tp(2, "--save_steps", 3)))
-        for processes, tp, source in ((1, 1, "two"), (4, 4, "two"), (2, 2, "one")):
+        for processes, tp, source in ((1, 1, "two"), (4, 4, "two"), (2, 2, "one"), (2, 2, "two")):
             with self.subTest(processes=processes, source=source):
                 out = f"{source}_on_{processes}"
                 checkpoint = self.folder / source / "checkpoint-3"
                 self.run_ranks(
                     processes, self.arguments(out, 4, 2, *self.tp(tp, "--resume_from_checkpoint", checkpoint))
                 )
-                expected = self.steps(self.folder / "one")[3:]
+                exact = (processes, source) == (2, "two")
+                expected = self.steps(self.folder / ("two" if exact else "one"))[3:]
                 for got, other in zip(self.steps(self.folder / out), expected, strict=True):
                     self.assertEqual(got["step"], other["step"])
-                    self.assertAlmostEqual(got["loss"], other["loss"], delta=2e-5 * other["loss"])
+                    self.assertAlmostEqual(got["loss"], other["loss"], delta=0 if exact else 2e-5 * other["loss"])
 
     def start(self, out, *more):
         ranks = self.start_ranks(lambda rank: self.arguments(out, 2, 1, *self.tp(2, "--max_steps", 1000000, *more)))
@@ -85,7 +87,6 @@ class TensorParallel(SharedModel):
             (3, ["tp_size 2", "3 processes"], "--tp_size", 2),
             (2, ["tp_size 2", "use_dora"], "--tp_size", 2, "--use_dora", "true"),
             (2, ["tp_size 2", "blocks of 64"], "--tp_size", 2, "--load_in_4bit", "true"),
-            (2, ["zero_stage", "beside tp_size"], "--tp_size", 2, "--zero_stage", 1),
             (2, ["tp_size 2", "sample_prompts"], "--tp_size", 2, "--sample_prompts", prompts, "--val_size", 2),
         ):
             with self.subTest(parts=parts):

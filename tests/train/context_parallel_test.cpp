@@ -53,7 +53,7 @@ TEST_F(ContextParallelTest, AdaptersOverNf4WithDropoutAndNoiseTrainAsInOneProces
     const Kind kind{"lora_nf4", "llama", llama_biased, true,
                     all_adapters + Flags{"--lora.lora_dropout", "0.1", "--training.neftune_noise_alpha", "5"}};
     expect_as_one_process(kind, {{.cp = 2}, {.cp = 4}, {.cp = 2, .tp = 2}});
-    expect_as_one_process(kind, {{.cp = 2, .dp = 2}, {.cp = 2, .pp = 2}}, 4);
+    expect_as_one_process(kind, {{.cp = 2, .dp = 2}, {.cp = 2, .pp = 2}, {.cp = 1, .tp = 2, .dp = 2}}, 4);
 }
 
 TEST_F(ContextParallelTest, TiedEmbeddingsTrainAsInOneProcess) {

@@ -46,8 +46,9 @@ class Mesh {
     Communicator* cp() const { return cp_; }
     Communicator* tp() const { return tp_; }
     Communicator* pp() const { return pp_; }
-    /// Those that differ in dp and cp alone: they compute with the same values, on tokens of their own.
-    Communicator* replicas() const { return replicas_; }
+    /// Of this rank's machine those that differ in dp and cp alone: they compute with the same slices of the same
+    /// layers, on tokens of their own.
+    Communicator* copies_here() const { return copies_here_; }
     /// All ranks with this one's stage of the pipeline: without one, all. nullptr: this one alone.
     Communicator* stage() const { return stage_; }
     /// The first and the last rank of a pipeline; nullptr between them, and without one.
@@ -55,13 +56,15 @@ class Mesh {
     const PipelineLinks& links() const { return links_; }
 
   private:
+    std::vector<int> beside(const std::vector<int MeshShape::*>& axes) const;
+    Communicator* meet_copies(Group& group);
     Communicator* along(Group& group, const char* name, const std::vector<int MeshShape::*>& axes);
     Communicator* make(Group& group, const std::string& name, const std::vector<int>& members);
     void link(Group& group, bool ring);
 
     MeshShape shape_, at_;
     std::vector<std::unique_ptr<Communicator>> made_;
-    Communicator *dp_ = nullptr, *cp_ = nullptr, *tp_ = nullptr, *pp_ = nullptr, *replicas_ = nullptr;
+    Communicator *dp_ = nullptr, *cp_ = nullptr, *tp_ = nullptr, *pp_ = nullptr, *copies_here_ = nullptr;
     Communicator *stage_ = nullptr, *ends_ = nullptr;
     PipelineLinks links_;
 };

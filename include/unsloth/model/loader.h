@@ -35,8 +35,8 @@ struct LoadRequest {
     config::Optimizer optim = config::Optimizer::adamw_8bit;
     weights::Holding holding;  ///< of what is trained
     weights::Share peers;      ///< ranks of one machine that hold the frozen layers among them; one: each holds all
-    comm::Communicator* sharers =
-        nullptr;                     ///< the ranks of the holding's share; nullptr: one (or load() is not called)
+    /// The ranks of `peers` and of the holding's share; nullptr: one (or load() is not called).
+    comm::Communicator *peer_ranks = nullptr, *sharers = nullptr;
     uint64_t seed = 0;               ///< of the adapters' initialisation
     double noise_alpha = 0;          ///< NEFTune's; 0: none
     bool weighs = false;             ///< the objective gives rows of the head weights (model/head_objective.h)

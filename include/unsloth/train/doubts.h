@@ -16,8 +16,9 @@ namespace unsloth::train {
 /// otherwise. The rate must be settled.
 std::optional<std::string> doubt_learning_rate(const config::Config& config, const spec::ModelSpec& spec);
 
-/// What to say about options that were given and do nothing on such a device with so many copies of the model.
-std::vector<std::string> options_without_effect(const config::Config& config, bool on_gpu, int64_t data_ranks);
+/// What to say about options that were given and do nothing on such a device, where so many ranks share what is
+/// trained.
+std::vector<std::string> options_without_effect(const config::Config& config, bool on_gpu, int sharers);
 
 /// What to say about a warm-up longer than the default that is not over when the run ends; nothing otherwise.
 std::optional<std::string> doubt_warmup(const config::TrainingOptions& training, int64_t total_steps);

@@ -11,10 +11,13 @@ namespace unsloth::train {
 /// divide the number of processes.
 comm::MeshShape choose_mesh(const config::DistributedOptions& distributed, int processes);
 
-/// What of the buffers of training this rank has, by its place among the replicas (comm::Mesh): from zero_stage 1 on,
-/// and where they lie in host memory, a slice of the optimizer's states; from 2 on of the gradients too, from 3 on of
-/// the values.
-weights::Holding parameter_holding(const config::DistributedOptions& distributed, weights::Share replicas);
+/// This rank's among these; nullptr: alone.
+weights::Share place_of(const comm::Communicator* ranks);
+
+/// What of the buffers of training this rank has, by its place among the ranks that train the same parameters
+/// (comm::Mesh::stage): from zero_stage 1 on, and where they lie in host memory, a slice of the optimizer's states;
+/// from 2 on of the gradients too, from 3 on of the values.
+weights::Holding parameter_holding(const config::DistributedOptions& distributed, weights::Share alike);
 
 /// usage Error for what tensor-parallel ranks do not do, beside what their weights' forms refuse, and ranks that each
 /// hold a part of the values.

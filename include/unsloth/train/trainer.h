@@ -69,10 +69,6 @@ class Trainer {
     data::ContextRank context() const {
         return mesh_ ? data::ContextRank{mesh_->at().cp, mesh_->shape().cp} : data::ContextRank{};
     }
-    weights::Share replica() const {
-        const data::ContextRank cp = context();
-        return {data_rank() * cp.size + cp.rank, data_ranks() * cp.size};
-    }
     void open_output();
     void open_data();
     void make_plan();

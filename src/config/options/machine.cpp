@@ -53,8 +53,8 @@ void declare_distributed(OptionSet& options, DistributedOptions& distributed) {
     options.add("cp_size", distributed.cp_size, "Ranks that share a row's tokens (context parallel).").at_least(1);
     options
         .add("zero_stage", distributed.zero_stage,
-             "What data-parallel ranks hold a share of instead of a copy: 1 the optimizer's states, 2 the gradients "
-             "too, 3 the trained parameters too, and the frozen base; 0: nothing.")
+             "What ranks with the same layers hold a share of instead of a copy: 1 the optimizer's states, 2 the "
+             "gradients too, 3 the trained parameters too, and the frozen base; 0: nothing.")
         .at_least(0)
         .at_most(3);
     options
