@@ -157,7 +157,7 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
         if (request_.holding.has_copies()) network.streams->publish("the values to begin with");
     }
     if (request_.saves && table_ && !request_.holding.on_host)
-        parts.copies = weights::Parameters::copies(*table_, request_.optim, request_.holding, *parts.host_memory);
+        parts.copies = weights::Parameters::copies(*table_, request_.optim, saved_holding(), *parts.host_memory);
     network.outer = base_->load_outer(ctx, base_memory, trained, shared);
     parts.step_memory = std::make_unique<memory::Arena>(*step_, request_.device);
     for (int64_t micro = 0; micro < request_.run.in_flight; ++micro)

@@ -111,10 +111,14 @@ void ModelPlan::set_run(spec::RunPlan run) {
 
 int64_t ModelPlan::host_bytes() const {
     int64_t of_one = 0;  // of the processes: the one that saves for all
-    if (request_.holding.share.size == 1)
+    if (saved_holding().share.size == 1)
         for (const memory::Entry& entry : host_->entries())
             if (entry.group == weights::copies_group) of_one += entry.bytes;
     return request_.processes * (host_->total_bytes() - of_one) + of_one + base_copies() * common_->total_bytes();
+}
+
+weights::Holding ModelPlan::saved_holding() const {
+    return request_.pp.alone() ? request_.holding : weights::Holding{};
 }
 
 spec::MemoryNeed ModelPlan::estimate(const spec::RunPlan& run) const {
@@ -197,7 +201,7 @@ void ModelPlan::plan_step() {
     base_->submit_common(common);
     if (own_table_)
         weights::Parameters::plan_host(*own_table_, request_.optim, request_.trains, request_.holding, host);
-    if (request_.saves && table_) weights::Parameters::plan_copies(*table_, request_.optim, request_.holding, host);
+    if (request_.saves && table_) weights::Parameters::plan_copies(*table_, request_.optim, saved_holding(), host);
     step_ = placed(std::move(step));
     host_ = placed(std::move(host));
     common_ = placed(std::move(common));

@@ -67,8 +67,8 @@ void RankSums::sum_gradients(const weights::Parameters& parameters, int64_t step
     if (parameters.holding().splits_gradients) return;  // they were summed when they left
     if (parameters.share().size > 1) {
         const weights::ParameterSlice own = parameters.table().padded_slice(parameters.share());
-        group_.all().reduce_scatter(gradients_P, gradients_P.narrow(0, own.begin, own.elements()),
-                                    cat("the gradients of step ", step));
+        alike_->reduce_scatter(gradients_P, gradients_P.narrow(0, own.begin, own.elements()),
+                               cat("the gradients of step ", step));
     } else if (alike_ == nullptr) {
         // One rank has these parameters.
     } else if (buckets_ == nullptr) {
@@ -83,7 +83,7 @@ void RankSums::sum_gradients(const weights::Parameters& parameters, int64_t step
     }
 }
 
-/// After the sums over each stage's ranks.
+/// After the sums over each stage's ranks, or, where each of these then has the sums of its slice alone, before.
 void RankSums::sum_tied(int64_t step) {
     if (alike_ != nullptr) alike_->join();
     if (ends_ != nullptr) ends_->all_reduce(tied_VD_, cat("the embeddings' gradients of step ", step));
@@ -105,9 +105,11 @@ void RankSums::issue(Host& host, const weights::Parameters& parameters, const at
         outcome.narrow(0, offsetof(spec::StepOutcome, first_bad_site), sizeof(uint32_t)).view(at::kInt);
     at::ne_out(bad_here_, site, static_cast<int32_t>(spec::all_finite));
     sums_.narrow(0, bad_value, 1).copy_(bad_here_);
+    const bool slices = parameters.share().size > 1;
+    if (slices) sum_tied(step);
     sum_gradients(parameters, step);
     group_.all_reduce(sums_, cat("the loss of step ", step));
-    sum_tied(step);
+    if (!slices) sum_tied(step);
     loss.copy_(sums_.narrow(0, 0, 1));
     at::gt_out(bad_anywhere_, sums_.narrow(0, bad_value, 1), 0);
     at::gt_out(bad_elsewhere_, bad_anywhere_, bad_here_);

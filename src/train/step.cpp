@@ -78,16 +78,17 @@ Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& set
             buckets_ = &model.cut_gradients(settings.bucket_bytes);
         sums_ = std::make_unique<RankSums>(ctx, *settings.group, model, buckets_);
     }
-    const bool alone = model.parameters()->share().size == 1;
-    update_ = std::make_unique<Update>(ctx, model, settings.adamw, alone ? nullptr : &settings.group->all());
+    if (model.parameters()->share().size > 1)
+        sharers_ = model.pipeline().alone() ? &settings.group->all() : model.pipeline().mesh()->stage();
+    update_ = std::make_unique<Update>(ctx, model, settings.adamw, sharers_);
     if (settings.skip_on_spike > 0) spike_guard_.emplace(ctx);
     // With no byte to join, one stretch a layer.
     stretches_ = model::cut_gradients(model.trained_by_all(), model.spec().num_layers, /*most_bytes=*/1);
     common_ = weights::Parameters::common(model.trained_by_all(), model.parameters()->table(),
                                           config::Optimizer::adamw_torch, &ops::AdamwState::grads_P);
-    if (!model.pipeline().alone())
-        stage_squares_ =
-            at::zeros({model.pipeline().stage().size}, at::TensorOptions(at::kDouble).device(ctx.device()));
+    const auto squares = at::TensorOptions(at::kDouble).device(ctx.device());
+    if (!model.pipeline().alone()) stage_squares_ = at::zeros({model.pipeline().stage().size}, squares);
+    if (sharers_ != nullptr) slice_squares_ = at::zeros({sharers_->size()}, squares);
     layer_norms_ =
         at::zeros({static_cast<int64_t>(stretches_.size())}, at::TensorOptions(at::kFloat).device(ctx.device()));
     for (int i = 0; i < 3; ++i) {
@@ -190,21 +191,31 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
     return true;
 }
 
-/// Each stage has the sum of squares of its own parameters; tied embeddings count once.
+/// Each stage has the sum of squares of its own parameters, or each of its ranks that of a slice; tied embeddings count
+/// once.
 void Stepper::measure_norm_of_stages(int64_t step) {
+    const std::string what = cat("the gradient norm of step ", step);
     const weights::Parameters& parameters = *model_.parameters();
     const model::Pipeline& pipeline = model_.pipeline();
-    at::Tensor counted_P = parameters.gradients_P;
+    at::Tensor counted_P = parameters.own_gradients_P;
     if (const weights::Parameter* tied = model_.tied_parameter(); tied != nullptr && !pipeline.stage().first()) {
-        const int64_t behind = parameters.table().end_of(*tied);  // it lies first
-        counted_P = counted_P.narrow(0, behind, counted_P.numel() - behind);
+        const int64_t behind = parameters.table().end_of(*tied) - parameters.own().begin;  // it lies first
+        const int64_t first = std::clamp<int64_t>(behind, 0, counted_P.numel());
+        counted_P = counted_P.narrow(0, first, counted_P.numel() - first);
     }
-    const int64_t chunks = (counted_P.numel() + ops::gradient_norm_chunk - 1) / ops::gradient_norm_chunk;
-    const at::Tensor squares = parameters.norm_scratch.view(at::kDouble).narrow(0, 0, chunks);
-    ops::gradient_squares(ctx_, counted_P, squares);
     at::Tensor own = stage_squares_.select(0, pipeline.stage().rank);
-    at::sum_out(own, squares, at::IntArrayRef{0});
-    pipeline.mesh()->pp()->all_gather(own.unsqueeze(0), stage_squares_, cat("the gradient norm of step ", step));
+    own.zero_();
+    if (counted_P.numel() > 0) {
+        const int64_t chunks = (counted_P.numel() + ops::gradient_norm_chunk - 1) / ops::gradient_norm_chunk;
+        const at::Tensor squares = parameters.norm_scratch.view(at::kDouble).narrow(0, 0, chunks);
+        ops::gradient_squares(ctx_, counted_P, squares);
+        at::sum_out(own, squares, at::IntArrayRef{0});
+    }
+    if (sharers_ != nullptr) {
+        sharers_->all_gather(own.unsqueeze(0), slice_squares_, what);
+        at::sum_out(own, slice_squares_, at::IntArrayRef{0});
+    }
+    pipeline.mesh()->pp()->all_gather(own.unsqueeze(0), stage_squares_, what);
     ops::finish_gradient_norm(ctx_, stage_squares_);
 }
 
@@ -231,14 +242,10 @@ void Stepper::measure_layers(Slot& slot, int64_t step) {
             if (begin < end) measure(norm, parameters.own_gradients_P.narrow(0, begin + here - own.begin, end - begin));
         }
     }
-    if (!pipeline.alone() && shares_) {
+    for (comm::Communicator* const ranks : {pipeline.alone() ? nullptr : pipeline.mesh()->pp(), sharers_}) {
+        if (ranks == nullptr || !shares_) continue;
         layer_norms_.square_();
-        pipeline.mesh()->pp()->all_reduce(layer_norms_, cat("the layers' gradient norms of step ", step));
-        layer_norms_.sqrt_();
-    }
-    if (shares_ && parameters.share().size > 1) {
-        layer_norms_.square_();
-        settings_.group->all_reduce(layer_norms_, cat("the layers' gradient norms of step ", step));
+        ranks->all_reduce(layer_norms_, cat("the layers' gradient norms of step ", step));
         layer_norms_.sqrt_();
     }
     slot.layer_norms.copy_(layer_norms_, /*non_blocking=*/true);

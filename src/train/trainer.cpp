@@ -134,10 +134,10 @@ void Trainer::load() {
     stepper_ = std::make_unique<Stepper>(*ctx_, *model_, settings);
     hardware_rate_ = report::dense_bf16_rate(ops::device_name(device_));
     if (resume_) restore();
-    const bool staged = !model_->pipeline().alone();
-    if (staged && mesh_->at().tp == 0 && mesh_->at().cp == 0 && mesh_->at().dp == 0)
-        whole_ = std::make_unique<WholeState>(*model_, config().training.optim);
-    if (leads() || model_->parameters()->share().size > 1)
+    const bool staged = !model_->pipeline().alone(), shared = model_->parameters()->share().size > 1;
+    if (staged && (shared || (mesh_->at().tp == 0 && mesh_->at().cp == 0 && mesh_->at().dp == 0)))
+        whole_ = std::make_unique<WholeState>(*group_, *model_, config().training.optim);
+    if (leads() || (shared && !staged))
         saver_.emplace(run_files(), *ctx_,
                        staged ? weights::Parameters::saved_shapes(model_->trained_by_all(), config().training.optim)
                               : model_->parameters()->saved(),

@@ -231,7 +231,7 @@ void Trainer::checkpoint() {
     const auto agree = [this](const std::string& folder) {
         return group_->gather(folder, "the checkpoint's folder")[0];
     };
-    if (model_->parameters()->share().size > 1)
+    if (model_->parameters()->share().size > 1 && !whole_)
         saver_->checkpoint(moment(), agree);
     else
         saver_->checkpoint(moment());
@@ -294,7 +294,7 @@ RunFiles Trainer::run_files() const {
     if (const spec::KernelTable& kernels = *plan_->request().kernels; !kernels.choices.empty())
         files.kernels = spec::kernels_text(kernels);
     files.save_total_limit = config().training.save_total_limit;
-    files.share = model_->parameters()->share();
+    if (!whole_) files.share = model_->parameters()->share();
     files.holds_all = model_->parameters()->holds_all();
     files.in_place = model_->parameters()->holding().on_host;
     files.patience = std::chrono::seconds(config().distributed.ddp_timeout);

@@ -8,12 +8,15 @@
 
 namespace unsloth::train {
 
+using weights::ParameterSlice, weights::Parameters, weights::ParameterTable;
+
 void WholeState::collect(const To& to, bool values_only) const {
     constexpr int64_t most_bytes = 16 << 20;  // at a time, through the device of the first rank
     const spec::Stage& stage = model_.pipeline().stage();
-    const weights::ParameterTable& all = model_.trained_by_all();
-    const weights::Parameters& parameters = *model_.parameters();
-    comm::Communicator& ranks = *model_.pipeline().mesh()->pp();
+    const ParameterTable& all = model_.trained_by_all();
+    const Parameters& parameters = *model_.parameters();
+    const bool tied = model_.spec().tie_word_embeddings && model_.parts().network.full_finetuning;
+    const int sharers = parameters.share().size, of_stage = group_.size() / stage.size;
     for (const SavedTensor& saved : saved_tensors) {
         const bool values = saved.member == &ops::AdamwState::params_P;
         if (values_only && !values) continue;
@@ -22,29 +25,38 @@ void WholeState::collect(const To& to, bool values_only) const {
         const std::string what = cat("what all stages train: ", saved.name);
         std::optional<at::Tensor> whole;  // asked for where some rank has such a tensor
         at::Tensor through;
-        for (int rank = 0; rank < stage.size; ++rank) {
-            if (!stage.first() && rank != stage.rank) continue;
-            spec::Stage of_rank = stage;
-            of_rank.rank = rank;
-            const bool tied = model_.spec().tie_word_embeddings && model_.parts().network.full_finetuning;
-            for (const weights::CommonStretch& stretch :
-                 weights::Parameters::common(all, all.of(of_rank, tied), optimizer_, saved.member))
-                for (int64_t at = 0; at < stretch.elements; at += most) {
-                    const int64_t count = std::min(most, stretch.elements - at);
-                    if (!stage.first()) {
-                        ranks.send(own.narrow(0, stretch.own + at, count), 0, what);
-                        continue;
-                    }
-                    if (!whole) whole = to(saved.name);
-                    const at::Tensor into = whole->defined() ? whole->narrow(0, stretch.all + at, count) : at::Tensor();
-                    if (rank == 0) {
-                        if (into.defined()) into.copy_(own.narrow(0, stretch.own + at, count), /*non_blocking=*/true);
-                    } else {
-                        if (!through.defined()) through = at::empty({most}, own.options());
-                        ranks.receive(through.narrow(0, 0, count), rank, what);
-                        if (into.defined()) into.copy_(through.narrow(0, 0, count), /*non_blocking=*/true);
-                    }
+        // A piece that `from` has, in its own tensor from `there` on.
+        const auto pass_on = [&](int from, int64_t there, int64_t in_all, int64_t count) {
+            if (group_.rank() != 0) {
+                if (group_.rank() == from) group_.all().send(own.narrow(0, there, count), 0, what);
+                return;
+            }
+            if (!whole) whole = to(saved.name);
+            const at::Tensor into = whole->defined() ? whole->narrow(0, in_all, count) : at::Tensor();
+            if (from == 0) {
+                if (into.defined()) into.copy_(own.narrow(0, there, count), /*non_blocking=*/true);
+            } else {
+                if (!through.defined()) through = at::empty({most}, own.options());
+                group_.all().receive(through.narrow(0, 0, count), from, what);
+                if (into.defined()) into.copy_(through.narrow(0, 0, count), /*non_blocking=*/true);
+            }
+        };
+        for (int number = 0; number < stage.size; ++number) {
+            spec::Stage other = stage;
+            other.rank = number;
+            const ParameterTable table = all.of(other, tied);
+            const std::vector<weights::CommonStretch> stretches =
+                Parameters::common(all, table, optimizer_, saved.member);
+            for (int sharer = 0; sharer < (values ? 1 : sharers); ++sharer) {  // all of them have the values
+                const ParameterSlice has = Parameters::state_slice(
+                    table, optimizer_, values ? weights::Share{} : weights::Share{sharer, sharers}, saved.member);
+                for (const weights::CommonStretch& stretch : stretches) {
+                    const ParameterSlice part = has.with({stretch.own, stretch.own + stretch.elements});
+                    for (int64_t at = part.begin; at < part.end; at += most)
+                        pass_on(number * of_stage + sharer, at - has.begin, stretch.all + at - stretch.own,
+                                std::min(most, part.end - at));
                 }
+            }
         }
     }
 }

@@ -4,21 +4,25 @@
 #include <functional>
 #include <string>
 
+#include "unsloth/comm/group.h"
 #include "unsloth/model/model.h"
 
 namespace unsloth::train {
 
 class WholeState {
   public:
-    /// Of a pipeline's rank.
-    WholeState(model::Model& model, config::Optimizer optimizer) : model_(model), optimizer_(optimizer) {}
+    /// Of a pipeline's rank. All outlive this.
+    WholeState(comm::Group& group, model::Model& model, config::Optimizer optimizer)
+        : group_(group), model_(model), optimizer_(optimizer) {}
 
-    /// Called together by these ranks: what Parameters::saved() holds of all of them comes to the first one, into the
-    /// tensors that `to` names there (host memory; undefined: it is dropped). `values_only`: without moments.
+    /// Called together by the first rank of each stage, where they share the optimizer by all: what
+    /// Parameters::saved() holds of all of them comes to rank 0, into the tensors that `to` names there (host memory;
+    /// undefined: it is dropped). `values_only`: without moments.
     using To = std::function<at::Tensor(const std::string& name)>;
     void collect(const To& to, bool values_only) const;
 
   private:
+    comm::Group& group_;
     model::Model& model_;
     config::Optimizer optimizer_;
 };

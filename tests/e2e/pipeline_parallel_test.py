@@ -6,6 +6,7 @@ from support import (
     OK,
     QWEN3,
     USAGE,
+    environment,
     main,
     model,
     read_safetensors,
@@ -41,6 +42,26 @@ class PipelineParallel(SharedModel):
         self.run_ranks(2, self.train_arguments(folder, rows, *self.pp(2, *more), out="two"))
         self.assert_same_course("two", "one")
         self.assert_same_values("two", "one", "model.safetensors", delta=1e-4)
+
+    def test_the_ranks_of_a_stage_share_the_optimizer(self):
+        """The embeddings lie at both ends of the pipeline; checkpoints are those of one process."""
+        folder, rows = model(QWEN3), self.rows(24)
+        more = ["--finetuning_type", "full", "--learning_rate", "0.001", "--max_steps", 4, "--save_steps", 2,
+                "--per_device_train_batch_size", 1, "--logging.layer_norms", "true"]  # fmt: skip
+        shared = [*self.pp(2, *more), "--zero_stage", 1, "--gradient_accumulation_steps", 2]
+        self.run_ranks(1, self.train_arguments(folder, rows, *more, "--gradient_accumulation_steps", 4, out="one"))
+        self.run_ranks(4, self.train_arguments(folder, rows, *shared, out="four"))
+        self.assert_same_course("four", "one")
+        self.assert_same_values("four", "one", "model.safetensors", delta=1e-4)
+        steps, expected = self.steps(self.folder / "four"), self.steps(self.folder / "one")
+        for got, one in zip(steps, expected):
+            for key in [key for key in one if key.startswith("grad_norm/")]:
+                self.assertAlmostEqual(got[key], one[key], delta=5e-4 * one[key], msg=key)
+        going_on = ["--resume_from_checkpoint", self.folder / "four" / "checkpoint-2"]
+        self.run_ranks(4, self.train_arguments(folder, rows, *shared, *going_on, out="again"))
+        self.assertEqual([s["loss"] for s in self.steps(self.folder / "again")], [s["loss"] for s in steps[2:]])
+        name = "model.safetensors"
+        self.assertEqual((self.folder / "again" / name).read_bytes(), (self.folder / "four" / name).read_bytes())
 
     def test_preferences(self):
         file = self.preference_rows("dpo", 12)
@@ -83,13 +104,15 @@ class PipelineParallel(SharedModel):
                             self.assertEqual(found[key], entry, key)
 
     def test_device_map_names_each_stage_s_layers(self):
+        """Of as many GPUs, for each of which a process is started; without any, on the CPU."""
         folder = model(LLAMA | {"num_hidden_layers": 4})
         more = ["--per_device_train_batch_size", 1, "--gradient_accumulation_steps", 4, "--max_steps", 3]
         self.run_ranks(1, self.train_arguments(folder, self.rows(16), *more, out="one"))
         device_map = '{"model.embed_tokens": 0, "model.layers": 0, "model.layers.3": 1, "lm_head": 1}'
-        err = self.run_ranks(
-            2, self.train_arguments(folder, self.rows(16), *self.pp(2, *more), "--device_map", device_map, out="two")
-        )
+        words = ["--device", "auto", "--device_map", device_map]
+        arguments = self.train_arguments(folder, self.rows(16), *more, *words, out="two")
+        err = self.succeed("train", *arguments, env=environment(CUDA_VISIBLE_DEVICES="")).err
+        self.assertIn("2 GPUs have the layers in turn, a process each", err)
         self.assertIn("2 stages of layers 0 to 2 | 3 to 3;", err)
         self.assert_same_course("two", "one")
 
@@ -131,7 +154,8 @@ class PipelineParallel(SharedModel):
             (3, ["pp_size 3", "the model has 2"], "--pp_size", 3),
             (2, ["2 chunks a rank", "needs 4 layers"], "--pp_size", 2, "--pipeline_schedule", "interleaved"),
             (3, ["pp_size 2", "3 processes"], "--pp_size", 2),
-            (2, ["zero_stage", "beside pp_size"], "--pp_size", 2, "--zero_stage", 1),
+            (4, ["zero_stage 2", "pp_size 2", "zero_stage 1"], "--pp_size", 2, "--zero_stage", 2),
+            (2, ["offload_optimizer cpu", "pp_size 2"], "--pp_size", 2, "--offload_optimizer", "cpu"),
             (2, ["pp_size 2", "sample_prompts"], "--pp_size", 2, "--sample_prompts", prompts, "--val_size", 2),
             (2, ["pp_size 2", "+offload"], "--pp_size", 2, "--gradient_checkpointing", "full+offload"),
             (2, ["stage 1", "nothing is trained"], "--pp_size", 2, "--layers_to_transform", "1"),

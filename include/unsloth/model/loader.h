@@ -130,6 +130,8 @@ class ModelPlan {
         return request_.records && request_.tp.alone() && request_.cp.alone() && request_.pp.alone() &&
                !request_.holding.has_streams();
     }
+    /// What of the trained parameters this rank writes: of a pipeline the first one collects all.
+    weights::Holding saved_holding() const;
     weights::BaseRequest base_request() const;
     void plan_resident();
     void plan_step();

@@ -136,7 +136,8 @@ class Stepper {
     std::optional<SpikeGuard> spike_guard_;          ///< nothing: skip_on_spike is 0
     std::vector<model::GradientStretch> stretches_;  ///< of the layers, all ranks'
     std::vector<weights::CommonStretch> common_;     ///< of what all ranks train and what this one has
-    at::Tensor stage_squares_;                       ///< fp64, of a pipeline: one a rank
+    comm::Communicator* sharers_ = nullptr;          ///< of the parameters' share; nullptr: one
+    at::Tensor stage_squares_, slice_squares_;       ///< fp64: one a stage of a pipeline; one a sharer
     at::Tensor layer_norms_;                         ///< fp32, one a stretch
     double loss_scale_ = 1.0;
     int64_t good_steps_ = 0;
