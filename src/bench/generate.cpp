@@ -158,18 +158,21 @@ struct Delay {
     double median_ms = 0, longest_ms = 0;
 };
 
-/// As many tokens of prompts beside rows as the card's rates say; empty where they say nothing.
-generate::BesideRule beside_rule(ops::Context& ctx, const config::Config& config, const train::OpenedModel& opened) {
-    if (!ctx.is_cuda()) return {};
+/// As the card's rates predict passes, where they do.
+std::shared_ptr<generate::PassTimes> pass_times(ops::Context& ctx, const config::Config& config,
+                                                const train::OpenedModel& opened) {
+    if (!ctx.is_cuda()) return std::make_shared<generate::PassTimes>();
     const bool in_4bit = config.model.load_in_4bit || opened.file->tensors.quantised_linears() > 0;
-    const auto time = planner::DecodingTime::of(train::machine_of(ctx.device()).card, opened.file->spec, in_4bit);
-    return time ? generate::beside_rule(*time) : generate::BesideRule{};
+    const planner::Card card = train::machine_of(ctx.device()).card;
+    return std::make_shared<generate::PassTimes>(planner::DecodingTime::of(card, opened.file->spec, in_4bit));
 }
 
 Delay delay_by_prompt(ops::Context& ctx, model::Model& model, int64_t rows, int64_t prompt, int64_t answer,
-                      const generate::BesideRule& beside) {
+                      const std::shared_ptr<generate::PassTimes>& times) {
     constexpr int alone = 24;
-    generate::Decoder decoder(ctx, model, {.rows = rows + 1, .beside = beside});
+    generate::DecoderOptions options{.rows = rows + 1, .beside = generate::beside_rule(times)};
+    options.on_pass = [&](const generate::PassWork& pass, double ms) { times->observe(pass, ms); };
+    generate::Decoder decoder(ctx, model, options);
     std::mt19937 random(5);
     for (int64_t row = 0; row < rows; ++row) decoder.add(request_of(model, random, row, prompt, answer));
     int64_t begun = 0;
@@ -213,15 +216,15 @@ void bench_generate(const config::LoadedConfig& given, const config::BenchReques
     ops::Context& ctx = *benched.ctx;
     model::Model& model = *benched.model;
     const double rate = copy_rate(ctx);
-    const generate::BesideRule beside = beside_rule(ctx, loaded.config, opened);
+    const std::shared_ptr<generate::PassTimes> times = pass_times(ctx, loaded.config, opened);
     for (const int64_t rows : all_rows) {
         measure(ctx, model, rows, prompt, std::min<int64_t>(answer, 16), 1);  // libraries choose algorithms
         const Measured m = measure(ctx, model, rows, prompt, answer, 2);
         const Measured profiled =
             measure(ctx, model, rows, prompt, std::min<int64_t>(answer, 64), 3, /*profiles=*/true);
-        for (int time = 0; time < 2; ++time)  // shapes are met, and recorded when they come again
-            delay_by_prompt(ctx, model, rows, prompt, answer, beside);
-        const Delay delay = delay_by_prompt(ctx, model, rows, prompt, answer, beside);
+        for (int time = 0; time < 5; ++time)  // shapes are met, recorded when they come again, and timed then
+            delay_by_prompt(ctx, model, rows, prompt, answer, times);
+        const Delay delay = delay_by_prompt(ctx, model, rows, prompt, answer, times);
         const int64_t keys =
             rows * (prompt + answer / 2) * generate::cache_bytes_per_token(model.spec(), model.dtype());
         const double ms = 1000 * m.decode / static_cast<double>(std::max<int64_t>(1, m.passes));
@@ -246,8 +249,7 @@ void bench_generate(const config::LoadedConfig& given, const config::BenchReques
             {"ms_between_tokens", delay.median_ms},
             {"ms_beside_a_prompt", delay.longest_ms},
             {"times_as_long", delay.longest_ms / delay.median_ms},
-            {"tokens_beside",
-             beside ? beside(rows, rows * prompt, 0).tokens : generate::DecoderOptions{}.beside_tokens},
+            {"tokens_beside", generate::beside_rule(times)(rows, rows * prompt, 0).tokens},
             {"regions_ms", profiled.regions}};
         std::cout << (request.json ? result.dump() : result.dump(2)) << std::endl;
     }

@@ -103,7 +103,9 @@ Decoder::Decoder(ops::Context& ctx, model::Model& model, const DecoderOptions& o
       model_(model),
       pads_(ctx.is_cuda() || options.pads),
       context_(limits_of(model, options).context),
-      scheduler_(limits_of(model, options), ops::pages_of(model.sizes().cache_tokens), ops::page_tokens) {}
+      scheduler_(limits_of(model, options), ops::pages_of(model.sizes().cache_tokens), ops::page_tokens) {
+    if (!ctx.deterministic) on_pass_ = options.on_pass;
+}
 
 int64_t Decoder::add(Request request) {
     if (is_dynamic(model_) && static_cast<int64_t>(request.prompt.size()) > model_.sizes().tokens)
@@ -127,6 +129,8 @@ bool Decoder::step(const OnToken& on_token, const OnEnd& on_end) {
     auto ahead = issue_ahead(*issued_);
     const Issued now = std::exchange(issued_, std::nullopt).value();
     if (now.there != nullptr) now.there->synchronize();
+    const Clock::time_point came = Clock::now(), waited = std::max(now.begun, std::exchange(tokens_came_, came));
+    if (now.is_timed) on_pass_(now.work, std::chrono::duration<double, std::milli>(came - waited).count());
     for (std::size_t row = 0; row < now.rows.size(); ++row) {
         const float logprob = now.logprobs.const_data_ptr<float>()[row];
         if (now.rows[row] == nullptr) continue;
@@ -163,6 +167,8 @@ std::vector<Answer> Decoder::answer(std::vector<Request> requests, const OnToken
 /// `ids`: of all parts' tokens, where the host does not know them yet.
 Decoder::Issued Decoder::issue(const std::vector<Part>& parts, const at::Tensor& ids) {
     Issued issued;
+    issued.begun = Clock::now();
+    issued.work = PassWork::of(parts);
     std::vector<ops::RowSampling> rows;
     for (const Part& part : parts) {
         if (!part.chooses()) continue;
@@ -187,12 +193,15 @@ Decoder::Issued Decoder::issue(const std::vector<Part>& parts, const at::Tensor&
     // Recordings are for shapes that come again: rows that leave do not make another one.
     if (pads_) pad(pass, std::min(model_.sizes().segments, model_.sizes().tokens));
     pass.ids = ids;
+    const int64_t recorded = model_.counts().recorded;
     model_.continue_rows(pass, [&](int64_t first, const at::Tensor& logits_CV) {
         const int64_t n = logits_CV.size(0);
         ops::choose_tokens(ctx_, logits_CV,
                            std::span(rows).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(n)),
                            issued.ids_C.narrow(0, first, n), issued.logprobs_C.narrow(0, first, n));
     });
+    const bool waits = std::any_of(parts.begin(), parts.end(), [](const Part& part) { return part.decodes(); });
+    issued.is_timed = on_pass_ && waits && model_.counts().recorded == recorded;
     issued.ids = issued.ids_C, issued.logprobs = issued.logprobs_C;
     if (ctx_.is_cuda()) {
         const auto on_host = at::TensorOptions().pinned_memory(true);

@@ -180,6 +180,38 @@ TEST_P(DecoderTest, AnswersEndAtStopIdsAndWhereTheirReaderSaysSo) {
     EXPECT_EQ(decoder.scheduler().pool().free(), decoder.scheduler().pool().pages());
 }
 
+TEST_P(DecoderTest, TellsHowLongRowsWaitedButLooksAtNoClockWhereBitsRepeat) {
+    const LoadedModel model = load(name, device, 2, 128);
+    const std::vector<Row> asked = prompts(name, 2);
+    std::vector<generate::PassWork> seen;
+    const auto look = [&](const generate::PassWork& pass, double ms) {
+        EXPECT_GT(ms, 0);
+        EXPECT_LT(ms, 60'000);
+        seen.push_back(pass);
+    };
+    const auto answer = [&] {
+        generate::Decoder decoder(*model.ctx, *model.model, {.beside_tokens = 7, .on_pass = look});
+        decoder.add({.prompt = asked[0], .max_new_tokens = new_tokens});
+        decoder.step({}, {});
+        EXPECT_TRUE(seen.empty()) << "nobody waited for the first prompt";
+        decoder.add({.prompt = Row(16, asked[0].front()), .max_new_tokens = 2});
+        while (decoder.step({}, {})) {
+        }
+        EXPECT_EQ(decoder.scheduler().pool().free(), decoder.scheduler().pool().pages());
+    };
+    answer();
+    const auto together = [](const generate::PassWork& pass) { return pass.together; };
+    ASSERT_EQ(std::count_if(seen.begin(), seen.end(), together), 3) << "16 tokens, up to 7 at a time";
+    const auto first = std::find_if(seen.begin(), seen.end(), together);
+    EXPECT_EQ(first->tokens, 1 + 7);
+    EXPECT_EQ(first->chosen, 1);
+    EXPECT_GE(static_cast<int64_t>(seen.size()), new_tokens - 4) << "and those without a prompt, but for recordings";
+    seen.clear();
+    model.ctx->deterministic = true;
+    answer();
+    EXPECT_TRUE(seen.empty());
+}
+
 TEST(DecoderBuckets, AreFewAndHoldTheirRows) {
     std::set<int64_t> buckets;
     for (int64_t rows = 1; rows <= 256; ++rows) {

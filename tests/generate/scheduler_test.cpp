@@ -8,9 +8,6 @@
 #include <random>
 
 #include "unsloth/core/error.h"
-#include "unsloth/generate/beside.h"
-#include "unsloth/generate/decoder.h"
-#include "unsloth/spec/shapes.h"
 
 namespace unsloth {
 namespace {
@@ -212,38 +209,6 @@ TEST(Scheduler, ARuleSaysHowManyTokensGoInBesideWhichRows) {
         scheduler.computed(parts);
         parts[0].sequence->ids.push_back(0);
     }
-}
-
-TEST(BesideRule, TakesWhatACardsRatesAllow) {
-    const auto time = planner::DecodingTime::of(planner::find_card("H200"), spec::builtin_shape("llama-3.1-8b"), true);
-    ASSERT_TRUE(time);
-    // bench generate of 2026-11-23: 3.11, 6.76 and 16.05 ms, prompts of 256 tokens and half of the answers' 512.
-    EXPECT_NEAR(time->pass_ms(1, 1, 512) / 3.11, 1, 0.15);
-    EXPECT_NEAR(time->pass_ms(64, 64, 64 * 512) / 6.76, 1, 0.2);
-    EXPECT_NEAR(time->pass_ms(256, 256, 256 * 512) / 16.05, 1, 0.3);
-    const BesideRule rule = beside_rule(*time);
-    for (const int64_t rows : {1, 7, 64, 256}) {
-        const int64_t keys = rows * 512;
-        int64_t before = 1 << 20;
-        for (const int64_t cached : {0, 256, 1024, 8192, 65536}) {
-            const Beside beside = rule(rows, keys, cached);
-            if (beside.singly) {
-                EXPECT_LE(time->pass_ms(rows + beside.tokens, rows, keys + beside.tokens * (cached + beside.tokens)),
-                          2.7 * time->pass_ms(rows, rows, keys));
-                EXPECT_EQ(bucket_of(rows + beside.tokens), rows + beside.tokens) << "nothing is padded";
-                EXPECT_TRUE(beside.tokens >= 32 && beside.tokens <= 256 && beside.tokens <= before);
-                before = beside.tokens;
-            } else {
-                EXPECT_EQ(beside.tokens, 128);
-                EXPECT_GE(cached, 1024) << "a short prompt goes in singly";
-            }
-        }
-        EXPECT_TRUE(rule(rows, keys, 0).singly);
-        EXPECT_FALSE(rule(rows, keys, 65536).singly) << "each would read 8.6 GB of keys";
-    }
-    planner::Card unknown = planner::find_card("A100");
-    EXPECT_FALSE(planner::DecodingTime::of(unknown, spec::builtin_shape("llama-3.1-8b"), true));
-    EXPECT_TRUE(planner::DecodingTime::of(unknown, spec::builtin_shape("llama-3.1-8b"), false));
 }
 
 TEST(Scheduler, RefusesWhatTheCacheCannotHold) {

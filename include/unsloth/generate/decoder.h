@@ -2,6 +2,7 @@
 // next token, and takes in the prompts of others.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
@@ -9,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "unsloth/generate/beside.h"
 #include "unsloth/generate/request.h"
 #include "unsloth/generate/scheduler.h"
 #include "unsloth/model/model.h"
@@ -25,7 +27,11 @@ struct DecoderOptions {
     /// than three times one that decodes (`bench generate` measures it). More where nobody waits for single tokens.
     int64_t beside_tokens = 128;
     BesideRule beside = {};  ///< instead (generate/beside.h); may be empty
-    bool pads = false;       ///< rows to buckets, as on a GPU, which records passes
+    /// Sees how long the rows of a pass waited for its tokens: the milliseconds since those of the pass before, or
+    /// since it was begun. Not of one in which no row decodes or that was recorded, and never with
+    /// ops::Context::deterministic: then nothing may depend on a clock. May be empty.
+    std::function<void(const PassWork& pass, double ms)> on_pass = {};
+    bool pads = false;  ///< rows to buckets, as on a GPU, which records passes
 };
 
 /// Uses the model's planned buffers and cache: one decoder at a time, and no training pass meanwhile. It knows of no
@@ -53,12 +59,16 @@ class Decoder {
     const Scheduler& scheduler() const { return scheduler_; }
 
   private:
+    using Clock = std::chrono::steady_clock;
     /// A pass that was issued, and whose tokens are on their way to the host.
     struct Issued {
         std::vector<Sequence*> rows;   ///< for which it chooses a token; nullptr: ended before
         at::Tensor ids_C, logprobs_C;  ///< on the device
         at::Tensor ids, logprobs;      ///< the host's
         std::shared_ptr<ops::Event> there;
+        PassWork work;
+        Clock::time_point begun;
+        bool is_timed = false;  ///< on_pass gets to see it
     };
     Issued issue(const std::vector<Part>& parts, const at::Tensor& ids);
     std::optional<std::pair<Issued, std::vector<Part>>> issue_ahead(const Issued& before);
@@ -71,6 +81,8 @@ class Decoder {
     Scheduler scheduler_;
     std::map<int64_t, Answer> answers_;  ///< of the requests under way, by number
     std::optional<Issued> issued_;
+    std::function<void(const PassWork&, double)> on_pass_;
+    Clock::time_point tokens_came_;  ///< of the pass before
 };
 
 /// The number of rows, not less than these, that a pass is recorded for: powers of two, and the middle between two.
