@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -72,6 +73,33 @@ TEST(Sampler, DrawsByTheModelsProbabilities) {
     expect_frequencies({.temperature = 1}, softmax(logits, 1));
     expect_frequencies({.temperature = 2.5}, softmax(logits, 2.5));
     expect_frequencies({.temperature = 1}, softmax(logits, 1), {.seed = uint64_t{1} << 40, .prompt = 3, .answer = 9});
+}
+
+/// Pairs of draws whose keys differ in one part by one, against the product of their distributions.
+TEST(Sampler, NeighboursDrawIndependently) {
+    const spec::Sampling sampling{.temperature = 3};
+    const std::vector<double> p = softmax(logits, 3);
+    constexpr int draws = 20000;
+    const std::array<void (*)(DrawKey&), 5> next = {
+        [](DrawKey& key) { ++key.seed; }, [](DrawKey& key) { key.seed += uint64_t{1} << 32; },
+        [](DrawKey& key) { ++key.prompt; }, [](DrawKey& key) { ++key.answer; }, [](DrawKey& key) { ++key.position; }};
+    for (std::size_t part = 0; part < next.size(); ++part) {
+        std::vector<int> counts(p.size() * p.size());
+        for (uint32_t draw = 0; draw < draws; ++draw) {
+            DrawKey key{.seed = 7, .prompt = 2 * (draw % 100), .answer = 2, .position = 2 * draw};
+            const auto one = static_cast<std::size_t>(choose(logits, sampling, key).id);
+            next[part](key);
+            ++counts[one * p.size() + static_cast<std::size_t>(choose(logits, sampling, key).id)];
+        }
+        double chi_squared = 0;
+        for (std::size_t i = 0; i < counts.size(); ++i) {
+            const double expected = p[i / p.size()] * p[i % p.size()] * draws;
+            ASSERT_GT(expected, 0.5);
+            chi_squared += (counts[i] - expected) * (counts[i] - expected) / expected;
+        }
+        const auto freedom = static_cast<double>(counts.size() - 1);
+        EXPECT_LE(chi_squared, freedom + 4 * std::sqrt(2 * freedom)) << "part " << part;
+    }
 }
 
 TEST(Sampler, LeavesWhatTopKTopPAndMinPSay) {
