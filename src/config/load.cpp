@@ -76,7 +76,8 @@ std::string best_metric(const TrainingOptions& training) {
 }
 
 bool more_is_better(const TrainingOptions& training) {
-    return training.greater_is_better.value_or(!training.metric_for_best_model.ends_with("loss"));
+    const std::string& name = training.metric_for_best_model;
+    return training.greater_is_better.value_or(!name.ends_with("loss") && !name.ends_with("perplexity"));
 }
 
 }  // namespace unsloth::config

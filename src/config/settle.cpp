@@ -155,17 +155,40 @@ void check_best(const Config& config, Problems& problems) {
             throw usage_error("training.early_stopping_threshold serves training.early_stopping_patience, which is 0",
                               "Give both, or none.");
     });
-    problems.check({"training.metric_for_best_model", "training.objective", "data.eval_files"}, [&] {
-        std::vector<std::string> known = {"eval_loss", "eval_token_accuracy"};
-        for (const auto& [name, file] : config.data.eval_files) known.push_back(cat("eval_", name, "_loss"));
-        const std::string metric = best_metric(t);
-        const bool has = std::find(known.begin(), known.end(), metric) != known.end();
-        // The figures of other objectives are their own to name: the first evaluation knows them.
-        if (has || t.objective != Objective::sft) return;
-        std::string all;
-        for (const std::string& name : known) all += (all.empty() ? "" : ", ") + name;
-        throw usage_error(cat("training.metric_for_best_model: an evaluation has no ", metric),
-                          cat("It has ", all, "."));
+    problems.check({"training.metric_for_best_model", "training.objective", "data.eval_files", "training.eval_metric"},
+                   [&] {
+                       std::vector<std::string> known = {"eval_loss", "eval_token_accuracy", "eval_perplexity"};
+                       const char* const judged = t.eval_metric == AnswerMetric::regex ? "regex" : "exact_match";
+                       if (t.eval_metric != AnswerMetric::none) known.push_back(cat("eval_", judged));
+                       for (const auto& [name, file] : config.data.eval_files) {
+                           known.push_back(cat("eval_", name, "_loss"));
+                           if (t.eval_metric != AnswerMetric::none) known.push_back(cat("eval_", name, "_", judged));
+                       }
+                       const std::string metric = best_metric(t);
+                       const bool has = std::find(known.begin(), known.end(), metric) != known.end();
+                       // The figures of other objectives are their own to name: the first evaluation knows them.
+                       if (has || t.objective != Objective::sft) return;
+                       std::string all;
+                       for (const std::string& name : known) all += (all.empty() ? "" : ", ") + name;
+                       throw usage_error(cat("training.metric_for_best_model: an evaluation has no ", metric),
+                                         cat("It has ", all, "."));
+                   });
+}
+
+/// What training.eval_metric needs, and what needs it.
+void check_answers(const Config& config, Problems& problems) {
+    const TrainingOptions& t = config.training;
+    const bool judges = t.eval_metric != AnswerMetric::none;
+    problems.check({"training.eval_metric", "training.eval_answer_regex", "training.objective"}, [&] {
+        if (!judges && !t.eval_answer_regex.empty())
+            throw usage_error("training.eval_answer_regex serves training.eval_metric, which is none",
+                              "Set training.eval_metric to exact_match or regex.");
+        if (t.eval_metric == AnswerMetric::regex && t.eval_answer_regex.empty())
+            throw usage_error("training.eval_metric regex needs training.eval_answer_regex",
+                              "Give the expression that is looked for in answers.");
+        if (judges && t.objective != Objective::sft)
+            throw usage_error("training.eval_metric judges answers to rows of training.objective sft",
+                              "Leave it out: other objectives have figures of their own.");
     });
 }
 
@@ -203,6 +226,8 @@ void check_evaluation(const Config& config, Problems& problems) {
     };
     need_rows("training.eval_on_start", config.training.eval_on_start);
     need_rows("training.eval_steps", config.training.eval_steps > 0);
+    need_rows("training.eval_metric", config.training.eval_metric != AnswerMetric::none);
+    check_answers(config, problems);
     check_best(config, problems);
 }
 

@@ -94,7 +94,9 @@ const std::vector<Curve>& curves() {
                                            {"kl", "Divergence from the reference", "", nullptr},
                                            {"divergence", "Divergence from the teacher", "", nullptr},
                                            {"nll_loss", "Cross-entropy of the rows' answers", "", nullptr},
-                                           {"token_accuracy", "Targets that are the likeliest token", "", nullptr}};
+                                           {"token_accuracy", "Targets that are the likeliest token", "", nullptr},
+                                           {"exact_match", "Answers that are the rows' own", "", nullptr},
+                                           {"regex", "Answers in which the expression is found", "", nullptr}};
     return all;
 }
 

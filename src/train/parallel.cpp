@@ -15,16 +15,20 @@ comm::MeshShape choose_mesh(const config::DistributedOptions& distributed, int p
     return comm::mesh_shape(processes, distributed.tp_size, distributed.pp_size, distributed.cp_size);
 }
 
+const char* asks_for_answers(const config::TrainingOptions& training) {
+    if (training.sample_prompts) return "training.sample_prompts";
+    return training.eval_metric == config::AnswerMetric::none ? nullptr : "training.eval_metric";
+}
+
 void require_shareable(const config::Config& config, const weights::Holding& holding) {
-    const bool prompts = config.training.sample_prompts.has_value();
-    if (holding.splits_values && prompts)
-        throw usage_error(
-            "training.sample_prompts does not go with distributed.zero_stage 3: a rank alone cannot answer",
-            "Leave one of the two out.");
+    const char* const answers = asks_for_answers(config.training);
+    if (holding.splits_values && answers != nullptr)
+        throw usage_error(cat(answers, " does not go with distributed.zero_stage 3: a rank alone cannot answer"),
+                          "Leave one of the two out.");
     if (config.distributed.tp_size == 1) return;
     const std::string size = cat("distributed.tp_size ", config.distributed.tp_size, " does not go with ");
-    if (prompts)
-        throw usage_error(size + "training.sample_prompts: a rank alone cannot answer", "Leave one of the two out.");
+    if (answers != nullptr)
+        throw usage_error(cat(size, answers, ": a rank alone cannot answer"), "Leave one of the two out.");
     if (config.training.objective == config::Objective::distill)
         throw usage_error(size + "training.objective distill: a rank's logits are a slice of the vocabulary",
                           "Train data parallel.");

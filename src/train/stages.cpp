@@ -10,6 +10,7 @@
 #include "unsloth/ops/device.h"
 #include "unsloth/planner/stages.h"
 #include "unsloth/train/layer_costs.h"
+#include "unsloth/train/parallel.h"
 
 namespace unsloth::train {
 namespace {
@@ -133,8 +134,8 @@ bool several_chunks(const config::DistributedOptions& distributed) {
 
 void require_pipelined(const config::Config& config, at::Device device, int64_t layers) {
     const std::string size = cat("distributed.pp_size ", config.distributed.pp_size, " does not go with ");
-    if (config.training.sample_prompts)
-        throw usage_error(size + "training.sample_prompts: a rank alone cannot answer", "Leave one of the two out.");
+    if (const char* const answers = asks_for_answers(config.training))
+        throw usage_error(cat(size, answers, ": a rank alone cannot answer"), "Leave one of the two out.");
     if (config.training.objective == config::Objective::kto)
         throw usage_error(size + "training.objective kto, whose micro-batches all ranks measure together",
                           "Leave pp_size out, or train with dpo.");

@@ -7,7 +7,9 @@
 #include <map>
 #include <sstream>
 
+#include "train/answers.h"
 #include "train/kernels.h"
+#include "train/row_file.h"
 #include "train/whole_state.h"
 #include "unsloth/config/load.h"
 #include "unsloth/core/error.h"

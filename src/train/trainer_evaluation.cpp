@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "train/answers.h"
+#include "train/row_file.h"
 #include "unsloth/comm/group.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
@@ -21,7 +23,10 @@ StepResult Trainer::take_step(const IssueOptions& options) {
 
 void Trainer::maybe_evaluate(int64_t step) {
     if (!evaluator_) return;
-    const auto [report, signal] = evaluator_->run(*model_, *ctx_, *objective_, eval_references_, step, progress_.epoch);
+    auto [report, signal] = evaluator_->run(*model_, *ctx_, *objective_, eval_references_, step, progress_.epoch);
+    if (report && config().training.objective == config::Objective::sft)
+        report->figures.emplace_back("perplexity", std::exp(report->loss));
+    if (report && answers_ && !judge_answers(*report, signal)) report.reset();
     agreed_signal_ = signal;
     progress_.evaluation_due = !report && step < total_steps_;  // the last one belongs to the end of every run
     if (!report) stop_for(agreed_signal_);
@@ -63,6 +68,26 @@ void Trainer::tell_early_stop() const {
               " evaluations ", config::best_metric(config().training), " was not better than ",
               progress_.best.value.value_or(std::nan("")), " of step ", progress_.best.step,
               " (training.early_stopping_patience)");
+}
+
+/// Adds what answers to the rows are worth, and keeps them; false: a signal asked to stop before all were there.
+bool Trainer::judge_answers(EvalReport& report, int& signal) {
+    const auto start = std::chrono::steady_clock::now();
+    auto judged = answers_->run(*model_, *ctx_, group_.get(), signal);
+    if (!judged) return false;
+    report.figures.insert(report.figures.end(), judged->figures.begin(), judged->figures.end());
+    report.seconds += seconds_since(start);
+    if (!leads()) return true;
+    if (!answer_rows_) {
+        const std::filesystem::path folder = config().training.output_dir;
+        answer_rows_ = std::make_unique<RowFile>(folder / "answers.jsonl", resume_ ? resume_->state.progress.step : 0);
+    }
+    for (const nlohmann::ordered_json& row : judged->rows) {
+        nlohmann::ordered_json kept{{"step", report.step}, {"epoch", report.epoch}};
+        kept.update(row);
+        answer_rows_->add(kept);
+    }
+    return true;
 }
 
 /// The rank that leads answers, and the others wait for it.

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <utility>
 
+#include "train/answers.h"
 #include "train/kernels.h"
 #include "train/references.h"
 #include "unsloth/comm/peer_memory.h"
@@ -121,12 +122,7 @@ void Trainer::make_plan() {
     }
     if (objective::needs_references(config())) plan_references(limits);
     model::ActivationSizes& sizes = request.sizes;
-    if (config().training.sample_prompts && purpose_ == Purpose::trains) {  // on all ranks: their plans are alike
-        samples_ = std::make_unique<Samples>(config(), opened_);
-        limits.tokens = std::max(limits.tokens, samples_->longest());
-        limits.longest = std::max(limits.longest, samples_->longest());
-        sizes.cache_tokens = samples_->room();
-    }
+    if (purpose_ == Purpose::trains) plan_answers(limits, sizes);  // on all ranks: their plans are alike
     size_for(sizes, limits);
     request.run.head_tile = head_chunk_rows(opened_.file->spec, request.dtype, limits.labels);
     if (instruction_) {
@@ -208,6 +204,29 @@ void Trainer::plan_references(data::BatchLimits& limits) {
     reference_rows_.emplace(loader_->dataset().subset(loader_->rows_of_steps(0, total_steps_)), limits.tokens,
                             data_rank(), data_ranks());
     widen(limits, reference_rows_->limits());
+}
+
+/// The cache, and passes, of sampled prompts and of answers that evaluations judge.
+void Trainer::plan_answers(data::BatchLimits& limits, model::ActivationSizes& sizes) {
+    const config::TrainingOptions& t = config().training;
+    if (t.sample_prompts) {
+        samples_ = std::make_unique<Samples>(config(), opened_);
+        limits.tokens = std::max(limits.tokens, samples_->longest());
+        limits.longest = std::max(limits.longest, samples_->longest());
+        sizes.cache_tokens = samples_->room();
+    }
+    if (t.eval_metric == config::AnswerMetric::none) return;
+    // More at a time would be faster, and take from training what it keeps of layers.
+    const AnswerRules rules{t.eval_metric,    t.eval_answer_regex,          t.eval_max_new_tokens,
+                            /*most_rows=*/16, "training.eval_answer_regex", "training.eval_max_new_tokens"};
+    answers_ = std::make_unique<AnswerEvaluator>(rules, eval_rows_, opened_, config().data.eval_files);
+    const CacheSize cache = cache_for(answers_->rows(), answers_->context());
+    sizes.context = std::max(cache.context, sizes.cache_tokens);
+    sizes.cache_tokens = std::max(cache.tokens, sizes.cache_tokens);
+    limits.tokens = std::max({limits.tokens, answers_->longest(), answers_->rows()});
+    limits.longest = std::max({limits.longest, answers_->longest(), answers_->rows()});
+    limits.segments = std::max(limits.segments, answers_->rows());
+    limits.labels = std::max(limits.labels, answers_->rows());
 }
 
 /// Before the first step, and before a checkpoint's values replace those that the run began with.

@@ -80,7 +80,8 @@ TEST(Settle, TheBestEvaluationNeedsSomeToBeFound) {
     }
     EXPECT_CONTAINS(flag_error(with({"--early_stopping_threshold", "0.1"})), "serves training.early_stopping_patience");
     EXPECT_CONTAINS(flag_error({"--metric_for_best_model", "accuracy"}), "an evaluation has no eval_accuracy");
-    EXPECT_CONTAINS(flag_error({"--metric_for_best_model", "law_loss"}), "It has eval_loss, eval_token_accuracy.");
+    EXPECT_CONTAINS(flag_error({"--metric_for_best_model", "law_loss"}),
+                    "It has eval_loss, eval_token_accuracy, eval_perplexity.");
     const auto sets =
         config::load_config({}, {"--metric_for_best_model", "law_loss", "--eval_files", R"({"law": "f"})"});
     EXPECT_EQ(config::best_metric(sets.config.training), "eval_law_loss");

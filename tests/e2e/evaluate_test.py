@@ -261,6 +261,81 @@ class Evaluate(EndToEnd):
             "--eval_file", write_rows(self.folder / "bare.jsonl", [{"input_ids": [40, 41, 42]}]),
         )  # fmt: skip
 
+    def test_answers_in_a_run(self):
+        """The same questions while the model learns other answers to them."""
+        folder = self.copied_model(model(TEXT_LLAMA, tokenizer=LEGAL_BASE))
+        stopping_model(folder)
+
+        def rows(name, *pairs):
+            made = [{"input_ids": p + a, "labels": [-100] * len(p) + a} for p, a in pairs]
+            return write_rows(self.folder / f"{name}.jsonl", made)
+
+        questions = [([5, 40], [41, 42, 1]), ([7, 7, 40], [41, 42, 1]), ([9, 41], [42, 1]), ([5, 41], [43, 1])]
+        train = rows("train", *[([8 + i % 5, 41], [43, 1]) for i in range(16)])
+        sets = json.dumps({"old": str(rows("old", *questions[:3])), "new": str(rows("new", *questions[3:]))})
+        words = ["--eval_files", sets, "--eval_steps", "3", "--eval_on_start", "--max_steps", "9", "--save_steps", "3"]
+        words += ["--learning_rate", "0.1", "--lr_scheduler_type", "constant", "--warmup_steps", "0"]
+        words += ["--target_modules", "q_proj,v_proj", "--modules_to_save", "lm_head"]
+        asks = ["--eval_metric", "exact_match", "--eval_max_new_tokens", "6", "--load_best_model_at_end"]
+        asks += ["--metric_for_best_model", "new_exact_match"]
+        out = self.train(folder, train, *words, *asks)
+        found = {
+            e["step"]: [e[f"eval_{name}exact_match"] for name in ("", "old_", "new_")] for e in self.evaluations(out)
+        }
+        self.assertEqual(found[0], [0.75, 1, 0])
+        self.assertEqual(found[9][2], 1, "the run of this test must learn the other answer")
+        self.assertNotEqual(found[3], found[9], "an evaluation that differs from the last is needed")
+        told = read_rows(out / "answers.jsonl")
+        self.assertEqual([t["step"] for t in told], [step for step in (0, 3, 6, 9) for _ in questions])
+        for step, (share, _, _) in found.items():
+            self.assertEqual(sum(t["correct"] for t in told if t["step"] == step), 4 * share)
+        best = min(step for step in found if step > 0 and found[step][2] == 1)
+        self.assertEqual(json.loads((out / "trainer_state.json").read_text())["best_global_step"], best)
+        self.assertEqual((out / ADAPTER).read_bytes(), (out / f"checkpoint-{best}" / ADAPTER).read_bytes())
+        words_after = ["--adapter_name_or_path", out, "--eval_files", sets, "--max_new_tokens", "6"]
+        after = self.evaluate(folder, *words_after, "--metric", "exact_match", "--answers", self.folder / "after.jsonl")
+        self.assertEqual(
+            [after["exact_match"], after["eval_old_exact_match"], after["eval_new_exact_match"]], found[best]
+        )
+        kept = [{k: v for k, v in t.items() if k not in ("step", "epoch")} for t in told if t["step"] == best]
+        self.assertEqual(kept, read_rows(self.folder / "after.jsonl"))
+        for e in self.evaluations(out):
+            self.assertAlmostEqual(e["eval_perplexity"], math.exp(e["eval_loss"]))
+        cache = [
+            line
+            for line in self.succeed(
+                *self.train_arguments(folder, train, *words, *asks, "--max_steps", "0", out="plan")
+            ).err.splitlines()
+            if "kv cache" in line
+        ]
+        self.assertEqual(len(cache), 1, "the plan holds training's and the answers' memory")
+        # The run is what it is without, and several ranks share the questions.
+        without = self.train(folder, train, *words, out="without")
+        self.assertEqual([s["loss"] for s in self.steps(out)], [s["loss"] for s in self.steps(without)])
+        both = self.train_arguments(folder, train, *words, *asks, "--per_device_train_batch_size", "1", out="both")
+        self.succeed("launch", "--nproc_per_node", "2", "train", *both)
+        self.assertEqual(
+            [t["row"] for t in read_rows(self.folder / "both" / "answers.jsonl")], [t["row"] for t in told]
+        )
+        first = self.evaluations(self.folder / "both")[0]
+        self.assertEqual([first[f"eval_{name}exact_match"] for name in ("", "old_", "new_")], found[0])
+        # From a checkpoint on it finds, and keeps, the same.
+        again = self.train(folder, train, *words, *asks, "--resume_from_checkpoint", out / "checkpoint-6", out="again")
+        values = {e["step"]: e["eval_exact_match"] for e in self.evaluations(again)}
+        self.assertEqual(values[9], found[9][0])
+
+    def test_what_a_run_cannot_judge(self):
+        base, rows = model(LLAMA), self.rows(8)
+        evaluated = ["--val_size", "2", "--eval_steps", "1"]
+        for told, words in (
+            ("no rows to evaluate on", ["--eval_metric", "exact_match"]),
+            ("needs training.eval_answer_regex", [*evaluated, "--eval_metric", "regex"]),
+            ("serves training.eval_metric", [*evaluated, "--eval_answer_regex", "x"]),
+            ("an evaluation has no eval_exact_match", [*evaluated, "--metric_for_best_model", "exact_match"]),
+        ):
+            with self.subTest(told):
+                self.fail_with(USAGE, told, *self.train_arguments(base, rows, *words))
+
 
 if __name__ == "__main__":
     main()

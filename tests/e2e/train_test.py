@@ -40,7 +40,7 @@ STEP_FIELDS = [
     "memory_gib",
 ]
 LIBRARY = os.environ.get("UNSLOTH_FAULT", "")
-EVAL_FIELDS = ["step", "epoch", "eval_loss", "eval_tokens", "eval_token_accuracy"]
+EVAL_FIELDS = ["step", "epoch", "eval_loss", "eval_tokens", "eval_token_accuracy", "eval_perplexity"]
 SUMMARY_FIELDS = [
     "event",
     "exit_reason",

@@ -29,6 +29,8 @@ constexpr bool compares_answers(Objective objective) {
     return objective == Objective::dpo || objective == Objective::orpo || objective == Objective::kto;
 }
 /// The model that preferences are measured against: the base without adapters, or what was there at the start.
+/// What an evaluation judges generated answers by, beside the loss.
+enum class AnswerMetric { none, exact_match, regex };
 enum class Reference { base, initial };
 /// How the margin of a pair becomes a loss.
 enum class PreferenceLoss { sigmoid, hinge, ipo, robust, simpo };
@@ -180,6 +182,9 @@ struct TrainingOptions {
     std::vector<std::string> report_to;         ///< of tensorboard, prometheus, html
     std::optional<std::string> sample_prompts;  ///< file of prompts that evaluations answer
     int64_t sample_max_new_tokens = 64;
+    AnswerMetric eval_metric = AnswerMetric::none;  ///< of evaluations in a run; the next two as EvaluateRequest's
+    std::string eval_answer_regex;
+    int64_t eval_max_new_tokens = 256;
     std::optional<std::string> resume_from_checkpoint;  ///< "auto", "true" or a folder; "false" counts as none
 };
 

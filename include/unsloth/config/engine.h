@@ -51,9 +51,6 @@ struct GenerateRequest {
     int64_t max_batch_tokens = 8192;  ///< of a pass: a long prompt goes in by pieces beside rows that decode
 };
 
-/// What an evaluation judges generated answers by, beside the loss.
-enum class AnswerMetric { none, exact_match, regex };
-
 struct EvaluateRequest {
     AnswerMetric metric = AnswerMetric::none;
     std::string answer_regex;  ///< checked; empty: none. exact_match compares what its first group, or it, matches

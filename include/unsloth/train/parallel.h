@@ -19,6 +19,9 @@ weights::Share place_of(const comm::Communicator* ranks);
 /// from 2 on of the gradients too, from 3 on of the values.
 weights::Holding parameter_holding(const config::DistributedOptions& distributed, weights::Share alike);
 
+/// The option by which the model answers in a run, which a rank does alone; nullptr: none is given.
+const char* asks_for_answers(const config::TrainingOptions& training);
+
 /// usage Error for what tensor-parallel ranks do not do, beside what their weights' forms refuse, and ranks that each
 /// hold a part of the values.
 void require_shareable(const config::Config& config, const weights::Holding& holding);

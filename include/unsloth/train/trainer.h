@@ -25,6 +25,8 @@
 namespace unsloth::train {
 
 struct ReferenceCache;
+class AnswerEvaluator;
+class RowFile;
 class WholeState;
 
 class Trainer {
@@ -80,6 +82,7 @@ class Trainer {
     MemoryBudget budget() const;
     bool fits_everywhere() const;
     void plan_references(data::BatchLimits& limits);
+    void plan_answers(data::BatchLimits& limits, model::ActivationSizes& sizes);
     void score_references();
     ReferenceCache reference_cache(model::PolicyScope scope) const;
     void banner() const;
@@ -105,6 +108,7 @@ class Trainer {
     void judge(const EvalReport& report);
     bool stops_early() const;
     void tell_early_stop() const;
+    bool judge_answers(EvalReport& report, int& signal);
     void answer_prompts(int64_t step);
     RunFiles run_files() const;
     RunMoment moment() const;
@@ -131,7 +135,9 @@ class Trainer {
     OpenedModel opened_;
     std::unique_ptr<data::StepLoader> loader_;
     std::optional<Evaluator> evaluator_;
-    std::unique_ptr<Samples> samples_;  ///< nullptr: there are no prompts
+    std::unique_ptr<Samples> samples_;          ///< nullptr: there are no prompts
+    std::unique_ptr<AnswerEvaluator> answers_;  ///< nullptr: without training.eval_metric
+    std::unique_ptr<RowFile> answer_rows_;      ///< nullptr: none were judged yet
     data::Dataset eval_rows_;
     std::optional<data::EvalLoader> reference_rows_;  ///< the training rows to come, where a reference scores them
     objective::References references_, eval_references_;

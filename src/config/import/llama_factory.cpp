@@ -157,8 +157,8 @@ void add_training(PeerRows& rows) {
               "model.compute_dtype fp8 computes the base's products in e4m3, with scales of its own")
         .any({"fp8_backend"}, "it serves fp8")
         .only({"predict_with_generate"}, off,
-              "training.sample_prompts names prompts that each evaluation answers; unsloth-train evaluate --metric "
-              "judges answers")
+              "training.eval_metric judges answers in each evaluation, training.sample_prompts names prompts that it "
+              "answers")
         .any({"generation_max_length", "generation_num_beams", "generation_config", "do_sample", "temperature", "top_p",
               "top_k", "num_beams", "max_length", "max_new_tokens", "repetition_penalty", "length_penalty",
               "skip_special_tokens"},

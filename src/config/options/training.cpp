@@ -132,15 +132,16 @@ void declare_best(OptionSet& options, TrainingOptions& training) {
     options
         .add("metric_for_best_model", training.metric_for_best_model,
              "Value of an evaluation that says which is the best, with or without eval_: loss, token_accuracy, "
-             "NAME_loss of data.eval_files, or a figure of preferences such as rewards/margins.")
+             "NAME_loss of data.eval_files, exact_match of eval_metric, or a figure of preferences such as "
+             "rewards/margins.")
         .value("NAME")
         .synonym(nullptr, "eval_loss")
         .synonym("", "eval_loss")
         .on_resume(OnResume::fixed);
     options
         .add("greater_is_better", training.greater_is_better,
-             "Whether more of metric_for_best_model is better; null: of all metrics but those whose names end in "
-             "loss.")
+             "Whether more of metric_for_best_model is better; null: of all metrics but perplexity and those whose "
+             "names end in loss.")
         .on_resume(OnResume::fixed);
 }
 
@@ -212,6 +213,20 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
         .path("FILE")
         .on_resume(OnResume::free);
     options.add("sample_max_new_tokens", training.sample_max_new_tokens, "Most tokens of such an answer.")
+        .at_least(1)
+        .on_resume(OnResume::free);
+    options
+        .add_choice(
+            "eval_metric", training.eval_metric,
+            {{"none", AnswerMetric::none}, {"exact_match", AnswerMetric::exact_match}, {"regex", AnswerMetric::regex}},
+            "Judge answers in every evaluation, as `evaluate --metric` does: eval_exact_match or eval_regex, "
+            "and all answers in answers.jsonl in output_dir.")
+        .on_resume(OnResume::free);
+    options
+        .add("eval_answer_regex", training.eval_answer_regex, "What counts of an answer, as `evaluate --answer_regex`.")
+        .value("REGEX")
+        .on_resume(OnResume::free);
+    options.add("eval_max_new_tokens", training.eval_max_new_tokens, "Most tokens of an answer that is judged.")
         .at_least(1)
         .on_resume(OnResume::free);
     options

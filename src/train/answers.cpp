@@ -1,0 +1,173 @@
+#include "train/answers.h"
+
+#include <algorithm>
+
+#include "unsloth/core/error.h"
+#include "unsloth/core/interrupt.h"
+#include "unsloth/core/log.h"
+#include "unsloth/core/progress.h"
+#include "unsloth/generate/decoder.h"
+#include "unsloth/train/step.h"
+
+namespace unsloth::train {
+namespace {
+
+constexpr std::size_t shown_bytes = 200;  // of an answer in a message
+
+const char* metric_name(config::AnswerMetric metric) {
+    return metric == config::AnswerMetric::exact_match ? "exact_match" : "regex";
+}
+
+/// What every rank answered, question by question: rank r has answered r, r + ranks, …
+std::vector<Prompt> all_answers(const std::vector<Prompt>& own, std::size_t questions, int64_t most_tokens,
+                                comm::Group& group, at::Device device) {
+    const auto ranks = static_cast<std::size_t>(group.size());
+    const auto most = static_cast<int64_t>((questions + ranks - 1) / ranks);
+    const at::Tensor ids = at::zeros({most, 1 + most_tokens}, at::kInt);  // an answer's length, and it
+    for (std::size_t i = 0; i < own.size(); ++i) {
+        int32_t* const row = ids.mutable_data_ptr<int32_t>() + static_cast<int64_t>(i) * (1 + most_tokens);
+        *row = static_cast<int32_t>(own[i].size());
+        std::copy(own[i].begin(), own[i].end(), row + 1);
+    }
+    const at::Tensor all =
+        at::empty({group.size() * most, 1 + most_tokens}, at::TensorOptions(at::kInt).device(device));
+    group.all().all_gather(ids.to(device), all, "answers to the evaluation's rows");
+    const at::Tensor there = all.cpu();
+    group.check();
+    std::vector<Prompt> answers;
+    for (std::size_t i = 0; i < questions; ++i) {
+        const int64_t at = static_cast<int64_t>(i % ranks) * most + static_cast<int64_t>(i / ranks);
+        const int32_t* const row = there.const_data_ptr<int32_t>() + at * (1 + most_tokens);
+        answers.emplace_back(row + 1, row + 1 + *row);
+    }
+    return answers;
+}
+
+}  // namespace
+
+AnswerEvaluator::AnswerEvaluator(const AnswerRules& rules, const data::Dataset& rows, const OpenedModel& opened,
+                                 const std::vector<std::pair<std::string, std::string>>& files)
+    : rules_(rules), tokenizer_(opened.tokenizer()), stops_(stop_ids(tokenizer_, opened.file->spec)) {
+    if (!rules.regex.empty()) pattern_.emplace(rules.regex, rules.regex_option);
+    for (const auto& [name, file] : files) sets_.push_back(name);
+    for (int64_t i = 0; i < rows.size(); ++i) {
+        Question question = question_of(rows.sample(i), sets_.empty() ? 0 : rows.source(i));
+        longest_ = std::max(longest_, static_cast<int64_t>(question.prompt.size()));
+        questions_.push_back(std::move(question));
+    }
+    if (const int64_t allowed = opened.file->spec.usable_positions(); context() > allowed)
+        throw usage_error(
+            cat("prompts and ", rules.tokens_option, " take ", context(), " positions, the model allows ", allowed),
+            cat("Set a lower ", rules.tokens_option, "."));
+}
+
+int64_t AnswerEvaluator::rows() const {
+    return std::clamp<int64_t>(static_cast<int64_t>(questions_.size()), 1, rules_.most_rows);
+}
+
+AnswerEvaluator::Question AnswerEvaluator::question_of(const data::Sample& sample, int32_t set) const {
+    const auto trained = [&](std::size_t t) { return sample.labels[t] != data::ignore_label; };
+    std::size_t end = sample.ids.size();
+    while (end > 0 && !trained(end - 1)) --end;
+    std::size_t begin = end;
+    while (begin > 0 && trained(begin - 1)) --begin;
+    std::size_t first = begin;
+    while (first > 0 && sample.positions[first] != 0) --first;
+    if (begin <= first + 1)  // a token that begins all texts is no question
+        throw input_error(cat("row ", sample.row, " has no prompt before its answer"),
+                          "Answers can be judged of rows of prompts or messages whose prompt is no target.");
+    const auto ids = [&](std::size_t from, std::size_t to) {
+        return Prompt(sample.ids.begin() + static_cast<std::ptrdiff_t>(from),
+                      sample.ids.begin() + static_cast<std::ptrdiff_t>(to));
+    };
+    Question question{sample.row, set, ids(first, begin), tokenizer_.decode(ids(begin, end), /*skip_special=*/true),
+                      ""};
+    if (rules_.metric == config::AnswerMetric::regex) return question;
+    const std::optional<std::string> compared = part_of(question.expected);
+    if (!compared)
+        throw input_error(cat(rules_.regex_option, " finds nothing in the answer of row ", question.row, ": ",
+                              question.expected.substr(0, shown_bytes)));
+    question.compared = *compared;
+    return question;
+}
+
+/// What of an answer counts; nothing where the expression finds nothing.
+std::optional<std::string> AnswerEvaluator::part_of(const std::string& answer) const {
+    if (!pattern_) return data::trimmed(answer);
+    const data::AnswerPattern::Found found = pattern_->find_last(answer);
+    if (found.gave_up)
+        log::warning(rules_.regex_option, " takes too many steps on an answer of ", answer.size(),
+                     " bytes, which counts as one without a match: ", answer.substr(0, shown_bytes));
+    return found.text ? std::optional(data::trimmed(*found.text)) : std::nullopt;
+}
+
+bool AnswerEvaluator::is_right(const std::string& answer, const Question& question) const {
+    const std::optional<std::string> text = part_of(answer);
+    return text && (rules_.metric == config::AnswerMetric::regex || *text == question.compared);
+}
+
+/// This rank's; those that a signal cut off are empty.
+std::vector<Prompt> AnswerEvaluator::answers(model::Model& model, ops::Context& ctx, comm::Group* group) const {
+    std::vector<generate::Request> requests;
+    const std::size_t step = group == nullptr ? 1 : static_cast<std::size_t>(group->size());
+    for (std::size_t i = group == nullptr ? 0 : static_cast<std::size_t>(group->rank()); i < questions_.size();
+         i += step)
+        requests.push_back(
+            {.prompt = questions_[i].prompt, .max_new_tokens = rules_.max_new_tokens, .stop_ids = stops_});
+    const comm::Busy answering(group, "answering the evaluation's rows");
+    Progress progress("answering", static_cast<int64_t>(requests.size()));
+    generate::Decoder decoder(ctx, model,  // nobody reads along: prompts go in as fast as may be
+                              {.rows = rows(), .context = context(), .beside_tokens = model.sizes().tokens});
+    std::vector<Prompt> own(requests.size());
+    const auto ended = [&](int64_t number, const generate::Answer& answer) {
+        own[static_cast<std::size_t>(number)] = answer.ids;
+        progress.add();
+    };
+    for (generate::Request& request : requests) decoder.add(std::move(request));
+    while (interrupt_requested() == 0 && decoder.step({}, ended)) {
+    }
+    return own;
+}
+
+AnswerEvaluator::Result AnswerEvaluator::judge(const std::vector<Prompt>& answers) const {
+    struct Score {
+        int64_t right = 0, answers = 0;
+        double share() const { return static_cast<double>(right) / static_cast<double>(std::max<int64_t>(answers, 1)); }
+    };
+    std::vector<Score> of_sets(sets_.size());
+    Score all;
+    Result result;
+    for (std::size_t i = 0; i < questions_.size(); ++i) {
+        const Question& question = questions_[i];
+        const std::string answer = tokenizer_.decode(answers[i], /*skip_special=*/true);
+        const bool right = is_right(answer, question);
+        const auto count = [&](Score& score) { ++score.answers, score.right += right ? 1 : 0; };
+        count(all);
+        nlohmann::ordered_json row{{"row", question.row}};
+        if (!sets_.empty()) {
+            count(of_sets[static_cast<std::size_t>(question.set)]);
+            row["set"] = sets_[static_cast<std::size_t>(question.set)];
+        }
+        row["prompt"] = tokenizer_.decode(question.prompt, /*skip_special=*/true);
+        row["expected"] = question.expected;
+        row["answer"] = answer;
+        row["correct"] = right;
+        result.rows.push_back(std::move(row));
+    }
+    const std::string metric = metric_name(rules_.metric);
+    result.figures = {{metric, all.share()}};
+    for (std::size_t i = 0; i < sets_.size(); ++i)
+        result.figures.emplace_back(cat(sets_[i], "_", metric), of_sets[i].share());
+    return result;
+}
+
+std::optional<AnswerEvaluator::Result> AnswerEvaluator::run(model::Model& model, ops::Context& ctx, comm::Group* group,
+                                                            int& signal) const {
+    std::vector<Prompt> given = answers(model, ctx, group);
+    signal = agree_on_signal(group, ctx.device(), "answers to the evaluation's rows");
+    if (signal != 0) return std::nullopt;
+    if (group != nullptr) given = all_answers(given, questions_.size(), rules_.max_new_tokens, *group, ctx.device());
+    return judge(given);
+}
+
+}  // namespace unsloth::train
