@@ -80,8 +80,6 @@ void check_generate(const GenerateRequest& generate, Presence presence) {
                     "generate takes --adapter beside --file, whose rows name them; --prompt and --chat take "
                     "--model.adapter_name_or_path");
     presence.refuse(generate.logprobs && !generate.json, "generate takes --logprobs only beside --json");
-    presence.refuse(generate.chat && !generate.prompt.empty(),
-                    "generate takes --chat without --prompt: it reads the user's messages from standard input");
     if (generate.sampling.temperature > 0) return;
     const std::string greedy = ", and without it every token is the likeliest: give --temperature 0.7, for instance";
     presence.refuse(generate.n > 1, "--n serves --temperature" + greedy);

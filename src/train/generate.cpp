@@ -7,6 +7,7 @@
 
 #include "train/generation.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
 #include "unsloth/generate/answer_text.h"
 #include "unsloth/generate/decoder.h"
@@ -17,6 +18,8 @@
 
 namespace unsloth::train {
 namespace {
+
+constexpr const char* unwritable = "cannot write to standard output";
 
 /// --prompt as a user's message, or as it is for a model without a template that someone chose for it.
 Prompt encode_prompt(const config::GenerateRequest& request, const tokenizer::Tokenizer& tokenizer,
@@ -47,6 +50,15 @@ int32_t number_of(const NamedAt& row, const config::NamedFolders& adapters) {
                       cat("Give it with --adapter ", row.name, "=DIR."));
 }
 
+/// What the longest answer takes, for a message.
+std::string longest_named(const std::vector<Prompt>& prompts, const config::GenerateRequest& request) {
+    if (prompts.empty()) return cat("--max_new_tokens ", request.max_new_tokens);
+    const auto shorter = [](const Prompt& a, const Prompt& b) { return a.size() < b.size(); };
+    const auto at = std::max_element(prompts.begin(), prompts.end(), shorter);
+    const std::string which = request.file.empty() ? "" : cat(" ", at - prompts.begin() + 1, " of ", request.file);
+    return cat("prompt", which, " and --max_new_tokens take ", at->size(), " + ", request.max_new_tokens, " tokens");
+}
+
 /// What passes and cache must hold.
 struct AnswerSizes {
     int64_t rows = 1, pass_tokens = 1, context = 1;
@@ -56,18 +68,20 @@ struct AnswerSizes {
 AnswerSizes sizes_of(const config::LoadedConfig& loaded, const config::GenerateRequest& request,
                      const spec::ModelSpec& spec, const std::vector<Prompt>& prompts) {
     const int64_t longest = prompts.empty() ? 0 : longest_of(prompts), allowed = spec.usable_positions();
+    const std::string asked = longest_named(prompts, request);
     if (longest + request.max_new_tokens > allowed)
-        throw usage_error(cat("prompt and max_new_tokens take ", longest + request.max_new_tokens,
-                              " positions, the model allows ", allowed));
+        throw usage_error(cat(asked, ": the model allows ", allowed, " positions"),
+                          "Shorten the prompt, or set a lower --max_new_tokens; --rope_scaling extends the positions.");
     if (request.max_context > allowed)
-        throw usage_error(cat("--max_context ", request.max_context, ": the model allows ", allowed));
+        throw usage_error(cat("--max_context ", request.max_context, ": the model allows ", allowed),
+                          "Lower it, or extend the positions with --rope_scaling.");
     AnswerSizes sizes;
     sizes.context = request.max_context > 0 ? request.max_context
                     : request.chat          ? allowed
                                             : longest + request.max_new_tokens;
     if (longest + request.max_new_tokens > sizes.context)
-        throw usage_error(cat("prompt and max_new_tokens take ", longest + request.max_new_tokens,
-                              " tokens, --max_context is ", sizes.context));
+        throw usage_error(cat(asked, ": --max_context is ", sizes.context),
+                          "Raise it, or set a lower --max_new_tokens.");
     int64_t tokens = 0;  // of all prompts
     for (const Prompt& prompt : prompts) tokens += static_cast<int64_t>(prompt.size()) * request.n;
     const int64_t answers = request.chat ? 1 : static_cast<int64_t>(prompts.size()) * request.n;
@@ -82,9 +96,11 @@ AnswerSizes sizes_of(const config::LoadedConfig& loaded, const config::GenerateR
         sizes.cache = {.tokens = request.kv_bytes / (token * ops::page_tokens) * ops::page_tokens,
                        .context = sizes.context};
         if (sizes.cache.tokens < sizes.context)
-            throw usage_error(cat("--kv_memory ", request.kv_memory, " holds ", sizes.cache.tokens,
-                                  " tokens, a prompt and its answer have up to ", sizes.context),
-                              cat("A token takes ", token, " bytes."));
+            throw usage_error(
+                cat("--kv_memory ", request.kv_memory, " holds ", sizes.cache.tokens,
+                    " tokens, a prompt and its answer have up to ", sizes.context),
+                cat("A token takes ", token, " bytes: give ", ops::pages_of(sizes.context) * ops::page_tokens * token,
+                    " at least, or lower --max_context or --max_new_tokens."));
     }
     sizes.cache.in_pieces = spec.rope.type != spec::RopeSpec::Type::dynamic;
     return sizes;
@@ -134,7 +150,9 @@ class AnswerAll {
               const std::vector<Prompt>& prompts, const std::vector<int32_t>& adapters)
         : request_(request), tokenizer_(tokenizer), prompts_(prompts), adapters_(adapters) {}
 
+    /// Until a signal asks to stop: what is complete was printed then.
     void run(generate::Decoder& decoder, const std::vector<int32_t>& stops) {
+        install_interrupt_handlers("Stopping");
         std::vector<generate::Request> requests;
         for (std::size_t i = 0; i < prompts_.size(); ++i) {
             for (int64_t k = 0; k < request_.n; ++k) {
@@ -146,14 +164,19 @@ class AnswerAll {
         }
         if (!request_.stop.empty())
             for (std::size_t i = 0; i < requests.size(); ++i) texts_.emplace_back(tokenizer_, request_.stop);
-        decoder.answer(
-            std::move(requests), [&](int64_t i, int32_t id) { return texts_.empty() || text(i).add(id); },
-            [&](int64_t i, const generate::Answer& answer) {
-                ended_.emplace(i, answer);
-                for (auto next = ended_.begin(); next != ended_.end() && next->first == printed_;
-                     next = ended_.erase(next), ++printed_)
-                    print(next->first, next->second);
-            });
+        const auto see = [&](int64_t i, int32_t id) { return texts_.empty() || text(i).add(id); };
+        const auto end = [&](int64_t i, const generate::Answer& answer) {
+            ended_.emplace(i, answer);
+            for (auto next = ended_.begin(); next != ended_.end() && next->first == printed_;
+                 next = ended_.erase(next), ++printed_)
+                print(next->first, next->second);
+        };
+        const std::size_t all = requests.size();
+        for (generate::Request& request : requests) decoder.add(std::move(request));
+        while (interrupt_requested() == 0 && decoder.step(see, end)) {
+        }
+        if (const int signal = interrupt_requested(); signal != 0)
+            throw Interrupted(signal, cat("stopped; ", printed_, " of ", all, " answers were printed"));
     }
 
   private:
@@ -167,15 +190,17 @@ class AnswerAll {
             text(i).finish();
             said = text(i).text();
         }
-        if (!request_.json) {
-            std::cout << said << "\n";
-            return;
-        }
+        if (!request_.json) return write(said);
         nlohmann::ordered_json object{
             {"prompt_ids", prompts_[static_cast<std::size_t>(i / request_.n)]}, {"ids", answer.ids}, {"text", said}};
         if (request_.logprobs) object["logprobs"] = answer.logprobs;
         if (request_.n > 1) object["answer"] = i % request_.n;
-        std::cout << object.dump(-1, ' ', /*ensure_ascii=*/true) << "\n";
+        write(object.dump(-1, ' ', /*ensure_ascii=*/true, nlohmann::ordered_json::error_handler_t::replace));
+    }
+
+    /// At once: readers go on with it, and whoever cannot be written to is not worked for.
+    static void write(const std::string& line) {
+        if (!(std::cout << line << "\n" << std::flush)) throw runtime_failure(unwritable);
     }
 
     const config::GenerateRequest& request_;
@@ -256,7 +281,7 @@ void run_generate(const config::LoadedConfig& given, const config::GenerateReque
     } else {
         AnswerAll(request, tokenizer, prompts, adapters).run(decoder, stops);
     }
-    if (!std::cout.flush()) throw runtime_failure("cannot write to standard output");
+    if (!std::cout.flush()) throw runtime_failure(unwritable);
 }
 
 }  // namespace unsloth::train

@@ -39,7 +39,10 @@ std::vector<Prompt> read_prompts(const std::filesystem::path& file, const tokeni
         tokenizer::ChatTemplate::choose(data.template_name, tokenizer, data.chat_template_kwargs);
     const std::string content = read_file(file);
     const std::size_t first = content.find_first_not_of(" \t\r\n");
-    if (first == std::string::npos) throw input_error(cat(file.string(), ": the file is empty"));
+    if (first == std::string::npos)
+        throw input_error(cat(file.string(), ": the file is empty"),
+                          "Write a line for each prompt, {\"text\": \"…\"}, {\"prompt\": \"…\"} or {\"messages\": "
+                          "[…]}, or one as it is.");
     if (content[first] != '{') {
         if (adapters != nullptr) adapters->push_back({"", file.string()});
         return {tokenizer.encode(content, true)};

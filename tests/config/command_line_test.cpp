@@ -197,7 +197,7 @@ TEST(CommandLine, GenerateTakesSamplingAndTheSizeOfItsCache) {
     EXPECT_CONTAINS(refused({"--logprobs"}), "--logprobs only beside --json");
     EXPECT_CONTAINS(refused({"--stream", "--n", "2"}), "--stream without");
     EXPECT_CONTAINS(refused({"--chat", "--json"}), "--chat without");
-    EXPECT_CONTAINS(refused({"--chat"}), "--chat without --prompt");
+    EXPECT_CONTAINS(refused({"--stop", ""}), "an empty text");
     EXPECT_CONTAINS(refused({"--n", "2"}), "--n serves --temperature");
     EXPECT_CONTAINS(refused({"--min_p", "0.1"}), "serve --temperature");
     EXPECT_CONTAINS(refused({"--temperature", "-1"}), ">= 0");
