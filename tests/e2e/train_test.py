@@ -735,12 +735,13 @@ class FullTraining(EndToEnd):
             sum(s["loss"] for s in self.score(base, rows, name="base.jsonl")),
         )
 
-    def test_the_dtype_and_ties_of_the_checkpoint_are_kept(self):
+    def test_ties_are_kept_and_the_dtype_that_was_trained(self):
         base = model(TEXT_LLAMA | {"tie_word_embeddings": True}, dtype="bfloat16", tokenizer=LEGAL_BASE)
         rows = write_rows(self.folder / "rows.jsonl", [{"text": "The term is two years."}] * 8)
         out = self.train(base, rows, "--finetuning_type", "full", "--max_steps", "2")
         tensors = read_safetensors(out / "model.safetensors")
-        self.assertEqual({t[0] for t in tensors.values()}, {"BF16"})
+        self.assertEqual({t[0] for t in tensors.values()}, {"F32"})
+        self.assertEqual(json.loads((out / "config.json").read_text())["torch_dtype"], "float32")
         self.assertNotIn("lm_head.weight", tensors)
         self.assertTrue((out / "tokenizer.json").exists())
         self.succeed(
