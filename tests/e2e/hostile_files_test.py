@@ -5,6 +5,7 @@ UNSLOTH_FAULT names the library of tests/fault.
 """
 
 import fcntl
+import json
 import os
 import pty
 import shutil
@@ -17,7 +18,6 @@ import unittest
 
 from merge_support import Merging
 from support import (
-    EndToEnd,
     GOLDEN,
     INPUT,
     LEGAL_BASE,
@@ -30,6 +30,7 @@ from support import (
     TEXT_LLAMA,
     TIMEOUT_S,
     USAGE,
+    EndToEnd,
     environment,
     main,
     model,
@@ -328,8 +329,8 @@ class Terminal(EndToEnd):
         os.close(ours)
         self.assertEqual(process.returncode, OK)
         self.expect_plain(shown)
-        self.assertIn("\x9b", piped)
-        self.assertEqual(shown, piped.replace("\x9b", "\\u009b").replace("\x7f", "\\u007f"))
+        self.assertIn("x\x9b\x7f[2J", json.loads(piped)["text"])
+        self.assertEqual(shown, piped.replace("\x7f", "\\u007f"))
 
 
 if __name__ == "__main__":
