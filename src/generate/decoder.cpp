@@ -168,7 +168,7 @@ std::vector<Answer> Decoder::answer(std::vector<Request> requests, const OnToken
 Decoder::Issued Decoder::issue(const std::vector<Part>& parts, const at::Tensor& ids) {
     Issued issued;
     issued.begun = Clock::now();
-    issued.work = PassWork::of(parts);
+    if (on_pass_) issued.work = PassWork::of(parts);
     std::vector<ops::RowSampling> rows;
     for (const Part& part : parts) {
         if (!part.chooses()) continue;
