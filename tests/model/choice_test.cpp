@@ -30,6 +30,16 @@ model::LoadRequest request_of(int64_t rows, int64_t length) {
     return request;
 }
 
+/// Of a small model, two rows of 64 tokens.
+model::ModelPlan plan_on_cpu() {
+    model::LoadRequest request = request_of(2, 64);
+    request.device = at::kCPU;
+    request.dtype = at::kFloat;
+    const auto file = std::make_shared<const formats::WeightFile>(
+        formats::WeightFile::open(model_folder("small_llama/bf16").string()));
+    return {file, request};
+}
+
 std::shared_ptr<const formats::WeightFile> shape(const std::string& name) {
     return formats::describe_model(spec::builtin_shape(name));
 }
@@ -233,12 +243,7 @@ TEST(Choice, WithoutHostMemorySaysWhatWouldToo) {
 /// model.max_memory may name the GPUs of several ranks: the one plan is for the least of them.
 TEST(Choice, RanksPlanForTheOneThatMayTakeLeast) {
     UNSLOTH_NEEDS_XZ();
-    model::LoadRequest request = request_of(2, 64);
-    request.device = at::kCPU;
-    request.dtype = at::kFloat;
-    const auto file = std::make_shared<const formats::WeightFile>(
-        formats::WeightFile::open(model_folder("small_llama/bf16").string()));
-    const model::ModelPlan roomy(file, request);
+    const model::ModelPlan roomy = plan_on_cpu();
     spec::RunPlan thrifty = roomy.request().run;
     for (spec::LayerPlan& layer : thrifty.layers) layer.keep = spec::Keep::input;
     const int64_t most = roomy.estimate(thrifty).device;
@@ -260,12 +265,7 @@ TEST(Choice, RanksPlanForTheOneThatMayTakeLeast) {
 /// A run that goes on keeps the plan that it began with, which need not be what would be chosen now.
 TEST(Choice, ARunThatGoesOnKeepsItsPlan) {
     UNSLOTH_NEEDS_XZ();
-    model::LoadRequest request = request_of(2, 64);
-    request.device = at::kCPU;
-    request.dtype = at::kFloat;
-    const auto file = std::make_shared<const formats::WeightFile>(
-        formats::WeightFile::open(model_folder("small_llama/bf16").string()));
-    model::ModelPlan plan(file, request);
+    model::ModelPlan plan = plan_on_cpu();
     spec::RunPlan before = plan.request().run;
     for (spec::LayerPlan& layer : before.layers) layer.keep = spec::Keep::input;
     const std::string text = planner::run_plan_json(before);
