@@ -12,6 +12,10 @@ std::vector<std::pair<std::string, spec::DType>> compute_types() {
     return {{"float32", spec::DType::f32}, {"bfloat16", spec::DType::bf16}, {"float16", spec::DType::f16}};
 }
 
+std::vector<std::pair<std::string, AnswerMetric>> answer_metrics() {
+    return {{"none", AnswerMetric::none}, {"exact_match", AnswerMetric::exact_match}, {"regex", AnswerMetric::regex}};
+}
+
 void declare_options(OptionSet& options, Config& config) {
     declare_model(options, config.model);
     declare_lora(options, config.lora);

@@ -10,8 +10,10 @@ namespace unsloth::config {
 /// `options`.
 void declare_options(OptionSet& options, Config& config);
 
-/// The names of the log levels and of the compute types, which single commands offer too.
+/// The names of the log levels, of the compute types and of what answers are judged by, which single commands offer
+/// too.
 std::vector<std::string> log_levels();
 std::vector<std::pair<std::string, spec::DType>> compute_types();
+std::vector<std::pair<std::string, AnswerMetric>> answer_metrics();
 
 }  // namespace unsloth::config

@@ -1,5 +1,6 @@
 // What score, generate and evaluate take.
 #include "config/commands/declarations.h"
+#include "config/option_table.h"
 
 namespace unsloth::config {
 namespace {
@@ -107,12 +108,10 @@ void declare_generate(OptionSet& options, CommandLine& line) {
 
 void declare_evaluate(OptionSet& options, CommandLine& line) {
     EvaluateRequest& evaluate = line.evaluate;
-    options.add_choice(
-        "metric", evaluate.metric,
-        {{"none", AnswerMetric::none}, {"exact_match", AnswerMetric::exact_match}, {"regex", AnswerMetric::regex}},
-        "Judge answers too: each row's prompt is continued with the likeliest tokens. exact_match: the "
-        "share of answers that are the row's own, after --answer_regex where that is given; regex: the "
-        "share in which --answer_regex is found.");
+    options.add_choice("metric", evaluate.metric, answer_metrics(),
+                       "Judge answers too: each row's prompt is continued with the likeliest tokens. exact_match: the "
+                       "share of answers that are the row's own, after --answer_regex where that is given; regex: the "
+                       "share in which --answer_regex is found.");
     options
         .add("answer_regex", evaluate.answer_regex,
              "Regular expression (PCRE) whose first group, or all of it, is what counts of an answer: '#### "

@@ -1,5 +1,5 @@
+#include "config/option_table.h"
 #include "config/options/sections.h"
-
 #include "unsloth/config/schedule_arguments.h"
 
 namespace unsloth::config {
@@ -216,11 +216,9 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
         .at_least(1)
         .on_resume(OnResume::free);
     options
-        .add_choice(
-            "eval_metric", training.eval_metric,
-            {{"none", AnswerMetric::none}, {"exact_match", AnswerMetric::exact_match}, {"regex", AnswerMetric::regex}},
-            "Judge answers in every evaluation, as `evaluate --metric` does: eval_exact_match or eval_regex, "
-            "and all answers in answers.jsonl in output_dir.")
+        .add_choice("eval_metric", training.eval_metric, answer_metrics(),
+                    "Judge answers in every evaluation, as `evaluate --metric` does: eval_exact_match or eval_regex, "
+                    "and all answers in answers.jsonl in output_dir.")
         .on_resume(OnResume::free);
     options
         .add("eval_answer_regex", training.eval_answer_regex, "What counts of an answer, as `evaluate --answer_regex`.")
