@@ -28,9 +28,9 @@ enum class Objective { sft, dpo, orpo, kto, distill };
 constexpr bool compares_answers(Objective objective) {
     return objective == Objective::dpo || objective == Objective::orpo || objective == Objective::kto;
 }
-/// The model that preferences are measured against: the base without adapters, or what was there at the start.
 /// What an evaluation judges generated answers by, beside the loss.
 enum class AnswerMetric { none, exact_match, regex };
+/// The model that preferences are measured against: the base without adapters, or what was there at the start.
 enum class Reference { base, initial };
 /// How the margin of a pair becomes a loss.
 enum class PreferenceLoss { sigmoid, hinge, ipo, robust, simpo };
