@@ -166,6 +166,13 @@ bool reads_vectors(const PagedAttention& a) {
            aligned(a.k.data, a.k.stride, a.head_dim) && aligned(a.v.data, a.v.stride, a.head_dim);
 }
 
+/// Rows of q and of codes start at multiples of 16 bytes.
+bool reads_codes(const PagedAttention& a) {
+    PagedAttention keys = a;
+    keys.k.stride /= 2, keys.v.stride /= 2;  // as of 16-bit values
+    return (a.k.stride | a.v.stride) % 16 == 0 && reads_vectors<__nv_bfloat16>(keys);
+}
+
 void launch(void (*kernel)(PagedAttention), dim3 grid, int threads, const PagedAttention& a, cudaStream_t stream) {
     launch_kernel(kernel, {.grid = grid, .threads = threads, .stream = stream, .after_previous = runs_beside(a.rows)},
                   a);
@@ -177,14 +184,14 @@ void join(const PagedAttention& a, cudaStream_t stream) {
     launch(join_kernel<T>, joined, join_threads, a, stream);
 }
 
-template <class T, int D>
+template <class T, int D, bool Codes = false>
 void issue_mma(const PagedAttention& a, cudaStream_t stream) {
     const dim3 grid(static_cast<unsigned>(a.splits), static_cast<unsigned>(a.kv_heads), static_cast<unsigned>(a.rows));
     constexpr int threads = paged::mma_warps * warp_size;
     if (2 * a.heads / a.kv_heads <= paged::mma_heads) {
-        launch(paged::mma_split_kernel<T, D, false>, grid, threads, a, stream);
+        launch(paged::mma_split_kernel<T, D, false, Codes>, grid, threads, a, stream);
     } else {
-        launch(paged::mma_split_kernel<T, D, true>, grid, threads, a, stream);
+        launch(paged::mma_split_kernel<T, D, true, Codes>, grid, threads, a, stream);
     }
     join<T>(a, stream);
 }
@@ -219,9 +226,19 @@ void by_size(const PagedAttention& a, cudaStream_t stream) {
 
 }  // namespace
 
+bool paged_attention_reads_codes(spec::DType dtype, int64_t heads, int64_t kv_heads, int64_t head_dim) {
+    return dtype == spec::DType::bf16 && (head_dim == 64 || head_dim == 128) && heads / kv_heads <= paged::mma_heads;
+}
+
 void paged_attention(const PagedAttention& a, cudaStream_t stream) {
     if (a.rows == 0) return;
     UNSLOTH_CHECK(a.head_dim <= 256, "paged attention: head_dim ", a.head_dim);
+    if (a.exponents != nullptr) {
+        UNSLOTH_CHECK(paged_attention_reads_codes(a.dtype, a.heads, a.kv_heads, a.head_dim) && reads_codes(a),
+                      "paged attention: 8-bit keys for heads of ", a.head_dim);
+        if (a.head_dim == 64) return issue_mma<__nv_bfloat16, 64, true>(a, stream);
+        return issue_mma<__nv_bfloat16, 128, true>(a, stream);
+    }
     switch (a.dtype) {
         case spec::DType::f32:
             return by_size<float>(a, stream);

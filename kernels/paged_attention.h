@@ -34,14 +34,17 @@ struct PagedAttention {
     const int32_t* lengths = nullptr;  ///< [S] keys, the query's own included
     const int32_t* pages = nullptr;    ///< [S, most_pages]
     int most_pages = 0;
-    int splits = 1;          ///< most_splits_of the longest row, or more
-    float* parts = nullptr;  ///< scratch: [S, H, splits, d + 2]
+    int splits = 1;                      ///< most_splits_of the longest row, or more
+    float* parts = nullptr;              ///< scratch: [S, H, splits, d + 2]
+    const uint8_t* exponents = nullptr;  ///< [pages, 2 K, page_tokens] where k and v are codes (key_cache.h)
 };
 
 /// Floats of `parts`.
 constexpr int64_t paged_attention_parts(int64_t rows, int64_t heads, int64_t head_dim, int64_t splits) {
     return rows * heads * splits * (head_dim + 2);
 }
+/// Whether k and v may be codes.
+bool paged_attention_reads_codes(spec::DType dtype, int64_t heads, int64_t kv_heads, int64_t head_dim);
 /// Issues on `stream`; head_dim up to 256. Reads 16 bytes at a time where rows of q, k and v start at multiples of 16
 /// bytes and head_dim is a multiple of 8. CheckError for other types and sizes, runtime Error when a launch fails.
 void paged_attention(const PagedAttention& args, cudaStream_t stream);

@@ -38,12 +38,17 @@ __device__ __forceinline__ void cp_async_wait_group() {
 
 // ---- loads and the L2
 
-/// 16 bytes that nobody reads again, and nobody writes while the kernel runs.
+/// 16 or 8 bytes that nobody reads again, and nobody writes while the kernel runs.
 __device__ __forceinline__ uint4 load_once_16(const void* p) {
     uint4 v;
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(p));
+    return v;
+}
+__device__ __forceinline__ uint2 load_once_8(const void* p) {
+    uint2 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
     return v;
 }
 __device__ __forceinline__ void prefetch_l2(const void* p) {

@@ -208,7 +208,8 @@ void bench_generate(const config::LoadedConfig& given, const config::BenchReques
     const train::OpenedModel opened = train::open_model(loaded.config);
     train::CacheSize cache = train::cache_for(most + 1, context);  // a prompt that goes in beside the rows
     cache.shrinks = false;                                         // what is asked is measured, or refused
-    const int64_t singly = generate::BesideBounds{}.most;          // its tokens, a segment each
+    cache.in_8_bit = request.kv_cache_dtype == config::KvCacheDtype::fp8;
+    const int64_t singly = generate::BesideBounds{}.most;  // its tokens, a segment each
     const train::LoadedModel benched = train::load_for_inference(
         loaded, opened,
         std::max(std::min(config::GenerateRequest{}.max_batch_tokens, most * prompt), most + 1 + singly),
@@ -226,7 +227,7 @@ void bench_generate(const config::LoadedConfig& given, const config::BenchReques
             delay_by_prompt(ctx, model, rows, prompt, answer, times);
         const Delay delay = delay_by_prompt(ctx, model, rows, prompt, answer, times);
         const int64_t keys =
-            rows * (prompt + answer / 2) * generate::cache_bytes_per_token(model.spec(), model.dtype());
+            rows * (prompt + answer / 2) * generate::cache_bytes_per_token(model.spec(), model.dtype(), cache.in_8_bit);
         const double ms = 1000 * m.decode / static_cast<double>(std::max<int64_t>(1, m.passes));
         const double ceiling = 1000 * static_cast<double>(weight_bytes(model) + keys) / rate;
         const nlohmann::ordered_json result{
@@ -235,6 +236,7 @@ void bench_generate(const config::LoadedConfig& given, const config::BenchReques
             {"model", loaded.config.model.path},
             {"rows", rows},
             {"adapters", model.sizes().adapters},
+            {"kv_cache_dtype", cache.in_8_bit ? "fp8" : "auto"},
             {"prompt_tokens", prompt},
             {"new_tokens", answer},
             {"prompt_tokens_per_second", static_cast<double>(rows * prompt) / m.prompts},

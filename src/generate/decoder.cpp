@@ -251,8 +251,9 @@ bool Decoder::take(Sequence& s, const ops::Chosen& chosen, const OnToken& on_tok
     return false;
 }
 
-int64_t cache_bytes_per_token(const spec::ModelSpec& spec, at::ScalarType dtype) {
-    return 2 * spec.num_layers * spec.kv_size() * static_cast<int64_t>(c10::elementSize(dtype));
+int64_t cache_bytes_per_token(const spec::ModelSpec& spec, at::ScalarType dtype, bool in_8_bit) {
+    const int64_t head = in_8_bit ? spec.head_dim + 1 : spec.head_dim * static_cast<int64_t>(c10::elementSize(dtype));
+    return 2 * spec.num_layers * spec.num_kv_heads * head;
 }
 
 }  // namespace unsloth::generate

@@ -293,13 +293,15 @@ class Lister {
         own({"tokens", "sin", {t, spec_.head_dim / 2}, at::kFloat, memory::always, Rows::tokens}, b.sin_Tp);
     }
 
-    void caches(std::vector<KvCache>& all) {
+    void caches(std::vector<ops::KeyCache>& all) {
+        const int64_t pages = ops::pages_of(sizes_.cache_tokens);
         for (std::size_t i = 0; i < all.size(); ++i) {
-            add({"kv cache",
-                 cat("cached k and v ", i),
-                 {ops::pages_of(sizes_.cache_tokens) * ops::page_tokens, 2 * spec_.kv_size()},
-                 dtype_},
+            const at::ScalarType type = sizes_.cache_in_8_bit ? at::kByte : dtype_;
+            add({"kv cache", cat("cached k and v ", i), {pages * ops::page_tokens, 2 * spec_.kv_size()}, type},
                 all[i].kv_C2N);
+            if (sizes_.cache_in_8_bit)
+                add({"kv cache", cat("their scales ", i), {pages, 2 * spec_.num_kv_heads, ops::page_tokens}, at::kByte},
+                    all[i].exponents_PHS);
         }
     }
 

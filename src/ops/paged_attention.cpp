@@ -6,7 +6,6 @@
 #include "unsloth/core/error.h"
 #include "unsloth/ops/dtype.h"
 #include "unsloth/ops/profiler.h"
-#include "unsloth/ops/rows.h"
 #ifdef UNSLOTH_CUDA
 #include "kernels/paged_attention.h"
 #endif
@@ -24,7 +23,9 @@ static_assert(kernels::page_tokens == page_tokens);
 
 /// The rows of one query, whose lengths and pages are on the device.
 void attend_decoding(Context& ctx, const AttentionShape& shape, const PagedRows& rows, const at::Tensor& q_THd,
-                     const at::Tensor& k_CN, const at::Tensor& v_CN, const at::Tensor& out_THd) {
+                     const KeyCache& cache, const at::Tensor& out_THd) {
+    const at::Tensor k_CN = cache.kv_C2N.narrow(1, 0, cache.kv_C2N.size(1) / 2),
+                     v_CN = cache.kv_C2N.narrow(1, k_CN.size(1), k_CN.size(1));
     kernels::PagedAttention args;
     args.dtype = dtype_of(q_THd);
     args.rows = static_cast<int>(rows.decoding);
@@ -44,24 +45,11 @@ void attend_decoding(Context& ctx, const AttentionShape& shape, const PagedRows&
     const int64_t bytes = 4 * kernels::paged_attention_parts(args.rows, args.heads, args.head_dim, args.splits);
     UNSLOTH_CHECK(ctx.workspace.defined() && ctx.workspace.numel() >= bytes, "paged attention: the workspace has not ",
                   bytes, " bytes");
+    if (cache.coded()) args.exponents = cache.exponents_PHS.const_data_ptr<uint8_t>();
     args.parts = static_cast<float*>(ctx.workspace.mutable_data_ptr());
     kernels::paged_attention(args, static_cast<cudaStream_t>(ctx.stream()));
 }
 #endif
-
-/// A row's keys as [n, K, d]: where they lie, or copied together.
-at::Tensor keys_of(Context& ctx, const AttentionShape& shape, const PagedRows& rows, std::size_t row,
-                   const at::Tensor& cache_CN) {
-    const int64_t length = rows.lengths[row];
-    at::Tensor keys;
-    if (rows.keys[row].defined()) {
-        keys = at::empty({length, cache_CN.size(1)}, cache_CN.options());
-        gather_rows(ctx, cache_CN, rows.keys[row], keys);
-    } else {
-        keys = cache_CN.narrow(0, rows.pages[row * static_cast<std::size_t>(rows.most_pages)] * page_tokens, length);
-    }
-    return keys.view({length, shape.kv_heads, shape.head_dim});
-}
 
 }  // namespace
 
@@ -116,7 +104,7 @@ void place_rows(Context& ctx, PagedRows& rows) {
 }
 
 void paged_attention(Context& ctx, const AttentionShape& shape, const PagedRows& rows, const at::Tensor& q_THd,
-                     const at::Tensor& k_CN, const at::Tensor& v_CN, const at::Tensor& out_THd) {
+                     const KeyCache& cache, const at::Tensor& out_THd) {
     const Region region(ctx, "paged_attention");
     UNSLOTH_CHECK(q_THd.size(0) == rows.tokens() && rows.segments.size() == rows.lengths.size(),
                   "paged attention: ", q_THd.size(0), " queries, rows of ", rows.tokens(), ", ", rows.segments.size(),
@@ -124,15 +112,19 @@ void paged_attention(Context& ctx, const AttentionShape& shape, const PagedRows&
     std::size_t row = 0;
 #ifdef UNSLOTH_CUDA
     if (ctx.is_cuda() && rows.decoding > 0) {
-        attend_decoding(ctx, shape, rows, q_THd, k_CN, v_CN, out_THd);
+        attend_decoding(ctx, shape, rows, q_THd, cache, out_THd);
         row = static_cast<std::size_t>(rows.decoding);
     }
 #endif
     for (; row < rows.segments.size(); ++row) {
         const int64_t first = rows.q_offsets[row], queries = rows.segments[row].max_q;
-        attention_forward(ctx, shape, rows.segments[row], q_THd.narrow(0, first, queries),
-                          keys_of(ctx, shape, rows, row, k_CN), keys_of(ctx, shape, rows, row, v_CN),
-                          out_THd.narrow(0, first, queries), {});
+        const auto read = [&](KeyPart part) {
+            const int64_t begin = rows.pages[row * static_cast<std::size_t>(rows.most_pages)] * page_tokens;
+            return read_keys(ctx, cache, part, rows.keys[row], begin, rows.lengths[row], shape.head_dim,
+                             q_THd.scalar_type());
+        };
+        attention_forward(ctx, shape, rows.segments[row], q_THd.narrow(0, first, queries), read(KeyPart::keys),
+                          read(KeyPart::values), out_THd.narrow(0, first, queries), {});
     }
 }
 

@@ -91,8 +91,10 @@ AnswerSizes sizes_of(const config::LoadedConfig& loaded, const config::GenerateR
         sizes.pass_tokens = std::max(sizes.pass_tokens, request.chat ? sizes.context : longest);
     sizes.pass_tokens = std::max(sizes.pass_tokens, sizes.rows);
     sizes.cache = cache_for(sizes.rows, sizes.context);
+    const bool in_8_bit = request.kv_cache_dtype == config::KvCacheDtype::fp8;
     if (request.kv_bytes > 0) {
-        const int64_t token = generate::cache_bytes_per_token(spec, ops::scalar_type(loaded.config.model.dtype));
+        const int64_t token =
+            generate::cache_bytes_per_token(spec, ops::scalar_type(loaded.config.model.dtype), in_8_bit);
         sizes.cache = {.tokens = request.kv_bytes / (token * ops::page_tokens) * ops::page_tokens,
                        .context = sizes.context};
         if (sizes.cache.tokens < sizes.context)
@@ -102,6 +104,7 @@ AnswerSizes sizes_of(const config::LoadedConfig& loaded, const config::GenerateR
                 cat("A token takes ", token, " bytes: give ", ops::pages_of(sizes.context) * ops::page_tokens * token,
                     " at least, or lower --max_context or --max_new_tokens."));
     }
+    sizes.cache.in_8_bit = in_8_bit;
     sizes.cache.in_pieces = spec.rope.type != spec::RopeSpec::Type::dynamic;
     return sizes;
 }

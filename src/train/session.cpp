@@ -293,7 +293,16 @@ LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedM
     request.sizes.segments = segments;
     request.sizes.head_rows = head_rows;
     request.run.head_tile = head_chunk_rows(opened.file->spec, request.dtype, head_rows);
+    const spec::ModelSpec& spec = opened.file->spec;
+    if (cache.in_8_bit && !ops::codes_keys(device, request.dtype, spec.num_heads, spec.num_kv_heads, spec.head_dim))
+        throw usage_error(
+            cat("--kv_cache_dtype fp8: this GPU's kernels read codes in bfloat16, of heads of 64 or 128 of "
+                "which up to 16 share keys; the model has ",
+                spec.num_heads, " heads of ", spec.head_dim, " on ", spec.num_kv_heads, ", in ",
+                c10::toString(request.dtype)),
+            "Leave --kv_cache_dtype at auto.");
     request.sizes.cache_tokens = cache.tokens;
+    request.sizes.cache_in_8_bit = cache.in_8_bit;
     request.sizes.context = cache.context;
     request.records = cache.tokens > 0 && loaded.config.hardware.cuda_graphs;
     request.sizes.training = false;

@@ -44,11 +44,15 @@ class Slips(EndToEnd):
                 self.fail_with(USAGE, told, *self.generate("--prompt", "x", *words))
 
     def test_a_cache_without_room_says_how_much_there_must_be(self):
-        asked = self.generate("--prompt", "x", *FP32, "--max_new_tokens", "40")
-        failed = self.fail_with(USAGE, ["holds 0 tokens", "at least"], *asked, "--kv_memory", "1KB")
-        (least,) = [word for before, word in zip(failed.err.split(), failed.err.split()[1:]) if before == "give"]
-        self.succeed(*asked, "--kv_memory", least)
-        self.fail_with(USAGE, ["at least"], *asked, "--kv_memory", int(least) - 1)
+        bytes_by_type = []
+        for dtype in ("auto", "fp8"):
+            asked = self.generate("--prompt", "x", *FP32, "--max_new_tokens", "40", "--kv_cache_dtype", dtype)
+            failed = self.fail_with(USAGE, ["holds 0 tokens", "at least"], *asked, "--kv_memory", "1KB")
+            (least,) = [word for before, word in zip(failed.err.split(), failed.err.split()[1:]) if before == "give"]
+            self.succeed(*asked, "--kv_memory", least)
+            self.fail_with(USAGE, ["at least"], *asked, "--kv_memory", int(least) - 1)
+            bytes_by_type.append(int(least))
+        self.assertLess(3 * bytes_by_type[1], bytes_by_type[0], "of fp32 a quarter, and a byte a head")
 
     def test_files(self):
         for name, text in (("empty", ""), ("blank", "\n \n")):

@@ -49,7 +49,8 @@ Paged make(const Case& c, const std::vector<int32_t>& lengths, int64_t decoding)
     return made;
 }
 
-at::Tensor attend(at::Device device, const Case& c, Paged paged, at::ScalarType type) {
+/// Over the cache that is given, or that of `paged`.
+at::Tensor attend(at::Device device, const Case& c, Paged paged, at::ScalarType type, KeyCache cache = {}) {
     Context ctx(device);
     const AttentionShape shape{c.heads, c.kv_heads, c.head_dim, c.window,
                                1.0 / std::sqrt(static_cast<double>(c.head_dim))};
@@ -71,7 +72,8 @@ at::Tensor attend(at::Device device, const Case& c, Paged paged, at::ScalarType 
         at::zeros({paged.q_THd.size(0), (c.heads + 3) * c.head_dim}, at::TensorOptions(type).device(device));
     const at::Tensor q = wide.narrow(1, 0, c.heads * c.head_dim).unflatten(1, {c.heads, c.head_dim});
     q.copy_(paged.q_THd);
-    paged_attention(ctx, shape, rows, q, there(paged.k_CN), there(paged.v_CN), out);
+    if (!cache.kv_C2N.defined()) cache.kv_C2N = there(at::cat({paged.k_CN, paged.v_CN}, 1));
+    paged_attention(ctx, shape, rows, q, cache, out);
     return out.to(at::kCPU, at::kDouble);
 }
 
@@ -121,6 +123,39 @@ TEST_F(PagedAttentionGpu, ARowsBitsDoNotDependOnItsNeighbours) {
     alone.q_THd = both.q_THd.narrow(0, 0, 1);
     alone.out_THd = both.out_THd.narrow(0, 0, 1);
     EXPECT_TRUE(at::equal(attend(at::kCUDA, c, both, c.type)[0], attend(at::kCUDA, c, alone, c.type)[0]));
+}
+
+/// Codes on the GPU are the CPU's, and what attention makes of them has the bits of a cache of 16-bit values.
+TEST_F(PagedAttentionGpu, CodesGiveTheBitsOfTheValuesTheyStandFor) {
+    for (const auto& [heads, kv_heads] : std::vector<std::pair<int64_t, int64_t>>{{4, 4}, {8, 2}, {14, 2}, {16, 1}}) {
+        for (const int64_t head_dim : {64, 128}) {
+            for (const int64_t window : {0, 50}) {
+                const Case c{heads, kv_heads, head_dim, window, at::kBFloat16};
+                Paged paged = make(c, {1, 2, 31, 32, 33, 127, 128, 129, 700, 9000}, 8);
+                const int64_t places = paged.k_CN.size(0), page_count = places / page_tokens;
+                at::Tensor rows = at::cat({paged.k_CN, paged.v_CN}, 1).view({places, 2 * kv_heads, head_dim});
+                rows = (rows * at::randn({places, 2 * kv_heads, 1}).mul(3).exp2()).to(c.type).flatten(1);
+                const at::Tensor slots = at::arange(places, at::kInt);
+                const auto stored = [&](at::Device device) {
+                    Context ctx(device);
+                    KeyCache cache{at::zeros({places, rows.size(1)}, at::TensorOptions(at::kByte).device(device)),
+                                   at::zeros({page_count, 2 * kv_heads, page_tokens},
+                                             at::TensorOptions(at::kByte).device(device))};
+                    const at::Tensor kv = rows.to(device, /*non_blocking=*/false, /*copy=*/true);
+                    store_keys(ctx, kv, slots.to(device), head_dim, cache);
+                    return std::pair{cache, kv};
+                };
+                const auto [on_cpu, rounded] = stored(at::kCPU);
+                const auto [on_gpu, rounded_there] = stored(at::kCUDA);
+                EXPECT_TRUE(at::equal(on_gpu.kv_C2N.cpu(), on_cpu.kv_C2N));
+                EXPECT_TRUE(at::equal(on_gpu.exponents_PHS.cpu(), on_cpu.exponents_PHS));
+                EXPECT_TRUE(at::equal(rounded_there.cpu(), rounded));
+                const at::Tensor by_values = attend(at::kCUDA, c, paged, c.type, {rounded_there, {}}),
+                                 by_codes = attend(at::kCUDA, c, paged, c.type, on_gpu);
+                EXPECT_TRUE(at::equal(by_codes, by_values)) << heads << "/" << kv_heads << " of " << head_dim;
+            }
+        }
+    }
 }
 
 }  // namespace

@@ -28,6 +28,9 @@ struct NamedFolders {
     std::vector<std::pair<std::string, std::string>> folders;
 };
 
+/// How keys and values of answers under way are kept: in model.dtype, or as e4m3 codes (ops/key_cache.h).
+enum class KvCacheDtype { automatic, fp8 };
+
 /// Either `prompt` or `file` is given; with `chat` a `prompt` may be.
 struct GenerateRequest {
     std::string prompt;  ///< a user's message where the model or data.template has a chat template
@@ -44,10 +47,11 @@ struct GenerateRequest {
     bool stream = false;            ///< the text as it comes; with `prompt` and one answer
     bool chat = false;              ///< lines of stdin are a user's messages, turn by turn
     bool logprobs = false;          ///< with json: "logprobs", of each id given those before
-    std::string kv_memory;          ///< as typed
-    int64_t kv_bytes = 0;           ///< of the cache of keys and values; 0: what the rows at once can take
-    int64_t max_context = 0;        ///< longest prompt and answer together; 0: as the prompts ask, or the model allows
-    int64_t max_rows = 256;         ///< answers that are decoded at a time
+    KvCacheDtype kv_cache_dtype = KvCacheDtype::automatic;
+    std::string kv_memory;    ///< as typed
+    int64_t kv_bytes = 0;     ///< of the cache of keys and values; 0: what the rows at once can take
+    int64_t max_context = 0;  ///< longest prompt and answer together; 0: as the prompts ask, or the model allows
+    int64_t max_rows = 256;   ///< answers that are decoded at a time
     int64_t max_batch_tokens = 8192;  ///< of a pass: a long prompt goes in by pieces beside rows that decode
 };
 
@@ -73,9 +77,10 @@ struct BenchRequest {
     int64_t seq = 0;           ///< tokens a row; likewise; of generate: of a prompt, 256
     int64_t new_tokens = 512;  ///< of generate: of an answer
     NamedFolders adapters;     ///< of generate: rows have them in turn
-    int64_t min_seq = 0;       ///< shortest row when they differ; 0: all have `seq` tokens
-    int64_t accumulate = 1;    ///< micro-batches of `batch` rows in a step
-    int64_t steps = 20;        ///< measured, after warmup_of() unmeasured ones
+    KvCacheDtype kv_cache_dtype = KvCacheDtype::automatic;  ///< of generate
+    int64_t min_seq = 0;                                    ///< shortest row when they differ; 0: all have `seq` tokens
+    int64_t accumulate = 1;                                 ///< micro-batches of `batch` rows in a step
+    int64_t steps = 20;                                     ///< measured, after warmup_of() unmeasured ones
     int64_t warmup = -1;
     bool tune = false;  ///< of gemm: time the library's algorithms and print choices for the tables
     bool json = false;

@@ -88,7 +88,7 @@ class Decoder {
 /// The number of rows, not less than these, that a pass is recorded for: powers of two, and the middle between two.
 int64_t bucket_of(int64_t rows);
 
-/// Bytes of the cache that a token of a sequence takes, over all layers.
-int64_t cache_bytes_per_token(const spec::ModelSpec& spec, at::ScalarType dtype);
+/// Bytes of the cache that a token of a sequence takes, over all layers; in_8_bit: as codes.
+int64_t cache_bytes_per_token(const spec::ModelSpec& spec, at::ScalarType dtype, bool in_8_bit);
 
 }  // namespace unsloth::generate

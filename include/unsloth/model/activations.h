@@ -90,25 +90,18 @@ struct TokenBuffers {
     at::Tensor cos_Tp, sin_Tp;             ///< fp32 [T, d/2]
 };
 
-/// A layer's keys and values of all sequences that are continued, [tokens of all pages, K heads * d] each in the
-/// compute dtype (ops/paged_attention.h), side by side as a layer's product makes them.
-struct KvCache {
-    at::Tensor kv_C2N;
-    at::Tensor k_CN() const { return kv_C2N.narrow(1, 0, kv_C2N.size(1) / 2); }
-    at::Tensor v_CN() const { return kv_C2N.narrow(1, kv_C2N.size(1) / 2, kv_C2N.size(1) / 2); }
-};
-
 struct ActivationSizes {
-    int64_t tokens = 0;        ///< most tokens a micro-batch may have
-    int64_t segments = 0;      ///< most segments
-    int64_t keys = 0;          ///< most keys of all segments, where some are not their own tokens; 0: all are
-    int64_t all_keys = 0;      ///< most that the ranks which share a row have together; 0: rows are whole
-    int64_t longest = 0;       ///< longest segment
-    int64_t head_rows = 0;     ///< most rows with a target
-    int64_t cache_tokens = 0;  ///< of all sequences that generation continues, in whole pages
-    int64_t context = 0;       ///< most of them that one sequence has; 0: all (longest_context)
-    int64_t adapters = 0;      ///< of generation: that tokens choose among; 0: the only one, if any, is everybody's
-    bool training = true;      ///< backward buffers too
+    int64_t tokens = 0;           ///< most tokens a micro-batch may have
+    int64_t segments = 0;         ///< most segments
+    int64_t keys = 0;             ///< most keys of all segments, where some are not their own tokens; 0: all are
+    int64_t all_keys = 0;         ///< most that the ranks which share a row have together; 0: rows are whole
+    int64_t longest = 0;          ///< longest segment
+    int64_t head_rows = 0;        ///< most rows with a target
+    int64_t cache_tokens = 0;     ///< of all sequences that generation continues, in whole pages
+    bool cache_in_8_bit = false;  ///< their keys and values (ops/key_cache.h)
+    int64_t context = 0;          ///< most of them that one sequence has; 0: all (longest_context)
+    int64_t adapters = 0;         ///< of generation: that tokens choose among; 0: the only one, if any, is everybody's
+    bool training = true;         ///< backward buffers too
     bool dropout = false;
     bool noise = false;          ///< on the embeddings
     bool weighs = false;         ///< the objective gives rows of the head weights
@@ -141,7 +134,7 @@ struct ActivationTensors {
     Scratch scratch;
     HeadBuffers head;
     TokenBuffers tokens;
-    std::vector<KvCache> caches;
+    std::vector<ops::KeyCache> caches;
 };
 
 /// The tensors of one of the micro-batches in flight, cut to its tokens. What outlives a layer is its own; scratch, and
@@ -175,7 +168,7 @@ class Activations {
     const HeadBuffers& head() const { return tensors_.head; }
     const TokenBuffers& tokens() const { return tensors_.tokens; }
     /// One a layer.
-    const std::vector<KvCache>& caches() const { return tensors_.caches; }
+    const std::vector<ops::KeyCache>& caches() const { return tensors_.caches; }
     const ActivationSizes& sizes() const { return sizes_; }
     const spec::RunPlan& run() const { return run_; }
     const at::Tensor& workspace() const { return workspace_; }

@@ -17,8 +17,8 @@ ops::AttentionShape attention_shape(const spec::ModelSpec& spec, int64_t layer);
 /// Generation: the tokens' keys and values join those of earlier ones in the cache. Rows that go on from there come
 /// first, then those that begin with this pass, TokenInputs::segments.
 struct CachedRows {
-    const std::vector<KvCache>* caches;  ///< one a layer
-    at::Tensor slots_T;                  ///< int32: where in it each token's lie
+    const std::vector<ops::KeyCache>* caches;  ///< one a layer
+    at::Tensor slots_T;                        ///< int32: where in it each token's lie
     ops::PagedRows going_on;
 };
 

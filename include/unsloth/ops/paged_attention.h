@@ -1,20 +1,14 @@
 // Attention of rows whose keys and values lie in pages of a cache: generation.
 //
-// Legend: S rows, T query tokens, H heads, K kv heads, d head_dim, N = K * d; page p is rows [p * page_tokens, …) of
-// the cache.
+// Legend: S rows, T query tokens, H heads, K kv heads, d head_dim.
 #pragma once
 
 #include <vector>
 
 #include "unsloth/ops/attention.h"
+#include "unsloth/ops/key_cache.h"
 
 namespace unsloth::ops {
-
-/// Tokens of a page of the cache.
-constexpr int64_t page_tokens = 32;
-constexpr int64_t pages_of(int64_t tokens) {
-    return (tokens + page_tokens - 1) / page_tokens;
-}
 
 /// Rows that go on from keys in the cache: a row's queries stand at the end of its keys.
 struct PagedRows {
@@ -42,11 +36,12 @@ int64_t planned_length(const PagedRows& rows);
 /// other.
 void place_rows(Context& ctx, PagedRows& rows);
 
-/// out_THd = attention of each row's queries over its keys, as attention_forward's. q and out as there; k_CN, v_CN: the
-/// cache, whole pages, in the same type. On CUDA decoding rows have a kernel of their own (any of the three types,
-/// head_dim a multiple of 8 up to 256): fp32 sums in an order that depends on a row's length alone; tensor cores, where
-/// they serve, take the weights of the values rounded to the type.
+/// out_THd = attention of each row's queries over its keys, as attention_forward's. q and out as there; the cache's
+/// values of the same type, or codes. On CUDA decoding rows have a kernel of their own (any of the three types,
+/// head_dim a multiple of 8 up to 256; of codes where codes_keys() says so): fp32 sums in an order that depends on a
+/// row's length alone; tensor cores, where they serve, take the weights of the values rounded to the type. Codes give
+/// the bits that a cache of the values they stand for would.
 void paged_attention(Context& ctx, const AttentionShape& shape, const PagedRows& rows, const at::Tensor& q_THd,
-                     const at::Tensor& k_CN, const at::Tensor& v_CN, const at::Tensor& out_THd);
+                     const KeyCache& cache, const at::Tensor& out_THd);
 
 }  // namespace unsloth::ops

@@ -76,6 +76,7 @@ struct CacheSize {
     int64_t context = 0;     ///< of one
     bool shrinks = false;    ///< to what is free, but not below `context`
     bool in_pieces = false;  ///< prompts may go in so: passes shrink first, but not below 2048 tokens or the sequences
+    bool in_8_bit = false;   ///< keys and values
 };
 /// Room for so many sequences of up to `context` tokens; where that is more than is free, for fewer.
 CacheSize cache_for(int64_t rows, int64_t context);

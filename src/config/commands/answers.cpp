@@ -99,11 +99,18 @@ void declare_generate(OptionSet& options, CommandLine& line) {
              "--max_rows of the prompts can take, or what is free.")
         .value("BYTES")
         .suggested_for({"kv_cache_memory_bytes"});
+    declare_kv_cache_dtype(options, line.generate.kv_cache_dtype, "");
     options
         .add("max_batch_tokens", line.generate.max_batch_tokens,
              "Tokens of a pass: longer prompts go in by pieces, beside answers that are under way.")
         .at_least(16)
         .suggested_for({"max_num_batched_tokens"});
+}
+
+void declare_kv_cache_dtype(OptionSet& options, KvCacheDtype& dtype, const std::string& of) {
+    options.add_choice("kv_cache_dtype", dtype, {{"auto", KvCacheDtype::automatic}, {"fp8", KvCacheDtype::fp8}},
+                       of + "Keys and values of answers under way: in model.dtype, or in 8 bit (e4m3, with a power of "
+                            "two for each token's head), which is half the memory; log-probabilities change a little.");
 }
 
 void declare_evaluate(OptionSet& options, CommandLine& line) {

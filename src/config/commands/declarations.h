@@ -8,6 +8,7 @@ namespace unsloth::config {
 
 /// --adapter NAME=DIR …, of generate and of its measurement.
 void declare_adapters(OptionSet& options, NamedFolders& adapters, std::string help);
+void declare_kv_cache_dtype(OptionSet& options, KvCacheDtype& dtype, const std::string& of);
 
 void declare_launch(OptionSet& options, CommandLine& line);
 void declare_config(OptionSet& options, CommandLine& line);

@@ -32,6 +32,7 @@ void declare_bench(OptionSet& options, CommandLine& line) {
         .at_least(0);
     options.add("new_tokens", bench.new_tokens, "Of generate: tokens of an answer.").at_least(2);
     declare_adapters(options, bench.adapters, "Of generate: adapters that the rows have in turn.");
+    declare_kv_cache_dtype(options, bench.kv_cache_dtype, "Of generate. ");
     options
         .add("min_seq", bench.min_seq,
              "Rows of unequal length, from this to seq (the same ones in each run); 0: all of seq.")
