@@ -156,7 +156,7 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
         network.pager->set_values(network.streams->values());
         if (request_.holding.has_copies()) network.streams->publish("the values to begin with");
     }
-    if (request_.saves && table_ && !request_.holding.on_host)
+    if (request_.saves && table_ && !saved_holding().on_host)
         parts.copies = weights::Parameters::copies(*table_, request_.optim, saved_holding(), *parts.host_memory);
     network.outer = base_->load_outer(ctx, base_memory, trained, shared);
     parts.step_memory = std::make_unique<memory::Arena>(*step_, request_.device);

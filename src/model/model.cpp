@@ -2,6 +2,7 @@
 #include "unsloth/model/model.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "model/row_range.h"
@@ -87,66 +88,62 @@ void Model::enter_values(int unit) {
 
 /// The slots of the trained parameters that the action reads and adds to. A layer's values are entered by the pager.
 void Model::before(const Action& action, bool trains) {
-    const int head = 1 + route_.layers;
-    const bool forward = action.direction == Direction::forward, first = action.micro == 0;
-    if (action.part == Action::Part::embedding && forward) enter_values(0);
-    if (action.part == Action::Part::head) enter_values(head);
-    if (!trains || streams() == nullptr || !streams()->splits_gradients() || !first) return;
-    const bool both_ends = parameters()->table().embeddings_are_head();
-    if (action.part == Action::Part::head) {
-        streams()->enter(head);
-        if (both_ends) streams()->enter(0);
-    } else if (!forward) {
-        if (action.part == Action::Part::layer) streams()->enter(1 + action.layer);
-        if (action.part == Action::Part::embedding && !both_ends) streams()->enter(0);
-    }
+    if (action.part != Action::Part::layer)
+        for (const int unit : units().read(action)) enter_values(unit);
+    if (!trains || !splits_gradients()) return;
+    for (const int unit : units().trained(action)) streams()->enter(unit);
 }
 
-/// The gradients that it completes leave.
+/// The gradients that it completes leave. Those of embeddings that another rank has, too, stay: the sums over ranks
+/// begin with them.
 void Model::after(const Action& action, bool trains) {
-    const bool head = action.part == Action::Part::head, layer = action.part == Action::Part::layer,
-               embedding = action.part == Action::Part::embedding;
-    if (!trains || !(head || ((layer || embedding) && action.direction == Direction::backward))) return;
-    const int level = head ? route_.layers : layer ? action.layer : -1;
-    reached(level);
-    const bool last = action.micro + 1 == route_.micro_batches;
-    // With what ranks exchange for each micro-batch, in the same place on all of them.
-    for (std::size_t i = 0; head && last && pipeline().alone() && i < absent_; ++i) objective_->pass_over(ctx_);
-    if (last && streams() != nullptr && streams()->splits_gradients()) streams()->leave(1 + level);
+    if (!trains) return;
+    for (const int unit : units().trained(action)) {
+        reached(unit - 1);
+        if (splits_gradients() && !(unit == 0 && tied_parameter() != nullptr)) streams()->release(unit);
+    }
 }
 
-/// A pass for which this rank has no rows: it takes part in what the others exchange in theirs.
-void Model::walk_absent(const Itinerary& actions, bool trains) {
-    recorded_.choose_none();
-    if (streams() != nullptr) parts_.network.refresh(ctx_);
-    if (streams() != nullptr && streams()->values() != nullptr)
-        streams()->values()->begin(ctx_, units_of(actions, route_.layers));
+/// In place of act(), where this rank has no rows for what others take: it takes part in what they exchange.
+void Model::pass_over(const Action& action, bool trains) {
+    if (action.part == Action::Part::layer) enter_values(1 + action.layer);
+    if (action.part == Action::Part::head && trains) objective_->pass_over(ctx_);
+}
+
+/// What will be asked for: of frozen layers where this rank has rows, of what ranks hold among them by all alike.
+void Model::begin_walk(const Itinerary& actions, bool trains) {
+    Itinerary own;
+    std::copy_if(actions.begin(), actions.end(), std::back_inserter(own),
+                 [&](const Action& action) { return is_present(action); });
+    parts_.network.refresh(ctx_);
+    parts_.network.pager->begin(ctx_, layers_of(own));
+    if (streams() == nullptr) return;
+    std::vector<int> read, trained;
+    const auto append = [](std::vector<int>& all, const std::vector<int>& more) {
+        all.insert(all.end(), more.begin(), more.end());
+    };
     for (const Action& action : actions) {
-        before(action, trains);
-        if (action.part == Action::Part::layer) enter_values(1 + action.layer);
-        after(action, trains);
+        append(read, units().read(action));
+        append(trained, units().trained(action));
     }
+    if (!trains && pipeline().stage().last()) append(read, units().of_head());  // the head's part follows the walk
+    if (streams()->values() != nullptr) streams()->values()->begin(ctx_, read);
+    if (trains && splits_gradients()) streams()->begin_pass(trained);
 }
 
 /// Follows the itinerary, a stretch of like actions at a time: every pass goes through this loop.
 void Model::walk(const Itinerary& actions, Walk purpose) {
-    parts_.network.refresh(ctx_);
-    parts_.network.pager->begin(ctx_, layers_of(actions));
+    const bool trains = purpose == Walk::training;
+    begin_walk(actions, trains);
     bool chosen = false;
-    if (streams() != nullptr && streams()->values() != nullptr) {
-        std::vector<int> units = units_of(actions, route_.layers);
-        if (purpose != Walk::training) units.push_back(1 + route_.layers);  // the head's part follows the walk
-        streams()->values()->begin(ctx_, units);
-    }
     for (std::size_t first = 0, end = 0; first < actions.size(); first = end) {
         end = stretch_end(actions, first);
         const auto [part, direction, micro, layer] = actions[first];
         const bool forward = direction == Direction::forward, layers = part == Action::Part::layer;
         const auto stretch = [&] {
-            const bool trains = purpose == Walk::training;
             for (std::size_t i = first; i < end; ++i) {
                 before(actions[i], trains);
-                act(actions[i], trains);
+                is_present(actions[i]) ? act(actions[i], trains) : pass_over(actions[i], trains);
                 after(actions[i], trains);
             }
         };
@@ -173,8 +170,8 @@ void Model::choose_recording(const Itinerary& actions, std::size_t first, std::s
     if (!records(purpose)) return recorded_.choose_none();
     std::vector<const MicroBatch*> in_flight;
     for (std::size_t i = first; i < end && actions[i].layer == actions[first].layer; ++i)
-        in_flight.push_back(micro_batches_[place_of(actions[i].micro)].get());
-    recorded_.choose(ctx_, in_flight);
+        if (is_present(actions[i])) in_flight.push_back(micro_batches_[place_of(actions[i].micro)].get());
+    in_flight.empty() ? recorded_.choose_none() : recorded_.choose(ctx_, in_flight);
 }
 
 /// A micro-batch takes its place.
@@ -276,19 +273,11 @@ void Model::train(std::span<const data::Batch> batches, HeadObjective& objective
     for (const data::Batch& batch : batches)  // the last of a step may have none, where the ranks have not as many rows
         if (batch.labels_of_all() > 0) batches_.push_back(&require_slice(batch));
     objective_ = &objective;
-    absent_ = batches.size() - batches_.size();
-    route_.micro_batches = std::max(1, static_cast<int>(batches_.size()));
-    if (batches_.empty() && buckets_ != nullptr) buckets_->reached_all();
-    if (!pipeline().alone()) {
-        if (!batches_.empty())
-            walk(pipeline_itinerary(pipeline().stage(), pipeline().passes(route_.micro_batches), route_),
-                 Walk::training);
-        for (std::size_t i = 0; i < absent_; ++i) objective.pass_over(ctx_);
-    } else if (batches_.empty()) {
-        walk_absent(training_itinerary(route_), /*trains=*/true);
-    } else {
-        walk(training_itinerary(route_), Walk::training);
-    }
+    present_ = batches_.size();
+    route_.micro_batches = static_cast<int>(batches.size());
+    walk(pipeline().alone() ? training_itinerary(route_)
+                            : pipeline_itinerary(pipeline().stage(), pipeline().passes(route_.micro_batches), route_),
+         Walk::training);
     objective_ = nullptr;
 }
 
@@ -298,13 +287,20 @@ Itinerary Model::forward_pass() const {
     return pipeline().alone() ? forward_itinerary(route_.layers) : pipeline_forward(pipeline().stage());
 }
 
+/// Up to what the head reads; a rank without rows passes with the others.
+void Model::walk_forward(Walk purpose, bool present) {
+    present_ = present ? 1 : 0;
+    walk(forward_pass(), purpose);
+    if (!pipeline().stage().last()) return;
+    for (const int unit : units().of_head()) enter_values(unit);
+}
+
 void Model::forward(const data::Batch& batch, PolicyScope scope) {
     UNSLOTH_CHECK(batch.labels_of_all() > 0, "a batch without targets has no logits");
     scope_ = scope;
     MicroBatch& micro = *micro_batches_.front();
     micro.upload(batch);
-    walk(forward_pass(), Walk::scoring);
-    enter_values(1 + route_.layers);
+    walk_forward(Walk::scoring);
     scope_ = PolicyScope::policy;
     if (pipeline().stage().last()) gather_head_rows(ctx_, parts_.network, micro);
 }
@@ -315,9 +311,7 @@ at::Tensor Model::logits(int64_t first, int64_t rows) {
 
 at::Tensor Model::score(const data::Batch& batch, const OnLogits& on_logits, PolicyScope scope) {
     if (batch.labels_of_all() == 0) {
-        Itinerary with_head = forward_itinerary(route_.layers);
-        with_head.push_back({.part = Action::Part::head});
-        walk_absent(with_head, /*trains=*/false);
+        walk_forward(Walk::scoring, /*present=*/false);
         return at::empty({0}, at::kFloat);
     }
     forward(require_slice(batch), scope);
@@ -347,8 +341,7 @@ void Model::continue_rows(const CachedPass& pass, const OnLogits& on_logits) {
         ids_T.narrow(0, 0, known).copy_(pass.ids);
         if (others > 0) ids_T.narrow(0, known, others).copy_(pass.ids.narrow(0, known - 1, 1).expand({others}));
     }
-    walk(forward_pass(), Walk::generation);
-    enter_values(1 + route_.layers);
+    walk_forward(Walk::generation);
     if (pass.batch.labels == 0) return;
     gather_head_rows(ctx_, parts_.network, micro);
     const int64_t chunk = micro.activations().head().logits_CV.size(0);

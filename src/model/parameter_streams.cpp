@@ -1,6 +1,8 @@
 #include "unsloth/model/parameter_streams.h"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include "unsloth/core/error.h"
 
@@ -125,12 +127,30 @@ void ParameterStreams::begin_step(int64_t step) {
     if (splits_gradients() && !far()) parameters_.own_gradients_P.zero_();
 }
 
+void ParameterStreams::begin_pass(const std::vector<int>& units) {
+    pass_.clear();
+    std::copy_if(units.begin(), units.end(), std::back_inserter(pass_),
+                 [&](int unit) { return parameters_.table().unit(unit).elements() > 0; });
+    entered_ = 0;
+    in_slots_.fill(-1);
+}
+
 void ParameterStreams::enter(int unit) {
     const ParameterTable& table = parameters_.table();
     if (table.unit(unit).elements() == 0) return;
+    UNSLOTH_CHECK(entered_ < pass_.size() && pass_[entered_] == unit, name_of(unit), " is not the next of the pass");
+    ++entered_;
     const int slot = table.slot_of(unit);
+    if (std::exchange(in_slots_[static_cast<std::size_t>(slot)], unit) == unit) return;
     if (leaving_[static_cast<std::size_t>(slot)]) gradients_.compute_waits(slot);
     parameters_.gradient_slot(unit).zero_();
+}
+
+void ParameterStreams::release(int unit) {
+    const ParameterTable& table = parameters_.table();
+    const auto next = std::find_if(pass_.begin() + static_cast<std::ptrdiff_t>(entered_), pass_.end(),
+                                   [&](int other) { return table.slot_of(other) == table.slot_of(unit); });
+    if (next == pass_.end() || *next != unit) leave(unit);
 }
 
 void ParameterStreams::leave(int unit) {

@@ -28,6 +28,7 @@ std::vector<config::DistributedOptions> all_meshes(const config::Config& config,
             for (int64_t cp = 1; cp * tp * pp <= gpus; ++cp)
                 for (const auto& [stage, place] : holdings) {
                     if (gpus % (tp * pp * cp) != 0) continue;
+                    if (stage > 0 && pp == gpus) continue;  // a stage's one rank shares nothing
                     config::DistributedOptions& mesh = meshes.emplace_back(config.distributed);
                     mesh.tp_size = tp;
                     mesh.pp_size = pp;

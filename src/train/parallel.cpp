@@ -5,13 +5,6 @@
 namespace unsloth::train {
 
 comm::MeshShape choose_mesh(const config::DistributedOptions& distributed, int processes) {
-    const bool on_host = distributed.offload_optimizer == config::OptimizerPlace::cpu;
-    if (distributed.pp_size > 1 && (distributed.zero_stage > 1 || on_host))
-        throw usage_error(
-            cat("distributed.", on_host ? "offload_optimizer cpu" : cat("zero_stage ", distributed.zero_stage),
-                " does not go with pp_size ", distributed.pp_size,
-                ": a stage's gradients would leave once for each micro-batch"),
-            "Take zero_stage 1, which shares the optimizer's states among the ranks of a stage, or leave pp_size out.");
     return comm::mesh_shape(processes, distributed.tp_size, distributed.pp_size, distributed.cp_size);
 }
 

@@ -44,7 +44,7 @@ int agree_on_signal(comm::Group* group, at::Device device, const std::string& wh
 }
 
 RankSums::RankSums(ops::Context& ctx, comm::Group& group, model::Model& model, const model::GradientBuckets* buckets)
-    : ctx_(ctx), group_(group), buckets_(buckets), counts_loss_(model.speaks()), alike_(&group.all()) {
+    : ctx_(ctx), group_(group), model_(model), buckets_(buckets), alike_(&group.all()) {
     if (!model.pipeline().alone()) {
         alike_ = model.pipeline().mesh()->stage();
         ends_ = model.pipeline().mesh()->ends();
@@ -64,7 +64,10 @@ RankSums::Host RankSums::make_host() const {
 
 void RankSums::sum_gradients(const weights::Parameters& parameters, int64_t step) {
     const at::Tensor& gradients_P = parameters.gradients_P;
-    if (parameters.holding().splits_gradients) return;  // they were summed when they left
+    if (parameters.holding().splits_gradients) {  // they were summed when they left, but for those of both ends
+        if (model_.tied_parameter() != nullptr) model_.streams()->leave(0);
+        return model_.streams()->join();
+    }
     if (parameters.share().size > 1) {
         const weights::ParameterSlice own = parameters.table().padded_slice(parameters.share());
         alike_->reduce_scatter(gradients_P, gradients_P.narrow(0, own.begin, own.elements()),
@@ -83,7 +86,8 @@ void RankSums::sum_gradients(const weights::Parameters& parameters, int64_t step
     }
 }
 
-/// After the sums over each stage's ranks, or, where each of these then has the sums of its slice alone, before.
+/// After the sums over each stage's ranks, or, where each of these then has the sums of its slice alone, or in host
+/// memory, before.
 void RankSums::sum_tied(int64_t step) {
     if (alike_ != nullptr) alike_->join();
     if (ends_ != nullptr) ends_->all_reduce(tied_VD_, cat("the embeddings' gradients of step ", step));
@@ -99,13 +103,13 @@ void RankSums::issue(Host& host, const weights::Parameters& parameters, const at
     static_assert(offsetof(spec::StepOutcome, loss) == 0);
     const at::Tensor loss = outcome.narrow(0, 0, sizeof(float)).view(at::kFloat);
     sums_.narrow(0, 0, 1).copy_(loss);
-    if (!counts_loss_) sums_.narrow(0, 0, 1).zero_();
+    if (!model_.speaks()) sums_.narrow(0, 0, 1).zero_();
     sums_.narrow(0, first_flag, host.flags.numel()).copy_(host.flags, /*non_blocking=*/true);
     const at::Tensor site =
         outcome.narrow(0, offsetof(spec::StepOutcome, first_bad_site), sizeof(uint32_t)).view(at::kInt);
     at::ne_out(bad_here_, site, static_cast<int32_t>(spec::all_finite));
     sums_.narrow(0, bad_value, 1).copy_(bad_here_);
-    const bool slices = parameters.share().size > 1;
+    const bool slices = parameters.share().size > 1 || parameters.holding().splits_gradients;
     if (slices) sum_tied(step);
     sum_gradients(parameters, step);
     group_.all_reduce(sums_, cat("the loss of step ", step));

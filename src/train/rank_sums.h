@@ -42,8 +42,8 @@ class RankSums {
 
     ops::Context& ctx_;
     comm::Group& group_;
+    model::Model& model_;
     const model::GradientBuckets* buckets_;
-    bool counts_loss_;
     comm::Communicator* alike_;           ///< of the ranks with the same parameters; nullptr: this one alone
     comm::Communicator* ends_ = nullptr;  ///< of the two stages that have tied embeddings and train them
     at::Tensor tied_VD_;                  ///< their gradient

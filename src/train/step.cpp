@@ -197,20 +197,13 @@ void Stepper::measure_norm_of_stages(int64_t step) {
     const std::string what = cat("the gradient norm of step ", step);
     const weights::Parameters& parameters = *model_.parameters();
     const model::Pipeline& pipeline = model_.pipeline();
-    at::Tensor counted_P = parameters.own_gradients_P;
-    if (const weights::Parameter* tied = model_.tied_parameter(); tied != nullptr && !pipeline.stage().first()) {
-        const int64_t behind = parameters.table().end_of(*tied) - parameters.own().begin;  // it lies first
-        const int64_t first = std::clamp<int64_t>(behind, 0, counted_P.numel());
-        counted_P = counted_P.narrow(0, first, counted_P.numel() - first);
-    }
+    const weights::Parameter* const tied = model_.tied_parameter();
+    const bool repeats = tied != nullptr && !pipeline.stage().first();  // it lies first
     at::Tensor own = stage_squares_.select(0, pipeline.stage().rank);
     own.zero_();
-    if (counted_P.numel() > 0) {
-        const int64_t chunks = (counted_P.numel() + ops::gradient_norm_chunk - 1) / ops::gradient_norm_chunk;
-        const at::Tensor squares = parameters.norm_scratch.view(at::kDouble).narrow(0, 0, chunks);
-        ops::gradient_squares(ctx_, counted_P, squares);
+    if (const at::Tensor squares = update_->squares(repeats ? parameters.table().end_of(*tied) : 0);
+        squares.numel() > 0)
         at::sum_out(own, squares, at::IntArrayRef{0});
-    }
     if (sharers_ != nullptr) {
         sharers_->all_gather(own.unsqueeze(0), slice_squares_, what);
         at::sum_out(own, slice_squares_, at::IntArrayRef{0});

@@ -138,7 +138,7 @@ void Trainer::load() {
     if (resume_) restore();
     const bool staged = !model_->pipeline().alone(), shared = model_->parameters()->share().size > 1;
     if (staged && (shared || (mesh_->at().tp == 0 && mesh_->at().cp == 0 && mesh_->at().dp == 0)))
-        whole_ = std::make_unique<WholeState>(*group_, *model_, config().training.optim);
+        whole_ = std::make_unique<WholeState>(*group_, *model_, config().training.optim, device_);
     if (leads() || (shared && !staged))
         saver_.emplace(run_files(), *ctx_,
                        staged ? weights::Parameters::saved_shapes(model_->trained_by_all(), config().training.optim)

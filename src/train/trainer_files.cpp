@@ -295,8 +295,8 @@ RunFiles Trainer::run_files() const {
         files.kernels = spec::kernels_text(kernels);
     files.save_total_limit = config().training.save_total_limit;
     if (!whole_) files.share = model_->parameters()->share();
-    files.holds_all = model_->parameters()->holds_all();
-    files.in_place = model_->parameters()->holding().on_host;
+    files.holds_all = whole_ || model_->parameters()->holds_all();
+    files.in_place = !whole_ && model_->parameters()->holding().on_host;
     files.patience = std::chrono::seconds(config().distributed.ddp_timeout);
     return files;
 }
@@ -340,7 +340,7 @@ void Trainer::save_result() {
         if (whole_) whole_->collect({}, /*values_only=*/true);
         return;
     }
-    if (model_->parameters()->holds_all()) return saver_->result(moment().trainer);
+    if (whole_ || model_->parameters()->holds_all()) return saver_->result(moment().trainer);
     with_gathered_values(*mesh_->stage(), *model_->parameters(), device_,
                          [this](const ReadValues& values) { saver_->result(moment().trainer, values); });
 }

@@ -1,5 +1,6 @@
 #include "train/update.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "unsloth/core/error.h"
@@ -19,7 +20,7 @@ void Update::measure_norm(int64_t step) {
     if (rank_sums_.defined()) {  // what left for the host was squared on its way
         const at::Tensor own = rank_sums_.narrow(0, ranks_ == nullptr ? 0 : ranks_->rank(), 1);
         at::Tensor sum = own;
-        at::sum_out(sum, parameters_.far_squares, {0}, /*keepdim=*/true);
+        at::sum_out(sum, squares(), {0}, /*keepdim=*/true);
         if (shared()) ranks_->all_gather(own, rank_sums_, what);
         return ops::finish_gradient_norm(ctx_, rank_sums_);
     }
@@ -35,6 +36,23 @@ void Update::measure_norm(int64_t step) {
     ops::gradient_squares(ctx_, parameters_.own_gradients_P, own_sums);
     ranks_->all_gather(own_sums, sums, what);
     ops::finish_gradient_norm(ctx_, sums);
+}
+
+at::Tensor Update::squares(int64_t from) {
+    const ParameterSlice own = parameters_.own();
+    if (parameters_.far_squares.defined()) {  // made on their way to the host, by unit
+        int64_t before = 0;
+        for (int unit = 0; unit < parameters_.table().units(); ++unit)
+            if (const ParameterSlice whole = parameters_.table().unit(unit); whole.end <= from)
+                before += Parameters::far_chunks(own.with(whole));
+        return parameters_.far_squares.narrow(0, before, parameters_.far_squares.numel() - before);
+    }
+    const int64_t first = std::clamp<int64_t>(from - own.begin, 0, own.elements()),
+                  counted = parameters_.own_gradients_P.numel() - first;
+    const at::Tensor squares =
+        parameters_.norm_scratch.view(at::kDouble).narrow(0, 0, Parameters::far_chunks({0, counted}));
+    ops::gradient_squares(ctx_, parameters_.own_gradients_P.narrow(0, first, counted), squares);
+    return squares;
 }
 
 void Update::apply(const at::Tensor& device_outcome, const spec::StepScalars& scalars, int64_t step) {

@@ -18,6 +18,9 @@ class Update {
     /// Into the context's outcome: the norm, the factor that clips, whether the step is skipped. Ranks that share the
     /// optimizer have the sums of squares of a slice each, and add them up in the same order as one that has all.
     void measure_norm(int64_t step);
+    /// fp64 sums of squares of pieces of the gradients that this rank has, from an element of the flat layout on where
+    /// a unit begins.
+    at::Tensor squares(int64_t from = 0);
     /// The optimizer's step of this rank's slice, unless the outcome says that it is skipped, and the values' way to
     /// the passes of all ranks. `scalars`: those of the context, in host memory. With states in host memory the host
     /// waits for the device's outcome, and later work of the device for the host's.

@@ -17,6 +17,7 @@ void WholeState::collect(const To& to, bool values_only) const {
     const Parameters& parameters = *model_.parameters();
     const bool tied = model_.spec().tie_word_embeddings && model_.parts().network.full_finetuning;
     const int sharers = parameters.share().size, of_stage = group_.size() / stage.size;
+    const bool splits_values = parameters.holding().has_copies();
     for (const SavedTensor& saved : saved_tensors) {
         const bool values = saved.member == &ops::AdamwState::params_P;
         if (values_only && !values) continue;
@@ -28,7 +29,7 @@ void WholeState::collect(const To& to, bool values_only) const {
         // A piece that `from` has, in its own tensor from `there` on.
         const auto pass_on = [&](int from, int64_t there, int64_t in_all, int64_t count) {
             if (group_.rank() != 0) {
-                if (group_.rank() == from) group_.all().send(own.narrow(0, there, count), 0, what);
+                if (group_.rank() == from) group_.all().send(own.narrow(0, there, count).to(device_), 0, what);
                 return;
             }
             if (!whole) whole = to(saved.name);
@@ -36,7 +37,7 @@ void WholeState::collect(const To& to, bool values_only) const {
             if (from == 0) {
                 if (into.defined()) into.copy_(own.narrow(0, there, count), /*non_blocking=*/true);
             } else {
-                if (!through.defined()) through = at::empty({most}, own.options());
+                if (!through.defined()) through = at::empty({most}, own.options().device(device_));
                 group_.all().receive(through.narrow(0, 0, count), from, what);
                 if (into.defined()) into.copy_(through.narrow(0, 0, count), /*non_blocking=*/true);
             }
@@ -47,9 +48,10 @@ void WholeState::collect(const To& to, bool values_only) const {
             const ParameterTable table = all.of(other, tied);
             const std::vector<weights::CommonStretch> stretches =
                 Parameters::common(all, table, optimizer_, saved.member);
-            for (int sharer = 0; sharer < (values ? 1 : sharers); ++sharer) {  // all of them have the values
+            const bool one_has_all = values && !splits_values;
+            for (int sharer = 0; sharer < (one_has_all ? 1 : sharers); ++sharer) {
                 const ParameterSlice has = Parameters::state_slice(
-                    table, optimizer_, values ? weights::Share{} : weights::Share{sharer, sharers}, saved.member);
+                    table, optimizer_, one_has_all ? weights::Share{} : weights::Share{sharer, sharers}, saved.member);
                 for (const weights::CommonStretch& stretch : stretches) {
                     const ParameterSlice part = has.with({stretch.own, stretch.own + stretch.elements});
                     for (int64_t at = part.begin; at < part.end; at += most)

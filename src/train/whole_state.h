@@ -11,9 +11,9 @@ namespace unsloth::train {
 
 class WholeState {
   public:
-    /// Of a pipeline's rank. All outlive this.
-    WholeState(comm::Group& group, model::Model& model, config::Optimizer optimizer)
-        : group_(group), model_(model), optimizer_(optimizer) {}
+    /// Of a pipeline's rank, whose device is this. All outlive this.
+    WholeState(comm::Group& group, model::Model& model, config::Optimizer optimizer, at::Device device)
+        : group_(group), model_(model), optimizer_(optimizer), device_(device) {}
 
     /// Called together by the first rank of each stage, where they share the optimizer by all: what
     /// Parameters::saved() holds of all of them comes to rank 0, into the tensors that `to` names there (host memory;
@@ -25,6 +25,7 @@ class WholeState {
     comm::Group& group_;
     model::Model& model_;
     config::Optimizer optimizer_;
+    at::Device device_;
 };
 
 }  // namespace unsloth::train

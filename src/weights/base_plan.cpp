@@ -368,9 +368,16 @@ void BasePlan::submit(memory::Plan& resident) const {
         Pager::plan_slot(layout_, request_.dtype, resident);
 }
 
+/// In turn, among the layers that these ranks have.
+int BasePlan::owner_of(int64_t layer) const {
+    int64_t place = 0;
+    for (int64_t below = 0; below < layer; ++below) place += has(below) ? 1 : 0;
+    return static_cast<int>(place % request_.peers.size);
+}
+
 void BasePlan::submit_peer(int rank, memory::Plan& plan) const {
     for (int layer = 0; layer < static_cast<int>(file_->spec.num_layers); ++layer)
-        if (at_peer(layer) && owner_of(layer) == rank)
+        if (has(layer) && at_peer(layer) && owner_of(layer) == rank)
             plan.add("base weights", image_name(layer), image_of(layer).bytes());
 }
 

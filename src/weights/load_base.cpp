@@ -100,7 +100,8 @@ ops::Quant4Tensor quant4_rows(const spec::Quant4View& view,
 
 /// 4-bit weights that were quantised by their reader: the one number that is kept on the host becomes the reader's for
 /// everyone.
-void share_nested_offsets(std::vector<StoredLayer>& layers, at::Device device, SharedLoading& shared) {
+void share_nested_offsets(std::vector<StoredLayer>& layers, at::Device device,
+                          const std::function<int(int64_t layer)>& reader_of, SharedLoading& shared) {
     if (shared.alone()) return;
     const at::Tensor offsets = at::zeros({static_cast<int64_t>(layers.size()), spec::projection_count}, at::kFloat);
     const auto each = [&](const auto& visit) {
@@ -114,7 +115,7 @@ void share_nested_offsets(std::vector<StoredLayer>& layers, at::Device device, S
     };
     each([](float own, float& sent) { sent = own; });
     const at::Tensor there = offsets.to(device);
-    for (int64_t layer = 0; layer < there.size(0); ++layer) shared.expect(there[layer], shared.reader_of(layer));
+    for (int64_t layer = 0; layer < there.size(0); ++layer) shared.expect(there[layer], reader_of(layer));
     shared.finish();
     offsets.copy_(there);
     each([](float& own, float sent) { own = sent; });
@@ -390,7 +391,8 @@ std::unique_ptr<Pager> BasePlan::load_layers(ops::Context& ctx, const BaseMemory
         }
     }
     shared.finish();
-    share_nested_offsets(layers, ctx.device(), shared);
+    const auto reader_of = [&](int64_t layer) { return at_peer(layer) ? owner_of(layer) : shared.reader_of(layer); };
+    share_nested_offsets(layers, ctx.device(), reader_of, shared);
     std::unique_ptr<ImageStream> images;
     if (!streamed_.empty()) {
         auto copies = std::make_unique<ops::CopyStream>(ctx, slots() + DiskStream::buffers);

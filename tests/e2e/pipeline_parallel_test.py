@@ -154,8 +154,6 @@ class PipelineParallel(SharedModel):
             (3, ["pp_size 3", "the model has 2"], "--pp_size", 3),
             (2, ["2 chunks a rank", "needs 4 layers"], "--pp_size", 2, "--pipeline_schedule", "interleaved"),
             (3, ["pp_size 2", "3 processes"], "--pp_size", 2),
-            (4, ["zero_stage 2", "pp_size 2", "zero_stage 1"], "--pp_size", 2, "--zero_stage", 2),
-            (2, ["offload_optimizer cpu", "pp_size 2"], "--pp_size", 2, "--offload_optimizer", "cpu"),
             (2, ["pp_size 2", "sample_prompts"], "--pp_size", 2, "--sample_prompts", prompts, "--val_size", 2),
             (2, ["pp_size 2", "+offload"], "--pp_size", 2, "--gradient_checkpointing", "full+offload"),
             (2, ["stage 1", "nothing is trained"], "--pp_size", 2, "--layers_to_transform", "1"),

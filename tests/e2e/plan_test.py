@@ -202,6 +202,10 @@ class Plan(EndToEnd):
         self.assertTrue(pipeline["fits"])
         text = self.succeed("plan", *arguments, "--pp_size", 2, "--gradient_accumulation_steps", 8).out
         self.assertIn("2 stages of layers 0 to ", text)
+        four = (*arguments[:4], "--gpus", 4, *arguments[6:])
+        shared = self.plan(*four, "--pp_size", 2, "--zero_stage", 3, "--gradient_accumulation_steps", 8)
+        self.assertEqual({layer["weights_at"] for layer in shared["layers"]}, {"peer"})
+        self.assertAlmostEqual(shared["device"]["base weights"] / pipeline["device"]["base weights"], 0.5, delta=0.02)
         slices = self.plan(*arguments, "--tp_size", 2)
         self.assertEqual(len(slices["layers"]), 80)
         self.assertTrue(slices["fits"])
@@ -212,7 +216,6 @@ class Plan(EndToEnd):
             "Start 2 or 4 processes": ("--gpus", 3, "--tp_size", 2),
             "num_attention_heads 64": ("--gpus", 3, "--tp_size", 3),
             "needs 81 layers": ("--gpus", 81, "--pp_size", 81),
-            "zero_stage": ("--pp_size", 2, "--zero_stage", 3),
         }.items():
             self.fail_with(USAGE, [words], "plan", *arguments, *sizes)
 

@@ -31,10 +31,11 @@ TIED = WIDE | {"tie_word_embeddings": True}
 class Sharded(Ranks):
     def run_ranks(self, size, out, config, *extra, rows=48, batch=8):
         given = dict(zip(extra, extra[1:]))
-        copies = size // (given.get("--tp_size", 1) * given.get("--cp_size", 1))
+        stages = given.get("--pp_size", 1)
+        copies = size // (given.get("--tp_size", 1) * given.get("--cp_size", 1) * stages)
         arguments = self.train_arguments(
-            model(config), self.rows(rows), "--per_device_train_batch_size", max(1, batch // copies),
-            "--gradient_accumulation_steps", 2, "--max_steps", 12, "--learning_rate", RATE, *extra, out=out,
+            model(config), self.rows(rows), "--per_device_train_batch_size", max(1, batch // copies // stages),
+            "--gradient_accumulation_steps", 2 * stages, "--max_steps", 12, "--learning_rate", RATE, *extra, out=out,
         )  # fmt: skip
         code, err = self.launch(size, arguments)
         self.assertEqual(code, OK, err)
@@ -101,6 +102,23 @@ class Sharded(Ranks):
 
     def test_dora_on_a_16bit_base(self):
         self.check(QWEN3, "adapter_model.safetensors", ["--use_dora", "true"], ((2, "--zero_stage", 3),))
+
+    def test_stages_of_a_pipeline(self):
+        """Each stage's ranks share what it trains, the embeddings' gradients at both ends."""
+        self.check(TIED, "model.safetensors", [*FULL, "--logging.layer_norms", "true"], (
+            (4, "--zero_stage", 3, "--pp_size", 2), (4, "--zero_stage", 2, "--pp_size", 2),
+            (4, "--zero_stage", 3, "--pp_size", 2, "--pipeline_schedule", "interleaved"),
+            (2, "--offload_optimizer", "cpu", "--pp_size", 2),
+            (4, "--zero_stage", 3, "--offload_optimizer", "cpu", "--pp_size", 2),
+        ))  # fmt: skip
+
+    def test_a_stage_s_nf4_base_is_held_by_its_ranks(self):
+        extra = ["--load_in_4bit", "true", "--lora.lora_dropout", "0.1", "--modules_to_save", "embed_tokens,lm_head",
+                 "--data.packing", "true"]  # fmt: skip
+        self.check(WIDE, "adapter_model.safetensors", extra, (
+            (4, "--zero_stage", 3, "--pp_size", 2),
+            (4, "--zero_stage", 3, "--pp_size", 2, "--pipeline_schedule", "interleaved"),
+        ))  # fmt: skip
 
     def test_ranks_without_rows_and_evaluations_of_unequal_length(self):
         extra = [*FULL, "--val_size", 5, "--eval_steps", 4, "--eval_on_start", "true", "--save_steps", 4,

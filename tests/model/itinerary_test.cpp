@@ -48,6 +48,21 @@ TEST(Itinerary, SeveralInFlightMeetEachPartOneAfterTheOther) {
     }
 }
 
+/// A head that is the embeddings, too, reads its own piece last: that is the one whose slot others take.
+TEST(Itinerary, ActionsNameThePiecesOfParameters) {
+    const Itinerary actions = training_itinerary({.layers = 2, .embedding_backward = true});
+    for (const bool tied : {false, true}) {
+        const Units units{2, tied};
+        std::vector<int> read, trained;
+        for (const Action& action : actions) {
+            for (const int unit : units.read(action)) read.push_back(unit);
+            for (const int unit : units.trained(action)) trained.push_back(unit);
+        }
+        EXPECT_EQ(read, tied ? (std::vector{0, 1, 2, 0, 3, 2, 1}) : (std::vector{0, 1, 2, 3, 2, 1}));
+        EXPECT_EQ(trained, tied ? (std::vector{0, 3, 2, 1, 0}) : (std::vector{3, 2, 1, 0}));
+    }
+}
+
 TEST(Itinerary, StretchesAreOfOnePartAndDirection) {
     const Itinerary actions = training_itinerary({.layers = 4, .micro_batches = 2, .embedding_backward = true});
     std::vector<std::size_t> lengths;

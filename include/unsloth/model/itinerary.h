@@ -61,16 +61,28 @@ inline std::vector<int> layers_of(const Itinerary& actions) {
     return layers;
 }
 
-/// What each action reads of the parameters (ParameterTable::unit), in that order; of a network with so many layers.
-inline std::vector<int> units_of(const Itinerary& actions, int layers) {
-    std::vector<int> units;
-    for (const Action& action : actions) {
-        if (action.part == Action::Part::layer) units.push_back(1 + action.layer);
-        if (action.part == Action::Part::head) units.push_back(1 + layers);
-        if (action.part == Action::Part::embedding && action.direction == Direction::forward) units.push_back(0);
+/// The pieces that parameters have in a network of so many layers (ParameterTable::unit), as actions meet them; `tied`:
+/// the embeddings are lm_head, too.
+struct Units {
+    int layers = 0;
+    bool tied = false;
+    int head() const { return 1 + layers; }
+    std::vector<int> of_head() const { return tied ? std::vector{0, head()} : std::vector{head()}; }
+    /// What the action reads.
+    std::vector<int> read(const Action& action) const {
+        if (action.part == Action::Part::layer) return {1 + action.layer};
+        if (action.part == Action::Part::head) return of_head();
+        const bool embeds = action.part == Action::Part::embedding && action.direction == Direction::forward;
+        return embeds ? std::vector{0} : std::vector<int>();
     }
-    return units;
-}
+    /// What it adds gradients to.
+    std::vector<int> trained(const Action& action) const {
+        if (action.part == Action::Part::head) return of_head();
+        if (action.direction == Direction::forward) return {};
+        if (action.part == Action::Part::layer) return {1 + action.layer};
+        return action.part == Action::Part::embedding ? std::vector{0} : std::vector<int>();
+    }
+};
 
 /// The end of the stretch that begins at `first`: as many actions as are of the same part and direction. A stretch of
 /// layers is what can be recorded as a whole.

@@ -118,7 +118,14 @@ class Model {
     std::size_t place_of(int micro) const { return static_cast<std::size_t>(micro) % micro_batches_.size(); }
     void choose_recording(const Itinerary& actions, std::size_t first, std::size_t end, Walk purpose);
     Itinerary forward_pass() const;
-    void walk_absent(const Itinerary& actions, bool trains);
+    void walk_forward(Walk purpose, bool present = true);
+    void begin_walk(const Itinerary& actions, bool trains);
+    bool is_present(const Action& action) const { return static_cast<std::size_t>(action.micro) < present_; }
+    void pass_over(const Action& action, bool trains);
+    Units units() const {
+        return {route_.layers, parts_.network.parameters && parts_.network.parameters->table().embeddings_are_head()};
+    }
+    bool splits_gradients() const { return streams() != nullptr && streams()->splits_gradients(); }
     void enter_values(int unit);
     void before(const Action& action, bool trains);
     void after(const Action& action, bool trains);
@@ -130,7 +137,7 @@ class Model {
     ModelParts parts_;
     HeadObjective* objective_ = nullptr;       ///< of the pass under way, where it trains
     std::vector<const data::Batch*> batches_;  ///< of the pass under way, where it trains
-    std::size_t absent_ = 0;                   ///< its micro-batches that this rank has no rows for
+    std::size_t present_ = 0;                  ///< of the walk: this rank has no rows for micro-batches behind these
     PolicyScope scope_ = PolicyScope::policy;  ///< of the pass under way
     TrainingRoute route_;
     PassCounts counts_;

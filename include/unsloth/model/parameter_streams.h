@@ -34,9 +34,15 @@ class ParameterStreams {
     bool splits_gradients() const { return parameters_.holding().splits_gradients; }
     /// The sums of step number `step` begin.
     void begin_step(int64_t step);
-    /// What is issued from now on adds to the unit's gradients, which start from zero.
+    /// Before a pass that adds to gradients of these units, in this order: all ranks pass alike. A unit keeps its slot
+    /// until the pass has another one take it.
+    void begin_pass(const std::vector<int>& units);
+    /// What is issued from now on adds to the gradients of the pass's next unit, which start from zero where they come
+    /// into their slot. CheckError where the pass said otherwise.
     void enter(int unit);
-    /// What was issued completes them: they leave.
+    /// What was issued has added to them: they leave if another unit takes the slot next, or none.
+    void release(int unit);
+    /// They are complete.
     void leave(int unit);
     /// Later work sees this rank's sums of all that left; where these lie in host memory the host does.
     void join();
@@ -53,6 +59,9 @@ class ParameterStreams {
     comm::Communicator* ranks_;
     ops::CopyStream gradients_, pieces_;
     std::unique_ptr<weights::ImageStream> values_;
+    std::vector<int> pass_;                                       ///< its units that have gradients
+    std::size_t entered_ = 0;                                     ///< of the pass
+    std::array<int, weights::ParameterTable::slots> in_slots_{};  ///< -1: none
     std::array<bool, weights::ParameterTable::slots> leaving_{};
     std::vector<bool> kept_;  ///< by unit: of this step's gradients some are among the sums
     std::array<bool, 2> staged_{};

@@ -118,7 +118,7 @@ class BasePlan {
     void require_offload_folder() const;
     spec::Place place_of(int64_t layer) const { return request_.layers_at.at(static_cast<std::size_t>(layer)); }
     bool at_peer(int64_t layer) const { return place_of(layer) == spec::Place::peer; }
-    int owner_of(int64_t layer) const { return static_cast<int>(layer % request_.peers.size); }
+    int owner_of(int64_t layer) const;
     bool owns(int64_t layer) const { return at_peer(layer) && owner_of(layer) == request_.peers.rank; }
     /// It is copied into a slot for each pass.
     bool streams(int64_t layer) const { return place_of(layer) != spec::Place::device && !owns(layer); }
