@@ -40,7 +40,7 @@ void sum_log_probs(ops::Context& ctx, const at::Tensor& losses_n, const ops::Pre
 
 class Preference final : public Objective {
   public:
-    Preference(const config::Config& config, at::Device device, const References& references, comm::Group* group)
+    Preference(const config::Config& config, at::Device device, const References& references, comm::Communicator* ranks)
         : rule_{type_of(config),
                 config.preference.beta,
                 config.preference.label_smoothing,
@@ -52,7 +52,7 @@ class Preference final : public Objective {
                         : config.training.objective == config::Objective::dpo ? config.preference.rpo_alpha
                                                                               : 0.0),
           references_(references),
-          group_(group) {
+          ranks_(ranks) {
         const auto floats = at::TensorOptions(at::kFloat).device(device);
         measures_ = at::zeros({ops::preference_measures}, floats);
         if (kto()) divergence_ = at::zeros({2}, floats);
@@ -101,7 +101,7 @@ class Preference final : public Objective {
     }
 
     void pass_over(ops::Context&) override {
-        if (!kto() || group_ == nullptr) return;
+        if (!kto() || ranks_ == nullptr) return;
         divergence_.zero_();
         share_divergence();
     }
@@ -174,13 +174,13 @@ class Preference final : public Objective {
   private:
     bool kto() const { return rule_.type == PreferenceLossType::kto; }
     void share_divergence() {
-        if (group_ != nullptr) group_->all_reduce(divergence_, "the divergence of a micro-batch");
+        if (ranks_ != nullptr) ranks_->all_reduce(divergence_, "the divergence of a micro-batch");
     }
 
     spec::PreferenceRule rule_;
     double chosen_share_;  ///< of the loss of the chosen answers' tokens
     const References& references_;
-    comm::Group* group_;
+    comm::Communicator* ranks_;
     at::Tensor measures_, divergence_;
     double chosen_weight_ = 0;  ///< in this step
 };
@@ -188,13 +188,13 @@ class Preference final : public Objective {
 }  // namespace
 
 std::unique_ptr<Objective> make_objective(const config::Config& config, at::Device device, const References& references,
-                                          comm::Group* group, Teacher* teacher) {
+                                          comm::Communicator* ranks, Teacher* teacher) {
     if (config.training.objective == config::Objective::sft) return make_supervised();
     if (config.training.objective == config::Objective::distill) {
         UNSLOTH_CHECK(teacher != nullptr, "a student without a teacher");
         return make_distillation(config.distill, device, *teacher);
     }
-    return std::make_unique<Preference>(config, device, references, group);
+    return std::make_unique<Preference>(config, device, references, ranks);
 }
 
 bool needs_references(const config::Config& config) {

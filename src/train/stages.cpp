@@ -136,9 +136,6 @@ void require_pipelined(const config::Config& config, at::Device device, int64_t 
     const std::string size = cat("distributed.pp_size ", config.distributed.pp_size, " does not go with ");
     if (const char* const answers = asks_for_answers(config.training))
         throw usage_error(cat(size, answers, ": a rank alone cannot answer"), "Leave one of the two out.");
-    if (config.training.objective == config::Objective::kto)
-        throw usage_error(size + "training.objective kto, whose micro-batches all ranks measure together",
-                          "Leave pp_size out, or train with dpo.");
     if (config.training.objective == config::Objective::distill)
         throw usage_error(size + "training.objective distill: a teacher stands beside a whole model",
                           "Leave pp_size out, or keep the teacher's answers as rows.");

@@ -93,7 +93,7 @@ void Trainer::make_plan() {
         instruction_->require(loader_->dataset(), "the training rows");
         instruction_->require(eval_rows_, "the evaluation's rows");
     }
-    objective_ = objective::make_objective(config(), device_, references_, group_.get(),
+    objective_ = objective::make_objective(config(), device_, references_, mesh_ ? mesh_->stage() : nullptr,
                                            instruction_ ? &instruction_->teacher() : nullptr);
     if (mesh_) request.tp = model::TensorParallel(mesh_->tp());
     if (mesh_) request.cp = model::ContextParallel(mesh_->cp());

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "unsloth/comm/group.h"
+#include "unsloth/comm/communicator.h"
 #include "unsloth/config/config.h"
 #include "unsloth/data/loader.h"
 #include "unsloth/model/head_objective.h"
@@ -50,10 +50,10 @@ class Objective : public model::HeadObjective {
 /// The mean of -log p over targets.
 std::unique_ptr<Objective> make_supervised();
 
-/// training.objective of a configuration. `references`: of the training rows, read when a step is issued; `group`
-/// (nullptr: alone) shares kto's divergence; `teacher`: distill's. All outlive it.
+/// training.objective of a configuration. `references`: of the training rows, read when a step is issued; `ranks`
+/// (nullptr: this one alone) share kto's divergence: those that have the loss; `teacher`: distill's. All outlive it.
 std::unique_ptr<Objective> make_objective(const config::Config& config, at::Device device, const References& references,
-                                          comm::Group* group, Teacher* teacher = nullptr);
+                                          comm::Communicator* ranks, Teacher* teacher = nullptr);
 
 /// A student that learns from a teacher's words and its rows' labels.
 std::unique_ptr<Objective> make_distillation(const config::DistillOptions& options, at::Device device,
