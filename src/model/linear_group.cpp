@@ -157,7 +157,7 @@ std::vector<ops::MagnitudeGradient> magnitude_gradients(const GroupContext& c, G
     std::vector<ops::MagnitudeGradient> gradients;
     for (const weights::Slice& slice : c.layout[g].slices)
         if (const weights::Parameter* const magnitude = c.adapters->magnitude(c.layer, slice.projection))
-            gradients.push_back({slice.n_begin, c.parameters->gradient(*magnitude)});
+            gradients.push_back({slice.n_begin, rows_of(c.parameters->gradient(*magnitude), slice.part)});
     return gradients;
 }
 

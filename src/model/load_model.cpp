@@ -6,6 +6,7 @@
 #include "unsloth/core/philox.h"
 #include "unsloth/model/loader.h"
 #include "unsloth/spec/convert.h"
+#include "unsloth/weights/part.h"
 
 namespace unsloth::model {
 namespace {
@@ -93,6 +94,19 @@ void ModelPlan::initialise_base(const weights::Parameter& p, weights::Parameters
     source->drop();
 }
 
+/// Of the model's rows, of which each tensor-parallel rank has measured its own.
+at::Tensor ModelPlan::base_norms(ops::Context& ctx, const weights::DoraNorms& measured,
+                                 const weights::Parameter& p) const {
+    const at::Tensor own_n = measured.norms(p.layer, p.projection), whole_N = at::empty(p.shape, own_n.options());
+    spec::TensorRank place = request_.tp.place();
+    const at::Tensor all = at::empty({place.size, own_n.numel()}, own_n.options());
+    all[place.rank].copy_(own_n);
+    request_.tp.gather(ctx, all, "DoRA's first magnitudes");
+    for (place.rank = 0; place.rank < place.size; ++place.rank)
+        weights::rows_of(whole_N, spec::slice_of(spec(), p.projection, place)).copy_(all[place.rank]);
+    return whole_N;
+}
+
 /// Takes the host memory that the base lies in; whether it is the same piece for all who load.
 bool ModelPlan::load_common(const weights::LoadShare& share, ModelParts& parts) const {
     if (common_->entries().empty()) return false;
@@ -147,11 +161,11 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
     if (stack_) network.owners = stack_->owners(layout_, arena);
     weights::BaseMemory base_memory{arena, parts.common_memory.get(), parts.host_memory.get()};
     if (request_.peers.size > 1) base_memory.peers = share.share_memory(peer_->total_bytes());
-    network.pager = base_->load_layers(ctx, base_memory, network.adapters.get(), trained, shared);
+    network.pager = base_->load_layers(ctx, base_memory, network.adapters.get(), trained, shared, request_.tp.ranks());
     if (!adapter_ && layout_.dora)
         for (const weights::Parameter& p : own_table_->parameters())
             if (p.kind == weights::Parameter::Kind::magnitude)
-                network.parameters->assign(p, network.pager->dora()->norms(p.layer, p.projection));
+                network.parameters->assign(p, base_norms(ctx, *network.pager->dora(), p));
     if (network.streams) {
         network.pager->set_values(network.streams->values());
         if (request_.holding.has_copies()) network.streams->publish("the values to begin with");

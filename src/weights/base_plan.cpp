@@ -90,9 +90,6 @@ void BasePlan::require_slices() const {
     const auto refuse = [&](const std::string& what, const std::string& advice) {
         throw usage_error(cat("distributed.tp_size ", layout_.tp.size, ": ", what), advice);
     };
-    if (layout_.dora)
-        refuse("lora.use_dora needs the norms of whole rows, which the ranks' slices do not have",
-               "Leave one of the two out.");
     if (!recordable())
         refuse("layers on the disk (model.device_map) are read as whole matrices",
                "Keep them on the device or in host memory.");

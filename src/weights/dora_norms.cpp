@@ -2,14 +2,16 @@
 
 #include <algorithm>
 
+#include "unsloth/core/error.h"
 #include "unsloth/ops/gemm.h"
+#include "unsloth/ops/profiler.h"
+#include "unsloth/weights/part.h"
 
 namespace unsloth::weights {
 namespace {
 
 constexpr const char *base_name = "norms of base rows", *scale_name = "scales of outputs",
-                     *inverse_name = "inverse norms of rows", *products_name = "norms' products",
-                     *gram_name = "norms' products of A";
+                     *inverse_name = "inverse norms of rows", *products_name = "norms' products";
 
 int64_t outputs(const LayerLayout& layout) {
     int64_t sum = 0;
@@ -19,7 +21,7 @@ int64_t outputs(const LayerLayout& layout) {
 
 int64_t most_products(const LayerLayout& layout) {
     int64_t most = 0;
-    for (const Group g : all_groups) most = std::max(most, layout[g].r * layout[g].n);
+    for (const Group g : all_groups) most = std::max(most, layout[g].r * (layout[g].r + layout[g].n));
     return most;
 }
 
@@ -30,11 +32,11 @@ void DoraNorms::plan(const LayerLayout& layout, int64_t layers, memory::Plan& pl
     for (const char* const name : {base_name, scale_name, inverse_name})
         plan.add("adapters", name, layers * outputs(layout) * item);
     plan.add("adapters", products_name, most_products(layout) * item);
-    plan.add("adapters", gram_name, layout.widest_rank() * layout.widest_rank() * item);
 }
 
-DoraNorms::DoraNorms(const LayerLayout& layout, const Adapters& adapters, const memory::Arena& arena)
-    : layout_(layout), adapters_(adapters) {
+DoraNorms::DoraNorms(const LayerLayout& layout, const Adapters& adapters, const memory::Arena& arena,
+                     comm::Communicator* slices)
+    : layout_(layout), adapters_(adapters), slices_(slices) {
     const auto tensor = [&](const char* name, std::vector<int64_t> sizes) {
         return arena.tensor(arena.plan().find(name), std::move(sizes), at::kFloat);
     };
@@ -43,7 +45,6 @@ DoraNorms::DoraNorms(const LayerLayout& layout, const Adapters& adapters, const 
     scale_LN = tensor(scale_name, all).fill_(1);
     inverse_LN = tensor(inverse_name, all).zero_();
     products_ = tensor(products_name, {most_products(layout)});
-    gram_ = tensor(gram_name, {layout.widest_rank() * layout.widest_rank()});
 }
 
 bool DoraNorms::adapts(int layer) const {
@@ -62,7 +63,15 @@ DoraNorms::Vectors DoraNorms::of(int layer, Group g) const {
 }
 
 void DoraNorms::measure(ops::Context& ctx, int layer, Group g, const at::Tensor& w_NK) {
-    ops::row_square_sums(ctx, w_NK, of(layer, g).base_N);
+    const at::Tensor base_N = of(layer, g).base_N;
+    ops::row_square_sums(ctx, w_NK, base_N);
+    sum_over_slices(ctx, g, base_N, layer);
+}
+
+void DoraNorms::sum_over_slices(ops::Context& ctx, Group g, const at::Tensor& terms, int layer) const {
+    if (slices_ == nullptr || !is_cut_by_inputs(g)) return;
+    const ops::Region region(ctx, "all-reduce tp");
+    slices_->all_reduce(terms, cat("the norms of layers.", layer, " ", name_of(g)));
 }
 
 at::Tensor DoraNorms::norms(int layer, spec::Projection p) const {
@@ -75,11 +84,12 @@ at::Tensor DoraNorms::norms(int layer, spec::Projection p) const {
 void DoraNorms::update(ops::Context& ctx, int layer, Group g, const at::Tensor& w_NK, const at::Tensor& a_RK,
                        const at::Tensor& b_NR) {
     const int64_t n = w_NK.size(0), r = a_RK.size(0);
-    const at::Tensor wa_RN = products_.narrow(0, 0, r * n).view({r, n}),
-                     gram_RR = gram_.narrow(0, 0, r * r).view({r, r});
+    const at::Tensor gram_RR = products_.narrow(0, 0, r * r).view({r, r}),
+                     wa_RN = products_.narrow(0, r * r, r * n).view({r, n});
     // Of all the group's projections with each other, so that W is read once; only those with their own A are used.
     ops::gemm(ctx, {.a = a_RK, .b = w_NK, .out = wa_RN, .transpose_b = true, .label = "dora AW"});
     ops::gemm(ctx, {.a = a_RK, .b = a_RK, .out = gram_RR, .transpose_b = true, .label = "dora AA"});
+    sum_over_slices(ctx, g, products_.narrow(0, 0, r * (r + n)), layer);
     const Vectors vectors = of(layer, g);
     for (const Slice& slice : layout_[g].slices) {
         const Parameter* const magnitude = adapters_.magnitude(layer, slice.projection);
@@ -94,7 +104,7 @@ void DoraNorms::update(ops::Context& ctx, int layer, Group g, const at::Tensor& 
                               .b_Nr = ranks_of(outputs_of(b_NR, 0), 1),
                               .wa_rN = ranks_of(outputs_of(wa_RN, 1), 0),
                               .gram_rr = ranks_of(ranks_of(gram_RR, 0), 1),
-                              .magnitude_N = adapters_.value(*magnitude),
+                              .magnitude_N = rows_of(adapters_.value(*magnitude), slice.part),
                               .scale_N = outputs_of(vectors.scale_N, 0),
                               .inverse_N = outputs_of(vectors.inverse_N, 0)});
     }

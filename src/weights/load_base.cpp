@@ -335,7 +335,8 @@ StoredLayer BasePlan::load_image(ops::Context& ctx, const ImageMemory& memory, i
 }
 
 std::unique_ptr<Pager> BasePlan::load_layers(ops::Context& ctx, const BaseMemory& memory, const Adapters* adapters,
-                                             const Parameters* masters, SharedLoading& shared) const {
+                                             const Parameters* masters, SharedLoading& shared,
+                                             comm::Communicator* slices) const {
     const memory::Arena& arena = memory.resident;
     // The owner of a layer says what its blocks' maxima are measured from.
     UNSLOTH_CHECK(
@@ -406,7 +407,7 @@ std::unique_ptr<Pager> BasePlan::load_layers(ops::Context& ctx, const BaseMemory
         images = std::make_unique<ImageStream>(std::move(copies), std::move(streamed), std::move(disk));
     }
     return std::make_unique<Pager>(ctx, layout_, request_.dtype, std::move(layers), arena, adapters, masters,
-                                   TilePolicy{request_.nf4_chooser, request_.trains}, std::move(images));
+                                   TilePolicy{request_.nf4_chooser, request_.trains}, std::move(images), slices);
 }
 
 /// A frozen matrix outside of the layers that is not held in the compute type, in its buffer.

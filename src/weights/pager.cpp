@@ -27,7 +27,7 @@ void Pager::plan_slot(const LayerLayout& layout, at::ScalarType dtype, memory::P
 
 Pager::Pager(ops::Context& ctx, const LayerLayout& layout, at::ScalarType dtype, std::vector<StoredLayer> layers,
              const memory::Arena& arena, const Adapters* adapters, const Parameters* masters, TilePolicy tiles,
-             std::unique_ptr<ImageStream> images)
+             std::unique_ptr<ImageStream> images, comm::Communicator* slices)
     : layout_(layout),
       weights_(layers.size()),
       paged_(layers.size()),
@@ -68,7 +68,7 @@ Pager::Pager(ops::Context& ctx, const LayerLayout& layout, at::ScalarType dtype,
     if (adapters == nullptr) return;
     margins_.emplace(ctx, *adapters, layout, margins, arena);
     if (!layout.dora) return;
-    dora_.emplace(layout_, *adapters, arena);
+    dora_.emplace(layout_, *adapters, arena, slices);
     for (const int layer : layout.stage.layers(static_cast<int64_t>(weights_.size())))
         for (const Group g : all_groups) {
             Operand& operand = weights_[static_cast<std::size_t>(layer)][g];

@@ -7,6 +7,7 @@ from support import (
     USAGE,
     main,
     model,
+    read_safetensors,
     write_rows,
 )
 
@@ -33,6 +34,19 @@ class TensorParallel(SharedModel):
         self.run_ranks(2, self.train_arguments(folder, rows, *self.tp(2, *more), out="two"))
         self.assert_same_course("two", "one")
         self.assert_same_values("two", "one", "model.safetensors", delta=1e-4)
+
+    def test_dora_has_one_process_s_magnitudes(self):
+        """Of rows that no rank has whole (o, down), and that two have (k and v on four ranks)."""
+        folder, rows = model(LLAMA), self.rows(24)
+        more = ["--use_dora", "true", "--gradient_accumulation_steps", 1, "--max_steps", 6]
+        for processes, batch, mesh in ((1, 4, []), (4, 4, self.tp(4)), (4, 2, self.tp(2, "--zero_stage", 3))):
+            out = f"{processes}_{batch}"
+            size = ["--per_device_train_batch_size", batch]
+            self.run_ranks(processes, self.train_arguments(folder, rows, *more, *size, *mesh, out=out))
+            self.assert_same_course(out, "1_4")
+            self.assert_same_values(out, "1_4")
+        values = read_safetensors(self.folder / "4_4" / "adapter_model.safetensors")
+        self.assertTrue(any(name.endswith("magnitude_vector") for name in values))
 
     def test_preferences(self):
         file = self.preference_rows("dpo", 12)
@@ -85,7 +99,6 @@ class TensorParallel(SharedModel):
         for processes, parts, *more in (
             (3, ["tp_size 3", "num_attention_heads 4"], "--tp_size", 3),
             (3, ["tp_size 2", "3 processes"], "--tp_size", 2),
-            (2, ["tp_size 2", "use_dora"], "--tp_size", 2, "--use_dora", "true"),
             (2, ["tp_size 2", "blocks of 64"], "--tp_size", 2, "--load_in_4bit", "true"),
             (2, ["tp_size 2", "sample_prompts"], "--tp_size", 2, "--sample_prompts", prompts, "--val_size", 2),
         ):

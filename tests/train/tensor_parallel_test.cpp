@@ -27,6 +27,7 @@ TEST_F(TensorParallelTest, LossesAndGradientsAreThoseOfOneProcess) {
         {"lora_nf4", "llama", llama_biased, true, all_adapters + Flags{"--lora.lora_dropout", "0.1"}},
         {"lora_fp32", "qwen3", qwen3_tied, false,
          all_adapters + Flags{"--lora.modules_to_save", "embed_tokens,lm_head", "--training.neftune_noise_alpha", "5"}},
+        {"dora_nf4", "llama", llama_biased, true, all_adapters + Flags{"--lora.use_dora", "true"}},
         {"full_tied", "qwen3", qwen3_tied, false, {"--lora.finetuning_type", "full"}},
         {"full_biases",
          "llama",

@@ -135,6 +135,7 @@ class ModelPlan {
     weights::BaseRequest base_request() const;
     void plan_resident();
     void plan_step();
+    at::Tensor base_norms(ops::Context& ctx, const weights::DoraNorms& measured, const weights::Parameter& p) const;
     bool load_common(const weights::LoadShare& share, ModelParts& parts) const;
     void initialise(weights::Parameters& parameters, weights::SharedLoading& shared) const;
     void initialise_base(const weights::Parameter& p, weights::Parameters& parameters,

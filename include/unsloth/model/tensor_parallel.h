@@ -30,6 +30,7 @@ class TensorParallel {
     const spec::TensorRank& place() const { return place_; }
     bool alone() const { return place_.alone(); }
     bool first() const { return place_.first(); }
+    comm::Communicator* ranks() const { return ranks_; }  ///< nullptr: alone, or to plan with
 
     /// This rank's slice of all ranks' rows, whose number is a multiple of the ranks'; undefined of what is undefined.
     at::Tensor own(const at::Tensor& rows) const;

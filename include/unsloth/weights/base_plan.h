@@ -85,9 +85,10 @@ class BasePlan {
 
     /// Loads the layers: a share of it, where there are others. Frozen linears go by layer; small vectors are read by
     /// everyone, and so are layers in host memory that is not the others' too. `masters`: of a base that is trained,
-    /// else nullptr.
+    /// else nullptr; `slices`: as DoraNorms'.
     std::unique_ptr<Pager> load_layers(ops::Context& ctx, const BaseMemory& memory, const Adapters* adapters,
-                                       const Parameters* masters, SharedLoading& shared) const;
+                                       const Parameters* masters, SharedLoading& shared,
+                                       comm::Communicator* slices = nullptr) const;
     /// Loads the rest, matrices by rows. To be called after load_layers.
     OuterWeights load_outer(ops::Context& ctx, const BaseMemory& memory, const Parameters* masters,
                             SharedLoading& shared) const;

@@ -37,10 +37,11 @@ class Pager {
     /// Submits the slot, for models with a layer that does not lie ready.
     static void plan_slot(const LayerLayout& layout, at::ScalarType dtype, memory::Plan& plan);
     /// `adapters`: nullptr without; `masters`: fp32 values that ready groups are copies of, nullptr for a frozen base;
-    /// `images`: brings the stored weights of layers that lie elsewhere to where `layers` says, nullptr without such.
+    /// `images`: brings the stored weights of layers that lie elsewhere to where `layers` says, nullptr without such;
+    /// `slices`: as DoraNorms'.
     Pager(ops::Context& ctx, const LayerLayout& layout, at::ScalarType dtype, std::vector<StoredLayer> layers,
           const memory::Arena& arena, const Adapters* adapters, const Parameters* masters, TilePolicy tiles,
-          std::unique_ptr<ImageStream> images = nullptr);
+          std::unique_ptr<ImageStream> images = nullptr, comm::Communicator* slices = nullptr);
 
     /// Before a forward pass: brings what changed since the last one (adapters, trained masters) to where it is read.
     void refresh(ops::Context& ctx);
