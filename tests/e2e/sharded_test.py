@@ -124,11 +124,11 @@ class Sharded(Ranks):
         extra = [*FULL, "--val_size", 5, "--eval_steps", 4, "--eval_on_start", "true", "--save_steps", 4,
                  "--load_best_model_at_end", "true"]  # fmt: skip
         expected = self.run_ranks(1, "one", WIDE, *extra, rows=18, batch=4)
-        for stage in (2, 3):
-            steps = self.run_ranks(4, f"four{stage}", WIDE, *extra, "--zero_stage", stage, rows=18, batch=4)
-            self.assert_same(steps, expected, f"stage {stage}")
+        for number, how in enumerate((("--zero_stage", 2), ("--zero_stage", 3), ("--zero_stage", 3, "--pp_size", 2))):
+            steps = self.run_ranks(4, f"four{number}", WIDE, *extra, *how, rows=18, batch=4)
+            self.assert_same(steps, expected, how)
             for got, one in zip(
-                self.evaluations(self.folder / f"four{stage}"), self.evaluations(self.folder / "one"), strict=True
+                self.evaluations(self.folder / f"four{number}"), self.evaluations(self.folder / "one"), strict=True
             ):
                 self.assertAlmostEqual(got["eval_loss"], one["eval_loss"], delta=1e-5 * one["eval_loss"])
 
@@ -153,6 +153,20 @@ class Sharded(Ranks):
         one = self.run_ranks(1, "one", WIDE, *FULL, "--resume_from_checkpoint", self.folder / "two" / "checkpoint-8")
         self.assert_same(two, whole[4:], "two")
         self.assert_same(one, whole[8:], "one")
+
+    def test_stages_go_on_exactly_and_elsewhere(self):
+        more = [*FULL, "--save_steps", 4, "--zero_stage", 3]
+        staged = [*more, "--pp_size", 2]
+        whole = self.run_ranks(4, "staged", TIED, *staged)
+        checkpoints = {step: self.folder / "staged" / f"checkpoint-{step}" for step in (4, 8)}
+        again = self.run_ranks(4, "again", TIED, *staged, "--resume_from_checkpoint", checkpoints[4])
+        self.assertEqual([(s["step"], s["loss"]) for s in again], [(s["step"], s["loss"]) for s in whole[4:]])
+        result = "model.safetensors"
+        self.assertEqual((self.folder / "again" / result).read_bytes(), (self.folder / "staged" / result).read_bytes())
+        two = self.run_ranks(2, "two", TIED, *more, "--resume_from_checkpoint", checkpoints[4])
+        self.assert_same(two, whole[4:], "two")
+        offloaded = ["--offload_optimizer", "cpu", "--resume_from_checkpoint", self.folder / "two" / "checkpoint-8"]
+        self.assert_same(self.run_ranks(4, "offloaded", TIED, *staged, *offloaded), whole[8:], "offloaded")
 
     # --- faults ------------------------------------------------------------------------------------------------------
 
