@@ -592,17 +592,21 @@ class TwoRanks(OnGpu):
 
 
 class SharedModel(OnGpu):
-    """Two GPUs that share a model, against one with the same micro-batches."""
+    """GPUs that share a model, against one with the same micro-batches."""
 
+    RANKS = 2
     WORDS = ["--max_steps", "6", "--learning_rate", "0.0001", "--optim", "adamw_torch",
              "--per_device_train_batch_size", "1", "--gradient_accumulation_steps", "4"]  # fmt: skip
+
+    def words(self):
+        return self.WORDS
 
     def check_meshes(self, tolerance, meshes, *extra):
         self.succeed(*self.arguments("alone", *self.WORDS, *extra))
         alone = self.steps(self.folder / "alone")
         for name, mesh in meshes.items():
             with self.subTest(name):
-                code, err = self.launch(2, *self.arguments(name, *self.WORDS, *mesh, *extra))
+                code, err = self.launch(self.RANKS, *self.arguments(name, *self.words(), *mesh, *extra))
                 self.assertEqual(code, OK, err)
                 together = self.steps(self.folder / name)
                 self.assertEqual(len(together), 6)
@@ -629,6 +633,9 @@ class TwoSlices(SharedModel):
 
     def test_half_precision(self):
         self.check_as_alone(2e-3, "--dtype", "bfloat16")
+
+    def test_dora(self):
+        self.check_as_alone(1e-5, "--dtype", "float32", "--use_dora", "true")
 
     def test_full_training_of_what_is_computed_again(self):
         self.check_as_alone(1e-4, "--dtype", "float32", "--finetuning_type", "full", "--gradient_checkpointing", "full")
@@ -667,6 +674,9 @@ class TwoStages(SharedModel):
 
     def test_full_training(self):
         self.check_as_alone(1e-4, "--dtype", "float32", "--finetuning_type", "full")
+
+    def test_full_training_with_the_optimizer_on_the_host(self):
+        self.check_as_alone(1e-4, "--dtype", "float32", "--finetuning_type", "full", "--offload_optimizer", "cpu")
 
     def test_going_on(self):
         """Bit for bit, with dropout and 8-bit moments."""
@@ -733,6 +743,28 @@ class TwoContexts(OnGpu):
 
     def test_full_training(self):
         self.check_as_alone(1e-4, "--dtype", "float32", "--finetuning_type", "full", "--zero_stage", "2")
+
+
+@unittest.skipUnless(gpus(4), "needs four GPUs")
+class FourStages(SharedModel):
+    """Two stages, each of two ranks that share what it trains and its frozen base."""
+
+    RANKS = 4
+
+    def words(self):
+        return [*self.WORDS[:-1], "2"]
+
+    def check_forms(self, tolerance, *extra):
+        forms = (["--zero_stage", "2"], ["--zero_stage", "3"], ["--zero_stage", "3", "--offload_optimizer", "cpu"],
+                 ["--zero_stage", "3", "--pipeline_schedule", "interleaved"])  # fmt: skip
+        meshes = {f"form{number}": ["--pp_size", "2", *form] for number, form in enumerate(forms)}
+        self.check_meshes(tolerance, meshes, *extra)
+
+    def test_full_training(self):
+        self.check_forms(1e-4, "--dtype", "float32", "--finetuning_type", "full")
+
+    def test_adapters(self):
+        self.check_forms(1e-5, "--dtype", "float32", "--lora.lora_dropout", "0.1", "--modules_to_save", "lm_head")
 
 
 @unittest.skipUnless(gpus(4), "needs four GPUs")
