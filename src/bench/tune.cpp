@@ -11,15 +11,14 @@
 #include <functional>
 #include <iostream>
 #include <numeric>
-#include <regex>
 
 #include "bench/model.h"
 #include "bench/nf4.h"
 #include "bench/ops.h"
 #include "bench/products.h"
-#include "unsloth/core/cgroup.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/core/gpu_monitor.h"
 #include "unsloth/core/log.h"
 #include "unsloth/ops/device.h"
 #include "unsloth/ops/kernel_table.h"
@@ -127,9 +126,7 @@ class Tuner {
         spec::KernelTable table = table_;
         table.card = ops::kernel_card(benched_.ctx().device());
         table.versions = ops::kernel_versions();
-        const std::string driver = read_kernel_text("/proc/driver/nvidia/version").value_or("");
-        std::smatch version;
-        if (std::regex_search(driver, version, std::regex(R"((\d+\.\d+[.\d]*))"))) table.versions.driver = version[1];
+        table.versions.driver = gpu_driver_version();
         table.source =
             cat("unsloth-train tune, ", what, text, table_.source.empty() ? "" : "; the rest: ", table_.source);
         return table;

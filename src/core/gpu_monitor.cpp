@@ -2,8 +2,12 @@
 
 #include <dlfcn.h>
 
+#include <array>
 #include <chrono>
+#include <regex>
 #include <type_traits>
+
+#include "unsloth/core/cgroup.h"
 
 namespace unsloth {
 namespace {
@@ -13,6 +17,7 @@ using Result = int;
 using Device = void*;
 constexpr Result success = 0;
 constexpr int of_the_chip = 0;  // the sensor
+constexpr const char* library_name = "libnvidia-ml.so.1";
 struct Utilization {
     unsigned gpu, memory;  // per cent
 };
@@ -71,7 +76,7 @@ struct GpuMonitor::Nvml {
 GpuMonitor::GpuMonitor(const std::string& pci) {
     if (pci.empty()) return;
     auto nvml = new Nvml;
-    nvml->library = ::dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+    nvml->library = ::dlopen(library_name, RTLD_NOW | RTLD_LOCAL);
     const bool ready = nvml->library != nullptr && nvml->load() && nvml->init() == success;
     if (ready && nvml->by_pci(pci.c_str(), &nvml->device) == success) {
         nvml_ = nvml;
@@ -96,6 +101,25 @@ std::optional<GpuSample> GpuMonitor::sample() {
         nvml_->asked = Clock::now();
     }
     return nvml_->last;
+}
+
+std::string gpu_driver_version(const std::filesystem::path& root) {
+    std::array<char, 80> text{};  // as long as NVML's longest
+    if (void* const library = ::dlopen(library_name, RTLD_NOW | RTLD_LOCAL); library != nullptr) {
+        const auto init = reinterpret_cast<Result (*)()>(::dlsym(library, "nvmlInit_v2"));
+        const auto shutdown = reinterpret_cast<Result (*)()>(::dlsym(library, "nvmlShutdown"));
+        const auto ask = reinterpret_cast<Result (*)(char*, unsigned)>(::dlsym(library, "nvmlSystemGetDriverVersion"));
+        if (init != nullptr && shutdown != nullptr && ask != nullptr && init() == success) {
+            if (ask(text.data(), text.size()) != success) text[0] = '\0';
+            shutdown();
+        }
+        ::dlclose(library);
+    }
+    if (text[0] != '\0') return text.data();
+    // "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build …"
+    const std::string module = read_kernel_text(root / "proc/driver/nvidia/version").value_or("");
+    std::smatch version;
+    return std::regex_search(module, version, std::regex(R"(\b\d+\.\d+[.\d]*)")) ? version.str() : "";
 }
 
 }  // namespace unsloth

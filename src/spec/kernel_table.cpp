@@ -134,8 +134,8 @@ KernelTable read_table(const Reader& entry) {
     entry["multiprocessors"].require(table.card.multiprocessors > 0, "a number above 0");
     const Reader versions = entry.at("versions");
     versions.only_keys({"driver", "cublaslt", "cudnn", "own"});
-    table.versions = {versions.at("driver").string(), versions.at("cublaslt").integer(), versions.at("cudnn").integer(),
-                      versions.at("own").integer()};
+    table.versions = {versions.string("driver").value_or(""), versions.at("cublaslt").integer(),
+                      versions.at("cudnn").integer(), versions.at("own").integer()};
     table.source = entry.at("source").string();
     for (const Reader& choice : entry.at("choices").elements()) table.choices.push_back(read_choice(choice));
     return table;
@@ -208,10 +208,12 @@ std::string kernels_text(const KernelTable& table) {
     line("card", table.card.name);
     line("compute_capability", table.card.compute_capability / 10.0);
     line("multiprocessors", table.card.multiprocessors);
-    line("versions", {{"driver", table.versions.driver},
-                      {"cublaslt", table.versions.cublaslt},
-                      {"cudnn", table.versions.cudnn},
-                      {"own", table.versions.own}});
+    Json versions;
+    if (!table.versions.driver.empty()) versions["driver"] = table.versions.driver;
+    versions["cublaslt"] = table.versions.cublaslt;
+    versions["cudnn"] = table.versions.cudnn;
+    versions["own"] = table.versions.own;
+    line("versions", versions);
     line("source", table.source);
     text += "    \"choices\": [";
     for (const KernelChoice& choice : table.choices)

@@ -370,6 +370,15 @@ class LongRuns(OnGpu):
         for reason in ("power_cap", "heat", "power_brake"):
             self.assertIn(figures[f'throttled{{reason="{reason}"}}'], ("0", "1"))
 
+    def test_a_run_takes_the_table_that_tune_wrote(self):
+        table = self.folder / "kernels.json"
+        words = ["--model.path", model(BASE, dtype="bfloat16"), "--batch", "2", "--seq", "64", "--steps", "1"]
+        self.succeed("tune", *words, "--seconds", "1", "--out", table)
+        versions = json.loads(table.read_text())["kernels"]["versions"]
+        self.assertEqual(list(versions), ["driver", "cublaslt", "cudnn", "own"])
+        self.assertRegex(versions["driver"], r"^\d{3}\.\d+")
+        self.succeed(*self.arguments("out", "--max_steps", "1", "--hardware.kernels", table))
+
     def test_regrouped_passes_train_on_the_same_rows(self):
         words = ["--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "8", "--max_steps", "3"]
         words += ["--dtype", "float32", "--learning_rate", "0.001", "--training.deterministic", "false"]

@@ -61,6 +61,14 @@ TEST(KernelTable, WhatIsWrittenIsReadBack) {
     }
 }
 
+TEST(KernelTable, ADriverThatIsNotKnownIsLeftOut) {
+    KernelTable table = parse_kernels(file, "test.json");
+    EXPECT_TRUE(kernels_text(table).find(R"("driver":"580.1")") != std::string::npos) << kernels_text(table);
+    table.versions.driver.clear();
+    EXPECT_EQ(kernels_text(table).find("driver"), std::string::npos) << kernels_text(table);
+    EXPECT_EQ(parse_kernels(kernels_text(table), "again"), table);
+}
+
 TEST(KernelTable, OnlyAMeasuredCardHasABuiltInTable) {
     for (const KernelCard& other :
          {KernelCard{"NVIDIA H100 PCIe", 90, 114}, KernelCard{"NVIDIA H200", 90, 60},

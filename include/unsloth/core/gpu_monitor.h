@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 
@@ -29,5 +30,9 @@ class GpuMonitor {
     struct Nvml;
     Nvml* nvml_ = nullptr;
 };
+
+/// The driver's version, "580.65.06": by NVML, which sandboxes without the kernel's own files have, else by /proc,
+/// which containers without NVML have. Empty: neither. Never throws. `root` stands before /proc.
+std::string gpu_driver_version(const std::filesystem::path& root = "/");
 
 }  // namespace unsloth

@@ -12,7 +12,8 @@ namespace unsloth::ops {
 /// A CUDA device that is here, as tables name it.
 spec::KernelCard kernel_card(at::Device device);
 
-/// Of the libraries that run here and of our kernels. `driver` is left empty: CUDA does not say it.
+/// Of the libraries that run here and of our kernels. `driver` is left empty: CUDA does not say it
+/// (gpu_driver_version() of core/gpu_monitor.h does).
 spec::KernelVersions kernel_versions();
 
 /// What of `table`, measured on this device's card, holds here: choices made with another cuBLASLt, of other kernels of

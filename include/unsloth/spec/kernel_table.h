@@ -78,7 +78,7 @@ struct KernelCard {
 
 /// What a table was measured with.
 struct KernelVersions {
-    std::string driver;
+    std::string driver;               ///< "580.65.06"; empty: not known
     int64_t cublaslt = 0, cudnn = 0;  ///< as the libraries number themselves
     int64_t own = 0;                  ///< own_kernels_version
     bool operator==(const KernelVersions&) const = default;
