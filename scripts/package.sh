@@ -116,6 +116,8 @@ done
 "$build/unsloth-train" config --completion zsh >"$folder/share/zsh/site-functions/_unsloth-train"
 "$build/unsloth-train" config --completion fish >"$folder/share/fish/vendor_completions.d/unsloth-train.fish"
 cp -r configs/launch "$folder/share/launch"
+mkdir "$folder/share/configs"
+cp -r configs/floors configs/llama-8b "$folder/share/configs/"  # of bench --check, in share/
 
 glibc=$(objdump -T "$folder"/lib/{*.so*,unsloth-train} 2>/dev/null | grep -o 'GLIBC_2\.[0-9]*' | sort -uV | tail -n 1)
 cat >"$folder/README" <<TEXT
@@ -125,7 +127,8 @@ bin/unsloth-train runs from wherever this folder lies: put its bin into PATH, or
 glibc ${glibc#GLIBC_} or newer, for GPU runs an NVIDIA driver of 580 or newer, and for downloads from the Hugging Face hub the system's
 certificates (package ca-certificates). bin/unsloth-train doctor looks at the machine.
 
-share/ holds the manual page, completions for bash, zsh and fish, and examples for launchers; licenses/ the terms of all parts.
+share/ holds the manual page, completions for bash, zsh and fish, examples for launchers, and configurations: bench
+--check, started in share/, reads them; licenses/ the terms of all parts.
 TEXT
 say "$(du -shL "$folder" | cut -f1) in $(find "$folder/lib" -type f | wc -l) files of lib/; needs glibc ${glibc#GLIBC_}"
 

@@ -26,7 +26,8 @@ void run_init(const config::CommandLine& line);
 void run_export(const config::CommandLine& line);
 void run_merge(const config::CommandLine& line);
 void run_quantize(const config::CommandLine& line);
-void run_bench(const config::CommandLine& line);
+/// `arguments`, which `line` is read from, hold for each row of --check.
+void run_bench(const config::CommandLine& line, const std::vector<std::string>& arguments);
 void run_tune(const config::CommandLine& line);
 void run_watch(const config::CommandLine& line);
 void run_compare(const config::CommandLine& line);

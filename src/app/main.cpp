@@ -55,10 +55,13 @@ void refuse_several_ranks(const config::CommandLine& line) {
                                  Command::init,    Command::exporting, Command::merge,    Command::quantize,
                                  Command::tune,    Command::replay};
     const int processes = processes_of_launcher();
-    if (processes == 1 || std::find(std::begin(alone), std::end(alone), line.command) == std::end(alone)) return;
-    throw usage_error(cat(line.name, " runs in one process, and a launcher started ", processes),
-                      cat("Write: unsloth-train ", line.name,
-                          " … without torchrun, srun or mpirun. If none is at work: unset WORLD_SIZE RANK"));
+    const bool checks = line.command == Command::bench && line.bench.check;
+    if (processes == 1 || (!checks && std::find(std::begin(alone), std::end(alone), line.command) == std::end(alone)))
+        return;
+    throw usage_error(
+        cat(line.name, checks ? " --check" : "", " runs in one process, and a launcher started ", processes),
+        cat("Write: unsloth-train ", line.name,
+            " … without torchrun, srun or mpirun. If none is at work: unset WORLD_SIZE RANK"));
 }
 
 int run(const config::CommandLine& line, const std::vector<std::string>& arguments) {
@@ -108,7 +111,7 @@ int run(const config::CommandLine& line, const std::vector<std::string>& argumen
             run_quantize(line);
             break;
         case config::Command::bench:
-            run_bench(line);
+            run_bench(line, arguments);
             break;
         case config::Command::tune:
             run_tune(line);

@@ -199,7 +199,8 @@ Delay delay_by_prompt(ops::Context& ctx, model::Model& model, int64_t rows, int6
 
 }  // namespace
 
-void bench_generate(const config::LoadedConfig& given, const config::BenchRequest& request) {
+std::vector<config::BenchFigure> bench_generate(const config::LoadedConfig& given,
+                                                const config::BenchRequest& request) {
     const config::LoadedConfig loaded = train::with_base(given, request.adapters);
     const std::vector<int64_t> all_rows =
         request.batch > 0 ? std::vector<int64_t>{request.batch} : std::vector<int64_t>{1, 64, 256};
@@ -218,6 +219,7 @@ void bench_generate(const config::LoadedConfig& given, const config::BenchReques
     model::Model& model = *benched.model;
     const double rate = copy_rate(ctx);
     const std::shared_ptr<generate::PassTimes> times = pass_times(ctx, loaded.config, opened);
+    std::vector<config::BenchFigure> figures;
     for (const int64_t rows : all_rows) {
         measure(ctx, model, rows, prompt, std::min<int64_t>(answer, 16), 1);  // libraries choose algorithms
         const Measured m = measure(ctx, model, rows, prompt, answer, 2);
@@ -253,8 +255,11 @@ void bench_generate(const config::LoadedConfig& given, const config::BenchReques
             {"times_as_long", delay.longest_ms / delay.median_ms},
             {"tokens_beside", generate::beside_rule(times)(rows, rows * prompt, 0).tokens},
             {"regions_ms", profiled.regions}};
-        std::cout << (request.json ? result.dump() : result.dump(2)) << std::endl;
+        if (request.prints) std::cout << (request.json ? result.dump() : result.dump(2)) << std::endl;
+        figures.push_back(
+            {cat(rows, rows == 1 ? " row" : " rows"), 1000 * static_cast<double>(rows) / ms, "tokens/s", ceiling / ms});
     }
+    return figures;
 }
 
 }  // namespace unsloth::bench

@@ -277,19 +277,23 @@ spec::ModelSpec benched_spec(const config::LoadedConfig& loaded, const std::stri
     return path.empty() ? spec::builtin_shape(otherwise) : formats::read_model_spec(formats::resolve_model_path(path));
 }
 
-void bench_ops(const config::LoadedConfig& loaded, const config::BenchRequest& request) {
+std::vector<config::BenchFigure> bench_ops(const config::LoadedConfig& loaded, const config::BenchRequest& request) {
     const at::Device device = ops::choose_device(loaded.config.hardware.device);
     const spec::ModelSpec spec = benched_spec(loaded, device.is_cuda() ? "llama-3.1-8b" : "llama-15m");
     ops::Context ctx(device);
     ctx.deterministic = loaded.config.training.deterministic;
     const std::vector<Line> lines = OpBench(ctx, spec, ops::scalar_type(loaded.config.model.dtype), request).run();
     const double copy = lines[0].bytes / lines[0].ms, product = lines[1].operations / lines[1].ms;  // per ms
-    if (!request.json)
+    if (request.prints && !request.json)
         std::printf("%s\n%-28s %-24s %10s %16s %8s\n", memory::describe_device(device).c_str(), "operator", "shape",
                     "ms", "rate", "share");
+    std::vector<config::BenchFigure> figures;
     for (const Line& line : lines) {
         const bool moves = line.bytes > 0;
         const double rate = (moves ? line.bytes : line.operations) / line.ms, share = rate / (moves ? copy : product);
+        if (&line >= &lines[2])  // behind the ceilings
+            figures.push_back({line.name, moves ? rate / 1e6 : rate / 1e9, moves ? "GB/s" : "TF/s", share});
+        if (!request.prints) continue;
         if (request.json) {
             std::cout << nlohmann::ordered_json{{"bench", "ops"},
                                                 {"device", memory::describe_device(device)},
@@ -306,6 +310,7 @@ void bench_ops(const config::LoadedConfig& loaded, const config::BenchRequest& r
         }
     }
     std::cout.flush();
+    return figures;
 }
 
 }  // namespace unsloth::bench

@@ -11,10 +11,11 @@
 
 namespace unsloth::bench {
 
-/// Prints a line an operator: time, TF/s or GB/s, share of the ceiling (a large product; a large copy). Shapes are
-/// those of model.path, or of llama-3.1-8b on a GPU and llama-15m on a CPU, for `batch` rows of `seq` tokens; with
-/// min_seq attention's rows are those of row_lengths.
-void bench_ops(const config::LoadedConfig& loaded, const config::BenchRequest& request);
+/// Prints (where request.prints) a line an operator: time, TF/s or GB/s, share of the ceiling (a large product; a large
+/// copy). Shapes are those of model.path, or of llama-3.1-8b on a GPU and llama-15m on a CPU, for `batch` rows of `seq`
+/// tokens; with min_seq attention's rows are those of row_lengths. Returns the operators' figures, the ceilings' own
+/// left out.
+std::vector<config::BenchFigure> bench_ops(const config::LoadedConfig& loaded, const config::BenchRequest& request);
 
 /// The shape that a bench of operators or products takes: model.path's, or the built-in one of this name where there is
 /// none.

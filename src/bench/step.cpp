@@ -25,6 +25,7 @@
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/profiler.h"
 #include "unsloth/planner/run_plan_text.h"
+#include "unsloth/train/kernels.h"
 #include "unsloth/train/memory_use.h"
 #include "unsloth/train/session.h"
 
@@ -140,7 +141,7 @@ void say_what_comes(const config::BenchRequest& request, const std::string& keep
               " tokens, gradient_checkpointing ", keep, when);
 }
 
-void bench_step(const config::LoadedConfig& loaded, const config::BenchRequest& request) {
+config::BenchResult bench_step(const config::LoadedConfig& loaded, const config::BenchRequest& request) {
     const int64_t batch = request.batch, seq = request.seq;
     if (request.min_seq > seq) throw usage_error(cat("--min_seq ", request.min_seq, " is more than --seq ", seq));
     const at::Device device = ops::choose_device(loaded.config.hardware.device);
@@ -211,35 +212,47 @@ void bench_step(const config::LoadedConfig& loaded, const config::BenchRequest& 
                                   {"skipped", times.skipped}};
     add_disk_rates(benched.model(), {after.bytes - before.bytes, after.cached - before.cached},
                    ms * static_cast<double>(request.steps) / 1000, result);
-    if (request.json) {
-        std::cout << result.dump() << std::endl;
-        return;
-    }
-    std::cout << result.dump(2) << std::endl;
+    if (request.prints) std::cout << (request.json ? result.dump() : result.dump(2)) << std::endl;
+    config::BenchResult summary;
+    if (device.is_cuda()) summary.untuned = train::tuned_products(*load.kernels, plan).untuned;
+    summary.figures = {{"", 1000.0 * static_cast<double>(tokens) / ms, "tokens/s", floor_ms / ms}};
+    return summary;
 }
 
 }  // namespace
 
-void run_bench(const config::LoadedConfig& loaded, const config::BenchRequest& asked) {
+config::BenchResult run_bench(const config::LoadedConfig& loaded, const config::BenchRequest& asked) {
     config::BenchRequest request = asked;
     if (request.batch == 0) request.batch = loaded.config.training.per_device_train_batch_size;
     if (request.seq == 0) request.seq = loaded.config.model.max_seq_length;
+    config::BenchResult result;
     switch (request.what) {
         case config::BenchSubject::step:
-            return bench_step(loaded, request);
+            result = bench_step(loaded, request);
+            break;
         case config::BenchSubject::ops:
-            return bench_ops(loaded, request);
+            result.figures = bench_ops(loaded, request);
+            break;
         case config::BenchSubject::gemm:
-            return bench_gemm(loaded, request);
+            bench_gemm(loaded, request);
+            return {};
         case config::BenchSubject::nf4:
-            return bench_nf4(loaded, request);
+            bench_nf4(loaded, request);
+            return {};
         case config::BenchSubject::scaling:
-            return bench_scaling(loaded, request);
+            bench_scaling(loaded, request);
+            return {};
         case config::BenchSubject::comm:
-            return bench_comm(loaded, request);
+            bench_comm(loaded, request);
+            return {};
         case config::BenchSubject::generate:
-            return bench_generate(loaded, asked);
+            result.figures = bench_generate(loaded, asked);
+            break;
     }
+    const at::Device device = ops::choose_device(loaded.config.hardware.device);
+    result.card = device.is_cuda() ? ops::device_name(device) : "CPU";
+    result.pci = ops::pci_address(device);
+    return result;
 }
 
 }  // namespace unsloth::bench

@@ -172,6 +172,10 @@ void check_presence(const CommandLine& line, Presence presence, Problems& proble
             presence.called("tune").need_model(config);
             break;
         case Command::bench:
+            presence.need(presence.has("what") || line.bench.check, {"what"}, "step|ops|gemm|nf4|scaling|comm|generate",
+                          "Or --check. unsloth-train help bench says what each measures.");
+            presence.refuse(!line.bench.check && (presence.has("floors") || presence.has("rows")),
+                            "bench takes --floors and --rows beside --check");
             problems.check({"what"}, [&] {
                 if (!presence.has("what")) return;
                 if (line.bench.what == BenchSubject::step) presence.called("bench step").need_model(config);

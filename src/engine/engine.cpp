@@ -45,8 +45,10 @@ class EngineImpl final : public config::Engine {
         guarded([&] { found = train::compare_logits(request); });
         return found;
     }
-    void bench(const config::LoadedConfig& loaded, const config::BenchRequest& request) override {
-        guarded([&] { bench::run_bench(loaded, request); });
+    config::BenchResult bench(const config::LoadedConfig& loaded, const config::BenchRequest& request) override {
+        config::BenchResult result;
+        guarded([&] { result = bench::run_bench(loaded, request); });
+        return result;
     }
     void tune(const config::LoadedConfig& loaded, const config::TuneRequest& request) override {
         guarded([&] { bench::run_tune(loaded, request); });

@@ -1,4 +1,4 @@
-#include "train/kernels.h"
+#include "unsloth/train/kernels.h"
 
 #include <algorithm>
 #include <filesystem>

@@ -5,11 +5,11 @@
 #include <thread>
 #include <utility>
 
-#include "train/kernels.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/log.h"
 #include "unsloth/formats/checkpoint_folder.h"
+#include "unsloth/train/kernels.h"
 #include "unsloth/train/save.h"
 
 namespace unsloth::train {

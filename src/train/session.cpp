@@ -5,7 +5,6 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
-#include "train/kernels.h"
 #include "unsloth/comm/peer_memory.h"
 #include "unsloth/config/device_map.h"
 #include "unsloth/core/error.h"
@@ -14,6 +13,7 @@
 #include "unsloth/formats/finite.h"
 #include "unsloth/ops/device.h"
 #include "unsloth/ops/dtype.h"
+#include "unsloth/train/kernels.h"
 #include "unsloth/train/memory_use.h"
 
 namespace unsloth::train {

@@ -8,7 +8,6 @@
 #include <sstream>
 
 #include "train/answers.h"
-#include "train/kernels.h"
 #include "train/row_file.h"
 #include "train/whole_state.h"
 #include "unsloth/config/load.h"
@@ -25,6 +24,7 @@
 #include "unsloth/report/run.h"
 #include "unsloth/spec/finite_sites.h"
 #include "unsloth/train/agreement.h"
+#include "unsloth/train/kernels.h"
 #include "unsloth/train/learning_rate.h"
 #include "unsloth/train/memory_use.h"
 #include "unsloth/train/parallel.h"

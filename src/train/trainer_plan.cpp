@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "train/answers.h"
-#include "train/kernels.h"
 #include "train/references.h"
 #include "unsloth/comm/peer_memory.h"
 #include "unsloth/core/error.h"
@@ -16,6 +15,7 @@
 #include "unsloth/report/run.h"
 #include "unsloth/train/agreed_plan.h"
 #include "unsloth/train/agreement.h"
+#include "unsloth/train/kernels.h"
 #include "unsloth/train/learning_rate.h"
 #include "unsloth/train/parallel.h"
 #include "unsloth/train/stages.h"

@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <utility>
 
-#include "train/kernels.h"
 #include "unsloth/config/load.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
@@ -12,6 +11,7 @@
 #include "unsloth/memory/plan.h"
 #include "unsloth/planner/run_plan_text.h"
 #include "unsloth/spec/finite_sites.h"
+#include "unsloth/train/kernels.h"
 #include "unsloth/train/learning_rate.h"
 #include "unsloth/train/memory_use.h"
 #include "unsloth/train/stages.h"

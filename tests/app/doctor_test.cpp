@@ -78,6 +78,10 @@ TEST(Doctor, HealthOfACard) {
     gpu.throttle = 0x8;
     EXPECT_EQ(judge_health(gpu, "GPU 0").verdict, Verdict::warn);
     gpu.throttle = 0;
+    gpu.watts_limit = 500, gpu.watts_usual = 700;
+    EXPECT_EQ(judge_health(gpu, "GPU 0").verdict, Verdict::warn);
+    EXPECT_NE(judge_health(gpu, "GPU 0").value.find("limited to 500 of 700 W"), std::string::npos);
+    gpu.watts_limit = 700;
     gpu.ecc_uncorrected_ever = 5;
     EXPECT_EQ(judge_health(gpu, "GPU 0").verdict, Verdict::ok);
     gpu.ecc_uncorrected = 1;

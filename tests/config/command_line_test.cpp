@@ -300,6 +300,12 @@ TEST(CommandLine, TokenizeInspectInitBench) {
     EXPECT_CONTAINS(error_of({"bench", "step"}), "bench step needs --model.path");
     EXPECT_CONTAINS(error_of({"bench", "stp"}), "Did you mean step?");
     EXPECT_CONTAINS(error_of({"bench"}), "bench needs step|ops|gemm|nf4");
+    const config::BenchRequest check = config::parse_command_line({"bench", "--check", "--rows", "a,b c"}).bench;
+    EXPECT_TRUE(check.check);
+    EXPECT_EQ(check.rows, (std::vector<std::string>{"a", "b c"}));
+    EXPECT_TRUE(check.floors.ends_with(".json"));
+    for (const char* option : {"--rows", "--floors"})
+        EXPECT_CONTAINS(error_of({"bench", "ops", option, "x"}), "--floors and --rows beside --check");
     for (const auto& arguments : {std::vector<std::string>{"bench"}, {"bench", "stp"}})
         EXPECT_FALSE(contains(error_of(arguments), "model.path")) << "it is not known what needs one";
 }

@@ -187,6 +187,119 @@ TEST_F(ExecutableWithEngine, EveryCommandReachesItsCall) {
     EXPECT_EQ(run(executable(), "plan --path m --gpu 'too small'").exit_code, 4) << "a plan that does not fit";
 }
 
+/// `bench --check` of rows whose shares the fake engine takes from their batch.
+class Floors : public ExecutableWithEngine {
+  protected:
+    Outcome check(const std::string& cards, const std::string& more = "--path m") const {
+        const std::string rows = R"("half": {"bench": "step", "config": "a/b.json", "batch": 50},
+            "all of it": {"bench": "step", "batch": 100, "hardware.device": "cpu"},
+            "odd": {"bench": "ops", "batch": 80}, "large": {"bench": "step", "batch": 90, "seq": 13})";
+        return check_text("{\"rows\": {" + rows + "}, \"cards\": {" + cards + "}}", more);
+    }
+    Outcome check_text(const std::string& text, const std::string& more = "--path m") const {
+        folder_.write("floors/a/b.json", R"({"model": {"max_seq_length": 12}})");
+        const std::string file = folder_.write("floors/floors.json", text).string();
+        return run(executable(), "bench --check --floors " + file + " " + more);
+    }
+};
+
+TEST_F(Floors, RowsAtTheirFloorPass) {
+    const Outcome outcome = check(R"("Fake Card": {"floors": {"half": 0.5, "all of it": 0, "odd: rope": 0.79}})");
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    EXPECT_CONTAINS(outcome.out, "50.0 %   50.0 %\n");
+    EXPECT_CONTAINS(outcome.out, "odd: odd ");
+    EXPECT_CONTAINS(outcome.out, "no floor for this card\n");
+    EXPECT_CONTAINS(outcome.out, "large: did not run: no memory for it\n") << "a row without a floor may be too large";
+    EXPECT_CONTAINS(outcome.out, "all of 3 figures with a floor on Fake Card reach it\n");
+    EXPECT_EQ(outcome.err, "");
+}
+
+TEST_F(Floors, WhatIsBelowIsNamedWithItsShareAndWhatIsSeen) {
+    const Outcome outcome =
+        check(R"("Fake Card": {"floors": {"half": 0.501, "all of it": 1, "odd: odd": 0, "large": 0.1}})");
+    EXPECT_EQ(outcome.exit_code, 4);
+    EXPECT_CONTAINS(outcome.err,
+                    "below the floor on Fake Card: half (50.0 % of its ceiling, floor 50.1 %), odd: odd (");
+    EXPECT_CONTAINS(outcome.err, "), large (did not run)\n");
+    EXPECT_CONTAINS(outcome.err, "Products without measured kernels here: qkv (unsloth-train tune).\n");
+    EXPECT_FALSE(contains(outcome.err, "all of it")) << outcome.err;
+    EXPECT_CONTAINS(outcome.out, "50.0 %   50.1 %  BELOW\n");
+    const Outcome above_one = check(R"("Fake Card": {"floors": {"all of it": 1.001}})");
+    EXPECT_EQ(above_one.exit_code, 4);
+    EXPECT_CONTAINS(above_one.err, "all of it (100.0 % of its ceiling, floor 100.1 %)");
+}
+
+TEST_F(Floors, JsonHasALineAFigure) {
+    const Outcome outcome = check(R"("Fake Card": {"floors": {"half": 0.6}})", "--path m --json");
+    EXPECT_EQ(outcome.exit_code, 4);
+    std::istringstream lines(outcome.out);
+    std::vector<Json> rows;
+    for (std::string line; std::getline(lines, line);) rows.push_back(Json::parse(line));
+    ASSERT_EQ(rows.size(), 5U) << outcome.out;
+    EXPECT_EQ(rows[0], Json::parse(R"({"bench": "check", "row": "half", "card": "Fake Card", "rate": 500.0, "unit":
+        "tokens/s", "ceiling": 1000.0, "share": 0.5, "floor": 0.6, "below": true})"));
+    EXPECT_TRUE(rows[1]["floor"].is_null() && rows[1]["below"].is_null());
+    EXPECT_EQ(rows[4]["error"], "no memory for it");
+}
+
+TEST_F(Floors, ACardWithoutFloorsIsNoSuccess) {
+    const Outcome outcome = check(R"("NVIDIA H200": {"floors": {"half": 0.1}})", "--path 'New Card'");
+    EXPECT_EQ(outcome.exit_code, 2);
+    EXPECT_CONTAINS(outcome.err, "nothing was checked: none of these rows has a floor for New Card");
+    EXPECT_CONTAINS(outcome.err, "NVIDIA H200");
+    EXPECT_CONTAINS(outcome.err, R"({"New Card":{"source":"","floors":{"half":0.485,"all of it":0.97,)");
+    EXPECT_EQ(check(R"("Fake Card": {"floors": {"half": 0.1}})", "--path m --rows odd").exit_code, 2);
+}
+
+TEST_F(Floors, OnlyTheRowsThatAreAskedForAreRun) {
+    const std::string floors = R"("Fake Card": {"floors": {"half": 0.9, "all of it": 0.9}})";
+    EXPECT_EQ(check(floors, "--path m --rows 'all of it'").exit_code, 0);
+    const Outcome unknown = check(floors, "--path m --rows hlf");
+    EXPECT_EQ(unknown.exit_code, 2);
+    EXPECT_CONTAINS(unknown.err, "has no row 'hlf'; it has half, all of it, odd, large");
+    EXPECT_CONTAINS(unknown.err, "Did you mean half?");
+    EXPECT_EQ(check(floors, "--path m --rows large").exit_code, 4) << "no row ran";
+    EXPECT_EQ(check(floors, "--path m --rows half --batch 95").exit_code, 0) << "options given win over a row's";
+}
+
+TEST_F(Floors, AFileThatIsWrongIsRefusedBeforeAnythingIsRun) {
+    const std::string rows = R"("rows": {"r": {"bench": "step", "batch": 50}}, "cards": {"Fake Card": {"floors": )";
+    const auto refused = [&](const std::string& text, int code, const std::string& word) {
+        const Outcome outcome = check_text(text);
+        EXPECT_EQ(outcome.exit_code, code) << text;
+        EXPECT_EQ(outcome.out, "") << text;
+        EXPECT_CONTAINS(outcome.err, word);
+        EXPECT_CONTAINS(outcome.err, "floors.json");
+    };
+    refused("{" + rows + R"({"r": NaN}}}})", 3, "is no JSON");
+    refused("{" + rows + R"({"r": 1e999}}}})", 3, "is no JSON");
+    refused("{" + rows + R"({"r": "0.5"}}}})", 3, "expected a finite number");
+    refused("{" + rows + R"({"r": null}}}})", 3, "'r' is missing");
+    refused("{" + rows + R"({"r": -0.1}}}})", 3, "expected a share from 0 on");
+    refused("{" + rows + R"({"other": 0.1}}}})", 3, "there is no row 'other'");
+    refused(R"({"rows": {}, "cards": {}})", 3, "expected an object of rows");
+    refused(R"({"rows": [], "cards": {}})", 3, "rows");
+    refused(R"({"rows": {"r": {"batch": 5}}, "cards": {}})", 3, "'bench' is missing");
+    refused(R"({"rows": {"r: s": {"bench": "ops"}}, "cards": {}})", 3, "no colon");
+    refused(R"({"rows": {"r": {"bench": "ops", "batch": []}}, "cards": {}})", 3, "batch");
+    refused(R"({"rows": {"r": {"bench": "stp"}}, "cards": {}})", 2, "Did you mean step?");
+    refused(R"({"rows": {"r": {"bench": "ops", "bacth": 5}}, "cards": {}})", 2, "unknown option --bacth");
+    refused(R"({"rows": {"r": {"bench": "step"}}, "cards": {}, "card": {}})", 3, "card");
+    EXPECT_EQ(run(executable(), "bench --check --floors /nonexistent.json").exit_code, 3);
+    const Outcome ranks = run("WORLD_SIZE=2 " + executable().string(), "bench --check");
+    EXPECT_EQ(ranks.exit_code, 2);
+    EXPECT_CONTAINS(ranks.err, "--check runs in one process");
+    const Outcome elsewhere = run("cd " + folder_.path().string() + "; " + executable().string(), "bench --check");
+    EXPECT_EQ(elsewhere.exit_code, 2);
+    EXPECT_CONTAINS(elsewhere.err, "no configs/floors/llama-8b.json in this folder\n  Run it in the project's folder");
+    EXPECT_CONTAINS(check("", "--path m step").err, "--check or what to measure, not both");
+    EXPECT_CONTAINS(check("", "--path m --config " + (folder_.path() / "floors/a/b.json").string()).err,
+                    "and no --config");
+    const Outcome figure = check(R"("Fake Card": {"floors": {"half": 0.1, "odd: rop": 0.1}})");
+    EXPECT_EQ(figure.exit_code, 3);
+    EXPECT_CONTAINS(figure.err, "a floor of 'odd: rop', and the row has no such figure");
+}
+
 TEST_F(ExecutableWithEngine, AMissingDependencyOfTheEngineIsNamed) {
     // A dependency that exists while linking and is gone afterwards.
     const std::string folder = folder_.path().string();

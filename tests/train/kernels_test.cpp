@@ -1,5 +1,5 @@
 // hardware.kernels: which table a run uses, and what it says of it.
-#include "src/train/kernels.h"
+#include "unsloth/train/kernels.h"
 
 #include "train/support.h"
 #include "unsloth/core/error.h"

@@ -5,8 +5,9 @@
 
 namespace unsloth::bench {
 
-/// Measures what request.what names, against this device's ceilings where it has some, and prints it.
-void run_bench(const config::LoadedConfig& loaded, const config::BenchRequest& request);
+/// Measures what request.what names, against this device's ceilings where it has some, and prints it where
+/// request.prints.
+config::BenchResult run_bench(const config::LoadedConfig& loaded, const config::BenchRequest& request);
 
 /// Measures which kernels serve a run's products fastest on this card, and writes them as a table (hardware.kernels).
 void run_tune(const config::LoadedConfig& loaded, const config::TuneRequest& request);

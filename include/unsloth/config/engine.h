@@ -84,6 +84,10 @@ struct BenchRequest {
     int64_t warmup = -1;
     bool tune = false;  ///< of gemm: time the library's algorithms and print choices for the tables
     bool json = false;
+    bool prints = true;  ///< what was measured, to stdout
+    bool check = false;  ///< instead of `what`: the rows of `floors` in turn, each beside its floor
+    std::string floors = "configs/floors/llama-8b.json";
+    std::vector<std::string> rows;  ///< of `floors`, by name; empty: all
 
     /// Five unless said otherwise, or as many as end within a minute where a step is known to take so many ms.
     int64_t warmup_of(double step_ms = 0) const {
@@ -92,6 +96,21 @@ struct BenchRequest {
         if (warmup >= 0) return warmup;
         return step_ms * usual > minute_ms ? static_cast<int64_t>(minute_ms / step_ms) : usual;
     }
+};
+
+/// A rate beside its ceiling, which was measured in the same run.
+struct BenchFigure {
+    std::string name;  ///< of one of several: "attention forward", "64 rows"; empty: the bench has one
+    double rate = 0;
+    std::string unit;  ///< "tokens/s"
+    double share = 0;  ///< of the ceiling
+};
+
+struct BenchResult {
+    std::string card;                  ///< as the driver names it: "NVIDIA H200"; "CPU"
+    std::string pci;                   ///< of a GPU: "0000:17:00.0"
+    std::vector<std::string> untuned;  ///< of step on a GPU: products that its table of kernels has no choice for
+    std::vector<BenchFigure> figures;  ///< of step, generate and ops; the others have no ceilings
 };
 
 struct TuneRequest {
@@ -153,7 +172,8 @@ class __attribute__((visibility("default"))) Engine {
     virtual void evaluate(const LoadedConfig& loaded, const EvaluateRequest& request) = 0;
     virtual void replay(const ReplayRequest& request) = 0;
     virtual LogitComparison compare_logits(const CompareRequest& request) = 0;
-    virtual void bench(const LoadedConfig& loaded, const BenchRequest& request) = 0;
+    /// `request.check` is the caller's, who asks for row after row.
+    virtual BenchResult bench(const LoadedConfig& loaded, const BenchRequest& request) = 0;
     /// Writes a table of kernels for this card and the products of such a run.
     virtual void tune(const LoadedConfig& loaded, const TuneRequest& request) = 0;
     /// Prints the plan. False where nothing fits.

@@ -1,12 +1,10 @@
 // Whether the devices compute what they should, and what they are like while they do: the engine's self-test, with
 // NVML asked meanwhile.
-#include <atomic>
 #include <cstdio>
-#include <thread>
 
 #include "app/doctor/findings.h"
 #include "app/engine_loader.h"
-#include "app/machine/nvml.h"
+#include "app/machine/gpu_watch.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::app {
@@ -19,35 +17,6 @@ std::string rounded(double value) {
     std::snprintf(text, sizeof text, "%.3g", value);
     return text;
 }
-
-/// Asks NVML several times a second as long as it lives; what slows the clocks at any time counts.
-class Watch {
-  public:
-    Watch() : first_(ask_nvml()) {
-        if (first_.gpus.empty()) return;
-        thread_ = std::jthread([this](const std::stop_token& stop) {
-            while (!stop.stop_requested()) {
-                std::this_thread::sleep_for(std::chrono::milliseconds(200));
-                const NvmlReport now = ask_nvml();
-                for (std::size_t i = 0; i < std::min(now.gpus.size(), first_.gpus.size()); ++i) {
-                    NvmlGpu& gpu = first_.gpus[i];
-                    gpu.throttle |= now.gpus[i].throttle;
-                    gpu.celsius = std::max(gpu.celsius, now.gpus[i].celsius);
-                    gpu.watts = std::max(gpu.watts, now.gpus[i].watts);
-                    gpu.clock_mhz = std::max(gpu.clock_mhz, now.gpus[i].clock_mhz);
-                }
-            }
-        });
-    }
-    std::vector<NvmlGpu> end() {
-        if (thread_.joinable()) thread_.request_stop(), thread_.join();
-        return first_.gpus;
-    }
-
-  private:
-    NvmlReport first_;
-    std::jthread thread_;
-};
 
 Finding peers(const std::vector<config::DeviceReport>& reports) {
     Finding finding{Verdict::ok, "peer access", "", ""};
@@ -119,6 +88,11 @@ Finding judge_health(const NvmlGpu& gpu, const std::string& label) {
             finding.advice =
                 "Slower than the card can be: look at cooling, power supply and nvidia-smi -q -d PERFORMANCE.";
         }
+    if (gpu.watts_limit < gpu.watts_usual) {
+        finding.value += cat(", its power limited to ", gpu.watts_limit, " of ", gpu.watts_usual, " W");
+        finding.verdict = Verdict::warn;
+        finding.advice = "Slower than the card can be: somebody set its power limit (nvidia-smi -q -d POWER).";
+    }
     if (!gpu.ecc) {
         finding.value += "\nECC off";
         return finding;
@@ -140,7 +114,7 @@ Finding judge_health(const NvmlGpu& gpu, const std::string& label) {
 }
 
 std::vector<Finding> check_kernels(const config::Config& config) {
-    Watch watch;
+    GpuWatch watch(std::chrono::milliseconds(200));
     std::vector<config::DeviceReport> reports;
     try {
         reports = load_engine()->examine_devices(seconds_each);

@@ -45,6 +45,7 @@ struct Entries {
     Result (*temperature)(Device, int, unsigned*);
     Result (*power)(Device, unsigned*);
     Result (*power_limit)(Device, unsigned*);
+    Result (*usual_power_limit)(Device, unsigned*);
     Result (*clock)(Device, int, unsigned*);
     Result (*clock_limit)(Device, int, unsigned*);
     Result (*ecc_mode)(Device, unsigned*, unsigned*);
@@ -62,7 +63,8 @@ struct Entries {
             find(mig, "nvmlDeviceGetMigMode");
         find(throttle, "nvmlDeviceGetCurrentClocksThrottleReasons"), find(temperature, "nvmlDeviceGetTemperature"),
             find(power, "nvmlDeviceGetPowerUsage"), find(power_limit, "nvmlDeviceGetEnforcedPowerLimit"),
-            find(clock, "nvmlDeviceGetClockInfo"), find(clock_limit, "nvmlDeviceGetMaxClockInfo");
+            find(usual_power_limit, "nvmlDeviceGetPowerManagementDefaultLimit"), find(clock, "nvmlDeviceGetClockInfo"),
+            find(clock_limit, "nvmlDeviceGetMaxClockInfo");
         find(ecc_mode, "nvmlDeviceGetEccMode"), find(ecc_errors, "nvmlDeviceGetTotalEccErrors"),
             find(remapped, "nvmlDeviceGetRemappedRows");
         find(ancestor, "nvmlDeviceGetTopologyCommonAncestor"), find(p2p, "nvmlDeviceGetP2PStatus");
@@ -96,6 +98,7 @@ void describe_health(const Entries& nvml, Device device, NvmlGpu& gpu) {
     gpu.celsius = static_cast<int>(number_of<unsigned>(nvml.temperature, device, of_the_chip));
     gpu.watts = static_cast<int>(number_of<unsigned>(nvml.power, device) / 1000);
     gpu.watts_limit = static_cast<int>(number_of<unsigned>(nvml.power_limit, device) / 1000);
+    gpu.watts_usual = static_cast<int>(number_of<unsigned>(nvml.usual_power_limit, device) / 1000);
     gpu.clock_mhz = static_cast<int>(number_of<unsigned>(nvml.clock, device, of_the_sms));
     gpu.clock_limit_mhz = static_cast<int>(number_of<unsigned>(nvml.clock_limit, device, of_the_sms));
     unsigned mode = 0, pending = 0;

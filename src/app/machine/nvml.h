@@ -14,7 +14,8 @@ struct NvmlGpu {
     int64_t memory_total = 0, memory_used = 0;  ///< bytes
     bool mig = false;                           ///< split into instances
     uint64_t throttle = 0;                      ///< why the clocks are not the highest, bits as NVML has them
-    int celsius = 0, watts = 0, watts_limit = 0, clock_mhz = 0, clock_limit_mhz = 0;  ///< 0: unknown
+    int celsius = 0, watts = 0, clock_mhz = 0, clock_limit_mhz = 0;  ///< 0: unknown
+    int watts_limit = 0, watts_usual = 0;  ///< as it is set, and as the card is made; likewise
     bool ecc = false;
     int64_t ecc_uncorrected = 0, ecc_uncorrected_ever = 0;  ///< since the driver was loaded, and in the card's life
     int64_t rows_remapped = 0;                              ///< of its memory, for uncorrectable errors

@@ -21,8 +21,14 @@ void declare_bench(OptionSet& options, CommandLine& line) {
                     "steps of several processes, started by a launcher, each alone and then together; comm: their sums "
                     "alone, which needs no model; generate: answers of model.path, against the memory's rate.")
         .value("step|ops|gemm|nf4|scaling|comm|generate")
-        .argument()
-        .must_be_given();
+        .argument();
+    options.add(
+        "check", bench.check,
+        "Instead of one of these: run the rows of --floors in turn, print what each reaches of its ceiling, and "
+        "end with 4 where one is below the floor that it has on this card.");
+    options.add("floors", bench.floors, "Of --check: its rows, and the shares of their ceilings that cards must reach.")
+        .path("FILE");
+    options.add("rows", bench.rows, "Of --check: those of the rows to run; empty: all.").value("NAME,…");
     options
         .add("batch", bench.batch,
              "Rows of a step; 0: training.per_device_train_batch_size; of generate: answers at a time; 0: 1, 64 and "

@@ -2,6 +2,7 @@
 // that training.output_dir names, so that errors and signals cross the library's border as the real engine's do.
 #include "unsloth/config/engine.h"
 
+#include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -45,8 +46,17 @@ class FakeEngine : public config::Engine {
     }
     void replay(const config::ReplayRequest& request) override { std::printf("replay %s\n", request.file.c_str()); }
     config::LogitComparison compare_logits(const config::CompareRequest&) override { return {}; }
-    void bench(const config::LoadedConfig&, const config::BenchRequest& request) override {
-        std::printf("bench %ld\n", static_cast<long>(request.batch));
+    /// A share of batch %; of operators two figures, the second of which has no number.
+    config::BenchResult bench(const config::LoadedConfig& loaded, const config::BenchRequest& request) override {
+        if (request.prints) std::printf("bench %ld\n", static_cast<long>(request.batch));
+        if (request.seq == 13) throw runtime_failure("no memory for it", "Advice.");
+        const double share = static_cast<double>(request.batch) / 100;
+        config::BenchResult result{.card = "Fake Card", .untuned = {"qkv"}};
+        result.figures = {{"", 1000 * share, "tokens/s", share}};
+        if (request.what == config::BenchSubject::ops)
+            result.figures = {{"rope", 7, "GB/s", share}, {"odd", 7, "TF/s", std::nan("")}};
+        if (loaded.config.model.path != "m") result.card = loaded.config.model.path;
+        return result;
     }
     void tune(const config::LoadedConfig&, const config::TuneRequest& request) override {
         std::printf("tune %s\n", request.out.c_str());
