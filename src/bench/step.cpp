@@ -69,18 +69,22 @@ StepOperations count_operations(const spec::ModelSpec& spec, const std::vector<i
     return {2 * tokens * passes, 2 * tokens * head, scores * attentions};
 }
 
-/// The rate of an n³ product on this device now, in operations per second.
+/// The rate of an n³ product on this device, in operations per second: of the second half of a stretch of them without
+/// a pause, as a step's are. A card at its power limit then has the clock that they leave it; a few of them after a
+/// pause run at any clock between that one and the highest.
 double measure_rate(ops::Context& ctx, int64_t n, const std::function<void()>& multiply) {
-    const int rounds = ctx.is_cuda() ? 20 : 3;
-    std::vector<double> seconds;
-    for (int i = 0; i < rounds + 3; ++i) {
+    const double half = ctx.is_cuda() ? 0.4 : 0.02;  // seconds
+    const auto seconds_of = [&](int calls) {
         synchronize(ctx);
         const auto start = Clock::now();
-        multiply();
+        for (int i = 0; i < calls; ++i) multiply();
         synchronize(ctx);
-        if (i >= 3) seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
-    }
-    return 2.0 * static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n) / median(seconds);
+        return std::chrono::duration<double>(Clock::now() - start).count();
+    };
+    seconds_of(1);  // loads the kernel
+    const int calls = std::clamp(static_cast<int>(half / seconds_of(1)), 3, 1000);
+    seconds_of(calls);
+    return 2.0 * static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n) * calls / seconds_of(calls);
 }
 
 /// What large products reach here: of the compute type, and of the type that the base is multiplied in.
