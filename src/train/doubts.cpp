@@ -30,9 +30,11 @@ std::vector<std::string> options_without_effect(const config::Config& config, bo
     const config::TrainingOptions& training = config.training;
     only_on_gpus("training.max_memory_gib", training.max_memory_gib > 0);
     if (config.distributed.zero_stage > 0 && sharers == 1)
-        idle.push_back(cat("distributed.zero_stage ", config.distributed.zero_stage,
-                           " has no effect: one process holds the model; unsloth-train launch --nproc_per_node N "
-                           "starts several"));
+        idle.push_back(
+            cat("distributed.zero_stage ", config.distributed.zero_stage, " has no effect: ",
+                config.distributed.pp_size > 1
+                    ? "each stage of the pipeline has one rank; twice as many processes would share it"
+                    : "one process holds the model; unsloth-train launch --nproc_per_node N starts several"));
     return idle;
 }
 

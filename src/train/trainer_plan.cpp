@@ -102,9 +102,6 @@ void Trainer::make_plan() {
     if (group_) request.processes = static_cast<int>(group_->ranks_here().size());
     request.holding = parameter_holding(config().distributed, place_of(mesh_ ? mesh_->stage() : nullptr));
     require_shareable(config(), request.holding);
-    if (config().distributed.zero_stage > 0 && request.holding.share.size == 1)
-        log::info("zero_stage ", config().distributed.zero_stage,
-                  ": one rank alone trains these parameters, so that nothing is shared");
     request.sharers = request.holding.share.size > 1 ? mesh_->stage() : nullptr;
     const bool frozen = !full() && !request.fp8;
     if (config().distributed.zero_stage == 3 && frozen && group_ &&

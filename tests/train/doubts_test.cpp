@@ -38,6 +38,8 @@ TEST(Doubts, OptionsThatDoNothingOnThisMachine) {
     config.distributed.zero_stage = 2;
     EXPECT_EQ(options_without_effect(config, false, 1).size(), 2u);
     EXPECT_TRUE(options_without_effect(config, true, 2).empty());
+    config.distributed.pp_size = 2;
+    EXPECT_NE(options_without_effect(config, true, 1).at(0).find("each stage of the pipeline"), std::string::npos);
 }
 
 TEST(Doubts, AWarmUpThatDoesNotEnd) {
