@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "kernels/common/hold_up.cuh"
+
 namespace unsloth::kernels {
 
 /// What an instruction takes for a place in shared memory.
@@ -138,7 +140,9 @@ __device__ __forceinline__ uint32_t cluster_rank() {
 }
 /// All threads of all blocks of the cluster meet; shared memory written before it is seen after it.
 __device__ __forceinline__ void cluster_sync() {
+    hold_up();
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+    hold_up();
 }
 /// The same without ordering memory: for a block that must not end while others read it.
 __device__ __forceinline__ void cluster_sync_relaxed() {
@@ -173,7 +177,9 @@ __device__ __forceinline__ void setmaxnreg_dec() {
 }
 /// __syncthreads() of `threads` threads of the block; `index` 1 to 15.
 __device__ __forceinline__ void named_barrier_sync(int index, int threads) {
+    hold_up();
     asm volatile("bar.sync %0, %1;" ::"r"(index), "r"(threads) : "memory");
+    hold_up();
 }
 
 // ---- programmatic dependent launch (sm_90)

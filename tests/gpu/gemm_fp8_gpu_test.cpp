@@ -82,22 +82,6 @@ TEST_F(GemmFp8Gpu, MatchesFp64) {
     }
 }
 
-kernels::Fp8GemmCase plain(const GemmFp8& g) {
-    kernels::Fp8GemmCase p;
-    p.m = g.out.size(0), p.n = g.out.size(1), p.k = g.x.codes.size(1);
-    p.x = g.x.codes.data_ptr(), p.sx = g.x.scales.data_ptr<float>();
-    p.w = g.w.codes.data_ptr(), p.sw = g.w.scales.data_ptr<float>();
-    p.y = g.out.data_ptr(), p.y_stride = g.out.stride(0);
-    if (g.u) {
-        p.rank = g.u->size(1);
-        p.u = g.u->data_ptr(), p.u_stride = g.u->stride(0);
-        p.b = g.b->data_ptr(), p.b_stride = g.b->stride(0);
-    }
-    if (g.residual) p.residual = g.residual->data_ptr(), p.residual_stride = g.residual->stride(0);
-    if (g.bias) p.bias = g.bias->data_ptr();
-    return p;
-}
-
 TEST_F(GemmFp8Gpu, EveryTileMatchesFp64) {
     if (!kernels::fp8_gemm_sm90_built()) GTEST_SKIP() << "built without code for this card";
     kernels::Fp8GemmSm90 own;

@@ -1,6 +1,7 @@
 // e4m3 matrices for tests: random codes with scales by row, and what they stand for in fp64.
 #pragma once
 
+#include "kernels/fp8_gemm.h"
 #include "unsloth/ops/gemm_fp8.h"
 
 namespace unsloth::ops {
@@ -34,6 +35,23 @@ inline at::Tensor exact(const GemmFp8& g) {
 /// ||actual - expected|| / ||expected||; NaN when a value is not finite.
 inline double relative_error(const at::Tensor& actual, const at::Tensor& expected) {
     return ((fp64_of(actual) - expected).norm() / expected.norm()).item<double>();
+}
+
+/// What the kernels take of it.
+inline kernels::Fp8GemmCase plain(const GemmFp8& g) {
+    kernels::Fp8GemmCase p;
+    p.m = g.out.size(0), p.n = g.out.size(1), p.k = g.x.codes.size(1);
+    p.x = g.x.codes.data_ptr(), p.sx = g.x.scales.data_ptr<float>();
+    p.w = g.w.codes.data_ptr(), p.sw = g.w.scales.data_ptr<float>();
+    p.y = g.out.data_ptr(), p.y_stride = g.out.stride(0);
+    if (g.u) {
+        p.rank = g.u->size(1);
+        p.u = g.u->data_ptr(), p.u_stride = g.u->stride(0);
+        p.b = g.b->data_ptr(), p.b_stride = g.b->stride(0);
+    }
+    if (g.residual) p.residual = g.residual->data_ptr(), p.residual_stride = g.residual->stride(0);
+    if (g.bias) p.bias = g.bias->data_ptr();
+    return p;
 }
 
 }  // namespace unsloth::ops
