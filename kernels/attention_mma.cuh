@@ -30,7 +30,7 @@ constexpr float log2_e = 1.4426950408889634f;
 /// place c ^ r % 8, so that eight rows' chunks lie in different banks.
 template <int D>
 struct Rows {
-    static constexpr int bytes = D <= 64 ? 128 : 256;
+    static constexpr int bytes = D <= 64 ? 128 : D <= 128 ? 256 : 512;
     static constexpr int steps = D / 16;  ///< of a product over D
 
     static __device__ __forceinline__ uint32_t place(int row, int chunk) {
@@ -69,14 +69,14 @@ __device__ __forceinline__ void copy_rows(uint32_t tile, const Source<T>& source
     static_assert(Threads % chunks == 0 && Count * chunks % Threads == 0);
     constexpr int step = Threads / chunks;
     const int chunk = threadIdx.x % chunks, r = threadIdx.x / chunks;
-    static_assert(step % 8 == 0);
     if (chunk >= D / 8) return;
     const T* from = source.rows + (first + r) * source.stride + chunk * 8;
     const int left = chunk * 8 < source.columns ? source.count - first - r : 0;
     const uint32_t to = tile + Rows<D>::place(r, chunk);
 #pragma unroll
     for (int i = 0; i < Count; i += step, from += step * source.stride)
-        cp_async_16_zfill(to + i * Rows<D>::bytes, from, i < left);
+        cp_async_16_zfill(step % 8 == 0 ? to + i * Rows<D>::bytes : tile + Rows<D>::place(r + i, chunk), from,
+                          i < left);
 }
 
 /// Which pairs of a block of rows and one of keys see each other: some, all.
@@ -137,6 +137,69 @@ __device__ __forceinline__ void store_rows(const HeadRows& x, int head, int begi
     }
 }
 
+/// The queries that see a block's keys, `Count` at a time, of each head that shares them in turn.
+template <int Count>
+struct QueryTiles {
+    Range range;
+    int head, first;
+    __device__ __forceinline__ void advance() {
+        first += Count;
+        if (first >= range.high) ++head, first = range.low;
+    }
+};
+
+/// What a tile of queries needs beside its rows: each one's log-sum-exp (infinite beyond the segment: its
+/// probabilities are 0) and delta.
+template <int Count>
+__device__ __forceinline__ void copy_statistics(const PortableAttention& a, const TileRows& t, const float* delta,
+                                                const QueryTiles<Count>& queries, float2* to) {
+    if (threadIdx.x >= Count) return;
+    const int row = queries.first + static_cast<int>(threadIdx.x);
+    float2* own = to + threadIdx.x;
+    if (row < t.q_count) {
+        cp_async_4(shared_address(&own->x), &lse_at(a.lse, t, queries.head, row));
+        cp_async_4(shared_address(&own->y), delta + queries.head * a.q_tokens + t.q_begin + row);
+    } else {
+        *own = {INFINITY, 0.0f};
+    }
+}
+
+/// Probabilities and their gradients of 16 keys (rows of s and dp) by 16 queries: s becomes p, dp becomes p (dp -
+/// delta). `position`: the lane's first query less its first key; statistics: of these queries; scale: of scores to
+/// powers of 2.
+__device__ __forceinline__ void weigh_keys(float (&s)[2][4], float (&dp)[2][4], const float2* statistics, int position,
+                                           bool all, unsigned seen, float scale) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+        // Of this lane's two queries: log-sum-exp and delta each.
+        const float4 of = *reinterpret_cast<const float4*>(statistics + 8 * j + 2 * (lane % 4));
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const float lse = e % 2 == 0 ? of.x : of.z, d = e % 2 == 0 ? of.y : of.w;
+            float p = ex2_approx(s[j][e] * scale - lse * log2_e);
+            if (!all && static_cast<unsigned>(position + 8 * j + e % 2 - e / 2 * 8) >= seen) p = 0.0f;
+            s[j][e] = p;
+            dp[j][e] = p * (dp[j][e] - d);
+        }
+    }
+}
+
+/// The same where queries are the rows, 8 Columns keys beside each other, and dp alone is wanted; lse: times log2_e.
+template <int Columns>
+__device__ __forceinline__ void weigh_queries(const float (&s)[Columns][4], float (&dp)[Columns][4],
+                                              const float (&lse)[2], const float (&delta)[2], int position, bool all,
+                                              unsigned seen, float scale) {
+#pragma unroll
+    for (int j = 0; j < Columns; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            float p = ex2_approx(s[j][e] * scale - lse[e / 2]);
+            if (!all && static_cast<unsigned>(position + e / 2 * 8 - 8 * j - e % 2) >= seen) p = 0.0f;
+            dp[j][e] = p * (dp[j][e] - delta[e / 2]);
+        }
+}
+
 /// Calls f(TypeTag<T>, padded head_dim as an integral constant) for what attention_mma_serves.
 template <class F>
 void dispatch(const PortableAttention& a, F f) {
@@ -146,8 +209,10 @@ void dispatch(const PortableAttention& a, F f) {
             f(type, std::integral_constant<int, 64>{});
         else if (a.head_dim <= 96)
             f(type, std::integral_constant<int, 96>{});
-        else
+        else if (a.head_dim <= 128)
             f(type, std::integral_constant<int, 128>{});
+        else
+            f(type, std::integral_constant<int, 256>{});
     };
     if (a.dtype == spec::DType::bf16)
         by_size(TypeTag<__nv_bfloat16>{});

@@ -6,6 +6,7 @@
 // the other side's 256 bytes a product: 2 of mma.sync's 1.6 to 2 cycles. Scores are computed as s^T where keys are the
 // rows: what the registers then hold is the left operand of the next product.
 #include "kernels/attention_mma.cuh"
+#include "kernels/attention_mma_wide.h"
 
 namespace unsloth::kernels {
 namespace {
@@ -14,11 +15,15 @@ using namespace mma_attention;
 
 constexpr int threads = 256, warp_rows = 16, block_rows = threads / 32 * warp_rows, other_rows = 64;
 
-/// delta[h][t] = sum over d of out * dout: D / 8 lanes (of 16 for 96) a row, 16 bytes each.
+/// A row's lanes, 16 bytes each.
+constexpr int lanes_of_delta(int d) {
+    return d <= 64 ? 8 : d <= 128 ? 16 : 32;
+}
+/// delta[h][t] = sum over d of out * dout.
 template <class T, int D>
 __global__ void __launch_bounds__(threads)
     delta_kernel(HeadRows out, HeadRows dout, int64_t tokens, int d, float* delta) {
-    constexpr int lanes = D <= 64 ? 8 : 16;
+    constexpr int lanes = lanes_of_delta(D);
     const int64_t token = int64_t{blockIdx.x} * (threads / lanes) + threadIdx.x / lanes;
     const int head = blockIdx.y, column = threadIdx.x % lanes * 8;
     float sum = 0.0f;
@@ -79,31 +84,6 @@ __device__ __forceinline__ void multiply_pair(const uint32_t (&kept)[D / 16][4],
     }
 }
 
-/// The queries that see a block's keys, 64 at a time, of each head that shares them in turn.
-struct QueryTiles {
-    Range range;
-    int head, first;
-    __device__ __forceinline__ void advance() {
-        first += other_rows;
-        if (first >= range.high) ++head, first = range.low;
-    }
-};
-
-/// What a tile of queries needs beside its rows: each one's log-sum-exp (infinite beyond the segment: its
-/// probabilities are 0) and delta.
-__device__ __forceinline__ void copy_statistics(const PortableAttention& a, const TileRows& t, const float* delta,
-                                                const QueryTiles& queries, float2* to) {
-    if (threadIdx.x >= other_rows) return;
-    const int row = queries.first + static_cast<int>(threadIdx.x);
-    float2* own = to + threadIdx.x;
-    if (row < t.q_count) {
-        cp_async_4(shared_address(&own->x), &lse_at(a.lse, t, queries.head, row));
-        cp_async_4(shared_address(&own->y), delta + queries.head * a.q_tokens + t.q_begin + row);
-    } else {
-        *own = {INFINITY, 0.0f};
-    }
-}
-
 /// A block: 128 keys of one kv head, 16 a warp, against all queries that see them, of all heads that share it.
 template <class T, int D>
 __global__ void __launch_bounds__(threads)
@@ -122,7 +102,7 @@ __global__ void __launch_bounds__(threads)
     load_kept<T, D>(tiles, Source<T>(a.k, kv_head, t.k_begin, t.k_count, a.head_dim),
                     Source<T>(a.v, kv_head, t.k_begin, t.k_count, a.head_dim), t.first, k_rows, v_rows);
 
-    QueryTiles next{visible_queries(a, t, t.first, block_rows, other_rows), kv_head * group, 0};
+    QueryTiles<other_rows> next{visible_queries(a, t, t.first, block_rows, other_rows), kv_head * group, 0};
     next.first = next.range.low;
     const auto copy = [&](int stage) {
         const Source<T> q(a.q, next.head, t.q_begin, t.q_count, a.head_dim),
@@ -150,21 +130,8 @@ __global__ void __launch_bounds__(threads)
             if (!seen.some) continue;
             float s[2][4], dp[2][4];
             multiply_pair<T, D, 2>(k_rows, v_rows, q_tile, go_tile, by_columns, row, s, dp);
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-                // Of this lane's two queries: log-sum-exp and delta each.
-                const float4 of =
-                    *reinterpret_cast<const float4*>(statistics + stage * other_rows + row + 8 * j + 2 * (lane % 4));
-                const int position = query + row + 8 * j + 2 * (lane % 4) + t.k_count - t.q_count - first - lane / 4;
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    const float lse = e % 2 == 0 ? of.x : of.z, d = e % 2 == 0 ? of.y : of.w;
-                    float p = ex2_approx(s[j][e] * scale - lse * log2_e);
-                    if (!seen.all && static_cast<unsigned>(position + e % 2 - e / 2 * 8) >= span(a)) p = 0.0f;
-                    s[j][e] = p;
-                    dp[j][e] = p * (dp[j][e] - d);
-                }
-            }
+            const int position = query + row + 2 * (lane % 4) + t.k_count - t.q_count - first - lane / 4;
+            weigh_keys(s, dp, statistics + stage * other_rows + row, position, seen.all, span(a), scale);
             uint32_t p[4], ds[4];
             pack_results<T>(s[0], s[1], p);
             pack_results<T>(dp[0], dp[1], ds);
@@ -224,14 +191,7 @@ __global__ void __launch_bounds__(threads)
             float s[columns][4], dp[columns][4];
             multiply_pair<T, D, columns>(q_rows, go_rows, k_tile, k_tile + tile_bytes, by_columns, row, s, dp);
             const int position = first + lane / 4 + t.k_count - t.q_count - key - row - 2 * (lane % 4);
-#pragma unroll
-            for (int j = 0; j < columns; ++j)
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    float p = ex2_approx(s[j][e] * scale - lse[e / 2]);
-                    if (!seen.all && static_cast<unsigned>(position + e / 2 * 8 - 8 * j - e % 2) >= span(a)) p = 0.0f;
-                    dp[j][e] = p * (dp[j][e] - d[e / 2]);
-                }
+            weigh_queries(s, dp, lse, d, position, seen.all, span(a), scale);
 #pragma unroll
             for (int j = 0; j < columns; j += 2) {
                 uint32_t ds[4];
@@ -245,15 +205,19 @@ __global__ void __launch_bounds__(threads)
 
 template <class T, int D>
 void backward(const PortableAttention& a, const PortableAttentionGradients& g, cudaStream_t stream) {
-    constexpr int rows_of_delta = threads / (D <= 64 ? 8 : 16);
+    constexpr int rows_of_delta = threads / lanes_of_delta(D);
     UNSLOTH_LAUNCH((delta_kernel<T, D>), dim3(ceil_div(a.q_tokens, rows_of_delta), a.heads), threads, 0, stream, a.out,
                    g.dout, a.q_tokens, a.head_dim, g.delta);
-    Launch how{.threads = threads, .shared_bytes = 4 * other_rows * Rows<D>::bytes, .stream = stream};
-    how.grid = dim3(slots(a.q_tokens, a.segments, block_rows) * a.heads);
-    launch_kernel(dq_kernel<T, D>, how, a, g.dout, g.dq, g.delta);
-    how.shared_bytes += 2 * other_rows * sizeof(float2);
-    how.grid = dim3(slots(a.k_tokens, a.segments, block_rows) * a.kv_heads);
-    launch_kernel(dkdv_kernel<T, D>, how, a, g.dout, g.dk, g.dv, g.delta);
+    if constexpr (D > 128) {
+        attention_mma_wide_backward(a, g, stream);
+    } else {
+        Launch how{.threads = threads, .shared_bytes = 4 * other_rows * Rows<D>::bytes, .stream = stream};
+        how.grid = dim3(slots(a.q_tokens, a.segments, block_rows) * a.heads);
+        launch_kernel(dq_kernel<T, D>, how, a, g.dout, g.dq, g.delta);
+        how.shared_bytes += 2 * other_rows * sizeof(float2);
+        how.grid = dim3(slots(a.k_tokens, a.segments, block_rows) * a.kv_heads);
+        launch_kernel(dkdv_kernel<T, D>, how, a, g.dout, g.dk, g.dv, g.delta);
+    }
 }
 
 }  // namespace

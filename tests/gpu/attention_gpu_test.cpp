@@ -14,8 +14,10 @@
 #include <iostream>
 #include <limits>
 
+#include "kernels/attention_mma.h"
 #include "src/ops/attention_impl.h"
 #include "unsloth/core/error.h"
+#include "unsloth/ops/dtype.h"
 
 namespace unsloth::ops {
 namespace {
@@ -133,7 +135,8 @@ struct Tolerance {
 Tolerance tolerance(at::ScalarType type, CudaForm form, int64_t head_dim = 0) {
     // Tensor cores take probabilities and their gradients rounded to the compute dtype: cuDNN's, and the portable
     // form's where they serve the head_dim.
-    const bool rounded = form != CudaForm::portable || (head_dim > 0 && head_dim <= 128 && head_dim % 8 == 0);
+    const bool rounded = form != CudaForm::portable ||
+                         (head_dim > 0 && kernels::attention_mma_serves(dtype_of(type), static_cast<int>(head_dim)));
     switch (type) {
         case at::kFloat:
             return {5e-6, 5e-5};
@@ -380,6 +383,16 @@ TEST_F(AttentionGpu, PortableForm) {
             }
 }
 
+/// Every head of 16 bits that FlashAttention-2 would take has tensor cores; needs no GPU.
+TEST(AttentionForms, TensorCoresServeHeadsOf16Bits) {
+    for (int head_dim = 1; head_dim <= 264; ++head_dim) {
+        const bool serves = head_dim % 8 == 0 && head_dim <= 256;
+        EXPECT_EQ(kernels::attention_mma_serves(spec::DType::bf16, head_dim), serves) << head_dim;
+        EXPECT_EQ(kernels::attention_mma_serves(spec::DType::f16, head_dim), serves) << head_dim;
+        EXPECT_FALSE(kernels::attention_mma_serves(spec::DType::f32, head_dim)) << head_dim;
+    }
+}
+
 bool equal(const Result& a, const Result& b) {
     return at::equal(a.out, b.out) && at::equal(a.dq, b.dq) && at::equal(a.dk, b.dk) && at::equal(a.dv, b.dv);
 }
@@ -393,7 +406,8 @@ TEST_F(AttentionGpu, PortableFormByTensorCores) {
         for (const AttentionShape& shape :
              {shape_of(2, 2, 64), shape_of(4, 1, 64, 33), shape_of(8, 1, 64), shape_of(2, 2, 128), shape_of(8, 2, 128),
               shape_of(8, 1, 128, 100), shape_of(4, 1, 128, 1), shape_of(2, 1, 128, 64), shape_of(4, 2, 96),
-              shape_of(2, 1, 72, 50), shape_of(2, 2, 16), shape_of(2, 1, 112)})
+              shape_of(2, 1, 72, 50), shape_of(2, 2, 16), shape_of(2, 1, 112), shape_of(2, 2, 256), shape_of(8, 1, 256),
+              shape_of(4, 2, 256, 100), shape_of(2, 1, 192), shape_of(4, 1, 136, 33)})
             for (const auto& [queries, keys] : batches) {
                 SCOPED_TRACE(cat(c10::toString(type), " H ", shape.heads, " K ", shape.kv_heads, " d ", shape.head_dim,
                                  " window ", shape.window, ", ", queries[0], " first"));
@@ -560,7 +574,8 @@ TEST_F(AttentionGpu, DISABLED_SpeedOfChunks) {
             }
 }
 
-/// Run by hand: --gtest_also_run_disabled_tests --gtest_filter='AttentionGpu.DISABLED_Speed'.
+/// Run by hand: --gtest_also_run_disabled_tests --gtest_filter='AttentionGpu.DISABLED_Speed'; UNSLOTH_TEST_HEAD_DIM
+/// (128).
 TEST_F(AttentionGpu, DISABLED_Speed) {
     struct Mix {
         const char* name;
@@ -583,8 +598,9 @@ TEST_F(AttentionGpu, DISABLED_Speed) {
                                          x[0] = 8000;
                                          return x;
                                      }()}};
+    const char* const asked = std::getenv("UNSLOTH_TEST_HEAD_DIM");
     for (const Mix& mix : mixes) {
-        Problem p(shape_of(32, 8, 128), mix.lengths, at::kBFloat16);
+        Problem p(shape_of(32, 8, asked != nullptr ? std::atoi(asked) : 128), mix.lengths, at::kBFloat16);
         const auto started = std::chrono::steady_clock::now();
         plan(p);
         const double planning =

@@ -39,11 +39,11 @@ struct AttentionShape {
 ///
 /// CUDA: cuDNN serves bf16 and f16 with a head_dim that is a multiple of 8 up to 256, where it does in both directions
 /// on this card (asked once, then remembered). Everything else goes to the portable form: own kernels of any dtype and
-/// head_dim up to 256 with a fixed order of summation, on tensor cores where dtype, a head_dim of up to 128 and 16-byte
-/// alignment let them. So do, of what cuDNN serves, more keys than queries where they were not planned for
-/// (attention_workspace), pointers or strides that are no multiple of 16 bytes, segments of unequal length when cuDNN
-/// has no packed form for the head_dim, and with ctx.deterministic the backward of unequal lengths or of more than 3
-/// GiB of cuDNN's scratch.
+/// head_dim up to 256 with a fixed order of summation, on tensor cores where a 16-bit dtype, a head_dim that is a
+/// multiple of 8 and 16-byte alignment let them. So do, of what cuDNN serves, more keys than queries where they were
+/// not planned for (attention_workspace), pointers or strides that are no multiple of 16 bytes, segments of unequal
+/// length when cuDNN has no packed form for the head_dim, and with ctx.deterministic the backward of unequal lengths or
+/// of more than 3 GiB of cuDNN's scratch.
 void attention_forward(Context& ctx, const AttentionShape& shape, const Segments& segments, const at::Tensor& q_THd,
                        const at::Tensor& k_SKd, const at::Tensor& v_SKd, const at::Tensor& out_THd,
                        const at::Tensor& lse);
