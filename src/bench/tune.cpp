@@ -1,8 +1,8 @@
-// `tune`: what a run of this configuration multiplies in a step, product by product. The candidates serve it in turn in
-// whole steps, and the fastest stays for the products after it: what a product takes by itself says little on a card at
-// its power limit, where an algorithm that needs less energy leaves more of it to the rest of the step. Times alone,
-// operands from memory, only choose the candidates of cuBLASLt, which has hundreds. Products by packed 4-bit weights
-// alone are timed outside: in which form weights lie is settled while they are loaded.
+// `tune`: what a run of this configuration multiplies in a step, product by product, and attention. The candidates
+// serve it in turn in whole steps, and the fastest stays for the products after it: what a product takes by itself says
+// little on a card at its power limit, where an algorithm that needs less energy leaves more of it to the rest of the
+// step. Times alone, operands from memory, only choose the candidates of cuBLASLt, which has hundreds. Products by
+// packed 4-bit weights alone are timed outside: in which form weights lie is settled while they are loaded.
 #include "unsloth/bench/bench.h"
 
 #include <algorithm>
@@ -239,6 +239,24 @@ void tune_thin(Tuner& tuner, BenchedModel& benched, const weights::LayerLayout& 
         settle(cat(name_of(g), " dyB"), {.op = Operator::lora_dy, .tokens = m, .n = group.n, .rank = widest});
     }
 }
+/// Forward and backward of attention: cuDNN's engines or our own kernels. What serves a batch depends on how long its
+/// rows are, and is alike within a factor of two.
+void tune_attention(Tuner& tuner, BenchedModel& benched, int64_t longest) {
+    const int64_t m = benched.request().sizes.tokens, head_dim = benched.spec().head_dim;
+    for (const spec::ProductForm form : {spec::ProductForm::nt, spec::ProductForm::nn}) {
+        spec::KernelChoice choice = present(
+            *benched.ctx().kernels, {.op = Operator::attention, .form = form, .tokens = m, .n = longest, .k = head_dim},
+            {.op = Operator::attention,
+             .form = form,
+             .tokens = {m / 2 + 1, m},
+             .n = {longest / 2 + 1, longest},
+             .k = only(head_dim)});
+        std::vector<spec::KernelChoice> candidates{choice};
+        choice.kernel = choice.kernel == Source::library ? Source::portable : Source::library;
+        candidates.push_back(choice);
+        tuner.settle(form == spec::ProductForm::nt ? "attention" : "attention dx", candidates);
+    }
+}
 #endif
 
 }  // namespace
@@ -269,6 +287,7 @@ void run_tune(const config::LoadedConfig& loaded, const config::TuneRequest& ask
     if (benched.request().fp8) tune_fp8(tuner, benched, layout);
     tune_gemms(tuner, benched, layout);
     if (ops::kernel_card(device).compute_capability == 90) tune_thin(tuner, benched, layout);
+    tune_attention(tuner, benched, request.seq);
     constexpr int64_t most_packed = 512;
     if (benched.request().sizes.tokens <= most_packed && benched.plan().base_description().starts_with("nf4"))
         tuner.add(nf4_choices(benched.ctx(), layout));

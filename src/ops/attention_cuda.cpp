@@ -16,6 +16,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 #include "unsloth/ops/dtype.h"
+#include "unsloth/spec/kernel_table.h"
 
 namespace unsloth::ops {
 namespace {
@@ -227,6 +228,16 @@ CudaForm form_of(const AttentionShape& shape, const Segments& s, at::ScalarType 
     return CudaForm::portable;
 }
 
+/// Whether the card's table gives a pass that cuDNN serves to our own kernels; they take the statistics of either.
+bool own_are_faster(const Context& ctx, const AttentionShape& shape, const Segments& s, spec::ProductForm direction) {
+    const spec::KernelChoice* measured = ctx.kernels->find({.op = spec::KernelOperator::attention,
+                                                            .form = direction,
+                                                            .tokens = s.q_offsets.back(),
+                                                            .n = s.max_k,
+                                                            .k = shape.head_dim});
+    return measured != nullptr && measured->kernel == spec::KernelSource::portable;
+}
+
 int64_t workspace_bytes(const Context& ctx) {
     return ctx.workspace.defined() ? static_cast<int64_t>(ctx.workspace.nbytes()) : 0;
 }
@@ -275,7 +286,8 @@ CudaChoice choose_forward(const Context& ctx, const AttentionShape& shape, const
     const CudaForm form = form_of(shape, segments, args.q.scalar_type(), ctx.device());
     CudaChoice choice{form, form};
     if (form == CudaForm::portable) return choice;
-    const bool usable = aligned({&args.q, &args.k, &args.v, &args.out}) || warn_unaligned();
+    const bool usable = (aligned({&args.q, &args.k, &args.v, &args.out}) || warn_unaligned()) &&
+                        !own_are_faster(ctx, shape, segments, spec::ProductForm::nt);
     const Kind kind = kind_of(shape, args.q.scalar_type(), ctx.device());
     if (!usable || !fit(ctx, calls_of(forward_case(shape, args), shape, segments, form, kind)))
         choice.kernels = CudaForm::portable;
@@ -287,13 +299,14 @@ CudaChoice choose_backward(const Context& ctx, const AttentionShape& shape, cons
     const CudaForm form = form_of(shape, segments, args.q.scalar_type(), ctx.device());
     CudaChoice choice{form, form};
     if (form == CudaForm::portable) return choice;
+    const bool measured = own_are_faster(ctx, shape, segments, spec::ProductForm::nn);
     const bool repeatable = !ctx.deterministic ||
                             (form == CudaForm::dense && deterministic_bytes(shape, segments.q_offsets.back(),
                                                                             segments.max_q) <= deterministic_workspace);
-    if (!repeatable) warn_repeatable_is_slow(shape.head_dim);
-    const bool usable =
-        repeatable &&
-        (aligned({&args.dout, &args.q, &args.k, &args.v, &args.out, &args.dq, &args.dk, &args.dv}) || warn_unaligned());
+    if (!repeatable && !measured) warn_repeatable_is_slow(shape.head_dim);
+    const bool usable = (aligned({&args.dout, &args.q, &args.k, &args.v, &args.out, &args.dq, &args.dk, &args.dv}) ||
+                         warn_unaligned()) &&
+                        repeatable && !measured;
     const Kind kind = kind_of(shape, args.q.scalar_type(), ctx.device());
     if (!usable ||
         !fit(ctx, calls_of(backward_case(shape, args, form, ctx.deterministic), shape, segments, form, kind)))

@@ -14,7 +14,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Reader = JsonReader<Json>;
 
-constexpr std::array operator_names = {"gemm", "gemm_fp8", "gemm_nf4", "lora_u", "lora_dy"};
+constexpr std::array operator_names = {"gemm", "gemm_fp8", "gemm_nf4", "lora_u", "lora_dy", "attention"};
 constexpr std::array form_names = {"nn", "nt", "tn", "tt"};
 constexpr std::array kernel_names = {"library", "portable", "sm90", "few", "sm90_pairs"};
 
@@ -76,6 +76,9 @@ std::optional<Arity> arity(KernelOperator op, KernelSource kernel) {
         case KernelOperator::lora_u:
         case KernelOperator::lora_dy:
             if (kernel == KernelSource::library || kernel == KernelSource::sm90) return Arity{0, 0};
+            break;
+        case KernelOperator::attention:
+            if (kernel == KernelSource::library || kernel == KernelSource::portable) return Arity{0, 0};
             break;
     }
     return std::nullopt;

@@ -18,6 +18,7 @@
 #include "src/ops/attention_impl.h"
 #include "unsloth/core/error.h"
 #include "unsloth/ops/dtype.h"
+#include "unsloth/spec/kernel_table.h"
 
 namespace unsloth::ops {
 namespace {
@@ -381,6 +382,38 @@ TEST_F(AttentionGpu, PortableForm) {
                 plan(p);
                 expect_close(p, run(p, {}), reference(p), tolerance(type, CudaForm::portable, shape.head_dim));
             }
+}
+
+/// A table may give either direction of what cuDNN serves to our own kernels.
+TEST_F(AttentionGpu, TheTablesEngineRuns) {
+    for (const std::vector<int32_t>& lengths : {std::vector<int32_t>{256, 256}, std::vector<int32_t>{300, 17, 64}}) {
+        Problem p(shape_of(8, 2, 128), lengths, at::kBFloat16);
+        plan(p);
+        const Result expected = reference(p);
+        const CudaChoice own = choose_forward(*ctx, p.shape, p.segments, p.forward());
+        ASSERT_NE(own.kernels, CudaForm::portable);
+        for (const spec::ProductForm form : {spec::ProductForm::nt, spec::ProductForm::nn}) {
+            const bool forward = form == spec::ProductForm::nt;
+            SCOPED_TRACE(cat(name_of_form(own.kernels), forward ? ", own forward" : ", own backward"));
+            auto table = std::make_shared<spec::KernelTable>();
+            table->choices = {{.op = spec::KernelOperator::attention,
+                               .form = form,
+                               .n = {0, p.segments.max_k},
+                               .k = {128, 128},
+                               .kernel = spec::KernelSource::portable}};
+            Context by_table(ctx->device(), table);
+            by_table.workspace = ctx->workspace;
+            const CudaChoice there = choose_forward(by_table, p.shape, p.segments, p.forward()),
+                             back = choose_backward(by_table, p.shape, p.segments, p.backward());
+            EXPECT_EQ(there.kernels, forward ? CudaForm::portable : own.kernels);
+            EXPECT_EQ(back.kernels, forward ? own.kernels : CudaForm::portable);
+            EXPECT_EQ(there.lse_order, back.lse_order);
+            p.clear();
+            attention_cuda_forward(by_table, p.shape, p.segments, p.forward(), there);
+            attention_cuda_backward(by_table, p.shape, p.segments, p.backward(), back);
+            expect_close(p, keep(p), expected, tolerance(at::kBFloat16, own.kernels));
+        }
+    }
 }
 
 /// Every head of 16 bits that FlashAttention-2 would take has tensor cores; needs no GPU.

@@ -134,6 +134,23 @@ TEST(KernelTable, AnotherLibraryKeepsOurKernelsAndOtherKernelsTheLibrarys) {
     EXPECT_EQ(still_valid(older, 130100).choices[1].op, KernelOperator::gemm);
 }
 
+TEST(KernelTable, AttentionHasEnginesByDirectionAndLengthOfRows) {
+    const std::string text = std::string(file).replace(
+        std::string(file).find(R"({"op": "lora_dy")"), 0,
+        R"({"op": "attention", "form": "nn", "n": [0, 64], "k": 128, "kernel": "portable"},)");
+    const KernelTable table = parse_kernels(text, "test.json");
+    ProductKey key{.op = KernelOperator::attention, .form = ProductForm::nn, .tokens = 16384, .n = 32, .k = 128};
+    ASSERT_NE(table.find(key), nullptr);
+    EXPECT_EQ(table.find(key)->kernel, KernelSource::portable);
+    key.form = ProductForm::nt;
+    EXPECT_EQ(table.find(key), nullptr);
+    key.form = ProductForm::nn, key.n = 65;
+    EXPECT_EQ(table.find(key), nullptr);
+    EXPECT_EQ(parse_kernels(kernels_text(table), "again"), table);
+    EXPECT_EQ(still_valid(table, 130200).choices.size(), 3U) << "our kernels' bits do not depend on the library";
+    EXPECT_THROW(parse_kernels(std::string(text).replace(text.find("portable"), 8, "sm90"), "test.json"), Error);
+}
+
 TEST(KernelTable, RefusesWhatItCannotRun) {
     const auto with = [](const std::string& what, const std::string& instead) {
         std::string text = file;

@@ -38,7 +38,8 @@ struct AttentionShape {
 /// with the same segments. Undefined when there is no backward.
 ///
 /// CUDA: cuDNN serves bf16 and f16 with a head_dim that is a multiple of 8 up to 256, where it does in both directions
-/// on this card (asked once, then remembered). Everything else goes to the portable form: own kernels of any dtype and
+/// on this card (asked once, then remembered), unless ctx.kernels has measured a direction to be faster by the portable
+/// form. Everything else goes to the portable form: own kernels of any dtype and
 /// head_dim up to 256 with a fixed order of summation, on tensor cores where a 16-bit dtype, a head_dim that is a
 /// multiple of 8 and 16-byte alignment let them. So do, of what cuDNN serves, more keys than queries where they were
 /// not planned for (attention_workspace), pointers or strides that are no multiple of 16 bytes, segments of unequal

@@ -15,11 +15,12 @@
 namespace unsloth::spec {
 
 enum class KernelOperator : uint8_t {
-    gemm,      ///< a product of bf16 matrices
-    gemm_fp8,  ///< of e4m3 matrices, behind which LoRA's own stands
-    gemm_nf4,  ///< by 4-bit weights in tiles; without a choice they are expanded and go to gemm
-    lora_u,    ///< u = x Aᵀ
-    lora_dy,   ///< v = dy sB and dB
+    gemm,       ///< a product of bf16 matrices
+    gemm_fp8,   ///< of e4m3 matrices, behind which LoRA's own stands
+    gemm_nf4,   ///< by 4-bit weights in tiles; without a choice they are expanded and go to gemm
+    lora_u,     ///< u = x Aᵀ
+    lora_dy,    ///< v = dy sB and dB
+    attention,  ///< cuDNN's engines (library, where nothing else is said), or our own on tensor cores (portable)
 };
 
 /// Which operands a product uses transposed: `nt` is a bᵀ (forward), `nn` a b (the input's gradient).
@@ -44,7 +45,8 @@ struct Interval {
 
 /// A product [tokens, k] by [k, n]. Of gemm, k counts the adapters' columns too; of gemm_nf4, n and k are a group's
 /// weights' outputs and inputs both ways; of the thin products the wide side is lora_u's k and lora_dy's n, and `rank`
-/// is a slice's widest.
+/// is a slice's widest. Of attention, form is nt forward and nn backward, n a batch's longest row (of keys), k
+/// head_dim.
 struct ProductKey {
     KernelOperator op = KernelOperator::gemm;
     ProductForm form = ProductForm::nt;
