@@ -21,7 +21,8 @@ void declare_bench(OptionSet& options, CommandLine& line) {
                     "steps of several processes, started by a launcher, each alone and then together; comm: their sums "
                     "alone, which needs no model; generate: answers of model.path, against the memory's rate.")
         .value("step|ops|gemm|nf4|scaling|comm|generate")
-        .argument();
+        .argument()
+        .default_value = nullptr;  // --check may stand in its place, and nothing else
     options.add(
         "check", bench.check,
         "Instead of one of these: run the rows of --floors in turn, print what each reaches of its ceiling, and "
