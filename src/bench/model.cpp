@@ -74,7 +74,7 @@ BenchedModel::BenchedModel(const config::LoadedConfig& loaded, at::Device device
         plan_ = std::make_unique<model::ModelPlan>(opened_.file, load);
     }
     train::choose_memory_use(loaded.config, *plan_, micro_batches);
-    train::require_memory(opened_.file, *plan_, train::memory_budget(loaded.config, device));
+    train::require_memory(*plan_, train::memory_budget(loaded.config, device));
     ctx_ = train::make_context(loaded.config, *plan_);
     model_ = std::make_unique<model::Model>(*ctx_, plan_->load(*ctx_, train::load_share(group, *plan_)));
 }

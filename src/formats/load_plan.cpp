@@ -1,5 +1,6 @@
 #include "unsloth/formats/load_plan.h"
 
+#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -113,8 +114,23 @@ void TensorSource::read_f32(int64_t row_begin, int64_t row_end, float* out) cons
                          (row_end - row_begin) * cols(), out);
 }
 
+namespace {
+
+std::size_t place_of(int layer, spec::Projection p) {
+    return static_cast<std::size_t>(layer) * spec::projection_count + static_cast<std::size_t>(p);
+}
+
+}  // namespace
+
 ModelTensors::ModelTensors(std::vector<TensorSource> sources) : sources_(std::move(sources)) {
-    for (std::size_t i = 0; i < sources_.size(); ++i) index_.emplace(sources_[i].rule.hf_name, i);
+    for (std::size_t i = 0; i < sources_.size(); ++i) {
+        const spec::TensorRule& rule = sources_[i].rule;
+        index_.emplace(rule.hf_name, i);
+        if (rule.role != spec::TensorRole::linear) continue;
+        const std::size_t at = place_of(rule.layer, rule.projection);
+        linears_.resize(std::max(linears_.size(), at + 1), sources_.size());
+        linears_[at] = i;
+    }
 }
 
 const TensorSource* ModelTensors::find(const std::string& hf_name) const {
@@ -123,9 +139,9 @@ const TensorSource* ModelTensors::find(const std::string& hf_name) const {
 }
 
 const TensorSource& ModelTensors::linear(int layer, spec::Projection p) const {
-    const TensorSource* const source = find(cat("model.layers.", layer, ".", spec::path_of(p), ".weight"));
-    UNSLOTH_CHECK(source != nullptr, "layer ", layer, " has no ", name_of(p));
-    return *source;
+    const std::size_t at = place_of(layer, p);
+    UNSLOTH_CHECK(at < linears_.size() && linears_[at] < sources_.size(), "layer ", layer, " has no ", name_of(p));
+    return sources_[linears_[at]];
 }
 
 const TensorSource* ModelTensors::bias(int layer, spec::Projection p) const {

@@ -16,6 +16,57 @@ int64_t aligned(int64_t bytes) {
     return (bytes + alignment - 1) / alignment * alignment;
 }
 
+/// Buffers above a floor, each at the lowest place where none with a common phase lies.
+class Stack {
+  public:
+    explicit Stack(int64_t floor) : floor_(floor), top_(floor) {}
+    int64_t top() const { return top_; }
+
+    /// Places `count` buffers of so many aligned bytes; tells where stretches of them begin, and of how many.
+    template <class Tell>
+    void place(int64_t bytes, uint8_t phases, int64_t count, const Tell& tell) {
+        if (bytes == 0) return tell(floor_, count);
+        int64_t offset = floor_;
+        found_.clear();
+        const auto take = [&](int64_t some) {
+            if (some <= 0) return;
+            tell(offset, some);
+            found_.push_back({offset, offset + some * bytes, phases});
+            count -= some;
+        };
+        for (const Stretch& placed : stretches_) {
+            if ((placed.phases & phases) == 0) continue;
+            take(std::min(count, (placed.begin - offset) / bytes));
+            if (count == 0) break;
+            offset = std::max(offset, placed.end);
+        }
+        take(count);
+        for (const Stretch& stretch : found_) insert(stretch);
+    }
+
+  private:
+    struct Stretch {
+        int64_t begin, end;
+        uint8_t phases;
+    };
+    /// One that begins where one of the same phases ends goes on with it.
+    void insert(const Stretch& stretch) {
+        top_ = std::max(top_, stretch.end);
+        for (Stretch& below : stretches_)
+            if (below.end == stretch.begin && below.phases == stretch.phases) {
+                below.end = stretch.end;
+                return;
+            }
+        const auto above = std::upper_bound(stretches_.begin(), stretches_.end(), stretch.begin,
+                                            [](int64_t at, const Stretch& placed) { return at < placed.begin; });
+        stretches_.insert(above, stretch);
+    }
+
+    int64_t floor_, top_;
+    std::vector<Stretch> stretches_;  ///< by begin
+    std::vector<Stretch> found_;      ///< of the buffers under way
+};
+
 }  // namespace
 
 std::string human_bytes(int64_t bytes) {
@@ -31,6 +82,7 @@ std::string human_bytes(int64_t bytes) {
 
 BufferId Plan::add(std::string group, std::string name, int64_t bytes, uint8_t phases) {
     UNSLOTH_CHECK(bytes >= 0, name);
+    if (!named_) return add_sizes(bytes, phases, 1), BufferId{0};
     UNSLOTH_CHECK(ids_.emplace(name, entries_.size()).second, "planned twice: ", name);
     entries_.push_back({std::move(group), std::move(name), bytes, phases, -1});
     return entries_.size() - 1;
@@ -42,7 +94,25 @@ BufferId Plan::find(const std::string& name) const {
     return found->second;
 }
 
+void Plan::add_sizes(int64_t bytes, uint8_t phases, int64_t count) {
+    UNSLOTH_CHECK(!named_ && bytes >= 0, "sizes of buffers that have names");
+    if (phases == always) {
+        floor_ += count * aligned(bytes);
+    } else {
+        sizes_.push_back({bytes, phases, count});
+    }
+}
+
 void Plan::place() {
+    if (named_) return place_entries();
+    std::stable_sort(sizes_.begin(), sizes_.end(), [](const Sizes& a, const Sizes& b) { return a.bytes > b.bytes; });
+    Stack stack(floor_);
+    for (const Sizes& alike : sizes_)
+        stack.place(aligned(alike.bytes), alike.phases, alike.count, [](int64_t, int64_t) {});
+    total_ = stack.top();
+}
+
+void Plan::place_entries() {
     std::vector<std::size_t> order(entries_.size());
     std::iota(order.begin(), order.end(), 0);
     // Buffers of all phases first: they form a solid floor, the shared ones stack above it.
@@ -51,28 +121,23 @@ void Plan::place() {
         return a_always != b_always ? a_always : entries_[a].bytes > entries_[b].bytes;
     });
     int64_t floor = 0;
-    std::vector<const Entry*> shared;  // by offset
-    for (const std::size_t index : order) {
-        Entry& entry = entries_[index];
-        if (entry.phases == always) {
-            entry.offset = floor;
-            floor += aligned(entry.bytes);
-            continue;
-        }
-        // Lowest gap between conflicting neighbours that is large enough.
-        int64_t offset = floor;
-        for (const Entry* placed : shared) {
-            if ((placed->phases & entry.phases) == 0) continue;
-            if (placed->offset - offset >= aligned(entry.bytes)) break;
-            offset = std::max(offset, placed->offset + aligned(placed->bytes));
-        }
-        entry.offset = offset;
-        const auto above = std::upper_bound(shared.begin(), shared.end(), offset,
-                                            [](int64_t at, const Entry* placed) { return at < placed->offset; });
-        shared.insert(above, &entry);
+    auto next = order.begin();
+    for (; next != order.end() && entries_[*next].phases == always; ++next) {
+        entries_[*next].offset = floor;
+        floor += aligned(entries_[*next].bytes);
     }
-    total_ = floor;
-    for (const Entry& entry : entries_) total_ = std::max(total_, entry.offset + aligned(entry.bytes));
+    Stack stack(floor);
+    while (next != order.end()) {
+        const Entry& first = entries_[*next];
+        const auto end = std::find_if(next, order.end(), [&](std::size_t other) {
+            return entries_[other].bytes != first.bytes || entries_[other].phases != first.phases;
+        });
+        const int64_t bytes = aligned(first.bytes);
+        stack.place(bytes, first.phases, end - next, [&](int64_t offset, int64_t count) {
+            for (; count > 0; --count, offset += bytes) entries_[*next++].offset = offset;
+        });
+    }
+    total_ = stack.top();
 }
 
 std::string Plan::table() const {

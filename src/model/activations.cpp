@@ -1,15 +1,12 @@
 #include "unsloth/model/activations.h"
 
 #include <algorithm>
-#include <set>
-#include <unordered_map>
-#include <unordered_set>
+#include <optional>
+#include <string_view>
 
+#include "model/workspace.h"
 #include "unsloth/core/error.h"
 #include "unsloth/model/decoder_layer.h"
-#include "unsloth/ops/dora.h"
-#include "unsloth/ops/gemm.h"
-#include "unsloth/ops/norm.h"
 
 namespace unsloth::model {
 namespace {
@@ -31,21 +28,47 @@ ActivationSizes padded(ActivationSizes sizes, const spec::TensorRank& tp) {
     return sizes;
 }
 
-/// Plans of other runs are asked for by the hundred, and name every layer's buffers: no stream for these.
-std::string numbered(const char* name, int64_t i) {
-    return std::string(name) + " " + std::to_string(i);
+/// "h", "qkv 7" of layer 7, "x slot 1" of layers that take turns.
+struct Name {
+    enum class Of : uint8_t { all, layer, slot };
+    Name(const char* what, Of whose = Of::all, int64_t which = 0) : text(what), of(whose), number(which) {}
+    const char* text;
+    Of of;
+    int64_t number;
+    bool operator==(const Name& other) const {
+        return of == other.of && number == other.number && std::string_view(text) == other.text;
+    }
+    std::string str() const { return of == Of::all ? text : cat(text, of == Of::slot ? " slot " : " ", number); }
+};
+
+Name of_layer(const char* name, int64_t layer) {
+    return {name, Name::Of::layer, layer};
+}
+Name in_slot(const char* name, int64_t layer, int64_t slots) {
+    return {name, Name::Of::slot, layer % slots};
 }
 
 /// One buffer: how it is planned, and the tensors that are (views of) it.
 struct Buffer {
-    std::string group, name;
-    std::vector<int64_t> sizes;
+    const char* group;
+    Name name;
+    c10::SmallVector<int64_t, 2> sizes;
     at::ScalarType dtype;
     uint8_t phases = memory::always;
     Rows rows = Rows::fixed;
     bool host = false;
-    std::vector<at::Tensor*> tensors = {};
+    bool own = false;   ///< each micro-batch has one
+    int64_t alike = 1;  ///< layers that have one each
+    c10::SmallVector<at::Tensor*, 2> tensors = {};
     int64_t bytes() const { return c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(dtype)); }
+    std::string name_of(int64_t micro) const {
+        return own && micro > 0 ? cat(name.str(), " of micro-batch ", micro) : name.str();
+    }
+};
+
+/// A layer, and how many there are whose buffers are the same but for their numbers.
+struct Alike {
+    int64_t layer, count = 1;
 };
 
 /// Every buffer of a micro-batch by name, each once: what is planned, cut to the tokens at hand and moved to the host
@@ -53,24 +76,27 @@ struct Buffer {
 class Lister {
   public:
     Lister(const spec::ModelSpec& spec, const weights::LayerLayout& layout, const ActivationSizes& sizes,
-           const spec::RunPlan& run, at::ScalarType dtype, int64_t lse_elements, int64_t micro)
+           const spec::RunPlan& run, at::ScalarType dtype, int64_t lse_elements)
         : spec_(spec),
           layout_(layout),
           sizes_(sizes),
           run_(run),
           dtype_(dtype),
           lse_elements_(lse_elements),
-          micro_(micro),
           slice_(sizes.tokens / layout.tp.size) {}
 
-    std::vector<Buffer> list(ActivationTensors& to) {
+    /// `to` has a place for each of `layers`.
+    std::vector<Buffer> list(const std::vector<Alike>& layers, ActivationTensors& to) {
         const spec::Stage& stage = layout_.stage;
-        for (std::size_t i = 0; i < to.layers.size(); ++i) {
-            const auto layer = static_cast<int64_t>(i);
+        buffers_.reserve(64 + 16 * layers.size());
+        for (std::size_t i = 0; i < layers.size(); ++i) {
+            const int64_t layer = layers[i].layer;
+            alike_ = layers[i].count;
             if (stage.has(layer))
                 saved(layer, to.layers[i], to.moved[i]);
-            else if (stage.is_border(layer) && stage.has(layer - 1))
+            else if (receives(layer))
                 border(layer, to.layers[i].x_tD);
+            if (sizes_.cache_tokens > 0) cache(layer, to.caches[i]);
         }
         if (stage.last())
             own({"layer inputs",
@@ -83,20 +109,65 @@ class Lister {
         scratch(to.scratch);
         if (stage.last()) head(to.head);
         tokens(to.tokens);
-        if (sizes_.cache_tokens > 0) caches(to.caches);
         return std::move(buffers_);
     }
 
+    std::vector<Alike> all_layers() const {
+        std::vector<Alike> all;
+        for (int64_t layer = 0; layer < spec_.num_layers; ++layer) all.push_back({layer});
+        return all;
+    }
+    /// In the same order, but of layers in a row one, where all that they would list is listed or is numbered.
+    std::vector<Alike> kinds_of_layers() const {
+        struct Kind {
+            spec::Keep keep;
+            spec::Place at;
+            bool here, border;
+            bool operator==(const Kind&) const = default;
+        };
+        std::vector<std::pair<Kind, int64_t>> listed;  // and its turn, of slots
+        std::vector<Alike> alike;
+        std::optional<Kind> last;  // of layers in a row
+        for (int64_t layer = 0; layer < spec_.num_layers; ++layer) {
+            const spec::LayerPlan& plan = run_.layers.at(static_cast<std::size_t>(layer));
+            const Kind kind{plan.keep, plan.activations_at, layout_.stage.has(layer), receives(layer)};
+            const bool turns = !sizes_.training || plan.activations_at == spec::Place::host;
+            const std::pair turn(kind, turns ? layer % (slots * input_slots) : 0);
+            const bool fresh = std::find(listed.begin(), listed.end(), turn) == listed.end();
+            if (fresh) listed.push_back(turn);
+            if (!fresh && last == kind) {
+                ++alike.back().count;
+            } else {
+                alike.push_back({layer});
+            }
+            last = fresh ? std::nullopt : std::optional(kind);
+        }
+        return alike;
+    }
+
   private:
+    /// Whether the layer below is on this rank, and this one is not.
+    bool receives(int64_t layer) const {
+        const spec::Stage& stage = layout_.stage;
+        return stage.is_border(layer) && !stage.has(layer) && stage.has(layer - 1);
+    }
+
     /// A buffer that all micro-batches in flight share. Layers share those of one name.
     void add(Buffer buffer, at::Tensor& tensor) {
-        const auto [at, fresh] = index_.try_emplace((buffer.host ? "host " : "") + buffer.name, buffers_.size());
-        if (fresh) buffers_.push_back(std::move(buffer));
-        buffers_[at->second].tensors.push_back(&tensor);
+        if (buffer.name.of == Name::Of::layer) {
+            buffer.alike = alike_;
+        } else {
+            for (const std::size_t i : shared_)
+                if (buffers_[i].name == buffer.name && buffers_[i].host == buffer.host)
+                    return buffers_[i].tensors.push_back(&tensor);
+            shared_.push_back(buffers_.size());
+        }
+        buffers_.push_back(std::move(buffer));
+        buffers_.back().tensors.push_back(&tensor);
     }
-    /// A buffer of this micro-batch alone.
+    /// A buffer of each micro-batch alone.
     void own(Buffer buffer, at::Tensor& tensor) {
-        if (micro_ > 0) buffer.name += cat(" of micro-batch ", micro_);
+        buffer.own = true;
         add(std::move(buffer), tensor);
     }
 
@@ -108,23 +179,23 @@ class Lister {
                    rest = keeps == spec::Keep::everything || keeps == spec::Keep::but_mlp;
         constexpr uint8_t passes = memory::forward | memory::backward, through_head = passes | memory::head;
         // Its own when the layer keeps it, else one for all layers and micro-batches, dead while the head runs.
-        const auto statistic = [&](const char* name, std::vector<int64_t> sizes, at::ScalarType dtype, bool kept,
-                                   at::Tensor& tensor, Rows rows = Rows::tokens) {
+        const auto statistic = [&](const char* name, c10::SmallVector<int64_t, 2> sizes, at::ScalarType dtype,
+                                   bool kept, at::Tensor& tensor, Rows rows = Rows::tokens) {
             if (sizes_.training && kept) {
-                own({"kept of layers", numbered(name, i), std::move(sizes), dtype, through_head, rows}, tensor);
+                own({"kept of layers", of_layer(name, i), std::move(sizes), dtype, through_head, rows}, tensor);
             } else {
                 add({"live layer", name, std::move(sizes), dtype, passes, rows}, tensor);
             }
         };
         // One of a few slots on the device, with a place in host memory.
-        const auto moves = [&](const char* name, std::vector<int64_t> sizes, at::ScalarType dtype, int64_t slot_count,
-                               at::Tensor& tensor, Rows rows) {
+        const auto moves = [&](const char* name, c10::SmallVector<int64_t, 2> sizes, at::ScalarType dtype,
+                               int64_t slot_count, at::Tensor& tensor, Rows rows) {
             MovedTensor& pair = moved.tensors.emplace_back();
             const Buffer slot{
-                "offloaded layers' slots", cat(name, " slot ", i % slot_count), sizes, dtype, through_head, rows};
+                "offloaded layers' slots", in_slot(name, i, slot_count), sizes, dtype, through_head, rows};
             own(slot, tensor);
             own(slot, pair.device);
-            own({"offloaded", numbered(name, i), std::move(sizes), dtype, memory::always, rows, /*host=*/true},
+            own({"offloaded", of_layer(name, i), std::move(sizes), dtype, memory::always, rows, /*host=*/true},
                 pair.host);
         };
         const auto matrix = [&](const char* name, int64_t columns, bool kept, at::Tensor& tensor,
@@ -138,7 +209,7 @@ class Lister {
         };
         const bool host = plan.activations_at == spec::Place::host;
         if (sizes_.training && host && run_.inputs_in_fp8) {  // the codes are moved; x is free when they are made
-            own({"offloaded layers' slots", cat("x slot ", i % slots), {slice_, d}, dtype_, through_head, Rows::slice},
+            own({"offloaded layers' slots", in_slot("x", i, slots), {slice_, d}, dtype_, through_head, Rows::slice},
                 a.x_tD);
             moves("x codes", {slice_, d}, at::kFloat8_e4m3fn, slots, moved.input.codes, Rows::slice);
             moves("x scales", {slice_}, at::kFloat, slots, moved.input.scales, Rows::slice);
@@ -147,7 +218,7 @@ class Lister {
         } else if (sizes_.training) {
             matrix("x", d, true, a.x_tD, Rows::slice);
         } else {  // without a backward pass two buffers take turns
-            add({"layer inputs", cat("x slot ", i % 2), {slice_, d}, dtype_, memory::always, Rows::slice}, a.x_tD);
+            add({"layer inputs", in_slot("x", i, 2), {slice_, d}, dtype_, memory::always, Rows::slice}, a.x_tD);
         }
         statistic("rstd1", {slice_}, at::kFloat, rest, a.rstd1_t, Rows::slice);
         statistic("u_qkv", {t, layout_[Group::qkv].r}, dtype_, rest, a.u_qkv_TR);
@@ -181,7 +252,7 @@ class Lister {
     /// What is sent to the rank that has this layer, and its gradient that comes back.
     void border(int64_t i, at::Tensor& x_tD) {
         constexpr uint8_t passes = memory::forward | memory::backward | memory::head;
-        own({"layer inputs", cat("x ", i), {slice_, spec_.hidden_size}, dtype_, passes, Rows::slice}, x_tD);
+        own({"layer inputs", of_layer("x", i), {slice_, spec_.hidden_size}, dtype_, passes, Rows::slice}, x_tD);
     }
 
     void scratch(Scratch& s) {
@@ -204,7 +275,7 @@ class Lister {
                 s.codes.codes);
             add({"scratch", "fp8 scales", {t}, at::kFloat, layers}, s.codes.scales);
         }
-        const std::vector<int64_t> keys{sizes_.keys, 2 * spec_.kv_size()};
+        const c10::SmallVector<int64_t, 2> keys{sizes_.keys, 2 * spec_.kv_size()};
         const char* const group = sizes_.all_keys > 0 ? "keys and values of all ranks" : "scratch";
         if (sizes_.all_keys > 0)
             add({group, "gathered keys", {sizes_.all_keys * 2 * spec_.kv_size()}, dtype_, layers}, s.all_keys);
@@ -293,16 +364,17 @@ class Lister {
         own({"tokens", "sin", {t, spec_.head_dim / 2}, at::kFloat, memory::always, Rows::tokens}, b.sin_Tp);
     }
 
-    void caches(std::vector<ops::KeyCache>& all) {
+    void cache(int64_t layer, ops::KeyCache& of) {
         const int64_t pages = ops::pages_of(sizes_.cache_tokens);
-        for (std::size_t i = 0; i < all.size(); ++i) {
-            const at::ScalarType type = sizes_.cache_in_8_bit ? at::kByte : dtype_;
-            add({"kv cache", cat("cached k and v ", i), {pages * ops::page_tokens, 2 * spec_.kv_size()}, type},
-                all[i].kv_C2N);
-            if (sizes_.cache_in_8_bit)
-                add({"kv cache", cat("their scales ", i), {pages, 2 * spec_.num_kv_heads, ops::page_tokens}, at::kByte},
-                    all[i].exponents_PHS);
-        }
+        const at::ScalarType type = sizes_.cache_in_8_bit ? at::kByte : dtype_;
+        add({"kv cache", of_layer("cached k and v", layer), {pages * ops::page_tokens, 2 * spec_.kv_size()}, type},
+            of.kv_C2N);
+        if (sizes_.cache_in_8_bit)
+            add({"kv cache",
+                 of_layer("their scales", layer),
+                 {pages, 2 * spec_.num_kv_heads, ops::page_tokens},
+                 at::kByte},
+                of.exponents_PHS);
     }
 
     const spec::ModelSpec& spec_;
@@ -310,58 +382,16 @@ class Lister {
     const ActivationSizes& sizes_;
     const spec::RunPlan& run_;
     at::ScalarType dtype_;
-    int64_t lse_elements_, micro_;
-    int64_t slice_;  ///< this rank's of the tokens
+    int64_t lse_elements_;
+    int64_t slice_;      ///< this rank's of the tokens
+    int64_t alike_ = 1;  ///< layers that the one at hand stands for
     std::vector<Buffer> buffers_;
-    std::unordered_map<std::string, std::size_t> index_;
+    std::vector<std::size_t> shared_;  ///< those that may be named again
 };
 
-/// The most that any layer's attention takes (layers differ in their window at most).
-int64_t attention_bytes(const spec::ModelSpec& spec, const ActivationSizes& sizes, at::ScalarType dtype,
-                        at::Device device) {
-    int64_t most = 0;
-    std::set<int64_t> seen;
-    for (int64_t layer = 0; layer < spec.num_layers; ++layer) {
-        const ops::AttentionShape shape = attention_shape(spec, layer);
-        if (!seen.insert(shape.window).second) continue;
-        most = std::max(most, ops::attention_workspace(shape, dtype, device, sizes.deterministic, sizes.tokens,
-                                                       sizes.segments, sizes.longest, /*backward=*/true, sizes.keys));
-    }
-    return most;
-}
-
-std::vector<Buffer> list_buffers(const spec::ModelSpec& spec, const weights::LayerLayout& layout,
-                                 const ActivationSizes& sizes, const spec::RunPlan& run, at::ScalarType dtype,
-                                 int64_t micro, ActivationTensors& to) {
-    const int64_t lse_elements = ops::attention_lse_elements(attention_shape(spec, 0), sizes.tokens);
-    return Lister(spec, layout, sizes, run, dtype, lse_elements, micro).list(to);
-}
-
-/// Of the largest product: a group's with its adapters, or lm_head's.
-int64_t products_workspace(const spec::ModelSpec& spec, const weights::LayerLayout& layout,
-                           const ActivationSizes& sizes, const spec::RunPlan& run, at::ScalarType dtype,
-                           at::Device device) {
-    if (!device.is_cpu()) return ops::gemm_workspace(device);
-    int64_t most = ops::gemm_cpu_workspace(dtype, run.head_tile, spec.vocab_size, spec.hidden_size);
-    for (const Group g : all_groups)
-        most = std::max(
-            most, ops::gemm_cpu_workspace(dtype, sizes.tokens, layout[g].n + layout[g].r, layout[g].k + layout[g].r));
-    return most;
-}
-
-int64_t workspace_bytes(const spec::ModelSpec& spec, const weights::LayerLayout& layout, const ActivationSizes& sizes,
-                        const spec::RunPlan& run, at::ScalarType dtype, at::Device device) {
-    const int64_t attention = attention_bytes(spec, sizes, dtype, device);
-    const int64_t norm = ops::norm_backward_workspace(device, std::max(sizes.tokens * spec.num_heads, sizes.head_rows),
-                                                      std::max(spec.hidden_size, spec.head_dim));
-    int64_t dora = 0;
-    for (const Group g : all_groups)
-        if (layout.dora) dora = std::max(dora, ops::dora_backward_workspace(device, sizes.tokens, layout[g].n));
-    const int64_t paged =
-        sizes.cache_tokens > 0
-            ? ops::paged_attention_workspace(attention_shape(spec, 0), device, sizes.segments, sizes.longest_context())
-            : 0;
-    return std::max({attention, paged, norm, dora, products_workspace(spec, layout, sizes, run, dtype, device)});
+Lister lister_of(const spec::ModelSpec& spec, const weights::LayerLayout& layout, const ActivationSizes& sizes,
+                 const spec::RunPlan& run, at::ScalarType dtype) {
+    return {spec, layout, sizes, run, dtype, ops::attention_lse_elements(attention_shape(spec, 0), sizes.tokens)};
 }
 
 }  // namespace
@@ -370,13 +400,20 @@ void Activations::plan(const spec::ModelSpec& spec, const weights::LayerLayout& 
                        const spec::RunPlan& run, at::ScalarType dtype, at::Device device, memory::Plan& plan,
                        memory::Plan& host_plan) {
     const ActivationSizes sizes = padded(asked, layout.tp);
-    std::unordered_set<std::string> planned;  // what micro-batches share is on the list of each
-    for (int64_t micro = 0; micro < run.in_flight; ++micro) {
-        ActivationTensors tensors(spec.num_layers);
-        for (const Buffer& b : list_buffers(spec, layout, sizes, run, dtype, micro, tensors))
-            if (planned.insert((b.host ? "host " : "") + b.name).second)
-                (b.host ? host_plan : plan).add(b.group, b.name, b.bytes(), b.phases);
-    }
+    Lister lister = lister_of(spec, layout, sizes, run, dtype);
+    const std::vector<Alike> layers = plan.named() ? lister.all_layers() : lister.kinds_of_layers();
+    ActivationTensors tensors(static_cast<int64_t>(layers.size()));
+    const std::vector<Buffer> buffers = lister.list(layers, tensors);
+    for (int64_t micro = 0; micro < run.in_flight; ++micro)
+        for (const Buffer& b : buffers) {
+            memory::Plan& to = b.host ? host_plan : plan;
+            if (micro > 0 && !b.own) continue;
+            if (to.named()) {
+                to.add(b.group, b.name_of(micro), b.bytes(), b.phases);
+            } else {
+                to.add_sizes(b.bytes(), b.phases, b.alike);
+            }
+        }
     plan.add("workspace", "workspace", workspace_bytes(spec, layout, sizes, run, dtype, device));
 }
 
@@ -384,9 +421,10 @@ Activations::Activations(const spec::ModelSpec& spec, const weights::LayerLayout
                          const spec::RunPlan& run, at::ScalarType dtype, const memory::Arena& arena,
                          const memory::Arena* host, int64_t micro)
     : sizes_(padded(sizes, layout.tp)), run_(run), tensors_(spec.num_layers) {
-    for (const Buffer& b : list_buffers(spec, layout, sizes_, run, dtype, micro, tensors_)) {
+    Lister lister = lister_of(spec, layout, sizes_, run, dtype);
+    for (const Buffer& b : lister.list(lister.all_layers(), tensors_)) {
         const memory::Arena& from = b.host ? *host : arena;
-        const at::Tensor whole = from.tensor(from.plan().find(b.name), b.sizes, b.dtype);
+        const at::Tensor whole = from.tensor(from.plan().find(b.name_of(micro)), b.sizes, b.dtype);
         for (at::Tensor* tensor : b.tensors) {
             *tensor = whole;
             if (b.rows != Rows::fixed) cuts_.push_back({tensor, whole, b.rows == Rows::slice ? layout.tp.size : 1});

@@ -109,12 +109,13 @@ at::Tensor ModelPlan::base_norms(ops::Context& ctx, const weights::DoraNorms& me
 
 /// Takes the host memory that the base lies in; whether it is the same piece for all who load.
 bool ModelPlan::load_common(const weights::LoadShare& share, ModelParts& parts) const {
-    if (common_->entries().empty()) return false;
+    const memory::Plan plan = common();
+    if (plan.entries().empty()) return false;
     std::optional<memory::Arena> shared;
     if (share.size > 1 && share.gather)
-        shared = memory::Arena::shared_host(*common_, request_.device, {share.place, share.size, share.gather});
+        shared = memory::Arena::shared_host(plan, request_.device, {share.place, share.size, share.gather});
     parts.common_memory =
-        std::make_unique<memory::Arena>(shared ? *std::move(shared) : memory::Arena::host(*common_, request_.device));
+        std::make_unique<memory::Arena>(shared ? *std::move(shared) : memory::Arena::host(plan, request_.device));
     return shared.has_value();
 }
 
@@ -128,8 +129,8 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
         outer + (masters ? static_cast<int64_t>(own_table_->parameters().size())
                          : static_cast<int64_t>(own_layers().size()) * spec::projection_count),
         one_host_copy);
-    parts.records = records() && base_->recordable();
-    parts.resident_memory = std::make_unique<memory::Arena>(*resident_, request_.device);
+    parts.records = records() && parts_.base->recordable();
+    parts.resident_memory = std::make_unique<memory::Arena>(resident(), request_.device);
     const memory::Arena& arena = *parts.resident_memory;
     Network& network = parts.network;
     network.file = file_;
@@ -145,8 +146,8 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
     network.lora_dropout = request_.trains && request_.lora ? request_.lora->lora_dropout : 0.0;
     network.noise_alpha = request_.trains ? request_.noise_alpha : 0.0;
     network.full_finetuning = masters;
-    if (!host_->entries().empty())
-        parts.host_memory = std::make_unique<memory::Arena>(memory::Arena::host(*host_, request_.device));
+    if (memory::Plan plan = host(); !plan.entries().empty())
+        parts.host_memory = std::make_unique<memory::Arena>(memory::Arena::host(std::move(plan), request_.device));
     if (table_) {
         network.trained_by_all = *table_;
         network.parameters = std::make_unique<weights::Parameters>(*own_table_, request_.optim, request_.trains,
@@ -160,8 +161,9 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
     const weights::Parameters* const trained = masters ? network.parameters.get() : nullptr;
     if (stack_) network.owners = stack_->owners(layout_, arena);
     weights::BaseMemory base_memory{arena, parts.common_memory.get(), parts.host_memory.get()};
-    if (request_.peers.size > 1) base_memory.peers = share.share_memory(peer_->total_bytes());
-    network.pager = base_->load_layers(ctx, base_memory, network.adapters.get(), trained, shared, request_.tp.ranks());
+    if (request_.peers.size > 1) base_memory.peers = share.share_memory(parts_.of_base.peer);
+    network.pager =
+        parts_.base->load_layers(ctx, base_memory, network.adapters.get(), trained, shared, request_.tp.ranks());
     if (!adapter_ && layout_.dora)
         for (const weights::Parameter& p : own_table_->parameters())
             if (p.kind == weights::Parameter::Kind::magnitude)
@@ -172,8 +174,8 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
     }
     if (request_.saves && table_ && !saved_holding().on_host)
         parts.copies = weights::Parameters::copies(*table_, request_.optim, saved_holding(), *parts.host_memory);
-    network.outer = base_->load_outer(ctx, base_memory, trained, shared);
-    parts.step_memory = std::make_unique<memory::Arena>(*step_, request_.device);
+    network.outer = parts_.base->load_outer(ctx, base_memory, trained, shared);
+    parts.step_memory = std::make_unique<memory::Arena>(step(), request_.device);
     for (int64_t micro = 0; micro < request_.run.in_flight; ++micro)
         parts.activations.push_back(std::make_unique<Activations>(own_, layout_, request_.sizes, request_.run,
                                                                   request_.dtype, *parts.step_memory,

@@ -24,9 +24,18 @@ std::shared_ptr<const T> share(T value) {
     return std::make_shared<const T>(std::move(value));
 }
 
-std::shared_ptr<const memory::Plan> placed(memory::Plan plan) {
+memory::Plan placed(memory::Plan plan) {
     plan.place();
-    return share(std::move(plan));
+    return plan;
+}
+
+/// Bytes of the buffers that `submit` adds.
+template <class Submit>
+int64_t bytes_by(const Submit& submit) {
+    memory::Plan plan(memory::Detail::sizes);
+    submit(plan);
+    plan.place();
+    return plan.total_bytes();
 }
 
 std::vector<spec::Place> layers_at(const spec::RunPlan& run) {
@@ -39,6 +48,22 @@ std::vector<spec::Place> layers_at(const spec::RunPlan& run) {
 
 ModelPlan::ModelPlan(std::shared_ptr<const formats::WeightFile> file, LoadRequest request)
     : file_(std::move(file)), request_(std::move(request)) {
+    read_trained();
+    plan_rank();
+}
+
+ModelPlan ModelPlan::with(LoadRequest request) const {
+    UNSLOTH_CHECK(request.finetuning_type == request_.finetuning_type && request.trains == request_.trains,
+                  "a plan that trains something else");
+    ModelPlan other = *this;
+    other.request_ = std::move(request);
+    other.request_.lora = request_.lora;
+    other.plan_rank();
+    return other;
+}
+
+/// What all ranks train together.
+void ModelPlan::read_trained() {
     const bool full = request_.finetuning_type == config::FinetuningType::full;
     if (full && file_->tensors.quantised_linears() + file_->tensors.int8_linears() > 0)
         throw usage_error(
@@ -63,30 +88,54 @@ ModelPlan::ModelPlan(std::shared_ptr<const formats::WeightFile> file, LoadReques
     if (full && request_.trains) {
         table_ = share(weights::ParameterTable::full(spec()));
     } else if (stack_) {
-        lora_layers_ = stack_->layers();
-        table_ = share(weights::ParameterTable::lora(spec(), lora_layers_, {}));
+        all_lora_ = share(stack_->layers());
+        table_ = share(weights::ParameterTable::lora(spec(), *all_lora_, {}));
     } else if (request_.lora) {
-        lora_layers_ = spec::resolve_lora(*request_.lora, spec());
-        table_ = share(weights::ParameterTable::lora(spec(), lora_layers_, request_.lora->modules_to_save));
+        all_lora_ = share(spec::resolve_lora(*request_.lora, spec()));
+        table_ = share(weights::ParameterTable::lora(spec(), *all_lora_, request_.lora->modules_to_save));
     }
+    const auto has = [&](spec::TensorRole role) {
+        return table_ && table_->find(role, -1, spec::Projection::q, weights::Parameter::Kind::base) != nullptr;
+    };
+    trains_embedding_ = has(spec::TensorRole::embed_tokens);
+    trains_head_ = has(spec::TensorRole::lm_head);
+}
+
+/// Of that, and of the model, what is this rank's.
+void ModelPlan::plan_rank() {
     request_.holding.dtype = request_.dtype;
     request_.holding.host_is_far = request_.device.is_cuda();
     own_ = spec::slice(spec(), request_.tp.place());
     const spec::Stage& stage = request_.pp.stage();
+    lora_layers_ = all_lora_ ? *all_lora_ : std::vector<spec::LayerLora>{};
     layout_ = weights::make_layout(spec(), lora_layers_, request_.tp.place(), stage);
     if (table_) choose_own(stage);
+    of_trained_ = {};
+    of_trained_.resident = bytes_by([&](memory::Plan& plan) { submit_trained(plan); });
+    memory::Plan host;
+    submit_trained_host(host);
+    host.place();
+    of_trained_.host = host.total_bytes();
+    if (saved_holding().share.size == 1)
+        for (const memory::Entry& entry : host.entries())
+            if (entry.group == weights::copies_group) of_trained_.saved += entry.bytes;
+    parts_.base = std::make_shared<const weights::BasePlan>(file_, layout_, lora_layers_,
+                                                            base_request(complete(request_.run)), parts_.base.get());
+    parts_.of_base = bytes_of(*parts_.base);
+    complete_sizes();
     set_run(request_.run);
 }
 
 /// What this rank trains, and how low gradients go.
 void ModelPlan::choose_own(const spec::Stage& stage) {
-    own_table_ = share(table_->of(stage, trains_all() && spec().tie_word_embeddings));
+    own_table_ = stage.alone() ? table_ : share(table_->of(stage, trains_all() && spec().tie_word_embeddings));
     if (own_table_->parameters().empty())
         throw usage_error(cat("distributed.pp_size ", stage.size, ": nothing is trained in stage ", stage.rank + 1),
                           "Take fewer stages, or train adapters in all layers.");
     const auto adapted = [](const spec::LayerLora& layer) {
         return std::any_of(layer.begin(), layer.end(), [](const spec::LoraModule& module) { return module.r > 0; });
     };
+    lowest_trained_layer_ = 0;
     if (!trains_all() && !trains(spec::TensorRole::embed_tokens))
         lowest_trained_layer_ =
             static_cast<int>(std::find_if(lora_layers_.begin(), lora_layers_.end(), adapted) - lora_layers_.begin());
@@ -94,7 +143,7 @@ void ModelPlan::choose_own(const spec::Stage& stage) {
         if (!stage.has(static_cast<int64_t>(layer))) lora_layers_[layer] = {};
 }
 
-void ModelPlan::set_run(spec::RunPlan run) {
+spec::RunPlan ModelPlan::complete(spec::RunPlan run) const {
     run.in_flight = std::max<int64_t>(run.in_flight, request_.pp.places());
     const auto layers = static_cast<std::size_t>(spec().num_layers);
     if (run.layers.size() < 2) run.layers.resize(layers, run.layers.empty() ? spec::LayerPlan{} : run.layers.front());
@@ -102,36 +151,58 @@ void ModelPlan::set_run(spec::RunPlan run) {
     UNSLOTH_CHECK(std::none_of(run.layers.begin() + run.layers_on_host(), run.layers.end(),
                                [](const spec::LayerPlan& layer) { return layer.activations_at == spec::Place::host; }),
                   "a layer offloads its activations above one that does not");
-    const bool same_weights =
-        base_ && layers_at(run) == layers_at(request_.run) && cached_layers(run) == cached_layers(request_.run);
-    request_.run = std::move(run);
-    if (!same_weights) plan_resident();
-    plan_step();
+    return run;
 }
 
-int64_t ModelPlan::host_bytes() const {
-    int64_t of_one = 0;  // of the processes: the one that saves for all
-    if (saved_holding().share.size == 1)
-        for (const memory::Entry& entry : host_->entries())
-            if (entry.group == weights::copies_group) of_one += entry.bytes;
-    return request_.processes * (host_->total_bytes() - of_one) + of_one + base_copies() * common_->total_bytes();
+void ModelPlan::set_run(spec::RunPlan run) {
+    run = complete(std::move(run));
+    parts_ = parts(run);
+    request_.run = std::move(run);
+}
+
+void ModelPlan::set_sizes(const ActivationSizes& sizes) {
+    request_.sizes = sizes;
+    complete_sizes();
+    set_run(std::move(request_.run));
+}
+
+spec::MemoryNeed ModelPlan::estimate(const spec::RunPlan& run) const {
+    const spec::RunPlan completed = complete(run);
+    return need(parts(completed), completed);
+}
+
+/// For a completed plan.
+ModelPlan::Parts ModelPlan::parts(const spec::RunPlan& run) const {
+    Parts parts = parts_;
+    if (!parts.base->lies_so(cached_layers(run), layers_at(run))) {
+        parts.base = std::make_shared<const weights::BasePlan>(file_, layout_, lora_layers_, base_request(run),
+                                                               parts_.base.get());
+        parts.of_base = bytes_of(*parts.base);
+    }
+    memory::Plan step(memory::Detail::sizes), host(memory::Detail::sizes);
+    submit_step(run, step, host);
+    step.place(), host.place();
+    parts.of_step = {step.total_bytes(), host.total_bytes()};
+    return parts;
+}
+
+spec::MemoryNeed ModelPlan::need(const Parts& parts, const spec::RunPlan& run) const {
+    const int64_t host = parts.of_step.host + parts.of_base.host + of_trained_.host;
+    return {of_trained_.resident + parts.of_base.resident + parts.of_base.peer + parts.of_step.device +
+                recorded_bytes(parts, run) +
+                (request_.device.is_cpu() ? host + parts.of_base.common : memory::beside_arenas_bytes),
+            request_.processes * (host - of_trained_.saved) + of_trained_.saved + base_copies() * parts.of_base.common};
 }
 
 weights::Holding ModelPlan::saved_holding() const {
     return request_.pp.alone() ? request_.holding : weights::Holding{};
 }
 
-spec::MemoryNeed ModelPlan::estimate(const spec::RunPlan& run) const {
-    ModelPlan other = *this;
-    other.set_run(run);
-    return {other.total_bytes(), other.host_bytes()};
-}
-
 bool ModelPlan::trains(spec::TensorRole role) const {
-    return table_ && table_->find(role, -1, spec::Projection::q, weights::Parameter::Kind::base) != nullptr;
+    return role == spec::TensorRole::embed_tokens ? trains_embedding_ : trains_head_;
 }
 
-weights::BaseRequest ModelPlan::base_request() const {
+weights::BaseRequest ModelPlan::base_request(const spec::RunPlan& run) const {
     const bool tied = spec().tie_word_embeddings;
     return {.device = request_.device,
             .dtype = request_.dtype,
@@ -142,9 +213,9 @@ weights::BaseRequest ModelPlan::base_request() const {
             .masters = trains_all(),
             .reads_values = request_.trains && request_.holding.has_copies(),
             .trains = request_.trains,
-            .cached = cached_layers(request_.run),
+            .cached = cached_layers(run),
             .offload_folder = request_.offload_folder,
-            .layers_at = layers_at(request_.run),
+            .layers_at = layers_at(run),
             .peers = request_.peers,
             .embedding_on_host = request_.device.is_cuda() && request_.offload_embedding &&
                                  !trains(spec::TensorRole::embed_tokens) && !tied,
@@ -155,15 +226,60 @@ weights::BaseRequest ModelPlan::base_request() const {
             .fewest_tokens = request_.fewest_tokens > 0 ? request_.fewest_tokens : request_.sizes.tokens};
 }
 
-void ModelPlan::plan_resident() {
-    base_ = std::make_shared<const weights::BasePlan>(file_, layout_, lora_layers_, base_request());
-    memory::Plan resident, peer;
-    base_->submit(resident);
+void ModelPlan::submit_trained(memory::Plan& resident) const {
     if (own_table_) weights::Parameters::plan(*own_table_, request_.optim, request_.trains, request_.holding, resident);
     if (stack_) stack_->plan(layout_, resident);
-    base_->submit_peer(request_.peers.rank, peer);
-    resident_ = placed(std::move(resident));
-    peer_ = placed(std::move(peer));
+}
+
+void ModelPlan::submit_trained_host(memory::Plan& host) const {
+    if (own_table_)
+        weights::Parameters::plan_host(*own_table_, request_.optim, request_.trains, request_.holding, host);
+    if (request_.saves && table_) weights::Parameters::plan_copies(*table_, request_.optim, saved_holding(), host);
+}
+
+void ModelPlan::submit_step(const spec::RunPlan& run, memory::Plan& step, memory::Plan& host) const {
+    Activations::plan(own_, layout_, request_.sizes, run, request_.dtype, request_.device, step, host);
+}
+
+ModelPlan::BaseBytes ModelPlan::bytes_of(const weights::BasePlan& base) const {
+    using memory::Plan;
+    return {.resident = bytes_by([&](Plan& plan) { base.submit(plan); }),
+            .peer = bytes_by([&](Plan& plan) { base.submit_peer(request_.peers.rank, plan); }),
+            .host = bytes_by([&](Plan& plan) { base.submit_host(plan); }),
+            .common = bytes_by([&](Plan& plan) { base.submit_common(plan); })};
+}
+
+memory::Plan ModelPlan::resident() const {
+    memory::Plan plan;
+    parts_.base->submit(plan);
+    submit_trained(plan);
+    return placed(std::move(plan));
+}
+
+memory::Plan ModelPlan::peer() const {
+    memory::Plan plan;
+    parts_.base->submit_peer(request_.peers.rank, plan);
+    return placed(std::move(plan));
+}
+
+memory::Plan ModelPlan::common() const {
+    memory::Plan plan;
+    parts_.base->submit_common(plan);
+    return placed(std::move(plan));
+}
+
+memory::Plan ModelPlan::step() const {
+    memory::Plan plan, host;
+    submit_step(request_.run, plan, host);
+    return placed(std::move(plan));
+}
+
+memory::Plan ModelPlan::host() const {
+    memory::Plan step, plan;
+    submit_step(request_.run, step, plan);
+    parts_.base->submit_host(plan);
+    submit_trained_host(plan);
+    return placed(std::move(plan));
 }
 
 std::string ModelPlan::resident_fingerprint() const {
@@ -175,49 +291,37 @@ std::string ModelPlan::resident_fingerprint() const {
         weights::Parameters::plan(*table_, request_.optim, request_.trains, request_.holding, trained);
         for (const memory::Entry& entry : trained.entries()) own.insert(entry.group);
     }
-    for (const memory::Plan* plan : {resident_.get(), common_.get()})
+    const memory::Plan resident = this->resident(), common = this->common();
+    for (const memory::Plan* plan : {&resident, &common})
         for (const memory::Entry& entry : plan->entries())
             if (!own.contains(entry.group)) hash.add_field(cat(entry.name, " ", entry.bytes));
     return hash.hex();
 }
 
-void ModelPlan::set_sizes(const ActivationSizes& sizes) {
-    request_.sizes = sizes;
-    plan_step();
+/// What follows from the request and the base.
+void ModelPlan::complete_sizes() {
+    ActivationSizes& sizes = request_.sizes;
+    sizes.training = request_.trains;
+    sizes.adapters = static_cast<int64_t>(request_.adapters.size());
+    sizes.codes = parts_.base->reads_codes();
+    sizes.expands_head = parts_.base->expands_head();
+    sizes.dropout = request_.trains && request_.lora && request_.lora->lora_dropout > 0;
+    sizes.weighs = request_.trains && request_.weighs;
+    sizes.noise = request_.trains && request_.noise_alpha > 0;
+    sizes.trains_embedding = request_.trains && trains(spec::TensorRole::embed_tokens);
 }
 
-void ModelPlan::plan_step() {
-    request_.sizes.training = request_.trains;
-    request_.sizes.adapters = static_cast<int64_t>(request_.adapters.size());
-    request_.sizes.codes = base_->reads_codes();
-    request_.sizes.expands_head = base_->expands_head();
-    request_.sizes.dropout = request_.trains && request_.lora && request_.lora->lora_dropout > 0;
-    request_.sizes.weighs = request_.trains && request_.weighs;
-    request_.sizes.noise = request_.trains && request_.noise_alpha > 0;
-    request_.sizes.trains_embedding = request_.trains && trains(spec::TensorRole::embed_tokens);
-    memory::Plan step, host, common;
-    Activations::plan(own_, layout_, request_.sizes, request_.run, request_.dtype, request_.device, step, host);
-    base_->submit_host(host);
-    base_->submit_common(common);
-    if (own_table_)
-        weights::Parameters::plan_host(*own_table_, request_.optim, request_.trains, request_.holding, host);
-    if (request_.saves && table_) weights::Parameters::plan_copies(*table_, request_.optim, saved_holding(), host);
-    step_ = placed(std::move(step));
-    host_ = placed(std::move(host));
-    common_ = placed(std::move(common));
-}
-
-int64_t ModelPlan::recorded_bytes() const {
-    if (!records() || !request_.device.is_cuda() || !base_->recordable()) return 0;
-    return static_cast<int64_t>(recorded_shapes) * request_.run.in_flight * spec().num_layers * recorded_layer_bytes;
+int64_t ModelPlan::recorded_bytes(const Parts& parts, const spec::RunPlan& run) const {
+    if (!records() || !request_.device.is_cuda() || !parts.base->recordable()) return 0;
+    return static_cast<int64_t>(recorded_shapes) * run.in_flight * spec().num_layers * recorded_layer_bytes;
 }
 
 std::map<std::string, int64_t> ModelPlan::groups() const {
     std::map<std::string, int64_t> groups;
-    std::vector<const memory::Plan*> parts = {resident_.get(), peer_.get(), step_.get()};
-    if (request_.device.is_cpu()) parts.insert(parts.end(), {host_.get(), common_.get()});
-    for (const memory::Plan* part : parts)
-        for (const memory::Entry& entry : part->entries()) groups[entry.group] += entry.bytes;
+    std::vector<memory::Plan> parts = {resident(), peer(), step()};
+    if (request_.device.is_cpu()) parts.insert(parts.end(), {host(), common()});
+    for (const memory::Plan& part : parts)
+        for (const memory::Entry& entry : part.entries()) groups[entry.group] += entry.bytes;
     groups["recorded passes"] = recorded_bytes();
     std::erase_if(groups, [](const auto& group) { return group.second == 0; });
     return groups;
@@ -225,10 +329,11 @@ std::map<std::string, int64_t> ModelPlan::groups() const {
 
 std::string ModelPlan::table_text() const {
     const int with = request_.processes / base_copies();
-    const std::string host = cat(host_->entries().empty() ? "" : cat("\nin host memory\n", host_->table()),
-                                 common_->entries().empty() ? ""
-                                 : with > 1 ? cat("\nin host memory, once for ", with, " ranks\n", common_->table())
-                                            : cat("\nin host memory, of the base\n", common_->table()));
+    const memory::Plan own = host(), common = this->common(), peers = peer();
+    const std::string host = cat(own.entries().empty() ? "" : cat("\nin host memory\n", own.table()),
+                                 common.entries().empty() ? ""
+                                 : with > 1 ? cat("\nin host memory, once for ", with, " ranks\n", common.table())
+                                            : cat("\nin host memory, of the base\n", common.table()));
     const std::string beside = request_.device.is_cpu() ? ""
                                                         : cat("\nscalars, and what the allocator rounds up ",
                                                               memory::human_bytes(memory::beside_arenas_bytes));
@@ -236,8 +341,8 @@ std::string ModelPlan::table_text() const {
         recorded_bytes() > 0 ? cat("\nrecorded passes (CUDA graphs), estimated ", memory::human_bytes(recorded_bytes()))
                              : "";
     const std::string peer =
-        peer_->entries().empty() ? "" : cat("\nresident, for all ranks of the machine\n", peer_->table());
-    return cat("resident\n", resident_->table(), peer, "\nper step\n", step_->table(), host, beside, recorded,
+        peers.entries().empty() ? "" : cat("\nresident, for all ranks of the machine\n", peers.table());
+    return cat("resident\n", resident().table(), peer, "\nper step\n", step().table(), host, beside, recorded,
                "\nin all ", memory::human_bytes(total_bytes()));
 }
 

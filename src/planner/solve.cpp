@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <unordered_map>
 
 #include "unsloth/core/error.h"
 
@@ -39,7 +40,7 @@ class Search {
     std::optional<Solution> run() {
         counts_.assign(options_.size(), 0);
         try_pairs();
-        descend(0, problem_.layers, 0, 0, 0, 0);
+        descend(0, problem_.layers, {}, 0);
         return best_;
     }
 
@@ -54,6 +55,7 @@ class Search {
     /// What a byte costs in the bound, in ms; at least 0.
     struct Prices {
         double device = 0, host = 0;
+        bool operator==(const Prices&) const = default;
         double of(const Option& option) const { return option.time + device * option.device + host * option.host; }
     };
 
@@ -70,20 +72,34 @@ class Search {
         double most = -std::numeric_limits<double>::infinity();
         constexpr int rounds = 3000;
         for (int round = 0; round < rounds; ++round) {
-            const auto cheapest = std::min_element(options_.begin(), options_.end(), [&](const auto& a, const auto& b) {
-                return prices.of(a) < prices.of(b);
-            });
-            const double bound = layers * prices.of(*cheapest) - prices.device * device_ - prices.host * host_;
+            const Option* cheapest = nullptr;
+            double least = std::numeric_limits<double>::infinity();
+            for (const Option& option : options_)
+                if (const double priced = prices.of(option); priced < least) least = priced, cheapest = &option;
+            const double bound = layers * least - prices.device * device_ - prices.host * host_;
             if (bound > most) {
                 most = bound;
                 prices_ = prices;
             }
             const double rate = time / bytes / (1 + round / 20.0);
+            const Prices before = prices;
             prices.device = std::max(0.0, prices.device + rate * (cheapest->device - device_ / layers) / bytes);
             prices.host = std::max(0.0, prices.host + rate * (cheapest->host - host_ / layers) / bytes);
+            if (prices == before) break;  // nor will they later
         }
         for (Option& option : options_) option.priced = prices_.of(option);
     }
+
+    /// Of layers whose options are chosen; bytes are whole numbers.
+    struct Sum {
+        double time = 0, device = 0, host = 0;
+        uint64_t used = 0;
+        Sum with(double layers, const Option& option) const {
+            if (layers == 0) return *this;
+            return {time + layers * option.time, device + layers * option.device, host + layers * option.host,
+                    used | uint64_t{1} << option.index};
+        }
+    };
 
     /// What a layer takes at least in one of the options from i on.
     struct Least {
@@ -102,61 +118,109 @@ class Search {
 
     /// The best of two options alone, so that the search begins with something to beat.
     void try_pairs() {
+        const int64_t all = problem_.layers;
         for (std::size_t a = 0; a < options_.size(); ++a)
-            for (std::size_t b = a; b < options_.size(); ++b)
-                for (int64_t n = a == b ? problem_.layers : 1; n <= problem_.layers - (a == b ? 0 : 1); ++n) {
-                    const auto with_a = static_cast<double>(n), with_b = static_cast<double>(problem_.layers - n);
-                    if (with_a * options_[a].device + with_b * options_[b].device > device_) continue;
-                    if (with_a * options_[a].host + with_b * options_[b].host > host_) continue;
+            for (std::size_t b = a; b < options_.size(); ++b) {
+                Range range{a == b ? all : 1, a == b ? all : all - 1};
+                const auto keep = [&](double of_a, double of_b, double most) {
+                    range.keep(static_cast<double>(all) * of_b, of_a - of_b, most);
+                };
+                keep(options_[a].device, options_[b].device, device_);
+                keep(options_[a].host, options_[b].host, host_);
+                if (best_) keep(options_[a].time, options_[b].time, best_->ms);
+                for (int64_t n = range.low; n <= range.high; ++n) {
+                    const Sum sum =
+                        Sum{}.with(static_cast<double>(n), options_[a]).with(static_cast<double>(all - n), options_[b]);
+                    if (sum.device > device_ || sum.host > host_) continue;
                     counts_[a] = n;
-                    if (a != b) counts_[b] = problem_.layers - n;
-                    finish(with_a * options_[a].time + with_b * options_[b].time);
+                    if (a != b) counts_[b] = all - n;
+                    finish(sum);
                     counts_[a] = counts_[b] = 0;
                 }
+            }
     }
 
-    void descend(std::size_t i, int64_t left, double time, double device, double host, double priced) {
-        if (left == 0) return finish(time);
+    /// Layers [low, high] that may have an option: at least those that a linear bound leaves.
+    struct Range {
+        int64_t low, high;
+        /// Of a + n * b <= most.
+        void keep(double a, double b, double most) {
+            constexpr double slack = 1;  // the search looks again
+            const double end = (most - a) / b;
+            if (!std::isfinite(end)) return;
+            if (b > 0 && end + slack < static_cast<double>(high)) high = static_cast<int64_t>(std::max(-1.0, end + slack));
+            if (b < 0 && end - slack > static_cast<double>(low))
+                low = static_cast<int64_t>(std::min(end - slack, static_cast<double>(high) + 1));
+        }
+    };
+
+    /// Those of up to `left` layers that are worth a look.
+    Range range(const Option& option, const Least& after, double left, const Sum& before, double priced) const {
+        Range range{0, static_cast<int64_t>(left)};
+        const auto keep = [&](double sum, double own, double least, double most) {
+            range.keep(sum + left * least, own - least, most);
+        };
+        keep(before.device, option.device, after.device, device_);
+        keep(before.host, option.host, after.host, host_);
+        if (!best_) return range;
+        const double most = best_->ms * (1 - tolerance_);
+        keep(before.time, option.time, after.time, most);
+        keep(priced - prices_.device * device_ - prices_.host * host_, option.priced, after.priced, most);
+        return range;
+    }
+
+    /// Whether so many more nodes are too many.
+    bool tires(int64_t nodes) {
+        nodes_ += nodes;
+        return nodes_ > (best_ ? most_nodes : 10 * most_nodes);
+    }
+
+    void descend(std::size_t i, int64_t left, const Sum& before, double priced) {
+        if (left == 0) return finish(before);
         if (i == options_.size()) return;
         const Option& option = options_[i];
         const Least& after = least_[i + 1];
         const bool last = i + 1 == options_.size();
-        for (int64_t n = left; n >= (last ? left : 0); --n) {
-            if (++nodes_ > (best_ ? most_nodes : 10 * most_nodes)) return;
-            const auto times = static_cast<double>(n), rest = static_cast<double>(left - n);
+        const Range worth = last ? Range{left, left} : range(option, after, static_cast<double>(left), before, priced);
+        if (worth.high < left && tires(left - std::max<int64_t>(worth.high, worth.low - 1))) return;
+        for (int64_t n = worth.high; n >= worth.low; --n) {
+            if (tires(1)) return;
+            const double times = static_cast<double>(n), rest = static_cast<double>(left - n);
             const auto at_least = [&](double sum, double least) { return rest > 0 ? sum + rest * least : sum; };
-            const double with = device + times * option.device, with_host = host + times * option.host,
-                         with_priced = priced + times * option.priced;
-            if (at_least(with, after.device) > device_ || at_least(with_host, after.host) > host_) continue;
-            const double sum = time + times * option.time;
+            const Sum sum = before.with(times, option);
+            const double with_priced = priced + times * option.priced;
+            if (at_least(sum.device, after.device) > device_ || at_least(sum.host, after.host) > host_) continue;
             if (best_) {
                 const double bound =
-                    std::max(at_least(sum, after.time),
+                    std::max(at_least(sum.time, after.time),
                              at_least(with_priced, after.priced) - prices_.device * device_ - prices_.host * host_);
                 if (bound >= best_->ms * (1 - tolerance_)) continue;
             }
             counts_[i] = n;
-            descend(i + 1, left - n, sum, with, with_host, with_priced);
+            descend(i + 1, left - n, sum, with_priced);
             counts_[i] = 0;
         }
+        if (!last) tires(worth.low);
     }
 
-    void finish(double ms) {
-        if (best_ && ms >= best_->ms) return;
-        std::vector<int64_t> counts(options_.size(), 0);
-        spec::MemoryNeed need;
-        uint64_t used = 0;
-        for (std::size_t i = 0; i < options_.size(); ++i) {
-            const std::size_t index = options_[i].index;
-            counts[index] = counts_[i];
-            need.device += counts_[i] * problem_.options[index].bytes.device;
-            need.host += counts_[i] * problem_.options[index].bytes.host;
-            if (counts_[i] > 0) used |= uint64_t{1} << index;
-        }
-        const spec::MemoryNeed shared = problem_.shared(used);
-        if (need.device + shared.device > problem_.budget.device || need.host + shared.host > problem_.budget.host)
+    void finish(const Sum& sum) {
+        if (best_ && sum.time >= best_->ms) return;
+        const spec::MemoryNeed& shared = shared_by(sum.used);
+        if (static_cast<int64_t>(sum.device) + shared.device > problem_.budget.device ||
+            static_cast<int64_t>(sum.host) + shared.host > problem_.budget.host)
             return;
-        best_ = Solution{std::move(counts), ms};
+        std::vector<int64_t> counts(options_.size(), 0);
+        for (std::size_t i = 0; i < options_.size(); ++i) counts[options_[i].index] = counts_[i];
+        best_ = Solution{std::move(counts), sum.time};
+    }
+
+    const spec::MemoryNeed& shared_by(uint64_t used) {
+        if (last_ == nullptr || last_->first != used) {
+            const auto [at, fresh] = shared_.try_emplace(used);
+            if (fresh) at->second = problem_.shared(used);
+            last_ = &*at;
+        }
+        return last_->second;
     }
 
     const Problem& problem_;
@@ -164,7 +228,9 @@ class Search {
     std::vector<Option> options_;
     Prices prices_;
     std::vector<Least> least_;
-    std::vector<int64_t> counts_;  ///< in the search's order
+    std::vector<int64_t> counts_;                            ///< in the search's order
+    std::unordered_map<uint64_t, spec::MemoryNeed> shared_;  ///< by the options that are used
+    const std::pair<const uint64_t, spec::MemoryNeed>* last_ = nullptr;
     std::optional<Solution> best_;
     int64_t nodes_ = 0;
 };

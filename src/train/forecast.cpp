@@ -74,35 +74,37 @@ Target target_of(const config::PlanRequest& request) {
     return target;
 }
 
-Forecast::Forecast(config::LoadedConfig loaded, const Target& target, std::shared_ptr<const formats::WeightFile> file)
-    : loaded_(std::move(loaded)),
-      target_(target),
-      file_(std::move(file)),
-      request_(load_request(loaded_, absent_gpu, /*trains=*/true)) {
+Forecast::Forecast(config::LoadedConfig loaded, const Target& target, std::shared_ptr<const formats::WeightFile> file,
+                   const Forecast* like)
+    : loaded_(std::move(loaded)), target_(target), file_(std::move(file)) {
+    model::LoadRequest request = load_request(loaded_, absent_gpu, /*trains=*/true);
     require_positions(loaded_, file_->spec);
     config::require_distributed(config());
     const comm::MeshShape mesh = choose_mesh(config().distributed, static_cast<int>(target.gpus));
     if (mesh.pp > 1) require_pipelined(config(), absent_gpu, file_->spec.num_layers);
     copies_ = mesh.dp;
-    request_.tp = model::TensorParallel(spec::TensorRank{0, mesh.tp});
-    request_.cp = model::ContextParallel(data::ContextRank{0, mesh.cp});
-    request_.holding = parameter_holding(config().distributed, {0, mesh.dp * mesh.cp * mesh.tp});
-    require_shareable(config(), request_.holding);
-    if (config().distributed.zero_stage == 3 && request_.finetuning_type == config::FinetuningType::lora &&
-        !request_.fp8 && target_.machine.card.peer_reach)
-        request_.peers = {0, mesh.dp * mesh.cp};
+    request.tp = model::TensorParallel(spec::TensorRank{0, mesh.tp});
+    request.cp = model::ContextParallel(data::ContextRank{0, mesh.cp});
+    request.holding = parameter_holding(config().distributed, {0, mesh.dp * mesh.cp * mesh.tp});
+    require_shareable(config(), request.holding);
+    if (config().distributed.zero_stage == 3 && request.finetuning_type == config::FinetuningType::lora &&
+        !request.fp8 && target_.machine.card.peer_reach)
+        request.peers = {0, mesh.dp * mesh.cp};
     const config::TrainingOptions& training = config().training;
-    request_.saves = config::saves_checkpoints(training);
-    request_.weighs = config::compares_answers(training.objective);
-    request_.processes = static_cast<int>(target.gpus);
-    request_.sizes.deterministic = training.deterministic;
-    if (request_.fp8 && target_.machine.card.fp8_products.empty())
+    request.saves = config::saves_checkpoints(training);
+    request.weighs = config::compares_answers(training.objective);
+    request.processes = static_cast<int>(target.gpus);
+    request.sizes.deterministic = training.deterministic;
+    if (request.fp8 && target_.machine.card.fp8_products.empty())
         throw usage_error(cat("model.compute_dtype fp8 is for H100 and H200, not for ", target_.machine.card.name),
                           "Leave compute_dtype out.");
     rows_ = training.per_device_train_batch_size;
     length_ = config().model.max_seq_length;
     micro_batches_ = training.gradient_accumulation_steps;
     if (training.max_tokens_per_batch > 0) rows_ = std::max<int64_t>(1, training.max_tokens_per_batch / length_);
+    request = sized(std::move(request), rows_, length_);
+    given_ = std::make_shared<const model::ModelPlan>(like != nullptr ? like->given_->with(std::move(request))
+                                                                      : model::ModelPlan(file_, std::move(request)));
 }
 
 /// A pair's two answers are rows of their own.
@@ -115,15 +117,18 @@ int64_t Forecast::step_tokens() const {
     return rows_of(rows_) * length_ * micro_batches_ * copies_;
 }
 
-/// As one rank has the whole model, if there is a pipeline.
-model::ModelPlan Forecast::plan(int64_t rows, int64_t length) const {
-    model::LoadRequest request = request_;
+model::LoadRequest Forecast::sized(model::LoadRequest request, int64_t rows, int64_t length) const {
     const int64_t segments = rows_of(rows), tokens = segments * length;
     size_for(request.sizes,
              data::slice_limits({.tokens = tokens, .segments = segments, .longest = length, .labels = tokens},
                                 request.cp.place()));
     request.run.head_tile = head_chunk_rows(file_->spec, request.dtype, request.sizes.head_rows);
-    return {file_, request};
+    return request;
+}
+
+/// As one rank has the whole model, if there is a pipeline.
+model::ModelPlan Forecast::plan(int64_t rows, int64_t length) const {
+    return given_->with(sized(given_->request(), rows, length));
 }
 
 std::vector<model::ModelPlan> Forecast::stages(int64_t rows, int64_t length) const {
@@ -144,7 +149,7 @@ std::vector<model::ModelPlan> Forecast::stages(int64_t rows, int64_t length) con
         if (!stage.first() && !stage.last() && layers <= of_first) continue;
         model::LoadRequest request = whole.request();
         request.pp = model::Pipeline(nullptr, stage, shape);
-        plans.emplace_back(file_, request);
+        plans.push_back(whole.with(std::move(request)));
     }
     return plans;
 }
@@ -201,8 +206,8 @@ bool Forecast::can_hold(model::ModelPlan plan) const {
     const std::optional<spec::LayerPlan> asked = layer_plan_of(config().training.gradient_checkpointing);
     const config::DeviceMap map(config().model);
     const bool pipelined = !plan.request().pp.alone();  // nothing moves to the host
-    const bool can_move =
-        map.automatic() && !pipelined && !request_.fp8 && request_.finetuning_type == config::FinetuningType::lora;
+    const bool can_move = map.automatic() && !pipelined && !plan.request().fp8 &&
+                          plan.request().finetuning_type == config::FinetuningType::lora;
     std::vector<spec::LayerPlan> ways = {{spec::Keep::input, spec::Place::host}, {spec::Keep::input}};
     if (pipelined) ways.erase(ways.begin());
     if (asked) ways = {*asked};
@@ -210,7 +215,7 @@ bool Forecast::can_hold(model::ModelPlan plan) const {
         way.cached = config().hardware.weight_cache == config::WeightCache::on;
         spec::RunPlan run = plan.request().run;
         run.row_tile = least_row_tile;
-        run.inputs_in_fp8 = may_take_codes(config(), request_);
+        run.inputs_in_fp8 = may_take_codes(config(), plan.request());
         run.layers.assign(static_cast<std::size_t>(file_->spec.num_layers), way);
         if (!map.automatic() && !pipelined) {
             const std::vector<spec::Place> places = map.layers(file_->spec.num_layers, 0);
@@ -236,7 +241,7 @@ bool Forecast::can_hold_moved(model::ModelPlan& plan) const {
     if (place(layers, spec::Place::device)) return true;
     const int64_t all = plan.host_bytes();
     std::vector<spec::Place> elsewhere = {spec::Place::device};
-    if (request_.offload_folder || plan.lies_in_checkpoint()) elsewhere.push_back(spec::Place::disk);
+    if (plan.request().offload_folder || plan.lies_in_checkpoint()) elsewhere.push_back(spec::Place::disk);
     for (const spec::Place others : elsewhere) {
         if (place(0, others)) return true;
         const int64_t none = plan.host_bytes(), each = (all - none + layers - 1) / layers, room = budget().host - none;

@@ -38,8 +38,10 @@ struct Prospect {
 /// The run of a configuration, with rows of max_seq_length. usage Error for what a run would refuse, too.
 class Forecast {
   public:
-    /// `file`: of the configuration's model.
-    Forecast(config::LoadedConfig loaded, const Target& target, std::shared_ptr<const formats::WeightFile> file);
+    /// `file`: of the configuration's model. `like`: of the same model and the same parameters to train, which saves
+    /// time.
+    Forecast(config::LoadedConfig loaded, const Target& target, std::shared_ptr<const formats::WeightFile> file,
+             const Forecast* like = nullptr);
 
     const config::Config& config() const { return loaded_.config; }
     const std::shared_ptr<const formats::WeightFile>& file() const { return file_; }
@@ -63,6 +65,7 @@ class Forecast {
   private:
     bool regroups() const { return may_regroup(config(), absent_gpu); }
     int64_t rows_of(int64_t samples) const;
+    model::LoadRequest sized(model::LoadRequest request, int64_t rows, int64_t length) const;
     model::ModelPlan plan(int64_t rows, int64_t length) const;
     std::vector<model::ModelPlan> stages(int64_t rows, int64_t length) const;
     bool can_hold(model::ModelPlan plan) const;
@@ -71,7 +74,7 @@ class Forecast {
     config::LoadedConfig loaded_;
     Target target_;
     std::shared_ptr<const formats::WeightFile> file_;
-    model::LoadRequest request_;
+    std::shared_ptr<const model::ModelPlan> given_;                   ///< for the rows that the configuration says
     int64_t rows_ = 0, length_ = 0, micro_batches_ = 1, copies_ = 1;  ///< of the model
 };
 

@@ -1,6 +1,8 @@
 #include "unsloth/train/memory_use.h"
 
 #include <algorithm>
+#include <limits>
+#include <map>
 #include <tuple>
 
 #include "unsloth/config/device_map.h"
@@ -30,11 +32,6 @@ MemoryBudget budget_of(const config::Config& config, at::Device device, const Ma
 
 MemoryBudget free_memory(at::Device device) {
     return {memory::device_memory(device).free, memory::device_memory(at::kCPU).free};
-}
-
-bool lie_elsewhere(const spec::RunPlan& run) {
-    return std::any_of(run.layers.begin(), run.layers.end(),
-                       [](const spec::LayerPlan& layer) { return layer.weights_at != spec::Place::device; });
 }
 
 /// Tokens of an MLP at a time that are tried, all of them first: products of fewer than these take longer.
@@ -106,19 +103,46 @@ class Choice {
         }
         const bool solves = plan_.request().device.is_cuda() && plan_.request().trains;
         const std::vector<spec::Place> all_on_device(layers, spec::Place::device);
-        if (solves ? solve({spec::Place::device}, 1).has_value() : take(all_on_device)) return true;
         const bool can_move = plan_.request().device.is_cuda() && !plan_.request().fp8 && plan_.request().pp.alone() &&
                               plan_.request().finetuning_type == config::FinetuningType::lora;
-        budget_ = budget(usable_share);
-        if (solves && solve({spec::Place::device}, 1)) return true;
-        if (!solves && fits(tried_)) {
-            plan_.set_run(tried_);
-            return true;
+        if (solves && !may_fit(can_move)) {
+            budget_ = budget(usable_share);
+            if (can_move) caches_ = {false};
+        } else {
+            if (solves ? solve({spec::Place::device}, 1).has_value() : take(all_on_device)) return true;
+            budget_ = budget(usable_share);
+            if (solves && solve({spec::Place::device}, 1)) return true;
+            if (!solves && fits(tried_)) {
+                plan_.set_run(tried_);
+                return true;
+            }
+            if (can_move && ((solves && solve_streamed()) || take_off_device(layers))) return true;
         }
-        if (can_move && ((solves && solve_streamed()) || take_off_device(layers))) return true;
         ways_ = {ways_.back()};
         caches_ = {caches_.back()};
         return take(all_on_device);
+    }
+
+    /// Whether the least of each kind of memory is there that any plan takes: of those whose layers are all alike.
+    bool may_fit(bool can_move) const {
+        std::vector<spec::LayerPlan> ways = solved_ways_;
+        if (ways.size() > 1) std::erase_if(ways, [](const auto& way) { return way.keep != spec::Keep::input; });
+        const MemoryBudget usable = budget(usable_share);
+        spec::RunPlan run = common_;
+        run.row_tile = tiles_.back();
+        spec::MemoryNeed least{std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::max()};
+        const auto with = [&](spec::Place place) {
+            for (spec::LayerPlan way : ways) {
+                way.weights_at = place;
+                way.cached = caches_.back() && place == spec::Place::device;
+                run.layers.assign(static_cast<std::size_t>(plan_.spec().num_layers), way);
+                const spec::MemoryNeed need = plan_.estimate(run);
+                least = {std::min(least.device, need.device), std::min(least.host, need.host)};
+            }
+            return least.device <= usable.device && least.host <= usable.host;
+        };
+        return with(spec::Place::device) || (can_move && with(spec::Place::host)) ||
+               (can_move && lies_on_disk() && with(spec::Place::disk));
     }
 
     void require_codes() const {
@@ -129,7 +153,8 @@ class Choice {
 
     void require_embedding(const config::DeviceMap& map) const {
         if (!map.embedding_on_host(ops::gpu_number(plan_.request().device))) return;
-        for (const memory::Plan* plan : {&plan_.host(), &plan_.common()})
+        const memory::Plan host = plan_.host(), common = plan_.common();
+        for (const memory::Plan* plan : {&host, &common})
             for (const memory::Entry& entry : plan->entries())
                 if (entry.group == "embeddings") return;
         throw usage_error(
@@ -168,7 +193,10 @@ class Choice {
             for (const bool cached : caches_)
                 if (!cached || (place == spec::Place::device && holds_4bit(plan_))) forms.push_back({place, cached});
         if (forms.empty()) forms = {{spec::Place::device, false}};  // weight_cache on, and nothing to expand
-        LayerCosts costs(plan_, machine_.card, micro_batches_, like);
+        LayerCosts& costs = costs_
+                                .try_emplace(std::tuple(like.row_tile, like.in_flight, like.inputs_in_fp8), plan_,
+                                             machine_.card, micro_batches_, like)
+                                .first->second;
         const std::optional<spec::RunPlan> found = costs.solve(solved_ways_, forms, {budget_.device, budget_.host});
         if (!found) return std::nullopt;
         return std::pair(*found, costs.step_ms(*found));
@@ -284,6 +312,7 @@ class Choice {
                                               {spec::Keep::but_mlp, spec::Place::host},
                                               {spec::Keep::attention, spec::Place::host},
                                               {spec::Keep::input, spec::Place::host}};
+    std::map<std::tuple<int64_t, int64_t, bool>, LayerCosts> costs_;  ///< by what all layers have in common
     std::vector<bool> caches_{true, false};
     std::vector<int64_t> tiles_{0};
     spec::RunPlan common_;  ///< what all plans that are tried have in common
@@ -330,57 +359,6 @@ double predicted_step_ms(const model::ModelPlan& plan, const planner::Card& card
     spec::RunPlan run = plan.request().run;
     if (!plan.request().pp.alone()) run.in_flight = 1;  // each meets the weights alone
     return LayerCosts(plan, card, micro_batches, run).step_ms(run);
-}
-
-bool may_take_codes(const config::Config& config, const model::LoadRequest& request) {
-    return request.trains && request.device.is_cuda() && request.dtype == at::kBFloat16 &&
-           config.training.keep_inputs_in != config::KeptInputs::same;
-}
-
-bool holds(const MemoryBudget& budget, const spec::MemoryNeed& need, at::Device device) {
-    return need.device <= budget.device && (!device.is_cuda() || need.host <= budget.host);
-}
-
-bool fits(const model::ModelPlan& plan, const MemoryBudget& budget) {
-    return holds(budget, {plan.total_bytes(), plan.host_bytes()}, plan.request().device);
-}
-
-std::string describe_places(const model::ModelPlan& plan) {
-    if (!lie_elsewhere(plan.request().run)) return "";
-    const std::vector<spec::LayerPlan>& layers = plan.request().run.layers;
-    const char* const names[] = {"on the device", "in host memory", "on the disk", "on the ranks' devices"};
-    std::string text;
-    for (std::size_t i = 0; i < layers.size();) {
-        const std::size_t first = i;
-        while (i < layers.size() && layers[i].weights_at == layers[first].weights_at) ++i;
-        text += cat(text.empty() ? "" : ", ", "layers ", first, " to ", i - 1, " ",
-                    names[static_cast<int>(layers[first].weights_at)]);
-    }
-    return text;
-}
-
-std::optional<spec::LayerPlan> layer_plan_of(config::GradientCheckpointing option) {
-    switch (option) {
-        case config::GradientCheckpointing::automatic:
-            return std::nullopt;
-        case config::GradientCheckpointing::none:
-            return spec::LayerPlan{spec::Keep::everything};
-        case config::GradientCheckpointing::mlp:
-            return spec::LayerPlan{spec::Keep::but_mlp};
-        case config::GradientCheckpointing::attention:
-            return spec::LayerPlan{spec::Keep::attention};
-        case config::GradientCheckpointing::full:
-            return spec::LayerPlan{spec::Keep::input};
-        case config::GradientCheckpointing::none_offload:
-            return spec::LayerPlan{spec::Keep::everything, spec::Place::host};
-        case config::GradientCheckpointing::mlp_offload:
-            return spec::LayerPlan{spec::Keep::but_mlp, spec::Place::host};
-        case config::GradientCheckpointing::attention_offload:
-            return spec::LayerPlan{spec::Keep::attention, spec::Place::host};
-        case config::GradientCheckpointing::full_offload:
-            return spec::LayerPlan{spec::Keep::input, spec::Place::host};
-    }
-    return std::nullopt;
 }
 
 }  // namespace unsloth::train

@@ -88,6 +88,7 @@ class Search {
     Search(const config::LoadedConfig& loaded, const Target& target,
            const std::shared_ptr<const formats::WeightFile>& file)
         : loaded_(loaded) {
+        std::optional<Forecast> like;
         for (const config::DistributedOptions& mesh : all_meshes(loaded.config, target.gpus)) {
             Candidate candidate;
             for (const config::TrainingOptions& passes : all_passes(loaded.config, mesh)) {
@@ -95,8 +96,9 @@ class Search {
                 with.config.distributed = mesh;
                 with.config.training = passes;
                 accept([&] {
-                    Forecast run(std::move(with), target, file);
+                    Forecast run(std::move(with), target, file, like ? &*like : nullptr);
                     candidate.least_ms.push_back(run.least_step_ms());
+                    if (!like) like = run;
                     candidate.runs.push_back(std::move(run));
                 });
             }

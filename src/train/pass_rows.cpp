@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "unsloth/train/layer_costs.h"
 #include "unsloth/train/memory_use.h"
 
 namespace unsloth::train {
@@ -21,6 +22,16 @@ model::ModelPlan usual_pass(const model::ModelPlan& plan, double usual) {
     model::ModelPlan pass = plan;
     pass.set_sizes(sizes);
     return pass;
+}
+
+/// No run of these passes takes less: one that keeps everything, and waits for no copy.
+double least_step_ms(const model::ModelPlan& plan, const planner::Card& card, int64_t passes) {
+    spec::RunPlan run = plan.request().run;
+    run.row_tile = 0;
+    run.inputs_in_fp8 = false;
+    const planner::StepTime time(card, step_work(plan, passes, run));
+    const auto layers = static_cast<double>(plan.own_layers().size());
+    return time.step_ms(layers * time.layer({.cached = true}, {}, /*in_flight=*/passes).both());
 }
 
 }  // namespace
@@ -51,6 +62,7 @@ int64_t fastest_pass_rows(const config::Config& config, const PassChoice& choice
     for (const int64_t rows : pass_rows(choice.given, choice.of_step)) {
         model::ModelPlan plan = choice.plan_of(rows);
         const int64_t passes = (choice.of_step + rows - 1) / rows;
+        if (best && least_step_ms(usual_pass(plan, choice.usual), machine.card, passes) >= *best * worth) continue;
         choose_memory_use(config, plan, passes, machine);
         if (!fits(plan, memory_budget(config, plan.request().device, machine))) continue;
         const double ms = predicted_step_ms(usual_pass(plan, choice.usual), machine.card, passes);

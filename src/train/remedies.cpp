@@ -110,15 +110,14 @@ std::vector<Remedy> all_remedies(const model::ModelPlan& plan) {
 
 }  // namespace
 
-std::vector<std::string> remedies(const std::shared_ptr<const formats::WeightFile>& file, const model::ModelPlan& plan,
-                                  const MemoryBudget& budget, const planner::Card* card) {
+std::vector<std::string> remedies(const model::ModelPlan& plan, const MemoryBudget& budget, const planner::Card* card) {
     constexpr std::size_t most = 3;
     std::vector<std::pair<double, std::string>> found;  // by the time of a token
     int fewer_tokens = 0;
     for (const Remedy& remedy : all_remedies(plan)) {
         const bool fewer = remedy.request.sizes.tokens < plan.request().sizes.tokens;
         if (fewer && fewer_tokens == 2) continue;
-        const model::ModelPlan other(file, remedy.request);
+        const model::ModelPlan other = plan.with(remedy.request);
         if (!fits(other, budget)) continue;
         fewer_tokens += fewer;
         const double ms = card != nullptr && other.request().trains ? predicted_step_ms(other, *card, 1) : 0;
@@ -131,11 +130,11 @@ std::vector<std::string> remedies(const std::shared_ptr<const formats::WeightFil
     return texts;
 }
 
-void require_memory(const std::shared_ptr<const formats::WeightFile>& file, const model::ModelPlan& plan,
-                    const MemoryBudget& budget, const std::optional<planner::Card>& card) {
+void require_memory(const model::ModelPlan& plan, const MemoryBudget& budget,
+                    const std::optional<planner::Card>& card) {
     const model::LoadRequest& request = plan.request();
     if (fits(plan, budget)) return;
-    const std::vector<std::string> found = remedies(file, plan, budget, card ? &*card : nullptr);
+    const std::vector<std::string> found = remedies(plan, budget, card ? &*card : nullptr);
     std::string advice = "Would fit:";
     for (const std::string& remedy : found) advice += "\n    " + remedy;
     if (found.empty())
@@ -155,12 +154,11 @@ void require_memory(const std::shared_ptr<const formats::WeightFile>& file, cons
         advice);
 }
 
-void require_memory(const std::shared_ptr<const formats::WeightFile>& file, const model::ModelPlan& plan,
-                    const MemoryBudget& budget) {
+void require_memory(const model::ModelPlan& plan, const MemoryBudget& budget) {
     if (fits(plan, budget)) return;
     std::optional<planner::Card> card;
     if (plan.request().device.is_cuda()) card = machine_of(plan.request().device).card;
-    require_memory(file, plan, budget, card);
+    require_memory(plan, budget, card);
 }
 
 }  // namespace unsloth::train

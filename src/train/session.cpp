@@ -321,7 +321,7 @@ LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedM
         plan.set_sizes(sizes);
     }
     choose_memory_use(loaded.config, plan);
-    require_memory(opened.file, plan, budget);
+    require_memory(plan, budget);
     result.ctx = make_context(loaded.config, plan);
     if (const int64_t expanded = plan.expanded_linears(); cache.tokens > 0 && expanded > 0)
         log::info("answers: ", expanded, " quantised matrices are expanded to ", c10::toString(request.dtype),

@@ -88,7 +88,7 @@ class Cut {
         request.pp = model::Pipeline(nullptr, {rank, shape_.ranks, cut}, shape_);
         request.run.layers = {
             layer_plan_of(config_.training.gradient_checkpointing).value_or(spec::LayerPlan{spec::Keep::input})};
-        return model::ModelPlan(whole_.file(), request).total_bytes() <= budgets_[static_cast<std::size_t>(rank)];
+        return whole_.with(std::move(request)).total_bytes() <= budgets_[static_cast<std::size_t>(rank)];
     }
 
     const config::Config& config_;

@@ -118,7 +118,7 @@ void Trainer::require_agreement() const {
 }
 
 void Trainer::load() {
-    require_memory(opened_.file, *plan_, budget());
+    require_memory(*plan_, budget());
     if (instruction_) instruction_->load(group_.get());
     ctx_ = make_context(config(), *plan_);
     model_ = std::make_unique<model::Model>(*ctx_, plan_->load(*ctx_, load_share(group_.get(), *plan_)));
@@ -170,7 +170,7 @@ void Trainer::run() {
 void Trainer::run_together() {
     banner();
     if (config().training.max_steps == 0) {
-        require_memory(opened_.file, *plan_, budget());
+        require_memory(*plan_, budget());
         log::info("max_steps 0: everything is valid and planned; nothing was trained");
         return;
     }

@@ -23,27 +23,29 @@ inline at::ScalarType scalar_type_of(spec::WeightType type) {
 }
 
 struct BaseBuffer {
-    std::string name;
+    int64_t layer = 0;
+    Group group = Group::qkv;
+    const char* what = "";
     int64_t rows = 0, columns = 0;
     at::ScalarType type = at::kByte;
     int64_t bytes() const { return rows * columns * static_cast<int64_t>(c10::elementSize(type)); }
+    std::string name() const { return cat("layer ", layer, " ", name_of(group), what); }
 };
 
 /// A group in the compute type, with its margins.
 inline BaseBuffer dense_buffer(const GroupLayout& group, int64_t layer, Group g, at::ScalarType dtype) {
-    return {cat("layer ", layer, " ", name_of(g)), group.n + group.r, group.leading(), dtype};
+    return {layer, g, "", group.n + group.r, group.leading(), dtype};
 }
 
 /// A group in 8 bits, both directions, and its margins.
 inline std::vector<BaseBuffer> coded_buffers(const GroupLayout& group, int64_t layer, Group g, at::ScalarType dtype) {
-    const auto name = [&](const char* what) { return cat("layer ", layer, " ", name_of(g), " ", what); };
-    return {{name("W codes"), group.n, group.k, at::kFloat8_e4m3fn},
-            {name("W scales"), group.n, 1, at::kFloat},
-            {name("W^T codes"), group.k, group.n, at::kFloat8_e4m3fn},
-            {name("W^T scales"), group.k, 1, at::kFloat},
-            {name("A"), group.r, group.k, dtype},
-            {name("A^T"), group.k, group.r, dtype},
-            {name("sB"), group.n, group.r, dtype}};
+    return {{layer, g, " W codes", group.n, group.k, at::kFloat8_e4m3fn},
+            {layer, g, " W scales", group.n, 1, at::kFloat},
+            {layer, g, " W^T codes", group.k, group.n, at::kFloat8_e4m3fn},
+            {layer, g, " W^T scales", group.k, 1, at::kFloat},
+            {layer, g, " A", group.r, group.k, dtype},
+            {layer, g, " A^T", group.k, group.r, dtype},
+            {layer, g, " sB", group.n, group.r, dtype}};
 }
 
 inline std::string image_name(int64_t layer) {

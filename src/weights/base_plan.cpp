@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 
 #include "unsloth/core/error.h"
 #include "unsloth/ops/dtype.h"
-#include "unsloth/ops/fp8.h"
 #include "weights/base_buffers.h"
 
 namespace unsloth::weights {
@@ -31,14 +31,22 @@ const char* words_for(spec::WeightType type) {
 }  // namespace
 
 BasePlan::BasePlan(std::shared_ptr<const formats::WeightFile> file, LayerLayout layout,
-                   std::vector<spec::LayerLora> lora, BaseRequest request)
+                   std::vector<spec::LayerLora> lora, BaseRequest request, const BasePlan* like)
     : file_(std::move(file)), layout_(std::move(layout)), lora_(std::move(lora)), request_(std::move(request)) {
     require_precision();
+    const bool same = like != nullptr && like->file_ == file_ && like->forms_->asked == request_.held &&
+                      like->forms_->dtype == request_.dtype;
+    forms_ = same ? like->forms_ : forms_of(*file_, request_);
     if (request_.fp8) require_fp8();
+    asked_at_ = request_.layers_at;
     request_.layers_at.resize(static_cast<std::size_t>(file_->spec.num_layers), spec::Place::device);
     for (spec::Place& at : request_.layers_at)
         if (at == spec::Place::device || at == spec::Place::peer)
             at = request_.peers.size > 1 ? spec::Place::peer : spec::Place::device;
+    for (int layer = 0, place = 0; layer < static_cast<int>(file_->spec.num_layers); ++layer) {
+        owners_.push_back(place % request_.peers.size);
+        place += has(layer) ? 1 : 0;
+    }
     for (int layer = 0; layer < static_cast<int>(file_->spec.num_layers); ++layer)
         if (has(layer) && streams(layer)) streamed_.push_back(layer);
     if (!streamed_.empty()) require_resident();
@@ -46,89 +54,48 @@ BasePlan::BasePlan(std::shared_ptr<const formats::WeightFile> file, LayerLayout 
     for (int64_t layer = 0; layer < file_->spec.num_layers; ++layer) ready_.push_back(becomes_ready(layer));
     tiles_serve_ = tiles_serve();
     require_offload_folder();
+    measure_images();
 }
 
-void BasePlan::require_fp8() const {
-    const auto refuse = [](const std::string& what, const char* advice) {
-        throw usage_error("model.compute_dtype fp8 " + what, advice);
-    };
-    if (request_.masters)
-        refuse("is for a frozen base", "Train adapters (lora.finetuning_type lora), or leave compute_dtype out.");
-    if (!ops::fp8_available(request_.device))
-        refuse(cat("needs compute capability 9.0 (H100, H200), as products with a scale for each row exist there "
-                   "alone; ",
-                   request_.device.str(), " has another"),
-               "Leave compute_dtype out.");
-    if (request_.device.is_cuda() && request_.dtype != at::kBFloat16)
-        refuse("goes with dtype bfloat16 on a GPU", "Set model.dtype to bfloat16.");
-    for (const Group g : all_groups)
-        if (layout_[g].n % 16 != 0 || layout_[g].k % 16 != 0)
-            refuse(cat("needs sizes that are multiples of 16; ", name_of(g), " is ", layout_[g].n, " x ", layout_[g].k),
-                   "Leave compute_dtype out.");
-    if (layout_.dora)
-        refuse("holds the base as codes, whose rows have other norms than DoRA's magnitudes were made for",
-               "Leave compute_dtype out, or take an adapter without use_dora.");
-    const int64_t longest = ops::fp8_longest_row(request_.device);
-    for (const Group g : all_groups)
-        if (const int64_t row = std::max(layout_[g].n, layout_[g].k); row > longest)
-            refuse(cat("takes rows of up to ", longest, " values; ", name_of(g), " has ", row),
-                   "Leave compute_dtype out.");
-}
-
-void BasePlan::require_precision() const {
-    const spec::PrecisionMap& precision = request_.held.precision;
-    precision.check(file_->spec);
-    if (request_.unties_head && (precision.names_embeddings() || precision.names_head()))
-        throw usage_error(
-            "model.precision names the embeddings or lm_head, which are one matrix in this model, and "
-            "lora.modules_to_save trains a copy of it",
-            "Leave them out of one of the two.");
-}
-
-/// 4-bit codes are cut where a block of them ends, and images are read from files in one piece.
-void BasePlan::require_slices() const {
-    const auto refuse = [&](const std::string& what, const std::string& advice) {
-        throw usage_error(cat("distributed.tp_size ", layout_.tp.size, ": ", what), advice);
-    };
-    if (!recordable())
-        refuse("layers on the disk (model.device_map) are read as whole matrices",
-               "Keep them on the device or in host memory.");
-    for (const formats::TensorSource& source : file_->tensors.all()) {
-        if (source.rule.role != spec::TensorRole::linear || !spec::is_4bit(type_of(source))) continue;
-        const spec::MatrixSlice part = part_of(source);
-        for (const int64_t columns : {source.cols(), part.columns.begin, part.columns.size})
-            if (columns % spec::quant4_block != 0)
-                refuse(cat("a rank's columns ", part.columns.begin, " to ", part.columns.begin + part.columns.size,
-                           " of ", source.rule.hf_name, ", which is held in 4 bit, do not end where its blocks of ",
-                           spec::quant4_block, " do"),
-                       "Take a smaller tp_size, or hold that matrix in bf16 or int8 (model.precision).");
+/// Outside of the layers 16 and 32-bit matrices are in the compute type, unless they are named.
+std::shared_ptr<const BasePlan::Forms> BasePlan::forms_of(const formats::WeightFile& file, const BaseRequest& request) {
+    Forms forms{request.held, request.dtype, {}, {}};
+    for (const formats::TensorSource& source : file.tensors.all()) {
+        const spec::WeightType type = request.held.of(source, file.spec);
+        const bool named = request.held.precision.of(source.rule, file.spec) != spec::WeightType::automatic,
+                   stays = named || source.rule.role == spec::TensorRole::linear || spec::is_quantised(type);
+        forms.types.push_back(stays ? type : weight_type_of(request.dtype));
     }
+    const auto form = [&](int layer, int p) {
+        const formats::TensorSource& source = file.tensors.linear(layer, static_cast<spec::Projection>(p));
+        return std::tuple(forms.types[static_cast<std::size_t>(&source - file.tensors.all().data())],
+                          stored_type(source), source.quant4 && source.quant4->view.nested());
+    };
+    for (int layer = 0; layer < static_cast<int>(file.spec.num_layers); ++layer) {
+        const auto same = [&](int other) {
+            for (int p = 0; p < spec::projection_count; ++p)
+                if (form(layer, p) != form(other, p)) return false;
+            return true;
+        };
+        int first = 0;
+        while (first < layer && (forms.like[static_cast<std::size_t>(first)] != first || !same(first))) ++first;
+        forms.like.push_back(first);
+    }
+    return std::make_shared<const Forms>(std::move(forms));
 }
 
-/// Some forms are made on the device, or change there.
-void BasePlan::require_resident() const {
-    if (!request_.fp8 && !request_.masters) return;
-    throw usage_error(cat("model.device_map: ", streamed_.size(), " layers do not lie on the device, but ",
-                          request_.fp8 ? "model.compute_dtype fp8 holds all of them there in 8 bit"
-                                       : "lora.finetuning_type full trains all of them there"),
-                      request_.fp8 ? "Leave compute_dtype out: layers that lie elsewhere are multiplied in model.dtype."
-                                   : "Train adapters (lora.finetuning_type lora), or leave device_map out.");
-}
-
-/// What is made while loading has no place on the disk yet.
-void BasePlan::require_offload_folder() const {
-    if (request_.offload_folder) return;
-    for (const int layer : streamed_)
-        for (int p = 0; on_disk(layer) && p < spec::projection_count; ++p) {
-            const formats::TensorSource& source = file_->tensors.linear(layer, static_cast<spec::Projection>(p));
-            if (as_it_lies(source)) continue;
-            throw usage_error(
-                cat("model.device_map leaves layers on the disk, but ", source.rule.hf_name,
-                    spec::is_quantised(type_of(source)) ? " is quantised" : cat(" becomes ", name_of(type_of(source))),
-                    " while loading: it does not lie there as it is used"),
-                "Set model.offload_folder to a folder for it, or use a checkpoint in these types "
-                "(unsloth-train quantize makes one), which is read in place.");
+/// Those of layers that are alike, and lie alike, have the same size.
+void BasePlan::measure_images() {
+    std::map<std::pair<int, spec::Place>, ImageSize> sizes;
+    for (int layer = 0; layer < static_cast<int>(file_->spec.num_layers); ++layer) {
+        const auto [at, fresh] =
+            sizes.try_emplace({forms_->like[static_cast<std::size_t>(layer)], place_of(layer)}, ImageSize{});
+        if (fresh) {
+            const LayerImage image = image_of(layer);
+            at->second = {image.bytes(), image.rest()};
         }
+        images_.push_back(at->second);
+    }
 }
 
 bool BasePlan::recordable() const {
@@ -146,17 +113,13 @@ int BasePlan::slots() const {
 int64_t BasePlan::largest_image() const {
     int64_t bytes = 0;
     for (int layer = 0; layer < static_cast<int>(file_->spec.num_layers); ++layer)
-        if (place_of(layer) != spec::Place::device) bytes = std::max(bytes, image_of(layer).bytes());
+        if (place_of(layer) != spec::Place::device) bytes = std::max(bytes, image_bytes(layer));
     return bytes;
 }
 
-/// The type that a frozen matrix is held in. Outside of the layers 16 and 32-bit ones are in the compute type, unless
-/// they are named.
+/// The type that a frozen matrix is held in.
 spec::WeightType BasePlan::type_of(const formats::TensorSource& source) const {
-    const spec::WeightType type = request_.held.of(source, file_->spec);
-    const bool named = request_.held.precision.of(source.rule, file_->spec) != spec::WeightType::automatic;
-    if (named || source.rule.role == spec::TensorRole::linear || spec::is_quantised(type)) return type;
-    return weight_type_of(request_.dtype);
+    return forms_->types.at(static_cast<std::size_t>(&source - file_->tensors.all().data()));
 }
 
 bool BasePlan::as_it_lies(const formats::TensorSource& source) const {
@@ -267,7 +230,9 @@ bool BasePlan::has_bias(Group g) const {
 }
 
 void BasePlan::submit_ready(int64_t layer, memory::Plan& resident) const {
-    const auto add = [&](const BaseBuffer& buffer) { resident.add("layer weights", buffer.name, buffer.bytes()); };
+    const auto add = [&](const BaseBuffer& buffer) {
+        resident.add("layer weights", [&] { return buffer.name(); }, buffer.bytes());
+    };
     for (const Group g : all_groups) {
         if (request_.fp8) {
             for (const BaseBuffer& buffer : coded_buffers(layout_[g], layer, g, request_.dtype)) add(buffer);
@@ -328,8 +293,8 @@ void BasePlan::submit(memory::Plan& resident) const {
             submit_ready(layer, resident);
         } else if (request_.masters) {
             continue;  // the parameters' buffers have them
-        } else if (const int64_t bytes = image_of(layer).bytes(); bytes > 0) {
-            resident.add("base weights", image_name(layer), bytes);
+        } else if (const int64_t bytes = image_bytes(layer); bytes > 0) {
+            resident.add("base weights", [&] { return image_name(layer); }, bytes);
         }
     }
     for (int slot = 0; slot < slots(); ++slot) resident.add("layers' slots", image_slot_name(slot), largest_image());
@@ -347,16 +312,17 @@ void BasePlan::submit(memory::Plan& resident) const {
                 // type on the device.
                 if (request_.masters && (request_.reads_values || request_.dtype == at::kFloat)) break;
                 if (rule.role == spec::TensorRole::embed_tokens && request_.embedding_on_host) break;
-                resident.add("embeddings", rule.hf_name,
-                             request_.masters || trains(rule.role) ? elements * item : image_of({&source}).bytes());
+                resident.add(
+                    "embeddings", [&] { return rule.hf_name; },
+                    request_.masters || trains(rule.role) ? elements * item : image_of({&source}).bytes());
                 break;
             default:
-                if (!request_.masters) resident.add("norms", rule.hf_name, elements * 4);
+                if (!request_.masters) resident.add("norms", [&] { return rule.hf_name; }, elements * 4);
         }
     }
     for (const int layer : layout_.stage.layers(file_->spec.num_layers))
         for (const Group g : all_groups)
-            if (has_bias(g)) resident.add("biases", bias_name(layer, g), layout_[g].n * item);
+            if (has_bias(g)) resident.add("biases", [&] { return bias_name(layer, g); }, layout_[g].n * item);
     if (request_.unties_head && layout_.stage.last())
         resident.add("embeddings", untied_head_name, file_->spec.vocab_size * file_->spec.hidden_size * item);
     if (!lora_.empty()) AdapterMargins::plan(layout_, lora_, request_.device, request_.fp8, resident);
@@ -365,30 +331,23 @@ void BasePlan::submit(memory::Plan& resident) const {
         Pager::plan_slot(layout_, request_.dtype, resident);
 }
 
-/// In turn, among the layers that these ranks have.
-int BasePlan::owner_of(int64_t layer) const {
-    int64_t place = 0;
-    for (int64_t below = 0; below < layer; ++below) place += has(below) ? 1 : 0;
-    return static_cast<int>(place % request_.peers.size);
-}
-
 void BasePlan::submit_peer(int rank, memory::Plan& plan) const {
     for (int layer = 0; layer < static_cast<int>(file_->spec.num_layers); ++layer)
         if (has(layer) && at_peer(layer) && owner_of(layer) == rank)
-            plan.add("base weights", image_name(layer), image_of(layer).bytes());
+            plan.add("base weights", [&] { return image_name(layer); }, image_bytes(layer));
 }
 
 void BasePlan::submit_common(memory::Plan& common) const {
     for (const int layer : streamed_)
         if (place_of(layer) == spec::Place::host)
-            common.add("base weights", image_name(layer), image_of(layer).bytes());
+            common.add("base weights", [&] { return image_name(layer); }, image_bytes(layer));
     if (request_.embedding_on_host && embedding_is_common() && layout_.stage.first()) add_embedding(common);
 }
 
 void BasePlan::submit_host(memory::Plan& host) const {
     for (const int layer : streamed_)
-        if (const LayerImage image = image_of(layer); on_disk(layer))
-            host.add("base weights", image_name(layer), image.bytes() - image.rest());
+        if (const ImageSize& image = image_at(layer); on_disk(layer))
+            host.add("base weights", [&] { return image_name(layer); }, image.bytes - image.rest);
     if (!recordable()) host.add("disk buffers", disk_buffers_name, DiskStream::memory_bytes);
     if (request_.embedding_on_host && !embedding_is_common() && layout_.stage.first()) add_embedding(host);
 }

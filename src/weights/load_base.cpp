@@ -74,7 +74,7 @@ at::Tensor host_array(const T* data, int64_t count, at::ScalarType type) {
 }
 
 at::Tensor tensor_at(const memory::Arena& arena, const BaseBuffer& buffer) {
-    return arena.tensor(arena.plan().find(buffer.name), {buffer.rows, buffer.columns}, buffer.type);
+    return arena.tensor(arena.plan().find(buffer.name()), {buffer.rows, buffer.columns}, buffer.type);
 }
 
 /// A 4-bit weight whose parts are where put(what, values on the host) says.
@@ -278,7 +278,7 @@ std::optional<StreamedImage> BasePlan::streamed_image(const BaseMemory& memory, 
     if (!streams(layer)) return std::nullopt;
     const auto place = std::lower_bound(streamed_.begin(), streamed_.end(), layer) - streamed_.begin();
     const int slot = static_cast<int>(place) % slots();
-    const int64_t bytes = image_of(layer).bytes();
+    const int64_t bytes = image_bytes(layer);
     const memory::Arena& resident = memory.resident;
     at::Tensor image = peer_image(memory.peers, layer);
     if (!image.defined()) {
@@ -290,7 +290,7 @@ std::optional<StreamedImage> BasePlan::streamed_image(const BaseMemory& memory, 
         .image = image,
         .slot_memory = resident.tensor(resident.plan().find(image_slot_name(slot)), {bytes}, at::kByte),
         .slot = slot};
-    if (on_disk(layer)) streamed.disk = DiskImage{.rest_to = image_of(layer).rest()};
+    if (on_disk(layer)) streamed.disk = DiskImage{.rest_to = image_at(layer).rest};
     return streamed;
 }
 
@@ -374,7 +374,7 @@ std::unique_ptr<Pager> BasePlan::load_layers(ops::Context& ctx, const BaseMemory
             }
         } else if (!lies_ready(layer)) {
             at::Tensor held;  // undefined where all of it stays in the file's map
-            if (const int64_t bytes = image_of(layer).bytes(); bytes > 0)
+            if (const int64_t bytes = image_bytes(layer); bytes > 0)
                 held = arena.tensor(arena.plan().find(image_name(layer)), {bytes}, at::kByte);
             stored = load_image(ctx, memory_at(held, held), layer, shared);
         }

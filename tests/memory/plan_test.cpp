@@ -19,10 +19,10 @@ bool overlap(const Entry& a, const Entry& b) {
 }
 
 /// Buffers as a run has them: many of few sizes, some huge, some empty, of every combination of phases.
-Plan random_plan(uint32_t seed) {
+Plan random_plan(uint32_t seed, Detail detail = Detail::names) {
     std::mt19937 random(seed);
     const auto below = [&](uint32_t n) { return static_cast<int64_t>(random() % n); };
-    Plan plan;
+    Plan plan(detail);
     const int64_t count = 1 + below(60);
     for (int64_t i = 0; i < count; ++i) {
         const int64_t kind = below(10);
@@ -46,6 +46,22 @@ TEST(Plan, BuffersThatLiveTogetherNeverShareBytes) {
             }
         }
     }
+}
+
+TEST(Plan, TakesAsMuchBySizeAlone) {
+    for (uint32_t seed = 0; seed < 500; ++seed) {
+        const Plan sizes = random_plan(seed, Detail::sizes);
+        ASSERT_EQ(sizes.total_bytes(), random_plan(seed).total_bytes()) << seed;
+        ASSERT_TRUE(sizes.entries().empty());
+    }
+    Plan each, together(Detail::sizes);
+    for (int i = 0; i < 5; ++i) each.add("layers", cat("kept ", i), 700, forward | backward);
+    each.add("head", "logits", 2000, head);
+    each.place();
+    together.add_sizes(700, forward | backward, 5);
+    together.add("head", [] { return std::string("logits"); }, 2000, head);
+    together.place();
+    EXPECT_EQ(together.total_bytes(), each.total_bytes());
 }
 
 TEST(Plan, TakesAtLeastItsBusiestPhaseAndAtMostTheSum) {

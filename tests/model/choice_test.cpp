@@ -207,7 +207,7 @@ TEST(Choice, WithoutAnyThatFitsSaysWhatWould) {
     train::choose_memory_use(config, plan, 1, where);
     const train::MemoryBudget budget = train::memory_budget(config, at::kCUDA, where);
     ASSERT_FALSE(train::fits(plan, budget));
-    const std::vector<std::string> remedies = train::remedies(shape("llama-3.1-8b"), plan, budget, &where.card);
+    const std::vector<std::string> remedies = train::remedies(plan, budget, &where.card);
     ASSERT_FALSE(remedies.empty());
     EXPECT_LE(remedies.size(), 3U);
     std::string all;
@@ -229,7 +229,7 @@ TEST(Choice, WithoutHostMemorySaysWhatWouldToo) {
     ASSERT_LE(plan.total_bytes(), budget.device);
     ASSERT_GT(plan.host_bytes(), budget.host);
     try {
-        train::require_memory(file, plan, budget, where.card);
+        train::require_memory(plan, budget, where.card);
         FAIL() << "it fits";
     } catch (const Error& error) {
         const std::string text = error.what();

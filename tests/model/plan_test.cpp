@@ -32,6 +32,16 @@ void expect_no_overlap(const memory::Plan& plan) {
         }
 }
 
+/// What a plan weighs by sizes alone is what its lists of buffers take.
+void expect_sum(const model::ModelPlan& plan) {
+    const bool cpu = plan.request().device.is_cpu();
+    EXPECT_EQ(plan.total_bytes(),
+              plan.resident().total_bytes() + plan.peer().total_bytes() + plan.step().total_bytes() +
+                  plan.recorded_bytes() +
+                  (cpu ? plan.host().total_bytes() + plan.common().total_bytes() : memory::beside_arenas_bytes));
+    EXPECT_EQ(plan.host_bytes(), plan.host().total_bytes() + plan.common().total_bytes());
+}
+
 int64_t bytes_of_group(const memory::Plan& plan, const std::string& group) {
     int64_t sum = 0;
     for (const memory::Entry& entry : plan.entries())
@@ -55,6 +65,7 @@ TEST(ModelPlan, EveryArchitecturesBuffersFitWithoutOverlap) {
                 const model::ModelPlan plan(open_golden(name), request);
                 expect_no_overlap(plan.resident());
                 expect_no_overlap(plan.step());
+                expect_sum(plan);
                 EXPECT_EQ(bytes_of_group(plan.step(), "live layer") > 0, keep.keep != spec::Keep::everything);
                 EXPECT_EQ(bytes_of_group(plan.step(), "offloaded layers' slots") > 0,
                           (keep.activations_at == spec::Place::host));
@@ -97,6 +108,7 @@ TEST(ModelPlan, MicroBatchesInFlightShareWhatDoesNotOutliveALayer) {
     };
     const model::ModelPlan one = plan_with(1), three = plan_with(3);
     expect_no_overlap(three.step());
+    expect_sum(three);
     for (const char* shared : {"live layer", "lm_head", "workspace"})
         EXPECT_EQ(bytes_of_group(three.step(), shared), bytes_of_group(one.step(), shared)) << shared;
     for (const char* own : {"kept of layers", "offloaded layers' slots", "tokens", "layer inputs"}) {
@@ -120,6 +132,7 @@ TEST(ModelPlan, AnEstimateIsWhatThePlanThenSays) {
         const spec::MemoryNeed estimate = plan.estimate(run);
         EXPECT_EQ(estimate.device, other.total_bytes());
         EXPECT_EQ(estimate.host, other.host().total_bytes());
+        expect_sum(other);
         return estimate;
     };
     // Each layer that keeps less, or elsewhere, is seen.
@@ -225,7 +238,7 @@ TEST(ModelPlan, APlanThatDoesNotFitSaysWhatWould) {
     request.sizes.tokens = request.sizes.longest = request.sizes.head_rows = 3 * (free / per_token);
     const model::ModelPlan plan(file, request);
     try {
-        train::require_memory(file, plan, train::memory_budget({}, at::kCPU));
+        train::require_memory(plan, train::memory_budget({}, at::kCPU));
         FAIL() << memory::human_bytes(plan.total_bytes()) << " fit into " << memory::human_bytes(free);
     } catch (const Error& error) {
         const std::string text = error.what();
@@ -235,7 +248,7 @@ TEST(ModelPlan, APlanThatDoesNotFitSaysWhatWould) {
             EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
     }
     request.sizes.tokens = request.sizes.longest = request.sizes.head_rows = 256;
-    EXPECT_NO_THROW(train::require_memory(file, model::ModelPlan(file, request), train::memory_budget({}, at::kCPU)));
+    EXPECT_NO_THROW(train::require_memory(model::ModelPlan(file, request), train::memory_budget({}, at::kCPU)));
 }
 
 }  // namespace

@@ -100,7 +100,8 @@ class Rank {
         ctx_ = train::make_context(loaded.config, plan);
         model_ = std::make_unique<model::Model>(*ctx_, plan.load(*ctx_));
         resident = plan.resident().total_bytes();
-        for (const memory::Entry& entry : plan.step().entries())
+        const memory::Plan step = plan.step();
+        for (const memory::Entry& entry : step.entries())
             if (entry.name == "x 1" || entry.name == "mid 1") kept_stream += entry.bytes;
         stepper_ = std::make_unique<train::Stepper>(*ctx_, *model_,
                                                     train::StepSettings{.max_grad_norm = 1, .seed = 5, .group = group});

@@ -134,7 +134,8 @@ TEST(PrecisionPlan, HoldsWhatTheTypesTake) {
         std::make_shared<const formats::WeightFile>(formats::WeightFile::open(base_folder(Base::bf16).string()));
     const model::ModelPlan plan(file, request);
     std::map<std::string, int64_t> bytes;
-    for (const memory::Entry& entry : plan.resident().entries()) bytes[entry.name] = entry.bytes;
+    const memory::Plan resident = plan.resident();
+    for (const memory::Entry& entry : resident.entries()) bytes[entry.name] = entry.bytes;
     const auto in_4bit = bytes_in_4bit, in_8bit = bytes_in_8bit;
     const int64_t attention = 2 * in_4bit(64, 64) + 2 * in_4bit(32, 64), mlp = 2 * in_4bit(128, 64) + in_4bit(64, 128);
     EXPECT_EQ(bytes.count("layer 0 base"), 0U) << "bf16 stays in the file's map";

@@ -61,6 +61,7 @@ class ModelTensors {
   private:
     std::vector<TensorSource> sources_;
     std::map<std::string, std::size_t> index_;
+    std::vector<std::size_t> linears_;  ///< by layer and projection
 };
 
 /// The type that a tensor has in its file; `automatic` for one that is no matrix.
@@ -72,6 +73,7 @@ struct HeldTypes {
     spec::PrecisionMap precision;                     ///< before both, and from any type
     /// What this tensor becomes; stored_type() where nothing is said.
     spec::WeightType of(const TensorSource& source, const spec::ModelSpec& model) const;
+    bool operator==(const HeldTypes&) const = default;
 };
 
 /// Checks every rule of tensor_table(spec) against the checkpoint: a matrix is a 4-bit or 8-bit weight or a 16/32-bit

@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -33,16 +34,30 @@ struct Entry {
     int64_t offset = -1;  ///< set by place()
 };
 
+/// By name, for an arena; or by size alone, for what is only weighed: thousands of plans are before one is taken.
+enum class Detail : uint8_t { names, sizes };
+
 class Plan {
   public:
+    explicit Plan(Detail detail = Detail::names) : named_(detail == Detail::names) {}
     /// Adds a buffer of `bytes` >= 0 bytes; names are unique (CheckError).
     BufferId add(std::string group, std::string name, int64_t bytes, uint8_t phases = always);
+    /// The same, of many: `name()` is asked for only where names are kept.
+    template <std::invocable Name>
+    void add(const char* group, const Name& name, int64_t bytes, uint8_t phases = always) {
+        named_ ? void(add(std::string(group), std::string(name()), bytes, phases)) : add_sizes(bytes, phases, 1);
+    }
+    bool named() const { return named_; }
+    /// Buffers that are alike, of a plan by size alone.
+    void add_sizes(int64_t bytes, uint8_t phases, int64_t count);
     /// Assigns offsets (multiples of 512 bytes): larger buffers first, each at the lowest place where no buffer with a
     /// common phase lies.
     void place();
-    /// Bytes of the one allocation; valid after place().
+    /// Bytes of the one allocation, the same by name and by size alone; valid after place().
     int64_t total_bytes() const { return total_; }
-    const std::vector<Entry>& entries() const { return entries_; }
+    /// None of a plan by size alone.
+    const std::vector<Entry>& entries() const& { return entries_; }
+    const std::vector<Entry>& entries() && = delete;
     const Entry& entry(BufferId id) const { return entries_.at(id); }
     /// The buffer of that name; CheckError when it was not planned.
     BufferId find(const std::string& name) const;
@@ -50,8 +65,18 @@ class Plan {
     std::string table() const;
 
   private:
+    struct Sizes {
+        int64_t bytes;
+        uint8_t phases;
+        int64_t count;
+    };
+    void place_entries();
+
+    bool named_;
     std::vector<Entry> entries_;
     std::unordered_map<std::string, BufferId> ids_;
+    std::vector<Sizes> sizes_;  ///< of a plan by size alone what is not of all phases
+    int64_t floor_ = 0;         ///< and of all phases
     int64_t total_ = 0;
 };
 

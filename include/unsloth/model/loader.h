@@ -62,6 +62,8 @@ class ModelPlan {
     /// Input Error where the adapter does not fit the model, usage Error where the request makes no sense (full
     /// fine-tuning of a 4-bit checkpoint, …).
     ModelPlan(std::shared_ptr<const formats::WeightFile> file, LoadRequest request);
+    /// A plan of the same model with the same parameters to train, for another request: saves time.
+    ModelPlan with(LoadRequest request) const;
 
     const spec::ModelSpec& spec() const { return file_->spec; }
     const std::shared_ptr<const formats::WeightFile>& file() const { return file_; }
@@ -76,19 +78,20 @@ class ModelPlan {
     const weights::ParameterTable* own_table() const { return own_table_.get(); }
     /// The layers that this rank has.
     std::vector<int> own_layers() const { return request_.pp.stage().layers(spec().num_layers); }
-    /// What stays for the whole run, and what the step takes; `sizes` may be changed before load().
-    const memory::Plan& resident() const { return *resident_; }
-    const memory::Plan& step() const { return *step_; }
+    /// What stays for the whole run, and what the step takes, buffer by buffer: lists that are made by each call.
+    memory::Plan resident() const;
+    memory::Plan step() const;
     /// What of the base lies here for all peers.
-    const memory::Plan& peer() const { return *peer_; }
+    memory::Plan peer() const;
     /// Page-locked host memory of a CUDA run: what layers keep there, and copies for checkpoints.
-    const memory::Plan& host() const { return *host_; }
+    memory::Plan host() const;
     /// The same of what all processes of the machine have in common: the base's layers and embeddings.
-    const memory::Plan& common() const { return *common_; }
+    memory::Plan common() const;
     /// Of all processes of the machine.
-    int64_t host_bytes() const;
+    int64_t host_bytes() const { return need(parts_, request_.run).host; }
     /// How many processes of the machine hold what the base has in host memory for themselves.
     int base_copies() const { return request_.tp.alone() && request_.pp.alone() ? 1 : request_.processes; }
+    /// `sizes` may be changed before load().
     void set_sizes(const ActivationSizes& sizes);
     /// `run` may be changed before load(), too. CheckError for a number of layers that the model has not, and where a
     /// layer offloads above one that does not.
@@ -96,24 +99,21 @@ class ModelPlan {
     /// What load() would take with this plan instead: from the same lists of buffers that it cuts tensors from.
     spec::MemoryNeed estimate(const spec::RunPlan& run) const;
     /// Bytes on the request's device, never less than the allocator's peak; the CPU's are the host's too.
-    int64_t total_bytes() const {
-        return resident_->total_bytes() + peer_->total_bytes() + step_->total_bytes() + recorded_bytes() +
-               (request_.device.is_cpu() ? host_->total_bytes() + common_->total_bytes() : memory::beside_arenas_bytes);
-    }
+    int64_t total_bytes() const { return need(parts_, request_.run).device; }
     /// Device memory that the driver takes for recorded passes, estimated from the number of layers.
-    int64_t recorded_bytes() const;
+    int64_t recorded_bytes() const { return recorded_bytes(parts_, request_.run); }
     /// The plans as one table.
     std::string table_text() const;
     /// "nf4 (double quantised)", "bf16", … as the run will hold the linears.
-    std::string base_description() const { return base_->description(); }
-    std::string form_of(int64_t layer) const { return base_->form_of(static_cast<int>(layer)); }
+    std::string base_description() const { return parts_.base->description(); }
+    std::string form_of(int64_t layer) const { return parts_.base->form_of(static_cast<int>(layer)); }
     /// Bytes of each line of the table: of the device's plans (on the CPU the host's too) and of recorded passes.
     std::map<std::string, int64_t> groups() const;
 
     /// As BasePlan's of these names.
-    int64_t expanded_linears() const { return base_->expanded_linears(); }
-    bool lies_in_checkpoint() const { return base_->lies_in_checkpoint(); }
-    int widest_bits() const { return base_->widest_bits(); }
+    int64_t expanded_linears() const { return parts_.base->expanded_linears(); }
+    bool lies_in_checkpoint() const { return parts_.base->lies_in_checkpoint(); }
+    int widest_bits() const { return parts_.base->widest_bits(); }
 
     /// What all processes of a LoadShare must have in common: every buffer of the base, its name and size, as a hash.
     std::string resident_fingerprint() const;
@@ -124,6 +124,8 @@ class ModelPlan {
   private:
     bool trains_all() const { return request_.finetuning_type == config::FinetuningType::full && request_.trains; }
     bool trains(spec::TensorRole role) const;  ///< outside of the layers
+    void read_trained();
+    void plan_rank();
     void choose_own(const spec::Stage& stage);
     /// Whether passes may be recorded: what ranks do between layers is not.
     bool records() const {
@@ -132,10 +134,33 @@ class ModelPlan {
     }
     /// What of the trained parameters this rank writes: of a pipeline the first one collects all.
     weights::Holding saved_holding() const;
-    weights::BaseRequest base_request() const;
-    void plan_resident();
-    void plan_step();
     at::Tensor base_norms(ops::Context& ctx, const weights::DoraNorms& measured, const weights::Parameter& p) const;
+    weights::BaseRequest base_request(const spec::RunPlan& run) const;
+
+    /// Bytes of what a run takes, by what decides on them. The buffers of all but a step are of all phases, so that
+    /// their bytes add up.
+    struct TrainedBytes {
+        int64_t resident = 0, host = 0;
+        int64_t saved = 0;  ///< of host: copies that one process of the machine has for all
+    };
+    struct BaseBytes {
+        int64_t resident = 0, peer = 0, host = 0, common = 0;
+    };
+    struct Parts {
+        std::shared_ptr<const weights::BasePlan> base;
+        BaseBytes of_base;
+        spec::MemoryNeed of_step;
+    };
+    Parts parts(const spec::RunPlan& run) const;
+    BaseBytes bytes_of(const weights::BasePlan& base) const;
+    spec::MemoryNeed need(const Parts& parts, const spec::RunPlan& run) const;
+    int64_t recorded_bytes(const Parts& parts, const spec::RunPlan& run) const;
+    /// With what the model's number of layers and the pipeline ask for.
+    spec::RunPlan complete(spec::RunPlan run) const;
+    void complete_sizes();
+    void submit_trained(memory::Plan& resident) const;
+    void submit_trained_host(memory::Plan& host) const;
+    void submit_step(const spec::RunPlan& run, memory::Plan& step, memory::Plan& host) const;
     bool load_common(const weights::LoadShare& share, ModelParts& parts) const;
     void initialise(weights::Parameters& parameters, weights::SharedLoading& shared) const;
     void initialise_base(const weights::Parameter& p, weights::Parameters& parameters,
@@ -146,13 +171,14 @@ class ModelPlan {
     spec::ModelSpec own_;
     std::shared_ptr<const formats::Adapter> adapter_;
     std::shared_ptr<const weights::AdapterStack> stack_;  ///< nullptr: there are not several
-    std::vector<spec::LayerLora> lora_layers_;            ///< of this rank's layers; the others' have none
-    // What plans of other runs have in common is theirs together: estimate() makes many.
+    std::shared_ptr<const std::vector<spec::LayerLora>> all_lora_;
+    std::vector<spec::LayerLora> lora_layers_;  ///< of this rank's layers; the others' have none
     std::shared_ptr<const weights::ParameterTable> table_, own_table_;
+    bool trains_embedding_ = false, trains_head_ = false;
     int lowest_trained_layer_ = 0;  ///< of all ranks'
     weights::LayerLayout layout_;
-    std::shared_ptr<const weights::BasePlan> base_;
-    std::shared_ptr<const memory::Plan> resident_, peer_, step_, host_, common_;
+    TrainedBytes of_trained_;
+    Parts parts_;
 };
 
 }  // namespace unsloth::model

@@ -29,6 +29,7 @@ class PrecisionMap {
     WeightType of_default() const;
     bool names_embeddings() const;
     bool names_head() const;
+    bool operator==(const PrecisionMap&) const = default;
 
   private:
     struct Entry {
@@ -38,6 +39,7 @@ class PrecisionMap {
         std::string below;                    ///< "self_attn", "mlp.up_proj", …; empty: the whole layer
         WeightType type = WeightType::automatic;
         int rank(const TensorRule& rule, bool tied) const;
+        bool operator==(const Entry&) const = default;
     };
     static Entry read_key(const std::string& key);
     const Entry* entry_of(const TensorRule& rule, bool tied) const;

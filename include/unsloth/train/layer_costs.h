@@ -20,7 +20,8 @@ struct WeightForm {
 
 class LayerCosts {
   public:
-    /// `plan` stays as it is and must outlive this; `micro_batches`: of a step; of `like` all but the layers holds.
+    /// `plan` stays as it is, but for its run, and must outlive this; `micro_batches`: of a step; of `like` all but the
+    /// layers holds.
     LayerCosts(const model::ModelPlan& plan, const planner::Card& card, int64_t micro_batches, spec::RunPlan like);
 
     /// The fastest plan whose layers keep activations in one of `ways` and have weights in one of `forms`; nullopt:

@@ -81,17 +81,15 @@ double predicted_step_ms(const model::ModelPlan& plan, const planner::Card& card
 bool holds(const MemoryBudget& budget, const spec::MemoryNeed& need, at::Device device);
 bool fits(const model::ModelPlan& plan, const MemoryBudget& budget);
 
-/// Changes with which the plan of `file` would fit, one line each and at most three: on a GPU those with which a token
+/// Changes with which the plan would fit, one line each and at most three: on a GPU those with which a token
 /// takes least time first. None where even a short row does not fit.
-std::vector<std::string> remedies(const std::shared_ptr<const formats::WeightFile>& file, const model::ModelPlan& plan,
-                                  const MemoryBudget& budget, const planner::Card* card = nullptr);
+std::vector<std::string> remedies(const model::ModelPlan& plan, const MemoryBudget& budget,
+                                  const planner::Card* card = nullptr);
 
 /// Throws a runtime Error with the table and the remedies when the plan exceeds the budget. By the rates of `card`, or
 /// of the GPU that the plan is for.
-void require_memory(const std::shared_ptr<const formats::WeightFile>& file, const model::ModelPlan& plan,
-                    const MemoryBudget& budget);
-void require_memory(const std::shared_ptr<const formats::WeightFile>& file, const model::ModelPlan& plan,
-                    const MemoryBudget& budget, const std::optional<planner::Card>& card);
+void require_memory(const model::ModelPlan& plan, const MemoryBudget& budget);
+void require_memory(const model::ModelPlan& plan, const MemoryBudget& budget, const std::optional<planner::Card>& card);
 
 /// "layers 8 to 31 in host memory, …" for the log; empty where all lie on the device.
 std::string describe_places(const model::ModelPlan& plan);

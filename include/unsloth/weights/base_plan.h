@@ -51,10 +51,11 @@ struct BaseMemory {
 
 class BasePlan {
   public:
-    /// The layers are the layout's: of its stage, slices of the file's. usage Error where fp8 is asked for and cannot
+    /// The layers are the layout's: of its stage, slices of the file's. `like`: another plan of the file, which saves
+    /// time. usage Error where fp8 is asked for and cannot
     /// be, where layers that must lie on the device do not, and where a weight's form cannot be cut so.
     BasePlan(std::shared_ptr<const formats::WeightFile> file, LayerLayout layout, std::vector<spec::LayerLora> lora,
-             BaseRequest request);
+             BaseRequest request, const BasePlan* like = nullptr);
 
     /// Submits what lies on the device for the whole run, the adapters' margins with it.
     void submit(memory::Plan& resident) const;
@@ -65,6 +66,10 @@ class BasePlan {
     void submit_common(memory::Plan& common) const;
     /// Submits what each process has there for itself: embeddings of another type, what layers on the disk take.
     void submit_host(memory::Plan& host) const;
+    /// Whether it is a plan for layers that are expanded once, and lie, so.
+    bool lies_so(const std::vector<bool>& cached, const std::vector<spec::Place>& layers_at) const {
+        return cached == request_.cached && layers_at == asked_at_;
+    }
     /// Whether passes can be recorded: the host takes part in reading from the disk.
     bool recordable() const;
     /// Whether lm_head does not lie as its products read it.
@@ -119,7 +124,7 @@ class BasePlan {
     void require_offload_folder() const;
     spec::Place place_of(int64_t layer) const { return request_.layers_at.at(static_cast<std::size_t>(layer)); }
     bool at_peer(int64_t layer) const { return place_of(layer) == spec::Place::peer; }
-    int owner_of(int64_t layer) const;
+    int owner_of(int64_t layer) const { return owners_.at(static_cast<std::size_t>(layer)); }
     bool owns(int64_t layer) const { return at_peer(layer) && owner_of(layer) == request_.peers.rank; }
     /// It is copied into a slot for each pass.
     bool streams(int64_t layer) const { return place_of(layer) != spec::Place::device && !owns(layer); }
@@ -131,6 +136,8 @@ class BasePlan {
     int slots() const;
     int64_t largest_image() const;
     void submit_ready(int64_t layer, memory::Plan& resident) const;
+    void measure_images();
+    int64_t image_bytes(int layer) const { return image_at(layer).bytes; }
     using Sources = std::vector<const formats::TensorSource*>;
     Sources linears(int layer) const;
     LayerImage image_of(const Sources& sources) const;
@@ -164,6 +171,23 @@ class BasePlan {
     LayerLayout layout_;
     std::vector<spec::LayerLora> lora_;
     BaseRequest request_;
+    /// What the file's tensors are held as.
+    struct Forms {
+        formats::HeldTypes asked;
+        at::ScalarType dtype;
+        std::vector<spec::WeightType> types;  ///< in the order of the file's tensors
+        std::vector<int> like;                ///< of each layer the first one that is the same
+    };
+    static std::shared_ptr<const Forms> forms_of(const formats::WeightFile& file, const BaseRequest& request);
+    struct ImageSize {
+        int64_t bytes = 0, rest = 0;
+    };
+    const ImageSize& image_at(int layer) const { return images_.at(static_cast<std::size_t>(layer)); }
+
+    std::shared_ptr<const Forms> forms_;
+    std::vector<ImageSize> images_;  ///< of each layer
+    std::vector<int> owners_;        ///< of each layer the peer: in turn, among those that these ranks have
+    std::vector<spec::Place> asked_at_;
     std::vector<bool> ready_;    ///< layers that lie as their products read them
     std::vector<int> streamed_;  ///< layers that do not lie on the device
     bool tiles_serve_ = false;

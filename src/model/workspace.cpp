@@ -1,0 +1,58 @@
+#include "model/workspace.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "unsloth/model/decoder_layer.h"
+#include "unsloth/ops/dora.h"
+#include "unsloth/ops/gemm.h"
+#include "unsloth/ops/norm.h"
+
+namespace unsloth::model {
+namespace {
+
+/// The most that any layer's attention takes (layers differ in their window at most).
+int64_t attention_bytes(const spec::ModelSpec& spec, const ActivationSizes& sizes, at::ScalarType dtype,
+                        at::Device device) {
+    int64_t most = 0;
+    std::vector<int64_t> seen;
+    for (int64_t layer = 0; layer < spec.num_layers; ++layer) {
+        const ops::AttentionShape shape = attention_shape(spec, layer);
+        if (std::find(seen.begin(), seen.end(), shape.window) != seen.end()) continue;
+        seen.push_back(shape.window);
+        most = std::max(most, ops::attention_workspace(shape, dtype, device, sizes.deterministic, sizes.tokens,
+                                                       sizes.segments, sizes.longest, /*backward=*/true, sizes.keys));
+    }
+    return most;
+}
+
+/// Of the largest product: a group's with its adapters, or lm_head's.
+int64_t products_workspace(const spec::ModelSpec& spec, const weights::LayerLayout& layout,
+                           const ActivationSizes& sizes, const spec::RunPlan& run, at::ScalarType dtype,
+                           at::Device device) {
+    if (!device.is_cpu()) return ops::gemm_workspace(device);
+    int64_t most = ops::gemm_cpu_workspace(dtype, run.head_tile, spec.vocab_size, spec.hidden_size);
+    for (const Group g : all_groups)
+        most = std::max(
+            most, ops::gemm_cpu_workspace(dtype, sizes.tokens, layout[g].n + layout[g].r, layout[g].k + layout[g].r));
+    return most;
+}
+
+}  // namespace
+
+int64_t workspace_bytes(const spec::ModelSpec& spec, const weights::LayerLayout& layout, const ActivationSizes& sizes,
+                        const spec::RunPlan& run, at::ScalarType dtype, at::Device device) {
+    const int64_t attention = attention_bytes(spec, sizes, dtype, device);
+    const int64_t norm = ops::norm_backward_workspace(device, std::max(sizes.tokens * spec.num_heads, sizes.head_rows),
+                                                      std::max(spec.hidden_size, spec.head_dim));
+    int64_t dora = 0;
+    for (const Group g : all_groups)
+        if (layout.dora) dora = std::max(dora, ops::dora_backward_workspace(device, sizes.tokens, layout[g].n));
+    const int64_t paged =
+        sizes.cache_tokens > 0
+            ? ops::paged_attention_workspace(attention_shape(spec, 0), device, sizes.segments, sizes.longest_context())
+            : 0;
+    return std::max({attention, paged, norm, dora, products_workspace(spec, layout, sizes, run, dtype, device)});
+}
+
+}  // namespace unsloth::model

@@ -1,0 +1,93 @@
+// What a BasePlan refuses, before anything is loaded.
+#include <algorithm>
+
+#include "unsloth/core/error.h"
+#include "unsloth/ops/fp8.h"
+#include "unsloth/weights/base_plan.h"
+
+namespace unsloth::weights {
+
+void BasePlan::require_fp8() const {
+    const auto refuse = [](const std::string& what, const char* advice) {
+        throw usage_error("model.compute_dtype fp8 " + what, advice);
+    };
+    if (request_.masters)
+        refuse("is for a frozen base", "Train adapters (lora.finetuning_type lora), or leave compute_dtype out.");
+    if (!ops::fp8_available(request_.device))
+        refuse(cat("needs compute capability 9.0 (H100, H200), as products with a scale for each row exist there "
+                   "alone; ",
+                   request_.device.str(), " has another"),
+               "Leave compute_dtype out.");
+    if (request_.device.is_cuda() && request_.dtype != at::kBFloat16)
+        refuse("goes with dtype bfloat16 on a GPU", "Set model.dtype to bfloat16.");
+    for (const Group g : all_groups)
+        if (layout_[g].n % 16 != 0 || layout_[g].k % 16 != 0)
+            refuse(cat("needs sizes that are multiples of 16; ", name_of(g), " is ", layout_[g].n, " x ", layout_[g].k),
+                   "Leave compute_dtype out.");
+    if (layout_.dora)
+        refuse("holds the base as codes, whose rows have other norms than DoRA's magnitudes were made for",
+               "Leave compute_dtype out, or take an adapter without use_dora.");
+    const int64_t longest = ops::fp8_longest_row(request_.device);
+    for (const Group g : all_groups)
+        if (const int64_t row = std::max(layout_[g].n, layout_[g].k); row > longest)
+            refuse(cat("takes rows of up to ", longest, " values; ", name_of(g), " has ", row),
+                   "Leave compute_dtype out.");
+}
+
+void BasePlan::require_precision() const {
+    const spec::PrecisionMap& precision = request_.held.precision;
+    precision.check(file_->spec);
+    if (request_.unties_head && (precision.names_embeddings() || precision.names_head()))
+        throw usage_error(
+            "model.precision names the embeddings or lm_head, which are one matrix in this model, and "
+            "lora.modules_to_save trains a copy of it",
+            "Leave them out of one of the two.");
+}
+
+/// 4-bit codes are cut where a block of them ends, and images are read from files in one piece.
+void BasePlan::require_slices() const {
+    const auto refuse = [&](const std::string& what, const std::string& advice) {
+        throw usage_error(cat("distributed.tp_size ", layout_.tp.size, ": ", what), advice);
+    };
+    if (!recordable())
+        refuse("layers on the disk (model.device_map) are read as whole matrices",
+               "Keep them on the device or in host memory.");
+    for (const formats::TensorSource& source : file_->tensors.all()) {
+        if (source.rule.role != spec::TensorRole::linear || !spec::is_4bit(type_of(source))) continue;
+        const spec::MatrixSlice part = part_of(source);
+        for (const int64_t columns : {source.cols(), part.columns.begin, part.columns.size})
+            if (columns % spec::quant4_block != 0)
+                refuse(cat("a rank's columns ", part.columns.begin, " to ", part.columns.begin + part.columns.size,
+                           " of ", source.rule.hf_name, ", which is held in 4 bit, do not end where its blocks of ",
+                           spec::quant4_block, " do"),
+                       "Take a smaller tp_size, or hold that matrix in bf16 or int8 (model.precision).");
+    }
+}
+
+/// Some forms are made on the device, or change there.
+void BasePlan::require_resident() const {
+    if (!request_.fp8 && !request_.masters) return;
+    throw usage_error(cat("model.device_map: ", streamed_.size(), " layers do not lie on the device, but ",
+                          request_.fp8 ? "model.compute_dtype fp8 holds all of them there in 8 bit"
+                                       : "lora.finetuning_type full trains all of them there"),
+                      request_.fp8 ? "Leave compute_dtype out: layers that lie elsewhere are multiplied in model.dtype."
+                                   : "Train adapters (lora.finetuning_type lora), or leave device_map out.");
+}
+
+/// What is made while loading has no place on the disk yet.
+void BasePlan::require_offload_folder() const {
+    if (request_.offload_folder) return;
+    for (const int layer : streamed_)
+        for (int p = 0; on_disk(layer) && p < spec::projection_count; ++p) {
+            const formats::TensorSource& source = file_->tensors.linear(layer, static_cast<spec::Projection>(p));
+            if (as_it_lies(source)) continue;
+            throw usage_error(
+                cat("model.device_map leaves layers on the disk, but ", source.rule.hf_name,
+                    spec::is_quantised(type_of(source)) ? " is quantised" : cat(" becomes ", name_of(type_of(source))),
+                    " while loading: it does not lie there as it is used"),
+                "Set model.offload_folder to a folder for it, or use a checkpoint in these types "
+                "(unsloth-train quantize makes one), which is read in place.");
+        }
+}
+
+}  // namespace unsloth::weights
