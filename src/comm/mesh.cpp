@@ -23,6 +23,21 @@ MeshShape mesh_shape(int processes, int64_t tp, int64_t pp, int64_t cp) {
             .pp = static_cast<int>(pp)};
 }
 
+std::vector<int> communicator_sizes(const MeshShape& shape, bool ring) {
+    std::vector<int> sizes = {shape.size()};
+    const auto add = [&](int size) {
+        if (size > 1 && size < shape.size()) sizes.push_back(size);
+    };
+    for (const int along : {shape.dp, shape.cp, shape.tp, shape.pp}) add(along);
+    if (shape.tp * shape.pp > 1 && shape.dp > 1 && shape.cp > 1) add(shape.dp * shape.cp);
+    if (shape.pp == 1) return sizes;
+    if (const int stage = shape.size() / shape.pp; stage > 1) sizes.push_back(stage);
+    const bool middle = shape.pp > 2;  // it has neighbours on both sides, and is no end
+    const int pairs = ring || middle ? 2 : 1;
+    sizes.insert(sizes.end(), static_cast<std::size_t>(2 * pairs + (ring || !middle ? 1 : 0)), 2);
+    return sizes;
+}
+
 MeshShape coordinates(const MeshShape& shape, int rank) {
     MeshShape at;
     for (int MeshShape::* const axis : {&MeshShape::tp, &MeshShape::cp, &MeshShape::dp, &MeshShape::pp}) {

@@ -73,6 +73,23 @@ double step_exchange_ms(const Card& card, const StepWork& work) {
     return 2 * gather_ms(card, s.summed, full_element * trained);
 }
 
+int64_t communicator_bytes(const Card& card, const std::vector<int>& ranks) {
+    // By NCCL 2.28's source (src/init.cc, src/transport/p2p.cc, nvls.cc). A connection has for each channel 4 MiB of
+    // protocol Simple, 4.7 of LL128 and 0.5 of LL, in pieces of 2 MiB, and such a piece at its other end; rings and
+    // trees connect a rank with two others. NVLS, of more than two ranks, has 2 x 1 MiB a channel and rank. Channels
+    // are 32 at most (24 on eight H100), where GPUs do not meet over NVLink a few. Measured elsewhere (issue 964 of
+    // github.com/NVIDIA/nccl): 544 MiB for two A100, 688 for more.
+    constexpr int64_t mib = 1 << 20, connection = 12 * mib, multicast = 2 * mib;
+    const bool nvlink = card.peer_over == "NVLink";
+    const int64_t channels = nvlink ? 32 : 4;
+    int64_t bytes = 0;
+    for (const int size : ranks) {
+        const bool multicasts = nvlink && card.compute_capability >= 9 && size > 2;
+        bytes += channels * (2 * connection + (multicasts ? size * multicast : 0));
+    }
+    return bytes;
+}
+
 double border_ms(const Card& card, const StepWork& work) {
     return copy_ms(card,
                    as_double(work.tokens) / as_double(work.sharing.tp) * as_double(work.model.hidden_size) * element);

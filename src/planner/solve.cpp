@@ -148,7 +148,8 @@ class Search {
             constexpr double slack = 1;  // the search looks again
             const double end = (most - a) / b;
             if (!std::isfinite(end)) return;
-            if (b > 0 && end + slack < static_cast<double>(high)) high = static_cast<int64_t>(std::max(-1.0, end + slack));
+            if (b > 0 && end + slack < static_cast<double>(high))
+                high = static_cast<int64_t>(std::max(-1.0, end + slack));
             if (b < 0 && end - slack > static_cast<double>(low))
                 low = static_cast<int64_t>(std::min(end - slack, static_cast<double>(high) + 1));
         }

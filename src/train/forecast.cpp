@@ -13,6 +13,7 @@
 #include "unsloth/formats/described_model.h"
 #include "unsloth/formats/hf_config.h"
 #include "unsloth/ops/device.h"
+#include "unsloth/planner/exchange_time.h"
 #include "unsloth/spec/shapes.h"
 #include "unsloth/train/layer_costs.h"
 #include "unsloth/train/parallel.h"
@@ -83,6 +84,11 @@ Forecast::Forecast(config::LoadedConfig loaded, const Target& target, std::share
     const comm::MeshShape mesh = choose_mesh(config().distributed, static_cast<int>(target.gpus));
     if (mesh.pp > 1) require_pipelined(config(), absent_gpu, file_->spec.num_layers);
     copies_ = mesh.dp;
+    if (target.gpus > 1) {
+        communicator_bytes_ = planner::communicator_bytes(
+            target.machine.card, comm::communicator_sizes(mesh, several_chunks(config().distributed)));
+        target_.machine.free.device -= communicator_bytes_;
+    }
     request.tp = model::TensorParallel(spec::TensorRank{0, mesh.tp});
     request.cp = model::ContextParallel(data::ContextRank{0, mesh.cp});
     request.holding = parameter_holding(config().distributed, {0, mesh.dp * mesh.cp * mesh.tp});

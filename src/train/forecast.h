@@ -52,6 +52,8 @@ class Forecast {
     int64_t copies() const { return copies_; }  ///< of the model, which have rows of their own
     /// Tokens of a step, of all ranks.
     int64_t step_tokens() const;
+    /// What NCCL takes of a GPU at most; 0: there is one.
+    int64_t communicator_bytes() const { return communicator_bytes_; }
     MemoryBudget budget() const { return memory_budget(config(), absent_gpu, target_.machine); }
 
     /// With what the configuration leaves to the program: that is chosen once and for all.
@@ -74,7 +76,8 @@ class Forecast {
     config::LoadedConfig loaded_;
     Target target_;
     std::shared_ptr<const formats::WeightFile> file_;
-    std::shared_ptr<const model::ModelPlan> given_;                   ///< for the rows that the configuration says
+    std::shared_ptr<const model::ModelPlan> given_;  ///< for the rows that the configuration says
+    int64_t communicator_bytes_ = 0;
     int64_t rows_ = 0, length_ = 0, micro_batches_ = 1, copies_ = 1;  ///< of the model
 };
 

@@ -152,6 +152,7 @@ class Report {
                  {"measured", card_.measured},
                  {"budget_bytes", budget_.device},
                  {"context_bytes", card_.context_bytes},
+                 {"communicator_bytes", forecast_.communicator_bytes()},
                  {"total_bytes", plan_.total_bytes()},
                  {"device", groups},
                  {"host_bytes", plan_.host_bytes()},
@@ -192,7 +193,8 @@ class Report {
                   << "  weights                      " << (places.empty() ? "on the GPU" : places)
                   << (cached > 0 ? cat(", ", cached, " layers expanded once") : "") << "\n\n"
                   << plan_.table_text() << " of " << memory::human_bytes(budget_.device) << ", and beside it "
-                  << memory::human_bytes(card_.context_bytes) << " of the driver and the libraries\n"
+                  << memory::human_bytes(card_.context_bytes) << " of the driver and the libraries" << communicators()
+                  << "\n"
                   << "in host memory " << memory::human_bytes(plan_.host_bytes()) << " of "
                   << memory::human_bytes(budget_.host) << host_of_whom() << "\n\n";
         if (prospect_.fits) {
@@ -213,6 +215,11 @@ class Report {
     }
 
   private:
+    std::string communicators() const {
+        const int64_t bytes = forecast_.communicator_bytes();
+        return bytes > 0 ? cat(", and at most ", memory::human_bytes(bytes), " of NCCL's communicators") : "";
+    }
+
     /// The card need not be in this machine, so its host need not be this one.
     const char* host_of_whom() const {
         const bool said = config::max_memory(forecast_.config().model, -1).has_value();

@@ -2,6 +2,10 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
+#include <set>
+#include <vector>
 #include "comm/cpu_communicator.h"
 #include "comm/ranks.h"
 #include "unsloth/comm/mesh.h"
@@ -294,6 +298,38 @@ TEST(Mesh, PipelinesHaveRanksOfOneStageAndEnds) {
         else
             EXPECT_EQ(mesh.ends()->ranks(), (std::vector<int>{r % 2, r % 2 + 4}));
     });
+}
+
+/// Of the rank that has most: some have fewer, none others.
+TEST(Mesh, HasAsManyCommunicatorsAsArePlannedFor) {
+    const auto sizes_of = [](Group& group, const Mesh& mesh) {
+        const PipelineLinks& links = mesh.links();
+        std::set<Communicator*> all{&group.all(),     mesh.dp(),          mesh.cp(),        mesh.tp(),
+                                    mesh.pp(),        mesh.copies_here(), mesh.stage(),     mesh.ends(),
+                                    links.from_below, links.to_above,     links.from_above, links.to_below};
+        all.erase(nullptr);
+        std::vector<int> sizes;
+        for (Communicator* const one : all) sizes.push_back(one->size());
+        std::sort(sizes.begin(), sizes.end());
+        return sizes;
+    };
+    for (const bool ring : {false, true})
+        for (const MeshShape& shape : {MeshShape{.dp = 4},
+                                       {.dp = 2, .tp = 2},
+                                       {.dp = 2, .cp = 2, .tp = 2},
+                                       {.pp = 2},
+                                       {.pp = 4},
+                                       {.dp = 2, .pp = 3}}) {
+            std::vector<int> expected = communicator_sizes(shape, ring);
+            std::sort(expected.begin(), expected.end());
+            std::atomic<int> equal{0};
+            on_ranks(shape.size(), [&](Group& group) {
+                const std::vector<int> sizes = sizes_of(group, Mesh(group, shape, ring));
+                EXPECT_TRUE(std::includes(expected.begin(), expected.end(), sizes.begin(), sizes.end()));
+                equal += sizes == expected;
+            });
+            EXPECT_GT(equal, 0) << shape.dp << " " << shape.cp << " " << shape.tp << " " << shape.pp << " " << ring;
+        }
 }
 
 /// A message that nobody takes does not keep a rank that leaves.

@@ -33,6 +33,19 @@ Card counting() {
     return card;
 }
 
+TEST(ExchangeTime, CommunicatorsTakeMemoryByTheirRanksAndLinks) {
+    constexpr int64_t mib = 1 << 20;
+    const Card h200 = find_card("H200"), a100 = find_card("A100"), rtx = find_card("RTX 4090");
+    EXPECT_EQ(communicator_bytes(h200, {}), 0);
+    const int64_t pair = communicator_bytes(a100, {2}), four = communicator_bytes(a100, {4});
+    EXPECT_GE(pair, 544 * mib);  // as was measured elsewhere
+    EXPECT_GE(four, 688 * mib);
+    EXPECT_LT(four, 1024 * mib);
+    EXPECT_EQ(communicator_bytes(h200, {2, 2, 8}), 2 * pair + communicator_bytes(h200, {8}));
+    EXPECT_EQ(communicator_bytes(h200, {8}) - communicator_bytes(a100, {8}), 32 * 8 * 2 * mib);  // NVLS
+    EXPECT_LT(communicator_bytes(rtx, {8}), 100 * mib);
+}
+
 TEST(ExchangeTime, CountsTheBytesOfEachKindOfRanks) {
     const Card card = counting();
     const double stream = 16384 * 4096 * 2 / 1e9, half = 0.5;  // GB; of two ranks' each moves half

@@ -21,6 +21,10 @@ struct MeshShape {
 /// of processes nearby that would do.
 MeshShape mesh_shape(int processes, int64_t tp, int64_t pp, int64_t cp);
 
+/// How many ranks each of the communicators has that a Mesh of this shape and its group make, on one machine; of a
+/// pipeline those of the rank that has most. `ring` as for Mesh.
+std::vector<int> communicator_sizes(const MeshShape& shape, bool ring = false);
+
 /// Where a rank stands on each axis. Neighbours in rank are neighbours in tp, then in cp, then in dp, then in pp: what
 /// talks most is nearest.
 MeshShape coordinates(const MeshShape& shape, int rank);

@@ -1,8 +1,9 @@
 // How long the ranks that share a step take to exchange what they need of each other: predicted from the bytes and the
-// card's rate between GPUs. All in ms.
+// card's rate between GPUs, in ms; and what the exchange takes of their memory.
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "unsloth/planner/step_time.h"
 
@@ -20,6 +21,9 @@ double head_exchange_ms(const Card& card, const StepWork& work);
 
 /// Once a step: sums of gradients, and values from the ranks that updated them.
 double step_exchange_ms(const Card& card, const StepWork& work);
+
+/// What NCCL takes of a GPU for communicators of so many ranks of its machine each, at most: no allocator sees it.
+int64_t communicator_bytes(const Card& card, const std::vector<int>& ranks);
 
 /// A micro-batch's residual stream to the next stage of a pipeline.
 double border_ms(const Card& card, const StepWork& work);
