@@ -141,8 +141,9 @@ bool in_range(const Range& range, const Json& value) {
 void check_choice(const Option& option, const std::string& name, const std::string& origin) {
     if (option.choices.empty()) return;
     if (std::find(option.choices.begin(), option.choices.end(), name) != option.choices.end()) return;
+    const std::string meant = did_you_mean(nearest(name, option.choices));
     throw usage_error(cat(origin, ": expected ", expectation(option), ", found '", name, "'"),
-                      did_you_mean(nearest(name, option.choices)));
+                      meant.empty() ? option.remedy : meant);
 }
 
 void check_one(const Option& option, const Json& value, const std::string& origin) {
@@ -153,7 +154,7 @@ void check_one(const Option& option, const Json& value, const std::string& origi
 
 void check(const Option& option, const Json& value, const std::string& origin) {
     if (!has_type(option, value)) {
-        throw usage_error(cat(origin, ": expected ", expectation(option), ", found ", kind_of(value)));
+        throw usage_error(cat(origin, ": expected ", expectation(option), ", found ", kind_of(value)), option.remedy);
     } else if (option.check_elements) {
         option.check_elements(value, origin);
     } else if (option.is_list() || option.is_map()) {

@@ -67,6 +67,7 @@ struct Option {
     Range range;
     std::vector<Alias> aliases;
     std::vector<Synonym> synonyms;
+    std::string remedy;                    ///< told with the refusal of a value
     std::vector<std::string> other_names;  ///< names from other programs; only suggested, never accepted
     bool accepts_number_as_text = false;
     bool flag_needs_no_value = false;  ///< `--key` alone means true
@@ -108,6 +109,7 @@ struct Option {
     Option& synonym(Json written, Json meant, std::string note = {}) {
         return synonyms.push_back({std::move(written), std::move(meant), std::move(note)}), *this;
     }
+    Option& refused_with(std::string text) { return remedy = std::move(text), *this; }
     Option& suggested_for(std::vector<std::string> names) { return other_names = std::move(names), *this; }
     Option& number_as_text() { return accepts_number_as_text = true, *this; }
     Option& bare_flag() { return flag_needs_no_value = true, *this; }

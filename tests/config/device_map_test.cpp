@@ -151,7 +151,17 @@ TEST(DeviceMap, AsAnOption) {
     EXPECT_EQ(map_after({}), R"("auto")");
     EXPECT_EQ(map_after({"--device_map", "sequential"}), R"("sequential")");
     EXPECT_EQ(map_after({"--model.device_map", R"({"": "cpu"})"}), R"({"":"cpu"})");
+    for (const char* one_gpu : {"0", "cuda", "cuda:0"})
+        EXPECT_EQ(map_after({"--device_map", one_gpu}), R"({"":0})") << one_gpu;
+    EXPECT_EQ(load_text(R"({"model": {"device_map": 0}})").config.model.device_map, R"({"":0})");
+    EXPECT_EQ(load_text(R"({"training": {"objective": "distill"},
+                            "distill": {"teacher": "large", "teacher_device_map": "cuda:0"}})")
+                  .config.distill.teacher_device_map,
+              R"({"":0})");
     EXPECT_CONTAINS(flag_error({"--device_map", "evenly"}), "expected one of auto");
+    for (const char* other : {"cuda:1", "cpu", "mps", "1"})
+        EXPECT_CONTAINS(flag_error({"--device_map", other}), "on another GPU, --hardware.device cuda:1; on the CPU, ")
+            << other;
     EXPECT_CONTAINS(flag_error({"--device_map", R"({"": 0, "model.layers.0": 1, "model.layers.1": "cpu"})"}),
                     "does not lie on a GPU");
     EXPECT_CONTAINS(flag_error({"--max_memory", R"({"cpu": "none"})"}), "expected a size");

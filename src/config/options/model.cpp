@@ -93,21 +93,17 @@ void declare_model(OptionSet& options, ModelOptions& model) {
         .synonym(nullptr, Json::object())
         .alias("training", "rope_scaling")
         .on_resume(OnResume::fixed);
-    options
-        .add_object(
-            "device_map", model.device_map,
-            "Where the frozen model lies, which changes no bit of the results (but products of few tokens round "
-            "otherwise on a GPU where layers lie on the disk). auto: on the GPU; where that is "
-            "too small even with gradient_checkpointing full+offload, its last layers in host memory, and what "
-            "does not fit there on the disk, from where they are copied ahead of use. On several GPUs "
-            "sequential (each as much as it holds), balanced (by time) and balanced_low_0 (less for the first) start "
-            "a process a GPU, which have the layers in turn (distributed.pp_size), and so does an object that names "
-            "several. An object says it by module: {\"model.embed_tokens\": \"cpu\", \"model.layers.0-15\": 0, "
-            "\"model.layers.16-31\": \"cpu\", \"lm_head\": 0}; the longest name that fits a module holds.")
-        .one_of({"auto", "sequential", "balanced", "balanced_low_0"})
-        .synonym(nullptr, "auto")
-        .synonym("cuda", "auto")
-        .on_resume(OnResume::free);
+    declare_device_map(options.add_object(
+        "device_map", model.device_map,
+        "Where the frozen model lies, which changes no bit of the results (but products of few tokens round "
+        "otherwise on a GPU where layers lie on the disk). auto: on the GPU; where that is "
+        "too small even with gradient_checkpointing full+offload, its last layers in host memory, and what "
+        "does not fit there on the disk, from where they are copied ahead of use. On several GPUs "
+        "sequential (each as much as it holds), balanced (by time) and balanced_low_0 (less for the first) start "
+        "a process a GPU, which have the layers in turn (distributed.pp_size), and so does an object that names "
+        "several. 0, cuda and cuda:0 are all of it on the GPU, {\"\": 0}, as with Hugging Face. An object says it by "
+        "module: {\"model.embed_tokens\": \"cpu\", \"model.layers.0-15\": 0, "
+        "\"model.layers.16-31\": \"cpu\", \"lm_head\": 0}; the longest name that fits a module holds."));
     options
         .add("offload_folder", model.offload_folder,
              "Folder for weights that device_map leaves on the disk but that the checkpoint has in another form (they "
@@ -120,6 +116,15 @@ void declare_model(OptionSet& options, ModelOptions& model) {
              "Most memory that a run plans for, by device: {\"0\": \"12GiB\", \"cpu\": \"64GiB\"} (a GPU's number, "
              "and host memory). Without it, what is free; of host memory what the control group allows.")
         .on_resume(OnResume::free);
+}
+
+void declare_device_map(Option& map) {
+    const Json one_gpu = {{"", 0}};  // what Hugging Face means by any of these
+    map.one_of({"auto", "sequential", "balanced", "balanced_low_0"}).synonym(nullptr, "auto").on_resume(OnResume::free);
+    for (const Json& written : {Json(0), Json("0"), Json("cuda"), Json("cuda:0")}) map.synonym(written, one_gpu);
+    map.refused_with(
+        "All of it on one GPU is 0, cuda or cuda:0; on another GPU, --hardware.device cuda:1; on the CPU, "
+        "--hardware.device cpu; in host memory for a GPU, '{\"model.layers\": \"cpu\", \"\": 0}'.");
 }
 
 void declare_lora(OptionSet& options, LoraOptions& lora) {

@@ -63,15 +63,10 @@ void declare_distill(OptionSet& options, DistillOptions& distill) {
         .on_resume(OnResume::told);
     options.add("teacher_load_in_4bit", distill.teacher_load_in_4bit,
                 "Hold the teacher in NF4; with false it stays as its checkpoint is.");
-    options
-        .add_object(
-            "teacher_device_map", distill.teacher_device_map,
-            "Where the teacher lies, as model.device_map says it of the student. auto: on the GPU, or as much of "
-            "it as fits beside the student.")
-        .one_of({"auto", "sequential", "balanced", "balanced_low_0"})
-        .synonym(nullptr, "auto")
-        .synonym("cuda", "auto")
-        .on_resume(OnResume::free);
+    declare_device_map(options.add_object(
+        "teacher_device_map", distill.teacher_device_map,
+        "Where the teacher lies, as model.device_map says it of the student. auto: on the GPU, or as much of it as "
+        "fits beside the student."));
     options.add_choice(
         "divergence", distill.divergence,
         {{"forward_kl", Divergence::forward_kl}, {"reverse_kl", Divergence::reverse_kl}, {"jsd", Divergence::jsd}},

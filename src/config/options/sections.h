@@ -7,6 +7,8 @@
 namespace unsloth::config {
 
 void declare_model(OptionSet& options, ModelOptions& model);
+/// What model.device_map, and others that mean the same of another model, take.
+void declare_device_map(Option& map);
 void declare_lora(OptionSet& options, LoraOptions& lora);
 void declare_data(OptionSet& options, DataOptions& data);
 void declare_training(OptionSet& options, TrainingOptions& training);
