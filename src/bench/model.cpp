@@ -56,6 +56,7 @@ BenchedModel::BenchedModel(const config::LoadedConfig& loaded, at::Device device
                            comm::Group* group, int64_t micro_batches, const comm::Mesh* mesh)
     : opened_(train::open_model(loaded.config)) {
     model::LoadRequest load = train::load_request(loaded, device, /*trains=*/true);
+    load.held = train::held_memory(*opened_.file, device);
     if (mesh != nullptr) load.tp = model::TensorParallel(mesh->tp());
     if (mesh != nullptr) load.cp = model::ContextParallel(mesh->cp());
     if (group != nullptr) load.processes = static_cast<int>(group->ranks_here().size());

@@ -128,6 +128,8 @@ MappedFile::MappedFile(std::filesystem::path path, int fd) : path_(std::move(pat
     struct stat status{};
     if (::fstat(fd, &status) != 0) throw input_error(cat("cannot open ", path_.string(), ": ", reason()));
     size_ = static_cast<std::size_t>(status.st_size);
+    const auto time = [](const timespec& at) { return cat(" ", at.tv_sec, ".", at.tv_nsec); };
+    stamp_ = cat(status.st_dev, " ", status.st_ino, " ", size_, time(status.st_mtim), time(status.st_ctim));
     if (size_ == 0) return;
     void* const mapped = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd, 0);
     if (mapped == MAP_FAILED) throw input_error(cat("cannot map ", path_.string(), ": ", reason()));
@@ -141,12 +143,14 @@ MappedFile::MappedFile(std::filesystem::path path, int fd) : path_(std::move(pat
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
     : path_(std::move(other.path_)),
+      stamp_(std::move(other.stamp_)),
       data_(std::exchange(other.data_, nullptr)),
       size_(std::exchange(other.size_, 0)),
       watched_(std::move(other.watched_)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
     std::swap(path_, other.path_);
+    std::swap(stamp_, other.stamp_);
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
     std::swap(watched_, other.watched_);

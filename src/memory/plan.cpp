@@ -80,11 +80,11 @@ std::string human_bytes(int64_t bytes) {
     return text;
 }
 
-BufferId Plan::add(std::string group, std::string name, int64_t bytes, uint8_t phases) {
+BufferId Plan::add(std::string group, std::string name, int64_t bytes, uint8_t phases, std::string content) {
     UNSLOTH_CHECK(bytes >= 0, name);
     if (!named_) return add_sizes(bytes, phases, 1), BufferId{0};
     UNSLOTH_CHECK(ids_.emplace(name, entries_.size()).second, "planned twice: ", name);
-    entries_.push_back({std::move(group), std::move(name), bytes, phases, -1});
+    entries_.push_back({std::move(group), std::move(name), bytes, phases, -1, std::move(content)});
     return entries_.size() - 1;
 }
 

@@ -3,9 +3,11 @@
 #include <cmath>
 #include <map>
 
+#include "unsloth/core/log.h"
 #include "unsloth/core/philox.h"
 #include "unsloth/model/loader.h"
 #include "unsloth/spec/convert.h"
+#include "unsloth/weights/base_identity.h"
 #include "unsloth/weights/part.h"
 
 namespace unsloth::model {
@@ -107,28 +109,31 @@ at::Tensor ModelPlan::base_norms(ops::Context& ctx, const weights::DoraNorms& me
     return whole_N;
 }
 
-/// Takes the host memory that the base lies in; whether it is the same piece for all who load.
-bool ModelPlan::load_common(const weights::LoadShare& share, ModelParts& parts) const {
-    const memory::Plan plan = common();
-    if (plan.entries().empty()) return false;
-    std::optional<memory::Arena> shared;
-    if (share.size > 1 && share.gather)
-        shared = memory::Arena::shared_host(plan, request_.device, {share.place, share.size, share.gather});
-    parts.common_memory =
-        std::make_unique<memory::Arena>(shared ? *std::move(shared) : memory::Arena::host(plan, request_.device));
-    return shared.has_value();
+/// What of the base lies in host memory: found there, or read.
+void ModelPlan::load_common(ops::Context& ctx, const weights::LoadShare& share, ModelParts& parts,
+                            weights::SharedLoading& shared) const {
+    if (const memory::Plan plan = common(); !plan.entries().empty()) {
+        const std::string base =
+            request_.held ? request_.held->owner() : weights::base_identity(*file_, request_.device);
+        parts.common_memory = std::make_unique<memory::CommonMemory>(plan, base, request_.device, share.nodes);
+        parts.common_memory->fill([&](memory::BufferId id, const at::Tensor& memory) {
+            parts_.base->read_common(ctx, plan.entry(id).name, memory, shared);
+        });
+        const memory::CommonMemory::Share taken = parts.common_memory->share();
+        log::info("host memory of the base, once for all processes with it: ", memory::human_bytes(taken.filled),
+                  " loaded, ", memory::human_bytes(taken.found), " found with other processes");
+    }
+    if (request_.held) request_.held->release();  // common_memory has what is needed of it
 }
 
 ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) const {
     const bool masters = trains_all();
     const int64_t outer = 2;
     ModelParts parts;
-    const bool one_host_copy = load_common(share, parts);
     weights::SharedLoading shared(
-        share,
-        outer + (masters ? static_cast<int64_t>(own_table_->parameters().size())
-                         : static_cast<int64_t>(own_layers().size()) * spec::projection_count),
-        one_host_copy);
+        share, outer + (masters ? static_cast<int64_t>(own_table_->parameters().size())
+                                : static_cast<int64_t>(own_layers().size()) * spec::projection_count));
+    load_common(ctx, share, parts, shared);
     parts.records = records() && parts_.base->recordable();
     parts.resident_memory = std::make_unique<memory::Arena>(resident(), request_.device);
     const memory::Arena& arena = *parts.resident_memory;

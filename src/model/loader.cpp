@@ -191,7 +191,8 @@ spec::MemoryNeed ModelPlan::need(const Parts& parts, const spec::RunPlan& run) c
     return {of_trained_.resident + parts.of_base.resident + parts.of_base.peer + parts.of_step.device +
                 recorded_bytes(parts, run) +
                 (request_.device.is_cpu() ? host + parts.of_base.common : memory::beside_arenas_bytes),
-            request_.processes * (host - of_trained_.saved) + of_trained_.saved + base_copies() * parts.of_base.common};
+            request_.processes * (host - of_trained_.saved) + of_trained_.saved + base_copies() * parts.of_base.common,
+            base_copies() * parts.of_base.there};
 }
 
 weights::Holding ModelPlan::saved_holding() const {
@@ -243,10 +244,18 @@ void ModelPlan::submit_step(const spec::RunPlan& run, memory::Plan& step, memory
 
 ModelPlan::BaseBytes ModelPlan::bytes_of(const weights::BasePlan& base) const {
     using memory::Plan;
+    int64_t there = 0;
+    if (request_.held) {
+        Plan common;
+        base.submit_common(common);
+        for (const memory::Entry& entry : common.entries())
+            there += std::min(entry.bytes, request_.held->bytes(entry.content));
+    }
     return {.resident = bytes_by([&](Plan& plan) { base.submit(plan); }),
             .peer = bytes_by([&](Plan& plan) { base.submit_peer(request_.peers.rank, plan); }),
             .host = bytes_by([&](Plan& plan) { base.submit_host(plan); }),
-            .common = bytes_by([&](Plan& plan) { base.submit_common(plan); })};
+            .common = bytes_by([&](Plan& plan) { base.submit_common(plan); }),
+            .there = there};
 }
 
 memory::Plan ModelPlan::resident() const {
@@ -291,10 +300,9 @@ std::string ModelPlan::resident_fingerprint() const {
         weights::Parameters::plan(*table_, request_.optim, request_.trains, request_.holding, trained);
         for (const memory::Entry& entry : trained.entries()) own.insert(entry.group);
     }
-    const memory::Plan resident = this->resident(), common = this->common();
-    for (const memory::Plan* plan : {&resident, &common})
-        for (const memory::Entry& entry : plan->entries())
-            if (!own.contains(entry.group)) hash.add_field(cat(entry.name, " ", entry.bytes));
+    const memory::Plan resident = this->resident();
+    for (const memory::Entry& entry : resident.entries())
+        if (!own.contains(entry.group)) hash.add_field(cat(entry.name, " ", entry.bytes));
     return hash.hex();
 }
 
@@ -328,12 +336,14 @@ std::map<std::string, int64_t> ModelPlan::groups() const {
 }
 
 std::string ModelPlan::table_text() const {
-    const int with = request_.processes / base_copies();
+    const int64_t there = need().there;
     const memory::Plan own = host(), common = this->common(), peers = peer();
-    const std::string host = cat(own.entries().empty() ? "" : cat("\nin host memory\n", own.table()),
-                                 common.entries().empty() ? ""
-                                 : with > 1 ? cat("\nin host memory, once for ", with, " ranks\n", common.table())
-                                            : cat("\nin host memory, of the base\n", common.table()));
+    const std::string held = there > 0 ? cat(" (", memory::human_bytes(there), " of it are there)") : "";
+    const std::string host =
+        cat(own.entries().empty() ? "" : cat("\nin host memory\n", own.table()),
+            common.entries().empty()
+                ? ""
+                : cat("\nin host memory, once for all processes with this base", held, "\n", common.table()));
     const std::string beside = request_.device.is_cpu() ? ""
                                                         : cat("\nscalars, and what the allocator rounds up ",
                                                               memory::human_bytes(memory::beside_arenas_bytes));

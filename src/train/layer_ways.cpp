@@ -20,11 +20,11 @@ bool may_take_codes(const config::Config& config, const model::LoadRequest& requ
 }
 
 bool holds(const MemoryBudget& budget, const spec::MemoryNeed& need, at::Device device) {
-    return need.device <= budget.device && (!device.is_cuda() || need.host <= budget.host);
+    return need.device <= budget.device && (!device.is_cuda() || need.host - need.there <= budget.host);
 }
 
 bool fits(const model::ModelPlan& plan, const MemoryBudget& budget) {
-    return holds(budget, {plan.total_bytes(), plan.host_bytes()}, plan.request().device);
+    return holds(budget, plan.need(), plan.request().device);
 }
 
 std::string describe_places(const model::ModelPlan& plan) {

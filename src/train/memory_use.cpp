@@ -197,7 +197,11 @@ class Choice {
                                 .try_emplace(std::tuple(like.row_tile, like.in_flight, like.inputs_in_fp8), plan_,
                                              machine_.card, micro_batches_, like)
                                 .first->second;
-        const std::optional<spec::RunPlan> found = costs.solve(solved_ways_, forms, {budget_.device, budget_.host});
+        // What others hold of the base is credited as if all of it were used; if that is too much, none of it is.
+        const int64_t held = plan_.request().held ? plan_.request().held->bytes() : 0;
+        std::optional<spec::RunPlan> found = costs.solve(solved_ways_, forms, {budget_.device, budget_.host + held});
+        if (held > 0 && found && !fits(*found))
+            found = costs.solve(solved_ways_, forms, {budget_.device, budget_.host});
         if (!found) return std::nullopt;
         return std::pair(*found, costs.step_ms(*found));
     }

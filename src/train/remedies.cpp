@@ -134,6 +134,7 @@ void require_memory(const model::ModelPlan& plan, const MemoryBudget& budget,
                     const std::optional<planner::Card>& card) {
     const model::LoadRequest& request = plan.request();
     if (fits(plan, budget)) return;
+    const spec::MemoryNeed need = plan.need();
     const std::vector<std::string> found = remedies(plan, budget, card ? &*card : nullptr);
     std::string advice = "Would fit:";
     for (const std::string& remedy : found) advice += "\n    " + remedy;
@@ -149,7 +150,7 @@ void require_memory(const model::ModelPlan& plan, const MemoryBudget& budget,
     if (request.saves)
         advice += " With training.save_steps 0 and save_minutes 0 no copies for checkpoints are planned.";
     throw runtime_failure(
-        cat("not enough host memory: ", memory::human_bytes(plan.host_bytes()), " would be page-locked, ",
+        cat("not enough host memory: ", memory::human_bytes(need.host - need.there), " would be page-locked, ",
             memory::human_bytes(budget.host), " may be\n", plan.table_text()),
         advice);
 }

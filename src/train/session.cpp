@@ -2,39 +2,26 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "unsloth/comm/peer_memory.h"
 #include "unsloth/config/device_map.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
+#include "unsloth/core/numa.h"
 #include "unsloth/data/run_tokenizer.h"
 #include "unsloth/formats/finite.h"
 #include "unsloth/ops/device.h"
 #include "unsloth/ops/dtype.h"
 #include "unsloth/train/kernels.h"
 #include "unsloth/train/memory_use.h"
+#include "unsloth/weights/base_identity.h"
 
 namespace unsloth::train {
 namespace {
 
 constexpr int64_t head_chunk_bytes = 256 << 20;  // of logits at a time: large enough for full-rate products
-
-/// Every rank's text of the machine, by place.
-std::vector<std::string> texts_here(const std::string& text, comm::Communicator& here, at::Device device) {
-    constexpr int64_t most = 512;
-    UNSLOTH_CHECK(static_cast<int64_t>(text.size()) < most, "a text of ", text.size(), " characters");
-    const at::Tensor own = at::zeros({most}, at::kByte);
-    std::memcpy(own.data_ptr(), text.data(), text.size());
-    const at::Tensor all = at::empty({here.size(), most}, at::TensorOptions().dtype(at::kByte).device(device));
-    here.all_gather(own.to(device), all, "host memory of the model");
-    const at::Tensor there = all.to(at::kCPU);
-    std::vector<std::string> texts;
-    for (int64_t place = 0; place < here.size(); ++place)
-        texts.emplace_back(static_cast<const char*>(there[place].const_data_ptr()));
-    return texts;
-}
 
 /// A lora option that the user gave must say what the adapter folder says.
 void check_against_adapter(const config::LoadedConfig& loaded, const spec::LoraSpec& asked,
@@ -177,6 +164,11 @@ model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device d
     return request;
 }
 
+std::shared_ptr<memory::HeldMemory> held_memory(const formats::WeightFile& file, at::Device device) {
+    if (!device.is_cuda()) return nullptr;
+    return std::make_shared<memory::HeldMemory>(weights::base_identity(file, device));
+}
+
 void size_for(model::ActivationSizes& sizes, const data::BatchLimits& limits) {
     sizes.tokens = limits.tokens;
     sizes.segments = limits.segments;
@@ -206,11 +198,18 @@ weights::LoadShare load_share(comm::Group* group, const model::ModelPlan& plan) 
     if (group == nullptr || (request.device.is_cpu() && !peers)) return {};
     const bool cut = !request.tp.alone() || !request.pp.alone();
     if (cut && !peers) return {};  // each reads a part of its own
-    const std::vector<std::string> plans = group->gather(plan.resident_fingerprint(), "the comparison of memory plans");
+    const std::string own = plan.resident_fingerprint();
+    const auto node = request.device.is_cuda() ? numa_node_of(ops::pci_address(request.device)) : std::nullopt;
+    const std::vector<std::string> all = group->gather(cat(own, " ", node.value_or(-1)), "the comparison of plans");
     comm::Communicator& ranks = peers ? *request.peer_ranks : group->here();
-    const bool alike = std::all_of(ranks.ranks().begin(), ranks.ranks().end(), [&](int rank) {
-        return plans[static_cast<std::size_t>(rank)] == plans[static_cast<std::size_t>(ranks.ranks().front())];
-    });
+    bool alike = true;
+    std::set<int> nodes;
+    for (const int rank : ranks.ranks()) {
+        const std::string& text = all[static_cast<std::size_t>(rank)];
+        alike = alike && text.substr(0, own.size()) ==
+                             all[static_cast<std::size_t>(ranks.ranks().front())].substr(0, own.size());
+        nodes.insert(std::stoi(text.substr(own.size())));
+    }
     if (!alike && peers)
         throw runtime_failure(
             "the ranks of this machine plan their memory differently, and cannot hold a base together",
@@ -222,10 +221,7 @@ weights::LoadShare load_share(comm::Group* group, const model::ModelPlan& plan) 
     weights::LoadShare share{ranks.rank(), ranks.size(), [&ranks](const at::Tensor& values, int reader) {
                                  ranks.broadcast(values, reader, "the model's weights");
                              }};
-    if (!cut)  // slices in host memory are each rank's own
-        share.gather = [&ranks, device = request.device](const std::string& text) {
-            return texts_here(text, ranks, device);
-        };
+    if (!nodes.contains(-1)) share.nodes = nodes;
     share.share_memory = [group, &ranks, device = request.device](int64_t bytes) {
         const std::vector<at::Tensor> here = comm::share_memory(*group, device, bytes);
         std::vector<at::Tensor> theirs;
@@ -278,6 +274,7 @@ LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedM
     const at::Device device = ops::choose_device(loaded.config.hardware.device);
     LoadedModel result;
     model::LoadRequest request = load_request(loaded, device, /*trains=*/false);
+    request.held = held_memory(*opened.file, device);
     for (const auto& [name, folder] : adapters.folders) {
         const weights::NamedAdapter named{name, formats::resolve_model_path(folder).string()};
         const formats::Adapter adapter = formats::read_adapter(named.folder, opened.file->spec);

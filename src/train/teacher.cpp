@@ -111,6 +111,7 @@ void Instruction::require(const data::Dataset& rows, const std::string& what) co
 void Instruction::plan(const model::LoadRequest& student, comm::Group* group) {
     if (file_) return;
     model::LoadRequest request = load_request(of_teacher_, device_, /*trains=*/false, student.kernels);
+    request.held = held_memory(*opened_.file, device_);
     const model::ActivationSizes& sizes = student.sizes;
     if (request.adapter) formats::require_finite(formats::read_adapter(*request.adapter, opened_.file->spec));
     request.sizes.tokens = sizes.tokens;
@@ -136,7 +137,8 @@ bool Instruction::move_to_host() {
 
 MemoryBudget Instruction::need() const {
     if (!plan_) return {};
-    return {plan_->total_bytes(), device_.is_cuda() ? plan_->host_bytes() : 0};
+    const spec::MemoryNeed need = plan_->need();
+    return {need.device, device_.is_cuda() ? need.host - need.there : 0};
 }
 
 void Instruction::load(comm::Group* group) {

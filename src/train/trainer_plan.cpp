@@ -99,6 +99,7 @@ void Trainer::make_plan() {
     if (mesh_) request.cp = model::ContextParallel(mesh_->cp());
     if (mesh_ && mesh_->pp() != nullptr) require_pipelined(config(), device_, opened_.file->spec.num_layers);
     request.weighs = objective_->weighs();
+    request.held = held_memory(*opened_.file, device_);
     if (group_) request.processes = static_cast<int>(group_->ranks_here().size());
     request.holding = parameter_holding(config().distributed, place_of(mesh_ ? mesh_->stage() : nullptr));
     require_shareable(config(), request.holding);

@@ -61,6 +61,7 @@ inline std::string bias_name(int64_t layer, Group g) {
     return cat("bias ", layer, " ", name_of(g));
 }
 inline constexpr const char* disk_buffers_name = "disk buffers";
+inline constexpr const char* nested_offset_part = "nested offset";
 inline constexpr const char* untied_head_name = "lm_head copy";
 
 }  // namespace unsloth::weights

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "unsloth/core/error.h"
+#include "unsloth/core/hash.h"
 #include "unsloth/ops/dtype.h"
 #include "weights/base_buffers.h"
 
@@ -257,6 +258,17 @@ LayerImage BasePlan::image_of(const Sources& sources) const {
     return image;
 }
 
+/// Which tensors an image holds, and in which form: images with one content, of one base, are equal byte for byte.
+std::string BasePlan::content_of(const Sources& sources) const {
+    ContentHash hash;
+    for (const formats::TensorSource* source : sources) {
+        const spec::MatrixSlice part = part_of(*source);
+        hash.add_field(cat(source->rule.hf_name, " ", name_of(type_of(*source)), " ", static_cast<int>(held(*source)),
+                           " ", part.rows.begin, " ", part.rows.size, " ", part.columns.begin, " ", part.columns.size));
+    }
+    return hash.hex();
+}
+
 /// The parts of a stored weight: one for each parameter, or block of them, or what many blocks share.
 void BasePlan::add_parts(const formats::TensorSource& source, bool large, LayerImage& image) const {
     const Held how = held(source);
@@ -282,6 +294,7 @@ void BasePlan::add_parts(const formats::TensorSource& source, bool large, LayerI
     if (in_8bit)
         add("nested absmax", at::kFloat, (blocks + spec::quant4_nested_block - 1) / spec::quant4_nested_block,
             /*is_large=*/false);
+    if (in_8bit && how != Held::packed) add(nested_offset_part, at::kFloat, 1, /*is_large=*/false);
     add("tables", at::kFloat, 16 + 256, /*is_large=*/false);
 }
 
@@ -340,8 +353,12 @@ void BasePlan::submit_peer(int rank, memory::Plan& plan) const {
 void BasePlan::submit_common(memory::Plan& common) const {
     for (const int layer : streamed_)
         if (place_of(layer) == spec::Place::host)
-            common.add("base weights", [&] { return image_name(layer); }, image_bytes(layer));
-    if (request_.embedding_on_host && embedding_is_common() && layout_.stage.first()) add_embedding(common);
+            common.named() ? void(common.add("base weights", image_name(layer), image_bytes(layer), memory::always,
+                                             content_of(linears(layer))))
+                           : common.add_sizes(image_bytes(layer), memory::always, 1);
+    if (!request_.embedding_on_host || !layout_.stage.first()) return;
+    const Sources embed{&file_->tensors.of(spec::TensorRole::embed_tokens)};
+    common.add("embeddings", embed[0]->rule.hf_name, image_of(embed).bytes(), memory::always, content_of(embed));
 }
 
 void BasePlan::submit_host(memory::Plan& host) const {
@@ -349,17 +366,6 @@ void BasePlan::submit_host(memory::Plan& host) const {
         if (const ImageSize& image = image_at(layer); on_disk(layer))
             host.add("base weights", [&] { return image_name(layer); }, image.bytes - image.rest);
     if (!recordable()) host.add("disk buffers", disk_buffers_name, DiskStream::memory_bytes);
-    if (request_.embedding_on_host && !embedding_is_common() && layout_.stage.first()) add_embedding(host);
-}
-
-void BasePlan::add_embedding(memory::Plan& host) const {
-    const formats::TensorSource& embed = file_->tensors.of(spec::TensorRole::embed_tokens);
-    host.add("embeddings", embed.rule.hf_name, image_of({&embed}).bytes());
-}
-
-/// Whether processes can read rows of it each: codes' offsets lie with the process that made them.
-bool BasePlan::embedding_is_common() const {
-    return type_of(file_->tensors.of(spec::TensorRole::embed_tokens)) == weight_type_of(request_.dtype);
 }
 
 std::string BasePlan::description() const {

@@ -153,6 +153,7 @@ StoredWeight BasePlan::load_stored(ops::Context& ctx, const formats::TensorSourc
                                    const PlacePart& place) const {
     const Held how = held(source);
     const auto where_it_is = [](const char*, const at::Tensor& values) { return values; };
+    const auto place_offset = [&](float offset) { place(nested_offset_part, at::full({1}, offset)); };
     if (how == Held::file_map) {
         if (source.quantised()) return quant4_rows(source.quant4->view, where_it_is);
         if (source.int8) return int8_of(source);
@@ -180,6 +181,7 @@ StoredWeight BasePlan::load_stored(ops::Context& ctx, const formats::TensorSourc
                                made.nested_offset,
                                rows,
                                cols};
+        place_offset(made.nested_offset);
     } else {
         ops::Quant4Tensor made;
         if (reads) made = std::get<ops::Quant4Tensor>(frozen_weight(ctx, source));
@@ -190,6 +192,7 @@ StoredWeight BasePlan::load_stored(ops::Context& ctx, const formats::TensorSourc
                                    made.nested_offset,
                                    rows,
                                    cols};
+        if (nested(source)) place_offset(made.nested_offset);
     }
     if (reads) source.drop();
     return stored;
@@ -281,10 +284,11 @@ std::optional<StreamedImage> BasePlan::streamed_image(const BaseMemory& memory, 
     const int64_t bytes = image_bytes(layer);
     const memory::Arena& resident = memory.resident;
     at::Tensor image = peer_image(memory.peers, layer);
-    if (!image.defined()) {
-        const memory::Arena& host = on_disk(layer) ? *memory.host : *memory.common;
-        const memory::BufferId on_host = host.plan().find(image_name(layer));
-        image = host.tensor(on_host, {host.plan().entry(on_host).bytes}, at::kByte);
+    if (!image.defined() && on_disk(layer)) {
+        const memory::BufferId on_host = memory.host->plan().find(image_name(layer));
+        image = memory.host->tensor(on_host, {memory.host->plan().entry(on_host).bytes}, at::kByte);
+    } else if (!image.defined()) {
+        image = memory.common->tensor(memory.common->plan().find(image_name(layer)));
     }
     StreamedImage streamed{
         .image = image,
@@ -309,13 +313,9 @@ BasePlan::ImageMemory BasePlan::memory_at(const at::Tensor& read, const at::Tens
                            const at::Tensor& values) { image.part(filled, part).copy_(values); }};
 }
 
-/// The projections of a layer that does not lie ready.
-StoredLayer BasePlan::load_image(ops::Context& ctx, const ImageMemory& memory, int layer, SharedLoading& shared) const {
+/// The projections of a layer that does not lie ready; with `reads` their values, too.
+StoredLayer BasePlan::load_image(ops::Context& ctx, const ImageMemory& memory, int layer, bool reads) const {
     const LayerImage image = image_of(layer);
-    const bool reads = at_peer(layer)   ? owns(layer)
-                       : on_disk(layer) ? true
-                       : streams(layer) ? shared.reads_to_host(layer)
-                                        : shared.reads(layer);
     StoredLayer stored;
     for (const Group g : all_groups) {
         std::vector<StoredWeight> projections;
@@ -326,12 +326,38 @@ StoredLayer BasePlan::load_image(ops::Context& ctx, const ImageMemory& memory, i
                 if (reads) memory.fill(image, name, source, values.view({-1}));
                 return image.part(memory.read, name);
             }));
-            shared.done();
         }
         stored.groups[static_cast<std::size_t>(g)] = std::move(projections);
     }
-    if (place_of(layer) == spec::Place::device) shared.expect(memory.read, shared.reader_of(layer));
     return stored;
+}
+
+/// The one number of a weight that products are given by the host, from its image in `memory`.
+void BasePlan::read_offset(const LayerImage& image, const at::Tensor& memory, const formats::TensorSource& source,
+                           StoredWeight& stored) const {
+    const Held how = held(source);
+    if (how == Held::tiles || (how == Held::quantised_here && nested(source)))
+        *nested_offset(stored) = image.part(memory, part_name(source.rule.hf_name, nested_offset_part)).item<float>();
+}
+
+void BasePlan::read_offsets(const at::Tensor& memory, int layer, StoredLayer& stored) const {
+    const LayerImage image = image_of(layer);
+    for (const Group g : all_groups) {
+        auto& projections = std::get<std::vector<StoredWeight>>(stored.groups[static_cast<std::size_t>(g)]);
+        for (std::size_t i = 0; i < projections.size(); ++i)
+            read_offset(image, memory, file_->tensors.linear(layer, layout_[g].slices[i].projection), projections[i]);
+    }
+}
+
+void BasePlan::read_common(ops::Context& ctx, const std::string& name, const at::Tensor& memory,
+                           SharedLoading& shared) const {
+    for (const int layer : streamed_) {
+        if (image_name(layer) != name) continue;
+        load_image(ctx, memory_at(memory, memory), layer, /*reads=*/true);
+        shared.done(spec::projection_count);
+        return;
+    }
+    load_matrix(ctx, memory, file_->tensors.of(spec::TensorRole::embed_tokens), /*reads=*/true);
 }
 
 std::unique_ptr<Pager> BasePlan::load_layers(ops::Context& ctx, const BaseMemory& memory, const Adapters* adapters,
@@ -354,14 +380,16 @@ std::unique_ptr<Pager> BasePlan::load_layers(ops::Context& ctx, const BaseMemory
         }
         const at::Tensor at_peer = peer_image(memory.peers, layer);
         std::optional<StreamedImage>& image = streamed.emplace_back(streamed_image(memory, layer));
+        const bool lies_as_image = at_peer.defined() || image || (!lies_ready(layer) && masters == nullptr);
         if (at_peer.defined()) {
-            stored = load_image(ctx, memory_at(image ? image->slot_memory : at_peer, at_peer), layer, shared);
+            stored = load_image(ctx, memory_at(image ? image->slot_memory : at_peer, at_peer), layer, owns(layer));
         } else if (image && image->disk) {
             const auto fill = [&](const LayerImage& of, const std::string& part, const formats::TensorSource& source,
                                   const at::Tensor& values) { loading.place(*image, of, part, source, values); };
-            stored = load_image(ctx, {image->slot_memory, fill}, layer, shared);
+            stored = load_image(ctx, {image->slot_memory, fill}, layer, /*reads=*/true);
         } else if (image) {
-            stored = load_image(ctx, memory_at(image->slot_memory, image->image), layer, shared);
+            stored = load_image(ctx, memory_at(image->slot_memory, {}), layer, /*reads=*/false);
+            read_offsets(image->image, layer, stored);
         } else if (!lies_ready(layer) && masters != nullptr) {
             for (const Group g : all_groups) {
                 std::vector<StoredWeight> projections;
@@ -376,8 +404,13 @@ std::unique_ptr<Pager> BasePlan::load_layers(ops::Context& ctx, const BaseMemory
             at::Tensor held;  // undefined where all of it stays in the file's map
             if (const int64_t bytes = image_bytes(layer); bytes > 0)
                 held = arena.tensor(arena.plan().find(image_name(layer)), {bytes}, at::kByte);
-            stored = load_image(ctx, memory_at(held, held), layer, shared);
+            stored = load_image(ctx, memory_at(held, held), layer, shared.reads(layer));
+            shared.expect(held, shared.reader_of(layer));
         }
+        // What this process read into common memory has been counted.
+        const bool counted = image && !at_peer.defined() && !image->disk &&
+                             memory.common->filled_here(memory.common->plan().find(image_name(layer)));
+        if (lies_as_image && !counted) shared.done(spec::projection_count);
         for (const Group g : all_groups) {
             stored.biases[static_cast<std::size_t>(g)] = load_bias(arena, layer, g);
             if (!lies_ready(layer)) continue;
@@ -410,55 +443,57 @@ std::unique_ptr<Pager> BasePlan::load_layers(ops::Context& ctx, const BaseMemory
                                    TilePolicy{request_.nf4_chooser, request_.trains}, std::move(images), slices);
 }
 
-/// A frozen matrix outside of the layers that is not held in the compute type, in its buffer.
-StoredWeight BasePlan::load_matrix(ops::Context& ctx, const memory::Arena& where,
-                                   const formats::TensorSource& source) const {
+/// A frozen matrix outside of the layers, which lies in its memory as an image; with `reads` its values are brought
+/// there.
+StoredWeight BasePlan::load_matrix(ops::Context& ctx, const at::Tensor& memory, const formats::TensorSource& source,
+                                   bool reads) const {
     const LayerImage image = image_of({&source});
-    const at::Tensor memory = where.tensor(where.plan().find(source.rule.hf_name), {image.bytes()}, at::kByte);
-    return load_stored(ctx, source, /*reads=*/true, [&](const char* what, const at::Tensor& values) {
+    StoredWeight stored = load_stored(ctx, source, reads, [&](const char* what, const at::Tensor& values) {
         const at::Tensor part = image.part(memory, part_name(source.rule.hf_name, what));
-        part.copy_(values.view({-1}));
+        if (reads) part.copy_(values.view({-1}));
         return part;
     });
+    if (!reads) read_offset(image, memory, source, stored);
+    return stored;
 }
 
 OuterWeights BasePlan::load_outer(ops::Context& ctx, const BaseMemory& memory, const Parameters* masters,
                                   SharedLoading& shared) const {
     const memory::Arena& arena = memory.resident;
-    const auto matrix = [&](const formats::TensorSource& source, const std::string& buffer, const memory::Arena& where,
+    const auto matrix = [&](const formats::TensorSource& source, const std::string& buffer,
                             bool trained) -> StoredWeight {
         if (masters != nullptr && (request_.reads_values || request_.dtype == at::kFloat))
             return masters->value(
                 *masters->table().find(source.rule.role, -1, spec::Projection::q, Parameter::Kind::base));
         shared.done();
         if (masters == nullptr && !trained && type_of(source) != weight_type_of(request_.dtype))
-            return load_matrix(ctx, where, source);
-        const at::Tensor out = where.tensor(where.plan().find(buffer), source.rule.shape, request_.dtype),
+            return load_matrix(ctx, arena.tensor(arena.plan().find(buffer), {image_of({&source}).bytes()}, at::kByte),
+                               source, /*reads=*/true);
+        const at::Tensor out = arena.tensor(arena.plan().find(buffer), source.rule.shape, request_.dtype),
                          values = is_plain(source) ? mapped_tensor(*source.tensor) : matrix_of(source, request_.dtype);
-        const auto read = [&](int64_t begin, int64_t end) {
+        shared.read_rows(out, [&](int64_t begin, int64_t end) {
             out.narrow(0, begin, end - begin).copy_(values.narrow(0, begin, end - begin));
-        };
-        if (&where == &arena) {
-            shared.read_rows(out, read);
-        } else {
-            shared.read_rows_to_host(out, read);
-        }
+        });
         source.drop();
         return out;
     };
     const formats::TensorSource &embed = file_->tensors.of(spec::TensorRole::embed_tokens),
                                 &head = file_->tensors.head();
     OuterWeights outer;
-    const memory::Arena& of_embedding = !request_.embedding_on_host ? arena
-                                        : embedding_is_common()     ? *memory.common
-                                                                    : *memory.host;
     const spec::Stage& stage = layout_.stage;
-    if (stage.holds(spec::TensorRole::embed_tokens, -1, reads_embedding_as_head()))
-        outer.embed_VD = matrix(embed, embed.rule.hf_name, of_embedding, request_.trains_embedding);
+    if (stage.holds(spec::TensorRole::embed_tokens, -1, reads_embedding_as_head())) {
+        if (request_.embedding_on_host) {
+            shared.done();
+            const memory::BufferId common = memory.common->plan().find(embed.rule.hf_name);
+            outer.embed_VD = load_matrix(ctx, memory.common->tensor(common), embed, /*reads=*/false);
+        } else {
+            outer.embed_VD = matrix(embed, embed.rule.hf_name, request_.trains_embedding);
+        }
+    }
     if (stage.last()) {
         const bool tied = &embed == &head;
-        outer.lm_head_VD = !tied                  ? matrix(head, head.rule.hf_name, arena, request_.trains_head)
-                           : request_.unties_head ? matrix(embed, untied_head_name, arena, /*trained=*/true)
+        outer.lm_head_VD = !tied                  ? matrix(head, head.rule.hf_name, request_.trains_head)
+                           : request_.unties_head ? matrix(embed, untied_head_name, /*trained=*/true)
                                                   : outer.embed_VD;
         outer.final_norm_D = norm(arena, spec::TensorRole::final_norm, -1, masters);
     }

@@ -12,15 +12,7 @@ void SharedLoading::read_rows(const at::Tensor& matrix, const std::function<void
     }
 }
 
-void SharedLoading::read_rows_to_host(const at::Tensor& matrix,
-                                      const std::function<void(int64_t begin, int64_t end)>& read) const {
-    const auto [begin, end] =
-        one_host_copy_ ? rows_of(share_.place, matrix.size(0)) : std::pair(int64_t{0}, matrix.size(0));
-    if (begin < end) read(begin, end);
-}
-
 void SharedLoading::finish() {
-    if (one_host_copy_) share_.gather("");  // all have written
     for (const auto& [values, reader] : expected_) share_.broadcast(values, reader);
     expected_.clear();
 }

@@ -2,9 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include <barrier>
 #include <random>
-#include <thread>
 
 #include "unsloth/core/error.h"
 
@@ -190,52 +188,6 @@ TEST(Arena, SaysWhatWasAskedForWhenTheDeviceHasNotEnough) {
         EXPECT_NE(std::string(error.what()).find("33554432.00 GiB"), std::string::npos) << error.what();
         EXPECT_NE(std::string(error.what()).find("max_seq_length"), std::string::npos) << error.what();
     }
-}
-
-/// Three processes, here threads, that take one piece; `heard`: what a place hears of another's text.
-std::vector<std::optional<Arena>> shared_by_three(
-    const Plan& plan, const std::function<std::string(int place, const std::string& text)>& heard) {
-    constexpr int places = 3;
-    std::barrier<> all(places);
-    std::vector<std::string> texts(places);
-    std::vector<std::optional<Arena>> arenas(places);
-    std::vector<std::jthread> threads;
-    for (int place = 0; place < places; ++place)
-        threads.emplace_back([&, place] {
-            const auto gather = [&](const std::string& text) {
-                texts[static_cast<std::size_t>(place)] = text;
-                all.arrive_and_wait();
-                std::vector<std::string> found;
-                for (const std::string& said : texts) found.push_back(heard(place, said));
-                all.arrive_and_wait();
-                return found;
-            };
-            arenas[static_cast<std::size_t>(place)] = Arena::shared_host(plan, at::kCPU, {place, places, gather});
-        });
-    threads.clear();
-    return arenas;
-}
-
-TEST(Arena, IsOnePieceForProcessesThatShareIt) {
-    Plan plan;
-    plan.add("g", "a", 1000);
-    const BufferId b = plan.add("g", "b", 5000000);
-    plan.place();
-    const auto arenas = shared_by_three(plan, [](int, const std::string& text) { return text; });
-    for (const auto& arena : arenas) ASSERT_TRUE(arena.has_value());
-    arenas[1]->tensor(b, {5000000}, at::kByte).fill_(7);
-    for (const auto& arena : arenas) EXPECT_TRUE((arena->tensor(b, {5000000}, at::kByte) == 7).all().item<bool>());
-}
-
-TEST(Arena, IsSharedByAllOrByNobody) {
-    Plan plan;
-    plan.add("g", "a", 1000);
-    plan.place();
-    // Place 2 is in another container: what it hears is no descriptor there.
-    const auto arenas = shared_by_three(plan, [](int place, const std::string& text) {
-        return place == 2 && text.find(' ') < 10 ? cat("1 999999 ", text) : text;
-    });
-    for (const auto& arena : arenas) EXPECT_FALSE(arena.has_value());
 }
 
 TEST(DeviceMemory, TheMachinesMemoryIsPlausible) {

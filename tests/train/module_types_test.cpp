@@ -124,7 +124,8 @@ int64_t bytes_in_8bit(int64_t rows, int64_t cols) {
 }
 int64_t bytes_in_4bit(int64_t rows, int64_t cols) {
     const int64_t blocks = rows * cols / 64;
-    return rounded(rows * cols / 2) + rounded(blocks) + rounded(4 * ((blocks + 255) / 256)) + rounded(4 * (16 + 256));
+    return rounded(rows * cols / 2) + rounded(blocks) + rounded(4 * ((blocks + 255) / 256)) + rounded(4) +
+           rounded(4 * (16 + 256));
 }
 
 TEST(PrecisionPlan, HoldsWhatTheTypesTake) {

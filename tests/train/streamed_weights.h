@@ -90,7 +90,9 @@ struct StreamedRun {
     at::Tensor gradients_P, values_P;  ///< on the CPU, after the last step
 };
 
-inline StreamedRun run_streamed(Base base, const StreamedCase& streamed, at::Device device, at::ScalarType dtype) {
+/// What a run asks for whose layers lie as the case says, but for the folder of weights on the disk.
+inline model::LoadRequest streamed_request(Base base, const StreamedCase& streamed, at::Device device,
+                                           at::ScalarType dtype) {
     model::LoadRequest request;
     request.device = device;
     request.dtype = dtype;
@@ -102,8 +104,6 @@ inline StreamedRun run_streamed(Base base, const StreamedCase& streamed, at::Dev
     request.trains = true;
     request.optim = config::Optimizer::adamw_torch;
     request.records = streamed.records;
-    const ScratchFolder offload;
-    request.offload_folder = (offload / "weights").string();
     request.sizes.tokens = request.sizes.head_rows = 16 * matrix_rows / 2;
     request.sizes.segments = matrix_rows / 2;
     request.sizes.longest = 16;
@@ -115,7 +115,17 @@ inline StreamedRun run_streamed(Base base, const StreamedCase& streamed, at::Dev
         layer.weights_at = place;
         layer.cached = device.is_cuda() && place == spec::Place::device && request.run.layers.size() % 2 == 0;
     }
-    LoadedModel loaded = load_model(base_folder(base), request);
+    return request;
+}
+
+/// `after`: is called after each step, from 0.
+inline StreamedRun run_streamed(Base base, const StreamedCase& streamed, at::Device device, at::ScalarType dtype,
+                                const std::optional<fs::path>& folder = std::nullopt,
+                                const std::function<void(int step, const model::Model& model)>& after = nullptr) {
+    model::LoadRequest request = streamed_request(base, streamed, device, dtype);
+    const ScratchFolder offload;
+    request.offload_folder = (offload / "weights").string();
+    LoadedModel loaded = load_model(folder ? *folder : base_folder(base), request);
     loaded.ctx->deterministic = true;
     train::Stepper stepper(*loaded.ctx, *loaded.model, {});
     const StepSplit split{.micro_batches = 2};
@@ -126,6 +136,7 @@ inline StreamedRun run_streamed(Base base, const StreamedCase& streamed, at::Dev
         if (step == 1 || step == 2)  // of another shape, so that slots are left as a training pass does not leave them
             run.evaluations.push_back(
                 loaded->score(matrix_batch({.micro_batches = 4}, 90 + step, 0).micro[0]).sum().item<float>());
+        if (after) after(step, *loaded.model);
     }
     run.gradients_P = loaded->parameters()->state().grads_P.cpu().clone();
     run.values_P = loaded->parameters()->state().params_P.cpu().clone();

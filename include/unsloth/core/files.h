@@ -75,11 +75,15 @@ class MappedFile {
 
     std::span<const std::byte> bytes() const { return {data_, size_}; }
     const std::filesystem::path& path() const { return path_; }
+    /// What the system knew of the file when it was mapped: device, inode, size, and when its content and its inode
+    /// were last changed, in nanoseconds.
+    const std::string& stamp() const { return stamp_; }
     /// Tells the kernel that a range was consumed, so that a map read once does not stay in this process.
     void drop(std::size_t offset, std::size_t length) const noexcept;
 
   private:
     std::filesystem::path path_;
+    std::string stamp_;
     const std::byte* data_ = nullptr;
     std::size_t size_ = 0;
     Watched watched_;

@@ -57,6 +57,7 @@ class SafetensorsFile {
     const std::map<std::string, std::string>& metadata() const { return metadata_; }
     const std::filesystem::path& path() const { return map_->path(); }
     std::size_t size() const { return map_->bytes().size(); }
+    const MappedFile& map() const { return *map_; }
 
   private:
     std::unique_ptr<MappedFile> map_;

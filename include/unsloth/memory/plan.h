@@ -6,8 +6,6 @@
 
 #include <concepts>
 #include <cstdint>
-#include <functional>
-#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -32,6 +30,7 @@ struct Entry {
     int64_t bytes = 0;
     uint8_t phases = always;
     int64_t offset = -1;  ///< set by place()
+    std::string content;  ///< what it will hold, for those who have it in common (CommonMemory)
 };
 
 /// By name, for an arena; or by size alone, for what is only weighed: thousands of plans are before one is taken.
@@ -41,7 +40,7 @@ class Plan {
   public:
     explicit Plan(Detail detail = Detail::names) : named_(detail == Detail::names) {}
     /// Adds a buffer of `bytes` >= 0 bytes; names are unique (CheckError).
-    BufferId add(std::string group, std::string name, int64_t bytes, uint8_t phases = always);
+    BufferId add(std::string group, std::string name, int64_t bytes, uint8_t phases = always, std::string content = {});
     /// The same, of many: `name()` is asked for only where names are kept.
     template <std::invocable Name>
     void add(const char* group, const Name& name, int64_t bytes, uint8_t phases = always) {
@@ -85,13 +84,6 @@ class Plan {
 /// block.
 inline constexpr int64_t beside_arenas_bytes = int64_t{3} << 20;
 
-/// Processes of one machine, each with a device of its own, that hold the same values.
-struct Sharing {
-    int place = 0, size = 1;
-    /// Every process' text of up to 500 bytes, by place; all call it together.
-    std::function<std::vector<std::string>(const std::string& text)> gather;
-};
-
 /// The memory of a placed plan on a device.
 class Arena {
   public:
@@ -99,10 +91,6 @@ class Arena {
     Arena(Plan plan, at::Device device);
     /// Host memory that `device` can read and write: page-locked for a CUDA device, plain for the CPU. Errors as above.
     static Arena host(Plan plan, at::Device device);
-    /// One piece of such memory for all these processes, who call it together with equal plans: near their devices,
-    /// with pages of each NUMA node that they are attached to. nullopt, with a line in the log that says why, where one
-    /// of them cannot reach or lock it. No process sees what another writes before they meet again.
-    static std::optional<Arena> shared_host(Plan plan, at::Device device, const Sharing& processes);
     /// The buffer as a contiguous tensor. CheckError when sizes x dtype exceed the buffer.
     at::Tensor tensor(BufferId id, at::IntArrayRef sizes, at::ScalarType dtype) const;
     const Plan& plan() const { return plan_; }

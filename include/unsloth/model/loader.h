@@ -50,7 +50,10 @@ struct LoadRequest {
     TensorParallel tp;                ///< whose slices of the layers are planned and loaded
     ContextParallel cp;               ///< its ranks have parts of the rows, as `sizes` say
     int processes = 1;                ///< of this machine that plan alike: they take its host memory together
-    Pipeline pp;                      ///< whose stage is; its micro-batches in flight are the least of a plan
+    /// What processes hold of the base in host memory, until it is loaded; nullptr: nobody is asked, as where the plan
+    /// is for another machine.
+    std::shared_ptr<memory::HeldMemory> held;
+    Pipeline pp;  ///< whose stage is; its micro-batches in flight are the least of a plan
     ActivationSizes sizes;
     spec::RunPlan run;
     int64_t fewest_tokens = 0;  ///< a pass has at least so many (generation: one); 0: about as many as `sizes` says
@@ -85,21 +88,25 @@ class ModelPlan {
     memory::Plan peer() const;
     /// Page-locked host memory of a CUDA run: what layers keep there, and copies for checkpoints.
     memory::Plan host() const;
-    /// The same of what all processes of the machine have in common: the base's layers and embeddings.
+    /// The same of what all processes with this base have in common on the machine: its layers and embeddings.
     memory::Plan common() const;
-    /// Of all processes of the machine.
-    int64_t host_bytes() const { return need(parts_, request_.run).host; }
-    /// How many processes of the machine hold what the base has in host memory for themselves.
-    int base_copies() const { return request_.tp.alone() && request_.pp.alone() ? 1 : request_.processes; }
+    /// Of all of the run's processes on the machine.
+    int64_t host_bytes() const { return need().host; }
+    /// How many parts of the base, each for some of the run's processes here, lie in host memory.
+    int base_copies() const {
+        return static_cast<int>(std::min<int64_t>(request_.processes, request_.tp.place().size));
+    }
     /// `sizes` may be changed before load().
     void set_sizes(const ActivationSizes& sizes);
     /// `run` may be changed before load(), too. CheckError for a number of layers that the model has not, and where a
     /// layer offloads above one that does not.
     void set_run(spec::RunPlan run);
-    /// What load() would take with this plan instead: from the same lists of buffers that it cuts tensors from.
+    /// What load() takes, and what it would take with this plan instead: from the lists of buffers that it cuts tensors
+    /// from.
+    spec::MemoryNeed need() const { return need(parts_, request_.run); }
     spec::MemoryNeed estimate(const spec::RunPlan& run) const;
     /// Bytes on the request's device, never less than the allocator's peak; the CPU's are the host's too.
-    int64_t total_bytes() const { return need(parts_, request_.run).device; }
+    int64_t total_bytes() const { return need().device; }
     /// Device memory that the driver takes for recorded passes, estimated from the number of layers.
     int64_t recorded_bytes() const { return recorded_bytes(parts_, request_.run); }
     /// The plans as one table.
@@ -115,7 +122,8 @@ class ModelPlan {
     bool lies_in_checkpoint() const { return parts_.base->lies_in_checkpoint(); }
     int widest_bits() const { return parts_.base->widest_bits(); }
 
-    /// What all processes of a LoadShare must have in common: every buffer of the base, its name and size, as a hash.
+    /// What all processes of a LoadShare must have in common: every buffer on the device that they fill together, its
+    /// name and size, as a hash.
     std::string resident_fingerprint() const;
     /// Allocates and loads: a share of it, where there are others (weights/base_plan.h); adapters are read by everyone.
     /// Their values come from the PEFT folder, or A Kaiming-uniform(a = sqrt 5) and B zero.
@@ -145,6 +153,7 @@ class ModelPlan {
     };
     struct BaseBytes {
         int64_t resident = 0, peer = 0, host = 0, common = 0;
+        int64_t there = 0;  ///< of common: what other processes have already
     };
     struct Parts {
         std::shared_ptr<const weights::BasePlan> base;
@@ -161,7 +170,8 @@ class ModelPlan {
     void submit_trained(memory::Plan& resident) const;
     void submit_trained_host(memory::Plan& host) const;
     void submit_step(const spec::RunPlan& run, memory::Plan& step, memory::Plan& host) const;
-    bool load_common(const weights::LoadShare& share, ModelParts& parts) const;
+    void load_common(ops::Context& ctx, const weights::LoadShare& share, ModelParts& parts,
+                     weights::SharedLoading& shared) const;
     void initialise(weights::Parameters& parameters, weights::SharedLoading& shared) const;
     void initialise_base(const weights::Parameter& p, weights::Parameters& parameters,
                          weights::SharedLoading& shared) const;

@@ -16,7 +16,8 @@ namespace unsloth::model {
 /// Everything a model is made of, built by model/loader.h. Owns all of it; members in order of dependence.
 struct ModelParts {
     std::unique_ptr<memory::Arena> resident_memory, step_memory;
-    std::unique_ptr<memory::Arena> host_memory, common_memory;  ///< nullptr without need
+    std::unique_ptr<memory::Arena> host_memory;           ///< nullptr without need
+    std::unique_ptr<memory::CommonMemory> common_memory;  ///< likewise
     Network network;
     std::vector<std::unique_ptr<Activations>> activations;  ///< one for each micro-batch in flight
     std::optional<ops::AdamwState> copies;  ///< of what a checkpoint holds, in host_memory; where the run saves some

@@ -52,6 +52,7 @@ struct RunPlan {
 struct MemoryNeed {
     int64_t device = 0;  ///< bytes, never less than the allocator's peak; on a CPU the host's too
     int64_t host = 0;    ///< bytes of page-locked host memory
+    int64_t there = 0;   ///< of these, what other processes hold already: the same bytes of the same base
 };
 
 }  // namespace unsloth::spec

@@ -47,6 +47,10 @@ spec::LoraSpec lora_spec(const config::LoraOptions& options);
 model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device device, bool trains,
                                 std::shared_ptr<const spec::KernelTable> kernels = nullptr);
 
+/// What processes of this machine hold of the base in its host memory, for LoadRequest::held; nullptr for a run on the
+/// CPU, whose layers lie in no other memory than its own.
+std::shared_ptr<memory::HeldMemory> held_memory(const formats::WeightFile& file, at::Device device);
+
 /// What passes over batches within these limits are planned for.
 void size_for(model::ActivationSizes& sizes, const data::BatchLimits& limits);
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "unsloth/formats/load_plan.h"
-#include "unsloth/memory/plan.h"
+#include "unsloth/memory/common_memory.h"
 #include "unsloth/spec/run_plan.h"
 #include "unsloth/weights/layer_image.h"
 #include "unsloth/weights/pager.h"
@@ -44,8 +44,8 @@ struct BaseRequest {
 /// The arenas of what a BasePlan submits.
 struct BaseMemory {
     const memory::Arena& resident;
-    const memory::Arena* common;         ///< nullptr where nothing was submitted
-    const memory::Arena* host;           ///< likewise
+    const memory::CommonMemory* common;  ///< filled by read_common; nullptr where nothing was submitted
+    const memory::Arena* host;           ///< nullptr likewise
     std::vector<at::Tensor> peers = {};  ///< of submit_peer, by rank; of this one's own it is filled
 };
 
@@ -61,10 +61,12 @@ class BasePlan {
     void submit(memory::Plan& resident) const;
     /// Submits what lies on the device of the peer of that rank, for all of them.
     void submit_peer(int rank, memory::Plan& plan) const;
-    /// Submits what lies in page-locked host memory and is the same for every process that trains on the base: layers,
-    /// and the embeddings, if asked for, in the compute type.
+    /// Submits what lies in page-locked host memory and is the same for every process that reads the base so: layers,
+    /// and the embeddings, if asked for. An entry's content says which tensors it holds, and in which form.
     void submit_common(memory::Plan& common) const;
-    /// Submits what each process has there for itself: embeddings of another type, what layers on the disk take.
+    /// Reads the piece of that name, which was submitted so, into `memory`: uint8, of the entry's bytes.
+    void read_common(ops::Context& ctx, const std::string& name, const at::Tensor& memory, SharedLoading& shared) const;
+    /// Submits what each process has there for itself: what layers on the disk take.
     void submit_host(memory::Plan& host) const;
     /// Whether it is a plan for layers that are expanded once, and lie, so.
     bool lies_so(const std::vector<bool>& cached, const std::vector<spec::Place>& layers_at) const {
@@ -89,8 +91,7 @@ class BasePlan {
     std::string form_of(int layer) const;
 
     /// Loads the layers: a share of it, where there are others. Frozen linears go by layer; small vectors are read by
-    /// everyone, and so are layers in host memory that is not the others' too. `masters`: of a base that is trained,
-    /// else nullptr; `slices`: as DoraNorms'.
+    /// everyone. `masters`: of a base that is trained, else nullptr; `slices`: as DoraNorms'.
     std::unique_ptr<Pager> load_layers(ops::Context& ctx, const BaseMemory& memory, const Adapters* adapters,
                                        const Parameters* masters, SharedLoading& shared,
                                        comm::Communicator* slices = nullptr) const;
@@ -131,8 +132,6 @@ class BasePlan {
     bool on_disk(int64_t layer) const {
         return layer >= 0 && request_.layers_at.at(static_cast<std::size_t>(layer)) == spec::Place::disk;
     }
-    bool embedding_is_common() const;
-    void add_embedding(memory::Plan& host) const;
     int slots() const;
     int64_t largest_image() const;
     void submit_ready(int64_t layer, memory::Plan& resident) const;
@@ -140,6 +139,7 @@ class BasePlan {
     int64_t image_bytes(int layer) const { return image_at(layer).bytes; }
     using Sources = std::vector<const formats::TensorSource*>;
     Sources linears(int layer) const;
+    std::string content_of(const Sources& sources) const;
     LayerImage image_of(const Sources& sources) const;
     LayerImage image_of(int layer) const { return image_of(linears(layer)); }
     void add_parts(const formats::TensorSource& source, bool large, LayerImage& image) const;
@@ -156,8 +156,12 @@ class BasePlan {
             fill;
     };
     static ImageMemory memory_at(const at::Tensor& read, const at::Tensor& filled);
-    StoredLayer load_image(ops::Context& ctx, const ImageMemory& memory, int layer, SharedLoading& shared) const;
-    StoredWeight load_matrix(ops::Context& ctx, const memory::Arena& where, const formats::TensorSource& source) const;
+    StoredLayer load_image(ops::Context& ctx, const ImageMemory& memory, int layer, bool reads) const;
+    void read_offsets(const at::Tensor& memory, int layer, StoredLayer& stored) const;
+    void read_offset(const LayerImage& image, const at::Tensor& memory, const formats::TensorSource& source,
+                     StoredWeight& stored) const;
+    StoredWeight load_matrix(ops::Context& ctx, const at::Tensor& memory, const formats::TensorSource& source,
+                             bool reads) const;
     std::optional<StreamedImage> streamed_image(const BaseMemory& memory, int layer) const;
     at::Tensor peer_image(const std::vector<at::Tensor>& peers, int layer) const;
     StoredWeight frozen_weight(ops::Context& ctx, const formats::TensorSource& linear) const;

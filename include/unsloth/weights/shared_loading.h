@@ -4,11 +4,11 @@
 #include <ATen/ATen.h>
 
 #include <functional>
+#include <set>
 #include <utility>
 #include <vector>
 
 #include "unsloth/core/progress.h"
-#include "unsloth/memory/plan.h"
 
 namespace unsloth::weights {
 
@@ -18,8 +18,8 @@ struct LoadShare {
     int place = 0, size = 1;
     /// Contiguous values on the device: they become those of the process at `owner`. Called by all in the same order.
     std::function<void(const at::Tensor& values, int owner)> broadcast;
-    /// As memory::Sharing's. Without it each has what lies in host memory to itself.
-    std::function<std::vector<std::string>(const std::string& text)> gather;
+    /// NUMA nodes that their devices are attached to, for what they have in common in host memory; empty: unknown.
+    std::set<int> nodes = {};
     /// So many bytes of this process', and those of the others, by place: uint8 that it can copy from. Called by all
     /// together; empty where they cannot.
     std::function<std::vector<at::Tensor>(int64_t bytes)> share_memory = nullptr;
@@ -27,9 +27,8 @@ struct LoadShare {
 
 class SharedLoading {
   public:
-    /// `tensors`: how many will be done(); `one_host_copy`: what lies in host memory is the same piece for all.
-    SharedLoading(const LoadShare& share, int64_t tensors, bool one_host_copy = false)
-        : share_(share), one_host_copy_(one_host_copy), progress_("loading the model", tensors) {}
+    /// `tensors`: how many will be done().
+    SharedLoading(const LoadShare& share, int64_t tensors) : share_(share), progress_("loading the model", tensors) {}
 
     /// This many tensors more are read, or left to others.
     void done(int64_t tensors = 1) { progress_.add(tensors); }
@@ -38,9 +37,6 @@ class SharedLoading {
     int reader_of(int64_t layer) const { return static_cast<int>(layer % share_.size); }
     bool reads(int64_t layer) const { return reader_of(layer) == share_.place; }
 
-    /// Whether this process reads what of a layer lies in host memory.
-    bool reads_to_host(int64_t layer) const { return !one_host_copy_ || reads(layer); }
-
     /// These values on the device, read or not, are the reader's after finish(). Undefined ones are left out.
     void expect(const at::Tensor& values, int reader) {
         if (!alone() && values.defined()) expected_.emplace_back(values, reader);
@@ -48,8 +44,6 @@ class SharedLoading {
 
     /// Has this process' rows of a matrix read: read(begin, end). After finish() all rows are there.
     void read_rows(const at::Tensor& matrix, const std::function<void(int64_t begin, int64_t end)>& read);
-    /// The same of a matrix in host memory.
-    void read_rows_to_host(const at::Tensor& matrix, const std::function<void(int64_t begin, int64_t end)>& read) const;
 
     /// Exchanges what is expected: when everyone has read, so that no one's reading waits for another's.
     void finish();
@@ -61,7 +55,6 @@ class SharedLoading {
     }
 
     const LoadShare& share_;
-    bool one_host_copy_;
     Progress progress_;
     std::vector<std::pair<at::Tensor, int>> expected_;
 };

@@ -1,0 +1,186 @@
+#include "unsloth/memory/common_memory.h"
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+#include <thread>
+
+#include "memory/host_pages.h"
+#include "unsloth/core/cgroup.h"
+#include "unsloth/core/error.h"
+#include "unsloth/core/interrupt.h"
+#include "unsloth/core/log.h"
+#include "unsloth/core/shared_segment.h"
+
+#ifdef UNSLOTH_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+namespace unsloth::memory {
+namespace {
+
+std::string name_of(const std::string& owner, const std::string& content) {
+    return cat("base ", owner, " ", content);
+}
+
+#ifdef UNSLOTH_CUDA
+bool registers_read_only(at::Device device) {
+    int supported = 0;
+    if (cudaDeviceGetAttribute(&supported, cudaDevAttrHostRegisterReadOnlySupported, device.index()) != cudaSuccess)
+        (void)cudaGetLastError();
+    return supported != 0;
+}
+#endif
+
+}  // namespace
+
+HeldMemory::HeldMemory(std::string owner) : owner_(std::move(owner)) {
+    const std::string begin = name_of(owner_, "");
+    for (auto& [name, segment] : SharedSegment::held([&](const std::string& n) { return n.starts_with(begin); }))
+        pieces_.emplace(name.substr(begin.size()), std::move(segment));
+}
+
+int64_t HeldMemory::bytes(const std::string& content) const {
+    const auto found = pieces_.find(content);
+    return found == pieces_.end() ? 0 : SharedSegment::bytes_taken(found->second);
+}
+
+int64_t HeldMemory::bytes() const {
+    return std::accumulate(pieces_.begin(), pieces_.end(), int64_t{0}, [](int64_t sum, const auto& piece) {
+        return sum + SharedSegment::bytes_taken(piece.second);
+    });
+}
+
+struct CommonMemory::Piece {
+    std::unique_ptr<SharedSegment> segment;  ///< nullptr: `own`
+    at::Tensor own;
+    bool locked = false, filled = false;
+
+    Piece() = default;
+    Piece(const Piece&) = delete;
+    Piece& operator=(const Piece&) = delete;
+    ~Piece() {
+#ifdef UNSLOTH_CUDA
+        if (locked) cudaHostUnregister(segment->data());
+#endif
+    }
+
+    /// For this process' device, before it is filled here, or after somebody has; why it cannot be, or empty.
+    std::string lock_pages([[maybe_unused]] int64_t bytes, at::Device device, bool fills) {
+        if (device.is_cpu()) {
+            if (!fills) segment->protect();
+            return "";
+        }
+#ifdef UNSLOTH_CUDA
+        const auto lock = [&](unsigned flags) {
+            const cudaError_t status = cudaHostRegister(segment->data(), static_cast<std::size_t>(bytes), flags);
+            (void)cudaGetLastError();
+            locked = status == cudaSuccess;
+            return status;
+        };
+        if (!fills && registers_read_only(device) && segment->protect()) {
+            if (lock(cudaHostRegisterReadOnly) == cudaSuccess) return "";
+            segment->protect(false);
+        }
+        if (const cudaError_t status = lock(cudaHostRegisterDefault); status != cudaSuccess)
+            return cat("it cannot be page-locked: ", cudaGetErrorString(status), "; ", limits_text(bytes));
+#endif
+        return "";
+    }
+};
+
+CommonMemory::~CommonMemory() = default;
+
+CommonMemory::CommonMemory(Plan plan, const std::string& owner, at::Device device, std::set<int> nodes)
+    : plan_(std::move(plan)), device_(device), nodes_(nodes.empty() ? nodes_of(device) : std::move(nodes)) {
+    std::set<std::string> names;
+    for (const Entry& entry : plan_.entries()) names.insert(name_of(owner, entry.content));
+    const MachineLock lock("looks for common memory");  // of two that start together one makes a piece
+    if (!lock.why().empty())
+        log::warning("processes that start at this moment may each take ", human_bytes(plan_.total_bytes()),
+                     " of host memory for the same base: ", lock.why());
+    auto held = SharedSegment::held([&](const std::string& name) { return names.contains(name); });
+    for (const Entry& entry : plan_.entries()) {
+        Piece& piece = *pieces_.emplace_back(std::make_shared<Piece>());
+        const auto bytes = static_cast<std::size_t>(entry.bytes);
+        const std::string name = name_of(owner, entry.content);
+        try {
+            if (const auto found = held.find(name); found != held.end())
+                piece.segment = SharedSegment::open(std::move(found->second), bytes);
+            if (piece.segment == nullptr) piece.segment = SharedSegment::make(bytes, name);
+        } catch (const Error& refused) {
+            why_own_ = refused.what();
+        }
+    }
+}
+
+void CommonMemory::fill(const Filler& fill_one) {
+    using std::chrono::steady_clock;
+    std::vector<BufferId> waiting(pieces_.size());
+    std::iota(waiting.begin(), waiting.end(), BufferId{0});
+    bool told = false;
+    for (auto last = steady_clock::now(); !waiting.empty();) {
+        if (std::erase_if(waiting, [&](BufferId id) { return try_fill(id, fill_one); }) > 0) {
+            last = steady_clock::now();
+            continue;
+        }
+        if (!told && steady_clock::now() - last > std::chrono::seconds(2)) {
+            log::info("waiting for another process, which loads the same base");
+            told = true;
+        }
+        stop_if_interrupted("stopped while another process loaded the same base");
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    if (const int64_t own = share().own; own > 0)
+        log::warning("host memory that processes with the same base could have in common is this one's own (",
+                     human_bytes(own), "): ", why_own_);
+}
+
+/// Whether the piece is ready; not while another process fills it.
+bool CommonMemory::try_fill(BufferId id, const Filler& fill_one) {
+    Piece& piece = *pieces_[id];
+    const int64_t bytes = plan_.entry(id).bytes;
+    if (piece.segment != nullptr) {
+        bool fills = false;
+        if (!piece.segment->complete()) {
+            if (!piece.segment->try_lock()) return false;
+            fills = !piece.segment->complete();
+            if (!fills) piece.segment->unlock();
+        }
+        if (fills) make_pages(piece.segment->data(), static_cast<std::size_t>(bytes), nodes_);
+        if (const std::string why = piece.lock_pages(bytes, device_, fills); !why.empty()) {
+            why_own_ = why;
+            piece.segment.reset();
+        } else if (fills) {
+            fill_one(id, tensor(id));
+            piece.filled = true;
+            piece.segment->set_complete();
+            piece.segment->unlock();
+        }
+        if (piece.segment != nullptr) return true;
+    }
+    piece.own = host_memory(plan_, bytes, device_);
+    fill_one(id, piece.own);
+    return piece.filled = true;
+}
+
+at::Tensor CommonMemory::tensor(BufferId id) const {
+    const std::shared_ptr<Piece>& piece = pieces_.at(id);
+    if (piece->segment == nullptr) return piece->own;
+    return at::from_blob(piece->segment->data(), {plan_.entry(id).bytes}, [piece](void*) {}, at::kByte);
+}
+
+CommonMemory::Share CommonMemory::share() const {
+    Share share;
+    for (BufferId id = 0; id < pieces_.size(); ++id) {
+        const Piece& piece = *pieces_[id];
+        (piece.segment == nullptr ? share.own : piece.filled ? share.filled : share.found) += plan_.entry(id).bytes;
+    }
+    return share;
+}
+
+bool CommonMemory::filled_here(BufferId id) const {
+    return pieces_.at(id)->filled;
+}
+
+}  // namespace unsloth::memory
