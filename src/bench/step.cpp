@@ -34,10 +34,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Operations that a step does, in multiply-adds times two: base products (forward, dx, and what of the forward is run
-/// again), attention (causal: half; backward 2.5 times the forward), lm_head forward and dx.
+/// Operations that a step does, in multiply-adds times two: base products (forward, with what of it is run again, and
+/// dx), attention (causal: half; backward 2.5 times the forward), lm_head forward and dx.
 struct StepOperations {
-    double base = 0, head = 0, attention = 0;
+    double forward = 0, dx = 0, head = 0, attention = 0;
 };
 
 StepOperations count_operations(const spec::ModelSpec& spec, const std::vector<int64_t>& lengths,
@@ -57,16 +57,17 @@ StepOperations count_operations(const spec::ModelSpec& spec, const std::vector<i
                  o = weights({spec::Projection::o});
     const double gate_up = weights({spec::Projection::gate, spec::Projection::up}),
                  down = weights({spec::Projection::down});
-    double passes = 0, attentions = 0;
+    double forward = 0, dx = 0, attentions = 0;
     for (const spec::LayerPlan& layer : run.layers) {
         const spec::LayerSteps again = spec::recompute_of(layer.keep);
-        passes += 2 * (qkv + o + gate_up + down) + (again.qkv ? qkv : 0) + (again.mid ? o : 0) +
-                  (again.gate_up ? gate_up : 0);
+        dx += qkv + o + gate_up + down;
+        forward +=
+            qkv + o + gate_up + down + (again.qkv ? qkv : 0) + (again.mid ? o : 0) + (again.gate_up ? gate_up : 0);
         attentions += 3.5 + (again.attention ? 1 : 0);
     }
     const double head = 2.0 * static_cast<double>(spec.vocab_size * spec.hidden_size);
     const double scores = pairs * static_cast<double>(spec.q_size()) * 4;
-    return {2 * tokens * passes, 2 * tokens * head, scores * attentions};
+    return {2 * tokens * forward, 2 * tokens * dx, 2 * tokens * head, scores * attentions};
 }
 
 /// The rate of an n³ product on this device, in operations per second: of the second half of a stretch of them without
@@ -87,7 +88,7 @@ double measure_rate(ops::Context& ctx, int64_t n, const std::function<void()>& m
     return 2.0 * static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n) * calls / seconds_of(calls);
 }
 
-/// What large products reach here: of the compute type, and of the type that the base is multiplied in.
+/// What large products reach here: of the compute type, and of the base's in 8 bit, if there are any.
 struct Ceilings {
     double compute = 0, base = 0;
 };
@@ -173,14 +174,16 @@ config::BenchResult bench_step(const config::LoadedConfig& loaded, const config:
     if (const std::string& trace = loaded.config.logging.profile; !trace.empty())
         ops::profile(ctx, trace, [&] { timer.run(1); });
     const int64_t peak = device.is_cuda() ? memory::peak_allocated_bytes(device) : plan.total_bytes();
-    const Ceilings rates = measure_ceilings(ctx, load.dtype, load.fp8);
+    const Ceilings rates = measure_ceilings(ctx, load.dtype, any(load.fp8));
     const double ms = times.ms;
     const auto cached = std::count_if(load.run.layers.begin(), load.run.layers.end(),
                                       [](const spec::LayerPlan& layer) { return layer.cached; });
     const StepOperations operations = count_operations(spec, lengths, load.run);
     const double floor_ms = 1000 * static_cast<double>(request.accumulate) *
-                            (operations.base / rates.base + (operations.head + operations.attention) / rates.compute);
+                            (operations.forward / (forward_in_fp8(load.fp8) ? rates.base : rates.compute) +
+                             operations.dx / rates.base + (operations.head + operations.attention) / rates.compute);
     const std::string places = train::describe_places(plan);
+    const char* const computes = any(load.fp8) ? name_of(load.fp8) : name_of(loaded.config.model.dtype);
     const auto gib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); };
     nlohmann::ordered_json result{{"bench", "step"},
                                   {"device", memory::describe_device(device)},
@@ -188,7 +191,7 @@ config::BenchResult bench_step(const config::LoadedConfig& loaded, const config:
                                   {"base", plan.base_description()},
                                   {"dtype", name_of(loaded.config.model.dtype)},
                                   {"r", load.lora ? load.lora->r : 0},
-                                  {"compute_dtype", load.fp8 ? "fp8" : name_of(loaded.config.model.dtype)},
+                                  {"compute_dtype", computes},
                                   {"batch", batch},
                                   {"seq", seq},
                                   {"min_seq", request.min_seq},

@@ -157,7 +157,7 @@ class Tuner {
     int settled_ = 0;
 };
 
-/// The bf16 products: of a layer, where its base is not in 8 bit, and of the head.
+/// The bf16 products: of a layer, but those in 8 bit, and of the head.
 void tune_gemms(Tuner& tuner, BenchedModel& benched, const weights::LayerLayout& layout) {
     ops::Context& ctx = benched.ctx();
     const model::LoadRequest& request = benched.request();
@@ -177,7 +177,10 @@ void tune_gemms(Tuner& tuner, BenchedModel& benched, const weights::LayerLayout&
             candidates.push_back(trials.choice(trial, rows_like(product.m()), product.k_base));
         tuner.settle(product.name, candidates);
     };
-    if (!request.fp8) for_each_layer_product(layout, ctx.device(), request.dtype, request.sizes.tokens, settle);
+    if (!forward_in_fp8(request.fp8))
+        for_each_layer_product(layout, ctx.device(), request.dtype, request.sizes.tokens, [&](const Product& product) {
+            if (!dx_in_fp8(request.fp8) || !product.name.ends_with(" dx")) settle(product);
+        });
     for_each_head_product(benched.spec(), ctx.device(), request.dtype, request.sizes.head_rows, settle);
 }
 
@@ -190,10 +193,12 @@ spec::KernelChoice present(const spec::KernelTable& table, const spec::ProductKe
 }
 
 void tune_fp8(Tuner& tuner, BenchedModel& benched, const weights::LayerLayout& layout) {
-    const int64_t m = benched.request().sizes.tokens;
+    const model::LoadRequest& request = benched.request();
+    const int64_t m = request.sizes.tokens;
     for (const weights::Group g : weights::all_groups) {
         const weights::GroupLayout& group = layout[g];
         for (const bool forward : {true, false}) {
+            if (forward ? !forward_in_fp8(request.fp8) : !dx_in_fp8(request.fp8)) continue;
             const int64_t n = forward ? group.n : group.k, k = forward ? group.k : group.n;
             spec::KernelChoice choice{
                 .op = Operator::gemm_fp8, .tokens = rows_like(m), .n = only(n), .k = only(k), .rank = only(group.r)};
@@ -284,7 +289,7 @@ void run_tune(const config::LoadedConfig& loaded, const config::TuneRequest& ask
     timer.run(2);
     const weights::LayerLayout layout = adapted_layout(loaded, benched.spec());
     Tuner tuner(benched, timer, request);
-    if (benched.request().fp8) tune_fp8(tuner, benched, layout);
+    tune_fp8(tuner, benched, layout);
     tune_gemms(tuner, benched, layout);
     if (ops::kernel_card(device).compute_capability == 90) tune_thin(tuner, benched, layout);
     tune_attention(tuner, benched, request.seq);

@@ -268,7 +268,7 @@ class Lister {
         if (sizes_.dropout)
             add({"scratch", "dropped", {std::max(t * widest, tile * spec_.intermediate_size)}, dtype_, layers},
                 s.dropped);
-        if (sizes_.codes) {
+        if (any(sizes_.fp8)) {
             const int64_t columns = std::max(widest, sizes_.training ? layout_[Group::qkv].n : 0),
                           columns_of_tile = (sizes_.training ? 2 : 1) * spec_.intermediate_size;
             add({"scratch", "fp8 codes", {std::max(t * columns, tile * columns_of_tile)}, at::kFloat8_e4m3fn, layers},

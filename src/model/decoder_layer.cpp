@@ -174,7 +174,7 @@ void layer_forward(const LayerContext& c, const weights::LayerWeights& w, const 
     if (steps.qkv) {
         ++c.counts.qkv;
         // 1 norm
-        const ops::Fp8Matrix h_codes = codes_of(c, w[Group::qkv], h_TD);
+        const ops::Fp8Matrix h_codes = input_codes(c, w[Group::qkv], h_TD);
         each_slice(c.group.tp, c.scratch, [&](const RowRange& range) {
             with_rows(c, a, range, [&](const LayerContext& some, const LayerSaved& rows, const RowRange&) {
                 make_input(some, input_norm(w, rows), w[Group::qkv], h_codes);
@@ -228,7 +228,7 @@ void layer_backward(const LayerContext& c, const weights::LayerWeights& w, const
     const QkvViews grad = qkv_views(spec, c.scratch.dqkv_full);
     // 3 rotary embedding
     const at::Tensor dqkv_TN = c.scratch.dqkv_full.narrow(1, 0, layout[Group::qkv].n);
-    const ops::Fp8Matrix dqkv_codes = input_gradient ? codes_of(c, w[Group::qkv], dqkv_TN) : ops::Fp8Matrix{};
+    const ops::Fp8Matrix dqkv_codes = input_gradient ? gradient_codes(c, w[Group::qkv], dqkv_TN) : ops::Fp8Matrix{};
     ops::rope_apply_rows(ctx, dqkv_TN, spec.num_heads + spec.num_kv_heads, c.tokens.cos_Tp, c.tokens.sin_Tp,
                          /*backward=*/true, spec.qk_norm ? ops::Fp8Matrix{} : dqkv_codes);
     if (spec.qk_norm) {

@@ -31,15 +31,17 @@ inline ops::Site backward_site(const LayerContext& c, int norm) {
     return {2 * layers + 2 + 2 * (layers - 1 - layer) + (norm == 1 ? 0U : 1U)};
 }
 
-/// Where codes of x go that these products read beside it, or instead; empty where they read x as it is. All lie in one
-/// scratch buffer: those of one product are dead when the next are made.
-inline ops::Fp8Matrix codes_of(const LayerContext& c, const weights::Operand& w, const at::Tensor& x_TC) {
-    return w.codes(c.scratch.codes, x_TC.size(0), x_TC.size(1));
+/// Where codes go that the forward product reads beside x or instead, and dx beside dy; empty where they read the rows
+/// as they are. All lie in one scratch buffer: those of one product are dead when the next are made.
+inline ops::Fp8Matrix input_codes(const LayerContext& c, const weights::Operand& w, const at::Tensor& x_TK) {
+    return w.input_codes(c.scratch.codes, x_TK.size(0), x_TK.size(1));
+}
+inline ops::Fp8Matrix gradient_codes(const LayerContext& c, const weights::Operand& w, const at::Tensor& dy_TN) {
+    return w.gradient_codes(c.scratch.codes, dy_TN.size(0), dy_TN.size(1));
 }
 
-/// The same for an x whose maker makes no codes.
-inline ops::Fp8Matrix encoded(const LayerContext& c, const weights::Operand& w, const at::Tensor& x_TC) {
-    const ops::Fp8Matrix codes = codes_of(c, w, x_TC);
+/// `codes` of rows whose maker makes none.
+inline ops::Fp8Matrix encoded(const LayerContext& c, const at::Tensor& x_TC, const ops::Fp8Matrix& codes) {
     ops::quantize_rows_fp8(c.group.ctx, x_TC, codes);
     return codes;
 }

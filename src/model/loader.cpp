@@ -311,7 +311,7 @@ void ModelPlan::complete_sizes() {
     ActivationSizes& sizes = request_.sizes;
     sizes.training = request_.trains;
     sizes.adapters = static_cast<int64_t>(request_.adapters.size());
-    sizes.codes = parts_.base->reads_codes();
+    sizes.fp8 = parts_.base->fp8();
     sizes.expands_head = parts_.base->expands_head();
     sizes.dropout = request_.trains && request_.lora && request_.lora->lora_dropout > 0;
     sizes.weighs = request_.trains && request_.weighs;

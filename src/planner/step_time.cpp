@@ -71,17 +71,17 @@ double StepTime::bytes_ms(double bytes) const {
 }
 
 /// A product by so many parameters; with few tokens reading them takes longer.
-double StepTime::products_ms(double parameters, double tokens) const {
-    const RateBySize& rates = work_.fp8 && !card_.fp8_products.empty() ? card_.fp8_products : card_.products;
+double StepTime::products_ms(double parameters, double tokens, bool fp8) const {
+    const RateBySize& rates = fp8 && !card_.fp8_products.empty() ? card_.fp8_products : card_.products;
     const double computing = 2 * parameters * tokens / (rate_at(rates, tokens) * tera) * 1e3;
-    return std::max(computing, bytes_ms(parameters * (work_.fp8 ? 1 : expanded)));
+    return std::max(computing, bytes_ms(parameters * (fp8 ? 1 : expanded)));
 }
 
 /// Of what follows attention: a product for each tile of rows.
-double StepTime::tiled_products_ms(double parameters) const {
+double StepTime::tiled_products_ms(double parameters, bool fp8) const {
     // Where fewer rows were measured faster, that is a matter of power, which a whole step takes alike.
-    return std::max(products_ms(parameters, as_double(work_.tokens)),
-                    tiles(work_) * products_ms(parameters, as_double(work_.tokens) / tiles(work_)));
+    return std::max(products_ms(parameters, as_double(work_.tokens), fp8),
+                    tiles(work_) * products_ms(parameters, as_double(work_.tokens) / tiles(work_), fp8));
 }
 
 LayerTime StepTime::layer(const spec::LayerPlan& plan, const MovedBytes& moved, int64_t in_flight) const {
@@ -94,7 +94,11 @@ LayerTime StepTime::layer(const spec::LayerPlan& plan, const MovedBytes& moved, 
                  gate_up_parameters = 2 * hidden * middle, down_parameters = hidden * middle,
                  tiled_parameters = o_parameters + gate_up_parameters + down_parameters,
                  parameters = qkv_parameters + tiled_parameters;
-    const double products = products_ms(qkv_parameters, tokens) + tiled_products_ms(tiled_parameters),
+    const bool fp8_forward = forward_in_fp8(work_.fp8), fp8_dx = dx_in_fp8(work_.fp8);
+    const double products = products_ms(qkv_parameters, tokens, fp8_forward) +
+                            tiled_products_ms(tiled_parameters, fp8_forward),
+                 dx_products =
+                     products_ms(qkv_parameters, tokens, fp8_dx) + tiled_products_ms(tiled_parameters, fp8_dx),
                  launches = tiles(work_) * card_.layer_gap_us / 2e3;
     const spec::LayerSteps again = spec::recompute_of(plan.keep);
 
@@ -118,19 +122,18 @@ LayerTime StepTime::layer(const spec::LayerPlan& plan, const MovedBytes& moved, 
                  thin_backward = work_.adapters ? (inputs + gradients) / (card_.thin * giga) * 1e3 : 0;
 
     // A layer is expanded once a pass of all micro-batches in flight.
-    const double expanding =
-        work_.in_4bit && !plan.cached && !work_.fp8
-            ? (packed + expanded) * parameters / (card_.dequantise * giga) * 1e3 / as_double(in_flight)
-            : 0;
+    const double expanding = work_.in_4bit && !plan.cached ? (packed + expanded) * parameters /
+                                                                 (card_.dequantise * giga) * 1e3 / as_double(in_flight)
+                                                           : 0;
     LayerTime time;
     time.forward = products + attention + 2 * norm + rope + swiglu + thin_forward + expanding + launches;
-    time.backward = products + attention_backward + 2 * norm_backward + rope + swiglu_backward + thin_backward +
+    time.backward = dx_products + attention_backward + 2 * norm_backward + rope + swiglu_backward + thin_backward +
                     expanding + launches;
     if (!work_.adapters) time.backward += products;  // gradients of the weights
-    if (again.qkv) time.backward += products_ms(qkv_parameters, tokens) + norm + rope;
+    if (again.qkv) time.backward += products_ms(qkv_parameters, tokens, fp8_forward) + norm + rope;
     if (again.attention) time.backward += attention;
-    if (again.mid) time.backward += tiled_products_ms(o_parameters);
-    if (again.gate_up) time.backward += tiled_products_ms(gate_up_parameters) + norm;
+    if (again.mid) time.backward += tiled_products_ms(o_parameters, fp8_forward);
+    if (again.gate_up) time.backward += tiled_products_ms(gate_up_parameters, fp8_forward) + norm;
 
     const LayerExchange exchange = layer_exchange(card_, work_, plan, in_flight);
     time.forward += exchange.forward;

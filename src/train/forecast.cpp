@@ -94,15 +94,16 @@ Forecast::Forecast(config::LoadedConfig loaded, const Target& target, std::share
     request.holding = parameter_holding(config().distributed, {0, mesh.dp * mesh.cp * mesh.tp});
     require_shareable(config(), request.holding);
     if (config().distributed.zero_stage == 3 && request.finetuning_type == config::FinetuningType::lora &&
-        !request.fp8 && target_.machine.card.peer_reach)
+        !any(request.fp8) && target_.machine.card.peer_reach)
         request.peers = {0, mesh.dp * mesh.cp};
     const config::TrainingOptions& training = config().training;
     request.saves = config::saves_checkpoints(training);
     request.weighs = config::compares_answers(training.objective);
     request.processes = static_cast<int>(target.gpus);
     request.sizes.deterministic = training.deterministic;
-    if (request.fp8 && target_.machine.card.fp8_products.empty())
-        throw usage_error(cat("model.compute_dtype fp8 is for H100 and H200, not for ", target_.machine.card.name),
+    if (any(request.fp8) && target_.machine.card.fp8_products.empty())
+        throw usage_error(cat("model.compute_dtype ", name_of(request.fp8), " is for H100 and H200, not for ",
+                              target_.machine.card.name),
                           "Leave compute_dtype out.");
     rows_ = training.per_device_train_batch_size;
     length_ = config().model.max_seq_length;
@@ -212,7 +213,7 @@ bool Forecast::can_hold(model::ModelPlan plan) const {
     const std::optional<spec::LayerPlan> asked = layer_plan_of(config().training.gradient_checkpointing);
     const config::DeviceMap map(config().model);
     const bool pipelined = !plan.request().pp.alone();  // nothing moves to the host
-    const bool can_move = map.automatic() && !pipelined && !plan.request().fp8 &&
+    const bool can_move = map.automatic() && !pipelined && !any(plan.request().fp8) &&
                           plan.request().finetuning_type == config::FinetuningType::lora;
     std::vector<spec::LayerPlan> ways = {{spec::Keep::input, spec::Place::host}, {spec::Keep::input}};
     if (pipelined) ways.erase(ways.begin());

@@ -74,9 +74,10 @@ TunedProducts tuned_products(const spec::KernelTable& table, const model::ModelP
                                  .tokens = request.sizes.tokens,
                                  .n = forward ? n : k,
                                  .k = (forward ? k : n) + r};
-            if (request.fp8) key.op = Operator::gemm_fp8, key.k -= r, key.rank = r;
+            const bool fp8 = forward ? forward_in_fp8(request.fp8) : dx_in_fp8(request.fp8);
+            if (fp8) key.op = Operator::gemm_fp8, key.k -= r, key.rank = r;
             // Products of bf16 matrices that add a bias are another kind than was measured.
-            const bool measured = bf16 && (request.fp8 || !forward || !has_bias(plan.layout()[g], plan.spec()));
+            const bool measured = bf16 && (fp8 || !forward || !has_bias(plan.layout()[g], plan.spec()));
             count(cat(weights::name_of(g), forward ? "" : " dx"), key, measured);
         }
     }

@@ -75,7 +75,7 @@ bool moves(const spec::LayerPlan& layer) {
 
 bool holds_4bit(const model::ModelPlan& plan) {
     const model::LoadRequest& request = plan.request();
-    if (request.fp8 || request.finetuning_type != config::FinetuningType::lora) return false;
+    if (forward_in_fp8(request.fp8) || request.finetuning_type != config::FinetuningType::lora) return false;
     return plan.tensors().quantised_linears() > 0 || (request.load_in_4bit && plan.tensors().int8_linears() == 0);
 }
 

@@ -103,7 +103,8 @@ class Choice {
         }
         const bool solves = plan_.request().device.is_cuda() && plan_.request().trains;
         const std::vector<spec::Place> all_on_device(layers, spec::Place::device);
-        const bool can_move = plan_.request().device.is_cuda() && !plan_.request().fp8 && plan_.request().pp.alone() &&
+        const bool can_move = plan_.request().device.is_cuda() && !any(plan_.request().fp8) &&
+                              plan_.request().pp.alone() &&
                               plan_.request().finetuning_type == config::FinetuningType::lora;
         if (solves && !may_fit(can_move)) {
             budget_ = budget(usable_share);

@@ -40,7 +40,7 @@ std::vector<Remedy> all_remedies(const model::ModelPlan& plan) {
     const auto move_layers = [&](model::LoadRequest& request, spec::Place to) {
         each_layer(request, [to](spec::LayerPlan& layer) { layer.weights_at = to; });
     };
-    const bool can_move = gpu && lora && !asked.fp8;
+    const bool can_move = gpu && lora && !any(asked.fp8);
     const std::string thrifty_words = gpu ? "full+offload" : "full";
     if (asked.trains)
         for (const spec::LayerPlan way : {spec::LayerPlan{spec::Keep::but_mlp},

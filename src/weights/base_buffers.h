@@ -37,15 +37,20 @@ inline BaseBuffer dense_buffer(const GroupLayout& group, int64_t layer, Group g,
     return {layer, g, "", group.n + group.r, group.leading(), dtype};
 }
 
-/// A group in 8 bits, both directions, and its margins.
+/// A group in 8 bits for its forward product, and its margins.
 inline std::vector<BaseBuffer> coded_buffers(const GroupLayout& group, int64_t layer, Group g, at::ScalarType dtype) {
     return {{layer, g, " W codes", group.n, group.k, at::kFloat8_e4m3fn},
             {layer, g, " W scales", group.n, 1, at::kFloat},
-            {layer, g, " W^T codes", group.k, group.n, at::kFloat8_e4m3fn},
-            {layer, g, " W^T scales", group.k, 1, at::kFloat},
             {layer, g, " A", group.r, group.k, dtype},
-            {layer, g, " A^T", group.k, group.r, dtype},
             {layer, g, " sB", group.n, group.r, dtype}};
+}
+
+/// The same of its transpose, for dx.
+inline std::vector<BaseBuffer> transpose_buffers(const GroupLayout& group, int64_t layer, Group g,
+                                                  at::ScalarType dtype) {
+    return {{layer, g, " W^T codes", group.k, group.n, at::kFloat8_e4m3fn},
+            {layer, g, " W^T scales", group.k, 1, at::kFloat},
+            {layer, g, " A^T", group.k, group.r, dtype}};
 }
 
 inline std::string image_name(int64_t layer) {

@@ -38,7 +38,7 @@ BasePlan::BasePlan(std::shared_ptr<const formats::WeightFile> file, LayerLayout 
     const bool same = like != nullptr && like->file_ == file_ && like->forms_->asked == request_.held &&
                       like->forms_->dtype == request_.dtype;
     forms_ = same ? like->forms_ : forms_of(*file_, request_);
-    if (request_.fp8) require_fp8();
+    if (any(request_.fp8)) require_fp8();
     asked_at_ = request_.layers_at;
     request_.layers_at.resize(static_cast<std::size_t>(file_->spec.num_layers), spec::Place::device);
     for (spec::Place& at : request_.layers_at)
@@ -172,7 +172,7 @@ bool BasePlan::nested(const formats::TensorSource& source) const {
 /// Codes and masters' copies always are, but for values that go through the slot; on a GPU 16-bit layers, and quantised
 /// ones that are expanded while loading.
 bool BasePlan::becomes_ready(int64_t layer) const {
-    if (request_.fp8 || !has(layer)) return true;
+    if (forward_in_fp8(request_.fp8) || !has(layer)) return true;
     if (request_.masters) return !request_.reads_values;
     if (!request_.device.is_cuda() || streams(layer) || at_peer(layer)) return false;
     if (request_.cached.at(static_cast<std::size_t>(layer))) return true;
@@ -235,7 +235,7 @@ void BasePlan::submit_ready(int64_t layer, memory::Plan& resident) const {
         resident.add("layer weights", [&] { return buffer.name(); }, buffer.bytes());
     };
     for (const Group g : all_groups) {
-        if (request_.fp8) {
+        if (forward_in_fp8(request_.fp8)) {
             for (const BaseBuffer& buffer : coded_buffers(layout_[g], layer, g, request_.dtype)) add(buffer);
         } else {
             add(dense_buffer(layout_[g], layer, g, request_.dtype));
@@ -310,6 +310,11 @@ void BasePlan::submit(memory::Plan& resident) const {
             resident.add("base weights", [&] { return image_name(layer); }, bytes);
         }
     }
+    if (dx_in_fp8(request_.fp8))
+        for (const int layer : layout_.stage.layers(file_->spec.num_layers))
+            for (const Group g : all_groups)
+                for (const BaseBuffer& buffer : transpose_buffers(layout_[g], layer, g, request_.dtype))
+                    resident.add("layer weights", [&] { return buffer.name(); }, buffer.bytes());
     for (int slot = 0; slot < slots(); ++slot) resident.add("layers' slots", image_slot_name(slot), largest_image());
     for (const formats::TensorSource& source : file_->tensors.all()) {
         const spec::TensorRule& rule = source.rule;
@@ -338,7 +343,7 @@ void BasePlan::submit(memory::Plan& resident) const {
             if (has_bias(g)) resident.add("biases", [&] { return bias_name(layer, g); }, layout_[g].n * item);
     if (request_.unties_head && layout_.stage.last())
         resident.add("embeddings", untied_head_name, file_->spec.vocab_size * file_->spec.hidden_size * item);
-    if (!lora_.empty()) AdapterMargins::plan(layout_, lora_, request_.device, request_.fp8, resident);
+    if (!lora_.empty()) AdapterMargins::plan(layout_, lora_, request_.device, dx_in_fp8(request_.fp8), resident);
     if (layout_.dora) DoraNorms::plan(layout_, file_->spec.num_layers, resident);
     if (std::find(ready_.begin(), ready_.end(), false) != ready_.end())
         Pager::plan_slot(layout_, request_.dtype, resident);
@@ -389,7 +394,7 @@ std::string BasePlan::description() const {
     const auto cached = std::count(request_.cached.begin(), request_.cached.end(), true);
     const char* const when = made ? " while loading" : " as they lie";
     return cat(text, when, outside,
-               request_.fp8 ? "; held in fp8 (e4m3, a scale for each row)"
+               forward_in_fp8(request_.fp8) ? "; held in fp8 (e4m3, a scale for each row)"
                : request_.device.is_cuda() && cached > 0
                    ? cat("; ", cached < static_cast<int64_t>(ready_.size()) ? cat(cached, " layers") : "all layers",
                          " expanded to ", c10::toString(request_.dtype), " once")
@@ -397,7 +402,7 @@ std::string BasePlan::description() const {
 }
 
 std::string BasePlan::form_of(int layer) const {
-    if (request_.fp8) return "fp8";
+    if (forward_in_fp8(request_.fp8)) return "fp8";
     const bool expanded = lies_ready(layer);
     std::set<std::string> forms;
     for (const formats::TensorSource* source : linears(layer))

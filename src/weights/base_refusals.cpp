@@ -8,8 +8,8 @@
 namespace unsloth::weights {
 
 void BasePlan::require_fp8() const {
-    const auto refuse = [](const std::string& what, const char* advice) {
-        throw usage_error("model.compute_dtype fp8 " + what, advice);
+    const auto refuse = [&](const std::string& what, const char* advice) {
+        throw usage_error(cat("model.compute_dtype ", name_of(request_.fp8), " ", what), advice);
     };
     if (request_.masters)
         refuse("is for a frozen base", "Train adapters (lora.finetuning_type lora), or leave compute_dtype out.");
@@ -66,12 +66,13 @@ void BasePlan::require_slices() const {
 
 /// Some forms are made on the device, or change there.
 void BasePlan::require_resident() const {
-    if (!request_.fp8 && !request_.masters) return;
-    throw usage_error(cat("model.device_map: ", streamed_.size(), " layers do not lie on the device, but ",
-                          request_.fp8 ? "model.compute_dtype fp8 holds all of them there in 8 bit"
-                                       : "lora.finetuning_type full trains all of them there"),
-                      request_.fp8 ? "Leave compute_dtype out: layers that lie elsewhere are multiplied in model.dtype."
-                                   : "Train adapters (lora.finetuning_type lora), or leave device_map out.");
+    if (!any(request_.fp8) && !request_.masters) return;
+    throw usage_error(
+        cat("model.device_map: ", streamed_.size(), " layers do not lie on the device, but ",
+            any(request_.fp8) ? cat("model.compute_dtype ", name_of(request_.fp8), " holds all of them there in 8 bit")
+                              : "lora.finetuning_type full trains all of them there"),
+        any(request_.fp8) ? "Leave compute_dtype out: layers that lie elsewhere are multiplied in model.dtype."
+                          : "Train adapters (lora.finetuning_type lora), or leave device_map out.");
 }
 
 /// What is made while loading has no place on the disk yet.

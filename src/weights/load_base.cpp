@@ -217,19 +217,26 @@ Operand BasePlan::load_dense(ops::Context& ctx, const memory::Arena& arena, int 
     return operand;
 }
 
+/// Where the codes of W's transpose lie, and A's, which is zeroed: what no module uses stays 0 for good.
+CodedTranspose BasePlan::transpose_at(const memory::Arena& arena, int layer, Group g) const {
+    const std::vector<BaseBuffer> buffers = transpose_buffers(layout_[g], layer, g, request_.dtype);
+    return {{tensor_at(arena, buffers[0]), tensor_at(arena, buffers[1]).squeeze(1)},
+            tensor_at(arena, buffers[2]).zero_()};
+}
+
 /// A group in 8 bits: its projections, with the values that their stored form stands for, as one matrix that is
 /// quantised in both directions.
-Operand BasePlan::load_codes(ops::Context& ctx, const memory::Arena& arena, int layer, Group g,
-                             SharedLoading& shared) const {
+void BasePlan::load_codes(ops::Context& ctx, const memory::Arena& arena, int layer, Group g, SharedLoading& shared,
+                          StoredLayer& stored) const {
     std::vector<at::Tensor> made;
     for (const BaseBuffer& buffer : coded_buffers(layout_[g], layer, g, request_.dtype))
         made.push_back(tensor_at(arena, buffer));
-    for (std::size_t margin = 4; margin < made.size(); ++margin)
-        made[margin].zero_();  // what no module uses stays 0 for good
     Operand operand;
-    operand.base = CodedBase{{made[0], made[1].squeeze(1)}, {made[2], made[3].squeeze(1)}, made[5]};
-    operand.a_RK = made[4];
-    operand.b_NR = made[6];
+    const CodedBase base{{made[0], made[1].squeeze(1)}};
+    const CodedTranspose transpose = transpose_at(arena, layer, g);
+    operand.base = base;
+    operand.a_RK = made[2].zero_();
+    operand.b_NR = made[3].zero_();
     if (shared.reads(layer)) {
         const at::Tensor joined_NK =
             at::empty({layout_[g].n, layout_[g].k}, at::TensorOptions().dtype(request_.dtype).device(ctx.device()));
@@ -238,13 +245,14 @@ Operand BasePlan::load_codes(ops::Context& ctx, const memory::Arena& arena, int 
             expand(ctx, frozen_weight(ctx, linear), joined_NK.narrow(0, slice.n_begin, slice.n));
             linear.drop();
         }
-        const CodedBase& base = std::get<CodedBase>(operand.base);
-        ops::quantize_rows_fp8(ctx, joined_NK, base.forward_NK);
-        ops::quantize_columns_fp8(ctx, joined_NK, base.backward_KN);
+        ops::quantize_rows_fp8(ctx, joined_NK, base.w_NK);
+        ops::quantize_columns_fp8(ctx, joined_NK, transpose.w_KN);
     }
-    for (std::size_t part = 0; part < 4; ++part) shared.expect(made[part], shared.reader_of(layer));
+    for (const ops::Fp8Matrix& codes : {base.w_NK, transpose.w_KN})
+        for (const at::Tensor& part : {codes.codes, codes.scales}) shared.expect(part, shared.reader_of(layer));
     shared.done(static_cast<int64_t>(layout_[g].slices.size()));
-    return operand;
+    stored.groups[static_cast<std::size_t>(g)] = std::move(operand);
+    stored.transposes[static_cast<std::size_t>(g)] = transpose;
 }
 
 at::Tensor BasePlan::load_vector(const memory::Arena& arena, const formats::TensorSource* source) const {
@@ -414,8 +422,11 @@ std::unique_ptr<Pager> BasePlan::load_layers(ops::Context& ctx, const BaseMemory
         for (const Group g : all_groups) {
             stored.biases[static_cast<std::size_t>(g)] = load_bias(arena, layer, g);
             if (!lies_ready(layer)) continue;
-            stored.groups[static_cast<std::size_t>(g)] =
-                request_.fp8 ? load_codes(ctx, arena, layer, g, shared) : load_dense(ctx, arena, layer, g, shared);
+            if (forward_in_fp8(request_.fp8)) {
+                load_codes(ctx, arena, layer, g, shared, stored);
+            } else {
+                stored.groups[static_cast<std::size_t>(g)] = load_dense(ctx, arena, layer, g, shared);
+            }
         }
         stored.input_norm_D = norm(arena, spec::TensorRole::input_norm, layer, masters);
         stored.post_norm_D = norm(arena, spec::TensorRole::post_norm, layer, masters);

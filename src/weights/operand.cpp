@@ -51,10 +51,10 @@ void backward(ops::Context& ctx, const Operand& o, const TiledBase& base, const 
 }
 
 void forward(ops::Context& ctx, const Operand& o, const CodedBase& base, const Product& p) {
-    ops::GemmFp8 product{.x = p.codes, .w = base.forward_NK, .out = p.out};
+    ops::GemmFp8 product{.x = p.codes, .w = base.w_NK, .out = p.out};
     product.label = p.label;
     if (p.adapters) {
-        product.u = p.input.narrow(1, base.forward_NK.codes.size(1), o.b_NR.size(1));
+        product.u = p.input.narrow(1, base.w_NK.codes.size(1), o.b_NR.size(1));
         product.b = o.b_NR;
     }
     if (p.residual.defined()) product.residual = p.residual;
@@ -62,12 +62,12 @@ void forward(ops::Context& ctx, const Operand& o, const CodedBase& base, const P
     ops::gemm_fp8(ctx, product);
 }
 
-void backward(ops::Context& ctx, const Operand&, const CodedBase& base, const Product& p) {
-    ops::GemmFp8 product{.x = p.codes, .w = base.backward_KN, .out = p.out};
+void backward(ops::Context& ctx, const CodedTranspose& transpose, const Product& p) {
+    ops::GemmFp8 product{.x = p.codes, .w = transpose.w_KN, .out = p.out};
     product.label = p.label;
     if (p.adapters) {
-        product.u = p.input.narrow(1, base.backward_KN.codes.size(1), base.a_KR.size(1));
-        product.b = base.a_KR;
+        product.u = p.input.narrow(1, transpose.w_KN.codes.size(1), transpose.a_KR.size(1));
+        product.b = transpose.a_KR;
     }
     ops::gemm_fp8(ctx, product);
 }
@@ -89,12 +89,15 @@ Operand dense_operand(const GroupLayout& layout, at::Tensor buffer) {
 }
 
 GroupMargins Operand::margins() const {
-    const CodedBase* const coded = std::get_if<CodedBase>(&base);
-    return {a_RK, b_NR, coded != nullptr ? coded->a_KR : at::Tensor()};
+    return {a_RK, b_NR, transpose ? transpose->a_KR : at::Tensor()};
 }
 
-ops::Fp8Matrix Operand::codes(const ops::Fp8Matrix& scratch, int64_t rows, int64_t columns) const {
+ops::Fp8Matrix Operand::input_codes(const ops::Fp8Matrix& scratch, int64_t rows, int64_t columns) const {
     return std::holds_alternative<CodedBase>(base) ? ops::fp8_view(scratch, rows, columns) : ops::Fp8Matrix{};
+}
+
+ops::Fp8Matrix Operand::gradient_codes(const ops::Fp8Matrix& scratch, int64_t rows, int64_t columns) const {
+    return transpose ? ops::fp8_view(scratch, rows, columns) : ops::Fp8Matrix{};
 }
 
 void multiply_forward(ops::Context& ctx, const Operand& operand, const Product& product) {
@@ -102,7 +105,9 @@ void multiply_forward(ops::Context& ctx, const Operand& operand, const Product& 
 }
 
 void multiply_backward(ops::Context& ctx, const Operand& operand, const Product& product) {
-    std::visit([&](const auto& base) { backward(ctx, operand, base, product); }, operand.base);
+    if (operand.transpose) return backward(ctx, *operand.transpose, product);
+    if (const auto* dense = std::get_if<DenseBase>(&operand.base)) return backward(ctx, operand, *dense, product);
+    backward(ctx, operand, std::get<TiledBase>(operand.base), product);
 }
 
 }  // namespace unsloth::weights

@@ -56,6 +56,7 @@ Pager::Pager(ops::Context& ctx, const LayerLayout& layout, at::ScalarType dtype,
                 paged_[layer]->groups[at_group(g)] = std::move(std::get<std::vector<StoredWeight>>(group));
                 take_slot(*paged_[layer], g, weights[g]);
             }
+            weights[g].transpose = std::move(stored.transposes[at_group(g)]);
             weights[g].bias_N = stored.biases[at_group(g)];
         }
         weights.input_norm_D = stored.input_norm_D;

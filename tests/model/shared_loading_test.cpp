@@ -108,7 +108,7 @@ class Together {
 TEST_P(SharedLoadingTest, LayersInHostMemoryLieThereOnce) {
     Load streamed = GetParam();
     model::LoadRequest request = request_of(streamed);
-    if (request.finetuning_type == config::FinetuningType::full || request.fp8 || request.run.layers.size() == 1)
+    if (request.finetuning_type == config::FinetuningType::full || any(request.fp8) || request.run.layers.size() == 1)
         GTEST_SKIP() << "layers that stay on the device";
     const auto file =
         std::make_shared<const formats::WeightFile>(formats::WeightFile::open(model_folder(streamed.model).string()));
@@ -177,7 +177,8 @@ std::vector<Load> loads() {
             {"16 bit", "small_llama/bf16", device, type, [](model::LoadRequest& r) { r.load_in_4bit = false; }});
         all.push_back({"embedding on the host", "small_llama/bf16", device, type,
                        [](model::LoadRequest& r) { r.offload_embedding = true; }});
-        all.push_back({"fp8", "tiny_llama/nf4_dq", device, type, [](model::LoadRequest& r) { r.fp8 = true; }});
+        all.push_back(
+            {"fp8", "tiny_llama/nf4_dq", device, type, [](model::LoadRequest& r) { r.fp8 = spec::Fp8Products::both; }});
     }
     return all;
 }

@@ -146,7 +146,7 @@ TEST(Fp8Plan, RefusesCardsWithoutSuchProducts) {
     model::LoadRequest request;
     request.device = device;
     request.dtype = at::kBFloat16;
-    request.fp8 = true;
+    request.fp8 = spec::Fp8Products::both;
     const auto file = std::make_shared<const formats::WeightFile>(
         formats::WeightFile::open(model_folder("tiny_llama/nf4_dq").string()));
     try {

@@ -12,6 +12,7 @@
 #include "unsloth/memory/plan.h"
 #include "unsloth/ops/gemm_fp8.h"
 #include "unsloth/ops/paged_attention.h"
+#include "unsloth/spec/fp8_products.h"
 #include "unsloth/spec/model_spec.h"
 #include "unsloth/spec/run_plan.h"
 #include "unsloth/weights/layout.h"
@@ -107,7 +108,7 @@ struct ActivationSizes {
     bool weighs = false;         ///< the objective gives rows of the head weights
     bool distills = false;       ///< the objective compares with a teacher
     int64_t teacher_tokens = 0;  ///< that a teacher's file names of each target; 0: there is none
-    bool codes = false;          ///< products read codes of their inputs
+    spec::Fp8Products fp8{};     ///< products that read codes of their inputs
     bool expands_head = false;   ///< lm_head does not lie as its products read it
     bool trains_embedding = false;
     bool deterministic = false;

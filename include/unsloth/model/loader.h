@@ -40,7 +40,7 @@ struct LoadRequest {
     uint64_t seed = 0;               ///< of the adapters' initialisation
     double noise_alpha = 0;          ///< NEFTune's; 0: none
     bool weighs = false;             ///< the objective gives rows of the head weights (model/head_objective.h)
-    bool fp8 = false;                ///< frozen linears are held, and multiplied, in 8-bit floats (bf16 runs)
+    spec::Fp8Products fp8{};         ///< of the frozen linears (bf16 runs)
     bool offload_embedding = false;  ///< the input embeddings of a CUDA run stay in page-locked host memory
     std::optional<std::string> offload_folder;  ///< for weights on the disk that the checkpoint has in another form
     bool records = false;                       ///< passes are recorded where shapes repeat (ModelParts::records)

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "unsloth/planner/card.h"
+#include "unsloth/spec/fp8_products.h"
 #include "unsloth/spec/model_spec.h"
 #include "unsloth/spec/run_plan.h"
 
@@ -35,7 +36,7 @@ struct StepWork {
     int64_t updated_on_host = 0;     ///< parameters that the ranks of a machine update on its CPUs
     bool adapters = true;            ///< of low rank, beside the base's products
     bool in_4bit = false;            ///< the base is expanded for its products where it is not cached
-    bool fp8 = false;                ///< base products
+    spec::Fp8Products fp8{};         ///< of the base
     bool has_head = true;            ///< of a pipeline the last stage
     bool trains_head = false;
     int64_t row_tile = 0;        ///< tokens of an MLP at a time; 0: all
@@ -74,8 +75,8 @@ class StepTime {
     const StepWork& work() const { return work_; }
 
   private:
-    double products_ms(double parameters, double tokens) const;
-    double tiled_products_ms(double parameters) const;
+    double products_ms(double parameters, double tokens, bool fp8) const;
+    double tiled_products_ms(double parameters, bool fp8) const;
     double bytes_ms(double bytes) const;
     double head_ms() const;
     double update_ms() const;

@@ -7,6 +7,7 @@
 
 #include "unsloth/formats/load_plan.h"
 #include "unsloth/memory/common_memory.h"
+#include "unsloth/spec/fp8_products.h"
 #include "unsloth/spec/run_plan.h"
 #include "unsloth/weights/layer_image.h"
 #include "unsloth/weights/pager.h"
@@ -26,7 +27,7 @@ struct BaseRequest {
     at::Device device = at::kCPU;
     at::ScalarType dtype = at::kFloat;          ///< compute type
     formats::HeldTypes held;                    ///< what frozen matrices become on the way in
-    bool fp8 = false;                           ///< linears are held, and multiplied, in 8-bit floats
+    spec::Fp8Products fp8{};                    ///< for which linears are held as codes
     bool masters = false;                       ///< all of it is trained: compute copies of fp32 masters
     bool reads_values = false;                  ///< passes read what is trained where Parameters::value is
     bool trains = false;                        ///< gradients pass through the products
@@ -83,8 +84,8 @@ class BasePlan {
     /// On a GPU: how many of the layers' quantised matrices each pass of the fewest tokens expands to the compute type,
     /// because no product reads them as they lie.
     int64_t expanded_linears() const;
-    /// Whether products read 8-bit codes of their inputs (Operand::codes).
-    bool reads_codes() const { return request_.fp8; }
+    /// The products that read 8-bit codes of their inputs.
+    spec::Fp8Products fp8() const { return request_.fp8; }
     /// "nf4 (double quantised)", "bf16", … as the run will hold the linears.
     std::string description() const;
     /// How a layer's linears are held: "nf4", "int8", "bf16", "fp8", …; several with "+" between.
@@ -166,7 +167,9 @@ class BasePlan {
     at::Tensor peer_image(const std::vector<at::Tensor>& peers, int layer) const;
     StoredWeight frozen_weight(ops::Context& ctx, const formats::TensorSource& linear) const;
     Operand load_dense(ops::Context& ctx, const memory::Arena& arena, int layer, Group g, SharedLoading& shared) const;
-    Operand load_codes(ops::Context& ctx, const memory::Arena& arena, int layer, Group g, SharedLoading& shared) const;
+    void load_codes(ops::Context& ctx, const memory::Arena& arena, int layer, Group g, SharedLoading& shared,
+                    StoredLayer& stored) const;
+    CodedTranspose transpose_at(const memory::Arena& arena, int layer, Group g) const;
     at::Tensor load_vector(const memory::Arena& arena, const formats::TensorSource* source) const;
     at::Tensor load_bias(const memory::Arena& arena, int layer, Group g) const;
     at::Tensor norm(const memory::Arena& arena, spec::TensorRole role, int layer, const Parameters* masters) const;

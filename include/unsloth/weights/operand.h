@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <optional>
 #include <variant>
 
 #include "unsloth/ops/dora.h"
@@ -28,23 +29,31 @@ struct TiledBase {
     ops::Nf4GemmChoice forward, backward;
 };
 
-/// e4m3 codes: W quantised by its rows for the forward product, its transpose by its own rows for dx.
+/// e4m3 codes of W by its rows, for the forward product.
 struct CodedBase {
-    ops::Fp8Matrix forward_NK, backward_KN;
+    ops::Fp8Matrix w_NK;
+};
+
+/// e4m3 codes of W's transpose by its own rows, for dx.
+struct CodedTranspose {
+    ops::Fp8Matrix w_KN;
     at::Tensor a_KR;  ///< A transposed
 };
 
 struct Operand {
     std::variant<DenseBase, TiledBase, CodedBase> base;
+    /// What dx is multiplied by, if not by `base`.
+    std::optional<CodedTranspose> transpose;
     at::Tensor a_RK;         ///< compute dtype
     at::Tensor b_NR;         ///< s·B, block diagonal over the group's projections
     at::Tensor bias_N;       ///< compute dtype; undefined: none
     ops::OutputScale scale;  ///< DoRA's, with the bias; undefined without
     GroupMargins margins() const;
 
-    /// Where whoever makes an input of these products puts its codes, [rows, columns] of `scratch`: operators that take
-    /// codes make them together with the rows. Empty where the products read the rows themselves.
-    ops::Fp8Matrix codes(const ops::Fp8Matrix& scratch, int64_t rows, int64_t columns) const;
+    /// Where whoever makes the forward product's input, or dx's, puts its codes, [rows, columns] of `scratch`:
+    /// operators that take codes make them together with the rows. Empty where the product reads the rows themselves.
+    ops::Fp8Matrix input_codes(const ops::Fp8Matrix& scratch, int64_t rows, int64_t columns) const;
+    ops::Fp8Matrix gradient_codes(const ops::Fp8Matrix& scratch, int64_t rows, int64_t columns) const;
 };
 
 /// The base and its margins in this buffer [N+R, leading], which is zeroed: margins that no module uses stay 0 for

@@ -22,6 +22,7 @@ using StoredGroup = std::variant<Operand, std::vector<StoredWeight>>;
 
 struct StoredLayer {
     std::array<StoredGroup, group_count> groups;
+    std::array<std::optional<CodedTranspose>, group_count> transposes;
     std::array<at::Tensor, group_count> biases;  ///< compute dtype, joined over a group; undefined: none
     at::Tensor input_norm_D, post_norm_D, q_norm_d, k_norm_d;
 };

@@ -1,0 +1,27 @@
+// Which of the products by a frozen base have 8-bit operands (model.compute_dtype).
+#pragma once
+
+#include <cstdint>
+
+namespace unsloth::spec {
+
+/// Those whose operands are e4m3 codes with a scale for each row.
+enum class Fp8Products : uint8_t { none, both };
+
+constexpr bool forward_in_fp8(Fp8Products products) {
+    return products == Fp8Products::both;
+}
+constexpr bool dx_in_fp8(Fp8Products products) {
+    return products != Fp8Products::none;
+}
+/// Whether layers have codes, which lie on the device for the whole run.
+constexpr bool any(Fp8Products products) {
+    return products != Fp8Products::none;
+}
+/// The option's words.
+constexpr const char* name_of(Fp8Products products) {
+    constexpr const char* names[] = {"auto", "fp8"};
+    return names[static_cast<int>(products)];
+}
+
+}  // namespace unsloth::spec
