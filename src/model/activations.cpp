@@ -268,12 +268,14 @@ class Lister {
         if (sizes_.dropout)
             add({"scratch", "dropped", {std::max(t * widest, tile * spec_.intermediate_size)}, dtype_, layers},
                 s.dropped);
-        if (any(sizes_.fp8)) {
-            const int64_t columns = std::max(widest, sizes_.training ? layout_[Group::qkv].n : 0),
-                          columns_of_tile = (sizes_.training ? 2 : 1) * spec_.intermediate_size;
-            add({"scratch", "fp8 codes", {std::max(t * columns, tile * columns_of_tile)}, at::kFloat8_e4m3fn, layers},
+        if (forward_in_fp8(sizes_.fp8) || (dx_in_fp8(sizes_.fp8) && sizes_.training)) {
+            const bool inputs = forward_in_fp8(sizes_.fp8), gradients = sizes_.training;
+            const int64_t columns = std::max(inputs ? widest : 0, gradients ? layout_[Group::qkv].n : 0),
+                          columns_of_tile = std::max(spec_.hidden_size, (gradients ? 2 : 1) * spec_.intermediate_size);
+            const uint8_t phases = inputs ? layers : uint8_t{memory::backward};
+            add({"scratch", "fp8 codes", {std::max(t * columns, tile * columns_of_tile)}, at::kFloat8_e4m3fn, phases},
                 s.codes.codes);
-            add({"scratch", "fp8 scales", {t}, at::kFloat, layers}, s.codes.scales);
+            add({"scratch", "fp8 scales", {t}, at::kFloat, phases}, s.codes.scales);
         }
         const c10::SmallVector<int64_t, 2> keys{sizes_.keys, 2 * spec_.kv_size()};
         const char* const group = sizes_.all_keys > 0 ? "keys and values of all ranks" : "scratch";

@@ -47,7 +47,7 @@ inline std::vector<BaseBuffer> coded_buffers(const GroupLayout& group, int64_t l
 
 /// The same of its transpose, for dx.
 inline std::vector<BaseBuffer> transpose_buffers(const GroupLayout& group, int64_t layer, Group g,
-                                                  at::ScalarType dtype) {
+                                                 at::ScalarType dtype) {
     return {{layer, g, " W^T codes", group.k, group.n, at::kFloat8_e4m3fn},
             {layer, g, " W^T scales", group.k, 1, at::kFloat},
             {layer, g, " A^T", group.k, group.r, dtype}};

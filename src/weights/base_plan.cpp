@@ -393,12 +393,14 @@ std::string BasePlan::description() const {
         text += cat(text.empty() ? "" : ", ", count, " linears in ", words_for(type));
     const auto cached = std::count(request_.cached.begin(), request_.cached.end(), true);
     const char* const when = made ? " while loading" : " as they lie";
+    const char* const in_fp8 = "; held in fp8 (e4m3, a scale for each row)";
+    if (forward_in_fp8(request_.fp8)) return cat(text, when, outside, in_fp8);
     return cat(text, when, outside,
-               forward_in_fp8(request_.fp8) ? "; held in fp8 (e4m3, a scale for each row)"
-               : request_.device.is_cuda() && cached > 0
+               request_.device.is_cuda() && cached > 0
                    ? cat("; ", cached < static_cast<int64_t>(ready_.size()) ? cat(cached, " layers") : "all layers",
                          " expanded to ", c10::toString(request_.dtype), " once")
-                   : "");
+                   : "",
+               dx_in_fp8(request_.fp8) ? cat(in_fp8, " for dx, too") : "");
 }
 
 std::string BasePlan::form_of(int layer) const {
@@ -412,6 +414,7 @@ std::string BasePlan::form_of(int layer) const {
                                                   : name_of(type_of(*source)));
     std::string text;
     for (const std::string& form : forms) text += cat(text.empty() ? "" : "+", form);
+    if (dx_in_fp8(request_.fp8)) text += "+fp8";
     return text;
 }
 

@@ -25,7 +25,9 @@ void BasePlan::require_fp8() const {
             refuse(cat("needs sizes that are multiples of 16; ", name_of(g), " is ", layout_[g].n, " x ", layout_[g].k),
                    "Leave compute_dtype out.");
     if (layout_.dora)
-        refuse("holds the base as codes, whose rows have other norms than DoRA's magnitudes were made for",
+        refuse(forward_in_fp8(request_.fp8)
+                   ? "holds the base as codes, whose rows have other norms than DoRA's magnitudes were made for"
+                   : "has no codes of gradients that DoRA's magnitudes scale",
                "Leave compute_dtype out, or take an adapter without use_dora.");
     const int64_t longest = ops::fp8_longest_row(request_.device);
     for (const Group g : all_groups)

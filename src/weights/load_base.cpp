@@ -255,6 +255,29 @@ void BasePlan::load_codes(ops::Context& ctx, const memory::Arena& arena, int lay
     stored.transposes[static_cast<std::size_t>(g)] = transpose;
 }
 
+/// Codes for dx beside what the forward products read, whose values they are made of.
+void BasePlan::make_transposes(ops::Context& ctx, const memory::Arena& arena, std::vector<StoredLayer>& layers) const {
+    for (const int layer : layout_.stage.layers(file_->spec.num_layers))
+        for (const Group g : all_groups) {
+            StoredLayer& stored = layers[static_cast<std::size_t>(layer)];
+            const StoredGroup& group = stored.groups[static_cast<std::size_t>(g)];
+            at::Tensor w_NK;
+            if (const auto* ready = std::get_if<Operand>(&group)) {
+                w_NK = std::get<DenseBase>(ready->base).w_NK;
+            } else {
+                const auto options = at::TensorOptions().dtype(request_.dtype).device(ctx.device());
+                w_NK = at::empty({layout_[g].n, layout_[g].k}, options);
+                for (std::size_t i = 0; i < layout_[g].slices.size(); ++i) {
+                    const Slice& slice = layout_[g].slices[i];
+                    expand(ctx, std::get<std::vector<StoredWeight>>(group)[i], w_NK.narrow(0, slice.n_begin, slice.n));
+                }
+            }
+            const CodedTranspose transpose = transpose_at(arena, layer, g);
+            ops::quantize_columns_fp8(ctx, w_NK, transpose.w_KN);
+            stored.transposes[static_cast<std::size_t>(g)] = transpose;
+        }
+}
+
 at::Tensor BasePlan::load_vector(const memory::Arena& arena, const formats::TensorSource* source) const {
     if (source == nullptr) return {};
     const at::Tensor values = at::empty({source->cols()}, at::kFloat);
@@ -438,6 +461,7 @@ std::unique_ptr<Pager> BasePlan::load_layers(ops::Context& ctx, const BaseMemory
     shared.finish();
     const auto reader_of = [&](int64_t layer) { return at_peer(layer) ? owner_of(layer) : shared.reader_of(layer); };
     share_nested_offsets(layers, ctx.device(), reader_of, shared);
+    if (request_.fp8 == spec::Fp8Products::dx) make_transposes(ctx, arena, layers);
     std::unique_ptr<ImageStream> images;
     if (!streamed_.empty()) {
         auto copies = std::make_unique<ops::CopyStream>(ctx, slots() + DiskStream::buffers);

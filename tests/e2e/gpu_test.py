@@ -167,10 +167,15 @@ class Resuming(OnGpu):
     def test_full_training(self):
         self.compare("--finetuning_type", "full", at=3, files=("model.safetensors",))
 
+    def check_fp8(self, compute):
+        if self.succeed_or_refuse("--compute_dtype", compute) == OK:
+            self.compare("--compute_dtype", compute, at=4)
+
     def test_fp8(self):
-        code = self.succeed_or_refuse("--compute_dtype", "fp8")
-        if code == OK:
-            self.compare("--compute_dtype", "fp8", at=4)
+        self.check_fp8("fp8")
+
+    def test_fp8_in_the_backward_pass(self):
+        self.check_fp8("fp8_backward")
 
     def succeed_or_refuse(self, *extra):
         """Cards that do not multiply such matrices refuse when they plan."""
@@ -676,6 +681,9 @@ class TwoSlices(SharedModel):
 
     def test_products_in_fp8(self):
         self.check_as_alone(2e-2, "--dtype", "bfloat16", "--compute_dtype", "fp8")
+
+    def test_products_for_dx_in_fp8(self):
+        self.check_as_alone(2e-2, "--dtype", "bfloat16", "--compute_dtype", "fp8_backward")
 
     def test_preferences(self):
         pairs = [

@@ -40,12 +40,21 @@ class Plan(EndToEnd):
         for file in sorted((SOURCE / "cards").glob("*.json")):
             card = json.loads(file.read_text())
             self.assertEqual("fp8_products_tflops" in card, card["compute_capability"] == 9.0, file.name)
-            arguments = ["--model.path", "llama-3.1-8b", "--gpu", card["name"], "--compute_dtype", "fp8", *HOST]
+            arguments = ["--model.path", "llama-3.1-8b", "--gpu", card["name"], *HOST,
+                         "--per_device_train_batch_size", 8, "--gradient_accumulation_steps", 1]  # fmt: skip
             if card["compute_capability"] == 9.0:
                 served.append(file.stem)
-                self.assertEqual(self.plan(*arguments)["layers"][0]["form"], "fp8")
+                plans = [self.plan(*arguments, "--compute_dtype", c) for c in ("auto", "fp8_backward", "fp8")]
+                self.assertEqual([p["layers"][0]["form"] for p in plans], ["bf16", "bf16+fp8", "fp8"])
+                rates = [p["predicted_tokens_per_second"] for p in plans]
+                self.assertEqual(rates, sorted(rates))
+                self.assertAlmostEqual(2 / rates[1], 1 / rates[0] + 1 / rates[2], delta=1e-3 / rates[1])
             else:
-                self.fail_with(USAGE, ["fp8 is for H100 and H200", card["name"]], "plan", *arguments)
+                for compute in ("fp8_backward", "fp8"):
+                    self.fail_with(
+                        USAGE, [f"{compute} is for H100 and H200", card["name"]], "plan", *arguments,
+                        "--compute_dtype", compute,
+                    )  # fmt: skip
         self.assertEqual(served, ["h100", "h200"])
 
     def test_every_committed_configuration_is_planned_for_a_card(self):

@@ -127,6 +127,9 @@ class Resuming(EndToEnd):
     def test_with_modules_to_save(self):
         self.compare("--modules_to_save", "lm_head", at=3)
 
+    def test_with_8_bit_products_of_the_backward_pass(self):
+        self.compare("--compute_dtype", "fp8_backward", at=4)
+
     def test_with_32_bit_moments(self):
         self.compare("--optim", "adamw_torch", at=3)
 

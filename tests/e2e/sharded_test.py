@@ -100,6 +100,18 @@ class Sharded(Ranks):
             (4, "--zero_stage", 3, "--tp_size", 2), (2, "--offload_optimizer", "cpu", "--tp_size", 2),
         ))  # fmt: skip
 
+    def test_8_bit_products_of_the_backward_pass(self):
+        """Sums in another order have other codes here and there."""
+        extra = ["--load_in_4bit", "true", "--compute_dtype", "fp8_backward"]
+        one = self.run_ranks(1, "one", WIDE, *extra)
+        steps = [self.run_ranks(2, f"stage{stage}", WIDE, *extra, "--zero_stage", stage) for stage in (2, 3)]
+        self.assertEqual([s["loss"] for s in steps[0]], [s["loss"] for s in steps[1]])
+        for got, expected in zip(steps[0], one, strict=True):
+            self.assertAlmostEqual(got["loss"], expected["loss"], delta=5e-5 * expected["loss"])
+            self.assertAlmostEqual(got["grad_norm"], expected["grad_norm"], delta=1e-2 * expected["grad_norm"])
+        stages = self.run_ranks(2, "stages", WIDE, *extra, "--pp_size", 2, batch=16)  # of all rows each
+        self.assertEqual([s["loss"] for s in stages], [s["loss"] for s in one])
+
     def test_dora_on_a_16bit_base(self):
         self.check(QWEN3, "adapter_model.safetensors", ["--use_dora", "true"], ((2, "--zero_stage", 3),))
 

@@ -2,6 +2,8 @@
 // one process they share NCCL's state, and one that ends takes the others' connections with it.
 #include "train/step_matrix.h"
 
+#include "unsloth/ops/fp8.h"
+
 namespace unsloth {
 namespace {
 
@@ -50,6 +52,12 @@ TEST(InputsInFp8Gpu, GradientsComeFromTheCodes) {
         EXPECT_GT(gradient_distance(run, plain), 1e-5);
         EXPECT_LT(gradient_distance(run, plain), 0.05);
     }
+}
+
+TEST(Fp8ProductsGpu, ChangeWhatReadsTheirCodes) {
+    if (!device_available("cuda")) GTEST_SKIP() << "no GPU";
+    if (!ops::fp8_available(at::Device(at::kCUDA, 0))) GTEST_SKIP() << "this card has no such products";
+    expect_codes_change_what_reads_them("cuda", at::kBFloat16);
 }
 
 std::vector<StepSplit> splits_on_gpus() {

@@ -54,6 +54,23 @@ class SharedLoadingTest : public ::testing::TestWithParam<Load> {
     }
 };
 
+/// Codes for dx, which scores do not show.
+void expect_same_transposes(const LoadedModel& got, const LoadedModel& expected) {
+    const auto weights_of = [](const LoadedModel& loaded, int layer) {
+        return loaded.model->parts().network.pager->ready(*loaded.ctx, layer, 16);
+    };
+    for (int layer = 0; layer < static_cast<int>(got.model->spec().num_layers); ++layer) {
+        const weights::LayerWeights own = weights_of(got, layer), other = weights_of(expected, layer);
+        for (const weights::Group g : weights::all_groups) {
+            ASSERT_EQ(own[g].transpose.has_value(), other[g].transpose.has_value());
+            if (!own[g].transpose) continue;
+            EXPECT_TRUE(
+                own[g].transpose->w_KN.codes.view(at::kByte).equal(other[g].transpose->w_KN.codes.view(at::kByte)));
+            EXPECT_TRUE(same_bits(own[g].transpose->w_KN.scales, other[g].transpose->w_KN.scales));
+        }
+    }
+}
+
 TEST_P(SharedLoadingTest, EveryPlaceGetsTheWholeModel) {
     // What each place reads is kept the first time round, and sent the second time.
     std::vector<at::Tensor> sent;
@@ -80,6 +97,7 @@ TEST_P(SharedLoadingTest, EveryPlaceGetsTheWholeModel) {
         EXPECT_EQ(number, sent.size());
         EXPECT_GT(received, 0U);
         EXPECT_TRUE(same_bits(score_every_position(*together.model, rows).logits_TV, expected)) << "place " << place;
+        expect_same_transposes(together, alone);
         if (alone.model->parameters() != nullptr) {
             EXPECT_TRUE(
                 same_bits(together.model->parameters()->state().params_P, alone.model->parameters()->state().params_P))
@@ -169,7 +187,14 @@ std::vector<Load> loads() {
         all.push_back({"full training, tied embeddings", "llama_tied", device, type, full});
         all.push_back({"modules_to_save", "small_llama/bf16", device, type, saved});
         all.push_back({"tiles", "small_llama/bf16", device, type, tiles});
+        const auto coded = [](spec::Fp8Products fp8, bool cached = false) {
+            return [=](model::LoadRequest& r) { r.fp8 = fp8, r.run.layers = {{.cached = cached}}; };
+        };
+        all.push_back({"fp8", "tiny_llama/nf4_dq", device, type, coded(spec::Fp8Products::both)});
+        all.push_back({"fp8 for dx", "tiny_llama/nf4_dq", device, type, coded(spec::Fp8Products::dx)});
         if (device == "cpu") continue;
+        all.push_back({"fp8 for dx beside 16 bit", "tiny_llama/nf4_dq", device, type,
+                       coded(spec::Fp8Products::dx, /*cached=*/true)});
         all.push_back({"4 bit as it lies", "small_llama/nf4_dq", device, type});
         all.push_back({"expanded once", "small_llama/nf4_dq", device, type,
                        [](model::LoadRequest& r) { r.run.layers = {{.cached = true}}; }});
@@ -177,8 +202,6 @@ std::vector<Load> loads() {
             {"16 bit", "small_llama/bf16", device, type, [](model::LoadRequest& r) { r.load_in_4bit = false; }});
         all.push_back({"embedding on the host", "small_llama/bf16", device, type,
                        [](model::LoadRequest& r) { r.offload_embedding = true; }});
-        all.push_back(
-            {"fp8", "tiny_llama/nf4_dq", device, type, [](model::LoadRequest& r) { r.fp8 = spec::Fp8Products::both; }});
     }
     return all;
 }

@@ -43,6 +43,7 @@ struct StepSettingsCase {
     int in_flight = 1;
     int64_t row_tile = 0;  ///< this and the next change bits
     bool inputs_in_fp8 = false;
+    spec::Fp8Products fp8 = spec::Fp8Products::none;
     std::string name() const { return cat(layers_name, records ? ", recorded" : "", ", ", in_flight, " in flight"); }
     const spec::LayerPlan& layer(std::size_t index) const { return layers[layers.size() > 1 ? index : 0]; }
 };
@@ -156,6 +157,7 @@ inline StepRun run_rank(const StepSplit& split, const StepSettingsCase& settings
     request.trains = true;
     request.optim = config::Optimizer::adamw_torch;
     request.records = settings.records;
+    request.fp8 = settings.fp8;
     model::ActivationSizes& sizes = request.sizes;
     sizes.tokens = 16 * matrix_rows / split.micro_batches / split.ranks;
     sizes.segments = matrix_rows / split.micro_batches / split.ranks;
@@ -269,10 +271,19 @@ inline void expect_same_run(const StepRun& got, const StepRun& expected) {
     EXPECT_TRUE(same_bits(got.values_P, expected.values_P));
 }
 
-/// All settings under one split: bits, and that each setting did what its name says. Returns the plain run.
-inline StepRun expect_settings_change_no_bit(const StepSplit& split, const std::string& device, at::ScalarType dtype) {
+inline bool weights_move(const StepSettingsCase& settings) {
+    return std::any_of(settings.layers.begin(), settings.layers.end(),
+                       [](const spec::LayerPlan& layer) { return layer.weights_at != spec::Place::device; });
+}
+
+/// All settings under one split: bits, and that each setting did what its name says. Returns the plain run. Codes lie
+/// on the device.
+inline StepRun expect_settings_change_no_bit(const StepSplit& split, const std::string& device, at::ScalarType dtype,
+                                             spec::Fp8Products fp8 = spec::Fp8Products::none) {
     std::optional<StepRun> plain;
-    for (const StepSettingsCase& settings : step_settings(device != "cpu", split)) {
+    for (StepSettingsCase settings : step_settings(device != "cpu", split)) {
+        if (any(fp8) && weights_move(settings)) continue;
+        settings.fp8 = fp8;
         SCOPED_TRACE(settings.name());
         const std::vector<StepRun> runs = run_ranks(split, settings, device, dtype);
         if (!plain) plain = runs[0];
@@ -285,6 +296,24 @@ inline StepRun expect_settings_change_no_bit(const StepSplit& split, const std::
         }
     }
     return *plain;
+}
+
+/// Codes of products' operands under all settings, against products of `dtype`; the forward ones keep their bits where
+/// only dx reads codes.
+inline void expect_codes_change_what_reads_them(const std::string& device, at::ScalarType dtype) {
+    for (const StepSplit& split : {StepSplit{}, StepSplit{.micro_batches = 2, .equal_rows = false}}) {
+        const StepRun without = run_ranks(split, {}, device, dtype)[0];
+        for (const auto fp8 : {spec::Fp8Products::dx, spec::Fp8Products::both}) {
+            SCOPED_TRACE(cat(split.name(), ", ", name_of(fp8)));
+            const StepRun run = expect_settings_change_no_bit(split, device, dtype, fp8);
+            EXPECT_EQ(run.losses[0] == without.losses[0], fp8 == spec::Fp8Products::dx);
+            EXPECT_NEAR(run.losses[0], without.losses[0], 0.01 * without.losses[0]);
+            const double off = gradient_distance(run, without);
+            std::cout << name_of(fp8) << ": gradient off by " << off << "\n";
+            EXPECT_GT(off, 0.005);
+            EXPECT_LT(off, 0.2);
+        }
+    }
 }
 
 }  // namespace unsloth::test

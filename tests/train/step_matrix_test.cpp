@@ -45,6 +45,10 @@ TEST(InputsInFp8, ChangeGradientsByLessThanTheirCodes) {
         }
 }
 
+TEST(Fp8Products, ChangeWhatReadsTheirCodes) {
+    expect_codes_change_what_reads_them("cpu", at::kFloat);
+}
+
 INSTANTIATE_TEST_SUITE_P(Cpu, StepMatrix, ::testing::ValuesIn(step_splits(/*most_ranks=*/2)),
                          [](const auto& info) { return info.param.name(); });
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "unsloth/spec/dtype.h"
+#include "unsloth/spec/fp8_products.h"
 
 namespace unsloth::config {
 
@@ -48,8 +49,6 @@ enum class GradientCheckpointing {
     attention_offload,
     full_offload
 };
-/// The operands of the base products: the run's dtype, or 8-bit floats with scales by row.
-enum class ComputeType { same, fp8 };
 /// How many of a step's rows a pass holds: per_device_train_batch_size, or as many as are predicted to be fastest.
 enum class PassRows { as_given, automatic };
 /// In which type layers' inputs wait in host memory for their backward pass; `automatic`: e4m3 where nothing else fits.
@@ -77,7 +76,7 @@ struct ModelOptions {
     bool load_in_8bit = false;
     std::vector<std::pair<std::string, std::string>> precision;  ///< {module, type} (spec/precision.h)
     spec::DType dtype = spec::DType::bf16;                       ///< compute type: f32, bf16 or f16
-    ComputeType compute_dtype = ComputeType::same;
+    spec::Fp8Products compute_dtype = spec::Fp8Products::none;
     std::optional<std::string> adapter_name_or_path;
     int64_t max_seq_length = 2048;
     std::string rope_scaling = "{}";                              ///< JSON: Hugging Face's object; {}: config.json's

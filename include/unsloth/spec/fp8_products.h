@@ -5,8 +5,8 @@
 
 namespace unsloth::spec {
 
-/// Those whose operands are e4m3 codes with a scale for each row.
-enum class Fp8Products : uint8_t { none, both };
+/// Those whose operands are e4m3 codes with a scale for each row; of a group they are a forward product and dx.
+enum class Fp8Products : uint8_t { none, dx, both };
 
 constexpr bool forward_in_fp8(Fp8Products products) {
     return products == Fp8Products::both;
@@ -20,7 +20,7 @@ constexpr bool any(Fp8Products products) {
 }
 /// The option's words.
 constexpr const char* name_of(Fp8Products products) {
-    constexpr const char* names[] = {"auto", "fp8"};
+    constexpr const char* names[] = {"auto", "fp8_backward", "fp8"};
     return names[static_cast<int>(products)];
 }
 

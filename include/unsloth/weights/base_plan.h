@@ -88,7 +88,7 @@ class BasePlan {
     spec::Fp8Products fp8() const { return request_.fp8; }
     /// "nf4 (double quantised)", "bf16", … as the run will hold the linears.
     std::string description() const;
-    /// How a layer's linears are held: "nf4", "int8", "bf16", "fp8", …; several with "+" between.
+    /// How a layer's linears are held: "nf4", "int8", "bf16", "fp8", …; several with "+" between, and fp8 for dx alone.
     std::string form_of(int layer) const;
 
     /// Loads the layers: a share of it, where there are others. Frozen linears go by layer; small vectors are read by
@@ -169,6 +169,7 @@ class BasePlan {
     Operand load_dense(ops::Context& ctx, const memory::Arena& arena, int layer, Group g, SharedLoading& shared) const;
     void load_codes(ops::Context& ctx, const memory::Arena& arena, int layer, Group g, SharedLoading& shared,
                     StoredLayer& stored) const;
+    void make_transposes(ops::Context& ctx, const memory::Arena& arena, std::vector<StoredLayer>& layers) const;
     CodedTranspose transpose_at(const memory::Arena& arena, int layer, Group g) const;
     at::Tensor load_vector(const memory::Arena& arena, const formats::TensorSource* source) const;
     at::Tensor load_bias(const memory::Arena& arena, int layer, Group g) const;

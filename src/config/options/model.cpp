@@ -60,10 +60,15 @@ void declare_model(OptionSet& options, ModelOptions& model) {
         .on_resume(OnResume::told);
     options
         .add_choice(
-            "compute_dtype", model.compute_dtype, {{"auto", ComputeType::same}, {"fp8", ComputeType::fp8}},
+            "compute_dtype", model.compute_dtype,
+            {{"auto", spec::Fp8Products::none},
+             {"fp8_backward", spec::Fp8Products::dx},
+             {"fp8", spec::Fp8Products::both}},
             "Operands of the frozen base's products: auto: of type dtype; fp8: e4m3 with a scale for each row of "
             "activations and of weights (bfloat16 runs that train a LoRA; about half the time for these products, "
-            "2 bytes a weight). Adapters, attention and lm_head stay in dtype.")
+            "2 bytes a weight); fp8_backward: those of the gradients of activations alone, so that losses are those "
+            "of auto (one byte a weight more than auto takes; not measured on a GPU yet). Adapters, attention and "
+            "lm_head stay in dtype.")
         .on_resume(OnResume::told);
     options
         .add("adapter_name_or_path", model.adapter_name_or_path,
