@@ -32,6 +32,8 @@ class FastPath : public ::testing::Test {
                 "8",
                 "--training.gradient_accumulation_steps",
                 "1",
+                "--training.micro_batch",
+                "as_given",
                 "--training.learning_rate",
                 "0.0005",
                 "--training.warmup_steps",
