@@ -183,9 +183,11 @@ Delay delay_by_prompt(ops::Context& ctx, model::Model& model, int64_t rows, int6
         has = true;
         return true;
     };
+    bool decoding = true;  // else nobody waits for the rest of the prompt, which may go in at once
+    const auto end = [&](int64_t, const generate::Answer&) { decoding = false; };
     const auto timed = [&] {
         const auto begin = Clock::now();
-        decoder.step(see, {});
+        decoder.step(see, end);
         return 1000 * seconds_since(begin);
     };
     while (begun < rows) timed();
@@ -193,7 +195,7 @@ Delay delay_by_prompt(ops::Context& ctx, model::Model& model, int64_t rows, int6
     for (int pass = 0; pass < alone; ++pass) ms.push_back(timed());
     Delay delay{.median_ms = median(ms)};
     decoder.add(request_of(model, random, rows, prompt + answer - 1, 1));
-    while (begun <= rows) delay.longest_ms = std::max(delay.longest_ms, timed());
+    while (begun <= rows && decoding) delay.longest_ms = std::max(delay.longest_ms, timed());
     return delay;
 }
 
