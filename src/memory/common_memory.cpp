@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <future>
 #include <numeric>
 #include <thread>
 
@@ -19,8 +20,20 @@
 namespace unsloth::memory {
 namespace {
 
+/// Pages of shared memory take longer to make than to fill, and threads that make them in one piece wait for each
+/// other.
+constexpr std::size_t pieces_ahead = 8;
+constexpr int page_makers = 2;  // threads a piece
+
 std::string name_of(const std::string& owner, const std::string& content) {
     return cat("base ", owner, " ", content);
+}
+
+/// For this thread.
+void use_device([[maybe_unused]] at::Device device) {
+#ifdef UNSLOTH_CUDA
+    if (device.is_cuda()) (void)cudaSetDevice(device.index());
+#endif
 }
 
 #ifdef UNSLOTH_CUDA
@@ -50,6 +63,13 @@ int64_t HeldMemory::bytes() const {
         return sum + SharedSegment::bytes_taken(piece.second);
     });
 }
+
+/// A piece on its way to being filled, or read.
+struct CommonMemory::Prepared {
+    BufferId id;
+    bool fills;
+    std::future<std::string> why_not;  ///< in common; empty: it is
+};
 
 struct CommonMemory::Piece {
     std::unique_ptr<SharedSegment> segment;  ///< nullptr: `own`
@@ -118,9 +138,13 @@ void CommonMemory::fill(const Filler& fill_one) {
     using std::chrono::steady_clock;
     std::vector<BufferId> waiting(pieces_.size());
     std::iota(waiting.begin(), waiting.end(), BufferId{0});
+    std::deque<Prepared> ahead;
     bool told = false;
-    for (auto last = steady_clock::now(); !waiting.empty();) {
-        if (std::erase_if(waiting, [&](BufferId id) { return try_fill(id, fill_one); }) > 0) {
+    for (auto last = steady_clock::now(); !waiting.empty() || !ahead.empty();) {
+        std::erase_if(waiting, [&](BufferId id) { return ahead.size() < pieces_ahead && prepare(id, ahead); });
+        if (!ahead.empty()) {
+            finish(ahead.front(), fill_one);
+            ahead.pop_front();
             last = steady_clock::now();
             continue;
         }
@@ -136,32 +160,42 @@ void CommonMemory::fill(const Filler& fill_one) {
                      human_bytes(own), "): ", why_own_);
 }
 
-/// Whether the piece is ready; not while another process fills it.
-bool CommonMemory::try_fill(BufferId id, const Filler& fill_one) {
+/// Has the piece's pages made, where it is filled here, and locked; not while another process fills it.
+bool CommonMemory::prepare(BufferId id, std::deque<Prepared>& ahead) {
     Piece& piece = *pieces_[id];
-    const int64_t bytes = plan_.entry(id).bytes;
-    if (piece.segment != nullptr) {
-        bool fills = false;
-        if (!piece.segment->complete()) {
-            if (!piece.segment->try_lock()) return false;
-            fills = !piece.segment->complete();
-            if (!fills) piece.segment->unlock();
-        }
-        if (fills) make_pages(piece.segment->data(), static_cast<std::size_t>(bytes), nodes_);
-        if (const std::string why = piece.lock_pages(bytes, device_, fills); !why.empty()) {
-            why_own_ = why;
-            piece.segment.reset();
-        } else if (fills) {
-            fill_one(id, tensor(id));
-            piece.filled = true;
-            piece.segment->set_complete();
-            piece.segment->unlock();
-        }
-        if (piece.segment != nullptr) return true;
+    bool fills = piece.segment == nullptr || !piece.segment->complete();
+    if (piece.segment != nullptr && fills) {
+        if (!piece.segment->try_lock()) return false;
+        fills = !piece.segment->complete();
+        if (!fills) piece.segment->unlock();
     }
-    piece.own = host_memory(plan_, bytes, device_);
-    fill_one(id, piece.own);
-    return piece.filled = true;
+    const int64_t bytes = plan_.entry(id).bytes;
+    ahead.push_back({id, fills, std::async(std::launch::async, [this, &piece, bytes, fills] {
+                         if (piece.segment == nullptr) return std::string();
+                         use_device(device_);
+                         if (fills)
+                             make_pages(piece.segment->data(), static_cast<std::size_t>(bytes), nodes_, page_makers);
+                         return piece.lock_pages(bytes, device_, fills);
+                     })});
+    return true;
+}
+
+void CommonMemory::finish(Prepared& prepared, const Filler& fill_one) {
+    Piece& piece = *pieces_[prepared.id];
+    if (const std::string why = prepared.why_not.get(); !why.empty()) {
+        why_own_ = why;
+        piece.segment.reset();
+    }
+    if (piece.segment == nullptr) {
+        piece.own = host_memory(plan_, plan_.entry(prepared.id).bytes, device_);
+        fill_one(prepared.id, piece.own);
+        piece.filled = true;
+    } else if (prepared.fills) {
+        fill_one(prepared.id, tensor(prepared.id));
+        piece.filled = true;
+        piece.segment->set_complete();
+        piece.segment->unlock();
+    }
 }
 
 at::Tensor CommonMemory::tensor(BufferId id) const {

@@ -58,14 +58,15 @@ Error host_memory_failure(const Plan& plan, int64_t bytes, const std::string& re
                            "0 and save_minutes 0 plans no copies for checkpoints.");
 }
 
-void make_pages(void* data, std::size_t bytes, const std::set<int>& nodes) {
+void make_pages(void* data, std::size_t bytes, const std::set<int>& nodes, int threads) {
     use_numa_nodes(data, bytes, nodes);
     ::madvise(data, bytes, MADV_HUGEPAGE);
     const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-    parallel_ranges(static_cast<int64_t>((bytes + page - 1) / page), huge_page / page, [&](int64_t begin, int64_t end) {
+    const auto make = [&](int64_t begin, int64_t end) {
         auto* const first = static_cast<volatile char*>(data);
         for (int64_t at = begin; at < end; ++at) first[static_cast<std::size_t>(at) * page] = 0;
-    });
+    };
+    parallel_ranges(static_cast<int64_t>((bytes + page - 1) / page), huge_page / page, make, threads);
 }
 
 std::set<int> nodes_of(at::Device device) {

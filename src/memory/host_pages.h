@@ -12,8 +12,8 @@ namespace unsloth::memory {
 
 /// Makes the pages of fresh memory: huge ones where the system has them, of these NUMA nodes if some are named. Each
 /// page is made by the thread that writes it first: several threads, because one makes about 4 GB a second; without a
-/// node pages would come from wherever those threads run.
-void make_pages(void* data, std::size_t bytes, const std::set<int>& nodes);
+/// node pages would come from wherever those threads run. `threads`: at most; 0: as many as there are.
+void make_pages(void* data, std::size_t bytes, const std::set<int>& nodes, int threads = 0);
 
 /// The NUMA node that a device is attached to; empty where it is none or nobody says.
 std::set<int> nodes_of(at::Device device);

@@ -2,6 +2,7 @@
 // fills a piece, the others read it, and it is gone with the last of them.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -58,7 +59,9 @@ class CommonMemory {
 
   private:
     struct Piece;
-    bool try_fill(BufferId id, const Filler& fill_one);
+    struct Prepared;
+    bool prepare(BufferId id, std::deque<Prepared>& ahead);
+    void finish(Prepared& prepared, const Filler& fill_one);
 
     Plan plan_;
     at::Device device_;
