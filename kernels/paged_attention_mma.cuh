@@ -9,7 +9,8 @@
 //
 // Keys and values in 8 bit become bf16 in registers, times 2^key_code_shift; Q and P, which cannot get too large by
 // that, are multiplied by 2^operand_shift, a key's power of two is its score's and a value's its weight's. All of these
-// are powers of two, so that the result has the bits that 16-bit keys of the same values would give.
+// are powers of two, so that the result is what 16-bit keys of the same values would give: but for an ulp of one in
+// some 100,000 elements on an H200, where subnormal operands shift what a tensor core's sums keep.
 #pragma once
 
 #include <type_traits>

@@ -40,7 +40,7 @@ void place_rows(Context& ctx, PagedRows& rows);
 /// values of the same type, or codes. On CUDA decoding rows have a kernel of their own (any of the three types,
 /// head_dim a multiple of 8 up to 256; of codes where codes_keys() says so): fp32 sums in an order that depends on a
 /// row's length alone; tensor cores, where they serve, take the weights of the values rounded to the type. Codes give
-/// the bits that a cache of the values they stand for would.
+/// what a cache of the values they stand for would, but for an ulp here and there (paged_attention_mma.cuh).
 void paged_attention(Context& ctx, const AttentionShape& shape, const PagedRows& rows, const at::Tensor& q_THd,
                      const KeyCache& cache, const at::Tensor& out_THd);
 
