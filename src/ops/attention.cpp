@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "ops/attention_by_heads.h"
 #include "ops/attention_impl.h"
 #include "unsloth/core/error.h"
 #include "unsloth/ops/device.h"
@@ -83,6 +84,18 @@ int64_t attention_workspace_bound(const AttentionShape& shape, bool deterministi
     return shape.heads * tokens * (shape.head_dim * (4 + 2 * 2) + 2 * 4) + scores + offsets;
 }
 
+int64_t workspace_of(const AttentionShape& shape, at::ScalarType dtype, at::Device device, bool deterministic,
+                     const PackedLimits& sizes, bool backward) {
+    if (is_absent(device))
+        return attention_workspace_bound(shape, deterministic, std::max(sizes.tokens, sizes.keys), sizes.longest);
+#if UNSLOTH_CUDA
+    if (device.is_cuda()) return attention_cuda_workspace(shape, dtype, device, deterministic, sizes, backward);
+#endif
+    UNSLOTH_CHECK(device.is_cpu(), "this program was built without CUDA: no attention for ", dtype, " on ", device,
+                  deterministic && backward ? ", deterministic" : "");
+    return attention_cpu_workspace(shape, dtype, sizes.longest, backward);
+}
+
 }  // namespace
 
 void attention_forward(Context& ctx, const AttentionShape& shape, const Segments& segments, const at::Tensor& q_THd,
@@ -122,18 +135,17 @@ void attention_backward(Context& ctx, const AttentionShape& shape, const Segment
 int64_t attention_workspace(const AttentionShape& shape, at::ScalarType dtype, at::Device device, bool deterministic,
                             int64_t tokens, int64_t segments, int64_t longest, bool backward, int64_t keys) {
     check_shape(shape);
-    const int64_t most = std::max(tokens, keys);
+    const int64_t most = std::max(tokens, keys), reach = reachable_tokens(shape);
     UNSLOTH_CHECK(tokens > 0 && segments > 0 && longest > 0 && longest <= most, "attention: ", most, " tokens in ",
                   segments, " segments of at most ", longest);
-    if (is_absent(device)) return attention_workspace_bound(shape, deterministic, most, longest);
-#if UNSLOTH_CUDA
-    if (device.is_cuda())
-        return attention_cuda_workspace(shape, dtype, device, deterministic, {tokens, segments, longest, keys},
-                                        backward);
-#endif
-    UNSLOTH_CHECK(device.is_cpu(), "this program was built without CUDA: no attention for ", dtype, " on ", device,
-                  deterministic && backward ? ", deterministic" : "");
-    return attention_cpu_workspace(shape, dtype, longest, backward);
+    const auto of = [&](const AttentionShape& asked, int64_t bound) {
+        const auto at_most = [&](int64_t x) { return std::min(x, bound); };
+        return workspace_of(asked, dtype, device, deterministic,
+                            {at_most(tokens), segments, at_most(longest), at_most(keys)}, backward);
+    };
+    if (device.is_cpu() || most <= reach) return of(shape, most);
+    return std::max(of(shape, reach),  // of shorter passes
+                    kv_head_bytes(shape, tokens, most, backward) + of(one_kv_head(shape), most));
 }
 
 int64_t attention_lse_elements(const AttentionShape& shape, int64_t tokens) {

@@ -12,6 +12,7 @@
 #include "kernels/attention_mma.h"
 #include "kernels/attention_portable.h"
 #include "kernels/common/launch.h"
+#include "ops/attention_by_heads.h"
 #include "ops/attention_packed.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
@@ -242,9 +243,10 @@ int64_t workspace_bytes(const Context& ctx) {
     return ctx.workspace.defined() ? static_cast<int64_t>(ctx.workspace.nbytes()) : 0;
 }
 
-/// Whether the planned scratch holds the case; a plan that cuDNN does not have holds nowhere.
-bool fits(const Context& ctx, const CudnnCase& c) {
-    const std::optional<int64_t> bytes = CudnnAttention::of(ctx.device().index()).workspace(c);
+/// Whether the planned scratch holds the case beside so many bytes; a plan that cuDNN does not have holds nowhere.
+bool fits(const Context& ctx, const CudnnCase& c, int64_t beside) {
+    std::optional<int64_t> bytes = CudnnAttention::of(ctx.device().index()).workspace(c);
+    if (bytes) *bytes += beside;
     if (bytes && *bytes > workspace_bytes(ctx)) {
         static std::once_flag said;
         std::call_once(said, [&] {
@@ -256,8 +258,18 @@ bool fits(const Context& ctx, const CudnnCase& c) {
     return bytes && *bytes <= workspace_bytes(ctx);
 }
 
-bool fit(const Context& ctx, const std::vector<CudnnCall>& calls) {
-    return std::all_of(calls.begin(), calls.end(), [&](const CudnnCall& call) { return fits(ctx, call.plan); });
+/// Whether cuDNN takes the call within the planned scratch: by one kv head after the other it lies dense.
+bool takes(const Context& ctx, const AttentionShape& shape, const Segments& segments, CudnnCase c, CudaForm form,
+           bool by_heads) {
+    const AttentionShape asked = by_heads ? one_kv_head(shape) : shape;
+    const int64_t beside =
+        by_heads ? kv_head_bytes(shape, segments.q_offsets.back(), segments.k_offsets.back(), c.backward) : 0;
+    c.heads = asked.heads;
+    c.kv_heads = asked.kv_heads;
+    if (by_heads) set_dense_strides(c);
+    const Kind kind = kind_of(asked, c.half ? at::kHalf : at::kBFloat16, ctx.device());
+    const std::vector<CudnnCall> calls = calls_of(c, asked, segments, form, kind);
+    return std::all_of(calls.begin(), calls.end(), [&](const CudnnCall& call) { return fits(ctx, call.plan, beside); });
 }
 
 bool warn_unaligned() {
@@ -288,9 +300,9 @@ CudaChoice choose_forward(const Context& ctx, const AttentionShape& shape, const
     if (form == CudaForm::portable) return choice;
     const bool usable = (aligned({&args.q, &args.k, &args.v, &args.out}) || warn_unaligned()) &&
                         !own_are_faster(ctx, shape, segments, spec::ProductForm::nt);
-    const Kind kind = kind_of(shape, args.q.scalar_type(), ctx.device());
-    if (!usable || !fit(ctx, calls_of(forward_case(shape, args), shape, segments, form, kind)))
-        choice.kernels = CudaForm::portable;
+    choice.by_heads = !within_reach({&args.q, &args.k, &args.v, &args.out});
+    if (!usable || !takes(ctx, shape, segments, forward_case(shape, args), form, choice.by_heads))
+        choice = {CudaForm::portable, form};
     return choice;
 }
 
@@ -307,10 +319,9 @@ CudaChoice choose_backward(const Context& ctx, const AttentionShape& shape, cons
     const bool usable = (aligned({&args.dout, &args.q, &args.k, &args.v, &args.out, &args.dq, &args.dk, &args.dv}) ||
                          warn_unaligned()) &&
                         repeatable && !measured;
-    const Kind kind = kind_of(shape, args.q.scalar_type(), ctx.device());
-    if (!usable ||
-        !fit(ctx, calls_of(backward_case(shape, args, form, ctx.deterministic), shape, segments, form, kind)))
-        choice.kernels = CudaForm::portable;
+    choice.by_heads = !within_reach({&args.dout, &args.q, &args.k, &args.v, &args.out, &args.dq, &args.dk, &args.dv});
+    const CudnnCase c = backward_case(shape, args, form, ctx.deterministic);
+    if (!usable || !takes(ctx, shape, segments, c, form, choice.by_heads)) choice = {CudaForm::portable, form};
     return choice;
 }
 
@@ -378,6 +389,7 @@ void attention_cuda_forward(Context& ctx, const AttentionShape& shape, const Seg
             portable_arguments(shape, segments, args.q, args.k, args.v, args.out, args.lse, choice.lse_order);
         return kernels::attention_portable_forward(a, static_cast<cudaStream_t>(ctx.stream()));
     }
+    if (choice.by_heads) return attention_forward_by_heads(ctx, shape, segments, args, choice.kernels);
     const Kind kind = kind_of(shape, args.q.scalar_type(), ctx.device());
     const auto calls = calls_of(forward_case(shape, args), shape, segments, choice.kernels, kind);
     kernels::CudnnPointers p;
@@ -398,6 +410,7 @@ void attention_cuda_backward(Context& ctx, const AttentionShape& shape, const Se
                                                     rows_of(args.dv), static_cast<float*>(ctx.workspace.data_ptr())};
         return kernels::attention_portable_backward(a, g, static_cast<cudaStream_t>(ctx.stream()));
     }
+    if (choice.by_heads) return attention_backward_by_heads(ctx, shape, segments, args, choice.kernels);
     const Kind kind = kind_of(shape, args.q.scalar_type(), ctx.device());
     const auto calls =
         calls_of(backward_case(shape, args, choice.kernels, ctx.deterministic), shape, segments, choice.kernels, kind);

@@ -29,6 +29,7 @@ enum class CudaForm { dense, packed, portable };
 struct CudaChoice {
     CudaForm kernels = CudaForm::portable;
     CudaForm lse_order = CudaForm::portable;
+    bool by_heads = false;  ///< beyond what cuDNN's offsets reach (attention_by_heads.h)
 };
 
 CudaChoice choose_forward(const Context& ctx, const AttentionShape& shape, const Segments& segments,

@@ -1,10 +1,12 @@
 // Tensors of more than 2^31 elements: their last rows must come out as if they were alone.
 #include <ATen/cuda/CUDAContext.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 
 #include "gpu/gpu_testing.h"
+#include "ops/attention_impl.h"
 #include "unsloth/ops/attention.h"
 #include "unsloth/ops/cross_entropy.h"
 #include "unsloth/ops/fp8.h"
@@ -212,6 +214,57 @@ TEST_F(LargeTensorsGpu, Attention) {
         for (const at::Tensor& x : {q, k, v}) last(x).normal_();
         const auto all = gradients(rows, q, k, v), alone = gradients(1, last(q), last(k), last(v));
         for (std::size_t i = 0; i < all.size(); ++i) expect_near(all[i], alone[i]);
+    }
+}
+
+/// Rows so wide that their last tokens lie beyond 2^31 elements, as those of a million tokens do: as dense copies.
+TEST_F(LargeTensorsGpu, AttentionOfWideRows) {
+    if (!has_memory(60)) GTEST_SKIP() << "needs a GPU of 60 GiB";
+    constexpr int64_t heads = 8, kv_heads = 2, d = 128, width = 65536, grown = heads + 2 * kv_heads;
+    const ops::AttentionShape shape{heads, kv_heads, d, 0, 1 / std::sqrt(static_cast<double>(d))};
+    for (const std::vector<int32_t>& lengths : {std::vector<int32_t>(17, 2048), std::vector<int32_t>{34816},
+                                                std::vector<int32_t>{34800}, std::vector<int32_t>{30000, 1, 4800}}) {
+        SCOPED_TRACE(lengths.front());
+        ops::Segments s{.uniform =
+                            std::all_of(lengths.begin(), lengths.end(), [&](int32_t l) { return l == lengths[0]; })};
+        s.q_offsets = {0};
+        for (const int32_t length : lengths) s.q_offsets.push_back(s.q_offsets.back() + length);
+        s.k_offsets = s.q_offsets;
+        s.q_offsets_device = s.k_offsets_device =
+            at::tensor(at::ArrayRef<int32_t>(s.q_offsets), at::kInt).to(at::kCUDA);
+        s.max_q = s.max_k = *std::max_element(lengths.begin(), lengths.end());
+        const int64_t tokens = s.q_offsets.back(), rows = s.count();
+        ops::Context ctx(at::kCUDA);
+        // As for a model whose tokens have so many elements.
+        ctx.workspace = workspace(int64_t{4} << 30);
+        ops::attention_workspace(shape, at::kBFloat16, ctx.device(), false, tokens, rows, s.max_q);
+        const auto parts = [&](const at::Tensor& fused) {
+            const auto part = [&](int64_t first, int64_t count) {
+                return fused.narrow(1, first * d, count * d).unflatten(1, {count, d});
+            };
+            return std::array{part(0, heads), part(heads, kv_heads), part(heads + kv_heads, kv_heads)};
+        };
+        const auto pass = [&](const at::Tensor& qkv, const at::Tensor& gradients) {
+            const auto [q, k, v] = parts(qkv);
+            const auto [dq, dk, dv] = parts(gradients);
+            const at::Tensor out = bf16({tokens, heads, d}), dout = q.contiguous(), lse = fp32({heads * tokens});
+            ops::attention_forward(ctx, shape, s, q, k, v, out, lse);
+            ops::attention_backward(ctx, shape, s, dout, q, k, v, out, lse, dq, dk, dv);
+            return out;
+        };
+        const at::Tensor dense = bf16({tokens, grown * d}).normal_(), dense_gradients = at::empty_like(dense);
+        const at::Tensor wide = bf16({tokens, width}), wide_gradients = bf16({tokens, width});
+        ASSERT_GT(wide.numel(), int64_t{1} << 31);
+        wide.narrow(1, 0, grown * d).copy_(dense);
+        const at::Tensor expected = pass(dense, dense_gradients), out = pass(wide, wide_gradients);
+        expect_near(out, expected);
+        const auto got = parts(wide_gradients), wanted = parts(dense_gradients);
+        for (std::size_t i = 0; i < got.size(); ++i) expect_near(got[i], wanted[i]);
+        EXPECT_EQ(ops::choose_backward(ctx, shape, s,
+                                       {expected, parts(wide)[0], parts(wide)[1], parts(wide)[2], out,
+                                        fp32({heads * tokens}), got[0], got[1], got[2]})
+                      .by_heads,
+                  true);
     }
 }
 

@@ -44,7 +44,8 @@ struct AttentionShape {
 /// multiple of 8 and 16-byte alignment let them. So do, of what cuDNN serves, more keys than queries where they were
 /// not planned for (attention_workspace), pointers or strides that are no multiple of 16 bytes, segments of unequal
 /// length when cuDNN has no packed form for the head_dim, and with ctx.deterministic the backward of unequal lengths or
-/// of more than 3 GiB of cuDNN's scratch.
+/// of more than 3 GiB of cuDNN's scratch. Tensors that span more than 2^31 elements, which cuDNN's backward kernels do
+/// not reach, are given to it a kv head at a time; the heads of a token must then lie side by side.
 void attention_forward(Context& ctx, const AttentionShape& shape, const Segments& segments, const at::Tensor& q_THd,
                        const at::Tensor& k_SKd, const at::Tensor& v_SKd, const at::Tensor& out_THd,
                        const at::Tensor& lse);

@@ -1,0 +1,33 @@
+// Attention of one kv head after the other, over copies that lie side by side. cuDNN's backward kernels count the
+// elements of an operand in 32 bits with a sign: beyond 2^31 of them (349,525 tokens of an 8B model's fused q, k, v)
+// cuDNN 9.19 reads wrong rows and says nothing (seen on an H200; LargeTensorsGpu.Attention). Rows so long leave the
+// copies' time, two reads and writes of each operand, without weight.
+#pragma once
+
+#include <initializer_list>
+
+#include "ops/attention_impl.h"
+
+namespace unsloth::ops {
+
+/// Whether cuDNN's offsets reach all elements of these tensors [tokens, heads, d].
+bool within_reach(std::initializer_list<const at::Tensor*> tensors);
+/// The most tokens of a layer's fused q, k, v that they reach.
+int64_t reachable_tokens(const AttentionShape& shape);
+
+/// What a call for one kv head and its query heads is.
+AttentionShape one_kv_head(const AttentionShape& shape);
+/// Bytes of the copies, beside what such a call takes itself.
+int64_t kv_head_bytes(const AttentionShape& shape, int64_t tokens, int64_t keys, bool backward);
+
+#if UNSLOTH_CUDA
+/// As attention_cuda_forward and _backward in this form of cuDNN's. Heads of each tensor lie side by side. The copies
+/// are at the front of ctx.workspace.
+void attention_forward_by_heads(Context& ctx, const AttentionShape& shape, const Segments& segments,
+                                const AttentionForward& args, CudaForm form);
+void attention_backward_by_heads(Context& ctx, const AttentionShape& shape, const Segments& segments,
+                                 const AttentionBackward& args, CudaForm form);
+
+#endif
+
+}  // namespace unsloth::ops
