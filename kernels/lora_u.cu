@@ -79,6 +79,14 @@ struct ProjectBlock {
         }
     }
 
+    /// The block's share of A into the L2: what fills A may be the kernel ahead of the one ahead, so no nearer.
+    __device__ __forceinline__ void prefetch_factors() const {
+        const int steps = (p.k + kDepth - 1) / kDepth, share = (steps + p.cluster - 1) / p.cluster;
+        const int first = rank * share * kDepth, width = min(share * kDepth, p.k - first) / 64;  // 128 bytes each
+        for (int i = thread; i < p.r * width; i += kThreads)
+            prefetch_l2(static_cast<const T*>(p.a) + i / width * p.a_stride + first + i % width * 64);
+    }
+
     __device__ __forceinline__ void multiply(int slot, Sums& sum) const {
         const uint32_t stage = base + slot * (Shared::kStageElements * 2);
         const uint32_t a_stage = stage + kRows * Shared::kPitch * 2;
@@ -176,6 +184,8 @@ __global__ void __launch_bounds__(Tile::kThreads) project_kernel(const __grid_co
 #if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) unsigned char memory[];
     const ProjectBlock<T, Tile, kColumns> block{p, memory};
+    if (runs_beside(p.tokens)) block.prefetch_factors();
+    begin_after_previous(static_cast<uint32_t>(p.tokens));
     typename ProjectBlock<T, Tile, kColumns>::Sums sum = {};
     block.mainloop(sum);
     block.add_warps(sum);
@@ -235,7 +245,8 @@ void run_tile(const ProjectParams& p, cudaStream_t stream) {
                    .threads = Tile::kThreads,
                    .shared_bytes = ProjectShared<Tile, kColumns>::kBytes,
                    .stream = stream,
-                   .cluster = p.cluster},
+                   .cluster = p.cluster,
+                   .after_previous = runs_beside(p.tokens)},
                   p);
 }
 

@@ -34,8 +34,6 @@ std::vector<Shape> shapes_of(const LayerLayout& layout, const std::vector<spec::
     return shapes;
 }
 
-constexpr const char* table_name = "adapters' table";
-
 std::vector<int64_t> elements_of(const LayerLayout& layout, const std::vector<Shape>& shapes) {
     std::vector<int64_t> elements;
     for (const Shape& shape : shapes) elements.push_back(shape.elements(layout[shape.group]));
@@ -56,7 +54,7 @@ at::Tensor place(const Shape& shape, const GroupMargins& margins) {
 }
 
 ops::FillTable make_table(ops::Context& ctx, const Adapters& adapters, const LayerLayout& layout,
-                          const std::vector<LayerMargins>& margins, const memory::Arena& arena) {
+                          const std::vector<LayerMargins>& margins, const memory::Arena& arena, const char* table) {
     const bool transposed =
         std::any_of(margins.begin(), margins.end(), [](const LayerMargins& layer) { return layer[0].a_KR.defined(); });
     std::vector<ops::FillBlock> blocks;
@@ -76,7 +74,7 @@ ops::FillTable make_table(ops::Context& ctx, const Adapters& adapters, const Lay
         blocks.push_back(std::move(block));
     }
     while (runs.size() < adapters.layers().size()) runs.push_back(static_cast<int64_t>(blocks.size()));
-    const memory::BufferId id = arena.plan().find(table_name);
+    const memory::BufferId id = arena.plan().find(table);
     return ops::FillTable(ctx, std::move(blocks), std::move(runs),
                           arena.tensor(id, {arena.plan().entry(id).bytes}, at::kByte));
 }
@@ -97,13 +95,13 @@ Adapters::Adapters(const Parameters& parameters, const std::vector<spec::LayerLo
 }
 
 void AdapterMargins::plan(const LayerLayout& layout, const std::vector<spec::LayerLora>& lora, at::Device device,
-                          bool transposed, memory::Plan& plan) {
-    plan.add("adapters", table_name,
+                          bool transposed, memory::Plan& plan, const char* table) {
+    plan.add("adapters", table,
              ops::FillTable::bytes(device, elements_of(layout, shapes_of(layout, lora, transposed))));
 }
 
 AdapterMargins::AdapterMargins(ops::Context& ctx, const Adapters& adapters, const LayerLayout& layout,
-                               const std::vector<LayerMargins>& margins, const memory::Arena& arena)
-    : adapters_(&adapters), table_(make_table(ctx, adapters, layout, margins, arena)) {}
+                               const std::vector<LayerMargins>& margins, const memory::Arena& arena, const char* table)
+    : adapters_(&adapters), table_(make_table(ctx, adapters, layout, margins, arena, table)) {}
 
 }  // namespace unsloth::weights

@@ -197,6 +197,19 @@ bool BasePlan::tiles_serve() const {
     });
 }
 
+/// Whether adapters lie beside tiles for good: those of answers, which change seldom and are read in each pass of a
+/// token.
+bool BasePlan::margins_stay() const {
+    if (request_.trains || lora_.empty() || layout_.dora || !tiles_serve_) return false;
+    const std::vector<int> layers = layout_.stage.layers(file_->spec.num_layers);
+    return std::all_of(layers.begin(), layers.end(), [&](int layer) {
+        const Sources sources = linears(layer);
+        return !lies_ready(layer) &&
+               std::all_of(sources.begin(), sources.end(),
+                           [&](const formats::TensorSource* source) { return lies_in_tiles(*source); });
+    });
+}
+
 bool BasePlan::lies_in_tiles(const formats::TensorSource& source) const {
     const bool in_layer = source.rule.role == spec::TensorRole::linear;
     if (!tiles_serve_ || !in_layer || on_disk(source.rule.layer) || !spec::is_4bit(type_of(source))) return false;
@@ -347,6 +360,7 @@ void BasePlan::submit(memory::Plan& resident) const {
     if (layout_.dora) DoraNorms::plan(layout_, file_->spec.num_layers, resident);
     if (std::find(ready_.begin(), ready_.end(), false) != ready_.end())
         Pager::plan_slot(layout_, request_.dtype, resident);
+    if (margins_stay()) Pager::plan_staying_margins(layout_, lora_, request_.device, request_.dtype, resident);
 }
 
 void BasePlan::submit_peer(int rank, memory::Plan& plan) const {

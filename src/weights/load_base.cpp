@@ -475,7 +475,8 @@ std::unique_ptr<Pager> BasePlan::load_layers(ops::Context& ctx, const BaseMemory
         images = std::make_unique<ImageStream>(std::move(copies), std::move(streamed), std::move(disk));
     }
     return std::make_unique<Pager>(ctx, layout_, request_.dtype, std::move(layers), arena, adapters, masters,
-                                   TilePolicy{request_.nf4_chooser, request_.trains}, std::move(images), slices);
+                                   TilePolicy{request_.nf4_chooser, request_.trains, margins_stay()}, std::move(images),
+                                   slices);
 }
 
 /// A frozen matrix outside of the layers, which lies in its memory as an image; with `reads` its values are brought

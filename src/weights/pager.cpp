@@ -13,8 +13,18 @@ std::string slot_name(Group g) {
     return cat("scratch ", name_of(g));
 }
 
+constexpr const char* staying_table = "tiles' adapters' table";
+std::string staying_name(int layer, Group g, const char* matrix) {
+    return cat("tiles' adapters ", layer, " ", name_of(g), " ", matrix);
+}
+
 constexpr std::size_t at_group(Group g) {
     return static_cast<std::size_t>(g);
+}
+
+void set_margins(Operand& operand, const GroupMargins& margins) {
+    operand.a_RK = margins.a_RK;
+    operand.b_NR = margins.b_NR;
 }
 
 }  // namespace
@@ -23,6 +33,33 @@ void Pager::plan_slot(const LayerLayout& layout, at::ScalarType dtype, memory::P
     for (const Group g : all_groups)
         plan.add("expanded layer", slot_name(g), layout[g].elements() * static_cast<int64_t>(c10::elementSize(dtype)),
                  memory::always);  // margins are zeroed once, and the last layer is used on both sides of the head
+}
+
+void Pager::plan_staying_margins(const LayerLayout& layout, const std::vector<spec::LayerLora>& lora, at::Device device,
+                                 at::ScalarType dtype, memory::Plan& plan) {
+    const auto item = static_cast<int64_t>(c10::elementSize(dtype));
+    for (const int layer : layout.stage.layers(static_cast<int64_t>(lora.size())))
+        for (const Group g : all_groups) {
+            plan.add("adapters", staying_name(layer, g, "A"), layout[g].r * layout[g].k * item);
+            plan.add("adapters", staying_name(layer, g, "sB"), layout[g].n * layout[g].r * item);
+        }
+    AdapterMargins::plan(layout, lora, device, /*transposed=*/false, plan, staying_table);
+}
+
+/// Columns and rows of no module are zeroed for good, as the slot's are.
+void Pager::keep_margins(ops::Context& ctx, const Adapters& adapters, at::ScalarType dtype,
+                         const memory::Arena& arena) {
+    staying_.resize(weights_.size());
+    for (const int layer : layout_.stage.layers(static_cast<int64_t>(weights_.size())))
+        for (const Group g : all_groups) {
+            const auto zeros = [&](const char* matrix, int64_t rows, int64_t columns) {
+                return arena.tensor(arena.plan().find(staying_name(layer, g, matrix)), {rows, columns}, dtype).zero_();
+            };
+            staying_[static_cast<std::size_t>(layer)][at_group(g)] = {.a_RK = zeros("A", layout_[g].r, layout_[g].k),
+                                                                      .b_NR = zeros("sB", layout_[g].n, layout_[g].r),
+                                                                      .a_KR = {}};
+        }
+    fills_staying_.emplace(ctx, adapters, layout_, staying_, arena, staying_table);
 }
 
 Pager::Pager(ops::Context& ctx, const LayerLayout& layout, at::ScalarType dtype, std::vector<StoredLayer> layers,
@@ -68,6 +105,7 @@ Pager::Pager(ops::Context& ctx, const LayerLayout& layout, at::ScalarType dtype,
     }
     if (adapters == nullptr) return;
     margins_.emplace(ctx, *adapters, layout, margins, arena);
+    if (policy_.margins_stay) keep_margins(ctx, *adapters, dtype, arena);
     if (!layout.dora) return;
     dora_.emplace(layout_, *adapters, arena, slices);
     for (const int layer : layout.stage.layers(static_cast<int64_t>(weights_.size())))
@@ -109,8 +147,8 @@ void Pager::take_slot(Paged& paged, Group g, Operand& operand) {
 }
 
 /// Lets the group's products of so many tokens read its tiles, where they are faster than expanding and cuBLASLt.
-void Pager::choose_tiles(const Paged& paged, Group g, int64_t tokens, Operand& operand) const {
-    const std::vector<ops::Nf4Tiles>& tiles = paged.tiles[at_group(g)];
+void Pager::choose_tiles(int layer, Group g, int64_t tokens, Operand& operand) const {
+    const std::vector<ops::Nf4Tiles>& tiles = paged_[static_cast<std::size_t>(layer)]->tiles[at_group(g)];
     if (!policy_.chooser || tiles.empty()) return;
     constexpr auto dequantize = ops::Nf4GemmChoice::Kernel::dequantize;
     const auto choice = [&](bool transposed) {
@@ -123,6 +161,9 @@ void Pager::choose_tiles(const Paged& paged, Group g, int64_t tokens, Operand& o
     } else {
         operand.base = slot_[at_group(g)]->base;
     }
+    if (staying_.empty()) return;
+    set_margins(operand,
+                serves ? staying_[static_cast<std::size_t>(layer)][at_group(g)] : slot_[at_group(g)]->margins());
 }
 
 /// Expands the groups whose products read the slot and that do not lie there yet, 4-bit rows of all of them in one
@@ -169,14 +210,19 @@ const LayerWeights& Pager::lay_out(ops::Context& ctx, int layer, std::optional<i
     if (masters_ != nullptr && held_ != layer) copy_biases(ctx, layer);
     for (const Group g : all_groups) {
         if (tokens) {
-            choose_tiles(*paged, g, *tokens, weights[g]);
+            choose_tiles(layer, g, *tokens, weights[g]);
         } else if (!paged->groups[at_group(g)].empty()) {
             weights[g].base = slot_[at_group(g)]->base;
+            if (!staying_.empty()) set_margins(weights[g], slot_[at_group(g)]->margins());
         }
     }
     expand_into_slot(ctx, layer);
     // What was expanded has been read; tiles are read until the next layer is asked for.
     if (images_ && !reads_tiles(*paged)) images_->release();
+    if (!staying_.empty() && std::all_of(weights.groups.begin(), weights.groups.end(), [](const Operand& group) {
+            return std::holds_alternative<TiledBase>(group.base);
+        }))
+        return weights;
     if (margins_ && (held_ != layer || held_version_ != margins_->version())) {
         margins_->fill(ctx, layer);
         held_version_ = margins_->version();
@@ -251,6 +297,7 @@ void Pager::refresh(ops::Context& ctx) {
             if (!paged_[static_cast<std::size_t>(layer)]) copy_masters(ctx, layer);
     if (!margins_) return;
     fill_ready_margins(ctx);
+    if (fills_staying_) fills_staying_->fill(ctx, 0, layers);
     if (!dora_) return;
     expand_in_turn(ctx, [&](int layer, const LayerWeights& expanded) {
         for (const Group g : all_groups)

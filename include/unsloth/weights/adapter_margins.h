@@ -40,12 +40,14 @@ class Adapters {
 
 class AdapterMargins {
   public:
-    /// Submits the table that one launch works from. `transposed`: the margins have an a_KR.
+    static constexpr const char* usual_table = "adapters' table";
+    /// Submits the table of that name, which one launch works from. `transposed`: the margins have an a_KR.
     static void plan(const LayerLayout& layout, const std::vector<spec::LayerLora>& lora, at::Device device,
-                     bool transposed, memory::Plan& plan);
+                     bool transposed, memory::Plan& plan, const char* table = usual_table);
     /// `margins`: one a layer (the same ones for layers that are expanded in turn).
     AdapterMargins(ops::Context& ctx, const Adapters& adapters, const LayerLayout& layout,
-                   const std::vector<LayerMargins>& margins, const memory::Arena& arena);
+                   const std::vector<LayerMargins>& margins, const memory::Arena& arena,
+                   const char* table = usual_table);
     /// The margins of layers [first, first + count), with one launch; no two of them may be the same memory.
     void fill(ops::Context& ctx, int first, int count = 1) const { table_.run(ctx, first, count); }
     uint64_t version() const { return adapters_->version(); }

@@ -118,6 +118,7 @@ class BasePlan {
     bool lies_ready(int64_t layer) const { return ready_.at(static_cast<std::size_t>(layer)); }
     bool becomes_ready(int64_t layer) const;
     bool tiles_serve() const;
+    bool margins_stay() const;
     bool lies_in_tiles(const formats::TensorSource& source) const;
     at::ScalarType matrix_type(const formats::TensorSource& source) const;
     bool has_bias(Group g) const;

@@ -27,16 +27,20 @@ struct StoredLayer {
     at::Tensor input_norm_D, post_norm_D, q_norm_d, k_norm_d;
 };
 
-/// Which products read tiles; `trains`: the gradients' products must read them too.
+/// Which products read tiles; `trains`: the gradients' products must read them too; `margins_stay`: all layers lie in
+/// tiles, and beside them for good the adapters of products that read those (plan_staying_margins).
 struct TilePolicy {
     ops::Nf4GemmChooser chooser;
-    bool trains = false;
+    bool trains = false, margins_stay = false;
 };
 
 class Pager {
   public:
     /// Submits the slot, for models with a layer that does not lie ready.
     static void plan_slot(const LayerLayout& layout, at::ScalarType dtype, memory::Plan& plan);
+    /// Submits a layer's adapters for each, so that a pass that reads tiles fills no slot with them.
+    static void plan_staying_margins(const LayerLayout& layout, const std::vector<spec::LayerLora>& lora,
+                                     at::Device device, at::ScalarType dtype, memory::Plan& plan);
     /// `adapters`: nullptr without; `masters`: fp32 values that ready groups are copies of, nullptr for a frozen base;
     /// `images`: brings the stored weights of layers that lie elsewhere to where `layers` says, nullptr without such;
     /// `slices`: as DoraNorms'.
@@ -78,7 +82,8 @@ class Pager {
         std::array<std::vector<ops::Nf4Tiles>, group_count> tiles;  ///< of groups that lie in tiles alone
     };
     void take_slot(Paged& paged, Group g, Operand& operand);
-    void choose_tiles(const Paged& paged, Group g, int64_t tokens, Operand& operand) const;
+    void choose_tiles(int layer, Group g, int64_t tokens, Operand& operand) const;
+    void keep_margins(ops::Context& ctx, const Adapters& adapters, at::ScalarType dtype, const memory::Arena& arena);
     const LayerWeights& lay_out(ops::Context& ctx, int layer, std::optional<int64_t> tokens);
     void expand_in_turn(ops::Context& ctx, const std::function<void(int layer, const LayerWeights& weights)>& visit);
     void expand_into_slot(ops::Context& ctx, int layer);
@@ -98,6 +103,8 @@ class Pager {
     uint64_t held_version_ = 0;              ///< of the adapters there
     uint64_t ready_version_ = 0;             ///< of masters and adapters in what lies ready
     std::optional<AdapterMargins> margins_;
+    std::vector<LayerMargins> staying_;  ///< of all layers, for products that read tiles; empty: the slot's serve
+    std::optional<AdapterMargins> fills_staying_;
     std::optional<DoraNorms> dora_;
     const Parameters* masters_;
     TilePolicy policy_;
