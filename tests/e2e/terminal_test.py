@@ -17,7 +17,7 @@ ERASE = "\r\x1b[K"
 
 class Terminal(EndToEnd):
     # Loading, encoding and evaluating take some tenths of a second each, so that they are seen.
-    WIDE = TEXT_LLAMA | {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 12}
+    WIDE = TEXT_LLAMA | {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 20}
 
     def at_terminal(self, columns, *arguments, output=False):
         """Everything that the program wrote to a terminal of this width: messages, and with `output` what it is for."""
@@ -53,8 +53,8 @@ class Terminal(EndToEnd):
     def test_the_line_fits_at_every_width(self):
         base = model(self.WIDE, tokenizer=LEGAL_BASE)
         sentence = "The supplier pays the agreed sum within thirty days of the invoice. "
-        rows = write_rows(self.folder / "rows.jsonl", [{"text": f"{n}. {sentence * 8}"} for n in range(8000)])
-        held_out = write_rows(self.folder / "eval.jsonl", [{"text": f"{n}. {sentence}"} for n in range(30)])
+        rows = write_rows(self.folder / "rows.jsonl", [{"text": f"{n}. {sentence * 8}"} for n in range(30000)])
+        held_out = write_rows(self.folder / "eval.jsonl", [{"text": f"{n}. {sentence}"} for n in range(12)])
         for columns in (40, 80, 120):
             with self.subTest(columns=columns):
                 text = self.at_terminal(
