@@ -230,14 +230,15 @@ class Plan(EndToEnd):
 
     def test_ranks_that_share_rows_hold_longer_ones(self):
         arguments = ("--model.path", "llama-3.1-8b", "--gpu", "H200", "--per_device_train_batch_size", 1,
-                     "--max_seq_length", 131072, "--weight_cache", "off", *HOST)  # fmt: skip
+                     "--max_seq_length", 131072, "--weight_cache", "off", "--max_memory", '{"cpu": "400GiB"}')  # fmt: skip
         one, two = self.plan(*arguments), self.plan(*arguments, "--gpus", 2, "--cp_size", 2)
         self.assertEqual(two["micro_tokens"], 65536)
         # Keys and values of all tokens; those of two chunks, of 1 + 1/4 rows at most, and their gradients.
         row = 131072 * 2 * 8 * 128 * 2
         self.assertAlmostEqual(two["device"]["keys and values of all ranks"], (1 + 2 * 1.25) * row, delta=1e5)
-        # Not twice as long: scratch of attention is planned by keys, of which each rank sees nearly all.
-        self.assertGreater(two["largest"]["seq"], 1.15 * one["largest"]["seq"])
+        # Not twice as long: scratch of attention is planned by keys, of which each rank sees nearly all. (With 200 GiB
+        # for both, their layers' inputs would be what ends it.)
+        self.assertGreater(two["largest"]["seq"], 1.3 * one["largest"]["seq"])
         self.assertGreater(two["predicted_tokens_per_second"], 1.6 * one["predicted_tokens_per_second"])
         self.fail_with(USAGE, ["cp_size 2", "objective"], "plan", *arguments, "--cp_size", 2, "--objective", "dpo")
 
