@@ -116,7 +116,7 @@ void ModelPlan::plan_rank() {
     submit_trained_host(host);
     host.place();
     of_trained_.host = host.total_bytes();
-    if (saved_holding().share.size == 1)
+    if (request_.holding.share.size == 1)
         for (const memory::Entry& entry : host.entries())
             if (entry.group == weights::copies_group) of_trained_.saved += entry.bytes;
     parts_.base = std::make_shared<const weights::BasePlan>(file_, layout_, lora_layers_,
@@ -188,15 +188,13 @@ ModelPlan::Parts ModelPlan::parts(const spec::RunPlan& run) const {
 
 spec::MemoryNeed ModelPlan::need(const Parts& parts, const spec::RunPlan& run) const {
     const int64_t host = parts.of_step.host + parts.of_base.host + of_trained_.host;
+    const int writers = std::min(request_.processes, request_.pp.stage().size);  // of a pipeline's checkpoint
     return {of_trained_.resident + parts.of_base.resident + parts.of_base.peer + parts.of_step.device +
                 recorded_bytes(parts, run) +
                 (request_.device.is_cpu() ? host + parts.of_base.common : memory::beside_arenas_bytes),
-            request_.processes * (host - of_trained_.saved) + of_trained_.saved + base_copies() * parts.of_base.common,
+            request_.processes * (host - of_trained_.saved) + writers * of_trained_.saved +
+                base_copies() * parts.of_base.common,
             base_copies() * parts.of_base.there};
-}
-
-weights::Holding ModelPlan::saved_holding() const {
-    return request_.pp.alone() ? request_.holding : weights::Holding{};
 }
 
 bool ModelPlan::trains(spec::TensorRole role) const {
@@ -235,7 +233,8 @@ void ModelPlan::submit_trained(memory::Plan& resident) const {
 void ModelPlan::submit_trained_host(memory::Plan& host) const {
     if (own_table_)
         weights::Parameters::plan_host(*own_table_, request_.optim, request_.trains, request_.holding, host);
-    if (request_.saves && table_) weights::Parameters::plan_copies(*table_, request_.optim, saved_holding(), host);
+    if (request_.saves && own_table_)
+        weights::Parameters::plan_copies(*own_table_, request_.optim, request_.holding, host);
 }
 
 void ModelPlan::submit_step(const spec::RunPlan& run, memory::Plan& step, memory::Plan& host) const {

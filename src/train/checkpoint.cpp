@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdio>
 #include <map>
+#include <sstream>
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/hash.h"
@@ -79,15 +80,86 @@ const at::Tensor& Snapshot::at(const std::string& name) const {
     return tensors_.front().second;
 }
 
-std::string optimizer_file(weights::Share share) {
-    if (share.size == 1) return "optimizer.safetensors";
+StatePart StatePart::with_number(int number) const {
+    StatePart other = *this;
+    other.stage.rank = number / share.size;
+    other.share.rank = number % share.size;
+    return other;
+}
+
+weights::ParameterTable StatePart::table(const weights::ParameterTable& all) const {
+    return stage.alone() ? all : all.of(stage, all.embeddings_are_head());
+}
+
+std::string optimizer_file(int number, int count) {
+    if (count == 1) return "optimizer.safetensors";
     std::array<char, 64> name;
-    std::snprintf(name.data(), name.size(), "optimizer-%05d-of-%05d.safetensors", share.rank + 1, share.size);
+    std::snprintf(name.data(), name.size(), "optimizer-%05d-of-%05d.safetensors", number + 1, count);
     return name.data();
 }
 
-void save_optimizer(const std::filesystem::path& path, const Snapshot& snapshot, weights::ParameterSlice own,
-                    bool with_values) {
+namespace {
+
+constexpr const char* stage_key = "unsloth_stage";
+
+/// "1 of 2: 0-16 16-32".
+std::string stage_text(const spec::Stage& stage) {
+    std::string text = cat(stage.rank, " of ", stage.size, ":");
+    for (const spec::LayerRange& range : stage.chunks) text += cat(" ", range.begin, "-", range.end);
+    return text;
+}
+
+spec::Stage stage_of(const formats::SafetensorsFile& file, int files) {
+    spec::Stage stage;
+    const auto text = file.metadata().find(stage_key);
+    if (text == file.metadata().end()) return stage;
+    std::istringstream in(text->second);
+    std::string of;
+    in >> stage.rank >> of >> stage.size;
+    std::getline(in, of, ':');
+    char dash = 0;
+    for (spec::LayerRange range; in >> range.begin >> dash >> range.end;) stage.chunks.push_back(range);
+    if (stage.size < 1 || files % stage.size != 0 || stage.chunks.empty() || stage.chunks.size() % stage.size != 0)
+        throw input_error(cat(file.path().string(), ": ", stage_key, " is \"", text->second, "\""),
+                          "It was changed since it was written.");
+    return stage;
+}
+
+/// One of the files, with what it has.
+struct PartFile {
+    formats::SafetensorsFile file;
+    StatePart part;
+    weights::ParameterTable table;
+};
+
+/// The files that are there, in order.
+std::vector<PartFile> part_files(const std::filesystem::path& checkpoint, const weights::ParameterTable& all) {
+    int count = 1;
+    for (const auto& entry : std::filesystem::directory_iterator(checkpoint)) {
+        int number = 0, of = 0;
+        if (std::sscanf(entry.path().filename().c_str(), "optimizer-%5d-of-%5d", &number, &of) == 2 && number >= 1 &&
+            number <= of && entry.path().filename() == optimizer_file(number - 1, of))
+            count = of;
+    }
+    std::vector<PartFile> files;
+    for (int number = 0; number < count; ++number) {
+        const std::filesystem::path path = checkpoint / optimizer_file(number, count);
+        if (!std::filesystem::exists(path)) continue;  // nothing is trained there
+        formats::SafetensorsFile file(path);
+        StatePart part{.stage = stage_of(file, count), .share = {}};
+        part.share.size = count / part.stage.size;
+        part = part.with_number(number);
+        weights::ParameterTable table = part.table(all);
+        files.push_back({std::move(file), std::move(part), std::move(table)});
+    }
+    return files;
+}
+
+}  // namespace
+
+void save_optimizer(const std::filesystem::path& folder, const Snapshot& snapshot, const StatePart& part,
+                    const weights::ParameterTable& all, bool with_values) {
+    const weights::ParameterSlice own = part.table(all).slice(part.share);
     std::map<std::string, at::Tensor> tensors(snapshot.tensors().begin(), snapshot.tensors().end());
     if (!with_values || own.elements() == 0)
         tensors.erase("params");
@@ -96,77 +168,57 @@ void save_optimizer(const std::filesystem::path& path, const Snapshot& snapshot,
     if (tensors.empty()) return;
     std::vector<formats::TensorDecl> declared;
     for (const auto& [name, tensor] : tensors) declared.push_back({name, ops::dtype_of(tensor), {tensor.numel()}});
-    formats::SafetensorsWriter writer(path, declared);
+    formats::SafetensorsWriter::Metadata metadata = {{"format", "pt"}};
+    if (!part.stage.alone()) metadata[stage_key] = stage_text(part.stage);
+    formats::SafetensorsWriter writer(folder / optimizer_file(part.number(), part.count()), declared, metadata);
     for (const formats::TensorDecl& decl : writer.tensors()) writer.append(decl.name, bytes_of(tensors.at(decl.name)));
     writer.finish();
 }
 
-namespace {
-
-/// How many ranks shared the optimizer that the checkpoint holds.
-int shares_of(const std::filesystem::path& checkpoint) {
-    for (const auto& entry : std::filesystem::directory_iterator(checkpoint)) {
-        int rank = 0, size = 0;
-        if (std::sscanf(entry.path().filename().c_str(), "optimizer-%5d-of-%5d", &rank, &size) == 2 && rank >= 1 &&
-            rank <= size && entry.path().filename() == optimizer_file({rank - 1, size}))
-            return size;
-    }
-    return 1;
-}
-
-}  // namespace
-
-void restore_optimizer(const std::filesystem::path& checkpoint, const weights::ParameterTable& table,
+void restore_optimizer(const std::filesystem::path& checkpoint, const weights::ParameterTable& all,
                        weights::Parameters& parameters, config::Optimizer optimizer, bool with_values) {
-    using weights::Parameters, weights::Share, weights::ParameterSlice;
-    const int shares = shares_of(checkpoint);
-    for (int rank = 0; rank < shares; ++rank) {
-        const Share share{rank, shares};
-        if (table.slice(share).elements() == 0) continue;
-        const formats::SafetensorsFile file(checkpoint / optimizer_file(share));
-        for (const SavedTensor& saved : saved_tensors) {
-            const bool values = saved.member == &ops::AdamwState::params_P;
-            if (values && !with_values) continue;
-            const at::Tensor to = values ? parameters.values_P : parameters.state().*saved.member;
-            const ParameterSlice there = Parameters::state_slice(table, optimizer, share, saved.member),
-                                 here = values ? parameters.held()
-                                               : Parameters::state_slice(parameters.table(), optimizer,
-                                                                         parameters.share(), saved.member);
-            for (const weights::CommonStretch& stretch :
-                 Parameters::common(table, parameters.table(), optimizer, saved.member)) {
-                // By places in the file's layout.
-                const int64_t shift = stretch.own - stretch.all;
-                const int64_t begin = std::max({there.begin, stretch.all, here.begin - shift}),
-                              end = std::min({there.end, stretch.all + stretch.elements, here.end - shift});
-                if (begin >= end) continue;
-                to.narrow(0, begin + shift - here.begin, end - begin)
-                    .copy_(
-                        mapped(file.at(saved.name), to, there.elements()).narrow(0, begin - there.begin, end - begin));
-            }
+    using weights::Parameters, weights::ParameterSlice, weights::CommonStretch;
+    const std::vector<PartFile> files = part_files(checkpoint, all);
+    for (const SavedTensor& saved : saved_tensors) {
+        const bool values = saved.member == &ops::AdamwState::params_P;
+        if (values && !with_values) continue;
+        const at::Tensor to = values ? parameters.values_P : parameters.state().*saved.member;
+        const ParameterSlice here =
+            values ? parameters.held()
+                   : Parameters::state_slice(parameters.table(), optimizer, parameters.share(), saved.member);
+        const std::vector<CommonStretch> own = Parameters::common(all, parameters.table(), optimizer, saved.member);
+        for (const auto& [file, part, table] : files) {
+            const ParameterSlice there = Parameters::state_slice(table, optimizer, part.share, saved.member);
+            for (const CommonStretch& from : Parameters::common(all, table, optimizer, saved.member))
+                for (const CommonStretch& into : own) {
+                    // By places in the layout of all: what is added gives those in the file and here.
+                    const int64_t in_file = from.own - from.all - there.begin,
+                                  in_here = into.own - into.all - here.begin;
+                    const int64_t begin = std::max({from.all, into.all, -in_file, -in_here}),
+                                  end = std::min({from.all + from.elements, into.all + into.elements,
+                                                  there.elements() - in_file, here.elements() - in_here});
+                    if (begin >= end) continue;
+                    to.narrow(0, begin + in_here, end - begin)
+                        .copy_(
+                            mapped(file.at(saved.name), to, there.elements()).narrow(0, begin + in_file, end - begin));
+                }
         }
     }
 }
 
-ReadValues values_of_parts(const std::filesystem::path& checkpoint, const weights::ParameterTable& table, int shares) {
-    struct Part {
-        weights::ParameterSlice slice;
-        std::unique_ptr<formats::SafetensorsFile> file;
-    };
-    auto parts = std::make_shared<std::vector<Part>>();
-    for (int rank = 0; rank < shares; ++rank) {
-        const weights::ParameterSlice slice = table.slice({rank, shares});
-        if (slice.elements() > 0)
-            parts->push_back(
-                {slice, std::make_unique<formats::SafetensorsFile>(checkpoint / optimizer_file({rank, shares}))});
-    }
-    return [parts](const weights::Parameter& p) {
+ReadValues values_of_parts(const std::filesystem::path& checkpoint, const weights::ParameterTable& all) {
+    const auto files = std::make_shared<const std::vector<PartFile>>(part_files(checkpoint, all));
+    return [files](const weights::Parameter& p) {
         const at::Tensor values = at::empty({p.elements()}, at::kFloat);
-        for (const auto& [slice, file] : *parts) {
-            const weights::ParameterSlice part = slice.with({p.offset, p.offset + p.elements()});
-            if (part.elements() == 0) continue;
-            values.narrow(0, part.begin - p.offset, part.elements())
-                .copy_(mapped(file->at("params"), values, slice.elements())
-                           .narrow(0, part.begin - slice.begin, part.elements()));
+        for (const auto& [file, part, table] : *files) {
+            const weights::Parameter* const own = table.find(p.role, p.layer, p.projection, p.kind);
+            if (own == nullptr) continue;
+            const weights::ParameterSlice slice = table.slice(part.share),
+                                          piece = slice.with({own->offset, own->offset + own->elements()});
+            if (piece.elements() == 0) continue;
+            values.narrow(0, piece.begin - own->offset, piece.elements())
+                .copy_(mapped(file.at("params"), values, slice.elements())
+                           .narrow(0, piece.begin - slice.begin, piece.elements()));
         }
         return values;
     };
@@ -200,18 +252,15 @@ BackgroundSaver::~BackgroundSaver() {
     thread_.join();
 }
 
-void BackgroundSaver::save(Write write, const Fill& fill) {
+void BackgroundSaver::save(Write write) {
     wait();
     try {
         if (!snapshot_) snapshot_ = std::make_unique<Snapshot>(state_, ctx_.device());
     } catch (...) {
         failure_ = std::current_exception();  // nothing is under way that could set it
-        if (fill) fill(nullptr);
         return;
     }
-    if (fill)
-        fill(snapshot_.get());
-    else if (!in_place_)
+    if (!in_place_)
         for (const auto& [name, tensor] : trained_tensors(state_))
             snapshot_->at(name).copy_(tensor, /*non_blocking=*/true);
     auto job = std::make_unique<Job>();

@@ -20,64 +20,98 @@ int64_t agree(comm::Communicator& ranks, at::Device device, int64_t next) {
     return number.item<int64_t>();
 }
 
-/// visit(rank, piece): what each rank has of the parameter, in pieces, in an order that all ranks have.
-template <class Visit>
-void for_pieces(const weights::ParameterTable& table, const weights::Parameter& p, int ranks, const Visit& visit) {
-    for (int rank = 0; rank < ranks; ++rank) {
-        const ParameterSlice part = table.slice({rank, ranks}).with({p.offset, p.offset + p.elements()});
-        for (int64_t at = part.begin; at < part.end; at += piece_elements)
-            visit(rank, ParameterSlice{at, std::min(part.end, at + piece_elements)});
+/// All ranks' parts, and what passes between this one and the first.
+class Gathering {
+  public:
+    Gathering(comm::Communicator& ranks, const weights::ParameterTable& all, const StatePart& part,
+              const weights::Parameters& parameters, at::Device device)
+        : ranks_(ranks), all_(all), parameters_(parameters), device_(device) {
+        for (int number = 0; number < part.count(); ++number) {
+            const StatePart other = part.with_number(number);
+            weights::ParameterTable table = other.table(all);
+            const ParameterSlice slice = table.slice(other.share);
+            parts_.push_back({number * ranks.size() / part.count(), other.stage.rank, std::move(table), slice});
+        }
     }
-}
 
-/// What `rank` has there, on the device.
-at::Tensor exchange(comm::Communicator& ranks, const weights::Parameters& parameters, at::Device device, int rank,
-                    ParameterSlice piece) {
-    at::Tensor values;
-    if (rank == ranks.rank())
-        values = parameters.values_P.narrow(0, piece.begin - parameters.held().begin, piece.elements()).to(device);
-    else
-        values = at::empty({piece.elements()}, at::TensorOptions(at::kFloat).device(device));
-    ranks.broadcast(values, rank, what);
-    return values;
-}
+    at::Tensor receive(const weights::Parameter& p) const {
+        agree(ranks_, device_, index_of(p));
+        const at::Tensor values = at::empty({p.elements()}, at::kFloat);
+        for_pieces(p, [&](int rank, ParameterSlice piece, int64_t offset) {
+            const at::Tensor to = values.narrow(0, piece.begin - offset, piece.elements());
+            if (rank == 0) {
+                to.copy_(own(piece));
+                return;
+            }
+            const at::Tensor sent = at::empty({piece.elements()}, at::TensorOptions(at::kFloat).device(device_));
+            ranks_.receive(sent, rank, what);
+            to.copy_(sent);
+        });
+        return values;
+    }
 
-void serve(comm::Communicator& ranks, const weights::Parameters& parameters, at::Device device) {
-    const weights::ParameterTable& table = parameters.table();
-    for (int64_t next = agree(ranks, device, 0); next != no_more; next = agree(ranks, device, 0))
-        for_pieces(table, table.parameters().at(static_cast<std::size_t>(next)), ranks.size(),
-                   [&](int rank, ParameterSlice piece) {
-                       if (rank > 0) exchange(ranks, parameters, device, rank, piece);
-                   });
-}
+    void serve() const {
+        for (int64_t next = agree(ranks_, device_, 0); next != no_more; next = agree(ranks_, device_, 0))
+            for_pieces(all_.parameters().at(static_cast<std::size_t>(next)),
+                       [&](int rank, ParameterSlice piece, int64_t) {
+                           if (rank == ranks_.rank()) ranks_.send(own(piece).to(device_), 0, what);
+                       });
+    }
+
+    void end() const { agree(ranks_, device_, no_more); }
+
+  private:
+    struct Part {
+        int rank, stage;
+        weights::ParameterTable table;
+        ParameterSlice slice;
+    };
+
+    int64_t index_of(const weights::Parameter& p) const {
+        const auto& all = all_.parameters();
+        return std::find_if(all.begin(), all.end(), [&](const auto& o) { return o.offset == p.offset; }) - all.begin();
+    }
+
+    /// visit(rank, piece, offset): what ranks have of the parameter, which lies at `offset` there, in pieces, in an
+    /// order that all ranks have; tied embeddings from the first stage that has them.
+    template <class Visit>
+    void for_pieces(const weights::Parameter& p, const Visit& visit) const {
+        int stage = -1;
+        for (const Part& part : parts_) {
+            const weights::Parameter* const own = part.table.find(p.role, p.layer, p.projection, p.kind);
+            if (own == nullptr || (stage >= 0 && part.stage != stage)) continue;
+            stage = part.stage;
+            const ParameterSlice has = part.slice.with({own->offset, own->offset + own->elements()});
+            for (int64_t at = has.begin; at < has.end; at += piece_elements)
+                visit(part.rank, ParameterSlice{at, std::min(has.end, at + piece_elements)}, own->offset);
+        }
+    }
+
+    at::Tensor own(ParameterSlice piece) const {
+        return parameters_.values_P.narrow(0, piece.begin - parameters_.held().begin, piece.elements());
+    }
+
+    comm::Communicator& ranks_;
+    const weights::ParameterTable& all_;
+    const weights::Parameters& parameters_;
+    at::Device device_;
+    std::vector<Part> parts_;
+};
 
 }  // namespace
 
-void with_gathered_values(comm::Communicator& ranks, const weights::Parameters& parameters, at::Device device,
+void with_gathered_values(comm::Communicator& ranks, const weights::ParameterTable& all, const StatePart& part,
+                          const weights::Parameters& parameters, at::Device device,
                           const std::function<void(const ReadValues&)>& write) {
-    if (ranks.rank() != 0) return serve(ranks, parameters, device);
-    const weights::ParameterTable& table = parameters.table();
-    const auto read = [&](const weights::Parameter& p) {
-        const auto& all = table.parameters();
-        const auto found = std::find_if(all.begin(), all.end(), [&](const auto& o) { return o.offset == p.offset; });
-        agree(ranks, device, found - all.begin());
-        const at::Tensor values = at::empty({p.elements()}, at::kFloat);
-        for_pieces(table, p, ranks.size(), [&](int rank, ParameterSlice piece) {
-            const at::Tensor to = values.narrow(0, piece.begin - p.offset, piece.elements());
-            if (rank == 0)
-                to.copy_(parameters.values_P.narrow(0, piece.begin - parameters.held().begin, piece.elements()));
-            else
-                to.copy_(exchange(ranks, parameters, device, rank, piece));
-        });
-        return values;
-    };
+    const Gathering gathering(ranks, all, part, parameters, device);
+    if (ranks.rank() != 0) return gathering.serve();
     std::exception_ptr failure;
     try {
-        write(read);
+        write([&](const weights::Parameter& p) { return gathering.receive(p); });
     } catch (...) {
         failure = std::current_exception();
     }
-    agree(ranks, device, no_more);
+    gathering.end();
     if (failure) std::rethrow_exception(failure);
 }
 

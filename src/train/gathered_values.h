@@ -2,13 +2,15 @@
 #pragma once
 
 #include "unsloth/comm/communicator.h"
-#include "unsloth/train/save.h"
+#include "unsloth/train/checkpoint.h"
 
 namespace unsloth::train {
 
-/// Calls write(read) on the first of the ranks, where read(p) gives a parameter's values; the others send it theirs
-/// until it returns. All ranks together, with nothing under way. What `write` throws is thrown on the first.
-void with_gathered_values(comm::Communicator& ranks, const weights::Parameters& parameters, at::Device device,
+/// Calls write(read) on the first of the ranks, where read(p) gives the values of one of all parameters; the others
+/// send it theirs until it returns. `part`: what this rank has. All ranks of the run together, with nothing under way.
+/// What `write` throws is thrown on the first.
+void with_gathered_values(comm::Communicator& ranks, const weights::ParameterTable& all, const StatePart& part,
+                          const weights::Parameters& parameters, at::Device device,
                           const std::function<void(const ReadValues&)>& write);
 
 }  // namespace unsloth::train

@@ -57,12 +57,12 @@ void RunSaver::write_result(const std::filesystem::path& folder, const ReadValue
 /// This rank's part of the optimizer. A model is saved in its own type, which may hold less than the fp32 values that
 /// training goes on with.
 void RunSaver::write_share(const std::filesystem::path& folder, const Snapshot& snapshot) const {
-    const std::filesystem::path file = folder / optimizer_file(files_.share);
+    const StatePart& part = files_.part;
     try {
-        save_optimizer(file, snapshot, files_.table->slice(files_.share),
-                       /*with_values=*/!files_.lora || !files_.holds_all);
+        save_optimizer(folder, snapshot, part, *files_.table, /*with_values=*/!files_.lora || !files_.holds_all);
     } catch (const std::exception& error) {
-        if (files_.share.rank > 0) leave_reason(file.string() + failed_suffix, error.what());
+        if (part.number() > 0)
+            leave_reason(folder / (optimizer_file(part.number(), part.count()) + failed_suffix), error.what());
         throw;
     }
 }
@@ -70,15 +70,17 @@ void RunSaver::write_share(const std::filesystem::path& folder, const Snapshot& 
 /// A file is there when it is whole.
 void RunSaver::await_others(const std::filesystem::path& folder) const {
     const auto give_up = std::chrono::steady_clock::now() + files_.patience;
-    for (int rank = 1; rank < files_.share.size; ++rank) {
-        const weights::Share share{rank, files_.share.size};
-        if (files_.table->slice(share).elements() == 0) continue;
-        const std::filesystem::path file = folder / optimizer_file(share), failed = file.string() + failed_suffix;
+    for (int number = 1; number < files_.part.count(); ++number) {
+        const StatePart part = files_.part.with_number(number);
+        if (part.table(*files_.table).slice(part.share).elements() == 0) continue;
+        const std::filesystem::path file = folder / optimizer_file(number, part.count()),
+                                    failed = file.string() + failed_suffix;
+        const auto rank = [&] { return cat("rank ", number * files_.ranks / part.count()); };
         while (!std::filesystem::exists(file)) {
             if (std::filesystem::exists(failed))
-                throw runtime_failure(cat("rank ", rank, " could not write its part: ", reason_in(failed)));
+                throw runtime_failure(cat(rank(), " could not write its part: ", reason_in(failed)));
             if (leaves_ || std::chrono::steady_clock::now() >= give_up)
-                throw runtime_failure(cat("rank ", rank, " did not write ", file.filename().string(), " within ",
+                throw runtime_failure(cat(rank(), " did not write ", file.filename().string(), " within ",
                                           files_.patience.count(), " s (distributed.ddp_timeout)"),
                                       "Do all ranks see the same training.output_dir?");
             std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -94,8 +96,7 @@ void RunSaver::write_checkpoint(formats::CheckpointWriter& writer, const Snapsho
     formats::write_run_state(writer.folder(), moment.run);
     await_others(writer.folder());
     write_result(writer.folder(),
-                 files_.holds_all ? values_in(snapshot.params())
-                                  : values_of_parts(writer.folder(), *files_.table, files_.share.size),
+                 files_.holds_all ? values_in(snapshot.params()) : values_of_parts(writer.folder(), *files_.table),
                  moment.trainer);
     writer.commit();
     log::info("saved ", writer.path().string());
@@ -111,7 +112,7 @@ void RunSaver::checkpoint(RunMoment moment, const std::function<std::string(cons
     std::exception_ptr failure;
     std::string folder;
     try {
-        if (files_.share.rank == 0) {
+        if (files_.part.number() == 0) {
             writer = std::make_shared<formats::CheckpointWriter>(files_.output_dir, *last_);
             folder = writer->folder().string();
         }
@@ -120,22 +121,10 @@ void RunSaver::checkpoint(RunMoment moment, const std::function<std::string(cons
     }
     if (agree) folder = agree(folder);
     if (folder.empty() && !failure) return;  // the first rank says why
-    background_.save(
-        [this, moment = std::move(moment), writer, failure, folder](const Snapshot& snapshot) {
-            if (failure) std::rethrow_exception(failure);
-            writer ? write_checkpoint(*writer, snapshot, moment) : write_share(folder, snapshot);
-        },
-        fill());
-}
-
-BackgroundSaver::Fill RunSaver::fill() const {
-    if (!files_.collect) return nullptr;
-    return [this](const Snapshot* snapshot) {
-        const auto to = [&](const std::string& name) {
-            return snapshot != nullptr ? snapshot->at(name) : at::Tensor();
-        };
-        files_.collect(to, /*values_only=*/false);
-    };
+    background_.save([this, moment = std::move(moment), writer, failure, folder](const Snapshot& snapshot) {
+        if (failure) std::rethrow_exception(failure);
+        writer ? write_checkpoint(*writer, snapshot, moment) : write_share(folder, snapshot);
+    });
 }
 
 bool RunSaver::wait() {
@@ -146,14 +135,6 @@ bool RunSaver::wait() {
         log::warning("checkpoint-", last_.value_or(0), " was not saved: ", error.what());
         return false;
     }
-}
-
-void RunSaver::result(const formats::TrainerState& trainer) const {
-    if (files_.share.rank != 0) return;
-    if (!files_.collect) return result(trainer, values_in(state_.params_P));
-    const at::Tensor values_P = at::zeros({files_.table->flat_elements()}, at::kFloat);
-    files_.collect([&](const std::string&) { return values_P; }, /*values_only=*/true);
-    result(trainer, values_in(values_P));
 }
 
 void RunSaver::result(const formats::TrainerState& trainer, const ReadValues& values) const {

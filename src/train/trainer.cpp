@@ -9,7 +9,6 @@
 
 #include "train/answers.h"
 #include "train/row_file.h"
-#include "train/whole_state.h"
 #include "unsloth/config/load.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
@@ -136,14 +135,8 @@ void Trainer::load() {
     stepper_ = std::make_unique<Stepper>(*ctx_, *model_, settings);
     hardware_rate_ = report::dense_bf16_rate(ops::device_name(device_));
     if (resume_) restore();
-    const bool staged = !model_->pipeline().alone(), shared = model_->parameters()->share().size > 1;
-    if (staged && (shared || (mesh_->at().tp == 0 && mesh_->at().cp == 0 && mesh_->at().dp == 0)))
-        whole_ = std::make_unique<WholeState>(*group_, *model_, config().training.optim, device_);
-    if (leads() || (shared && !staged))
-        saver_.emplace(run_files(), *ctx_,
-                       staged ? weights::Parameters::saved_shapes(model_->trained_by_all(), config().training.optim)
-                              : model_->parameters()->saved(),
-                       model_->parts().copies);
+    if (writes_part(model_->parameters()->share()))
+        saver_.emplace(run_files(), *ctx_, model_->parameters()->saved(), model_->parts().copies);
 }
 
 double Trainer::learning_rate(int64_t step) const {

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "train/gathered_values.h"
-#include "train/whole_state.h"
 #include "unsloth/config/load.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/interrupt.h"
@@ -169,12 +168,12 @@ fs::path Trainer::best_checkpoint() const {
     return is_old && !fs::exists(own) ? resume_->folder.parent_path() / name : own;
 }
 
-/// The best evaluation's values take the last step's place, on the ranks that write them, and where it collects them.
+/// The best evaluation's values take the last step's place, on the ranks that the result is made of.
 void Trainer::load_best() {
     if (!config().training.load_best_model_at_end || !progress_.best.value) return;
     if (progress_.best.step == progress_.step) return;
     const bool alone = model_->parameters()->holds_all() && !model_->parameters()->holding().has_copies();
-    if (alone && !(leads() || whole_)) return;
+    if (alone && !saver_) return;
     fs::path folder = best_checkpoint();
     if (alone || leads())
         if (const auto damage = formats::find_damage(folder)) {
@@ -226,15 +225,14 @@ void Trainer::checkpoint() {
     require_same_values();
     const comm::Busy saving(saver_ ? group_.get() : nullptr, cat("saving checkpoint-", progress_.step));
     if (std::exchange(saved_step_, progress_.step) == progress_.step) return;
-    if (!saver_ && whole_) whole_->collect({}, /*values_only=*/false);
-    if (!saver_) return;
     const auto agree = [this](const std::string& folder) {
         return group_->gather(folder, "the checkpoint's folder")[0];
     };
-    if (model_->parameters()->share().size > 1 && !whole_)
-        saver_->checkpoint(moment(), agree);
-    else
-        saver_->checkpoint(moment());
+    const bool several = state_part().count() > 1;
+    if (saver_)
+        several ? saver_->checkpoint(moment(), agree) : saver_->checkpoint(moment());
+    else if (several)
+        agree("");
 }
 
 /// A checkpoint between two steps: training stands still until the state was copied.
@@ -276,12 +274,24 @@ void Trainer::stop_for(int signal) {
             whole ? cat(", and checkpoint-", progress_.step, " to go on from (--resume_from_checkpoint auto)") : ""));
 }
 
+/// Whether this rank has the values of all that is trained.
+bool Trainer::holds_all() const {
+    return model_->pipeline().alone() && model_->parameters()->holds_all();
+}
+
+StatePart Trainer::state_part() const {
+    return {model_->pipeline().stage(), model_->parameters()->share()};
+}
+
+/// Whether this rank's state is one of a checkpoint's parts: of copies the first one's.
+bool Trainer::writes_part(weights::Share share) const {
+    return share.size > 1 || !mesh_ || (mesh_->at().dp == 0 && mesh_->at().cp == 0 && mesh_->at().tp == 0);
+}
+
 RunFiles Trainer::run_files() const {
     RunFiles files;
     files.output_dir = config().training.output_dir;
     files.table = &model_->trained_by_all();
-    if (whole_)
-        files.collect = [this](const WholeState::To& to, bool values_only) { whole_->collect(to, values_only); };
     if (!full()) files.lora = *plan_->lora();
     files.base = config().model.path;
     files.rope_scaling = opened_.rope_scaling;
@@ -294,9 +304,10 @@ RunFiles Trainer::run_files() const {
     if (const spec::KernelTable& kernels = *plan_->request().kernels; !kernels.choices.empty())
         files.kernels = spec::kernels_text(kernels);
     files.save_total_limit = config().training.save_total_limit;
-    if (!whole_) files.share = model_->parameters()->share();
-    files.holds_all = whole_ || model_->parameters()->holds_all();
-    files.in_place = !whole_ && model_->parameters()->holding().on_host;
+    files.part = state_part();
+    files.ranks = group_ ? group_->size() : 1;
+    files.holds_all = holds_all();
+    files.in_place = model_->parameters()->holding().on_host;
     files.patience = std::chrono::seconds(config().distributed.ddp_timeout);
     return files;
 }
@@ -336,13 +347,12 @@ RunMoment Trainer::moment() const {
 void Trainer::save_result() {
     require_same_values();
     const comm::Busy saving(saver_ ? group_.get() : nullptr, "saving the result");
-    if (!saver_) {
-        if (whole_) whole_->collect({}, /*values_only=*/true);
-        return;
-    }
-    if (whole_ || model_->parameters()->holds_all()) return saver_->result(moment().trainer);
-    with_gathered_values(*mesh_->stage(), *model_->parameters(), device_,
-                         [this](const ReadValues& values) { saver_->result(moment().trainer, values); });
+    const weights::Parameters& parameters = *model_->parameters();
+    const auto write = [this](const ReadValues& values) { saver_->result(moment().trainer, values); };
+    if (!holds_all())
+        with_gathered_values(group_->all(), model_->trained_by_all(), state_part(), parameters, device_, write);
+    else if (leads())
+        write(values_in(parameters.values_P));
 }
 
 }  // namespace unsloth::train

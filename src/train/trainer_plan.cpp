@@ -111,8 +111,7 @@ void Trainer::make_plan() {
         request.peer_ranks = mesh_->copies_here();
     }
     request.sizes.deterministic = config().training.deterministic;
-    const bool saves_part = request.holding.share.size > 1 && config().distributed.pp_size == 1;
-    request.saves = (leads() || saves_part) && config::saves_checkpoints(config().training);
+    request.saves = writes_part(request.holding.share) && config::saves_checkpoints(config().training);
     choose_pass_rows(request);
     data::BatchLimits limits = loader_->limits();
     if (eval_rows_.size() > 0) {

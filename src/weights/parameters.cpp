@@ -492,11 +492,4 @@ std::vector<CommonStretch> Parameters::common(const ParameterTable& all, const P
     return stretches;
 }
 
-ops::AdamwState Parameters::saved_shapes(const ParameterTable& table, config::Optimizer optimizer) {
-    ops::AdamwState shapes;
-    for (const Flat& flat : saved_buffers(table, optimizer, {}))
-        shapes.*flat.member = at::empty({flat.elements}, at::TensorOptions(flat.dtype).device(at::kMeta));
-    return shapes;
-}
-
 }  // namespace unsloth::weights

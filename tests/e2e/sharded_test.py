@@ -171,6 +171,9 @@ class Sharded(Ranks):
         staged = [*more, "--pp_size", 2]
         whole = self.run_ranks(4, "staged", TIED, *staged)
         checkpoints = {step: self.folder / "staged" / f"checkpoint-{step}" for step in (4, 8)}
+        parts = sorted(path.stat().st_size for path in checkpoints[4].glob("optimizer-*-of-00004.safetensors"))
+        self.assertEqual(len(parts), 4)  # two halves of each stage, the tied embeddings in both
+        self.assertLess(parts[-1], 0.35 * sum(parts))
         again = self.run_ranks(4, "again", TIED, *staged, "--resume_from_checkpoint", checkpoints[4])
         self.assertEqual([(s["step"], s["loss"]) for s in again], [(s["step"], s["loss"]) for s in whole[4:]])
         result = "model.safetensors"

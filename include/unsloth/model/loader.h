@@ -140,8 +140,6 @@ class ModelPlan {
         return request_.records && request_.tp.alone() && request_.cp.alone() && request_.pp.alone() &&
                !request_.holding.has_streams();
     }
-    /// What of the trained parameters this rank writes: of a pipeline the first one collects all.
-    weights::Holding saved_holding() const;
     at::Tensor base_norms(ops::Context& ctx, const weights::DoraNorms& measured, const weights::Parameter& p) const;
     weights::BaseRequest base_request(const spec::RunPlan& run) const;
 
@@ -149,7 +147,7 @@ class ModelPlan {
     /// their bytes add up.
     struct TrainedBytes {
         int64_t resident = 0, host = 0;
-        int64_t saved = 0;  ///< of host: copies that one process of the machine has for all
+        int64_t saved = 0;  ///< of host: copies that one process of the machine, or of each stage, has
     };
     struct BaseBytes {
         int64_t resident = 0, peer = 0, host = 0, common = 0;

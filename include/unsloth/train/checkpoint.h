@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "unsloth/ops/context.h"
+#include "unsloth/spec/stage.h"
 #include "unsloth/train/save.h"
 #include "unsloth/weights/parameters.h"
 
@@ -57,19 +58,31 @@ class Snapshot {
     std::vector<std::pair<std::string, at::Tensor>> tensors_;
 };
 
-/// A checkpoint's file of a share: optimizer.safetensors, or for one of several optimizer-00002-of-00004.safetensors.
-std::string optimizer_file(weights::Share share);
-/// AdamW's moments, and with `with_values` the values of the slice too, to a safetensors file; none where there is
-/// nothing to write.
-void save_optimizer(const std::filesystem::path& path, const Snapshot& snapshot, weights::ParameterSlice own,
-                    bool with_values);
+/// What one of a checkpoint's files of the optimizer has: of what a pipeline's stage trains, the share's slice.
+struct StatePart {
+    spec::Stage stage;
+    weights::Share share;
+    /// How many files all parts are, and which of them this is: the stages' in turn.
+    int count() const { return stage.size * share.size; }
+    int number() const { return stage.rank * share.size + share.rank; }
+    StatePart with_number(int number) const;
+    /// Of all that is trained, what the stage does, laid out as its ranks do.
+    weights::ParameterTable table(const weights::ParameterTable& all) const;
+};
+
+/// Its name: optimizer.safetensors, or of several optimizer-00002-of-00004.safetensors.
+std::string optimizer_file(int number, int count);
+/// AdamW's moments, and with `with_values` the values of the part too, to a safetensors file in the folder; none where
+/// there is nothing to write. Its metadata say which stage's it is.
+void save_optimizer(const std::filesystem::path& folder, const Snapshot& snapshot, const StatePart& part,
+                    const weights::ParameterTable& all, bool with_values);
 /// Reads what save_optimizer wrote for all ranks, of whatever number, into the parameters' state, and with
-/// `with_values` all values. `all`: what the file is laid out for, of which the parameters may be some. input Error
-/// when a file or a tensor is missing or of another size or type.
+/// `with_values` all values. `all`: what all ranks train. input Error when a tensor is missing or of another size or
+/// type; that no file is missing, the checkpoint's manifest says.
 void restore_optimizer(const std::filesystem::path& checkpoint, const weights::ParameterTable& all,
                        weights::Parameters& parameters, config::Optimizer optimizer, bool with_values);
-/// The values that all ranks of the share wrote into `checkpoint`, for whoever has them not all in memory.
-ReadValues values_of_parts(const std::filesystem::path& checkpoint, const weights::ParameterTable& table, int shares);
+/// The values that all ranks wrote into `checkpoint`, for whoever has them not all in memory.
+ReadValues values_of_parts(const std::filesystem::path& checkpoint, const weights::ParameterTable& all);
 /// Reads adapters and modules_to_save of a folder that save_adapter wrote (in fp32) into the values that the rank
 /// holds, exactly.
 void restore_adapter(const std::filesystem::path& folder, const weights::Parameters& parameters);
@@ -78,8 +91,6 @@ void restore_adapter(const std::filesystem::path& folder, const weights::Paramet
 class BackgroundSaver {
   public:
     using Write = std::function<void(const Snapshot&)>;
-    /// Fills a snapshot, or where there is none does all that others wait for.
-    using Fill = std::function<void(const Snapshot*)>;
 
     /// `copies`: planned host memory of the snapshot, which lives as long as this; nothing: it is made with the first
     /// save. `in_place`: they are the state itself, and save() returns when it is written.
@@ -92,8 +103,8 @@ class BackgroundSaver {
 
     /// Copies the state as it is after the work issued so far (asynchronously on CUDA: later work waits for the copies,
     /// the host does not) and calls write(snapshot) on the saver's thread. What an earlier write threw is thrown here;
-    /// where there is no memory for the copy, wait() throws that. `fill` makes the copy instead, by work of this kind.
-    void save(Write write, const Fill& fill = nullptr);
+    /// where there is no memory for the copy, wait() throws that.
+    void save(Write write);
     /// Waits for the write under way; throws what it threw.
     void wait();
 

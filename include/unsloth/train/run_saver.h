@@ -31,11 +31,9 @@ struct RunFiles {
     std::string config;   ///< run_config.json
     std::string kernels;  ///< kernels.json; empty: none
     int64_t save_total_limit = 0;
-    weights::Share share;  ///< of the optimizer: each rank writes its own, the first all else
-    /// Of a pipeline, whose ranks have parts of the state: collect(to, values_only) has `to` called for the tensor in
-    /// host memory that takes each whole one (train/whole_state.h).
-    std::function<void(const std::function<at::Tensor(const std::string&)>& to, bool values_only)> collect;
-    bool holds_all = true;          ///< each rank all values; else those of its slice, which it writes too
+    StatePart part;                 ///< of the optimizer: its first rank writes each, that of the first all else
+    int ranks = 1;                  ///< of the run
+    bool holds_all = true;          ///< each rank all values; else those of its part, which it writes too
     bool in_place = false;          ///< the state lies in host memory, and is written from there
     std::chrono::seconds patience;  ///< of the first with the others' files
 };
@@ -48,27 +46,24 @@ struct RunMoment {
 
 class RunSaver {
   public:
-    /// `state`: Parameters::saved(); where it is to be collected, of no device. `copies`: as BackgroundSaver's.
+    /// `state`: Parameters::saved(). `copies`: as BackgroundSaver's.
     RunSaver(RunFiles files, const ops::Context& ctx, const ops::AdamwState& state,
              const std::optional<ops::AdamwState>& copies);
     ~RunSaver();
 
     /// Saves checkpoint-N (N = the moment's step) in the background, from a copy of the state after the work issued so
     /// far. Older ones beyond the limit are removed once it is complete. A failure is a warning: the run is worth more
-    /// than one checkpoint, and the one before is whole. All ranks of a share call it together; `agree` then tells all
-    /// what the first says: the folder that is filled. It appears when all of them have written.
+    /// than one checkpoint, and the one before is whole. Where several write, all call it together; `agree` then tells
+    /// all what the first says: the folder that is filled. It appears when all of them have written.
     void checkpoint(RunMoment moment, const std::function<std::string(const std::string&)>& agree = nullptr);
     /// Waits for the checkpoint under way; whether the last one asked for is complete.
     bool wait();
-    /// The adapter or model, with tokenizer and trainer_state.json, in the output folder itself. runtime Error when it
-    /// cannot be written.
-    void result(const formats::TrainerState& trainer) const;
-    /// The same with values from elsewhere.
+    /// The adapter or model of these values, with tokenizer and trainer_state.json, in the output folder itself.
+    /// runtime Error when it cannot be written.
     void result(const formats::TrainerState& trainer, const ReadValues& values) const;
     std::optional<int64_t> last_checkpoint() const { return last_; }  ///< the last one asked for
 
   private:
-    BackgroundSaver::Fill fill() const;
     void write_result(const std::filesystem::path& folder, const ReadValues& values,
                       const formats::TrainerState& trainer) const;
     void write_checkpoint(formats::CheckpointWriter& writer, const Snapshot& snapshot, const RunMoment& moment) const;

@@ -27,7 +27,6 @@ namespace unsloth::train {
 struct ReferenceCache;
 class AnswerEvaluator;
 class RowFile;
-class WholeState;
 
 class Trainer {
   public:
@@ -110,6 +109,9 @@ class Trainer {
     void tell_early_stop() const;
     bool judge_answers(EvalReport& report, int& signal);
     void answer_prompts(int64_t step);
+    bool holds_all() const;
+    StatePart state_part() const;
+    bool writes_part(weights::Share share) const;
     RunFiles run_files() const;
     RunMoment moment() const;
     void load_values(const std::filesystem::path& checkpoint);
@@ -150,7 +152,6 @@ class Trainer {
     std::unique_ptr<ops::Context> ctx_;
     std::unique_ptr<model::Model> model_;
     std::unique_ptr<Stepper> stepper_;
-    std::unique_ptr<WholeState> whole_;  ///< of a pipeline: its ranks that take part in what the one that leads saves
     std::optional<int64_t> saved_step_;  ///< of the last checkpoint asked for
     std::optional<RunSaver> saver_;      ///< of the rank that leads, once the model is loaded
     std::vector<std::unique_ptr<Observer>> observers_;

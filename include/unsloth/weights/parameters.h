@@ -166,8 +166,6 @@ class Parameters {
     /// long as they lie together in both.
     static std::vector<CommonStretch> common(const ParameterTable& all, const ParameterTable& own,
                                              config::Optimizer optimizer, at::Tensor ops::AdamwState::* member);
-    /// Sizes and types of saved() for a table's parameters, on no device.
-    static ops::AdamwState saved_shapes(const ParameterTable& table, config::Optimizer optimizer);
 
     const ParameterTable& table() const { return table_; }
     const Holding& holding() const { return holding_; }
