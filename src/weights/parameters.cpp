@@ -15,10 +15,6 @@ bool uses_8bit(const Parameter& p, config::Optimizer optimizer) {
     return optimizer == config::Optimizer::adamw_8bit && !embedding && p.elements() >= small_tensor;
 }
 
-int64_t blocks(const Parameter& p) {
-    return (p.elements() + ops::optimizer_block - 1) / ops::optimizer_block;
-}
-
 struct BlockCounts {
     int64_t slots32 = 0, slots8 = 0;
 };
@@ -28,7 +24,7 @@ BlockCounts count_blocks(const ParameterTable& table, config::Optimizer optimize
     BlockCounts counts;
     for (const Parameter& p : table.parameters())
         (uses_8bit(p, optimizer) ? counts.slots8 : counts.slots32) +=
-            std::clamp<int64_t>((end - p.offset) / ops::optimizer_block, 0, blocks(p));
+            std::clamp<int64_t>((end - p.offset) / ops::optimizer_block, 0, p.blocks());
     return counts;
 }
 
@@ -125,149 +121,6 @@ std::string copy_name(const Flat& flat) {
 constexpr const char* norm_scratch_name = "gradient norm scratch";
 
 }  // namespace
-
-int64_t Parameter::elements() const {
-    int64_t product = 1;
-    for (const int64_t size : shape) product *= size;
-    return product;
-}
-
-Parameter::RateGroup Parameter::rate_group() const {
-    if (kind == Kind::lora_b || kind == Kind::magnitude) return lora_b_rate;
-    return role == spec::TensorRole::embed_tokens ? embedding_rate : usual_rate;
-}
-
-void ParameterTable::add(Parameter parameter) {
-    parameter.offset = flat_;
-    flat_ += blocks(parameter) * ops::optimizer_block;
-    ParameterSlice& unit = units_[static_cast<std::size_t>(unit_of(parameter))];
-    UNSLOTH_CHECK(unit.elements() == 0 || unit.end == parameter.offset, parameter.name, " lies apart from its unit");
-    unit = {unit.elements() == 0 ? parameter.offset : unit.begin, flat_};
-    parameters_.push_back(std::move(parameter));
-}
-
-ParameterTable ParameterTable::lora(const spec::ModelSpec& spec, const std::vector<spec::LayerLora>& lora,
-                                    const std::vector<std::string>& modules_to_save) {
-    ParameterTable table(static_cast<int>(spec.num_layers));
-    for (std::size_t layer = 0; layer < lora.size(); ++layer) {
-        const auto index = static_cast<int>(layer);
-        const auto add = [&](Parameter::Kind kind) {
-            for (int i = 0; i < spec::projection_count; ++i) {
-                const auto p = static_cast<spec::Projection>(i);
-                const spec::LoraModule& module = lora[layer][static_cast<std::size_t>(i)];
-                if (module.r == 0 || (kind == Parameter::Kind::magnitude && !module.dora)) continue;
-                const int64_t n = spec.out_features(p);
-                Parameter parameter{kind, formats::lora_a_name(index, p), spec::TensorRole::linear, index,
-                                    p,    {module.r, spec.in_features(p)}};
-                if (kind == Parameter::Kind::lora_b) {
-                    parameter.name = formats::lora_b_name(index, p);
-                    parameter.shape = {n, module.r};
-                } else if (kind == Parameter::Kind::magnitude) {
-                    parameter.name = formats::magnitude_name(index, p);
-                    parameter.shape = {n};
-                }
-                table.add(std::move(parameter));
-            }
-        };
-        // A's of a group lie together, so that one product can yield all their gradients.
-        add(Parameter::Kind::lora_a);
-        add(Parameter::Kind::lora_b);
-        add(Parameter::Kind::magnitude);
-    }
-    for (const std::string& module : modules_to_save) {
-        const spec::TensorRole role =
-            module == "embed_tokens" ? spec::TensorRole::embed_tokens : spec::TensorRole::lm_head;
-        table.add({Parameter::Kind::base,
-                   formats::saved_module_name(module),
-                   role,
-                   -1,
-                   spec::Projection::q,
-                   {spec.vocab_size, spec.hidden_size}});
-    }
-    return table;
-}
-
-ParameterTable ParameterTable::full(const spec::ModelSpec& spec) {
-    ParameterTable table(static_cast<int>(spec.num_layers));
-    table.embeddings_are_head_ = spec.tie_word_embeddings;
-    for (const spec::TensorRule& rule : spec::tensor_table(spec))
-        table.add({Parameter::Kind::base, rule.hf_name, rule.role, rule.layer, rule.projection, rule.shape, 0,
-                   rule.shape.size() == 2});
-    return table;
-}
-
-ParameterTable ParameterTable::of(const spec::Stage& stage, bool tied) const {
-    ParameterTable table(layers_);
-    table.embeddings_are_head_ = embeddings_are_head_;
-    for (const Parameter& p : parameters_)
-        if (stage.holds(p.role, p.layer, tied)) table.add(p);
-    return table;
-}
-
-int64_t ParameterTable::trainable_elements() const {
-    int64_t sum = 0;
-    for (const Parameter& p : parameters_) sum += p.elements();
-    return sum;
-}
-
-int64_t ParameterTable::end_of(const Parameter& p) const {
-    return p.offset + blocks(p) * ops::optimizer_block;
-}
-
-const Parameter* ParameterTable::find(spec::TensorRole role, int layer, spec::Projection projection,
-                                      Parameter::Kind kind) const {
-    for (const Parameter& p : parameters_) {
-        const bool same_projection =
-            (role != spec::TensorRole::linear && role != spec::TensorRole::bias) || p.projection == projection;
-        if (p.role == role && p.layer == layer && p.kind == kind && same_projection) return &p;
-    }
-    return nullptr;
-}
-
-int64_t ParameterTable::padded_elements(int size) const {
-    if (size == 1) return flat_;
-    const int64_t unit = size * ops::gradient_norm_chunk;
-    return (flat_ + unit - 1) / unit * unit;
-}
-
-ParameterSlice ParameterTable::padded_slice(Share share) const {
-    const int64_t each = padded_elements(share.size) / share.size;
-    return {share.rank * each, (share.rank + 1) * each};
-}
-
-ParameterSlice ParameterTable::slice(Share share) const {
-    const ParameterSlice padded = padded_slice(share);
-    return {std::min(padded.begin, flat_), std::min(padded.end, flat_)};
-}
-
-int ParameterTable::unit_of(const Parameter& p) const {
-    if (p.layer >= 0) return 1 + p.layer;
-    return p.role == spec::TensorRole::embed_tokens ? 0 : units() - 1;
-}
-
-WorkingLayout::WorkingLayout(const ParameterTable& table, at::ScalarType dtype)
-    : dtype_(dtype), flat_(table.flat_elements()) {
-    int64_t byte = 0;
-    const std::vector<Parameter>& all = table.parameters();
-    for (std::size_t i = 0; i < all.size(); ++i) {
-        const int64_t end = i + 1 < all.size() ? all[i + 1].offset : flat_;
-        first_.push_back(all[i].offset);
-        byte_.push_back(byte);
-        item_.push_back(static_cast<int64_t>(c10::elementSize(type_of(all[i]))));
-        byte += (end - all[i].offset) * item_.back();
-    }
-}
-
-at::ScalarType WorkingLayout::type_of(const Parameter& p) const {
-    return p.kind == Parameter::Kind::base && p.shape.size() == 2 ? dtype_ : at::kFloat;
-}
-
-int64_t WorkingLayout::byte_of(int64_t element) const {
-    if (first_.empty()) return 0;
-    const auto i =
-        static_cast<std::size_t>(std::upper_bound(first_.begin(), first_.end(), element) - first_.begin() - 1);
-    return byte_[i] + (element - first_[i]) * item_[i];
-}
 
 void Parameters::plan(const ParameterTable& table, config::Optimizer optimizer, bool trains, const Holding& holding,
                       memory::Plan& device) {
@@ -371,7 +224,7 @@ void Parameters::fill_flags(config::Optimizer optimizer) {
         const auto flag = static_cast<uint8_t>((p.decays ? ops::block_decays : 0) | (eight ? ops::block_8bit : 0) |
                                                p.rate_group() << ops::block_rate_shift);
         const int64_t first = p.offset / ops::optimizer_block - first_block;
-        for (int64_t b = std::max<int64_t>(first, 0); b < std::min(first + blocks(p), block_total); ++b) {
+        for (int64_t b = std::max<int64_t>(first, 0); b < std::min(first + p.blocks(), block_total); ++b) {
             flags.data_ptr<uint8_t>()[b] = flag;
             slots.data_ptr<int32_t>()[b] = eight ? next8++ : next32++;
         }
@@ -476,7 +329,7 @@ std::vector<CommonStretch> Parameters::common(const ParameterTable& all, const P
     for (const Parameter& p : own.parameters()) {  // in the same order
         there = std::find_if(there, all.parameters().end(), [&](const Parameter& q) { return q.name == p.name; });
         UNSLOTH_CHECK(there != all.parameters().end(), p.name, " is not among all parameters");
-        const int64_t length = blocks(p) * ops::optimizer_block;
+        const int64_t length = p.blocks() * ops::optimizer_block;
         const CommonStretch next{place(all, there->offset), place(own, p.offset),
                                  place(own, p.offset + length) - place(own, p.offset)};
         if (next.elements == 0) continue;

@@ -2,7 +2,6 @@
 // which a rank may hold a slice.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <functional>
@@ -13,39 +12,13 @@
 #include "unsloth/config/config.h"
 #include "unsloth/memory/plan.h"
 #include "unsloth/ops/optimizer.h"
-#include "unsloth/spec/lora_spec.h"
-#include "unsloth/spec/stage.h"
-#include "unsloth/spec/tensor_table.h"
+#include "unsloth/weights/parameter_table.h"
 
 namespace unsloth::weights {
-
-/// One trainable tensor.
-struct Parameter {
-    enum class Kind : uint8_t { lora_a, lora_b, magnitude, base };
-    Kind kind = Kind::base;
-    std::string name;  ///< as it is saved: PEFT's key for adapters, the HF name for a full model
-    spec::TensorRole role = spec::TensorRole::linear;
-    int layer = -1;
-    spec::Projection projection = spec::Projection::q;
-    std::vector<int64_t> shape;
-    int64_t offset = 0;  ///< in elements, a multiple of 256
-    bool decays = true;  ///< weight decay applies
-    int64_t elements() const;
-    /// Which of the optimizer's learning rates it has: LoRA+ gives those of B (and of DoRA's magnitudes, as PEFT does)
-    /// and of the embeddings factors of their own.
-    enum RateGroup : uint8_t { usual_rate, lora_b_rate, embedding_rate };
-    RateGroup rate_group() const;
-};
 
 /// The plan's group of what the optimizer keeps.
 inline constexpr const char* optimizer_group = "optimizer state";
 inline constexpr const char* copies_group = "checkpoints";
-
-/// Which of the equal slices of the flat layout a rank's optimizer has.
-struct Share {
-    int rank = 0, size = 1;
-    bool operator==(const Share&) const = default;
-};
 
 /// What of the buffers of training this rank has, and where. The slice is the share's; with on_host or splits_values
 /// the passes read working copies (compute type for matrices of the model, fp32 for the rest) instead of the fp32
@@ -60,83 +33,6 @@ struct Holding {
     bool has_copies() const { return splits_values || on_host; }
     bool has_streams() const { return splits_gradients || has_copies(); }
     bool operator==(const Holding&) const = default;
-};
-
-/// Elements [begin, end) of a flat buffer.
-struct ParameterSlice {
-    int64_t begin = 0, end = 0;
-    int64_t elements() const { return end - begin; }
-    ParameterSlice with(ParameterSlice other) const {
-        const int64_t first = std::max(begin, other.begin);
-        return {first, std::max(first, std::min(end, other.end))};
-    }
-};
-
-/// Elements that two layouts have in common, and where they begin in each.
-struct CommonStretch {
-    int64_t all = 0, own = 0, elements = 0;
-};
-
-/// What is trained, before any memory exists: the list and the flat layout.
-class ParameterTable {
-  public:
-    ParameterTable() : ParameterTable(0) {}
-    /// Adapters (A [r, K], B [N, r] per module, with DoRA m [N]) in layer order, then modules_to_save under PEFT's
-    /// names. Decay on all, as torch.optim.AdamW over PEFT's parameters.
-    static ParameterTable lora(const spec::ModelSpec& spec, const std::vector<spec::LayerLora>& lora,
-                               const std::vector<std::string>& modules_to_save);
-    /// Every tensor of the model; decay on 2-D tensors only.
-    static ParameterTable full(const spec::ModelSpec& spec);
-
-    /// What a rank of a pipeline trains of these, laid out anew; `tied`: the embeddings are lm_head, too.
-    ParameterTable of(const spec::Stage& stage, bool tied) const;
-
-    const std::vector<Parameter>& parameters() const { return parameters_; }
-    int64_t flat_elements() const { return flat_; }  ///< with the padding to 256
-    int64_t trainable_elements() const;              ///< without
-    /// Where the next parameter may lie.
-    int64_t end_of(const Parameter& p) const;
-    /// Of flat buffers that so many ranks share: flat_elements(), for several with what equal slices need more at the
-    /// end. A slice begins where a chunk of the gradients' norm does, so that the norm has the same bits.
-    int64_t padded_elements(int size) const;
-    /// The rank's slice of the padded buffer, and what of it holds parameters.
-    ParameterSlice padded_slice(Share share) const;
-    ParameterSlice slice(Share share) const;
-    const Parameter* find(spec::TensorRole role, int layer, spec::Projection projection, Parameter::Kind kind) const;
-
-    /// What a pass takes at a time: 0 the input embeddings, 1 + i the layer i, units() - 1 what the head is made of.
-    /// Each is one piece of the flat layout, which may be empty.
-    int units() const { return layers_ + 2; }
-    int unit_of(const Parameter& p) const;
-    ParameterSlice unit(int number) const { return units_.at(static_cast<std::size_t>(number)); }
-    /// Neighbours take different ones, and embeddings that are lm_head too one of their own.
-    static constexpr int slots = 3;
-    int slot_of(int unit) const { return unit == 0 && embeddings_are_head_ ? 2 : unit % 2; }
-    bool embeddings_are_head() const { return embeddings_are_head_; }  ///< and are trained
-
-  private:
-    explicit ParameterTable(int layers) : layers_(layers), units_(static_cast<std::size_t>(layers) + 2) {}
-    void add(Parameter parameter);
-    std::vector<Parameter> parameters_;
-    int64_t flat_ = 0;
-    int layers_;
-    std::vector<ParameterSlice> units_;
-    bool embeddings_are_head_ = false;
-};
-
-/// Where the elements of the flat layout lie, in bytes, when each parameter has the type that passes read.
-class WorkingLayout {
-  public:
-    WorkingLayout(const ParameterTable& table, at::ScalarType dtype);
-    int64_t byte_of(int64_t element) const;  ///< ascending; up to the table's flat_elements()
-    int64_t bytes(ParameterSlice slice) const { return byte_of(slice.end) - byte_of(slice.begin); }
-    at::ScalarType type_of(const Parameter& p) const;
-    bool all_fp32() const { return byte_of(flat_) == flat_ * static_cast<int64_t>(sizeof(float)); }
-
-  private:
-    at::ScalarType dtype_;
-    int64_t flat_;
-    std::vector<int64_t> first_, byte_, item_;  ///< of each parameter: element, byte, bytes of an element
 };
 
 /// The flat buffers, from the plan.
