@@ -43,9 +43,7 @@ data::StepBatch random_step(const spec::ModelSpec& spec, const std::vector<int64
     }
     data::StepBatch result;
     for (std::size_t first = 0; first < samples.size(); first += rows) {
-        std::vector<const data::Sample*> pointers;
-        for (std::size_t row = first; row < first + rows; ++row) pointers.push_back(&samples[row]);
-        const data::Batch& micro = result.micro.emplace_back(data::make_batch(pointers));
+        const data::Batch& micro = result.micro.emplace_back(data::make_batch(std::span(samples).subspan(first, rows)));
         result.labels += ranks * micro.labels;
         result.tokens += ranks * micro.tokens();
     }

@@ -60,9 +60,9 @@ void append(Batch& batch, const Sample& sample) {
     batch.desirable.push_back(sample.desirable ? 1 : 0);
 }
 
-void reserve(Batch& batch, const std::vector<const Sample*>& samples) {
+void reserve(Batch& batch, std::span<const Sample> samples) {
     std::size_t tokens = 0;
-    for (const Sample* sample : samples) tokens += sample->ids.size();
+    for (const Sample& sample : samples) tokens += sample.ids.size();
     UNSLOTH_CHECK(tokens <= static_cast<std::size_t>(std::numeric_limits<int32_t>::max()), tokens,
                   " tokens in a batch");
     for (auto* field : {&batch.ids_T, &batch.targets_T, &batch.positions_T, &batch.row_T, &batch.offset_T})
@@ -71,10 +71,10 @@ void reserve(Batch& batch, const std::vector<const Sample*>& samples) {
 
 }  // namespace
 
-Batch make_batch(const std::vector<const Sample*>& samples) {
+Batch make_batch(std::span<const Sample> samples) {
     Batch batch;
     reserve(batch, samples);
-    for (const Sample* sample : samples) append(batch, *sample);
+    for (const Sample& sample : samples) append(batch, sample);
     batch.segments.push_back(static_cast<int32_t>(batch.ids_T.size()));
     batch.labels = static_cast<int64_t>(batch.target_index.size());
     batch.target_starts.push_back(static_cast<int32_t>(batch.labels));

@@ -116,7 +116,7 @@ void TeacherFile::require(const data::Dataset& rows, const std::string& what) co
     int64_t missing = 0, first = -1;
     for (int64_t i = 0; i < rows.size(); ++i) {
         const data::Sample sample = rows.sample(i);
-        const data::Batch batch = data::make_batch({&sample});
+        const data::Batch batch = data::make_batch({&sample, 1});
         bool there = true;
         for (std::size_t s = 0; s + 1 < batch.segments.size(); ++s) there = there && find(batch, s) >= 0;
         if (there) continue;

@@ -106,7 +106,7 @@ std::vector<at::Tensor> logits_of(const config::Config& config, const OpenedMode
         sample.ids = sample.labels = row;
         sample.positions.resize(row.size());
         for (std::size_t t = 0; t < row.size(); ++t) sample.positions[t] = static_cast<int32_t>(t);
-        data::Batch batch = data::make_batch({&sample});
+        data::Batch batch = data::make_batch({&sample, 1});
         data::cover_every_position(batch);
         std::vector<at::Tensor> chunks;
         loaded.model->score(batch, [&](int64_t, const at::Tensor& logits_CV) {

@@ -64,13 +64,13 @@ class LogitsFile {
 
 nlohmann::ordered_json score_row(model::Model& model, const data::Dataset& rows, int64_t i, LogitsFile& logits) {
     const data::Sample sample = rows.sample(i), all = all_targets(sample);
-    data::Batch batch = data::make_batch({&all});
+    data::Batch batch = data::make_batch({&all, 1});
     if (logits.wanted()) data::cover_every_position(batch);
     const at::Tensor losses =
         model.score(batch, logits.wanted() ? [&](int64_t, const at::Tensor& chunk) { logits.append(i, chunk); }
                                            : model::Model::OnLogits());
     const float* const values = losses.data_ptr<float>();
-    const data::Batch labelled = data::make_batch({&sample});
+    const data::Batch labelled = data::make_batch({&sample, 1});
     nlohmann::ordered_json logprobs = nlohmann::ordered_json::array();
     for (std::size_t t = 0; t < sample.ids.size(); ++t) logprobs.push_back(nullptr);
     double sum = 0;

@@ -17,7 +17,7 @@ constexpr int32_t ignored = ignore_label;
 TEST(Batch, ShiftsLabelsAndJoinsRows) {
     const Sample a{7, {10, 11, 12}, {ignored, 11, 12}, {0, 1, 2}};
     const Sample b{3, {20, 21}, {20, 21}, {0, 1}};
-    const Batch batch = make_batch({&a, &b});
+    const Batch batch = make_batch(std::vector{a, b});
     EXPECT_EQ(batch.ids_T, (Ints{10, 11, 12, 20, 21}));
     EXPECT_EQ(batch.targets_T, (Ints{11, 12, ignored, 21, ignored}));
     EXPECT_EQ(batch.positions_T, (Ints{0, 1, 2, 0, 1}));
@@ -35,7 +35,7 @@ TEST(Batch, ShiftsLabelsAndJoinsRows) {
 
 TEST(Batch, PositionsThatFallToZeroBeginSegments) {
     const Sample packed{0, {1, 2, 3, 4, 5, 6}, {1, 2, 3, 4, 5, 6}, {0, 1, 0, 0, 1, 2}};
-    const Batch batch = make_batch({&packed});
+    const Batch batch = make_batch({&packed, 1});
     EXPECT_EQ(batch.segments, (Ints{0, 2, 3, 6}));
     EXPECT_EQ(batch.targets_T, (Ints{2, ignored, ignored, 5, 6, ignored}));
     EXPECT_EQ(batch.offset_T, (Ints{0, 1, 2, 3, 4, 5}));
@@ -46,7 +46,7 @@ TEST(Batch, PositionsThatFallToZeroBeginSegments) {
 TEST(Batch, ARowMayStartBeyondPositionZero) {
     const Sample continued{0, {1, 2, 3}, {1, 2, 3}, {5, 6, 7}};
     const Sample next{1, {4, 5}, {4, 5}, {2, 9}};
-    EXPECT_EQ(make_batch({&continued, &next}).segments, (Ints{0, 3, 5}));
+    EXPECT_EQ(make_batch(std::vector{continued, next}).segments, (Ints{0, 3, 5}));
 }
 
 TEST(Batch, MayBeEmpty) {
@@ -58,7 +58,7 @@ TEST(Batch, MayBeEmpty) {
 
 TEST(Batch, RefusesUnequalLengths) {
     const Sample sample{0, {1, 2}, {1, 2}, {0}};
-    EXPECT_THROW(make_batch({&sample}), CheckError);
+    EXPECT_THROW(make_batch({&sample, 1}), CheckError);
 }
 
 void expect_grouped(const Ints& ids, const TokenOrder& sorted) {

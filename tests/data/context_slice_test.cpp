@@ -26,9 +26,7 @@ Batch batch_of(const Ints& lengths) {
             sample.positions.push_back(t);
         }
     }
-    std::vector<const Sample*> pointers;
-    for (const Sample& sample : samples) pointers.push_back(&sample);
-    return make_batch(pointers);
+    return make_batch(samples);
 }
 
 BatchLimits limits_of(const Batch& batch) {
@@ -162,7 +160,7 @@ TEST(ContextSlice, ARankWithoutTokensHasOneThatNobodyReads) {
 
 TEST(ContextSlice, SharedPromptsAreNotCut) {
     const Sample pair{0, {1, 2, 3, 4}, {1, 2, 3, 4}, {0, 1, 2, 2}};
-    EXPECT_THROW(slice(make_batch({&pair}), {0, 2}), CheckError);
+    EXPECT_THROW(slice(make_batch({&pair, 1}), {0, 2}), CheckError);
 }
 
 }  // namespace

@@ -253,7 +253,7 @@ TEST(SharedPrompts, StandOnceAndBothAnswersFollowTheirLastToken) {
         EXPECT_EQ(rows.longest_segment(i), own.longest_segment(i));
     }
     const Sample second = rows.sample(1);
-    const Batch batch = make_batch({&first, &second});
+    const Batch batch = make_batch(std::vector{first, second});
     EXPECT_EQ(batch.segments, (Ints{0, 5, 8, 10, 11}));
     EXPECT_EQ(batch.shared, (Ints{0, 3, 0, 1}));
     EXPECT_EQ(batch.target_index, (Ints{2, 3, 2, 5, 6, 8, 8}));
@@ -279,7 +279,7 @@ TEST(LearntPrompts, AreTargetsBeforeTheChosenAnswer) {
     for (const Dataset& own : {rows, rows.with_shared_prompts()}) {
         const Dataset learnt = own.with_learnt_prompts();
         const Sample sample = learnt.sample(0);
-        const Batch batch = make_batch({&sample});
+        const Batch batch = make_batch({&sample, 1});
         EXPECT_EQ(batch.target_ids, (Ints{2, 3, 9, 8, 7}));
         EXPECT_EQ(batch.target_starts, (Ints{0, 4, 5}));
         EXPECT_EQ(batch.answer_starts, (Ints{2, 4}));

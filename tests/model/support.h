@@ -190,9 +190,7 @@ inline data::Batch every_position(const std::vector<std::vector<int32_t>>& rows)
         for (std::size_t t = 0; t < ids.size(); ++t) sample.positions.push_back(static_cast<int32_t>(t));
         samples.push_back(std::move(sample));
     }
-    std::vector<const data::Sample*> pointers;
-    for (const data::Sample& sample : samples) pointers.push_back(&sample);
-    data::Batch batch = data::make_batch(pointers);
+    data::Batch batch = data::make_batch(samples);
     batch.target_index.clear();
     batch.target_ids.clear();
     for (int32_t t = 0; t < static_cast<int32_t>(batch.ids_T.size()); ++t) {

@@ -63,7 +63,7 @@ inline data::StepBatch step_batch(int64_t step, int micro_batches = 1, int rank 
             if (row == 1) std::fill_n(sample.labels.begin(), 6, data::ignore_label);
             samples.push_back(std::move(sample));
         }
-        data::Batch micro = data::make_batch({&samples[0], &samples[1]});
+        data::Batch micro = data::make_batch({samples.data(), 2});
         batch.labels += micro.labels;
         batch.tokens += micro.tokens();
         batch.rows += 2;

@@ -125,9 +125,7 @@ inline data::StepBatch matrix_batch(const StepSplit& split, int step, int rank) 
         std::vector<data::Sample> rows;
         for (int i = 0; i < each; ++i)
             rows.push_back(matrix_row(step * matrix_rows + part * each + i, split.equal_rows));
-        std::vector<const data::Sample*> pointers;
-        for (const data::Sample& row : rows) pointers.push_back(&row);
-        data::Batch micro = data::make_batch(pointers);
+        data::Batch micro = data::make_batch(rows);
         batch.labels += micro.labels;
         batch.tokens += micro.tokens();
         if (part / split.micro_batches == rank) batch.micro.push_back(std::move(micro));

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "unsloth/data/token_order.h"
@@ -97,7 +98,7 @@ struct StepBatch {
 /// Joins samples into one micro-batch: shifts labels into targets (the first token of a segment is never a
 /// target), finds segments where a position falls back or a sample begins, and concatenates. The source rows must fit
 /// 32 bits. token_order stays empty.
-Batch make_batch(const std::vector<const Sample*>& samples);
+Batch make_batch(std::span<const Sample> samples);
 
 /// How many targets a sequence has: labels that are not ignore_label, without those of a segment's first
 /// token.
