@@ -18,15 +18,15 @@ struct SetSums {
 };
 using Sums = std::vector<SetSums>;  // by evaluation set
 
-/// Of all ranks; `counts`: this one's are among them.
-void add_up(Sums& sums, bool counts, at::Device device, comm::Group& group, const std::string& what) {
+/// Of all ranks.
+void add_up(Sums& sums, at::Device device, comm::Group& group, const std::string& what) {
     std::vector<float> own;
     for (const SetSums& set : sums) {
         own.push_back(static_cast<float>(set.of.loss));
         own.push_back(static_cast<float>(set.hits));
         own.insert(own.end(), set.of.measures.begin(), set.of.measures.end());
     }
-    const at::Tensor all = at::tensor(own, at::kFloat).mul_(counts ? 1 : 0).to(device);
+    const at::Tensor all = at::tensor(own, at::kFloat).to(device);
     group.all_reduce(all, what);
     const at::Tensor totals = all.cpu();
     group.check();
@@ -138,11 +138,13 @@ Evaluator::Result Evaluator::run(model::Model& model, ops::Context& ctx, objecti
                 if (hits) hits->look_at(first, logits_CV);
                 if (watch) watch(first, logits_CV);
             };
-        objective.evaluate(batch, model.score(batch, look), references, of_set.of);
-        if (hits) of_set.hits += hits->count();
+        const at::Tensor losses = model.score(batch, look);
         progress.add();
+        if (!model.speaks()) continue;
+        objective.evaluate(batch, losses, references, of_set.of);
+        if (hits) of_set.hits += hits->count();
     }
-    if (group_) add_up(sums, model.speaks(), ctx.device(), *group_, what);
+    if (group_) add_up(sums, ctx.device(), *group_, what);
     const SetSums all = total_of(sums);
     const data::Extent whole = total_of(extents_);
     EvalReport report{step, epoch, objective.evaluated(all.of, whole), whole.labels, 0, {}, {}};

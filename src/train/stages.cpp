@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <limits>
 #include <sstream>
 
@@ -136,9 +137,11 @@ void require_pipelined(const config::Config& config, at::Device device, int64_t 
     const std::string size = cat("distributed.pp_size ", config.distributed.pp_size, " does not go with ");
     if (const char* const answers = asks_for_answers(config.training))
         throw usage_error(cat(size, answers, ": a rank alone cannot answer"), "Leave one of the two out.");
-    if (config.training.objective == config::Objective::distill)
-        throw usage_error(size + "training.objective distill: a teacher stands beside a whole model",
-                          "Leave pp_size out, or keep the teacher's answers as rows.");
+    if (config.training.objective == config::Objective::distill &&
+        !std::filesystem::is_regular_file(config.distill.teacher.value()))
+        throw usage_error(size + "a model as distill.teacher: it stands beside a whole student",
+                          "Let `unsloth-train score --top_k N` write what it says of the rows into a file, and name "
+                          "that as distill.teacher.");
     if (const auto asked = layer_plan_of(config.training.gradient_checkpointing);
         asked && asked->activations_at == spec::Place::host)
         throw usage_error(

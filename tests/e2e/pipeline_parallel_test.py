@@ -10,6 +10,7 @@ from support import (
     main,
     model,
     read_safetensors,
+    run,
     write_rows,
 )
 
@@ -76,6 +77,23 @@ class PipelineParallel(SharedModel):
                     size = ["--per_device_train_batch_size", batch]
                     self.run_ranks(ranks, self.train_arguments(model(LLAMA), file, *more, *size, *mesh, out=out))
                 self.assert_same_course(f"{objective}_{processes}_on_{processes}", f"{objective}_{processes}_on_1")
+
+    def test_a_teacher_s_file(self):
+        """A model as the teacher stands beside a whole student."""
+        rows = self.rows(16)
+        common = ["--lora.r", 8, "--val_size", 3, "--gradient_accumulation_steps", 2, "--max_steps", 4,
+                  "--per_device_train_batch_size", 2]  # fmt: skip
+        teacher, file = model(LLAMA | {"num_hidden_layers": 4}, seed=7), self.folder / "teacher.safetensors"
+        score = ["--top_k", 8, "--out", file]
+        written = run("score", *self.train_arguments(teacher, rows, *common, out="none"), *score)
+        self.assertEqual(written.code, OK, written.err)
+        distill = [*common, "--objective", "distill", "--distill.teacher", file]
+        for ranks, mesh in ((1, []), (2, ["--pp_size", 2])):
+            self.run_ranks(ranks, self.train_arguments(model(LLAMA), rows, *distill, *mesh, out=f"taught{ranks}"))
+        self.assert_same_course("taught2", "taught1")
+        for name in ("divergence", "nll_loss"):
+            for got, one in zip(self.steps(self.folder / "taught2"), self.steps(self.folder / "taught1"), strict=True):
+                self.assertAlmostEqual(got[name], one[name], delta=2e-5 * one[name], msg=name)
 
     def test_a_run_goes_on_exactly_and_with_another_mesh(self):
         for optim in ("adamw_torch", "adamw_8bit"):
