@@ -76,9 +76,10 @@ void Trainer::require_disk() const {
     for (const weights::Parameter& p : table.parameters())
         result += p.elements() * static_cast<int64_t>(spec::size_of(saved_dtype()));
     const bool saves = config::saves_checkpoints(t);
-    memory::Plan copies;  // values and moments; the values of a LoRA are its result
+    memory::Plan copies;  // values and moments; the values of a LoRA that one rank holds are its result
     weights::Parameters::plan_copies(table, t.optim, {}, copies);
-    int64_t checkpoint = result - (full() ? 0 : table.flat_elements() * static_cast<int64_t>(sizeof(float)));
+    const bool in_parts = full() || plan_->request().holding.has_copies() || !plan_->request().pp.alone();
+    int64_t checkpoint = result - (in_parts ? 0 : table.flat_elements() * static_cast<int64_t>(sizeof(float)));
     for (const memory::Entry& copy : copies.entries()) checkpoint += copy.bytes;
     if (!saves) checkpoint = 0;
 
