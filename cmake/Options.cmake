@@ -40,6 +40,7 @@ endif()
 # Products and sums are rounded one by one: bit-exactness with the ecosystem's formats must not depend on the machine.
 add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
 add_link_options($<$<CONFIG:Release>:-s>)
+add_link_options("LINKER:--build-id=sha1")  # caches and processes tell builds by it; not every toolchain has it by default
 
 # Indices and iterators of the standard library are checked as well where mistakes are looked for.
 if(CMAKE_BUILD_TYPE STREQUAL Debug OR UNSLOTH_SANITIZE)

@@ -5,6 +5,7 @@
 #include "unsloth/core/build_id.h"
 #include "unsloth/core/hash.h"
 #include "unsloth/core/version.h"
+#include "unsloth/formats/bnb8.h"
 #include "unsloth/ops/device.h"
 
 namespace unsloth::weights {
@@ -13,7 +14,7 @@ std::string base_identity(const formats::WeightFile& file, at::Device device) {
     constexpr std::size_t sample = std::size_t{64} << 10;
     ContentHash hash;
     hash.add_field(version);
-    hash.add_field(build_id(reinterpret_cast<const void*>(&base_identity)));
+    for (const std::string& build : base_makers()) hash.add_field(build);
     hash.add_field(device.is_cpu() ? "cpu" : ops::device_name(device));
     for (const formats::SafetensorsFile& part : file.checkpoint.files()) {
         hash.add_field(part.map().stamp());
@@ -24,6 +25,11 @@ std::string base_identity(const formats::WeightFile& file, at::Device device) {
         hash.add_field(text.substr(text.size() - std::min(sample, text.size())));
     }
     return hash.hex();
+}
+
+std::array<std::string, 2> base_makers() {
+    return {build_id(reinterpret_cast<const void*>(&base_makers)),
+            build_id(reinterpret_cast<const void*>(&formats::quantize_int8_rows))};
 }
 
 }  // namespace unsloth::weights

@@ -1,4 +1,6 @@
 // Runs that were started apart, each a process, on one base in host memory: one copy, and the bits of a run alone.
+#include <dlfcn.h>
+#include <link.h>
 #include <sys/stat.h>
 
 #include <cstdio>
@@ -6,6 +8,7 @@
 
 #include "common/child.h"
 #include "train/streamed_weights.h"
+#include "unsloth/core/build_id.h"
 #include "unsloth/train/memory_use.h"
 #include "unsloth/weights/base_identity.h"
 
@@ -153,6 +156,19 @@ TEST(CommonBaseIdentity, IsThatOfTheBytes) {
     EXPECT_NE(identity(scratch / "copy"), before) << "nobody knows that it is equal";
     change_a_byte(scratch / "one" / "model.safetensors");
     EXPECT_NE(identity(scratch / "one"), before) << "a change in place, of equal size and time";
+}
+
+TEST(CommonBaseIdentity, IsThatOfBothLibrariesThatMakeTheBytes) {
+    const auto build_of = [](const char* library) {
+        const void* const loaded = ::dlopen(library, RTLD_NOW | RTLD_NOLOAD);
+        return loaded == nullptr ? "not loaded" : build_id(static_cast<const link_map*>(loaded)->l_ld);
+    };
+    const auto [engine, base] = weights::base_makers();
+    EXPECT_EQ(engine, build_of("libunsloth_engine.so"));
+    EXPECT_EQ(base, build_of("libunsloth_base.so"));
+    EXPECT_FALSE(engine.empty());
+    EXPECT_FALSE(base.empty());
+    EXPECT_NE(engine, base);
 }
 
 TEST(CommonBaseIdentity, AnotherBaseHasACopyOfItsOwn) {
