@@ -38,7 +38,8 @@ class SharedSegment {
     void close();
     std::byte* data() const { return data_ + header_bytes; }
 
-    /// Who holds the lock fills the segment. It is free again with unlock(), close(), and when the process ends.
+    /// Who holds the lock fills the segment. It is free again with unlock(), and when the segment or its process ends;
+    /// not with close(), after which there is no lock to ask for.
     bool try_lock();
     void unlock();
     /// Whether it holds all that it is to hold: said once, by who filled it, and for good.
