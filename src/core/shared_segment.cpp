@@ -136,7 +136,9 @@ void SharedSegment::close() {
 }
 
 bool SharedSegment::try_lock() {
-    return ::flock(fd_.get(), LOCK_EX | LOCK_NB) == 0;
+    if (::flock(fd_.get(), LOCK_EX | LOCK_NB) == 0) return true;
+    if (errno == EWOULDBLOCK) return false;
+    throw runtime_failure(cat("no lock of memory that processes share: flock: ", std::strerror(errno)));
 }
 
 void SharedSegment::unlock() {

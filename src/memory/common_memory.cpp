@@ -134,30 +134,45 @@ CommonMemory::CommonMemory(Plan plan, const std::string& owner, at::Device devic
     }
 }
 
-void CommonMemory::fill(const Filler& fill_one) {
-    using std::chrono::steady_clock;
+void CommonMemory::fill(const Filler& fill_one, std::chrono::milliseconds patience) {
+    using std::chrono::milliseconds;
+    constexpr milliseconds pause{5}, quiet{2000};
     std::vector<BufferId> waiting(pieces_.size());
     std::iota(waiting.begin(), waiting.end(), BufferId{0});
     std::deque<Prepared> ahead;
     bool told = false;
-    for (auto last = steady_clock::now(); !waiting.empty() || !ahead.empty();) {
+    // Counted while this process runs: one that is stopped together with the other must not give up when both go on.
+    for (milliseconds waited{0}; !waiting.empty() || !ahead.empty();) {
         std::erase_if(waiting, [&](BufferId id) { return ahead.size() < pieces_ahead && prepare(id, ahead); });
         if (!ahead.empty()) {
             finish(ahead.front(), fill_one);
             ahead.pop_front();
-            last = steady_clock::now();
+            waited = {};
             continue;
         }
-        if (!told && steady_clock::now() - last > std::chrono::seconds(2)) {
+        if (waited >= patience) {
+            for (const BufferId id : waiting)
+                make_own(id, cat("another process was loading it, and has not gone on for ",
+                                 std::chrono::duration<double>(patience).count(), " s (is it stopped?)"));
+            continue;
+        }
+        if (!told && waited >= quiet) {
             log::info("waiting for another process, which loads the same base");
             told = true;
         }
         stop_if_interrupted("stopped while another process loaded the same base");
-        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        std::this_thread::sleep_for(pause);
+        waited += pause;
     }
     if (const int64_t own = share().own; own > 0)
         log::warning("host memory that processes with the same base could have in common is this one's own (",
                      human_bytes(own), "): ", why_own_);
+}
+
+/// Instead of in common.
+void CommonMemory::make_own(BufferId id, std::string why) {
+    pieces_[id]->segment.reset();
+    why_own_ = std::move(why);
 }
 
 /// Has the piece's pages made, where it is filled here, and locked; not while another process fills it.
@@ -165,9 +180,13 @@ bool CommonMemory::prepare(BufferId id, std::deque<Prepared>& ahead) {
     Piece& piece = *pieces_[id];
     bool fills = piece.segment == nullptr || !piece.segment->complete();
     if (piece.segment != nullptr && fills) {
-        if (!piece.segment->try_lock()) return false;
-        fills = !piece.segment->complete();
-        if (!fills) piece.segment->unlock();
+        try {
+            if (!piece.segment->try_lock()) return false;
+            fills = !piece.segment->complete();
+            if (!fills) piece.segment->unlock();
+        } catch (const Error& refused) {
+            make_own(id, refused.what());
+        }
     }
     const int64_t bytes = plan_.entry(id).bytes;
     ahead.push_back({id, fills, std::async(std::launch::async, [this, &piece, bytes, fills] {
@@ -182,10 +201,7 @@ bool CommonMemory::prepare(BufferId id, std::deque<Prepared>& ahead) {
 
 void CommonMemory::finish(Prepared& prepared, const Filler& fill_one) {
     Piece& piece = *pieces_[prepared.id];
-    if (const std::string why = prepared.why_not.get(); !why.empty()) {
-        why_own_ = why;
-        piece.segment.reset();
-    }
+    if (const std::string why = prepared.why_not.get(); !why.empty()) make_own(prepared.id, why);
     if (piece.segment == nullptr) {
         piece.own = host_memory(plan_, plan_.entry(prepared.id).bytes, device_);
         fill_one(prepared.id, piece.own);

@@ -152,6 +152,22 @@ TEST(CommonMemory, IsFilledByOthersWhereTheOneWhoBeganIsKilled) {
     EXPECT_EQ(memory.share().found, piece_bytes) << "what the first had finished";
 }
 
+TEST(CommonMemory, IsNotWaitedForWhereTheOneWhoBeganIsStopped) {
+    const std::string base = own_base("stopped");
+    Child first("CommonMemoryChild.DISABLED_StopsHalfWay", base);
+    ASSERT_EQ(first.hear(), "half");
+    ASSERT_EQ(::kill(first.pid(), SIGSTOP), 0);
+    CommonMemory memory(pieces(12), base, at::kCPU);
+    ::testing::internal::CaptureStderr();
+    memory.fill(fill_piece, std::chrono::milliseconds(200));
+    const std::string told = ::testing::internal::GetCapturedStderr();
+    EXPECT_NE(told.find("has not gone on for 0.2 s"), std::string::npos) << told;
+    EXPECT_TRUE(is_filled(memory));
+    EXPECT_EQ(memory.share().own, 8 * piece_bytes) << "what the first had begun";
+    EXPECT_EQ(memory.share().filled, 3 * piece_bytes) << "the others can have these";
+    EXPECT_EQ(memory.share().found, piece_bytes);
+}
+
 TEST(CommonMemory, IsFilledOnceByManyThatStartTogether) {
     const std::string base = own_base("together");
     std::vector<std::unique_ptr<Child>> children;
@@ -208,6 +224,18 @@ TEST(CommonMemory, FillsNothingTwiceWhenFillingFails) {
     next.fill(fill_piece);
     EXPECT_EQ(next.share().filled, piece_bytes);
     EXPECT_TRUE(is_filled(next));
+}
+
+TEST(SharedSegment, TellsALockThatAnotherHoldsFromNone) {
+    const std::string name = own_base("locked");
+    const auto made = SharedSegment::make(100, name);
+    auto held = SharedSegment::held([&](const std::string& one) { return one == name; });
+    const auto found = SharedSegment::open(std::move(held.at(name)), 100);
+    ASSERT_TRUE(made->try_lock());
+    EXPECT_FALSE(found->try_lock());
+    made->close();
+    EXPECT_FALSE(found->try_lock()) << "its memory is still there, and the lock with it";
+    EXPECT_THROW(made->try_lock(), Error) << "which nobody would ever free";
 }
 
 TEST(MachineLock, IsHeldByOneAtATime) {

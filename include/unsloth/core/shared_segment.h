@@ -39,7 +39,8 @@ class SharedSegment {
     std::byte* data() const { return data_ + header_bytes; }
 
     /// Who holds the lock fills the segment. It is free again with unlock(), and when the segment or its process ends;
-    /// not with close(), after which there is no lock to ask for.
+    /// not with close(), after which there is no lock to ask for. false: another has it, in this process or elsewhere;
+    /// runtime Error where the system gives none.
     bool try_lock();
     void unlock();
     /// Whether it holds all that it is to hold: said once, by who filled it, and for good.

@@ -2,6 +2,7 @@
 // fills a piece, the others read it, and it is gone with the last of them.
 #pragma once
 
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <map>
@@ -42,10 +43,11 @@ class CommonMemory {
     ~CommonMemory();
 
     /// Calls fill_one(id, memory: uint8 [bytes]) for each piece that nobody has filled, and waits for those that others
-    /// are filling; if one of these ends before, it is filled here. Interrupted when a signal asks to stop meanwhile.
-    /// runtime Error where the system gives no memory that the device can read.
+    /// are filling; if one of these ends before, it is filled here, and if for so long none of them fills any (it may
+    /// be stopped), they are this process' own. Interrupted when a signal asks to stop meanwhile. runtime Error where
+    /// the system gives no memory that the device can read.
     using Filler = std::function<void(BufferId id, const at::Tensor& memory)>;
-    void fill(const Filler& fill_one);
+    void fill(const Filler& fill_one, std::chrono::milliseconds patience = std::chrono::minutes(2));
     /// A piece as it was filled: uint8 [bytes], not to be written.
     at::Tensor tensor(BufferId id) const;
     const Plan& plan() const { return plan_; }
@@ -61,6 +63,7 @@ class CommonMemory {
     struct Piece;
     struct Prepared;
     bool prepare(BufferId id, std::deque<Prepared>& ahead);
+    void make_own(BufferId id, std::string why);
     void finish(Prepared& prepared, const Filler& fill_one);
 
     Plan plan_;
