@@ -138,7 +138,7 @@ class Choice {
                 way.cached = caches_.back() && place == spec::Place::device;
                 run.layers.assign(static_cast<std::size_t>(plan_.spec().num_layers), way);
                 const spec::MemoryNeed need = plan_.estimate(run);
-                least = {std::min(least.device, need.device), std::min(least.host, need.host)};
+                least = {std::min(least.device, need.device), std::min(least.host, need.host - need.there)};
             }
             return least.device <= usable.device && least.host <= usable.host;
         };

@@ -9,6 +9,7 @@
 #include "common/child.h"
 #include "train/streamed_weights.h"
 #include "unsloth/core/build_id.h"
+#include "unsloth/planner/run_plan_text.h"
 #include "unsloth/train/memory_use.h"
 #include "unsloth/weights/base_identity.h"
 
@@ -67,14 +68,17 @@ std::string of(Base base, const fs::path& folder) {
     return cat(static_cast<int>(base), " ", folder.string());
 }
 
+int64_t bytes_of(const memory::Plan& plan) {
+    int64_t bytes = 0;
+    for (const memory::Entry& entry : plan.entries()) bytes += entry.bytes;
+    return bytes;
+}
+
 int64_t bytes_on_host(Base base) {
     const model::ModelPlan plan(
         std::make_shared<const formats::WeightFile>(formats::WeightFile::open(base_folder(base).string())),
         streamed_request(base, on_host, at::kCPU, at::kFloat));
-    const memory::Plan common = plan.common();
-    int64_t bytes = 0;
-    for (const memory::Entry& entry : common.entries()) bytes += entry.bytes;
-    return bytes;
+    return bytes_of(plan.common());
 }
 
 class CommonBase : public ::testing::TestWithParam<Base> {};
@@ -224,6 +228,30 @@ TEST(CommonBasePlan, DoesNotCountWhatIsThere) {
         EXPECT_EQ(request.held->bytes(), 0) << "let go";
     }
     EXPECT_EQ(held()->bytes(), 0);
+}
+
+/// Embeddings that are in host memory whatever the plan, and take more than is free there.
+TEST(CommonBasePlan, IsAsFastWhereOthersHoldWhatThisHostHasNoRoomFor) {
+    const auto file =
+        std::make_shared<const formats::WeightFile>(formats::WeightFile::open(base_folder(Base::bf16).string()));
+    model::LoadRequest request = streamed_request(Base::bf16, resident, at::kCUDA, at::kBFloat16);
+    request.offload_embedding = true;
+    const memory::Plan embedding = model::ModelPlan(file, request).common();
+    ASSERT_EQ(embedding.entries().size(), 1U);
+    const std::string owner = cat("chosen-", ::getpid());
+    constexpr int64_t plenty = int64_t{1} << 40;
+    const auto chosen = [&](int64_t free) {
+        request.held = std::make_shared<memory::HeldMemory>(owner);
+        model::ModelPlan plan(file, request);
+        train::choose_memory_use({}, plan, 1, train::Machine{planner::find_card("H200"), true, {plenty, free}});
+        return planner::run_plan_json(plan.request().run);
+    };
+    const std::string fastest = chosen(plenty);
+    const int64_t little = bytes_of(embedding) / 2;
+    EXPECT_NE(chosen(little), fastest);
+    memory::CommonMemory others(embedding, owner, at::kCPU);
+    others.fill([](memory::BufferId, const at::Tensor& piece) { piece.fill_(1); });
+    EXPECT_EQ(chosen(little), fastest);
 }
 
 }  // namespace
