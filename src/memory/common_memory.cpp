@@ -134,13 +134,14 @@ CommonMemory::CommonMemory(Plan plan, const std::string& owner, at::Device devic
     }
 }
 
-void CommonMemory::fill(const Filler& fill_one, std::chrono::milliseconds patience) {
+std::chrono::milliseconds CommonMemory::fill(const Filler& fill_one, std::chrono::milliseconds patience) {
     using std::chrono::milliseconds;
     constexpr milliseconds pause{5}, quiet{2000};
     std::vector<BufferId> waiting(pieces_.size());
     std::iota(waiting.begin(), waiting.end(), BufferId{0});
     std::deque<Prepared> ahead;
     bool told = false;
+    milliseconds waited_in_all{0};
     // Counted while this process runs: one that is stopped together with the other must not give up when both go on.
     for (milliseconds waited{0}; !waiting.empty() || !ahead.empty();) {
         std::erase_if(waiting, [&](BufferId id) { return ahead.size() < pieces_ahead && prepare(id, ahead); });
@@ -163,10 +164,12 @@ void CommonMemory::fill(const Filler& fill_one, std::chrono::milliseconds patien
         stop_if_interrupted("stopped while another process loaded the same base");
         std::this_thread::sleep_for(pause);
         waited += pause;
+        waited_in_all += pause;
     }
     if (const int64_t own = share().own; own > 0)
         log::warning("host memory that processes with the same base could have in common is this one's own (",
                      human_bytes(own), "): ", why_own_);
+    return waited_in_all;
 }
 
 /// Instead of in common.

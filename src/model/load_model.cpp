@@ -118,15 +118,16 @@ void ModelPlan::load_common(ops::Context& ctx, const weights::LoadShare& share, 
             request_.held ? request_.held->owner() : weights::base_identity(*file_, request_.device);
         const auto begin = std::chrono::steady_clock::now();
         parts.common_memory = std::make_unique<memory::CommonMemory>(plan, base, request_.device, share.nodes);
-        parts.common_memory->fill([&](memory::BufferId id, const at::Tensor& memory) {
+        const auto waited = parts.common_memory->fill([&](memory::BufferId id, const at::Tensor& memory) {
             parts_.base->read_common(ctx, plan.entry(id).name, memory, shared);
         });
         const memory::CommonMemory::Share taken = parts.common_memory->share();
-        const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin;
+        const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin - waited;
+        const int64_t loaded = taken.filled + taken.own;
+        const auto rate = static_cast<int64_t>(static_cast<double>(loaded) / spent.count());
         log::info("host memory of the base, once for all processes with it: ", memory::human_bytes(taken.filled),
-                  " loaded, ", memory::human_bytes(taken.found), " found with other processes, ",
-                  memory::human_bytes(static_cast<int64_t>(static_cast<double>(plan.total_bytes()) / spent.count())),
-                  "/s");
+                  " loaded, ", memory::human_bytes(taken.found), " found with other processes",
+                  loaded > 0 ? cat(", ", memory::human_bytes(rate), "/s loaded here") : "");
     }
     if (request_.held) request_.held->release();  // common_memory has what is needed of it
 }

@@ -140,12 +140,11 @@ TEST(CommonMemory, IsFilledByOthersWhereTheOneWhoBeganIsKilled) {
         std::this_thread::sleep_for(std::chrono::milliseconds(300));
         first.kill();
     });
-    const auto begin = std::chrono::steady_clock::now();
-    memory.fill([&](BufferId id, const at::Tensor& bytes) {
+    const auto waited = memory.fill([&](BufferId id, const at::Tensor& bytes) {
         fill_piece(id, bytes);
         filled.push_back(id);
     });
-    EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(250)) << "nobody was waited for";
+    EXPECT_GT(waited.count(), 0) << "nobody was waited for";
     EXPECT_EQ(filled, (std::vector<BufferId>{9, 10, 11, 1, 2, 3, 4, 5, 6, 7, 8}))
         << "what nobody was at first, then what was given up";
     EXPECT_TRUE(is_filled(memory));

@@ -44,10 +44,11 @@ class CommonMemory {
 
     /// Calls fill_one(id, memory: uint8 [bytes]) for each piece that nobody has filled, and waits for those that others
     /// are filling; if one of these ends before, it is filled here, and if for so long none of them fills any (it may
-    /// be stopped), they are this process' own. Interrupted when a signal asks to stop meanwhile. runtime Error where
-    /// the system gives no memory that the device can read.
+    /// be stopped), they are this process' own. Returns how long it did nothing but wait. Interrupted when a signal
+    /// asks to stop meanwhile. runtime Error where the system gives no memory that the device can read.
     using Filler = std::function<void(BufferId id, const at::Tensor& memory)>;
-    void fill(const Filler& fill_one, std::chrono::milliseconds patience = std::chrono::minutes(2));
+    std::chrono::milliseconds fill(const Filler& fill_one,
+                                   std::chrono::milliseconds patience = std::chrono::minutes(2));
     /// A piece as it was filled: uint8 [bytes], not to be written.
     at::Tensor tensor(BufferId id) const;
     const Plan& plan() const { return plan_; }
