@@ -55,13 +55,21 @@ HeldMemory::HeldMemory(std::string owner) : owner_(std::move(owner)) {
 
 int64_t HeldMemory::bytes(const std::string& content) const {
     const auto found = pieces_.find(content);
-    return found == pieces_.end() ? 0 : SharedSegment::bytes_taken(found->second);
+    const auto expected = expected_.find(content);
+    return std::max(found == pieces_.end() ? 0 : SharedSegment::bytes_taken(found->second),
+                    expected == expected_.end() ? 0 : expected->second);
 }
 
 int64_t HeldMemory::bytes() const {
-    return std::accumulate(pieces_.begin(), pieces_.end(), int64_t{0}, [](int64_t sum, const auto& piece) {
-        return sum + SharedSegment::bytes_taken(piece.second);
-    });
+    std::set<std::string> contents;
+    for (const auto& [content, piece] : pieces_) contents.insert(content);
+    for (const auto& [content, expected] : expected_) contents.insert(content);
+    return std::accumulate(contents.begin(), contents.end(), int64_t{0},
+                           [&](int64_t sum, const std::string& content) { return sum + bytes(content); });
+}
+
+void HeldMemory::expect(const Plan& common) {
+    for (const Entry& entry : common.entries()) expected_[entry.content] = entry.bytes;
 }
 
 /// A piece on its way to being filled, or read.

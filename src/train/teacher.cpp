@@ -124,6 +124,13 @@ void Instruction::plan(const model::LoadRequest& student, comm::Group* group) {
     if (group != nullptr) request.processes = static_cast<int>(group->ranks_here().size());
     plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);
     choose_together(of_teacher_.config, *plan_, 1, group, "");
+    if (request.held && student.held && request.held->owner() == student.held->owner()) students_ = student.held;
+    tell_student();
+}
+
+/// It is loaded after this, and finds then what both have.
+void Instruction::tell_student() const {
+    if (students_) students_->expect(plan_->common());
 }
 
 bool Instruction::move_to_host() {
@@ -132,6 +139,7 @@ bool Instruction::move_to_host() {
     for (spec::LayerPlan& layer : run.layers)
         if (layer.weights_at == spec::Place::device) layer.weights_at = spec::Place::host;
     plan_->set_run(std::move(run));
+    tell_student();
     return true;
 }
 

@@ -136,7 +136,10 @@ void Trainer::make_plan() {
         plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);
     }
     choose_plan();
-    if (instruction_ && !fits_everywhere() && instruction_->move_to_host()) choose_plan();
+    if (instruction_ && !fits_everywhere() && instruction_->move_to_host()) {
+        *plan_ = plan_->with(plan_->request());  // may find more of its base in host memory then
+        choose_plan();
+    }
     const bool of_base = config().preference.reference == config::Reference::base;
     if (reference_rows_ && of_base && config().model.adapter_name_or_path && plan_->lora() &&
         !plan_->lora()->modules_to_save.empty())

@@ -230,6 +230,32 @@ TEST(CommonBasePlan, DoesNotCountWhatIsThere) {
     EXPECT_EQ(held()->bytes(), 0);
 }
 
+/// Whose teacher is the same base, with other adapters or none.
+TEST(CommonBasePlan, OfAStudentCountsOnWhatItsTeacherTakesBefore) {
+    const auto file =
+        std::make_shared<const formats::WeightFile>(formats::WeightFile::open(base_folder(Base::bf16).string()));
+    const auto held = [&] { return std::make_shared<memory::HeldMemory>(weights::base_identity(*file, at::kCPU)); };
+    model::LoadRequest request = streamed_request(Base::bf16, on_host, at::kCPU, at::kFloat), of_teacher = request;
+    of_teacher.trains = of_teacher.sizes.training = false;
+    of_teacher.lora.reset();
+    for (std::size_t layer = 0; layer < 2; ++layer) of_teacher.run.layers[layer].weights_at = spec::Place::device;
+    of_teacher.held = held();
+    request.held = held();
+    const model::ModelPlan teacher(file, of_teacher), before(file, request);
+    const int64_t bytes = bytes_of(teacher.common()), all = bytes_of(before.common());
+    EXPECT_EQ(before.need().there, 0);
+    request.held->expect(teacher.common());
+    EXPECT_EQ(request.held->bytes(), bytes);
+    const model::ModelPlan student = before.with(request);
+    EXPECT_EQ(student.need().there, bytes);
+    EXPECT_EQ(student.need().host, before.need().host);
+    ops::Context ctx(at::kCPU);
+    const model::ModelParts first = teacher.load(ctx), second = student.load(ctx);
+    EXPECT_EQ(second.common_memory->share().found, bytes);
+    EXPECT_EQ(second.common_memory->share().filled, all - bytes);
+    EXPECT_EQ(request.held->bytes(), 0) << "let go";
+}
+
 /// Embeddings that are in host memory whatever the plan, and take more than is free there.
 TEST(CommonBasePlan, IsAsFastWhereOthersHoldWhatThisHostHasNoRoomFor) {
     const auto file =

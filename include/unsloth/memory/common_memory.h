@@ -25,12 +25,16 @@ class HeldMemory {
     /// Bytes that are there of the piece with this content, and of all of them. They are in nobody's free memory.
     int64_t bytes(const std::string& content) const;
     int64_t bytes() const;
+    /// The owner's pieces of another plan, which is loaded before the one that counts on this, count as if they were
+    /// there.
+    void expect(const Plan& common);
     /// Lets go of all.
-    void release() { pieces_.clear(); }
+    void release() { pieces_.clear(), expected_.clear(); }
 
   private:
     std::string owner_;
     std::map<std::string, Descriptor> pieces_;  ///< by content
+    std::map<std::string, int64_t> expected_;   ///< bytes, by content
 };
 
 class CommonMemory {

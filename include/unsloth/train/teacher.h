@@ -26,9 +26,11 @@ class Instruction {
     void require(const data::Dataset& rows, const std::string& what) const;
 
     /// Plans a model for the student's passes, on the device if distill.teacher_device_map leaves that to the program,
-    /// and with the student's kernels; a file takes nothing. `group` may be nullptr; called by all ranks.
+    /// and with the student's kernels; a file takes nothing. What of the student's own base it has in host memory is
+    /// expected there by student.held, for plans made after this. `group` may be nullptr; called by all ranks.
     void plan(const model::LoadRequest& student, comm::Group* group);
-    /// Plans it anew with all layers in host memory; false where nothing may be moved.
+    /// Plans it anew with all layers in host memory, where the student's held memory expects them as well; false where
+    /// nothing may be moved.
     bool move_to_host();
     MemoryBudget need() const;
     void load(comm::Group* group);
@@ -36,12 +38,15 @@ class Instruction {
     std::string describe() const;
 
   private:
+    void tell_student() const;
+
     config::LoadedConfig of_teacher_;
     OpenedModel opened_;
     at::Device device_;
     objective::TeacherModel words_;
     std::unique_ptr<objective::TeacherFile> file_;
     std::unique_ptr<model::ModelPlan> plan_;
+    std::shared_ptr<memory::HeldMemory> students_;  ///< nullptr: its base is another one
     std::unique_ptr<ops::Context> ctx_;
     std::unique_ptr<model::Model> model_;
 };
