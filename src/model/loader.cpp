@@ -222,7 +222,8 @@ weights::BaseRequest ModelPlan::base_request(const spec::RunPlan& run) const {
             .trains_embedding = trains(spec::TensorRole::embed_tokens),
             .trains_head = trains(spec::TensorRole::lm_head),
             .nf4_chooser = request_.nf4_chooser,
-            .fewest_tokens = request_.fewest_tokens > 0 ? request_.fewest_tokens : request_.sizes.tokens};
+            .fewest_tokens = request_.fewest_tokens > 0 ? request_.fewest_tokens : request_.sizes.tokens,
+            .margins_may_stay = request_.margins_may_stay};
 }
 
 void ModelPlan::submit_trained(memory::Plan& resident) const {

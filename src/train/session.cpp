@@ -244,6 +244,23 @@ CacheSize cache_for(int64_t rows, int64_t context) {
     return {rows * ops::pages_of(context) * ops::page_tokens, context, true};
 }
 
+void shrink(model::ModelPlan& plan, const CacheSize& cache, int64_t bytes) {
+    while (plan.total_bytes() > bytes) {
+        model::LoadRequest less = plan.request();
+        model::ActivationSizes& sizes = less.sizes;
+        const int64_t fewest = std::max<int64_t>(2048, sizes.segments);
+        if (cache.in_pieces && sizes.tokens > fewest)
+            sizes.tokens = sizes.longest = std::max(fewest, sizes.tokens / 2);
+        else if (less.margins_may_stay)
+            less.margins_may_stay = false;
+        else if (cache.shrinks && sizes.cache_tokens > cache.context)
+            sizes.cache_tokens = std::max(cache.context, sizes.cache_tokens / 4 * 3);
+        else
+            return;
+        plan = plan.with(std::move(less));
+    }
+}
+
 config::LoadedConfig with_base(config::LoadedConfig loaded, const config::NamedFolders& adapters) {
     config::ModelOptions& model = loaded.config.model;
     const auto config_of = [](const std::string& folder) {
@@ -308,16 +325,7 @@ LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedM
     request.sizes.deterministic = loaded.config.training.deterministic;
     model::ModelPlan plan(opened.file, request);
     const MemoryBudget budget = memory_budget(loaded.config, device);
-    const int64_t fewest = std::max<int64_t>(2048, segments);
-    for (model::ActivationSizes sizes = plan.request().sizes; plan.total_bytes() > budget.device / 10 * 9;) {
-        if (cache.in_pieces && sizes.tokens > fewest)
-            sizes.tokens = sizes.longest = std::max(fewest, sizes.tokens / 2);
-        else if (cache.shrinks && sizes.cache_tokens > cache.context)
-            sizes.cache_tokens = std::max(cache.context, sizes.cache_tokens / 4 * 3);
-        else
-            break;
-        plan.set_sizes(sizes);
-    }
+    shrink(plan, cache, budget.device / 10 * 9);
     choose_memory_use(loaded.config, plan);
     require_memory(plan, budget);
     result.ctx = make_context(loaded.config, plan);

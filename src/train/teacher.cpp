@@ -120,6 +120,7 @@ void Instruction::plan(const model::LoadRequest& student, comm::Group* group) {
     request.sizes.head_rows = sizes.head_rows;
     request.sizes.deterministic = sizes.deterministic;
     request.sizes.training = false;
+    request.margins_may_stay = false;  // its passes are as long as the student's
     request.run.head_tile = student.run.head_tile;
     if (group != nullptr) request.processes = static_cast<int>(group->ranks_here().size());
     plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);

@@ -200,7 +200,7 @@ bool BasePlan::tiles_serve() const {
 /// Whether adapters lie beside tiles for good: those of answers, which change seldom and are read in each pass of a
 /// token.
 bool BasePlan::margins_stay() const {
-    if (request_.trains || lora_.empty() || layout_.dora || !tiles_serve_) return false;
+    if (!request_.margins_may_stay || request_.trains || lora_.empty() || layout_.dora || !tiles_serve_) return false;
     const std::vector<int> layers = layout_.stage.layers(file_->spec.num_layers);
     return std::all_of(layers.begin(), layers.end(), [&](int layer) {
         const Sources sources = linears(layer);

@@ -312,5 +312,42 @@ TEST(ChoiceOfForms, DecodingExpandsNoMatrixOfWholeTiles) {
     }
 }
 
+/// Adapters beside tiles save a little time of each token: a cache that had to be smaller for them would cost more.
+TEST(ChoiceOfForms, AdaptersLeaveTheirPlaceBesideTilesBeforeTheCacheShrinks) {
+    spec::KernelTable unmeasured;
+    unmeasured.card = {"NVIDIA H200", 90, 132};
+    model::LoadRequest request = request_of(1, 4096);
+    request.lora->r = 64;
+    request.trains = request.sizes.training = false;
+    request.sizes.cache_tokens = 16384;
+    request.sizes.context = 4096;
+    request.nf4_chooser = ops::nf4_gemm_chooser(std::make_shared<const spec::KernelTable>(unmeasured));
+    request.fewest_tokens = 1;
+    const model::ModelPlan roomy(shape("llama-3.1-8b"), request);
+    const train::CacheSize cache{16384, 4096, /*shrinks=*/true, /*in_pieces=*/true};
+    const auto shrunk = [&](int64_t bytes) {
+        model::ModelPlan plan = roomy;
+        train::shrink(plan, cache, bytes);
+        EXPECT_LE(plan.total_bytes(), bytes);
+        return plan;
+    };
+    EXPECT_TRUE(shrunk(roomy.total_bytes()).request().margins_may_stay);
+    EXPECT_EQ(shrunk(roomy.total_bytes()).request().sizes.tokens, 4096);
+    request.sizes.tokens = request.sizes.longest = 2048;
+    const model::ModelPlan pieces(shape("llama-3.1-8b"), request);
+    const model::LoadRequest in_pieces = shrunk(roomy.total_bytes() - 1).request();
+    EXPECT_TRUE(in_pieces.margins_may_stay) << "prompts go in by pieces first";
+    EXPECT_EQ(in_pieces.sizes.tokens, 2048);
+    request.margins_may_stay = false;
+    const model::ModelPlan bare(shape("llama-3.1-8b"), request);
+    const int64_t margins = pieces.total_bytes() - bare.total_bytes();
+    EXPECT_NEAR(static_cast<double>(margins) / gib, 0.47, 0.02);
+    const model::ModelPlan between = shrunk(bare.total_bytes() + margins / 2);
+    EXPECT_FALSE(between.request().margins_may_stay);
+    EXPECT_EQ(between.total_bytes(), bare.total_bytes());
+    EXPECT_EQ(between.request().sizes.cache_tokens, 16384);
+    EXPECT_EQ(shrunk(bare.total_bytes() - 1).request().sizes.cache_tokens, 12288);
+}
+
 }  // namespace
 }  // namespace unsloth

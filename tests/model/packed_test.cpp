@@ -3,6 +3,7 @@
 #include <set>
 
 #include "model/support.h"
+#include "unsloth/formats/random_model.h"
 #include "unsloth/ops/device.h"
 #include "unsloth/train/step.h"
 
@@ -117,6 +118,46 @@ TEST_P(PackedTest, GradientsEqualThoseOfExpandedWeights) {
     }
     EXPECT_EQ(chosen, (std::set<std::tuple<int64_t, int64_t, bool>>{
                           {512, 256, false}, {512, 256, true}, {256, 256, false}, {256, 256, true}}));
+}
+
+/// All of whose matrices lie in tiles.
+fs::path model_of_whole_tiles(const fs::path& folder) {
+    const std::string config = R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 128,
+        "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 32, "vocab_size": 1024, "max_position_embeddings": 64, "rms_norm_eps": 1e-05,
+        "rope_theta": 10000.0, "hidden_act": "silu", "torch_dtype": "bfloat16"})";
+    formats::write_random_model({.spec = formats::parse_model_spec(config, "tiles"), .seed = 3407}, folder);
+    return folder;
+}
+
+TEST_P(PackedTest, AdaptersBesideTilesCountAsThoseOfTheSlot) {
+    const ScratchFolder folder;
+    const fs::path model_folder = model_of_whole_tiles(folder.path());
+    Row many = tokens;
+    many.insert(many.end(), tokens.rbegin(), tokens.rend());
+    int64_t resident = 0;
+    const auto logits = [&](bool stay, double b) {
+        model::LoadRequest asked = request(/*packed=*/true, /*trains=*/false);
+        asked.lora = request(true, true).lora;
+        asked.margins_may_stay = stay;
+        const LoadedModel model = load_model(model_folder, asked);
+        resident = model->parts().resident_memory->plan().total_bytes();
+        weights::Parameters& parameters = *model->parameters();
+        at::manual_seed(5);
+        for (const weights::Parameter& p : parameters.table().parameters())
+            if (p.kind == weights::Parameter::Kind::lora_b) parameters.value(p).copy_(at::randn(p.shape) * b);
+        model->parameters_changed();
+        std::vector<at::Tensor> of_passes;
+        for (const Row& row : {tokens, many, tokens})
+            of_passes.push_back(score_every_position(*model.model, {row}).logits_TV);
+        return at::cat(of_passes);
+    };
+    const at::Tensor beside = logits(true, 0.05);
+    const int64_t most = resident;
+    const at::Tensor in_slot = logits(false, 0.05);
+    EXPECT_LT(resident, most) << "nothing lay beside the tiles";
+    EXPECT_LT(((beside - in_slot).norm() / in_slot.norm()).item<double>(), tolerance());
+    EXPECT_GT(((beside - logits(true, 0)).norm() / in_slot.norm()).item<double>(), 0.05) << "the adapters must matter";
 }
 
 INSTANTIATE_TEST_SUITE_P(All, PackedTest, ::testing::ValuesIn(built_devices()),

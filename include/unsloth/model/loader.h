@@ -57,6 +57,9 @@ struct LoadRequest {
     ActivationSizes sizes;
     spec::RunPlan run;
     int64_t fewest_tokens = 0;  ///< a pass has at least so many (generation: one); 0: about as many as `sizes` says
+    /// Adapters of answers lie beside 4-bit tiles for good, where products read these; else each pass brings them
+    /// there.
+    bool margins_may_stay = true;
 };
 
 /// A model that is planned but not in memory yet.

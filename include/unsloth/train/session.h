@@ -84,6 +84,9 @@ struct CacheSize {
 };
 /// Room for so many sequences of up to `context` tokens; where that is more than is free, for fewer.
 CacheSize cache_for(int64_t rows, int64_t context);
+/// Makes a plan for passes alone smaller until it takes no more than `bytes` of the device, or cannot be: first what
+/// costs least, passes of prompts, then adapters that stay beside tiles, then the cache.
+void shrink(model::ModelPlan& plan, const CacheSize& cache, int64_t bytes);
 /// Passes have from `fewest_tokens` to `tokens` tokens. `adapters`: that generation's rows choose among, instead of the
 /// configuration's one.
 LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens,

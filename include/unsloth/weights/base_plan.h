@@ -40,6 +40,7 @@ struct BaseRequest {
     bool trains_embedding = false, trains_head = false;  ///< compute copies of fp32 values, whatever the base has
     ops::Nf4GemmChooser nf4_chooser;                     ///< products that read 4-bit tiles on this device; empty: none
     int64_t fewest_tokens = 0;                           ///< a product has at least so many
+    bool margins_may_stay = true;                        ///< adapters that do not change, beside tiles
 };
 
 /// The arenas of what a BasePlan submits.
