@@ -12,16 +12,19 @@ namespace unsloth::model {
 namespace {
 
 /// The most that any layer's attention takes (layers differ in their window at most).
-int64_t attention_bytes(const spec::ModelSpec& spec, const ActivationSizes& sizes, at::ScalarType dtype,
-                        at::Device device) {
+int64_t attention_bytes(const spec::ModelSpec& spec, const weights::LayerLayout& layout, const ActivationSizes& sizes,
+                        at::ScalarType dtype, at::Device device) {
+    // The tensors are columns of buffers that have an adapter's, too, or as many as the residual stream.
+    const int64_t row = weights::row_stride(std::max(layout[Group::qkv].n, spec.hidden_size) + layout.widest_rank());
     int64_t most = 0;
     std::vector<int64_t> seen;
     for (int64_t layer = 0; layer < spec.num_layers; ++layer) {
         const ops::AttentionShape shape = attention_shape(spec, layer);
         if (std::find(seen.begin(), seen.end(), shape.window) != seen.end()) continue;
         seen.push_back(shape.window);
-        most = std::max(most, ops::attention_workspace(shape, dtype, device, sizes.deterministic, sizes.tokens,
-                                                       sizes.segments, sizes.longest, /*backward=*/true, sizes.keys));
+        most =
+            std::max(most, ops::attention_workspace(shape, dtype, device, sizes.deterministic, sizes.tokens,
+                                                    sizes.segments, sizes.longest, /*backward=*/true, sizes.keys, row));
     }
     return most;
 }
@@ -42,7 +45,7 @@ int64_t products_workspace(const spec::ModelSpec& spec, const weights::LayerLayo
 
 int64_t workspace_bytes(const spec::ModelSpec& spec, const weights::LayerLayout& layout, const ActivationSizes& sizes,
                         const spec::RunPlan& run, at::ScalarType dtype, at::Device device) {
-    const int64_t attention = attention_bytes(spec, sizes, dtype, device);
+    const int64_t attention = attention_bytes(spec, layout, sizes, dtype, device);
     const int64_t norm = ops::norm_backward_workspace(device, std::max(sizes.tokens * spec.num_heads, sizes.head_rows),
                                                       std::max(spec.hidden_size, spec.head_dim));
     int64_t dora = 0;

@@ -133,7 +133,8 @@ void attention_backward(Context& ctx, const AttentionShape& shape, const Segment
 }
 
 int64_t attention_workspace(const AttentionShape& shape, at::ScalarType dtype, at::Device device, bool deterministic,
-                            int64_t tokens, int64_t segments, int64_t longest, bool backward, int64_t keys) {
+                            int64_t tokens, int64_t segments, int64_t longest, bool backward, int64_t keys,
+                            int64_t row) {
     check_shape(shape);
     const int64_t most = std::max(tokens, keys), reach = reachable_tokens(shape);
     UNSLOTH_CHECK(tokens > 0 && segments > 0 && longest > 0 && longest <= most, "attention: ", most, " tokens in ",
@@ -143,9 +144,10 @@ int64_t attention_workspace(const AttentionShape& shape, at::ScalarType dtype, a
         return workspace_of(asked, dtype, device, deterministic,
                             {at_most(tokens), segments, at_most(longest), at_most(keys)}, backward);
     };
-    if (device.is_cpu() || most <= reach) return of(shape, most);
-    return std::max(of(shape, reach),  // of shorter passes
-                    kv_head_bytes(shape, tokens, most, backward) + of(one_kv_head(shape), most));
+    if (device.is_cpu()) return of(shape, most);
+    const int64_t whole = of(shape, reach);  // of shorter passes, or of those whose rows are narrower
+    if (!beyond_reach(shape, most, most * row)) return whole;
+    return std::max(whole, kv_head_bytes(shape, tokens, most, backward) + of(one_kv_head(shape), most));
 }
 
 int64_t attention_lse_elements(const AttentionShape& shape, int64_t tokens) {

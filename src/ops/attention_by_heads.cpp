@@ -18,13 +18,21 @@ int64_t piece_bytes(int64_t bytes) {
 
 }  // namespace
 
-bool within_reach(std::initializer_list<const at::Tensor*> tensors) {
-    return std::all_of(tensors.begin(), tensors.end(),
-                       [](const at::Tensor* x) { return x->size(0) * x->stride(0) <= most_elements; });
-}
-
 int64_t reachable_tokens(const AttentionShape& shape) {
     return most_elements / ((shape.heads + 2 * shape.kv_heads) * shape.head_dim);
+}
+
+bool beyond_reach(const AttentionShape& shape, int64_t rows, int64_t elements) {
+    return rows > reachable_tokens(shape) || elements > most_elements;
+}
+
+bool beyond_reach(const AttentionShape& shape, std::initializer_list<const at::Tensor*> tensors) {
+    int64_t rows = 0, elements = 0;
+    for (const at::Tensor* x : tensors) {
+        rows = std::max(rows, x->size(0));
+        elements = std::max(elements, x->size(0) * x->stride(0));
+    }
+    return beyond_reach(shape, rows, elements);
 }
 
 AttentionShape one_kv_head(const AttentionShape& shape) {

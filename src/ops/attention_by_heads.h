@@ -10,10 +10,13 @@
 
 namespace unsloth::ops {
 
-/// Whether cuDNN's offsets reach all elements of these tensors [tokens, heads, d].
-bool within_reach(std::initializer_list<const at::Tensor*> tensors);
-/// The most tokens of a layer's fused q, k, v that they reach.
+/// The most tokens of a layer's fused q, k, v that cuDNN's offsets reach. What it keeps of every head is narrower.
 int64_t reachable_tokens(const AttentionShape& shape);
+/// Whether a pass goes a kv head at a time, as plan and call decide it. `rows`: the more of its queries and keys;
+/// `elements`: the most that one of its tensors spans.
+bool beyond_reach(const AttentionShape& shape, int64_t rows, int64_t elements);
+/// The same of the tensors [tokens, heads, d] of a call.
+bool beyond_reach(const AttentionShape& shape, std::initializer_list<const at::Tensor*> tensors);
 
 /// What a call for one kv head and its query heads is.
 AttentionShape one_kv_head(const AttentionShape& shape);

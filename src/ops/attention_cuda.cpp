@@ -300,7 +300,7 @@ CudaChoice choose_forward(const Context& ctx, const AttentionShape& shape, const
     if (form == CudaForm::portable) return choice;
     const bool usable = (aligned({&args.q, &args.k, &args.v, &args.out}) || warn_unaligned()) &&
                         !own_are_faster(ctx, shape, segments, spec::ProductForm::nt);
-    choice.by_heads = !within_reach({&args.q, &args.k, &args.v, &args.out});
+    choice.by_heads = beyond_reach(shape, {&args.q, &args.k, &args.v, &args.out});
     if (!usable || !takes(ctx, shape, segments, forward_case(shape, args), form, choice.by_heads))
         choice = {CudaForm::portable, form};
     return choice;
@@ -319,7 +319,8 @@ CudaChoice choose_backward(const Context& ctx, const AttentionShape& shape, cons
     const bool usable = (aligned({&args.dout, &args.q, &args.k, &args.v, &args.out, &args.dq, &args.dk, &args.dv}) ||
                          warn_unaligned()) &&
                         repeatable && !measured;
-    choice.by_heads = !within_reach({&args.dout, &args.q, &args.k, &args.v, &args.out, &args.dq, &args.dk, &args.dv});
+    choice.by_heads =
+        beyond_reach(shape, {&args.dout, &args.q, &args.k, &args.v, &args.out, &args.dq, &args.dk, &args.dv});
     const CudnnCase c = backward_case(shape, args, form, ctx.deterministic);
     if (!usable || !takes(ctx, shape, segments, c, form, choice.by_heads)) choice = {CudaForm::portable, form};
     return choice;

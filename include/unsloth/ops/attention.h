@@ -44,8 +44,8 @@ struct AttentionShape {
 /// multiple of 8 and 16-byte alignment let them. So do, of what cuDNN serves, more keys than queries where they were
 /// not planned for (attention_workspace), pointers or strides that are no multiple of 16 bytes, segments of unequal
 /// length when cuDNN has no packed form for the head_dim, and with ctx.deterministic the backward of unequal lengths or
-/// of more than 3 GiB of cuDNN's scratch. Tensors that span more than 2^31 elements, which cuDNN's backward kernels do
-/// not reach, are given to it a kv head at a time; the heads of a token must then lie side by side.
+/// of more than 3 GiB of cuDNN's scratch. Beyond 2^31 elements of a tensor, or of as many rows of q, k and v, which
+/// cuDNN's backward kernels do not reach, it gets a kv head at a time; the heads of a token must then lie side by side.
 void attention_forward(Context& ctx, const AttentionShape& shape, const Segments& segments, const at::Tensor& q_THd,
                        const at::Tensor& k_SKd, const at::Tensor& v_SKd, const at::Tensor& out_THd,
                        const at::Tensor& lse);
@@ -64,9 +64,10 @@ void attention_backward(Context& ctx, const AttentionShape& shape, const Segment
 /// head_dim and dtype; the latest call counts): packed plans are made for them, so that batches of changing
 /// size share a few plans. Call it before the first step, again when the sizes grow. `keys`: the most that all
 /// segments have, where some have more of them than queries; 0: none do, or they are to be served by the portable
-/// kernels.
+/// kernels. `row`: the most elements from one token to the next, where that may be more than q, k and v have together.
 int64_t attention_workspace(const AttentionShape& shape, at::ScalarType dtype, at::Device device, bool deterministic,
-                            int64_t tokens, int64_t segments, int64_t longest, bool backward = true, int64_t keys = 0);
+                            int64_t tokens, int64_t segments, int64_t longest, bool backward = true, int64_t keys = 0,
+                            int64_t row = 0);
 
 /// Elements of lse that a forward over `tokens` tokens needs: H * T.
 int64_t attention_lse_elements(const AttentionShape& shape, int64_t tokens);

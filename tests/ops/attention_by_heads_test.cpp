@@ -1,0 +1,73 @@
+// When cuDNN gets a kv head at a time, and that a plan holds what a call then takes. No GPU: tensors without memory.
+#include "src/ops/attention_by_heads.h"
+
+#include <ATen/Functions.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace unsloth::ops {
+namespace {
+
+const at::Device absent_gpu(at::kCUDA);
+constexpr int64_t fused_row = 6144;  // of q, k, v of an 8B model
+
+AttentionShape of_heads(int64_t heads, int64_t kv_heads, int64_t d = 128) {
+    return {heads, kv_heads, d, 0, 1 / std::sqrt(static_cast<double>(d))};
+}
+
+at::Tensor without_memory(int64_t rows, int64_t heads, int64_t stride) {
+    return at::empty_strided({rows, heads, 128}, {stride, 128, 1}, at::TensorOptions(at::kBFloat16).device(at::kMeta));
+}
+
+int64_t planned_bytes(const AttentionShape& shape, int64_t tokens, int64_t keys = 0, int64_t row = 0) {
+    return attention_workspace(shape, at::kBFloat16, absent_gpu, false, tokens, 1, std::max(tokens, keys), true, keys,
+                               row);
+}
+int64_t bytes_by_heads(const AttentionShape& shape, int64_t tokens, int64_t keys) {
+    return kv_head_bytes(shape, tokens, keys, true) + planned_bytes(one_kv_head(shape), tokens, keys);
+}
+
+TEST(AttentionByHeads, OneLayersQueriesKeysAndValues) {
+    const AttentionShape shape = of_heads(32, 8);
+    EXPECT_EQ(reachable_tokens(shape), 349'525);
+    const auto beyond = [&](int64_t tokens, int64_t stride) {
+        const at::Tensor q = without_memory(tokens, 32, stride), k = without_memory(tokens, 8, stride);
+        return beyond_reach(shape, {&q, &k});
+    };
+    EXPECT_FALSE(beyond(349'525, fused_row));
+    EXPECT_TRUE(beyond(349'526, fused_row));
+    EXPECT_TRUE(beyond(349'525, fused_row + 64)) << "an adapter's columns";
+}
+
+/// A rank's queries and what they attend over: none of the tensors spans 2^31 elements, but cuDNN keeps gradients of
+/// keys for every head, and the plan knows the numbers of rows alone.
+TEST(AttentionByHeads, FewQueriesOfManyKeys) {
+    const AttentionShape shape = of_heads(32, 8);
+    for (const int64_t keys : {349'525, 349'526, 600'000, 1'000'000}) {
+        const int64_t tokens = 100'000;
+        const at::Tensor q = without_memory(tokens, 32, fused_row), k = without_memory(keys, 8, 2048);
+        ASSERT_LE(k.size(0) * k.stride(0), int64_t{1} << 31);
+        EXPECT_EQ(beyond_reach(shape, {&q, &k}), keys > 349'525) << keys;
+        EXPECT_EQ(beyond_reach(shape, {&k, &q}), keys > 349'525) << keys;
+        if (keys <= 349'525) continue;
+        EXPECT_GE(planned_bytes(shape, tokens, keys), bytes_by_heads(shape, tokens, keys)) << keys;
+        EXPECT_GE(planned_bytes(shape, tokens, keys), planned_bytes(shape, tokens, 349'525)) << "for fewer keys";
+    }
+}
+
+/// On one kv head the copies come on top of all that the whole call takes.
+TEST(AttentionByHeads, WideRowsOfOneKvHead) {
+    const AttentionShape shape = of_heads(4, 1);
+    const int64_t tokens = 600'000, row = 4160;  // of an eighth of the heads, beside the whole residual stream's
+    const at::Tensor q = without_memory(tokens, 4, 768), dout = without_memory(tokens, 4, row);
+    EXPECT_FALSE(beyond_reach(shape, {&q}));
+    EXPECT_TRUE(beyond_reach(shape, {&q, &dout}));
+    EXPECT_GE(planned_bytes(shape, tokens, 0, row), bytes_by_heads(shape, tokens, tokens));
+    EXPECT_LT(planned_bytes(shape, tokens, 0, 768), bytes_by_heads(shape, tokens, tokens))
+        << "nothing for copies that none needs";
+}
+
+}  // namespace
+}  // namespace unsloth::ops
