@@ -84,6 +84,11 @@ int64_t attention_workspace_bound(const AttentionShape& shape, bool deterministi
     return shape.heads * tokens * (shape.head_dim * (4 + 2 * 2) + 2 * 4) + scores + offsets;
 }
 
+/// The sums of dO * O in fp32.
+int64_t portable_bytes(const AttentionShape& shape, int64_t tokens) {
+    return shape.heads * tokens * static_cast<int64_t>(sizeof(float));
+}
+
 int64_t workspace_of(const AttentionShape& shape, at::ScalarType dtype, at::Device device, bool deterministic,
                      const PackedLimits& sizes, bool backward) {
     if (is_absent(device))
@@ -136,18 +141,19 @@ int64_t attention_workspace(const AttentionShape& shape, at::ScalarType dtype, a
                             int64_t tokens, int64_t segments, int64_t longest, bool backward, int64_t keys,
                             int64_t row) {
     check_shape(shape);
-    const int64_t most = std::max(tokens, keys), reach = reachable_tokens(shape);
+    const int64_t most = std::max(tokens, keys);
     UNSLOTH_CHECK(tokens > 0 && segments > 0 && longest > 0 && longest <= most, "attention: ", most, " tokens in ",
                   segments, " segments of at most ", longest);
-    const auto of = [&](const AttentionShape& asked, int64_t bound) {
-        const auto at_most = [&](int64_t x) { return std::min(x, bound); };
-        return workspace_of(asked, dtype, device, deterministic,
-                            {at_most(tokens), segments, at_most(longest), at_most(keys)}, backward);
-    };
-    if (device.is_cpu()) return of(shape, most);
-    const int64_t whole = of(shape, reach);  // of shorter passes, or of those whose rows are narrower
-    if (!beyond_reach(shape, most, most * row)) return whole;
-    return std::max(whole, kv_head_bytes(shape, tokens, most, backward) + of(one_kv_head(shape), most));
+    const PackedLimits sizes{tokens, segments, longest, keys};
+    if (device.is_cpu()) return workspace_of(shape, dtype, device, deterministic, sizes, backward);
+    // The portable backward's of any length, then what cuDNN takes whole: of shorter passes, or of narrower rows.
+    const PackedLimits whole = sizes.at_most(reachable_tokens(shape));
+    const int64_t bytes =
+        std::max(portable_bytes(shape, tokens), workspace_of(shape, dtype, device, deterministic, whole, backward));
+    if (reach_of(shape, most, most * row) == Reach::whole) return bytes;
+    const PackedLimits each = sizes.at_most(reachable_tokens_by_heads(shape));
+    return std::max(bytes, kv_head_bytes(shape, each.tokens, std::max(each.tokens, each.keys), backward) +
+                               workspace_of(one_kv_head(shape), dtype, device, deterministic, each, backward));
 }
 
 int64_t attention_lse_elements(const AttentionShape& shape, int64_t tokens) {

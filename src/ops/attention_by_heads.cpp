@@ -22,17 +22,27 @@ int64_t reachable_tokens(const AttentionShape& shape) {
     return most_elements / ((shape.heads + 2 * shape.kv_heads) * shape.head_dim);
 }
 
-bool beyond_reach(const AttentionShape& shape, int64_t rows, int64_t elements) {
-    return rows > reachable_tokens(shape) || elements > most_elements;
+int64_t reachable_tokens_by_heads(const AttentionShape& shape) {
+    constexpr int64_t tile = 128;
+    return most_elements / (shape.heads / shape.kv_heads * shape.head_dim) / tile * tile;
 }
 
-bool beyond_reach(const AttentionShape& shape, std::initializer_list<const at::Tensor*> tensors) {
+bool within_reach(int64_t elements) {
+    return elements <= most_elements;
+}
+
+Reach reach_of(const AttentionShape& shape, int64_t rows, int64_t elements) {
+    if (rows <= reachable_tokens(shape) && within_reach(elements)) return Reach::whole;
+    return rows <= reachable_tokens_by_heads(shape) ? Reach::by_heads : Reach::nothing;
+}
+
+Reach reach_of(const AttentionShape& shape, std::initializer_list<const at::Tensor*> tensors) {
     int64_t rows = 0, elements = 0;
     for (const at::Tensor* x : tensors) {
         rows = std::max(rows, x->size(0));
         elements = std::max(elements, x->size(0) * x->stride(0));
     }
-    return beyond_reach(shape, rows, elements);
+    return reach_of(shape, rows, elements);
 }
 
 AttentionShape one_kv_head(const AttentionShape& shape) {

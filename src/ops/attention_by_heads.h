@@ -1,7 +1,8 @@
 // Attention of one kv head after the other, over copies that lie side by side. cuDNN's backward kernels count the
 // elements of an operand in 32 bits with a sign: beyond 2^31 of them (349,525 tokens of an 8B model's fused q, k, v)
 // cuDNN 9.19 reads wrong rows and says nothing (seen on an H200; LargeTensorsGpu.Attention). Rows so long leave the
-// copies' time, two reads and writes of each operand, without weight.
+// copies' time, two reads and writes of each operand, without weight. Beyond its copies' 2^31 elements cuDNN does not
+// serve.
 #pragma once
 
 #include <initializer_list>
@@ -12,11 +13,19 @@ namespace unsloth::ops {
 
 /// The most tokens of a layer's fused q, k, v that cuDNN's offsets reach. What it keeps of every head is narrower.
 int64_t reachable_tokens(const AttentionShape& shape);
-/// Whether a pass goes a kv head at a time, as plan and call decide it. `rows`: the more of its queries and keys;
-/// `elements`: the most that one of its tensors spans.
-bool beyond_reach(const AttentionShape& shape, int64_t rows, int64_t elements);
+/// The most of a kv head's copies, so that a longer pass is not cuDNN's: 4,194,176 of an 8B model, 524,160 of 32 heads
+/// of 128 on one kv head. A multiple of 128, to which plans round the longest segment.
+int64_t reachable_tokens_by_heads(const AttentionShape& shape);
+/// Whether they reach so many elements.
+bool within_reach(int64_t elements);
+
+/// What cuDNN can be given of a pass: all at once, a kv head at a time, nothing.
+enum class Reach { whole, by_heads, nothing };
+/// As plan and call decide it. `rows`: the more of its queries and keys; `elements`: the most that one of its tensors
+/// spans.
+Reach reach_of(const AttentionShape& shape, int64_t rows, int64_t elements);
 /// The same of the tensors [tokens, heads, d] of a call.
-bool beyond_reach(const AttentionShape& shape, std::initializer_list<const at::Tensor*> tensors);
+Reach reach_of(const AttentionShape& shape, std::initializer_list<const at::Tensor*> tensors);
 
 /// What a call for one kv head and its query heads is.
 AttentionShape one_kv_head(const AttentionShape& shape);

@@ -258,9 +258,27 @@ bool fits(const Context& ctx, const CudnnCase& c, int64_t beside) {
     return bytes && *bytes <= workspace_bytes(ctx);
 }
 
+/// Whether cuDNN's offsets reach the gradients that it keeps for each head, of sequences as long as the longest.
+bool reaches(const CudnnCase& c) {
+    return !c.backward || within_reach(c.batch * c.length * c.heads * c.head_dim);
+}
+
+bool warn_out_of_reach(const CudnnCase& c, const Segments& segments) {
+    static std::once_flag said;
+    std::call_once(said, [&] {
+        const PortableKernels portable = portable_kernels(c.head_dim);
+        log::warning("attention of ", segments.q_offsets.back(), " tokens over ", segments.k_offsets.back(),
+                     " has, even of one kv head, more than the 2^31 elements that cuDNN reaches: ", portable.name,
+                     " serve such batches", portable.cost);
+    });
+    return false;
+}
+
 /// Whether cuDNN takes the call within the planned scratch: by one kv head after the other it lies dense.
 bool takes(const Context& ctx, const AttentionShape& shape, const Segments& segments, CudnnCase c, CudaForm form,
-           bool by_heads) {
+           Reach reach) {
+    if (reach == Reach::nothing) return warn_out_of_reach(c, segments);
+    const bool by_heads = reach == Reach::by_heads;
     const AttentionShape asked = by_heads ? one_kv_head(shape) : shape;
     const int64_t beside =
         by_heads ? kv_head_bytes(shape, segments.q_offsets.back(), segments.k_offsets.back(), c.backward) : 0;
@@ -269,7 +287,9 @@ bool takes(const Context& ctx, const AttentionShape& shape, const Segments& segm
     if (by_heads) set_dense_strides(c);
     const Kind kind = kind_of(asked, c.half ? at::kHalf : at::kBFloat16, ctx.device());
     const std::vector<CudnnCall> calls = calls_of(c, asked, segments, form, kind);
-    return std::all_of(calls.begin(), calls.end(), [&](const CudnnCall& call) { return fits(ctx, call.plan, beside); });
+    return std::all_of(calls.begin(), calls.end(), [&](const CudnnCall& call) {
+        return (reaches(call.plan) || warn_out_of_reach(call.plan, segments)) && fits(ctx, call.plan, beside);
+    });
 }
 
 bool warn_unaligned() {
@@ -296,21 +316,19 @@ void warn_repeatable_is_slow(int64_t head_dim) {
 CudaChoice choose_forward(const Context& ctx, const AttentionShape& shape, const Segments& segments,
                           const AttentionForward& args) {
     const CudaForm form = form_of(shape, segments, args.q.scalar_type(), ctx.device());
-    CudaChoice choice{form, form};
-    if (form == CudaForm::portable) return choice;
+    if (form == CudaForm::portable) return {form, form};
     const bool usable = (aligned({&args.q, &args.k, &args.v, &args.out}) || warn_unaligned()) &&
                         !own_are_faster(ctx, shape, segments, spec::ProductForm::nt);
-    choice.by_heads = beyond_reach(shape, {&args.q, &args.k, &args.v, &args.out});
-    if (!usable || !takes(ctx, shape, segments, forward_case(shape, args), form, choice.by_heads))
-        choice = {CudaForm::portable, form};
-    return choice;
+    const Reach reach = reach_of(shape, {&args.q, &args.k, &args.v, &args.out});
+    if (!usable || !takes(ctx, shape, segments, forward_case(shape, args), form, reach))
+        return {CudaForm::portable, form};
+    return {form, form, reach == Reach::by_heads};
 }
 
 CudaChoice choose_backward(const Context& ctx, const AttentionShape& shape, const Segments& segments,
                            const AttentionBackward& args) {
     const CudaForm form = form_of(shape, segments, args.q.scalar_type(), ctx.device());
-    CudaChoice choice{form, form};
-    if (form == CudaForm::portable) return choice;
+    if (form == CudaForm::portable) return {form, form};
     const bool measured = own_are_faster(ctx, shape, segments, spec::ProductForm::nn);
     const bool repeatable = !ctx.deterministic ||
                             (form == CudaForm::dense && deterministic_bytes(shape, segments.q_offsets.back(),
@@ -319,11 +337,11 @@ CudaChoice choose_backward(const Context& ctx, const AttentionShape& shape, cons
     const bool usable = (aligned({&args.dout, &args.q, &args.k, &args.v, &args.out, &args.dq, &args.dk, &args.dv}) ||
                          warn_unaligned()) &&
                         repeatable && !measured;
-    choice.by_heads =
-        beyond_reach(shape, {&args.dout, &args.q, &args.k, &args.v, &args.out, &args.dq, &args.dk, &args.dv});
+    const Reach reach =
+        reach_of(shape, {&args.dout, &args.q, &args.k, &args.v, &args.out, &args.dq, &args.dk, &args.dv});
     const CudnnCase c = backward_case(shape, args, form, ctx.deterministic);
-    if (!usable || !takes(ctx, shape, segments, c, form, choice.by_heads)) choice = {CudaForm::portable, form};
-    return choice;
+    if (!usable || !takes(ctx, shape, segments, c, form, reach)) return {CudaForm::portable, form};
+    return {form, form, reach == Reach::by_heads};
 }
 
 // --------------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@
 // sequences overwrite each other in 9.19.)
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -18,6 +19,10 @@ struct PackedLimits {
     int64_t keys = 0;  ///< of all segments, where some have more of them than queries; 0: none do
     /// The same with the keys as its tokens: a plan serves segments of as many queries.
     PackedLimits of_keys() const { return {keys, segments, longest, keys}; }
+    /// Of passes of so many at most.
+    PackedLimits at_most(int64_t most) const {
+        return {std::min(tokens, most), segments, std::min(longest, most), std::min(keys, most)};
+    }
 };
 
 /// B and S of a plan.
