@@ -2,6 +2,7 @@
 #include "unsloth/ops/attention.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "ops/attention_by_heads.h"
 #include "ops/attention_impl.h"
@@ -76,29 +77,26 @@ void check_inputs(const Context& ctx, const AttentionShape& shape, const Segment
     check_rows(out, "out", t, shape.heads, shape.head_dim, q);
 }
 
-/// Of cuDNN 9 on any card: the gradient of the queries in fp32, those of keys and values for every head in 16 bit,
-/// two statistics a row, what its packed form keeps of offsets, and where bits must repeat the scores in 16 bit.
-int64_t attention_workspace_bound(const AttentionShape& shape, bool deterministic, int64_t tokens, int64_t longest) {
-    constexpr int64_t offsets = 1 << 20, most_scores = int64_t{3} << 30;
-    const int64_t scores = deterministic ? std::min(most_scores, shape.heads * tokens * longest * 2) : 0;
-    return shape.heads * tokens * (shape.head_dim * (4 + 2 * 2) + 2 * 4) + scores + offsets;
+/// Of cuDNN 9 on any card: two statistics a row, what its packed form keeps of offsets; backward the gradient of the
+/// queries in fp32, those of keys and values for every head in 16 bit, and where bits must repeat the scores in 16 bit.
+int64_t cudnn_workspace_bound(const AttentionShape& shape, bool deterministic, const PackedLimits& sizes,
+                              bool backward) {
+    constexpr int64_t offsets = 1 << 20;
+    const int64_t rows = shape.heads * std::max(sizes.tokens, sizes.keys), of_forward = 2 * 4 * rows + offsets;
+    if (!backward) return of_forward;
+    const int64_t scores = deterministic ? std::min(deterministic_workspace, 2 * rows * sizes.longest) : 0;
+    return of_forward + rows * shape.head_dim * (4 + 2 * 2) + scores;
 }
 
-/// The sums of dO * O in fp32.
-int64_t portable_bytes(const AttentionShape& shape, int64_t tokens) {
-    return shape.heads * tokens * static_cast<int64_t>(sizeof(float));
-}
-
-int64_t workspace_of(const AttentionShape& shape, at::ScalarType dtype, at::Device device, bool deterministic,
-                     const PackedLimits& sizes, bool backward) {
-    if (is_absent(device))
-        return attention_workspace_bound(shape, deterministic, std::max(sizes.tokens, sizes.keys), sizes.longest);
+/// None where it does not serve.
+std::optional<int64_t> cudnn_workspace(const AttentionShape& shape, at::ScalarType dtype, at::Device device,
+                                       bool deterministic, const PackedLimits& sizes, bool backward) {
+    if (is_absent(device) && !cudnn_may_serve(shape, dtype)) return {};
+    if (is_absent(device)) return cudnn_workspace_bound(shape, deterministic, sizes, backward);
 #if UNSLOTH_CUDA
-    if (device.is_cuda()) return attention_cuda_workspace(shape, dtype, device, deterministic, sizes, backward);
+    if (device.is_cuda()) return attention_cudnn_workspace(shape, dtype, device, deterministic, sizes, backward);
 #endif
-    UNSLOTH_CHECK(device.is_cpu(), "this program was built without CUDA: no attention for ", dtype, " on ", device,
-                  deterministic && backward ? ", deterministic" : "");
-    return attention_cpu_workspace(shape, dtype, sizes.longest, backward);
+    UNSLOTH_CHECK(false, "this program was built without CUDA: no attention for ", dtype, " on ", device);
 }
 
 }  // namespace
@@ -137,6 +135,15 @@ void attention_backward(Context& ctx, const AttentionShape& shape, const Segment
     attention_cpu_backward(ctx, shape, segments, args);
 }
 
+bool cudnn_may_serve(const AttentionShape& shape, at::ScalarType dtype) {
+    return (dtype == at::kBFloat16 || dtype == at::kHalf) && shape.head_dim % 8 == 0;
+}
+
+bool cudnn_may_repeat(const AttentionShape& shape, int64_t tokens, int64_t longest) {
+    constexpr int64_t tile = 128;
+    return 2 * shape.heads * (tokens + tokens / 2) * ((longest + tile - 1) / tile * tile) <= deterministic_workspace;
+}
+
 int64_t attention_workspace(const AttentionShape& shape, at::ScalarType dtype, at::Device device, bool deterministic,
                             int64_t tokens, int64_t segments, int64_t longest, bool backward, int64_t keys,
                             int64_t row) {
@@ -144,16 +151,23 @@ int64_t attention_workspace(const AttentionShape& shape, at::ScalarType dtype, a
     const int64_t most = std::max(tokens, keys);
     UNSLOTH_CHECK(tokens > 0 && segments > 0 && longest > 0 && longest <= most, "attention: ", most, " tokens in ",
                   segments, " segments of at most ", longest);
-    const PackedLimits sizes{tokens, segments, longest, keys};
-    if (device.is_cpu()) return workspace_of(shape, dtype, device, deterministic, sizes, backward);
-    // The portable backward's of any length, then what cuDNN takes whole: of shorter passes, or of narrower rows.
-    const PackedLimits whole = sizes.at_most(reachable_tokens(shape));
-    const int64_t bytes =
-        std::max(portable_bytes(shape, tokens), workspace_of(shape, dtype, device, deterministic, whole, backward));
-    if (reach_of(shape, most, most * row) == Reach::whole) return bytes;
-    const PackedLimits each = sizes.at_most(reachable_tokens_by_heads(shape));
-    return std::max(bytes, kv_head_bytes(shape, each.tokens, std::max(each.tokens, each.keys), backward) +
-                               workspace_of(one_kv_head(shape), dtype, device, deterministic, each, backward));
+    if (device.is_cpu()) return attention_cpu_workspace(shape, dtype, longest, backward);
+    const PackedLimits sizes{tokens, segments, longest, keys}, whole = sizes.at_most(reachable_tokens(shape)),
+                                                               copied = sizes.at_most(reachable_tokens_by_heads(shape));
+    const auto cudnn_goes_back = [&](const PackedLimits& s) {
+        return backward && (!deterministic || cudnn_may_repeat(shape, s.tokens, s.longest));
+    };
+    const auto of_cudnn = [&](const AttentionShape& asked, const PackedLimits& s) {
+        return cudnn_workspace(asked, dtype, device, deterministic, s, cudnn_goes_back(s));
+    };
+    const int64_t own = shape.heads * tokens * static_cast<int64_t>(sizeof(float));  // sums of dO * O, of any length
+    const auto at_once = of_cudnn(shape, whole);  // of shorter passes, or of those whose rows are narrower
+    const int64_t bytes = std::max(own, at_once.value_or(0));
+    if (!at_once || reach_of(shape, most, most * row) == Reach::whole) return bytes;
+    const auto of_each = of_cudnn(one_kv_head(shape), copied);
+    const int64_t keys_copied = std::max(copied.tokens, copied.keys);
+    const int64_t copies = kv_head_bytes(shape, copied.tokens, keys_copied, cudnn_goes_back(copied));
+    return of_each ? std::max(bytes, copies + *of_each) : bytes;
 }
 
 int64_t attention_lse_elements(const AttentionShape& shape, int64_t tokens) {

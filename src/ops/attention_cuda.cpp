@@ -33,8 +33,6 @@ constexpr int64_t alignment = 256;
 constexpr int64_t dense_step = 128;
 /// The packed forward takes a batch in one call, of at least this many sequences, so that few plans serve it.
 constexpr int64_t least_forward_batch = 8;
-/// What cuDNN's deterministic backward may take (it keeps a matrix of S x S for every head and sequence).
-constexpr int64_t deterministic_workspace = int64_t{3} << 30;  // 8 rows of 2048 tokens, 32 heads: 2.1 GiB
 
 /// What the portable kernels cost where cuDNN's would run, and tensor cores do not serve them, or do.
 constexpr const char* without_tensor_cores =
@@ -46,10 +44,6 @@ constexpr const char* on_tensor_cores =
 constexpr const char* on_tensor_cores_wide =
     "; by their count of products and of bytes from shared memory they take one and a half times (sm_80 to sm_89) to "
     "three times (sm_90) as long as cuDNN's would";
-
-bool is_half_precision(at::ScalarType type) {
-    return type == at::kBFloat16 || type == at::kHalf;
-}
 
 /// Which kernels have the portable form of such heads in 16 bit, and what they cost.
 struct PortableKernels {
@@ -201,12 +195,6 @@ bool aligned(std::initializer_list<const at::Tensor*> tensors) {
     });
 }
 
-/// cuDNN's deterministic scratch for the dense backward: a 2-byte matrix of S x S for each head and sequence,
-/// S rounded up to tiles.
-int64_t deterministic_bytes(const AttentionShape& shape, int64_t tokens, int64_t longest) {
-    return 2 * shape.heads * (tokens + tokens / 2) * kernels::round_up(longest, dense_step);
-}
-
 /// The form by the lengths alone: what forward and backward of the same segments agree on without a word, and
 /// so lse's order.
 CudaForm form_of(const AttentionShape& shape, const Segments& s, at::ScalarType dtype, at::Device device) {
@@ -330,9 +318,8 @@ CudaChoice choose_backward(const Context& ctx, const AttentionShape& shape, cons
     const CudaForm form = form_of(shape, segments, args.q.scalar_type(), ctx.device());
     if (form == CudaForm::portable) return {form, form};
     const bool measured = own_are_faster(ctx, shape, segments, spec::ProductForm::nn);
-    const bool repeatable = !ctx.deterministic ||
-                            (form == CudaForm::dense && deterministic_bytes(shape, segments.q_offsets.back(),
-                                                                            segments.max_q) <= deterministic_workspace);
+    const bool repeatable = !ctx.deterministic || (form == CudaForm::dense &&
+                                                   cudnn_may_repeat(shape, segments.q_offsets.back(), segments.max_q));
     if (!repeatable && !measured) warn_repeatable_is_slow(shape.head_dim);
     const bool usable = (aligned({&args.dout, &args.q, &args.k, &args.v, &args.out, &args.dq, &args.dk, &args.dv}) ||
                          warn_unaligned()) &&
@@ -464,7 +451,7 @@ CudnnCase largest_dense(const AttentionShape& shape, at::ScalarType dtype, const
 }  // namespace
 
 bool cudnn_serves(const AttentionShape& shape, at::ScalarType dtype, at::Device device) {
-    if (!is_half_precision(dtype) || shape.head_dim % 8 != 0) return false;
+    if (!cudnn_may_serve(shape, dtype)) return false;
     const Kind kind = kind_of(shape, dtype, device);
     Registry& r = registry();
     {
@@ -487,25 +474,22 @@ bool cudnn_serves(const AttentionShape& shape, at::ScalarType dtype, at::Device 
     return r.served.emplace(kind, served).first->second;
 }
 
-int64_t attention_cuda_workspace(const AttentionShape& shape, at::ScalarType dtype, at::Device device,
-                                 bool deterministic, const PackedLimits& sizes, bool backward) {
+std::optional<int64_t> attention_cudnn_workspace(const AttentionShape& shape, at::ScalarType dtype, at::Device device,
+                                                 bool deterministic, const PackedLimits& sizes, bool backward) {
     const Kind kind = kind_of(shape, dtype, device);
     {
         Registry& r = registry();
         const std::lock_guard lock(r.mutex);
         r.sizes[kind] = sizes;
     }
-    int64_t most = kernels::round_up(shape.heads * sizes.tokens * static_cast<int64_t>(sizeof(float)),
-                                     alignment);  // the portable backward's delta
-    if (!cudnn_serves(shape, dtype, device)) return most;
+    if (!cudnn_serves(shape, dtype, device)) return {};
+    int64_t most = 0;
     const auto consider = [&](const CudnnCase& c, bool back, bool repeatable) {
         if (const std::optional<int64_t> bytes = ask(device, c, back, repeatable)) most = std::max(most, *bytes);
     };
     const CudnnCase dense = largest_dense(shape, dtype, sizes);
     consider(dense, false, false);
-    if (backward && !deterministic) consider(dense, true, false);
-    if (backward && deterministic && deterministic_bytes(shape, sizes.tokens, sizes.longest) <= deterministic_workspace)
-        consider(dense, true, true);
+    if (backward) consider(dense, true, deterministic);
     if (shape.head_dim % 16 == 0) {
         const auto consider_packed = [&](const PackedLimits& limits, bool bottom_right) {
             CudnnCase packed = base_case(shape, dtype);

@@ -2,6 +2,8 @@
 // tests and benchmarks).
 #pragma once
 
+#include <optional>
+
 #include "ops/attention_packed.h"
 #include "unsloth/ops/attention.h"
 
@@ -19,6 +21,13 @@ void attention_cpu_forward(const Context& ctx, const AttentionShape& shape, cons
 void attention_cpu_backward(const Context& ctx, const AttentionShape& shape, const Segments& segments,
                             const AttentionBackward& args);
 int64_t attention_cpu_workspace(const AttentionShape& shape, at::ScalarType dtype, int64_t longest, bool backward);
+
+/// Whether attention of this kind is cuDNN's on some card.
+bool cudnn_may_serve(const AttentionShape& shape, at::ScalarType dtype);
+/// What cuDNN's deterministic backward may take (it keeps a matrix of S x S for every head and sequence).
+inline constexpr int64_t deterministic_workspace = int64_t{3} << 30;  // 8 rows of 2048 tokens, 32 heads: 2.1 GiB
+/// Whether so much holds the matrices of rows of one length.
+bool cudnn_may_repeat(const AttentionShape& shape, int64_t tokens, int64_t longest);
 
 #if UNSLOTH_CUDA
 /// dense: cuDNN over [B, H, S, d]; packed: cuDNN with ragged offsets; portable: own kernels (attention_portable.h).
@@ -42,8 +51,9 @@ void attention_cuda_backward(Context& ctx, const AttentionShape& shape, const Se
                              const AttentionBackward& args, CudaChoice choice);
 /// Whether cuDNN serves this kind of attention in both directions, with equal lengths (asked once per kind).
 bool cudnn_serves(const AttentionShape& shape, at::ScalarType dtype, at::Device device);
-int64_t attention_cuda_workspace(const AttentionShape& shape, at::ScalarType dtype, at::Device device,
-                                 bool deterministic, const PackedLimits& sizes, bool backward);
+/// What cuDNN takes at most; `backward`: in that direction, too. None where it does not serve.
+std::optional<int64_t> attention_cudnn_workspace(const AttentionShape& shape, at::ScalarType dtype, at::Device device,
+                                                 bool deterministic, const PackedLimits& sizes, bool backward);
 #endif
 
 }  // namespace unsloth::ops

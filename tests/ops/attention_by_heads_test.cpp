@@ -92,5 +92,19 @@ TEST(AttentionByHeads, OneKvHeadBeyondReach) {
     EXPECT_EQ(planned_bytes(of_heads(32, 1), 1 << 30), int64_t{128} << 30);
 }
 
+TEST(AttentionByHeads, PlansWhatIsTaken) {
+    const int64_t million = 1'000'000;
+    const AttentionShape shape = of_heads(32, 8);
+    const auto planned = [&](const AttentionShape& of, at::ScalarType type, bool deterministic) {
+        return attention_workspace(of, type, absent_gpu, deterministic, million, 1, million);
+    };
+    EXPECT_EQ(planned(shape, at::kFloat, false), 4 * 32 * million) << "cuDNN has no fp32";
+    EXPECT_EQ(planned(of_heads(32, 8, 100), at::kBFloat16, false), 4 * 32 * million) << "nor such heads";
+    EXPECT_GE(planned(shape, at::kHalf, false), bytes_by_heads(shape, million, million));
+    // Its backward pass repeats no bits of rows so long: copies are the forward's.
+    EXPECT_GE(planned(shape, at::kBFloat16, true), kv_head_bytes(shape, million, million, false));
+    EXPECT_LT(planned(shape, at::kBFloat16, true), kv_head_bytes(shape, million, million, true));
+}
+
 }  // namespace
 }  // namespace unsloth::ops
