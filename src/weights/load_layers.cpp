@@ -1,12 +1,7 @@
-// BasePlan's loading: from the mapped files to where the plan wants the values.
+// BasePlan's loading of the layers: from the mapped files to where the plan wants the values.
 #include <algorithm>
-#include <cstring>
 
 #include "unsloth/core/error.h"
-#include "unsloth/core/parallel.h"
-#include "unsloth/formats/bnb4.h"
-#include "unsloth/formats/bnb8.h"
-#include "unsloth/ops/dtype.h"
 #include "unsloth/ops/fp8.h"
 #include "unsloth/weights/base_plan.h"
 #include "unsloth/weights/part.h"
@@ -16,86 +11,8 @@
 namespace unsloth::weights {
 namespace {
 
-/// The bytes of a mapped tensor as an ATen tensor on the CPU; a copy where they are not aligned for their type.
-at::Tensor mapped_tensor(const formats::TensorView& view) {
-    const at::ScalarType type = ops::scalar_type(view.dtype);
-    void* const data = const_cast<std::byte*>(view.data.data());
-    if (view.is_aligned(c10::elementSize(type))) return at::from_blob(data, view.shape, type);
-    const at::Tensor copy = at::empty(view.shape, type);
-    std::memcpy(copy.data_ptr(), data, view.data.size());
-    return copy;
-}
-
-bool is_plain(const formats::TensorSource& source) {
-    return !source.quantised() && !source.int8;
-}
-
-/// A weight's values as a matrix on the CPU: mapped where it lies in `dtype`, else each value rounded once.
-at::Tensor matrix_of(const formats::TensorSource& source, at::ScalarType dtype) {
-    if (is_plain(source) && ops::scalar_type(source.tensor->dtype) == dtype) return mapped_tensor(*source.tensor);
-    const at::Tensor matrix = at::empty(source.rule.shape, dtype);
-    parallel_ranges(source.rows(), 64, [&](int64_t begin, int64_t end) {
-        const at::Tensor values = at::empty({end - begin, source.cols()}, at::kFloat);
-        source.read_f32(begin, end, values.data_ptr<float>());
-        matrix.narrow(0, begin, end - begin).copy_(values);
-    });
-    return matrix;
-}
-
-/// The same in 8 bit: mapped where it lies so, else quantised as `quantize` writes it. input Error, with its name, for
-/// values that have no such form.
-ops::Int8Tensor int8_of(const formats::TensorSource& source) {
-    if (source.int8)
-        return {mapped_tensor(*source.int8->codes), mapped_tensor(*source.int8->maxima).view({source.rows()})};
-    const ops::Int8Tensor made{at::empty(source.rule.shape, at::kChar), at::empty({source.rows()}, at::kFloat)};
-    const int64_t cols = source.cols();
-    parallel_ranges(source.rows(), 64, [&](int64_t begin, int64_t end) {
-        std::vector<float> values(static_cast<std::size_t>((end - begin) * cols));
-        source.read_f32(begin, end, values.data());
-        formats::quantize_int8_rows(values.data(), end - begin, cols, made.codes.data_ptr<int8_t>() + begin * cols,
-                                    made.maxima.data_ptr<float>() + begin);
-    });
-    if (!made.maxima.isfinite().all().item<bool>())
-        throw input_error(cat(source.rule.hf_name, " holds a value that is not finite, or too large for int8's scales"),
-                          "Hold it in bf16 or fp32 (model.precision).");
-    return made;
-}
-
-/// The same in 4 bit.
-formats::Quant4Owned quantised_on_host(const formats::TensorSource& source, spec::WeightType type) {
-    return formats::quantize_4bit(type == spec::WeightType::nf4 ? spec::Quant4Type::nf4 : spec::Quant4Type::fp4,
-                                  source.rows(), source.cols(),
-                                  [&](int64_t begin, int64_t end, float* out) { source.read_f32(begin, end, out); });
-}
-
-template <class T>
-at::Tensor host_array(const T* data, int64_t count, at::ScalarType type) {
-    return at::from_blob(const_cast<T*>(data), {count}, type);
-}
-
 at::Tensor tensor_at(const memory::Arena& arena, const BaseBuffer& buffer) {
     return arena.tensor(arena.plan().find(buffer.name()), {buffer.rows, buffer.columns}, buffer.type);
-}
-
-/// A 4-bit weight whose parts are where put(what, values on the host) says.
-ops::Quant4Tensor quant4_rows(const spec::Quant4View& view,
-                              const std::function<at::Tensor(const char* what, const at::Tensor& values)>& put) {
-    const int64_t blocks = view.blocks(),
-                  nested_blocks = (blocks + spec::quant4_nested_block - 1) / spec::quant4_nested_block;
-    ops::Quant4Tensor stored;
-    stored.rows = view.rows;
-    stored.cols = view.cols;
-    stored.nested_offset = view.nested_offset;
-    stored.packed = put("packed", host_array(view.packed, (view.elements() + 1) / 2, at::kByte));
-    stored.absmax = put("absmax", view.nested() ? host_array(view.absmax_u8, blocks, at::kByte)
-                                                : host_array(view.absmax_f32, blocks, at::kFloat));
-    if (view.nested())
-        stored.nested_absmax = put("nested absmax", host_array(view.nested_absmax, nested_blocks, at::kFloat));
-    at::Tensor tables = at::zeros({16 + 256}, at::kFloat);
-    tables.narrow(0, 0, 16).copy_(host_array(view.code, 16, at::kFloat));
-    if (view.nested()) tables.narrow(0, 16, 256).copy_(host_array(view.nested_map, 256, at::kFloat));
-    stored.tables = put("tables", tables);
-    return stored;
 }
 
 /// 4-bit weights that were quantised by their reader: the one number that is kept on the host becomes the reader's for
@@ -122,81 +39,6 @@ void share_nested_offsets(std::vector<StoredLayer>& layers, at::Device device,
 }
 
 }  // namespace
-
-/// A frozen matrix with the values that the run trains on: quantised ones on the device, others as they lie.
-StoredWeight BasePlan::frozen_weight(ops::Context& ctx, const formats::TensorSource& linear) const {
-    const spec::WeightType type = type_of(linear);
-    const spec::MatrixSlice part = part_of(linear);
-    if (type == spec::WeightType::int8) {
-        const auto weight = std::get<ops::Int8Tensor>(slice(int8_of(linear), part));
-        return ops::Int8Tensor{weight.codes.to(ctx.device()), weight.maxima.to(ctx.device())};
-    }
-    if (!spec::is_4bit(type)) return slice(matrix_of(linear, matrix_type(linear)), part);
-    if (as_it_lies(linear)) {
-        if (!is_cut(linear)) return ops::upload(ctx, linear.quant4->view);
-        const auto where_it_is = [](const char*, const at::Tensor& values) { return values; };
-        auto weight = std::get<ops::Quant4Tensor>(slice(quant4_rows(linear.quant4->view, where_it_is), part));
-        for (at::Tensor* tensor : {&weight.packed, &weight.absmax, &weight.nested_absmax, &weight.tables})
-            if (tensor->defined()) *tensor = tensor->to(ctx.device());
-        return weight;
-    }
-    // Nested maxima are of all of a matrix's blocks: it is quantised as a whole.
-    if (type == spec::WeightType::nf4 && is_plain(linear))
-        return slice(ops::quantize_nf4(ctx, mapped_tensor(*linear.tensor).to(ctx.device())), part);
-    const formats::Quant4Owned made = quantised_on_host(linear, type);
-    const auto copied = [&](const char*, const at::Tensor& values) { return values.clone().to(ctx.device()); };
-    return slice(quant4_rows(made.view(), copied), part);
-}
-
-/// Where a frozen matrix lies; with `reads` its values, too.
-StoredWeight BasePlan::load_stored(ops::Context& ctx, const formats::TensorSource& source, bool reads,
-                                   const PlacePart& place) const {
-    const Held how = held(source);
-    const auto where_it_is = [](const char*, const at::Tensor& values) { return values; };
-    const auto place_offset = [&](float offset) { place(nested_offset_part, at::full({1}, offset)); };
-    if (how == Held::file_map) {
-        if (source.quantised()) return quant4_rows(source.quant4->view, where_it_is);
-        if (source.int8) return int8_of(source);
-        return mapped_tensor(*source.tensor);
-    }
-    const spec::MatrixSlice part = part_of(source);
-    const int64_t rows = part.rows.size, cols = part.columns.size;
-    StoredWeight stored;
-    if (how == Held::packed) {
-        stored = quant4_rows(source.quant4->view, place);
-    } else if (how == Held::matrix) {
-        at::Tensor made;
-        if (reads) made = std::get<at::Tensor>(slice(matrix_of(source, matrix_type(source)), part));
-        stored = place("matrix", made).view({rows, cols});
-    } else if (how == Held::int8) {
-        ops::Int8Tensor made;
-        if (reads) made = std::get<ops::Int8Tensor>(slice(int8_of(source), part));
-        stored = ops::Int8Tensor{place("codes", made.codes).view({rows, cols}), place("maxima", made.maxima)};
-    } else if (how == Held::tiles) {
-        ops::Nf4Tiles made;
-        if (reads) made = ops::make_nf4_tiles(ctx, std::get<ops::Quant4Tensor>(frozen_weight(ctx, source)));
-        stored = ops::Nf4Tiles{place("tiles", made.tiles),
-                               place("nested absmax", made.nested_absmax),
-                               place("tables", made.tables),
-                               made.nested_offset,
-                               rows,
-                               cols};
-        place_offset(made.nested_offset);
-    } else {
-        ops::Quant4Tensor made;
-        if (reads) made = std::get<ops::Quant4Tensor>(frozen_weight(ctx, source));
-        stored = ops::Quant4Tensor{place("packed", made.packed),
-                                   place("absmax", made.absmax),
-                                   nested(source) ? place("nested absmax", made.nested_absmax) : at::Tensor(),
-                                   place("tables", made.tables),
-                                   made.nested_offset,
-                                   rows,
-                                   cols};
-        if (nested(source)) place_offset(made.nested_offset);
-    }
-    if (reads) source.drop();
-    return stored;
-}
 
 /// A group in the compute type: expanded or copied once, or left to be copied from masters.
 Operand BasePlan::load_dense(ops::Context& ctx, const memory::Arena& arena, int layer, Group g,
@@ -477,64 +319,6 @@ std::unique_ptr<Pager> BasePlan::load_layers(ops::Context& ctx, const BaseMemory
     return std::make_unique<Pager>(ctx, layout_, request_.dtype, std::move(layers), arena, adapters, masters,
                                    TilePolicy{request_.nf4_chooser, request_.trains, margins_stay()}, std::move(images),
                                    slices);
-}
-
-/// A frozen matrix outside of the layers, which lies in its memory as an image; with `reads` its values are brought
-/// there.
-StoredWeight BasePlan::load_matrix(ops::Context& ctx, const at::Tensor& memory, const formats::TensorSource& source,
-                                   bool reads) const {
-    const LayerImage image = image_of({&source});
-    StoredWeight stored = load_stored(ctx, source, reads, [&](const char* what, const at::Tensor& values) {
-        const at::Tensor part = image.part(memory, part_name(source.rule.hf_name, what));
-        if (reads) part.copy_(values.view({-1}));
-        return part;
-    });
-    if (!reads) read_offset(image, memory, source, stored);
-    return stored;
-}
-
-OuterWeights BasePlan::load_outer(ops::Context& ctx, const BaseMemory& memory, const Parameters* masters,
-                                  SharedLoading& shared) const {
-    const memory::Arena& arena = memory.resident;
-    const auto matrix = [&](const formats::TensorSource& source, const std::string& buffer,
-                            bool trained) -> StoredWeight {
-        if (masters != nullptr && (request_.reads_values || request_.dtype == at::kFloat))
-            return masters->value(
-                *masters->table().find(source.rule.role, -1, spec::Projection::q, Parameter::Kind::base));
-        shared.done();
-        if (masters == nullptr && !trained && type_of(source) != weight_type_of(request_.dtype))
-            return load_matrix(ctx, arena.tensor(arena.plan().find(buffer), {image_of({&source}).bytes()}, at::kByte),
-                               source, /*reads=*/true);
-        const at::Tensor out = arena.tensor(arena.plan().find(buffer), source.rule.shape, request_.dtype),
-                         values = is_plain(source) ? mapped_tensor(*source.tensor) : matrix_of(source, request_.dtype);
-        shared.read_rows(out, [&](int64_t begin, int64_t end) {
-            out.narrow(0, begin, end - begin).copy_(values.narrow(0, begin, end - begin));
-        });
-        source.drop();
-        return out;
-    };
-    const formats::TensorSource &embed = file_->tensors.of(spec::TensorRole::embed_tokens),
-                                &head = file_->tensors.head();
-    OuterWeights outer;
-    const spec::Stage& stage = layout_.stage;
-    if (stage.holds(spec::TensorRole::embed_tokens, -1, reads_embedding_as_head())) {
-        if (request_.embedding_on_host) {
-            shared.done();
-            const memory::BufferId common = memory.common->plan().find(embed.rule.hf_name);
-            outer.embed_VD = load_matrix(ctx, memory.common->tensor(common), embed, /*reads=*/false);
-        } else {
-            outer.embed_VD = matrix(embed, embed.rule.hf_name, request_.trains_embedding);
-        }
-    }
-    if (stage.last()) {
-        const bool tied = &embed == &head;
-        outer.lm_head_VD = !tied                  ? matrix(head, head.rule.hf_name, request_.trains_head)
-                           : request_.unties_head ? matrix(embed, untied_head_name, /*trained=*/true)
-                                                  : outer.embed_VD;
-        outer.final_norm_D = norm(arena, spec::TensorRole::final_norm, -1, masters);
-    }
-    shared.finish();
-    return outer;
 }
 
 }  // namespace unsloth::weights
