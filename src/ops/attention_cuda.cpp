@@ -1,11 +1,10 @@
 // Attention on CUDA: which kernels serve a call, and the call.
-#include "ops/attention_impl.h"
+#include "ops/attention_cases.h"
 
 #if UNSLOTH_CUDA
 #include <algorithm>
 #include <array>
 #include <limits>
-#include <map>
 #include <mutex>
 
 #include "kernels/attention_cudnn.h"
@@ -24,166 +23,9 @@ namespace {
 
 using kernels::CudnnAttention;
 using kernels::CudnnCase;
-using kernels::HeadRows;
-using kernels::HeadStrides;
 
-constexpr int64_t alignment = 256;
-/// Equal lengths that are a multiple of this take the dense form: a plan is made for each length, and there
-/// are few of these.
-constexpr int64_t dense_step = 128;
-/// The packed forward takes a batch in one call, of at least this many sequences, so that few plans serve it.
-constexpr int64_t least_forward_batch = 8;
-
-/// What the portable kernels cost where cuDNN's would run, and tensor cores do not serve them, or do.
-constexpr const char* without_tensor_cores =
-    "; where they serve the backward pass, a step of an 8B model takes 2.3 times as long with rows of 2048 tokens "
-    "(H200), and more with longer ones";
-constexpr const char* on_tensor_cores =
-    "; they take twice as long as cuDNN's, which is 3 to 6 % of a step of an 8B model with rows of 2048 tokens and "
-    "35 % with rows of 16384 (H200)";
-constexpr const char* on_tensor_cores_wide =
-    "; by their count of products and of bytes from shared memory they take one and a half times (sm_80 to sm_89) to "
-    "three times (sm_90) as long as cuDNN's would";
-
-/// Which kernels have the portable form of such heads in 16 bit, and what they cost.
-struct PortableKernels {
-    bool fast;
-    const char *name, *cost;
-};
-PortableKernels portable_kernels(int64_t head_dim) {
-    if (kernels::attention_mma_serves(spec::DType::bf16, static_cast<int>(head_dim)))
-        return {true, "own kernels on tensor cores", head_dim <= 128 ? on_tensor_cores : on_tensor_cores_wide};
-    return {false, "the slower portable kernels", without_tensor_cores};
-}
-
-// ---------------------------------------------------------------------------------------------- what was
-// planned, what works
-
-/// What plans of one kind have in common (windows share the answers).
-using Kind = std::array<int64_t, 5>;  // device, heads, kv heads, head_dim, dtype
-Kind kind_of(const AttentionShape& shape, at::ScalarType dtype, at::Device device) {
-    return {device.index(), shape.heads, shape.kv_heads, shape.head_dim, static_cast<int64_t>(dtype)};
-}
-
-/// Process-wide, as the plans are.
-struct Registry {
-    std::mutex mutex;
-    std::map<Kind, PackedLimits> sizes;  ///< what attention_workspace was last told
-    std::map<Kind, bool> served;
-};
-Registry& registry() {
-    static Registry instance;
-    return instance;
-}
-
-PackedLimits planned_sizes(const Kind& kind) {
-    Registry& r = registry();
-    const std::lock_guard lock(r.mutex);
-    const auto found = r.sizes.find(kind);
-    return found == r.sizes.end() ? PackedLimits{} : found->second;
-}
-
-// -------------------------------------------------------------------------------------------------------------
-// cuDNN cases
-
-CudnnCase base_case(const AttentionShape& shape, at::ScalarType dtype) {
-    CudnnCase c;
-    c.half = dtype == at::kHalf;
-    c.heads = shape.heads;
-    c.kv_heads = shape.kv_heads;
-    c.head_dim = shape.head_dim;
-    c.scale = shape.scale;
-    return c;
-}
-
-/// The length that a plan is made for decides whether a window can be felt.
-void set_length(CudnnCase& c, const AttentionShape& shape, int64_t batch, int64_t length) {
-    c.batch = batch;
-    c.length = length;
-    c.window = shape.window < length ? shape.window : 0;
-}
-
-void set_packed(CudnnCase& c, const AttentionShape& shape, PackedBucket bucket, int64_t tokens) {
-    c.packed = 1;
-    c.tokens = tokens;
-    set_length(c, shape, bucket.batch, bucket.length);
-}
-
-HeadStrides dense_strides(int64_t heads, int64_t head_dim) {
-    return {heads * head_dim, head_dim};
-}
-HeadStrides strides_of(const at::Tensor& x) {
-    return {x.stride(0), x.stride(1)};
-}
-HeadRows rows_of(const at::Tensor& x) {
+kernels::HeadRows rows_of(const at::Tensor& x) {
     return {x.data_ptr(), x.stride(0), x.stride(1)};
-}
-
-/// Strides of contiguous tensors: for asking what cuDNN serves and how much scratch it takes, which do not
-/// depend on them.
-void set_dense_strides(CudnnCase& c) {
-    c.q = c.out = dense_strides(c.heads, c.head_dim);
-    c.k = c.v = dense_strides(c.kv_heads, c.head_dim);
-    if (!c.backward) return;
-    c.dout = c.dq = c.q;
-    c.dk = c.dv = c.k;
-}
-
-CudnnCase forward_case(const AttentionShape& shape, const AttentionForward& args) {
-    CudnnCase c = base_case(shape, args.q.scalar_type());
-    c.statistics = args.lse.defined();
-    c.q = strides_of(args.q), c.k = strides_of(args.k), c.v = strides_of(args.v), c.out = strides_of(args.out);
-    return c;
-}
-
-CudnnCase backward_case(const AttentionShape& shape, const AttentionBackward& args, CudaForm form, bool deterministic) {
-    CudnnCase c = base_case(shape, args.q.scalar_type());
-    c.backward = 1;
-    c.deterministic = deterministic;
-    c.q = strides_of(args.q), c.k = strides_of(args.k), c.v = strides_of(args.v), c.out = strides_of(args.out);
-    c.dout = strides_of(args.dout);
-    if (form == CudaForm::packed) {  // through dense copies: see attention_cudnn.h
-        c.dq = dense_strides(shape.heads, shape.head_dim);
-        c.dk = c.dv = dense_strides(shape.kv_heads, shape.head_dim);
-    } else {
-        c.dq = strides_of(args.dq), c.dk = strides_of(args.dk), c.dv = strides_of(args.dv);
-    }
-    return c;
-}
-
-bool same_lengths(const Segments& s) {
-    return s.uniform || s.q_offsets == s.k_offsets;
-}
-
-/// A cuDNN call: its plan, and the segments it takes.
-struct CudnnCall {
-    CudnnCase plan;
-    PackedGroup segments;
-};
-
-/// The calls that serve a batch in cuDNN's dense or packed form: one, but for a packed backward of several
-/// groups.
-std::vector<CudnnCall> calls_of(CudnnCase c, const AttentionShape& shape, const Segments& segments, CudaForm form,
-                                const Kind& kind) {
-    const PackedGroup all{0, segments.count(), segments.max_k};
-    if (form == CudaForm::dense) {
-        set_length(c, shape, all.count, all.longest);
-        return {{c, all}};
-    }
-    PackedLimits limits = planned_sizes(kind);
-    c.bottom_right = !same_lengths(segments);
-    if (c.bottom_right) limits = limits.of_keys();
-    if (!c.backward) {
-        set_packed(c, shape, packed_bucket(limits, all.count, all.longest, least_forward_batch), 0);
-        return {{c, all}};
-    }
-    std::vector<CudnnCall> calls;
-    const int64_t tokens = packed_tokens(limits, segments.k_offsets.back());
-    for (const PackedGroup& group : packed_groups(limits, segments.k_offsets)) {
-        set_packed(c, shape, packed_bucket(limits, group.count, group.longest), tokens);
-        calls.push_back({c, group});
-    }
-    return calls;
 }
 
 // ------------------------------------------------------------------------------------------------------------------
@@ -426,89 +268,6 @@ void attention_cuda_backward(Context& ctx, const AttentionShape& shape, const Se
     p.dout = args.dout.data_ptr();
     p.dq = rows_of(args.dq), p.dk = rows_of(args.dk), p.dv = rows_of(args.dv);
     run_cudnn(ctx, calls, segments, p);
-}
-
-// ----------------------------------------------------------------------------------------------------------------
-// planning
-
-namespace {
-
-std::optional<int64_t> ask(at::Device device, CudnnCase c, bool backward, bool deterministic = false) {
-    c.backward = backward;
-    c.deterministic = deterministic;
-    set_dense_strides(c);
-    return CudnnAttention::of(device.index()).workspace(c);
-}
-
-/// The planned tokens in segments of the planned length.
-CudnnCase largest_dense(const AttentionShape& shape, at::ScalarType dtype, const PackedLimits& sizes) {
-    CudnnCase c = base_case(shape, dtype);
-    const int64_t length = kernels::round_up(sizes.longest, dense_step);
-    set_length(c, shape, kernels::ceil_div(sizes.tokens, length), length);
-    return c;
-}
-
-}  // namespace
-
-bool cudnn_serves(const AttentionShape& shape, at::ScalarType dtype, at::Device device) {
-    if (!cudnn_may_serve(shape, dtype)) return false;
-    const Kind kind = kind_of(shape, dtype, device);
-    Registry& r = registry();
-    {
-        const std::lock_guard lock(r.mutex);
-        const auto found = r.served.find(kind);
-        if (found != r.served.end()) return found->second;
-    }
-    const PackedLimits planned = planned_sizes(kind);
-    const CudnnCase c =
-        planned.tokens > 0 ? largest_dense(shape, dtype, planned) : largest_dense(shape, dtype, {256, 1, 256});
-    const bool served = ask(device, c, /*backward=*/false) && ask(device, c, /*backward=*/true);
-    const std::string what = cat("attention with head_dim ", shape.head_dim, " in ",
-                                 dtype_of(dtype) == spec::DType::bf16 ? "bfloat16" : "float16");
-    if (served)
-        log::info(what, ": cuDNN");
-    else
-        log::warning(what, ": cuDNN does not serve it on this card, ", portable_kernels(shape.head_dim).name, " do",
-                     portable_kernels(shape.head_dim).cost);
-    const std::lock_guard lock(r.mutex);
-    return r.served.emplace(kind, served).first->second;
-}
-
-std::optional<int64_t> attention_cudnn_workspace(const AttentionShape& shape, at::ScalarType dtype, at::Device device,
-                                                 bool deterministic, const PackedLimits& sizes, bool backward) {
-    const Kind kind = kind_of(shape, dtype, device);
-    {
-        Registry& r = registry();
-        const std::lock_guard lock(r.mutex);
-        r.sizes[kind] = sizes;
-    }
-    if (!cudnn_serves(shape, dtype, device)) return {};
-    int64_t most = 0;
-    const auto consider = [&](const CudnnCase& c, bool back, bool repeatable) {
-        if (const std::optional<int64_t> bytes = ask(device, c, back, repeatable)) most = std::max(most, *bytes);
-    };
-    const CudnnCase dense = largest_dense(shape, dtype, sizes);
-    consider(dense, false, false);
-    if (backward) consider(dense, true, deterministic);
-    if (shape.head_dim % 16 == 0) {
-        const auto consider_packed = [&](const PackedLimits& limits, bool bottom_right) {
-            CudnnCase packed = base_case(shape, dtype);
-            packed.bottom_right = bottom_right;
-            set_packed(packed, shape, packed_bucket(limits, limits.segments, limits.longest, least_forward_batch), 0);
-            consider(packed, false, false);
-            if (!backward || deterministic) return;
-            for (const PackedBucket& bucket : largest_packed_buckets(limits)) {
-                set_packed(packed, shape, bucket, packed_tokens(limits, limits.tokens));
-                consider(packed, true, false);
-            }
-        };
-        consider_packed(sizes, false);
-        if (sizes.keys > 0) consider_packed(sizes.of_keys(), true);
-        // Plans of more but shorter sequences have longer ragged offsets (8 arrays of int64) and lengths
-        // (int32).
-        most += kernels::round_up((8 * 8 + 2 * 4) * (std::max(sizes.segments, least_forward_batch) + 1), alignment);
-    }
-    return most;
 }
 
 }  // namespace unsloth::ops

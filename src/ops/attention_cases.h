@@ -1,0 +1,55 @@
+// What cuDNN is asked of attention on CUDA: its cases and calls, and whether and within what it serves them.
+#pragma once
+
+#include "ops/attention_impl.h"
+
+#if UNSLOTH_CUDA
+#include <array>
+#include <vector>
+
+#include "kernels/attention_cudnn.h"
+
+namespace unsloth::ops {
+
+/// Equal lengths that are a multiple of this take the dense form: a plan is made for each length, and there
+/// are few of these.
+inline constexpr int64_t dense_step = 128;
+
+/// Which kernels have the portable form of such heads in 16 bit, and what they cost where cuDNN's would run.
+struct PortableKernels {
+    bool fast;
+    const char *name, *cost;
+};
+PortableKernels portable_kernels(int64_t head_dim);
+/// What those cost that are not fast.
+inline constexpr const char* without_tensor_cores =
+    "; where they serve the backward pass, a step of an 8B model takes 2.3 times as long with rows of 2048 tokens "
+    "(H200), and more with longer ones";
+
+/// What plans of one kind have in common (windows share the answers).
+using Kind = std::array<int64_t, 5>;  // device, heads, kv heads, head_dim, dtype
+Kind kind_of(const AttentionShape& shape, at::ScalarType dtype, at::Device device);
+/// What attention_cudnn_workspace was last told of this kind; zeros: nothing yet.
+PackedLimits planned_sizes(const Kind& kind);
+
+kernels::CudnnCase forward_case(const AttentionShape& shape, const AttentionForward& args);
+kernels::CudnnCase backward_case(const AttentionShape& shape, const AttentionBackward& args, CudaForm form,
+                                 bool deterministic);
+/// Strides of contiguous tensors: for asking what cuDNN serves and how much scratch it takes, which do not
+/// depend on them.
+void set_dense_strides(kernels::CudnnCase& c);
+
+bool same_lengths(const Segments& s);
+
+/// A cuDNN call: its plan, and the segments it takes.
+struct CudnnCall {
+    kernels::CudnnCase plan;
+    PackedGroup segments;
+};
+/// The calls that serve a batch in cuDNN's dense or packed form: one, but for a packed backward of several
+/// groups.
+std::vector<CudnnCall> calls_of(kernels::CudnnCase c, const AttentionShape& shape, const Segments& segments,
+                                CudaForm form, const Kind& kind);
+
+}  // namespace unsloth::ops
+#endif
