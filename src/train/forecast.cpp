@@ -248,7 +248,7 @@ bool Forecast::can_hold_moved(model::ModelPlan& plan) const {
     if (place(layers, spec::Place::device)) return true;
     const int64_t all = plan.host_bytes();
     std::vector<spec::Place> elsewhere = {spec::Place::device};
-    if (plan.request().offload_folder || plan.lies_in_checkpoint()) elsewhere.push_back(spec::Place::disk);
+    if (may_lie_on_disk(plan)) elsewhere.push_back(spec::Place::disk);
     for (const spec::Place others : elsewhere) {
         if (place(0, others)) return true;
         const int64_t none = plan.host_bytes(), each = (all - none + layers - 1) / layers, room = budget().host - none;

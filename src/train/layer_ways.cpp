@@ -19,6 +19,10 @@ bool may_take_codes(const config::Config& config, const model::LoadRequest& requ
            config.training.keep_inputs_in != config::KeptInputs::same;
 }
 
+bool may_lie_on_disk(const model::ModelPlan& plan) {
+    return plan.request().tp.alone() && (plan.request().offload_folder || plan.lies_in_checkpoint());
+}
+
 bool holds(const MemoryBudget& budget, const spec::MemoryNeed& need, at::Device device) {
     return need.device <= budget.device && (!device.is_cuda() || need.host - need.there <= budget.host);
 }

@@ -143,7 +143,7 @@ class Choice {
             return least.device <= usable.device && least.host <= usable.host;
         };
         return with(spec::Place::device) || (can_move && with(spec::Place::host)) ||
-               (can_move && lies_on_disk() && with(spec::Place::disk));
+               (can_move && may_lie_on_disk(plan_) && with(spec::Place::disk));
     }
 
     void require_codes() const {
@@ -263,7 +263,7 @@ class Choice {
             std::fill(places.end() - static_cast<std::ptrdiff_t>(on_disk), places.end(), spec::Place::disk);
             return places;
         };
-        const bool disk = lies_on_disk();
+        const bool disk = may_lie_on_disk(plan_);
         if (!take(with(layers, disk ? layers : 0))) return false;
         micro_batches_ = tried_.in_flight;
         const auto fits_as_well = [&](const std::vector<spec::Place>& places) {
@@ -281,9 +281,6 @@ class Choice {
         if (!disk || fits_as_well(with(moved, 0))) return take(with(moved, 0));
         return take(with(moved, least(0, moved, [&](std::size_t some) { return fits_as_well(with(moved, some)); })));
     }
-
-    /// Whether the checkpoint has the layers as they are used, or there is a folder for them.
-    bool lies_on_disk() const { return plan_.request().offload_folder || plan_.lies_in_checkpoint(); }
 
     /// Micro-batches that share a layer's copy: so many that their products take longer. Two traversals of a 4-bit base
     /// hide behind 2,030 tokens on an H200 (650 TFLOP/s, 55 GB/s) and behind fewer on cards with a slower link; twice

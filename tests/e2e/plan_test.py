@@ -319,6 +319,20 @@ class Plan(EndToEnd):
         self.assertFalse(plan["fits"])
         self.assertTrue(1 <= len(plan["remedies"]) <= 3, plan["remedies"])
 
+    def test_slices_of_a_checkpoint_as_it_lies(self):
+        """Layers of it might lie on the disk, but for slices: nothing of that is said of a run that does not ask."""
+        arguments = ("--model.path", "llama-3.1-8b", "--gpu", "H200", "--gpus", 2, "--tp_size", 2,
+                     "--load_in_4bit", "false")  # fmt: skip
+        plan = self.plan(*arguments, *HOST)
+        self.assertTrue(plan["fits"])
+        self.assertEqual({layer["weights_at"] for layer in plan["layers"]}, {"device"})
+        self.assertGreater(plan["largest"]["seq"], 131072)
+        tight = self.fail_with(RUNTIME, [], "plan", *arguments, "--gpu_memory", "6GiB", "--max_memory",
+                               '{"cpu": "1GiB"}', "--json")  # fmt: skip
+        self.assertFalse(json.loads(tight.out)["fits"])
+        disk = json.dumps({"model.layers": "disk", "": 0})
+        self.fail_with(USAGE, ["read as whole matrices"], "plan", *arguments, "--device_map", disk)
+
     def test_layers_that_neither_the_card_nor_its_host_holds_alone(self):
         arguments = ("--model.path", "llama-3.1-70b", "--gpu_memory", "24GiB", "--max_seq_length", 2048)
 
