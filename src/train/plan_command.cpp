@@ -132,7 +132,7 @@ class Report {
           card_(forecast_.target().machine.card),
           budget_(forecast_.budget()),
           most_(largest_of(forecast_)) {
-        if (!prospect_.fits) ways_out_ = remedies(plan_, budget_, &card_);
+        if (!prospect_.fits) ways_out_ = remedies(prospect_.stages, budget_, &card_);
     }
 
     void print_json() const {

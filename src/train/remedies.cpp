@@ -15,7 +15,8 @@ struct Remedy {
 
 std::vector<Remedy> all_remedies(const model::ModelPlan& plan) {
     const model::LoadRequest& asked = plan.request();
-    const bool lora = asked.finetuning_type == config::FinetuningType::lora, gpu = asked.device.is_cuda();
+    const bool lora = asked.finetuning_type == config::FinetuningType::lora, gpu = asked.device.is_cuda(),
+               may_wait = gpu && asked.pp.alone();  // on the host: a pipeline's stages move nothing there
     std::vector<Remedy> all;
     const auto add = [&](const std::string& text, const auto& change) {
         Remedy remedy{text, asked};
@@ -30,7 +31,7 @@ std::vector<Remedy> all_remedies(const model::ModelPlan& plan) {
         each_layer(request, [&](spec::LayerPlan& layer) {
             layer.keep = spec::Keep::input;
             layer.cached = false;
-            if (gpu) layer.activations_at = spec::Place::host;
+            if (may_wait) layer.activations_at = spec::Place::host;
         });
     };
     const auto keeping = [&](const std::string& words) {
@@ -40,14 +41,14 @@ std::vector<Remedy> all_remedies(const model::ModelPlan& plan) {
     const auto move_layers = [&](model::LoadRequest& request, spec::Place to) {
         each_layer(request, [to](spec::LayerPlan& layer) { layer.weights_at = to; });
     };
-    const bool can_move = gpu && lora && !any(asked.fp8);
-    const std::string thrifty_words = gpu ? "full+offload" : "full";
+    const bool can_move = may_wait && lora && !any(asked.fp8);
+    const std::string thrifty_words = may_wait ? "full+offload" : "full";
     if (asked.trains)
         for (const spec::LayerPlan way : {spec::LayerPlan{spec::Keep::but_mlp},
                                           {spec::Keep::input},
                                           {spec::Keep::but_mlp, spec::Place::host},
                                           {spec::Keep::input, spec::Place::host}}) {
-            if (!gpu && way.activations_at == spec::Place::host) continue;
+            if (!may_wait && way.activations_at == spec::Place::host) continue;
             add(cat("gradient_checkpointing ", name_of(way), gpu ? ", weight_cache off" : ""),
                 [&](model::LoadRequest& request) {
                     each_layer(request, [&](spec::LayerPlan& layer) {
@@ -62,7 +63,7 @@ std::vector<Remedy> all_remedies(const model::ModelPlan& plan) {
             thrifty(request);
             move_layers(request, spec::Place::host);
         });
-    if (can_move && asked.tp.alone() && asked.pp.alone())
+    if (can_move && asked.tp.alone())
         add(cat("layers on the disk (", plan.lies_in_checkpoint() ? "" : "model.offload_folder FOLDER, ",
                 "model.device_map auto, or {\"model.layers\": \"disk\", …})", keeping(thrifty_words)),
             [&](model::LoadRequest& request) {
@@ -110,18 +111,29 @@ std::vector<Remedy> all_remedies(const model::ModelPlan& plan) {
 
 }  // namespace
 
-std::vector<std::string> remedies(const model::ModelPlan& plan, const MemoryBudget& budget, const planner::Card* card) {
+std::vector<std::string> remedies(const std::vector<model::ModelPlan>& stages, const MemoryBudget& budget,
+                                  const planner::Card* card) {
     constexpr std::size_t most = 3;
+    std::vector<std::vector<Remedy>> all;  // by stage, the same ones of each
+    for (const model::ModelPlan& stage : stages) all.push_back(all_remedies(stage));
     std::vector<std::pair<double, std::string>> found;  // by the time of a token
     int fewer_tokens = 0;
-    for (const Remedy& remedy : all_remedies(plan)) {
-        const bool fewer = remedy.request.sizes.tokens < plan.request().sizes.tokens;
+    for (std::size_t i = 0; i < all.front().size(); ++i) {
+        const Remedy& remedy = all.front()[i];
+        const int64_t tokens = remedy.request.sizes.tokens;
+        const bool fewer = tokens < stages.front().request().sizes.tokens;
         if (fewer && fewer_tokens == 2) continue;
-        const model::ModelPlan other = plan.with(remedy.request);
-        if (!fits(other, budget)) continue;
+        bool all_fit = true;
+        double ms = 0;  // of the slowest stage
+        for (std::size_t s = 0; all_fit && s < stages.size(); ++s) {
+            const model::ModelPlan other = stages[s].with(all[s][i].request);
+            all_fit = fits(other, budget);
+            if (all_fit && card != nullptr && other.request().trains)
+                ms = std::max(ms, predicted_step_ms(other, *card, 1));
+        }
+        if (!all_fit) continue;
         fewer_tokens += fewer;
-        const double ms = card != nullptr && other.request().trains ? predicted_step_ms(other, *card, 1) : 0;
-        found.emplace_back(ms / static_cast<double>(std::max<int64_t>(1, other.request().sizes.tokens)), remedy.text);
+        found.emplace_back(ms / static_cast<double>(std::max<int64_t>(1, tokens)), remedy.text);
     }
     std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
     std::vector<std::string> texts;
@@ -135,7 +147,7 @@ void require_memory(const model::ModelPlan& plan, const MemoryBudget& budget,
     const model::LoadRequest& request = plan.request();
     if (fits(plan, budget)) return;
     const spec::MemoryNeed need = plan.need();
-    const std::vector<std::string> found = remedies(plan, budget, card ? &*card : nullptr);
+    const std::vector<std::string> found = remedies({plan}, budget, card ? &*card : nullptr);
     std::string advice = "Would fit:";
     for (const std::string& remedy : found) advice += "\n    " + remedy;
     if (found.empty())

@@ -1,5 +1,6 @@
 """`unsloth-train plan`: what a run would take of a GPU that is not here."""
 
+import re
 import time
 from xml.etree import ElementTree
 
@@ -318,6 +319,23 @@ class Plan(EndToEnd):
         plan = json.loads(result.out)
         self.assertFalse(plan["fits"])
         self.assertTrue(1 <= len(plan["remedies"]) <= 3, plan["remedies"])
+
+    def test_remedies_of_a_pipeline_move_nothing_to_the_host(self):
+        arguments = ("--model.path", "llama-3.1-8b", "--gpu_memory", "8GiB", "--gradient_accumulation_steps", 8, *HOST)
+        for more in (("--gpu", "H200", "--gpus", 2, "--pp_size", 2),
+                     ("--gpu", "H100", "--gpus", 4, "--pp_size", 4, "--pipeline_schedule", "interleaved")):  # fmt: skip
+            with self.subTest(more=more):
+                result = self.fail_with(RUNTIME, [], "plan", *arguments, *more, "--json")
+                ways = json.loads(result.out)["remedies"]
+                self.assertTrue(1 <= len(ways) <= 3, ways)
+                for way in ways:
+                    self.assertNotIn("+offload", way)
+                    self.assertNotIn("host memory", way)
+                    tokens, full = re.match(
+                        r"at most (\d+) tokens a micro-batch.*, (gradient_checkpointing full)$", way
+                    ).groups()
+                    rows = ("--per_device_train_batch_size", 1, "--max_seq_length", tokens)
+                    self.assertTrue(self.plan(*arguments, *more, *rows, "--" + full.split()[0], "full")["fits"], way)
 
     def test_slices_of_a_checkpoint_as_it_lies(self):
         """Layers of it might lie on the disk, but for slices: nothing of that is said of a run that does not ask."""

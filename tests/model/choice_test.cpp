@@ -207,7 +207,7 @@ TEST(Choice, WithoutAnyThatFitsSaysWhatWould) {
     train::choose_memory_use(config, plan, 1, where);
     const train::MemoryBudget budget = train::memory_budget(config, at::kCUDA, where);
     ASSERT_FALSE(train::fits(plan, budget));
-    const std::vector<std::string> remedies = train::remedies(plan, budget, &where.card);
+    const std::vector<std::string> remedies = train::remedies({plan}, budget, &where.card);
     ASSERT_FALSE(remedies.empty());
     EXPECT_LE(remedies.size(), 3U);
     std::string all;
