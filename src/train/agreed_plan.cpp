@@ -7,6 +7,7 @@
 #include "unsloth/config/device_map.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
+#include "unsloth/ops/device.h"
 #include "unsloth/planner/run_plan_text.h"
 
 namespace unsloth::train {
@@ -28,20 +29,30 @@ void take_least(const config::Config& config, at::Device device, comm::Group& gr
     }
 }
 
+/// Whether the plan has all layers where model.device_map says.
+bool lies_as_mapped(const config::Config& config, const spec::RunPlan& run, int gpu) {
+    const config::DeviceMap map(config.model);
+    if (map.automatic()) return true;
+    std::vector<spec::Place> places;
+    for (const spec::LayerPlan& layer : run.layers)  // what ranks hold among them lies on their devices
+        places.push_back(layer.weights_at == spec::Place::peer ? spec::Place::device : layer.weights_at);
+    return !map.embedding_on_host(gpu) && places == map.layers(static_cast<int64_t>(places.size()), gpu);
+}
+
 /// Whether the plan of an earlier part of the run is taken.
 bool keep_before(const config::Config& config, model::ModelPlan& plan, const Machine& machine,
                  const std::string& before) {
     std::optional<spec::RunPlan> run = planner::parse_run_plan(before);
     const bool automatic = config.training.gradient_checkpointing == config::GradientCheckpointing::automatic &&
-                           config.hardware.weight_cache == config::WeightCache::automatic &&
-                           config::DeviceMap(config.model).automatic();
+                           config.hardware.weight_cache == config::WeightCache::automatic;
     const config::KeptInputs inputs = config.training.keep_inputs_in;
     if (run && inputs != config::KeptInputs::automatic && run->inputs_in_fp8 != (inputs == config::KeptInputs::fp8))
         return false;
     if (!run || !automatic || static_cast<int64_t>(run->layers.size()) != plan.spec().num_layers) return false;
+    const at::Device device = plan.request().device;
+    if (!lies_as_mapped(config, *run, ops::gpu_number(device))) return false;
     run->head_tile = plan.request().run.head_tile;
     run->pass_rows = plan.request().run.pass_rows;
-    const at::Device device = plan.request().device;
     if (!holds(memory_budget(config, device, machine), plan.estimate(*run), device)) {
         log::info("the plan of the run that this one goes on from does not fit here: a new one is made");
         return false;

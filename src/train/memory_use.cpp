@@ -97,13 +97,15 @@ class Choice {
     bool choose() {
         const auto layers = static_cast<std::size_t>(plan_.spec().num_layers);
         const config::DeviceMap map(config_.model);
+        const std::vector<spec::Place> all_on_device(layers, spec::Place::device);
         if (!map.automatic()) {
             require_embedding(map);
-            return take(map.layers(plan_.spec().num_layers, ops::gpu_number(plan_.request().device)));
+            const std::vector<spec::Place> places =
+                map.layers(plan_.spec().num_layers, ops::gpu_number(plan_.request().device));
+            if (places != all_on_device) return take(places);
         }
         const bool solves = plan_.request().device.is_cuda() && plan_.request().trains;
-        const std::vector<spec::Place> all_on_device(layers, spec::Place::device);
-        const bool can_move = plan_.request().device.is_cuda() && !any(plan_.request().fp8) &&
+        const bool can_move = map.automatic() && plan_.request().device.is_cuda() && !any(plan_.request().fp8) &&
                               plan_.request().pp.alone() &&
                               plan_.request().finetuning_type == config::FinetuningType::lora;
         if (solves && !may_fit(can_move)) {

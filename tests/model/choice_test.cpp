@@ -199,6 +199,17 @@ TEST(Choice, MovesAsFewLayersAsItMustAndMoreWhereThatIsFaster) {
     }
 }
 
+TEST(Choice, AMapOfNothingElsewhereLeavesTheRestOpen) {
+    const model::ModelPlan plan(shape("llama-3.1-8b"), request_of(8, 2048));
+    config::Config config;
+    const Chosen open = choose(plan, machine(11, 200), config);
+    config.model.device_map = R"({"": 0})";
+    EXPECT_EQ(choose(plan, machine(11, 200), config).run, open.run);
+    const Chosen small = choose(plan, machine(5, 200), config);  // which auto would move layers for
+    for (const spec::LayerPlan& layer : small.run.layers) EXPECT_EQ(layer.weights_at, spec::Place::device);
+    EXPECT_GT(small.bytes, 5 * gib);
+}
+
 TEST(Choice, WithoutAnyThatFitsSaysWhatWould) {
     config::Config config;
     config.model.device_map = R"({"model": 0, "lm_head": 0})";
@@ -277,6 +288,11 @@ TEST(Choice, ARunThatGoesOnKeepsItsPlan) {
     EXPECT_EQ(kept(""), "none");
     EXPECT_EQ(kept(text), "full");
     EXPECT_EQ(kept("no plan"), "none");
+    config.model.device_map = R"({"": "cpu"})";
+    EXPECT_EQ(kept(text), "full") << "where the map has the layers";
+    before.layers.back().weights_at = spec::Place::disk;
+    EXPECT_EQ(kept(planner::run_plan_json(before)), "none") << "elsewhere";
+    config.model.device_map = config::Config().model.device_map;
     config.training.gradient_checkpointing = config::GradientCheckpointing::mlp;
     EXPECT_EQ(kept(text), "mlp") << "what the configuration says holds";
 }

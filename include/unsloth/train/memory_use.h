@@ -52,7 +52,7 @@ std::optional<spec::LayerPlan> layer_plan_of(config::GradientCheckpointing optio
 /// and where, and whether its 4-bit weights are expanded once (train/layer_costs.h), and how many tokens pass through
 /// an MLP at a time. If none fits, model.device_map auto takes layers off the device too, with so many of the step's
 /// `micro_batches` in flight at a time as is fastest; what does not fit in host memory stays on the disk. On the CPU,
-/// and where a map says what lies where: the first of a few ways that fits. Where nothing fits else, inputs that wait
+/// and where a map has layers elsewhere: the first of a few ways that fits. Where nothing fits else, inputs that wait
 /// on the host may be codes (training.keep_inputs_in). Without any way that fits, the last one is set. usage Error for
 /// a map that cannot be followed.
 void choose_memory_use(const config::Config& config, model::ModelPlan& plan, int64_t micro_batches = 1,
