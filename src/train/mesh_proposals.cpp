@@ -77,6 +77,14 @@ std::string flags_of(const config::Config& given, const config::Config& proposed
     return flags;
 }
 
+/// What a proposal needs beyond what may be taken, in bytes.
+int64_t lacking(const Proposal& proposal) {
+    const MemoryBudget budget = proposal.forecast.budget();
+    const spec::MemoryNeed need = proposal.prospect.plan().need();
+    return std::max<int64_t>(0, need.device - budget.device) +
+           std::max<int64_t>(0, need.host - need.there - budget.host);
+}
+
 /// A mesh's runs, which differ in what a pass has; at least one.
 struct Candidate {
     std::vector<Forecast> runs;
@@ -161,8 +169,8 @@ class Search {
             Forecast run = candidate.runs.front();
             Prospect prospect;
             if (!accept([&] { prospect = run.choose(); })) continue;
-            if (!nearest || prospect.plan().total_bytes() < nearest->prospect.plan().total_bytes())
-                nearest.emplace(proposal(std::move(run), std::move(prospect)));
+            Proposal found = proposal(std::move(run), std::move(prospect));
+            if (!nearest || lacking(found) < lacking(*nearest)) nearest = std::move(found);
         }
         if (!nearest) throw Error(*refusal_);
         return *std::move(nearest);

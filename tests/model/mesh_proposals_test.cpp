@@ -148,5 +148,31 @@ TEST(MeshProposals, SayWhatComesNearestWhereNothingFits) {
     EXPECT_FALSE(found.front().prospect.fits);
 }
 
+TEST(MeshProposals, ComeNearestByWhatTheirBudgetsLack) {
+    const std::vector<std::string> flags = {"--model.path", "llama-3.1-8b", "--gradient_checkpointing", "full"};
+    const auto lacking = [](const Forecast& run, const Prospect& prospect) {
+        EXPECT_FALSE(prospect.fits);
+        return prospect.plan().total_bytes() - run.budget().device;
+    };
+    const Target where = target("RTX 3090", 4, 3);
+    const std::vector<Proposal> found = propose(configured(flags), where);
+    const int64_t least = lacking(found.front().forecast, found.front().prospect);
+    int64_t fewest_bytes = std::numeric_limits<int64_t>::max();
+    for (const int64_t tp : {1, 2, 4}) {  // with stages of a pipeline there are more communicators
+        std::vector<std::string> with = flags;
+        with.insert(with.end(), {"--tp_size", cat(tp), "--pp_size", cat(4 / tp), "--zero_stage", tp == 2 ? "3" : "0"});
+        const config::LoadedConfig loaded = configured(with);
+        try {
+            Forecast run(loaded, where, open_or_describe(loaded.config));
+            const Prospect prospect = run.choose();
+            EXPECT_LE(least, lacking(run, prospect)) << tp;
+            fewest_bytes = std::min(fewest_bytes, prospect.plan().total_bytes());
+        } catch (const Error& error) {
+            EXPECT_EQ(error.kind(), ErrorKind::usage) << error.what();
+        }
+    }
+    EXPECT_LT(fewest_bytes, found.front().prospect.plan().total_bytes());
+}
+
 }  // namespace
 }  // namespace unsloth::train
