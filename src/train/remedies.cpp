@@ -71,6 +71,16 @@ std::vector<Remedy> all_remedies(const model::ModelPlan& plan) {
                 if (!plan.lies_in_checkpoint()) request.offload_folder = "FOLDER";  // not made for a plan
                 move_layers(request, spec::Place::disk);
             });
+    if (any(asked.fp8))
+        for (const bool moved : {false, true}) {
+            if (moved && !may_wait) continue;
+            add(cat("model.compute_dtype auto", moved ? ", " + in_host_memory : "", keeping(thrifty_words)),
+                [&](model::LoadRequest& request) {
+                    thrifty(request);
+                    request.fp8 = spec::Fp8Products::none;
+                    if (moved) move_layers(request, spec::Place::host);
+                });
+        }
     if (lora && !asked.load_in_4bit && plan.tensors().quantised_linears() == 0 && plan.tensors().int8_linears() == 0)
         add(cat("model.load_in_4bit true", keeping(thrifty_words)), [&](model::LoadRequest& request) {
             thrifty(request);

@@ -337,6 +337,14 @@ class Plan(EndToEnd):
                     rows = ("--per_device_train_batch_size", 1, "--max_seq_length", tokens)
                     self.assertTrue(self.plan(*arguments, *more, *rows, "--" + full.split()[0], "full")["fits"], way)
 
+    def test_without_codes_of_the_base_it_fits(self):
+        arguments = ("plan", "--model.path", "llama-3.1-8b", "--gpu", "H200", "--gpu_memory", "8GiB", *HOST, "--json")
+        for compute in ("fp8", "fp8_backward"):
+            result = self.fail_with(RUNTIME, [], *arguments, "--compute_dtype", compute)
+            self.assertIn("model.compute_dtype auto, gradient_checkpointing full+offload",
+                          json.loads(result.out)["remedies"])  # fmt: skip
+        self.assertTrue(self.plan(*arguments[1:-1], "--gradient_checkpointing", "full+offload")["fits"])
+
     def test_slices_of_a_checkpoint_as_it_lies(self):
         """Layers of it might lie on the disk, but for slices: nothing of that is said of a run that does not ask."""
         arguments = ("--model.path", "llama-3.1-8b", "--gpu", "H200", "--gpus", 2, "--tp_size", 2,
