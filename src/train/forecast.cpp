@@ -87,7 +87,8 @@ Forecast::Forecast(config::LoadedConfig loaded, const Target& target, std::share
     if (target.gpus > 1) {
         communicator_bytes_ = planner::communicator_bytes(
             target.machine.card, comm::communicator_sizes(mesh, several_chunks(config().distributed)));
-        target_.machine.free.device -= communicator_bytes_;
+        int64_t& free = target_.machine.free.device;
+        free = std::max<int64_t>(0, free - communicator_bytes_);
     }
     request.tp = model::TensorParallel(spec::TensorRank{0, mesh.tp});
     request.cp = model::ContextParallel(data::ContextRank{0, mesh.cp});

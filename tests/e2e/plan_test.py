@@ -345,6 +345,15 @@ class Plan(EndToEnd):
                           json.loads(result.out)["remedies"])  # fmt: skip
         self.assertTrue(self.plan(*arguments[1:-1], "--gradient_checkpointing", "full+offload")["fits"])
 
+    def test_communicators_that_leave_nothing(self):
+        result = self.fail_with(
+            RUNTIME, [], "plan", "--model.path", "llama-3.1-8b", "--gpu", "H200", "--gpu_memory", "1GiB", "--gpus", 8,
+            "--tp_size", 1, *HOST, "--json",
+        )  # fmt: skip
+        plan = json.loads(result.out)
+        self.assertGreater(plan["communicator_bytes"], 2**30)
+        self.assertEqual(plan["budget_bytes"], 0)
+
     def test_slices_of_a_checkpoint_as_it_lies(self):
         """Layers of it might lie on the disk, but for slices: nothing of that is said of a run that does not ask."""
         arguments = ("--model.path", "llama-3.1-8b", "--gpu", "H200", "--gpus", 2, "--tp_size", 2,
