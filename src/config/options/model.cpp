@@ -67,7 +67,7 @@ void declare_model(OptionSet& options, ModelOptions& model) {
             "Operands of the frozen base's products: auto: of type dtype; fp8: e4m3 with a scale for each row of "
             "activations and of weights (bfloat16 runs that train a LoRA; about half the time for these products, "
             "2 bytes a weight); fp8_backward: those of the gradients of activations alone, so that losses are those "
-            "of auto (one byte a weight more than auto takes; not measured on a GPU yet). Adapters, attention and "
+            "of auto in passes of as many rows (one byte a weight more than auto takes). Adapters, attention and "
             "lm_head stay in dtype.")
         .on_resume(OnResume::told);
     options
