@@ -110,6 +110,22 @@ void settle_precision(LoadedConfig& loaded, Problems& problems) {
     });
 }
 
+/// What the model, the device or an adapter's own configuration brings is the plan's to refuse.
+void check_compute_dtype(const Config& config, Problems& problems) {
+    const spec::Fp8Products fp8 = config.model.compute_dtype;
+    const bool full = config.lora.finetuning_type == FinetuningType::full;
+    problems.check({"model.compute_dtype", "lora.finetuning_type"}, [&] {
+        if (any(fp8) && full)
+            throw usage_error(cat("model.compute_dtype ", name_of(fp8), " is for a frozen base"),
+                              "Train adapters (lora.finetuning_type lora), or leave compute_dtype out.");
+    });
+    problems.check({"model.compute_dtype", "lora.use_dora"}, [&] {
+        if (any(fp8) && !full && config.lora.use_dora)
+            throw usage_error(cat("model.compute_dtype ", name_of(fp8), " ", why_not_dora(fp8)),
+                              "Leave compute_dtype or lora.use_dora out.");
+    });
+}
+
 void check_lora(const LoraOptions& lora, std::optional<double> learning_rate, Problems& problems) {
     problems.check({"lora.target_modules"}, [&] {
         if (lora.target_modules.empty())
@@ -431,6 +447,7 @@ void settle(LoadedConfig& loaded, Problems& problems) {
         settle_precision(loaded, problems);
         check_lora(config.lora, config.training.learning_rate, problems);
     }
+    check_compute_dtype(config, problems);
     settle_warmup(loaded, problems);
     settle_reports(loaded, problems);
     check_data(config, problems);

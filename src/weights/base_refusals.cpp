@@ -11,8 +11,7 @@ void BasePlan::require_fp8() const {
     const auto refuse = [&](const std::string& what, const char* advice) {
         throw usage_error(cat("model.compute_dtype ", name_of(request_.fp8), " ", what), advice);
     };
-    if (request_.masters)
-        refuse("is for a frozen base", "Train adapters (lora.finetuning_type lora), or leave compute_dtype out.");
+    UNSLOTH_CHECK(!request_.masters, "codes of weights that are trained");
     if (!ops::fp8_available(request_.device))
         refuse(cat("needs compute capability 9.0 (H100, H200), as products with a scale for each row exist there "
                    "alone; ",
@@ -25,10 +24,7 @@ void BasePlan::require_fp8() const {
             refuse(cat("needs sizes that are multiples of 16; ", name_of(g), " is ", layout_[g].n, " x ", layout_[g].k),
                    "Leave compute_dtype out.");
     if (layout_.dora)
-        refuse(forward_in_fp8(request_.fp8)
-                   ? "holds the base as codes, whose rows have other norms than DoRA's magnitudes were made for"
-                   : "has no codes of gradients that DoRA's magnitudes scale",
-               "Leave compute_dtype out, or take an adapter without use_dora.");
+        refuse(why_not_dora(request_.fp8), "Leave compute_dtype out, or take an adapter without use_dora.");
     const int64_t longest = ops::fp8_longest_row(request_.device);
     for (const Group g : all_groups)
         if (const int64_t row = std::max(layout_[g].n, layout_[g].k); row > longest)

@@ -169,7 +169,7 @@ TEST(OptionTable, EveryKeyIsUniqueSoFarAndWorksWithoutItsSection) {
 // Guards the binding of names to fields, which a round trip through the same table cannot see.
 TEST(OptionTable, NamesReachTheirFields) {
     const config::Config config = load_text(R"({
-      "model": {"path": "m", "load_in_4bit": false, "load_in_8bit": true, "precision": {"lm_head": "int8"}, "dtype": "float16", "compute_dtype": "fp8", "adapter_name_or_path": "a", "max_seq_length": 11},
+      "model": {"path": "m", "load_in_4bit": false, "load_in_8bit": true, "precision": {"lm_head": "int8"}, "dtype": "float16", "adapter_name_or_path": "a", "max_seq_length": 11},
       "lora": {"finetuning_type": "lora", "r": 3, "lora_alpha": 5.5, "lora_dropout": 0.25, "use_rslora": true, "use_dora": true,
                "target_modules": ["o_proj"], "modules_to_save": ["embed_tokens"], "rank_pattern": {"b": 2, "a": 1},
                "alpha_pattern": {"c": 1.5}, "layers_to_transform": [4, 2]},

@@ -32,6 +32,20 @@ TEST(Settle, TheBasesTypeIsSaidOnce) {
         EXPECT_CONTAINS(flag_error({"--finetuning_type", "full", flag}), "full trains the weights");
 }
 
+TEST(Settle, CodesAreOfAFrozenBaseWithoutDora) {
+    for (const char* const compute : {"fp8", "fp8_backward"}) {
+        const std::string option = std::string("model.compute_dtype ") + compute;
+        EXPECT_STREQ(name_of(config::load_config({}, {"--compute_dtype", compute}).config.model.compute_dtype),
+                     compute);
+        const std::string full = flag_error({"--compute_dtype", compute, "--finetuning_type", "full", "--use_dora"});
+        EXPECT_CONTAINS(full, option + " is for a frozen base");
+        EXPECT_EQ(full.find("magnitudes"), std::string::npos) << full;
+        const std::string dora = flag_error({"--compute_dtype", compute, "--use_dora"});
+        EXPECT_CONTAINS(dora, option);
+        EXPECT_CONTAINS(dora, "DoRA's magnitudes");
+    }
+}
+
 TEST(Settle, TheBasesTypesReadBack) {
     const auto loaded = config::load_config({}, {"--precision", R"({"default": "int8", "lm_head": "nf4"})"});
     const auto again = load_text(config::config_to_json(loaded.config));

@@ -23,5 +23,11 @@ constexpr const char* name_of(Fp8Products products) {
     constexpr const char* names[] = {"auto", "fp8_backward", "fp8"};
     return names[static_cast<int>(products)];
 }
+/// The rest of a sentence that name_of() begins.
+constexpr const char* why_not_dora(Fp8Products products) {
+    return forward_in_fp8(products) ? "holds the base as codes, whose rows have other norms than DoRA's magnitudes "
+                                      "were made for"
+                                    : "has no codes of gradients that DoRA's magnitudes scale";
+}
 
 }  // namespace unsloth::spec
