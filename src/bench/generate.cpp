@@ -5,6 +5,7 @@
 #include <cmath>
 #include <iostream>
 #include <map>
+#include <optional>
 #include <random>
 
 #include <nlohmann/json.hpp>
@@ -154,9 +155,14 @@ Measured measure(ops::Context& ctx, model::Model& model, int64_t rows, int64_t p
 }
 
 /// Milliseconds between tokens of rows that decode: the median, and the longest while a prompt goes in beside them.
+/// nullopt: the answers ended before.
 struct Delay {
-    double median_ms = 0, longest_ms = 0;
+    std::optional<double> median_ms, longest_ms;
 };
+
+nlohmann::ordered_json or_null(const std::optional<double>& value) {
+    return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json();
+}
 
 /// As the card's rates predict passes, where they do.
 std::shared_ptr<generate::PassTimes> pass_times(ops::Context& ctx, const config::Config& config,
@@ -169,13 +175,13 @@ std::shared_ptr<generate::PassTimes> pass_times(ops::Context& ctx, const config:
 
 Delay delay_by_prompt(ops::Context& ctx, model::Model& model, int64_t rows, int64_t prompt, int64_t answer,
                       const std::shared_ptr<generate::PassTimes>& times) {
-    constexpr int alone = 24;
+    constexpr std::size_t alone = 24;
     generate::DecoderOptions options{.rows = rows + 1, .beside = generate::beside_rule(times)};
     options.on_pass = [&](const generate::PassWork& pass, double ms) { times->observe(pass, ms); };
     generate::Decoder decoder(ctx, model, options);
     std::mt19937 random(5);
     for (int64_t row = 0; row < rows; ++row) decoder.add(request_of(model, random, row, prompt, answer));
-    int64_t begun = 0;
+    int64_t begun = 0, ended = 0;
     std::vector<bool> has_token(static_cast<std::size_t>(rows + 1));
     const auto see = [&](int64_t number, int32_t) {
         auto has = has_token[static_cast<std::size_t>(number)];
@@ -183,8 +189,7 @@ Delay delay_by_prompt(ops::Context& ctx, model::Model& model, int64_t rows, int6
         has = true;
         return true;
     };
-    bool decoding = true;  // else nobody waits for the rest of the prompt, which may go in at once
-    const auto end = [&](int64_t, const generate::Answer&) { decoding = false; };
+    const auto end = [&](int64_t, const generate::Answer&) { ++ended; };
     const auto timed = [&] {
         const auto begin = Clock::now();
         decoder.step(see, end);
@@ -192,10 +197,12 @@ Delay delay_by_prompt(ops::Context& ctx, model::Model& model, int64_t rows, int6
     };
     while (begun < rows) timed();
     std::vector<double> ms;
-    for (int pass = 0; pass < alone; ++pass) ms.push_back(timed());
-    Delay delay{.median_ms = median(ms)};
+    while (ms.size() < alone && ended < rows) ms.push_back(timed());
+    Delay delay;
+    if (!ms.empty()) delay.median_ms = median(ms);
     decoder.add(request_of(model, random, rows, prompt + answer - 1, 1));
-    while (begun <= rows && decoding) delay.longest_ms = std::max(delay.longest_ms, timed());
+    // When all have ended nobody waits for the rest of the prompt, which may go in at once.
+    while (begun <= rows && ended < rows) delay.longest_ms = std::max(delay.longest_ms.value_or(0), timed());
     return delay;
 }
 
@@ -230,6 +237,8 @@ std::vector<config::BenchFigure> bench_generate(const config::LoadedConfig& give
         for (int time = 0; time < 5; ++time)  // shapes are met, recorded when they come again, and timed then
             delay_by_prompt(ctx, model, rows, prompt, answer, times);
         const Delay delay = delay_by_prompt(ctx, model, rows, prompt, answer, times);
+        std::optional<double> times_as_long;
+        if (delay.longest_ms) times_as_long = *delay.longest_ms / *delay.median_ms;
         const int64_t keys =
             rows * (prompt + answer / 2) * generate::cache_bytes_per_token(model.spec(), model.dtype(), cache.in_8_bit);
         const double ms = 1000 * m.decode / static_cast<double>(std::max<int64_t>(1, m.passes));
@@ -252,9 +261,9 @@ std::vector<config::BenchFigure> bench_generate(const config::LoadedConfig& give
             {"copy_gb_per_s", rate / 1e9},
             {"ceiling_ms", ceiling},
             {"share_of_ceiling", ceiling / ms},
-            {"ms_between_tokens", delay.median_ms},
-            {"ms_beside_a_prompt", delay.longest_ms},
-            {"times_as_long", delay.longest_ms / delay.median_ms},
+            {"ms_between_tokens", or_null(delay.median_ms)},
+            {"ms_beside_a_prompt", or_null(delay.longest_ms)},
+            {"times_as_long", or_null(times_as_long)},
             {"tokens_beside", generate::beside_rule(times)(rows, rows * prompt, 0).tokens},
             {"regions_ms", profiled.regions}};
         if (request.prints) std::cout << (request.json ? result.dump() : result.dump(2)) << std::endl;

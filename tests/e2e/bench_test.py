@@ -12,6 +12,20 @@ ROWS = {
 }
 
 
+class Generate(EndToEnd):
+    def test_a_prompt_beside_answers_that_decode_or_have_ended(self):
+        for tokens in (4, 200):
+            words = ["--model.path", model(LLAMA), "--device", "cpu", *FP32, "--batch", 2, "--seq", 8, "--json"]
+            figures = json.loads(self.succeed("bench", "generate", *words, "--new_tokens", tokens).out)
+            delay, times = figures["ms_beside_a_prompt"], figures["times_as_long"]
+            self.assertGreater(figures["ms_between_tokens"], 0)
+            if tokens == 4:
+                self.assertEqual((delay, times), (None, None))
+            else:
+                self.assertGreater(delay, 0)
+                self.assertAlmostEqual(times, delay / figures["ms_between_tokens"])
+
+
 class Check(EndToEnd):
     def words(self, floors, *extra, path=None, shape=None):
         (self.folder / "short.json").write_text(json.dumps({"model": {"max_seq_length": 16}}))
