@@ -104,6 +104,7 @@ class Sharded(Ranks):
         """Sums in another order have other codes here and there."""
         extra = ["--load_in_4bit", "true", "--compute_dtype", "fp8_backward"]
         one = self.run_ranks(1, "one", WIDE, *extra)
+        plain = self.run_ranks(1, "plain", WIDE, *extra[:2])
         steps = [self.run_ranks(2, f"stage{stage}", WIDE, *extra, "--zero_stage", stage) for stage in (2, 3)]
         self.assertEqual([s["loss"] for s in steps[0]], [s["loss"] for s in steps[1]])
         steps.append(self.run_ranks(2, "stages", WIDE, *extra, "--pp_size", 2))
@@ -111,6 +112,11 @@ class Sharded(Ranks):
             for got, expected in zip(losses, one, strict=True):
                 self.assertAlmostEqual(got["loss"], expected["loss"], delta=5e-5 * expected["loss"])
                 self.assertAlmostEqual(got["grad_norm"], expected["grad_norm"], delta=1e-2 * expected["grad_norm"])
+        # Of the same weights as yet: that the ranks' gradients are not those of products in dtype.
+        coded, uncoded = one[0]["grad_norm"], plain[0]["grad_norm"]
+        self.assertGreater(abs(uncoded - coded), 1e-3 * coded)
+        for losses in steps:
+            self.assertLess(abs(losses[0]["grad_norm"] - coded), 0.1 * abs(uncoded - coded))
 
     def test_dora_on_a_16bit_base(self):
         self.check(QWEN3, "adapter_model.safetensors", ["--use_dora", "true"], ((2, "--zero_stage", 3),))
