@@ -161,7 +161,8 @@ void DeviceMap::check_gpu(int gpu) const {
     for (const Entry& entry : entries_) {
         if (entry.gpu >= 0 && gpu < 0)
             throw usage_error(cat(option, ": '", entry.key, "' is on GPU ", entry.gpu, ", and the run is on the CPU"),
-                              "Name \"cpu\" or \"disk\", or set hardware.device.");
+                              cat("Name \"cpu\" or \"disk\", or leave ", option,
+                                  " out; on a machine with a GPU, set hardware.device."));
         if (entry.gpu > 0 && entry.gpu != gpu)  // 0 is each process' own
             throw usage_error(cat(option, ": '", entry.key, "' is on GPU ", entry.gpu, ", the run's is ", gpu),
                               cat("Set hardware.device to cuda:", entry.gpu, ", or name GPU 0."));
