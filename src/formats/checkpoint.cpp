@@ -143,6 +143,12 @@ Checkpoint Checkpoint::open(const std::string& path) {
     return checkpoint;
 }
 
+Checkpoint Checkpoint::without_tensors(fs::path folder) {
+    Checkpoint checkpoint;
+    checkpoint.folder_ = std::move(folder);
+    return checkpoint;
+}
+
 void Checkpoint::open_shards(const fs::path& index) {
     const auto weight_map = read_weight_map(index);
     std::set<std::string> shards;

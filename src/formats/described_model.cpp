@@ -4,19 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "unsloth/core/files.h"
-#include "unsloth/core/temporary.h"
-
 namespace unsloth::formats {
 namespace {
-
-/// A checkpoint without tensors: a file that has a header and nothing else.
-Checkpoint empty_checkpoint() {
-    const Temporary folder(std::filesystem::temp_directory_path() / "unsloth-plan", Temporary::Kind::folder);
-    const std::filesystem::path file = folder.path() / "model.safetensors";
-    write_file_atomically(file, std::string("\x02\0\0\0\0\0\0\0{}", 10));
-    return Checkpoint::open(file.string());
-}
 
 /// Whether the quantiser takes the matrix: embeddings never, of the rest what is not listed (without a list: lm_head).
 bool is_taken(const spec::TensorRule& rule, const QuantizationConfig& quantization) {
@@ -36,7 +25,8 @@ struct Described {
 
 }  // namespace
 
-std::shared_ptr<const WeightFile> describe_model(spec::ModelSpec spec, std::optional<QuantizationConfig> quantization) {
+std::shared_ptr<const WeightFile> describe_model(spec::ModelSpec spec, std::optional<QuantizationConfig> quantization,
+                                                 std::filesystem::path folder) {
     static constexpr uint8_t no_scales = 0;  // tells nested scales from plain ones; nobody reads it
     std::vector<TensorView> views;
     std::vector<TensorSource> sources;
@@ -64,7 +54,8 @@ std::shared_ptr<const WeightFile> describe_model(spec::ModelSpec spec, std::opti
     for (std::size_t i = 0; i < sources.size(); ++i) sources[i].tensor = &views[i];
     const auto described = std::make_shared<const Described>(
         Described{std::move(views),
-                  {std::move(spec), std::move(quantization), empty_checkpoint(), ModelTensors(std::move(sources))}});
+                  {std::move(spec), std::move(quantization), Checkpoint::without_tensors(std::move(folder)),
+                   ModelTensors(std::move(sources))}});
     return {described, &described->file};
 }
 

@@ -46,7 +46,7 @@ std::shared_ptr<const formats::WeightFile> open_or_describe(const config::Config
     if (fs::is_directory(*folder) && !fs::exists(*folder / "model.safetensors") &&
         !fs::exists(*folder / "model.safetensors.index.json"))
         return formats::describe_model(scaled(formats::read_model_spec(*folder)),
-                                       formats::read_quantization_config(*folder));
+                                       formats::read_quantization_config(*folder), *folder);
     return std::make_shared<const formats::WeightFile>(formats::WeightFile::open(folder->string(), scaling));
 }
 

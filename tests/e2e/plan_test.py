@@ -141,6 +141,11 @@ class Plan(EndToEnd):
         plan = self.plan(*arguments)
         self.assertLess(time.monotonic() - start, 10)  # 0.8 s where nothing else runs
         self.assertFalse(plan["measured"])
+        bnb = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+        (folder / "config.json").write_text(json.dumps(LLAMA | {"quantization_config": bnb}))
+        self.fail_with(
+            USAGE, [f"{folder}: finetuning_type full needs"], "plan", *arguments, "--finetuning_type", "full"
+        )
 
     def test_a_picture_of_the_step(self):
         picture = self.folder / "step.svg"

@@ -31,6 +31,8 @@ class Checkpoint {
     /// `path` as for resolve_model_path. Input Error for a missing index, shard or tensor, a shard name with a path
     /// separator or "..", a tensor in another shard than the index says or in two, or whatever SafetensorsFile refuses.
     static Checkpoint open(const std::string& path);
+    /// Without files, of a model of which only the description is there.
+    static Checkpoint without_tensors(std::filesystem::path folder);
 
     const TensorView* find(std::string_view name) const;              ///< nullptr: absent
     const TensorView& at(std::string_view name) const;                ///< input Error: absent

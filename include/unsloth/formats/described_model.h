@@ -1,6 +1,7 @@
 // A model of which only the description is there: for planning.
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <optional>
 
@@ -9,8 +10,9 @@
 namespace unsloth::formats {
 
 /// As WeightFile::open, but no tensor has values: matrices are as `quantization` says, all else is of the spec's type.
-/// Runtime Error when a temporary file cannot be made.
+/// `folder`: of the description, for messages.
 std::shared_ptr<const WeightFile> describe_model(spec::ModelSpec spec,
-                                                 std::optional<QuantizationConfig> quantization = std::nullopt);
+                                                 std::optional<QuantizationConfig> quantization = std::nullopt,
+                                                 std::filesystem::path folder = {});
 
 }  // namespace unsloth::formats
