@@ -39,13 +39,7 @@ class Gathering {
         const at::Tensor values = at::empty({p.elements()}, at::kFloat);
         for_pieces(p, [&](int rank, ParameterSlice piece, int64_t offset) {
             const at::Tensor to = values.narrow(0, piece.begin - offset, piece.elements());
-            if (rank == 0) {
-                to.copy_(own(piece));
-                return;
-            }
-            const at::Tensor sent = at::empty({piece.elements()}, at::TensorOptions(at::kFloat).device(device_));
-            ranks_.receive(sent, rank, what);
-            to.copy_(sent);
+            to.copy_(rank == 0 ? own(piece) : exchange(rank, piece));
         });
         return values;
     }
@@ -54,7 +48,7 @@ class Gathering {
         for (int64_t next = agree(ranks_, device_, 0); next != no_more; next = agree(ranks_, device_, 0))
             for_pieces(all_.parameters().at(static_cast<std::size_t>(next)),
                        [&](int rank, ParameterSlice piece, int64_t) {
-                           if (rank == ranks_.rank()) ranks_.send(own(piece).to(device_), 0, what);
+                           if (rank > 0) exchange(rank, piece);
                        });
     }
 
@@ -85,6 +79,16 @@ class Gathering {
             for (int64_t at = has.begin; at < has.end; at += piece_elements)
                 visit(part.rank, ParameterSlice{at, std::min(has.end, at + piece_elements)}, own->offset);
         }
+    }
+
+    /// What `rank` has there, on the device. All ranks get it: NCCL sends from one to another through communicators of
+    /// two, for which there is no room.
+    at::Tensor exchange(int rank, ParameterSlice piece) const {
+        const at::Tensor values = rank == ranks_.rank()
+                                      ? own(piece).to(device_)
+                                      : at::empty({piece.elements()}, at::TensorOptions(at::kFloat).device(device_));
+        ranks_.broadcast(values, rank, what);
+        return values;
     }
 
     at::Tensor own(ParameterSlice piece) const {

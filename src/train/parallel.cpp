@@ -40,6 +40,7 @@ weights::Holding parameter_holding(const config::DistributedOptions& distributed
     const bool shared = holding.share.size > 1;
     holding.splits_gradients = holding.on_host || (shared && distributed.zero_stage >= 2);
     holding.splits_values = shared && distributed.zero_stage >= 3;
+    holding.of_stage = distributed.pp_size > 1;
     return holding;
 }
 

@@ -31,6 +31,14 @@ std::string reason_in(const std::filesystem::path& file) {
     return reason.empty() ? "there was no room for the reason, which its log has" : reason;
 }
 
+/// Whether its temporary file is there.
+bool is_being_written(const std::filesystem::path& file) {
+    const std::string begin = file.filename().string() + ".tmp-";
+    for (const auto& entry : std::filesystem::directory_iterator(file.parent_path()))
+        if (entry.path().filename().string().starts_with(begin)) return true;
+    return false;
+}
+
 }  // namespace
 
 RunSaver::RunSaver(RunFiles files, const ops::Context& ctx, const ops::AdamwState& state,
@@ -67,7 +75,8 @@ void RunSaver::write_share(const std::filesystem::path& folder, const Snapshot& 
     }
 }
 
-/// A file is there when it is whole.
+/// A file is there when it is whole. Parts differ in size, as a pipeline's stages do: one that is written is waited
+/// for.
 void RunSaver::await_others(const std::filesystem::path& folder) const {
     const auto give_up = std::chrono::steady_clock::now() + files_.patience;
     for (int number = 1; number < files_.part.count(); ++number) {
@@ -79,8 +88,8 @@ void RunSaver::await_others(const std::filesystem::path& folder) const {
         while (!std::filesystem::exists(file)) {
             if (std::filesystem::exists(failed))
                 throw runtime_failure(cat(rank(), " could not write its part: ", reason_in(failed)));
-            if (leaves_ || std::chrono::steady_clock::now() >= give_up)
-                throw runtime_failure(cat(rank(), " did not write ", file.filename().string(), " within ",
+            if (leaves_ || (std::chrono::steady_clock::now() >= give_up && !is_being_written(file)))
+                throw runtime_failure(cat(rank(), " did not begin ", file.filename().string(), " within ",
                                           files_.patience.count(), " s (distributed.ddp_timeout)"),
                                       "Do all ranks see the same training.output_dir?");
             std::this_thread::sleep_for(std::chrono::milliseconds(10));

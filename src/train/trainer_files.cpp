@@ -173,10 +173,11 @@ fs::path Trainer::best_checkpoint() const {
 void Trainer::load_best() {
     if (!config().training.load_best_model_at_end || !progress_.best.value) return;
     if (progress_.best.step == progress_.step) return;
-    const bool alone = model_->parameters()->holds_all() && !model_->parameters()->holding().has_copies();
-    if (alone && !saver_) return;
+    const bool alone = holds_all() && !model_->parameters()->holding().has_copies();
+    if (alone && !leads()) return;
+    const comm::Busy loading(group_.get(), "loading the best evaluation's checkpoint");
     fs::path folder = best_checkpoint();
-    if (alone || leads())
+    if (leads())
         if (const auto damage = formats::find_damage(folder)) {
             log::warning(config().training.output_dir, " gets the last step's values: ", folder.string(),
                          ", of the best evaluation, cannot be loaded: ", *damage);

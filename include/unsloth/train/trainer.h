@@ -153,7 +153,7 @@ class Trainer {
     std::unique_ptr<model::Model> model_;
     std::unique_ptr<Stepper> stepper_;
     std::optional<int64_t> saved_step_;  ///< of the last checkpoint asked for
-    std::optional<RunSaver> saver_;      ///< of the rank that leads, once the model is loaded
+    std::optional<RunSaver> saver_;      ///< of ranks that write parts of a checkpoint, once the model is loaded
     std::vector<std::unique_ptr<Observer>> observers_;
     HistoryObserver history_;
     LossWatch loss_watch_;

@@ -29,6 +29,7 @@ struct Holding {
     bool splits_values = false;         ///< of the values it keeps the slice; a unit's are gathered into a slot
     bool on_host = false;               ///< the slice's fp32 values, moments and sums of gradients are in host memory
     bool host_is_far = false;           ///< the device is none of the host's
+    bool of_stage = false;              ///< of a pipeline: no rank has the values that a result is made of
     at::ScalarType dtype = at::kFloat;  ///< compute type
     bool has_copies() const { return splits_values || on_host; }
     bool has_streams() const { return splits_gradients || has_copies(); }
@@ -101,7 +102,8 @@ class Parameters {
     /// What the optimizer changes: of the share's slice.
     ops::AdamwState& state() { return state_; }
     const ops::AdamwState& state() const { return state_; }
-    /// What a checkpoint is made of: state(), where all values are held on the first rank of the share with all values.
+    /// What a checkpoint is made of: state(), where all values are held on the first rank of the share with all values,
+    /// but in a pipeline.
     ops::AdamwState saved() const;
     at::Tensor norm_scratch;
     /// Increases whenever values change; compute copies compare it to know that they are stale.
