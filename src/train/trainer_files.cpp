@@ -173,7 +173,8 @@ fs::path Trainer::best_checkpoint() const {
 void Trainer::load_best() {
     if (!config().training.load_best_model_at_end || !progress_.best.value) return;
     if (progress_.best.step == progress_.step) return;
-    const bool alone = holds_all() && !model_->parameters()->holding().has_copies();
+    const weights::Holding& holding = model_->parameters()->holding();
+    const bool alone = holding.holds_all() && !holding.has_copies();
     if (alone && !leads()) return;
     const comm::Busy loading(group_.get(), "loading the best evaluation's checkpoint");
     fs::path folder = best_checkpoint();
@@ -276,11 +277,6 @@ void Trainer::stop_for(int signal) {
             whole ? cat(", and checkpoint-", progress_.step, " to go on from (--resume_from_checkpoint auto)") : ""));
 }
 
-/// Whether this rank has the values of all that is trained.
-bool Trainer::holds_all() const {
-    return model_->pipeline().alone() && model_->parameters()->holds_all();
-}
-
 StatePart Trainer::state_part() const {
     return {model_->pipeline().stage(), model_->parameters()->share()};
 }
@@ -308,7 +304,7 @@ RunFiles Trainer::run_files() const {
     files.save_total_limit = config().training.save_total_limit;
     files.part = state_part();
     files.ranks = group_ ? group_->size() : 1;
-    files.holds_all = holds_all();
+    files.holds_all = model_->parameters()->holds_all();
     files.in_place = model_->parameters()->holding().on_host;
     files.patience = std::chrono::seconds(config().distributed.ddp_timeout);
     return files;
@@ -351,7 +347,7 @@ void Trainer::save_result() {
     const comm::Busy saving(saver_ ? group_.get() : nullptr, "saving the result");
     const weights::Parameters& parameters = *model_->parameters();
     const auto write = [this](const ReadValues& values) { saver_->result(moment().trainer, values); };
-    if (!holds_all())
+    if (!parameters.holds_all())
         with_gathered_values(group_->all(), model_->trained_by_all(), state_part(), parameters, device_, write);
     else if (leads())
         write(values_in(parameters.values_P));

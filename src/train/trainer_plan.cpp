@@ -258,7 +258,7 @@ ReferenceCache Trainer::reference_cache(model::PolicyScope scope) const {
     std::string adapters = "none";
     if (scope != model::PolicyScope::base) {
         adapters = values_hash(model_->parameters()->values_P);
-        if (!model_->pipeline().alone() || !model_->parameters()->holds_all())  // each rank has its own
+        if (!model_->parameters()->holds_all())  // each rank has its own
             for (const std::string& hash : group_->gather(std::exchange(adapters, ""), "the hashes of all ranks"))
                 adapters += hash;
     }

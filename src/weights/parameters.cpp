@@ -68,7 +68,7 @@ std::vector<Flat> state_buffers(const ParameterTable& table, config::Optimizer o
 std::vector<Flat> saved_buffers(const ParameterTable& table, config::Optimizer optimizer, const Holding& holding) {
     using State = ops::AdamwState;
     std::vector<Flat> buffers = state_buffers(table, optimizer, /*trains=*/true, holding);
-    const bool all = holding.share.rank == 0 && !holding.has_copies() && !holding.of_stage;
+    const bool all = holding.share.rank == 0 && holding.holds_all();
     buffers.front().elements = all ? table.flat_elements() : table.slice(holding.share).elements();
     std::erase_if(buffers, [](const Flat& flat) {
         for (const auto member :
@@ -278,8 +278,7 @@ at::Tensor Parameters::gradient(const Parameter& p) const {
 
 ops::AdamwState Parameters::saved() const {
     ops::AdamwState saved = state_;
-    if (share().rank == 0 && holds_all() && !holding_.of_stage)
-        saved.params_P = values_P.narrow(0, 0, table_.flat_elements());
+    if (share().rank == 0 && holds_all()) saved.params_P = values_P.narrow(0, 0, table_.flat_elements());
     return saved;
 }
 

@@ -109,7 +109,6 @@ class Trainer {
     void tell_early_stop() const;
     bool judge_answers(EvalReport& report, int& signal);
     void answer_prompts(int64_t step);
-    bool holds_all() const;
     StatePart state_part() const;
     bool writes_part(weights::Share share) const;
     RunFiles run_files() const;

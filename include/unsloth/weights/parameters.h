@@ -33,6 +33,8 @@ struct Holding {
     at::ScalarType dtype = at::kFloat;  ///< compute type
     bool has_copies() const { return splits_values || on_host; }
     bool has_streams() const { return splits_gradients || has_copies(); }
+    /// Whether this rank has the fp32 values of all that is trained.
+    bool holds_all() const { return !of_stage && (!has_copies() || share.size == 1); }
     bool operator==(const Holding&) const = default;
 };
 
@@ -76,7 +78,7 @@ class Parameters {
     /// The fp32 values of held(), padded where that is all.
     at::Tensor values_P;
     ParameterSlice held() const;
-    bool holds_all() const { return !holding_.has_copies() || share().size == 1; }
+    bool holds_all() const { return holding_.holds_all(); }
     /// Gives what this rank holds of it its values: fp32, all of the parameter's.
     void assign(const Parameter& p, const at::Tensor& values) const;
     /// Whole and padded; undefined where they are split.
@@ -102,8 +104,7 @@ class Parameters {
     /// What the optimizer changes: of the share's slice.
     ops::AdamwState& state() { return state_; }
     const ops::AdamwState& state() const { return state_; }
-    /// What a checkpoint is made of: state(), where all values are held on the first rank of the share with all values,
-    /// but in a pipeline.
+    /// What a checkpoint is made of: state(), where all values are held on the first rank of the share with all values.
     ops::AdamwState saved() const;
     at::Tensor norm_scratch;
     /// Increases whenever values change; compute copies compare it to know that they are stale.
