@@ -214,8 +214,7 @@ bool Forecast::can_hold(model::ModelPlan plan) const {
     const std::optional<spec::LayerPlan> asked = layer_plan_of(config().training.gradient_checkpointing);
     const config::DeviceMap map(config().model);
     const bool pipelined = !plan.request().pp.alone();  // nothing moves to the host
-    const bool can_move = map.automatic() && !pipelined && !any(plan.request().fp8) &&
-                          plan.request().finetuning_type == config::FinetuningType::lora;
+    const bool can_move = map.automatic() && may_leave_device(plan.request());
     std::vector<spec::LayerPlan> ways = {{spec::Keep::input, spec::Place::host}, {spec::Keep::input}};
     if (pipelined) ways.erase(ways.begin());
     if (asked) ways = {*asked};

@@ -19,6 +19,11 @@ bool may_take_codes(const config::Config& config, const model::LoadRequest& requ
            config.training.keep_inputs_in != config::KeptInputs::same;
 }
 
+bool may_leave_device(const model::LoadRequest& request) {
+    return request.device.is_cuda() && request.pp.alone() && request.finetuning_type == config::FinetuningType::lora &&
+           !any(request.fp8);
+}
+
 bool may_lie_on_disk(const model::ModelPlan& plan) {
     return plan.request().tp.alone() && (plan.request().offload_folder || plan.lies_in_checkpoint());
 }

@@ -105,9 +105,7 @@ class Choice {
             if (places != all_on_device) return take(places);
         }
         const bool solves = plan_.request().device.is_cuda() && plan_.request().trains;
-        const bool can_move = map.automatic() && plan_.request().device.is_cuda() && !any(plan_.request().fp8) &&
-                              plan_.request().pp.alone() &&
-                              plan_.request().finetuning_type == config::FinetuningType::lora;
+        const bool can_move = map.automatic() && may_leave_device(plan_.request());
         if (solves && !may_fit(can_move)) {
             budget_ = budget(usable_share);
             if (can_move) caches_ = {false};

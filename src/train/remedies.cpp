@@ -41,7 +41,7 @@ std::vector<Remedy> all_remedies(const model::ModelPlan& plan) {
     const auto move_layers = [&](model::LoadRequest& request, spec::Place to) {
         each_layer(request, [to](spec::LayerPlan& layer) { layer.weights_at = to; });
     };
-    const bool can_move = may_wait && lora && !any(asked.fp8);
+    const bool can_move = may_leave_device(asked);
     const std::string thrifty_words = may_wait ? "full+offload" : "full";
     if (asked.trains)
         for (const spec::LayerPlan way : {spec::LayerPlan{spec::Keep::but_mlp},

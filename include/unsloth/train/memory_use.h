@@ -40,6 +40,10 @@ constexpr int64_t least_row_tile = 4096;
 /// Whether layers' inputs may wait on the host as e4m3 codes (training.keep_inputs_in).
 bool may_take_codes(const config::Config& config, const model::LoadRequest& request);
 
+/// Whether weights of layers may be left in host memory or on the disk: frozen ones, of a GPU's run without a pipeline,
+/// whose products do not read codes.
+bool may_leave_device(const model::LoadRequest& request);
+
 /// Whether layers may be left on the disk: the checkpoint has them as they are used, or there is a folder for them, and
 /// the run takes whole matrices of them.
 bool may_lie_on_disk(const model::ModelPlan& plan);
