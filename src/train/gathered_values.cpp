@@ -30,7 +30,7 @@ class Gathering {
             const StatePart other = part.with_number(number);
             weights::ParameterTable table = other.table(all);
             const ParameterSlice slice = table.slice(other.share);
-            parts_.push_back({number * ranks.size() / part.count(), other.stage.rank, std::move(table), slice});
+            parts_.push_back({other.writer(ranks.size()), other.stage.rank, std::move(table), slice});
         }
     }
 

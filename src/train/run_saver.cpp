@@ -84,7 +84,7 @@ void RunSaver::await_others(const std::filesystem::path& folder) const {
         if (part.table(*files_.table).slice(part.share).elements() == 0) continue;
         const std::filesystem::path file = folder / optimizer_file(number, part.count()),
                                     failed = file.string() + failed_suffix;
-        const auto rank = [&] { return cat("rank ", number * files_.ranks / part.count()); };
+        const auto rank = [&] { return cat("rank ", part.writer(files_.ranks)); };
         while (!std::filesystem::exists(file)) {
             if (std::filesystem::exists(failed))
                 throw runtime_failure(cat(rank(), " could not write its part: ", reason_in(failed)));

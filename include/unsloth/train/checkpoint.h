@@ -66,6 +66,8 @@ struct StatePart {
     int count() const { return stage.size * share.size; }
     int number() const { return stage.rank * share.size + share.rank; }
     StatePart with_number(int number) const;
+    /// Of a run's `ranks` the one that writes it: the first that has it.
+    int writer(int ranks) const { return number() * ranks / count(); }
     /// Of all that is trained, what the stage does, laid out as its ranks do.
     weights::ParameterTable table(const weights::ParameterTable& all) const;
 };
