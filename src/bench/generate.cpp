@@ -16,6 +16,7 @@
 #include "unsloth/generate/decoder.h"
 #include "unsloth/memory/plan.h"
 #include "unsloth/ops/profiler.h"
+#include "unsloth/train/json_number.h"
 #include "unsloth/train/memory_use.h"
 #include "unsloth/train/run_record.h"
 #include "unsloth/train/session.h"
@@ -160,10 +161,6 @@ struct Delay {
     std::optional<double> median_ms, longest_ms;
 };
 
-nlohmann::ordered_json or_null(const std::optional<double>& value) {
-    return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json();
-}
-
 /// As the card's rates predict passes, where they do.
 std::shared_ptr<generate::PassTimes> pass_times(ops::Context& ctx, const config::Config& config,
                                                 const train::OpenedModel& opened) {
@@ -261,9 +258,9 @@ std::vector<config::BenchFigure> bench_generate(const config::LoadedConfig& give
             {"copy_gb_per_s", rate / 1e9},
             {"ceiling_ms", ceiling},
             {"share_of_ceiling", ceiling / ms},
-            {"ms_between_tokens", or_null(delay.median_ms)},
-            {"ms_beside_a_prompt", or_null(delay.longest_ms)},
-            {"times_as_long", or_null(times_as_long)},
+            {"ms_between_tokens", train::number(delay.median_ms)},
+            {"ms_beside_a_prompt", train::number(delay.longest_ms)},
+            {"times_as_long", train::number(times_as_long)},
             {"tokens_beside", generate::beside_rule(times)(rows, rows * prompt, 0).tokens},
             {"regions_ms", profiled.regions}};
         if (request.prints) std::cout << (request.json ? result.dump() : result.dump(2)) << std::endl;

@@ -3,11 +3,11 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "train/json_number.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/hash.h"
 #include "unsloth/core/json_reader.h"
+#include "unsloth/train/json_number.h"
 
 namespace unsloth::train {
 namespace {

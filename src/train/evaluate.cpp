@@ -7,13 +7,13 @@
 #include <nlohmann/json.hpp>
 
 #include "train/answers.h"
-#include "train/json_number.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/data/run_tokenizer.h"
 #include "unsloth/train/commands.h"
 #include "unsloth/train/evaluation.h"
+#include "unsloth/train/json_number.h"
 #include "unsloth/train/session.h"
 
 namespace unsloth::train {

@@ -8,13 +8,13 @@
 
 #include <nlohmann/json.hpp>
 
-#include "train/json_number.h"
 #include "train/row_file.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/gpu_monitor.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/progress.h"
 #include "unsloth/report/sinks.h"
+#include "unsloth/train/json_number.h"
 
 namespace unsloth::train {
 namespace {

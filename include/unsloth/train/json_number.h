@@ -1,0 +1,12 @@
+// Numbers in JSON, which has no NaN and no infinity.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+
+namespace unsloth::train {
+
+/// null stands for what is not finite or absent.
+nlohmann::ordered_json number(std::optional<double> value);
+
+}  // namespace unsloth::train
