@@ -104,9 +104,7 @@ constexpr const char* stage_key = "unsloth_stage";
 
 /// "1 of 2: 0-16 16-32".
 std::string stage_text(const spec::Stage& stage) {
-    std::string text = cat(stage.rank, " of ", stage.size, ":");
-    for (const spec::LayerRange& range : stage.chunks) text += cat(" ", range.begin, "-", range.end);
-    return text;
+    return cat(stage.rank, " of ", stage.size, ": ", spec::layer_ranges_text(stage.chunks));
 }
 
 spec::Stage stage_of(const formats::SafetensorsFile& file, int files) {
@@ -114,11 +112,11 @@ spec::Stage stage_of(const formats::SafetensorsFile& file, int files) {
     const auto text = file.metadata().find(stage_key);
     if (text == file.metadata().end()) return stage;
     std::istringstream in(text->second);
-    std::string of;
+    std::string of, ranges;
     in >> stage.rank >> of >> stage.size;
     std::getline(in, of, ':');
-    char dash = 0;
-    for (spec::LayerRange range; in >> range.begin >> dash >> range.end;) stage.chunks.push_back(range);
+    std::getline(in, ranges);
+    stage.chunks = spec::parse_layer_ranges(ranges);
     if (stage.size < 1 || files % stage.size != 0 || stage.chunks.empty() || stage.chunks.size() % stage.size != 0)
         throw input_error(cat(file.path().string(), ": ", stage_key, " is \"", text->second, "\""),
                           "It was changed since it was written.");

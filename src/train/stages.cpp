@@ -4,7 +4,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <limits>
-#include <sstream>
 
 #include "unsloth/config/device_map.h"
 #include "unsloth/core/error.h"
@@ -114,19 +113,6 @@ std::vector<int64_t> budgets_of(const config::Config& config, at::Device device,
     return budgets;
 }
 
-std::string text_of(const std::vector<spec::LayerRange>& ranges) {
-    std::string text;
-    for (const spec::LayerRange& range : ranges) text += cat(range.begin, " ", range.end, " ");
-    return text;
-}
-
-std::vector<spec::LayerRange> parse_ranges(const std::string& text) {
-    std::vector<spec::LayerRange> ranges;
-    std::istringstream numbers(text);
-    for (spec::LayerRange range; numbers >> range.begin >> range.end;) ranges.push_back(range);
-    return ranges;
-}
-
 }  // namespace
 
 bool several_chunks(const config::DistributedOptions& distributed) {
@@ -192,8 +178,8 @@ model::Pipeline plan_pipeline(const config::Config& config, const model::ModelPl
     // Only proportions of times count; of a CPU no rates are known.
     const planner::Card card = device.is_cuda() ? machine_of(device).card : planner::find_card("H200");
     const Ranges own = cut_stages(config, whole, shape, card, budgets_of(config, device, group, shape.ranks));
-    const spec::Stage stage{mesh.at().pp, shape.ranks,
-                            parse_ranges(group.gather(text_of(own), "the stages of the pipeline")[0])};
+    const std::string first = group.gather(spec::layer_ranges_text(own), "the stages of the pipeline")[0];
+    const spec::Stage stage{mesh.at().pp, shape.ranks, spec::parse_layer_ranges(first)};
     return model::Pipeline(&mesh, stage, shape);
 }
 

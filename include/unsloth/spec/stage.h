@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "unsloth/spec/tensor_table.h"
@@ -19,6 +20,11 @@ struct LayerRange {
     bool has(int64_t layer) const { return layer >= begin && layer < end; }
     bool operator==(const LayerRange&) const = default;
 };
+
+/// "0-16 16-32", as checkpoints have it.
+std::string layer_ranges_text(const std::vector<LayerRange>& ranges);
+/// What layer_ranges_text wrote: the ranges before anything else.
+std::vector<LayerRange> parse_layer_ranges(const std::string& text);
 
 /// One of `size` ranks that have the layers in turn: of `chunks`, in the order of the network, number c is rank c mod
 /// size's. The first rank has the embeddings, the last one the final norm and lm_head.
