@@ -116,9 +116,8 @@ void ModelPlan::plan_rank() {
     submit_trained_host(host);
     host.place();
     of_trained_.host = host.total_bytes();
-    if (request_.holding.share.size == 1)
-        for (const memory::Entry& entry : host.entries())
-            if (entry.group == weights::copies_group) of_trained_.saved += entry.bytes;
+    for (const memory::Entry& entry : host.entries())
+        if (entry.group == weights::copies_group) of_trained_.saved += entry.bytes;
     parts_.base = std::make_shared<const weights::BasePlan>(file_, layout_, lora_layers_,
                                                             base_request(complete(request_.run)), parts_.base.get());
     parts_.of_base = bytes_of(*parts_.base);
@@ -188,11 +187,10 @@ ModelPlan::Parts ModelPlan::parts(const spec::RunPlan& run) const {
 
 spec::MemoryNeed ModelPlan::need(const Parts& parts, const spec::RunPlan& run) const {
     const int64_t host = parts.of_step.host + parts.of_base.host + of_trained_.host;
-    const int writers = std::min(request_.processes, request_.pp.stage().size);  // of a pipeline's checkpoint
     return {of_trained_.resident + parts.of_base.resident + parts.of_base.peer + parts.of_step.device +
                 recorded_bytes(parts, run) +
                 (request_.device.is_cpu() ? host + parts.of_base.common : memory::beside_arenas_bytes),
-            request_.processes * (host - of_trained_.saved) + writers * of_trained_.saved +
+            request_.processes * (host - of_trained_.saved) + request_.writers * of_trained_.saved +
                 base_copies() * parts.of_base.common,
             base_copies() * parts.of_base.there};
 }

@@ -101,6 +101,7 @@ Forecast::Forecast(config::LoadedConfig loaded, const Target& target, std::share
     request.saves = config::saves_checkpoints(training);
     request.weighs = config::compares_answers(training.objective);
     request.processes = static_cast<int>(target.gpus);
+    request.writers = mesh.pp * request.holding.share.size;  // each part has one
     request.sizes.deterministic = training.deterministic;
     if (any(request.fp8) && target_.machine.card.fp8_products.empty())
         throw usage_error(cat("model.compute_dtype ", name_of(request.fp8), " is for H100 and H200, not for ",

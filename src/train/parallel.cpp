@@ -44,4 +44,9 @@ weights::Holding parameter_holding(const config::DistributedOptions& distributed
     return holding;
 }
 
+bool writes_part(const comm::MeshShape& mesh, weights::Share share, int rank) {
+    const comm::MeshShape at = comm::coordinates(mesh, rank);
+    return share.size > 1 || (at.dp == 0 && at.cp == 0 && at.tp == 0);
+}
+
 }  // namespace unsloth::train

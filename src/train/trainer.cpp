@@ -135,7 +135,7 @@ void Trainer::load() {
     stepper_ = std::make_unique<Stepper>(*ctx_, *model_, settings);
     hardware_rate_ = report::dense_bf16_rate(ops::device_name(device_));
     if (resume_) restore();
-    if (writes_part(model_->parameters()->share()))
+    if (writes_part(mesh_shape(), model_->parameters()->share(), environment_.rank))
         saver_.emplace(run_files(), *ctx_, model_->parameters()->saved(), model_->parts().copies);
 }
 

@@ -281,11 +281,6 @@ StatePart Trainer::state_part() const {
     return {model_->pipeline().stage(), model_->parameters()->share()};
 }
 
-/// Whether this rank's state is one of a checkpoint's parts: of copies the first one's.
-bool Trainer::writes_part(weights::Share share) const {
-    return share.size > 1 || !mesh_ || (mesh_->at().dp == 0 && mesh_->at().cp == 0 && mesh_->at().tp == 0);
-}
-
 RunFiles Trainer::run_files() const {
     RunFiles files;
     files.output_dir = config().training.output_dir;

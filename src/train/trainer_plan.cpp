@@ -111,7 +111,11 @@ void Trainer::make_plan() {
         request.peer_ranks = mesh_->copies_here();
     }
     request.sizes.deterministic = config().training.deterministic;
-    request.saves = writes_part(request.holding.share) && config::saves_checkpoints(config().training);
+    const auto writes = [&](int rank) { return writes_part(mesh_shape(), request.holding.share, rank); };
+    request.saves = writes(environment_.rank) && config::saves_checkpoints(config().training);
+    if (group_)
+        request.writers =
+            static_cast<int>(std::count_if(group_->ranks_here().begin(), group_->ranks_here().end(), writes));
     choose_pass_rows(request);
     data::BatchLimits limits = loader_->limits();
     if (eval_rows_.size() > 0) {

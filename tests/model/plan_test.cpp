@@ -193,6 +193,23 @@ TEST(ModelPlan, HoldsTheCopiesThatCheckpointsAreWrittenFrom) {
     }
 }
 
+TEST(ModelPlan, CountsCopiesOfTheProcessesThatWriteCheckpoints) {
+    UNSLOTH_NEEDS_XZ();
+    const auto file = open_golden("small_llama/bf16");
+    const int layers = static_cast<int>(file->spec.num_layers);
+    model::LoadRequest request = training_request();
+    request.saves = true;
+    request.processes = 4;
+    request.pp = model::Pipeline(nullptr, {0, 2, {{0, 1}, {1, layers}}}, {.ranks = 2, .micro_batches = 2});
+    for (const int writers : {1, 2, 4}) {  // ranks of one stage are on the machine, of both, or share the states
+        request.writers = writers;
+        const model::ModelPlan plan(file, request);
+        const int64_t copies = bytes_of_group(plan.host(), "checkpoints"), rest = plan.host().total_bytes() - copies;
+        EXPECT_GT(copies, 0);
+        EXPECT_EQ(plan.host_bytes(), 4 * rest + writers * copies + plan.common().total_bytes()) << writers;
+    }
+}
+
 TEST(ModelPlan, HoldsRopesFrequencies) {
     UNSLOTH_NEEDS_XZ();
     const auto file = open_golden("small_llama/bf16");

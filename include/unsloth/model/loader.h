@@ -50,6 +50,7 @@ struct LoadRequest {
     TensorParallel tp;                ///< whose slices of the layers are planned and loaded
     ContextParallel cp;               ///< its ranks have parts of the rows, as `sizes` say
     int processes = 1;                ///< of this machine that plan alike: they take its host memory together
+    int writers = 1;                  ///< of these, that write a part of each checkpoint
     /// What processes hold of the base in host memory, until it is loaded; nullptr: nobody is asked, as where the plan
     /// is for another machine.
     std::shared_ptr<memory::HeldMemory> held;
@@ -150,7 +151,7 @@ class ModelPlan {
     /// their bytes add up.
     struct TrainedBytes {
         int64_t resident = 0, host = 0;
-        int64_t saved = 0;  ///< of host: copies that one process of the machine, or of each stage, has
+        int64_t saved = 0;  ///< of host: copies that those have which write checkpoints
     };
     struct BaseBytes {
         int64_t resident = 0, peer = 0, host = 0, common = 0;

@@ -19,6 +19,9 @@ weights::Share place_of(const comm::Communicator* ranks);
 /// from 2 on of the gradients too, from 3 on of the values.
 weights::Holding parameter_holding(const config::DistributedOptions& distributed, weights::Share alike);
 
+/// Whether a rank writes a part of each checkpoint: of those that have the same one the first. `share`: of its holding.
+bool writes_part(const comm::MeshShape& mesh, weights::Share share, int rank);
+
 /// The option by which the model answers in a run, which a rank does alone; nullptr: none is given.
 const char* asks_for_answers(const config::TrainingOptions& training);
 

@@ -110,7 +110,7 @@ class Trainer {
     bool judge_answers(EvalReport& report, int& signal);
     void answer_prompts(int64_t step);
     StatePart state_part() const;
-    bool writes_part(weights::Share share) const;
+    comm::MeshShape mesh_shape() const { return mesh_ ? mesh_->shape() : comm::MeshShape{}; }
     RunFiles run_files() const;
     RunMoment moment() const;
     void load_values(const std::filesystem::path& checkpoint);
