@@ -76,11 +76,16 @@ void Trainer::require_disk() const {
     for (const weights::Parameter& p : table.parameters())
         result += p.elements() * static_cast<int64_t>(spec::size_of(saved_dtype()));
     const bool saves = config::saves_checkpoints(t);
-    memory::Plan copies;  // values and moments; the values of a LoRA that one rank holds are its result
-    weights::Parameters::plan_copies(table, t.optim, {}, copies);
     const bool in_parts = full() || plan_->request().holding.has_copies() || !plan_->request().pp.alone();
+    // Beside a result values and moments, of tied embeddings both ends' of a pipeline; the values of a LoRA that one
+    // rank holds are its result.
     int64_t checkpoint = result - (in_parts ? 0 : table.flat_elements() * static_cast<int64_t>(sizeof(float)));
-    for (const memory::Entry& copy : copies.entries()) checkpoint += copy.bytes;
+    const StatePart part{plan_->request().pp.stage(), {}};
+    for (int number = 0; number < part.count(); ++number) {
+        memory::Plan copies;
+        weights::Parameters::plan_copies(part.with_number(number).table(table), t.optim, {}, copies);
+        for (const memory::Entry& copy : copies.entries()) checkpoint += copy.bytes;
+    }
     if (!saves) checkpoint = 0;
 
     fs::path place = fs::absolute(t.output_dir);

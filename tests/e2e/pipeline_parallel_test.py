@@ -1,10 +1,15 @@
 """Ranks that have a model's layers in turn, on the CPU: the same losses and adapters as one process, checkpoints that go on anywhere, and what is said when one is lost."""
 
+import os
+import unittest
+
 from rank_support import SharedModel
 from support import (
     LLAMA,
     OK,
     QWEN3,
+    RUNTIME,
+    TIMEOUT_S,
     USAGE,
     environment,
     main,
@@ -13,6 +18,8 @@ from support import (
     run,
     write_rows,
 )
+
+FAULT = os.environ.get("UNSLOTH_FAULT", "")
 
 
 class PipelineParallel(SharedModel):
@@ -151,6 +158,21 @@ class PipelineParallel(SharedModel):
         for key, entry in read_safetensors(self.folder / "two" / "checkpoint-2" / name).items():
             self.assertEqual(found[key], entry, key)
             self.assertNotEqual(last[key], entry, key)
+
+    @unittest.skipUnless(FAULT, "UNSLOTH_FAULT does not name the preloaded library")
+    def test_room_is_looked_for_for_what_both_ends_write(self):
+        """Tied embeddings are most of this model. As much room as a run took is less than is asked for, with texts."""
+        more = ["--finetuning_type", "full", "--max_steps", 1, "--per_device_train_batch_size", 1, "--pp_size", 2]
+        folder, rows = model(QWEN3 | {"vocab_size": 16384}), self.rows(4)
+        self.run_ranks(2, self.train_arguments(folder, rows, *more, out="two"))
+        taken = sum(file.stat().st_size for file in (self.folder / "two").rglob("*") if file.is_file())
+        fault = {"LD_PRELOAD": FAULT, "FAULT_FREE": taken, "ASAN_OPTIONS": "verify_asan_link_order=0"}
+        arguments = self.train_arguments(folder, rows, *more, out="full")
+        ranks = self.start_ranks(lambda rank: arguments, environments={0: fault})
+        errors = [rank.communicate(timeout=TIMEOUT_S)[1] for rank in ranks]
+        self.assertEqual([rank.returncode for rank in ranks], [RUNTIME, RUNTIME], errors)
+        for error in errors:
+            self.assertIn("not enough room", error)
 
     def start(self, out, *more):
         ranks = self.start_ranks(lambda rank: self.arguments(out, 1, 4, *self.pp(2, "--max_steps", 1000000, *more)))
