@@ -48,9 +48,9 @@ enum Uid : int64_t {
 enum Ragged { ragged_q, ragged_k, ragged_v, ragged_out, ragged_statistics, ragged_dout, ragged_dq, ragged_dkv };
 
 std::string describe(const CudnnCase& c) {
-    return cat(c.packed ? "packed " : "dense ", c.bottom_right ? "with more keys " : "",
+    return cat(c.packed ? "packed " : "dense ", c.unmasked ? "unmasked " : "", c.bottom_right ? "with more keys " : "",
                c.backward ? "backward" : "forward", c.deterministic ? " (deterministic)" : "",
-               c.half ? " f16" : " bf16", " B ", c.batch, " S ", c.length,
+               c.half ? " f16" : " bf16", " B ", c.batch, " S ", c.length, c.keys ? cat(" of ", c.keys) : std::string(),
                c.packed ? cat(" T ", c.tokens) : std::string(), " H ", c.heads, " K ", c.kv_heads, " d ", c.head_dim,
                c.window ? cat(" window ", c.window) : std::string());
 }
@@ -107,8 +107,10 @@ class GraphBuilder {
     }
 
     void shape(const Tensor& x, int64_t heads, const HeadStrides& strides, Ragged ragged) {
-        x->set_dim({c_.batch, heads, c_.length, c_.head_dim})
-            .set_stride({c_.length * strides.row, strides.head, strides.row, 1});
+        const bool of_keys = ragged == ragged_k || ragged == ragged_v || ragged == ragged_dkv;
+        const int64_t length = of_keys && c_.keys > 0 ? c_.keys : c_.length;
+        x->set_dim({c_.batch, heads, length, c_.head_dim})
+            .set_stride({length * strides.row, strides.head, strides.row, 1});
         if (c_.packed) x->set_ragged_offset(ragged_[ragged]);
     }
 
@@ -136,7 +138,9 @@ class GraphBuilder {
     /// diagonal starts at the top left, else it ends at the bottom right, which is the same but need not be as fast.
     template <class Options>
     void mask(Options& options) {
-        options.set_attn_scale(static_cast<float>(c_.scale))
+        options.set_attn_scale(static_cast<float>(c_.scale));
+        if (c_.unmasked) return;
+        options
             .set_diagonal_alignment(c_.bottom_right ? fe::DiagonalAlignment_t::BOTTOM_RIGHT
                                                     : fe::DiagonalAlignment_t::TOP_LEFT)
             .set_diagonal_band_right_bound(0);

@@ -1,9 +1,9 @@
 // Attention through cuDNN's graph API (FlashAttention on its tensor-core kernels), bf16 and f16, forward and
 // backward.
 //
-// Two forms. Dense: [B, H, S, d] as strided views of token rows. Packed: B sequences of up to S tokens, each
-// found through a ragged offset and a length that lie on the device, so that one plan serves every batch that
-// fits (B, S, T): sequences that do not exist have length 0.
+// Two forms. Dense: [B, H, S, d] as strided views of token rows, of which keys may have more. Packed: B sequences of up
+// to S tokens, each found through a ragged offset and a length that lie on the device, so that one plan serves every
+// batch that fits (B, S, T): sequences that do not exist have length 0.
 //
 // Facts the code relies on (cuDNN 9.19): the packed backward sizes its scratch by B x S (bounding it by the
 // total length instead corrupts neighbouring sequences, see the graph); the row statistics of the packed form
@@ -33,9 +33,11 @@ struct CudnnCase {
     int64_t backward = 0;           ///< 0 forward, 1 backward
     int64_t statistics = 1;         ///< forward: whether the log-sum-exp is written
     int64_t deterministic = 0;      ///< backward: a fixed order of summation (dense only)
-    int64_t bottom_right = 0;       ///< packed: sequences may have more keys than queries, which stand at their end
+    int64_t unmasked = 0;           ///< dense: queries see all keys, none of which is their own
+    int64_t bottom_right = 0;       ///< sequences may have more keys than queries, which stand at their end
     int64_t half = 0;               ///< 0 bf16, 1 f16
     int64_t batch = 0, length = 0;  ///< B and S; packed: the most
+    int64_t keys = 0;               ///< of each sequence; 0: as many as queries
     int64_t tokens = 0;             ///< packed backward: the most tokens of the batch; sizes the dense gradients
     int64_t heads = 0, kv_heads = 0, head_dim = 0;
     int64_t window = 0;  ///< 0: unlimited
@@ -43,7 +45,7 @@ struct CudnnCase {
     HeadStrides q, k, v, out, dout, dq, dk,
         dv;  ///< the last four in the backward; packed: dq [T, H, d], dk, dv [T, K, d] dense
 };
-static_assert(sizeof(CudnnCase) == 30 * 8, "padding would be compared");
+static_assert(sizeof(CudnnCase) == 32 * 8, "padding would be compared");
 
 struct CudnnPointers {
     void *q = nullptr, *k = nullptr, *v = nullptr, *out = nullptr;

@@ -3,18 +3,13 @@
 #include <algorithm>
 #include <limits>
 
-#include "unsloth/core/error.h"
+#include "ops/workspace_front.h"
 #include "unsloth/ops/rows.h"
 
 namespace unsloth::ops {
 namespace {
 
 constexpr int64_t most_elements = std::numeric_limits<int32_t>::max();
-
-int64_t piece_bytes(int64_t bytes) {
-    constexpr int64_t alignment = 256;
-    return (bytes + alignment - 1) / alignment * alignment;
-}
 
 }  // namespace
 
@@ -61,29 +56,6 @@ int64_t kv_head_bytes(const AttentionShape& shape, int64_t tokens, int64_t keys,
 #if UNSLOTH_CUDA
 namespace {
 
-/// The front of the workspace; calls find what is behind it until this ends.
-class Front {
-  public:
-    explicit Front(Context& ctx) : ctx_(ctx), whole_(ctx.workspace) {}
-    ~Front() { ctx_.workspace = whole_; }
-    Front(const Front&) = delete;
-    Front& operator=(const Front&) = delete;
-
-    at::Tensor take(at::IntArrayRef sizes, at::ScalarType type) {
-        const int64_t bytes = c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(type));
-        const int64_t taken = piece_bytes(bytes), there = ctx_.workspace.numel();
-        UNSLOTH_CHECK(taken <= there, "attention by heads: ", there, " bytes of workspace are left of ",
-                      whole_.numel());
-        const at::Tensor piece = ctx_.workspace.narrow(0, 0, bytes).view(type).view(sizes);
-        ctx_.workspace = ctx_.workspace.narrow(0, taken, there - taken);
-        return piece;
-    }
-
-  private:
-    Context& ctx_;
-    at::Tensor whole_;
-};
-
 /// What belongs to a kv head of x [tokens, heads, d], as rows: a view, or c10::Error.
 at::Tensor heads_of(const at::Tensor& x, int64_t kv_head, int64_t count) {
     return x.narrow(1, kv_head * count, count).view({x.size(0), count * x.size(2)});
@@ -93,7 +65,7 @@ at::Tensor heads_of(const at::Tensor& x, int64_t kv_head, int64_t count) {
 at::Tensor statistics_of(const at::Tensor& lse, const AttentionShape& shape, const Segments& segments, CudaForm form,
                          int64_t kv_head) {
     const int64_t shared_by = shape.heads / shape.kv_heads, all = shape.heads * segments.q_offsets.back();
-    const int64_t rows = form == CudaForm::dense ? segments.count() : segments.q_offsets.back();
+    const int64_t rows = form == CudaForm::packed ? segments.q_offsets.back() : segments.count();
     const int64_t width = all / rows / shape.heads;  // of a head
     return lse.view(-1)
         .narrow(0, 0, all)
@@ -108,7 +80,7 @@ void attention_forward_by_heads(Context& ctx, const AttentionShape& shape, const
     const AttentionShape one = one_kv_head(shape);
     const at::ScalarType type = args.q.scalar_type();
     const int64_t tokens = args.q.size(0), keys = args.k.size(0), d = shape.head_dim;
-    Front front(ctx);
+    WorkspaceFront front(ctx);
     AttentionForward a{.q = front.take({tokens, one.heads, d}, type),
                        .k = front.take({keys, 1, d}, type),
                        .v = front.take({keys, 1, d}, type),
@@ -132,7 +104,7 @@ void attention_backward_by_heads(Context& ctx, const AttentionShape& shape, cons
     const AttentionShape one = one_kv_head(shape);
     const at::ScalarType type = args.q.scalar_type();
     const int64_t tokens = args.q.size(0), keys = args.k.size(0), d = shape.head_dim;
-    Front front(ctx);
+    WorkspaceFront front(ctx);
     const auto queries = [&] { return front.take({tokens, one.heads, d}, type); };
     const auto of_keys = [&] { return front.take({keys, 1, d}, type); };
     const AttentionBackward a{.dout = queries(),

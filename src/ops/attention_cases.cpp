@@ -7,6 +7,7 @@
 
 #include "kernels/attention_mma.h"
 #include "kernels/common/launch.h"
+#include "ops/attention_chunks.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 #include "unsloth/ops/dtype.h"
@@ -33,7 +34,7 @@ constexpr const char* on_tensor_cores_wide =
 struct Registry {
     std::mutex mutex;
     std::map<Kind, PackedLimits> sizes;  ///< what attention_workspace was last told
-    std::map<Kind, bool> served;
+    std::map<std::pair<Answer, Kind>, bool> answers;
 };
 Registry& registry() {
     static Registry instance;
@@ -74,7 +75,7 @@ std::optional<int64_t> ask(at::Device device, CudnnCase c, bool backward, bool d
     c.backward = backward;
     c.deterministic = deterministic;
     set_dense_strides(c);
-    return CudnnAttention::of(device.index()).workspace(c);
+    return cudnn_workspace_of(device, c);
 }
 
 /// The planned tokens in segments of the planned length.
@@ -110,6 +111,13 @@ void set_dense_strides(CudnnCase& c) {
     if (!c.backward) return;
     c.dout = c.dq = c.q;
     c.dk = c.dv = c.k;
+}
+
+CudnnCase asked_case(const AttentionShape& shape, at::ScalarType dtype, bool backward) {
+    CudnnCase c = base_case(shape, dtype);
+    c.backward = backward;
+    set_dense_strides(c);
+    return c;
 }
 
 CudnnCase forward_case(const AttentionShape& shape, const AttentionForward& args) {
@@ -161,28 +169,39 @@ std::vector<CudnnCall> calls_of(CudnnCase c, const AttentionShape& shape, const 
     return calls;
 }
 
-bool cudnn_serves(const AttentionShape& shape, at::ScalarType dtype, at::Device device) {
-    if (!cudnn_may_serve(shape, dtype)) return false;
-    const Kind kind = kind_of(shape, dtype, device);
+std::optional<int64_t> cudnn_workspace_of(at::Device device, const CudnnCase& c) {
+    return CudnnAttention::of(device.index()).workspace(c);
+}
+
+bool remembered(Answer answer, const Kind& kind, const std::function<bool()>& ask) {
     Registry& r = registry();
     {
         const std::lock_guard lock(r.mutex);
-        const auto found = r.served.find(kind);
-        if (found != r.served.end()) return found->second;
+        const auto found = r.answers.find({answer, kind});
+        if (found != r.answers.end()) return found->second;
     }
-    const PackedLimits planned = planned_sizes(kind);
-    const CudnnCase c =
-        planned.tokens > 0 ? largest_dense(shape, dtype, planned) : largest_dense(shape, dtype, {256, 1, 256});
-    const bool served = ask(device, c, /*backward=*/false) && ask(device, c, /*backward=*/true);
-    const std::string what = cat("attention with head_dim ", shape.head_dim, " in ",
-                                 dtype_of(dtype) == spec::DType::bf16 ? "bfloat16" : "float16");
-    if (served)
-        log::info(what, ": cuDNN");
-    else
-        log::warning(what, ": cuDNN does not serve it on this card, ", portable_kernels(shape.head_dim).name, " do",
-                     portable_kernels(shape.head_dim).cost);
+    const bool served = ask();
     const std::lock_guard lock(r.mutex);
-    return r.served.emplace(kind, served).first->second;
+    return r.answers.emplace(std::pair(answer, kind), served).first->second;
+}
+
+bool cudnn_serves(const AttentionShape& shape, at::ScalarType dtype, at::Device device) {
+    if (!cudnn_may_serve(shape, dtype)) return false;
+    const Kind kind = kind_of(shape, dtype, device);
+    return remembered(Answer::rows, kind, [&] {
+        const PackedLimits planned = planned_sizes(kind);
+        const CudnnCase c =
+            planned.tokens > 0 ? largest_dense(shape, dtype, planned) : largest_dense(shape, dtype, {256, 1, 256});
+        const bool served = ask(device, c, /*backward=*/false) && ask(device, c, /*backward=*/true);
+        const std::string what = cat("attention with head_dim ", shape.head_dim, " in ",
+                                     dtype_of(dtype) == spec::DType::bf16 ? "bfloat16" : "float16");
+        if (served)
+            log::info(what, ": cuDNN");
+        else
+            log::warning(what, ": cuDNN does not serve it on this card, ", portable_kernels(shape.head_dim).name, " do",
+                         portable_kernels(shape.head_dim).cost);
+        return served;
+    });
 }
 
 std::optional<int64_t> attention_cudnn_workspace(const AttentionShape& shape, at::ScalarType dtype, at::Device device,
@@ -201,6 +220,8 @@ std::optional<int64_t> attention_cudnn_workspace(const AttentionShape& shape, at
     const CudnnCase dense = largest_dense(shape, dtype, sizes);
     consider(dense, false, false);
     if (backward) consider(dense, true, deterministic);
+    if (sizes.keys > 0)
+        most = std::max(most, chunks_workspace(shape, dtype, device, sizes, backward && !deterministic));
     if (shape.head_dim % 16 == 0) {
         const auto consider_packed = [&](const PackedLimits& limits, bool bottom_right) {
             CudnnCase packed = base_case(shape, dtype);

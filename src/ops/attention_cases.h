@@ -5,6 +5,7 @@
 
 #if UNSLOTH_CUDA
 #include <array>
+#include <functional>
 #include <vector>
 
 #include "kernels/attention_cudnn.h"
@@ -32,6 +33,8 @@ Kind kind_of(const AttentionShape& shape, at::ScalarType dtype, at::Device devic
 /// What attention_cudnn_workspace was last told of this kind; zeros: nothing yet.
 PackedLimits planned_sizes(const Kind& kind);
 
+/// What all cases of a direction have in common, with the strides of contiguous tensors: for asking.
+kernels::CudnnCase asked_case(const AttentionShape& shape, at::ScalarType dtype, bool backward);
 kernels::CudnnCase forward_case(const AttentionShape& shape, const AttentionForward& args);
 kernels::CudnnCase backward_case(const AttentionShape& shape, const AttentionBackward& args, CudaForm form,
                                  bool deterministic);
@@ -40,6 +43,15 @@ kernels::CudnnCase backward_case(const AttentionShape& shape, const AttentionBac
 void set_dense_strides(kernels::CudnnCase& c);
 
 bool same_lengths(const Segments& s);
+
+/// What cuDNN takes for the case; none where it has no plan.
+std::optional<int64_t> cudnn_workspace_of(at::Device device, const kernels::CudnnCase& c);
+/// What is asked of cuDNN once per kind and process.
+enum class Answer { rows, chunks };
+bool remembered(Answer answer, const Kind& kind, const std::function<bool()>& ask);
+/// Issues a case of the dense form on the context's stream; its scratch is the front of ctx.workspace.
+void run_dense(const Context& ctx, const kernels::CudnnCase& c, const AttentionForward& args);
+void run_dense(const Context& ctx, const kernels::CudnnCase& c, const AttentionBackward& args);
 
 /// A cuDNN call: its plan, and the segments it takes.
 struct CudnnCall {

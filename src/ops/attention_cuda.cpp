@@ -12,6 +12,7 @@
 #include "kernels/attention_portable.h"
 #include "kernels/common/launch.h"
 #include "ops/attention_by_heads.h"
+#include "ops/attention_chunks.h"
 #include "ops/attention_packed.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
@@ -47,6 +48,7 @@ CudaForm form_of(const AttentionShape& shape, const Segments& s, at::ScalarType 
     // before them.
     const bool dense = s.uniform && s.max_q % dense_step == 0;
     if (dense) return CudaForm::dense;
+    if (!same_lengths(s) && equal_chunks(s) && cudnn_serves_chunks(shape, dtype, device)) return CudaForm::chunks;
     // The frontend calls packed backwards of other head_dims a known functional issue.
     if (shape.head_dim % 16 == 0) return CudaForm::packed;
     static std::once_flag said;
@@ -90,7 +92,7 @@ bool fits(const Context& ctx, const CudnnCase& c, int64_t beside) {
 
 /// Whether cuDNN's offsets reach the gradients that it keeps for each head, of sequences as long as the longest.
 bool reaches(const CudnnCase& c) {
-    return !c.backward || within_reach(c.batch * c.length * c.heads * c.head_dim);
+    return !c.backward || within_reach(c.batch * std::max(c.length, c.keys) * c.heads * c.head_dim);
 }
 
 bool warn_out_of_reach(const CudnnCase& c, const Segments& segments) {
@@ -115,11 +117,15 @@ bool takes(const Context& ctx, const AttentionShape& shape, const Segments& segm
     c.heads = asked.heads;
     c.kv_heads = asked.kv_heads;
     if (by_heads) set_dense_strides(c);
+    const auto serves = [&](const CudnnCase& plan, int64_t own) {
+        return (reaches(plan) || warn_out_of_reach(plan, segments)) && fits(ctx, plan, beside + own);
+    };
+    if (form == CudaForm::chunks)
+        return std::ranges::all_of(chunk_calls(c, asked, segments),
+                                   [&](const ChunkCall& call) { return serves(call.plan, call.bytes()); });
     const Kind kind = kind_of(asked, c.half ? at::kHalf : at::kBFloat16, ctx.device());
-    const std::vector<CudnnCall> calls = calls_of(c, asked, segments, form, kind);
-    return std::all_of(calls.begin(), calls.end(), [&](const CudnnCall& call) {
-        return (reaches(call.plan) || warn_out_of_reach(call.plan, segments)) && fits(ctx, call.plan, beside);
-    });
+    return std::ranges::all_of(calls_of(c, asked, segments, form, kind),
+                               [&](const CudnnCall& call) { return serves(call.plan, 0); });
 }
 
 bool warn_unaligned() {
@@ -184,6 +190,7 @@ kernels::RowStatistics statistics(const at::Tensor& lse, CudaForm order, const A
     float* data = lse.data_ptr<float>();
     switch (order) {
         case CudaForm::dense:
+        case CudaForm::chunks:
             return kernels::RowStatistics::by_segment(data, shape.heads, segments.max_q);
         case CudaForm::packed:
             return kernels::RowStatistics::by_token(data, shape.heads);
@@ -212,8 +219,28 @@ kernels::PortableAttention portable_arguments(const AttentionShape& shape, const
     return a;
 }
 
+kernels::CudnnPointers pointers_of(const AttentionForward& args) {
+    kernels::CudnnPointers p;
+    p.q = args.q.data_ptr(), p.k = args.k.data_ptr(), p.v = args.v.data_ptr(), p.out = args.out.data_ptr();
+    p.statistics = args.lse.defined() ? args.lse.data_ptr<float>() : nullptr;
+    return p;
+}
+
+kernels::CudnnPointers pointers_of(const AttentionBackward& args) {
+    kernels::CudnnPointers p = pointers_of(AttentionForward{args.q, args.k, args.v, args.out, args.lse});
+    p.dout = args.dout.data_ptr();
+    p.dq = rows_of(args.dq), p.dk = rows_of(args.dk), p.dv = rows_of(args.dv);
+    return p;
+}
+
+template <class Arguments>
+void issue(const Context& ctx, const CudnnCase& c, const Arguments& args) {
+    CudnnAttention::of(ctx.device().index())
+        .run(c, pointers_of(args), ctx.workspace.data_ptr(), static_cast<cudaStream_t>(ctx.stream()));
+}
+
 void run_cudnn(const Context& ctx, const std::vector<CudnnCall>& calls, const Segments& segments,
-               kernels::CudnnPointers& p) {
+               kernels::CudnnPointers p) {
     const auto stream = static_cast<cudaStream_t>(ctx.stream());
     CudnnAttention& cudnn = CudnnAttention::of(ctx.device().index());
     for (const CudnnCall& call : calls) {
@@ -230,6 +257,14 @@ void run_cudnn(const Context& ctx, const std::vector<CudnnCall>& calls, const Se
 
 }  // namespace
 
+void run_dense(const Context& ctx, const CudnnCase& c, const AttentionForward& args) {
+    issue(ctx, c, args);
+}
+
+void run_dense(const Context& ctx, const CudnnCase& c, const AttentionBackward& args) {
+    issue(ctx, c, args);
+}
+
 void attention_cuda_forward(Context& ctx, const AttentionShape& shape, const Segments& segments,
                             const AttentionForward& args, CudaChoice choice) {
     if (choice.kernels == CudaForm::portable) {
@@ -238,12 +273,11 @@ void attention_cuda_forward(Context& ctx, const AttentionShape& shape, const Seg
         return kernels::attention_portable_forward(a, static_cast<cudaStream_t>(ctx.stream()));
     }
     if (choice.by_heads) return attention_forward_by_heads(ctx, shape, segments, args, choice.kernels);
+    if (choice.kernels == CudaForm::chunks)
+        return attention_forward_by_chunks(ctx, chunk_calls(forward_case(shape, args), shape, segments), args);
     const Kind kind = kind_of(shape, args.q.scalar_type(), ctx.device());
     const auto calls = calls_of(forward_case(shape, args), shape, segments, choice.kernels, kind);
-    kernels::CudnnPointers p;
-    p.q = args.q.data_ptr(), p.k = args.k.data_ptr(), p.v = args.v.data_ptr(), p.out = args.out.data_ptr();
-    p.statistics = args.lse.defined() ? args.lse.data_ptr<float>() : nullptr;
-    run_cudnn(ctx, calls, segments, p);
+    run_cudnn(ctx, calls, segments, pointers_of(args));
 }
 
 void attention_cuda_backward(Context& ctx, const AttentionShape& shape, const Segments& segments,
@@ -259,15 +293,12 @@ void attention_cuda_backward(Context& ctx, const AttentionShape& shape, const Se
         return kernels::attention_portable_backward(a, g, static_cast<cudaStream_t>(ctx.stream()));
     }
     if (choice.by_heads) return attention_backward_by_heads(ctx, shape, segments, args, choice.kernels);
+    const CudnnCase c = backward_case(shape, args, choice.kernels, ctx.deterministic);
+    if (choice.kernels == CudaForm::chunks)
+        return attention_backward_by_chunks(ctx, chunk_calls(c, shape, segments), args);
     const Kind kind = kind_of(shape, args.q.scalar_type(), ctx.device());
-    const auto calls =
-        calls_of(backward_case(shape, args, choice.kernels, ctx.deterministic), shape, segments, choice.kernels, kind);
-    kernels::CudnnPointers p;
-    p.q = args.q.data_ptr(), p.k = args.k.data_ptr(), p.v = args.v.data_ptr(), p.out = args.out.data_ptr();
-    p.statistics = args.lse.data_ptr<float>();
-    p.dout = args.dout.data_ptr();
-    p.dq = rows_of(args.dq), p.dk = rows_of(args.dk), p.dv = rows_of(args.dv);
-    run_cudnn(ctx, calls, segments, p);
+    const auto calls = calls_of(c, shape, segments, choice.kernels, kind);
+    run_cudnn(ctx, calls, segments, pointers_of(args));
 }
 
 }  // namespace unsloth::ops

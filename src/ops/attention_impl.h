@@ -30,8 +30,9 @@ inline constexpr int64_t deterministic_workspace = int64_t{3} << 30;  // 8 rows 
 bool cudnn_may_repeat(const AttentionShape& shape, int64_t tokens, int64_t longest);
 
 #if UNSLOTH_CUDA
-/// dense: cuDNN over [B, H, S, d]; packed: cuDNN with ragged offsets; portable: own kernels (attention_portable.h).
-enum class CudaForm { dense, packed, portable };
+/// dense: cuDNN over [B, H, S, d]; chunks: the same for chunks of long sequences (attention_chunks.h); packed: cuDNN
+/// with ragged offsets; portable: own kernels (attention_portable.h).
+enum class CudaForm { dense, chunks, packed, portable };
 
 /// The kernels that run, and the form whose order lse has. They differ where a call falls back: the portable
 /// kernels take any order, so that forward and backward may be served by different kernels.

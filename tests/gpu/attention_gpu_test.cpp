@@ -181,7 +181,16 @@ void expect_close(const Problem& p, const Result& actual, const Result& expected
 }
 
 const char* name_of_form(CudaForm form) {
-    return form == CudaForm::dense ? "dense" : form == CudaForm::packed ? "packed" : "portable";
+    switch (form) {
+        case CudaForm::dense:
+            return "dense";
+        case CudaForm::chunks:
+            return "chunks";
+        case CudaForm::packed:
+            return "packed";
+        default:
+            return "portable";
+    }
 }
 
 class AttentionGpu : public ::testing::Test {
@@ -309,6 +318,27 @@ TEST_F(AttentionGpu, PackedFormOfChunksOfSequences) {
             Problem p(shape, queries, at::kBFloat16, keys);
             check(p, CudaForm::packed);
         }
+}
+
+// The same of long sequences that are cut evenly: each chunk is calls of the dense form.
+TEST_F(AttentionGpu, ChunksOfLongSequences) {
+    plans_keys = true;
+    const auto chunks = [&](const AttentionShape& shape, const std::vector<int32_t>& queries,
+                            const std::vector<int32_t>& keys, at::ScalarType type = at::kBFloat16) {
+        SCOPED_TRACE(cat(c10::toString(type), " H ", shape.heads, " K ", shape.kv_heads, " d ", shape.head_dim,
+                         " window ", shape.window, ", ", queries[0], " of ", keys[0]));
+        Problem p(shape, queries, type, keys);
+        check(p, CudaForm::chunks);
+    };
+    for (const AttentionShape& shape :
+         {shape_of(2, 1, 128), shape_of(2, 2, 64), shape_of(2, 1, 96, 700), shape_of(2, 1, 128, 2500)}) {
+        chunks(shape, {1024, 1024}, {1024, 4096});  // 4096 tokens on two ranks: the first's,
+        chunks(shape, {1024, 1024}, {2048, 3072});  // and the second's
+    }
+    chunks(shape_of(2, 1, 128), {1024, 1024}, {2048, 3072}, at::kHalf);
+    chunks(shape_of(4, 2, 128), {1152, 1152, 1152, 1152}, {1152, 4608, 2304, 3456});
+    Problem uneven(shape_of(2, 1, 128), {1024, 1024}, at::kBFloat16, {2048, 3073});
+    check(uneven, CudaForm::packed);
 }
 
 TEST_F(AttentionGpu, StronglyNegativeScores) {
@@ -592,6 +622,7 @@ TEST_F(AttentionGpu, DISABLED_SpeedOfChunks) {
     for (const int32_t length : {16384, 65536, 131072})
         for (const int32_t ranks : {1, 2, 4})
             for (int32_t rank = 0; rank < ranks; ++rank) {
+                c10::cuda::CUDACachingAllocator::emptyCache();
                 const int32_t chunk = length / (2 * ranks), mirror = 2 * ranks - 1 - rank;
                 const std::vector<int32_t> queries = ranks == 1 ? std::vector{length} : std::vector{chunk, chunk},
                                            keys = ranks == 1 ? queries

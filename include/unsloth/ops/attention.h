@@ -34,8 +34,8 @@ struct AttentionShape {
 /// fp32, out rounded once (tensor cores take the probabilities rounded to the compute dtype). lse: fp32
 /// (fp64 with fp64 inputs), contiguous, at least attention_lse_elements; receives the natural log-sum-exp of
 /// each row for the backward pass. Its order is the implementation's own ([H, T] on the CPU and in the
-/// portable form; on cuDNN [B, H, S] for equal lengths and [T, H] otherwise): hand it unread to the backward
-/// with the same segments. Undefined when there is no backward.
+/// portable form; on cuDNN [B, H, S] for equally many queries a segment and [T, H] otherwise): hand it unread to the
+/// backward with the same segments. Undefined when there is no backward.
 ///
 /// CUDA: cuDNN serves bf16 and f16 with a head_dim that is a multiple of 8 up to 256, where it does in both directions
 /// on this card (asked once, then remembered), unless ctx.kernels has measured a direction to be faster by the portable
