@@ -17,6 +17,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/ops/dtype.h"
 #include "unsloth/ops/profiler.h"
+#include "unsloth/ops/upload.h"
 #include "unsloth/spec/dynamic_map.h"
 #include "unsloth/spec/int8.h"
 #include "unsloth/spec/quant4_host.h"
@@ -135,9 +136,9 @@ void quantize_on_cuda(Context& ctx, const at::Tensor& w_NK, Quant4Tensor& result
 
 /// The host's array as a tensor on `device`; on the CPU without a copy.
 template <class T>
-at::Tensor to_device(const T* data, int64_t count, at::ScalarType type, at::Device device) {
+at::Tensor array_on(const T* data, int64_t count, at::ScalarType type, at::Device device) {
     // from_blob takes no const pointer; nothing writes through a weight's view
-    return at::from_blob(const_cast<T*>(data), {count}, at::TensorOptions().dtype(type)).to(device);
+    return to_device(at::from_blob(const_cast<T*>(data), {count}, at::TensorOptions().dtype(type)), device);
 }
 
 /// out[i] = row index[i] (or i) of a table, on the CPU; read(row, values) makes a row in fp32.
@@ -266,17 +267,17 @@ Quant4Tensor upload(Context& ctx, const spec::Quant4View& host) {
     Quant4Tensor result;
     result.rows = host.rows;
     result.cols = host.cols;
-    result.packed = to_device(host.packed, (host.elements() + 1) / 2, at::kByte, ctx.device());
+    result.packed = array_on(host.packed, (host.elements() + 1) / 2, at::kByte, ctx.device());
     at::Tensor tables = at::zeros({16 + 256}, at::kFloat);
     if (host.code != nullptr) std::copy(host.code, host.code + 16, tables.data_ptr<float>());
     if (host.nested()) {
         std::copy(host.nested_map, host.nested_map + 256, tables.data_ptr<float>() + 16);
-        result.absmax = to_device(host.absmax_u8, blocks, at::kByte, ctx.device());
+        result.absmax = array_on(host.absmax_u8, blocks, at::kByte, ctx.device());
         const int64_t nested_blocks = (blocks + spec::quant4_nested_block - 1) / spec::quant4_nested_block;
-        result.nested_absmax = to_device(host.nested_absmax, nested_blocks, at::kFloat, ctx.device());
+        result.nested_absmax = array_on(host.nested_absmax, nested_blocks, at::kFloat, ctx.device());
         result.nested_offset = host.nested_offset;
     } else {
-        result.absmax = to_device(host.absmax_f32, blocks, at::kFloat, ctx.device());
+        result.absmax = array_on(host.absmax_f32, blocks, at::kFloat, ctx.device());
     }
     result.tables = tables.to(ctx.device());
     return result;

@@ -3,6 +3,7 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/ops/fp8.h"
+#include "unsloth/ops/upload.h"
 #include "unsloth/weights/base_plan.h"
 #include "unsloth/weights/part.h"
 #include "weights/base_buffers.h"
@@ -183,7 +184,7 @@ at::Tensor BasePlan::peer_image(const std::vector<at::Tensor>& peers, int layer)
 
 BasePlan::ImageMemory BasePlan::memory_at(const at::Tensor& read, const at::Tensor& filled) {
     return {read, [filled](const LayerImage& image, const std::string& part, const formats::TensorSource&,
-                           const at::Tensor& values) { image.part(filled, part).copy_(values); }};
+                           const at::Tensor& values) { ops::copy_from_host(values, image.part(filled, part)); }};
 }
 
 /// The projections of a layer that does not lie ready; with `reads` their values, too.

@@ -7,6 +7,7 @@
 #include "unsloth/formats/bnb4.h"
 #include "unsloth/formats/bnb8.h"
 #include "unsloth/ops/dtype.h"
+#include "unsloth/ops/upload.h"
 #include "unsloth/weights/base_plan.h"
 #include "unsloth/weights/part.h"
 #include "weights/base_buffers.h"
@@ -100,7 +101,7 @@ StoredWeight BasePlan::frozen_weight(ops::Context& ctx, const formats::TensorSou
     const spec::MatrixSlice part = part_of(linear);
     if (type == spec::WeightType::int8) {
         const auto weight = std::get<ops::Int8Tensor>(slice(int8_of(linear), part));
-        return ops::Int8Tensor{weight.codes.to(ctx.device()), weight.maxima.to(ctx.device())};
+        return ops::Int8Tensor{ops::to_device(weight.codes, ctx.device()), ops::to_device(weight.maxima, ctx.device())};
     }
     if (!spec::is_4bit(type)) return slice(matrix_of(linear, matrix_type(linear)), part);
     if (as_it_lies(linear)) {
@@ -108,12 +109,12 @@ StoredWeight BasePlan::frozen_weight(ops::Context& ctx, const formats::TensorSou
         const auto where_it_is = [](const char*, const at::Tensor& values) { return values; };
         auto weight = std::get<ops::Quant4Tensor>(slice(quant4_rows(linear.quant4->view, where_it_is), part));
         for (at::Tensor* tensor : {&weight.packed, &weight.absmax, &weight.nested_absmax, &weight.tables})
-            if (tensor->defined()) *tensor = tensor->to(ctx.device());
+            if (tensor->defined()) *tensor = ops::to_device(*tensor, ctx.device());
         return weight;
     }
     // Nested maxima are of all of a matrix's blocks: it is quantised as a whole.
     if (type == spec::WeightType::nf4 && is_plain(linear))
-        return slice(ops::quantize_nf4(ctx, mapped_tensor(*linear.tensor).to(ctx.device())), part);
+        return slice(ops::quantize_nf4(ctx, ops::to_device(mapped_tensor(*linear.tensor), ctx.device())), part);
     const formats::Quant4Owned made = quantised_on_host(linear, type);
     const auto copied = [&](const char*, const at::Tensor& values) { return values.clone().to(ctx.device()); };
     return slice(quant4_rows(made.view(), copied), part);
@@ -176,7 +177,7 @@ StoredWeight BasePlan::load_matrix(ops::Context& ctx, const at::Tensor& memory, 
     const LayerImage image = image_of({&source});
     StoredWeight stored = load_stored(ctx, source, reads, [&](const char* what, const at::Tensor& values) {
         const at::Tensor part = image.part(memory, part_name(source.rule.hf_name, what));
-        if (reads) part.copy_(values.view({-1}));
+        if (reads) ops::copy_from_host(values.view({-1}), part);
         return part;
     });
     if (!reads) read_offset(image, memory, source, stored);

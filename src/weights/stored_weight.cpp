@@ -2,6 +2,7 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/ops/rows.h"
+#include "unsloth/ops/upload.h"
 #include "unsloth/weights/part.h"
 
 namespace unsloth::weights {
@@ -75,7 +76,7 @@ void expand(ops::Context& ctx, std::span<const StoredWeight* const> weights, std
         } else if (const at::Tensor& matrix = std::get<at::Tensor>(*weights[i]); matrix.device() == ctx.device()) {
             ops::copy_2d(ctx, matrix, outs_NK[i]);
         } else {
-            outs_NK[i].copy_(matrix);
+            ops::copy_from_host(matrix, outs_NK[i]);
         }
     }
     if (!rows.empty()) ops::dequantize_4bit(ctx, rows, outs);
