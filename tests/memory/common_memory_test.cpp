@@ -79,7 +79,7 @@ TEST(CommonMemoryChild, DISABLED_Holds) {
 
 /// "BASE": stops in the middle of the second piece.
 TEST(CommonMemoryChild, DISABLED_StopsHalfWay) {
-    CommonMemory memory(pieces(12), Child::argument(), at::kCPU);
+    CommonMemory memory(pieces(20), Child::argument(), at::kCPU);
     memory.fill([](BufferId id, const at::Tensor& bytes) {
         if (id == 0) return fill_piece(id, bytes);
         std::memset(bytes.mutable_data_ptr(), 99, static_cast<std::size_t>(piece_bytes / 2));
@@ -133,8 +133,8 @@ TEST(CommonMemory, IsThereOnceForProcessesThatWereStartedApart) {
 TEST(CommonMemory, IsFilledByOthersWhereTheOneWhoBeganIsKilled) {
     const std::string base = own_base("killed");
     Child first("CommonMemoryChild.DISABLED_StopsHalfWay", base);
-    ASSERT_EQ(first.hear(), "half");  // of the second; the seven behind it are on their way
-    CommonMemory memory(pieces(12), base, at::kCPU);
+    ASSERT_EQ(first.hear(), "half");  // of the second; the fifteen behind it are on their way
+    CommonMemory memory(pieces(20), base, at::kCPU);
     std::vector<BufferId> filled;
     std::jthread killer([&] {
         std::this_thread::sleep_for(std::chrono::milliseconds(300));
@@ -145,7 +145,7 @@ TEST(CommonMemory, IsFilledByOthersWhereTheOneWhoBeganIsKilled) {
         filled.push_back(id);
     });
     EXPECT_GT(waited.count(), 0) << "nobody was waited for";
-    EXPECT_EQ(filled, (std::vector<BufferId>{9, 10, 11, 1, 2, 3, 4, 5, 6, 7, 8}))
+    EXPECT_EQ(filled, (std::vector<BufferId>{17, 18, 19, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}))
         << "what nobody was at first, then what was given up";
     EXPECT_TRUE(is_filled(memory));
     EXPECT_EQ(memory.share().found, piece_bytes) << "what the first had finished";
@@ -156,13 +156,13 @@ TEST(CommonMemory, IsNotWaitedForWhereTheOneWhoBeganIsStopped) {
     Child first("CommonMemoryChild.DISABLED_StopsHalfWay", base);
     ASSERT_EQ(first.hear(), "half");
     ASSERT_EQ(::kill(first.pid(), SIGSTOP), 0);
-    CommonMemory memory(pieces(12), base, at::kCPU);
+    CommonMemory memory(pieces(20), base, at::kCPU);
     ::testing::internal::CaptureStderr();
     memory.fill(fill_piece, std::chrono::milliseconds(200));
     const std::string told = ::testing::internal::GetCapturedStderr();
     EXPECT_NE(told.find("has not gone on for 0.2 s"), std::string::npos) << told;
     EXPECT_TRUE(is_filled(memory));
-    EXPECT_EQ(memory.share().own, 8 * piece_bytes) << "what the first had begun";
+    EXPECT_EQ(memory.share().own, 16 * piece_bytes) << "what the first had begun";
     EXPECT_EQ(memory.share().filled, 3 * piece_bytes) << "the others can have these";
     EXPECT_EQ(memory.share().found, piece_bytes);
 }
