@@ -18,9 +18,11 @@ constexpr double host_bytes = 34;    // of a parameter that the host updates: th
 constexpr double host_memory = 150;  // GB/s of a server's CPUs for it; not measured
 constexpr double beside = 0.015;     // of a hidden copy's time: it takes the memory's bandwidth from what computes
 constexpr double backward_attention = 2.5;  // of the forward's operations
-// Of the time by equal numbers of queries and keys, where a rank's queries are chunks of their keys (cuDNN's packed
-// form): measured with 1 x 131072 on two H200s.
+// Of the time by equal numbers of queries and keys, where a rank's queries are chunks of their keys that cuDNN's packed
+// form serves, for their length is no multiple of so many: measured with 1 x 131072 on two H200s, before the dense form
+// served it.
 constexpr double chunk_forward = 1.2, chunk_backward = 1.3;
+constexpr int64_t dense_step = 128;
 constexpr double together = 0.998;  // of a rank's own rate, where several wait for the slowest: measured with 2 and 4
 
 double as_double(int64_t value) {
@@ -104,10 +106,10 @@ LayerTime StepTime::layer(const spec::LayerPlan& plan, const MovedBytes& moved, 
 
     // Attention over the causal half of each row.
     const double longest = as_double(work_.longest), scores = tokens * longest / 2 * q * 4;
-    const bool chunks = sharing.cp > 1;
+    const bool ragged = sharing.cp > 1 && work_.longest % (2 * sharing.cp * dense_step) != 0;
     const double attention =
-        (chunks ? chunk_forward : 1) * scores / (rate_at(card_.attention_forward, longest) * tera) * 1e3;
-    const double attention_backward = (chunks ? chunk_backward : 1) * backward_attention * scores /
+        (ragged ? chunk_forward : 1) * scores / (rate_at(card_.attention_forward, longest) * tera) * 1e3;
+    const double attention_backward = (ragged ? chunk_backward : 1) * backward_attention * scores /
                                       (rate_at(card_.attention_backward, longest) * tera) * 1e3;
 
     // Passes over memory: two norms, RoPE, SwiGLU.

@@ -102,6 +102,14 @@ TEST(ExchangeTime, PredictsWhatWasMeasuredOnTwoCards) {
     EXPECT_NEAR(together / step_ms(card, alone, cached), 922.2 / 920.5, 0.002);
 }
 
+TEST(ExchangeTime, ChunksOfRowsThatAreCutEvenlyAreAsFastAsRows) {
+    const Card card = find_card("H200");
+    const double row = step_ms(card, work_of(131072, 131072, {}), everything);
+    const Sharing two{.ranks = 2, .cp = 2, .summed = 2};
+    EXPECT_NEAR(2 * step_ms(card, work_of(65536, 131072, two), everything) / row, 1, 0.02);
+    EXPECT_GT(2 * step_ms(card, work_of(65535, 131070, two), everything) / row, 1.15);  // by cuDNN's packed form
+}
+
 TEST(ExchangeTime, HalfTheRateBetweenCardsCostsWhatGoesOverIt) {
     Card slow = find_card("H200");
     slow.peer /= 2;
