@@ -8,6 +8,7 @@
 #include "unsloth/data/context_slice.h"
 #include "unsloth/train/learning_rate.h"
 #include "unsloth/train/memory_use.h"
+#include "unsloth/train/parallel.h"
 #include "unsloth/train/stages.h"
 
 namespace unsloth::bench {
@@ -55,6 +56,7 @@ BenchedModel::BenchedModel(const config::LoadedConfig& loaded, at::Device device
     : opened_(train::open_model(loaded.config)) {
     model::LoadRequest load = train::load_request(loaded, device, /*trains=*/true);
     load.held = train::held_memory(*opened_.file, device);
+    load.holding = train::parameter_holding(loaded.config.distributed, {});
     if (mesh != nullptr) load.tp = model::TensorParallel(mesh->tp());
     if (mesh != nullptr) load.cp = model::ContextParallel(mesh->cp());
     if (group != nullptr) load.processes = static_cast<int>(group->ranks_here().size());
@@ -91,7 +93,10 @@ StepTimer::StepTimer(BenchedModel& benched, const config::Config& config, const 
                                  : 1,
                          micro_batches)),
       stepper_(benched.ctx(), benched.model(), settings_of(config, group)) {
-    for (data::Batch& micro : batch_.micro) micro = data::slice(micro, benched.request().cp.place());
+    for (data::Batch& micro : batch_.micro) {
+        micro = data::slice(micro, benched.request().cp.place());
+        micro.token_order = data::sort_tokens(micro.ids_T);  // for embeddings that are trained
+    }
 }
 
 StepTimes StepTimer::run(int64_t steps) {

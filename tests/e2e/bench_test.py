@@ -26,6 +26,16 @@ class Generate(EndToEnd):
                 self.assertAlmostEqual(times, delay / figures["ms_between_tokens"])
 
 
+class Step(EndToEnd):
+    def test_steps_of_all_weights(self):
+        words = ["bench", "step", "--finetuning_type", "full", "--model.path", model(LLAMA), "--device", "cpu", *FP32]
+        words += ["--batch", "2", "--seq", "16", "--steps", "2", "--warmup", "0", "--json"]
+        rows = [json.loads(self.succeed(*words, "--offload_optimizer", place).out) for place in ("none", "cpu")]
+        self.assertAlmostEqual(rows[0]["loss"], rows[1]["loss"], places=5)
+        self.assertGreater(rows[1]["host_gib"], rows[0]["host_gib"])
+        self.assertLess(rows[1]["resident_gib"], rows[0]["resident_gib"])
+
+
 class Check(EndToEnd):
     def words(self, floors, *extra, path=None, shape=None):
         (self.folder / "short.json").write_text(json.dumps({"model": {"max_seq_length": 16}}))
