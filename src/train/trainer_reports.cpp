@@ -172,12 +172,13 @@ double Trainer::peak_gib() const {
     return static_cast<double>(peak) / (1 << 30);
 }
 
-/// What the allocator took, against the plan. Recorded passes, and what peers read, are the driver's, not the
-/// allocator's.
+/// What the allocator took, against the plan, a teacher's beside it. Recorded passes, and what peers read, are the
+/// driver's, not the allocator's.
 void Trainer::tell_memory() const {
     if (!device_.is_cuda()) return;
     const memory::AllocatorUse use = memory::allocator_use(device_);
-    const int64_t planned = plan_->total_bytes() - plan_->recorded_bytes() - plan_->peer().total_bytes();
+    const int64_t planned =
+        taken().device + plan_->total_bytes() - plan_->recorded_bytes() - plan_->peer().total_bytes();
     char share[96];
     std::snprintf(share, sizeof share, "%.1f %% of the plan's; fragmentation %.1f %%",
                   100.0 * static_cast<double>(use.peak_allocated) / static_cast<double>(planned),
