@@ -8,25 +8,48 @@
 namespace unsloth::data {
 namespace {
 
-/// A segment's chunks, two a rank; those of more tokens come first, so that the ranks' sums differ by one at most.
+/// Attention is fastest where all chunks have as many tokens, a multiple of this (ops/attention_chunks.h).
+constexpr int64_t chunk_step = 128;
+
+/// Tokens of a segment, by which they grow where it is filled up.
+int64_t filled_step(int ranks) {
+    return 2 * ranks * chunk_step;
+}
+/// Segments of so many tokens are filled up: at most a thirty-second of their chunks' 4096, and all in the last of
+/// them.
+int64_t filled_from(int ranks) {
+    return 2 * ranks * std::max<int64_t>(32 * chunk_step, filled_step(ranks));
+}
+int64_t filled(int64_t tokens, int ranks) {
+    const int64_t step = filled_step(ranks);
+    return tokens < filled_from(ranks) ? tokens : (tokens + step - 1) / step * step;
+}
+
+/// A segment's chunks, two a rank. Of a long one all have room for as many tokens, of which the last one's are not all
+/// the segment's. Else those of more tokens come first, so that the ranks' sums differ by one at most.
 class Chunks {
   public:
-    Chunks(int32_t begin, int32_t end, int ranks)
-        : begin_(begin), each_((end - begin) / (2 * ranks)), longer_((end - begin) % (2 * ranks)), ranks_(ranks) {}
+    Chunks(int32_t begin, int32_t end, int ranks) : begin_(begin), end_(end), ranks_(ranks) {
+        const auto room = static_cast<int32_t>(filled(end - begin, ranks));
+        each_ = room / (2 * ranks);
+        longer_ = room % (2 * ranks);
+    }
 
-    int32_t begin(int chunk) const { return begin_ + chunk * each_ + std::min(chunk, longer_); }
+    int32_t begin(int chunk) const { return std::min(end_, room_begin(chunk)); }
     int32_t size(int chunk) const { return begin(chunk + 1) - begin(chunk); }
+    int32_t room(int chunk) const { return room_begin(chunk + 1) - room_begin(chunk); }
     int count() const { return 2 * ranks_; }
     int rank_of(int chunk) const { return std::min(chunk, mirror(chunk)); }
     std::array<int, 2> of(int rank) const { return {rank, mirror(rank)}; }
-    int32_t tokens_of(int rank) const { return size(rank) + size(mirror(rank)); }
+    int32_t tokens_of(int rank) const { return room(rank) + room(mirror(rank)); }
     /// Where the chunk's tokens begin among those of this segment that its rank has.
-    int32_t offset(int chunk) const { return chunk < ranks_ ? 0 : size(mirror(chunk)); }
+    int32_t offset(int chunk) const { return chunk < ranks_ ? 0 : room(mirror(chunk)); }
 
   private:
     int mirror(int chunk) const { return 2 * ranks_ - 1 - chunk; }
-    int32_t begin_, each_;
-    int longer_, ranks_;
+    int32_t room_begin(int chunk) const { return begin_ + chunk * each_ + std::min(chunk, longer_); }
+    int32_t begin_, end_, each_ = 0;
+    int ranks_, longer_ = 0;
 };
 
 class Slicer {
@@ -74,10 +97,14 @@ class Slicer {
     /// `tokens`: that each rank has of the segments before.
     void add(const Chunks& chunks, int chunk, int32_t length, const std::vector<int32_t>& tokens) {
         begin_segment(chunks.begin(chunk) - chunks.begin(0), length);
-        for (int32_t t = chunks.begin(chunk); t < chunks.begin(chunk + 1); ++t) add_token(static_cast<std::size_t>(t));
+        for (int32_t t = chunks.begin(chunk); t < chunks.begin(chunk + 1); ++t)
+            add_token(static_cast<std::size_t>(t), whole_.targets_T[static_cast<std::size_t>(t)]);
+        for (int32_t t = chunks.size(chunk); t < chunks.room(chunk);
+             ++t)  // behind all others, which do not attend to it
+            add_token(static_cast<std::size_t>(chunks.begin(chunk + 1) - 1), ignore_label);
         for (int before = 0; before <= chunk; ++before) {
             const int rank = chunks.rank_of(before);
-            add_keys(rank, tokens[static_cast<std::size_t>(rank)] + chunks.offset(before), chunks.size(before));
+            add_keys(rank, tokens[static_cast<std::size_t>(rank)] + chunks.offset(before), chunks.room(before));
         }
         end_keys();
     }
@@ -90,16 +117,16 @@ class Slicer {
         slice_.context->lengths.push_back(length);
     }
 
-    void add_token(std::size_t t) {
+    void add_token(std::size_t t, int32_t target) {
         const auto place = static_cast<int32_t>(slice_.ids_T.size());
         slice_.ids_T.push_back(whole_.ids_T[t]);
-        slice_.targets_T.push_back(whole_.targets_T[t]);
+        slice_.targets_T.push_back(target);
         slice_.positions_T.push_back(whole_.positions_T[t]);
         slice_.row_T.push_back(whole_.row_T[t]);
         slice_.offset_T.push_back(whole_.offset_T[t]);
-        if (whole_.targets_T[t] == ignore_label) return;
+        if (target == ignore_label) return;
         slice_.target_index.push_back(place);
-        slice_.target_ids.push_back(whole_.targets_T[t]);
+        slice_.target_ids.push_back(target);
     }
 
     void add_keys(int rank, int32_t first, int32_t count) {
@@ -111,10 +138,7 @@ class Slicer {
     /// This rank's only token, which no other attends over and which predicts nothing: passes are never empty.
     void add_unread() {
         begin_segment(0, 1);
-        add_token(0);
-        slice_.targets_T.back() = ignore_label;
-        slice_.target_index.clear();
-        slice_.target_ids.clear();
+        add_token(0, ignore_label);
         add_keys(cp_.rank, 0, 1);
         end_keys();
     }
@@ -136,14 +160,16 @@ Batch slice(const Batch& batch, ContextRank cp) {
 BatchLimits slice_limits(const BatchLimits& whole, ContextRank cp) {
     if (cp.alone()) return whole;
     BatchLimits own;
+    const int64_t many = std::min(whole.segments, whole.tokens / filled_from(cp.size)),
+                  longest = filled(whole.longest, cp.size),
+                  tokens = std::min(whole.tokens + many * (filled_step(cp.size) - 1),
+                                    std::max(whole.tokens, whole.segments * longest));
     // Of a segment of L tokens at most L / ranks, rounded up; its two chunks see L and a chunk more, and up to a token
     // more for each chunk before that is longer than its mirror.
-    own.tokens =
-        std::max<int64_t>(1, std::min(whole.tokens, (whole.tokens + whole.segments * (cp.size - 1)) / cp.size));
+    own.tokens = std::max<int64_t>(1, std::min(tokens, (tokens + whole.segments * (cp.size - 1)) / cp.size));
     own.segments = std::max<int64_t>(1, std::min(own.tokens, 2 * whole.segments));
-    own.keys = std::max<int64_t>(
-        1, std::min(2 * whole.tokens, whole.tokens + whole.tokens / (2 * cp.size) + whole.segments * cp.size));
-    own.longest = whole.longest;
+    own.keys = std::max<int64_t>(1, std::min(2 * tokens, tokens + tokens / (2 * cp.size) + whole.segments * cp.size));
+    own.longest = longest;
     own.labels = std::min(whole.labels, own.tokens);
     own.all_keys = own.tokens * cp.size;
     return own;

@@ -142,6 +142,46 @@ TEST(ContextSlice, EveryTokenAttendsOverItsSequenceUpToItself) {
         }
 }
 
+TEST(ContextSlice, LongSequencesAreCutInChunksOfOneLength) {
+    constexpr int ranks = 2;
+    for (const Ints& lengths : {Ints{16384}, Ints{16385}, Ints{17000, 18, 20000}, Ints{16383}}) {
+        SCOPED_TRACE(lengths[0]);
+        const Batch whole = batch_of(lengths);
+        const BatchLimits limits = slice_limits(limits_of(whole), {0, ranks});
+        Ints read(whole.ids_T.size());
+        int64_t tokens = 0;
+        for (int rank = 0; rank < ranks; ++rank) {
+            const Batch own = slice(whole, {rank, ranks});
+            const ContextSlice& context = *own.context;
+            tokens += own.tokens();
+            EXPECT_LE(own.tokens(), context.tokens_each);
+            EXPECT_LE(own.tokens(), limits.tokens);
+            EXPECT_LE(context.keys.size(), static_cast<std::size_t>(limits.keys));
+            EXPECT_LE(own.longest, limits.longest);
+            EXPECT_EQ(own.context->last_position, whole.longest - 1);
+            for (std::size_t s = 0; s + 1 < own.segments.size(); ++s) {
+                const int32_t length = context.lengths[s], queries = own.segments[s + 1] - own.segments[s];
+                if (length >= 16384) {
+                    EXPECT_EQ(queries, (length + 511) / 512 * 128);
+                }
+                EXPECT_EQ(context.key_offsets[s + 1] - context.key_offsets[s], context.before[s] + queries);
+            }
+            for (std::size_t i = 0; i < own.target_index.size(); ++i) {
+                const auto place = static_cast<std::size_t>(own.target_index[i]),
+                           there = static_cast<std::size_t>(own.ids_T[place]);  // ids are places
+                EXPECT_EQ(own.targets_T[place], whole.targets_T[there]);
+                EXPECT_EQ(own.target_ids[i], whole.targets_T[there]);
+                ++read[there];
+            }
+        }
+        for (std::size_t t = 0; t < read.size(); ++t)
+            ASSERT_EQ(read[t], whole.targets_T[t] == ignore_label ? 0 : 1) << "token " << t;
+        const auto filled = [](int64_t length) { return length < 16384 ? length : (length + 511) / 512 * 512; };
+        EXPECT_EQ(tokens, std::accumulate(lengths.begin(), lengths.end(), int64_t{0},
+                                          [&](int64_t sum, int32_t length) { return sum + filled(length); }));
+    }
+}
+
 TEST(ContextSlice, ARankWithoutTokensHasOneThatNobodyReads) {
     const Batch whole = batch_of({2});
     int64_t labels = 0;
