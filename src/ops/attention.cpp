@@ -84,7 +84,7 @@ int64_t cudnn_workspace_bound(const AttentionShape& shape, bool deterministic, c
     constexpr int64_t offsets = 1 << 20;
     const int64_t rows = shape.heads * std::max(sizes.tokens, sizes.keys), of_forward = 2 * 4 * rows + offsets;
     if (!backward) return of_forward;
-    const int64_t scores = deterministic ? std::min(deterministic_workspace, 2 * rows * sizes.longest) : 0;
+    const int64_t scores = deterministic ? std::min(repeatable_scores, 2 * rows * sizes.longest) : 0;
     return of_forward + rows * shape.head_dim * (4 + 2 * 2) + scores;
 }
 
@@ -139,9 +139,14 @@ bool cudnn_may_serve(const AttentionShape& shape, at::ScalarType dtype) {
     return (dtype == at::kBFloat16 || dtype == at::kHalf) && shape.head_dim % 8 == 0;
 }
 
-bool cudnn_may_repeat(const AttentionShape& shape, int64_t tokens, int64_t longest) {
+int64_t repeatable_bytes(const AttentionShape& shape, int64_t rows, int64_t length) {
     constexpr int64_t tile = 128;
-    return 2 * shape.heads * (tokens + tokens / 2) * ((longest + tile - 1) / tile * tile) <= deterministic_workspace;
+    const int64_t padded = (length + tile - 1) / tile * tile;
+    return 2 * shape.heads * rows * padded * padded;
+}
+
+bool cudnn_may_repeat(const AttentionShape& shape, int64_t length) {
+    return repeatable_bytes(one_kv_head(shape), 1, length) <= repeatable_scores;
 }
 
 int64_t attention_workspace(const AttentionShape& shape, at::ScalarType dtype, at::Device device, bool deterministic,
@@ -155,7 +160,7 @@ int64_t attention_workspace(const AttentionShape& shape, at::ScalarType dtype, a
     const PackedLimits sizes{tokens, segments, longest, keys}, whole = sizes.at_most(reachable_tokens(shape)),
                                                                copied = sizes.at_most(reachable_tokens_by_heads(shape));
     const auto cudnn_goes_back = [&](const PackedLimits& s) {
-        return backward && (!deterministic || cudnn_may_repeat(shape, s.tokens, s.longest));
+        return backward && (!deterministic || cudnn_may_repeat(shape, s.longest));
     };
     const auto of_cudnn = [&](const AttentionShape& asked, const PackedLimits& s) {
         return cudnn_workspace(asked, dtype, device, deterministic, s, cudnn_goes_back(s));

@@ -2,6 +2,7 @@
 
 #if UNSLOTH_CUDA
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <mutex>
 
@@ -86,6 +87,34 @@ CudnnCase largest_dense(const AttentionShape& shape, at::ScalarType dtype, const
     return c;
 }
 
+/// A deterministic backward of the case within so much scratch: equal parts of its rows, else kv heads of each row.
+/// Every head of a row is summed in an order of its own, so that no bit depends on the parts.
+std::vector<CudnnCall> repeatable_calls(at::Device device, const CudnnCase& all, int64_t scratch) {
+    const auto fits = [&](const CudnnCase& part) {
+        const AttentionShape shape{.heads = part.heads, .kv_heads = part.kv_heads, .head_dim = part.head_dim};
+        if (repeatable_bytes(shape, part.batch, part.length) > std::min(repeatable_scores, scratch)) return false;
+        const std::optional<int64_t> bytes = cudnn_workspace_of(device, part);
+        return bytes && *bytes <= scratch;
+    };
+    CudnnCase part = all;
+    for (int64_t parts = 2; part.batch > 1 && !fits(part); ++parts) part.batch = kernels::ceil_div(all.batch, parts);
+    if (part.batch == 1)
+        while (part.kv_heads > 1 && !fits(part)) {
+            do --part.kv_heads;
+            while (all.kv_heads % part.kv_heads != 0);
+            part.heads = all.heads / all.kv_heads * part.kv_heads;
+        }
+    if (!fits(part)) return {};
+    std::vector<CudnnCall> calls;
+    for (int64_t row = 0; row < all.batch; row += part.batch) {
+        CudnnCase plan = part;
+        plan.batch = std::min(part.batch, all.batch - row);
+        for (int64_t kv_head = 0; kv_head < all.kv_heads; kv_head += part.kv_heads)
+            calls.push_back({plan, {row, plan.batch, plan.length}, kv_head});
+    }
+    return calls;
+}
+
 }  // namespace
 
 PortableKernels portable_kernels(int64_t head_dim) {
@@ -147,10 +176,11 @@ bool same_lengths(const Segments& s) {
 }
 
 std::vector<CudnnCall> calls_of(CudnnCase c, const AttentionShape& shape, const Segments& segments, CudaForm form,
-                                const Kind& kind) {
+                                const Kind& kind, int64_t scratch) {
     const PackedGroup all{0, segments.count(), segments.max_k};
     if (form == CudaForm::dense) {
         set_length(c, shape, all.count, all.longest);
+        if (c.deterministic) return repeatable_calls({at::kCUDA, static_cast<c10::DeviceIndex>(kind[0])}, c, scratch);
         return {{c, all}};
     }
     PackedLimits limits = planned_sizes(kind);
@@ -217,9 +247,16 @@ std::optional<int64_t> attention_cudnn_workspace(const AttentionShape& shape, at
     const auto consider = [&](const CudnnCase& c, bool back, bool repeatable) {
         if (const std::optional<int64_t> bytes = ask(device, c, back, repeatable)) most = std::max(most, *bytes);
     };
-    const CudnnCase dense = largest_dense(shape, dtype, sizes);
+    CudnnCase dense = largest_dense(shape, dtype, sizes);
     consider(dense, false, false);
-    if (backward) consider(dense, true, deterministic);
+    if (backward && deterministic) {
+        dense.backward = dense.deterministic = 1;
+        set_dense_strides(dense);
+        for (const CudnnCall& call : repeatable_calls(device, dense, std::numeric_limits<int64_t>::max()))
+            consider(call.plan, true, true);
+    } else if (backward) {
+        consider(dense, true, false);
+    }
     if (sizes.keys > 0)
         most = std::max(most, chunks_workspace(shape, dtype, device, sizes, backward && !deterministic));
     if (shape.head_dim % 16 == 0) {

@@ -53,15 +53,16 @@ bool remembered(Answer answer, const Kind& kind, const std::function<bool()>& as
 void run_dense(const Context& ctx, const kernels::CudnnCase& c, const AttentionForward& args);
 void run_dense(const Context& ctx, const kernels::CudnnCase& c, const AttentionBackward& args);
 
-/// A cuDNN call: its plan, and the segments it takes.
+/// A cuDNN call: its plan, and the segments it takes, of them all heads or those from a kv head on.
 struct CudnnCall {
     kernels::CudnnCase plan;
     PackedGroup segments;
+    int64_t kv_head = 0;
 };
-/// The calls that serve a batch in cuDNN's dense or packed form: one, but for a packed backward of several
-/// groups.
+/// The calls that serve a batch in cuDNN's dense or packed form: one, but for a packed backward of several groups and a
+/// deterministic one of more than `scratch` bytes. None where a deterministic one fits in no pieces.
 std::vector<CudnnCall> calls_of(kernels::CudnnCase c, const AttentionShape& shape, const Segments& segments,
-                                CudaForm form, const Kind& kind);
+                                CudaForm form, const Kind& kind, int64_t scratch);
 
 }  // namespace unsloth::ops
 #endif

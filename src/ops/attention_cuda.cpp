@@ -124,8 +124,9 @@ bool takes(const Context& ctx, const AttentionShape& shape, const Segments& segm
         return std::ranges::all_of(chunk_calls(c, asked, segments),
                                    [&](const ChunkCall& call) { return serves(call.plan, call.bytes()); });
     const Kind kind = kind_of(asked, c.half ? at::kHalf : at::kBFloat16, ctx.device());
-    return std::ranges::all_of(calls_of(c, asked, segments, form, kind),
-                               [&](const CudnnCall& call) { return serves(call.plan, 0); });
+    const std::vector<CudnnCall> calls = calls_of(c, asked, segments, form, kind, workspace_bytes(ctx) - beside);
+    return !calls.empty() &&
+           std::ranges::all_of(calls, [&](const CudnnCall& call) { return serves(call.plan, 0); });
 }
 
 bool warn_unaligned() {
@@ -143,7 +144,8 @@ void warn_repeatable_is_slow(int64_t head_dim) {
     std::call_once(said[portable.fast ? 1 : 0], [&] {
         log::warning("training.deterministic: ", portable.name, " serve the backward pass of attention; ",
                      "cuDNN's is repeatable for rows of one length (a multiple of ", dense_step,
-                     ", no packing) of at most ", deterministic_workspace >> 30, " GiB of scratch", portable.cost);
+                     ", no packing) of which one kv head has at most ", repeatable_scores >> 30, " GiB of scores",
+                     portable.cost);
     });
 }
 
@@ -166,8 +168,8 @@ CudaChoice choose_backward(const Context& ctx, const AttentionShape& shape, cons
     const CudaForm form = form_of(shape, segments, args.q.scalar_type(), ctx.device());
     if (form == CudaForm::portable) return {form, form};
     const bool measured = own_are_faster(ctx, shape, segments, spec::ProductForm::nn);
-    const bool repeatable = !ctx.deterministic || (form == CudaForm::dense &&
-                                                   cudnn_may_repeat(shape, segments.q_offsets.back(), segments.max_q));
+    const bool repeatable =
+        !ctx.deterministic || (form == CudaForm::dense && cudnn_may_repeat(shape, segments.max_q));
     if (!repeatable && !measured) warn_repeatable_is_slow(shape.head_dim);
     const bool usable = (aligned({&args.dout, &args.q, &args.k, &args.v, &args.out, &args.dq, &args.dk, &args.dv}) ||
                          warn_unaligned()) &&
@@ -239,15 +241,35 @@ void issue(const Context& ctx, const CudnnCase& c, const Arguments& args) {
         .run(c, pointers_of(args), ctx.workspace.data_ptr(), static_cast<cudaStream_t>(ctx.stream()));
 }
 
-void run_cudnn(const Context& ctx, const std::vector<CudnnCall>& calls, const Segments& segments,
-               kernels::CudnnPointers p) {
+/// Where the rows and heads of a dense call begin.
+kernels::CudnnPointers part_of(const CudnnCall& call, const AttentionShape& shape, kernels::CudnnPointers p) {
+    const CudnnCase& c = call.plan;
+    const int64_t row = call.segments.first, head = call.kv_head * (shape.heads / shape.kv_heads);
+    const auto moved = [&](void* data, const kernels::HeadStrides& strides, int64_t first_head) -> void* {
+        constexpr int64_t element = 2;
+        return static_cast<char*>(data) + (row * c.length * strides.row + first_head * strides.head) * element;
+    };
+    p.q = moved(p.q, c.q, head), p.k = moved(p.k, c.k, call.kv_head), p.v = moved(p.v, c.v, call.kv_head);
+    p.out = moved(p.out, c.out, head);
+    if (p.statistics) p.statistics += (row * shape.heads + head) * c.length;
+    if (!c.backward) return p;
+    p.dout = moved(p.dout, c.dout, head);
+    p.dq.data = moved(p.dq.data, c.dq, head);
+    p.dk.data = moved(p.dk.data, c.dk, call.kv_head), p.dv.data = moved(p.dv.data, c.dv, call.kv_head);
+    return p;
+}
+
+void run_cudnn(const Context& ctx, const std::vector<CudnnCall>& calls, const AttentionShape& shape,
+               const Segments& segments, kernels::CudnnPointers p) {
     const auto stream = static_cast<cudaStream_t>(ctx.stream());
     CudnnAttention& cudnn = CudnnAttention::of(ctx.device().index());
     for (const CudnnCall& call : calls) {
-        p.offsets = segments.q_offsets_device.data_ptr<int32_t>() + call.segments.first;
-        p.key_offsets = segments.k_offsets_device.data_ptr<int32_t>() + call.segments.first;
-        p.sequences = call.segments.count;
-        cudnn.run(call.plan, p, ctx.workspace.data_ptr(), stream);
+        if (call.plan.packed) {
+            p.offsets = segments.q_offsets_device.data_ptr<int32_t>() + call.segments.first;
+            p.key_offsets = segments.k_offsets_device.data_ptr<int32_t>() + call.segments.first;
+            p.sequences = call.segments.count;
+        }
+        cudnn.run(call.plan, call.plan.packed ? p : part_of(call, shape, p), ctx.workspace.data_ptr(), stream);
     }
     const CudnnCase& c = calls.front().plan;
     if (c.packed && c.backward)
@@ -276,8 +298,9 @@ void attention_cuda_forward(Context& ctx, const AttentionShape& shape, const Seg
     if (choice.kernels == CudaForm::chunks)
         return attention_forward_by_chunks(ctx, chunk_calls(forward_case(shape, args), shape, segments), args);
     const Kind kind = kind_of(shape, args.q.scalar_type(), ctx.device());
-    const auto calls = calls_of(forward_case(shape, args), shape, segments, choice.kernels, kind);
-    run_cudnn(ctx, calls, segments, pointers_of(args));
+    const auto calls =
+        calls_of(forward_case(shape, args), shape, segments, choice.kernels, kind, workspace_bytes(ctx));
+    run_cudnn(ctx, calls, shape, segments, pointers_of(args));
 }
 
 void attention_cuda_backward(Context& ctx, const AttentionShape& shape, const Segments& segments,
@@ -297,8 +320,8 @@ void attention_cuda_backward(Context& ctx, const AttentionShape& shape, const Se
     if (choice.kernels == CudaForm::chunks)
         return attention_backward_by_chunks(ctx, chunk_calls(c, shape, segments), args);
     const Kind kind = kind_of(shape, args.q.scalar_type(), ctx.device());
-    const auto calls = calls_of(c, shape, segments, choice.kernels, kind);
-    run_cudnn(ctx, calls, segments, pointers_of(args));
+    const auto calls = calls_of(c, shape, segments, choice.kernels, kind, workspace_bytes(ctx));
+    run_cudnn(ctx, calls, shape, segments, pointers_of(args));
 }
 
 }  // namespace unsloth::ops

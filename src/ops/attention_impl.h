@@ -24,10 +24,12 @@ int64_t attention_cpu_workspace(const AttentionShape& shape, at::ScalarType dtyp
 
 /// Whether attention of this kind is cuDNN's on some card.
 bool cudnn_may_serve(const AttentionShape& shape, at::ScalarType dtype);
-/// What cuDNN's deterministic backward may take (it keeps a matrix of S x S for every head and sequence).
-inline constexpr int64_t deterministic_workspace = int64_t{3} << 30;  // 8 rows of 2048 tokens, 32 heads: 2.1 GiB
-/// Whether so much holds the matrices of rows of one length.
-bool cudnn_may_repeat(const AttentionShape& shape, int64_t tokens, int64_t longest);
+/// What the scores may take that cuDNN's deterministic backward keeps, in 16 bit, for every head and sequence (S x S).
+inline constexpr int64_t repeatable_scores = int64_t{2} << 30;  // 8 rows of 2048 tokens, 32 heads
+/// What they take of `rows` rows of one length.
+int64_t repeatable_bytes(const AttentionShape& shape, int64_t rows, int64_t length);
+/// Whether it serves rows of one length: it goes over as many of them, or kv heads of one, as so much scratch holds.
+bool cudnn_may_repeat(const AttentionShape& shape, int64_t length);
 
 #if UNSLOTH_CUDA
 /// dense: cuDNN over [B, H, S, d]; chunks: the same for chunks of long sequences (attention_chunks.h); packed: cuDNN

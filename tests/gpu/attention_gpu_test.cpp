@@ -540,6 +540,30 @@ TEST_F(AttentionGpu, DeterministicRepeatsBitForBit) {
     }
 }
 
+TEST_F(AttentionGpu, DeterministicHasTheSameBitsInPieces) {
+    ctx->deterministic = true;
+    const AttentionShape shape = shape_of(8, 2, 128), one_kv_head = shape_of(4, 1, 128);
+    Problem p(shape, std::vector<int32_t>(5, 512), at::kBFloat16);
+    const auto scratch = [&](const AttentionShape& of, int64_t rows) {
+        return attention_workspace(of, at::kBFloat16, ctx->device(), true, rows * 512, rows, 512);
+    };
+    Result whole;
+    for (const int64_t bytes : {scratch(shape, 5), scratch(shape, 3), scratch(shape, 1), scratch(one_kv_head, 1)}) {
+        SCOPED_TRACE(bytes);
+        plan(p);
+        ctx->workspace = ctx->workspace.narrow(0, 0, bytes);
+        ASSERT_EQ(name_of_form(choose_backward(*ctx, p.shape, p.segments, p.backward()).kernels), std::string("dense"));
+        const Result r = run(p, {CudaForm::dense, CudaForm::dense});
+        if (!whole.out.defined()) {
+            whole = r;
+            expect_close(p, r, reference(p), tolerance(at::kBFloat16, CudaForm::dense));
+        }
+        EXPECT_TRUE(equal(r, whole));
+    }
+    ctx->workspace = ctx->workspace.narrow(0, 0, scratch(one_kv_head, 1) / 2);
+    EXPECT_EQ(name_of_form(choose_backward(*ctx, p.shape, p.segments, p.backward()).kernels), std::string("portable"));
+}
+
 TEST_F(AttentionGpu, DeterministicSaysWhereItIsSlow) {
     ctx->deterministic = true;
     Problem p(shape_of(2, 1, 256), {300, 3, 129}, at::kBFloat16);
@@ -643,7 +667,7 @@ TEST_F(AttentionGpu, DISABLED_SpeedOfChunks) {
 }
 
 /// Run by hand: --gtest_also_run_disabled_tests --gtest_filter='AttentionGpu.DISABLED_Speed'; UNSLOTH_TEST_HEAD_DIM
-/// (128).
+/// (128), UNSLOTH_TEST_DETERMINISTIC=1.
 TEST_F(AttentionGpu, DISABLED_Speed) {
     struct Mix {
         const char* name;
@@ -655,6 +679,7 @@ TEST_F(AttentionGpu, DISABLED_Speed) {
         left -= mixed.back();
     }
     const std::vector<Mix> mixes = {{"8 x 2048", std::vector<int32_t>(8, 2048)},
+                                    {"9 x 2048", std::vector<int32_t>(9, 2048)},
                                     {"2 x 8192", {8192, 8192}},
                                     {"1 x 16384", {16384}},
                                     {"2 x 2048", {2048, 2048}},
@@ -667,6 +692,7 @@ TEST_F(AttentionGpu, DISABLED_Speed) {
                                          return x;
                                      }()}};
     const char* const asked = std::getenv("UNSLOTH_TEST_HEAD_DIM");
+    ctx->deterministic = std::getenv("UNSLOTH_TEST_DETERMINISTIC") != nullptr;
     for (const Mix& mix : mixes) {
         Problem p(shape_of(32, 8, asked != nullptr ? std::atoi(asked) : 128), mix.lengths, at::kBFloat16);
         const auto started = std::chrono::steady_clock::now();

@@ -17,6 +17,7 @@
 #include "unsloth/ops/rope.h"
 #include "unsloth/ops/rows.h"
 #include "unsloth/ops/swiglu.h"
+#include "unsloth/spec/kernel_table.h"
 
 namespace unsloth {
 namespace {
@@ -194,9 +195,18 @@ TEST_F(LargeTensorsGpu, Attention) {
         return s;
     };
     const auto last = [](const at::Tensor& x) { return x.narrow(0, x.size(0) - length, length); };
-    for (const bool deterministic : {false, true}) {
-        SCOPED_TRACE(deterministic ? "our own kernels" : "cuDNN");
-        ops::Context ctx(at::kCUDA);
+    auto own = std::make_shared<spec::KernelTable>();
+    for (const spec::ProductForm form : {spec::ProductForm::nt, spec::ProductForm::nn})
+        own->choices.push_back(
+            {.op = spec::KernelOperator::attention, .form = form, .kernel = spec::KernelSource::portable});
+    struct Way {
+        const char* name;
+        bool deterministic, own;
+    };
+    for (const auto& [name, deterministic, by_own] :
+         {Way{"cuDNN", false, false}, Way{"cuDNN, a few rows at a time", true, false}, Way{"own kernels", false, true}}) {
+        SCOPED_TRACE(name);
+        ops::Context ctx = by_own ? ops::Context(at::kCUDA, own) : ops::Context(at::kCUDA);
         ctx.workspace = workspace(
             ops::attention_workspace(shape, at::kBFloat16, ctx.device(), deterministic, rows * length, rows, length));
         ctx.deterministic = deterministic;
