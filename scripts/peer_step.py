@@ -65,7 +65,7 @@ def main():
     trained = [value for value in model.parameters() if value.requires_grad]
     optimizer = bitsandbytes.optim.AdamW8bit(trained, lr=1e-4)
     random = torch.Generator(device="cuda").manual_seed(0)
-    ids = torch.randint(0, 128000, (asked.batch, asked.seq), device="cuda", generator=random)
+    ids = torch.randint(0, model.config.vocab_size, (asked.batch, asked.seq), device="cuda", generator=random)
     seconds = []
     for step in range(11):
         if step == 3:
