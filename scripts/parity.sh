@@ -28,7 +28,7 @@ done
 # fp8 against bf16 on the same base with outlier channels (16-bit: in NF4 the small columns that read an outlier would become zero).
 [ -d "$out/outliers" ] || python3 scripts/outlier_channels.py "$out/full-float32" "$out/outliers"
 # Twice: on the corpus, and on the few hundred rows of the example, which that many steps learn by heart.
-for compute in auto fp8 fp8_backward; do
+for compute in auto fp8_both fp8_backward; do
     fp8=("${run[@]}" "${common[@]}" --model.path "$out/outliers" --load_in_4bit false --dtype bfloat16 --compute_dtype $compute
          --max_steps "$steps" --learning_rate 5e-4 --warmup_steps 10)
     "${fp8[@]}" --output_dir "$out/corpus-$compute" --overwrite_output_dir true
@@ -42,7 +42,7 @@ def read(name):
     rows = [json.loads(line) for line in open(f"{out}/{name}/metrics.jsonl")]
     return [r["loss"] for r in rows if "loss" in r], [r["eval_loss"] for r in rows if "eval_loss" in r]
 for kind, first, second in (("full", "full-float32", "full-bfloat16"), ("qlora", "qlora-float32", "qlora-bfloat16"),
-                            ("fp8 corpus", "corpus-auto", "corpus-fp8"), ("fp8 rows", "rows-auto", "rows-fp8"),
+                            ("fp8_both corpus", "corpus-auto", "corpus-fp8_both"), ("fp8_both rows", "rows-auto", "rows-fp8_both"),
                             ("fp8_backward corpus", "corpus-auto", "corpus-fp8_backward"),
                             ("fp8_backward rows", "rows-auto", "rows-fp8_backward")):
     (a, ea), (b, eb) = read(first), read(second)

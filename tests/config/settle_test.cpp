@@ -33,7 +33,9 @@ TEST(Settle, TheBasesTypeIsSaidOnce) {
 }
 
 TEST(Settle, CodesAreOfAFrozenBaseWithoutDora) {
-    for (const char* const compute : {"fp8", "fp8_backward"}) {
+    EXPECT_EQ(config::load_config({}, {"--compute_dtype", "fp8"}).config.model.compute_dtype, spec::Fp8Products::dx)
+        << "the one whose gradients stay near bf16's";
+    for (const char* const compute : {"fp8_both", "fp8_backward"}) {
         const std::string option = std::string("model.compute_dtype ") + compute;
         EXPECT_STREQ(name_of(config::load_config({}, {"--compute_dtype", compute}).config.model.compute_dtype),
                      compute);

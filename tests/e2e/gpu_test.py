@@ -172,7 +172,7 @@ class Resuming(OnGpu):
             self.compare("--compute_dtype", compute, at=4)
 
     def test_fp8(self):
-        self.check_fp8("fp8")
+        self.check_fp8("fp8_both")
 
     def test_fp8_in_the_backward_pass(self):
         self.check_fp8("fp8_backward")
@@ -681,7 +681,7 @@ class TwoSlices(SharedModel):
         self.check_as_alone(1e-5, "--dtype", "float32", "--gradient_checkpointing", "mlp+offload")
 
     def test_products_in_fp8(self):
-        self.check_as_alone(2e-2, "--dtype", "bfloat16", "--compute_dtype", "fp8")
+        self.check_as_alone(2e-2, "--dtype", "bfloat16", "--compute_dtype", "fp8_both")
 
     def test_products_for_dx_in_fp8(self):
         self.check_as_alone(2e-2, "--dtype", "bfloat16", "--compute_dtype", "fp8_backward")

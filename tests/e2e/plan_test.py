@@ -45,13 +45,13 @@ class Plan(EndToEnd):
                          "--per_device_train_batch_size", 8, "--gradient_accumulation_steps", 1]  # fmt: skip
             if card["compute_capability"] == 9.0:
                 served.append(file.stem)
-                plans = [self.plan(*arguments, "--compute_dtype", c) for c in ("auto", "fp8_backward", "fp8")]
+                plans = [self.plan(*arguments, "--compute_dtype", c) for c in ("auto", "fp8_backward", "fp8_both")]
                 self.assertEqual([p["layers"][0]["form"] for p in plans], ["bf16", "bf16+fp8", "fp8"])
                 rates = [p["predicted_tokens_per_second"] for p in plans]
                 self.assertEqual(rates, sorted(rates))
                 self.assertAlmostEqual(2 / rates[1], 1 / rates[0] + 1 / rates[2], delta=1e-3 / rates[1])
             else:
-                for compute in ("fp8_backward", "fp8"):
+                for compute in ("fp8_backward", "fp8_both"):
                     self.fail_with(
                         USAGE, [f"{compute} is for H100 and H200", card["name"]], "plan", *arguments,
                         "--compute_dtype", compute,
@@ -344,7 +344,7 @@ class Plan(EndToEnd):
 
     def test_without_codes_of_the_base_it_fits(self):
         arguments = ("plan", "--model.path", "llama-3.1-8b", "--gpu", "H200", "--gpu_memory", "8GiB", *HOST, "--json")
-        for compute in ("fp8", "fp8_backward"):
+        for compute in ("fp8_both", "fp8_backward"):
             result = self.fail_with(RUNTIME, [], *arguments, "--compute_dtype", compute)
             self.assertIn("model.compute_dtype auto, gradient_checkpointing full+offload",
                           json.loads(result.out)["remedies"])  # fmt: skip

@@ -71,7 +71,7 @@ TEST(DoraRun, RefusesWhatItDoesNotGoWith) {
         }
     };
     refused({"--lora.lora_dropout", "0.1"}, "lora.lora_dropout");
-    refused({"--model.compute_dtype", "fp8"}, "use_dora");
+    refused({"--model.compute_dtype", "fp8_both"}, "use_dora");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// compute_dtype fp8 and fp8_backward: what they do to gradients and losses, and what they refuse.
+// compute_dtype fp8_backward and fp8_both: what they do to gradients and losses, and what they refuse.
 #include "unsloth/ops/fp8.h"
 #include "train/support.h"
 
@@ -9,7 +9,7 @@ using namespace test;
 
 struct Fp8Case {
     std::string device, compute_dtype;
-    bool forward() const { return compute_dtype == "fp8"; }
+    bool forward() const { return compute_dtype == "fp8_both"; }
 };
 void PrintTo(const Fp8Case& c, std::ostream* out) {
     *out << c.compute_dtype << " on " << c.device;
@@ -281,8 +281,8 @@ TEST(Fp8Gradients, OfDxAloneAreNearerToFp32) {
     const Tensors exact = gradients("float32", "auto");
     const double none = distance(gradients("bfloat16", "auto"), exact),
                  dx = distance(gradients("bfloat16", "fp8_backward"), exact),
-                 both = distance(gradients("bfloat16", "fp8"), exact);
-    std::cout << "bf16 " << none << ", fp8_backward " << dx / none << " times that, fp8 " << both / none << " times\n";
+                 both = distance(gradients("bfloat16", "fp8_both"), exact);
+    std::cout << "bf16 " << none << ", fp8_backward " << dx / none << " times that, fp8_both " << both / none << " times\n";
     EXPECT_GT(dx, 1.5 * none);
     EXPECT_LT(dx, 4 * none);
     EXPECT_LT(dx, 0.4 * both);
@@ -329,8 +329,8 @@ TEST(Fp8Gradients, OfLlama8BLayersStayNearFp32) {
                                             "16"}));
     };
     const Tensors oracle = gradients("float32", "auto"), bf16 = gradients("bfloat16", "auto"),
-                  backward = gradients("bfloat16", "fp8_backward"), both = gradients("bfloat16", "fp8");
-    std::map<std::string, std::array<double, 3>> worst;  // module and matrix: of bf16, fp8_backward, fp8
+                  backward = gradients("bfloat16", "fp8_backward"), both = gradients("bfloat16", "fp8_both");
+    std::map<std::string, std::array<double, 3>> worst;  // module and matrix: of bf16, fp8_backward, fp8_both
     for (const auto& [name, exact] : oracle) {
         const double of_bf16 = relative_frobenius(bf16.at(name), exact),
                      of_backward = relative_frobenius(backward.at(name), exact),
@@ -343,16 +343,16 @@ TEST(Fp8Gradients, OfLlama8BLayersStayNearFp32) {
         kind = {std::max(kind[0], of_bf16), std::max(kind[1], of_backward), std::max(kind[2], of_both)};
     }
     for (const auto& [kind, of] : worst)
-        std::cout << kind << ": bf16 " << of[0] << ", fp8_backward " << of[1] << ", fp8 " << of[2] << "\n";
+        std::cout << kind << ": bf16 " << of[0] << ", fp8_backward " << of[1] << ", fp8_both " << of[2] << "\n";
     const double of_bf16 = distance(bf16, oracle);
     std::cout << "all as one vector: bf16 " << of_bf16 << ", fp8_backward " << distance(backward, oracle) / of_bf16
-              << " times that, fp8 " << distance(both, oracle) / of_bf16 << " times\n";
+              << " times that, fp8_both " << distance(both, oracle) / of_bf16 << " times\n";
 }
 
 std::vector<Fp8Case> fp8_cases() {
     std::vector<Fp8Case> cases;
     for (const std::string& device : built_devices())
-        for (const char* const compute_dtype : {"fp8", "fp8_backward"}) cases.push_back({device, compute_dtype});
+        for (const char* const compute_dtype : {"fp8_both", "fp8_backward"}) cases.push_back({device, compute_dtype});
     return cases;
 }
 INSTANTIATE_TEST_SUITE_P(All, Fp8Training, ::testing::ValuesIn(fp8_cases()),

@@ -65,7 +65,7 @@ TEST_F(TensorParallelTest, CodesOfSlicesAreAsNearAsThoseOfOneProcess) {
         }
         return std::sqrt(squares / of_exact);
     };
-    for (const char* const compute_dtype : {"fp8_backward", "fp8"}) {
+    for (const char* const compute_dtype : {"fp8_backward", "fp8_both"}) {
         const Flags coded{"--model.compute_dtype", compute_dtype};
         const double one = distance(train_rank(config(kind, coded), nullptr, 1));
         EXPECT_GT(one, 0.005);

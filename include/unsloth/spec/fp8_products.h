@@ -20,7 +20,7 @@ constexpr bool any(Fp8Products products) {
 }
 /// The option's words.
 constexpr const char* name_of(Fp8Products products) {
-    constexpr const char* names[] = {"auto", "fp8_backward", "fp8"};
+    constexpr const char* names[] = {"auto", "fp8_backward", "fp8_both"};
     return names[static_cast<int>(products)];
 }
 /// The rest of a sentence that name_of() begins.

@@ -63,12 +63,14 @@ void declare_model(OptionSet& options, ModelOptions& model) {
             "compute_dtype", model.compute_dtype,
             {{"auto", spec::Fp8Products::none},
              {"fp8_backward", spec::Fp8Products::dx},
-             {"fp8", spec::Fp8Products::both}},
-            "Operands of the frozen base's products: auto: of type dtype; fp8: e4m3 with a scale for each row of "
-            "activations and of weights (bfloat16 runs that train a LoRA; about half the time for these products, "
-            "2 bytes a weight); fp8_backward: those of the gradients of activations alone, so that losses are those "
-            "of auto in passes of as many rows (one byte a weight more than auto takes). Adapters, attention and "
+             {"fp8_both", spec::Fp8Products::both}},
+            "Operands of the frozen base's products: auto: of type dtype; fp8_backward (or fp8): of the gradients of "
+            "activations in e4m3, with a scale for each row of activations and of weights, so that losses are those "
+            "of auto in passes of as many rows (bfloat16 runs that train a LoRA; one byte a weight more than auto "
+            "takes); fp8_both: those of the forward pass, too, which is faster (about half the time for these "
+            "products, 2 bytes a weight) and takes gradients three times as far from fp32's. Adapters, attention and "
             "lm_head stay in dtype.")
+        .synonym("fp8", "fp8_backward")
         .on_resume(OnResume::told);
     options
         .add("adapter_name_or_path", model.adapter_name_or_path,
