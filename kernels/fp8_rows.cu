@@ -1,6 +1,7 @@
 // Rows and their e4m3 codes in one kernel: a block makes a row, and holds its values in registers between the row's
 // amax (largest magnitude) and the codes. Many small blocks a multiprocessor keep loads in flight while others reduce;
-// loops over rows that fetch one row ahead were measured slower.
+// loops over rows that fetch one row ahead were measured slower. Rows of logits are longer than that: they are read
+// twice, the second time from the L2 cache.
 //
 // Ceiling: the bandwidth of memory: what makes the row reads and writes, and 1 byte a code.
 #include "kernels/common/launch.h"
@@ -244,6 +245,47 @@ void run(const Maker& maker, int64_t rows, int64_t columns, const Fp8Rows& out, 
     }
 }
 
+constexpr int long_row_threads = 1024;
+constexpr int packs_in_flight = 4;
+
+/// A row that registers do not hold: one pass for its amax, one for the codes, backwards, so that it begins with what
+/// was read last (kernels/cross_entropy.cu).
+__global__ void __launch_bounds__(long_row_threads, 1)
+    quantize_long_rows_kernel(const ConstMatrix x, int packs, const Fp8Rows out) {
+    __shared__ uint32_t amax_of_warps[32];
+    const int64_t row = blockIdx.x;
+    const Bf16* const values = static_cast<const Bf16*>(x.data) + row * x.stride;
+    uint32_t amax = 0;
+    for (int first = threadIdx.x; first < packs; first += packs_in_flight * long_row_threads) {
+        Bf16x8 loaded[packs_in_flight];
+#pragma unroll
+        for (int i = 0; i < packs_in_flight; ++i) {
+            const int pack = first + i * long_row_threads;
+            loaded[i] = {};
+            if (pack < packs) loaded[i] = load_pack<width>(values + pack * width);
+        }
+#pragma unroll
+        for (int i = 0; i < packs_in_flight; ++i) amax = fp8_amax(amax, loaded[i]);
+    }
+    const float scale = fp8_scale(block_amax(amax, amax_of_warps));
+    const float inverse = fp8_inverse(scale);
+    if (threadIdx.x == 0) out.scales[row] = scale;
+    uint8_t* const codes = out.codes + row * packs * width;
+    for (int last = packs - 1 - static_cast<int>(threadIdx.x); last >= 0; last -= packs_in_flight * long_row_threads) {
+        Bf16x8 loaded[packs_in_flight];
+#pragma unroll
+        for (int i = 0; i < packs_in_flight; ++i) {
+            const int pack = last - i * long_row_threads;
+            if (pack >= 0) loaded[i] = load_pack<width>(values + pack * width);
+        }
+#pragma unroll
+        for (int i = 0; i < packs_in_flight; ++i) {
+            const int pack = last - i * long_row_threads;
+            if (pack >= 0) *reinterpret_cast<uint2*>(codes + pack * width) = fp8_encode(loaded[i], inverse);
+        }
+    }
+}
+
 /// A block a row, or several for a long one.
 __global__ void __launch_bounds__(256)
     dequantize_rows_kernel(const Fp8Rows x, int packs, const Matrix out, int blocks_of_row) {
@@ -265,13 +307,16 @@ void dequantize_rows_fp8(const Fp8Rows& x, int64_t rows, int64_t columns, const 
                    blocks);
 }
 
-bool fp8_rows_supported(const ConstMatrix& rows, int64_t columns) {
-    return columns > 0 && columns % width == 0 && columns <= fp8_longest_row &&
+bool fp8_rows_supported(const ConstMatrix& rows, int64_t columns, int64_t longest) {
+    return columns > 0 && columns % width == 0 && columns <= longest &&
            aligned_16(rows.data, {rows.stride}, spec::DType::bf16);
 }
 
 void quantize_rows_fp8(const ConstMatrix& x, int64_t rows, int64_t columns, const Fp8Rows& out, cudaStream_t stream) {
-    run(CopiedRows{x}, rows, columns, out, stream);
+    if (columns <= fp8_longest_row) return run(CopiedRows{x}, rows, columns, out, stream);
+    if (rows == 0) return;
+    UNSLOTH_LAUNCH(quantize_long_rows_kernel, static_cast<unsigned>(rows), long_row_threads, 0, stream, x,
+                   static_cast<int>(columns / width), out);
 }
 
 void norm_forward_fp8(const NormForward& params, const Fp8Rows& out, cudaStream_t stream) {

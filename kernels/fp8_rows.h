@@ -23,9 +23,12 @@ struct Fp8Rows {
 /// Longest row of codes that the kernels hold in registers; of SwiGLU's pair it is act forward, [dgate | dup]
 /// backward.
 inline constexpr int64_t fp8_longest_row = 65536;
-/// Rows must allow 16-byte accesses, and have a multiple of 8 columns up to fp8_longest_row.
-bool fp8_rows_supported(const ConstMatrix& rows, int64_t columns);
+/// Longest row that exists already, and is read twice: a vocabulary's logits.
+inline constexpr int64_t fp8_longest_read_row = int64_t{1} << 24;
+/// Rows must allow 16-byte accesses, and have a multiple of 8 columns up to `longest`.
+bool fp8_rows_supported(const ConstMatrix& rows, int64_t columns, int64_t longest = fp8_longest_row);
 
+/// Columns up to fp8_longest_read_row, here and below.
 void quantize_rows_fp8(const ConstMatrix& x, int64_t rows, int64_t columns, const Fp8Rows& out, cudaStream_t stream);
 
 /// out = codes * scales, rounded once; out's rows as fp8_rows_supported wants them. Reads 1, writes 2 bytes an element.

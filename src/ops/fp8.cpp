@@ -75,9 +75,9 @@ kernels::Fp8Rows rows_of(const Fp8Matrix& out) {
 }
 
 /// Rows that the kernels can take, `columns` of which make a row of codes.
-void check_rows(const char* name, const at::Tensor& x, int64_t columns) {
-    UNSLOTH_CHECK(x.scalar_type() == at::kBFloat16 && kernels::fp8_rows_supported(source_of(x), columns), name,
-                  ": fp8 rows are made of bf16, of a multiple of 8 columns up to ", kernels::fp8_longest_row,
+void check_rows(const char* name, const at::Tensor& x, int64_t columns, int64_t longest = kernels::fp8_longest_row) {
+    UNSLOTH_CHECK(x.scalar_type() == at::kBFloat16 && kernels::fp8_rows_supported(source_of(x), columns, longest), name,
+                  ": fp8 rows are made of bf16, of a multiple of 8 columns up to ", longest,
                   ", with 16-byte aligned starts: found ", c10::toString(x.scalar_type()), ", ", columns,
                   " columns, row stride ", x.stride(0));
 }
@@ -118,7 +118,7 @@ void quantize_rows_fp8(Context& ctx, const at::Tensor& x_TC, const Fp8Matrix& ou
     check_fp8(ctx, "codes", out_TC, x_TC.size(0), x_TC.size(1));
     if (!ctx.is_cuda()) return quantize_rows_cpu(x_TC, out_TC);
 #ifdef UNSLOTH_CUDA
-    check_rows("x", x_TC, x_TC.size(1));
+    check_rows("x", x_TC, x_TC.size(1), kernels::fp8_longest_read_row);
     kernels::quantize_rows_fp8(source_of(x_TC), x_TC.size(0), x_TC.size(1), rows_of(out_TC), stream_of(ctx));
 #endif
 }
@@ -129,7 +129,7 @@ void dequantize_rows_fp8(Context& ctx, const Fp8Matrix& x_TC, const at::Tensor& 
     check_fp8(ctx, "codes", x_TC, out_TC.size(0), out_TC.size(1));
     if (!ctx.is_cuda()) return dequantize_rows_cpu(x_TC, out_TC);
 #ifdef UNSLOTH_CUDA
-    check_rows("out", out_TC, out_TC.size(1));
+    check_rows("out", out_TC, out_TC.size(1), kernels::fp8_longest_read_row);
     kernels::dequantize_rows_fp8(rows_of(x_TC), out_TC.size(0), out_TC.size(1), target_of(out_TC), stream_of(ctx));
 #endif
 }

@@ -31,6 +31,17 @@ TEST_F(Fp8Gpu, RowsOfAnyLengthUpToTheLongest) {
                                      {{4, 32776}, {300, 34816}, {9, 37888}, {7, 40968}, {5, 57344}, {4, longest}});
 }
 
+TEST_F(Fp8Gpu, RowsOfLogitsAreReadTwice) {
+    testing::check_quantize_rows_fp8(at::kCUDA, at::kBFloat16, testing::fp8_vocabularies);
+    testing::check_quantize_rows_fp8(at::kCUDA, at::kBFloat16, {{300, 128256}, {1, 262144}, {0, 65544}});
+    testing::expect_fp8_keeps_what_is_not_finite(at::kCUDA, at::kBFloat16, 65544);
+    testing::expect_fp8_keeps_what_is_not_finite(at::kCUDA, at::kBFloat16, 128256);
+}
+
+TEST_F(Fp8Gpu, ColumnsOfAHeadAreTheRowsOfItsTranspose) {
+    testing::check_quantize_columns_fp8(at::kCUDA, at::kBFloat16, testing::fp8_heads);
+}
+
 TEST_F(Fp8Gpu, ColumnsAreTheRowsOfTheTranspose) {
     testing::check_quantize_columns_fp8(at::kCUDA, at::kBFloat16,
                                         {{4, 8}, {200, 72}, {128, 64}, {1000, 2056}, {300, 4096}});
@@ -108,7 +119,11 @@ TEST_F(Fp8Gpu, RefusesWhatTheKernelsDoNotTake) {
     EXPECT_THROW(ops::quantize_rows_fp8(ctx, at::randn({4, 12}, bf16()), codes(4, 12)), CheckError);
     EXPECT_THROW(ops::quantize_rows_fp8(ctx, at::randn({4, 20}, bf16()).narrow(1, 0, 16), codes(4, 16)), CheckError);
     const int64_t longer = ops::fp8_longest_row(ctx.device()) + 8;
-    EXPECT_THROW(ops::quantize_rows_fp8(ctx, at::randn({1, longer}, bf16()), codes(1, longer)), CheckError);
+    EXPECT_THROW(ops::rms_norm_forward_fp8(ctx, at::randn({1, longer}, bf16()), at::ones({longer}, bf16()), 1e-5, {},
+                                           at::empty({1}, bf16().dtype(at::kFloat)), codes(1, longer)),
+                 CheckError);
+    EXPECT_THROW(ops::quantize_rows_fp8(ctx, at::randn({4, longer + 4}, bf16()).narrow(1, 4, longer), codes(4, longer)),
+                 CheckError);
     EXPECT_THROW(ops::quantize_columns_fp8(ctx, at::randn({6, 16}, bf16()), codes(16, 6)), CheckError);
     const at::Tensor table = at::ones({4, 4}, bf16().dtype(at::kFloat));
     EXPECT_THROW(ops::rope_apply_fp8(ctx, at::randn({4, 16}, bf16()), 1, table, table, true, codes(4, 16)), CheckError);

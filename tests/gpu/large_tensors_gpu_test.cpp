@@ -180,6 +180,23 @@ TEST_F(LargeTensorsGpu, Fp8) {
     EXPECT_TRUE(at::equal(last_rows(x), alone));
 }
 
+/// All logits of 16,800 tokens of Llama 3: as lm_head's chunks have them, but at once.
+TEST_F(LargeTensorsGpu, Fp8OfLogits) {
+    ops::Context ctx(at::kCUDA);
+    const auto codes = [](const at::Tensor& x) {
+        return ops::Fp8Matrix{at::empty(x.sizes(), x.options().dtype(at::kFloat8_e4m3fn)), fp32({x.size(0)})};
+    };
+    const at::Tensor x = large({16800, 128256}), alone = last_rows(x).clone();
+    const ops::Fp8Matrix x8 = codes(x), alone8 = codes(alone);
+    ops::quantize_rows_fp8(ctx, x, x8);
+    ops::quantize_rows_fp8(ctx, alone, alone8);
+    EXPECT_TRUE(at::equal(last_rows(x8.codes).view(at::kByte), alone8.codes.view(at::kByte)));
+    EXPECT_TRUE(at::equal(last_rows(x8.scales), alone8.scales));
+    ops::dequantize_rows_fp8(ctx, x8, x);
+    ops::dequantize_rows_fp8(ctx, alone8, alone);
+    EXPECT_TRUE(at::equal(last_rows(x), alone));
+}
+
 /// By cuDNN's kernels and by our own: the last row of tokens as if it were alone.
 TEST_F(LargeTensorsGpu, Attention) {
     if (!has_memory(60)) GTEST_SKIP() << "needs a GPU of 60 GiB";

@@ -21,6 +21,8 @@ TEST_F(Fp8Test, RowsHaveLibTorchsCodes) {
 
 TEST_F(Fp8Test, LongRowsHaveLibTorchsCodes) {
     testing::check_quantize_rows_fp8(at::kCPU, at::kBFloat16, {{4, 34816}, {2, 37888}, {2, 57344}, {3, 65537}});
+    testing::check_quantize_rows_fp8(at::kCPU, at::kBFloat16, testing::fp8_vocabularies);
+    testing::check_quantize_columns_fp8(at::kCPU, at::kBFloat16, testing::fp8_heads);
     testing::check_swiglu_fp8(at::kCPU, at::kBFloat16, {{4, 17408}, {2, 18944}, {2, 28672}, {3, 18947}});
 }
 

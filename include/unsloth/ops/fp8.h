@@ -7,9 +7,9 @@
 // quantize_rows_fp8: what is quantised is the rounded result. A row with a value that is not finite gets a
 // scale that is not finite, so that products with it are not finite either; its codes are unspecified.
 //
-// CUDA: bf16 rows of a multiple of 8 columns, up to fp8_longest_row, with 16-byte aligned starts. CPU: fp32,
-// bf16 and f16, any shape, the same codes for the same rows. CheckError otherwise. `codes` is contiguous,
-// float8_e4m3fn or uint8.
+// CUDA: bf16 rows of a multiple of 8 columns, up to fp8_longest_row (what makes no rows, quantize_rows_fp8 and
+// dequantize_rows_fp8: 2^24), with 16-byte aligned starts. CPU: fp32, bf16 and f16, any shape, the same codes for the
+// same rows. CheckError otherwise. `codes` is contiguous, float8_e4m3fn or uint8.
 //
 // Legend: T tokens, C columns, D hidden, F intermediate, N outputs and K inputs of a weight, d head_dim, p =
 // d / 2.
@@ -28,7 +28,7 @@ constexpr bool fp8_serves(int major, int minor) {
 /// Whether this device does; the CPU does, as the reference.
 bool fp8_available(at::Device device);
 
-/// Columns of the longest row that this device makes codes of; a row of gate and up has 2F.
+/// Columns of the longest row that this device makes together with its codes; a row of gate and up has 2F.
 int64_t fp8_longest_row(at::Device device);
 
 /// The first rows x columns of scratch as a matrix: scratch.codes holds at least as many elements,
