@@ -314,6 +314,11 @@ class Lister {
             add({"lm_head", "expanded lm_head", {spec_.vocab_size, d}, dtype_, phase}, h.lm_head_VD);
         const int64_t columns = spec::vocabulary_slice(spec_.vocab_size, layout_.tp).size;
         add({"lm_head", "logits", {run_.head_tile, columns}, dtype_, phase}, h.logits_CV);
+        if (any(sizes_.head_fp8)) {
+            add({"lm_head", "head codes", {run_.head_tile * std::max(columns, d)}, at::kFloat8_e4m3fn, phase},
+                h.codes.codes);
+            add({"lm_head", "head scales", {run_.head_tile}, at::kFloat, phase}, h.codes.scales);
+        }
         if (!layout_.tp.alone())
             add({"lm_head", "statistics of logits", {layout_.tp.size * 3 * run_.head_tile}, at::kFloat, phase},
                 h.statistics);

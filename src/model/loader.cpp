@@ -310,6 +310,7 @@ void ModelPlan::complete_sizes() {
     sizes.training = request_.trains;
     sizes.adapters = static_cast<int64_t>(request_.adapters.size());
     sizes.fp8 = parts_.base->fp8();
+    sizes.head_fp8 = parts_.base->head_fp8();
     sizes.expands_head = parts_.base->expands_head();
     sizes.dropout = request_.trains && request_.lora && request_.lora->lora_dropout > 0;
     sizes.weighs = request_.trains && request_.weighs;

@@ -5,6 +5,7 @@
 
 #include "model/row_range.h"
 #include "unsloth/ops/cross_entropy.h"
+#include "unsloth/ops/fp8.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/norm.h"
 #include "unsloth/ops/rows.h"
@@ -17,6 +18,23 @@ at::Tensor head_matrix(const Network& network, const HeadBuffers& head) {
     const spec::Range rows = network.vocabulary();
     return (head.lm_head_VD.defined() ? head.lm_head_VD : std::get<at::Tensor>(network.outer.lm_head_VD))
         .narrow(0, rows.begin, rows.size);
+}
+
+/// Codes of a chunk's rows, in the one place for them.
+ops::Fp8Matrix encoded(ops::Context& ctx, const at::Tensor& x_CK, const HeadBuffers& head) {
+    const ops::Fp8Matrix codes = ops::fp8_view(head.codes, x_CK.size(0), x_CK.size(1));
+    ops::quantize_rows_fp8(ctx, x_CK, codes);
+    return codes;
+}
+
+/// The gradient of a chunk's rows from that of their logits.
+void head_dx(ops::Context& ctx, const Network& network, const HeadBuffers& head, const at::Tensor& dlogits_CV,
+             const at::Tensor& dh_CD) {
+    const ops::Fp8Matrix& w_DV = network.outer.codes_DV;
+    if (!w_DV.codes.defined())
+        return ops::gemm(ctx,
+                         {.a = dlogits_CV, .b = head_matrix(network, head), .out = dh_CD, .label = "gemm dx lm_head"});
+    ops::gemm_fp8(ctx, {.x = encoded(ctx, dlogits_CV, head), .w = w_DV, .out = dh_CD, .label = "gemm fp8 dx lm_head"});
 }
 
 /// The last layer's output of all tokens.
@@ -59,7 +77,8 @@ void gather_head_rows(ops::Context& ctx, const Network& network, const MicroBatc
     const HeadBuffers& head = a.head();
     const int64_t n = micro.targets();
     const ops::Site site = ctx.outcome ? ops::Site{static_cast<uint32_t>(2 * network.layers())} : ops::Site{};
-    if (head.lm_head_VD.defined()) weights::expand(ctx, network.outer.lm_head_VD, head.lm_head_VD);
+    if (head.lm_head_VD.defined() && !network.outer.codes_VD.codes.defined())
+        weights::expand(ctx, network.outer.lm_head_VD, head.lm_head_VD);
     ops::gather_rows(ctx, all_outputs(ctx, network, a), a.tokens().target_index_n.narrow(0, 0, n),
                      head.x_nD.narrow(0, 0, n));
     ops::rms_norm_forward(ctx, head.x_nD.narrow(0, 0, n), network.outer.final_norm_D, network.spec.rms_norm_eps,
@@ -69,12 +88,14 @@ void gather_head_rows(ops::Context& ctx, const Network& network, const MicroBatc
 at::Tensor head_logits(ops::Context& ctx, const Network& network, const MicroBatch& micro, int64_t first,
                        int64_t rows) {
     const HeadBuffers& head = micro.activations().head();
-    const at::Tensor logits_CV = head.logits_CV.narrow(0, 0, rows);
-    ops::gemm(ctx, {.a = head.h_nD.narrow(0, first, rows),
-                    .b = head_matrix(network, head),
-                    .out = logits_CV,
-                    .transpose_b = true,
-                    .label = "gemm lm_head"});
+    const at::Tensor logits_CV = head.logits_CV.narrow(0, 0, rows), h_CD = head.h_nD.narrow(0, first, rows);
+    if (const ops::Fp8Matrix& w_VD = network.outer.codes_VD; w_VD.codes.defined()) {
+        ops::gemm_fp8(ctx, {.x = encoded(ctx, h_CD, head), .w = w_VD, .out = logits_CV, .label = "gemm fp8 lm_head"});
+        return logits_CV;
+    }
+    ops::gemm(
+        ctx,
+        {.a = h_CD, .b = head_matrix(network, head), .out = logits_CV, .transpose_b = true, .label = "gemm lm_head"});
     return logits_CV;
 }
 
@@ -138,7 +159,7 @@ void head_forward_backward(ops::Context& ctx, const Network& network, const Micr
                             .beta = 1.0,
                             .label = "gemm dW lm_head"});
         // The rows' gradient takes their place.
-        ops::gemm(ctx, {.a = logits_CV, .b = head_matrix(network, head), .out = h_CD, .label = "gemm dx lm_head"});
+        head_dx(ctx, network, head, logits_CV, h_CD);
     }
     network.tp.sum(ctx, head.h_nD.narrow(0, 0, n), "the gradient of the head's rows");
     if (!weighs_first) objective.weigh(ctx, micro, site);

@@ -356,6 +356,7 @@ void BasePlan::submit(memory::Plan& resident) const {
             if (has_bias(g)) resident.add("biases", [&] { return bias_name(layer, g); }, layout_[g].n * item);
     if (request_.unties_head && layout_.stage.last())
         resident.add("embeddings", untied_head_name, file_->spec.vocab_size * file_->spec.hidden_size * item);
+    submit_head_codes(resident);
     if (!lora_.empty()) AdapterMargins::plan(layout_, lora_, request_.device, dx_in_fp8(request_.fp8), resident);
     if (layout_.dora) DoraNorms::plan(layout_, file_->spec.num_layers, resident);
     if (std::find(ready_.begin(), ready_.end(), false) != ready_.end())
@@ -408,13 +409,16 @@ std::string BasePlan::description() const {
     const auto cached = std::count(request_.cached.begin(), request_.cached.end(), true);
     const char* const when = made ? " while loading" : " as they lie";
     const char* const in_fp8 = "; held in fp8 (e4m3, a scale for each row)";
-    if (forward_in_fp8(request_.fp8)) return cat(text, when, outside, in_fp8);
+    const std::string stays = why_head_stays(),
+                      head = stays.empty() ? ", lm_head too"
+                                           : cat(", lm_head in ", c10::toString(request_.dtype), " as ", stays);
+    if (forward_in_fp8(request_.fp8)) return cat(text, when, outside, in_fp8, head);
     return cat(text, when, outside,
                request_.device.is_cuda() && cached > 0
                    ? cat("; ", cached < static_cast<int64_t>(ready_.size()) ? cat(cached, " layers") : "all layers",
                          " expanded to ", c10::toString(request_.dtype), " once")
                    : "",
-               dx_in_fp8(request_.fp8) ? cat(in_fp8, " for dx, too") : "");
+               dx_in_fp8(request_.fp8) ? cat(in_fp8, " for dx, too", head) : "");
 }
 
 std::string BasePlan::form_of(int layer) const {

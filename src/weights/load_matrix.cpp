@@ -225,6 +225,7 @@ OuterWeights BasePlan::load_outer(ops::Context& ctx, const BaseMemory& memory, c
         outer.final_norm_D = norm(arena, spec::TensorRole::final_norm, -1, masters);
     }
     shared.finish();
+    make_head_codes(ctx, arena, outer);
     return outer;
 }
 

@@ -205,6 +205,7 @@ TEST(Fp8Plan, HoldsWhatItsProductsRead) {
         return sum;
     };
     using spec::Fp8Products;
+    const int64_t head = file->spec.vocab_size * file->spec.hidden_size;
     const model::ModelPlan any_plan = plan_of(Fp8Products::none, false);
     int64_t weights = 0, transposes = 0;
     for (const weights::Group g : weights::all_groups) {
@@ -224,6 +225,11 @@ TEST(Fp8Plan, HoldsWhatItsProductsRead) {
         EXPECT_EQ(bytes(without.step(), "scratch", "fp8"), 0);
         EXPECT_GT(bytes(dx.step(), "scratch", "fp8"), 0);
         EXPECT_LE(bytes(dx.step(), "scratch", "fp8"), bytes(both.step(), "scratch", "fp8"));
+        EXPECT_EQ(bytes(without.resident(), "embeddings", " codes"), 0);
+        EXPECT_EQ(bytes(dx.resident(), "embeddings", " codes"), head);
+        EXPECT_EQ(bytes(both.resident(), "embeddings", " codes"), 2 * head);
+        EXPECT_EQ(bytes(without.step(), "lm_head", "head codes"), 0);
+        EXPECT_EQ(bytes(dx.step(), "lm_head", "logits"), 2 * bytes(dx.step(), "lm_head", "head codes"));
     }
 }
 

@@ -66,6 +66,7 @@ struct HeadBuffers {
     at::Tensor logits_CV;          ///< one chunk of rows; of the rank's slice of the vocabulary
     at::Tensor statistics;         ///< fp32: of a chunk's rows in each slice (ops/cross_entropy.h); undefined with one
     at::Tensor lm_head_VD;         ///< expanded; undefined where it lies as its products read it
+    ops::Fp8Matrix codes;          ///< flat: of a chunk's h, then of its logits' gradient; undefined without
     at::Tensor logp_S, slope_S;    ///< fp64, of sequences: an objective's sums and derivatives; as weight_n
     at::Tensor prompt_logp_S;      ///< fp64, of the targets before the sequences' answers; as weight_n
 };
@@ -104,12 +105,13 @@ struct ActivationSizes {
     int64_t adapters = 0;         ///< of generation: that tokens choose among; 0: the only one, if any, is everybody's
     bool training = true;         ///< backward buffers too
     bool dropout = false;
-    bool noise = false;          ///< on the embeddings
-    bool weighs = false;         ///< the objective gives rows of the head weights
-    bool distills = false;       ///< the objective compares with a teacher
-    int64_t teacher_tokens = 0;  ///< that a teacher's file names of each target; 0: there is none
-    spec::Fp8Products fp8{};     ///< products that read codes of their inputs
-    bool expands_head = false;   ///< lm_head does not lie as its products read it
+    bool noise = false;            ///< on the embeddings
+    bool weighs = false;           ///< the objective gives rows of the head weights
+    bool distills = false;         ///< the objective compares with a teacher
+    int64_t teacher_tokens = 0;    ///< that a teacher's file names of each target; 0: there is none
+    spec::Fp8Products fp8{};       ///< products that read codes of their inputs
+    spec::Fp8Products head_fp8{};  ///< those by lm_head
+    bool expands_head = false;     ///< lm_head does not lie as its products read it
     bool trains_embedding = false;
     bool deterministic = false;
 

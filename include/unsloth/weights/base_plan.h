@@ -21,6 +21,8 @@ struct OuterWeights {
     StoredWeight
         lm_head_VD;  ///< may be embed_VD itself (tied). No matrix in the compute type: to be expanded for a pass
     at::Tensor final_norm_D;  ///< fp32
+    /// This rank's rows of lm_head as codes for logits, and their transpose for dx; empty: products read lm_head_VD.
+    ops::Fp8Matrix codes_VD, codes_DV;
 };
 
 struct BaseRequest {
@@ -87,6 +89,9 @@ class BasePlan {
     int64_t expanded_linears() const;
     /// The products that read 8-bit codes of their inputs.
     spec::Fp8Products fp8() const { return request_.fp8; }
+    /// Those of them by lm_head: none in runs that train nothing, by one that is trained, or whose rows do not fill a
+    /// product's operands.
+    spec::Fp8Products head_fp8() const;
     /// "nf4 (double quantised)", "bf16", … as the run will hold the linears.
     std::string description() const;
     /// How a layer's linears are held: "nf4", "int8", "bf16", "fp8", …; several with "+" between, and fp8 for dx alone.
@@ -172,6 +177,9 @@ class BasePlan {
     void load_codes(ops::Context& ctx, const memory::Arena& arena, int layer, Group g, SharedLoading& shared,
                     StoredLayer& stored) const;
     void make_transposes(ops::Context& ctx, const memory::Arena& arena, std::vector<StoredLayer>& layers) const;
+    std::string why_head_stays() const;
+    void submit_head_codes(memory::Plan& resident) const;
+    void make_head_codes(ops::Context& ctx, const memory::Arena& arena, OuterWeights& outer) const;
     CodedTranspose transpose_at(const memory::Arena& arena, int layer, Group g) const;
     at::Tensor load_vector(const memory::Arena& arena, const formats::TensorSource* source) const;
     at::Tensor load_bias(const memory::Arena& arena, int layer, Group g) const;

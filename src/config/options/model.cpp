@@ -69,7 +69,7 @@ void declare_model(OptionSet& options, ModelOptions& model) {
             "of auto in passes of as many rows (bfloat16 runs that train a LoRA; one byte a weight more than auto "
             "takes); fp8_both: those of the forward pass, too, which is faster (about half the time for these "
             "products, 2 bytes a weight) and takes gradients three times as far from fp32's. Adapters, attention and "
-            "lm_head stay in dtype.")
+            "an lm_head that is trained stay in dtype.")
         .synonym("fp8", "fp8_backward")
         .on_resume(OnResume::told);
     options

@@ -1,0 +1,79 @@
+// lm_head in 8 bit: which of its products read codes, where those lie, and how they are made.
+#include "unsloth/core/error.h"
+#include "unsloth/ops/fp8.h"
+#include "unsloth/weights/base_plan.h"
+
+namespace unsloth::weights {
+namespace {
+
+constexpr const char* const rows_name = "lm_head";
+constexpr const char* const transpose_name = "lm_head^T";
+
+std::string codes_of(const char* name) {
+    return cat(name, " codes");
+}
+std::string scales_of(const char* name) {
+    return cat(name, " scales");
+}
+
+void submit_codes(const char* name, int64_t rows, int64_t columns, memory::Plan& resident) {
+    resident.add("embeddings", codes_of(name), rows * columns);
+    resident.add("embeddings", scales_of(name), rows * static_cast<int64_t>(sizeof(float)));
+}
+
+ops::Fp8Matrix codes_at(const memory::Arena& arena, const char* name, int64_t rows, int64_t columns) {
+    return {arena.tensor(arena.plan().find(codes_of(name)), {rows, columns}, at::kFloat8_e4m3fn),
+            arena.tensor(arena.plan().find(scales_of(name)), {rows}, at::kFloat)};
+}
+
+}  // namespace
+
+/// Why lm_head's products stay in the compute type beside layers' in 8 bit; empty: they do not.
+std::string BasePlan::why_head_stays() const {
+    constexpr int64_t step = 16;  // of a product's inputs, which rows are for dx
+    if (!request_.trains) return "nothing is trained";
+    if (request_.masters || request_.unties_head || request_.trains_head) return "it is trained";
+    spec::TensorRank place = layout_.tp;
+    for (place.rank = 0; place.rank < place.size; ++place.rank)  // all ranks decide alike
+        if (const int64_t rows = spec::vocabulary_slice(file_->spec.vocab_size, place).size; rows % step != 0)
+            return cat("its ", rows, " rows", place.alone() ? "" : " of a rank", " are no multiple of ", step);
+    return "";
+}
+
+spec::Fp8Products BasePlan::head_fp8() const {
+    return layout_.stage.last() && why_head_stays().empty() ? request_.fp8 : spec::Fp8Products::none;
+}
+
+void BasePlan::submit_head_codes(memory::Plan& resident) const {
+    const spec::Fp8Products products = head_fp8();
+    const int64_t rows = spec::vocabulary_slice(file_->spec.vocab_size, layout_.tp).size,
+                  columns = file_->spec.hidden_size;
+    if (forward_in_fp8(products)) submit_codes(rows_name, rows, columns, resident);
+    if (dx_in_fp8(products)) submit_codes(transpose_name, columns, rows, resident);
+}
+
+/// From the values that products in the compute type read.
+void BasePlan::make_head_codes(ops::Context& ctx, const memory::Arena& arena, OuterWeights& outer) const {
+    const spec::Fp8Products products = head_fp8();
+    if (!any(products)) return;
+    const int64_t vocabulary = file_->spec.vocab_size, columns = file_->spec.hidden_size;
+    const spec::Range own = spec::vocabulary_slice(vocabulary, layout_.tp);
+    at::Tensor whole_VD;
+    if (expands_head()) {  // the step's memory, which comes later, has a place as large
+        whole_VD = at::empty({vocabulary, columns}, at::TensorOptions(request_.dtype).device(ctx.device()));
+        expand(ctx, outer.lm_head_VD, whole_VD);
+    } else {
+        whole_VD = std::get<at::Tensor>(outer.lm_head_VD);
+    }
+    const at::Tensor own_VD = whole_VD.narrow(0, own.begin, own.size);
+    if (forward_in_fp8(products)) {
+        outer.codes_VD = codes_at(arena, rows_name, own.size, columns);
+        ops::quantize_rows_fp8(ctx, own_VD, outer.codes_VD);
+    }
+    if (dx_in_fp8(products)) {
+        outer.codes_DV = codes_at(arena, transpose_name, columns, own.size);
+        ops::quantize_columns_fp8(ctx, own_VD, outer.codes_DV);
+    }
+}
+
+}  // namespace unsloth::weights
