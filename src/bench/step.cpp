@@ -179,9 +179,12 @@ config::BenchResult bench_step(const config::LoadedConfig& loaded, const config:
     const auto cached = std::count_if(load.run.layers.begin(), load.run.layers.end(),
                                       [](const spec::LayerPlan& layer) { return layer.cached; });
     const StepOperations operations = count_operations(spec, lengths, load.run);
-    const double floor_ms = 1000 * static_cast<double>(request.accumulate) *
-                            (operations.forward / (forward_in_fp8(load.fp8) ? rates.base : rates.compute) +
-                             operations.dx / rates.base + (operations.head + operations.attention) / rates.compute);
+    const auto rate = [&](bool fp8) { return fp8 ? rates.base : rates.compute; };
+    const double floor_ms =
+        1000 * static_cast<double>(request.accumulate) *
+        (operations.forward / rate(forward_in_fp8(load.fp8)) + operations.dx / rates.base +
+         operations.head / 2 / rate(forward_in_fp8(load.sizes.head_fp8)) +
+         operations.head / 2 / rate(dx_in_fp8(load.sizes.head_fp8)) + operations.attention / rates.compute);
     const std::string places = train::describe_places(plan);
     const char* const computes = any(load.fp8) ? name_of(load.fp8) : name_of(loaded.config.model.dtype);
     const auto gib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); };

@@ -181,7 +181,12 @@ void tune_gemms(Tuner& tuner, BenchedModel& benched, const weights::LayerLayout&
         for_each_layer_product(layout, ctx.device(), request.dtype, request.sizes.tokens, [&](const Product& product) {
             if (!dx_in_fp8(request.fp8) || !product.name.ends_with(" dx")) settle(product);
         });
-    for_each_head_product(benched.spec(), ctx.device(), request.dtype, request.sizes.head_rows, settle);
+    const spec::Fp8Products head = request.sizes.head_fp8;
+    for_each_head_product(benched.spec(), ctx.device(), request.dtype, request.sizes.head_rows,
+                          [&](const Product& product) {
+                              if (product.name.ends_with(" dx") ? !dx_in_fp8(head) : !forward_in_fp8(head))
+                                  settle(product);
+                          });
 }
 
 /// What runs now for `key`, as a choice for it alone; the library's where the table says nothing.
@@ -194,23 +199,27 @@ spec::KernelChoice present(const spec::KernelTable& table, const spec::ProductKe
 
 void tune_fp8(Tuner& tuner, BenchedModel& benched, const weights::LayerLayout& layout) {
     const model::LoadRequest& request = benched.request();
-    const int64_t m = request.sizes.tokens;
-    for (const weights::Group g : weights::all_groups) {
-        const weights::GroupLayout& group = layout[g];
+    const auto settle = [&](const char* name, spec::Fp8Products in_fp8, int64_t m, int64_t n, int64_t k, int64_t rank) {
         for (const bool forward : {true, false}) {
-            if (forward ? !forward_in_fp8(request.fp8) : !dx_in_fp8(request.fp8)) continue;
-            const int64_t n = forward ? group.n : group.k, k = forward ? group.k : group.n;
-            spec::KernelChoice choice{
-                .op = Operator::gemm_fp8, .tokens = rows_like(m), .n = only(n), .k = only(k), .rank = only(group.r)};
+            if (forward ? !forward_in_fp8(in_fp8) : !dx_in_fp8(in_fp8)) continue;
+            spec::KernelChoice choice{.op = Operator::gemm_fp8,
+                                      .tokens = rows_like(m),
+                                      .n = only(forward ? n : k),
+                                      .k = only(forward ? k : n),
+                                      .rank = only(rank)};
             std::vector<spec::KernelChoice> candidates{choice};
             choice.kernel = Source::sm90;
             for (const int64_t columns : {256, 192, 128}) {
                 choice.parameters = {columns};
                 candidates.push_back(choice);
             }
-            tuner.settle(cat(name_of(g), forward ? " fp8" : " dx fp8"), candidates);
+            tuner.settle(cat(name, forward ? " fp8" : " dx fp8"), candidates);
         }
-    }
+    };
+    for (const weights::Group g : weights::all_groups)
+        settle(name_of(g), request.fp8, request.sizes.tokens, layout[g].n, layout[g].k, layout[g].r);
+    settle("lm_head", request.sizes.head_fp8, request.run.head_tile, benched.spec().vocab_size,
+           benched.spec().hidden_size, /*rank=*/0);
 }
 
 /// The adapters' thin products.

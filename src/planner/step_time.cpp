@@ -13,6 +13,7 @@ constexpr double tera = 1e12, giga = 1e9;
 constexpr double element = 2;                   // bytes of a 16-bit activation
 constexpr double packed = 0.516, expanded = 2;  // bytes of a parameter in 4 bit with its scales, and in 16
 constexpr double logits_passes = 3.5;           // over the logits: written, read twice, written in half
+constexpr double codes_passes = 1.5;            // over what is made codes: read, and written in half
 constexpr double optimizer_bytes = 40;          // of a trained parameter: values, gradients, moments
 constexpr double host_bytes = 34;    // of a parameter that the host updates: the same, and 16-bit values twice
 constexpr double host_memory = 150;  // GB/s of a server's CPUs for it; not measured
@@ -58,9 +59,18 @@ double StepTime::head_ms() const {
     if (!work_.has_head) return 0;
     const double rows = as_double(work_.head_rows), hidden = as_double(work_.model.hidden_size),
                  vocabulary = as_double(work_.model.vocab_size) / as_double(work_.sharing.tp);
-    const double products = work_.trains_head ? 3 : 2;
-    return products * 2 * rows * hidden * vocabulary / (rate_at(card_.products, rows) * tera) * 1e3 +
-           bytes_ms(logits_passes * element * rows * vocabulary + 12 * element * rows * hidden);
+    const bool fp8_forward = forward_in_fp8(work_.head_fp8), fp8_dx = dx_in_fp8(work_.head_fp8);
+    const auto product = [&](bool fp8) {
+        return 2 * rows * hidden * vocabulary / (rate_at(products_rates(fp8), rows) * tera) * 1e3;
+    };
+    const double over_logits = logits_passes + (fp8_dx ? codes_passes : 0),
+                 over_rows = 12 + (fp8_forward ? codes_passes : 0);
+    return product(fp8_forward) + product(fp8_dx) + (work_.trains_head ? product(false) : 0) +
+           bytes_ms(over_logits * element * rows * vocabulary + over_rows * element * rows * hidden);
+}
+
+const RateBySize& StepTime::products_rates(bool fp8) const {
+    return fp8 && !card_.fp8_products.empty() ? card_.fp8_products : card_.products;
 }
 
 double StepTime::update_ms() const {
@@ -74,8 +84,7 @@ double StepTime::bytes_ms(double bytes) const {
 
 /// A product by so many parameters; with few tokens reading them takes longer.
 double StepTime::products_ms(double parameters, double tokens, bool fp8) const {
-    const RateBySize& rates = fp8 && !card_.fp8_products.empty() ? card_.fp8_products : card_.products;
-    const double computing = 2 * parameters * tokens / (rate_at(rates, tokens) * tera) * 1e3;
+    const double computing = 2 * parameters * tokens / (rate_at(products_rates(fp8), tokens) * tera) * 1e3;
     return std::max(computing, bytes_ms(parameters * (fp8 ? 1 : expanded)));
 }
 

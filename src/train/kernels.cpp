@@ -83,8 +83,10 @@ TunedProducts tuned_products(const spec::KernelTable& table, const model::ModelP
     }
     const int64_t vocab = plan.spec().vocab_size, hidden = plan.spec().hidden_size,
                   rows = std::min(request.run.head_tile, request.sizes.head_rows);
-    count("lm_head", {Operator::gemm, spec::ProductForm::nt, rows, vocab, hidden}, bf16);
-    count("lm_head dx", {Operator::gemm, spec::ProductForm::nn, rows, hidden, vocab}, bf16);
+    const auto head = [](bool fp8) { return fp8 ? Operator::gemm_fp8 : Operator::gemm; };
+    const spec::Fp8Products head_fp8 = request.sizes.head_fp8;
+    count("lm_head", {head(forward_in_fp8(head_fp8)), spec::ProductForm::nt, rows, vocab, hidden}, bf16);
+    count("lm_head dx", {head(dx_in_fp8(head_fp8)), spec::ProductForm::nn, rows, hidden, vocab}, bf16);
     return result;
 }
 

@@ -60,6 +60,7 @@ planner::StepWork step_work(const model::ModelPlan& plan, int64_t micro_batches,
     work.adapters = request.finetuning_type == config::FinetuningType::lora;
     work.in_4bit = holds_4bit(plan);
     work.fp8 = request.fp8;
+    work.head_fp8 = request.sizes.head_fp8;
     work.trains_head = !work.adapters || (request.lora && !request.lora->modules_to_save.empty());
     return work;
 }

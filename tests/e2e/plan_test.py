@@ -49,7 +49,12 @@ class Plan(EndToEnd):
                 self.assertEqual([p["layers"][0]["form"] for p in plans], ["bf16", "bf16+fp8", "fp8"])
                 rates = [p["predicted_tokens_per_second"] for p in plans]
                 self.assertEqual(rates, sorted(rates))
-                self.assertAlmostEqual(2 / rates[1], 1 / rates[0] + 1 / rates[2], delta=1e-3 / rates[1])
+                # Half of the gain, but for the codes of logits' gradients, and layers that find no room expanded.
+                self.assertAlmostEqual(2 / rates[1], 1 / rates[0] + 1 / rates[2], delta=8e-3 / rates[1])
+                heads = [p["device"]["embeddings"] - plans[0]["device"]["embeddings"] for p in plans]
+                vocabulary, hidden = 128256, 4096
+                for heads_codes, matrices in zip(heads, range(3)):
+                    self.assertAlmostEqual(heads_codes, matrices * vocabulary * hidden, delta=2**20)
             else:
                 for compute in ("fp8_backward", "fp8_both"):
                     self.fail_with(

@@ -37,6 +37,7 @@ struct StepWork {
     bool adapters = true;            ///< of low rank, beside the base's products
     bool in_4bit = false;            ///< the base is expanded for its products where it is not cached
     spec::Fp8Products fp8{};         ///< of the base
+    spec::Fp8Products head_fp8{};    ///< of lm_head
     bool has_head = true;            ///< of a pipeline the last stage
     bool trains_head = false;
     int64_t row_tile = 0;        ///< tokens of an MLP at a time; 0: all
@@ -75,6 +76,7 @@ class StepTime {
     const StepWork& work() const { return work_; }
 
   private:
+    const RateBySize& products_rates(bool fp8) const;
     double products_ms(double parameters, double tokens, bool fp8) const;
     double tiled_products_ms(double parameters, bool fp8) const;
     double bytes_ms(double bytes) const;
