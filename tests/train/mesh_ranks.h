@@ -19,7 +19,7 @@ struct Kind {
     std::string name, type, extra;
     bool nf4 = false;
     Flags flags;
-    int layers = 2, positions = 64;
+    int layers = 2, positions = 64, vocabulary = 331;
 };
 
 inline std::string config_json(const Kind& kind) {
@@ -30,8 +30,9 @@ inline std::string config_json(const Kind& kind) {
         "intermediate_size": 256, "num_hidden_layers": )" +
            std::to_string(kind.layers) +
            R"(, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "head_dim": 64, "vocab_size": 331, "max_position_embeddings": )" +
-           std::to_string(kind.positions) + R"(, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+        "head_dim": 64, "vocab_size": )" +
+           std::to_string(kind.vocabulary) + R"(, "max_position_embeddings": )" + std::to_string(kind.positions) +
+           R"(, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
         "hidden_act": "silu", "torch_dtype": "float32", )" +
            kind.extra + "}";
 }
