@@ -131,7 +131,9 @@ struct DyBlock {
             if (step >= p.stages) mbarrier_wait(empty + 8 * state.stage, state.phase ^ 1);
             const int token_begin = (first + step) * step_tokens, tokens = min(step_tokens, p.tokens - token_begin);
             const uint32_t stage = base + state.stage * stage_bytes, barrier = full + 8 * state.stage;
-            if (tokens < step_tokens || columns < kColumns) zero_margins(data + state.stage * stage_bytes, tokens);
+            // Loads leave columns beyond the strip's alone: zeroed once, they stay so.
+            if (tokens < step_tokens || (columns < kColumns && step < p.stages))
+                zero_margins(data + state.stage * stage_bytes, tokens);
             __syncwarp();
             if (lane == 0) mbarrier_arrive_expect_tx(barrier, tokens * (columns + p.thin) * 2);
             __syncwarp();
