@@ -126,6 +126,21 @@ void check_compute_dtype(const Config& config, Problems& problems) {
     });
 }
 
+void check_mantissa(const Config& config, Problems& problems) {
+    problems.check({"hardware.weight_mantissa_bits", "hardware.weight_cache", "model.compute_dtype", "model.dtype",
+                    "lora.finetuning_type"},
+                   [&] {
+                       if (config.hardware.weight_mantissa_bits == 0) return;
+                       if (config.hardware.weight_cache != WeightCache::on)
+                           throw usage_error("hardware.weight_mantissa_bits is for weights that lie expanded on a GPU",
+                                             "Set hardware.weight_cache to on, or leave weight_mantissa_bits out.");
+                       if (config.model.dtype != spec::DType::bf16 || forward_in_fp8(config.model.compute_dtype) ||
+                           config.lora.finetuning_type == FinetuningType::full)
+                           throw usage_error("hardware.weight_mantissa_bits is for a frozen base in bfloat16",
+                                             "Leave it out.");
+                   });
+}
+
 void check_lora(const LoraOptions& lora, std::optional<double> learning_rate, Problems& problems) {
     problems.check({"lora.target_modules"}, [&] {
         if (lora.target_modules.empty())
@@ -448,6 +463,7 @@ void settle(LoadedConfig& loaded, Problems& problems) {
         check_lora(config.lora, config.training.learning_rate, problems);
     }
     check_compute_dtype(config, problems);
+    check_mantissa(config, problems);
     settle_warmup(loaded, problems);
     settle_reports(loaded, problems);
     check_data(config, problems);

@@ -207,6 +207,7 @@ weights::BaseRequest ModelPlan::base_request(const spec::RunPlan& run) const {
                         ? formats::HeldTypes{request_.load_in_4bit, request_.load_in_8bit, request_.precision}
                         : formats::HeldTypes{},
             .fp8 = request_.fp8,
+            .mantissa_bits = request_.mantissa_bits,
             .masters = trains_all(),
             .reads_values = request_.trains && request_.holding.has_copies(),
             .trains = request_.trains,

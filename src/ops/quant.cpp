@@ -193,6 +193,25 @@ void dequantize_int8(Context& ctx, const Int8Tensor& weight, const at::Tensor& o
     int8_rows(ctx, weight, {}, out_NK);
 }
 
+void round_mantissa(const at::Tensor& x_NK, int64_t bits) {
+    constexpr int64_t stored = 7;
+    UNSLOTH_CHECK(
+        x_NK.dim() == 2 && x_NK.scalar_type() == at::kBFloat16 && x_NK.stride(1) == 1 && bits >= 1 && bits <= stored,
+        "round_mantissa: ", bits, " bits of ", x_NK.scalar_type(), " ", x_NK.sizes());
+    const int64_t dropped = stored - bits;
+    if (dropped == 0) return;
+    constexpr int64_t elements_at_a_time = 1 << 24;
+    const int64_t step = std::max<int64_t>(1, elements_at_a_time / std::max<int64_t>(1, x_NK.size(1)));
+    for (int64_t first = 0; first < x_NK.size(0); first += step) {
+        // Sign, exponent and mantissa as one number: what is carried out of the mantissa belongs to the exponent.
+        const at::Tensor x = x_NK.narrow(0, first, std::min(step, x_NK.size(0) - first)), n = x.view(at::kShort);
+        const at::Tensor odd = n.__rshift__(dropped).bitwise_and_(1), finite = x.isfinite();
+        const at::Tensor rounded =
+            odd.add_(n).add_((int64_t{1} << (dropped - 1)) - 1).bitwise_and_(-(int64_t{1} << dropped));
+        n.copy_(at::where(finite, rounded, n));
+    }
+}
+
 void gather_rows(Context& ctx, const Int8Tensor& table_VD, const at::Tensor& index_n, const at::Tensor& out_nD) {
     const Region region(ctx, "gather_rows");
     int8_rows(ctx, table_VD, index_n, out_nD);

@@ -62,6 +62,16 @@ void BasePlan::require_slices() const {
     }
 }
 
+/// What products read is rounded once, or it would be other weights from layer to layer.
+void BasePlan::require_ready() const {
+    for (int layer = 0; layer < static_cast<int>(file_->spec.num_layers); ++layer)
+        if (has(layer) && !lies_ready(layer))
+            throw usage_error(
+                cat("hardware.weight_mantissa_bits rounds weights that lie expanded on a GPU; those of layer ", layer,
+                    " do not"),
+                "Leave weight_mantissa_bits out.");
+}
+
 /// Some forms are made on the device, or change there.
 void BasePlan::require_resident() const {
     if (!any(request_.fp8) && !request_.masters) return;

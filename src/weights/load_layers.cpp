@@ -50,8 +50,9 @@ Operand BasePlan::load_dense(ops::Context& ctx, const memory::Arena& arena, int 
     for (const Slice& slice : layout_[g].slices) {
         if (shared.reads(layer)) {
             const formats::TensorSource& linear = file_->tensors.linear(layer, slice.projection);
-            expand(ctx, frozen_weight(ctx, linear),
-                   std::get<DenseBase>(operand.base).w_NK.narrow(0, slice.n_begin, slice.n));
+            const at::Tensor w_NK = std::get<DenseBase>(operand.base).w_NK.narrow(0, slice.n_begin, slice.n);
+            expand(ctx, frozen_weight(ctx, linear), w_NK);
+            if (request_.mantissa_bits > 0) ops::round_mantissa(w_NK, request_.mantissa_bits);
             linear.drop();
         }
         shared.done();
@@ -238,6 +239,7 @@ std::unique_ptr<Pager> BasePlan::load_layers(ops::Context& ctx, const BaseMemory
                                              const Parameters* masters, SharedLoading& shared,
                                              comm::Communicator* slices) const {
     const memory::Arena& arena = memory.resident;
+    if (request_.mantissa_bits > 0) require_ready();
     // The owner of a layer says what its blocks' maxima are measured from.
     UNSLOTH_CHECK(
         memory.peers.empty() || (static_cast<int>(memory.peers.size()) == request_.peers.size && !shared.alone()),

@@ -76,6 +76,7 @@ const std::map<std::string, Example>& special_examples() {
         {"data.columns", {{{"instruction", "question"}}}},
         {"logging.metrics_port", {9090, {{"training", {{"report_to", Json::array({"prometheus"})}}}}}},
         {"data.eval_files", {{{"law", "law.jsonl"}}}},
+        {"hardware.weight_mantissa_bits", {3, {{"hardware", {{"weight_cache", "on"}}}}}},
         {"hardware.device", {"cuda:3"}}};
     return examples;
 }

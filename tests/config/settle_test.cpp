@@ -48,6 +48,15 @@ TEST(Settle, CodesAreOfAFrozenBaseWithoutDora) {
     }
 }
 
+TEST(Settle, WeightsOfFewerBitsLieExpandedAndFrozen) {
+    const auto loaded = config::load_config({}, {"--weight_mantissa_bits", "3", "--weight_cache", "on"});
+    EXPECT_EQ(loaded.config.hardware.weight_mantissa_bits, 3);
+    EXPECT_CONTAINS(flag_error({"--weight_mantissa_bits", "3"}), "Set hardware.weight_cache to on");
+    for (const std::string other : {"--compute_dtype=fp8_both", "--dtype=float16", "--finetuning_type=full"})
+        EXPECT_CONTAINS(flag_error({"--weight_mantissa_bits", "3", "--weight_cache", "on", other}),
+                        "is for a frozen base in bfloat16");
+}
+
 TEST(Settle, TheBasesTypesReadBack) {
     const auto loaded = config::load_config({}, {"--precision", R"({"default": "int8", "lm_head": "nf4"})"});
     const auto again = load_text(config::config_to_json(loaded.config));

@@ -121,6 +121,31 @@ TEST_F(QuantTest, UploadSharesHostMemoryOnTheCpu) {
     EXPECT_TRUE(same_bits(quant_cases::reference(ops::upload(ctx, plain.view())), quant_cases::reference(plain)));
 }
 
+TEST_F(QuantTest, RoundsMantissasToNearest) {
+    const at::Tensor all = at::arange(-32768, 32768, at::kShort).view(at::kBFloat16);  // every bf16 there is
+    const at::Tensor exact = all.to(at::kDouble);
+    for (int bits = 1; bits <= 7; ++bits) {
+        SCOPED_TRACE(bits);
+        const at::Tensor buffer = all.clone().view({256, 256}), left = buffer.narrow(1, 0, 200);
+        ops::round_mantissa(left, bits);
+        EXPECT_TRUE(
+            same_bits(buffer.narrow(1, 200, 56).contiguous(), all.view({256, 256}).narrow(1, 200, 56).contiguous()));
+        const at::Tensor x = exact.view({256, 256}).narrow(1, 0, 200), finite = x.isfinite();
+        const at::Tensor rounded = left.to(at::kDouble);
+        // Halves of the step between neighbours; subnormal values have the smallest normal one's.
+        const at::Tensor exponent = x.abs().clamp_min(std::ldexp(1.0, -126)).log2().floor(),
+                         step = (exponent - bits).exp2();
+        const at::Tensor expected = (x / step).round() * step;
+        const at::Tensor in_reach = finite.logical_and(expected.abs() < 3.4e38);
+        EXPECT_TRUE(at::equal(rounded.masked_select(in_reach), expected.masked_select(in_reach)));
+        const at::Tensor others = finite.logical_not();
+        EXPECT_TRUE(same_bits(left.view(at::kShort).masked_select(others),
+                              all.view({256, 256}).narrow(1, 0, 200).view(at::kShort).masked_select(others)));
+    }
+    EXPECT_THROW(ops::round_mantissa(at::zeros({2, 2}, at::kFloat), 3), CheckError);
+    EXPECT_THROW(ops::round_mantissa(at::zeros({2, 2}, at::kBFloat16), 8), CheckError);
+}
+
 TEST_F(QuantTest, RefusesWhatDoesNotFit) {
     const Quant4Tensor weight = quant_cases::random_weight(4, 64, true, generator);
     EXPECT_THROW(ops::dequantize_4bit(ctx, weight.view(), at::empty({4, 63}, at::kFloat)), CheckError);

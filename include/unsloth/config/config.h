@@ -215,6 +215,7 @@ struct DistillOptions {
 struct HardwareOptions {
     std::string device = "auto";  ///< auto | cpu | cuda | cuda:N
     WeightCache weight_cache = WeightCache::automatic;
+    int64_t weight_mantissa_bits = 0;  ///< of bfloat16's 7; 0: all
     bool offload_embedding = false;
     bool cuda_graphs = true;
     std::string allocator = "{}";  ///< JSON: a preset's name or an object (config/allocator.h); {}: LibTorch's own

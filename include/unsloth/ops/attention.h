@@ -44,9 +44,10 @@ struct AttentionShape {
 /// multiple of 8 and 16-byte alignment let them. So do, of what cuDNN serves, more keys than queries where they were
 /// not planned for (attention_workspace), pointers or strides that are no multiple of 16 bytes, segments of unequal
 /// length when cuDNN has no packed form for the head_dim, and with ctx.deterministic the backward of unequal lengths or
-/// of rows of which one kv head has more than 2 GiB of scores (16,384 tokens of four heads). Beyond 2^31 elements of a tensor, or of as many rows of q, k and v, which
-/// cuDNN's backward kernels do not reach, it gets a kv head at a time; the heads of a token must then lie side by side.
-/// Beyond as many elements of one kv head's queries the portable form serves.
+/// of rows of which one kv head has more than 2 GiB of scores (16,384 tokens of four heads). Beyond 2^31 elements of a
+/// tensor, or of as many rows of q, k and v, which cuDNN's backward kernels do not reach, it gets a kv head at a time;
+/// the heads of a token must then lie side by side. Beyond as many elements of one kv head's queries the portable form
+/// serves.
 void attention_forward(Context& ctx, const AttentionShape& shape, const Segments& segments, const at::Tensor& q_THd,
                        const at::Tensor& k_SKd, const at::Tensor& v_SKd, const at::Tensor& out_THd,
                        const at::Tensor& lse);

@@ -50,6 +50,11 @@ struct Int8Tensor {
 /// out_NK (bf16, f16 or fp32, row stride free) = the weight's values, rounded once.
 void dequantize_int8(Context& ctx, const Int8Tensor& weight, const at::Tensor& out_NK);
 
+/// x_NK (bf16, rows without gaps): each value with so many bits of mantissa behind its leading one, 1 to 7, rounded to
+/// nearest, ties to even; not finite ones stay so. For loading: allocates some rows at a time. What bits are left out
+/// is energy that a tensor core at its card's power limit does not take.
+void round_mantissa(const at::Tensor& x_NK, int64_t bits);
+
 /// out_nD[i] = row index_n[i] of the dequantised table, rounded once; index int32. Otherwise as gather_rows
 /// (ops/rows.h): the table may lie in pinned host memory.
 void gather_rows(Context& ctx, const Int8Tensor& table_VD, const at::Tensor& index_n, const at::Tensor& out_nD);

@@ -30,6 +30,7 @@ struct BaseRequest {
     at::ScalarType dtype = at::kFloat;          ///< compute type
     formats::HeldTypes held;                    ///< what frozen matrices become on the way in
     spec::Fp8Products fp8{};                    ///< for which linears are held as codes
+    int64_t mantissa_bits = 0;                  ///< that layers keep, which lie ready in bf16 (round_mantissa); 0: all
     bool masters = false;                       ///< all of it is trained: compute copies of fp32 masters
     bool reads_values = false;                  ///< passes read what is trained where Parameters::value is
     bool trains = false;                        ///< gradients pass through the products
@@ -130,6 +131,7 @@ class BasePlan {
     bool has_bias(Group g) const;
     void require_fp8() const;
     void require_resident() const;
+    void require_ready() const;
     void require_offload_folder() const;
     spec::Place place_of(int64_t layer) const { return request_.layers_at.at(static_cast<std::size_t>(layer)); }
     bool at_peer(int64_t layer) const { return place_of(layer) == spec::Place::peer; }

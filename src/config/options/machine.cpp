@@ -15,6 +15,15 @@ void declare_hardware(OptionSet& options, HardwareOptions& hardware) {
             "(the same results; 2 bytes a weight instead of 0.5); auto: when there is room.")
         .synonym(true, "on")
         .synonym(false, "off");
+    options
+        .add("weight_mantissa_bits", hardware.weight_mantissa_bits,
+             "Bits of mantissa, of 7, that weights keep which lie expanded in bfloat16; 0: all. Fewer take less "
+             "energy, so that "
+             "a card at its power limit multiplies faster, by another model than the checkpoint's: docs/guide.md says "
+             "what it costs. Needs weight_cache on.")
+        .at_least(0)
+        .at_most(6)
+        .on_resume(OnResume::told);
     options.add("offload_embedding", hardware.offload_embedding,
                 "Leave the input embeddings in pinned host memory; a GPU reads the rows that it needs.");
     options
