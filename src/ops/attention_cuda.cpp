@@ -125,8 +125,7 @@ bool takes(const Context& ctx, const AttentionShape& shape, const Segments& segm
                                    [&](const ChunkCall& call) { return serves(call.plan, call.bytes()); });
     const Kind kind = kind_of(asked, c.half ? at::kHalf : at::kBFloat16, ctx.device());
     const std::vector<CudnnCall> calls = calls_of(c, asked, segments, form, kind, workspace_bytes(ctx) - beside);
-    return !calls.empty() &&
-           std::ranges::all_of(calls, [&](const CudnnCall& call) { return serves(call.plan, 0); });
+    return !calls.empty() && std::ranges::all_of(calls, [&](const CudnnCall& call) { return serves(call.plan, 0); });
 }
 
 bool warn_unaligned() {
@@ -168,8 +167,7 @@ CudaChoice choose_backward(const Context& ctx, const AttentionShape& shape, cons
     const CudaForm form = form_of(shape, segments, args.q.scalar_type(), ctx.device());
     if (form == CudaForm::portable) return {form, form};
     const bool measured = own_are_faster(ctx, shape, segments, spec::ProductForm::nn);
-    const bool repeatable =
-        !ctx.deterministic || (form == CudaForm::dense && cudnn_may_repeat(shape, segments.max_q));
+    const bool repeatable = !ctx.deterministic || (form == CudaForm::dense && cudnn_may_repeat(shape, segments.max_q));
     if (!repeatable && !measured) warn_repeatable_is_slow(shape.head_dim);
     const bool usable = (aligned({&args.dout, &args.q, &args.k, &args.v, &args.out, &args.dq, &args.dk, &args.dv}) ||
                          warn_unaligned()) &&
@@ -298,8 +296,7 @@ void attention_cuda_forward(Context& ctx, const AttentionShape& shape, const Seg
     if (choice.kernels == CudaForm::chunks)
         return attention_forward_by_chunks(ctx, chunk_calls(forward_case(shape, args), shape, segments), args);
     const Kind kind = kind_of(shape, args.q.scalar_type(), ctx.device());
-    const auto calls =
-        calls_of(forward_case(shape, args), shape, segments, choice.kernels, kind, workspace_bytes(ctx));
+    const auto calls = calls_of(forward_case(shape, args), shape, segments, choice.kernels, kind, workspace_bytes(ctx));
     run_cudnn(ctx, calls, shape, segments, pointers_of(args));
 }
 

@@ -221,7 +221,8 @@ TEST_F(LargeTensorsGpu, Attention) {
         bool deterministic, own;
     };
     for (const auto& [name, deterministic, by_own] :
-         {Way{"cuDNN", false, false}, Way{"cuDNN, a few rows at a time", true, false}, Way{"own kernels", false, true}}) {
+         {Way{"cuDNN", false, false}, Way{"cuDNN, a few rows at a time", true, false},
+          Way{"own kernels", false, true}}) {
         SCOPED_TRACE(name);
         ops::Context ctx = by_own ? ops::Context(at::kCUDA, own) : ops::Context(at::kCUDA);
         ctx.workspace = workspace(
