@@ -16,7 +16,7 @@ constexpr double logits_passes = 3.5;           // over the logits: written, rea
 constexpr double codes_passes = 1.5;            // over what is made codes: read, and written in half
 constexpr double optimizer_bytes = 40;          // of a trained parameter: values, gradients, moments
 constexpr double host_bytes = 34;    // of a parameter that the host updates: the same, and 16-bit values twice
-constexpr double host_memory = 150;  // GB/s of a server's CPUs for it; not measured
+constexpr double host_memory = 115;  // GB/s of a server's 32 CPUs for it (Llama-2-13B in full, two H200s)
 constexpr double beside = 0.015;     // of a hidden copy's time: it takes the memory's bandwidth from what computes
 constexpr double backward_attention = 2.5;  // of the forward's operations
 // Of the time by equal numbers of queries and keys, where a rank's queries are chunks of their keys that cuDNN's packed

@@ -25,7 +25,11 @@ class Gathering {
   public:
     Gathering(comm::Communicator& ranks, const weights::ParameterTable& all, const StatePart& part,
               const weights::Parameters& parameters, at::Device device)
-        : ranks_(ranks), all_(all), parameters_(parameters), device_(device) {
+        : ranks_(ranks),
+          all_(all),
+          parameters_(parameters),
+          device_(device),
+          passed_(at::empty({piece_elements}, at::TensorOptions(at::kFloat).device(device))) {
         for (int number = 0; number < part.count(); ++number) {
             const StatePart other = part.with_number(number);
             weights::ParameterTable table = other.table(all);
@@ -84,9 +88,8 @@ class Gathering {
     /// What `rank` has there, on the device. All ranks get it: NCCL sends from one to another through communicators of
     /// two, for which there is no room.
     at::Tensor exchange(int rank, ParameterSlice piece) const {
-        const at::Tensor values = rank == ranks_.rank()
-                                      ? own(piece).to(device_)
-                                      : at::empty({piece.elements()}, at::TensorOptions(at::kFloat).device(device_));
+        const at::Tensor values = passed_.narrow(0, 0, piece.elements());
+        if (rank == ranks_.rank()) values.copy_(own(piece));
         ranks_.broadcast(values, rank, what);
         return values;
     }
@@ -99,6 +102,9 @@ class Gathering {
     const weights::ParameterTable& all_;
     const weights::Parameters& parameters_;
     at::Device device_;
+    /// The piece under way: tensors that are handed to NCCL live until the monitor sees their work's end, so that new
+    /// ones would add up to more than a GiB.
+    at::Tensor passed_;
     std::vector<Part> parts_;
 };
 
