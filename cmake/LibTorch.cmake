@@ -35,7 +35,7 @@ unsloth_import_torch_library(torch_cpu)
 add_library(unsloth_torch_cpu INTERFACE)
 # libtorch_cpu needs cudart, cupti and more at run time; the linker must not chase them.
 target_link_libraries(unsloth_torch_cpu INTERFACE unsloth_torch_headers unsloth::torch_cpu unsloth::c10)
-# at::parallel_for is a template: without this it is a plain loop, whatever LibTorch itself does. The wheel brings libgomp.
+# at::parallel_for is a template: without this it is a plain loop, whatever LibTorch does. The wheel brings libgomp.
 target_compile_options(unsloth_torch_headers INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fopenmp>)
 target_link_options(unsloth_torch_cpu INTERFACE -fopenmp)
 target_link_options(unsloth_torch_cpu INTERFACE "LINKER:--allow-shlib-undefined" "LINKER:--no-as-needed")

@@ -9,10 +9,6 @@
 #include "unsloth/ops/dtype.h"
 #include "unsloth/ops/fp8.h"
 
-#ifndef _OPENMP
-#error "operators are compiled with OpenMP: without it at::parallel_for is a plain loop"
-#endif
-
 namespace unsloth::ops {
 
 /// fp32, bf16 or f16.

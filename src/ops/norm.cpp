@@ -83,7 +83,7 @@ void forward_cpu(const Context& ctx, const Forward& args) {
     });
 }
 
-/// dweight[c] += sum over rows, in order of rows: each column belongs to one thread.
+/// dweight[c] += sum over rows, in order of rows, on one thread.
 void weight_gradient_cpu(const Backward& args) {
     const cpu::Rows dy_rows(args.dy), x_rows(args.x);
     const int64_t heads = x_rows.heads();

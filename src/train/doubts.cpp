@@ -47,6 +47,12 @@ std::optional<std::string> doubt_warmup(const config::TrainingOptions& training,
                " steps: training.learning_rate is never reached; 5 to 10 % of the steps are usual");
 }
 
+std::optional<std::string> doubt_host_threads(const config::DistributedOptions& distributed, int threads, int cpus) {
+    if (distributed.offload_optimizer != config::OptimizerPlace::cpu || threads > 1 || cpus < 2) return std::nullopt;
+    return cat("distributed.offload_optimizer cpu: the optimizer runs on one thread, and the machine has ", cpus,
+               " CPUs: set OMP_NUM_THREADS to the CPUs of a rank (torchrun sets 1, unsloth-train launch their number)");
+}
+
 std::optional<std::string> LossWatch::observe(int64_t step, double loss) {
     // Below a nat, tenfold is what easy and hard rows differ by.
     constexpr double factor = 10, worth_a_word = 1;

@@ -1,7 +1,10 @@
 // What the trainer says before the first step, of its steps, and of how the run ended.
+#include <ATen/Parallel.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <thread>
 #include <utility>
 
 #include "unsloth/config/load.h"
@@ -97,6 +100,10 @@ void Trainer::banner() const {
     if (leads()) {
         if (const auto doubt = doubt_learning_rate(config(), spec)) log::warning(*doubt);
         if (const auto doubt = doubt_warmup(config().training, total_steps_)) log::warning(*doubt);
+        if (const auto doubt = doubt_host_threads(config().distributed, at::get_num_threads(),
+                                                  static_cast<int>(std::thread::hardware_concurrency()));
+            doubt && device_.is_cuda())
+            log::warning(*doubt);
         for (const std::string& idle :
              options_without_effect(config(), device_.is_cuda(), plan_->request().holding.share.size))
             log::warning(idle);

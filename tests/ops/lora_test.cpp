@@ -9,8 +9,8 @@ namespace unsloth {
 namespace {
 
 TEST(Lora, MatchesOracle) {
-    testing::check_on_cpu(testing::lora_cases(1));
-    testing::check_on_cpu(testing::lora_kernel_cases(2));
+    testing::check_on_cpu(testing::lora_cases(1), testing::Sums::of_libtorch);
+    testing::check_on_cpu(testing::lora_kernel_cases(2), testing::Sums::of_libtorch);
 }
 
 TEST(Lora, RefusesWrongShapes) {

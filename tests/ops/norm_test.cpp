@@ -44,19 +44,6 @@ TEST(Norm, HeadNormBackwardIsTheSlopeOfForward) {
     testing::expect_slope(x, dx, loss);
 }
 
-TEST(Norm, BitsDoNotDependOnTheNumberOfThreads) {
-    const int threads = at::get_num_threads();
-    for (const testing::OpCase& op_case : testing::norm_cases(4)) {
-        SCOPED_TRACE(op_case.name);
-        at::set_num_threads(1);
-        const testing::CaseResult one = testing::run_case(op_case, at::kCPU);
-        at::set_num_threads(3);
-        const testing::CaseResult three = testing::run_case(op_case, at::kCPU);
-        for (size_t i = 0; i < one.args.size(); ++i) EXPECT_TRUE(testing::same_bits(one.args[i], three.args[i]));
-    }
-    at::set_num_threads(threads);
-}
-
 TEST(Norm, BackwardRebuildsTheForwardsBits) {
     testing::expect_norm_rebuilds_bits(at::kCPU);
 }

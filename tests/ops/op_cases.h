@@ -101,12 +101,27 @@ inline void expect_matches_oracle(const OpCase& op_case, const CaseResult& resul
     EXPECT_NEAR(result.outcome.loss, op_case.expected_loss, 1e-6 * std::abs(op_case.expected_loss));
 }
 
-/// Runs every case on the CPU against its oracle.
-inline void check_on_cpu(const std::vector<OpCase>& cases) {
+inline CaseResult run_on_threads(const OpCase& op_case, int threads) {
+    const int before = at::get_num_threads();
+    at::set_num_threads(threads);
+    CaseResult result = run_case(op_case, at::kCPU);
+    at::set_num_threads(before);
+    return result;
+}
+
+/// LibTorch's products add up in an order that depends on the number of threads.
+enum class Sums { own, of_libtorch };
+
+/// Runs every case on the CPU against its oracle, with the same bits on one thread and on three.
+inline void check_on_cpu(const std::vector<OpCase>& cases, Sums sums = Sums::own) {
     ASSERT_FALSE(cases.empty());
     for (const OpCase& op_case : cases) {
         SCOPED_TRACE(op_case.name);
-        expect_matches_oracle(op_case, run_case(op_case, at::kCPU));
+        const CaseResult one = run_on_threads(op_case, 1), three = run_on_threads(op_case, 3);
+        expect_matches_oracle(op_case, three);
+        if (sums == Sums::of_libtorch) continue;
+        for (size_t i = 0; i < one.args.size(); ++i)
+            EXPECT_TRUE(same_bits(one.args[i], three.args[i])) << op_case.args[i].name << " on one thread and on three";
     }
 }
 

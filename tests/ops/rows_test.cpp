@@ -77,19 +77,14 @@ TEST_F(DropoutTest, EveryPartOfTheNameChangesTheMaskAndNothingElseDoes) {
 }
 
 TEST(Rows, BitsDoNotDependOnTheNumberOfThreads) {
-    const int threads = at::get_num_threads();
     at::manual_seed(5);
     for (const testing::OpCase& op_case :
          {testing::column_sums_case(3000, 700, at::kBFloat16, Layout::packed),
           testing::embedding_backward_case(500, 20, 900, at::kBFloat16, Layout::packed)}) {
         SCOPED_TRACE(op_case.name);
-        at::set_num_threads(1);
-        const testing::CaseResult one = testing::run_case(op_case, at::kCPU);
-        at::set_num_threads(3);
-        const testing::CaseResult three = testing::run_case(op_case, at::kCPU);
-        EXPECT_TRUE(testing::same_bits(one.args.back(), three.args.back()));
+        EXPECT_TRUE(testing::same_bits(testing::run_on_threads(op_case, 1).args.back(),
+                                       testing::run_on_threads(op_case, 3).args.back()));
     }
-    at::set_num_threads(threads);
 }
 
 TEST(Rows, RefusesWrongTensors) {

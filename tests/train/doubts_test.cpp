@@ -96,5 +96,15 @@ TEST(Doubts, ALossThatRisesTenfoldIsToldOnce) {
     EXPECT_EQ(memorised.observe(2, 0.9), std::nullopt);
 }
 
+TEST(Doubts, AnOptimizerOnTheHostWantsThreads) {
+    config::DistributedOptions distributed;
+    EXPECT_FALSE(doubt_host_threads(distributed, 1, 32)) << "it is on the device";
+    distributed.offload_optimizer = config::OptimizerPlace::cpu;
+    EXPECT_FALSE(doubt_host_threads(distributed, 16, 32));
+    EXPECT_FALSE(doubt_host_threads(distributed, 1, 1)) << "there are no more";
+    EXPECT_NE(doubt_host_threads(distributed, 1, 32).value_or("").find("has 32 CPUs: set OMP_NUM_THREADS"),
+              std::string::npos);
+}
+
 }  // namespace
 }  // namespace unsloth::train

@@ -8,6 +8,10 @@
 
 #include "unsloth/spec/step_scalars.h"
 
+#ifndef _OPENMP
+#error "operators, and what hands work to them, are compiled with OpenMP: without it at::parallel_for is a plain loop"
+#endif
+
 namespace unsloth::spec {
 struct KernelTable;
 }

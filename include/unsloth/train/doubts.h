@@ -23,6 +23,9 @@ std::vector<std::string> options_without_effect(const config::Config& config, bo
 /// What to say about a warm-up longer than the default that is not over when the run ends; nothing otherwise.
 std::optional<std::string> doubt_warmup(const config::TrainingOptions& training, int64_t total_steps);
 
+/// An optimizer in host memory that has one of several CPUs: torchrun sets OMP_NUM_THREADS to 1.
+std::optional<std::string> doubt_host_threads(const config::DistributedOptions& distributed, int threads, int cpus);
+
 /// Says once that the loss has risen to ten times its least value.
 class LossWatch {
   public:
