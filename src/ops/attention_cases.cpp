@@ -87,8 +87,8 @@ CudnnCase largest_dense(const AttentionShape& shape, at::ScalarType dtype, const
     return c;
 }
 
-/// A deterministic backward of the case within so much scratch: equal parts of its rows, else kv heads of each row.
-/// Every head of a row is summed in an order of its own, so that no bit depends on the parts.
+/// A deterministic backward of the case within so much scratch: parts of its rows, as equal as can be, else kv heads of
+/// each row. Every head of a row is summed in an order of its own, so that no bit depends on the parts.
 std::vector<CudnnCall> repeatable_calls(at::Device device, const CudnnCase& all, int64_t scratch) {
     const auto fits = [&](const CudnnCase& part) {
         const AttentionShape shape{.heads = part.heads, .kv_heads = part.kv_heads, .head_dim = part.head_dim};
@@ -253,7 +253,7 @@ std::optional<int64_t> attention_cudnn_workspace(const AttentionShape& shape, at
         dense.backward = dense.deterministic = 1;
         set_dense_strides(dense);
         for (const CudnnCall& call : repeatable_calls(device, dense, std::numeric_limits<int64_t>::max()))
-            consider(call.plan, true, true);
+            most = std::max(most, cudnn_workspace_of(device, call.plan).value_or(0));
     } else if (backward) {
         consider(dense, true, false);
     }

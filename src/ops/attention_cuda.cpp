@@ -106,6 +106,18 @@ bool warn_out_of_reach(const CudnnCase& c, const Segments& segments) {
     return false;
 }
 
+bool warn_no_piece_fits(int64_t head_dim) {
+    static std::once_flag said;
+    std::call_once(said, [&] {
+        const PortableKernels portable = portable_kernels(head_dim);
+        log::warning(
+            "training.deterministic: the planned scratch holds no part of cuDNN's repeatable backward pass of "
+            "attention: ",
+            portable.name, " serve such batches", portable.cost);
+    });
+    return false;
+}
+
 /// Whether cuDNN takes the call within the planned scratch: by one kv head after the other it lies dense.
 bool takes(const Context& ctx, const AttentionShape& shape, const Segments& segments, CudnnCase c, CudaForm form,
            Reach reach) {
@@ -125,7 +137,8 @@ bool takes(const Context& ctx, const AttentionShape& shape, const Segments& segm
                                    [&](const ChunkCall& call) { return serves(call.plan, call.bytes()); });
     const Kind kind = kind_of(asked, c.half ? at::kHalf : at::kBFloat16, ctx.device());
     const std::vector<CudnnCall> calls = calls_of(c, asked, segments, form, kind, workspace_bytes(ctx) - beside);
-    return !calls.empty() && std::ranges::all_of(calls, [&](const CudnnCall& call) { return serves(call.plan, 0); });
+    if (calls.empty()) return warn_no_piece_fits(c.head_dim);
+    return std::ranges::all_of(calls, [&](const CudnnCall& call) { return serves(call.plan, 0); });
 }
 
 bool warn_unaligned() {
@@ -259,6 +272,7 @@ kernels::CudnnPointers part_of(const CudnnCall& call, const AttentionShape& shap
 
 void run_cudnn(const Context& ctx, const std::vector<CudnnCall>& calls, const AttentionShape& shape,
                const Segments& segments, kernels::CudnnPointers p) {
+    UNSLOTH_CHECK(!calls.empty(), "attention: a form was chosen that fits in no pieces");
     const auto stream = static_cast<cudaStream_t>(ctx.stream());
     CudnnAttention& cudnn = CudnnAttention::of(ctx.device().index());
     for (const CudnnCall& call : calls) {
