@@ -310,7 +310,7 @@ class Lister {
             add({"lm_head", "sequences' slopes", {sizes_.segments}, at::kDouble, phase}, h.slope_S);
         }
         if (sizes_.distills) add({"lm_head", "head divergences", {n}, at::kFloat, phase}, h.divergence_n);
-        if (sizes_.expands_head)
+        if (sizes_.expands_head && !forward_in_fp8(sizes_.head_fp8))
             add({"lm_head", "expanded lm_head", {spec_.vocab_size, d}, dtype_, phase}, h.lm_head_VD);
         const int64_t columns = spec::vocabulary_slice(spec_.vocab_size, layout_.tp).size;
         add({"lm_head", "logits", {run_.head_tile, columns}, dtype_, phase}, h.logits_CV);

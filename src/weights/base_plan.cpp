@@ -410,8 +410,9 @@ std::string BasePlan::description() const {
     const char* const when = made ? " while loading" : " as they lie";
     const char* const in_fp8 = "; held in fp8 (e4m3, a scale for each row)";
     const std::string stays = why_head_stays(),
-                      head = stays.empty() ? ", lm_head too"
-                                           : cat(", lm_head in ", c10::toString(request_.dtype), " as ", stays);
+                      head = !layout_.stage.last() ? ""
+                             : stays.empty()       ? ", lm_head too"
+                                                   : cat(", lm_head in ", c10::toString(request_.dtype), " as ", stays);
     if (forward_in_fp8(request_.fp8)) return cat(text, when, outside, in_fp8, head);
     return cat(text, when, outside,
                request_.device.is_cuda() && cached > 0

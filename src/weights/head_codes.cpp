@@ -59,7 +59,7 @@ void BasePlan::make_head_codes(ops::Context& ctx, const memory::Arena& arena, Ou
     const int64_t vocabulary = file_->spec.vocab_size, columns = file_->spec.hidden_size;
     const spec::Range own = spec::vocabulary_slice(vocabulary, layout_.tp);
     at::Tensor whole_VD;
-    if (expands_head()) {  // the step's memory, which comes later, has a place as large
+    if (expands_head()) {  // the step's memory, which comes later, is more
         whole_VD = at::empty({vocabulary, columns}, at::TensorOptions(request_.dtype).device(ctx.device()));
         expand(ctx, outer.lm_head_VD, whole_VD);
     } else {

@@ -58,6 +58,14 @@ TEST(HeadInFp8, IsWhereItCanBe) {
         const std::string stays = "lm_head in BFloat16 as ";
         expect(plan_of({}, fp8), fp8, ", lm_head too");
         expect(plan_of({.vocabulary = 1032}, fp8), Fp8Products::none, stays + "its 1032 rows are no multiple of 16");
+        const auto of_two = [](auto& request) {
+            request.tp = model::TensorParallel(spec::TensorRank{0, 2});
+            request.precision = spec::PrecisionMap(
+                {{"default", "bf16"}, {"lm_head", "bf16"}});  // blocks of 4 bit are wider than a rank's columns
+        };
+        expect(plan_of({}, fp8, of_two), fp8, ", lm_head too");
+        expect(plan_of({.vocabulary = 1040}, fp8, of_two), Fp8Products::none,
+               stays + "its 520 rows of a rank are no multiple of 16");
         expect(plan_of({}, fp8, [](auto& request) { request.lora->modules_to_save = {"lm_head"}; }), Fp8Products::none,
                stays + "it is trained");
         expect(plan_of({}, fp8, [](auto& request) { request.trains = false; }), Fp8Products::none,
