@@ -20,6 +20,7 @@ namespace {
 
 constexpr double chosen_share = 0.9;   // of free memory, for what the program chooses
 constexpr double usable_share = 0.97;  // of free memory: the CUDA context and libraries grow a little later
+constexpr double host_share = 0.95;  // of what the host has: this process grows, too, and files that are being written
 constexpr double indifferent = 0.002;  // of a time: plans that are no further apart are as good
 
 /// `share` of what is free, and no more than what the configuration allows; without what is taken.
@@ -31,7 +32,8 @@ MemoryBudget budget_of(const config::Config& config, at::Device device, const Ma
 }
 
 MemoryBudget free_memory(at::Device device) {
-    return {memory::device_memory(device).free, memory::device_memory(at::kCPU).free};
+    return {memory::device_memory(device).free,
+            static_cast<int64_t>(host_share * static_cast<double>(memory::device_memory(at::kCPU).free))};
 }
 
 /// Tokens of an MLP at a time that are tried, all of them first: products of fewer than these take longer.

@@ -65,12 +65,14 @@ void declare_model(OptionSet& options, ModelOptions& model) {
              {"fp8_backward", spec::Fp8Products::dx},
              {"fp8_both", spec::Fp8Products::both}},
             "Operands of the frozen base's products: auto: of type dtype; fp8_backward (or fp8): of the gradients of "
-            "activations in e4m3, with a scale for each row of activations and of weights, so that losses are those "
-            "of auto in passes of as many rows (bfloat16 runs that train a LoRA; one byte a weight more than auto "
+            "activations in e4m3, with a scale for each row of activations and of weights, so that a step's loss is "
+            "that of auto in passes of as many rows (bfloat16 runs that train a LoRA; one byte a weight more than auto "
             "takes); fp8_both: those of the forward pass, too, which is faster (about half the time for these "
             "products, 2 bytes a weight) and takes gradients three times as far from fp32's. Adapters, attention and "
-            "an lm_head that is trained stay in dtype.")
-        .synonym("fp8", "fp8_backward")
+            "an lm_head that is trained, or whose rows are no multiple of 16, stay in dtype.")
+        .synonym("fp8", "fp8_backward",
+                 "taken as fp8_backward; fp8_both, which this word meant before 2026-11-24, has forward products in 8 "
+                 "bit, too")
         .on_resume(OnResume::told);
     options
         .add("adapter_name_or_path", model.adapter_name_or_path,
@@ -121,7 +123,8 @@ void declare_model(OptionSet& options, ModelOptions& model) {
     options
         .add("max_memory", model.max_memory,
              "Most memory that a run plans for, by device: {\"0\": \"12GiB\", \"cpu\": \"64GiB\"} (a GPU's number, "
-             "and host memory). Without it, what is free; of host memory what the control group allows.")
+             "and host memory). Without it, what is free: of host memory 95 % of what is available and the control "
+             "group allows.")
         .on_resume(OnResume::free);
 }
 
