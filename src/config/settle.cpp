@@ -137,7 +137,7 @@ void check_mantissa(const Config& config, Problems& problems) {
                        if (config.model.dtype != spec::DType::bf16 || forward_in_fp8(config.model.compute_dtype) ||
                            config.lora.finetuning_type == FinetuningType::full)
                            throw usage_error("hardware.weight_mantissa_bits is for a frozen base in bfloat16",
-                                             "Leave it out.");
+                                             "Leave weight_mantissa_bits out.");
                    });
 }
 

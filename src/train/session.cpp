@@ -136,7 +136,7 @@ model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device d
     if (request.dtype == at::kBFloat16) request.nf4_chooser = ops::nf4_gemm_chooser(request.kernels);
     request.fp8 = config.model.compute_dtype;
     if (!trains && !forward_in_fp8(request.fp8)) request.fp8 = spec::Fp8Products::none;  // there is no backward pass
-    request.mantissa_bits = config.hardware.weight_mantissa_bits;
+    if (trains) request.mantissa_bits = config.hardware.weight_mantissa_bits;  // weights lie expanded in training alone
     request.offload_embedding =
         config.hardware.offload_embedding || config::DeviceMap(config.model).embedding_on_host(ops::gpu_number(device));
     request.finetuning_type = trains ? config.lora.finetuning_type : config::FinetuningType::lora;

@@ -62,13 +62,14 @@ void BasePlan::require_slices() const {
     }
 }
 
-/// What products read is rounded once, or it would be other weights from layer to layer.
-void BasePlan::require_ready() const {
+void BasePlan::require_expanded() const {
+    if (request_.mantissa_bits == 0) return;
     for (int layer = 0; layer < static_cast<int>(file_->spec.num_layers); ++layer)
         if (has(layer) && !lies_ready(layer))
             throw usage_error(
-                cat("hardware.weight_mantissa_bits rounds weights that lie expanded on a GPU; those of layer ", layer,
-                    " do not"),
+                cat("hardware.weight_mantissa_bits rounds 4 and 16-bit weights that lie expanded on a GPU; "
+                    "those of layer ",
+                    layer, " do not"),
                 "Leave weight_mantissa_bits out.");
 }
 

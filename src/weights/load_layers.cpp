@@ -239,7 +239,6 @@ std::unique_ptr<Pager> BasePlan::load_layers(ops::Context& ctx, const BaseMemory
                                              const Parameters* masters, SharedLoading& shared,
                                              comm::Communicator* slices) const {
     const memory::Arena& arena = memory.resident;
-    if (request_.mantissa_bits > 0) require_ready();
     // The owner of a layer says what its blocks' maxima are measured from.
     UNSLOTH_CHECK(
         memory.peers.empty() || (static_cast<int>(memory.peers.size()) == request_.peers.size && !shared.alone()),

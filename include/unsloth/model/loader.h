@@ -126,6 +126,7 @@ class ModelPlan {
     int64_t expanded_linears() const { return parts_.base->expanded_linears(); }
     bool lies_in_checkpoint() const { return parts_.base->lies_in_checkpoint(); }
     int widest_bits() const { return parts_.base->widest_bits(); }
+    void require_expanded() const { parts_.base->require_expanded(); }
 
     /// What all processes of a LoadShare must have in common: every buffer on the device that they fill together, its
     /// name and size, as a hash.

@@ -93,6 +93,8 @@ class BasePlan {
     /// Those of them by lm_head: none in runs that train nothing, by one that is trained, or whose rows do not fill a
     /// product's operands.
     spec::Fp8Products head_fp8() const;
+    /// usage Error where mantissas are to be rounded of layers that do not lie expanded: of the plan that is chosen.
+    void require_expanded() const;
     /// "nf4 (double quantised)", "bf16", … as the run will hold the linears.
     std::string description() const;
     /// How a layer's linears are held: "nf4", "int8", "bf16", "fp8", …; several with "+" between, and fp8 for dx alone.
@@ -131,7 +133,6 @@ class BasePlan {
     bool has_bias(Group g) const;
     void require_fp8() const;
     void require_resident() const;
-    void require_ready() const;
     void require_offload_folder() const;
     spec::Place place_of(int64_t layer) const { return request_.layers_at.at(static_cast<std::size_t>(layer)); }
     bool at_peer(int64_t layer) const { return place_of(layer) == spec::Place::peer; }

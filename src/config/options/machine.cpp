@@ -16,11 +16,11 @@ void declare_hardware(OptionSet& options, HardwareOptions& hardware) {
         .synonym(true, "on")
         .synonym(false, "off");
     options
-        .add("weight_mantissa_bits", hardware.weight_mantissa_bits,
-             "Bits of mantissa, of 7, that weights keep which lie expanded in bfloat16; 0: all. Fewer take less "
-             "energy, so that "
-             "a card at its power limit multiplies faster, by another model than the checkpoint's: docs/guide.md says "
-             "what it costs. Needs weight_cache on.")
+        .add(
+            "weight_mantissa_bits", hardware.weight_mantissa_bits,
+            "Bits of mantissa, of 7, that weights keep which lie expanded in bfloat16 in training; 0: all. Fewer take "
+            "less energy, so that a card at its power limit multiplies faster, by another model than the checkpoint's: "
+            "docs/guide.md says what it costs. Needs weight_cache on.")
         .at_least(0)
         .at_most(6)
         .on_resume(OnResume::told);
