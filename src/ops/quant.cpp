@@ -25,8 +25,8 @@
 namespace unsloth::ops {
 namespace {
 
-constexpr int64_t elements_per_task =
-    1 << 16;  // or more; blocks are of quant4_block, an even number: tasks share no byte of codes
+/// Or more. Tasks are of whole blocks, of an even number of elements: they share no byte of codes.
+constexpr int64_t elements_per_task = 1 << 16;
 
 void check_floating(const at::Tensor& tensor, const char* name) {
     const at::ScalarType type = tensor.scalar_type();
