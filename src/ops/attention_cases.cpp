@@ -72,9 +72,8 @@ HeadStrides strides_of(const at::Tensor& x) {
     return {x.stride(0), x.stride(1)};
 }
 
-std::optional<int64_t> ask(at::Device device, CudnnCase c, bool backward, bool deterministic = false) {
+std::optional<int64_t> ask(at::Device device, CudnnCase c, bool backward) {
     c.backward = backward;
-    c.deterministic = deterministic;
     set_dense_strides(c);
     return cudnn_workspace_of(device, c);
 }
@@ -176,14 +175,14 @@ bool same_lengths(const Segments& s) {
 }
 
 std::vector<CudnnCall> calls_of(CudnnCase c, const AttentionShape& shape, const Segments& segments, CudaForm form,
-                                const Kind& kind, int64_t scratch) {
+                                at::Device device, int64_t scratch) {
     const PackedGroup all{0, segments.count(), segments.max_k};
     if (form == CudaForm::dense) {
         set_length(c, shape, all.count, all.longest);
-        if (c.deterministic) return repeatable_calls({at::kCUDA, static_cast<c10::DeviceIndex>(kind[0])}, c, scratch);
+        if (c.deterministic) return repeatable_calls(device, c, scratch);
         return {{c, all}};
     }
-    PackedLimits limits = planned_sizes(kind);
+    PackedLimits limits = planned_sizes(kind_of(shape, c.half ? at::kHalf : at::kBFloat16, device));
     c.bottom_right = !same_lengths(segments);
     if (c.bottom_right) limits = limits.of_keys();
     if (!c.backward) {
@@ -244,18 +243,18 @@ std::optional<int64_t> attention_cudnn_workspace(const AttentionShape& shape, at
     }
     if (!cudnn_serves(shape, dtype, device)) return {};
     int64_t most = 0;
-    const auto consider = [&](const CudnnCase& c, bool back, bool repeatable) {
-        if (const std::optional<int64_t> bytes = ask(device, c, back, repeatable)) most = std::max(most, *bytes);
+    const auto consider = [&](const CudnnCase& c, bool back) {
+        most = std::max(most, ask(device, c, back).value_or(0));
     };
     CudnnCase dense = largest_dense(shape, dtype, sizes);
-    consider(dense, false, false);
+    consider(dense, false);
     if (backward && deterministic) {
         dense.backward = dense.deterministic = 1;
         set_dense_strides(dense);
         for (const CudnnCall& call : repeatable_calls(device, dense, std::numeric_limits<int64_t>::max()))
             most = std::max(most, cudnn_workspace_of(device, call.plan).value_or(0));
     } else if (backward) {
-        consider(dense, true, false);
+        consider(dense, true);
     }
     if (sizes.keys > 0)
         most = std::max(most, chunks_workspace(shape, dtype, device, sizes, backward && !deterministic));
@@ -264,11 +263,11 @@ std::optional<int64_t> attention_cudnn_workspace(const AttentionShape& shape, at
             CudnnCase packed = base_case(shape, dtype);
             packed.bottom_right = bottom_right;
             set_packed(packed, shape, packed_bucket(limits, limits.segments, limits.longest, least_forward_batch), 0);
-            consider(packed, false, false);
+            consider(packed, false);
             if (!backward || deterministic) return;
             for (const PackedBucket& bucket : largest_packed_buckets(limits)) {
                 set_packed(packed, shape, bucket, packed_tokens(limits, limits.tokens));
-                consider(packed, true, false);
+                consider(packed, true);
             }
         };
         consider_packed(sizes, false);

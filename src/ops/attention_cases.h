@@ -62,7 +62,7 @@ struct CudnnCall {
 /// The calls that serve a batch in cuDNN's dense or packed form: one, but for a packed backward of several groups and a
 /// deterministic one of more than `scratch` bytes. None where a deterministic one fits in no pieces.
 std::vector<CudnnCall> calls_of(kernels::CudnnCase c, const AttentionShape& shape, const Segments& segments,
-                                CudaForm form, const Kind& kind, int64_t scratch);
+                                CudaForm form, at::Device device, int64_t scratch);
 
 }  // namespace unsloth::ops
 #endif

@@ -135,8 +135,8 @@ bool takes(const Context& ctx, const AttentionShape& shape, const Segments& segm
     if (form == CudaForm::chunks)
         return std::ranges::all_of(chunk_calls(c, asked, segments),
                                    [&](const ChunkCall& call) { return serves(call.plan, call.bytes()); });
-    const Kind kind = kind_of(asked, c.half ? at::kHalf : at::kBFloat16, ctx.device());
-    const std::vector<CudnnCall> calls = calls_of(c, asked, segments, form, kind, workspace_bytes(ctx) - beside);
+    const std::vector<CudnnCall> calls =
+        calls_of(c, asked, segments, form, ctx.device(), workspace_bytes(ctx) - beside);
     if (calls.empty()) return warn_no_piece_fits(c.head_dim);
     return std::ranges::all_of(calls, [&](const CudnnCall& call) { return serves(call.plan, 0); });
 }
@@ -309,8 +309,8 @@ void attention_cuda_forward(Context& ctx, const AttentionShape& shape, const Seg
     if (choice.by_heads) return attention_forward_by_heads(ctx, shape, segments, args, choice.kernels);
     if (choice.kernels == CudaForm::chunks)
         return attention_forward_by_chunks(ctx, chunk_calls(forward_case(shape, args), shape, segments), args);
-    const Kind kind = kind_of(shape, args.q.scalar_type(), ctx.device());
-    const auto calls = calls_of(forward_case(shape, args), shape, segments, choice.kernels, kind, workspace_bytes(ctx));
+    const auto calls =
+        calls_of(forward_case(shape, args), shape, segments, choice.kernels, ctx.device(), workspace_bytes(ctx));
     run_cudnn(ctx, calls, shape, segments, pointers_of(args));
 }
 
@@ -330,8 +330,7 @@ void attention_cuda_backward(Context& ctx, const AttentionShape& shape, const Se
     const CudnnCase c = backward_case(shape, args, choice.kernels, ctx.deterministic);
     if (choice.kernels == CudaForm::chunks)
         return attention_backward_by_chunks(ctx, chunk_calls(c, shape, segments), args);
-    const Kind kind = kind_of(shape, args.q.scalar_type(), ctx.device());
-    const auto calls = calls_of(c, shape, segments, choice.kernels, kind, workspace_bytes(ctx));
+    const auto calls = calls_of(c, shape, segments, choice.kernels, ctx.device(), workspace_bytes(ctx));
     run_cudnn(ctx, calls, shape, segments, pointers_of(args));
 }
 
