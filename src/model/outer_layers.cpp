@@ -77,8 +77,7 @@ void gather_head_rows(ops::Context& ctx, const Network& network, const MicroBatc
     const HeadBuffers& head = a.head();
     const int64_t n = micro.targets();
     const ops::Site site = ctx.outcome ? ops::Site{static_cast<uint32_t>(2 * network.layers())} : ops::Site{};
-    if (head.lm_head_VD.defined() && !network.outer.codes_VD.codes.defined())
-        weights::expand(ctx, network.outer.lm_head_VD, head.lm_head_VD);
+    if (head.lm_head_VD.defined()) weights::expand(ctx, network.outer.lm_head_VD, head.lm_head_VD);
     ops::gather_rows(ctx, all_outputs(ctx, network, a), a.tokens().target_index_n.narrow(0, 0, n),
                      head.x_nD.narrow(0, 0, n));
     ops::rms_norm_forward(ctx, head.x_nD.narrow(0, 0, n), network.outer.final_norm_D, network.spec.rms_norm_eps,
