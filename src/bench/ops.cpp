@@ -17,10 +17,10 @@
 #include "unsloth/memory/plan.h"
 #include "unsloth/model/decoder_layer.h"
 #include "unsloth/ops/attention.h"
+#include "unsloth/ops/coded_rows.h"
 #include "unsloth/ops/cross_entropy.h"
 #include "unsloth/ops/device.h"
 #include "unsloth/ops/dtype.h"
-#include "unsloth/ops/fp8.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/norm.h"
 #include "unsloth/ops/optimizer.h"
@@ -206,10 +206,10 @@ class OpBench {
                 [&] { ops::cross_entropy(ctx_, logits, targets, losses, true); });
         ctx_.scalars = nullptr;
         if (ctx_.is_cuda() && (dtype_ != at::kBFloat16 || spec_.vocab_size % 8 != 0)) return;  // there are no codes
-        const ops::Fp8Matrix codes{at::empty(logits.sizes(), options().dtype(at::kFloat8_e4m3fn)), losses};
+        const ops::CodedMatrix codes{at::empty(logits.sizes(), options().dtype(at::kFloat8_e4m3fn)), losses};
         measure("codes of logits", cat(rows, "x", spec_.vocab_size),
                 static_cast<double>(rows * spec_.vocab_size) * (item_ + 1), 0,
-                [&] { ops::quantize_rows_fp8(ctx_, logits, codes); });
+                [&] { ops::quantize_rows(ctx_, logits, codes); });
     }
 
     void optimizer() {

@@ -20,8 +20,8 @@
 #include "unsloth/core/log.h"
 #include "unsloth/core/progress.h"
 #include "unsloth/memory/plan.h"
+#include "unsloth/ops/coded_rows.h"
 #include "unsloth/ops/device.h"
-#include "unsloth/ops/fp8.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/profiler.h"
 #include "unsloth/planner/run_plan_text.h"
@@ -102,13 +102,13 @@ Ceilings measure_ceilings(ops::Context& ctx, at::ScalarType dtype, bool fp8) {
         measure_rate(ctx, n, [&] { ops::gemm(ctx, {.a = a, .b = b, .out = c, .transpose_b = true}); });
     if (!fp8) return rates;
     const auto codes = [&](const at::Tensor& x) {
-        const ops::Fp8Matrix out{at::empty({n, n}, options.dtype(at::kFloat8_e4m3fn)),
-                                 at::empty({n}, options.dtype(at::kFloat))};
-        ops::quantize_rows_fp8(ctx, x, out);
+        const ops::CodedMatrix out{at::empty({n, n}, options.dtype(at::kFloat8_e4m3fn)),
+                                   at::empty({n}, options.dtype(at::kFloat))};
+        ops::quantize_rows(ctx, x, out);
         return out;
     };
-    const ops::Fp8Matrix a8 = codes(a), b8 = codes(b);
-    rates.base = measure_rate(ctx, n, [&] { ops::gemm_fp8(ctx, {.x = a8, .w = b8, .out = c}); });
+    const ops::CodedMatrix a8 = codes(a), b8 = codes(b);
+    rates.base = measure_rate(ctx, n, [&] { ops::gemm_coded(ctx, {.x = a8, .w = b8, .out = c}); });
     return rates;
 }
 
@@ -174,7 +174,7 @@ config::BenchResult bench_step(const config::LoadedConfig& loaded, const config:
     if (const std::string& trace = loaded.config.logging.profile; !trace.empty())
         ops::profile(ctx, trace, [&] { timer.run(1); });
     const int64_t peak = device.is_cuda() ? memory::peak_allocated_bytes(device) : plan.total_bytes();
-    const Ceilings rates = measure_ceilings(ctx, load.dtype, any(load.fp8));
+    const Ceilings rates = measure_ceilings(ctx, load.dtype, any(load.coded));
     const double ms = times.ms;
     const auto cached = std::count_if(load.run.layers.begin(), load.run.layers.end(),
                                       [](const spec::LayerPlan& layer) { return layer.cached; });
@@ -182,11 +182,11 @@ config::BenchResult bench_step(const config::LoadedConfig& loaded, const config:
     const auto rate = [&](bool fp8) { return fp8 ? rates.base : rates.compute; };
     const double floor_ms =
         1000 * static_cast<double>(request.accumulate) *
-        (operations.forward / rate(forward_in_fp8(load.fp8)) + operations.dx / rates.base +
-         operations.head / 2 / rate(forward_in_fp8(load.sizes.head_fp8)) +
-         operations.head / 2 / rate(dx_in_fp8(load.sizes.head_fp8)) + operations.attention / rates.compute);
+        (operations.forward / rate(forward_coded(load.coded)) + operations.dx / rates.base +
+         operations.head / 2 / rate(forward_coded(load.sizes.head_coded)) +
+         operations.head / 2 / rate(dx_coded(load.sizes.head_coded)) + operations.attention / rates.compute);
     const std::string places = train::describe_places(plan);
-    const char* const computes = any(load.fp8) ? name_of(load.fp8) : name_of(loaded.config.model.dtype);
+    const char* const computes = any(load.coded) ? name_of(load.coded) : name_of(loaded.config.model.dtype);
     const auto gib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); };
     nlohmann::ordered_json result{{"bench", "step"},
                                   {"device", memory::describe_device(device)},

@@ -177,14 +177,14 @@ void tune_gemms(Tuner& tuner, BenchedModel& benched, const weights::LayerLayout&
             candidates.push_back(trials.choice(trial, rows_like(product.m()), product.k_base));
         tuner.settle(product.name, candidates);
     };
-    if (!forward_in_fp8(request.fp8))
+    if (!forward_coded(request.coded))
         for_each_layer_product(layout, ctx.device(), request.dtype, request.sizes.tokens, [&](const Product& product) {
-            if (!dx_in_fp8(request.fp8) || !product.name.ends_with(" dx")) settle(product);
+            if (!dx_coded(request.coded) || !product.name.ends_with(" dx")) settle(product);
         });
-    const spec::Fp8Products head = request.sizes.head_fp8;
+    const spec::CodedProducts head = request.sizes.head_coded;
     for_each_head_product(benched.spec(), ctx.device(), request.dtype, request.sizes.head_rows,
                           [&](const Product& product) {
-                              if (product.name.ends_with(" dx") ? !dx_in_fp8(head) : !forward_in_fp8(head))
+                              if (product.name.ends_with(" dx") ? !dx_coded(head) : !forward_coded(head))
                                   settle(product);
                           });
 }
@@ -199,9 +199,10 @@ spec::KernelChoice present(const spec::KernelTable& table, const spec::ProductKe
 
 void tune_fp8(Tuner& tuner, BenchedModel& benched, const weights::LayerLayout& layout) {
     const model::LoadRequest& request = benched.request();
-    const auto settle = [&](const char* name, spec::Fp8Products in_fp8, int64_t m, int64_t n, int64_t k, int64_t rank) {
+    const auto settle = [&](const char* name, spec::CodedProducts in_fp8, int64_t m, int64_t n, int64_t k,
+                            int64_t rank) {
         for (const bool forward : {true, false}) {
-            if (forward ? !forward_in_fp8(in_fp8) : !dx_in_fp8(in_fp8)) continue;
+            if (forward ? !forward_coded(in_fp8) : !dx_coded(in_fp8)) continue;
             spec::KernelChoice choice{.op = Operator::gemm_fp8,
                                       .tokens = rows_like(m),
                                       .n = only(forward ? n : k),
@@ -217,8 +218,8 @@ void tune_fp8(Tuner& tuner, BenchedModel& benched, const weights::LayerLayout& l
         }
     };
     for (const weights::Group g : weights::all_groups)
-        settle(name_of(g), request.fp8, request.sizes.tokens, layout[g].n, layout[g].k, layout[g].r);
-    settle("lm_head", request.sizes.head_fp8, request.run.head_tile, benched.spec().vocab_size,
+        settle(name_of(g), request.coded, request.sizes.tokens, layout[g].n, layout[g].k, layout[g].r);
+    settle("lm_head", request.sizes.head_coded, request.run.head_tile, benched.spec().vocab_size,
            benched.spec().hidden_size, /*rank=*/0);
 }
 

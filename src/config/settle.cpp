@@ -112,7 +112,7 @@ void settle_precision(LoadedConfig& loaded, Problems& problems) {
 
 /// What the model, the device or an adapter's own configuration brings is the plan's to refuse.
 void check_compute_dtype(const Config& config, Problems& problems) {
-    const spec::Fp8Products fp8 = config.model.compute_dtype;
+    const spec::CodedProducts fp8 = config.model.compute_dtype;
     const bool full = config.lora.finetuning_type == FinetuningType::full;
     problems.check({"model.compute_dtype", "lora.finetuning_type"}, [&] {
         if (any(fp8) && full)
@@ -134,7 +134,7 @@ void check_mantissa(const Config& config, Problems& problems) {
                        if (config.hardware.weight_cache != WeightCache::on)
                            throw usage_error("hardware.weight_mantissa_bits is for weights that lie expanded on a GPU",
                                              "Set hardware.weight_cache to on, or leave weight_mantissa_bits out.");
-                       if (config.model.dtype != spec::DType::bf16 || forward_in_fp8(config.model.compute_dtype) ||
+                       if (config.model.dtype != spec::DType::bf16 || forward_coded(config.model.compute_dtype) ||
                            config.lora.finetuning_type == FinetuningType::full)
                            throw usage_error("hardware.weight_mantissa_bits is for a frozen base in bfloat16",
                                              "Leave weight_mantissa_bits out.");

@@ -268,8 +268,8 @@ class Lister {
         if (sizes_.dropout)
             add({"scratch", "dropped", {std::max(t * widest, tile * spec_.intermediate_size)}, dtype_, layers},
                 s.dropped);
-        if (forward_in_fp8(sizes_.fp8) || (dx_in_fp8(sizes_.fp8) && sizes_.training)) {
-            const bool inputs = forward_in_fp8(sizes_.fp8), gradients = sizes_.training;
+        if (forward_coded(sizes_.coded) || (dx_coded(sizes_.coded) && sizes_.training)) {
+            const bool inputs = forward_coded(sizes_.coded), gradients = sizes_.training;
             const int64_t columns = std::max(inputs ? widest : 0, gradients ? layout_[Group::qkv].n : 0),
                           columns_of_tile = std::max(spec_.hidden_size, (gradients ? 2 : 1) * spec_.intermediate_size);
             const uint8_t phases = inputs ? layers : uint8_t{memory::backward};
@@ -310,11 +310,11 @@ class Lister {
             add({"lm_head", "sequences' slopes", {sizes_.segments}, at::kDouble, phase}, h.slope_S);
         }
         if (sizes_.distills) add({"lm_head", "head divergences", {n}, at::kFloat, phase}, h.divergence_n);
-        if (sizes_.expands_head && !forward_in_fp8(sizes_.head_fp8))
+        if (sizes_.expands_head && !forward_coded(sizes_.head_coded))
             add({"lm_head", "expanded lm_head", {spec_.vocab_size, d}, dtype_, phase}, h.lm_head_VD);
         const int64_t columns = spec::vocabulary_slice(spec_.vocab_size, layout_.tp).size;
         add({"lm_head", "logits", {run_.head_tile, columns}, dtype_, phase}, h.logits_CV);
-        if (any(sizes_.head_fp8)) {
+        if (any(sizes_.head_coded)) {
             add({"lm_head", "head codes", {run_.head_tile * std::max(columns, d)}, at::kFloat8_e4m3fn, phase},
                 h.codes.codes);
             add({"lm_head", "head scales", {run_.head_tile}, at::kFloat, phase}, h.codes.scales);

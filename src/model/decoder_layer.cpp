@@ -174,13 +174,13 @@ void layer_forward(const LayerContext& c, const weights::LayerWeights& w, const 
     if (steps.qkv) {
         ++c.counts.qkv;
         // 1 norm
-        const ops::Fp8Matrix h_codes = input_codes(c, w[Group::qkv], h_TD);
+        const ops::CodedMatrix h_codes = input_codes(c, w[Group::qkv], h_TD);
         each_slice(c.group.tp, c.scratch, [&](const RowRange& range) {
             with_rows(c, a, range, [&](const LayerContext& some, const LayerSaved& rows, const RowRange&) {
                 make_input(some, input_norm(w, rows), w[Group::qkv], h_codes);
             });
         });
-        if (!c.group.tp.alone()) ops::quantize_rows_fp8(ctx, h_TD, h_codes);
+        if (!c.group.tp.alone()) ops::quantize_rows(ctx, h_TD, h_codes);
         // 2 q, k, v
         const at::Tensor h_qkv = c.scratch.h_full.narrow(1, 0, hidden + layout[Group::qkv].r);
         linear_forward(c.group, Group::qkv, w[Group::qkv], h_qkv, h_codes, {.y_TN = a.qkv_TN, .z_TN = a.z_qkv_TN});
@@ -228,12 +228,12 @@ void layer_backward(const LayerContext& c, const weights::LayerWeights& w, const
     const QkvViews grad = qkv_views(spec, c.scratch.dqkv_full);
     // 3 rotary embedding
     const at::Tensor dqkv_TN = c.scratch.dqkv_full.narrow(1, 0, layout[Group::qkv].n);
-    const ops::Fp8Matrix dqkv_codes = input_gradient ? gradient_codes(c, w[Group::qkv], dqkv_TN) : ops::Fp8Matrix{};
+    const ops::CodedMatrix dqkv_codes = input_gradient ? gradient_codes(c, w[Group::qkv], dqkv_TN) : ops::CodedMatrix{};
     ops::rope_apply_rows(ctx, dqkv_TN, spec.num_heads + spec.num_kv_heads, c.tokens.cos_Tp, c.tokens.sin_Tp,
-                         /*backward=*/true, spec.qk_norm ? ops::Fp8Matrix{} : dqkv_codes);
+                         /*backward=*/true, spec.qk_norm ? ops::CodedMatrix{} : dqkv_codes);
     if (spec.qk_norm) {
         normalise_heads_backward(c, w, a, grad);
-        ops::quantize_rows_fp8(ctx, dqkv_TN, dqkv_codes);
+        ops::quantize_rows(ctx, dqkv_TN, dqkv_codes);
     }
     // 2 q, k, v
     if (scales_outputs(c.group))

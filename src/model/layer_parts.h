@@ -5,8 +5,8 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/model/decoder_layer.h"
+#include "unsloth/ops/coded_rows.h"
 #include "unsloth/ops/dora.h"
-#include "unsloth/ops/fp8.h"
 #include "unsloth/ops/rows.h"
 
 namespace unsloth::model {
@@ -33,16 +33,16 @@ inline ops::Site backward_site(const LayerContext& c, int norm) {
 
 /// Where codes go that the forward product reads beside x or instead, and dx beside dy; empty where they read the rows
 /// as they are. All lie in one scratch buffer: those of one product are dead when the next are made.
-inline ops::Fp8Matrix input_codes(const LayerContext& c, const weights::Operand& w, const at::Tensor& x_TK) {
+inline ops::CodedMatrix input_codes(const LayerContext& c, const weights::Operand& w, const at::Tensor& x_TK) {
     return w.input_codes(c.scratch.codes, x_TK.size(0), x_TK.size(1));
 }
-inline ops::Fp8Matrix gradient_codes(const LayerContext& c, const weights::Operand& w, const at::Tensor& dy_TN) {
+inline ops::CodedMatrix gradient_codes(const LayerContext& c, const weights::Operand& w, const at::Tensor& dy_TN) {
     return w.gradient_codes(c.scratch.codes, dy_TN.size(0), dy_TN.size(1));
 }
 
 /// `codes` of rows whose maker makes none.
-inline ops::Fp8Matrix encoded(const LayerContext& c, const at::Tensor& x_TC, const ops::Fp8Matrix& codes) {
-    ops::quantize_rows_fp8(c.group.ctx, x_TC, codes);
+inline ops::CodedMatrix encoded(const LayerContext& c, const at::Tensor& x_TC, const ops::CodedMatrix& codes) {
+    ops::quantize_rows(c.group.ctx, x_TC, codes);
     return codes;
 }
 

@@ -134,7 +134,7 @@ bool scales_outputs(const GroupContext& c) {
 }
 
 void linear_forward(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
-                    const ops::Fp8Matrix& codes, const Outputs& out) {
+                    const ops::CodedMatrix& codes, const Outputs& out) {
     const bool scaled = scales_outputs(c), summed = is_cut_by_inputs(g) && !c.tp.alone();
     const at::Tensor& result = scaled ? out.z_TN : out.y_TN;
     weights::multiply_forward(c.ctx, w,
@@ -162,7 +162,7 @@ std::vector<ops::MagnitudeGradient> magnitude_gradients(const GroupContext& c, G
 }
 
 void input_backward(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& dy_full,
-                    const ops::Fp8Matrix& codes, const at::Tensor& u_TR, const at::Tensor& dx_TK) {
+                    const ops::CodedMatrix& codes, const at::Tensor& u_TR, const at::Tensor& dx_TK) {
     const weights::GroupLayout& layout = c.layout[g];
     const at::Tensor dy_TN = dy_full.narrow(1, 0, layout.n);
     const bool adapted = layout.r > 0 && c.adapters != nullptr;

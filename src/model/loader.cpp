@@ -206,7 +206,7 @@ weights::BaseRequest ModelPlan::base_request(const spec::RunPlan& run) const {
             .held = request_.finetuning_type == config::FinetuningType::lora
                         ? formats::HeldTypes{request_.load_in_4bit, request_.load_in_8bit, request_.precision}
                         : formats::HeldTypes{},
-            .fp8 = request_.fp8,
+            .coded = request_.coded,
             .mantissa_bits = request_.mantissa_bits,
             .masters = trains_all(),
             .reads_values = request_.trains && request_.holding.has_copies(),
@@ -310,8 +310,8 @@ void ModelPlan::complete_sizes() {
     ActivationSizes& sizes = request_.sizes;
     sizes.training = request_.trains;
     sizes.adapters = static_cast<int64_t>(request_.adapters.size());
-    sizes.fp8 = parts_.base->fp8();
-    sizes.head_fp8 = parts_.base->head_fp8();
+    sizes.coded = parts_.base->coded();
+    sizes.head_coded = parts_.base->head_coded();
     sizes.expands_head = parts_.base->expands_head();
     sizes.dropout = request_.trains && request_.lora && request_.lora->lora_dropout > 0;
     sizes.weighs = request_.trains && request_.weighs;

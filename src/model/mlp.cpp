@@ -55,15 +55,15 @@ void mlp_forward(const LayerContext& c, const weights::LayerWeights& w, const La
     if (steps.mid) {
         // 5 output projection, onto the residual stream
         const at::Tensor o_TN = a.o_full.narrow(1, 0, spec.q_size());
-        const ops::Fp8Matrix o_codes = encoded(c, o_TN, input_codes(c, w[Group::o], o_TN));
+        const ops::CodedMatrix o_codes = encoded(c, o_TN, input_codes(c, w[Group::o], o_TN));
         linear_forward(c.group, Group::o, w[Group::o], a.o_full, o_codes,
                        {.y_TN = a.mid_tD, .residual_TN = a.x_tD, .z_TN = a.z_o_tD, .terms_TN = terms_TD});
     }
     if (steps.gate_up) {
         // 6 norm
-        const ops::Fp8Matrix h_codes = input_codes(c, w[Group::gate_up], h_TD);
+        const ops::CodedMatrix h_codes = input_codes(c, w[Group::gate_up], h_TD);
         make_input(c, post_norm(w, a), w[Group::gate_up], h_codes);
-        if (!c.group.tp.alone()) ops::quantize_rows_fp8(ctx, h_TD, h_codes);
+        if (!c.group.tp.alone()) ops::quantize_rows(ctx, h_TD, h_codes);
         // 7 gate and up
         const at::Tensor h_gate_up = c.scratch.h_full.narrow(1, 0, hidden + layout[Group::gate_up].r);
         const at::Tensor gate_up_T2F = a.gate_up_full.narrow(1, 0, 2 * spec.intermediate_size);
@@ -75,7 +75,7 @@ void mlp_forward(const LayerContext& c, const weights::LayerWeights& w, const La
         // 8 activation
         const at::Tensor gate_up_T2F = a.gate_up_full.narrow(1, 0, 2 * spec.intermediate_size);
         const at::Tensor act_TF = c.scratch.act_full.narrow(1, 0, spec.intermediate_size);
-        const ops::Fp8Matrix act_codes = input_codes(c, w[Group::down], act_TF);
+        const ops::CodedMatrix act_codes = input_codes(c, w[Group::down], act_TF);
         if (scales_outputs(c.group)) {
             ops::dora_swiglu_forward(ctx, gate_up_T2F, w[Group::gate_up].scale, act_TF);
         } else {
@@ -103,7 +103,7 @@ void mlp_backward(const LayerContext& c, const weights::LayerWeights& w, const L
     input_backward(c.group, Group::down, w[Group::down], g_down,
                    encoded(c, dy_down, gradient_codes(c, w[Group::down], dy_down)), a.u_down_TR, act_TF);
     // 8 activation: gate and up become their gradients
-    const ops::Fp8Matrix dgate_up_codes = gradient_codes(c, w[Group::gate_up], gate_up_T2F);
+    const ops::CodedMatrix dgate_up_codes = gradient_codes(c, w[Group::gate_up], gate_up_T2F);
     if (scales_outputs(c.group)) {
         ops::dora_swiglu_backward(ctx, act_TF, gate_up_T2F, w[Group::gate_up].scale, act_TF,
                                   magnitude_gradients(c.group, Group::gate_up));

@@ -39,12 +39,13 @@ NormedInput post_norm(const weights::LayerWeights& w, const LayerSaved& a) {
         a.u_gate_up_TR};
 }
 
-void make_input(const LayerContext& c, const NormedInput& in, const weights::Operand& w, const ops::Fp8Matrix& codes) {
+void make_input(const LayerContext& c, const NormedInput& in, const weights::Operand& w,
+                const ops::CodedMatrix& codes) {
     ops::Context& ctx = c.group.ctx;
     const TensorParallel& tp = c.group.tp;
     const NormedRows rows = rows_at_hand(c, in.group);
     ops::rms_norm_forward(ctx, in.x_tD, in.weight_D, c.spec.rms_norm_eps, rows.own_h_tD, in.rstd_t,
-                          forward_site(c, in.norm), tp.alone() ? codes : ops::Fp8Matrix{});
+                          forward_site(c, in.norm), tp.alone() ? codes : ops::CodedMatrix{});
     fill_adapter_columns(own_rows(c.group), in.group, w, rows.own_full, tp.alone() ? in.u_TR : at::Tensor());
     tp.gather(ctx, rows.full, in.name);
     if (!tp.alone() && adapted(c, in.group) && in.u_TR.defined()) ops::copy_2d(ctx, rows.u_TR, in.u_TR);

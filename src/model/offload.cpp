@@ -1,6 +1,6 @@
 #include "unsloth/model/offload.h"
 
-#include "unsloth/ops/fp8.h"
+#include "unsloth/ops/coded_rows.h"
 
 namespace unsloth::model {
 
@@ -15,8 +15,8 @@ void Offload::before_forward(int layer) {
 
 void Offload::after_forward(int layer) {
     if (!moves(layer)) return;
-    if (const ops::Fp8Matrix& codes = activations_.moved(layer).input; codes.codes.defined())
-        ops::quantize_rows_fp8(ctx_, activations_.layer(layer).x_tD, codes);
+    if (const ops::CodedMatrix& codes = activations_.moved(layer).input; codes.codes.defined())
+        ops::quantize_rows(ctx_, activations_.layer(layer).x_tD, codes);
     copies_.wait_for_compute();
     for (const MovedTensor& moved : activations_.moved(layer).tensors) copies_.copy(moved.device, moved.host);
     ++counts_.moved_out;
@@ -33,8 +33,8 @@ void Offload::before_backward(int layer) {
     }
     if (!moves(layer)) return;
     copies_.compute_waits(layer);
-    if (const ops::Fp8Matrix& codes = activations_.moved(layer).input; codes.codes.defined())
-        ops::dequantize_rows_fp8(ctx_, codes, activations_.layer(layer).x_tD);
+    if (const ops::CodedMatrix& codes = activations_.moved(layer).input; codes.codes.defined())
+        ops::dequantize_rows(ctx_, codes, activations_.layer(layer).x_tD);
 }
 
 }  // namespace unsloth::model

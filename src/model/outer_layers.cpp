@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "model/row_range.h"
+#include "unsloth/ops/coded_rows.h"
 #include "unsloth/ops/cross_entropy.h"
-#include "unsloth/ops/fp8.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/norm.h"
 #include "unsloth/ops/rows.h"
@@ -21,20 +21,21 @@ at::Tensor head_matrix(const Network& network, const HeadBuffers& head) {
 }
 
 /// Codes of a chunk's rows, in the one place for them.
-ops::Fp8Matrix encoded(ops::Context& ctx, const at::Tensor& x_CK, const HeadBuffers& head) {
-    const ops::Fp8Matrix codes = ops::fp8_view(head.codes, x_CK.size(0), x_CK.size(1));
-    ops::quantize_rows_fp8(ctx, x_CK, codes);
+ops::CodedMatrix encoded(ops::Context& ctx, const at::Tensor& x_CK, const HeadBuffers& head) {
+    const ops::CodedMatrix codes = ops::coded_view(head.codes, x_CK.size(0), x_CK.size(1));
+    ops::quantize_rows(ctx, x_CK, codes);
     return codes;
 }
 
 /// The gradient of a chunk's rows from that of their logits.
 void head_dx(ops::Context& ctx, const Network& network, const HeadBuffers& head, const at::Tensor& dlogits_CV,
              const at::Tensor& dh_CD) {
-    const ops::Fp8Matrix& w_DV = network.outer.codes_DV;
+    const ops::CodedMatrix& w_DV = network.outer.codes_DV;
     if (!w_DV.codes.defined())
         return ops::gemm(ctx,
                          {.a = dlogits_CV, .b = head_matrix(network, head), .out = dh_CD, .label = "gemm dx lm_head"});
-    ops::gemm_fp8(ctx, {.x = encoded(ctx, dlogits_CV, head), .w = w_DV, .out = dh_CD, .label = "gemm fp8 dx lm_head"});
+    ops::gemm_coded(ctx,
+                    {.x = encoded(ctx, dlogits_CV, head), .w = w_DV, .out = dh_CD, .label = "gemm fp8 dx lm_head"});
 }
 
 /// The last layer's output of all tokens.
@@ -88,8 +89,8 @@ at::Tensor head_logits(ops::Context& ctx, const Network& network, const MicroBat
                        int64_t rows) {
     const HeadBuffers& head = micro.activations().head();
     const at::Tensor logits_CV = head.logits_CV.narrow(0, 0, rows), h_CD = head.h_nD.narrow(0, first, rows);
-    if (const ops::Fp8Matrix& w_VD = network.outer.codes_VD; w_VD.codes.defined()) {
-        ops::gemm_fp8(ctx, {.x = encoded(ctx, h_CD, head), .w = w_VD, .out = logits_CV, .label = "gemm fp8 lm_head"});
+    if (const ops::CodedMatrix& w_VD = network.outer.codes_VD; w_VD.codes.defined()) {
+        ops::gemm_coded(ctx, {.x = encoded(ctx, h_CD, head), .w = w_VD, .out = logits_CV, .label = "gemm fp8 lm_head"});
         return logits_CV;
     }
     ops::gemm(

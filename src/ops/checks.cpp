@@ -60,7 +60,7 @@ void check_matrix(const Context& ctx, const char* name, const at::Tensor& tensor
                   ", expected rows that do not overlap");
 }
 
-void check_fp8(const Context& ctx, const char* name, const Fp8Matrix& matrix, int64_t rows, int64_t columns) {
+void check_coded(const Context& ctx, const char* name, const CodedMatrix& matrix, int64_t rows, int64_t columns) {
     const bool bytes = matrix.codes.defined() && matrix.codes.scalar_type() == at::kByte;
     check_contiguous(ctx, name, matrix.codes, {rows, columns}, bytes ? at::kByte : at::kFloat8_e4m3fn);
     check_contiguous(ctx, name, matrix.scales, {rows}, at::kFloat);

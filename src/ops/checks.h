@@ -5,9 +5,9 @@
 #include <optional>
 
 #include "unsloth/core/error.h"
+#include "unsloth/ops/coded_rows.h"
 #include "unsloth/ops/context.h"
 #include "unsloth/ops/dtype.h"
-#include "unsloth/ops/fp8.h"
 
 namespace unsloth::ops {
 
@@ -28,7 +28,7 @@ void check_matrix(const Context& ctx, const char* name, const at::Tensor& tensor
                   int64_t columns = -1, std::optional<at::ScalarType> dtype = std::nullopt);
 
 /// Packed e4m3 codes (or bytes) of so many rows and columns, and a scale for each row.
-void check_fp8(const Context& ctx, const char* name, const Fp8Matrix& matrix, int64_t rows, int64_t columns);
+void check_coded(const Context& ctx, const char* name, const CodedMatrix& matrix, int64_t rows, int64_t columns);
 
 /// As check_tensor, and packed: kernels take it without a stride.
 void check_contiguous(const Context& ctx, const char* name, const at::Tensor& tensor, at::IntArrayRef shape,

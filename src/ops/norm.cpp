@@ -7,7 +7,7 @@
 
 #include "ops/checks.h"
 #include "ops/cpu_rows.h"
-#include "unsloth/ops/fp8.h"
+#include "unsloth/ops/coded_rows.h"
 #ifdef UNSLOTH_CUDA
 #include "kernels/norm.h"
 #endif
@@ -216,8 +216,8 @@ void run(const Context& ctx, const Backward& args) {
 }  // namespace
 
 void rms_norm_forward(Context& ctx, const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
-                      const at::Tensor& y_TD, const at::Tensor& rstd_T, Site site, const Fp8Matrix& codes) {
-    if (codes.codes.defined()) return rms_norm_forward_fp8(ctx, x_TD, weight_D, eps, y_TD, rstd_T, codes, site);
+                      const at::Tensor& y_TD, const at::Tensor& rstd_T, Site site, const CodedMatrix& codes) {
+    if (codes.codes.defined()) return rms_norm_forward_coded(ctx, x_TD, weight_D, eps, y_TD, rstd_T, codes, site);
     const Region region(ctx, "rms_norm");
     UNSLOTH_CHECK(x_TD.dim() == 2, "x has ", x_TD.dim(), " dimensions, expected [T, D]");
     run(ctx, Forward{x_TD, weight_D, y_TD, rstd_T, eps, site});

@@ -5,7 +5,7 @@
 
 #include "ops/checks.h"
 #include "ops/cpu_rows.h"
-#include "unsloth/ops/fp8.h"
+#include "unsloth/ops/coded_rows.h"
 #ifdef UNSLOTH_CUDA
 #include "kernels/swiglu.h"
 #endif
@@ -63,8 +63,8 @@ void check(const Context& ctx, const at::Tensor& gu_T2F, const at::Tensor& act_T
 
 }  // namespace
 
-void swiglu_forward(Context& ctx, const at::Tensor& gu_T2F, const at::Tensor& act_TF, const Fp8Matrix& codes) {
-    if (codes.codes.defined()) return swiglu_forward_fp8(ctx, gu_T2F, act_TF, codes);
+void swiglu_forward(Context& ctx, const at::Tensor& gu_T2F, const at::Tensor& act_TF, const CodedMatrix& codes) {
+    if (codes.codes.defined()) return swiglu_forward_coded(ctx, gu_T2F, act_TF, codes);
     const Region region(ctx, "swiglu");
     check(ctx, gu_T2F, act_TF, "act");
     if (!ctx.is_cuda()) return forward_cpu(gu_T2F, act_TF);
@@ -80,8 +80,8 @@ void swiglu_forward(Context& ctx, const at::Tensor& gu_T2F, const at::Tensor& ac
 }
 
 void swiglu_backward(Context& ctx, const at::Tensor& dact_TF, const at::Tensor& gu_T2F, const at::Tensor& act_TF,
-                     const Fp8Matrix& codes) {
-    if (codes.codes.defined()) return swiglu_backward_fp8(ctx, dact_TF, gu_T2F, act_TF, codes);
+                     const CodedMatrix& codes) {
+    if (codes.codes.defined()) return swiglu_backward_coded(ctx, dact_TF, gu_T2F, act_TF, codes);
     const Region region(ctx, "swiglu_backward");
     check(ctx, gu_T2F, dact_TF, "dact");
     if (act_TF.defined()) check(ctx, gu_T2F, act_TF, "act");

@@ -59,7 +59,7 @@ double StepTime::head_ms() const {
     if (!work_.has_head) return 0;
     const double rows = as_double(work_.head_rows), hidden = as_double(work_.model.hidden_size),
                  vocabulary = as_double(work_.model.vocab_size) / as_double(work_.sharing.tp);
-    const bool fp8_forward = forward_in_fp8(work_.head_fp8), fp8_dx = dx_in_fp8(work_.head_fp8);
+    const bool fp8_forward = forward_coded(work_.head_coded), fp8_dx = dx_coded(work_.head_coded);
     const auto product = [&](bool fp8) {
         return 2 * rows * hidden * vocabulary / (rate_at(products_rates(fp8), rows) * tera) * 1e3;
     };
@@ -105,7 +105,7 @@ LayerTime StepTime::layer(const spec::LayerPlan& plan, const MovedBytes& moved, 
                  gate_up_parameters = 2 * hidden * middle, down_parameters = hidden * middle,
                  tiled_parameters = o_parameters + gate_up_parameters + down_parameters,
                  parameters = qkv_parameters + tiled_parameters;
-    const bool fp8_forward = forward_in_fp8(work_.fp8), fp8_dx = dx_in_fp8(work_.fp8);
+    const bool fp8_forward = forward_coded(work_.coded), fp8_dx = dx_coded(work_.coded);
     const double products = products_ms(qkv_parameters, tokens, fp8_forward) +
                             tiled_products_ms(tiled_parameters, fp8_forward),
                  dx_products =

@@ -95,7 +95,7 @@ Forecast::Forecast(config::LoadedConfig loaded, const Target& target, std::share
     request.holding = parameter_holding(config().distributed, {0, mesh.dp * mesh.cp * mesh.tp});
     require_shareable(config(), request.holding);
     if (config().distributed.zero_stage == 3 && request.finetuning_type == config::FinetuningType::lora &&
-        !any(request.fp8) && target_.machine.card.peer_reach)
+        !any(request.coded) && target_.machine.card.peer_reach)
         request.peers = {0, mesh.dp * mesh.cp};
     const config::TrainingOptions& training = config().training;
     request.saves = config::saves_checkpoints(training);
@@ -103,8 +103,8 @@ Forecast::Forecast(config::LoadedConfig loaded, const Target& target, std::share
     request.processes = static_cast<int>(target.gpus);
     request.writers = mesh.pp * request.holding.share.size;  // each part has one
     request.sizes.deterministic = training.deterministic;
-    if (any(request.fp8) && target_.machine.card.fp8_products.empty())
-        throw usage_error(cat("model.compute_dtype ", name_of(request.fp8), " is for H100 and H200, not for ",
+    if (any(request.coded) && target_.machine.card.fp8_products.empty())
+        throw usage_error(cat("model.compute_dtype ", name_of(request.coded), " is for H100 and H200, not for ",
                               target_.machine.card.name),
                           "Leave compute_dtype out.");
     rows_ = training.per_device_train_batch_size;

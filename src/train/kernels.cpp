@@ -74,7 +74,7 @@ TunedProducts tuned_products(const spec::KernelTable& table, const model::ModelP
                                  .tokens = request.sizes.tokens,
                                  .n = forward ? n : k,
                                  .k = (forward ? k : n) + r};
-            const bool fp8 = forward ? forward_in_fp8(request.fp8) : dx_in_fp8(request.fp8);
+            const bool fp8 = forward ? forward_coded(request.coded) : dx_coded(request.coded);
             if (fp8) key.op = Operator::gemm_fp8, key.k -= r, key.rank = r;
             // Products of bf16 matrices that add a bias are another kind than was measured.
             const bool measured = bf16 && (fp8 || !forward || !has_bias(plan.layout()[g], plan.spec()));
@@ -84,9 +84,9 @@ TunedProducts tuned_products(const spec::KernelTable& table, const model::ModelP
     const int64_t vocab = plan.spec().vocab_size, hidden = plan.spec().hidden_size,
                   rows = std::min(request.run.head_tile, request.sizes.head_rows);
     const auto head = [](bool fp8) { return fp8 ? Operator::gemm_fp8 : Operator::gemm; };
-    const spec::Fp8Products head_fp8 = request.sizes.head_fp8;
-    count("lm_head", {head(forward_in_fp8(head_fp8)), spec::ProductForm::nt, rows, vocab, hidden}, bf16);
-    count("lm_head dx", {head(dx_in_fp8(head_fp8)), spec::ProductForm::nn, rows, hidden, vocab}, bf16);
+    const spec::CodedProducts head_coded = request.sizes.head_coded;
+    count("lm_head", {head(forward_coded(head_coded)), spec::ProductForm::nt, rows, vocab, hidden}, bf16);
+    count("lm_head dx", {head(dx_coded(head_coded)), spec::ProductForm::nn, rows, hidden, vocab}, bf16);
     return result;
 }
 

@@ -59,8 +59,8 @@ planner::StepWork step_work(const model::ModelPlan& plan, int64_t micro_batches,
     work.inputs_in_fp8 = like.inputs_in_fp8;
     work.adapters = request.finetuning_type == config::FinetuningType::lora;
     work.in_4bit = holds_4bit(plan);
-    work.fp8 = request.fp8;
-    work.head_fp8 = request.sizes.head_fp8;
+    work.coded = request.coded;
+    work.head_coded = request.sizes.head_coded;
     work.trains_head = !work.adapters || (request.lora && !request.lora->modules_to_save.empty());
     return work;
 }
@@ -76,7 +76,7 @@ bool moves(const spec::LayerPlan& layer) {
 
 bool holds_4bit(const model::ModelPlan& plan) {
     const model::LoadRequest& request = plan.request();
-    if (forward_in_fp8(request.fp8) || request.finetuning_type != config::FinetuningType::lora) return false;
+    if (forward_coded(request.coded) || request.finetuning_type != config::FinetuningType::lora) return false;
     return plan.tensors().quantised_linears() > 0 || (request.load_in_4bit && plan.tensors().int8_linears() == 0);
 }
 

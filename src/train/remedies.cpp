@@ -71,13 +71,13 @@ std::vector<Remedy> all_remedies(const model::ModelPlan& plan) {
                 if (!plan.lies_in_checkpoint()) request.offload_folder = "FOLDER";  // not made for a plan
                 move_layers(request, spec::Place::disk);
             });
-    if (any(asked.fp8))
+    if (any(asked.coded))
         for (const bool moved : {false, true}) {
             if (moved && !may_wait) continue;
             add(cat("model.compute_dtype auto", moved ? ", " + in_host_memory : "", keeping(thrifty_words)),
                 [&](model::LoadRequest& request) {
                     thrifty(request);
-                    request.fp8 = spec::Fp8Products::none;
+                    request.coded = spec::CodedProducts::none;
                     if (moved) move_layers(request, spec::Place::host);
                 });
         }

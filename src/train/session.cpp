@@ -134,8 +134,9 @@ model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device d
     request.records = trains && config.hardware.cuda_graphs;
     request.kernels = kernels ? std::move(kernels) : kernel_table(config, device);
     if (request.dtype == at::kBFloat16) request.nf4_chooser = ops::nf4_gemm_chooser(request.kernels);
-    request.fp8 = config.model.compute_dtype;
-    if (!trains && !forward_in_fp8(request.fp8)) request.fp8 = spec::Fp8Products::none;  // there is no backward pass
+    request.coded = config.model.compute_dtype;
+    if (!trains && !forward_coded(request.coded))
+        request.coded = spec::CodedProducts::none;                             // there is no backward pass
     if (trains) request.mantissa_bits = config.hardware.weight_mantissa_bits;  // weights lie expanded in training alone
     request.offload_embedding =
         config.hardware.offload_embedding || config::DeviceMap(config.model).embedding_on_host(ops::gpu_number(device));

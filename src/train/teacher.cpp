@@ -23,7 +23,7 @@ config::LoadedConfig teachers_config(const config::LoadedConfig& run) {
     model.load_in_4bit = distill.teacher_load_in_4bit;
     model.load_in_8bit = false;
     model.precision.clear();
-    model.compute_dtype = spec::Fp8Products::none;
+    model.compute_dtype = spec::CodedProducts::none;
     model.device_map = distill.teacher_device_map;
     return teacher;
 }

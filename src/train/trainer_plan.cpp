@@ -104,7 +104,7 @@ void Trainer::make_plan() {
     request.holding = parameter_holding(config().distributed, place_of(mesh_ ? mesh_->stage() : nullptr));
     require_shareable(config(), request.holding);
     request.sharers = request.holding.share.size > 1 ? mesh_->stage() : nullptr;
-    const bool frozen = !full() && !any(request.fp8);
+    const bool frozen = !full() && !any(request.coded);
     if (config().distributed.zero_stage == 3 && frozen && group_ &&
         comm::can_share_memory(*group_, mesh_->copies_here(), device_)) {
         request.peers = place_of(mesh_->copies_here());

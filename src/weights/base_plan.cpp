@@ -38,7 +38,7 @@ BasePlan::BasePlan(std::shared_ptr<const formats::WeightFile> file, LayerLayout 
     const bool same = like != nullptr && like->file_ == file_ && like->forms_->asked == request_.held &&
                       like->forms_->dtype == request_.dtype;
     forms_ = same ? like->forms_ : forms_of(*file_, request_);
-    if (any(request_.fp8)) require_fp8();
+    if (any(request_.coded)) require_coded();
     asked_at_ = request_.layers_at;
     request_.layers_at.resize(static_cast<std::size_t>(file_->spec.num_layers), spec::Place::device);
     for (spec::Place& at : request_.layers_at)
@@ -172,7 +172,7 @@ bool BasePlan::nested(const formats::TensorSource& source) const {
 /// Codes and masters' copies always are, but for values that go through the slot; on a GPU 16-bit layers, and quantised
 /// ones that are expanded while loading.
 bool BasePlan::becomes_ready(int64_t layer) const {
-    if (forward_in_fp8(request_.fp8) || !has(layer)) return true;
+    if (forward_coded(request_.coded) || !has(layer)) return true;
     if (request_.masters) return !request_.reads_values;
     if (!request_.device.is_cuda() || streams(layer) || at_peer(layer)) return false;
     if (request_.cached.at(static_cast<std::size_t>(layer))) return true;
@@ -248,7 +248,7 @@ void BasePlan::submit_ready(int64_t layer, memory::Plan& resident) const {
         resident.add("layer weights", [&] { return buffer.name(); }, buffer.bytes());
     };
     for (const Group g : all_groups) {
-        if (forward_in_fp8(request_.fp8)) {
+        if (forward_coded(request_.coded)) {
             for (const BaseBuffer& buffer : coded_buffers(layout_[g], layer, g, request_.dtype)) add(buffer);
         } else {
             add(dense_buffer(layout_[g], layer, g, request_.dtype));
@@ -323,7 +323,7 @@ void BasePlan::submit(memory::Plan& resident) const {
             resident.add("base weights", [&] { return image_name(layer); }, bytes);
         }
     }
-    if (dx_in_fp8(request_.fp8))
+    if (dx_coded(request_.coded))
         for (const int layer : layout_.stage.layers(file_->spec.num_layers))
             for (const Group g : all_groups)
                 for (const BaseBuffer& buffer : transpose_buffers(layout_[g], layer, g, request_.dtype))
@@ -357,7 +357,7 @@ void BasePlan::submit(memory::Plan& resident) const {
     if (request_.unties_head && layout_.stage.last())
         resident.add("embeddings", untied_head_name, file_->spec.vocab_size * file_->spec.hidden_size * item);
     submit_head_codes(resident);
-    if (!lora_.empty()) AdapterMargins::plan(layout_, lora_, request_.device, dx_in_fp8(request_.fp8), resident);
+    if (!lora_.empty()) AdapterMargins::plan(layout_, lora_, request_.device, dx_coded(request_.coded), resident);
     if (layout_.dora) DoraNorms::plan(layout_, file_->spec.num_layers, resident);
     if (std::find(ready_.begin(), ready_.end(), false) != ready_.end())
         Pager::plan_slot(layout_, request_.dtype, resident);
@@ -413,17 +413,17 @@ std::string BasePlan::description() const {
                       head = !layout_.stage.last() ? ""
                              : stays.empty()       ? ", lm_head too"
                                                    : cat(", lm_head in ", c10::toString(request_.dtype), " as ", stays);
-    if (forward_in_fp8(request_.fp8)) return cat(text, when, outside, in_fp8, head);
+    if (forward_coded(request_.coded)) return cat(text, when, outside, in_fp8, head);
     return cat(text, when, outside,
                request_.device.is_cuda() && cached > 0
                    ? cat("; ", cached < static_cast<int64_t>(ready_.size()) ? cat(cached, " layers") : "all layers",
                          " expanded to ", c10::toString(request_.dtype), " once")
                    : "",
-               dx_in_fp8(request_.fp8) ? cat(in_fp8, " for dx, too", head) : "");
+               dx_coded(request_.coded) ? cat(in_fp8, " for dx, too", head) : "");
 }
 
 std::string BasePlan::form_of(int layer) const {
-    if (forward_in_fp8(request_.fp8)) return "fp8";
+    if (forward_coded(request_.coded)) return "fp8";
     const bool expanded = lies_ready(layer);
     std::set<std::string> forms;
     for (const formats::TensorSource* source : linears(layer))
@@ -433,7 +433,7 @@ std::string BasePlan::form_of(int layer) const {
                                                   : name_of(type_of(*source)));
     std::string text;
     for (const std::string& form : forms) text += cat(text.empty() ? "" : "+", form);
-    if (dx_in_fp8(request_.fp8)) text += "+fp8";
+    if (dx_coded(request_.coded)) text += "+fp8";
     return text;
 }
 

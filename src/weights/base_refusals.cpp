@@ -2,17 +2,17 @@
 #include <algorithm>
 
 #include "unsloth/core/error.h"
-#include "unsloth/ops/fp8.h"
+#include "unsloth/ops/coded_rows.h"
 #include "unsloth/weights/base_plan.h"
 
 namespace unsloth::weights {
 
-void BasePlan::require_fp8() const {
+void BasePlan::require_coded() const {
     const auto refuse = [&](const std::string& what, const char* advice) {
-        throw usage_error(cat("model.compute_dtype ", name_of(request_.fp8), " ", what), advice);
+        throw usage_error(cat("model.compute_dtype ", name_of(request_.coded), " ", what), advice);
     };
     UNSLOTH_CHECK(!request_.masters, "codes of weights that are trained");
-    if (!ops::fp8_available(request_.device))
+    if (!ops::coded_available(request_.device))
         refuse(cat("needs compute capability 9.0 (H100, H200), as products with a scale for each row exist there "
                    "alone; ",
                    request_.device.str(), " has another"),
@@ -24,8 +24,8 @@ void BasePlan::require_fp8() const {
             refuse(cat("needs sizes that are multiples of 16; ", name_of(g), " is ", layout_[g].n, " x ", layout_[g].k),
                    "Leave compute_dtype out.");
     if (layout_.dora)
-        refuse(why_not_dora(request_.fp8), "Leave compute_dtype out, or take an adapter without use_dora.");
-    const int64_t longest = ops::fp8_longest_row(request_.device);
+        refuse(why_not_dora(request_.coded), "Leave compute_dtype out, or take an adapter without use_dora.");
+    const int64_t longest = ops::coded_longest_row(request_.device);
     for (const Group g : all_groups)
         if (const int64_t row = std::max(layout_[g].n, layout_[g].k); row > longest)
             refuse(cat("takes rows of up to ", longest, " values; ", name_of(g), " has ", row),
@@ -75,13 +75,14 @@ void BasePlan::require_expanded() const {
 
 /// Some forms are made on the device, or change there.
 void BasePlan::require_resident() const {
-    if (!any(request_.fp8) && !request_.masters) return;
+    if (!any(request_.coded) && !request_.masters) return;
     throw usage_error(
         cat("model.device_map: ", streamed_.size(), " layers do not lie on the device, but ",
-            any(request_.fp8) ? cat("model.compute_dtype ", name_of(request_.fp8), " holds all of them there in 8 bit")
-                              : "lora.finetuning_type full trains all of them there"),
-        any(request_.fp8) ? "Leave compute_dtype out: layers that lie elsewhere are multiplied in model.dtype."
-                          : "Train adapters (lora.finetuning_type lora), or leave device_map out.");
+            any(request_.coded)
+                ? cat("model.compute_dtype ", name_of(request_.coded), " holds all of them there in 8 bit")
+                : "lora.finetuning_type full trains all of them there"),
+        any(request_.coded) ? "Leave compute_dtype out: layers that lie elsewhere are multiplied in model.dtype."
+                            : "Train adapters (lora.finetuning_type lora), or leave device_map out.");
 }
 
 /// What is made while loading has no place on the disk yet.

@@ -1,6 +1,6 @@
 // lm_head in 8 bit: which of its products read codes, where those lie, and how they are made.
 #include "unsloth/core/error.h"
-#include "unsloth/ops/fp8.h"
+#include "unsloth/ops/coded_rows.h"
 #include "unsloth/weights/base_plan.h"
 
 namespace unsloth::weights {
@@ -21,7 +21,7 @@ void submit_codes(const char* name, int64_t rows, int64_t columns, memory::Plan&
     resident.add("embeddings", scales_of(name), rows * static_cast<int64_t>(sizeof(float)));
 }
 
-ops::Fp8Matrix codes_at(const memory::Arena& arena, const char* name, int64_t rows, int64_t columns) {
+ops::CodedMatrix codes_at(const memory::Arena& arena, const char* name, int64_t rows, int64_t columns) {
     return {arena.tensor(arena.plan().find(codes_of(name)), {rows, columns}, at::kFloat8_e4m3fn),
             arena.tensor(arena.plan().find(scales_of(name)), {rows}, at::kFloat)};
 }
@@ -40,21 +40,21 @@ std::string BasePlan::why_head_stays() const {
     return "";
 }
 
-spec::Fp8Products BasePlan::head_fp8() const {
-    return layout_.stage.last() && why_head_stays().empty() ? request_.fp8 : spec::Fp8Products::none;
+spec::CodedProducts BasePlan::head_coded() const {
+    return layout_.stage.last() && why_head_stays().empty() ? request_.coded : spec::CodedProducts::none;
 }
 
 void BasePlan::submit_head_codes(memory::Plan& resident) const {
-    const spec::Fp8Products products = head_fp8();
+    const spec::CodedProducts products = head_coded();
     const int64_t rows = spec::vocabulary_slice(file_->spec.vocab_size, layout_.tp).size,
                   columns = file_->spec.hidden_size;
-    if (forward_in_fp8(products)) submit_codes(rows_name, rows, columns, resident);
-    if (dx_in_fp8(products)) submit_codes(transpose_name, columns, rows, resident);
+    if (forward_coded(products)) submit_codes(rows_name, rows, columns, resident);
+    if (dx_coded(products)) submit_codes(transpose_name, columns, rows, resident);
 }
 
 /// From the values that products in the compute type read.
 void BasePlan::make_head_codes(ops::Context& ctx, const memory::Arena& arena, OuterWeights& outer) const {
-    const spec::Fp8Products products = head_fp8();
+    const spec::CodedProducts products = head_coded();
     if (!any(products)) return;
     const int64_t vocabulary = file_->spec.vocab_size, columns = file_->spec.hidden_size;
     const spec::Range own = spec::vocabulary_slice(vocabulary, layout_.tp);
@@ -66,13 +66,13 @@ void BasePlan::make_head_codes(ops::Context& ctx, const memory::Arena& arena, Ou
         whole_VD = std::get<at::Tensor>(outer.lm_head_VD);
     }
     const at::Tensor own_VD = whole_VD.narrow(0, own.begin, own.size);
-    if (forward_in_fp8(products)) {
+    if (forward_coded(products)) {
         outer.codes_VD = codes_at(arena, rows_name, own.size, columns);
-        ops::quantize_rows_fp8(ctx, own_VD, outer.codes_VD);
+        ops::quantize_rows(ctx, own_VD, outer.codes_VD);
     }
-    if (dx_in_fp8(products)) {
+    if (dx_coded(products)) {
         outer.codes_DV = codes_at(arena, transpose_name, columns, own.size);
-        ops::quantize_columns_fp8(ctx, own_VD, outer.codes_DV);
+        ops::quantize_columns(ctx, own_VD, outer.codes_DV);
     }
 }
 

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "unsloth/core/error.h"
-#include "unsloth/ops/fp8.h"
+#include "unsloth/ops/coded_rows.h"
 #include "unsloth/ops/upload.h"
 #include "unsloth/weights/base_plan.h"
 #include "unsloth/weights/part.h"
@@ -89,10 +89,10 @@ void BasePlan::load_codes(ops::Context& ctx, const memory::Arena& arena, int lay
             expand(ctx, frozen_weight(ctx, linear), joined_NK.narrow(0, slice.n_begin, slice.n));
             linear.drop();
         }
-        ops::quantize_rows_fp8(ctx, joined_NK, base.w_NK);
-        ops::quantize_columns_fp8(ctx, joined_NK, transpose.w_KN);
+        ops::quantize_rows(ctx, joined_NK, base.w_NK);
+        ops::quantize_columns(ctx, joined_NK, transpose.w_KN);
     }
-    for (const ops::Fp8Matrix& codes : {base.w_NK, transpose.w_KN})
+    for (const ops::CodedMatrix& codes : {base.w_NK, transpose.w_KN})
         for (const at::Tensor& part : {codes.codes, codes.scales}) shared.expect(part, shared.reader_of(layer));
     shared.done(static_cast<int64_t>(layout_[g].slices.size()));
     stored.groups[static_cast<std::size_t>(g)] = std::move(operand);
@@ -117,7 +117,7 @@ void BasePlan::make_transposes(ops::Context& ctx, const memory::Arena& arena, st
                 }
             }
             const CodedTranspose transpose = transpose_at(arena, layer, g);
-            ops::quantize_columns_fp8(ctx, w_NK, transpose.w_KN);
+            ops::quantize_columns(ctx, w_NK, transpose.w_KN);
             stored.transposes[static_cast<std::size_t>(g)] = transpose;
         }
 }
@@ -289,7 +289,7 @@ std::unique_ptr<Pager> BasePlan::load_layers(ops::Context& ctx, const BaseMemory
         for (const Group g : all_groups) {
             stored.biases[static_cast<std::size_t>(g)] = load_bias(arena, layer, g);
             if (!lies_ready(layer)) continue;
-            if (forward_in_fp8(request_.fp8)) {
+            if (forward_coded(request_.coded)) {
                 load_codes(ctx, arena, layer, g, shared, stored);
             } else {
                 stored.groups[static_cast<std::size_t>(g)] = load_dense(ctx, arena, layer, g, shared);
@@ -305,7 +305,7 @@ std::unique_ptr<Pager> BasePlan::load_layers(ops::Context& ctx, const BaseMemory
     shared.finish();
     const auto reader_of = [&](int64_t layer) { return at_peer(layer) ? owner_of(layer) : shared.reader_of(layer); };
     share_nested_offsets(layers, ctx.device(), reader_of, shared);
-    if (request_.fp8 == spec::Fp8Products::dx) make_transposes(ctx, arena, layers);
+    if (request_.coded == spec::CodedProducts::dx) make_transposes(ctx, arena, layers);
     std::unique_ptr<ImageStream> images;
     if (!streamed_.empty()) {
         auto copies = std::make_unique<ops::CopyStream>(ctx, slots() + DiskStream::buffers);

@@ -1,6 +1,6 @@
 #include "unsloth/weights/operand.h"
 
-#include "unsloth/ops/fp8.h"
+#include "unsloth/ops/coded_rows.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/profiler.h"
 
@@ -51,7 +51,7 @@ void backward(ops::Context& ctx, const Operand& o, const TiledBase& base, const 
 }
 
 void forward(ops::Context& ctx, const Operand& o, const CodedBase& base, const Product& p) {
-    ops::GemmFp8 product{.x = p.codes, .w = base.w_NK, .out = p.out};
+    ops::GemmCoded product{.x = p.codes, .w = base.w_NK, .out = p.out};
     product.label = p.label;
     if (p.adapters) {
         product.u = p.input.narrow(1, base.w_NK.codes.size(1), o.b_NR.size(1));
@@ -59,17 +59,17 @@ void forward(ops::Context& ctx, const Operand& o, const CodedBase& base, const P
     }
     if (p.residual.defined()) product.residual = p.residual;
     if (p.bias && o.bias_N.defined()) product.bias = o.bias_N;
-    ops::gemm_fp8(ctx, product);
+    ops::gemm_coded(ctx, product);
 }
 
 void backward(ops::Context& ctx, const CodedTranspose& transpose, const Product& p) {
-    ops::GemmFp8 product{.x = p.codes, .w = transpose.w_KN, .out = p.out};
+    ops::GemmCoded product{.x = p.codes, .w = transpose.w_KN, .out = p.out};
     product.label = p.label;
     if (p.adapters) {
         product.u = p.input.narrow(1, transpose.w_KN.codes.size(1), transpose.a_KR.size(1));
         product.b = transpose.a_KR;
     }
-    ops::gemm_fp8(ctx, product);
+    ops::gemm_coded(ctx, product);
 }
 
 }  // namespace
@@ -92,12 +92,12 @@ GroupMargins Operand::margins() const {
     return {a_RK, b_NR, transpose ? transpose->a_KR : at::Tensor()};
 }
 
-ops::Fp8Matrix Operand::input_codes(const ops::Fp8Matrix& scratch, int64_t rows, int64_t columns) const {
-    return std::holds_alternative<CodedBase>(base) ? ops::fp8_view(scratch, rows, columns) : ops::Fp8Matrix{};
+ops::CodedMatrix Operand::input_codes(const ops::CodedMatrix& scratch, int64_t rows, int64_t columns) const {
+    return std::holds_alternative<CodedBase>(base) ? ops::coded_view(scratch, rows, columns) : ops::CodedMatrix{};
 }
 
-ops::Fp8Matrix Operand::gradient_codes(const ops::Fp8Matrix& scratch, int64_t rows, int64_t columns) const {
-    return transpose ? ops::fp8_view(scratch, rows, columns) : ops::Fp8Matrix{};
+ops::CodedMatrix Operand::gradient_codes(const ops::CodedMatrix& scratch, int64_t rows, int64_t columns) const {
+    return transpose ? ops::coded_view(scratch, rows, columns) : ops::CodedMatrix{};
 }
 
 void multiply_forward(ops::Context& ctx, const Operand& operand, const Product& product) {

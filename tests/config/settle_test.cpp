@@ -33,7 +33,7 @@ TEST(Settle, TheBasesTypeIsSaidOnce) {
 }
 
 TEST(Settle, CodesAreOfAFrozenBaseWithoutDora) {
-    EXPECT_EQ(config::load_config({}, {"--compute_dtype", "fp8"}).config.model.compute_dtype, spec::Fp8Products::dx)
+    EXPECT_EQ(config::load_config({}, {"--compute_dtype", "fp8"}).config.model.compute_dtype, spec::CodedProducts::dx)
         << "the one whose gradients stay near bf16's";
     for (const char* const compute : {"fp8_both", "fp8_backward"}) {
         const std::string option = std::string("model.compute_dtype ") + compute;

@@ -26,7 +26,7 @@ TEST_F(Fp8Gpu, RowsHaveLibTorchsCodes) {
 
 TEST_F(Fp8Gpu, RowsOfAnyLengthUpToTheLongest) {
     // [gate | up] of Qwen3-14B, Qwen2.5-7B and Llama-70B, and lengths that leave threads without a pack.
-    const int64_t longest = ops::fp8_longest_row(at::kCUDA);
+    const int64_t longest = ops::coded_longest_row(at::kCUDA);
     testing::check_quantize_rows_fp8(at::kCUDA, at::kBFloat16,
                                      {{4, 32776}, {300, 34816}, {9, 37888}, {7, 40968}, {5, 57344}, {4, longest}});
 }
@@ -60,9 +60,9 @@ TEST_F(Fp8Gpu, NormOfLongRows) {
                      weight = at::randn({columns}, bf16());
     const at::Tensor y = at::empty_like(x), plain = at::empty_like(x),
                      rstd = at::empty({rows}, bf16().dtype(at::kFloat));
-    const ops::Fp8Matrix out = testing::poisoned_fp8(rows, columns, at::kCUDA);
+    const ops::CodedMatrix out = testing::poisoned_fp8(rows, columns, at::kCUDA);
     ops::rms_norm_forward(ctx, x, weight, 1e-5, plain, rstd);
-    ops::rms_norm_forward_fp8(ctx, x, weight, 1e-5, y, rstd, out);
+    ops::rms_norm_forward_coded(ctx, x, weight, 1e-5, y, rstd, out);
     testing::expect_close(y.cpu(), plain.cpu().to(at::kDouble), {1.01 / 128, 0, 0}, "y");
     testing::expect_codes_of(y, out);
 }
@@ -98,35 +98,36 @@ TEST_F(Fp8Gpu, NormReportsItsSite) {
     ctx.outcome = static_cast<spec::StepOutcome*>(outcome.mutable_data_ptr());
     const at::Tensor x = at::randn({40, 512}, bf16()), weight = at::ones({512}, bf16()),
                      rstd = at::empty({40}, bf16().dtype(at::kFloat));
-    const ops::Fp8Matrix out = testing::poisoned_fp8(40, 512, at::kCUDA);
+    const ops::CodedMatrix out = testing::poisoned_fp8(40, 512, at::kCUDA);
     const auto first_bad = [&] {
         spec::StepOutcome read{};
         std::memcpy(&read, outcome.cpu().const_data_ptr(), sizeof read);
         return read.first_bad_site;
     };
-    ops::rms_norm_forward_fp8(ctx, x, weight, 1e-5, {}, rstd, out, {7});
+    ops::rms_norm_forward_coded(ctx, x, weight, 1e-5, {}, rstd, out, {7});
     EXPECT_EQ(first_bad(), spec::all_finite);
     x[39][511] = NAN;
-    ops::rms_norm_forward_fp8(ctx, x, weight, 1e-5, {}, rstd, out, {7});
+    ops::rms_norm_forward_coded(ctx, x, weight, 1e-5, {}, rstd, out, {7});
     EXPECT_EQ(first_bad(), 7U);
 }
 
 TEST_F(Fp8Gpu, RefusesWhatTheKernelsDoNotTake) {
     ops::Context ctx(at::kCUDA);
     const auto codes = [](int64_t rows, int64_t columns) { return testing::poisoned_fp8(rows, columns, at::kCUDA); };
-    EXPECT_NO_THROW(ops::quantize_rows_fp8(ctx, at::randn({4, 16}, bf16()), codes(4, 16)));
-    EXPECT_THROW(ops::quantize_rows_fp8(ctx, at::randn({4, 16}, bf16()).to(at::kFloat), codes(4, 16)), CheckError);
-    EXPECT_THROW(ops::quantize_rows_fp8(ctx, at::randn({4, 12}, bf16()), codes(4, 12)), CheckError);
-    EXPECT_THROW(ops::quantize_rows_fp8(ctx, at::randn({4, 20}, bf16()).narrow(1, 0, 16), codes(4, 16)), CheckError);
-    const int64_t longer = ops::fp8_longest_row(ctx.device()) + 8;
-    EXPECT_THROW(ops::rms_norm_forward_fp8(ctx, at::randn({1, longer}, bf16()), at::ones({longer}, bf16()), 1e-5, {},
-                                           at::empty({1}, bf16().dtype(at::kFloat)), codes(1, longer)),
+    EXPECT_NO_THROW(ops::quantize_rows(ctx, at::randn({4, 16}, bf16()), codes(4, 16)));
+    EXPECT_THROW(ops::quantize_rows(ctx, at::randn({4, 16}, bf16()).to(at::kFloat), codes(4, 16)), CheckError);
+    EXPECT_THROW(ops::quantize_rows(ctx, at::randn({4, 12}, bf16()), codes(4, 12)), CheckError);
+    EXPECT_THROW(ops::quantize_rows(ctx, at::randn({4, 20}, bf16()).narrow(1, 0, 16), codes(4, 16)), CheckError);
+    const int64_t longer = ops::coded_longest_row(ctx.device()) + 8;
+    EXPECT_THROW(ops::rms_norm_forward_coded(ctx, at::randn({1, longer}, bf16()), at::ones({longer}, bf16()), 1e-5, {},
+                                             at::empty({1}, bf16().dtype(at::kFloat)), codes(1, longer)),
                  CheckError);
-    EXPECT_THROW(ops::quantize_rows_fp8(ctx, at::randn({4, longer + 4}, bf16()).narrow(1, 4, longer), codes(4, longer)),
+    EXPECT_THROW(ops::quantize_rows(ctx, at::randn({4, longer + 4}, bf16()).narrow(1, 4, longer), codes(4, longer)),
                  CheckError);
-    EXPECT_THROW(ops::quantize_columns_fp8(ctx, at::randn({6, 16}, bf16()), codes(16, 6)), CheckError);
+    EXPECT_THROW(ops::quantize_columns(ctx, at::randn({6, 16}, bf16()), codes(16, 6)), CheckError);
     const at::Tensor table = at::ones({4, 4}, bf16().dtype(at::kFloat));
-    EXPECT_THROW(ops::rope_apply_fp8(ctx, at::randn({4, 16}, bf16()), 1, table, table, true, codes(4, 16)), CheckError);
+    EXPECT_THROW(ops::rope_apply_coded(ctx, at::randn({4, 16}, bf16()), 1, table, table, true, codes(4, 16)),
+                 CheckError);
 }
 
 }  // namespace

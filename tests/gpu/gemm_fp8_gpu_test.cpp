@@ -11,9 +11,9 @@
 #include "kernels/fp8_gemm_sm90.h"
 #include "ops/fp8_testing.h"
 #include "unsloth/core/error.h"
-#include "unsloth/ops/fp8.h"
+#include "unsloth/ops/coded_rows.h"
 #include "unsloth/ops/gemm.h"
-#include "unsloth/ops/gemm_fp8.h"
+#include "unsloth/ops/gemm_coded.h"
 
 namespace unsloth::ops {
 namespace {
@@ -29,15 +29,15 @@ class GemmFp8Gpu : public ::testing::Test {
   protected:
     void SetUp() override {
         if (c10::cuda::device_count() == 0) GTEST_SKIP() << "no GPU";
-        if (!fp8_available(at::Device(at::kCUDA, 0)))
+        if (!coded_available(at::Device(at::kCUDA, 0)))
             GTEST_SKIP() << "no e4m3 products scaled by row on " << at::cuda::getDeviceProperties(0)->name;
         ctx = std::make_unique<Context>(at::Device(at::kCUDA, 0));
         ctx->workspace = at::empty({gemm_workspace(ctx->device())}, at::TensorOptions(at::kByte).device(at::kCUDA));
         at::manual_seed(5);
     }
     at::TensorOptions bf16() const { return at::TensorOptions(at::kBFloat16).device(at::kCUDA); }
-    GemmFp8 random_case(int64_t m, int64_t n, int64_t k, int64_t rank, bool residual, bool bias) {
-        GemmFp8 g{.x = random_fp8(m, k, at::kCUDA, 0.01), .w = random_fp8(n, k, at::kCUDA, 1e-3)};
+    GemmCoded random_case(int64_t m, int64_t n, int64_t k, int64_t rank, bool residual, bool bias) {
+        GemmCoded g{.x = random_fp8(m, k, at::kCUDA, 0.01), .w = random_fp8(n, k, at::kCUDA, 1e-3)};
         buffer = at::full({m, n + 16}, outside, bf16());
         g.out = buffer.narrow(1, 8, n);
         g.out.fill_(std::numeric_limits<double>::quiet_NaN());
@@ -70,13 +70,13 @@ const std::vector<Size> sizes = {{128, 256, 128, 0, false, false},  {1, 8, 16, 8
 TEST_F(GemmFp8Gpu, MatchesFp64) {
     for (const Size& s : sizes) {
         SCOPED_TRACE(cat("m ", s.m, " n ", s.n, " k ", s.k, " rank ", s.rank));
-        GemmFp8 g = random_case(s.m, s.n, s.k, s.rank, s.residual, s.bias);
-        gemm_fp8(*ctx, g);
+        GemmCoded g = random_case(s.m, s.n, s.k, s.rank, s.residual, s.bias);
+        gemm_coded(*ctx, g);
         // The library's way rounds u b^T + residual before the sum.
         EXPECT_LT(relative_error(g.out, exact(g)), allowed(s.k) + 1e-3);
         g.residual = g.out;  // in place
         const at::Tensor expected = exact(g);
-        gemm_fp8(*ctx, g);
+        gemm_coded(*ctx, g);
         EXPECT_LT(relative_error(g.out, expected), allowed(s.k) + 1e-3);
         expect_margins_kept();
     }
@@ -86,7 +86,7 @@ TEST_F(GemmFp8Gpu, EveryTileMatchesFp64) {
     if (!kernels::fp8_gemm_sm90_built()) GTEST_SKIP() << "built without code for this card";
     kernels::Fp8GemmSm90 own;
     for (const Size& s : sizes) {
-        GemmFp8 g = random_case(s.m, s.n, s.k, s.rank, s.residual, s.bias);
+        GemmCoded g = random_case(s.m, s.n, s.k, s.rank, s.residual, s.bias);
         const at::Tensor expected = exact(g);
         for (const kernels::Fp8Tile& tile : kernels::fp8_gemm_tiles()) {
             SCOPED_TRACE(cat("m ", s.m, " n ", s.n, " k ", s.k, " rank ", s.rank, ", tile of ", tile.columns,
@@ -100,19 +100,19 @@ TEST_F(GemmFp8Gpu, EveryTileMatchesFp64) {
 }
 
 TEST_F(GemmFp8Gpu, RepeatsBitForBitAndAllocatesNothing) {
-    const GemmFp8 g = random_case(700, 4096, 4096, 16, true, false);
-    gemm_fp8(*ctx, g);
+    const GemmCoded g = random_case(700, 4096, 4096, 16, true, false);
+    gemm_coded(*ctx, g);
     const at::Tensor first = g.out.clone();
     const auto allocations = [] { return c10::cuda::CUDACachingAllocator::getDeviceStats(0).allocation[0].allocated; };
     const int64_t before = allocations();
-    for (int i = 0; i < 5; ++i) gemm_fp8(*ctx, g);
+    for (int i = 0; i < 5; ++i) gemm_coded(*ctx, g);
     EXPECT_EQ(allocations(), before);
     EXPECT_TRUE(at::equal(g.out, first));
 }
 
 TEST_F(GemmFp8Gpu, IsCaptured) {
-    const GemmFp8 g = random_case(256, 512, 1024, 16, true, false);
-    gemm_fp8(*ctx, g);  // makes handles and plans
+    const GemmCoded g = random_case(256, 512, 1024, 16, true, false);
+    gemm_coded(*ctx, g);  // makes handles and plans
     const at::Tensor first = g.out.clone();
     const c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool();
     c10::cuda::getCurrentCUDAStream().synchronize();
@@ -120,7 +120,7 @@ TEST_F(GemmFp8Gpu, IsCaptured) {
     {
         const c10::cuda::CUDAStreamGuard guard(stream);
         graph.capture_begin();
-        gemm_fp8(*ctx, g);
+        gemm_coded(*ctx, g);
         graph.capture_end();
         g.out.zero_();
         graph.replay();

@@ -8,10 +8,10 @@
 #include "gpu/gpu_testing.h"
 #include "ops/attention_impl.h"
 #include "unsloth/ops/attention.h"
+#include "unsloth/ops/coded_rows.h"
 #include "unsloth/ops/cross_entropy.h"
-#include "unsloth/ops/fp8.h"
 #include "unsloth/ops/gemm.h"
-#include "unsloth/ops/gemm_fp8.h"
+#include "unsloth/ops/gemm_coded.h"
 #include "unsloth/ops/lora.h"
 #include "unsloth/ops/norm.h"
 #include "unsloth/ops/rope.h"
@@ -157,26 +157,26 @@ TEST_F(LargeTensorsGpu, Lora) {
 }
 
 TEST_F(LargeTensorsGpu, Fp8) {
-    if (!ops::fp8_available(at::Device(at::kCUDA, 0))) GTEST_SKIP() << "this card has no such products";
+    if (!ops::coded_available(at::Device(at::kCUDA, 0))) GTEST_SKIP() << "this card has no such products";
     ops::Context ctx(at::kCUDA);
     ctx.workspace = workspace(ops::gemm_workspace(ctx.device()));
     const auto codes = [](int64_t rows, int64_t columns) {
-        return ops::Fp8Matrix{at::empty({rows, columns}, at::TensorOptions(at::kFloat8_e4m3fn).device(at::kCUDA)),
-                              fp32({rows})};
+        return ops::CodedMatrix{at::empty({rows, columns}, at::TensorOptions(at::kFloat8_e4m3fn).device(at::kCUDA)),
+                                fp32({rows})};
     };
     const at::Tensor x = large({540000, 4096}), w = bf16({256, 4096}).normal_(0, 0.02), alone = last_rows(x).clone();
-    const ops::Fp8Matrix x8 = codes(540000, 4096), w8 = codes(256, 4096), alone8 = codes(tail, 4096);
-    ops::quantize_rows_fp8(ctx, x, x8);
-    ops::quantize_rows_fp8(ctx, w, w8);
-    ops::quantize_rows_fp8(ctx, alone, alone8);
+    const ops::CodedMatrix x8 = codes(540000, 4096), w8 = codes(256, 4096), alone8 = codes(tail, 4096);
+    ops::quantize_rows(ctx, x, x8);
+    ops::quantize_rows(ctx, w, w8);
+    ops::quantize_rows(ctx, alone, alone8);
     EXPECT_TRUE(at::equal(last_rows(x8.codes).view(at::kByte), alone8.codes.view(at::kByte)));
     EXPECT_TRUE(at::equal(last_rows(x8.scales), alone8.scales));
     const at::Tensor y = bf16({540000, 256}), alone_y = bf16({tail, 256});
-    ops::gemm_fp8(ctx, {.x = x8, .w = w8, .out = y});
-    ops::gemm_fp8(ctx, {.x = alone8, .w = w8, .out = alone_y});
+    ops::gemm_coded(ctx, {.x = x8, .w = w8, .out = y});
+    ops::gemm_coded(ctx, {.x = alone8, .w = w8, .out = alone_y});
     expect_near(last_rows(y), alone_y);
-    ops::dequantize_rows_fp8(ctx, x8, x);
-    ops::dequantize_rows_fp8(ctx, alone8, alone);
+    ops::dequantize_rows(ctx, x8, x);
+    ops::dequantize_rows(ctx, alone8, alone);
     EXPECT_TRUE(at::equal(last_rows(x), alone));
 }
 
@@ -184,16 +184,16 @@ TEST_F(LargeTensorsGpu, Fp8) {
 TEST_F(LargeTensorsGpu, Fp8OfLogits) {
     ops::Context ctx(at::kCUDA);
     const auto codes = [](const at::Tensor& x) {
-        return ops::Fp8Matrix{at::empty(x.sizes(), x.options().dtype(at::kFloat8_e4m3fn)), fp32({x.size(0)})};
+        return ops::CodedMatrix{at::empty(x.sizes(), x.options().dtype(at::kFloat8_e4m3fn)), fp32({x.size(0)})};
     };
     const at::Tensor x = large({16800, 128256}), alone = last_rows(x).clone();
-    const ops::Fp8Matrix x8 = codes(x), alone8 = codes(alone);
-    ops::quantize_rows_fp8(ctx, x, x8);
-    ops::quantize_rows_fp8(ctx, alone, alone8);
+    const ops::CodedMatrix x8 = codes(x), alone8 = codes(alone);
+    ops::quantize_rows(ctx, x, x8);
+    ops::quantize_rows(ctx, alone, alone8);
     EXPECT_TRUE(at::equal(last_rows(x8.codes).view(at::kByte), alone8.codes.view(at::kByte)));
     EXPECT_TRUE(at::equal(last_rows(x8.scales), alone8.scales));
-    ops::dequantize_rows_fp8(ctx, x8, x);
-    ops::dequantize_rows_fp8(ctx, alone8, alone);
+    ops::dequantize_rows(ctx, x8, x);
+    ops::dequantize_rows(ctx, alone8, alone);
     EXPECT_TRUE(at::equal(last_rows(x), alone));
 }
 

@@ -2,7 +2,7 @@
 // one process they share NCCL's state, and one that ends takes the others' connections with it.
 #include "train/step_matrix.h"
 
-#include "unsloth/ops/fp8.h"
+#include "unsloth/ops/coded_rows.h"
 
 namespace unsloth {
 namespace {
@@ -56,7 +56,7 @@ TEST(InputsInFp8Gpu, GradientsComeFromTheCodes) {
 
 TEST(Fp8ProductsGpu, ChangeWhatReadsTheirCodes) {
     if (!device_available("cuda")) GTEST_SKIP() << "no GPU";
-    if (!ops::fp8_available(at::Device(at::kCUDA, 0))) GTEST_SKIP() << "this card has no such products";
+    if (!ops::coded_available(at::Device(at::kCUDA, 0))) GTEST_SKIP() << "this card has no such products";
     expect_codes_change_what_reads_them("cuda", at::kBFloat16);
 }
 

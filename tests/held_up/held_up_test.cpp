@@ -191,11 +191,11 @@ TEST_F(HeldUpGpu, Fp8) {
     // Two tiles or three for each block; a last one of few rows and columns.
     const int64_t m = 2000, n = 4104, k = 1040, rank = 192;
     for (const bool tail : {true, false}) {
-        ops::GemmFp8 g{.x = ops::random_fp8(m, k, at::kCUDA, 0.01), .w = ops::random_fp8(n, k, at::kCUDA, 1e-3)};
+        ops::GemmCoded g{.x = ops::random_fp8(m, k, at::kCUDA, 0.01), .w = ops::random_fp8(n, k, at::kCUDA, 1e-3)};
         g.out = at::empty({m, n}, bf16());
         if (tail) g.u = at::randn({m, rank}, bf16()), g.b = at::randn({n, rank}, bf16());
         if (tail) g.residual = at::randn({m, n}, bf16()) * 3, g.bias = at::randn({n}, bf16());
-        ops::gemm_fp8(*ctx, g);
+        ops::gemm_coded(*ctx, g);
         const at::Tensor product = g.out.clone();
         for (const kernels::Fp8Tile& tile : kernels::fp8_gemm_tiles())
             check(cat("fp8 columns ", tile.columns, " cluster ", tile.cluster, " tail ", tail), fp8_roles, {g.out},

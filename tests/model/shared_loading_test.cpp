@@ -126,7 +126,7 @@ class Together {
 TEST_P(SharedLoadingTest, LayersInHostMemoryLieThereOnce) {
     Load streamed = GetParam();
     model::LoadRequest request = request_of(streamed);
-    if (request.finetuning_type == config::FinetuningType::full || any(request.fp8) || request.run.layers.size() == 1)
+    if (request.finetuning_type == config::FinetuningType::full || any(request.coded) || request.run.layers.size() == 1)
         GTEST_SKIP() << "layers that stay on the device";
     const auto file =
         std::make_shared<const formats::WeightFile>(formats::WeightFile::open(model_folder(streamed.model).string()));
@@ -187,14 +187,14 @@ std::vector<Load> loads() {
         all.push_back({"full training, tied embeddings", "llama_tied", device, type, full});
         all.push_back({"modules_to_save", "small_llama/bf16", device, type, saved});
         all.push_back({"tiles", "small_llama/bf16", device, type, tiles});
-        const auto coded = [](spec::Fp8Products fp8, bool cached = false) {
-            return [=](model::LoadRequest& r) { r.fp8 = fp8, r.run.layers = {{.cached = cached}}; };
+        const auto coded = [](spec::CodedProducts fp8, bool cached = false) {
+            return [=](model::LoadRequest& r) { r.coded = fp8, r.run.layers = {{.cached = cached}}; };
         };
-        all.push_back({"fp8", "tiny_llama/nf4_dq", device, type, coded(spec::Fp8Products::both)});
-        all.push_back({"fp8 for dx", "tiny_llama/nf4_dq", device, type, coded(spec::Fp8Products::dx)});
+        all.push_back({"fp8", "tiny_llama/nf4_dq", device, type, coded(spec::CodedProducts::both)});
+        all.push_back({"fp8 for dx", "tiny_llama/nf4_dq", device, type, coded(spec::CodedProducts::dx)});
         if (device == "cpu") continue;
         all.push_back({"fp8 for dx beside 16 bit", "tiny_llama/nf4_dq", device, type,
-                       coded(spec::Fp8Products::dx, /*cached=*/true)});
+                       coded(spec::CodedProducts::dx, /*cached=*/true)});
         all.push_back({"4 bit as it lies", "small_llama/nf4_dq", device, type});
         all.push_back({"expanded once", "small_llama/nf4_dq", device, type,
                        [](model::LoadRequest& r) { r.run.layers = {{.cached = true}}; }});

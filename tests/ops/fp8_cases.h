@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "ops/op_cases.h"
-#include "unsloth/ops/fp8.h"
+#include "unsloth/ops/coded_rows.h"
 #include "unsloth/ops/norm.h"
 #include "unsloth/ops/rope.h"
 #include "unsloth/ops/swiglu.h"
@@ -16,7 +16,7 @@ struct Fp8Codes {
     at::Tensor codes, scales;
 };
 
-/// The rule of ops/fp8.h in LibTorch's own operators, on the CPU; rows must be finite.
+/// The rule of ops/coded_rows.h in LibTorch's own operators, on the CPU; rows must be finite.
 inline Fp8Codes fp8_oracle(const at::Tensor& x_TC) {
     const at::Tensor x = x_TC.cpu().to(at::kFloat).contiguous();
     if (x.numel() == 0) return {x.to(at::kFloat8_e4m3fn), at::ones({x.size(0)})};
@@ -27,12 +27,12 @@ inline Fp8Codes fp8_oracle(const at::Tensor& x_TC) {
 }
 
 /// A matrix of codes and scales that nothing has written yet.
-inline ops::Fp8Matrix poisoned_fp8(int64_t rows, int64_t columns, at::Device device) {
+inline ops::CodedMatrix poisoned_fp8(int64_t rows, int64_t columns, at::Device device) {
     return {at::full({rows, columns}, 0x7F, at::TensorOptions(at::kByte).device(device)).view(at::kFloat8_e4m3fn),
             at::full({rows}, NAN, at::TensorOptions(at::kFloat).device(device))};
 }
 
-inline void expect_codes_of(const at::Tensor& x_TC, const ops::Fp8Matrix& made) {
+inline void expect_codes_of(const at::Tensor& x_TC, const ops::CodedMatrix& made) {
     const Fp8Codes expected = fp8_oracle(x_TC);
     EXPECT_TRUE(at::equal(made.scales.cpu(), expected.scales));
     const at::Tensor differ = made.codes.cpu().view(at::kByte) != expected.codes.view(at::kByte);
@@ -64,12 +64,12 @@ inline void check_quantize_rows_fp8(at::Device device, at::ScalarType type, cons
             SCOPED_TRACE(case_name("rows", shape.rows, shape.columns, c10::toString(type), name_of(layout)));
             const at::Tensor x = slice_of(fp8_rows(shape.rows, shape.columns), type, layout);
             const at::Tensor on_device = copy_with_storage(x, device);
-            const ops::Fp8Matrix out = poisoned_fp8(shape.rows, shape.columns, device);
-            ops::quantize_rows_fp8(ctx, on_device, out);
+            const ops::CodedMatrix out = poisoned_fp8(shape.rows, shape.columns, device);
+            ops::quantize_rows(ctx, on_device, out);
             expect_codes_of(x, out);
             EXPECT_TRUE(same_bits(copy_with_storage(on_device, at::kCPU), x)) << "the input was changed";
             const at::Tensor back = copy_with_storage(on_device, device);
-            ops::dequantize_rows_fp8(ctx, out, back);
+            ops::dequantize_rows(ctx, out, back);
             const at::Tensor values = out.codes.to(at::kCPU).to(at::kFloat) * out.scales.to(at::kCPU).unsqueeze(1);
             EXPECT_TRUE(at::equal(at::nan_to_num(back.to(at::kCPU, at::kFloat)),
                                   at::nan_to_num(values.to(type).to(at::kFloat))));
@@ -83,8 +83,8 @@ inline void check_quantize_columns_fp8(at::Device device, at::ScalarType type, c
             SCOPED_TRACE(case_name("columns", shape.rows, shape.columns, c10::toString(type), name_of(layout)));
             const at::Tensor transpose = fp8_rows(shape.columns, shape.rows);
             const at::Tensor w = slice_of(transpose.t(), type, layout);
-            const ops::Fp8Matrix out = poisoned_fp8(shape.columns, shape.rows, device);
-            ops::quantize_columns_fp8(ctx, copy_with_storage(w, device), out);
+            const ops::CodedMatrix out = poisoned_fp8(shape.columns, shape.rows, device);
+            ops::quantize_columns(ctx, copy_with_storage(w, device), out);
             expect_codes_of(w.t(), out);
         }
 }
@@ -102,16 +102,16 @@ inline void check_rms_norm_fp8(at::Device device, at::ScalarType type, const std
                 const at::Tensor plain = copy_with_storage(poison, device), y = copy_with_storage(poison, device);
                 const at::Tensor rstd = at::full({shape.rows}, NAN, x.options().dtype(at::kFloat)),
                                  rstd8 = rstd.clone();
-                const ops::Fp8Matrix out = poisoned_fp8(shape.rows, shape.columns, device),
-                                     alone = poisoned_fp8(shape.rows, shape.columns, device);
+                const ops::CodedMatrix out = poisoned_fp8(shape.rows, shape.columns, device),
+                                       alone = poisoned_fp8(shape.rows, shape.columns, device);
                 ops::rms_norm_forward(ctx, x, weight, 1e-5, plain, rstd);
-                ops::rms_norm_forward_fp8(ctx, x, weight, 1e-5, y, rstd8, out);
+                ops::rms_norm_forward_coded(ctx, x, weight, 1e-5, y, rstd8, out);
                 EXPECT_TRUE(same_bits(y.cpu(), plain.cpu()));
                 expect_untouched_outside(copy_with_storage(y, at::kCPU), poison, "y");
                 EXPECT_TRUE(at::equal(rstd, rstd8));
                 expect_codes_of(y, out);
                 rstd8.fill_(NAN);
-                ops::rms_norm_forward_fp8(ctx, x, weight, 1e-5, {}, rstd8, alone);
+                ops::rms_norm_forward_coded(ctx, x, weight, 1e-5, {}, rstd8, alone);
                 EXPECT_TRUE(at::equal(rstd, rstd8));
                 expect_codes_of(plain, alone);
             }
@@ -129,12 +129,13 @@ inline void check_swiglu_fp8(at::Device device, at::ScalarType type, const std::
             const auto copy = [&](const at::Tensor& t) { return copy_with_storage(t, device); };
 
             const at::Tensor act = copy(poison), act8 = copy(poison);
-            const ops::Fp8Matrix out = poisoned_fp8(rows, columns, device), alone = poisoned_fp8(rows, columns, device);
+            const ops::CodedMatrix out = poisoned_fp8(rows, columns, device),
+                                   alone = poisoned_fp8(rows, columns, device);
             ops::swiglu_forward(ctx, gu, act);
-            ops::swiglu_forward_fp8(ctx, gu, act8, out);
+            ops::swiglu_forward_coded(ctx, gu, act8, out);
             EXPECT_TRUE(same_bits(act8.cpu(), act.cpu()));
             expect_codes_of(act, out);
-            ops::swiglu_forward_fp8(ctx, gu, {}, alone);
+            ops::swiglu_forward_coded(ctx, gu, {}, alone);
             expect_codes_of(act, alone);
 
             // The activation beside dact, in its place, and not wanted.
@@ -143,8 +144,8 @@ inline void check_swiglu_fp8(at::Device device, at::ScalarType type, const std::
             const at::Tensor rebuilt = copy(poison), replaced = copy(dact), kept = copy(dact);
             for (const auto& [from, to] : {std::pair{kept, rebuilt}, {replaced, replaced}, {kept, at::Tensor()}}) {
                 const at::Tensor gradient = copy(gu);
-                const ops::Fp8Matrix codes = poisoned_fp8(rows, 2 * columns, device);
-                ops::swiglu_backward_fp8(ctx, from, gradient, to, codes);
+                const ops::CodedMatrix codes = poisoned_fp8(rows, 2 * columns, device);
+                ops::swiglu_backward_coded(ctx, from, gradient, to, codes);
                 EXPECT_TRUE(same_bits(gradient.cpu(), plain.cpu()));
                 expect_codes_of(plain, codes);
                 EXPECT_TRUE(!to.defined() || same_bits(to.cpu(), act.cpu()));
@@ -173,8 +174,8 @@ inline void check_rope_fp8(at::Device device, at::ScalarType type, const std::ve
                     plain.as_strided({shape.rows, shape.turned, shape.head_dim}, {plain.stride(0), shape.head_dim, 1},
                                      plain.storage_offset());
                 ops::rope_apply(ctx, turned, cos, sin, backward);
-                const ops::Fp8Matrix out = poisoned_fp8(shape.rows, columns, device);
-                ops::rope_apply_fp8(ctx, x, shape.turned, cos, sin, backward, out);
+                const ops::CodedMatrix out = poisoned_fp8(shape.rows, columns, device);
+                ops::rope_apply_coded(ctx, x, shape.turned, cos, sin, backward, out);
                 EXPECT_TRUE(same_bits(x.cpu(), plain.cpu()));
                 expect_codes_of(plain, out);
             }
@@ -192,16 +193,16 @@ inline void expect_fp8_keeps_what_is_not_finite(at::Device device, at::ScalarTyp
     x[3][5] = INFINITY;
     x[4][columns - 1] = NAN;
     x[6][0] = -INFINITY;
-    const ops::Fp8Matrix out = poisoned_fp8(7, columns, device), of_norm = poisoned_fp8(7, columns, device);
-    ops::quantize_rows_fp8(ctx, x.to(device), out);
-    std::vector<ops::Fp8Matrix> all{out};
+    const ops::CodedMatrix out = poisoned_fp8(7, columns, device), of_norm = poisoned_fp8(7, columns, device);
+    ops::quantize_rows(ctx, x.to(device), out);
+    std::vector<ops::CodedMatrix> all{out};
     const at::Tensor rstd = at::empty({7}, at::TensorOptions(at::kFloat).device(device));
     const at::Tensor weight = at::ones({columns}, at::TensorOptions(type).device(device));
-    if (columns <= ops::fp8_longest_row(device)) {
-        ops::rms_norm_forward_fp8(ctx, x.to(device), weight, 1e-5, {}, rstd, of_norm);
+    if (columns <= ops::coded_longest_row(device)) {
+        ops::rms_norm_forward_coded(ctx, x.to(device), weight, 1e-5, {}, rstd, of_norm);
         all.push_back(of_norm);
     }
-    for (const ops::Fp8Matrix& made : all) {
+    for (const ops::CodedMatrix& made : all) {
         const at::Tensor values = made.codes.cpu().to(at::kFloat) * made.scales.cpu().unsqueeze(1);
         const at::Tensor finite = values.isfinite().all(1);
         for (int64_t row = 0; row < 7; ++row)

@@ -27,10 +27,10 @@ TEST_F(Fp8Test, LongRowsHaveLibTorchsCodes) {
 }
 
 TEST_F(Fp8Test, ServesComputeCapability90Alone) {
-    EXPECT_TRUE(ops::fp8_serves(9, 0));
+    EXPECT_TRUE(ops::coded_serves(9, 0));
     for (const auto& [major, minor] : {std::pair{7, 5}, {8, 0}, {8, 6}, {8, 9}, {10, 0}, {10, 3}, {12, 0}, {12, 1}})
-        EXPECT_FALSE(ops::fp8_serves(major, minor)) << major << "." << minor;
-    EXPECT_TRUE(ops::fp8_available(at::kCPU));
+        EXPECT_FALSE(ops::coded_serves(major, minor)) << major << "." << minor;
+    EXPECT_TRUE(ops::coded_available(at::kCPU));
 }
 
 TEST_F(Fp8Test, EveryCodeIsReached) {
@@ -40,9 +40,9 @@ TEST_F(Fp8Test, EveryCodeIsReached) {
     const at::Tensor values = codes.view(at::kFloat8_e4m3fn).to(at::kFloat);
     const at::Tensor middles = (values.narrow(0, 0, 126) + values.narrow(0, 1, 126)) / 2;
     const at::Tensor row = at::cat({values, -values, middles}).unsqueeze(0);
-    const ops::Fp8Matrix out = testing::poisoned_fp8(1, row.size(1), at::kCPU);
+    const ops::CodedMatrix out = testing::poisoned_fp8(1, row.size(1), at::kCPU);
     ops::Context ctx(at::kCPU);
-    ops::quantize_rows_fp8(ctx, row * 0.25, out);
+    ops::quantize_rows(ctx, row * 0.25, out);
     EXPECT_EQ(out.scales.item<float>(), 0.25F);
     const at::Tensor made = out.codes.view(at::kByte)[0];
     EXPECT_TRUE(at::equal(made.narrow(0, 0, 127), codes));
@@ -53,9 +53,9 @@ TEST_F(Fp8Test, EveryCodeIsReached) {
 
 TEST_F(Fp8Test, RestoresValuesWithinHalfAStep) {
     const at::Tensor x = at::randn({20, 512});
-    const ops::Fp8Matrix out = testing::poisoned_fp8(20, 512, at::kCPU);
+    const ops::CodedMatrix out = testing::poisoned_fp8(20, 512, at::kCPU);
     ops::Context ctx(at::kCPU);
-    ops::quantize_rows_fp8(ctx, x, out);
+    ops::quantize_rows(ctx, x, out);
     const at::Tensor back = out.codes.to(at::kFloat) * out.scales.unsqueeze(1);
     // Half a step is 2^-4 of the value, or 2^-10 scales below the normal codes.
     const at::Tensor allowed = at::maximum(x.abs() / 16, out.scales.unsqueeze(1) / 1024) * 1.0001;
@@ -90,13 +90,13 @@ TEST_F(Fp8Test, KeepsWhatIsNotFinite) {
 TEST_F(Fp8Test, TakesBothNamesOfTheCodes) {
     ops::Context ctx(at::kCPU);
     const at::Tensor x = at::randn({4, 24});
-    const ops::Fp8Matrix out = testing::poisoned_fp8(4, 24, at::kCPU);
-    ops::quantize_rows_fp8(ctx, x, {out.codes.view(at::kByte), out.scales});
+    const ops::CodedMatrix out = testing::poisoned_fp8(4, 24, at::kCPU);
+    ops::quantize_rows(ctx, x, {out.codes.view(at::kByte), out.scales});
     testing::expect_codes_of(x, out);
 }
 
 TEST_F(Fp8Test, ViewsOfScratch) {
-    const ops::Fp8Matrix scratch = testing::poisoned_fp8(8, 100, at::kCPU), view = ops::fp8_view(scratch, 5, 96);
+    const ops::CodedMatrix scratch = testing::poisoned_fp8(8, 100, at::kCPU), view = ops::coded_view(scratch, 5, 96);
     EXPECT_EQ(view.codes.sizes(), at::IntArrayRef({5, 96}));
     EXPECT_EQ(view.codes.const_data_ptr(), scratch.codes.const_data_ptr());
     EXPECT_EQ(view.scales.sizes(), at::IntArrayRef({5}));
@@ -107,24 +107,24 @@ TEST_F(Fp8Test, RefusesWrongTensors) {
     ops::Context ctx(at::kCPU);
     const auto codes = [](int64_t rows, int64_t columns) { return testing::poisoned_fp8(rows, columns, at::kCPU); };
     const at::Tensor x = at::randn({4, 16}), rstd = at::empty({4}), weight = at::ones({16});
-    EXPECT_NO_THROW(ops::quantize_rows_fp8(ctx, x, codes(4, 16)));
-    EXPECT_THROW(ops::quantize_rows_fp8(ctx, x, codes(4, 24)), CheckError);
-    EXPECT_THROW(ops::quantize_rows_fp8(ctx, x, codes(5, 16)), CheckError);
-    EXPECT_THROW(ops::quantize_rows_fp8(ctx, x.to(at::kDouble), codes(4, 16)), CheckError);
-    EXPECT_THROW(ops::quantize_rows_fp8(ctx, x[0], codes(4, 16)), CheckError);
-    EXPECT_THROW(ops::quantize_rows_fp8(ctx, x, {at::empty({4, 16}, at::kChar), rstd}), CheckError);
-    EXPECT_THROW(ops::quantize_rows_fp8(ctx, x, {codes(4, 16).codes, at::empty({4}, at::kDouble)}), CheckError);
-    EXPECT_THROW(ops::quantize_columns_fp8(ctx, x, codes(4, 16)), CheckError);
-    EXPECT_THROW(ops::rms_norm_forward_fp8(ctx, x, weight, 1e-5, at::empty({4, 15}), rstd, codes(4, 16)), CheckError);
-    EXPECT_THROW(ops::rms_norm_forward_fp8(ctx, x, weight, 1e-5, x, rstd, codes(4, 8)), CheckError);
-    EXPECT_THROW(ops::swiglu_forward_fp8(ctx, x, at::empty({4, 8}), codes(4, 16)), CheckError);
-    EXPECT_THROW(ops::swiglu_forward_fp8(ctx, x, at::empty({4, 7}), codes(4, 8)), CheckError);
-    EXPECT_THROW(ops::swiglu_backward_fp8(ctx, at::empty({4, 8}), x, {}, codes(4, 8)), CheckError);
-    EXPECT_THROW(ops::swiglu_backward_fp8(ctx, at::empty({4, 7}), x, {}, codes(4, 16)), CheckError);
+    EXPECT_NO_THROW(ops::quantize_rows(ctx, x, codes(4, 16)));
+    EXPECT_THROW(ops::quantize_rows(ctx, x, codes(4, 24)), CheckError);
+    EXPECT_THROW(ops::quantize_rows(ctx, x, codes(5, 16)), CheckError);
+    EXPECT_THROW(ops::quantize_rows(ctx, x.to(at::kDouble), codes(4, 16)), CheckError);
+    EXPECT_THROW(ops::quantize_rows(ctx, x[0], codes(4, 16)), CheckError);
+    EXPECT_THROW(ops::quantize_rows(ctx, x, {at::empty({4, 16}, at::kChar), rstd}), CheckError);
+    EXPECT_THROW(ops::quantize_rows(ctx, x, {codes(4, 16).codes, at::empty({4}, at::kDouble)}), CheckError);
+    EXPECT_THROW(ops::quantize_columns(ctx, x, codes(4, 16)), CheckError);
+    EXPECT_THROW(ops::rms_norm_forward_coded(ctx, x, weight, 1e-5, at::empty({4, 15}), rstd, codes(4, 16)), CheckError);
+    EXPECT_THROW(ops::rms_norm_forward_coded(ctx, x, weight, 1e-5, x, rstd, codes(4, 8)), CheckError);
+    EXPECT_THROW(ops::swiglu_forward_coded(ctx, x, at::empty({4, 8}), codes(4, 16)), CheckError);
+    EXPECT_THROW(ops::swiglu_forward_coded(ctx, x, at::empty({4, 7}), codes(4, 8)), CheckError);
+    EXPECT_THROW(ops::swiglu_backward_coded(ctx, at::empty({4, 8}), x, {}, codes(4, 8)), CheckError);
+    EXPECT_THROW(ops::swiglu_backward_coded(ctx, at::empty({4, 7}), x, {}, codes(4, 16)), CheckError);
     const at::Tensor table = at::ones({4, 4});
-    EXPECT_NO_THROW(ops::rope_apply_fp8(ctx, x, 1, table, table, true, codes(4, 16)));
-    EXPECT_THROW(ops::rope_apply_fp8(ctx, x, 3, table, table, true, codes(4, 16)), CheckError);
-    EXPECT_THROW(ops::rope_apply_fp8(ctx, x, 1, at::ones({4, 3}), at::ones({4, 3}), true, codes(4, 16)), CheckError);
+    EXPECT_NO_THROW(ops::rope_apply_coded(ctx, x, 1, table, table, true, codes(4, 16)));
+    EXPECT_THROW(ops::rope_apply_coded(ctx, x, 3, table, table, true, codes(4, 16)), CheckError);
+    EXPECT_THROW(ops::rope_apply_coded(ctx, x, 1, at::ones({4, 3}), at::ones({4, 3}), true, codes(4, 16)), CheckError);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // compute_dtype fp8_backward and fp8_both: what they do to gradients and losses, and what they refuse.
-#include "unsloth/ops/fp8.h"
 #include "train/support.h"
+#include "unsloth/ops/coded_rows.h"
 
 namespace unsloth {
 namespace {
@@ -184,11 +184,11 @@ TEST(Fp8Plan, HoldsWhatItsProductsRead) {
     UNSLOTH_NEEDS_XZ();
     const auto file = std::make_shared<const formats::WeightFile>(
         formats::WeightFile::open(model_folder("tiny_llama/nf4_dq").string()));
-    const auto plan_of = [&](spec::Fp8Products fp8, bool cached) {
+    const auto plan_of = [&](spec::CodedProducts fp8, bool cached) {
         model::LoadRequest request;
         request.device = at::Device(at::kCUDA);
         request.dtype = at::kBFloat16;
-        request.fp8 = fp8;
+        request.coded = fp8;
         request.trains = true;
         request.lora.emplace();
         request.lora->r = 8;
@@ -204,9 +204,9 @@ TEST(Fp8Plan, HoldsWhatItsProductsRead) {
             if (entry.group == group && entry.name.find(name) != std::string::npos) sum += entry.bytes;
         return sum;
     };
-    using spec::Fp8Products;
+    using spec::CodedProducts;
     const int64_t head = file->spec.vocab_size * file->spec.hidden_size;
-    const model::ModelPlan any_plan = plan_of(Fp8Products::none, false);
+    const model::ModelPlan any_plan = plan_of(CodedProducts::none, false);
     int64_t weights = 0, transposes = 0;
     for (const weights::Group g : weights::all_groups) {
         const weights::GroupLayout& group = any_plan.layout()[g];
@@ -214,8 +214,8 @@ TEST(Fp8Plan, HoldsWhatItsProductsRead) {
         transposes += (group.n * group.k + 4 * group.k + 2 * group.k * group.r) * file->spec.num_layers;
     }
     for (const bool cached : {false, true}) {
-        const model::ModelPlan without = plan_of(Fp8Products::none, cached), dx = plan_of(Fp8Products::dx, cached),
-                               both = plan_of(Fp8Products::both, cached);
+        const model::ModelPlan without = plan_of(CodedProducts::none, cached), dx = plan_of(CodedProducts::dx, cached),
+                               both = plan_of(CodedProducts::both, cached);
         EXPECT_EQ(bytes(dx.resident(), "base weights"), bytes(without.resident(), "base weights"));
         EXPECT_EQ(bytes(dx.resident(), "layer weights"), bytes(without.resident(), "layer weights") + transposes);
         EXPECT_EQ(bytes(both.resident(), "base weights"), 0);
@@ -240,11 +240,11 @@ TEST(Fp8Plan, RefusesCardsWithoutSuchProducts) {
     GTEST_SKIP() << "built without CUDA";
 #endif
     const at::Device device(at::kCUDA, 0);
-    if (ops::fp8_available(device)) GTEST_SKIP() << "this GPU serves";
+    if (ops::coded_available(device)) GTEST_SKIP() << "this GPU serves";
     model::LoadRequest request;
     request.device = device;
     request.dtype = at::kBFloat16;
-    request.fp8 = spec::Fp8Products::both;
+    request.coded = spec::CodedProducts::both;
     const auto file = std::make_shared<const formats::WeightFile>(
         formats::WeightFile::open(model_folder("tiny_llama/nf4_dq").string()));
     try {

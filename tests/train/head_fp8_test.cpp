@@ -1,14 +1,14 @@
 // lm_head's products in 8 bit: where they are, and that they are products of the codes that they should be of.
 #include "train/support.h"
 #include "unsloth/model/outer_layers.h"
-#include "unsloth/ops/fp8.h"
+#include "unsloth/ops/coded_rows.h"
 #include "unsloth/ops/gemm.h"
 
 namespace unsloth {
 namespace {
 
 using namespace test;
-using spec::Fp8Products;
+using spec::CodedProducts;
 
 struct Head {
     int64_t vocabulary = 1024;
@@ -18,7 +18,7 @@ struct Head {
 
 /// A plan of a small model with random weights.
 model::ModelPlan plan_of(
-    const Head& head, Fp8Products fp8,
+    const Head& head, CodedProducts fp8,
     const std::function<void(model::LoadRequest&)>& change = [](model::LoadRequest&) {}) {
     static const ScratchFolder folder;
     const fs::path at = folder / cat(head.vocabulary, head.tied ? " tied" : "");
@@ -30,7 +30,7 @@ model::ModelPlan plan_of(
                                  head.tied ? "true" : "false", R"(, "vocab_size": )", head.vocabulary, "}"));
     model::LoadRequest request;
     request.dtype = at::kBFloat16;
-    request.fp8 = fp8;
+    request.coded = fp8;
     request.trains = true;
     request.precision = spec::PrecisionMap({{"lm_head", head.type}});
     if (head.tied) request.precision = {};
@@ -45,51 +45,51 @@ model::ModelPlan plan_of(
 
 // In training, of a frozen head whose rows fill a product's operands; the reason is told where it is not so.
 TEST(HeadInFp8, IsWhereItCanBe) {
-    const auto expect = [](const model::ModelPlan& plan, Fp8Products products, const std::string& told) {
-        EXPECT_EQ(plan.request().sizes.head_fp8, products);
+    const auto expect = [](const model::ModelPlan& plan, CodedProducts products, const std::string& told) {
+        EXPECT_EQ(plan.request().sizes.head_coded, products);
         int64_t codes = 0;
         const memory::Plan resident = plan.resident();
         for (const memory::Entry& entry : resident.entries()) codes += entry.name.starts_with("lm_head") ? 1 : 0;
-        EXPECT_EQ(codes, forward_in_fp8(products) ? 5 : dx_in_fp8(products) ? 3 : 1);  // with lm_head.weight
+        EXPECT_EQ(codes, forward_coded(products) ? 5 : dx_coded(products) ? 3 : 1);  // with lm_head.weight
         EXPECT_NE(plan.base_description().find(told), std::string::npos) << plan.base_description();
     };
-    for (const Fp8Products fp8 : {Fp8Products::dx, Fp8Products::both}) {
+    for (const CodedProducts fp8 : {CodedProducts::dx, CodedProducts::both}) {
         SCOPED_TRACE(name_of(fp8));
         const std::string stays = "lm_head in BFloat16 as ";
         expect(plan_of({}, fp8), fp8, ", lm_head too");
-        expect(plan_of({.vocabulary = 1032}, fp8), Fp8Products::none, stays + "its 1032 rows are no multiple of 16");
+        expect(plan_of({.vocabulary = 1032}, fp8), CodedProducts::none, stays + "its 1032 rows are no multiple of 16");
         const auto of_two = [](auto& request) {
             request.tp = model::TensorParallel(spec::TensorRank{0, 2});
             request.precision = spec::PrecisionMap(
                 {{"default", "bf16"}, {"lm_head", "bf16"}});  // blocks of 4 bit are wider than a rank's columns
         };
         expect(plan_of({}, fp8, of_two), fp8, ", lm_head too");
-        expect(plan_of({.vocabulary = 1040}, fp8, of_two), Fp8Products::none,
+        expect(plan_of({.vocabulary = 1040}, fp8, of_two), CodedProducts::none,
                stays + "its 520 rows of a rank are no multiple of 16");
-        expect(plan_of({}, fp8, [](auto& request) { request.lora->modules_to_save = {"lm_head"}; }), Fp8Products::none,
-               stays + "it is trained");
-        expect(plan_of({}, fp8, [](auto& request) { request.trains = false; }), Fp8Products::none,
+        expect(plan_of({}, fp8, [](auto& request) { request.lora->modules_to_save = {"lm_head"}; }),
+               CodedProducts::none, stays + "it is trained");
+        expect(plan_of({}, fp8, [](auto& request) { request.trains = false; }), CodedProducts::none,
                stays + "nothing is trained");
     }
-    expect(plan_of({}, Fp8Products::none), Fp8Products::none, "");
+    expect(plan_of({}, CodedProducts::none), CodedProducts::none, "");
 }
 
-ops::Fp8Matrix codes_of(ops::Context& ctx, const at::Tensor& x) {
-    const ops::Fp8Matrix codes{at::empty(x.sizes(), x.options().dtype(at::kFloat8_e4m3fn)),
-                               at::empty({x.size(0)}, x.options().dtype(at::kFloat))};
-    ops::quantize_rows_fp8(ctx, x, codes);
+ops::CodedMatrix codes_of(ops::Context& ctx, const at::Tensor& x) {
+    const ops::CodedMatrix codes{at::empty(x.sizes(), x.options().dtype(at::kFloat8_e4m3fn)),
+                                 at::empty({x.size(0)}, x.options().dtype(at::kFloat))};
+    ops::quantize_rows(ctx, x, codes);
     return codes;
 }
 
 /// Makes each chunk's products again, from the values that a head in bfloat16 would read.
 class Watching final : public model::HeadObjective {
   public:
-    Watching(at::Tensor lm_head_VD, Fp8Products fp8) : w_VD_(std::move(lm_head_VD)), fp8_(fp8) {}
+    Watching(at::Tensor lm_head_VD, CodedProducts fp8) : w_VD_(std::move(lm_head_VD)), fp8_(fp8) {}
 
     void chunk_loss(ops::Context& ctx, const model::Network& network, const model::MicroBatch& micro, int64_t first,
                     const at::Tensor& logits_CV, model::LogitsGradient gradient) override {
         const at::Tensor h_CD = micro.activations().head().h_nD.narrow(0, first, logits_CV.size(0));
-        expect_product(ctx, h_CD, w_VD_, logits_CV, forward_in_fp8(fp8_), "logits");
+        expect_product(ctx, h_CD, w_VD_, logits_CV, forward_coded(fp8_), "logits");
         HeadObjective::chunk_loss(ctx, network, micro, first, logits_CV, gradient);
         dlogits_.push_back(logits_CV.clone());
     }
@@ -98,7 +98,7 @@ class Watching final : public model::HeadObjective {
         for (const at::Tensor& dlogits_CV : dlogits_) {
             const int64_t rows = dlogits_CV.size(0);
             const at::Tensor dh_CD = micro.activations().head().h_nD.narrow(0, first, rows);
-            expect_product(ctx, dlogits_CV, w_VD_.t().contiguous(), dh_CD, dx_in_fp8(fp8_), "dx");
+            expect_product(ctx, dlogits_CV, w_VD_.t().contiguous(), dh_CD, dx_coded(fp8_), "dx");
             first += rows;
         }
         EXPECT_EQ(dlogits_.size(), 2U);
@@ -120,14 +120,14 @@ class Watching final : public model::HeadObjective {
             EXPECT_LT(distance(plain), 2e-3) << what;
             return;
         }
-        ops::gemm_fp8(ctx, {.x = codes_of(ctx, x), .w = codes_of(ctx, w), .out = coded});
+        ops::gemm_coded(ctx, {.x = codes_of(ctx, x), .w = codes_of(ctx, w), .out = coded});
         EXPECT_LT(distance(coded), 2e-3) << what;
         EXPECT_GT(distance(plain), 0.01) << what;
         EXPECT_LT(distance(plain), 0.06) << what;
     }
 
     at::Tensor w_VD_;
-    Fp8Products fp8_;
+    CodedProducts fp8_;
     std::vector<at::Tensor> dlogits_;
 };
 
@@ -142,12 +142,12 @@ class HeadProducts : public ::testing::TestWithParam<std::string> {};
 TEST_P(HeadProducts, AreOfItsCodes) {
     UNSLOTH_NEEDS_DEVICE(GetParam());
     for (const Head& head : {Head{}, Head{.tied = true}, Head{.type = "int8"}, Head{.vocabulary = 1032}})
-        for (const Fp8Products fp8 : {Fp8Products::none, Fp8Products::dx, Fp8Products::both}) {
+        for (const CodedProducts fp8 : {CodedProducts::none, CodedProducts::dx, CodedProducts::both}) {
             SCOPED_TRACE(cat(name_of(fp8), ", ", head.vocabulary, " ", head.type, head.tied ? ", tied" : ""));
             const model::ModelPlan plan =
                 plan_of(head, fp8, [](auto& request) { request.device = ops::choose_device(GetParam()); });
             const at::Device device = plan.request().device;
-            if (any(fp8) && !ops::fp8_available(device)) GTEST_SKIP() << "this card has no such products";
+            if (any(fp8) && !ops::coded_available(device)) GTEST_SKIP() << "this card has no such products";
             ops::Context ctx(device);
             model::Model model(ctx, plan.load(ctx));
             const at::Tensor scalars = on_device(spec::StepScalars{.inv_loss_divisor = 1.0F / 64, .loss_scale = 1.0F},
@@ -161,7 +161,7 @@ TEST_P(HeadProducts, AreOfItsCodes) {
             std::vector<int32_t> ids;
             for (int32_t t = 0; t < 64; ++t) ids.push_back((37 * t + t * t) % 1000);
             const data::Batch batch = every_position({ids});
-            Watching objective(w_VD, plan.request().sizes.head_fp8);
+            Watching objective(w_VD, plan.request().sizes.head_coded);
             model.train(std::span(&batch, 1), objective);
         }
 }

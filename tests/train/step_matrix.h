@@ -43,7 +43,7 @@ struct StepSettingsCase {
     int in_flight = 1;
     int64_t row_tile = 0;  ///< this and the next change bits
     bool inputs_in_fp8 = false;
-    spec::Fp8Products fp8 = spec::Fp8Products::none;
+    spec::CodedProducts fp8 = spec::CodedProducts::none;
     std::string name() const { return cat(layers_name, records ? ", recorded" : "", ", ", in_flight, " in flight"); }
     const spec::LayerPlan& layer(std::size_t index) const { return layers[layers.size() > 1 ? index : 0]; }
 };
@@ -155,7 +155,7 @@ inline StepRun run_rank(const StepSplit& split, const StepSettingsCase& settings
     request.trains = true;
     request.optim = config::Optimizer::adamw_torch;
     request.records = settings.records;
-    request.fp8 = settings.fp8;
+    request.coded = settings.fp8;
     model::ActivationSizes& sizes = request.sizes;
     sizes.tokens = 16 * matrix_rows / split.micro_batches / split.ranks;
     sizes.segments = matrix_rows / split.micro_batches / split.ranks;
@@ -277,7 +277,7 @@ inline bool weights_move(const StepSettingsCase& settings) {
 /// All settings under one split: bits, and that each setting did what its name says. Returns the plain run. Codes lie
 /// on the device.
 inline StepRun expect_settings_change_no_bit(const StepSplit& split, const std::string& device, at::ScalarType dtype,
-                                             spec::Fp8Products fp8 = spec::Fp8Products::none) {
+                                             spec::CodedProducts fp8 = spec::CodedProducts::none) {
     std::optional<StepRun> plain;
     for (StepSettingsCase settings : step_settings(device != "cpu", split)) {
         if (any(fp8) && weights_move(settings)) continue;
@@ -301,10 +301,10 @@ inline StepRun expect_settings_change_no_bit(const StepSplit& split, const std::
 inline void expect_codes_change_what_reads_them(const std::string& device, at::ScalarType dtype) {
     for (const StepSplit& split : {StepSplit{}, StepSplit{.micro_batches = 2, .equal_rows = false}}) {
         const StepRun without = run_ranks(split, {}, device, dtype)[0];
-        for (const auto fp8 : {spec::Fp8Products::dx, spec::Fp8Products::both}) {
+        for (const auto fp8 : {spec::CodedProducts::dx, spec::CodedProducts::both}) {
             SCOPED_TRACE(cat(split.name(), ", ", name_of(fp8)));
             const StepRun run = expect_settings_change_no_bit(split, device, dtype, fp8);
-            EXPECT_EQ(run.losses[0] == without.losses[0], fp8 == spec::Fp8Products::dx);
+            EXPECT_EQ(run.losses[0] == without.losses[0], fp8 == spec::CodedProducts::dx);
             EXPECT_NEAR(run.losses[0], without.losses[0], 0.01 * without.losses[0]);
             const double off = gradient_distance(run, without);
             std::cout << name_of(fp8) << ": gradient off by " << off << "\n";

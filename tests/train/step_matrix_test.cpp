@@ -45,7 +45,7 @@ TEST(InputsInFp8, ChangeGradientsByLessThanTheirCodes) {
         }
 }
 
-TEST(Fp8Products, ChangeWhatReadsTheirCodes) {
+TEST(CodedProducts, ChangeWhatReadsTheirCodes) {
     expect_codes_change_what_reads_them("cpu", at::kFloat);
 }
 

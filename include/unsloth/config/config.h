@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "unsloth/spec/coded_products.h"
 #include "unsloth/spec/dtype.h"
-#include "unsloth/spec/fp8_products.h"
 
 namespace unsloth::config {
 
@@ -76,7 +76,7 @@ struct ModelOptions {
     bool load_in_8bit = false;
     std::vector<std::pair<std::string, std::string>> precision;  ///< {module, type} (spec/precision.h)
     spec::DType dtype = spec::DType::bf16;                       ///< compute type: f32, bf16 or f16
-    spec::Fp8Products compute_dtype = spec::Fp8Products::none;
+    spec::CodedProducts compute_dtype = spec::CodedProducts::none;
     std::optional<std::string> adapter_name_or_path;
     int64_t max_seq_length = 2048;
     std::string rope_scaling = "{}";                              ///< JSON: Hugging Face's object; {}: config.json's

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "unsloth/memory/plan.h"
-#include "unsloth/ops/gemm_fp8.h"
+#include "unsloth/ops/gemm_coded.h"
 #include "unsloth/ops/paged_attention.h"
-#include "unsloth/spec/fp8_products.h"
+#include "unsloth/spec/coded_products.h"
 #include "unsloth/spec/model_spec.h"
 #include "unsloth/spec/run_plan.h"
 #include "unsloth/weights/layout.h"
@@ -53,7 +53,7 @@ struct Scratch {
     at::Tensor keys_KN, dkeys_KN;  ///< keys and values of all segments, and gradients; undefined where all are own
     at::Tensor all_keys;           ///< flat: those of all ranks of a row, or gradients; undefined where rows are whole
     at::Tensor dropped;            ///< flat, of the largest input; undefined without dropout
-    ops::Fp8Matrix codes;  ///< flat, of the largest input of a base product; undefined where no product reads codes
+    ops::CodedMatrix codes;  ///< flat, of the largest input of a base product; undefined where no product reads codes
 };
 
 /// The lm_head's buffers; n rows have a target.
@@ -66,7 +66,7 @@ struct HeadBuffers {
     at::Tensor logits_CV;          ///< one chunk of rows; of the rank's slice of the vocabulary
     at::Tensor statistics;         ///< fp32: of a chunk's rows in each slice (ops/cross_entropy.h); undefined with one
     at::Tensor lm_head_VD;         ///< expanded; undefined where it lies as its products read it
-    ops::Fp8Matrix codes;          ///< flat: of a chunk's h, then of its logits' gradient; undefined without
+    ops::CodedMatrix codes;        ///< flat: of a chunk's h, then of its logits' gradient; undefined without
     at::Tensor logp_S, slope_S;    ///< fp64, of sequences: an objective's sums and derivatives; as weight_n
     at::Tensor prompt_logp_S;      ///< fp64, of the targets before the sequences' answers; as weight_n
 };
@@ -105,13 +105,13 @@ struct ActivationSizes {
     int64_t adapters = 0;         ///< of generation: that tokens choose among; 0: the only one, if any, is everybody's
     bool training = true;         ///< backward buffers too
     bool dropout = false;
-    bool noise = false;            ///< on the embeddings
-    bool weighs = false;           ///< the objective gives rows of the head weights
-    bool distills = false;         ///< the objective compares with a teacher
-    int64_t teacher_tokens = 0;    ///< that a teacher's file names of each target; 0: there is none
-    spec::Fp8Products fp8{};       ///< products that read codes of their inputs
-    spec::Fp8Products head_fp8{};  ///< those by lm_head
-    bool expands_head = false;     ///< lm_head does not lie as its products read it
+    bool noise = false;                ///< on the embeddings
+    bool weighs = false;               ///< the objective gives rows of the head weights
+    bool distills = false;             ///< the objective compares with a teacher
+    int64_t teacher_tokens = 0;        ///< that a teacher's file names of each target; 0: there is none
+    spec::CodedProducts coded{};       ///< products that read codes of their inputs
+    spec::CodedProducts head_coded{};  ///< those by lm_head
+    bool expands_head = false;         ///< lm_head does not lie as its products read it
     bool trains_embedding = false;
     bool deterministic = false;
 
@@ -124,7 +124,7 @@ struct MovedTensor {
 };
 struct MovedLayer {
     std::deque<MovedTensor> tensors;  ///< they stay where they are: buffers know them by address
-    ops::Fp8Matrix input;             ///< codes of the layer's input, which are moved instead; undefined: they are not
+    ops::CodedMatrix input;           ///< codes of the layer's input, which are moved instead; undefined: they are not
 };
 
 /// The tensors of one micro-batch.

@@ -58,7 +58,7 @@ struct Outputs {
 /// and y, z and the residual have the rows of this rank's slice (contiguous). x_full [T, K+R] with its adapter columns
 /// filled; `codes` of x where w asks for them (Operand::codes).
 void linear_forward(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
-                    const ops::Fp8Matrix& codes, const Outputs& out);
+                    const ops::CodedMatrix& codes, const Outputs& out);
 
 /// DoRA: where the gradients of a group's magnitudes go.
 std::vector<ops::MagnitudeGradient> magnitude_gradients(const GroupContext& c, Group g);
@@ -69,7 +69,7 @@ std::vector<ops::MagnitudeGradient> magnitude_gradients(const GroupContext& c, G
 /// trained bias) to the flat buffer, and writes dx_TK (undefined: not needed), which may be any memory but dy's: where
 /// the group is cut by its outputs, this rank's terms of it, as v's are. `codes` of dy where w asks for them.
 void input_backward(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& dy_full,
-                    const ops::Fp8Matrix& codes, const at::Tensor& u_TR, const at::Tensor& dx_TK);
+                    const ops::CodedMatrix& codes, const at::Tensor& u_TR, const at::Tensor& dx_TK);
 /// Then, from the group's input x and v: adds the gradients of A.
 void adapter_backward(const GroupContext& c, Group g, const at::Tensor& v_TR, const at::Tensor& x_TK);
 /// And from dy those of a trained W.

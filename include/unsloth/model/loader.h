@@ -40,7 +40,7 @@ struct LoadRequest {
     uint64_t seed = 0;               ///< of the adapters' initialisation
     double noise_alpha = 0;          ///< NEFTune's; 0: none
     bool weighs = false;             ///< the objective gives rows of the head weights (model/head_objective.h)
-    spec::Fp8Products fp8{};         ///< of the frozen linears (bf16 runs)
+    spec::CodedProducts coded{};     ///< of the frozen linears (bf16 runs)
     int64_t mantissa_bits = 0;       ///< that frozen linears keep, which lie ready (bf16 runs); 0: all
     bool offload_embedding = false;  ///< the input embeddings of a CUDA run stay in page-locked host memory
     std::optional<std::string> offload_folder;  ///< for weights on the disk that the checkpoint has in another form

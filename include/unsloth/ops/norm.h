@@ -4,16 +4,16 @@
 // contiguous, the others may have any stride. Arithmetic in fp32, results rounded once to the output's dtype.
 #pragma once
 
-#include "unsloth/ops/gemm_fp8.h"
+#include "unsloth/ops/gemm_coded.h"
 
 namespace unsloth::ops {
 
 /// y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + eps).
 /// x_TD and y_TD: compute dtype (y may be a wider buffer's slice); weight_D: fp32 or compute dtype; rstd_T: fp32.
 /// A row whose sum of squares is not finite lowers outcome->first_bad_site to `site` (atomic minimum). `codes` (may be
-/// empty) receive y's, as ops/fp8.h makes them.
+/// empty) receive y's, as ops/coded_rows.h makes them.
 void rms_norm_forward(Context& ctx, const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
-                      const at::Tensor& y_TD, const at::Tensor& rstd_T, Site site = {}, const Fp8Matrix& codes = {});
+                      const at::Tensor& y_TD, const at::Tensor& rstd_T, Site site = {}, const CodedMatrix& codes = {});
 
 /// dx += gradient with respect to x (the residual stream's gradient is accumulated in place; dx_TD in compute dtype,
 /// added in fp32 and rounded once). dweight_D (fp32, may be undefined): += gradient with respect to weight, in a fixed

@@ -1,7 +1,7 @@
 // Rotary position embedding in the half-split ("rotate_half") layout of transformers (Su et al., 2021).
 #pragma once
 
-#include "unsloth/ops/gemm_fp8.h"
+#include "unsloth/ops/gemm_coded.h"
 
 namespace unsloth::ops {
 
@@ -16,8 +16,8 @@ void rope_apply(Context& ctx, const at::Tensor& x_THd, const at::Tensor& cos_Tp,
                 bool backward);
 
 /// rope_apply on the first `heads` heads of x_TC's rows of C / d heads; `codes` (may be empty) receive those of the
-/// whole rows, as ops/fp8.h makes them.
+/// whole rows, as ops/coded_rows.h makes them.
 void rope_apply_rows(Context& ctx, const at::Tensor& x_TC, int64_t heads, const at::Tensor& cos_Tp,
-                     const at::Tensor& sin_Tp, bool backward, const Fp8Matrix& codes = {});
+                     const at::Tensor& sin_Tp, bool backward, const CodedMatrix& codes = {});
 
 }  // namespace unsloth::ops

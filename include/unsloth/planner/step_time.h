@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "unsloth/planner/card.h"
-#include "unsloth/spec/fp8_products.h"
+#include "unsloth/spec/coded_products.h"
 #include "unsloth/spec/model_spec.h"
 #include "unsloth/spec/run_plan.h"
 
@@ -27,18 +27,18 @@ struct Sharing {
 struct StepWork {
     spec::ModelSpec model;  ///< with the rank's slices of the layers
     Sharing sharing;
-    int64_t tokens = 0;              ///< of a micro-batch
-    int64_t longest = 0;             ///< row, of which the tokens may be a part; all are taken to be as long
-    int64_t head_rows = 0;           ///< of a micro-batch, with a target
-    int64_t micro_batches = 1;       ///< of a step
-    int64_t summed_parameters = 0;   ///< that are trained by the ranks that add up gradients
-    int64_t trained_parameters = 0;  ///< that the GPU updates
-    int64_t updated_on_host = 0;     ///< parameters that the ranks of a machine update on its CPUs
-    bool adapters = true;            ///< of low rank, beside the base's products
-    bool in_4bit = false;            ///< the base is expanded for its products where it is not cached
-    spec::Fp8Products fp8{};         ///< of the base
-    spec::Fp8Products head_fp8{};    ///< of lm_head
-    bool has_head = true;            ///< of a pipeline the last stage
+    int64_t tokens = 0;                ///< of a micro-batch
+    int64_t longest = 0;               ///< row, of which the tokens may be a part; all are taken to be as long
+    int64_t head_rows = 0;             ///< of a micro-batch, with a target
+    int64_t micro_batches = 1;         ///< of a step
+    int64_t summed_parameters = 0;     ///< that are trained by the ranks that add up gradients
+    int64_t trained_parameters = 0;    ///< that the GPU updates
+    int64_t updated_on_host = 0;       ///< parameters that the ranks of a machine update on its CPUs
+    bool adapters = true;              ///< of low rank, beside the base's products
+    bool in_4bit = false;              ///< the base is expanded for its products where it is not cached
+    spec::CodedProducts coded{};       ///< of the base
+    spec::CodedProducts head_coded{};  ///< of lm_head
+    bool has_head = true;              ///< of a pipeline the last stage
     bool trains_head = false;
     int64_t row_tile = 0;        ///< tokens of an MLP at a time; 0: all
     bool inputs_in_fp8 = false;  ///< those on the host, made codes and expanded again

@@ -7,7 +7,7 @@
 
 #include "unsloth/formats/load_plan.h"
 #include "unsloth/memory/common_memory.h"
-#include "unsloth/spec/fp8_products.h"
+#include "unsloth/spec/coded_products.h"
 #include "unsloth/spec/run_plan.h"
 #include "unsloth/weights/layer_image.h"
 #include "unsloth/weights/pager.h"
@@ -22,14 +22,14 @@ struct OuterWeights {
         lm_head_VD;  ///< may be embed_VD itself (tied). No matrix in the compute type: to be expanded for a pass
     at::Tensor final_norm_D;  ///< fp32
     /// This rank's rows of lm_head as codes for logits, and their transpose for dx; empty: products read lm_head_VD.
-    ops::Fp8Matrix codes_VD, codes_DV;
+    ops::CodedMatrix codes_VD, codes_DV;
 };
 
 struct BaseRequest {
     at::Device device = at::kCPU;
     at::ScalarType dtype = at::kFloat;          ///< compute type
     formats::HeldTypes held;                    ///< what frozen matrices become on the way in
-    spec::Fp8Products fp8{};                    ///< for which linears are held as codes
+    spec::CodedProducts coded{};                ///< for which linears are held as codes
     int64_t mantissa_bits = 0;                  ///< that layers keep, which lie ready in bf16 (round_mantissa); 0: all
     bool masters = false;                       ///< all of it is trained: compute copies of fp32 masters
     bool reads_values = false;                  ///< passes read what is trained where Parameters::value is
@@ -89,10 +89,10 @@ class BasePlan {
     /// because no product reads them as they lie.
     int64_t expanded_linears() const;
     /// The products that read 8-bit codes of their inputs.
-    spec::Fp8Products fp8() const { return request_.fp8; }
+    spec::CodedProducts coded() const { return request_.coded; }
     /// Those of them by lm_head: none in runs that train nothing, by one that is trained, or whose rows do not fill a
     /// product's operands.
-    spec::Fp8Products head_fp8() const;
+    spec::CodedProducts head_coded() const;
     /// usage Error where mantissas are to be rounded of layers that do not lie expanded: of the plan that is chosen.
     void require_expanded() const;
     /// "nf4 (double quantised)", "bf16", … as the run will hold the linears.
@@ -131,7 +131,7 @@ class BasePlan {
     bool lies_in_tiles(const formats::TensorSource& source) const;
     at::ScalarType matrix_type(const formats::TensorSource& source) const;
     bool has_bias(Group g) const;
-    void require_fp8() const;
+    void require_coded() const;
     void require_resident() const;
     void require_offload_folder() const;
     spec::Place place_of(int64_t layer) const { return request_.layers_at.at(static_cast<std::size_t>(layer)); }

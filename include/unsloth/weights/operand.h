@@ -8,7 +8,7 @@
 #include <variant>
 
 #include "unsloth/ops/dora.h"
-#include "unsloth/ops/gemm_fp8.h"
+#include "unsloth/ops/gemm_coded.h"
 #include "unsloth/ops/nf4_gemm.h"
 #include "unsloth/weights/adapter_margins.h"
 #include "unsloth/weights/layout.h"
@@ -31,12 +31,12 @@ struct TiledBase {
 
 /// e4m3 codes of W by its rows, for the forward product.
 struct CodedBase {
-    ops::Fp8Matrix w_NK;
+    ops::CodedMatrix w_NK;
 };
 
 /// e4m3 codes of W's transpose by its own rows, for dx.
 struct CodedTranspose {
-    ops::Fp8Matrix w_KN;
+    ops::CodedMatrix w_KN;
     at::Tensor a_KR;  ///< A transposed
 };
 
@@ -52,8 +52,8 @@ struct Operand {
 
     /// Where whoever makes the forward product's input, or dx's, puts its codes, [rows, columns] of `scratch`:
     /// operators that take codes make them together with the rows. Empty where the product reads the rows themselves.
-    ops::Fp8Matrix input_codes(const ops::Fp8Matrix& scratch, int64_t rows, int64_t columns) const;
-    ops::Fp8Matrix gradient_codes(const ops::Fp8Matrix& scratch, int64_t rows, int64_t columns) const;
+    ops::CodedMatrix input_codes(const ops::CodedMatrix& scratch, int64_t rows, int64_t columns) const;
+    ops::CodedMatrix gradient_codes(const ops::CodedMatrix& scratch, int64_t rows, int64_t columns) const;
 };
 
 /// The base and its margins in this buffer [N+R, leading], which is zeroed: margins that no module uses stay 0 for
@@ -63,7 +63,7 @@ Operand dense_operand(const GroupLayout& layout, at::Tensor buffer);
 /// One product of a group.
 struct Product {
     at::Tensor input;            ///< forward: [T, K+R] = [x | x·Aᵀ]; backward: [T, N+R] = [dy | dy·sB]
-    ops::Fp8Matrix codes;        ///< of its first K (N) columns, where the operand asks for them
+    ops::CodedMatrix codes;      ///< of its first K (N) columns, where the operand asks for them
     bool adapters = false;       ///< the last R columns take part
     at::Tensor out;              ///< [T, N]; backward [T, K]
     bool bias = true;            ///< the operand's is added. Forward alone

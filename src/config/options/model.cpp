@@ -61,9 +61,9 @@ void declare_model(OptionSet& options, ModelOptions& model) {
     options
         .add_choice(
             "compute_dtype", model.compute_dtype,
-            {{"auto", spec::Fp8Products::none},
-             {"fp8_backward", spec::Fp8Products::dx},
-             {"fp8_both", spec::Fp8Products::both}},
+            {{"auto", spec::CodedProducts::none},
+             {"fp8_backward", spec::CodedProducts::dx},
+             {"fp8_both", spec::CodedProducts::both}},
             "Operands of the frozen base's products: auto: of type dtype; fp8_backward (or fp8): of the gradients of "
             "activations in e4m3, with a scale for each row of activations and of weights, so that a step's loss is "
             "that of auto in passes of as many rows (bfloat16 runs that train a LoRA; one byte a weight more than auto "

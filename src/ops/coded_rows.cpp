@@ -1,4 +1,4 @@
-#include "unsloth/ops/fp8.h"
+#include "unsloth/ops/coded_rows.h"
 
 #include <algorithm>
 #include <cmath>
@@ -27,7 +27,7 @@ float scale_of(float largest) {
     return scale < std::numeric_limits<float>::min() ? std::numeric_limits<float>::min() : scale;
 }
 
-void quantize_rows_cpu(const at::Tensor& x_TC, const Fp8Matrix& out) {
+void quantize_rows_cpu(const at::Tensor& x_TC, const CodedMatrix& out) {
     const cpu::Rows x(x_TC);
     const int64_t columns = x.columns();
     auto* const codes = static_cast<uint8_t*>(out.codes.mutable_data_ptr());
@@ -49,7 +49,7 @@ void quantize_rows_cpu(const at::Tensor& x_TC, const Fp8Matrix& out) {
     });
 }
 
-void dequantize_rows_cpu(const Fp8Matrix& x, const at::Tensor& out_TC) {
+void dequantize_rows_cpu(const CodedMatrix& x, const at::Tensor& out_TC) {
     const cpu::Rows out(out_TC);
     const int64_t columns = out.columns();
     const auto* const codes = static_cast<const uint8_t*>(x.codes.const_data_ptr());
@@ -68,7 +68,7 @@ void dequantize_rows_cpu(const Fp8Matrix& x, const at::Tensor& out_TC) {
 
 #ifdef UNSLOTH_CUDA
 
-kernels::Fp8Rows rows_of(const Fp8Matrix& out) {
+kernels::Fp8Rows rows_of(const CodedMatrix& out) {
     UNSLOTH_CHECK(reinterpret_cast<std::uintptr_t>(out.codes.const_data_ptr()) % 16 == 0,
                   "codes must be aligned to 16 bytes");
     return {static_cast<uint8_t*>(out.codes.mutable_data_ptr()), out.scales.mutable_data_ptr<float>()};
@@ -86,19 +86,19 @@ void check_rows(const char* name, const at::Tensor& x, int64_t columns, int64_t 
 
 }  // namespace
 
-bool fp8_available(at::Device device) {
+bool coded_available(at::Device device) {
     if (device.is_cpu() || is_absent(device)) return true;  // whoever plans for an absent GPU knows the card
 #ifdef UNSLOTH_CUDA
     int major = 0, minor = 0;
     return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index()) == cudaSuccess &&
            cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device.index()) == cudaSuccess &&
-           fp8_serves(major, minor);
+           coded_serves(major, minor);
 #else
     return false;
 #endif
 }
 
-int64_t fp8_longest_row(at::Device device) {
+int64_t coded_longest_row(at::Device device) {
 #ifdef UNSLOTH_CUDA
     if (device.is_cuda()) return kernels::fp8_longest_row;
 #endif
@@ -106,16 +106,16 @@ int64_t fp8_longest_row(at::Device device) {
     return std::numeric_limits<int64_t>::max();
 }
 
-Fp8Matrix fp8_view(const Fp8Matrix& scratch, int64_t rows, int64_t columns) {
+CodedMatrix coded_view(const CodedMatrix& scratch, int64_t rows, int64_t columns) {
     return {scratch.codes.view({-1}).narrow(0, 0, rows * columns).view({rows, columns}),
             scratch.scales.narrow(0, 0, rows)};
 }
 
-void quantize_rows_fp8(Context& ctx, const at::Tensor& x_TC, const Fp8Matrix& out_TC) {
+void quantize_rows(Context& ctx, const at::Tensor& x_TC, const CodedMatrix& out_TC) {
     if (!out_TC.codes.defined()) return;
     const Region region(ctx, "quantize fp8");
     check_matrix(ctx, "x", x_TC);
-    check_fp8(ctx, "codes", out_TC, x_TC.size(0), x_TC.size(1));
+    check_coded(ctx, "codes", out_TC, x_TC.size(0), x_TC.size(1));
     if (!ctx.is_cuda()) return quantize_rows_cpu(x_TC, out_TC);
 #ifdef UNSLOTH_CUDA
     check_rows("x", x_TC, x_TC.size(1), kernels::fp8_longest_read_row);
@@ -123,10 +123,10 @@ void quantize_rows_fp8(Context& ctx, const at::Tensor& x_TC, const Fp8Matrix& ou
 #endif
 }
 
-void dequantize_rows_fp8(Context& ctx, const Fp8Matrix& x_TC, const at::Tensor& out_TC) {
+void dequantize_rows(Context& ctx, const CodedMatrix& x_TC, const at::Tensor& out_TC) {
     const Region region(ctx, "dequantize fp8");
     check_matrix(ctx, "out", out_TC);
-    check_fp8(ctx, "codes", x_TC, out_TC.size(0), out_TC.size(1));
+    check_coded(ctx, "codes", x_TC, out_TC.size(0), out_TC.size(1));
     if (!ctx.is_cuda()) return dequantize_rows_cpu(x_TC, out_TC);
 #ifdef UNSLOTH_CUDA
     check_rows("out", out_TC, out_TC.size(1), kernels::fp8_longest_read_row);
@@ -134,9 +134,9 @@ void dequantize_rows_fp8(Context& ctx, const Fp8Matrix& x_TC, const at::Tensor& 
 #endif
 }
 
-void quantize_columns_fp8(Context& ctx, const at::Tensor& w_NK, const Fp8Matrix& out_KN) {
+void quantize_columns(Context& ctx, const at::Tensor& w_NK, const CodedMatrix& out_KN) {
     check_matrix(ctx, "w", w_NK);
-    check_fp8(ctx, "codes", out_KN, w_NK.size(1), w_NK.size(0));
+    check_coded(ctx, "codes", out_KN, w_NK.size(1), w_NK.size(0));
     if (!ctx.is_cuda()) return quantize_rows_cpu(w_NK.t().contiguous(), out_KN);
 #ifdef UNSLOTH_CUDA
     UNSLOTH_CHECK(w_NK.scalar_type() == at::kBFloat16 &&
@@ -147,11 +147,11 @@ void quantize_columns_fp8(Context& ctx, const at::Tensor& w_NK, const Fp8Matrix&
 #endif
 }
 
-void rms_norm_forward_fp8(Context& ctx, const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
-                          const at::Tensor& y_TD, const at::Tensor& rstd_T, const Fp8Matrix& out_TD, Site site) {
+void rms_norm_forward_coded(Context& ctx, const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
+                            const at::Tensor& y_TD, const at::Tensor& rstd_T, const CodedMatrix& out_TD, Site site) {
     const Region region(ctx, "rms_norm fp8");
     check_matrix(ctx, "x", x_TD);
-    check_fp8(ctx, "codes", out_TD, x_TD.size(0), x_TD.size(1));
+    check_coded(ctx, "codes", out_TD, x_TD.size(0), x_TD.size(1));
     if (!ctx.is_cuda()) {
         const at::Tensor y = y_TD.defined() ? y_TD : at::empty(x_TD.sizes(), x_TD.options());
         rms_norm_forward(ctx, x_TD, weight_D, eps, y, rstd_T, site);
@@ -181,10 +181,10 @@ void rms_norm_forward_fp8(Context& ctx, const at::Tensor& x_TD, const at::Tensor
 #endif
 }
 
-void swiglu_forward_fp8(Context& ctx, const at::Tensor& gu_T2F, const at::Tensor& act_TF, const Fp8Matrix& out_TF) {
+void swiglu_forward_coded(Context& ctx, const at::Tensor& gu_T2F, const at::Tensor& act_TF, const CodedMatrix& out_TF) {
     const Region region(ctx, "swiglu fp8");
     check_matrix(ctx, "gate_up", gu_T2F, -1, 2 * out_TF.codes.size(1));
-    check_fp8(ctx, "codes", out_TF, gu_T2F.size(0), gu_T2F.size(1) / 2);
+    check_coded(ctx, "codes", out_TF, gu_T2F.size(0), gu_T2F.size(1) / 2);
     const int64_t tokens = gu_T2F.size(0), columns = gu_T2F.size(1) / 2;
     if (!ctx.is_cuda()) {
         const at::Tensor act = act_TF.defined() ? act_TF : at::empty({tokens, columns}, gu_T2F.options());
@@ -206,13 +206,13 @@ void swiglu_forward_fp8(Context& ctx, const at::Tensor& gu_T2F, const at::Tensor
 #endif
 }
 
-void swiglu_backward_fp8(Context& ctx, const at::Tensor& dact_TF, const at::Tensor& gu_T2F, const at::Tensor& act_TF,
-                         const Fp8Matrix& out_T2F) {
+void swiglu_backward_coded(Context& ctx, const at::Tensor& dact_TF, const at::Tensor& gu_T2F, const at::Tensor& act_TF,
+                           const CodedMatrix& out_T2F) {
     const Region region(ctx, "swiglu_backward fp8");
     check_matrix(ctx, "dact", dact_TF);
     const int64_t tokens = dact_TF.size(0), columns = dact_TF.size(1);
     check_tensor(ctx, "gate_up", gu_T2F, {tokens, 2 * columns}, dact_TF.scalar_type());
-    check_fp8(ctx, "codes", out_T2F, tokens, 2 * columns);
+    check_coded(ctx, "codes", out_T2F, tokens, 2 * columns);
     if (!ctx.is_cuda()) {
         swiglu_backward(ctx, dact_TF, gu_T2F, act_TF);
         return quantize_rows_cpu(gu_T2F, out_T2F);
@@ -234,11 +234,11 @@ void swiglu_backward_fp8(Context& ctx, const at::Tensor& dact_TF, const at::Tens
 #endif
 }
 
-void rope_apply_fp8(Context& ctx, const at::Tensor& x_TC, int64_t heads, const at::Tensor& cos_Tp,
-                    const at::Tensor& sin_Tp, bool backward, const Fp8Matrix& out_TC) {
+void rope_apply_coded(Context& ctx, const at::Tensor& x_TC, int64_t heads, const at::Tensor& cos_Tp,
+                      const at::Tensor& sin_Tp, bool backward, const CodedMatrix& out_TC) {
     const Region region(ctx, "rope fp8");
     check_matrix(ctx, "x", x_TC);
-    check_fp8(ctx, "codes", out_TC, x_TC.size(0), x_TC.size(1));
+    check_coded(ctx, "codes", out_TC, x_TC.size(0), x_TC.size(1));
     UNSLOTH_CHECK(cos_Tp.dim() == 2, "cos has ", cos_Tp.dim(), " dimensions, expected [T, d / 2]");
     const int64_t tokens = x_TC.size(0), pairs = cos_Tp.size(1), head_dim = 2 * pairs;
     UNSLOTH_CHECK(pairs > 0 && x_TC.size(1) % head_dim == 0 && heads >= 0 && heads * head_dim <= x_TC.size(1), "x has ",

@@ -1,5 +1,5 @@
-// gemm_fp8 on CUDA: our kernel or cuBLASLt, as the table of measurements says.
-#include "ops/gemm_fp8_cuda.h"
+// gemm_coded on CUDA: our kernel or cuBLASLt, as the table of measurements says.
+#include "ops/gemm_coded_cuda.h"
 
 #if UNSLOTH_CUDA
 #include <ATen/cuda/CUDAContext.h>
@@ -32,7 +32,7 @@ Fp8Slot& slot(const Context& ctx) {
     return static_cast<Fp8Slot&>(*slot);
 }
 
-kernels::Fp8GemmCase describe(const GemmFp8& g) {
+kernels::Fp8GemmCase describe(const GemmCoded& g) {
     kernels::Fp8GemmCase p;
     p.m = g.out.size(0);
     p.n = g.out.size(1);
@@ -58,7 +58,7 @@ kernels::Fp8GemmCase describe(const GemmFp8& g) {
     return p;
 }
 
-void with_library(Context& ctx, kernels::Fp8GemmCublasLt& library, const GemmFp8& g, kernels::Fp8GemmCase p) {
+void with_library(Context& ctx, kernels::Fp8GemmCublasLt& library, const GemmCoded& g, kernels::Fp8GemmCase p) {
     if (g.u) {
         gemm(
             ctx,
@@ -74,7 +74,7 @@ void with_library(Context& ctx, kernels::Fp8GemmCublasLt& library, const GemmFp8
 
 }  // namespace
 
-void gemm_fp8_cuda(Context& ctx, const GemmFp8& g) {
+void gemm_coded_cuda(Context& ctx, const GemmCoded& g) {
     Fp8Slot& handles = slot(ctx);
     const kernels::Fp8GemmCase problem = describe(g);
     const Fp8GemmChoice choice = fp8_gemm_choice(*ctx.kernels, problem.m, problem.n, problem.k, problem.rank);

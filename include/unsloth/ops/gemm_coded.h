@@ -9,16 +9,16 @@
 namespace unsloth::ops {
 
 /// A matrix as 8-bit floating codes: value[i, j] = scales[i] * e4m3(codes[i, j]). Empty: both undefined.
-struct Fp8Matrix {
+struct CodedMatrix {
     at::Tensor codes;   ///< [rows, cols] uint8 or float8_e4m3fn, contiguous; no NaN codes
     at::Tensor scales;  ///< [rows] fp32, contiguous
 };
 
 /// out = x w^T + u b^T + residual + bias. Forward of a layer: w holds W's rows; backward: the transpose of W,
 /// quantised by its own rows, is w, and dy is x.
-struct GemmFp8 {
-    Fp8Matrix x;                              ///< [M, K], K a multiple of 16
-    Fp8Matrix w;                              ///< [N, K], N a multiple of 8
+struct GemmCoded {
+    CodedMatrix x;                            ///< [M, K], K a multiple of 16
+    CodedMatrix w;                            ///< [N, K], N a multiple of 8
     at::Tensor out;                           ///< [M, N] bf16, on the CPU also fp32; row stride free
     std::optional<at::Tensor> u = {};         ///< [M, R], out's dtype, row stride free; R a multiple of 8
     std::optional<at::Tensor> b = {};         ///< [N, R] likewise, present when u is
@@ -35,6 +35,6 @@ struct GemmFp8 {
 /// rounding. Addresses and row strides are multiples of 16 bytes on CUDA (those of u, b and residual too).
 /// CheckError otherwise, for mismatched shapes, dtypes or devices, and on a card that has no such product. M
 /// of 0 is allowed.
-void gemm_fp8(Context& ctx, const GemmFp8& args);
+void gemm_coded(Context& ctx, const GemmCoded& args);
 
 }  // namespace unsloth::ops
