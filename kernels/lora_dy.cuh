@@ -186,11 +186,10 @@ struct DyBlock {
 
     /// The gradient will be added to at the end: have it near.
     __device__ __forceinline__ void prefetch_gradient() const {
-        const int bytes = columns * range.rank * 4, part = (bytes + p.cluster - 1) / p.cluster;
-        const char* gradient =
-            reinterpret_cast<const char*>(range.db + static_cast<int64_t>(column_begin) * range.rank);
-        const int begin = static_cast<int>(blockIdx.x) % p.cluster * part, end = min(begin + part, bytes);
-        for (int at = begin + lane * 128; at < end; at += 32 * 128) prefetch_l2(gradient + at);
+        const int floats = columns * range.rank, part = (floats + p.cluster - 1) / p.cluster;
+        const float* gradient = range.db + static_cast<int64_t>(column_begin) * range.rank;
+        const int begin = static_cast<int>(blockIdx.x) % p.cluster * part, end = min(begin + part, floats);
+        for (int at = begin + lane * 32; at < end; at += 32 * 32) prefetch_l2(gradient + at);
     }
 
     /// The consumer's rows of sB as the B operand; they stay in registers.

@@ -74,11 +74,18 @@ LoraPlan lora_plan(const LoraBackward& p, int multiprocessors) {
         return {.tile = narrow, .cluster = static_cast<int>(power_of_two_within(most)), .splits = 1};
     }
     // One block a multiprocessor: wide strips, so that v has few parts; pairs of blocks, which every part of the chip
-    // can place, halve dB's. A power of two measured better than the last multiprocessor's use.
+    // can place, halve dB's. A power of two measured better than the last multiprocessor's use; where it would leave a
+    // third of them idle, three blocks or more pairs.
     const int wide = widest > 16 ? narrow : strips(1024) > 16 ? 2 : 3;
-    const int64_t blocks =
-        power_of_two_within(std::max<int64_t>(multiprocessors / strips(std::min(256 << wide, 1024)), 2));
-    const int64_t within = std::min(blocks, power_of_two_within(steps)), cluster = within <= 4 ? within : 2;
+    const int64_t count = strips(std::min(256 << wide, 1024));
+    const int64_t most = std::max<int64_t>(multiprocessors / count, 2);
+    int64_t blocks = power_of_two_within(most);
+    const int64_t places = (blocks * count + multiprocessors - 1) / multiprocessors * multiprocessors;
+    if (3 * blocks * count <= 2 * places) blocks = most <= 3 ? 3 : most / 2 * 2;
+    const int64_t within = std::min(blocks, power_of_two_within(steps));
+    // A part of the chip has 16 multiprocessors or 18: all have room for five clusters of three in 16.
+    const bool alone = within == 3 && 16 * count > 5 * places;
+    const int64_t cluster = alone ? 1 : within <= 4 ? within : 2;
     return {.tile = wide, .cluster = static_cast<int>(cluster), .splits = static_cast<int>(within / cluster)};
 }
 

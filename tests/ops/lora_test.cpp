@@ -4,6 +4,9 @@
 #include "src/ops/lora_cuda.h"
 #include "unsloth/core/error.h"
 #include "unsloth/spec/kernel_table.h"
+#if UNSLOTH_CUDA
+#include "kernels/lora_gemm.h"
+#endif
 
 namespace unsloth {
 namespace {
@@ -56,6 +59,34 @@ TEST(Lora, OurKernelsRunWhereABlockHasTheSharedMemory) {
     EXPECT_FALSE(ops::lora_runs_on(12, 99 * 1024)) << "RTX 5090";
     EXPECT_FALSE(ops::lora_runs_on(8, 163 * 1024)) << "A100";
     EXPECT_FALSE(ops::lora_runs_on(8, 99 * 1024)) << "RTX 4090";
+}
+
+kernels::LoraPlan plan_of(const std::vector<int64_t>& outputs, int64_t r, int multiprocessors) {
+    kernels::LoraBackward p;
+    p.tokens = 16384;
+    for (const int64_t n : outputs) p.parts[p.part_count++] = {.n = n, .r = r, .rank = r};
+    return kernels::lora_plan(p, multiprocessors);
+}
+
+TEST(Lora, PlansOfManyTokensUseTheCard) {
+    const auto of_h100 = [](const std::vector<int64_t>& outputs, int64_t r) {
+        const kernels::LoraPlan plan = plan_of(outputs, r, 132);
+        return std::pair{plan.cluster, plan.splits};
+    };
+    EXPECT_EQ(of_h100({14336, 14336}, 16), std::pair(4, 1)) << "28 strips, 112 blocks";
+    EXPECT_EQ(of_h100({4096, 1024, 1024}, 16), std::pair(2, 8)) << "6 strips, 96 blocks";
+    EXPECT_EQ(of_h100({18944, 18944}, 16), std::pair(3, 1)) << "38 strips, 114 blocks";
+    EXPECT_EQ(of_h100({11008, 11008}, 16), std::pair(2, 3)) << "22 strips, 132 blocks";
+    EXPECT_EQ(of_h100({11008, 11008}, 32), std::pair(1, 3)) << "44 strips, 132 blocks";
+    EXPECT_EQ(of_h100({18944, 18944}, 32), std::pair(3, 1)) << "74 strips, 222 blocks in two turns";
+    for (const int multiprocessors : {78, 114, 132, 148}) {
+        for (int64_t strips = 1; strips <= 300; ++strips) {
+            const kernels::LoraPlan plan = plan_of({strips * 1024}, 16, multiprocessors);
+            const int64_t blocks = strips * plan.cluster * plan.splits;
+            const int64_t places = (blocks + multiprocessors - 1) / multiprocessors * multiprocessors;
+            EXPECT_GT(3 * blocks, 2 * places) << strips << " strips on " << multiprocessors;
+        }
+    }
 }
 #endif
 
