@@ -17,6 +17,11 @@
 namespace unsloth::memory {
 
 Arena::Arena(Plan plan, at::Device device) : plan_(std::move(plan)) {
+#ifdef UNSLOTH_CUDA
+    // In part of a larger block that LibTorch keeps of a model before, it would hold the rest from whoever needs it
+    // whole.
+    if (device.is_cuda()) c10::cuda::CUDACachingAllocator::emptyCache();
+#endif
     try {
         slab_ =
             at::empty({std::max<int64_t>(plan_.total_bytes(), 1)}, at::TensorOptions().dtype(at::kByte).device(device));
