@@ -4,12 +4,9 @@
 
 #include <cuda_fp8.h>
 
-#include "kernels/common/device.cuh"
+#include "kernels/row_makers.cuh"
 
 namespace unsloth::kernels {
-
-inline constexpr int fp8_width = 8;  ///< bf16 in 16 bytes; their codes take 8
-using Bf16x8 = Pack<__nv_bfloat16, fp8_width>;
 
 /// include/unsloth/ops/fp8.h's rule. Anything that is not finite stays so.
 __device__ __forceinline__ float fp8_scale(float amax) {
@@ -24,9 +21,9 @@ __device__ __forceinline__ float fp8_inverse(float scale) {
 }
 
 __device__ __forceinline__ uint2 fp8_encode(const Bf16x8& values, float inverse) {
-    uint32_t pairs[fp8_width / 2];
+    uint32_t pairs[pack_width / 2];
 #pragma unroll
-    for (int i = 0; i < fp8_width / 2; ++i) {
+    for (int i = 0; i < pack_width / 2; ++i) {
         const float2 pair = {to_float(values.v[2 * i]) * inverse, to_float(values.v[2 * i + 1]) * inverse};
         pairs[i] = __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3);
     }
@@ -37,20 +34,11 @@ __device__ __forceinline__ Bf16x8 fp8_decode(const uint2& codes, float scale) {
     Bf16x8 values;
     const uint32_t words[2] = {codes.x, codes.y};
 #pragma unroll
-    for (int i = 0; i < fp8_width; ++i) {
+    for (int i = 0; i < pack_width; ++i) {
         const auto code = static_cast<__nv_fp8_storage_t>(words[i / 4] >> (8 * (i % 4)));
         values.v[i] = __float2bfloat16_rn(__half2float(__half(__nv_cvt_fp8_to_halfraw(code, __NV_E4M3))) * scale);
     }
     return values;
-}
-
-/// Magnitudes of bf16 compare as their bits do, infinity and not-a-number above the others: `amax` (two of 16 bits)
-/// with those of `values`.
-__device__ __forceinline__ uint32_t fp8_amax(uint32_t amax, const Bf16x8& values) {
-    const auto* pairs = reinterpret_cast<const uint32_t*>(values.v);
-#pragma unroll
-    for (int i = 0; i < fp8_width / 2; ++i) amax = __vmaxu2(amax, pairs[i] & 0x7FFF7FFFu);
-    return amax;
 }
 
 }  // namespace unsloth::kernels

@@ -8,8 +8,7 @@ namespace unsloth::kernels {
 
 namespace {
 
-using Bf16 = __nv_bfloat16;
-constexpr int width = fp8_width;
+constexpr int width = pack_width;
 constexpr int lanes = 32;  // of a block along columns, a pack each
 constexpr int amax_rows = 8;
 constexpr int amax_turns = 32;  // rows that a thread sees

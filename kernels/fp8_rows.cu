@@ -7,143 +7,13 @@
 #include "kernels/common/launch.h"
 #include "kernels/fp8.cuh"
 #include "kernels/fp8_rows.h"
-#include "kernels/norm_rows.cuh"
-#include "kernels/swiglu_math.cuh"
+#include "kernels/row_makers.cuh"
 
 namespace unsloth::kernels {
 
 namespace {
 
-using Bf16 = __nv_bfloat16;
-constexpr int width = fp8_width;
-
-// What makes a row. A row consists of units; a thread makes `segments` packs of 8 values from the `inputs`
-// 16-byte packs of a unit, and stores their bf16 form itself.
-
-struct CopiedRows {
-    static constexpr int inputs = 1, segments = 1;
-    static constexpr bool normalises = false;
-    ConstMatrix x;
-
-    __device__ const Bf16* input(uint32_t row, int unit, int) const {
-        return static_cast<const Bf16*>(x.data) + row * x.stride + unit * width;
-    }
-    __device__ int column(int unit, int) const { return unit * width; }
-    __device__ void make(uint32_t, int, const Bf16x8 (&in)[1], float, Bf16x8 (&made)[1]) const { made[0] = in[0]; }
-};
-
-struct NormalisedRows {
-    static constexpr int inputs = 1, segments = 1;
-    static constexpr bool normalises = true;
-    NormForward p;
-
-    __device__ const Bf16* input(uint32_t row, int unit, int) const {
-        return static_cast<const Bf16*>(p.x.data) + row * p.x.token_stride + unit * width;
-    }
-    __device__ int column(int unit, int) const { return unit * width; }
-    /// 1 / root mean square.
-    __device__ float factor(uint32_t row, float squares) const {
-        const float inv_columns = 1.f / static_cast<float>(p.shape.columns);
-        const float rstd = rsqrtf(squares * inv_columns + p.eps);
-        if (threadIdx.x == 0) {
-            p.rstd[row] = rstd;
-            if (!isfinite(squares)) report(p.site);
-        }
-        return rstd;
-    }
-    __device__ void make(uint32_t row, int unit, const Bf16x8 (&in)[1], float rstd, Bf16x8 (&made)[1]) const {
-        float weight[width];
-        load_weight<Bf16>(p.weight, p.shape.weight_type, unit * width, weight);
-#pragma unroll
-        for (int k = 0; k < width; ++k) made[0].v[k] = from_float<Bf16>(to_float(in[0].v[k]) * rstd * weight[k]);
-        if (p.y.data != nullptr)
-            store_pack(static_cast<Bf16*>(p.y.data) + row * p.y.token_stride + unit * width, made[0]);
-    }
-};
-
-struct SwigluRows {
-    static constexpr int inputs = 2, segments = 1;
-    static constexpr bool normalises = false;
-    SwigluForward p;
-
-    __device__ const Bf16* input(uint32_t row, int unit, int i) const {
-        return static_cast<const Bf16*>(p.gate_up.data) + row * p.gate_up.stride + i * p.columns + unit * width;
-    }
-    __device__ int column(int unit, int) const { return unit * width; }
-    __device__ void make(uint32_t row, int unit, const Bf16x8 (&in)[2], float, Bf16x8 (&made)[1]) const {
-#pragma unroll
-        for (int k = 0; k < width; ++k)
-            made[0].v[k] = from_float<Bf16>(swiglu(to_float(in[0].v[k]), to_float(in[1].v[k])));
-        if (p.act.data != nullptr)
-            store_pack(static_cast<Bf16*>(p.act.data) + row * p.act.stride + unit * width, made[0]);
-    }
-};
-
-struct SwigluGradientRows {
-    static constexpr int inputs = 3, segments = 2;
-    static constexpr bool normalises = false;
-    SwigluBackward p;
-
-    __device__ const Bf16* input(uint32_t row, int unit, int i) const {
-        if (i == 2) return static_cast<const Bf16*>(p.dact.data) + row * p.dact.stride + unit * width;
-        return gate_up(row, unit) + i * p.columns;
-    }
-    __device__ Bf16* gate_up(uint32_t row, int unit) const {
-        return static_cast<Bf16*>(p.gate_up.data) + row * p.gate_up.stride + unit * width;
-    }
-    __device__ int column(int unit, int s) const { return s * static_cast<int>(p.columns) + unit * width; }
-    __device__ void make(uint32_t row, int unit, const Bf16x8 (&in)[3], float, Bf16x8 (&made)[2]) const {
-        Bf16x8 act;
-#pragma unroll
-        for (int k = 0; k < width; ++k) {
-            const SwigluGradients g =
-                swiglu_gradients(to_float(in[2].v[k]), to_float(in[0].v[k]), to_float(in[1].v[k]));
-            made[0].v[k] = from_float<Bf16>(g.gate);
-            made[1].v[k] = from_float<Bf16>(g.up);
-            act.v[k] = from_float<Bf16>(g.act);
-        }
-        store_pack(gate_up(row, unit), made[0]);
-        store_pack(gate_up(row, unit) + p.columns, made[1]);
-        if (p.act.data != nullptr) store_pack(static_cast<Bf16*>(p.act.data) + row * p.act.stride + unit * width, act);
-    }
-};
-
-/// A unit is a pack of pairs of one head: 8 values of its first half, and those of the second that turn with
-/// them.
-struct RotatedRows {
-    static constexpr int inputs = 2, segments = 2;
-    static constexpr bool normalises = false;
-    RopeApply p;
-    int packs_of_half = 0;  ///< pairs / 8
-
-    __device__ int column(int unit, int s) const {
-        const int head = unit / packs_of_half, pack = unit - head * packs_of_half;
-        return (2 * head + s) * static_cast<int>(p.pairs) + pack * width;
-    }
-    __device__ const Bf16* input(uint32_t row, int unit, int i) const {
-        return static_cast<const Bf16*>(p.x.data) + row * p.x.token_stride + column(unit, i);
-    }
-    __device__ void make(uint32_t row, int unit, const Bf16x8 (&in)[2], float, Bf16x8 (&made)[2]) const {
-        if (unit >= p.heads * packs_of_half) {  // a head that is not turned
-            made[0] = in[0];
-            made[1] = in[1];
-            return;
-        }
-        const int64_t pair = row * p.pairs + unit % packs_of_half * width;
-        const Pack<float, width> cos = load_pack<width>(p.cos + pair);
-        Pack<float, width> sin = load_pack<width>(p.sin + pair);
-#pragma unroll
-        for (int k = 0; k < width; ++k) {
-            if (p.backward) sin.v[k] = -sin.v[k];
-            const float x1 = to_float(in[0].v[k]), x2 = to_float(in[1].v[k]);
-            made[0].v[k] = from_float<Bf16>(x1 * cos.v[k] - x2 * sin.v[k]);
-            made[1].v[k] = from_float<Bf16>(x2 * cos.v[k] + x1 * sin.v[k]);
-        }
-        Bf16* x = static_cast<Bf16*>(p.x.data) + row * p.x.token_stride;
-        store_pack(x + column(unit, 0), made[0]);
-        store_pack(x + column(unit, 1), made[1]);
-    }
-};
+constexpr int width = pack_width;
 
 /// The largest over the block of both halves of `amax`. `shared`: 32 words that nothing else used.
 __device__ __forceinline__ float block_amax(uint32_t amax, uint32_t* shared) {
@@ -160,12 +30,6 @@ constexpr int64_t longest_of_four = fp8_longest_row / 2;
 template <class Maker, int kUnits>
 inline constexpr int most_threads =
     kUnits <= 2 ? 512 : static_cast<int>(fp8_longest_row) / (width * 8 * Maker::segments);
-
-template <class Maker>
-__device__ __forceinline__ void load_unit(const Maker& maker, uint32_t row, int unit, Bf16x8 (&in)[Maker::inputs]) {
-#pragma unroll
-    for (int i = 0; i < Maker::inputs; ++i) in[i] = load_pack<width>(maker.input(row, unit, i));
-}
 
 /// Unit i of a thread is i * blockDim.x + threadIdx.x.
 template <class Maker, int kUnits>
@@ -204,7 +68,7 @@ __global__ void __launch_bounds__(most_threads<Maker, kUnits>, kUnits == 4 && Ma
             if constexpr (!kept) load_unit(maker, row, unit, inputs);
             maker.make(row, unit, inputs, factor, made[i]);
 #pragma unroll
-            for (int s = 0; s < Maker::segments; ++s) amax = fp8_amax(amax, made[i][s]);
+            for (int s = 0; s < Maker::segments; ++s) amax = pack_amax(amax, made[i][s]);
         }
     }
     const float scale = fp8_scale(block_amax(amax, amax_of_warps));
@@ -265,7 +129,7 @@ __global__ void __launch_bounds__(long_row_threads, 1)
             if (pack < packs) loaded[i] = load_pack<width>(values + pack * width);
         }
 #pragma unroll
-        for (int i = 0; i < packs_in_flight; ++i) amax = fp8_amax(amax, loaded[i]);
+        for (int i = 0; i < packs_in_flight; ++i) amax = pack_amax(amax, loaded[i]);
     }
     const float scale = fp8_scale(block_amax(amax, amax_of_warps));
     const float inverse = fp8_inverse(scale);

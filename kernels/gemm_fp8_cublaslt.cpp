@@ -18,7 +18,7 @@ struct Key {
     auto operator<=>(const Key&) const = default;
 };
 
-std::string describe(const Fp8GemmCase& p) {
+std::string describe(const CodedGemmCase& p) {
     return cat("e4m3 [", p.m, " x ", p.k, "] x [", p.k, " x ", p.n, "], row strides of the results ", p.y_stride, ", ",
                p.residual_stride, p.bias ? " with bias" : "", p.residual ? " accumulating" : "");
 }
@@ -29,7 +29,7 @@ struct Plan {
     cublasLtMatmulAlgo_t algorithm;
     int64_t workspace = 0;
 
-    Plan(cublasLtHandle_t handle, const Fp8GemmCase& p, const Key& key) {
+    Plan(cublasLtHandle_t handle, const CodedGemmCase& p, const Key& key) {
         product.set(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
         product.set(CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N);
         product.set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F);
@@ -52,7 +52,7 @@ struct Plan {
     }
 
     /// The descriptor holds addresses of scales and bias.
-    void point_to(const Fp8GemmCase& p) {
+    void point_to(const CodedGemmCase& p) {
         product.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(p.sw));
         product.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(p.sx));
         if (p.bias) product.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
@@ -74,7 +74,7 @@ Fp8GemmCublasLt::~Fp8GemmCublasLt() {
     if (impl_->handle) cublasLtDestroy(impl_->handle);
 }
 
-void Fp8GemmCublasLt::run(const Fp8GemmCase& p, bool fast_accumulation, void* workspace, int64_t workspace_bytes,
+void Fp8GemmCublasLt::run(const CodedGemmCase& p, bool fast_accumulation, void* workspace, int64_t workspace_bytes,
                           void* stream) {
     UNSLOTH_CHECK(p.rank == 0, "the library's e4m3 product has no tail, rank is ", p.rank);
     for (const void* pointer : {p.x, p.w, static_cast<const void*>(p.y), p.residual ? p.residual : p.y})

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "kernels/fp8_gemm.h"
+#include "kernels/coded_gemm.h"
 
 namespace unsloth::kernels {
 
@@ -21,7 +21,7 @@ class Fp8GemmCublasLt {
     /// residual). `fast_accumulation`: sums stay in the tensor cores' accumulators; otherwise they move to
     /// fp32 at intervals, at 8 to 20 % of the speed. CheckError when cuBLASLt has no algorithm (before Ada;
     /// addresses or strides not multiples of 16 bytes); runtime Error when a call fails.
-    void run(const Fp8GemmCase& problem, bool fast_accumulation, void* workspace, int64_t workspace_bytes,
+    void run(const CodedGemmCase& problem, bool fast_accumulation, void* workspace, int64_t workspace_bytes,
              void* stream);
 
   private:

@@ -17,9 +17,9 @@ constexpr int key_threads = 256;
 /// A thread's part of a head of a token.
 template <int D>
 struct HeadPart {
-    static constexpr int lanes = D / fp8_width;
+    static constexpr int lanes = D / pack_width;
     const int64_t item = (int64_t{blockIdx.x} * key_threads + threadIdx.x) / lanes;
-    const int column = static_cast<int>(threadIdx.x) % lanes * fp8_width;
+    const int column = static_cast<int>(threadIdx.x) % lanes * pack_width;
 };
 
 __device__ __forceinline__ uint8_t* exponent_of(const KeyCodes& c, int64_t place, int head) {
@@ -36,8 +36,8 @@ __global__ void __launch_bounds__(key_threads)
     const int head = static_cast<int>(part.item % to.heads);
     __nv_bfloat16* const values_at = static_cast<__nv_bfloat16*>(kv.data) + token * kv.stride + head * D + part.column;
     Bf16x8 values = {};
-    if (there) values = load_pack<fp8_width>(values_at);
-    uint32_t amax = fp8_amax(0, values);
+    if (there) values = load_pack<pack_width>(values_at);
+    uint32_t amax = pack_amax(0, values);
     amax = max(amax & 0xFFFFu, amax >> 16);
 #pragma unroll
     for (int offset = HeadPart<D>::lanes / 2; offset > 0; offset /= 2)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Shows that bf16 learns what fp32 learns: trains an 82 M Llama from scratch (finetuning_type full) in both, then a QLoRA adapter
 # on the result in both, on the example's text, and compares the losses step by step. Then the same base with outlier channels:
-# QLoRA with the base's products in fp8 (both ways, and backward alone) and in bf16.
+# QLoRA with the base's products in fp8 (both ways, and backward alone), in int8 and in bf16.
 #     scripts/parity.sh BINARY OUT [STEPS]
 # BINARY may be a wrapped command ("scripts/run_with_torch.sh .../unsloth-train"). Needs a GPU to take minutes, not hours.
 set -euo pipefail
@@ -25,10 +25,10 @@ for dtype in float32 bfloat16; do
         --template alpaca --max_steps $((steps / 4)) --learning_rate 5e-4 --warmup_steps 10 --eval_file examples/legal/heldout.jsonl \
         --output_dir "$out/qlora-$dtype" --overwrite_output_dir true
 done
-# fp8 against bf16 on the same base with outlier channels (16-bit: in NF4 the small columns that read an outlier would become zero).
+# 8 bit against bf16 on the same base with outlier channels (16-bit: in NF4 the small columns that read an outlier would become zero).
 [ -d "$out/outliers" ] || python3 scripts/outlier_channels.py "$out/full-float32" "$out/outliers"
 # Twice: on the corpus, and on the few hundred rows of the example, which that many steps learn by heart.
-for compute in auto fp8_both fp8_backward; do
+for compute in auto fp8_both fp8_backward int8; do
     fp8=("${run[@]}" "${common[@]}" --model.path "$out/outliers" --load_in_4bit false --dtype bfloat16 --compute_dtype $compute
          --max_steps "$steps" --learning_rate 5e-4 --warmup_steps 10)
     "${fp8[@]}" --output_dir "$out/corpus-$compute" --overwrite_output_dir true
@@ -44,7 +44,8 @@ def read(name):
 for kind, first, second in (("full", "full-float32", "full-bfloat16"), ("qlora", "qlora-float32", "qlora-bfloat16"),
                             ("fp8_both corpus", "corpus-auto", "corpus-fp8_both"), ("fp8_both rows", "rows-auto", "rows-fp8_both"),
                             ("fp8_backward corpus", "corpus-auto", "corpus-fp8_backward"),
-                            ("fp8_backward rows", "rows-auto", "rows-fp8_backward")):
+                            ("fp8_backward rows", "rows-auto", "rows-fp8_backward"),
+                            ("int8 corpus", "corpus-auto", "corpus-int8"), ("int8 rows", "rows-auto", "rows-int8")):
     (a, ea), (b, eb) = read(first), read(second)
     tail = max(1, len(a) // 10)
     mean = lambda v: sum(v) / len(v)

@@ -73,6 +73,11 @@ __device__ __forceinline__ void fence_accumulators(float (&d)[Count]) {
 #pragma unroll
     for (int i = 0; i < Count; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
+template <int Count>
+__device__ __forceinline__ void fence_accumulators(int (&d)[Count]) {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) asm volatile("" : "+r"(d[i])::"memory");
+}
 
 /// Descriptor of a K-major operand in shared memory: rows of 32, 64 or 128 bytes, swizzled by as many, 8 rows after
 /// one another. Along K one advances by adding bytes / 16 (2 for one instruction's 32 bytes). `address` is a multiple
@@ -152,7 +157,35 @@ UNSLOTH_WGMMA(128, 64, "%64", "%65", "%66", "%67", "%68", "%69")
 UNSLOTH_WGMMA(192, 96, "%96", "%97", "%98", "%99", "%100", "%101")
 UNSLOTH_WGMMA(256, 128, "%128", "%129", "%130", "%131", "%132", "%133")
 
+// The same of int8 operands, whose sums are int32.
+#define UNSLOTH_I4(i) "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3])
+#define UNSLOTH_I16(i) UNSLOTH_I4(i), UNSLOTH_I4(i + 4), UNSLOTH_I4(i + 8), UNSLOTH_I4(i + 12)
+#define UNSLOTH_I64 UNSLOTH_I16(0), UNSLOTH_I16(16), UNSLOTH_I16(32), UNSLOTH_I16(48)
+#define UNSLOTH_I96 UNSLOTH_I64, UNSLOTH_I16(64), UNSLOTH_I16(80)
+
+template <int N>
+struct WgmmaInt8;
+
+#define UNSLOTH_WGMMA_INT8(n, registers, o0, o1, o2)                                                               \
+    template <>                                                                                                    \
+    struct WgmmaInt8<n> {                                                                                          \
+        static __device__ __forceinline__ void ss(int (&d)[registers], uint64_t a, uint64_t b, int accumulate) {   \
+            asm volatile("{\n.reg .pred more;\nsetp.ne.b32 more, " o2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n \
+                         "k32.s32.s8.s8 {" UNSLOTH_NUMBERS_##registers "}, " o0 ", " o1 ", more;\n}"               \
+                         : UNSLOTH_I##registers                                                                    \
+                         : "l"(a), "l"(b), "r"(accumulate));                                                       \
+        }                                                                                                          \
+    };
+
+UNSLOTH_WGMMA_INT8(128, 64, "%64", "%65", "%66")
+UNSLOTH_WGMMA_INT8(192, 96, "%96", "%97", "%98")
+
 #undef UNSLOTH_WGMMA
+#undef UNSLOTH_WGMMA_INT8
+#undef UNSLOTH_I16
+#undef UNSLOTH_I4
+#undef UNSLOTH_I64
+#undef UNSLOTH_I96
 #undef UNSLOTH_D128
 #undef UNSLOTH_D16
 #undef UNSLOTH_D16_AT

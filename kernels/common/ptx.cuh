@@ -181,6 +181,11 @@ __device__ __forceinline__ void named_barrier_sync(int index, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(index), "r"(threads) : "memory");
     hold_up();
 }
+/// Counts this warp's threads among the `threads` without waiting for the others.
+__device__ __forceinline__ void named_barrier_arrive(int index, int threads) {
+    hold_up();
+    asm volatile("bar.arrive %0, %1;" ::"r"(index), "r"(threads) : "memory");
+}
 
 // ---- programmatic dependent launch (sm_90)
 

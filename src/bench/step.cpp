@@ -93,21 +93,22 @@ struct Ceilings {
     double compute = 0, base = 0;
 };
 
-Ceilings measure_ceilings(ops::Context& ctx, at::ScalarType dtype, bool fp8) {
+Ceilings measure_ceilings(ops::Context& ctx, at::ScalarType dtype, spec::Codes kind) {
     const int64_t n = ctx.is_cuda() ? 8192 : 1024;
     const auto options = at::TensorOptions().dtype(dtype).device(ctx.device());
     const at::Tensor a = at::randn({n, n}, options), b = at::randn({n, n}, options), c = at::empty({n, n}, options);
     Ceilings rates;
     rates.compute = rates.base =
         measure_rate(ctx, n, [&] { ops::gemm(ctx, {.a = a, .b = b, .out = c, .transpose_b = true}); });
-    if (!fp8) return rates;
-    const auto codes = [&](const at::Tensor& x) {
-        const ops::CodedMatrix out{at::empty({n, n}, options.dtype(at::kFloat8_e4m3fn)),
-                                   at::empty({n}, options.dtype(at::kFloat))};
-        ops::quantize_rows(ctx, x, out);
-        return out;
-    };
-    const ops::CodedMatrix a8 = codes(a), b8 = codes(b);
+    if (kind == spec::Codes::none) return rates;
+    const at::ScalarType type = ops::type_of(kind);
+    const ops::CodedMatrix scratch{at::empty({n * n}, options.dtype(at::kByte)),
+                                   at::empty({ops::scales_of(kind, n, n)}, options.dtype(at::kFloat))},
+        a8 = ops::coded_view(scratch, n, n, type),
+        b8{at::empty({n, n}, options.dtype(type)), at::empty({n}, options.dtype(at::kFloat)),
+           kind == spec::Codes::int8 ? at::empty({n}, options.dtype(at::kBFloat16)) : at::Tensor()};
+    ops::quantize_rows(ctx, a, a8);
+    ops::quantize_rows(ctx, b, b8);
     rates.base = measure_rate(ctx, n, [&] { ops::gemm_coded(ctx, {.x = a8, .w = b8, .out = c}); });
     return rates;
 }
@@ -174,17 +175,17 @@ config::BenchResult bench_step(const config::LoadedConfig& loaded, const config:
     if (const std::string& trace = loaded.config.logging.profile; !trace.empty())
         ops::profile(ctx, trace, [&] { timer.run(1); });
     const int64_t peak = device.is_cuda() ? memory::peak_allocated_bytes(device) : plan.total_bytes();
-    const Ceilings rates = measure_ceilings(ctx, load.dtype, any(load.coded));
+    const Ceilings rates = measure_ceilings(ctx, load.dtype, dx_codes(load.coded));
     const double ms = times.ms;
     const auto cached = std::count_if(load.run.layers.begin(), load.run.layers.end(),
                                       [](const spec::LayerPlan& layer) { return layer.cached; });
     const StepOperations operations = count_operations(spec, lengths, load.run);
     const auto rate = [&](bool fp8) { return fp8 ? rates.base : rates.compute; };
-    const double floor_ms =
-        1000 * static_cast<double>(request.accumulate) *
-        (operations.forward / rate(forward_coded(load.coded)) + operations.dx / rates.base +
-         operations.head / 2 / rate(forward_coded(load.sizes.head_coded)) +
-         operations.head / 2 / rate(dx_coded(load.sizes.head_coded)) + operations.attention / rates.compute);
+    const double floor_ms = 1000 * static_cast<double>(request.accumulate) *
+                            (operations.forward / rate(forward_coded(load.coded)) + operations.dx / rates.base +
+                             operations.head / 2 / rate(forward_coded(load.sizes.head_coded)) +
+                             operations.head / 2 / rate(head_dx_codes(load.sizes.head_coded) != spec::Codes::none) +
+                             operations.attention / rates.compute);
     const std::string places = train::describe_places(plan);
     const char* const computes = any(load.coded) ? name_of(load.coded) : name_of(loaded.config.model.dtype);
     const auto gib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); };

@@ -182,11 +182,11 @@ void tune_gemms(Tuner& tuner, BenchedModel& benched, const weights::LayerLayout&
             if (!dx_coded(request.coded) || !product.name.ends_with(" dx")) settle(product);
         });
     const spec::CodedProducts head = request.sizes.head_coded;
-    for_each_head_product(benched.spec(), ctx.device(), request.dtype, request.sizes.head_rows,
-                          [&](const Product& product) {
-                              if (product.name.ends_with(" dx") ? !dx_coded(head) : !forward_coded(head))
-                                  settle(product);
-                          });
+    for_each_head_product(
+        benched.spec(), ctx.device(), request.dtype, request.sizes.head_rows, [&](const Product& product) {
+            if (product.name.ends_with(" dx") ? head_dx_codes(head) == spec::Codes::none : !forward_coded(head))
+                settle(product);
+        });
 }
 
 /// What runs now for `key`, as a choice for it alone; the library's where the table says nothing.
@@ -202,7 +202,7 @@ void tune_fp8(Tuner& tuner, BenchedModel& benched, const weights::LayerLayout& l
     const auto settle = [&](const char* name, spec::CodedProducts in_fp8, int64_t m, int64_t n, int64_t k,
                             int64_t rank) {
         for (const bool forward : {true, false}) {
-            if (forward ? !forward_coded(in_fp8) : !dx_coded(in_fp8)) continue;
+            if ((forward ? forward_codes(in_fp8) : dx_codes(in_fp8)) != spec::Codes::e4m3) continue;
             spec::KernelChoice choice{.op = Operator::gemm_fp8,
                                       .tokens = rows_like(m),
                                       .n = only(forward ? n : k),

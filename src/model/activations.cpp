@@ -7,6 +7,7 @@
 #include "model/workspace.h"
 #include "unsloth/core/error.h"
 #include "unsloth/model/decoder_layer.h"
+#include "unsloth/ops/coded_rows.h"
 
 namespace unsloth::model {
 namespace {
@@ -273,9 +274,15 @@ class Lister {
             const int64_t columns = std::max(inputs ? widest : 0, gradients ? layout_[Group::qkv].n : 0),
                           columns_of_tile = std::max(spec_.hidden_size, (gradients ? 2 : 1) * spec_.intermediate_size);
             const uint8_t phases = inputs ? layers : uint8_t{memory::backward};
-            add({"scratch", "fp8 codes", {std::max(t * columns, tile * columns_of_tile)}, at::kFloat8_e4m3fn, phases},
+            const spec::Codes codes = dx_codes(sizes_.coded);
+            add({"scratch", "codes", {std::max(t * columns, tile * columns_of_tile)}, at::kByte, phases},
                 s.codes.codes);
-            add({"scratch", "fp8 scales", {t}, at::kFloat, phases}, s.codes.scales);
+            add({"scratch",
+                 "scales of codes",
+                 {std::max(ops::scales_of(codes, t, columns), ops::scales_of(codes, tile, columns_of_tile))},
+                 at::kFloat,
+                 phases},
+                s.codes.scales);
         }
         const c10::SmallVector<int64_t, 2> keys{sizes_.keys, 2 * spec_.kv_size()};
         const char* const group = sizes_.all_keys > 0 ? "keys and values of all ranks" : "scratch";
@@ -310,14 +317,25 @@ class Lister {
             add({"lm_head", "sequences' slopes", {sizes_.segments}, at::kDouble, phase}, h.slope_S);
         }
         if (sizes_.distills) add({"lm_head", "head divergences", {n}, at::kFloat, phase}, h.divergence_n);
-        if (sizes_.expands_head && !forward_coded(sizes_.head_coded))
+        const bool codes_of_h = forward_coded(sizes_.head_coded),
+                   codes_of_logits = head_dx_codes(sizes_.head_coded) != spec::Codes::none;
+        if (sizes_.expands_head && !(codes_of_h && codes_of_logits))
             add({"lm_head", "expanded lm_head", {spec_.vocab_size, d}, dtype_, phase}, h.lm_head_VD);
         const int64_t columns = spec::vocabulary_slice(spec_.vocab_size, layout_.tp).size;
         add({"lm_head", "logits", {run_.head_tile, columns}, dtype_, phase}, h.logits_CV);
         if (any(sizes_.head_coded)) {
-            add({"lm_head", "head codes", {run_.head_tile * std::max(columns, d)}, at::kFloat8_e4m3fn, phase},
+            add({"lm_head",
+                 "head codes",
+                 {run_.head_tile * std::max(codes_of_logits ? columns : 0, codes_of_h ? d : 0)},
+                 at::kByte,
+                 phase},
                 h.codes.codes);
-            add({"lm_head", "head scales", {run_.head_tile}, at::kFloat, phase}, h.codes.scales);
+            add({"lm_head",
+                 "head scales",
+                 {ops::scales_of(forward_codes(sizes_.head_coded), run_.head_tile, d)},
+                 at::kFloat,
+                 phase},
+                h.codes.scales);
         }
         if (!layout_.tp.alone())
             add({"lm_head", "statistics of logits", {layout_.tp.size * 3 * run_.head_tile}, at::kFloat, phase},

@@ -20,9 +20,11 @@ at::Tensor head_matrix(const Network& network, const HeadBuffers& head) {
         .narrow(0, rows.begin, rows.size);
 }
 
-/// Codes of a chunk's rows, in the one place for them.
-ops::CodedMatrix encoded(ops::Context& ctx, const at::Tensor& x_CK, const HeadBuffers& head) {
-    const ops::CodedMatrix codes = ops::coded_view(head.codes, x_CK.size(0), x_CK.size(1));
+/// Codes of a chunk's rows that `w` multiplies, in the one place for them.
+ops::CodedMatrix encoded(ops::Context& ctx, const at::Tensor& x_CK, const ops::CodedMatrix& w,
+                         const HeadBuffers& head) {
+    ops::CodedMatrix codes = ops::coded_view(head.codes, x_CK.size(0), x_CK.size(1), w.codes.scalar_type());
+    codes.factors = w.factors;
     ops::quantize_rows(ctx, x_CK, codes);
     return codes;
 }
@@ -34,8 +36,8 @@ void head_dx(ops::Context& ctx, const Network& network, const HeadBuffers& head,
     if (!w_DV.codes.defined())
         return ops::gemm(ctx,
                          {.a = dlogits_CV, .b = head_matrix(network, head), .out = dh_CD, .label = "gemm dx lm_head"});
-    ops::gemm_coded(ctx,
-                    {.x = encoded(ctx, dlogits_CV, head), .w = w_DV, .out = dh_CD, .label = "gemm fp8 dx lm_head"});
+    ops::gemm_coded(
+        ctx, {.x = encoded(ctx, dlogits_CV, w_DV, head), .w = w_DV, .out = dh_CD, .label = "gemm coded dx lm_head"});
 }
 
 /// The last layer's output of all tokens.
@@ -90,7 +92,8 @@ at::Tensor head_logits(ops::Context& ctx, const Network& network, const MicroBat
     const HeadBuffers& head = micro.activations().head();
     const at::Tensor logits_CV = head.logits_CV.narrow(0, 0, rows), h_CD = head.h_nD.narrow(0, first, rows);
     if (const ops::CodedMatrix& w_VD = network.outer.codes_VD; w_VD.codes.defined()) {
-        ops::gemm_coded(ctx, {.x = encoded(ctx, h_CD, head), .w = w_VD, .out = logits_CV, .label = "gemm fp8 lm_head"});
+        ops::gemm_coded(
+            ctx, {.x = encoded(ctx, h_CD, w_VD, head), .w = w_VD, .out = logits_CV, .label = "gemm coded lm_head"});
         return logits_CV;
     }
     ops::gemm(

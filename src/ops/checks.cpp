@@ -61,9 +61,18 @@ void check_matrix(const Context& ctx, const char* name, const at::Tensor& tensor
 }
 
 void check_coded(const Context& ctx, const char* name, const CodedMatrix& matrix, int64_t rows, int64_t columns) {
-    const bool bytes = matrix.codes.defined() && matrix.codes.scalar_type() == at::kByte;
-    check_contiguous(ctx, name, matrix.codes, {rows, columns}, bytes ? at::kByte : at::kFloat8_e4m3fn);
-    check_contiguous(ctx, name, matrix.scales, {rows}, at::kFloat);
+    UNSLOTH_CHECK(matrix.codes.defined(), name, ": there are none");
+    const at::ScalarType type = matrix.codes.scalar_type();
+    const bool known = type == at::kByte || type == at::kChar;
+    check_contiguous(ctx, name, matrix.codes, {rows, columns}, known ? type : at::kFloat8_e4m3fn);
+    if (type == at::kChar && matrix.scales.dim() == 2) {
+        check_tensor(ctx, name, matrix.scales, {(columns + int8_block - 1) / int8_block, rows}, at::kFloat);
+        UNSLOTH_CHECK(rows == 0 || matrix.scales.stride(0) % 4 == 0, name, ": scales' row stride is ",
+                      matrix.scales.stride(0));
+    } else {
+        check_contiguous(ctx, name, matrix.scales, {rows}, at::kFloat);
+    }
+    if (matrix.factors.defined()) check_contiguous(ctx, name, matrix.factors, {columns}, at::kBFloat16);
 }
 
 void check_contiguous(const Context& ctx, const char* name, const at::Tensor& tensor, at::IntArrayRef shape,

@@ -11,10 +11,10 @@ struct HandleSlot {
 };
 
 struct CudaHandles {
-    std::unique_ptr<HandleSlot> gemm;       ///< made and used by gemm's CUDA part
-    std::unique_ptr<HandleSlot> gemm_fp8;   ///< made and used by gemm_fp8's CUDA part
-    std::unique_ptr<HandleSlot> attention;  ///< made and used by attention's CUDA part
-    std::unique_ptr<HandleSlot> lora;       ///< made and used by the LoRA products' CUDA part
+    std::unique_ptr<HandleSlot> gemm;        ///< made and used by gemm's CUDA part
+    std::unique_ptr<HandleSlot> gemm_coded;  ///< made and used by gemm_coded's CUDA part
+    std::unique_ptr<HandleSlot> attention;   ///< made and used by attention's CUDA part
+    std::unique_ptr<HandleSlot> lora;        ///< made and used by the LoRA products' CUDA part
 };
 
 }  // namespace unsloth::ops

@@ -1,4 +1,4 @@
-// Checks of an e4m3 product and its CPU form.
+// Checks of a product of 8-bit codes and its CPU form.
 #include "unsloth/ops/gemm_coded.h"
 
 #include "ops/checks.h"
@@ -18,6 +18,8 @@ void check(const Context& ctx, const GemmCoded& g) {
     UNSLOTH_CHECK(type == at::kBFloat16 || (type == at::kFloat && !ctx.is_cuda()), "gemm_coded: out is ", type);
     check_coded(ctx, "x", g.x, m, k);
     check_coded(ctx, "w", g.w, n, k);
+    UNSLOTH_CHECK(is_int8(g.x) == is_int8(g.w) && g.w.scales.dim() == 1 && (g.x.scales.dim() == 2) == is_int8(g.x),
+                  "gemm_coded: x and w are of different kinds");
     check_tensor(ctx, "out", g.out, {m, n}, type);
     UNSLOTH_CHECK(g.u.has_value() == g.b.has_value(), "gemm_coded: u and b come together");
     if (g.u) {
@@ -31,8 +33,12 @@ void check(const Context& ctx, const GemmCoded& g) {
     if (g.bias) check_contiguous(ctx, "bias", *g.bias, {n}, type);
 }
 
+/// Without factors, which cancel.
 at::Tensor dequantize(const CodedMatrix& matrix) {
-    return matrix.codes.view(at::kFloat8_e4m3fn).to(at::kFloat).mul_(matrix.scales.unsqueeze(1));
+    if (!is_int8(matrix)) return matrix.codes.view(at::kFloat8_e4m3fn).to(at::kFloat).mul_(matrix.scales.unsqueeze(1));
+    const at::Tensor codes = matrix.codes.to(at::kFloat);
+    if (matrix.scales.dim() == 1) return codes * matrix.scales.unsqueeze(1);
+    return codes * matrix.scales.t().repeat_interleave(int8_block, 1).narrow(1, 0, codes.size(1));
 }
 
 void gemm_coded_cpu(const GemmCoded& g) {

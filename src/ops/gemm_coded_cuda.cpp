@@ -1,13 +1,13 @@
-// gemm_coded on CUDA: our kernel or cuBLASLt, as the table of measurements says.
+// gemm_coded on CUDA: our kernel; of e4m3 that or cuBLASLt, as the table of measurements says.
 #include "ops/gemm_coded_cuda.h"
 
 #if UNSLOTH_CUDA
 #include <ATen/cuda/CUDAContext.h>
 
-#include "kernels/fp8_gemm_sm90.h"
+#include "kernels/coded_gemm_sm90.h"
 #include "kernels/gemm_fp8_cublaslt.h"
 #include "ops/cuda_handles.h"
-#include "ops/gemm_fp8_choice.h"
+#include "ops/gemm_coded_choice.h"
 #include "ops/kernel_arguments.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
@@ -16,29 +16,33 @@
 namespace unsloth::ops {
 namespace {
 
-struct Fp8Slot final : HandleSlot {
-    explicit Fp8Slot(int device) : library(device) {
+struct CodedSlot final : HandleSlot {
+    explicit CodedSlot(int device) : library(device) {
         const cudaDeviceProp& card = *at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(device));
-        if (card.major == 9 && card.minor == 0 && kernels::fp8_gemm_sm90_built()) own.emplace();
+        if (card.major == 9 && card.minor == 0 && kernels::coded_gemm_sm90_built()) own.emplace();
     }
     kernels::Fp8GemmCublasLt library;
-    std::optional<kernels::Fp8GemmSm90> own;
+    std::optional<kernels::CodedGemmSm90> own;
     bool warned = false;
 };
 
-Fp8Slot& slot(const Context& ctx) {
-    std::unique_ptr<HandleSlot>& slot = ctx.cuda().gemm_fp8;
-    if (!slot) slot = std::make_unique<Fp8Slot>(ctx.device().index());
-    return static_cast<Fp8Slot&>(*slot);
+CodedSlot& slot(const Context& ctx) {
+    std::unique_ptr<HandleSlot>& slot = ctx.cuda().gemm_coded;
+    if (!slot) slot = std::make_unique<CodedSlot>(ctx.device().index());
+    return static_cast<CodedSlot&>(*slot);
 }
 
-kernels::Fp8GemmCase describe(const GemmCoded& g) {
-    kernels::Fp8GemmCase p;
+kernels::CodedGemmCase describe(const GemmCoded& g) {
+    kernels::CodedGemmCase p;
     p.m = g.out.size(0);
     p.n = g.out.size(1);
     p.k = g.x.codes.size(1);
     p.x = g.x.codes.const_data_ptr();
     p.sx = g.x.scales.const_data_ptr<float>();
+    if (is_int8(g.x)) {
+        p.format = kernels::CodeFormat::int8;
+        p.sx_stride = g.x.scales.stride(0);
+    }
     p.w = g.w.codes.const_data_ptr();
     p.sw = g.w.scales.const_data_ptr<float>();
     if (g.u) {
@@ -58,7 +62,7 @@ kernels::Fp8GemmCase describe(const GemmCoded& g) {
     return p;
 }
 
-void with_library(Context& ctx, kernels::Fp8GemmCublasLt& library, const GemmCoded& g, kernels::Fp8GemmCase p) {
+void with_library(Context& ctx, kernels::Fp8GemmCublasLt& library, const GemmCoded& g, kernels::CodedGemmCase p) {
     if (g.u) {
         gemm(
             ctx,
@@ -75,10 +79,16 @@ void with_library(Context& ctx, kernels::Fp8GemmCublasLt& library, const GemmCod
 }  // namespace
 
 void gemm_coded_cuda(Context& ctx, const GemmCoded& g) {
-    Fp8Slot& handles = slot(ctx);
-    const kernels::Fp8GemmCase problem = describe(g);
-    const Fp8GemmChoice choice = fp8_gemm_choice(*ctx.kernels, problem.m, problem.n, problem.k, problem.rank);
-    if (choice.own && handles.own && kernels::fp8_gemm_sm90_takes(problem))
+    CodedSlot& handles = slot(ctx);
+    const kernels::CodedGemmCase problem = describe(g);
+    if (problem.format == kernels::CodeFormat::int8) {
+        UNSLOTH_CHECK(handles.own, "int8 products on a card, or by a build, that has none");
+        const int64_t multiprocessors = at::cuda::getDeviceProperties(ctx.device().index())->multiProcessorCount;
+        return handles.own->run(problem, int8_gemm_tile(multiprocessors, problem.m, problem.n),
+                                static_cast<cudaStream_t>(ctx.stream()));
+    }
+    const CodedGemmChoice choice = coded_gemm_choice(*ctx.kernels, problem.m, problem.n, problem.k, problem.rank);
+    if (choice.own && handles.own && kernels::coded_gemm_sm90_takes(problem))
         return handles.own->run(problem, choice.tile, static_cast<cudaStream_t>(ctx.stream()));
     if (choice.own && !handles.warned) {
         handles.warned = true;

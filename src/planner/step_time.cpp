@@ -59,18 +59,20 @@ double StepTime::head_ms() const {
     if (!work_.has_head) return 0;
     const double rows = as_double(work_.head_rows), hidden = as_double(work_.model.hidden_size),
                  vocabulary = as_double(work_.model.vocab_size) / as_double(work_.sharing.tp);
-    const bool fp8_forward = forward_coded(work_.head_coded), fp8_dx = dx_coded(work_.head_coded);
-    const auto product = [&](bool fp8) {
-        return 2 * rows * hidden * vocabulary / (rate_at(products_rates(fp8), rows) * tera) * 1e3;
+    const spec::Codes logits = forward_codes(work_.head_coded), dx = head_dx_codes(work_.head_coded);
+    const auto product = [&](spec::Codes codes) {
+        return 2 * rows * hidden * vocabulary / (products_tflops(codes, rows) * tera) * 1e3;
     };
-    const double over_logits = logits_passes + (fp8_dx ? codes_passes : 0),
-                 over_rows = 12 + (fp8_forward ? codes_passes : 0);
-    return product(fp8_forward) + product(fp8_dx) + (work_.trains_head ? product(false) : 0) +
+    const double over_logits = logits_passes + (dx != spec::Codes::none ? codes_passes : 0),
+                 over_rows = 12 + (logits != spec::Codes::none ? codes_passes : 0);
+    return product(logits) + product(dx) + (work_.trains_head ? product(spec::Codes::none) : 0) +
            bytes_ms(over_logits * element * rows * vocabulary + over_rows * element * rows * hidden);
 }
 
-const RateBySize& StepTime::products_rates(bool fp8) const {
-    return fp8 && !card_.fp8_products.empty() ? card_.fp8_products : card_.products;
+double StepTime::products_tflops(spec::Codes codes, double rows) const {
+    constexpr double int8_of_e4m3 = 0.95;  // an H200, 2026-11-24
+    if (codes == spec::Codes::none || card_.fp8_products.empty()) return rate_at(card_.products, rows);
+    return rate_at(card_.fp8_products, rows) * (codes == spec::Codes::int8 ? int8_of_e4m3 : 1);
 }
 
 double StepTime::update_ms() const {
@@ -83,16 +85,16 @@ double StepTime::bytes_ms(double bytes) const {
 }
 
 /// A product by so many parameters; with few tokens reading them takes longer.
-double StepTime::products_ms(double parameters, double tokens, bool fp8) const {
-    const double computing = 2 * parameters * tokens / (rate_at(products_rates(fp8), tokens) * tera) * 1e3;
-    return std::max(computing, bytes_ms(parameters * (fp8 ? 1 : expanded)));
+double StepTime::products_ms(double parameters, double tokens, spec::Codes codes) const {
+    const double computing = 2 * parameters * tokens / (products_tflops(codes, tokens) * tera) * 1e3;
+    return std::max(computing, bytes_ms(parameters * (codes != spec::Codes::none ? 1 : expanded)));
 }
 
 /// Of what follows attention: a product for each tile of rows.
-double StepTime::tiled_products_ms(double parameters, bool fp8) const {
+double StepTime::tiled_products_ms(double parameters, spec::Codes codes) const {
     // Where fewer rows were measured faster, that is a matter of power, which a whole step takes alike.
-    return std::max(products_ms(parameters, as_double(work_.tokens), fp8),
-                    tiles(work_) * products_ms(parameters, as_double(work_.tokens) / tiles(work_), fp8));
+    return std::max(products_ms(parameters, as_double(work_.tokens), codes),
+                    tiles(work_) * products_ms(parameters, as_double(work_.tokens) / tiles(work_), codes));
 }
 
 LayerTime StepTime::layer(const spec::LayerPlan& plan, const MovedBytes& moved, int64_t in_flight) const {
@@ -105,11 +107,9 @@ LayerTime StepTime::layer(const spec::LayerPlan& plan, const MovedBytes& moved, 
                  gate_up_parameters = 2 * hidden * middle, down_parameters = hidden * middle,
                  tiled_parameters = o_parameters + gate_up_parameters + down_parameters,
                  parameters = qkv_parameters + tiled_parameters;
-    const bool fp8_forward = forward_coded(work_.coded), fp8_dx = dx_coded(work_.coded);
-    const double products = products_ms(qkv_parameters, tokens, fp8_forward) +
-                            tiled_products_ms(tiled_parameters, fp8_forward),
-                 dx_products =
-                     products_ms(qkv_parameters, tokens, fp8_dx) + tiled_products_ms(tiled_parameters, fp8_dx),
+    const spec::Codes forward = forward_codes(work_.coded), dx = dx_codes(work_.coded);
+    const double products = products_ms(qkv_parameters, tokens, forward) + tiled_products_ms(tiled_parameters, forward),
+                 dx_products = products_ms(qkv_parameters, tokens, dx) + tiled_products_ms(tiled_parameters, dx),
                  launches = tiles(work_) * card_.layer_gap_us / 2e3;
     const spec::LayerSteps again = spec::recompute_of(plan.keep);
 
@@ -141,10 +141,10 @@ LayerTime StepTime::layer(const spec::LayerPlan& plan, const MovedBytes& moved, 
     time.backward = dx_products + attention_backward + 2 * norm_backward + rope + swiglu_backward + thin_backward +
                     expanding + launches;
     if (!work_.adapters) time.backward += products;  // gradients of the weights
-    if (again.qkv) time.backward += products_ms(qkv_parameters, tokens, fp8_forward) + norm + rope;
+    if (again.qkv) time.backward += products_ms(qkv_parameters, tokens, forward) + norm + rope;
     if (again.attention) time.backward += attention;
-    if (again.mid) time.backward += tiled_products_ms(o_parameters, fp8_forward);
-    if (again.gate_up) time.backward += tiled_products_ms(gate_up_parameters, fp8_forward) + norm;
+    if (again.mid) time.backward += tiled_products_ms(o_parameters, forward);
+    if (again.gate_up) time.backward += tiled_products_ms(gate_up_parameters, forward) + norm;
 
     const LayerExchange exchange = layer_exchange(card_, work_, plan, in_flight);
     time.forward += exchange.forward;

@@ -74,7 +74,9 @@ TunedProducts tuned_products(const spec::KernelTable& table, const model::ModelP
                                  .tokens = request.sizes.tokens,
                                  .n = forward ? n : k,
                                  .k = (forward ? k : n) + r};
-            const bool fp8 = forward ? forward_coded(request.coded) : dx_coded(request.coded);
+            const spec::Codes codes = forward ? forward_codes(request.coded) : dx_codes(request.coded);
+            if (codes == spec::Codes::int8) continue;  // one kernel, whose tile follows from the size
+            const bool fp8 = codes == spec::Codes::e4m3;
             if (fp8) key.op = Operator::gemm_fp8, key.k -= r, key.rank = r;
             // Products of bf16 matrices that add a bias are another kind than was measured.
             const bool measured = bf16 && (fp8 || !forward || !has_bias(plan.layout()[g], plan.spec()));
@@ -83,10 +85,12 @@ TunedProducts tuned_products(const spec::KernelTable& table, const model::ModelP
     }
     const int64_t vocab = plan.spec().vocab_size, hidden = plan.spec().hidden_size,
                   rows = std::min(request.run.head_tile, request.sizes.head_rows);
-    const auto head = [](bool fp8) { return fp8 ? Operator::gemm_fp8 : Operator::gemm; };
-    const spec::CodedProducts head_coded = request.sizes.head_coded;
-    count("lm_head", {head(forward_coded(head_coded)), spec::ProductForm::nt, rows, vocab, hidden}, bf16);
-    count("lm_head dx", {head(dx_coded(head_coded)), spec::ProductForm::nn, rows, hidden, vocab}, bf16);
+    const auto head = [](spec::Codes codes) {
+        return codes == spec::Codes::none ? Operator::gemm : Operator::gemm_fp8;
+    };
+    const spec::Codes logits = forward_codes(request.sizes.head_coded), dx = head_dx_codes(request.sizes.head_coded);
+    if (logits != spec::Codes::int8) count("lm_head", {head(logits), spec::ProductForm::nt, rows, vocab, hidden}, bf16);
+    count("lm_head dx", {head(dx), spec::ProductForm::nn, rows, hidden, vocab}, bf16);
     return result;
 }
 

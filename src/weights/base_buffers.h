@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "unsloth/core/error.h"
+#include "unsloth/ops/coded_rows.h"
+#include "unsloth/spec/coded_products.h"
 #include "unsloth/spec/weight_type.h"
 #include "unsloth/weights/layout.h"
 
@@ -37,20 +39,25 @@ inline BaseBuffer dense_buffer(const GroupLayout& group, int64_t layer, Group g,
     return {layer, g, "", group.n + group.r, group.leading(), dtype};
 }
 
-/// A group in 8 bits for its forward product, and its margins.
-inline std::vector<BaseBuffer> coded_buffers(const GroupLayout& group, int64_t layer, Group g, at::ScalarType dtype) {
-    return {{layer, g, " W codes", group.n, group.k, at::kFloat8_e4m3fn},
-            {layer, g, " W scales", group.n, 1, at::kFloat},
-            {layer, g, " A", group.r, group.k, dtype},
-            {layer, g, " sB", group.n, group.r, dtype}};
+/// A group in 8 bits for its forward product, and its margins; factors of int8 codes last.
+inline std::vector<BaseBuffer> coded_buffers(const GroupLayout& group, int64_t layer, Group g, at::ScalarType dtype,
+                                             spec::Codes codes) {
+    std::vector<BaseBuffer> buffers{{layer, g, " W codes", group.n, group.k, ops::type_of(codes)},
+                                    {layer, g, " W scales", group.n, 1, at::kFloat},
+                                    {layer, g, " A", group.r, group.k, dtype},
+                                    {layer, g, " sB", group.n, group.r, dtype}};
+    if (codes == spec::Codes::int8) buffers.push_back({layer, g, " W factors", group.k, 1, at::kBFloat16});
+    return buffers;
 }
 
 /// The same of its transpose, for dx.
-inline std::vector<BaseBuffer> transpose_buffers(const GroupLayout& group, int64_t layer, Group g,
-                                                 at::ScalarType dtype) {
-    return {{layer, g, " W^T codes", group.k, group.n, at::kFloat8_e4m3fn},
-            {layer, g, " W^T scales", group.k, 1, at::kFloat},
-            {layer, g, " A^T", group.k, group.r, dtype}};
+inline std::vector<BaseBuffer> transpose_buffers(const GroupLayout& group, int64_t layer, Group g, at::ScalarType dtype,
+                                                 spec::Codes codes) {
+    std::vector<BaseBuffer> buffers{{layer, g, " W^T codes", group.k, group.n, ops::type_of(codes)},
+                                    {layer, g, " W^T scales", group.k, 1, at::kFloat},
+                                    {layer, g, " A^T", group.k, group.r, dtype}};
+    if (codes == spec::Codes::int8) buffers.push_back({layer, g, " W^T factors", group.n, 1, at::kBFloat16});
+    return buffers;
 }
 
 inline std::string image_name(int64_t layer) {

@@ -249,7 +249,9 @@ void BasePlan::submit_ready(int64_t layer, memory::Plan& resident) const {
     };
     for (const Group g : all_groups) {
         if (forward_coded(request_.coded)) {
-            for (const BaseBuffer& buffer : coded_buffers(layout_[g], layer, g, request_.dtype)) add(buffer);
+            for (const BaseBuffer& buffer :
+                 coded_buffers(layout_[g], layer, g, request_.dtype, forward_codes(request_.coded)))
+                add(buffer);
         } else {
             add(dense_buffer(layout_[g], layer, g, request_.dtype));
         }
@@ -326,7 +328,8 @@ void BasePlan::submit(memory::Plan& resident) const {
     if (dx_coded(request_.coded))
         for (const int layer : layout_.stage.layers(file_->spec.num_layers))
             for (const Group g : all_groups)
-                for (const BaseBuffer& buffer : transpose_buffers(layout_[g], layer, g, request_.dtype))
+                for (const BaseBuffer& buffer :
+                     transpose_buffers(layout_[g], layer, g, request_.dtype, dx_codes(request_.coded)))
                     resident.add("layer weights", [&] { return buffer.name(); }, buffer.bytes());
     for (int slot = 0; slot < slots(); ++slot) resident.add("layers' slots", image_slot_name(slot), largest_image());
     for (const formats::TensorSource& source : file_->tensors.all()) {
@@ -408,22 +411,24 @@ std::string BasePlan::description() const {
         text += cat(text.empty() ? "" : ", ", count, " linears in ", words_for(type));
     const auto cached = std::count(request_.cached.begin(), request_.cached.end(), true);
     const char* const when = made ? " while loading" : " as they lie";
-    const char* const in_fp8 = "; held in fp8 (e4m3, a scale for each row)";
+    const char* const coded = dx_codes(request_.coded) == spec::Codes::int8
+                                  ? "; held in int8 (a scale for each row)"
+                                  : "; held in fp8 (e4m3, a scale for each row)";
     const std::string stays = why_head_stays(),
                       head = !layout_.stage.last() ? ""
                              : stays.empty()       ? ", lm_head too"
                                                    : cat(", lm_head in ", c10::toString(request_.dtype), " as ", stays);
-    if (forward_coded(request_.coded)) return cat(text, when, outside, in_fp8, head);
+    if (forward_coded(request_.coded)) return cat(text, when, outside, coded, head);
     return cat(text, when, outside,
                request_.device.is_cuda() && cached > 0
                    ? cat("; ", cached < static_cast<int64_t>(ready_.size()) ? cat(cached, " layers") : "all layers",
                          " expanded to ", c10::toString(request_.dtype), " once")
                    : "",
-               dx_coded(request_.coded) ? cat(in_fp8, " for dx, too", head) : "");
+               dx_coded(request_.coded) ? cat(coded, " for dx, too", head) : "");
 }
 
 std::string BasePlan::form_of(int layer) const {
-    if (forward_coded(request_.coded)) return "fp8";
+    if (forward_coded(request_.coded)) return name_of(forward_codes(request_.coded));
     const bool expanded = lies_ready(layer);
     std::set<std::string> forms;
     for (const formats::TensorSource* source : linears(layer))

@@ -12,9 +12,9 @@ void BasePlan::require_coded() const {
         throw usage_error(cat("model.compute_dtype ", name_of(request_.coded), " ", what), advice);
     };
     UNSLOTH_CHECK(!request_.masters, "codes of weights that are trained");
-    if (!ops::coded_available(request_.device))
-        refuse(cat("needs compute capability 9.0 (H100, H200), as products with a scale for each row exist there "
-                   "alone; ",
+    if (!ops::coded_available(request_.device, dx_codes(request_.coded)))
+        refuse(cat("needs compute capability 9.0 (H100, H200), as products with a scale for each row exist there alone",
+                   dx_codes(request_.coded) == spec::Codes::int8 ? ", and a build for 9.0a; " : "; ",
                    request_.device.str(), " has another"),
                "Leave compute_dtype out.");
     if (request_.device.is_cuda() && request_.dtype != at::kBFloat16)

@@ -16,14 +16,23 @@ std::string scales_of(const char* name) {
     return cat(name, " scales");
 }
 
-void submit_codes(const char* name, int64_t rows, int64_t columns, memory::Plan& resident) {
-    resident.add("embeddings", codes_of(name), rows * columns);
-    resident.add("embeddings", scales_of(name), rows * static_cast<int64_t>(sizeof(float)));
+std::string factors_of(const char* name) {
+    return cat(name, " factors");
 }
 
-ops::CodedMatrix codes_at(const memory::Arena& arena, const char* name, int64_t rows, int64_t columns) {
-    return {arena.tensor(arena.plan().find(codes_of(name)), {rows, columns}, at::kFloat8_e4m3fn),
-            arena.tensor(arena.plan().find(scales_of(name)), {rows}, at::kFloat)};
+void submit_codes(const char* name, int64_t rows, int64_t columns, spec::Codes codes, memory::Plan& resident) {
+    resident.add("embeddings", codes_of(name), rows * columns);
+    resident.add("embeddings", scales_of(name), rows * static_cast<int64_t>(sizeof(float)));
+    if (codes == spec::Codes::int8) resident.add("embeddings", factors_of(name), columns * 2);
+}
+
+ops::CodedMatrix codes_at(const memory::Arena& arena, const char* name, int64_t rows, int64_t columns,
+                          spec::Codes codes) {
+    ops::CodedMatrix at{arena.tensor(arena.plan().find(codes_of(name)), {rows, columns}, ops::type_of(codes)),
+                        arena.tensor(arena.plan().find(scales_of(name)), {rows}, at::kFloat)};
+    if (codes == spec::Codes::int8)
+        at.factors = arena.tensor(arena.plan().find(factors_of(name)), {columns}, at::kBFloat16);
+    return at;
 }
 
 }  // namespace
@@ -48,8 +57,9 @@ void BasePlan::submit_head_codes(memory::Plan& resident) const {
     const spec::CodedProducts products = head_coded();
     const int64_t rows = spec::vocabulary_slice(file_->spec.vocab_size, layout_.tp).size,
                   columns = file_->spec.hidden_size;
-    if (forward_coded(products)) submit_codes(rows_name, rows, columns, resident);
-    if (dx_coded(products)) submit_codes(transpose_name, columns, rows, resident);
+    if (forward_coded(products)) submit_codes(rows_name, rows, columns, forward_codes(products), resident);
+    if (head_dx_codes(products) != spec::Codes::none)
+        submit_codes(transpose_name, columns, rows, head_dx_codes(products), resident);
 }
 
 /// From the values that products in the compute type read.
@@ -67,11 +77,11 @@ void BasePlan::make_head_codes(ops::Context& ctx, const memory::Arena& arena, Ou
     }
     const at::Tensor own_VD = whole_VD.narrow(0, own.begin, own.size);
     if (forward_coded(products)) {
-        outer.codes_VD = codes_at(arena, rows_name, own.size, columns);
+        outer.codes_VD = codes_at(arena, rows_name, own.size, columns, forward_codes(products));
         ops::quantize_rows(ctx, own_VD, outer.codes_VD);
     }
-    if (dx_coded(products)) {
-        outer.codes_DV = codes_at(arena, transpose_name, columns, own.size);
+    if (head_dx_codes(products) != spec::Codes::none) {
+        outer.codes_DV = codes_at(arena, transpose_name, columns, own.size, head_dx_codes(products));
         ops::quantize_columns(ctx, own_VD, outer.codes_DV);
     }
 }

@@ -63,8 +63,10 @@ Operand BasePlan::load_dense(ops::Context& ctx, const memory::Arena& arena, int 
 
 /// Where the codes of W's transpose lie, and A's, which is zeroed: what no module uses stays 0 for good.
 CodedTranspose BasePlan::transpose_at(const memory::Arena& arena, int layer, Group g) const {
-    const std::vector<BaseBuffer> buffers = transpose_buffers(layout_[g], layer, g, request_.dtype);
-    return {{tensor_at(arena, buffers[0]), tensor_at(arena, buffers[1]).squeeze(1)},
+    const std::vector<BaseBuffer> buffers =
+        transpose_buffers(layout_[g], layer, g, request_.dtype, dx_codes(request_.coded));
+    return {{tensor_at(arena, buffers[0]), tensor_at(arena, buffers[1]).squeeze(1),
+             buffers.size() > 3 ? tensor_at(arena, buffers[3]).squeeze(1) : at::Tensor()},
             tensor_at(arena, buffers[2]).zero_()};
 }
 
@@ -73,10 +75,10 @@ CodedTranspose BasePlan::transpose_at(const memory::Arena& arena, int layer, Gro
 void BasePlan::load_codes(ops::Context& ctx, const memory::Arena& arena, int layer, Group g, SharedLoading& shared,
                           StoredLayer& stored) const {
     std::vector<at::Tensor> made;
-    for (const BaseBuffer& buffer : coded_buffers(layout_[g], layer, g, request_.dtype))
+    for (const BaseBuffer& buffer : coded_buffers(layout_[g], layer, g, request_.dtype, forward_codes(request_.coded)))
         made.push_back(tensor_at(arena, buffer));
     Operand operand;
-    const CodedBase base{{made[0], made[1].squeeze(1)}};
+    const CodedBase base{{made[0], made[1].squeeze(1), made.size() > 4 ? made[4].squeeze(1) : at::Tensor()}};
     const CodedTranspose transpose = transpose_at(arena, layer, g);
     operand.base = base;
     operand.a_RK = made[2].zero_();
@@ -93,7 +95,8 @@ void BasePlan::load_codes(ops::Context& ctx, const memory::Arena& arena, int lay
         ops::quantize_columns(ctx, joined_NK, transpose.w_KN);
     }
     for (const ops::CodedMatrix& codes : {base.w_NK, transpose.w_KN})
-        for (const at::Tensor& part : {codes.codes, codes.scales}) shared.expect(part, shared.reader_of(layer));
+        for (const at::Tensor& part : {codes.codes, codes.scales, codes.factors})
+            if (part.defined()) shared.expect(part, shared.reader_of(layer));
     shared.done(static_cast<int64_t>(layout_[g].slices.size()));
     stored.groups[static_cast<std::size_t>(g)] = std::move(operand);
     stored.transposes[static_cast<std::size_t>(g)] = transpose;

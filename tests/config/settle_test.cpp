@@ -35,7 +35,7 @@ TEST(Settle, TheBasesTypeIsSaidOnce) {
 TEST(Settle, CodesAreOfAFrozenBaseWithoutDora) {
     EXPECT_EQ(config::load_config({}, {"--compute_dtype", "fp8"}).config.model.compute_dtype, spec::CodedProducts::dx)
         << "the one whose gradients stay near bf16's";
-    for (const char* const compute : {"fp8_both", "fp8_backward"}) {
+    for (const char* const compute : {"fp8_both", "fp8_backward", "int8"}) {
         const std::string option = std::string("model.compute_dtype ") + compute;
         EXPECT_STREQ(name_of(config::load_config({}, {"--compute_dtype", compute}).config.model.compute_dtype),
                      compute);

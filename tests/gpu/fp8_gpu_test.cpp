@@ -19,7 +19,7 @@ class Fp8Gpu : public testing::GpuTest {
 };
 
 TEST_F(Fp8Gpu, RowsHaveLibTorchsCodes) {
-    testing::check_quantize_rows_fp8(
+    testing::check_quantize_rows_codes(
         at::kCUDA, at::kBFloat16,
         {{1, 8}, {3, 264}, {9, 2048}, {700, 4096}, {301, 6144}, {50, 14336}, {9, 28672}, {5, 32768}, {0, 16}});
 }
@@ -27,15 +27,15 @@ TEST_F(Fp8Gpu, RowsHaveLibTorchsCodes) {
 TEST_F(Fp8Gpu, RowsOfAnyLengthUpToTheLongest) {
     // [gate | up] of Qwen3-14B, Qwen2.5-7B and Llama-70B, and lengths that leave threads without a pack.
     const int64_t longest = ops::coded_longest_row(at::kCUDA);
-    testing::check_quantize_rows_fp8(at::kCUDA, at::kBFloat16,
-                                     {{4, 32776}, {300, 34816}, {9, 37888}, {7, 40968}, {5, 57344}, {4, longest}});
+    testing::check_quantize_rows_codes(at::kCUDA, at::kBFloat16,
+                                       {{4, 32776}, {300, 34816}, {9, 37888}, {7, 40968}, {5, 57344}, {4, longest}});
 }
 
 TEST_F(Fp8Gpu, RowsOfLogitsAreReadTwice) {
-    testing::check_quantize_rows_fp8(at::kCUDA, at::kBFloat16, testing::fp8_vocabularies);
-    testing::check_quantize_rows_fp8(at::kCUDA, at::kBFloat16, {{300, 128256}, {1, 262144}, {0, 65544}});
-    testing::expect_fp8_keeps_what_is_not_finite(at::kCUDA, at::kBFloat16, 65544);
-    testing::expect_fp8_keeps_what_is_not_finite(at::kCUDA, at::kBFloat16, 128256);
+    testing::check_quantize_rows_codes(at::kCUDA, at::kBFloat16, testing::fp8_vocabularies);
+    testing::check_quantize_rows_codes(at::kCUDA, at::kBFloat16, {{300, 128256}, {1, 262144}, {0, 65544}});
+    testing::expect_codes_keep_what_is_not_finite(at::kCUDA, at::kBFloat16, 65544);
+    testing::expect_codes_keep_what_is_not_finite(at::kCUDA, at::kBFloat16, 128256);
 }
 
 TEST_F(Fp8Gpu, ColumnsOfAHeadAreTheRowsOfItsTranspose) {
@@ -48,8 +48,8 @@ TEST_F(Fp8Gpu, ColumnsAreTheRowsOfTheTranspose) {
 }
 
 TEST_F(Fp8Gpu, NormEqualsItsPartsBitForBit) {
-    testing::check_rms_norm_fp8(at::kCUDA, at::kBFloat16,
-                                {{1, 8}, {5, 264}, {70, 2048}, {700, 4096}, {33, 5120}, {40, 8192}, {0, 16}});
+    testing::check_rms_norm_codes(at::kCUDA, at::kBFloat16,
+                                  {{1, 8}, {5, 264}, {70, 2048}, {700, 4096}, {33, 5120}, {40, 8192}, {0, 16}});
 }
 
 TEST_F(Fp8Gpu, NormOfLongRows) {
@@ -68,28 +68,28 @@ TEST_F(Fp8Gpu, NormOfLongRows) {
 }
 
 TEST_F(Fp8Gpu, SwigluEqualsItsPartsBitForBit) {
-    testing::check_swiglu_fp8(at::kCUDA, at::kBFloat16,
-                              {{1, 8}, {5, 264}, {70, 2312}, {600, 1024}, {301, 14336}, {9, 16384}, {0, 16}});
+    testing::check_swiglu_codes(at::kCUDA, at::kBFloat16,
+                                {{1, 8}, {5, 264}, {70, 2312}, {600, 1024}, {301, 14336}, {9, 16384}, {0, 16}});
 }
 
 TEST_F(Fp8Gpu, SwigluOfWideLayersEqualsItsPartsBitForBit) {
-    testing::check_swiglu_fp8(at::kCUDA, at::kBFloat16,
-                              {{5, 16392}, {300, 17408}, {70, 18944}, {9, 20488}, {140, 28672}, {4, 32768}});
+    testing::check_swiglu_codes(at::kCUDA, at::kBFloat16,
+                                {{5, 16392}, {300, 17408}, {70, 18944}, {9, 20488}, {140, 28672}, {4, 32768}});
 }
 
 TEST_F(Fp8Gpu, RopeEqualsItsPartsBitForBit) {
-    testing::check_rope_fp8(at::kCUDA, at::kBFloat16,
-                            {{1, 1, 0, 16},
-                             {5, 3, 2, 64},
-                             {301, 40, 8, 128},
-                             {9, 72, 8, 128},
-                             {2, 0, 2, 80},
-                             {7, 100, 28, 256},
-                             {0, 2, 1, 16}});
+    testing::check_rope_codes(at::kCUDA, at::kBFloat16,
+                              {{1, 1, 0, 16},
+                               {5, 3, 2, 64},
+                               {301, 40, 8, 128},
+                               {9, 72, 8, 128},
+                               {2, 0, 2, 80},
+                               {7, 100, 28, 256},
+                               {0, 2, 1, 16}});
 }
 
 TEST_F(Fp8Gpu, KeepsWhatIsNotFinite) {
-    testing::expect_fp8_keeps_what_is_not_finite(at::kCUDA, at::kBFloat16);
+    testing::expect_codes_keep_what_is_not_finite(at::kCUDA, at::kBFloat16);
 }
 
 TEST_F(Fp8Gpu, NormReportsItsSite) {

@@ -1,5 +1,5 @@
-// gemm_fp8 on CUDA against fp64 products of the same codes: both implementations, odd shapes, slices, tails,
-// residuals, capture. Skips cards without e4m3 products.
+// gemm_coded on CUDA against fp64 products of the same codes: every implementation, odd shapes, slices, tails,
+// residuals, capture. Skips cards without such products.
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -8,7 +8,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <gtest/gtest.h>
 
-#include "kernels/fp8_gemm_sm90.h"
+#include "kernels/coded_gemm_sm90.h"
 #include "ops/fp8_testing.h"
 #include "unsloth/core/error.h"
 #include "unsloth/ops/coded_rows.h"
@@ -29,15 +29,16 @@ class GemmFp8Gpu : public ::testing::Test {
   protected:
     void SetUp() override {
         if (c10::cuda::device_count() == 0) GTEST_SKIP() << "no GPU";
-        if (!coded_available(at::Device(at::kCUDA, 0)))
+        if (!coded_available(at::Device(at::kCUDA, 0), spec::Codes::e4m3))
             GTEST_SKIP() << "no e4m3 products scaled by row on " << at::cuda::getDeviceProperties(0)->name;
         ctx = std::make_unique<Context>(at::Device(at::kCUDA, 0));
         ctx->workspace = at::empty({gemm_workspace(ctx->device())}, at::TensorOptions(at::kByte).device(at::kCUDA));
         at::manual_seed(5);
     }
     at::TensorOptions bf16() const { return at::TensorOptions(at::kBFloat16).device(at::kCUDA); }
-    GemmCoded random_case(int64_t m, int64_t n, int64_t k, int64_t rank, bool residual, bool bias) {
-        GemmCoded g{.x = random_fp8(m, k, at::kCUDA, 0.01), .w = random_fp8(n, k, at::kCUDA, 1e-3)};
+    GemmCoded random_case(int64_t m, int64_t n, int64_t k, int64_t rank, bool residual, bool bias, bool int8 = false) {
+        GemmCoded g{.x = int8 ? random_int8(m, k, at::kCUDA, 0.01, true) : random_fp8(m, k, at::kCUDA, 0.01),
+                    .w = int8 ? random_int8(n, k, at::kCUDA, 1e-3, false) : random_fp8(n, k, at::kCUDA, 1e-3)};
         buffer = at::full({m, n + 16}, outside, bf16());
         g.out = buffer.narrow(1, 8, n);
         g.out.fill_(std::numeric_limits<double>::quiet_NaN());
@@ -83,12 +84,12 @@ TEST_F(GemmFp8Gpu, MatchesFp64) {
 }
 
 TEST_F(GemmFp8Gpu, EveryTileMatchesFp64) {
-    if (!kernels::fp8_gemm_sm90_built()) GTEST_SKIP() << "built without code for this card";
-    kernels::Fp8GemmSm90 own;
+    if (!kernels::coded_gemm_sm90_built()) GTEST_SKIP() << "built without code for this card";
+    kernels::CodedGemmSm90 own;
     for (const Size& s : sizes) {
         GemmCoded g = random_case(s.m, s.n, s.k, s.rank, s.residual, s.bias);
         const at::Tensor expected = exact(g);
-        for (const kernels::Fp8Tile& tile : kernels::fp8_gemm_tiles()) {
+        for (const kernels::CodedTile& tile : kernels::coded_gemm_tiles(kernels::CodeFormat::e4m3)) {
             SCOPED_TRACE(cat("m ", s.m, " n ", s.n, " k ", s.k, " rank ", s.rank, ", tile of ", tile.columns,
                              ", cluster ", tile.cluster));
             g.out.fill_(std::numeric_limits<double>::quiet_NaN());
@@ -97,6 +98,34 @@ TEST_F(GemmFp8Gpu, EveryTileMatchesFp64) {
             expect_margins_kept();
         }
     }
+}
+
+TEST_F(GemmFp8Gpu, EveryTileOfInt8MatchesFp64) {
+    if (!coded_available(ctx->device(), spec::Codes::int8)) GTEST_SKIP() << "built without code for this card";
+    kernels::CodedGemmSm90 own;
+    for (const Size& s : sizes) {
+        GemmCoded g = random_case(s.m, s.n, s.k, s.rank, s.residual, s.bias, true);
+        const at::Tensor expected = exact(g);
+        for (const kernels::CodedTile& tile : kernels::coded_gemm_tiles(kernels::CodeFormat::int8)) {
+            SCOPED_TRACE(cat("m ", s.m, " n ", s.n, " k ", s.k, " rank ", s.rank, ", tile of ", tile.columns,
+                             ", cluster ", tile.cluster));
+            g.out.fill_(std::numeric_limits<double>::quiet_NaN());
+            own.run(plain(g), tile, static_cast<cudaStream_t>(ctx->stream()));
+            EXPECT_LT(relative_error(g.out, expected), 2.2e-3);  // bf16's rounding: sums are exact in each block
+            expect_margins_kept();
+        }
+        gemm_coded(*ctx, g);
+        EXPECT_LT(relative_error(g.out, expected), 2.2e-3);
+    }
+}
+
+TEST_F(GemmFp8Gpu, Int8RepeatsBitForBit) {
+    if (!coded_available(ctx->device(), spec::Codes::int8)) GTEST_SKIP() << "built without code for this card";
+    const GemmCoded g = random_case(5000, 4096, 14336, 16, true, false, true);
+    gemm_coded(*ctx, g);
+    const at::Tensor first = g.out.clone();
+    for (int i = 0; i < 20; ++i) gemm_coded(*ctx, g);
+    EXPECT_TRUE(at::equal(g.out, first));
 }
 
 TEST_F(GemmFp8Gpu, RepeatsBitForBitAndAllocatesNothing) {

@@ -157,7 +157,8 @@ TEST_F(LargeTensorsGpu, Lora) {
 }
 
 TEST_F(LargeTensorsGpu, Fp8) {
-    if (!ops::coded_available(at::Device(at::kCUDA, 0))) GTEST_SKIP() << "this card has no such products";
+    if (!ops::coded_available(at::Device(at::kCUDA, 0), spec::Codes::e4m3))
+        GTEST_SKIP() << "this card has no such products";
     ops::Context ctx(at::kCUDA);
     ctx.workspace = workspace(ops::gemm_workspace(ctx.device()));
     const auto codes = [](int64_t rows, int64_t columns) {

@@ -10,8 +10,8 @@
 
 #include "gpu/gpu_testing.h"
 #include "held_up/hold_up.h"
+#include "kernels/coded_gemm_sm90.h"
 #include "kernels/common/launch.h"
-#include "kernels/fp8_gemm_sm90.h"
 #include "kernels/lora_gemm.h"
 #include "kernels/nf4_gemm.h"
 #include "ops/fp8_testing.h"
@@ -179,27 +179,30 @@ TEST_F(HeldUpGpu, Nf4) {
     }
 }
 
-// ---- 8-bit products: kernels/fp8_gemm_sm90.cu
+// ---- 8-bit products: kernels/coded_gemm_sm90.cu
 
-const std::vector<Role> fp8_roles = {
+const std::vector<Role> coded_roles = {
     {"producer", 1U << 0}, {"epilogue of group 0", 1U << 1}, {"epilogue of group 1", 1U << 2}, {"group 0", 0x0F0U},
     {"group 1", 0xF00U},   {"a warp of group 1", 1U << 9},   {"both groups", 0xFF0U},
 };
 
-TEST_F(HeldUpGpu, Fp8) {
-    kernels::Fp8GemmSm90 own;
+TEST_F(HeldUpGpu, Coded) {
+    kernels::CodedGemmSm90 own;
     // Two tiles or three for each block; a last one of few rows and columns.
     const int64_t m = 2000, n = 4104, k = 1040, rank = 192;
-    for (const bool tail : {true, false}) {
-        ops::GemmCoded g{.x = ops::random_fp8(m, k, at::kCUDA, 0.01), .w = ops::random_fp8(n, k, at::kCUDA, 1e-3)};
+    for (const auto& [tail, int8] : {std::pair{true, false}, {false, false}, {true, true}, {false, true}}) {
+        ops::GemmCoded g{
+            .x = int8 ? ops::random_int8(m, k, at::kCUDA, 0.01, true) : ops::random_fp8(m, k, at::kCUDA, 0.01),
+            .w = int8 ? ops::random_int8(n, k, at::kCUDA, 1e-3, false) : ops::random_fp8(n, k, at::kCUDA, 1e-3)};
         g.out = at::empty({m, n}, bf16());
         if (tail) g.u = at::randn({m, rank}, bf16()), g.b = at::randn({n, rank}, bf16());
         if (tail) g.residual = at::randn({m, n}, bf16()) * 3, g.bias = at::randn({n}, bf16());
         ops::gemm_coded(*ctx, g);
         const at::Tensor product = g.out.clone();
-        for (const kernels::Fp8Tile& tile : kernels::fp8_gemm_tiles())
-            check(cat("fp8 columns ", tile.columns, " cluster ", tile.cluster, " tail ", tail), fp8_roles, {g.out},
-                  {product}, [&] { own.run(ops::plain(g), tile, stream()); });
+        const auto format = int8 ? kernels::CodeFormat::int8 : kernels::CodeFormat::e4m3;
+        for (const kernels::CodedTile& tile : kernels::coded_gemm_tiles(format))
+            check(cat(int8 ? "int8" : "fp8", " columns ", tile.columns, " cluster ", tile.cluster, " tail ", tail),
+                  coded_roles, {g.out}, {product}, [&] { own.run(ops::plain(g), tile, stream()); });
     }
 }
 
@@ -238,7 +241,7 @@ TEST_F(HeldUpGpu, LoraDy) {
         std::vector<at::Tensor> product;
         for (const at::Tensor& out : outputs) product.push_back(out.clone());
         for (int tile = 0; tile < (rank == 16 ? 4 : 2); ++tile) {
-            for (const auto& [cluster, splits] : {std::pair{1, 8}, {2, 4}, {4, 2}, {8, 1}}) {
+            for (const auto& [cluster, splits] : {std::pair{1, 8}, {2, 4}, {3, 1}, {4, 2}, {8, 1}}) {
                 const kernels::LoraPlan plan = {tile, cluster, splits};
                 const int64_t bytes = kernels::lora_workspace(p, plan).wanted;
                 const at::Tensor workspace = at::empty({bytes}, bf16().dtype(at::kByte));

@@ -191,6 +191,7 @@ std::vector<Load> loads() {
             return [=](model::LoadRequest& r) { r.coded = fp8, r.run.layers = {{.cached = cached}}; };
         };
         all.push_back({"fp8", "tiny_llama/nf4_dq", device, type, coded(spec::CodedProducts::both)});
+        all.push_back({"int8 codes", "tiny_llama/nf4_dq", device, type, coded(spec::CodedProducts::int8)});
         all.push_back({"fp8 for dx", "tiny_llama/nf4_dq", device, type, coded(spec::CodedProducts::dx)});
         if (device == "cpu") continue;
         all.push_back({"fp8 for dx beside 16 bit", "tiny_llama/nf4_dq", device, type,

@@ -1,5 +1,5 @@
-// What every function that makes rows and their e4m3 codes must give, on any device: the plain operator's
-// bits, and the codes that LibTorch's conversion gives for them.
+// What every function that makes rows and their codes must give, on any device: the plain operator's bits, and the
+// codes that LibTorch's conversions give for them.
 #pragma once
 
 #include <cstring>
@@ -12,28 +12,45 @@
 
 namespace unsloth::testing {
 
-struct Fp8Codes {
+using spec::Codes;
+
+struct ExpectedCodes {
     at::Tensor codes, scales;
 };
 
 /// The rule of ops/coded_rows.h in LibTorch's own operators, on the CPU; rows must be finite.
-inline Fp8Codes fp8_oracle(const at::Tensor& x_TC) {
-    const at::Tensor x = x_TC.cpu().to(at::kFloat).contiguous();
-    if (x.numel() == 0) return {x.to(at::kFloat8_e4m3fn), at::ones({x.size(0)})};
-    const at::Tensor largest = x.abs().amax(1);
+inline ExpectedCodes codes_oracle(const at::Tensor& x_TC, Codes kind, const at::Tensor& factors) {
+    at::Tensor x = x_TC.cpu().to(at::kFloat).contiguous();
+    if (factors.defined()) x = x * factors.cpu().to(at::kFloat);
+    const int64_t rows = x.size(0), columns = x.size(1);
+    const bool int8 = kind == Codes::int8;
+    const int64_t block = int8 ? ops::int8_block : columns, blocks = (columns + block - 1) / block;
+    if (x.numel() == 0) return {x.to(ops::type_of(kind)), int8 ? at::ones({blocks, rows}) : at::ones({rows})};
+    const at::Tensor parts = at::constant_pad_nd(x, {0, blocks * block - columns}).view({rows, blocks, block});
+    const at::Tensor largest = parts.abs().amax(2);
     const at::Tensor least = at::full_like(largest, std::numeric_limits<float>::min());
-    const at::Tensor scales = at::where(largest == 0, at::ones_like(largest), at::maximum(largest / 448, least));
-    return {(x * (1 / scales).unsqueeze(1)).to(at::kFloat8_e4m3fn), scales};
+    const at::Tensor scales =
+        at::where(largest == 0, at::ones_like(largest), at::maximum(largest / (int8 ? 127 : 448), least));
+    at::Tensor codes = (parts * (1 / scales).unsqueeze(2)).view({rows, blocks * block}).narrow(1, 0, columns);
+    if (int8) codes = codes.round();
+    return {codes.contiguous().to(ops::type_of(kind)), int8 ? scales.t() : scales.squeeze(1)};
 }
 
-/// A matrix of codes and scales that nothing has written yet.
+/// A matrix of codes and scales that nothing has written yet, of x of a product; int8 with factors.
+inline ops::CodedMatrix poisoned_codes(int64_t rows, int64_t columns, at::Device device, Codes kind) {
+    const at::Tensor bytes = at::full({rows * columns}, 0x7F, at::TensorOptions(at::kByte).device(device)),
+                     scales = at::full({ops::scales_of(kind, rows, columns)}, NAN,
+                                       at::TensorOptions(at::kFloat).device(device));
+    ops::CodedMatrix out = ops::coded_view({bytes, scales}, rows, columns, ops::type_of(kind));
+    if (kind == Codes::int8) out.factors = (at::randn({columns}) * 3).round().exp2().to(at::kBFloat16).to(device);
+    return out;
+}
 inline ops::CodedMatrix poisoned_fp8(int64_t rows, int64_t columns, at::Device device) {
-    return {at::full({rows, columns}, 0x7F, at::TensorOptions(at::kByte).device(device)).view(at::kFloat8_e4m3fn),
-            at::full({rows}, NAN, at::TensorOptions(at::kFloat).device(device))};
+    return poisoned_codes(rows, columns, device, Codes::e4m3);
 }
 
 inline void expect_codes_of(const at::Tensor& x_TC, const ops::CodedMatrix& made) {
-    const Fp8Codes expected = fp8_oracle(x_TC);
+    const ExpectedCodes expected = codes_oracle(x_TC, ops::is_int8(made) ? Codes::int8 : Codes::e4m3, made.factors);
     EXPECT_TRUE(at::equal(made.scales.cpu(), expected.scales));
     const at::Tensor differ = made.codes.cpu().view(at::kByte) != expected.codes.view(at::kByte);
     EXPECT_EQ(differ.sum().item<int64_t>(), 0) << "codes differ";
@@ -57,17 +74,19 @@ inline std::vector<Layout> fp8_layouts(at::Device device) {
     return {Layout::packed, Layout::wide, Layout::unaligned};
 }
 
-inline void check_quantize_rows_fp8(at::Device device, at::ScalarType type, const std::vector<Fp8Shape>& shapes) {
+inline void check_quantize_rows_codes(at::Device device, at::ScalarType type, const std::vector<Fp8Shape>& shapes,
+                                      Codes kind = Codes::e4m3) {
     ops::Context ctx(device);
     for (const Fp8Shape& shape : shapes)
         for (const Layout layout : fp8_layouts(device)) {
             SCOPED_TRACE(case_name("rows", shape.rows, shape.columns, c10::toString(type), name_of(layout)));
             const at::Tensor x = slice_of(fp8_rows(shape.rows, shape.columns), type, layout);
             const at::Tensor on_device = copy_with_storage(x, device);
-            const ops::CodedMatrix out = poisoned_fp8(shape.rows, shape.columns, device);
+            const ops::CodedMatrix out = poisoned_codes(shape.rows, shape.columns, device, kind);
             ops::quantize_rows(ctx, on_device, out);
             expect_codes_of(x, out);
             EXPECT_TRUE(same_bits(copy_with_storage(on_device, at::kCPU), x)) << "the input was changed";
+            if (kind == Codes::int8) continue;
             const at::Tensor back = copy_with_storage(on_device, device);
             ops::dequantize_rows(ctx, out, back);
             const at::Tensor values = out.codes.to(at::kCPU).to(at::kFloat) * out.scales.to(at::kCPU).unsqueeze(1);
@@ -89,7 +108,8 @@ inline void check_quantize_columns_fp8(at::Device device, at::ScalarType type, c
         }
 }
 
-inline void check_rms_norm_fp8(at::Device device, at::ScalarType type, const std::vector<Fp8Shape>& shapes) {
+inline void check_rms_norm_codes(at::Device device, at::ScalarType type, const std::vector<Fp8Shape>& shapes,
+                                 Codes kind = Codes::e4m3) {
     ops::Context ctx(device);
     for (const Fp8Shape& shape : shapes)
         for (const Layout layout : fp8_layouts(device))
@@ -102,8 +122,8 @@ inline void check_rms_norm_fp8(at::Device device, at::ScalarType type, const std
                 const at::Tensor plain = copy_with_storage(poison, device), y = copy_with_storage(poison, device);
                 const at::Tensor rstd = at::full({shape.rows}, NAN, x.options().dtype(at::kFloat)),
                                  rstd8 = rstd.clone();
-                const ops::CodedMatrix out = poisoned_fp8(shape.rows, shape.columns, device),
-                                       alone = poisoned_fp8(shape.rows, shape.columns, device);
+                const ops::CodedMatrix out = poisoned_codes(shape.rows, shape.columns, device, kind),
+                                       alone = poisoned_codes(shape.rows, shape.columns, device, kind);
                 ops::rms_norm_forward(ctx, x, weight, 1e-5, plain, rstd);
                 ops::rms_norm_forward_coded(ctx, x, weight, 1e-5, y, rstd8, out);
                 EXPECT_TRUE(same_bits(y.cpu(), plain.cpu()));
@@ -117,7 +137,8 @@ inline void check_rms_norm_fp8(at::Device device, at::ScalarType type, const std
             }
 }
 
-inline void check_swiglu_fp8(at::Device device, at::ScalarType type, const std::vector<Fp8Shape>& shapes) {
+inline void check_swiglu_codes(at::Device device, at::ScalarType type, const std::vector<Fp8Shape>& shapes,
+                               Codes kind = Codes::e4m3) {
     ops::Context ctx(device);
     for (const Fp8Shape& shape : shapes)
         for (const Layout layout : fp8_layouts(device)) {
@@ -129,8 +150,8 @@ inline void check_swiglu_fp8(at::Device device, at::ScalarType type, const std::
             const auto copy = [&](const at::Tensor& t) { return copy_with_storage(t, device); };
 
             const at::Tensor act = copy(poison), act8 = copy(poison);
-            const ops::CodedMatrix out = poisoned_fp8(rows, columns, device),
-                                   alone = poisoned_fp8(rows, columns, device);
+            const ops::CodedMatrix out = poisoned_codes(rows, columns, device, kind),
+                                   alone = poisoned_codes(rows, columns, device, kind);
             ops::swiglu_forward(ctx, gu, act);
             ops::swiglu_forward_coded(ctx, gu, act8, out);
             EXPECT_TRUE(same_bits(act8.cpu(), act.cpu()));
@@ -144,7 +165,7 @@ inline void check_swiglu_fp8(at::Device device, at::ScalarType type, const std::
             const at::Tensor rebuilt = copy(poison), replaced = copy(dact), kept = copy(dact);
             for (const auto& [from, to] : {std::pair{kept, rebuilt}, {replaced, replaced}, {kept, at::Tensor()}}) {
                 const at::Tensor gradient = copy(gu);
-                const ops::CodedMatrix codes = poisoned_fp8(rows, 2 * columns, device);
+                const ops::CodedMatrix codes = poisoned_codes(rows, 2 * columns, device, kind);
                 ops::swiglu_backward_coded(ctx, from, gradient, to, codes);
                 EXPECT_TRUE(same_bits(gradient.cpu(), plain.cpu()));
                 expect_codes_of(plain, codes);
@@ -158,7 +179,8 @@ struct Fp8Heads {
     int64_t rows, turned, kept, head_dim;
 };
 
-inline void check_rope_fp8(at::Device device, at::ScalarType type, const std::vector<Fp8Heads>& shapes) {
+inline void check_rope_codes(at::Device device, at::ScalarType type, const std::vector<Fp8Heads>& shapes,
+                             Codes kind = Codes::e4m3) {
     ops::Context ctx(device);
     for (const Fp8Heads& shape : shapes)
         for (const Layout layout : fp8_layouts(device))
@@ -174,7 +196,7 @@ inline void check_rope_fp8(at::Device device, at::ScalarType type, const std::ve
                     plain.as_strided({shape.rows, shape.turned, shape.head_dim}, {plain.stride(0), shape.head_dim, 1},
                                      plain.storage_offset());
                 ops::rope_apply(ctx, turned, cos, sin, backward);
-                const ops::CodedMatrix out = poisoned_fp8(shape.rows, columns, device);
+                const ops::CodedMatrix out = poisoned_codes(shape.rows, columns, device, kind);
                 ops::rope_apply_coded(ctx, x, shape.turned, cos, sin, backward, out);
                 EXPECT_TRUE(same_bits(x.cpu(), plain.cpu()));
                 expect_codes_of(plain, out);
@@ -187,13 +209,15 @@ inline const std::vector<Fp8Shape> fp8_vocabularies = {{3, 65544}, {5, 73728}, {
 inline const std::vector<Fp8Shape> fp8_heads = {{65544, 8}, {128256, 72}, {151936, 16}};
 
 /// A value that is not finite makes its row's scale not finite, and no other's; what follows a norm too.
-inline void expect_fp8_keeps_what_is_not_finite(at::Device device, at::ScalarType type, int64_t columns = 64) {
+inline void expect_codes_keep_what_is_not_finite(at::Device device, at::ScalarType type, int64_t columns = 64,
+                                                 Codes kind = Codes::e4m3) {
     ops::Context ctx(device);
     const at::Tensor x = fp8_rows(7, columns).to(type);
     x[3][5] = INFINITY;
     x[4][columns - 1] = NAN;
     x[6][0] = -INFINITY;
-    const ops::CodedMatrix out = poisoned_fp8(7, columns, device), of_norm = poisoned_fp8(7, columns, device);
+    const ops::CodedMatrix out = poisoned_codes(7, columns, device, kind),
+                           of_norm = poisoned_codes(7, columns, device, kind);
     ops::quantize_rows(ctx, x.to(device), out);
     std::vector<ops::CodedMatrix> all{out};
     const at::Tensor rstd = at::empty({7}, at::TensorOptions(at::kFloat).device(device));
@@ -203,7 +227,8 @@ inline void expect_fp8_keeps_what_is_not_finite(at::Device device, at::ScalarTyp
         all.push_back(of_norm);
     }
     for (const ops::CodedMatrix& made : all) {
-        const at::Tensor values = made.codes.cpu().to(at::kFloat) * made.scales.cpu().unsqueeze(1);
+        const at::Tensor scales = kind == Codes::int8 ? made.scales.cpu().sum(0) : made.scales.cpu(),
+                         values = made.codes.cpu().to(at::kFloat) * scales.unsqueeze(1);
         const at::Tensor finite = values.isfinite().all(1);
         for (int64_t row = 0; row < 7; ++row)
             EXPECT_EQ(finite[row].item<bool>(), row != 3 && row != 4 && row != 6) << row;

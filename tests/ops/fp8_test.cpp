@@ -16,21 +16,22 @@ class Fp8Test : public ::testing::Test {
 };
 
 TEST_F(Fp8Test, RowsHaveLibTorchsCodes) {
-    for (const at::ScalarType type : testing::compute_dtypes) testing::check_quantize_rows_fp8(at::kCPU, type, shapes);
+    for (const at::ScalarType type : testing::compute_dtypes)
+        testing::check_quantize_rows_codes(at::kCPU, type, shapes);
 }
 
 TEST_F(Fp8Test, LongRowsHaveLibTorchsCodes) {
-    testing::check_quantize_rows_fp8(at::kCPU, at::kBFloat16, {{4, 34816}, {2, 37888}, {2, 57344}, {3, 65537}});
-    testing::check_quantize_rows_fp8(at::kCPU, at::kBFloat16, testing::fp8_vocabularies);
+    testing::check_quantize_rows_codes(at::kCPU, at::kBFloat16, {{4, 34816}, {2, 37888}, {2, 57344}, {3, 65537}});
+    testing::check_quantize_rows_codes(at::kCPU, at::kBFloat16, testing::fp8_vocabularies);
     testing::check_quantize_columns_fp8(at::kCPU, at::kBFloat16, testing::fp8_heads);
-    testing::check_swiglu_fp8(at::kCPU, at::kBFloat16, {{4, 17408}, {2, 18944}, {2, 28672}, {3, 18947}});
+    testing::check_swiglu_codes(at::kCPU, at::kBFloat16, {{4, 17408}, {2, 18944}, {2, 28672}, {3, 18947}});
 }
 
 TEST_F(Fp8Test, ServesComputeCapability90Alone) {
     EXPECT_TRUE(ops::coded_serves(9, 0));
     for (const auto& [major, minor] : {std::pair{7, 5}, {8, 0}, {8, 6}, {8, 9}, {10, 0}, {10, 3}, {12, 0}, {12, 1}})
         EXPECT_FALSE(ops::coded_serves(major, minor)) << major << "." << minor;
-    EXPECT_TRUE(ops::coded_available(at::kCPU));
+    EXPECT_TRUE(ops::coded_available(at::kCPU, spec::Codes::int8));
 }
 
 TEST_F(Fp8Test, EveryCodeIsReached) {
@@ -69,22 +70,22 @@ TEST_F(Fp8Test, ColumnsAreTheRowsOfTheTranspose) {
 }
 
 TEST_F(Fp8Test, NormEqualsItsPartsBitForBit) {
-    for (const at::ScalarType type : testing::compute_dtypes) testing::check_rms_norm_fp8(at::kCPU, type, shapes);
+    for (const at::ScalarType type : testing::compute_dtypes) testing::check_rms_norm_codes(at::kCPU, type, shapes);
 }
 
 TEST_F(Fp8Test, SwigluEqualsItsPartsBitForBit) {
-    for (const at::ScalarType type : {at::kBFloat16, at::kFloat}) testing::check_swiglu_fp8(at::kCPU, type, shapes);
+    for (const at::ScalarType type : {at::kBFloat16, at::kFloat}) testing::check_swiglu_codes(at::kCPU, type, shapes);
 }
 
 TEST_F(Fp8Test, RopeEqualsItsPartsBitForBit) {
     for (const at::ScalarType type : {at::kBFloat16, at::kFloat})
-        testing::check_rope_fp8(at::kCPU, type,
-                                {{1, 1, 0, 2}, {5, 3, 2, 6}, {7, 5, 1, 64}, {2, 0, 2, 16}, {0, 2, 1, 16}});
+        testing::check_rope_codes(at::kCPU, type,
+                                  {{1, 1, 0, 2}, {5, 3, 2, 6}, {7, 5, 1, 64}, {2, 0, 2, 16}, {0, 2, 1, 16}});
 }
 
 TEST_F(Fp8Test, KeepsWhatIsNotFinite) {
     for (const at::ScalarType type : testing::compute_dtypes)
-        testing::expect_fp8_keeps_what_is_not_finite(at::kCPU, type);
+        testing::expect_codes_keep_what_is_not_finite(at::kCPU, type);
 }
 
 TEST_F(Fp8Test, TakesBothNamesOfTheCodes) {
@@ -96,7 +97,8 @@ TEST_F(Fp8Test, TakesBothNamesOfTheCodes) {
 }
 
 TEST_F(Fp8Test, ViewsOfScratch) {
-    const ops::CodedMatrix scratch = testing::poisoned_fp8(8, 100, at::kCPU), view = ops::coded_view(scratch, 5, 96);
+    const ops::CodedMatrix scratch = testing::poisoned_fp8(8, 100, at::kCPU),
+                           view = ops::coded_view(scratch, 5, 96, at::kFloat8_e4m3fn);
     EXPECT_EQ(view.codes.sizes(), at::IntArrayRef({5, 96}));
     EXPECT_EQ(view.codes.const_data_ptr(), scratch.codes.const_data_ptr());
     EXPECT_EQ(view.scales.sizes(), at::IntArrayRef({5}));

@@ -6,10 +6,10 @@
 #include <set>
 
 #include "ops/fp8_testing.h"
-#include "src/ops/gemm_fp8_choice.h"
+#include "src/ops/gemm_coded_choice.h"
 #include "unsloth/core/error.h"
 #if UNSLOTH_CUDA
-#include "kernels/fp8_gemm_sm90.h"
+#include "kernels/coded_gemm_sm90.h"
 #endif
 
 namespace unsloth::ops {
@@ -25,31 +25,37 @@ TEST_F(GemmFp8Test, MatchesFp64) {
     struct Size {
         int64_t m, n, k, rank;
     };
-    for (const at::ScalarType type : {at::kBFloat16, at::kFloat})
-        for (const Size& s : {Size{1, 8, 16, 8}, Size{5, 24, 48, 0}, Size{33, 40, 272, 16}, Size{16, 64, 1024, 48}}) {
-            SCOPED_TRACE(cat(c10::toString(type), " m ", s.m, " n ", s.n, " k ", s.k, " rank ", s.rank));
-            GemmCoded g{.x = random_fp8(s.m, s.k, at::kCPU, 0.01), .w = random_fp8(s.n, s.k, at::kCPU, 1e-3)};
-            // Slices of wider buffers: [x | u] as the model lays them out, and columns beside out.
-            const at::Tensor wide = at::full({s.m, s.n + 16}, 77.0, type);
-            g.out = wide.narrow(1, 8, s.n);
-            if (s.rank > 0) {
-                g.u = at::randn({s.m, s.rank + 8}).to(type).narrow(1, 8, s.rank);
-                g.b = at::randn({s.n, s.rank}).to(type);
+    for (const bool int8 : {false, true})
+        for (const at::ScalarType type : {at::kBFloat16, at::kFloat})
+            for (const Size& s :
+                 {Size{1, 8, 16, 8}, Size{5, 24, 48, 0}, Size{33, 40, 272, 16}, Size{16, 64, 1024, 48}}) {
+                SCOPED_TRACE(cat(c10::toString(type), " m ", s.m, " n ", s.n, " k ", s.k, " rank ", s.rank));
+                GemmCoded g{.x = random_fp8(s.m, s.k, at::kCPU, 0.01), .w = random_fp8(s.n, s.k, at::kCPU, 1e-3)};
+                if (int8) {
+                    g.x = random_int8(s.m, s.k, at::kCPU, 0.01, true);
+                    g.w = random_int8(s.n, s.k, at::kCPU, 1e-3, false);
+                }
+                // Slices of wider buffers: [x | u] as the model lays them out, and columns beside out.
+                const at::Tensor wide = at::full({s.m, s.n + 16}, 77.0, type);
+                g.out = wide.narrow(1, 8, s.n);
+                if (s.rank > 0) {
+                    g.u = at::randn({s.m, s.rank + 8}).to(type).narrow(1, 8, s.rank);
+                    g.b = at::randn({s.n, s.rank}).to(type);
+                }
+                const double allowed = type == at::kBFloat16 ? 2.5e-3 : 1e-6;
+                gemm_coded(ctx, g);
+                EXPECT_LT(relative_error(g.out, exact(g)), allowed);
+                g.bias = at::randn({s.n}).to(type);
+                g.residual = at::randn({s.m, s.n + 8}).to(type).narrow(1, 0, s.n);
+                gemm_coded(ctx, g);
+                EXPECT_LT(relative_error(g.out, exact(g)), allowed);
+                g.residual = g.out;  // in place
+                const at::Tensor expected = exact(g);
+                gemm_coded(ctx, g);
+                EXPECT_LT(relative_error(g.out, expected), allowed);
+                EXPECT_TRUE((wide.narrow(1, 0, 8) == 77.0).all().item<bool>());
+                EXPECT_TRUE((wide.narrow(1, s.n + 8, 8) == 77.0).all().item<bool>());
             }
-            const double allowed = type == at::kBFloat16 ? 2.5e-3 : 1e-6;
-            gemm_coded(ctx, g);
-            EXPECT_LT(relative_error(g.out, exact(g)), allowed);
-            g.bias = at::randn({s.n}).to(type);
-            g.residual = at::randn({s.m, s.n + 8}).to(type).narrow(1, 0, s.n);
-            gemm_coded(ctx, g);
-            EXPECT_LT(relative_error(g.out, exact(g)), allowed);
-            g.residual = g.out;  // in place
-            const at::Tensor expected = exact(g);
-            gemm_coded(ctx, g);
-            EXPECT_LT(relative_error(g.out, expected), allowed);
-            EXPECT_TRUE((wide.narrow(1, 0, 8) == 77.0).all().item<bool>());
-            EXPECT_TRUE((wide.narrow(1, s.n + 8, 8) == 77.0).all().item<bool>());
-        }
 }
 
 TEST_F(GemmFp8Test, TakesBothNamesOfTheCodes) {
@@ -97,24 +103,32 @@ TEST_F(GemmFp8Test, RejectsWhatDoesNotFit) {
     EXPECT_THROW(gemm_coded(ctx, bad), CheckError);
 }
 
+TEST(Int8GemmTile, FollowsFromTheSize) {
+    EXPECT_EQ(int8_gemm_tile(132, 16384, 28672).columns, 192);
+    EXPECT_EQ(int8_gemm_tile(132, 16384, 28672).cluster, 2);
+    EXPECT_EQ(int8_gemm_tile(132, 16384, 4096).columns, 192);
+    EXPECT_EQ(int8_gemm_tile(132, 512, 4096).columns, 128);  // one wave either way
+    EXPECT_EQ(int8_gemm_tile(132, 512, 4096).cluster, 1);
+}
+
 const spec::KernelTable& h200() {
     static const auto table = spec::built_in_kernels({"NVIDIA H200", 90, 132});
     return *table;
 }
 
-TEST(Fp8GemmChoice, WithoutATableTheLibraryComputes) {
-    EXPECT_FALSE(fp8_gemm_choice({}, 16384, 28672, 4096, 16).own);
+TEST(CodedGemmChoice, WithoutATableTheLibraryComputes) {
+    EXPECT_FALSE(coded_gemm_choice({}, 16384, 28672, 4096, 16).own);
 }
 
-TEST(Fp8GemmChoice, ATailTakesTheOwnKernelWhereItWasMeasured) {
+TEST(CodedGemmChoice, ATailTakesTheOwnKernelWhereItWasMeasured) {
     const auto h100 = spec::built_in_kernels({"NVIDIA H100 80GB HBM3", 90, 132});
-    EXPECT_TRUE(fp8_gemm_choice(h200(), 16384, 28672, 4096, 16).own);
-    EXPECT_TRUE(fp8_gemm_choice(*h100, 16384, 28672, 4096, 16).own);
-    EXPECT_FALSE(fp8_gemm_choice(h200(), 16384, 28672, 4096, 0).own);  // without one the library is as fast
+    EXPECT_TRUE(coded_gemm_choice(h200(), 16384, 28672, 4096, 16).own);
+    EXPECT_TRUE(coded_gemm_choice(*h100, 16384, 28672, 4096, 16).own);
+    EXPECT_FALSE(coded_gemm_choice(h200(), 16384, 28672, 4096, 0).own);  // without one the library is as fast
 }
 
-TEST(Fp8GemmChoice, TilesFollowWhatWasMeasured) {
-    const auto tile = [&](int64_t m, int64_t n) { return fp8_gemm_choice(h200(), m, n, 4096, 16).tile; };
+TEST(CodedGemmChoice, TilesFollowWhatWasMeasured) {
+    const auto tile = [&](int64_t m, int64_t n) { return coded_gemm_choice(h200(), m, n, 4096, 16).tile; };
     for (const int64_t n : {4096, 6144, 14336, 28672}) EXPECT_EQ(tile(16384, n).columns, 256) << n;
     EXPECT_EQ(tile(512, 6144).columns, 192);  // 128 tiles for 132 multiprocessors
     EXPECT_EQ(tile(512, 4096).columns, 128);
@@ -123,7 +137,7 @@ TEST(Fp8GemmChoice, TilesFollowWhatWasMeasured) {
     EXPECT_EQ(tile(128, 4096).cluster, 1);
 }
 
-TEST(Fp8GemmChoice, AChoiceForOneProductGoesBeforeTheWaves) {
+TEST(CodedGemmChoice, AChoiceForOneProductGoesBeforeTheWaves) {
     spec::KernelTable table = h200();
     table.choices.insert(table.choices.begin(), {.op = spec::KernelOperator::gemm_fp8,
                                                  .n = {4096, 4096},
@@ -132,20 +146,20 @@ TEST(Fp8GemmChoice, AChoiceForOneProductGoesBeforeTheWaves) {
                                                  .parameters = {192}});
     table.choices.insert(table.choices.begin(),
                          {.op = spec::KernelOperator::gemm_fp8, .n = {6144, 6144}, .rank = {1, 64}});
-    EXPECT_EQ(fp8_gemm_choice(table, 16384, 4096, 4096, 16).tile.columns, 192);
-    EXPECT_EQ(fp8_gemm_choice(table, 16384, 4096, 4096, 128).tile.columns, 256);
-    EXPECT_FALSE(fp8_gemm_choice(table, 16384, 6144, 4096, 16).own);
+    EXPECT_EQ(coded_gemm_choice(table, 16384, 4096, 4096, 16).tile.columns, 192);
+    EXPECT_EQ(coded_gemm_choice(table, 16384, 4096, 4096, 128).tile.columns, 256);
+    EXPECT_FALSE(coded_gemm_choice(table, 16384, 6144, 4096, 16).own);
 }
 
 #if UNSLOTH_CUDA
-TEST(Fp8GemmChoice, TheBuiltInTablesNameTilesThatAreBuilt) {
-    const std::vector<kernels::Fp8Tile> built = kernels::fp8_gemm_tiles();
+TEST(CodedGemmChoice, TheBuiltInTablesNameTilesThatAreBuilt) {
+    const std::vector<kernels::CodedTile> built = kernels::coded_gemm_tiles(kernels::CodeFormat::e4m3);
     for (const char* card : {"NVIDIA H200", "NVIDIA H100 80GB HBM3"}) {
         std::set<int64_t> named;
         for (const spec::KernelChoice& choice : spec::built_in_kernels({card, 90, 132})->choices)
             if (choice.op == spec::KernelOperator::gemm_fp8) named.insert(choice.parameters.at(0));
         std::set<int64_t> shared, alone;
-        for (const kernels::Fp8Tile& tile : built) (tile.cluster == 2 ? shared : alone).insert(tile.columns);
+        for (const kernels::CodedTile& tile : built) (tile.cluster == 2 ? shared : alone).insert(tile.columns);
         EXPECT_EQ(named, alone) << card << ": what no table names need not be built";
         EXPECT_EQ(named, shared) << card;
     }

@@ -1,4 +1,4 @@
-// compute_dtype fp8_backward and fp8_both: what they do to gradients and losses, and what they refuse.
+// compute_dtype fp8_backward, int8 and fp8_both: what they do to gradients and losses, and what they refuse.
 #include "train/support.h"
 #include "unsloth/ops/coded_rows.h"
 
@@ -9,7 +9,10 @@ using namespace test;
 
 struct Fp8Case {
     std::string device, compute_dtype;
-    bool forward() const { return compute_dtype == "fp8_both"; }
+    bool forward() const { return compute_dtype != "fp8_backward"; }
+    /// How many times bf16's distance from fp32 the gradient of a tensor may have: e4m3 keeps 3 bits of mantissa, bf16
+    /// 7, of the base products' operands alone but in all of them; int8 a step of 1 / 254 of a block's range.
+    double times() const { return compute_dtype == "fp8_both" ? 24 : 5; }
 };
 void PrintTo(const Fp8Case& c, std::ostream* out) {
     *out << c.compute_dtype << " on " << c.device;
@@ -69,8 +72,6 @@ TEST_P(Fp8Training, StaysNearTheUnquantisedRun) {
     }
     EXPECT_EQ(coded.steps[0].outcome.loss == plain.steps[0].outcome.loss, !GetParam().forward());
     EXPECT_NE(coded.steps[0].outcome.grad_norm, plain.steps[0].outcome.grad_norm) << "nothing was quantised";
-    // e4m3 keeps 3 bits of mantissa, bf16 keeps 7: 16 times the rounding, of the base products' operands alone but in
-    // all of them.
     const Course exact = with({"--model.dtype", "float32", "--training.max_steps", "1"});
     const Course bf16 = with({"--model.dtype", "bfloat16", "--training.max_steps", "1"});
     double worst = 0;
@@ -78,7 +79,7 @@ TEST_P(Fp8Training, StaysNearTheUnquantisedRun) {
         if (name.find("lora_A") != std::string::npos) continue;  // zero as long as B is
         const double of_fp8 = relative_frobenius(coded.first_gradients.at(name), gradient);
         const double of_bf16 = relative_frobenius(bf16.first_gradients.at(name), gradient);
-        EXPECT_LT(of_fp8, (GetParam().forward() ? 24 : 5) * of_bf16) << name;
+        EXPECT_LT(of_fp8, GetParam().times() * of_bf16) << name;
         worst = std::max(worst, of_fp8 / of_bf16);
         EXPECT_LT(of_fp8, 0.6) << name;
     }
@@ -222,9 +223,9 @@ TEST(Fp8Plan, HoldsWhatItsProductsRead) {
         EXPECT_EQ(bytes(both.resident(), "layer weights", "codes"), 2 * weights);
         EXPECT_EQ(bytes(dx.resident(), "expanded layer") > 0, !cached);
         EXPECT_EQ(bytes(both.resident(), "expanded layer"), 0);
-        EXPECT_EQ(bytes(without.step(), "scratch", "fp8"), 0);
-        EXPECT_GT(bytes(dx.step(), "scratch", "fp8"), 0);
-        EXPECT_LE(bytes(dx.step(), "scratch", "fp8"), bytes(both.step(), "scratch", "fp8"));
+        EXPECT_EQ(bytes(without.step(), "scratch", "codes"), 0);
+        EXPECT_GT(bytes(dx.step(), "scratch", "codes"), 0);
+        EXPECT_LE(bytes(dx.step(), "scratch", "codes"), bytes(both.step(), "scratch", "codes"));
         EXPECT_EQ(bytes(without.resident(), "embeddings", " codes"), 0);
         EXPECT_EQ(bytes(dx.resident(), "embeddings", " codes"), head);
         EXPECT_EQ(bytes(both.resident(), "embeddings", " codes"), 2 * head);
@@ -240,7 +241,7 @@ TEST(Fp8Plan, RefusesCardsWithoutSuchProducts) {
     GTEST_SKIP() << "built without CUDA";
 #endif
     const at::Device device(at::kCUDA, 0);
-    if (ops::coded_available(device)) GTEST_SKIP() << "this GPU serves";
+    if (ops::coded_available(device, spec::Codes::e4m3)) GTEST_SKIP() << "this GPU serves";
     model::LoadRequest request;
     request.device = device;
     request.dtype = at::kBFloat16;
@@ -267,7 +268,7 @@ double distance(const Tensors& got, const Tensors& exact) {
 }
 
 // On the CPU, in bfloat16 as on a GPU: codes of both passes' operands, of dx's alone, and none.
-TEST(Fp8Gradients, OfDxAloneAreNearerToFp32) {
+TEST(Fp8Gradients, OfDxAloneAndOfInt8AreNearerToFp32) {
     UNSLOTH_NEEDS_XZ();
     const ScratchFolder folder;
     std::vector<Row> rows(8);
@@ -287,9 +288,12 @@ TEST(Fp8Gradients, OfDxAloneAreNearerToFp32) {
     const Tensors exact = gradients("float32", "auto");
     const double none = distance(gradients("bfloat16", "auto"), exact),
                  dx = distance(gradients("bfloat16", "fp8_backward"), exact),
-                 both = distance(gradients("bfloat16", "fp8_both"), exact);
-    std::cout << "bf16 " << none << ", fp8_backward " << dx / none << " times that, fp8_both " << both / none
-              << " times\n";
+                 both = distance(gradients("bfloat16", "fp8_both"), exact),
+                 int8 = distance(gradients("bfloat16", "int8"), exact);
+    std::cout << "bf16 " << none << ", fp8_backward " << dx / none << " times that, int8 " << int8 / none
+              << " times, fp8_both " << both / none << " times\n";
+    EXPECT_GT(int8, 1.2 * none);
+    EXPECT_LT(int8, 0.45 * both);
     EXPECT_GT(dx, 1.5 * none);
     EXPECT_LT(dx, 4 * none);
     EXPECT_LT(dx, 0.4 * both);
@@ -336,31 +340,39 @@ TEST(Fp8Gradients, OfLlama8BLayersStayNearFp32) {
                                             "16"}));
     };
     const Tensors oracle = gradients("float32", "auto"), bf16 = gradients("bfloat16", "auto"),
-                  backward = gradients("bfloat16", "fp8_backward"), both = gradients("bfloat16", "fp8_both");
-    std::map<std::string, std::array<double, 3>> worst;  // module and matrix: of bf16, fp8_backward, fp8_both
+                  backward = gradients("bfloat16", "fp8_backward"), both = gradients("bfloat16", "fp8_both"),
+                  int8 = gradients("bfloat16", "int8");
+    std::map<std::string, std::array<double, 4>> worst;  // module and matrix: of bf16, fp8_backward, int8, fp8_both
     for (const auto& [name, exact] : oracle) {
         const double of_bf16 = relative_frobenius(bf16.at(name), exact),
                      of_backward = relative_frobenius(backward.at(name), exact),
-                     of_both = relative_frobenius(both.at(name), exact);
+                     of_both = relative_frobenius(both.at(name), exact),
+                     of_int8 = relative_frobenius(int8.at(name), exact);
         // 4 bits of mantissa fewer: 16 times the rounding, in the base's products alone.
         EXPECT_LT(of_both, 16 * of_bf16) << name;
         EXPECT_LT(of_both, 0.5) << name;  // random weights: what tokens contribute cancels, the rounding does not
         EXPECT_LT(of_backward, 0.75 * of_both) << name;
-        std::array<double, 3>& kind = worst[name.substr(name.find("layers.") + 9)];
-        kind = {std::max(kind[0], of_bf16), std::max(kind[1], of_backward), std::max(kind[2], of_both)};
+        EXPECT_LT(of_int8, 0.75 * of_both) << name;
+        std::array<double, 4>& kind = worst[name.substr(name.find("layers.") + 9)];
+        kind = {std::max(kind[0], of_bf16), std::max(kind[1], of_backward), std::max(kind[2], of_int8),
+                std::max(kind[3], of_both)};
     }
     for (const auto& [kind, of] : worst)
-        std::cout << kind << ": bf16 " << of[0] << ", fp8_backward " << of[1] << ", fp8_both " << of[2] << "\n";
+        std::cout << kind << ": bf16 " << of[0] << ", fp8_backward " << of[1] << ", int8 " << of[2] << ", fp8_both "
+                  << of[3] << "\n";
     const double of_bf16 = distance(bf16, oracle);
     EXPECT_LT(distance(backward, oracle), 4 * of_bf16);
+    EXPECT_LT(distance(int8, oracle), 4 * of_bf16);
     std::cout << "all as one vector: bf16 " << of_bf16 << ", fp8_backward " << distance(backward, oracle) / of_bf16
-              << " times that, fp8_both " << distance(both, oracle) / of_bf16 << " times\n";
+              << " times that, int8 " << distance(int8, oracle) / of_bf16 << " times, fp8_both "
+              << distance(both, oracle) / of_bf16 << " times\n";
 }
 
 std::vector<Fp8Case> fp8_cases() {
     std::vector<Fp8Case> cases;
     for (const std::string& device : built_devices())
-        for (const char* const compute_dtype : {"fp8_both", "fp8_backward"}) cases.push_back({device, compute_dtype});
+        for (const char* const compute_dtype : {"fp8_both", "fp8_backward", "int8"})
+            cases.push_back({device, compute_dtype});
     return cases;
 }
 INSTANTIATE_TEST_SUITE_P(All, Fp8Training, ::testing::ValuesIn(fp8_cases()),

@@ -50,10 +50,12 @@ TEST(HeadInFp8, IsWhereItCanBe) {
         int64_t codes = 0;
         const memory::Plan resident = plan.resident();
         for (const memory::Entry& entry : resident.entries()) codes += entry.name.starts_with("lm_head") ? 1 : 0;
-        EXPECT_EQ(codes, forward_coded(products) ? 5 : dx_coded(products) ? 3 : 1);  // with lm_head.weight
+        const bool dx = head_dx_codes(products) != spec::Codes::none;
+        const int64_t logits = products == CodedProducts::int8 ? 3 : forward_coded(products) ? 2 : 0;  // int8: factors
+        EXPECT_EQ(codes, 1 + logits + (dx ? 2 : 0));  // with lm_head.weight
         EXPECT_NE(plan.base_description().find(told), std::string::npos) << plan.base_description();
     };
-    for (const CodedProducts fp8 : {CodedProducts::dx, CodedProducts::both}) {
+    for (const CodedProducts fp8 : {CodedProducts::dx, CodedProducts::both, CodedProducts::int8}) {
         SCOPED_TRACE(name_of(fp8));
         const std::string stays = "lm_head in BFloat16 as ";
         expect(plan_of({}, fp8), fp8, ", lm_head too");
@@ -74,9 +76,20 @@ TEST(HeadInFp8, IsWhereItCanBe) {
     expect(plan_of({}, CodedProducts::none), CodedProducts::none, "");
 }
 
-ops::CodedMatrix codes_of(ops::Context& ctx, const at::Tensor& x) {
-    const ops::CodedMatrix codes{at::empty(x.sizes(), x.options().dtype(at::kFloat8_e4m3fn)),
-                                 at::empty({x.size(0)}, x.options().dtype(at::kFloat))};
+/// Of a product's w, and of its x.
+ops::CodedMatrix codes_of(ops::Context& ctx, const at::Tensor& w, spec::Codes kind) {
+    ops::CodedMatrix codes{at::empty(w.sizes(), w.options().dtype(ops::type_of(kind))),
+                           at::empty({w.size(0)}, w.options().dtype(at::kFloat))};
+    if (kind == spec::Codes::int8) codes.factors = at::empty({w.size(1)}, w.options().dtype(at::kBFloat16));
+    ops::quantize_rows(ctx, w, codes);
+    return codes;
+}
+ops::CodedMatrix codes_of(ops::Context& ctx, const at::Tensor& x, const ops::CodedMatrix& w, spec::Codes kind) {
+    const ops::CodedMatrix scratch{
+        at::empty({x.numel()}, x.options().dtype(at::kByte)),
+        at::empty({ops::scales_of(kind, x.size(0), x.size(1))}, x.options().dtype(at::kFloat))};
+    ops::CodedMatrix codes = ops::coded_view(scratch, x.size(0), x.size(1), ops::type_of(kind));
+    codes.factors = w.factors;
     ops::quantize_rows(ctx, x, codes);
     return codes;
 }
@@ -89,7 +102,7 @@ class Watching final : public model::HeadObjective {
     void chunk_loss(ops::Context& ctx, const model::Network& network, const model::MicroBatch& micro, int64_t first,
                     const at::Tensor& logits_CV, model::LogitsGradient gradient) override {
         const at::Tensor h_CD = micro.activations().head().h_nD.narrow(0, first, logits_CV.size(0));
-        expect_product(ctx, h_CD, w_VD_, logits_CV, forward_coded(fp8_), "logits");
+        expect_product(ctx, h_CD, w_VD_, logits_CV, forward_codes(fp8_), "logits");
         HeadObjective::chunk_loss(ctx, network, micro, first, logits_CV, gradient);
         dlogits_.push_back(logits_CV.clone());
     }
@@ -98,7 +111,7 @@ class Watching final : public model::HeadObjective {
         for (const at::Tensor& dlogits_CV : dlogits_) {
             const int64_t rows = dlogits_CV.size(0);
             const at::Tensor dh_CD = micro.activations().head().h_nD.narrow(0, first, rows);
-            expect_product(ctx, dlogits_CV, w_VD_.t().contiguous(), dh_CD, dx_coded(fp8_), "dx");
+            expect_product(ctx, dlogits_CV, w_VD_.t().contiguous(), dh_CD, head_dx_codes(fp8_), "dx");
             first += rows;
         }
         EXPECT_EQ(dlogits_.size(), 2U);
@@ -110,20 +123,22 @@ class Watching final : public model::HeadObjective {
   private:
     /// Up to the rounding of sums in another order, which a product's form may have.
     static void expect_product(ops::Context& ctx, const at::Tensor& x, const at::Tensor& w, const at::Tensor& got,
-                               bool in_fp8, const char* what) {
+                               spec::Codes kind, const char* what) {
         const auto distance = [&](const at::Tensor& from) {
             return ((got.to(at::kDouble) - from.to(at::kDouble)).norm() / got.to(at::kDouble).norm()).item<double>();
         };
         const at::Tensor plain = at::empty_like(got), coded = at::empty_like(got);
         ops::gemm(ctx, {.a = x, .b = w, .out = plain, .transpose_b = true});
-        if (!in_fp8) {
+        if (kind == spec::Codes::none) {
             EXPECT_LT(distance(plain), 2e-3) << what;
             return;
         }
-        ops::gemm_coded(ctx, {.x = codes_of(ctx, x), .w = codes_of(ctx, w), .out = coded});
+        const ops::CodedMatrix w8 = codes_of(ctx, w, kind);
+        ops::gemm_coded(ctx, {.x = codes_of(ctx, x, w8, kind), .w = w8, .out = coded});
         EXPECT_LT(distance(coded), 2e-3) << what;
-        EXPECT_GT(distance(plain), 0.01) << what;
-        EXPECT_LT(distance(plain), 0.06) << what;
+        const bool int8 = kind == spec::Codes::int8;
+        EXPECT_GT(distance(plain), int8 ? 0.004 : 0.01) << what;
+        EXPECT_LT(distance(plain), int8 ? 0.02 : 0.06) << what;
     }
 
     at::Tensor w_VD_;
@@ -142,12 +157,14 @@ class HeadProducts : public ::testing::TestWithParam<std::string> {};
 TEST_P(HeadProducts, AreOfItsCodes) {
     UNSLOTH_NEEDS_DEVICE(GetParam());
     for (const Head& head : {Head{}, Head{.tied = true}, Head{.type = "int8"}, Head{.vocabulary = 1032}})
-        for (const CodedProducts fp8 : {CodedProducts::none, CodedProducts::dx, CodedProducts::both}) {
+        for (const CodedProducts fp8 :
+             {CodedProducts::none, CodedProducts::dx, CodedProducts::both, CodedProducts::int8}) {
             SCOPED_TRACE(cat(name_of(fp8), ", ", head.vocabulary, " ", head.type, head.tied ? ", tied" : ""));
             const model::ModelPlan plan =
                 plan_of(head, fp8, [](auto& request) { request.device = ops::choose_device(GetParam()); });
             const at::Device device = plan.request().device;
-            if (any(fp8) && !ops::coded_available(device)) GTEST_SKIP() << "this card has no such products";
+            if (any(fp8) && !ops::coded_available(device, dx_codes(fp8)))
+                GTEST_SKIP() << "this card has no such products";
             ops::Context ctx(device);
             model::Model model(ctx, plan.load(ctx));
             const at::Tensor scalars = on_device(spec::StepScalars{.inv_loss_divisor = 1.0F / 64, .loss_scale = 1.0F},

@@ -301,7 +301,7 @@ inline StepRun expect_settings_change_no_bit(const StepSplit& split, const std::
 inline void expect_codes_change_what_reads_them(const std::string& device, at::ScalarType dtype) {
     for (const StepSplit& split : {StepSplit{}, StepSplit{.micro_batches = 2, .equal_rows = false}}) {
         const StepRun without = run_ranks(split, {}, device, dtype)[0];
-        for (const auto fp8 : {spec::CodedProducts::dx, spec::CodedProducts::both}) {
+        for (const auto fp8 : {spec::CodedProducts::dx, spec::CodedProducts::both, spec::CodedProducts::int8}) {
             SCOPED_TRACE(cat(split.name(), ", ", name_of(fp8)));
             const StepRun run = expect_settings_change_no_bit(split, device, dtype, fp8);
             EXPECT_EQ(run.losses[0] == without.losses[0], fp8 == spec::CodedProducts::dx);

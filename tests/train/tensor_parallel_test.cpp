@@ -72,7 +72,7 @@ TEST_F(TensorParallelTest, CodesOfSlicesAreAsNearAsThoseOfOneProcess) {
             }
             return std::sqrt(squares / of_exact);
         };
-        for (const char* const compute_dtype : {"fp8_backward", "fp8_both"}) {
+        for (const char* const compute_dtype : {"fp8_backward", "fp8_both", "int8"}) {
             const Flags coded{"--model.compute_dtype", compute_dtype};
             const double one = distance(train_rank(config(kind, coded), nullptr, 1));
             EXPECT_GT(one, 0.005);

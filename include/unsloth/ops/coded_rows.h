@@ -1,15 +1,21 @@
-// Rows in 8-bit floats: e4m3 codes with one fp32 scale a row (Micikevicius et al., "FP8 Formats for Deep
-// Learning", 2022), made together with the rows.
+// Rows in 8 bits, made together with the rows: e4m3 codes with one fp32 scale a row (Micikevicius et al., "FP8 Formats
+// for Deep Learning", 2022), or int8 codes with one for 256 columns of a row (of weights: for a row).
 //
-// scale = largest magnitude of the row / 448, but at least 2^-126, whose inverse is finite; 1 for a row of
-// zeros. code = value * (1 / scale), rounded to nearest, ties to even; no value exceeds 448 after the
-// product. Each function that makes a row and its codes equals the plain operator followed by
-// quantize_rows: what is quantised is the rounded result. A row with a value that is not finite gets a
-// scale that is not finite, so that products with it are not finite either; its codes are unspecified.
+// scale = largest magnitude / 448 (int8: 127), but at least 2^-126, whose inverse is finite; 1 where all are zeros.
+// code = value * (1 / scale), rounded to nearest, ties to even; no value exceeds 448 (127) after the product. Each
+// function that makes a row and its codes equals the plain operator followed by quantize_rows: what is quantised is the
+// rounded result. A value that is not finite makes its scale not finite, so that products with it are not finite
+// either; the codes are unspecified.
 //
-// CUDA: bf16 rows of a multiple of 8 columns, up to coded_longest_row (what makes no rows, quantize_rows and
-// dequantize_rows: 2^24), with 16-byte aligned starts. CPU: fp32, bf16 and f16, any shape, the same codes for the
-// same rows. CheckError otherwise. `codes` is contiguous, float8_e4m3fn or uint8.
+// int8 has no exponents, so weights are levelled before they become codes: a column whose largest magnitude is off the
+// columns' median by more than two powers of two is divided by the one that brings it there, and x is multiplied by it
+// (CodedMatrix::factors). A network computes the same when a channel is multiplied by a factor before a product and its
+// column of the weights divided by it, and trained ones have such channels (Xiao et al., "SmoothQuant", 2023; here the
+// factors follow from the weights alone, and cost no bit).
+//
+// CUDA: bf16 rows of a multiple of 8 columns, up to coded_longest_row (e4m3 of what makes no rows, quantize_rows and
+// dequantize_rows: 2^24), with 16-byte aligned starts. CPU: fp32, bf16 and f16, any shape, the same codes for the same
+// rows. CheckError otherwise.
 //
 // Legend: T tokens, C columns, D hidden, F intermediate, N outputs and K inputs of a weight, d head_dim, p =
 // d / 2.
@@ -17,32 +23,40 @@
 
 #include "unsloth/ops/context.h"
 #include "unsloth/ops/gemm_coded.h"
+#include "unsloth/spec/coded_products.h"
 
 namespace unsloth::ops {
 
-/// Whether cards of this compute capability multiply e4m3 matrices with a scale for each row. cuBLASLt has such
-/// products for 9.0 alone: 8.9 takes one scale a matrix, 10.0 and later scales of blocks.
+/// Whether cards of this compute capability multiply such matrices. cuBLASLt has products of e4m3 matrices with a scale
+/// for each row for 9.0 alone (8.9 takes one scale a matrix, 10.0 and later scales of blocks), and so have our kernels.
 constexpr bool coded_serves(int major, int minor) {
     return major == 9 && minor == 0;
 }
-/// Whether this device does; the CPU does, as the reference.
-bool coded_available(at::Device device);
+/// Whether this device does; the CPU does, as the reference. int8: and whether this build has the kernels, for the
+/// library has none.
+bool coded_available(at::Device device, spec::Codes codes);
 
 /// Columns of the longest row that this device makes together with its codes; a row of gate and up has 2F.
 int64_t coded_longest_row(at::Device device);
 
-/// The first rows x columns of scratch as a matrix: scratch.codes holds at least as many elements,
-/// scratch.scales as many rows.
-CodedMatrix coded_view(const CodedMatrix& scratch, int64_t rows, int64_t columns);
+/// The type of codes' elements.
+at::ScalarType type_of(spec::Codes codes);
+/// Scales of rows x columns of x.
+int64_t scales_of(spec::Codes codes, int64_t rows, int64_t columns);
 
-/// out [T, C] from x_TC, row stride free. Nothing where `out` is empty: nobody reads codes.
+/// The first rows x columns of scratch as x of a product: scratch.codes holds at least as many bytes, scratch.scales
+/// scales_of them; `type` that of the codes.
+CodedMatrix coded_view(const CodedMatrix& scratch, int64_t rows, int64_t columns, at::ScalarType type);
+
+/// out [T, C] from x_TC, row stride free. Nothing where `out` is empty: nobody reads codes. Where out is int8 with a
+/// scale a row it is a weight: levels x, and writes out.factors.
 void quantize_rows(Context& ctx, const at::Tensor& x_TC, const CodedMatrix& out_TC);
 
-/// out_TC = codes * scales, in fp32 and rounded once; row stride free, as quantize_rows takes rows.
+/// Of e4m3: out_TC = codes * scales, in fp32 and rounded once; row stride free, as quantize_rows takes rows.
 void dequantize_rows(Context& ctx, const CodedMatrix& x_TC, const at::Tensor& out_TC);
 
-/// out [K, N]: the transpose of w_NK, quantised by its own rows. For loading: reads w twice, below copy
-/// speed. CUDA: N a multiple of 4 and K of 8, w's rows aligned to 16 bytes.
+/// out [K, N]: the transpose of w_NK, quantised by its own rows, int8 as quantize_rows does weights. For loading: reads
+/// w twice, below copy speed. CUDA, e4m3: N a multiple of 4 and K of 8, w's rows aligned to 16 bytes.
 void quantize_columns(Context& ctx, const at::Tensor& w_NK, const CodedMatrix& out_KN);
 
 /// rms_norm_forward, and y's codes. y_TD may be undefined: the codes alone are wanted.

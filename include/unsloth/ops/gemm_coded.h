@@ -1,5 +1,5 @@
-// Products of e4m3 matrices with scales by row, and a bf16 low-rank term behind them: the base product of a
-// LoRA linear layer in 8 bits.
+// Products of matrices of 8-bit codes, and a bf16 low-rank term behind them: the base product of a LoRA linear layer in
+// 8 bits.
 #pragma once
 
 #include <optional>
@@ -8,11 +8,21 @@
 
 namespace unsloth::ops {
 
-/// A matrix as 8-bit floating codes: value[i, j] = scales[i] * e4m3(codes[i, j]). Empty: both undefined.
+/// A matrix as 8-bit codes (ops/coded_rows.h). Empty: codes undefined.
+///
+/// e4m3: value[i, j] = scales[i] codes[i, j]. int8, of a product's w: scales[i] codes[i, j] factors[j]; of its x:
+/// scales[j / 256, i] codes[i, j] / factors[j]. In the product the factors cancel.
 struct CodedMatrix {
-    at::Tensor codes;   ///< [rows, cols] uint8 or float8_e4m3fn, contiguous; no NaN codes
-    at::Tensor scales;  ///< [rows] fp32, contiguous
+    at::Tensor codes;   ///< [rows, cols] int8, or float8_e4m3fn or uint8 (e4m3), contiguous; no NaN codes
+    at::Tensor scales;  ///< fp32. [rows], contiguous; of int8's x [cols / 256 rounded up, rows], row stride a multiple
+                        ///< of 4
+    at::Tensor factors = {};  ///< int8 alone: [cols] bf16, powers of two; undefined: ones
 };
+
+constexpr int64_t int8_block = 256;  ///< columns of x that share a scale
+inline bool is_int8(const CodedMatrix& matrix) {
+    return matrix.codes.scalar_type() == at::kChar;
+}
 
 /// out = x w^T + u b^T + residual + bias. Forward of a layer: w holds W's rows; backward: the transpose of W,
 /// quantised by its own rows, is w, and dy is x.
@@ -24,17 +34,17 @@ struct GemmCoded {
     std::optional<at::Tensor> b = {};         ///< [N, R] likewise, present when u is
     std::optional<at::Tensor> residual = {};  ///< [M, N], out's dtype, row stride free; may be out itself
     std::optional<at::Tensor> bias = {};      ///< [N], contiguous, out's dtype
-    const char* label = "gemm fp8";           ///< its name in a profile
+    const char* label = "gemm coded";         ///< its name in a profile
 };
 
 /// CUDA: our own kernel where ctx.kernels says so, else cuBLASLt, with
 /// u b^T (+ residual) as a product of its own before; ctx.workspace serves both. Our kernel rounds once; the
 /// library's way rounds u b^T + residual to bf16 as well. Sums over K stay in the tensor cores' accumulators,
 /// whose precision ends near 14 bits: relative L2 error beside bf16's rounding 1.3e-3 at K = 4096, 2.9e-3 at
-/// 14336, 4.4e-3 at 28672. The same bits each time. CPU: fp32 products of the dequantised matrices, one
-/// rounding. Addresses and row strides are multiples of 16 bytes on CUDA (those of u, b and residual too).
-/// CheckError otherwise, for mismatched shapes, dtypes or devices, and on a card that has no such product. M
-/// of 0 is allowed.
+/// 14336, 4.4e-3 at 28672; those of int8 codes are exact in each block of 256, and fp32 beyond. int8 products are our
+/// own kernel's alone. The same bits each time. CPU: fp32 products of the dequantised matrices, one rounding. Addresses
+/// and row strides are multiples of 16 bytes on CUDA (those of u, b and residual too). CheckError otherwise, for
+/// mismatched shapes, dtypes or devices, and on a card that has no such product. M of 0 is allowed.
 void gemm_coded(Context& ctx, const GemmCoded& args);
 
 }  // namespace unsloth::ops

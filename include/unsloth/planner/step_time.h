@@ -76,9 +76,10 @@ class StepTime {
     const StepWork& work() const { return work_; }
 
   private:
-    const RateBySize& products_rates(bool fp8) const;
-    double products_ms(double parameters, double tokens, bool fp8) const;
-    double tiled_products_ms(double parameters, bool fp8) const;
+    /// Floating-point operations a second, in units of 10^12, of products of so many rows.
+    double products_tflops(spec::Codes codes, double rows) const;
+    double products_ms(double parameters, double tokens, spec::Codes codes) const;
+    double tiled_products_ms(double parameters, spec::Codes codes) const;
     double bytes_ms(double bytes) const;
     double head_ms() const;
     double update_ms() const;

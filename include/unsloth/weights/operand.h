@@ -29,12 +29,12 @@ struct TiledBase {
     ops::Nf4GemmChoice forward, backward;
 };
 
-/// e4m3 codes of W by its rows, for the forward product.
+/// Codes of W by its rows, for the forward product.
 struct CodedBase {
     ops::CodedMatrix w_NK;
 };
 
-/// e4m3 codes of W's transpose by its own rows, for dx.
+/// Codes of W's transpose by its own rows, for dx.
 struct CodedTranspose {
     ops::CodedMatrix w_KN;
     at::Tensor a_KR;  ///< A transposed

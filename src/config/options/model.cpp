@@ -63,13 +63,16 @@ void declare_model(OptionSet& options, ModelOptions& model) {
             "compute_dtype", model.compute_dtype,
             {{"auto", spec::CodedProducts::none},
              {"fp8_backward", spec::CodedProducts::dx},
+             {"int8", spec::CodedProducts::int8},
              {"fp8_both", spec::CodedProducts::both}},
             "Operands of the frozen base's products: auto: of type dtype; fp8_backward (or fp8): of the gradients of "
             "activations in e4m3, with a scale for each row of activations and of weights, so that a step's loss is "
             "that of auto in passes of as many rows (bfloat16 runs that train a LoRA; one byte a weight more than auto "
-            "takes); fp8_both: those of the forward pass, too, which is faster (about half the time for these "
-            "products, 2 bytes a weight) and takes gradients three times as far from fp32's. Adapters, attention and "
-            "an lm_head that is trained, or whose rows are no multiple of 16, stay in dtype.")
+            "takes); int8: of both passes in int8, with a scale for each row and 256 columns of activations and for "
+            "each row of weights, which is faster (little more than half the time for these products, 2 bytes a "
+            "weight) at gradients as near fp32's; fp8_both: of both passes in e4m3, which is a little faster yet and "
+            "takes gradients three times as far from fp32's. Adapters, attention and an lm_head that is trained, or "
+            "whose rows are no multiple of 16, stay in dtype.")
         .synonym("fp8", "fp8_backward",
                  "taken as fp8_backward; fp8_both, which this word meant before 2026-11-24, has forward products in 8 "
                  "bit, too")

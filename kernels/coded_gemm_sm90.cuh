@@ -1,13 +1,14 @@
-// The warps' roles in the e4m3 product with a bf16 tail (fp8_gemm_sm90.cu says how it is cut, and includes this): one
-// producer thread, two warpgroups of consumers, and a thread for each that moves its epilogue's tiles.
+// The warps' roles in the 8-bit product with a bf16 tail (coded_gemm_sm90.cu says how it is cut, and includes this):
+// one producer thread, two warpgroups of consumers, and a thread for each that moves its epilogue's tiles.
 #pragma once
 
+#include "kernels/coded_gemm.h"
 #include "kernels/common/device.cuh"
 #include "kernels/common/mma.cuh"
 #include "kernels/common/pipeline.cuh"
 #include "kernels/common/ptx.cuh"
 
-namespace unsloth::kernels::fp8_sm90 {
+namespace unsloth::kernels::coded_sm90 {
 
 constexpr int tile_rows = 128;
 constexpr int group_rows = 64;   // of a tile that one warpgroup multiplies
@@ -16,16 +17,20 @@ constexpr int box_columns = 64;  // of results: rows of 128 bytes
 constexpr int threads = 384;
 constexpr int shared_limit = 232448;
 
-template <int Columns_, int Cluster_>
+constexpr int block_stages = 2;  // of int8 codes that share a scale for each row of x: 256 of k
+
+template <CodeFormat Format, int Columns_, int Cluster_>
 struct Shape {
+    static constexpr bool int8 = Format == CodeFormat::int8;
     static constexpr int Columns = Columns_, Cluster = Cluster_;
     static constexpr int x_bytes = tile_rows * stage_k;
     static constexpr int stage_bytes = x_bytes + Columns * stage_k;
     static constexpr int scale_bytes = Columns * 4;
-    static constexpr int out_bytes = group_rows * Columns * 2;  // results of one warpgroup
+    static constexpr int row_scale_bytes = int8 ? tile_rows * 4 : 0;  // of a stage
+    static constexpr int out_bytes = group_rows * Columns * 2;        // results of one warpgroup
     static constexpr int rest = 2 * out_bytes + 2 * scale_bytes + 4 * 8;
-    static constexpr int stages = (shared_limit - rest) / (stage_bytes + 2 * 8);
-    static constexpr int shared_bytes = stages * (stage_bytes + 2 * 8) + rest;
+    static constexpr int stages = (shared_limit - rest) / (stage_bytes + row_scale_bytes + 2 * 8);
+    static constexpr int shared_bytes = stages * (stage_bytes + row_scale_bytes + 2 * 8) + rest;
     static constexpr int accumulators = Columns / 2;
     static constexpr int least_stages =
         stages / 2 + 1;  // of codes in a tile: the ring never reaches a third tile's scales
@@ -34,7 +39,9 @@ struct Shape {
 
 struct Params {
     CUtensorMap x, w, u, b, scale, residual, y;
-    const float* sx;
+    CUtensorMap row_scale;  // of int8 codes, where block b of row i lies at b * row_scale_stride + i
+    int row_scale_stride;
+    const float* sx;  // of e4m3 codes
     const __nv_bfloat16* bias;
     int rows, columns;
     int has_residual;
@@ -54,8 +61,10 @@ struct Shared {
     __device__ __forceinline__ uint32_t w(int slot) const { return x(slot) + S::x_bytes; }
     __device__ __forceinline__ uint32_t out(int group) const { return x(S::stages) + group * S::out_bytes; }
     __device__ __forceinline__ uint32_t scales(uint32_t odd) const { return out(2) + odd * S::scale_bytes; }
+    /// x's of the block of codes that ends with this stage.
+    __device__ __forceinline__ uint32_t row_scales(int slot) const { return scales(2) + slot * S::row_scale_bytes; }
     /// A stage's bytes have arrived; its readers are done.
-    __device__ __forceinline__ uint32_t full(int slot) const { return scales(2) + slot * 8; }
+    __device__ __forceinline__ uint32_t full(int slot) const { return row_scales(S::stages) + slot * 8; }
     __device__ __forceinline__ uint32_t empty(int slot) const { return full(S::stages) + slot * 8; }
     /// A warpgroup's results may be written (and the residual lies where they go); they are written.
     __device__ __forceinline__ uint32_t ready(int group) const { return empty(S::stages) + group * 8; }
@@ -91,22 +100,30 @@ __device__ __forceinline__ void produce(const Params& p, const Shared<S>& shared
     for (TileScheduler<S> tiles; tiles.more(p); tiles.advance()) {
         const int2 origin = tiles.origin(p, rank);
         const int own = origin.y + static_cast<int>(rank) * part;
-        const auto load = [&](const CUtensorMap& left, const CUtensorMap& right, int k, int row_bytes, int more_bytes) {
+        const auto load = [&](const CUtensorMap& left, const CUtensorMap& right, int k, int row_bytes,
+                              bool column_scales, int block) {
             mbarrier_wait(shared.empty(state.stage), state.phase ^ 1);
             const uint32_t full = shared.full(state.stage);
-            mbarrier_arrive_expect_tx(full, (tile_rows + S::Columns) * row_bytes + more_bytes);
+            mbarrier_arrive_expect_tx(full, (tile_rows + S::Columns) * row_bytes +
+                                                (column_scales ? S::scale_bytes : 0) +
+                                                (block >= 0 ? S::row_scale_bytes : 0));
             tma_load_2d(shared.x(state.stage), left, k, origin.x, full);
             const uint32_t to = shared.w(state.stage) + rank * part * row_bytes;
             if (S::Cluster == 1)
                 tma_load_2d(to, right, k, own, full);
             else
                 tma_load_2d_multicast(to, right, k, own, full, (1 << S::Cluster) - 1);
-            if (more_bytes > 0) tma_load_1d(shared.scales(tiles.odd), p.scale, origin.y, full);
+            if (column_scales) tma_load_1d(shared.scales(tiles.odd), p.scale, origin.y, full);
+            if (S::int8 && block >= 0)
+                tma_load_1d(shared.row_scales(state.stage), p.row_scale, block * p.row_scale_stride + origin.x, full);
             state.advance(S::stages);
         };
-        for (int step = 0; step < p.stages_k; ++step)
-            load(p.x, p.w, step * stage_k, stage_k, step == p.stages_k - 1 ? S::scale_bytes : 0);
-        for (int step = 0; step < p.tail_stages; ++step) load(p.u, p.b, step * p.tail_columns, p.tail_columns * 2, 0);
+        for (int step = 0; step < p.stages_k; ++step) {
+            const bool last = step == p.stages_k - 1, ends = last || step % block_stages == block_stages - 1;
+            load(p.x, p.w, step * stage_k, stage_k, last, ends ? step / block_stages : -1);
+        }
+        for (int step = 0; step < p.tail_stages; ++step)
+            load(p.u, p.b, step * p.tail_columns, p.tail_columns * 2, false, -1);
     }
 }
 
@@ -175,13 +192,18 @@ struct Consumer {
     PipelineState state = {};
     int2 origin = {};
     float row_scale[2] = {};
+    int last = 0;  // stage of a tile's codes, whose column scales came with it
+
+    /// The barrier that lets a warpgroup issue its next block.
+    static __device__ __forceinline__ int turn(int of_group) { return 1 + of_group; }
 
     __device__ __forceinline__ void release(int slot) const {
         if (lane < S::Cluster) mbarrier_arrive_cluster(shared.empty(slot), lane);
     }
 
     /// Issues the wgmmas of the next stage, once it is there. Returns the stage.
-    __device__ __forceinline__ int multiply(float (&d)[count], bool fresh) {
+    template <class Sum>
+    __device__ __forceinline__ int multiply(Sum (&d)[count], bool fresh) {
         const int slot = state.stage;
         mbarrier_wait(shared.full(slot), state.phase);
         const uint64_t a = wgmma_descriptor(shared.x(slot) + group * group_rows * stage_k, stage_k);
@@ -189,19 +211,35 @@ struct Consumer {
         fence_accumulators(d);
         wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < stage_k / 32; ++i) Wgmma<S::Columns>::e4m3_ss(d, a + 2 * i, b + 2 * i, i > 0 || !fresh);
+        for (int i = 0; i < stage_k / 32; ++i) {
+            if constexpr (S::int8)
+                WgmmaInt8<S::Columns>::ss(d, a + 2 * i, b + 2 * i, i > 0 || !fresh);
+            else
+                Wgmma<S::Columns>::e4m3_ss(d, a + 2 * i, b + 2 * i, i > 0 || !fresh);
+        }
         wgmma_commit_group();
         fence_accumulators(d);
         state.advance(S::stages);
         return slot;
     }
 
-    /// While the tensor cores are at work: where the tile lies, and its row scales.
-    __device__ __forceinline__ void load_row_scales(const TileScheduler<S>& tiles) {
-        origin = tiles.origin(p, rank);
-        const int row = origin.x + group * group_rows + threadIdx.x % 128 / 32 * 16 + lane / 4;
+    /// The first of the two rows of the tile that this thread has sums of; the other is 8 below.
+    __device__ __forceinline__ int own_row() const {
+        return group * group_rows + threadIdx.x % 128 / 32 * 16 + lane / 4;
+    }
+
+    /// While the tensor cores are at work: the row scales of e4m3 codes.
+    __device__ __forceinline__ void load_row_scales() {
+        const int row = origin.x + own_row();
         row_scale[0] = row < p.rows ? __ldg(p.sx + row) : 0.f;
         row_scale[1] = row + 8 < p.rows ? __ldg(p.sx + row + 8) : 0.f;
+    }
+
+    /// One of int8 codes, which came with the last stage of their block.
+    __device__ __forceinline__ float row_scale_at(int slot, int row) const {
+        float scale;
+        asm volatile("ld.shared.f32 %0, [%1];" : "=f"(scale) : "r"(shared.row_scales(slot) + row * 4) : "memory");
+        return scale;
     }
 
     /// The column scales, which came with the last stage of codes.
@@ -256,25 +294,66 @@ struct Consumer {
         if (lane == 0) mbarrier_arrive(shared.written(group));
     }
 
-    __device__ __forceinline__ void consume() {
-        float d[count];
-        for (TileScheduler<S> tiles; tiles.more(p); tiles.advance()) {
-            int slot = multiply(d, true);
-            load_row_scales(tiles);
-            for (int step = 1; step < p.stages_k; ++step) {
-                const int next = multiply(d, false);
+    /// Sums of e4m3 codes, one stage behind the tensor cores.
+    __device__ __forceinline__ void sum_codes(float (&d)[count]) {
+        int slot = multiply(d, true);
+        load_row_scales();
+        for (int step = 1; step < p.stages_k; ++step) {
+            const int next = multiply(d, false);
+            wgmma_wait_group<1>();
+            release(slot);
+            slot = next;
+        }
+        last = slot;
+    }
+
+    /// Sums of int8 codes with their row scales. The two warpgroups take turns: while one's block is on the tensor
+    /// cores, the other converts its own.
+    __device__ __forceinline__ void sum_blocks(float (&d)[count]) {
+#pragma unroll
+        for (int i = 0; i < count; ++i) d[i] = 0.f;
+        row_scale[0] = row_scale[1] = 1.f;
+        for (int step = 0; step < p.stages_k; step += block_stages) {
+            int sums[count];
+            named_barrier_sync(turn(group), 256);
+            int slot = multiply(sums, true);
+            if (step + 1 < p.stages_k) {
+                const int next = multiply(sums, false);
+                named_barrier_arrive(turn(1 - group), 256);
                 wgmma_wait_group<1>();
                 release(slot);
                 slot = next;
+            } else {
+                named_barrier_arrive(turn(1 - group), 256);
             }
+            const float upper = row_scale_at(slot, own_row()), lower = row_scale_at(slot, own_row() + 8);
+            wgmma_wait_group<0>();
+            fence_accumulators(sums);
+            if (step + block_stages < p.stages_k) release(slot);
+#pragma unroll
+            for (int i = 0; i < count; ++i) d[i] = fmaf(static_cast<float>(sums[i]), i % 4 < 2 ? upper : lower, d[i]);
+            last = slot;
+        }
+    }
+
+    __device__ __forceinline__ void consume() {
+        if (S::int8 && group == 1) named_barrier_arrive(turn(0), 256);
+        float d[count];
+        for (TileScheduler<S> tiles; tiles.more(p); tiles.advance()) {
+            origin = tiles.origin(p, rank);
+            if constexpr (S::int8)
+                sum_blocks(d);
+            else
+                sum_codes(d);
             float2 w[count / 4];
             load_column_scales(w, tiles.odd);
             wgmma_wait_group<0>();
             fence_accumulators(d);
-            release(slot);
+            release(last);
             epilogue(d, w, tiles.odd);
         }
+        if (S::int8 && group == 0) named_barrier_sync(turn(0), 256);  // the other's last
     }
 };
 
-}  // namespace unsloth::kernels::fp8_sm90
+}  // namespace unsloth::kernels::coded_sm90

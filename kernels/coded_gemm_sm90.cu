@@ -1,4 +1,4 @@
-// The e4m3 product with a bf16 tail, for Hopper.
+// The product of 8-bit codes with a bf16 tail, for Hopper.
 //
 // Persistent blocks of three warpgroups: a producer and two consumers, 128 rows by Columns columns a tile. The producer
 // thread fills a ring of stages in shared memory by TMA. A stage is 128 bytes of K: 128 codes of x (128 rows) and of w
@@ -6,24 +6,26 @@
 // brings the column scales. Two blocks of a cluster take tiles below one another and fetch half of w each, for both
 // (multicast).
 //
-// Each consumer warpgroup keeps 64 rows of a tile in registers: sums of codes; its epilogue multiplies by the scales,
-// adds the tail's product and writes the rounded results to shared memory, where one more thread has put the residual
-// before and stores them by TMA.
+// Each consumer warpgroup keeps 64 rows of a tile in registers. Sums of e4m3 codes stay in the tensor cores'
+// accumulators for all of K. int8 codes have a scale for each row of x and 256 of K, which comes with the last of their
+// stages: the exact sums of such a block are converted, scaled and added up in fp32, by one warpgroup while the other's
+// block is on the tensor cores. The epilogue multiplies by what scales are left, adds the tail's product and writes the
+// rounded results to shared memory, where one more thread has put the residual before and stores them by TMA.
 //
-// Ceiling: the tensor cores' e4m3 rate at the clock that the card's power limit leaves (docs/benchmarks.md).
+// Ceiling: the tensor cores' 8-bit rate at the clock that the card's power limit leaves (docs/benchmarks.md).
+#include "kernels/coded_gemm_sm90.cuh"
+#include "kernels/coded_gemm_sm90.h"
 #include "kernels/common/launch.h"
-#include "kernels/fp8_gemm_sm90.cuh"
-#include "kernels/fp8_gemm_sm90.h"
 #include "kernels/tensor_map.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::kernels {
 namespace {
 
-using namespace fp8_sm90;
+using namespace coded_sm90;
 
 template <class S>
-__global__ void __launch_bounds__(threads, 1) fp8_gemm_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(threads, 1) coded_gemm_kernel(const __grid_constant__ Params p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     constexpr int Cluster = S::Cluster;
     extern __shared__ __align__(1024) uint8_t raw[];
@@ -49,7 +51,7 @@ __global__ void __launch_bounds__(threads, 1) fp8_gemm_kernel(const __grid_const
         setmaxnreg_dec<40>();
         if (threadIdx.x == 0) {
             prefetch_tensormap(p.x), prefetch_tensormap(p.w), prefetch_tensormap(p.scale), prefetch_tensormap(p.u),
-                prefetch_tensormap(p.b);
+                prefetch_tensormap(p.b), prefetch_tensormap(p.row_scale);
             produce(p, shared, rank);
         } else if (threadIdx.x == 32 || threadIdx.x == 64) {
             prefetch_tensormap(p.y), prefetch_tensormap(p.residual);
@@ -66,12 +68,12 @@ __global__ void __launch_bounds__(threads, 1) fp8_gemm_kernel(const __grid_const
         cluster_sync();
     }
 #else
-    __trap();  // built for another architecture: fp8_gemm_sm90_built() is false
+    __trap();  // built for another architecture: coded_gemm_sm90_built() is false
 #endif
 }
 
 template <class S>
-Params make_params(TensorMaps& maps, const Fp8GemmCase& c, const Fp8Tile& tile) {
+Params make_params(TensorMaps& maps, const CodedGemmCase& c, const CodedTile& tile) {
     const auto codes = [&](const void* data, int64_t rows, int box_rows) {
         return maps.get(
             {data, CU_TENSOR_MAP_DATA_TYPE_UINT8, stage_k, static_cast<uint16_t>(box_rows), rows, c.k, c.k});
@@ -92,6 +94,12 @@ Params make_params(TensorMaps& maps, const Fp8GemmCase& c, const Fp8Tile& tile) 
     }
     p.scale = maps.get({c.sw, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, S::Columns, 0, 1, c.n, 0});
     p.sx = c.sx;
+    p.row_scale = p.scale;
+    if (S::int8) {
+        p.row_scale = maps.get({c.sx, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, tile_rows, 0, 1,
+                                ceil_div(c.k, block_stages * stage_k) * c.sx_stride, 0});
+        p.row_scale_stride = static_cast<int>(c.sx_stride);
+    }
     const auto results = [&](const void* data, int64_t stride) {
         return maps.get({data, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, box_columns, group_rows, c.m, c.n, stride * 2});
     };
@@ -108,12 +116,12 @@ Params make_params(TensorMaps& maps, const Fp8GemmCase& c, const Fp8Tile& tile) 
     return p;
 }
 
-template <int Columns, int Cluster>
-void launch(TensorMaps& maps, const Fp8GemmCase& c, const Fp8Tile& tile, cudaStream_t stream) {
-    using S = Shape<Columns, Cluster>;
+template <CodeFormat Format, int Columns, int Cluster>
+void launch(TensorMaps& maps, const CodedGemmCase& c, const CodedTile& tile, cudaStream_t stream) {
+    using S = Shape<Format, Columns, Cluster>;
     const Params p = make_params<S>(maps, c, tile);
     const int clusters = std::min(p.row_groups * p.column_tiles, multiprocessor_count() / Cluster);
-    launch_kernel(fp8_gemm_kernel<S>,
+    launch_kernel(coded_gemm_kernel<S>,
                   {.grid = dim3(static_cast<unsigned>(clusters * Cluster)),
                    .threads = threads,
                    .shared_bytes = S::shared_bytes,
@@ -123,61 +131,68 @@ void launch(TensorMaps& maps, const Fp8GemmCase& c, const Fp8Tile& tile, cudaStr
 }
 
 struct Built {
-    Fp8Tile tile;
-    void (*launch)(TensorMaps&, const Fp8GemmCase&, const Fp8Tile&, cudaStream_t);
+    CodeFormat format;
+    CodedTile tile;
+    void (*launch)(TensorMaps&, const CodedGemmCase&, const CodedTile&, cudaStream_t);
 };
 
-template <int Columns, int Cluster>
+template <CodeFormat Format, int Columns, int Cluster>
 constexpr Built build() {
-    return {{Columns, Cluster}, launch<Columns, Cluster>};
+    return {Format, {Columns, Cluster}, launch<Format, Columns, Cluster>};
 }
 
-const Built built[] = {build<256, 2>(), build<256, 1>(), build<192, 2>(),
-                       build<192, 1>(), build<128, 2>(), build<128, 1>()};
+constexpr CodeFormat e4m3 = CodeFormat::e4m3, int8 = CodeFormat::int8;
+const Built built[] = {build<e4m3, 256, 2>(), build<e4m3, 256, 1>(), build<e4m3, 192, 2>(), build<e4m3, 192, 1>(),
+                       build<e4m3, 128, 2>(), build<e4m3, 128, 1>(), build<int8, 192, 2>(), build<int8, 192, 1>(),
+                       build<int8, 128, 2>(), build<int8, 128, 1>()};
 
 }  // namespace
 
-std::vector<Fp8Tile> fp8_gemm_tiles() {
-    std::vector<Fp8Tile> tiles;
-    for (const Built& kernel : built) tiles.push_back(kernel.tile);
+std::vector<CodedTile> coded_gemm_tiles(CodeFormat format) {
+    std::vector<CodedTile> tiles;
+    for (const Built& kernel : built)
+        if (kernel.format == format) tiles.push_back(kernel.tile);
     return tiles;
 }
 
-bool fp8_gemm_sm90_built() {
+bool coded_gemm_sm90_built() {
     // A kernel without its body needs next to no registers.
     cudaFuncAttributes attributes{};
-    if (cudaFuncGetAttributes(&attributes, fp8_gemm_kernel<Shape<128, 1>>) != cudaSuccess) {
+    if (cudaFuncGetAttributes(&attributes, coded_gemm_kernel<Shape<e4m3, 128, 1>>) != cudaSuccess) {
         cudaGetLastError();  // no image for this card: leave no error behind
         return false;
     }
     return attributes.binaryVersion == 90 && attributes.numRegs > 64;
 }
 
-bool fp8_gemm_sm90_takes(const Fp8GemmCase& c) {
+bool coded_gemm_sm90_takes(const CodedGemmCase& c) {
     constexpr int64_t most = int64_t{1} << 31;
     const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
     const bool tail =
         c.rank == 0 || (c.rank % 8 == 0 && aligned(c.u) && aligned(c.b) && c.u_stride % 8 == 0 && c.b_stride % 8 == 0);
     const bool residual = !c.residual || (aligned(c.residual) && c.residual_stride % 8 == 0);
-    return c.n % 8 == 0 && c.k % 16 == 0 && c.m < most && c.n < most && c.k < most && aligned(c.x) && aligned(c.w) &&
-           aligned(c.sw) && aligned(c.y) && c.y_stride % 8 == 0 && tail && residual;
+    const bool scales = c.format == CodeFormat::e4m3 || (aligned(c.sx) && c.sx_stride >= c.m && c.sx_stride % 4 == 0 &&
+                                                         c.sx_stride * ceil_div(c.k, block_stages * stage_k) < most);
+    return scales && c.n % 8 == 0 && c.k % 16 == 0 && c.m < most && c.n < most && c.k < most && aligned(c.x) &&
+           aligned(c.w) && aligned(c.sw) && aligned(c.y) && c.y_stride % 8 == 0 && tail && residual;
 }
 
-struct Fp8GemmSm90::Impl {
+struct CodedGemmSm90::Impl {
     TensorMaps maps;
 };
 
-Fp8GemmSm90::Fp8GemmSm90() : impl_(std::make_unique<Impl>()) {}
-Fp8GemmSm90::~Fp8GemmSm90() = default;
+CodedGemmSm90::CodedGemmSm90() : impl_(std::make_unique<Impl>()) {}
+CodedGemmSm90::~CodedGemmSm90() = default;
 
-void Fp8GemmSm90::run(const Fp8GemmCase& c, const Fp8Tile& tile, cudaStream_t stream) {
-    UNSLOTH_CHECK(fp8_gemm_sm90_takes(c), "fp8 gemm: m ", c.m, " n ", c.n, " k ", c.k, " rank ", c.rank, " strides ",
-                  c.u_stride, ", ", c.b_stride, ", ", c.residual_stride, ", ", c.y_stride);
+void CodedGemmSm90::run(const CodedGemmCase& c, const CodedTile& tile, cudaStream_t stream) {
+    UNSLOTH_CHECK(coded_gemm_sm90_takes(c), "gemm of 8-bit codes: m ", c.m, " n ", c.n, " k ", c.k, " rank ", c.rank,
+                  " strides ", c.u_stride, ", ", c.b_stride, ", ", c.residual_stride, ", ", c.y_stride);
     for (const Built& kernel : built) {
-        const Fp8Tile& t = kernel.tile;
-        if (t.columns == tile.columns && t.cluster == tile.cluster) return kernel.launch(impl_->maps, c, tile, stream);
+        const CodedTile& t = kernel.tile;
+        if (kernel.format == c.format && t.columns == tile.columns && t.cluster == tile.cluster)
+            return kernel.launch(impl_->maps, c, tile, stream);
     }
-    UNSLOTH_CHECK(false, "fp8 gemm: no tile of ", tile.columns, " columns, cluster ", tile.cluster);
+    UNSLOTH_CHECK(false, "gemm of 8-bit codes: no tile of ", tile.columns, " columns, cluster ", tile.cluster);
 }
 
 }  // namespace unsloth::kernels

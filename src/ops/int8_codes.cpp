@@ -1,0 +1,82 @@
+#include "ops/int8_codes.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "ops/cpu_rows.h"
+
+namespace unsloth::ops {
+namespace {
+
+constexpr float largest_code = 127.0F;
+
+float scale_of(float largest) {
+    if (largest == 0) return 1.0F;
+    const float scale = largest / largest_code;
+    return scale < std::numeric_limits<float>::min() ? std::numeric_limits<float>::min() : scale;
+}
+
+int8_t code_of(float value) {
+    return static_cast<int8_t>(std::nearbyint(std::clamp(value, -largest_code, largest_code)));
+}
+
+/// A power of two for each column, by which x is multiplied and w divided: what brings its largest magnitude to their
+/// median, where it is far off. Columns of ordinary sizes stay, for where x is even, it loses by that what w wins.
+at::Tensor levels(const at::Tensor& w_NK) {
+    constexpr int ordinary = 2, most = 12;
+    const at::Tensor largest = w_NK.abs().amax(0).to(at::kFloat);
+    const at::Tensor exponents = std::get<1>(at::frexp(largest));
+    const at::Tensor off = exponents - at::median(exponents);
+    const at::Tensor far = off.abs().gt(ordinary).logical_and(largest > 0);
+    return at::ldexp(at::ones_like(largest), off.clamp(-most, most) * far);
+}
+
+}  // namespace
+
+void quantize_int8_cpu(const at::Tensor& x_TC, const CodedMatrix& out) {
+    const cpu::Rows x(x_TC);
+    const int64_t columns = x.columns(), stride = out.scales.stride(0);
+    auto* const codes = out.codes.mutable_data_ptr<int8_t>();
+    float* const scales = out.scales.mutable_data_ptr<float>();
+    const at::Tensor factors = out.factors.defined() ? out.factors.to(at::kFloat) : at::Tensor();
+    const float* const factor = factors.defined() ? factors.const_data_ptr<float>() : nullptr;
+    at::parallel_for(0, x.rows(), cpu::grain_size(columns), [&](int64_t begin, int64_t end) {
+        std::vector<float> scratch(static_cast<std::size_t>(columns)), levelled(scratch.size());
+        for (int64_t row = begin; row < end; ++row) {
+            const float* values = x.read(row, scratch.data());
+            if (factor != nullptr) {
+                for (int64_t c = 0; c < columns; ++c) levelled[static_cast<std::size_t>(c)] = values[c] * factor[c];
+                values = levelled.data();
+            }
+            for (int64_t first = 0; first < columns; first += int8_block) {
+                const int64_t last = std::min(columns, first + int8_block);
+                float largest = 0;
+                for (int64_t c = first; c < last && !std::isnan(largest); ++c)
+                    if (!(std::fabs(values[c]) <= largest)) largest = std::fabs(values[c]);  // takes a NaN, too
+                const float scale = scale_of(largest), inverse = 1.0F / scale;
+                scales[first / int8_block * stride + row] = scale;
+                for (int64_t c = first; c < last; ++c)
+                    codes[row * columns + c] = std::isfinite(scale) ? code_of(values[c] * inverse) : int8_t{0};
+            }
+        }
+    });
+}
+
+void quantize_int8_weight(const at::Tensor& w_NK, const CodedMatrix& out) {
+    constexpr int64_t rows_at_once = 4096;
+    const at::Tensor factors = levels(w_NK);
+    out.factors.copy_(factors);
+    for (int64_t first = 0; first < w_NK.size(0); first += rows_at_once) {
+        const int64_t rows = std::min(rows_at_once, w_NK.size(0) - first);
+        const at::Tensor values = w_NK.narrow(0, first, rows).to(at::kFloat) / factors;
+        at::Tensor scales = values.abs().amax(1);
+        scales = at::where(scales == 0, at::ones_like(scales),
+                           (scales / largest_code).clamp_min_(std::numeric_limits<float>::min()));
+        out.scales.narrow(0, first, rows).copy_(scales);
+        out.codes.narrow(0, first, rows)
+            .copy_(values.mul_(scales.reciprocal_().unsqueeze(1)).round_().clamp_(-largest_code, largest_code));
+    }
+}
+
+}  // namespace unsloth::ops
