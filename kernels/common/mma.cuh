@@ -52,6 +52,16 @@ __device__ __forceinline__ void mma_m16n8k16<__half>(float (&d)[4], const uint32
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/// d[16 x 8] += a[16 x 32] b[32 x 8] of int8, int32 sums; a lane's registers hold the same bytes of rows as those of
+/// mma_m16n8k16.
+__device__ __forceinline__ void mma_m16n8k32(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 // ---- wgmma (sm_90a): issued by the 128 threads of a warpgroup, asynchronous
 
 /// Before the first wgmma after registers or shared memory were touched.

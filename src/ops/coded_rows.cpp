@@ -15,7 +15,6 @@
 #ifdef UNSLOTH_CUDA
 #include <cuda_runtime_api.h>
 
-#include "kernels/coded_gemm_sm90.h"
 #include "kernels/fp8_rows.h"
 #include "kernels/int8_rows.h"
 #include "ops/kernel_arguments.h"
@@ -122,7 +121,7 @@ bool coded_available(at::Device device, spec::Codes codes) {
     int major = 0, minor = 0;
     return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index()) == cudaSuccess &&
            cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device.index()) == cudaSuccess &&
-           coded_serves(major, minor) && (codes != spec::Codes::int8 || kernels::coded_gemm_sm90_built());
+           coded_serves(codes, major, minor);
 #else
     return false;
 #endif

@@ -17,7 +17,7 @@ struct CodedGemmChoice {
 /// nothing.
 CodedGemmChoice coded_gemm_choice(const spec::KernelTable& table, int64_t m, int64_t n, int64_t k, int64_t rank);
 
-/// int8: the tile of our kernel, which has no other implementation beside it.
+/// int8: the tile of our kernel for Hopper.
 kernels::CodedTile int8_gemm_tile(int64_t multiprocessors, int64_t m, int64_t n);
 
 }  // namespace unsloth::ops

@@ -6,6 +6,7 @@
 
 #include "kernels/coded_gemm_sm90.h"
 #include "kernels/gemm_fp8_cublaslt.h"
+#include "kernels/int8_gemm_mma.h"
 #include "ops/cuda_handles.h"
 #include "ops/gemm_coded_choice.h"
 #include "ops/kernel_arguments.h"
@@ -82,10 +83,10 @@ void gemm_coded_cuda(Context& ctx, const GemmCoded& g) {
     CodedSlot& handles = slot(ctx);
     const kernels::CodedGemmCase problem = describe(g);
     if (problem.format == kernels::CodeFormat::int8) {
-        UNSLOTH_CHECK(handles.own, "int8 products on a card, or by a build, that has none");
+        const auto stream = static_cast<cudaStream_t>(ctx.stream());
+        if (!handles.own) return kernels::int8_gemm_mma(problem, stream);
         const int64_t multiprocessors = at::cuda::getDeviceProperties(ctx.device().index())->multiProcessorCount;
-        return handles.own->run(problem, int8_gemm_tile(multiprocessors, problem.m, problem.n),
-                                static_cast<cudaStream_t>(ctx.stream()));
+        return handles.own->run(problem, int8_gemm_tile(multiprocessors, problem.m, problem.n), stream);
     }
     const CodedGemmChoice choice = coded_gemm_choice(*ctx.kernels, problem.m, problem.n, problem.k, problem.rank);
     if (choice.own && handles.own && kernels::coded_gemm_sm90_takes(problem))

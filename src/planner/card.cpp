@@ -96,6 +96,7 @@ Card parse_card(const std::string& text, const std::string& source) {
     card.context_bytes = static_cast<int64_t>(positive(read.at("context_gib")) * gib);
     card.products = rates_of(read.at("products_tflops"));
     if (read.has("fp8_products_tflops")) card.fp8_products = rates_of(read.at("fp8_products_tflops"));
+    if (read.has("int8_products_tflops")) card.int8_products = rates_of(read.at("int8_products_tflops"));
     if (read.has("nf4_products_ms")) card.nf4_products = rates_of(read.at("nf4_products_ms"));
     card.attention_forward = rates_of(read.at("attention_forward_tflops"));
     card.attention_backward = rates_of(read.at("attention_backward_tflops"));

@@ -70,9 +70,8 @@ double StepTime::head_ms() const {
 }
 
 double StepTime::products_tflops(spec::Codes codes, double rows) const {
-    constexpr double int8_of_e4m3 = 0.95;  // an H200, 2026-11-24
-    if (codes == spec::Codes::none || card_.fp8_products.empty()) return rate_at(card_.products, rows);
-    return rate_at(card_.fp8_products, rows) * (codes == spec::Codes::int8 ? int8_of_e4m3 : 1);
+    const RateBySize& coded = codes == spec::Codes::int8 ? card_.int8_products : card_.fp8_products;
+    return rate_at(codes == spec::Codes::none || coded.empty() ? card_.products : coded, rows);
 }
 
 double StepTime::update_ms() const {

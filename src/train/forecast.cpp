@@ -103,9 +103,11 @@ Forecast::Forecast(config::LoadedConfig loaded, const Target& target, std::share
     request.processes = static_cast<int>(target.gpus);
     request.writers = mesh.pp * request.holding.share.size;  // each part has one
     request.sizes.deterministic = training.deterministic;
-    if (any(request.coded) && target_.machine.card.fp8_products.empty())
-        throw usage_error(cat("model.compute_dtype ", name_of(request.coded), " is for H100 and H200, not for ",
-                              target_.machine.card.name),
+    const planner::Card& card = target_.machine.card;
+    const bool int8 = dx_codes(request.coded) == spec::Codes::int8;
+    if (any(request.coded) && (int8 ? card.int8_products : card.fp8_products).empty())
+        throw usage_error(cat("model.compute_dtype ", name_of(request.coded),
+                              int8 ? " has no products on " : " is for H100 and H200, not for ", card.name),
                           "Leave compute_dtype out.");
     rows_ = training.per_device_train_batch_size;
     length_ = config().model.max_seq_length;

@@ -13,8 +13,10 @@ void BasePlan::require_coded() const {
     };
     UNSLOTH_CHECK(!request_.masters, "codes of weights that are trained");
     if (!ops::coded_available(request_.device, dx_codes(request_.coded)))
-        refuse(cat("needs compute capability 9.0 (H100, H200), as products with a scale for each row exist there alone",
-                   dx_codes(request_.coded) == spec::Codes::int8 ? ", and a build for 9.0a; " : "; ",
+        refuse(cat(dx_codes(request_.coded) == spec::Codes::int8
+                       ? "needs compute capability 8.0 (A100, RTX 30) or later; "
+                       : "needs compute capability 9.0 (H100, H200), as products with a scale for each row exist there "
+                         "alone; ",
                    request_.device.str(), " has another"),
                "Leave compute_dtype out.");
     if (request_.device.is_cuda() && request_.dtype != at::kBFloat16)

@@ -177,6 +177,9 @@ class Resuming(OnGpu):
     def test_fp8_in_the_backward_pass(self):
         self.check_fp8("fp8_backward")
 
+    def test_int8(self):
+        self.check_fp8("int8")
+
     def succeed_or_refuse(self, *extra):
         """Cards that do not multiply such matrices refuse when they plan."""
         result = run(*self.arguments("planned", *extra, "--max_steps", "0"))

@@ -45,10 +45,14 @@ class Plan(EndToEnd):
                          "--per_device_train_batch_size", 8, "--gradient_accumulation_steps", 1]  # fmt: skip
             if card["compute_capability"] == 9.0:
                 served.append(file.stem)
+                int8 = self.plan(*arguments, "--compute_dtype", "int8")
                 plans = [self.plan(*arguments, "--compute_dtype", c) for c in ("auto", "fp8_backward", "fp8_both")]
                 self.assertEqual([p["layers"][0]["form"] for p in plans], ["bf16", "bf16+fp8", "fp8"])
                 rates = [p["predicted_tokens_per_second"] for p in plans]
                 self.assertEqual(rates, sorted(rates))
+                self.assertEqual(int8["layers"][0]["form"], "int8")
+                self.assertLess(rates[1], int8["predicted_tokens_per_second"])
+                self.assertLess(int8["predicted_tokens_per_second"], rates[2])
                 # Half of the gain, but for the codes of logits' gradients, and layers that find no room expanded.
                 self.assertAlmostEqual(2 / rates[1], 1 / rates[0] + 1 / rates[2], delta=8e-3 / rates[1])
                 heads = [p["device"]["embeddings"] - plans[0]["device"]["embeddings"] for p in plans]
@@ -61,6 +65,16 @@ class Plan(EndToEnd):
                         USAGE, [f"{compute} is for H100 and H200", card["name"]], "plan", *arguments,
                         "--compute_dtype", compute,
                     )  # fmt: skip
+                if "int8_products_tflops" not in card:
+                    self.fail_with(USAGE, ["int8 has no products on", card["name"]], "plan", *arguments,
+                                   "--compute_dtype", "int8")  # fmt: skip
+                    continue
+                short = [*arguments[:-4], "--per_device_train_batch_size", 1, "--max_seq_length", 1024]
+                rates = [
+                    self.plan(*short, "--compute_dtype", compute)["predicted_tokens_per_second"]
+                    for compute in ("auto", "int8")
+                ]
+                self.assertLess(rates[0], rates[1], file.name)
         self.assertEqual(served, ["h100", "h200"])
 
     def test_every_committed_configuration_is_planned_for_a_card(self):

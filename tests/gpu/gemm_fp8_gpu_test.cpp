@@ -8,7 +8,9 @@
 #include <c10/cuda/CUDAStream.h>
 #include <gtest/gtest.h>
 
+#include "gpu/gpu_testing.h"
 #include "kernels/coded_gemm_sm90.h"
+#include "kernels/int8_gemm_mma.h"
 #include "ops/fp8_testing.h"
 #include "unsloth/core/error.h"
 #include "unsloth/ops/coded_rows.h"
@@ -27,10 +29,11 @@ double allowed(int64_t k) {
 
 class GemmFp8Gpu : public ::testing::Test {
   protected:
+    virtual spec::Codes format() const { return spec::Codes::e4m3; }
     void SetUp() override {
         if (c10::cuda::device_count() == 0) GTEST_SKIP() << "no GPU";
-        if (!coded_available(at::Device(at::kCUDA, 0), spec::Codes::e4m3))
-            GTEST_SKIP() << "no e4m3 products scaled by row on " << at::cuda::getDeviceProperties(0)->name;
+        if (!coded_available(at::Device(at::kCUDA, 0), format()))
+            GTEST_SKIP() << "no such products on " << at::cuda::getDeviceProperties(0)->name;
         ctx = std::make_unique<Context>(at::Device(at::kCUDA, 0));
         ctx->workspace = at::empty({gemm_workspace(ctx->device())}, at::TensorOptions(at::kByte).device(at::kCUDA));
         at::manual_seed(5);
@@ -56,6 +59,10 @@ class GemmFp8Gpu : public ::testing::Test {
     }
     std::unique_ptr<Context> ctx;
     at::Tensor buffer;  ///< of which the last random_case's out is a part
+};
+
+class GemmInt8Gpu : public GemmFp8Gpu {
+    spec::Codes format() const override { return spec::Codes::int8; }
 };
 
 struct Size {
@@ -100,13 +107,14 @@ TEST_F(GemmFp8Gpu, EveryTileMatchesFp64) {
     }
 }
 
-TEST_F(GemmFp8Gpu, EveryTileOfInt8MatchesFp64) {
-    if (!coded_available(ctx->device(), spec::Codes::int8)) GTEST_SKIP() << "built without code for this card";
+TEST_F(GemmInt8Gpu, MatchesFp64) {
+    const bool hopper = at::cuda::getDeviceProperties(0)->major == 9 && kernels::coded_gemm_sm90_built();
     kernels::CodedGemmSm90 own;
     for (const Size& s : sizes) {
         GemmCoded g = random_case(s.m, s.n, s.k, s.rank, s.residual, s.bias, true);
         const at::Tensor expected = exact(g);
         for (const kernels::CodedTile& tile : kernels::coded_gemm_tiles(kernels::CodeFormat::int8)) {
+            if (!hopper) break;
             SCOPED_TRACE(cat("m ", s.m, " n ", s.n, " k ", s.k, " rank ", s.rank, ", tile of ", tile.columns,
                              ", cluster ", tile.cluster));
             g.out.fill_(std::numeric_limits<double>::quiet_NaN());
@@ -114,13 +122,35 @@ TEST_F(GemmFp8Gpu, EveryTileOfInt8MatchesFp64) {
             EXPECT_LT(relative_error(g.out, expected), 2.2e-3);  // bf16's rounding: sums are exact in each block
             expect_margins_kept();
         }
-        gemm_coded(*ctx, g);
-        EXPECT_LT(relative_error(g.out, expected), 2.2e-3);
+        for (const bool portable : {false, true}) {
+            SCOPED_TRACE(cat("m ", s.m, " n ", s.n, " k ", s.k, " rank ", s.rank, portable ? ", mma.sync" : ", chosen"));
+            g.out.fill_(std::numeric_limits<double>::quiet_NaN());
+            if (portable)
+                kernels::int8_gemm_mma(plain(g), static_cast<cudaStream_t>(ctx->stream()));
+            else
+                gemm_coded(*ctx, g);
+            EXPECT_LT(relative_error(g.out, expected), 2.2e-3);
+            expect_margins_kept();
+        }
     }
 }
 
-TEST_F(GemmFp8Gpu, Int8RepeatsBitForBit) {
-    if (!coded_available(ctx->device(), spec::Codes::int8)) GTEST_SKIP() << "built without code for this card";
+/// Run by hand: --gtest_also_run_disabled_tests --gtest_filter='GemmInt8Gpu.DISABLED_Speed'.
+TEST_F(GemmInt8Gpu, DISABLED_Speed) {
+    for (const auto& [m, n, k] : {std::tuple{16384, 28672, 4096}, {16384, 4096, 14336}, {2048, 4096, 4096}}) {
+        const GemmCoded g = random_case(m, n, k, 16, false, false, true);
+        const auto stream = static_cast<cudaStream_t>(ctx->stream());
+        const auto report = [&](const char* name, const std::function<void()>& run) {
+            const double ms = testing::milliseconds_of(run);
+            std::cout << name << " " << m << " x " << n << " x " << k << ": " << ms << " ms, "
+                      << 2e-9 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k) / ms << " TOP/s\n";
+        };
+        report("chosen", [&] { gemm_coded(*ctx, g); });
+        report("mma.sync", [&] { kernels::int8_gemm_mma(plain(g), stream); });
+    }
+}
+
+TEST_F(GemmInt8Gpu, RepeatsBitForBit) {
     const GemmCoded g = random_case(5000, 4096, 14336, 16, true, false, true);
     gemm_coded(*ctx, g);
     const at::Tensor first = g.out.clone();

@@ -28,9 +28,12 @@ TEST_F(Fp8Test, LongRowsHaveLibTorchsCodes) {
 }
 
 TEST_F(Fp8Test, ServesComputeCapability90Alone) {
-    EXPECT_TRUE(ops::coded_serves(9, 0));
+    EXPECT_TRUE(ops::coded_serves(spec::Codes::e4m3, 9, 0));
     for (const auto& [major, minor] : {std::pair{7, 5}, {8, 0}, {8, 6}, {8, 9}, {10, 0}, {10, 3}, {12, 0}, {12, 1}})
-        EXPECT_FALSE(ops::coded_serves(major, minor)) << major << "." << minor;
+        EXPECT_FALSE(ops::coded_serves(spec::Codes::e4m3, major, minor)) << major << "." << minor;
+    for (const auto& [major, minor] : {std::pair{8, 0}, {8, 9}, {9, 0}, {12, 0}})
+        EXPECT_TRUE(ops::coded_serves(spec::Codes::int8, major, minor)) << major << "." << minor;
+    EXPECT_FALSE(ops::coded_serves(spec::Codes::int8, 7, 5));
     EXPECT_TRUE(ops::coded_available(at::kCPU, spec::Codes::int8));
 }
 

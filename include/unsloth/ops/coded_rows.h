@@ -28,12 +28,12 @@
 namespace unsloth::ops {
 
 /// Whether cards of this compute capability multiply such matrices. cuBLASLt has products of e4m3 matrices with a scale
-/// for each row for 9.0 alone (8.9 takes one scale a matrix, 10.0 and later scales of blocks), and so have our kernels.
-constexpr bool coded_serves(int major, int minor) {
-    return major == 9 && minor == 0;
+/// for each row for 9.0 alone (8.9 takes one scale a matrix, 10.0 and later scales of blocks); int8's are our kernels',
+/// one of them for all cards.
+constexpr bool coded_serves(spec::Codes codes, int major, int minor) {
+    return codes == spec::Codes::int8 ? major >= 8 : major == 9 && minor == 0;
 }
-/// Whether this device does; the CPU does, as the reference. int8: and whether this build has the kernels, for the
-/// library has none.
+/// Whether this device does; the CPU does, as the reference.
 bool coded_available(at::Device device, spec::Codes codes);
 
 /// Columns of the longest row that this device makes together with its codes; a row of gate and up has 2F.
