@@ -8,7 +8,7 @@
 
 namespace unsloth::kernels {
 
-/// include/unsloth/ops/fp8.h's rule. Anything that is not finite stays so.
+/// include/unsloth/ops/coded_rows.h's rule. Anything that is not finite stays so.
 __device__ __forceinline__ float fp8_scale(float amax) {
     const float scale = __fdiv_rn(amax, 448.f);
     constexpr float least = 1.17549435e-38f;  // its inverse is finite

@@ -11,6 +11,8 @@
 
 namespace unsloth::kernels {
 
+static_assert(fp8_longest_row == longest_made_row);
+
 namespace {
 
 constexpr int width = pack_width;
@@ -23,13 +25,6 @@ __device__ __forceinline__ float block_amax(uint32_t amax, uint32_t* shared) {
     amax = threadIdx.x % 32 < blockDim.x / 32 ? shared[threadIdx.x % 32] : 0;
     return __uint_as_float(__reduce_max_sync(all_lanes, amax) << 16);
 }
-
-/// The longest row that four units a thread serve; eight serve fp8_longest_row.
-constexpr int64_t longest_of_four = fp8_longest_row / 2;
-
-template <class Maker, int kUnits>
-inline constexpr int most_threads =
-    kUnits <= 2 ? 512 : static_cast<int>(fp8_longest_row) / (width * 8 * Maker::segments);
 
 /// Unit i of a thread is i * blockDim.x + threadIdx.x.
 template <class Maker, int kUnits>
@@ -86,27 +81,12 @@ __global__ void __launch_bounds__(most_threads<Maker, kUnits>, kUnits == 4 && Ma
     }
 }
 
-template <int kUnits, class Maker>
-void launch(const Maker& maker, int64_t rows, int units, int64_t columns, const Fp8Rows& out, cudaStream_t stream) {
-    const int threads = static_cast<int>(round_up(ceil_div(units, kUnits), 32));
-    UNSLOTH_LAUNCH((quantize_rows_kernel<Maker, kUnits>), static_cast<unsigned>(rows), threads, 0, stream, maker, units,
-                   columns, out);
-}
-
-/// Units as norm_forward's packs are spread over threads, so that sums of squares have the same bits.
 template <class Maker>
 void run(const Maker& maker, int64_t rows, int64_t columns, const Fp8Rows& out, cudaStream_t stream) {
-    if (rows == 0) return;
-    const int units = static_cast<int>(columns / (width * Maker::segments));
-    if (units <= 256) {
-        launch<1>(maker, rows, units, columns, out, stream);
-    } else if (units <= 1024) {
-        launch<2>(maker, rows, units, columns, out, stream);
-    } else if (columns <= longest_of_four) {
-        launch<4>(maker, rows, units, columns, out, stream);
-    } else {
-        launch<8>(maker, rows, units, columns, out, stream);
-    }
+    by_units<Maker>(rows, columns, [&](auto of_a_thread, int units, int threads) {
+        UNSLOTH_LAUNCH((quantize_rows_kernel<Maker, decltype(of_a_thread)::value>), static_cast<unsigned>(rows),
+                       threads, 0, stream, maker, units, columns, out);
+    });
 }
 
 constexpr int long_row_threads = 1024;

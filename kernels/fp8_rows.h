@@ -1,5 +1,5 @@
 // e4m3 codes with one fp32 scale a row, made by the kernels that make the rows; the rule is
-// include/unsloth/ops/fp8.h's. All of bf16; pointers are device pointers, work is issued on `stream`, nothing
+// include/unsloth/ops/coded_rows.h's. All of bf16; pointers are device pointers, work is issued on `stream`, nothing
 // synchronises; a failed launch throws.
 //
 // What is quantised is the bf16 result: each kernel equals its plain form followed by quantize_rows_fp8 (rows

@@ -19,9 +19,9 @@ namespace {
 
 constexpr int tile_rows = 128, tile_columns = 128, row_bytes = 128, stages = 3, threads = 256;
 constexpr int rows_bytes = tile_rows * row_bytes, stage_bytes = 2 * rows_bytes;
-constexpr int block_stages = 2;            // of codes that share a scale for each row of x
+constexpr int block_stages = 2;              // of codes that share a scale for each row of x
 constexpr int row_tiles = 4, columns_8 = 4;  // of a warp: 16 rows, 8 columns
-constexpr int band = 8;                    // row tiles that neighbour each other in time, so that w's stay in L2
+constexpr int band = 8;                      // row tiles that neighbour each other in time, so that w's stay in L2
 
 /// Rows of bytes in memory, of which a stage takes 128 a row.
 struct Rows {
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(threads, 1) int8_gemm_mma_kernel(const Params 
         if (step < p.code_stages) {
 #pragma unroll
             for (int k = 0; k < row_bytes / 32; ++k)
-                step_of(warp, stage, k, [&](int i, int j, const uint32_t(&a)[4], uint32_t b0, uint32_t b1) {
+                step_of(warp, stage, k, [&](int i, int j, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
                     mma_m16n8k32(exact[i][j], a, b0, b1);
                 });
             if (step % block_stages == block_stages - 1 || step == p.code_stages - 1)
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(threads, 1) int8_gemm_mma_kernel(const Params 
         } else {
 #pragma unroll
             for (int k = 0; k < row_bytes / 32; ++k)
-                step_of(warp, stage, k, [&](int i, int j, const uint32_t(&a)[4], uint32_t b0, uint32_t b1) {
+                step_of(warp, stage, k, [&](int i, int j, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
                     mma_m16n8k16<__nv_bfloat16>(sums[i][j], a, b0, b1);
                 });
         }
@@ -198,8 +198,8 @@ bool int8_gemm_mma_takes(const CodedGemmCase& c) {
         c.rank == 0 || (c.rank % 8 == 0 && aligned(c.u) && aligned(c.b) && c.u_stride % 8 == 0 && c.b_stride % 8 == 0);
     const bool residual = !c.residual || (aligned(c.residual) && c.residual_stride % 8 == 0);
     return c.format == CodeFormat::int8 && c.n % 8 == 0 && c.k % 16 == 0 && c.m < most && c.n < most && c.k < most &&
-           aligned(c.x) && aligned(c.w) && aligned(c.sw) && c.sx_stride >= c.m && aligned(c.y) &&
-           c.y_stride % 8 == 0 && tail && residual;
+           aligned(c.x) && aligned(c.w) && aligned(c.sw) && c.sx_stride >= c.m && aligned(c.y) && c.y_stride % 8 == 0 &&
+           tail && residual;
 }
 
 void int8_gemm_mma(const CodedGemmCase& c, cudaStream_t stream) {

@@ -9,6 +9,8 @@
 
 namespace unsloth::kernels {
 
+static_assert(int8_longest_row == longest_made_row);
+
 namespace {
 
 constexpr int width = pack_width;
@@ -78,10 +80,6 @@ __device__ __forceinline__ void store_codes(const Maker& maker, const Int8Rows& 
     }
 }
 
-template <class Maker, int kUnits>
-inline constexpr int most_threads =
-    kUnits <= 2 ? 512 : static_cast<int>(int8_longest_row) / (width * 8 * Maker::segments);
-
 /// Unit i of a thread is i * blockDim.x + threadIdx.x: blocks of codes and warps begin together.
 template <class Maker, int kUnits>
 __global__ void __launch_bounds__(most_threads<Maker, kUnits>)
@@ -122,35 +120,15 @@ __global__ void __launch_bounds__(most_threads<Maker, kUnits>)
     }
 }
 
-template <int kUnits, class Maker>
-void launch(const Maker& maker, int64_t rows, int units, int64_t columns, const Int8Rows& out, cudaStream_t stream) {
-    const int threads = static_cast<int>(round_up(ceil_div(units, kUnits), 32));
-    UNSLOTH_LAUNCH((int8_rows_kernel<Maker, kUnits>), static_cast<unsigned>(rows), threads, 0, stream, maker, units,
-                   columns, out);
-}
-
-/// Units as norm_forward's packs are spread over threads, so that sums of squares have the same bits.
 template <class Maker>
 void run(const Maker& maker, int64_t rows, int64_t columns, const Int8Rows& out, cudaStream_t stream) {
-    if (rows == 0) return;
-    const int units = static_cast<int>(columns / (width * Maker::segments));
-    if (units <= 256) {
-        launch<1>(maker, rows, units, columns, out, stream);
-    } else if (units <= 1024) {
-        launch<2>(maker, rows, units, columns, out, stream);
-    } else if (columns <= int8_longest_row / 2) {
-        launch<4>(maker, rows, units, columns, out, stream);
-    } else {
-        launch<8>(maker, rows, units, columns, out, stream);
-    }
+    by_units<Maker>(rows, columns, [&](auto of_a_thread, int units, int threads) {
+        UNSLOTH_LAUNCH((int8_rows_kernel<Maker, decltype(of_a_thread)::value>), static_cast<unsigned>(rows), threads, 0,
+                       stream, maker, units, columns, out);
+    });
 }
 
 }  // namespace
-
-bool int8_rows_supported(const ConstMatrix& rows, int64_t columns) {
-    return columns > 0 && columns % width == 0 && columns <= int8_longest_row &&
-           aligned_16(rows.data, {rows.stride}, spec::DType::bf16);
-}
 
 void quantize_rows_int8(const ConstMatrix& x, int64_t rows, int64_t columns, const Int8Rows& out, cudaStream_t stream) {
     run(CopiedRows{x}, rows, columns, out, stream);

@@ -28,10 +28,8 @@ struct Int8Rows {
                                     ///< by them before they become codes; nullptr: by 1
 };
 
-/// The longest row of a norm; the others are not held.
+/// The longest row; rows are what fp8_rows_supported wants.
 inline constexpr int64_t int8_longest_row = 65536;
-/// Rows must allow 16-byte accesses, and have a multiple of 8 columns up to int8_longest_row.
-bool int8_rows_supported(const ConstMatrix& rows, int64_t columns);
 
 void quantize_rows_int8(const ConstMatrix& x, int64_t rows, int64_t columns, const Int8Rows& out, cudaStream_t stream);
 

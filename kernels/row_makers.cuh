@@ -5,6 +5,8 @@
 // stores their bf16 form itself.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/common/device.cuh"
 #include "kernels/norm_rows.cuh"
 #include "kernels/rope.h"
@@ -157,6 +159,33 @@ template <class Maker>
 __device__ __forceinline__ void load_unit(const Maker& maker, uint32_t row, int unit, Bf16x8 (&in)[Maker::inputs]) {
 #pragma unroll
     for (int i = 0; i < Maker::inputs; ++i) in[i] = load_pack<pack_width>(maker.input(row, unit, i));
+}
+
+/// The longest row that is made together with its codes.
+inline constexpr int64_t longest_made_row = 65536;
+
+template <class Maker, int kUnits>
+inline constexpr int most_threads =
+    kUnits <= 2 ? 512 : static_cast<int>(longest_made_row) / (pack_width * 8 * Maker::segments);
+
+/// launch(units a thread, units of a row, threads), as norm_forward's packs are spread over threads, so that sums of
+/// squares have the same bits.
+template <class Maker, class Launch>
+void by_units(int64_t rows, int64_t columns, const Launch& launch) {
+    if (rows == 0) return;
+    const int units = static_cast<int>(columns / (pack_width * Maker::segments));
+    const auto call = [&](auto of_a_thread) {
+        launch(of_a_thread, units, static_cast<int>(round_up(ceil_div(units, decltype(of_a_thread)::value), 32)));
+    };
+    if (units <= 256) {
+        call(std::integral_constant<int, 1>());
+    } else if (units <= 1024) {
+        call(std::integral_constant<int, 2>());
+    } else if (columns <= longest_made_row / 2) {
+        call(std::integral_constant<int, 4>());
+    } else {
+        call(std::integral_constant<int, 8>());
+    }
 }
 
 }  // namespace unsloth::kernels

@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 . scripts/lib.sh
 
 tool=${1:-memcheck}
-pipelined='GemmFp8Gpu.*:Nf4GemmGpuTest.*:LoraGpu.*:AttentionGpu.*:PagedAttentionGpu.*-*Speed*'
+pipelined='GemmFp8Gpu.*:GemmInt8Gpu.*:Nf4GemmGpuTest.*:LoraGpu.*:AttentionGpu.*:PagedAttentionGpu.*-*Speed*'
 case "$tool" in
     memcheck | initcheck) filter=${2:-'-LargeTensorsGpu.*:*Speed*'} ;;
     racecheck | synccheck) filter=${2:-$pipelined} ;;

@@ -25,6 +25,7 @@ SETTINGS += [
     ("llama-3.1-8b", 8, 2048, ["--lora.r", "64", "--max_memory_gib", "24"]),
     ("llama-3.1-8b", 8, 2048, ["--gradient_checkpointing", "full"]),
     ("llama-3.1-8b", 8, 2048, ["--gradient_checkpointing", "mlp+offload", "--weight_cache", "off"]),
+    ("llama-3.1-8b", 8, 2048, ["--compute_dtype", "int8"]),
     ("llama-3.1-8b", 8, 2048, ["--compute_dtype", "fp8_both"]),
     ("llama-3.1-8b", 8, 2048, ["--compute_dtype", "fp8_backward"]),
     (

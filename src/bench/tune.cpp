@@ -199,10 +199,10 @@ spec::KernelChoice present(const spec::KernelTable& table, const spec::ProductKe
 
 void tune_fp8(Tuner& tuner, BenchedModel& benched, const weights::LayerLayout& layout) {
     const model::LoadRequest& request = benched.request();
-    const auto settle = [&](const char* name, spec::CodedProducts in_fp8, int64_t m, int64_t n, int64_t k,
-                            int64_t rank) {
+    const auto settle = [&](const char* name, spec::Codes of_forward, spec::Codes of_dx, int64_t m, int64_t n,
+                            int64_t k, int64_t rank) {
         for (const bool forward : {true, false}) {
-            if ((forward ? forward_codes(in_fp8) : dx_codes(in_fp8)) != spec::Codes::e4m3) continue;
+            if ((forward ? of_forward : of_dx) != spec::Codes::e4m3) continue;
             spec::KernelChoice choice{.op = Operator::gemm_fp8,
                                       .tokens = rows_like(m),
                                       .n = only(forward ? n : k),
@@ -218,8 +218,10 @@ void tune_fp8(Tuner& tuner, BenchedModel& benched, const weights::LayerLayout& l
         }
     };
     for (const weights::Group g : weights::all_groups)
-        settle(name_of(g), request.coded, request.sizes.tokens, layout[g].n, layout[g].k, layout[g].r);
-    settle("lm_head", request.sizes.head_coded, request.run.head_tile, benched.spec().vocab_size,
+        settle(name_of(g), forward_codes(request.coded), dx_codes(request.coded), request.sizes.tokens, layout[g].n,
+               layout[g].k, layout[g].r);
+    const spec::CodedProducts head = request.sizes.head_coded;
+    settle("lm_head", forward_codes(head), head_dx_codes(head), request.run.head_tile, benched.spec().vocab_size,
            benched.spec().hidden_size, /*rank=*/0);
 }
 

@@ -80,7 +80,8 @@ void gather_head_rows(ops::Context& ctx, const Network& network, const MicroBatc
     const HeadBuffers& head = a.head();
     const int64_t n = micro.targets();
     const ops::Site site = ctx.outcome ? ops::Site{static_cast<uint32_t>(2 * network.layers())} : ops::Site{};
-    if (head.lm_head_VD.defined()) weights::expand(ctx, network.outer.lm_head_VD, head.lm_head_VD);
+    if (head.lm_head_VD.defined() && !network.outer.codes_VD.codes.defined())
+        weights::expand(ctx, network.outer.lm_head_VD, head.lm_head_VD);
     ops::gather_rows(ctx, all_outputs(ctx, network, a), a.tokens().target_index_n.narrow(0, 0, n),
                      head.x_nD.narrow(0, 0, n));
     ops::rms_norm_forward(ctx, head.x_nD.narrow(0, 0, n), network.outer.final_norm_D, network.spec.rms_norm_eps,
@@ -140,6 +141,8 @@ void head_forward_backward(ops::Context& ctx, const Network& network, const Micr
     // first, and the products twice.
     const bool weighs_first = objective.weighs() && (lm_head != nullptr || network.full_finetuning);
     gather_head_rows(ctx, network, micro);
+    if (head.lm_head_VD.defined() && network.outer.codes_VD.codes.defined())  // dx alone reads it
+        weights::expand(ctx, network.outer.lm_head_VD, head.lm_head_VD);
     if (weighs_first) {
         for (int64_t first = 0; first < n; first += chunk)
             objective.chunk_loss(ctx, network, micro, first,

@@ -27,7 +27,7 @@ void check_compute_tensor(const Context& ctx, const char* name, const at::Tensor
 void check_matrix(const Context& ctx, const char* name, const at::Tensor& tensor, int64_t rows = -1,
                   int64_t columns = -1, std::optional<at::ScalarType> dtype = std::nullopt);
 
-/// Packed e4m3 codes (or bytes) of so many rows and columns, and a scale for each row.
+/// Codes of so many rows and columns with their scales, and factors where there are any (ops/gemm_coded.h).
 void check_coded(const Context& ctx, const char* name, const CodedMatrix& matrix, int64_t rows, int64_t columns);
 
 /// As check_tensor, and packed: kernels take it without a stride.

@@ -96,6 +96,7 @@ void with_rows(const CodedMatrix& out, const OfFp8& of_fp8, const OfInt8& of_int
     UNSLOTH_CHECK(aligned(out.codes) && aligned(out.factors), "codes and factors must be aligned to 16 bytes");
     auto* const codes = out.codes.mutable_data_ptr();
     float* const scales = out.scales.mutable_data_ptr<float>();
+    UNSLOTH_CHECK(!is_int8(out) || out.scales.dim() == 2, "int8 codes of rows have scales for blocks");
     if (is_int8(out))
         of_int8(kernels::Int8Rows{static_cast<int8_t*>(codes), scales, out.scales.stride(0),
                                   out.factors.defined() ? out.factors.const_data_ptr() : nullptr});

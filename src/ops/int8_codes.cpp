@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "ops/cpu_rows.h"
+#include "unsloth/core/error.h"
 
 namespace unsloth::ops {
 namespace {
@@ -25,16 +26,18 @@ int8_t code_of(float value) {
 /// median, where it is far off. Columns of ordinary sizes stay, for where x is even, it loses by that what w wins.
 at::Tensor levels(const at::Tensor& w_NK) {
     constexpr int ordinary = 2, most = 12;
-    const at::Tensor largest = w_NK.abs().amax(0).to(at::kFloat);
-    const at::Tensor exponents = std::get<1>(at::frexp(largest));
-    const at::Tensor off = exponents - at::median(exponents);
-    const at::Tensor far = off.abs().gt(ordinary).logical_and(largest > 0);
+    const at::Tensor largest = at::maximum(w_NK.amax(0), w_NK.amin(0).neg()).to(at::kFloat), there = largest > 0;
+    const at::Tensor exponents = std::get<1>(at::frexp(largest)), counted = exponents.masked_select(there);
+    if (counted.numel() == 0) return at::ones_like(largest);
+    const at::Tensor off = exponents - at::median(counted);
+    const at::Tensor far = off.abs().gt(ordinary).logical_and(there);
     return at::ldexp(at::ones_like(largest), off.clamp(-most, most) * far);
 }
 
 }  // namespace
 
 void quantize_int8_cpu(const at::Tensor& x_TC, const CodedMatrix& out) {
+    UNSLOTH_CHECK(out.scales.dim() == 2, "int8 codes of rows have scales for blocks");
     const cpu::Rows x(x_TC);
     const int64_t columns = x.columns(), stride = out.scales.stride(0);
     auto* const codes = out.codes.mutable_data_ptr<int8_t>();
@@ -64,13 +67,15 @@ void quantize_int8_cpu(const at::Tensor& x_TC, const CodedMatrix& out) {
 }
 
 void quantize_int8_weight(const at::Tensor& w_NK, const CodedMatrix& out) {
-    constexpr int64_t rows_at_once = 4096;
+    constexpr int64_t floats_at_once = int64_t{16} << 20;
+    const int64_t rows_at_once = std::max<int64_t>(1, floats_at_once / w_NK.size(1));
     const at::Tensor factors = levels(w_NK);
     out.factors.copy_(factors);
     for (int64_t first = 0; first < w_NK.size(0); first += rows_at_once) {
         const int64_t rows = std::min(rows_at_once, w_NK.size(0) - first);
-        const at::Tensor values = w_NK.narrow(0, first, rows).to(at::kFloat) / factors;
-        at::Tensor scales = values.abs().amax(1);
+        const at::Tensor values = w_NK.narrow(0, first, rows).to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+        values.div_(factors);
+        at::Tensor scales = at::maximum(values.amax(1), values.amin(1).neg());
         scales = at::where(scales == 0, at::ones_like(scales),
                            (scales / largest_code).clamp_min_(std::numeric_limits<float>::min()));
         out.scales.narrow(0, first, rows).copy_(scales);

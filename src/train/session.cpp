@@ -134,10 +134,10 @@ model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device d
     request.records = trains && config.hardware.cuda_graphs;
     request.kernels = kernels ? std::move(kernels) : kernel_table(config, device);
     if (request.dtype == at::kBFloat16) request.nf4_chooser = ops::nf4_gemm_chooser(request.kernels);
-    request.coded = config.model.compute_dtype;
-    if (!trains && !forward_coded(request.coded))
-        request.coded = spec::CodedProducts::none;                             // there is no backward pass
-    if (trains) request.mantissa_bits = config.hardware.weight_mantissa_bits;  // weights lie expanded in training alone
+    if (trains) {  // codes are made for many tokens, and weights lie expanded in training alone
+        request.coded = config.model.compute_dtype;
+        request.mantissa_bits = config.hardware.weight_mantissa_bits;
+    }
     request.offload_embedding =
         config.hardware.offload_embedding || config::DeviceMap(config.model).embedding_on_host(ops::gpu_number(device));
     request.finetuning_type = trains ? config.lora.finetuning_type : config::FinetuningType::lora;

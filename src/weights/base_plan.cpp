@@ -416,7 +416,9 @@ std::string BasePlan::description() const {
                                   : "; held in fp8 (e4m3, a scale for each row)";
     const std::string stays = why_head_stays(),
                       head = !layout_.stage.last() ? ""
-                             : stays.empty()       ? ", lm_head too"
+                             : stays.empty()       ? head_dx_codes(request_.coded) == spec::Codes::none
+                                                         ? ", lm_head's logits too"
+                                                         : ", lm_head too"
                                                    : cat(", lm_head in ", c10::toString(request_.dtype), " as ", stays);
     if (forward_coded(request_.coded)) return cat(text, when, outside, coded, head);
     return cat(text, when, outside,
@@ -428,7 +430,8 @@ std::string BasePlan::description() const {
 }
 
 std::string BasePlan::form_of(int layer) const {
-    if (forward_coded(request_.coded)) return name_of(forward_codes(request_.coded));
+    if (forward_codes(request_.coded) == spec::Codes::int8) return "int8 codes";
+    if (forward_coded(request_.coded)) return "fp8";
     const bool expanded = lies_ready(layer);
     std::set<std::string> forms;
     for (const formats::TensorSource* source : linears(layer))

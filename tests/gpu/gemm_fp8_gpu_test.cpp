@@ -123,7 +123,8 @@ TEST_F(GemmInt8Gpu, MatchesFp64) {
             expect_margins_kept();
         }
         for (const bool portable : {false, true}) {
-            SCOPED_TRACE(cat("m ", s.m, " n ", s.n, " k ", s.k, " rank ", s.rank, portable ? ", mma.sync" : ", chosen"));
+            SCOPED_TRACE(
+                cat("m ", s.m, " n ", s.n, " k ", s.k, " rank ", s.rank, portable ? ", mma.sync" : ", chosen"));
             g.out.fill_(std::numeric_limits<double>::quiet_NaN());
             if (portable)
                 kernels::int8_gemm_mma(plain(g), static_cast<cudaStream_t>(ctx->stream()));
@@ -143,7 +144,8 @@ TEST_F(GemmInt8Gpu, DISABLED_Speed) {
         const auto report = [&](const char* name, const std::function<void()>& run) {
             const double ms = testing::milliseconds_of(run);
             std::cout << name << " " << m << " x " << n << " x " << k << ": " << ms << " ms, "
-                      << 2e-9 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k) / ms << " TOP/s\n";
+                      << 2e-9 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k) / ms
+                      << " TOP/s\n";
         };
         report("chosen", [&] { gemm_coded(*ctx, g); });
         report("mma.sync", [&] { kernels::int8_gemm_mma(plain(g), stream); });

@@ -91,6 +91,8 @@ TEST_F(Int8Test, RefusesWrongTensors) {
     ops::CodedMatrix codes = testing::poisoned_codes(8, 64, at::kCPU, Codes::int8);
     codes.scales = at::empty({2, 8});
     EXPECT_THROW(ops::quantize_rows(ctx, x, codes), CheckError);
+    codes.scales = at::empty({8});  // a weight's
+    EXPECT_THROW(ops::rms_norm_forward_coded(ctx, x, at::ones({64}), 1e-5, {}, at::empty({8}), codes), CheckError);
     codes = testing::poisoned_codes(8, 64, at::kCPU, Codes::int8);
     codes.factors = at::ones({64});
     EXPECT_THROW(ops::quantize_rows(ctx, x, codes), CheckError);

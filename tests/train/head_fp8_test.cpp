@@ -58,14 +58,15 @@ TEST(HeadInFp8, IsWhereItCanBe) {
     for (const CodedProducts fp8 : {CodedProducts::dx, CodedProducts::both, CodedProducts::int8}) {
         SCOPED_TRACE(name_of(fp8));
         const std::string stays = "lm_head in BFloat16 as ";
-        expect(plan_of({}, fp8), fp8, ", lm_head too");
+        const char* const too = fp8 == CodedProducts::int8 ? ", lm_head's logits too" : ", lm_head too";
+        expect(plan_of({}, fp8), fp8, too);
         expect(plan_of({.vocabulary = 1032}, fp8), CodedProducts::none, stays + "its 1032 rows are no multiple of 16");
         const auto of_two = [](auto& request) {
             request.tp = model::TensorParallel(spec::TensorRank{0, 2});
             request.precision = spec::PrecisionMap(
                 {{"default", "bf16"}, {"lm_head", "bf16"}});  // blocks of 4 bit are wider than a rank's columns
         };
-        expect(plan_of({}, fp8, of_two), fp8, ", lm_head too");
+        expect(plan_of({}, fp8, of_two), fp8, too);
         expect(plan_of({.vocabulary = 1040}, fp8, of_two), CodedProducts::none,
                stays + "its 520 rows of a rank are no multiple of 16");
         expect(plan_of({}, fp8, [](auto& request) { request.lora->modules_to_save = {"lm_head"}; }),

@@ -19,11 +19,11 @@ struct Card {
     std::string source;     ///< of the figures
     bool measured = false;  ///< by this project; else from what is published
     double compute_capability = 0;
-    int64_t memory_bytes = 0;   ///< in all
-    int64_t context_bytes = 0;  ///< that the driver and the libraries take before the first buffer
-    RateBySize products;        ///< TFLOP/s of 16-bit products, by tokens
+    int64_t memory_bytes = 0;                ///< in all
+    int64_t context_bytes = 0;               ///< that the driver and the libraries take before the first buffer
+    RateBySize products;                     ///< TFLOP/s of 16-bit products, by tokens
     RateBySize fp8_products, int8_products;  ///< empty: the card has none that we use
-    RateBySize nf4_products;    ///< ms of forward products by 10^9 parameters in 4 bit, by tokens; empty: not measured
+    RateBySize nf4_products;  ///< ms of forward products by 10^9 parameters in 4 bit, by tokens; empty: not measured
     RateBySize attention_forward;  ///< TFLOP/s over the causal half, by tokens of a row
     RateBySize attention_backward;
     double copy = 0;        ///< GB/s of a kernel over memory, read and written bytes together

@@ -5,7 +5,8 @@
 
 namespace unsloth::spec {
 
-/// Those whose operands are codes; of a group they are a forward product and dx. dx, both: e4m3. int8: both.
+/// Those whose operands are codes; of a group they are a forward product and dx. In e4m3 dx alone or both of them, in
+/// int8 both.
 enum class CodedProducts : uint8_t { none, dx, both, int8 };
 
 /// What stands for 16-bit operands (ops/coded_rows.h).
@@ -36,10 +37,6 @@ constexpr bool any(CodedProducts products) {
 constexpr const char* name_of(CodedProducts products) {
     constexpr const char* names[] = {"auto", "fp8_backward", "fp8_both", "int8"};
     return names[static_cast<int>(products)];
-}
-constexpr const char* name_of(Codes codes) {
-    constexpr const char* names[] = {"none", "fp8", "int8"};
-    return names[static_cast<int>(codes)];
 }
 /// The rest of a sentence that name_of() begins.
 constexpr const char* why_not_dora(CodedProducts products) {

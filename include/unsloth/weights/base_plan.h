@@ -57,7 +57,7 @@ struct BaseMemory {
 class BasePlan {
   public:
     /// The layers are the layout's: of its stage, slices of the file's. `like`: another plan of the file, which saves
-    /// time. usage Error where fp8 is asked for and cannot
+    /// time. usage Error where codes are asked for and cannot
     /// be, where layers that must lie on the device do not, and where a weight's form cannot be cut so.
     BasePlan(std::shared_ptr<const formats::WeightFile> file, LayerLayout layout, std::vector<spec::LayerLora> lora,
              BaseRequest request, const BasePlan* like = nullptr);
@@ -97,7 +97,8 @@ class BasePlan {
     void require_expanded() const;
     /// "nf4 (double quantised)", "bf16", … as the run will hold the linears.
     std::string description() const;
-    /// How a layer's linears are held: "nf4", "int8", "bf16", "fp8", …; several with "+" between, and fp8 for dx alone.
+    /// How a layer's linears are held: "nf4", "int8", "bf16", "fp8", …; several with "+" between, and fp8 for dx alone;
+    /// "int8 codes".
     std::string form_of(int layer) const;
 
     /// Loads the layers: a share of it, where there are others. Frozen linears go by layer; small vectors are read by

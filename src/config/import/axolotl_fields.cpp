@@ -87,7 +87,8 @@ void add_model(PeerRows& rows) {
                "gemma4_nf4_nonexpert", "nvfp4_merge_aware", "nvfp4_merge_aware_start_step", "qat", "quantization"},
               off, "model.load_in_4bit, load_in_8bit and precision say what the base is held in")
         .only({"fp8", "fp8_config", "fp8_enable_fsdp_float8_all_gather"}, off,
-              "model.compute_dtype fp8_both computes the base's products in e4m3, with other scales than axolotl's")
+              "model.compute_dtype int8 and fp8_both compute the base's products in 8 bit, with other scales than "
+              "axolotl's")
         .only({"bnb_config_kwargs"}, off, "model.load_in_4bit makes NF4 with quantised scales")
         .means("rope_scaling", "model.rope_scaling", {}, {nullptr})
         .only({"overrides_of_model_config", "model_config", "overrides_of_model_kwargs", "model_kwargs",

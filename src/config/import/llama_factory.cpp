@@ -154,7 +154,7 @@ void add_training(PeerRows& rows) {
     rows.any({"ray_num_workers", "ray_init_kwargs", "master_addr", "master_port"},
              "unsloth-train launch, torchrun or srun say how many processes there are, and where they meet")
         .only({"fp8", "fp8_enable_fsdp_float8_all_gather"}, off,
-              "model.compute_dtype fp8_both computes the base's products in e4m3, with scales of its own")
+              "model.compute_dtype int8 and fp8_both compute the base's products in 8 bit, with scales of their own")
         .any({"fp8_backend"}, "it serves fp8")
         .only({"predict_with_generate"}, off,
               "training.eval_metric judges answers in each evaluation, training.sample_prompts names prompts that it "

@@ -71,8 +71,9 @@ void declare_model(OptionSet& options, ModelOptions& model) {
             "takes); int8: of both passes in int8, with a scale for each row and 256 columns of activations and for "
             "each row of weights, which is faster (little more than half the time for these products, 2 bytes a "
             "weight) at gradients as near fp32's; fp8_both: of both passes in e4m3, which is a little faster yet and "
-            "takes gradients three times as far from fp32's. Adapters, attention and an lm_head that is trained, or "
-            "whose rows are no multiple of 16, stay in dtype.")
+            "takes gradients three times as far from fp32's. Adapters, attention, an lm_head that is trained or "
+            "whose rows are no multiple of 16 and, beside int8, the gradients of its input stay in dtype; so does all "
+            "that is not a training run. fp8 is for H100 and H200.")
         .synonym("fp8", "fp8_backward",
                  "taken as fp8_backward; fp8_both, which this word meant before 2026-11-24, has forward products in 8 "
                  "bit, too")
