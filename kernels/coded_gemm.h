@@ -1,15 +1,16 @@
 // y = (x8 w8^T) scaled by row and column + u b^T (+ residual) (+ bias): a base product on 8-bit codes with LoRA's
 // product behind it. What the implementations take: the library's (gemm_fp8_cublaslt.h, e4m3 alone) and ours
-// (coded_gemm_sm90.h).
+// (coded_gemm_sm90.h; int8_gemm_mma.h, int8 alone).
 #pragma once
 
 #include <cstdint>
 
 namespace unsloth::kernels {
 
-/// What x's and w's codes are. e4m3: a scale for each row of both. int8: x has one for each row and 256 of k, w one for
-/// each row.
+/// What x's and w's codes are. e4m3: a scale for each row of both. int8: x has one for each row and int8_block of k, w
+/// one for each row.
 enum class CodeFormat : uint8_t { e4m3, int8 };
+inline constexpr int64_t int8_block = 256;
 
 /// y[m, n] = sw[n] sum_k sx[m, k] x[m, k] w[n, k] + sum_r u[m, r] b[n, r] + residual[m, n] + bias[n].
 /// Device pointers, row-major. Row strides are in elements; x and w are packed (row stride k). y may be
@@ -40,5 +41,16 @@ struct CodedTile {
     int cluster = 2;    ///< blocks that share a tile of w: 1 or 2
     int band = 8;       ///< clusters below one another before the next column of tiles
 };
+
+/// What every kernel of ours wants of addresses, strides and sizes: 16-byte aligned rows, indices of 32 bits.
+inline bool coded_gemm_aligned(const CodedGemmCase& c) {
+    constexpr int64_t most = int64_t{1} << 31;
+    const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
+    const bool tail =
+        c.rank == 0 || (c.rank % 8 == 0 && aligned(c.u) && aligned(c.b) && c.u_stride % 8 == 0 && c.b_stride % 8 == 0);
+    const bool residual = !c.residual || (aligned(c.residual) && c.residual_stride % 8 == 0);
+    return c.n % 8 == 0 && c.k % 16 == 0 && c.m < most && c.n < most && c.k < most && aligned(c.x) && aligned(c.w) &&
+           aligned(c.sw) && aligned(c.y) && c.y_stride % 8 == 0 && tail && residual;
+}
 
 }  // namespace unsloth::kernels

@@ -96,8 +96,8 @@ Params make_params(TensorMaps& maps, const CodedGemmCase& c, const CodedTile& ti
     p.sx = c.sx;
     p.row_scale = p.scale;
     if (S::int8) {
-        p.row_scale = maps.get({c.sx, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, tile_rows, 0, 1,
-                                ceil_div(c.k, block_stages * stage_k) * c.sx_stride, 0});
+        p.row_scale = maps.get(
+            {c.sx, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, tile_rows, 0, 1, ceil_div(c.k, int8_block) * c.sx_stride, 0});
         p.row_scale_stride = static_cast<int>(c.sx_stride);
     }
     const auto results = [&](const void* data, int64_t stride) {
@@ -166,15 +166,9 @@ bool coded_gemm_sm90_built() {
 }
 
 bool coded_gemm_sm90_takes(const CodedGemmCase& c) {
-    constexpr int64_t most = int64_t{1} << 31;
-    const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
-    const bool tail =
-        c.rank == 0 || (c.rank % 8 == 0 && aligned(c.u) && aligned(c.b) && c.u_stride % 8 == 0 && c.b_stride % 8 == 0);
-    const bool residual = !c.residual || (aligned(c.residual) && c.residual_stride % 8 == 0);
-    const bool scales = c.format == CodeFormat::e4m3 || (aligned(c.sx) && c.sx_stride >= c.m && c.sx_stride % 4 == 0 &&
-                                                         c.sx_stride * ceil_div(c.k, block_stages * stage_k) < most);
-    return scales && c.n % 8 == 0 && c.k % 16 == 0 && c.m < most && c.n < most && c.k < most && aligned(c.x) &&
-           aligned(c.w) && aligned(c.sw) && aligned(c.y) && c.y_stride % 8 == 0 && tail && residual;
+    if (c.format == CodeFormat::e4m3) return coded_gemm_aligned(c);
+    return coded_gemm_aligned(c) && reinterpret_cast<uintptr_t>(c.sx) % 16 == 0 && c.sx_stride >= c.m &&
+           c.sx_stride % 4 == 0 && c.sx_stride * ceil_div(c.k, int8_block) < int64_t{1} << 31;
 }
 
 struct CodedGemmSm90::Impl {

@@ -17,7 +17,7 @@ constexpr int box_columns = 64;  // of results: rows of 128 bytes
 constexpr int threads = 384;
 constexpr int shared_limit = 232448;
 
-constexpr int block_stages = 2;  // of int8 codes that share a scale for each row of x: 256 of k
+constexpr int block_stages = int8_block / stage_k;  // of int8 codes that share a scale for each row of x
 
 template <CodeFormat Format, int Columns_, int Cluster_>
 struct Shape {

@@ -8,12 +8,8 @@
 
 namespace unsloth::kernels {
 
-/// include/unsloth/ops/coded_rows.h's rule. Anything that is not finite stays so.
 __device__ __forceinline__ float fp8_scale(float amax) {
-    const float scale = __fdiv_rn(amax, 448.f);
-    constexpr float least = 1.17549435e-38f;  // its inverse is finite
-    if (amax == 0.f) return 1.f;
-    return scale < least ? least : scale;
+    return code_scale(amax, 448.f);
 }
 
 __device__ __forceinline__ float fp8_inverse(float scale) {

@@ -19,9 +19,9 @@ namespace {
 
 constexpr int tile_rows = 128, tile_columns = 128, row_bytes = 128, stages = 3, threads = 256;
 constexpr int rows_bytes = tile_rows * row_bytes, stage_bytes = 2 * rows_bytes;
-constexpr int block_stages = 2;              // of codes that share a scale for each row of x
-constexpr int row_tiles = 4, columns_8 = 4;  // of a warp: 16 rows, 8 columns
-constexpr int band = 8;                      // row tiles that neighbour each other in time, so that w's stay in L2
+constexpr int block_stages = int8_block / row_bytes;  // of codes that share a scale for each row of x
+constexpr int row_tiles = 4, columns_8 = 4;           // of a warp: 16 rows, 8 columns
+constexpr int band = 8;  // row tiles that neighbour each other in time, so that w's stay in L2
 
 /// Rows of bytes in memory, of which a stage takes 128 a row.
 struct Rows {
@@ -192,14 +192,7 @@ __global__ void __launch_bounds__(threads, 1) int8_gemm_mma_kernel(const Params 
 }  // namespace
 
 bool int8_gemm_mma_takes(const CodedGemmCase& c) {
-    constexpr int64_t most = int64_t{1} << 31;
-    const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
-    const bool tail =
-        c.rank == 0 || (c.rank % 8 == 0 && aligned(c.u) && aligned(c.b) && c.u_stride % 8 == 0 && c.b_stride % 8 == 0);
-    const bool residual = !c.residual || (aligned(c.residual) && c.residual_stride % 8 == 0);
-    return c.format == CodeFormat::int8 && c.n % 8 == 0 && c.k % 16 == 0 && c.m < most && c.n < most && c.k < most &&
-           aligned(c.x) && aligned(c.w) && aligned(c.sw) && c.sx_stride >= c.m && aligned(c.y) && c.y_stride % 8 == 0 &&
-           tail && residual;
+    return c.format == CodeFormat::int8 && c.sx_stride >= c.m && coded_gemm_aligned(c);
 }
 
 void int8_gemm_mma(const CodedGemmCase& c, cudaStream_t stream) {

@@ -9,8 +9,6 @@
 
 namespace unsloth::kernels {
 
-static_assert(int8_longest_row == longest_made_row);
-
 namespace {
 
 constexpr int width = pack_width;
@@ -19,13 +17,6 @@ template <class Maker>
 inline constexpr bool pairs_packs = false;  ///< a unit's packs lie in the same block of codes
 template <>
 inline constexpr bool pairs_packs<RotatedRows> = true;
-
-/// The scale of a block: zeros have 1, so that their codes are 0. Anything that is not finite stays so.
-__device__ __forceinline__ float scale_of(float amax) {
-    constexpr float least = 1.17549435e-38f;  // its inverse is finite
-    const float scale = __fdiv_rn(amax, 127.f);
-    return amax == 0.f ? 1.f : scale < least ? least : scale;
-}
 
 __device__ __forceinline__ uint2 encode(const float (&values)[width], float inverse) {
     uint32_t words[2];
@@ -72,7 +63,7 @@ __device__ __forceinline__ void store_codes(const Maker& maker, const Int8Rows& 
     float scale = 1.f;
 #pragma unroll
     for (int s = 0; s < Maker::segments; ++s) {
-        if (!pairs || s == 0) scale = scale_of(shared_amax<pairs>(amax[s]));
+        if (!pairs || s == 0) scale = code_scale(shared_amax<pairs>(amax[s]), 127.f);
         if (!wanted) continue;
         const int column = maker.column(unit, s);
         if (column % int8_block == 0) out.scales[column / int8_block * out.scale_stride + row] = scale;

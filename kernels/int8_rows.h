@@ -1,4 +1,4 @@
-// int8 codes with an fp32 scale for every 256 of a row, made by the kernels that make the rows; the rule is
+// int8 codes with an fp32 scale for every int8_block of a row, made by the kernels that make the rows; the rule is
 // include/unsloth/ops/coded_rows.h's. All of bf16; pointers are device pointers, work is issued on `stream`, nothing
 // synchronises; a failed launch throws.
 //
@@ -10,15 +10,13 @@
 
 #include <cstdint>
 
+#include "kernels/coded_gemm.h"
 #include "kernels/norm.h"
 #include "kernels/rope.h"
 #include "kernels/rows_view.h"
 #include "kernels/swiglu.h"
 
 namespace unsloth::kernels {
-
-/// Columns that share a scale.
-inline constexpr int64_t int8_block = 256;
 
 struct Int8Rows {
     int8_t* codes = nullptr;        ///< [rows, columns], contiguous; columns a multiple of 8
@@ -28,9 +26,7 @@ struct Int8Rows {
                                     ///< by them before they become codes; nullptr: by 1
 };
 
-/// The longest row; rows are what fp8_rows_supported wants.
-inline constexpr int64_t int8_longest_row = 65536;
-
+/// Rows are what fp8_rows_supported wants, here and below.
 void quantize_rows_int8(const ConstMatrix& x, int64_t rows, int64_t columns, const Int8Rows& out, cudaStream_t stream);
 
 /// heads must be 1; no y.data: the bf16 form is not wanted.

@@ -29,6 +29,14 @@ __device__ __forceinline__ uint32_t pack_amax(uint32_t amax, const Bf16x8& value
     return amax;
 }
 
+/// include/unsloth/ops/coded_rows.h's rule. Anything that is not finite stays so.
+__device__ __forceinline__ float code_scale(float amax, float largest_code) {
+    const float scale = __fdiv_rn(amax, largest_code);
+    constexpr float least = 1.17549435e-38f;  // its inverse is finite
+    if (amax == 0.f) return 1.f;
+    return scale < least ? least : scale;
+}
+
 struct CopiedRows {
     static constexpr int inputs = 1, segments = 1;
     static constexpr bool normalises = false;

@@ -23,8 +23,7 @@ at::Tensor head_matrix(const Network& network, const HeadBuffers& head) {
 /// Codes of a chunk's rows that `w` multiplies, in the one place for them.
 ops::CodedMatrix encoded(ops::Context& ctx, const at::Tensor& x_CK, const ops::CodedMatrix& w,
                          const HeadBuffers& head) {
-    ops::CodedMatrix codes = ops::coded_view(head.codes, x_CK.size(0), x_CK.size(1), w.codes.scalar_type());
-    codes.factors = w.factors;
+    const ops::CodedMatrix codes = ops::codes_for(w, head.codes, x_CK.size(0), x_CK.size(1));
     ops::quantize_rows(ctx, x_CK, codes);
     return codes;
 }

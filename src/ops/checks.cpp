@@ -66,7 +66,7 @@ void check_coded(const Context& ctx, const char* name, const CodedMatrix& matrix
     const bool known = type == at::kByte || type == at::kChar;
     check_contiguous(ctx, name, matrix.codes, {rows, columns}, known ? type : at::kFloat8_e4m3fn);
     if (type == at::kChar && matrix.scales.dim() == 2) {
-        check_tensor(ctx, name, matrix.scales, {(columns + int8_block - 1) / int8_block, rows}, at::kFloat);
+        check_tensor(ctx, name, matrix.scales, {int8_blocks(columns), rows}, at::kFloat);
         UNSLOTH_CHECK(rows == 0 || matrix.scales.stride(0) % 4 == 0, name, ": scales' row stride is ",
                       matrix.scales.stride(0));
     } else {

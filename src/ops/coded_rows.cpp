@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "ops/checks.h"
+#include "ops/code_scale.h"
 #include "ops/cpu_rows.h"
 #include "ops/int8_codes.h"
 #include "unsloth/ops/device.h"
@@ -28,15 +29,6 @@ constexpr int64_t scale_step = 4;  // rows' scales of a block begin at multiples
 int64_t scale_stride(int64_t rows) {
     return (rows + scale_step - 1) / scale_step * scale_step;
 }
-int64_t blocks_of(int64_t columns) {
-    return (columns + int8_block - 1) / int8_block;
-}
-
-float scale_of(float largest) {
-    if (largest == 0) return 1.0F;
-    const float scale = largest / 448.0F;
-    return scale < std::numeric_limits<float>::min() ? std::numeric_limits<float>::min() : scale;
-}
 
 void quantize_rows_cpu(const at::Tensor& x_TC, const CodedMatrix& out) {
     if (is_int8(out)) return quantize_int8_cpu(x_TC, out);
@@ -48,13 +40,7 @@ void quantize_rows_cpu(const at::Tensor& x_TC, const CodedMatrix& out) {
         std::vector<float> scratch(static_cast<std::size_t>(columns));
         for (int64_t row = begin; row < end; ++row) {
             const float* const values = x.read(row, scratch.data());
-            float largest = 0;
-            for (int64_t c = 0; c < columns; ++c) {
-                const float magnitude = std::fabs(values[c]);
-                if (!(magnitude <= largest)) largest = magnitude;  // takes a NaN ...
-                if (std::isnan(largest)) break;                    // ... and keeps it
-            }
-            const float scale = scale_of(largest), inverse = 1.0F / scale;
+            const float scale = code_scale(largest_magnitude(values, columns), 448.0F), inverse = 1.0F / scale;
             scales[row] = scale;
             for (int64_t c = 0; c < columns; ++c) codes[row * columns + c] = c10::Float8_e4m3fn(values[c] * inverse).x;
         }
@@ -141,14 +127,20 @@ at::ScalarType type_of(spec::Codes codes) {
 }
 
 int64_t scales_of(spec::Codes codes, int64_t rows, int64_t columns) {
-    return codes == spec::Codes::int8 ? blocks_of(columns) * scale_stride(rows) : rows;
+    return codes == spec::Codes::int8 ? int8_blocks(columns) * scale_stride(rows) : rows;
 }
 
 CodedMatrix coded_view(const CodedMatrix& scratch, int64_t rows, int64_t columns, at::ScalarType type) {
     const at::Tensor codes = scratch.codes.view({-1}).narrow(0, 0, rows * columns).view({rows, columns}).view(type);
     if (type != at::kChar) return {codes, scratch.scales.narrow(0, 0, rows)};
-    const int64_t blocks = blocks_of(columns), stride = scale_stride(rows);
+    const int64_t blocks = int8_blocks(columns), stride = scale_stride(rows);
     return {codes, scratch.scales.narrow(0, 0, blocks * stride).view({blocks, stride}).narrow(1, 0, rows)};
+}
+
+CodedMatrix codes_for(const CodedMatrix& w, const CodedMatrix& scratch, int64_t rows, int64_t columns) {
+    CodedMatrix x = coded_view(scratch, rows, columns, w.codes.scalar_type());
+    x.factors = w.factors;
+    return x;
 }
 
 void quantize_rows(Context& ctx, const at::Tensor& x_TC, const CodedMatrix& out_TC) {
@@ -160,7 +152,7 @@ void quantize_rows(Context& ctx, const at::Tensor& x_TC, const CodedMatrix& out_
     if (!ctx.is_cuda()) return quantize_rows_cpu(x_TC, out_TC);
 #ifdef UNSLOTH_CUDA
     const int64_t rows = x_TC.size(0), columns = x_TC.size(1);
-    check_rows("x", x_TC, columns, is_int8(out_TC) ? kernels::int8_longest_row : kernels::fp8_longest_read_row);
+    check_rows("x", x_TC, columns, is_int8(out_TC) ? kernels::fp8_longest_row : kernels::fp8_longest_read_row);
     with_rows(
         out_TC,
         [&](const auto& out) { kernels::quantize_rows_fp8(source_of(x_TC), rows, columns, out, stream_of(ctx)); },

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "ops/code_scale.h"
 #include "ops/cpu_rows.h"
 #include "unsloth/core/error.h"
 
@@ -11,12 +12,6 @@ namespace unsloth::ops {
 namespace {
 
 constexpr float largest_code = 127.0F;
-
-float scale_of(float largest) {
-    if (largest == 0) return 1.0F;
-    const float scale = largest / largest_code;
-    return scale < std::numeric_limits<float>::min() ? std::numeric_limits<float>::min() : scale;
-}
 
 int8_t code_of(float value) {
     return static_cast<int8_t>(std::nearbyint(std::clamp(value, -largest_code, largest_code)));
@@ -54,10 +49,8 @@ void quantize_int8_cpu(const at::Tensor& x_TC, const CodedMatrix& out) {
             }
             for (int64_t first = 0; first < columns; first += int8_block) {
                 const int64_t last = std::min(columns, first + int8_block);
-                float largest = 0;
-                for (int64_t c = first; c < last && !std::isnan(largest); ++c)
-                    if (!(std::fabs(values[c]) <= largest)) largest = std::fabs(values[c]);  // takes a NaN, too
-                const float scale = scale_of(largest), inverse = 1.0F / scale;
+                const float scale = code_scale(largest_magnitude(values + first, last - first), largest_code),
+                            inverse = 1.0F / scale;
                 scales[first / int8_block * stride + row] = scale;
                 for (int64_t c = first; c < last; ++c)
                     codes[row * columns + c] = std::isfinite(scale) ? code_of(values[c] * inverse) : int8_t{0};

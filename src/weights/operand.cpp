@@ -72,13 +72,6 @@ void backward(ops::Context& ctx, const CodedTranspose& transpose, const Product&
     ops::gemm_coded(ctx, product);
 }
 
-/// Where rows go that `w` multiplies.
-ops::CodedMatrix codes_for(const ops::CodedMatrix& w, const ops::CodedMatrix& scratch, int64_t rows, int64_t columns) {
-    ops::CodedMatrix x = ops::coded_view(scratch, rows, columns, w.codes.scalar_type());
-    x.factors = w.factors;
-    return x;
-}
-
 }  // namespace
 
 Operand dense_operand(const GroupLayout& layout, at::Tensor buffer) {
@@ -101,11 +94,11 @@ GroupMargins Operand::margins() const {
 
 ops::CodedMatrix Operand::input_codes(const ops::CodedMatrix& scratch, int64_t rows, int64_t columns) const {
     const auto* const coded = std::get_if<CodedBase>(&base);
-    return coded ? codes_for(coded->w_NK, scratch, rows, columns) : ops::CodedMatrix{};
+    return coded ? ops::codes_for(coded->w_NK, scratch, rows, columns) : ops::CodedMatrix{};
 }
 
 ops::CodedMatrix Operand::gradient_codes(const ops::CodedMatrix& scratch, int64_t rows, int64_t columns) const {
-    return transpose ? codes_for(transpose->w_KN, scratch, rows, columns) : ops::CodedMatrix{};
+    return transpose ? ops::codes_for(transpose->w_KN, scratch, rows, columns) : ops::CodedMatrix{};
 }
 
 void multiply_forward(ops::Context& ctx, const Operand& operand, const Product& product) {

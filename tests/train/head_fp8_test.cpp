@@ -89,8 +89,7 @@ ops::CodedMatrix codes_of(ops::Context& ctx, const at::Tensor& x, const ops::Cod
     const ops::CodedMatrix scratch{
         at::empty({x.numel()}, x.options().dtype(at::kByte)),
         at::empty({ops::scales_of(kind, x.size(0), x.size(1))}, x.options().dtype(at::kFloat))};
-    ops::CodedMatrix codes = ops::coded_view(scratch, x.size(0), x.size(1), ops::type_of(kind));
-    codes.factors = w.factors;
+    const ops::CodedMatrix codes = ops::codes_for(w, scratch, x.size(0), x.size(1));
     ops::quantize_rows(ctx, x, codes);
     return codes;
 }

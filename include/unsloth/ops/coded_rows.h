@@ -48,6 +48,9 @@ int64_t scales_of(spec::Codes codes, int64_t rows, int64_t columns);
 /// scales_of them; `type` that of the codes.
 CodedMatrix coded_view(const CodedMatrix& scratch, int64_t rows, int64_t columns, at::ScalarType type);
 
+/// That view for rows that `w` multiplies: of its kind, with its factors.
+CodedMatrix codes_for(const CodedMatrix& w, const CodedMatrix& scratch, int64_t rows, int64_t columns);
+
 /// out [T, C] from x_TC, row stride free. Nothing where `out` is empty: nobody reads codes. Where out is int8 with a
 /// scale a row it is a weight: levels x, and writes out.factors.
 void quantize_rows(Context& ctx, const at::Tensor& x_TC, const CodedMatrix& out_TC);

@@ -20,6 +20,9 @@ struct CodedMatrix {
 };
 
 constexpr int64_t int8_block = 256;  ///< columns of x that share a scale
+constexpr int64_t int8_blocks(int64_t columns) {
+    return (columns + int8_block - 1) / int8_block;
+}
 inline bool is_int8(const CodedMatrix& matrix) {
     return matrix.codes.scalar_type() == at::kChar;
 }
