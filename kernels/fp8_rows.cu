@@ -171,12 +171,13 @@ void swiglu_forward_fp8(const SwigluForward& params, const Fp8Rows& out, cudaStr
     run(SwigluRows{params}, params.tokens, params.columns, out, stream);
 }
 
-void swiglu_backward_fp8(const SwigluBackward& params, const Fp8Rows& out, cudaStream_t stream) {
-    run(SwigluGradientRows{params}, params.tokens, 2 * params.columns, out, stream);
+void swiglu_backward_fp8(const SwigluBackward& params, bool codes_alone, const Fp8Rows& out, cudaStream_t stream) {
+    run(SwigluGradientRows{params, codes_alone}, params.tokens, 2 * params.columns, out, stream);
 }
 
-void rope_apply_fp8(const RopeApply& params, int64_t columns, const Fp8Rows& out, cudaStream_t stream) {
-    run(RotatedRows{params, static_cast<int>(params.pairs / width)}, params.tokens, columns, out, stream);
+void rope_apply_fp8(const RopeApply& params, int64_t columns, bool codes_alone, const Fp8Rows& out,
+                    cudaStream_t stream) {
+    run(RotatedRows{params, static_cast<int>(params.pairs / width), codes_alone}, params.tokens, columns, out, stream);
 }
 
 }  // namespace unsloth::kernels

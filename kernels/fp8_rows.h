@@ -40,13 +40,14 @@ void norm_forward_fp8(const NormForward& params, const Fp8Rows& out, cudaStream_
 /// No act.data: the bf16 form is not wanted.
 void swiglu_forward_fp8(const SwigluForward& params, const Fp8Rows& out, cudaStream_t stream);
 
-/// The codes are those of [dgate | dup], 2 * columns a row.
-void swiglu_backward_fp8(const SwigluBackward& params, const Fp8Rows& out, cudaStream_t stream);
+/// The codes are those of [dgate | dup], 2 * columns a row. codes_alone: gate_up stays as it is.
+void swiglu_backward_fp8(const SwigluBackward& params, bool codes_alone, const Fp8Rows& out, cudaStream_t stream);
 
 /// Rotates the first `heads` heads of rows of `columns` values in place, and quantises the whole row. Heads
 /// lie side by side: columns is a multiple of head_dim = 2 * pairs, x.head_stride is head_dim; pairs is a
-/// multiple of 8. cos and sin are aligned to 16 bytes.
-void rope_apply_fp8(const RopeApply& params, int64_t columns, const Fp8Rows& out, cudaStream_t stream);
+/// multiple of 8. cos and sin are aligned to 16 bytes. codes_alone: x stays as it is.
+void rope_apply_fp8(const RopeApply& params, int64_t columns, bool codes_alone, const Fp8Rows& out,
+                    cudaStream_t stream);
 
 /// w [rows, columns] -> its transpose [columns, rows], quantised by its own rows; for loading. `scales` holds
 /// scratch meanwhile. Deterministic.

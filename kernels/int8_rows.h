@@ -35,12 +35,14 @@ void norm_forward_int8(const NormForward& params, const Int8Rows& out, cudaStrea
 /// No act.data: the bf16 form is not wanted.
 void swiglu_forward_int8(const SwigluForward& params, const Int8Rows& out, cudaStream_t stream);
 
-/// The codes are those of [dgate | dup], 2 * columns a row; columns a multiple of int8_block.
-void swiglu_backward_int8(const SwigluBackward& params, const Int8Rows& out, cudaStream_t stream);
+/// The codes are those of [dgate | dup], 2 * columns a row; columns a multiple of int8_block. codes_alone: gate_up
+/// stays as it is.
+void swiglu_backward_int8(const SwigluBackward& params, bool codes_alone, const Int8Rows& out, cudaStream_t stream);
 
 /// Rotates the first `heads` heads of rows of `columns` values in place, and quantises the whole row. Heads lie side by
 /// side: columns is a multiple of head_dim = 2 * pairs, which divides int8_block and is a multiple of 16;
-/// x.head_stride is head_dim. cos and sin are aligned to 16 bytes.
-void rope_apply_int8(const RopeApply& params, int64_t columns, const Int8Rows& out, cudaStream_t stream);
+/// x.head_stride is head_dim. cos and sin are aligned to 16 bytes. codes_alone: x stays as it is.
+void rope_apply_int8(const RopeApply& params, int64_t columns, bool codes_alone, const Int8Rows& out,
+                     cudaStream_t stream);
 
 }  // namespace unsloth::kernels

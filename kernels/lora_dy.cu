@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "kernels/tensor_map.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::kernels {
@@ -104,17 +105,24 @@ void finish(const DyParams& p, int splits, int strip_columns, Matrix v, cudaStre
 
 // ---- launches
 
-template <class T, class Tile, int kThin>
+template <class T, class X, class Tile, int kThin>
 void run_tile(DyParams p, const LoraPlan& plan, Matrix v, cudaStream_t stream) {
-    using Shared = DyShared<Tile, kThin>;
+    using Shared = DyShared<X, Tile, kThin>;
     p.strips = 0;
     for (int i = 0; i < p.ranges; ++i) {
         p.range[i].first_strip = p.strips;
         p.strips += static_cast<int>(ceil_div(p.range[i].columns, Tile::kColumns));
     }
     p.stages = Shared::stages(p.thin);
+    if (Shared::kCodes)
+        p.codes = encode_tensor_map({.data = p.dy,
+                                     .box_columns = Shared::kBoxColumns,
+                                     .box_rows = Shared::kStageTokens,
+                                     .rows = p.first_token + p.tokens,
+                                     .columns = p.columns,
+                                     .row_bytes = p.dy_stride});
     const dim3 grid(static_cast<unsigned>(plan.cluster * plan.splits), static_cast<unsigned>(p.strips));
-    launch_kernel(&dy_kernel<T, Tile, kThin>,
+    launch_kernel(&dy_kernel<T, X, Tile, kThin>,
                   {.grid = grid,
                    .threads = Tile::kThreads,
                    .shared_bytes = static_cast<std::size_t>(Shared::bytes(p.thin)),
@@ -124,24 +132,25 @@ void run_tile(DyParams p, const LoraPlan& plan, Matrix v, cudaStream_t stream) {
     finish<T, kThin>(p, plan.splits, Tile::kColumns, v, stream);
 }
 
-template <class T>
+template <class T, class X = T>
 void run_type(const DyParams& p, const LoraPlan& plan, int thin, Matrix v, cudaStream_t stream) {
     if (thin == 16) {
         switch (plan.tile) {
             case 0:
-                return run_tile<T, DyTile<8, 2, 2>, 16>(p, plan, v, stream);
+                return run_tile<T, X, DyTile<8, 2, 2>, 16>(p, plan, v, stream);
             case 1:
-                return run_tile<T, DyTile<8, 4, 2>, 16>(p, plan, v, stream);
+                return run_tile<T, X, DyTile<8, 4, 2>, 16>(p, plan, v, stream);
             case 2:
-                return run_tile<T, DyTile<16, 4, 1>, 16>(p, plan, v, stream);
+                return run_tile<T, X, DyTile<16, 4, 1>, 16>(p, plan, v, stream);
             case 3:
-                return run_tile<T, DyTile<8, 8, 1>, 16>(p, plan, v, stream);
+                return run_tile<T, X, DyTile<8, 8, 1>, 16>(p, plan, v, stream);
             default:
                 break;
         }
     } else {
-        if (plan.tile == 0) return run_tile<T, DyTile<8, 2, 2>, 32>(p, plan, v, stream);
-        if (plan.tile == 1) return run_tile<T, DyTile<8, 4, 1>, 32>(p, plan, v, stream);
+        if (plan.tile == 0) return run_tile<T, X, DyTile<8, 2, is_codes<X> ? 1 : 2>, 32>(p, plan, v, stream);
+        if constexpr (!is_codes<X>)
+            if (plan.tile == 1) return run_tile<T, X, DyTile<8, 4, 1>, 32>(p, plan, v, stream);
     }
     UNSLOTH_CHECK(false, "lora_v_db: no tile ", plan.tile, " for ", thin, " columns");
 }
@@ -205,14 +214,22 @@ void lora_v_db(const LoraBackward& g, const LoraPlan& plan, void* workspace, int
     const int64_t fit = (workspace_bytes / 4 - fixed) / token / lora::step_tokens * lora::step_tokens;
     const int64_t run_tokens = round_up(ceil_div(g.tokens, ceil_div(g.tokens, fit)), lora::step_tokens);
     const int64_t element = static_cast<int64_t>(spec::size_of(g.type));
-    p.evict_first = g.tokens * g.n * element > lora::kept_bytes;
+    const bool codes = g.codes.codes != nullptr;
+    if (codes) p.dy = g.codes.codes, p.dy_stride = g.n;
+    p.scale_stride = g.codes.scale_stride, p.factors = g.codes.factors;
+    p.evict_first = g.tokens * g.n * (codes ? 1 : element) > lora::kept_bytes;
     const int thin = static_cast<int>(lora::padded_rank(g));
     for (int64_t begin = 0; begin < g.tokens; begin += run_tokens) {
         p.tokens = static_cast<int>(std::min(run_tokens, g.tokens - begin));
-        p.dy = static_cast<const char*>(g.dy.data) + begin * g.dy.stride * element;
+        p.first_token = static_cast<int>(begin), p.scales = g.codes.scales + begin;
+        if (!codes) p.dy = static_cast<const char*>(g.dy.data) + begin * g.dy.stride * element;
         p.u = static_cast<const char*>(g.u) + begin * g.r * element;
         const Matrix v = {static_cast<char*>(g.v.data) + begin * g.v.stride * element, g.v.stride};
-        if (g.type == spec::DType::bf16) {
+        if (codes && g.codes.format == CodeFormat::int8) {
+            lora::run_type<__nv_bfloat16, Int8Codes>(p, plan, thin, v, stream);
+        } else if (codes) {
+            lora::run_type<__nv_bfloat16, E4m3Codes>(p, plan, thin, v, stream);
+        } else if (g.type == spec::DType::bf16) {
             lora::run_type<__nv_bfloat16>(p, plan, thin, v, stream);
         } else {
             lora::run_type<__half>(p, plan, thin, v, stream);

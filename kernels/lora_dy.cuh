@@ -6,76 +6,22 @@
 // writes the strip's share. A cluster of blocks with different tokens adds its dB through shared memory. All orders
 // are fixed.
 //
+// dy may be codes, whose values are exact in bf16. A consumer's columns lie in one block of int8's scales: a token's
+// scale multiplies its share of v, and u for dB. Factors divide sB, and dB's rows.
+//
 // Ceiling: the bandwidth of memory, dy being read once; u, B and the sums are thin.
 #pragma once
 
+#include "kernels/lora_dy_layout.cuh"
 #include "kernels/lora_gemm.cuh"
-#include "kernels/lora_gemm.h"
 
 namespace unsloth::kernels {
 namespace lora {
 
-/// One projection: its columns of dy, its columns of u and v, its gradient.
-struct DyRange {
-    int begin, columns, thin_begin, thin_columns, first_strip, rank;
-    float scale;
-    float* db;
-};
-
-struct DyParams {
-    const void* dy;
-    const void* u;  ///< [tokens, thin], contiguous
-    const void* b;
-    int64_t dy_stride, b_stride, columns;
-    int tokens, thin, cluster, ranges, stages, evict_first;
-    DyRange range[most_lora_parts];
-    int strips;
-    float* v_parts;   ///< [steps, strips, step_tokens, kThin]: what is added lies together
-    float* db_parts;  ///< [splits, columns, kThin]; nullptr: straight into the gradient
-};
-
-inline constexpr int step_tokens = 16, most_stages = 12, few_tokens = 1024;
-
-template <int kWarps_, int kTiles_, int kBlocks_>
-struct DyTile {
-    static constexpr int kWarps = kWarps_;    ///< consumers
-    static constexpr int kTiles = kTiles_;    ///< of 16 columns a consumer
-    static constexpr int kBlocks = kBlocks_;  ///< that shall fit a multiprocessor
-    static constexpr int kColumns = kWarps * kTiles * 16, kThreads = (kWarps + 2) * 32;
-};
-
-template <class Tile, int kThin>
-struct DyShared {
-    static constexpr int kPitch = Tile::kColumns + 8;  // an odd number of 16-byte units: no bank conflicts
-    static constexpr int kDyBytes = step_tokens * kPitch * 2;
-    static constexpr int kPartPitch = kThin + 8;
-    static constexpr int kPartFloats = step_tokens * kPartPitch;  // one warp's share of v
-    static constexpr int kPartBytes = 2 * Tile::kWarps * kPartFloats * 4;
-    static constexpr int kSumPitch = kThin + 8;
-    static constexpr int kSumBytes = Tile::kColumns * kSumPitch * 4;
-    static constexpr int kBarrierBytes = 8 * (2 * most_stages + 4);
-
-    static int stage_bytes(int thin) { return kDyBytes + step_tokens * thin * 2; }
-    static int stages(int thin) {
-        const int budget = 227 * 1024 / Tile::kBlocks - 1024 - kBarrierBytes - kPartBytes;
-        return std::min(most_stages, std::max(2, budget / stage_bytes(thin)));
-    }
-    static int bytes(int thin) {
-        return kBarrierBytes + std::max(stages(thin) * stage_bytes(thin) + kPartBytes, kSumBytes);
-    }
-};
-
-/// The projection that a strip of columns belongs to.
-__device__ __forceinline__ const DyRange& range_of(const DyParams& p, int strip) {
-    int which = 0;
-    while (which + 1 < p.ranges && strip >= p.range[which + 1].first_strip) ++which;
-    return p.range[which];
-}
-
 /// A thread's view of its block's share: a strip of columns, and `steps` steps of tokens from `first` on.
-template <class T, class Tile, int kThin>
+template <class T, class X, class Tile, int kThin>
 struct DyBlock {
-    using Shared = DyShared<Tile, kThin>;
+    using Shared = DyShared<X, Tile, kThin>;
     static constexpr int kColumns = Tile::kColumns, kTiles = Tile::kTiles, kPairs = kThin / 16;
     using Sums = float[kTiles][kPairs * 2][4];  ///< of dB: a consumer's columns by thin columns
 
@@ -100,7 +46,7 @@ struct DyBlock {
           full(shared_address(memory)),
           data(memory + Shared::kBarrierBytes),
           base(shared_address(data)),
-          stage_bytes(Shared::kDyBytes + step_tokens * p.thin * 2),
+          stage_bytes(Shared::stage_bytes(p.thin)),
           v_shared(reinterpret_cast<float*>(data + p.stages * stage_bytes)) {
         const int all_steps = (p.tokens + step_tokens - 1) / step_tokens, blocks = static_cast<int>(gridDim.x);
         const int share = (all_steps + blocks - 1) / blocks;
@@ -138,14 +84,17 @@ struct DyBlock {
             if (lane == 0) mbarrier_arrive_expect_tx(barrier, tokens * (columns + p.thin) * 2);
             __syncwarp();
             if (lane < tokens)
-                bulk_load(stage + lane * (Shared::kPitch * 2), dy + (token_begin + lane) * p.dy_stride, columns * 2,
-                          barrier, policy);
-            if (lane == step_tokens)
-                bulk_load(stage + Shared::kDyBytes,
-                          static_cast<const T*>(p.u) + static_cast<int64_t>(token_begin) * p.thin, tokens * p.thin * 2,
-                          barrier, keep);
+                bulk_load(stage + lane * Shared::kPitch, dy + (token_begin + lane) * p.dy_stride, columns * 2, barrier,
+                          policy);
+            if (lane == step_tokens) load_u(stage, token_begin, tokens, barrier, keep);
             state.advance(p.stages);
         }
+    }
+
+    __device__ __forceinline__ void load_u(uint32_t stage, int token_begin, int tokens, uint32_t barrier,
+                                           uint64_t policy) const {
+        bulk_load(stage + Shared::kUAt, static_cast<const T*>(p.u) + static_cast<int64_t>(token_begin) * p.thin,
+                  tokens * p.thin * 2, barrier, policy);
     }
 
     /// What no load fills must not be NaN.
@@ -153,9 +102,57 @@ struct DyBlock {
         uint32_t* words = reinterpret_cast<uint32_t*>(stage);
         for (int row = 0; row < step_tokens; ++row)
             for (int i = (row < tokens ? columns / 2 : 0) + lane; i < kColumns / 2; i += 32)
-                words[row * (Shared::kPitch / 2) + i] = 0;
-        for (int i = tokens * p.thin / 2 + lane; i < step_tokens * p.thin / 2; i += 32)
-            words[Shared::kDyBytes / 4 + i] = 0;
+                words[row * (Shared::kPitch / 4) + i] = 0;
+        zero_u(words, tokens);
+    }
+    __device__ __forceinline__ void zero_u(uint32_t* words, int tokens) const {
+        for (int i = tokens * p.thin / 2 + lane; i < Shared::kStageTokens * p.thin / 2; i += 32)
+            words[Shared::kUAt / 4 + i] = 0;
+    }
+
+    /// The same of codes, two steps a stage, so that boxes are few. They give zeros for tokens that are not there, and
+    /// what follows the strip's columns, which meets zeros of sB.
+    __device__ __forceinline__ void produce_codes() const {
+        constexpr int kBlock = static_cast<int>(int8_block);
+        const int boxes = (columns + Shared::kBoxColumns - 1) / Shared::kBoxColumns,
+                  blocks = (columns + kBlock - 1) / kBlock;  // of scales
+        const float* scales = p.scales + (range.begin + column_begin) / kBlock * p.scale_stride;
+        const uint64_t keep = l2_policy(false);
+        PipelineState state;
+#pragma unroll 1
+        for (int step = 0, round = 0; step < steps; step += Shared::kStageSteps, ++round) {
+            if (round >= p.stages) mbarrier_wait(empty + 8 * state.stage, state.phase ^ 1);
+            const int token_begin = (first + step) * step_tokens,
+                      tokens = min(Shared::kStageTokens, p.tokens - token_begin);
+            const uint32_t stage = base + state.stage * stage_bytes, barrier = full + 8 * state.stage;
+            const bool whole = tokens == Shared::kStageTokens;
+            if (!whole || round < p.stages) {
+                uint32_t* words = reinterpret_cast<uint32_t*>(data + state.stage * stage_bytes);
+                for (int i = boxes * Shared::kBoxBytes / 4 + lane; i < Shared::kScalesAt / 4; i += 32) words[i] = 0;
+                for (int i = (whole ? blocks * Shared::kStageTokens : 0) + lane;
+                     i < Shared::kScaleBlocks * Shared::kStageTokens; i += 32) {
+                    const int block = i / Shared::kStageTokens, token = i % Shared::kStageTokens;
+                    const bool there = block < blocks && token < tokens;
+                    words[Shared::kScalesAt / 4 + i] =
+                        there ? __float_as_uint(scales[block * p.scale_stride + token_begin + token]) : 0;
+                }
+                zero_u(words, tokens);
+            }
+            __syncwarp();
+            if (lane == 0)
+                mbarrier_arrive_expect_tx(barrier, boxes * Shared::kBoxBytes + tokens * p.thin * 2 +
+                                                       (whole ? blocks * Shared::kStageTokens * 4 : 0));
+            __syncwarp();
+            if (lane < boxes)
+                tma_load_2d(stage + lane * Shared::kBoxBytes, p.codes,
+                            range.begin + column_begin + lane * Shared::kBoxColumns, p.first_token + token_begin,
+                            barrier);
+            if (const int block = lane - 16; whole && block >= 0 && block < blocks)
+                bulk_load(stage + Shared::kScalesAt + block * Shared::kStageTokens * 4,
+                          scales + block * p.scale_stride + token_begin, Shared::kStageTokens * 4, barrier, keep);
+            if (lane == 31) load_u(stage, token_begin, tokens, barrier, keep);
+            state.advance(p.stages);
+        }
     }
 
     /// Adds the consumers' shares of v, step by step: one warp.
@@ -192,6 +189,17 @@ struct DyBlock {
         for (int at = begin + lane * 32; at < end; at += 32 * 32) prefetch_l2(gradient + at);
     }
 
+    /// The column of the strip that is row lane / 4 + 8 * half of a consumer's tile m. Of two codes that a transposed
+    /// load gives side by side, one is a row of the first eight, the other of the second.
+    __device__ __forceinline__ int column_of(int m, int half) const {
+        return (warp * kTiles + m) * 16 + (Shared::kCodes ? lane / 4 * 2 + half : half * 8 + lane / 4);
+    }
+    /// 1 / factor of two columns side by side of the strip.
+    __device__ __forceinline__ uint32_t inverse_factors(int column) const {
+        const auto* factors = static_cast<const uint32_t*>(p.factors);
+        return inverse_powers(factors[(range.begin + column_begin + column) / 2]);
+    }
+
     /// The consumer's rows of sB as the B operand; they stay in registers.
     __device__ __forceinline__ void load_b(uint32_t (&b)[kTiles][kPairs * 2][2]) const {
         const uint16_t* from =
@@ -203,11 +211,14 @@ struct DyBlock {
                 const int column = n * 8 + lane / 4;
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
-                    const int row = (warp * kTiles + m) * 16 + half * 8 + lane % 4 * 2;
+                    const int row =
+                        (warp * kTiles + m) * 16 + (Shared::kCodes ? lane % 4 * 4 + half * 2 : half * 8 + lane % 4 * 2);
                     const bool inside = column < range.thin_columns && row < columns;  // and so is row + 1
                     const uint32_t low = inside ? from[row * p.b_stride + column] : 0;
                     const uint32_t high = inside ? from[(row + 1) * p.b_stride + column] : 0;
                     b[m][n][half] = low | high << 16;
+                    if (Shared::kCodes && p.factors != nullptr && inside)
+                        b[m][n][half] = multiply_pairs(b[m][n][half], inverse_factors(row));
                 }
             }
         }
@@ -217,41 +228,124 @@ struct DyBlock {
     __device__ __forceinline__ void consume(Sums& sum) const {
         uint32_t b[kTiles][kPairs * 2][2];
         load_b(b);
-        const uint32_t dy_at = ((lane % 16) * Shared::kPitch + warp * kTiles * 16 + lane / 16 * 8) * 2;
-        const uint32_t dy_transposed_at =
-            ((lane % 8 + lane / 16 * 8) * Shared::kPitch + warp * kTiles * 16 + lane / 8 % 2 * 8) * 2;
-        const uint32_t u_at = Shared::kDyBytes + ((lane % 16) * p.thin + range.thin_begin) * 2;
+        const uint32_t u_at = Shared::kUAt + ((lane % 16) * p.thin + range.thin_begin) * 2;
         PipelineState state;
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
+            const int of_stage = step % Shared::kStageSteps;
             const uint32_t stage = base + state.stage * stage_bytes;
-            mbarrier_wait(full + 8 * state.stage, state.phase);
+            if (of_stage == 0) mbarrier_wait(full + 8 * state.stage, state.phase);
             uint32_t u[kPairs][4];
 #pragma unroll
             for (int n = 0; n < kPairs; ++n) {
                 // Columns of other projections may follow: read the last own ones twice rather than past the row's
                 // end.
                 const int column = n * 16 + lane / 16 * 8;
-                ldmatrix_x4_trans(u[n], stage + u_at + min(column, range.thin_columns - 8) * 2);
+                ldmatrix_x4_trans(
+                    u[n], stage + u_at + (of_stage * step_tokens * p.thin + min(column, range.thin_columns - 8)) * 2);
             }
             float v[kPairs * 2][4] = {};
+            if constexpr (Shared::kCodes)
+                multiply_codes(state, of_stage * step_tokens, u, b, sum, v);
+            else
+                multiply(stage, u, b, sum, v);
+            if (of_stage + 1 == Shared::kStageSteps || step + 1 == steps) {
+                __syncwarp();
+                if (lane == 0) mbarrier_arrive(empty + 8 * state.stage);
+                state.advance(p.stages);
+            }
+            share_v(v, step);
+        }
+        if constexpr (Shared::kCodes)
+            if (p.factors != nullptr) divide_by_factors(sum);
+    }
+
+    __device__ __forceinline__ void divide_by_factors(Sums& sum) const {
 #pragma unroll
-            for (int m = 0; m < kTiles; ++m) {
-                uint32_t a[4];
-                ldmatrix_x4_trans(a, stage + dy_transposed_at + m * 32);
+        for (int m = 0; m < kTiles; ++m) {
+            const int column = column_of(m, 0);
+            const uint32_t pair = column < columns ? inverse_factors(column) : 0;
+            const float of_it = __uint_as_float(pair << 16), of_next = __uint_as_float(pair & 0xFFFF0000u);
+#pragma unroll
+            for (int n = 0; n < kPairs * 2; ++n)
+                sum[m][n][0] *= of_it, sum[m][n][1] *= of_it, sum[m][n][2] *= of_next, sum[m][n][3] *= of_next;
+        }
+    }
+
+    /// multiply() of the codes of 16 tokens. Two tiles of 16 columns a load: as they lie for v, transposed by pairs for
+    /// dB (column_of).
+    __device__ __forceinline__ void multiply_codes(const PipelineState& state, int first_of_stage,
+                                                   uint32_t (&u)[kPairs][4], const uint32_t (&b)[kTiles][kPairs * 2][2],
+                                                   Sums& sum, float (&v)[kPairs * 2][4]) const {
+        const int at = state.stage * stage_bytes, row = first_of_stage + lane % 16;
+        const float* const scales = reinterpret_cast<const float*>(data + at + Shared::kScalesAt) +
+                                    warp * kTiles * 16 / int8_block * Shared::kStageTokens + first_of_stage;
+        const float of_row = scales[lane / 4], below = scales[lane / 4 + 8];
+        scale_tokens(u, scales);
+        constexpr int kChunks = Shared::kBoxColumns / 16;  // of 16 codes, which the swizzle moves
+#pragma unroll
+        for (int pair = 0; pair < kTiles; pair += 2) {
+            const int chunk = warp * kTiles + pair + lane / 16;
+            const uint32_t from = base + at + chunk / kChunks * Shared::kBoxBytes + row * Shared::kBoxColumns +
+                                  (chunk % kChunks ^ row % kChunks) * 16;
+            uint32_t turned[4], codes[4];  // of a tile two each: eight tokens, and the next eight
+            ldmatrix_x4_trans(turned, from);
+            ldmatrix_x4(codes, from);
+#pragma unroll
+            for (int i = 0; i < 4; i += 2) {
+                const int m = pair + i / 2;
+                const uint32_t by_column[4] = {X::even_bytes(turned[i]), X::even_bytes(turned[i] >> 8),
+                                               X::even_bytes(turned[i + 1]), X::even_bytes(turned[i + 1] >> 8)};
 #pragma unroll
                 for (int n = 0; n < kPairs; ++n) {
-                    mma_m16n8k16<T>(sum[m][2 * n], a, u[n][0], u[n][1]);
-                    mma_m16n8k16<T>(sum[m][2 * n + 1], a, u[n][2], u[n][3]);
+                    mma_m16n8k16<T>(sum[m][2 * n], by_column, u[n][0], u[n][1]);
+                    mma_m16n8k16<T>(sum[m][2 * n + 1], by_column, u[n][2], u[n][3]);
                 }
-                ldmatrix_x4(a, stage + dy_at + m * 32);
+                const uint32_t by_token[4] = {low_pair<X>(codes[i]), low_pair<X>(codes[i + 1]), high_pair<X>(codes[i]),
+                                              high_pair<X>(codes[i + 1])};
 #pragma unroll
-                for (int n = 0; n < kPairs * 2; ++n) mma_m16n8k16<T>(v[n], a, b[m][n][0], b[m][n][1]);
+                for (int n = 0; n < kPairs * 2; ++n) mma_m16n8k16<T>(v[n], by_token, b[m][n][0], b[m][n][1]);
             }
-            __syncwarp();
-            if (lane == 0) mbarrier_arrive(empty + 8 * state.stage);
-            state.advance(p.stages);
-            share_v(v, step);
+        }
+#pragma unroll
+        for (int n = 0; n < kPairs * 2; ++n) v[n][0] *= of_row, v[n][1] *= of_row, v[n][2] *= below, v[n][3] *= below;
+    }
+
+    /// u times its tokens' scales, rounded once.
+    __device__ __forceinline__ void scale_tokens(uint32_t (&u)[kPairs][4], const float* scales) const {
+        const float2 first = *reinterpret_cast<const float2*>(scales + lane % 4 * 2),
+                     second = *reinterpret_cast<const float2*>(scales + lane % 4 * 2 + 8);
+#pragma unroll
+        for (int n = 0; n < kPairs; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float2 by = i % 2 == 0 ? first : second;
+                const __nv_bfloat162 scaled = __floats2bfloat162_rn(__uint_as_float(u[n][i] << 16) * by.x,
+                                                                    __uint_as_float(u[n][i] & 0xFFFF0000u) * by.y);
+                u[n][i] = reinterpret_cast<const uint32_t&>(scaled);
+            }
+        }
+    }
+
+    /// dB += dyᵀ u, v += dy sB, of the consumer's columns of 16 tokens.
+    __device__ __forceinline__ void multiply(uint32_t stage, const uint32_t (&u)[kPairs][4],
+                                             const uint32_t (&b)[kTiles][kPairs * 2][2], Sums& sum,
+                                             float (&v)[kPairs * 2][4]) const {
+        const uint32_t own = stage + warp * kTiles * 32;
+        const uint32_t dy_at = own + (lane % 16) * Shared::kPitch + lane / 16 * 16;
+        const uint32_t dy_transposed_at = own + (lane % 8 + lane / 16 * 8) * Shared::kPitch + lane / 8 % 2 * 16;
+#pragma unroll
+        for (int m = 0; m < kTiles; ++m) {
+            uint32_t a[4];
+            ldmatrix_x4_trans(a, dy_transposed_at + m * 32);
+#pragma unroll
+            for (int n = 0; n < kPairs; ++n) {
+                mma_m16n8k16<T>(sum[m][2 * n], a, u[n][0], u[n][1]);
+                mma_m16n8k16<T>(sum[m][2 * n + 1], a, u[n][2], u[n][3]);
+            }
+            ldmatrix_x4(a, dy_at + m * 32);
+#pragma unroll
+            for (int n = 0; n < kPairs * 2; ++n) mma_m16n8k16<T>(v[n], a, b[m][n][0], b[m][n][1]);
         }
     }
 
@@ -275,7 +369,7 @@ struct DyBlock {
         for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const int column = (warp * kTiles + m) * 16 + half * 8 + lane / 4;
+                const int column = column_of(m, half);
                 if (column >= columns) continue;
 #pragma unroll
                 for (int n = 0; n < kPairs * 2; ++n)
@@ -293,11 +387,14 @@ struct DyBlock {
             float* sums = reinterpret_cast<float*>(data);
 #pragma unroll
             for (int m = 0; m < kTiles; ++m) {
-                float* to = sums + ((warp * kTiles + m) * 16 + lane / 4) * kPitch + lane % 4 * 2;
+                float *const first = sums + column_of(m, 0) * kPitch + lane % 4 * 2, *const second =
+                                                                                         sums +
+                                                                                         column_of(m, 1) * kPitch +
+                                                                                         lane % 4 * 2;
 #pragma unroll
                 for (int n = 0; n < kPairs * 2; ++n) {
-                    *reinterpret_cast<float2*>(to + n * 8) = make_float2(sum[m][n][0], sum[m][n][1]);
-                    *reinterpret_cast<float2*>(to + n * 8 + 8 * kPitch) = make_float2(sum[m][n][2], sum[m][n][3]);
+                    *reinterpret_cast<float2*>(first + n * 8) = make_float2(sum[m][n][0], sum[m][n][1]);
+                    *reinterpret_cast<float2*>(second + n * 8) = make_float2(sum[m][n][2], sum[m][n][3]);
                 }
             }
         }
@@ -319,19 +416,22 @@ struct DyBlock {
     }
 };
 
-template <class T, class Tile, int kThin>
+template <class T, class X, class Tile, int kThin>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) dy_kernel(const __grid_constant__ DyParams p) {
 #if __CUDA_ARCH__ >= 900
-    extern __shared__ __align__(128) unsigned char memory[];
-    const DyBlock<T, Tile, kThin> block(p, memory);
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const DyBlock<T, X, Tile, kThin> block(p, memory);
     // Few tokens: the blocks of the second kernel may come at once and wait. Many: they would only be in the way.
     if (p.tokens <= few_tokens) griddepcontrol_launch_dependents();
     if (block.thread == 0) block.init_mbarriers();
     __syncthreads();
 
-    typename DyBlock<T, Tile, kThin>::Sums sum = {};
+    typename DyBlock<T, X, Tile, kThin>::Sums sum = {};
     if (block.warp == Tile::kWarps) {
-        block.produce();
+        if constexpr (is_codes<X>)
+            block.produce_codes();
+        else
+            block.produce();
     } else if (block.warp == Tile::kWarps + 1) {
         block.reduce_v();
     } else {

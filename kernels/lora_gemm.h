@@ -9,6 +9,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "kernels/coded_gemm.h"
 #include "kernels/rows_view.h"
 #include "unsloth/spec/dtype.h"
 
@@ -27,6 +28,15 @@ struct LoraPart {
     float* db = nullptr;         ///< [n, rank], contiguous, +=
 };
 
+/// Rows of x or dy as codes, which are read instead: value = scale · code / factor.
+struct CodedRows {
+    CodeFormat format = CodeFormat::e4m3;
+    const void* codes = nullptr;    ///< [T, columns], contiguous; nullptr: there are none
+    const float* scales = nullptr;  ///< e4m3: [T]; int8: as CodedGemmCase::sx
+    int64_t scale_stride = 0;
+    const void* factors = nullptr;  ///< [columns] bf16, powers of two; nullptr: ones
+};
+
 /// How a product is cut up. tile: an index that the launcher knows; cluster: blocks that add their sums through
 /// shared memory (1 to 8); splits: further parts of the tokens, added by a second kernel.
 struct LoraPlan {
@@ -37,13 +47,14 @@ struct LoraPlan {
 struct LoraProjection {
     int64_t tokens = 0, k = 0, r = 0;
     spec::DType type = spec::DType::bf16;
-    ConstMatrix x;  ///< [T, K]
-    ConstMatrix a;  ///< [R, K]
-    Matrix u;       ///< [T, R], usually the columns right of x
-    Matrix copy;    ///< [T, R]: a second u; no data: none
+    ConstMatrix x;    ///< [T, K]
+    ConstMatrix a;    ///< [R, K]
+    Matrix u;         ///< [T, R], usually the columns right of x
+    Matrix copy;      ///< [T, R]: a second u; no data: none
+    CodedRows codes;  ///< of x
 };
-/// True when lora_u takes these operands: 16-bit types, 16-byte rows, 8 <= R <= 64, a card with clusters (sm_90 or
-/// later). Pure.
+/// True when lora_u takes these operands: 16-bit types (bf16, of codes), 16-byte rows, 8 <= R <= 64, a card with
+/// clusters (sm_90 or later). Pure.
 bool lora_supports(const LoraProjection& p, int compute_major);
 LoraPlan lora_plan(const LoraProjection& p);
 /// Up to so many tokens a block makes a column of u for all of them.
@@ -60,8 +71,10 @@ struct LoraBackward {
     ConstMatrix b;            ///< sB [N, R], block diagonal: of a part's rows only that part's columns are read
     const void* u = nullptr;  ///< [T, R], contiguous
     Matrix v;                 ///< [T, R], usually the columns right of dy; columns of no part are left alone
+    CodedRows codes;          ///< of dy
 };
-/// True when lora_v_db takes these operands: 16-bit types, 16-byte rows (sB's aside), r <= 32, sm_90 or later. Pure.
+/// True when lora_v_db takes these operands: 16-bit types (bf16, of codes), 16-byte rows (sB's aside), r <= 32, sm_90
+/// or later; of codes parts of whole 16 columns, which begin where a block of int8's scales does. Pure.
 bool lora_supports(const LoraBackward& p, int compute_major);
 LoraPlan lora_plan(const LoraBackward& p, int multiprocessors);
 /// Bytes that let lora_v_db take all tokens at once, and the least that it works with.

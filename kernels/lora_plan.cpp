@@ -22,6 +22,15 @@ bool common(int64_t tokens, spec::DType type, int compute_major) {
            tokens <= int64_t{1} << 30;
 }
 
+bool aligned_16(const void* data) {
+    return reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
+}
+/// Of rows of so many codes.
+bool takes(const CodedRows& x, int64_t columns, spec::DType type) {
+    return type == spec::DType::bf16 && columns % 16 == 0 && aligned_16(x.codes) && x.scales != nullptr &&
+           aligned_16(x.scales) && x.scale_stride % 4 == 0 && aligned_16(x.factors);
+}
+
 int64_t power_of_two_within(int64_t n) {
     int64_t power = 1;
     while (2 * power <= n) power *= 2;
@@ -32,11 +41,22 @@ int64_t power_of_two_within(int64_t n) {
 
 bool lora_supports(const LoraProjection& p, int compute_major) {
     return common(p.tokens, p.type, compute_major) && p.r >= 8 && p.r <= most_projected_rank && p.r % 8 == 0 &&
-           p.k >= 8 && p.k % 8 == 0 && rows_of_16_bytes(p.x) && rows_of_16_bytes(p.a) && rows_of_16_bytes(p.u) &&
-           (p.copy.data == nullptr || rows_of_16_bytes(p.copy));
+           p.k >= 8 && p.k % 8 == 0 &&
+           (p.codes.codes != nullptr ? takes(p.codes, p.k, p.type) : rows_of_16_bytes(p.x)) && rows_of_16_bytes(p.a) &&
+           rows_of_16_bytes(p.u) && (p.copy.data == nullptr || rows_of_16_bytes(p.copy));
 }
 
 LoraPlan lora_plan(const LoraProjection& p) {
+    if (p.codes.codes != nullptr) {
+        // Tall tiles read A less often; the reduction is cut up where there are too few of them. More than 16 columns
+        // leave room for one block a multiprocessor, and part of a chip for few clusters of eight.
+        const int tile = p.tokens <= 256 ? 0 : p.tokens < 2048 || p.r > 48 ? 1 : 2;
+        const int64_t tiles = (p.tokens + (16 << tile) - 1) / (16 << tile), places = p.r <= 16 ? 264 : 132,
+                      most = tile == 0 || p.r <= 16 ? 8 : 4;
+        return {.tile = tile,
+                .cluster = static_cast<int>(power_of_two_within(std::clamp<int64_t>(places / tiles, 1, most))),
+                .splits = 1};
+    }
     // Decoding: a column each, so that nothing waits for another block.
     if (p.tokens <= most_tokens_by_columns) return {.tile = 2, .cluster = 1, .splits = 1};
     // Few tokens: short tiles, and the reduction spread over as many blocks as a cluster holds.
@@ -50,9 +70,12 @@ bool lora_supports(const LoraBackward& p, int compute_major) {
         const LoraPart& part = p.parts[i];
         if (part.r % 8 != 0 || part.r > most_part_rank || part.r_begin % 8 != 0 || part.rank > part.r) return false;
         if (part.n % 8 != 0 || part.n_begin % 8 != 0 || (part.rank > 0 && part.db == nullptr)) return false;
+        const int64_t step = p.codes.format == CodeFormat::int8 ? int8_block : 16;
+        if (p.codes.codes != nullptr && part.r > 0 && (part.n % 16 != 0 || part.n_begin % step != 0)) return false;
     }
-    return p.r >= 8 && p.r % 8 == 0 && rows_of_16_bytes(p.dy) && rows_of_16_bytes(p.v) && rows_of_16_bytes(p.u, p.r) &&
-           p.b.data != nullptr;
+    return p.r >= 8 && p.r % 8 == 0 &&
+           (p.codes.codes != nullptr ? takes(p.codes, p.n, p.type) : rows_of_16_bytes(p.dy)) && rows_of_16_bytes(p.v) &&
+           rows_of_16_bytes(p.u, p.r) && p.b.data != nullptr;
 }
 
 LoraPlan lora_plan(const LoraBackward& p, int multiprocessors) {
@@ -65,7 +88,9 @@ LoraPlan lora_plan(const LoraBackward& p, int multiprocessors) {
         return std::max<int64_t>(count, 1);
     };
     const int64_t steps = std::max<int64_t>((p.tokens + 15) / 16, 1);
-    const int narrow = p.tokens > 256 || strips(512) > 32 ? 1 : 0;  // 512 columns or 256
+    // 512 columns or 256. Codes leave registers for no more than these where dB has 32.
+    const bool few_registers = p.codes.codes != nullptr && widest > 16;
+    const int narrow = !few_registers && (p.tokens > 256 || strips(512) > 32) ? 1 : 0;
     if (p.tokens <= 1024) {
         // One cluster a strip, two steps or more a block: dB needs no second sum.
         const int64_t slots = p.tokens <= 256 ? multiprocessors : 2 * multiprocessors;

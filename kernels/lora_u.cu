@@ -3,8 +3,12 @@
 // across the cluster, in a fixed order. One kernel, no workspace.
 //
 // A block brings stages of x [kRows, kDepth] and A [kColumns, kDepth] by cp.async, kStages - 1 ahead, and multiplies
-// them with mma.sync. Ceiling: the bandwidth of memory, x being read once (A comes from the L2). Up to eight tokens
-// have a kernel of their own, whose ceiling is the time of a launch.
+// them with mma.sync. x may be codes: then a stage is a block of int8's scales, which its sums are multiplied by, and
+// factors divide A. Ceiling: the bandwidth of memory, x being read once (A comes from the L2). Up to eight tokens have
+// a kernel of their own, whose ceiling is the time of a launch.
+#include <type_traits>
+
+#include "kernels/code_pairs.cuh"
 #include "kernels/lora_gemm.cuh"
 #include "kernels/lora_gemm.h"
 #include "unsloth/core/error.h"
@@ -20,31 +24,45 @@ struct ProjectParams {
     void* copy;  ///< or nullptr
     int64_t x_stride, a_stride, out_stride, copy_stride;
     int tokens, k, r, cluster;
+    const float* scales;  ///< of codes, as are the next two: block b's of token t at b * scale_stride + t
+    int64_t scale_stride;
+    const void* factors;
 };
 
 /// kTiles m16 tiles of tokens; warps along the reduction, kDepth elements of it a stage.
-template <int kTiles_, int kDepth_>
+template <int kTiles_, int kDepth_, int kBlocks_ = 1>
 struct ProjectTile {
     static constexpr int kTiles = kTiles_, kDepth = kDepth_, kWarps = 8, kStages = 4;
+    static constexpr int kBlocks = kBlocks_;  ///< that shall fit a multiprocessor
     static constexpr int kRows = kTiles * 16, kThreads = kWarps * 32;
     static_assert(kDepth / 16 % kWarps == 0, "warps take whole k16 steps");
 };
+/// Of many tokens' codes. More columns leave a second block no registers.
+template <int kColumns>
+using TallTile = std::conditional_t<kColumns <= 16, ProjectTile<4, 256, 2>, ProjectTile<4, 256>>;
 
-template <class Tile, int kColumns>
+/// X: x's elements, T or codes.
+template <class X, class Tile, int kColumns>
 struct ProjectShared {
-    // Rows are an odd number of 16-byte units apart, so that the eight rows of a tile lie in different banks.
-    static constexpr int kPitch = Tile::kDepth + 8;
-    static constexpr int kStageElements = (Tile::kRows + kColumns) * kPitch;
+    static constexpr bool kCodes = is_codes<X>;
+    static_assert(!kCodes || Tile::kDepth == int8_block, "a stage's sums have one scale a row");
+    // Rows of bytes. They are an odd number of 16-byte units apart, so that the eight rows of a tile lie in different
+    // banks; or of 32-byte units, where half a warp reads 8 bytes of four.
+    static constexpr int kXPitch = kCodes ? Tile::kDepth + 16 : 2 * Tile::kDepth + 16;
+    static constexpr int kAPitch = 2 * Tile::kDepth + (kCodes ? 32 : 16);
+    static constexpr int kAAt = Tile::kRows * kXPitch, kFactorsAt = kAAt + kColumns * kAPitch,
+                         kScalesAt = kFactorsAt + (kCodes ? 2 * Tile::kDepth : 0),
+                         kStageBytes = kScalesAt + (kCodes ? 4 * Tile::kRows : 0);
     static constexpr int kSumPitch = kColumns + 8;
-    static constexpr std::size_t kStageBytes = std::size_t{2} * Tile::kStages * kStageElements;
+    static constexpr std::size_t kStagesBytes = std::size_t{Tile::kStages} * kStageBytes;
     static constexpr std::size_t kSumBytes = std::size_t{4} * Tile::kWarps * Tile::kRows * kSumPitch;
-    static constexpr std::size_t kBytes = kStageBytes > kSumBytes ? kStageBytes : kSumBytes;
+    static constexpr std::size_t kBytes = kStagesBytes > kSumBytes ? kStagesBytes : kSumBytes;
 };
 
 /// A thread's view of its block's share: kRows tokens from row_begin on, steps [first, last) of the reduction.
-template <class T, class Tile, int kColumns>
+template <class T, class X, class Tile, int kColumns>
 struct ProjectBlock {
-    using Shared = ProjectShared<Tile, kColumns>;
+    using Shared = ProjectShared<X, Tile, kColumns>;
     static constexpr int kRows = Tile::kRows, kDepth = Tile::kDepth, kThreads = Tile::kThreads;
     static constexpr int kPairs = kColumns / 16, kChunks = kDepth / 8;  // of 16 bytes in a stage's row
     using Sums = float[Tile::kTiles][kPairs * 2][4];
@@ -57,25 +75,36 @@ struct ProjectBlock {
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
 
     __device__ __forceinline__ void load(int step, int slot) const {
-        const T* x = static_cast<const T*>(p.x);
+        const X* x = static_cast<const X*>(p.x);
         const T* a = static_cast<const T*>(p.a);
-        const uint32_t stage = base + slot * (Shared::kStageElements * 2);
+        const uint32_t stage = base + slot * Shared::kStageBytes, a_stage = stage + Shared::kAAt;
         const int k0 = step * kDepth;
+        constexpr int kElements = 16 / sizeof(X), kXChunks = kDepth / kElements;
 #pragma unroll
-        for (int i = 0; i < kRows * kChunks / kThreads; ++i) {
-            const int index = i * kThreads + thread, row = index / kChunks, column = index % kChunks * 8;
+        for (int i = 0; i < kRows * kXChunks / kThreads; ++i) {
+            const int index = i * kThreads + thread, row = index / kXChunks, column = index % kXChunks * kElements;
             const bool valid = row_begin + row < p.tokens && k0 + column < p.k;
-            const T* from = x + (valid ? (row_begin + row) * p.x_stride + k0 + column : 0);
-            cp_async_16_zfill(stage + (row * Shared::kPitch + column) * 2, from, valid);
+            const X* from = x + (valid ? (row_begin + row) * p.x_stride + k0 + column : 0);
+            cp_async_16_zfill(stage + row * Shared::kXPitch + index % kXChunks * 16, from, valid);
         }
-        const uint32_t a_stage = stage + kRows * Shared::kPitch * 2;
         static_assert(kColumns * kChunks % kThreads == 0, "every thread copies as many pieces of A");
 #pragma unroll
         for (int i = 0; i < kColumns * kChunks / kThreads; ++i) {
             const int index = i * kThreads + thread, row = index / kChunks, column = index % kChunks * 8;
             const bool valid = row < p.r && k0 + column < p.k;
-            cp_async_16_zfill(a_stage + (row * Shared::kPitch + column) * 2,
+            cp_async_16_zfill(a_stage + row * Shared::kAPitch + column * 2,
                               a + (valid ? row * p.a_stride + k0 + column : 0), valid);
+        }
+        if constexpr (Shared::kCodes) {
+            if (thread < kRows && row_begin + thread < p.tokens)
+                cp_async_4(stage + Shared::kScalesAt + 4 * thread,
+                           p.scales + step * p.scale_stride + row_begin + thread);
+            const int column = (kThreads - 1 - thread) * 8;  // by other warps
+            if (p.factors != nullptr && column < kDepth) {
+                const bool valid = k0 + column < p.k;
+                cp_async_16_zfill(stage + Shared::kFactorsAt + column * 2,
+                                  static_cast<const T*>(p.factors) + (valid ? k0 + column : 0), valid);
+            }
         }
     }
 
@@ -88,8 +117,7 @@ struct ProjectBlock {
     }
 
     __device__ __forceinline__ void multiply(int slot, Sums& sum) const {
-        const uint32_t stage = base + slot * (Shared::kStageElements * 2);
-        const uint32_t a_stage = stage + kRows * Shared::kPitch * 2;
+        const uint32_t stage = base + slot * Shared::kStageBytes, a_stage = stage + Shared::kAAt;
 #pragma unroll
         for (int i = 0; i < kDepth / 16 / Tile::kWarps; ++i) {
             const int k = (i * Tile::kWarps + warp) * 16;
@@ -97,18 +125,60 @@ struct ProjectBlock {
 #pragma unroll
             for (int n = 0; n < kPairs; ++n) {
                 const int row = n * 16 + lane % 8 + lane / 16 * 8, column = k + lane / 8 % 2 * 8;
-                ldmatrix_x4(b[n], a_stage + (row * Shared::kPitch + column) * 2);
+                ldmatrix_x4(b[n], a_stage + row * Shared::kAPitch + column * 2);
             }
 #pragma unroll
             for (int m = 0; m < Tile::kTiles; ++m) {
                 uint32_t tile[4];
                 const int row = m * 16 + lane % 16;
-                ldmatrix_x4(tile, stage + (row * Shared::kPitch + k + lane / 16 * 8) * 2);
+                ldmatrix_x4(tile, stage + row * Shared::kXPitch + (k + lane / 16 * 8) * 2);
 #pragma unroll
                 for (int n = 0; n < kPairs; ++n) {
                     mma_m16n8k16<T>(sum[m][2 * n], tile, b[n][0], b[n][1]);
                     mma_m16n8k16<T>(sum[m][2 * n + 1], tile, b[n][2], b[n][3]);
                 }
+            }
+        }
+    }
+
+    /// Of codes: 32 columns a warp. A thread gets four codes side by side of a row, so it takes as many of A's.
+    __device__ __forceinline__ void multiply_codes(int slot, Sums& sum) const {
+        static_assert(kDepth == 32 * Tile::kWarps, "two k16 steps a warp");
+        const unsigned char* const stage = memory + slot * Shared::kStageBytes;
+        const float* const scales = reinterpret_cast<const float*>(stage + Shared::kScalesAt);
+        uint2 b[2][kPairs * 2];
+#pragma unroll
+        for (int step = 0; step < 2; ++step) {
+            const int column = warp * 32 + step * 16 + lane % 4 * 4;
+            const uint2 factors = *reinterpret_cast<const uint2*>(stage + Shared::kFactorsAt + column * 2);
+#pragma unroll
+            for (int n = 0; n < kPairs * 2; ++n) {
+                uint2& pairs = b[step][n];
+                pairs = *reinterpret_cast<const uint2*>(stage + Shared::kAAt + (n * 8 + lane / 4) * Shared::kAPitch +
+                                                        column * 2);
+                if (p.factors == nullptr) continue;
+                pairs.x = multiply_pairs(pairs.x, inverse_powers(factors.x));
+                pairs.y = multiply_pairs(pairs.y, inverse_powers(factors.y));
+            }
+        }
+#pragma unroll
+        for (int m = 0; m < Tile::kTiles; ++m) {
+            uint32_t codes[4];  // rows, eight further down, and both 16 columns on
+            ldmatrix_x4(codes, base + slot * Shared::kStageBytes + (m * 16 + lane % 16) * Shared::kXPitch + warp * 32 +
+                                   lane / 16 * 16);
+            float part[kPairs * 2][4] = {};
+#pragma unroll
+            for (int step = 0; step < 2; ++step) {
+                const uint32_t a[4] = {low_pair<X>(codes[2 * step]), low_pair<X>(codes[2 * step + 1]),
+                                       high_pair<X>(codes[2 * step]), high_pair<X>(codes[2 * step + 1])};
+#pragma unroll
+                for (int n = 0; n < kPairs * 2; ++n) mma_m16n8k16<T>(part[n], a, b[step][n].x, b[step][n].y);
+            }
+            const float scale = scales[m * 16 + lane / 4], below = scales[m * 16 + lane / 4 + 8];
+#pragma unroll
+            for (int n = 0; n < kPairs * 2; ++n) {
+                sum[m][n][0] += part[n][0] * scale, sum[m][n][1] += part[n][1] * scale;
+                sum[m][n][2] += part[n][2] * below, sum[m][n][3] += part[n][3] * below;
             }
         }
     }
@@ -128,7 +198,10 @@ struct ProjectBlock {
             __syncthreads();
             if (step + kStages - 1 < last) load(step + kStages - 1, next);
             cp_async_commit_group();
-            multiply(slot, sum);
+            if constexpr (Shared::kCodes)
+                multiply_codes(slot, sum);
+            else
+                multiply(slot, sum);
             slot = slot + 1 == kStages ? 0 : slot + 1;
             next = next + 1 == kStages ? 0 : next + 1;
         }
@@ -179,14 +252,15 @@ struct ProjectBlock {
     }
 };
 
-template <class T, class Tile, int kColumns>
-__global__ void __launch_bounds__(Tile::kThreads) project_kernel(const __grid_constant__ ProjectParams p) {
+template <class T, class X, class Tile, int kColumns>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
+    project_kernel(const __grid_constant__ ProjectParams p) {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) unsigned char memory[];
-    const ProjectBlock<T, Tile, kColumns> block{p, memory};
+    const ProjectBlock<T, X, Tile, kColumns> block{p, memory};
     if (runs_beside(p.tokens)) block.prefetch_factors();
     begin_after_previous(static_cast<uint32_t>(p.tokens));
-    typename ProjectBlock<T, Tile, kColumns>::Sums sum = {};
+    typename ProjectBlock<T, X, Tile, kColumns>::Sums sum = {};
     block.mainloop(sum);
     block.add_warps(sum);
     block.epilogue();
@@ -237,44 +311,47 @@ __global__ void __launch_bounds__(column_threads) column_kernel(const __grid_con
 #endif
 }
 
-template <class T, class Tile, int kColumns>
+template <class T, class X, class Tile, int kColumns>
 void run_tile(const ProjectParams& p, cudaStream_t stream) {
     const dim3 grid(static_cast<unsigned>(ceil_div(p.tokens, Tile::kRows) * p.cluster));
-    launch_kernel(&project_kernel<T, Tile, kColumns>,
+    launch_kernel(&project_kernel<T, X, Tile, kColumns>,
                   {.grid = grid,
                    .threads = Tile::kThreads,
-                   .shared_bytes = ProjectShared<Tile, kColumns>::kBytes,
+                   .shared_bytes = ProjectShared<X, Tile, kColumns>::kBytes,
                    .stream = stream,
                    .cluster = p.cluster,
                    .after_previous = runs_beside(p.tokens)},
                   p);
 }
 
-template <class T, int kColumns>
+template <class T, class X, int kColumns>
 void run_columns(const ProjectParams& p, int tile, cudaStream_t stream) {
     switch (tile) {
         case 0:
-            return run_tile<T, ProjectTile<1, 128>, kColumns>(p, stream);
+            return run_tile<T, X, ProjectTile<1, is_codes<X> ? 256 : 128>, kColumns>(p, stream);
         case 1:
-            return run_tile<T, ProjectTile<2, 256>, kColumns>(p, stream);
+            return run_tile<T, X, ProjectTile<2, 256>, kColumns>(p, stream);
         default:
+            if constexpr (is_codes<X> && kColumns < 64) {
+                if (tile == 2) return run_tile<T, X, TallTile<kColumns>, kColumns>(p, stream);
+            }
             UNSLOTH_CHECK(false, "lora_u: no tile ", tile);
     }
 }
 
-template <class T>
+template <class T, class X = T>
 void run(const ProjectParams& p, int tile, cudaStream_t stream) {
-    if (tile == 2)
+    if (!is_codes<X> && tile == 2)
         return launch_kernel(&column_kernel<T>,
                              {.grid = dim3(static_cast<unsigned>(p.r)),
                               .threads = column_threads,
                               .stream = stream,
                               .after_previous = true},
                              p);
-    if (p.r <= 16) return run_columns<T, 16>(p, tile, stream);
-    if (p.r <= 32) return run_columns<T, 32>(p, tile, stream);
-    if (p.r <= 48) return run_columns<T, 48>(p, tile, stream);
-    run_columns<T, 64>(p, tile, stream);
+    if (p.r <= 16) return run_columns<T, X, 16>(p, tile, stream);
+    if (p.r <= 32) return run_columns<T, X, 32>(p, tile, stream);
+    if (p.r <= 48) return run_columns<T, X, 48>(p, tile, stream);
+    run_columns<T, X, 64>(p, tile, stream);
 }
 
 }  // namespace
@@ -290,6 +367,12 @@ void lora_u(const LoraProjection& g, const LoraPlan& plan, cudaStream_t stream) 
     p.copy = g.copy.data, p.copy_stride = g.copy.stride;
     p.tokens = static_cast<int>(g.tokens), p.k = static_cast<int>(g.k), p.r = static_cast<int>(g.r);
     p.cluster = plan.cluster;
+    if (g.codes.codes != nullptr) {
+        p.x = g.codes.codes, p.x_stride = g.k;
+        p.scales = g.codes.scales, p.scale_stride = g.codes.scale_stride, p.factors = g.codes.factors;
+        return g.codes.format == CodeFormat::int8 ? lora::run<__nv_bfloat16, Int8Codes>(p, plan.tile, stream)
+                                                  : lora::run<__nv_bfloat16, E4m3Codes>(p, plan.tile, stream);
+    }
     if (g.type == spec::DType::bf16) {
         lora::run<__nv_bfloat16>(p, plan.tile, stream);
     } else {

@@ -100,6 +100,7 @@ struct SwigluGradientRows {
     static constexpr int inputs = 3, segments = 2;
     static constexpr bool normalises = false;
     SwigluBackward p;
+    bool codes_alone = false;  ///< gate and up stay as they are
 
     __device__ const Bf16* input(uint32_t row, int unit, int i) const {
         if (i == 2) return static_cast<const Bf16*>(p.dact.data) + row * p.dact.stride + unit * pack_width;
@@ -119,8 +120,10 @@ struct SwigluGradientRows {
             made[1].v[k] = from_float<Bf16>(g.up);
             act.v[k] = from_float<Bf16>(g.act);
         }
-        store_pack(gate_up(row, unit), made[0]);
-        store_pack(gate_up(row, unit) + p.columns, made[1]);
+        if (!codes_alone) {
+            store_pack(gate_up(row, unit), made[0]);
+            store_pack(gate_up(row, unit) + p.columns, made[1]);
+        }
         if (p.act.data != nullptr)
             store_pack(static_cast<Bf16*>(p.act.data) + row * p.act.stride + unit * pack_width, act);
     }
@@ -132,7 +135,8 @@ struct RotatedRows {
     static constexpr int inputs = 2, segments = 2;
     static constexpr bool normalises = false;
     RopeApply p;
-    int packs_of_half = 0;  ///< pairs / 8
+    int packs_of_half = 0;     ///< pairs / 8
+    bool codes_alone = false;  ///< x stays as it is
 
     __device__ int column(int unit, int s) const {
         const int head = unit / packs_of_half, pack = unit - head * packs_of_half;
@@ -157,6 +161,7 @@ struct RotatedRows {
             made[0].v[k] = from_float<Bf16>(x1 * cos.v[k] - x2 * sin.v[k]);
             made[1].v[k] = from_float<Bf16>(x2 * cos.v[k] + x1 * sin.v[k]);
         }
+        if (codes_alone) return;
         Bf16* x = static_cast<Bf16*>(p.x.data) + row * p.x.token_stride;
         store_pack(x + column(unit, 0), made[0]);
         store_pack(x + column(unit, 1), made[1]);

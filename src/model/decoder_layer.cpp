@@ -229,8 +229,10 @@ void layer_backward(const LayerContext& c, const weights::LayerWeights& w, const
     // 3 rotary embedding
     const at::Tensor dqkv_TN = c.scratch.dqkv_full.narrow(1, 0, layout[Group::qkv].n);
     const ops::CodedMatrix dqkv_codes = input_gradient ? gradient_codes(c, w[Group::qkv], dqkv_TN) : ops::CodedMatrix{};
+    const bool codes_alone =
+        gradient_codes_suffice(c.group, Group::qkv, w[Group::qkv], c.scratch.dqkv_full, a.u_qkv_TR, dqkv_codes);
     ops::rope_apply_rows(ctx, dqkv_TN, spec.num_heads + spec.num_kv_heads, c.tokens.cos_Tp, c.tokens.sin_Tp,
-                         /*backward=*/true, spec.qk_norm ? ops::CodedMatrix{} : dqkv_codes);
+                         /*backward=*/true, spec.qk_norm ? ops::CodedMatrix{} : dqkv_codes, codes_alone);
     if (spec.qk_norm) {
         normalise_heads_backward(c, w, a, grad);
         ops::quantize_rows(ctx, dqkv_TN, dqkv_codes);

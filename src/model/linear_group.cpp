@@ -92,12 +92,58 @@ void add_masked_adapter_terms(const GroupContext& c, Group g, const weights::Ope
     }
 }
 
-}  // namespace
+bool adapted(const GroupContext& c, Group g) {
+    return c.layout[g].r > 0 && c.adapters != nullptr;
+}
 
-void fill_adapter_columns(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
+ops::LoraU thin_forward(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
+                        const at::Tensor& u_TR) {
+    const weights::GroupLayout& layout = c.layout[g];
+    return {.x_TK = x_full.narrow(1, 0, layout.k),
+            .a_RK = w.a_RK,
+            .u_TR = x_full.narrow(1, layout.k, layout.r),
+            .copy_TR = u_TR,
+            .label = label(Product::u, g)};
+}
+
+ops::LoraDy thin_backward(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& dy_full,
                           const at::Tensor& u_TR) {
     const weights::GroupLayout& layout = c.layout[g];
-    if (layout.r == 0 || c.adapters == nullptr) return;
+    return {.dy_TN = dy_full.narrow(1, 0, layout.n),
+            .b_NR = w.b_NR,
+            .u_TR = u_TR,
+            .v_TR = dy_full.narrow(1, layout.n, layout.r),
+            .slices = lora_slices(c, g),
+            .label = label(Product::dy, g),
+            .label_v = label(Product::v, g),
+            .label_db = label(Product::dB, g)};
+}
+
+template <class Thin>
+bool reads(const GroupContext& c, Thin product, const ops::CodedMatrix& codes) {
+    product.codes = codes;
+    return ops::reads_codes(c.ctx, product);
+}
+
+}  // namespace
+
+bool input_codes_suffice(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
+                         const at::Tensor& u_TR, const ops::CodedMatrix& codes) {
+    if (!codes.codes.defined() || c.trains_base || c.observer != nullptr || !c.tp.alone()) return false;
+    return !adapted(c, g) ||
+           (c.dropout == 0.0 && !c.adapter_T.defined() && reads(c, thin_forward(c, g, w, x_full, u_TR), codes));
+}
+
+bool gradient_codes_suffice(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& dy_full,
+                            const at::Tensor& u_TR, const ops::CodedMatrix& codes) {
+    if (!codes.codes.defined() || c.trains_base || !std::holds_alternative<weights::CodedBase>(w.base)) return false;
+    return !adapted(c, g) || reads(c, thin_backward(c, g, w, dy_full, u_TR), codes);
+}
+
+void fill_adapter_columns(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
+                          const at::Tensor& u_TR, const ops::CodedMatrix& codes) {
+    const weights::GroupLayout& layout = c.layout[g];
+    if (!adapted(c, g)) return;
     const at::Tensor x_TK = x_full.narrow(1, 0, layout.k), tail_TR = x_full.narrow(1, layout.k, layout.r);
     if (c.dropout > 0.0) {
         for (const weights::Slice& slice : layout.slices) {
@@ -115,8 +161,9 @@ void fill_adapter_columns(const GroupContext& c, Group g, const weights::Operand
         }
         if (u_TR.defined()) ops::copy_2d(c.ctx, tail_TR, u_TR);
     } else {
-        ops::lora_u(c.ctx,
-                    {.x_TK = x_TK, .a_RK = w.a_RK, .u_TR = tail_TR, .copy_TR = u_TR, .label = label(Product::u, g)});
+        ops::LoraU product = thin_forward(c, g, w, x_full, u_TR);
+        if (input_codes_suffice(c, g, w, x_full, u_TR, codes)) product.codes = codes;
+        ops::lora_u(c.ctx, product);
         if (c.adapter_T.defined())
             ops::zero_others(c.ctx, c.adapter_T, (*c.owners)[static_cast<std::size_t>(g)], tail_TR);
     }
@@ -165,33 +212,28 @@ void input_backward(const GroupContext& c, Group g, const weights::Operand& w, c
                     const ops::CodedMatrix& codes, const at::Tensor& u_TR, const at::Tensor& dx_TK) {
     const weights::GroupLayout& layout = c.layout[g];
     const at::Tensor dy_TN = dy_full.narrow(1, 0, layout.n);
-    const bool adapted = layout.r > 0 && c.adapters != nullptr;
+    const bool has_adapters = adapted(c, g);
     at::Tensor v_TR;
-    if (adapted) {
-        v_TR = dy_full.narrow(1, layout.n, layout.r);
-        ops::lora_dy(c.ctx, {.dy_TN = dy_TN,
-                             .b_NR = w.b_NR,
-                             .u_TR = u_TR,
-                             .v_TR = v_TR,
-                             .slices = lora_slices(c, g),
-                             .label = label(Product::dy, g),
-                             .label_v = label(Product::v, g),
-                             .label_db = label(Product::dB, g)});
+    if (has_adapters) {
+        ops::LoraDy product = thin_backward(c, g, w, dy_full, u_TR);
+        if (gradient_codes_suffice(c, g, w, dy_full, u_TR, codes)) product.codes = codes;
+        ops::lora_dy(c.ctx, product);
+        v_TR = product.v_TR;
     }
     if (c.trains_base) bias_gradients(c, g, dy_TN);
     if (!dx_TK.defined()) return;
-    const bool masked = adapted && c.dropout > 0.0;
+    const bool masked = has_adapters && c.dropout > 0.0;
     weights::multiply_backward(c.ctx, w,
                                {.input = dy_full,
                                 .codes = codes,
-                                .adapters = adapted && !masked,
+                                .adapters = has_adapters && !masked,
                                 .out = dx_TK,
                                 .label = label(Product::dx, g)});
     if (masked) add_masked_adapter_terms(c, g, w, v_TR, dx_TK);
 }
 
 void adapter_backward(const GroupContext& c, Group g, const at::Tensor& v_TR, const at::Tensor& x_TK) {
-    if (c.layout[g].r == 0 || c.adapters == nullptr) return;
+    if (!adapted(c, g)) return;
     if (c.dropout == 0.0) {
         ops::lora_da(c.ctx, {.v_TR = v_TR, .x_TK = x_TK, .slices = lora_slices(c, g), .label = label(Product::dA, g)});
         return;

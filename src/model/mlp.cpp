@@ -79,10 +79,12 @@ void mlp_forward(const LayerContext& c, const weights::LayerWeights& w, const La
         if (scales_outputs(c.group)) {
             ops::dora_swiglu_forward(ctx, gate_up_T2F, w[Group::gate_up].scale, act_TF);
         } else {
-            ops::swiglu_forward(ctx, gate_up_T2F, act_TF, act_codes);
+            const bool codes_alone =
+                input_codes_suffice(c.group, Group::down, w[Group::down], c.scratch.act_full, a.u_down_TR, act_codes);
+            ops::swiglu_forward(ctx, gate_up_T2F, codes_alone ? at::Tensor() : act_TF, act_codes);
         }
         // 9 down, onto the residual stream
-        fill_adapter_columns(c.group, Group::down, w[Group::down], c.scratch.act_full, a.u_down_TR);
+        fill_adapter_columns(c.group, Group::down, w[Group::down], c.scratch.act_full, a.u_down_TR, act_codes);
         linear_forward(c.group, Group::down, w[Group::down], c.scratch.act_full, act_codes,
                        {.y_TN = x_next_tD, .residual_TN = a.mid_tD, .z_TN = a.z_down_tD, .terms_TN = terms_TD});
     }
@@ -108,7 +110,9 @@ void mlp_backward(const LayerContext& c, const weights::LayerWeights& w, const L
         ops::dora_swiglu_backward(ctx, act_TF, gate_up_T2F, w[Group::gate_up].scale, act_TF,
                                   magnitude_gradients(c.group, Group::gate_up));
     } else {
-        ops::swiglu_backward(ctx, act_TF, gate_up_T2F, act_TF, dgate_up_codes);
+        ops::swiglu_backward(ctx, act_TF, gate_up_T2F, act_TF, dgate_up_codes,
+                             gradient_codes_suffice(c.group, Group::gate_up, w[Group::gate_up], a.gate_up_full,
+                                                    a.u_gate_up_TR, dgate_up_codes));
     }
     weight_backward(c.group, Group::down, g_down, act_TF);
     // 7 gate and up

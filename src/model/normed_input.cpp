@@ -44,9 +44,12 @@ void make_input(const LayerContext& c, const NormedInput& in, const weights::Ope
     ops::Context& ctx = c.group.ctx;
     const TensorParallel& tp = c.group.tp;
     const NormedRows rows = rows_at_hand(c, in.group);
-    ops::rms_norm_forward(ctx, in.x_tD, in.weight_D, c.spec.rms_norm_eps, rows.own_h_tD, in.rstd_t,
-                          forward_site(c, in.norm), tp.alone() ? codes : ops::CodedMatrix{});
-    fill_adapter_columns(own_rows(c.group), in.group, w, rows.own_full, tp.alone() ? in.u_TR : at::Tensor());
+    const GroupContext own = own_rows(c.group);
+    const at::Tensor u_TR = tp.alone() ? in.u_TR : at::Tensor();
+    const bool codes_alone = input_codes_suffice(own, in.group, w, rows.own_full, u_TR, codes);
+    ops::rms_norm_forward(ctx, in.x_tD, in.weight_D, c.spec.rms_norm_eps, codes_alone ? at::Tensor() : rows.own_h_tD,
+                          in.rstd_t, forward_site(c, in.norm), tp.alone() ? codes : ops::CodedMatrix{});
+    fill_adapter_columns(own, in.group, w, rows.own_full, u_TR, codes);
     tp.gather(ctx, rows.full, in.name);
     if (!tp.alone() && adapted(c, in.group) && in.u_TR.defined()) ops::copy_2d(ctx, rows.u_TR, in.u_TR);
     observe(c, in.name, rows.h_TD);

@@ -255,7 +255,7 @@ void swiglu_forward_coded(Context& ctx, const at::Tensor& gu_T2F, const at::Tens
 }
 
 void swiglu_backward_coded(Context& ctx, const at::Tensor& dact_TF, const at::Tensor& gu_T2F, const at::Tensor& act_TF,
-                           const CodedMatrix& out_T2F) {
+                           const CodedMatrix& out_T2F, bool codes_alone) {
     const Region region(ctx, is_int8(out_T2F) ? "swiglu_backward int8" : "swiglu_backward fp8");
     check_matrix(ctx, "dact", dact_TF);
     const int64_t tokens = dact_TF.size(0), columns = dact_TF.size(1);
@@ -280,13 +280,13 @@ void swiglu_backward_coded(Context& ctx, const at::Tensor& dact_TF, const at::Te
         params.act = target_of(act_TF);
     }
     with_rows(
-        out_T2F, [&](const auto& out) { kernels::swiglu_backward_fp8(params, out, stream_of(ctx)); },
-        [&](const auto& out) { kernels::swiglu_backward_int8(params, out, stream_of(ctx)); });
+        out_T2F, [&](const auto& out) { kernels::swiglu_backward_fp8(params, codes_alone, out, stream_of(ctx)); },
+        [&](const auto& out) { kernels::swiglu_backward_int8(params, codes_alone, out, stream_of(ctx)); });
 #endif
 }
 
 void rope_apply_coded(Context& ctx, const at::Tensor& x_TC, int64_t heads, const at::Tensor& cos_Tp,
-                      const at::Tensor& sin_Tp, bool backward, const CodedMatrix& out_TC) {
+                      const at::Tensor& sin_Tp, bool backward, const CodedMatrix& out_TC, bool codes_alone) {
     const Region region(ctx, is_int8(out_TC) ? "rope int8" : "rope fp8");
     check_matrix(ctx, "x", x_TC);
     check_coded(ctx, "codes", out_TC, x_TC.size(0), x_TC.size(1));
@@ -316,8 +316,9 @@ void rope_apply_coded(Context& ctx, const at::Tensor& x_TC, int64_t heads, const
     params.sin = sin_Tp.const_data_ptr<float>();
     params.backward = backward;
     with_rows(
-        out_TC, [&](const auto& out) { kernels::rope_apply_fp8(params, x_TC.size(1), out, stream_of(ctx)); },
-        [&](const auto& out) { kernels::rope_apply_int8(params, x_TC.size(1), out, stream_of(ctx)); });
+        out_TC,
+        [&](const auto& out) { kernels::rope_apply_fp8(params, x_TC.size(1), codes_alone, out, stream_of(ctx)); },
+        [&](const auto& out) { kernels::rope_apply_int8(params, x_TC.size(1), codes_alone, out, stream_of(ctx)); });
 #endif
 }
 

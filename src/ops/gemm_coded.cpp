@@ -2,6 +2,7 @@
 #include "unsloth/ops/gemm_coded.h"
 
 #include "ops/checks.h"
+#include "ops/code_values.h"
 #include "ops/gemm_coded_cuda.h"
 #include "unsloth/ops/profiler.h"
 
@@ -33,16 +34,8 @@ void check(const Context& ctx, const GemmCoded& g) {
     if (g.bias) check_contiguous(ctx, "bias", *g.bias, {n}, type);
 }
 
-/// Without factors, which cancel.
-at::Tensor dequantize(const CodedMatrix& matrix) {
-    if (!is_int8(matrix)) return matrix.codes.view(at::kFloat8_e4m3fn).to(at::kFloat).mul_(matrix.scales.unsqueeze(1));
-    const at::Tensor codes = matrix.codes.to(at::kFloat);
-    if (matrix.scales.dim() == 1) return codes * matrix.scales.unsqueeze(1);
-    return codes * matrix.scales.t().repeat_interleave(int8_block, 1).narrow(1, 0, codes.size(1));
-}
-
 void gemm_coded_cpu(const GemmCoded& g) {
-    at::Tensor sum = at::mm(dequantize(g.x), dequantize(g.w).t());
+    at::Tensor sum = at::mm(levelled_values(g.x), levelled_values(g.w).t());
     if (g.u) sum.addmm_(g.u->to(at::kFloat), g.b->to(at::kFloat).t());
     if (g.residual) sum.add_(*g.residual);
     if (g.bias) sum.add_(*g.bias);

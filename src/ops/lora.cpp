@@ -2,6 +2,7 @@
 #include "unsloth/ops/lora.h"
 
 #include "ops/checks.h"
+#include "ops/code_values.h"
 #include "ops/lora_cuda.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/rows.h"
@@ -47,14 +48,38 @@ at::Tensor stacked_da(const std::vector<LoraSlice>& slices, int64_t r, int64_t k
     return first != nullptr && rows == r ? first->as_strided({r, k}, {stride, 1}) : at::Tensor();
 }
 
+/// x, or dy: as values or as codes.
+void check_input(const Context& ctx, const char* name, const at::Tensor& x, const CodedMatrix& codes, int64_t tokens,
+                 int64_t columns, at::ScalarType dtype) {
+    if (codes.codes.defined())
+        check_coded(ctx, name, codes, tokens, columns);
+    else
+        check_matrix(ctx, name, x, tokens, columns, dtype);
+}
+
+/// The products of codes' values, in fp32 and rounded once.
+void lora_u_of_codes_cpu(const LoraU& args) {
+    args.u_TR.copy_(at::mm(values_of(args.codes), args.a_RK.to(at::kFloat).t()));
+    if (args.copy_TR.defined()) args.copy_TR.copy_(args.u_TR);
+}
+
+void lora_dy_of_codes_cpu(const LoraDy& args) {
+    const at::Tensor dy = values_of(args.codes);
+    args.v_TR.copy_(at::mm(dy, args.b_NR.to(at::kFloat)));
+    for (const LoraSlice& slice : args.slices)
+        if (slice.rank > 0)
+            slice.db.addmm_(dy.narrow(1, slice.n_begin, slice.n).t(),
+                            args.u_TR.narrow(1, slice.r_begin, slice.rank).to(at::kFloat), 1, slice.scale);
+}
+
 }  // namespace
 
 void lora_u(Context& ctx, const LoraU& args) {
-    UNSLOTH_CHECK(args.x_TK.defined() && args.x_TK.dim() == 2 && args.a_RK.defined() && args.a_RK.dim() == 2,
-                  "lora: x and A must be matrices");
-    const int64_t tokens = args.x_TK.size(0), k = args.x_TK.size(1), r = args.a_RK.size(0);
-    const at::ScalarType dtype = args.x_TK.scalar_type();
-    check_matrix(ctx, "x", args.x_TK, tokens, k, dtype);
+    UNSLOTH_CHECK(args.u_TR.defined() && args.u_TR.dim() == 2 && args.a_RK.defined() && args.a_RK.dim() == 2,
+                  "lora: u and A must be matrices");
+    const int64_t tokens = args.u_TR.size(0), k = args.a_RK.size(1), r = args.a_RK.size(0);
+    const at::ScalarType dtype = args.u_TR.scalar_type();
+    check_input(ctx, "x", args.x_TK, args.codes, tokens, k, dtype);
     check_matrix(ctx, "A", args.a_RK, r, k, dtype);
     check_matrix(ctx, "u", args.u_TR, tokens, r, dtype);
     if (args.copy_TR.defined()) check_matrix(ctx, "the copy of u", args.copy_TR, tokens, r, dtype);
@@ -62,16 +87,17 @@ void lora_u(Context& ctx, const LoraU& args) {
 #if UNSLOTH_CUDA
     if (ctx.is_cuda() && lora_u_cuda(ctx, args)) return;
 #endif
+    if (args.codes.codes.defined()) return lora_u_of_codes_cpu(args);
     gemm(ctx, {.a = args.x_TK, .b = args.a_RK, .out = args.u_TR, .transpose_b = true, .label = args.label});
     if (args.copy_TR.defined()) copy_2d(ctx, args.u_TR, args.copy_TR);
 }
 
 void lora_dy(Context& ctx, const LoraDy& args) {
-    UNSLOTH_CHECK(args.dy_TN.defined() && args.dy_TN.dim() == 2 && args.b_NR.defined() && args.b_NR.dim() == 2,
-                  "lora: dy and sB must be matrices");
-    const int64_t tokens = args.dy_TN.size(0), n = args.dy_TN.size(1), r = args.b_NR.size(1);
-    const at::ScalarType dtype = args.dy_TN.scalar_type();
-    check_matrix(ctx, "dy", args.dy_TN, tokens, n, dtype);
+    UNSLOTH_CHECK(args.v_TR.defined() && args.v_TR.dim() == 2 && args.b_NR.defined() && args.b_NR.dim() == 2,
+                  "lora: v and sB must be matrices");
+    const int64_t tokens = args.v_TR.size(0), n = args.b_NR.size(0), r = args.b_NR.size(1);
+    const at::ScalarType dtype = args.v_TR.scalar_type();
+    check_input(ctx, "dy", args.dy_TN, args.codes, tokens, n, dtype);
     check_matrix(ctx, "sB", args.b_NR, n, r, dtype);
     check_matrix(ctx, "u", args.u_TR, tokens, r, dtype);
     check_matrix(ctx, "v", args.v_TR, tokens, r, dtype);
@@ -80,6 +106,7 @@ void lora_dy(Context& ctx, const LoraDy& args) {
 #if UNSLOTH_CUDA
     if (ctx.is_cuda() && lora_dy_cuda(ctx, args)) return;
 #endif
+    if (args.codes.codes.defined()) return lora_dy_of_codes_cpu(args);
     gemm(ctx, {.a = args.dy_TN, .b = args.b_NR, .out = args.v_TR, .label = args.label_v});
     for (const LoraSlice& slice : args.slices) {
         if (slice.rank == 0) continue;
@@ -91,6 +118,22 @@ void lora_dy(Context& ctx, const LoraDy& args) {
                    .beta = 1.0,
                    .label = args.label_db});
     }
+}
+
+bool reads_codes(const Context& ctx, const LoraU& args) {
+    if (!args.codes.codes.defined()) return false;
+#if UNSLOTH_CUDA
+    if (ctx.is_cuda()) return lora_reads_codes_cuda(ctx, args);
+#endif
+    return !ctx.is_cuda();
+}
+
+bool reads_codes(const Context& ctx, const LoraDy& args) {
+    if (!args.codes.codes.defined()) return false;
+#if UNSLOTH_CUDA
+    if (ctx.is_cuda()) return lora_reads_codes_cuda(ctx, args);
+#endif
+    return !ctx.is_cuda();
 }
 
 void lora_da(Context& ctx, const LoraDa& args) {

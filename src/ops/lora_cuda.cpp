@@ -50,27 +50,90 @@ kernels::Matrix target(const at::Tensor& x) {
     return {x.mutable_data_ptr(), row_stride(x)};
 }
 
-/// Whether our kernel shall run; CheckError when it must and cannot.
-bool chosen(const Context& ctx, LoraChoice choice, const spec::ProductKey& product, bool supported) {
-    UNSLOTH_CHECK(choice != LoraChoice::kernel || supported, "lora: the kernel does not take these operands");
+kernels::CodedRows codes_of(const CodedMatrix& x) {
+    if (!x.codes.defined()) return {};
+    const bool int8 = is_int8(x);
+    return {.format = int8 ? kernels::CodeFormat::int8 : kernels::CodeFormat::e4m3,
+            .codes = x.codes.const_data_ptr(),
+            .scales = x.scales.const_data_ptr<float>(),
+            .scale_stride = int8 ? x.scales.stride(0) : 0,
+            .factors = x.factors.defined() ? x.factors.const_data_ptr() : nullptr};
+}
+
+kernels::LoraProjection described(const LoraU& args) {
+    kernels::LoraProjection p;
+    p.tokens = args.u_TR.size(0), p.k = args.a_RK.size(1), p.r = args.a_RK.size(0);
+    p.type = dtype_of(args.u_TR);
+    p.codes = codes_of(args.codes);
+    if (!args.codes.codes.defined()) p.x = source(args.x_TK);
+    p.a = source(args.a_RK), p.u = target(args.u_TR);
+    if (args.copy_TR.defined()) p.copy = target(args.copy_TR);
+    return p;
+}
+
+bool supported(const Context& ctx, const kernels::LoraProjection& p) {
+    return card(ctx).runs && kernels::lora_supports(p, card(ctx).compute_major);
+}
+
+bool fits(const LoraDy& args) {
+    return args.slices.size() <= static_cast<std::size_t>(kernels::most_lora_parts);
+}
+
+kernels::LoraBackward described(const LoraDy& args) {
+    kernels::LoraBackward p;
+    p.tokens = args.v_TR.size(0), p.n = args.b_NR.size(0), p.r = args.b_NR.size(1);
+    p.type = dtype_of(args.v_TR);
+    p.codes = codes_of(args.codes);
+    if (!args.codes.codes.defined()) p.dy = source(args.dy_TN);
+    p.b = source(args.b_NR), p.v = target(args.v_TR), p.u = args.u_TR.const_data_ptr();
+    if (!fits(args)) return p;
+    for (const LoraSlice& slice : args.slices)
+        p.parts[p.part_count++] = {slice.n_begin,
+                                   slice.n,
+                                   slice.r_begin,
+                                   slice.r,
+                                   slice.rank,
+                                   static_cast<float>(slice.scale),
+                                   slice.rank > 0 ? slice.db.mutable_data_ptr<float>() : nullptr};
+    return p;
+}
+
+bool supported(const Context& ctx, const LoraDy& args, const kernels::LoraBackward& p) {
+    int64_t reserved = 0;
+    for (const LoraSlice& slice : args.slices) reserved += slice.r;
+    const int64_t bytes = ctx.workspace.defined() ? ctx.workspace.nbytes() : 0;
+    return card(ctx).runs && fits(args) && reserved == p.r && args.u_TR.is_contiguous() &&  // v's columns are all
+                                                                                            // written
+           kernels::lora_supports(p, card(ctx).compute_major) &&
+           bytes >= kernels::lora_workspace(p, kernels::lora_plan(p, card(ctx).multiprocessors)).least;
+}
+
+/// Whether our kernel shall run; CheckError when it must and cannot. No other reads codes.
+bool chosen(const Context& ctx, const CodedMatrix& codes, LoraChoice choice, const spec::ProductKey& product,
+            bool supported) {
+    const bool must = choice == LoraChoice::kernel || codes.codes.defined();
+    UNSLOTH_CHECK(!must || supported, "lora: the kernel does not take these operands");
     if (choice == LoraChoice::library || !supported) return false;
-    if (choice == LoraChoice::kernel) return true;
+    if (must) return true;
     const spec::KernelChoice* measured = ctx.kernels->find(product);
     return measured != nullptr && measured->kernel == spec::KernelSource::sm90;
 }
 
 }  // namespace
 
+bool lora_reads_codes_cuda(const Context& ctx, const LoraU& args) {
+    return supported(ctx, described(args));
+}
+
+bool lora_reads_codes_cuda(const Context& ctx, const LoraDy& args) {
+    return supported(ctx, args, described(args));
+}
+
 bool lora_u_cuda(Context& ctx, const LoraU& args) {
     if (args.choice == LoraChoice::library) return false;
-    kernels::LoraProjection p;
-    p.tokens = args.x_TK.size(0), p.k = args.x_TK.size(1), p.r = args.a_RK.size(0);
-    p.type = dtype_of(args.x_TK);
-    p.x = source(args.x_TK), p.a = source(args.a_RK), p.u = target(args.u_TR);
-    if (args.copy_TR.defined()) p.copy = target(args.copy_TR);
-    const bool supported = card(ctx).runs && kernels::lora_supports(p, card(ctx).compute_major);
+    const kernels::LoraProjection p = described(args);
     const spec::ProductKey key{.op = spec::KernelOperator::lora_u, .tokens = p.tokens, .k = p.k, .rank = p.r};
-    if (!chosen(ctx, args.choice, key, supported)) return false;
+    if (!chosen(ctx, args.codes, args.choice, key, supported(ctx, p))) return false;
     const Region region(ctx, args.label);
     kernels::lora_u(p, kernels::lora_plan(p), stream_of(ctx));
     return true;
@@ -78,32 +141,14 @@ bool lora_u_cuda(Context& ctx, const LoraU& args) {
 
 bool lora_dy_cuda(Context& ctx, const LoraDy& args) {
     if (args.choice == LoraChoice::library) return false;
-    kernels::LoraBackward p;
-    p.tokens = args.dy_TN.size(0), p.n = args.dy_TN.size(1), p.r = args.b_NR.size(1);
-    p.type = dtype_of(args.dy_TN);
-    p.dy = source(args.dy_TN), p.b = source(args.b_NR), p.v = target(args.v_TR), p.u = args.u_TR.const_data_ptr();
-    int64_t widest = 0, reserved = 0;
-    const bool fits = args.slices.size() <= static_cast<std::size_t>(kernels::most_lora_parts);
-    for (const LoraSlice& slice : args.slices) {
-        widest = std::max(widest, slice.r), reserved += slice.r;
-        if (fits)
-            p.parts[p.part_count++] = {slice.n_begin,
-                                       slice.n,
-                                       slice.r_begin,
-                                       slice.r,
-                                       slice.rank,
-                                       static_cast<float>(slice.scale),
-                                       slice.rank > 0 ? slice.db.mutable_data_ptr<float>() : nullptr};
-    }
-    const kernels::LoraPlan plan = kernels::lora_plan(p, card(ctx).multiprocessors);
-    const int64_t bytes = ctx.workspace.defined() ? ctx.workspace.nbytes() : 0;
-    const bool supported =
-        card(ctx).runs && fits && reserved == p.r && args.u_TR.is_contiguous() &&  // v's columns are all written
-        kernels::lora_supports(p, card(ctx).compute_major) && bytes >= kernels::lora_workspace(p, plan).least;
+    const kernels::LoraBackward p = described(args);
+    int64_t widest = 0;
+    for (const LoraSlice& slice : args.slices) widest = std::max(widest, slice.r);
     const spec::ProductKey key{.op = spec::KernelOperator::lora_dy, .tokens = p.tokens, .n = p.n, .rank = widest};
-    if (!chosen(ctx, args.choice, key, supported)) return false;
+    if (!chosen(ctx, args.codes, args.choice, key, supported(ctx, args, p))) return false;
     const Region region(ctx, args.label);
-    kernels::lora_v_db(p, plan, ctx.workspace.mutable_data_ptr(), bytes, stream_of(ctx));
+    kernels::lora_v_db(p, kernels::lora_plan(p, card(ctx).multiprocessors), ctx.workspace.mutable_data_ptr(),
+                       ctx.workspace.nbytes(), stream_of(ctx));
     return true;
 }
 

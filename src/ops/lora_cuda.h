@@ -17,4 +17,8 @@ constexpr bool lora_runs_on(int compute_major, std::size_t shared_bytes_of_block
 bool lora_u_cuda(Context& ctx, const LoraU& args);
 bool lora_dy_cuda(Context& ctx, const LoraDy& args);
 
+/// reads_codes() of ops/lora.h, where there are codes.
+bool lora_reads_codes_cuda(const Context& ctx, const LoraU& args);
+bool lora_reads_codes_cuda(const Context& ctx, const LoraDy& args);
+
 }  // namespace unsloth::ops

@@ -104,8 +104,8 @@ void rope_apply(Context& ctx, const at::Tensor& x_THd, const at::Tensor& cos_Tp,
 }
 
 void rope_apply_rows(Context& ctx, const at::Tensor& x_TC, int64_t heads, const at::Tensor& cos_Tp,
-                     const at::Tensor& sin_Tp, bool backward, const CodedMatrix& codes) {
-    if (codes.codes.defined()) return rope_apply_coded(ctx, x_TC, heads, cos_Tp, sin_Tp, backward, codes);
+                     const at::Tensor& sin_Tp, bool backward, const CodedMatrix& codes, bool codes_alone) {
+    if (codes.codes.defined()) return rope_apply_coded(ctx, x_TC, heads, cos_Tp, sin_Tp, backward, codes, codes_alone);
     const int64_t head_dim = 2 * cos_Tp.size(1);
     const at::Tensor turned = x_TC.narrow(1, 0, heads * head_dim);
     rope_apply(ctx, turned.as_strided({turned.size(0), heads, head_dim}, {turned.stride(0), head_dim, 1}), cos_Tp,

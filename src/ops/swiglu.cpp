@@ -80,8 +80,8 @@ void swiglu_forward(Context& ctx, const at::Tensor& gu_T2F, const at::Tensor& ac
 }
 
 void swiglu_backward(Context& ctx, const at::Tensor& dact_TF, const at::Tensor& gu_T2F, const at::Tensor& act_TF,
-                     const CodedMatrix& codes) {
-    if (codes.codes.defined()) return swiglu_backward_coded(ctx, dact_TF, gu_T2F, act_TF, codes);
+                     const CodedMatrix& codes, bool codes_alone) {
+    if (codes.codes.defined()) return swiglu_backward_coded(ctx, dact_TF, gu_T2F, act_TF, codes, codes_alone);
     const Region region(ctx, "swiglu_backward");
     check(ctx, gu_T2F, dact_TF, "dact");
     if (act_TF.defined()) check(ctx, gu_T2F, act_TF, "act");

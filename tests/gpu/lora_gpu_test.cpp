@@ -28,6 +28,13 @@ TEST_F(LoraGpu, KernelsMatchOracleAndCpu) {
     testing::check_on_gpu(testing::lora_kernel_cases);
 }
 
+TEST_F(LoraGpu, KernelsReadCodes) {
+    if (!kernels_run()) GTEST_SKIP() << "the kernels need clusters: a card and a build for sm_90";
+    ops::Context ctx(at::kCUDA);
+    ctx.workspace = at::empty({int64_t{32} << 20}, at::TensorOptions(at::kByte).device(at::kCUDA));
+    testing::check_lora_of_codes(ctx);
+}
+
 /// v and dB of kernels and library.
 void expect_agreement(int64_t tokens, const testing::LoraModules& modules) {
     ops::Context ctx(at::kCUDA);
@@ -121,6 +128,29 @@ TEST_F(LoraGpu, DISABLED_Speed) {
                 std::cout << tokens << ' ' << group.name
                           << (choice == ops::LoraChoice::kernel ? " kernel " : " library") << "  u " << 1e3 * u_ms
                           << "  v and dB " << 1e3 * dy_ms << "  dA " << 1e3 * da_ms << '\n';
+            }
+            for (const spec::Codes codes : {spec::Codes::int8, spec::Codes::e4m3}) {
+                const auto random_codes = [&](int64_t columns) -> ops::CodedMatrix {
+                    const bool int8 = codes == spec::Codes::int8;
+                    const at::Tensor values =
+                                         at::randint(int8 ? -127 : 0, int8 ? 128 : 127, {tokens, columns}, options),
+                                     scales = at::rand({int8 ? ops::int8_blocks(columns) : 1, tokens}, options);
+                    if (!int8) return {values.to(at::kByte), scales.to(at::kFloat).select(0, 0)};
+                    return {values.to(at::kChar), scales.to(at::kFloat), at::ones({columns}, options)};
+                };
+                ops::LoraU of_x{.a_RK = buffer.narrow(0, n, r).narrow(1, 0, k),
+                                .u_TR = x.narrow(1, k, r),
+                                .copy_TR = u,
+                                .codes = random_codes(k)};
+                ops::LoraDy of_dy{.b_NR = buffer.narrow(0, 0, n).narrow(1, k, r),
+                                  .u_TR = u,
+                                  .v_TR = dy.narrow(1, n, r),
+                                  .slices = slices,
+                                  .codes = random_codes(n)};
+                const double u_ms = testing::milliseconds_of([&] { ops::lora_u(ctx, of_x); });
+                const double dy_ms = testing::milliseconds_of([&] { ops::lora_dy(ctx, of_dy); });
+                std::cout << tokens << ' ' << group.name << (codes == spec::Codes::int8 ? " int8" : " e4m3") << "  u "
+                          << 1e3 * u_ms << "  v and dB " << 1e3 * dy_ms << '\n';
             }
         }
     }

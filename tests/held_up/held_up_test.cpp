@@ -217,17 +217,29 @@ std::vector<Role> lora_roles(int consumers) {
             {"all consumers", all}};
 }
 
-TEST_F(HeldUpGpu, LoraDy) {
+class HeldUpLora : public HeldUpGpu, public ::testing::WithParamInterface<spec::Codes> {};
+
+TEST_P(HeldUpLora, Dy) {
     for (const int64_t rank : {16, 32}) {
-        const testing::LoraModules modules = {{1024, rank}, {520, rank}};
+        const testing::LoraModules modules = {{1024, rank}, {528, rank}};
         std::vector<ops::LoraSlice> slices = testing::lora_slices(modules);
         const int64_t tokens = 4100, n = testing::outputs_of(slices), r = testing::ranks_of(slices);
-        const at::Tensor dy = at::randn({tokens, n}, bf16()), u = at::randn({tokens, r}, bf16()),
-                         b = at::zeros({n, r}, bf16()), v = at::empty({tokens, r}, bf16());
+        ops::CodedMatrix codes;
+        if (GetParam() != spec::Codes::none) codes = testing::random_codes(tokens, n, at::kCUDA, GetParam());
+        const at::Tensor dy = codes.codes.defined() ? testing::fp64_with_factors(codes).to(bf16())
+                                                    : at::randn({tokens, n}, bf16()),
+                         u = at::randn({tokens, r}, bf16()), b = at::zeros({n, r}, bf16()),
+                         v = at::empty({tokens, r}, bf16());
         kernels::LoraBackward p;
         p.tokens = tokens, p.n = n, p.r = r;
         p.dy = {dy.const_data_ptr(), n}, p.b = {b.const_data_ptr(), r}, p.v = {v.data_ptr(), r};
         p.u = u.const_data_ptr();
+        if (codes.codes.defined())
+            p.codes = {.format = ops::is_int8(codes) ? kernels::CodeFormat::int8 : kernels::CodeFormat::e4m3,
+                       .codes = codes.codes.const_data_ptr(),
+                       .scales = codes.scales.const_data_ptr<float>(),
+                       .scale_stride = ops::is_int8(codes) ? codes.scales.stride(0) : 0,
+                       .factors = codes.factors.defined() ? codes.factors.const_data_ptr() : nullptr};
         std::vector<at::Tensor> outputs = {v};
         for (ops::LoraSlice& s : slices) {
             b.narrow(0, s.n_begin, s.n).narrow(1, s.r_begin, s.r).normal_(0, 0.05);
@@ -240,7 +252,8 @@ TEST_F(HeldUpGpu, LoraDy) {
             *ctx, {.dy_TN = dy, .b_NR = b, .u_TR = u, .v_TR = v, .slices = slices, .choice = ops::LoraChoice::library});
         std::vector<at::Tensor> product;
         for (const at::Tensor& out : outputs) product.push_back(out.clone());
-        for (int tile = 0; tile < (rank == 16 ? 4 : 2); ++tile) {
+        const int tiles = rank == 16 ? 4 : codes.codes.defined() ? 1 : 2;
+        for (int tile = 0; tile < tiles; ++tile) {
             for (const auto& [cluster, splits] : {std::pair{1, 8}, {2, 4}, {3, 1}, {4, 2}, {8, 1}}) {
                 const kernels::LoraPlan plan = {tile, cluster, splits};
                 const int64_t bytes = kernels::lora_workspace(p, plan).wanted;
@@ -251,6 +264,12 @@ TEST_F(HeldUpGpu, LoraDy) {
         }
     }
 }
+
+std::string name_of(const ::testing::TestParamInfo<spec::Codes>& info) {
+    return info.param == spec::Codes::none ? "values" : info.param == spec::Codes::int8 ? "int8" : "e4m3";
+}
+INSTANTIATE_TEST_SUITE_P(Of, HeldUpLora, ::testing::Values(spec::Codes::none, spec::Codes::int8, spec::Codes::e4m3),
+                         name_of);
 
 }  // namespace
 }  // namespace unsloth

@@ -1,7 +1,10 @@
 // Cases of LoRA's thin products, with u and v in the columns beside x and dy.
 #pragma once
 
+#include "ops/fp8_testing.h"
 #include "ops/op_cases.h"
+#include "unsloth/core/error.h"
+#include "unsloth/ops/coded_rows.h"
 #include "unsloth/ops/lora.h"
 
 namespace unsloth::testing {
@@ -179,6 +182,86 @@ inline std::vector<OpCase> lora_kernel_cases(uint64_t seed) {
                                  (int64_t{4} << 20) + (int64_t{64} << 10)));
     cases.push_back(lora_dy_case(3001, {{1416, 8}, {1416, 8}}, at::kHalf, Layout::wide, choice));
     return cases;
+}
+
+/// Rows of random codes on a device, int8 ones with factors.
+inline ops::CodedMatrix random_codes(int64_t rows, int64_t columns, at::Device device, spec::Codes codes) {
+    if (codes == spec::Codes::e4m3) return ops::random_fp8(rows, columns, device, 0.01);
+    ops::CodedMatrix x = ops::random_int8(rows, columns, device, 0.01, /*of_x=*/true);
+    x.factors = (at::rand({columns}) * 8 - 4).round().exp2().to(at::kBFloat16).to(device);
+    return x;
+}
+inline at::Tensor fp64_with_factors(const ops::CodedMatrix& x) {
+    const at::Tensor values = ops::fp64_of(x);
+    return x.factors.defined() ? values / ops::fp64_of(x.factors) : values;
+}
+
+/// u of codes: its columns beside others, and a copy.
+inline void check_lora_u_of_codes(ops::Context& ctx, spec::Codes codes, int64_t tokens, int64_t k, int64_t r) {
+    SCOPED_TRACE(unsloth::cat("u of ", codes == spec::Codes::int8 ? "int8" : "e4m3", ": ", case_name(tokens, k, r)));
+    const at::Device device = ctx.device();
+    const auto options = at::TensorOptions(at::kBFloat16).device(device);
+    const at::Tensor wide = at::full({tokens, k + r + 8}, NAN, options), copy = at::full({tokens, r}, NAN, options);
+    ops::LoraU args{.a_RK = (at::randn({r, k}) * 0.1).to(options), .u_TR = wide.narrow(1, k, r), .copy_TR = copy};
+    args.codes = random_codes(tokens, k, device, codes);
+    ASSERT_TRUE(ops::reads_codes(ctx, args));
+    ops::lora_u(ctx, args);
+    const at::Tensor expected = at::mm(fp64_with_factors(args.codes), ops::fp64_of(args.a_RK).t());
+    EXPECT_LT(ops::relative_error(args.u_TR, expected), 3e-3);
+    EXPECT_TRUE(at::equal(copy, args.u_TR));
+    EXPECT_TRUE(wide.narrow(1, k + r, 8).isnan().all().item<bool>()) << "columns beside u";
+}
+
+/// v and dB of codes.
+inline void check_lora_dy_of_codes(ops::Context& ctx, spec::Codes codes, int64_t tokens, const LoraModules& modules) {
+    std::vector<ops::LoraSlice> slices = lora_slices(modules);
+    const int64_t n = outputs_of(slices), r = ranks_of(slices);
+    SCOPED_TRACE(unsloth::cat("dy of ", codes == spec::Codes::int8 ? "int8" : "e4m3", ": ", case_name(tokens, n, r)));
+    const at::Device device = ctx.device();
+    const auto options = at::TensorOptions(at::kBFloat16).device(device);
+    const at::Tensor b = at::zeros({n, r}), wide = at::full({tokens, n + r}, NAN, options);
+    std::vector<at::Tensor> before;
+    for (ops::LoraSlice& s : slices) {
+        if (s.rank == 0) continue;
+        b.narrow(0, s.n_begin, s.n).narrow(1, s.r_begin, s.rank).copy_(at::randn({s.n, s.rank}) * 0.1);
+        before.push_back(at::randn({s.n, s.rank}));
+        s.db = before.back().to(device, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+    }
+    ops::LoraDy args{.b_NR = b.to(options),
+                     .u_TR = at::randn({tokens, r}).to(options),
+                     .v_TR = wide.narrow(1, n, r),
+                     .slices = slices};
+    args.codes = random_codes(tokens, n, device, codes);
+    ASSERT_TRUE(ops::reads_codes(ctx, args));
+    ops::lora_dy(ctx, args);
+    const at::Tensor dy = fp64_with_factors(args.codes), u = ops::fp64_of(args.u_TR);
+    EXPECT_LT(ops::relative_error(args.v_TR, at::mm(dy, ops::fp64_of(args.b_NR))), 3e-3);
+    std::size_t next = 0;
+    for (const ops::LoraSlice& s : slices) {
+        if (s.rank == 0) continue;
+        const at::Tensor added = s.scale * at::mm(dy.narrow(1, s.n_begin, s.n).t(), u.narrow(1, s.r_begin, s.rank));
+        EXPECT_LT(ops::relative_error(ops::fp64_of(s.db) - ops::fp64_of(before[next++]), added), 3e-3);
+    }
+}
+
+/// Partial tiles, strips and blocks of scales, every padded rank and tile, several splits of the tokens.
+inline void check_lora_of_codes(ops::Context& ctx) {
+    at::manual_seed(11);
+    for (const spec::Codes codes : {spec::Codes::int8, spec::Codes::e4m3}) {
+        for (const int64_t r : {8, 16, 24, 40, 64}) check_lora_u_of_codes(ctx, codes, 35, 208, r);
+        check_lora_u_of_codes(ctx, codes, 1, 16, 8);
+        check_lora_u_of_codes(ctx, codes, 7, 4112, 48);
+        check_lora_u_of_codes(ctx, codes, 700, 1040, 48);
+        check_lora_u_of_codes(ctx, codes, 2100, 528, 16);
+        check_lora_u_of_codes(ctx, codes, 2100, 272, 64);
+        for (const int64_t r : {1, 8, 13, 16, 24, 32})
+            check_lora_dy_of_codes(ctx, codes, 35, {{256, r}, {768, 8}, {512, 0}, {144, r}});
+        check_lora_dy_of_codes(ctx, codes, 1, {{16, 8}});
+        check_lora_dy_of_codes(ctx, codes, 16, {{272, 16}});
+        check_lora_dy_of_codes(ctx, codes, 700, {{1024, 16}, {528, 16}});
+        check_lora_dy_of_codes(ctx, codes, 1500, {{2048, 16}, {512, 16}, {512, 16}});
+        check_lora_dy_of_codes(ctx, codes, 1501, {{2304, 32}, {1040, 32}});
+    }
 }
 
 }  // namespace unsloth::testing

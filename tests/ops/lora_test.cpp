@@ -16,6 +16,11 @@ TEST(Lora, MatchesOracle) {
     testing::check_on_cpu(testing::lora_kernel_cases(2), testing::Sums::of_libtorch);
 }
 
+TEST(Lora, OfCodesIsOfTheirValues) {
+    ops::Context ctx(at::kCPU);
+    testing::check_lora_of_codes(ctx);
+}
+
 TEST(Lora, RefusesWrongShapes) {
     ops::Context ctx(at::kCPU);
     const at::Tensor x = at::randn({4, 16}), a = at::randn({8, 16}), u = at::empty({4, 8});
@@ -33,6 +38,9 @@ TEST(Lora, RefusesWrongShapes) {
     ops::LoraDa da{.v_TR = u, .x_TK = x, .slices = {slice}};
     da.slices[0].da = at::zeros({8, 15});
     EXPECT_THROW(ops::lora_da(ctx, da), CheckError);
+    EXPECT_FALSE(ops::reads_codes(ctx, ops::LoraU{.a_RK = a, .u_TR = u})) << "there are none";
+    ops::LoraU of_codes{.a_RK = a, .u_TR = u, .codes = testing::random_codes(4, 24, at::kCPU, spec::Codes::int8)};
+    EXPECT_THROW(ops::lora_u(ctx, of_codes), CheckError) << "of more columns than A has";
 }
 
 TEST(Lora, MeasuredCardUsesTheFaster) {

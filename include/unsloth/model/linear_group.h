@@ -36,9 +36,18 @@ struct GroupContext {
     const ModuleObserver* observer = nullptr;
 };
 
-/// x_full's last R columns = x·Aᵀ (each projection's own dropout on x); u_TR (may be undefined) keeps a copy.
+/// x_full's last R columns = x·Aᵀ (each projection's own dropout on x); u_TR (may be undefined) keeps a copy. `codes`
+/// of x are read instead of x where they suffice.
 void fill_adapter_columns(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
-                          const at::Tensor& u_TR);
+                          const at::Tensor& u_TR, const ops::CodedMatrix& codes = {});
+
+/// Whether a group's forward products read x's codes alone, so that x itself need not be made; and whether the products
+/// of dy that input_backward() does read dy's alone. The latter where the forward product is by codes as well: who asks
+/// for exact forward products asks for gradients of B from exact rows. False where there are no codes.
+bool input_codes_suffice(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
+                         const at::Tensor& u_TR, const ops::CodedMatrix& codes);
+bool gradient_codes_suffice(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& dy_full,
+                            const at::Tensor& u_TR, const ops::CodedMatrix& codes);
 
 /// With the rows of this rank's slice of those at hand: what dropout's masks are drawn by.
 GroupContext own_rows(const GroupContext& c);

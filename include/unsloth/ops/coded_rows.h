@@ -71,13 +71,14 @@ void rms_norm_forward_coded(Context& ctx, const at::Tensor& x_TD, const at::Tens
 void swiglu_forward_coded(Context& ctx, const at::Tensor& gu_T2F, const at::Tensor& act_TF, const CodedMatrix& out_TF);
 
 /// swiglu_backward, and the codes of [dgate | dup]. act_TF, where defined, receives the activation; it may be
-/// dact_TF.
+/// dact_TF. codes_alone: the gradient itself is not wanted, and gu_T2F is left as anything.
 void swiglu_backward_coded(Context& ctx, const at::Tensor& dact_TF, const at::Tensor& gu_T2F, const at::Tensor& act_TF,
-                           const CodedMatrix& out_T2F);
+                           const CodedMatrix& out_T2F, bool codes_alone = false);
 
 /// rope_apply on the first `heads` heads of x_TC's rows of C / d heads, and the codes of the whole rows: q
-/// and k turn, v is quantised as it is. d is twice the width of cos_Tp. CUDA: d a multiple of 16.
+/// and k turn, v is quantised as it is. d is twice the width of cos_Tp. CUDA: d a multiple of 16. codes_alone: x_TC is
+/// left as anything.
 void rope_apply_coded(Context& ctx, const at::Tensor& x_TC, int64_t heads, const at::Tensor& cos_Tp,
-                      const at::Tensor& sin_Tp, bool backward, const CodedMatrix& out_TC);
+                      const at::Tensor& sin_Tp, bool backward, const CodedMatrix& out_TC, bool codes_alone = false);
 
 }  // namespace unsloth::ops

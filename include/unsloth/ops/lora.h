@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "unsloth/ops/context.h"
+#include "unsloth/ops/gemm_coded.h"
 
 namespace unsloth::ops {
 
@@ -33,28 +33,37 @@ enum class LoraChoice : uint8_t {
 
 /// u = x·Aᵀ. Row strides are free; u may be the columns beside x.
 struct LoraU {
-    at::Tensor x_TK, a_RK;  ///< fp32, bf16 or f16
+    at::Tensor x_TK;  ///< fp32, bf16 or f16; not looked at, and may be undefined, where there are codes
+    at::Tensor a_RK;
     at::Tensor u_TR;
     at::Tensor copy_TR = {};  ///< a second u; undefined: none
+    CodedMatrix codes = {};   ///< of x, which are read instead; empty: none. CheckError where reads_codes() denies
     LoraChoice choice = LoraChoice::measured;
     const char* label = "lora u";
 };
 void lora_u(Context& ctx, const LoraU& args);
+/// Whether it reads args.codes, and nothing else of x: on the CPU, as the reference, and by our kernels, whatever
+/// ctx.kernels says: where they run, for a bf16 u of a rank up to 64. False where there are none.
+bool reads_codes(const Context& ctx, const LoraU& args);
 
 /// v = dy·sB and dB += s·dyᵀ·u, in one read of dy where our kernel runs (it uses ctx.workspace). v may be the columns
 /// beside dy.
 struct LoraDy {
-    at::Tensor dy_TN;
-    at::Tensor b_NR;  ///< s·B, block diagonal over the slices: zero elsewhere
+    at::Tensor dy_TN;  ///< as LoraU's x
+    at::Tensor b_NR;   ///< s·B, block diagonal over the slices: zero elsewhere
     at::Tensor u_TR;
     at::Tensor v_TR;
     std::vector<LoraSlice> slices;
+    CodedMatrix codes = {};  ///< of dy, as LoraU's
     LoraChoice choice = LoraChoice::measured;
     const char* label = "lora dy";
     const char* label_v = "lora dyB";  ///< of the two products, where they are separate
     const char* label_db = "lora dB";
 };
 void lora_dy(Context& ctx, const LoraDy& args);
+/// As LoraU's; up to a rank of 32 a projection. Projections begin at multiples of 16 columns, where codes are int8 of
+/// int8_block.
+bool reads_codes(const Context& ctx, const LoraDy& args);
 
 /// dA += vᵀ·x: always a library product (it reads x at the copy rate, and few tokens in one kernel), of all slices at
 /// once where their gradients lie one after another.
