@@ -8,8 +8,11 @@
 
 namespace unsloth::kernels {
 
+/// include/unsloth/ops/coded_rows.h's rule. Anything that is not finite stays so.
 __device__ __forceinline__ float fp8_scale(float amax) {
-    return code_scale(amax, 448.f);
+    const float scale = __fdiv_rn(amax, 448.f);
+    if (amax == 0.f) return 1.f;
+    return scale < least_scale ? least_scale : scale;
 }
 
 __device__ __forceinline__ float fp8_inverse(float scale) {

@@ -31,37 +31,15 @@ template <class Maker, int kUnits>
 __global__ void __launch_bounds__(most_threads<Maker, kUnits>, kUnits == 4 && Maker::inputs == 3 ? 2 : 1)
     quantize_rows_kernel(const Maker maker, int units, int64_t columns, const Fp8Rows out) {
     __shared__ uint32_t amax_of_warps[32];
-    __shared__ float sums[32];
     const uint32_t row = blockIdx.x;
-    constexpr bool kept = Maker::normalises && kUnits <= 2;  // else read where it is used: again, for the longest norms
-    Bf16x8 in[kept ? kUnits : 1][Maker::inputs];
+    RowInputs<Maker, kUnits> inputs(maker, row, units);
     Bf16x8 made[kUnits][Maker::segments];
-    float factor = 0.f;
-    if constexpr (Maker::normalises) {
-        float squares = 0.f;
-        Bf16x8 x[kUnits][1];
-#pragma unroll
-        for (int i = 0; i < kUnits; ++i) {
-            const int unit = i * blockDim.x + threadIdx.x;
-            x[i][0] = {};
-            if (unit < units) load_unit(maker, row, unit, x[i]);
-        }
-#pragma unroll
-        for (int i = 0; i < kUnits; ++i) {
-#pragma unroll
-            for (int k = 0; k < width; ++k) squares += to_float(x[i][0].v[k]) * to_float(x[i][0].v[k]);
-            if constexpr (kept) in[i][0] = x[i][0];
-        }
-        factor = maker.factor(row, block_sum(squares, sums));
-    }
     uint32_t amax = 0;
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
         const int unit = i * blockDim.x + threadIdx.x;
         if (unit < units) {
-            Bf16x8(&inputs)[Maker::inputs] = in[kept ? i : 0];
-            if constexpr (!kept) load_unit(maker, row, unit, inputs);
-            maker.make(row, unit, inputs, factor, made[i]);
+            inputs.make(maker, row, unit, i, made[i]);
 #pragma unroll
             for (int s = 0; s < Maker::segments; ++s) amax = pack_amax(amax, made[i][s]);
         }

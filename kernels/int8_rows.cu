@@ -1,8 +1,9 @@
-// Rows and their int8 codes in one kernel: a block makes a row. 32 lanes hold 256 values side by side, so that a warp
-// (half of one in RoPE, whose units are pairs of packs) finds a block's amax (largest magnitude) by itself: nothing
-// waits for the rest of the row.
+// Rows and their int8 codes in one kernel. 32 lanes hold 256 values side by side, so that a warp (half of one in RoPE,
+// whose units are pairs of packs) finds the amax (largest magnitude) of a block of codes by itself: nothing waits for
+// the rest of the row, of which a thread makes a unit. A norm's row is one thread block's.
 //
 // Ceiling: the bandwidth of memory: what makes the row reads and writes, and 1 byte a code.
+#include "kernels/code_pairs.cuh"
 #include "kernels/common/launch.h"
 #include "kernels/int8_rows.h"
 #include "kernels/row_makers.cuh"
@@ -18,14 +19,29 @@ inline constexpr bool pairs_packs = false;  ///< a unit's packs lie in the same 
 template <>
 inline constexpr bool pairs_packs<RotatedRows> = true;
 
+/// include/unsloth/ops/coded_rows.h's rule, and 1 / scale: the bits of divisions (tried with every mantissa)
+/// by a step of Newton's each. A warp has one for each 256 values, where the branches of divisions would count.
+struct BlockScale {
+    float scale, inverse;
+};
+__device__ __forceinline__ BlockScale block_scale(float amax) {
+    constexpr float largest = 127.f, part = 1.f / largest;
+    const float near = amax * part, exact = __fmaf_rn(__fmaf_rn(-near, largest, amax), part, near);
+    const float scale = amax == 0.f ? 1.f : exact < least_scale ? least_scale : exact;
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(scale));
+    return {scale, __fmaf_rn(inverse, __fmaf_rn(-scale, inverse, 1.f), inverse)};
+}
+
+/// Rounded by a sum whose last place is 1, of which the low byte is the code.
 __device__ __forceinline__ uint2 encode(const float (&values)[width], float inverse) {
+    constexpr float rounder = 3 << 22;
     uint32_t words[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         uint32_t codes[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            asm("cvt.rni.sat.s8.f32 %0, %1;" : "=r"(codes[i]) : "f"(values[4 * half + i] * inverse));
+        for (int i = 0; i < 4; ++i) codes[i] = __float_as_uint(__fmaf_rn(values[4 * half + i], inverse, rounder));
         words[half] =
             __byte_perm(__byte_perm(codes[0], codes[1], 0x0040), __byte_perm(codes[2], codes[3], 0x0040), 0x5410);
     }
@@ -41,6 +57,13 @@ __device__ __forceinline__ float shared_amax(uint32_t own) {
                                              own));
 }
 
+/// By powers of two: what bf16 holds stays exact, but for the smallest.
+__device__ __forceinline__ void multiply(Bf16x8& values, const uint4& factors) {
+    auto* pairs = reinterpret_cast<uint32_t*>(values.v);
+    pairs[0] = multiply_pairs(pairs[0], factors.x), pairs[1] = multiply_pairs(pairs[1], factors.y);
+    pairs[2] = multiply_pairs(pairs[2], factors.z), pairs[3] = multiply_pairs(pairs[3], factors.w);
+}
+
 /// What a thread made of a unit, as codes. All lanes of a warp take part, some with zeros that nobody wants.
 template <class Maker>
 __device__ __forceinline__ void store_codes(const Maker& maker, const Int8Rows& out, uint32_t row, int64_t columns,
@@ -50,73 +73,71 @@ __device__ __forceinline__ void store_codes(const Maker& maker, const Int8Rows& 
     uint32_t amax[Maker::segments] = {};
 #pragma unroll
     for (int s = 0; s < Maker::segments; ++s) {
-        Bf16x8 factors;
-        const bool levels = out.factors != nullptr && wanted;
-        if (levels) factors = load_pack<width>(static_cast<const Bf16*>(out.factors) + maker.column(unit, s));
+        Bf16x8 levelled = made[s];
+        if (out.factors != nullptr && wanted) {
+            const auto* factors =
+                reinterpret_cast<const uint4*>(static_cast<const Bf16*>(out.factors) + maker.column(unit, s));
+            multiply(levelled, *factors);
+        }
 #pragma unroll
         for (int k = 0; k < width; ++k) {
-            values[s][k] = to_float(made[s].v[k]) * (levels ? to_float(factors.v[k]) : 1.f);
+            values[s][k] = to_float(levelled.v[k]);
             uint32_t& largest = amax[pairs ? 0 : s];
             largest = max(largest, __float_as_uint(fabsf(values[s][k])));
         }
     }
-    float scale = 1.f;
+    BlockScale block;
 #pragma unroll
     for (int s = 0; s < Maker::segments; ++s) {
-        if (!pairs || s == 0) scale = code_scale(shared_amax<pairs>(amax[s]), 127.f);
+        if (!pairs || s == 0) block = block_scale(shared_amax<pairs>(amax[s]));
         if (!wanted) continue;
         const int column = maker.column(unit, s);
-        if (column % int8_block == 0) out.scales[column / int8_block * out.scale_stride + row] = scale;
-        *reinterpret_cast<uint2*>(out.codes + row * columns + column) = encode(values[s], __frcp_rn(scale));
+        if (column % int8_block == 0) out.scales[column / int8_block * out.scale_stride + row] = block.scale;
+        *reinterpret_cast<uint2*>(out.codes + row * columns + column) = encode(values[s], block.inverse);
     }
 }
 
 /// Unit i of a thread is i * blockDim.x + threadIdx.x: blocks of codes and warps begin together.
-template <class Maker, int kUnits>
-__global__ void __launch_bounds__(most_threads<Maker, kUnits>)
-    int8_rows_kernel(const Maker maker, int units, int64_t columns, const Int8Rows out) {
+template <int kUnits>
+__global__ void __launch_bounds__(most_threads<NormalisedRows, kUnits>)
+    norm_int8_kernel(const NormalisedRows maker, int units, int64_t columns, const Int8Rows out) {
     const uint32_t row = blockIdx.x;
-    constexpr bool kept = Maker::normalises && kUnits <= 4;  // else read where it is used: again, for the longest norms
-    Bf16x8 in[kept ? kUnits : 1][Maker::inputs];
-    float factor = 0.f;
-    if constexpr (Maker::normalises) {
-        __shared__ float sums[32];
-        float squares = 0.f;
-        Bf16x8 x[kUnits][1];
-#pragma unroll
-        for (int i = 0; i < kUnits; ++i) {
-            const int unit = i * blockDim.x + threadIdx.x;
-            x[i][0] = {};
-            if (unit < units) load_unit(maker, row, unit, x[i]);
-        }
-#pragma unroll
-        for (int i = 0; i < kUnits; ++i) {
-#pragma unroll
-            for (int k = 0; k < width; ++k) squares += to_float(x[i][0].v[k]) * to_float(x[i][0].v[k]);
-            if constexpr (kept) in[i][0] = x[i][0];
-        }
-        factor = maker.factor(row, block_sum(squares, sums));
-    }
+    RowInputs<NormalisedRows, kUnits> inputs(maker, row, units);
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
         const int unit = i * blockDim.x + threadIdx.x;
         const bool wanted = unit < units;
-        Bf16x8(&inputs)[Maker::inputs] = in[kept ? i : 0];
-        Bf16x8 made[Maker::segments] = {};
-        if (wanted) {
-            if constexpr (!kept) load_unit(maker, row, unit, inputs);
-            maker.make(row, unit, inputs, factor, made);
-        }
+        Bf16x8 made[1] = {};
+        if (wanted) inputs.make(maker, row, unit, i, made);
         store_codes(maker, out, row, columns, unit, wanted, made);
     }
 }
 
+constexpr int part_threads = 256;  ///< units of a part of a row
+
+/// Each row is `parts` thread blocks'.
+template <class Maker>
+__global__ void __launch_bounds__(part_threads)
+    int8_rows_kernel(const Maker maker, int parts, int units, int64_t columns, const Int8Rows out) {
+    const uint32_t row = blockIdx.x / parts;
+    const int unit = static_cast<int>(blockIdx.x - row * parts) * part_threads + threadIdx.x;
+    const bool wanted = unit < units;
+    Bf16x8 made[Maker::segments] = {};
+    if (wanted) {
+        Bf16x8 in[Maker::inputs];
+        load_unit(maker, row, unit, in);
+        maker.make(row, unit, in, made);
+    }
+    store_codes(maker, out, row, columns, unit, wanted, made);
+}
+
 template <class Maker>
 void run(const Maker& maker, int64_t rows, int64_t columns, const Int8Rows& out, cudaStream_t stream) {
-    by_units<Maker>(rows, columns, [&](auto of_a_thread, int units, int threads) {
-        UNSLOTH_LAUNCH((int8_rows_kernel<Maker, decltype(of_a_thread)::value>), static_cast<unsigned>(rows), threads, 0,
-                       stream, maker, units, columns, out);
-    });
+    if (rows == 0) return;
+    const auto units = static_cast<int>(columns / (pack_width * Maker::segments));
+    const auto parts = static_cast<int>(ceil_div(units, part_threads));
+    UNSLOTH_LAUNCH(int8_rows_kernel<Maker>, static_cast<unsigned>(rows * parts), part_threads, 0, stream, maker, parts,
+                   units, columns, out);
 }
 
 }  // namespace
@@ -126,7 +147,11 @@ void quantize_rows_int8(const ConstMatrix& x, int64_t rows, int64_t columns, con
 }
 
 void norm_forward_int8(const NormForward& params, const Int8Rows& out, cudaStream_t stream) {
-    run(NormalisedRows{params}, params.shape.tokens, params.shape.columns, out, stream);
+    const int64_t rows = params.shape.tokens, columns = params.shape.columns;
+    by_units<NormalisedRows>(rows, columns, [&](auto of_a_thread, int units, int threads) {
+        UNSLOTH_LAUNCH(norm_int8_kernel<decltype(of_a_thread)::value>, static_cast<unsigned>(rows), threads, 0, stream,
+                       NormalisedRows{params}, units, columns, out);
+    });
 }
 
 void swiglu_forward_int8(const SwigluForward& params, const Int8Rows& out, cudaStream_t stream) {

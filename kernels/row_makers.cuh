@@ -29,29 +29,22 @@ __device__ __forceinline__ uint32_t pack_amax(uint32_t amax, const Bf16x8& value
     return amax;
 }
 
-/// include/unsloth/ops/coded_rows.h's rule. Anything that is not finite stays so.
-__device__ __forceinline__ float code_scale(float amax, float largest_code) {
-    const float scale = __fdiv_rn(amax, largest_code);
-    constexpr float least = 1.17549435e-38f;  // its inverse is finite
-    if (amax == 0.f) return 1.f;
-    return scale < least ? least : scale;
-}
+/// The least scale, whose inverse is finite (include/unsloth/ops/coded_rows.h).
+inline constexpr float least_scale = 1.17549435e-38f;
 
 struct CopiedRows {
     static constexpr int inputs = 1, segments = 1;
-    static constexpr bool normalises = false;
     ConstMatrix x;
 
     __device__ const Bf16* input(uint32_t row, int unit, int) const {
         return static_cast<const Bf16*>(x.data) + row * x.stride + unit * pack_width;
     }
     __device__ int column(int unit, int) const { return unit * pack_width; }
-    __device__ void make(uint32_t, int, const Bf16x8 (&in)[1], float, Bf16x8 (&made)[1]) const { made[0] = in[0]; }
+    __device__ void make(uint32_t, int, const Bf16x8 (&in)[1], Bf16x8 (&made)[1]) const { made[0] = in[0]; }
 };
 
 struct NormalisedRows {
     static constexpr int inputs = 1, segments = 1;
-    static constexpr bool normalises = true;
     NormForward p;
 
     __device__ const Bf16* input(uint32_t row, int unit, int) const {
@@ -68,11 +61,11 @@ struct NormalisedRows {
         }
         return rstd;
     }
-    __device__ void make(uint32_t row, int unit, const Bf16x8 (&in)[1], float rstd, Bf16x8 (&made)[1]) const {
+    __device__ void make(uint32_t row, int unit, const Bf16x8& x, float rstd, Bf16x8 (&made)[1]) const {
         float weight[pack_width];
         load_weight<Bf16>(p.weight, p.shape.weight_type, unit * pack_width, weight);
 #pragma unroll
-        for (int k = 0; k < pack_width; ++k) made[0].v[k] = from_float<Bf16>(to_float(in[0].v[k]) * rstd * weight[k]);
+        for (int k = 0; k < pack_width; ++k) made[0].v[k] = from_float<Bf16>(to_float(x.v[k]) * rstd * weight[k]);
         if (p.y.data != nullptr)
             store_pack(static_cast<Bf16*>(p.y.data) + row * p.y.token_stride + unit * pack_width, made[0]);
     }
@@ -80,14 +73,13 @@ struct NormalisedRows {
 
 struct SwigluRows {
     static constexpr int inputs = 2, segments = 1;
-    static constexpr bool normalises = false;
     SwigluForward p;
 
     __device__ const Bf16* input(uint32_t row, int unit, int i) const {
         return static_cast<const Bf16*>(p.gate_up.data) + row * p.gate_up.stride + i * p.columns + unit * pack_width;
     }
     __device__ int column(int unit, int) const { return unit * pack_width; }
-    __device__ void make(uint32_t row, int unit, const Bf16x8 (&in)[2], float, Bf16x8 (&made)[1]) const {
+    __device__ void make(uint32_t row, int unit, const Bf16x8 (&in)[2], Bf16x8 (&made)[1]) const {
 #pragma unroll
         for (int k = 0; k < pack_width; ++k)
             made[0].v[k] = from_float<Bf16>(swiglu(to_float(in[0].v[k]), to_float(in[1].v[k])));
@@ -98,7 +90,6 @@ struct SwigluRows {
 
 struct SwigluGradientRows {
     static constexpr int inputs = 3, segments = 2;
-    static constexpr bool normalises = false;
     SwigluBackward p;
     bool codes_alone = false;  ///< gate and up stay as they are
 
@@ -110,7 +101,7 @@ struct SwigluGradientRows {
         return static_cast<Bf16*>(p.gate_up.data) + row * p.gate_up.stride + unit * pack_width;
     }
     __device__ int column(int unit, int s) const { return s * static_cast<int>(p.columns) + unit * pack_width; }
-    __device__ void make(uint32_t row, int unit, const Bf16x8 (&in)[3], float, Bf16x8 (&made)[2]) const {
+    __device__ void make(uint32_t row, int unit, const Bf16x8 (&in)[3], Bf16x8 (&made)[2]) const {
         Bf16x8 act;
 #pragma unroll
         for (int k = 0; k < pack_width; ++k) {
@@ -133,7 +124,6 @@ struct SwigluGradientRows {
 /// them.
 struct RotatedRows {
     static constexpr int inputs = 2, segments = 2;
-    static constexpr bool normalises = false;
     RopeApply p;
     int packs_of_half = 0;     ///< pairs / 8
     bool codes_alone = false;  ///< x stays as it is
@@ -145,7 +135,7 @@ struct RotatedRows {
     __device__ const Bf16* input(uint32_t row, int unit, int i) const {
         return static_cast<const Bf16*>(p.x.data) + row * p.x.token_stride + column(unit, i);
     }
-    __device__ void make(uint32_t row, int unit, const Bf16x8 (&in)[2], float, Bf16x8 (&made)[2]) const {
+    __device__ void make(uint32_t row, int unit, const Bf16x8 (&in)[2], Bf16x8 (&made)[2]) const {
         if (unit >= p.heads * packs_of_half) {  // a head that is not turned
             made[0] = in[0];
             made[1] = in[1];
@@ -173,6 +163,51 @@ __device__ __forceinline__ void load_unit(const Maker& maker, uint32_t row, int 
 #pragma unroll
     for (int i = 0; i < Maker::inputs; ++i) in[i] = load_pack<pack_width>(maker.input(row, unit, i));
 }
+
+/// What a thread makes its kUnits units of a row from.
+template <class Maker, int kUnits>
+struct RowInputs {
+    __device__ __forceinline__ RowInputs(const Maker&, uint32_t, int) {}
+    __device__ __forceinline__ void make(const Maker& maker, uint32_t row, int unit, int,
+                                         Bf16x8 (&made)[Maker::segments]) const {
+        Bf16x8 in[Maker::inputs];
+        load_unit(maker, row, unit, in);
+        maker.make(row, unit, in, made);
+    }
+};
+
+/// A norm knows its factor when all of a row has been seen: x is there by then, but for the longest rows, which are
+/// read again.
+template <int kUnits>
+struct RowInputs<NormalisedRows, kUnits> {
+    static constexpr bool kept = kUnits <= 4;
+    Bf16x8 x[kept ? kUnits : 1];
+    float factor;
+
+    __device__ __forceinline__ RowInputs(const NormalisedRows& maker, uint32_t row, int units) {
+        __shared__ float sums[32];
+        Bf16x8 in[kUnits][1];
+#pragma unroll
+        for (int i = 0; i < kUnits; ++i) {
+            const int unit = i * blockDim.x + threadIdx.x;
+            in[i][0] = {};
+            if (unit < units) load_unit(maker, row, unit, in[i]);
+        }
+        float squares = 0.f;
+#pragma unroll
+        for (int i = 0; i < kUnits; ++i) {
+#pragma unroll
+            for (int k = 0; k < pack_width; ++k) squares += to_float(in[i][0].v[k]) * to_float(in[i][0].v[k]);
+            if constexpr (kept) x[i] = in[i][0];
+        }
+        factor = maker.factor(row, block_sum(squares, sums));
+    }
+    __device__ __forceinline__ void make(const NormalisedRows& maker, uint32_t row, int unit, int i,
+                                         Bf16x8 (&made)[1]) {
+        if constexpr (!kept) x[0] = load_pack<pack_width>(maker.input(row, unit, 0));
+        maker.make(row, unit, x[kept ? i : 0], factor, made);
+    }
+};
 
 /// The longest row that is made together with its codes.
 inline constexpr int64_t longest_made_row = 65536;

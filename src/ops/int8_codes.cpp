@@ -13,8 +13,9 @@ namespace {
 
 constexpr float largest_code = 127.0F;
 
-int8_t code_of(float value) {
-    return static_cast<int8_t>(std::nearbyint(std::clamp(value, -largest_code, largest_code)));
+/// The product is exact in fp64, and so rounded once.
+int8_t code_of(float value, float inverse) {
+    return static_cast<int8_t>(std::nearbyint(static_cast<double>(value) * inverse));
 }
 
 /// A power of two for each column, by which x is multiplied and w divided: what brings its largest magnitude to their
@@ -33,27 +34,24 @@ at::Tensor levels(const at::Tensor& w_NK) {
 
 void quantize_int8_cpu(const at::Tensor& x_TC, const CodedMatrix& out) {
     UNSLOTH_CHECK(out.scales.dim() == 2, "int8 codes of rows have scales for blocks");
-    const cpu::Rows x(x_TC);
+    // By powers of two: but for the smallest numbers exact in any type; f16's range is too small.
+    const auto type = x_TC.scalar_type() == at::kHalf ? at::kFloat : x_TC.scalar_type();
+    const at::Tensor levelled_TC = out.factors.defined() ? x_TC.to(type) * out.factors.to(type) : x_TC;
+    const cpu::Rows x(levelled_TC);
     const int64_t columns = x.columns(), stride = out.scales.stride(0);
     auto* const codes = out.codes.mutable_data_ptr<int8_t>();
     float* const scales = out.scales.mutable_data_ptr<float>();
-    const at::Tensor factors = out.factors.defined() ? out.factors.to(at::kFloat) : at::Tensor();
-    const float* const factor = factors.defined() ? factors.const_data_ptr<float>() : nullptr;
     at::parallel_for(0, x.rows(), cpu::grain_size(columns), [&](int64_t begin, int64_t end) {
-        std::vector<float> scratch(static_cast<std::size_t>(columns)), levelled(scratch.size());
+        std::vector<float> scratch(static_cast<std::size_t>(columns));
         for (int64_t row = begin; row < end; ++row) {
-            const float* values = x.read(row, scratch.data());
-            if (factor != nullptr) {
-                for (int64_t c = 0; c < columns; ++c) levelled[static_cast<std::size_t>(c)] = values[c] * factor[c];
-                values = levelled.data();
-            }
+            const float* const values = x.read(row, scratch.data());
             for (int64_t first = 0; first < columns; first += int8_block) {
                 const int64_t last = std::min(columns, first + int8_block);
                 const float scale = code_scale(largest_magnitude(values + first, last - first), largest_code),
                             inverse = 1.0F / scale;
                 scales[first / int8_block * stride + row] = scale;
                 for (int64_t c = first; c < last; ++c)
-                    codes[row * columns + c] = std::isfinite(scale) ? code_of(values[c] * inverse) : int8_t{0};
+                    codes[row * columns + c] = std::isfinite(scale) ? code_of(values[c], inverse) : int8_t{0};
             }
         }
     });

@@ -22,6 +22,7 @@ struct ExpectedCodes {
 inline ExpectedCodes codes_oracle(const at::Tensor& x_TC, Codes kind, const at::Tensor& factors) {
     at::Tensor x = x_TC.cpu().to(at::kFloat).contiguous();
     if (factors.defined()) x = x * factors.cpu().to(at::kFloat);
+    if (factors.defined() && x_TC.scalar_type() == at::kBFloat16) x = x.to(at::kBFloat16).to(at::kFloat);
     const int64_t rows = x.size(0), columns = x.size(1);
     const bool int8 = kind == Codes::int8;
     const int64_t block = int8 ? ops::int8_block : columns, blocks = (columns + block - 1) / block;
@@ -31,7 +32,9 @@ inline ExpectedCodes codes_oracle(const at::Tensor& x_TC, Codes kind, const at::
     const at::Tensor least = at::full_like(largest, std::numeric_limits<float>::min());
     const at::Tensor scales =
         at::where(largest == 0, at::ones_like(largest), at::maximum(largest / (int8 ? 127 : 448), least));
-    at::Tensor codes = (parts * (1 / scales).unsqueeze(2)).view({rows, blocks * block}).narrow(1, 0, columns);
+    const auto product = int8 ? at::kDouble : at::kFloat;  // there exact, and so rounded once
+    at::Tensor codes =
+        (parts.to(product) * (1 / scales).unsqueeze(2).to(product)).view({rows, blocks * block}).narrow(1, 0, columns);
     if (int8) codes = codes.round();
     return {codes.contiguous().to(ops::type_of(kind)), int8 ? scales.t() : scales.squeeze(1)};
 }

@@ -2,10 +2,10 @@
 // for Deep Learning", 2022), or int8 codes with one for 256 columns of a row (of weights: for a row).
 //
 // scale = largest magnitude / 448 (int8: 127), but at least 2^-126, whose inverse is finite; 1 where all are zeros.
-// code = value * (1 / scale), rounded to nearest, ties to even; no value exceeds 448 (127) after the product. Each
-// function that makes a row and its codes equals the plain operator followed by quantize_rows: what is quantised is the
-// rounded result. A value that is not finite makes its scale not finite, so that products with it are not finite
-// either; the codes are unspecified.
+// code = value * (1 / scale), rounded to nearest, ties to even (of e4m3 the product to fp32 first); no value exceeds
+// 448 (127) after the product. Each function that makes a row and its codes equals the plain operator followed by
+// quantize_rows: what is quantised is the rounded result. A value that is not finite makes its scale not finite, so
+// that products with it are not finite either; the codes are unspecified.
 //
 // int8 has no exponents, so weights are levelled before they become codes: a column whose largest magnitude is off the
 // columns' median by more than two powers of two is divided by the one that brings it there, and x is multiplied by it
