@@ -3,8 +3,14 @@
 
 namespace unsloth::kernels {
 
+/// As __fdividef(1, 1 + __expf(-v)), bit for bit, without what those do for the smallest and the largest numbers: 1
+/// takes no notice of a power that is subnormal, and of a sum beyond 2^126 0 is left either way.
 __device__ __forceinline__ float sigmoid(float v) {
-    return __fdividef(1.f, 1.f + __expf(-v));
+    constexpr float log2_of_e = 1.4426950408889634f;
+    float power, s;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v * -log2_of_e));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(1.f + power));
+    return s;
 }
 
 __device__ __forceinline__ float swiglu(float gate, float up) {
