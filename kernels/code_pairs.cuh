@@ -7,10 +7,15 @@
 
 namespace unsloth::kernels {
 
+/// a b + c of pairs of bf16, rounded once: of these operations alone cards before 9.0 have it.
+__device__ __forceinline__ uint32_t fma_pairs(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t result;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+    return result;
+}
 __device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b) {
-    uint32_t product;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
-    return product;
+    constexpr uint32_t minus_zero = 0x80008000u;  // so that zeros keep their signs
+    return fma_pairs(a, b, minus_zero);
 }
 
 /// (a & mask) | bits, in one instruction: of two that are constants the compiler makes two.
@@ -25,9 +30,8 @@ struct Int8Codes {
     /// which bf16 holds with a step of 1 or 2, differ by it.
     static __device__ __forceinline__ uint32_t even_bytes(uint32_t codes) {
         const uint32_t low = and_or(codes, 0x007F007Fu, 0x43004300u), sign = and_or(codes, 0x00800080u, 0x43004300u);
-        uint32_t pair;
-        asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(low), "r"(sign));
-        return pair;
+        constexpr uint32_t minus_one = 0xBF80BF80u;
+        return fma_pairs(sign, minus_one, low);
     }
 };
 
