@@ -114,13 +114,13 @@ void run_tile(DyParams p, const LoraPlan& plan, Matrix v, cudaStream_t stream) {
         p.strips += static_cast<int>(ceil_div(p.range[i].columns, Tile::kColumns));
     }
     p.stages = Shared::stages(p.thin);
-    if (Shared::kCodes)
-        p.codes = encode_tensor_map({.data = p.dy,
-                                     .box_columns = Shared::kBoxColumns,
-                                     .box_rows = Shared::kStageTokens,
-                                     .rows = p.first_token + p.tokens,
-                                     .columns = p.columns,
-                                     .row_bytes = p.dy_stride});
+    if constexpr (Shared::kCodes)
+        p.code_map = encode_tensor_map({.data = p.dy,
+                                        .box_columns = Shared::kBoxColumns,
+                                        .box_rows = Shared::kStageTokens,
+                                        .rows = p.first_token + p.tokens,
+                                        .columns = p.columns,
+                                        .row_bytes = p.dy_stride});
     const dim3 grid(static_cast<unsigned>(plan.cluster * plan.splits), static_cast<unsigned>(p.strips));
     launch_kernel(&dy_kernel<T, X, Tile, kThin>,
                   {.grid = grid,
@@ -217,7 +217,7 @@ void lora_v_db(const LoraBackward& g, const LoraPlan& plan, void* workspace, int
     const bool codes = g.codes.codes != nullptr;
     if (codes) p.dy = g.codes.codes, p.dy_stride = g.n;
     p.scale_stride = g.codes.scale_stride, p.factors = g.codes.factors;
-    p.evict_first = g.tokens * g.n * (codes ? 1 : element) > lora::kept_bytes;
+    p.evict_first = !codes && g.tokens * g.n * element > lora::kept_bytes;
     const int thin = static_cast<int>(lora::padded_rank(g));
     for (int64_t begin = 0; begin < g.tokens; begin += run_tokens) {
         p.tokens = static_cast<int>(std::min(run_tokens, g.tokens - begin));

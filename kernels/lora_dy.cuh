@@ -144,7 +144,7 @@ struct DyBlock {
                                                        (whole ? blocks * Shared::kStageTokens * 4 : 0));
             __syncwarp();
             if (lane < boxes)
-                tma_load_2d(stage + lane * Shared::kBoxBytes, p.codes,
+                tma_load_2d(stage + lane * Shared::kBoxBytes, p.code_map,
                             range.begin + column_begin + lane * Shared::kBoxColumns, p.first_token + token_begin,
                             barrier);
             if (const int block = lane - 16; whole && block >= 0 && block < blocks)

@@ -31,8 +31,8 @@ struct DyParams {
     const float* scales;  ///< of codes, as all that follows: block b's of token t at b * scale_stride + t
     int64_t scale_stride;
     const void* factors;
-    int first_token;  ///< of `tokens` among those of `codes`
-    CUtensorMap codes;
+    int first_token;  ///< of `tokens` among those of `code_map`
+    CUtensorMap code_map;
 };
 
 inline constexpr int step_tokens = 16, most_stages = 12, few_tokens = 1024;
@@ -62,6 +62,8 @@ struct DyShared {
     static constexpr int kSumBytes = Tile::kColumns * kSumPitch * 4;
     static constexpr int kAligned = kCodes ? 1024 : 16;  // as the swizzle wants boxes
     static constexpr int kBarrierBytes = kCodes ? kAligned : 8 * (2 * most_stages + 4);
+    static_assert(8 * (2 * most_stages + 4) <= kBarrierBytes);
+    static_assert(!kCodes || (sizeof(X) == 1 && Tile::kTiles % 2 == 0), "a load of codes is two tiles wide");
 
     __host__ __device__ static int stage_bytes(int thin) {
         return (kUAt + kStageTokens * thin * 2 + kAligned - 1) / kAligned * kAligned;

@@ -7,8 +7,11 @@
 namespace unsloth::kernels {
 namespace {
 
+bool aligned_16(const void* data) {
+    return reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
+}
 bool rows_of_16_bytes(const void* data, int64_t stride) {
-    return data != nullptr && reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride % 8 == 0;
+    return data != nullptr && aligned_16(data) && stride % 8 == 0;
 }
 bool rows_of_16_bytes(const ConstMatrix& m) {
     return rows_of_16_bytes(m.data, m.stride);
@@ -22,9 +25,6 @@ bool common(int64_t tokens, spec::DType type, int compute_major) {
            tokens <= int64_t{1} << 30;
 }
 
-bool aligned_16(const void* data) {
-    return reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
-}
 /// Of rows of so many codes.
 bool takes(const CodedRows& x, int64_t columns, spec::DType type) {
     return type == spec::DType::bf16 && columns % 16 == 0 && aligned_16(x.codes) && x.scales != nullptr &&

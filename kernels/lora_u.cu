@@ -45,7 +45,7 @@ using TallTile = std::conditional_t<kColumns <= 16, ProjectTile<4, 256, 2>, Proj
 template <class X, class Tile, int kColumns>
 struct ProjectShared {
     static constexpr bool kCodes = is_codes<X>;
-    static_assert(!kCodes || Tile::kDepth == int8_block, "a stage's sums have one scale a row");
+    static_assert(!kCodes || (sizeof(X) == 1 && Tile::kDepth == int8_block), "a stage's sums have one scale a row");
     // Rows of bytes. They are an odd number of 16-byte units apart, so that the eight rows of a tile lie in different
     // banks; or of 32-byte units, where half a warp reads 8 bytes of four.
     static constexpr int kXPitch = kCodes ? Tile::kDepth + 16 : 2 * Tile::kDepth + 16;
@@ -109,7 +109,7 @@ struct ProjectBlock {
     }
 
     /// The block's share of A into the L2: what fills A may be the kernel ahead of the one ahead, so no nearer.
-    __device__ __forceinline__ void prefetch_factors() const {
+    __device__ __forceinline__ void prefetch_a() const {
         const int steps = (p.k + kDepth - 1) / kDepth, share = (steps + p.cluster - 1) / p.cluster;
         const int first = rank * share * kDepth, width = min(share * kDepth, p.k - first) / 64;  // 128 bytes each
         for (int i = thread; i < p.r * width; i += kThreads)
@@ -258,7 +258,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 #if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) unsigned char memory[];
     const ProjectBlock<T, X, Tile, kColumns> block{p, memory};
-    if (runs_beside(p.tokens)) block.prefetch_factors();
+    if (runs_beside(p.tokens)) block.prefetch_a();
     begin_after_previous(static_cast<uint32_t>(p.tokens));
     typename ProjectBlock<T, X, Tile, kColumns>::Sums sum = {};
     block.mainloop(sum);

@@ -229,8 +229,8 @@ void layer_backward(const LayerContext& c, const weights::LayerWeights& w, const
     // 3 rotary embedding
     const at::Tensor dqkv_TN = c.scratch.dqkv_full.narrow(1, 0, layout[Group::qkv].n);
     const ops::CodedMatrix dqkv_codes = input_gradient ? gradient_codes(c, w[Group::qkv], dqkv_TN) : ops::CodedMatrix{};
-    const bool codes_alone =
-        gradient_codes_suffice(c.group, Group::qkv, w[Group::qkv], c.scratch.dqkv_full, a.u_qkv_TR, dqkv_codes);
+    const bool codes_alone = !spec.qk_norm && gradient_codes_suffice(c.group, Group::qkv, w[Group::qkv],
+                                                                     c.scratch.dqkv_full, a.u_qkv_TR, dqkv_codes);
     ops::rope_apply_rows(ctx, dqkv_TN, spec.num_heads + spec.num_kv_heads, c.tokens.cos_Tp, c.tokens.sin_Tp,
                          /*backward=*/true, spec.qk_norm ? ops::CodedMatrix{} : dqkv_codes, codes_alone);
     if (spec.qk_norm) {
@@ -241,7 +241,7 @@ void layer_backward(const LayerContext& c, const weights::LayerWeights& w, const
     if (scales_outputs(c.group))
         ops::dora_backward(ctx, dqkv_TN, a.z_qkv_TN, w[Group::qkv].scale, dqkv_TN,
                            magnitude_gradients(c.group, Group::qkv));
-    input_backward(c.group, Group::qkv, w[Group::qkv], c.scratch.dqkv_full, dqkv_codes, a.u_qkv_TR,
+    input_backward(c.group, Group::qkv, w[Group::qkv], c.scratch.dqkv_full, dqkv_codes, codes_alone, a.u_qkv_TR,
                    input_gradient ? c.scratch.h_full.narrow(1, 0, spec.hidden_size) : at::Tensor());
     // 1 norm, onto the residual stream's gradient
     each_slice(c.group.tp, c.scratch, [&](const RowRange& range) {

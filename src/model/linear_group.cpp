@@ -92,10 +92,6 @@ void add_masked_adapter_terms(const GroupContext& c, Group g, const weights::Ope
     }
 }
 
-bool adapted(const GroupContext& c, Group g) {
-    return c.layout[g].r > 0 && c.adapters != nullptr;
-}
-
 ops::LoraU thin_forward(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
                         const at::Tensor& u_TR) {
     const weights::GroupLayout& layout = c.layout[g];
@@ -126,6 +122,10 @@ bool reads(const GroupContext& c, Thin product, const ops::CodedMatrix& codes) {
 }
 
 }  // namespace
+
+bool adapted(const GroupContext& c, Group g) {
+    return c.layout[g].r > 0 && c.adapters != nullptr;
+}
 
 bool input_codes_suffice(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
                          const at::Tensor& u_TR, const ops::CodedMatrix& codes) {
@@ -162,7 +162,7 @@ void fill_adapter_columns(const GroupContext& c, Group g, const weights::Operand
         if (u_TR.defined()) ops::copy_2d(c.ctx, tail_TR, u_TR);
     } else {
         ops::LoraU product = thin_forward(c, g, w, x_full, u_TR);
-        if (input_codes_suffice(c, g, w, x_full, u_TR, codes)) product.codes = codes;
+        product.codes = codes;
         ops::lora_u(c.ctx, product);
         if (c.adapter_T.defined())
             ops::zero_others(c.ctx, c.adapter_T, (*c.owners)[static_cast<std::size_t>(g)], tail_TR);
@@ -187,7 +187,7 @@ void linear_forward(const GroupContext& c, Group g, const weights::Operand& w, c
     weights::multiply_forward(c.ctx, w,
                               {.input = x_full,
                                .codes = codes,
-                               .adapters = c.layout[g].r > 0 && c.adapters != nullptr,
+                               .adapters = adapted(c, g),
                                .out = summed ? out.terms_TN : result,
                                .bias = !scaled && (!summed || c.tp.first()),  // among the terms it is one rank's
                                .residual = !scaled && !summed ? out.residual_TN : at::Tensor(),
@@ -209,14 +209,14 @@ std::vector<ops::MagnitudeGradient> magnitude_gradients(const GroupContext& c, G
 }
 
 void input_backward(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& dy_full,
-                    const ops::CodedMatrix& codes, const at::Tensor& u_TR, const at::Tensor& dx_TK) {
+                    const ops::CodedMatrix& codes, bool codes_alone, const at::Tensor& u_TR, const at::Tensor& dx_TK) {
     const weights::GroupLayout& layout = c.layout[g];
     const at::Tensor dy_TN = dy_full.narrow(1, 0, layout.n);
     const bool has_adapters = adapted(c, g);
     at::Tensor v_TR;
     if (has_adapters) {
         ops::LoraDy product = thin_backward(c, g, w, dy_full, u_TR);
-        if (gradient_codes_suffice(c, g, w, dy_full, u_TR, codes)) product.codes = codes;
+        if (codes_alone) product.codes = codes;
         ops::lora_dy(c.ctx, product);
         v_TR = product.v_TR;
     }

@@ -76,15 +76,16 @@ void mlp_forward(const LayerContext& c, const weights::LayerWeights& w, const La
         const at::Tensor gate_up_T2F = a.gate_up_full.narrow(1, 0, 2 * spec.intermediate_size);
         const at::Tensor act_TF = c.scratch.act_full.narrow(1, 0, spec.intermediate_size);
         const ops::CodedMatrix act_codes = input_codes(c, w[Group::down], act_TF);
+        const bool codes_alone =
+            input_codes_suffice(c.group, Group::down, w[Group::down], c.scratch.act_full, a.u_down_TR, act_codes);
         if (scales_outputs(c.group)) {
             ops::dora_swiglu_forward(ctx, gate_up_T2F, w[Group::gate_up].scale, act_TF);
         } else {
-            const bool codes_alone =
-                input_codes_suffice(c.group, Group::down, w[Group::down], c.scratch.act_full, a.u_down_TR, act_codes);
             ops::swiglu_forward(ctx, gate_up_T2F, codes_alone ? at::Tensor() : act_TF, act_codes);
         }
         // 9 down, onto the residual stream
-        fill_adapter_columns(c.group, Group::down, w[Group::down], c.scratch.act_full, a.u_down_TR, act_codes);
+        fill_adapter_columns(c.group, Group::down, w[Group::down], c.scratch.act_full, a.u_down_TR,
+                             codes_alone ? act_codes : ops::CodedMatrix{});
         linear_forward(c.group, Group::down, w[Group::down], c.scratch.act_full, act_codes,
                        {.y_TN = x_next_tD, .residual_TN = a.mid_tD, .z_TN = a.z_down_tD, .terms_TN = terms_TD});
     }
@@ -102,21 +103,24 @@ void mlp_backward(const LayerContext& c, const weights::LayerWeights& w, const L
     // 9 down: dact lies where the activation will be made again
     const at::Tensor g_down = product_gradient(c, Group::down, w[Group::down], a.z_down_tD),
                      dy_down = g_down.narrow(1, 0, hidden);
-    input_backward(c.group, Group::down, w[Group::down], g_down,
-                   encoded(c, dy_down, gradient_codes(c, w[Group::down], dy_down)), a.u_down_TR, act_TF);
+    const ops::CodedMatrix down_codes = encoded(c, dy_down, gradient_codes(c, w[Group::down], dy_down));
+    input_backward(c.group, Group::down, w[Group::down], g_down, down_codes,
+                   gradient_codes_suffice(c.group, Group::down, w[Group::down], g_down, a.u_down_TR, down_codes),
+                   a.u_down_TR, act_TF);
     // 8 activation: gate and up become their gradients
     const ops::CodedMatrix dgate_up_codes = gradient_codes(c, w[Group::gate_up], gate_up_T2F);
+    const bool codes_alone = gradient_codes_suffice(c.group, Group::gate_up, w[Group::gate_up], a.gate_up_full,
+                                                    a.u_gate_up_TR, dgate_up_codes);
     if (scales_outputs(c.group)) {
         ops::dora_swiglu_backward(ctx, act_TF, gate_up_T2F, w[Group::gate_up].scale, act_TF,
                                   magnitude_gradients(c.group, Group::gate_up));
     } else {
-        ops::swiglu_backward(ctx, act_TF, gate_up_T2F, act_TF, dgate_up_codes,
-                             gradient_codes_suffice(c.group, Group::gate_up, w[Group::gate_up], a.gate_up_full,
-                                                    a.u_gate_up_TR, dgate_up_codes));
+        ops::swiglu_backward(ctx, act_TF, gate_up_T2F, act_TF, dgate_up_codes, codes_alone);
     }
     weight_backward(c.group, Group::down, g_down, act_TF);
     // 7 gate and up
-    input_backward(c.group, Group::gate_up, w[Group::gate_up], a.gate_up_full, dgate_up_codes, a.u_gate_up_TR, h_TD);
+    input_backward(c.group, Group::gate_up, w[Group::gate_up], a.gate_up_full, dgate_up_codes, codes_alone,
+                   a.u_gate_up_TR, h_TD);
     // 6 norm, onto the residual stream's gradient
     input_norm_backward(c, post_norm(w, a), a.gate_up_full, /*input_gradient=*/true);
     // 5 output projection
@@ -124,8 +128,8 @@ void mlp_backward(const LayerContext& c, const weights::LayerWeights& w, const L
     const at::Tensor o_TN = a.o_full.narrow(1, 0, spec.q_size()),
                      u_o = a.o_full.narrow(1, spec.q_size(), layout[Group::o].r);
     const at::Tensor do_TN = c.scratch.h_full.narrow(1, 0, spec.q_size());
-    input_backward(c.group, Group::o, w[Group::o], g_o, encoded(c, dy_o, gradient_codes(c, w[Group::o], dy_o)), u_o,
-                   do_TN);
+    input_backward(c.group, Group::o, w[Group::o], g_o, encoded(c, dy_o, gradient_codes(c, w[Group::o], dy_o)),
+                   /*codes_alone=*/false, u_o, do_TN);  // u among other columns: nobody reads codes beside it
     weight_backward(c.group, Group::o, g_o, o_TN);
 }
 

@@ -23,10 +23,6 @@ NormedRows rows_at_hand(const LayerContext& c, Group g) {
             own.narrow(1, hidden, r)};
 }
 
-bool adapted(const LayerContext& c, Group g) {
-    return c.group.layout[g].r > 0 && c.group.adapters != nullptr;
-}
-
 }  // namespace
 
 NormedInput input_norm(const weights::LayerWeights& w, const LayerSaved& a) {
@@ -49,9 +45,9 @@ void make_input(const LayerContext& c, const NormedInput& in, const weights::Ope
     const bool codes_alone = input_codes_suffice(own, in.group, w, rows.own_full, u_TR, codes);
     ops::rms_norm_forward(ctx, in.x_tD, in.weight_D, c.spec.rms_norm_eps, codes_alone ? at::Tensor() : rows.own_h_tD,
                           in.rstd_t, forward_site(c, in.norm), tp.alone() ? codes : ops::CodedMatrix{});
-    fill_adapter_columns(own, in.group, w, rows.own_full, u_TR, codes);
+    fill_adapter_columns(own, in.group, w, rows.own_full, u_TR, codes_alone ? codes : ops::CodedMatrix{});
     tp.gather(ctx, rows.full, in.name);
-    if (!tp.alone() && adapted(c, in.group) && in.u_TR.defined()) ops::copy_2d(ctx, rows.u_TR, in.u_TR);
+    if (!tp.alone() && adapted(c.group, in.group) && in.u_TR.defined()) ops::copy_2d(ctx, rows.u_TR, in.u_TR);
     observe(c, in.name, rows.h_TD);
 }
 
@@ -61,9 +57,9 @@ void input_norm_backward(const LayerContext& c, const NormedInput& in, const at:
     const weights::GroupLayout& layout = c.group.layout[in.group];
     const NormedRows rows = rows_at_hand(c, in.group);
     at::Tensor v_tR = dy_full.narrow(1, layout.n, layout.r);
-    if (!tp.alone() && (input_gradient || adapted(c, in.group))) {
+    if (!tp.alone() && (input_gradient || adapted(c.group, in.group))) {
         // v's terms beside those of dx: dA is then a product of each rank's own rows.
-        if (adapted(c, in.group)) ops::copy_2d(ctx, v_tR, rows.u_TR);
+        if (adapted(c.group, in.group)) ops::copy_2d(ctx, v_tR, rows.u_TR);
         tp.reduce_scatter(ctx, rows.full, tp.own(rows.full), in.name);
         v_tR = rows.own_u_tR;
     }

@@ -57,6 +57,15 @@ void check_input(const Context& ctx, const char* name, const at::Tensor& x, cons
         check_matrix(ctx, name, x, tokens, columns, dtype);
 }
 
+template <class Args>
+bool may_read_codes(const Context& ctx, const Args& args) {
+    if (!args.codes.codes.defined() || args.choice == LoraChoice::library) return false;
+#if UNSLOTH_CUDA
+    if (ctx.is_cuda()) return lora_reads_codes_cuda(ctx, args);
+#endif
+    return !ctx.is_cuda();
+}
+
 /// The products of codes' values, in fp32 and rounded once.
 void lora_u_of_codes_cpu(const LoraU& args) {
     args.u_TR.copy_(at::mm(values_of(args.codes), args.a_RK.to(at::kFloat).t()));
@@ -121,19 +130,11 @@ void lora_dy(Context& ctx, const LoraDy& args) {
 }
 
 bool reads_codes(const Context& ctx, const LoraU& args) {
-    if (!args.codes.codes.defined()) return false;
-#if UNSLOTH_CUDA
-    if (ctx.is_cuda()) return lora_reads_codes_cuda(ctx, args);
-#endif
-    return !ctx.is_cuda();
+    return may_read_codes(ctx, args);
 }
 
 bool reads_codes(const Context& ctx, const LoraDy& args) {
-    if (!args.codes.codes.defined()) return false;
-#if UNSLOTH_CUDA
-    if (ctx.is_cuda()) return lora_reads_codes_cuda(ctx, args);
-#endif
-    return !ctx.is_cuda();
+    return args.u_TR.is_contiguous() && may_read_codes(ctx, args);
 }
 
 void lora_da(Context& ctx, const LoraDa& args) {

@@ -111,10 +111,9 @@ bool supported(const Context& ctx, const LoraDy& args, const kernels::LoraBackwa
 /// Whether our kernel shall run; CheckError when it must and cannot. No other reads codes.
 bool chosen(const Context& ctx, const CodedMatrix& codes, LoraChoice choice, const spec::ProductKey& product,
             bool supported) {
-    const bool must = choice == LoraChoice::kernel || codes.codes.defined();
-    UNSLOTH_CHECK(!must || supported, "lora: the kernel does not take these operands");
-    if (choice == LoraChoice::library || !supported) return false;
-    if (must) return true;
+    const bool must = choice == LoraChoice::kernel || codes.codes.defined(), may = choice != LoraChoice::library;
+    UNSLOTH_CHECK(!must || (may && supported), "lora: the kernel does not take these operands");
+    if (must || !may || !supported) return must;
     const spec::KernelChoice* measured = ctx.kernels->find(product);
     return measured != nullptr && measured->kernel == spec::KernelSource::sm90;
 }
@@ -130,7 +129,6 @@ bool lora_reads_codes_cuda(const Context& ctx, const LoraDy& args) {
 }
 
 bool lora_u_cuda(Context& ctx, const LoraU& args) {
-    if (args.choice == LoraChoice::library) return false;
     const kernels::LoraProjection p = described(args);
     const spec::ProductKey key{.op = spec::KernelOperator::lora_u, .tokens = p.tokens, .k = p.k, .rank = p.r};
     if (!chosen(ctx, args.codes, args.choice, key, supported(ctx, p))) return false;
@@ -140,7 +138,6 @@ bool lora_u_cuda(Context& ctx, const LoraU& args) {
 }
 
 bool lora_dy_cuda(Context& ctx, const LoraDy& args) {
-    if (args.choice == LoraChoice::library) return false;
     const kernels::LoraBackward p = described(args);
     int64_t widest = 0;
     for (const LoraSlice& slice : args.slices) widest = std::max(widest, slice.r);

@@ -253,6 +253,8 @@ inline void check_lora_of_codes(ops::Context& ctx) {
         check_lora_u_of_codes(ctx, codes, 7, 4112, 48);
         check_lora_u_of_codes(ctx, codes, 700, 1040, 48);
         check_lora_u_of_codes(ctx, codes, 2100, 528, 16);
+        check_lora_u_of_codes(ctx, codes, 2100, 528, 32);
+        check_lora_u_of_codes(ctx, codes, 2100, 528, 48);
         check_lora_u_of_codes(ctx, codes, 2100, 272, 64);
         for (const int64_t r : {1, 8, 13, 16, 24, 32})
             check_lora_dy_of_codes(ctx, codes, 35, {{256, r}, {768, 8}, {512, 0}, {144, r}});
@@ -261,6 +263,10 @@ inline void check_lora_of_codes(ops::Context& ctx) {
         check_lora_dy_of_codes(ctx, codes, 700, {{1024, 16}, {528, 16}});
         check_lora_dy_of_codes(ctx, codes, 1500, {{2048, 16}, {512, 16}, {512, 16}});
         check_lora_dy_of_codes(ctx, codes, 1501, {{2304, 32}, {1040, 32}});
+        const at::Tensor workspace = ctx.workspace;
+        if (ctx.is_cuda()) ctx.workspace = workspace.narrow(0, 0, (int64_t{4} << 20) + (int64_t{64} << 10));
+        check_lora_dy_of_codes(ctx, codes, 1501, {{2048, 16}});  // several runs of the tokens
+        ctx.workspace = workspace;
     }
 }
 

@@ -41,6 +41,14 @@ TEST(Lora, RefusesWrongShapes) {
     EXPECT_FALSE(ops::reads_codes(ctx, ops::LoraU{.a_RK = a, .u_TR = u})) << "there are none";
     ops::LoraU of_codes{.a_RK = a, .u_TR = u, .codes = testing::random_codes(4, 24, at::kCPU, spec::Codes::int8)};
     EXPECT_THROW(ops::lora_u(ctx, of_codes), CheckError) << "of more columns than A has";
+    of_codes.codes = testing::random_codes(4, 16, at::kCPU, spec::Codes::int8);
+    EXPECT_TRUE(ops::reads_codes(ctx, of_codes));
+    of_codes.choice = ops::LoraChoice::library;
+    EXPECT_FALSE(ops::reads_codes(ctx, of_codes));
+    dy.codes = testing::random_codes(4, 16, at::kCPU, spec::Codes::int8);
+    EXPECT_TRUE(ops::reads_codes(ctx, dy));
+    dy.u_TR = at::randn({4, 16}).narrow(1, 0, 8);
+    EXPECT_FALSE(ops::reads_codes(ctx, dy)) << "u is among other columns";
 }
 
 TEST(Lora, MeasuredCardUsesTheFaster) {

@@ -42,7 +42,8 @@ struct LayerSaved {
     at::Tensor z_qkv_TN, z_o_tD, z_down_tD;  ///< DoRA: products before their scale; gate and up are left unscaled above
 };
 
-/// Buffers that no layer keeps.
+/// Buffers that no layer keeps. Where 8-bit codes suffice (model/linear_group.h), rows beside their adapters' columns
+/// are left as they were.
 struct Scratch {
     at::Tensor h_full;     ///< [T, max(D, Nq) + R]: norm outputs; in the backward pass dh and d(attention output)
     at::Tensor act_full;   ///< [tile, F + R]: SwiGLU's output, then its gradient

@@ -36,14 +36,18 @@ struct GroupContext {
     const ModuleObserver* observer = nullptr;
 };
 
+/// Whether adapters take part in a group's products.
+bool adapted(const GroupContext& c, Group g);
+
 /// x_full's last R columns = x·Aᵀ (each projection's own dropout on x); u_TR (may be undefined) keeps a copy. `codes`
-/// of x are read instead of x where they suffice.
+/// of x, where they are not empty, are read instead of x: where input_codes_suffice() said so.
 void fill_adapter_columns(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
                           const at::Tensor& u_TR, const ops::CodedMatrix& codes = {});
 
 /// Whether a group's forward products read x's codes alone, so that x itself need not be made; and whether the products
 /// of dy that input_backward() does read dy's alone. The latter where the forward product is by codes as well: who asks
-/// for exact forward products asks for gradients of B from exact rows. False where there are no codes.
+/// for exact forward products asks for gradients of B from exact rows. False where there are no codes; of inputs also
+/// where others read them: an observer, other tensor-parallel ranks, dropout, a choice of adapters a token.
 bool input_codes_suffice(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
                          const at::Tensor& u_TR, const ops::CodedMatrix& codes);
 bool gradient_codes_suffice(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& dy_full,
@@ -77,8 +81,9 @@ std::vector<ops::MagnitudeGradient> magnitude_gradients(const GroupContext& c, G
 /// From dy (the first N columns of dy_full [T, N+R], whose last R become v = dy·sB): adds the gradients of B (and of a
 /// trained bias) to the flat buffer, and writes dx_TK (undefined: not needed), which may be any memory but dy's: where
 /// the group is cut by its outputs, this rank's terms of it, as v's are. `codes` of dy where w asks for them.
+/// codes_alone, of gradient_codes_suffice(): dy itself is not read.
 void input_backward(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& dy_full,
-                    const ops::CodedMatrix& codes, const at::Tensor& u_TR, const at::Tensor& dx_TK);
+                    const ops::CodedMatrix& codes, bool codes_alone, const at::Tensor& u_TR, const at::Tensor& dx_TK);
 /// Then, from the group's input x and v: adds the gradients of A.
 void adapter_backward(const GroupContext& c, Group g, const at::Tensor& v_TR, const at::Tensor& x_TK);
 /// And from dy those of a trained W.

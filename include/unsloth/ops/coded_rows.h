@@ -10,8 +10,8 @@
 // int8 has no exponents, so weights are levelled before they become codes: a column whose largest magnitude is off the
 // columns' median by more than two powers of two is divided by the one that brings it there, and x is multiplied by it
 // (CodedMatrix::factors). A network computes the same when a channel is multiplied by a factor before a product and its
-// column of the weights divided by it, and trained ones have such channels (Xiao et al., "SmoothQuant", 2023; here the
-// factors follow from the weights alone, and cost no bit).
+// column of the weights divided by it (x in its own type, but f16 in fp32), and trained ones have such channels (Xiao
+// et al., "SmoothQuant", 2023; here the factors follow from the weights alone, and cost no bit).
 //
 // CUDA: bf16 rows of a multiple of 8 columns, up to coded_longest_row (e4m3 of what makes no rows, quantize_rows and
 // dequantize_rows: 2^24), with 16-byte aligned starts. CPU: fp32, bf16 and f16, any shape, the same codes for the same

@@ -61,8 +61,8 @@ struct LoraDy {
     const char* label_db = "lora dB";
 };
 void lora_dy(Context& ctx, const LoraDy& args);
-/// As LoraU's; up to a rank of 32 a projection. Projections begin at multiples of 16 columns, where codes are int8 of
-/// int8_block.
+/// As LoraU's; up to a rank of 32 a projection, with a contiguous u. Our kernels want projections of whole 16 columns,
+/// that begin at multiples of 16, of int8 codes of int8_block; and a ctx.workspace that holds a part of v and dB.
 bool reads_codes(const Context& ctx, const LoraDy& args);
 
 /// dA += vᵀ·x: always a library product (it reads x at the copy rate, and few tokens in one kernel), of all slices at

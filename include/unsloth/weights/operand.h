@@ -62,12 +62,12 @@ Operand dense_operand(const GroupLayout& layout, at::Tensor buffer);
 
 /// One product of a group.
 struct Product {
-    at::Tensor input;            ///< forward: [T, K+R] = [x | x·Aᵀ]; backward: [T, N+R] = [dy | dy·sB]
-    ops::CodedMatrix codes;      ///< of its first K (N) columns, where the operand asks for them
-    bool adapters = false;       ///< the last R columns take part
-    at::Tensor out;              ///< [T, N]; backward [T, K]
-    bool bias = true;            ///< the operand's is added. Forward alone
-    at::Tensor residual = {};    ///< added to it; undefined: none. Forward alone
+    at::Tensor input;          ///< forward: [T, K+R] = [x | x·Aᵀ]; backward: [T, N+R] = [dy | dy·sB]
+    ops::CodedMatrix codes;    ///< of its first K (N) columns, where the operand asks for them; these are then not read
+    bool adapters = false;     ///< the last R columns take part
+    at::Tensor out;            ///< [T, N]; backward [T, K]
+    bool bias = true;          ///< the operand's is added. Forward alone
+    at::Tensor residual = {};  ///< added to it; undefined: none. Forward alone
     const char* label = "gemm";  ///< its name in a profile
 };
 /// out = input · [W | sB]ᵀ (+ bias) (+ residual)
