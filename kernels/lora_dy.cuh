@@ -387,10 +387,8 @@ struct DyBlock {
             float* sums = reinterpret_cast<float*>(data);
 #pragma unroll
             for (int m = 0; m < kTiles; ++m) {
-                float *const first = sums + column_of(m, 0) * kPitch + lane % 4 * 2, *const second =
-                                                                                         sums +
-                                                                                         column_of(m, 1) * kPitch +
-                                                                                         lane % 4 * 2;
+                float* const first = sums + column_of(m, 0) * kPitch + lane % 4 * 2;
+                float* const second = sums + column_of(m, 1) * kPitch + lane % 4 * 2;
 #pragma unroll
                 for (int n = 0; n < kPairs * 2; ++n) {
                     *reinterpret_cast<float2*>(first + n * 8) = make_float2(sum[m][n][0], sum[m][n][1]);

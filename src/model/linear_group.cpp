@@ -92,33 +92,30 @@ void add_masked_adapter_terms(const GroupContext& c, Group g, const weights::Ope
     }
 }
 
+/// Empty codes: x, or dy, is read itself.
 ops::LoraU thin_forward(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
-                        const at::Tensor& u_TR) {
+                        const at::Tensor& u_TR, const ops::CodedMatrix& codes) {
     const weights::GroupLayout& layout = c.layout[g];
     return {.x_TK = x_full.narrow(1, 0, layout.k),
             .a_RK = w.a_RK,
             .u_TR = x_full.narrow(1, layout.k, layout.r),
             .copy_TR = u_TR,
+            .codes = codes,
             .label = label(Product::u, g)};
 }
 
 ops::LoraDy thin_backward(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& dy_full,
-                          const at::Tensor& u_TR) {
+                          const at::Tensor& u_TR, const ops::CodedMatrix& codes) {
     const weights::GroupLayout& layout = c.layout[g];
     return {.dy_TN = dy_full.narrow(1, 0, layout.n),
             .b_NR = w.b_NR,
             .u_TR = u_TR,
             .v_TR = dy_full.narrow(1, layout.n, layout.r),
             .slices = lora_slices(c, g),
+            .codes = codes,
             .label = label(Product::dy, g),
             .label_v = label(Product::v, g),
             .label_db = label(Product::dB, g)};
-}
-
-template <class Thin>
-bool reads(const GroupContext& c, Thin product, const ops::CodedMatrix& codes) {
-    product.codes = codes;
-    return ops::reads_codes(c.ctx, product);
 }
 
 }  // namespace
@@ -130,22 +127,23 @@ bool adapted(const GroupContext& c, Group g) {
 bool input_codes_suffice(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
                          const at::Tensor& u_TR, const ops::CodedMatrix& codes) {
     if (!codes.codes.defined() || c.trains_base || c.observer != nullptr || !c.tp.alone()) return false;
-    return !adapted(c, g) ||
-           (c.dropout == 0.0 && !c.adapter_T.defined() && reads(c, thin_forward(c, g, w, x_full, u_TR), codes));
+    return !adapted(c, g) || (c.dropout == 0.0 && !c.adapter_T.defined() &&
+                              ops::reads_codes(c.ctx, thin_forward(c, g, w, x_full, u_TR, codes)));
 }
 
 bool gradient_codes_suffice(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& dy_full,
                             const at::Tensor& u_TR, const ops::CodedMatrix& codes) {
     if (!codes.codes.defined() || c.trains_base || !std::holds_alternative<weights::CodedBase>(w.base)) return false;
-    return !adapted(c, g) || reads(c, thin_backward(c, g, w, dy_full, u_TR), codes);
+    return !adapted(c, g) || ops::reads_codes(c.ctx, thin_backward(c, g, w, dy_full, u_TR, codes));
 }
 
 void fill_adapter_columns(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
                           const at::Tensor& u_TR, const ops::CodedMatrix& codes) {
     const weights::GroupLayout& layout = c.layout[g];
     if (!adapted(c, g)) return;
-    const at::Tensor x_TK = x_full.narrow(1, 0, layout.k), tail_TR = x_full.narrow(1, layout.k, layout.r);
+    const at::Tensor tail_TR = x_full.narrow(1, layout.k, layout.r);
     if (c.dropout > 0.0) {
+        const at::Tensor x_TK = x_full.narrow(1, 0, layout.k);
         for (const weights::Slice& slice : layout.slices) {
             if (slice.r == 0) continue;
             const at::Tensor tail = tail_TR.narrow(1, slice.r_begin, slice.r);
@@ -161,9 +159,7 @@ void fill_adapter_columns(const GroupContext& c, Group g, const weights::Operand
         }
         if (u_TR.defined()) ops::copy_2d(c.ctx, tail_TR, u_TR);
     } else {
-        ops::LoraU product = thin_forward(c, g, w, x_full, u_TR);
-        product.codes = codes;
-        ops::lora_u(c.ctx, product);
+        ops::lora_u(c.ctx, thin_forward(c, g, w, x_full, u_TR, codes));
         if (c.adapter_T.defined())
             ops::zero_others(c.ctx, c.adapter_T, (*c.owners)[static_cast<std::size_t>(g)], tail_TR);
     }
@@ -215,10 +211,8 @@ void input_backward(const GroupContext& c, Group g, const weights::Operand& w, c
     const bool has_adapters = adapted(c, g);
     at::Tensor v_TR;
     if (has_adapters) {
-        ops::LoraDy product = thin_backward(c, g, w, dy_full, u_TR);
-        if (codes_alone) product.codes = codes;
-        ops::lora_dy(c.ctx, product);
-        v_TR = product.v_TR;
+        v_TR = dy_full.narrow(1, layout.n, layout.r);
+        ops::lora_dy(c.ctx, thin_backward(c, g, w, dy_full, u_TR, codes_alone ? codes : ops::CodedMatrix{}));
     }
     if (c.trains_base) bias_gradients(c, g, dy_TN);
     if (!dx_TK.defined()) return;

@@ -3,8 +3,10 @@
 
 #include <cuda_runtime_api.h>
 
+#include "kernels/lora_gemm.h"
 #include "kernels/rows_view.h"
 #include "unsloth/ops/context.h"
+#include "unsloth/ops/gemm_coded.h"
 
 namespace unsloth::ops {
 
@@ -20,6 +22,16 @@ inline kernels::ConstMatrix source_of(const at::Tensor& tensor) {
 }
 inline kernels::Matrix target_of(const at::Tensor& tensor) {
     return {tensor.mutable_data_ptr(), tensor.stride(0)};
+}
+/// Of rows of x; of none where there are no codes.
+inline kernels::CodedRows coded_rows_of(const CodedMatrix& x) {
+    if (!x.codes.defined()) return {};
+    const bool int8 = is_int8(x);
+    return {.format = int8 ? kernels::CodeFormat::int8 : kernels::CodeFormat::e4m3,
+            .codes = x.codes.const_data_ptr(),
+            .scales = x.scales.const_data_ptr<float>(),
+            .scale_stride = int8 ? x.scales.stride(0) : 0,
+            .factors = x.factors.defined() ? x.factors.const_data_ptr() : nullptr};
 }
 
 }  // namespace unsloth::ops

@@ -50,21 +50,11 @@ kernels::Matrix target(const at::Tensor& x) {
     return {x.mutable_data_ptr(), row_stride(x)};
 }
 
-kernels::CodedRows codes_of(const CodedMatrix& x) {
-    if (!x.codes.defined()) return {};
-    const bool int8 = is_int8(x);
-    return {.format = int8 ? kernels::CodeFormat::int8 : kernels::CodeFormat::e4m3,
-            .codes = x.codes.const_data_ptr(),
-            .scales = x.scales.const_data_ptr<float>(),
-            .scale_stride = int8 ? x.scales.stride(0) : 0,
-            .factors = x.factors.defined() ? x.factors.const_data_ptr() : nullptr};
-}
-
 kernels::LoraProjection described(const LoraU& args) {
     kernels::LoraProjection p;
     p.tokens = args.u_TR.size(0), p.k = args.a_RK.size(1), p.r = args.a_RK.size(0);
     p.type = dtype_of(args.u_TR);
-    p.codes = codes_of(args.codes);
+    p.codes = coded_rows_of(args.codes);
     if (!args.codes.codes.defined()) p.x = source(args.x_TK);
     p.a = source(args.a_RK), p.u = target(args.u_TR);
     if (args.copy_TR.defined()) p.copy = target(args.copy_TR);
@@ -83,7 +73,7 @@ kernels::LoraBackward described(const LoraDy& args) {
     kernels::LoraBackward p;
     p.tokens = args.v_TR.size(0), p.n = args.b_NR.size(0), p.r = args.b_NR.size(1);
     p.type = dtype_of(args.v_TR);
-    p.codes = codes_of(args.codes);
+    p.codes = coded_rows_of(args.codes);
     if (!args.codes.codes.defined()) p.dy = source(args.dy_TN);
     p.b = source(args.b_NR), p.v = target(args.v_TR), p.u = args.u_TR.const_data_ptr();
     if (!fits(args)) return p;
@@ -102,8 +92,8 @@ bool supported(const Context& ctx, const LoraDy& args, const kernels::LoraBackwa
     int64_t reserved = 0;
     for (const LoraSlice& slice : args.slices) reserved += slice.r;
     const int64_t bytes = ctx.workspace.defined() ? ctx.workspace.nbytes() : 0;
-    return card(ctx).runs && fits(args) && reserved == p.r && args.u_TR.is_contiguous() &&  // v's columns are all
-                                                                                            // written
+    const bool fills_v = reserved == p.r;
+    return card(ctx).runs && fits(args) && fills_v && args.u_TR.is_contiguous() &&
            kernels::lora_supports(p, card(ctx).compute_major) &&
            bytes >= kernels::lora_workspace(p, kernels::lora_plan(p, card(ctx).multiprocessors)).least;
 }

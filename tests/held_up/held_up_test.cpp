@@ -17,6 +17,7 @@
 #include "ops/fp8_testing.h"
 #include "ops/lora_cases.h"
 #include "ops/quant_cases.h"
+#include "src/ops/kernel_arguments.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/nf4_gemm.h"
 
@@ -234,12 +235,7 @@ TEST_P(HeldUpLora, Dy) {
         p.tokens = tokens, p.n = n, p.r = r;
         p.dy = {dy.const_data_ptr(), n}, p.b = {b.const_data_ptr(), r}, p.v = {v.data_ptr(), r};
         p.u = u.const_data_ptr();
-        if (codes.codes.defined())
-            p.codes = {.format = ops::is_int8(codes) ? kernels::CodeFormat::int8 : kernels::CodeFormat::e4m3,
-                       .codes = codes.codes.const_data_ptr(),
-                       .scales = codes.scales.const_data_ptr<float>(),
-                       .scale_stride = ops::is_int8(codes) ? codes.scales.stride(0) : 0,
-                       .factors = codes.factors.defined() ? codes.factors.const_data_ptr() : nullptr};
+        p.codes = ops::coded_rows_of(codes);
         std::vector<at::Tensor> outputs = {v};
         for (ops::LoraSlice& s : slices) {
             b.narrow(0, s.n_begin, s.n).narrow(1, s.r_begin, s.r).normal_(0, 0.05);
