@@ -1,5 +1,5 @@
-// The matrix of tests/train/step_matrix.h on a GPU. Ranks are processes there (tests/e2e/gpu_test.py): as threads of
-// one process they share NCCL's state, and one that ends takes the others' connections with it.
+// The matrix of tests/train/step_matrix.h on a GPU. Ranks are processes there (tests/e2e/several_gpus_test.py): as
+// threads of one process they share NCCL's state, and one that ends takes the others' connections with it.
 #include "train/step_matrix.h"
 
 #include "unsloth/ops/coded_rows.h"
