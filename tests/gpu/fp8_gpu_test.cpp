@@ -1,12 +1,12 @@
 // Rows and their e4m3 codes on CUDA: the plain CUDA operators' bits, and LibTorch's codes.
 #include "gpu/gpu_testing.h"
-#include "ops/fp8_cases.h"
+#include "ops/coded_cases.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth {
 namespace {
 
-using testing::Fp8Shape;
+using testing::CodedShape;
 
 class Fp8Gpu : public testing::GpuTest {
   protected:

@@ -1,6 +1,6 @@
 // Rows and their int8 codes on CUDA: the plain CUDA operators' bits, and the rule's codes.
 #include "gpu/gpu_testing.h"
-#include "ops/fp8_cases.h"
+#include "ops/coded_cases.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth {

@@ -14,7 +14,7 @@
 #include "kernels/common/launch.h"
 #include "kernels/lora_gemm.h"
 #include "kernels/nf4_gemm.h"
-#include "ops/fp8_testing.h"
+#include "ops/coded_testing.h"
 #include "ops/lora_cases.h"
 #include "ops/quant_cases.h"
 #include "src/ops/kernel_arguments.h"

@@ -1,18 +1,18 @@
 // Rows and their e4m3 codes on the CPU.
 #include <gtest/gtest.h>
 
-#include "ops/fp8_cases.h"
+#include "ops/coded_cases.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth {
 namespace {
 
-using testing::Fp8Shape;
+using testing::CodedShape;
 
 class Fp8Test : public ::testing::Test {
   protected:
     Fp8Test() { at::manual_seed(23); }
-    const std::vector<Fp8Shape> shapes = {{1, 1}, {5, 7}, {9, 64}, {3, 264}, {40, 1000}, {0, 16}};
+    const std::vector<CodedShape> shapes = {{1, 1}, {5, 7}, {9, 64}, {3, 264}, {40, 1000}, {0, 16}};
 };
 
 TEST_F(Fp8Test, RowsHaveLibTorchsCodes) {
@@ -67,7 +67,7 @@ TEST_F(Fp8Test, RestoresValuesWithinHalfAStep) {
 }
 
 TEST_F(Fp8Test, ColumnsAreTheRowsOfTheTranspose) {
-    const std::vector<Fp8Shape> sizes = {{1, 1}, {5, 7}, {64, 9}, {264, 3}, {40, 1000}};
+    const std::vector<CodedShape> sizes = {{1, 1}, {5, 7}, {64, 9}, {264, 3}, {40, 1000}};
     for (const at::ScalarType type : testing::compute_dtypes)
         testing::check_quantize_columns_fp8(at::kCPU, type, sizes);
 }

@@ -1,20 +1,20 @@
 // Rows and their int8 codes on the CPU, and weights'.
 #include <gtest/gtest.h>
 
-#include "ops/fp8_cases.h"
+#include "ops/coded_cases.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth {
 namespace {
 
 using spec::Codes;
-using testing::Fp8Shape;
+using testing::CodedShape;
 
 class Int8Test : public ::testing::Test {
   protected:
     Int8Test() : ctx(at::kCPU) { at::manual_seed(29); }
     ops::Context ctx;
-    const std::vector<Fp8Shape> shapes = {{1, 1}, {5, 7}, {9, 256}, {3, 264}, {40, 1000}, {0, 16}};
+    const std::vector<CodedShape> shapes = {{1, 1}, {5, 7}, {9, 256}, {3, 264}, {40, 1000}, {0, 16}};
 };
 
 TEST_F(Int8Test, RowsHaveTheRulesCodes) {

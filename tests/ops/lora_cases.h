@@ -1,7 +1,7 @@
 // Cases of LoRA's thin products, with u and v in the columns beside x and dy.
 #pragma once
 
-#include "ops/fp8_testing.h"
+#include "ops/coded_testing.h"
 #include "ops/op_cases.h"
 #include "unsloth/core/error.h"
 #include "unsloth/ops/coded_rows.h"

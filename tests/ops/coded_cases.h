@@ -67,7 +67,7 @@ inline at::Tensor fp8_rows(int64_t rows, int64_t columns) {
     return x;
 }
 
-struct Fp8Shape {
+struct CodedShape {
     int64_t rows, columns;
 };
 
@@ -77,10 +77,10 @@ inline std::vector<Layout> fp8_layouts(at::Device device) {
     return {Layout::packed, Layout::wide, Layout::unaligned};
 }
 
-inline void check_quantize_rows_codes(at::Device device, at::ScalarType type, const std::vector<Fp8Shape>& shapes,
+inline void check_quantize_rows_codes(at::Device device, at::ScalarType type, const std::vector<CodedShape>& shapes,
                                       Codes kind = Codes::e4m3) {
     ops::Context ctx(device);
-    for (const Fp8Shape& shape : shapes)
+    for (const CodedShape& shape : shapes)
         for (const Layout layout : fp8_layouts(device)) {
             SCOPED_TRACE(case_name("rows", shape.rows, shape.columns, c10::toString(type), name_of(layout)));
             const at::Tensor x = slice_of(fp8_rows(shape.rows, shape.columns), type, layout);
@@ -98,9 +98,9 @@ inline void check_quantize_rows_codes(at::Device device, at::ScalarType type, co
         }
 }
 
-inline void check_quantize_columns_fp8(at::Device device, at::ScalarType type, const std::vector<Fp8Shape>& shapes) {
+inline void check_quantize_columns_fp8(at::Device device, at::ScalarType type, const std::vector<CodedShape>& shapes) {
     ops::Context ctx(device);
-    for (const Fp8Shape& shape : shapes)
+    for (const CodedShape& shape : shapes)
         for (const Layout layout : fp8_layouts(device)) {
             SCOPED_TRACE(case_name("columns", shape.rows, shape.columns, c10::toString(type), name_of(layout)));
             const at::Tensor transpose = fp8_rows(shape.columns, shape.rows);
@@ -111,10 +111,10 @@ inline void check_quantize_columns_fp8(at::Device device, at::ScalarType type, c
         }
 }
 
-inline void check_rms_norm_codes(at::Device device, at::ScalarType type, const std::vector<Fp8Shape>& shapes,
+inline void check_rms_norm_codes(at::Device device, at::ScalarType type, const std::vector<CodedShape>& shapes,
                                  Codes kind = Codes::e4m3) {
     ops::Context ctx(device);
-    for (const Fp8Shape& shape : shapes)
+    for (const CodedShape& shape : shapes)
         for (const Layout layout : fp8_layouts(device))
             for (const at::ScalarType weight_type : {type, at::kFloat}) {
                 SCOPED_TRACE(case_name("norm", shape.rows, shape.columns, c10::toString(type), name_of(layout)));
@@ -140,10 +140,10 @@ inline void check_rms_norm_codes(at::Device device, at::ScalarType type, const s
             }
 }
 
-inline void check_swiglu_codes(at::Device device, at::ScalarType type, const std::vector<Fp8Shape>& shapes,
+inline void check_swiglu_codes(at::Device device, at::ScalarType type, const std::vector<CodedShape>& shapes,
                                Codes kind = Codes::e4m3) {
     ops::Context ctx(device);
-    for (const Fp8Shape& shape : shapes)
+    for (const CodedShape& shape : shapes)
         for (const Layout layout : fp8_layouts(device)) {
             SCOPED_TRACE(case_name("swiglu", shape.rows, shape.columns, c10::toString(type), name_of(layout)));
             const int64_t rows = shape.rows, columns = shape.columns;
@@ -178,14 +178,14 @@ inline void check_swiglu_codes(at::Device device, at::ScalarType type, const std
         }
 }
 
-struct Fp8Heads {
+struct CodedHeads {
     int64_t rows, turned, kept, head_dim;
 };
 
-inline void check_rope_codes(at::Device device, at::ScalarType type, const std::vector<Fp8Heads>& shapes,
+inline void check_rope_codes(at::Device device, at::ScalarType type, const std::vector<CodedHeads>& shapes,
                              Codes kind = Codes::e4m3) {
     ops::Context ctx(device);
-    for (const Fp8Heads& shape : shapes)
+    for (const CodedHeads& shape : shapes)
         for (const Layout layout : fp8_layouts(device))
             for (const bool backward : {false, true}) {
                 const int64_t heads = shape.turned + shape.kept, columns = heads * shape.head_dim;
@@ -208,8 +208,8 @@ inline void check_rope_codes(at::Device device, at::ScalarType type, const std::
 
 /// Rows of logits, longer than those that are made together with their codes: vocabularies, and lengths that leave
 /// threads without a pack. By columns they are lm_head.
-inline const std::vector<Fp8Shape> fp8_vocabularies = {{3, 65544}, {5, 73728}, {4, 128256}, {2, 151936}, {4, 200000}};
-inline const std::vector<Fp8Shape> fp8_heads = {{65544, 8}, {128256, 72}, {151936, 16}};
+inline const std::vector<CodedShape> fp8_vocabularies = {{3, 65544}, {5, 73728}, {4, 128256}, {2, 151936}, {4, 200000}};
+inline const std::vector<CodedShape> fp8_heads = {{65544, 8}, {128256, 72}, {151936, 16}};
 
 /// A value that is not finite makes its row's scale not finite, and no other's; what follows a norm too.
 inline void expect_codes_keep_what_is_not_finite(at::Device device, at::ScalarType type, int64_t columns = 64,

@@ -7,18 +7,18 @@ namespace {
 
 using namespace test;
 
-struct Fp8Case {
+struct CodedCase {
     std::string device, compute_dtype;
     bool forward() const { return compute_dtype != "fp8_backward"; }
     /// How many times bf16's distance from fp32 the gradient of a tensor may have: e4m3 keeps 3 bits of mantissa, bf16
     /// 7, of the base products' operands alone but in all of them; int8 a step of 1 / 254 of a block's range.
     double times() const { return compute_dtype == "fp8_both" ? 24 : 5; }
 };
-void PrintTo(const Fp8Case& c, std::ostream* out) {
+void PrintTo(const CodedCase& c, std::ostream* out) {
     *out << c.compute_dtype << " on " << c.device;
 }
 
-class Fp8Training : public ::testing::TestWithParam<Fp8Case> {
+class CodedTraining : public ::testing::TestWithParam<CodedCase> {
   protected:
     void SetUp() override {
         UNSLOTH_NEEDS_XZ();
@@ -60,7 +60,7 @@ class Fp8Training : public ::testing::TestWithParam<Fp8Case> {
     Flags flags;
 };
 
-TEST_P(Fp8Training, StaysNearTheUnquantisedRun) {
+TEST_P(CodedTraining, StaysNearTheUnquantisedRun) {
     const Course plain = with({}), coded = with(fp8());
     ASSERT_EQ(coded.steps.size(), plain.steps.size());
     for (std::size_t i = 0; i < coded.steps.size(); ++i) {
@@ -86,7 +86,7 @@ TEST_P(Fp8Training, StaysNearTheUnquantisedRun) {
     std::cout << GetParam().compute_dtype << ": gradients are at most " << worst << " times as far as bf16's\n";
 }
 
-TEST_P(Fp8Training, RecomputedAndOffloadedLayersGiveTheSameBits) {
+TEST_P(CodedTraining, RecomputedAndOffloadedLayersGiveTheSameBits) {
     const Flags coded = fp8() + Flags{"--training.max_steps", "3"};
     const Course kept = with(coded + Flags{"--training.gradient_checkpointing", "none"});
     for (const char* keep : {"mlp", "attention", "full", "full+offload"}) {
@@ -95,7 +95,7 @@ TEST_P(Fp8Training, RecomputedAndOffloadedLayersGiveTheSameBits) {
     }
 }
 
-TEST_P(Fp8Training, ThePlanIsWhatTheRunTakes) {
+TEST_P(CodedTraining, ThePlanIsWhatTheRunTakes) {
     if (GetParam().device == "cpu") GTEST_SKIP() << "the CPU's allocator says no peak";
     const at::Device device(at::kCUDA, 0);
     for (const char* const cache : {"off", "on"}) {
@@ -120,7 +120,7 @@ TEST_P(Fp8Training, ThePlanIsWhatTheRunTakes) {
     }
 }
 
-TEST_P(Fp8Training, RefusesWhatItCannotServe) {
+TEST_P(CodedTraining, RefusesWhatItCannotServe) {
     const auto refused = [&](const Flags& more, const char* expected) {
         try {
             with(fp8() + more);
@@ -153,7 +153,7 @@ fs::path wide_model(const ScratchFolder& folder, int64_t intermediate) {
 }
 
 // The MLPs of Qwen3-14B, Qwen2.5-7B and Llama-70B: a row of gate and up has more than 32,768 values.
-TEST_P(Fp8Training, TakesTheWidestMlpsInUse) {
+TEST_P(CodedTraining, TakesTheWidestMlpsInUse) {
     for (const int64_t intermediate : {17408, 18944, 28672}) {
         SCOPED_TRACE(intermediate);
         const Flags wide{"--model.path", wide_model(folder, intermediate).string(), "--training.max_steps", "2"};
@@ -166,7 +166,7 @@ TEST_P(Fp8Training, TakesTheWidestMlpsInUse) {
     }
 }
 
-TEST_P(Fp8Training, RefusesWiderMlpsWhenPlanning) {
+TEST_P(CodedTraining, RefusesWiderMlpsWhenPlanning) {
     if (GetParam().device == "cpu") GTEST_SKIP() << "the CPU has no longest row";
     const config::LoadedConfig config =
         make_config(flags + fp8() + Flags{"--model.path", wide_model(folder, 32784).string()});
@@ -181,7 +181,7 @@ TEST_P(Fp8Training, RefusesWiderMlpsWhenPlanning) {
 
 // What is planned for a card that is not here: one byte of each weight for each direction in codes, beside 4 bit or two
 // bytes.
-TEST(Fp8Plan, HoldsWhatItsProductsRead) {
+TEST(CodedPlan, HoldsWhatItsProductsRead) {
     UNSLOTH_NEEDS_XZ();
     const auto file = std::make_shared<const formats::WeightFile>(
         formats::WeightFile::open(model_folder("tiny_llama/nf4_dq").string()));
@@ -235,7 +235,7 @@ TEST(Fp8Plan, HoldsWhatItsProductsRead) {
 }
 
 // The plan alone: it needs no such card.
-TEST(Fp8Plan, RefusesCardsWithoutSuchProducts) {
+TEST(CodedPlan, RefusesCardsWithoutSuchProducts) {
     UNSLOTH_NEEDS_XZ();
 #ifndef UNSLOTH_CUDA
     GTEST_SKIP() << "built without CUDA";
@@ -268,7 +268,7 @@ double distance(const Tensors& got, const Tensors& exact) {
 }
 
 // On the CPU, in bfloat16 as on a GPU: codes of both passes' operands, of dx's alone, and none.
-TEST(Fp8Gradients, OfDxAloneAndOfInt8AreNearerToFp32) {
+TEST(CodedGradients, OfDxAloneAndOfInt8AreNearerToFp32) {
     UNSLOTH_NEEDS_XZ();
     const ScratchFolder folder;
     std::vector<Row> rows(8);
@@ -300,7 +300,7 @@ TEST(Fp8Gradients, OfDxAloneAndOfInt8AreNearerToFp32) {
 }
 
 // Two layers of Llama-3.1-8B's shape with random weights: per-tensor errors, the worst of each kind printed.
-TEST(Fp8Gradients, OfLlama8BLayersStayNearFp32) {
+TEST(CodedGradients, OfLlama8BLayersStayNearFp32) {
     UNSLOTH_NEEDS_DEVICE("cuda");
     const ScratchFolder folder;
     const fs::path model = random_nf4_model(
@@ -368,14 +368,14 @@ TEST(Fp8Gradients, OfLlama8BLayersStayNearFp32) {
               << distance(both, oracle) / of_bf16 << " times\n";
 }
 
-std::vector<Fp8Case> fp8_cases() {
-    std::vector<Fp8Case> cases;
+std::vector<CodedCase> coded_cases() {
+    std::vector<CodedCase> cases;
     for (const std::string& device : built_devices())
         for (const char* const compute_dtype : {"fp8_both", "fp8_backward", "int8"})
             cases.push_back({device, compute_dtype});
     return cases;
 }
-INSTANTIATE_TEST_SUITE_P(All, Fp8Training, ::testing::ValuesIn(fp8_cases()),
+INSTANTIATE_TEST_SUITE_P(All, CodedTraining, ::testing::ValuesIn(coded_cases()),
                          [](const auto& info) { return info.param.compute_dtype + "_" + info.param.device; });
 
 }  // namespace

@@ -44,7 +44,7 @@ model::ModelPlan plan_of(
 }
 
 // In training, of a frozen head whose rows fill a product's operands; the reason is told where it is not so.
-TEST(HeadInFp8, IsWhereItCanBe) {
+TEST(HeadInCodes, IsWhereItCanBe) {
     const auto expect = [](const model::ModelPlan& plan, CodedProducts products, const std::string& told) {
         EXPECT_EQ(plan.request().sizes.head_coded, products);
         int64_t codes = 0;

@@ -11,7 +11,7 @@
 #include "gpu/gpu_testing.h"
 #include "kernels/coded_gemm_sm90.h"
 #include "kernels/int8_gemm_mma.h"
-#include "ops/fp8_testing.h"
+#include "ops/coded_testing.h"
 #include "unsloth/core/error.h"
 #include "unsloth/ops/coded_rows.h"
 #include "unsloth/ops/gemm.h"

@@ -1,11 +1,11 @@
-// gemm_fp8 on the CPU against fp64 products, its checks, and the choice between implementations.
+// gemm_coded on the CPU against fp64 products, its checks, and the choice between implementations.
 #include "unsloth/ops/gemm_coded.h"
 
 #include <gtest/gtest.h>
 
 #include <set>
 
-#include "ops/fp8_testing.h"
+#include "ops/coded_testing.h"
 #include "src/ops/gemm_coded_choice.h"
 #include "unsloth/core/error.h"
 #if UNSLOTH_CUDA
@@ -15,13 +15,13 @@
 namespace unsloth::ops {
 namespace {
 
-class GemmFp8Test : public ::testing::Test {
+class GemmCodedTest : public ::testing::Test {
   protected:
-    GemmFp8Test() : ctx(at::kCPU) { at::manual_seed(11); }
+    GemmCodedTest() : ctx(at::kCPU) { at::manual_seed(11); }
     Context ctx;
 };
 
-TEST_F(GemmFp8Test, MatchesFp64) {
+TEST_F(GemmCodedTest, MatchesFp64) {
     struct Size {
         int64_t m, n, k, rank;
     };
@@ -58,7 +58,7 @@ TEST_F(GemmFp8Test, MatchesFp64) {
             }
 }
 
-TEST_F(GemmFp8Test, TakesBothNamesOfTheCodes) {
+TEST_F(GemmCodedTest, TakesBothNamesOfTheCodes) {
     GemmCoded g{
         .x = random_fp8(3, 32, at::kCPU, 0.01), .w = random_fp8(8, 32, at::kCPU, 0.01), .out = at::empty({3, 8})};
     gemm_coded(ctx, g);
@@ -69,12 +69,12 @@ TEST_F(GemmFp8Test, TakesBothNamesOfTheCodes) {
     EXPECT_TRUE(at::equal(g.out, first));
 }
 
-TEST_F(GemmFp8Test, NoRows) {
+TEST_F(GemmCodedTest, NoRows) {
     gemm_coded(ctx,
                {.x = random_fp8(0, 32, at::kCPU, 1), .w = random_fp8(8, 32, at::kCPU, 1), .out = at::empty({0, 8})});
 }
 
-TEST_F(GemmFp8Test, RejectsWhatDoesNotFit) {
+TEST_F(GemmCodedTest, RejectsWhatDoesNotFit) {
     const GemmCoded good{
         .x = random_fp8(3, 32, at::kCPU, 1), .w = random_fp8(8, 32, at::kCPU, 1), .out = at::empty({3, 8})};
     gemm_coded(ctx, good);
