@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "common/allocator.h"
 #include "common/files.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
@@ -94,9 +95,8 @@ TEST_F(StepGpu, ThePlanIsWhatTheRunTakes) {
         }
     }
     const int64_t taken = memory::peak_allocated_bytes(device) - before, planned = trainer.plan().total_bytes();
-    // Beside the arenas there are only the step's scalars; recorded passes are not the allocator's.
     EXPECT_LE(taken, planned);
-    EXPECT_LE(std::abs(taken - (planned - trainer.plan().recorded_bytes() - memory::beside_arenas_bytes)), 64 << 10)
+    EXPECT_LE(std::abs(taken - test::arena_bytes(trainer.plan())), 64 << 10)  // recorded passes are not the allocator's
         << "planned " << planned << ", taken " << taken << "\n"
         << trainer.plan().table_text();
 }
