@@ -6,6 +6,7 @@
 
 #include "ops/attention_by_heads.h"
 #include "ops/attention_impl.h"
+#include "ops/attention_tiles.h"
 #include "unsloth/core/error.h"
 #include "unsloth/ops/device.h"
 #include "unsloth/ops/profiler.h"
@@ -99,6 +100,20 @@ std::optional<int64_t> cudnn_workspace(const AttentionShape& shape, at::ScalarTy
     UNSLOTH_CHECK(false, "this program was built without CUDA: no attention for ", dtype, " on ", device);
 }
 
+/// Of the backward pass of long rows whose bits repeat; 0 where cuDNN does not serve it so.
+int64_t repeatable_workspace(const AttentionShape& shape, at::ScalarType dtype, at::Device device,
+                             const PackedLimits& sizes) {
+    const int64_t keys = shape.window > 0 ? std::min(sizes.longest, shape.window) : sizes.longest;
+    const int64_t queries = std::min(sizes.tokens, keys), tile = longest_tile(shape, queries);
+    if (!tiles_may_serve(shape, queries, 1, keys)) return 0;
+    std::optional<int64_t> of_cudnn;
+    if (is_absent(device)) of_cudnn = cudnn_workspace_bound(one_kv_head(shape), true, {tile, 1, tile}, true);
+#if UNSLOTH_CUDA
+    if (!is_absent(device)) of_cudnn = tile_workspace(shape, dtype, device, tile, keys > tile ? tile : 0);
+#endif
+    return of_cudnn ? tiles_bytes(shape, queries, keys) + *of_cudnn : 0;
+}
+
 }  // namespace
 
 void attention_forward(Context& ctx, const AttentionShape& shape, const Segments& segments, const at::Tensor& q_THd,
@@ -167,7 +182,9 @@ int64_t attention_workspace(const AttentionShape& shape, at::ScalarType dtype, a
     };
     const int64_t own = shape.heads * tokens * static_cast<int64_t>(sizeof(float));  // sums of dO * O, of any length
     const auto at_once = of_cudnn(shape, whole);  // of shorter passes, or of those whose rows are narrower
-    const int64_t bytes = std::max(own, at_once.value_or(0));
+    const bool in_tiles = at_once && backward && deterministic;
+    const int64_t bytes =
+        std::max({own, at_once.value_or(0), in_tiles ? repeatable_workspace(shape, dtype, device, sizes) : int64_t{0}});
     if (!at_once || reach_of(shape, most, most * row) == Reach::whole) return bytes;
     const auto of_each = of_cudnn(one_kv_head(shape), copied);
     const int64_t keys_copied = std::max(copied.tokens, copied.keys);

@@ -14,6 +14,7 @@
 #include "ops/attention_by_heads.h"
 #include "ops/attention_chunks.h"
 #include "ops/attention_packed.h"
+#include "ops/attention_tiles.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 #include "unsloth/ops/dtype.h"
@@ -150,15 +151,33 @@ bool warn_unaligned() {
     return false;
 }
 
-void warn_repeatable_is_slow(int64_t head_dim) {
+bool warn_repeatable_is_slow(int64_t head_dim) {
     const PortableKernels portable = portable_kernels(head_dim);
     static std::array<std::once_flag, 2> said;
     std::call_once(said[portable.fast ? 1 : 0], [&] {
         log::warning("training.deterministic: ", portable.name, " serve the backward pass of attention; ",
                      "cuDNN's is repeatable for rows of one length (a multiple of ", dense_step,
-                     ", no packing) of which one kv head has at most ", repeatable_scores >> 30, " GiB of scores",
+                     ", no packing) of which one kv head has at most ", repeatable_scores >> 30,
+                     " GiB of scores, and for others of at least ", worth_tiles,
+                     " tokens in the mean, without a sliding window, whole or cut at multiples of ", dense_step,
                      portable.cost);
     });
+    return false;
+}
+
+bool side_by_side(const AttentionShape& shape, std::initializer_list<const at::Tensor*> tensors) {
+    return std::ranges::all_of(tensors,
+                               [&](const at::Tensor* x) { return x->size(1) == 1 || x->stride(1) == shape.head_dim; });
+}
+
+/// Whether cuDNN's repeatable backward takes the rows in tiles within the planned scratch; says why it does not.
+bool takes_tiles(const Context& ctx, const AttentionShape& shape, const Segments& segments,
+                 const AttentionBackward& args) {
+    std::optional<int64_t> bytes;
+    if (side_by_side(shape, {&args.dout, &args.q, &args.k, &args.v, &args.out, &args.dq, &args.dk, &args.dv}))
+        bytes = tiles_workspace(shape, args.q.scalar_type(), ctx.device(), segments);
+    if (!bytes) return warn_repeatable_is_slow(shape.head_dim);
+    return *bytes <= workspace_bytes(ctx) || warn_no_piece_fits(shape.head_dim);
 }
 
 }  // namespace
@@ -181,7 +200,7 @@ CudaChoice choose_backward(const Context& ctx, const AttentionShape& shape, cons
     if (form == CudaForm::portable) return {form, form};
     const bool measured = own_are_faster(ctx, shape, segments, spec::ProductForm::nn);
     const bool repeatable = !ctx.deterministic || (form == CudaForm::dense && cudnn_may_repeat(shape, segments.max_q));
-    if (!repeatable && !measured) warn_repeatable_is_slow(shape.head_dim);
+    if (!repeatable && !measured && takes_tiles(ctx, shape, segments, args)) return {CudaForm::tiles, form};
     const bool usable = (aligned({&args.dout, &args.q, &args.k, &args.v, &args.out, &args.dq, &args.dk, &args.dv}) ||
                          warn_unaligned()) &&
                         repeatable && !measured;
@@ -327,6 +346,9 @@ void attention_cuda_backward(Context& ctx, const AttentionShape& shape, const Se
         return kernels::attention_portable_backward(a, g, static_cast<cudaStream_t>(ctx.stream()));
     }
     if (choice.by_heads) return attention_backward_by_heads(ctx, shape, segments, args, choice.kernels);
+    if (choice.kernels == CudaForm::tiles)
+        return attention_backward_by_tiles(ctx, shape, segments, args, choice.lse_order,
+                                           longest_tile(shape, segments.max_q));
     const CudnnCase c = backward_case(shape, args, choice.kernels, ctx.deterministic);
     if (choice.kernels == CudaForm::chunks)
         return attention_backward_by_chunks(ctx, chunk_calls(c, shape, segments), args);

@@ -32,9 +32,10 @@ int64_t repeatable_bytes(const AttentionShape& shape, int64_t rows, int64_t leng
 bool cudnn_may_repeat(const AttentionShape& shape, int64_t length);
 
 #if UNSLOTH_CUDA
-/// dense: cuDNN over [B, H, S, d]; chunks: the same for chunks of long sequences (attention_chunks.h); packed: cuDNN
-/// with ragged offsets; portable: own kernels (attention_portable.h).
-enum class CudaForm { dense, chunks, packed, portable };
+/// dense: cuDNN over [B, H, S, d]; chunks: the same for chunks of long sequences (attention_chunks.h); tiles: the same
+/// backward, with bits that repeat (attention_tiles.h); packed: cuDNN with ragged offsets; portable: own kernels
+/// (attention_portable.h).
+enum class CudaForm { dense, chunks, tiles, packed, portable };
 
 /// The kernels that run, and the form whose order lse has. They differ where a call falls back: the portable
 /// kernels take any order, so that forward and backward may be served by different kernels.

@@ -179,6 +179,8 @@ inline const char* name_of_form(CudaForm form) {
             return "dense";
         case CudaForm::chunks:
             return "chunks";
+        case CudaForm::tiles:
+            return "tiles";
         case CudaForm::packed:
             return "packed";
         default:
@@ -244,6 +246,10 @@ class AttentionGpu : public ::testing::Test {
 
 inline bool equal(const Result& a, const Result& b) {
     return at::equal(a.out, b.out) && at::equal(a.dq, b.dq) && at::equal(a.dk, b.dk) && at::equal(a.dv, b.dv);
+}
+
+inline int64_t allocations() {
+    return c10::cuda::CUDACachingAllocator::getDeviceStats(0).allocation[0].allocated;
 }
 
 }  // namespace unsloth::ops::attention_testing

@@ -1,6 +1,7 @@
 // Attention's backward pass on CUDA with `deterministic`: the same bits, by which kernels, and what is said of slow
 // ones.
 #include "gpu/attention_gpu_testing.h"
+#include "src/ops/attention_tiles.h"
 
 namespace unsloth::ops::attention_testing {
 namespace {
@@ -53,6 +54,83 @@ TEST_F(AttentionGpu, DeterministicHasTheSameBitsInPieces) {
     }
     ctx->workspace = ctx->workspace.narrow(0, 0, scratch(one_kv_head, 1) / 2);
     EXPECT_EQ(name_of_form(choose_backward(*ctx, p.shape, p.segments, p.backward()).kernels), std::string("portable"));
+}
+
+TEST_F(AttentionGpu, TilesMatchFp64) {
+    plans_keys = true;
+    ctx->deterministic = true;
+    struct Rows {
+        std::vector<int32_t> queries, keys;
+    };
+    for (const at::ScalarType type : {at::kBFloat16, at::kHalf})
+        for (const AttentionShape& shape : {shape_of(8, 2, 128), shape_of(4, 4, 64), shape_of(3, 1, 96)})
+            for (const Rows& rows :
+                 {Rows{{700, 3, 1300}, {700, 3, 1300}}, Rows{{1536}, {1536}}, Rows{{513, 255}, {513, 255}},
+                  Rows{{1024, 1024}, {1024, 3072}}, Rows{{1152, 1152}, {2304, 3456}}}) {
+                SCOPED_TRACE(cat(c10::toString(type), " H ", shape.heads, " K ", shape.kv_heads, " d ", shape.head_dim,
+                                 ", ", rows.queries[0], " of ", rows.keys[0]));
+                Problem p(shape, rows.queries, type, rows.keys);
+                plan(p);
+                const CudaForm order = choose_forward(*ctx, p.shape, p.segments, p.forward()).lse_order;
+                ASSERT_NE(order, CudaForm::portable);
+                const Result expected = reference(p);
+                constexpr int64_t longest = 512;
+                const int64_t scratch = tiles_bytes(shape, longest, p.segments.max_k) +
+                                        tile_workspace(shape, type, ctx->device(), longest, longest).value();
+                Result first;
+                for (int i = 0; i < 2; ++i) {
+                    p.clear();
+                    attention_cuda_forward(*ctx, p.shape, p.segments, p.forward(), {order, order});
+                    const at::Tensor whole = ctx->workspace;
+                    ctx->workspace = at::full({scratch}, 0xFF, whole.options());
+                    attention_backward_by_tiles(*ctx, p.shape, p.segments, p.backward(), order, longest);
+                    ctx->workspace = whole;
+                    EXPECT_TRUE(p.grads.rest_holds(sentinel)) << "gradients were written beyond their rows and columns";
+                    const Result r = keep(p);
+                    if (i == 0) {
+                        first = r;
+                        expect_close(p, r, expected, tolerance(type, CudaForm::tiles));
+                    }
+                    EXPECT_TRUE(equal(r, first));
+                }
+            }
+}
+
+TEST_F(AttentionGpu, DeterministicTakesLongRowsInTiles) {
+    plans_keys = true;
+    ctx->deterministic = true;
+    for (const auto& [queries, keys] : {std::pair<std::vector<int32_t>, std::vector<int32_t>>{{20480}, {20480}},
+                                        {{20480, 20480}, {20480, 20480}},
+                                        {{20001}, {20001}},
+                                        {{9000, 7700}, {9000, 7700}},
+                                        {{8192, 8192}, {8192, 24576}}}) {
+        SCOPED_TRACE(cat(queries[0], " of ", keys[0]));
+        Problem p(shape_of(8, 2, 128), queries, at::kBFloat16, keys);
+        plan(p);
+        const CudaChoice choice = choose_backward(*ctx, p.shape, p.segments, p.backward());
+        EXPECT_EQ(name_of_form(choice.kernels), std::string("tiles"));
+        attention_cuda_forward(*ctx, p.shape, p.segments, p.forward(), {choice.lse_order, choice.lse_order});
+        const auto backward = [&](CudaChoice by) {
+            p.grads.view.fill_(sentinel);
+            const int64_t before = allocations();
+            attention_cuda_backward(*ctx, p.shape, p.segments, p.backward(), by);
+            EXPECT_EQ(allocations(), before);
+            return keep(p);
+        };
+        const Result own = backward({CudaForm::portable, choice.lse_order}), tiles = backward(choice);
+        expect_close(p, tiles, own, tolerance(at::kBFloat16, CudaForm::tiles));
+        EXPECT_TRUE(equal(backward(choice), tiles));
+        ctx->workspace = ctx->workspace.narrow(0, 0, p.shape.heads * p.t * 4);
+        EXPECT_EQ(name_of_form(choose_backward(*ctx, p.shape, p.segments, p.backward()).kernels),
+                  std::string("portable"));
+    }
+    Problem window(shape_of(8, 2, 128, 4096), {20480}, at::kBFloat16),
+        short_rows(shape_of(8, 2, 128), {9000, 700}, at::kBFloat16);
+    for (Problem* p : {&window, &short_rows}) {
+        plan(*p);
+        EXPECT_EQ(name_of_form(choose_backward(*ctx, p->shape, p->segments, p->backward()).kernels),
+                  std::string("portable"));
+    }
 }
 
 TEST_F(AttentionGpu, DeterministicSaysWhereItIsSlow) {

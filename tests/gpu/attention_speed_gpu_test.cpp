@@ -51,7 +51,6 @@ TEST_F(AttentionGpu, DISABLED_SpeedOfChunks) {
 }
 
 /// Run by hand: --gtest_also_run_disabled_tests --gtest_filter='AttentionGpu.DISABLED_Speed'; UNSLOTH_TEST_HEAD_DIM
-
 TEST_F(AttentionGpu, DISABLED_Speed) {
     struct Mix {
         const char* name;
@@ -66,6 +65,10 @@ TEST_F(AttentionGpu, DISABLED_Speed) {
                                     {"9 x 2048", std::vector<int32_t>(9, 2048)},
                                     {"2 x 8192", {8192, 8192}},
                                     {"1 x 16384", {16384}},
+                                    {"1 x 16383", {16383}},
+                                    {"1 x 32768", {32768}},
+                                    {"2 of 6000 to 8000", {8000, 6000}},
+                                    {"4 of 3000 to 4000", {4000, 3500, 3300, 3000}},
                                     {"2 x 2048", {2048, 2048}},
                                     {"8 of 2047 or 2048", {2047, 2048, 2047, 2048, 2047, 2048, 2047, 2048}},
                                     {"mixed 100 to 2000", mixed},

@@ -101,7 +101,7 @@ TEST(AttentionByHeads, PlansWhatIsTaken) {
     EXPECT_EQ(planned(shape, at::kFloat, false), 4 * 32 * million) << "cuDNN has no fp32";
     EXPECT_EQ(planned(of_heads(32, 8, 100), at::kBFloat16, false), 4 * 32 * million) << "nor such heads";
     EXPECT_GE(planned(shape, at::kHalf, false), bytes_by_heads(shape, million, million));
-    // Its backward pass repeats no bits of rows so long: copies are the forward's.
+    // Where bits repeat the backward pass goes in tiles: copies of all heads are the forward's.
     EXPECT_GE(planned(shape, at::kBFloat16, true), kv_head_bytes(shape, million, million, false));
     EXPECT_LT(planned(shape, at::kBFloat16, true), kv_head_bytes(shape, million, million, true));
 }

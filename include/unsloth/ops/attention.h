@@ -43,8 +43,10 @@ struct AttentionShape {
 /// head_dim up to 256 with a fixed order of summation, on tensor cores where a 16-bit dtype, a head_dim that is a
 /// multiple of 8 and 16-byte alignment let them. So do, of what cuDNN serves, more keys than queries where they were
 /// not planned for (attention_workspace), pointers or strides that are no multiple of 16 bytes, segments of unequal
-/// length when cuDNN has no packed form for the head_dim, and with ctx.deterministic the backward of unequal lengths or
-/// of rows of which one kv head has more than 2 GiB of scores (16,384 tokens of four heads). Beyond 2^31 elements of a
+/// length when cuDNN has no packed form for the head_dim, and with ctx.deterministic the backward of unequal lengths,
+/// or of rows of which one kv head has more than 2 GiB of scores (16,384 tokens of four heads). Of these cuDNN serves
+/// rows of at least 8,192 tokens in the mean in tiles, of any alignment and number, where no window is felt, the heads
+/// of a token lie side by side, and keys before a segment's queries are a multiple of 128. Beyond 2^31 elements of a
 /// tensor, or of as many rows of q, k and v, which cuDNN's backward kernels do not reach, it gets a kv head at a time;
 /// the heads of a token must then lie side by side. Beyond as many elements of one kv head's queries the portable form
 /// serves.
