@@ -22,9 +22,8 @@ int64_t attention_bytes(const spec::ModelSpec& spec, const weights::LayerLayout&
         const ops::AttentionShape shape = attention_shape(spec, layer);
         if (std::find(seen.begin(), seen.end(), shape.window) != seen.end()) continue;
         seen.push_back(shape.window);
-        most =
-            std::max(most, ops::attention_workspace(shape, dtype, device, sizes.deterministic, sizes.tokens,
-                                                    sizes.segments, sizes.longest, /*backward=*/true, sizes.keys, row));
+        most = std::max(most, ops::attention_workspace(shape, dtype, device, sizes.deterministic, sizes.tokens,
+                                                       sizes.segments, sizes.longest, sizes.training, sizes.keys, row));
     }
     return most;
 }
