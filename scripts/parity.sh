@@ -4,8 +4,8 @@
 # QLoRA with the base's products in fp8 (both ways, and backward alone), in int8 and in bf16.
 #     scripts/parity.sh BINARY OUT [STEPS] [SEED...]
 # BINARY may be a wrapped command ("scripts/run_with_torch.sh .../unsloth-train"). Needs a GPU to take minutes, not hours. The runs
-# in 8 bit and beside them are made with each of the seeds (7), of adapters and of the order of rows: two runs that learn rows by
-# heart differ by tenths of a percent for that alone.
+# in 8 bit and beside them are made with each of the seeds (7), of adapters and of the order of rows: of rows that are learnt by
+# heart one seed's difference is up to a tenth of a percent off the mean.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 read -ra run <<<"$1"

@@ -1,6 +1,5 @@
 // Attention on CUDA: cuDNN's dense and packed forms and the portable kernels, each against the CPU operator
-// in fp64; and the promises around them (untouched neighbours, no allocation, capture in
-// a CUDA graph).
+// in fp64; and the promises around them (untouched neighbours, no allocation, capture in a CUDA graph).
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
@@ -49,7 +48,6 @@ TEST_F(AttentionGpu, PackedForm) {
 }
 
 // What the pairs of preferences take whose prompts are shared.
-
 TEST_F(AttentionGpu, PackedFormWithMoreKeysThanQueries) {
     plans_keys = true;
     for (const at::ScalarType type : {at::kBFloat16, at::kHalf})
@@ -67,9 +65,7 @@ TEST_F(AttentionGpu, PackedFormWithMoreKeysThanQueries) {
 }
 
 // What a context-parallel rank takes: of each sequence its chunks r and 2 ranks - 1 - r, over all before them. A plan
-
 // for the largest serves the others.
-
 TEST_F(AttentionGpu, PackedFormOfChunksOfSequences) {
     plans_keys = true;
     for (const AttentionShape& shape : {shape_of(32, 8, 128), shape_of(4, 2, 64), shape_of(4, 2, 128, 700)})
@@ -86,7 +82,6 @@ TEST_F(AttentionGpu, PackedFormOfChunksOfSequences) {
 }
 
 // The same of long sequences that are cut evenly: each chunk is calls of the dense form.
-
 TEST_F(AttentionGpu, ChunksOfLongSequences) {
     plans_keys = true;
     const auto chunks = [&](const AttentionShape& shape, const std::vector<int32_t>& queries,
@@ -181,7 +176,6 @@ TEST_F(AttentionGpu, PortableForm) {
 }
 
 /// A table may give either direction of what cuDNN serves to our own kernels.
-
 TEST_F(AttentionGpu, TheTablesEngineRuns) {
     for (const std::vector<int32_t>& lengths : {std::vector<int32_t>{256, 256}, std::vector<int32_t>{300, 17, 64}}) {
         Problem p(shape_of(8, 2, 128), lengths, at::kBFloat16);
@@ -214,7 +208,6 @@ TEST_F(AttentionGpu, TheTablesEngineRuns) {
 }
 
 /// Every head of 16 bits that FlashAttention-2 would take has tensor cores; needs no GPU.
-
 TEST(AttentionForms, TensorCoresServeHeadsOf16Bits) {
     for (int head_dim = 1; head_dim <= 264; ++head_dim) {
         const bool serves = head_dim % 8 == 0 && head_dim <= 256;
@@ -225,9 +218,7 @@ TEST(AttentionForms, TensorCoresServeHeadsOf16Bits) {
 }
 
 // The portable form's kernels for 16-bit rows: lengths around their tiles (16, 32, 64, 128), padded head_dims, groups
-
 // of query heads; and the same bits whenever they run.
-
 TEST_F(AttentionGpu, PortableFormByTensorCores) {
     const std::vector<std::pair<std::vector<int32_t>, std::vector<int32_t>>> batches = {
         {{1, 7, 63, 65, 129, 200}, {}}, {{128, 64, 256, 127}, {}}, {{5, 140, 1, 128}, {37, 300, 300, 192}}};
@@ -280,8 +271,6 @@ TEST_F(AttentionGpu, CudnnServes16BitRowsOfWholeVectors) {
     EXPECT_FALSE(cudnn_serves(shape_of(32, 8, 100), at::kBFloat16, device));
 }
 
-// Of rows that end within a tile, at its end, and before the first one's, and of chunks that begin within one.
-
 TEST_F(AttentionGpu, WithoutStatistics) {
     for (const std::vector<int32_t>& lengths : {std::vector<int32_t>{256, 256}, std::vector<int32_t>{300, 20}}) {
         Problem p(shape_of(4, 2, 64), lengths, at::kBFloat16);
@@ -326,10 +315,6 @@ TEST_F(AttentionGpu, AllocatesNothingAndReplaysInAGraph) {
         cudaGraphDestroy(graph);
     }
 }
-
-/// Run by hand, as the next one: one row of so many tokens on one GPU, and each rank's chunks of it on two and four.
-
-/// (128), UNSLOTH_TEST_DETERMINISTIC=1.
 
 }  // namespace
 }  // namespace unsloth::ops::attention_testing

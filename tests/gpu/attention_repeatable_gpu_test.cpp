@@ -56,6 +56,7 @@ TEST_F(AttentionGpu, DeterministicHasTheSameBitsInPieces) {
     EXPECT_EQ(name_of_form(choose_backward(*ctx, p.shape, p.segments, p.backward()).kernels), std::string("portable"));
 }
 
+// Of rows that end within a tile, at its end, and before the first one's, and of chunks that begin within one.
 TEST_F(AttentionGpu, TilesMatchFp64) {
     plans_keys = true;
     ctx->deterministic = true;

@@ -25,6 +25,7 @@ double milliseconds(const Context& ctx, int repeats, const std::function<void()>
     return ms / repeats;
 }
 
+/// Run by hand, as the next one: one row of so many tokens on one GPU, and each rank's chunks of it on two and four.
 TEST_F(AttentionGpu, DISABLED_SpeedOfChunks) {
     plans_keys = true;
     for (const int32_t length : {16384, 65536, 131072})
@@ -51,6 +52,7 @@ TEST_F(AttentionGpu, DISABLED_SpeedOfChunks) {
 }
 
 /// Run by hand: --gtest_also_run_disabled_tests --gtest_filter='AttentionGpu.DISABLED_Speed'; UNSLOTH_TEST_HEAD_DIM
+/// (128), UNSLOTH_TEST_DETERMINISTIC=1.
 TEST_F(AttentionGpu, DISABLED_Speed) {
     struct Mix {
         const char* name;
