@@ -54,12 +54,11 @@ int64_t kv_head_bytes(const AttentionShape& shape, int64_t tokens, int64_t keys,
 }
 
 #if UNSLOTH_CUDA
-namespace {
-
-/// What belongs to a kv head of x [tokens, heads, d], as rows: a view, or c10::Error.
 at::Tensor heads_of(const at::Tensor& x, int64_t kv_head, int64_t count) {
     return x.narrow(1, kv_head * count, count).view({x.size(0), count * x.size(2)});
 }
+
+namespace {
 
 /// Of lse what belongs to a kv head, as rows, in the order of the form.
 at::Tensor statistics_of(const at::Tensor& lse, const AttentionShape& shape, const Segments& segments, CudaForm form,

@@ -33,6 +33,9 @@ AttentionShape one_kv_head(const AttentionShape& shape);
 int64_t kv_head_bytes(const AttentionShape& shape, int64_t tokens, int64_t keys, bool backward);
 
 #if UNSLOTH_CUDA
+/// What belongs to a kv head of x [tokens, heads, d], `count` heads a kv head, as rows: a view, or c10::Error.
+at::Tensor heads_of(const at::Tensor& x, int64_t kv_head, int64_t count);
+
 /// As attention_cuda_forward and _backward in this form of cuDNN's. Heads of each tensor lie side by side. The copies
 /// are at the front of ctx.workspace.
 void attention_forward_by_heads(Context& ctx, const AttentionShape& shape, const Segments& segments,

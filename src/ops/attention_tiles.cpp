@@ -69,11 +69,6 @@ kernels::CudnnCase tile_case(const AttentionShape& shape, at::ScalarType dtype, 
     return c;
 }
 
-/// What belongs to a kv head of some rows of x [tokens, heads, d].
-at::Tensor rows_of(const at::Tensor& x, int64_t first, int64_t count, int64_t kv_head, int64_t heads) {
-    return x.narrow(0, first, count).narrow(1, kv_head * heads, heads).view({count, heads * x.size(2)});
-}
-
 /// Copies rows to the front of a tile, and zeros behind them.
 void fill(Context& ctx, const at::Tensor& rows, const at::Tensor& tile) {
     const at::Tensor flat = tile.flatten(1);
@@ -133,7 +128,9 @@ class RowTiles {
     }
 
     void backward(int64_t kv_head) {
-        const auto keys = [&](const at::Tensor& x) { return rows_of(x, row_.first_key, row_.keys, kv_head, 1); };
+        const auto keys = [&](const at::Tensor& x) {
+            return heads_of(x.narrow(0, row_.first_key, row_.keys), kv_head, 1);
+        };
         const auto give = [&](const at::Tensor& sum, const at::Tensor& to) {
             copy_2d(ctx_, sum.narrow(0, 0, row_.keys).flatten(1), keys(to));
         };
@@ -141,7 +138,7 @@ class RowTiles {
         for (const TileCall& call : calls_) {
             const int64_t there = std::min(call.queries, row_.queries - call.query);
             const auto queries = [&](const at::Tensor& x) {
-                return rows_of(x, row_.first_query + call.query, there, kv_head, heads());
+                return heads_of(x.narrow(0, row_.first_query + call.query, there), kv_head, heads());
             };
             if (call.key == 0) {
                 for (const auto& [from, to] :
@@ -221,10 +218,11 @@ std::optional<int64_t> tiles_workspace(const AttentionShape& shape, at::ScalarTy
     int64_t most = 0;
     for (const Row& row : rows_of_batch(segments)) {
         if ((row.keys - row.queries) % dense_step != 0) return {};
+        const int64_t beside = tiles_bytes(shape, row.queries, row.keys);
         for (const TileCall& call : tile_calls(row.queries, row.keys, longest_tile(shape, row.queries))) {
             const std::optional<int64_t> bytes = cudnn_workspace_of(device, plan_of(call, shape, dtype));
             if (!bytes) return {};
-            most = std::max(most, tiles_bytes(shape, row.queries, row.keys) + *bytes);
+            most = std::max(most, beside + *bytes);
         }
     }
     return most;
