@@ -7,6 +7,8 @@ if(NOT cudnn_frontend_header)
   message(FATAL_ERROR "No cudnn_frontend.h under ${UNSLOTH_SITE_PACKAGES}/include. Run scripts/setup.sh.")
 endif()
 
+# As two arguments the compiler cache can make the path relative; "-isystem=PATH" it takes as it is.
+set(CMAKE_INCLUDE_SYSTEM_FLAG_CUDA "-isystem ")
 add_library(unsloth_cuda INTERFACE)
 target_include_directories(unsloth_cuda SYSTEM INTERFACE
   "${cuda_wheel}/include" "${cudnn_wheel}/include" "${UNSLOTH_SITE_PACKAGES}/nvidia/nccl/include" "${UNSLOTH_SITE_PACKAGES}/include")

@@ -29,6 +29,9 @@ if [ "$cuda" = yes ] && [ -z "${TORCH_CUDA_ARCH_LIST-}" ]; then
     export TORCH_CUDA_ARCH_LIST="${TORCH_CUDA_ARCH_LIST:-9.0a}"
 fi
 
+# The compiler cache then serves every checkout of this machine: paths are hashed relative to the tree.
+export CCACHE_BASEDIR="${CCACHE_BASEDIR-$PWD}" CCACHE_NOHASHDIR="${CCACHE_NOHASHDIR-1}"
+
 say "Building $* (preset $preset${TORCH_CUDA_ARCH_LIST:+, CUDA architectures $TORCH_CUDA_ARCH_LIST})"
 mkdir -p build
 log=build/configure-$preset.log

@@ -76,9 +76,9 @@ std::vector<Row> read_rows(const Floors& floors, const std::vector<std::string>&
     return rows;
 }
 
-class Check {
+class FloorCheck {
   public:
-    Check(const Floors& floors, bool json) : floors_(floors), json_(json) {
+    FloorCheck(const Floors& floors, bool json) : floors_(floors), json_(json) {
         if (!json_) line("row", "measured", "ceiling", "", "share", "floor");
     }
 
@@ -233,7 +233,7 @@ void check_floors(const config::CommandLine& line, const std::vector<std::string
     require_shape(floors, line.loaded.config.model.path);
     GpuWatch watch(std::chrono::seconds(1));  // before the engine takes memory
     const auto engine = load_engine(line.loaded.config);
-    Check check(floors, line.bench.json);
+    FloorCheck check(floors, line.bench.json);
     for (const Row& row : rows) check.run(row, *engine);
     check.judge(watch);
 }

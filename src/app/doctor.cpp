@@ -9,14 +9,14 @@
 namespace unsloth::app {
 namespace {
 
-struct Check {
+struct DoctorCheck {
     const char* title;
     std::vector<Finding> (*run)(const config::Config& config);
 };
 
 // In the order in which they are printed: each group before the next is run, so that one that hangs or crashes is known
 // by name. Those that need the engine stand behind check_libraries, which is what says whether there is one.
-constexpr Check checks[] = {
+constexpr DoctorCheck checks[] = {
     {"system", check_system},     {"limits", check_limits},       {"environment", check_environment},
     {"GPUs", check_gpus},         {"libraries", check_libraries}, {"kernels", check_kernels},
     {"several GPUs", check_sums},
@@ -55,7 +55,7 @@ std::string render(const Finding& finding) {
     return text;
 }
 
-std::vector<Finding> run_check(const Check& check, const config::Config& config) {
+std::vector<Finding> run_check(const DoctorCheck& check, const config::Config& config) {
     try {
         return check.run(config);
     } catch (const std::exception& failure) {
@@ -69,7 +69,7 @@ bool run_doctor(const config::CommandLine& line) {
     const bool json = line.doctor.json;
     int warnings = 0, broken = 0;
     nlohmann::ordered_json all = nlohmann::ordered_json::array();
-    for (const Check& check : checks) {
+    for (const DoctorCheck& check : checks) {
         if (!json) print(cat(check.title, "\n"));
         for (const Finding& finding : run_check(check, line.loaded.config)) {
             warnings += finding.verdict == Verdict::warn;

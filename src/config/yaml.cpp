@@ -13,7 +13,7 @@
 namespace unsloth::config {
 namespace {
 
-constexpr int deepest = 64;
+constexpr int deepest_yaml = 64;
 // A few lines of aliases can stand for more values than there is memory.
 constexpr std::size_t most_values = 1000000;
 
@@ -64,8 +64,9 @@ class Converter {
     explicit Converter(std::string file) : file_(std::move(file)) {}
 
     Json convert(const YAML::Node& node, int depth = 0) {
-        if (depth > deepest)
-            fail(node.Mark(), cat("lists and objects nest deeper than ", deepest, " levels, or contain themselves"));
+        if (depth > deepest_yaml)
+            fail(node.Mark(),
+                 cat("lists and objects nest deeper than ", deepest_yaml, " levels, or contain themselves"));
         if (++values_ > most_values) fail(node.Mark(), "aliases make more than a million values of this file");
         switch (node.Type()) {
             case YAML::NodeType::Scalar:

@@ -96,9 +96,9 @@ float code_scale() {
     return initializer_range / std::sqrt(squares / 256);
 }
 
-class Writer {
+class RandomModelWriter {
   public:
-    Writer(const RandomModel& model, const std::filesystem::path& folder)
+    RandomModelWriter(const RandomModel& model, const std::filesystem::path& folder)
         : model_(model), folder_(folder), rules_(spec::tensor_table(model.spec)) {}
 
     std::size_t write() {
@@ -207,7 +207,7 @@ class Writer {
 }  // namespace
 
 std::size_t write_random_model(const RandomModel& model, const std::filesystem::path& folder) {
-    return Writer(model, folder).write();
+    return RandomModelWriter(model, folder).write();
 }
 
 }  // namespace unsloth::formats

@@ -5,12 +5,12 @@
 namespace unsloth::planner {
 namespace {
 
-constexpr double tera = 1e12, giga = 1e9, element = 2;  // bytes of a 16-bit value
+constexpr double tera = 1e12, giga = 1e9, value_bytes = 2;  // bytes of a 16-bit value
 
 /// By 16-bit weights: as long as they take to be read at least.
 double dense_ms(const Card& card, double parameters, double tokens) {
     return 1e3 * std::max(2 * parameters * tokens / (rate_at(card.products, tokens) * tera),
-                          element * parameters / (card.copy * giga));
+                          value_bytes * parameters / (card.copy * giga));
 }
 
 }  // namespace
@@ -25,7 +25,7 @@ std::optional<DecodingTime> DecodingTime::of(const Card& card, const spec::Model
         static_cast<double>(model.num_layers) * (size(model.hidden_size, 2 * model.q_size() + 2 * model.kv_size()) +
                                                  size(model.hidden_size, 3 * model.intermediate_size));
     time.head_parameters_ = size(model.vocab_size, model.hidden_size);
-    time.key_bytes_ = 2 * element * size(model.num_layers, model.kv_size());
+    time.key_bytes_ = 2 * value_bytes * size(model.num_layers, model.kv_size());
     return time;
 }
 

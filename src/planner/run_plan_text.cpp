@@ -11,19 +11,19 @@
 namespace unsloth::planner {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr int keep_count = 4, place_count = 4;
 constexpr int64_t most_layers = 4096;  // as formats/hf_config.h allows
 
 template <class Value>
-std::optional<Value> value_named(const Json& name, int count) {
+std::optional<Value> value_named(const OrderedJson& name, int count) {
     for (int i = 0; name.is_string() && i < count; ++i)
         if (name.get<std::string>() == name_of(static_cast<Value>(i))) return static_cast<Value>(i);
     return std::nullopt;
 }
 
-std::optional<int64_t> positive(const Json& object, const char* key) {
+std::optional<int64_t> positive(const OrderedJson& object, const char* key) {
     const auto found = object.find(key);
     if (found == object.end() || !found->is_number_integer() || found->get<int64_t>() < 1) return std::nullopt;
     return found->get<int64_t>();
@@ -61,7 +61,7 @@ std::string describe_keep(const spec::RunPlan& run) {
 }
 
 std::string run_plan_json(const spec::RunPlan& run) {
-    Json layers = Json::array();
+    OrderedJson layers = OrderedJson::array();
     for (std::size_t i = 0; i < run.layers.size(); ++i) {
         const spec::LayerPlan& layer = run.layers[i];
         if (i > 0 && layer == run.layers[i - 1]) {
@@ -74,14 +74,14 @@ std::string run_plan_json(const spec::RunPlan& run) {
                           {"weights_at", name_of(layer.weights_at)},
                           {"cached", layer.cached}});
     }
-    return Json{{"layers", layers},           {"head_tile", run.head_tile},
-                {"row_tile", run.row_tile},   {"inputs_in_fp8", run.inputs_in_fp8},
-                {"in_flight", run.in_flight}, {"pass_rows", run.pass_rows}}
+    return OrderedJson{{"layers", layers},           {"head_tile", run.head_tile},
+                       {"row_tile", run.row_tile},   {"inputs_in_fp8", run.inputs_in_fp8},
+                       {"in_flight", run.in_flight}, {"pass_rows", run.pass_rows}}
         .dump();
 }
 
 std::optional<spec::RunPlan> parse_run_plan(const std::string& text) {
-    const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+    const OrderedJson json = OrderedJson::parse(text, nullptr, /*allow_exceptions=*/false);
     if (!json.is_object()) return std::nullopt;
     const auto tile = positive(json, "head_tile"), in_flight = positive(json, "in_flight");
     const auto layers = json.find("layers");
@@ -89,16 +89,16 @@ std::optional<spec::RunPlan> parse_run_plan(const std::string& text) {
     spec::RunPlan run;
     run.head_tile = *tile;
     run.row_tile = positive(json, "row_tile").value_or(0);
-    run.inputs_in_fp8 = json.value("inputs_in_fp8", Json()) == true;
+    run.inputs_in_fp8 = json.value("inputs_in_fp8", OrderedJson()) == true;
     run.in_flight = *in_flight;
     run.pass_rows = positive(json, "pass_rows").value_or(0);
-    for (const Json& entry : *layers) {
+    for (const OrderedJson& entry : *layers) {
         if (!entry.is_object()) return std::nullopt;
         const auto count = positive(entry, "count");
-        const auto keep = value_named<spec::Keep>(entry.value("keep", Json()), keep_count);
-        const auto activations = value_named<spec::Place>(entry.value("activations_at", Json()), place_count);
-        const auto weights = value_named<spec::Place>(entry.value("weights_at", Json()), place_count);
-        const Json cached = entry.value("cached", Json());
+        const auto keep = value_named<spec::Keep>(entry.value("keep", OrderedJson()), keep_count);
+        const auto activations = value_named<spec::Place>(entry.value("activations_at", OrderedJson()), place_count);
+        const auto weights = value_named<spec::Place>(entry.value("weights_at", OrderedJson()), place_count);
+        const OrderedJson cached = entry.value("cached", OrderedJson());
         if (!count || !keep || !activations || !weights || !cached.is_boolean()) return std::nullopt;
         if (static_cast<int64_t>(run.layers.size()) + *count > most_layers) return std::nullopt;
         run.layers.insert(run.layers.end(), static_cast<std::size_t>(*count),

@@ -16,7 +16,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::string shown(double value) {
+std::string tile_number(double value) {
     return std::isfinite(value) ? short_number(value) : "–";
 }
 
@@ -59,10 +59,10 @@ std::string tiles(const Run& run) {
     if (run.steps.empty()) return "";
     const StepRow& last = run.steps.back();
     std::string text = tile(cat(last.step, run.total_steps > 0 ? cat(" / ", run.total_steps) : ""), "step");
-    text += tile(shown(last.epoch), "epoch") + tile(shown(last.loss), "loss");
-    if (!run.evals.empty()) text += tile(shown(run.evals.back().loss), "evaluation loss");
-    text += tile(shown(last.tokens_per_second), "tokens per second");
-    if (std::isfinite(last.mfu)) text += tile(cat(shown(100 * last.mfu), " %"), "of the GPU's rate (MFU)");
+    text += tile(tile_number(last.epoch), "epoch") + tile(tile_number(last.loss), "loss");
+    if (!run.evals.empty()) text += tile(tile_number(run.evals.back().loss), "evaluation loss");
+    text += tile(tile_number(last.tokens_per_second), "tokens per second");
+    if (std::isfinite(last.mfu)) text += tile(cat(tile_number(100 * last.mfu), " %"), "of the GPU's rate (MFU)");
     text += tile(memory_text(last.memory_gib), "memory");
     return std::isfinite(run.planned_gib) ? text + tile(memory_text(run.planned_gib), "planned memory") : text;
 }

@@ -15,9 +15,9 @@ constexpr int32_t bpe_model_type = 2;
 
 /// One message of Protocol Buffers' wire format (protobuf.dev, "Encoding") within a file's bytes, field by field. Input
 /// Error that names the file and the byte for what is cut off or malformed.
-class Message {
+class ProtoMessage {
   public:
-    Message(std::string_view bytes, const std::string& where, std::size_t base = 0)
+    ProtoMessage(std::string_view bytes, const std::string& where, std::size_t base = 0)
         : bytes_(bytes), where_(where), base_(base) {}
 
     /// Moves on to the next field and reads its value. False at the end.
@@ -47,7 +47,7 @@ class Message {
         expect(2, "bytes");
         return value_;
     }
-    Message message() const { return {text(), where_, base_ + at_ - value_.size()}; }
+    ProtoMessage message() const { return {text(), where_, base_ + at_ - value_.size()}; }
     /// Input Error that says what was expected at the current byte.
     [[noreturn]] void fail(const char* expected) const {
         throw input_error(cat(where_, ": byte ", base_ + at_, ": expected ", expected));
@@ -84,7 +84,7 @@ class Message {
     unsigned type_ = 0;
 };
 
-SentencePieceModel::Piece read_piece(Message message) {
+SentencePieceModel::Piece read_piece(ProtoMessage message) {
     SentencePieceModel::Piece piece;
     while (message.next()) {
         if (message.field() == 1) piece.text = message.text();
@@ -98,7 +98,7 @@ SentencePieceModel::Piece read_piece(Message message) {
     return piece;
 }
 
-void read_trainer_spec(Message message, SentencePieceModel& model) {
+void read_trainer_spec(ProtoMessage message, SentencePieceModel& model) {
     int32_t type = 1;  // the format's default is unigram
     while (message.next()) {
         if (message.field() == 3) type = message.integer();
@@ -114,7 +114,7 @@ void read_trainer_spec(Message message, SentencePieceModel& model) {
                        type >= 1 && type <= 4 ? cat(" (", names[type], ")") : std::string()));
 }
 
-void read_normalizer_spec(Message message, SentencePieceModel& model) {
+void read_normalizer_spec(ProtoMessage message, SentencePieceModel& model) {
     while (message.next()) {
         if (message.field() == 2) model.has_character_map = !message.text().empty();
         if (message.field() == 3) model.add_dummy_prefix = message.integer();
@@ -144,7 +144,7 @@ SentencePieceModel read_sentencepiece_model(const std::filesystem::path& path) {
     bool trainer_spec = false;
     std::string reason = "no pieces";
     try {
-        Message message(file, where);
+        ProtoMessage message(file, where);
         while (message.next()) {
             if (message.field() == 1) model.pieces.push_back(read_piece(message.message()));
             if (message.field() == 2) read_trainer_spec(message.message(), model), trainer_spec = true;

@@ -8,7 +8,7 @@
 
 #include "common/files.h"
 
-namespace unsloth::testing {
+namespace unsloth {
 namespace {
 
 TEST(Numa, NamesADevicesNodeWhereThereAreSeveral) {
@@ -43,4 +43,4 @@ TEST(Numa, MemoryOfAPreferredNodeIsThere) {
 }
 
 }  // namespace
-}  // namespace unsloth::testing
+}  // namespace unsloth

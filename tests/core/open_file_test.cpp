@@ -19,10 +19,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class OpenFile : public testing::Test {
+class OpenFileTest : public testing::Test {
   protected:
-    OpenFile() { std::ofstream(root_ / "precious") << "content"; }
-    ~OpenFile() override { EXPECT_EQ(read_file(root_ / "precious"), "content"); }
+    OpenFileTest() { std::ofstream(root_ / "precious") << "content"; }
+    ~OpenFileTest() override { EXPECT_EQ(read_file(root_ / "precious"), "content"); }
     void make_socket(const fs::path& path) {
         sockaddr_un address{};
         address.sun_family = AF_UNIX;
@@ -47,7 +47,7 @@ class OpenFile : public testing::Test {
     Descriptor socket_;
 };
 
-TEST_F(OpenFile, WaitsForNothingThatIsRead) {
+TEST_F(OpenFileTest, WaitsForNothingThatIsRead) {
     ASSERT_EQ(::mkfifo((root_ / "fifo").c_str(), 0600), 0);
     make_socket(root_ / "socket");
     fs::create_symlink(root_ / "fifo", root_ / "link");
@@ -65,7 +65,7 @@ TEST_F(OpenFile, WaitsForNothingThatIsRead) {
     EXPECT_EQ(read_file(root_ / "good"), "content") << "as in the Hugging Face cache";
 }
 
-TEST_F(OpenFile, RefusesWhatWasPlanted) {
+TEST_F(OpenFileTest, RefusesWhatWasPlanted) {
     fs::create_symlink(root_ / "precious", root_ / "link");
     fs::create_symlink(root_ / "nowhere", root_ / "dangling");
     fs::create_hard_link(root_ / "precious", root_ / "hard");
@@ -89,7 +89,7 @@ TEST_F(OpenFile, RefusesWhatWasPlanted) {
     EXPECT_FALSE(fs::exists(root_ / "nowhere"));
 }
 
-TEST_F(OpenFile, KnowsWhoseAFileIs) {
+TEST_F(OpenFileTest, KnowsWhoseAFileIs) {
     if (::geteuid() != 0) GTEST_SKIP() << "only root can give a file away";
     constexpr uid_t other = 12345, another = 12346;
     std::ofstream(root_ / "file") << "x";
@@ -103,7 +103,7 @@ TEST_F(OpenFile, KnowsWhoseAFileIs) {
     EXPECT_THROW(open_own_file(root_ / "file", O_RDWR), Error);
 }
 
-TEST_F(OpenFile, MakesAndTellsWhatTheSystemSays) {
+TEST_F(OpenFileTest, MakesAndTellsWhatTheSystemSays) {
     EXPECT_FALSE(open_own_file(root_ / "new", O_RDONLY).open());
     EXPECT_EQ(errno, ENOENT);
     EXPECT_TRUE(open_own_file(root_ / "new", O_RDWR | O_CREAT).open());

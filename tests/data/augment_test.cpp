@@ -28,13 +28,13 @@ bool is_copy(const Json& row) {
 }
 
 /// 40 rows of alpaca, with synonyms for a word of each.
-struct Setting {
+struct AugmentSetting {
     toy::Folder folder;
     config::Config config;
     config::AugmentRequest request;
     std::vector<std::string> rows;
 
-    Setting() {
+    AugmentSetting() {
         for (int row = 0; row < 40; ++row)
             rows.push_back(cat(
                 R"({"id": "r)", row, R"(", "instruction": "Give a quick answer to question number )", row,
@@ -72,7 +72,7 @@ struct Setting {
 };
 
 TEST(Augment, CopiesChangePromptsAloneAndSayWhatTheyAre) {
-    Setting setting;
+    AugmentSetting setting;
     setting.request.swap_rate = 0.3;
     setting.request.delete_rate = 0.3;
     const AugmentResult result = setting.run();
@@ -108,7 +108,7 @@ TEST(Augment, CopiesChangePromptsAloneAndSayWhatTheyAre) {
 }
 
 TEST(Augment, TheOrderOfRowsWithIdsMakesNoDifference) {
-    Setting setting;
+    AugmentSetting setting;
     setting.request.swap_rate = 0.5;
     setting.run();
     auto first = lines_of(setting.request.out);
@@ -132,7 +132,7 @@ TEST(Augment, TheOrderOfRowsWithIdsMakesNoDifference) {
 
 TEST(Augment, HeldOutRowsAreThoseOfARunAndGetNoCopies) {
     for (const double val_size : {0.2, 7.0}) {
-        Setting setting;
+        AugmentSetting setting;
         setting.hold_out(val_size);
         setting.config.training.seed = 12;
         const AugmentResult result = setting.run();
@@ -178,7 +178,7 @@ TEST(Augment, HeldOutRowsAreThoseOfARunAndGetNoCopies) {
 }
 
 TEST(Augment, BackTranslationsJoinTheirRows) {
-    Setting setting;
+    AugmentSetting setting;
     setting.hold_out(10);
     setting.request.thesaurus.clear();
     std::string rows;
@@ -212,7 +212,7 @@ TEST(Augment, BackTranslationsJoinTheirRows) {
 }
 
 TEST(Augment, ConversationsChangeWhatTheUserSays) {
-    Setting setting;
+    AugmentSetting setting;
     setting.write(
         {R"({"messages": [{"role": "system", "content": "quick"}, {"role": "user", "content": "quick"}, {"role": "assistant", "content": "quick"}, {"role": "user", "content": [{"type": "text", "text": "quick"}]}, {"role": "assistant", "content": null, "tool_calls": []}]})"});
     setting.request.synonym_rate = 1;
@@ -254,7 +254,7 @@ TEST(Augment, ConversationsChangeWhatTheUserSays) {
 }
 
 TEST(Augment, TablesAndRenamedColumnsKeepTheirNames) {
-    Setting setting;
+    AugmentSetting setting;
     setting.request.in =
         setting.folder.write("rows.csv", "question,answer\nA quick one,quick\n\"quick, please\",quick\n").string();
     setting.config.data.columns = {{"instruction", "question"}, {"output", "answer"}};
@@ -269,7 +269,7 @@ TEST(Augment, TablesAndRenamedColumnsKeepTheirNames) {
 }
 
 TEST(Augment, RowsOfTextOnlyWhenAskedFor) {
-    Setting setting;
+    AugmentSetting setting;
     setting.write({R"({"text": "a quick text"})"});
     toy::expect_contains(setting.refusal(ErrorKind::usage), {"have no prompt", "--fields text"});
     setting.request.fields = {"text"};
@@ -282,7 +282,7 @@ TEST(Augment, RowsOfTextOnlyWhenAskedFor) {
 }
 
 TEST(Augment, RefusesWhatWouldLeakOrMakeNoSense) {
-    Setting setting;
+    AugmentSetting setting;
     setting.config.data.val_size = 4;
     toy::expect_contains(setting.refusal(ErrorKind::usage), {"--eval_out"});
     setting.config.data.val_size = 0;

@@ -18,7 +18,7 @@ using Ints = std::vector<int32_t>;
 const toy::Encoder encoder;
 
 /// A file of text rows "row N" with different lengths; `replace` gives other lines for some rows.
-std::string text_rows(int count, const std::map<int, std::string>& replace = {}) {
+std::string rows_with(int count, const std::map<int, std::string>& replace = {}) {
     std::string text;
     for (int row = 0; row < count; ++row) {
         const auto found = replace.find(row);
@@ -48,7 +48,7 @@ bool same(const Dataset& a, const Dataset& b) {
 
 TEST(Dataset, KeepsTheFilesOrderForAnyNumberOfWorkers) {
     const toy::Folder folder;
-    const auto path = folder.write("a.jsonl", text_rows(1000));
+    const auto path = folder.write("a.jsonl", rows_with(1000));
     DatasetOptions options;
     options.workers = 1;
     const Dataset one = Dataset::load(path, options, &encoder);
@@ -106,7 +106,7 @@ TEST(Dataset, TheFirstBadRowStopsTheRunWithItsLine) {
     const toy::Folder folder;
     // Blank lines make rows and lines differ; the bad rows lie in two chunks.
     const auto path =
-        folder.write("a.jsonl", "\n\n" + text_rows(400, {{70, "{\"text\": \"x}"}, {300, "{\"text\": 1}"}}));
+        folder.write("a.jsonl", "\n\n" + rows_with(400, {{70, "{\"text\": \"x}"}, {300, "{\"text\": 1}"}}));
     DatasetOptions options;
     for (const int workers : {1, 4}) {
         options.workers = workers;
@@ -119,7 +119,7 @@ TEST(Dataset, TheFirstBadRowStopsTheRunWithItsLine) {
 TEST(Dataset, BadRowsAreSkippedAndCounted) {
     const toy::Folder folder;
     std::map<int, std::string> bad{{0, "oops"}, {70, "{\"text\": \"x}"}, {300, "{\"text\": 1}"}};
-    const auto path = folder.write("a.jsonl", text_rows(400, bad));
+    const auto path = folder.write("a.jsonl", rows_with(400, bad));
     DatasetOptions options;
     options.skip_bad_rows = true;
     Dataset data;
@@ -131,7 +131,7 @@ TEST(Dataset, BadRowsAreSkippedAndCounted) {
                                cat(path.string(), ":71: "), cat(path.string(), ":301: column \"text\"")});
 
     for (int row = 100; row < 200; ++row) bad[row] = "{}";
-    const auto worse = folder.write("b.jsonl", text_rows(400, bad));
+    const auto worse = folder.write("b.jsonl", rows_with(400, bad));
     log = logged([&] { data = Dataset::load(worse, options, &encoder); });
     toy::expect_contains(log, {"skipped 103 bad of 400 rows", "b.jsonl:103: ", "..."});
     EXPECT_EQ(log.find("b.jsonl:104:"), std::string::npos);  // only the first five
@@ -161,7 +161,7 @@ TEST(Dataset, RowsWithAllLabelsMaskedAreRefusedWithCountAndLines) {
         }
     };
     const Empty empty;
-    const auto path = folder.write("a.jsonl", text_rows(100, masked));
+    const auto path = folder.write("a.jsonl", rows_with(100, masked));
     const std::string what = toy::message_of(ErrorKind::input, [&] { Dataset::load(path, {}, &empty); });
     EXPECT_EQ(what.rfind(cat(path.string(), ":4: all labels are masked"), 0), 0u) << what;
     toy::expect_contains(what, {"7 of 100 rows", "a.jsonl:91,", "a.jsonl:94, ...", "train_on_prompt"});

@@ -84,18 +84,6 @@ tokenizer::Tokenizer byte_tokenizer(const toy::Folder& folder, bool names_eos = 
     return tokenizer::Tokenizer::load(folder.write("tokenizer.json", tokenizer.dump()).parent_path());
 }
 
-Ints bytes(std::string_view text) {
-    Ints ids;
-    for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
-    return ids;
-}
-
-Ints joined(std::initializer_list<Ints> parts) {
-    Ints all;
-    for (const Ints& part : parts) all.insert(all.end(), part.begin(), part.end());
-    return all;
-}
-
 /// The only row of a file with this line.
 Sample row_of(const RowEncoder& encoder, const std::string& line) {
     const toy::Folder folder;
@@ -106,15 +94,15 @@ Sample row_of(const RowEncoder& encoder, const std::string& line) {
 
 /// The ids of a row must be `prompt`, not trained, and `answer`, trained.
 void expect_row(const Sample& row, const Ints& prompt, const Ints& answer) {
-    EXPECT_EQ(row.ids, joined({prompt, answer}));
-    EXPECT_EQ(row.labels, joined({Ints(prompt.size(), ignore_label), answer}));
+    EXPECT_EQ(row.ids, toy::joined({prompt, answer}));
+    EXPECT_EQ(row.labels, toy::joined({Ints(prompt.size(), ignore_label), answer}));
 }
 
 TEST(TokenizerEncoder, TextBeginsWithBosAndEndsWithOneEos) {
     const toy::Folder folder;
     const auto encoder = make_row_encoder(byte_tokenizer(folder), "auto");
-    EXPECT_EQ(row_of(*encoder, R"({"text": "h\u00e9 "})").ids, joined({{bos}, bytes("h\xC3\xA9 "), {eos}}));
-    EXPECT_EQ(row_of(*encoder, R"({"text": "x<|end_of_text|>"})").ids, joined({{bos}, bytes("x"), {eos}}));
+    EXPECT_EQ(row_of(*encoder, R"({"text": "h\u00e9 "})").ids, toy::joined({{bos}, toy::bytes("h\xC3\xA9 "), {eos}}));
+    EXPECT_EQ(row_of(*encoder, R"({"text": "x<|end_of_text|>"})").ids, toy::joined({{bos}, toy::bytes("x"), {eos}}));
     const Sample row = row_of(*encoder, R"({"text": "xy"})");
     EXPECT_EQ(row.labels, row.ids);
 }
@@ -124,15 +112,17 @@ TEST(TokenizerEncoder, AlpacaRowsTakeTheThreeSections) {
     const tokenizer::Tokenizer tokenizer = byte_tokenizer(folder);
     for (const char* name : {"auto", "alpaca"}) {
         const auto encoder = make_row_encoder(tokenizer, name);
-        expect_row(row_of(*encoder, R"({"instruction": "Add.", "input": "1 2", "output": "3", "system": "Count."})"),
-                   joined({{bos}, bytes("Count.\n\n### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n")}),
-                   joined({bytes("3"), {eos}}));
+        expect_row(
+            row_of(*encoder, R"({"instruction": "Add.", "input": "1 2", "output": "3", "system": "Count."})"),
+            toy::joined({{bos}, toy::bytes("Count.\n\n### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n")}),
+            toy::joined({toy::bytes("3"), {eos}}));
         const Sample plain = row_of(*encoder, R"({"instruction": "Add.", "output": "3"})");
         expect_row(plain,
-                   joined({{bos},
-                           bytes("Below is an instruction that describes a task. Write a response that appropriately "
-                                 "completes the request.\n\n### Instruction:\nAdd.\n\n### Response:\n")}),
-                   joined({bytes("3"), {eos}}));
+                   toy::joined(
+                       {{bos},
+                        toy::bytes("Below is an instruction that describes a task. Write a response that appropriately "
+                                   "completes the request.\n\n### Instruction:\nAdd.\n\n### Response:\n")}),
+                   toy::joined({toy::bytes("3"), {eos}}));
     }
 }
 
@@ -140,19 +130,19 @@ TEST(TokenizerEncoder, AlpacaRowsThroughANamedTemplateAreAConversation) {
     const toy::Folder folder;
     const auto encoder = make_row_encoder(byte_tokenizer(folder), "llama-3");
     const auto turn = [](const char* role, const char* content) {
-        return joined({{header}, bytes(role), {header_end}, bytes("\n\n"), bytes(content)});
+        return toy::joined({{header}, toy::bytes(role), {header_end}, toy::bytes("\n\n"), toy::bytes(content)});
     };
     expect_row(row_of(*encoder, R"({"instruction": "Add.", "input": "1 2", "output": "3", "system": "Count."})"),
-               joined({{bos},
-                       turn("system", "Count."),
-                       {turn_end},
-                       turn("user", "Add.\n\n1 2"),
-                       {turn_end},
-                       turn("assistant", "")}),
-               joined({bytes("3"), {turn_end}}));
+               toy::joined({{bos},
+                            turn("system", "Count."),
+                            {turn_end},
+                            turn("user", "Add.\n\n1 2"),
+                            {turn_end},
+                            turn("assistant", "")}),
+               toy::joined({toy::bytes("3"), {turn_end}}));
     expect_row(row_of(*encoder, R"({"instruction": "Hi", "output": "Yo"})"),
-               joined({{bos}, turn("user", "Hi"), {turn_end}, turn("assistant", "")}),
-               joined({bytes("Yo"), {turn_end}}));
+               toy::joined({{bos}, turn("user", "Hi"), {turn_end}, turn("assistant", "")}),
+               toy::joined({toy::bytes("Yo"), {turn_end}}));
 }
 
 TEST(TokenizerEncoder, MessagesTakeTheTokenizersTemplate) {
@@ -162,15 +152,15 @@ TEST(TokenizerEncoder, MessagesTakeTheTokenizersTemplate) {
         R"({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]})";
     const Sample row = row_of(*make_row_encoder(tokenizer, "auto"), line);
     expect_row(row,
-               joined({{bos, header},
-                       bytes("user"),
-                       {header_end},
-                       bytes("\n\nHi"),
-                       {turn_end, header},
-                       bytes("assistant"),
-                       {header_end},
-                       bytes("\n\n")}),
-               joined({bytes("Yo"), {turn_end}}));
+               toy::joined({{bos, header},
+                            toy::bytes("user"),
+                            {header_end},
+                            toy::bytes("\n\nHi"),
+                            {turn_end, header},
+                            toy::bytes("assistant"),
+                            {header_end},
+                            toy::bytes("\n\n")}),
+               toy::joined({toy::bytes("Yo"), {turn_end}}));
     EXPECT_EQ(row_of(*make_row_encoder(tokenizer, "alpaca"), line).ids.back(), eos);
 }
 
@@ -214,15 +204,15 @@ TEST(TokenizerEncoder, RowsWhoseToolsTheTemplateLeavesOutAreRefused) {
                              {"a.jsonl:1: ", "writes nothing of the row's messages[1].tool_calls", "data.template"});
         const Sample sample = row_of(*make_row_encoder(tokenizer, files.write("sees.jinja", sees).string()), row);
         expect_row(sample,
-                   joined({{header},
-                           bytes("user"),
-                           {header_end},
-                           bytes("\n\n2 + 2?"),
-                           {turn_end, header},
-                           bytes("assistant"),
-                           {header_end},
-                           bytes("\n\n")}),
-                   joined({bytes(R"({"name": "add", "arguments": {"a": 2, "b": 2}})"), {turn_end}}));
+                   toy::joined({{header},
+                                toy::bytes("user"),
+                                {header_end},
+                                toy::bytes("\n\n2 + 2?"),
+                                {turn_end, header},
+                                toy::bytes("assistant"),
+                                {header_end},
+                                toy::bytes("\n\n")}),
+                   toy::joined({toy::bytes(R"({"name": "add", "arguments": {"a": 2, "b": 2}})"), {turn_end}}));
     }
 }
 

@@ -28,12 +28,6 @@ std::string refused(config::DataFormat kind, const std::string& row, const RowOp
     return {};
 }
 
-Ints joined(std::initializer_list<Ints> parts) {
-    Ints all;
-    for (const Ints& part : parts) all.insert(all.end(), part.begin(), part.end());
-    return all;
-}
-
 TEST(DetectFormat, ByColumns) {
     const auto detected = [](const char* row) { return detect_format(parse_row(row)); };
     EXPECT_EQ(detected(R"({"input_ids": [1], "text": "x"})"), config::DataFormat::tokenized);
@@ -156,11 +150,11 @@ TEST(FormatRow, TokenisedRowsThatAreWrong) {
 TEST(FormatRow, AlpacaPromptsAreMasked) {
     const FormattedRow row = format(config::DataFormat::alpaca,
                                     R"({"instruction": "do", "input": "it", "output": "ok", "system": "S", "id": 7})");
-    EXPECT_EQ(row.ids, joined({{toy::bos}, toy::bytes("S|do|it>ok"), {toy::eos}}));
-    EXPECT_EQ(row.labels, joined({Ints(9, masked), toy::bytes("ok"), {toy::eos}}));
+    EXPECT_EQ(row.ids, toy::joined({{toy::bos}, toy::bytes("S|do|it>ok"), {toy::eos}}));
+    EXPECT_EQ(row.labels, toy::joined({Ints(9, masked), toy::bytes("ok"), {toy::eos}}));
     EXPECT_EQ(row.targets, 3);
     EXPECT_EQ(format(config::DataFormat::alpaca, R"({"instruction": "do", "input": null, "output": ""})").ids,
-              joined({{toy::bos}, toy::bytes("|do|>"), {toy::eos}}));
+              toy::joined({{toy::bos}, toy::bytes("|do|>"), {toy::eos}}));
 }
 
 TEST(FormatRow, TrainOnPromptTrainsEverything) {
@@ -177,20 +171,21 @@ TEST(FormatRow, EveryAssistantTurnIsTrained) {
                R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
         {"role": "user", "content": "c"}, {"role": "assistant", "content": "d", "name": "x"}]})");
     const Ints user = Ints(1 + 5 + 1, masked), header = Ints(10, masked);
-    EXPECT_EQ(row.labels,
-              joined({{masked}, user, header, toy::bytes("b"), {toy::eos}, user, header, toy::bytes("d"), {toy::eos}}));
+    EXPECT_EQ(
+        row.labels,
+        toy::joined({{masked}, user, header, toy::bytes("b"), {toy::eos}, user, header, toy::bytes("d"), {toy::eos}}));
     EXPECT_EQ(row.targets, 4);
 }
 
 TEST(FormatRow, PromptAndCompletion) {
     const FormattedRow row = format(config::DataFormat::prompt_completion, R"({"prompt": "do ", "completion": "ok"})");
-    EXPECT_EQ(row.ids, joined({{toy::bos}, toy::bytes("do ok"), {toy::eos}}));
-    EXPECT_EQ(row.labels, joined({Ints(4, masked), toy::bytes("ok"), {toy::eos}}));
+    EXPECT_EQ(row.ids, toy::joined({{toy::bos}, toy::bytes("do ok"), {toy::eos}}));
+    EXPECT_EQ(row.labels, toy::joined({Ints(4, masked), toy::bytes("ok"), {toy::eos}}));
     // As conversations: an assistant's turn in the prompt is part of the prompt.
     const std::string turns = R"({"prompt": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}],
         "completion": [{"role": "assistant", "content": "c"}]})";
     EXPECT_EQ(format(config::DataFormat::prompt_completion, turns).labels,
-              joined({Ints(1 + 12 + 7 + 10, masked), toy::bytes("c"), {toy::eos}}));
+              toy::joined({Ints(1 + 12 + 7 + 10, masked), toy::bytes("c"), {toy::eos}}));
     toy::expect_contains(refused(config::DataFormat::prompt_completion, R"({"prompt": "a", "completion": 1})"),
                          {"column \"completion\"", "found 1"});
 }
@@ -397,7 +392,7 @@ TEST(FormatRow, DeepNestingIsNoCrashWhereverItStands) {
 
 TEST(FormatRow, TextIsTrainedAsAWhole) {
     const FormattedRow row = format(config::DataFormat::text, R"({"text": "hi"})");
-    EXPECT_EQ(row.ids, joined({{toy::bos}, toy::bytes("hi"), {toy::eos}}));
+    EXPECT_EQ(row.ids, toy::joined({{toy::bos}, toy::bytes("hi"), {toy::eos}}));
     EXPECT_EQ(row.labels, row.ids);
     EXPECT_EQ(row.targets, 3);
 }

@@ -15,11 +15,11 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 /// {line, columns}.
-using Rows = std::vector<std::pair<int64_t, Json>>;
+using NumberedRows = std::vector<std::pair<int64_t, Json>>;
 
-Rows rows_of(const std::filesystem::path& path, const ReaderOptions& options = {}) {
+NumberedRows numbered_rows(const std::filesystem::path& path, const ReaderOptions& options = {}) {
     const auto file = open_rows(path, options);
-    Rows rows;
+    NumberedRows rows;
     for (RowChunk chunk = file->next(); !chunk.empty(); chunk = file->next())
         for (std::size_t i = 0; i < chunk.size(); ++i) {
             EXPECT_EQ(chunk.row(i).index, static_cast<int64_t>(rows.size()));
@@ -31,7 +31,7 @@ Rows rows_of(const std::filesystem::path& path, const ReaderOptions& options = {
 /// What the last row's parse refuses.
 std::string bad_row(const std::filesystem::path& path, const ReaderOptions& options = {}) {
     try {
-        rows_of(path, options);
+        numbered_rows(path, options);
     } catch (const BadRow& bad) {
         return bad.message + "\n" + bad.advice;
     }
@@ -39,8 +39,8 @@ std::string bad_row(const std::filesystem::path& path, const ReaderOptions& opti
     return {};
 }
 
-std::string refused(const std::filesystem::path& path) {
-    return toy::message_of(ErrorKind::input, [&] { rows_of(path); });
+std::string reader_refusal(const std::filesystem::path& path) {
+    return toy::message_of(ErrorKind::input, [&] { numbered_rows(path); });
 }
 
 std::string gzip(const std::string& text) {
@@ -64,7 +64,7 @@ std::string zstd(const std::string& text) {
 }
 
 /// `count` rows whose lengths differ, several megabytes of them.
-std::string many_lines(int count, Rows* rows = nullptr) {
+std::string many_lines(int count, NumberedRows* rows = nullptr) {
     std::string text;
     for (int row = 0; row < count; ++row) {
         const Json columns = {{"row", row}, {"text", std::string(static_cast<std::size_t>(row * 7919 % 5000), 'x')}};
@@ -76,54 +76,55 @@ std::string many_lines(int count, Rows* rows = nullptr) {
 
 TEST(JsonLines, BlankLinesMarkCarriageReturnsAndNoLastNewline) {
     const toy::Folder folder;
-    EXPECT_EQ(rows_of(folder.write("a.jsonl", "\xEF\xBB\xBF\r\n{\"a\":1}\r\n\n  \t\n{\"a\":2}\n{\"a\":3}")),
-              (Rows{{2, {{"a", 1}}}, {5, {{"a", 2}}}, {6, {{"a", 3}}}}));
+    EXPECT_EQ(numbered_rows(folder.write("a.jsonl", "\xEF\xBB\xBF\r\n{\"a\":1}\r\n\n  \t\n{\"a\":2}\n{\"a\":3}")),
+              (NumberedRows{{2, {{"a", 1}}}, {5, {{"a", 2}}}, {6, {{"a", 3}}}}));
 }
 
 TEST(JsonLines, EmptyFilesHaveNoRows) {
     const toy::Folder folder;
     for (const char* content : {"", "\n \n\r\n", "\xEF\xBB\xBF"})
-        EXPECT_TRUE(rows_of(folder.write("a.jsonl", content)).empty());
-    EXPECT_TRUE(rows_of(folder.write("a.json", " [ \n ] \n")).empty());
-    EXPECT_TRUE(rows_of(folder.write("a.csv", "")).empty());
-    EXPECT_TRUE(rows_of(folder.write("a.csv", "x,y\n")).empty());
-    EXPECT_TRUE(rows_of(folder.write("a.txt", "\n\n")).empty());
+        EXPECT_TRUE(numbered_rows(folder.write("a.jsonl", content)).empty());
+    EXPECT_TRUE(numbered_rows(folder.write("a.json", " [ \n ] \n")).empty());
+    EXPECT_TRUE(numbered_rows(folder.write("a.csv", "")).empty());
+    EXPECT_TRUE(numbered_rows(folder.write("a.csv", "x,y\n")).empty());
+    EXPECT_TRUE(numbered_rows(folder.write("a.txt", "\n\n")).empty());
 }
 
 TEST(Readers, CompressedFilesHoldTheSameRows) {
     const toy::Folder folder;
-    Rows expected;
+    NumberedRows expected;
     const std::string text = many_lines(2000, &expected);  // more than a block
     const std::string half = text.substr(0, text.size() / 3), rest = text.substr(text.size() / 3);
-    EXPECT_EQ(rows_of(folder.write("a.jsonl", text)), expected);
-    EXPECT_EQ(rows_of(folder.write("a.jsonl.gz", gzip(text))), expected);
-    EXPECT_EQ(rows_of(folder.write("b.jsonl.gz", gzip(half) + gzip(rest))), expected);
-    EXPECT_EQ(rows_of(folder.write("a.jsonl.zst", zstd(text))), expected);
-    EXPECT_EQ(rows_of(folder.write("b.jsonl.zst", zstd(half) + zstd(rest))), expected);
-    EXPECT_EQ(rows_of(folder.write("c.csv.gz", gzip("a,b\n1,2\n"))), (Rows{{2, {{"a", "1"}, {"b", "2"}}}}));
+    EXPECT_EQ(numbered_rows(folder.write("a.jsonl", text)), expected);
+    EXPECT_EQ(numbered_rows(folder.write("a.jsonl.gz", gzip(text))), expected);
+    EXPECT_EQ(numbered_rows(folder.write("b.jsonl.gz", gzip(half) + gzip(rest))), expected);
+    EXPECT_EQ(numbered_rows(folder.write("a.jsonl.zst", zstd(text))), expected);
+    EXPECT_EQ(numbered_rows(folder.write("b.jsonl.zst", zstd(half) + zstd(rest))), expected);
+    EXPECT_EQ(numbered_rows(folder.write("c.csv.gz", gzip("a,b\n1,2\n"))),
+              (NumberedRows{{2, {{"a", "1"}, {"b", "2"}}}}));
 
     const std::string whole = gzip(text), frame = zstd(text);
-    toy::expect_contains(refused(folder.write("cut.jsonl.gz", whole.substr(0, whole.size() - 9))),
+    toy::expect_contains(reader_refusal(folder.write("cut.jsonl.gz", whole.substr(0, whole.size() - 9))),
                          {"cut.jsonl.gz", "gzip", "ends too early"});
-    toy::expect_contains(refused(folder.write("cut.jsonl.zst", frame.substr(0, frame.size() / 2))),
+    toy::expect_contains(reader_refusal(folder.write("cut.jsonl.zst", frame.substr(0, frame.size() / 2))),
                          {"cut.jsonl.zst", "zstd", "ends too early"});
     std::string broken = whole;
     broken[broken.size() / 2] ^= 0x55;
-    toy::expect_contains(refused(folder.write("broken.jsonl.gz", broken)), {"broken.jsonl.gz", "damaged"});
+    toy::expect_contains(reader_refusal(folder.write("broken.jsonl.gz", broken)), {"broken.jsonl.gz", "damaged"});
 }
 
 TEST(Readers, OtherKindsOfFilesAreNamed) {
     const toy::Folder folder;
     const auto check = [&](const std::string& name, const std::string& content, const std::vector<std::string>& parts) {
-        toy::expect_contains(refused(folder.write(name, content)), parts);
+        toy::expect_contains(reader_refusal(folder.write(name, content)), parts);
     };
     check("a.jsonl", std::string("\xFF\xFE{\0", 4), {"a.jsonl", "UTF-16", "iconv"});
     check("a.jsonl.xz", "\xFD\x37\x7AXZ", {"xz"});
     check("a.zip", "PK\x03\x04", {"zip"});
     check("rows.pkl", std::string("\x80\x04\x95\x10\0\0", 6), {"rows.pkl", "pickle", "never read"});
     check("rows.pt", "\x80\x02}q", {"rows.pt", "pickle"});
-    toy::expect_contains(refused("/nowhere/a.jsonl"), {"/nowhere/a.jsonl", "No such file"});
-    toy::expect_contains(refused("/tmp"), {"/tmp", "not a regular file"});
+    toy::expect_contains(reader_refusal("/nowhere/a.jsonl"), {"/nowhere/a.jsonl", "No such file"});
+    toy::expect_contains(reader_refusal("/tmp"), {"/tmp", "not a regular file"});
 }
 
 TEST(JsonLines, MalformedRowsSayWhere) {
@@ -147,20 +148,20 @@ TEST(Readers, DeepNestingIsABadRow) {
     };
     ReaderOptions options;
     options.columns = {{"c", "a"}};
-    EXPECT_EQ(rows_of(folder.write("a.jsonl", nested(1000)), options)[0].second["c"].size(), 1u);
-    EXPECT_EQ(rows_of(folder.write("a.json", "[" + nested(1000) + "]"))[0].second["a"].size(), 1u);
+    EXPECT_EQ(numbered_rows(folder.write("a.jsonl", nested(1000)), options)[0].second["c"].size(), 1u);
+    EXPECT_EQ(numbered_rows(folder.write("a.json", "[" + nested(1000) + "]"))[0].second["a"].size(), 1u);
     for (const int levels : {1001, 1'000'000}) {
         toy::expect_contains(bad_row(folder.write("a.jsonl", nested(levels))), {"nests deeper than 1000 levels"});
         toy::expect_contains(bad_row(folder.write("a.json", "[" + nested(levels) + "]")),
                              {"nests deeper than 1000 levels"});
     }
-    EXPECT_EQ(rows_of(folder.write("a.jsonl", "{\"a\":\"" + std::string(100000, '[') + "\"}"))[0]
+    EXPECT_EQ(numbered_rows(folder.write("a.jsonl", "{\"a\":\"" + std::string(100000, '[') + "\"}"))[0]
                   .second["a"]
                   .get<std::string>()
                   .size(),
               100000u);
     toy::expect_contains(bad_row(folder.write("b.jsonl", "{\"a\":" + std::string(100000, '['))), {"nests deeper"});
-    toy::expect_contains(refused(folder.write("b.json", "[{\"a\":" + std::string(100000, '['))),
+    toy::expect_contains(reader_refusal(folder.write("b.json", "[{\"a\":" + std::string(100000, '['))),
                          {"ends within an element"});
 }
 
@@ -176,7 +177,7 @@ TEST(Readers, ARowThatIsTooLargeIsABadRow) {
     EXPECT_EQ(file->parse(chunk.row(2))["text"], "b");
     EXPECT_EQ(chunk.row(2).line, 3);
     toy::expect_contains(bad_row(path), {cat("the row has ", large.size(), " bytes")});
-    toy::expect_contains(refused(folder.write("a.json", "[" + large + "]")), {"a.json:1", "larger than 64 MiB"});
+    toy::expect_contains(reader_refusal(folder.write("a.json", "[" + large + "]")), {"a.json:1", "larger than 64 MiB"});
     toy::expect_contains(bad_row(folder.write("a.csv", "x\n\"" + std::string(70 << 20, 'y'))), {"bytes"});
     toy::expect_contains(bad_row(folder.write("a.txt", std::string(70 << 20, 'y'))), {"bytes"});
 }
@@ -207,7 +208,7 @@ TEST(Readers, AFileWithoutAnEndIsGivenUp) {
     const std::string bomb = zstd(blank);
     std::string lines;  // 1.2 GB of blank lines in a few KB
     for (int i = 0; i < 150; ++i) lines += bomb;
-    toy::expect_contains(refused(folder.write("a.jsonl.zst", lines)), {"a.jsonl.zst", "64 MiB of white space"});
+    toy::expect_contains(reader_refusal(folder.write("a.jsonl.zst", lines)), {"a.jsonl.zst", "64 MiB of white space"});
     const std::string row = zstd("{\"a\": 1}\n");
     toy::expect_contains(toy::message_of(ErrorKind::input,
                                          [&] {
@@ -220,36 +221,39 @@ TEST(Readers, AFileWithoutAnEndIsGivenUp) {
 
 TEST(JsonArray, ElementsWithTheirLines) {
     const toy::Folder folder;
-    EXPECT_EQ(rows_of(folder.write("a.json", "\n [{\"a\": \"],[\\\"{\"},\n\n  {\"b\": [\n{}, 2]}\n,{}]\n\n")),
-              (Rows{{2, {{"a", "],[\"{"}}}, {4, {{"b", {Json::object(), 2}}}}, {6, Json::object()}}));
+    EXPECT_EQ(numbered_rows(folder.write("a.json", "\n [{\"a\": \"],[\\\"{\"},\n\n  {\"b\": [\n{}, 2]}\n,{}]\n\n")),
+              (NumberedRows{{2, {{"a", "],[\"{"}}}, {4, {{"b", {Json::object(), 2}}}}, {6, Json::object()}}));
     Json all = Json::array();
-    Rows expected;
+    NumberedRows expected;
     many_lines(1500, &expected);
     for (const auto& [line, row] : expected) all.push_back(row);
-    const Rows rows = rows_of(folder.write("b.json", all.dump()));  // one line of several blocks
+    const NumberedRows rows = numbered_rows(folder.write("b.json", all.dump()));  // one line of several blocks
     ASSERT_EQ(rows.size(), expected.size());
     for (std::size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(rows[i].second, expected[i].second);
 }
 
 TEST(JsonArray, SyntaxErrors) {
     const toy::Folder folder;
-    toy::expect_contains(refused(folder.write("a.json", "[{},\n{}")), {"a.json:2: not valid JSON", "not closed"});
-    toy::expect_contains(refused(folder.write("a.json", "[{}\n{}]")), {"a.json:2", "expected a comma"});
-    toy::expect_contains(refused(folder.write("a.json", "[{},]")),
+    toy::expect_contains(reader_refusal(folder.write("a.json", "[{},\n{}")),
+                         {"a.json:2: not valid JSON", "not closed"});
+    toy::expect_contains(reader_refusal(folder.write("a.json", "[{}\n{}]")), {"a.json:2", "expected a comma"});
+    toy::expect_contains(reader_refusal(folder.write("a.json", "[{},]")),
                          {"a.json:1", "comma stands before the closing bracket"});
-    toy::expect_contains(refused(folder.write("a.json", "[{}] []")), {"a.json:1", "behind the closing bracket"});
+    toy::expect_contains(reader_refusal(folder.write("a.json", "[{}] []")), {"a.json:1", "behind the closing bracket"});
     toy::expect_contains(bad_row(folder.write("a.json", "[1, 2]")), {"expected a JSON object, found a number"});
     toy::expect_contains(bad_row(folder.write("a.json", "[{\"a\": tru}]")), {"not valid JSON"});
 }
 
 TEST(Table, QuotesDelimitersAndLineEnds) {
     const toy::Folder folder;
-    const Rows expected{{2, {{"q", "a, \"b\""}, {"a", "two\nlines"}}}, {5, {{"q", ""}, {"a", "5\" disk"}}}};
-    EXPECT_EQ(rows_of(folder.write("a.csv", "\xEF\xBB\xBFq,a\r\n\"a, \"\"b\"\"\",\"two\nlines\"\r\n\r\n,5\" disk\r\n")),
-              expected);
-    EXPECT_EQ(rows_of(folder.write("a.tsv", "q\ta\n\"a, \"\"b\"\"\"\t\"two\nlines\"\n\n\t5\" disk")), expected);
-    EXPECT_EQ(rows_of(folder.write("b.csv", "q;a\n\"a, \"\"b\"\"\";\"two\nlines\"\n\n;5\" disk\n")), expected);
-    EXPECT_EQ(rows_of(folder.write("c.csv", "\"a\nb\",c\n1,2\n")), (Rows{{3, {{"a\nb", "1"}, {"c", "2"}}}}));
+    const NumberedRows expected{{2, {{"q", "a, \"b\""}, {"a", "two\nlines"}}}, {5, {{"q", ""}, {"a", "5\" disk"}}}};
+    EXPECT_EQ(
+        numbered_rows(folder.write("a.csv", "\xEF\xBB\xBFq,a\r\n\"a, \"\"b\"\"\",\"two\nlines\"\r\n\r\n,5\" disk\r\n")),
+        expected);
+    EXPECT_EQ(numbered_rows(folder.write("a.tsv", "q\ta\n\"a, \"\"b\"\"\"\t\"two\nlines\"\n\n\t5\" disk")), expected);
+    EXPECT_EQ(numbered_rows(folder.write("b.csv", "q;a\n\"a, \"\"b\"\"\";\"two\nlines\"\n\n;5\" disk\n")), expected);
+    EXPECT_EQ(numbered_rows(folder.write("c.csv", "\"a\nb\",c\n1,2\n")),
+              (NumberedRows{{3, {{"a\nb", "1"}, {"c", "2"}}}}));
 }
 
 TEST(Table, RecordsAndHeadersThatAreWrong) {
@@ -258,7 +262,8 @@ TEST(Table, RecordsAndHeadersThatAreWrong) {
     toy::expect_contains(bad_row(folder.write("a.csv", "a,b\n\"x\"y,2\n")),
                          {"field 1 goes on behind its closing quote"});
     toy::expect_contains(bad_row(folder.write("a.csv", "a,b\n1,\"2\n3\n")), {"field 2 has no closing quote"});
-    toy::expect_contains(refused(folder.write("a.csv", "a,b,a\n1,2,3\n")), {"a.csv:1", "two columns are named \"a\""});
+    toy::expect_contains(reader_refusal(folder.write("a.csv", "a,b,a\n1,2,3\n")),
+                         {"a.csv:1", "two columns are named \"a\""});
 }
 
 TEST(Table, ManyColumns) {
@@ -270,28 +275,29 @@ TEST(Table, ManyColumns) {
         for (int row = 0; row < 100; ++row) text += record + "\n";
         return folder.write("a.csv", text);
     };
-    const Rows rows = rows_of(table(10000));  // time with the square of their number would be minutes
+    const NumberedRows rows = numbered_rows(table(10000));  // time with the square of their number would be minutes
     ASSERT_EQ(rows.size(), 100u);
     EXPECT_EQ(rows[99].second["column9999"], "x");
     EXPECT_EQ(rows[99].second.size(), 10000u);
-    toy::expect_contains(refused(table(10001)), {"a.csv:1", "10001 columns"});
+    toy::expect_contains(reader_refusal(table(10001)), {"a.csv:1", "10001 columns"});
 }
 
 TEST(PlainText, ParagraphsOrTheWholeFile) {
     const toy::Folder folder;
     const auto path = folder.write("a.txt", "\n\nOne\r\ntwo\n \nthree\n\n\n four");
-    EXPECT_EQ(rows_of(path), (Rows{{3, {{"text", "One\ntwo"}}}, {6, {{"text", "three"}}}, {9, {{"text", " four"}}}}));
+    EXPECT_EQ(numbered_rows(path),
+              (NumberedRows{{3, {{"text", "One\ntwo"}}}, {6, {{"text", "three"}}}, {9, {{"text", " four"}}}}));
     ReaderOptions options;
     options.text_unit = config::TextUnit::file;
-    EXPECT_EQ(rows_of(path, options), (Rows{{3, {{"text", "One\ntwo\n \nthree\n\n\n four"}}}}));
+    EXPECT_EQ(numbered_rows(path, options), (NumberedRows{{3, {{"text", "One\ntwo\n \nthree\n\n\n four"}}}}));
 }
 
 TEST(Readers, ColumnsAreRenamed) {
     const toy::Folder folder;
     ReaderOptions options;
     options.columns = {{"a", "b"}, {"b", "a"}, {"x", "missing"}};
-    EXPECT_EQ(rows_of(folder.write("a.jsonl", R"({"a": 1, "b": 2, "c": 3})"), options),
-              (Rows{{1, {{"c", 3}, {"a", 2}, {"b", 1}}}}));
+    EXPECT_EQ(numbered_rows(folder.write("a.jsonl", R"({"a": 1, "b": 2, "c": 3})"), options),
+              (NumberedRows{{1, {{"c", 3}, {"a", 2}, {"b", 1}}}}));
 }
 
 TEST(Readers, AnObjectOfVeryManyKeysIsABadRow) {
@@ -310,10 +316,10 @@ TEST(Readers, BytesThatAreNotUtf8) {
     replace.invalid_utf8 = config::InvalidUtf8::replace;
     const auto lines = folder.write("a.jsonl", "{\"a\": \"x\xC3(y\"}");
     toy::expect_contains(bad_row(lines), {"not valid UTF-8 at byte 9", "data.invalid_utf8"});
-    EXPECT_EQ(rows_of(lines, replace)[0].second["a"], "x\uFFFD(y");
+    EXPECT_EQ(numbered_rows(lines, replace)[0].second["a"], "x\uFFFD(y");
     const auto table = folder.write("a.csv", "t\nab\xFF\n");
     toy::expect_contains(bad_row(table), {"not valid UTF-8 at byte 3"});
-    EXPECT_EQ(rows_of(table, replace)[0].second["t"], "ab\uFFFD");
+    EXPECT_EQ(numbered_rows(table, replace)[0].second["t"], "ab\uFFFD");
 }
 
 }  // namespace

@@ -31,6 +31,12 @@ inline std::vector<int32_t> bytes(std::string_view text) {
     return row.ids;
 }
 
+inline std::vector<int32_t> joined(std::initializer_list<std::vector<int32_t>> parts) {
+    std::vector<int32_t> all;
+    for (const auto& part : parts) all.insert(all.end(), part.begin(), part.end());
+    return all;
+}
+
 /// Bytes as tokens. An Alpaca prompt is "SYSTEM|INSTRUCTION|INPUT>", a turn is "ROLE:CONTENT" and EOS.
 class Encoder : public data::RowEncoder {
   public:

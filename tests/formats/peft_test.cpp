@@ -13,7 +13,7 @@ spec::ModelSpec small_llama() {
     return read_model_spec(golden("formats/small_llama/nf4_dq"));
 }
 
-PeftConfig parse(const json& config) {
+PeftConfig peft_config(const json& config) {
     return parse_peft_config(config.dump(), "adapter_config.json");
 }
 json changed(const json& changes) {
@@ -52,11 +52,12 @@ TEST(PeftConfig, KeepsTheOrderOfPatterns) {
 }
 
 TEST(PeftConfig, ReadsTheOtherFormsOfTargets) {
-    EXPECT_EQ(parse(changed({{"target_modules", "all-linear"}})).lora.target_modules.size(), 7U);
-    const PeftConfig expression = parse(changed({{"target_modules", ".*q_proj"}, {"layers_to_transform", nullptr}}));
+    EXPECT_EQ(peft_config(changed({{"target_modules", "all-linear"}})).lora.target_modules.size(), 7U);
+    const PeftConfig expression =
+        peft_config(changed({{"target_modules", ".*q_proj"}, {"layers_to_transform", nullptr}}));
     EXPECT_TRUE(expression.lora.target_is_regex);
     EXPECT_EQ(json::parse(write_peft_config(expression)).at("target_modules"), ".*q_proj");
-    EXPECT_EQ(parse(changed({{"layers_to_transform", 1}})).lora.layers_to_transform, std::vector<int64_t>{1});
+    EXPECT_EQ(peft_config(changed({{"layers_to_transform", 1}})).lora.layers_to_transform, std::vector<int64_t>{1});
     PeftConfig odd = expression;
     odd.lora.lora_alpha = 2.5;
     odd.lora.lora_dropout = 0.05;
@@ -80,7 +81,7 @@ TEST(PeftConfig, DoraComesBackWithAMagnitudeForEachModule) {
 
 TEST(PeftConfig, RefusesByNameWhatItDoesNotTrain) {
     const auto refuse = [](const json& changes, const std::string& word) {
-        expect_input_error({"adapter_config.json", word}, [&] { parse(changed(changes)); });
+        expect_input_error({"adapter_config.json", word}, [&] { peft_config(changed(changes)); });
     };
     refuse({{"bias", "all"}}, "bias");
     refuse({{"fan_in_fan_out", true}}, "fan_in_fan_out");
@@ -96,21 +97,21 @@ TEST(PeftConfig, RefusesByNameWhatItDoesNotTrain) {
     refuse({{"rank_pattern", {{"q_proj", 1.5}}}}, "rank_pattern.q_proj");
     refuse({{"alpha_pattern", {{"q_proj", "x"}}}}, "alpha_pattern.q_proj");
     refuse({{"modules_to_save", "lm_head"}}, "modules_to_save");
-    EXPECT_NO_THROW(
-        parse(changed({{"init_lora_weights", "gaussian"}, {"layers_pattern", "layers"}, {"lora_bias", nullptr}})));
+    EXPECT_NO_THROW(peft_config(
+        changed({{"init_lora_weights", "gaussian"}, {"layers_pattern", "layers"}, {"lora_bias", nullptr}})));
 }
 
 TEST(PeftConfig, RefusesByNameWhatItDoesNotKnow) {
     for (const json& value : {json(true), json(3), json("left"), json::array({1}), json{{"a", 1}}})
         expect_input_error({"adapter_config.json", "lora_of_tomorrow", "is not known"},
-                           [&] { parse(changed({{"lora_of_tomorrow", value}})); });
+                           [&] { peft_config(changed({{"lora_of_tomorrow", value}})); });
     for (const json& off : {json(false), json(0), json(nullptr), json(""), json::array(), json::object()})
-        EXPECT_NO_THROW(parse(changed({{"lora_of_tomorrow", off}}))) << off;
+        EXPECT_NO_THROW(peft_config(changed({{"lora_of_tomorrow", off}}))) << off;
     // What says nothing about a finished adapter may have any value.
-    EXPECT_NO_THROW(parse(changed({{"auto_mapping", {{"unsloth_fixed", true}}},
-                                   {"revision", "main"},
-                                   {"peft_version", "0.99"},
-                                   {"eva_config", {{"rho", 2.0}}}})));
+    EXPECT_NO_THROW(peft_config(changed({{"auto_mapping", {{"unsloth_fixed", true}}},
+                                         {"revision", "main"},
+                                         {"peft_version", "0.99"},
+                                         {"eva_config", {{"rho", 2.0}}}})));
 }
 
 TEST(Adapter, ReadsAFolderThatFitsItsModel) {

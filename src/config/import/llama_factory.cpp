@@ -8,7 +8,7 @@
 namespace unsloth::config {
 namespace {
 
-void set_defaults(Importer& importer) {
+void set_llama_factory_defaults(Importer& importer) {
     importer.set_default("model.load_in_4bit", false);
     importer.set_default("model.max_seq_length", 2048);
     importer.set_default("lora.r", 8);
@@ -25,7 +25,7 @@ void set_defaults(Importer& importer) {
     importer.set_default("training.save_steps", 500);
 }
 
-void add_model(PeerRows& rows) {
+void add_llama_factory_model(PeerRows& rows) {
     const auto& off = PeerRows::off;
     rows.means("model_name_or_path", "model.path", {}, {nullptr})
         .means("adapter_name_or_path", "model.adapter_name_or_path", {}, {nullptr, ""})
@@ -67,7 +67,7 @@ void add_model(PeerRows& rows) {
              "it serves inference, or KTransformers");
 }
 
-void add_data(PeerRows& rows) {
+void add_llama_factory_data(PeerRows& rows) {
     const auto& off = PeerRows::off;
     rows.means("cutoff_len", "model.max_seq_length", {}, {nullptr})
         .means("train_on_prompt", "data.train_on_prompt", {}, {nullptr})
@@ -165,11 +165,11 @@ void add_training(PeerRows& rows) {
              "answers are generated after the run (unsloth-train generate)");
 }
 
-const std::vector<PeerField>& fields() {
+const std::vector<PeerField>& llama_factory_fields() {
     static const std::vector<PeerField> table = [] {
         PeerRows rows;
-        add_model(rows);
-        add_data(rows);
+        add_llama_factory_model(rows);
+        add_llama_factory_data(rows);
         add_finetuning(rows);
         add_training(rows);
         return rows.take();
@@ -258,7 +258,7 @@ std::string import_method(Importer& importer) {
     return stage;
 }
 
-void import_template(Importer& importer) {
+void import_llama_factory_template(Importer& importer) {
     static const std::vector<std::pair<const char*, const char*>> same = {
         {"llama3", "llama-3"}, {"llama2", "llama-2"}, {"mistral", "mistral"}, {"chatml", "chatml"},
         {"alpaca", "alpaca"},  {"zephyr", "zephyr"},  {"qwen", "qwen"}};
@@ -372,9 +372,9 @@ bool import_data(Importer& importer, const std::string& stage) {
 }  // namespace
 
 void import_llama_factory(Importer& importer) {
-    set_defaults(importer);
+    set_llama_factory_defaults(importer);
     const std::string stage = import_method(importer);
-    import_template(importer);
+    import_llama_factory_template(importer);
     const bool evaluates = import_data(importer, stage);
     if (importer.take_flag("disable_gradient_checkpointing"))
         importer.set("disable_gradient_checkpointing", "training.gradient_checkpointing", "none");
@@ -383,7 +383,7 @@ void import_llama_factory(Importer& importer) {
     import_saving(importer, "steps");
     import_evaluation(importer, "no", evaluates);
     import_best(importer, "early_stopping_steps");
-    importer.take_rest(fields(), true);
+    importer.take_rest(llama_factory_fields(), true);
 }
 
 }  // namespace unsloth::config

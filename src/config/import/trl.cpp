@@ -9,7 +9,7 @@
 namespace unsloth::config {
 namespace {
 
-void set_defaults(Importer& importer, bool unsloth) {
+void set_trl_defaults(Importer& importer, bool unsloth) {
     importer.set_default("model.load_in_4bit", unsloth);
     importer.set_default("model.max_seq_length", unsloth ? 2048 : 1024);
     importer.set_default("lora.lora_alpha", unsloth ? 16 : 32);
@@ -25,7 +25,7 @@ void set_defaults(Importer& importer, bool unsloth) {
     importer.set_default("training.logging_steps", 10);
 }
 
-const std::vector<PeerField>& fields() {
+const std::vector<PeerField>& trl_fields() {
     static const std::vector<PeerField> table = [] {
         const auto& off = PeerRows::off;
         PeerRows rows;
@@ -278,7 +278,7 @@ void import_trl(Importer& importer) {
     // TRL had max_seq_length once, but never what get_peft_model takes.
     const bool unsloth = has({"r", "use_gradient_checkpointing", "random_state"}) ||
                          (has({"model_name", "max_seq_length"}) && !has({"model_name_or_path"}));
-    set_defaults(importer, unsloth);
+    set_trl_defaults(importer, unsloth);
     import_adapter(importer, unsloth);
     import_types(importer);
     import_seed(importer);
@@ -287,7 +287,7 @@ void import_trl(Importer& importer) {
     import_warmup(importer);
     import_saving(importer, "steps");
     import_best(importer, "early_stopping_patience");
-    importer.take_rest(fields(), true);
+    importer.take_rest(trl_fields(), true);
 }
 
 }  // namespace unsloth::config
