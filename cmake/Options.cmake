@@ -42,10 +42,8 @@ add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
 add_link_options($<$<CONFIG:Release>:-s>)
 add_link_options("LINKER:--build-id=sha1")  # caches and processes tell builds by it; not every toolchain has it by default
 
-# Indices and iterators of the standard library are checked as well where mistakes are looked for.
-if(CMAKE_BUILD_TYPE STREQUAL Debug OR UNSLOTH_SANITIZE)
-  add_compile_definitions(_GLIBCXX_ASSERTIONS)
-endif()
+# Indices and iterators of the standard library are checked in every build: a wrong index ends the process.
+add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-D_GLIBCXX_ASSERTIONS>)
 
 if(UNSLOTH_SANITIZE)
   add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${UNSLOTH_SANITIZE}>
@@ -61,6 +59,5 @@ if(UNSLOTH_FUZZ)
   # A conversion of a number that its type cannot hold is undefined too, but not among what `undefined` watches.
   set(unsloth_fuzz_sanitizers address,undefined,float-cast-overflow)
   add_compile_options(-fsanitize=fuzzer-no-link,${unsloth_fuzz_sanitizers} -fno-sanitize-recover=all -fno-omit-frame-pointer)
-  add_compile_definitions(_GLIBCXX_ASSERTIONS)  # indices and iterators of the standard library are checked as well
   add_link_options(-fsanitize=${unsloth_fuzz_sanitizers})
 endif()
