@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
 # Fuzzes the parsers (tests/fuzz, one target a file; docs/reliability.md) with clang's libFuzzer, AddressSanitizer and UBSan:
-#     scripts/fuzz.sh [--if-installed] [SECONDS] [TARGET...]
+#     scripts/fuzz.sh [--changed] [SECONDS] [TARGET...]
 # SECONDS each (default: FUZZ_SECONDS, or 10), all targets unless some are named, as many at a time as there are cores (FUZZ_JOBS: another number).
 # Fails when a target crashes, leaks, or takes more time or memory than an input may; the input is kept and the command that
 # reproduces it is printed. What is found on the way stays in build/fuzz/corpus for the next call.
-# --if-installed: ends with code 77 where clang is missing, instead of installing it.
+# Targets that held are noted in tests/verified.txt with a hash of their parser's sources: commit it with the parser.
+# --changed: fuzzes only targets whose parser is not the noted one; ends with code 77 if there is none, or no clang.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/lib.sh
 . scripts/lib.sh
 
-if [ "${1-}" = --if-installed ]; then
+changed=
+if [ "${1-}" = --changed ]; then
+    changed=yes
     shift
     has_libfuzzer || { say "Skipped: there is no clang with libFuzzer here (scripts/setup.sh --fuzz installs it)."; exit 77; }
 fi
@@ -26,6 +29,19 @@ for target in "$@"; do
 done
 [ $# -gt 0 ] || set -- "${all[@]}"
 
+# What stands after "// KEY:" in a target's file.
+words_of() { sed -n "s|^// $1: ||p" "tests/fuzz/$2.cpp"; }
+# verified ACTION TARGET, of scripts/verified.py
+# shellcheck disable=SC2046
+verified() { scripts/verified.py "$1" "fuzz/$2" "tests/fuzz/$2.cpp" $(words_of parser "$2"); }
+
+if [ -n "$changed" ]; then
+    wanted=()
+    for target in "$@"; do verified check "$target" || wanted+=("$target"); done
+    [ ${#wanted[@]} -gt 0 ] || { say "Skipped: no parser changed since it was fuzzed (tests/verified.txt)."; exit 77; }
+    set -- "${wanted[@]}"
+fi
+
 scripts/build.sh fuzz "${@/#/fuzz_}"
 
 # The folders that the targets write to lie in memory where that is possible, and go with this script.
@@ -34,9 +50,6 @@ trap 'rm -rf "$scratch"' EXIT
 export TMPDIR=$scratch
 findings=build/fuzz/findings
 mkdir -p "$findings"
-
-# What stands behind "// KEY:" in a target's file.
-words_of() { sed -n "s|^// $1: ||p" "tests/fuzz/$2.cpp"; }
 
 # Of the log, the last of what a sed script prints.
 last() { sed -n "$1" "$log" | tail -n 1; }
@@ -70,4 +83,5 @@ say "Fuzzing $# targets for $seconds s each, $jobs at a time"
 export -f run_target words_of last
 export seconds findings
 printf '%s\n' "$@" | xargs -P "$jobs" -I{} bash -c 'run_target "$1"' _ {} || fail "The parsers do not hold: see above."
+if [ "$seconds" -ge 10 ]; then for target in "$@"; do verified record "$target"; done; fi
 say "Every parser held."

@@ -1,4 +1,5 @@
 // A chat template: parsed, and rendered for several conversations.
+// parser: src/tokenizer/jinja/*
 // seeds: tests/golden/jinja/templates
 // options: -max_len=4096 -dict=tests/fuzz/jinja.dict
 #include <nlohmann/json.hpp>

@@ -1,5 +1,7 @@
 // A GGUF file: its fields, its tensors, the values of those types that can be dequantised, and what `inspect` says of
-// it. options: -max_len=8192 -dict=tests/fuzz/gguf.dict
+// it.
+// options: -max_len=8192 -dict=tests/fuzz/gguf.dict
+// parser: src/formats/gguf/* src/formats/inspect*
 #include <algorithm>
 
 #include "fuzz/support.h"

@@ -1,4 +1,5 @@
 // adapter_config.json, and its patterns against the modules of a model.
+// parser: src/formats/peft.cpp src/formats/json.*
 // seeds: tests/golden/formats/adapters tests/golden/trajectory/modules_to_save/initial
 // options: -max_len=4096 -dict=tests/fuzz/json.dict
 #include "fuzz/support.h"

@@ -1,4 +1,5 @@
 // The JSON text of a bitsandbytes quant_state, beside the other parts of a 4-bit weight [16, 24].
+// parser: src/formats/bnb4.cpp
 // options: -max_len=2048 -dict=tests/fuzz/json.dict
 #include "fuzz/support.h"
 #include "unsloth/formats/bnb4.h"

@@ -1,4 +1,5 @@
 // A file of the cache of encoded rows. Mutated files get the checksums that belong to them, or none would be read.
+// parser: src/data/cache_file.*
 // options: -max_len=4096
 #include "data/cache_file.h"
 #include "data/seal_cache_file.h"

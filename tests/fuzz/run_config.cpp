@@ -1,4 +1,5 @@
 // The configuration file of a run.
+// parser: src/config/*.cpp
 // seeds: configs
 // options: -max_len=4096 -dict=tests/fuzz/json.dict
 #include "fuzz/support.h"

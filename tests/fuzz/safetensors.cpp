@@ -1,4 +1,5 @@
 // A safetensors file: its header, its tensors, and what `inspect` finds in a model folder that holds it.
+// parser: src/formats/safetensors.cpp src/formats/inspect*
 // seeds: tests/golden/formats/reduced tests/golden/formats/adapters/patterns
 // options: -max_len=65536 -dict=tests/fuzz/json.dict
 #include "fuzz/safetensors_header.h"

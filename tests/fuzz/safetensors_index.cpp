@@ -1,4 +1,5 @@
 // model.safetensors.index.json beside its shards. Only files of its folder may be opened.
+// parser: src/formats/checkpoint.cpp
 // options: -max_len=4096 -dict=tests/fuzz/json.dict
 #include "fuzz/support.h"
 #include "unsloth/formats/checkpoint.h"

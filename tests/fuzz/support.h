@@ -1,6 +1,7 @@
 // What the fuzz targets share. A target is one file beside this one that defines LLVMFuzzerTestOneInput; its lines
 //     // seeds: FOLDER...     folders of valid files (from the source folder) beside corpus/NAME
 //     // options: OPTION...   of libFuzzer
+//     // parser: GLOB...      the parser's sources: scripts/fuzz.sh --changed fuzzes again when they change
 // are read by scripts/fuzz.sh. A parser may take its input or throw an Error of kind input or usage; whatever else
 // leaves it ends the process, which libFuzzer reports.
 #pragma once

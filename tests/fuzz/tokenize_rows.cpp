@@ -1,4 +1,6 @@
 // The rows that `unsloth-train tokenize` reads: texts, ids, and conversations for a template of the model.
+// parser: src/tokenizer/tokenize_command.cpp src/tokenizer/chat.cpp src/tokenizer/chat_template.cpp
+// parser: src/tokenizer/assistant_turns.*
 // seeds: tests/golden/chat
 // options: -max_len=8192 -dict=tests/fuzz/json.dict
 #include <sstream>

@@ -1,4 +1,5 @@
 // tokenizer_config.json with its special tokens and chat templates, beside a small tokenizer.
+// parser: src/tokenizer/special_tokens.* src/tokenizer/added_tokens.*
 // options: -max_len=4096 -dict=tests/fuzz/tokenizer.dict
 #include "fuzz/tokenizer_use.h"
 

@@ -1,4 +1,5 @@
 // tokenizer.json, and what the tokenizer that it describes makes of the input's own last bytes.
+// parser: src/tokenizer/tokenizer_json.cpp src/tokenizer/pipeline* src/tokenizer/merges.* src/tokenizer/bpe.*
 // seeds: tests/golden/tokenizer
 // options: -max_len=20000 -dict=tests/fuzz/tokenizer.dict
 #include "fuzz/tokenizer_use.h"

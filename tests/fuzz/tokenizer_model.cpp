@@ -1,4 +1,5 @@
 // SentencePiece's tokenizer.model, and what the tokenizer makes of the input's own last bytes.
+// parser: src/tokenizer/sentencepiece_model.* src/tokenizer/llama_tokenizer.*
 // seeds: tests/golden/tokenizer/spm_small tests/golden/tokenizer/spm_legacy_small
 // options: -max_len=10000
 #include "fuzz/tokenizer_use.h"

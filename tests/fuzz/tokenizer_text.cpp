@@ -1,4 +1,5 @@
 // Any bytes as a text, through the small tokenizers of tests/golden.
+// parser: src/tokenizer/tokenizer.cpp src/tokenizer/pipeline.* src/tokenizer/regex.* src/tokenizer/unicode.*
 // seeds: tests/golden/jinja/templates
 // options: -max_len=512
 #include "fuzz/tokenizer_use.h"

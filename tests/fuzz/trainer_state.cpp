@@ -1,4 +1,5 @@
 // trainer_state.json of a checkpoint.
+// parser: src/formats/trainer_state.cpp
 // options: -max_len=4096 -dict=tests/fuzz/json.dict
 #include "unsloth/formats/trainer_state.h"
 #include "fuzz/support.h"
