@@ -16,6 +16,8 @@ import sys
 import tempfile
 import unittest
 
+import warm
+
 PROGRAM = os.environ.get("UNSLOTH_TRAIN", "")
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 GOLDEN = SOURCE / "tests" / "golden"
@@ -96,11 +98,16 @@ def environment(**changes):
 
 
 def run(*arguments, stdin="", cwd=None, env=None, preexec=None):
+    env = env or environment()
+    warm_run = None if preexec else warm.run([PROGRAM, *map(str, arguments)], stdin.encode(), cwd, env, TIMEOUT_S)
+    if warm_run is not None:
+        code, out, err = warm_run
+        return Result(code, out.decode(errors="replace"), err.decode(errors="replace"))
     done = subprocess.run(
         [PROGRAM, *map(str, arguments)],
         input=stdin.encode(),
         cwd=cwd,
-        env=env or environment(),
+        env=env,
         capture_output=True,
         timeout=TIMEOUT_S,
         preexec_fn=preexec,
