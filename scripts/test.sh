@@ -17,4 +17,4 @@ if [ -z "${UNSLOTH_SHARED-}" ] && [ -d ../shared/golden ]; then
     UNSLOTH_SHARED=$(cd ../shared && pwd)
     export UNSLOTH_SHARED
 fi
-exec ctest --test-dir "build/$preset" --output-on-failure --no-tests=error --parallel 2 "$@"
+exec ctest --test-dir "build/$preset" --output-on-failure --no-tests=error --parallel "$(nproc)" "$@"
