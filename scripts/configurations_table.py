@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes the table of docs/configurations.md: what `unsloth-train plan` says of usual models on usual cards.
+"""Writes the table of docs/configurations.md: what `unsloth-train plan` predicts for common models on common GPUs.
 
-scripts/configurations_table.py PROGRAM            writes it
-scripts/configurations_table.py PROGRAM --check    1 where the page says something else
+scripts/configurations_table.py PROGRAM            writes the table
+scripts/configurations_table.py PROGRAM --check    exits with 1 if the page differs
 """
 
 import collections
@@ -14,7 +14,7 @@ import sys
 PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "configurations.md"
 BEGIN, END = "<!-- begin of the table: scripts/configurations_table.py -->\n", "<!-- end of the table -->\n"
 MODELS = ["llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "qwen3-14b", "llama-3.1-70b"]
-# Memory, the card it is computed for, host memory beside it.
+# GPU memory, the GPU whose speed is predicted, host memory in GiB.
 CARDS = [
     ("8 GiB", "RTX 4090", 32),
     ("24 GiB", "RTX 4090", 64),
@@ -43,12 +43,15 @@ def counted(texts):
 
 
 def weights_of(layer):
-    form = "bf16, expanded once" if layer.get("cached") else layer["form"]
-    return form if layer["weights_at"] == "device" else f"{form}, {layer['weights_at']}"
+    return located("cached bf16" if layer.get("cached") else layer["form"], layer["weights_at"])
 
 
-def kept_of(layer):
-    return layer["keep"] if layer["activations_at"] == "device" else f"{layer['keep']}, {layer['activations_at']}"
+def saved_of(layer):
+    return located(layer["keep"], layer["activations_at"])
+
+
+def located(text, place):
+    return text if place == "device" else f"{text} ({place})"
 
 
 def row(program, model, memory, card, host):
@@ -59,14 +62,14 @@ def row(program, model, memory, card, host):
     return (
         f"| {model} | {memory} ({card}) | {found['total_bytes'] / GIB:.1f} | {found['host_bytes'] / GIB:.1f} | "
         f"{found['predicted_tokens_per_second']:,.0f} | {counted(map(weights_of, layers))} | "
-        f"{counted(map(kept_of, layers))} |"
+        f"{counted(map(saved_of, layers))} |"
     )
 
 
 def main():
     program, check = sys.argv[1], sys.argv[2:] == ["--check"]
     lines = [
-        "| model | card | GPU, GiB | host, GiB | tokens/s, predicted | layers' weights | kept of layers |",
+        "| model | GPU | GPU memory, GiB | host memory, GiB | predicted tokens/s | layer weights | saved activations |",
         "| -- | -- | -- | -- | -- | -- | -- |",
     ]
     lines += [row(program, model, *card) for model in MODELS for card in CARDS]
@@ -77,7 +80,7 @@ def main():
     if not check:
         PAGE.write_text(head + BEGIN + "\n" + table + "\n" + END + tail)
     elif old.strip() != table.strip():
-        sys.exit(f"{PAGE} says something else than plan; run {sys.argv[0]} PROGRAM. It would say:\n{table}")
+        sys.exit(f"{PAGE} differs from what plan says; run {sys.argv[0]} PROGRAM. The table would be:\n{table}")
 
 
 if __name__ == "__main__":
