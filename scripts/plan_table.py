@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Plans against what was measured: memory and time of a step, in 24 settings, as a table for docs/benchmarks.md.
+"""Plans against measurements: memory and time of a step, in 24 settings, as a table for docs/benchmarks.md.
 
     scripts/plan_table.py BINARY FOLDER [--only WORDS] [--steps 4] [--warmup 3]
 
@@ -69,7 +69,7 @@ def main():
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--warmup", type=int, default=3)
     asked = parser.parse_args()
-    print("| step | options | what is kept | predicted / measured ms | off | planned / peak GiB | off |")
+    print("| step | options | plan | predicted / measured ms | error | planned / peak GiB | error |")
     print("| -- | -- | -- | -- | -- | -- | -- |")
     wrong = 0
     for shape, rows, length, options in SETTINGS:
@@ -88,7 +88,7 @@ def main():
         memory_off = found["planned_gib"] / found["peak_gib"] - 1
         wrong += abs(time_off) > 0.1 or not 0 <= memory_off <= 0.03
         print(
-            f"| {name} | {words} | {found['gradient_checkpointing']}; {found['cached_layers']} layers cached; {found['host_gib']:.1f} GiB of the host"
+            f"| {name} | {words} | {found['gradient_checkpointing']}; {found['cached_layers']} layers cached; {found['host_gib']:.1f} GiB of host memory"
             f" | {found['predicted_step_ms']:.1f} / {found['step_ms']:.1f} | {time_off:+.1%}"
             f" | {found['planned_gib']:.2f} / {found['peak_gib']:.2f} | {memory_off:+.2%} |",
             flush=True,
