@@ -9,6 +9,7 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/suggest.h"
+#include "unsloth/core/syntax.h"
 
 namespace unsloth::config {
 namespace {
@@ -186,6 +187,11 @@ Json list_from_text(const Option& option, const std::string& text) {
 
 Json json_from_text(const std::string& text, const std::string& origin) {
     Json value = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+    const bool begins_as_json = text.find_first_of("{[") < text.find_first_not_of(" \t\n{[");
+    if (value.is_discarded() && begins_as_json) {
+        const SyntaxMistake mistake = find_json_mistake(text);
+        throw usage_error(cat(origin, ": expected JSON: ", mistake.words), marked_line(text, mistake.at));
+    }
     if (value.is_discarded())
         throw usage_error(cat(origin, ": expected JSON, found '", text, "'"),
                           cat("In quotes, so that the shell leaves it whole, as ", origin,

@@ -7,6 +7,7 @@
 #include "data/row_readers.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/core/syntax.h"
 #include "unsloth/core/utf8.h"
 #include "unsloth/tokenizer/ordered_row.h"
 
@@ -58,15 +59,6 @@ char first_byte(TextWindow& window, const std::filesystem::path& path) {
                               "This is no file of rows.");
         if (!window.grow()) return '\0';
     }
-}
-
-/// "[json.exception.parse_error.101] parse error at line 1, column 5: syntax error ..." -> "column 5: syntax
-/// error ...".
-std::string plain_parse_error(const std::string& what) {
-    const std::size_t column = what.find("column ");
-    if (column != std::string::npos) return what.substr(column);
-    const std::size_t bracket = what.find("] ");
-    return bracket == std::string::npos ? what : what.substr(bracket + 2);
 }
 
 const char* type_phrase(const nlohmann::ordered_json& value) {
@@ -167,8 +159,9 @@ nlohmann::ordered_json parse_row(std::string_view text) {
         row = tokenizer::parse_ordered(text);
     } catch (const Error& error) {
         throw BadRow{error.what(), ""};
-    } catch (const nlohmann::ordered_json::exception& error) {
-        throw BadRow{cat("not valid JSON: ", plain_parse_error(error.what())),
+    } catch (const nlohmann::ordered_json::exception&) {
+        const SyntaxMistake mistake = find_json_mistake(text);
+        throw BadRow{cat("not valid JSON: column ", place_of(text, mistake.at).column, ": ", mistake.words),
                      "Each line must be one whole JSON object."};
     }
     if (!row.is_object())
