@@ -236,6 +236,13 @@ std::vector<const Option*> OptionSet::options_of(const std::string& section) con
     return found;
 }
 
+Option& OptionSet::at(const std::string& full_name) {
+    const auto found = std::find_if(options_.begin(), options_.end(),
+                                    [&](const Option& option) { return option.full_name() == full_name; });
+    UNSLOTH_CHECK(found != options_.end(), "there is no option ", full_name);
+    return *found;
+}
+
 std::optional<Found> OptionSet::find(const std::string& full_name) const {
     for (const auto& option : options_) {
         if (option.full_name() == full_name) return Found{&option, nullptr};

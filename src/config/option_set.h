@@ -61,6 +61,9 @@ class OptionSet {
     bool has_section(const std::string& name) const;
     std::vector<const Option*> options_of(const std::string& section) const;
 
+    /// By full name; a CheckError when there is none.
+    Option& at(const std::string& full_name);
+
     /// By full name ("lora.r", an alias's too); nothing when unknown.
     std::optional<Found> find(const std::string& full_name) const;
     /// By full name, by a command's own name, or by a key that only one option has. A key of several options is a usage

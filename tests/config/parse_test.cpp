@@ -137,6 +137,26 @@ TEST(File, AnUnknownChoiceListsAndSuggests) {
     EXPECT_CONTAINS(file_error(R"({"logging": {"level": "verbose"}})"), "expected one of debug,");
 }
 
+// Of words that are near, one that means something else gets words of its own.
+TEST(File, ValuesOfOtherProgramsHaveTheirOwnWord) {
+    const auto expect = [](const std::string& section, const std::string& key, const std::string& value,
+                           const std::string& words) {
+        const std::string message = file_error(Json{{section, {{key, Json::parse(value)}}}}.dump());
+        EXPECT_CONTAINS(message, words);
+        EXPECT_FALSE(contains(message, "Did you mean")) << message;
+    };
+    expect("training", "objective", R"("grpo")", "Reinforcement learning is not there");
+    expect("training", "objective", R"("simpo")", "preference.loss_type");
+    expect("training", "optim", R"("adafactor")", "AdamW alone is there");
+    expect("training", "report_to", R"(["mlflow"])", "logging.metrics_file");
+    expect("lora", "target_modules", R"(["q_proj", "lm_head"])", "lora.modules_to_save trains it as a whole");
+    expect("lora", "modules_to_save", R"(["norm"])", "lora.finetuning_type full trains norms");
+    expect("preference", "loss_type", R"("orpo")", "training.objective orpo");
+    expect("data", "format", R"("jsonl")", "A file's kind is seen by its content");
+    for (const char* far : {"gpt", "xyz", "a"})
+        expect("training", "objective", Json(far).dump(), "expected one of sft");
+}
+
 TEST(Flags, BooleansStandAloneOrTakeAValue) {
     EXPECT_TRUE(config::load_config({}, {"--packing"}).config.data.packing);
     EXPECT_TRUE(config::load_config({}, {"--packing", "--r", "8"}).config.data.packing);
