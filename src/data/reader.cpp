@@ -68,15 +68,18 @@ const char* type_phrase(const nlohmann::ordered_json& value) {
     return "another value";
 }
 
-/// Gives columns the names that this program knows. Values are moved: a copy of deeply nested JSON would recurse.
+/// Gives columns the names that this program knows, and removes those that are not to be read. Values are moved: a copy
+/// of deeply nested JSON would recurse.
 void rename(nlohmann::ordered_json& row, const ColumnNames& columns) {
     std::vector<std::pair<std::string, nlohmann::ordered_json>> renamed;
     for (const auto& [ours, theirs] : columns) {
-        const auto found = row.find(theirs);
+        const auto found = theirs.empty() ? row.end() : row.find(theirs);
         if (found == row.end()) continue;
         renamed.emplace_back(ours, std::move(*found));
         row.erase(found);
     }
+    for (const auto& [ours, theirs] : columns)
+        if (theirs.empty()) row.erase(ours);
     for (auto& [name, value] : renamed) row[name] = std::move(value);
 }
 
