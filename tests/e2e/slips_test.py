@@ -104,6 +104,16 @@ class OtherFiles(EndToEnd):
         )
         self.fail_with(USAGE, ["DeepSpeed", "docs/parallel.md"], "import-config", zero)
 
+    def test_a_peers_file_run_directly(self):
+        axolotl, factory = self.folder / "axolotl.yml", self.folder / "sft.yaml"
+        axolotl.write_text("base_model: m\nadapter: lora\nmicro_batch_size: 2\ndatasets:\n- {path: a, type: alpaca}\n")
+        factory.write_text("model_name_or_path: m\nstage: sft\nfinetuning_type: lora\ndataset: a\n")
+        for file, whose in ((axolotl, "axolotl"), (factory, "LLaMA-Factory")):
+            for command in ([], ["data"], ["plan"], ["launch", "--nproc_per_node", "2"]):
+                says = [f"seems to be a configuration of {whose}", f"unsloth-train import-config {file} --out run.json"]
+                result = self.fail_with(USAGE, says, *command, file)
+                self.assertLess(len(result.err.splitlines()), 4, result.err)
+
     def test_rows_without_the_verdict_of_kto(self):
         rows = write_rows(self.folder / "train.jsonl", ROWS)
         self.fail_with(
