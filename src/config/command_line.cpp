@@ -47,8 +47,12 @@ class Presence {
              "--data.train_file", "In a configuration file: {\"data\": {\"train_file\": \"train.jsonl\"}}.");
     }
     void need_evaluation_rows(const DataOptions& data) {
-        need(data.eval_file || !data.eval_files.empty(), {"data.eval_file", "data.eval_files"}, "--data.eval_file",
-             "In a configuration file: {\"data\": {\"eval_file\": \"test.jsonl\"}}.");
+        const bool held_out = data.val_size > 0 && (!data.train_file.empty() || !data.datasets.empty());
+        need(data.eval_file || !data.eval_files.empty() || held_out,
+             {"data.eval_file", "data.eval_files", "data.val_size", "data.train_file", "data.datasets"},
+             "--data.eval_file",
+             "In a configuration file: {\"data\": {\"eval_file\": \"test.jsonl\"}}; or data.val_size, which holds out "
+             "rows of data.train_file.");
     }
     bool has(const char* option) const { return record_.given.count(option) != 0; }
     void need_exactly_one(const std::string& first, const std::string& second) {

@@ -213,6 +213,10 @@ TEST(CommandLine, Evaluate) {
     EXPECT_TRUE(line.evaluate.json);
     EXPECT_NO_THROW(config::parse_command_line({"evaluate", "--path", "m", "--eval_files", R"({"a": "f"})"}));
     EXPECT_CONTAINS(error_of({"evaluate", "--path", "m"}), "--data.eval_file");
+    EXPECT_CONTAINS(error_of({"evaluate", "--path", "m", "--train_file", "t"}), "data.val_size, which holds out rows");
+    EXPECT_EQ(config::parse_command_line({"evaluate", "--path", "m", "--train_file", "t", "--val_size", "3"})
+                  .loaded.config.data.val_size,
+              3);
     EXPECT_CONTAINS(error_of({"evaluate", "--path", "m", "--eval_file", "e", "--answer_regex", "a"}),
                     "beside --metric");
     EXPECT_CONTAINS(error_of({"evaluate", "--path", "m", "--eval_file", "e", "--metric", "regex"}),
