@@ -80,6 +80,7 @@ struct Option {
     bool (*is_named_by)(const std::string& argument) = nullptr;
     bool is_path = false;                       ///< a leading ~ is the user's home folder
     bool required = false;                      ///< of a command's own option
+    bool unread = false;                        ///< the command at hand has no use for it
     std::optional<OnResume> resuming;           ///< of every option of a configuration
     std::shared_ptr<const OptionSet> elements;  ///< the keys of an object_list's objects
 

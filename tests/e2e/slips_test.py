@@ -140,6 +140,26 @@ class Options(EndToEnd):
         ):
             self.fail_with(USAGE, says, *arguments, theirs, "2")
 
+    def test_options_that_a_command_does_not_read(self):
+        words = ["evaluate", "--model.path", model(LLAMA), "--eval_file", self.rows(2), "--lora.r", "4"]
+        self.fail_with(USAGE, ["evaluate does not read lora.r", "unsloth-train help evaluate"], *words)
+        listed = self.succeed("evaluate", "--help").out
+        self.assertIn("--data.eval_file", listed)
+        self.assertNotIn("--lora.r ", listed)
+        self.assertLess(len(listed), 0.5 * len(self.succeed("train", "--help").out))
+
+    def test_values_of_other_programs(self):
+        arguments = self.train_arguments(model(LLAMA), self.rows(2))
+        result = self.fail_with(USAGE, "Reinforcement learning is not there", *arguments, "--objective", "grpo")
+        self.assertNotIn("orpo?", result.err)
+
+    def test_patterns_that_match_nothing(self):
+        arguments = self.train_arguments(model(LLAMA), self.rows(2), "--max_steps", "0")
+        says = "lora.rank_pattern: 'qproj' matches no module of this model"
+        self.fail_with(USAGE, says, *arguments, "--rank_pattern", '{"qproj": 8}')
+        says = "lora.alpha_pattern: 'o_proj' matches modules without an adapter"
+        self.fail_with(USAGE, says, *arguments, "--alpha_pattern", '{"o_proj": 8}', "--target_modules", "q_proj")
+
     def test_options_that_would_do_nothing(self):
         base = ("generate", "--model.path", LEGAL_BASE, "--prompt", "p")
         self.fail_with(USAGE, ["--n serves --temperature", "0.7"], *base, "--n", "3")
