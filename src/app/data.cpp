@@ -1,13 +1,13 @@
 // `data` and `data augment`: both do without the engine, for neither needs a model's weights.
 #include <unistd.h>
 
-#include <cstdlib>
 #include <optional>
 
 #include "app/commands.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
+#include "unsloth/core/terminal.h"
 #include "unsloth/data/augment.h"
 #include "unsloth/data/report.h"
 #include "unsloth/data/run_tokenizer.h"
@@ -59,8 +59,7 @@ std::string first_line(const std::string& text) {
 
 bool by_colour(config::ColorChoice choice) {
     if (choice != config::ColorChoice::automatic) return choice == config::ColorChoice::always;
-    const char* const refused = std::getenv("NO_COLOR");  // https://no-color.org
-    return ::isatty(STDOUT_FILENO) != 0 && (refused == nullptr || *refused == '\0');
+    return takes_colours(STDOUT_FILENO);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "unsloth/core/files.h"
 #include "unsloth/core/json_reader.h"
+#include "unsloth/core/syntax.h"
 
 namespace unsloth::app {
 namespace {
@@ -44,11 +45,12 @@ std::optional<double> Floors::of(const std::string& card, const std::string& fig
 }
 
 Floors read_floors(const std::string& file) {
+    const std::string text = read_file(file);
     Json json;
     try {
-        json = Json::parse(read_file(file));
-    } catch (const Json::exception&) {  // no JSON, or a number that is none
-        throw input_error(cat(file, ": is no JSON"));
+        json = Json::parse(text);
+    } catch (const Json::exception&) {
+        throw not_valid_json(file, text);
     }
     const Reader top(json, file);
     top.only_keys({"about", "shape", "rows", "cards"});

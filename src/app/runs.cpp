@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <thread>
 
 #include "app/commands.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/log.h"
+#include "unsloth/core/terminal.h"
 #include "unsloth/report/page.h"
 #include "unsloth/report/plot.h"
 
@@ -19,19 +19,18 @@ namespace {
 
 struct Terminal {
     int columns = 80, rows = 40;
-    bool is_one = false, colours = false;
+    bool draws = false, colours = false;
 };
 
 Terminal terminal() {
     Terminal found;
     winsize size{};
-    found.is_one = ::isatty(STDOUT_FILENO) != 0;
-    if (found.is_one && ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
+    if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {  // else it is none
         found.columns = std::clamp<int>(size.ws_col, 40, 200);
         found.rows = std::max<int>(size.ws_row, 24);
     }
-    const char* const refused = std::getenv("NO_COLOR");  // https://no-color.org
-    found.colours = found.is_one && (refused == nullptr || *refused == '\0');
+    found.draws = takes_escapes(STDOUT_FILENO);
+    found.colours = takes_colours(STDOUT_FILENO);
     return found;
 }
 
@@ -39,7 +38,7 @@ Terminal terminal() {
 
 void run_watch(const config::CommandLine& line) {
     report::RunReader reader(line.watch.run);
-    const bool once = line.watch.once || !terminal().is_one;
+    const bool once = line.watch.once || !terminal().draws;
     for (bool first = true;; first = false) {
         const Terminal here = terminal();
         const std::string view = report::run_view(reader.run(), here.columns, here.rows - 1, here.colours);

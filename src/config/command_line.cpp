@@ -47,8 +47,12 @@ class Presence {
              "--data.train_file", "In a configuration file: {\"data\": {\"train_file\": \"train.jsonl\"}}.");
     }
     void need_evaluation_rows(const DataOptions& data) {
-        need(data.eval_file || !data.eval_files.empty(), {"data.eval_file", "data.eval_files"}, "--data.eval_file",
-             "In a configuration file: {\"data\": {\"eval_file\": \"test.jsonl\"}}.");
+        const bool held_out = data.val_size > 0 && (!data.train_file.empty() || !data.datasets.empty());
+        need(data.eval_file || !data.eval_files.empty() || held_out,
+             {"data.eval_file", "data.eval_files", "data.val_size", "data.train_file", "data.datasets"},
+             "--data.eval_file",
+             "In a configuration file: {\"data\": {\"eval_file\": \"test.jsonl\"}}; or data.val_size, which holds out "
+             "rows of data.train_file.");
     }
     bool has(const char* option) const { return record_.given.count(option) != 0; }
     void need_exactly_one(const std::string& first, const std::string& second) {
@@ -218,20 +222,25 @@ void check_required(const CommandInfo& command, const OptionSet& options, const 
 
 void read_arguments(const CommandInfo& command, const std::vector<std::string>& arguments, CommandLine& line) {
     OptionSet options;
-    declare_own_options(command, options, line);
-    if (command.takes_config) declare_options(options, line.loaded.config);
+    declare_all_options(command, options, line);
 
     ParseRecord record;
     const auto assignments = parse_flags(arguments, options, record);
     for (const auto& assignment : assignments) {
+        if (assignment.option->unread)
+            record.problems.add(usage_error(cat(command.name, " does not read ", assignment.option->full_name(),
+                                                ", which ", assignment.origin, " gives"),
+                                            cat("unsloth-train help ", command.name,
+                                                " lists what it reads; a file may hold the rest.")),
+                                {assignment.option->full_name()});
         // The file comes first, so that flags win over it.
-        if (command.takes_config && assignment.option->full_name() == "config")
+        if (command.takes_config() && assignment.option->full_name() == "config")
             read_config_file(expand_home(assignment.value.get<std::string>()), options, record);
     }
     apply(assignments, record);
     const Presence presence(command, record, record.problems);
     check_required(command, options, record, presence);
-    if (command.takes_config) {
+    if (command.takes_config()) {
         line.loaded.notes = record.notes;
         line.loaded.given = record.given;
         settle(line.loaded, record.problems);
@@ -325,12 +334,11 @@ std::string help_text(const std::string& topic) {
     const CommandInfo& command = command_named(topic.empty() ? "train" : topic);
     CommandLine line;
     OptionSet options;
-    declare_own_options(command, options, line);
-    if (command.takes_config) declare_options(options, line.loaded.config);
+    declare_all_options(command, options, line);
     const std::string head =
         topic.empty() ? overview()
                       : cat(command.summary, "\n\nUsage: unsloth-train ", command.name, " ", command.usage, "\n");
-    return head + help_of_options(options) + (command.takes_config ? how_to_write : "") + exit_codes;
+    return head + help_of_options(options) + (command.takes_config() ? how_to_write : "") + exit_codes;
 }
 
 }  // namespace unsloth::config

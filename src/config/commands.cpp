@@ -12,64 +12,119 @@ namespace {
 
 void declare_nothing(OptionSet&, CommandLine&) {}
 
+const ConfigUse no_config = {};
+const ConfigUse whole_config = {
+    {"model", "lora", "data", "training", "preference", "distill", "hardware", "distributed", "logging"}, {}};
+
+/// What loading a model to answer or to judge reads, and what else the command does.
+ConfigUse inference(const std::vector<std::string>& names, const std::vector<std::string>& but) {
+    ConfigUse use = {{"model", "hardware", "training.max_memory_gib", "training.deterministic", "logging.level"},
+                     {"model.compute_dtype", "hardware.weight_mantissa_bits"}};
+    use.names.insert(use.names.end(), names.begin(), names.end());
+    use.but.insert(use.but.end(), but.begin(), but.end());
+    return use;
+}
+
+const ConfigUse of_generate = inference({"data.template", "data.chat_template_kwargs"}, {"model.max_seq_length"});
+const ConfigUse of_score =
+    inference({"data", "training.objective", "training.seed", "distill.temperature"}, {"data.packing", "data.shuffle"});
+const ConfigUse of_evaluate =
+    inference({"data", "training.objective", "training.seed", "training.per_device_train_batch_size"},
+              {"data.packing", "data.shuffle"});
+const ConfigUse of_data = {{"model.path", "model.adapter_name_or_path", "model.max_seq_length", "model.rope_scaling",
+                            "data", "training.objective", "training.seed", "training.per_device_train_batch_size",
+                            "training.gradient_accumulation_steps", "training.num_train_epochs", "training.max_steps",
+                            "training.max_tokens_per_batch", "preference.rpo_alpha", "logging.level"},
+                           {}};
+const ConfigUse of_augment = {{"data.train_file", "data.val_size", "data.format", "data.columns", "data.text_unit",
+                               "data.invalid_utf8", "data.skip_bad_rows", "training.seed", "logging.level"},
+                              {}};
+const ConfigUse of_bench = {{"model", "lora", "training", "hardware", "distributed", "logging"}, {}};
+const ConfigUse of_doctor = {{"model.path", "training.output_dir", "hardware.device", "distributed.nccl",
+                              "distributed.ddp_timeout", "logging.level"},
+                             {}};
+
+bool is_among(const std::vector<std::string>& names, const std::string& name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+}
+
 }  // namespace
+
+bool ConfigUse::reads(const Option& option) const {
+    const bool named = is_among(names, option.section) || is_among(names, option.full_name());
+    return named && !is_among(but, option.full_name());
+}
+
+std::string ConfigUse::in_words() const {
+    std::string text;
+    for (const std::string& name : names) {
+        text += cat(text.empty() ? "`" : ", `", name, "`");
+        std::string without;
+        for (const std::string& option : but)
+            if (option.starts_with(name + ".")) without += cat(without.empty() ? " without `" : " and `", option, "`");
+        text += without;
+    }
+    return text;
+}
 
 const std::vector<CommandInfo>& commands() {
     static const std::vector<CommandInfo> all = {
         {Command::train, "train", "--config FILE [--section.key VALUE …]",
-         "Train an adapter (or the whole model); the default command.", true, declare_nothing},
+         "Train an adapter (or the whole model); the default command.", whole_config, declare_nothing},
         {Command::launch, "launch",
          "[--nproc_per_node N|auto] [--nnodes N --node_rank I --master_addr HOST] [--] [train] --config FILE …",
-         "Start a process a GPU, all of which train one model.", false, declare_launch},
+         "Start a process a GPU, all of which train one model.", no_config, declare_launch},
         {Command::config, "config",
          "[--config FILE] [--schema | --markdown | --man | --completion SHELL] [--section.key VALUE …]",
-         "Print the effective configuration as JSON.", true, declare_config},
+         "Print the effective configuration as JSON.", whole_config, declare_config},
         {Command::importing, "import-config", "FILE [--from axolotl|llamafactory|trl] [--out run.json] [--strict]",
-         "Make a configuration from one of axolotl, LLaMA-Factory, TRL or Unsloth.", false, declare_import},
+         "Make a configuration from one of axolotl, LLaMA-Factory, TRL or Unsloth.", no_config, declare_import},
         {Command::data, "data", "--config FILE [--n N] [--json] [--color auto|always|never] [--section.key VALUE …]",
-         "Show rows as the model will see them, and count what a run would train on.", true, declare_data_command},
+         "Show rows as the model will see them, and count what a run would train on.", of_data, declare_data_command},
         {Command::augment, "data augment",
          "--in FILE --out FILE [--val_size N --eval_out FILE] [--thesaurus FILE] [--section.key VALUE …]",
-         "Write training rows with copies: synonyms, swapped and deleted words, back-translations.", true,
+         "Write training rows with copies: synonyms, swapped and deleted words, back-translations.", of_augment,
          declare_augment},
         {Command::score, "score", "--model.path DIR --data.train_file FILE --out FILE [--logits FILE] [--top_k N]",
-         "Log-probabilities and losses of the rows of a file.", true, declare_score},
+         "Log-probabilities and losses of the rows of a file.", of_score, declare_score},
         {Command::generate, "generate",
          "--model.path DIR --prompt TEXT | --file FILE | --chat [--max_new_tokens N] [--temperature T]",
-         "Answer prompts, with the likeliest tokens or with drawn ones.", true, declare_generate},
+         "Answer prompts, with the likeliest tokens or with drawn ones.", of_generate, declare_generate},
         {Command::evaluate, "evaluate",
          "--model.path DIR [--adapter_name_or_path DIR] --eval_file FILE [--metric exact_match] [--answer_regex REGEX] "
          "[--json]",
-         "Loss, perplexity and accuracy on rows, and how many generated answers are right.", true, declare_evaluate},
+         "Loss, perplexity and accuracy on rows, and how many generated answers are right.", of_evaluate,
+         declare_evaluate},
         {Command::tokenize, "tokenize", "--tokenizer DIR [--template NAME] [--decode] < in.jsonl > out.jsonl",
-         "Turn text or messages into ids, or ids into text.", false, declare_tokenize},
+         "Turn text or messages into ids, or ids into text.", no_config, declare_tokenize},
         {Command::inspect, "inspect", "DIR|FILE [--json]",
-         "What a model or adapter folder or a GGUF file holds, and whether it is sound.", false, declare_inspect},
-        {Command::init, "init", "--shape NAME --out DIR [--quantize nf4]", "Write a model with random weights.", false,
-         declare_init},
+         "What a model or adapter folder or a GGUF file holds, and whether it is sound.", no_config, declare_inspect},
+        {Command::init, "init", "--shape NAME --out DIR [--quantize nf4]", "Write a model with random weights.",
+         no_config, declare_init},
         {Command::exporting, "export", "gguf --model DIR | --adapter DIR [--base DIR] --out FILE.gguf [--type TYPE]",
-         "Write a model or an adapter for llama.cpp.", false, declare_export},
+         "Write a model or an adapter for llama.cpp.", no_config, declare_export},
         {Command::merge, "merge",
          "--adapter DIR --base DIR --out DIR [--dtype bf16|fp16|fp32|nf4] [--verify TEXT|FILE | --no_verify]",
-         "Merge an adapter into its base: a model folder without adapter.", false, declare_merge},
+         "Merge an adapter into its base: a model folder without adapter.", no_config, declare_merge},
         {Command::quantize, "quantize", "--model DIR --out DIR [--type nf4|fp4|int8]",
-         "Write a model in 4 or 8 bit, as bitsandbytes does.", false, declare_quantize},
+         "Write a model in 4 or 8 bit, as bitsandbytes does.", no_config, declare_quantize},
         {Command::bench, "bench", "step|ops|gemm|nf4|scaling|comm|generate|--check [--batch N] [--seq N] [--json]",
-         "Measure speed, or check that it is what it was.", true, declare_bench},
+         "Measure speed, or check that it is what it was.", of_bench, declare_bench},
         {Command::tune, "tune", "--config FILE [--out FILE] [--batch N] [--seq N] [--seconds S]",
-         "Measure which kernels serve a run's products fastest on this card.", true, declare_tune},
+         "Measure which kernels serve a run's products fastest on this card.", of_bench, declare_tune},
         {Command::plan, "plan", "--config FILE [--gpu NAME|FILE] [--gpu_memory 24GiB] [--gpus N] [--svg FILE] [--json]",
-         "What a run takes of a GPU's memory and of time, without a GPU.", true, declare_plan},
+         "What a run takes of a GPU's memory and of time, without a GPU.", whole_config, declare_plan},
         {Command::watch, "watch", "RUN [--once] [--interval SECONDS]",
-         "Draw a run's losses and figures in the terminal.", false, declare_watch},
+         "Draw a run's losses and figures in the terminal.", no_config, declare_watch},
         {Command::compare, "compare", "RUN …",
-         "Lay runs over each other: losses, figures, and the options that differ.", false, declare_compare},
+         "Lay runs over each other: losses, figures, and the options that differ.", no_config, declare_compare},
         {Command::report, "report", "RUN [--out FILE | --svg FILE]",
-         "Write a run's page: one HTML file with its curves and configuration.", false, declare_report},
+         "Write a run's page: one HTML file with its curves and configuration.", no_config, declare_report},
         {Command::replay, "replay", "RUN/anomalies/step-N.json [--device DEVICE] [--json]",
-         "Run a step that was not finite, or a spike, again: which layer, which row.", false, declare_replay},
+         "Run a step that was not finite, or a spike, again: which layer, which row.", no_config, declare_replay},
         {Command::doctor, "doctor", "[--config FILE] [--json]",
-         "Look at this machine: what is missing, what is scarce, and what to say in a report.", true, declare_doctor},
+         "Look at this machine: what is missing, what is scarce, and what to say in a report.", of_doctor,
+         declare_doctor},
     };
     return all;
 }
@@ -95,7 +150,7 @@ const CommandInfo& command_named(const std::string& name) {
 void declare_own_options(const CommandInfo& command, OptionSet& options, CommandLine& line) {
     options.section("", command.name, command.summary);
     command.declare(options, line);
-    if (command.takes_config) {
+    if (command.takes_config()) {
         options
             .add("config", line.config_file,
                  "JSON or YAML file of options; flags win over it. A name that ends in .json, .yaml or .yml needs no "
@@ -106,6 +161,13 @@ void declare_own_options(const CommandInfo& command, OptionSet& options, Command
     } else if (command.command != Command::launch) {  // its level is the ranks'
         options.add("log_level", line.log_level, "Least level that is printed.").one_of(log_levels()).value("LEVEL");
     }
+}
+
+void declare_all_options(const CommandInfo& command, OptionSet& options, CommandLine& line) {
+    declare_own_options(command, options, line);
+    if (!command.takes_config()) return;
+    declare_options(options, line.loaded.config);
+    options.mark_unread([&](const Option& option) { return !option.section.empty() && !command.use.reads(option); });
 }
 
 std::string advice_on_foreign_option(const std::string& name) {

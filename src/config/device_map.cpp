@@ -86,7 +86,15 @@ DeviceMap::DeviceMap(const ModelOptions& model) {
                               "Name GPUs alone, or one GPU with \"cpu\" and \"disk\".");
 }
 
+/// What a key names must be there.
+void DeviceMap::check_layers(int64_t num_layers) const {
+    for (const Entry& entry : entries_)
+        if (entry.part == Entry::Part::some_layers && entry.last >= num_layers)
+            throw usage_error(cat(option, ": '", entry.key, "', but the model has layers 0 to ", num_layers - 1));
+}
+
 std::vector<spec::LayerRange> DeviceMap::stages(int64_t num_layers) const {
+    check_layers(num_layers);
     std::vector<spec::LayerRange> stages;
     for (int layer = 0; layer < static_cast<int>(num_layers); ++layer) {
         const Entry* const entry = entry_of(Entry::Part::some_layers, layer);
@@ -175,9 +183,7 @@ void DeviceMap::check_gpu(int gpu) const {
 
 std::vector<spec::Place> DeviceMap::layers(int64_t num_layers, int gpu) const {
     check_gpu(gpu);
-    for (const Entry& entry : entries_)
-        if (entry.part == Entry::Part::some_layers && entry.last >= num_layers)
-            throw usage_error(cat(option, ": '", entry.key, "', but the model has layers 0 to ", num_layers - 1));
+    check_layers(num_layers);
     std::vector<spec::Place> places;
     for (int64_t layer = 0; layer < num_layers; ++layer) {
         const Entry* const entry = entry_of(Entry::Part::some_layers, layer);

@@ -9,6 +9,7 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/suggest.h"
+#include "unsloth/core/syntax.h"
 
 namespace unsloth::config {
 namespace {
@@ -141,9 +142,8 @@ bool in_range(const Range& range, const Json& value) {
 void check_choice(const Option& option, const std::string& name, const std::string& origin) {
     if (option.choices.empty()) return;
     if (std::find(option.choices.begin(), option.choices.end(), name) != option.choices.end()) return;
-    const std::string meant = did_you_mean(nearest(name, option.choices));
     throw usage_error(cat(origin, ": expected ", expectation(option), ", found '", name, "'"),
-                      meant.empty() ? option.remedy : meant);
+                      advice_on_value(option, name));
 }
 
 void check_one(const Option& option, const Json& value, const std::string& origin) {
@@ -186,6 +186,11 @@ Json list_from_text(const Option& option, const std::string& text) {
 
 Json json_from_text(const std::string& text, const std::string& origin) {
     Json value = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+    const bool begins_as_json = text.find_first_of("{[") < text.find_first_not_of(" \t\n{[");
+    if (value.is_discarded() && begins_as_json) {
+        const SyntaxMistake mistake = find_json_mistake(text);
+        throw usage_error(cat(origin, ": expected JSON: ", mistake.words), marked_line(text, mistake.at));
+    }
     if (value.is_discarded())
         throw usage_error(cat(origin, ": expected JSON, found '", text, "'"),
                           cat("In quotes, so that the shell leaves it whole, as ", origin,
@@ -247,6 +252,13 @@ std::string expectation(const Option& option) {
         if (synonym.meant.is_null() && synonym.written.is_string())
             return cat(text, ", or ", synonym.written.get<std::string>());
     return text + ", or null";
+}
+
+std::string advice_on_value(const Option& option, const std::string& value) {
+    for (const auto& [foreign, advice] : option.foreign_values)
+        if (foreign == value) return advice;
+    const std::string meant = did_you_mean(nearest(value, option.choices));
+    return meant.empty() ? option.remedy : meant;
 }
 
 void assign(const Option& option, const Json& value, const std::string& origin, std::vector<std::string>& notes) {

@@ -67,7 +67,9 @@ struct Option {
     Range range;
     std::vector<Alias> aliases;
     std::vector<Synonym> synonyms;
-    std::string remedy;                    ///< told with the refusal of a value
+    std::string remedy;  ///< told with the refusal of a value
+    /// Values of other programs that mean something else than any choice, each with what to do instead.
+    std::vector<std::pair<std::string, std::string>> foreign_values;
     std::vector<std::string> other_names;  ///< names from other programs; only suggested, never accepted
     bool accepts_number_as_text = false;
     bool flag_needs_no_value = false;  ///< `--key` alone means true
@@ -78,6 +80,7 @@ struct Option {
     bool (*is_named_by)(const std::string& argument) = nullptr;
     bool is_path = false;                       ///< a leading ~ is the user's home folder
     bool required = false;                      ///< of a command's own option
+    bool unread = false;                        ///< the command at hand has no use for it
     std::optional<OnResume> resuming;           ///< of every option of a configuration
     std::shared_ptr<const OptionSet> elements;  ///< the keys of an object_list's objects
 
@@ -110,6 +113,10 @@ struct Option {
         return synonyms.push_back({std::move(written), std::move(meant), std::move(note)}), *this;
     }
     Option& refused_with(std::string text) { return remedy = std::move(text), *this; }
+    Option& known_elsewhere(const std::vector<std::string>& values, const std::string& advice) {
+        for (const std::string& value : values) foreign_values.emplace_back(value, advice);
+        return *this;
+    }
     Option& suggested_for(std::vector<std::string> names) { return other_names = std::move(names), *this; }
     Option& number_as_text() { return accepts_number_as_text = true, *this; }
     Option& bare_flag() { return flag_needs_no_value = true, *this; }
@@ -123,6 +130,9 @@ struct Option {
 
 /// "an integer >= 1", "one of lora, full", "a list of …, or null": completes "expected …".
 std::string expectation(const Option& option);
+
+/// What to do about a value that is none of the option's choices; empty: nothing is known.
+std::string advice_on_value(const Option& option, const std::string& value);
 
 /// Assigns after checking type, choices and range. `origin` names the place ("run.json: lora.r", "--lora.r") in the
 /// usage Error that a value of another kind throws. Notes of a synonym are appended to `notes`.

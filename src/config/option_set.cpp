@@ -224,6 +224,10 @@ Json OptionSet::object() const {
     return members;
 }
 
+void OptionSet::mark_unread(const std::function<bool(const Option&)>& is_unread) {
+    for (Option& option : options_) option.unread = is_unread(option);
+}
+
 bool OptionSet::has_section(const std::string& name) const {
     return std::any_of(sections_.begin(), sections_.end(),
                        [&](const Section& section) { return section.name == name; });
@@ -234,6 +238,13 @@ std::vector<const Option*> OptionSet::options_of(const std::string& section) con
     for (const auto& option : options_)
         if (option.section == section) found.push_back(&option);
     return found;
+}
+
+Option& OptionSet::at(const std::string& full_name) {
+    const auto found = std::find_if(options_.begin(), options_.end(),
+                                    [&](const Option& option) { return option.full_name() == full_name; });
+    UNSLOTH_CHECK(found != options_.end(), "there is no option ", full_name);
+    return *found;
 }
 
 std::optional<Found> OptionSet::find(const std::string& full_name) const {
@@ -254,9 +265,13 @@ std::optional<Found> OptionSet::find_flag(const std::string& name) const {
         meanings.push_back(option.full_name());
         only = Found{&option, alias};
     };
-    for (const auto& option : options_) {
-        consider(option, nullptr, option.key);
-        for (const auto& alias : option.aliases) consider(option, &alias, alias.key);
+    for (const bool unread : {false, true}) {
+        if (only) break;
+        for (const auto& option : options_) {
+            if (option.unread != unread) continue;
+            consider(option, nullptr, option.key);
+            for (const auto& alias : option.aliases) consider(option, &alias, alias.key);
+        }
     }
     if (meanings.size() > 1)
         throw usage_error(cat("--", name, " is the name of several options"), did_you_mean(meanings, "--"));
@@ -271,6 +286,7 @@ std::vector<std::string> OptionSet::suggestions(const std::string& name) const {
         return option.key == wanted || std::any_of(option.aliases.begin(), option.aliases.end(), called);
     };
     for (const auto& option : options_) {
+        if (option.unread) continue;
         const auto& others = option.other_names;
         const bool other_name = std::find(others.begin(), others.end(), key) != others.end();
         if (is_name_of(option, key) || other_name) same_key.push_back(option.full_name());
@@ -289,7 +305,7 @@ std::vector<std::string> OptionSet::suggestions(const std::string& name) const {
     for (const auto& near : nearest(key, keys)) {
         for (const auto& option : options_) {
             const bool listed = std::find(found.begin(), found.end(), option.full_name()) != found.end();
-            if (is_name_of(option, near) && !listed) found.push_back(option.full_name());
+            if (is_name_of(option, near) && !listed && !option.unread) found.push_back(option.full_name());
         }
     }
     return found;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -56,15 +57,21 @@ class OptionSet {
     Option& add_list(std::string key, std::vector<Element>& field, void (*declare)(OptionSet&, Element&),
                      std::string help);
 
+    /// Marks options that the command at hand has no use for: help and suggestions pass over them.
+    void mark_unread(const std::function<bool(const Option&)>& is_unread);
+
     const std::vector<Section>& sections() const { return sections_; }
     const std::deque<Option>& options() const { return options_; }
     bool has_section(const std::string& name) const;
     std::vector<const Option*> options_of(const std::string& section) const;
 
+    /// By full name; a CheckError when there is none.
+    Option& at(const std::string& full_name);
+
     /// By full name ("lora.r", an alias's too); nothing when unknown.
     std::optional<Found> find(const std::string& full_name) const;
-    /// By full name, by a command's own name, or by a key that only one option has. A key of several options is a usage
-    /// Error that names them.
+    /// By full name, by a command's own name, or by a key that only one option has, of those that are read if one is. A
+    /// key of several options is a usage Error that names them.
     std::optional<Found> find_flag(const std::string& name) const;
     /// Full names of options that `name` (full, or only a key) may have meant; best first, possibly none.
     std::vector<std::string> suggestions(const std::string& name) const;

@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <map>
 
+#include "config/import/owner.h"
 #include "config/parse.h"
 #include "config/peer_fields.h"
 #include "config/read_tree.h"
@@ -41,6 +43,7 @@ class FileReader {
 
     void read(const Json& root) {
         if (!root.is_object()) throw usage_error(cat(file_, ": expected an object of sections at the top"));
+        refuse_foreign(owner_of(root));
         for (const auto& [name, content] : root.items()) {
             if (name == "$schema") continue;  // for editors
             if (name.empty() || !options_.has_section(name)) {
@@ -54,6 +57,22 @@ class FileReader {
     }
 
   private:
+    /// One word on a file of another program, instead of one on each of its fields.
+    void refuse_foreign(const FileOwner& owner) const {
+        const auto is_ours = [&](const std::string& mark) {
+            const auto has_key = [&](const auto& one) { return one.key == mark; };
+            return std::any_of(options_.options().begin(), options_.options().end(), [&](const Option& option) {
+                return has_key(option) || std::any_of(option.aliases.begin(), option.aliases.end(), has_key);
+            });
+        };
+        if (owner.ours || std::all_of(owner.marks.begin(), owner.marks.end(), is_ours)) return;
+        throw usage_error(cat(file_, owner.peer != nullptr ? " seems to be a configuration of " : " is of ", owner.name,
+                              " (", owner.shown_marks(), "), not of this program"),
+                          owner.peer != nullptr
+                              ? cat("unsloth-train import-config ", file_, " --out run.json makes one of it.")
+                              : owner.advice);
+    }
+
     void read_key(const std::string& name, const Json& value) {
         if (const auto found = options_.find(name)) {
             record_.problems.collect({found->option->full_name()}, [&] { read_option(*found, name, value); });

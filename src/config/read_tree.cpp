@@ -2,32 +2,14 @@
 
 #include <algorithm>
 #include <set>
-#include <string_view>
 #include <vector>
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/core/syntax.h"
 
 namespace unsloth::config {
 namespace {
-
-// ":line:column" of a character, all counted from 1.
-std::string position_text(const std::string& content, std::size_t character) {
-    const std::size_t index = std::min(character > 0 ? character - 1 : 0, content.size());
-    const std::string_view before = std::string_view(content).substr(0, index);
-    const auto line = 1 + std::count(before.begin(), before.end(), '\n');
-    const auto line_start = before.rfind('\n') + 1;  // npos + 1 is 0
-    return cat(":", line, ":", index - line_start + 1);
-}
-
-// The library's text without its own prefix and position.
-std::string reason_of(const nlohmann::json::exception& failure) {
-    const std::string text = failure.what();
-    if (const auto column = text.find("column "); column != std::string::npos)
-        if (const auto colon = text.find(": ", column); colon != std::string::npos) return text.substr(colon + 2);
-    const auto bracket = text.find("] ");
-    return bracket == std::string::npos ? text : text.substr(bracket + 2);
-}
 
 // No option takes so much; what is shown in messages is written by a function that recurses.
 constexpr int deepest = 64;
@@ -49,14 +31,19 @@ Json parse_json(const std::string& content, const std::string& file) {
     try {
         return Json::parse(content, refuse_oddities(file), /*allow_exceptions=*/true,
                            /*ignore_comments=*/true);
-    } catch (const nlohmann::json::parse_error& failure) {
-        throw usage_error(cat(file, position_text(content, failure.byte), ": no valid JSON: ", reason_of(failure)));
-    } catch (const nlohmann::json::exception& failure) {  // a number that no double holds
-        throw usage_error(cat(file, ": no valid JSON: ", reason_of(failure)));
+    } catch (const nlohmann::json::exception&) {
+        const SyntaxMistake mistake = find_json_mistake(content, /*comments=*/true);
+        throw malformed(file, content, mistake.at, cat("no valid JSON: ", mistake.words));
     }
 }
 
 }  // namespace
+
+Error malformed(const std::string& file, const std::string& content, std::size_t at, const std::string& what) {
+    at = std::min(at, content.find_last_not_of(" \t\r\n") + 1);  // of a text that ends too early its last line
+    const TextPlace place = place_of(content, at);
+    return usage_error(cat(file, ":", place.line, ":", place.column, ": ", what), marked_line(content, at));
+}
 
 bool is_yaml(const std::filesystem::path& path) {
     return path.extension() == ".yaml" || path.extension() == ".yml";

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "config/json.h"
+#include "unsloth/core/error.h"
 
 namespace unsloth::config {
 
@@ -16,6 +17,9 @@ Json read_tree(const std::filesystem::path& path);
 /// null. `file` names it in messages. Usage Error also for several documents, tags of other languages' objects and keys
 /// that are no scalars.
 Json parse_yaml(const std::string& content, const std::string& file);
+
+/// A usage Error with file, line and column of that byte, and the line itself.
+Error malformed(const std::string& file, const std::string& content, std::size_t at, const std::string& what);
 
 /// Whether the name ends as YAML files' names do.
 bool is_yaml(const std::filesystem::path& path);

@@ -13,10 +13,7 @@ namespace {
 
 /// A command with all of its options, alive as long as the object.
 struct Described {
-    explicit Described(const CommandInfo& info) : command(info) {
-        declare_own_options(info, options, line);
-        if (info.takes_config) declare_options(options, line.loaded.config);
-    }
+    explicit Described(const CommandInfo& info) : command(info) { declare_all_options(info, options, line); }
     Described(const Described&) = delete;
     Described& operator=(const Described&) = delete;
 
@@ -52,7 +49,7 @@ std::string bash_script() {
         const std::string key = command.name.substr(0, command.name.find(' '));
         std::vector<std::string> names, full;
         for (const Option& option : described.options.options()) {
-            if (option.positional) continue;
+            if (option.positional || option.unread) continue;
             const std::string shortest = described.shortest_flag(option), long_name = "--" + option.full_name();
             names.push_back(shortest);
             if (long_name != shortest) full.push_back(long_name);
@@ -112,7 +109,7 @@ std::string fish_script() {
                     quoted(command.summary), "\n");
         const Described described(command);
         for (const Option& option : described.options.options()) {
-            if (option.positional) continue;
+            if (option.positional || option.unread) continue;
             const auto words = values_of(option);
             text += cat("complete -c unsloth-train -n '__fish_seen_subcommand_from ", command.name, "' -l ",
                         described.shortest_flag(option).substr(2), words.empty() ? " -r" : " -x -a ",
@@ -138,6 +135,12 @@ std::string roff(const std::string& text) {
             out += c;
     }
     return out;
+}
+
+/// Markdown's code without its marks.
+std::string plain(std::string text) {
+    std::erase(text, '`');
+    return text;
 }
 
 std::string man_option(const Option& option) {
@@ -179,6 +182,8 @@ std::string man_page() {
         declare_own_options(command, own, line);
         text += cat(".SS ", roff(command.name), "\n", roff(command.summary), "\n");
         for (const Option& option : own.options()) text += man_option(option);
+        if (command.takes_config())
+            text += cat(".PP\nReads of a configuration: ", roff(plain(command.use.in_words())), ".\n");
     }
     Config config;
     OptionSet options;

@@ -135,7 +135,8 @@ constexpr const char* table_head = "| option | value | default | meaning |\n|---
 std::string help_of_options(const OptionSet& options) {
     std::string text;
     for (const auto& section : options.sections()) {
-        const auto members = options.options_of(section.name);
+        auto members = options.options_of(section.name);
+        std::erase_if(members, [](const Option* option) { return option->unread; });
         if (members.empty()) continue;
         if (section.name.empty()) {
             text += "\nOptions of " + section.title + "\n";
@@ -170,11 +171,14 @@ std::string markdown_of_config(const OptionSet& options) {
         ".\n\nThese only say how a run is carried out, and may change too: ", names_by_fate(options, OnResume::free),
         ".\n\nEvery other one decides what the steps already taken meant, and must be what it was.\n");
     return text + markdown_of_peer_fields() +
-           "\n# Commands\nThose that read `--config` take all options above as well.\n";
+           "\n# Commands\nThose that read `--config` take the options above of which they say so as flags, and all in "
+           "a "
+           "file.\n";
 }
 
 std::string markdown_of_command(const CommandInfo& command, const OptionSet& own_options) {
     std::string text = "\n## `unsloth-train " + command.name + " " + command.usage + "`\n" + command.summary + "\n\n";
+    if (command.takes_config()) text += "Reads of a configuration: " + command.use.in_words() + ".\n\n";
     text += table_head;
     for (const auto& option : own_options.options()) text += markdown_row(option);
     return text;

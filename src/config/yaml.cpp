@@ -6,6 +6,9 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "config/read_tree.h"
 #include "unsloth/core/error.h"
@@ -59,9 +62,46 @@ Json plain_scalar(const std::string& text) {
     return number.is_null() ? Json(text) : number;
 }
 
+/// What the library's messages mean to who wrote the file.
+std::string plain_words(const std::string& message) {
+    static const std::vector<std::pair<std::string_view, const char*>> words = {
+        {"end of map flow", "a comma or } is missing before this"},
+        {"end of sequence flow", "a comma or ] is missing before this"},
+        {"end of map", "this line is indented unlike the keys that it follows, or has no colon after its key"},
+        {"end of sequence", "this line is indented unlike the list that it follows, or lacks its -"},
+        {"illegal flow end", "this bracket closes none"},
+        {"illegal block entry", "a list's - stands where no list can begin: it begins a line of its own"},
+        {"illegal map key", "a key stands where none can: is the line indented too far?"},
+        {"illegal map value",
+         "a colon stands where no value can begin: is the line indented too far, or does a text with a colon lack "
+         "quotes?"},
+        {"illegal tab", "a tab stands in the indentation, which takes spaces alone"},
+        {"illegal EOF in scalar", "a quote is not closed before the file ends"},
+        {"illegal document indicator", "a quote is not closed before the document ends"},
+        {"illegal character in scalar", "no text begins with this character, unless it stands in quotes"},
+        {"unknown token", "no value begins with this character; a text with it stands in quotes"},
+        {"unexpected character in block", "nothing but the depth of its indentation may follow | or >"},
+        {"unknown escape", "this backslash begins no known character; in single quotes it is one itself"},
+        {"bad character found while scanning hex", "hexadecimal digits are expected"},
+        {"the referenced anchor",
+         "* begins the name of a part marked by & before, which there is not; a text that begins "
+         "with * stands in quotes"},
+        {"alias not found", "* begins the name of a part; a text that begins with * stands in quotes"},
+        {"illegal character found while scanning alias",
+         "* begins the name of a part; a text that begins with * stands in quotes"},
+        {"anchor not found", "& begins the name of a part; a text that begins with & stands in quotes"},
+        {"illegal character found while scanning anchor",
+         "& begins the name of a part; a text that begins with & stands in quotes"},
+        {"illegal character found while scanning tag", "! begins a tag; a text that begins with ! stands in quotes"},
+        {"cannot assign", "two marks of one kind (& or !) stand before one value"}};
+    for (const auto& [begin, meaning] : words)
+        if (message.starts_with(begin)) return meaning;
+    return "it cannot be read from here on";
+}
+
 class Converter {
   public:
-    explicit Converter(std::string file) : file_(std::move(file)) {}
+    Converter(std::string file, const std::string& content) : file_(std::move(file)), content_(content) {}
 
     Json convert(const YAML::Node& node, int depth = 0) {
         if (depth > deepest_yaml)
@@ -84,13 +124,53 @@ class Converter {
     }
 
     [[noreturn]] void fail(const YAML::Mark& mark, const std::string& what) const {
-        const std::string place = mark.is_null() ? "" : cat(":", mark.line + 1, ":", mark.column + 1);
-        throw usage_error(cat(file_, place, ": ", what));
+        if (mark.is_null()) throw usage_error(cat(file_, ": ", what));
+        throw malformed(file_, content_, offset_of(mark), what);
+    }
+    [[noreturn]] void fail(const YAML::Exception& failure) const {
+        const std::size_t at = failure.mark.is_null() ? 0 : offset_of(failure.mark);
+        const std::size_t line = at == 0 ? 0 : content_.rfind('\n', at - 1) + 1;  // npos + 1 is 0
+        const std::string before = content_.substr(line, at - line);
+        const bool tab = before.find('\t') != std::string::npos && before.find_first_not_of(" \t") == std::string::npos;
+        fail(failure.mark, cat("no valid YAML: ", tab ? "a tab stands in the indentation, which takes spaces alone"
+                                                      : plain_words(failure.msg)));
+    }
+    /// What the library makes a document of its own without the mark of one.
+    [[noreturn]] void fail_second(const YAML::Mark& mark) const {
+        const bool marked = content_.rfind("\n---", offset_of(mark)) != std::string::npos;
+        fail(mark, marked
+                       ? "a second document begins here; a file holds one"
+                       : "this belongs to none of the lines before it: a list and an object do not follow each other");
     }
 
   private:
+    std::size_t offset_of(const YAML::Mark& mark) const {
+        std::size_t at = 0;
+        for (int line = 0; line < mark.line; ++line) at = std::min(content_.find('\n', at), content_.size() - 1) + 1;
+        return std::min(at + static_cast<std::size_t>(mark.column), content_.size());
+    }
+
+    /// The library takes a quote that is not closed for one that ends with the file.
+    void require_closed(const YAML::Mark& mark) const {
+        const std::size_t begin = offset_of(mark);
+        const char quote = begin < content_.size() ? content_[begin] : '\0';
+        if (quote != '\'' && quote != '"') return;
+        for (std::size_t at = begin + 1; at < content_.size(); ++at) {
+            if (quote == '"' && content_[at] == '\\')
+                ++at;
+            else if (content_[at] == quote && content_[at + 1] != quote)
+                return;  // a string ends with a 0
+            else if (content_[at] == quote) {
+                if (quote == '"') return;
+                ++at;
+            }
+        }
+        fail(mark, "no valid YAML: the quote that begins here is not closed");
+    }
+
     Json scalar(const YAML::Node& node) const {
         const std::string &tag = node.Tag(), &text = node.Scalar();
+        if (tag == "!") require_closed(node.Mark());
         if (tag == "?" || tag.empty()) return plain_scalar(text);
         if (tag == "!" || tag == "tag:yaml.org,2002:str") return text;  // between quotes, or said to be a string
         if (tag.starts_with("tag:yaml.org,2002:") && !tag.starts_with("tag:yaml.org,2002:python"))
@@ -128,21 +208,21 @@ class Converter {
     }
 
     std::string file_;
+    const std::string& content_;
     std::size_t values_ = 0;
 };
 
 }  // namespace
 
 Json parse_yaml(const std::string& content, const std::string& file) {
-    Converter converter(file);
+    Converter converter(file, content);
     try {
         const std::vector<YAML::Node> documents = YAML::LoadAll(content);
         if (documents.empty()) return nullptr;
-        if (documents.size() > 1)
-            converter.fail(documents[1].Mark(), "a second document begins here; a file holds one");
+        if (documents.size() > 1) converter.fail_second(documents[1].Mark());
         return converter.convert(documents.front());
     } catch (const YAML::Exception& failure) {
-        converter.fail(failure.mark, cat("no valid YAML: ", failure.msg));
+        converter.fail(failure);
     }
 }
 

@@ -2,12 +2,14 @@
 
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdio>
 #include <memory>
 #include <mutex>
 
+#include "unsloth/core/terminal.h"
 #include "unsloth/core/utf8.h"
 
 namespace unsloth::log {
@@ -19,8 +21,10 @@ Decoration* decoration = nullptr;
 
 spdlog::logger& sink() {
     static const auto logger = [] {
-        auto made =
-            std::make_shared<spdlog::logger>("unsloth", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+        auto stream = std::make_shared<spdlog::sinks::stderr_color_sink_mt>();
+        stream->set_color_mode(takes_colours(STDERR_FILENO) ? spdlog::color_mode::automatic
+                                                            : spdlog::color_mode::never);
+        auto made = std::make_shared<spdlog::logger>("unsloth", std::move(stream));
         made->set_pattern("%^[%H:%M:%S] %L%$ %v");
         made->set_level(spdlog::level::trace);
         made->flush_on(spdlog::level::trace);

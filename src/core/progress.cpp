@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "unsloth/core/log.h"
+#include "unsloth/core/terminal.h"
 
 namespace unsloth {
 namespace {
@@ -125,7 +126,7 @@ class StatusLines final : public log::Decoration {
 };
 
 bool StatusLine::available() {
-    return ::isatty(STDERR_FILENO) != 0 && log::level() <= log::Level::info;
+    return takes_escapes(STDERR_FILENO) && log::level() <= log::Level::info;
 }
 
 StatusLine::StatusLine() {

@@ -26,12 +26,10 @@ int edit_distance(std::string_view from, std::string_view to) {
 }
 
 bool is_like(std::string_view name, std::string_view candidate) {
-    constexpr std::size_t most_edits = 2;
     const auto [shorter, longer] = std::minmax({name.size(), candidate.size()});
+    const std::size_t most_edits = std::min<std::size_t>(longer / 3, 2);  // of two letters, one makes another word
     if (longer - shorter > most_edits) return false;  // without the table, which a long name makes large
-    const int distance = edit_distance(name, candidate);
-    return distance <= static_cast<int>(most_edits) &&
-           distance < static_cast<int>(std::max(name.size(), candidate.size()));
+    return edit_distance(name, candidate) <= static_cast<int>(most_edits);
 }
 
 std::vector<std::string> nearest(const std::string& name, const std::vector<std::string>& candidates) {

@@ -7,6 +7,7 @@
 #include "data/row_readers.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/core/syntax.h"
 #include "unsloth/core/utf8.h"
 #include "unsloth/tokenizer/ordered_row.h"
 
@@ -60,15 +61,6 @@ char first_byte(TextWindow& window, const std::filesystem::path& path) {
     }
 }
 
-/// "[json.exception.parse_error.101] parse error at line 1, column 5: syntax error ..." -> "column 5: syntax
-/// error ...".
-std::string plain_parse_error(const std::string& what) {
-    const std::size_t column = what.find("column ");
-    if (column != std::string::npos) return what.substr(column);
-    const std::size_t bracket = what.find("] ");
-    return bracket == std::string::npos ? what : what.substr(bracket + 2);
-}
-
 const char* type_phrase(const nlohmann::ordered_json& value) {
     if (value.is_array()) return "an array";
     if (value.is_string()) return "a string";
@@ -76,15 +68,18 @@ const char* type_phrase(const nlohmann::ordered_json& value) {
     return "another value";
 }
 
-/// Gives columns the names that this program knows. Values are moved: a copy of deeply nested JSON would recurse.
+/// Gives columns the names that this program knows, and removes those that are not to be read. Values are moved: a copy
+/// of deeply nested JSON would recurse.
 void rename(nlohmann::ordered_json& row, const ColumnNames& columns) {
     std::vector<std::pair<std::string, nlohmann::ordered_json>> renamed;
     for (const auto& [ours, theirs] : columns) {
-        const auto found = row.find(theirs);
+        const auto found = theirs.empty() ? row.end() : row.find(theirs);
         if (found == row.end()) continue;
         renamed.emplace_back(ours, std::move(*found));
         row.erase(found);
     }
+    for (const auto& [ours, theirs] : columns)
+        if (theirs.empty()) row.erase(ours);
     for (auto& [name, value] : renamed) row[name] = std::move(value);
 }
 
@@ -167,8 +162,9 @@ nlohmann::ordered_json parse_row(std::string_view text) {
         row = tokenizer::parse_ordered(text);
     } catch (const Error& error) {
         throw BadRow{error.what(), ""};
-    } catch (const nlohmann::ordered_json::exception& error) {
-        throw BadRow{cat("not valid JSON: ", plain_parse_error(error.what())),
+    } catch (const nlohmann::ordered_json::exception&) {
+        const SyntaxMistake mistake = find_json_mistake(text);
+        throw BadRow{cat("not valid JSON: column ", place_of(text, mistake.at).column, ": ", mistake.words),
                      "Each line must be one whole JSON object."};
     }
     if (!row.is_object())

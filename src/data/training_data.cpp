@@ -153,7 +153,13 @@ TrainingData load_training_data(const config::Config& config, const ModelLimits&
 
 Dataset load_evaluation_rows(const config::Config& config, const ModelLimits& limits, const EncoderMaker& make_encoder,
                              const std::string& fingerprint) {
-    return Loading(config, limits, make_encoder, fingerprint, {})(evaluation_sources(config.data));
+    const std::vector<config::DataSource> sources = evaluation_sources(config.data);
+    if (!sources.empty()) return Loading(config, limits, make_encoder, fingerprint, {})(sources);
+    if (config.data.val_size == 0)
+        throw usage_error("data.eval_file is not set", "Name a file of rows, or let data.val_size hold some out.");
+    Dataset rows = *load_training_data(config, limits, make_encoder, fingerprint).eval;
+    log::info(rows.size(), " rows, which data.val_size ", config.data.val_size, " holds out of the training rows");
+    return rows;
 }
 
 }  // namespace unsloth::data

@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include "unsloth/core/json_depth.h"
+#include "unsloth/core/syntax.h"
 
 namespace unsloth::formats {
 
@@ -58,11 +59,8 @@ AnyJson parse_json(std::string_view text, const std::string& source) {
     AnyJson::sax_parse(text.begin(), text.end(), &check);
     try {
         return AnyJson::parse(text.begin(), text.end());
-    } catch (const nlohmann::json::exception& error) {
-        const std::string_view reason = error.what();  // "[json.exception.parse_error.101] parse error at …"
-        const std::size_t bracket = reason.find("] ");
-        throw input_error(
-            cat(source, ": not valid JSON: ", bracket == reason.npos ? reason : reason.substr(bracket + 2)));
+    } catch (const nlohmann::json::exception&) {
+        throw not_valid_json(source, text);
     }
 }
 

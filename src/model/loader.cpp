@@ -91,6 +91,7 @@ void ModelPlan::read_trained() {
         all_lora_ = share(stack_->layers());
         table_ = share(weights::ParameterTable::lora(spec(), *all_lora_, {}));
     } else if (request_.lora) {
+        if (!request_.adapter) spec::refuse_idle_patterns(*request_.lora, spec());
         all_lora_ = share(spec::resolve_lora(*request_.lora, spec()));
         table_ = share(weights::ParameterTable::lora(spec(), *all_lora_, request_.lora->modules_to_save));
     }

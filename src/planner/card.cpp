@@ -9,6 +9,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/json_reader.h"
+#include "unsloth/core/syntax.h"
 #include "unsloth/spec/kernel_table.h"
 
 namespace unsloth::planner {
@@ -82,8 +83,8 @@ Card parse_card(const std::string& text, const std::string& source) {
     Json json;
     try {
         json = Json::parse(text);
-    } catch (const Json::parse_error&) {
-        throw input_error(cat(source, ": is no JSON"));
+    } catch (const Json::exception&) {
+        throw not_valid_json(source, text);
     }
     const Reader read(json, source);
     constexpr double gib = 1 << 30;

@@ -6,6 +6,7 @@
 
 #include "cards.inc"  // built_in: {file's text, …}, made by CMake from cards/*.json
 #include "unsloth/core/error.h"
+#include "unsloth/core/syntax.h"
 #include "unsloth/core/json_reader.h"
 
 namespace unsloth::spec {
@@ -123,8 +124,8 @@ Json json_of(const KernelChoice& choice) {
 Json parse(const std::string& text, const std::string& source) {
     try {
         return Json::parse(text);
-    } catch (const Json::parse_error&) {
-        throw input_error(cat(source, ": is no JSON"));
+    } catch (const Json::exception&) {
+        throw not_valid_json(source, text);
     }
 }
 

@@ -10,6 +10,10 @@
 namespace unsloth::spec {
 namespace {
 
+std::string module_path(std::size_t layer, std::size_t projection) {
+    return cat("model.layers.", layer, ".", projection_paths[projection]);
+}
+
 /// rank_pattern or alpha_pattern: the value of the first key that matches a module path.
 template <class Value>
 class Patterns {
@@ -20,9 +24,14 @@ class Patterns {
     }
 
     Value value_for(const std::string& module, Value otherwise) const {
-        for (const auto& [expression, value] : rules_)
-            if (expression.matches(module)) return value;
-        return otherwise;
+        const std::size_t first = first_match(module, 0);
+        return first < rules_.size() ? rules_[first].second : otherwise;
+    }
+
+    /// The first rule from `from` on that matches; their number where none does.
+    std::size_t first_match(const std::string& module, std::size_t from) const {
+        while (from < rules_.size() && !rules_[from].first.matches(module)) ++from;
+        return from;
     }
 
   private:
@@ -81,6 +90,41 @@ class Targets {
     std::optional<ModulePattern> expression_;  ///< in the place of a list
 };
 
+/// Usage Error for a key that gives its value to no adapter.
+template <class Value>
+void refuse_idle_keys(const std::string& option, const std::vector<std::pair<std::string, Value>>& entries,
+                      const std::vector<LayerLora>& layers) {
+    const Patterns<Value> patterns(option, entries);
+    enum class Use { none, without_adapter, shadowed, serves };
+    std::vector<Use> uses(entries.size(), Use::none);
+    for (std::size_t layer = 0; layer < layers.size(); ++layer) {
+        for (std::size_t p = 0; p < projection_count; ++p) {
+            const std::string path = module_path(layer, p);
+            const bool has_adapter = layers[layer][p].r > 0;
+            const std::size_t first = patterns.first_match(path, 0);
+            for (std::size_t i = first; i < entries.size(); i = patterns.first_match(path, i + 1))
+                uses[i] = std::max(uses[i], !has_adapter ? Use::without_adapter
+                                            : i == first ? Use::serves
+                                                         : Use::shadowed);
+        }
+    }
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+        const std::string place = cat(option, ": '", entries[i].first, "' ");
+        if (uses[i] == Use::without_adapter)
+            throw usage_error(place + "matches modules without an adapter alone",
+                              "lora.target_modules and lora.layers_to_transform say which get one.");
+        if (uses[i] == Use::shadowed)
+            throw usage_error(place + "never counts: keys before it match all of its modules",
+                              "The first match wins: put it before them, or leave it out.");
+        if (uses[i] == Use::none)
+            throw usage_error(
+                place + "matches no module of this model",
+                cat("A key is the end of a path from a dot on, or a regular expression for it: paths go "
+                    "from ",
+                    module_path(0, 0), " to ", module_path(layers.size() - 1, projection_count - 1), "."));
+    }
+}
+
 void check_options(const LoraSpec& lora, const ModelSpec& model) {
     if (lora.r < 1) throw usage_error(cat("lora.r must be at least 1, but is ", lora.r));
     if (!std::isfinite(lora.lora_alpha)) throw usage_error("lora.lora_alpha must be a finite number");
@@ -119,7 +163,7 @@ std::vector<LayerLora> resolve_lora(const LoraSpec& lora, const ModelSpec& model
     bool any = false;
     for (int64_t layer = 0; layer < model.num_layers; ++layer) {
         for (std::size_t p = 0; p < projection_count; ++p) {
-            const std::string path = cat("model.layers.", layer, ".", projection_paths[p]);
+            const std::string path = module_path(static_cast<std::size_t>(layer), p);
             if (!targets.contains(path, layer)) continue;
             layers[static_cast<std::size_t>(layer)][p] =
                 make_module(lora, ranks.value_for(path, lora.r), alphas.value_for(path, lora.lora_alpha), path);
@@ -129,6 +173,12 @@ std::vector<LayerLora> resolve_lora(const LoraSpec& lora, const ModelSpec& model
     targets.refuse_unused();
     UNSLOTH_CHECK(any, "every target was used, but no module has an adapter");
     return layers;
+}
+
+void refuse_idle_patterns(const LoraSpec& lora, const ModelSpec& model) {
+    const std::vector<LayerLora> layers = resolve_lora(lora, model);
+    refuse_idle_keys("lora.rank_pattern", lora.rank_pattern, layers);
+    refuse_idle_keys("lora.alpha_pattern", lora.alpha_pattern, layers);
 }
 
 }  // namespace unsloth::spec

@@ -13,6 +13,7 @@
 #include "tokenizer/json_reader.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/core/log.h"
 #include "unsloth/core/suggest.h"
 #include "unsloth/tokenizer/chat.h"
 #include "unsloth/tokenizer/ordered_row.h"
@@ -163,6 +164,17 @@ void add_kwargs(std::string_view text, jinja::Variables& variables) {
     }
 }
 
+/// A template reads what it likes: a slip in a variable's name is no mistake to it.
+void doubt_kwargs(std::string_view text, const std::set<std::string, std::less<>>& words, const std::string& name) {
+    const Json kwargs = try_parse_ordered(text);
+    for (const auto& [key, value] : kwargs.items()) {
+        if (words.contains(key)) continue;
+        const std::string meant = did_you_mean(nearest(key, {words.begin(), words.end()}));
+        log::warning("chat_template_kwargs: the chat template ", name, " does not read ", key,
+                     meant.empty() ? "" : "; ", meant);
+    }
+}
+
 }  // namespace
 
 ChatTemplate ChatTemplate::choose(std::string_view name, const Tokenizer& tokenizer, std::string_view kwargs) {
@@ -185,6 +197,7 @@ ChatTemplate ChatTemplate::choose(std::string_view name, const Tokenizer& tokeni
         throw unknown_template(name, tokenizer);
     }
     add_kwargs(kwargs, impl->variables);
+    if (!impl->mistake) doubt_kwargs(kwargs, impl->words, impl->main.name());
     return ChatTemplate(std::move(impl));
 }
 

@@ -8,6 +8,7 @@
 
 #include "unsloth/core/files.h"
 #include "unsloth/core/json_reader.h"
+#include "unsloth/core/syntax.h"
 
 namespace unsloth::tokenizer {
 
@@ -17,8 +18,8 @@ using JsonReader = unsloth::JsonReader<nlohmann::json>;
 inline nlohmann::json parse_json(std::string_view text, const std::string& where) {
     try {
         return nlohmann::json::parse(text);
-    } catch (const nlohmann::json::exception& error) {
-        throw input_error(cat(where, ": not valid JSON: ", error.what()));
+    } catch (const nlohmann::json::exception&) {
+        throw not_valid_json(where, text);
     }
 }
 

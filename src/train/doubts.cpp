@@ -24,11 +24,13 @@ std::optional<std::string> doubt_learning_rate(const config::Config& config, con
 
 std::vector<std::string> options_without_effect(const config::Config& config, bool on_gpu, int sharers) {
     std::vector<std::string> idle;
-    const auto only_on_gpus = [&](const char* option, bool given) {
+    const auto only_on_gpus = [&](const std::string& option, bool given) {
         if (given && !on_gpu) idle.push_back(cat(option, " has no effect: the run is on the CPU"));
     };
     const config::TrainingOptions& training = config.training;
     only_on_gpus("training.max_memory_gib", training.max_memory_gib > 0);
+    for (const auto& [device, size] : config.model.max_memory)
+        only_on_gpus(cat("model.max_memory's '", device, "'"), device != "cpu");
     if (config.distributed.zero_stage > 0 && sharers == 1)
         idle.push_back(
             cat("distributed.zero_stage ", config.distributed.zero_stage, " has no effect: ",

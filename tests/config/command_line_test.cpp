@@ -213,6 +213,10 @@ TEST(CommandLine, Evaluate) {
     EXPECT_TRUE(line.evaluate.json);
     EXPECT_NO_THROW(config::parse_command_line({"evaluate", "--path", "m", "--eval_files", R"({"a": "f"})"}));
     EXPECT_CONTAINS(error_of({"evaluate", "--path", "m"}), "--data.eval_file");
+    EXPECT_CONTAINS(error_of({"evaluate", "--path", "m", "--train_file", "t"}), "data.val_size, which holds out rows");
+    EXPECT_EQ(config::parse_command_line({"evaluate", "--path", "m", "--train_file", "t", "--val_size", "3"})
+                  .loaded.config.data.val_size,
+              3);
     EXPECT_CONTAINS(error_of({"evaluate", "--path", "m", "--eval_file", "e", "--answer_regex", "a"}),
                     "beside --metric");
     EXPECT_CONTAINS(error_of({"evaluate", "--path", "m", "--eval_file", "e", "--metric", "regex"}),
@@ -369,6 +373,9 @@ TEST(CommandLine, MergeAndQuantize) {
     EXPECT_EQ(config::parse_command_line({"quantize", "--model", "m", "--out", "o"}).quantize.type,
               spec::WeightType::nf4);
     EXPECT_CONTAINS(error_of({"quantize", "--out", "o"}), "quantize needs --model");
+    EXPECT_CONTAINS(error_of({"quantize", "--model", "m", "--out", "o", "--type", "gptq"}), "need no rows");
+    EXPECT_EQ(config::parse_command_line({"import-config", "f", "--from", "unsloth"}).importing.from,
+              config::PeerProgram::trl);
 }
 
 TEST(CommandLine, SizesHaveUnits) {
@@ -384,6 +391,47 @@ TEST(CommandLine, SizesHaveUnits) {
     for (const char* wrong : {"0", "5XB", "GB", "-1", "1e300GB", "0.1", "5GBB", "nan", ""})
         EXPECT_CONTAINS(error_of({"quantize", "--model", "m", "--out", "o", std::string("--max_shard_size=") + wrong}),
                         "--max_shard_size");
+}
+
+TEST(CommandLine, OfAConfigurationACommandTakesWhatItReads) {
+    const auto refused = [](const std::vector<std::string>& words, const std::string& option) {
+        EXPECT_CONTAINS(error_of(words), words[0] + " does not read " + option);
+        EXPECT_CONTAINS(error_of(words), "unsloth-train help " + words[0]);
+    };
+    refused({"evaluate", "--path", "m", "--eval_file", "e", "--learning_rate", "1"}, "training.learning_rate");
+    refused({"evaluate", "--path", "m", "--eval_file", "e", "--overwrite_output_dir"}, "training.overwrite_output_dir");
+    refused({"evaluate", "--path", "m", "--eval_file", "e", "--eval_strategy", "no"}, "training.eval_steps");
+    refused({"generate", "--path", "m", "--prompt", "p", "--lora.r", "4"}, "lora.r");
+    refused({"generate", "--path", "m", "--prompt", "p", "--compute_dtype", "int8"}, "model.compute_dtype");
+    refused({"score", "--path", "m", "--train_file", "t", "--out", "o", "--zero_stage", "3"}, "distributed.zero_stage");
+    refused({"data", "--train_file", "t", "--device", "cpu"}, "hardware.device");
+    refused({"doctor", "--train_file", "t"}, "data.train_file");
+    EXPECT_NO_THROW(
+        config::parse_command_line({"evaluate", "--path", "m", "--eval_file", "e", "--bf16", "--max_length", "8"}));
+    // A run's configuration is given to many commands.
+    const ScratchFolder folder;
+    const std::string file =
+        folder.write("run.json", R"({"model": {"path": "m"}, "data": {"train_file": "t", "val_size": 2},
+                                     "training": {"learning_rate": 0.1, "output_dir": "o"}, "lora": {"r": 4}})");
+    for (const char* command : {"train", "data", "plan", "evaluate", "doctor", "tune", "config"})
+        EXPECT_NO_THROW(config::parse_command_line({command, file})) << command;
+    EXPECT_EQ(config::parse_command_line({"score", file, "--out", "o"}).loaded.config.lora.r, 4);
+
+    const auto lists = [](const std::string& command, const std::string& option) {
+        return contains(config::help_text(command), "--" + option + " ");
+    };
+    for (const char* command : {"train", "plan", "config"}) EXPECT_TRUE(lists(command, "training.learning_rate"));
+    for (const char* command : {"generate", "evaluate", "score", "data", "data augment", "doctor"})
+        EXPECT_FALSE(lists(command, "training.learning_rate")) << command;
+    EXPECT_TRUE(lists("generate", "model.path"));
+    EXPECT_TRUE(lists("generate", "data.template"));
+    EXPECT_FALSE(lists("generate", "data.train_file"));
+    EXPECT_TRUE(lists("evaluate", "data.eval_file"));
+    // A slip is no hint at what the command does not read.
+    EXPECT_FALSE(
+        contains(error_of({"generate", "--path", "m", "--prompt", "p", "--learnin_rate", "1"}), "Did you mean"));
+    EXPECT_CONTAINS(config::options_markdown(),
+                    "Reads of a configuration: `model` without `model.compute_dtype` and `model.max_seq_length`");
 }
 
 TEST(CommandLine, MistakesAreNamed) {

@@ -88,6 +88,8 @@ TEST(DeviceMap, SeveralGpusAreStages) {
     EXPECT_CONTAINS(refusal(R"({"": 0, "model.layers.3": 1, "lm_head": 0})"), "not with the last layers");
     EXPECT_CONTAINS(refusal(R"({"model.layers.0-2": 0, "model.layers.3": 1, "model.embed_tokens": 1})"),
                     "not with the first layers");
+    EXPECT_CONTAINS(refusal(R"({"model.layers.0-1": 0, "model.layers.2-9": 1})"),
+                    "'model.layers.2-9', but the model has layers 0 to 3");
 }
 
 TEST(DeviceMap, SaysHowManyProcessesARunBecomes) {

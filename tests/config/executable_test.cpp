@@ -271,8 +271,8 @@ TEST_F(Floors, AFileThatIsWrongIsRefusedBeforeAnythingIsRun) {
         EXPECT_CONTAINS(outcome.err, word);
         EXPECT_CONTAINS(outcome.err, "floors.json");
     };
-    refused("{" + rows + R"({"r": NaN}}}})", 3, "is no JSON");
-    refused("{" + rows + R"({"r": 1e999}}}})", 3, "is no JSON");
+    refused("{" + rows + R"({"r": NaN}}}})", 3, "NaN is no number of JSON");
+    refused("{" + rows + R"({"r": 1e999}}}})", 3, "the number 1e999 is too large");
     refused("{" + rows + R"({"r": "0.5"}}}})", 3, "expected a finite number");
     refused("{" + rows + R"({"r": null}}}})", 3, "'r' is missing");
     refused("{" + rows + R"({"r": -0.1}}}})", 3, "expected a share from 0 on");

@@ -1,13 +1,12 @@
 // import-config: what becomes of the fields of axolotl, LLaMA-Factory, TRL and Unsloth.
 // tests/golden/options/imports.json lists all of pinned releases.
-#include "unsloth/config/import.h"
 #include "common/files.h"
 
 #include <algorithm>
 #include <map>
 #include <set>
 
-#include "tests/config/support.h"
+#include "tests/config/import_support.h"
 
 namespace unsloth::testing {
 namespace {
@@ -15,20 +14,6 @@ namespace {
 const std::map<std::string, config::PeerProgram> programs = {{"axolotl", config::PeerProgram::axolotl},
                                                              {"llamafactory", config::PeerProgram::llama_factory},
                                                              {"trl", config::PeerProgram::trl}};
-
-config::ImportedConfig import_text(const std::string& content,
-                                   config::PeerProgram program = config::PeerProgram::automatic) {
-    const ScratchFolder folder;
-    return config::import_config(folder.write("theirs.yaml", content), program);
-}
-config::LoadedConfig loaded(const config::ImportedConfig& imported) {
-    return load_text(imported.json);
-}
-std::string all(const std::vector<std::string>& lines) {
-    std::string text;
-    for (const std::string& line : lines) text += line + "\n";
-    return text;
-}
 
 const Json& pinned() {
     static const Json parts = [] {
@@ -65,25 +50,8 @@ bool leaves_a_trace(config::PeerProgram program, const Json& with, const Json& w
 /// Fields that have no effect alone, because others switch on what they serve, or that a note would only be noise for.
 const std::set<std::string> silent = {
     // asked for with the field that they serve, or the same as is done anyway
-    "dataset_train_split",
-    "dataset_test_split",
-    "eval_steps",
-    "eval_strategy",
-    "evaluation_strategy",
-    "evals_per_epoch",
-    "warmup_ratio",
-    "warmup_steps",
-    "mix_strategy",
-    "quantization_method",
-    "message_field_role",
-    "preprocess_shards",
-    "template_thinking_key",
-    "field_thinking",
-    "split_thinking",
-    "field_tools",
-    "trust_remote_code",
-    "ds_type",
-    "field"};
+    "dataset_train_split", "dataset_test_split", "mix_strategy", "quantization_method",
+    "preprocess_shards",   "trust_remote_code",  "ds_type"};
 
 bool names(const config::ImportedConfig& imported, const std::string& key) {
     for (const auto* lines : {&imported.notes, &imported.losses})
@@ -208,9 +176,11 @@ TEST(Import, EarlyStoppingAndTheBestModel) {
     const std::string evaluated = rows + "val_set_size: 0.1\neval_steps: 10\nsave_steps: 20\n";
     const auto of = [](const std::string& text) { return loaded(import_text(text)).config.training; };
     EXPECT_EQ(of(evaluated + "early_stopping_patience: 3").early_stopping_patience, 3);
-    EXPECT_TRUE(of(evaluated).load_best_model_at_end);  // axolotl's default
-    EXPECT_FALSE(of(evaluated + "load_best_model_at_end: false").load_best_model_at_end);
-    EXPECT_FALSE(of(rows + "val_set_size: 0.1\neval_steps: 30\nsave_steps: 20\n").load_best_model_at_end);
+    EXPECT_FALSE(of(evaluated).load_best_model_at_end);
+    EXPECT_TRUE(of(evaluated + "load_best_model_at_end: true").load_best_model_at_end);
+    EXPECT_TRUE(of(evaluated + "early_stopping_patience: 3").load_best_model_at_end);  // as axolotl does
+    const std::string between = rows + "val_set_size: 0.1\neval_steps: 30\nsave_steps: 20\n";
+    EXPECT_FALSE(of(between + "early_stopping_patience: 3").load_best_model_at_end);
     EXPECT_CONTAINS(all(import_text(rows + "early_stopping_patience: 3").losses),
                     "early_stopping_patience: 3: it follows evaluations during the run");
     const std::string factory =
@@ -227,6 +197,7 @@ TEST(Import, AxolotlsDataSets) {
     const config::Config alpaca = loaded(of("datasets: [{path: a.jsonl, type: alpaca}]")).config;
     EXPECT_EQ(alpaca.data.format, config::DataFormat::alpaca);
     EXPECT_EQ(alpaca.data.template_name, "alpaca");
+    EXPECT_EQ(alpaca.data.columns, (Columns{{"system", ""}, {"history", ""}})) << "axolotl does not read them";
     const config::Config two =
         loaded(of("datasets:\n- {path: a, type: completion, field: body}\n- {path: b, split: extra}")).config;
     ASSERT_EQ(two.data.datasets.size(), 2u);
@@ -238,8 +209,7 @@ TEST(Import, AxolotlsDataSets) {
               "x.jsonl");
     const config::Config columns =
         loaded(of("datasets: [{path: a, type: {field_instruction: q, field_output: a, field_input: input}}]")).config;
-    EXPECT_EQ(columns.data.columns,
-              (std::vector<std::pair<std::string, std::string>>{{"instruction", "q"}, {"output", "a"}}));
+    EXPECT_EQ(columns.data.columns, (Columns{{"instruction", "q"}, {"output", "a"}, {"system", ""}, {"history", ""}}));
     EXPECT_CONTAINS(all(of("datasets: [{path: a, type: jeopardy}]").losses), "datasets[0].type: jeopardy: known are");
     EXPECT_CONTAINS(all(of("datasets: [{path: a, type: alpaca, shards: 4}]").losses), "datasets[0].shards: 4");
     EXPECT_EQ(loaded(of("datasets: [{path: org/rows, type: alpaca}]")).config.data.train_file, "org/rows");
@@ -317,7 +287,7 @@ TEST(Import, LlamaFactorysDefaults) {
     EXPECT_EQ(config.training.learning_rate, 5e-5);
     EXPECT_FALSE(config.model.load_in_4bit);
     EXPECT_CONTAINS(all(import_text("stage: ppo").losses), "stage: ppo: sft, pt, dpo and kto are there");
-    EXPECT_CONTAINS(all(import_text("template: gemma").losses), "template: gemma: data.template auto");
+    EXPECT_CONTAINS(all(import_text("template: gemma").losses), "template: gemma: data.template default");
     EXPECT_CONTAINS(all(import_text("stage: sft\nquantization_bit: 3").losses), "quantization_bit: 3 by bnb");
     EXPECT_TRUE(
         loaded(import_text("model_name_or_path: m\nstage: sft\nquantization_bit: 8")).config.model.load_in_8bit);
@@ -379,18 +349,20 @@ TEST(Import, LlamaFactorysPreferences) {
     EXPECT_EQ(config.preference.beta, 0.2);
     EXPECT_EQ(config.preference.rpo_alpha, 0.1);
     ASSERT_EQ(config.data.datasets.size(), 2u);
-    for (const config::DataSource& source : config.data.datasets) {
-        EXPECT_EQ(source.format, config::DataFormat::preference);
-        EXPECT_EQ(source.max_samples, 1000);
-    }
-    EXPECT_EQ(config.data.datasets[0].columns, (std::vector<std::pair<std::string, std::string>>{
-                                                   {"instruction", "ask"}, {"chosen", "good"}, {"rejected", "bad"}}));
+    EXPECT_EQ(config.data.format, config::DataFormat::preference);
+    for (const config::DataSource& source : config.data.datasets) EXPECT_EQ(source.max_samples, 1000);
+    EXPECT_EQ(config.data.datasets[0].columns, (Columns{{"instruction", "ask"},
+                                                        {"input", ""},
+                                                        {"history", ""},
+                                                        {"system", ""},
+                                                        {"chosen", "good"},
+                                                        {"rejected", "bad"}}));
     EXPECT_EQ(loaded(of("stage: dpo\npref_loss: orpo\npref_beta: 0.3")).config.training.objective,
               config::Objective::orpo);
     const config::Config kto = loaded(of("stage: kto\ndataset: judged\nkto_rejected_weight: 2.0")).config;
     EXPECT_EQ(kto.training.objective, config::Objective::kto);
     EXPECT_EQ(kto.preference.undesirable_weight, 2);
-    EXPECT_EQ(kto.data.columns.front(), (std::pair<std::string, std::string>("kto_tag", "verdict")));
+    EXPECT_EQ(kto.data.columns.back(), (std::pair<std::string, std::string>("kto_tag", "verdict")));
     EXPECT_CONTAINS(all(of("stage: dpo\npref_loss: kto_pair").losses), "pref_loss: kto_pair: expected one of");
     EXPECT_CONTAINS(all(of("stage: sft\ndataset: pairs").losses), "its rows are pairs");
 }
@@ -566,7 +538,8 @@ TEST(Import, PublishedConfigurations) {
 }
 
 TEST(Import, AFileOfNobodysIsRefused) {
-    EXPECT_CONTAINS(usage_message([] { import_text("training: {seed: 1}"); }), "is no configuration of axolotl");
+    EXPECT_CONTAINS(usage_message([] { import_text("seed: 1"); }), "is no configuration of axolotl");
+    EXPECT_CONTAINS(usage_message([] { import_text("training: {seed: 1}"); }), "of this program already");
     EXPECT_CONTAINS(usage_message([] { import_text("- a\n- b\n"); }), "expected an object of fields at the top");
 }
 

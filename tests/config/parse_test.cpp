@@ -98,6 +98,47 @@ TEST(File, NamesOfOtherProgramsAreSuggestedButNotTaken) {
     EXPECT_CONTAINS(flag_error({"--epochs", "3"}), "Did you mean --training.num_train_epochs?");
 }
 
+// One word, and not one on each of its fields.
+TEST(File, APeersFileIsNamedOnce) {
+    const auto expect = [](const std::string& content, const std::vector<std::string>& parts) {
+        const std::string message = file_error(content);
+        for (const std::string& part : parts) EXPECT_CONTAINS(message, part);
+        EXPECT_FALSE(contains(message, "mistakes")) << message;
+        EXPECT_FALSE(contains(message, "unknown")) << message;
+    };
+    const std::string import = "unsloth-train import-config ";
+    expect(R"({"base_model": "m", "adapter": "lora", "micro_batch_size": 2, "datasets": [], "lr": 1})",
+           {"seems to be a configuration of axolotl (base_model, micro_batch_size, adapter)", import,
+            "run.json --out run.json"});
+    expect(R"({"model_name_or_path": "m", "stage": "sft", "finetuning_type": "lora", "template": "llama3"})",
+           {"LLaMA-Factory (stage, template, finetuning_type)", import});
+    expect(R"({"model_name_or_path": "m", "dataset_name": "rows", "use_peft": true, "learning_rate": 1e-4})",
+           {"TRL or Unsloth (model_name_or_path, dataset_name, use_peft)", import});
+    expect(R"({"zero_optimization": {"stage": 2}})", {"is of DeepSpeed (zero_optimization)", "docs/parallel.md"});
+    expect(R"({"model": "m", "peft_config": {}, "train_dataset": "a"})", {"LLaMA-Factory's v1", "are not read"});
+    expect(R"({"architectures": ["LlamaForCausalLM"], "hidden_size": 8})", {"is of a model", "model.path takes"});
+    // Options of ours outside of their sections are no peer's.
+    EXPECT_CONTAINS(file_error(R"({"per_device_train_batch_size": 2, "max_seq_length": 8})"),
+                    "Each key stands in its section");
+    EXPECT_CONTAINS(file_error(R"({"model": {"path": "m"}, "stage": "sft"})"), "unknown section 'stage'");
+    EXPECT_CONTAINS(file_error(R"({"model": "m"})"), "model: expected an object of options");
+}
+
+TEST(File, ASyntaxErrorShowsTheLine) {
+    EXPECT_CONTAINS(file_error("{\"lora\": {\n  \"r\": 8\n  \"lora_alpha\": 16\n}}"),
+                    "run.json:3:3: no valid JSON: a comma is missing before this\n"
+                    "  3 |   \"lora_alpha\": 16\n"
+                    "    |   ^");
+    EXPECT_CONTAINS(file_error("// one\n{\"lora\": {\"r\": 8,}}"), "a comma stands before this }: take it out");
+    EXPECT_CONTAINS(flag_error({"--rank_pattern", "{q_proj: 8}"}),
+                    "--rank_pattern: expected JSON: a key stands in double quotes: \"q_proj\"\n"
+                    "  1 | {q_proj: 8}\n"
+                    "    |  ^");
+    for (const char* content : {"{\"a\": }", "{", "[1 2]", "{\"a\": tru}", "\x01", "{\"a\": \"\xff\"}"})
+        for (const char* foreign : {"parse_error", "while parsing", "unexpected", "literal", "json.exception"})
+            EXPECT_FALSE(contains(file_error(content), foreign)) << file_error(content);
+}
+
 TEST(File, AWrongTypeSaysKeyExpectedFoundAndFile) {
     const std::string message = file_error(R"({"lora": {"r": "eight"}})");
     EXPECT_CONTAINS(message, "run.json: lora.r: expected an integer >= 1, found the string \"eight\"");
@@ -124,7 +165,7 @@ TEST(File, RangesAreChecked) {
     EXPECT_CONTAINS(file_error(R"({"training": {"warmup_ratio": 1.01}})"), "<= 1");
     EXPECT_CONTAINS(file_error(R"({"training": {"adam_beta1": 1.0}})"), "< 1");
     EXPECT_CONTAINS(file_error(R"({"training": {"max_steps": -2}})"), ">= -1");
-    EXPECT_CONTAINS(file_error(R"({"training": {"learning_rate": 1e999}})"), "number overflow");
+    EXPECT_CONTAINS(file_error(R"({"training": {"learning_rate": 1e999}})"), "the number 1e999 is too large");
     EXPECT_EQ(load_text(R"({"training": {"warmup_ratio": 1, "max_steps": 0}})").config.training.warmup_ratio, 1);
 }
 
@@ -135,6 +176,26 @@ TEST(File, AnUnknownChoiceListsAndSuggests) {
     EXPECT_CONTAINS(file_error(R"({"lora": {"target_modules": ["q_proj", "kproj"]}})"), "Did you mean k_proj?");
     EXPECT_CONTAINS(file_error(R"({"lora": {"modules_to_save": ["embed"]}})"), "embed_tokens");
     EXPECT_CONTAINS(file_error(R"({"logging": {"level": "verbose"}})"), "expected one of debug,");
+}
+
+// Of words that are near, one that means something else gets words of its own.
+TEST(File, ValuesOfOtherProgramsHaveTheirOwnWord) {
+    const auto expect = [](const std::string& section, const std::string& key, const std::string& value,
+                           const std::string& words) {
+        const std::string message = file_error(Json{{section, {{key, Json::parse(value)}}}}.dump());
+        EXPECT_CONTAINS(message, words);
+        EXPECT_FALSE(contains(message, "Did you mean")) << message;
+    };
+    expect("training", "objective", R"("grpo")", "Reinforcement learning is not there");
+    expect("training", "objective", R"("simpo")", "preference.loss_type");
+    expect("training", "optim", R"("adafactor")", "AdamW alone is there");
+    expect("training", "report_to", R"(["mlflow"])", "logging.metrics_file");
+    expect("lora", "target_modules", R"(["q_proj", "lm_head"])", "lora.modules_to_save trains it as a whole");
+    expect("lora", "modules_to_save", R"(["norm"])", "lora.finetuning_type full trains norms");
+    expect("preference", "loss_type", R"("orpo")", "training.objective orpo");
+    expect("data", "format", R"("jsonl")", "A file's kind is seen by its content");
+    for (const char* far : {"gpt", "xyz", "a"})
+        expect("training", "objective", Json(far).dump(), "expected one of sft");
 }
 
 TEST(Flags, BooleansStandAloneOrTakeAValue) {

@@ -35,7 +35,7 @@ TEST(Yaml, ListsObjectsAnchorsAndMerges) {
 
 TEST(Yaml, WhatIsOddIsRefusedWithItsPlace) {
     EXPECT_CONTAINS(yaml_error("a: 1\nb: 2\na: 3\n"), "run.yaml:3:1: the key \"a\" stands twice in one object");
-    EXPECT_CONTAINS(yaml_error("a: [1\n"), "run.yaml:2:1: no valid YAML");
+    EXPECT_CONTAINS(yaml_error("a: [1\n"), "run.yaml:1:6: no valid YAML");
     EXPECT_CONTAINS(yaml_error("a:\n\t- 1\n"), "run.yaml:2:");
     EXPECT_CONTAINS(yaml_error("a: *b"), "run.yaml:1:");
     EXPECT_CONTAINS(yaml_error("a: 1\n---\nb: 2\n"), "a second document begins here");
@@ -45,6 +45,28 @@ TEST(Yaml, WhatIsOddIsRefusedWithItsPlace) {
     EXPECT_CONTAINS(yaml_error("a: &a [*a]"), "nest deeper than 64");
     EXPECT_CONTAINS(yaml_error(std::string(100, '[')), "run.yaml");
     EXPECT_CONTAINS(yaml_error(std::string(20000, '[') + std::string(20000, ']')), "run.yaml");
+}
+
+TEST(Yaml, ASyntaxErrorIsSaidInPlainWords) {
+    EXPECT_CONTAINS(yaml_error("a:\n\t- 1\n"), "run.yaml:2:2: no valid YAML: a tab stands in the indentation");
+    EXPECT_CONTAINS(yaml_error("files: *.jsonl\n"),
+                    "a text that begins with * stands in quotes\n"
+                    "  1 | files: *.jsonl\n");
+    EXPECT_CONTAINS(yaml_error("a: 1\n  b: 2\n"),
+                    "run.yaml:2:4: no valid YAML: a colon stands where no value can begin");
+    EXPECT_CONTAINS(yaml_error("a: 1\n  b: 2\n"), "\n  2 |   b: 2\n    |    ^");
+    EXPECT_CONTAINS(yaml_error("a: [1, 2\nb: 3\n"), "a comma or ] is missing before this");
+    EXPECT_CONTAINS(yaml_error("a: {b: 1\n"), "a comma or } is missing before this");
+    EXPECT_CONTAINS(yaml_error("a: \"x\\\""), "a quote is not closed before the file ends");
+    for (const char* text : {"a: 'x\nb: 1\n", "a: \"x\n", "a: 'it''s\n"})
+        EXPECT_CONTAINS(yaml_error(text), "run.yaml:1:4: no valid YAML: the quote that begins here is not closed");
+    EXPECT_EQ(yaml("['it''s', \"a\\\"b\", '', \"\", 'x\n y']"), Json::parse(R"(["it's", "a\"b", "", "", "x y"])"));
+    EXPECT_CONTAINS(yaml_error("a: @b\n"), "stands in quotes");
+    EXPECT_CONTAINS(yaml_error("a:\n  b: 1\n c: 2\n"), "this line is indented unlike the keys that it follows");
+    EXPECT_CONTAINS(yaml_error("- a\nb: 1\n"), "a list and an object do not follow each other");
+    EXPECT_CONTAINS(yaml_error("a: ]\n"), "this bracket closes none");
+    EXPECT_CONTAINS(yaml_error("a: \"\\q\"\n"), "this backslash begins no known character");
+    EXPECT_CONTAINS(yaml_error("a: 1\nb: 2\na: 3\n"), "\n  3 | a: 3\n    | ^");
 }
 
 // Each line stands for ten of the one before.

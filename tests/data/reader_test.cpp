@@ -300,6 +300,15 @@ TEST(Readers, ColumnsAreRenamed) {
               (NumberedRows{{1, {{"c", 3}, {"a", 2}, {"b", 1}}}}));
 }
 
+TEST(Readers, AColumnWithoutANameInTheFileIsNotRead) {
+    const toy::Folder folder;
+    ReaderOptions options;
+    options.columns = {{"input", ""}, {"instruction", "question"}, {"system", ""}, {"output", "system"}};
+    EXPECT_EQ(
+        rows_of(folder.write("a.jsonl", R"({"question": "q", "input": "note", "system": "o", "": "x"})"), options),
+        (Rows{{1, {{"", "x"}, {"instruction", "q"}, {"output", "o"}}}}));
+}
+
 TEST(Readers, AnObjectOfVeryManyKeysIsABadRow) {
     const toy::Folder folder;
     std::string row = "{\"text\": \"x\", \"wide\": {\"k\": 0";

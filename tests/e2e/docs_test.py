@@ -27,7 +27,6 @@ case "$1" in
     *.json | --config | train) set -- "$@" --device cpu --dtype float32 $([[ " $* " == *" --max_steps "* ]] || echo --max_steps 2) --eval_steps 0 ;;
     generate) set -- "$@" --device cpu --dtype float32 --max_new_tokens 2 ;;
     score | evaluate) set -- "$@" --device cpu --dtype float32 ;;
-    data) [[ $2 == augment ]] || set -- "$@" --device cpu ;;
 esac
 exec "$UNSLOTH_TRAIN" "$@"
 """

@@ -202,6 +202,20 @@ class Evaluate(EndToEnd):
         self.assertEqual(of_run["eval_token_accuracy"], found["token_accuracy"])
         self.assertAlmostEqual(of_run["eval_loss"], found["eval_loss"], places=6)
 
+    def test_the_rows_that_a_run_holds_out(self):
+        """With the run's own configuration: the same rows, so the same figures as at the run's end."""
+        base, rows = model(LLAMA), self.rows(16)
+        adapter = self.train(base, rows, "--val_size", "5", "--max_steps", "3")
+        of_run, words = self.evaluations(adapter)[-1], ["--adapter_name_or_path", adapter]
+        found = self.evaluate(base, "--config", adapter / "run_config.json", *words)
+        self.assertAlmostEqual(found["eval_loss"], of_run["eval_loss"], places=6)
+        self.assertEqual(found["token_accuracy"], of_run["eval_token_accuracy"])
+        words += ["--train_file", rows, "--val_size", "5"]
+        self.assertNotEqual(self.evaluate(base, *words, "--seed", "99")["eval_loss"], found["eval_loss"])
+        held = ["evaluate", "--model.path", base, "--device", "cpu"]
+        self.fail_with(USAGE, "data.val_size, which holds out rows", *held, "--train_file", rows)
+        self.assertIn("5 rows, which data.val_size 5 holds out", self.succeed(*held, *FP32, *words).err)
+
     def test_named_sets(self):
         base = model(LLAMA)
         files = {name: str(self.rows(count, f"{name}.jsonl", seed=count)) for name, count in (("a", 3), ("b", 6))}

@@ -91,8 +91,19 @@ class PipelineParallel(SharedModel):
         common = ["--lora.r", 8, "--val_size", 3, "--gradient_accumulation_steps", 2, "--max_steps", 4,
                   "--per_device_train_batch_size", 2]  # fmt: skip
         teacher, file = model(LLAMA | {"num_hidden_layers": 4}, seed=7), self.folder / "teacher.safetensors"
-        score = ["--top_k", 8, "--out", file]
-        written = run("score", *self.train_arguments(teacher, rows, *common, out="none"), *score)
+        score = [
+            "--model.path",
+            teacher,
+            "--train_file",
+            rows,
+            "--val_size",
+            3,
+            "--device",
+            "cpu",
+            "--dtype",
+            "float32",
+        ]
+        written = run("score", *score, "--load_in_4bit", "false", "--top_k", 8, "--out", file)
         self.assertEqual(written.code, OK, written.err)
         distill = [*common, "--objective", "distill", "--distill.teacher", file]
         for ranks, mesh in ((1, []), (2, ["--pp_size", 2])):

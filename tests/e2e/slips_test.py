@@ -104,6 +104,16 @@ class OtherFiles(EndToEnd):
         )
         self.fail_with(USAGE, ["DeepSpeed", "docs/parallel.md"], "import-config", zero)
 
+    def test_a_peers_file_run_directly(self):
+        axolotl, factory = self.folder / "axolotl.yml", self.folder / "sft.yaml"
+        axolotl.write_text("base_model: m\nadapter: lora\nmicro_batch_size: 2\ndatasets:\n- {path: a, type: alpaca}\n")
+        factory.write_text("model_name_or_path: m\nstage: sft\nfinetuning_type: lora\ndataset: a\n")
+        for file, whose in ((axolotl, "axolotl"), (factory, "LLaMA-Factory")):
+            for command in ([], ["data"], ["plan"], ["launch", "--nproc_per_node", "2"]):
+                says = [f"seems to be a configuration of {whose}", f"unsloth-train import-config {file} --out run.json"]
+                result = self.fail_with(USAGE, says, *command, file)
+                self.assertLess(len(result.err.splitlines()), 4, result.err)
+
     def test_rows_without_the_verdict_of_kto(self):
         rows = write_rows(self.folder / "train.jsonl", ROWS)
         self.fail_with(
@@ -129,6 +139,26 @@ class Options(EndToEnd):
             ("--prompt", "generate (--prompt)"),
         ):
             self.fail_with(USAGE, says, *arguments, theirs, "2")
+
+    def test_options_that_a_command_does_not_read(self):
+        words = ["evaluate", "--model.path", model(LLAMA), "--eval_file", self.rows(2), "--lora.r", "4"]
+        self.fail_with(USAGE, ["evaluate does not read lora.r", "unsloth-train help evaluate"], *words)
+        listed = self.succeed("evaluate", "--help").out
+        self.assertIn("--data.eval_file", listed)
+        self.assertNotIn("--lora.r ", listed)
+        self.assertLess(len(listed), 0.5 * len(self.succeed("train", "--help").out))
+
+    def test_values_of_other_programs(self):
+        arguments = self.train_arguments(model(LLAMA), self.rows(2))
+        result = self.fail_with(USAGE, "Reinforcement learning is not there", *arguments, "--objective", "grpo")
+        self.assertNotIn("orpo?", result.err)
+
+    def test_patterns_that_match_nothing(self):
+        arguments = self.train_arguments(model(LLAMA), self.rows(2), "--max_steps", "0")
+        says = "lora.rank_pattern: 'qproj' matches no module of this model"
+        self.fail_with(USAGE, says, *arguments, "--rank_pattern", '{"qproj": 8}')
+        says = "lora.alpha_pattern: 'o_proj' matches modules without an adapter"
+        self.fail_with(USAGE, says, *arguments, "--alpha_pattern", '{"o_proj": 8}', "--target_modules", "q_proj")
 
     def test_options_that_would_do_nothing(self):
         base = ("generate", "--model.path", LEGAL_BASE, "--prompt", "p")

@@ -19,7 +19,7 @@ class Terminal(EndToEnd):
     # Loading, encoding and evaluating take some tenths of a second each, so that they are seen.
     WIDE = TEXT_LLAMA | {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 20}
 
-    def at_terminal(self, columns, *arguments, output=False):
+    def at_terminal(self, columns, *arguments, output=False, **variables):
         """Everything that the program wrote to a terminal of this width: messages, and with `output` what it is for."""
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 25, columns, 0, 0))
@@ -28,7 +28,7 @@ class Terminal(EndToEnd):
             stdin=subprocess.DEVNULL,
             stdout=theirs if output else subprocess.DEVNULL,
             stderr=theirs,
-            env=environment(TERM="xterm"),
+            env=environment(**{"TERM": "xterm", **variables}),
             preexec_fn=lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),  # slow enough to be seen
         )
         os.close(theirs)
@@ -116,6 +116,26 @@ class Terminal(EndToEnd):
             self.assertLessEqual(set(escapes), {"\x1b[36m", "\x1b[33m", "\x1b[0m", *clears})
             self.assertEqual([e for e in escapes if e in clears], clears)
             self.assertIn("\x1b[36m", escapes)
+
+    def test_no_colours_and_no_drawing_where_they_are_unwanted(self):
+        """NO_COLOR leaves what draws over lines, TERM=dumb nothing at all: of logs, rows, pictures and progress."""
+        folder = self.folder / "run"
+        folder.mkdir()
+        write_rows(folder / "metrics.jsonl", [{"step": step, "epoch": 1, "loss": 1 / step} for step in range(1, 9)])
+        rows = write_rows(self.folder / "rows.jsonl", [{"instruction": "What?", "output": "The term."}])
+        base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
+        commands = {
+            "watch": ("watch", folder, "--once"),
+            "compare": ("compare", folder),
+            "data": ("data", "--model.path", base, "--train_file", rows, "--template", "alpaca"),
+            "train": ("train", *self.train_arguments(base, rows, "--template", "alpaca", "--max_steps", 0)),
+        }
+        for name, words in commands.items():
+            with self.subTest(command=name):
+                self.assertRegex(self.at_terminal(80, *words, output=True), r"\x1b\[[0-9;]+m")
+                plain = self.at_terminal(80, *words, output=True, NO_COLOR="1")
+                self.assertNotRegex(plain, r"\x1b\[[0-9;]*m")
+                self.assertNotIn("\x1b", self.at_terminal(80, *words, output=True, TERM="dumb"))
 
     def test_no_escapes_where_there_is_no_terminal(self):
         rows = write_rows(self.folder / "rows.jsonl", [{"text": f"{n}. The term is one year."} for n in range(8)])

@@ -122,6 +122,47 @@ TEST(ResolveLora, RefusesWhatCannotBe) {
     expect_usage_error(changed([](LoraSpec& lora) { lora.alpha_pattern = {{"[", 2}}; }), "alpha_pattern");
 }
 
+TEST(ResolveLora, RefusesPatternsThatServeNothing) {
+    const auto refused = [](const LoraSpec& lora) {
+        try {
+            refuse_idle_patterns(lora, model());
+        } catch (const Error& error) {
+            EXPECT_EQ(error.kind(), ErrorKind::usage);
+            return std::string(error.what());
+        }
+        return std::string();
+    };
+    const auto expect = [&](const std::string& key, const std::string& words, auto&& change) {
+        LoraSpec lora = all_linears();
+        change(lora);
+        for (const bool ranks : {true, false}) {
+            LoraSpec one = lora;
+            if (ranks)
+                one.rank_pattern.emplace_back(key, 7);
+            else
+                one.alpha_pattern.emplace_back(key, 7);
+            const std::string said = refused(one);
+            const std::string place = std::string(ranks ? "lora.rank_pattern" : "lora.alpha_pattern") + ": '" + key;
+            EXPECT_EQ(said.substr(0, said.find('\n')).substr(0, (place + "' " + words).size()),
+                      words.empty() ? "" : place + "' " + words);
+        }
+    };
+    const auto as_it_is = [](LoraSpec&) {};
+    for (const char* key : {"qproj", "^q_proj", "base_model.model.model.layers.0.self_attn.q_proj", "layers.12.mlp",
+                            "layers.12.self_attn.q_proj", "lm_head"})
+        expect(key, "matches no module of this model", as_it_is);
+    for (const char* key : {"q_proj", R"(layers\.[0-3]\.mlp\..*)", "model.layers.11.mlp.up_proj"})
+        expect(key, "", as_it_is);
+    expect("o_proj", "matches modules without an adapter", [](LoraSpec& lora) { lora.target_modules = {"q_proj"}; });
+    expect("layers.3.mlp.up_proj", "matches modules without an adapter",
+           [](LoraSpec& lora) { lora.layers_to_transform = {1}; });
+    expect("layers.1.self_attn.q_proj", "never counts", [](LoraSpec& lora) {
+        lora.rank_pattern = {{"q_proj", 2}};
+        lora.alpha_pattern = {{"q_proj", 2}};
+    });
+    EXPECT_NO_THROW(resolve_lora(all_linears(), model()));
+}
+
 TEST(ResolveLora, ReadsExpressionsAsPythonDoes) {
     LoraSpec lora = all_linears();
     lora.target_modules = {R"(.*\.layers\.(?P<layer>0)\.self_attn\.(?!k_)._proj)"};

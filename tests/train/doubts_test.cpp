@@ -38,6 +38,10 @@ TEST(Doubts, OptionsThatDoNothingOnThisMachine) {
     config.distributed.zero_stage = 2;
     EXPECT_EQ(options_without_effect(config, false, 1).size(), 2u);
     EXPECT_TRUE(options_without_effect(config, true, 2).empty());
+    config.model.max_memory = {{"0", "12GiB"}, {"cpu", "8GiB"}};
+    EXPECT_TRUE(options_without_effect(config, true, 2).empty());
+    EXPECT_NE(options_without_effect(config, false, 2).at(1).find("model.max_memory's '0' has no effect"),
+              std::string::npos);
     config.distributed.pp_size = 2;
     EXPECT_NE(options_without_effect(config, true, 1).at(0).find("each stage of the pipeline"), std::string::npos);
 }

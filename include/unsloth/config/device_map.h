@@ -46,6 +46,7 @@ class DeviceMap {
     static Entry read_key(const std::string& key);
     const Entry* entry_of(Entry::Part part, int64_t layer) const;
     void check_gpu(int gpu) const;
+    void check_layers(int64_t num_layers) const;
     std::vector<Entry> entries_;
     std::string word_;
     int gpus_ = 0;

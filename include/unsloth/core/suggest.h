@@ -10,7 +10,7 @@ namespace unsloth {
 /// Insertions, deletions, substitutions and swaps of neighbours that turn one text into the other, ignoring case.
 int edit_distance(std::string_view from, std::string_view to);
 
-/// Whether one may be a slip for the other: no more than two edits apart, and with something in common.
+/// Whether one may be a slip for the other: two edits apart at most, and one for each three letters.
 bool is_like(std::string_view name, std::string_view candidate);
 
 /// The candidates nearest to `name`: of those that are like it all that share the smallest distance (three at most).

@@ -23,7 +23,7 @@ struct BadRow {
     std::string advice;
 };
 
-/// {name of a column here, name in the file}.
+/// {name of a column here, name in the file; empty: the file's column of the former name is not read}.
 using ColumnNames = std::vector<std::pair<std::string, std::string>>;
 
 struct ReaderOptions {

@@ -49,7 +49,8 @@ TrainingData load_training_data(const config::Config& config, const ModelLimits&
                                 const EncoderMaker& make_encoder, const std::string& fingerprint = {},
                                 const LoadChoices& choices = {});
 
-/// data.eval_file or data.eval_files alone (a source each), one of which is set.
+/// data.eval_file or data.eval_files alone (a source each); else what data.val_size splits off the training rows, as
+/// load_training_data() does. Usage Error where none of them is set.
 Dataset load_evaluation_rows(const config::Config& config, const ModelLimits& limits, const EncoderMaker& make_encoder,
                              const std::string& fingerprint);
 

@@ -41,4 +41,8 @@ using LayerLora = std::array<LoraModule, projection_count>;
 /// a pattern key that is no valid regular expression, or a target list that matches nothing.
 std::vector<LayerLora> resolve_lora(const LoraSpec& lora, const ModelSpec& model);
 
+/// Of options that a user gives: usage Error for a key of rank_pattern or alpha_pattern that no adapter has its value
+/// from. In an adapter's own configuration such a key means nothing, and may stand.
+void refuse_idle_patterns(const LoraSpec& lora, const ModelSpec& model);
+
 }  // namespace unsloth::spec

@@ -21,12 +21,16 @@ void declare_import(OptionSet& options, CommandLine& line) {
         .path("FILE")
         .argument()
         .must_be_given();
-    options.add_choice("from", import.from,
-                       {{"auto", PeerProgram::automatic},
-                        {"axolotl", PeerProgram::axolotl},
-                        {"llamafactory", PeerProgram::llama_factory},
-                        {"trl", PeerProgram::trl}},
-                       "Whose configuration it is; trl: Unsloth's too. auto: by the names of its fields.");
+    options
+        .add_choice("from", import.from,
+                    {{"auto", PeerProgram::automatic},
+                     {"axolotl", PeerProgram::axolotl},
+                     {"llamafactory", PeerProgram::llama_factory},
+                     {"trl", PeerProgram::trl}},
+                    "Whose configuration it is; trl: Unsloth's too. auto: by the names of its fields.")
+        .synonym("unsloth", "trl")
+        .synonym("llama-factory", "llamafactory")
+        .synonym("llama_factory", "llamafactory");
     options.add("out", import.out, "File to write; empty: standard output.").path("FILE");
     options.add("strict", import.strict, "Exit code 2, and no file, where something cannot be carried over.");
 }

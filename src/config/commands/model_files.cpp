@@ -149,6 +149,7 @@ void declare_quantize(OptionSet& options, CommandLine& line) {
                     {{"nf4", spec::WeightType::nf4}, {"fp4", spec::WeightType::fp4}, {"int8", spec::WeightType::int8}},
                     "nf4 and fp4: 4 bit with double quantisation; int8: 8 bit with a scale for each row (LLM.int8). As "
                     "bitsandbytes stores them.")
+        .known_elsewhere({"gptq", "awq", "aqlm", "hqq", "eetq", "fp8"}, "nf4 and int8 need no rows to be made of.")
         .suggested_for({"dtype"});
     options.add("precision", quantize.precision,
                 "Types of single modules, as in model.precision, whose default holds before --type. What transformers "

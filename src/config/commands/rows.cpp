@@ -13,7 +13,7 @@ void declare_data_command(OptionSet& options, CommandLine& line) {
         .add_choice("color", line.data.color,
                     {{"auto", ColorChoice::automatic}, {"always", ColorChoice::always}, {"never", ColorChoice::never}},
                     "Trained tokens by colour; never: between the brackets U+27E6 and U+27E7. auto: by colour on a "
-                    "terminal, unless NO_COLOR is set.")
+                    "terminal, unless NO_COLOR is set or TERM is dumb.")
         .suggested_for({"colour"});
 }
 

@@ -123,7 +123,6 @@ void add_adapter(PeerRows& rows) {
         .means("lora_dropout", "lora.lora_dropout", {}, {nullptr})
         .means("lora_rank_pattern", "lora.rank_pattern", {}, {nullptr})
         .means("lora_alpha_pattern", "lora.alpha_pattern", {}, {nullptr})
-        .means("lora_modules_to_save", "lora.modules_to_save", {}, {nullptr})
         .means("peft_layers_to_transform", "lora.layers_to_transform", {}, {nullptr})
         .means("peft_use_rslora", "lora.use_rslora", {}, {nullptr})
         .means("peft_use_dora", "lora.use_dora", {}, {nullptr})

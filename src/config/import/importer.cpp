@@ -1,7 +1,6 @@
 #include "config/import/importer.h"
 
 #include <algorithm>
-#include <set>
 #include <sstream>
 
 #include "config/option_table.h"
@@ -80,14 +79,40 @@ Json Importer::look(const std::string& key) const {
     return found == fields_.end() ? Json(nullptr) : *found;
 }
 
+bool Importer::is_null(const std::string& key) const {
+    const auto found = fields_.find(key);
+    return found != fields_.end() && found->is_null();
+}
+
 void Importer::set_default(const std::string& option, const Json& value) {
     std::vector<std::string> notes;
     assign(*options_.find(option)->option, value, option, notes);
     given_.insert(option);
 }
 
-void Importer::set(const std::string& key, const std::string& option, const Json& value) {
+Json Importer::known_names(const std::string& key, const Option& target, const Json& value) {
+    const bool is_synonym = std::any_of(target.synonyms.begin(), target.synonyms.end(),
+                                        [&](const Synonym& one) { return one.written == value; });
+    if (target.type != OptionType::text_list || target.choices.empty() || is_synonym || !value.is_array()) return value;
+    Json known = Json::array();
+    for (const Json& name : value) {
+        const bool unknown =
+            name.is_string() && std::find(target.choices.begin(), target.choices.end(), name) == target.choices.end();
+        if (!unknown) {
+            known.push_back(name);
+            continue;
+        }
+        const std::string advice = advice_on_value(target, name);
+        lose(key, cat(shown(name), ": ", target.full_name(), " is ", expectation(target), advice.empty() ? "" : "; ",
+                      advice));
+    }
+    return known;
+}
+
+void Importer::set(const std::string& key, const std::string& option, const Json& given) {
     const Option& target = *options_.find(option)->option;
+    const Json value = known_names(key, target, given);
+    if (value.empty() && !given.empty() && given.is_array()) return;  // all of it is lost
     std::vector<std::string> notes;
     try {
         assign(target, value, key, notes);
@@ -115,18 +140,24 @@ void Importer::lose(const std::string& key, const std::string& why) {
     result_.losses.push_back(cat(key, ": ", why));
 }
 
+void Importer::lose_unknown(const std::string& key) {
+    ++unknown_;
+    lose(key, "is not known");
+}
+
 void Importer::carry_by_our_name(const std::string& key, const Json& value) {
     for (const char* section : {"training", "lora", "model", "data"}) {
         const auto found = options_.find(cat(section, ".", key));
         if (!found) continue;
-        if (value.is_null() && !found->option->nullable) return;  // "not set", where these names come from
+        if (value.is_null() && !found->option->nullable)  // "not set", where these names come from
+            return note(key, cat("null: ", found->option->full_name(), " stays ", shown(found->option->get())));
         if (found->alias == nullptr || !found->alias->when_true) return set(key, found->option->full_name(), value);
         if (value == true) set(key, found->option->full_name(), *found->alias->when_true);
         return;
     }
     const PeerField* const field = find_peer_field(key);
     if (field != nullptr) return carry(key, value, *field);
-    lose(key, "is not known");
+    lose_unknown(key);
 }
 
 void Importer::take_rest(const std::vector<PeerField>& table, bool by_our_names) {
@@ -140,7 +171,7 @@ void Importer::take_rest(const std::vector<PeerField>& table, bool by_our_names)
         } else if (by_our_names) {
             carry_by_our_name(key, value);
         } else {
-            lose(key, "is not known");
+            lose_unknown(key);
         }
     }
 }
@@ -189,18 +220,24 @@ void set_sources(Importer& importer, const std::string& key, const std::vector<I
     };
     if (sources.empty()) return;
     const ImportedSource& first = sources.front();
+    // What all have in common holds for evaluation rows too.
+    const auto alike = [&](const auto& what) {
+        return std::all_of(sources.begin(), sources.end(), [&](const auto& one) { return what(one) == what(first); });
+    };
+    const bool one_format = alike([](const ImportedSource& one) { return one.format; }),
+               same_columns = alike([](const ImportedSource& one) { return one.columns; });
+    if (one_format && first.format != DataFormat::automatic) importer.set(key, "data.format", name_of(first.format));
+    if (same_columns && !first.columns.empty()) importer.set(key, "data.columns", first.columns);
     if (sources.size() == 1 && first.split.empty() && first.max_samples.is_null() && first.template_name.empty()) {
         importer.set(key, "data.train_file", first.path);
-        if (first.format != DataFormat::automatic) importer.set(key, "data.format", name_of(first.format));
-        if (!first.columns.empty()) importer.set(key, "data.columns", first.columns);
     } else {
         Json list = Json::array();
         for (const ImportedSource& source : sources) {
             Json& one = list.emplace_back(Json{{"path", source.path}});
-            if (source.format != DataFormat::automatic) one["format"] = name_of(source.format);
+            if (!one_format && source.format != DataFormat::automatic) one["format"] = name_of(source.format);
             if (!source.split.empty()) one["split"] = source.split;
             if (source.weight) one["weight"] = *source.weight;
-            if (!source.columns.empty()) one["columns"] = source.columns;
+            if (!same_columns && !source.columns.empty()) one["columns"] = source.columns;
             if (!source.template_name.empty()) one["template"] = source.template_name;
             if (!source.max_samples.is_null()) one["max_samples"] = source.max_samples;
         }
@@ -221,7 +258,8 @@ bool set_evaluation_sources(Importer& importer, const std::string& key, const st
         }
         Json columns = Json::object();
         for (const auto& [ours, theirs] : data.columns) columns[ours] = theirs;
-        if (source.columns != columns || (data.datasets.empty() && source.format != data.format))
+        const bool other_format = data.format != DataFormat::automatic && source.format != data.format;
+        if (source.columns != columns || other_format)
             importer.lose(cat(key, " ", given),
                           "its rows have another form than those that are trained on, and data.format "
                           "and data.columns are of both; bring them into that form");

@@ -1,8 +1,6 @@
 // Of LLaMA-Factory 0.9.5. Its training arguments are transformers' own, and known by the option table.
-#include <algorithm>
-
 #include "config/import/importer.h"
-#include "config/read_tree.h"
+#include "config/import/llama_factory_rows.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::config {
@@ -181,7 +179,10 @@ const std::vector<PeerField>& llama_factory_fields() {
 void import_preferences(Importer& importer, const std::string& stage) {
     const std::string loss = importer.take_text("pref_loss").value_or("sigmoid");
     const bool orpo = stage == "dpo" && loss == "orpo", dpo = stage == "dpo" && !orpo, kto = stage == "kto";
-    if (dpo || orpo || kto) importer.set("stage", "training.objective", orpo ? "orpo" : stage);
+    if (dpo || orpo || kto) {
+        importer.set("stage", "training.objective", orpo ? "orpo" : stage);
+        import_dropout_of_preferences(importer, "lora_dropout");
+    }
     if (dpo)
         importer.set("pref_loss", "preference.loss_type", loss);
     else if (!orpo && loss != "sigmoid")
@@ -213,52 +214,63 @@ void import_preferences(Importer& importer, const std::string& stage) {
         importer.note("pref_ftx", "has no effect: it serves the stages dpo and kto");
 }
 
+void import_quantization(Importer& importer, bool full) {
+    const auto bits = importer.take("quantization_bit");
+    const std::string method = importer.take_text("quantization_method").value_or("bnb");
+    if (!bits) {
+        if (method != "bnb") importer.note("quantization_method", "has no effect: quantization_bit is not given");
+    } else if (full) {
+        importer.lose("quantization_bit", "finetuning_type full trains all weights, in 16 bit");
+    } else if ((*bits != 4 && *bits != 8) || (method != "bnb" && method != "bitsandbytes")) {
+        importer.lose("quantization_bit", cat(shown(*bits), " by ", method,
+                                              ": model.load_in_4bit and load_in_8bit quantise as "
+                                              "bitsandbytes does; the base stays in 16 bit"));
+    } else {
+        importer.set("quantization_bit", *bits == 4 ? "model.load_in_4bit" : "model.load_in_8bit", true);
+    }
+}
+
 /// The stage.
 std::string import_method(Importer& importer) {
     const std::string stage = importer.take_text("stage").value_or("sft");
     if (stage != "sft" && stage != "pt" && stage != "dpo" && stage != "kto")
-        importer.lose("stage", cat(stage, ": sft, pt, dpo and kto are there; no rewards"));
+        importer.lose("stage",
+                      cat(stage, ": sft, pt, dpo and kto are there; no rewards; training.objective stays sft"));
     import_preferences(importer, stage);
     if (importer.take_flag("neat_packing")) {
-        importer.take("packing");
+        if (importer.take("packing")) importer.note("packing", "has no effect: neat_packing is on");
         importer.set("neat_packing", "data.packing", true);
     } else if (const auto packing = importer.take("packing"); packing ? *packing == true : stage == "pt") {
         importer.set("packing", "data.packing", true);
         importer.note("packing", "data.packing puts whole rows together, each attending only to itself");
     }
+    // Texts that are put together are cut into pieces of cutoff_len.
+    if (stage == "pt") importer.set_default("data.long_rows", importer.config().data.packing ? "split" : "truncate");
     const std::string type = importer.take_text("finetuning_type").value_or("lora");
     const bool full = type == "full";
     if (!full && type != "lora")
         importer.lose("finetuning_type", cat(type, ": lora and full are there; lora is written"));
     importer.set("finetuning_type", "lora.finetuning_type", full ? "full" : "lora");
-    const auto bits = importer.take("quantization_bit");
-    const std::string method = importer.take_text("quantization_method").value_or("bnb");
-    if (bits && ((*bits != 4 && *bits != 8) || (method != "bnb" && method != "bitsandbytes"))) {
-        importer.lose("quantization_bit", cat(shown(*bits), " by ", method,
-                                              ": model.load_in_4bit and load_in_8bit quantise as "
-                                              "bitsandbytes does; the base stays in 16 bit"));
-    } else if (bits) {
-        importer.set("quantization_bit", *bits == 4 ? "model.load_in_4bit" : "model.load_in_8bit", !full);
+    import_quantization(importer, full);
+    if (full) {
+        for (const char* key : {"lora_rank", "lora_alpha", "lora_dropout", "lora_target", "additional_target"})
+            if (importer.take(key)) importer.note(key, "has no effect: finetuning_type full trains all weights");
+        return stage;
     }
     const Json rank = importer.look("lora_rank"), alpha = importer.take("lora_alpha").value_or(nullptr);
-    const auto targets = importer.take_names("lora_target");
-    const auto saved = importer.take_names("additional_target");
-    if (full) return stage;
     // Twice the rank unless it is said.
     importer.set("lora_alpha", "lora.lora_alpha",
                  !alpha.is_null()   ? alpha
                  : rank.is_number() ? Json(2 * rank.get<double>())
                                     : Json(16));
-    if (targets.empty() || targets == std::vector<std::string>{"all"}) {
-        importer.set("lora_target", "lora.target_modules", "all-linear");
-    } else {
-        importer.set("lora_target", "lora.target_modules", targets);
-    }
-    if (!saved.empty()) importer.set("additional_target", "lora.modules_to_save", saved);
+    const auto targets = importer.take_names("lora_target");
+    const bool all = targets.empty() || targets == std::vector<std::string>{"all"};
+    import_modules(importer, "lora_target", all ? Json("all-linear") : Json(targets), "additional_target");
     return stage;
 }
 
-void import_llama_factory_template(Importer& importer) {
+/// `conversations`: all rows are such.
+void import_llama_factory_template(Importer& importer, const std::string& stage, bool conversations) {
     static const std::vector<std::pair<const char*, const char*>> same = {
         {"llama3", "llama-3"}, {"llama2", "llama-2"}, {"mistral", "mistral"}, {"chatml", "chatml"},
         {"alpaca", "alpaca"},  {"zephyr", "zephyr"},  {"qwen", "qwen"}};
@@ -266,107 +278,15 @@ void import_llama_factory_template(Importer& importer) {
     const auto thinking = importer.take("enable_thinking");
     if (thinking) importer.set("enable_thinking", "data.chat_template_kwargs", {{"enable_thinking", *thinking}});
     if (!name) return;
+    if (stage == "pt") return importer.note("template", "has no effect: texts are trained as they are");
     for (const auto& [theirs, ours] : same)
         if (*name == theirs) return importer.set("template", "data.template", ours);
-    importer.lose("template", cat(*name,
-                                  ": data.template auto takes the model's own, which may differ in its system text; "
+    // What auto means for conversations alone.
+    const char* const own = conversations ? "auto" : "default";
+    importer.set_default("data.template", own);
+    importer.lose("template", cat(*name, ": data.template ", own,
+                                  " takes the model's own, which may differ in its system text; "
                                   "unsloth-train data shows the rows"));
-}
-
-/// dataset_info.json, which says what a data set's name stands for; null where there is none.
-Json data_set_list(const Importer& importer, const std::string& folder) {
-    for (const auto& base : {std::filesystem::path(), importer.folder()}) {
-        const auto file = base / folder / "dataset_info.json";
-        if (std::filesystem::is_regular_file(file)) return read_tree(file);
-    }
-    return nullptr;
-}
-
-ImportedSource source_of(Importer& importer, const std::string& key, const Json& entry, const std::string& folder,
-                         const std::string& stage) {
-    ImportedSource source;
-    const auto text = [&](const char* name) {
-        return entry.value(name, Json("")).is_string() ? entry.value(name, "") : "";
-    };
-    const std::string file = text("file_name"), hub = text("hf_hub_url");
-    source.path = !file.empty() ? (std::filesystem::path(folder) / file).string() : hub;
-    if (source.path.empty()) importer.lose(key, cat(shown(entry), ": neither file_name nor hf_hub_url is given"));
-    const bool alpaca = entry.value("formatting", "alpaca") == "alpaca";
-    source.format = alpaca ? DataFormat::alpaca : DataFormat::sharegpt;
-    if (const std::string split = text("split"); !split.empty() && split != "train") source.split = split;
-    const Json columns = entry.value("columns", Json::object()), tags = entry.value("tags", Json::object());
-    std::vector<std::pair<const char*, const char*>> names = {
-        {"prompt", "instruction"},     {"query", "input"},     {"response", "output"}, {"system", "system"},
-        {"messages", "conversations"}, {"history", "history"}, {"tools", "tools"}};
-    if (stage == "dpo") {
-        source.format = DataFormat::preference;
-        names.insert(names.end(), {{"chosen", "chosen"}, {"rejected", "rejected"}});
-    }
-    if (stage == "kto") names.emplace_back("kto_tag", "kto_tag");
-    for (const auto& [theirs, column] : columns.items()) {
-        const auto ours = std::find_if(names.begin(), names.end(),
-                                       [&, &theirs = theirs](const auto& one) { return theirs == one.first; });
-        if (ours == names.end()) {
-            importer.lose(key + ".columns", cat(theirs, ": rows are read without it"));
-        } else if (column != ours->second) {
-            source.columns[ours->second] = column;
-        }
-    }
-    const bool usual = (tags.value("role_tag", "from") == "from" && tags.value("content_tag", "value") == "value") ||
-                       (tags.value("role_tag", "") == "role" && tags.value("content_tag", "") == "content");
-    if (!usual) importer.lose(key + ".tags", cat(shown(tags), ": a message is {from, value} or {role, content}"));
-    const bool pairs = entry.value("ranking", false);
-    if (pairs != (stage == "dpo"))
-        importer.lose(
-            key, pairs ? "its rows are pairs, which stage dpo takes" : "stage dpo takes rows of pairs (ranking: true)");
-    for (const char* field : {"num_samples", "script_url", "subset", "folder"})
-        if (entry.contains(field) && !entry[field].is_null() && entry[field] != false)
-            importer.lose(cat(key, ".", field), cat(shown(entry[field]), ": the data set is read without it"));
-    return source;
-}
-
-std::vector<NamedSource> sources_of(Importer& importer, const std::string& key, const Json& list,
-                                    const std::string& folder, const std::string& stage) {
-    std::vector<NamedSource> sources;
-    for (const std::string& name : importer.take_names(key)) {
-        if (list.is_object() && list.contains(name) && list[name].is_object()) {
-            sources.emplace_back(name, source_of(importer, cat(key, " ", name), list[name], folder, stage));
-        } else {
-            importer.lose(key, cat(name, " is a name in ", folder, "/dataset_info.json, which ",
-                                   list.is_null() ? "is not here" : "does not have it",
-                                   "; name the file with --data.train_file"));
-        }
-    }
-    return sources;
-}
-
-/// Whether there are rows to evaluate on.
-bool import_data(Importer& importer, const std::string& stage) {
-    const std::string folder = importer.take_text("dataset_dir").value_or("data");
-    const Json list = data_set_list(importer, folder);
-    std::vector<ImportedSource> sources;
-    for (auto& [name, source] : sources_of(importer, "dataset", list, folder, stage))
-        sources.push_back(std::move(source));
-    if (const auto most = importer.take("max_samples")) {
-        for (ImportedSource& source : sources) source.max_samples = *most;
-        if (sources.empty()) importer.lose("max_samples", "it is of the data sets: data.datasets' max_samples");
-    }
-    const std::string mixing = importer.take_text("mix_strategy").value_or("concat");
-    const auto shares = importer.take("interleave_probs");
-    if (shares && shares->is_array() && shares->size() == sources.size()) {
-        for (std::size_t i = 0; i < sources.size(); ++i)
-            if ((*shares)[i].is_number()) sources[i].weight = (*shares)[i].get<double>();
-    } else if (shares) {
-        importer.lose("interleave_probs", cat(shown(*shares), ": one number a data set is expected"));
-    }
-    if (mixing != "concat" && !shares)
-        importer.lose("mix_strategy",
-                      cat(mixing, ": each row comes once an epoch; data.datasets' weights say otherwise"));
-    set_sources(importer, "dataset", sources);
-    const bool named =
-        set_evaluation_sources(importer, "eval_dataset", sources_of(importer, "eval_dataset", list, folder, stage));
-    const Json held_out = importer.look("val_size");
-    return named || (held_out.is_number() && held_out > 0);
 }
 
 }  // namespace
@@ -374,14 +294,14 @@ bool import_data(Importer& importer, const std::string& stage) {
 void import_llama_factory(Importer& importer) {
     set_llama_factory_defaults(importer);
     const std::string stage = import_method(importer);
-    import_llama_factory_template(importer);
-    const bool evaluates = import_data(importer, stage);
+    const LlamaFactoryRows rows = import_llama_factory_rows(importer, stage);
+    import_llama_factory_template(importer, stage, rows.conversations);
     if (importer.take_flag("disable_gradient_checkpointing"))
         importer.set("disable_gradient_checkpointing", "training.gradient_checkpointing", "none");
-    import_precision(importer, "");
+    import_precision(importer, "", "");
     import_warmup(importer);
     import_saving(importer, "steps");
-    import_evaluation(importer, "no", evaluates);
+    import_evaluation(importer, "no", rows.to_evaluate);
     import_best(importer, "early_stopping_steps");
     importer.take_rest(llama_factory_fields(), true);
 }

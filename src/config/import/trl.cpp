@@ -32,7 +32,6 @@ const std::vector<PeerField>& trl_fields() {
         rows.means("model_name_or_path", "model.path", {}, {nullptr})
             .means("model_name", "model.path", {}, {nullptr})
             .means("lora_r", "lora.r", {}, {nullptr})
-            .means("lora_modules_to_save", "lora.modules_to_save", {}, {nullptr})
             .only({"lora_task_type"}, {"CAUSAL_LM", nullptr}, "causal language models alone are trained")
             .only({"lora_target_parameters"}, off, "lora.target_modules says what is trained")
             .only({"model_revision", "revision", "tokenizer_revision"}, {nullptr, "main"},
@@ -97,7 +96,10 @@ void import_data(Importer& importer) {
     const Json list = importer.take("datasets").value_or(Json::array());
     const auto held_out = importer.take("test_split_size");
     std::vector<ImportedSource> sources;
-    if (name) sources.push_back({*name, DataFormat::automatic, train == "train" ? "" : train, {}, Json::object()});
+    if (name && !list.empty())
+        importer.note("dataset_name", "has no effect: datasets are given too, and win");
+    else if (name)
+        sources.push_back({*name, DataFormat::automatic, train == "train" ? "" : train, {}, Json::object()});
     for (const Json& one : list) {
         if (!one.is_object() || !one.contains("path") || !one["path"].is_string()) {
             importer.lose("datasets", cat(shown(one), ": a data set is an object with a path"));
@@ -112,8 +114,11 @@ void import_data(Importer& importer) {
     if (held_out) importer.set("test_split_size", "data.val_size", *held_out);
     const bool named_test = test.is_string();
     const Json strategy = importer.look("eval_strategy");
-    const bool evaluates = held_out.has_value();
-    if (!evaluates && strategy.is_string() && strategy != "no") {
+    const bool evaluates = held_out.has_value(), asks = strategy.is_string() && strategy != "no";
+    if (named_test && test != "test" && (evaluates || !asks))
+        importer.note("dataset_test_split",
+                      cat("has no effect: ", evaluates ? "test_split_size is given" : "eval_strategy is no"));
+    if (!evaluates && asks) {
         importer.lose("eval_strategy",
                       cat(shown(strategy), ": the split ", named_test ? shown(test) : "test",
                           " has to be named: --data.eval_file FILE, or --data.val_size N of the training rows"));
@@ -136,35 +141,63 @@ void import_adapter(Importer& importer, bool unsloth) {
     if (in_8bit && !in_4bit) importer.set("load_in_8bit", "model.load_in_4bit", false);  // Unsloth's default is true
     if (full) importer.set("use_peft", "model.load_in_4bit", false);
     const auto theirs = importer.take("lora_target_modules"), own = importer.take("target_modules");
-    const Json modules = theirs ? *theirs : own.value_or(nullptr);
+    Json modules = theirs ? *theirs : own.value_or(nullptr);
+    const char* const saved = importer.look("modules_to_save").is_null() ? "lora_modules_to_save" : "modules_to_save";
     if (full) {
         if (!modules.is_null())
             importer.note("target_modules", "has no effect: without use_peft all weights are trained");
+        if (const auto names = importer.take(saved); names && !names->empty())
+            importer.note(saved, "has no effect: without use_peft all weights are trained");
         return;
     }
-    if (modules.is_null() || modules.empty()) {
-        // PEFT's default for the models that are trained here.
-        if (!unsloth) importer.set("lora_target_modules", "lora.target_modules", {"q_proj", "v_proj"});
-    } else if (modules.is_string()) {
-        importer.set("lora_target_modules", "lora.target_modules",
-                     modules == "all-linear" ? modules : Json::array({modules}));
-    } else {
-        const bool all = modules == Json::array({"all-linear"});
-        importer.set("lora_target_modules", "lora.target_modules", all ? Json("all-linear") : modules);
-    }
+    // PEFT's default for the models that are trained here.
+    if ((modules.is_null() || modules.empty()) && !unsloth) modules = {"q_proj", "v_proj"};
+    if (modules == Json::array({"all-linear"})) modules = "all-linear";
+    if (modules.is_string() && modules != "all-linear") modules = Json::array({modules});
+    const bool says = !modules.is_null() && !modules.empty();
+    import_modules(importer, "lora_target_modules", says ? std::optional(modules) : std::nullopt, saved);
 }
 
-/// With bf16 (which is on unless fp16 is), from_pretrained's dtype is that of the copy that is trained, not of the
-/// computation.
-void import_types(Importer& importer) {
+/// bf16 is on unless fp16 is, and then from_pretrained's dtype is that of the copy that is trained, not of the
+/// computation: of TRL where both are off, of Unsloth where neither is on.
+void import_types(Importer& importer, bool unsloth) {
     const auto dtype = importer.take("dtype"), former = importer.take("torch_dtype");
     const Json bf16 = importer.look("bf16"), fp16 = importer.look("fp16");
     const Json type = dtype ? *dtype : former.value_or(nullptr);
-    const bool says = !bf16.is_null() || fp16 == true;
-    import_precision(importer, bf16 == false ? "" : "bfloat16");
-    if (type.is_null() || type == "auto") return;
-    if (says) return importer.note("torch_dtype, dtype", "has no effect: bf16 and fp16 say what is computed in");
-    importer.set("dtype", "model.dtype", type);
+    const bool given = !type.is_null() && type != "auto", on = bf16 == true || fp16 == true;
+    if (given && !on && (unsloth || bf16 == false)) {
+        importer.take("bf16"), importer.take("fp16");
+        return importer.set("dtype", "model.dtype", type);
+    }
+    import_precision(importer, "bfloat16", unsloth ? "" : "float32");
+    if (given)
+        importer.note(dtype ? "dtype" : "torch_dtype",
+                      "has no effect: bf16, on unless it is off, and fp16 say "
+                      "what is computed in");
+}
+
+/// Of rows of any length a number is asked for here.
+void import_length(Importer& importer, bool unsloth) {
+    const std::string stays = cat("model.max_seq_length stays ", importer.config().model.max_seq_length);
+    if (importer.is_null("max_length") && !unsloth) {
+        importer.take("max_length");
+        importer.lose("max_length", cat("null: no row is cut there; ", stays,
+                                        ", and unsloth-train data counts the rows that are longer"));
+    }
+    const bool says = !importer.look("max_seq_length").is_null() || !importer.look("max_length").is_null();
+    if (!unsloth || says) return;
+    importer.take("max_seq_length"), importer.take("max_length");
+    importer.note("max_seq_length", cat("is not given: rows may be as long as the model allows there; ", stays));
+}
+
+/// SFTTrainer learns all of a conversation unless it is told otherwise.
+void import_targets_of_conversations(Importer& importer) {
+    if (importer.config().training.objective != Objective::sft) return;
+    if (importer.look("assistant_only_loss") == true || !importer.look("completion_only_loss").is_null()) return;
+    importer.take("assistant_only_loss");
+    importer.note("assistant_only_loss",
+                  "is off: of rows {messages} all is learnt there, and here the answers alone; "
+                  "data.train_on_prompt true is for all tokens");
 }
 
 bool any_of(const std::vector<std::string>& names, const std::vector<const char*>& wanted) {
@@ -236,10 +269,10 @@ void import_preferences(Importer& importer) {
     if (!dpo && !kto && objective != "orpo") return;
     importer.set("objective", "training.objective", objective);
     importer.set_default("training.learning_rate", 1e-6);
-    if (importer.take("disable_dropout").value_or(true) == true) {
-        const auto dropout = importer.take("lora_dropout");
-        if (dropout && *dropout != 0) importer.note("lora_dropout", "has no effect: disable_dropout is on");
-        importer.set_default("lora.lora_dropout", 0);
+    import_dropout_of_preferences(importer, "lora_dropout");
+    if (kto && importer.look("train_sampling_strategy").is_null()) {
+        importer.set_default("data.shuffle", false);
+        importer.note("train_sampling_strategy", "is sequential unless it is said: data.shuffle is false");
     }
     if (dpo && cpo)
         import_cpo_loss(importer);
@@ -280,9 +313,11 @@ void import_trl(Importer& importer) {
                          (has({"model_name", "max_seq_length"}) && !has({"model_name_or_path"}));
     set_trl_defaults(importer, unsloth);
     import_adapter(importer, unsloth);
-    import_types(importer);
+    import_types(importer, unsloth);
+    import_length(importer, unsloth);
     import_seed(importer);
     import_preferences(importer);
+    import_targets_of_conversations(importer);
     import_data(importer);
     import_warmup(importer);
     import_saving(importer, "steps");

@@ -66,7 +66,7 @@ void declare_data(OptionSet& options, DataOptions& data) {
     options
         .add("columns", data.columns,
              "Names of columns in the files, by the name that is known here: {\"instruction\": \"question\", "
-             "\"output\": \"answer\"}.")
+             "\"output\": \"answer\"}. An empty name: that column is not read.")
         .suggested_for({"column_mapping", "field_mapping", "rename_columns"});
     options.add_choice("text_unit", data.text_unit, {{"paragraph", TextUnit::paragraph}, {"file", TextUnit::file}},
                        "What a row of a plain text file is: the lines between two blank ones, or the whole file.");

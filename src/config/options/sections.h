@@ -18,4 +18,7 @@ void declare_hardware(OptionSet& options, HardwareOptions& hardware);
 void declare_distributed(OptionSet& options, DistributedOptions& distributed);
 void declare_logging(OptionSet& options, LoggingOptions& logging);
 
+/// Words on values that other programs know; after all others.
+void declare_foreign_values(OptionSet& options);
+
 }  // namespace unsloth::config

@@ -1,0 +1,13 @@
+// What a terminal may be sent beside text: decided here for all commands.
+#pragma once
+
+namespace unsloth {
+
+/// Whether the descriptor is a terminal that takes escape sequences, so that lines may be drawn over: TERM=dumb is
+/// none.
+bool takes_escapes(int descriptor);
+
+/// Whether its text may be coloured too: not where NO_COLOR is set to something (https://no-color.org).
+bool takes_colours(int descriptor);
+
+}  // namespace unsloth
