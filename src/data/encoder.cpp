@@ -57,8 +57,11 @@ class TokenizerEncoder : public RowEncoder {
                 "Set eos_token in its tokenizer_config.json.");
         EncodedRow row;
         row.ids = tokenizer_.encode(text, true);
-        if (row.ids.empty() || row.ids.back() != *eos) row.ids.push_back(*eos);  // a text may bring its own
-        row.trained.emplace_back(0, static_cast<int32_t>(row.ids.size()));
+        const bool brings_end = tokenizer::written_end(tokenizer_, text).has_value();
+        if (brings_end && tokenizer_.adds_eos()) row.ids.pop_back();
+        if (!brings_end && !tokenizer_.adds_eos()) row.ids.push_back(*eos);
+        const auto last = std::find_if(row.ids.rbegin(), row.ids.rend(), [&](int32_t id) { return stops(id); });
+        row.trained.emplace_back(0, static_cast<int32_t>(row.ids.rend() - last));
         return examined(std::move(row));
     }
 
@@ -100,6 +103,7 @@ class TokenizerEncoder : public RowEncoder {
             case RowDoubt::double_bos:
                 return tokenizer_.bos_id() ? tokenizer_.token(*tokenizer_.bos_id()) : "";
             case RowDoubt::open_end:
+            case RowDoubt::double_end:
                 return stop_tokens();
             case RowDoubt::guessed_template:
                 return chat_template_.name();
@@ -116,12 +120,13 @@ class TokenizerEncoder : public RowEncoder {
         const auto bos = tokenizer_.bos_id();
         if (bos && row.ids.size() > 1 && row.ids[0] == *bos && row.ids[1] == *bos)
             row.doubts |= static_cast<uint32_t>(RowDoubt::double_bos);
-        const auto& stops = tokenizer_.stop_ids();
         if (row.trained.empty() || row.trained.back().second == 0) return row;
-        const auto stops_at = [&](int32_t place) {
-            return std::find(stops.begin(), stops.end(), row.ids[static_cast<std::size_t>(place)]) != stops.end();
-        };
+        const auto stops_at = [&](int32_t place) { return stops(row.ids[static_cast<std::size_t>(place)]); };
         if (!stops_at(row.trained.back().second - 1)) row.doubts |= static_cast<uint32_t>(RowDoubt::open_end);
+        for (const auto& [begin, end] : row.trained)
+            if (end > begin + 1 && stops_at(end - 1) &&
+                row.ids[static_cast<std::size_t>(end - 1)] == row.ids[static_cast<std::size_t>(end - 2)])
+                row.doubts |= static_cast<uint32_t>(RowDoubt::double_end);
         if ((row.doubts & static_cast<uint32_t>(RowDoubt::merged_start)) != 0) return row;  // it had a text
         for (const auto& [begin, end] : row.trained)
             if (end == begin + 1 && stops_at(begin)) row.doubts |= static_cast<uint32_t>(RowDoubt::empty_answer);
@@ -137,6 +142,11 @@ class TokenizerEncoder : public RowEncoder {
         EncodedRow row = row_of(tokenizer::encode_rendered(tokenizer_, rendered));
         if (guessed_) row.doubts |= static_cast<uint32_t>(RowDoubt::guessed_template);
         return examined(std::move(row));
+    }
+
+    bool stops(int32_t id) const {
+        const auto& ids = tokenizer_.stop_ids();
+        return std::find(ids.begin(), ids.end(), id) != ids.end();
     }
 
     std::string stop_tokens() const {

@@ -35,7 +35,8 @@ struct Noted {
 };
 
 constexpr std::array doubts = {RowDoubt::double_bos,   RowDoubt::open_end,     RowDoubt::guessed_template,
-                               RowDoubt::merged_start, RowDoubt::plain_prompt, RowDoubt::empty_answer};
+                               RowDoubt::merged_start, RowDoubt::plain_prompt, RowDoubt::empty_answer,
+                               RowDoubt::double_end};
 
 /// What was left out or changed, or is in doubt.
 struct Losses {
@@ -115,6 +116,9 @@ std::string doubt_text(RowDoubt doubt, const std::string& subject) {
                    "says that this is meant";
         case RowDoubt::empty_answer:
             return "have an answer that is empty, so the model learns to say nothing there";
+        case RowDoubt::double_end:
+            return cat("have an answer that ends with the same token twice (", subject,
+                       "): the template adds it, so leave it out of the text");
     }
     return {};
 }

@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "tokenizer/builtin_templates.h"
+#include "tokenizer/jinja/text.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::tokenizer {
@@ -65,11 +66,22 @@ std::string alpaca_prompt(std::string_view instruction, std::string_view input, 
     return out;
 }
 
+std::optional<std::size_t> written_end(const Tokenizer& tokenizer, std::string_view text) {
+    const std::string_view stripped = jinja::text::strip(text, jinja::text::Side::right);
+    for (const int32_t id : tokenizer.stop_ids()) {
+        const std::string token = id < tokenizer.vocab_size() ? tokenizer.token(id) : std::string();
+        if (!token.empty() && tokenizer.added_token_id(token) == id && stripped.ends_with(token))
+            return stripped.size();
+    }
+    return std::nullopt;
+}
+
 Rendered build_prompt_completion(const Tokenizer& tokenizer, std::string_view prompt, std::string_view completion) {
-    Rendered out{cat(leading_bos(tokenizer), prompt), {}, {}};
+    Rendered out{cat(leading_bos(tokenizer), prompt)};
     const std::size_t begin = out.text.size();
-    out.text += cat(completion, end_of_sequence(tokenizer));
-    out.trained_bytes.emplace_back(begin, out.text.size());
+    const std::optional<std::size_t> end = written_end(tokenizer, completion);
+    out.text += cat(completion, end ? std::string() : end_of_sequence(tokenizer));
+    out.trained_bytes.emplace_back(begin, end ? begin + *end : out.text.size());
     return out;
 }
 

@@ -115,8 +115,42 @@ TEST(TokenizerEncoder, TextBeginsWithBosAndEndsWithOneEos) {
     const auto encoder = make_row_encoder(byte_tokenizer(folder), "auto");
     EXPECT_EQ(row_of(*encoder, R"({"text": "h\u00e9 "})").ids, joined({{bos}, bytes("h\xC3\xA9 "), {eos}}));
     EXPECT_EQ(row_of(*encoder, R"({"text": "x<|end_of_text|>"})").ids, joined({{bos}, bytes("x"), {eos}}));
+    const Sample rendered = row_of(*encoder, R"({"text": "x<|end_of_text|>\n"})");
+    EXPECT_EQ(rendered.ids, joined({{bos}, bytes("x"), {eos}, bytes("\n")}));
+    EXPECT_EQ(rendered.labels, joined({{bos}, bytes("x"), {eos, ignore_label}}));
     const Sample row = row_of(*encoder, R"({"text": "xy"})");
     EXPECT_EQ(row.labels, row.ids);
+}
+
+TEST(TokenizerEncoder, AnswersThatBringTheirEndGetNoOther) {
+    const toy::Folder folder;
+    folder.write("generation_config.json", R"({"eos_token_id": [257, 260]})");  // <|eot_id|> ends generations too
+    const auto encoder = make_row_encoder(byte_tokenizer(folder), "auto");
+    expect_row(row_of(*encoder, R"({"prompt": "q", "completion": "a"})"), joined({{bos}, bytes("q")}),
+               joined({bytes("a"), {eos}}));
+    expect_row(row_of(*encoder, R"({"prompt": "q", "completion": "a<|end_of_text|>"})"), joined({{bos}, bytes("q")}),
+               joined({bytes("a"), {eos}}));
+    expect_row(row_of(*encoder, R"({"prompt": "q", "completion": "a<|eot_id|>"})"), joined({{bos}, bytes("q")}),
+               joined({bytes("a"), {turn_end}}));
+    // What a chat template wrote, white space behind it included.
+    const Sample rendered = row_of(*encoder, R"({"prompt": "q", "completion": "a<|eot_id|>\n"})");
+    EXPECT_EQ(rendered.ids, joined({{bos}, bytes("qa"), {turn_end}, bytes("\n")}));
+    EXPECT_EQ(rendered.labels, joined({{ignore_label, ignore_label}, bytes("a"), {turn_end, ignore_label}}));
+    // An end in the middle is none.
+    expect_row(row_of(*encoder, R"({"prompt": "q", "completion": "a<|eot_id|>b"})"), joined({{bos}, bytes("q")}),
+               joined({bytes("a"), {turn_end}, bytes("b"), {eos}}));
+    const Ints alpaca = row_of(*encoder, R"({"instruction": "q", "output": "a<|end_of_text|>"})").ids;
+    EXPECT_EQ(Ints(alpaca.end() - 3, alpaca.end()), joined({bytes("\na"), {eos}}));
+
+    const toy::Folder files;
+    DatasetOptions options;
+    options.log_warnings = false;
+    options.objective = config::Objective::dpo;
+    const Dataset pair =
+        Dataset::load(files.write("p.jsonl", R"({"prompt": "q", "chosen": "a<|end_of_text|>", "rejected": "b"})"
+                                             "\n"),
+                      options, encoder.get());
+    EXPECT_EQ(pair.sample(0).ids, joined({{bos}, bytes("qa"), {eos, bos}, bytes("qb"), {eos}}));
 }
 
 TEST(TokenizerEncoder, AlpacaRowsTakeTheThreeSections) {
@@ -304,6 +338,9 @@ TEST(TokenizerEncoder, DoubtsAreCountedAndSaidWithTheirRows) {
     EXPECT_EQ(warnings("llama-3", talk, tokenizer::Tokenizer::load(folder.path())), "");
     EXPECT_EQ(warnings("auto", R"({"instruction": "a", "output": "b"})", tokenizer), "")
         << "no chat template is needed";
+
+    toy::expect_contains(warnings("auto", R"({"text": "a<|end_of_text|><|end_of_text|>"})", tokenizer),
+                         {"ends with the same token twice (<|end_of_text|>"});
 }
 
 TEST(TokenizerEncoder, AnAnswerThatSharesATokenWithItsPromptIsWarnedOf) {

@@ -40,6 +40,7 @@ enum class RowDoubt : uint32_t {
     merged_start = 8,      ///< a token holds the prompt's end and an answer's begin: it is not trained
     plain_prompt = 16,     ///< an Alpaca row in three sections, though the model has a chat template of its own
     empty_answer = 32,     ///< an answer without a text: the end of the turn alone is trained
+    double_end = 64,       ///< an answer ends with the same token that ends a generation twice
 };
 
 struct EncodedRow {
@@ -54,11 +55,13 @@ struct EncodedRow {
 class RowEncoder {
   public:
     virtual ~RowEncoder() = default;
-    /// BOS if the tokenizer adds one, the text, EOS; all of it is trained.
+    /// BOS if the tokenizer adds one, the text, EOS where the text does not end with a token that ends a generation;
+    /// all of it is trained, but for white space behind the text's own end.
     virtual EncodedRow text(std::string_view text) const = 0;
     /// Prompt, output, EOS; the output and what ends it are trained.
     virtual EncodedRow alpaca(const AlpacaFields& fields) const = 0;
-    /// BOS if the tokenizer adds one, prompt, completion, EOS; the completion and EOS are trained.
+    /// BOS if the tokenizer adds one, prompt, completion, EOS; the completion and EOS are trained. EOS is added as to
+    /// text().
     virtual EncodedRow prompt_completion(std::string_view prompt, std::string_view completion) const = 0;
     /// Through the chat template; the assistant's turns and what ends them are trained, a span a turn.
     virtual EncodedRow messages(const std::vector<tokenizer::Message>& turns) const = 0;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -109,8 +110,13 @@ EncodedTurns encode_rendered(const Tokenizer& tokenizer, const Rendered& rendere
 /// there is an input. `system` replaces the sentence "Below is an instruction …" in front.
 std::string alpaca_prompt(std::string_view instruction, std::string_view input = {}, std::string_view system = {});
 
-/// BOS (if the tokenizer adds one) + prompt + completion + EOS, with completion and EOS trained.
-/// Input Error when the tokenizer names no EOS.
+/// The size of `text` up to and with a token that ends a generation, where nothing but white space follows that token;
+/// nullopt: the text ends otherwise.
+std::optional<std::size_t> written_end(const Tokenizer& tokenizer, std::string_view text);
+
+/// BOS (if the tokenizer adds one) + prompt + completion + EOS, with completion and EOS trained. A completion that ends
+/// with a token that ends a generation gets no other one, and is trained up to it.
+/// Input Error when an EOS is to be added and the tokenizer names none.
 Rendered build_prompt_completion(const Tokenizer& tokenizer, std::string_view prompt, std::string_view completion);
 
 }  // namespace unsloth::tokenizer
