@@ -75,8 +75,13 @@ class TokenizerEncoder : public RowEncoder {
     }
 
     EncodedRow prompt_completion(std::string_view prompt, std::string_view completion) const override {
-        return examined(row_of(tokenizer::encode_rendered(
-            tokenizer_, tokenizer::build_prompt_completion(tokenizer_, prompt, completion))));
+        EncodedRow row = row_of(
+            tokenizer::encode_rendered(tokenizer_, tokenizer::build_prompt_completion(tokenizer_, prompt, completion)));
+        return examined(std::move(row));
+    }
+
+    std::size_t common_prompt(std::string_view a, std::string_view b) const override {
+        return tokenizer::common_prompt(tokenizer_, a, b);
     }
 
     EncodedRow messages(const std::vector<tokenizer::Message>& turns) const override {

@@ -227,13 +227,17 @@ FormattedRow RowFormatter::format(const Json& row) const {
     UNSLOTH_CHECK(false, "objective ", static_cast<int>(options_.objective));
 }
 
+void RowFormatter::require_encoder() const {
+    if (encoder_ == nullptr)
+        throw BadRow{"the row is of text, and those before it were of ids", "All rows of a file are of one form."};
+}
+
 /// A row {prompt, completion} of which the completion is learnt.
 FormattedRow RowFormatter::answer(const Json& row) const {
     const Json& completion = required(row, "completion", format_);
     std::vector<bool> learnt;
     if (!is_ids(completion)) {
-        if (encoder_ == nullptr)
-            throw BadRow{"the row is of text, and those before it were of ids", "All rows of a file are of one form."};
+        require_encoder();
         EncodedRow ids = encode_prompt_completion(row, learnt);
         return encoded(std::move(ids), learnt);
     }

@@ -85,4 +85,35 @@ Rendered build_prompt_completion(const Tokenizer& tokenizer, std::string_view pr
     return out;
 }
 
+std::size_t common_prompt(const Tokenizer& tokenizer, std::string_view a, std::string_view b) {
+    const std::string front = leading_bos(tokenizer);
+    const Encoding one = tokenizer.encode_with_offsets(cat(front, a), false),
+                   other = tokenizer.encode_with_offsets(cat(front, b), false);
+    const auto equal =
+        static_cast<std::size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
+    std::size_t common = 0;
+    while (common < one.ids.size() && common < other.ids.size() && one.ids[common] == other.ids[common] &&
+           one.offsets[common] == other.offsets[common] && one.offsets[common].second <= front.size() + equal)
+        ++common;
+    const auto end_of = [&](std::size_t tokens) {
+        return tokens == 0 ? 0 : std::max(one.offsets[tokens - 1].second, front.size()) - front.size();
+    };
+    const auto& stops = tokenizer.stop_ids();
+    for (const Encoding* side : {&one, &other}) {
+        if (end_of(common) == 0 || common == side->ids.size()) continue;
+        const int32_t next = side->ids[common];
+        if (tokenizer.is_special(next) && std::find(stops.begin(), stops.end(), next) == stops.end())
+            throw input_error(cat("the row has no prompt, and its texts part in front of the special token ",
+                                  tokenizer.token(next), ", with which no answer begins"),
+                              "Add a column prompt, or write the prompt and the answers as messages.");
+    }
+    // Several tokens may be of one character.
+    const auto cuts = [&](std::string_view text) {
+        const std::size_t end = end_of(common);
+        return end < text.size() && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80;
+    };
+    while (common > 0 && (cuts(a) || cuts(b))) --common;
+    return end_of(common);
+}
+
 }  // namespace unsloth::tokenizer

@@ -153,6 +153,27 @@ TEST(TokenizerEncoder, AnswersThatBringTheirEndGetNoOther) {
     EXPECT_EQ(pair.sample(0).ids, joined({{bos}, bytes("qa"), {eos, bos}, bytes("qb"), {eos}}));
 }
 
+/// llama3_small, whose merges make words.
+TEST(TokenizerEncoder, ImplicitPromptsEndWhereTokensDiffer) {
+    const tokenizer::Tokenizer tokenizer = tokenizer::Tokenizer::load(toy::golden("tokenizer/llama3_small"));
+    const auto encoder = make_row_encoder(tokenizer, "auto");
+    const auto common = [&](const std::string& a, const std::string& b) {
+        const std::size_t end = encoder->common_prompt(a, b);
+        EXPECT_EQ(end, encoder->common_prompt(b, a));
+        return a.substr(0, end);
+    };
+    ASSERT_EQ(tokenizer.encode("Say the", false).size(), 3u) << "' the' must be one token";
+    EXPECT_EQ(common("Say the", "Say to"), "Say") << "the words have their space";
+    EXPECT_EQ(common("Say the", "Say thing"), "Say") << "the letters in common are of different tokens";
+    EXPECT_EQ(common("Say the", "Say the"), "Say the");
+    EXPECT_EQ(common("yes", "no"), "");
+    EXPECT_EQ(common("q\u00e4", "q\u00f6"), "q") << "no character is cut";
+    EXPECT_EQ(common("q<|eot_id|>", "q."), "q") << "a token that ends an answer at once";
+    toy::expect_contains(
+        toy::message_of(ErrorKind::input, [&] { (void)common("q\n<|start_header_id|>a", "q\n<|eot_id|>"); }),
+        {"<|start_header_id|>", "begins", "prompt"});
+}
+
 TEST(TokenizerEncoder, AlpacaRowsTakeTheThreeSections) {
     const toy::Folder folder;
     const tokenizer::Tokenizer tokenizer = byte_tokenizer(folder);

@@ -59,8 +59,7 @@ TEST(PreferenceRows, APairIsTwoSegmentsWhoseAnswersAreTargets) {
 
 TEST(PreferenceRows, ThePromptIsWhatBothBeginWithWhereItIsAbsent) {
     EXPECT_EQ(texts(pair(R"({"chosen": "Q: why? A: so", "rejected": "Q: why? A: no"})")),
-              (Texts{{"Q: why? A:", " so"}, {"Q: why? A:", " no"}}))
-        << "the space belongs to the answers' first words";
+              (Texts{{"Q: why? A: ", "so"}, {"Q: why? A: ", "no"}}));
     // Two characters that share their first byte.
     EXPECT_EQ(texts(pair(R"({"chosen": "qä", "rejected": "qö"})")), (Texts{{"q", "ä"}, {"q", "ö"}}));
     EXPECT_EQ(texts(pair(R"({"chosen": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
@@ -72,6 +71,29 @@ TEST(PreferenceRows, ThePromptIsWhatBothBeginWithWhereItIsAbsent) {
     EXPECT_EQ(pair(R"({"chosen": [5, 6, 7], "rejected": [5, 6, 8, 9]})").labels,
               (Ints{-100, -100, 7, -100, -100, 8, 9}));
     EXPECT_NE(refused(R"({"chosen": "a", "rejected": "b"})").find("no common beginning"), std::string::npos);
+}
+
+TEST(PreferenceRows, WithoutAPromptOneAnswerMustNotBeginTheOther) {
+    const std::string short_one = R"([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}])",
+                      long_one = R"([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"},
+                                     {"role": "user", "content": "r"}, {"role": "assistant", "content": "b"}])";
+    const std::vector<std::pair<std::string, std::string>> both{
+        {R"("It is")", R"("It is so")"}, {short_one, long_one}, {"[5, 6]", "[5, 6, 7]"}};
+    for (const auto& [part, whole] : both) {
+        EXPECT_NE(refused(cat(R"({"chosen": )", part, R"(, "rejected": )", whole, "}"))
+                      .find("the chosen answer is what the other one begins with"),
+                  std::string::npos)
+            << part;
+        EXPECT_NE(refused(cat(R"({"chosen": )", whole, R"(, "rejected": )", part, "}"))
+                      .find("the rejected answer is what the other one begins with"),
+                  std::string::npos)
+            << part;
+    }
+    EXPECT_NE(refused(cat(R"({"chosen": )", long_one, R"(, "rejected": [{"role": "user", "content": "q"},
+                          {"role": "assistant", "content": "a"}, {"role": "user", "content": "s"},
+                          {"role": "assistant", "content": "c"}]})"))
+                  .find("chosen[2] and rejected[2] differ, and are not both of the assistant"),
+              std::string::npos);
 }
 
 TEST(PreferenceRows, FormsOfOtherProgramsAreTheSamePair) {

@@ -63,6 +63,8 @@ class RowEncoder {
     /// BOS if the tokenizer adds one, prompt, completion, EOS; the completion and EOS are trained. EOS is added as to
     /// text().
     virtual EncodedRow prompt_completion(std::string_view prompt, std::string_view completion) const = 0;
+    /// See tokenizer::common_prompt.
+    virtual std::size_t common_prompt(std::string_view a, std::string_view b) const = 0;
     /// Through the chat template; the assistant's turns and what ends them are trained, a span a turn.
     virtual EncodedRow messages(const std::vector<tokenizer::Message>& turns) const = 0;
     /// The same for a conversation with messages_json. Unless an encoder overrides it: input Error where it uses tools,

@@ -84,6 +84,7 @@ class RowFormatter {
     FormattedRow answer(const nlohmann::ordered_json& row) const;
     FormattedRow tokenized(const nlohmann::ordered_json& row) const;
     std::function<bool(std::string_view)> reads() const;  ///< see RowEncoder::reads
+    void require_encoder() const;
     EncodedRow encode_alpaca(const nlohmann::ordered_json& row) const;
     EncodedRow encode_prompt_completion(const nlohmann::ordered_json& row, std::vector<bool>& learnt) const;
     EncodedRow encode_conversation(WeightedConversation row, std::vector<bool>& learnt) const;

@@ -119,4 +119,9 @@ std::optional<std::size_t> written_end(const Tokenizer& tokenizer, std::string_v
 /// Input Error when an EOS is to be added and the tokenizer names none.
 Rendered build_prompt_completion(const Tokenizer& tokenizer, std::string_view prompt, std::string_view completion);
 
+/// Bytes of the prompt that two texts have in common, each a prompt and an answer: up to the end of the last token that
+/// both begin with, in whole characters. Input Error where one of them goes on with a special token that ends no
+/// generation: it begins a turn, and no answer.
+std::size_t common_prompt(const Tokenizer& tokenizer, std::string_view a, std::string_view b);
+
 }  // namespace unsloth::tokenizer
