@@ -65,8 +65,10 @@ bool read_weight(const Json& message, const std::string& role, const std::string
     return *found == 1;
 }
 
-/// Whether a message calls tools.
+/// Whether a message calls tools: by tool_calls, or by OpenAI's older function_call.
 bool calls_tools(const Json& message, const std::string& where) {
+    const auto call = message.find("function_call");
+    if (call != message.end() && call->is_object()) return true;
     const auto calls = message.find("tool_calls");
     if (calls == message.end() || calls->is_null()) return false;
     if (!calls->is_array())

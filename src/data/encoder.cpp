@@ -111,6 +111,7 @@ class TokenizerEncoder : public RowEncoder {
             case RowDoubt::double_end:
                 return stop_tokens();
             case RowDoubt::guessed_template:
+            case RowDoubt::unread_reasoning:
                 return chat_template_.name();
             case RowDoubt::merged_start:
             case RowDoubt::plain_prompt:
@@ -139,13 +140,10 @@ class TokenizerEncoder : public RowEncoder {
     }
 
     EncodedRow encoded(const tokenizer::Rendered& rendered) const {
-        if (!rendered.left_out.empty())
-            throw input_error(
-                cat("the chat template ", chat_template_.name(), " writes nothing of the row's ", rendered.left_out,
-                    ": the answer would be learnt without it"),
-                "Choose a data.template that writes tools and calls of them, or write them into the contents.");
+        tokenizer::require_whole(chat_template_, rendered);
         EncodedRow row = row_of(tokenizer::encode_rendered(tokenizer_, rendered));
         if (guessed_) row.doubts |= static_cast<uint32_t>(RowDoubt::guessed_template);
+        if (rendered.passes_over_reasoning) row.doubts |= static_cast<uint32_t>(RowDoubt::unread_reasoning);
         return examined(std::move(row));
     }
 

@@ -34,9 +34,9 @@ struct Noted {
     }
 };
 
-constexpr std::array doubts = {RowDoubt::double_bos,   RowDoubt::open_end,     RowDoubt::guessed_template,
-                               RowDoubt::merged_start, RowDoubt::plain_prompt, RowDoubt::empty_answer,
-                               RowDoubt::double_end};
+constexpr std::array doubts = {RowDoubt::double_bos,   RowDoubt::open_end,        RowDoubt::guessed_template,
+                               RowDoubt::merged_start, RowDoubt::plain_prompt,    RowDoubt::empty_answer,
+                               RowDoubt::double_end,   RowDoubt::unread_reasoning};
 
 /// What was left out or changed, or is in doubt.
 struct Losses {
@@ -119,6 +119,13 @@ std::string doubt_text(RowDoubt doubt, const std::string& subject) {
         case RowDoubt::double_end:
             return cat("have an answer that ends with the same token twice (", subject,
                        "): the template adds it, so leave it out of the text");
+        case RowDoubt::unread_reasoning:
+            return cat(
+                "have messages with reasoning (reasoning_content, thinking or reasoning), of which the chat "
+                "template ",
+                subject,
+                " writes nothing: it is not trained; choose a data.template that writes it, or write "
+                "it into the content");
     }
     return {};
 }

@@ -51,7 +51,7 @@ bool says_nothing(const Json& answer) {
     if (answer.is_string()) return answer.get_ref<const std::string&>().empty();
     const auto silent = [](const Json& message) {
         const auto content = message.is_object() ? message.find("content") : message.end();
-        return message.is_object() && !message.contains("tool_calls") &&
+        return message.is_object() && !message.contains("tool_calls") && !message.contains("function_call") &&
                (content == message.end() || content->is_null() || *content == "");
     };
     return std::all_of(answer.begin(), answer.end(), silent);

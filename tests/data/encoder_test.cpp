@@ -281,6 +281,28 @@ TEST(TokenizerEncoder, RowsWhoseToolsTheTemplateLeavesOutAreRefused) {
     }
 }
 
+TEST(TokenizerEncoder, MessagesThatTheTemplateLeavesOutAreRefused) {
+    const toy::Folder folder, files;
+    const tokenizer::Tokenizer tokenizer = byte_tokenizer(folder);
+    // As Qwen's templates: roles that they do not name are passed over.
+    const std::string source =
+        "{% for m in messages %}{% if m.role in ['system', 'user', 'assistant'] %}<|start_header_id|>{{ m.role }}"
+        "<|end_header_id|>{{ m.content }}<|eot_id|>{% endif %}{% endfor %}";
+    const auto encoder = make_row_encoder(tokenizer, files.write("t.jinja", source).string());
+    const auto refusal = [&](const std::string& row) {
+        const auto path = files.write("a.jsonl", row + "\n");
+        return toy::message_of(ErrorKind::input, [&] { Dataset::load(path, {}, encoder.get()); });
+    };
+    const std::string answer = R"({"role": "assistant", "content": "Yo"}]})";
+    toy::expect_contains(refusal(R"({"messages": [{"role": "developer", "content": "Be brief."}, )" + answer),
+                         {"a.jsonl:1: ", "writes nothing of the row's messages[0].content (role developer)", "role"});
+    toy::expect_contains(
+        refusal(R"({"messages": [{"role": "user", "content": "Yo"}, {"role": "tool", "content": "Yo"}, )" + answer),
+        {"messages[1].content (role tool)"});
+    const std::string empty = R"({"messages": [{"role": "user", "content": "Hi"}, {"role": "tool", "content": " "}, )";
+    EXPECT_GT(row_of(*encoder, empty + answer).ids.size(), 0u) << "nothing is lost";
+}
+
 TEST(TokenizerEncoder, VariablesOfTheRunAndOfTheRowReachTheTemplate) {
     const toy::Folder folder, files;
     const tokenizer::Tokenizer tokenizer = byte_tokenizer(folder);
@@ -360,6 +382,11 @@ TEST(TokenizerEncoder, DoubtsAreCountedAndSaidWithTheirRows) {
     EXPECT_EQ(warnings("auto", R"({"instruction": "a", "output": "b"})", tokenizer), "")
         << "no chat template is needed";
 
+    toy::expect_contains(warnings("llama-3",
+                                  R"({"messages": [{"role": "user", "content": "Hi"},)"
+                                  R"( {"role": "assistant", "content": "Yo", "reasoning": "Be kind."}]})",
+                                  tokenizer),
+                         {"1 of 1 rows have messages with reasoning", "template llama-3 writes nothing"});
     toy::expect_contains(warnings("auto", R"({"text": "a<|end_of_text|><|end_of_text|>"})", tokenizer),
                          {"ends with the same token twice (<|end_of_text|>"});
 }

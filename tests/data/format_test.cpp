@@ -281,6 +281,13 @@ TEST(FormatRow, ToolsReachTheEncoderAsJson) {
     EXPECT_EQ(RowFormatter(config::DataFormat::messages, {}, &tools).format(parse_row(row)).labels, (Ints{masked, 6}));
     toy::expect_contains(toy::message_of(ErrorKind::input, [&] { format(config::DataFormat::messages, row); }),
                          {"uses tools"});
+    toy::expect_contains(toy::message_of(ErrorKind::input,
+                                         [&] {
+                                             format(config::DataFormat::messages,
+                                                    R"({"messages": [{"role": "assistant", "content": null,
+                                                        "function_call": {"name": "f", "arguments": "{}"}}]})");
+                                         }),
+                         {"uses tools"});
     const std::string deep = cat(R"({"messages": [{"role": "assistant", "tool_calls": )", std::string(500, '['),
                                  std::string(500, ']'), "}]}");
     toy::expect_contains(refused(config::DataFormat::messages, deep), {"nested more than 100 deep"});

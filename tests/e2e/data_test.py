@@ -156,6 +156,24 @@ class Data(EndToEnd):
             self.report(rows, "--data.template", template)["warnings"][0],
         )
 
+    def test_what_a_template_does_not_write_stops_the_run(self):
+        template = self.folder / "known.jinja"
+        template.write_text(
+            "{% for m in messages %}{% if m.role in ['user', 'assistant'] %}{{ m.role }}: {{ m.content }}<|end|>"
+            "{% endif %}{% endfor %}"
+        )
+        row = talk("Hi", "Yo")
+        lost = {"messages": [{"role": "developer", "content": "Be brief."}] + row["messages"]}
+        rows = write_rows(self.folder / "rows.jsonl", [row, lost])
+        named = ["rows.jsonl:2", "messages[0].content (role developer)"]
+        refusal = self.report(rows, "--data.template", template, code=INPUT)["refusal"]
+        for words in named:
+            self.assertIn(words, refusal)
+        shown = self.succeed(
+            "tokenize", "--tokenizer", self.model, "--template", template, stdin=json.dumps(lost) + "\n"
+        )
+        self.assertIn(named[1], shown.err)
+
     def test_a_tokenizer_that_does_not_fit_and_missing_files(self):
         config = json.loads((self.model / "config.json").read_text())
         (self.model / "config.json").write_text(json.dumps(config | {"vocab_size": 100}))

@@ -34,13 +34,14 @@ struct Conversation {
 
 /// What is likely a mistake in a row that can be trained on. Values of a set of bits.
 enum class RowDoubt : uint32_t {
-    double_bos = 1,        ///< the first two tokens are BOS
-    open_end = 2,          ///< the last trained text does not end with a token that ends a generation
-    guessed_template = 4,  ///< rendered by a built-in chat template, since the model has none and none was named
-    merged_start = 8,      ///< a token holds the prompt's end and an answer's begin: it is not trained
-    plain_prompt = 16,     ///< an Alpaca row in three sections, though the model has a chat template of its own
-    empty_answer = 32,     ///< an answer without a text: the end of the turn alone is trained
-    double_end = 64,       ///< an answer ends with the same token that ends a generation twice
+    double_bos = 1,          ///< the first two tokens are BOS
+    open_end = 2,            ///< the last trained text does not end with a token that ends a generation
+    guessed_template = 4,    ///< rendered by a built-in chat template, since the model has none and none was named
+    merged_start = 8,        ///< a token holds the prompt's end and an answer's begin: it is not trained
+    plain_prompt = 16,       ///< an Alpaca row in three sections, though the model has a chat template of its own
+    empty_answer = 32,       ///< an answer without a text: the end of the turn alone is trained
+    double_end = 64,         ///< an answer ends with the same token that ends a generation twice
+    unread_reasoning = 128,  ///< messages have reasoning, and the chat template reads none
 };
 
 struct EncodedRow {

@@ -25,10 +25,12 @@ struct Message {
 /// on: one for each assistant turn, from just behind its header up to and with the end-of-turn token.
 struct Rendered {
     std::string text;
-    std::vector<std::pair<std::size_t, std::size_t>> trained_bytes;
-    /// What the template leaves out of the text: "tools", "messages[2].tool_calls"; empty: none of them. Looked for
-    /// with trained_bytes.
-    std::string left_out;
+    std::vector<std::pair<std::size_t, std::size_t>> trained_bytes = {};
+    /// What the template leaves out of the text: "tools", "messages[2].tool_calls", "messages[0].content (role
+    /// critic)"; empty: none of them. A message's content counts as written if another one in its place changes the
+    /// text.
+    std::string left_out = {};
+    bool passes_over_reasoning = false;  ///< a message has some, and the template reads none of the names for it
 };
 
 /// Token ids and the half-open ranges of token positions to train on.
@@ -62,7 +64,7 @@ class ChatTemplate {
 
     /// What was chosen: "default (of the model)", "chatml", "templates/mine.jinja".
     const std::string& name() const;
-    /// Whether the template may read a variable or member of this name: it is one of its words.
+    /// Whether the template may read a variable or member of this name: it is one of its names, or of its strings.
     bool reads(std::string_view word) const;
 
     /// Renders a row as transformers' apply_chat_template does. `row` is an object with
@@ -88,6 +90,9 @@ class ChatTemplate {
     explicit ChatTemplate(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
     std::shared_ptr<const Impl> impl_;
 };
+
+/// Input Error, with what to do about it, where the template leaves something of the conversation out.
+void require_whole(const ChatTemplate& chat, const Rendered& rendered);
 
 /// The names of the built-in templates: llama-3, llama-2, mistral, chatml, qwen, alpaca, zephyr.
 ///   llama-3  <|begin_of_text|>, then <|start_header_id|>ROLE<|end_header_id|>\n\nCONTENT<|eot_id|>, contents
