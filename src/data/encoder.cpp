@@ -22,15 +22,6 @@ EncodedRow row_of(tokenizer::EncodedTurns turns) {
     return row;
 }
 
-std::vector<tokenizer::Message> conversation(const AlpacaFields& fields) {
-    std::vector<tokenizer::Message> messages;
-    if (!fields.system.empty()) messages.push_back({"system", fields.system});
-    messages.push_back(
-        {"user", fields.input.empty() ? fields.instruction : fields.instruction + "\n\n" + fields.input});
-    messages.push_back({"assistant", fields.output});
-    return messages;
-}
-
 bool names_template(const tokenizer::Tokenizer& tokenizer, std::string_view name) {
     const auto& all = tokenizer.chat_templates();
     return std::any_of(all.begin(), all.end(), [&](const auto& entry) { return entry.first == name; });
@@ -41,7 +32,8 @@ class TokenizerEncoder : public RowEncoder {
     TokenizerEncoder(const tokenizer::Tokenizer& tokenizer, std::string_view template_name, std::string_view kwargs)
         : tokenizer_(tokenizer),
           chat_template_(tokenizer::ChatTemplate::choose(template_name, tokenizer, kwargs)),
-          alpaca_prompts_(template_name == "auto" || template_name == "alpaca"),
+          alpaca_prompts_(template_name == "alpaca"),
+          named_(template_name != "auto"),
           guessed_(template_name == "auto" && !names_template(tokenizer, "default")),
           passes_over_template_(template_name == "auto" && names_template(tokenizer, "default")) {
         if (template_name == "auto")
@@ -65,8 +57,12 @@ class TokenizerEncoder : public RowEncoder {
         return examined(std::move(row));
     }
 
+    InstructionForm instruction_form() const override {
+        if (!named_) return InstructionForm::automatic;
+        return alpaca_prompts_ ? InstructionForm::sections : InstructionForm::conversation;
+    }
+
     EncodedRow alpaca(const AlpacaFields& fields) const override {
-        if (!alpaca_prompts_) return messages(conversation(fields));
         const std::string prompt = tokenizer::alpaca_prompt(fields.instruction, fields.input, fields.system);
         EncodedRow row = row_of(tokenizer::encode_rendered(
             tokenizer_, tokenizer::build_prompt_completion(tokenizer_, prompt, fields.output)));
@@ -77,6 +73,7 @@ class TokenizerEncoder : public RowEncoder {
     EncodedRow prompt_completion(std::string_view prompt, std::string_view completion) const override {
         EncodedRow row = row_of(
             tokenizer::encode_rendered(tokenizer_, tokenizer::build_prompt_completion(tokenizer_, prompt, completion)));
+        if (named_) row.doubts |= static_cast<uint32_t>(RowDoubt::unused_template);
         return examined(std::move(row));
     }
 
@@ -112,10 +109,15 @@ class TokenizerEncoder : public RowEncoder {
                 return stop_tokens();
             case RowDoubt::guessed_template:
             case RowDoubt::unread_reasoning:
+            case RowDoubt::unused_template:
                 return chat_template_.name();
             case RowDoubt::merged_start:
             case RowDoubt::plain_prompt:
             case RowDoubt::empty_answer:
+            case RowDoubt::unread_system:
+            case RowDoubt::unread_history:
+            case RowDoubt::unread_tools:
+            case RowDoubt::unread_media:
                 break;
         }
         return {};
@@ -161,8 +163,9 @@ class TokenizerEncoder : public RowEncoder {
 
     tokenizer::Tokenizer tokenizer_;  // a copy shares the tables
     tokenizer::ChatTemplate chat_template_;
-    bool alpaca_prompts_;
-    bool guessed_;               ///< nobody named the template of conversations
+    bool alpaca_prompts_;        ///< the user named this form of instructions
+    bool named_;                 ///< the user named the template of conversations
+    bool guessed_;               ///< nobody did, and the model has none
     bool passes_over_template_;  ///< the model has one, which Alpaca rows do not go through
 };
 
@@ -172,6 +175,10 @@ EncodedRow RowEncoder::whole_conversation(const Conversation& conversation) cons
     if (!conversation.uses_tools) return messages(conversation.turns);
     throw input_error("the row uses tools, which this chat template does not render",
                       "Leave out tools, tool_calls and messages of role tool, or write them into the contents.");
+}
+
+InstructionForm RowEncoder::instruction_form() const {
+    return InstructionForm::automatic;
 }
 
 bool RowEncoder::reads(std::string_view) const {

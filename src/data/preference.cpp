@@ -144,32 +144,13 @@ void name_openai_columns(Json& row) {
 }
 
 /// The conversation before the answers, from columns that say it in other ways: conversations or messages, or an
-/// instruction (a question) with its input, after a system's text and earlier turns; empty: none of them.
+/// instruction (a question) with its input, after earlier turns; empty: none of them.
 Json prompt_messages(const Json& row) {
-    Json messages = Json::array();
-    const auto say = [&](const char* role, const std::string& content) {
-        if (!content.empty()) messages.push_back({{"role", role}, {"content", content}});
-    };
-    say("system", optional_string(row, "system"));
     for (const char* column : {"conversations", "messages"})
-        if (holds(row, column)) {
-            for (const Json& message : value_of(row, column)) messages.push_back(message);
-            return messages;
-        }
+        if (holds(row, column)) return value_of(row, column);
     for (const char* column : {"instruction", "question"})
-        if (holds(row, column)) {
-            if (holds(row, "history"))
-                for (const Json& turn : value_of(row, "history")) {
-                    if (!turn.is_array() || turn.size() != 2)
-                        throw BadRow{
-                            cat("column \"history\": expected pairs of question and answer, found ", shown(turn)), ""};
-                    say("user", as_string(turn[0], "history"));
-                    say("assistant", as_string(turn[1], "history"));
-                }
-            const std::string input = optional_string(row, "input");
-            say("user", cat(optional_string(row, column), input.empty() ? "" : "\n", input));
-            return messages;
-        }
+        if (holds(row, column) || (row.contains(column) && holds(row, "input")))
+            return instruction_messages(row, column);
     return Json::array();
 }
 
@@ -186,7 +167,7 @@ void find_prompt(Json& row) {
     for (const char* column : {"chosen", "rejected"})
         if (const Json answer = value_of(row, column); answer.is_string() && answer != "")
             row[column] = Json::array({Json{{"role", "assistant"}, {"content", answer}}});
-    for (const char* column : {"instruction", "question", "input", "history", "system"}) row.erase(column);
+    for (const char* column : {"instruction", "question", "input", "history"}) row.erase(column);
 }
 
 /// A row of any of the forms that data sets have, with the columns prompt, chosen and rejected.
@@ -245,7 +226,7 @@ Json judged_of(Json row) {
         row["completion"] = Json::array({Json{{"role", "assistant"}, {"content", output}}});
     }
     // A template has variables of its own.
-    for (const char* column : {"conversations", "messages", "instruction", "input", "output", "history", "system"})
+    for (const char* column : {"conversations", "messages", "instruction", "input", "output", "history"})
         row.erase(column);
     return row;
 }
@@ -264,8 +245,28 @@ bool verdict_of(const Json& row) {
                  "It says whether the completion is a good answer."};
 }
 
+/// Whether a row of an instruction has the form of sections, as the user chose, and answers that are texts.
+bool RowFormatter::takes_sections(const Json& row) const {
+    const auto is_text = [&](const char* column) { return !row.contains(column) || row[column].is_string(); };
+    return encoder_ != nullptr && encoder_->instruction_form() == InstructionForm::sections &&
+           holds(row, "instruction") && !holds(row, "prompt") && !holds(row, "messages") &&
+           !holds(row, "conversations") && is_text("chosen") && is_text("rejected");
+}
+
+/// The row of an instruction with the text of a column as its answer.
+FormattedRow RowFormatter::instructed(const Json& row, const char* column) const {
+    Json one = row;
+    one["output"] = required(row, column, format_);
+    if (says_nothing(one["output"]))
+        throw BadRow{cat("the ", column, " answer is empty"), "An answer must say something."};
+    std::vector<bool> learnt;
+    EncodedRow ids = encode_instruction(one, learnt);
+    return encoded(std::move(ids), learnt);
+}
+
 FormattedRow RowFormatter::pair(const Json& row) const {
     const auto answers = [&]() -> std::pair<FormattedRow, FormattedRow> {
+        if (takes_sections(row)) return {instructed(row, "chosen"), instructed(row, "rejected")};
         const Pair sides = pair_of(row, [&](const std::string& a, const std::string& b) {
             require_encoder();
             return encoder_->common_prompt(a, b);
@@ -300,6 +301,11 @@ FormattedRow RowFormatter::pair(const Json& row) const {
 }
 
 FormattedRow RowFormatter::judged(const Json& given) const {
+    if (!given.contains("completion") && takes_sections(given)) {
+        FormattedRow result = instructed(given, "output");
+        result.desirable = verdict_of(given);
+        return result;
+    }
     const Json row = format_ == config::DataFormat::tokenized || format_ == config::DataFormat::prompt_completion
                          ? given
                          : judged_of(given);

@@ -23,7 +23,7 @@ using CommonPrompt = std::function<std::size_t(const std::string& a, const std::
 /// it is absent it is what both answers begin with: the messages that are equal, the ids, or the text as
 /// `common_prompt` says. Messages of the prompt that the answers repeat are left out of them. BadRow for other forms,
 /// an answer of nothing, and where the prompt is absent for answers without anything in common, for one that begins the
-/// other, and for messages that part before an answer.
+/// other, and for messages that part before an answer. A column system stays as it is.
 Pair pair_of(const nlohmann::ordered_json& row, const CommonPrompt& common_prompt);
 
 /// Whether a value is a list of ids, which need no tokenizer.

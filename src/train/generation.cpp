@@ -20,6 +20,7 @@ Prompt encode_row(const nlohmann::ordered_json& row, const tokenizer::Tokenizer&
         throw input_error(cat(where, ": expected {\"text\"}, {\"prompt\"} or {\"messages\"}"));
     try {
         nlohmann::ordered_json prompt = row;
+        tokenizer::put_system_first(prompt);
         prompt["add_generation_prompt"] = true;
         const tokenizer::Rendered rendered = chat.render(prompt, tokenizer::TrainedTurns::none);
         tokenizer::require_whole(chat, rendered);

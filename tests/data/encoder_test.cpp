@@ -201,7 +201,7 @@ TEST(TokenizerEncoder, AlpacaRowsThroughANamedTemplateAreAConversation) {
                joined({{bos},
                        turn("system", "Count."),
                        {turn_end},
-                       turn("user", "Add.\n\n1 2"),
+                       turn("user", "Add.\n1 2"),
                        {turn_end},
                        turn("assistant", "")}),
                joined({bytes("3"), {turn_end}}));
@@ -387,8 +387,13 @@ TEST(TokenizerEncoder, DoubtsAreCountedAndSaidWithTheirRows) {
                                   R"( {"role": "assistant", "content": "Yo", "reasoning": "Be kind."}]})",
                                   tokenizer),
                          {"1 of 1 rows have messages with reasoning", "template llama-3 writes nothing"});
+    const std::string plain = R"({"prompt": "q", "completion": "a"})";
+    toy::expect_contains(warnings("llama-3", plain, tokenizer), {"data.template llama-3 is not applied"});
+    EXPECT_EQ(warnings("auto", plain, tokenizer), "");
     toy::expect_contains(warnings("auto", R"({"text": "a<|end_of_text|><|end_of_text|>"})", tokenizer),
                          {"ends with the same token twice (<|end_of_text|>"});
+    toy::expect_contains(warnings("auto", R"({"prompt": "q", "completion": "a", "system": "s"})", tokenizer),
+                         {"have a column \"system\" beside a text"});
 }
 
 TEST(TokenizerEncoder, AnAnswerThatSharesATokenWithItsPromptIsWarnedOf) {

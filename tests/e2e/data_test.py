@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import shutil
 import subprocess
 import unittest
@@ -155,6 +156,24 @@ class Data(EndToEnd):
             "does not end with a token that ends a generation (<|end|>)",
             self.report(rows, "--data.template", template)["warnings"][0],
         )
+        rows = write_rows(
+            self.folder / "unread.jsonl",
+            [
+                {"prompt": "Hi", "completion": "Yo", "system": "Be brief."},
+                {"prompt": [{"role": "user", "content": "Hi"}], "completion": [{"role": "assistant", "content": "Yo"}]},
+                {
+                    "prompt": [{"role": "user", "content": "Hi"}],
+                    "completion": [{"role": "assistant", "content": "Yo", "reasoning": "They greet."}],
+                },
+            ],
+        )
+        warnings = "\n".join(self.report(rows, "--data.template", "alpaca")["warnings"])
+        for words, line in (
+            ('1 of 3 rows have a column "system" beside a text', 1),
+            ("1 of 3 rows have a prompt and an answer that are texts, so that data.template alpaca is not applied", 1),
+            ("1 of 3 rows have messages with reasoning (reasoning_content, thinking or reasoning)", 3),
+        ):
+            self.assertRegex(warnings, re.escape(words) + f".*unread.jsonl:{line}")
 
     def test_what_a_template_does_not_write_stops_the_run(self):
         template = self.folder / "known.jinja"

@@ -69,6 +69,7 @@ class Slips(EndToEnd):
         asked = ("--template", template, *FP32, "--max_new_tokens", "2", "--file")
         for row, told in (
             ({"messages": [{"role": "critic", "content": "Be nicer."}] + talk}, "messages[0].content (role critic)"),
+            ({"system": "Be brief.", "messages": talk}, "messages[0].content (role system)"),
         ):
             rows = write_rows(self.folder / "rows.jsonl", [{"messages": talk}, row])
             self.fail_with(INPUT, ["rows.jsonl:2", "writes nothing of", told], *self.generate(*asked, rows))

@@ -42,6 +42,18 @@ enum class RowDoubt : uint32_t {
     empty_answer = 32,       ///< an answer without a text: the end of the turn alone is trained
     double_end = 64,         ///< an answer ends with the same token that ends a generation twice
     unread_reasoning = 128,  ///< messages have reasoning, and the chat template reads none
+    unused_template = 256,   ///< a prompt and an answer as texts, which the template that was named is not applied to
+    unread_system = 512,     ///< a column system, history or tools, which rows of this form are not read with
+    unread_history = 1024,
+    unread_tools = 2048,
+    unread_media = 4096,  ///< columns images, videos or audios
+};
+
+/// What the rows of an instruction become.
+enum class InstructionForm {
+    conversation,  ///< through the chat template
+    sections,      ///< the prompt of Stanford Alpaca
+    automatic,     ///< nobody chose: sections, but a conversation where answers are compared
 };
 
 struct EncodedRow {
@@ -59,6 +71,8 @@ class RowEncoder {
     /// BOS if the tokenizer adds one, the text, EOS where the text does not end with a token that ends a generation;
     /// all of it is trained, but for white space behind the text's own end.
     virtual EncodedRow text(std::string_view text) const = 0;
+    /// By default `automatic`. alpaca() encodes what is no conversation.
+    virtual InstructionForm instruction_form() const;
     /// Prompt, output, EOS; the output and what ends it are trained.
     virtual EncodedRow alpaca(const AlpacaFields& fields) const = 0;
     /// BOS if the tokenizer adds one, prompt, completion, EOS; the completion and EOS are trained. EOS is added as to
@@ -87,9 +101,9 @@ std::string encoder_fingerprint(const std::filesystem::path& tokenizer_folder, c
                                 const std::string& kwargs = "{}");
 
 /// The encoder that a run uses. `template_name` is data.template (see ChatTemplate::choose). Alpaca rows take the
-/// three-section prompt with `auto` and `alpaca`; another template renders them as a conversation of system,
-/// instruction and input (a blank line between), and output. `kwargs` is data.chat_template_kwargs. Usage Error for an
-/// unknown template; input Error at the first row of text when the tokenizer names no EOS.
+/// three-section prompt with `auto` and `alpaca`; with another template they are conversations.
+/// `kwargs` is data.chat_template_kwargs. Usage Error for an unknown template; input Error at the first row of text
+/// when the tokenizer names no EOS.
 std::unique_ptr<RowEncoder> make_row_encoder(const tokenizer::Tokenizer& tokenizer, std::string_view template_name,
                                              std::string_view kwargs = "{}");
 
