@@ -5,6 +5,7 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/data/reader.h"
+#include "unsloth/tokenizer/ordered_row.h"
 
 namespace unsloth::data {
 namespace {
@@ -29,6 +30,10 @@ std::string dumped(const Json& value, const std::string& where) {
 bool holds(const Json& row, const char* column) {
     const auto found = row.find(column);
     return found != row.end() && !found->is_null() && *found != "";
+}
+
+bool says_something(const Json& row, const char* column) {
+    return holds(row, column) && row[column] != "[]" && !(row[column].is_structured() && row[column].empty());
 }
 
 std::string column_list(const Json& row) {
@@ -67,6 +72,23 @@ std::string optional_string(const Json& row, const char* column) {
     const auto found = row.find(column);
     if (found == row.end() || found->is_null()) return {};
     return as_string(*found, cat("column \"", column, "\""));
+}
+
+bool holds_messages(const Json& value) {
+    if (!value.is_string() || !value.get_ref<const std::string&>().starts_with("[{")) return value.is_array();
+    const Json parsed = tokenizer::try_parse_ordered(value.get_ref<const std::string&>());
+    return parsed.is_array() && (parsed.front().contains("role") || parsed.front().contains("from"));
+}
+
+uint32_t unread_columns(const Json& row, std::initializer_list<std::string_view> read) {
+    constexpr std::pair<const char*, RowDoubt> columns[] = {
+        {"system", RowDoubt::unread_system}, {"history", RowDoubt::unread_history}, {"tools", RowDoubt::unread_tools},
+        {"images", RowDoubt::unread_media},  {"videos", RowDoubt::unread_media},    {"audios", RowDoubt::unread_media}};
+    uint32_t doubts = 0;
+    for (const auto& [column, doubt] : columns)
+        if (std::ranges::find(read, column) == read.end() && says_something(row, column))
+            doubts |= static_cast<uint32_t>(doubt);
+    return doubts;
 }
 
 }  // namespace unsloth::data

@@ -1,8 +1,11 @@
 // Looking into a row's columns, with errors that say what was found.
 #pragma once
 
+#include <cstdint>
+#include <initializer_list>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <string_view>
 
 #include "unsloth/data/format.h"
 
@@ -22,6 +25,16 @@ std::string optional_string(const nlohmann::ordered_json& row, const char* colum
 
 /// Whether the row has the column, with something other than null and an empty text in it (as the cells of tables are).
 bool holds(const nlohmann::ordered_json& row, const char* column);
+
+/// The same, and other than an empty list or object, or the JSON text of an empty list.
+bool says_something(const nlohmann::ordered_json& row, const char* column);
+
+/// Whether a column's value is a list (of messages), be it as the JSON text that a table has.
+bool holds_messages(const nlohmann::ordered_json& value);
+
+/// RowDoubts of columns that rows of other forms are read with, or none: of system, history, tools and media those that
+/// are not among `read`.
+uint32_t unread_columns(const nlohmann::ordered_json& row, std::initializer_list<std::string_view> read);
 
 /// The value's JSON text; BadRow when it is nested so deeply that writing it out would exhaust the stack. `where` names
 /// the place.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "data/columns.h"
 #include "unsloth/core/error.h"
@@ -15,6 +16,27 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* function_call = "function_call";  ///< ShareGPT's speaker of calls
+
+/// ShareGPT's speakers, and the roles that they are.
+const std::map<std::string, std::string>& speakers() {
+    static const std::map<std::string, std::string> roles = {
+        {"human", "user"},        {"user", "user"},       {"gpt", "assistant"},        {"assistant", "assistant"},
+        {"chatgpt", "assistant"}, {"model", "assistant"}, {"system", "system"},        {"tool", "tool"},
+        {"observation", "tool"},  {"function", "tool"},   {function_call, "assistant"}};
+    return roles;
+}
+
+std::string in_small_letters(std::string name) {
+    for (char& c : name)
+        if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+    return name;
+}
+
+/// The role of a speaker, whatever the case of its letters; nothing for others.
+std::optional<std::string> known_speaker(const std::string& name) {
+    const auto found = speakers().find(in_small_letters(name));
+    return found == speakers().end() ? std::nullopt : std::optional(found->second);
+}
 
 /// An array that a table or a Parquet column may hold as its JSON text. The parsed text lives in `storage`.
 const Json& array_column(const Json& row, const char* column, config::DataFormat format, const char* elements,
@@ -45,28 +67,51 @@ std::string content_text(const Json& content, const std::string& where) {
     return text;
 }
 
+/// What says whether a message is learnt, in OpenAI's rows and those of other programs.
+constexpr const char* loss_flags[] = {"weight", "loss", "loss_mask", "trainable", "train", "training"};
+
 /// Whether a template may read more of a message than role and content: reasoning, names, …
 bool says_more(const Json& message) {
-    for (const auto& [key, value] : message.items())
-        if (key != "role" && key != "content" && key != "weight" && !value.is_null()) return true;
+    for (const auto& [key, value] : message.items()) {
+        const auto is_key = [&name = key](std::string_view known) { return name == known; };
+        if (key != "role" && key != "content" && !value.is_null() && std::ranges::none_of(loss_flags, is_key))
+            return true;
+    }
     return false;
 }
 
-/// Whether a message is learnt; absent: yes.
-bool read_weight(const Json& message, const std::string& role, const std::string& where) {
-    const auto found = message.find("weight");
-    if (found == message.end() || found->is_null()) return true;
-    if (!found->is_number() || (*found != 0 && *found != 1))
-        throw BadRow{cat(where, ".weight: expected 0 or 1, found ", shown(*found)),
-                     "The loss counts a message or leaves it out."};
-    if (role != "assistant" && *found != 0)
-        throw BadRow{cat(where, ".weight: only messages of the assistant are learnt, found one of ", role),
-                     "data.train_on_prompt: true trains on all messages."};
-    return *found == 1;
+/// Whether a message is learnt; nothing where no flag says so.
+std::optional<bool> read_flags(const Json& message, const std::string& role, const std::string& where) {
+    std::optional<bool> learnt;
+    const char* said_by = nullptr;
+    for (const char* const flag : loss_flags) {
+        const auto found = message.find(flag);
+        if (found == message.end() || found->is_null()) continue;
+        const bool is_flag = found->is_boolean() || (found->is_number() && (*found == 0 || *found == 1));
+        if (!is_flag)
+            throw BadRow{cat(where, ".", flag, ": expected 0 or 1, true or false, found ", shown(*found)),
+                         "The loss counts a message or leaves it out."};
+        const bool value = found->is_boolean() ? found->get<bool>() : *found == 1;
+        if (role != "assistant" && value)
+            throw BadRow{cat(where, ".", flag, ": only messages of the assistant are learnt, found one of ", role),
+                         "data.train_on_prompt: true trains on all messages."};
+        if (learnt && *learnt != value)
+            throw BadRow{cat(where, ": ", said_by, " and ", flag, " say the opposite of each other"),
+                         "Both say whether the loss counts the message: keep the one that is right."};
+        learnt = value;
+        said_by = flag;
+    }
+    for (const char* const parts : {"train_detail", "training_detail"})
+        if (message.contains(parts) && !message[parts].empty())
+            throw BadRow{cat(where, ".", parts, ": parts of a message cannot be left out of the loss"),
+                         "Give the message \"weight\": 0 or 1, or divide it into several."};
+    return learnt;
 }
 
-/// Whether a message calls tools.
+/// Whether a message calls tools: by tool_calls, or by OpenAI's older function_call.
 bool calls_tools(const Json& message, const std::string& where) {
+    const auto call = message.find("function_call");
+    if (call != message.end() && call->is_object()) return true;
     const auto calls = message.find("tool_calls");
     if (calls == message.end() || calls->is_null()) return false;
     if (!calls->is_array())
@@ -74,8 +119,23 @@ bool calls_tools(const Json& message, const std::string& where) {
     return !calls->empty();
 }
 
+/// Refuses a name that means a role which the template has another name for: ShareGPT's gpt, or User. A template that
+/// writes whatever role there is would make a turn of it that nobody trains.
+void check_role(const std::string& role, const std::string& where, const ReadsColumn& reads) {
+    for (const char* const usual : {"user", "assistant", "system", "tool"})
+        if (role == usual) return;
+    const std::optional<std::string> meant = known_speaker(role);
+    if (!meant || reads(role)) return;
+    throw BadRow{cat(where, ".role: the chat template does not know \"", role, "\""),
+                 cat("It may be \"", *meant,
+                     "\". data.format sharegpt reads such names, with data.columns "
+                     "{\"conversations\": \"messages\"} where the column has that name.")};
+}
+
 class Builder {
   public:
+    explicit Builder(const ReadsColumn& reads) : reads_(reads) {}
+
     /// `message`: {role, content, weight?, tool_calls?, ...}.
     void add(const Json& message, const std::string& where) {
         if (!message.is_object())
@@ -91,9 +151,10 @@ class Builder {
         const bool silent = calls && (!message.contains("content") || message["content"].is_null());
         std::string content = silent ? std::string() : content_text(message["content"], where + ".content");
         const std::string& role = as_string(message["role"], where + ".role");
-        result_.names_weights |= message.contains("weight");
-        const bool learnt = read_weight(message, role, where);
-        if (role == "assistant") result_.learnt.push_back(learnt && !masked_);
+        check_role(role, where, reads_);
+        const std::optional<bool> learnt = read_flags(message, role, where);
+        result_.names_weights |= learnt.has_value();
+        if (role == "assistant") result_.learnt.push_back(learnt.value_or(true) && !masked_);
         result_.conversation.uses_tools |= calls;
         says_more_ = says_more_ || says_more(message);
         result_.conversation.turns.push_back({role, std::move(content)});
@@ -105,16 +166,19 @@ class Builder {
 
     /// What a template needs beside roles and contents. `messages` is an array of all that were added, `own` are the
     /// columns that they came from.
-    void keep_json(const Json& row, const Json& messages, const std::vector<std::string_view>& own,
-                   const ReadsColumn& reads) {
+    void keep_json(const Json& row, const Json& messages, const std::vector<std::string_view>& own) {
         Conversation& conversation = result_.conversation;
-        if (const auto tools = row.find("tools"); tools != row.end() && !tools->is_null() && !tools->empty()) {
+        if (says_something(row, "functions") && row["functions"].is_array() && !reads_("functions"))
+            throw BadRow{"column \"functions\": the chat template does not read OpenAI's older form of tools",
+                         "Write them as tools: [{\"type\": \"function\", \"function\": {...}}]."};
+        if (says_something(row, "tools")) {
+            const Json& tools = row["tools"];
             conversation.uses_tools = true;
-            conversation.tools_json = tools->is_string() ? tools->get<std::string>() : dumped(*tools, "tools");
+            conversation.tools_json = tools.is_string() ? tools.get<std::string>() : dumped(tools, "tools");
         }
         Json variables = Json::object();
         for (const auto& [column, value] : row.items())
-            if (column != "tools" && !value.is_null() && reads(column) &&
+            if (column != "tools" && !value.is_null() && reads_(column) &&
                 std::find(own.begin(), own.end(), column) == own.end())
                 variables[column] = Json::parse(dumped(value, cat("column \"", column, "\"")));
         if (!variables.empty()) conversation.variables_json = variables.dump();
@@ -129,6 +193,7 @@ class Builder {
     WeightedConversation& result() { return result_; }
 
   private:
+    const ReadsColumn& reads_;
     WeightedConversation result_;
     bool masked_ = false, says_more_ = false;
 };
@@ -153,14 +218,9 @@ Json calls_of(const Json& value, const std::string& where) {
 }  // namespace
 
 std::string sharegpt_role(const std::string& name, const std::string& where) {
-    static const std::map<std::string, std::string> roles = {
-        {"human", "user"},        {"user", "user"},       {"gpt", "assistant"},        {"assistant", "assistant"},
-        {"chatgpt", "assistant"}, {"model", "assistant"}, {"system", "system"},        {"tool", "tool"},
-        {"observation", "tool"},  {"function", "tool"},   {function_call, "assistant"}};
-    const auto found = roles.find(name);
-    if (found != roles.end()) return found->second;
+    if (auto role = known_speaker(name)) return *std::move(role);
     std::string known;
-    for (const auto& [from, role] : roles) known += cat(known.empty() ? "" : ", ", from);
+    for (const auto& [from, role] : speakers()) known += cat(known.empty() ? "" : ", ", from);
     throw BadRow{cat(where, ": unknown speaker \"", name.substr(0, 40), "\""), cat("Known are ", known, ".")};
 }
 
@@ -176,7 +236,7 @@ Json message_of(const Json& turn, const std::string& where) {
     const std::string& speaker = as_string(turn[from], cat(where, ".", from));
     const std::string place = cat(where, ".", value);
     Json message{{"role", sharegpt_role(speaker, where)}, {"content", ""}};
-    if (speaker == function_call)
+    if (in_small_letters(speaker) == function_call)
         message["tool_calls"] = calls_of(turn[value], place);
     else if (turn.contains(value) && !(calls && turn[value].is_null()))
         message["content"] = content_text(turn[value], place);
@@ -186,11 +246,19 @@ Json message_of(const Json& turn, const std::string& where) {
 }
 
 WeightedConversation openai_conversation(const Json& row, const ReadsColumn& reads) {
-    Json storage;
-    const Json& messages = array_column(row, "messages", config::DataFormat::messages, "{role, content}", storage);
-    Builder builder;
-    builder.add_all(messages, "messages");
-    builder.keep_json(row, messages, {"messages"}, reads);
+    Json storage, with_system;
+    const Json* messages = &array_column(row, "messages", config::DataFormat::messages, "{role, content}", storage);
+    Builder builder(reads);
+    if (auto system = tokenizer::system_message(row, messages->front())) {
+        builder.add(*system, "system");
+        with_system = Json::array({*std::move(system)});
+    }
+    builder.add_all(*messages, "messages");
+    if (!with_system.is_null()) {
+        for (const Json& message : *messages) with_system.push_back(Json::parse(dumped(message, "messages")));
+        messages = &with_system;
+    }
+    builder.keep_json(row, *messages, {"messages", "system"});
     return std::move(builder.result());
 }
 
@@ -198,18 +266,19 @@ WeightedConversation sharegpt_conversation(const Json& row, const ReadsColumn& r
     Json storage;
     const Json& turns = array_column(row, "conversations", config::DataFormat::sharegpt, "{from, value}", storage);
     Json messages = Json::array();
-    Builder builder;
+    Builder builder(reads);
     const auto add = [&](Json message, const std::string& where) {
         builder.add(message, where);
         messages.push_back(std::move(message));
     };
-    if (std::string system = optional_string(row, "system"); !system.empty())
-        add({{"role", "system"}, {"content", std::move(system)}}, "system");
     for (const Json& turn : turns) {
         const std::string where = cat("conversations[", &turn - &turns.front(), "]");
-        add(message_of(turn, where), where);
+        Json message = message_of(turn, where);
+        if (messages.empty())
+            if (auto system = tokenizer::system_message(row, message)) add(*std::move(system), "system");
+        add(std::move(message), where);
     }
-    builder.keep_json(row, messages, {"conversations", "system"}, reads);
+    builder.keep_json(row, messages, {"conversations", "system"});
     return std::move(builder.result());
 }
 
@@ -219,17 +288,55 @@ WeightedConversation prompt_completion_conversation(const Json& row, const Reads
         array_column(row, "prompt", config::DataFormat::prompt_completion, "{role, content}", prompt_storage);
     const Json& completion =
         array_column(row, "completion", config::DataFormat::prompt_completion, "{role, content}", completion_storage);
-    Builder builder;
+    Json messages = Json::array();
+    Builder builder(reads);
     builder.mask_what_follows(true);
+    if (auto system = tokenizer::system_message(row, prompt.front())) {
+        builder.add(*system, "system");
+        messages.push_back(*std::move(system));
+    }
     builder.add_all(prompt, "prompt");
     builder.mask_what_follows(false);
     builder.add_all(completion, "completion");
     builder.result().names_weights |= std::find(builder.result().learnt.begin(), builder.result().learnt.end(),
                                                 false) != builder.result().learnt.end();
-    Json messages = Json::array();
     for (const Json* part : {&prompt, &completion})
         for (const Json& message : *part) messages.push_back(Json::parse(dumped(message, "prompt")));
-    builder.keep_json(row, messages, {"prompt", "completion"}, reads);
+    builder.keep_json(row, messages, {"prompt", "completion", "system"});
+    return std::move(builder.result());
+}
+
+Json instruction_messages(const Json& row, const char* column) {
+    Json messages = Json::array();
+    const auto say = [&](const char* role, const std::string& content) {
+        messages.push_back({{"role", role}, {"content", content}});
+    };
+    Json storage;
+    if (says_something(row, "history")) {
+        const Json& history = array_column(row, "history", config::DataFormat::alpaca, "[question, answer]", storage);
+        for (const Json& turn : history) {
+            const std::string where = cat("history[", &turn - &history.front(), "]");
+            if (!turn.is_array() || turn.size() != 2)
+                throw BadRow{cat(where, ": expected a pair of question and answer, found ", shown(turn)), ""};
+            say("user", as_string(turn[0], where + "[0]"));
+            say("assistant", as_string(turn[1], where + "[1]"));
+        }
+    }
+    const std::string instruction = optional_string(row, column), input = optional_string(row, "input");
+    say("user", cat(instruction, instruction.empty() || input.empty() ? "" : "\n", input));
+    return messages;
+}
+
+WeightedConversation alpaca_conversation(const Json& row, const ReadsColumn& reads) {
+    (void)required(row, "instruction", config::DataFormat::alpaca);
+    const std::string& output = as_string(required(row, "output", config::DataFormat::alpaca), "column \"output\"");
+    Json messages = instruction_messages(row, "instruction");
+    messages.push_back({{"role", "assistant"}, {"content", output}});
+    if (auto system = tokenizer::system_message(row, messages.front()))
+        messages.insert(messages.begin(), *std::move(system));
+    Builder builder(reads);
+    builder.add_all(messages, "messages");
+    builder.keep_json(row, messages, {"instruction", "input", "output", "history", "system"});
     return std::move(builder.result());
 }
 

@@ -14,8 +14,9 @@ namespace unsloth::data {
 /// A conversation, and which of its assistant turns are learnt.
 struct WeightedConversation {
     Conversation conversation;
-    std::vector<bool> learnt;    ///< of each assistant turn, in order
-    bool names_weights = false;  ///< some message brings a weight: `learnt` must be matched with the encoder's spans
+    std::vector<bool> learnt;  ///< of each assistant turn, in order
+    bool names_weights =
+        false;  ///< some message says if it is learnt: `learnt` must be matched with the encoder's spans
 };
 
 /// "user", "assistant", "system" or "tool" for a speaker of ShareGPT's; BadRow, which begins with `where`, for others.
@@ -27,14 +28,24 @@ nlohmann::ordered_json message_of(const nlohmann::ordered_json& turn, const std:
 /// Whether a column that the format itself does not know is wanted: see RowEncoder::reads.
 using ReadsColumn = std::function<bool(std::string_view column)>;
 
-/// {messages: [{role, content, weight?, tool_calls?, ...}], tools?}. BadRow for a wrong shape, or a weight other than 0
-/// and 1.
+// In all of these the column system comes before a conversation that does not begin with a message of the system, and
+// weight, loss, loss_mask, trainable, train or training, 0 or 1, say of an assistant's message whether it is learnt.
+// BadRow for a wrong shape, for other values of these, and for roles that mean one which has another name.
+
+/// {messages: [{role, content, weight?, tool_calls?, ...}], system?, tools?}.
 WeightedConversation openai_conversation(const nlohmann::ordered_json& row, const ReadsColumn& reads);
 /// {conversations: [{from, value} or {role, content}, weight?, tool_calls?, ...], system?, tools?}: human and user are
 /// user; gpt, assistant, chatgpt and model are assistant; function_call is the assistant, its value the JSON of a call
 /// {name, arguments} or a list of them; system; observation, function and tool are tool. BadRow for others.
 WeightedConversation sharegpt_conversation(const nlohmann::ordered_json& row, const ReadsColumn& reads);
-/// {prompt, completion} whose values are arrays of messages: the assistant turns of the completion are learnt.
+/// {prompt, completion, system?, tools?} whose values are arrays of messages: the assistant turns of the completion are
+/// learnt.
 WeightedConversation prompt_completion_conversation(const nlohmann::ordered_json& row, const ReadsColumn& reads);
+/// {instruction, input?, output, history?, system?, tools?}: all answers are learnt.
+WeightedConversation alpaca_conversation(const nlohmann::ordered_json& row, const ReadsColumn& reads);
+
+/// The messages before an answer: the turns of the column history, pairs of question and answer, then the instruction
+/// (or question: `column`) and the input, on lines of their own.
+nlohmann::ordered_json instruction_messages(const nlohmann::ordered_json& row, const char* column);
 
 }  // namespace unsloth::data

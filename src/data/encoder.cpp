@@ -22,15 +22,6 @@ EncodedRow row_of(tokenizer::EncodedTurns turns) {
     return row;
 }
 
-std::vector<tokenizer::Message> conversation(const AlpacaFields& fields) {
-    std::vector<tokenizer::Message> messages;
-    if (!fields.system.empty()) messages.push_back({"system", fields.system});
-    messages.push_back(
-        {"user", fields.input.empty() ? fields.instruction : fields.instruction + "\n\n" + fields.input});
-    messages.push_back({"assistant", fields.output});
-    return messages;
-}
-
 bool names_template(const tokenizer::Tokenizer& tokenizer, std::string_view name) {
     const auto& all = tokenizer.chat_templates();
     return std::any_of(all.begin(), all.end(), [&](const auto& entry) { return entry.first == name; });
@@ -41,7 +32,8 @@ class TokenizerEncoder : public RowEncoder {
     TokenizerEncoder(const tokenizer::Tokenizer& tokenizer, std::string_view template_name, std::string_view kwargs)
         : tokenizer_(tokenizer),
           chat_template_(tokenizer::ChatTemplate::choose(template_name, tokenizer, kwargs)),
-          alpaca_prompts_(template_name == "auto" || template_name == "alpaca"),
+          alpaca_prompts_(template_name == "alpaca"),
+          named_(template_name != "auto"),
           guessed_(template_name == "auto" && !names_template(tokenizer, "default")),
           passes_over_template_(template_name == "auto" && names_template(tokenizer, "default")) {
         if (template_name == "auto")
@@ -57,13 +49,20 @@ class TokenizerEncoder : public RowEncoder {
                 "Set eos_token in its tokenizer_config.json.");
         EncodedRow row;
         row.ids = tokenizer_.encode(text, true);
-        if (row.ids.empty() || row.ids.back() != *eos) row.ids.push_back(*eos);  // a text may bring its own
-        row.trained.emplace_back(0, static_cast<int32_t>(row.ids.size()));
+        const bool brings_end = tokenizer::written_end(tokenizer_, text).has_value();
+        if (brings_end && tokenizer_.adds_eos()) row.ids.pop_back();
+        if (!brings_end && !tokenizer_.adds_eos()) row.ids.push_back(*eos);
+        const auto last = std::find_if(row.ids.rbegin(), row.ids.rend(), [&](int32_t id) { return stops(id); });
+        row.trained.emplace_back(0, static_cast<int32_t>(row.ids.rend() - last));
         return examined(std::move(row));
     }
 
+    InstructionForm instruction_form() const override {
+        if (!named_) return InstructionForm::automatic;
+        return alpaca_prompts_ ? InstructionForm::sections : InstructionForm::conversation;
+    }
+
     EncodedRow alpaca(const AlpacaFields& fields) const override {
-        if (!alpaca_prompts_) return messages(conversation(fields));
         const std::string prompt = tokenizer::alpaca_prompt(fields.instruction, fields.input, fields.system);
         EncodedRow row = row_of(tokenizer::encode_rendered(
             tokenizer_, tokenizer::build_prompt_completion(tokenizer_, prompt, fields.output)));
@@ -72,8 +71,14 @@ class TokenizerEncoder : public RowEncoder {
     }
 
     EncodedRow prompt_completion(std::string_view prompt, std::string_view completion) const override {
-        return examined(row_of(tokenizer::encode_rendered(
-            tokenizer_, tokenizer::build_prompt_completion(tokenizer_, prompt, completion))));
+        EncodedRow row = row_of(
+            tokenizer::encode_rendered(tokenizer_, tokenizer::build_prompt_completion(tokenizer_, prompt, completion)));
+        if (named_) row.doubts |= static_cast<uint32_t>(RowDoubt::unused_template);
+        return examined(std::move(row));
+    }
+
+    std::size_t common_prompt(std::string_view a, std::string_view b) const override {
+        return tokenizer::common_prompt(tokenizer_, a, b);
     }
 
     EncodedRow messages(const std::vector<tokenizer::Message>& turns) const override {
@@ -100,12 +105,19 @@ class TokenizerEncoder : public RowEncoder {
             case RowDoubt::double_bos:
                 return tokenizer_.bos_id() ? tokenizer_.token(*tokenizer_.bos_id()) : "";
             case RowDoubt::open_end:
+            case RowDoubt::double_end:
                 return stop_tokens();
             case RowDoubt::guessed_template:
+            case RowDoubt::unread_reasoning:
+            case RowDoubt::unused_template:
                 return chat_template_.name();
             case RowDoubt::merged_start:
             case RowDoubt::plain_prompt:
             case RowDoubt::empty_answer:
+            case RowDoubt::unread_system:
+            case RowDoubt::unread_history:
+            case RowDoubt::unread_tools:
+            case RowDoubt::unread_media:
                 break;
         }
         return {};
@@ -116,12 +128,13 @@ class TokenizerEncoder : public RowEncoder {
         const auto bos = tokenizer_.bos_id();
         if (bos && row.ids.size() > 1 && row.ids[0] == *bos && row.ids[1] == *bos)
             row.doubts |= static_cast<uint32_t>(RowDoubt::double_bos);
-        const auto& stops = tokenizer_.stop_ids();
         if (row.trained.empty() || row.trained.back().second == 0) return row;
-        const auto stops_at = [&](int32_t place) {
-            return std::find(stops.begin(), stops.end(), row.ids[static_cast<std::size_t>(place)]) != stops.end();
-        };
+        const auto stops_at = [&](int32_t place) { return stops(row.ids[static_cast<std::size_t>(place)]); };
         if (!stops_at(row.trained.back().second - 1)) row.doubts |= static_cast<uint32_t>(RowDoubt::open_end);
+        for (const auto& [begin, end] : row.trained)
+            if (end > begin + 1 && stops_at(end - 1) &&
+                row.ids[static_cast<std::size_t>(end - 1)] == row.ids[static_cast<std::size_t>(end - 2)])
+                row.doubts |= static_cast<uint32_t>(RowDoubt::double_end);
         if ((row.doubts & static_cast<uint32_t>(RowDoubt::merged_start)) != 0) return row;  // it had a text
         for (const auto& [begin, end] : row.trained)
             if (end == begin + 1 && stops_at(begin)) row.doubts |= static_cast<uint32_t>(RowDoubt::empty_answer);
@@ -129,14 +142,16 @@ class TokenizerEncoder : public RowEncoder {
     }
 
     EncodedRow encoded(const tokenizer::Rendered& rendered) const {
-        if (!rendered.left_out.empty())
-            throw input_error(
-                cat("the chat template ", chat_template_.name(), " writes nothing of the row's ", rendered.left_out,
-                    ": the answer would be learnt without it"),
-                "Choose a data.template that writes tools and calls of them, or write them into the contents.");
+        tokenizer::require_whole(chat_template_, rendered);
         EncodedRow row = row_of(tokenizer::encode_rendered(tokenizer_, rendered));
         if (guessed_) row.doubts |= static_cast<uint32_t>(RowDoubt::guessed_template);
+        if (rendered.passes_over_reasoning) row.doubts |= static_cast<uint32_t>(RowDoubt::unread_reasoning);
         return examined(std::move(row));
+    }
+
+    bool stops(int32_t id) const {
+        const auto& ids = tokenizer_.stop_ids();
+        return std::find(ids.begin(), ids.end(), id) != ids.end();
     }
 
     std::string stop_tokens() const {
@@ -148,8 +163,9 @@ class TokenizerEncoder : public RowEncoder {
 
     tokenizer::Tokenizer tokenizer_;  // a copy shares the tables
     tokenizer::ChatTemplate chat_template_;
-    bool alpaca_prompts_;
-    bool guessed_;               ///< nobody named the template of conversations
+    bool alpaca_prompts_;        ///< the user named this form of instructions
+    bool named_;                 ///< the user named the template of conversations
+    bool guessed_;               ///< nobody did, and the model has none
     bool passes_over_template_;  ///< the model has one, which Alpaca rows do not go through
 };
 
@@ -159,6 +175,10 @@ EncodedRow RowEncoder::whole_conversation(const Conversation& conversation) cons
     if (!conversation.uses_tools) return messages(conversation.turns);
     throw input_error("the row uses tools, which this chat template does not render",
                       "Leave out tools, tool_calls and messages of role tool, or write them into the contents.");
+}
+
+InstructionForm RowEncoder::instruction_form() const {
+    return InstructionForm::automatic;
 }
 
 bool RowEncoder::reads(std::string_view) const {

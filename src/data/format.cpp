@@ -227,13 +227,17 @@ FormattedRow RowFormatter::format(const Json& row) const {
     UNSLOTH_CHECK(false, "objective ", static_cast<int>(options_.objective));
 }
 
+void RowFormatter::require_encoder() const {
+    if (encoder_ == nullptr)
+        throw BadRow{"the row is of text, and those before it were of ids", "All rows of a file are of one form."};
+}
+
 /// A row {prompt, completion} of which the completion is learnt.
 FormattedRow RowFormatter::answer(const Json& row) const {
     const Json& completion = required(row, "completion", format_);
     std::vector<bool> learnt;
     if (!is_ids(completion)) {
-        if (encoder_ == nullptr)
-            throw BadRow{"the row is of text, and those before it were of ids", "All rows of a file are of one form."};
+        require_encoder();
         EncodedRow ids = encode_prompt_completion(row, learnt);
         return encoded(std::move(ids), learnt);
     }
@@ -250,8 +254,10 @@ FormattedRow RowFormatter::supervised(const Json& row) const {
     switch (format_) {
         case config::DataFormat::tokenized:
             return tokenized(row);
-        case config::DataFormat::alpaca:
-            return encoded(encode_alpaca(row));
+        case config::DataFormat::alpaca: {
+            EncodedRow ids = encode_instruction(row, learnt);
+            return encoded(std::move(ids), learnt);
+        }
         case config::DataFormat::prompt_completion: {
             EncodedRow ids = encode_prompt_completion(row, learnt);
             return encoded(std::move(ids), learnt);
@@ -261,10 +267,14 @@ FormattedRow RowFormatter::supervised(const Json& row) const {
             const bool openai = format_ == config::DataFormat::messages;
             EncodedRow ids = encode_conversation(
                 openai ? openai_conversation(row, reads()) : sharegpt_conversation(row, reads()), learnt);
+            ids.doubts |= unread_columns(row, {"system", "tools"});
             return encoded(std::move(ids), learnt);
         }
-        case config::DataFormat::text:
-            return encoded(encoder_->text(as_string(required(row, "text", format_), "column \"text\"")));
+        case config::DataFormat::text: {
+            EncodedRow ids = encoder_->text(as_string(required(row, "text", format_), "column \"text\""));
+            ids.doubts |= unread_columns(row, {});
+            return encoded(std::move(ids));
+        }
         case config::DataFormat::preference:
         case config::DataFormat::automatic:
             break;
@@ -276,22 +286,34 @@ std::function<bool(std::string_view)> RowFormatter::reads() const {
     return [this](std::string_view column) { return column != provenance_column && encoder_->reads(column); };
 }
 
-EncodedRow RowFormatter::encode_alpaca(const Json& row) const {
-    AlpacaFields fields;
-    fields.instruction = as_string(required(row, "instruction", format_), "column \"instruction\"");
-    fields.output = as_string(required(row, "output", format_), "column \"output\"");
-    fields.input = optional_string(row, "input");
-    fields.system = optional_string(row, "system");
-    return encoder_->alpaca(fields);
+EncodedRow RowFormatter::encode_instruction(const Json& row, std::vector<bool>& learnt) const {
+    const auto of_sections = [&] {
+        for (const char* column : {"history", "tools"})
+            if (says_something(row, column))
+                throw BadRow{cat("column \"", column, "\": the \"### Instruction:\" prompt has no place for it"),
+                             "data.template default gives such rows to the model's chat template, as messages."};
+        AlpacaFields fields;
+        fields.instruction = as_string(required(row, "instruction", format_), "column \"instruction\"");
+        fields.output = as_string(required(row, "output", format_), "column \"output\"");
+        fields.input = optional_string(row, "input");
+        fields.system = optional_string(row, "system");
+        return encoder_->alpaca(fields);
+    };
+    const bool talks = encoder_->instruction_form() == InstructionForm::conversation;
+    EncodedRow ids = talks ? encode_conversation(alpaca_conversation(row, reads()), learnt) : of_sections();
+    ids.doubts |= unread_columns(row, {"system", "history", "tools"});
+    return ids;
 }
 
 EncodedRow RowFormatter::encode_prompt_completion(const Json& row, std::vector<bool>& learnt) const {
     const Json& prompt = required(row, "prompt", format_);
     const Json& completion = required(row, "completion", format_);
-    if (prompt.is_array() || completion.is_array())
-        return encode_conversation(prompt_completion_conversation(row, reads()), learnt);
-    return encoder_->prompt_completion(as_string(prompt, "column \"prompt\""),
-                                       as_string(completion, "column \"completion\""));
+    const bool talks = holds_messages(prompt) || holds_messages(completion);
+    EncodedRow ids = talks ? encode_conversation(prompt_completion_conversation(row, reads()), learnt)
+                           : encoder_->prompt_completion(as_string(prompt, "column \"prompt\""),
+                                                         as_string(completion, "column \"completion\""));
+    ids.doubts |= talks ? unread_columns(row, {"system", "tools"}) : unread_columns(row, {});
+    return ids;
 }
 
 /// `learnt`: of each trained span whether it is learnt after all; empty: all.
@@ -325,7 +347,7 @@ FormattedRow RowFormatter::tokenized(const Json& row) const {
     given("labels", result.labels);
     given("position_ids", result.positions);
     std::vector<int32_t> mask;
-    for (const char* column : {"completion_mask", "assistant_masks"})
+    for (const char* column : {"completion_mask", "assistant_masks", "loss_mask"})
         if (given(column, mask)) hide_labels(result.labels, mask, column);
     if (given("attention_mask", mask)) remove_padding(result, mask);
     check_ids(result, options_.vocab_size, false);

@@ -34,8 +34,11 @@ struct Noted {
     }
 };
 
-constexpr std::array doubts = {RowDoubt::double_bos,   RowDoubt::open_end,     RowDoubt::guessed_template,
-                               RowDoubt::merged_start, RowDoubt::plain_prompt, RowDoubt::empty_answer};
+constexpr std::array doubts = {RowDoubt::double_bos,    RowDoubt::open_end,         RowDoubt::guessed_template,
+                               RowDoubt::merged_start,  RowDoubt::plain_prompt,     RowDoubt::empty_answer,
+                               RowDoubt::double_end,    RowDoubt::unread_reasoning, RowDoubt::unused_template,
+                               RowDoubt::unread_system, RowDoubt::unread_history,   RowDoubt::unread_tools,
+                               RowDoubt::unread_media};
 
 /// What was left out or changed, or is in doubt.
 struct Losses {
@@ -115,6 +118,30 @@ std::string doubt_text(RowDoubt doubt, const std::string& subject) {
                    "says that this is meant";
         case RowDoubt::empty_answer:
             return "have an answer that is empty, so the model learns to say nothing there";
+        case RowDoubt::double_end:
+            return cat("have an answer that ends with the same token twice (", subject,
+                       "): the template adds it, so leave it out of the text");
+        case RowDoubt::unread_reasoning:
+            return cat(
+                "have messages with reasoning (reasoning_content, thinking or reasoning), of which the chat "
+                "template ",
+                subject,
+                " writes nothing: it is not trained; choose a data.template that writes it, or write "
+                "it into the content");
+        case RowDoubt::unused_template:
+            return cat("have a prompt and an answer that are texts, so that data.template ", subject,
+                       " is not applied to them; write them as messages for it, or leave data.template out");
+        case RowDoubt::unread_system:
+            return "have a column \"system\" beside a text, which is trained as it is, so the model does not see the "
+                   "column; write it into the text, or the prompt as messages";
+        case RowDoubt::unread_history:
+            return "have a column \"history\", which is read with a column instruction alone, so the model does not "
+                   "see it; write its turns into the prompt, or into the messages";
+        case RowDoubt::unread_tools:
+            return "have a column \"tools\" beside a text, which is trained as it is, so the model does not see the "
+                   "column; write the tools into the text, or the prompt as messages";
+        case RowDoubt::unread_media:
+            return "have columns images, videos or audios, which are not trained on: models here read text alone";
     }
     return {};
 }

@@ -41,16 +41,6 @@ std::size_t common_elements(const Json& a, const Json& b) {
     return static_cast<std::size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
 }
 
-/// Bytes that both texts begin with, in whole characters; a space at the end belongs to the answers, whose first words
-/// have it within their tokens.
-std::size_t common_bytes(const std::string& a, const std::string& b) {
-    auto end = static_cast<std::size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
-    const auto continues = [](char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; };
-    while (end > 0 && ((end < a.size() && continues(a[end])) || (end < b.size() && continues(b[end])))) --end;
-    if (end > 0 && a[end - 1] == ' ') --end;
-    return end;
-}
-
 Json elements(const Json& list, std::size_t begin, std::size_t end) {
     Json part = Json::array();
     for (std::size_t i = begin; i < end; ++i) part.push_back(list[i]);
@@ -61,7 +51,7 @@ bool says_nothing(const Json& answer) {
     if (answer.is_string()) return answer.get_ref<const std::string&>().empty();
     const auto silent = [](const Json& message) {
         const auto content = message.is_object() ? message.find("content") : message.end();
-        return message.is_object() && !message.contains("tool_calls") &&
+        return message.is_object() && !message.contains("tool_calls") && !message.contains("function_call") &&
                (content == message.end() || content->is_null() || *content == "");
     };
     return std::all_of(answer.begin(), answer.end(), silent);
@@ -83,23 +73,41 @@ Json side(const Json& row, const Json& prompt, Json answer, const char* column) 
                  "Add a column prompt, or the messages before the answers to both of them."};
 }
 
+/// Where answers part, with the role of each there.
+void require_answers(const Json& chosen, const Json& rejected, std::size_t at) {
+    const auto is_answer = [&](const Json& messages) {
+        return messages[at].is_object() && messages[at].contains("role") && messages[at]["role"] == "assistant";
+    };
+    if (is_answer(chosen) && is_answer(rejected)) return;
+    throw BadRow{cat("chosen[", at, "] and rejected[", at,
+                     "] differ, and are not both of the assistant: the answers "
+                     "are to different prompts"),
+                 "The messages before the answers must be the same in both."};
+}
+
 /// What both answers begin with, taken from them.
-Json implicit_prompt(const Json& row, Kind kind, Json& chosen, Json& rejected) {
-    if (kind == Kind::text) {
-        std::string& a = chosen.get_ref<std::string&>();
-        std::string& b = rejected.get_ref<std::string&>();
-        const std::size_t end = common_bytes(a, b);
-        if (end == 0) no_prompt(row);
-        const std::string prompt = a.substr(0, end);
-        a.erase(0, end);
-        b.erase(0, end);
-        return prompt;
-    }
-    const std::size_t end = common_elements(chosen, rejected);
+Json implicit_prompt(const Json& row, Kind kind, Json& chosen, Json& rejected, const CommonPrompt& common_prompt) {
+    const bool texts = kind == Kind::text;
+    const std::size_t end =
+        texts ? common_prompt(chosen.get_ref<const std::string&>(), rejected.get_ref<const std::string&>())
+              : common_elements(chosen, rejected);
     if (end == 0) no_prompt(row);
-    Json prompt = elements(chosen, 0, end);
-    chosen = elements(chosen, end, chosen.size());
-    rejected = elements(rejected, end, rejected.size());
+    const auto size_of = [&](const Json& answer) {
+        return texts ? answer.get_ref<const std::string&>().size() : answer.size();
+    };
+    for (const bool first : {true, false})
+        if (size_of(first ? chosen : rejected) == end)
+            throw BadRow{cat("the row has no prompt, and the ", first ? "chosen" : "rejected",
+                             " answer is what the other one begins with: where the prompt ends cannot be told"),
+                         "Add a column prompt."};
+    if (kind == Kind::messages) require_answers(chosen, rejected, end);
+    const auto cut = [&](const Json& whole, std::size_t begin, std::size_t behind) -> Json {
+        if (!texts) return elements(whole, begin, behind);
+        return whole.get_ref<const std::string&>().substr(begin, behind - begin);
+    };
+    Json prompt = cut(chosen, 0, end);
+    chosen = cut(chosen, end, size_of(chosen));
+    rejected = cut(rejected, end, size_of(rejected));
     return prompt;
 }
 
@@ -136,32 +144,13 @@ void name_openai_columns(Json& row) {
 }
 
 /// The conversation before the answers, from columns that say it in other ways: conversations or messages, or an
-/// instruction (a question) with its input, after a system's text and earlier turns; empty: none of them.
+/// instruction (a question) with its input, after earlier turns; empty: none of them.
 Json prompt_messages(const Json& row) {
-    Json messages = Json::array();
-    const auto say = [&](const char* role, const std::string& content) {
-        if (!content.empty()) messages.push_back({{"role", role}, {"content", content}});
-    };
-    say("system", optional_string(row, "system"));
     for (const char* column : {"conversations", "messages"})
-        if (holds(row, column)) {
-            for (const Json& message : value_of(row, column)) messages.push_back(message);
-            return messages;
-        }
+        if (holds(row, column)) return value_of(row, column);
     for (const char* column : {"instruction", "question"})
-        if (holds(row, column)) {
-            if (holds(row, "history"))
-                for (const Json& turn : value_of(row, "history")) {
-                    if (!turn.is_array() || turn.size() != 2)
-                        throw BadRow{
-                            cat("column \"history\": expected pairs of question and answer, found ", shown(turn)), ""};
-                    say("user", as_string(turn[0], "history"));
-                    say("assistant", as_string(turn[1], "history"));
-                }
-            const std::string input = optional_string(row, "input");
-            say("user", cat(optional_string(row, column), input.empty() ? "" : "\n", input));
-            return messages;
-        }
+        if (holds(row, column) || (row.contains(column) && holds(row, "input")))
+            return instruction_messages(row, column);
     return Json::array();
 }
 
@@ -178,7 +167,7 @@ void find_prompt(Json& row) {
     for (const char* column : {"chosen", "rejected"})
         if (const Json answer = value_of(row, column); answer.is_string() && answer != "")
             row[column] = Json::array({Json{{"role", "assistant"}, {"content", answer}}});
-    for (const char* column : {"instruction", "question", "input", "history", "system"}) row.erase(column);
+    for (const char* column : {"instruction", "question", "input", "history"}) row.erase(column);
 }
 
 /// A row of any of the forms that data sets have, with the columns prompt, chosen and rejected.
@@ -192,7 +181,7 @@ Json in_our_columns(Json row) {
 
 }  // namespace
 
-Pair pair_of(const Json& given) {
+Pair pair_of(const Json& given, const CommonPrompt& common_prompt) {
     const Json row = in_our_columns(given);
     Json chosen = value_of(row, "chosen"), rejected = value_of(row, "rejected");
     const Kind kind = kind_of(chosen, "chosen");
@@ -203,7 +192,7 @@ Pair pair_of(const Json& given) {
     Json prompt = holds(row, "prompt") ? value_of(row, "prompt") : Json();
     const bool text_beside_messages = kind == Kind::messages && prompt.is_string();
     if (prompt.is_null() || (text_beside_messages && common_elements(chosen, rejected) > 0)) {
-        prompt = implicit_prompt(row, kind, chosen, rejected);
+        prompt = implicit_prompt(row, kind, chosen, rejected, common_prompt);
     } else if (text_beside_messages) {
         prompt = Json::array({Json{{"role", "user"}, {"content", prompt}}});
     } else if (kind != kind_of(prompt, "prompt")) {
@@ -237,7 +226,7 @@ Json judged_of(Json row) {
         row["completion"] = Json::array({Json{{"role", "assistant"}, {"content", output}}});
     }
     // A template has variables of its own.
-    for (const char* column : {"conversations", "messages", "instruction", "input", "output", "history", "system"})
+    for (const char* column : {"conversations", "messages", "instruction", "input", "output", "history"})
         row.erase(column);
     return row;
 }
@@ -256,9 +245,35 @@ bool verdict_of(const Json& row) {
                  "It says whether the completion is a good answer."};
 }
 
+/// Whether a row of an instruction has the form of sections, as the user chose, and answers that are texts.
+bool RowFormatter::takes_sections(const Json& row) const {
+    const auto is_text = [&](const char* column) { return !row.contains(column) || row[column].is_string(); };
+    return encoder_ != nullptr && encoder_->instruction_form() == InstructionForm::sections &&
+           holds(row, "instruction") && !holds(row, "prompt") && !holds(row, "messages") &&
+           !holds(row, "conversations") && is_text("chosen") && is_text("rejected");
+}
+
+/// The row of an instruction with the text of a column as its answer.
+FormattedRow RowFormatter::instructed(const Json& row, const char* column) const {
+    Json one = row;
+    one["output"] = required(row, column, format_);
+    if (says_nothing(one["output"]))
+        throw BadRow{cat("the ", column, " answer is empty"), "An answer must say something."};
+    std::vector<bool> learnt;
+    EncodedRow ids = encode_instruction(one, learnt);
+    return encoded(std::move(ids), learnt);
+}
+
 FormattedRow RowFormatter::pair(const Json& row) const {
-    const Pair sides = pair_of(row);
-    const FormattedRow chosen = answer(sides.chosen), rejected = answer(sides.rejected);
+    const auto answers = [&]() -> std::pair<FormattedRow, FormattedRow> {
+        if (takes_sections(row)) return {instructed(row, "chosen"), instructed(row, "rejected")};
+        const Pair sides = pair_of(row, [&](const std::string& a, const std::string& b) {
+            require_encoder();
+            return encoder_->common_prompt(a, b);
+        });
+        return {answer(sides.chosen), answer(sides.rejected)};
+    };
+    const auto [chosen, rejected] = answers();
     const auto require_targets = [&](const FormattedRow& side, const char* name) {
         if (side.targets > 0 || side.too_long) return;
         if (side.truncated)
@@ -286,6 +301,11 @@ FormattedRow RowFormatter::pair(const Json& row) const {
 }
 
 FormattedRow RowFormatter::judged(const Json& given) const {
+    if (!given.contains("completion") && takes_sections(given)) {
+        FormattedRow result = instructed(given, "output");
+        result.desirable = verdict_of(given);
+        return result;
+    }
     const Json row = format_ == config::DataFormat::tokenized || format_ == config::DataFormat::prompt_completion
                          ? given
                          : judged_of(given);

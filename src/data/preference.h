@@ -1,7 +1,10 @@
 // Pairs of answers to one prompt, in the forms that data sets have them.
 #pragma once
 
+#include <cstddef>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <string>
 
 namespace unsloth::data {
 
@@ -10,14 +13,18 @@ struct Pair {
     nlohmann::ordered_json chosen, rejected;
 };
 
+/// Bytes of the prompt that two texts begin with: see RowEncoder::common_prompt.
+using CommonPrompt = std::function<std::size_t(const std::string& a, const std::string& b)>;
+
 /// A row {prompt?, chosen, rejected}, or one of the other usual forms: ShareGPT's turns {from, value}; conversations or
 /// messages as the prompt; LLaMA-Factory's {instruction, input?, system?, history?, chosen, rejected} (question as
 /// instruction); OpenAI's {input: {messages, tools?}, preferred_output, non_preferred_output}. The answers are texts,
 /// lists of messages {role, content}, or lists of ids. The prompt is of the same kind, or a text beside messages; where
-/// it is absent it is what both answers begin with: the messages that are equal, the ids, or the characters (without a
-/// space at the end). Messages of the prompt that the answers repeat are left out of them. BadRow for other forms, an
-/// answer of nothing, and answers without anything in common where the prompt is absent.
-Pair pair_of(const nlohmann::ordered_json& row);
+/// it is absent it is what both answers begin with: the messages that are equal, the ids, or the text as
+/// `common_prompt` says. Messages of the prompt that the answers repeat are left out of them. BadRow for other forms,
+/// an answer of nothing, and where the prompt is absent for answers without anything in common, for one that begins the
+/// other, and for messages that part before an answer. A column system stays as it is.
+Pair pair_of(const nlohmann::ordered_json& row, const CommonPrompt& common_prompt);
 
 /// Whether a value is a list of ids, which need no tokenizer.
 bool is_ids(const nlohmann::ordered_json& value);

@@ -102,8 +102,7 @@ void visit_texts(Json& row, const TextFields& fields, const Visit& visit) {
             if (fields.names.contains(name)) visit_column(row, fields, name, visit);
         return;
     }
-    if (fields.format == config::DataFormat::sharegpt && fields.names.contains("system"))
-        visit_column(row, fields, "system", visit);
+    if (fields.names.contains("system")) visit_column(row, fields, "system", visit);
     const std::string name = fields.format == config::DataFormat::messages ? "messages" : "conversations";
     const std::string column = fields.column(name);
     const auto found = row.find(column);

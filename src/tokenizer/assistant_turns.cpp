@@ -42,22 +42,6 @@ bool calls_tools(const Value& message) {
     return calls && jinja::truthy(*calls);
 }
 
-/// The message with another content: text, or of a list of parts the first text, without other texts.
-Value with_content(const Value& message, std::string_view content) {
-    const Value* old = find_member(message, "content");
-    if (!old || !old->is_sequence(jinja::Sequence::Kind::list)) return with_member(message, "content", Value(content));
-    Items parts;
-    bool replaced = false;
-    for (const Value& part : old->items()) {
-        if (!find_member(part, "text")) {
-            parts.push_back(part);
-        } else if (!std::exchange(replaced, true)) {
-            parts.push_back(with_member(part, "text", Value(content)));
-        }
-    }
-    return with_member(message, "content", Value::list(std::move(parts)));
-}
-
 class TurnFinder {
   public:
     TurnFinder(const TemplateInput& conversation, const std::string& text)
@@ -265,6 +249,21 @@ Value with_member(const Value& object, std::string_view key, Value value) {
     auto changed = std::make_shared<Dict>(object.dict());
     changed->set(Value(key), std::move(value));
     return changed;
+}
+
+Value with_content(const Value& message, std::string_view content) {
+    const Value* old = find_member(message, "content");
+    if (!old || !old->is_sequence(jinja::Sequence::Kind::list)) return with_member(message, "content", Value(content));
+    Items parts;
+    bool replaced = false;
+    for (const Value& part : old->items()) {
+        if (!find_member(part, "text")) {
+            parts.push_back(part);
+        } else if (!std::exchange(replaced, true)) {
+            parts.push_back(with_member(part, "text", Value(content)));
+        }
+    }
+    return with_member(message, "content", Value::list(std::move(parts)));
 }
 
 jinja::RenderedTemplate render_messages(const TemplateInput& conversation, Items messages, bool add_generation_prompt) {

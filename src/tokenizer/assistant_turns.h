@@ -3,9 +3,13 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
+#include <shared_mutex>
+#include <span>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -27,6 +31,8 @@ struct TemplateInput {
 const jinja::Value* find_member(const jinja::Value& value, std::string_view key);
 /// A copy of a dict with another value.
 jinja::Value with_member(const jinja::Value& object, std::string_view key, jinja::Value value);
+/// A message with another content: text, or of a list of parts the first text, without other texts.
+jinja::Value with_content(const jinja::Value& message, std::string_view content);
 
 jinja::RenderedTemplate render_messages(const TemplateInput& conversation, jinja::Items messages,
                                         bool add_generation_prompt);
@@ -52,8 +58,24 @@ std::vector<std::pair<std::size_t, std::size_t>> find_assistant_turns(const Temp
 /// it, goes through its keys, or refuses it) they become objects. Input Error for a text that is none.
 void parse_arguments(TemplateInput& input);
 
-/// What `text`, the rendering of `input`, would be the same without: "tools", "messages[3].tool_calls"; empty when the
-/// template writes all of it.
-std::string left_out_tools(const TemplateInput& input, const std::string& text);
+// What is left out: left_out.cpp.
+
+/// Shapes of conversations all of whose contents a template is known to write. Safe from any thread.
+class KnownShapes {
+  public:
+    bool contains(uint64_t shape) const;
+    void add(uint64_t shape);  ///< forgets nothing, and takes no more than some thousands
+
+  private:
+    mutable std::shared_mutex mutex_;
+    std::unordered_set<uint64_t> shapes_;
+};
+
+/// What `text`, the rendering of `input`, would be the same without: "tools", "messages[3].tool_calls", or with another
+/// text for, "messages[0].content (role critic)"; empty when the template writes all of it. Contents are asked about
+/// once for each shape of a conversation: its roles, and which members its messages have.
+std::string left_out(const TemplateInput& input, const std::string& text, KnownShapes& known);
+/// Whether some message has one of these members, and `text` would be the same if none had.
+bool passes_over(const TemplateInput& input, const std::string& text, std::span<const char* const> members);
 
 }  // namespace unsloth::tokenizer

@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "tokenizer/builtin_templates.h"
+#include "tokenizer/jinja/text.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::tokenizer {
@@ -65,12 +66,54 @@ std::string alpaca_prompt(std::string_view instruction, std::string_view input, 
     return out;
 }
 
+std::optional<std::size_t> written_end(const Tokenizer& tokenizer, std::string_view text) {
+    const std::string_view stripped = jinja::text::strip(text, jinja::text::Side::right);
+    for (const int32_t id : tokenizer.stop_ids()) {
+        const std::string token = id < tokenizer.vocab_size() ? tokenizer.token(id) : std::string();
+        if (!token.empty() && tokenizer.added_token_id(token) == id && stripped.ends_with(token))
+            return stripped.size();
+    }
+    return std::nullopt;
+}
+
 Rendered build_prompt_completion(const Tokenizer& tokenizer, std::string_view prompt, std::string_view completion) {
-    Rendered out{cat(leading_bos(tokenizer), prompt), {}, {}};
+    Rendered out{cat(leading_bos(tokenizer), prompt)};
     const std::size_t begin = out.text.size();
-    out.text += cat(completion, end_of_sequence(tokenizer));
-    out.trained_bytes.emplace_back(begin, out.text.size());
+    const std::optional<std::size_t> end = written_end(tokenizer, completion);
+    out.text += cat(completion, end ? std::string() : end_of_sequence(tokenizer));
+    out.trained_bytes.emplace_back(begin, end ? begin + *end : out.text.size());
     return out;
+}
+
+std::size_t common_prompt(const Tokenizer& tokenizer, std::string_view a, std::string_view b) {
+    const std::string front = leading_bos(tokenizer);
+    const Encoding one = tokenizer.encode_with_offsets(cat(front, a), false),
+                   other = tokenizer.encode_with_offsets(cat(front, b), false);
+    const auto equal =
+        static_cast<std::size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
+    std::size_t common = 0;
+    while (common < one.ids.size() && common < other.ids.size() && one.ids[common] == other.ids[common] &&
+           one.offsets[common] == other.offsets[common] && one.offsets[common].second <= front.size() + equal)
+        ++common;
+    const auto end_of = [&](std::size_t tokens) {
+        return tokens == 0 ? 0 : std::max(one.offsets[tokens - 1].second, front.size()) - front.size();
+    };
+    const auto& stops = tokenizer.stop_ids();
+    for (const Encoding* side : {&one, &other}) {
+        if (end_of(common) == 0 || common == side->ids.size()) continue;
+        const int32_t next = side->ids[common];
+        if (tokenizer.is_special(next) && std::find(stops.begin(), stops.end(), next) == stops.end())
+            throw input_error(cat("the row has no prompt, and its texts part in front of the special token ",
+                                  tokenizer.token(next), ", with which no answer begins"),
+                              "Add a column prompt, or write the prompt and the answers as messages.");
+    }
+    // Several tokens may be of one character.
+    const auto cuts = [&](std::string_view text) {
+        const std::size_t end = end_of(common);
+        return end < text.size() && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80;
+    };
+    while (common > 0 && (cuts(a) || cuts(b))) --common;
+    return end_of(common);
 }
 
 }  // namespace unsloth::tokenizer

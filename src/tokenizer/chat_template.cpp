@@ -9,6 +9,7 @@
 
 #include "tokenizer/assistant_turns.h"
 #include "tokenizer/builtin_templates.h"
+#include "tokenizer/jinja/lexer.h"
 #include "tokenizer/jinja/template.h"
 #include "tokenizer/json_reader.h"
 #include "unsloth/core/error.h"
@@ -69,6 +70,9 @@ Error unknown_template(std::string_view name, const Tokenizer& tokenizer) {
                        cat(meant, meant.empty() ? "" : " ", "known: ", known, "; or a path to a .jinja file"));
 }
 
+/// A message's reasoning, as data sets and templates call it.
+constexpr const char* reasoning_names[] = {"reasoning_content", "thinking", "reasoning"};
+
 bool calls_tools(const Json& message) {
     const auto calls = message.find("tool_calls");
     return calls != message.end() && calls->is_array() && !calls->empty();
@@ -82,7 +86,7 @@ Value message_value(const Json& message, std::size_t i) {
     if (role == message.end()) throw input_error(cat("messages[", i, "]: 'role' is missing"));
     if (!role->is_string()) throw input_error(cat("messages[", i, "].role: expected a string, found ", shown(*role)));
     const Json* reasoning = nullptr;
-    for (const char* name : {"reasoning_content", "thinking", "reasoning"}) {
+    for (const char* name : reasoning_names) {
         const auto found = message.find(name);
         if (!reasoning && found != message.end() && !found->is_null()) reasoning = &*found;
     }
@@ -104,16 +108,12 @@ Items message_values(const Json& messages) {
     return out;
 }
 
-/// What reads like a name in a template's source.
+/// The names of a template, and its strings: what it may read of a row or a message.
 std::set<std::string, std::less<>> words_of(std::string_view source) {
-    const auto in_word = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; };
     std::set<std::string, std::less<>> words;
-    for (auto begin = source.begin(); begin != source.end();) {
-        begin = std::find_if(begin, source.end(), in_word);
-        const auto end = std::find_if_not(begin, source.end(), in_word);
-        if (begin != end) words.emplace(begin, end);
-        begin = end;
-    }
+    for (jinja::Token& token : jinja::tokenize(source))
+        if (token.kind == jinja::Token::Kind::name || token.kind == jinja::Token::Kind::string)
+            words.insert(std::move(token.text));
     return words;
 }
 
@@ -136,6 +136,7 @@ struct ChatTemplate::Impl {
     const BuiltinTemplate* builtin = nullptr;
     Tokenizer tokenizer;
     std::optional<Error> mistake;  ///< of the model's template, when nobody asked for it by name
+    mutable KnownShapes known_shapes;
 
     explicit Impl(Tokenizer of_model) : tokenizer(std::move(of_model)) {}
     jinja::Template compile(std::string_view source, std::string name);
@@ -210,8 +211,9 @@ bool ChatTemplate::reads(std::string_view word) const {
 }
 
 jinja::Template ChatTemplate::Impl::compile(std::string_view source, std::string name) {
+    jinja::Template made = jinja::Template::compile(source, std::move(name));
     words.merge(words_of(source));
-    return jinja::Template::compile(source, std::move(name));
+    return made;
 }
 
 /// A model's template with a mistake must not stop a run over rows that have no messages.
@@ -232,9 +234,13 @@ Rendered ChatTemplate::Impl::render(const jinja::Template& chosen, Items message
     TemplateInput input{chosen, tokenizer, std::move(messages), std::move(given), prompt};
     parse_arguments(input);
     jinja::RenderedTemplate out = render_messages(input, input.messages, prompt);
-    Rendered rendered{std::move(out.text), {}, {}};
+    Rendered rendered{std::move(out.text)};
+    rendered.left_out = left_out(input, rendered.text, known_shapes);
+    // A template that knows reasoning may drop that of earlier turns.
+    const auto known = [&](const char* name) { return words.contains(name); };
+    rendered.passes_over_reasoning =
+        std::ranges::none_of(reasoning_names, known) && passes_over(input, rendered.text, reasoning_names);
     if (turns == TrainedTurns::none) return rendered;
-    rendered.left_out = left_out_tools(input, rendered.text);
     // A template that marks what the assistant says knows best, unless the marks lie within a value.
     if (chosen.has_generation() && !out.generation_within_value) {
         rendered.trained_bytes = std::move(out.generations);
@@ -279,6 +285,18 @@ Rendered ChatTemplate::render(std::span<const Message> messages, bool add_genera
     for (const Message& message : messages)
         row["messages"].push_back({{"role", message.role}, {"content", message.content}});
     return render(row, turns);
+}
+
+void require_whole(const ChatTemplate& chat, const Rendered& rendered) {
+    if (rendered.left_out.empty()) return;
+    const bool content = rendered.left_out.find("].content") != std::string::npos;
+    throw input_error(cat("the chat template ", chat.name(), " writes nothing of the row's ", rendered.left_out,
+                          ": the model would not see it"),
+                      content
+                          ? "Choose a data.template that writes it, or give the message a role that this one knows; "
+                            "a text beside tool_calls may become a message of its own."
+                          : "Choose a data.template that writes tools and calls of them, or write them into the "
+                            "contents.");
 }
 
 std::span<const std::string_view> builtin_templates() {

@@ -29,7 +29,12 @@ Row tokenize_row(const Tokenizer& tokenizer, const TokenizeOptions& options, con
     if (document.is_object() && document.contains("messages")) {
         // A template sees the order of keys. Not copied from `document`: a copy recurses, and a row may nest without
         // end.
-        const Rendered rendered = chat.render(parse_ordered(line));
+        auto conversation = parse_ordered(line);
+        put_system_first(conversation);
+        const Rendered rendered = chat.render(conversation);
+        if (!rendered.left_out.empty())
+            log::warning(where, ": the chat template ", chat.name(), " writes nothing of the row's ", rendered.left_out,
+                         "; training refuses such a row");
         out.turns = encode_rendered(tokenizer, rendered);
         out.text = rendered.text;
         if (options.decode) out.text = tokenizer.decode(out.turns.ids, options.no_special);

@@ -1,6 +1,5 @@
-// Calls of tools in a conversation: the form of their arguments, and whether a template writes them at all.
+// Calls of tools in a conversation: the form of their arguments.
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string_view>
 
 #include "tokenizer/assistant_turns.h"
@@ -16,13 +15,6 @@ using jinja::Value;
 
 /// An object's text with quotes, which a template that writes texts as values would escape.
 constexpr std::string_view probe = R"({"Qxvjkwq": "Zmbtgfz"})";
-
-Value without_member(const Value& object, std::string_view key) {
-    auto changed = std::make_shared<Dict>();
-    for (const auto& [name, value] : object.dict().entries())
-        if (!name.is_string() || name.string() != key) changed->set(name, value);
-    return changed;
-}
 
 const Items* calls_of(const Value& message) {
     const Value* const calls = find_member(message, "tool_calls");
@@ -79,24 +71,6 @@ void parse_arguments(TemplateInput& input) {
         text && text->find(probe) != std::string::npos)
         return;
     input.messages = with_all_arguments(input.messages, parsed_object);
-}
-
-std::string left_out_tools(const TemplateInput& input, const std::string& text) {
-    if (const auto tools = input.variables.find("tools");
-        tools != input.variables.end() && jinja::truthy(tools->second)) {
-        TemplateInput without = input;
-        without.variables["tools"] = Value();
-        if (try_render(without, without.messages, without.add_generation_prompt) == text) return "tools";
-    }
-    for (std::size_t i = 0; i < input.messages.size(); ++i) {
-        const Items* const calls = calls_of(input.messages[i]);
-        if (!calls || calls->empty()) continue;
-        Items messages = input.messages;
-        messages[i] = without_member(messages[i], "tool_calls");
-        if (try_render(input, std::move(messages), input.add_generation_prompt) == text)
-            return cat("messages[", i, "].tool_calls");
-    }
-    return {};
 }
 
 }  // namespace unsloth::tokenizer

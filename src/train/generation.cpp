@@ -18,9 +18,16 @@ Prompt encode_row(const nlohmann::ordered_json& row, const tokenizer::Tokenizer&
         if (row.contains(plain) && row[plain].is_string()) return tokenizer.encode(row[plain].get<std::string>(), true);
     if (!row.contains("messages") || !row["messages"].is_array())
         throw input_error(cat(where, ": expected {\"text\"}, {\"prompt\"} or {\"messages\"}"));
-    nlohmann::ordered_json prompt = row;
-    prompt["add_generation_prompt"] = true;
-    return tokenizer::encode_rendered(tokenizer, chat.render(prompt, tokenizer::TrainedTurns::none)).ids;
+    try {
+        nlohmann::ordered_json prompt = row;
+        tokenizer::put_system_first(prompt);
+        prompt["add_generation_prompt"] = true;
+        const tokenizer::Rendered rendered = chat.render(prompt, tokenizer::TrainedTurns::none);
+        tokenizer::require_whole(chat, rendered);
+        return tokenizer::encode_rendered(tokenizer, rendered).ids;
+    } catch (const Error& error) {
+        throw Error(error.kind(), cat(where, ": ", error.what()));
+    }
 }
 
 std::string adapter_of(const nlohmann::ordered_json& row, const std::string& where) {

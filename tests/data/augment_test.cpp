@@ -231,6 +231,11 @@ TEST(Augment, ConversationsChangeWhatTheUserSays) {
     EXPECT_EQ(copy["messages"][1]["content"], "quick");
     EXPECT_NE(copy["messages"][2]["content"], "quick");
 
+    setting.write({R"({"system": "quick", "messages": [{"role": "user", "content": "quick"}]})"});
+    setting.run();
+    EXPECT_NE(setting.out().at(1)["system"], "quick");
+    EXPECT_EQ(setting.out().at(1)["messages"][0]["content"], "quick");
+
     setting.request.fields.clear();
     setting.write(
         {R"({"conversations": [{"from": "human", "value": "quick"}, {"from": "gpt", "value": "quick"}]})",

@@ -103,8 +103,63 @@ TEST(TokenizerEncoder, TextBeginsWithBosAndEndsWithOneEos) {
     const auto encoder = make_row_encoder(byte_tokenizer(folder), "auto");
     EXPECT_EQ(row_of(*encoder, R"({"text": "h\u00e9 "})").ids, toy::joined({{bos}, toy::bytes("h\xC3\xA9 "), {eos}}));
     EXPECT_EQ(row_of(*encoder, R"({"text": "x<|end_of_text|>"})").ids, toy::joined({{bos}, toy::bytes("x"), {eos}}));
+    const Sample rendered = row_of(*encoder, R"({"text": "x<|end_of_text|>\n"})");
+    EXPECT_EQ(rendered.ids, toy::joined({{bos}, toy::bytes("x"), {eos}, toy::bytes("\n")}));
+    EXPECT_EQ(rendered.labels, toy::joined({{bos}, toy::bytes("x"), {eos, ignore_label}}));
     const Sample row = row_of(*encoder, R"({"text": "xy"})");
     EXPECT_EQ(row.labels, row.ids);
+}
+
+TEST(TokenizerEncoder, AnswersThatBringTheirEndGetNoOther) {
+    const toy::Folder folder;
+    folder.write("generation_config.json", R"({"eos_token_id": [257, 260]})");  // <|eot_id|> ends generations too
+    const auto encoder = make_row_encoder(byte_tokenizer(folder), "auto");
+    expect_row(row_of(*encoder, R"({"prompt": "q", "completion": "a"})"), toy::joined({{bos}, toy::bytes("q")}),
+               toy::joined({toy::bytes("a"), {eos}}));
+    expect_row(row_of(*encoder, R"({"prompt": "q", "completion": "a<|end_of_text|>"})"), toy::joined({{bos}, toy::bytes("q")}),
+               toy::joined({toy::bytes("a"), {eos}}));
+    expect_row(row_of(*encoder, R"({"prompt": "q", "completion": "a<|eot_id|>"})"), toy::joined({{bos}, toy::bytes("q")}),
+               toy::joined({toy::bytes("a"), {turn_end}}));
+    // What a chat template wrote, white space behind it included.
+    const Sample rendered = row_of(*encoder, R"({"prompt": "q", "completion": "a<|eot_id|>\n"})");
+    EXPECT_EQ(rendered.ids, toy::joined({{bos}, toy::bytes("qa"), {turn_end}, toy::bytes("\n")}));
+    EXPECT_EQ(rendered.labels, toy::joined({{ignore_label, ignore_label}, toy::bytes("a"), {turn_end, ignore_label}}));
+    // An end in the middle is none.
+    expect_row(row_of(*encoder, R"({"prompt": "q", "completion": "a<|eot_id|>b"})"), toy::joined({{bos}, toy::bytes("q")}),
+               toy::joined({toy::bytes("a"), {turn_end}, toy::bytes("b"), {eos}}));
+    const Ints alpaca = row_of(*encoder, R"({"instruction": "q", "output": "a<|end_of_text|>"})").ids;
+    EXPECT_EQ(Ints(alpaca.end() - 3, alpaca.end()), toy::joined({toy::bytes("\na"), {eos}}));
+
+    const toy::Folder files;
+    DatasetOptions options;
+    options.log_warnings = false;
+    options.objective = config::Objective::dpo;
+    const Dataset pair =
+        Dataset::load(files.write("p.jsonl", R"({"prompt": "q", "chosen": "a<|end_of_text|>", "rejected": "b"})"
+                                             "\n"),
+                      options, encoder.get());
+    EXPECT_EQ(pair.sample(0).ids, toy::joined({{bos}, toy::bytes("qa"), {eos, bos}, toy::bytes("qb"), {eos}}));
+}
+
+/// llama3_small, whose merges make words.
+TEST(TokenizerEncoder, ImplicitPromptsEndWhereTokensDiffer) {
+    const tokenizer::Tokenizer tokenizer = tokenizer::Tokenizer::load(toy::golden("tokenizer/llama3_small"));
+    const auto encoder = make_row_encoder(tokenizer, "auto");
+    const auto common = [&](const std::string& a, const std::string& b) {
+        const std::size_t end = encoder->common_prompt(a, b);
+        EXPECT_EQ(end, encoder->common_prompt(b, a));
+        return a.substr(0, end);
+    };
+    ASSERT_EQ(tokenizer.encode("Say the", false).size(), 3u) << "' the' must be one token";
+    EXPECT_EQ(common("Say the", "Say to"), "Say") << "the words have their space";
+    EXPECT_EQ(common("Say the", "Say thing"), "Say") << "the letters in common are of different tokens";
+    EXPECT_EQ(common("Say the", "Say the"), "Say the");
+    EXPECT_EQ(common("yes", "no"), "");
+    EXPECT_EQ(common("q\u00e4", "q\u00f6"), "q") << "no character is cut";
+    EXPECT_EQ(common("q<|eot_id|>", "q."), "q") << "a token that ends an answer at once";
+    toy::expect_contains(
+        toy::message_of(ErrorKind::input, [&] { (void)common("q\n<|start_header_id|>a", "q\n<|eot_id|>"); }),
+        {"<|start_header_id|>", "begins", "prompt"});
 }
 
 TEST(TokenizerEncoder, AlpacaRowsTakeTheThreeSections) {
@@ -112,16 +167,14 @@ TEST(TokenizerEncoder, AlpacaRowsTakeTheThreeSections) {
     const tokenizer::Tokenizer tokenizer = byte_tokenizer(folder);
     for (const char* name : {"auto", "alpaca"}) {
         const auto encoder = make_row_encoder(tokenizer, name);
-        expect_row(
-            row_of(*encoder, R"({"instruction": "Add.", "input": "1 2", "output": "3", "system": "Count."})"),
-            toy::joined({{bos}, toy::bytes("Count.\n\n### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n")}),
-            toy::joined({toy::bytes("3"), {eos}}));
+        expect_row(row_of(*encoder, R"({"instruction": "Add.", "input": "1 2", "output": "3", "system": "Count."})"),
+                   toy::joined({{bos}, toy::bytes("Count.\n\n### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n")}),
+                   toy::joined({toy::bytes("3"), {eos}}));
         const Sample plain = row_of(*encoder, R"({"instruction": "Add.", "output": "3"})");
         expect_row(plain,
-                   toy::joined(
-                       {{bos},
-                        toy::bytes("Below is an instruction that describes a task. Write a response that appropriately "
-                                   "completes the request.\n\n### Instruction:\nAdd.\n\n### Response:\n")}),
+                   toy::joined({{bos},
+                           toy::bytes("Below is an instruction that describes a task. Write a response that appropriately "
+                                 "completes the request.\n\n### Instruction:\nAdd.\n\n### Response:\n")}),
                    toy::joined({toy::bytes("3"), {eos}}));
     }
 }
@@ -134,11 +187,11 @@ TEST(TokenizerEncoder, AlpacaRowsThroughANamedTemplateAreAConversation) {
     };
     expect_row(row_of(*encoder, R"({"instruction": "Add.", "input": "1 2", "output": "3", "system": "Count."})"),
                toy::joined({{bos},
-                            turn("system", "Count."),
-                            {turn_end},
-                            turn("user", "Add.\n\n1 2"),
-                            {turn_end},
-                            turn("assistant", "")}),
+                       turn("system", "Count."),
+                       {turn_end},
+                       turn("user", "Add.\n1 2"),
+                       {turn_end},
+                       turn("assistant", "")}),
                toy::joined({toy::bytes("3"), {turn_end}}));
     expect_row(row_of(*encoder, R"({"instruction": "Hi", "output": "Yo"})"),
                toy::joined({{bos}, turn("user", "Hi"), {turn_end}, turn("assistant", "")}),
@@ -153,13 +206,13 @@ TEST(TokenizerEncoder, MessagesTakeTheTokenizersTemplate) {
     const Sample row = row_of(*make_row_encoder(tokenizer, "auto"), line);
     expect_row(row,
                toy::joined({{bos, header},
-                            toy::bytes("user"),
-                            {header_end},
-                            toy::bytes("\n\nHi"),
-                            {turn_end, header},
-                            toy::bytes("assistant"),
-                            {header_end},
-                            toy::bytes("\n\n")}),
+                       toy::bytes("user"),
+                       {header_end},
+                       toy::bytes("\n\nHi"),
+                       {turn_end, header},
+                       toy::bytes("assistant"),
+                       {header_end},
+                       toy::bytes("\n\n")}),
                toy::joined({toy::bytes("Yo"), {turn_end}}));
     EXPECT_EQ(row_of(*make_row_encoder(tokenizer, "alpaca"), line).ids.back(), eos);
 }
@@ -205,15 +258,37 @@ TEST(TokenizerEncoder, RowsWhoseToolsTheTemplateLeavesOutAreRefused) {
         const Sample sample = row_of(*make_row_encoder(tokenizer, files.write("sees.jinja", sees).string()), row);
         expect_row(sample,
                    toy::joined({{header},
-                                toy::bytes("user"),
-                                {header_end},
-                                toy::bytes("\n\n2 + 2?"),
-                                {turn_end, header},
-                                toy::bytes("assistant"),
-                                {header_end},
-                                toy::bytes("\n\n")}),
+                           toy::bytes("user"),
+                           {header_end},
+                           toy::bytes("\n\n2 + 2?"),
+                           {turn_end, header},
+                           toy::bytes("assistant"),
+                           {header_end},
+                           toy::bytes("\n\n")}),
                    toy::joined({toy::bytes(R"({"name": "add", "arguments": {"a": 2, "b": 2}})"), {turn_end}}));
     }
+}
+
+TEST(TokenizerEncoder, MessagesThatTheTemplateLeavesOutAreRefused) {
+    const toy::Folder folder, files;
+    const tokenizer::Tokenizer tokenizer = byte_tokenizer(folder);
+    // As Qwen's templates: roles that they do not name are passed over.
+    const std::string source =
+        "{% for m in messages %}{% if m.role in ['system', 'user', 'assistant'] %}<|start_header_id|>{{ m.role }}"
+        "<|end_header_id|>{{ m.content }}<|eot_id|>{% endif %}{% endfor %}";
+    const auto encoder = make_row_encoder(tokenizer, files.write("t.jinja", source).string());
+    const auto refusal = [&](const std::string& row) {
+        const auto path = files.write("a.jsonl", row + "\n");
+        return toy::message_of(ErrorKind::input, [&] { Dataset::load(path, {}, encoder.get()); });
+    };
+    const std::string answer = R"({"role": "assistant", "content": "Yo"}]})";
+    toy::expect_contains(refusal(R"({"messages": [{"role": "developer", "content": "Be brief."}, )" + answer),
+                         {"a.jsonl:1: ", "writes nothing of the row's messages[0].content (role developer)", "role"});
+    toy::expect_contains(
+        refusal(R"({"messages": [{"role": "user", "content": "Yo"}, {"role": "tool", "content": "Yo"}, )" + answer),
+        {"messages[1].content (role tool)"});
+    const std::string empty = R"({"messages": [{"role": "user", "content": "Hi"}, {"role": "tool", "content": " "}, )";
+    EXPECT_GT(row_of(*encoder, empty + answer).ids.size(), 0u) << "nothing is lost";
 }
 
 TEST(TokenizerEncoder, VariablesOfTheRunAndOfTheRowReachTheTemplate) {
@@ -294,6 +369,19 @@ TEST(TokenizerEncoder, DoubtsAreCountedAndSaidWithTheirRows) {
     EXPECT_EQ(warnings("llama-3", talk, tokenizer::Tokenizer::load(folder.path())), "");
     EXPECT_EQ(warnings("auto", R"({"instruction": "a", "output": "b"})", tokenizer), "")
         << "no chat template is needed";
+
+    toy::expect_contains(warnings("llama-3",
+                                  R"({"messages": [{"role": "user", "content": "Hi"},)"
+                                  R"( {"role": "assistant", "content": "Yo", "reasoning": "Be kind."}]})",
+                                  tokenizer),
+                         {"1 of 1 rows have messages with reasoning", "template llama-3 writes nothing"});
+    const std::string plain = R"({"prompt": "q", "completion": "a"})";
+    toy::expect_contains(warnings("llama-3", plain, tokenizer), {"data.template llama-3 is not applied"});
+    EXPECT_EQ(warnings("auto", plain, tokenizer), "");
+    toy::expect_contains(warnings("auto", R"({"text": "a<|end_of_text|><|end_of_text|>"})", tokenizer),
+                         {"ends with the same token twice (<|end_of_text|>"});
+    toy::expect_contains(warnings("auto", R"({"prompt": "q", "completion": "a", "system": "s"})", tokenizer),
+                         {"have a column \"system\" beside a text"});
 }
 
 TEST(TokenizerEncoder, AnAnswerThatSharesATokenWithItsPromptIsWarnedOf) {

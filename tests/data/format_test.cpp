@@ -91,6 +91,7 @@ TEST(FormatRow, MasksDecideTheLabels) {
               (Ints{masked, masked, 7, masked}));
     EXPECT_EQ(labels(R"("labels": [5, 9, -100, 8], "completion_mask": [0, 1, 1, 1], "assistant_masks": null)"),
               (Ints{masked, 9, masked, 8}));
+    EXPECT_EQ(labels(R"("loss_mask": [0, 1, 1, 0])"), (Ints{masked, 6, 7, masked}));
     EXPECT_EQ(labels(R"("completion_mask": [0, 0, 1, 1], "attention_mask": [1, 1, 1, 0])"), (Ints{masked, masked, 7}));
     toy::expect_contains(refused(config::DataFormat::tokenized, R"({"input_ids": [5, 6], "completion_mask": [1]})"),
                          {"\"completion_mask\" has 1 elements, \"input_ids\" has 2"});
@@ -223,6 +224,132 @@ TEST(FormatRow, WeightsAndLastTurns) {
     toy::expect_contains(
         refused(config::DataFormat::messages, R"({"messages": [{"role": "user", "content": "q", "weight": 1}]})"),
         {"messages[0].weight", "only messages of the assistant"});
+    // The same of other programs' names for it.
+    for (const char* flag : {"weight", "loss", "loss_mask", "trainable", "train", "training"}) {
+        const auto says = [&](const char* value) { return cat(R"(, ")", flag, R"(": )", value); };
+        for (const char* no : {"0", "false"})
+            EXPECT_EQ(trained_answers(config::DataFormat::messages, row(says(no), says("true"))), Both(false, true))
+                << flag;
+        EXPECT_EQ(trained_answers(config::DataFormat::messages, row(says("null"), says("1"))), Both(true, true));
+        EXPECT_EQ(
+            trained_answers(config::DataFormat::sharegpt,
+                            cat(R"({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "Y")",
+                                says("false"), R"(}, {"from": "gpt", "value": "Z"}]})")),
+            Both(false, true));
+        toy::expect_contains(refused(config::DataFormat::messages, row(says("1.5"), "")),
+                             {cat("messages[1].", flag), "0 or 1", "1.5"});
+    }
+    toy::expect_contains(refused(config::DataFormat::messages, row(R"(, "weight": 1, "loss": false)", "")),
+                         {"messages[1]: weight and loss", "opposite"});
+    toy::expect_contains(refused(config::DataFormat::messages, row(R"(, "train_detail": [{"train": false}])", "")),
+                         {"messages[1].train_detail"});
+}
+
+TEST(FormatRow, ASystemColumnComesBeforeTheConversation) {
+    const std::string talk = R"({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])";
+    const std::string own = R"([{"role": "system", "content": "s"}, )";
+    const FormattedRow expected = format(config::DataFormat::messages, R"({"messages": )" + own + talk + "}");
+    const auto same = [&](config::DataFormat kind, const std::string& columns) {
+        const FormattedRow given = format(kind, R"({"system": "s", )" + columns + "}");
+        EXPECT_EQ(given.ids, expected.ids) << columns;
+        EXPECT_EQ(given.labels, expected.labels) << columns;
+        EXPECT_EQ(given.doubts, 0u);
+    };
+    same(config::DataFormat::messages, R"("messages": [)" + talk);
+    same(config::DataFormat::messages, R"("messages": )" + own + talk);
+    same(config::DataFormat::sharegpt,
+         R"("conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}])");
+    same(config::DataFormat::prompt_completion,
+         R"("prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}])");
+    same(
+        config::DataFormat::prompt_completion,
+        R"("prompt": "[{\"role\": \"user\", \"content\": \"a\"}]", "completion": "[{\"role\": \"assistant\", \"content\": \"b\"}]")");
+    toy::expect_contains(
+        toy::message_of(
+            ErrorKind::input,
+            [&] { format(config::DataFormat::messages, R"({"system": "t", "messages": )" + own + talk + "}"); }),
+        {"column \"system\"", "not the same text"});
+    const std::string parts = R"({"system": "s", "messages": [{"role": "system", "content": [{"type": "text", "text":
+        "s"}]}, )";
+    EXPECT_EQ(format(config::DataFormat::messages, parts + talk + "}").ids, expected.ids);
+    EXPECT_EQ(
+        format(config::DataFormat::messages, R"({"system": null, "history": [], "messages": )" + own + talk + "}").ids,
+        expected.ids);
+}
+
+TEST(FormatRow, ColumnsThatATextIsNotReadWithAreInDoubt) {
+    const auto doubts = [](config::DataFormat kind, const std::string& row) { return format(kind, row).doubts; };
+    constexpr auto system = static_cast<uint32_t>(RowDoubt::unread_system),
+                   history = static_cast<uint32_t>(RowDoubt::unread_history),
+                   tools = static_cast<uint32_t>(RowDoubt::unread_tools);
+    const std::string all = R"(, "system": "s", "history": [["a", "b"]], "tools": "[{}]"})",
+                      none = R"(, "system": "", "history": "[]", "tools": []})";
+    for (const auto& [kind, row] :
+         {std::pair{config::DataFormat::text, std::string(R"({"text": "a")")},
+          std::pair{config::DataFormat::prompt_completion, std::string(R"({"prompt": "a", "completion": "b")")}}) {
+        EXPECT_EQ(doubts(kind, row + all), system | history | tools) << row;
+        EXPECT_EQ(doubts(kind, row + none), 0u) << row;
+    }
+    EXPECT_EQ(doubts(config::DataFormat::messages,
+                     R"({"messages": [{"role": "assistant", "content": "b"}], "history": [["a", "b"]]})"),
+              history);
+    EXPECT_EQ(doubts(config::DataFormat::sharegpt,
+                     R"({"conversations": [{"from": "gpt", "value": "b"}], "images": ["a.png"], "videos": []})"),
+              static_cast<uint32_t>(RowDoubt::unread_media));
+}
+
+TEST(FormatRow, InstructionsMayHaveEarlierTurns) {
+    class Conversing : public toy::Encoder {
+      public:
+        InstructionForm instruction_form() const override { return InstructionForm::conversation; }
+    };
+    const Conversing conversing;
+    const std::string row =
+        R"({"instruction": "i", "input": "j", "output": "Z", "history": [["q", "Y"]], "system": "s"})";
+    const auto formatted = [&](const std::string& text, const RowOptions& options) {
+        return RowFormatter(config::DataFormat::alpaca, options, &conversing).format(parse_row(text));
+    };
+    RowOptions last;
+    last.train_on_last_turn_only = true;
+    const std::string messages = R"({"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "Y"}, {"role": "user", "content": "i\nj"}, {"role": "assistant", "content": "Z"}]})";
+    for (const RowOptions& options : {RowOptions(), last}) {
+        const FormattedRow given = formatted(row, options),
+                           expected = format(config::DataFormat::messages, messages, options);
+        EXPECT_EQ(given.ids, expected.ids);
+        EXPECT_EQ(given.labels, expected.labels);
+    }
+    const FormattedRow table = formatted(
+        R"({"instruction": "i", "input": "j", "output": "Z", "history": "[[\"q\", \"Y\"]]", "system": "s"})", {});
+    EXPECT_EQ(table.ids, formatted(row, {}).ids) << "a table has history as JSON text";
+    for (const char* odd : {R"([["a"]])", R"(["a"])", R"([["a", 5]])"}) try {
+            formatted(cat(R"({"instruction": "i", "output": "o", "history": )", odd, "}"), {});
+            ADD_FAILURE() << odd;
+        } catch (const BadRow& bad) {
+            toy::expect_contains(bad.message, {"history[0]"});
+        }
+    // The three-section prompt has no place for these.
+    toy::expect_contains(refused(config::DataFormat::alpaca, row),
+                         {"\"history\"", "### Instruction:", "data.template"});
+    toy::expect_contains(
+        refused(config::DataFormat::alpaca, R"({"instruction": "i", "output": "o", "tools": [{"name": "f"}]})"),
+        {"\"tools\""});
+}
+
+TEST(FormatRow, RolesOfOtherNamesAreRefused) {
+    for (const char* role : {"gpt", "human", "Human", "User", "ASSISTANT", "model", "observation"})
+        toy::expect_contains(
+            refused(config::DataFormat::messages, cat(R"({"messages": [{"role": ")", role, R"(", "content": "a"}]})")),
+            {"messages[0].role", role, "data.format sharegpt"});
+    // Whatever else it is, the template decides.
+    EXPECT_EQ(format(config::DataFormat::messages, R"({"messages": [{"role": "critic", "content": "a"}]})").ids.front(),
+              toy::bos);
+    EXPECT_EQ(format(config::DataFormat::sharegpt,
+                     R"({"conversations": [{"from": "Human", "value": "a"}, {"from": "GPT", "value": "b"}]})")
+                  .ids,
+              format(config::DataFormat::messages,
+                     R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})")
+                  .ids);
 }
 
 TEST(FormatRow, ShareGptSpeakers) {
@@ -276,6 +403,16 @@ TEST(FormatRow, ToolsReachTheEncoderAsJson) {
     EXPECT_EQ(RowFormatter(config::DataFormat::messages, {}, &tools).format(parse_row(row)).labels, (Ints{masked, 6}));
     toy::expect_contains(toy::message_of(ErrorKind::input, [&] { format(config::DataFormat::messages, row); }),
                          {"uses tools"});
+    toy::expect_contains(toy::message_of(ErrorKind::input,
+                                         [&] {
+                                             format(config::DataFormat::messages,
+                                                    R"({"messages": [{"role": "assistant", "content": null,
+                                                        "function_call": {"name": "f", "arguments": "{}"}}]})");
+                                         }),
+                         {"uses tools"});
+    toy::expect_contains(refused(config::DataFormat::messages,
+                                 R"({"messages": [{"role": "user", "content": "a"}], "functions": [{"name": "f"}]})"),
+                         {"column \"functions\"", "tools"});
     const std::string deep = cat(R"({"messages": [{"role": "assistant", "tool_calls": )", std::string(500, '['),
                                  std::string(500, ']'), "}]}");
     toy::expect_contains(refused(config::DataFormat::messages, deep), {"nested more than 100 deep"});

@@ -59,8 +59,7 @@ TEST(PreferenceRows, APairIsTwoSegmentsWhoseAnswersAreTargets) {
 
 TEST(PreferenceRows, ThePromptIsWhatBothBeginWithWhereItIsAbsent) {
     EXPECT_EQ(texts(pair(R"({"chosen": "Q: why? A: so", "rejected": "Q: why? A: no"})")),
-              (Texts{{"Q: why? A:", " so"}, {"Q: why? A:", " no"}}))
-        << "the space belongs to the answers' first words";
+              (Texts{{"Q: why? A: ", "so"}, {"Q: why? A: ", "no"}}));
     // Two characters that share their first byte.
     EXPECT_EQ(texts(pair(R"({"chosen": "qä", "rejected": "qö"})")), (Texts{{"q", "ä"}, {"q", "ö"}}));
     EXPECT_EQ(texts(pair(R"({"chosen": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
@@ -72,6 +71,63 @@ TEST(PreferenceRows, ThePromptIsWhatBothBeginWithWhereItIsAbsent) {
     EXPECT_EQ(pair(R"({"chosen": [5, 6, 7], "rejected": [5, 6, 8, 9]})").labels,
               (Ints{-100, -100, 7, -100, -100, 8, 9}));
     EXPECT_NE(refused(R"({"chosen": "a", "rejected": "b"})").find("no common beginning"), std::string::npos);
+}
+
+TEST(PreferenceRows, WithoutAPromptOneAnswerMustNotBeginTheOther) {
+    const std::string short_one = R"([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}])",
+                      long_one = R"([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"},
+                                     {"role": "user", "content": "r"}, {"role": "assistant", "content": "b"}])";
+    const std::vector<std::pair<std::string, std::string>> both{
+        {R"("It is")", R"("It is so")"}, {short_one, long_one}, {"[5, 6]", "[5, 6, 7]"}};
+    for (const auto& [part, whole] : both) {
+        EXPECT_NE(refused(cat(R"({"chosen": )", part, R"(, "rejected": )", whole, "}"))
+                      .find("the chosen answer is what the other one begins with"),
+                  std::string::npos)
+            << part;
+        EXPECT_NE(refused(cat(R"({"chosen": )", whole, R"(, "rejected": )", part, "}"))
+                      .find("the rejected answer is what the other one begins with"),
+                  std::string::npos)
+            << part;
+    }
+    EXPECT_NE(refused(cat(R"({"chosen": )", long_one, R"(, "rejected": [{"role": "user", "content": "q"},
+                          {"role": "assistant", "content": "a"}, {"role": "user", "content": "s"},
+                          {"role": "assistant", "content": "c"}]})"))
+                  .find("chosen[2] and rejected[2] differ, and are not both of the assistant"),
+              std::string::npos);
+}
+
+TEST(PreferenceRows, ASystemColumnGoesBeforeThePromptOfEveryForm) {
+    const Texts expected{{"system:suser:qassistant:", "b"}, {"system:suser:qassistant:", "c"}};
+    const std::string prompt = R"([{"role": "user", "content": "q"}])",
+                      b = R"([{"role": "assistant", "content": "b"}])",
+                      c = R"([{"role": "assistant", "content": "c"}])";
+    const auto joined = [](std::string first, const std::string& second) {
+        first.back() = ',';
+        return first + second.substr(1);
+    };
+    for (const std::string& row :
+         {cat(R"("prompt": )", prompt, R"(, "chosen": )", b, R"(, "rejected": )", c),
+          cat(R"("prompt": "q", "chosen": )", b, R"(, "rejected": )", c),
+          cat(R"("chosen": )", joined(prompt, b), R"(, "rejected": )", joined(prompt, c)),
+          std::string(R"("question": "q", "chosen": "b", "rejected": "c")"),
+          cat(R"("conversations": [{"from": "human", "value": "q"}], "chosen": {"from": "gpt", "value": "b"},
+                 "rejected": {"from": "gpt", "value": "c"})")}) {
+        EXPECT_EQ(texts(pair(R"({"system": "s", )" + row + "}")), expected) << row;
+        EXPECT_EQ(pair(R"({"system": "s", )" + row + "}").doubts, 0u) << row;
+    }
+    const std::string messages =
+        cat(R"({"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}],
+        "chosen": )",
+            b, R"(, "rejected": )", c);
+    EXPECT_EQ(texts(pair(messages + R"(, "system": "s"})")), expected) << "the same text once";
+    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { pair(messages + R"(, "system": "t"})"); }),
+                         {"are not the same text"});
+    for (const auto& [column, doubt] : {std::pair{R"("system": "s")", RowDoubt::unread_system},
+                                        std::pair{R"("history": [["a", "b"]])", RowDoubt::unread_history},
+                                        std::pair{R"("tools": [{"name": "f"}])", RowDoubt::unread_tools}}) {
+        const std::string row = cat(R"({"prompt": "q", "chosen": "b", "rejected": "c", )", column, "}");
+        EXPECT_EQ(pair(row).doubts, static_cast<uint32_t>(doubt)) << row;
+    }
 }
 
 TEST(PreferenceRows, FormsOfOtherProgramsAreTheSamePair) {
@@ -101,11 +157,40 @@ TEST(PreferenceRows, FormsOfOtherProgramsAreTheSamePair) {
                              "chosen": "b", "rejected": "c"})")),
               (Texts{{"system:suser:passistant:auser:q\niassistant:", "b"},
                      {"system:suser:passistant:auser:q\niassistant:", "c"}}));
+    EXPECT_EQ(texts(pair(R"({"instruction": "", "input": "i", "chosen": "b", "rejected": "c"})")),
+              (Texts{{"user:iassistant:", "b"}, {"user:iassistant:", "c"}}));
     EXPECT_NE(refused(R"({"input": "q", "preferred_output": "b", "non_preferred_output": "c"})").find("\"messages\""),
               std::string::npos);
     // Rows of both kinds are messages where answers are not compared.
     EXPECT_EQ(detect_format(parse_row(R"({"messages": [], "chosen": "b", "rejected": "c"})")),
               config::DataFormat::messages);
+}
+
+/// Rows of an instruction are the same prompt whatever is learnt from them.
+TEST(PreferenceRows, InstructionsOfSectionsAreThoseOfFineTuning) {
+    class Sections : public toy::Encoder {
+      public:
+        InstructionForm instruction_form() const override { return InstructionForm::sections; }
+    };
+    const Sections sections;
+    const auto formatted = [&](const std::string& row, config::Objective objective) {
+        const nlohmann::ordered_json columns = parse_row(row);
+        return RowFormatter(detect_format(columns, true), of(objective), &sections).format(columns);
+    };
+    const std::string prompt = R"({"system": "s", "instruction": "q", "input": "i", )";
+    const FormattedRow tuned = formatted(prompt + R"("output": "b"})", config::Objective::sft),
+                       judged = formatted(prompt + R"("output": "b", "label": true})", config::Objective::kto);
+    EXPECT_EQ(judged.ids, tuned.ids);
+    EXPECT_EQ(judged.labels, tuned.labels);
+    EXPECT_TRUE(judged.desirable);
+    EXPECT_EQ(texts(formatted(prompt + R"("chosen": "b", "rejected": "c"})", config::Objective::dpo)),
+              (Texts{{"s|q|i>", "b"}, {"s|q|i>", "c"}}));
+    EXPECT_THROW(formatted(prompt + R"("chosen": "", "rejected": "c"})", config::Objective::dpo), BadRow);
+    // Messages are no sections.
+    EXPECT_EQ(texts(formatted(R"({"instruction": "q", "chosen": [{"role": "assistant", "content": "b"}],
+                                  "rejected": [{"role": "assistant", "content": "c"}]})",
+                              config::Objective::dpo)),
+              (Texts{{"user:qassistant:", "b"}, {"user:qassistant:", "c"}}));
 }
 
 TEST(PreferenceRows, PromptsOfAllForms) {
@@ -192,6 +277,11 @@ TEST(JudgedRows, MayBeConversationsAndInstructions) {
     same(R"({"instruction": "r", "output": "b", "history": [["q", "a"]], "kto_tag": false})", talk, false);
     same(R"({"instruction": "q", "input": "i", "system": "s", "output": "a", "kto_tag": "true"})",
          R"({"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "q\ni"}],
+             "completion": [{"role": "assistant", "content": "a"}], "label": true})",
+         true);
+    same(R"({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "system": "s",
+             "label": true})",
+         R"({"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}],
              "completion": [{"role": "assistant", "content": "a"}], "label": true})",
          true);
     EXPECT_TRUE(pair(R"({"prompt": "q", "completion": "a", "kto_tag": true})", kto).desirable);

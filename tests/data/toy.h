@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -58,6 +59,11 @@ class Encoder : public data::RowEncoder {
         append_bytes(row, prompt);
         add_trained(row, completion);
         return row;
+    }
+    std::size_t common_prompt(std::string_view a, std::string_view b) const override {
+        auto end = static_cast<std::size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
+        while (end > 0 && end < a.size() && (a[end] & 0xC0) == 0x80) --end;
+        return end;
     }
     data::EncodedRow messages(const std::vector<tokenizer::Message>& turns) const override {
         data::EncodedRow row{{bos}, {}};

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import shutil
 import subprocess
 import unittest
@@ -155,6 +156,42 @@ class Data(EndToEnd):
             "does not end with a token that ends a generation (<|end|>)",
             self.report(rows, "--data.template", template)["warnings"][0],
         )
+        rows = write_rows(
+            self.folder / "unread.jsonl",
+            [
+                {"prompt": "Hi", "completion": "Yo", "system": "Be brief."},
+                {"prompt": [{"role": "user", "content": "Hi"}], "completion": [{"role": "assistant", "content": "Yo"}]},
+                {
+                    "prompt": [{"role": "user", "content": "Hi"}],
+                    "completion": [{"role": "assistant", "content": "Yo", "reasoning": "They greet."}],
+                },
+            ],
+        )
+        warnings = "\n".join(self.report(rows, "--data.template", "alpaca")["warnings"])
+        for words, line in (
+            ('1 of 3 rows have a column "system" beside a text', 1),
+            ("1 of 3 rows have a prompt and an answer that are texts, so that data.template alpaca is not applied", 1),
+            ("1 of 3 rows have messages with reasoning (reasoning_content, thinking or reasoning)", 3),
+        ):
+            self.assertRegex(warnings, re.escape(words) + f".*unread.jsonl:{line}")
+
+    def test_what_a_template_does_not_write_stops_the_run(self):
+        template = self.folder / "known.jinja"
+        template.write_text(
+            "{% for m in messages %}{% if m.role in ['user', 'assistant'] %}{{ m.role }}: {{ m.content }}<|end|>"
+            "{% endif %}{% endfor %}"
+        )
+        row = talk("Hi", "Yo")
+        lost = {"messages": [{"role": "developer", "content": "Be brief."}] + row["messages"]}
+        rows = write_rows(self.folder / "rows.jsonl", [row, lost])
+        named = ["rows.jsonl:2", "messages[0].content (role developer)"]
+        refusal = self.report(rows, "--data.template", template, code=INPUT)["refusal"]
+        for words in named:
+            self.assertIn(words, refusal)
+        shown = self.succeed(
+            "tokenize", "--tokenizer", self.model, "--template", template, stdin=json.dumps(lost) + "\n"
+        )
+        self.assertIn(named[1], shown.err)
 
     def test_a_tokenizer_that_does_not_fit_and_missing_files(self):
         config = json.loads((self.model / "config.json").read_text())

@@ -62,6 +62,19 @@ class Slips(EndToEnd):
         rows = write_rows(self.folder / "rows.jsonl", [{"text": "a"}, {"text": "word " * 600}, {"text": "b"}])
         self.fail_with(USAGE, ["prompt 2 of", "allows 512"], *self.generate("--file", rows))
 
+    def test_conversations_that_the_template_does_not_write(self):
+        template = self.folder / "users.jinja"
+        template.write_text("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}")
+        talk = [{"role": "user", "content": "The price"}]
+        asked = ("--template", template, *FP32, "--max_new_tokens", "2", "--file")
+        for row, told in (
+            ({"messages": [{"role": "critic", "content": "Be nicer."}] + talk}, "messages[0].content (role critic)"),
+            ({"system": "Be brief.", "messages": talk}, "messages[0].content (role system)"),
+        ):
+            rows = write_rows(self.folder / "rows.jsonl", [{"messages": talk}, row])
+            self.fail_with(INPUT, ["rows.jsonl:2", "writes nothing of", told], *self.generate(*asked, rows))
+        self.succeed(*self.generate(*asked, write_rows(self.folder / "rows.jsonl", [{"messages": talk}])))
+
     def test_a_conversation_may_begin_on_the_command_line(self):
         chat = self.generate("--chat", *FP32, "--max_new_tokens", "4")
         self.assertEqual(self.succeed(*chat, "--prompt", "a", stdin="b\n").out, self.succeed(*chat, stdin="a\nb\n").out)

@@ -327,6 +327,75 @@ TEST_F(ChatTemplates, SayWhatTheyLeaveOut) {
         "");
 }
 
+TEST_F(ChatTemplates, SayWhichContentsTheyLeaveOut) {
+    const auto left_out = [&](const std::string& source, const std::string& messages) {
+        const auto chat = tokenizer::ChatTemplate::choose("auto", tokenizer(source));
+        const auto row = Ordered::parse(R"({"messages": [)" + messages + "]}");
+        const std::string found = chat.render(row).left_out;
+        EXPECT_EQ(chat.render(row, tokenizer::TrainedTurns::none).left_out, found);
+        EXPECT_EQ(chat.render(row).left_out, found) << "whatever was asked before";
+        return found;
+    };
+    const std::string user = R"({"role": "user", "content": "Q"}, )",
+                      answer = R"({"role": "assistant", "content": "Q"})";
+    const std::string called =
+        R"({"role": "assistant", "content": "Let me see.", "tool_calls": [{"function": {"name": "f"}}]})";
+    // As Llama 3.1's: calls in place of the content.
+    const std::string either =
+        "{% for m in messages %}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% elif m.role != 'critic' %}"
+        "[{{ m.role }}] {{ m.content | trim }}{% endif %}{% endfor %}";
+    EXPECT_EQ(left_out(either, user + answer), "");
+    EXPECT_EQ(left_out(either, user + called), "messages[1].content (role assistant)");
+    EXPECT_EQ(left_out(either, user + R"({"role": "critic", "content": "Q"}, )" + answer),
+              "messages[1].content (role critic)")
+        << "another message has the same text";
+    EXPECT_EQ(left_out(either, R"({"role": "critic", "content": [{"type": "text", "text": "x"}]}, )" + answer),
+              "messages[0].content (role critic)");
+    for (const char* nothing : {R"("")", R"(" \n")", "null", "[]"})
+        EXPECT_EQ(left_out(either, cat(user, R"({"role": "assistant", "content": )", nothing,
+                                       R"(, "tool_calls": [{"function": {"name": "f"}}]})")),
+                  "");
+    EXPECT_EQ(left_out(either, user + R"({"role": "assistant", "content": "", "function_call": {"name": "f"}})"),
+              "messages[1].function_call");
+    // Written otherwise, or refused with another content: it is not left out.
+    EXPECT_EQ(left_out("{% for m in messages %}{{ m.content | upper }}{% endfor %}", user + answer), "");
+    EXPECT_EQ(left_out("{% for m in messages %}{{ m.content | tojson }}{% endfor %}",
+                       R"({"role": "user", "content": "a \"b\""}, )" + answer),
+              "");
+    EXPECT_EQ(left_out("{% for m in messages %}{% if m.content != 'Q' %}{{ raise_exception('no') }}{% endif %}"
+                       "{{ m.content }}{% endfor %}",
+                       user + answer),
+              "");
+    // A part of an answer may go, as Qwen 3's earlier thoughts do.
+    EXPECT_EQ(left_out("{% for m in messages %}{{ m.content.split('</t>')[-1] }}{% endfor %}",
+                       R"({"role": "assistant", "content": "thought</t>"})"),
+              "");
+}
+
+TEST_F(ChatTemplates, SayWhenTheyKnowNoReasoning) {
+    const auto passes_over = [&](const std::string& source, const char* name, const char* value = R"("R")") {
+        const std::string row = cat(R"({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content":
+            "A", ")",
+                                    name, R"(": )", value, "}]}");
+        return tokenizer::ChatTemplate::choose("auto", tokenizer(source))
+            .render(Ordered::parse(row), tokenizer::TrainedTurns::none)
+            .passes_over_reasoning;
+    };
+    const std::string blind =
+        "Reasoning, thinking: none{% for m in messages %}{{ '[thinking] ' + m.content }}{% endfor %}";
+    for (const char* name : {"reasoning_content", "thinking", "reasoning"}) {
+        EXPECT_TRUE(passes_over(blind, name)) << name;
+        EXPECT_FALSE(passes_over(blind, name, R"("")")) << name;
+        // Any of the names is read of all of them, if only of later turns.
+        EXPECT_FALSE(
+            passes_over("{% for m in messages %}{{ m.content }}{% if false %}{{ m['thinking'] }}{% endif %}"
+                        "{% endfor %}",
+                        name))
+            << name;
+        EXPECT_FALSE(passes_over("{{ messages | tojson }}{% for m in messages %}{{ m.content }}{% endfor %}", name));
+    }
+}
+
 TEST_F(ChatTemplates, ATemplateInThePlaceOfItsNameIsAUsageError) {
     const std::string source = "{% for m in messages %}{{ m.content }}{% endfor %}" + std::string(5000, ' ');
     EXPECT_NE(error_of(ErrorKind::usage, [&] { tokenizer::ChatTemplate::choose(source, tokenizer("x")); })

@@ -46,6 +46,10 @@ TEST_F(TokenizeCommand, Messages) {
     EXPECT_EQ(row["ids"], json(turns.ids));
     EXPECT_EQ(row["trained"], json(turns.trained));
     ASSERT_EQ(row["trained"].size(), 1u);
+    const std::string system =
+        R"({"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}]})";
+    EXPECT_EQ(run({}, R"({"system": "S", "messages": [{"role": "user", "content": "Q"}]})")[0], run({}, system)[0])
+        << "as training has it";
     tokenizer::TokenizeOptions options;
     options.chat_template = "alpaca";
     EXPECT_NE(run(options, line)[0]["text"].get<std::string>().find("### Response:\nA<|eot_id|>"), std::string::npos);

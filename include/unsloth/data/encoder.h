@@ -34,12 +34,26 @@ struct Conversation {
 
 /// What is likely a mistake in a row that can be trained on. Values of a set of bits.
 enum class RowDoubt : uint32_t {
-    double_bos = 1,        ///< the first two tokens are BOS
-    open_end = 2,          ///< the last trained text does not end with a token that ends a generation
-    guessed_template = 4,  ///< rendered by a built-in chat template, since the model has none and none was named
-    merged_start = 8,      ///< a token holds the prompt's end and an answer's begin: it is not trained
-    plain_prompt = 16,     ///< an Alpaca row in three sections, though the model has a chat template of its own
-    empty_answer = 32,     ///< an answer without a text: the end of the turn alone is trained
+    double_bos = 1,          ///< the first two tokens are BOS
+    open_end = 2,            ///< the last trained text does not end with a token that ends a generation
+    guessed_template = 4,    ///< rendered by a built-in chat template, since the model has none and none was named
+    merged_start = 8,        ///< a token holds the prompt's end and an answer's begin: it is not trained
+    plain_prompt = 16,       ///< an Alpaca row in three sections, though the model has a chat template of its own
+    empty_answer = 32,       ///< an answer without a text: the end of the turn alone is trained
+    double_end = 64,         ///< an answer ends with the same token that ends a generation twice
+    unread_reasoning = 128,  ///< messages have reasoning, and the chat template reads none
+    unused_template = 256,   ///< a prompt and an answer as texts, which the template that was named is not applied to
+    unread_system = 512,     ///< a column system, history or tools, which rows of this form are not read with
+    unread_history = 1024,
+    unread_tools = 2048,
+    unread_media = 4096,  ///< columns images, videos or audios
+};
+
+/// What the rows of an instruction become.
+enum class InstructionForm {
+    conversation,  ///< through the chat template
+    sections,      ///< the prompt of Stanford Alpaca
+    automatic,     ///< nobody chose: sections, but a conversation where answers are compared
 };
 
 struct EncodedRow {
@@ -54,12 +68,18 @@ struct EncodedRow {
 class RowEncoder {
   public:
     virtual ~RowEncoder() = default;
-    /// BOS if the tokenizer adds one, the text, EOS; all of it is trained.
+    /// BOS if the tokenizer adds one, the text, EOS where the text does not end with a token that ends a generation;
+    /// all of it is trained, but for white space behind the text's own end.
     virtual EncodedRow text(std::string_view text) const = 0;
+    /// By default `automatic`. alpaca() encodes what is no conversation.
+    virtual InstructionForm instruction_form() const;
     /// Prompt, output, EOS; the output and what ends it are trained.
     virtual EncodedRow alpaca(const AlpacaFields& fields) const = 0;
-    /// BOS if the tokenizer adds one, prompt, completion, EOS; the completion and EOS are trained.
+    /// BOS if the tokenizer adds one, prompt, completion, EOS; the completion and EOS are trained. EOS is added as to
+    /// text().
     virtual EncodedRow prompt_completion(std::string_view prompt, std::string_view completion) const = 0;
+    /// See tokenizer::common_prompt.
+    virtual std::size_t common_prompt(std::string_view a, std::string_view b) const = 0;
     /// Through the chat template; the assistant's turns and what ends them are trained, a span a turn.
     virtual EncodedRow messages(const std::vector<tokenizer::Message>& turns) const = 0;
     /// The same for a conversation with messages_json. Unless an encoder overrides it: input Error where it uses tools,
@@ -81,9 +101,9 @@ std::string encoder_fingerprint(const std::filesystem::path& tokenizer_folder, c
                                 const std::string& kwargs = "{}");
 
 /// The encoder that a run uses. `template_name` is data.template (see ChatTemplate::choose). Alpaca rows take the
-/// three-section prompt with `auto` and `alpaca`; another template renders them as a conversation of system,
-/// instruction and input (a blank line between), and output. `kwargs` is data.chat_template_kwargs. Usage Error for an
-/// unknown template; input Error at the first row of text when the tokenizer names no EOS.
+/// three-section prompt with `auto` and `alpaca`; with another template they are conversations.
+/// `kwargs` is data.chat_template_kwargs. Usage Error for an unknown template; input Error at the first row of text
+/// when the tokenizer names no EOS.
 std::unique_ptr<RowEncoder> make_row_encoder(const tokenizer::Tokenizer& tokenizer, std::string_view template_name,
                                              std::string_view kwargs = "{}");
 

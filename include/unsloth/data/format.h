@@ -46,7 +46,7 @@ struct FormattedRow {
 std::string format_name(config::DataFormat format);
 
 /// Recognises the format from a row's columns: tokenized {input_ids} (beside it labels, position_ids, attention_mask,
-/// completion_mask and assistant_masks), messages {messages}, sharegpt {conversations},
+/// completion_mask, assistant_masks and loss_mask), messages {messages}, sharegpt {conversations},
 /// preference {chosen, rejected} or {preferred_output, non_preferred_output} (of ids: tokenized, as {prompt,
 /// completion} of ids), alpaca {instruction, output}, prompt_completion {prompt, completion}, text {text}, in this
 /// order; `pairs`: preference before messages and sharegpt, which then are a pair's prompt. BadRow names the columns
@@ -82,9 +82,12 @@ class RowFormatter {
     FormattedRow pair(const nlohmann::ordered_json& row) const;
     FormattedRow judged(const nlohmann::ordered_json& row) const;
     FormattedRow answer(const nlohmann::ordered_json& row) const;
+    FormattedRow instructed(const nlohmann::ordered_json& row, const char* column) const;
+    bool takes_sections(const nlohmann::ordered_json& row) const;
     FormattedRow tokenized(const nlohmann::ordered_json& row) const;
     std::function<bool(std::string_view)> reads() const;  ///< see RowEncoder::reads
-    EncodedRow encode_alpaca(const nlohmann::ordered_json& row) const;
+    void require_encoder() const;
+    EncodedRow encode_instruction(const nlohmann::ordered_json& row, std::vector<bool>& learnt) const;
     EncodedRow encode_prompt_completion(const nlohmann::ordered_json& row, std::vector<bool>& learnt) const;
     EncodedRow encode_conversation(WeightedConversation row, std::vector<bool>& learnt) const;
     FormattedRow encoded(EncodedRow row, const std::vector<bool>& learnt = {}) const;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -24,10 +25,12 @@ struct Message {
 /// on: one for each assistant turn, from just behind its header up to and with the end-of-turn token.
 struct Rendered {
     std::string text;
-    std::vector<std::pair<std::size_t, std::size_t>> trained_bytes;
-    /// What the template leaves out of the text: "tools", "messages[2].tool_calls"; empty: none of them. Looked for
-    /// with trained_bytes.
-    std::string left_out;
+    std::vector<std::pair<std::size_t, std::size_t>> trained_bytes = {};
+    /// What the template leaves out of the text: "tools", "messages[2].tool_calls", "messages[0].content (role
+    /// critic)"; empty: none of them. A message's content counts as written if another one in its place changes the
+    /// text.
+    std::string left_out = {};
+    bool passes_over_reasoning = false;  ///< a message has some, and the template reads none of the names for it
 };
 
 /// Token ids and the half-open ranges of token positions to train on.
@@ -61,7 +64,7 @@ class ChatTemplate {
 
     /// What was chosen: "default (of the model)", "chatml", "templates/mine.jinja".
     const std::string& name() const;
-    /// Whether the template may read a variable or member of this name: it is one of its words.
+    /// Whether the template may read a variable or member of this name: it is one of its names, or of its strings.
     bool reads(std::string_view word) const;
 
     /// Renders a row as transformers' apply_chat_template does. `row` is an object with
@@ -88,6 +91,9 @@ class ChatTemplate {
     std::shared_ptr<const Impl> impl_;
 };
 
+/// Input Error, with what to do about it, where the template leaves something of the conversation out.
+void require_whole(const ChatTemplate& chat, const Rendered& rendered);
+
 /// The names of the built-in templates: llama-3, llama-2, mistral, chatml, qwen, alpaca, zephyr.
 ///   llama-3  <|begin_of_text|>, then <|start_header_id|>ROLE<|end_header_id|>\n\nCONTENT<|eot_id|>, contents
 ///            trimmed (Meta's format)
@@ -109,8 +115,18 @@ EncodedTurns encode_rendered(const Tokenizer& tokenizer, const Rendered& rendere
 /// there is an input. `system` replaces the sentence "Below is an instruction …" in front.
 std::string alpaca_prompt(std::string_view instruction, std::string_view input = {}, std::string_view system = {});
 
-/// BOS (if the tokenizer adds one) + prompt + completion + EOS, with completion and EOS trained.
-/// Input Error when the tokenizer names no EOS.
+/// The size of `text` up to and with a token that ends a generation, where nothing but white space follows that token;
+/// nullopt: the text ends otherwise.
+std::optional<std::size_t> written_end(const Tokenizer& tokenizer, std::string_view text);
+
+/// BOS (if the tokenizer adds one) + prompt + completion + EOS, with completion and EOS trained. A completion that ends
+/// with a token that ends a generation gets no other one, and is trained up to it.
+/// Input Error when an EOS is to be added and the tokenizer names none.
 Rendered build_prompt_completion(const Tokenizer& tokenizer, std::string_view prompt, std::string_view completion);
+
+/// Bytes of the prompt that two texts have in common, each a prompt and an answer: up to the end of the last token that
+/// both begin with, in whole characters. Input Error where one of them goes on with a special token that ends no
+/// generation: it begins a turn, and no answer.
+std::size_t common_prompt(const Tokenizer& tokenizer, std::string_view a, std::string_view b);
 
 }  // namespace unsloth::tokenizer

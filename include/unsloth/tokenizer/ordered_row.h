@@ -5,6 +5,7 @@
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string_view>
 
 namespace unsloth::tokenizer {
@@ -16,5 +17,12 @@ inline constexpr int deepest_ordered_json = 1000;
 nlohmann::ordered_json parse_ordered(std::string_view text);
 /// The same, with a discarded value for whatever cannot be parsed.
 nlohmann::ordered_json try_parse_ordered(std::string_view text);
+
+/// The message of a row's column system, for messages of which `first` is the first. Nothing where there is no such
+/// column, and where `first` is the system's with the same text. Input Error where that is another text.
+std::optional<nlohmann::ordered_json> system_message(const nlohmann::ordered_json& row,
+                                                     const nlohmann::ordered_json& first);
+/// Gives a row's `messages` that message, in place of the column.
+void put_system_first(nlohmann::ordered_json& row);
 
 }  // namespace unsloth::tokenizer
