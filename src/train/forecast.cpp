@@ -17,7 +17,7 @@
 #include "unsloth/spec/shapes.h"
 #include "unsloth/train/layer_costs.h"
 #include "unsloth/train/parallel.h"
-#include "unsloth/train/session.h"
+#include "unsloth/train/recipe.h"
 #include "unsloth/train/stages.h"
 
 namespace unsloth::train {
@@ -78,7 +78,6 @@ Target target_of(const config::PlanRequest& request) {
 Forecast::Forecast(config::LoadedConfig loaded, const Target& target, std::shared_ptr<const formats::WeightFile> file,
                    const Forecast* like)
     : loaded_(std::move(loaded)), target_(target), file_(std::move(file)) {
-    model::LoadRequest request = load_request(loaded_, absent_gpu, /*trains=*/true);
     require_positions(loaded_, file_->spec);
     config::require_distributed(config());
     const comm::MeshShape mesh = choose_mesh(config().distributed, static_cast<int>(target.gpus));
@@ -90,20 +89,10 @@ Forecast::Forecast(config::LoadedConfig loaded, const Target& target, std::share
         int64_t& free = target_.machine.free.device;
         free = std::max<int64_t>(0, free - communicator_bytes_);
     }
-    request.tp = model::TensorParallel(spec::TensorRank{0, mesh.tp});
-    request.cp = model::ContextParallel(data::ContextRank{0, mesh.cp});
-    request.holding = parameter_holding(config().distributed, {0, mesh.dp * mesh.cp * mesh.tp});
-    require_shareable(config(), request.holding);
-    if (config().distributed.zero_stage == 3 && request.finetuning_type == config::FinetuningType::lora &&
-        !any(request.coded) && target_.machine.card.peer_reach)
-        request.peers = {0, mesh.dp * mesh.cp};
-    const config::TrainingOptions& training = config().training;
-    request.saves = config::saves_checkpoints(training);
-    request.weighs = config::compares_answers(training.objective);
-    request.processes = static_cast<int>(target.gpus);
-    request.writers = mesh.pp * request.holding.share.size;  // each part has one
-    request.sizes.deterministic = training.deterministic;
     const planner::Card& card = target_.machine.card;
+    model::LoadRequest request =
+        make_request(loaded_, {.device = absent_gpu, .ranks = planned_ranks(mesh, card.peer_reach)});
+    const config::TrainingOptions& training = config().training;
     const bool int8 = dx_codes(request.coded) == spec::Codes::int8;
     if (any(request.coded) && (int8 ? card.int8_products : card.fp8_products).empty())
         throw usage_error(cat("model.compute_dtype ", name_of(request.coded),
@@ -130,10 +119,9 @@ int64_t Forecast::step_tokens() const {
 
 model::LoadRequest Forecast::sized(model::LoadRequest request, int64_t rows, int64_t length) const {
     const int64_t segments = rows_of(rows), tokens = segments * length;
-    size_for(request.sizes,
-             data::slice_limits({.tokens = tokens, .segments = segments, .longest = length, .labels = tokens},
-                                request.cp.place()));
-    request.run.head_tile = head_chunk_rows(file_->spec, request.dtype, request.sizes.head_rows);
+    fit_to(request, file_->spec,
+           data::slice_limits({.tokens = tokens, .segments = segments, .longest = length, .labels = tokens},
+                              request.cp.place()));
     return request;
 }
 

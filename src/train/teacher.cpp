@@ -9,6 +9,7 @@
 #include "unsloth/formats/finite.h"
 #include "unsloth/formats/peft.h"
 #include "unsloth/train/agreed_plan.h"
+#include "unsloth/train/recipe.h"
 
 namespace unsloth::train {
 namespace {
@@ -110,19 +111,17 @@ void Instruction::require(const data::Dataset& rows, const std::string& what) co
 
 void Instruction::plan(const model::LoadRequest& student, comm::Group* group) {
     if (file_) return;
-    model::LoadRequest request = load_request(of_teacher_, device_, /*trains=*/false, student.kernels);
-    request.held = held_memory(*opened_.file, device_);
+    model::LoadRequest request = make_request(of_teacher_, {.work = Work::passes,
+                                                            .device = device_,
+                                                            .kernels = student.kernels,
+                                                            .held = held_memory(*opened_.file, device_),
+                                                            .ranks = {.here = ranks_of(group, nullptr).here},
+                                                            .margins_may_stay = false});  // passes are as long
     const model::ActivationSizes& sizes = student.sizes;
     if (request.adapter) formats::require_finite(formats::read_adapter(*request.adapter, opened_.file->spec));
-    request.sizes.tokens = sizes.tokens;
-    request.sizes.segments = sizes.segments;
-    request.sizes.longest = sizes.longest;
-    request.sizes.head_rows = sizes.head_rows;
-    request.sizes.deterministic = sizes.deterministic;
-    request.sizes.training = false;
-    request.margins_may_stay = false;  // its passes are as long as the student's
-    request.run.head_tile = student.run.head_tile;
-    if (group != nullptr) request.processes = static_cast<int>(group->ranks_here().size());
+    fit_to(request, opened_.file->spec,
+           {.tokens = sizes.tokens, .segments = sizes.segments, .longest = sizes.longest, .labels = sizes.head_rows});
+    request.run.head_tile = student.run.head_tile;  // whose chunks ask for its rows
     plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);
     choose_together(of_teacher_.config, *plan_, 1, group, "");
     if (request.held && student.held && request.held->owner() == student.held->owner()) students_ = student.held;

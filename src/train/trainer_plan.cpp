@@ -17,7 +17,7 @@
 #include "unsloth/train/agreement.h"
 #include "unsloth/train/kernels.h"
 #include "unsloth/train/learning_rate.h"
-#include "unsloth/train/parallel.h"
+#include "unsloth/train/recipe.h"
 #include "unsloth/train/stages.h"
 #include "unsloth/train/trainer.h"
 
@@ -86,8 +86,6 @@ void Trainer::open_data() {
 }
 
 void Trainer::make_plan() {
-    model::LoadRequest request = load_request(
-        loaded_, device_, /*trains=*/true, kernel_table_of(resume_ ? resume_->folder.string() : "", config(), device_));
     if (config().training.objective == config::Objective::distill) {
         instruction_ = std::make_unique<Instruction>(loaded_, opened_, device_);
         instruction_->require(loader_->dataset(), "the training rows");
@@ -95,27 +93,15 @@ void Trainer::make_plan() {
     }
     objective_ = objective::make_objective(config(), device_, references_, mesh_ ? mesh_->stage() : nullptr,
                                            instruction_ ? &instruction_->teacher() : nullptr);
-    if (mesh_) request.tp = model::TensorParallel(mesh_->tp());
-    if (mesh_) request.cp = model::ContextParallel(mesh_->cp());
     if (mesh_ && mesh_->pp() != nullptr) require_pipelined(config(), device_, opened_.file->spec.num_layers);
-    request.weighs = objective_->weighs();
-    request.held = held_memory(*opened_.file, device_);
-    if (group_) request.processes = static_cast<int>(group_->ranks_here().size());
-    request.holding = parameter_holding(config().distributed, place_of(mesh_ ? mesh_->stage() : nullptr));
-    require_shareable(config(), request.holding);
-    request.sharers = request.holding.share.size > 1 ? mesh_->stage() : nullptr;
-    const bool frozen = !full() && !any(request.coded);
-    if (config().distributed.zero_stage == 3 && frozen && group_ &&
-        comm::can_share_memory(*group_, mesh_->copies_here(), device_)) {
-        request.peers = place_of(mesh_->copies_here());
-        request.peer_ranks = mesh_->copies_here();
-    }
-    request.sizes.deterministic = config().training.deterministic;
-    const auto writes = [&](int rank) { return writes_part(mesh_shape(), request.holding.share, rank); };
-    request.saves = writes(environment_.rank) && config::saves_checkpoints(config().training);
-    if (group_)
-        request.writers =
-            static_cast<int>(std::count_if(group_->ranks_here().begin(), group_->ranks_here().end(), writes));
+    Recipe recipe{.device = device_,
+                  .kernels = kernel_table_of(resume_ ? resume_->folder.string() : "", config(), device_),
+                  .held = held_memory(*opened_.file, device_),
+                  .ranks = ranks_of(group_.get(), mesh_ ? &*mesh_ : nullptr),
+                  .teacher_tokens = instruction_ ? instruction_->named_tokens() : 0};
+    recipe.ranks.reach =
+        divides_base(config()) && group_ && comm::can_share_memory(*group_, mesh_->copies_here(), device_);
+    model::LoadRequest request = make_request(loaded_, recipe);
     choose_pass_rows(request);
     data::BatchLimits limits = loader_->limits();
     if (eval_rows_.size() > 0) {
@@ -125,15 +111,9 @@ void Trainer::make_plan() {
         widen(limits, evaluator_->limits());
     }
     if (objective::needs_references(config())) plan_references(limits);
-    model::ActivationSizes& sizes = request.sizes;
-    if (purpose_ == Purpose::trains) plan_answers(limits, sizes);  // on all ranks: their plans are alike
-    size_for(sizes, limits);
-    request.run.head_tile = head_chunk_rows(opened_.file->spec, request.dtype, limits.labels);
-    if (instruction_) {
-        sizes.distills = true;
-        sizes.teacher_tokens = instruction_->named_tokens();
-        instruction_->plan(request, group_.get());
-    }
+    if (purpose_ == Purpose::trains) plan_answers(limits, request.sizes);  // on all ranks: their plans are alike
+    fit_to(request, opened_.file->spec, limits);
+    if (instruction_) instruction_->plan(request, group_.get());
     plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);
     if (mesh_ && mesh_->pp() != nullptr) {
         request.pp = plan_pipeline(config(), *plan_, *mesh_, *group_, loader_->passes_of_step());
@@ -166,10 +146,8 @@ void Trainer::choose_pass_rows(model::LoadRequest& request) {
     choice.of_step = loader_->rows_of_step();
     choice.plan_of = [&](int64_t rows) {
         loader_->set_pass_rows(rows);
-        const data::BatchLimits limits = loader_->limits();
         model::LoadRequest pass = request;
-        size_for(pass.sizes, limits);
-        pass.run.head_tile = head_chunk_rows(opened_.file->spec, request.dtype, limits.labels);
+        fit_to(pass, opened_.file->spec, loader_->limits());
         return model::ModelPlan(opened_.file, pass);
     };
     const data::EpochCounts epoch = loader_->count_epoch(0);
