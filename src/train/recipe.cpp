@@ -82,9 +82,29 @@ model::LoadRequest make_request(const config::LoadedConfig& loaded, const Recipe
     return request;
 }
 
-void fit_to(model::LoadRequest& request, const spec::ModelSpec& spec, const data::BatchLimits& limits) {
+void fit_to(model::LoadRequest& request, const spec::ModelSpec& spec, data::BatchLimits limits,
+            const std::vector<Answering>& answering) {
+    for (const Answering& some : answering) {
+        limits.tokens = std::max({limits.tokens, some.prompt, some.rows});
+        limits.longest = std::max({limits.longest, some.prompt, some.rows});
+        limits.segments = std::max(limits.segments, some.rows);
+        limits.labels = std::max(limits.labels, some.rows);
+        const CacheSize cache = cache_for(some.rows, some.context);
+        request.sizes.cache_tokens = std::max(request.sizes.cache_tokens, cache.tokens);
+        request.sizes.context = std::max(request.sizes.context, cache.context);
+    }
     size_for(request.sizes, limits);
     request.run.head_tile = head_chunk_rows(spec, request.dtype, limits.labels);
+}
+
+data::BatchLimits full_rows(const config::Config& config, int64_t rows, int64_t length) {
+    const bool pairs = config::compares_answers(config.training.objective),
+               shared = pairs && config.preference.share_prompt;
+    const int64_t texts = rows * (pairs ? 2 : 1);
+    data::BatchLimits limits{.tokens = texts * length - (shared ? rows : 0), .segments = texts, .longest = length};
+    limits.labels = std::max<int64_t>(1, texts * (length - 1));  // a text's first token is no target
+    if (shared) limits.keys = texts * length;
+    return limits;
 }
 
 }  // namespace unsloth::train

@@ -102,7 +102,9 @@ void Trainer::make_plan() {
     recipe.ranks.reach =
         divides_base(config()) && group_ && comm::can_share_memory(*group_, mesh_->copies_here(), device_);
     model::LoadRequest request = make_request(loaded_, recipe);
-    choose_pass_rows(request);
+    UNSLOTH_CHECK(request.weighs == objective_->weighs(), "a plan for another objective");
+    const std::vector<Answering> answers = answering();  // on all ranks: their plans are alike
+    choose_pass_rows(request, answers);
     data::BatchLimits limits = loader_->limits();
     if (eval_rows_.size() > 0) {
         const int64_t whole = std::max(limits.tokens * context().size, eval_rows_.stats().longest);
@@ -111,8 +113,7 @@ void Trainer::make_plan() {
         widen(limits, evaluator_->limits());
     }
     if (objective::needs_references(config())) plan_references(limits);
-    if (purpose_ == Purpose::trains) plan_answers(limits, request.sizes);  // on all ranks: their plans are alike
-    fit_to(request, opened_.file->spec, limits);
+    fit_to(request, opened_.file->spec, limits, answers);
     if (instruction_) instruction_->plan(request, group_.get());
     plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);
     if (mesh_ && mesh_->pp() != nullptr) {
@@ -120,7 +121,8 @@ void Trainer::make_plan() {
         plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);
     }
     choose_plan();
-    if (instruction_ && !fits_everywhere() && instruction_->move_to_host()) {
+    TeacherPlan* const teacher = instruction_ ? instruction_->plan() : nullptr;
+    if (teacher != nullptr && !fits_everywhere() && teacher->move_to_host()) {
         *plan_ = plan_->with(plan_->request());  // may find more of its base in host memory then
         choose_plan();
     }
@@ -139,7 +141,7 @@ std::string Trainer::plan_before() const {
 }
 
 /// training.micro_batch auto.
-void Trainer::choose_pass_rows(model::LoadRequest& request) {
+void Trainer::choose_pass_rows(model::LoadRequest& request, const std::vector<Answering>& answering) {
     if (!may_regroup(config(), device_)) return;
     PassChoice choice;
     choice.given = config().training.per_device_train_batch_size;
@@ -147,7 +149,7 @@ void Trainer::choose_pass_rows(model::LoadRequest& request) {
     choice.plan_of = [&](int64_t rows) {
         loader_->set_pass_rows(rows);
         model::LoadRequest pass = request;
-        fit_to(pass, opened_.file->spec, loader_->limits());
+        fit_to(pass, opened_.file->spec, loader_->limits(), answering);
         return model::ModelPlan(opened_.file, pass);
     };
     const data::EpochCounts epoch = loader_->count_epoch(0);
@@ -163,9 +165,15 @@ void Trainer::choose_plan() {
     choose_together(config(), *plan_, loader_->passes_of_step(), group_.get(), plan_before(), taken());
 }
 
+const model::ModelPlan* Trainer::teachers_plan() const {
+    const TeacherPlan* const teacher = instruction_ ? instruction_->plan() : nullptr;
+    return teacher != nullptr ? &teacher->plan() : nullptr;
+}
+
 /// By the teacher, if there is one: it is loaded first.
 MemoryBudget Trainer::taken() const {
-    return instruction_ ? instruction_->need() : MemoryBudget{};
+    const TeacherPlan* const teacher = instruction_ ? instruction_->plan() : nullptr;
+    return teacher != nullptr ? teacher->need() : MemoryBudget{};
 }
 
 /// What the plan may take.
@@ -191,27 +199,21 @@ void Trainer::plan_references(data::BatchLimits& limits) {
     widen(limits, reference_rows_->limits());
 }
 
-/// The cache, and passes, of sampled prompts and of answers that evaluations judge.
-void Trainer::plan_answers(data::BatchLimits& limits, model::ActivationSizes& sizes) {
+/// Sampled prompts, and the rows whose answers evaluations judge.
+std::vector<Answering> Trainer::answering() {
     const config::TrainingOptions& t = config().training;
+    std::vector<Answering> needs;
+    if (purpose_ != Purpose::trains) return needs;
     if (t.sample_prompts) {
         samples_ = std::make_unique<Samples>(config(), opened_);
-        limits.tokens = std::max(limits.tokens, samples_->longest());
-        limits.longest = std::max(limits.longest, samples_->longest());
-        sizes.cache_tokens = samples_->room();
+        needs.push_back(samples_->needs());
     }
-    if (t.eval_metric == config::AnswerMetric::none) return;
-    // More at a time would be faster, and take from training what it keeps of layers.
-    const AnswerRules rules{t.eval_metric,    t.eval_answer_regex,          t.eval_max_new_tokens,
-                            /*most_rows=*/16, "training.eval_answer_regex", "training.eval_max_new_tokens"};
+    if (t.eval_metric == config::AnswerMetric::none) return needs;
+    const AnswerRules rules{t.eval_metric,     t.eval_answer_regex,          t.eval_max_new_tokens,
+                            answers_at_a_time, "training.eval_answer_regex", "training.eval_max_new_tokens"};
     answers_ = std::make_unique<AnswerEvaluator>(rules, eval_rows_, opened_, config().data.eval_files);
-    const CacheSize cache = cache_for(answers_->rows(), answers_->context());
-    sizes.context = std::max(cache.context, sizes.cache_tokens);
-    sizes.cache_tokens = std::max(cache.tokens, sizes.cache_tokens);
-    limits.tokens = std::max({limits.tokens, answers_->longest(), answers_->rows()});
-    limits.longest = std::max({limits.longest, answers_->longest(), answers_->rows()});
-    limits.segments = std::max(limits.segments, answers_->rows());
-    limits.labels = std::max(limits.labels, answers_->rows());
+    needs.push_back(answers_->needs());
+    return needs;
 }
 
 /// Before the first step, and before a checkpoint's values replace those that the run began with.

@@ -28,6 +28,13 @@ Ranks planned_ranks(const comm::MeshShape& mesh, bool reach);
 /// Whether ranks that reach each other's memory hold a frozen base among them.
 bool divides_base(const config::Config& config);
 
+/// What a run's answers need of the plan: some at a time, each within `context` tokens with its prompt.
+struct Answering {
+    int64_t rows = 1;
+    int64_t prompt = 1;  ///< tokens of the longest
+    int64_t context = 1;
+};
+
 /// What a model is loaded for.
 enum class Work : uint8_t {
     run,     ///< training as the configuration says
@@ -35,7 +42,7 @@ enum class Work : uint8_t {
     passes,  ///< forward passes alone
 };
 
-/// What decides on a request beside the configuration and the rows.
+/// What a request depends on, apart from the configuration and the rows.
 struct Recipe {
     Work work = Work::run;
     at::Device device = at::kCPU;
@@ -54,7 +61,12 @@ struct Recipe {
 /// load_request(); usage Error for what the ranks do not do together, too.
 model::LoadRequest make_request(const config::LoadedConfig& loaded, const Recipe& recipe);
 
-/// Sizes a request for passes over batches within these limits, which are the rank's own.
-void fit_to(model::LoadRequest& request, const spec::ModelSpec& spec, const data::BatchLimits& limits);
+/// Sizes a request for passes over batches within these limits, which are the rank's own, and for a run's answers.
+void fit_to(model::LoadRequest& request, const spec::ModelSpec& spec, data::BatchLimits limits,
+            const std::vector<Answering>& answering = {});
+
+/// The most that so many training rows may hold which fill max_seq_length: of objectives that compare answers two
+/// texts each, whose prompts of a token at least are shared where preference.share_prompt says so.
+data::BatchLimits full_rows(const config::Config& config, int64_t rows, int64_t length);
 
 }  // namespace unsloth::train
