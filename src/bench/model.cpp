@@ -8,7 +8,7 @@
 #include "unsloth/data/context_slice.h"
 #include "unsloth/train/learning_rate.h"
 #include "unsloth/train/memory_use.h"
-#include "unsloth/train/parallel.h"
+#include "unsloth/train/recipe.h"
 #include "unsloth/train/stages.h"
 
 namespace unsloth::bench {
@@ -54,20 +54,17 @@ data::StepBatch random_step(const spec::ModelSpec& spec, const std::vector<int64
 BenchedModel::BenchedModel(const config::LoadedConfig& loaded, at::Device device, const std::vector<int64_t>& lengths,
                            comm::Group* group, int64_t micro_batches, const comm::Mesh* mesh)
     : opened_(train::open_model(loaded.config)) {
-    model::LoadRequest load = train::load_request(loaded, device, /*trains=*/true);
-    load.held = train::held_memory(*opened_.file, device);
-    load.holding = train::parameter_holding(loaded.config.distributed, {});
-    if (mesh != nullptr) load.tp = model::TensorParallel(mesh->tp());
-    if (mesh != nullptr) load.cp = model::ContextParallel(mesh->cp());
-    if (group != nullptr) load.processes = static_cast<int>(group->ranks_here().size());
+    model::LoadRequest load = train::make_request(loaded, {.work = train::Work::bench,
+                                                           .device = device,
+                                                           .held = train::held_memory(*opened_.file, device),
+                                                           .ranks = train::ranks_of(group, mesh)});
     const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
-    train::size_for(load.sizes, data::slice_limits({.tokens = tokens,
-                                                    .segments = static_cast<int64_t>(lengths.size()),
-                                                    .longest = *std::max_element(lengths.begin(), lengths.end()),
-                                                    .labels = tokens},
-                                                   load.cp.place()));
-    load.run.head_tile = train::head_chunk_rows(opened_.file->spec, load.dtype, load.sizes.head_rows);
-    load.sizes.deterministic = loaded.config.training.deterministic;
+    train::fit_to(load, opened_.file->spec,
+                  data::slice_limits({.tokens = tokens,
+                                      .segments = static_cast<int64_t>(lengths.size()),
+                                      .longest = *std::max_element(lengths.begin(), lengths.end()),
+                                      .labels = tokens},
+                                     load.cp.place()));
     plan_ = std::make_unique<model::ModelPlan>(opened_.file, load);
     if (mesh != nullptr && mesh->pp() != nullptr) {
         train::require_pipelined(loaded.config, device, plan_->spec().num_layers);

@@ -18,6 +18,8 @@ std::string name_of(Schedule schedule) {
 }
 
 /// training.lr_scheduler_kwargs, taken one by one; what is left in the end is unknown to the schedule.
+constexpr double most = 1e9;  // of any argument: what follows from it stays finite
+
 class Arguments {
   public:
     explicit Arguments(const TrainingOptions& training)
@@ -100,8 +102,8 @@ class Arguments {
 };
 
 void read_min_lr(Arguments& arguments, ScheduleOptions& options) {
-    const std::optional<double> absolute = arguments.number_within("min_lr", 0, 1e9);
-    const std::optional<double> rate = arguments.number_within("min_lr_rate", 0, 1e9);
+    const std::optional<double> absolute = arguments.number_within("min_lr", 0, most);
+    const std::optional<double> rate = arguments.number_within("min_lr_rate", 0, most);
     if (absolute.has_value() == rate.has_value())
         throw usage_error(
             cat("training.lr_scheduler_kwargs: ", absolute ? "both" : "neither", " of min_lr and min_lr_rate given"),
@@ -111,8 +113,8 @@ void read_min_lr(Arguments& arguments, ScheduleOptions& options) {
 }
 
 void read_polynomial(Arguments& arguments, ScheduleOptions& options) {
-    options.lr_end = arguments.number("lr_end").value_or(options.lr_end);
-    options.power = arguments.number("power").value_or(options.power);
+    options.lr_end = arguments.number_within("lr_end", 0, most).value_or(options.lr_end);
+    options.power = arguments.number_within("power", 0, most).value_or(options.power);
     if (!(options.learning_rate > options.lr_end))
         throw usage_error(cat("training.lr_scheduler_kwargs: lr_end of polynomial is ", options.lr_end,
                               ", expected less than learning_rate (", options.learning_rate, ")"));
@@ -120,8 +122,7 @@ void read_polynomial(Arguments& arguments, ScheduleOptions& options) {
 
 void read_inverse_sqrt(Arguments& arguments, ScheduleOptions& options) {
     const double usual = options.warmup_steps > 0 ? static_cast<double>(options.warmup_steps) : 10000.0;
-    options.timescale = arguments.number("timescale").value_or(usual);
-    if (!(options.timescale > 0)) arguments.refuse("timescale", cat(options.timescale), "a number above 0");
+    options.timescale = arguments.number_within("timescale", 1e-3, most).value_or(usual);
 }
 
 void read_stable_decay(Arguments& arguments, ScheduleOptions& options) {
@@ -133,8 +134,8 @@ void read_stable_decay(Arguments& arguments, ScheduleOptions& options) {
     options.decay_steps = *decay;
     const int64_t rest = options.total_steps - options.warmup_steps - options.decay_steps;
     options.stable_steps = arguments.count("num_stable_steps").value_or(rest);
-    options.min_lr_ratio = arguments.number_within("min_lr_ratio", 0, 1e9).value_or(0);
-    options.num_cycles = arguments.number("num_cycles").value_or(0.5);
+    options.min_lr_ratio = arguments.number_within("min_lr_ratio", 0, most).value_or(0);
+    options.num_cycles = arguments.number_within("num_cycles", 0, most).value_or(0.5);
     options.warmup_shape = static_cast<ScheduleShape>(arguments.word("warmup_type", shapes).value_or(0));
     options.decay_shape = static_cast<ScheduleShape>(arguments.word("decay_type", shapes).value_or(1));
 }
@@ -147,8 +148,8 @@ void read_plateau(Arguments& arguments, ScheduleOptions::Plateau& plateau) {
     plateau.threshold = arguments.number("threshold").value_or(plateau.threshold);
     plateau.relative_threshold = arguments.word("threshold_mode", {"rel", "abs"}).value_or(0) == 0;
     plateau.cooldown = arguments.count("cooldown").value_or(plateau.cooldown);
-    plateau.min_lr = arguments.number_within("min_lr", 0, 1e9).value_or(plateau.min_lr);
-    plateau.eps = arguments.number_within("eps", 0, 1e9).value_or(plateau.eps);
+    plateau.min_lr = arguments.number_within("min_lr", 0, most).value_or(plateau.min_lr);
+    plateau.eps = arguments.number_within("eps", 0, most).value_or(plateau.eps);
 }
 
 }  // namespace
@@ -186,7 +187,7 @@ ScheduleOptions schedule_options(const TrainingOptions& training, int64_t total_
         case Schedule::constant_with_warmup:
             break;
         case Schedule::cosine:
-            options.num_cycles = arguments.number("num_cycles").value_or(0.5);
+            options.num_cycles = arguments.number_within("num_cycles", 0, most).value_or(0.5);
             break;
         case Schedule::cosine_with_restarts:
             options.num_cycles = static_cast<double>(arguments.count("num_cycles").value_or(1));
@@ -201,7 +202,7 @@ ScheduleOptions schedule_options(const TrainingOptions& training, int64_t total_
             options.warmup_lr_rate = arguments.number_within("warmup_lr_rate", 0, 1);
             [[fallthrough]];
         case Schedule::cosine_with_min_lr:
-            options.num_cycles = arguments.number("num_cycles").value_or(0.5);
+            options.num_cycles = arguments.number_within("num_cycles", 0, most).value_or(0.5);
             read_min_lr(arguments, options);
             break;
         case Schedule::warmup_stable_decay:

@@ -24,6 +24,8 @@ int columns_of_terminal() {
 }  // namespace
 
 std::string duration_text(double seconds) {
+    constexpr double most = 1e12;  // 30,000 years
+    if (!(seconds >= 0 && seconds < most)) return "?";
     char text[32];
     const auto whole = static_cast<long>(seconds + 0.5);
     if (whole >= 3600) {

@@ -18,9 +18,11 @@ namespace {
 using Json = nlohmann::json;
 using Reader = JsonReader<Json>;
 
+constexpr double least = 1e-9, most = 1e9;  // of any rate or size: times and bytes that follow are finite
+
 double positive(const Reader& value) {
     const double number = value.number();
-    value.require(number > 0, "a number above 0");
+    value.require(number >= least && number <= most, "a number from 1e-9 to 1e9");
     return number;
 }
 
@@ -30,7 +32,7 @@ RateBySize rates_of(const Reader& value) {
     for (const auto& [size, rate] : value.value().items()) {
         char* end = nullptr;
         const double at = std::strtod(size.c_str(), &end);
-        value.require(*end == '\0' && at > 0, "sizes above 0 as keys");
+        value.require(*end == '\0' && at >= least && at <= most, "sizes from 1e-9 to 1e9 as keys");
         rates[at] = positive(value[size]);
     }
     return rates;

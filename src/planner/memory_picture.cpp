@@ -1,6 +1,7 @@
 #include "unsloth/planner/memory_picture.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <numeric>
 
@@ -94,13 +95,17 @@ int64_t MemoryOverTime::most() const {
 std::string memory_svg(const MemoryOverTime& memory, const std::string& title) {
     UNSLOTH_CHECK(!memory.ms.empty() && memory.ms.size() == memory.phases.size(), "no stretch of time");
     UNSLOTH_CHECK(memory.bands.size() <= most_bands, memory.bands.size(), " bands for ", most_bands, " colours");
-    const double highest = 1.05 * static_cast<double>(std::max(memory.planned, memory.most()));
-    const Frame frame{std::accumulate(memory.ms.begin(), memory.ms.end(), 0.0), highest};
+    const double highest = 1.05 * static_cast<double>(std::max<int64_t>({1, memory.planned, memory.most()}));
+    const double ms = std::accumulate(memory.ms.begin(), memory.ms.end(), 0.0);
+    UNSLOTH_CHECK(ms >= 0 && std::isfinite(ms), "a step of ", ms, " ms");
+    const Frame frame{ms > 0 ? ms : 1, highest};
     std::string svg = cat("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", number(width, 0), " ",
                           number(height, 0), "\" font-family=\"sans-serif\" font-size=\"12\">\n",
                           "<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n",
                           text_at(left, 24, "start", title, " font-weight=\"bold\""));
-    for (double at = 0, step = spacing(highest / gib); at * gib < highest; at += step) {
+    const double step = spacing(highest / gib);
+    for (int i = 0; i * step * gib < highest; ++i) {
+        const double at = i * step;
         svg += line_at(left, frame.y(at * gib), left + wide, frame.y(at * gib), "stroke=\"#ddd\"");
         svg += text_at(left - 6, frame.y(at * gib) + 4, "end", number(at, step < 1 ? 2 : 0));
     }

@@ -24,10 +24,18 @@ std::string fixed(double value) {
     return text;
 }
 
-std::string digits(double value) {
+std::string digits(double value, int count) {
     char text[32];
-    std::snprintf(text, sizeof text, "%.7g", value);
+    std::snprintf(text, sizeof text, "%.*g", count, value);
     return text;
+}
+
+/// In a narrow range three digits are all the same.
+std::vector<std::string> tick_labels(const std::vector<double>& values) {
+    const bool alike = values.size() > 1 && short_number(values[0]) == short_number(values[1]);
+    std::vector<std::string> labels;
+    for (const double value : values) labels.push_back(alike ? digits(value, 7) : short_number(value));
+    return labels;
 }
 
 std::string label(double x, double y, const char* anchor, const std::string& text) {
@@ -54,33 +62,28 @@ class Frame {
   public:
     Frame(const Points& points, const Points& more, double level) {
         for (const Points* list : {&points, &more})
-            for (const auto& [step, value] : *list) {
-                from_ = std::min(from_, step), to_ = std::max(to_, step);
-                low_ = std::min(low_, value), high_ = std::max(high_, value);
-            }
-        if (std::isfinite(level)) low_ = std::min(low_, level), high_ = std::max(high_, level);
-        if (to_ == from_) to_ = from_ + 1;
-        const double margin = high_ > low_ ? 0.05 * (high_ - low_) : std::max(std::abs(low_) * 0.1, 1e-12);
-        low_ = low_ >= 0 ? std::max(0.0, low_ - margin) : low_ - margin;
-        high_ += margin;
+            for (const auto& [step, value] : *list) steps_.include(step), values_.include(value);
+        values_.include(level);
+        if (steps_.high == steps_.low) steps_.high = steps_.low + 1;
+        values_.widen(0.05);
     }
-    double x(double step) const { return left + (step - from_) / (to_ - from_) * (right - left); }
-    double y(double value) const { return bottom - (value - low_) / (high_ - low_) * (bottom - top); }
+    double x(double step) const { return left + steps_.share_of(step) * (right - left); }
+    double y(double value) const { return bottom - values_.share_of(value) * (bottom - top); }
 
     std::string grid() const {
         std::string text;
-        const std::vector<double> values = ticks(low_, high_, 5);
-        // Of a narrow range three digits are all the same.
-        const bool alike = values.size() > 1 && short_number(values[0]) == short_number(values[1]);
-        for (const double value : values)
-            text += line("grid", left, y(value), right, y(value)) +
-                    label(left - 6, y(value) + 4, "end", alike ? digits(value) : short_number(value));
-        return text + steps();
+        const std::vector<double> values = ticks(values_, 5);
+        const std::vector<std::string> labels = tick_labels(values);
+        for (std::size_t i = 0; i < values.size(); ++i)
+            text += line("grid", left, y(values[i]), right, y(values[i])) +
+                    label(left - 6, y(values[i]) + 4, "end", labels[i]);
+        return text + step_labels();
     }
-    std::string steps() const {
+    std::string step_labels() const {
         std::string text;
-        for (const double step : ticks(from_, to_, 5))
-            text += label(x(step), bottom + 17, "middle", short_number(step));
+        const std::vector<double> steps = ticks(steps_, 5);
+        const std::vector<std::string> labels = tick_labels(steps);
+        for (std::size_t i = 0; i < steps.size(); ++i) text += label(x(steps[i]), bottom + 17, "middle", labels[i]);
         return text;
     }
     std::string polyline(const Points& points, const char* kind) const {
@@ -89,12 +92,12 @@ class Frame {
         return text + "\"/>";
     }
     std::string attributes() const {
-        return cat(" data-left=\"", left, "\" data-right=\"", right, "\" data-from=\"", from_, "\" data-to=\"", to_,
-                   "\"");
+        return cat(" data-left=\"", left, "\" data-right=\"", right, "\" data-from=\"", digits(steps_.low, 15),
+                   "\" data-to=\"", digits(steps_.high, 15), "\"");
     }
 
   private:
-    double from_ = INFINITY, to_ = -INFINITY, low_ = INFINITY, high_ = -INFINITY;
+    Axis steps_, values_;
 };
 
 std::string data_of(const Points& points) {
@@ -116,7 +119,7 @@ Points times(Points points, double factor) {
 Chart curve_of(const Run& run, const Curve& curve, Points all, const Points& evals) {
     const bool memory = curve.field == &StepRow::memory_gib;
     const bool noisy = !memory && curve.field != &StepRow::learning_rate && all.size() >= least_smoothed;
-    const bool small = memory && all.back().second < 1;
+    const bool small = memory && std::all_of(all.begin(), all.end(), [](auto& p) { return std::abs(p.second) < 1; });
     if (small) all = times(all, 1024);
     const Points points = thinned(all, most_points), &told = points.empty() ? evals : points;
     const double level = memory ? run.planned_gib * (small ? 1024 : 1) : absent;
@@ -245,7 +248,7 @@ Chart norms_of(const Run& run, const Points& greatest) {
     }
     return {"layer_norms",
             "Layers' gradient norms, before clipping",
-            part_labels(run.parts, cells.tall) + frame.steps() + shades_of(cells) + cursor(),
+            part_labels(run.parts, cells.tall) + frame.step_labels() + shades_of(cells) + cursor(),
             cat(frame.attributes(), " data-points=\"", escaped(told.dump()), "\""),
             {{"", cat("faint ", short_number(cells.least), ", full ", short_number(cells.most), ", by logarithm")}}};
 }
@@ -299,7 +302,7 @@ Chart memory_of(const Run& run) {
     Chart chart{"planned_memory", "Planned memory", "", "", {{"", cat("in all ", bytes_text(planned))}}};
     if (sum > planned * 1.005)
         chart.legend.back().text += cat("; ", bytes_text(sum - planned), " serve two purposes in turns");
-    const double most = static_cast<double>(groups.front().second), tall = chart_height / most_lines;
+    const double most = std::max(1.0, static_cast<double>(groups.front().second)), tall = chart_height / most_lines;
     for (std::size_t i = 0; i < groups.size(); ++i) {
         const auto& [name, bytes] = groups[i];
         const double y = tall * static_cast<double>(i);

@@ -5,33 +5,14 @@
 #include <cstdio>
 
 #include "unsloth/core/error.h"
+#include "unsloth/core/progress.h"
 #include "unsloth/core/utf8.h"
 
 namespace unsloth::report {
 namespace {
 
-constexpr int label_width = 8;
 const char* const line_colours[] = {"\033[36m", "\033[33m", "\033[35m", "\033[32m", "\033[31m", "\033[34m"};
 constexpr const char* plain = "\033[0m";
-
-struct Bounds {
-    double left = INFINITY, right = -INFINITY, low = INFINITY, high = -INFINITY;
-
-    void include(const Points& points) {
-        for (const auto& [step, value] : points) {
-            left = std::min(left, step), right = std::max(right, step);
-            low = std::min(low, value), high = std::max(high, value);
-        }
-    }
-    bool empty() const { return !(right >= left); }
-    void widen() {
-        if (right == left) right = left + 1;
-        if (high == low) {
-            const double around = low == 0 ? 1 : std::abs(low) * 0.1;
-            low -= around, high += around;
-        }
-    }
-};
 
 /// Dots in cells of 2 x 4, as Unicode's braille patterns have them.
 class Canvas {
@@ -80,12 +61,10 @@ class Canvas {
     std::vector<Cell> cells_;
 };
 
-void draw(Canvas& canvas, const Line& line, const Bounds& bounds, int index) {
-    const auto x_of = [&](double step) {
-        return static_cast<int>((step - bounds.left) / (bounds.right - bounds.left) * (canvas.width() - 1) + 0.5);
-    };
+void draw(Canvas& canvas, const Line& line, const Axis& steps, const Axis& values, int index) {
+    const auto x_of = [&](double step) { return static_cast<int>(steps.share_of(step) * (canvas.width() - 1) + 0.5); };
     const auto y_of = [&](double value) {
-        return static_cast<int>((bounds.high - value) / (bounds.high - bounds.low) * (canvas.height() - 1) + 0.5);
+        return static_cast<int>((1 - values.share_of(value)) * (canvas.height() - 1) + 0.5);
     };
     const Points points = line.dots ? line.points : thinned(line.points, static_cast<std::size_t>(canvas.width()));
     for (std::size_t i = 0; i < points.size(); ++i) {
@@ -104,20 +83,6 @@ std::string padded(const std::string& text, int width) {
     return std::string(missing, ' ') + text;
 }
 
-std::string duration(double seconds) {
-    if (!std::isfinite(seconds)) return "?";
-    const auto whole = static_cast<int64_t>(seconds + 0.5);
-    char text[48];
-    if (whole >= 3600) {
-        std::snprintf(text, sizeof text, "%lld:%02lld:%02lld", static_cast<long long>(whole / 3600),
-                      static_cast<long long>(whole / 60 % 60), static_cast<long long>(whole % 60));
-    } else {
-        std::snprintf(text, sizeof text, "%02lld:%02lld", static_cast<long long>(whole / 60),
-                      static_cast<long long>(whole % 60));
-    }
-    return text;
-}
-
 std::string shown(double value) {
     return std::isfinite(value) ? short_number(value) : "-";
 }
@@ -131,10 +96,10 @@ std::string headline(const Run& run) {
     if (!run.evals.empty()) text += cat("  eval loss ", shown(run.evals.back().loss));
     text += cat("  ", shown(last.tokens_per_second), " tok/s  ", memory_text(last.memory_gib));
     if (run.ending) {
-        text += cat("  ", run.ending->exit_reason, " after ", duration(run.ending->seconds));
+        text += cat("  ", run.ending->exit_reason, " after ", duration_text(run.ending->seconds));
         if (!run.ending->error.empty()) text += cat("\n", run.ending->error);
     } else if (std::isfinite(run.seconds_left())) {
-        text += cat("  left ", duration(run.seconds_left()));
+        text += cat("  left ", duration_text(run.seconds_left()));
     }
     return text;
 }
@@ -142,24 +107,32 @@ std::string headline(const Run& run) {
 }  // namespace
 
 std::string plot(const std::string& title, const std::vector<Line>& lines, int columns, int rows, bool colours) {
-    Bounds bounds;
-    for (const Line& line : lines) bounds.include(line.points);
-    if (bounds.empty()) return title + ": no values\n";
-    bounds.widen();
-    const int inner_rows = std::max(rows - 3, 2), inner_columns = std::max(columns - label_width - 2, 8);
+    Axis steps, values;
+    for (const Line& line : lines)
+        for (const auto& [step, value] : line.points) steps.include(step), values.include(value);
+    if (steps.empty() || values.empty()) return title + ": no values\n";
+    if (steps.high == steps.low) steps.high = steps.low + 1;
+    values.widen();
+    const int inner_rows = std::max(rows - 3, 2);
+    std::vector<std::string> labels(static_cast<std::size_t>(inner_rows));
+    for (const int row : {0, inner_rows / 2, inner_rows - 1}) {
+        const double share = static_cast<double>(row) / (inner_rows - 1);
+        labels[static_cast<std::size_t>(row)] = short_number(values.high * (1 - share) + values.low * share);
+    }
+    std::size_t label_width = 8;
+    for (const std::string& label : labels) label_width = std::max(label_width, label.size());
+    const int width = static_cast<int>(label_width), inner_columns = std::max(columns - width - 2, 8);
     Canvas canvas(inner_columns, inner_rows);
-    for (std::size_t i = 0; i < lines.size(); ++i) draw(canvas, lines[i], bounds, static_cast<int>(i));
-    std::string text = padded("", label_width + 2) + title + "\n";
+    for (std::size_t i = 0; i < lines.size(); ++i) draw(canvas, lines[i], steps, values, static_cast<int>(i));
+    std::string text = padded("", width + 2) + title + "\n";
     for (int row = 0; row < inner_rows; ++row) {
-        const double share = inner_rows == 1 ? 0 : static_cast<double>(row) / (inner_rows - 1);
-        const bool labelled = row == 0 || row == inner_rows - 1 || row == inner_rows / 2;
-        const std::string label = labelled ? short_number(bounds.high - share * (bounds.high - bounds.low)) : "";
-        text += padded(label, label_width) + (labelled ? " ┤" : " │") + canvas.row(row, colours) + "\n";
+        const std::string& label = labels[static_cast<std::size_t>(row)];
+        text += padded(label, width) + (label.empty() ? " │" : " ┤") + canvas.row(row, colours) + "\n";
     }
     std::string axis;
     for (int i = 0; i < inner_columns; ++i) axis += "─";
-    const std::string left = short_number(bounds.left), right = short_number(bounds.right);
-    text += padded("", label_width) + " └" + axis + "\n" + padded("", label_width + 2) + left +
+    const std::string left = short_number(steps.low), right = short_number(steps.high);
+    text += padded("", width) + " └" + axis + "\n" + padded("", width + 2) + left +
             padded("step " + right, inner_columns - static_cast<int>(left.size())) + "\n";
     return text;
 }
@@ -180,7 +153,7 @@ std::string comparison(const std::vector<Run>& runs, int columns, bool colours) 
     std::vector<std::string> names;
     std::size_t width = 4;
     for (const Run& run : runs) width = std::max(width, names.emplace_back(printable(run.name())).size());
-    const auto cell = [](const std::string& text) { return padded(text, 12); };
+    const auto cell = [](const std::string& text) { return " " + padded(text, 11); };
     std::string text = "    run" + std::string(width - 3, ' ') + cell("steps") + cell("loss") + cell("mean loss") +
                        cell("best eval") + cell("tok/s") + cell("memory") + cell("time") + "  state\n";
     std::vector<Line> lines;
@@ -200,7 +173,7 @@ std::string comparison(const std::vector<Run>& runs, int columns, bool colours) 
                     cell(run.steps.empty() ? "0" : std::to_string(run.steps.back().step)),
                     cell(losses.empty() ? "-" : shown(losses.back().second)), cell(losses.empty() ? "-" : shown(mean)),
                     cell(shown(best)), cell(seconds > 0 ? shown(rate / seconds) : "-"), cell(memory_text(memory)),
-                    cell(run.ending ? duration(run.ending->seconds) : "-"), "  ",
+                    cell(run.ending ? duration_text(run.ending->seconds) : "-"), "  ",
                     run.ending ? printable(run.ending->exit_reason) : "runs, or was killed", "\n");
         lines.push_back({smoothed(losses)});
     }

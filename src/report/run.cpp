@@ -26,9 +26,15 @@ double number(const Json& row, const char* key) {
     return found != row.end() && found->is_number() ? found->get<double>() : absent;
 }
 
+/// Whole numbers that a double holds exactly; 0 for any other value.
+int64_t whole(const Json& value) {
+    const double number = value.is_number() ? value.get<double>() : 0;
+    return std::abs(number) < 9e15 ? static_cast<int64_t>(number) : 0;
+}
+
 int64_t integer(const Json& row, const char* key) {
-    const double value = number(row, key);
-    return std::isfinite(value) && std::abs(value) < 9e15 ? static_cast<int64_t>(value) : 0;
+    const auto found = row.find(key);
+    return found != row.end() ? whole(*found) : 0;
 }
 
 /// Those that curves show and StepRow has no field for, behind `prefix`.
@@ -100,14 +106,15 @@ std::string Run::name() const {
 
 double Run::share() const {
     if (steps.empty()) return absent;
-    if (total_steps > 0)
-        return std::min(1.0, static_cast<double>(steps.back().step) / static_cast<double>(total_steps));
+    const auto of = [](double done, double all) { return std::clamp(done / all, 0.0, 1.0); };
+    const auto step = static_cast<double>(steps.back().step);
+    if (total_steps > 0) return of(step, static_cast<double>(total_steps));
     const Json options = Json::parse(config, nullptr, false);
     if (!options.is_object()) return absent;
     const Json training = options.value("training", Json::object());
     const double limit = number(training, "max_steps"), epochs = number(training, "num_train_epochs");
-    if (limit > 0) return std::min(1.0, static_cast<double>(steps.back().step) / limit);
-    if (epochs > 0 && std::isfinite(steps.back().epoch)) return std::min(1.0, steps.back().epoch / epochs);
+    if (limit > 0) return of(step, limit);
+    if (epochs > 0 && std::isfinite(steps.back().epoch)) return of(steps.back().epoch, epochs);
     return absent;
 }
 
@@ -213,13 +220,12 @@ RunFacts read_run_facts(const std::filesystem::path& folder) {
     if (const Json plan = facts.value("run_plan", Json()); plan.is_object()) read.run_plan = plan.dump();
     const Json groups = facts.value("planned_groups", Json::object());
     for (const auto& [name, bytes] : groups.items())
-        if (bytes.is_number_integer()) read.planned_groups.emplace_back(name, bytes.get<int64_t>());
+        if (const int64_t planned = whole(bytes); planned > 0) read.planned_groups.emplace_back(name, planned);
     const auto counts = facts.find("row_tokens");
     constexpr std::size_t most_counts = 63;  // powers of two in 64 bits
     if (counts != facts.end() && counts->is_array())
         for (const Json& count : *counts)
-            if (read.row_tokens.size() < most_counts)
-                read.row_tokens.push_back(count.is_number_integer() ? std::max<int64_t>(count.get<int64_t>(), 0) : 0);
+            if (read.row_tokens.size() < most_counts) read.row_tokens.push_back(std::max<int64_t>(whole(count), 0));
     return read;
 }
 

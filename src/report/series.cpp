@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 
 namespace unsloth::report {
 
@@ -41,18 +42,39 @@ Points smoothed(const Points& points, int windows) {
     const double span = std::max(1.0, static_cast<double>(points.size()) / windows);
     const double keep = 1 - 1 / span;
     Points result;
-    double sum = 0, weight = 0;
+    constexpr double greatest = std::numeric_limits<double>::max();
+    long double sum = 0;  // of many values near it
+    double weight = 0;
     for (const auto& [step, value] : points) {
         sum = keep * sum + value;
         weight = keep * weight + 1;
-        result.emplace_back(step, sum / weight);
+        result.emplace_back(step, static_cast<double>(std::clamp<long double>(sum / weight, -greatest, greatest)));
     }
     return result;
 }
 
-std::vector<double> ticks(double low, double high, int count) {
-    if (!(high > low)) return {low};
-    const double raw = (high - low) / std::max(count, 1);
+void Axis::include(double value) {
+    if (!std::isfinite(value)) return;
+    low = std::min(low, value), high = std::max(high, value);
+}
+
+void Axis::widen(double share) {
+    constexpr double narrowest = 1e-5, least = 1e-300, most = std::numeric_limits<double>::max();
+    const double half = high / 2 - low / 2,
+                 size = std::max(std::abs(low), std::abs(high));  // a difference may overflow
+    const double around = size < least ? 1 : half < narrowest * size ? 0.1 * size : 2 * share * half;
+    low = low >= 0 ? std::max(0.0, low - around) : std::max(low - around, -most);
+    high = std::min(high + around, most);
+}
+
+double Axis::share_of(double value) const {
+    return (value / 2 - low / 2) / (high / 2 - low / 2);
+}
+
+std::vector<double> ticks(const Axis& axis, int count) {
+    constexpr double least = std::numeric_limits<double>::min(), most = 1e308;
+    const double raw = axis.high / count - axis.low / count;
+    if (!(raw >= least && raw < most)) return {axis.low};  // no step divides it
     const double magnitude = std::pow(10, std::floor(std::log10(raw)));
     double step = 10 * magnitude;
     for (const double factor : {1.0, 2.0, 5.0})
@@ -60,16 +82,22 @@ std::vector<double> ticks(double low, double high, int count) {
             step = factor * magnitude;
             break;
         }
+    constexpr double slack = 1e-9;
+    const double first = std::ceil(axis.low / step - slack), last = std::floor(axis.high / step + slack);
     std::vector<double> values;
-    for (double i = std::ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; ++i)
-        values.push_back(i == 0 ? 0 : i * step);
-    return values;
+    for (int i = 0; i <= count && first + i <= last; ++i) {
+        const double value = std::clamp((first + i) * step + 0.0, axis.low, axis.high);  // -0 + 0 is 0
+        if (values.empty() || value > values.back()) values.push_back(value);
+    }
+    return values.empty() ? std::vector<double>{axis.low} : values;
 }
 
 std::string short_number(double value) {
     char text[32];
     const double size = std::abs(value);
-    if (size >= 1e9) {
+    if (size >= 1e12) {
+        std::snprintf(text, sizeof text, "%.3g", value);
+    } else if (size >= 1e9) {
         std::snprintf(text, sizeof text, "%.3gG", value / 1e9);
     } else if (size >= 1e6) {
         std::snprintf(text, sizeof text, "%.3gM", value / 1e6);
@@ -123,7 +151,7 @@ Points eval_points(const Run& run, const Curve& curve) {
 
 std::string memory_text(double gib) {
     if (!std::isfinite(gib)) return "-";
-    return gib < 1 ? short_number(gib * 1024) + " MiB" : short_number(gib) + " GiB";
+    return std::abs(gib) < 1 ? short_number(gib * 1024) + " MiB" : short_number(gib) + " GiB";
 }
 
 }  // namespace unsloth::report

@@ -133,7 +133,9 @@ KernelTable read_table(const Reader& entry) {
     entry.only_keys({"card", "compute_capability", "multiprocessors", "versions", "source", "choices"});
     KernelTable table;
     table.card.name = entry.at("card").string();
-    table.card.compute_capability = static_cast<int>(entry.at("compute_capability").number() * 10 + 0.5);
+    const double capability = entry.at("compute_capability").number();
+    entry["compute_capability"].require(capability > 0 && capability < 1000, "a number such as 9.0");
+    table.card.compute_capability = static_cast<int>(capability * 10 + 0.5);
     table.card.multiprocessors = static_cast<int>(entry.at("multiprocessors").integer());
     entry["multiprocessors"].require(table.card.multiprocessors > 0, "a number above 0");
     const Reader versions = entry.at("versions");

@@ -101,7 +101,9 @@ double longrope_attention_scaling(const ModelSpec& spec) {
 
 int64_t ModelSpec::usable_positions() const {
     const auto trained = static_cast<double>(max_position_embeddings);
-    return rope.type == RopeSpec::Type::dynamic ? static_cast<int64_t>(trained * rope.factor) : max_position_embeddings;
+    constexpr double most = 1e15;  // whatever the factor
+    return rope.type == RopeSpec::Type::dynamic ? static_cast<int64_t>(std::min(trained * rope.factor, most))
+                                                : max_position_embeddings;
 }
 
 int64_t ModelSpec::out_features(Projection p) const {

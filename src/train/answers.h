@@ -15,9 +15,12 @@
 #include "unsloth/data/dataset.h"
 #include "unsloth/model/model.h"
 #include "unsloth/objective/objective.h"
-#include "unsloth/train/session.h"
+#include "unsloth/train/recipe.h"
 
 namespace unsloth::train {
+
+/// At a time in a run's evaluations. More would be faster, and take from training what it keeps of layers.
+constexpr int64_t answers_at_a_time = 16;
 
 /// How answers are asked for and judged.
 struct AnswerRules {
@@ -39,6 +42,7 @@ class AnswerEvaluator {
     int64_t longest() const { return longest_; }                          ///< question, in tokens
     int64_t context() const { return longest_ + rules_.max_new_tokens; }  ///< with its answer
     int64_t rows() const;                                                 ///< that are answered at a time
+    Answering needs() const { return {rows(), longest(), context()}; }
 
     struct Result {
         objective::Figures figures;                ///< "exact_match" or "regex", and "NAME_exact_match" of each set

@@ -4,12 +4,14 @@
 #include <filesystem>
 #include <limits>
 
+#include "train/answers.h"
 #include "unsloth/config/device_map.h"
 #include "unsloth/config/load.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/path_advice.h"
 #include "unsloth/core/suggest.h"
 #include "unsloth/data/context_slice.h"
+#include "unsloth/data/run_tokenizer.h"
 #include "unsloth/formats/described_model.h"
 #include "unsloth/formats/hf_config.h"
 #include "unsloth/ops/device.h"
@@ -17,7 +19,7 @@
 #include "unsloth/spec/shapes.h"
 #include "unsloth/train/layer_costs.h"
 #include "unsloth/train/parallel.h"
-#include "unsloth/train/session.h"
+#include "unsloth/train/samples.h"
 #include "unsloth/train/stages.h"
 
 namespace unsloth::train {
@@ -50,9 +52,22 @@ std::shared_ptr<const formats::WeightFile> open_or_describe(const config::Config
     return std::make_shared<const formats::WeightFile>(formats::WeightFile::open(folder->string(), scaling));
 }
 
-Target target_of(const config::PlanRequest& request) {
+spec::MemoryNeed Prospect::need() const {
+    spec::MemoryNeed need = plan().need();
+    if (!teacher) return need;
+    const spec::MemoryNeed teachers = teacher->plan().need();
+    return {need.device + teachers.device, need.host + teachers.host, need.there + teachers.there};
+}
+
+Target target_of(const config::PlanRequest& request, const config::Config& config) {
     Target target;
     target.gpus = request.gpus;
+    if (request.gpu.empty() && request.gpu_memory_bytes == 0 && config.hardware.device == "cpu") {
+        target.device = at::kCPU;
+        target.machine = machine_of(at::kCPU);
+        target.memory = memory::device_memory(at::kCPU).total;
+        return target;
+    }
     planner::Card& card = target.machine.card;
     if (!request.gpu.empty()) {
         card = planner::find_card(request.gpu);
@@ -63,7 +78,7 @@ Target target_of(const config::PlanRequest& request) {
         card.memory_bytes = memory::device_memory(here).total;
     } else {
         throw usage_error("plan needs a card: this machine has no GPU",
-                          cat("Name one (--gpu H200) or its memory (--gpu_memory 24GiB)."));
+                          "Name one (--gpu H200) or its memory (--gpu_memory 24GiB); or say --device cpu.");
     }
     target.memory = request.gpu_memory_bytes > 0 ? request.gpu_memory_bytes : card.memory_bytes;
     if (target.memory <= card.context_bytes)
@@ -78,62 +93,101 @@ Target target_of(const config::PlanRequest& request) {
 Forecast::Forecast(config::LoadedConfig loaded, const Target& target, std::shared_ptr<const formats::WeightFile> file,
                    const Forecast* like)
     : loaded_(std::move(loaded)), target_(target), file_(std::move(file)) {
-    model::LoadRequest request = load_request(loaded_, absent_gpu, /*trains=*/true);
     require_positions(loaded_, file_->spec);
     config::require_distributed(config());
     const comm::MeshShape mesh = choose_mesh(config().distributed, static_cast<int>(target.gpus));
-    if (mesh.pp > 1) require_pipelined(config(), absent_gpu, file_->spec.num_layers);
+    if (mesh.pp > 1) require_pipelined(config(), target.device, file_->spec.num_layers);
     copies_ = mesh.dp;
-    if (target.gpus > 1) {
+    if (target.gpus > 1 && target.device.is_cuda()) {
         communicator_bytes_ = planner::communicator_bytes(
             target.machine.card, comm::communicator_sizes(mesh, several_chunks(config().distributed)));
         int64_t& free = target_.machine.free.device;
         free = std::max<int64_t>(0, free - communicator_bytes_);
     }
-    request.tp = model::TensorParallel(spec::TensorRank{0, mesh.tp});
-    request.cp = model::ContextParallel(data::ContextRank{0, mesh.cp});
-    request.holding = parameter_holding(config().distributed, {0, mesh.dp * mesh.cp * mesh.tp});
-    require_shareable(config(), request.holding);
-    if (config().distributed.zero_stage == 3 && request.finetuning_type == config::FinetuningType::lora &&
-        !any(request.coded) && target_.machine.card.peer_reach)
-        request.peers = {0, mesh.dp * mesh.cp};
-    const config::TrainingOptions& training = config().training;
-    request.saves = config::saves_checkpoints(training);
-    request.weighs = config::compares_answers(training.objective);
-    request.processes = static_cast<int>(target.gpus);
-    request.writers = mesh.pp * request.holding.share.size;  // each part has one
-    request.sizes.deterministic = training.deterministic;
     const planner::Card& card = target_.machine.card;
+    if (like != nullptr)
+        teachers_file_ = like->teachers_file_, teacher_tokens_ = like->teacher_tokens_;
+    else
+        describe_teacher();
+    model::LoadRequest request =
+        make_request(loaded_, {.device = target.device,
+                               .ranks = planned_ranks(mesh, target.device.is_cpu() || card.peer_reach),
+                               .teacher_tokens = teacher_tokens_});
+    if (like != nullptr)
+        answering_ = like->answering_, knows_prompts_ = like->knows_prompts_;
+    else
+        foresee_answers();
+    const config::TrainingOptions& training = config().training;
     const bool int8 = dx_codes(request.coded) == spec::Codes::int8;
-    if (any(request.coded) && (int8 ? card.int8_products : card.fp8_products).empty())
+    if (target.device.is_cuda() && any(request.coded) && (int8 ? card.int8_products : card.fp8_products).empty())
         throw usage_error(cat("model.compute_dtype ", name_of(request.coded),
                               int8 ? " has no products on " : " is for H100 and H200, not for ", card.name),
                           "Leave compute_dtype out.");
     rows_ = training.per_device_train_batch_size;
     length_ = config().model.max_seq_length;
     micro_batches_ = training.gradient_accumulation_steps;
-    if (training.max_tokens_per_batch > 0) rows_ = std::max<int64_t>(1, training.max_tokens_per_batch / length_);
+    if (training.max_tokens_per_batch > 0)
+        rows_ = std::max<int64_t>(1, training.max_tokens_per_batch / full_rows(config(), 1, length_).tokens);
     request = sized(std::move(request), rows_, length_);
     given_ = std::make_shared<const model::ModelPlan>(like != nullptr ? like->given_->with(std::move(request))
                                                                       : model::ModelPlan(file_, std::move(request)));
+    if (teachers_file_)
+        teacher_ = std::make_shared<const TeacherPlan>(teachers_config(loaded_), teachers_file_, given_->request(),
+                                                       choose_for_teacher());
 }
 
-/// A pair's two answers are rows of their own.
-int64_t Forecast::rows_of(int64_t samples) const {
-    const config::Objective objective = config().training.objective;
-    return samples * (objective == config::Objective::dpo || objective == config::Objective::orpo ? 2 : 1);
+void Forecast::describe_teacher() {
+    if (config().training.objective != config::Objective::distill) return;
+    const config::DistillOptions& distill = config().distill;
+    if (teacher_is_file(config()))
+        teacher_tokens_ = objective::TeacherFile(distill.teacher.value(), distill.temperature, distill.top_k,
+                                                 file_->spec.vocab_size, target_.device)
+                              .top_k();
+    else
+        teachers_file_ = open_or_describe(teachers_config(loaded_).config);
+}
+
+/// Prompts that can be read here; rows, and prompts without a tokenizer, count as the longest that there may be.
+void Forecast::foresee_answers() {
+    const config::TrainingOptions& training = config().training;
+    const int64_t length = config().model.max_seq_length, positions = file_->spec.usable_positions();
+    const auto up_to = [&](int64_t rows, int64_t prompt, int64_t answer) -> Answering {
+        return {rows, prompt, std::min(prompt + answer, positions)};
+    };
+    if (training.sample_prompts) {
+        const OpenedModel opened{file_, data::run_tokenizer_folder(config(), file_->checkpoint.folder()), ""};
+        knows_prompts_ = tokenizer::Tokenizer::exists(opened.tokenizer_folder);
+        answering_.push_back(knows_prompts_ ? Samples(config(), opened).needs()
+                                            : up_to(1, length, training.sample_max_new_tokens));
+    }
+    if (training.eval_metric != config::AnswerMetric::none)
+        answering_.push_back(up_to(answers_at_a_time, std::max<int64_t>(1, length - 1), training.eval_max_new_tokens));
+}
+
+/// What is left of the machine.
+Machine Forecast::left_by(const std::optional<TeacherPlan>& teacher) const {
+    Machine machine = target_.machine;
+    if (teacher) machine.taken = teacher->need();
+    return machine;
+}
+
+TeacherPlan::Choose Forecast::choose_for_teacher() const {
+    return [machine = target_.machine](const config::Config& of_teacher, model::ModelPlan& plan) {
+        choose_memory_use(of_teacher, plan, 1, machine);
+    };
+}
+
+std::optional<TeacherPlan> Forecast::teacher_of(const model::LoadRequest& student) const {
+    if (!teacher_) return std::nullopt;
+    return teacher_->resized(student, choose_for_teacher());
 }
 
 int64_t Forecast::step_tokens() const {
-    return rows_of(rows_) * length_ * micro_batches_ * copies_;
+    return full_rows(config(), rows_, length_).tokens * micro_batches_ * copies_;
 }
 
 model::LoadRequest Forecast::sized(model::LoadRequest request, int64_t rows, int64_t length) const {
-    const int64_t segments = rows_of(rows), tokens = segments * length;
-    size_for(request.sizes,
-             data::slice_limits({.tokens = tokens, .segments = segments, .longest = length, .labels = tokens},
-                                request.cp.place()));
-    request.run.head_tile = head_chunk_rows(file_->spec, request.dtype, request.sizes.head_rows);
+    fit_to(request, file_->spec, data::slice_limits(full_rows(config(), rows, length), request.cp.place()), answering_);
     return request;
 }
 
@@ -174,17 +228,28 @@ Prospect Forecast::choose() {
         loaded_.config.training.micro_batch = config::PassRows::as_given;  // chosen
     }
     Prospect prospect;
-    prospect.fits = true;
     prospect.stages = stages(rows_, length_);
-    for (std::size_t i = 0; i < prospect.stages.size(); ++i) {
-        model::ModelPlan& stage = prospect.stages[i];
-        choose_memory_use(config(), stage, micro_batches_, target_.machine);
-        prospect.fits = prospect.fits && train::fits(stage, budget());
+    prospect.teacher = teacher_of(prospect.plan().request());
+    choose_for(prospect);
+    if (!prospect.fits && prospect.teacher && prospect.teacher->move_to_host()) choose_for(prospect);
+    for (std::size_t i = 0; i < prospect.stages.size(); ++i)
+        if (prospect.stages[i].total_bytes() > prospect.plan().total_bytes()) prospect.fullest = i;
+    if (target_.device.is_cpu()) return prospect;  // whose rates are not known
+    for (const model::ModelPlan& stage : prospect.stages)
         prospect.step_ms = std::max(prospect.step_ms, predicted_step_ms(stage, target_.machine.card, micro_batches_));
-        if (stage.total_bytes() > prospect.plan().total_bytes()) prospect.fullest = i;
-    }
     prospect.tokens_per_second = 1000 * static_cast<double>(step_tokens()) / prospect.step_ms;
     return prospect;
+}
+
+/// Chooses what the configuration leaves open, in what the teacher leaves of the machine.
+void Forecast::choose_for(Prospect& prospect) const {
+    const Machine machine = left_by(prospect.teacher);
+    const MemoryBudget budget = memory_budget(config(), target_.device, machine);
+    prospect.fits = true;
+    for (model::ModelPlan& stage : prospect.stages) {
+        choose_memory_use(config(), stage, micro_batches_, machine);
+        prospect.fits = prospect.fits && train::fits(stage, budget);
+    }
 }
 
 double Forecast::least_step_ms() const {
@@ -210,10 +275,15 @@ double Forecast::least_step_ms() const {
 
 bool Forecast::can_hold(int64_t rows, int64_t length) const {
     const std::vector<model::ModelPlan> plans = stages(rows, length);
-    return std::all_of(plans.begin(), plans.end(), [&](const model::ModelPlan& plan) { return can_hold(plan); });
+    std::optional<TeacherPlan> teacher = teacher_of(plans.front().request());
+    const auto all_fit = [&] {
+        const MemoryBudget budget = memory_budget(config(), target_.device, left_by(teacher));
+        return std::all_of(plans.begin(), plans.end(), [&](const auto& plan) { return can_hold(plan, budget); });
+    };
+    return all_fit() || (teacher && teacher->move_to_host() && all_fit());
 }
 
-bool Forecast::can_hold(model::ModelPlan plan) const {
+bool Forecast::can_hold(model::ModelPlan plan, const MemoryBudget& budget) const {
     const std::optional<spec::LayerPlan> asked = layer_plan_of(config().training.gradient_checkpointing);
     const config::DeviceMap map(config().model);
     const bool pipelined = !plan.request().pp.alone();  // nothing moves to the host
@@ -232,21 +302,21 @@ bool Forecast::can_hold(model::ModelPlan plan) const {
             for (std::size_t i = 0; i < places.size(); ++i) run.layers[i].weights_at = places[i];
         }
         plan.set_run(run);
-        if (fits(plan, budget()) || (can_move && can_hold_moved(plan))) return true;
+        if (fits(plan, budget) || (can_move && can_hold_moved(plan, budget))) return true;
     }
     return false;
 }
 
 /// With layers off the device: all of them, or as many in host memory as it has room for and the others on the device
 /// or on the disk.
-bool Forecast::can_hold_moved(model::ModelPlan& plan) const {
+bool Forecast::can_hold_moved(model::ModelPlan& plan, const MemoryBudget& budget) const {
     const auto layers = plan.spec().num_layers;
     const auto place = [&](int64_t in_host, spec::Place others) {
         spec::RunPlan run = plan.request().run;
         for (int64_t i = 0; i < layers; ++i)
             run.layers[static_cast<std::size_t>(i)].weights_at = i < layers - in_host ? others : spec::Place::host;
         plan.set_run(run);
-        return fits(plan, budget());
+        return fits(plan, budget);
     };
     if (place(layers, spec::Place::device)) return true;
     const int64_t all = plan.host_bytes();
@@ -254,7 +324,7 @@ bool Forecast::can_hold_moved(model::ModelPlan& plan) const {
     if (may_lie_on_disk(plan)) elsewhere.push_back(spec::Place::disk);
     for (const spec::Place others : elsewhere) {
         if (place(0, others)) return true;
-        const int64_t none = plan.host_bytes(), each = (all - none + layers - 1) / layers, room = budget().host - none;
+        const int64_t none = plan.host_bytes(), each = (all - none + layers - 1) / layers, room = budget.host - none;
         if (room > 0 && each > 0 && place(std::min(layers - 1, room / each), others)) return true;
     }
     return false;

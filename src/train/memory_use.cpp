@@ -345,6 +345,7 @@ MemoryBudget memory_budget(const config::Config& config, at::Device device) {
 Machine machine_of(at::Device device) {
     Machine machine;
     machine.free = free_memory(device);
+    if (device.is_cpu()) machine.card = planner::find_card("H200");
 #ifdef UNSLOTH_CUDA
     cudaDeviceProp properties{};
     if (device.is_cuda() && cudaGetDeviceProperties(&properties, device.index()) == cudaSuccess)

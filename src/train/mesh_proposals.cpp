@@ -80,7 +80,7 @@ std::string flags_of(const config::Config& given, const config::Config& proposed
 /// What a proposal needs beyond what may be taken, in bytes.
 int64_t lacking(const Proposal& proposal) {
     const MemoryBudget budget = proposal.forecast.budget();
-    const spec::MemoryNeed need = proposal.prospect.plan().need();
+    const spec::MemoryNeed need = proposal.prospect.need();
     return std::max<int64_t>(0, need.device - budget.device) +
            std::max<int64_t>(0, need.host - need.there - budget.host);
 }

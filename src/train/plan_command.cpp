@@ -3,14 +3,15 @@
 #include <cstdio>
 #include <functional>
 #include <iostream>
-#include <map>
 
 #include <nlohmann/json.hpp>
 
 #include "train/mesh_proposals.h"
+#include "train/plan_json.h"
 #include "unsloth/config/device_map.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/core/log.h"
 #include "unsloth/memory/plan.h"
 #include "unsloth/planner/memory_picture.h"
 #include "unsloth/planner/run_plan_text.h"
@@ -55,27 +56,6 @@ Largest largest_of(const Forecast& forecast) {
     return found;
 }
 
-std::map<std::string, int64_t> groups_of(const model::ModelPlan& plan) {
-    std::map<std::string, int64_t> groups = plan.groups();
-    int64_t sum = 0;
-    groups["scalars, and what the allocator rounds up"] = memory::beside_arenas_bytes;
-    for (const auto& [name, bytes] : groups) sum += bytes;
-    groups["shared by buffers that are not alive together"] = plan.total_bytes() - sum;
-    std::erase_if(groups, [](const auto& group) { return group.second == 0; });
-    return groups;
-}
-
-/// Of layers on the disk what is not kept in host memory too.
-int64_t disk_bytes(const model::ModelPlan& plan) {
-    spec::RunPlan run = plan.request().run;
-    if (std::none_of(run.layers.begin(), run.layers.end(),
-                     [](const spec::LayerPlan& layer) { return layer.weights_at == spec::Place::disk; }))
-        return 0;
-    for (spec::LayerPlan& layer : run.layers)
-        if (layer.weights_at == spec::Place::disk) layer.weights_at = spec::Place::host;
-    return std::max<int64_t>(0, plan.estimate(run).host - plan.host_bytes());
-}
-
 std::string whole_number(double value) {
     char text[48];
     std::snprintf(text, sizeof text, "%.0f", value);
@@ -115,8 +95,8 @@ Json mesh_json(const Proposal& proposal) {
             {"step_tokens", forecast.step_tokens()},
             {"predicted_step_ms", prospect.step_ms},
             {"predicted_tokens_per_second", prospect.tokens_per_second},
-            {"total_bytes", prospect.plan().total_bytes()},
-            {"host_bytes", prospect.plan().host_bytes()},
+            {"total_bytes", prospect.need().device},
+            {"host_bytes", prospect.need().host},
             {"keeps", describe_own(prospect.plan())}};
 }
 
@@ -132,42 +112,36 @@ class Report {
           card_(forecast_.target().machine.card),
           budget_(forecast_.budget()),
           most_(largest_of(forecast_)) {
-        if (!prospect_.fits) ways_out_ = remedies(prospect_.stages, budget_, &card_);
+        if (prospect_.fits) return;
+        MemoryBudget left = budget_;  // by a teacher
+        if (const auto& teacher = prospect_.teacher) {
+            left.device -= teacher->need().device;
+            left.host -= teacher->need().host;
+        }
+        ways_out_ = remedies(prospect_.stages, left, on_gpu() ? &card_ : nullptr);
     }
 
     void print_json() const {
-        const spec::RunPlan& run = plan_.request().run;
-        Json layers = Json::array(), groups = Json::object();
-        for (const int i : plan_.own_layers()) {
-            const spec::LayerPlan& layer = run.layers[static_cast<std::size_t>(i)];
-            layers.push_back({{"keep", planner::name_of(layer.keep)},
-                              {"activations_at", planner::name_of(layer.activations_at)},
-                              {"weights_at", planner::name_of(layer.weights_at)},
-                              {"form", plan_.form_of(i)},
-                              {"cached", layer.cached}});
-        }
-        for (const auto& [group, bytes] : groups_of(plan_)) groups[group] = bytes;
+        const auto predicted = [&](double value) { return on_gpu() ? Json(value) : Json(); };
         Json all{{"fits", prospect_.fits},
-                 {"gpu", card_.name},
-                 {"measured", card_.measured},
+                 {"gpu", on_gpu() ? Json(card_.name) : Json()},
+                 {"measured", on_gpu() && card_.measured},
                  {"budget_bytes", budget_.device},
-                 {"context_bytes", card_.context_bytes},
-                 {"communicator_bytes", forecast_.communicator_bytes()},
-                 {"total_bytes", plan_.total_bytes()},
-                 {"device", groups},
-                 {"host_bytes", plan_.host_bytes()},
-                 {"host_budget_bytes", budget_.host},
-                 {"disk_bytes", disk_bytes(plan_)},
-                 {"layers", layers},
-                 {"in_flight", run.in_flight},
-                 {"row_tile", run.row_tile},
-                 {"inputs_in_fp8", run.inputs_in_fp8},
-                 {"micro_tokens", plan_.request().sizes.tokens},
-                 {"predicted_step_ms", prospect_.step_ms},
-                 {"predicted_tokens_per_second", prospect_.tokens_per_second},
-                 {"largest", {{"batch", most_.batch}, {"seq", most_.seq}}},
-                 {"remedies", ways_out_},
-                 {"mesh", mesh_json(proposals_.front())}};
+                 {"context_bytes", context_bytes()},
+                 {"communicator_bytes", forecast_.communicator_bytes()}};
+        all.update(plan_json(plan_, prospect_.teachers()));
+        all.update({{"host_budget_bytes", budget_.host},
+                    {"predicted_step_ms", predicted(prospect_.step_ms)},
+                    {"predicted_tokens_per_second", predicted(prospect_.tokens_per_second)},
+                    {"largest", {{"batch", most_.batch}, {"seq", most_.seq}}},
+                    {"remedies", ways_out_},
+                    {"mesh", mesh_json(proposals_.front())}});
+        if (!plan_.request().pp.alone())
+            for (const model::ModelPlan& stage : prospect_.stages) {
+                Json one = plan_json(stage, prospect_.teachers());
+                one["stage"] = stage.request().pp.stage().rank;
+                all["stages"].push_back(std::move(one));
+            }
         if (chosen_) {
             all["meshes"] = Json::array();
             for (const Proposal& proposal : proposals_) all["meshes"].push_back(mesh_json(proposal));
@@ -177,12 +151,13 @@ class Report {
 
     void print_text() const {
         const spec::RunPlan& run = plan_.request().run;
+        const spec::MemoryNeed need = prospect_.need();
         const auto cached =
             std::count_if(run.layers.begin(), run.layers.end(), [](const auto& layer) { return layer.cached; });
         const std::string places = describe_places(plan_);
-        std::cout << card_.name << ", " << memory::human_bytes(forecast_.target().memory) << ": "
+        std::cout << (on_gpu() ? card_.name : "CPU") << ", " << memory::human_bytes(forecast_.target().memory) << ": "
                   << memory::human_bytes(budget_.device) << " may be planned for"
-                  << (card_.measured ? "" : "; its rates are published ones, not measured") << "\n";
+                  << (card_.measured || !on_gpu() ? "" : "; its rates are published ones, not measured") << "\n";
         if (chosen_) print_meshes();
         std::cout << forecast_.rows() << " x " << forecast_.length() << " tokens a micro-batch, "
                   << forecast_.micro_batches() << " of them a step, base: " << plan_.base_description() << "\n";
@@ -190,19 +165,21 @@ class Report {
             std::cout << "  pipeline                     " << describe_pipeline(plan_.request().pp) << "; stage "
                       << plan_.request().pp.stage().rank << " takes most:\n";
         std::cout << "  gradient_checkpointing       " << describe_own(plan_) << "\n"
-                  << "  weights                      " << (places.empty() ? "on the GPU" : places)
+                  << "  weights                      "
+                  << (places.empty() ? on_gpu() ? "on the GPU" : "in host memory" : places)
                   << (cached > 0 ? cat(", ", cached, " layers expanded once") : "") << "\n\n"
-                  << plan_.table_text() << " of " << memory::human_bytes(budget_.device) << ", and beside it "
-                  << memory::human_bytes(card_.context_bytes) << " of the driver and the libraries" << communicators()
-                  << "\n"
-                  << "in host memory " << memory::human_bytes(plan_.host_bytes()) << " of "
-                  << memory::human_bytes(budget_.host) << host_of_whom() << "\n\n";
-        if (prospect_.fits) {
+                  << plan_.table_text() << teachers() << " of " << memory::human_bytes(budget_.device) << drivers()
+                  << communicators() << "\n";
+        if (on_gpu())
+            std::cout << "in host memory " << memory::human_bytes(need.host) << " of "
+                      << memory::human_bytes(budget_.host) << host_of_whom() << "\n";
+        std::cout << "\n";
+        if (prospect_.fits && on_gpu()) {
             const int64_t gpus = forecast_.target().gpus;
             std::cout << "predicted: " << whole_number(prospect_.step_ms) << " ms a step, "
                       << whole_number(prospect_.tokens_per_second) << " tokens/s"
                       << (gpus > 1 ? cat(" on ", gpus, " GPUs") : "") << "\n";
-        } else {
+        } else if (!prospect_.fits) {
             std::cout << "it does not fit. "
                       << (ways_out_.empty() ? "Nor does a single short row: take a smaller or 4-bit model, a larger "
                                               "card, or a larger budget."
@@ -215,6 +192,20 @@ class Report {
     }
 
   private:
+    bool on_gpu() const { return forecast_.target().device.is_cuda(); }
+    int64_t context_bytes() const { return on_gpu() ? card_.context_bytes : 0; }
+
+    std::string teachers() const {
+        if (!prospect_.teacher) return "";
+        return cat(", and with the teacher's ", memory::human_bytes(prospect_.teachers()->total_bytes()), " ",
+                   memory::human_bytes(prospect_.need().device));
+    }
+
+    std::string drivers() const {
+        if (!on_gpu()) return "";
+        return cat(", and beside it ", memory::human_bytes(context_bytes()), " of the driver and the libraries");
+    }
+
     std::string communicators() const {
         const int64_t bytes = forecast_.communicator_bytes();
         return bytes > 0 ? cat(", and at most ", memory::human_bytes(bytes), " of NCCL's communicators") : "";
@@ -240,7 +231,7 @@ class Report {
                 static_cast<int>(mesh.tp_size), static_cast<int>(mesh.pp_size), static_cast<int>(mesh.cp_size),
                 cat(mesh.zero_stage, mesh.offload_optimizer == config::OptimizerPlace::cpu ? " cpu" : "").c_str(),
                 proposal.prospect.tokens_per_second,
-                static_cast<double>(proposal.prospect.plan().total_bytes()) / (int64_t{1} << 30));
+                static_cast<double>(proposal.prospect.need().device) / (int64_t{1} << 30));
             std::cout << line << describe_own(proposal.prospect.plan()) << elsewhere(proposal.prospect.plan())
                       << (proposal.flags.empty() ? "" : "; " + proposal.flags) << "\n";
         }
@@ -265,9 +256,9 @@ class Report {
 }  // namespace
 
 bool run_plan(const config::LoadedConfig& loaded, const config::PlanRequest& asked) {
-    const Target target = target_of(asked);
+    const Target target = target_of(asked, loaded.config);
     const std::shared_ptr<const formats::WeightFile> file = open_or_describe(loaded.config);
-    const bool chooses = target.gpus > 1 && leaves_mesh_open(loaded);
+    const bool chooses = target.gpus > 1 && target.device.is_cuda() && leaves_mesh_open(loaded);
     std::vector<Proposal> proposals;
     if (chooses) {
         proposals = propose_meshes(loaded, target, file, most_meshes);
@@ -278,12 +269,15 @@ bool run_plan(const config::LoadedConfig& loaded, const config::PlanRequest& ask
     }
     const Forecast& forecast = proposals.front().forecast;
     const model::ModelPlan& plan = proposals.front().prospect.plan();
+    if (!forecast.knows_prompts())
+        log::info("no tokenizer is here: training.sample_prompts count as prompts of ", forecast.length(), " tokens");
     if (!asked.svg.empty()) {
         const planner::Card& card = target.machine.card;
         write_file_atomically(
-            asked.svg, planner::memory_svg(memory_over_time(plan, card),
-                                           cat(loaded.config.model.path, " on ", card.name, ": ", forecast.rows(),
-                                               " x ", forecast.length(), " tokens, ", describe_own(plan))));
+            asked.svg,
+            planner::memory_svg(memory_over_time(plan, card),
+                                cat(loaded.config.model.path, " on ", target.device.is_cuda() ? card.name : "the CPU",
+                                    ": ", forecast.rows(), " x ", forecast.length(), " tokens, ", describe_own(plan))));
     }
     const Report report(proposals, chooses);
     asked.json ? report.print_json() : report.print_text();

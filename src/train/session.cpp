@@ -16,6 +16,7 @@
 #include "unsloth/ops/dtype.h"
 #include "unsloth/train/kernels.h"
 #include "unsloth/train/memory_use.h"
+#include "unsloth/train/recipe.h"
 #include "unsloth/weights/base_identity.h"
 
 namespace unsloth::train {
@@ -293,24 +294,25 @@ LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedM
                                const config::NamedFolders& adapters) {
     const at::Device device = ops::choose_device(loaded.config.hardware.device);
     LoadedModel result;
-    model::LoadRequest request = load_request(loaded, device, /*trains=*/false);
-    request.held = held_memory(*opened.file, device);
+    Recipe recipe{.work = Work::passes,
+                  .device = device,
+                  .held = held_memory(*opened.file, device),
+                  .cache = cache,
+                  .fewest_tokens = fewest_tokens};
     for (const auto& [name, folder] : adapters.folders) {
         const weights::NamedAdapter named{name, formats::resolve_model_path(folder).string()};
         const formats::Adapter adapter = formats::read_adapter(named.folder, opened.file->spec);
         formats::require_finite(adapter);
         log::info("adapter ", name, " (", folder, "): r ", adapter.config.lora.r, ", alpha ",
                   adapter.config.lora.lora_alpha, ", trained on ", adapter.config.base_model_name_or_path);
-        request.adapters.push_back(named);
+        recipe.adapters.push_back(named);
     }
+    model::LoadRequest request = make_request(loaded, recipe);
     // Training names the place in its first step; a probability or a text would only be wrong.
     formats::require_finite(*opened.file);
     if (request.adapter) formats::require_finite(formats::read_adapter(*request.adapter, opened.file->spec));
-    request.sizes.tokens = request.sizes.longest = tokens;
-    request.sizes.segments = segments;
-    request.sizes.head_rows = head_rows;
-    request.run.head_tile = head_chunk_rows(opened.file->spec, request.dtype, head_rows);
     const spec::ModelSpec& spec = opened.file->spec;
+    fit_to(request, spec, {.tokens = tokens, .segments = segments, .longest = tokens, .labels = head_rows});
     if (cache.in_8_bit && !ops::codes_keys(device, request.dtype, spec.num_heads, spec.num_kv_heads, spec.head_dim))
         throw usage_error(
             cat("--kv_cache_dtype fp8: this GPU's kernels read codes in bfloat16, of heads of 64 or 128 of "
@@ -318,13 +320,6 @@ LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedM
                 spec.num_heads, " heads of ", spec.head_dim, " on ", spec.num_kv_heads, ", in ",
                 c10::toString(request.dtype)),
             "Leave --kv_cache_dtype at auto.");
-    request.sizes.cache_tokens = cache.tokens;
-    request.sizes.cache_in_8_bit = cache.in_8_bit;
-    request.sizes.context = cache.context;
-    request.records = cache.tokens > 0 && loaded.config.hardware.cuda_graphs;
-    request.sizes.training = false;
-    request.fewest_tokens = fewest_tokens;
-    request.sizes.deterministic = loaded.config.training.deterministic;
     model::ModelPlan plan(opened.file, request);
     const MemoryBudget budget = memory_budget(loaded.config, device);
     shrink(plan, cache, budget.device / 10 * 9);

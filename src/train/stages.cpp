@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <filesystem>
 #include <limits>
 
 #include "unsloth/config/device_map.h"
@@ -11,6 +10,7 @@
 #include "unsloth/planner/stages.h"
 #include "unsloth/train/layer_costs.h"
 #include "unsloth/train/parallel.h"
+#include "unsloth/train/teacher.h"
 
 namespace unsloth::train {
 namespace {
@@ -123,8 +123,7 @@ void require_pipelined(const config::Config& config, at::Device device, int64_t 
     const std::string size = cat("distributed.pp_size ", config.distributed.pp_size, " does not go with ");
     if (const char* const answers = asks_for_answers(config.training))
         throw usage_error(cat(size, answers, ": a rank alone cannot answer"), "Leave one of the two out.");
-    if (config.training.objective == config::Objective::distill &&
-        !std::filesystem::is_regular_file(config.distill.teacher.value()))
+    if (config.training.objective == config::Objective::distill && !teacher_is_file(config))
         throw usage_error(size + "a model as distill.teacher: it stands beside a whole student",
                           "Let `unsloth-train score --top_k N` write what it says of the rows into a file, and name "
                           "that as distill.teacher.");
@@ -175,8 +174,7 @@ model::Pipeline plan_pipeline(const config::Config& config, const model::ModelPl
                               comm::Group& group, int64_t micro_batches) {
     const model::PipelineShape shape = pipeline_shape(config, whole.spec().num_layers, micro_batches);
     const at::Device device = whole.request().device;
-    // Only proportions of times count; of a CPU no rates are known.
-    const planner::Card card = device.is_cuda() ? machine_of(device).card : planner::find_card("H200");
+    const planner::Card card = machine_of(device).card;  // only proportions of times count
     const Ranges own = cut_stages(config, whole, shape, card, budgets_of(config, device, group, shape.ranks));
     const std::string first = group.gather(spec::layer_ranges_text(own), "the stages of the pipeline")[0];
     const spec::Stage stage{mesh.at().pp, shape.ranks, spec::parse_layer_ranges(first)};

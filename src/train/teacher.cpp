@@ -9,28 +9,35 @@
 #include "unsloth/formats/finite.h"
 #include "unsloth/formats/peft.h"
 #include "unsloth/train/agreed_plan.h"
+#include "unsloth/train/recipe.h"
 
 namespace unsloth::train {
 namespace {
 
-/// The run's configuration with the teacher in the student's place.
-config::LoadedConfig teachers_config(const config::LoadedConfig& run) {
-    config::LoadedConfig teacher = run;
-    const config::DistillOptions& distill = run.config.distill;
-    config::ModelOptions& model = teacher.config.model;
-    model.path = distill.teacher.value();
-    model.adapter_name_or_path = distill.teacher_adapter;
-    model.load_in_4bit = distill.teacher_load_in_4bit;
-    model.load_in_8bit = false;
-    model.precision.clear();
-    model.compute_dtype = spec::CodedProducts::none;
-    model.device_map = distill.teacher_device_map;
-    return teacher;
-}
-
 std::optional<tokenizer::Tokenizer> tokenizer_of(const OpenedModel& opened) {
     if (!tokenizer::Tokenizer::exists(opened.tokenizer_folder)) return std::nullopt;
     return opened.tokenizer();
+}
+
+/// With the student's device, kernels and processes; passes are as long as the student's.
+model::LoadRequest teachers_request(const config::LoadedConfig& of_teacher, const formats::WeightFile& file,
+                                    const model::LoadRequest& student) {
+    Recipe recipe{.work = Work::passes,
+                  .device = student.device,
+                  .kernels = student.kernels,
+                  .held = student.held ? held_memory(file, student.device) : nullptr,
+                  .margins_may_stay = false};
+    recipe.ranks.here.resize(static_cast<std::size_t>(student.processes));
+    return make_request(of_teacher, recipe);
+}
+
+model::LoadRequest sized_for(const model::LoadRequest& student, const spec::ModelSpec& spec,
+                             model::LoadRequest request) {
+    const model::ActivationSizes& sizes = student.sizes;
+    fit_to(request, spec,
+           {.tokens = sizes.tokens, .segments = sizes.segments, .longest = sizes.longest, .labels = sizes.head_rows});
+    request.run.head_tile = student.run.head_tile;  // whose chunks ask for its rows
+    return request;
 }
 
 constexpr const char* same_ids = "A student learns the teacher's probabilities id by id: take a teacher of its family.";
@@ -59,6 +66,24 @@ void require_same_vocabulary(const OpenedModel& student, const OpenedModel& teac
 
 }  // namespace
 
+config::LoadedConfig teachers_config(const config::LoadedConfig& run) {
+    config::LoadedConfig teacher = run;
+    const config::DistillOptions& distill = run.config.distill;
+    config::ModelOptions& model = teacher.config.model;
+    model.path = distill.teacher.value();
+    model.adapter_name_or_path = distill.teacher_adapter;
+    model.load_in_4bit = distill.teacher_load_in_4bit;
+    model.load_in_8bit = false;
+    model.precision.clear();
+    model.compute_dtype = spec::CodedProducts::none;
+    model.device_map = distill.teacher_device_map;
+    return teacher;
+}
+
+bool teacher_is_file(const config::Config& config) {
+    return std::filesystem::is_regular_file(config.distill.teacher.value());
+}
+
 std::string vocabulary_hash(const OpenedModel& opened) {
     const auto tokenizer = tokenizer_of(opened);
     if (!tokenizer) return "";
@@ -71,7 +96,7 @@ Instruction::Instruction(const config::LoadedConfig& run, const OpenedModel& stu
     : of_teacher_(teachers_config(run)), device_(device) {
     const config::DistillOptions& distill = run.config.distill;
     const std::string& name = distill.teacher.value();
-    if (std::filesystem::is_regular_file(name)) {
+    if (teacher_is_file(run.config)) {
         if (distill.teacher_adapter)
             throw usage_error("distill.teacher_adapter serves a teacher that is a model, and distill.teacher is a file",
                               "Leave it out: the file says what base and adapter said.");
@@ -110,60 +135,73 @@ void Instruction::require(const data::Dataset& rows, const std::string& what) co
 
 void Instruction::plan(const model::LoadRequest& student, comm::Group* group) {
     if (file_) return;
-    model::LoadRequest request = load_request(of_teacher_, device_, /*trains=*/false, student.kernels);
-    request.held = held_memory(*opened_.file, device_);
-    const model::ActivationSizes& sizes = student.sizes;
-    if (request.adapter) formats::require_finite(formats::read_adapter(*request.adapter, opened_.file->spec));
-    request.sizes.tokens = sizes.tokens;
-    request.sizes.segments = sizes.segments;
-    request.sizes.longest = sizes.longest;
-    request.sizes.head_rows = sizes.head_rows;
-    request.sizes.deterministic = sizes.deterministic;
-    request.sizes.training = false;
-    request.margins_may_stay = false;  // its passes are as long as the student's
-    request.run.head_tile = student.run.head_tile;
-    if (group != nullptr) request.processes = static_cast<int>(group->ranks_here().size());
-    plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);
-    choose_together(of_teacher_.config, *plan_, 1, group, "");
-    if (request.held && student.held && request.held->owner() == student.held->owner()) students_ = student.held;
+    if (const auto& adapter = of_teacher_.config.model.adapter_name_or_path)
+        formats::require_finite(formats::read_adapter(formats::resolve_model_path(*adapter), opened_.file->spec));
+    plan_.emplace(of_teacher_, opened_.file, student,
+                  [group](const config::Config& of_teacher, model::ModelPlan& plan) {
+                      choose_together(of_teacher, plan, 1, group, "");
+                  });
+}
+
+TeacherPlan::TeacherPlan(config::LoadedConfig of_teacher, std::shared_ptr<const formats::WeightFile> file,
+                         const model::LoadRequest& student, const Choose& choose)
+    : of_teacher_(std::move(of_teacher)),
+      plan_(file, sized_for(student, file->spec, teachers_request(of_teacher_, *file, student))) {
+    finish(student, choose);
+}
+
+TeacherPlan TeacherPlan::resized(const model::LoadRequest& student, const Choose& choose) const {
+    TeacherPlan other = *this;
+    model::LoadRequest request = plan_.request();
+    request.run = {};
+    other.plan_ = plan_.with(sized_for(student, plan_.spec(), std::move(request)));
+    other.finish(student, choose);
+    return other;
+}
+
+void TeacherPlan::finish(const model::LoadRequest& student, const Choose& choose) {
+    choose(of_teacher_.config, plan_);
+    const std::shared_ptr<memory::HeldMemory>& held = plan_.request().held;
+    if (held && held->owner() == student.held->owner()) students_ = student.held;
     tell_student();
 }
 
 /// It is loaded after this, and finds then what both have.
-void Instruction::tell_student() const {
-    if (students_) students_->expect(plan_->common());
+void TeacherPlan::tell_student() const {
+    if (students_) students_->expect(plan_.common());
 }
 
-bool Instruction::move_to_host() {
-    if (!plan_ || !device_.is_cuda() || !config::DeviceMap(of_teacher_.config.model).automatic()) return false;
-    spec::RunPlan run = plan_->request().run;
+bool TeacherPlan::move_to_host() {
+    if (!plan_.request().device.is_cuda() || !config::DeviceMap(of_teacher_.config.model).automatic()) return false;
+    spec::RunPlan run = plan_.request().run;
     for (spec::LayerPlan& layer : run.layers)
         if (layer.weights_at == spec::Place::device) layer.weights_at = spec::Place::host;
-    plan_->set_run(std::move(run));
+    plan_.set_run(std::move(run));
     tell_student();
     return true;
 }
 
-MemoryBudget Instruction::need() const {
-    if (!plan_) return {};
-    const spec::MemoryNeed need = plan_->need();
-    return {need.device, device_.is_cuda() ? need.host - need.there : 0};
+MemoryBudget TeacherPlan::need() const {
+    const spec::MemoryNeed need = plan_.need();
+    return {need.device, plan_.request().device.is_cuda() ? need.host - need.there : 0};
 }
 
 void Instruction::load(comm::Group* group) {
     if (!plan_) return;
-    ctx_ = make_context(of_teacher_.config, *plan_);
-    model_ = std::make_unique<model::Model>(*ctx_, plan_->load(*ctx_, load_share(group, *plan_)));
+    const model::ModelPlan& plan = plan_->plan();
+    ctx_ = make_context(of_teacher_.config, plan);
+    model_ = std::make_unique<model::Model>(*ctx_, plan.load(*ctx_, load_share(group, plan)));
     words_.set(*model_);
 }
 
 std::string Instruction::describe() const {
     const std::string& name = of_teacher_.config.model.path;
     if (file_) return cat(name, ": ", file_->top_k(), " tokens of each target");
-    const std::string places = describe_places(*plan_);
+    const model::ModelPlan& plan = plan_->plan();
+    const std::string places = describe_places(plan);
     return cat(name, ": ", opened_.file->spec.model_type, ", ", opened_.file->spec.num_layers, " layers, hidden ",
-               opened_.file->spec.hidden_size, "; ", plan_->base_description(), "; ",
-               memory::human_bytes(plan_->total_bytes()), places.empty() ? "" : "; ", places);
+               opened_.file->spec.hidden_size, "; ", plan.base_description(), "; ",
+               memory::human_bytes(plan.total_bytes()), places.empty() ? "" : "; ", places);
 }
 
 }  // namespace unsloth::train

@@ -34,10 +34,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-report::RunFacts facts_of(int64_t steps, const model::ModelPlan& plan, const data::Dataset& rows) {
-    const std::map<std::string, int64_t> groups = plan.groups();
+report::RunFacts facts_of(int64_t steps, const model::ModelPlan& plan, const model::ModelPlan* teacher,
+                          const data::Dataset& rows) {
+    std::map<std::string, int64_t> groups = plan.groups();
+    const int64_t teachers = teacher != nullptr ? teacher->total_bytes() : 0;
+    if (teachers > 0) groups["teacher"] = teachers;
     return {steps,
-            plan.total_bytes(),
+            plan.total_bytes() + teachers,
             {groups.begin(), groups.end()},
             report::row_lengths(rows.size(), [&](int64_t i) { return rows.tokens(i); }),
             planner::run_plan_json(plan.request().run)};
@@ -164,6 +167,7 @@ void Trainer::run_together() {
     banner();
     if (config().training.max_steps == 0) {
         require_memory(*plan_, budget());
+        if (leads() && config().logging.progress == config::ProgressStyle::json) print_plan();
         log::info("max_steps 0: everything is valid and planned; nothing was trained");
         return;
     }
@@ -193,8 +197,9 @@ void Trainer::run_together() {
     time_left_ =
         TimeLeft({total_steps_, t.eval_steps, t.save_steps, t.save_minutes, evaluator_ ? evaluator_->tokens() : 0});
     if (leads()) {
-        write_file_atomically(folder / report::facts_file,
-                              report::run_facts_json(facts_of(total_steps_, *plan_, loader_->dataset())));
+        write_file_atomically(
+            folder / report::facts_file,
+            report::run_facts_json(facts_of(total_steps_, *plan_, teachers_plan(), loader_->dataset())));
         observers_.push_back(make_console(config(), ops::pci_address(device_)));
         observers_.push_back(make_metrics(config(), progress_.step, ops::pci_address(device_)));
     }

@@ -17,7 +17,7 @@
 #include "unsloth/train/agreement.h"
 #include "unsloth/train/kernels.h"
 #include "unsloth/train/learning_rate.h"
-#include "unsloth/train/parallel.h"
+#include "unsloth/train/recipe.h"
 #include "unsloth/train/stages.h"
 #include "unsloth/train/trainer.h"
 
@@ -86,8 +86,6 @@ void Trainer::open_data() {
 }
 
 void Trainer::make_plan() {
-    model::LoadRequest request = load_request(
-        loaded_, device_, /*trains=*/true, kernel_table_of(resume_ ? resume_->folder.string() : "", config(), device_));
     if (config().training.objective == config::Objective::distill) {
         instruction_ = std::make_unique<Instruction>(loaded_, opened_, device_);
         instruction_->require(loader_->dataset(), "the training rows");
@@ -95,28 +93,18 @@ void Trainer::make_plan() {
     }
     objective_ = objective::make_objective(config(), device_, references_, mesh_ ? mesh_->stage() : nullptr,
                                            instruction_ ? &instruction_->teacher() : nullptr);
-    if (mesh_) request.tp = model::TensorParallel(mesh_->tp());
-    if (mesh_) request.cp = model::ContextParallel(mesh_->cp());
     if (mesh_ && mesh_->pp() != nullptr) require_pipelined(config(), device_, opened_.file->spec.num_layers);
-    request.weighs = objective_->weighs();
-    request.held = held_memory(*opened_.file, device_);
-    if (group_) request.processes = static_cast<int>(group_->ranks_here().size());
-    request.holding = parameter_holding(config().distributed, place_of(mesh_ ? mesh_->stage() : nullptr));
-    require_shareable(config(), request.holding);
-    request.sharers = request.holding.share.size > 1 ? mesh_->stage() : nullptr;
-    const bool frozen = !full() && !any(request.coded);
-    if (config().distributed.zero_stage == 3 && frozen && group_ &&
-        comm::can_share_memory(*group_, mesh_->copies_here(), device_)) {
-        request.peers = place_of(mesh_->copies_here());
-        request.peer_ranks = mesh_->copies_here();
-    }
-    request.sizes.deterministic = config().training.deterministic;
-    const auto writes = [&](int rank) { return writes_part(mesh_shape(), request.holding.share, rank); };
-    request.saves = writes(environment_.rank) && config::saves_checkpoints(config().training);
-    if (group_)
-        request.writers =
-            static_cast<int>(std::count_if(group_->ranks_here().begin(), group_->ranks_here().end(), writes));
-    choose_pass_rows(request);
+    Recipe recipe{.device = device_,
+                  .kernels = kernel_table_of(resume_ ? resume_->folder.string() : "", config(), device_),
+                  .held = held_memory(*opened_.file, device_),
+                  .ranks = ranks_of(group_.get(), mesh_ ? &*mesh_ : nullptr),
+                  .teacher_tokens = instruction_ ? instruction_->named_tokens() : 0};
+    recipe.ranks.reach =
+        divides_base(config()) && group_ && comm::can_share_memory(*group_, mesh_->copies_here(), device_);
+    model::LoadRequest request = make_request(loaded_, recipe);
+    UNSLOTH_CHECK(request.weighs == objective_->weighs(), "a plan for another objective");
+    const std::vector<Answering> answers = answering();  // on all ranks: their plans are alike
+    choose_pass_rows(request, answers);
     data::BatchLimits limits = loader_->limits();
     if (eval_rows_.size() > 0) {
         const int64_t whole = std::max(limits.tokens * context().size, eval_rows_.stats().longest);
@@ -125,22 +113,16 @@ void Trainer::make_plan() {
         widen(limits, evaluator_->limits());
     }
     if (objective::needs_references(config())) plan_references(limits);
-    model::ActivationSizes& sizes = request.sizes;
-    if (purpose_ == Purpose::trains) plan_answers(limits, sizes);  // on all ranks: their plans are alike
-    size_for(sizes, limits);
-    request.run.head_tile = head_chunk_rows(opened_.file->spec, request.dtype, limits.labels);
-    if (instruction_) {
-        sizes.distills = true;
-        sizes.teacher_tokens = instruction_->named_tokens();
-        instruction_->plan(request, group_.get());
-    }
+    fit_to(request, opened_.file->spec, limits, answers);
+    if (instruction_) instruction_->plan(request, group_.get());
     plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);
     if (mesh_ && mesh_->pp() != nullptr) {
         request.pp = plan_pipeline(config(), *plan_, *mesh_, *group_, loader_->passes_of_step());
         plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);
     }
     choose_plan();
-    if (instruction_ && !fits_everywhere() && instruction_->move_to_host()) {
+    TeacherPlan* const teacher = instruction_ ? instruction_->plan() : nullptr;
+    if (teacher != nullptr && !fits_everywhere() && teacher->move_to_host()) {
         *plan_ = plan_->with(plan_->request());  // may find more of its base in host memory then
         choose_plan();
     }
@@ -159,17 +141,15 @@ std::string Trainer::plan_before() const {
 }
 
 /// training.micro_batch auto.
-void Trainer::choose_pass_rows(model::LoadRequest& request) {
+void Trainer::choose_pass_rows(model::LoadRequest& request, const std::vector<Answering>& answering) {
     if (!may_regroup(config(), device_)) return;
     PassChoice choice;
     choice.given = config().training.per_device_train_batch_size;
     choice.of_step = loader_->rows_of_step();
     choice.plan_of = [&](int64_t rows) {
         loader_->set_pass_rows(rows);
-        const data::BatchLimits limits = loader_->limits();
         model::LoadRequest pass = request;
-        size_for(pass.sizes, limits);
-        pass.run.head_tile = head_chunk_rows(opened_.file->spec, request.dtype, limits.labels);
+        fit_to(pass, opened_.file->spec, loader_->limits(), answering);
         return model::ModelPlan(opened_.file, pass);
     };
     const data::EpochCounts epoch = loader_->count_epoch(0);
@@ -185,9 +165,15 @@ void Trainer::choose_plan() {
     choose_together(config(), *plan_, loader_->passes_of_step(), group_.get(), plan_before(), taken());
 }
 
+const model::ModelPlan* Trainer::teachers_plan() const {
+    const TeacherPlan* const teacher = instruction_ ? instruction_->plan() : nullptr;
+    return teacher != nullptr ? &teacher->plan() : nullptr;
+}
+
 /// By the teacher, if there is one: it is loaded first.
 MemoryBudget Trainer::taken() const {
-    return instruction_ ? instruction_->need() : MemoryBudget{};
+    const TeacherPlan* const teacher = instruction_ ? instruction_->plan() : nullptr;
+    return teacher != nullptr ? teacher->need() : MemoryBudget{};
 }
 
 /// What the plan may take.
@@ -213,27 +199,21 @@ void Trainer::plan_references(data::BatchLimits& limits) {
     widen(limits, reference_rows_->limits());
 }
 
-/// The cache, and passes, of sampled prompts and of answers that evaluations judge.
-void Trainer::plan_answers(data::BatchLimits& limits, model::ActivationSizes& sizes) {
+/// Sampled prompts, and the rows whose answers evaluations judge.
+std::vector<Answering> Trainer::answering() {
     const config::TrainingOptions& t = config().training;
+    std::vector<Answering> needs;
+    if (purpose_ != Purpose::trains) return needs;
     if (t.sample_prompts) {
         samples_ = std::make_unique<Samples>(config(), opened_);
-        limits.tokens = std::max(limits.tokens, samples_->longest());
-        limits.longest = std::max(limits.longest, samples_->longest());
-        sizes.cache_tokens = samples_->room();
+        needs.push_back(samples_->needs());
     }
-    if (t.eval_metric == config::AnswerMetric::none) return;
-    // More at a time would be faster, and take from training what it keeps of layers.
-    const AnswerRules rules{t.eval_metric,    t.eval_answer_regex,          t.eval_max_new_tokens,
-                            /*most_rows=*/16, "training.eval_answer_regex", "training.eval_max_new_tokens"};
+    if (t.eval_metric == config::AnswerMetric::none) return needs;
+    const AnswerRules rules{t.eval_metric,     t.eval_answer_regex,          t.eval_max_new_tokens,
+                            answers_at_a_time, "training.eval_answer_regex", "training.eval_max_new_tokens"};
     answers_ = std::make_unique<AnswerEvaluator>(rules, eval_rows_, opened_, config().data.eval_files);
-    const CacheSize cache = cache_for(answers_->rows(), answers_->context());
-    sizes.context = std::max(cache.context, sizes.cache_tokens);
-    sizes.cache_tokens = std::max(cache.tokens, sizes.cache_tokens);
-    limits.tokens = std::max({limits.tokens, answers_->longest(), answers_->rows()});
-    limits.longest = std::max({limits.longest, answers_->longest(), answers_->rows()});
-    limits.segments = std::max(limits.segments, answers_->rows());
-    limits.labels = std::max(limits.labels, answers_->rows());
+    needs.push_back(answers_->needs());
+    return needs;
 }
 
 /// Before the first step, and before a checkpoint's values replace those that the run began with.

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <iostream>
 #include <thread>
 #include <utility>
 
+#include "train/plan_json.h"
 #include "unsloth/config/load.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
@@ -115,6 +117,13 @@ void Trainer::banner() const {
             "two are no longer tied");
 }
 
+/// For programs, as the observers' lines.
+void Trainer::print_plan() const {
+    nlohmann::ordered_json row{{"event", "plan"}};
+    row.update(plan_json(*plan_, teachers_plan()));
+    std::cout << row.dump() << std::endl;
+}
+
 void Trainer::report(const StepResult& result) {
     agreed_signal_ = result.signal;
     agreed_save_ = agreed_save_ || result.save_due;
@@ -174,8 +183,8 @@ bool Trainer::is_logged(int64_t step) const {
 }
 
 double Trainer::peak_gib() const {
-    const int64_t peak =
-        device_.is_cuda() ? memory::peak_allocated_bytes(device_) + plan_->peer().total_bytes() : plan_->total_bytes();
+    const int64_t peak = device_.is_cuda() ? memory::peak_allocated_bytes(device_) + plan_->peer().total_bytes()
+                                           : plan_->total_bytes() + taken().device;
     return static_cast<double>(peak) / (1 << 30);
 }
 

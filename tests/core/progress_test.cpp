@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 namespace unsloth {
 namespace {
 
@@ -43,6 +45,7 @@ TEST(DurationText, HasHoursWhereThereAreSome) {
     EXPECT_EQ(duration_text(59.6), "01:00");
     EXPECT_EQ(duration_text(3599), "59:59");
     EXPECT_EQ(duration_text(7325), "2:02:05");
+    for (const double none : {-1.0, 1e300, double{NAN}, double{INFINITY}}) EXPECT_EQ(duration_text(none), "?") << none;
 }
 
 }  // namespace

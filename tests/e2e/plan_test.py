@@ -4,6 +4,7 @@ import re
 import time
 from xml.etree import ElementTree
 
+from rank_support import Ranks
 from support import *
 
 SMALL_GPUS = SOURCE / "configs" / "small-gpus"
@@ -412,6 +413,39 @@ class Plan(EndToEnd):
             self.assertGreaterEqual(plan["largest"]["batch"] * 2048, plan["micro_tokens"])
             self.assertGreaterEqual(plan["largest"]["seq"], 2048)
 
+    def test_what_teaches_and_what_is_answered_counts(self):
+        arguments = ("--model.path", "llama-3.1-8b", "--gpu", "H200", *HOST)
+        alone = self.plan(*arguments, "--micro_batch", "as_given")
+        # A teacher in 4 bit beside the student: its weights, and what its passes take.
+        distill = (*arguments, "--objective", "distill", "--distill.teacher", "llama-3.1-70b")
+        taught = self.plan(*distill, "--distill.teacher_load_in_4bit")
+        self.assertTrue(taught["fits"])
+        parameters = 70.6e9 - 2 * 128256 * 8192  # of which embeddings and lm_head stay in 16 bit
+        weights = 0.516 * parameters + 4 * 128256 * 8192
+        self.assertTrue(weights < taught["device"]["teacher"] < 1.1 * weights, (weights, taught["device"]))
+        self.assertEqual(taught["total_bytes"], sum(taught["device"].values()))
+        self.assertGreater(taught["total_bytes"], alone["total_bytes"] + taught["device"]["teacher"] / 2)
+        self.assertLess(taught["largest"]["batch"], alone["largest"]["batch"])
+        self.assertIn("and with the teacher's", self.succeed("plan", *distill, "--distill.teacher_load_in_4bit").out)
+        # In 16 bit it fits with its layers in host memory alone.
+        moved = self.plan(*distill)
+        self.assertTrue(moved["fits"])
+        self.assertLess(moved["device"]["teacher"], taught["device"]["teacher"])
+        self.assertGreater(moved["host_bytes"], 120 * 2**30)
+        tight = self.fail_with(RUNTIME, [], "plan", *distill[:3], "H100", "--max_memory", '{"cpu": "60GiB"}',
+                               *distill[6:], "--json")  # fmt: skip
+        self.assertFalse(json.loads(tight.out)["fits"])
+        # Sixteen answers at a time, of rows as long as may be.
+        answers = self.plan(*arguments, "--val_size", 8, "--eval_metric", "exact_match", "--eval_max_new_tokens", 100)
+        pages = -(-(2047 + 100) // 64)
+        self.assertEqual(answers["device"]["kv cache"], 16 * pages * 64 * 32 * 2 * 8 * 128 * 2)
+        prompts = write_rows(self.folder / "prompts.jsonl", [{"prompt": "Who?"}])
+        one = (*arguments, "--val_size", 8, "--sample_prompts", prompts, "--sample_max_new_tokens", 100)
+        result = self.succeed("plan", *one, "--json")
+        self.assertIn("no tokenizer is here", result.err)
+        self.assertEqual(json.loads(result.out)["device"]["kv cache"],
+                         -(-(2048 + 100) // 64) * 64 * 32 * 2 * 8 * 128 * 2)  # fmt: skip
+
     def test_what_it_refuses(self):
         for arguments, words in {
             ("--gpu", "voodoo"): "NVIDIA H200",
@@ -420,6 +454,37 @@ class Plan(EndToEnd):
         }.items():
             self.fail_with(USAGE, [words], "plan", "--model.path", "llama-3.1-8b", *arguments)
         self.fail_with(INPUT, ["config.json"], "plan", "--model.path", "org/absent", "--gpu", "H200")
+
+
+class PlannedRanks(Ranks):
+    """What `plan` says of this machine's CPU is what a run of so many processes plans."""
+
+    def test_one_plan(self):
+        length = 32  # which all rows fill
+        rows = self.rows(32, shortest=length, longest=length)
+        full = ("--finetuning_type", "full")
+        for mesh in (
+            ("--tp_size", 2), ("--pp_size", 2), ("--pp_size", 2, "--pipeline_schedule", "interleaved"),
+            ("--cp_size", 2), ("--zero_stage", 1, *full), ("--zero_stage", 2, *full), ("--zero_stage", 3, *full),
+            ("--zero_stage", 3), ("--offload_optimizer", "cpu", *full),
+        ):  # fmt: skip
+            with self.subTest(mesh=mesh):
+                config = LLAMA | {"num_hidden_layers": 4 if "interleaved" in mesh else 2}
+                arguments = self.train_arguments(
+                    model(config), rows, "--max_seq_length", length, "--per_device_train_batch_size", 2,
+                    "--gradient_accumulation_steps", 4, "--max_steps", 0, *mesh,
+                )  # fmt: skip
+                planned = json.loads(self.succeed("plan", *arguments, "--gpus", 2, "--json").out)
+                run = self.succeed("launch", "--nproc_per_node", 2, "train", *arguments, "--progress", "json")
+                (plan,) = [json.loads(line.removeprefix("[rank 0] ")) for line in run.out.splitlines()]
+                self.assertEqual(plan.pop("event"), "plan")
+                if (
+                    "--pp_size" in mesh
+                ):  # what is printed is the stage that takes most, the run's first rank has stage 0
+                    planned = planned["stages"][0]
+                    self.assertEqual(planned.pop("stage"), 0)
+                for key, value in plan.items():
+                    self.assertEqual(planned[key], value, key)
 
 
 if __name__ == "__main__":

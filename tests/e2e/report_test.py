@@ -66,6 +66,20 @@ class RunFolders(EndToEnd):
         self.assertEqual(len([line for line in text.splitlines() if line.endswith("finished")]), 3)
         self.fail_with(USAGE, "RUN", "compare")
 
+    def test_values_that_differ_in_the_last_bit_or_fill_a_double(self):
+        for name, losses in {"last": (1.0, 1.0000000000000002), "far": (-1.7e308, 1.7e308)}.items():
+            folder = self.folder / name
+            folder.mkdir()
+            write_rows(folder / "metrics.jsonl", [{"step": i, "loss": loss} for i, loss in enumerate(losses)])
+            self.succeed("report", folder)
+            for text in (
+                (folder / "report.html").read_text(),
+                self.succeed("watch", folder).out,
+                self.succeed("compare", folder, folder).out,
+            ):
+                self.assertLess(len(text), 1 << 20)
+                self.assertNotRegex(text.lower(), r"\b(nan|inf)")
+
     def test_report(self):
         folder = self.a_run("one")
         self.succeed("report", folder)

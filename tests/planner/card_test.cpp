@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+
 #include "unsloth/core/error.h"
 #include "unsloth/planner/step_time.h"
 #include "unsloth/spec/kernel_table.h"
@@ -33,6 +35,19 @@ TEST(Card, IsFoundByTheNamesThatPeopleAndDriversUse) {
 
 TEST(Card, RefusesWhatIsNone) {
     for (const char* text : {"", "[]", R"({"name": "x"})"}) EXPECT_THROW(parse_card(text, "card.json"), Error) << text;
+    // Numbers of which no time and no size follows that may be counted in.
+    const auto card = nlohmann::json::parse(spec::card_files().front());
+    for (const char* key : {"memory_gib", "context_gib", "copy_gbs", "link_gbs", "layer_gap_us", "compute_capability"})
+        for (const char* number : {"0", "-1", "5e-324", "1e300", "null", "\"x\""}) {
+            auto changed = card;
+            changed[key] = nlohmann::json::parse(number);
+            EXPECT_THROW(parse_card(changed.dump(), "card.json"), Error) << key << " " << number;
+        }
+    for (const char* size : {"inf", "nan", "0", "1e300", "x"}) {
+        auto changed = card;
+        changed["products_tflops"] = {{size, 100}};
+        EXPECT_THROW(parse_card(changed.dump(), "card.json"), Error) << size;
+    }
 }
 
 TEST(Card, SaysHowGpusExchange) {

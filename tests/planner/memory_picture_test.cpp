@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <set>
+#include <sstream>
 
 #include "unsloth/core/error.h"
 
@@ -25,6 +27,28 @@ TEST(MemoryPicture, StacksBandsOverTime) {
         << svg;
     EXPECT_TRUE(has("<polygon fill=\"#f28e2b\" points=\"60.0,201.1 215.0,201.1 215.0,129.7 680.0,129.7 680.0,201.1 "))
         << svg;
+}
+
+TEST(MemoryPicture, StaysWithinItsFrameWhateverTheTimesAndBytes) {
+    constexpr int64_t most = int64_t{1} << 60;
+    const std::vector<double> times[] = {{0}, {0, 0}, {5e-324}, {5e-324, 1e300}, {1e300, 1e300}, {1, 1 + 1e-15}};
+    for (const std::vector<double>& ms : times)
+        for (const int64_t planned : {int64_t{0}, int64_t{1}, most})
+            for (const int64_t bytes : {int64_t{0}, int64_t{1}, most}) {
+                const std::vector<int64_t> band(ms.size(), bytes);
+                const std::string svg =
+                    memory_svg({ms, std::vector<std::string>(ms.size(), "head"), {{"a", band}}, planned}, "x");
+                EXPECT_EQ(svg.find("nan"), std::string::npos) << svg;
+                EXPECT_EQ(svg.find("inf"), std::string::npos) << svg;
+                EXPECT_LT(svg.size(), 8192U);
+                const std::size_t begin = svg.find("points=\"") + 8;
+                std::istringstream points(svg.substr(begin, svg.find('"', begin) - begin));
+                char comma = 0;
+                for (double x = 0, y = 0; points >> x >> comma >> y;)
+                    EXPECT_TRUE(x >= 60 && x <= 680 && y >= 44 && y <= 344) << x << " " << y;
+            }
+    for (const double none : {-1.0, double{NAN}, double{INFINITY}})
+        EXPECT_THROW(memory_svg({{none}, {"head"}, {{"a", {1}}}, 1}, "x"), CheckError) << none;
 }
 
 TEST(MemoryPicture, EveryBandHasAColourOfItsOwn) {

@@ -121,6 +121,27 @@ std::string refusal(config::Schedule schedule, const Kwargs& kwargs) {
     return "";
 }
 
+TEST(Schedule, ArgumentsOfWhichNoRateFollowsAreRefused) {
+    for (const auto& [name, schedule] : names)
+        for (const char* key :
+             {"num_cycles", "power", "lr_end", "min_lr", "min_lr_rate", "timescale", "min_lr_ratio", "warmup_lr_rate"})
+            for (const char* value : {"-1e300", "-1", "0", "5e-324", "1e9", "1e300", "1.7e308"}) {
+                Kwargs kwargs = {{key, value}};
+                if (schedule == config::Schedule::warmup_stable_decay) kwargs.emplace_back("num_decay_steps", "3");
+                if (name.ends_with("min_lr") && !std::string(key).starts_with("min_lr"))
+                    kwargs.emplace_back("min_lr_rate", "0.1");
+                if (refusal(schedule, kwargs) != "") continue;
+                const config::ScheduleOptions options = config::schedule_options(training_of(schedule, kwargs, 2), 10);
+                for (int64_t step = 0; step <= 10; ++step) {
+                    const double rate = 2e-4 * train::schedule_multiplier(schedule, options, step);
+                    EXPECT_TRUE(std::isfinite(rate) && rate >= 0) << name << " " << key << " " << value << " " << rate;
+                }
+            }
+    EXPECT_NE(refusal(config::Schedule::polynomial, {{"lr_end", "-1e-5"}}).find("from 0"), std::string::npos);
+    EXPECT_NE(refusal(config::Schedule::polynomial, {{"power", "-200"}}).find("from 0"), std::string::npos);
+    EXPECT_NE(refusal(config::Schedule::cosine, {{"num_cycles", "1e308"}}).find("from 0"), std::string::npos);
+}
+
 TEST(Schedule, RefusesWhatAScheduleDoesNotHave) {
     EXPECT_EQ(refusal(config::Schedule::cosine, {{"num_cycles", "1.5"}}), "");
     EXPECT_EQ(refusal(config::Schedule::warmup_stable_decay,

@@ -9,7 +9,7 @@
 
 namespace unsloth {
 
-/// "01:05", "2:00:00".
+/// "01:05", "2:00:00"; "?" for what is no time: a negative number, or none that is finite.
 std::string duration_text(double seconds);
 
 /// A part of a progress line.

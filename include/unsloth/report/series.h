@@ -1,6 +1,7 @@
 // Curves over the steps of a run, thinned to what a display can show.
 #pragma once
 
+#include <cmath>
 #include <functional>
 #include <string>
 #include <utility>
@@ -21,8 +22,22 @@ Points thinned(const Points& points, std::size_t most);
 /// The exponential mean over so many points that about `windows` of them fit, without a bias towards the first.
 Points smoothed(const Points& points, int windows = 25);
 
-/// Round values, about `count` of them, that cover [low, high].
-std::vector<double> ticks(double low, double high, int count);
+/// What an axis shows.
+struct Axis {
+    double low = INFINITY, high = -INFINITY;
+
+    /// Widens it to a value; one that is not finite is left out.
+    void include(double value);
+    bool empty() const { return !(high >= low); }
+    /// Gives it a width: by a share of it at both ends, or, where its values agree in five digits, by a tenth of them.
+    /// Ends stay finite, and an axis of values from 0 on begins at 0 or above.
+    void widen(double share = 0);
+    /// Where a value lies between the ends of an axis that has a width: 0 at the low one, 1 at the high one.
+    double share_of(double value) const;
+};
+
+/// At most count + 1 round values within the axis, each greater than the one before; its low end where there are none.
+std::vector<double> ticks(const Axis& axis, int count);
 /// "0.0012", "1.3k", "2.5M", "1e-05": short and readable.
 std::string short_number(double value);
 

@@ -22,7 +22,7 @@ MemoryBudget memory_budget(const config::Config& config, at::Device device);
 
 /// What a plan is made for: a device's rates, and what is free there.
 struct Machine {
-    planner::Card card;  ///< without meaning for a run on the CPU
+    planner::Card card;  ///< for a run on the CPU, whose rates are not known, one by which times compare
     bool known = true;   ///< whether the card's figures are its own
     MemoryBudget free;
     MemoryBudget taken;              ///< of it, and of what the configuration allows

@@ -8,7 +8,7 @@
 
 #include "unsloth/config/config.h"
 #include "unsloth/model/model.h"
-#include "unsloth/train/session.h"
+#include "unsloth/train/recipe.h"
 
 namespace unsloth::train {
 
@@ -21,13 +21,15 @@ class Samples {
     Samples(const config::Config& config, const OpenedModel& opened);
     ~Samples();
 
-    int64_t longest() const { return longest_; }                 ///< prompt, in tokens
-    int64_t room() const { return longest_ + max_new_tokens_; }  ///< of a cache that holds an answer too
+    /// Prompts are answered one after another.
+    Answering needs() const { return {1, longest_, room()}; }
     /// Answers with the model as it is and adds {"step", "epoch", "prompt", "answer"} to output_dir/samples.jsonl for
-    /// each. `after_step`: the step that the run began with. The model's plan has a cache of room() tokens.
+    /// each. `after_step`: the step that the run began with. The model's plan has what needs() says.
     void answer(ops::Context& ctx, model::Model& model, int64_t step, double epoch, int64_t after_step);
 
   private:
+    int64_t room() const { return longest_ + max_new_tokens_; }
+
     std::string file_;
     int64_t max_new_tokens_;
     tokenizer::Tokenizer tokenizer_;

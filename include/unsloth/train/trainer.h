@@ -54,6 +54,8 @@ class Trainer {
     /// Takes the next step and waits for its result; evaluates where the schedule follows evaluations.
     StepResult take_step(const IssueOptions& options = {});
     const model::ModelPlan& plan() const { return *plan_; }
+    /// Of the model that teaches it; nullptr: there is none.
+    const model::ModelPlan* teachers_plan() const;
 
   private:
     void telling_others(const std::function<void()>& work) const;
@@ -73,7 +75,7 @@ class Trainer {
     void open_output();
     void open_data();
     void make_plan();
-    void choose_pass_rows(model::LoadRequest& request);
+    void choose_pass_rows(model::LoadRequest& request, const std::vector<Answering>& answering);
     std::string plan_before() const;
     void tell_memory() const;
     void choose_plan();
@@ -81,10 +83,11 @@ class Trainer {
     MemoryBudget budget() const;
     bool fits_everywhere() const;
     void plan_references(data::BatchLimits& limits);
-    void plan_answers(data::BatchLimits& limits, model::ActivationSizes& sizes);
+    std::vector<Answering> answering();
     void score_references();
     ReferenceCache reference_cache(model::PolicyScope scope) const;
     void banner() const;
+    void print_plan() const;
     config::Config effective_config() const;
     void restore();
     int64_t cpu_threads() const;

@@ -72,7 +72,8 @@ void declare_plan(OptionSet& options, CommandLine& line) {
     options
         .add("gpu", plan.gpu,
              "Card to plan for: H200, H100, A100, L40S, RTX 4090, RTX 3090, RTX 5090, B200, or a JSON file of rates as "
-             "in cards/. Empty: this machine's GPU, or else the card whose memory is nearest to gpu_memory.")
+             "in cards/. Empty: the card whose memory is nearest to gpu_memory, or else this machine's GPU, or its CPU "
+             "where hardware.device is cpu.")
         .path("NAME|FILE")
         .suggested_for({"card"});
     options.add("gpu_memory", plan.gpu_memory, "Memory of the card, such as 24GiB; empty: what such a card has.")
@@ -80,7 +81,8 @@ void declare_plan(OptionSet& options, CommandLine& line) {
         .suggested_for({"vram", "memory"});
     options
         .add("gpus", plan.gpus,
-             "GPUs of the machine. Where neither tp_size, pp_size, cp_size, zero_stage nor offload_optimizer is given, "
+             "GPUs of the machine, each with a process; on the CPU, processes. Where neither tp_size, pp_size, "
+             "cp_size, zero_stage nor offload_optimizer is given, "
              "the fastest mesh that fits is proposed, with the options that make it.")
         .at_least(1)
         .suggested_for({"num_gpus", "nproc_per_node"});

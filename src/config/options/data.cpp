@@ -13,7 +13,9 @@ std::vector<std::pair<std::string, DataFormat>> row_formats() {
 void declare_source(OptionSet& options, DataSource& source) {
     options.add("path", source.path, "File, folder or glob, as train_file.").path("FILE").must_be_given();
     options.add_choice("format", source.format, row_formats(), "What a row holds; auto: data.format.");
-    options.add("weight", source.weight, "Share of an epoch, relative to the other sources' weights.").above(0);
+    options.add("weight", source.weight, "Share of an epoch, relative to the other sources' weights.")
+        .above(0)
+        .at_most(1e9);
     options.add("split", source.split,
                 "Only files of this split, by their names; empty: all, or train where a folder has one.");
     options.add("columns", source.columns, "Names of columns in the files; empty: data.columns.");

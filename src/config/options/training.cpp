@@ -99,6 +99,7 @@ void declare_passes(OptionSet& options, TrainingOptions& training) {
              "Most GiB of each GPU that the run plans for; with model.max_memory the smaller of the two. 0: what is "
              "free.")
         .at_least(0)
+        .at_most(100000)
         .synonym(nullptr, 0)
         .suggested_for({"memory_budget", "gpu_memory_limit", "memory_limit"})
         .on_resume(OnResume::free);
@@ -294,6 +295,7 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .on_resume(OnResume::told);
     options.add("num_train_epochs", training.num_train_epochs, "Passes over the data; may be a fraction.")
         .above(0)
+        .at_most(1e6)
         .suggested_for({"epochs", "num_epochs", "max_epochs"})
         .on_resume(OnResume::told);
     options
