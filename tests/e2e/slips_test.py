@@ -160,6 +160,16 @@ class Options(EndToEnd):
         says = "lora.alpha_pattern: 'o_proj' matches modules without an adapter"
         self.fail_with(USAGE, says, *arguments, "--alpha_pattern", '{"o_proj": 8}', "--target_modules", "q_proj")
 
+    def test_a_variable_that_the_template_does_not_read(self):
+        template = self.folder / "t.jinja"
+        template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}{% if enable_thinking %}<t>{% endif %}")
+        talk = [{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]}]
+        words = ["data", "--model.path", LEGAL_BASE, "--train_file", write_rows(self.folder / "t.jsonl", talk)]
+        words += ["--template", template, "--chat_template_kwargs"]
+        slip = self.succeed(*words, '{"enable_thinkng": true}').err
+        self.assertIn("does not read enable_thinkng; Did you mean enable_thinking?", slip)
+        self.assertNotIn("does not read", self.succeed(*words, '{"enable_thinking": true}').err)
+
     def test_options_that_would_do_nothing(self):
         base = ("generate", "--model.path", LEGAL_BASE, "--prompt", "p")
         self.fail_with(USAGE, ["--n serves --temperature", "0.7"], *base, "--n", "3")
