@@ -60,6 +60,7 @@ std::string place_of(const TensorView& tensor, int64_t element) {
 std::optional<int64_t> first_not_finite(const TensorView& tensor) {
     const int64_t count = tensor.elements();
     const std::size_t item = spec::size_of(tensor.dtype);
+    if (item == 0) return std::nullopt;  // types of less than a byte have neither
     const auto bad = [&](int64_t begin, int64_t end) {
         return any_not_finite(tensor.dtype, tensor.data.data() + static_cast<std::size_t>(begin) * item, end - begin);
     };
