@@ -8,6 +8,7 @@
 #include "formats/json.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/formats/folder_contents.h"
 
 namespace unsloth::formats {
 namespace {
@@ -325,6 +326,9 @@ spec::ModelSpec parse_model_spec(const std::string& json_text, const std::string
 
 spec::ModelSpec read_model_spec(const std::filesystem::path& folder) {
     const auto path = folder / "config.json";
+    std::error_code ignored;
+    if (std::filesystem::is_directory(folder, ignored) && !std::filesystem::exists(path, ignored))
+        throw missing_in(folder, "config.json", Sought::model, folder.string());
     return parse_model_spec(read_file(path), path.string());
 }
 

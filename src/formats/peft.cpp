@@ -11,6 +11,7 @@
 #include "formats/problem_list.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/formats/folder_contents.h"
 
 namespace unsloth::formats {
 namespace {
@@ -210,13 +211,12 @@ PeftConfig parse_peft_config(const std::string& json_text, const std::string& so
 PeftConfig read_peft_config(const std::filesystem::path& folder) {
     const auto path = folder / config_file;
     std::error_code ignored;
-    if (std::filesystem::exists(folder, ignored) && !std::filesystem::exists(path, ignored)) {
-        const bool model = std::filesystem::exists(folder / "config.json", ignored);
+    if (std::filesystem::is_regular_file(folder, ignored))
         throw input_error(
-            cat(folder.string(), model ? ": is a model, not a PEFT adapter" : ": is no PEFT adapter: ",
-                model ? "" : cat("it holds no ", config_file)),
-            "An adapter is what a run leaves in its training.output_dir, or a checkpoint-N folder of it.");
-    }
+            cat(folder.string(), ": is a file, and an adapter is a folder of ", config_file, " and ", weights_file),
+            cat("Name the folder", folder.extension() == ".gguf" ? " that it was made of." : "."));
+    if (std::filesystem::is_directory(folder, ignored) && !std::filesystem::exists(path, ignored))
+        throw missing_in(folder, config_file, Sought::adapter, folder.string());
     return parse_peft_config(read_file(path), path.string());
 }
 
@@ -313,14 +313,9 @@ std::vector<TensorDecl> adapter_tensors(const spec::LoraSpec& lora, const spec::
 }
 
 Adapter read_adapter(const std::filesystem::path& folder, const spec::ModelSpec& model) {
-    if (!std::filesystem::exists(folder / config_file))
-        throw input_error(cat(folder.string(), ": no adapter folder: ", config_file, " is missing"));
-    if (!std::filesystem::exists(folder / weights_file))
-        throw input_error(cat(folder.string(), ": ", weights_file, " is missing"),
-                          std::filesystem::exists(folder / "adapter_model.bin")
-                              ? "Save the adapter as safetensors; pickle files are not read."
-                              : "");
     PeftConfig config = read_peft_config(folder);
+    if (!std::filesystem::exists(folder / weights_file))
+        throw missing_in(folder, weights_file, Sought::adapter, folder.string());
     std::vector<spec::LayerLora> layers;
     std::vector<TensorDecl> expected;
     try {

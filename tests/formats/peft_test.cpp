@@ -186,11 +186,22 @@ TEST_F(WrittenAdapter, NamesWhatDoesNotFit) {
 }
 
 TEST_F(WrittenAdapter, SaysWhichFileIsMissing) {
-    expect_input_error({"adapter_config.json is missing"}, [&] { read_adapter(folder_.path(), model_); });
+    const auto refused = [&](const std::vector<std::string>& words) {
+        expect_input_error(words, [&] { read_adapter(folder_.path(), model_); });
+    };
+    refused({"no adapter_config.json: it is empty", "training.output_dir"});
+    write_text(folder_ / "checkpoint-5/adapter_config.json", "{}");
+    refused({"no adapter_config.json", "checkpoints of a run (checkpoint-5/)"});
+    write_text(folder_ / "model.safetensors", "x");
+    refused({"is a model, not a PEFT adapter", "training.output_dir"});
+    fs::remove(folder_ / "model.safetensors");
     write_text(folder_ / "adapter_config.json", write_peft_config(config_));
     write_text(folder_ / "adapter_model.bin", "x");
-    expect_input_error({"adapter_model.safetensors is missing", "pickle"},
-                       [&] { read_adapter(folder_.path(), model_); });
+    refused({"no adapter_model.safetensors", "pickle", "adapter_model.bin", "PeftModel.from_pretrained"});
+    fs::rename(folder_ / "adapter_model.bin", folder_ / "adapter.gguf");
+    refused({"no adapter_model.safetensors", "GGUF"});
+    expect_input_error({"adapter.gguf: is a file", "that it was made of"},
+                       [&] { read_adapter(folder_ / "adapter.gguf", model_); });
 }
 
 }  // namespace
