@@ -1,11 +1,13 @@
 #include "unsloth/formats/load_plan.h"
 
 #include <algorithm>
+#include <cstring>
 #include <set>
 #include <utility>
 
 #include "formats/problem_list.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/log.h"
 #include "unsloth/spec/convert.h"
 
 namespace unsloth::formats {
@@ -208,9 +210,54 @@ ModelTensors resolve_tensors(const Checkpoint& checkpoint, const spec::ModelSpec
     return ModelTensors(Resolver(checkpoint, spec).resolve());
 }
 
+namespace {
+
+bool is_plain(const TensorView& tensor) {
+    return tensor.dtype == spec::DType::f32 || tensor.dtype == spec::DType::bf16 || tensor.dtype == spec::DType::f16;
+}
+
+/// Whether two tensors hold the same values, whatever their types.
+bool are_equal(const TensorView& a, const TensorView& b) {
+    if (a.shape != b.shape) return false;
+    if (a.dtype == b.dtype) return std::memcmp(a.data.data(), b.data.data(), a.data.size()) == 0;
+    if (!is_plain(a) || !is_plain(b)) return false;
+    constexpr int64_t piece = int64_t{1} << 16;
+    std::vector<float> values_a(piece), values_b(piece);
+    const auto values = [](const TensorView& tensor, int64_t begin, int64_t count, float* out) {
+        spec::convert_to_f32(tensor.dtype,
+                             tensor.data.data() + static_cast<std::size_t>(begin) * spec::size_of(tensor.dtype), count,
+                             out);
+    };
+    for (int64_t begin = 0; begin < a.elements(); begin += piece) {
+        const int64_t count = std::min(piece, a.elements() - begin);
+        values(a, begin, count, values_a.data());
+        values(b, begin, count, values_b.data());
+        if (!std::equal(values_a.begin(), values_a.begin() + count, values_b.begin())) return false;
+    }
+    return true;
+}
+
+}  // namespace
+
+spec::ModelSpec model_spec_of(const Checkpoint& checkpoint) {
+    const TensorView* const embedding = checkpoint.find("model.embed_tokens.weight");
+    const TensorView* const head = checkpoint.find("lm_head.weight");
+    spec::ModelSpec spec = read_model_spec(
+        checkpoint.folder(), embedding != nullptr && is_plain(*embedding) ? embedding->dtype : spec::DType::f32);
+    if (!spec.tie_word_embeddings || embedding == nullptr || head == nullptr) return spec;
+    spec.tie_word_embeddings = are_equal(*embedding, *head);
+    embedding->drop();
+    head->drop();
+    if (!spec.tie_word_embeddings)
+        log::warning(checkpoint.folder().string(),
+                     ": config.json says tie_word_embeddings, and lm_head.weight holds other values than "
+                     "model.embed_tokens.weight: the two are not tied, as in transformers 5");
+    return spec;
+}
+
 WeightFile WeightFile::open(const std::string& path, const std::string& rope_scaling) {
     Checkpoint checkpoint = Checkpoint::open(path);
-    spec::ModelSpec spec = read_model_spec(checkpoint.folder());
+    spec::ModelSpec spec = model_spec_of(checkpoint);
     if (!rope_scaling.empty() && rope_scaling != "{}") set_rope_scaling(spec, rope_scaling, "rope_scaling");
     auto quantization = read_quantization_config(checkpoint.folder());
     ModelTensors tensors = resolve_tensors(checkpoint, spec);

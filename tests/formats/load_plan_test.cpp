@@ -1,6 +1,6 @@
 #include "unsloth/formats/load_plan.h"
 
-#include "formats/support.h"
+#include "formats/model_support.h"
 
 namespace unsloth::formats {
 namespace {
@@ -176,6 +176,57 @@ TEST_F(PlainModel, TakesQuantisedEmbeddingsAndRefusesOtherShapes) {
     add("model.norm.weight", spec::DType::bf16, {128});
     quantised(q_, 64, 256);
     expect_refused({q_, "[128, 128]", "quant_state says [64, 256]"});
+}
+
+std::vector<float> values_of(const TensorSource& source) {
+    std::vector<float> values(static_cast<std::size_t>(source.rows() * source.cols()));
+    source.read_f32(values.data());
+    return values;
+}
+
+/// A tied config beside a head of its own, as transformers 5 takes it.
+TEST(WeightFile, AHeadOfOtherValuesIsNotTied) {
+    const ScratchFolder folder;
+    const spec::ModelSpec tied = tiny_spec(/*tied=*/true);
+    const std::vector<TensorBlob> weights = random_weights(tied);
+    const auto open = [&](const std::vector<TensorBlob>& heads) {
+        std::vector<TensorBlob> all = weights;
+        all.insert(all.end(), heads.begin(), heads.end());
+        write_model_folder(folder.path(), tied, all);
+        return WeightFile::open(folder.path().string());
+    };
+    EXPECT_TRUE(open({}).spec.tie_word_embeddings);
+    TensorBlob head = random_blob({"lm_head.weight", spec::DType::bf16, {50, 24}}, 9);
+    const WeightFile other = open({head});
+    EXPECT_FALSE(other.spec.tie_word_embeddings);
+    EXPECT_EQ(other.tensors.head().rule.hf_name, "lm_head.weight");
+    EXPECT_NE(values_of(other.tensors.head()), values_of(other.tensors.of(spec::TensorRole::embed_tokens)));
+    // A copy stays one, also in a wider type.
+    const auto embedding = std::ranges::find_if(
+        weights, [](const TensorBlob& blob) { return blob.decl.name == "model.embed_tokens.weight"; });
+    head.data = embedding->data;
+    EXPECT_TRUE(open({head}).spec.tie_word_embeddings);
+    std::vector<float> wide(50 * 24);
+    spec::convert_to_f32(spec::DType::bf16, head.data.data(), 50 * 24, wide.data());
+    const auto bytes = std::as_bytes(std::span(wide));
+    head = {{"lm_head.weight", spec::DType::f32, {50, 24}}, {bytes.begin(), bytes.end()}};
+    EXPECT_TRUE(open({head}).spec.tie_word_embeddings);
+    head.data.back() ^= std::byte{1};
+    EXPECT_FALSE(open({head}).spec.tie_word_embeddings);
+    expect_input_error({"lm_head.weight", "[50, 24]", "[52, 24]"},
+                       [&] { open({random_blob({"lm_head.weight", spec::DType::bf16, {52, 24}}, 9)}); });
+}
+
+TEST(WeightFile, TheTensorsSayTheTypeThatTheConfigLeavesOut) {
+    const ScratchFolder folder;
+    for (const spec::DType type : {spec::DType::bf16, spec::DType::f16, spec::DType::f32}) {
+        const spec::ModelSpec spec = tiny_spec(false, type);
+        write_model_folder(folder.path(), spec, random_weights(spec));
+        nlohmann::json config = nlohmann::json::parse(read_file(folder / "config.json"));
+        config.erase("torch_dtype");
+        write_text(folder / "config.json", config.dump());
+        EXPECT_EQ(WeightFile::open(folder.path().string()).spec.dtype, type);
+    }
 }
 
 }  // namespace

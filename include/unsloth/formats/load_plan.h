@@ -81,6 +81,11 @@ struct HeldTypes {
 /// when some are missing, unknown, of another shape or of a type that cannot be used.
 ModelTensors resolve_tensors(const Checkpoint& checkpoint, const spec::ModelSpec& spec);
 
+/// What config.json says, and where the tensors say more: their type where it names none, and that embeddings are not
+/// tied where it says so and lm_head.weight holds other values (transformers 5 decides so; logged). Errors as
+/// read_model_spec.
+spec::ModelSpec model_spec_of(const Checkpoint& checkpoint);
+
 /// A model on disk: its config, its mapped weights, and where each tensor lies. Movable; views stay valid.
 struct WeightFile {
     spec::ModelSpec spec;
