@@ -304,7 +304,7 @@ LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedM
         request.adapters.push_back(named);
     }
     // Training names the place in its first step; a probability or a text would only be wrong.
-    formats::require_finite(*opened.file);
+    formats::require_finite(*opened.file, loaded.config.model.dtype);
     if (request.adapter) formats::require_finite(formats::read_adapter(*request.adapter, opened.file->spec));
     request.sizes.tokens = request.sizes.longest = tokens;
     request.sizes.segments = segments;
