@@ -8,6 +8,7 @@
 #include "formats/problem_list.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
+#include "unsloth/formats/peft.h"
 #include "unsloth/spec/convert.h"
 
 namespace unsloth::formats {
@@ -164,6 +165,14 @@ const TensorSource& ModelTensors::head() const {
     return head != nullptr ? *head : of(spec::TensorRole::embed_tokens);
 }
 
+void ModelTensors::replace(const std::string& hf_name, const TensorView& tensor) {
+    TensorSource& source = sources_.at(index_.at(hf_name));
+    UNSLOTH_CHECK(tensor.shape == source.rule.shape, hf_name, ": ", shape_text(tensor.shape));
+    source.tensor = &tensor;
+    source.quant4.reset();
+    source.int8.reset();
+}
+
 int64_t ModelTensors::parameters() const {
     int64_t count = 0;
     for (const TensorSource& source : sources_) count += source.rows() * source.cols();
@@ -255,13 +264,44 @@ spec::ModelSpec model_spec_of(const Checkpoint& checkpoint) {
     return spec;
 }
 
-WeightFile WeightFile::open(const std::string& path, const std::string& rope_scaling) {
+WeightFile WeightFile::open(const std::string& path, const std::string& rope_scaling,
+                            const std::filesystem::path& adapter) {
     Checkpoint checkpoint = Checkpoint::open(path);
     spec::ModelSpec spec = model_spec_of(checkpoint);
     if (!rope_scaling.empty() && rope_scaling != "{}") set_rope_scaling(spec, rope_scaling, "rope_scaling");
     auto quantization = read_quantization_config(checkpoint.folder());
     ModelTensors tensors = resolve_tensors(checkpoint, spec);
-    return {std::move(spec), std::move(quantization), std::move(checkpoint), std::move(tensors)};
+    WeightFile file{std::move(spec), std::move(quantization), std::move(checkpoint), std::move(tensors), nullptr};
+    if (!adapter.empty()) file.take_stand_ins(adapter);
+    return file;
+}
+
+void WeightFile::take_stand_ins(const std::filesystem::path& adapter) {
+    Adapter opened = read_adapter(adapter, spec);
+    const TensorView* const embedding = opened.stand_in("embed_tokens");
+    const TensorView* const head = opened.stand_in("lm_head");
+    if (embedding == nullptr && head == nullptr) return;
+    if (spec.tie_word_embeddings && embedding != nullptr && head != nullptr && !are_equal(*embedding, *head))
+        throw input_error(cat(adapter.string(),
+                              ": stores an lm_head of other values than its embed_tokens, and the "
+                              "model ties the two (tie_word_embeddings)"),
+                          "Merge it with PEFT into a model with tie_word_embeddings false, and train that.");
+    stand_ins = std::make_shared<const SafetensorsFile>(std::move(opened.file));
+    for (const TensorView* tensor : {embedding, head}) {
+        if (tensor == nullptr) continue;
+        const bool is_head = tensor == head && !spec.tie_word_embeddings;
+        tensors.replace(is_head ? "lm_head.weight" : "model.embed_tokens.weight", *tensor);
+    }
+    log::info(adapter.string(), ": its ", embedding == nullptr ? "lm_head" : "embed_tokens",
+              embedding != nullptr && head != nullptr ? " and lm_head stand" : " stands",
+              " in for the base's, frozen, as PEFT loads them");
+}
+
+std::vector<const TensorView*> WeightFile::stand_in_tensors() const {
+    std::vector<const TensorView*> found;
+    for (const TensorSource& source : tensors.all())
+        if (stand_ins && source.tensor->file == &stand_ins->map()) found.push_back(source.tensor);
+    return found;
 }
 
 }  // namespace unsloth::formats

@@ -165,7 +165,34 @@ std::string targets_text(const spec::LoraSpec& lora) {
     return texts_or_null(lora.target_modules, true);  // PEFT keeps them as a set
 }
 
-void check_tensors(const SafetensorsFile& file, const std::vector<TensorDecl>& expected) {
+constexpr std::array<const char*, 2> vocabulary_modules = {"embed_tokens", "lm_head"};
+
+/// Embeddings of another number of tokens than the base's say more than a list of tensors that do not fit.
+void require_same_vocabulary(const SafetensorsFile& file, const spec::ModelSpec& model) {
+    for (const char* const module : vocabulary_modules) {
+        const TensorView* const tensor = file.find(saved_module_name(module));
+        if (tensor == nullptr || tensor->shape.size() != 2 || tensor->shape[1] != model.hidden_size ||
+            tensor->shape[0] == model.vocab_size)
+            continue;
+        const bool enlarged = tensor->shape[0] > model.vocab_size;
+        throw input_error(
+            cat(file.path().string(), ": the vocabulary was ", enlarged ? "enlarged" : "cut", " from ",
+                model.vocab_size, " to ", tensor->shape[0], " tokens for this adapter, and the base has ",
+                model.vocab_size, " (", tensor->name, ")"),
+            cat("In Python: base.resize_token_embeddings(", tensor->shape[0],
+                "), PeftModel.from_pretrained(base, ADAPTER).merge_and_unload().save_pretrained(OUT); then name OUT as "
+                "model.path."));
+    }
+}
+
+void check_tensors(const SafetensorsFile& file, std::vector<TensorDecl> expected, const spec::ModelSpec& model) {
+    require_same_vocabulary(file, model);
+    for (const char* const module : vocabulary_modules) {
+        const std::string name = saved_module_name(module);
+        const bool listed = std::ranges::any_of(expected, [&](const TensorDecl& decl) { return decl.name == name; });
+        if (!listed && file.find(name) != nullptr)
+            expected.push_back({name, spec::DType::f32, {model.vocab_size, model.hidden_size}});
+    }
     TensorProblems problems;
     std::set<std::string> known;
     for (const TensorDecl& decl : expected) {
@@ -312,6 +339,18 @@ std::vector<TensorDecl> adapter_tensors(const spec::LoraSpec& lora, const spec::
     return tensors;
 }
 
+const TensorView* Adapter::stand_in(const std::string& module) const {
+    const auto& saved = config.lora.modules_to_save;
+    return std::ranges::find(saved, module) == saved.end() ? file.find(saved_module_name(module)) : nullptr;
+}
+
+void Adapter::refuse_stand_ins(const std::string& use, const std::string& advice) const {
+    for (const char* const module : vocabulary_modules)
+        if (const TensorView* const tensor = stand_in(module))
+            throw input_error(
+                cat(file.path().string(), ": stores the model's ", module, " (", tensor->name, "), ", use), advice);
+}
+
 Adapter read_adapter(const std::filesystem::path& folder, const spec::ModelSpec& model) {
     PeftConfig config = read_peft_config(folder);
     if (!std::filesystem::exists(folder / weights_file))
@@ -325,7 +364,7 @@ Adapter read_adapter(const std::filesystem::path& folder, const spec::ModelSpec&
         throw input_error(cat((folder / config_file).string(), ": ", error.what()));
     }
     SafetensorsFile file(folder / weights_file);
-    check_tensors(file, expected);
+    check_tensors(file, std::move(expected), model);
     return {std::move(config), std::move(layers), std::move(file)};
 }
 

@@ -78,8 +78,9 @@ OpenedModel open_model(const config::Config& config) {
         throw usage_error("model.path is missing", "Set it in the config file, or with --model.path FOLDER.");
     OpenedModel opened;
     opened.rope_scaling = rope_scaling_of(config);
-    opened.file =
-        std::make_shared<const formats::WeightFile>(formats::WeightFile::open(config.model.path, opened.rope_scaling));
+    const auto& adapter = config.model.adapter_name_or_path;
+    opened.file = std::make_shared<const formats::WeightFile>(formats::WeightFile::open(
+        config.model.path, opened.rope_scaling, adapter ? formats::resolve_model_path(*adapter) : ""));
     opened.tokenizer_folder = data::run_tokenizer_folder(config, opened.file->checkpoint.folder());
     return opened;
 }

@@ -229,5 +229,53 @@ TEST(WeightFile, TheTensorsSayTheTypeThatTheConfigLeavesOut) {
     }
 }
 
+/// Embeddings that PEFT stored beside an adapter take the base's place, as PEFT loads them.
+TEST(WeightFile, AnAdaptersEmbeddingsStandInForTheBases) {
+    const ScratchFolder folder;
+    spec::LoraSpec lora;
+    lora.r = 2;
+    lora.target_modules = {"q_proj"};
+    const auto open = [&](bool tied, const std::vector<TensorBlob>& stored) {
+        const spec::ModelSpec spec = tiny_spec(tied);
+        write_model_folder(folder / "base", spec, random_weights(spec));
+        std::vector<TensorBlob> blobs = stored;
+        for (const TensorDecl& decl : adapter_tensors(lora, spec)) blobs.push_back(random_blob(decl, 2));
+        write_safetensors(folder / "adapter/adapter_model.safetensors", blobs);
+        write_text(folder / "adapter/adapter_config.json", write_peft_config({lora, "base"}));
+        return WeightFile::open((folder / "base").string(), "", folder / "adapter");
+    };
+    fs::create_directories(folder / "adapter");
+    const auto stored = [](const char* module, uint64_t seed) {
+        TensorBlob blob = random_blob({"same", spec::DType::f32, {50, 24}}, seed);
+        blob.decl.name = saved_module_name(module);
+        return blob;
+    };
+    const auto values = [](const TensorBlob& blob) {
+        std::vector<float> all(50 * 24);
+        std::memcpy(all.data(), blob.data.data(), blob.data.size());
+        return all;
+    };
+    const TensorBlob embedding = stored("embed_tokens", 5), head = stored("lm_head", 6);
+    const auto embedded = [](const WeightFile& file) {
+        return values_of(file.tensors.of(spec::TensorRole::embed_tokens));
+    };
+    EXPECT_TRUE(open(false, {}).stand_in_tensors().empty());
+    const WeightFile one = open(false, {embedding});
+    EXPECT_EQ(embedded(one), values(embedding));
+    EXPECT_NE(values_of(one.tensors.head()), values(embedding));
+    ASSERT_EQ(one.stand_in_tensors().size(), 1U);
+    EXPECT_EQ(one.stand_in_tensors()[0]->name, embedding.decl.name);
+    const WeightFile both = open(false, {embedding, head});
+    EXPECT_EQ(embedded(both), values(embedding));
+    EXPECT_EQ(values_of(both.tensors.head()), values(head));
+    EXPECT_EQ(both.stand_in_tensors().size(), 2U);
+    // Of a tied model one matrix stands for both ends.
+    const WeightFile tied = open(true, {head});
+    EXPECT_TRUE(tied.spec.tie_word_embeddings);
+    EXPECT_EQ(embedded(tied), values(head));
+    EXPECT_EQ(embedded(open(true, {embedding, stored("lm_head", 5)})), values(embedding));
+    expect_input_error({"lm_head of other values", "tie_word_embeddings"}, [&] { open(true, {embedding, head}); });
+}
+
 }  // namespace
 }  // namespace unsloth::formats
