@@ -108,7 +108,7 @@ std::vector<FoundKind> kinds_of(Sought sought, const std::string& place) {
             {is_meta_form, "the model in Meta's or Mistral's own form",
              "Take its form for transformers: config.json and model*.safetensors."},
             gguf,
-            {is_pickle, "pickle files", cat("Pickle files are never read. ", save_model)},
+            {is_pickle, "pickle files", cat("A pickle is never read. ", save_model)},
             {ends({".safetensors"}), "safetensors files of other names",
              cat("If one is the model, name the file itself: --model.path ", place, "/NAME.safetensors.")},
             {ends({".h5", ".msgpack", ".onnx", ".tflite"}), "weights of another framework", save_model},
