@@ -97,6 +97,11 @@ class OtherFiles(EndToEnd):
         self.fail_with(
             INPUT, "no tokenizer.json or tokenizer.model: it is empty", "tokenize", "--tokenizer", self.folder
         )
+        says = "model.safetensors: is no tokenizer.json"
+        self.fail_with(INPUT, says, "tokenize", "--tokenizer", LEGAL_BASE / "model.safetensors")
+        (self.folder / "tokenizer.json").write_text("{}")
+        says = ["no config.json: it holds tokenizer.json", "Download or copy"]
+        self.fail_with(INPUT, says, "plan", "--model.path", self.folder, "--gpu", "H200")
 
     def test_a_runs_folder_where_an_anomaly_belongs(self):
         self.fail_with(INPUT, ["is a folder", "RUN/anomalies/step-N.json"], "replay", self.folder)
