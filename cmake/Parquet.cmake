@@ -9,7 +9,7 @@ if(arrow_count EQUAL 2 AND EXISTS "${UNSLOTH_ARROW_ROOT}/include/parquet/arrow/r
   add_library(unsloth_parquet SHARED src/data/parquet/parquet_library.cpp)
   target_include_directories(unsloth_parquet PRIVATE "${PROJECT_SOURCE_DIR}/src")
   target_include_directories(unsloth_parquet SYSTEM PRIVATE "${UNSLOTH_ARROW_ROOT}/include")
-  target_link_libraries(unsloth_parquet PRIVATE ${arrow_libraries} unsloth_warnings)
+  target_link_libraries(unsloth_parquet PRIVATE ${arrow_libraries} unsloth_warnings nlohmann_json::nlohmann_json)
   target_link_options(unsloth_parquet PRIVATE "LINKER:--allow-shlib-undefined")
   set_target_properties(unsloth_parquet PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}"
                                                    BUILD_RPATH "${UNSLOTH_ARROW_ROOT}" INSTALL_RPATH "${UNSLOTH_ARROW_ROOT}")

@@ -6,6 +6,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
+#include "unsloth/formats/folder_contents.h"
 #include "unsloth/formats/gguf_export.h"
 #include "unsloth/tokenizer/tokenizer.h"
 #include "unsloth/tokenizer/vocabulary.h"
@@ -65,9 +66,8 @@ formats::GgufReport export_model(const config::ExportRequest& request) {
                                                          : formats::resolve_model_path(
                                                                request.tokenizer, formats::ModelFiles::all_but_weights);
     if (!tokenizer::Tokenizer::exists(tokenizer))
-        throw input_error(
-            cat(tokenizer.string(), " holds neither tokenizer.json nor tokenizer.model, and a GGUF file needs one"),
-            "Copy the base model's tokenizer files there, or name their folder with --tokenizer.");
+        throw formats::missing_in(tokenizer, "tokenizer.json or tokenizer.model, which a GGUF file needs",
+                                  formats::Sought::tokenizer, tokenizer.string());
     const spec::Vocabulary vocabulary = tokenizer::read_vocabulary(tokenizer, request.pre);
     if (model.tensors.quantised_linears() > 0)
         log::info("the base's ", model.tensors.quantised_linears(), " 4-bit weights are dequantised");

@@ -186,12 +186,13 @@ void run_merge(const config::CommandLine& line) {
     const fs::path adapter_folder = formats::resolve_model_path(request.adapter);
     const formats::PeftConfig trained = formats::read_peft_config(adapter_folder);
     const std::string base_path = request.base.empty() ? trained.base_model_name_or_path : request.base;
-    const formats::WeightFile base = formats::WeightFile::open(base_path, trained.rope_scaling);
+    const formats::WeightFile base = formats::WeightFile::open(base_path, trained.rope_scaling, adapter_folder);
     const formats::Adapter adapter = formats::read_adapter(adapter_folder, base.spec);
     describe_values(request, base, adapter.config);
     const formats::MergedModel model(
         base, &adapter, {.load_in_4bit = request.load_in_4bit, .precision = spec::PrecisionMap(request.precision)});
-    log::info(model.changed_tensors(), " of ", model.tensors().size(), " tensors change");
+    log::info(model.changed_tensors() + static_cast<int64_t>(base.stand_in_tensors().size()), " of ",
+              model.tensors().size(), " tensors change");
     write_weights(model, staged, {request.dtype, static_cast<std::size_t>(request.max_shard_bytes), 0});
     copy_companions(base.checkpoint.folder(), adapter_folder, staged.path());
     if (!request.no_verify) verify(request, base_path, formats::resolve_weight_type(request.dtype, base.spec), staged);

@@ -4,6 +4,7 @@
 #include "app/commands.h"
 #include "unsloth/core/error.h"
 #include "unsloth/formats/checkpoint.h"
+#include "unsloth/formats/folder_contents.h"
 #include "unsloth/tokenizer/tokenize_command.h"
 
 namespace unsloth::app {
@@ -20,7 +21,10 @@ void run_tokenize(const config::CommandLine& line) {
         formats::resolve_model_path(request.tokenizer, formats::ModelFiles::all_but_weights);
     const auto has = [&](const char* name) { return std::filesystem::exists(place / name); };  // of whatever kind
     if (std::filesystem::is_directory(place) && !has("tokenizer.json") && !has("tokenizer.model"))
-        throw input_error(cat(place.string(), ": no tokenizer.json or tokenizer.model"),
+        throw formats::missing_in(place, "tokenizer.json or tokenizer.model", formats::Sought::tokenizer,
+                                  request.tokenizer);
+    if (std::filesystem::is_regular_file(place) && place.extension() != ".json")
+        throw input_error(cat(place.string(), ": is no tokenizer.json"),
                           "--tokenizer is a model's folder, or its tokenizer.json.");
     const tokenizer::Tokenizer tokenizer = tokenizer::Tokenizer::load(place);
     if (request.measure > 0) {

@@ -66,6 +66,7 @@ int64_t for_each_row(const SourceFiles& source, const ReaderOptions& options, bo
             SourceRow row{part.file.get(), part.chunk.row(i), part.first_id + part.chunk.row(i).index, {}, false};
             try {
                 row.columns = part.file->parse(row.raw, &row.repaired);
+                refuse_unread(row.columns);
                 use(row);
             } catch (const BadRow& reason) {
                 if (!skip_bad_rows) throw error_at(*part.file, row.raw.line, reason);

@@ -21,15 +21,29 @@ bool nested_within(const Json& value, int limit) {
 
 }  // namespace
 
+Json unread(const std::string& what) {
+    return Json::binary({what.begin(), what.end()});
+}
+
+void refuse_unread(const Json& row) {
+    for (const auto& [column, value] : row.items())
+        if (value.is_binary()) dumped(value, cat("column \"", column, "\""));
+}
+
 std::string dumped(const Json& value, const std::string& where) {
     constexpr int depth = 100;
+    if (value.is_binary()) throw BadRow{cat(where, ": expected a value of JSON, found ", shown(value)), ""};
     if (!nested_within(value, depth)) throw BadRow{cat(where, ": nested more than ", depth, " deep"), ""};
     return value.dump();
 }
 
-bool holds(const Json& row, const char* column) {
+bool present(const Json& row, const char* column) {
     const auto found = row.find(column);
-    return found != row.end() && !found->is_null() && *found != "";
+    return found != row.end() && !found->is_null();
+}
+
+bool holds(const Json& row, const char* column) {
+    return present(row, column) && row[column] != "";
 }
 
 bool says_something(const Json& row, const char* column) {
@@ -45,6 +59,7 @@ std::string column_list(const Json& row) {
 std::string shown(const Json& value) {
     if (value.is_array()) return cat("an array of ", value.size());
     if (value.is_object()) return "an object";
+    if (value.is_binary()) return {value.get_binary().begin(), value.get_binary().end()};
     std::string text = value.dump();
     constexpr std::size_t limit = 40;
     return text.size() <= limit ? text

@@ -13,6 +13,11 @@ namespace unsloth::data {
 
 /// "id, text", or "none".
 std::string column_list(const nlohmann::ordered_json& row);
+/// The place of a value that its file's format holds and JSON does not; `what` it is, as a noun. No check on a value's
+/// type takes it, and shown() says what it is.
+nlohmann::ordered_json unread(const std::string& what);
+/// BadRow when a column of the row is such a place: for whoever uses all columns.
+void refuse_unread(const nlohmann::ordered_json& row);
 /// A value as it may stand in an error message: short, whatever the row holds.
 std::string shown(const nlohmann::ordered_json& value);
 /// BadRow when the column is missing.
@@ -23,6 +28,8 @@ const std::string& as_string(const nlohmann::ordered_json& value, const std::str
 /// A column that may be absent or null.
 std::string optional_string(const nlohmann::ordered_json& row, const char* column);
 
+/// Whether the row has the column, and it is not null.
+bool present(const nlohmann::ordered_json& row, const char* column);
 /// Whether the row has the column, with something other than null and an empty text in it (as the cells of tables are).
 bool holds(const nlohmann::ordered_json& row, const char* column);
 
@@ -36,8 +43,8 @@ bool holds_messages(const nlohmann::ordered_json& value);
 /// are not among `read`.
 uint32_t unread_columns(const nlohmann::ordered_json& row, std::initializer_list<std::string_view> read);
 
-/// The value's JSON text; BadRow when it is nested so deeply that writing it out would exhaust the stack. `where` names
-/// the place.
+/// The value's JSON text; BadRow when it is nested so deeply that writing it out would exhaust the stack, and of an
+/// unread() one. `where` names the place.
 std::string dumped(const nlohmann::ordered_json& value, const std::string& where);
 
 }  // namespace unsloth::data

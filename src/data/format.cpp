@@ -16,10 +16,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-bool has(const Json& row, const char* column) {
-    return row.contains(column);
-}
-
 std::vector<int32_t> integers(const Json& value, const char* column) {
     if (!value.is_array())
         throw BadRow{cat("column \"", column, "\": expected an array of integers, found ", shown(value)), ""};
@@ -151,19 +147,19 @@ std::string format_name(config::DataFormat format) {
 }
 
 config::DataFormat detect_format(const Json& row, bool pairs) {
-    const auto of_ids = [&](const char* column) { return has(row, column) && is_ids(row[column]); };
-    const bool is_pair = (has(row, "chosen") && has(row, "rejected")) ||
-                         (has(row, "preferred_output") && has(row, "non_preferred_output"));
+    const auto of_ids = [&](const char* column) { return present(row, column) && is_ids(row[column]); };
+    const bool is_pair = (present(row, "chosen") && present(row, "rejected")) ||
+                         (present(row, "preferred_output") && present(row, "non_preferred_output"));
     const auto of_pair = of_ids("chosen") ? config::DataFormat::tokenized : config::DataFormat::preference;
-    if (has(row, "input_ids")) return config::DataFormat::tokenized;
+    if (present(row, "input_ids")) return config::DataFormat::tokenized;
     if (pairs && is_pair) return of_pair;
-    if (has(row, "messages")) return config::DataFormat::messages;
-    if (has(row, "conversations")) return config::DataFormat::sharegpt;
+    if (present(row, "messages")) return config::DataFormat::messages;
+    if (present(row, "conversations")) return config::DataFormat::sharegpt;
     if (is_pair) return of_pair;
-    if (has(row, "instruction") && has(row, "output")) return config::DataFormat::alpaca;
-    if (has(row, "prompt") && has(row, "completion"))
+    if (present(row, "instruction") && present(row, "output")) return config::DataFormat::alpaca;
+    if (present(row, "prompt") && present(row, "completion"))
         return of_ids("completion") ? config::DataFormat::tokenized : config::DataFormat::prompt_completion;
-    if (has(row, "text")) return config::DataFormat::text;
+    if (present(row, "text")) return config::DataFormat::text;
 
     std::string advice =
         "Known are {input_ids, labels?, position_ids?}, {messages: [{role, content}]}, {conversations: [{from, "
@@ -173,15 +169,19 @@ config::DataFormat detect_format(const Json& row, bool pairs) {
     const auto rename = [&](const char* first, const char* second) {
         advice += cat(": data.columns: {\"instruction\": \"", first, "\", \"output\": \"", second, "\"}");
     };
-    if (has(row, "question") && has(row, "answer"))
+    if (present(row, "question") && present(row, "answer"))
         rename("question", "answer");
-    else if (has(row, "query") && has(row, "response"))
+    else if (present(row, "query") && present(row, "response"))
         rename("query", "response");
-    else if (has(row, "instruction") && has(row, "response"))
+    else if (present(row, "instruction") && present(row, "response"))
         rename("instruction", "response");
-    else if (has(row, "prompt") && has(row, "response"))
+    else if (present(row, "prompt") && present(row, "response"))
         rename("prompt", "response");
-    throw BadRow{cat("cannot tell the format from the columns (", column_list(row), ")"), advice + "."};
+    std::string columns;
+    for (const auto& [name, value] : row.items())
+        columns += cat(columns.empty() ? "" : ", ", name, value.is_null() ? " (null)" : "");
+    throw BadRow{cat("cannot tell the format from the columns (", columns.empty() ? "none" : columns, ")"),
+                 advice + "."};
 }
 
 RowFormatter::RowFormatter(config::DataFormat format, const RowOptions& options, const RowEncoder* encoder)
@@ -332,7 +332,7 @@ EncodedRow RowFormatter::encode_conversation(WeightedConversation row, std::vect
 }
 
 FormattedRow RowFormatter::tokenized(const Json& row) const {
-    if (!has(row, "input_ids") && has(row, "completion")) return answer(row);
+    if (!present(row, "input_ids") && present(row, "completion")) return answer(row);
     FormattedRow result;
     result.ids = integers(required(row, "input_ids", format_), "input_ids");
     if (result.ids.empty()) throw BadRow{"\"input_ids\" is empty", ""};

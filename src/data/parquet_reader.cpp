@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "data/columns.h"
 #include "data/parquet_library.h"
 #include "data/row_readers.h"
 #include "unsloth/core/error.h"
@@ -44,7 +45,9 @@ class Columns : public RowReader {
     Columns(const std::filesystem::path& path, const ReaderOptions& options)
         : RowReader(path, options),
           kind_(magic_of(path) == "PAR1" ? "Parquet" : "Arrow"),
-          file_(library().open(path.c_str(), error_, sizeof error_), library().close) {
+          file_(
+              library().open(path.c_str(), options.invalid_utf8 == config::InvalidUtf8::replace, error_, sizeof error_),
+              library().close) {
         if (!file_) refuse();
     }
     std::string kind() const override { return kind_; }
@@ -60,7 +63,14 @@ class Columns : public RowReader {
         if (record.bytes <= max_row_bytes) text.append(row, length);
         return true;
     }
-    nlohmann::ordered_json parse_text(std::string_view text) const override { return parse_row(text); }
+    nlohmann::ordered_json parse_text(std::string_view text) const override {
+        const std::size_t end = text.find('\0');
+        nlohmann::ordered_json row = parse_row(text.substr(0, end));
+        if (end == std::string_view::npos) return row;
+        const nlohmann::ordered_json columns = parse_row(text.substr(end + 1));
+        for (const auto& [column, what] : columns.items()) row[column] = unread(what.get_ref<const std::string&>());
+        return row;
+    }
 
   private:
     [[noreturn]] void refuse() const {

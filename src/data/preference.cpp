@@ -220,7 +220,7 @@ Json judged_of(Json row) {
         row["prompt"] = prompt_messages(row);
         break;
     }
-    if (!row.contains("completion") && row.contains("output")) {
+    if (!present(row, "completion") && present(row, "output")) {
         const std::string output = as_string(row["output"], "column \"output\"");
         row["prompt"] = prompt_messages(row);
         row["completion"] = Json::array({Json{{"role", "assistant"}, {"content", output}}});

@@ -2,6 +2,7 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/formats/checkpoint.h"
+#include "unsloth/formats/folder_contents.h"
 
 namespace unsloth::data {
 
@@ -14,9 +15,8 @@ std::filesystem::path run_tokenizer_folder(const config::Config& config, const s
 
 tokenizer::Tokenizer load_run_tokenizer(const std::filesystem::path& folder, int64_t vocab_size) {
     if (!tokenizer::Tokenizer::exists(folder))
-        throw input_error(
-            cat(folder.string(), ": no tokenizer.json or tokenizer.model, which text needs"),
-            "Copy the model's tokenizer files into its folder, or bring tokenised rows {\"input_ids\", \"labels\"}.");
+        throw formats::missing_in(folder, "tokenizer.json or tokenizer.model, which text needs",
+                                  formats::Sought::tokenizer, folder.string());
     tokenizer::Tokenizer loaded = tokenizer::Tokenizer::load(folder);
     if (vocab_size > 0 && loaded.vocab_size() > vocab_size)
         throw input_error(cat(folder.string(), ": the tokenizer has ids up to ", loaded.vocab_size() - 1,

@@ -9,6 +9,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/path_advice.h"
+#include "unsloth/formats/folder_contents.h"
 #include "unsloth/hub/hub.h"
 
 namespace unsloth::formats {
@@ -17,10 +18,14 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* single_file = "model.safetensors";
-constexpr const char* no_pickle =
-    "Only safetensors checkpoints are read; pickle files (.bin, .pt) must be converted first.";
 constexpr const char* index_file = "model.safetensors.index.json";
 constexpr const char* adapter_file = "adapter_model.safetensors";
+
+/// For a file that is no safetensors file.
+std::string advice_on_file(const fs::path& file) {
+    const Contents contents = describe_contents({file.filename().string()}, Sought::model, file.parent_path().string());
+    return contents.advice.empty() ? "model.path is a model folder or a .safetensors file." : contents.advice;
+}
 
 /// weight_map of the index: tensor name to shard name. A shard lies beside its index, or nothing is read.
 std::map<std::string, std::string> read_weight_map(const fs::path& index) {
@@ -41,7 +46,7 @@ std::map<std::string, std::string> read_weight_map(const fs::path& index) {
         if (!shard.ends_with(".safetensors"))
             throw input_error(
                 cat(index.string(), ": weight_map.", item.key(), ": the shard '", shard, "' is no .safetensors file"),
-                no_pickle);
+                advice_on_file(shard));
         shards.emplace(item.key(), shard);
     }
     return shards;
@@ -67,6 +72,16 @@ std::vector<std::string> model_files(const std::vector<std::string>& files, Mode
     return kept;
 }
 
+/// Files and folders at the top of a repository.
+std::vector<std::string> at_top(const std::vector<std::string>& files) {
+    std::set<std::string> names;
+    for (const std::string& file : files) names.insert(file.substr(0, file.find('/') + 1));
+    for (const std::string& file : files)
+        if (file.find('/') == std::string::npos) names.insert(file);
+    names.erase("");
+    return {names.begin(), names.end()};
+}
+
 hub::Request request_for(const hub::Repository& repository, ModelFiles files) {
     const auto whole = [files](const fs::path& folder) {
         if (files == ModelFiles::all_but_weights) return fs::exists(folder / "config.json");
@@ -76,20 +91,16 @@ hub::Request request_for(const hub::Repository& repository, ModelFiles files) {
         return std::all_of(shards.begin(), shards.end(),
                            [&](const auto& shard) { return fs::exists(folder / shard.second); });
     };
-    const auto choose = [files](const std::vector<std::string>& names) { return model_files(names, files); };
+    const auto choose = [files, id = repository.id](const std::vector<std::string>& names) {
+        const std::vector<std::string> kept = model_files(names, files);
+        const auto is_weights = [](const std::string& name) { return name.ends_with(".safetensors"); };
+        if (files == ModelFiles::all && std::none_of(kept.begin(), kept.end(), is_weights)) {
+            const Contents contents = describe_contents(at_top(names), Sought::model, id);
+            throw input_error(cat(id, ": no safetensors files: ", contents.what), contents.advice);
+        }
+        return kept;
+    };
     return {repository, choose, whole};
-}
-
-[[noreturn]] void refuse_adapter(const std::string& path, const fs::path& place) {
-    const fs::path file = place / "adapter_config.json";
-    const auto config = parse_json<Json>(read_file(file), file.string());
-    const std::string base = config.is_object() && config.contains("base_model_name_or_path") &&
-                                     config["base_model_name_or_path"].is_string()
-                                 ? config["base_model_name_or_path"].get<std::string>()
-                                 : "BASE";
-    throw input_error(cat(path, ": is a PEFT adapter, not a model"),
-                      cat("Name both: --model.path ", base, " --model.adapter_name_or_path ", path,
-                          "; unsloth-train merge makes one model of them."));
 }
 
 }  // namespace
@@ -120,23 +131,19 @@ Checkpoint Checkpoint::open(const std::string& path) {
                               "Name the folder that it was made of (config.json, *.safetensors), or the model's id on "
                               "the Hugging Face hub.");
         if (place.extension() != ".safetensors")
-            throw input_error(cat(place.string(), ": not a .safetensors file"),
-                              cat("model.path is a model folder or a .safetensors file. ", no_pickle));
+            throw input_error(cat(place.string(), ": not a .safetensors file"), advice_on_file(place));
         checkpoint.folder_ = place.parent_path().empty() ? fs::path(".") : place.parent_path();
         checkpoint.files_.emplace_back(place);
         checkpoint.add_tensors_of(checkpoint.files_.back());
     } else {
         checkpoint.folder_ = place;
-        if (fs::exists(place / "adapter_config.json") && !fs::exists(place / "config.json"))
-            refuse_adapter(path, place);
         if (fs::exists(place / single_file)) {
             checkpoint.files_.emplace_back(place / single_file);
             checkpoint.add_tensors_of(checkpoint.files_.back());
         } else if (fs::exists(place / index_file)) {
             checkpoint.open_shards(place / index_file);
         } else {
-            throw input_error(cat(place.string(), ": neither ", single_file, " nor ", index_file, " is there"),
-                              no_pickle);
+            throw missing_in(place, cat(single_file, " or ", index_file), Sought::model, path);
         }
     }
     for (const auto& [name, tensor] : checkpoint.tensors_) checkpoint.names_.push_back(name);

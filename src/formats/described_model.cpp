@@ -55,7 +55,7 @@ std::shared_ptr<const WeightFile> describe_model(spec::ModelSpec spec, std::opti
     const auto described = std::make_shared<const Described>(
         Described{std::move(views),
                   {std::move(spec), std::move(quantization), Checkpoint::without_tensors(std::move(folder)),
-                   ModelTensors(std::move(sources))}});
+                   ModelTensors(std::move(sources)), nullptr}});
     return {described, &described->file};
 }
 

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "unsloth/core/error.h"
+#include "unsloth/core/half.h"
 #include "unsloth/core/parallel.h"
 #include "unsloth/spec/convert.h"
 
@@ -16,36 +17,44 @@ namespace {
 constexpr int64_t piece = 1 << 16;  // elements looked at together
 constexpr const char* advice = "The file is damaged, or the training that wrote it diverged: take an earlier one.";
 
-/// Whether any of `count` elements of unsigned type U has all of these bits.
+/// Whether any of `count` elements of unsigned type U is at or above `limit`, apart from its sign, the highest bit.
 template <class U>
-bool any_with(const std::byte* data, int64_t count, U bits) {
+bool any_from(const std::byte* data, int64_t count, U limit) {
+    constexpr U sign = static_cast<U>(U{1} << (8 * sizeof(U) - 1));
     bool any = false;
     for (int64_t i = 0; i < count; ++i) {
         U value;
         std::memcpy(&value, data + static_cast<std::size_t>(i) * sizeof(U), sizeof(U));
-        any |= (value & bits) == bits;
+        any |= static_cast<U>(value & ~sign) >= limit;
     }
     return any;
 }
 
-/// What is not finite has every bit of the exponent; in e4m3 only NaN is not, and has every bit but the sign.
-bool any_not_finite(spec::DType type, const std::byte* data, int64_t count) {
+/// Bits of positive floats are ordered as the floats are, with what is not finite above the rest; e4m3 has only NaN.
+bool any_not_finite(spec::DType type, spec::DType held, const std::byte* data, int64_t count) {
     switch (type) {
         case spec::DType::f64:
-            return any_with<uint64_t>(data, count, 0x7FF0000000000000U);
+            return any_from<uint64_t>(data, count, 0x7FF0000000000000U);
         case spec::DType::f32:
-            return any_with<uint32_t>(data, count, 0x7F800000U);
+            return any_from<uint32_t>(data, count, spec::first_infinite(held));
         case spec::DType::bf16:
-            return any_with<uint16_t>(data, count, 0x7F80U);
+            return any_from<uint16_t>(data, count, static_cast<uint16_t>((spec::first_infinite(held) + 0xFFFFU) >> 16));
         case spec::DType::f16:
-            return any_with<uint16_t>(data, count, 0x7C00U);
+            return any_from<uint16_t>(data, count, 0x7C00U);
         case spec::DType::f8_e5m2:
-            return any_with<uint8_t>(data, count, 0x7CU);
+            return any_from<uint8_t>(data, count, 0x7CU);
         case spec::DType::f8_e4m3:
-            return any_with<uint8_t>(data, count, 0x7FU);
+            return any_from<uint8_t>(data, count, 0x7FU);
         default:
             return false;
     }
+}
+
+[[noreturn]] void refuse(const std::string& tensor, float value, const std::string& place, spec::DType held) {
+    if (std::isfinite(value))
+        throw input_error(cat(tensor, " holds ", value, " at ", place, ", which is too large for ", name_of(held)),
+                          "Set model.dtype to bfloat16 or float32.");
+    throw input_error(cat(tensor, " holds a value that is not finite: ", value, " at ", place), advice);
 }
 
 /// "row 3, column 7", or the element's number in a vector.
@@ -57,11 +66,13 @@ std::string place_of(const TensorView& tensor, int64_t element) {
 
 }  // namespace
 
-std::optional<int64_t> first_not_finite(const TensorView& tensor) {
+std::optional<int64_t> first_not_finite(const TensorView& tensor, spec::DType held) {
     const int64_t count = tensor.elements();
     const std::size_t item = spec::size_of(tensor.dtype);
+    if (item == 0) return std::nullopt;  // types of less than a byte have neither
     const auto bad = [&](int64_t begin, int64_t end) {
-        return any_not_finite(tensor.dtype, tensor.data.data() + static_cast<std::size_t>(begin) * item, end - begin);
+        return any_not_finite(tensor.dtype, held, tensor.data.data() + static_cast<std::size_t>(begin) * item,
+                              end - begin);
     };
     std::atomic<int64_t> first_bad_piece = count;
     parallel_ranges((count + piece - 1) / piece, 16, [&](int64_t begin, int64_t end) {
@@ -77,32 +88,38 @@ std::optional<int64_t> first_not_finite(const TensorView& tensor) {
     return element;
 }
 
-void require_finite(const TensorView& tensor) {
-    const std::optional<int64_t> element = first_not_finite(tensor);
+void require_finite(const TensorView& tensor, spec::DType held) {
+    const std::optional<int64_t> element = first_not_finite(tensor, held);
     tensor.drop();
     if (!element) return;
     float value = 0;
     spec::convert_to_f32(
         tensor.dtype, tensor.data.data() + static_cast<std::size_t>(*element) * spec::size_of(tensor.dtype), 1, &value);
-    throw input_error(cat(tensor.file->path().string(), ": tensor '", tensor.name,
-                          "' holds a value that is not finite: ", value, " at ", place_of(tensor, *element)),
-                      advice);
+    refuse(cat(tensor.file->path().string(), ": tensor '", tensor.name, "'"), value, place_of(tensor, *element), held);
 }
 
-void require_finite(const std::string& name, const Quant4Weight& weight) {
+void require_finite(const std::string& name, const Quant4Weight& weight, spec::DType held) {
     std::vector<float> absmax(static_cast<std::size_t>(weight.view.blocks()));
     dequantize_absmax(weight.view, absmax.data());
     weight.drop();
+    const float limit = float_from_bits(spec::first_infinite(held));
     for (std::size_t block = 0; block < absmax.size(); ++block)
-        if (!std::isfinite(absmax[block]))
-            throw input_error(cat("tensor '", name, "': the absmax of block ", block, " is not finite"), advice);
+        if (!(std::abs(absmax[block]) < limit))
+            refuse(cat("tensor '", name, "'"), absmax[block], cat("block ", block, " (its absmax)"), held);
 }
 
-void require_finite(const WeightFile& model) {
+void require_finite(const WeightFile& model, spec::DType held) {
+    using spec::TensorRole;
     std::set<const TensorView*> seen;  // tied matrices
     for (const TensorSource& source : model.tensors.all()) {
-        if (source.int8 || !seen.insert(source.tensor).second) continue;
-        source.quant4 ? require_finite(source.rule.hf_name, *source.quant4) : require_finite(*source.tensor);
+        if (!seen.insert(source.tensor).second) continue;
+        const TensorRole role = source.rule.role;
+        const bool is_norm = role == TensorRole::input_norm || role == TensorRole::post_norm ||
+                             role == TensorRole::q_norm || role == TensorRole::k_norm || role == TensorRole::final_norm;
+        if (source.quant4)
+            require_finite(source.rule.hf_name, *source.quant4, held);
+        else
+            require_finite(source.int8 ? *source.int8->maxima : *source.tensor, is_norm ? spec::DType::f32 : held);
     }
 }
 

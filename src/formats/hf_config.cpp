@@ -8,6 +8,7 @@
 #include "formats/json.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/formats/folder_contents.h"
 
 namespace unsloth::formats {
 namespace {
@@ -22,6 +23,7 @@ constexpr std::array<KnownModel, 4> known_models = {{
     {"qwen2", "Qwen2ForCausalLM", spec::Architecture::qwen2},
     {"qwen3", "Qwen3ForCausalLM", spec::Architecture::qwen3},
 }};
+constexpr const char* original_length_key = "original_max_position_embeddings";  // in the rope's object, or beside it
 constexpr const char* known_models_text = "This program trains llama, mistral, qwen2 and qwen3 models.";
 
 void read_architecture(const JsonReader& config, spec::ModelSpec& spec) {
@@ -119,14 +121,19 @@ std::vector<double> read_factors(const JsonReader& rope, const char* key, int64_
     return factors;
 }
 
-void read_rope_options(const JsonReader& rope, spec::ModelSpec& spec) {
+/// `original_length`: what the config says beside the object, which wins in types that are of an original length.
+void read_rope_options(const JsonReader& rope, spec::ModelSpec& spec,
+                       std::optional<int64_t> original_length = std::nullopt) {
+    using Type = spec::RopeSpec::Type;
     spec::RopeSpec& out = spec.rope;
     out.type = rope_type(rope);
     refuse_partial_rotation(rope);
     if (const auto theta = rope.number("rope_theta")) out.theta = *theta;
-    if (out.type == spec::RopeSpec::Type::standard) return;
-    out.original_max_position_embeddings = rope.integer("original_max_position_embeddings").value_or(0);
-    const bool by_ratio = out.type == spec::RopeSpec::Type::yarn || out.type == spec::RopeSpec::Type::longrope;
+    if (out.type == Type::standard) return;
+    out.original_max_position_embeddings = rope.integer(original_length_key).value_or(0);
+    const bool by_ratio = out.type == Type::yarn || out.type == Type::longrope;
+    if (original_length && (by_ratio || out.type == Type::llama3))
+        out.original_max_position_embeddings = *original_length;
     if (by_ratio && !rope.has("factor") && out.original_max_position_embeddings > 0) {
         out.factor = static_cast<double>(spec.max_position_embeddings) /
                      static_cast<double>(out.original_max_position_embeddings);
@@ -151,21 +158,18 @@ void read_rope_options(const JsonReader& rope, spec::ModelSpec& spec) {
 }
 
 /// transformers 5 holds all in rope_parameters; 4.x has rope_theta and rope_scaling. Where a file has both forms,
-/// rope_scaling wins, as in transformers 5.
+/// rope_scaling wins unless it is empty, and of the other form nothing is read, as in transformers 5.
 void read_rope(const JsonReader& config, spec::ModelSpec& spec) {
     refuse_partial_rotation(config);
     spec.rope.theta = config.number("rope_theta").value_or(10000.0);
-    const auto parameters = config.object("rope_parameters");
-    const auto scaling = config.object("rope_scaling");
-    if (parameters)
-        if (const auto theta = parameters->number("rope_theta")) spec.rope.theta = *theta;
-    if (scaling) {
-        read_rope_options(*scaling, spec);
-    } else if (parameters) {
-        for (const auto& item : parameters->value().items())
+    for (const char* const key : {"rope_scaling", "rope_parameters"}) {
+        const auto rope = config.object(key);
+        if (!rope || rope->value().empty()) continue;
+        for (const auto& item : rope->value().items())
             if (item.value().is_object())
-                (*parameters)[item.key()].refuse("a number (parameters per layer type are not supported)");
-        read_rope_options(*parameters, spec);
+                (*rope)[item.key()].refuse("a number (parameters per layer type are not supported)");
+        read_rope_options(*rope, spec, config.integer(original_length_key));
+        return;
     }
 }
 
@@ -207,11 +211,11 @@ void read_windows(const JsonReader& config, spec::ModelSpec& spec) {
     }
 }
 
-spec::DType read_dtype(const JsonReader& config) {
+spec::DType read_dtype(const JsonReader& config, spec::DType otherwise) {
     auto name = config.string("dtype");
     const char* const key = name ? "dtype" : "torch_dtype";
     if (!name) name = config.string("torch_dtype");
-    if (!name) return spec::DType::f32;
+    if (!name) return otherwise;
     if (name->starts_with("torch.")) name->erase(0, 6);
     for (const spec::DType type : {spec::DType::f32, spec::DType::bf16, spec::DType::f16})
         if (*name == spec::name_of(type)) return type;
@@ -304,17 +308,19 @@ void check_model_spec(const spec::ModelSpec& spec, const std::string& source) {
     check_rope(spec.rope, source);
 }
 
-spec::ModelSpec parse_model_spec(const std::string& json_text, const std::string& source) {
+spec::ModelSpec parse_model_spec(const std::string& json_text, const std::string& source, spec::DType otherwise) {
     const auto json = parse_json<OrderedJson>(json_text, source);
     const JsonReader config(json, source);
     spec::ModelSpec spec;
     read_architecture(config, spec);
+    for (const char* const nested : {"text_config", "per_layer_config"})
+        if (config.has(nested)) config[nested].refuse(cat("nothing (", *config.string("model_type"), " has one size)"));
     read_sizes(config, spec);
     check_range(source, "num_hidden_layers", spec.num_layers, 4096);  // before a vector of that length is made
     read_structure(config, spec);
     read_rope(config, spec);
     read_windows(config, spec);
-    spec.dtype = read_dtype(config);
+    spec.dtype = read_dtype(config, otherwise);
     spec.bos_token_id = token_id(config, "bos_token_id");
     spec.pad_token_id = token_id(config, "pad_token_id");
     for (const int64_t id : config.integers("eos_token_id"))
@@ -323,9 +329,12 @@ spec::ModelSpec parse_model_spec(const std::string& json_text, const std::string
     return spec;
 }
 
-spec::ModelSpec read_model_spec(const std::filesystem::path& folder) {
+spec::ModelSpec read_model_spec(const std::filesystem::path& folder, spec::DType otherwise) {
     const auto path = folder / "config.json";
-    return parse_model_spec(read_file(path), path.string());
+    std::error_code ignored;
+    if (std::filesystem::is_directory(folder, ignored) && !std::filesystem::exists(path, ignored))
+        throw missing_in(folder, "config.json", Sought::model, folder.string());
+    return parse_model_spec(read_file(path), path.string(), otherwise);
 }
 
 std::optional<QuantizationConfig> parse_quantization_config(const std::string& json_text, const std::string& source) {

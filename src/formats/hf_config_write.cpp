@@ -85,6 +85,7 @@ Json rope_scaling(const spec::RopeSpec& rope) {
 
 void write_rope(const spec::RopeSpec& rope, Json& config) {
     const Json scaling = rope_scaling(rope);
+    config.erase("original_max_position_embeddings");  // beside the object it would win
     if (!config.contains("rope_parameters")) {
         config["rope_theta"] = rope.theta;
         config["rope_scaling"] = scaling;
@@ -188,7 +189,9 @@ std::string write_model_config(const spec::ModelSpec& spec, const std::optional<
     if (!keep_rope) write_rope(spec.rope, config);
     if (!keep_windows) write_windows(spec, config);
     write_tokens(spec, config);
-    config[config.contains("dtype") ? "dtype" : "torch_dtype"] = spec::name_of(spec.dtype);
+    const bool new_name = config.contains("dtype");
+    config[new_name ? "dtype" : "torch_dtype"] = spec::name_of(spec.dtype);
+    if (new_name) config.erase("torch_dtype");
     config.erase("quantization_config");
     if (quantization) config["quantization_config"] = quantization_json(*quantization);
     return config.dump(2) + "\n";

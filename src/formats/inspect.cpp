@@ -98,7 +98,7 @@ void inspect_model(Inspection& inspection) {
     inspection.kind = "model";
     note_problem(inspection, [&] {
         const Checkpoint checkpoint = Checkpoint::open(inspection.path);
-        note_problem(inspection, [&] { inspection.model = read_model_spec(checkpoint.folder()); });
+        note_problem(inspection, [&] { inspection.model = model_spec_of(checkpoint); });
         note_problem(inspection, [&] { read_quantization_config(checkpoint.folder()); });
         list_tensors(inspection, checkpoint);
         if (inspection.model) note_problem(inspection, [&] { resolve_tensors(checkpoint, *inspection.model); });

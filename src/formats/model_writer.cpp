@@ -8,7 +8,6 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
-#include "unsloth/core/half.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/parallel.h"
@@ -22,23 +21,11 @@ namespace {
 constexpr int64_t slab_bytes = 8 << 20;      // of one tensor's stored form
 constexpr int64_t piece_elements = 1 << 15;  // that a thread computes at a time: 128 KiB stay in a core's cache
 
-/// The bits of the smallest positive fp32 value that rounds to an infinity of this type.
-uint32_t first_infinite(spec::DType type) {
-    switch (type) {
-        case spec::DType::f16:
-            return bits_of_float(65520.0F);
-        case spec::DType::bf16:
-            return 0x7F7F8000U;
-        default:
-            return 0x7F800000U;
-    }
-}
-
 /// Bits of positive floats are ordered as the floats are, with NaNs above infinity: one comparison finds both.
 void require_values_fit(const float* values, int64_t n, spec::DType type, const std::string& name) {
     uint32_t largest = 0;
     for (int64_t i = 0; i < n; ++i) largest = std::max(largest, std::bit_cast<uint32_t>(values[i]) & 0x7FFFFFFFU);
-    if (largest < first_infinite(type)) return;
+    if (largest < spec::first_infinite(type)) return;
     const float value = std::bit_cast<float>(largest);
     if (largest >= 0x7F800000U)
         throw input_error(cat("tensor '", name, "' would hold a value that is not finite (", value, ")"),

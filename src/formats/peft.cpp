@@ -11,6 +11,7 @@
 #include "formats/problem_list.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/formats/folder_contents.h"
 
 namespace unsloth::formats {
 namespace {
@@ -164,7 +165,34 @@ std::string targets_text(const spec::LoraSpec& lora) {
     return texts_or_null(lora.target_modules, true);  // PEFT keeps them as a set
 }
 
-void check_tensors(const SafetensorsFile& file, const std::vector<TensorDecl>& expected) {
+constexpr std::array<const char*, 2> vocabulary_modules = {"embed_tokens", "lm_head"};
+
+/// Embeddings of another number of tokens than the base's say more than a list of tensors that do not fit.
+void require_same_vocabulary(const SafetensorsFile& file, const spec::ModelSpec& model) {
+    for (const char* const module : vocabulary_modules) {
+        const TensorView* const tensor = file.find(saved_module_name(module));
+        if (tensor == nullptr || tensor->shape.size() != 2 || tensor->shape[1] != model.hidden_size ||
+            tensor->shape[0] == model.vocab_size)
+            continue;
+        const bool enlarged = tensor->shape[0] > model.vocab_size;
+        throw input_error(
+            cat(file.path().string(), ": the vocabulary was ", enlarged ? "enlarged" : "cut", " from ",
+                model.vocab_size, " to ", tensor->shape[0], " tokens for this adapter, and the base has ",
+                model.vocab_size, " (", tensor->name, ")"),
+            cat("In Python: base.resize_token_embeddings(", tensor->shape[0],
+                "), PeftModel.from_pretrained(base, ADAPTER).merge_and_unload().save_pretrained(OUT); then name OUT as "
+                "model.path."));
+    }
+}
+
+void check_tensors(const SafetensorsFile& file, std::vector<TensorDecl> expected, const spec::ModelSpec& model) {
+    require_same_vocabulary(file, model);
+    for (const char* const module : vocabulary_modules) {
+        const std::string name = saved_module_name(module);
+        const bool listed = std::ranges::any_of(expected, [&](const TensorDecl& decl) { return decl.name == name; });
+        if (!listed && file.find(name) != nullptr)
+            expected.push_back({name, spec::DType::f32, {model.vocab_size, model.hidden_size}});
+    }
     TensorProblems problems;
     std::set<std::string> known;
     for (const TensorDecl& decl : expected) {
@@ -210,13 +238,12 @@ PeftConfig parse_peft_config(const std::string& json_text, const std::string& so
 PeftConfig read_peft_config(const std::filesystem::path& folder) {
     const auto path = folder / config_file;
     std::error_code ignored;
-    if (std::filesystem::exists(folder, ignored) && !std::filesystem::exists(path, ignored)) {
-        const bool model = std::filesystem::exists(folder / "config.json", ignored);
+    if (std::filesystem::is_regular_file(folder, ignored))
         throw input_error(
-            cat(folder.string(), model ? ": is a model, not a PEFT adapter" : ": is no PEFT adapter: ",
-                model ? "" : cat("it holds no ", config_file)),
-            "An adapter is what a run leaves in its training.output_dir, or a checkpoint-N folder of it.");
-    }
+            cat(folder.string(), ": is a file, and an adapter is a folder of ", config_file, " and ", weights_file),
+            cat("Name the folder", folder.extension() == ".gguf" ? " that it was made of." : "."));
+    if (std::filesystem::is_directory(folder, ignored) && !std::filesystem::exists(path, ignored))
+        throw missing_in(folder, config_file, Sought::adapter, folder.string());
     return parse_peft_config(read_file(path), path.string());
 }
 
@@ -312,15 +339,22 @@ std::vector<TensorDecl> adapter_tensors(const spec::LoraSpec& lora, const spec::
     return tensors;
 }
 
+const TensorView* Adapter::stand_in(const std::string& module) const {
+    const auto& saved = config.lora.modules_to_save;
+    return std::ranges::find(saved, module) == saved.end() ? file.find(saved_module_name(module)) : nullptr;
+}
+
+void Adapter::refuse_stand_ins(const std::string& use, const std::string& advice) const {
+    for (const char* const module : vocabulary_modules)
+        if (const TensorView* const tensor = stand_in(module))
+            throw input_error(
+                cat(file.path().string(), ": stores the model's ", module, " (", tensor->name, "), ", use), advice);
+}
+
 Adapter read_adapter(const std::filesystem::path& folder, const spec::ModelSpec& model) {
-    if (!std::filesystem::exists(folder / config_file))
-        throw input_error(cat(folder.string(), ": no adapter folder: ", config_file, " is missing"));
-    if (!std::filesystem::exists(folder / weights_file))
-        throw input_error(cat(folder.string(), ": ", weights_file, " is missing"),
-                          std::filesystem::exists(folder / "adapter_model.bin")
-                              ? "Save the adapter as safetensors; pickle files are not read."
-                              : "");
     PeftConfig config = read_peft_config(folder);
+    if (!std::filesystem::exists(folder / weights_file))
+        throw missing_in(folder, weights_file, Sought::adapter, folder.string());
     std::vector<spec::LayerLora> layers;
     std::vector<TensorDecl> expected;
     try {
@@ -330,7 +364,7 @@ Adapter read_adapter(const std::filesystem::path& folder, const spec::ModelSpec&
         throw input_error(cat((folder / config_file).string(), ": ", error.what()));
     }
     SafetensorsFile file(folder / weights_file);
-    check_tensors(file, expected);
+    check_tensors(file, std::move(expected), model);
     return {std::move(config), std::move(layers), std::move(file)};
 }
 

@@ -16,7 +16,7 @@ namespace {
 constexpr std::size_t max_header_bytes = 100'000'000;
 constexpr std::size_t length_bytes = 8;
 
-constexpr std::array<std::pair<std::string_view, spec::DType>, 12> dtype_names = {{
+constexpr std::array<std::pair<std::string_view, spec::DType>, 22> dtype_names = {{
     {"F32", spec::DType::f32},
     {"BF16", spec::DType::bf16},
     {"F16", spec::DType::f16},
@@ -29,6 +29,16 @@ constexpr std::array<std::pair<std::string_view, spec::DType>, 12> dtype_names =
     {"BOOL", spec::DType::boolean},
     {"F8_E4M3", spec::DType::f8_e4m3},
     {"F8_E5M2", spec::DType::f8_e5m2},
+    {"U64", spec::DType::u64},
+    {"U32", spec::DType::u32},
+    {"U16", spec::DType::u16},
+    {"C64", spec::DType::c64},
+    {"F8_E4M3FNUZ", spec::DType::f8_e4m3fnuz},
+    {"F8_E5M2FNUZ", spec::DType::f8_e5m2fnuz},
+    {"F8_E8M0", spec::DType::f8_e8m0},
+    {"F6_E2M3", spec::DType::f6_e2m3},
+    {"F6_E3M2", spec::DType::f6_e3m2},
+    {"F4", spec::DType::f4},
 }};
 
 std::optional<spec::DType> dtype_from(std::string_view name) {
@@ -71,17 +81,18 @@ class EntryReader {
         view.name = name;
         view.file = &map_;
         if (!entry.is_object()) fail(name, "its entry is no object");
-        for (const auto& item : entry.items())
-            if (item.key() != "dtype" && item.key() != "shape" && item.key() != "data_offsets")
-                fail(name, cat("unknown key '", item.key(), "' in its entry"));
         view.dtype = read_dtype(name, entry);
         const std::size_t elements = read_shape(name, entry, view.shape);
         const auto [begin, end] = read_offsets(name, entry);
-        const std::size_t item = spec::size_of(view.dtype);
-        if (elements > std::numeric_limits<std::size_t>::max() / item) fail(name, "its size overflows");
-        if (end - begin != elements * item)
+        const std::size_t bits = spec::bits_of(view.dtype);
+        if (elements > std::numeric_limits<std::size_t>::max() / bits) fail(name, "its size overflows");
+        if (elements * bits % 8 != 0)
+            fail(name, cat(safetensors_name(view.dtype), " ", shape_text(view.shape), " takes ", elements * bits,
+                           " bits, no whole number of bytes"));
+        const std::size_t bytes = elements * bits / 8;
+        if (end - begin != bytes)
             fail(name, cat("data_offsets [", begin, ", ", end, "] hold ", end - begin, " bytes, but ",
-                           safetensors_name(view.dtype), " ", shape_text(view.shape), " takes ", elements * item));
+                           safetensors_name(view.dtype), " ", shape_text(view.shape), " takes ", bytes));
         view.file_offset = data_start_ + begin;
         view.data = map_.bytes().subspan(view.file_offset, end - begin);
         return view;
@@ -167,6 +178,7 @@ void check_coverage(const std::vector<TensorView>& tensors, std::size_t data_sta
 
 std::map<std::string, std::string> read_metadata(const Json& value, const std::string& path) {
     std::map<std::string, std::string> metadata;
+    if (value.is_null()) return metadata;  // the library's readers take it for an absent one
     if (!value.is_object()) throw input_error(cat(path, ": __metadata__ is no object"));
     for (const auto& item : value.items()) {
         if (!item.value().is_string()) throw input_error(cat(path, ": __metadata__.", item.key(), " is no string"));

@@ -59,4 +59,15 @@ void convert_from_f32(DType type, const float* in, int64_t n, std::byte* out) {
     }
 }
 
+uint32_t first_infinite(DType type) {
+    switch (type) {
+        case DType::f16:
+            return bits_of_float(65520.0F);
+        case DType::bf16:
+            return 0x7F7F8000U;
+        default:
+            return 0x7F800000U;
+    }
+}
+
 }  // namespace unsloth::spec

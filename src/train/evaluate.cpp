@@ -96,6 +96,7 @@ void run_evaluate(const config::LoadedConfig& loaded, const config::EvaluateRequ
     const Evaluator::Result found = evaluator.run(*model.model, *model.ctx, *objective, none, 0, 0);
     if (!found.report) throw Interrupted(found.signal, "stopped before all rows were evaluated");
     const EvalReport& report = *found.report;
+    if (!std::isfinite(report.loss)) throw runtime_failure("the rows' loss is not finite", overflow_advice);
     Json results{{"eval_loss", number(report.loss)}, {"perplexity", number(std::exp(report.loss))}};
     for (const auto& [name, value] : report.figures) results[name] = number(value);
     results["eval_tokens"] = report.tokens;

@@ -46,9 +46,10 @@ std::shared_ptr<const formats::WeightFile> open_or_describe(const config::Config
                               "plan downloads nothing: name a folder that holds config.json, or one of ", known, "."));
     }
     if (fs::is_directory(*folder) && !fs::exists(*folder / "model.safetensors") &&
-        !fs::exists(*folder / "model.safetensors.index.json"))
-        return formats::describe_model(scaled(formats::read_model_spec(*folder)),
-                                       formats::read_quantization_config(*folder), *folder);
+        !fs::exists(*folder / "model.safetensors.index.json")) {
+        spec::ModelSpec spec = scaled(formats::read_model_spec(*folder));
+        return formats::describe_model(std::move(spec), formats::read_quantization_config(*folder), *folder);
+    }
     return std::make_shared<const formats::WeightFile>(formats::WeightFile::open(folder->string(), scaling));
 }
 

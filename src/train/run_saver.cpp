@@ -54,7 +54,7 @@ RunSaver::~RunSaver() {
 void RunSaver::write_result(const std::filesystem::path& folder, const ReadValues& values,
                             const formats::TrainerState& trainer) const {
     if (files_.lora) {
-        save_adapter(folder, *files_.table, values, {*files_.lora, files_.base, files_.rope_scaling});
+        save_adapter(folder, *files_.table, values, {*files_.lora, files_.base, files_.rope_scaling}, files_.stand_ins);
     } else {
         save_model(folder, *files_.table, values, files_.spec, files_.model_folder);
     }

@@ -35,14 +35,18 @@ std::vector<Shard> make_shards(const weights::ParameterTable& table, spec::DType
     return shards;
 }
 
-void write_shard(const std::filesystem::path& path, const Shard& shard, const ReadValues& values, spec::DType type) {
+void write_shard(const std::filesystem::path& path, const Shard& shard, const ReadValues& values, spec::DType type,
+                 const std::vector<const formats::TensorView*>& stand_ins = {}) {
     std::vector<formats::TensorDecl> declared;
     for (const weights::Parameter* p : shard) declared.push_back({p->name, type, p->shape});
+    for (const formats::TensorView* view : stand_ins) declared.push_back({view->name, view->dtype, view->shape});
     formats::SafetensorsWriter writer(path, declared);
     for (const formats::TensorDecl& decl : writer.tensors()) {
-        const auto found =
-            std::find_if(shard.begin(), shard.end(), [&](const weights::Parameter* p) { return p->name == decl.name; });
-        writer.append(decl.name, bytes_of(values, **found, type));
+        const auto is_it = [&](const auto* tensor) { return tensor->name == decl.name; };
+        if (const auto view = std::find_if(stand_ins.begin(), stand_ins.end(), is_it); view != stand_ins.end())
+            writer.append(decl.name, (*view)->data);
+        else
+            writer.append(decl.name, bytes_of(values, **std::find_if(shard.begin(), shard.end(), is_it), type));
     }
     writer.finish();
 }
@@ -54,11 +58,11 @@ ReadValues values_in(const at::Tensor& params_P) {
 }
 
 void save_adapter(const std::filesystem::path& folder, const weights::ParameterTable& table, const ReadValues& values,
-                  const formats::PeftConfig& config) {
+                  const formats::PeftConfig& config, const std::vector<const formats::TensorView*>& stand_ins) {
     std::filesystem::create_directories(folder);
     Shard all;
     for (const weights::Parameter& p : table.parameters()) all.push_back(&p);
-    write_shard(folder / "adapter_model.safetensors", all, values, spec::DType::f32);
+    write_shard(folder / "adapter_model.safetensors", all, values, spec::DType::f32, stand_ins);
     write_file_atomically(folder / "adapter_config.json", formats::write_peft_config(config));
 }
 

@@ -77,8 +77,10 @@ nlohmann::ordered_json score_row(model::Model& model, const data::Dataset& rows,
     for (std::size_t k = 0; k < batch.target_index.size(); ++k) {
         const auto t = static_cast<std::size_t>(batch.target_index[k]);
         if (batch.targets_T[t] == data::ignore_label) continue;
-        logprobs[t + 1] = std::isfinite(values[k]) ? nlohmann::ordered_json(-static_cast<double>(values[k]))
-                                                   : nlohmann::ordered_json(nullptr);
+        if (!std::isfinite(values[k]))
+            throw runtime_failure(cat("row ", rows.row(i), ": the log-probability of token ", t + 1, " is not finite"),
+                                  overflow_advice);
+        logprobs[t + 1] = -static_cast<double>(values[k]);
         if (labelled.targets_T[t] != data::ignore_label) sum += values[k];
     }
     const int64_t labels = labelled.labels;
@@ -120,7 +122,7 @@ void run_score(const config::LoadedConfig& loaded, const config::ScoreRequest& r
     for (int64_t i = 0; i < rows.size(); ++i) {
         const nlohmann::ordered_json row = score_row(*loaded_model.model, rows, i, logits);
         const auto n = row["n_labels"].get<int64_t>();
-        if (n > 0 && row["loss"].is_number()) sum += row["loss"].get<double>() * static_cast<double>(n);
+        if (n > 0) sum += row["loss"].get<double>() * static_cast<double>(n);
         labels += n;
         out += row.dump() + "\n";
     }

@@ -40,6 +40,8 @@ class Writer {
                 logits.scatter(1, ids, -std::numeric_limits<double>::infinity()).logsumexp(1, /*keepdim=*/true);
             const at::Tensor words = at::cat({highest, others}, 1).sub(all).cpu().contiguous(),
                              tokens = ids.to(at::kInt).cpu().contiguous();
+            if (!words.isfinite().all().item<bool>())
+                throw runtime_failure("a log-probability is not finite", overflow_advice);
             writer_.append(names::ids,
                            bytes_of(tokens.const_data_ptr<int32_t>(), static_cast<std::size_t>(tokens.numel())));
             writer_.append(names::logp,

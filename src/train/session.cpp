@@ -79,8 +79,9 @@ OpenedModel open_model(const config::Config& config) {
         throw usage_error("model.path is missing", "Set it in the config file, or with --model.path FOLDER.");
     OpenedModel opened;
     opened.rope_scaling = rope_scaling_of(config);
-    opened.file =
-        std::make_shared<const formats::WeightFile>(formats::WeightFile::open(config.model.path, opened.rope_scaling));
+    const auto& adapter = config.model.adapter_name_or_path;
+    opened.file = std::make_shared<const formats::WeightFile>(formats::WeightFile::open(
+        config.model.path, opened.rope_scaling, adapter ? formats::resolve_model_path(*adapter) : ""));
     opened.tokenizer_folder = data::run_tokenizer_folder(config, opened.file->checkpoint.folder());
     return opened;
 }
@@ -309,7 +310,7 @@ LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedM
     }
     model::LoadRequest request = make_request(loaded, recipe);
     // Training names the place in its first step; a probability or a text would only be wrong.
-    formats::require_finite(*opened.file);
+    formats::require_finite(*opened.file, loaded.config.model.dtype);
     if (request.adapter) formats::require_finite(formats::read_adapter(*request.adapter, opened.file->spec));
     const spec::ModelSpec& spec = opened.file->spec;
     fit_to(request, spec, {.tokens = tokens, .segments = segments, .longest = tokens, .labels = head_rows});

@@ -121,7 +121,7 @@ Instruction::Instruction(const config::LoadedConfig& run, const OpenedModel& stu
                           "Leave it out, or let `unsloth-train score --top_k N` write a file.");
     opened_ = open_model(of_teacher_.config);
     require_same_vocabulary(student, opened_, name);
-    formats::require_finite(*opened_.file);
+    formats::require_finite(*opened_.file, of_teacher_.config.model.dtype);
 }
 
 objective::Teacher& Instruction::teacher() {

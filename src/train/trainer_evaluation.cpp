@@ -30,6 +30,8 @@ void Trainer::maybe_evaluate(int64_t step) {
     agreed_signal_ = signal;
     progress_.evaluation_due = !report && step < total_steps_;  // the last one belongs to the end of every run
     if (!report) stop_for(agreed_signal_);
+    if (!std::isfinite(report->loss) && leads())
+        log::warning("the loss of the evaluation at step ", step, " is not finite. ", overflow_advice);
     for (const auto& observer : observers_) observer->on_eval(*report);
     history_.on_eval(*report);
     summary_.eval_seconds += report->seconds;

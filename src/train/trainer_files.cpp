@@ -75,6 +75,8 @@ void Trainer::require_disk() const {
     for (const fs::path& file : opened_.tokenizer_files()) result += static_cast<int64_t>(fs::file_size(file));
     for (const weights::Parameter& p : table.parameters())
         result += p.elements() * static_cast<int64_t>(spec::size_of(saved_dtype()));
+    for (const formats::TensorView* stand_in : opened_.file->stand_in_tensors())
+        result += static_cast<int64_t>(stand_in->data.size());
     const bool saves = config::saves_checkpoints(t);
     const bool in_parts = full() || plan_->request().holding.has_copies() || !plan_->request().pp.alone();
     // Beside a result values and moments, of tied embeddings both ends' of a pipeline; the values of a LoRA that one
@@ -293,6 +295,7 @@ RunFiles Trainer::run_files() const {
     if (!full()) files.lora = *plan_->lora();
     files.base = config().model.path;
     files.rope_scaling = opened_.rope_scaling;
+    files.stand_ins = opened_.file->stand_in_tensors();
     files.spec = opened_.file->spec;
     files.spec.dtype = saved_dtype();
     files.model_folder = opened_.file->checkpoint.folder();

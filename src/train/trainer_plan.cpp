@@ -225,6 +225,10 @@ void Trainer::score_references() {
     references_ = train::score_references(*model_, device_, *reference_rows_, scope, group_.get(), cache);
     if (evaluator_)
         eval_references_ = train::score_references(*model_, device_, evaluator_->batches(), scope, group_.get(), cache);
+    for (const objective::References* references : {&references_, &eval_references_})
+        if (const at::Tensor& values = references->values(); values.defined() && !values.isfinite().all().item<bool>())
+            throw runtime_failure(cat("the reference's log-probabilities are not finite", bad_weight()),
+                                  overflow_advice);
     log::info("reference  ", of_base ? "base" : "initial", ": ", reference_rows_->dataset().size(),
               model_->counts().qkv > 0 ? " rows scored in " : " rows from the cache in ",
               duration_text(seconds_since(start)));

@@ -13,6 +13,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 #include "unsloth/data/describe.h"
+#include "unsloth/formats/finite.h"
 #include "unsloth/memory/plan.h"
 #include "unsloth/planner/run_plan_text.h"
 #include "unsloth/spec/finite_sites.h"
@@ -128,7 +129,9 @@ void Trainer::report(const StepResult& result) {
     agreed_signal_ = result.signal;
     agreed_save_ = agreed_save_ || result.save_due;
     const bool spike = result.outcome.skipped == skipped_spike, bad = result.outcome.skipped != 0 && !spike;
-    if (bad && config().model.dtype != spec::DType::f16) stop_at_bad_step(result);
+    // The loss is of the forward pass, which loss scaling does not touch: no other scale would mend it.
+    const bool overflowed = config().model.dtype == spec::DType::f16 && std::isfinite(result.outcome.loss);
+    if (bad && !overflowed) stop_at_bad_step(result);
     summary_.skipped_steps += spike || bad ? 1 : 0;
     if (spike) pass_over_spike(result);
     if (bad) {
@@ -282,6 +285,18 @@ std::string describe_view(const RankView& view, const std::string& place) {
 
 }  // namespace
 
+/// The first tensor of base and adapter that holds what is not finite in the run's type, in words; empty: none.
+std::string Trainer::bad_weight() const {
+    try {
+        formats::require_finite(*opened_.file, config().model.dtype);
+        if (const auto& adapter = plan_->request().adapter)
+            formats::require_finite(formats::read_adapter(*adapter, opened_.file->spec));
+    } catch (const Error& error) {
+        return cat("\n  ", error.what());
+    }
+    return "";
+}
+
 void Trainer::stop_at_bad_step(const StepResult& result) {
     save_result();
     finish_saving();
@@ -293,11 +308,11 @@ void Trainer::stop_at_bad_step(const StepResult& result) {
     if (where.empty())
         where = describe_view(views[group_ ? static_cast<std::size_t>(environment_.rank) : 0],
                               model_->describe_site(result.outcome.first_bad_site));
-    const std::string kept = leads() ? keep_anomaly(result, views) : "";
+    const std::string kept = leads() ? keep_anomaly(result, views) : "", cause = leads() ? bad_weight() : "";
     throw runtime_failure(
         cat("step ", result.step, ": the ", std::isfinite(result.outcome.loss) ? "gradient" : "loss",
             " is not finite. ", where, "\n  The update was skipped; the last good ", full() ? "model" : "adapter",
-            " is in ", config().training.output_dir, kept),
+            " is in ", config().training.output_dir, kept, cause),
         "Look at those rows; lower learning_rate or max_grad_norm; float16 overflows where bfloat16 does not.");
 }
 

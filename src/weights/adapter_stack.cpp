@@ -16,6 +16,8 @@ formats::Adapter read(const NamedAdapter& named, const spec::ModelSpec& model) {
         throw input_error(
             cat("adapter ", named.name, " (", named.folder, ") has ", what, ", and cannot answer beside others"),
             "Give it alone, with --model.adapter_name_or_path, or merge it.");
+    adapter.refuse_stand_ins("and cannot answer beside others",
+                             "Give it alone, with --model.adapter_name_or_path, or merge it.");
     return adapter;
 }
 

@@ -16,14 +16,16 @@ std::string base_identity(const formats::WeightFile& file, at::Device device) {
     hash.add_field(version);
     for (const std::string& build : base_makers()) hash.add_field(build);
     hash.add_field(device.is_cpu() ? "cpu" : ops::device_name(device));
-    for (const formats::SafetensorsFile& part : file.checkpoint.files()) {
+    const auto add = [&](const formats::SafetensorsFile& part) {
         hash.add_field(part.map().stamp());
         // Some file systems invent what they say of a file.
         const auto bytes = part.map().bytes();
         const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
         hash.add_field(text.substr(0, sample));
         hash.add_field(text.substr(text.size() - std::min(sample, text.size())));
-    }
+    };
+    for (const formats::SafetensorsFile& part : file.checkpoint.files()) add(part);
+    if (file.stand_ins) add(*file.stand_ins);
     return hash.hex();
 }
 

@@ -41,6 +41,20 @@ TEST(DetectFormat, ByColumns) {
     EXPECT_EQ(detected(R"({"prompt": [1], "completion": [2], "label": true})"), config::DataFormat::tokenized);
 }
 
+TEST(DetectFormat, NullColumnsCountAsAbsent) {
+    const auto detected = [](const char* row) { return detect_format(parse_row(row)); };
+    EXPECT_EQ(detected(R"({"messages": null, "text": "x"})"), config::DataFormat::text);
+    EXPECT_EQ(detected(R"({"input_ids": null, "conversations": []})"), config::DataFormat::sharegpt);
+    EXPECT_EQ(detected(R"({"chosen": null, "rejected": null, "prompt": "a", "completion": "b"})"),
+              config::DataFormat::prompt_completion);
+    try {
+        detect_format(parse_row(R"({"text": null, "id": 3})"));
+        ADD_FAILURE() << "a row of nulls has a format";
+    } catch (const BadRow& bad) {
+        toy::expect_contains(bad.message, {"(text (null), id)"});
+    }
+}
+
 TEST(DetectFormat, UnknownColumnsAreNamedWithAWayOut) {
     const auto unknown = [](const char* row, const std::vector<std::string>& parts) {
         try {

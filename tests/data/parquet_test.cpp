@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "data/columns.h"
 #include "data/toy.h"
 #include "unsloth/core/files.h"
 #include "unsloth/data/reader.h"
@@ -96,6 +97,78 @@ TEST_F(Parquet, CutAndDamagedArrowFiles) {
             } catch (const BadRow&) {
             }
         }
+}
+
+std::vector<Json> rows_of(const std::string& name, const ReaderOptions& options = {}) {
+    std::vector<Json> rows;
+    const auto file = open_rows(toy::golden("data/" + name), options);
+    for (RowChunk chunk = file->next(); !chunk.empty(); chunk = file->next())
+        for (std::size_t i = 0; i < chunk.size(); ++i) rows.push_back(file->parse(chunk.row(i)));
+    return rows;
+}
+
+/// What a column holds is written, never what Arrow prints of it; nulls that fill a struct are left out.
+TEST_F(Parquet, TypesThatJsonHasOtherWordsFor) {
+    const std::vector<Json> rows = rows_of("types.arrow");
+    ASSERT_EQ(rows.size(), 3U);
+    const auto column = [&](const std::string& name) {
+        std::vector<std::string> texts;
+        for (const Json& row : rows) texts.push_back(row.at(name).is_binary() ? "unread" : row.at(name).dump());
+        return texts;
+    };
+    using Texts = std::vector<std::string>;
+    EXPECT_EQ(column("runs"), (Texts{"\"first\"", "null", "null"}));
+    EXPECT_EQ(column("json"), (Texts{"{\"b\":[1,null],\"a\":\"\u00fc\"}", "null", "\"a text\""}));
+    EXPECT_EQ(column("views"), (Texts{R"(["a"])", "null", R"(["b","c"])"}));
+    EXPECT_EQ(column("map"), (Texts{R"({"k":1,"l":null})", "null", "{}"}));
+    EXPECT_EQ(column("struct"), (Texts{R"({"set":"s"})", "null", R"({"deep":{"x":1}})"}));
+    EXPECT_EQ(column("half"), (Texts{"0.5", "null", "-2"}));
+    EXPECT_EQ(column("decimal"), (Texts{"\"1.00\"", "null", "\"3.00\""}));
+    EXPECT_EQ(column("time"), (Texts{"\"2024-01-02 03:04:05\"", "null", "null"}));
+    EXPECT_EQ(column("text view"), (Texts{"\"a word\"", "\"a word\"", "\"a word\""}));
+    EXPECT_EQ(column("bytes"), (Texts{"\"a text\"", "null", "unread"}));
+    EXPECT_EQ(column("duration"), (Texts{"unread", "null", "unread"}));
+    EXPECT_EQ(column("union"), (Texts{"unread", "unread", "unread"}));
+    EXPECT_EQ(column("integer keys"), (Texts{"unread", "null", "{}"}));
+    EXPECT_EQ(column("uuid"), (Texts{"unread", "unread", "unread"}));
+    EXPECT_EQ(shown(rows[2]["uuid"]), "a value of Arrow's type arrow.uuid, which is not read");
+    ReaderOptions replacing;
+    replacing.invalid_utf8 = config::InvalidUtf8::replace;
+    EXPECT_EQ(rows_of("types.arrow", replacing)[2]["bytes"], "\uFFFD\uFFFD");
+    // Parquet's own annotation; a number beside it stays one.
+    const std::vector<Json> of_parquet = rows_of("json.parquet");
+    EXPECT_EQ(of_parquet[0], Json::parse(R"({"text": {"b": [1, null], "a": "\u00fc"}, "number": 1})"));
+    EXPECT_EQ(of_parquet[2]["text"], "a text");
+}
+
+TEST_F(Parquet, WhatIsNotReadIsRefusedByNameWhereItIsUsed) {
+    const toy::Encoder encoder;
+    const auto refused = [&](const std::string& file, const char* text) {
+        DatasetOptions options;
+        options.reader.columns = {{"text", text}};
+        return toy::message_of(ErrorKind::input,
+                               [&] { Dataset::load(toy::golden("data/" + file), options, &encoder); });
+    };
+    toy::expect_contains(refused("types.arrow", "duration"),
+                         {"types.arrow:1: column \"text\"", "Arrow's type duration"});
+    toy::expect_contains(refused("types.arrow", "union"), {"Arrow's type sparse_union"});
+    toy::expect_contains(refused("types.arrow", "integer keys"), {"a map whose keys are not strings"});
+    toy::expect_contains(refused("same_names.arrow", "twice"), {"two columns of that name"});
+    toy::expect_contains(refused("types.arrow", "bytes"), {"types.arrow:2", "null"});
+    const Dataset rows = Dataset::load(toy::golden("data/same_names.arrow"), {}, &encoder);
+    EXPECT_EQ(rows.sample(2).ids, encoder.text("a word").ids);
+    DatasetOptions skips;
+    skips.skip_bad_rows = true;
+    skips.reader.columns = {{"text", "bytes"}};
+    EXPECT_EQ(Dataset::load(toy::golden("data/types.arrow"), skips, &encoder).size(), 1);
+    EXPECT_THROW(dumped(unread("no JSON"), "here"), BadRow);
+}
+
+TEST_F(Parquet, NullColumnsDecideNoFormat) {
+    const toy::Encoder encoder;
+    const Dataset rows = Dataset::load(toy::golden("data/null_messages.parquet"), {}, &encoder);
+    EXPECT_EQ(rows.stats().format, config::DataFormat::text);
+    EXPECT_EQ(rows.sample(1).ids, encoder.text("b").ids);
 }
 
 TEST_F(Parquet, RowsOfMessagesTrain) {

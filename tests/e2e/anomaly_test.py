@@ -91,7 +91,8 @@ class Anomalies(EndToEnd):
             if "layers.2.self_attn.q_proj.lora_B" in n
         )
         self.spoil(adapter, "adapter_model.safetensors", name, 3, math.inf)
-        self.fail_with(RUNTIME, "layer 2", *self.train_arguments(base, rows, "--adapter_name_or_path", adapter))
+        says = ["layer 2", f"tensor '{name}' holds a value that is not finite: inf at row 0, column 3"]
+        self.fail_with(RUNTIME, says, *self.train_arguments(base, rows, "--adapter_name_or_path", adapter))
         found = self.replay(1)
         self.assertEqual((found["layer"], found["module"]["name"]), (2, "model.layers.2.self_attn.q_proj"))
 

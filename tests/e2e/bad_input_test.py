@@ -197,7 +197,6 @@ class Model(EndToEnd):
         spoil(lambda header: header[name].update(dtype="F33"), name, "F33")
         spoil(lambda header: header[name].update(data_offsets=[9, 2]), name, "reversed")
         spoil(lambda header: header[name].pop("shape"), name, "no shape")
-        spoil(lambda header: header[name].update(trick=1), name, "trick")
         for header, length, part in (
             (b"{", 1 << 62, "header"),
             (b"{}", 1 << 20, "longer than the file"),
@@ -591,6 +590,7 @@ class NotFinite(EndToEnd):
                 "Rows of the step: 0, 1, 2, 3",
                 "adapter",
                 str(self.folder / "out"),
+                "tensor 'model.layers.1.mlp.down_proj.weight' holds a value that is not finite: nan at row 0",
             ],
             *self.train_arguments(
                 folder,
@@ -644,6 +644,65 @@ class NotFinite(EndToEnd):
             (good / "adapter_model.safetensors").read_bytes(),
         )
         self.assertEqual(len(self.steps(self.folder / "out")), 2)
+
+    FLOAT16 = ["--dtype", "float16", "--load_in_4bit", "false", "--device", "cpu"]
+
+    def refused_in_float16(self, base, code, says):
+        """By score, evaluate and generate; `says` of each of them."""
+        rows, scores = self.rows(4, vocab=50), self.folder / "scores.jsonl"
+        prompts = write_rows(self.folder / "prompts.jsonl", [{"text": "a"}])
+        loads = ["--model.path", base, *self.FLOAT16]
+        self.fail_with(code, says[0], "score", *loads, "--data.train_file", rows, "--out", scores)
+        self.assertFalse(scores.exists())
+        self.fail_with(code, says[1], "evaluate", *loads, "--eval_file", rows)
+        self.fail_with(code, says[2], "generate", *loads, "--file", prompts, "--max_new_tokens", "2")
+
+    def with_row(self, name, values_of_row):
+        """A model of the text tokenizer whose first row of a matrix has these values."""
+        base = self.copied_model(model(TEXT_LLAMA, tokenizer=LEGAL_BASE))
+        tensors = read_safetensors(base / "model.safetensors")
+        dtype, shape, data = tensors[name]
+        values = floats(data)
+        for i, value in enumerate(values_of_row):
+            values[i] = value
+        tensors[name] = (dtype, shape, float_bytes(values))
+        write_safetensors(base / "model.safetensors", tensors)
+        return base
+
+    def test_a_weight_that_is_too_large_for_float16(self):
+        name = "model.layers.1.mlp.down_proj.weight"
+        base = self.with_row(name, [0.5, -70000.0])
+        says = f"'{name}' holds -70000 at row 0, column 1, which is too large for float16"
+        arguments = self.train_arguments(base, self.rows(8, vocab=50), "--dtype", "float16", "--max_steps", "10")
+        self.fail_with(RUNTIME, ["step 1: the loss is not finite", says], *arguments)
+        self.refused_in_float16(base, INPUT, [says] * 3)
+        self.score(base, self.rows(4, vocab=50))  # fp32 holds it
+
+    def test_activations_that_are_too_large_for_float16(self):
+        base = self.with_row("model.layers.0.mlp.up_proj.weight", [60000.0] * 32)
+        arguments = self.train_arguments(base, self.rows(8, vocab=50), "--dtype", "float16", "--max_steps", "10")
+        failed = self.fail_with(RUNTIME, ["step 1: the loss is not finite", "layer 0"], *arguments)
+        self.assertNotIn("too large", failed.err)
+        says = ["the log-probability of token 1 is not finite", "the rows' loss is not finite", "logit"]
+        self.refused_in_float16(base, RUNTIME, says)
+
+    def test_float16_goes_on_where_gradients_alone_overflow(self):
+        base = self.with_row("lm_head.weight", [40.0] * 32)
+        extra = ["--dtype", "float16", "--max_steps", "12", "--per_device_train_batch_size", "1"]
+        arguments = self.train_arguments(base, self.rows(8, vocab=50), *extra, "--gradient_accumulation_steps", "1")
+        result = self.succeed("train", *arguments)
+        self.assertIn(
+            "gradients overflowed at loss scale 65536; the update was skipped, the scale is now 32768", result.err
+        )
+        self.assertLess(result.err.count("gradients overflowed"), 12)
+        self.assertEqual(len(self.steps(self.folder / "out")), 12)
+
+    def test_a_base_of_preferences_names_the_tensor(self):
+        name = "model.layers.1.mlp.down_proj.weight"
+        base = self.with_row(name, [float("inf")])
+        rows = write_rows(self.folder / "pairs.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}] * 4)
+        arguments = self.train_arguments(base, rows, "--objective", "dpo")
+        self.fail_with(RUNTIME, ["the reference's log-probabilities are not finite", name], *arguments)
 
     def refused_everywhere(self, name, place, base, adapter=None):
         """generate, score and inspect name the tensor and the place, whatever they are asked."""

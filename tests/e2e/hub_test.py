@@ -100,6 +100,14 @@ class Download(HubCase):
         self.check_cache()
         self.assertEqual(len(hub.downloads()), len(self.files))
 
+    def test_a_repository_without_safetensors(self):
+        self.repository = Repository(
+            {"config.json": b"{}", "model-Q4_K_M.gguf": b"GGUF", "original/params.json": b"{}"}
+        )
+        hub = self.hub()
+        self.refuse(hub, [f"{self.id}: no safetensors files: it holds", "own form (original/)"])
+        self.assertFalse(hub.downloads())
+
     def test_once(self):
         hub = self.hub()
         self.inspect(hub)

@@ -64,7 +64,13 @@ class OtherFiles(EndToEnd):
             INPUT, says, "generate", "--model.path", LEGAL_BASE, "--adapter_name_or_path", LEGAL_BASE, "--prompt", "p"
         )
         self.fail_with(
-            INPUT, "it holds no adapter_config.json", "merge", "--adapter", self.folder, "--out", self.folder / "merged"
+            INPUT,
+            "no adapter_config.json: it is empty",
+            "merge",
+            "--adapter",
+            self.folder,
+            "--out",
+            self.folder / "merged",
         )
 
     def test_a_gguf_file_as_base(self):
@@ -89,8 +95,13 @@ class OtherFiles(EndToEnd):
             stdin="hello\n",
         )
         self.fail_with(
-            INPUT, ["no tokenizer.json or tokenizer.model", "--tokenizer"], "tokenize", "--tokenizer", self.folder
+            INPUT, "no tokenizer.json or tokenizer.model: it is empty", "tokenize", "--tokenizer", self.folder
         )
+        says = "model.safetensors: is no tokenizer.json"
+        self.fail_with(INPUT, says, "tokenize", "--tokenizer", LEGAL_BASE / "model.safetensors")
+        (self.folder / "tokenizer.json").write_text("{}")
+        says = ["no config.json: it holds tokenizer.json", "Download or copy"]
+        self.fail_with(INPUT, says, "plan", "--model.path", self.folder, "--gpu", "H200")
 
     def test_a_runs_folder_where_an_anomaly_belongs(self):
         self.fail_with(INPUT, ["is a folder", "RUN/anomalies/step-N.json"], "replay", self.folder)

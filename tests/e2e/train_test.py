@@ -5,11 +5,13 @@ import gzip
 import io
 import json
 import os
+import shutil
 import unittest
 
 from support import (
     EndToEnd,
     FP32,
+    INPUT,
     LLAMA,
     LEGAL_BASE,
     NF4_MODEL,
@@ -25,6 +27,7 @@ from support import (
     run,
     token_rows,
     write_rows,
+    write_safetensors,
 )
 
 STEP_FIELDS = [
@@ -717,6 +720,59 @@ class Continuing(EndToEnd):
         second = self.train(base, rows, "--adapter_name_or_path", first, "--max_steps", "1", out="second")
         configs = [json.loads((f / "adapter_config.json").read_text()) for f in (first, second)]
         self.assertEqual(*configs)
+
+    def test_embeddings_that_peft_stored_stand_in_for_the_bases(self):
+        base, rows = model(TEXT_LLAMA, tokenizer=LEGAL_BASE), self.rows(8, vocab=50)
+        first = self.train(base, rows, out="first")
+        tensors = read_safetensors(first / "adapter_model.safetensors")
+        stored = "base_model.model.model.embed_tokens.weight"
+        other = read_safetensors(model(TEXT_LLAMA, seed=5) / "model.safetensors")["model.embed_tokens.weight"]
+        write_safetensors(first / "adapter_model.safetensors", tensors | {stored: other})
+        # A base that has them itself, with the adapter without them.
+        mixed, plain = self.copied_model(base, "mixed"), self.folder / "plain"
+        shutil.copytree(first, plain)
+        write_safetensors(plain / "adapter_model.safetensors", tensors)
+        weights = read_safetensors(mixed / "model.safetensors")
+        write_safetensors(mixed / "model.safetensors", weights | {"model.embed_tokens.weight": other})
+        losses = lambda path, adapter: [
+            row["loss"] for row in self.score(path, rows, "--adapter_name_or_path", adapter)
+        ]
+        expected = losses(mixed, plain)
+        self.assertEqual(losses(base, first), expected)
+        self.assertNotEqual(losses(base, plain), expected)
+        # They stay frozen, and with the adapter: in the result, in checkpoints, and in what is merged.
+        extra = ["--max_steps", "4", "--save_steps", "2"]
+        second = self.train(base, rows, "--adapter_name_or_path", first, *extra, out="second")
+        expected = self.train(mixed, rows, "--adapter_name_or_path", plain, *extra, out="expected")
+        after = read_safetensors(second / "adapter_model.safetensors")
+        self.assertEqual(after.pop(stored), other)
+        self.assertEqual(after, read_safetensors(expected / "adapter_model.safetensors"))
+        self.assertIn(stored, read_safetensors(second / "checkpoint-2" / "adapter_model.safetensors"))
+        shutil.rmtree(second / "checkpoint-4")
+        for file in ("adapter_model.safetensors", "adapter_config.json", "trainer_state.json"):
+            (second / file).unlink()
+        arguments = ["--adapter_name_or_path", first, *extra, "--resume_from_checkpoint", "auto"]
+        self.assertEqual(
+            read_safetensors(self.train(base, rows, *arguments, out="second") / "adapter_model.safetensors"),
+            after | {stored: other},
+        )
+        self.succeed("merge", "--base", base, "--adapter", first, "--out", self.folder / "merged", "--device", "cpu")
+        merged = read_safetensors(self.folder / "merged" / "model.safetensors")
+        self.assertEqual(merged["model.embed_tokens.weight"], other)
+        # Beside others, and in llama.cpp's files, they would be lost.
+        advice = "stores the model's embed_tokens"
+        prompt = ["--adapter", f"one={first}", "--file", write_rows(self.folder / "p.jsonl", [{"text": "a"}])]
+        self.fail_with(INPUT, advice, "generate", "--model.path", base, *prompt)
+        self.fail_with(INPUT, advice, "export", "gguf", "--adapter", first, "--base", base, "--out", self.folder / "a")
+        write_safetensors(
+            first / "adapter_model.safetensors",
+            tensors | {stored: (other[0], [2050, 32], other[2] + other[2][: 2 * 32 * 4])},
+        )
+        self.fail_with(
+            INPUT,
+            "the vocabulary was enlarged from 2048 to 2050",
+            *self.train_arguments(base, rows, "--adapter_name_or_path", first, out="third"),
+        )
 
 
 class FullTraining(EndToEnd):

@@ -93,14 +93,62 @@ TEST(Checkpoint, RefusesBadShards) {
 
 TEST(Checkpoint, SaysWhatIsNotThere) {
     const ScratchFolder folder;
-    expect_input_error({"model.safetensors", "pickle"}, [&] { Checkpoint::open(folder.path().string()); });
     expect_input_error({"no such file"}, [&] { Checkpoint::open((folder / "nothing").string()); });
     expect_input_error({"empty"}, [&] { Checkpoint::open(""); });
     write_text(folder / "weights.bin", "x");
-    expect_input_error({"weights.bin", ".safetensors", "pickle"},
+    expect_input_error({"weights.bin", "not a .safetensors file", "save_pretrained"},
                        [&] { Checkpoint::open((folder / "weights.bin").string()); });
-    write_text(folder / "pytorch_model.bin", "x");
-    expect_input_error({"model.safetensors", "pickle"}, [&] { Checkpoint::open(folder.path().string()); });
+    write_text(folder / "rows.json", "x");
+    expect_input_error({"rows.json", "a model folder or a .safetensors file"},
+                       [&] { Checkpoint::open((folder / "rows.json").string()); });
+}
+
+/// A folder without the file that is expected is told by what it holds: one advice does not fit all.
+TEST(Checkpoint, NamesWhatStandsInTheFilesPlace) {
+    struct Case {
+        std::vector<std::string> files, words;
+    };
+    const std::vector<Case> cases = {
+        {{}, {"no model.safetensors or model.safetensors.index.json: it is empty"}},
+        {{"config.json", "tokenizer.json"}, {"it holds config.json, tokenizer.json", "Download or copy"}},
+        {{"config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"},
+         {"2 shards (model-00001-of-00002.safetensors, model-00002-of-00002.safetensors) without their index",
+          "download model.safetensors.index.json"}},
+        {{"model-00001-of-00001.safetensors"}, {"one shard, model-00001-of-00001.safetensors", "Rename it"}},
+        {{"config.json", "adapter_config.json", "adapter_model.safetensors"},
+         {"is a PEFT adapter, not a model", "--model.path someone/base --model.adapter_name_or_path "}},
+        {{"adapter_model.safetensors"}, {"is a PEFT adapter", "--model.path BASE"}},
+        {{"original/consolidated.00.pth", "config.json"}, {"Meta's or Mistral's own form (original/)"}},
+        {{"consolidated.safetensors", "params.json"}, {"own form (consolidated.safetensors, params.json)"}},
+        {{"config.json", "model-Q4_K_M.gguf"}, {"GGUF files", "llama.cpp", "(model-Q4_K_M.gguf)"}},
+        {{"config.json", "pytorch_model.bin"}, {"pickle files", "(pytorch_model.bin)", "save_pretrained"}},
+        {{"config.json", "model.fp16.safetensors"}, {"other names (model.fp16.safetensors)", "--model.path "}},
+        {{"config.json", "tf_model.h5"}, {"another framework (tf_model.h5)"}},
+        {{"checkpoint-20/config.json", "checkpoint-40/config.json"},
+         {"checkpoints of a run (checkpoint-20/, checkpoint-40/)", "/checkpoint-N"}},
+        {{"global_step10/mp_rank_00.pt", "zero_to_fp32.py"}, {"DeepSpeed or FSDP", "Gather"}},
+        {{"refs/main", "snapshots/abc/model.safetensors"}, {"the Hugging Face cache", "/snapshots"}},
+        {{"optimizer.pt", "scheduler.pt", "trainer_state.json"}, {"the state of a training run without its weights"}},
+        {{"inner/config.json", "notes.txt"}, {"it holds inner/, notes.txt", "/inner."}},
+        {{"1", "2", "3", "4", "5", "6", "7"}, {"it holds 1, 2, 3, 4, 5, and 2 more"}},
+    };
+    for (const Case& one : cases) {
+        const ScratchFolder folder;
+        for (const std::string& file : one.files)
+            write_text(folder / file,
+                       file == "adapter_config.json" ? R"({"base_model_name_or_path": "someone/base"})" : "x");
+        try {
+            Checkpoint::open(folder.path().string());
+            ADD_FAILURE() << one.words.front();
+        } catch (const Error& error) {
+            const std::string message = error.what();
+            EXPECT_EQ(error.kind(), ErrorKind::input);
+            for (const std::string& word : one.words)
+                EXPECT_NE(message.find(word), std::string::npos) << "'" << word << "' is not in: " << message;
+            const bool pickles = one.words.front() == "pickle files";
+            EXPECT_EQ(message.find("pickle") != std::string::npos, pickles) << message;
+        }
+    }
 }
 
 TEST(Checkpoint, FollowsTheUsersOwnLinks) {

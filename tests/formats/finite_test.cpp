@@ -47,6 +47,27 @@ TEST(Finite, TheLargestNumbersAreNumbers) {
     }
 }
 
+/// What rounds to infinity in the type that a model computes in is no number there.
+TEST(Finite, SomeNumbersAreTooLargeForSixteenBits) {
+    const ScratchFolder folder;
+    using spec::DType;
+    const auto place_in = [&](DType type, float value, DType held) {
+        const SafetensorsFile file(file_with(folder, type, 3, 205, value));
+        return first_not_finite(file.at("some.weight"), held).value_or(-1);
+    };
+    EXPECT_EQ(place_in(DType::f32, 65519.0F, DType::f16), -1);
+    EXPECT_EQ(place_in(DType::f32, -65520.0F, DType::f16), 205);
+    EXPECT_EQ(place_in(DType::f32, 65520.0F, DType::bf16), -1);
+    EXPECT_EQ(place_in(DType::f32, std::numeric_limits<float>::max(), DType::bf16), 205);
+    EXPECT_EQ(place_in(DType::bf16, 65280.0F, DType::f16), -1);
+    EXPECT_EQ(place_in(DType::bf16, 65536.0F, DType::f16), 205);
+    EXPECT_EQ(place_in(DType::bf16, 3.3895314e38F, DType::bf16), -1);
+    EXPECT_EQ(place_in(DType::f16, 65504.0F, DType::f16), -1);
+    const SafetensorsFile file(file_with(folder, DType::bf16, 5, 203, 70144.0F));
+    expect_input_error({"'some.weight' holds 70144 at row 2, column 3", "too large for float16", "model.dtype"},
+                       [&] { require_finite(file.at("some.weight"), DType::f16); });
+}
+
 TEST(Finite, TheMessageNamesFileTensorPlaceAndValue) {
     const ScratchFolder folder;
     const fs::path path = file_with(folder, spec::DType::bf16, 5, 203, -infinity);

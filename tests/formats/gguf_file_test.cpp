@@ -137,6 +137,23 @@ void expect_refused(const Raw& raw, const std::vector<std::string>& words) {
     expect_input_error(words, [&] { GgufFile(folder / "bad.gguf"); });
 }
 
+/// As the Python package writes a number, and llama.cpp reads it.
+TEST(Gguf, ReadsAScalar) {
+    const ScratchFolder folder;
+    const auto scalar = [&](uint32_t type) {
+        Raw raw = Raw::header(1, 0).text("one").put<uint32_t>(0).put(type).put<uint64_t>(0);
+        raw.bytes.resize((raw.bytes.size() + 31) / 32 * 32);
+        write_text(folder / "scalar.gguf", raw.put(3.5F).bytes);
+        return GgufFile(folder / "scalar.gguf");
+    };
+    const GgufFile file = scalar(0);
+    const GgufTensor& one = file.tensors().at(0);
+    EXPECT_TRUE(one.shape.empty());
+    EXPECT_EQ(one.elements(), 1);
+    EXPECT_EQ(one.data.size(), sizeof(float));
+    expect_input_error({"rows of 1 are no multiple of Q8_0's block of 32"}, [&] { scalar(8); });
+}
+
 TEST(Gguf, NamesWhatIsWrong) {
     const auto field = [](const std::string& key, uint32_t type) { return Raw::header(0, 1).text(key).put(type); };
     expect_refused(Raw{}.raw("PK\x03\x04"), {"not a GGUF file"});

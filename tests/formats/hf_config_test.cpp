@@ -212,6 +212,45 @@ TEST(HfConfig, ReadsEveryRopeType) {
     expect_input_error({"rope_theta"}, [] { parse(changed("small_llama_v4_names", {{"rope_theta", 0}})); });
 }
 
+/// What a config states twice is taken from the place that transformers 5 takes it from.
+TEST(HfConfig, TakesARopesFactsFromThePlacesThatTransformersDoes) {
+    const json golden = golden_json("rope/two_places.json");
+    ASSERT_GE(golden.at("cases").size(), 25U);
+    for (const auto& [name, entry] : golden.at("cases").items()) {
+        SCOPED_TRACE(name);
+        json config = golden.at("base");
+        config.update(entry.at("config"));
+        const spec::ModelSpec spec = parse(config);
+        const auto expect_frequencies = [&entry = entry](const spec::ModelSpec& model) {
+            const spec::RopeFrequencies found = rope_frequencies(model, 200);
+            const auto expected = entry.at("inv_freq").get<std::vector<double>>();
+            ASSERT_EQ(found.inv_freq.size(), expected.size());
+            for (std::size_t i = 0; i < expected.size(); ++i)
+                EXPECT_NEAR(found.inv_freq[i], expected[i], 5e-7 * expected[i]) << "frequency " << i;
+            EXPECT_NEAR(found.attention_scaling, entry.at("attention_scaling").get<double>(), 1e-6);
+        };
+        expect_frequencies(spec);
+        // What is written is read again as it was meant, in whatever words the original said it.
+        spec::ModelSpec other = spec;
+        other.rope.theta *= 2;
+        other = parse_model_spec(write_model_config(other, {}, config.dump()), "written");
+        other.rope.theta /= 2;
+        expect_frequencies(other);
+    }
+}
+
+TEST(HfConfig, TheTypeOfTheTensorsStandsInForAnAbsentOne) {
+    const json llama = without(config_of("small_llama_v4_names"), "torch_dtype");
+    EXPECT_EQ(parse_model_spec(llama.dump(), "test", spec::DType::f16).dtype, spec::DType::f16);
+    json both = changed("small_llama", {{"dtype", "float16"}, {"torch_dtype", "float32"}});
+    spec::ModelSpec spec = parse(both);
+    EXPECT_EQ(spec.dtype, spec::DType::f16);
+    spec.dtype = spec::DType::bf16;
+    const json written = json::parse(write_model_config(spec, {}, both.dump()));
+    EXPECT_EQ(written.at("dtype"), "bfloat16");
+    EXPECT_FALSE(written.contains("torch_dtype"));
+}
+
 TEST(HfConfig, RefusesWhatItDoesNotKnowByName) {
     const auto refuse = [](const json& changes, const std::vector<std::string>& words) {
         expect_input_error(words, [&] { parse(changed("small_llama", changes)); });
@@ -222,6 +261,8 @@ TEST(HfConfig, RefusesWhatItDoesNotKnowByName) {
     refuse({{"architectures", {"MistralForCausalLM"}}}, {"MistralForCausalLM"});
     refuse({{"hidden_act", "gelu"}}, {"hidden_act", "gelu"});
     refuse({{"dtype", "int8"}}, {"dtype", "int8"});
+    refuse({{"text_config", {{"hidden_size", 64}}}}, {"text_config", "llama"});
+    refuse({{"per_layer_config", {{"0", {{"hidden_size", 64}}}}}}, {"per_layer_config"});
     refuse({{"hidden_size", "128"}}, {"hidden_size", "\"128\""});
     refuse({{"hidden_size", -128}}, {"hidden_size", "-128"});
     refuse({{"hidden_size", nullptr}}, {"hidden_size", "nothing"});

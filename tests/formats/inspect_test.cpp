@@ -76,7 +76,7 @@ TEST(Inspect, ListsEveryProblemItFinds) {
     write_safetensors(folder / "model.safetensors", good);
     const Inspection inspection = inspect_path(folder.path().string());
     EXPECT_FALSE(inspection.ok());
-    EXPECT_TRUE(has_problem(inspection, "k_proj.weight': the absmax of block 0 is not finite"));
+    EXPECT_TRUE(has_problem(inspection, "k_proj.weight' holds a value that is not finite: inf at block 0"));
     EXPECT_TRUE(has_problem(inspection, "missing tensors"));
     EXPECT_EQ(inspection.quant_states_checked, 2);
     EXPECT_EQ(nlohmann::json::parse(inspect_json(inspection)).at("ok"), false);

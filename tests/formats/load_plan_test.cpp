@@ -1,6 +1,6 @@
 #include "unsloth/formats/load_plan.h"
 
-#include "formats/support.h"
+#include "formats/model_support.h"
 
 namespace unsloth::formats {
 namespace {
@@ -176,6 +176,105 @@ TEST_F(PlainModel, TakesQuantisedEmbeddingsAndRefusesOtherShapes) {
     add("model.norm.weight", spec::DType::bf16, {128});
     quantised(q_, 64, 256);
     expect_refused({q_, "[128, 128]", "quant_state says [64, 256]"});
+}
+
+std::vector<float> values_of(const TensorSource& source) {
+    std::vector<float> values(static_cast<std::size_t>(source.rows() * source.cols()));
+    source.read_f32(values.data());
+    return values;
+}
+
+/// A tied config beside a head of its own, as transformers 5 takes it.
+TEST(WeightFile, AHeadOfOtherValuesIsNotTied) {
+    const ScratchFolder folder;
+    const spec::ModelSpec tied = tiny_spec(/*tied=*/true);
+    const std::vector<TensorBlob> weights = random_weights(tied);
+    const auto open = [&](const std::vector<TensorBlob>& heads) {
+        std::vector<TensorBlob> all = weights;
+        all.insert(all.end(), heads.begin(), heads.end());
+        write_model_folder(folder.path(), tied, all);
+        return WeightFile::open(folder.path().string());
+    };
+    EXPECT_TRUE(open({}).spec.tie_word_embeddings);
+    TensorBlob head = random_blob({"lm_head.weight", spec::DType::bf16, {50, 24}}, 9);
+    const WeightFile other = open({head});
+    EXPECT_FALSE(other.spec.tie_word_embeddings);
+    EXPECT_EQ(other.tensors.head().rule.hf_name, "lm_head.weight");
+    EXPECT_NE(values_of(other.tensors.head()), values_of(other.tensors.of(spec::TensorRole::embed_tokens)));
+    // A copy stays one, also in a wider type.
+    const auto embedding = std::ranges::find_if(
+        weights, [](const TensorBlob& blob) { return blob.decl.name == "model.embed_tokens.weight"; });
+    head.data = embedding->data;
+    EXPECT_TRUE(open({head}).spec.tie_word_embeddings);
+    std::vector<float> wide(50 * 24);
+    spec::convert_to_f32(spec::DType::bf16, head.data.data(), 50 * 24, wide.data());
+    const auto bytes = std::as_bytes(std::span(wide));
+    head = {{"lm_head.weight", spec::DType::f32, {50, 24}}, {bytes.begin(), bytes.end()}};
+    EXPECT_TRUE(open({head}).spec.tie_word_embeddings);
+    head.data.back() ^= std::byte{1};
+    EXPECT_FALSE(open({head}).spec.tie_word_embeddings);
+    expect_input_error({"lm_head.weight", "[50, 24]", "[52, 24]"},
+                       [&] { open({random_blob({"lm_head.weight", spec::DType::bf16, {52, 24}}, 9)}); });
+}
+
+TEST(WeightFile, TheTensorsSayTheTypeThatTheConfigLeavesOut) {
+    const ScratchFolder folder;
+    for (const spec::DType type : {spec::DType::bf16, spec::DType::f16, spec::DType::f32}) {
+        const spec::ModelSpec spec = tiny_spec(false, type);
+        write_model_folder(folder.path(), spec, random_weights(spec));
+        nlohmann::json config = nlohmann::json::parse(read_file(folder / "config.json"));
+        config.erase("torch_dtype");
+        write_text(folder / "config.json", config.dump());
+        EXPECT_EQ(WeightFile::open(folder.path().string()).spec.dtype, type);
+    }
+}
+
+/// Embeddings that PEFT stored beside an adapter take the base's place, as PEFT loads them.
+TEST(WeightFile, AnAdaptersEmbeddingsStandInForTheBases) {
+    const ScratchFolder folder;
+    spec::LoraSpec lora;
+    lora.r = 2;
+    lora.target_modules = {"q_proj"};
+    const auto open = [&](bool tied, const std::vector<TensorBlob>& stored) {
+        const spec::ModelSpec spec = tiny_spec(tied);
+        write_model_folder(folder / "base", spec, random_weights(spec));
+        std::vector<TensorBlob> blobs = stored;
+        for (const TensorDecl& decl : adapter_tensors(lora, spec)) blobs.push_back(random_blob(decl, 2));
+        write_safetensors(folder / "adapter/adapter_model.safetensors", blobs);
+        write_text(folder / "adapter/adapter_config.json", write_peft_config({lora, "base"}));
+        return WeightFile::open((folder / "base").string(), "", folder / "adapter");
+    };
+    fs::create_directories(folder / "adapter");
+    const auto stored = [](const char* module, uint64_t seed) {
+        TensorBlob blob = random_blob({"same", spec::DType::f32, {50, 24}}, seed);
+        blob.decl.name = saved_module_name(module);
+        return blob;
+    };
+    const auto values = [](const TensorBlob& blob) {
+        std::vector<float> all(50 * 24);
+        std::memcpy(all.data(), blob.data.data(), blob.data.size());
+        return all;
+    };
+    const TensorBlob embedding = stored("embed_tokens", 5), head = stored("lm_head", 6);
+    const auto embedded = [](const WeightFile& file) {
+        return values_of(file.tensors.of(spec::TensorRole::embed_tokens));
+    };
+    EXPECT_TRUE(open(false, {}).stand_in_tensors().empty());
+    const WeightFile one = open(false, {embedding});
+    EXPECT_EQ(embedded(one), values(embedding));
+    EXPECT_NE(values_of(one.tensors.head()), values(embedding));
+    ASSERT_EQ(one.stand_in_tensors().size(), 1U);
+    EXPECT_EQ(one.stand_in_tensors()[0]->name, embedding.decl.name);
+    const WeightFile both = open(false, {embedding, head});
+    EXPECT_EQ(embedded(both), values(embedding));
+    EXPECT_EQ(values_of(both.tensors.head()), values(head));
+    EXPECT_EQ(both.stand_in_tensors().size(), 2U);
+    // Of a tied model one matrix stands for both ends.
+    const WeightFile tied = open(true, {head});
+    EXPECT_TRUE(tied.spec.tie_word_embeddings);
+    EXPECT_EQ(embedded(tied), values(head));
+    EXPECT_EQ(embedded(open(true, {embedding, stored("lm_head", 5)})), values(embedding));
+    expect_input_error({"lm_head of other values", "tie_word_embeddings"}, [&] { open(true, {embedding, head}); });
 }
 
 }  // namespace

@@ -187,11 +187,52 @@ TEST_F(WrittenAdapter, NamesWhatDoesNotFit) {
 }
 
 TEST_F(WrittenAdapter, SaysWhichFileIsMissing) {
-    expect_input_error({"adapter_config.json is missing"}, [&] { read_adapter(folder_.path(), model_); });
+    const auto refused = [&](const std::vector<std::string>& words) {
+        expect_input_error(words, [&] { read_adapter(folder_.path(), model_); });
+    };
+    refused({"no adapter_config.json: it is empty", "training.output_dir"});
+    write_text(folder_ / "checkpoint-5/adapter_config.json", "{}");
+    refused({"no adapter_config.json", "checkpoints of a run (checkpoint-5/)"});
+    write_text(folder_ / "model.safetensors", "x");
+    refused({"is a model, not a PEFT adapter", "training.output_dir"});
+    fs::remove(folder_ / "model.safetensors");
     write_text(folder_ / "adapter_config.json", write_peft_config(config_));
     write_text(folder_ / "adapter_model.bin", "x");
-    expect_input_error({"adapter_model.safetensors is missing", "pickle"},
-                       [&] { read_adapter(folder_.path(), model_); });
+    refused({"no adapter_model.safetensors", "pickle", "adapter_model.bin", "PeftModel.from_pretrained"});
+    fs::rename(folder_ / "adapter_model.bin", folder_ / "adapter.gguf");
+    refused({"no adapter_model.safetensors", "GGUF"});
+    expect_input_error({"adapter.gguf: is a file", "that it was made of"},
+                       [&] { read_adapter(folder_ / "adapter.gguf", model_); });
+}
+
+/// PEFT stores the embeddings and the head by itself where the vocabulary was changed.
+TEST_F(WrittenAdapter, MayHoldEmbeddingsThatStandInForTheBases) {
+    const auto intact = blobs_;
+    const auto add = [&](const std::string& name, spec::DType dtype, std::vector<int64_t> shape) {
+        const TensorDecl decl{name, dtype, std::move(shape)};
+        blobs_.push_back({decl, std::vector<std::byte>(decl.bytes())});
+    };
+    const std::string embedding = saved_module_name("embed_tokens"), head = saved_module_name("lm_head");
+    add(embedding, spec::DType::bf16, {256, 128});
+    const Adapter adapter = write_and_read();
+    ASSERT_NE(adapter.stand_in("embed_tokens"), nullptr);
+    EXPECT_EQ(adapter.stand_in("embed_tokens")->name, embedding);
+    EXPECT_EQ(adapter.stand_in("lm_head"), nullptr) << "modules_to_save names it";
+    expect_input_error({embedding, "would lose it", "Merge"},
+                       [&] { adapter.refuse_stand_ins("and a file of GGUF would lose it", "Merge it."); });
+    blobs_ = intact;
+    add(embedding, spec::DType::bf16, {258, 128});
+    expect_refused({"the vocabulary was enlarged from 256 to 258", "resize_token_embeddings(258)"});
+    blobs_ = intact;
+    add(embedding, spec::DType::bf16, {250, 128});
+    expect_refused({"the vocabulary was cut from 256 to 250"});
+    blobs_ = intact;
+    add(embedding, spec::DType::i32, {256, 128});
+    expect_refused({"wrong type or shape", embedding, "I32"});
+    blobs_ = intact;  // what modules_to_save names, too
+    std::erase_if(blobs_, [&](const TensorBlob& blob) { return blob.decl.name == head; });
+    add(head, spec::DType::f32, {264, 128});
+    expect_refused({"the vocabulary was enlarged from 256 to 264", head});
 }
 
 }  // namespace

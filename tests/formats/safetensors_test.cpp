@@ -40,12 +40,13 @@ std::vector<Malformed> malformed_files() {
          entry(R"("dtype":"U8","dtype":"I8","shape":[8],"data_offsets":[0,8])"),
          eight,
          {"'dtype'", "twice"}},
-        {"UnknownDtype", entry(R"("dtype":"F4","shape":[8],"data_offsets":[0,8])"), eight, {"'w'", "'F4'"}},
+        {"UnknownDtype", entry(R"("dtype":"F3","shape":[8],"data_offsets":[0,8])"), eight, {"'w'", "'F3'"}},
+        {"HalfAByte", entry(R"("dtype":"F4","shape":[15],"data_offsets":[0,8])"), eight, {"'w'", "60 bits"}},
+        {"SixBitsTooLarge", entry(R"("dtype":"F6_E2M3","shape":[8],"data_offsets":[0,8])"), eight, {"takes 6"}},
         {"NumericDtype", entry(R"("dtype":3,"shape":[8],"data_offsets":[0,8])"), eight, {"'w'", "dtype"}},
         {"MissingDtype", entry(R"("shape":[8],"data_offsets":[0,8])"), eight, {"'w'", "no dtype"}},
         {"MissingShape", entry(R"("dtype":"U8","data_offsets":[0,8])"), eight, {"'w'", "no shape"}},
         {"MissingOffsets", entry(R"("dtype":"U8","shape":[8])"), eight, {"'w'", "no data_offsets"}},
-        {"UnknownField", entry(R"("dtype":"U8","shape":[8],"data_offsets":[0,8],"x":1)"), eight, {"'w'", "'x'"}},
         {"EntryIsNoObject", R"({"w":[1]})", eight, {"'w'", "no object"}},
         {"NegativeSize", entry(R"("dtype":"U8","shape":[-8],"data_offsets":[0,8])"), eight, {"'w'", "-8"}},
         {"FractionalSize", entry(R"("dtype":"U8","shape":[8.0],"data_offsets":[0,8])"), eight, {"'w'", "8.0"}},
@@ -165,6 +166,28 @@ TEST(SafetensorsFile, ReadsWhatIsUnusualButRight) {
     expect_input_error({"'absent'", "missing"}, [&] { file.at("absent"); });
     write_raw(path, "{}", "");
     EXPECT_TRUE(SafetensorsFile(path).tensors().empty());
+}
+
+/// Of the format's own library (0.8.0), which reads all of these.
+TEST(SafetensorsFile, IsNoStricterThanTheFormatsLibrary) {
+    const ScratchFolder folder;
+    const fs::path path = folder / "odd.safetensors";
+    const std::string entry = R"("shape":[8],"data_offsets":[0,8])";
+    write_raw(path, R"({"__metadata__":null,"w":{"dtype":"U8",)" + entry + "}}", eight);
+    EXPECT_TRUE(SafetensorsFile(path).metadata().empty());
+    EXPECT_EQ(SafetensorsFile(path).at("w").elements(), 8);
+    write_raw(path, R"({"w":{"dtype":"U8","later":1,)" + entry + "}}", eight);
+    EXPECT_EQ(SafetensorsFile(path).at("w").elements(), 8);
+    const std::vector<std::pair<const char*, int>> types = {
+        {"U64", 64},        {"U32", 32},    {"U16", 16},    {"C64", 64},    {"F8_E4M3FNUZ", 8},
+        {"F8_E5M2FNUZ", 8}, {"F8_E8M0", 8}, {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"F4", 4}};
+    for (const auto& [name, bits] : types) {
+        const std::string data(static_cast<std::size_t>(bits), '\xff');
+        write_raw(path, cat(R"({"w":{"dtype":")", name, R"(","shape":[2,4],"data_offsets":[0,)", bits, "]}}"), data);
+        const SafetensorsFile file(path);
+        EXPECT_EQ(safetensors_name(file.at("w").dtype), name);
+        EXPECT_EQ(file.at("w").data.size(), data.size());
+    }
 }
 
 TEST(SafetensorsFile, ViewsOutliveAMove) {

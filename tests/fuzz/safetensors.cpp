@@ -25,7 +25,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
         for (const formats::TensorView& tensor : file.tensors()) {
             fuzz::require(&file.at(tensor.name) == &tensor, "a tensor is not found under its name");
             fuzz::require(
-                static_cast<std::size_t>(tensor.elements()) * spec::size_of(tensor.dtype) == tensor.data.size(),
+                static_cast<std::size_t>(tensor.elements()) * spec::bits_of(tensor.dtype) == 8 * tensor.data.size(),
                 "a tensor's size is not that of its elements");
             unsigned sum = 0;
             for (const std::byte value : tensor.data) sum += std::to_integer<unsigned>(value);

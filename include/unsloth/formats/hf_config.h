@@ -25,10 +25,11 @@ struct QuantizationConfig {
 
 /// The model that folder/config.json describes. Input Error, naming file and key, for an architecture, rope type,
 /// activation or quantisation method that this program does not know, and for sizes that are missing, not positive,
-/// too large or contradict each other.
-spec::ModelSpec read_model_spec(const std::filesystem::path& folder);
+/// too large or contradict each other. `otherwise`: the type where the file names none.
+spec::ModelSpec read_model_spec(const std::filesystem::path& folder, spec::DType otherwise = spec::DType::f32);
 /// The same from a text; `source` stands in messages.
-spec::ModelSpec parse_model_spec(const std::string& json_text, const std::string& source);
+spec::ModelSpec parse_model_spec(const std::string& json_text, const std::string& source,
+                                 spec::DType otherwise = spec::DType::f32);
 
 /// nullopt: the file has no quantization_config.
 std::optional<QuantizationConfig> read_quantization_config(const std::filesystem::path& folder);

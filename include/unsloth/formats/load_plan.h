@@ -3,7 +3,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -52,6 +54,8 @@ class ModelTensors {
     /// lm_head, or embed_tokens where they are tied.
     const TensorSource& head() const;
     const TensorSource* find(const std::string& hf_name) const;
+    /// Gives a tensor of the model, which is 16/32-bit from now on, the values of another one of its shape.
+    void replace(const std::string& hf_name, const TensorView& tensor);
 
     int64_t parameters() const;         ///< elements of the weights as the model computes with them
     std::size_t stored_bytes() const;   ///< with the 4-bit weights' companions
@@ -81,16 +85,32 @@ struct HeldTypes {
 /// when some are missing, unknown, of another shape or of a type that cannot be used.
 ModelTensors resolve_tensors(const Checkpoint& checkpoint, const spec::ModelSpec& spec);
 
+/// What config.json says, and where the tensors say more: their type where it names none, and that embeddings are not
+/// tied where it says so and lm_head.weight holds other values (transformers 5 decides so; logged). Errors as
+/// read_model_spec.
+spec::ModelSpec model_spec_of(const Checkpoint& checkpoint);
+
 /// A model on disk: its config, its mapped weights, and where each tensor lies. Movable; views stay valid.
 struct WeightFile {
     spec::ModelSpec spec;
     std::optional<QuantizationConfig> quantization;
     Checkpoint checkpoint;
     ModelTensors tensors;
+    /// Of an adapter that stands in for the model's embeddings or head; null: none does.
+    std::shared_ptr<const SafetensorsFile> stand_ins;
 
     /// `path` as for Checkpoint::open. Input Error as for read_model_spec, Checkpoint::open and resolve_tensors.
     /// `rope_scaling`: Hugging Face's object as text, instead of config.json's (set_rope_scaling); empty or {}: none.
-    static WeightFile open(const std::string& path, const std::string& rope_scaling = {});
+    /// `adapter`: a folder, empty: none. The embeddings and the head that PEFT stored there, though modules_to_save
+    /// does not name them, stand in for the model's, frozen, as PEFT loads them; input Error where they do not fit.
+    static WeightFile open(const std::string& path, const std::string& rope_scaling = {},
+                           const std::filesystem::path& adapter = {});
+
+    /// Tensors of stand_ins that `tensors` takes, under the adapter's names.
+    std::vector<const TensorView*> stand_in_tensors() const;
+
+  private:
+    void take_stand_ins(const std::filesystem::path& adapter);
 };
 
 }  // namespace unsloth::formats

@@ -38,7 +38,8 @@ std::string saved_module_name(const std::string& module);
 std::vector<TensorDecl> adapter_tensors(const spec::LoraSpec& lora, const spec::ModelSpec& model,
                                         spec::DType dtype = spec::DType::f32);
 
-/// An adapter folder that fits a model: every expected tensor is there in its shape and a floating type, and no other.
+/// An adapter folder that fits a model: every expected tensor is there in its shape and a floating type, and no other
+/// but the embeddings and the head, which PEFT stores by itself when the vocabulary was changed.
 struct Adapter {
     PeftConfig config;
     std::vector<spec::LayerLora> layers;  ///< resolve_lora(config.lora, model)
@@ -48,6 +49,10 @@ struct Adapter {
     const TensorView& b(int layer, spec::Projection p) const { return file.at(lora_b_name(layer, p)); }
     const TensorView& magnitude(int layer, spec::Projection p) const { return file.at(magnitude_name(layer, p)); }
     const TensorView& saved_module(const std::string& module) const { return file.at(saved_module_name(module)); }
+    /// "embed_tokens" or "lm_head" [V, D] that is stored, though modules_to_save does not name it; nullptr: it is not.
+    const TensorView* stand_in(const std::string& module) const;
+    /// input Error where one is stored, for a use that would lose it.
+    void refuse_stand_ins(const std::string& use, const std::string& advice) const;
 };
 
 /// Input Error that names the tensors when some are missing, unknown or of another shape.

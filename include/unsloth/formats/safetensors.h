@@ -46,8 +46,8 @@ std::string shape_text(const std::vector<int64_t>& shape);
 class SafetensorsFile {
   public:
     /// Maps and checks a file: header length (at most 100,000,000 bytes and inside the file), UTF-8, JSON, duplicate
-    /// names, known dtypes, shape x itemsize = length, offsets in order without overlap or hole up to the file's end.
-    /// Input Error otherwise.
+    /// names, known dtypes, shape x bits of an element = length, offsets in order without overlap or hole up to the
+    /// file's end. Input Error otherwise.
     explicit SafetensorsFile(const std::filesystem::path& path);
 
     /// Sorted by name.

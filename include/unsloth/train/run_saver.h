@@ -20,10 +20,11 @@ namespace unsloth::train {
 /// What does not change over a run.
 struct RunFiles {
     std::filesystem::path output_dir;
-    const weights::ParameterTable* table = nullptr;  ///< not owned
-    std::optional<spec::LoraSpec> lora;              ///< nothing: full training, the whole model is saved
-    std::string base;                                ///< model.path as the user gave it
-    std::string rope_scaling;                        ///< that the base's config.json has not; empty: none
+    const weights::ParameterTable* table = nullptr;     ///< not owned
+    std::optional<spec::LoraSpec> lora;                 ///< nothing: full training, the whole model is saved
+    std::string base;                                   ///< model.path as the user gave it
+    std::string rope_scaling;                           ///< that the base's config.json has not; empty: none
+    std::vector<const formats::TensorView*> stand_ins;  ///< that the adapter brings for the base's; not owned
     spec::ModelSpec spec;
     std::filesystem::path model_folder;  ///< of full training's config.json
     std::vector<std::filesystem::path> tokenizer_files;

@@ -16,9 +16,9 @@ using ReadValues = std::function<at::Tensor(const weights::Parameter&)>;
 /// Of the flat fp32 values, on any device.
 ReadValues values_in(const at::Tensor& params_P);
 
-/// adapter_model.safetensors (fp32) and adapter_config.json.
+/// adapter_model.safetensors (fp32) and adapter_config.json. `stand_ins`: tensors that are stored with it as they are.
 void save_adapter(const std::filesystem::path& folder, const weights::ParameterTable& table, const ReadValues& values,
-                  const formats::PeftConfig& config);
+                  const formats::PeftConfig& config, const std::vector<const formats::TensorView*>& stand_ins = {});
 
 /// config.json and model.safetensors (shards of at most `shard_bytes` and an index when larger) in spec.dtype.
 void save_model(const std::filesystem::path& folder, const weights::ParameterTable& table, const ReadValues& values,

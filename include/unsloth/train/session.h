@@ -15,6 +15,10 @@
 
 namespace unsloth::train {
 
+/// Of a forward pass whose values are not finite, of weights that are.
+inline constexpr const char* overflow_advice =
+    "float16 overflows where bfloat16 and float32 do not: set model.dtype to one of them.";
+
 /// The checkpoint, and where its tokenizer lies (in an adapter's folder if that has one).
 struct OpenedModel {
     std::shared_ptr<const formats::WeightFile> file;

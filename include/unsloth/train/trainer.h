@@ -105,6 +105,7 @@ class Trainer {
     std::vector<RankView> gather_views(const StepResult& result) const;
     std::string keep_anomaly(const StepResult& result, std::vector<RankView> views) const;
     void pass_over_spike(const StepResult& result);
+    std::string bad_weight() const;
     [[noreturn]] void stop_at_bad_step(const StepResult& result);
     void maybe_evaluate(int64_t step);
     void judge(const EvalReport& report);

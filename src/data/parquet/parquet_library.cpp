@@ -5,6 +5,9 @@
 #include <arrow/config.h>
 #include <arrow/io/file.h>
 #include <arrow/ipc/reader.h>
+#include <arrow/util/float16.h>
+#include <arrow/util/ree_util.h>
+#include <arrow/util/utf8.h>
 #include <parquet/arrow/reader.h>
 #include <parquet/file_reader.h>
 
@@ -13,10 +16,13 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace {
 
@@ -36,7 +42,24 @@ Value take(arrow::Result<Value> result) {
     return std::move(result).ValueUnsafe();
 }
 
-void write_string(std::string_view text, std::string& out) {
+/// The row's JSON text, which grows.
+struct Out {
+    std::string text;
+    bool bytes_as_text = false;  ///< bytes that are not UTF-8 are written as they are
+
+    template <class Part>
+    Out& operator+=(Part part) {
+        text += part;
+        return *this;
+    }
+};
+
+/// A value that JSON has no words for: what it is, as a noun.
+struct Unread {
+    std::string what;
+};
+
+void write_string(std::string_view text, Out& out) {
     out += '"';
     for (const char c : text) {
         if (c == '"' || c == '\\') {
@@ -54,7 +77,7 @@ void write_string(std::string_view text, std::string& out) {
 }
 
 template <class Number>
-void write_number(Number value, std::string& out) {
+void write_number(Number value, Out& out) {
     if constexpr (std::is_floating_point_v<Number>) {
         if (!std::isfinite(value)) {
             out += "null";  // JSON has no other word for it
@@ -62,13 +85,13 @@ void write_number(Number value, std::string& out) {
         }
     }
     char text[32];
-    out.append(text, std::to_chars(text, text + sizeof text, value).ptr);
+    out.text.append(text, std::to_chars(text, text + sizeof text, value).ptr);
 }
 
-void write_value(const Array& array, int64_t i, std::string& out);
+void write_value(const Array& array, int64_t i, Out& out);
 
 template <class ListArray>
-void write_list(const Array& array, int64_t i, std::string& out) {
+void write_list(const Array& array, int64_t i, Out& out) {
     const auto& list = static_cast<const ListArray&>(array);
     out += '[';
     const int64_t begin = list.value_offset(i), end = begin + list.value_length(i);
@@ -79,28 +102,75 @@ void write_list(const Array& array, int64_t i, std::string& out) {
     out += ']';
 }
 
-void write_struct(const arrow::StructArray& array, int64_t i, std::string& out) {
+/// A struct has the members of all rows: those that this row lacks are null, and are left out.
+void write_struct(const arrow::StructArray& array, int64_t i, Out& out) {
     out += '{';
+    const char* separator = "";
     for (int field = 0; field < array.num_fields(); ++field) {
-        if (field > 0) out += ',';
+        const std::size_t member = out.text.size();
+        out += separator;
         write_string(array.struct_type()->field(field)->name(), out);
         out += ':';
+        const std::size_t value = out.text.size();
         write_value(*array.field(field), i, out);
+        if (out.text.compare(value, std::string::npos, "null") == 0)
+            out.text.resize(member);
+        else
+            separator = ",";
+    }
+    out += '}';
+}
+
+void write_map(const arrow::MapArray& array, int64_t i, Out& out) {
+    out += '{';
+    const int64_t begin = array.value_offset(i), end = begin + array.value_length(i);
+    for (int64_t k = begin; k < end; ++k) {
+        if (k > begin) out += ',';
+        const std::size_t key = out.text.size();
+        write_value(*array.keys(), k, out);
+        if (out.text[key] != '"') throw Unread{"a map whose keys are not strings"};
+        out += ':';
+        write_value(*array.items(), k, out);
     }
     out += '}';
 }
 
 template <class NumberArray>
-void write_number_of(const Array& array, int64_t i, std::string& out) {
+void write_number_of(const Array& array, int64_t i, Out& out) {
     write_number(static_cast<const NumberArray&>(array).Value(i), out);
 }
 
 template <class TextArray>
-void write_text_of(const Array& array, int64_t i, std::string& out) {
+void write_text_of(const Array& array, int64_t i, Out& out) {
     write_string(static_cast<const TextArray&>(array).GetView(i), out);
 }
 
-void write_value(const Array& array, int64_t i, std::string& out) {
+template <class BytesArray>
+void write_bytes_of(const Array& array, int64_t i, Out& out) {
+    const std::string_view bytes = static_cast<const BytesArray&>(array).GetView(i);
+    if (!out.bytes_as_text && !arrow::util::ValidateUTF8(bytes))
+        throw Unread{"bytes that are not UTF-8 (Arrow's type " + array.type()->name() + ")"};
+    write_string(bytes, out);
+}
+
+/// Extension types are what they store; a text of arrow.json is the JSON that it holds.
+void write_extension(const arrow::ExtensionArray& array, int64_t i, Out& out) {
+    const std::string name = array.extension_type()->extension_name();
+    const std::size_t begin = out.text.size();
+    try {
+        write_value(*array.storage(), i, out);
+    } catch (const Unread&) {
+        throw Unread{"a value of Arrow's type " + name + ", which is not read"};
+    }
+    if (name != "arrow.json") return;
+    const auto stored = nlohmann::json::parse(out.text.substr(begin), nullptr, false);
+    if (!stored.is_string()) return;  // null, or bytes that are not UTF-8
+    const auto& json = stored.get_ref<const std::string&>();
+    if (!nlohmann::json::accept(json)) throw Unread{"a text of Arrow's type arrow.json that is not JSON"};
+    out.text.replace(begin, std::string::npos, json);
+}
+
+void write_value(const Array& array, int64_t i, Out& out) {
     if (array.IsNull(i)) {
         out += "null";
         return;
@@ -133,6 +203,11 @@ void write_value(const Array& array, int64_t i, std::string& out) {
         case Type::UINT64:
             write_number_of<arrow::UInt64Array>(array, i, out);
             break;
+        case Type::HALF_FLOAT:
+            write_number(
+                arrow::util::Float16::FromBits(static_cast<const arrow::HalfFloatArray&>(array).Value(i)).ToFloat(),
+                out);
+            break;
         case Type::FLOAT:
             write_number_of<arrow::FloatArray>(array, i, out);
             break;
@@ -149,10 +224,13 @@ void write_value(const Array& array, int64_t i, std::string& out) {
             write_text_of<arrow::StringViewArray>(array, i, out);
             break;
         case Type::BINARY:
-            write_text_of<arrow::BinaryArray>(array, i, out);
+            write_bytes_of<arrow::BinaryArray>(array, i, out);
             break;
         case Type::LARGE_BINARY:
-            write_text_of<arrow::LargeBinaryArray>(array, i, out);
+            write_bytes_of<arrow::LargeBinaryArray>(array, i, out);
+            break;
+        case Type::BINARY_VIEW:
+            write_bytes_of<arrow::BinaryViewArray>(array, i, out);
             break;
         case Type::LIST:
             write_list<arrow::ListArray>(array, i, out);
@@ -163,9 +241,15 @@ void write_value(const Array& array, int64_t i, std::string& out) {
         case Type::FIXED_SIZE_LIST:
             write_list<arrow::FixedSizeListArray>(array, i, out);
             break;
+        case Type::LIST_VIEW:
+            write_list<arrow::ListViewArray>(array, i, out);
+            break;
+        case Type::LARGE_LIST_VIEW:
+            write_list<arrow::LargeListViewArray>(array, i, out);
+            break;
         case Type::MAP:
-            write_list<arrow::MapArray>(array, i, out);
-            break;  // pairs {key, value}
+            write_map(static_cast<const arrow::MapArray&>(array), i, out);
+            break;
         case Type::STRUCT:
             write_struct(static_cast<const arrow::StructArray&>(array), i, out);
             break;
@@ -174,8 +258,28 @@ void write_value(const Array& array, int64_t i, std::string& out) {
             write_value(*words.dictionary(), words.GetValueIndex(i), out);
             break;
         }
+        case Type::RUN_END_ENCODED: {
+            const auto& runs = static_cast<const arrow::RunEndEncodedArray&>(array);
+            write_value(*runs.values(),
+                        arrow::ree_util::FindPhysicalIndex(arrow::ArraySpan(*runs.data()), i, runs.offset()), out);
+            break;
+        }
+        case Type::EXTENSION:
+            write_extension(static_cast<const arrow::ExtensionArray&>(array), i, out);
+            break;
+        case Type::DATE32:
+        case Type::DATE64:
+        case Type::TIME32:
+        case Type::TIME64:
+        case Type::TIMESTAMP:
+        case Type::DECIMAL32:
+        case Type::DECIMAL64:
+        case Type::DECIMAL128:
+        case Type::DECIMAL256:
+            write_string(take(array.GetScalar(i))->ToString(), out);  // as Arrow spells them
+            break;
         default:
-            write_string(take(array.GetScalar(i))->ToString(), out);  // times, dates, decimals: as Arrow spells them
+            throw Unread{"a value of Arrow's type " + array.type()->name() + ", which is not read"};
     }
 }
 
@@ -226,7 +330,13 @@ std::shared_ptr<arrow::RecordBatchReader> open_arrow(const std::shared_ptr<arrow
 }  // namespace
 
 struct UnslothParquetFile {
-    explicit UnslothParquetFile(const char* path) {
+    UnslothParquetFile(const char* path, bool bytes_as_text) : row_text{{}, bytes_as_text} {
+        arrow::util::InitializeUTF8();
+        open(path);
+        for (const std::string& name : batches->schema()->field_names()) ++names[name];
+    }
+
+    void open(const char* path) {
         const auto input = take(arrow::io::ReadableFile::Open(path));
         if (take(input->ReadAt(0, 4))->ToString() != "PAR1") {
             batches = open_arrow(input);
@@ -237,6 +347,7 @@ struct UnslothParquetFile {
         parquet::ArrowReaderProperties arrow_properties(/*use_threads=*/false);
         arrow_properties.set_batch_size(batch_rows);
         arrow_properties.set_pre_buffer(false);
+        arrow_properties.set_arrow_extensions_enabled(true);  // a column that Parquet calls JSON is arrow.json
         parquet::arrow::FileReaderBuilder builder;
         require(builder.Open(input, properties));
         file = take(builder.memory_pool(arrow::default_memory_pool())->properties(arrow_properties)->Build());
@@ -251,32 +362,48 @@ struct UnslothParquetFile {
             if (!batch) return false;
             if (!file) require(batch->ValidateFull());  // Arrow's buffers are taken as they lie in the file
         }
-        text = "{";
-        for (int column = 0; column < batch->num_columns(); ++column) {
-            if (column > 0) text += ',';
-            write_string(batch->column_name(column), text);
-            text += ':';
-            write_value(*batch->column(column), row, text);
-        }
-        text += '}';
+        write_row();
         ++row;
         return true;
+    }
+
+    void write_row() {
+        std::string& text = row_text.text;
+        std::map<std::string, std::string> unread;
+        text = "{";
+        for (int column = 0; column < batch->num_columns(); ++column) {
+            const std::string& name = batch->column_name(column);
+            const std::size_t begin = text.size();
+            try {
+                if (names[name] > 1) throw Unread{"two columns of that name"};
+                if (begin > 1) text += ',';
+                write_string(name, row_text);
+                text += ':';
+                write_value(*batch->column(column), row, row_text);
+            } catch (const Unread& value) {
+                text.resize(begin);
+                unread[name] = value.what;
+            }
+        }
+        text += '}';
+        if (!unread.empty()) text += '\0' + nlohmann::json(unread).dump();
     }
 
     std::unique_ptr<parquet::arrow::FileReader> file;
     std::shared_ptr<arrow::RecordBatchReader> batches;
     std::shared_ptr<arrow::RecordBatch> batch;
     int64_t row = 0;
-    std::string text;
+    std::map<std::string, int> names;  ///< how often each stands in the schema
+    Out row_text;
 };
 
 const char* unsloth_parquet_version() {
     return arrow::GetBuildInfo().version_string.c_str();
 }
 
-UnslothParquetFile* unsloth_parquet_open(const char* path, char* error, std::size_t size) {
+UnslothParquetFile* unsloth_parquet_open(const char* path, int bytes_as_text, char* error, std::size_t size) {
     try {
-        return new UnslothParquetFile(path);
+        return new UnslothParquetFile(path, bytes_as_text != 0);
     } catch (const std::exception& failure) {
         tell(failure.what(), error, size);
         return nullptr;
@@ -287,8 +414,8 @@ int unsloth_parquet_next(UnslothParquetFile* file, const char** text, std::size_
                          std::size_t size) {
     try {
         if (!file->next()) return 0;
-        *text = file->text.data();
-        *length = file->text.size();
+        *text = file->row_text.text.data();
+        *length = file->row_text.text.size();
         return 1;
     } catch (const std::exception& failure) {
         tell(failure.what(), error, size);

@@ -127,6 +127,8 @@ GgufReport export_adapter_gguf(const Adapter& adapter, const spec::ModelSpec& sp
     if (!adapter.config.lora.modules_to_save.empty())
         throw input_error("the adapter holds whole modules (modules_to_save), which llama.cpp's adapter files cannot",
                           "Merge it into its base, and export the merged model.");
+    adapter.refuse_stand_ins("which llama.cpp's adapter files cannot",
+                             "Merge it into its base, and export the merged model.");
     if (adapter.config.lora.use_dora)
         throw input_error("the adapter is a DoRA, whose magnitudes llama.cpp's adapter files cannot hold",
                           "Merge it into its base, and export the merged model.");

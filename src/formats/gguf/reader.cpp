@@ -122,8 +122,8 @@ GgufTensor read_tensor(Cursor& cursor, uint64_t* offset, uint64_t* bytes) {
     tensor.name = cursor.name(gguf::longest_name, "a tensor's name");
     const std::string what = cat("tensor '", tensor.name, "'");
     const auto dimensions = cursor.number<uint32_t>(what);
-    if (dimensions == 0 || dimensions > gguf::most_dimensions)
-        cursor.fail(what, " has ", dimensions, " dimensions; expected 1 to ", gguf::most_dimensions);
+    if (dimensions > gguf::most_dimensions)
+        cursor.fail(what, " has ", dimensions, " dimensions; expected up to ", gguf::most_dimensions);
     uint64_t elements = 1;
     for (uint32_t i = 0; i < dimensions; ++i) {
         const auto size = cursor.number<uint64_t>(what);
@@ -135,8 +135,9 @@ GgufTensor read_tensor(Cursor& cursor, uint64_t* offset, uint64_t* bytes) {
     const auto type = cursor.number<uint32_t>(what);
     tensor.type = find_ggml_type(type);
     if (tensor.type == nullptr) cursor.fail(what, ": the type ", type, " is not known");
-    if (tensor.shape.back() % tensor.type->block != 0)
-        cursor.fail(what, ": rows of ", tensor.shape.back(), " are no multiple of ", tensor.type->name, "'s block of ",
+    const int64_t row = tensor.shape.empty() ? 1 : tensor.shape.back();  // of no dimension: a scalar
+    if (row % tensor.type->block != 0)
+        cursor.fail(what, ": rows of ", row, " are no multiple of ", tensor.type->name, "'s block of ",
                     tensor.type->block);
     const uint64_t blocks = elements / static_cast<uint64_t>(tensor.type->block);
     if (blocks > static_cast<uint64_t>(INT64_MAX) / static_cast<uint64_t>(tensor.type->bytes))
