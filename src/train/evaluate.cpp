@@ -36,7 +36,6 @@ void print_results(const Json& results, bool json) {
             }
         }
     }
-    if (!std::cout.flush()) throw runtime_failure("cannot write to standard output");
 }
 
 void write_answers(const std::string& file, const std::vector<Json>& rows) {

@@ -247,7 +247,6 @@ void run_replay(const config::ReplayRequest& request) {
     const Replay replay{
         anomaly, result, watch, rows, trainer.model(), from == 0 ? "the beginning" : cat("checkpoint-", from), between};
     std::cout << (request.json ? replay.json().dump() + "\n" : replay.text());
-    if (!std::cout.flush()) throw runtime_failure("cannot write to standard output");
 }
 
 }  // namespace unsloth::train

@@ -125,6 +125,38 @@ class Stopping(EndToEnd):
         process.stdout.close()
         self.assertEqual(process.wait(TIMEOUT_S), -signal.SIGPIPE)
         self.assertNotIn("error", process.stderr.read())
+        base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
+        words = ("--model.path", base, "--device", "cpu", *FP32)
+        rows = write_rows(self.folder / "rows.jsonl", [{"text": "The term is one year."}] * 8)
+        for command in (
+            ("generate", *words, "--prompt", "The price", "--stream"),
+            ("generate", *words, "--prompt", "The price", "--json"),
+            ("evaluate", *words, "--eval_file", rows),
+            ("data", "--model.path", base, "--train_file", rows),
+            ("tokenize", "--tokenizer", base),
+            ("config", "--schema"),
+            ("plan", "--model.path", "llama-3.1-8b", "--gpu", "H100"),
+        ):
+            with self.subTest(command[0]):
+                with open(rows) as lines:
+                    process = self.start(*command, stdin=lines, stdout=subprocess.PIPE)
+                process.stdout.close()
+                told = process.stderr.read()
+                self.assertEqual(process.wait(TIMEOUT_S), -signal.SIGPIPE, told)
+                self.assertNotIn("error", told)
+
+    def test_no_result_is_lost_where_standard_output_cannot_be_written(self):
+        rows = write_rows(self.folder / "rows.jsonl", [{"text": "The term is one year."}] * 8)
+        base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
+        for command in (
+            ("evaluate", "--model.path", base, "--device", "cpu", *FP32, "--eval_file", rows),
+            ("plan", "--model.path", "llama-3.1-8b", "--gpu", "H100"),
+        ):
+            with open("/dev/full", "w") as full:
+                process = self.start(*command, stdout=full)
+            told = process.stderr.read()
+            self.assertEqual(process.wait(TIMEOUT_S), RUNTIME, told)
+            self.assertIn("cannot write to standard output", told)
 
     def test_an_evaluation_can_be_stopped(self):
         rows = [{"input_ids": [5, 7, 40, 6], "labels": [-100, -100, 40, 6]}] * 4000
