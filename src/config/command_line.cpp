@@ -41,6 +41,10 @@ class Presence {
         need(!config.model.path.empty(), {"model.path"}, "--model.path",
              "In a configuration file: {\"model\": {\"path\": \"models/llama\"}}.");
     }
+    /// A model, or an adapter, which names its base.
+    void need_base(const Config& config) {
+        if (!config.model.adapter_name_or_path) need_model(config);
+    }
     /// `or_sources`: data.datasets will do as well.
     void need_train_file(const DataOptions& data, bool or_sources) {
         need(!data.train_file.empty() || (or_sources && !data.datasets.empty()), {"data.train_file", "data.datasets"},
@@ -51,10 +55,12 @@ class Presence {
              "In a configuration file: {\"data\": {\"eval_file\": \"test.jsonl\"}}.");
     }
     bool has(const char* option) const { return record_.given.count(option) != 0; }
-    void need_exactly_one(const std::string& first, const std::string& second) {
-        const bool has_first = record_.given.count(first) != 0, has_second = record_.given.count(second) != 0;
-        refuse(has_first && has_second, cat(command_, " takes --", first, " or --", second, ", not both"));
-        need(has_first || has_second, {first, second}, cat("--", first, " or --", second));
+    void need_one(const char* first, const char* second) {
+        need(has(first) || has(second), {first, second}, cat("--", first, " or --", second));
+    }
+    void need_exactly_one(const char* first, const char* second) {
+        refuse(has(first) && has(second), cat(command_, " takes --", first, " or --", second, ", not both"));
+        need_one(first, second);
     }
     void refuse(bool wrong, const std::string& message) {
         if (wrong) problems_.add(usage_error(message));
@@ -91,7 +97,8 @@ void read_folders(NamedFolders& adapters) {
     for (const std::string& text : adapters.typed) {
         const std::size_t equals = text.find('=');
         if (equals == std::string::npos || equals == 0 || equals + 1 == text.size())
-            throw usage_error(cat("--adapter: expected NAME=DIR, found '", text, "'"));
+            throw usage_error(cat("--adapter: expected NAME=DIR, found '", text, "'"),
+                              "One adapter for all prompts is --model.adapter_name_or_path DIR.");
         const std::string name = text.substr(0, equals);
         for (const auto& [other, folder] : adapters.folders)
             if (other == name) throw usage_error(cat("--adapter: two are named '", name, "'"));
@@ -149,24 +156,21 @@ void check_presence(const CommandLine& line, Presence presence, Problems& proble
             presence.need_model(config), presence.need_train_file(config.data, true);
             break;
         case Command::score:
-            presence.need_model(config), presence.need_train_file(config.data, false);
+            presence.need_base(config), presence.need_train_file(config.data, false);
             break;
         case Command::generate:
-            if (!config.model.adapter_name_or_path && line.generate.adapters.typed.empty())  // they name their base
-                presence.need_model(config);
+            if (line.generate.adapters.typed.empty()) presence.need_base(config);
             check_generate(line.generate, presence);
             break;
         case Command::evaluate:
-            presence.need_model(config), presence.need_evaluation_rows(config.data);
+            presence.need_base(config), presence.need_evaluation_rows(config.data);
             check_metric(line.evaluate, presence);
             break;
         case Command::init:
             presence.need_exactly_one("shape", "model_config");
             break;
         case Command::exporting:
-            presence.called("export gguf").need_exactly_one("model", "adapter");
-            presence.refuse(!line.exporting.base.empty() && line.exporting.adapter.empty(),
-                            "export gguf takes --base only beside --adapter");
+            presence.called("export gguf").need_one("model.path", "model.adapter_name_or_path");
             break;
         case Command::tune:
             presence.called("tune").need_model(config);

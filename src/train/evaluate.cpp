@@ -55,7 +55,8 @@ void require_answers(const config::EvaluateRequest& request) {
 
 }  // namespace
 
-void run_evaluate(const config::LoadedConfig& loaded, const config::EvaluateRequest& request) {
+void run_evaluate(const config::LoadedConfig& given, const config::EvaluateRequest& request) {
+    const config::LoadedConfig loaded = with_base(given);
     const config::Config& config = loaded.config;
     if (config.training.objective != config::Objective::sft)
         throw usage_error("evaluate takes rows of training.objective sft",

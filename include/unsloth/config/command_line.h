@@ -108,12 +108,11 @@ enum class ExportFormat { gguf };
 /// `automatic`: that of the checkpoint's (or the adapter's) own 16 or 32-bit weights.
 enum class ExportType { automatic, f32, f16, bf16, q8_0, q4_0, q4_k_m, q5_k_m, q6_k };
 
-/// Either `model` or `adapter` is given.
+/// `model` or `adapter` is given, or both.
 struct ExportRequest {
     ExportFormat format = ExportFormat::gguf;
-    std::string model;      ///< as model.path
-    std::string adapter;    ///< PEFT folder
-    std::string base;       ///< of the adapter; empty: as its adapter_config.json says
+    std::string model;      ///< as model.path; beside an adapter its base: empty then means as adapter_config.json says
+    std::string adapter;    ///< PEFT folder; empty: the model is exported
     std::string out;        ///< file to write; never empty
     std::string tokenizer;  ///< folder; empty: the model's own
     std::string pre;        ///< llama.cpp's name of the tokenizer's splitting; empty: found

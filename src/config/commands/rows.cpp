@@ -65,11 +65,15 @@ void declare_augment(OptionSet& options, CommandLine& line) {
 void declare_tokenize(OptionSet& options, CommandLine& line) {
     options.add("tokenizer", line.tokenize.tokenizer, "Folder that holds tokenizer.json or tokenizer.model.")
         .path("DIR")
+        .alias("model", "path")
         .must_be_given();
     options.add("template", line.tokenize.chat_template, "Chat template for rows of messages, as data.template.")
+        .alias("data", "template")
         .value("NAME");
-    options.add_object("chat_template_kwargs", line.tokenize.chat_template_kwargs,
-                       "Variables of the chat template, as data.chat_template_kwargs.");
+    options
+        .add_object("chat_template_kwargs", line.tokenize.chat_template_kwargs,
+                    "Variables of the chat template, as data.chat_template_kwargs.")
+        .alias("data", "chat_template_kwargs");
     options.add("decode", line.tokenize.decode, "Turn ids into text; rows are {\"ids\"}.");
     options.add("no_special", line.tokenize.no_special,
                 "Add no special tokens to a text; leave them out when decoding.");

@@ -34,7 +34,9 @@ void declare_replay(OptionSet& options, CommandLine& line) {
         .path("FILE")
         .argument()
         .must_be_given();
-    options.add("device", line.replay.device, "auto, cpu, cuda or cuda:N; empty: as the run had it.").value("DEVICE");
+    options.add("device", line.replay.device, "auto, cpu, cuda or cuda:N; empty: as the run had it.")
+        .value("DEVICE")
+        .alias("hardware", "device");
     options.add("json", line.replay.json, "Print the findings as one JSON object.");
 }
 
