@@ -1,9 +1,11 @@
 #include "app/commands.h"
 #include "app/engine_loader.h"
+#include "app/paths.h"
 
 namespace unsloth::app {
 
 void run_evaluate(const config::CommandLine& line) {
+    require_inputs(line);
     load_engine(line.loaded.config)->evaluate(line.loaded, line.evaluate);
 }
 

@@ -15,6 +15,7 @@
 
 #include "app/build_facts.h"
 #include "app/commands.h"
+#include "app/paths.h"
 #include "unsloth/config/command_line.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/interrupt.h"
@@ -73,6 +74,7 @@ int run(const config::CommandLine& line, const std::vector<std::string>& argumen
     log::set_level(log::parse_level(line.log_level));
     if (line.command != config::Command::train)  // which says them once for all ranks
         for (const auto& note : line.loaded.notes) log::info(note);
+    require_outputs(line);
     switch (line.command) {
         case config::Command::train:
             return run_train(line, arguments);

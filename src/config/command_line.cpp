@@ -220,6 +220,14 @@ void check_required(const CommandInfo& command, const OptionSet& options, const 
     }
 }
 
+void collect_paths(const OptionSet& options, const ParseRecord& record, CommandLine& line) {
+    for (const Option& option : options.options()) {
+        if (!option.is_path || record.given.count(option.full_name()) == 0) continue;
+        if (const Json path = option.get(); path.is_string() && path != "")
+            (option.is_output ? line.outputs : line.inputs).push_back({option.full_name(), path.get<std::string>()});
+    }
+}
+
 void read_arguments(const CommandInfo& command, const std::vector<std::string>& arguments, CommandLine& line) {
     OptionSet options;
     declare_own_options(command, options, line);
@@ -244,6 +252,7 @@ void read_arguments(const CommandInfo& command, const std::vector<std::string>& 
     read_texts(line, record.problems);
     check_presence(line, presence, record.problems);
     record.problems.raise();
+    collect_paths(options, record, line);
 }
 
 CommandLine help_on(const std::string& topic) {

@@ -112,9 +112,9 @@ void run_score(const config::LoadedConfig& given, const config::ScoreRequest& re
     if (limits.positions > opened.file->spec.usable_positions())
         log::warning("rows reach ", limits.positions, " positions, and the model was made for ",
                      opened.file->spec.usable_positions(), " (max_position_embeddings): scored all the same");
+    LogitsFile logits(request.logits, rows, opened.file->spec.vocab_size);  // takes its space on the disk
     const LoadedModel loaded_model =
         load_for_inference(loaded, opened, limits.tokens, limits.segments, limits.tokens, limits.tokens);
-    LogitsFile logits(request.logits, rows, opened.file->spec.vocab_size);
     std::string out;
     double sum = 0;
     int64_t labels = 0;

@@ -404,6 +404,16 @@ TEST(CommandLine, ModelAdapterAndTemplateHaveOneNameEverywhere) {
     }
 }
 
+TEST(CommandLine, FilesToWriteAreKnown) {
+    const config::CommandLine line = config::parse_command_line(
+        {"score", "--path", "m", "--train_file", "t", "--out", "o.jsonl", "--logits", "l.safetensors"});
+    ASSERT_EQ(line.outputs.size(), 2u);
+    EXPECT_EQ(line.outputs[0].option + " " + line.outputs[0].path, "out o.jsonl");
+    EXPECT_EQ(line.outputs[1].option + " " + line.outputs[1].path, "logits l.safetensors");
+    ASSERT_EQ(line.inputs.size(), 2u);
+    EXPECT_EQ(line.inputs[1].option + " " + line.inputs[1].path, "data.train_file t");
+}
+
 TEST(CommandLine, SizesHaveUnits) {
     const auto bytes = [](const std::string& size) {
         return config::parse_command_line({"quantize", "--model", "m", "--out", "o", "--max_shard_size", size})

@@ -80,8 +80,6 @@ class Slips(EndToEnd):
         asked = ("evaluate", "--model.path", model(LLAMA), "--eval_file", self.rows(2), "--device", "cpu")
         self.fail_with(USAGE, "needs --answer_regex", *asked, "--metric", "regex")
         self.fail_with(USAGE, ["--answer_regex", "missing closing"], *asked, "--metric", "regex", "--answer_regex", "(")
-        answers = self.folder / "nowhere" / "answers.jsonl"
-        self.fail_with(USAGE, ["nowhere", "Create it"], *asked, "--metric", "exact_match", "--answers", answers)
 
 
 class Stopping(EndToEnd):

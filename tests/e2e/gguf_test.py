@@ -221,9 +221,8 @@ class Gguf(EndToEnd):
         out = self.folder / "m.gguf"
         export = lambda *words: ("export", "gguf", *words, "--out", out)
         self.fail_with(USAGE, "needs --model.path or --model.adapter_name_or_path", *export())
-        self.fail_with(
-            USAGE, "is no folder", "export", "gguf", "--model", model, "--out", self.folder / "none" / "m.gguf"
-        )
+        nowhere = self.folder / "none" / "m.gguf"
+        self.fail_with(RUNTIME, f"cannot create {nowhere}", "export", "gguf", "--model", model, "--out", nowhere)
         self.fail_with(INPUT, "600 tokens", *export("--model", NF4_MODEL, "--tokenizer", TOKENIZERS / "llama2_small"))
         self.fail_with(INPUT, "neither tokenizer.json nor tokenizer.model", *export("--model", NF4_MODEL))
         adapter = self.write_adapter(model)

@@ -180,6 +180,12 @@ struct DoctorRequest {
     bool json = false;
 };
 
+/// A path as an option gave it.
+struct NamedPath {
+    std::string option;  ///< full name: "data.train_file", "out"
+    std::string path;    ///< never empty
+};
+
 /// Only the request of `command` means anything; `loaded` does for the commands that take a configuration.
 struct CommandLine {
     Command command = Command::train;
@@ -188,6 +194,8 @@ struct CommandLine {
     std::string config_file;
     std::string log_level = "info";
     LoadedConfig loaded;
+    std::vector<NamedPath> outputs;  ///< files that the command is to write, by its own options
+    std::vector<NamedPath> inputs;   ///< the other paths that were given
     LaunchRequest launch;
     ConfigRequest config;
     ImportRequest importing;

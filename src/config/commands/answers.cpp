@@ -44,9 +44,10 @@ void declare_score(OptionSet& options, CommandLine& line) {
     options
         .add("out", line.score.out,
              "JSON Lines file to write: per row the ids, log-probabilities, loss and number of labels.")
-        .path("FILE")
+        .output("FILE")
         .must_be_given();
-    options.add("logits", line.score.logits, "safetensors file for the logits of every row, in float32.").path("FILE");
+    options.add("logits", line.score.logits, "safetensors file for the logits of every row, in float32.")
+        .output("FILE");
     options
         .add("top_k", line.score.top_k,
              "Write a teacher's file for distill.teacher instead: of each target's position so many of the likeliest "
@@ -132,7 +133,7 @@ void declare_evaluate(OptionSet& options, CommandLine& line) {
         .add("answers", evaluate.answers,
              "JSON Lines file to write, with --metric: prompt, expected and given answer of every row, and whether it "
              "is right.")
-        .path("FILE");
+        .output("FILE");
     options.add("json", evaluate.json, "Print the results as one JSON object.");
 }
 

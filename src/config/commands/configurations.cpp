@@ -27,7 +27,7 @@ void declare_import(OptionSet& options, CommandLine& line) {
                         {"llamafactory", PeerProgram::llama_factory},
                         {"trl", PeerProgram::trl}},
                        "Whose configuration it is; trl: Unsloth's too. auto: by the names of its fields.");
-    options.add("out", import.out, "File to write; empty: standard output.").path("FILE");
+    options.add("out", import.out, "File to write; empty: standard output.").output("FILE");
     options.add("strict", import.strict, "Exit code 2, and no file, where something cannot be carried over.");
 }
 

@@ -70,7 +70,7 @@ void declare_export(OptionSet& options, CommandLine& line) {
         .suggested_for({"model_path", "merged", "base_model"});
     add_adapter(options, request.adapter, "PEFT adapter to export, alone.").suggested_for({"lora"});
     options.add("out", request.out, "File to write, which must not exist.")
-        .path("FILE")
+        .output("FILE")
         .must_be_given()
         .suggested_for({"output", "outfile"});
     options

@@ -23,12 +23,12 @@ void declare_augment(OptionSet& options, CommandLine& line) {
         .path("FILE")
         .suggested_for({"input"});
     options.add("out", augment.out, "JSON Lines file to write: the rows, each followed by its copies.")
-        .path("FILE")
+        .output("FILE")
         .must_be_given();
     options
         .add("eval_out", augment.eval_out,
              "JSON Lines file for the rows that data.val_size holds out, for data.eval_file. They get no copies.")
-        .path("FILE");
+        .output("FILE");
     options
         .add("thesaurus", augment.thesaurus,
              "Synonyms for copies: a JSON object {\"word\": [\"synonym\", …]}, or JSON Lines of {\"word\", "
