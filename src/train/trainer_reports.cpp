@@ -271,6 +271,18 @@ std::string describe_view(const RankView& view, const std::string& place) {
     return cat("First seen at: ", place, ". Rows of the step: ", rows);
 }
 
+/// What stopped the run, in words that go with its figures: where both are finite, values were finite too, but so large
+/// that a norm's sum of squares was not.
+std::string describe_stop(const spec::StepOutcome& outcome) {
+    const char* const what = !std::isfinite(outcome.loss)        ? "the loss is not finite"
+                             : !std::isfinite(outcome.grad_norm) ? "the gradient is not finite"
+                                                                 : "a value is not finite, or too large to be squared "
+                                                                   "in 32 bits";
+    char figures[64];
+    std::snprintf(figures, sizeof figures, " (loss %.4g, gradient norm %.4g)", outcome.loss, outcome.grad_norm);
+    return cat(what, figures);
+}
+
 }  // namespace
 
 void Trainer::stop_at_bad_step(const StepResult& result) {
@@ -286,10 +298,12 @@ void Trainer::stop_at_bad_step(const StepResult& result) {
                               model_->describe_site(result.outcome.first_bad_site));
     const std::string kept = leads() ? keep_anomaly(result, views) : "";
     throw runtime_failure(
-        cat("step ", result.step, ": the ", std::isfinite(result.outcome.loss) ? "gradient" : "loss",
-            " is not finite. ", where, "\n  The update was skipped; the last good ", full() ? "model" : "adapter",
-            " is in ", config().training.output_dir, kept),
-        "Look at those rows; lower learning_rate or max_grad_norm; float16 overflows where bfloat16 does not.");
+        cat("step ", result.step, ": ", describe_stop(result.outcome), ". ", where,
+            "\n  The update was skipped; the last good ", full() ? "model" : "adapter", " is in ",
+            config().training.output_dir, kept),
+        std::isfinite(result.outcome.loss) && std::isfinite(result.outcome.grad_norm)
+            ? "The run has diverged: lower training.learning_rate, or raise training.warmup_steps."
+            : "Look at those rows; lower learning_rate or max_grad_norm; float16 overflows where bfloat16 does not.");
 }
 
 }  // namespace unsloth::train
