@@ -99,7 +99,12 @@ void Trainer::banner() const {
     log::info("memory plan\n", plan_->table_text());
     if (leads()) {
         if (const auto doubt = doubt_learning_rate(config(), spec)) log::warning(*doubt);
-        if (const auto doubt = doubt_warmup(config().training, total_steps_)) log::warning(*doubt);
+        const RunLength length{config().training.max_steps == 0
+                                   ? loader_->total_steps(config().training.num_train_epochs, -1)
+                                   : total_steps_,
+                               loader_->rows_per_epoch(), loader_->rows_of_step() * data_ranks()};
+        if (const auto doubt = doubt_warmup(config().training, length.steps)) log::warning(*doubt);
+        for (const std::string& doubt : doubt_lengths(config(), length)) log::warning(doubt);
         if (const auto doubt = doubt_host_threads(config().distributed, at::get_num_threads(),
                                                   static_cast<int>(std::thread::hardware_concurrency()));
             doubt && device_.is_cuda())
