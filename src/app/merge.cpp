@@ -2,13 +2,12 @@
 // logits needs the engine.
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
-#include <fstream>
 
 #include "app/commands.h"
 #include "app/engine_loader.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/core/host.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/staged_folder.h"
@@ -29,16 +28,6 @@ std::string three_digits(double value) {
 std::string megabytes(std::size_t bytes) {
     return bytes < 10'000'000'000 ? cat(three_digits(static_cast<double>(bytes) / 1e6), " MB")
                                   : cat(three_digits(static_cast<double>(bytes) / 1e9), " GB");
-}
-
-/// The most memory that this process has held, pages of mapped files included; 0 where the system does not say.
-std::size_t peak_memory() {
-    std::ifstream status("/proc/self/status");
-    std::string line;
-    while (std::getline(status, line))
-        if (line.starts_with("VmHWM:"))
-            return static_cast<std::size_t>(std::strtoull(line.c_str() + 6, nullptr, 10)) * 1024;
-    return 0;
 }
 
 /// How the values that an adapter is added to came about.
@@ -123,7 +112,7 @@ void write_weights(const formats::MergedModel& model, const StagedFolder& staged
     log::info(megabytes(written.tensor_bytes), " in ", written.files, written.files == 1 ? " file" : " files", ", ",
               name_of(formats::resolve_weight_type(options.type, model.spec())), ": ", three_digits(seconds), " s, ",
               three_digits(static_cast<double>(written.tensor_bytes) / 1e9 / seconds), " GB/s; memory held at most ",
-              megabytes(peak_memory()));
+              megabytes(static_cast<std::size_t>(process_memory().peak)));
     for (const std::string& what : written.unknown_to_transformers)
         log::warning("transformers cannot load this folder: ", what, ". This program can");
 }

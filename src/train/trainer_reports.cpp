@@ -9,6 +9,7 @@
 
 #include "unsloth/config/load.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/host.h"
 #include "unsloth/core/log.h"
 #include "unsloth/data/describe.h"
 #include "unsloth/memory/plan.h"
@@ -97,6 +98,9 @@ void Trainer::banner() const {
         log::info("predicted  ", predicted, machine.known ? "" : ", by the rates of a card like this one");
     }
     log::info("memory plan\n", plan_->table_text());
+    if (device_.is_cpu())
+        log::info("memory     ", memory::human_bytes(process_memory().now),
+                  " are taken already, by libraries, rows and the program: what is planned comes on top");
     if (leads()) {
         if (const auto doubt = doubt_learning_rate(config(), spec)) log::warning(*doubt);
         const RunLength length{config().training.max_steps == 0
@@ -185,8 +189,11 @@ double Trainer::peak_gib() const {
 }
 
 /// What the allocator took, against the plan, a teacher's beside it. Recorded passes, and what peers read, are the
-/// driver's, not the allocator's.
+/// driver's, not the allocator's. On the CPU what the whole process took.
 void Trainer::tell_memory() const {
+    if (device_.is_cpu())
+        return log::info("memory     the process took ", memory::human_bytes(process_memory().peak), " at most, ",
+                         memory::human_bytes(plan_->total_bytes()), " of it planned");
     if (!device_.is_cuda()) return;
     const memory::AllocatorUse use = memory::allocator_use(device_);
     const int64_t planned =
