@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdio>
 
+#include "app/as_trained.h"
 #include "app/commands.h"
 #include "app/engine_loader.h"
 #include "unsloth/core/error.h"
@@ -170,8 +171,9 @@ void verify(const config::MergeRequest& request, const std::string& base, spec::
 
 void run_merge(const config::CommandLine& line) {
     install_interrupt_handlers("Stopping");
-    const config::MergeRequest& request = line.merge;
+    config::MergeRequest request = line.merge;
     StagedFolder staged(request.out);
+    take_from_run(request, line.loaded.given);
     const fs::path adapter_folder = formats::resolve_model_path(request.adapter);
     const formats::PeftConfig trained = formats::read_peft_config(adapter_folder);
     const std::string base_path = request.base.empty() ? trained.base_model_name_or_path : request.base;
@@ -183,6 +185,7 @@ void run_merge(const config::CommandLine& line) {
     log::info(model.changed_tensors(), " of ", model.tensors().size(), " tensors change");
     write_weights(model, staged, {request.dtype, static_cast<std::size_t>(request.max_shard_bytes), 0});
     copy_companions(base.checkpoint.folder(), adapter_folder, staged.path());
+    pass_on_run(adapter_folder, staged.path());
     if (!request.no_verify) verify(request, base_path, formats::resolve_weight_type(request.dtype, base.spec), staged);
     stop_if_interrupted();
     staged.commit();
@@ -206,6 +209,7 @@ void run_quantize(const config::CommandLine& line) {
                    .shard_bytes = static_cast<std::size_t>(request.max_shard_bytes),
                    .precision = precision});
     copy_companions(base.checkpoint.folder(), {}, staged.path());
+    pass_on_run(base.checkpoint.folder(), staged.path());
     stop_if_interrupted();
     staged.commit();
     log::info("quantised model in ", staged.target().string());

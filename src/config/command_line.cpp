@@ -239,13 +239,14 @@ void read_arguments(const CommandInfo& command, const std::vector<std::string>& 
         // The file comes first, so that flags win over it.
         if (command.takes_config && assignment.option->full_name() == "config")
             read_config_file(expand_home(assignment.value.get<std::string>()), options, record);
+        line.typed.insert(assignment.option->full_name());
     }
     apply(assignments, record);
     const Presence presence(command, record, record.problems);
     check_required(command, options, record, presence);
+    line.loaded.given = record.given;
     if (command.takes_config) {
         line.loaded.notes = record.notes;
-        line.loaded.given = record.given;
         settle(line.loaded, record.problems);
         line.log_level = line.loaded.config.logging.level;
     }

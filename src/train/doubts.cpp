@@ -1,7 +1,9 @@
 #include "unsloth/train/doubts.h"
 
 #include <algorithm>
+#include <filesystem>
 
+#include "unsloth/config/load.h"
 #include "unsloth/config/schedule_arguments.h"
 #include "unsloth/core/error.h"
 #include "unsloth/train/learning_rate.h"
@@ -58,6 +60,25 @@ std::optional<std::string> doubt_warmup(const config::TrainingOptions& training,
                reaches ? cat("most of them train at less than training.learning_rate ", rate)
                        : cat("the learning rate never reaches ", rate, ", it is ", most * rate, " at most"),
                "; 5 to 10 % of the steps are usual: --warmup_steps ", total_steps / 10);
+}
+
+std::optional<std::string> doubt_adapter(const config::Config& config) {
+    if (!config.model.adapter_name_or_path) return std::nullopt;
+    const std::filesystem::path file =
+        std::filesystem::path(*config.model.adapter_name_or_path) / config::run_config_file;
+    if (std::error_code failed; !std::filesystem::exists(file, failed)) return std::nullopt;
+    std::string differs;
+    try {
+        config::LoadedConfig here{config, {}, {}};
+        for (const std::string& option : config::take_options(here, config::load_config(file, {}).config,
+                                                              {config::base_precision(), {{"data.template"}, {}}}))
+            differs += (differs.empty() ? "" : ", ") + option;
+    } catch (const Error&) {  // written by another version
+        return std::nullopt;
+    }
+    if (differs.empty()) return std::nullopt;
+    return cat("the adapter ", *config.model.adapter_name_or_path, " was trained with ", differs,
+               "; this run has other values than it learnt with");
 }
 
 std::vector<std::string> doubt_lengths(const config::Config& config, const RunLength& run) {

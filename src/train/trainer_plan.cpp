@@ -10,6 +10,7 @@
 #include "unsloth/core/hash.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/version.h"
+#include "unsloth/data/format.h"
 #include "unsloth/data/run_tokenizer.h"
 #include "unsloth/memory/plan.h"
 #include "unsloth/report/run.h"
@@ -217,7 +218,7 @@ void Trainer::plan_references(data::BatchLimits& limits) {
 void Trainer::plan_answers(data::BatchLimits& limits, model::ActivationSizes& sizes) {
     const config::TrainingOptions& t = config().training;
     if (t.sample_prompts) {
-        samples_ = std::make_unique<Samples>(config(), opened_);
+        samples_ = std::make_unique<Samples>(config(), opened_, data::format_name(loader_->dataset().stats().format));
         limits.tokens = std::max(limits.tokens, samples_->longest());
         limits.longest = std::max(limits.longest, samples_->longest());
         sizes.cache_tokens = samples_->room();

@@ -103,6 +103,7 @@ void Trainer::banner() const {
                   " are taken already, by libraries, rows and the program: what is planned comes on top");
     if (leads()) {
         if (const auto doubt = doubt_learning_rate(config(), spec)) log::warning(*doubt);
+        if (const auto doubt = doubt_adapter(config())) log::warning(*doubt);
         const RunLength length{config().training.max_steps == 0
                                    ? loader_->total_steps(config().training.num_train_epochs, -1)
                                    : total_steps_,

@@ -412,6 +412,7 @@ TEST(CommandLine, FilesToWriteAreKnown) {
     EXPECT_EQ(line.outputs[1].option + " " + line.outputs[1].path, "logits l.safetensors");
     ASSERT_EQ(line.inputs.size(), 2u);
     EXPECT_EQ(line.inputs[1].option + " " + line.inputs[1].path, "data.train_file t");
+    EXPECT_TRUE(line.typed.contains("data.train_file"));
 }
 
 TEST(CommandLine, SizesHaveUnits) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -193,9 +194,10 @@ struct CommandLine {
     std::string help_topic;  ///< of help: a command's name, or empty for the overview
     std::string config_file;
     std::string log_level = "info";
-    LoadedConfig loaded;
+    LoadedConfig loaded;             ///< `given` has a command's own options, too
     std::vector<NamedPath> outputs;  ///< files that the command is to write, by its own options
     std::vector<NamedPath> inputs;   ///< the other paths that were given
+    std::set<std::string> typed;     ///< full names of the options among the arguments, which win over the file's
     LaunchRequest launch;
     ConfigRequest config;
     ImportRequest importing;

@@ -24,6 +24,10 @@ std::vector<std::string> options_without_effect(const config::Config& config, bo
 /// otherwise. The rate must be settled.
 std::optional<std::string> doubt_warmup(const config::TrainingOptions& training, int64_t total_steps);
 
+/// What to say where a run that begins with an adapter holds the base, or writes rows, otherwise than the run that
+/// trained it; nothing otherwise, and where that run is not known.
+std::optional<std::string> doubt_adapter(const config::Config& config);
+
 /// How long a run is: steps, rows of an epoch, and rows of a step on all ranks.
 struct RunLength {
     int64_t steps = 0, rows = 0, rows_of_step = 0;

@@ -57,9 +57,14 @@ void declare_score(OptionSet& options, CommandLine& line) {
 
 void declare_generate(OptionSet& options, CommandLine& line) {
     options.add("prompt", line.generate.prompt,
-                "Text to answer: a user's message where the model has a chat template, or data.template names one.");
+                "Text to answer: a user's message to the chat template that data.template or the run of the adapter "
+                "names, or that the model has; as it is where there is none.");
     options.add("raw", line.generate.raw, "Give --prompt to the model as it is, without a chat template.");
-    options.add("file", line.generate.file, "File of prompts, instead of --prompt.").path("FILE");
+    options
+        .add("file", line.generate.file,
+             "File of prompts, instead of --prompt: JSON Lines of {\"text\"} (as it is), {\"prompt\"} (as --prompt) or "
+             "{\"messages\"}; or one text.")
+        .path("FILE");
     declare_adapters(
         options, line.generate.adapters,
         "Adapters that rows of --file name (\"adapter\": \"NAME\"), answered together; rows that name none "
