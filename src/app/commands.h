@@ -1,6 +1,8 @@
 // A function a subcommand; each runs its command to the end or throws.
 #pragma once
 
+#include <ios>
+
 #include "unsloth/config/command_line.h"
 
 namespace unsloth::app {
@@ -38,13 +40,18 @@ void run_replay(const config::CommandLine& line);
 /// False when something is broken.
 bool run_doctor(const config::CommandLine& line);
 
-/// Writes to stdout, through printable(), and flushes; a runtime Error when it cannot be written (a full disk behind a
-/// redirection).
+/// Writes to stdout, through printable(), and flushes; std::ios_base::failure when it cannot be written (a full disk
+/// under a redirection, a reader that left).
 void print(const std::string& text);
 /// The same for a text with colours, whose parts from outside went through printable() already.
 void print_coloured(const std::string& text);
-/// From here on what goes to std::cout passes printable() where stdout is a terminal: texts that a model or a tokenizer
-/// made, which a file or a pipe gets as they are.
-void guard_terminal();
+/// From here on a write to std::cout that fails throws std::ios_base::failure. Where stdout is a terminal, what is
+/// written passes printable(): texts that a model or a tokenizer made, which a file or a pipe gets as they are.
+void guard_output();
+/// Writes what std::cout and stdout still hold; std::ios_base::failure as print() has it.
+void flush_output();
+/// After a failed write to stdout: where its reader left (`| head`), ends the process as SIGPIPE ends other filters,
+/// without a word; otherwise says why it cannot be written.
+void end_unread(const std::ios_base::failure& failure);
 
 }  // namespace unsloth::app

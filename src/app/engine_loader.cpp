@@ -2,9 +2,13 @@
 
 #include <dlfcn.h>
 #include <sched.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <string>
 
 #include "unsloth/config/allocator.h"
@@ -30,22 +34,32 @@ Error not_loaded(const std::filesystem::path& engine, const std::string& reason)
         cat("Run scripts/setup.sh, or add the folder that holds ", library, " to LD_LIBRARY_PATH."));
 }
 
-// OpenMP's threads wait for each other by spinning, for as long as it takes: where other programs want the CPUs, a step
-// of a small model took ten times as long. libgomp reads the variable when it is loaded.
-void wait_asleep_where_others_compute() {
-    cpu_set_t allowed;
+/// How many threads of others want a CPU: the last minute's load, or those that run now, where they began just before.
+double others_running() {
     double load = 0;
-    if (std::getenv("OMP_WAIT_POLICY") != nullptr || ::getloadavg(&load, 1) != 1 ||
-        ::sched_getaffinity(0, sizeof allowed, &allowed) != 0 || load <= CPU_COUNT(&allowed))
-        return;
-    ::setenv("GOMP_SPINCOUNT", "1000", 0);
-    log::debug("load ", load, " on ", CPU_COUNT(&allowed), " CPUs: GOMP_SPINCOUNT is ", std::getenv("GOMP_SPINCOUNT"));
+    int64_t running = 1;                                                // this one
+    std::ifstream("/proc/loadavg") >> load >> load >> load >> running;  // "0.20 0.18 0.12 1/80 11206"
+    return std::max(::getloadavg(&load, 1) == 1 ? load : 0, static_cast<double>(running - 1));
+}
+
+/// OpenMP's threads wait for each other by spinning, libgomp's for some 10 ms at every barrier: where other programs
+/// want the CPUs, a step of a small model took five times as long. They sleep sooner, and at once where others compute
+/// already; others may begin later. libgomp reads the variable when it is loaded.
+void sleep_at_barriers() {
+    cpu_set_t allowed;
+    if (std::getenv("OMP_WAIT_POLICY") != nullptr || ::sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+    constexpr double noise = 0.5;  // of a quiet machine's load
+    const double others = others_running();
+    const bool alone = others + CPU_COUNT(&allowed) <= static_cast<double>(::sysconf(_SC_NPROCESSORS_ONLN)) + noise;
+    ::setenv("GOMP_SPINCOUNT", alone ? "10000" : "1000", 0);
+    log::debug(others, " threads of others, ", CPU_COUNT(&allowed), " CPUs: GOMP_SPINCOUNT is ",
+               std::getenv("GOMP_SPINCOUNT"));
 }
 
 }  // namespace
 
 std::unique_ptr<config::Engine> load_engine() {
-    wait_asleep_where_others_compute();
+    sleep_at_barriers();
     const auto path = own_executable().parent_path() / engine_file;
     if (!std::filesystem::exists(path))
         throw runtime_failure(cat("the engine ", path.string(), " is missing"),

@@ -60,7 +60,8 @@ fs::path folder_of(const std::string& path, formats::ModelFiles files) {
 formats::GgufReport export_model(const config::ExportRequest& request) {
     const fs::path folder = folder_of(request.model, formats::ModelFiles::all);
     if (fs::exists(folder / "adapter_config.json") && !fs::exists(folder / "config.json"))
-        throw usage_error(cat(request.model, " is an adapter, not a model"), "Give it with --adapter.");
+        throw usage_error(cat(request.model, " is an adapter, not a model"),
+                          "Give it with --model.adapter_name_or_path.");
     const formats::WeightFile model = formats::WeightFile::open(request.model);
     const fs::path tokenizer = request.tokenizer.empty() ? model.checkpoint.folder()
                                                          : formats::resolve_model_path(
@@ -80,11 +81,11 @@ formats::GgufReport export_model(const config::ExportRequest& request) {
 formats::GgufReport export_adapter(const config::ExportRequest& request) {
     const fs::path folder = formats::resolve_model_path(request.adapter);
     if (!fs::is_directory(folder)) throw input_error(cat(request.adapter, " is no folder"));
-    std::string base = request.base;
+    std::string base = request.model;
     if (base.empty()) base = formats::read_peft_config(folder).base_model_name_or_path;
     if (base.empty())
         throw usage_error("adapter_config.json names no base model",
-                          "Give its folder with --base: config.json is enough.");
+                          "Give its folder with --model.path: config.json is enough.");
     const spec::ModelSpec spec = formats::read_model_spec(folder_of(base, formats::ModelFiles::all_but_weights));
     const formats::Adapter adapter = formats::read_adapter(folder, spec);
     const auto& tensors = adapter.file.tensors();
@@ -114,7 +115,7 @@ std::string report_text(const config::ExportRequest& request, const formats::Ggu
 void run_export(const config::CommandLine& line) {
     const config::ExportRequest& request = line.exporting;
     install_interrupt_handlers("Stopping");
-    const formats::GgufReport report = request.model.empty() ? export_adapter(request) : export_model(request);
+    const formats::GgufReport report = request.adapter.empty() ? export_model(request) : export_adapter(request);
     print(report_text(request, report));
 }
 

@@ -1,9 +1,14 @@
+#include "app/as_trained.h"
 #include "app/commands.h"
 #include "app/engine_loader.h"
+#include "app/paths.h"
 
 namespace unsloth::app {
 
-void run_generate(const config::CommandLine& line) {
+void run_generate(const config::CommandLine& given) {
+    config::CommandLine line = given;
+    take_from_run(line);
+    require_inputs(line);
     load_engine(line.loaded.config)->generate(line.loaded, line.generate);
 }
 

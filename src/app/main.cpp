@@ -1,9 +1,13 @@
 // unsloth-train: reads the command line, runs one command, and turns what went wrong into a message and an exit code.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
+#include <ios>
 #include <new>
 #include <string>
 #include <utility>
@@ -11,6 +15,7 @@
 
 #include "app/build_facts.h"
 #include "app/commands.h"
+#include "app/paths.h"
 #include "unsloth/config/command_line.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/interrupt.h"
@@ -69,6 +74,7 @@ int run(const config::CommandLine& line, const std::vector<std::string>& argumen
     log::set_level(log::parse_level(line.log_level));
     if (line.command != config::Command::train)  // which says them once for all ranks
         for (const auto& note : line.loaded.notes) log::info(note);
+    require_outputs(line);
     switch (line.command) {
         case config::Command::train:
             return run_train(line, arguments);
@@ -150,15 +156,25 @@ std::string brief(const char* what) {
     return text.substr(0, end) + "\n  --log_level debug shows more.";
 }
 
+int run(const std::vector<std::string>& arguments) {
+    const config::CommandLine line = config::parse_command_line(arguments);
+    const int code = run(line, arguments);
+    // A run's result is its folder: nobody has to read what it prints.
+    if (line.command != config::Command::train && line.command != config::Command::launch) flush_output();
+    return code;
+}
+
 int guarded(const std::vector<std::string>& arguments) {
     try {
-        return run(config::parse_command_line(arguments), arguments);
+        return run(arguments);
     } catch (const Error& failure) {
         log::last_words(cat("error: ", failure.what()));
         return code_of(failure.kind());
     } catch (const Interrupted& stopped) {
         log::last_words(stopped.what());
         return stopped.exit_code();
+    } catch (const std::ios_base::failure& failure) {
+        end_unread(failure);
     } catch (const CheckError& failure) {
         log::last_words(
             cat("internal error: ", failure.what(), "\n  This is a mistake of the program; please report it."));
@@ -172,12 +188,22 @@ int guarded(const std::vector<std::string>& arguments) {
     return code_of(ErrorKind::runtime);
 }
 
+/// Of 0, 1 and 2 those that the caller closed (`2>&-`) refuse what is written: a file opened later would take the
+/// number, and get the log's lines.
+void occupy_closed_streams() {
+    for (const auto& [fd, mode] :
+         {std::pair{STDIN_FILENO, O_WRONLY}, {STDOUT_FILENO, O_RDONLY}, {STDERR_FILENO, O_RDONLY}})
+        if (::fcntl(fd, F_GETFD) < 0) (void)::open("/dev/null", mode);  // takes the lowest number that is free
+}
+
 }  // namespace
 }  // namespace unsloth::app
 
 int main(int argc, char** argv) {
+    unsloth::app::occupy_closed_streams();
     std::signal(SIGXFSZ, SIG_IGN);  // a file over the user's limit is then a write that fails, and that has words
+    std::signal(SIGPIPE, SIG_IGN);  // a log that nobody reads any more ends nothing; for results see end_unread()
     unsloth::end_cleanly_on_lost_maps();
-    unsloth::app::guard_terminal();
+    unsloth::app::guard_output();
     return unsloth::app::guarded({argv + 1, argv + argc});
 }

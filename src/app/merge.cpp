@@ -2,13 +2,13 @@
 // logits needs the engine.
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
-#include <fstream>
 
+#include "app/as_trained.h"
 #include "app/commands.h"
 #include "app/engine_loader.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/core/host.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/staged_folder.h"
@@ -29,16 +29,6 @@ std::string three_digits(double value) {
 std::string megabytes(std::size_t bytes) {
     return bytes < 10'000'000'000 ? cat(three_digits(static_cast<double>(bytes) / 1e6), " MB")
                                   : cat(three_digits(static_cast<double>(bytes) / 1e9), " GB");
-}
-
-/// The most memory that this process has held, pages of mapped files included; 0 where the system does not say.
-std::size_t peak_memory() {
-    std::ifstream status("/proc/self/status");
-    std::string line;
-    while (std::getline(status, line))
-        if (line.starts_with("VmHWM:"))
-            return static_cast<std::size_t>(std::strtoull(line.c_str() + 6, nullptr, 10)) * 1024;
-    return 0;
 }
 
 /// How the values that an adapter is added to came about.
@@ -123,7 +113,7 @@ void write_weights(const formats::MergedModel& model, const StagedFolder& staged
     log::info(megabytes(written.tensor_bytes), " in ", written.files, written.files == 1 ? " file" : " files", ", ",
               name_of(formats::resolve_weight_type(options.type, model.spec())), ": ", three_digits(seconds), " s, ",
               three_digits(static_cast<double>(written.tensor_bytes) / 1e9 / seconds), " GB/s; memory held at most ",
-              megabytes(peak_memory()));
+              megabytes(static_cast<std::size_t>(process_memory().peak)));
     for (const std::string& what : written.unknown_to_transformers)
         log::warning("transformers cannot load this folder: ", what, ". This program can");
 }
@@ -181,8 +171,9 @@ void verify(const config::MergeRequest& request, const std::string& base, spec::
 
 void run_merge(const config::CommandLine& line) {
     install_interrupt_handlers("Stopping");
-    const config::MergeRequest& request = line.merge;
+    config::MergeRequest request = line.merge;
     StagedFolder staged(request.out);
+    take_from_run(request, line.loaded.given);
     const fs::path adapter_folder = formats::resolve_model_path(request.adapter);
     const formats::PeftConfig trained = formats::read_peft_config(adapter_folder);
     const std::string base_path = request.base.empty() ? trained.base_model_name_or_path : request.base;
@@ -195,6 +186,7 @@ void run_merge(const config::CommandLine& line) {
               model.tensors().size(), " tensors change");
     write_weights(model, staged, {request.dtype, static_cast<std::size_t>(request.max_shard_bytes), 0});
     copy_companions(base.checkpoint.folder(), adapter_folder, staged.path());
+    pass_on_run(adapter_folder, staged.path());
     if (!request.no_verify) verify(request, base_path, formats::resolve_weight_type(request.dtype, base.spec), staged);
     stop_if_interrupted();
     staged.commit();
@@ -218,6 +210,7 @@ void run_quantize(const config::CommandLine& line) {
                    .shard_bytes = static_cast<std::size_t>(request.max_shard_bytes),
                    .precision = precision});
     copy_companions(base.checkpoint.folder(), {}, staged.path());
+    pass_on_run(base.checkpoint.folder(), staged.path());
     stop_if_interrupted();
     staged.commit();
     log::info("quantised model in ", staged.target().string());

@@ -1,13 +1,16 @@
+#include <poll.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
-#include <cstring>
 #include <iostream>
 #include <streambuf>
+#include <system_error>
 
 #include "app/commands.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/log.h"
 #include "unsloth/core/utf8.h"
 
 namespace unsloth::app {
@@ -45,6 +48,16 @@ class PrintableLines : public std::streambuf {
     std::string line_;
 };
 
+void require_written(bool written) {
+    if (!written) throw std::ios_base::failure("standard output", std::error_code(errno, std::generic_category()));
+}
+
+/// A pipe or socket without a reader.
+bool reader_left() {
+    pollfd output{STDOUT_FILENO, POLLOUT, 0};
+    return ::poll(&output, 1, 0) == 1 && (output.revents & (POLLERR | POLLHUP)) != 0;
+}
+
 }  // namespace
 
 void print(const std::string& text) {
@@ -52,12 +65,26 @@ void print(const std::string& text) {
 }
 
 void print_coloured(const std::string& text) {
-    const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
-    if (!written || std::fflush(stdout) != 0)
-        throw runtime_failure(cat("cannot write to standard output: ", std::strerror(errno)));
+    require_written(std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0);
 }
 
-void guard_terminal() {
+void flush_output() {
+    std::cout.flush();
+    require_written(std::fflush(stdout) == 0);
+}
+
+void end_unread(const std::ios_base::failure& failure) {
+    if (reader_left()) {
+        std::signal(SIGPIPE, SIG_DFL);
+        std::raise(SIGPIPE);
+    }
+    const bool by_system = failure.code().category() == std::generic_category();
+    log::last_words(
+        cat("error: cannot write to standard output", by_system ? ": " + failure.code().message() : std::string()));
+}
+
+void guard_output() {
+    std::cout.exceptions(std::ios::badbit);
     if (::isatty(STDOUT_FILENO) == 0) return;
     std::ios::sync_with_stdio(false);  // later, it would give the stream its own buffer back
     static PrintableLines until_the_end(std::cout);

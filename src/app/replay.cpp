@@ -1,11 +1,13 @@
 #include "app/commands.h"
 #include "app/engine_loader.h"
+#include "app/paths.h"
 #include "unsloth/core/interrupt.h"
 
 namespace unsloth::app {
 
 void run_replay(const config::CommandLine& line) {
     install_interrupt_handlers("Stopping");
+    require_inputs(line);
     load_engine()->replay(line.replay);
 }
 

@@ -33,7 +33,6 @@ void run_tokenize(const config::CommandLine& line) {
     } else {
         tokenizer::tokenize_stream(tokenizer, options, std::cin, std::cout);
     }
-    if (!std::cout.flush()) throw runtime_failure("cannot write to standard output");
 }
 
 }  // namespace unsloth::app

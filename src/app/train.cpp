@@ -3,6 +3,7 @@
 #include "app/commands.h"
 #include "app/engine_loader.h"
 #include "app/machine/gpus.h"
+#include "app/paths.h"
 #include "unsloth/config/device_map.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
@@ -33,8 +34,9 @@ int run_train(const config::CommandLine& line, const std::vector<std::string>& a
         log::info("model.device_map: ", processes, " GPUs have the layers in turn, a process each");
         return run_launch(launching);
     }
-    const auto engine = load_engine(line.loaded.config);
     install_interrupt_handlers();
+    if (!is_rank()) require_inputs(line);  // ranks look together, so that none waits for the others' downloads
+    const auto engine = load_engine(line.loaded.config);
     engine->train(line.loaded);
     return 0;
 }

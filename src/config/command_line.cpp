@@ -41,6 +41,10 @@ class Presence {
         need(!config.model.path.empty(), {"model.path"}, "--model.path",
              "In a configuration file: {\"model\": {\"path\": \"models/llama\"}}.");
     }
+    /// A model, or an adapter, which names its base.
+    void need_base(const Config& config) {
+        if (!config.model.adapter_name_or_path) need_model(config);
+    }
     /// `or_sources`: data.datasets will do as well.
     void need_train_file(const DataOptions& data, bool or_sources) {
         need(!data.train_file.empty() || (or_sources && !data.datasets.empty()), {"data.train_file", "data.datasets"},
@@ -55,10 +59,12 @@ class Presence {
              "rows of data.train_file.");
     }
     bool has(const char* option) const { return record_.given.count(option) != 0; }
-    void need_exactly_one(const std::string& first, const std::string& second) {
-        const bool has_first = record_.given.count(first) != 0, has_second = record_.given.count(second) != 0;
-        refuse(has_first && has_second, cat(command_, " takes --", first, " or --", second, ", not both"));
-        need(has_first || has_second, {first, second}, cat("--", first, " or --", second));
+    void need_one(const char* first, const char* second) {
+        need(has(first) || has(second), {first, second}, cat("--", first, " or --", second));
+    }
+    void need_exactly_one(const char* first, const char* second) {
+        refuse(has(first) && has(second), cat(command_, " takes --", first, " or --", second, ", not both"));
+        need_one(first, second);
     }
     void refuse(bool wrong, const std::string& message) {
         if (wrong) problems_.add(usage_error(message));
@@ -95,7 +101,8 @@ void read_folders(NamedFolders& adapters) {
     for (const std::string& text : adapters.typed) {
         const std::size_t equals = text.find('=');
         if (equals == std::string::npos || equals == 0 || equals + 1 == text.size())
-            throw usage_error(cat("--adapter: expected NAME=DIR, found '", text, "'"));
+            throw usage_error(cat("--adapter: expected NAME=DIR, found '", text, "'"),
+                              "One adapter for all prompts is --model.adapter_name_or_path DIR.");
         const std::string name = text.substr(0, equals);
         for (const auto& [other, folder] : adapters.folders)
             if (other == name) throw usage_error(cat("--adapter: two are named '", name, "'"));
@@ -153,24 +160,21 @@ void check_presence(const CommandLine& line, Presence presence, Problems& proble
             presence.need_model(config), presence.need_train_file(config.data, true);
             break;
         case Command::score:
-            presence.need_model(config), presence.need_train_file(config.data, false);
+            presence.need_base(config), presence.need_train_file(config.data, false);
             break;
         case Command::generate:
-            if (!config.model.adapter_name_or_path && line.generate.adapters.typed.empty())  // they name their base
-                presence.need_model(config);
+            if (line.generate.adapters.typed.empty()) presence.need_base(config);
             check_generate(line.generate, presence);
             break;
         case Command::evaluate:
-            presence.need_model(config), presence.need_evaluation_rows(config.data);
+            presence.need_base(config), presence.need_evaluation_rows(config.data);
             check_metric(line.evaluate, presence);
             break;
         case Command::init:
             presence.need_exactly_one("shape", "model_config");
             break;
         case Command::exporting:
-            presence.called("export gguf").need_exactly_one("model", "adapter");
-            presence.refuse(!line.exporting.base.empty() && line.exporting.adapter.empty(),
-                            "export gguf takes --base only beside --adapter");
+            presence.called("export gguf").need_one("model.path", "model.adapter_name_or_path");
             break;
         case Command::tune:
             presence.called("tune").need_model(config);
@@ -220,6 +224,14 @@ void check_required(const CommandInfo& command, const OptionSet& options, const 
     }
 }
 
+void collect_paths(const OptionSet& options, const ParseRecord& record, CommandLine& line) {
+    for (const Option& option : options.options()) {
+        if (!option.is_path || record.given.count(option.full_name()) == 0) continue;
+        if (const Json path = option.get(); path.is_string() && path != "")
+            (option.is_output ? line.outputs : line.inputs).push_back({option.full_name(), path.get<std::string>()});
+    }
+}
+
 void read_arguments(const CommandInfo& command, const std::vector<std::string>& arguments, CommandLine& line) {
     OptionSet options;
     declare_all_options(command, options, line);
@@ -236,19 +248,21 @@ void read_arguments(const CommandInfo& command, const std::vector<std::string>& 
         // The file comes first, so that flags win over it.
         if (command.takes_config() && assignment.option->full_name() == "config")
             read_config_file(expand_home(assignment.value.get<std::string>()), options, record);
+        line.typed.insert(assignment.option->full_name());
     }
     apply(assignments, record);
     const Presence presence(command, record, record.problems);
     check_required(command, options, record, presence);
+    line.loaded.given = record.given;
     if (command.takes_config()) {
         line.loaded.notes = record.notes;
-        line.loaded.given = record.given;
         settle(line.loaded, record.problems);
         line.log_level = line.loaded.config.logging.level;
     }
     read_texts(line, record.problems);
     check_presence(line, presence, record.problems);
     record.problems.raise();
+    collect_paths(options, record, line);
 }
 
 CommandLine help_on(const std::string& topic) {

@@ -85,13 +85,18 @@ const std::vector<CommandInfo>& commands() {
          "--in FILE --out FILE [--val_size N --eval_out FILE] [--thesaurus FILE] [--section.key VALUE …]",
          "Write training rows with copies: synonyms, swapped and deleted words, back-translations.", of_augment,
          declare_augment},
-        {Command::score, "score", "--model.path DIR --data.train_file FILE --out FILE [--logits FILE] [--top_k N]",
+        {Command::score, "score",
+         "--model.path DIR [--model.adapter_name_or_path DIR] --data.train_file FILE --out FILE [--logits FILE] "
+         "[--top_k N]",
          "Log-probabilities and losses of the rows of a file.", of_score, declare_score},
         {Command::generate, "generate",
-         "--model.path DIR --prompt TEXT | --file FILE | --chat [--max_new_tokens N] [--temperature T]",
+         "--model.path DIR | --model.adapter_name_or_path DIR --prompt TEXT | --file FILE | --chat [--max_new_tokens "
+         "N] "
+         "[--temperature T]",
          "Answer prompts, with the likeliest tokens or with drawn ones.", of_generate, declare_generate},
         {Command::evaluate, "evaluate",
-         "--model.path DIR [--adapter_name_or_path DIR] --eval_file FILE [--metric exact_match] [--answer_regex REGEX] "
+         "--model.path DIR [--model.adapter_name_or_path DIR] --data.eval_file FILE [--metric exact_match] "
+         "[--answer_regex REGEX] "
          "[--json]",
          "Loss, perplexity and accuracy on rows, and how many generated answers are right.", of_evaluate,
          declare_evaluate},
@@ -99,14 +104,17 @@ const std::vector<CommandInfo>& commands() {
          "Turn text or messages into ids, or ids into text.", no_config, declare_tokenize},
         {Command::inspect, "inspect", "DIR|FILE [--json]",
          "What a model or adapter folder or a GGUF file holds, and whether it is sound.", no_config, declare_inspect},
-        {Command::init, "init", "--shape NAME --out DIR [--quantize nf4]", "Write a model with random weights.",
-         no_config, declare_init},
-        {Command::exporting, "export", "gguf --model DIR | --adapter DIR [--base DIR] --out FILE.gguf [--type TYPE]",
+        {Command::init, "init", "--shape NAME --out DIR [--quantize nf4]", "Write a model with random weights.", no_config,
+         declare_init},
+        {Command::exporting, "export",
+         "gguf --model.path DIR | --model.adapter_name_or_path DIR --out FILE.gguf [--type TYPE]",
          "Write a model or an adapter for llama.cpp.", no_config, declare_export},
         {Command::merge, "merge",
-         "--adapter DIR --base DIR --out DIR [--dtype bf16|fp16|fp32|nf4] [--verify TEXT|FILE | --no_verify]",
+         "--model.adapter_name_or_path DIR --model.path DIR --out DIR [--dtype bf16|fp16|fp32|nf4] [--verify TEXT|FILE "
+         "| "
+         "--no_verify]",
          "Merge an adapter into its base: a model folder without adapter.", no_config, declare_merge},
-        {Command::quantize, "quantize", "--model DIR --out DIR [--type nf4|fp4|int8]",
+        {Command::quantize, "quantize", "--model.path DIR --out DIR [--type nf4|fp4|int8]",
          "Write a model in 4 or 8 bit, as bitsandbytes does.", no_config, declare_quantize},
         {Command::bench, "bench", "step|ops|gemm|nf4|scaling|comm|generate|--check [--batch N] [--seq N] [--json]",
          "Measure speed, or check that it is what it was.", of_bench, declare_bench},

@@ -1,5 +1,7 @@
 #include "unsloth/config/load.h"
 
+#include <algorithm>
+
 #include "config/commands.h"
 #include "config/option_table.h"
 #include "config/parse.h"
@@ -22,6 +24,33 @@ LoadedConfig load_config(const std::optional<std::filesystem::path>& file, const
     settle(loaded, record.problems);
     record.problems.raise();
     return loaded;
+}
+
+std::vector<std::string> take_options(LoadedConfig& loaded, const Config& from, const std::vector<OptionsToTake>& all) {
+    Config to, source;
+    OptionSet ours, theirs;
+    declare_options(ours, to), declare_options(theirs, source);
+    to = loaded.config, source = from;  // the options are bound to these
+    std::vector<std::string> taken;
+    for (const auto& [options, unless] : all) {
+        if (std::any_of(unless.begin(), unless.end(), [&](const std::string& name) { return loaded.is_given(name); }))
+            continue;
+        for (const std::string& name : options) {
+            const auto here = ours.find(name), there = theirs.find(name);
+            UNSLOTH_CHECK(here && there, "no option ", name);
+            const Json value = there->option->get();
+            if (loaded.is_given(name) || value == here->option->get()) continue;
+            here->option->set(value);
+            taken.push_back(cat(name, " ", value.is_string() ? value.get<std::string>() : value.dump()));
+        }
+    }
+    loaded.config = to;
+    return taken;
+}
+
+OptionsToTake base_precision() {
+    const std::vector<std::string> names = {"model.load_in_4bit", "model.load_in_8bit", "model.precision"};
+    return {names, names};
 }
 
 std::string config_to_json(const Config& config) {

@@ -79,6 +79,7 @@ struct Option {
     /// Which arguments that are no flags are this option's value; null: none.
     bool (*is_named_by)(const std::string& argument) = nullptr;
     bool is_path = false;                       ///< a leading ~ is the user's home folder
+    bool is_output = false;                     ///< a file that the command writes
     bool required = false;                      ///< of a command's own option
     bool unread = false;                        ///< the command at hand has no use for it
     std::optional<OnResume> resuming;           ///< of every option of a configuration
@@ -98,6 +99,7 @@ struct Option {
     // For declarations, each returning the option itself.
     Option& value(std::string text) { return placeholder = std::move(text), *this; }
     Option& path(std::string text) { return is_path = true, value(std::move(text)); }
+    Option& output(std::string text) { return is_output = true, path(std::move(text)); }
     Option& at_least(double bound) { return range.minimum = bound, *this; }
     Option& at_most(double bound) { return range.maximum = bound, *this; }
     Option& above(double bound) { return range.exclusive_minimum = true, at_least(bound); }

@@ -2,7 +2,11 @@
 
 #include <unistd.h>
 
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
 #include <system_error>
+#include <utility>
 
 #include "unsloth/core/error.h"
 
@@ -18,6 +22,15 @@ std::filesystem::path own_executable() {
     const auto executable = std::filesystem::read_symlink("/proc/self/exe", failure);
     if (failure) throw runtime_failure(cat("cannot find this executable: ", failure.message()));
     return executable;
+}
+
+ProcessMemory process_memory() {
+    ProcessMemory memory;
+    std::ifstream status("/proc/self/status");
+    for (std::string line; std::getline(status, line);)
+        for (const auto& [name, bytes] : {std::pair{"VmRSS:", &memory.now}, {"VmHWM:", &memory.peak}})
+            if (line.starts_with(name)) *bytes = std::strtoll(line.c_str() + std::strlen(name), nullptr, 10) * 1024;
+    return memory;
 }
 
 }  // namespace unsloth

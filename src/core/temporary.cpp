@@ -38,6 +38,11 @@ bool is_temporary_of(const std::string& name, const std::string& target) {
     throw runtime_failure(cat("cannot create ", target.string(), ": ", reason), advice_on_creating(target, code));
 }
 
+void require_replaceable(const fs::path& target) {
+    if (struct stat status{}; ::stat(target.c_str(), &status) == 0 && !S_ISREG(status.st_mode))
+        refuse(target, S_ISDIR(status.st_mode) ? "it is a folder" : "it is a FIFO or a device, not a regular file");
+}
+
 }  // namespace
 
 fs::path name_beside(const fs::path& target, const char* word) {
@@ -66,9 +71,7 @@ Temporary::~Temporary() {
 }
 
 void Temporary::make_file(const fs::path& target) {
-    if (struct stat status{}; ::stat(target.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
-        refuse(target, S_ISDIR(status.st_mode) ? "it is a folder" : "it is a FIFO or a device, not a regular file");
-    }
+    require_replaceable(target);
     for (int attempt = 0; attempt < most_attempts; ++attempt) {
         path_ = name_beside(target, mark);
         file_ = Descriptor(::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
@@ -112,6 +115,14 @@ void Temporary::keep() noexcept {
 
 bool Temporary::close() noexcept {
     return ::close(file_.release()) == 0;
+}
+
+void require_creatable(const fs::path& target) {
+    require_replaceable(target);
+    const fs::path folder = target.has_parent_path() ? target.parent_path() : fs::path(".");
+    if (struct stat status{}; ::stat(folder.c_str(), &status) == 0 && !S_ISDIR(status.st_mode))
+        refuse(target, std::strerror(ENOTDIR), ENOTDIR);
+    if (::access(folder.c_str(), W_OK | X_OK) != 0) refuse(target, std::strerror(errno), errno);
 }
 
 bool is_at(int fd, const fs::path& path) {

@@ -216,7 +216,7 @@ Run read_run(const std::filesystem::path& folder) {
 
 RunFacts read_run_facts(const std::filesystem::path& folder) {
     const Json facts = object_of(folder / facts_file);
-    RunFacts read{integer(facts, "total_steps"), integer(facts, "planned_bytes"), {}, {}, {}};
+    RunFacts read{integer(facts, "total_steps"), integer(facts, "planned_bytes"), {}, {}, {}, text(facts, "format")};
     if (const Json plan = facts.value("run_plan", Json()); plan.is_object()) read.run_plan = plan.dump();
     const Json groups = facts.value("planned_groups", Json::object());
     for (const auto& [name, bytes] : groups.items())
@@ -237,7 +237,8 @@ std::string run_facts_json(const RunFacts& facts) {
                 {"planned_bytes", facts.planned_bytes},
                 {"planned_groups", groups},
                 {"row_tokens", facts.row_tokens},
-                {"run_plan", plan.is_discarded() ? Json() : plan}}
+                {"run_plan", plan.is_discarded() ? Json() : plan},
+                {"format", facts.format}}
                .dump(2) +
            "\n";
 }

@@ -1,7 +1,6 @@
 // `evaluate`: what a model makes of rows, by their losses and by its own answers.
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <iostream>
 
 #include <nlohmann/json.hpp>
@@ -36,7 +35,6 @@ void print_results(const Json& results, bool json) {
             }
         }
     }
-    if (!std::cout.flush()) throw runtime_failure("cannot write to standard output");
 }
 
 void write_answers(const std::string& file, const std::vector<Json>& rows) {
@@ -45,25 +43,17 @@ void write_answers(const std::string& file, const std::vector<Json>& rows) {
     write_file_atomically(file, lines);
 }
 
-/// What would be found out after all was read and answered.
-void require_answers(const config::EvaluateRequest& request) {
-    if (!request.answer_regex.empty()) data::AnswerPattern(request.answer_regex, "--answer_regex");
-    const std::filesystem::path folder = std::filesystem::path(request.answers).parent_path();
-    if (!folder.empty() && !std::filesystem::is_directory(folder))
-        throw usage_error(cat("--answers: there is no folder ", folder.string()),
-                          "Create it, or name a file in one that exists.");
-}
-
 }  // namespace
 
-void run_evaluate(const config::LoadedConfig& loaded, const config::EvaluateRequest& request) {
+void run_evaluate(const config::LoadedConfig& given, const config::EvaluateRequest& request) {
+    const config::LoadedConfig loaded = with_base(given);
     const config::Config& config = loaded.config;
     if (config.training.objective != config::Objective::sft)
         throw usage_error("evaluate takes rows of training.objective sft",
                           "A run's own evaluations have the figures of other objectives; for the loss of plain rows, "
                           "add --objective sft.");
     const bool judges = request.metric != config::AnswerMetric::none;
-    if (judges) require_answers(request);
+    if (!request.answer_regex.empty()) data::AnswerPattern(request.answer_regex, "--answer_regex");
     const OpenedModel opened = open_model(config);
     const data::Dataset rows =
         data::load_evaluation_rows(config, opened.limits(), encoder_maker(opened, config),

@@ -12,29 +12,21 @@
 #include "unsloth/generate/answer_text.h"
 #include "unsloth/generate/decoder.h"
 #include "unsloth/ops/dtype.h"
-#include "unsloth/tokenizer/chat.h"
 #include "unsloth/train/commands.h"
 #include "unsloth/train/session.h"
 
 namespace unsloth::train {
 namespace {
 
-constexpr const char* unwritable = "cannot write to standard output";
-
-/// --prompt as a user's message, or as it is for a model without a template that someone chose for it.
-Prompt encode_prompt(const config::GenerateRequest& request, const tokenizer::Tokenizer& tokenizer,
-                     const config::DataOptions& data) {
-    const tokenizer::ChatTemplate chat =
-        tokenizer::ChatTemplate::choose(data.template_name, tokenizer, data.chat_template_kwargs);
-    const auto& own = tokenizer.chat_templates();
-    const bool chats = data.template_name != "auto" ||
-                       std::any_of(own.begin(), own.end(), [](const auto& entry) { return entry.first == "default"; });
-    if (request.raw || !chats) return tokenizer.encode(request.prompt, true);
-    log::info("the prompt is a user's message to chat template ", chat.name(), " (--raw: the text as it is)");
-    const tokenizer::Message message{"user", request.prompt};
-    return tokenizer::encode_rendered(
-               tokenizer, chat.render({&message, 1}, /*add_generation_prompt=*/true, tokenizer::TrainedTurns::none))
-        .ids;
+Prompt encode_prompt(const config::GenerateRequest& request, const PromptEncoder& encoder) {
+    if (request.raw) return encoder.text(request.prompt);
+    if (!encoder.raw())
+        log::info("the prompt is a user's message to chat template ", encoder.chat_template().name(),
+                  " (--raw: the text as it is)");
+    else if (!request.rows.empty())
+        log::info("the prompt is the text as it is, as in the run's rows of format ", request.rows,
+                  " (--template NAME: a user's message)");
+    return encoder.prompt(request.prompt);
 }
 
 /// The number of the adapter that a row names, -1 for the base.
@@ -201,10 +193,8 @@ class AnswerAll {
         write(object.dump(-1, ' ', /*ensure_ascii=*/true, nlohmann::ordered_json::error_handler_t::replace));
     }
 
-    /// At once: readers go on with it, and whoever cannot be written to is not worked for.
-    static void write(const std::string& line) {
-        if (!(std::cout << line << "\n" << std::flush)) throw runtime_failure(unwritable);
-    }
+    /// At once: readers work on with it, and a reader that left ends the work.
+    static void write(const std::string& line) { std::cout << line << "\n" << std::flush; }
 
     const config::GenerateRequest& request_;
     const tokenizer::Tokenizer& tokenizer_;
@@ -224,21 +214,19 @@ void answer_stream(const config::GenerateRequest& request, const tokenizer::Toke
 }
 
 /// Turn by turn: the cache keeps the pages of what was said, and a turn computes what is new alone.
-void chat(const config::GenerateRequest& request, const config::DataOptions& data,
-          const tokenizer::Tokenizer& tokenizer, generate::Decoder& decoder, const std::vector<int32_t>& stops,
-          int64_t context) {
-    const tokenizer::ChatTemplate chat_template =
-        tokenizer::ChatTemplate::choose(data.template_name, tokenizer, data.chat_template_kwargs);
-    log::info("chat template ", chat_template.name());
-    std::vector<tokenizer::Message> messages;
+void chat(const config::GenerateRequest& request, const PromptEncoder& encoder, const tokenizer::Tokenizer& tokenizer,
+          generate::Decoder& decoder, const std::vector<int32_t>& stops, int64_t context) {
+    if (encoder.guessed())
+        log::warning("chat template ", encoder.chat_template().name(),
+                     " is a guess: the model has none, and nobody named the one that it learnt (--template NAME)");
+    else
+        log::info("chat template ", encoder.chat_template().name());
+    nlohmann::ordered_json messages = nlohmann::ordered_json::array();
     std::string line = request.prompt;
     for (bool given = !line.empty(); given || std::getline(std::cin, line); given = false) {
         if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-        messages.push_back({"user", line});
-        const Prompt prompt =
-            tokenizer::encode_rendered(tokenizer, chat_template.render(messages, /*add_generation_prompt=*/true,
-                                                                       tokenizer::TrainedTurns::none))
-                .ids;
+        messages.push_back({{"role", "user"}, {"content", line}});
+        const Prompt prompt = encoder.messages({{"messages", messages}});
         generate::Request turn = make_request(request, prompt, stops);
         turn.prompt_number = static_cast<uint32_t>(messages.size() / 2);
         turn.max_new_tokens = std::min(turn.max_new_tokens, context - static_cast<int64_t>(prompt.size()));
@@ -247,7 +235,7 @@ void chat(const config::GenerateRequest& request, const config::DataOptions& dat
                               "Begin another, or raise --max_context.");
         std::string said;
         answer_stream(request, tokenizer, decoder, turn, &said);
-        messages.push_back({"assistant", said});
+        messages.push_back({{"role", "assistant"}, {"content", said}});
     }
 }
 
@@ -257,15 +245,15 @@ void run_generate(const config::LoadedConfig& given, const config::GenerateReque
     const config::LoadedConfig loaded = with_base(given, request.adapters);
     const OpenedModel opened = open_model(loaded.config);
     const tokenizer::Tokenizer tokenizer = opened.tokenizer();
-    const config::DataOptions& data = loaded.config.data;
+    const PromptEncoder encoder(tokenizer, loaded.config.data, request.rows);
     std::vector<Prompt> prompts;
     std::vector<int32_t> adapters;  // of each prompt
     if (!request.file.empty()) {
         std::vector<NamedAt> named;
-        prompts = read_prompts(request.file, tokenizer, data, &named);
+        prompts = read_prompts(request.file, encoder, &named);
         for (const NamedAt& row : named) adapters.push_back(number_of(row, request.adapters));
     } else if (!request.chat) {
-        prompts = {encode_prompt(request, tokenizer, data)};
+        prompts = {encode_prompt(request, encoder)};
     }
     for (const auto& [id, bias] : request.sampling.logit_bias)
         if (id >= opened.file->spec.vocab_size)
@@ -278,13 +266,12 @@ void run_generate(const config::LoadedConfig& given, const config::GenerateReque
     generate::Decoder decoder(*model.ctx, *model.model, options);
     const std::vector<int32_t> stops = stop_ids(tokenizer, opened.file->spec);
     if (request.chat) {
-        chat(request, data, tokenizer, decoder, stops, sizes.context);
+        chat(request, encoder, tokenizer, decoder, stops, sizes.context);
     } else if (request.stream) {
         answer_stream(request, tokenizer, decoder, make_request(request, prompts.front(), stops), nullptr);
     } else {
         AnswerAll(request, tokenizer, prompts, adapters).run(decoder, stops);
     }
-    if (!std::cout.flush()) throw runtime_failure(unwritable);
 }
 
 }  // namespace unsloth::train

@@ -6,25 +6,19 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
-#include "unsloth/tokenizer/chat.h"
 #include "unsloth/tokenizer/ordered_row.h"
 
 namespace unsloth::train {
 namespace {
 
-Prompt encode_row(const nlohmann::ordered_json& row, const tokenizer::Tokenizer& tokenizer,
-                  const tokenizer::ChatTemplate& chat, const std::string& where) {
-    for (const char* const plain : {"text", "prompt"})
-        if (row.contains(plain) && row[plain].is_string()) return tokenizer.encode(row[plain].get<std::string>(), true);
+Prompt encode_row(const nlohmann::ordered_json& row, const PromptEncoder& encoder, const std::string& where) {
+    const auto has_text = [&](const char* key) { return row.contains(key) && row[key].is_string(); };
+    if (has_text("text")) return encoder.text(row["text"].get<std::string>());
+    if (has_text("prompt")) return encoder.prompt(row["prompt"].get<std::string>());
     if (!row.contains("messages") || !row["messages"].is_array())
         throw input_error(cat(where, ": expected {\"text\"}, {\"prompt\"} or {\"messages\"}"));
     try {
-        nlohmann::ordered_json prompt = row;
-        tokenizer::put_system_first(prompt);
-        prompt["add_generation_prompt"] = true;
-        const tokenizer::Rendered rendered = chat.render(prompt, tokenizer::TrainedTurns::none);
-        tokenizer::require_whole(chat, rendered);
-        return tokenizer::encode_rendered(tokenizer, rendered).ids;
+        return encoder.messages(row);
     } catch (const Error& error) {
         throw Error(error.kind(), cat(where, ": ", error.what()));
     }
@@ -38,12 +32,45 @@ std::string adapter_of(const nlohmann::ordered_json& row, const std::string& whe
     return named->get<std::string>();
 }
 
+bool has_template(const tokenizer::Tokenizer& tokenizer) {
+    const auto& own = tokenizer.chat_templates();
+    return std::any_of(own.begin(), own.end(), [](const auto& entry) { return entry.first == "default"; });
+}
+
+/// Alpaca rows have the three-section prompt where no template is named, whatever the model has.
+std::string template_for(const std::string& named, const std::string& rows) {
+    return named == "auto" && rows == "alpaca" ? rows : named;
+}
+
 }  // namespace
 
-std::vector<Prompt> read_prompts(const std::filesystem::path& file, const tokenizer::Tokenizer& tokenizer,
-                                 const config::DataOptions& data, std::vector<NamedAt>* adapters) {
-    const tokenizer::ChatTemplate chat =
-        tokenizer::ChatTemplate::choose(data.template_name, tokenizer, data.chat_template_kwargs);
+PromptEncoder::PromptEncoder(const tokenizer::Tokenizer& tokenizer, const config::DataOptions& data,
+                             const std::string& rows)
+    : tokenizer_(tokenizer),
+      chat_(tokenizer::ChatTemplate::choose(template_for(data.template_name, rows), tokenizer,
+                                            data.chat_template_kwargs)) {
+    const bool named = template_for(data.template_name, rows) != "auto", own = has_template(tokenizer);
+    const bool chats = rows == "messages" || rows == "sharegpt", texts = rows == "text" || rows == "prompt_completion";
+    guessed_ = !named && !own && !chats;
+    raw_ = !named && !chats && (texts || !own);
+}
+
+Prompt PromptEncoder::prompt(const std::string& text) const {
+    if (raw_) return this->text(text);
+    const nlohmann::ordered_json message = {{"role", "user"}, {"content", text}};
+    return messages({{"messages", nlohmann::ordered_json::array({message})}});
+}
+
+Prompt PromptEncoder::messages(nlohmann::ordered_json row) const {
+    tokenizer::put_system_first(row);
+    row["add_generation_prompt"] = true;
+    const tokenizer::Rendered rendered = chat_.render(row, tokenizer::TrainedTurns::none);
+    tokenizer::require_whole(chat_, rendered);
+    return tokenizer::encode_rendered(tokenizer_, rendered).ids;
+}
+
+std::vector<Prompt> read_prompts(const std::filesystem::path& file, const PromptEncoder& encoder,
+                                 std::vector<NamedAt>* adapters) {
     const std::string content = read_file(file);
     const std::size_t first = content.find_first_not_of(" \t\r\n");
     if (first == std::string::npos)
@@ -52,7 +79,7 @@ std::vector<Prompt> read_prompts(const std::filesystem::path& file, const tokeni
                           "[…]}, or one as it is.");
     if (content[first] != '{') {
         if (adapters != nullptr) adapters->push_back({"", file.string()});
-        return {tokenizer.encode(content, true)};
+        return {encoder.text(content)};
     }
     std::vector<Prompt> prompts;
     std::istringstream lines(content);
@@ -62,7 +89,7 @@ std::vector<Prompt> read_prompts(const std::filesystem::path& file, const tokeni
         const std::string where = cat(file.string(), ":", number);
         const auto row = tokenizer::try_parse_ordered(line);
         if (!row.is_object()) throw input_error(cat(where, ": not a JSON object"));
-        prompts.push_back(encode_row(row, tokenizer, chat, where));
+        prompts.push_back(encode_row(row, encoder, where));
         if (adapters != nullptr) adapters->push_back({adapter_of(row, where), where});
     }
     return prompts;

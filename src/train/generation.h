@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
 #include "unsloth/config/config.h"
 #include "unsloth/spec/model_spec.h"
+#include "unsloth/tokenizer/chat.h"
 #include "unsloth/tokenizer/tokenizer.h"
 
 namespace unsloth::train {
@@ -20,10 +22,37 @@ struct NamedAt {
     std::string where;
 };
 
-/// JSON Lines of {"text"}, {"prompt"} (as text) or {"messages"}; anything that does not begin with an object is one
-/// prompt of plain text. `adapters` (may be nullptr) gets what each names as its "adapter". Input Error, with the line.
-std::vector<Prompt> read_prompts(const std::filesystem::path& file, const tokenizer::Tokenizer& tokenizer,
-                                 const config::DataOptions& data, std::vector<NamedAt>* adapters = nullptr);
+/// How prompts become ids.
+class PromptEncoder {
+  public:
+    /// `rows`: the format of the rows that the model was trained on, as data.format has it; empty: not known. Where
+    /// data.template is auto, prompts are put as these rows were.
+    PromptEncoder(const tokenizer::Tokenizer& tokenizer, const config::DataOptions& data, const std::string& rows);
+
+    /// A user's message to the template that data.template names, or the rows had; without either, to the model's own,
+    /// and as it is where the model has none.
+    Prompt prompt(const std::string& text) const;
+    Prompt text(const std::string& text) const { return tokenizer_.encode(text, true); }
+    /// `row` has "messages", and perhaps more that a template reads.
+    Prompt messages(nlohmann::ordered_json row) const;
+
+    /// Of conversations.
+    const tokenizer::ChatTemplate& chat_template() const { return chat_; }
+    /// Nobody named that template: not the configuration, the model or the run.
+    bool guessed() const { return guessed_; }
+    /// Whether prompt() is text().
+    bool raw() const { return raw_; }
+
+  private:
+    const tokenizer::Tokenizer& tokenizer_;
+    tokenizer::ChatTemplate chat_;
+    bool guessed_, raw_;
+};
+
+/// JSON Lines of {"text"}, {"prompt"} or {"messages"}; anything that does not begin with an object is one text.
+/// `adapters` (may be nullptr) gets what each names as its "adapter". Input Error, with the line.
+std::vector<Prompt> read_prompts(const std::filesystem::path& file, const PromptEncoder& encoder,
+                                 std::vector<NamedAt>* adapters = nullptr);
 /// Tokens of the longest; input Error where one has none.
 int64_t longest_of(const std::vector<Prompt>& prompts);
 

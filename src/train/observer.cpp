@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <csignal>
 #include <cstdio>
 #include <cstring>
 
@@ -195,9 +194,7 @@ class ProgressBar final : public Observer {
 /// For programs: an object a line on standard output.
 class JsonLines final : public Observer {
   public:
-    explicit JsonLines(const std::string& gpu) : gpu_(gpu) {
-        std::signal(SIGPIPE, SIG_IGN);  // a reader that goes away ends nothing: the run's files hold the same
-    }
+    explicit JsonLines(const std::string& gpu) : gpu_(gpu) {}
     void on_step(const StepReport& r) override {
         nlohmann::ordered_json row{{"event", "step"},
                                    {"step", r.step},
@@ -232,6 +229,7 @@ class JsonLines final : public Observer {
     }
 
   private:
+    /// A reader that goes away ends nothing: the run's files hold the same.
     static void write(const nlohmann::ordered_json& row) {
         const std::string text = row.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
         std::fwrite(text.data(), 1, text.size(), stdout);

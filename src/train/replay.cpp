@@ -13,6 +13,7 @@
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
 #include "unsloth/formats/checkpoint_folder.h"
+#include "unsloth/spec/step_scalars.h"
 #include "unsloth/train/anomaly.h"
 #include "unsloth/train/commands.h"
 #include "unsloth/train/trainer.h"
@@ -149,7 +150,9 @@ struct Replay {
         }
         return model.layer_of_site(result.outcome.first_bad_site);
     }
-    bool finite() const {
+    bool finite() const { return !watch.first_bad() && result.outcome.first_bad_site == spec::all_finite; }
+    /// Every value that is shown is finite: what was not is a sum of squares.
+    bool only_too_large() const {
         return !watch.first_bad() && std::isfinite(result.outcome.loss) && std::isfinite(result.outcome.grad_norm);
     }
     Json json() const {
@@ -204,13 +207,18 @@ struct Replay {
         if (const auto& bad = watch.first_bad())
             return cat("the first value that is not finite is in the output of ", bad->module,
                        layer() ? cat(" (layer ", *layer(), ")") : "", ": ", bad->count, " of ", bad->of);
+        if (!finite() && only_too_large())
+            return cat("all values are finite, and too large to be squared in 32 bits at: ",
+                       model.describe_site(result.outcome.first_bad_site),
+                       "\n  The run has diverged: lower training.learning_rate, or raise training.warmup_steps");
         if (!finite())
             return cat("all outputs of the layers are finite; the first value that is not: ",
                        model.describe_site(result.outcome.first_bad_site));
         if (anomaly.kind == Anomaly::Kind::spike)
             return cat("all values are finite; the limits of the run were loss ", shown(anomaly.limits.loss),
                        ", gradient norm ", shown(anomaly.limits.grad_norm));
-        return "all values are finite now, which in the run were not: look at the machine (unsloth-train doctor)";
+        return "all values are finite now, which in the run were not: another device or other ranks round otherwise; "
+               "where these are the same, look at the machine (unsloth-train doctor)";
     }
     Json largest_of(const std::string& name) const {
         const std::string prefix = "layers.";
@@ -247,7 +255,6 @@ void run_replay(const config::ReplayRequest& request) {
     const Replay replay{
         anomaly, result, watch, rows, trainer.model(), from == 0 ? "the beginning" : cat("checkpoint-", from), between};
     std::cout << (request.json ? replay.json().dump() + "\n" : replay.text());
-    if (!std::cout.flush()) throw runtime_failure("cannot write to standard output");
 }
 
 }  // namespace unsloth::train

@@ -10,11 +10,11 @@
 
 namespace unsloth::train {
 
-Samples::Samples(const config::Config& config, const OpenedModel& opened)
+Samples::Samples(const config::Config& config, const OpenedModel& opened, const std::string& rows)
     : file_((std::filesystem::path(config.training.output_dir) / report::samples_file).string()),
       max_new_tokens_(config.training.sample_max_new_tokens),
       tokenizer_(opened.tokenizer()),
-      prompts_(read_prompts(*config.training.sample_prompts, tokenizer_, config.data)),
+      prompts_(read_prompts(*config.training.sample_prompts, PromptEncoder(tokenizer_, config.data, rows))),
       stops_(stop_ids(tokenizer_, opened.file->spec)),
       longest_(longest_of(prompts_)) {
     if (room() > opened.file->spec.usable_positions())

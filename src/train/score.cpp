@@ -94,7 +94,8 @@ nlohmann::ordered_json score_row(model::Model& model, const data::Dataset& rows,
 
 }  // namespace
 
-void run_score(const config::LoadedConfig& loaded, const config::ScoreRequest& request) {
+void run_score(const config::LoadedConfig& given, const config::ScoreRequest& request) {
+    const config::LoadedConfig loaded = with_base(given);
     if (request.top_k > 0) return write_teacher_file(loaded, request);
     const OpenedModel opened = open_model(loaded.config);
     if (loaded.config.data.train_file.empty())
@@ -113,9 +114,9 @@ void run_score(const config::LoadedConfig& loaded, const config::ScoreRequest& r
     if (limits.positions > opened.file->spec.usable_positions())
         log::warning("rows reach ", limits.positions, " positions, and the model was made for ",
                      opened.file->spec.usable_positions(), " (max_position_embeddings): scored all the same");
+    LogitsFile logits(request.logits, rows, opened.file->spec.vocab_size);  // takes its space on the disk
     const LoadedModel loaded_model =
         load_for_inference(loaded, opened, limits.tokens, limits.segments, limits.tokens, limits.tokens);
-    LogitsFile logits(request.logits, rows, opened.file->spec.vocab_size);
     std::string out;
     double sum = 0;
     int64_t labels = 0;

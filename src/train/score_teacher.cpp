@@ -103,15 +103,15 @@ void write_teacher_file(const config::LoadedConfig& loaded, const config::ScoreR
         most.segments = std::max(most.segments, limits.segments);
         most.labels = std::max(most.labels, limits.labels);
     }
-    const LoadedModel scorer = load_for_inference(loaded, opened, most.tokens, most.segments, most.labels, most.tokens);
     const double temperature = config.distill.temperature;
-    Writer writer(request.out, sets, k,
+    Writer writer(request.out, sets, k,  // takes its space on the disk
                   {{"format", "pt"},
                    {names::format, names::version},
                    {names::temperature, nlohmann::json(temperature).dump()},
                    {names::vocabulary, vocabulary_hash(opened)},
                    {names::vocabulary_size, cat(vocab_size)},
                    {names::model, config.model.path}});
+    const LoadedModel scorer = load_for_inference(loaded, opened, most.tokens, most.segments, most.labels, most.tokens);
     for (const data::EvalLoader& loader : loaders) {
         Progress progress("scoring", loader.batches());
         for (int64_t i = 0; i < loader.batches(); ++i) {

@@ -326,6 +326,8 @@ LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedM
     shrink(plan, cache, budget.device / 10 * 9);
     choose_memory_use(loaded.config, plan);
     require_memory(plan, budget);
+    log::info("base ", loaded.config.model.path, ": ", plan.base_description(), ", compute ",
+              name_of(loaded.config.model.dtype));
     result.ctx = make_context(loaded.config, plan);
     if (const int64_t expanded = plan.expanded_linears(); cache.tokens > 0 && expanded > 0)
         log::info("answers: ", expanded, " quantised matrices are expanded to ", c10::toString(request.dtype),

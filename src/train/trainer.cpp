@@ -14,6 +14,7 @@
 #include "unsloth/core/files.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
+#include "unsloth/data/format.h"
 #include "unsloth/data/prefetch.h"
 #include "unsloth/memory/plan.h"
 #include "unsloth/ops/device.h"
@@ -43,7 +44,8 @@ report::RunFacts facts_of(int64_t steps, const model::ModelPlan& plan, const mod
             plan.total_bytes() + teachers,
             {groups.begin(), groups.end()},
             report::row_lengths(rows.size(), [&](int64_t i) { return rows.tokens(i); }),
-            planner::run_plan_json(plan.request().run)};
+            planner::run_plan_json(plan.request().run),
+            data::format_name(rows.stats().format)};
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "unsloth/core/hash.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/version.h"
+#include "unsloth/data/format.h"
 #include "unsloth/data/run_tokenizer.h"
 #include "unsloth/memory/plan.h"
 #include "unsloth/report/run.h"
@@ -205,7 +206,7 @@ std::vector<Answering> Trainer::answering() {
     std::vector<Answering> needs;
     if (purpose_ != Purpose::trains) return needs;
     if (t.sample_prompts) {
-        samples_ = std::make_unique<Samples>(config(), opened_);
+        samples_ = std::make_unique<Samples>(config(), opened_, data::format_name(loader_->dataset().stats().format));
         needs.push_back(samples_->needs());
     }
     if (t.eval_metric == config::AnswerMetric::none) return needs;

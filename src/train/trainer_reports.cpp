@@ -11,6 +11,7 @@
 #include "train/plan_json.h"
 #include "unsloth/config/load.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/host.h"
 #include "unsloth/core/log.h"
 #include "unsloth/data/describe.h"
 #include "unsloth/formats/finite.h"
@@ -100,9 +101,18 @@ void Trainer::banner() const {
         log::info("predicted  ", predicted, machine.known ? "" : ", by the rates of a card like this one");
     }
     log::info("memory plan\n", plan_->table_text());
+    if (device_.is_cpu())
+        log::info("memory     ", memory::human_bytes(process_memory().now),
+                  " are taken already, by libraries, rows and the program: what is planned comes on top");
     if (leads()) {
         if (const auto doubt = doubt_learning_rate(config(), spec)) log::warning(*doubt);
-        if (const auto doubt = doubt_warmup(config().training, total_steps_)) log::warning(*doubt);
+        if (const auto doubt = doubt_adapter(config())) log::warning(*doubt);
+        const RunLength length{config().training.max_steps == 0
+                                   ? loader_->total_steps(config().training.num_train_epochs, -1)
+                                   : total_steps_,
+                               loader_->rows_per_epoch(), loader_->rows_of_step() * data_ranks()};
+        if (const auto doubt = doubt_warmup(config().training, length.steps)) log::warning(*doubt);
+        for (const std::string& doubt : doubt_lengths(config(), length)) log::warning(doubt);
         if (const auto doubt = doubt_host_threads(config().distributed, at::get_num_threads(),
                                                   static_cast<int>(std::thread::hardware_concurrency()));
             doubt && device_.is_cuda())
@@ -192,8 +202,11 @@ double Trainer::peak_gib() const {
 }
 
 /// What the allocator took, against the plan, a teacher's beside it. Recorded passes, and what peers read, are the
-/// driver's, not the allocator's.
+/// driver's, not the allocator's. On the CPU what the whole process took.
 void Trainer::tell_memory() const {
+    if (device_.is_cpu())
+        return log::info("memory     the process took ", memory::human_bytes(process_memory().peak), " at most, ",
+                         memory::human_bytes(plan_->total_bytes()), " of it planned");
     if (!device_.is_cuda()) return;
     const memory::AllocatorUse use = memory::allocator_use(device_);
     const int64_t planned =
@@ -283,6 +296,18 @@ std::string describe_view(const RankView& view, const std::string& place) {
     return cat("First seen at: ", place, ". Rows of the step: ", rows);
 }
 
+/// What stopped the run, in words that go with its figures: where both are finite, values were finite too, but so large
+/// that a norm's sum of squares was not.
+std::string describe_stop(const spec::StepOutcome& outcome) {
+    const char* const what = !std::isfinite(outcome.loss)        ? "the loss is not finite"
+                             : !std::isfinite(outcome.grad_norm) ? "the gradient is not finite"
+                                                                 : "a value is not finite, or too large to be squared "
+                                                                   "in 32 bits";
+    char figures[64];
+    std::snprintf(figures, sizeof figures, " (loss %.4g, gradient norm %.4g)", outcome.loss, outcome.grad_norm);
+    return cat(what, figures);
+}
+
 }  // namespace
 
 /// The first tensor of base and adapter that holds what is not finite in the run's type, in words; empty: none.
@@ -310,10 +335,12 @@ void Trainer::stop_at_bad_step(const StepResult& result) {
                               model_->describe_site(result.outcome.first_bad_site));
     const std::string kept = leads() ? keep_anomaly(result, views) : "", cause = leads() ? bad_weight() : "";
     throw runtime_failure(
-        cat("step ", result.step, ": the ", std::isfinite(result.outcome.loss) ? "gradient" : "loss",
-            " is not finite. ", where, "\n  The update was skipped; the last good ", full() ? "model" : "adapter",
-            " is in ", config().training.output_dir, kept, cause),
-        "Look at those rows; lower learning_rate or max_grad_norm; float16 overflows where bfloat16 does not.");
+        cat("step ", result.step, ": ", describe_stop(result.outcome), ". ", where,
+            "\n  The update was skipped; the last good ", full() ? "model" : "adapter", " is in ",
+            config().training.output_dir, kept, cause),
+        std::isfinite(result.outcome.loss) && std::isfinite(result.outcome.grad_norm)
+            ? "The run has diverged: lower training.learning_rate, or raise training.warmup_steps."
+            : "Look at those rows; lower learning_rate or max_grad_norm; float16 overflows where bfloat16 does not.");
 }
 
 }  // namespace unsloth::train

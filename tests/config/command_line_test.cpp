@@ -325,15 +325,12 @@ TEST(CommandLine, Export) {
     const config::CommandLine adapter =
         config::parse_command_line({"export", "gguf", "--adapter", "a", "--base", "b", "--out", "a.gguf"});
     EXPECT_EQ(adapter.exporting.adapter, "a");
-    EXPECT_EQ(adapter.exporting.base, "b");
+    EXPECT_EQ(adapter.exporting.model, "b");
     EXPECT_EQ(adapter.exporting.type, config::ExportType::automatic);
     EXPECT_CONTAINS(error_of({"export"}), "export needs gguf");
     EXPECT_CONTAINS(error_of({"export", "onnx", "--out", "o"}), "gguf");
     EXPECT_CONTAINS(error_of({"export", "gguf", "--model", "m"}), "export needs --out");
-    EXPECT_CONTAINS(error_of({"export", "gguf", "--out", "o"}), "needs --model or --adapter");
-    EXPECT_CONTAINS(error_of({"export", "gguf", "--out", "o", "--model", "m", "--adapter", "a"}), "not both");
-    EXPECT_CONTAINS(error_of({"export", "gguf", "--out", "o", "--model", "m", "--base", "b"}),
-                    "--base only beside --adapter");
+    EXPECT_CONTAINS(error_of({"export", "gguf", "--out", "o"}), "needs --model.path or --model.adapter_name_or_path");
     EXPECT_CONTAINS(error_of({"export", "gguf", "--out", "o", "--model", "m", "--outtype", "f16"}), "--type");
 }
 
@@ -356,7 +353,7 @@ TEST(CommandLine, MergeAndQuantize) {
     EXPECT_EQ(plain.merge.max_shard_bytes, 5'000'000'000);
     EXPECT_EQ(plain.merge.device, "cpu");
     EXPECT_FALSE(plain.merge.load_in_4bit || plain.merge.no_verify || plain.merge.tolerance);
-    EXPECT_CONTAINS(error_of({"merge", "--out", "o"}), "merge needs --adapter");
+    EXPECT_CONTAINS(error_of({"merge", "--out", "o"}), "merge needs --model.adapter_name_or_path");
     EXPECT_CONTAINS(error_of({"merge", "--adapter", "a"}), "merge needs --out");
     EXPECT_CONTAINS(error_of({"merge", "--adapter", "a", "--out", "o", "--dtype", "int4"}), "--dtype");
     EXPECT_CONTAINS(error_of({"merge", "--adapter", "a", "--out", "o", "--no_verify", "--verify", "x"}), "not both");
@@ -376,6 +373,53 @@ TEST(CommandLine, MergeAndQuantize) {
     EXPECT_CONTAINS(error_of({"quantize", "--model", "m", "--out", "o", "--type", "gptq"}), "need no rows");
     EXPECT_EQ(config::parse_command_line({"import-config", "f", "--from", "unsloth"}).importing.from,
               config::PeerProgram::trl);
+}
+
+// The names that configurations have hold in every command; each command's older ones stay.
+TEST(CommandLine, ModelAdapterAndTemplateHaveOneNameEverywhere) {
+    const auto parsed = [](const std::vector<std::string>& words) { return config::parse_command_line(words); };
+    for (const char* name : {"--model.path", "--path", "--base"}) {
+        EXPECT_EQ(parsed({"merge", name, "m", "--model.adapter_name_or_path", "a", "--out", "o"}).merge.base, "m");
+        EXPECT_EQ(parsed({"export", "gguf", name, "m", "--adapter", "a", "--out", "o"}).exporting.model, "m");
+    }
+    for (const char* name : {"--model.path", "--path", "--model"}) {
+        EXPECT_EQ(parsed({"quantize", name, "m", "--out", "o"}).quantize.model, "m");
+        EXPECT_EQ(parsed({"export", "gguf", name, "m", "--out", "o"}).exporting.model, "m");
+    }
+    for (const char* name : {"--model.adapter_name_or_path", "--adapter_name_or_path", "--adapter"}) {
+        EXPECT_EQ(parsed({"merge", name, "a", "--out", "o"}).merge.adapter, "a");
+        EXPECT_EQ(parsed({"export", "gguf", name, "a", "--out", "o"}).exporting.adapter, "a");
+    }
+    for (const char* name : {"--data.template", "--template"}) {
+        EXPECT_EQ(parsed({"tokenize", "--model.path", "m", name, "zephyr"}).tokenize.chat_template, "zephyr");
+        EXPECT_EQ(parsed({"generate", "--path", "m", "--chat", name, "zephyr"}).loaded.config.data.template_name,
+                  "zephyr");
+    }
+    EXPECT_EQ(parsed({"tokenize", "--tokenizer", "t"}).tokenize.tokenizer, "t");
+    const config::MergeRequest merge =
+        parsed({"merge", "--adapter", "a", "--out", "o", "--model.load_in_4bit", "--hardware.device", "cuda"}).merge;
+    EXPECT_TRUE(merge.load_in_4bit);
+    EXPECT_EQ(merge.device, "cuda");
+    // An adapter names its base.
+    for (const std::vector<std::string>& words :
+         {std::vector<std::string>{"score", "--data.train_file", "t", "--out", "o"},
+          {"evaluate", "--eval_file", "t"}}) {
+        EXPECT_CONTAINS(error_of(words), words[0] + " needs --model.path");
+        std::vector<std::string> with = words;
+        with.insert(with.end(), {"--adapter_name_or_path", "a"});
+        EXPECT_NO_THROW(parsed(with));
+    }
+}
+
+TEST(CommandLine, FilesToWriteAreKnown) {
+    const config::CommandLine line = config::parse_command_line(
+        {"score", "--path", "m", "--train_file", "t", "--out", "o.jsonl", "--logits", "l.safetensors"});
+    ASSERT_EQ(line.outputs.size(), 2u);
+    EXPECT_EQ(line.outputs[0].option + " " + line.outputs[0].path, "out o.jsonl");
+    EXPECT_EQ(line.outputs[1].option + " " + line.outputs[1].path, "logits l.safetensors");
+    ASSERT_EQ(line.inputs.size(), 2u);
+    EXPECT_EQ(line.inputs[1].option + " " + line.inputs[1].path, "data.train_file t");
+    EXPECT_TRUE(line.typed.contains("data.train_file"));
 }
 
 TEST(CommandLine, SizesHaveUnits) {

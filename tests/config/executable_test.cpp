@@ -94,10 +94,15 @@ class ExecutableAlone : public Executable {
         if (IsSkipped()) return;
         fs::copy_file(built_executable, executable());
         fs::copy_file(test::binary_folder() / base_library, folder_.path() / base_library);
+        using namespace std::string_literals;
+        folder_.write("m/model.safetensors", "\x8\0\0\0\0\0\0\0{}      "s);
+        folder_.write("t.jsonl", "{}");
     }
+    std::string model() const { return " --path " + (folder_.path() / "m").string() + " "; }
+    std::string rows() const { return " --train_file " + (folder_.path() / "t.jsonl").string() + " "; }
     fs::path executable() const { return folder_.path() / "unsloth-train"; }
     fs::path engine() const { return folder_.path() / "libunsloth_engine.so"; }
-    Outcome train(const std::string& more) const { return run(executable(), "--path m --train_file t " + more); }
+    Outcome train(const std::string& more) const { return run(executable(), model() + rows() + more); }
 
     const ScratchFolder folder_;
 };
@@ -109,6 +114,55 @@ TEST_F(ExecutableAlone, WithoutItsEngineItStillConfiguresAndSaysWhatIsMissing) {
     EXPECT_EQ(outcome.exit_code, 4);
     EXPECT_CONTAINS(outcome.err, engine().string() + " is missing");
     EXPECT_CONTAINS(outcome.err, "scripts/build.sh");
+}
+
+// Opening it takes longer than looking at the paths.
+TEST_F(ExecutableAlone, PathsAreLookedAtBeforeTheEngineIsOpened) {
+    const auto refused = [&](const std::string& command, const char* words) {
+        const Outcome outcome = run(executable(), command);
+        EXPECT_EQ(outcome.exit_code, 3) << command << "\n" << outcome.err;
+        EXPECT_CONTAINS(outcome.err, words);
+    };
+    for (const std::string& command :
+         {"train" + rows(), "score --out o.jsonl" + rows(), std::string("evaluate --eval_file t"),
+          std::string("generate --prompt p"), std::string("generate --chat")})
+        refused(command + " --path /no/model", "/no/model: no such file or folder");
+    for (const std::string& command : {"train" + rows(), "generate --prompt p" + rows()})
+        refused(command + model() + "--adapter_name_or_path /no/adapter", "/no/adapter: no such file or folder");
+    refused("generate --file f --adapter a=/no/adapter", "/no/adapter: no such file or folder");
+    for (const char* command : {"train --train_file", "score --out o.jsonl --train_file", "evaluate --eval_file"})
+        refused(command + std::string(" /no/rows.jsonl") + model(), "cannot open /no/rows.jsonl");
+    refused("generate --file /no/prompts.jsonl" + model(), "/no/prompts.jsonl");
+    refused("replay /no/step-1.json", "/no/step-1.json");
+    refused("train --sample_prompts /no/prompts.jsonl" + rows() + model(), "/no/prompts.jsonl");
+}
+
+TEST_F(ExecutableAlone, FilesToWriteAreLookedAtBeforeTheWork) {
+    const std::string nowhere = (folder_.path() / "no/where").string(), here = folder_.path().string();
+    const std::string inputs = " --path /no/model --train_file /no/rows.jsonl ";  // which would be found out next
+    for (const std::string& command :
+         {"score" + inputs + "--out ", "score" + inputs + "--out " + here + "/o --logits ",
+          std::string("evaluate --path /no/model --eval_file t --metric exact_match --answers "),
+          std::string("tune --path /no/model --out "), std::string("plan --path /no/model --svg "),
+          std::string("import-config /no/config.yaml --out "), std::string("report /no/run --out "),
+          std::string("report /no/run --svg "), std::string("data augment --in /no/rows.jsonl --out "),
+          std::string("export gguf --model.path /no/model --out ")}) {
+        const Outcome missing = run(executable(), command + nowhere), folder = run(executable(), command + here);
+        EXPECT_EQ(missing.exit_code, 4) << command << missing.err;
+        EXPECT_CONTAINS(missing.err, "cannot create " + nowhere + ": ");
+        EXPECT_CONTAINS(missing.err, "There is no folder " + (folder_.path() / "no").string());
+        EXPECT_EQ(folder.exit_code, 4) << command << folder.err;
+        EXPECT_CONTAINS(folder.err, "cannot create " + here + ": it is a folder");
+    }
+    const std::string file = (folder_.path() / "t.jsonl").string();
+    const Outcome input = run(executable(), "score --path /no/model --out " + file + rows());
+    EXPECT_EQ(input.exit_code, 2);
+    EXPECT_CONTAINS(input.err, "--out " + file + " is the file that --data.train_file names");
+    EXPECT_EQ(read_text(file), "{}");
+    const Outcome twice = run(executable(), "score --out a --logits ./a" + inputs);
+    EXPECT_CONTAINS(twice.err, "is the file that --out names");
+    for (const auto& entry : fs::directory_iterator(folder_.path()))
+        EXPECT_FALSE(contains(entry.path().string(), ".tmp-")) << entry.path();
 }
 
 TEST_F(ExecutableAlone, ABrokenEngineIsReported) {
@@ -180,8 +234,9 @@ TEST_F(ExecutableWithEngine, SignalsEndWithTheShellsCodesAfterSaving) {
 }
 
 TEST_F(ExecutableWithEngine, EveryCommandReachesItsCall) {
-    EXPECT_EQ(run(executable(), "score --path m --train_file t --out o.jsonl").out, "score o.jsonl\n");
-    EXPECT_EQ(run(executable(), "generate --path m --prompt hello").out, "generate hello\n");
+    const std::string out = (folder_.path() / "o.jsonl").string();
+    EXPECT_EQ(run(executable(), "score" + model() + rows() + "--out " + out).out, "score " + out + "\n");
+    EXPECT_EQ(run(executable(), "generate --prompt hello" + model()).out, "generate hello\n");
     EXPECT_EQ(run(executable(), "bench ops --batch 3").out, "bench 3\n");
     EXPECT_EQ(run(executable(), "plan --path m --gpu H200").out, "plan H200\n");
     EXPECT_EQ(run(executable(), "plan --path m --gpu 'too small'").exit_code, 4) << "a plan that does not fit";

@@ -96,6 +96,31 @@ class Anomalies(EndToEnd):
         found = self.replay(1)
         self.assertEqual((found["layer"], found["module"]["name"]), (2, "model.layers.2.self_attn.q_proj"))
 
+    def test_values_too_large_to_be_squared(self):
+        """A run that diverged: each value is finite, and so are loss and gradient, but no norm's sum of squares is."""
+        rows = self.rows(16)
+        wild = ["--learning_rate", "1e6", "--lr_scheduler_type", "constant", "--max_steps", "4"]
+        for dtype, full in (("float32", False), ("bfloat16", True)):
+            with self.subTest(dtype=dtype, full=full):
+                out = f"{dtype}-{full}"
+                more = ["--dtype", dtype, *(["--finetuning_type", "full"] if full else [])]
+                arguments = self.train_arguments(model(DEEP), rows, *wild, *more, out=out)
+                said = self.fail_with(
+                    RUNTIME, ["too large to be squared in 32 bits (loss ", "has diverged"], *arguments
+                )
+                self.assertNotIn("gradient is not finite", said.err)
+                (file,) = (self.folder / out / "anomalies").iterdir()
+                anomaly = json.loads(file.read_text())
+                self.assertIn(f"(loss {anomaly['loss']:.4g}, gradient norm {anomaly['grad_norm']:.4g})", said.err)
+                found = self.replay(anomaly["step"], out=out)
+                place = anomaly["ranks"][0]["place"]
+                self.assertEqual((found["finite"], found["module"], found["place"]), (False, None, place))
+                self.assertEqual(found["layer"], anomaly["ranks"][0]["layer"])
+                text = self.succeed("replay", file).out
+                self.assertIn(f"too large to be squared in 32 bits at: {place}", text)
+                self.assertIn("has diverged", text)
+                self.assertNotIn("doctor", text)
+
     def rows_with_one_bad(self, count, place):
         base = self.copied_model(model(DEEP))
         self.spoil(base, "model.safetensors", "model.embed_tokens.weight", 100 * 32, math.inf)

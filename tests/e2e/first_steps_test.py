@@ -159,11 +159,15 @@ class FirstSteps(EndToEnd):
         made = subprocess.run(["c++", "-x", "c", "-shared", "-fPIC", "-o", library, "-"], input=code.encode())
         self.assertEqual(made.returncode, 0)
         arguments = self.train_arguments(model(LLAMA), self.rows(4), "--max_steps", "0")
-        for load, more, count in ((500, {}, "1000"), (0, {}, None), (500, {"GOMP_SPINCOUNT": "77"}, "77")):
+        for load, more, counts in (
+            (500, {}, ["1000"]),
+            (0, {}, ["1000", "10000"]),  # the machine may be in use all the same
+            (500, {"GOMP_SPINCOUNT": "77"}, ["77"]),
+            (500, {"OMP_WAIT_POLICY": "passive"}, ["0"]),
+        ):
             env = environment(LD_PRELOAD=library, LOAD=load, OMP_DISPLAY_ENV="VERBOSE", **more)
             told = self.succeed("train", *arguments, env=env).err
-            found = re.search(r"GOMP_SPINCOUNT = '(\d+)'", told)[1]
-            self.assertTrue(found == count if count else int(found) > 1000, (load, more, found))
+            self.assertIn(re.search(r"GOMP_SPINCOUNT = '(\d+)'", told)[1], counts, (load, more))
 
     def test_generate_to_a_full_device(self):
         if not pathlib.Path("/dev/full").exists():

@@ -220,14 +220,13 @@ class Gguf(EndToEnd):
         model = self.write_model("odd")
         out = self.folder / "m.gguf"
         export = lambda *words: ("export", "gguf", *words, "--out", out)
-        self.fail_with(USAGE, "needs --model or --adapter", *export())
-        self.fail_with(
-            USAGE, "is no folder", "export", "gguf", "--model", model, "--out", self.folder / "none" / "m.gguf"
-        )
+        self.fail_with(USAGE, "needs --model.path or --model.adapter_name_or_path", *export())
+        nowhere = self.folder / "none" / "m.gguf"
+        self.fail_with(RUNTIME, f"cannot create {nowhere}", "export", "gguf", "--model", model, "--out", nowhere)
         self.fail_with(INPUT, "600 tokens", *export("--model", NF4_MODEL, "--tokenizer", TOKENIZERS / "llama2_small"))
         self.fail_with(INPUT, "neither tokenizer.json nor tokenizer.model", *export("--model", NF4_MODEL))
         adapter = self.write_adapter(model)
-        self.fail_with(USAGE, "Give it with --adapter", *export("--model", adapter))
+        self.fail_with(USAGE, "Give it with --model.adapter_name_or_path", *export("--model", adapter))
         self.fail_with(USAGE, "f32, f16, bf16 or q8_0", *export("--adapter", adapter, "--type", "q4_0"))
         config = json.loads((model / "config.json").read_text())
         (model / "config.json").write_text(

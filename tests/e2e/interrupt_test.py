@@ -20,8 +20,75 @@ from support import (
     environment,
     main,
     model,
+    read_rows,
     run,
+    write_rows,
 )
+
+
+class ClosedLogs(EndToEnd):
+    """`unsloth-train … 2>&1 | head`: who read the log has seen enough."""
+
+    def unread(self, *arguments):
+        """The exit code of a command whose output nobody reads after the first line."""
+        process = subprocess.Popen(
+            [PROGRAM, *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment(),
+        )
+        self.addCleanup(process.kill)
+        process.stdout.readline()
+        process.stdout.close()
+        return process.wait(TIMEOUT_S)
+
+    def test_a_run_trains_and_saves_on(self):
+        arguments = self.train_arguments(model(LLAMA), self.rows(16), "--max_steps", "20")
+        json_lines = ["--progress", "json", "--overwrite_output_dir"]
+        for start in (["train"], ["train", *json_lines], ["launch", "--nproc_per_node", 2, "--", *json_lines]):
+            with self.subTest(start[0]):
+                self.assertEqual(self.unread(*start, *arguments), OK)
+                out = self.folder / "out"
+                self.assertEqual([row["step"] for row in self.steps(out)], list(range(1, 21)))
+                self.assertEqual(self.summary(out)["exit_reason"], "finished")
+                self.assertTrue((out / "adapter_model.safetensors").exists())
+                self.assertTrue((out / "checkpoint-20" / "manifest.json").exists())
+
+    def test_streams_that_are_closed_from_the_start(self):
+        """No file gets their numbers, and with them what is said."""
+        rows = write_rows(self.folder / "rows.jsonl", [{"text": "The term of this agreement is one year."}] * 8)
+        closed, open_ = self.folder / "closed.jsonl", self.folder / "open.jsonl"
+        words = ("data", "augment", "--in", rows, "--delete_rate", "0.2", "--fields", "text", "--out")
+
+        def close():
+            for number in (0, 1, 2):
+                os.close(number)
+
+        self.assertEqual(run(*words, closed, preexec=close).code, OK)
+        self.succeed(*words, open_)
+        self.assertEqual(closed.read_bytes(), open_.read_bytes())
+        self.assertNotEqual(run("config", preexec=lambda: os.close(1)).code, OK)
+
+    def test_other_results_are_written_too(self):
+        adapter = self.train(model(LLAMA), self.rows(8), "--max_steps", "1", out="adapter")
+        merged, quantised, scores = (self.folder / name for name in ("merged", "quantised", "scores.jsonl"))
+        self.assertEqual(self.unread("merge", "--adapter", adapter, "--out", merged), OK)
+        self.assertEqual(self.unread("quantize", "--model", model(LLAMA), "--out", quantised), OK)
+        for folder in (merged, quantised):
+            self.assertIn("problems      none", self.succeed("inspect", folder).out)
+        words = (
+            "--model.path",
+            model(LLAMA),
+            "--adapter_name_or_path",
+            adapter,
+            "--train_file",
+            self.rows(8),
+            "--device",
+            "cpu",
+        )
+        self.assertEqual(self.unread("score", *words, "--out", scores), OK)
+        self.assertEqual(len(read_rows(scores)), 8)
 
 
 class Interrupting(EndToEnd):

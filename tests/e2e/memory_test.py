@@ -68,6 +68,14 @@ class SteadyMemory(EndToEnd):
             self.assertEqual(run.wait(), support.OK, log.read_text(encoding="utf-8")[-2000:])
         self.assertGreater(len(seen), 5, "the run was too quick to be watched")
         first, last = seen[min(seen)], seen[max(seen)]
+        # What is planned is a small part of what the process takes: the log says both.
+        said = log.read_text(encoding="utf-8")
+        (before,) = re.findall(r"memory     ([\d.]+) MiB are taken already", said)
+        ((most, planned),) = re.findall(r"the process took ([\d.]+) MiB at most, ([\d.]+) MiB of it planned", said)
+        self.assertIn(f"in all {planned} MiB", said)
+        self.assertLess(last / 1024, float(most))
+        self.assertLess(float(planned), float(before))
+        self.assertLess(float(before), float(most))
         self.assertGreater(max(seen), STEPS * 0.8)
         self.assertLess(
             last, (1 + GROWTH) * first, f"KiB by step: {dict(list(seen.items())[:: max(1, len(seen) // 10)])}"

@@ -76,9 +76,17 @@ class Merge(Merging):
         merged, result = self.merge(adapter, base, "--load_in_4bit", "--dtype", "fp32")
         self.assertNotIn(" W ", result.err)
         self.same_logits(base, adapter, merged, base_options=["--load_in_4bit", "true"])
-        _, result = self.merge(adapter, base, "--dtype", "fp32", out="plain")
+        as_trained, result = self.merge(adapter, base, "--dtype", "fp32", out="as_trained")
+        self.assertIn("merging into the values that the run trained on", result.err)
+        self.assertNotIn(" W ", result.err)
+        same = [(folder / "model.safetensors").read_bytes() for folder in (merged, as_trained)]
+        self.assertEqual(same[0], same[1])
+        _, result = self.merge(adapter, base, "--load_in_4bit", "false", "--dtype", "fp32", out="plain")
         self.assertIn("quantised to 4 bit while loading, and is merged into 16/32-bit weights", result.err)
         self.assertIn("--load_in_4bit", result.err)
+        in_8_bit = self.adapter(base, "--r", "4", "--load_in_8bit", "true", name="in8")
+        merged, result = self.merge(in_8_bit, base, "--dtype", "fp32", out="merged8")
+        self.same_logits(base, in_8_bit, merged, base_options=["--load_in_8bit", "true"])
 
     def test_another_base_than_the_trained_one_is_said(self):
         adapter = self.adapter(NF4_MODEL, "--r", "4", vocab=256)
@@ -387,10 +395,12 @@ class Quantize(Merging):
         self.assertNotEqual(self.logits(mixed, rows), self.logits(base, rows))
         # An adapter of it is merged into the values that it was trained on, whichever way it is said.
         adapter = self.adapter(base, "--r", "4", *named)
-        merged, result = self.merge(adapter, base, "--dtype", "fp32", *named)
-        self.assertNotIn(" W ", result.err)
-        self.same_logits(mixed, adapter, merged)
-        _, result = self.merge(adapter, base, "--dtype", "fp32", "--no_verify", out="without")
+        for said, words in (("named", named), ("as trained", ())):
+            merged, result = self.merge(adapter, base, "--dtype", "fp32", *words, out=said)
+            self.assertNotIn(" W ", result.err)
+            self.same_logits(mixed, adapter, merged)
+        own = ("--load_in_4bit", "false", "--no_verify")
+        _, result = self.merge(adapter, base, "--dtype", "fp32", *own, out="without")
         self.assertIn("the adapter was trained with model.precision, and is merged without", result.err)
         for wrong, said in (
             ({"model.layers.1.mlp.down_prj": "nf4"}, "Did you mean model.layers.1.mlp.down_proj?"),

@@ -1,8 +1,9 @@
 """What a hurried user types: the message says what was meant, or where to look, and nothing is taken without a word."""
 
 import json
+import re
 
-from support import EndToEnd, INPUT, LEGAL_BASE, LLAMA, RUNTIME, USAGE, main, model, write_rows
+from support import EndToEnd, FP32, INPUT, LEGAL_BASE, LLAMA, RUNTIME, USAGE, main, model, write_rows
 
 ROWS = [{"instruction": "What is it?", "output": "A clause."}, {"instruction": "What else?", "output": "A contract."}]
 
@@ -196,6 +197,40 @@ class Options(EndToEnd):
     def test_a_warmup_longer_than_the_run(self):
         done = self.succeed(*self.train_arguments(model(LLAMA), self.rows(4), "--warmup_steps", "100"))
         self.assertIn("W training.warmup_steps is 100, and the run has 3 steps", done.err)
+
+    def test_twenty_rows_with_the_defaults(self):
+        given = ("--model.path", model(LLAMA), "--train_file", self.rows(20), "--device", "cpu", *FP32)
+        for out, more in (("tried", ["--max_steps", "0"]), ("trained", [])):
+            done = self.succeed(*given, "--output_dir", self.folder / out, *more)
+            self.assertIn(
+                "W training.warmup_steps is 5, and the run has 3 steps: the learning rate never reaches 0.0002, it is "
+                "8e-05 at most; 5 to 10 % of the steps are usual: --warmup_steps 0",
+                done.err,
+            )
+        rates = [step["learning_rate"] for step in self.steps(self.folder / "trained")]
+        self.assertEqual([round(rate, 12) for rate in rates], [0, 4e-5, 8e-5])
+        quiet = self.succeed(*given, "--output_dir", self.folder / "quiet", "--warmup_steps", "0")
+        self.assertNotIn(" W ", quiet.err)
+
+    def test_steps_and_rows_for_a_longer_run(self):
+        held_out = self.rows(6, name="eval.jsonl", seed=2)
+        told = self.succeed(
+            *self.train_arguments(model(LLAMA), self.rows(20), "--eval_file", held_out, "--max_steps", "3"),
+            *("--eval_steps", "50", "--early_stopping_patience", "2", "--save_steps", "100", "--logging_steps", "10"),
+            *("--gradient_accumulation_steps", "16"),
+        ).err
+        for words in (
+            "training.eval_steps is 50, and the run has 3 steps",
+            "training.early_stopping_patience is 2, and 0 evaluations come before the run's end",
+            "training.save_steps is 100, and the run has 3 steps",
+            "training.logging_steps is 10, and the run has 3 steps",
+            "make steps of 32 rows, and there are 20",
+        ):
+            self.assertRegex(told, f" W .*{re.escape(words)}")
+        few = self.train_arguments(model(LLAMA), self.rows(20), "--num_train_epochs", "0.05", out="few")
+        self.assertIn(
+            "W training.num_train_epochs is 0.05: the run has 1 step, which sees 8 of 20 rows", self.succeed(*few).err
+        )
 
     def test_memory_without_a_unit_and_a_shape_with_a_slip(self):
         self.fail_with(USAGE, "--gpu_memory 24GiB", "plan", "--model.path", "llama-3.1-8b", "--gpu_memory", "24")

@@ -48,13 +48,68 @@ TEST(Doubts, OptionsThatDoNothingOnThisMachine) {
 
 TEST(Doubts, AWarmUpThatDoesNotEnd) {
     config::TrainingOptions training;
-    EXPECT_FALSE(doubt_warmup(training, 3)) << "nobody asked for the default";
-    training.warmup_steps = 100;
-    EXPECT_FALSE(doubt_warmup(training, 101));
-    EXPECT_EQ(doubt_warmup(training, 100).value_or("").substr(0, 57),
-              "training.warmup_steps is 100, and the run has 100 steps: ");
+    EXPECT_EQ(
+        doubt_warmup(training, 3).value_or(""),
+        "training.warmup_steps is 5, and the run has 3 steps: the learning rate never reaches 0.0002, it is 8e-05 "
+        "at most; 5 to 10 % of the steps are usual: --warmup_steps 0");
+    EXPECT_NE(doubt_warmup(training, 5).value_or("").find("it is 0.00016 at most"), std::string::npos);
+    EXPECT_NE(doubt_warmup(training, 9).value_or("").find("most of them train at less than"), std::string::npos);
+    EXPECT_FALSE(doubt_warmup(training, 10));
+    EXPECT_FALSE(doubt_warmup(training, 0)) << "nothing is trained";
+    training.lr_scheduler_type = config::Schedule::cosine_warmup_with_min_lr;  // its warm-up ends one step earlier
+    training.lr_scheduler_kwargs = {{"min_lr_rate", "0.1"}};
+    EXPECT_NE(doubt_warmup(training, 4).value_or("").find("it is 0.00016 at most"), std::string::npos);
+    EXPECT_NE(doubt_warmup(training, 5).value_or("").find("most of them train at less than"), std::string::npos);
+    training.lr_scheduler_kwargs.clear();
     training.lr_scheduler_type = config::Schedule::constant;
+    EXPECT_FALSE(doubt_warmup(training, 3));
+    training.lr_scheduler_type = config::Schedule::polynomial;
     EXPECT_FALSE(doubt_warmup(training, 100));
+    training.lr_scheduler_type = config::Schedule::cosine;
+    training.warmup_steps = 0;
+    EXPECT_FALSE(doubt_warmup(training, 1));
+    training.warmup_ratio = 0.6;
+    EXPECT_EQ(doubt_warmup(training, 10).value_or("").substr(0, 75),
+              "training.warmup_ratio makes 6 steps of warm-up, and the run has 10 steps: m");
+}
+
+TEST(Doubts, OptionsForLongerRuns) {
+    config::Config config;
+    config::TrainingOptions& t = config.training;
+    const RunLength three{3, 20, 8};
+    EXPECT_TRUE(doubt_lengths(config, three).empty()) << "nobody asked for the defaults";
+    const auto only = [&](const char* words) {
+        const std::vector<std::string> doubts = doubt_lengths(config, three);
+        EXPECT_EQ(doubts.size(), 1u) << words;
+        EXPECT_NE(doubts.empty() ? std::string::npos : doubts.front().find(words), std::string::npos) << doubts.front();
+    };
+    t.eval_steps = 3;
+    EXPECT_TRUE(doubt_lengths(config, three).empty());
+    t.eval_steps = 4;
+    only("training.eval_steps is 4, and the run has 3 steps: the only evaluation");
+    t.eval_steps = 1;
+    t.early_stopping_patience = 1;
+    EXPECT_TRUE(doubt_lengths(config, three).empty());
+    t.early_stopping_patience = 2;
+    only("2 evaluations come before the run's end");
+    t = {};
+    t.save_steps = 10;
+    only("training.save_steps is 10, and the run has 3 steps");
+    t = {};
+    t.logging_steps = 10;
+    only("training.logging_steps is 10, and the run has 3 steps");
+    t = {};
+    t.num_train_epochs = 0.03;
+    EXPECT_EQ(
+        doubt_lengths(config, {1, 20, 8}),
+        std::vector<std::string>{"training.num_train_epochs is 0.03: the run has 1 step, which sees 8 of 20 rows"});
+    t.max_steps = 1;
+    EXPECT_TRUE(doubt_lengths(config, {1, 20, 8}).empty()) << "max_steps counts";
+    t = {};
+    t.gradient_accumulation_steps = 32;
+    EXPECT_NE(doubt_lengths(config, {1, 20, 64}).at(0).find("steps of 64 rows, and there are 20"), std::string::npos);
+    t.max_tokens_per_batch = 512;
+    EXPECT_TRUE(doubt_lengths(config, {1, 20, 64}).empty());
 }
 
 // 5e-4 (2000 / hidden)^p with p of the model's family, by hand.

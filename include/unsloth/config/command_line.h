@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -108,12 +109,11 @@ enum class ExportFormat { gguf };
 /// `automatic`: that of the checkpoint's (or the adapter's) own 16 or 32-bit weights.
 enum class ExportType { automatic, f32, f16, bf16, q8_0, q4_0, q4_k_m, q5_k_m, q6_k };
 
-/// Either `model` or `adapter` is given.
+/// `model` or `adapter` is given, or both.
 struct ExportRequest {
     ExportFormat format = ExportFormat::gguf;
-    std::string model;      ///< as model.path
-    std::string adapter;    ///< PEFT folder
-    std::string base;       ///< of the adapter; empty: as its adapter_config.json says
+    std::string model;      ///< as model.path; beside an adapter its base: empty then means as adapter_config.json says
+    std::string adapter;    ///< PEFT folder; empty: the model is exported
     std::string out;        ///< file to write; never empty
     std::string tokenizer;  ///< folder; empty: the model's own
     std::string pre;        ///< llama.cpp's name of the tokenizer's splitting; empty: found
@@ -181,6 +181,12 @@ struct DoctorRequest {
     bool json = false;
 };
 
+/// A path as an option gave it.
+struct NamedPath {
+    std::string option;  ///< full name: "data.train_file", "out"
+    std::string path;    ///< never empty
+};
+
 /// Only the request of `command` means anything; `loaded` does for the commands that take a configuration.
 struct CommandLine {
     Command command = Command::train;
@@ -188,7 +194,10 @@ struct CommandLine {
     std::string help_topic;  ///< of help: a command's name, or empty for the overview
     std::string config_file;
     std::string log_level = "info";
-    LoadedConfig loaded;
+    LoadedConfig loaded;             ///< `given` has a command's own options, too
+    std::vector<NamedPath> outputs;  ///< files that the command is to write, by its own options
+    std::vector<NamedPath> inputs;   ///< the other paths that were given
+    std::set<std::string> typed;     ///< full names of the options among the arguments, which win over the file's
     LaunchRequest launch;
     ConfigRequest config;
     ImportRequest importing;

@@ -35,6 +35,7 @@ enum class KvCacheDtype { automatic, fp8 };
 struct GenerateRequest {
     std::string prompt;  ///< a user's message where the model or data.template has a chat template
     bool raw = false;    ///< `prompt` goes to the model as it is
+    std::string rows;    ///< format of the rows of the run that answers, as data.format has it; empty: not known
     std::string file;  ///< JSON Lines of {"text"}, {"prompt"} or {"messages"}, each with its "adapter"?; or plain text
     NamedFolders adapters;  ///< that rows of `file` may name; the others are the base's
     int64_t max_new_tokens = 128;

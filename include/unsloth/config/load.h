@@ -17,6 +17,17 @@ namespace unsloth::config {
 /// depends on the command and is not checked here.
 LoadedConfig load_config(const std::optional<std::filesystem::path>& file, const std::vector<std::string>& flags);
 
+/// Options to take from another configuration where nobody gave them here, nor any of `unless`.
+struct OptionsToTake {
+    std::vector<std::string> options, unless;  ///< full names
+};
+/// Takes them; "model.load_in_4bit false" of each whose value changed.
+std::vector<std::string> take_options(LoadedConfig& loaded, const Config& from, const std::vector<OptionsToTake>& all);
+/// How a run holds its base: model.load_in_4bit, model.load_in_8bit and model.precision, which go together.
+OptionsToTake base_precision();
+/// The file of a run's whole configuration in its output_dir and in its checkpoints.
+inline constexpr const char* run_config_file = "run_config.json";
+
 /// usage Error for what the sizes of `distributed` do not go with, as load_config() has it: where they changed since.
 void require_distributed(const Config& config);
 

@@ -49,6 +49,9 @@ class Temporary {
     bool stays_ = false;
 };
 
+/// What a Temporary file of this target would throw where nothing may be created, without creating anything.
+void require_creatable(const std::filesystem::path& target);
+
 /// TARGET.WORD-RANDOM, which nobody can predict.
 std::filesystem::path name_beside(const std::filesystem::path& target, const char* word);
 

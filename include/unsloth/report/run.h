@@ -99,6 +99,7 @@ struct RunFacts {
     std::vector<std::pair<std::string, int64_t>> planned_groups;  ///< as in Run
     std::vector<int64_t> row_tokens;                              ///< as in Run
     std::string run_plan = {};                                    ///< JSON (planner/run_plan_text.h); empty: not known
+    std::string format = {};  ///< of the training rows (of several sources the first one's); empty: not known
 };
 inline constexpr const char* facts_file = "run_facts.json";
 /// Those of the folder; what is missing there is not known.

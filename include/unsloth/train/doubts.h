@@ -20,8 +20,20 @@ std::optional<std::string> doubt_learning_rate(const config::Config& config, con
 /// trained.
 std::vector<std::string> options_without_effect(const config::Config& config, bool on_gpu, int sharers);
 
-/// What to say about a warm-up longer than the default that is not over when the run ends; nothing otherwise.
+/// What to say about a warm-up that takes more than half of the run's steps, or is not over when the run ends; nothing
+/// otherwise. The rate must be settled.
 std::optional<std::string> doubt_warmup(const config::TrainingOptions& training, int64_t total_steps);
+
+/// What to say where a run that begins with an adapter holds the base, or writes rows, otherwise than the run that
+/// trained it; nothing otherwise, and where that run is not known.
+std::optional<std::string> doubt_adapter(const config::Config& config);
+
+/// How long a run is: steps, rows of an epoch, and rows of a step on all ranks.
+struct RunLength {
+    int64_t steps = 0, rows = 0, rows_of_step = 0;
+};
+/// What to say about options that count steps or rows and do not go with a run so short.
+std::vector<std::string> doubt_lengths(const config::Config& config, const RunLength& run);
 
 /// An optimizer in host memory that has one of several CPUs: torchrun sets OMP_NUM_THREADS to 1.
 std::optional<std::string> doubt_host_threads(const config::DistributedOptions& distributed, int threads, int cpus);

@@ -16,9 +16,9 @@ class RowFile;
 
 class Samples {
   public:
-    /// Reads the prompts. Input Error for a file that is none; usage Error where a prompt and its answer take more
-    /// positions than the model has.
-    Samples(const config::Config& config, const OpenedModel& opened);
+    /// Reads the prompts; `rows`: the format of the training rows. Input Error for a file that is none; usage Error
+    /// where a prompt and its answer take more positions than the model has.
+    Samples(const config::Config& config, const OpenedModel& opened, const std::string& rows);
     ~Samples();
 
     /// Prompts are answered one after another.

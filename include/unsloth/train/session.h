@@ -99,6 +99,6 @@ LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedM
 
 /// The configuration of answers by adapters alone: their base is what the first was trained on, positions are scaled as
 /// they were in training. usage Error, with an adapter's name, where they were scaled differently.
-config::LoadedConfig with_base(config::LoadedConfig loaded, const config::NamedFolders& adapters);
+config::LoadedConfig with_base(config::LoadedConfig loaded, const config::NamedFolders& adapters = {});
 
 }  // namespace unsloth::train

@@ -44,9 +44,10 @@ void declare_score(OptionSet& options, CommandLine& line) {
     options
         .add("out", line.score.out,
              "JSON Lines file to write: per row the ids, log-probabilities, loss and number of labels.")
-        .path("FILE")
+        .output("FILE")
         .must_be_given();
-    options.add("logits", line.score.logits, "safetensors file for the logits of every row, in float32.").path("FILE");
+    options.add("logits", line.score.logits, "safetensors file for the logits of every row, in float32.")
+        .output("FILE");
     options
         .add("top_k", line.score.top_k,
              "Write a teacher's file for distill.teacher instead: of each target's position so many of the likeliest "
@@ -56,9 +57,14 @@ void declare_score(OptionSet& options, CommandLine& line) {
 
 void declare_generate(OptionSet& options, CommandLine& line) {
     options.add("prompt", line.generate.prompt,
-                "Text to answer: a user's message where the model has a chat template, or data.template names one.");
+                "Text to answer: a user's message to the chat template that data.template or the run of the adapter "
+                "names, or that the model has; as it is where there is none.");
     options.add("raw", line.generate.raw, "Give --prompt to the model as it is, without a chat template.");
-    options.add("file", line.generate.file, "File of prompts, instead of --prompt.").path("FILE");
+    options
+        .add("file", line.generate.file,
+             "File of prompts, instead of --prompt: JSON Lines of {\"text\"} (as it is), {\"prompt\"} (as --prompt) or "
+             "{\"messages\"}; or one text.")
+        .path("FILE");
     declare_adapters(
         options, line.generate.adapters,
         "Adapters that rows of --file name (\"adapter\": \"NAME\"), answered together; rows that name none "
@@ -132,7 +138,7 @@ void declare_evaluate(OptionSet& options, CommandLine& line) {
         .add("answers", evaluate.answers,
              "JSON Lines file to write, with --metric: prompt, expected and given answer of every row, and whether it "
              "is right.")
-        .path("FILE");
+        .output("FILE");
     options.add("json", evaluate.json, "Print the results as one JSON object.");
 }
 

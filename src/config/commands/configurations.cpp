@@ -31,7 +31,7 @@ void declare_import(OptionSet& options, CommandLine& line) {
         .synonym("unsloth", "trl")
         .synonym("llama-factory", "llamafactory")
         .synonym("llama_factory", "llamafactory");
-    options.add("out", import.out, "File to write; empty: standard output.").path("FILE");
+    options.add("out", import.out, "File to write; empty: standard output.").output("FILE");
     options.add("strict", import.strict, "Exit code 2, and no file, where something cannot be carried over.");
 }
 

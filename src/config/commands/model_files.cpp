@@ -9,6 +9,18 @@ Option& weight_type_names(Option& option) {
     return option.synonym("bfloat16", "bf16").synonym("float16", "fp16").synonym("float32", "fp32");
 }
 
+/// Under the names that configurations have; `old` is the command's own one.
+Option& add_model(OptionSet& options, std::string& field, const char* old, std::string help) {
+    return options.add("model.path", field, std::move(help)).path("PATH").alias("", "path").alias("", old);
+}
+
+Option& add_adapter(OptionSet& options, std::string& field, std::string help) {
+    return options.add("model.adapter_name_or_path", field, std::move(help))
+        .path("DIR")
+        .alias("", "adapter_name_or_path")
+        .alias("", "adapter");
+}
+
 void declare_shard_size(OptionSet& options, std::string& field) {
     options.add("max_shard_size", field, "Largest file of weights: bytes, or with a unit (MB, GB, MiB, GiB).")
         .value("SIZE");
@@ -51,19 +63,14 @@ void declare_export(OptionSet& options, CommandLine& line) {
         .value("gguf")
         .argument()
         .must_be_given();
-    options.add("model", request.model, "Model to export, as model.path: 16/32-bit, or 4-bit, which is dequantised.")
-        .path("DIR")
-        .suggested_for({"path", "model_path", "merged"});
-    options.add("adapter", request.adapter, "PEFT adapter to export alone, instead of --model.")
-        .path("DIR")
-        .suggested_for({"lora"});
-    options
-        .add("base", request.base,
-             "The adapter's base (of which config.json alone is read); empty: as the adapter names it.")
-        .path("DIR")
-        .suggested_for({"base_model"});
+    add_model(options, request.model, "model",
+              "Model to export: 16/32-bit, or 4-bit, which is dequantised. With an adapter: its base, of which "
+              "config.json alone is read; empty: the one that the adapter names.")
+        .alias("", "base")
+        .suggested_for({"model_path", "merged", "base_model"});
+    add_adapter(options, request.adapter, "PEFT adapter to export, alone.").suggested_for({"lora"});
     options.add("out", request.out, "File to write, which must not exist.")
-        .path("FILE")
+        .output("FILE")
         .must_be_given()
         .suggested_for({"output", "outfile"});
     options
@@ -96,15 +103,10 @@ void declare_export(OptionSet& options, CommandLine& line) {
 
 void declare_merge(OptionSet& options, CommandLine& line) {
     MergeRequest& merge = line.merge;
-    options.add("adapter", merge.adapter, "Folder of the adapter.")
-        .path("DIR")
-        .must_be_given()
-        .suggested_for({"adapter_name_or_path"});
-    options
-        .add("base", merge.base,
-             "Model to merge into, in 4, 8 or 16/32 bit; empty: the one that the adapter's config names.")
-        .path("DIR")
-        .suggested_for({"model", "path"});
+    add_adapter(options, merge.adapter, "Folder of the adapter.").must_be_given();
+    add_model(options, merge.base, "base",
+              "Model to merge into, in 4, 8 or 16/32 bit; empty: the one that the adapter's config names.")
+        .suggested_for({"model"});
     options.add("out", merge.out, "Folder to make; it must not exist, or be empty.").path("DIR").must_be_given();
     weight_type_names(options.add_choice("dtype", merge.dtype,
                                          {{"auto", spec::WeightType::automatic},
@@ -114,11 +116,16 @@ void declare_merge(OptionSet& options, CommandLine& line) {
                                           {"nf4", spec::WeightType::nf4}},
                                          "Type of the merged weights. auto: the 16- or 32-bit type that the base's "
                                          "config.json names; nf4: 4 bit as bitsandbytes stores it."));
-    options.add("load_in_4bit", merge.load_in_4bit,
-                "Merge into the NF4 values that training with model.load_in_4bit made of a 16/32-bit base, instead of "
-                "the base's own.");
-    options.add("precision", merge.precision,
-                "Merge into the values that training with this model.precision made of the base.");
+    options
+        .add("load_in_4bit", merge.load_in_4bit,
+             "Merge into the NF4 values that training with model.load_in_4bit made of a 16/32-bit base, instead of "
+             "the base's own. Where neither this nor precision is given, the run_config.json in the adapter's folder "
+             "decides.")
+        .alias("model", "load_in_4bit");
+    options
+        .add("precision", merge.precision,
+             "Merge into the values that training with this model.precision made of the base.")
+        .alias("model", "precision");
     declare_shard_size(options, merge.max_shard_size);
     options
         .add("verify", merge.verify,
@@ -134,15 +141,13 @@ void declare_merge(OptionSet& options, CommandLine& line) {
     options
         .add("device", merge.device,
              "Where the logits are computed, in float32: auto, cpu, cuda or cuda:N. On the CPU a layer at a time.")
-        .value("DEVICE");
+        .value("DEVICE")
+        .alias("hardware", "device");
 }
 
 void declare_quantize(OptionSet& options, CommandLine& line) {
     QuantizeRequest& quantize = line.quantize;
-    options.add("model", quantize.model, "Model in 16 or 32 bit.")
-        .path("DIR")
-        .must_be_given()
-        .suggested_for({"path", "base"});
+    add_model(options, quantize.model, "model", "Model in 16 or 32 bit.").must_be_given().suggested_for({"base"});
     options.add("out", quantize.out, "Folder to make; it must not exist, or be empty.").path("DIR").must_be_given();
     options
         .add_choice("type", quantize.type,

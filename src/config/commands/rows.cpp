@@ -23,12 +23,12 @@ void declare_augment(OptionSet& options, CommandLine& line) {
         .path("FILE")
         .suggested_for({"input"});
     options.add("out", augment.out, "JSON Lines file to write: the rows, each followed by its copies.")
-        .path("FILE")
+        .output("FILE")
         .must_be_given();
     options
         .add("eval_out", augment.eval_out,
              "JSON Lines file for the rows that data.val_size holds out, for data.eval_file. They get no copies.")
-        .path("FILE");
+        .output("FILE");
     options
         .add("thesaurus", augment.thesaurus,
              "Synonyms for copies: a JSON object {\"word\": [\"synonym\", …]}, or JSON Lines of {\"word\", "
@@ -65,11 +65,15 @@ void declare_augment(OptionSet& options, CommandLine& line) {
 void declare_tokenize(OptionSet& options, CommandLine& line) {
     options.add("tokenizer", line.tokenize.tokenizer, "Folder that holds tokenizer.json or tokenizer.model.")
         .path("DIR")
+        .alias("model", "path")
         .must_be_given();
     options.add("template", line.tokenize.chat_template, "Chat template for rows of messages, as data.template.")
+        .alias("data", "template")
         .value("NAME");
-    options.add_object("chat_template_kwargs", line.tokenize.chat_template_kwargs,
-                       "Variables of the chat template, as data.chat_template_kwargs.");
+    options
+        .add_object("chat_template_kwargs", line.tokenize.chat_template_kwargs,
+                    "Variables of the chat template, as data.chat_template_kwargs.")
+        .alias("data", "chat_template_kwargs");
     options.add("decode", line.tokenize.decode, "Turn ids into text; rows are {\"ids\"}.");
     options.add("no_special", line.tokenize.no_special,
                 "Add no special tokens to a text; leave them out when decoding.");

@@ -21,9 +21,9 @@ void declare_report(OptionSet& options, CommandLine& line) {
         .path("RUN")
         .argument()
         .must_be_given();
-    options.add("out", line.report.out, "File to write; empty: report.html in the run's folder.").path("FILE");
+    options.add("out", line.report.out, "File to write; empty: report.html in the run's folder.").output("FILE");
     options.add("svg", line.report.svg, "Write a picture instead: the curve of the loss, and the memory's plan.")
-        .path("FILE");
+        .output("FILE");
 }
 
 void declare_replay(OptionSet& options, CommandLine& line) {
@@ -34,7 +34,9 @@ void declare_replay(OptionSet& options, CommandLine& line) {
         .path("FILE")
         .argument()
         .must_be_given();
-    options.add("device", line.replay.device, "auto, cpu, cuda or cuda:N; empty: as the run had it.").value("DEVICE");
+    options.add("device", line.replay.device, "auto, cpu, cuda or cuda:N; empty: as the run had it.")
+        .value("DEVICE")
+        .alias("hardware", "device");
     options.add("json", line.replay.json, "Print the findings as one JSON object.");
 }
 

@@ -1,0 +1,67 @@
+#include "app/paths.h"
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+
+#include "unsloth/core/error.h"
+#include "unsloth/core/open_file.h"
+#include "unsloth/core/temporary.h"
+#include "unsloth/data/source.h"
+#include "unsloth/formats/checkpoint.h"
+#include "unsloth/formats/peft.h"
+
+namespace unsloth::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool same_place(const std::string& one, const std::string& other) {
+    std::error_code failed;
+    return fs::equivalent(one, other, failed) ||
+           fs::absolute(one).lexically_normal() == fs::absolute(other).lexically_normal();
+}
+
+/// A file that is there and can be read is left alone: it may be a pipe.
+void require_readable(const std::string& file) {
+    if (!file.empty() && ::access(file.c_str(), R_OK) != 0) (void)open_to_read(file);
+}
+
+void require_rows(const std::string& path, const std::string& split = {}) {
+    std::error_code failed;
+    if (path.empty() || fs::is_directory(path, failed)) return;
+    for (const fs::path& file : data::files_of(path, split)) require_readable(file.string());
+}
+
+}  // namespace
+
+void require_outputs(const config::CommandLine& line) {
+    std::vector<config::NamedPath> taken = line.inputs;
+    for (const config::NamedPath& output : line.outputs) {
+        for (const config::NamedPath& other : taken)
+            if (same_place(output.path, other.path))
+                throw usage_error(
+                    cat("--", output.option, " ", output.path, " is the file that --", other.option, " names"),
+                    "Name another file for the output.");
+        taken.push_back(output);
+        require_creatable(output.path);
+    }
+}
+
+void require_inputs(const config::CommandLine& line) {
+    const config::Config& config = line.loaded.config;
+    if (!config.model.path.empty()) (void)formats::Checkpoint::open(config.model.path);
+    if (const auto& adapter = config.model.adapter_name_or_path)
+        (void)formats::read_peft_config(formats::resolve_model_path(*adapter));
+    for (const auto& [name, folder] : line.generate.adapters.folders)
+        (void)formats::read_peft_config(formats::resolve_model_path(folder));
+    require_rows(config.data.train_file);
+    for (const config::DataSource& source : config.data.datasets) require_rows(source.path, source.split);
+    if (config.data.eval_file) require_rows(*config.data.eval_file);
+    for (const auto& [name, file] : config.data.eval_files) require_rows(file);
+    for (const std::string& file : {line.generate.file, line.replay.file}) require_readable(file);
+    require_readable(config.training.sample_prompts.value_or(""));
+}
+
+}  // namespace unsloth::app
