@@ -63,8 +63,8 @@ class RowFormatter {
     RowFormatter(config::DataFormat format, const RowOptions& options, const RowEncoder* encoder);
     /// BadRow for a missing column, a wrong type, an id outside the vocabulary, lengths that differ,
     /// positions that fall to something other than 0 or lie beyond what the model allows. Columns that the
-    /// format does not know are ignored, or variables of a conversation's chat template where it reads them. Rows whose
-    /// labels are all masked pass, with targets = 0.
+    /// format does not know are ignored, or variables of a conversation's chat template where it reads them; of those
+    /// that other formats read, the row has RowDoubts. Rows whose labels are all masked pass, with targets = 0.
     ///
     /// With an objective of pairs a row becomes two segments, the prompt with the chosen and with the rejected answer
     /// (see pair_of in src/data/preference.h for their forms): BadRow where the answers are equal, or where of one of
