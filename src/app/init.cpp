@@ -17,7 +17,8 @@ namespace {
 class NewFolder {
   public:
     explicit NewFolder(const std::string& folder) : folder_(folder) {
-        made_ = std::filesystem::create_directories(folder);
+        made_ = !std::filesystem::exists(folder);
+        Folder::made(folder).require();
     }
     NewFolder(const NewFolder&) = delete;
     NewFolder& operator=(const NewFolder&) = delete;

@@ -1,6 +1,7 @@
 #include "unsloth/train/run_saver.h"
 
-#include <fstream>
+#include <fcntl.h>
+
 #include <memory>
 #include <thread>
 #include <utility>
@@ -22,7 +23,7 @@ void leave_reason(const std::filesystem::path& file, const std::string& reason) 
     try {
         write_file_atomically(file, reason);
     } catch (const std::exception&) {
-        const std::ofstream without(file);
+        const Descriptor without = open_own_file(file, O_WRONLY | O_CREAT);
     }
 }
 

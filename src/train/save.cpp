@@ -55,7 +55,7 @@ ReadValues values_in(const at::Tensor& params_P) {
 
 void save_adapter(const std::filesystem::path& folder, const weights::ParameterTable& table, const ReadValues& values,
                   const formats::PeftConfig& config) {
-    std::filesystem::create_directories(folder);
+    Folder::made(folder).require();
     Shard all;
     for (const weights::Parameter& p : table.parameters()) all.push_back(&p);
     write_shard(folder / "adapter_model.safetensors", all, values, spec::DType::f32);
@@ -64,7 +64,7 @@ void save_adapter(const std::filesystem::path& folder, const weights::ParameterT
 
 void save_model(const std::filesystem::path& folder, const weights::ParameterTable& table, const ReadValues& values,
                 const spec::ModelSpec& spec, const std::filesystem::path& source_folder, int64_t shard_bytes) {
-    std::filesystem::create_directories(folder);
+    Folder::made(folder).require();
     const std::vector<Shard> shards = make_shards(table, spec.dtype, shard_bytes);
     std::map<std::string, std::string> where;
     std::size_t total = 0;

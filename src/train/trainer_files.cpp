@@ -184,7 +184,7 @@ void Trainer::load_best() {
     const comm::Busy loading(group_.get(), "loading the best evaluation's checkpoint");
     fs::path folder = best_checkpoint();
     if (leads())
-        if (const auto damage = formats::find_damage(folder)) {
+        if (const auto damage = formats::find_damage_of_own(folder)) {
             log::warning(config().training.output_dir, " gets the last step's values: ", folder.string(),
                          ", of the best evaluation, cannot be loaded: ", *damage);
             folder.clear();

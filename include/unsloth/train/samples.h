@@ -28,7 +28,7 @@ class Samples {
     void answer(ops::Context& ctx, model::Model& model, int64_t step, double epoch, int64_t after_step);
 
   private:
-    std::string file_;
+    std::string output_dir_;
     int64_t max_new_tokens_;
     tokenizer::Tokenizer tokenizer_;
     std::vector<std::vector<int32_t>> prompts_;
