@@ -46,12 +46,15 @@ void write_answers(const std::string& file, const std::vector<Json>& rows) {
 }
 
 /// What would be found out after all was read and answered.
-void require_answers(const config::EvaluateRequest& request) {
+void require_answers(const config::EvaluateRequest& request, const config::DataOptions& rows) {
     if (!request.answer_regex.empty()) data::AnswerPattern(request.answer_regex, "--answer_regex");
     const std::filesystem::path folder = std::filesystem::path(request.answers).parent_path();
     if (!folder.empty() && !std::filesystem::is_directory(folder))
         throw usage_error(cat("--answers: there is no folder ", folder.string()),
                           "Create it, or name a file in one that exists.");
+    std::vector<std::filesystem::path> inputs = {rows.train_file, rows.eval_file.value_or("")};
+    for (const auto& [name, file] : rows.eval_files) inputs.emplace_back(file);
+    require_other_file("--answers", request.answers, inputs);
 }
 
 }  // namespace
@@ -63,7 +66,7 @@ void run_evaluate(const config::LoadedConfig& loaded, const config::EvaluateRequ
                           "A run's own evaluations have the figures of other objectives; for the loss of plain rows, "
                           "add --objective sft.");
     const bool judges = request.metric != config::AnswerMetric::none;
-    if (judges) require_answers(request);
+    if (judges) require_answers(request, config.data);
     const OpenedModel opened = open_model(config);
     const data::Dataset rows =
         data::load_evaluation_rows(config, opened.limits(), encoder_maker(opened, config),

@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "train/output_folder.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/log.h"
@@ -148,6 +149,7 @@ bool RunSaver::wait() {
 }
 
 void RunSaver::result(const formats::TrainerState& trainer, const ReadValues& values) const {
+    const auto before = files_.replaces ? result_files(files_.output_dir) : std::vector<ResultFile>();
     write_result(files_.output_dir, values, trainer);
 }
 

@@ -73,7 +73,7 @@ void Trainer::open_data() {
     }
     loader_ = std::make_unique<data::StepLoader>(std::move(data.train), options);
     total_steps_ = loader_->total_steps(config().training.num_train_epochs, config().training.max_steps);
-    if (resume_) require_steps_left(*resume_, total_steps_);
+    if (resume_ && config().training.max_steps != 0) require_steps_left(*resume_, total_steps_);
     schedule_ = config::schedule_options(config().training, total_steps_);
     if (config().training.lr_scheduler_type == config::Schedule::reduce_lr_on_plateau) {
         if (eval_rows_.size() == 0 || config().training.eval_steps == 0)

@@ -28,8 +28,9 @@ struct RunFiles {
     std::filesystem::path model_folder;  ///< of full training's config.json
     std::vector<std::filesystem::path> tokenizer_files;
     std::filesystem::path tokenizer_folder;
-    std::string config;   ///< run_config.json
-    std::string kernels;  ///< kernels.json; empty: none
+    std::string config;     ///< run_config.json
+    std::string kernels;    ///< kernels.json; empty: none
+    bool replaces = false;  ///< a result that output_dir holds makes way for this one
     int64_t save_total_limit = 0;
     StatePart part;                 ///< of the optimizer: its first rank writes each, that of the first all else
     int ranks = 1;                  ///< of the run
