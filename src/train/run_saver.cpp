@@ -56,7 +56,7 @@ RunSaver::~RunSaver() {
 void RunSaver::write_result(const std::filesystem::path& folder, const ReadValues& values,
                             const formats::TrainerState& trainer) const {
     if (files_.lora) {
-        save_adapter(folder, *files_.table, values, {*files_.lora, files_.base, files_.rope_scaling});
+        save_adapter(folder, *files_.table, values, {*files_.lora, files_.base, files_.rope_scaling, files_.base_mark});
     } else {
         save_model(folder, *files_.table, values, files_.spec, files_.model_folder);
     }
@@ -151,6 +151,7 @@ bool RunSaver::wait() {
 void RunSaver::result(const formats::TrainerState& trainer, const ReadValues& values) const {
     const auto before = files_.replaces ? result_files(files_.output_dir) : std::vector<ResultFile>();
     write_result(files_.output_dir, values, trainer);
+    remove_stale(files_.output_dir, before);
 }
 
 }  // namespace unsloth::train

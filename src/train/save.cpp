@@ -35,10 +35,11 @@ std::vector<Shard> make_shards(const weights::ParameterTable& table, spec::DType
     return shards;
 }
 
-void write_shard(const std::filesystem::path& path, const Shard& shard, const ReadValues& values, spec::DType type) {
+void write_shard(const std::filesystem::path& path, const Shard& shard, const ReadValues& values, spec::DType type,
+                 formats::SafetensorsWriter::Metadata metadata = {{"format", "pt"}}) {
     std::vector<formats::TensorDecl> declared;
     for (const weights::Parameter* p : shard) declared.push_back({p->name, type, p->shape});
-    formats::SafetensorsWriter writer(path, declared);
+    formats::SafetensorsWriter writer(path, declared, std::move(metadata));
     for (const formats::TensorDecl& decl : writer.tensors()) {
         const auto found =
             std::find_if(shard.begin(), shard.end(), [&](const weights::Parameter* p) { return p->name == decl.name; });
@@ -58,7 +59,7 @@ void save_adapter(const std::filesystem::path& folder, const weights::ParameterT
     Folder::made(folder).require();
     Shard all;
     for (const weights::Parameter& p : table.parameters()) all.push_back(&p);
-    write_shard(folder / "adapter_model.safetensors", all, values, spec::DType::f32);
+    write_shard(folder / "adapter_model.safetensors", all, values, spec::DType::f32, formats::adapter_metadata(config));
     write_file_atomically(folder / "adapter_config.json", formats::write_peft_config(config));
 }
 

@@ -5,6 +5,7 @@
 #include "unsloth/config/device_map.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/hash.h"
+#include "unsloth/formats/base_mark.h"
 #include "unsloth/formats/checkpoint.h"
 #include "unsloth/formats/finite.h"
 #include "unsloth/formats/peft.h"
@@ -113,7 +114,12 @@ void Instruction::plan(const model::LoadRequest& student, comm::Group* group) {
     model::LoadRequest request = load_request(of_teacher_, device_, /*trains=*/false, student.kernels);
     request.held = held_memory(*opened_.file, device_);
     const model::ActivationSizes& sizes = student.sizes;
-    if (request.adapter) formats::require_finite(formats::read_adapter(*request.adapter, opened_.file->spec));
+    if (request.adapter) {
+        const formats::Adapter adapter = formats::read_adapter(*request.adapter, opened_.file->spec);
+        formats::require_finite(adapter);
+        if (group == nullptr || group->rank() == 0)
+            formats::warn_of_other_base(adapter, *opened_.file, of_teacher_.config.model.path);
+    }
     request.sizes.tokens = sizes.tokens;
     request.sizes.segments = sizes.segments;
     request.sizes.longest = sizes.longest;

@@ -13,6 +13,7 @@
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/path_advice.h"
+#include "unsloth/formats/base_mark.h"
 #include "unsloth/formats/checkpoint_folder.h"
 #include "unsloth/train/agreement.h"
 #include "unsloth/train/trainer.h"
@@ -100,7 +101,6 @@ void Trainer::open_output() {
     training.gradient_accumulation_steps = accumulation_for(training, resume_->state, data_ranks());
 }
 
-/// The state of the checkpoint that the run goes on from, to the last bit.
 /// On the rank that leads.
 void Trainer::take_output() {
     const fs::path folder = config().training.output_dir;
@@ -113,6 +113,7 @@ void Trainer::take_output() {
     formats::remove_unfinished_checkpoints(folder);
 }
 
+/// The state of the checkpoint that the run goes on from, to the last bit.
 void Trainer::restore() {
     const formats::RunState& saved = resume_->state;
     if (saved.parameters != layout_fingerprint(model_->trained_by_all(), config().training.optim))
@@ -267,6 +268,7 @@ RunFiles Trainer::run_files() const {
     if (!full()) files.lora = *plan_->lora();
     files.base = config().model.path;
     files.rope_scaling = opened_.rope_scaling;
+    if (!full()) files.base_mark = formats::base_mark(*opened_.file);
     files.spec = opened_.file->spec;
     files.spec.dtype = saved_dtype();
     files.model_folder = opened_.file->checkpoint.folder();
@@ -275,9 +277,9 @@ RunFiles Trainer::run_files() const {
     files.config = config::config_to_json(effective_config());
     if (const spec::KernelTable& kernels = *plan_->request().kernels; !kernels.choices.empty())
         files.kernels = spec::kernels_text(kernels);
+    files.replaces = replaces_;
     files.save_total_limit = config().training.save_total_limit;
     files.part = state_part();
-    files.replaces = replaces_;
     files.ranks = group_ ? group_->size() : 1;
     files.holds_all = model_->parameters()->holds_all();
     files.in_place = model_->parameters()->holding().on_host;

@@ -11,6 +11,7 @@
 #include "unsloth/core/log.h"
 #include "unsloth/core/version.h"
 #include "unsloth/data/run_tokenizer.h"
+#include "unsloth/formats/base_mark.h"
 #include "unsloth/memory/plan.h"
 #include "unsloth/report/run.h"
 #include "unsloth/train/agreed_plan.h"
@@ -88,6 +89,9 @@ void Trainer::open_data() {
 void Trainer::make_plan() {
     model::LoadRequest request = load_request(
         loaded_, device_, /*trains=*/true, kernel_table_of(resume_ ? resume_->folder.string() : "", config(), device_));
+    if (request.adapter && leads())
+        formats::warn_of_other_base(formats::read_adapter(*request.adapter, opened_.file->spec), *opened_.file,
+                                    config().model.path);
     if (config().training.objective == config::Objective::distill) {
         instruction_ = std::make_unique<Instruction>(loaded_, opened_, device_);
         instruction_->require(loader_->dataset(), "the training rows");

@@ -24,6 +24,7 @@ struct RunFiles {
     std::optional<spec::LoraSpec> lora;              ///< nothing: full training, the whole model is saved
     std::string base;                                ///< model.path as the user gave it
     std::string rope_scaling;                        ///< that the base's config.json has not; empty: none
+    std::string base_mark;                           ///< formats/base_mark.h
     spec::ModelSpec spec;
     std::filesystem::path model_folder;  ///< of full training's config.json
     std::vector<std::filesystem::path> tokenizer_files;
