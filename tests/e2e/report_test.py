@@ -334,6 +334,10 @@ class Reports(EndToEnd):
                 if b"step 2/" in line:
                     break
             self.assertIsNotNone(address)
+            port = int(re.search(r":(\d+)/", address).group(1))
+            listening = [line.split()[1] for line in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]]
+            self.assertIn(f"0100007F:{port:04X}", listening, "at 127.0.0.1")
+            self.assertNotIn(f"00000000:{port:04X}", listening)
             text = urllib.request.urlopen(address, timeout=10).read().decode()
             self.assertRegex(text, r"(?m)^unsloth_train_step [1-9]")
             self.assertRegex(text, r"(?m)^unsloth_train_tokens_total [1-9]")
