@@ -7,6 +7,7 @@
 #include "unsloth/core/log.h"
 #include "unsloth/formats/hf_config.h"
 #include "unsloth/formats/random_model.h"
+#include "unsloth/formats/result_folder.h"
 #include "unsloth/spec/shapes.h"
 #include "unsloth/tokenizer/tokenizer.h"
 
@@ -17,7 +18,8 @@ namespace {
 class NewFolder {
   public:
     explicit NewFolder(const std::string& folder) : folder_(folder) {
-        made_ = std::filesystem::create_directories(folder);
+        made_ = !std::filesystem::exists(folder);
+        Folder::made(folder).require();
     }
     NewFolder(const NewFolder&) = delete;
     NewFolder& operator=(const NewFolder&) = delete;
@@ -38,6 +40,8 @@ void refuse_to_replace(const std::string& folder) {
             throw usage_error(cat("--out ", folder, " holds a model already: ", entry.path().filename().string(),
                                   " would be replaced"),
                               "Name another folder, or remove that model first.");
+    if (const auto held = formats::find_result(folder))
+        throw usage_error(cat("--out ", folder, " holds ", held->what, " already"), "Name another folder.");
 }
 
 formats::RandomModel random_model(const config::InitRequest& request) {

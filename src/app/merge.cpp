@@ -12,6 +12,7 @@
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/staged_folder.h"
+#include "unsloth/formats/base_mark.h"
 #include "unsloth/formats/model_writer.h"
 #include "unsloth/tokenizer/tokenizer.h"
 
@@ -179,6 +180,7 @@ void run_merge(const config::CommandLine& line) {
     const std::string base_path = request.base.empty() ? trained.base_model_name_or_path : request.base;
     const formats::WeightFile base = formats::WeightFile::open(base_path, trained.rope_scaling, adapter_folder);
     const formats::Adapter adapter = formats::read_adapter(adapter_folder, base.spec);
+    formats::warn_of_other_base(adapter, base, base_path);
     describe_values(request, base, adapter.config);
     const formats::MergedModel model(
         base, &adapter, {.load_in_4bit = request.load_in_4bit, .precision = spec::PrecisionMap(request.precision)});

@@ -44,7 +44,7 @@ void run_watch(const config::CommandLine& line) {
         const std::string view = report::run_view(reader.run(), here.columns, here.rows - 1, here.colours);
         if (once) return print_coloured(view);
         print_coloured(cat(first ? "\033[2J" : "", "\033[H", view, "\033[J"));
-        if (reader.run().ending) return;
+        if (reader.run().ending || reader.run().killed()) return;
         std::this_thread::sleep_for(std::chrono::duration<double>(line.watch.interval));
         reader.update();
     }

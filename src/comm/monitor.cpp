@@ -121,9 +121,10 @@ void Monitor::check() {
     if (!failure_) return;
     said_ = true;
     wake_.notify_all();
-    throw runtime_failure(
-        *failure_,
-        "Look at that rank's output. Saved checkpoints are whole; start again with resume_from_checkpoint auto.");
+    throw runtime_failure(*failure_, peer_said_why_
+                                         ? "That rank's output says what to do."
+                                         : "Look at that rank's output. Saved checkpoints are whole; start again with "
+                                           "resume_from_checkpoint auto.");
 }
 
 void Monitor::announce(const std::string& error) noexcept {
@@ -236,7 +237,8 @@ std::optional<std::string> Monitor::read_peer(int rank, Peer& peer, std::string 
     peer.left = state == left;
     if (peer.left) return std::nullopt;
     peer.host = line();
-    if (state == failed) return cat("rank ", rank, " (", peer.host, ") failed: ", line());
+    peer_said_why_ = state == failed;
+    if (peer_said_why_) return cat("rank ", rank, " (", peer.host, ") failed: ", line());
     peer.number = std::atoll(line().c_str());
     peer.what = line();
     const std::string busy = line();

@@ -89,7 +89,8 @@ class Monitor {
     std::string what_ = "the start", busy_;
     std::deque<Pending> pending_;
     std::optional<std::string> failure_;
-    bool said_ = false;  ///< the main thread has seen the failure
+    bool peer_said_why_ = false;  ///< failure_ is an error of a rank, whose own message has the advice
+    bool said_ = false;           ///< the main thread has seen the failure
     bool announced_ = false;
     std::map<int, Peer> peers_;
     std::mutex release_mutex_;  ///< held while the hook is called

@@ -8,18 +8,18 @@
 #include <utility>
 
 #include "unsloth/core/error.h"
-#include "unsloth/core/files.h"
+#include "unsloth/core/lost_map.h"
 
 namespace unsloth {
 
-AtomicFile::AtomicFile(std::filesystem::path path, std::size_t size, std::string advice)
-    : path_(std::move(path)), advice_(std::move(advice)), temporary_(path_, Temporary::Kind::file) {
+AtomicFile::AtomicFile(Place target, std::size_t size, std::string advice)
+    : advice_(std::move(advice)), temporary_(std::move(target), Temporary::Kind::file) {
     reserve(size);
 }
 
 void AtomicFile::fail(const char* action) const {
     const int code = errno;
-    throw runtime_failure(cat("cannot ", action, " ", path_.string(), ": ", std::strerror(code)),
+    throw runtime_failure(cat("cannot ", action, " ", path().string(), ": ", std::strerror(code)),
                           code == ENOSPC || code == EDQUOT || code == EFBIG ? advice_ : "");
 }
 
@@ -46,11 +46,10 @@ void AtomicFile::write_at(std::span<const std::byte> bytes, std::size_t offset) 
 void AtomicFile::finish() {
     UNSLOTH_CHECK(!finished(), "the file is finished");
     if (::fsync(fd()) != 0) fail("flush");
-    temporary_.rename_to(path_);
+    temporary_.rename_to_target();
     // Some file systems report a late write error only here.
     if (!temporary_.close()) fail("close");
-    const auto parent = path_.parent_path();
-    sync_path(parent.empty() ? std::filesystem::path(".") : parent);
+    temporary_.folder().sync();
 }
 
 }  // namespace unsloth

@@ -12,7 +12,6 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
-#include "unsloth/core/temporary.h"
 
 namespace unsloth {
 
@@ -26,23 +25,24 @@ bool wait_for_lock(int fd, int kind, const std::string& what, bool& told) {
     return true;
 }
 
-FileLock::FileLock(std::filesystem::path path, Owner owner, After after, const std::string& what)
-    : path_(std::move(path)), after_(after) {
+FileLock::FileLock(Folder folder, std::string name, Owner owner, After after, const std::string& what)
+    : folder_(std::move(folder)), name_(std::move(name)), after_(after), failure_(folder_.failure()) {
+    if (!folder_.open()) return;
     for (bool told = false;;) {
-        Descriptor file = open_own_file(path_, O_RDWR | O_CREAT, owner);
+        Descriptor file = open_own_file(folder_, name_, O_RDWR | O_CREAT, owner);
         if (!file.open()) {
             failure_ = errno;
             return;
         }
         if (!wait_for_lock(file.get(), LOCK_EX, what, told)) return;
-        if (!is_at(file.get(), path_)) continue;  // whoever held it removed it: the next one is another file
+        if (!folder_.has(name_, file.get())) continue;  // whoever held it removed it: the next one is another file
         file_ = std::move(file);
         return;
     }
 }
 
 FileLock::~FileLock() {
-    if (file_.open() && after_ == After::removed) ::unlink(path_.c_str());
+    if (file_.open() && after_ == After::removed) (void)folder_.remove(name_);
 }
 
 }  // namespace unsloth

@@ -13,7 +13,6 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/interrupt.h"
-#include "unsloth/core/log.h"
 #include "unsloth/core/open_file.h"
 
 namespace unsloth {
@@ -83,25 +82,38 @@ void sync_path(const std::filesystem::path& path) {
 }
 
 void remove_or_warn(const std::filesystem::path& path) {
-    std::error_code failure;
-    std::filesystem::remove_all(path, failure);
-    if (failure) log::warning("cannot remove ", path.string(), ": ", failure.message());
+    const Place place = place_of(path);
+    if (place.folder.open()) place.folder.remove_or_warn(place.name);
 }
 
 void write_file_atomically(const std::filesystem::path& path, std::string_view content) {
-    AtomicFile file(path, content.size());
+    const Place place = place_of(path);
+    write_file_atomically(place.folder, place.name, content);
+}
+
+void write_file_atomically(const Folder& folder, const std::string& name, std::string_view content) {
+    AtomicFile file(Place{folder, name}, content.size());
     file.write_at(std::as_bytes(std::span(content)), 0);
     file.finish();
 }
 
+void require_other_file(const std::string& option, const std::filesystem::path& out,
+                        const std::vector<std::filesystem::path>& inputs) {
+    std::error_code failed;
+    for (const auto& input : inputs)
+        if (std::filesystem::equivalent(out, input, failed))
+            throw usage_error(cat(option, " ", out.string(), " would write over ", input.string(), ", which is read"),
+                              "Name another file.");
+}
+
 void copy_files(const std::vector<std::filesystem::path>& files, const std::filesystem::path& from,
                 const std::filesystem::path& to) {
+    const Folder folder = Folder::made(to).require();
     for (const auto& file : files) {
-        const auto target = to / file.lexically_relative(from);
-        std::filesystem::create_directories(target.parent_path());
+        const auto name = file.lexically_relative(from);
         std::error_code ignored;
-        if (std::filesystem::equivalent(file, target, ignored)) continue;
-        write_file_atomically(target, read_file(file));
+        if (std::filesystem::equivalent(file, to / name, ignored)) continue;
+        write_file_atomically(folder.made_below(name.parent_path()).require(), name.filename(), read_file(file));
     }
 }
 

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "unsloth/core/error.h"
+#include "unsloth/core/folder.h"
 #include "unsloth/core/path_advice.h"
 
 namespace unsloth {
@@ -27,16 +28,11 @@ const char* kind_of(mode_t mode) {
 }
 
 /// Why a file that is open is none of this program's own, or an empty text.
-std::string objection(const std::filesystem::path& path, const struct stat& status, Owner allowed) {
+std::string objection(const Folder& folder, const struct stat& status, Owner allowed) {
     if (!S_ISREG(status.st_mode)) return cat("is ", kind_of(status.st_mode));
     if (status.st_nlink > 1) return "has another name too (a hard link)";
-    if (allowed == Owner::anyone) return {};
-    struct stat folder{};
-    const auto parent = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
-    const uid_t owner = status.st_uid;
-    if (owner == ::geteuid() || owner == 0 || (::stat(parent.c_str(), &folder) == 0 && owner == folder.st_uid))
-        return {};
-    return cat("belongs to another user (number ", owner, ")");
+    if (allowed == Owner::anyone || folder.owns(status)) return {};
+    return cat("belongs to another user (number ", status.st_uid, ")");
 }
 
 }  // namespace
@@ -59,28 +55,35 @@ Descriptor open_to_read(const std::filesystem::path& path) {
     return file;
 }
 
-Descriptor open_own_file(const std::filesystem::path& path, int flags, Owner owner) {
+Descriptor open_own_file(const Folder& folder, const std::string& name, int flags, Owner owner) {
     const int careful = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
     const mode_t mode = owner == Owner::ours ? 0644 : 0666;
     // What was made just now is nobody else's, whatever a network file system calls its owner.
     if ((flags & O_CREAT) != 0) {
-        Descriptor made(::open(path.c_str(), flags | O_EXCL | careful, mode));
+        Descriptor made(::openat(folder.fd(), name.c_str(), flags | O_EXCL | careful, mode));
         if (made.open() || errno != EEXIST) return made;
     }
-    Descriptor file(::open(path.c_str(), flags | careful, mode));
+    Descriptor file(::openat(folder.fd(), name.c_str(), flags | careful, mode));
     struct stat status{};
     if (!file.open()) {
         const int reason = errno;
         // A link is ELOOP, a FIFO that nobody reads or a socket ENXIO, a folder that is to be written EISDIR.
-        if ((reason == ELOOP || reason == ENXIO || reason == EISDIR) && ::lstat(path.c_str(), &status) == 0 &&
-            !S_ISREG(status.st_mode))
-            refuse_planted(path, cat("is ", kind_of(status.st_mode)));
+        const bool in_the_way = reason == ELOOP || reason == ENXIO || reason == EISDIR;
+        if (const auto entry = in_the_way ? folder.look(name) : std::nullopt; entry && !S_ISREG(entry->st_mode))
+            refuse_planted(folder / name, cat("is ", kind_of(entry->st_mode)));
         errno = reason;
         return file;
     }
     if (::fstat(file.get(), &status) != 0) return Descriptor();
-    if (const std::string what = objection(path, status, owner); !what.empty()) refuse_planted(path, what);
+    if (const std::string what = objection(folder, status, owner); !what.empty()) refuse_planted(folder / name, what);
     return file;
+}
+
+Descriptor open_own_file(const std::filesystem::path& path, int flags, Owner owner) {
+    const Place place = place_of(path);
+    if (place.folder.open()) return open_own_file(place.folder, place.name, flags, owner);
+    errno = place.folder.failure();
+    return Descriptor();
 }
 
 }  // namespace unsloth

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <system_error>
 #include <utility>
@@ -17,49 +16,54 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Absolute and without a slash at the end, which would have no name to add to.
-fs::path plain(const fs::path& path) {
-    std::error_code failure;
-    fs::path result = fs::weakly_canonical(fs::absolute(path), failure);
-    if (failure) result = fs::absolute(path).lexically_normal();
-    return result.has_filename() ? result : result.parent_path();
+/// Where a folder that the user named is to be: behind links, and absolute, without a slash at the end, which would
+/// have no name to add to. The folders above it are made.
+Place made_place(const fs::path& path) {
+    constexpr int most_links = 40;  // as Linux
+    fs::path whole = fs::absolute(path);
+    for (int links = 0;; ++links) {
+        if (!whole.has_filename()) whole = whole.parent_path();
+        const Folder folder = Folder::made(whole.parent_path());
+        if (!folder.open())
+            throw runtime_failure(cat("cannot create ", folder.path().string(), ": ", std::strerror(folder.failure())),
+                                  advice_on_creating(folder.path(), folder.failure()));
+        const std::string name = whole.filename().string();
+        const auto target = links < most_links ? folder.link_target(name) : std::nullopt;
+        if (!target) return {folder, name};
+        whole = whole.parent_path() / *target;
+    }
 }
 
-void refuse_existing(const fs::path& target) {
-    std::error_code failure;
-    if (!fs::exists(fs::symlink_status(target, failure))) return;
-    if (!fs::is_directory(target, failure))
+void refuse_existing(const Place& place) {
+    const auto entry = place.folder.look(place.name);
+    if (!entry) return;
+    const fs::path target = place.path();
+    if (!S_ISDIR(entry->st_mode))
         throw usage_error(cat(target.string(), " exists and is not a folder"), "Name another folder for the output.");
+    std::error_code failure;
     if (!fs::is_empty(target, failure))
         throw usage_error(cat(target.string(), " exists and is not empty"),
                           "Name another folder for the output, or remove this one first.");
 }
 
-void rename_folder(const fs::path& from, const fs::path& to) {
-    if (::rename(from.c_str(), to.c_str()) != 0)
-        throw runtime_failure(cat("cannot rename ", from.string(), " to ", to.string(), ": ", std::strerror(errno)));
-}
-
 }  // namespace
 
-StagedFolder::StagedFolder(const fs::path& target, Existing existing) : target_(plain(target)), existing_(existing) {
-    if (existing_ == Existing::refuse) refuse_existing(target_);
-    std::error_code failure;
-    fs::create_directories(target_.parent_path(), failure);
-    if (failure)
-        throw runtime_failure(cat("cannot create ", target_.parent_path().string(), ": ", failure.message()),
-                              advice_on_creating(target_.parent_path(), failure.value()));
+StagedFolder::StagedFolder(const fs::path& target) : target_(made_place(target)), replaces_(false) {
+    refuse_existing(target_);
+    temporary_.emplace(target_, Temporary::Kind::folder);
+}
+
+StagedFolder::StagedFolder(Folder folder, const std::string& name) : target_{std::move(folder), name}, replaces_(true) {
     temporary_.emplace(target_, Temporary::Kind::folder);
 }
 
 fs::path StagedFolder::keep_as(const std::string& word) {
-    const fs::path place = target_.string() + cat(".", word, "-", ::getpid());
-    std::error_code failure;
-    fs::remove_all(place, failure);  // of an earlier process with this number
+    const std::string name = cat(target_.name, ".", word, "-", ::getpid());
+    const fs::path filled = path();
+    target_.folder.remove_or_warn(name);  // of an earlier process with this number
     temporary_->keep();
     temporary_->close();
-    fs::rename(path(), place, failure);
-    return failure ? path() : place;
+    return target_.folder.rename(filled.filename(), name) ? target_.folder / name : filled;
 }
 
 void StagedFolder::commit() {
@@ -70,23 +74,26 @@ void StagedFolder::commit() {
 }
 
 void StagedFolder::rename_into_place() {
-    const fs::path old = name_beside(target_, "old");
-    const bool replaces = existing_ == Existing::replace && fs::exists(target_);
-    if (replaces)
-        rename_folder(target_, old);
-    else
-        refuse_existing(
-            target_);  // something may have appeared meanwhile; the system itself replaces an empty folder alone
+    const Folder& folder = target_.folder;
+    const std::string old = name_beside(target_.name, "old");
+    const auto there = replaces_ ? folder.look(target_.name) : std::nullopt;
+    if (there && !folder.owns(*there))
+        throw runtime_failure(
+            cat("cannot replace ", target().string(), ": it belongs to another user (number ", there->st_uid, ")"),
+            "Somebody else put it there. Look at it, or choose another folder.");
+    if (there && !folder.rename(target_.name, old))
+        throw runtime_failure(cat("cannot rename ", target().string(), " to ", old, ": ", std::strerror(errno)));
+    // Something may have appeared meanwhile; the system itself replaces an empty folder alone.
+    if (!there) refuse_existing(target_);
     try {
-        temporary_->rename_to(target_);
+        temporary_->rename_to_target();
     } catch (...) {
-        std::error_code ignored;
-        if (replaces) fs::rename(old, target_, ignored);
+        if (there) (void)folder.rename(old, target_.name);
         throw;
     }
     temporary_->close();
-    sync_path(target_.parent_path());
-    if (replaces) remove_or_warn(old);
+    folder.sync();
+    if (there) folder.remove_or_warn(old);
 }
 
 }  // namespace unsloth

@@ -6,16 +6,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include "unsloth/core/error.h"
-#include "unsloth/core/files.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/path_advice.h"
 
@@ -34,77 +32,86 @@ bool is_temporary_of(const std::string& name, const std::string& target) {
 }
 
 /// `target`: what the user named, of which the temporary one is no concern of his.
-[[noreturn]] void refuse(const fs::path& target, const std::string& reason, int code = 0) {
+[[noreturn]] void refuse_to_create(const fs::path& target, const std::string& reason, int code = 0) {
     throw runtime_failure(cat("cannot create ", target.string(), ": ", reason), advice_on_creating(target, code));
 }
 
 void require_replaceable(const fs::path& target) {
     if (struct stat status{}; ::stat(target.c_str(), &status) == 0 && !S_ISREG(status.st_mode))
-        refuse(target, S_ISDIR(status.st_mode) ? "it is a folder" : "it is a FIFO or a device, not a regular file");
+        refuse_to_create(target, S_ISDIR(status.st_mode) ? "it is a folder" : "it is a FIFO or a device, not a regular file");
 }
 
 }  // namespace
 
-fs::path name_beside(const fs::path& target, const char* word) {
+std::string name_beside(const std::string& target, const char* word) {
     uint64_t number = 0;
     UNSLOTH_CHECK(::getrandom(&number, sizeof number, 0) == sizeof number, "getrandom: ", std::strerror(errno));
     char digits[17];
     std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(number));
-    return target.string() + cat(".", word, "-", digits);
+    return cat(target, ".", word, "-", digits);
 }
 
-Temporary::Temporary(const fs::path& target, Kind kind) : kind_(kind) {
-    remove_abandoned(target);
+/// Names the target: the temporary one is no concern of the user's.
+void Temporary::refuse(const std::string& reason, int code) const {
+    refuse_to_create(target_.path(), reason, code);
+}
+
+Temporary::Temporary(Place target, Kind kind) : kind_(kind), target_(std::move(target)) {
+    if (!folder().open()) refuse(std::strerror(folder().failure()), folder().failure());
+    remove_abandoned(target_);
     if (kind == Kind::file)
-        make_file(target);
+        make_file();
     else
-        make_folder(target);
-    watched_ = Watched(path_);
+        make_folder();
+    watched_ = Watched(path());
 }
 
 Temporary::~Temporary() {
     if (stays_) return;
     if (kind_ == Kind::file)
-        ::unlink(path_.c_str());
+        ::unlinkat(folder().fd(), name_.c_str(), 0);
     else
-        remove_or_warn(path_);
+        folder().remove_or_warn(name_);
 }
 
-void Temporary::make_file(const fs::path& target) {
-    require_replaceable(target);
+void Temporary::make_file() {
+    if (struct stat status{};
+        ::fstatat(folder().fd(), target_.name.c_str(), &status, 0) == 0 && !S_ISREG(status.st_mode))
+        refuse(S_ISDIR(status.st_mode) ? "it is a folder" : "it is a FIFO or a device, not a regular file");
     for (int attempt = 0; attempt < most_attempts; ++attempt) {
-        path_ = name_beside(target, mark);
-        file_ = Descriptor(::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
-        if (!file_.open() && errno != EEXIST) refuse(target, std::strerror(errno), errno);
-        if (file_.open() && claim(path_)) return;
+        name_ = name_beside(target_.name, mark);
+        const int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+        file_ = Descriptor(::openat(folder().fd(), name_.c_str(), flags, 0644));
+        if (!file_.open() && errno != EEXIST) refuse(std::strerror(errno), errno);
+        if (file_.open() && claim()) return;
     }
-    refuse(target, "something removes it again and again");
+    refuse("something removes it again and again");
 }
 
-void Temporary::make_folder(const fs::path& target) {
+void Temporary::make_folder() {
     for (int attempt = 0; attempt < most_attempts; ++attempt) {
-        path_ = name_beside(target, mark);
-        if (::mkdir(path_.c_str(), 0777) != 0) {
+        name_ = name_beside(target_.name, mark);
+        if (::mkdirat(folder().fd(), name_.c_str(), 0777) != 0) {
             if (errno == EEXIST) continue;
-            refuse(target, std::strerror(errno), errno);
+            refuse(std::strerror(errno), errno);
         }
-        file_ = Descriptor(::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-        if (file_.open() && claim(path_)) return;
+        file_ = Descriptor(::openat(folder().fd(), name_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+        if (file_.open() && claim()) return;
     }
-    refuse(target, "something removes it again and again");
+    refuse("something removes it again and again");
 }
 
 /// False when somebody took it for abandoned before it was marked: he has it, or has removed it. Where the file system
 /// has no locks nobody can take it for abandoned either.
-bool Temporary::claim(const fs::path& path) {
+bool Temporary::claim() {
     if (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return false;
-    return is_at(file_.get(), path);
+    return folder().has(name_, file_.get());
 }
 
-void Temporary::rename_to(const fs::path& place) {
-    if (::rename(path_.c_str(), place.c_str()) != 0)
+void Temporary::rename_to_target() {
+    if (!folder().rename(name_, target_.name))
         throw runtime_failure(
-            cat("cannot rename ", path_.string(), " to ", place.string(), ": ", std::strerror(errno)));
+            cat("cannot rename ", path().string(), " to ", target_.path().string(), ": ", std::strerror(errno)));
     keep();
 }
 
@@ -121,40 +128,28 @@ void require_creatable(const fs::path& target) {
     require_replaceable(target);
     const fs::path folder = target.has_parent_path() ? target.parent_path() : fs::path(".");
     if (struct stat status{}; ::stat(folder.c_str(), &status) == 0 && !S_ISDIR(status.st_mode))
-        refuse(target, std::strerror(ENOTDIR), ENOTDIR);
-    if (::access(folder.c_str(), W_OK | X_OK) != 0) refuse(target, std::strerror(errno), errno);
+        refuse_to_create(target, std::strerror(ENOTDIR), ENOTDIR);
+    if (::access(folder.c_str(), W_OK | X_OK) != 0) refuse_to_create(target, std::strerror(errno), errno);
 }
 
-bool is_at(int fd, const fs::path& path) {
-    struct stat opened{}, named{};
-    return ::fstat(fd, &opened) == 0 && ::lstat(path.c_str(), &named) == 0 && opened.st_dev == named.st_dev &&
-           opened.st_ino == named.st_ino;
-}
-
-bool remove_unless_held(const fs::path& path) {
-    const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY));
+bool remove_unless_held(const Folder& folder, const std::string& name) {
+    const int flags = O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
+    const Descriptor file(::openat(folder.fd(), name.c_str(), flags));
     struct stat status{};
     if (!file.open() || ::fstat(file.get(), &status) != 0 || ::flock(file.get(), LOCK_EX | LOCK_NB) != 0) return false;
     errno = EINVAL;  // this program made no such thing
-    if ((!S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode)) || !is_at(file.get(), path)) return false;
-    std::error_code failure;
-    fs::remove_all(path, failure);
-    errno = failure.value();
-    return !failure;
+    const bool possible = S_ISREG(status.st_mode) || S_ISDIR(status.st_mode);
+    if (!possible || !folder.owns(status) || !folder.has(name, file.get())) return false;
+    return folder.remove(name);
 }
 
-void remove_abandoned(const fs::path& target) {
-    const fs::path folder = target.has_parent_path() ? target.parent_path() : fs::path(".");
-    std::vector<fs::path> found;
-    std::error_code failure;
-    for (fs::directory_iterator entry(folder, failure), end; !failure && entry != end; entry.increment(failure))
-        if (is_temporary_of(entry->path().filename().string(), target.filename().string()))
-            found.push_back(entry->path());
-    for (const fs::path& path : found) {
-        if (remove_unless_held(path))
-            log::info("removed ", path.string(), ", which a killed process left");
+void remove_abandoned(const Place& target) {
+    for (const std::string& name : target.folder.names()) {
+        if (!is_temporary_of(name, target.name)) continue;
+        if (remove_unless_held(target.folder, name))
+            log::info("removed ", (target.folder / name).string(), ", which a killed process left");
         else
-            log::debug(path.string(), " stays: ", std::strerror(errno));
+            log::debug((target.folder / name).string(), " stays: ", std::strerror(errno));
     }
 }
 

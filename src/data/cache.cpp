@@ -1,5 +1,6 @@
 #include "unsloth/data/cache.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -111,12 +112,11 @@ std::optional<CachedRows> open_known(const fs::path& path) {
 }
 
 bool make_folder(const CacheOptions& cache) {
-    std::error_code failure;
-    fs::create_directories(cache.folder, failure);
-    if (!failure && ::access(cache.folder.c_str(), W_OK | X_OK) != 0)
-        failure = std::error_code(errno, std::generic_category());
-    if (!failure) return true;
-    const std::string what = cat("cannot use ", cache.folder.string(), " as data.cache_dir: ", failure.message());
+    const Folder folder = Folder::made(cache.folder);
+    int failure = folder.failure();
+    if (folder.open() && ::faccessat(folder.fd(), ".", W_OK | X_OK, 0) != 0) failure = errno;
+    if (failure == 0) return true;
+    const std::string what = cat("cannot use ", cache.folder.string(), " as data.cache_dir: ", std::strerror(failure));
     if (cache.must_work) throw runtime_failure(what, "Choose another folder, or set it to \"\" to go without a cache.");
     log::warning(what, "; going without a cache");
     return false;
@@ -165,7 +165,7 @@ Dataset load_through(const std::vector<config::DataSource>& sources, std::vector
     if (!tokenized && cache.encoder_fingerprint.empty()) return Dataset::load(sources, options, encoder);
 
     const fs::path beside = path.string() + ".lock";
-    const FileLock lock(beside, Owner::ours, FileLock::After::removed,
+    const FileLock lock(Folder::named(cache.folder), beside.filename(), Owner::ours, FileLock::After::removed,
                         cat("encodes the same rows (", beside.string(), ")"));
     if (auto rows = open_known(path)) return dataset_of(std::move(*rows), options);  // another process was at it
     remove_leftovers(cache.folder);

@@ -147,7 +147,7 @@ std::optional<CachedRows> open_cache_file(const std::filesystem::path& path) {
 }
 
 CacheWriter::CacheWriter(const std::filesystem::path& path)
-    : file_(path, 0,
+    : file_(place_of(path), 0,
             "Free some space, choose another folder with data.cache_dir, or set it to \"\" to go without a cache."),
       use_(::dup(file_.fd())) {
     write(std::string(sizeof(Header), '\0'));

@@ -23,23 +23,24 @@ namespace fs = std::filesystem;
 
 struct Candidate {
     timespec used{};
-    fs::path path;
+    std::string name;
     int64_t bytes = 0;
 
     bool operator<(const Candidate& other) const {
-        return std::tie(used.tv_sec, used.tv_nsec, path) < std::tie(other.used.tv_sec, other.used.tv_nsec, other.path);
+        return std::tie(used.tv_sec, used.tv_nsec, name) < std::tie(other.used.tv_sec, other.used.tv_nsec, other.name);
     }
 };
 
 }  // namespace
 
 std::optional<CacheFileUse> CacheFileUse::begin(const fs::path& path) {
-    Descriptor file = open_own_file(path, O_RDONLY);
+    const Place place = place_of(path);
+    Descriptor file = open_own_file(place.folder, place.name, O_RDONLY);
     if (!file.open()) return std::nullopt;
     // Whoever removes a file holds it for a moment only, and for a file that was removed the inode tells.
     bool told = false;
     wait_for_lock(file.get(), LOCK_SH, cat("holds ", path.string()), told);
-    if (!is_at(file.get(), path)) return std::nullopt;
+    if (!place.folder.has(place.name, file.get())) return std::nullopt;
     (void)::futimens(file.get(), nullptr);  // not ours to change in a cache of somebody else: then its age counts
     CacheFileUse use;
     use.file_ = std::move(file);
@@ -64,44 +65,40 @@ std::optional<HashMemo> read_memo(const fs::path& memo) {
     return HashMemo{text.substr(0, first), text.substr(first + 1, second - first - 1), text.substr(second + 1)};
 }
 
-void remove_leftovers(const fs::path& folder) {
-    std::vector<fs::path> files;
-    std::error_code none;
-    for (const auto& entry : fs::directory_iterator(folder, none)) files.push_back(entry.path());
-    for (const fs::path& file : files) {
-        const std::string name = file.filename().string();
+void remove_leftovers(const fs::path& path) {
+    const Folder folder = Folder::named(path);
+    for (const std::string& name : folder.names()) {
         bool left = name.ends_with(".rows.lock") || name.find(".rows.tmp-") != std::string::npos ||
                     name.find(".values.tmp-") != std::string::npos;
         if (name.starts_with("hash-")) {
-            const auto memo = read_memo(file);
+            const auto memo = read_memo(folder / name);
             left = !memo || memo->identity != file_identity(memo->file);
         }
-        if (left) remove_unless_held(file);
+        if (left) remove_unless_held(folder, name);
     }
 }
 
-void prune_cache(const fs::path& folder, int64_t max_bytes) {
+void prune_cache(const fs::path& path, int64_t max_bytes) {
+    const Folder folder = Folder::named(path);
     std::vector<Candidate> files;
     int64_t bytes = 0;
-    std::error_code none;
-    for (const auto& entry : fs::directory_iterator(folder, none)) {
-        struct stat status{};
-        const fs::path kind = entry.path().extension();
-        if ((kind != ".rows" && kind != ".values") || ::lstat(entry.path().c_str(), &status) != 0) continue;
-        files.push_back({status.st_mtim, entry.path(), status.st_size});
-        bytes += status.st_size;
+    for (const std::string& name : folder.names()) {
+        const auto status = name.ends_with(".rows") || name.ends_with(".values") ? folder.look(name) : std::nullopt;
+        if (!status) continue;
+        files.push_back({status->st_mtim, name, status->st_size});
+        bytes += status->st_size;
     }
     std::sort(files.begin(), files.end());
     int64_t removed = 0, removed_bytes = 0;
     for (const Candidate& file : files) {
         if (bytes - removed_bytes <= max_bytes) break;
-        if (!remove_unless_held(file.path)) continue;
+        if (!remove_unless_held(folder, file.name)) continue;
         ++removed;
         removed_bytes += file.bytes;
     }
     if (removed > 0)
         log::info("removed ", removed, " files of rows (", removed_bytes >> 20,
-                  " MiB), those not used for longest, from the cache ", folder.string(), " (data.cache_max_gib)");
+                  " MiB), those not used for longest, from the cache ", path.string(), " (data.cache_max_gib)");
 }
 
 }  // namespace unsloth::data

@@ -30,11 +30,12 @@ std::optional<std::vector<float>> kept_values(const CacheOptions& cache, const s
     const std::filesystem::path path = file_of(cache, key);
     const auto use = CacheFileUse::begin(path);
     if (!use) return std::nullopt;
-    const std::string content = read_file(path);
+    const MappedFile file(path, use->fd());
+    const std::string_view content(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
     const std::size_t bytes = count * sizeof(float);
     if (content.size() != digits + bytes) return std::nullopt;
-    const std::string_view values = std::string_view(content).substr(digits);
-    if (content.compare(0, digits, hash_of(values)) != 0) return std::nullopt;
+    const std::string_view values = content.substr(digits);
+    if (content.substr(0, digits) != hash_of(values)) return std::nullopt;
     std::vector<float> result(count);
     if (bytes > 0) std::memcpy(result.data(), values.data(), bytes);
     return result;
@@ -44,8 +45,8 @@ void keep_values(const CacheOptions& cache, const std::string& key, std::span<co
     if (cache.folder.empty()) return;
     const std::string_view bytes(reinterpret_cast<const char*>(values.data()), values.size_bytes());
     try {
-        std::filesystem::create_directories(cache.folder);
-        write_file_atomically(file_of(cache, key), hash_of(bytes) + std::string(bytes));
+        write_file_atomically(Folder::made(cache.folder).require(), file_of(cache, key).filename(),
+                              hash_of(bytes) + std::string(bytes));
         if (cache.max_bytes > 0) prune_cache(cache.folder, cache.max_bytes);
     } catch (const std::exception& failure) {
         log::warning(failure.what(), "; the next run makes these values again");

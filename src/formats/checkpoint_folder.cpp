@@ -53,21 +53,33 @@ std::string manifest_of(const fs::path& folder) {
     return OrderedJson{{"version", manifest_version}, {"files", std::move(list)}}.dump(2) + "\n";
 }
 
-}  // namespace
-
-std::vector<CheckpointFolder> list_checkpoints(const fs::path& output_dir) {
+/// Links are looked at themselves: one of this user's may lead to a checkpoint that he keeps elsewhere.
+std::vector<CheckpointFolder> checkpoints_in(const Folder& folder, bool ours) {
     std::vector<CheckpointFolder> found;
     std::error_code failed;
-    for (const auto& entry : fs::directory_iterator(output_dir, failed))
-        if (const auto step = step_of(entry.path().filename().string()); step && entry.is_directory(failed))
-            found.push_back({entry.path(), *step});
+    for (const std::string& name : folder.names()) {
+        const auto step = step_of(name);
+        const auto entry = step ? folder.look(name) : std::nullopt;
+        if (entry && folder.owns(*entry) == ours && fs::is_directory(folder / name, failed))
+            found.push_back({folder / name, *step});
+    }
     std::sort(found.begin(), found.end(),
               [](const CheckpointFolder& a, const CheckpointFolder& b) { return a.step > b.step; });
     return found;
 }
 
+}  // namespace
+
+std::vector<CheckpointFolder> list_checkpoints(const fs::path& output_dir) {
+    return checkpoints_in(Folder::named(output_dir), /*ours=*/true);
+}
+
+std::vector<CheckpointFolder> foreign_checkpoints(const fs::path& output_dir) {
+    return checkpoints_in(Folder::named(output_dir), /*ours=*/false);
+}
+
 CheckpointWriter::CheckpointWriter(const fs::path& output_dir, int64_t step)
-    : path_(output_dir / cat(prefix, step)), staged_(path_, StagedFolder::Existing::replace) {}
+    : path_(output_dir / cat(prefix, step)), staged_(Folder::made(output_dir).require(), path_.filename()) {}
 
 void CheckpointWriter::commit() {
     write_file_atomically(staged_.path() / manifest_name, manifest_of(staged_.path()));
@@ -97,38 +109,39 @@ std::optional<std::string> find_damage(const fs::path& checkpoint) {
     return std::nullopt;
 }
 
+std::optional<std::string> find_damage_of_own(const fs::path& checkpoint) {
+    const Place place = place_of(checkpoint);
+    const auto entry = place.folder.look(place.name);
+    if (entry && !place.folder.owns(*entry)) return "it belongs to another user";
+    return find_damage(checkpoint);
+}
+
 void remove_old_checkpoints(const fs::path& output_dir, int64_t limit, std::optional<int64_t> best) {
     if (limit == 0) return;
-    const std::vector<CheckpointFolder> all = list_checkpoints(output_dir);
+    const Folder folder = Folder::named(output_dir);
+    const std::vector<CheckpointFolder> all = checkpoints_in(folder, /*ours=*/true);
     const bool has_best =
         best && std::any_of(all.begin(), all.end(), [&](const CheckpointFolder& c) { return c.step == *best; });
     int64_t room = limit - (has_best ? 1 : 0);
     for (std::size_t i = 0; i < all.size(); ++i) {
         if (has_best && all[i].step == *best) continue;
         if (--room >= 0 || i == 0) continue;
-        remove_or_warn(all[i].path);
+        folder.remove_or_warn(all[i].path.filename());
     }
 }
 
 void remove_unfinished_checkpoints(const fs::path& output_dir) {
-    std::error_code failed;
-    std::vector<fs::path> found;
-    for (const auto& entry : fs::directory_iterator(output_dir, failed)) {
+    const Folder folder = Folder::named(output_dir);
+    for (const std::string& name : folder.names()) {
         std::string suffix;
-        if (step_of(entry.path().filename().string(), &suffix) &&
-            (suffix.starts_with(".tmp-") || suffix.starts_with(".old-")))
-            found.push_back(entry.path());
-    }
-    for (const fs::path& path : found) {
-        std::string suffix;
-        const auto step = step_of(path.filename().string(), &suffix);
-        const fs::path finished = output_dir / cat(prefix, *step);
+        const auto step = step_of(name, &suffix);
+        if (!step || (!suffix.starts_with(".tmp-") && !suffix.starts_with(".old-"))) continue;
+        const auto entry = folder.look(name);
+        if (!entry || !folder.owns(*entry)) continue;
         // Killed between the two renames of a replacement: the old one is the only whole one.
-        if (suffix.starts_with(".old-") && !fs::exists(finished) && !find_damage(path)) {
-            fs::rename(path, finished, failed);
-            if (!failed) continue;
-        }
-        remove_or_warn(path);
+        const std::string finished = cat(prefix, *step);
+        const bool is_last = suffix.starts_with(".old-") && !folder.look(finished) && !find_damage(folder / name);
+        if (!is_last || !folder.rename(name, finished)) folder.remove_or_warn(name);
     }
 }
 

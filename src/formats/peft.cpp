@@ -18,6 +18,7 @@ namespace {
 
 constexpr const char* config_file = "adapter_config.json";
 constexpr const char* weights_file = "adapter_model.safetensors";
+constexpr const char* base_key = "unsloth_base";
 
 /// Options of PEFT that change what an adapter computes or which weights it has. Absent, null, false and empty mean
 /// off.
@@ -247,6 +248,12 @@ PeftConfig read_peft_config(const std::filesystem::path& folder) {
     return parse_peft_config(read_file(path), path.string());
 }
 
+SafetensorsWriter::Metadata adapter_metadata(const PeftConfig& config) {
+    SafetensorsWriter::Metadata metadata{{"format", "pt"}};
+    if (!config.base_mark.empty()) metadata[base_key] = config.base_mark;
+    return metadata;
+}
+
 std::string write_peft_config(const PeftConfig& config) {
     const spec::LoraSpec& lora = config.lora;
     const auto quoted = [](const std::string& text) { return OrderedJson(text).dump(-1, ' ', true); };
@@ -365,6 +372,8 @@ Adapter read_adapter(const std::filesystem::path& folder, const spec::ModelSpec&
     }
     SafetensorsFile file(folder / weights_file);
     check_tensors(file, std::move(expected), model);
+    if (const auto mark = file.metadata().find(base_key); mark != file.metadata().end())
+        config.base_mark = mark->second;
     return {std::move(config), std::move(layers), std::move(file)};
 }
 

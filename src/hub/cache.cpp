@@ -80,17 +80,24 @@ fs::path cache_folder() {
     throw input_error("there is no folder for the Hugging Face cache", "Set HF_HOME or HOME.");
 }
 
-CachedRepository::CachedRepository(const fs::path& cache, const Repository& repository) {
+CachedRepository::CachedRepository(const fs::path& cache, const Repository& repository) : cache_(cache) {
     std::string name = (repository.kind == Kind::dataset ? "datasets--" : "models--") + repository.id;
     name.replace(name.find('/'), 1, "--");
-    folder_ = cache / name;
-    locks_ = cache / ".locks" / name;
+    name_ = name;
+    folder_ = cache_ / name_;
+}
+
+Folder CachedRepository::in_cache(const fs::path& names) const {
+    const Folder cache = Folder::made(cache_);
+    return cache.open() ? cache.made_below(names, Owner::anyone) : cache;
+}
+
+Folder CachedRepository::made(const fs::path& names) const {
+    return in_cache(name_ / names).require();
 }
 
 FileLock CachedRepository::lock(const std::string& name, const std::string& what) const {
-    std::error_code failure;
-    fs::create_directories(locks_, failure);
-    return FileLock(locks_ / (name + ".lock"), Owner::anyone, FileLock::After::stays, what);
+    return FileLock(in_cache(".locks" / name_), name + ".lock", Owner::anyone, FileLock::After::stays, what);
 }
 
 std::optional<std::string> CachedRepository::commit(const std::string& revision) const {
@@ -106,9 +113,8 @@ std::optional<std::string> CachedRepository::commit(const std::string& revision)
 
 void CachedRepository::write_commit(const std::string& revision, const std::string& commit) const {
     if (revision == commit) return;
-    const fs::path reference = folder_ / "refs" / revision;
-    fs::create_directories(reference.parent_path());
-    write_file_atomically(reference, commit);
+    const fs::path reference = fs::path("refs") / revision;
+    write_file_atomically(made(reference.parent_path()), reference.filename(), commit);
 }
 
 std::optional<Tree> CachedRepository::tree(const std::string& commit) const {
@@ -135,9 +141,8 @@ void CachedRepository::write_tree(const std::string& commit, const Tree& tree) c
         if (!file.sha256.empty()) entry["lfs_sha256"] = file.sha256, entry["lfs_size"] = file.size;
         if (!file.xet_hash.empty()) entry["xet_hash"] = file.xet_hash;
     }
-    fs::create_directories(folder_ / "trees");
     const nlohmann::json json = {{"format_version", tree_version}, {"files", files}};
-    write_file_atomically(folder_ / "trees" / (commit + ".json"), json.dump(1));
+    write_file_atomically(made("trees"), commit + ".json", json.dump(1));
 }
 
 }  // namespace unsloth::hub

@@ -44,6 +44,9 @@ class CachedRepository {
     const std::filesystem::path& folder() const { return folder_; }
     std::filesystem::path blob(const RemoteFile& file) const { return folder_ / "blobs" / file.hash(); }
     std::filesystem::path snapshot(const std::string& commit) const { return folder_ / "snapshots" / commit; }
+    /// The cache's folder NAMES of this repository ("blobs", "snapshots/COMMIT", …), made where it is missing. Runtime
+    /// Error for a link on the way, and when the system refuses.
+    Folder made(const std::filesystem::path& names) const;
     /// Waits for the other process that holds this lock of the repository's, "which WHAT" (FileLock); huggingface_hub
     /// waits for the same. Contents are checked by their hashes: without locks two downloads at once cost time only.
     FileLock lock(const std::string& name, const std::string& what) const;
@@ -56,7 +59,9 @@ class CachedRepository {
     void write_tree(const std::string& commit, const Tree& tree) const;
 
   private:
-    std::filesystem::path folder_, locks_;
+    Folder in_cache(const std::filesystem::path& names) const;
+
+    std::filesystem::path cache_, name_, folder_;
 };
 
 /// A value of the environment; nullopt: unset or empty.

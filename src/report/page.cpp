@@ -42,6 +42,7 @@ std::string card(const Chart& chart) {
 }
 
 std::string state_of(const Run& run) {
+    if (run.killed()) return cat("<span class=\"failed\">", escaped(run.killed_text()), "</span>");
     if (!run.ending)
         return std::isfinite(run.seconds_left()) ? cat("running, ", duration_text(run.seconds_left()), " left")
                : run.steps.empty()               ? "no step yet"
@@ -100,7 +101,7 @@ std::string configuration(const Run& run) {
 }  // namespace
 
 std::string page(const Run& run, int refresh_seconds) {
-    const bool live = !run.ending && refresh_seconds > 0;
+    const bool live = !run.ending && !run.killed() && refresh_seconds > 0;
     const double share = run.ending && run.ending->exit_reason == "finished" ? 1 : run.share();
     std::string text = cat("<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n",
                            "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n");

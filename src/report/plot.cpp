@@ -89,7 +89,7 @@ std::string shown(double value) {
 
 std::string headline(const Run& run) {
     std::string text = run.name();
-    if (run.steps.empty()) return text + "  no step yet";
+    if (run.steps.empty()) return text + (run.killed() ? "\n" + run.killed_text() : "  no step yet");
     const StepRow& last = run.steps.back();
     text +=
         cat("\nstep ", last.step, run.total_steps > 0 ? cat("/", run.total_steps) : "", "  loss ", shown(last.loss));
@@ -98,6 +98,8 @@ std::string headline(const Run& run) {
     if (run.ending) {
         text += cat("  ", run.ending->exit_reason, " after ", duration_text(run.ending->seconds));
         if (!run.ending->error.empty()) text += cat("\n", run.ending->error);
+    } else if (run.killed()) {
+        text += "\n" + run.killed_text();
     } else if (std::isfinite(run.seconds_left())) {
         text += cat("  left ", duration_text(run.seconds_left()));
     }
@@ -174,7 +176,10 @@ std::string comparison(const std::vector<Run>& runs, int columns, bool colours) 
                     cell(losses.empty() ? "-" : shown(losses.back().second)), cell(losses.empty() ? "-" : shown(mean)),
                     cell(shown(best)), cell(seconds > 0 ? shown(rate / seconds) : "-"), cell(memory_text(memory)),
                     cell(run.ending ? duration_text(run.ending->seconds) : "-"), "  ",
-                    run.ending ? printable(run.ending->exit_reason) : "runs, or was killed", "\n");
+                    run.ending     ? printable(run.ending->exit_reason)
+                    : run.killed() ? printable(run.killed_text())
+                                   : "runs",
+                    "\n");
         lines.push_back({smoothed(losses)});
     }
     text += "\n" + plot("loss, smoothed", lines, columns, 16, colours) + "\n";

@@ -12,11 +12,9 @@ extern "C" {
 
 struct UnslothMetrics;
 
-/// Serves http://ADDRESS/metrics ("127.0.0.1:9400"; port 0: a free one) from a thread of its own. Null on failure, with
+/// Serves http://ADDRESS/metrics ("127.0.0.1:9400") from a thread of its own. Null on failure, with
 /// the reason in `error` (at most `size` bytes with the ending zero).
 UnslothMetrics* unsloth_metrics_open(const char* address, char* error, std::size_t size);
-/// The port that is served.
-int unsloth_metrics_port(const UnslothMetrics* metrics);
 /// Sets a gauge, or raises a counter to a value that is not less than its own; `label` may be null.
 void unsloth_metrics_set(UnslothMetrics* metrics, const char* name, const char* help, int is_counter, const char* label,
                          const char* label_value, double value);

@@ -5,7 +5,6 @@
 #include "report/prometheus_library.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/gpu_monitor.h"
-#include "unsloth/core/log.h"
 #include "unsloth/core/version.h"
 #include "unsloth/report/run.h"
 
@@ -16,7 +15,6 @@ using Json = nlohmann::ordered_json;
 
 struct Library {
     decltype(&unsloth_metrics_open) open = nullptr;
-    decltype(&unsloth_metrics_port) port = nullptr;
     decltype(&unsloth_metrics_set) set = nullptr;
     decltype(&unsloth_metrics_close) close = nullptr;
 };
@@ -35,7 +33,6 @@ Library open_library() {
                                   "The endpoint is built where prometheus-cpp is installed (scripts/setup.sh).");
     };
     find(library.open, "unsloth_metrics_open");
-    find(library.port, "unsloth_metrics_port");
     find(library.set, "unsloth_metrics_set");
     find(library.close, "unsloth_metrics_close");
     return library;
@@ -70,8 +67,6 @@ class PrometheusSink final : public RowSink {
         if (metrics_ == nullptr)
             throw runtime_failure(cat("cannot serve metrics on ", address, ": ", reason),
                                   "logging.metrics_port and metrics_address say where; another run may have the port.");
-        log::info("metrics for Prometheus: http://", config.logging.metrics_address, ":", library_.port(metrics_),
-                  "/metrics");
         library_.set(metrics_, "unsloth_train_info", "1, with the version of the program.", 0, "version", version, 1);
     }
     ~PrometheusSink() override { library_.close(metrics_); }

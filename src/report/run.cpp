@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+#include <ctime>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -118,9 +119,24 @@ double Run::share() const {
     return absent;
 }
 
+bool Run::killed() const {
+    return !ending && (use.state == FolderUse::State::free || use.state == FolderUse::State::left);
+}
+
+std::string Run::killed_text() const {
+    char time[32];
+    const std::time_t at = last_sign;
+    std::tm local{};
+    std::strftime(time, sizeof time, "%Y-%m-%d %H:%M:%S", ::localtime_r(&at, &local));
+    const bool elsewhere = use.state == FolderUse::State::left && !use.here;
+    return cat("stopped without finishing ",
+               steps.empty() ? std::string("before a step was logged") : cat("at step ", steps.back().step),
+               elsewhere ? cat(", unless ", use.holder, " still runs it") : "", " (last sign of life ", time, ")");
+}
+
 double Run::seconds_left() const {
     const double done = share();
-    if (ending || !(done > 0)) return absent;
+    if (ending || killed() || !(done > 0)) return absent;
     constexpr std::size_t last = 20;
     double milliseconds = 0;
     std::size_t count = 0;
@@ -154,6 +170,7 @@ void RunReader::read_facts() {
 }
 
 bool RunReader::update() {
+    run_.use = folder_use(run_.folder);  // first: a run that ends writes its last row, then leaves the folder
     struct stat about{};
     std::string content = read_behind(metrics_, read_, about);
     if ((inode_ != 0 && about.st_ino != inode_) || static_cast<std::uintmax_t>(about.st_size) < read_) {
@@ -163,6 +180,7 @@ bool RunReader::update() {
         content = read_behind(metrics_, 0, about);
     }
     inode_ = about.st_ino;
+    run_.last_sign = about.st_mtim.tv_sec;
     read_ += content.size();
     begun_ += content;
     std::size_t start = 0;

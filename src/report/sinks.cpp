@@ -48,11 +48,12 @@ class Warner {
 class EventFileSink final : public RowSink {
   public:
     EventFileSink(const config::Config& config, const std::filesystem::path& folder) {
-        std::error_code failure;
-        std::filesystem::create_directories(folder, failure);
-        path_ = folder / event_file_name(wall_time());
-        fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-        if (fd_ < 0)
+        const Folder own = Folder::made(folder).require().made_below(config.logging.tensorboard_dir);
+        const std::string name = event_file_name(wall_time());
+        path_ = own / name;
+        errno = own.failure();
+        if (own.open()) file_ = open_own_file(own, name, O_WRONLY | O_CREAT | O_APPEND);
+        if (!file_.open())
             throw runtime_failure(cat("cannot create ", path_.string(), ": ", std::strerror(errno)),
                                   "logging.tensorboard_dir says where TensorBoard's files are written.");
         write(version_event(wall_time()));
@@ -62,9 +63,6 @@ class EventFileSink final : public RowSink {
             indented += "    " + text.substr(start, end - start + 1);
         write(text_event(wall_time(), 0, "configuration", indented));
     }
-    ~EventFileSink() override { ::close(fd_); }
-    EventFileSink(const EventFileSink&) = delete;
-    EventFileSink& operator=(const EventFileSink&) = delete;
 
     void row(const Json& row) override {
         const bool evaluation = row.contains("eval_loss"), summary = row.contains("event");
@@ -85,7 +83,7 @@ class EventFileSink final : public RowSink {
     void write(const std::string& event) {
         waiting_ += framed_record(event);
         while (!waiting_.empty()) {
-            const ssize_t written = ::write(fd_, waiting_.data(), waiting_.size());
+            const ssize_t written = ::write(file_.get(), waiting_.data(), waiting_.size());
             if (written < 0 && errno != EINTR)
                 throw runtime_failure(cat("cannot write ", path_.string(), ": ", std::strerror(errno)));
             waiting_.erase(0, static_cast<std::size_t>(std::max<ssize_t>(written, 0)));
@@ -93,7 +91,7 @@ class EventFileSink final : public RowSink {
     }
 
     std::filesystem::path path_;
-    int fd_ = -1;
+    Descriptor file_;
     std::string waiting_;  ///< of which the first bytes may be written: records are never torn
     Warner warner_;
 };
@@ -135,11 +133,24 @@ bool wants(const config::Config& config, const char* what) {
 std::vector<std::unique_ptr<RowSink>> make_sinks(const config::Config& config, const std::filesystem::path& folder,
                                                  const std::string& gpu) {
     std::vector<std::unique_ptr<RowSink>> sinks;
-    if (wants(config, "tensorboard"))
-        sinks.push_back(std::make_unique<EventFileSink>(config, folder / config.logging.tensorboard_dir));
+    if (wants(config, "tensorboard")) sinks.push_back(std::make_unique<EventFileSink>(config, folder));
     if (wants(config, "html")) sinks.push_back(std::make_unique<PageSink>(folder));
-    if (wants(config, "prometheus")) sinks.push_back(make_prometheus_sink(config, folder, gpu));
+    if (wants(config, "prometheus")) {
+        sinks.push_back(make_prometheus_sink(config, folder, gpu));
+        log::info("metrics for Prometheus: http://", config.logging.metrics_address, ":", config.logging.metrics_port,
+                  "/metrics");
+    }
     return sinks;
+}
+
+void require_sinks(const config::Config& config, const std::filesystem::path& folder, const std::string& gpu) {
+    if (wants(config, "prometheus")) make_prometheus_sink(config, folder, gpu);
+    const Folder out = Folder::named(folder);
+    if (!out.open()) return;  // what it is to hold is made with it
+    for (const std::filesystem::path& names :
+         {std::filesystem::path(config.logging.metrics_file).parent_path(),
+          wants(config, "tensorboard") ? std::filesystem::path(config.logging.tensorboard_dir) : ""})
+        if (const Folder own = out.below(names); own.failure() != ENOENT) own.require();
 }
 
 }  // namespace unsloth::report

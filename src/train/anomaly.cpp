@@ -68,11 +68,10 @@ std::filesystem::path write_anomaly(const std::filesystem::path& output_dir, con
               {"config", anomaly.config},
               {"ranks", Json::array()}};
     for (const RankView& view : anomaly.ranks) json["ranks"].push_back(json_of(view));
-    const std::filesystem::path folder = output_dir / anomalies_folder;
-    std::filesystem::create_directories(folder);
-    const std::filesystem::path file = folder / cat("step-", anomaly.step, ".json");
-    write_file_atomically(file, json.dump(2) + "\n");
-    return file;
+    const Folder folder = Folder::made(output_dir).require().made_below(anomalies_folder).require();
+    const std::string name = cat("step-", anomaly.step, ".json");
+    write_file_atomically(folder, name, json.dump(2) + "\n");
+    return folder / name;
 }
 
 Anomaly read_anomaly(const std::filesystem::path& file) {

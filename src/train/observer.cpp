@@ -20,7 +20,8 @@ namespace {
 
 class MetricsFile final : public report::RowSink {
   public:
-    MetricsFile(const std::filesystem::path& path, int64_t after_step) : file_(path, after_step) {}
+    MetricsFile(const config::Config& config, int64_t after_step)
+        : file_(config.training.output_dir, config.logging.metrics_file, after_step) {}
     void row(const nlohmann::ordered_json& row) override { file_.add(row); }
 
   private:
@@ -252,7 +253,7 @@ std::unique_ptr<Observer> make_metrics(const config::Config& config, int64_t aft
     const std::filesystem::path folder = config.training.output_dir;
     std::vector<std::unique_ptr<report::RowSink>> sinks;
     if (!config.logging.metrics_file.empty())  // the first: others read it
-        sinks.push_back(std::make_unique<MetricsFile>(folder / config.logging.metrics_file, after_step));
+        sinks.push_back(std::make_unique<MetricsFile>(config, after_step));
     for (auto& sink : report::make_sinks(config, folder, gpu)) sinks.push_back(std::move(sink));
     return std::make_unique<Rows>(std::move(sinks));
 }

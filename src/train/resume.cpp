@@ -9,6 +9,7 @@
 #include "unsloth/core/files.h"
 #include "unsloth/core/log.h"
 #include "unsloth/formats/checkpoint_folder.h"
+#include "unsloth/formats/result_folder.h"
 #include "unsloth/formats/trainer_state.h"
 
 namespace unsloth::train {
@@ -26,25 +27,55 @@ ResumePoint read_resume_point(const std::filesystem::path& folder) {
     return {folder, formats::read_run_state(folder)};
 }
 
+namespace {
+
+/// Whose checkpoint it is that cannot be resumed, where that is known.
+[[noreturn]] void refuse_foreign(const std::string& option, const std::filesystem::path& folder,
+                                 const std::string& what) {
+    throw usage_error(
+        cat(option, ": ", folder.string(), " is ", what, ", which cannot be resumed here"),
+        cat("A new run can begin from its weights, with new optimizer states: ", formats::weights_option(folder), "."));
+}
+
+ResumePoint named_point(const std::string& wish) {
+    constexpr const char* option = "training.resume_from_checkpoint";
+    if (!std::filesystem::is_directory(wish))
+        throw usage_error(cat(option, ": there is no folder ", wish), "Name a checkpoint-N folder, or auto.");
+    if (const auto inside = formats::list_checkpoints(wish); !inside.empty()) {
+        const std::filesystem::path& newest = inside.front().path;
+        if (formats::is_trainer_checkpoint(newest))
+            refuse_foreign(option, newest, "a checkpoint of transformers' Trainer");
+        throw usage_error(cat(option, ": ", wish, " is a run's output folder, not a checkpoint"),
+                          cat("Name one in it, such as ", newest.string(),
+                              "; or set output_dir to it and resume_from_checkpoint to auto."));
+    }
+    if (formats::is_trainer_checkpoint(wish)) {
+        const bool ours = std::filesystem::exists(std::filesystem::path(wish) / "run_config.json");
+        refuse_foreign(option, wish, ours ? "the result of a run" : "a checkpoint of transformers' Trainer");
+    }
+    if (const auto damage = formats::find_damage(wish)) {
+        const auto held = formats::find_result(wish);
+        if (held && !held->ours) refuse_foreign(option, wish, held->what);
+        throw input_error(cat(wish, " is no whole checkpoint: ", *damage),
+                          "Try resume_from_checkpoint auto, which takes the newest whole one.");
+    }
+    return read_resume_point(wish);
+}
+
+}  // namespace
+
 std::optional<ResumePoint> find_resume_point(const config::TrainingOptions& training) {
     const std::string wish = training.resume_from_checkpoint.value_or("false");
     if (wish == "false") return std::nullopt;
-    if (wish != "auto" && wish != "true") {
-        if (!std::filesystem::is_directory(wish))
-            throw usage_error(cat("training.resume_from_checkpoint: there is no folder ", wish),
-                              "Name a checkpoint-N folder, or auto.");
-        if (const auto inside = formats::list_checkpoints(wish); !inside.empty())
-            throw usage_error(
-                cat("training.resume_from_checkpoint: ", wish, " is a run's output folder, not a checkpoint"),
-                cat("Name one in it, such as ", inside.front().path.string(),
-                    "; or set output_dir to it and resume_from_checkpoint to auto."));
-        if (const auto damage = formats::find_damage(wish))
-            throw input_error(cat(wish, " is no whole checkpoint: ", *damage),
-                              "Try resume_from_checkpoint auto, which takes the newest whole one.");
-        return read_resume_point(wish);
-    }
+    if (wish != "auto" && wish != "true") return named_point(wish);
+    for (const formats::CheckpointFolder& checkpoint : formats::foreign_checkpoints(training.output_dir))
+        log::warning(checkpoint.path.string(),
+                     " is skipped: it belongs to another user. To take it, name it with "
+                     "training.resume_from_checkpoint");
     for (const formats::CheckpointFolder& checkpoint : formats::list_checkpoints(training.output_dir)) {
-        const auto damage = formats::find_damage(checkpoint.path);
+        const auto damage = formats::is_trainer_checkpoint(checkpoint.path)
+                                ? std::string("it is a checkpoint of transformers' Trainer")
+                                : formats::find_damage(checkpoint.path);
         if (!damage) return read_resume_point(checkpoint.path);
         log::warning(checkpoint.path.string(), " is passed over: ", *damage);
     }
@@ -55,20 +86,18 @@ std::optional<ResumePoint> find_resume_point(const config::TrainingOptions& trai
     return std::nullopt;
 }
 
-bool holds_a_run(const std::filesystem::path& folder) {
-    return std::filesystem::exists(folder / formats::trainer_state_file) || !formats::list_checkpoints(folder).empty();
-}
-
 void require_nothing_lost(const config::TrainingOptions& training, const ResumePoint& point) {
     namespace fs = std::filesystem;
     const fs::path out = training.output_dir, from = fs::canonical(point.folder);
-    if (!holds_a_run(out)) return;
+    const auto held = formats::find_result(out);
+    if (!held) return;
     std::error_code failed;
     if (!fs::equivalent(from.parent_path(), out, failed))
-        throw usage_error(cat(out.string(), " holds a run already, which one that goes on from ", point.folder.string(),
-                              " would replace"),
-                          "Choose another training.output_dir, or go on with the run in it "
-                          "(training.resume_from_checkpoint auto).");
+        throw usage_error(
+            cat(out.string(), " holds ", held->what, " already, which a run that goes on from ", point.folder.string(),
+                " would replace"),
+            cat("Choose another training.output_dir",
+                held->resumable ? ", or go on with the run in it (training.resume_from_checkpoint auto)." : "."));
     std::optional<formats::TrainerState> result;
     if (fs::exists(out / formats::trainer_state_file)) result = formats::read_trainer_state(out);
     if (training.resume_from_checkpoint == "auto" || training.resume_from_checkpoint == "true") {
@@ -111,6 +140,7 @@ void require_same_run(const config::Config& config, const ResumePoint& point) {
             if (old == value) continue;
             const std::string name = section + "." + key,
                               change = cat(name, ": ", old.dump(), " until now, ", value.dump(), " from here on");
+            if (name == "training.max_steps" && value == 0) continue;  // only checks
             switch (config::on_resume(name)) {
                 case config::OnResume::fixed:
                     forbidden += "\n  " + change;

@@ -12,15 +12,18 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/core/folder.h"
 #include "unsloth/core/log.h"
 
 namespace unsloth::train {
 namespace {
 
 /// A last line that was cut by a kill is no row.
-std::string rows_until(const std::filesystem::path& path, int64_t step) {
-    if (step == 0 || !std::filesystem::exists(path)) return "";
-    std::istringstream lines(read_file(path));
+std::string rows_until(const Folder& folder, const std::string& name, int64_t step) {
+    const Descriptor file = step == 0 ? Descriptor() : open_own_file(folder, name, O_RDONLY);
+    if (!file.open()) return "";
+    const MappedFile map(folder / name, file.get());
+    std::istringstream lines(std::string(reinterpret_cast<const char*>(map.bytes().data()), map.bytes().size()));
     std::string kept;
     for (std::string line; std::getline(lines, line);) {
         const auto row = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
@@ -33,10 +36,13 @@ std::string rows_until(const std::filesystem::path& path, int64_t step) {
 
 }  // namespace
 
-RowFile::RowFile(const std::filesystem::path& path, int64_t after_step) : path_(path) {
-    write_file_atomically(path, rows_until(path, after_step));
-    file_ = open_own_file(path, O_WRONLY | O_APPEND);
-    if (!file_.open()) throw runtime_failure(cat("cannot create ", path.string(), ": ", std::strerror(errno)));
+RowFile::RowFile(const std::filesystem::path& output_dir, const std::filesystem::path& name, int64_t after_step)
+    : path_(output_dir / name) {
+    const Folder folder = Folder::made(output_dir).require().made_below(name.parent_path()).require();
+    const std::string own = name.filename();
+    write_file_atomically(folder, own, rows_until(folder, own, after_step));
+    file_ = open_own_file(folder, own, O_WRONLY | O_APPEND);
+    if (!file_.open()) throw runtime_failure(cat("cannot create ", path_.string(), ": ", std::strerror(errno)));
 }
 
 RowFile::~RowFile() {

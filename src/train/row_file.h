@@ -12,9 +12,9 @@ namespace unsloth::train {
 
 class RowFile {
   public:
-    /// Of a file that is there, the rows up to step `after_step` stay: those of a run that is resumed there. Runtime
-    /// Error when it cannot be made.
-    RowFile(const std::filesystem::path& path, int64_t after_step);
+    /// The file `name` of an output folder; a name may have folders, which are made. Of a file that is there, the rows
+    /// up to step `after_step` stay: those of a run that is resumed there. Runtime Error when it cannot be made.
+    RowFile(const std::filesystem::path& output_dir, const std::filesystem::path& name, int64_t after_step);
     /// Warns when rows still wait.
     ~RowFile();
     RowFile(const RowFile&) = delete;

@@ -1,10 +1,12 @@
 #include "unsloth/train/run_saver.h"
 
-#include <fstream>
+#include <fcntl.h>
+
 #include <memory>
 #include <thread>
 #include <utility>
 
+#include "train/output_folder.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/log.h"
@@ -22,7 +24,7 @@ void leave_reason(const std::filesystem::path& file, const std::string& reason) 
     try {
         write_file_atomically(file, reason);
     } catch (const std::exception&) {
-        const std::ofstream without(file);
+        const Descriptor without = open_own_file(file, O_WRONLY | O_CREAT);
     }
 }
 
@@ -54,7 +56,8 @@ RunSaver::~RunSaver() {
 void RunSaver::write_result(const std::filesystem::path& folder, const ReadValues& values,
                             const formats::TrainerState& trainer) const {
     if (files_.lora) {
-        save_adapter(folder, *files_.table, values, {*files_.lora, files_.base, files_.rope_scaling}, files_.stand_ins);
+        save_adapter(folder, *files_.table, values, {*files_.lora, files_.base, files_.rope_scaling, files_.base_mark},
+                     files_.stand_ins);
     } else {
         save_model(folder, *files_.table, values, files_.spec, files_.model_folder);
     }
@@ -147,7 +150,9 @@ bool RunSaver::wait() {
 }
 
 void RunSaver::result(const formats::TrainerState& trainer, const ReadValues& values) const {
+    const auto before = files_.replaces ? result_files(files_.output_dir) : std::vector<ResultFile>();
     write_result(files_.output_dir, values, trainer);
+    remove_stale(files_.output_dir, before);
 }
 
 }  // namespace unsloth::train

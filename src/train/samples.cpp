@@ -11,7 +11,7 @@
 namespace unsloth::train {
 
 Samples::Samples(const config::Config& config, const OpenedModel& opened, const std::string& rows)
-    : file_((std::filesystem::path(config.training.output_dir) / report::samples_file).string()),
+    : output_dir_(config.training.output_dir),
       max_new_tokens_(config.training.sample_max_new_tokens),
       tokenizer_(opened.tokenizer()),
       prompts_(read_prompts(*config.training.sample_prompts, PromptEncoder(tokenizer_, config.data, rows))),
@@ -26,7 +26,7 @@ Samples::Samples(const config::Config& config, const OpenedModel& opened, const 
 Samples::~Samples() = default;
 
 void Samples::answer(ops::Context& ctx, model::Model& model, int64_t step, double epoch, int64_t after_step) {
-    if (!rows_) rows_ = std::make_unique<RowFile>(file_, after_step);
+    if (!rows_) rows_ = std::make_unique<RowFile>(output_dir_, report::samples_file, after_step);
     generate::Decoder decoder(ctx, model, {.rows = 1, .context = room()});  // the cache has room for one
     std::vector<generate::Request> requests;
     for (const Prompt& prompt : prompts_)

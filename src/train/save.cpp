@@ -36,11 +36,12 @@ std::vector<Shard> make_shards(const weights::ParameterTable& table, spec::DType
 }
 
 void write_shard(const std::filesystem::path& path, const Shard& shard, const ReadValues& values, spec::DType type,
+                 formats::SafetensorsWriter::Metadata metadata = {{"format", "pt"}},
                  const std::vector<const formats::TensorView*>& stand_ins = {}) {
     std::vector<formats::TensorDecl> declared;
     for (const weights::Parameter* p : shard) declared.push_back({p->name, type, p->shape});
     for (const formats::TensorView* view : stand_ins) declared.push_back({view->name, view->dtype, view->shape});
-    formats::SafetensorsWriter writer(path, declared);
+    formats::SafetensorsWriter writer(path, declared, std::move(metadata));
     for (const formats::TensorDecl& decl : writer.tensors()) {
         const auto is_it = [&](const auto* tensor) { return tensor->name == decl.name; };
         if (const auto view = std::find_if(stand_ins.begin(), stand_ins.end(), is_it); view != stand_ins.end())
@@ -59,16 +60,17 @@ ReadValues values_in(const at::Tensor& params_P) {
 
 void save_adapter(const std::filesystem::path& folder, const weights::ParameterTable& table, const ReadValues& values,
                   const formats::PeftConfig& config, const std::vector<const formats::TensorView*>& stand_ins) {
-    std::filesystem::create_directories(folder);
+    Folder::made(folder).require();
     Shard all;
     for (const weights::Parameter& p : table.parameters()) all.push_back(&p);
-    write_shard(folder / "adapter_model.safetensors", all, values, spec::DType::f32, stand_ins);
+    write_shard(folder / "adapter_model.safetensors", all, values, spec::DType::f32, formats::adapter_metadata(config),
+                stand_ins);
     write_file_atomically(folder / "adapter_config.json", formats::write_peft_config(config));
 }
 
 void save_model(const std::filesystem::path& folder, const weights::ParameterTable& table, const ReadValues& values,
                 const spec::ModelSpec& spec, const std::filesystem::path& source_folder, int64_t shard_bytes) {
-    std::filesystem::create_directories(folder);
+    Folder::made(folder).require();
     const std::vector<Shard> shards = make_shards(table, spec.dtype, shard_bytes);
     std::map<std::string, std::string> where;
     std::size_t total = 0;

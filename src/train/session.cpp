@@ -11,6 +11,7 @@
 #include "unsloth/core/log.h"
 #include "unsloth/core/numa.h"
 #include "unsloth/data/run_tokenizer.h"
+#include "unsloth/formats/base_mark.h"
 #include "unsloth/formats/finite.h"
 #include "unsloth/ops/device.h"
 #include "unsloth/ops/dtype.h"
@@ -304,6 +305,7 @@ LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedM
         const weights::NamedAdapter named{name, formats::resolve_model_path(folder).string()};
         const formats::Adapter adapter = formats::read_adapter(named.folder, opened.file->spec);
         formats::require_finite(adapter);
+        formats::warn_of_other_base(adapter, *opened.file, loaded.config.model.path);
         log::info("adapter ", name, " (", folder, "): r ", adapter.config.lora.r, ", alpha ",
                   adapter.config.lora.lora_alpha, ", trained on ", adapter.config.base_model_name_or_path);
         recipe.adapters.push_back(named);
@@ -311,7 +313,11 @@ LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedM
     model::LoadRequest request = make_request(loaded, recipe);
     // Training names the place in its first step; a probability or a text would only be wrong.
     formats::require_finite(*opened.file, loaded.config.model.dtype);
-    if (request.adapter) formats::require_finite(formats::read_adapter(*request.adapter, opened.file->spec));
+    if (request.adapter) {
+        const formats::Adapter adapter = formats::read_adapter(*request.adapter, opened.file->spec);
+        formats::require_finite(adapter);
+        formats::warn_of_other_base(adapter, *opened.file, loaded.config.model.path);
+    }
     const spec::ModelSpec& spec = opened.file->spec;
     fit_to(request, spec, {.tokens = tokens, .segments = segments, .longest = tokens, .labels = head_rows});
     if (cache.in_8_bit && !ops::codes_keys(device, request.dtype, spec.num_heads, spec.num_kv_heads, spec.head_dim))

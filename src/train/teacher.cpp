@@ -5,6 +5,7 @@
 #include "unsloth/config/device_map.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/hash.h"
+#include "unsloth/formats/base_mark.h"
 #include "unsloth/formats/checkpoint.h"
 #include "unsloth/formats/finite.h"
 #include "unsloth/formats/peft.h"
@@ -135,8 +136,13 @@ void Instruction::require(const data::Dataset& rows, const std::string& what) co
 
 void Instruction::plan(const model::LoadRequest& student, comm::Group* group) {
     if (file_) return;
-    if (const auto& adapter = of_teacher_.config.model.adapter_name_or_path)
-        formats::require_finite(formats::read_adapter(formats::resolve_model_path(*adapter), opened_.file->spec));
+    if (const auto& path = of_teacher_.config.model.adapter_name_or_path) {
+        const formats::Adapter adapter =
+            formats::read_adapter(formats::resolve_model_path(*path), opened_.file->spec);
+        formats::require_finite(adapter);
+        if (group == nullptr || group->rank() == 0)
+            formats::warn_of_other_base(adapter, *opened_.file, of_teacher_.config.model.path);
+    }
     plan_.emplace(of_teacher_, opened_.file, student,
                   [group](const config::Config& of_teacher, model::ModelPlan& plan) {
                       choose_together(of_teacher, plan, 1, group, "");

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "train/answers.h"
+#include "train/output_folder.h"
 #include "train/row_file.h"
 #include "unsloth/config/load.h"
 #include "unsloth/core/error.h"
@@ -22,6 +23,7 @@
 #include "unsloth/planner/run_plan_text.h"
 #include "unsloth/report/hardware_rate.h"
 #include "unsloth/report/run.h"
+#include "unsloth/report/sinks.h"
 #include "unsloth/spec/finite_sites.h"
 #include "unsloth/train/agreement.h"
 #include "unsloth/train/kernels.h"
@@ -70,7 +72,7 @@ Trainer::Trainer(const config::LoadedConfig& loaded, Purpose purpose)
         opened_ = open_model(config());
         require_positions(loaded_, opened_.file->spec);
         settle_learning_rate();
-        if (purpose_ == Purpose::trains) require_own_output();
+        if (purpose_ == Purpose::trains) require_own_output(config(), opened_.file->checkpoint.folder());
         open_output();
         const comm::Busy reading(group_.get(), "reading the data");
         open_data();
@@ -144,6 +146,18 @@ void Trainer::load() {
         saver_.emplace(run_files(), *ctx_, model_->parameters()->saved(), model_->parts().copies);
 }
 
+/// From here on the folder is this run's.
+void Trainer::begin_folder() const {
+    const std::filesystem::path folder = config().training.output_dir;
+    if (replaces_) remove_state(folder);
+    write_file_atomically(folder / "run_config.json", config::config_to_json(effective_config()));
+    if (const spec::KernelTable& kernels = *plan_->request().kernels; kernels.choices.empty()) {
+        remove_or_warn(folder / kernels_file);  // of the run that was there before
+    } else {
+        write_file_atomically(folder / kernels_file, spec::kernels_text(kernels));
+    }
+}
+
 double Trainer::learning_rate(int64_t step) const {
     const config::TrainingOptions& t = config().training;
     if (plateau_) return plateau_->learning_rate();
@@ -167,30 +181,24 @@ void Trainer::run() {
 
 void Trainer::run_together() {
     banner();
+    const std::filesystem::path folder = config().training.output_dir;
+    if (const std::filesystem::path trace = std::filesystem::path(config().logging.profile).parent_path();
+        !trace.empty() && !std::filesystem::is_directory(trace))
+        throw usage_error(cat("logging.profile: there is no folder ", trace.string()),
+                          "Create it, or name a file in one that exists.");
+    if (leads()) report::require_sinks(config(), folder, ops::pci_address(device_));
     if (config().training.max_steps == 0) {
         require_memory(*plan_, budget());
         if (leads() && config().logging.progress == config::ProgressStyle::json) print_plan();
         log::info("max_steps 0: everything is valid and planned; nothing was trained");
         return;
     }
-    const std::filesystem::path folder = config().training.output_dir;
-    if (const std::filesystem::path trace = std::filesystem::path(config().logging.profile).parent_path();
-        !trace.empty() && !std::filesystem::is_directory(trace))
-        throw usage_error(cat("logging.profile: there is no folder ", trace.string()),
-                          "Create it, or name a file in one that exists.");
     std::optional<comm::Busy> starting;
     starting.emplace(group_.get(), "loading the model");
-    if (leads()) {
-        write_file_atomically(folder / "run_config.json", config::config_to_json(effective_config()));
-        if (const spec::KernelTable& kernels = *plan_->request().kernels; kernels.choices.empty()) {
-            std::filesystem::remove(folder / kernels_file);  // of the run that was there before
-        } else {
-            write_file_atomically(folder / kernels_file, spec::kernels_text(kernels));
-        }
-    }
     const Clock::time_point start = Clock::now();
     load();
     require_same_values();
+    if (leads()) begin_folder();
     summary_.load_seconds = seconds_since(start);
     char text[96];
     std::snprintf(text, sizeof text, "%.1f", summary_.load_seconds);

@@ -80,10 +80,9 @@ bool Trainer::judge_answers(EvalReport& report, int& signal) {
     report.figures.insert(report.figures.end(), judged->figures.begin(), judged->figures.end());
     report.seconds += seconds_since(start);
     if (!leads()) return true;
-    if (!answer_rows_) {
-        const std::filesystem::path folder = config().training.output_dir;
-        answer_rows_ = std::make_unique<RowFile>(folder / "answers.jsonl", resume_ ? resume_->state.progress.step : 0);
-    }
+    if (!answer_rows_)
+        answer_rows_ = std::make_unique<RowFile>(config().training.output_dir, "answers.jsonl",
+                                                 resume_ ? resume_->state.progress.step : 0);
     for (const nlohmann::ordered_json& row : judged->rows) {
         nlohmann::ordered_json kept{{"step", report.step}, {"epoch", report.epoch}};
         kept.update(row);

@@ -3,14 +3,17 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <utility>
 
 #include "train/gathered_values.h"
+#include "train/output_folder.h"
 #include "unsloth/config/load.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/path_advice.h"
+#include "unsloth/formats/base_mark.h"
 #include "unsloth/formats/checkpoint_folder.h"
 #include "unsloth/train/agreement.h"
 #include "unsloth/train/trainer.h"
@@ -30,36 +33,7 @@ std::vector<std::string> target_names(const spec::LoraSpec& lora, const spec::Mo
     return names;
 }
 
-/// What can be done beside the run that a folder holds.
-std::string ways_on(const fs::path& folder) {
-    const std::string other = "choose another training.output_dir, or say training.overwrite_output_dir true.";
-    if (!formats::list_checkpoints(folder).empty())
-        return cat("Go on with it (training.resume_from_checkpoint auto), ", other);
-    return cat(
-        "It left no checkpoint to go on from (training.save_steps makes some). Begin a new run from its weights (",
-        fs::exists(folder / "adapter_config.json") ? "model.adapter_name_or_path " : "model.path ", folder.string(),
-        ") in another training.output_dir, or say training.overwrite_output_dir true.");
-}
-
 }  // namespace
-
-/// What is read must not be what the run writes over: compared as the system sees folders, whatever links lead there.
-void Trainer::require_own_output() const {
-    const fs::path out = config().training.output_dir;
-    std::vector<fs::path> written{out};
-    for (const formats::CheckpointFolder& checkpoint : formats::list_checkpoints(out))
-        written.push_back(checkpoint.path);
-    const auto refuse = [&](const char* option, const fs::path& read) {
-        std::error_code failed;
-        for (const fs::path& folder : written)
-            if (fs::equivalent(folder, read, failed))
-                throw usage_error(cat("training.output_dir ", out.string(), ": the run would write over ",
-                                      folder.string(), ", which ", option, " names"),
-                                  "Choose another training.output_dir.");
-    };
-    refuse("model.path", opened_.file->checkpoint.folder());
-    if (config().model.adapter_name_or_path) refuse("model.adapter_name_or_path", *config().model.adapter_name_or_path);
-}
 
 spec::DType Trainer::saved_dtype() const {
     return full() && config().model.dtype != spec::DType::f32 ? opened_.file->spec.dtype : spec::DType::f32;
@@ -94,7 +68,9 @@ void Trainer::require_disk() const {
     std::error_code failed;
     while (!fs::exists(place, failed) && place.has_relative_path()) place = place.parent_path();
     const fs::space_info space = fs::space(place, failed);
-    if (failed || space.available >= static_cast<std::uintmax_t>(result + checkpoint)) return;
+    const int64_t freed = replaces_ ? state_bytes(t.output_dir) : 0;
+    if (failed || space.available >= static_cast<std::uintmax_t>(std::max<int64_t>(0, result + checkpoint - freed)))
+        return;
     throw runtime_failure(cat("not enough room in ", t.output_dir, ": ", memory::human_bytes(result + checkpoint),
                               " are needed (", full() ? "model " : "adapter ", memory::human_bytes(result),
                               saves ? cat(", first checkpoint ", memory::human_bytes(checkpoint)) : "", "), ",
@@ -103,41 +79,40 @@ void Trainer::require_disk() const {
                               saves ? "; with save_steps 0 no checkpoint is saved." : "."));
 }
 
-/// Takes the output folder for this run, and finds what it goes on from. With max_steps 0 nothing is written, nor
-/// looked for.
+/// Takes the output folder for this run, and finds what it goes on from. With max_steps 0 nothing is written: the same
+/// is refused.
 void Trainer::open_output() {
     config::TrainingOptions& training = loaded_.config.training;
-    if (training.max_steps == 0) return;
     if (purpose_ == Purpose::examines) {
         resume_ = find_resume_point(training);
         if (resume_) training.gradient_accumulation_steps = accumulation_for(training, resume_->state, data_ranks());
         return;
     }
-    const fs::path folder = training.output_dir;
     std::string chosen;
     if (leads()) {
-        std::error_code failed;
-        fs::create_directories(folder, failed);
-        if (failed)
-            throw runtime_failure(cat("training.output_dir: cannot create ", folder.string(), ": ", failed.message()),
-                                  advice_on_creating(folder, failed.value()));
-        lock_.emplace(folder);
-        formats::remove_unfinished_checkpoints(folder);
+        take_output();
         if (const std::optional<ResumePoint> point = find_resume_point(training)) {
             require_nothing_lost(training, *point);
             chosen = point->folder.string();
         }
-        if (chosen.empty() && holds_a_run(folder)) {
-            if (!training.overwrite_output_dir)
-                throw usage_error(cat(folder.string(), " holds a run already"), ways_on(folder));
-            for (const formats::CheckpointFolder& old : formats::list_checkpoints(folder)) fs::remove_all(old.path);
-        }
-        if (chosen.empty()) fs::remove_all(folder / anomalies_folder);  // of the run that was there before
+        replaces_ = chosen.empty() && require_replaceable(config());
     }
     if (group_) chosen = group_->gather(chosen, "the checkpoint to go on from")[0];
     if (chosen.empty()) return;
     resume_ = read_resume_point(chosen);
     training.gradient_accumulation_steps = accumulation_for(training, resume_->state, data_ranks());
+}
+
+/// On the rank that leads.
+void Trainer::take_output() {
+    const fs::path folder = config().training.output_dir;
+    if (config().training.max_steps == 0) return require_usable(folder);
+    if (const Folder made = Folder::made(folder); !made.open())
+        throw runtime_failure(
+            cat("training.output_dir: cannot create ", folder.string(), ": ", std::strerror(made.failure())),
+            advice_on_creating(folder, made.failure()));
+    lock_.emplace(folder);
+    formats::remove_unfinished_checkpoints(folder);
 }
 
 /// The state of the checkpoint that the run goes on from, to the last bit.
@@ -186,7 +161,7 @@ void Trainer::load_best() {
     const comm::Busy loading(group_.get(), "loading the best evaluation's checkpoint");
     fs::path folder = best_checkpoint();
     if (leads())
-        if (const auto damage = formats::find_damage(folder)) {
+        if (const auto damage = formats::find_damage_of_own(folder)) {
             log::warning(config().training.output_dir, " gets the last step's values: ", folder.string(),
                          ", of the best evaluation, cannot be loaded: ", *damage);
             folder.clear();
@@ -296,6 +271,7 @@ RunFiles Trainer::run_files() const {
     files.base = config().model.path;
     files.rope_scaling = opened_.rope_scaling;
     files.stand_ins = opened_.file->stand_in_tensors();
+    if (!full()) files.base_mark = formats::base_mark(*opened_.file);
     files.spec = opened_.file->spec;
     files.spec.dtype = saved_dtype();
     files.model_folder = opened_.file->checkpoint.folder();
@@ -304,6 +280,7 @@ RunFiles Trainer::run_files() const {
     files.config = config::config_to_json(effective_config());
     if (const spec::KernelTable& kernels = *plan_->request().kernels; !kernels.choices.empty())
         files.kernels = spec::kernels_text(kernels);
+    files.replaces = replaces_;
     files.save_total_limit = config().training.save_total_limit;
     files.part = state_part();
     files.ranks = group_ ? group_->size() : 1;

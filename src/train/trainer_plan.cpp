@@ -12,6 +12,7 @@
 #include "unsloth/core/version.h"
 #include "unsloth/data/format.h"
 #include "unsloth/data/run_tokenizer.h"
+#include "unsloth/formats/base_mark.h"
 #include "unsloth/memory/plan.h"
 #include "unsloth/report/run.h"
 #include "unsloth/train/agreed_plan.h"
@@ -74,7 +75,7 @@ void Trainer::open_data() {
     }
     loader_ = std::make_unique<data::StepLoader>(std::move(data.train), options);
     total_steps_ = loader_->total_steps(config().training.num_train_epochs, config().training.max_steps);
-    if (resume_) require_steps_left(*resume_, total_steps_);
+    if (resume_ && config().training.max_steps != 0) require_steps_left(*resume_, total_steps_);
     schedule_ = config::schedule_options(config().training, total_steps_);
     if (config().training.lr_scheduler_type == config::Schedule::reduce_lr_on_plateau) {
         if (eval_rows_.size() == 0 || config().training.eval_steps == 0)
@@ -104,6 +105,9 @@ void Trainer::make_plan() {
         divides_base(config()) && group_ && comm::can_share_memory(*group_, mesh_->copies_here(), device_);
     model::LoadRequest request = make_request(loaded_, recipe);
     UNSLOTH_CHECK(request.weighs == objective_->weighs(), "a plan for another objective");
+    if (request.adapter && leads())
+        formats::warn_of_other_base(formats::read_adapter(*request.adapter, opened_.file->spec), *opened_.file,
+                                    config().model.path);
     const std::vector<Answering> answers = answering();  // on all ranks: their plans are alike
     choose_pass_rows(request, answers);
     data::BatchLimits limits = loader_->limits();

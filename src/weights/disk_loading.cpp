@@ -70,11 +70,11 @@ FileRange DiskLoading::write(const formats::TensorSource& source, const at::Tens
                           "Set model.offload_folder to a folder for it.");
     const std::filesystem::path folder = *folder_;
     if (!made_) {
-        std::error_code failure;
-        std::filesystem::create_directories(folder, failure);
-        if (failure)
-            throw runtime_failure(cat("model.offload_folder: cannot make ", folder.string(), ": ", failure.message()));
-        made_ = std::make_unique<Temporary>(folder / "unsloth-weights", Temporary::Kind::file);
+        const Folder own = Folder::made(folder);
+        if (!own.open())
+            throw runtime_failure(
+                cat("model.offload_folder: cannot make ", folder.string(), ": ", std::strerror(own.failure())));
+        made_ = std::make_unique<Temporary>(Place{own, "unsloth-weights"}, Temporary::Kind::file);
     }
     const at::Tensor bytes = values.cpu().contiguous();
     const auto* from = static_cast<const std::byte*>(bytes.const_data_ptr());

@@ -138,8 +138,8 @@ TEST_F(Staged, LeavesWhatAnotherProcessFills) {
     const AtomicFile file(root_ / "one", 0);
     EXPECT_EQ(entries(), 2U);
     // flock tells open files apart, so that the same process does here for another one.
-    remove_abandoned(root_ / "out");
-    remove_abandoned(root_ / "one");
+    remove_abandoned(place_of(root_ / "out"));
+    remove_abandoned(place_of(root_ / "one"));
     EXPECT_TRUE(fs::exists(staged.path() / "file"));
     EXPECT_EQ(entries(), 2U);
 }
@@ -157,18 +157,45 @@ TEST_F(Staged, ReplacesWhatIsThereWhenAskedTo) {
     fs::create_directory(root_ / "out");
     write(root_ / "out" / "old");
     {
-        const StagedFolder staged(root_ / "out", StagedFolder::Existing::replace);
+        const StagedFolder staged(Folder::named(root_), "out");
         write(staged.path() / "new");
     }
     EXPECT_TRUE(fs::exists(root_ / "out" / "old")) << "without commit";
     {
-        StagedFolder staged(root_ / "out", StagedFolder::Existing::replace);
+        StagedFolder staged(Folder::named(root_), "out");
         write(staged.path() / "new");
         staged.commit();
     }
     EXPECT_TRUE(fs::exists(root_ / "out" / "new"));
     EXPECT_FALSE(fs::exists(root_ / "out" / "old"));
     EXPECT_EQ(entries(), 1U);
+}
+
+TEST_F(Staged, ReplacesALinkAndNotWhereItLeads) {
+    fs::create_directory(root_ / "precious");
+    write(root_ / "precious" / "file");
+    fs::create_directory_symlink(root_ / "precious", root_ / "out");
+    StagedFolder staged(Folder::named(root_), "out");
+    write(staged.path() / "new");
+    staged.commit();
+    EXPECT_TRUE(fs::exists(root_ / "precious" / "file"));
+    EXPECT_FALSE(fs::exists(root_ / "precious" / "new"));
+    EXPECT_FALSE(fs::is_symlink(root_ / "out"));
+    EXPECT_EQ(entries(), 2U);
+    if (::geteuid() != 0) GTEST_SKIP() << "only root can give a folder away";
+    ASSERT_EQ(::chown((root_ / "out").c_str(), 12345, 12345), 0);
+    StagedFolder again(Folder::named(root_), "out");
+    EXPECT_THROW(again.commit(), Error) << "another user's";
+    EXPECT_TRUE(fs::exists(root_ / "out" / "new"));
+}
+
+TEST_F(Staged, IsWhereALinkOfTheUsersLeads) {
+    fs::create_directory_symlink("elsewhere/out", root_ / "link");
+    StagedFolder staged(root_ / "link");
+    write(staged.path() / "file");
+    staged.commit();
+    EXPECT_TRUE(fs::exists(root_ / "elsewhere" / "out" / "file"));
+    EXPECT_TRUE(fs::is_symlink(root_ / "link"));
 }
 
 TEST_F(Staged, RefusesWhatIsThere) {

@@ -9,6 +9,7 @@ import signal
 
 from support import (
     EndToEnd,
+    FP32,
     INPUT,
     LEGAL_BASE,
     LLAMA,
@@ -506,6 +507,35 @@ class Output(EndToEnd):
         self.assertEqual({p.name: p.read_bytes() for p in there.iterdir()}, before)
         (self.folder / "empty").mkdir()
         self.succeed(*make, self.folder / "empty")
+
+    def test_init_does_not_mix_with_an_adapter(self):
+        out = self.train(model(LLAMA), self.rows(4), "--save_steps", "0")
+        (out / "adapter_model.safetensors").rename(out / "adapter_model.bin")
+        before = sorted(p.name for p in out.iterdir())
+        self.fail_with(USAGE, "holds a run", "init", "--model_config", model(LLAMA) / "config.json", "--out", out)
+        self.assertEqual(sorted(p.name for p in out.iterdir()), before)
+
+    def test_what_a_command_reads_is_not_written_over(self):
+        rows, base = self.rows(4), model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
+        link = self.folder / "link"
+        link.symlink_to(rows)
+        questions = write_rows(self.folder / "questions.jsonl", [{"prompt": "a", "completion": "b"}] * 2)
+        config = self.folder / "axolotl.yaml"
+        config.write_text("base_model: x\nadapter: lora\nmicro_batch_size: 2\n")
+        common = ["--device", "cpu", *FP32, "--model.path", base]
+        for file, arguments in (
+            (rows, ["score", *common, "--data.train_file", rows, "--out", link]),
+            (rows, ["score", *common, "--data.train_file", link, "--out", self.folder / "s", "--logits", rows]),
+            (
+                questions,
+                ["evaluate", *common, "--eval_file", questions, "--metric", "exact_match", "--answers", questions],
+            ),
+            (config, ["import-config", config, "--out", config]),
+        ):
+            before = file.read_bytes()
+            self.fail_with(USAGE, ["would write over", "Name another file"], *arguments)
+            self.assertEqual(file.read_bytes(), before)
+        self.assertFalse((self.folder / "s").exists())
 
     def test_init_takes_another_number_of_layers(self):
         self.succeed(

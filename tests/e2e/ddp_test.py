@@ -355,6 +355,13 @@ class Distributed(Ranks):
         self.assertIn("rank 0 is gone", err)
         self.assertLess(time.monotonic() - began, 45)
 
+    def test_a_folder_that_is_taken_has_one_advice(self):
+        self.assertEqual(self.launch(1, self.arguments("taken", 4, 2))[0], OK)
+        code, err = self.launch(2, self.arguments("taken", 2, 2))
+        self.assertEqual(code, USAGE, err)
+        self.assertEqual(err.count("overwrite_output_dir true"), 1, err)
+        self.assertNotIn("resume_from_checkpoint auto.", err)
+
     def test_a_failing_rank_tells_the_others_why(self):
         ranks = self.start_ranks(
             lambda rank: self.arguments(

@@ -1,5 +1,6 @@
 """The commands of the pages in docs/, run as they are written: only the models are smaller, and runs shorter."""
 
+import json
 import pathlib
 import re
 import shlex
@@ -182,6 +183,24 @@ class Pages(EndToEnd):
         self.assertGreater(seen, 60)
         readme = (SOURCE / "README.md").read_text()
         self.assertEqual([name for name in names if name not in ("train", "help") and f"`{name}" not in readme], [])
+
+    def test_each_promise_of_security_md_has_a_test(self):
+        """promises.json names them by how a sentence begins, as FILE:WORDS-IN-IT; none: the sentence promises nothing."""
+        promises = json.loads((SOURCE / "tests" / "e2e" / "promises.json").read_text())
+        page = (SOURCE / "docs" / "security.md").read_text()
+        for title, tests in promises.items():
+            (body,) = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+            blocks = [re.sub(r"\s+", " ", b).strip().removeprefix("- ") for b in re.split(r"\n\n|\n(?=- )", body)]
+            sentences = [s for b in blocks for s in re.split(r"(?<=\.)\s+(?=[A-Z`*])", b) if s]
+            for sentence in sentences:
+                with self.subTest(sentence=sentence):
+                    self.assertEqual(sum(map(sentence.startswith, tests)), 1)
+            for begin, places in tests.items():
+                with self.subTest(begin=begin):
+                    self.assertEqual(sum(s.startswith(begin) for s in sentences), 1)
+                    for place in places:
+                        file, _, words = place.partition(":")
+                        self.assertIn(words, (SOURCE / "tests" / file).read_text())
 
     def test_links_lead_somewhere(self):
         def anchor(heading):

@@ -6,6 +6,7 @@ UNSLOTH_FAULT names the library of tests/fault.
 
 import fcntl
 import json
+import math
 import os
 import pty
 import shutil
@@ -32,10 +33,13 @@ from support import (
     USAGE,
     EndToEnd,
     environment,
+    float_bytes,
     main,
     model,
+    read_safetensors,
     run,
     write_rows,
+    write_safetensors,
 )
 
 LIBRARY = os.environ.get("UNSLOTH_FAULT", "")
@@ -64,6 +68,54 @@ class Planted(EndToEnd):
                 place.unlink()
         self.train(model(LLAMA), rows)  # a link under a file's own name makes way: its target is not touched
         self.assertFalse((self.folder / "out" / "metrics.jsonl").is_symlink())
+
+    def test_folders_that_a_run_keeps_in_its_output_folder(self):
+        """Links in their places lead to a folder with files of the same names."""
+        rows = self.rows(8)
+        elsewhere, out = self.folder / "elsewhere", self.folder / "out"
+        for name in ("anomalies/step-1.json", "tensorboard/events", "sub/m"):
+            (elsewhere / name).parent.mkdir(parents=True)
+            (elsewhere / name).write_text("content")
+        content = lambda: {p: p.is_file() and p.read_bytes() for p in sorted(elsewhere.rglob("*"))}
+        before = content()
+        out.mkdir()
+        for name in ("anomalies", "tensorboard", "sub"):
+            (out / name).symlink_to(elsewhere / name)
+        save = ["--save_steps", "1", "--save_total_limit", "1"]
+        board = ["--report_to", "tensorboard"]
+        self.fail_with(
+            RUNTIME, ["tensorboard is a symbolic link"], *self.train_arguments(model(LLAMA), rows, *save, *board)
+        )
+        self.assertEqual(content(), before)
+        self.fail_with(
+            RUNTIME,
+            ["sub is a symbolic link"],
+            *self.train_arguments(model(LLAMA), rows, *save, "--logging.metrics_file", "sub/m"),
+        )
+        if not (out / "anomalies").is_symlink():
+            (out / "anomalies").symlink_to(elsewhere / "anomalies")
+        bad = self.copied_model(model(LLAMA), "bad")
+        tensors = read_safetensors(bad / "model.safetensors")
+        dtype, shape, data = tensors["model.norm.weight"]
+        tensors["model.norm.weight"] = (dtype, shape, float_bytes([math.nan] * (len(data) // 4)))
+        write_safetensors(bad / "model.safetensors", tensors)
+        self.fail_with(
+            RUNTIME,
+            ["is not finite", "anomalies is a symbolic link", "could not be written down"],
+            *self.train_arguments(bad, rows, *save),
+        )
+        self.assertEqual(content(), before)
+        self.train(model(LLAMA), rows, *save, "--overwrite_output_dir", "true")
+        self.assertEqual(content(), before)
+        self.assertFalse((out / "anomalies").exists())
+
+    def test_the_umask_keeps_files_from_others(self):
+        cache, rows = self.folder / "cache", self.rows(8)
+        more = ["--save_steps", "1", "--cache_dir", cache, "--report_to", "tensorboard,html"]
+        self.train(model(LLAMA), rows, *more, out="private", preexec=lambda: os.umask(0o077))
+        made = [p for top in (self.folder / "private", cache) for p in (top, *top.rglob("*"))]
+        self.assertGreater(len(made), 20)
+        self.assertEqual([p for p in made if p.stat().st_mode & 0o077], [])
 
     def test_fifos_sockets_and_devices_are_refused_at_once(self):
         fifo, device, sock = self.folder / "fifo", self.folder / "device", self.folder / "sock"
@@ -153,6 +205,91 @@ class Planted(EndToEnd):
             "true",
         )
         self.assertLess(time.monotonic() - begin, 2 * SECONDS)
+
+
+@unittest.skipUnless(os.geteuid() == 0, "only root can make files of another user")
+class OtherUsers(EndToEnd):
+    """In a folder that others may write into, with the sticky bit, as /tmp has it."""
+
+    stranger = 12345
+
+    def setUp(self):
+        super().setUp()
+        self.shared, self.mine = self.folder / "shared", self.folder / "mine"
+        self.shared.mkdir()
+        self.shared.chmod(0o1777)
+        self.base, self.data = model(LLAMA), self.rows(8)
+        self.train(self.base, self.data, "--save_steps", "1", out="mine")
+        self.before = self.content()
+
+    def content(self):
+        return {p: p.is_file() and p.read_bytes() for p in sorted(self.mine.rglob("*"))}
+
+    def tearDown(self):
+        self.assertEqual(self.content(), self.before)
+
+    def give_away(self, place):
+        for path in (place, *place.rglob("*")):
+            os.chown(path, self.stranger, self.stranger, follow_symlinks=False)
+
+    def plant(self, name, target):
+        place = self.shared / name
+        place.symlink_to(target)
+        self.give_away(place)
+        return place
+
+    def test_a_checkpoint_that_is_planted_while_the_run_is_under_way(self):
+        arguments = self.train_arguments(
+            self.base, self.data, "--max_steps", 100000, "--save_steps", 40, "--logging_steps", 1, out="shared"
+        )
+        process = subprocess.Popen(
+            [PROGRAM, "train", *map(str, arguments)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=environment(),
+            text=True,
+        )
+        self.addCleanup(lambda: (process.kill(), process.wait(), process.stderr.close()))
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if "saved" in line and "checkpoint-40" in line:
+                for step in (80, 120):
+                    self.plant(f"checkpoint-{step}", self.mine / "checkpoint-3")
+                break
+        for line in process.stderr:
+            said.append(line)
+            if "checkpoint-120" in line:
+                process.terminate()
+                break
+        process.stderr.read()
+        self.assertEqual(process.wait(TIMEOUT_S), SIGTERM_SAVED, "".join(said))
+        self.assertRegex("".join(said), "checkpoint-80 was not saved: .* it belongs to another user")
+        self.assertTrue((self.shared / "checkpoint-80").is_symlink())
+        self.assertEqual([p.name for p in self.shared.iterdir() if ".old-" in p.name], [])
+
+    def test_no_checkpoint_of_another_user_is_resumed(self):
+        planted = shutil.copytree(self.mine / "checkpoint-2", self.shared / "checkpoint-2")
+        self.give_away(planted)
+        self.plant("checkpoint-1", self.mine / "checkpoint-1")
+        more = ["--save_steps", "1", "--save_total_limit", "1", "--resume_from_checkpoint"]
+        result = self.succeed(*self.train_arguments(self.base, self.data, *more, "auto", out="shared"))
+        self.assertIn("checkpoint-2 is skipped: it belongs to another user", result.err)
+        self.assertNotIn("goes on from", result.err)
+        self.assertTrue((planted / "manifest.json").exists())
+        named = self.succeed(*self.train_arguments(self.base, self.data, *more, planted, out="named"))
+        self.assertIn("after step 2", named.err)
+
+    def test_links_on_the_way_to_what_the_user_names(self):
+        link = self.plant("link", self.mine)
+        said = "is a symbolic link of another user"
+        self.fail_with(RUNTIME, said, *self.train_arguments(self.base, self.data, out="shared/link"))
+        self.fail_with(RUNTIME, said, *self.train_arguments(self.base, self.data, out="shared/link/run"))
+        common = ["--model.path", self.base, "--data.train_file", self.data, "--device", "cpu"]
+        self.fail_with(RUNTIME, said, "score", *common, "--out", link / "metrics.jsonl")
+        self.fail_with(RUNTIME, said, "data", *common[:4], "--cache_dir", link)
+        for out in (link, link / "new"):
+            self.fail_with(RUNTIME, said, "quantize", "--model", self.base, "--out", out)
 
 
 class Shrinking(Merging):

@@ -5,7 +5,9 @@ import fcntl
 import json
 import os
 import pathlib
+import shutil
 import signal
+import ssl
 import subprocess
 import unittest
 
@@ -268,6 +270,32 @@ class Faults(HubCase):
         self.inspect(hub)
         self.check_cache()
 
+    def test_planted_folders(self):
+        hub = self.hub()
+        precious = self.folder / "precious"
+        names = ("main", f"{self.repository.commit}.json", self.repository.hash(WEIGHTS), "config.json")
+        for name in names:
+            (precious / self.repository.commit / name).parent.mkdir(parents=True, exist_ok=True)
+            (precious / self.repository.commit / name).write_text("content")
+            (precious / name).write_text("content")
+        before = {p: p.is_file() and p.read_bytes() for p in sorted(precious.rglob("*"))}
+        for place in (
+            self.cache / ".locks",
+            self.storage() / "refs",
+            self.storage() / "trees",
+            self.storage() / "blobs",
+            self.storage() / "snapshots",
+            self.snapshot(),
+        ):
+            shutil.rmtree(self.cache, ignore_errors=True)
+            place.parent.mkdir(parents=True)
+            place.symlink_to(precious)
+            self.refuse(hub, [place.name, "is a symbolic link"], RUNTIME)
+            self.assertEqual({p: p.is_file() and p.read_bytes() for p in sorted(precious.rglob("*"))}, before)
+            place.unlink()
+        self.inspect(hub)
+        self.check_cache()
+
     def test_wrong_bytes(self):
         hub = self.hub()
         wrong = ("data", self.weights[:-1] + b"\x55")
@@ -313,6 +341,26 @@ class Faults(HubCase):
         # The token is the hub's alone, wherever the hub sends us for the bytes.
         self.assertEqual({r.authorization for r in hub.requests if r.server == "storage"}, {None})
         self.assertFalse((self.storage("some-org/gated") / "refs" / gated.commit).exists())
+
+    def test_from_https_nothing_leads_to_http(self):
+        """Large files are redirected to the storage, which here has no TLS."""
+        hub = self.hub()
+        key, certificate = self.folder / "key.pem", self.folder / "certificate.pem"
+        words = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=127.0.0.1"]
+        made = subprocess.run(
+            ["openssl", *words, "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate],
+            capture_output=True,
+            check=False,
+        )
+        self.assertEqual(made.returncode, 0, made.stderr)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        hub.servers[0].socket = context.wrap_socket(hub.servers[0].socket, server_side=True)
+        hub.url = hub.url.replace("http:", "https:")
+        result = self.refuse(hub, [WEIGHTS], SSL_CERT_FILE=certificate, HF_TOKEN="hf_right")
+        self.assertRegex(result.err, '(?i)protocol "?http"? (not supported|disabled|is disabled)')
+        self.assertIn(WEIGHTS, " ".join(r.path for r in hub.requests))
+        self.assertEqual([r for r in hub.requests if r.server == "storage"], [])
 
     def test_nobody_there(self):
         hub = self.hub()

@@ -1,6 +1,7 @@
 """The probes, exactly as other programs read them: score, generate, inspect, tokenize, config."""
 
 import json
+import shutil
 import unittest
 
 from support import (
@@ -236,6 +237,43 @@ class Generate(EndToEnd):
         prompt = ("--prompt", "The price", "--device", "cpu", *FP32, "--adapter_name_or_path", out)
         alone = self.succeed("generate", *prompt).out
         self.assertEqual(alone, self.succeed("generate", *prompt, "--model.path", base).out)
+
+    def test_an_adapter_on_another_base_of_the_same_shape(self):
+        base, rows = model(TEXT_LLAMA, tokenizer=LEGAL_BASE), self.rows(4)
+        other = model(TEXT_LLAMA, tokenizer=LEGAL_BASE, seed=7)
+        moved = self.copied_model(base, "moved")
+        quantised = self.folder / "quantised"
+        self.succeed("quantize", "--model", base, "--out", quantised)
+        out = self.train(base, rows, "--save_steps", "2")
+        both = ["was trained on", str(base), "and is used with", str(other), "which holds other weights"]
+        cpu = ["--device", "cpu", *FP32, "--model.path"]
+        for name, command in {
+            "score": ["score", "--data.train_file", rows, "--out", self.folder / "s", *cpu],
+            "generate": ["generate", "--prompt", "a", "--max_new_tokens", "1", *cpu],
+            "merge": ["merge", "--no_verify", "--out", self.folder / "merged", "--base"],
+            "train": [*self.train_arguments(base, rows, out="more"), "--model.path"],
+        }.items():
+            adapter = "--adapter" if name == "merge" else "--adapter_name_or_path"
+            for place, parts in ((base, []), (moved, []), (other, both)):
+                with self.subTest(name=name, place=place):
+                    result = self.succeed(*command, place, adapter, out if name != "score" else out / "checkpoint-2")
+                    for part in parts:
+                        self.assertIn(part, result.err)
+                    self.assertEqual("is used with" in result.err, bool(parts), str(result))
+                    for made in ("merged", "more"):
+                        shutil.rmtree(self.folder / made, ignore_errors=True)
+        score = ["score", "--data.train_file", rows, "--out", self.folder / "s", "--device", "cpu", "--model.path"]
+        result = self.succeed(*score, quantised, "--adapter_name_or_path", out)
+        self.assertNotIn("is used with", result.err, "the same model in another precision")
+        # An adapter of another program says its base's name alone.
+        tensors = read_safetensors(out / "adapter_model.safetensors")
+        write_safetensors(out / "adapter_model.safetensors", tensors)
+        config = json.loads((out / "adapter_config.json").read_text())
+        for named, warned in ((f"some-org/{moved.name}", False), ("some-org/other", True)):
+            (out / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": named}))
+            result = self.succeed(*score, moved, "--adapter_name_or_path", out)
+            said = f"was trained on {named}, and is used with {moved}: whether these are the same weights is not known"
+            self.assertEqual(said in result.err, warned, str(result))
 
     def test_rows_of_a_file_have_adapters_of_their_own(self):
         base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)

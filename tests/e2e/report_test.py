@@ -1,5 +1,6 @@
 """What a run shows of itself: TensorBoard's files, its page, the endpoint for Prometheus; watch, compare and report."""
 
+import fcntl
 import json
 import pathlib
 import re
@@ -54,7 +55,15 @@ class RunFolders(EndToEnd):
 
     def test_watch(self):
         self.assertIn("one\nstep 40  loss 2.025", self.succeed("watch", self.a_run("one")).out)
-        self.assertIn("left 00:08", self.succeed("watch", self.a_run("two", summary=False), "--once").out)
+        two = self.a_run("two", summary=False)
+        killed = "stopped without finishing at step 40 (last sign of life 20"
+        self.assertIn(killed, self.succeed("watch", two).out)
+        self.assertIn(killed, self.succeed("compare", two, two).out)
+        self.succeed("report", two)
+        self.assertIn(killed, (two / "report.html").read_text())
+        with open(two / "run.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self.assertIn("left 00:08", self.succeed("watch", two, "--once").out)
         self.fail_with(INPUT, "is no folder", "watch", self.folder / "absent")
         (self.folder / "empty").mkdir()
         self.fail_with(INPUT, "metrics.jsonl", "watch", self.folder / "empty")
@@ -339,6 +348,10 @@ class Reports(EndToEnd):
                 if b"step 2/" in line:
                     break
             self.assertIsNotNone(address)
+            port = int(re.search(r":(\d+)/", address).group(1))
+            listening = [line.split()[1] for line in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]]
+            self.assertIn(f"0100007F:{port:04X}", listening, "at 127.0.0.1")
+            self.assertNotIn(f"00000000:{port:04X}", listening)
             text = urllib.request.urlopen(address, timeout=10).read().decode()
             self.assertRegex(text, r"(?m)^unsloth_train_step [1-9]")
             self.assertRegex(text, r"(?m)^unsloth_train_tokens_total [1-9]")

@@ -196,6 +196,28 @@ class Strangers(EndToEnd):
         launcher.terminate()
         launcher.communicate(timeout=TIMEOUT_S)
 
+    def test_a_run_of_one_process_opens_no_port(self):
+        arguments = self.arguments("alone", 1000000)
+        process = subprocess.Popen(
+            [PROGRAM, *map(str, arguments)],
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.addCleanup(lambda: (process.kill(), process.wait(), process.stderr.close()))
+        metrics = self.folder / "alone" / "metrics.jsonl"
+        self.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, process)
+        sockets = [
+            os.readlink(fd)
+            for fd in pathlib.Path(f"/proc/{process.pid}/fd").iterdir()
+            if os.readlink(fd).startswith("socket:")
+        ]
+        inodes = {text[len("socket:[") : -1] for text in sockets}
+        for file in ("tcp", "tcp6", "udp", "udp6"):
+            for line in pathlib.Path(f"/proc/{process.pid}/net/{file}").read_text().splitlines()[1:]:
+                self.assertNotIn(line.split()[9], inodes, line)
+
     def test_machines_without_a_secret_are_warned(self):
         """Ranks by hand that do not know whether others are elsewhere."""
         port = free_port()

@@ -1,6 +1,7 @@
 """The main job, from configuration to adapter."""
 
 import csv
+import fcntl
 import gzip
 import io
 import json
@@ -595,6 +596,122 @@ class OutputFolder(EndToEnd):
                         *self.train_arguments(path, rows, *extra, out=out),
                     )
         self.assertEqual(self.files(base), before)
+
+    def test_what_other_programs_left_is_not_replaced_without_a_word(self):
+        base, rows = model(LLAMA), self.rows(4)
+        done = self.train(base, rows, "--save_steps", "2", out="done")
+        tuned = self.train(base, rows, "--finetuning_type", "full", "--learning_rate", "1e-4", out="tuned")
+        files = {
+            "adapter": (done, ["adapter_config.json", "adapter_model.safetensors"]),
+            "model": (tuned, ["config.json", "model.safetensors"]),
+            "trainer": (
+                done / "checkpoint-2",
+                ["adapter_config.json", "adapter_model.safetensors", "trainer_state.json"],
+            ),
+        }
+        for name, (source, names) in files.items():
+            out = self.folder / name
+            place = out / "checkpoint-2" if name == "trainer" else out
+            place.mkdir(parents=True)
+            for file in names:
+                shutil.copy(source / file, place)
+            before = self.files(out)
+            for extra in ([], ["--max_steps", "0"], ["--resume_from_checkpoint", "auto"]):
+                with self.subTest(name=name, extra=extra):
+                    result = self.fail_with(
+                        USAGE,
+                        [
+                            f"{out} holds a ",
+                            "already",
+                            "overwrite_output_dir",
+                            f"_path {place}" if name != "model" else "model.path",
+                        ],
+                        *self.train_arguments(base, rows, *extra, out=name),
+                    )
+                    self.assertNotIn("resume_from_checkpoint auto", result.err)
+                    self.assertNotIn("not finished", result.err)
+                    self.assertEqual(self.files(out), before)
+            (out / "notes.txt").write_text("mine")
+            self.train(base, rows, "--overwrite_output_dir", "true", "--save_steps", "0", out=name)
+            self.assertEqual((out / "notes.txt").read_text(), "mine")
+            weights = sorted(p.name for p in out.rglob("*.safetensors"))
+            self.assertEqual(weights, ["adapter_model.safetensors"])
+            self.assertFalse((out / "config.json").exists())
+        self.fail_with(
+            USAGE,
+            ["checkpoint of transformers' Trainer", f"model.adapter_name_or_path {self.folder / 'foreign'}"],
+            *self.train_arguments(
+                base,
+                rows,
+                "--resume_from_checkpoint",
+                shutil.copytree(
+                    done / "checkpoint-2",
+                    self.folder / "foreign",
+                    ignore=shutil.ignore_patterns("manifest.json", "run_state.json", "run_config.json"),
+                ),
+                out="new",
+            ),
+        )
+
+    def test_overwriting_removes_the_whole_result_and_nothing_else(self):
+        base, rows = model(TEXT_LLAMA, tokenizer=LEGAL_BASE), self.rows(4)
+        out = self.train(base, rows)
+        (out / "chat_template.jinja").write_text("{{ messages }}")  # of another base
+        (out / "samples.jsonl").write_text("{}")
+        (out / "config.json").write_text('{"training": {}}')  # the user's own
+        full = ["--overwrite_output_dir", "true", "--finetuning_type", "full", "--learning_rate", "1e-5"]
+        before = self.files(out)
+        self.fail_with(USAGE, ["write over", "config.json"], *self.train_arguments(base, rows, *full))
+        self.assertEqual(self.files(out), before)
+        (out / "config.json").rename(out / "mine.json")
+        bad = write_rows(self.folder / "bad.jsonl", ["no JSON"])
+        before = self.files(out)
+        self.assertNotEqual(run(*self.train_arguments(base, bad, *full)).code, OK)
+        self.assertEqual(self.files(out), before, "a run that cannot begin removes nothing")
+        self.train(base, rows, *full, "--save_steps", "0")
+        names = {p.name for p in out.iterdir()}
+        self.assertLessEqual({"model.safetensors", "config.json", "mine.json"}, names)
+        self.assertFalse(names & {"adapter_config.json", "adapter_model.safetensors", "checkpoint-3"}, names)
+        self.assertFalse(names & {"chat_template.jinja", "samples.jsonl"}, names)
+
+    def test_what_a_run_reads_is_not_written_over(self):
+        base, out = model(LLAMA), self.folder / "out"
+        out.mkdir()
+        rows = write_rows(out / "metrics.jsonl", token_rows(4))
+        before = self.files(out)
+        self.fail_with(
+            USAGE,
+            ["write over", "data.train_file"],
+            *self.train_arguments(base, rows, "--overwrite_output_dir", "true"),
+        )
+        self.assertEqual(self.files(out), before)
+
+    def test_a_dry_run_refuses_what_the_run_refuses(self):
+        base, rows = model(LLAMA), self.rows(4)
+        out = self.train(base, rows, "--save_steps", "2", "--max_steps", "4")
+        before = self.files(out)
+
+        def refused(code, parts, *extra, **options):
+            dry, wet = (
+                self.fail_with(code, parts, *self.train_arguments(base, rows, *extra, "--max_steps", steps), **options)
+                for steps in (0, 4)
+            )
+            last = lambda result: result.err.split("unsloth-train: error: ")[-1]
+            self.assertEqual(last(dry), last(wet))
+            self.assertEqual(self.files(out), before)
+
+        refused(USAGE, ["holds a run already"])
+        refused(USAGE, "has reached step 4", "--resume_from_checkpoint", out / "checkpoint-2")
+        refused(USAGE, "lora.r: 16 until now, 8", "--resume_from_checkpoint", "auto", "--r", "8")
+        refused(USAGE, "there is no folder", "--resume_from_checkpoint", out / "checkpoint-9")
+        refused(USAGE, "logging.profile", "--overwrite_output_dir", "true", "--logging.profile", out / "no" / "trace")
+        (self.folder / "file").write_text("")
+        refused(RUNTIME, "cannot create", "--training.output_dir", self.folder / "file" / "out")
+        with open(out / "run.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            before = self.files(out)
+            refused(USAGE, "is in use by another run", "--overwrite_output_dir", "true")
+        (out / "run.lock").unlink()
 
     def test_what_a_run_begins_with_is_not_written_over(self):
         base, rows = model(LLAMA), self.rows(4)

@@ -10,7 +10,7 @@
    FAULT_READ    what reads at an offset of such files meet once there is a file FAULT_WHEN: EIO; stall: the first takes 11 s; shrink, remove:
                  FAULT_FILE is cut to 100 bytes, or loses its name, before the first. The page cache has nothing of them.
 
-   Calls: open for writing, write, pwrite, fallocate, fsync, rename, mkdir, unlink, rmdir. */
+   Calls: open for writing, write, pwrite, fallocate, fsync, rename, mkdir, unlink, rmdir, also in an open folder. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -47,6 +47,17 @@ static int counts(const char* path) {
     return under != NULL && path != NULL && strstr(path, under) != NULL;
 }
 static int counts_fd(int fd) { return fd >= 0 && fd < most_descriptors && watched[fd]; }
+
+/* The whole path of a name in an open folder. */
+static const char* path_at(int folder, const char* name, char* path, size_t size) {
+    char link[64];
+    if (name[0] == '/' || folder < 0) return name;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", folder);
+    const ssize_t length = readlink(link, path, size - 1);
+    if (length < 0) return name;
+    snprintf(path + length, size - (size_t)length, "/%s", name);
+    return path;
+}
 
 static const char* kind(void) {
     const char* text = getenv("FAULT_KIND");
@@ -105,12 +116,14 @@ static void after(int what) {
         return result_;             \
     } while (0)
 
-static int open_counted(const char* name, const char* path, int flags, mode_t mode) {
-    REAL(int, name, const char*, int, ...);
+static int open_counted(int folder, const char* name, int flags, mode_t mode) {
+    REAL(int, "openat", int, const char*, int, ...);
+    char whole[4096];
+    const char* path = path_at(folder, name, whole, sizeof whole);
     const int writes = (flags & (O_WRONLY | O_RDWR | O_CREAT)) != 0;
     const int what = writes && counts(path) ? next("open", path) : 0;
     if (what > 0) return errno = what, -1;
-    const int fd = real(path, flags, mode);
+    const int fd = real(folder, name, flags, mode);
     if (fd >= 0 && fd < most_descriptors) watched[fd] = (char)counts(path);
     after(what);
     return fd;
@@ -120,14 +133,28 @@ int open(const char* path, int flags, ...) {
     va_start(rest, flags);
     const mode_t mode = (flags & O_CREAT) != 0 ? va_arg(rest, mode_t) : 0;
     va_end(rest);
-    return open_counted("open", path, flags, mode);
+    return open_counted(AT_FDCWD, path, flags, mode);
 }
 int open64(const char* path, int flags, ...) {
     va_list rest;
     va_start(rest, flags);
     const mode_t mode = (flags & O_CREAT) != 0 ? va_arg(rest, mode_t) : 0;
     va_end(rest);
-    return open_counted("open", path, flags, mode);
+    return open_counted(AT_FDCWD, path, flags, mode);
+}
+int openat(int folder, const char* path, int flags, ...) {
+    va_list rest;
+    va_start(rest, flags);
+    const mode_t mode = (flags & O_CREAT) != 0 ? va_arg(rest, mode_t) : 0;
+    va_end(rest);
+    return open_counted(folder, path, flags, mode);
+}
+int openat64(int folder, const char* path, int flags, ...) {
+    va_list rest;
+    va_start(rest, flags);
+    const mode_t mode = (flags & O_CREAT) != 0 ? va_arg(rest, mode_t) : 0;
+    va_end(rest);
+    return open_counted(folder, path, flags, mode);
 }
 int close(int fd) {
     REAL(int, "close", int);
@@ -207,6 +234,20 @@ int rename(const char* from, const char* to) {
     const int what = counts(from) || counts(to) ? next("rename", to) : 0;
     FAIL_OR(what, real(from, to));
 }
+int renameat(int from_folder, const char* from, int to_folder, const char* to) {
+    REAL(int, "renameat", int, const char*, int, const char*);
+    char whole[4096];
+    const char* path = path_at(to_folder, to, whole, sizeof whole);
+    const int what = counts(path) ? next("rename", path) : 0;
+    FAIL_OR(what, real(from_folder, from, to_folder, to));
+}
+int mkdirat(int folder, const char* name, mode_t mode) {
+    REAL(int, "mkdirat", int, const char*, mode_t);
+    char whole[4096];
+    const char* path = path_at(folder, name, whole, sizeof whole);
+    const int what = counts(path) ? next("mkdir", path) : 0;
+    FAIL_OR(what, real(folder, name, mode));
+}
 int mkdir(const char* path, mode_t mode) {
     REAL(int, "mkdir", const char*, mode_t);
     const int what = counts(path) ? next("mkdir", path) : 0;
@@ -219,10 +260,9 @@ int unlink(const char* path) {
 }
 int unlinkat(int folder, const char* path, int flags) {
     REAL(int, "unlinkat", int, const char*, int);
-    char target[512] = {0}, link[64];
-    snprintf(link, sizeof link, "/proc/self/fd/%d", folder);
-    if (folder >= 0 && readlink(link, target, sizeof target - 1) < 0) target[0] = 0;
-    const int what = counts(target) || counts(path) ? next("unlink", path) : 0;
+    char whole[4096];
+    const char* target = path_at(folder, path, whole, sizeof whole);
+    const int what = counts(target) ? next("unlink", target) : 0;
     FAIL_OR(what, real(folder, path, flags));
 }
 int rmdir(const char* path) {

@@ -2,6 +2,7 @@
 #include "common/files.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <functional>
@@ -110,6 +111,36 @@ TEST_F(CheckpointFolderTest, ListsNumbersAlone) {
         fs::create_directories(folder / name);
     std::ofstream(folder / "checkpoint-11") << "a file";
     EXPECT_EQ(steps(), (std::vector<int64_t>{10, 7}));
+}
+
+TEST_F(CheckpointFolderTest, LeavesWhatIsNoneOfTheRuns) {
+    const test::ScratchFolder elsewhere;
+    const fs::path precious = elsewhere.write("checkpoint/file", "content");
+    for (const int64_t step : {2, 4}) write(step);
+    fs::create_directory_symlink(precious.parent_path(), folder / "checkpoint-3");
+    fs::create_directory_symlink(precious.parent_path(), folder / "checkpoint-5.tmp-77");
+    fs::create_directory_symlink(precious.parent_path(), folder / "checkpoint-5.old-77");
+    remove_unfinished_checkpoints(folder);
+    write(3);
+    EXPECT_FALSE(fs::is_symlink(folder / "checkpoint-3"));
+    fs::create_directory_symlink(precious.parent_path(), folder / "checkpoint-1");
+    remove_old_checkpoints(folder, 1, std::nullopt);
+    EXPECT_EQ(steps(), std::vector<int64_t>{4});
+    EXPECT_EQ(read_file(precious), "content");
+    if (::geteuid() != 0) GTEST_SKIP() << "only root can give a folder away";
+    fs::create_directory_symlink(precious.parent_path(), folder / "checkpoint-9");
+    write(8);
+    for (const char* name : {"checkpoint-8", "checkpoint-9"})
+        ASSERT_EQ(::lchown((folder / name).c_str(), 12345, 12345), 0);
+    EXPECT_EQ(steps(), std::vector<int64_t>{4});
+    EXPECT_EQ(foreign_checkpoints(folder).size(), 2U);
+    EXPECT_EQ(find_damage_of_own(folder / "checkpoint-8"), "it belongs to another user");
+    write(10);
+    remove_old_checkpoints(folder, 1, std::nullopt);
+    EXPECT_TRUE(fs::exists(folder / "checkpoint-8" / "manifest.json"));
+    EXPECT_THROW(write(8), Error);
+    EXPECT_THROW(write(9), Error);
+    EXPECT_EQ(read_file(precious), "content");
 }
 
 TEST_F(CheckpointFolderTest, ClearsWhatAKilledRunLeft) {

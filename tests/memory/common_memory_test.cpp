@@ -237,6 +237,32 @@ TEST(SharedSegment, TellsALockThatAnotherHoldsFromNone) {
     EXPECT_THROW(made->try_lock(), Error) << "which nobody would ever free";
 }
 
+TEST(SharedSegment, IsNotCutShortUnderThoseWhoMapIt) {
+    const std::string name = own_base("sealed");
+    const auto made = SharedSegment::make(100, name);
+    auto held = SharedSegment::held([&](const std::string& one) { return one == name; });
+    EXPECT_NE(::ftruncate(held.at(name).get(), 0), 0);
+    EXPECT_EQ(errno, EPERM);
+}
+
+TEST(SharedSegment, IsReadOnlyWhereItIsProtected) {
+    const auto made = SharedSegment::make(100, own_base("protected"));
+    made->data()[0] = std::byte{1};
+    ASSERT_TRUE(made->protect());
+    const pid_t child = ::fork();
+    if (child == 0) {
+        (void)::signal(SIGSEGV, SIG_DFL);
+        *const_cast<volatile std::byte*>(made->data()) = std::byte{2};
+        ::_exit(0);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFSIGNALED(status)) << status;
+    EXPECT_EQ(made->data()[0], std::byte{1});
+    ASSERT_TRUE(made->protect(/*read_only=*/false));
+    made->data()[0] = std::byte{3};
+}
+
 TEST(MachineLock, IsHeldByOneAtATime) {
     const std::string name = own_base("lock");
     std::optional<MachineLock> first(std::in_place, name);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -20,6 +21,8 @@
 
 namespace unsloth::report {
 namespace {
+
+namespace fs = std::filesystem;
 
 class Folder : public test::ScratchFolder {
   public:
@@ -96,6 +99,7 @@ TEST(RunReader, WhatIsNoRunIsRefused) {
 
 TEST(RunReader, KnowsHowMuchIsLeft) {
     Folder folder;
+    const FolderLock running(folder.path());
     report::Run run = read_run(example(folder).path());
     EXPECT_EQ(run.total_steps, 200);
     EXPECT_DOUBLE_EQ(run.share(), 0.5);
@@ -309,6 +313,7 @@ TEST(NastyValues, InALineOfMetrics) {
 
 TEST(Page, HoldsAllThatItShowsAndNothingFromElsewhere) {
     Folder folder;
+    const FolderLock running(folder.path());
     const std::string html = page(read_run(example(folder).path()), 5);
     for (const char* id : {"loss", "learning_rate", "grad_norm", "tokens_per_second", "step_ms", "memory_gib",
                            "row_tokens", "planned_memory"})
@@ -326,6 +331,25 @@ TEST(Page, HoldsAllThatItShowsAndNothingFromElsewhere) {
     EXPECT_CONTAINS(html, "in all 12.00 GiB; 1.00 GiB serve two purposes in turns");
     EXPECT_FALSE(contains(html, "http://") || contains(html, "https://") || contains(html, "<link") ||
                  contains(html, " src=") || contains(html, "nan") || contains(html, "inf"));
+}
+
+TEST(Page, SaysThatARunWasKilled) {
+    Folder folder;
+    const fs::path path = example(folder).path();
+    fs::last_write_time(path / "metrics.jsonl", fs::file_time_type::clock::now() - std::chrono::hours(1));
+    const report::Run killed = read_run(path);
+    EXPECT_TRUE(killed.killed());
+    EXPECT_FALSE(std::isfinite(killed.seconds_left()));
+    for (const std::string& text : {page(killed, 5), run_view(killed, 80, 40, false),
+                                    comparison(std::vector<report::Run>{killed, killed}, 80, false)}) {
+        EXPECT_CONTAINS(text, "stopped without finishing at step 100 (last sign of life 20");
+        EXPECT_FALSE(contains(text, "running") || contains(text, "http-equiv") || contains(text, "  left "));
+    }
+    folder.write("run.lock", "process 7 on another-machine");
+    EXPECT_CONTAINS(read_run(path).killed_text(), "unless process 7 on another-machine still runs it");
+    folder.append(R"({"event": "summary", "exit_reason": "finished", "seconds": 5})"
+                  "\n");
+    EXPECT_FALSE(read_run(path).killed());
 }
 
 TEST(Page, SmoothsCurvesOfManyPointsAlone) {
@@ -445,6 +469,8 @@ TEST(Page, OfARunThatEnded) {
     EXPECT_CONTAINS(html, "step 101: &lt;loss&gt; is not finite");
     const Folder empty;
     empty.append("");
+    EXPECT_CONTAINS(page(read_run(empty.path()), 5), "stopped without finishing before a step was logged");
+    const FolderLock running(empty.path());
     EXPECT_CONTAINS(page(read_run(empty.path()), 5), "no step yet");
 }
 
@@ -495,6 +521,7 @@ TEST(Page, GroupsThatDoNotFitAreOneLine) {
 
 TEST(Plot, DrawsWithinItsFrame) {
     Folder folder;
+    const FolderLock running(folder.path());
     const report::Run run = read_run(example(folder).path());
     const std::string view = run_view(run, 80, 40, false);
     EXPECT_CONTAINS(view, "step 100/200  loss 2.01  eval loss 1.75  2100 tok/s  10.5 GiB  left 00:50");

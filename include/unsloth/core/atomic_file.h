@@ -16,8 +16,8 @@ class AtomicFile {
   public:
     /// Creates the temporary file and reserves `size` bytes where the file system can: a full disk then shows now and
     /// not after an hour of work. `advice` is what an Error says to do about a full disk.
-    AtomicFile(std::filesystem::path path, std::size_t size,
-               std::string advice = "Free some space, or choose another folder.");
+    AtomicFile(Place target, std::size_t size, std::string advice = "Free some space, or choose another folder.");
+    AtomicFile(const std::filesystem::path& path, std::size_t size) : AtomicFile(place_of(path), size) {}
     AtomicFile(const AtomicFile&) = delete;
     AtomicFile& operator=(const AtomicFile&) = delete;
 
@@ -27,13 +27,12 @@ class AtomicFile {
     bool finished() const { return temporary_.renamed(); }
     /// Open until finish(), and locked by Temporary.
     int fd() const { return temporary_.fd(); }
-    const std::filesystem::path& path() const { return path_; }
+    std::filesystem::path path() const { return temporary_.target().path(); }
 
   private:
     void reserve(std::size_t size) const;
     [[noreturn]] void fail(const char* action) const;
 
-    std::filesystem::path path_;
     std::string advice_;
     Temporary temporary_;
 };

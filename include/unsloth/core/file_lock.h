@@ -1,10 +1,9 @@
 // A lock that processes wait for.
 #pragma once
 
-#include <filesystem>
 #include <string>
 
-#include "unsloth/core/open_file.h"
+#include "unsloth/core/folder.h"
 
 namespace unsloth {
 
@@ -21,7 +20,7 @@ class FileLock {
     enum class After { removed, stays };  ///< stays: as huggingface_hub leaves its lock files
 
     /// Opens or makes the file (see open_own_file) and waits for whoever holds it, as wait_for_lock.
-    FileLock(std::filesystem::path path, Owner owner, After after, const std::string& what);
+    FileLock(Folder folder, std::string name, Owner owner, After after, const std::string& what);
     FileLock(const FileLock&) = delete;
     FileLock& operator=(const FileLock&) = delete;
     ~FileLock();
@@ -30,7 +29,8 @@ class FileLock {
     int failure() const { return failure_; }
 
   private:
-    std::filesystem::path path_;
+    Folder folder_;
+    std::string name_;
     After after_;
     int failure_ = 0;
     Descriptor file_;  ///< only while it is locked

@@ -28,12 +28,13 @@ Error git_lfs_pointer(const std::filesystem::path& path);
 /// Writes beside `path` (AtomicFile), fsyncs, renames over `path` and fsyncs the parent folder. On any failure
 /// (no space, read-only, I/O) removes the temporary file and throws a runtime Error that names the path and reason.
 void write_file_atomically(const std::filesystem::path& path, std::string_view content);
+void write_file_atomically(const Folder& folder, const std::string& name, std::string_view content);
 
 /// A text written from its beginning to its end, in the same way: under another name until it is finished.
 class AtomicText {
   public:
     /// Runtime Error, as for the others, when it cannot be created. Without finish(), nothing of the file stays.
-    explicit AtomicText(std::filesystem::path path) : file_(std::move(path), 0) {}
+    explicit AtomicText(const std::filesystem::path& path) : file_(path, 0) {}
 
     void write(std::string_view content);
     /// Fsyncs and renames.
@@ -47,12 +48,16 @@ class AtomicText {
     std::size_t written_ = 0;
 };
 
+/// usage Error when the file that `option` names is to be written and is one of those that are read, by whatever link.
+void require_other_file(const std::string& option, const std::filesystem::path& out,
+                        const std::vector<std::filesystem::path>& inputs);
+
 /// Copies `files`, which lie below the folder `from`, to the same places below `to`: atomically each, leaving out those
 /// that are there already under the same path.
 void copy_files(const std::vector<std::filesystem::path>& files, const std::filesystem::path& from,
                 const std::filesystem::path& to);
 
-/// Removes a file, or a folder with all that is in it; what cannot be removed is a warning.
+/// Removes a file, or a folder with all that is in it, a link itself; what cannot be removed is a warning.
 void remove_or_warn(const std::filesystem::path& path);
 
 /// Flushes a written file (or a folder's entries) to the medium; runtime Error on failure.

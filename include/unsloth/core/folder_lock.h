@@ -1,9 +1,11 @@
 // One run an output folder.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <string>
 
-#include "unsloth/core/open_file.h"
+#include "unsloth/core/folder.h"
 
 namespace unsloth {
 
@@ -20,8 +22,25 @@ class FolderLock {
     FolderLock& operator=(const FolderLock&) = delete;
 
   private:
-    std::filesystem::path path_;
+    Folder folder_;
     Descriptor file_;
 };
+
+/// Whether a run has the folder, as its lock says.
+struct FolderUse {
+    enum class State : uint8_t {
+        free,    ///< nobody has it
+        held,    ///< a run has it
+        left,    ///< a run was killed that had it
+        unknown  ///< the file system has no locks
+    };
+    State state = State::free;
+    std::string holder;  ///< "process PID on HOST", as the run wrote it
+    bool here = false;   ///< that is this machine: of another one the file system may not know the locks
+};
+FolderUse folder_use(const std::filesystem::path& folder);
+
+/// The usage Error of FolderLock when a run has the folder. Writes nothing.
+void require_unused(const std::filesystem::path& folder);
 
 }  // namespace unsloth

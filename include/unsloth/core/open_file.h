@@ -2,9 +2,12 @@
 #pragma once
 
 #include <filesystem>
+#include <string>
 #include <utility>
 
 namespace unsloth {
+
+class Folder;
 
 /// Owns an open file; -1: none.
 class Descriptor {
@@ -40,6 +43,8 @@ enum class Owner { ours, anyone };
 /// (open(2)) say O_CREAT; the umask decides whether others of a shared cache may write it. Runtime Error that names it
 /// when it is a link, no regular file, has other names beside this one, or belongs to somebody else: somebody put it
 /// there. Not open, with errno set, when the system refuses.
+Descriptor open_own_file(const Folder& folder, const std::string& name, int flags, Owner owner = Owner::ours);
+/// The same in the folder of that path (Folder::named).
 Descriptor open_own_file(const std::filesystem::path& path, int flags, Owner owner = Owner::ours);
 
 }  // namespace unsloth

@@ -13,19 +13,18 @@ namespace unsloth {
 /// nothing of it stays; when the process is killed, until the next StagedFolder of that target.
 class StagedFolder {
   public:
-    /// What becomes of a target that is there: an Error (but an empty folder makes way), or the new one takes its
-    /// place.
-    enum class Existing { refuse, replace };
-
-    /// Makes the folder to fill, and the parents of `target`. Usage Error when `target` exists and may not be replaced;
-    /// runtime Error, with the system's reason, when the folder cannot be made.
-    explicit StagedFolder(const std::filesystem::path& target, Existing existing = Existing::refuse);
+    /// Makes the folder to fill, and the parents of `target`, which the user named. Usage Error when `target` exists;
+    /// but an empty folder makes way. Runtime Error, with the system's reason, when the folder cannot be made.
+    explicit StagedFolder(const std::filesystem::path& target);
+    /// One of this program's own, which takes the place of what has its name. Runtime Error at commit() where that
+    /// belongs to another user.
+    StagedFolder(Folder folder, const std::string& name);
     StagedFolder(const StagedFolder&) = delete;
     StagedFolder& operator=(const StagedFolder&) = delete;
 
     /// Where to write; files are to be flushed by those who write them (AtomicFile, write_file_atomically).
-    const std::filesystem::path& path() const { return temporary_->path(); }
-    const std::filesystem::path& target() const { return target_; }
+    std::filesystem::path path() const { return temporary_->path(); }
+    std::filesystem::path target() const { return target_.path(); }
     /// The folder stays, for someone to look at, as TARGET.WORD-PID, which is returned; under its temporary name where
     /// it cannot be renamed.
     std::filesystem::path keep_as(const std::string& word);
@@ -36,8 +35,8 @@ class StagedFolder {
   private:
     void rename_into_place();
 
-    std::filesystem::path target_;
-    Existing existing_;
+    Place target_;
+    bool replaces_;
     std::optional<Temporary> temporary_;  ///< from the constructor on: made when the target was looked at
 };
 

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <filesystem>
+#include <string>
 
+#include "unsloth/core/folder.h"
 #include "unsloth/core/lost_map.h"
 #include "unsloth/core/open_file.h"
 
@@ -19,18 +21,22 @@ class Temporary {
     /// Makes it, empty, and open (a file for reading and writing), and removes what killed processes left of the same
     /// target. Runtime Error, with the system's reason, when it cannot
     /// be made, and when `target` of a file is a FIFO or a device, whose place it would take.
-    Temporary(const std::filesystem::path& target, Kind kind);
+    Temporary(Place target, Kind kind);
+    /// Of a path that the user named.
+    Temporary(const std::filesystem::path& target, Kind kind) : Temporary(place_of(target), kind) {}
     Temporary(const Temporary&) = delete;
     Temporary& operator=(const Temporary&) = delete;
-    /// Removes it with all that is in it, unless rename_to() or keep() was called.
+    /// Removes it with all that is in it, unless rename_to_target() or keep() was called.
     ~Temporary();
 
-    const std::filesystem::path& path() const { return path_; }
+    const Place& target() const { return target_; }
+    const Folder& folder() const { return target_.folder; }  ///< in which both are
+    std::filesystem::path path() const { return folder() / name_; }
     /// Open as long as the object lives and the descriptor is not released; the mark lives as long as a copy of it
     /// (dup).
     int fd() const { return file_.get(); }
     /// Takes the place of what is there; runtime Error when the system refuses: then it is still temporary.
-    void rename_to(const std::filesystem::path& place);
+    void rename_to_target();
     bool renamed() const { return stays_; }
     /// Stays where it is, under its temporary name, until the next one of its target is made.
     void keep() noexcept;
@@ -38,12 +44,14 @@ class Temporary {
     bool close() noexcept;
 
   private:
-    void make_file(const std::filesystem::path& target);
-    void make_folder(const std::filesystem::path& target);
-    bool claim(const std::filesystem::path& path);
+    void make_file();
+    void make_folder();
+    bool claim();
+    [[noreturn]] void refuse(const std::string& reason, int code = 0) const;
 
     Kind kind_;
-    std::filesystem::path path_;
+    Place target_;
+    std::string name_;  ///< its own
     Descriptor file_;
     Watched watched_;  ///< removed too when a map is lost
     bool stays_ = false;
@@ -53,17 +61,14 @@ class Temporary {
 void require_creatable(const std::filesystem::path& target);
 
 /// TARGET.WORD-RANDOM, which nobody can predict.
-std::filesystem::path name_beside(const std::filesystem::path& target, const char* word);
+std::string name_beside(const std::string& target, const char* word);
 
-/// Whether an open file still has this name: somebody may have removed or replaced it since.
-bool is_at(int fd, const std::filesystem::path& path);
-
-/// Removes a file, or a folder with all that is in it, unless a process holds it (flock), where the file system has
-/// locks. False, with errno, when it stays.
-bool remove_unless_held(const std::filesystem::path& path);
+/// Removes an entry with all that is in it, unless a process holds it (flock), where the file system has locks. False,
+/// with errno, when it stays.
+bool remove_unless_held(const Folder& folder, const std::string& name);
 
 /// Removes every TARGET.tmp-RANDOM that nobody fills: a process that was killed left it. What cannot be opened, locked
 /// or removed stays (a debug line says why): no two names are alike, so that it is in nobody's way.
-void remove_abandoned(const std::filesystem::path& target);
+void remove_abandoned(const Place& target);
 
 }  // namespace unsloth

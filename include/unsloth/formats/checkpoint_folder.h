@@ -16,8 +16,11 @@ struct CheckpointFolder {
     int64_t step = 0;
 };
 
-/// The folders checkpoint-N of an output folder, by falling step; whether they are whole is not looked at.
+/// The folders checkpoint-N of an output folder, by falling step; whether they are whole is not looked at. Those of
+/// another user (Folder::owns) are none of this run's: they are not among them.
 std::vector<CheckpointFolder> list_checkpoints(const std::filesystem::path& output_dir);
+/// Those of another user.
+std::vector<CheckpointFolder> foreign_checkpoints(const std::filesystem::path& output_dir);
 
 /// A checkpoint while it is written: a folder under a name of its own beside the final one (StagedFolder).
 class CheckpointWriter {
@@ -27,7 +30,7 @@ class CheckpointWriter {
     CheckpointWriter(const std::filesystem::path& output_dir, int64_t step);
 
     /// To be filled with files that are flushed (write_file_atomically, SafetensorsWriter), also below folders.
-    const std::filesystem::path& folder() const { return staged_.path(); }
+    std::filesystem::path folder() const { return staged_.path(); }
     /// Writes manifest.json (every file's size and hash), flushes, and renames the folder to checkpoint-N; an older one
     /// of that name makes way only then. runtime Error, after which nothing of the new one is left.
     void commit();
@@ -41,6 +44,8 @@ class CheckpointWriter {
 /// What is wrong with a checkpoint: a file is missing, or its size or content is not what the manifest says; nothing
 /// when it is whole. Reads every byte.
 std::optional<std::string> find_damage(const std::filesystem::path& checkpoint);
+/// The same, of a checkpoint that nobody else may have made.
+std::optional<std::string> find_damage_of_own(const std::filesystem::path& checkpoint);
 
 /// Keeps the newest `limit` (0: all) checkpoints, among them in any case the newest and that of step `best`. To be
 /// called when the newest is complete. What cannot be removed is a warning.

@@ -14,13 +14,17 @@ namespace unsloth::formats {
 struct PeftConfig {
     spec::LoraSpec lora;
     std::string base_model_name_or_path;  ///< as the user gave it
-    std::string rope_scaling;  ///< JSON object that the base's config.json has not; empty: none (PEFT skips it)
+    std::string rope_scaling;    ///< JSON object that the base's config.json has not; empty: none (PEFT skips it)
+    std::string base_mark = {};  ///< formats/base_mark.h; in the metadata of the weights' file; empty: not known
 };
 
 /// Input Error, naming file and key, for what this program does not train: biases, fan_in_fan_out, other adapter
 /// types, other initialisations that change the base, and options of PEFT that change the computation.
 PeftConfig read_peft_config(const std::filesystem::path& folder);
 PeftConfig parse_peft_config(const std::string& json_text, const std::string& source);
+
+/// The metadata of adapter_model.safetensors.
+SafetensorsWriter::Metadata adapter_metadata(const PeftConfig& config);
 
 /// The text of adapter_config.json as PEFT 0.21 writes it: sorted keys, indent 2, inference_mode true.
 std::string write_peft_config(const PeftConfig& config);

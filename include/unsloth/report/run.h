@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "unsloth/core/folder_lock.h"
+
 namespace unsloth::report {
 
 inline constexpr double absent = std::numeric_limits<double>::quiet_NaN();
@@ -54,6 +56,8 @@ struct Run {
     std::vector<std::string> parts;  ///< whose gradients' norms are logged: embed_tokens, layers.0, …, head
     std::vector<SampleRow> samples;  ///< by step
     std::optional<Ending> ending;
+    FolderUse use;                ///< without an ending: whether a process still runs it
+    int64_t last_sign = 0;        ///< when the metrics were written last, in seconds since 1970
     int64_t total_steps = 0;      ///< 0: not known
     double planned_gib = absent;  ///< of the device's memory, by the plan
     /// What the plan holds it for, with bytes. Buffers that are never needed at once share, so the sum may be more.
@@ -64,6 +68,10 @@ struct Run {
     std::string name() const;
     /// How much is done, in [0, 1]; `absent` when it is not known.
     double share() const;
+    /// Whether it ended without a word: nobody holds its folder any more.
+    bool killed() const;
+    /// Of a killed run: "stopped without finishing at step 12 (last sign of life 2026-11-22 13:05:17)".
+    std::string killed_text() const;
     /// Seconds that are left at the rate of the last steps; `absent` when it is not known, or the run has ended.
     double seconds_left() const;
 };

@@ -25,12 +25,14 @@ struct RunFiles {
     std::string base;                                   ///< model.path as the user gave it
     std::string rope_scaling;                           ///< that the base's config.json has not; empty: none
     std::vector<const formats::TensorView*> stand_ins;  ///< that the adapter brings for the base's; not owned
+    std::string base_mark;                              ///< formats/base_mark.h
     spec::ModelSpec spec;
     std::filesystem::path model_folder;  ///< of full training's config.json
     std::vector<std::filesystem::path> tokenizer_files;
     std::filesystem::path tokenizer_folder;
-    std::string config;   ///< run_config.json
-    std::string kernels;  ///< kernels.json; empty: none
+    std::string config;     ///< run_config.json
+    std::string kernels;    ///< kernels.json; empty: none
+    bool replaces = false;  ///< a result that output_dir holds makes way for this one
     int64_t save_total_limit = 0;
     StatePart part;                 ///< of the optimizer: its first rank writes each, that of the first all else
     int ranks = 1;                  ///< of the run

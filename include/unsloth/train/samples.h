@@ -30,7 +30,7 @@ class Samples {
   private:
     int64_t room() const { return longest_ + max_new_tokens_; }
 
-    std::string file_;
+    std::string output_dir_;
     int64_t max_new_tokens_;
     tokenizer::Tokenizer tokenizer_;
     std::vector<std::vector<int32_t>> prompts_;

@@ -63,7 +63,6 @@ class Trainer {
     void settle_learning_rate();
     void require_agreement() const;
     void require_same_values();
-    void require_own_output() const;
     void require_disk() const;
     bool leads() const { return environment_.rank == 0; }  ///< writes files and reports
     /// Who of those that read rows of their own this rank is; those that share a model's layers read the same.
@@ -73,6 +72,7 @@ class Trainer {
         return mesh_ ? data::ContextRank{mesh_->at().cp, mesh_->shape().cp} : data::ContextRank{};
     }
     void open_output();
+    void take_output();
     void open_data();
     void make_plan();
     void choose_pass_rows(model::LoadRequest& request, const std::vector<Answering>& answering);
@@ -117,6 +117,7 @@ class Trainer {
     comm::MeshShape mesh_shape() const { return mesh_ ? mesh_->shape() : comm::MeshShape{}; }
     RunFiles run_files() const;
     RunMoment moment() const;
+    void begin_folder() const;
     void load_values(const std::filesystem::path& checkpoint);
     std::filesystem::path best_checkpoint() const;
     void load_best();
@@ -134,6 +135,7 @@ class Trainer {
     std::unique_ptr<comm::Group> group_;  ///< nullptr: alone
     std::optional<comm::Mesh> mesh_;      ///< of the group
     std::optional<FolderLock> lock_;      ///< of the output folder, held by the rank that writes
+    bool replaces_ = false;               ///< on that rank: the folder holds a result, which this run replaces
     std::optional<ResumePoint> resume_;
     std::vector<std::string> nccl_;  ///< NCCL's environment variables, for the log
     std::string data_fingerprint_;   ///< of the training rows

@@ -209,8 +209,8 @@ class CurlDownloader final : public Downloader {
         else
             tree = api.tree(commit);
         const std::vector<Wanted> wanted = choose(request, tree, access);
-        fs::create_directories(cached.folder() / "blobs");
-        fs::create_directories(cached.snapshot(commit));
+        cached.made("blobs");
+        cached.made(fs::path("snapshots") / commit);
         cached.write_tree(commit, tree);
         cached.write_commit(repository.revision, commit);
         fetch(repository, access, cached, commit, wanted);

@@ -19,19 +19,19 @@ namespace {
 
 namespace fs = std::filesystem;
 
-fs::path incomplete(const CachedRepository& cached, const RemoteFile& file) {
-    return cached.blob(file).string() + ".incomplete";
+std::string incomplete(const RemoteFile& file) {
+    return file.hash() + ".incomplete";
 }
 
 /// A blob that grows: BLOB.incomplete, hashed as it is written.
 class Blob final : public Sink {
   public:
-    Blob(fs::path path, const RemoteFile& remote, std::atomic<int64_t>& arrived)
-        : path_(std::move(path)),
+    Blob(const Folder& blobs, const RemoteFile& remote, std::atomic<int64_t>& arrived)
+        : blobs_(blobs),
           remote_(remote),
           digest_(fresh()),
           arrived_(arrived),
-          file_(open_own_file(path_, O_RDWR | O_CREAT, Owner::anyone)) {
+          file_(open_own_file(blobs_, incomplete(remote), O_RDWR | O_CREAT, Owner::anyone)) {
         if (!file_.open()) fail("open");
         read_what_is_there();
     }
@@ -72,15 +72,15 @@ class Blob final : public Sink {
     }
     /// The hash of all bytes. Only once, or before start_again().
     std::string hash() { return digest_.hex(); }
-    void finish(const fs::path& blob) {
-        if (::fsync(file_.get()) != 0 || ::rename(path_.c_str(), blob.c_str()) != 0) fail("finish");
+    void finish() {
+        if (::fsync(file_.get()) != 0 || !blobs_.rename(incomplete(remote_), remote_.hash())) fail("finish");
     }
 
   private:
     [[noreturn]] void fail(const char* what) const {
         const int reason = errno;
         throw runtime_failure(
-            cat("cannot ", what, " ", path_.string(), ": ", std::strerror(reason)),
+            cat("cannot ", what, " ", (blobs_ / incomplete(remote_)).string(), ": ", std::strerror(reason)),
             reason == ENOSPC || reason == EDQUOT || reason == EFBIG
                 ? "Make room, or set HF_HOME to a folder on a larger disk; what was downloaded is kept."
                 : "HF_HOME names the folder of the cache.");
@@ -102,7 +102,7 @@ class Blob final : public Sink {
         if (size_ > remote_.size) start_again();
     }
 
-    fs::path path_;
+    Folder blobs_;
     const RemoteFile& remote_;
     Digest digest_;
     std::atomic<int64_t>& arrived_;
@@ -139,30 +139,45 @@ bool fill(Http& http, const Job& job, const std::string& name, const RemoteFile&
     return true;
 }
 
-void link(const fs::path& blob, const fs::path& name) {
-    fs::create_directories(name.parent_path());
-    std::error_code failure;
-    fs::remove(name, failure);  // a link to nowhere
-    fs::create_symlink(blob.lexically_relative(name.parent_path()), name, failure);
-    if (failure == std::errc::file_exists) return;
-    if (failure) fs::copy_file(blob, name, fs::copy_options::overwrite_existing);  // a file system without links
+/// Gives a blob its name in the snapshot.
+void link(const Job& job, const fs::path& name, const RemoteFile& file) {
+    const fs::path place = fs::path("snapshots") / job.commit / name, blob = fs::path("blobs") / file.hash();
+    const Folder folder = job.cached.made(place.parent_path());
+    const std::string own = name.filename();
+    (void)folder.remove(own);  // a link to nowhere
+    if (::symlinkat(blob.lexically_relative(place.parent_path()).c_str(), folder.fd(), own.c_str()) == 0 ||
+        errno == EEXIST)
+        return;
+    const MappedFile bytes(job.cached.blob(file));  // a file system without links
+    AtomicFile copy(Place{folder, own}, bytes.bytes().size());
+    copy.write_at(bytes.bytes(), 0);
+    copy.finish();
+}
+
+/// Whether the blob is there. Runtime Error where something else has its name.
+bool has_blob(const Folder& blobs, const RemoteFile& file) {
+    const auto entry = blobs.look(file.hash());
+    if (entry && !S_ISREG(entry->st_mode))
+        throw runtime_failure(cat((blobs / file.hash()).string(), " is no regular file"),
+                              "Somebody else may have put it there. Look at it and remove it.");
+    return entry.has_value();
 }
 
 }  // namespace
 
 int64_t left_of(const CachedRepository& cached, const RemoteFile& file) {
     std::error_code none;
-    const auto size = fs::file_size(incomplete(cached, file), none);
+    const auto size = fs::file_size(cached.folder() / "blobs" / incomplete(file), none);
     return none ? 0 : static_cast<int64_t>(size);
 }
 
 void download_file(Http& http, const Job& job, const std::string& name, const RemoteFile& file) {
-    const fs::path blob = job.cached.blob(file);
     const FileLock lock = job.cached.lock(file.hash(), cat("downloads ", job.repository.id, "/", name));
-    if (fs::exists(blob)) {
+    const Folder blobs = job.cached.made("blobs");
+    if (has_blob(blobs, file)) {
         job.arrived += file.size;
     } else {
-        Blob growing(incomplete(job.cached, file), file, job.arrived);
+        Blob growing(blobs, file, job.arrived);
         for (bool again = false;; again = true) {
             if (!fill(http, job, name, file, growing)) return;
             const std::string hash = growing.too_long() ? "" : growing.hash();
@@ -173,16 +188,15 @@ void download_file(Http& http, const Job& job, const std::string& name, const Re
                     hash.empty() ? cat(" has more bytes than the ", file.size, " that the hub lists")
                                  : cat(" has the hash ", hash, ", and the hub lists ", file.hash()));
             if (again) {
-                std::error_code ignored;
-                fs::remove(incomplete(job.cached, file), ignored);
+                (void)blobs.remove(incomplete(file));
                 throw input_error(what,
                                   "What was sent is not the file: a proxy, or a mirror (HF_ENDPOINT), alters it.");
             }
             log::warning(what, "; downloading it from the beginning");
         }
-        growing.finish(blob);
+        growing.finish();
     }
-    link(blob, job.cached.snapshot(job.commit) / name);
+    link(job, name, file);
 }
 
 }  // namespace unsloth::hub

@@ -38,11 +38,6 @@ UnslothMetrics* unsloth_metrics_open(const char* address, char* error, std::size
     }
 }
 
-int unsloth_metrics_port(const UnslothMetrics* metrics) {
-    const auto ports = metrics->exposer.GetListeningPorts();
-    return ports.empty() ? 0 : ports.front();
-}
-
 void unsloth_metrics_set(UnslothMetrics* metrics, const char* name, const char* help, int is_counter, const char* label,
                          const char* label_value, double value) {
     try {
