@@ -129,14 +129,21 @@ class Launcher {
     int run() {
         using std::chrono::duration_cast, std::chrono::milliseconds;
         SupervisorOptions options;
-        options.grace = duration_cast<milliseconds>(std::chrono::duration<double>(request_.grace_period));
+        const auto length = [](double seconds) {
+            return duration_cast<milliseconds>(std::chrono::duration<double>(std::min(seconds, 1e9)));
+        };
+        options.grace = length(request_.grace_period);
+        // Within 30 s after save_grace_seconds, and a loss that is known, all is over.
+        options.until_stopped = length(request_.save_grace) + milliseconds(24000);
+        options.after_loss = std::min(options.after_loss, length(static_cast<double>(request_.ddp_timeout) + 2));
         for (int restarts = 0;; ++restarts) {
             Supervisor supervisor(options, inbox_, shared_ ? err_ : out_, err_);
             start_all(supervisor, restarts);
             const std::vector<RankEnd> ends = supervisor.run();
             const int code = exit_code(ends, supervisor.asked_to_stop());
             if (code != 0) tell(supervisor, ends, code);
-            const bool again = worth_a_restart(ends, code, supervisor) && restarts < request_.max_restarts;
+            const bool again =
+                worth_a_restart(ends, code, supervisor) && restarts < request_.max_restarts && !supervisor.left_one();
             if (again) supervisor.say(cat("restart ", restarts + 1, " of ", request_.max_restarts));
             finish_output();
             if (!again) return code;

@@ -26,7 +26,7 @@ int run_train(const config::CommandLine& line, const std::vector<std::string>& a
     if (const int processes = is_rank() ? 1 : config::processes_of(config, visible); processes > 1) {
         config::CommandLine launching = line;
         launching.launch.nproc_per_node = std::to_string(processes);
-        launching.launch.device = config.hardware.device;
+        launching.launch.follow(config);
         launching.launch.arguments = arguments;
         if (config.distributed.pp_size == 1)
             for (const std::string& word : {std::string("--distributed.pp_size"), std::to_string(processes)})

@@ -152,6 +152,7 @@ LaunchEnvironment read_launch_environment(const GetEnvironment& get) {
     if (launcher == &srun && env.number("SLURM_STEP_NUM_NODES", 1) == 1) e.one_machine = true;
     read_meeting_place(env, launcher, e);
     if (e.alone()) return e;
+    e.owns_process = true;
     e.secret = read_secret(env);
     e.store_fd = e.rank == 0 ? inherited(env, "UNSLOTH_STORE_FD", S_IFSOCK) : -1;
     e.launcher_fd = inherited(env, "UNSLOTH_LAUNCHER_FD", S_IFIFO);

@@ -18,9 +18,12 @@ std::string one_line(std::string text);
 /// Every rank leaves a sign of life in the ranks' store every few seconds, with what it is on its way to and what it is
 /// busy with, and reads the others'. A rank is lost when its sign stands still for 12 s (or the timeout, if that is
 /// less), when it says that it failed, and when the rest waits for it at a collective longer than the timeout while it
-/// is not busy with anything that it names. Then check() throws, the release hook ends what blocks the main thread
-/// (NCCL's kernels wait for ever otherwise), and if the main thread does not come to check() within 20 s the process
-/// ends with the message and exit code 4. The thread has a connection of its own: the main thread's may be in use.
+/// is not busy with anything that it names. Time in which this process was suspended does not count (AwakeClock), and
+/// afterwards the others have their whole time again. When a rank is lost check() throws, and the release hook ends
+/// what blocks the main thread (NCCL's kernels wait for ever otherwise). A process that the rank owns ends within 10 s
+/// (or the timeout) with the message and exit code 4, whatever its threads do; where a rank says that it failed, within
+/// five minutes: a checkpoint may be completed. The monitor has a connection of its own, because the main thread's may
+/// be in use, and asks the device in a thread of its own, because a driver may not answer.
 class Monitor {
   public:
     /// All ranks must have met at the store. StoreGone when it does not answer.
@@ -31,12 +34,10 @@ class Monitor {
     Monitor& operator=(const Monitor&) = delete;
 
     /// This rank begins the next collective. `done`, where the collective goes on after the call: whether it has ended;
-    /// called by the monitor's thread.
+    /// called, and destroyed, by a thread of the monitor's.
     void begin(const std::string& what, std::function<bool()> done = nullptr);
     /// The same of a message between two ranks, which is no collective: the others do not count it.
     void begin_message(const std::string& what, std::function<bool()> done = nullptr);
-    /// Returns when the monitor will not ask again those that are done.
-    void forget_done();
     /// What this rank does from now on that may take long ("" : nothing); what it did until now.
     std::string set_busy(std::string what);
     /// Whether a rank that has not come yet to the collective that this one is at is busy.
@@ -45,10 +46,12 @@ class Monitor {
     bool busy_before_next(int rank);
     /// runtime Error when a rank is lost.
     void check();
+    /// This rank waited for another in vain: as if the monitor had found it lost, with this message.
+    void lose(const std::string& message);
     /// Tells the others that this rank ends by an error; the reason is known to all of them then.
     void announce(const std::string& error) noexcept;
-    /// Called once, by a thread of the monitor's, when a rank is lost; nullptr: nothing any more (returns when no call
-    /// is under way).
+    /// Called once, by a thread of the monitor's, when a rank is lost or this one has announced an error; nullptr:
+    /// nothing any more (returns when no call is under way).
     void on_failure(std::function<void()> release);
 
   private:
@@ -67,18 +70,29 @@ class Monitor {
         std::function<bool()> done;
     };
 
+    /// `lost`: a rank does not answer any more, and calls that wait for it may never return.
+    struct Failure {
+        std::string message;
+        bool lost = true;
+        bool said_why = false;  ///< it is a rank's own error, whose output has the advice
+    };
+
     void watch();
-    std::optional<std::string> look();
+    void release();
+    void ask();
+    void forgive();
+    std::optional<Failure> look();
     std::string own_sign();
-    std::optional<std::string> read_peer(int rank, Peer& peer, std::string sign);
-    std::optional<std::string> overdue();
+    std::optional<Failure> read_peer(int rank, Peer& peer, std::string sign);
+    std::optional<Failure> overdue();
     bool busy_locked(int rank, Peer& peer, int64_t number);
-    void end_by(const std::string& message, std::unique_lock<std::mutex>& lock);
+    void end_within(const Failure& failure) const;
 
     const LaunchEnvironment environment_;
     const int rank_, size_;
     const std::string place_, host_;
-    const std::chrono::seconds timeout_, lost_after_;
+    const std::chrono::seconds timeout_, lost_after_, end_after_;
+    const milliseconds pause_;  ///< between two looks
     StoreClient client_;
     std::mutex sign_mutex_;  ///< held while a sign is made and sent: that of a failure is the last
     std::mutex mutex_;       ///< guards what follows
@@ -88,14 +102,14 @@ class Monitor {
     int64_t number_ = 0;  ///< collectives begun
     std::string what_ = "the start", busy_;
     std::deque<Pending> pending_;
-    std::optional<std::string> failure_;
-    bool peer_said_why_ = false;  ///< failure_ is an error of a rank, whose own message has the advice
-    bool said_ = false;           ///< the main thread has seen the failure
-    bool announced_ = false;
+    std::optional<Failure> failure_;
+    std::string announcement_;  ///< the sign of this rank's own error
+    bool told_ = false;         ///< the others can read it
     std::map<int, Peer> peers_;
-    std::mutex release_mutex_;  ///< held while the hook is called
+    int64_t suspensions_ = Clock::suspensions();  ///< of the watching thread
+    std::mutex release_mutex_;                    ///< held while the hook is called
     std::function<void()> release_;
-    std::thread thread_;
+    std::thread watching_, asking_, releasing_;
 };
 
 }  // namespace unsloth::comm

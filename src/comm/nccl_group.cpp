@@ -10,6 +10,8 @@
 #include <atomic>
 #include <cstdlib>
 #include <functional>
+#include <future>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <vector>
@@ -20,6 +22,7 @@
 #include "comm/interfaces.h"
 #include "comm/rank_store.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/log.h"
 
 namespace unsloth::comm {
 namespace {
@@ -158,30 +161,28 @@ class NcclGroup final : public StoreBackedGroup {
   public:
     NcclGroup(std::unique_ptr<Exchange> exchange, at::Device device)
         : StoreBackedGroup(std::move(exchange)), device_(device) {
-        // Our monitor names what is late and ends it; c10d's watchdog would end the process with a dump instead.
-        for (const char* name :
-             {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT"})
+        // Our monitor names what is late and ends it; c10d's watchdog would end the process with a dump instead, also
+        // where the end of another rank's process is an error of this one's device.
+        for (const char* name : {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING",
+                                 "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_RETHROW_CUDA_ERRORS"})
             ::setenv(name, "0", /*overwrite=*/0);
         require_interfaces();
         store_ = c10::make_intrusive<RankStore>(this->exchange().meeting(), this->exchange().timeout());
-        this->exchange().monitor().on_failure([this] { abort(); });
+        this->exchange().monitor().on_failure([this] { abort(std::launch::async | std::launch::deferred); });
         make_communicators();
     }
     ~NcclGroup() override {
         exchange().monitor().on_failure(nullptr);
-        abort();
+        abort(std::launch::deferred);
     }
 
     /// Makes NCCL's communicator, and shows here, not in the middle of the first step, when that cannot be done.
     std::unique_ptr<Communicator> make_communicator(const std::vector<int>& ranks, const std::string& name) override {
-        std::atomic<bool> made{false};
+        const auto made = std::make_shared<std::atomic<bool>>(false);
         // The watch begins before there is something to abort: who does not come, or a network that hangs, ends the
         // process with the monitor's words.
-        exchange().monitor().begin(cat("NCCL's communicator ", name), [&made] { return made.load(); });
-        const auto ends = c10::make_scope_exit([&] {
-            made = true;
-            exchange().monitor().forget_done();
-        });
+        exchange().monitor().begin(cat("NCCL's communicator ", name), [made] { return made->load(); });
+        const auto ends = c10::make_scope_exit([&] { *made = true; });
         try {
             return connect(ranks, name);
         } catch (const Error&) {
@@ -210,10 +211,21 @@ class NcclGroup final : public StoreBackedGroup {
         if (sum != static_cast<float>(size)) throw runtime_failure(cat("NCCL's sum of ", size, " ones is ", sum));
         return communicator;
     }
-    /// By the monitor's thread, too.
-    void abort() {
-        const std::lock_guard lock(mutex_);
-        for (const Nccl& nccl : all_of_nccl_) nccl->abort();
+    /// By a thread of the monitor's, too, which aborts all at once: while the kernels of one communicator wait on the
+    /// device, the abort of another may wait for them.
+    void abort(std::launch how) {
+        std::vector<Nccl> all;
+        {
+            const std::lock_guard lock(mutex_);
+            all = all_of_nccl_;
+        }
+        std::vector<std::future<void>> aborts;
+        for (const Nccl& nccl : all) aborts.push_back(std::async(how, [&nccl] { nccl->abort(); }));
+        for (std::future<void>& aborted : aborts) try {
+                aborted.get();
+            } catch (const std::exception& error) {
+                log::debug("NCCL's abort: ", error.what());
+            }
     }
 
     at::Device device_;

@@ -283,11 +283,13 @@ class SharedCommunicator final : public CpuCommunicator {
             if (outbox_.closes()) throw runtime_failure(cat("this rank leaves before ", what, " was received"));
             if (message ? monitor.busy_before_next(world(other)) : monitor.busy(world(other)))
                 deadline = Clock::now() + timeout;
-            if (Clock::now() >= deadline)
-                throw runtime_failure(
-                    cat(exchange_.name_of(world(other)), " did not come to ", what, " within ", timeout.count(),
-                        " s (distributed.ddp_timeout); seen by rank ", exchange_.rank()),
-                    "Look at that rank's output: it may have ended, or it works on something that takes longer.");
+            if (Clock::now() < deadline) continue;
+            const std::string late =
+                cat(exchange_.name_of(world(other)), " did not come to ", what, " within ", timeout.count(),
+                    " s (distributed.ddp_timeout); seen by rank ", exchange_.rank());
+            monitor.lose(late);
+            throw runtime_failure(
+                late, "Look at that rank's output: it may have ended, or it works on something that takes longer.");
         }
     }
 

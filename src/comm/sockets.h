@@ -8,9 +8,12 @@
 #include <string>
 #include <utility>
 
+#include "unsloth/core/awake_clock.h"
+
 namespace unsloth::comm {
 
-using Clock = std::chrono::steady_clock;
+/// What was suspended blames no other for the time in which it did not run.
+using Clock = AwakeClock;
 using std::chrono::milliseconds;
 
 class Socket {

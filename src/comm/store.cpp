@@ -94,11 +94,13 @@ std::vector<uint8_t> Exchange::read(int rank, const std::string& what) {
         if (auto bytes = ask(what, [&] { return client_->get(key(number_, rank), slice); })) return std::move(*bytes);
         if (monitor_) monitor_->check();
         if (monitor_ && monitor_->busy(rank)) deadline = Clock::now() + allowed_;
-        if (Clock::now() >= deadline)
-            throw runtime_failure(
-                cat(name_of(rank), " did not come to ", what, " within ", allowed_.count(),
-                    " s (distributed.ddp_timeout", monitor_ ? "" : " five times: the start", "); seen by rank ", rank_),
-                "Look at that rank's output: it may have ended, or it works on something that takes longer.");
+        if (Clock::now() < deadline) continue;
+        const std::string late =
+            cat(name_of(rank), " did not come to ", what, " within ", allowed_.count(), " s (distributed.ddp_timeout",
+                monitor_ ? "" : " five times: the start", "); seen by rank ", rank_);
+        if (monitor_) monitor_->lose(late);
+        throw runtime_failure(
+            late, "Look at that rank's output: it may have ended, or it works on something that takes longer.");
     }
 }
 

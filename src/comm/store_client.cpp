@@ -61,8 +61,8 @@ bool StoreClient::shake_hands(Clock::time_point give_up) {
 
 /// Receives into `in`, or sends `out`, at least a byte; `done` counts on.
 void StoreClient::transfer(std::span<uint8_t> in, Bytes out, milliseconds wait, std::size_t& done) {
-    const auto give_up = Clock::now() + patience_ + wait;
-    for (;;) {
+    auto give_up = Clock::now() + patience_ + wait;
+    for (int64_t suspensions = Clock::suspensions();;) {
         const ssize_t moved = in.empty() ? ::send(socket_.fd(), out.data(), out.size(), MSG_NOSIGNAL)
                                          : ::recv(socket_.fd(), in.data(), in.size(), 0);
         if (moved > 0) {
@@ -71,6 +71,10 @@ void StoreClient::transfer(std::span<uint8_t> in, Bytes out, milliseconds wait, 
         }
         if (moved == 0) throw Closed("the store has closed the connection");
         if (errno != EAGAIN && errno != EINTR) throw Closed(std::strerror(errno));
+        if (suspensions != Clock::suspensions()) {
+            suspensions = Clock::suspensions();
+            give_up = Clock::now() + patience_ + wait;
+        }
         if (Clock::now() >= give_up)
             throw Closed(cat("the store does not answer for ",
                              std::chrono::duration_cast<std::chrono::seconds>(patience_ + wait).count(), " s"));

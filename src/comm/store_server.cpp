@@ -86,7 +86,7 @@ int StoreServer::milliseconds_to_next() const {
     auto next = Clock::time_point::max();
     if (deaf_until_) next = *deaf_until_;
     for (const Peer& peer : peers_) {
-        if (peer.stage != Peer::Stage::rank) next = std::min(next, peer.since + handshake_time);
+        if (peer.stage != Peer::Stage::rank) next = std::min(next, peer.since + settings_.handshake_time);
         if (peer.waits_until) next = std::min(next, *peer.waits_until);
     }
     if (next == Clock::time_point::max()) return -1;
@@ -99,7 +99,7 @@ void StoreServer::look_at_deadlines() {
     if (deaf_until_ && *deaf_until_ <= now) deaf_until_.reset();
     for (Peer& peer : peers_) {
         const bool stranger = peer.stage == Peer::Stage::hello || peer.stage == Peer::Stage::proof;
-        if (stranger && now - peer.since > handshake_time) peer.stage = Peer::Stage::gone;
+        if (stranger && now - peer.since > settings_.handshake_time) peer.stage = Peer::Stage::gone;
         if (peer.waits_until && *peer.waits_until <= now) reply(peer, Op::absent, nullptr);
     }
 }

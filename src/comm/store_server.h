@@ -22,8 +22,8 @@ class StoreServer {
         int size = 1;        ///< ranks
         int run = 0;         ///< Hello::run
         bool seals = false;  ///< frames carry MACs
+        milliseconds handshake_time{5000};
     };
-    static constexpr milliseconds handshake_time{5000};
     static constexpr std::size_t most_strangers = 64, most_connections_of_a_rank = 8;
 
     StoreServer(Socket listening, Settings settings);

@@ -62,11 +62,17 @@ void read_ranks_line(CommandLine& line) {
     if (std::find(std::begin(sensible), std::end(sensible), ranks.command) == std::end(sensible))
         throw usage_error(cat("launch starts ranks of train; ", ranks.name, " runs in one process"),
                           cat("Write: unsloth-train ", ranks.name, " …"));
-    line.launch.device = ranks.loaded.config.hardware.device;
+    line.launch.follow(ranks.loaded.config);
     line.log_level = ranks.log_level;
 }
 
 }  // namespace
+
+void LaunchRequest::follow(const Config& ranks) {
+    device = ranks.hardware.device;
+    save_grace = ranks.training.save_grace_seconds;
+    ddp_timeout = ranks.distributed.ddp_timeout;
+}
 
 void read_launch(const CommandInfo& command, const std::vector<std::string>& arguments, CommandLine& line) {
     OptionSet own;

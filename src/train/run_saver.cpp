@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "train/output_folder.h"
+#include "unsloth/core/awake_clock.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/log.h"
@@ -81,7 +82,7 @@ void RunSaver::write_share(const std::filesystem::path& folder, const Snapshot& 
 /// A file is there when it is whole. Parts differ in size, as a pipeline's stages do: one that is written is waited
 /// for.
 void RunSaver::await_others(const std::filesystem::path& folder) const {
-    const auto give_up = std::chrono::steady_clock::now() + files_.patience;
+    const auto give_up = AwakeClock::now() + files_.patience;
     for (int number = 1; number < files_.part.count(); ++number) {
         const StatePart part = files_.part.with_number(number);
         if (part.table(*files_.table).slice(part.share).elements() == 0) continue;
@@ -91,7 +92,7 @@ void RunSaver::await_others(const std::filesystem::path& folder) const {
         while (!std::filesystem::exists(file)) {
             if (std::filesystem::exists(failed))
                 throw runtime_failure(cat(rank(), " could not write its part: ", reason_in(failed)));
-            if (leaves_ || (std::chrono::steady_clock::now() >= give_up && !is_being_written(file)))
+            if (leaves_ || (AwakeClock::now() >= give_up && !is_being_written(file)))
                 throw runtime_failure(cat(rank(), " did not begin ", file.filename().string(), " within ",
                                           files_.patience.count(), " s (distributed.ddp_timeout)"),
                                       "Do all ranks see the same training.output_dir?");

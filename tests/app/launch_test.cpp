@@ -194,7 +194,7 @@ TEST(Lines, Prefixes) {
 
 // --- ends ---
 
-const auto start = std::chrono::steady_clock::time_point{} + std::chrono::hours(1);
+const auto start = AwakeClock::time_point{} + std::chrono::hours(1);
 
 RankEnd ended(int rank, int code, double seconds = 0, bool by_us = false) {
     const int signal = code > 200 ? code - 200 : 0;  // 209: died of signal 9
@@ -223,6 +223,19 @@ TEST(Outcome, WhatTheLauncherDidIsNoCause) {
     EXPECT_EQ(exit_code({ended(0, 143), ended(1, 209, 2, true)}, SIGTERM), 143);
     EXPECT_EQ(most_telling({ended(0, 215, 0, true), ended(1, 215, 0, true)}), -1);
     EXPECT_EQ(exit_code({ended(0, 215, 0, true), ended(1, 215, 0, true)}, SIGTERM), 143) << "before they listened";
+}
+
+TEST(Outcome, AStuckRankIsTheCauseOfTheOthersEnd) {
+    RankEnd stuck = ended(1, 209, 0, true), killed = ended(2, 209, 12, true);
+    stuck.stuck = killed.stuck = true;
+    const std::vector<RankEnd> ends{stuck, ended(0, 4, 1), killed};
+    EXPECT_EQ(exit_code(ends, 0), 4);
+    EXPECT_EQ(exit_code(ends, SIGTERM), 4) << "nothing was saved";
+    EXPECT_EQ(
+        summary(ends, 0),
+        "rank 1 (pid 1001) was stuck, and the launcher killed it; rank 0: exit code 4; rank 2: signal 9 (Killed), "
+        "from the launcher");
+    EXPECT_EQ(exit_code({stuck, ended(0, 211, 1)}, 0), 139) << "a crash is its own";
 }
 
 TEST(Outcome, OrderlyStopsKeepTheirCodes) {

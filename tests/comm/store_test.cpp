@@ -184,6 +184,22 @@ TEST(Strangers, IdleConnectionsAreFewAndDoNotKeepARankOut) {
     EXPECT_LE(descriptors() - own, 300 + static_cast<int>(StoreServer::most_strangers) + 4);
 }
 
+// "A connection that has not proved within 5 s that it is a rank's is dropped."
+TEST(Strangers, WhoProvesNothingInTimeIsDropped) {
+    EXPECT_EQ(StoreServer::Settings().handshake_time, milliseconds(5000));
+    const StoreServer server(listen_at(0, /*anywhere=*/false),
+                             {.size = 3, .run = 1, .handshake_time = milliseconds(100)});
+    const Raw silent(server.port()), greets(server.port());
+    const Hello hello{wire_magic, 1, 3, 1, random_bytes()};
+    greets.send({reinterpret_cast<const uint8_t*>(&hello), sizeof hello});
+    EXPECT_TRUE(silent.closed());
+    EXPECT_TRUE(greets.closed()) << "a greeting is no proof";
+    StoreClient rank({loopback(server.port()), 1, 3, 1, ""}, soon());
+    rank.set("k", bytes_of("value"));
+    std::this_thread::sleep_for(milliseconds(300));
+    EXPECT_EQ(text(rank.get("k", milliseconds(0))), "value") << "a rank may be silent for longer";
+}
+
 TEST(Strangers, ALengthThatNobodySentIsNotReservedInFull) {
     // A rank's own head with a size of 64 GiB, and then nothing.
     Seal none;

@@ -27,6 +27,8 @@ from support import (
     write_rows,
 )
 
+LIBRARY = os.environ.get("UNSLOTH_FAULT", "")
+
 # Of more parameters than four slices have chunks.
 WIDE = LLAMA | {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 4}
 
@@ -362,6 +364,52 @@ class Distributed(Ranks):
         self.assertEqual(err.count("overwrite_output_dir true"), 1, err)
         self.assertNotIn("resume_from_checkpoint auto.", err)
 
+    def test_ranks_that_were_all_suspended_continue(self):
+        """As by scontrol suspend or docker pause, for longer than a rank may be silent. One that stays so is named."""
+        out = self.folder / "suspended"
+        ranks = self.start_ranks(
+            lambda rank: self.arguments(out.name, 2, 1, "--max_steps", 1000000, "--ddp_timeout", 3)
+        )
+        metrics = out / "metrics.jsonl"
+        self.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, ranks)
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for rank in ranks:
+                rank.send_signal(number)
+            if number == signal.SIGSTOP:
+                time.sleep(6)
+                before = metrics.read_text().count("\n")
+        continued = time.monotonic()
+        self.wait_for(lambda: time.monotonic() > continued + 4, ranks)  # longer than a rank may be silent
+        self.assertGreater(metrics.read_text().count("\n"), before)
+        ranks[1].send_signal(signal.SIGSTOP)
+        self.expect_ended_by(ranks[0], r"rank 1 \(.*\) (gives no sign of life|did not come to)", 30)
+
+    def expect_an_end_although_blocked(self, place):
+        """Rank 1 is stopped, and rank 0's main thread never returns from there."""
+        now = self.folder / f"now-{place}"
+        blocked = {"LD_PRELOAD": LIBRARY, "FAULT_BLOCK": place, "FAULT_WHEN": now, "FAULT_RANK": 0}
+        out = self.folder / f"blocked-{place}"
+        ranks = self.start_ranks(
+            lambda rank: self.arguments(out.name, 2, 1, "--max_steps", 1000000, "--ddp_timeout", 3),
+            environments={0: blocked},
+        )
+        metrics = out / "metrics.jsonl"
+        self.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, ranks)
+        ranks[1].send_signal(signal.SIGSTOP)
+        now.touch()
+        ranks[0].send_signal(signal.SIGTERM)
+        self.expect_ended_by(
+            ranks[0], r"(?s)rank 1 .*(gives no sign|did not come).*did not end by itself within 3 s", 30
+        )
+
+    @unittest.skipUnless(LIBRARY, "UNSLOTH_FAULT does not name the preloaded library")
+    def test_a_rank_that_does_not_come_back_from_the_device_ends(self):
+        self.expect_an_end_although_blocked("wait")
+
+    @unittest.skipUnless(LIBRARY, "UNSLOTH_FAULT does not name the preloaded library")
+    def test_a_rank_that_hangs_at_exit_ends(self):
+        self.expect_an_end_although_blocked("exit")
+
     def test_a_failing_rank_tells_the_others_why(self):
         ranks = self.start_ranks(
             lambda rank: self.arguments(
@@ -481,7 +529,21 @@ class Distributed(Ranks):
                 self.assertEqual(launcher.returncode, RUNTIME, err)
                 self.assertIn(f"rank {lost} (pid", err)
                 self.assertIn("gives no sign of life, as the other ranks say", err)
+                self.assertIn("was stuck, and the launcher killed it", err.splitlines()[-1])
                 self.assertLess(time.monotonic() - began, 15, err)
+
+    def test_a_request_to_stop_ends_ranks_of_which_one_is_stopped(self):
+        launcher = self.start_launcher(self.arguments("asked", 2, 1, "--max_steps", 1000000, "--ddp_timeout", 3))
+        metrics = self.folder / "asked" / "metrics.jsonl"
+        self.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, [launcher])
+        os.kill(self.ranks_of(launcher)[1], signal.SIGSTOP)
+        began = time.monotonic()
+        launcher.terminate()
+        err = launcher.communicate(timeout=TIMEOUT_S)[1]
+        self.assertEqual(launcher.returncode, RUNTIME, err)
+        self.assertIn("stop in order within 49 s, or are killed", err)  # save_grace_seconds, and 24 s to save
+        self.assertRegex(err, r"rank 1 .*(no sign of life|did not come)")
+        self.assertLess(time.monotonic() - began, 30, err)
 
 
 if __name__ == "__main__":

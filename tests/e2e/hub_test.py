@@ -384,6 +384,8 @@ class Faults(HubCase):
                 hub.faults[kind] = [("data", answer)]
                 self.refuse(hub, self.id)
         self.assertEqual([p for p in self.folder.rglob("*evil*")], [])
+        self.inspect(hub)
+        self.check_cache()
 
     def test_stopped_and_gone_on(self):
         hub = self.hub()
@@ -414,6 +416,9 @@ class Faults(HubCase):
         hub = self.hub()
         self.cache.write_text("a file")
         self.refuse(hub, ["cannot write into the Hugging Face cache"], RUNTIME)
+        self.cache.unlink()
+        self.inspect(hub)
+        self.check_cache()
 
 
 @unittest.skipUnless(PYTHON, "no Python with huggingface_hub")

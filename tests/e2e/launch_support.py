@@ -27,12 +27,16 @@ def sleep_long():
 """
 
 
-def alive(pid):
+def state(pid):
+    """As ps shows it: R, S, T (stopped), Z; empty when it is gone."""
     try:
-        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
+        return ""
+
+
+def alive(pid):
+    return state(pid) not in ("", "Z")
 
 
 def until(condition, seconds=LONG_S):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from launch_support import HEAD, LONG_S, Launching, SIGNALLED, WithDriver, alive, until
+from launch_support import HEAD, LONG_S, Launching, SIGNALLED, WithDriver, alive, state, until
 from support import OK, PROGRAM, RUNTIME, main
 
 
@@ -327,6 +327,15 @@ class Signals(Launching):
         process.kill()
         process.wait()
         self.assertTrue(until(lambda: not any(alive(pid) for pid in pids), 10), "ranks outlived the launcher")
+
+    def test_ctrl_z_suspends_the_ranks_too(self):
+        process, pids = self.start(2, "on(signal.SIGTERM, 143); ready(); sleep_long()")
+        process.send_signal(signal.SIGTSTP)
+        self.assertTrue(until(lambda: all(state(pid) == "T" for pid in [process.pid, *pids])))
+        process.send_signal(signal.SIGCONT)
+        self.assertTrue(until(lambda: not any(state(pid) == "T" for pid in [process.pid, *pids])))
+        process.terminate()
+        self.assertEqual(self.finish(process)[0], 143)
 
     def test_nohup_is_kept(self):
         process, _ = self.start(

@@ -7,6 +7,10 @@
                  short: a write takes half of its bytes, that one time; shrink: FAULT_FILE is cut to 100 bytes after the call
    FAULT_FREE    bytes that every file system says it has free; absent: what it has
    FAULT_LOG     file that receives a line per counted call: number, name, path
+   FAULT_BLOCK   what never returns once there is a file FAULT_WHEN, whatever signals come. Of the main thread: wait, the futex for which ranks
+                 on the CPU wait for each other; synchronize, the wait for a GPU; exit, the destructors at the end of the process. Of every
+                 thread: query, the question whether a GPU is done; abort, that of an NCCL communicator
+   FAULT_RANK    FAULT_BLOCK holds in the process alone whose RANK is this
    FAULT_READ    what reads at an offset of such files meet once there is a file FAULT_WHEN: EIO; stall: the first takes 11 s; shrink, remove:
                  FAULT_FILE is cut to 100 bytes, or loses its name, before the first. The page cache has nothing of them.
 
@@ -21,8 +25,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <linux/futex.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -282,3 +288,51 @@ int statvfs(const char* path, struct statvfs* space) {
     return result;
 }
 int statvfs64(const char* path, struct statvfs64* space) { return statvfs(path, (struct statvfs*)space); }
+
+static void block_in(const char* place) {
+    const char *wanted = getenv("FAULT_BLOCK"), *when = getenv("FAULT_WHEN"), *rank = getenv("FAULT_RANK"), *own = getenv("RANK");
+    if (wanted == NULL || strcmp(wanted, place) != 0 || when == NULL || access(when, F_OK) != 0) return;
+    if (rank != NULL && (own == NULL || strcmp(rank, own) != 0)) return;
+    for (;;) pause();
+}
+static void block_main_thread_in(const char* place) {
+    if (getpid() == gettid()) block_in(place);
+}
+long syscall(long number, ...) {
+    REAL(long, "syscall", long, ...);
+    va_list rest;
+    va_start(rest, number);
+    long words[6];
+    for (int i = 0; i < 6; ++i) words[i] = va_arg(rest, long);
+    va_end(rest);
+    if (number == SYS_futex && (int)words[1] == FUTEX_WAIT) block_main_thread_in("wait");
+    return real(number, words[0], words[1], words[2], words[3], words[4], words[5]);
+}
+__attribute__((destructor)) static void end(void) { block_main_thread_in("exit"); }
+
+/* Of libraries that came by dlopen, where RTLD_NEXT does not look. */
+static int call_in(const char* library, const char* name, void* argument) {
+    void* const loaded = dlopen(library, RTLD_NOW | RTLD_NOLOAD);
+    int (*const real)(void*) = loaded != NULL ? (int (*)(void*))dlsym(loaded, name) : NULL;
+    if (real == NULL) abort();
+    const int result = real(argument);
+    dlclose(loaded);
+    return result;
+}
+static const char cuda[] = "libcudart.so.13";
+int cudaEventSynchronize(void* event) {
+    block_main_thread_in("synchronize");
+    return call_in(cuda, "cudaEventSynchronize", event);
+}
+int cudaStreamSynchronize(void* stream) {
+    block_main_thread_in("synchronize");
+    return call_in(cuda, "cudaStreamSynchronize", stream);
+}
+int cudaEventQuery(void* event) {
+    block_in("query");
+    return call_in(cuda, "cudaEventQuery", event);
+}
+int ncclCommAbort(void* communicator) {
+    block_in("abort");
+    return call_in("libnccl.so.2", "ncclCommAbort", communicator);
+}

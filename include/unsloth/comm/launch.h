@@ -21,6 +21,7 @@ struct LaunchEnvironment {
     std::string secret;              ///< of the run, known to its ranks alone; empty: none
     int store_fd = -1;     ///< unsloth-train launch gives rank 0 the socket to serve the store at; -1: it makes one
     int launcher_fd = -1;  ///< where tell_launcher() writes; -1: nobody listens
+    bool owns_process = false;  ///< the process is this rank's alone: it ends when the rank cannot continue
     bool alone() const { return world_size == 1; }
 };
 
@@ -31,8 +32,8 @@ using GetEnvironment = std::function<std::optional<std::string>(const char* name
 /// accelerate, unsloth-train launch); OMPI_COMM_WORLD_* (Open MPI); SLURM_PROCID, SLURM_NTASKS, … (srun). Slurm's tasks
 /// meet at the first host of the step's node list, at a port made from the job's number, unless MASTER_ADDR and
 /// MASTER_PORT say otherwise. Nothing of these: alone. UNSLOTH_SECRET, or the file that UNSLOTH_SECRET_FILE names, has
-/// the run's secret. usage Error where some variables are set and others that they need are not, a number is none, or
-/// the secret cannot be read or is shorter than 16 characters.
+/// the run's secret. A rank that is found so owns its process. usage Error where some variables are set and others that
+/// they need are not, a number is none, or the secret cannot be read or is shorter than 16 characters.
 LaunchEnvironment read_launch_environment(const GetEnvironment& get);
 LaunchEnvironment read_launch_environment();
 

@@ -102,7 +102,11 @@ struct LaunchRequest {
     bool no_pin = false;
     std::string program;                 ///< of the ranks; empty: this executable
     std::vector<std::string> arguments;  ///< of the ranks; understood already where `program` is empty
-    std::string device = "auto";         ///< hardware.device of the ranks' configuration; with another program "auto"
+    // Of the ranks' configuration; with another program the defaults:
+    std::string device = "auto";  ///< hardware.device
+    double save_grace = 25;       ///< training.save_grace_seconds
+    int64_t ddp_timeout = 120;    ///< distributed.ddp_timeout, seconds
+    void follow(const Config& ranks);
 };
 
 enum class ExportFormat { gguf };

@@ -41,11 +41,15 @@ int most_telling(const std::vector<RankEnd>& ends) {
             return i;
         }
     }
-    return first;
+    const auto stuck = std::find_if(ends.begin(), ends.end(), [](const RankEnd& end) { return end.stuck; });
+    return stuck == ends.end() ? first : static_cast<int>(stuck - ends.begin());  // a 4 tells of it
 }
 
 int exit_code(const std::vector<RankEnd>& ends, int forwarded_signal) {
-    if (const int worst = most_telling(ends); worst >= 0) return ends[static_cast<std::size_t>(worst)].code;
+    if (const int worst = most_telling(ends); worst >= 0) {
+        const RankEnd& end = ends[static_cast<std::size_t>(worst)];
+        return end.stuck ? static_cast<int>(ErrorKind::runtime) : end.code;
+    }
     for (const RankEnd& end : ends)
         if (end.code != 0) return forwarded_signal != 0 ? shell_base + forwarded_signal : end.code;
     return 0;
@@ -61,9 +65,12 @@ std::string summary(const std::vector<RankEnd>& ends, int forwarded_signal) {
     std::string text;
     if (worst >= 0) {
         const RankEnd& end = ends[static_cast<std::size_t>(worst)];
-        text = cat("rank ", end.rank, " (pid ", end.pid, end.signal != 0 ? ") was ended by " : ") failed with ",
-                   words(end));
-        if (end.signal == SIGKILL) text += ", often the kernel's for want of memory (dmesg)";
+        text = cat("rank ", end.rank, " (pid ", end.pid, ") ");
+        if (end.stuck)
+            text += "was stuck, and the launcher killed it";
+        else
+            text += cat(end.signal != 0 ? "was ended by " : "failed with ", words(end));
+        if (end.signal == SIGKILL && !end.stuck) text += ", often the kernel's for want of memory (dmesg)";
     } else if (forwarded_signal != 0) {
         text = cat("stopped by signal ", forwarded_signal, " (", ::strsignal(forwarded_signal), ")");
     } else {

@@ -32,10 +32,9 @@ void Outlet::write_some() {
     queue_.erase(0, sent);
 }
 
-void Outlet::drain(std::chrono::steady_clock::time_point give_up) {
+void Outlet::drain(AwakeClock::time_point give_up) {
     while (waiting()) {
-        const auto left =
-            std::chrono::duration_cast<std::chrono::milliseconds>(give_up - std::chrono::steady_clock::now()).count();
+        const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(give_up - AwakeClock::now()).count();
         if (left <= 0) return;
         pollfd ready{fd_, POLLOUT, 0};
         if (::poll(&ready, 1, static_cast<int>(left)) == 1) write_some();

@@ -1,9 +1,10 @@
 // Where the ranks' output goes: this process' stdout and stderr, written without ever blocking the launcher.
 #pragma once
 
-#include <chrono>
 #include <string>
 #include <string_view>
+
+#include "unsloth/core/awake_clock.h"
 
 namespace unsloth::app {
 
@@ -23,7 +24,7 @@ class Outlet {
     /// Call when poll() says that the descriptor can be written.
     void write_some();
     /// Writes what waits, until `give_up` at the latest.
-    void drain(std::chrono::steady_clock::time_point give_up);
+    void drain(AwakeClock::time_point give_up);
 
   private:
     int fd_;

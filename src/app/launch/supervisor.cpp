@@ -26,6 +26,11 @@ constexpr auto one_request = milliseconds(200);
 // What a rank's own children still write after its end.
 constexpr auto last_words = milliseconds(500);
 
+/// At the latest so long from now.
+void bring_forward(Supervisor::Clock::time_point& deadline, milliseconds from_now) {
+    deadline = std::min(deadline, Supervisor::Clock::now() + from_now);
+}
+
 RankEnd end_of(int rank, const siginfo_t& info) {
     RankEnd end;
     end.rank = rank;
@@ -42,9 +47,11 @@ SignalInbox::SignalInbox() {
     sigset_t ours;
     sigemptyset(&ours);
     for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGCHLD}) sigaddset(&ours, signal);
-    struct sigaction hangup{};
-    ::sigaction(SIGHUP, nullptr, &hangup);
-    if (hangup.sa_handler != SIG_IGN) sigaddset(&ours, SIGHUP);  // under nohup it stays ignored, here and in the ranks
+    for (const int signal : {SIGHUP, SIGTSTP}) {  // under nohup SIGHUP stays ignored, here and in the ranks
+        struct sigaction present{};
+        ::sigaction(signal, nullptr, &present);
+        if (present.sa_handler != SIG_IGN) sigaddset(&ours, signal);
+    }
     struct sigaction ignore{};
     ignore.sa_handler = SIG_IGN;
     ::sigaction(SIGPIPE, &ignore, &pipe_before_);
@@ -85,17 +92,16 @@ void Supervisor::listen(Descriptor ranks) {
 
 std::vector<RankEnd> Supervisor::run() {
     ends_.clear();
-    escalation_ = Escalation::none;
-    deadline_ = Clock::time_point::max();
+    deadlines_ = {};
+    failed_ = lost_ = terminated_ = killed_ = left_one_ = false;
     while (any_left()) {
-        wait_for_events();
+        wait_for_events(std::min({deadlines_.terminate, deadlines_.kill, deadlines_.leave}));
         handle_signals();
         bury();
         enforce_deadlines();
     }
     const auto give_up = Clock::now() + last_words;
-    deadline_ = give_up;
-    while (any_stream() && Clock::now() < give_up && !leaving_) wait_for_events();
+    while (any_stream() && Clock::now() < give_up && !leaving_) wait_for_events(give_up);
     for (Rank& rank : ranks_)
         for (Stream& stream : rank.streams) {
             std::string rest;
@@ -112,8 +118,12 @@ std::vector<RankEnd> Supervisor::run() {
 }
 
 void Supervisor::kill_all() {
-    signal_ranks(SIGKILL);
-    for (Rank& rank : ranks_) ::waitpid(rank.pid, nullptr, 0);
+    kill_ranks();
+    while (any_left() && Clock::now() < deadlines_.leave) {
+        wait_for_events(deadlines_.leave);
+        handle_signals();
+        bury();
+    }
     ranks_.clear();
 }
 
@@ -129,7 +139,7 @@ void Supervisor::say(const std::string& text) {
     err_.write_some();
 }
 
-void Supervisor::wait_for_events() {
+void Supervisor::wait_for_events(Clock::time_point until) {
     std::vector<pollfd> waits{{inbox_.fd(), POLLIN, 0}};
     if (told_.open()) waits.push_back({told_.get(), POLLIN, 0});
     for (Outlet* outlet : {&out_, &err_})
@@ -137,7 +147,7 @@ void Supervisor::wait_for_events() {
     for (const Rank& rank : ranks_)
         for (const Stream& stream : rank.streams)
             if (stream.from.open() && !stream.to->full()) waits.push_back({stream.from.get(), POLLIN, 0});
-    if (::poll(waits.data(), waits.size(), milliseconds_to_next()) <= 0) return;
+    if (::poll(waits.data(), waits.size(), milliseconds_to(until)) <= 0) return;
     read_told();
     out_.write_some();
     err_.write_some();
@@ -169,8 +179,11 @@ void Supervisor::hear(const std::string& line) {
     if (std::from_chars(line.data() + lost.size(), end, number).ptr == end) end_lost(number);
 }
 
-/// The others end for want of it: what does not show a sign of life does not save anything within a grace.
+/// What does not show a sign of life does not save anything within a grace. The others, which may wait for it within
+/// a driver, have a deadline also where it is another machine's.
 void Supervisor::end_lost(int number) {
+    lost_ = true;
+    bring_forward(deadlines_.kill, options_.after_loss);
     for (Rank& rank : ranks_) {
         if (rank.number != number || rank.state != Rank::State::running || rank.lost) continue;
         rank.lost = true;
@@ -199,6 +212,10 @@ void Supervisor::read_stream(Rank& rank, Stream& stream) {
 void Supervisor::handle_signals() {
     while (const int signal = inbox_.take()) {
         if (signal == SIGCHLD) continue;  // bury() looks at every turn
+        if (signal == SIGTSTP) {
+            suspend();
+            continue;
+        }
         if (std::find(std::begin(stop_signals), std::end(stop_signals), signal) != std::end(stop_signals)) {
             handle_request(signal);
         } else {
@@ -214,15 +231,22 @@ void Supervisor::handle_request(int signal) {
     asked_ = signal;
     asked_at_ = now;
     if (!again) {
-        say(cat("signal ", signal, " (", ::strsignal(signal),
-                ") goes to all ranks, which stop in order; once more ends them at once"));
+        const std::chrono::duration<double> seconds = options_.until_stopped;
+        say(cat("signal ", signal, " (", ::strsignal(signal), ") goes to all ranks, which stop in order within ",
+                seconds.count(), " s, or are killed; once more ends them at once"));
         signal_ranks(signal);
+        bring_forward(deadlines_.kill, options_.until_stopped);
         return;
     }
     leaving_ = true;
-    escalation_ = Escalation::killed;
-    deadline_ = Clock::time_point::max();
-    signal_ranks(SIGKILL);
+    kill_ranks();
+}
+
+/// Ctrl-Z reaches the launcher alone: ranks have process groups of their own. They stop with it, and continue with it.
+void Supervisor::suspend() {
+    signal_ranks(SIGSTOP);
+    ::raise(SIGSTOP);
+    signal_ranks(SIGCONT);
 }
 
 void Supervisor::bury() {
@@ -241,33 +265,62 @@ void Supervisor::bury() {
 }
 
 void Supervisor::note_end(Rank& rank, RankEnd end) {
-    const bool escalated = escalation_ == Escalation::terminated || escalation_ == Escalation::killed;
+    const bool escalated = terminated_ || killed_;
     const bool as_asked = end.signal != 0 && end.signal == asked_;
+    end.stuck = end.signal == SIGKILL && (rank.lost || (lost_ && killed_));
     end.stopped_by_us = escalated || as_asked || rank.lost;
     // Not buried yet, so the group's number is nobody else's: what a failed rank started must not keep its GPU.
     if (!in_order(end) && (!as_asked || escalated)) ::kill(-rank.pid, SIGKILL);
     ::waitpid(rank.pid, nullptr, 0);
     rank.state = as_asked && !escalated ? Rank::State::orphans : Rank::State::ended;
     ends_.push_back(end);
-    if (in_order(end) || end.stopped_by_us || escalation_ != Escalation::none) return;
-    escalation_ = Escalation::grace;
+    if (in_order(end) || end.stopped_by_us || failed_ || escalated) return;
+    failed_ = true;
     const auto grace = stepping_ ? options_.grace : std::min(options_.grace, options_.early_grace);
-    deadline_ = Clock::now() + grace;
+    bring_forward(deadlines_.terminate, grace);
     if (any_left())
         say(cat("rank ", end.rank, " (pid ", end.pid, ") ended with ", words(end), "; the others have ",
                 std::chrono::duration<double>(grace).count(), " s to stop"));
 }
 
 void Supervisor::enforce_deadlines() {
-    if (Clock::now() < deadline_) return;
-    if (escalation_ == Escalation::grace) {
+    const auto now = Clock::now();
+    if (now >= deadlines_.leave) {
+        leave_ranks();
+    } else if (now >= deadlines_.kill) {
+        kill_ranks();
+    } else if (now >= deadlines_.terminate) {
         signal_ranks(SIGTERM);
-        escalation_ = Escalation::terminated;
-        deadline_ = Clock::now() + (stepping_ ? options_.until_kill : options_.early_grace);
-    } else {
-        signal_ranks(SIGKILL);
-        escalation_ = Escalation::killed;
-        deadline_ = Clock::time_point::max();
+        terminated_ = true;
+        deadlines_.terminate = Deadlines::never;
+        bring_forward(deadlines_.kill, stepping_ ? options_.until_kill : options_.early_grace);
+    }
+}
+
+void Supervisor::kill_ranks() {
+    signal_ranks(SIGKILL);
+    killed_ = true;
+    deadlines_ = {};
+    bring_forward(deadlines_.leave, options_.until_left);
+}
+
+void Supervisor::leave_ranks() {
+    for (Rank& rank : ranks_) {
+        if (rank.state == Rank::State::running) {
+            say(cat("rank ", rank.number, " (pid ", rank.pid,
+                    ") does not end, not even by SIGKILL: it waits within the kernel, as for its GPU's driver. It is "
+                    "left there, and may hold its GPU"));
+            ends_.push_back({.rank = rank.number,
+                             .pid = rank.pid,
+                             .code = 128 + SIGKILL,
+                             .signal = SIGKILL,
+                             .stopped_by_us = true,
+                             .when = Clock::now(),
+                             .stuck = true});
+            left_one_ = true;
+        }
+        rank.state = Rank::State::ended;
+        rank.streams.clear();
     }
 }
 
@@ -288,12 +341,12 @@ bool Supervisor::any_stream() const {
     });
 }
 
-int Supervisor::milliseconds_to_next() const {
+int Supervisor::milliseconds_to(Clock::time_point until) const {
     constexpr int look_again = 50;  // no signal tells the end of orphans
     constexpr int at_most = 1000;   // should a thread of some library swallow a signal all the same
     const int longest = any(Rank::State::orphans) ? look_again : at_most;
-    if (deadline_ == Clock::time_point::max()) return longest;
-    const auto left = std::chrono::duration_cast<milliseconds>(deadline_ - Clock::now()).count();
+    if (until == Deadlines::never) return longest;
+    const auto left = std::chrono::duration_cast<milliseconds>(until - Clock::now()).count();
     return static_cast<int>(std::clamp<long>(left + 1, 0, longest));
 }
 

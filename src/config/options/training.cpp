@@ -180,8 +180,7 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
     options
         .add("save_grace_seconds", training.save_grace_seconds,
              "After SIGTERM, SIGINT or SIGHUP, a step that would take longer than this is dropped, and the state "
-             "before it is "
-             "saved.")
+             "before it is saved. launch kills ranks that have not ended within 30 s more.")
         .at_least(0)
         .on_resume(OnResume::free);
     options
