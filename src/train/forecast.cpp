@@ -11,6 +11,7 @@
 #include "unsloth/core/path_advice.h"
 #include "unsloth/core/suggest.h"
 #include "unsloth/data/context_slice.h"
+#include "unsloth/data/format.h"
 #include "unsloth/data/run_tokenizer.h"
 #include "unsloth/formats/described_model.h"
 #include "unsloth/formats/hf_config.h"
@@ -158,7 +159,9 @@ void Forecast::foresee_answers() {
     if (training.sample_prompts) {
         const OpenedModel opened{file_, data::run_tokenizer_folder(config(), file_->checkpoint.folder()), ""};
         knows_prompts_ = tokenizer::Tokenizer::exists(opened.tokenizer_folder);
-        answering_.push_back(knows_prompts_ ? Samples(config(), opened).needs()
+        const config::DataFormat rows = config().data.format;  // of the examples, which are not read here
+        const std::string format = rows == config::DataFormat::automatic ? "" : data::format_name(rows);
+        answering_.push_back(knows_prompts_ ? Samples(config(), opened, format).needs()
                                             : up_to(1, length, training.sample_max_new_tokens));
     }
     if (training.eval_metric != config::AnswerMetric::none)

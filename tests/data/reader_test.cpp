@@ -305,8 +305,8 @@ TEST(Readers, AColumnWithoutANameInTheFileIsNotRead) {
     ReaderOptions options;
     options.columns = {{"input", ""}, {"instruction", "question"}, {"system", ""}, {"output", "system"}};
     EXPECT_EQ(
-        rows_of(folder.write("a.jsonl", R"({"question": "q", "input": "note", "system": "o", "": "x"})"), options),
-        (Rows{{1, {{"", "x"}, {"instruction", "q"}, {"output", "o"}}}}));
+        numbered_rows(folder.write("a.jsonl", R"({"question": "q", "input": "note", "system": "o", "": "x"})"), options),
+        (NumberedRows{{1, {{"", "x"}, {"instruction", "q"}, {"output", "o"}}}}));
 }
 
 TEST(Readers, AnObjectOfVeryManyKeysIsABadRow) {

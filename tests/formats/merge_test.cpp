@@ -9,13 +9,13 @@ namespace {
 
 using namespace test;
 
-std::vector<float> values_of(const MergedTensor& tensor) {
+std::vector<float> merged_values_of(const MergedTensor& tensor) {
     std::vector<float> values(static_cast<std::size_t>(tensor.rows() * tensor.cols()));
     tensor.read_f32(0, tensor.rows(), values.data());
     return values;
 }
 
-std::vector<float> values_of(const TensorSource& source) {
+std::vector<float> merged_values_of(const TensorSource& source) {
     std::vector<float> values(static_cast<std::size_t>(source.rows() * source.cols()));
     source.read_f32(values.data());
     return values;
@@ -88,7 +88,7 @@ TEST(MergedModel, AddsPeftsAdapterToDequantisedWeights) {
     EXPECT_EQ(model.changed_tensors(), 7);
     EXPECT_EQ(model.tensors().size(), base.tensors.all().size());
     for (const spec::TensorRule& rule : model.tensors()) {
-        const auto merged = values_of(model.open(rule)), before = values_of(*base.tensors.find(rule.hf_name));
+        const auto merged = merged_values_of(model.open(rule)), before = merged_values_of(*base.tensors.find(rule.hf_name));
         const bool adapted = rule.role == spec::TensorRole::linear && rule.layer == 1;
         if (!adapted) {
             EXPECT_EQ(merged, before) << rule.hf_name;
@@ -108,7 +108,7 @@ TEST(MergedModel, ReadsRowsOfATensorAsTheWholeHasThem) {
     const MergedModel model(base, &adapter);
     for (const spec::TensorRule& rule : model.tensors()) {
         const MergedTensor tensor = model.open(rule);
-        const auto whole = values_of(tensor);
+        const auto whole = merged_values_of(tensor);
         std::vector<float> pieces(whole.size());
         for (int64_t row = 0; row < tensor.rows(); row += 3) {
             const int64_t stop = std::min(tensor.rows(), row + 3);
@@ -129,10 +129,10 @@ class WrittenPair : public testing::Test {
         base_.emplace(WeightFile::open((folder_ / "base").string()));
         adapter_.emplace(read_adapter(folder_ / "adapter", base_->spec));
     }
-    std::vector<float> base_values(const std::string& name) const { return values_of(*base_->tensors.find(name)); }
+    std::vector<float> base_values(const std::string& name) const { return merged_values_of(*base_->tensors.find(name)); }
     std::vector<float> merged_values(const MergedModel& model, const std::string& name) const {
         for (const spec::TensorRule& rule : model.tensors())
-            if (rule.hf_name == name) return values_of(model.open(rule));
+            if (rule.hf_name == name) return merged_values_of(model.open(rule));
         ADD_FAILURE() << "no " << name;
         return {};
     }
@@ -234,7 +234,7 @@ TEST_F(WrittenPair, WithoutAnAdapterTheBaseItself) {
     const MergedModel model(*base_, nullptr);
     EXPECT_EQ(model.changed_tensors(), 0);
     for (const spec::TensorRule& rule : model.tensors())
-        EXPECT_EQ(values_of(model.open(rule)), base_values(rule.hf_name)) << rule.hf_name;
+        EXPECT_EQ(merged_values_of(model.open(rule)), base_values(rule.hf_name)) << rule.hf_name;
 }
 
 TEST_F(WrittenPair, SaysWhatTheAdapterWasTrainedOn) {
