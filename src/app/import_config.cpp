@@ -10,7 +10,6 @@ namespace unsloth::app {
 
 bool run_import(const config::CommandLine& line) {
     const config::ImportRequest& request = line.importing;
-    require_other_file("--out", request.out, {request.path});
     const config::ImportedConfig imported = config::import_config(request.path, request.from);
     const auto tell = [](const std::string& text) { std::fprintf(stderr, "%s\n", printable(text).c_str()); };
     for (const std::string& note : imported.notes) tell("note: " + note);

@@ -97,15 +97,6 @@ void write_file_atomically(const Folder& folder, const std::string& name, std::s
     file.finish();
 }
 
-void require_other_file(const std::string& option, const std::filesystem::path& out,
-                        const std::vector<std::filesystem::path>& inputs) {
-    std::error_code failed;
-    for (const auto& input : inputs)
-        if (std::filesystem::equivalent(out, input, failed))
-            throw usage_error(cat(option, " ", out.string(), " would write over ", input.string(), ", which is read"),
-                              "Name another file.");
-}
-
 void copy_files(const std::vector<std::filesystem::path>& files, const std::filesystem::path& from,
                 const std::filesystem::path& to) {
     const Folder folder = Folder::made(to).require();

@@ -38,7 +38,8 @@ bool is_temporary_of(const std::string& name, const std::string& target) {
 
 void require_replaceable(const fs::path& target) {
     if (struct stat status{}; ::stat(target.c_str(), &status) == 0 && !S_ISREG(status.st_mode))
-        refuse_to_create(target, S_ISDIR(status.st_mode) ? "it is a folder" : "it is a FIFO or a device, not a regular file");
+        refuse_to_create(target,
+                         S_ISDIR(status.st_mode) ? "it is a folder" : "it is a FIFO or a device, not a regular file");
 }
 
 }  // namespace

@@ -184,7 +184,8 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
         if (request_.holding.has_copies()) network.streams->publish("the values to begin with");
     }
     if (request_.saves && own_table_ && !request_.holding.on_host)
-        parts.copies = weights::Parameters::copies(*own_table_, request_.optim, request_.holding, *parts.host_memory);
+        parts.copies =
+            weights::Parameters::copies(*own_table_, request_.optim, request_.holding, parts.host_memory.get());
     network.outer = parts_.base->load_outer(ctx, base_memory, trained, shared);
     parts.step_memory = std::make_unique<memory::Arena>(step(), request_.device);
     for (int64_t micro = 0; micro < request_.run.in_flight; ++micro)

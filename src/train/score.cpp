@@ -100,8 +100,6 @@ void run_score(const config::LoadedConfig& given, const config::ScoreRequest& re
     const OpenedModel opened = open_model(loaded.config);
     if (loaded.config.data.train_file.empty())
         throw usage_error("data.train_file is missing", "Name the rows to score: --data.train_file FILE.");
-    for (const auto& [option, file] : {std::pair{"--out", request.out}, {"--logits", request.logits}})
-        require_other_file(option, file, {loaded.config.data.train_file});
     data::DatasetOptions options = data::dataset_options(loaded.config, opened.limits());
     options.keep_all_masked = true;
     options.max_positions = 0;  // what the model makes of too long a row is what a probe is asked

@@ -137,8 +137,7 @@ void Instruction::require(const data::Dataset& rows, const std::string& what) co
 void Instruction::plan(const model::LoadRequest& student, comm::Group* group) {
     if (file_) return;
     if (const auto& path = of_teacher_.config.model.adapter_name_or_path) {
-        const formats::Adapter adapter =
-            formats::read_adapter(formats::resolve_model_path(*path), opened_.file->spec);
+        const formats::Adapter adapter = formats::read_adapter(formats::resolve_model_path(*path), opened_.file->spec);
         formats::require_finite(adapter);
         if (group == nullptr || group->rank() == 0)
             formats::warn_of_other_base(adapter, *opened_.file, of_teacher_.config.model.path);

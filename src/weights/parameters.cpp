@@ -304,10 +304,10 @@ void Parameters::plan_copies(const ParameterTable& table, config::Optimizer opti
 }
 
 ops::AdamwState Parameters::copies(const ParameterTable& table, config::Optimizer optimizer, const Holding& holding,
-                                   const memory::Arena& host) {
+                                   const memory::Arena* host) {
     ops::AdamwState copies;
     for (const Flat& flat : saved_buffers(table, optimizer, holding))
-        copies.*flat.member = host.tensor(host.plan().find(copy_name(flat)), {flat.elements}, flat.dtype);
+        copies.*flat.member = host->tensor(host->plan().find(copy_name(flat)), {flat.elements}, flat.dtype);
     return copies;
 }
 

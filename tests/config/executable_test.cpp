@@ -127,7 +127,7 @@ TEST_F(ExecutableAlone, PathsAreLookedAtBeforeTheEngineIsOpened) {
          {"train" + rows(), "score --out o.jsonl" + rows(), std::string("evaluate --eval_file t"),
           std::string("generate --prompt p"), std::string("generate --chat")})
         refused(command + " --path /no/model", "/no/model: no such file or folder");
-    for (const std::string& command : {"train" + rows(), "generate --prompt p" + rows()})
+    for (const std::string& command : {"train" + rows(), std::string("generate --prompt p")})
         refused(command + model() + "--adapter_name_or_path /no/adapter", "/no/adapter: no such file or folder");
     refused("generate --file f --adapter a=/no/adapter", "/no/adapter: no such file or folder");
     for (const char* command : {"train --train_file", "score --out o.jsonl --train_file", "evaluate --eval_file"})

@@ -15,6 +15,11 @@
 #include "targets.inc"
 #undef TARGET
 
+/// libFuzzer's, for the custom mutator of a target, which is not called here.
+extern "C" std::size_t LLVMFuzzerMutate(uint8_t*, std::size_t size, std::size_t) {
+    return size;
+}
+
 namespace unsloth {
 namespace {
 

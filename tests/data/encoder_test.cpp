@@ -84,6 +84,13 @@ tokenizer::Tokenizer byte_tokenizer(const toy::Folder& folder, bool names_eos = 
     return tokenizer::Tokenizer::load(folder.write("tokenizer.json", tokenizer.dump()).parent_path());
 }
 
+/// Ids of the byte tokenizer: each byte's value.
+Ints byte_ids(std::string_view text) {
+    Ints ids;
+    for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
+    return ids;
+}
+
 /// The only row of a file with this line.
 Sample row_of(const RowEncoder& encoder, const std::string& line) {
     const toy::Folder folder;
@@ -101,11 +108,11 @@ void expect_row(const Sample& row, const Ints& prompt, const Ints& answer) {
 TEST(TokenizerEncoder, TextBeginsWithBosAndEndsWithOneEos) {
     const toy::Folder folder;
     const auto encoder = make_row_encoder(byte_tokenizer(folder), "auto");
-    EXPECT_EQ(row_of(*encoder, R"({"text": "h\u00e9 "})").ids, toy::joined({{bos}, toy::bytes("h\xC3\xA9 "), {eos}}));
-    EXPECT_EQ(row_of(*encoder, R"({"text": "x<|end_of_text|>"})").ids, toy::joined({{bos}, toy::bytes("x"), {eos}}));
+    EXPECT_EQ(row_of(*encoder, R"({"text": "h\u00e9 "})").ids, toy::joined({{bos}, byte_ids("h\xC3\xA9 "), {eos}}));
+    EXPECT_EQ(row_of(*encoder, R"({"text": "x<|end_of_text|>"})").ids, toy::joined({{bos}, byte_ids("x"), {eos}}));
     const Sample rendered = row_of(*encoder, R"({"text": "x<|end_of_text|>\n"})");
-    EXPECT_EQ(rendered.ids, toy::joined({{bos}, toy::bytes("x"), {eos}, toy::bytes("\n")}));
-    EXPECT_EQ(rendered.labels, toy::joined({{bos}, toy::bytes("x"), {eos, ignore_label}}));
+    EXPECT_EQ(rendered.ids, toy::joined({{bos}, byte_ids("x"), {eos}, byte_ids("\n")}));
+    EXPECT_EQ(rendered.labels, toy::joined({{bos}, byte_ids("x"), {eos, ignore_label}}));
     const Sample row = row_of(*encoder, R"({"text": "xy"})");
     EXPECT_EQ(row.labels, row.ids);
 }
@@ -114,21 +121,21 @@ TEST(TokenizerEncoder, AnswersThatBringTheirEndGetNoOther) {
     const toy::Folder folder;
     folder.write("generation_config.json", R"({"eos_token_id": [257, 260]})");  // <|eot_id|> ends generations too
     const auto encoder = make_row_encoder(byte_tokenizer(folder), "auto");
-    expect_row(row_of(*encoder, R"({"prompt": "q", "completion": "a"})"), toy::joined({{bos}, toy::bytes("q")}),
-               toy::joined({toy::bytes("a"), {eos}}));
-    expect_row(row_of(*encoder, R"({"prompt": "q", "completion": "a<|end_of_text|>"})"), toy::joined({{bos}, toy::bytes("q")}),
-               toy::joined({toy::bytes("a"), {eos}}));
-    expect_row(row_of(*encoder, R"({"prompt": "q", "completion": "a<|eot_id|>"})"), toy::joined({{bos}, toy::bytes("q")}),
-               toy::joined({toy::bytes("a"), {turn_end}}));
+    expect_row(row_of(*encoder, R"({"prompt": "q", "completion": "a"})"), toy::joined({{bos}, byte_ids("q")}),
+               toy::joined({byte_ids("a"), {eos}}));
+    expect_row(row_of(*encoder, R"({"prompt": "q", "completion": "a<|end_of_text|>"})"),
+               toy::joined({{bos}, byte_ids("q")}), toy::joined({byte_ids("a"), {eos}}));
+    expect_row(row_of(*encoder, R"({"prompt": "q", "completion": "a<|eot_id|>"})"), toy::joined({{bos}, byte_ids("q")}),
+               toy::joined({byte_ids("a"), {turn_end}}));
     // What a chat template wrote, white space behind it included.
     const Sample rendered = row_of(*encoder, R"({"prompt": "q", "completion": "a<|eot_id|>\n"})");
-    EXPECT_EQ(rendered.ids, toy::joined({{bos}, toy::bytes("qa"), {turn_end}, toy::bytes("\n")}));
-    EXPECT_EQ(rendered.labels, toy::joined({{ignore_label, ignore_label}, toy::bytes("a"), {turn_end, ignore_label}}));
+    EXPECT_EQ(rendered.ids, toy::joined({{bos}, byte_ids("qa"), {turn_end}, byte_ids("\n")}));
+    EXPECT_EQ(rendered.labels, toy::joined({{ignore_label, ignore_label}, byte_ids("a"), {turn_end, ignore_label}}));
     // An end in the middle is none.
-    expect_row(row_of(*encoder, R"({"prompt": "q", "completion": "a<|eot_id|>b"})"), toy::joined({{bos}, toy::bytes("q")}),
-               toy::joined({toy::bytes("a"), {turn_end}, toy::bytes("b"), {eos}}));
+    expect_row(row_of(*encoder, R"({"prompt": "q", "completion": "a<|eot_id|>b"})"),
+               toy::joined({{bos}, byte_ids("q")}), toy::joined({byte_ids("a"), {turn_end}, byte_ids("b"), {eos}}));
     const Ints alpaca = row_of(*encoder, R"({"instruction": "q", "output": "a<|end_of_text|>"})").ids;
-    EXPECT_EQ(Ints(alpaca.end() - 3, alpaca.end()), toy::joined({toy::bytes("\na"), {eos}}));
+    EXPECT_EQ(Ints(alpaca.end() - 3, alpaca.end()), toy::joined({byte_ids("\na"), {eos}}));
 
     const toy::Folder files;
     DatasetOptions options;
@@ -138,7 +145,7 @@ TEST(TokenizerEncoder, AnswersThatBringTheirEndGetNoOther) {
         Dataset::load(files.write("p.jsonl", R"({"prompt": "q", "chosen": "a<|end_of_text|>", "rejected": "b"})"
                                              "\n"),
                       options, encoder.get());
-    EXPECT_EQ(pair.sample(0).ids, toy::joined({{bos}, toy::bytes("qa"), {eos, bos}, toy::bytes("qb"), {eos}}));
+    EXPECT_EQ(pair.sample(0).ids, toy::joined({{bos}, byte_ids("qa"), {eos, bos}, byte_ids("qb"), {eos}}));
 }
 
 /// llama3_small, whose merges make words.
@@ -167,15 +174,17 @@ TEST(TokenizerEncoder, AlpacaRowsTakeTheThreeSections) {
     const tokenizer::Tokenizer tokenizer = byte_tokenizer(folder);
     for (const char* name : {"auto", "alpaca"}) {
         const auto encoder = make_row_encoder(tokenizer, name);
-        expect_row(row_of(*encoder, R"({"instruction": "Add.", "input": "1 2", "output": "3", "system": "Count."})"),
-                   toy::joined({{bos}, toy::bytes("Count.\n\n### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n")}),
-                   toy::joined({toy::bytes("3"), {eos}}));
+        expect_row(
+            row_of(*encoder, R"({"instruction": "Add.", "input": "1 2", "output": "3", "system": "Count."})"),
+            toy::joined({{bos}, byte_ids("Count.\n\n### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n")}),
+            toy::joined({byte_ids("3"), {eos}}));
         const Sample plain = row_of(*encoder, R"({"instruction": "Add.", "output": "3"})");
-        expect_row(plain,
-                   toy::joined({{bos},
-                           toy::bytes("Below is an instruction that describes a task. Write a response that appropriately "
-                                 "completes the request.\n\n### Instruction:\nAdd.\n\n### Response:\n")}),
-                   toy::joined({toy::bytes("3"), {eos}}));
+        expect_row(
+            plain,
+            toy::joined({{bos},
+                         byte_ids("Below is an instruction that describes a task. Write a response that appropriately "
+                                  "completes the request.\n\n### Instruction:\nAdd.\n\n### Response:\n")}),
+            toy::joined({byte_ids("3"), {eos}}));
     }
 }
 
@@ -183,19 +192,19 @@ TEST(TokenizerEncoder, AlpacaRowsThroughANamedTemplateAreAConversation) {
     const toy::Folder folder;
     const auto encoder = make_row_encoder(byte_tokenizer(folder), "llama-3");
     const auto turn = [](const char* role, const char* content) {
-        return toy::joined({{header}, toy::bytes(role), {header_end}, toy::bytes("\n\n"), toy::bytes(content)});
+        return toy::joined({{header}, byte_ids(role), {header_end}, byte_ids("\n\n"), byte_ids(content)});
     };
     expect_row(row_of(*encoder, R"({"instruction": "Add.", "input": "1 2", "output": "3", "system": "Count."})"),
                toy::joined({{bos},
-                       turn("system", "Count."),
-                       {turn_end},
-                       turn("user", "Add.\n1 2"),
-                       {turn_end},
-                       turn("assistant", "")}),
-               toy::joined({toy::bytes("3"), {turn_end}}));
+                            turn("system", "Count."),
+                            {turn_end},
+                            turn("user", "Add.\n1 2"),
+                            {turn_end},
+                            turn("assistant", "")}),
+               toy::joined({byte_ids("3"), {turn_end}}));
     expect_row(row_of(*encoder, R"({"instruction": "Hi", "output": "Yo"})"),
                toy::joined({{bos}, turn("user", "Hi"), {turn_end}, turn("assistant", "")}),
-               toy::joined({toy::bytes("Yo"), {turn_end}}));
+               toy::joined({byte_ids("Yo"), {turn_end}}));
 }
 
 TEST(TokenizerEncoder, MessagesTakeTheTokenizersTemplate) {
@@ -206,14 +215,14 @@ TEST(TokenizerEncoder, MessagesTakeTheTokenizersTemplate) {
     const Sample row = row_of(*make_row_encoder(tokenizer, "auto"), line);
     expect_row(row,
                toy::joined({{bos, header},
-                       toy::bytes("user"),
-                       {header_end},
-                       toy::bytes("\n\nHi"),
-                       {turn_end, header},
-                       toy::bytes("assistant"),
-                       {header_end},
-                       toy::bytes("\n\n")}),
-               toy::joined({toy::bytes("Yo"), {turn_end}}));
+                            byte_ids("user"),
+                            {header_end},
+                            byte_ids("\n\nHi"),
+                            {turn_end, header},
+                            byte_ids("assistant"),
+                            {header_end},
+                            byte_ids("\n\n")}),
+               toy::joined({byte_ids("Yo"), {turn_end}}));
     EXPECT_EQ(row_of(*make_row_encoder(tokenizer, "alpaca"), line).ids.back(), eos);
 }
 
@@ -258,14 +267,14 @@ TEST(TokenizerEncoder, RowsWhoseToolsTheTemplateLeavesOutAreRefused) {
         const Sample sample = row_of(*make_row_encoder(tokenizer, files.write("sees.jinja", sees).string()), row);
         expect_row(sample,
                    toy::joined({{header},
-                           toy::bytes("user"),
-                           {header_end},
-                           toy::bytes("\n\n2 + 2?"),
-                           {turn_end, header},
-                           toy::bytes("assistant"),
-                           {header_end},
-                           toy::bytes("\n\n")}),
-                   toy::joined({toy::bytes(R"({"name": "add", "arguments": {"a": 2, "b": 2}})"), {turn_end}}));
+                                byte_ids("user"),
+                                {header_end},
+                                byte_ids("\n\n2 + 2?"),
+                                {turn_end, header},
+                                byte_ids("assistant"),
+                                {header_end},
+                                byte_ids("\n\n")}),
+                   toy::joined({byte_ids(R"({"name": "add", "arguments": {"a": 2, "b": 2}})"), {turn_end}}));
     }
 }
 

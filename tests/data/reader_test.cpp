@@ -304,9 +304,9 @@ TEST(Readers, AColumnWithoutANameInTheFileIsNotRead) {
     const toy::Folder folder;
     ReaderOptions options;
     options.columns = {{"input", ""}, {"instruction", "question"}, {"system", ""}, {"output", "system"}};
-    EXPECT_EQ(
-        numbered_rows(folder.write("a.jsonl", R"({"question": "q", "input": "note", "system": "o", "": "x"})"), options),
-        (NumberedRows{{1, {{"", "x"}, {"instruction", "q"}, {"output", "o"}}}}));
+    EXPECT_EQ(numbered_rows(folder.write("a.jsonl", R"({"question": "q", "input": "note", "system": "o", "": "x"})"),
+                            options),
+              (NumberedRows{{1, {{"", "x"}, {"instruction", "q"}, {"output", "o"}}}}));
 }
 
 TEST(Readers, AnObjectOfVeryManyKeysIsABadRow) {

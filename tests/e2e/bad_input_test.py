@@ -533,7 +533,7 @@ class Output(EndToEnd):
             (config, ["import-config", config, "--out", config]),
         ):
             before = file.read_bytes()
-            self.fail_with(USAGE, ["would write over", "Name another file"], *arguments)
+            self.fail_with(USAGE, ["is the file that", "Name another file"], *arguments)
             self.assertEqual(file.read_bytes(), before)
         self.assertFalse((self.folder / "s").exists())
 

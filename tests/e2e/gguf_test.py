@@ -224,7 +224,7 @@ class Gguf(EndToEnd):
         nowhere = self.folder / "none" / "m.gguf"
         self.fail_with(RUNTIME, f"cannot create {nowhere}", "export", "gguf", "--model", model, "--out", nowhere)
         self.fail_with(INPUT, "600 tokens", *export("--model", NF4_MODEL, "--tokenizer", TOKENIZERS / "llama2_small"))
-        self.fail_with(INPUT, "neither tokenizer.json nor tokenizer.model", *export("--model", NF4_MODEL))
+        self.fail_with(INPUT, "no tokenizer.json or tokenizer.model", *export("--model", NF4_MODEL))
         adapter = self.write_adapter(model)
         self.fail_with(USAGE, "Give it with --model.adapter_name_or_path", *export("--model", adapter))
         self.fail_with(USAGE, "f32, f16, bf16 or q8_0", *export("--adapter", adapter, "--type", "q4_0"))

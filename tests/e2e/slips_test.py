@@ -50,9 +50,15 @@ class Paths(EndToEnd):
             *("import-config", theirs, "--out", out),
         )
         self.assertNotIn(".tmp-", result.err)
+        (self.folder / "taken").write_text("")
         self.fail_with(
             RUNTIME,
             ["training.output_dir", "A file of that name is in the way"],
+            *self.train_arguments(LEGAL_BASE, rows, out="taken"),
+        )
+        self.fail_with(
+            USAGE,
+            ["the run would write over", "which data.train_file names"],
             *self.train_arguments(LEGAL_BASE, rows, out="train.jsonl"),
         )
 

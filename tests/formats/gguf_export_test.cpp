@@ -224,7 +224,7 @@ TEST_F(GgufExport, RefusesWhatCannotBe) {
     write_text(out_, "something");
     expect_error(ErrorKind::usage, {"m.gguf exists"},
                  [&] { export_model_gguf(model, small_vocabulary(), out_, f32_); });
-    expect_error(ErrorKind::usage, {"is no folder"},
+    expect_error(ErrorKind::runtime, {"There is no folder"},
                  [&] { export_model_gguf(model, small_vocabulary(), folder_ / "none/m.gguf", f32_); });
     EXPECT_EQ(read_file(out_), "something");
 }

@@ -88,7 +88,8 @@ TEST(MergedModel, AddsPeftsAdapterToDequantisedWeights) {
     EXPECT_EQ(model.changed_tensors(), 7);
     EXPECT_EQ(model.tensors().size(), base.tensors.all().size());
     for (const spec::TensorRule& rule : model.tensors()) {
-        const auto merged = merged_values_of(model.open(rule)), before = merged_values_of(*base.tensors.find(rule.hf_name));
+        const auto merged = merged_values_of(model.open(rule)),
+                   before = merged_values_of(*base.tensors.find(rule.hf_name));
         const bool adapted = rule.role == spec::TensorRole::linear && rule.layer == 1;
         if (!adapted) {
             EXPECT_EQ(merged, before) << rule.hf_name;
@@ -129,7 +130,9 @@ class WrittenPair : public testing::Test {
         base_.emplace(WeightFile::open((folder_ / "base").string()));
         adapter_.emplace(read_adapter(folder_ / "adapter", base_->spec));
     }
-    std::vector<float> base_values(const std::string& name) const { return merged_values_of(*base_->tensors.find(name)); }
+    std::vector<float> base_values(const std::string& name) const {
+        return merged_values_of(*base_->tensors.find(name));
+    }
     std::vector<float> merged_values(const MergedModel& model, const std::string& name) const {
         for (const spec::TensorRule& rule : model.tensors())
             if (rule.hf_name == name) return merged_values_of(model.open(rule));

@@ -48,10 +48,6 @@ class AtomicText {
     std::size_t written_ = 0;
 };
 
-/// usage Error when the file that `option` names is to be written and is one of those that are read, by whatever link.
-void require_other_file(const std::string& option, const std::filesystem::path& out,
-                        const std::vector<std::filesystem::path>& inputs);
-
 /// Copies `files`, which lie below the folder `from`, to the same places below `to`: atomically each, leaving out those
 /// that are there already under the same path.
 void copy_files(const std::vector<std::filesystem::path>& files, const std::filesystem::path& from,

@@ -55,9 +55,9 @@ class Parameters {
     /// Host memory for copies of saved(), which checkpoints are written from. None where saved() lies there itself.
     static void plan_copies(const ParameterTable& table, config::Optimizer optimizer, const Holding& holding,
                             memory::Plan& host);
-    /// Those of the plan; the other tensors are undefined.
+    /// Those of the plan; the other tensors are undefined. `host`: nullptr where plan_copies submitted nothing.
     static ops::AdamwState copies(const ParameterTable& table, config::Optimizer optimizer, const Holding& holding,
-                                  const memory::Arena& host);
+                                  const memory::Arena* host);
     /// Where the elements of one of the state's saved tensors lie among those of all ranks'.
     static ParameterSlice state_slice(const ParameterTable& table, config::Optimizer optimizer, Share share,
                                       at::Tensor ops::AdamwState::* member);
