@@ -95,7 +95,8 @@ TEST(Supervisor, AfterTheFirstRequestRanksHaveADeadline) {
 
 TEST(Supervisor, AFailureAfterARequestDoesNotPutOffTheDeadline) {
     Supervised ranks({.grace = seconds(1000), .until_stopped = milliseconds(300)},
-                     {deaf, "trap 'exit 4' TERM; ready; while :; do sleep 1; done"});
+                     // `wait` ends with the signal; a foreground `sleep` forked meanwhile would outlast the deadline.
+                     {deaf, "trap 'exit 4' TERM; sleep 1000 > /dev/null 2>&1 & ready; wait"});
     ranks.tell("step");
     ::kill(::getpid(), SIGTERM);
     EXPECT_EQ(exit_code(ranks.run(), SIGTERM), static_cast<int>(ErrorKind::runtime));
