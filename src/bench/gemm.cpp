@@ -16,7 +16,7 @@
 #include "unsloth/ops/dtype.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/gemm_trials.h"
-#include "unsloth/train/session.h"
+#include "unsloth/session/session.h"
 #include "unsloth/weights/layout.h"
 
 namespace unsloth::bench {

@@ -16,10 +16,10 @@
 #include "unsloth/generate/decoder.h"
 #include "unsloth/memory/plan.h"
 #include "unsloth/ops/profiler.h"
+#include "unsloth/placement/memory_use.h"
+#include "unsloth/session/session.h"
 #include "unsloth/train/json_number.h"
-#include "unsloth/train/memory_use.h"
 #include "unsloth/train/run_record.h"
-#include "unsloth/train/session.h"
 
 namespace unsloth::bench {
 namespace {
@@ -163,10 +163,10 @@ struct Delay {
 
 /// As the card's rates predict passes, where they do.
 std::shared_ptr<generate::PassTimes> pass_times(ops::Context& ctx, const config::Config& config,
-                                                const train::OpenedModel& opened) {
+                                                const session::OpenedModel& opened) {
     if (!ctx.is_cuda()) return std::make_shared<generate::PassTimes>();
     const bool in_4bit = config.model.load_in_4bit || opened.file->tensors.quantised_linears() > 0;
-    const planner::Card card = train::machine_of(ctx.device()).card;
+    const planner::Card card = placement::machine_of(ctx.device()).card;
     return std::make_shared<generate::PassTimes>(planner::DecodingTime::of(card, opened.file->spec, in_4bit));
 }
 
@@ -207,17 +207,17 @@ Delay delay_by_prompt(ops::Context& ctx, model::Model& model, int64_t rows, int6
 
 std::vector<config::BenchFigure> bench_generate(const config::LoadedConfig& given,
                                                 const config::BenchRequest& request) {
-    const config::LoadedConfig loaded = train::with_base(given, request.adapters);
+    const config::LoadedConfig loaded = session::with_base(given, request.adapters);
     const std::vector<int64_t> all_rows =
         request.batch > 0 ? std::vector<int64_t>{request.batch} : std::vector<int64_t>{1, 64, 256};
     const int64_t most = *std::max_element(all_rows.begin(), all_rows.end());
     const int64_t prompt = request.seq > 0 ? request.seq : 256, answer = request.new_tokens, context = prompt + answer;
-    const train::OpenedModel opened = train::open_model(loaded.config);
-    train::CacheSize cache = train::cache_for(most + 1, context);  // a prompt that goes in beside the rows
-    cache.shrinks = false;                                         // what is asked is measured, or refused
+    const session::OpenedModel opened = session::open_model(loaded.config);
+    placement::CacheSize cache = placement::cache_for(most + 1, context);  // a prompt that goes in beside the rows
+    cache.shrinks = false;                                                 // what is asked is measured, or refused
     cache.in_8_bit = request.kv_cache_dtype == config::KvCacheDtype::fp8;
     const int64_t singly = generate::BesideBounds{}.most;  // its tokens, a segment each
-    const train::LoadedModel benched = train::load_for_inference(
+    const session::LoadedModel benched = session::load_for_inference(
         loaded, opened,
         std::max(std::min(config::GenerateRequest{}.max_batch_tokens, most * prompt), most + 1 + singly),
         most + 1 + singly, most + 1, /*fewest_tokens=*/1, cache, request.adapters);

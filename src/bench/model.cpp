@@ -6,10 +6,11 @@
 
 #include "unsloth/core/philox.h"
 #include "unsloth/data/context_slice.h"
+#include "unsloth/placement/loading.h"
+#include "unsloth/placement/memory_use.h"
+#include "unsloth/placement/recipe.h"
+#include "unsloth/placement/stages.h"
 #include "unsloth/train/learning_rate.h"
-#include "unsloth/train/memory_use.h"
-#include "unsloth/train/recipe.h"
-#include "unsloth/train/stages.h"
 
 namespace unsloth::bench {
 namespace {
@@ -23,7 +24,7 @@ train::StepSettings settings_of(const config::Config& config, comm::Group* group
             .seed = 1,
             .loss_scaling = config.model.dtype == spec::DType::f16,
             .group = group,
-            .bucket_bytes = train::bucket_bytes(config, group)};
+            .bucket_bytes = placement::bucket_bytes(config, group)};
 }
 
 }  // namespace
@@ -53,28 +54,28 @@ data::StepBatch random_step(const spec::ModelSpec& spec, const std::vector<int64
 
 BenchedModel::BenchedModel(const config::LoadedConfig& loaded, at::Device device, const std::vector<int64_t>& lengths,
                            comm::Group* group, int64_t micro_batches, const comm::Mesh* mesh)
-    : opened_(train::open_model(loaded.config)) {
-    model::LoadRequest load = train::make_request(loaded, {.work = train::Work::bench,
-                                                           .device = device,
-                                                           .held = train::held_memory(*opened_.file, device),
-                                                           .ranks = train::ranks_of(group, mesh)});
+    : opened_(session::open_model(loaded.config)) {
+    model::LoadRequest load = placement::make_request(loaded, {.work = placement::Work::bench,
+                                                               .device = device,
+                                                               .held = placement::held_memory(*opened_.file, device),
+                                                               .ranks = placement::ranks_of(group, mesh)});
     const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
-    train::fit_to(load, opened_.file->spec,
-                  data::slice_limits({.tokens = tokens,
-                                      .segments = static_cast<int64_t>(lengths.size()),
-                                      .longest = *std::max_element(lengths.begin(), lengths.end()),
-                                      .labels = tokens},
-                                     load.cp.place()));
+    placement::fit_to(load, opened_.file->spec,
+                      data::slice_limits({.tokens = tokens,
+                                          .segments = static_cast<int64_t>(lengths.size()),
+                                          .longest = *std::max_element(lengths.begin(), lengths.end()),
+                                          .labels = tokens},
+                                         load.cp.place()));
     plan_ = std::make_unique<model::ModelPlan>(opened_.file, load);
     if (mesh != nullptr && mesh->pp() != nullptr) {
-        train::require_pipelined(loaded.config, device, plan_->spec().num_layers);
-        load.pp = train::plan_pipeline(loaded.config, *plan_, *mesh, *group, micro_batches);
+        placement::require_pipelined(loaded.config, device, plan_->spec().num_layers);
+        load.pp = placement::plan_pipeline(loaded.config, *plan_, *mesh, *group, micro_batches);
         plan_ = std::make_unique<model::ModelPlan>(opened_.file, load);
     }
-    train::choose_memory_use(loaded.config, *plan_, micro_batches);
-    train::require_memory(*plan_, train::memory_budget(loaded.config, device));
-    ctx_ = train::make_context(loaded.config, *plan_);
-    model_ = std::make_unique<model::Model>(*ctx_, plan_->load(*ctx_, train::load_share(group, *plan_)));
+    placement::choose_memory_use(loaded.config, *plan_, micro_batches);
+    placement::require_memory(*plan_, placement::memory_budget(loaded.config, device));
+    ctx_ = placement::make_context(loaded.config, *plan_);
+    model_ = std::make_unique<model::Model>(*ctx_, plan_->load(*ctx_, placement::load_share(group, *plan_)));
 }
 
 StepTimer::StepTimer(BenchedModel& benched, const config::Config& config, const std::vector<int64_t>& lengths,

@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "unsloth/train/session.h"
+#include "unsloth/session/session.h"
 #include "unsloth/train/step.h"
 
 namespace unsloth::bench {
@@ -23,7 +23,7 @@ class BenchedModel {
     model::Model& model() { return *model_; }
 
   private:
-    train::OpenedModel opened_;
+    session::OpenedModel opened_;
     std::unique_ptr<model::ModelPlan> plan_;
     std::unique_ptr<ops::Context> ctx_;
     std::unique_ptr<model::Model> model_;

@@ -16,7 +16,7 @@
 #include "unsloth/ops/device.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/nf4_gemm.h"
-#include "unsloth/train/session.h"
+#include "unsloth/session/session.h"
 #include "unsloth/weights/layout.h"
 
 namespace unsloth::bench {

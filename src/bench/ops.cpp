@@ -28,8 +28,8 @@
 #include "unsloth/ops/rope.h"
 #include "unsloth/ops/rows.h"
 #include "unsloth/ops/swiglu.h"
+#include "unsloth/session/session.h"
 #include "unsloth/spec/shapes.h"
-#include "unsloth/train/session.h"
 
 namespace unsloth::bench {
 namespace {
@@ -195,7 +195,7 @@ class OpBench {
     }
 
     void head() {
-        const int64_t rows = train::head_chunk_rows(spec_, dtype_, tokens_);
+        const int64_t rows = placement::head_chunk_rows(spec_, dtype_, tokens_);
         const at::Tensor logits = random({rows, spec_.vocab_size}), losses = floats({rows});
         const at::Tensor targets = at::randint(spec_.vocab_size, {rows}, options().dtype(at::kInt));
         const at::Tensor scalars =

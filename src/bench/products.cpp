@@ -6,7 +6,7 @@
 
 #include "bench/ops.h"
 #include "unsloth/core/error.h"
-#include "unsloth/train/session.h"
+#include "unsloth/session/session.h"
 
 namespace unsloth::bench {
 namespace {
@@ -47,7 +47,7 @@ class Operands {
 }  // namespace
 
 weights::LayerLayout adapted_layout(const config::LoadedConfig& loaded, const spec::ModelSpec& spec) {
-    return weights::make_layout(spec, spec::resolve_lora(train::lora_spec(loaded.config.lora), spec));
+    return weights::make_layout(spec, spec::resolve_lora(placement::lora_spec(loaded.config.lora), spec));
 }
 
 ProductBench::ProductBench(const config::LoadedConfig& loaded, at::Device device)
@@ -72,7 +72,8 @@ void for_each_layer_product(const weights::LayerLayout& layout, at::Device devic
 void for_each_head_product(const spec::ModelSpec& spec, at::Device device, at::ScalarType dtype, int64_t rows,
                            const std::function<void(const Product&)>& visit) {
     const Operands make(device, dtype);
-    const int64_t chunk = train::head_chunk_rows(spec, dtype, rows), vocab = spec.vocab_size, hidden = spec.hidden_size;
+    const int64_t chunk = placement::head_chunk_rows(spec, dtype, rows), vocab = spec.vocab_size,
+                  hidden = spec.hidden_size;
     visit(make.product("lm_head", chunk, vocab, hidden, hidden, true, hidden, vocab, false));
     visit(make.product("lm_head dx", chunk, hidden, vocab, vocab, false, hidden, hidden, false));
 }

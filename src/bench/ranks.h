@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "unsloth/comm/group.h"
-#include "unsloth/train/session.h"
+#include "unsloth/session/session.h"
 
 namespace unsloth::bench {
 

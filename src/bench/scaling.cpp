@@ -12,8 +12,8 @@
 #include "bench/ranks.h"
 #include "unsloth/comm/group.h"
 #include "unsloth/memory/plan.h"
-#include "unsloth/train/parallel.h"
-#include "unsloth/train/stages.h"
+#include "unsloth/placement/parallel.h"
+#include "unsloth/placement/stages.h"
 
 namespace unsloth::bench {
 namespace {
@@ -61,8 +61,8 @@ void bench_scaling(const config::LoadedConfig& loaded, const config::BenchReques
     const RankGroup ranks = meet_ranks(loaded, "bench scaling");
     const at::Device device = ranks.device;
     const std::unique_ptr<comm::Group>& group = ranks.group;
-    const comm::Mesh mesh(*group, train::choose_mesh(loaded.config.distributed, group->size()),
-                          train::several_chunks(loaded.config.distributed));
+    const comm::Mesh mesh(*group, placement::choose_mesh(loaded.config.distributed, group->size()),
+                          placement::several_chunks(loaded.config.distributed));
     const std::vector<int64_t> lengths = row_lengths(request.batch, request.seq, request.min_seq);
     const auto loading = Clock::now();
     BenchedModel benched(loaded, device, lengths, group.get(), request.accumulate, &mesh);

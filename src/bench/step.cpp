@@ -24,10 +24,10 @@
 #include "unsloth/ops/device.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/profiler.h"
+#include "unsloth/placement/kernels.h"
+#include "unsloth/placement/memory_use.h"
 #include "unsloth/planner/run_plan_text.h"
-#include "unsloth/train/kernels.h"
-#include "unsloth/train/memory_use.h"
-#include "unsloth/train/session.h"
+#include "unsloth/session/session.h"
 
 namespace unsloth::bench {
 namespace {
@@ -159,7 +159,8 @@ config::BenchResult bench_step(const config::LoadedConfig& loaded, const config:
     const model::LoadRequest& load = benched.request();
     const model::ModelPlan& plan = benched.plan();
     const double predicted_ms =
-        device.is_cuda() ? train::predicted_step_ms(plan, train::machine_of(device).card, request.accumulate) : 0;
+        device.is_cuda() ? placement::predicted_step_ms(plan, placement::machine_of(device).card, request.accumulate)
+                         : 0;
     const int64_t warmup = request.warmup_of(predicted_ms);
     say_what_comes(request, planner::describe_keep(load.run), warmup, predicted_ms);
     StepTimer timer(benched, loaded.config, lengths, nullptr, request.accumulate);
@@ -186,7 +187,7 @@ config::BenchResult bench_step(const config::LoadedConfig& loaded, const config:
                              operations.head / 2 / rate(forward_coded(load.sizes.head_coded)) +
                              operations.head / 2 / rate(head_dx_codes(load.sizes.head_coded) != spec::Codes::none) +
                              operations.attention / rates.compute);
-    const std::string places = train::describe_places(plan);
+    const std::string places = placement::describe_places(plan);
     const char* const computes = any(load.coded) ? name_of(load.coded) : name_of(loaded.config.model.dtype);
     const auto gib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); };
     nlohmann::ordered_json result{{"bench", "step"},
@@ -225,7 +226,7 @@ config::BenchResult bench_step(const config::LoadedConfig& loaded, const config:
                    ms * static_cast<double>(request.steps) / 1000, result);
     if (request.prints) std::cout << (request.json ? result.dump() : result.dump(2)) << std::endl;
     config::BenchResult summary;
-    if (device.is_cuda()) summary.untuned = train::tuned_products(*load.kernels, plan).untuned;
+    if (device.is_cuda()) summary.untuned = placement::tuned_products(*load.kernels, plan).untuned;
     summary.figures = {{"", 1000.0 * static_cast<double>(tokens) / ms, "tokens/s", floor_ms / ms}};
     return summary;
 }

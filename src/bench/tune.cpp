@@ -22,7 +22,7 @@
 #include "unsloth/core/log.h"
 #include "unsloth/ops/device.h"
 #include "unsloth/ops/kernel_table.h"
-#include "unsloth/train/memory_use.h"
+#include "unsloth/placement/memory_use.h"
 
 namespace unsloth::bench {
 namespace {
@@ -293,7 +293,7 @@ void run_tune(const config::LoadedConfig& loaded, const config::TuneRequest& ask
     settings.config.hardware.cuda_graphs = false;  // recorded steps keep the products that they were recorded with
     // The candidates' operands need room beside the plan.
     constexpr double share = 0.75, gib = 1 << 30;
-    const double budget = static_cast<double>(train::memory_budget(loaded.config, device).device) / gib;
+    const double budget = static_cast<double>(placement::memory_budget(loaded.config, device).device) / gib;
     settings.config.training.max_memory_gib = share * budget;
     const std::vector<int64_t> lengths = row_lengths(request.batch, request.seq, 0);
     BenchedModel benched(settings, device, lengths);

@@ -2,10 +2,10 @@
 #include "unsloth/config/engine.h"
 
 #include "unsloth/bench/bench.h"
+#include "unsloth/commands/commands.h"
+#include "unsloth/commands/examine.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
-#include "unsloth/train/commands.h"
-#include "unsloth/train/examine.h"
 #include "unsloth/train/trainer.h"
 
 namespace unsloth::engine {
@@ -29,20 +29,20 @@ class EngineImpl final : public config::Engine {
         guarded([&] { train::Trainer(loaded).run(); });
     }
     void score(const config::LoadedConfig& loaded, const config::ScoreRequest& request) override {
-        guarded([&] { train::run_score(loaded, request); });
+        guarded([&] { commands::run_score(loaded, request); });
     }
     void generate(const config::LoadedConfig& loaded, const config::GenerateRequest& request) override {
-        guarded([&] { train::run_generate(loaded, request); });
+        guarded([&] { commands::run_generate(loaded, request); });
     }
     void evaluate(const config::LoadedConfig& loaded, const config::EvaluateRequest& request) override {
-        guarded([&] { train::run_evaluate(loaded, request); });
+        guarded([&] { commands::run_evaluate(loaded, request); });
     }
     void replay(const config::ReplayRequest& request) override {
-        guarded([&] { train::run_replay(request); });
+        guarded([&] { commands::run_replay(request); });
     }
     config::LogitComparison compare_logits(const config::CompareRequest& request) override {
         config::LogitComparison found;
-        guarded([&] { found = train::compare_logits(request); });
+        guarded([&] { found = commands::compare_logits(request); });
         return found;
     }
     config::BenchResult bench(const config::LoadedConfig& loaded, const config::BenchRequest& request) override {
@@ -55,11 +55,11 @@ class EngineImpl final : public config::Engine {
     }
     bool plan(const config::LoadedConfig& loaded, const config::PlanRequest& request) override {
         bool fits = false;
-        guarded([&] { fits = train::run_plan(loaded, request); });
+        guarded([&] { fits = commands::run_plan(loaded, request); });
         return fits;
     }
     std::vector<config::DeviceReport> examine_devices(double seconds) override {
-        return train::examine_devices(seconds);
+        return commands::examine_devices(seconds);
     }
 };
 

@@ -1,12 +1,14 @@
-#include "train/answers.h"
+#include "unsloth/train/answers.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/progress.h"
 #include "unsloth/generate/decoder.h"
+#include "unsloth/session/session.h"
 #include "unsloth/train/step.h"
 
 namespace unsloth::train {
@@ -19,8 +21,8 @@ const char* metric_name(config::AnswerMetric metric) {
 }
 
 /// What every rank answered, question by question: rank r has answered r, r + ranks, …
-std::vector<Prompt> all_answers(const std::vector<Prompt>& own, std::size_t questions, int64_t most_tokens,
-                                comm::Group& group, at::Device device) {
+std::vector<session::Prompt> all_answers(const std::vector<session::Prompt>& own, std::size_t questions,
+                                         int64_t most_tokens, comm::Group& group, at::Device device) {
     const auto ranks = static_cast<std::size_t>(group.size());
     const auto most = static_cast<int64_t>((questions + ranks - 1) / ranks);
     const at::Tensor ids = at::zeros({most, 1 + most_tokens}, at::kInt);  // an answer's length, and it
@@ -34,7 +36,7 @@ std::vector<Prompt> all_answers(const std::vector<Prompt>& own, std::size_t ques
     group.all().all_gather(ids.to(device), all, "answers to the evaluation's rows");
     const at::Tensor there = all.cpu();
     group.check();
-    std::vector<Prompt> answers;
+    std::vector<session::Prompt> answers;
     for (std::size_t i = 0; i < questions; ++i) {
         const int64_t at = static_cast<int64_t>(i % ranks) * most + static_cast<int64_t>(i / ranks);
         const int32_t* const row = there.const_data_ptr<int32_t>() + at * (1 + most_tokens);
@@ -45,9 +47,10 @@ std::vector<Prompt> all_answers(const std::vector<Prompt>& own, std::size_t ques
 
 }  // namespace
 
-AnswerEvaluator::AnswerEvaluator(const AnswerRules& rules, const data::Dataset& rows, const OpenedModel& opened,
+AnswerEvaluator::AnswerEvaluator(const AnswerRules& rules, const data::Dataset& rows,
+                                 const session::OpenedModel& opened,
                                  const std::vector<std::pair<std::string, std::string>>& files)
-    : rules_(rules), tokenizer_(opened.tokenizer()), stops_(stop_ids(tokenizer_, opened.file->spec)) {
+    : rules_(rules), tokenizer_(opened.tokenizer()), stops_(session::stop_ids(tokenizer_, opened.file->spec)) {
     if (!rules.regex.empty()) pattern_.emplace(rules.regex, rules.regex_option);
     for (const auto& [name, file] : files) sets_.push_back(name);
     for (int64_t i = 0; i < rows.size(); ++i) {
@@ -77,8 +80,8 @@ AnswerEvaluator::Question AnswerEvaluator::question_of(const data::Sample& sampl
         throw input_error(cat("row ", sample.row, " has no prompt before its answer"),
                           "Answers can be judged of rows of prompts or messages whose prompt is no target.");
     const auto ids = [&](std::size_t from, std::size_t to) {
-        return Prompt(sample.ids.begin() + static_cast<std::ptrdiff_t>(from),
-                      sample.ids.begin() + static_cast<std::ptrdiff_t>(to));
+        return session::Prompt(sample.ids.begin() + static_cast<std::ptrdiff_t>(from),
+                               sample.ids.begin() + static_cast<std::ptrdiff_t>(to));
     };
     Question question{sample.row, set, ids(first, begin), tokenizer_.decode(ids(begin, end), /*skip_special=*/true),
                       ""};
@@ -107,7 +110,8 @@ bool AnswerEvaluator::is_right(const std::string& answer, const Question& questi
 }
 
 /// This rank's; those that a signal cut off are empty.
-std::vector<Prompt> AnswerEvaluator::answers(model::Model& model, ops::Context& ctx, comm::Group* group) const {
+std::vector<session::Prompt> AnswerEvaluator::answers(model::Model& model, ops::Context& ctx,
+                                                      comm::Group* group) const {
     std::vector<generate::Request> requests;
     const std::size_t step = group == nullptr ? 1 : static_cast<std::size_t>(group->size());
     for (std::size_t i = group == nullptr ? 0 : static_cast<std::size_t>(group->rank()); i < questions_.size();
@@ -118,7 +122,7 @@ std::vector<Prompt> AnswerEvaluator::answers(model::Model& model, ops::Context& 
     Progress progress("answering", static_cast<int64_t>(requests.size()));
     generate::Decoder decoder(ctx, model,  // nobody reads along: prompts go in as fast as may be
                               {.rows = rows(), .context = context(), .beside_tokens = model.sizes().tokens});
-    std::vector<Prompt> own(requests.size());
+    std::vector<session::Prompt> own(requests.size());
     const auto ended = [&](int64_t number, const generate::Answer& answer) {
         own[static_cast<std::size_t>(number)] = answer.ids;
         progress.add();
@@ -129,7 +133,7 @@ std::vector<Prompt> AnswerEvaluator::answers(model::Model& model, ops::Context& 
     return own;
 }
 
-AnswerEvaluator::Result AnswerEvaluator::judge(const std::vector<Prompt>& answers) const {
+AnswerEvaluator::Result AnswerEvaluator::judge(const std::vector<session::Prompt>& answers) const {
     struct Score {
         int64_t right = 0, answers = 0;
         double share() const { return static_cast<double>(right) / static_cast<double>(std::max<int64_t>(answers, 1)); }
@@ -163,7 +167,7 @@ AnswerEvaluator::Result AnswerEvaluator::judge(const std::vector<Prompt>& answer
 
 std::optional<AnswerEvaluator::Result> AnswerEvaluator::run(model::Model& model, ops::Context& ctx, comm::Group* group,
                                                             int& signal) const {
-    std::vector<Prompt> given = answers(model, ctx, group);
+    std::vector<session::Prompt> given = answers(model, ctx, group);
     signal = agree_on_signal(group, ctx.device(), "answers to the evaluation's rows");
     if (signal != 0) return std::nullopt;
     if (group != nullptr) given = all_answers(given, questions_.size(), rules_.max_new_tokens, *group, ctx.device());

@@ -13,11 +13,11 @@
 #include "unsloth/core/path_advice.h"
 #include "unsloth/formats/checkpoint_folder.h"
 #include "unsloth/formats/result_folder.h"
+#include "unsloth/placement/kernels.h"
 #include "unsloth/report/page.h"
 #include "unsloth/report/run.h"
 #include "unsloth/tokenizer/tokenizer.h"
 #include "unsloth/train/anomaly.h"
-#include "unsloth/train/kernels.h"
 
 namespace unsloth::train {
 namespace {
@@ -121,7 +121,8 @@ std::vector<std::string> state_entries(const Folder& folder) {
     std::vector<std::string> names = formats::result_entries(folder.path()).state;
     const auto add = [&](const std::string& name) { names.push_back(name); };
     std::ranges::for_each(records({}), add);
-    std::ranges::for_each(std::initializer_list<const char*>{anomalies_folder, kernels_file, report::facts_file}, add);
+    std::ranges::for_each(
+        std::initializer_list<const char*>{anomalies_folder, placement::kernels_file, report::facts_file}, add);
     std::erase_if(names, [&](const std::string& name) {
         const auto entry = folder.look(name);
         return !entry || !folder.owns(*entry);

@@ -12,7 +12,7 @@
 #include "unsloth/core/files.h"
 #include "unsloth/core/log.h"
 #include "unsloth/formats/checkpoint_folder.h"
-#include "unsloth/train/kernels.h"
+#include "unsloth/placement/kernels.h"
 #include "unsloth/train/save.h"
 
 namespace unsloth::train {
@@ -105,7 +105,7 @@ void RunSaver::write_checkpoint(formats::CheckpointWriter& writer, const Snapsho
                                 const RunMoment& moment) const {
     write_share(writer.folder(), snapshot);
     write_file_atomically(writer.folder() / "run_config.json", files_.config);
-    if (!files_.kernels.empty()) write_file_atomically(writer.folder() / kernels_file, files_.kernels);
+    if (!files_.kernels.empty()) write_file_atomically(writer.folder() / placement::kernels_file, files_.kernels);
     formats::write_run_state(writer.folder(), moment.run);
     await_others(writer.folder());
     write_result(writer.folder(),

@@ -2,21 +2,23 @@
 
 #include <nlohmann/json.hpp>
 
-#include "train/generation.h"
 #include "train/row_file.h"
 #include "unsloth/core/error.h"
 #include "unsloth/generate/decoder.h"
 #include "unsloth/report/run.h"
+#include "unsloth/session/generation.h"
+#include "unsloth/session/session.h"
 
 namespace unsloth::train {
 
-Samples::Samples(const config::Config& config, const OpenedModel& opened, const std::string& rows)
+Samples::Samples(const config::Config& config, const session::OpenedModel& opened, const std::string& rows)
     : output_dir_(config.training.output_dir),
       max_new_tokens_(config.training.sample_max_new_tokens),
       tokenizer_(opened.tokenizer()),
-      prompts_(read_prompts(*config.training.sample_prompts, PromptEncoder(tokenizer_, config.data, rows))),
-      stops_(stop_ids(tokenizer_, opened.file->spec)),
-      longest_(longest_of(prompts_)) {
+      prompts_(session::read_prompts(*config.training.sample_prompts,
+                                     session::PromptEncoder(tokenizer_, config.data, rows))),
+      stops_(session::stop_ids(tokenizer_, opened.file->spec)),
+      longest_(session::longest_of(prompts_)) {
     if (room() > opened.file->spec.usable_positions())
         throw usage_error(cat("training.sample_prompts and sample_max_new_tokens take ", room(),
                               " positions, the model allows ", opened.file->spec.usable_positions()),
@@ -29,7 +31,7 @@ void Samples::answer(ops::Context& ctx, model::Model& model, int64_t step, doubl
     if (!rows_) rows_ = std::make_unique<RowFile>(output_dir_, report::samples_file, after_step);
     generate::Decoder decoder(ctx, model, {.rows = 1, .context = room()});  // the cache has room for one
     std::vector<generate::Request> requests;
-    for (const Prompt& prompt : prompts_)
+    for (const session::Prompt& prompt : prompts_)
         requests.push_back({.prompt = prompt, .max_new_tokens = max_new_tokens_, .stop_ids = stops_});
     const std::vector<generate::Answer> answers = decoder.answer(std::move(requests));
     for (std::size_t i = 0; i < prompts_.size(); ++i)

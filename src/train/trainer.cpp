@@ -7,7 +7,6 @@
 #include <map>
 #include <sstream>
 
-#include "train/answers.h"
 #include "train/output_folder.h"
 #include "train/row_file.h"
 #include "unsloth/config/load.h"
@@ -20,17 +19,19 @@
 #include "unsloth/memory/plan.h"
 #include "unsloth/ops/device.h"
 #include "unsloth/ops/profiler.h"
+#include "unsloth/placement/agreement.h"
+#include "unsloth/placement/kernels.h"
+#include "unsloth/placement/loading.h"
+#include "unsloth/placement/memory_use.h"
+#include "unsloth/placement/parallel.h"
+#include "unsloth/placement/stages.h"
 #include "unsloth/planner/run_plan_text.h"
 #include "unsloth/report/hardware_rate.h"
 #include "unsloth/report/run.h"
 #include "unsloth/report/sinks.h"
 #include "unsloth/spec/finite_sites.h"
-#include "unsloth/train/agreement.h"
-#include "unsloth/train/kernels.h"
+#include "unsloth/train/answers.h"
 #include "unsloth/train/learning_rate.h"
-#include "unsloth/train/memory_use.h"
-#include "unsloth/train/parallel.h"
-#include "unsloth/train/stages.h"
 
 namespace unsloth::train {
 namespace {
@@ -63,14 +64,14 @@ Trainer::Trainer(const config::LoadedConfig& loaded, Purpose purpose)
                               environment_.local_world_size, " processes on one GPU"),
                           "Leave it at auto: each process takes the GPU of its number.");
     for (const std::string& note : loaded.notes) log::info(note);
-    const comm::MeshShape mesh = choose_mesh(config().distributed, environment_.world_size);
+    const comm::MeshShape mesh = placement::choose_mesh(config().distributed, environment_.world_size);
     nccl_ = comm::set_nccl_environment(config().distributed.nccl);
     group_ = comm::make_group(environment_, device_, std::chrono::seconds(config().distributed.ddp_timeout));
     telling_others([this, mesh] {
-        if (group_) mesh_.emplace(*group_, mesh, several_chunks(config().distributed));
+        if (group_) mesh_.emplace(*group_, mesh, placement::several_chunks(config().distributed));
         const comm::Busy starting(group_.get(), "looking for checkpoints and opening the model");
-        opened_ = open_model(config());
-        require_positions(loaded_, opened_.file->spec);
+        opened_ = session::open_model(config());
+        session::require_positions(loaded_, opened_.file->spec);
         settle_learning_rate();
         if (purpose_ == Purpose::trains) require_own_output(config(), opened_.file->checkpoint.folder());
         open_output();
@@ -104,12 +105,12 @@ void Trainer::telling_others(const std::function<void()>& work) const {
 void Trainer::require_agreement() const {
     if (group_ == nullptr) return;
     const data::DatasetStats& stats = loader_->dataset().stats();
-    const std::string own = cat("data: ", loader_->dataset().size(), " rows, ", stats.tokens, " tokens, ",
-                                stats.trained_tokens, " of them targets\n", "rows: ", data_fingerprint_, "\n",
-                                "checkpoint: ", resume_ ? resume_->state.progress.step : 0, "\n",
-                                "model: ", opened_.file->tensors.parameters(), " parameters, ",
-                                opened_.file->tensors.quantised_linears(), " linears in 4 bit, samples of the values ",
-                                sample_hash(opened_.file->checkpoint), "\n", config::config_to_json(config()));
+    const std::string own = cat(
+        "data: ", loader_->dataset().size(), " rows, ", stats.tokens, " tokens, ", stats.trained_tokens,
+        " of them targets\n", "rows: ", data_fingerprint_, "\n",
+        "checkpoint: ", resume_ ? resume_->state.progress.step : 0, "\n", "model: ", opened_.file->tensors.parameters(),
+        " parameters, ", opened_.file->tensors.quantised_linears(), " linears in 4 bit, samples of the values ",
+        placement::sample_hash(opened_.file->checkpoint), "\n", config::config_to_json(config()));
     const std::vector<std::string> all = group_->gather(own, "the comparison of configurations");
     for (std::size_t rank = 1; rank < all.size(); ++rank) {
         if (all[rank] == all[0]) continue;
@@ -124,10 +125,10 @@ void Trainer::require_agreement() const {
 }
 
 void Trainer::load() {
-    require_memory(*plan_, budget());
+    placement::require_memory(*plan_, budget());
     if (instruction_) instruction_->load(group_.get());
-    ctx_ = make_context(config(), *plan_);
-    model_ = std::make_unique<model::Model>(*ctx_, plan_->load(*ctx_, load_share(group_.get(), *plan_)));
+    ctx_ = placement::make_context(config(), *plan_);
+    model_ = std::make_unique<model::Model>(*ctx_, plan_->load(*ctx_, placement::load_share(group_.get(), *plan_)));
     if (reference_rows_) score_references();
     const config::TrainingOptions& t = config().training;
     StepSettings settings;
@@ -136,13 +137,13 @@ void Trainer::load() {
     settings.max_grad_norm = t.max_grad_norm;
     settings.seed = static_cast<uint64_t>(t.seed);
     settings.group = group_.get();
-    settings.bucket_bytes = bucket_bytes(config(), group_.get());
+    settings.bucket_bytes = placement::bucket_bytes(config(), group_.get());
     settings.loss_scaling = config().model.dtype == spec::DType::f16;
     settings.skip_on_spike = t.skip_on_spike;
     stepper_ = std::make_unique<Stepper>(*ctx_, *model_, settings);
     hardware_rate_ = report::dense_bf16_rate(ops::device_name(device_));
     if (resume_) restore();
-    if (writes_part(mesh_shape(), model_->parameters()->share(), environment_.rank))
+    if (placement::writes_part(mesh_shape(), model_->parameters()->share(), environment_.rank))
         saver_.emplace(run_files(), *ctx_, model_->parameters()->saved(), model_->parts().copies);
 }
 
@@ -152,9 +153,9 @@ void Trainer::begin_folder() const {
     if (replaces_) remove_state(folder);
     write_file_atomically(folder / "run_config.json", config::config_to_json(effective_config()));
     if (const spec::KernelTable& kernels = *plan_->request().kernels; kernels.choices.empty()) {
-        remove_or_warn(folder / kernels_file);  // of the run that was there before
+        remove_or_warn(folder / placement::kernels_file);  // of the run that was there before
     } else {
-        write_file_atomically(folder / kernels_file, spec::kernels_text(kernels));
+        write_file_atomically(folder / placement::kernels_file, spec::kernels_text(kernels));
     }
 }
 
@@ -188,7 +189,7 @@ void Trainer::run_together() {
                           "Create it, or name a file in one that exists.");
     if (leads()) report::require_sinks(config(), folder, ops::pci_address(device_));
     if (config().training.max_steps == 0) {
-        require_memory(*plan_, budget());
+        placement::require_memory(*plan_, budget());
         if (leads() && config().logging.progress == config::ProgressStyle::json) print_plan();
         log::info("max_steps 0: everything is valid and planned; nothing was trained");
         return;

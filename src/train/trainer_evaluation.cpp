@@ -1,12 +1,13 @@
 // What the trainer looks at between steps: the evaluation's rows, the sampled prompts; and single steps, for tools.
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 
-#include "train/answers.h"
 #include "train/row_file.h"
 #include "unsloth/comm/group.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
+#include "unsloth/train/answers.h"
 #include "unsloth/train/trainer.h"
 
 namespace unsloth::train {
@@ -31,7 +32,7 @@ void Trainer::maybe_evaluate(int64_t step) {
     progress_.evaluation_due = !report && step < total_steps_;  // the last one belongs to the end of every run
     if (!report) stop_for(agreed_signal_);
     if (!std::isfinite(report->loss) && leads())
-        log::warning("the loss of the evaluation at step ", step, " is not finite. ", overflow_advice);
+        log::warning("the loss of the evaluation at step ", step, " is not finite. ", session::overflow_advice);
     for (const auto& observer : observers_) observer->on_eval(*report);
     history_.on_eval(*report);
     summary_.eval_seconds += report->seconds;

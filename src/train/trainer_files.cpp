@@ -15,7 +15,7 @@
 #include "unsloth/core/path_advice.h"
 #include "unsloth/formats/base_mark.h"
 #include "unsloth/formats/checkpoint_folder.h"
-#include "unsloth/train/agreement.h"
+#include "unsloth/placement/agreement.h"
 #include "unsloth/train/trainer.h"
 
 namespace unsloth::train {
@@ -234,8 +234,8 @@ void Trainer::save_while_training() {
 void Trainer::require_same_values() {
     if (!group_ || compared_step_ == progress_.step) return;
     if (model_->parameters()->share().size > 1 && model_->parameters()->holding().has_copies()) return;  // no two have
-    require_equal_hashes(*group_, values_hash(model_->parameters()->values_P), progress_.step,
-                         model_->pipeline().stage().size);
+    placement::require_equal_hashes(*group_, placement::values_hash(model_->parameters()->values_P), progress_.step,
+                                    model_->pipeline().stage().size);
     compared_step_ = progress_.step;
 }
 

@@ -3,7 +3,6 @@
 #include <chrono>
 #include <utility>
 
-#include "train/answers.h"
 #include "train/references.h"
 #include "unsloth/comm/peer_memory.h"
 #include "unsloth/core/error.h"
@@ -14,13 +13,15 @@
 #include "unsloth/data/run_tokenizer.h"
 #include "unsloth/formats/base_mark.h"
 #include "unsloth/memory/plan.h"
+#include "unsloth/placement/agreed_plan.h"
+#include "unsloth/placement/agreement.h"
+#include "unsloth/placement/kernels.h"
+#include "unsloth/placement/loading.h"
+#include "unsloth/placement/recipe.h"
+#include "unsloth/placement/stages.h"
 #include "unsloth/report/run.h"
-#include "unsloth/train/agreed_plan.h"
-#include "unsloth/train/agreement.h"
-#include "unsloth/train/kernels.h"
+#include "unsloth/train/answers.h"
 #include "unsloth/train/learning_rate.h"
-#include "unsloth/train/recipe.h"
-#include "unsloth/train/stages.h"
 #include "unsloth/train/trainer.h"
 
 namespace unsloth::train {
@@ -51,7 +52,7 @@ void Trainer::settle_learning_rate() {
 
 void Trainer::open_data() {
     data::TrainingData data =
-        data::load_training_data(config(), opened_.limits(), encoder_maker(opened_, config()),
+        data::load_training_data(config(), opened_.limits(), session::encoder_maker(opened_, config()),
                                  data::run_encoder_fingerprint(opened_.tokenizer_folder, config().data));
     if (data.eval) eval_rows_ = std::move(*data.eval);
     data::LoaderOptions options = data::loader_options(config(), data_rank(), data_ranks());
@@ -89,26 +90,27 @@ void Trainer::open_data() {
 
 void Trainer::make_plan() {
     if (config().training.objective == config::Objective::distill) {
-        instruction_ = std::make_unique<Instruction>(loaded_, opened_, device_);
+        instruction_ = std::make_unique<session::Instruction>(loaded_, opened_, device_);
         instruction_->require(loader_->dataset(), "the training rows");
         instruction_->require(eval_rows_, "the evaluation's rows");
     }
     objective_ = objective::make_objective(config(), device_, references_, mesh_ ? mesh_->stage() : nullptr,
                                            instruction_ ? &instruction_->teacher() : nullptr);
-    if (mesh_ && mesh_->pp() != nullptr) require_pipelined(config(), device_, opened_.file->spec.num_layers);
-    Recipe recipe{.device = device_,
-                  .kernels = kernel_table_of(resume_ ? resume_->folder.string() : "", config(), device_),
-                  .held = held_memory(*opened_.file, device_),
-                  .ranks = ranks_of(group_.get(), mesh_ ? &*mesh_ : nullptr),
-                  .teacher_tokens = instruction_ ? instruction_->named_tokens() : 0};
+    if (mesh_ && mesh_->pp() != nullptr) placement::require_pipelined(config(), device_, opened_.file->spec.num_layers);
+    placement::Recipe recipe{
+        .device = device_,
+        .kernels = placement::kernel_table_of(resume_ ? resume_->folder.string() : "", config(), device_),
+        .held = placement::held_memory(*opened_.file, device_),
+        .ranks = placement::ranks_of(group_.get(), mesh_ ? &*mesh_ : nullptr),
+        .teacher_tokens = instruction_ ? instruction_->named_tokens() : 0};
     recipe.ranks.reach =
-        divides_base(config()) && group_ && comm::can_share_memory(*group_, mesh_->copies_here(), device_);
-    model::LoadRequest request = make_request(loaded_, recipe);
+        placement::divides_base(config()) && group_ && comm::can_share_memory(*group_, mesh_->copies_here(), device_);
+    model::LoadRequest request = placement::make_request(loaded_, recipe);
     UNSLOTH_CHECK(request.weighs == objective_->weighs(), "a plan for another objective");
     if (request.adapter && leads())
         formats::warn_of_other_base(formats::read_adapter(*request.adapter, opened_.file->spec), *opened_.file,
                                     config().model.path);
-    const std::vector<Answering> answers = answering();  // on all ranks: their plans are alike
+    const std::vector<placement::Answering> answers = answering();  // on all ranks: their plans are alike
     choose_pass_rows(request, answers);
     data::BatchLimits limits = loader_->limits();
     if (eval_rows_.size() > 0) {
@@ -118,15 +120,15 @@ void Trainer::make_plan() {
         widen(limits, evaluator_->limits());
     }
     if (objective::needs_references(config())) plan_references(limits);
-    fit_to(request, opened_.file->spec, limits, answers);
+    placement::fit_to(request, opened_.file->spec, limits, answers);
     if (instruction_) instruction_->plan(request, group_.get());
     plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);
     if (mesh_ && mesh_->pp() != nullptr) {
-        request.pp = plan_pipeline(config(), *plan_, *mesh_, *group_, loader_->passes_of_step());
+        request.pp = placement::plan_pipeline(config(), *plan_, *mesh_, *group_, loader_->passes_of_step());
         plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);
     }
     choose_plan();
-    TeacherPlan* const teacher = instruction_ ? instruction_->plan() : nullptr;
+    session::TeacherPlan* const teacher = instruction_ ? instruction_->plan() : nullptr;
     if (teacher != nullptr && !fits_everywhere() && teacher->move_to_host()) {
         *plan_ = plan_->with(plan_->request());  // may find more of its base in host memory then
         choose_plan();
@@ -146,51 +148,52 @@ std::string Trainer::plan_before() const {
 }
 
 /// training.micro_batch auto.
-void Trainer::choose_pass_rows(model::LoadRequest& request, const std::vector<Answering>& answering) {
-    if (!may_regroup(config(), device_)) return;
-    PassChoice choice;
+void Trainer::choose_pass_rows(model::LoadRequest& request, const std::vector<placement::Answering>& answering) {
+    if (!placement::may_regroup(config(), device_)) return;
+    placement::PassChoice choice;
     choice.given = config().training.per_device_train_batch_size;
     choice.of_step = loader_->rows_of_step();
     choice.plan_of = [&](int64_t rows) {
         loader_->set_pass_rows(rows);
         model::LoadRequest pass = request;
-        fit_to(pass, opened_.file->spec, loader_->limits(), answering);
+        placement::fit_to(pass, opened_.file->spec, loader_->limits(), answering);
         return model::ModelPlan(opened_.file, pass);
     };
     const data::EpochCounts epoch = loader_->count_epoch(0);
     loader_->set_pass_rows(1);
     choice.usual = static_cast<double>(epoch.tokens) / static_cast<double>(loader_->rows_per_epoch()) /
                    static_cast<double>(loader_->limits().tokens * context().size);
-    request.run.pass_rows = choose_pass_rows_together(config(), choice, device_, group_.get(), plan_before());
+    request.run.pass_rows =
+        placement::choose_pass_rows_together(config(), choice, device_, group_.get(), plan_before());
     loader_->set_pass_rows(request.run.pass_rows);
     log::info("passes     of ", request.run.pass_rows, " rows, ", loader_->passes_of_step(), " a step");
 }
 
 void Trainer::choose_plan() {
-    choose_together(config(), *plan_, loader_->passes_of_step(), group_.get(), plan_before(), taken());
+    placement::choose_together(config(), *plan_, loader_->passes_of_step(), group_.get(), plan_before(), taken());
 }
 
 const model::ModelPlan* Trainer::teachers_plan() const {
-    const TeacherPlan* const teacher = instruction_ ? instruction_->plan() : nullptr;
+    const session::TeacherPlan* const teacher = instruction_ ? instruction_->plan() : nullptr;
     return teacher != nullptr ? &teacher->plan() : nullptr;
 }
 
 /// By the teacher, if there is one: it is loaded first.
-MemoryBudget Trainer::taken() const {
-    const TeacherPlan* const teacher = instruction_ ? instruction_->plan() : nullptr;
-    return teacher != nullptr ? teacher->need() : MemoryBudget{};
+placement::MemoryBudget Trainer::taken() const {
+    const session::TeacherPlan* const teacher = instruction_ ? instruction_->plan() : nullptr;
+    return teacher != nullptr ? teacher->need() : placement::MemoryBudget{};
 }
 
 /// What the plan may take.
-MemoryBudget Trainer::budget() const {
-    Machine machine = machine_of(device_);
+placement::MemoryBudget Trainer::budget() const {
+    placement::Machine machine = placement::machine_of(device_);
     machine.taken = taken();
-    return memory_budget(config(), device_, machine);
+    return placement::memory_budget(config(), device_, machine);
 }
 
 /// Of all ranks alike.
 bool Trainer::fits_everywhere() const {
-    const bool own = fits(*plan_, budget());
+    const bool own = placement::fits(*plan_, budget());
     if (!group_) return own;
     const std::vector<std::string> all = group_->gather(own ? "fits" : "", "whether the plans fit");
     return std::all_of(all.begin(), all.end(), [](const std::string& answer) { return !answer.empty(); });
@@ -205,9 +208,9 @@ void Trainer::plan_references(data::BatchLimits& limits) {
 }
 
 /// Sampled prompts, and the rows whose answers evaluations judge.
-std::vector<Answering> Trainer::answering() {
+std::vector<placement::Answering> Trainer::answering() {
     const config::TrainingOptions& t = config().training;
-    std::vector<Answering> needs;
+    std::vector<placement::Answering> needs;
     if (purpose_ != Purpose::trains) return needs;
     if (t.sample_prompts) {
         samples_ = std::make_unique<Samples>(config(), opened_, data::format_name(loader_->dataset().stats().format));
@@ -233,7 +236,7 @@ void Trainer::score_references() {
     for (const objective::References* references : {&references_, &eval_references_})
         if (const at::Tensor& values = references->values(); values.defined() && !values.isfinite().all().item<bool>())
             throw runtime_failure(cat("the reference's log-probabilities are not finite", bad_weight()),
-                                  overflow_advice);
+                                  session::overflow_advice);
     log::info("reference  ", of_base ? "base" : "initial", ": ", reference_rows_->dataset().size(),
               model_->counts().qkv > 0 ? " rows scored in " : " rows from the cache in ",
               duration_text(seconds_since(start)));
@@ -250,14 +253,14 @@ ReferenceCache Trainer::reference_cache(model::PolicyScope scope) const {
     const model::LoadRequest& request = plan_->request();
     std::string adapters = "none";
     if (scope != model::PolicyScope::base) {
-        adapters = values_hash(model_->parameters()->values_P);
+        adapters = placement::values_hash(model_->parameters()->values_P);
         if (!model_->parameters()->holds_all())  // each rank has its own
             for (const std::string& hash : group_->gather(std::exchange(adapters, ""), "the hashes of all ranks"))
                 adapters += hash;
     }
     ContentHash kernels;
     kernels.add(spec::kernels_text(*request.kernels));
-    cache.key = cat("references of ", version, " ", sample_hash(opened_.file->checkpoint), " ",
+    cache.key = cat("references of ", version, " ", placement::sample_hash(opened_.file->checkpoint), " ",
                     plan_->base_description(), " ", name_of(config().model.dtype), " adapters ", adapters, " ",
                     memory::describe_device(device_), " ", kernels.hex(), " ", request.sizes.deterministic, " tokens ",
                     request.sizes.tokens, " ranks ", environment_.world_size, " threads ", cpu_threads());

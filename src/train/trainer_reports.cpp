@@ -5,10 +5,10 @@
 #include <cmath>
 #include <cstdio>
 #include <iostream>
+#include <nlohmann/json.hpp>
 #include <thread>
 #include <utility>
 
-#include "train/plan_json.h"
 #include "unsloth/config/load.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/host.h"
@@ -16,12 +16,13 @@
 #include "unsloth/data/describe.h"
 #include "unsloth/formats/finite.h"
 #include "unsloth/memory/plan.h"
+#include "unsloth/placement/kernels.h"
+#include "unsloth/placement/memory_use.h"
+#include "unsloth/placement/plan_json.h"
+#include "unsloth/placement/stages.h"
 #include "unsloth/planner/run_plan_text.h"
 #include "unsloth/spec/finite_sites.h"
-#include "unsloth/train/kernels.h"
 #include "unsloth/train/learning_rate.h"
-#include "unsloth/train/memory_use.h"
-#include "unsloth/train/stages.h"
 #include "unsloth/train/trainer.h"
 
 namespace unsloth::train {
@@ -78,10 +79,10 @@ void Trainer::banner() const {
                   data_ranks() < environment_.world_size ? cat("; ", data_ranks(), " copies of the model, each over ",
                                                                environment_.world_size / data_ranks())
                                                          : "");
-    if (!plan_->request().pp.alone()) log::info("pipeline   ", describe_pipeline(plan_->request().pp));
+    if (!plan_->request().pp.alone()) log::info("pipeline   ", placement::describe_pipeline(plan_->request().pp));
     log::info("device     ", memory::describe_device(device_), "; compute ", name_of(config().model.dtype),
               ", residual stream in the same type");
-    if (const std::string tuned = kernels_line(*plan_->request().kernels, *plan_); !tuned.empty())
+    if (const std::string tuned = placement::kernels_line(*plan_->request().kernels, *plan_); !tuned.empty())
         log::info("kernels    ", tuned);
     if (instruction_) log::info("teacher    ", instruction_->describe());
     log::info("data       ", data::describe(*loader_));
@@ -90,14 +91,14 @@ void Trainer::banner() const {
     else
         log::info("steps      ", total_steps_);
     log::info("keeps      ", describe_layers(plan_->request().run));
-    if (const std::string places = describe_places(*plan_); !places.empty())
+    if (const std::string places = placement::describe_places(*plan_); !places.empty())
         log::info("weights    ", places, "; copied to the device ahead of use, for ", plan_->request().run.in_flight,
                   " micro-batches at a time");
     if (device_.is_cuda()) {
-        const Machine machine = machine_of(device_);
+        const placement::Machine machine = placement::machine_of(device_);
         char predicted[64];
         std::snprintf(predicted, sizeof predicted, "%.0f ms a step of full rows",
-                      predicted_step_ms(*plan_, machine.card, loader_->passes_of_step()));
+                      placement::predicted_step_ms(*plan_, machine.card, loader_->passes_of_step()));
         log::info("predicted  ", predicted, machine.known ? "" : ", by the rates of a card like this one");
     }
     log::info("memory plan\n", plan_->table_text());
@@ -131,7 +132,7 @@ void Trainer::banner() const {
 /// For programs, as the observers' lines.
 void Trainer::print_plan() const {
     nlohmann::ordered_json row{{"event", "plan"}};
-    row.update(plan_json(*plan_, teachers_plan()));
+    row.update(placement::plan_json(*plan_, teachers_plan()));
     std::cout << row.dump() << std::endl;
 }
 

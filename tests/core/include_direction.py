@@ -6,12 +6,13 @@
 
 The rules:
   order    a module includes only modules that stand to its left: core | spec, hub | config, formats, tokenizer, ops |
-           memory, comm, data, report, planner | weights | model | objective, generate | train | bench | engine | app;
+           memory, comm, data, report, planner | weights | model | objective, generate, placement | session | train | commands, bench |
+           engine | app;
            kernels stand beside spec, and
            only ops includes them
   private  headers under src/MODULE/ are for that module alone (tests may use them)
-  torch    LibTorch's headers stand only in ops, memory, comm, weights, model, objective, generate, train, bench and
-           engine; never in
+  torch    LibTorch's headers stand only in ops, memory, comm, weights, model, objective, generate, placement,
+           session, train, commands, bench and engine; never in
            kernels/
   json     no public header includes nlohmann/json.hpp (it costs a second a file; json_fwd.hpp will do)
   fmt      spdlog and fmt stand only in src/core/log.cpp, for LibTorch brings another fmt
@@ -40,12 +41,29 @@ RANK = {
     "model": 5,
     "objective": 6,
     "generate": 6,
-    "train": 7,
-    "bench": 8,
-    "engine": 9,
-    "app": 10,
+    "placement": 6,
+    "session": 7,
+    "train": 8,
+    "commands": 9,
+    "bench": 9,
+    "engine": 10,
+    "app": 11,
 }
-WITH_TORCH = {"ops", "memory", "comm", "weights", "model", "objective", "generate", "train", "bench", "engine"}
+WITH_TORCH = {
+    "ops",
+    "memory",
+    "comm",
+    "weights",
+    "model",
+    "objective",
+    "generate",
+    "placement",
+    "session",
+    "train",
+    "commands",
+    "bench",
+    "engine",
+}
 KERNEL_USERS = {"kernels", "ops"}
 TORCH = re.compile(r"(ATen|c10|torch|caffe2)/")
 FMT = re.compile(r"(spdlog|fmt)/")

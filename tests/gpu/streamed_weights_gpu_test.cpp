@@ -2,7 +2,7 @@
 // with and without recorded passes.
 #include "train/streamed_weights.h"
 #include "unsloth/ops/device.h"
-#include "unsloth/train/memory_use.h"
+#include "unsloth/placement/memory_use.h"
 
 namespace unsloth {
 namespace {
@@ -52,7 +52,7 @@ TEST(StreamedWeightsChoiceGpu, TakesAsFewLayersOffTheDeviceAsItMust) {
     config.hardware.weight_cache = config::WeightCache::off;
     const auto choose = [&](int64_t device, int64_t host) {
         config.model.max_memory = {{cat(static_cast<int>(request.device.index())), cat(device)}, {"cpu", cat(host)}};
-        train::choose_memory_use(config, plan);
+        placement::choose_memory_use(config, plan);
         return plan.request().run;
     };
     const int64_t plenty = int64_t{1} << 30;

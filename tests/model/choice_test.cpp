@@ -4,9 +4,9 @@
 #include "comm/ranks.h"
 #include "model/support.h"
 #include "unsloth/formats/described_model.h"
+#include "unsloth/placement/agreed_plan.h"
 #include "unsloth/planner/run_plan_text.h"
 #include "unsloth/spec/shapes.h"
-#include "unsloth/train/agreed_plan.h"
 
 namespace unsloth {
 namespace {
@@ -44,7 +44,7 @@ std::shared_ptr<const formats::WeightFile> shape(const std::string& name) {
     return formats::describe_model(spec::builtin_shape(name));
 }
 
-train::Machine machine(double device_gib, double host_gib) {
+placement::Machine machine(double device_gib, double host_gib) {
     return {planner::find_card("H200"),
             true,
             {static_cast<int64_t>(device_gib * gib), static_cast<int64_t>(host_gib * gib)}};
@@ -56,14 +56,14 @@ struct Chosen {
     double ms = 0;
 };
 
-Chosen choose(model::ModelPlan plan, const train::Machine& where, const config::Config& config = {},
+Chosen choose(model::ModelPlan plan, const placement::Machine& where, const config::Config& config = {},
               int64_t micro_batches = 1) {
-    train::choose_memory_use(config, plan, micro_batches, where);
+    placement::choose_memory_use(config, plan, micro_batches, where);
     return {plan.request().run, plan.total_bytes(), plan.host().total_bytes(),
-            train::predicted_step_ms(plan, where.card, micro_batches)};
+            placement::predicted_step_ms(plan, where.card, micro_batches)};
 }
 
-Chosen with(config::GradientCheckpointing keep, const model::ModelPlan& plan, const train::Machine& where) {
+Chosen with(config::GradientCheckpointing keep, const model::ModelPlan& plan, const placement::Machine& where) {
     config::Config config;
     config.training.gradient_checkpointing = keep;
     return choose(plan, where, config);
@@ -74,7 +74,7 @@ TEST(Choice, IsFasterThanAnyOneWayForAllLayers) {
     for (const double budget : {10.0, 24.0, 40.0}) {
         config::Config config;
         config.training.max_memory_gib = budget;
-        const train::Machine where = machine(130, 200);
+        const placement::Machine where = machine(130, 200);
         const Chosen best = choose(plan, where, config);
         EXPECT_LE(best.bytes, static_cast<int64_t>(budget * gib));
         EXPECT_GT(best.bytes, static_cast<int64_t>(0.9 * budget * gib)) << planner::describe_keep(best.run);
@@ -121,7 +121,7 @@ TEST(Choice, LongRowsPassThroughTheMlpByTiles) {
 TEST(Choice, InputsBecomeCodesWhereNothingElseFits) {
     const model::ModelPlan plan(shape("llama-3.1-8b"), request_of(1, 1'000'000));
     config::Config config;
-    const train::Machine where = machine(130, 180);  // inputs in bf16 would take 244 GiB
+    const placement::Machine where = machine(130, 180);  // inputs in bf16 would take 244 GiB
     const Chosen codes = choose(plan, where, config);
     EXPECT_TRUE(codes.run.inputs_in_fp8);
     EXPECT_LE(codes.bytes, static_cast<int64_t>(0.97 * 130 * gib));
@@ -134,12 +134,12 @@ TEST(Choice, InputsBecomeCodesWhereNothingElseFits) {
 TEST(Choice, APassHoldsTheRowsThatAreFastest) {
     const auto file = shape("llama-3.1-8b");
     config::Config config;
-    train::PassChoice choice{2, 16, [&](int64_t rows) { return model::ModelPlan(file, request_of(rows, 256)); }};
-    EXPECT_GT(train::fastest_pass_rows(config, choice, machine(130, 200)), 2);
+    placement::PassChoice choice{2, 16, [&](int64_t rows) { return model::ModelPlan(file, request_of(rows, 256)); }};
+    EXPECT_GT(placement::fastest_pass_rows(config, choice, machine(130, 200)), 2);
     choice.plan_of = [&](int64_t rows) { return model::ModelPlan(file, request_of(rows, 32768)); };
-    EXPECT_EQ(train::fastest_pass_rows(config, choice, machine(130, 200)), 1) << "of fewer at a time more is kept";
+    EXPECT_EQ(placement::fastest_pass_rows(config, choice, machine(130, 200)), 1) << "of fewer at a time more is kept";
     choice = {4, 4, [&](int64_t rows) { return model::ModelPlan(file, request_of(rows, 4096)); }};
-    EXPECT_EQ(train::fastest_pass_rows(config, choice, machine(130, 200)), 4) << "what is as fast stays as given";
+    EXPECT_EQ(placement::fastest_pass_rows(config, choice, machine(130, 200)), 4) << "what is as fast stays as given";
 }
 
 TEST(Choice, KeepsWithinHostMemory) {
@@ -180,7 +180,7 @@ TEST(Choice, MovesLayersOffTheDeviceWhereNothingIsTrained) {
 TEST(Choice, MovesAsFewLayersAsItMustAndMoreWhereThatIsFaster) {
     model::ModelPlan plan(shape("llama-3.2-1b"), request_of(2, 512));
     const auto all = static_cast<std::size_t>(plan.spec().num_layers);
-    const train::Machine where = machine(130, 64);
+    const placement::Machine where = machine(130, 64);
     for (const std::size_t layers : {std::size_t{3}, std::size_t{9}, all}) {
         spec::RunPlan moved = plan.request().run;
         moved.layers.assign(all, {spec::Keep::input, spec::Place::host});
@@ -214,11 +214,11 @@ TEST(Choice, WithoutAnyThatFitsSaysWhatWould) {
     config::Config config;
     config.model.device_map = R"({"model": 0, "lm_head": 0})";
     model::ModelPlan plan(shape("llama-3.1-8b"), request_of(8, 2048));
-    const train::Machine where = machine(6, 64);
-    train::choose_memory_use(config, plan, 1, where);
-    const train::MemoryBudget budget = train::memory_budget(config, at::kCUDA, where);
-    ASSERT_FALSE(train::fits(plan, budget));
-    const std::vector<std::string> remedies = train::remedies({plan}, budget, &where.card);
+    const placement::Machine where = machine(6, 64);
+    placement::choose_memory_use(config, plan, 1, where);
+    const placement::MemoryBudget budget = placement::memory_budget(config, at::kCUDA, where);
+    ASSERT_FALSE(placement::fits(plan, budget));
+    const std::vector<std::string> remedies = placement::remedies({plan}, budget, &where.card);
     ASSERT_FALSE(remedies.empty());
     EXPECT_LE(remedies.size(), 3U);
     std::string all;
@@ -234,13 +234,13 @@ TEST(Choice, WithoutHostMemorySaysWhatWouldToo) {
     model::LoadRequest request = request_of(8, 2048);
     request.saves = true;
     model::ModelPlan plan(file, request);
-    const train::Machine where = machine(130, 4);
-    train::choose_memory_use(config, plan, 1, where);
-    const train::MemoryBudget budget = train::memory_budget(config, at::kCUDA, where);
+    const placement::Machine where = machine(130, 4);
+    placement::choose_memory_use(config, plan, 1, where);
+    const placement::MemoryBudget budget = placement::memory_budget(config, at::kCUDA, where);
     ASSERT_LE(plan.total_bytes(), budget.device);
     ASSERT_GT(plan.host_bytes(), budget.host);
     try {
-        train::require_memory(plan, budget, where.card);
+        placement::require_memory(plan, budget, where.card);
         FAIL() << "it fits";
     } catch (const Error& error) {
         const std::string text = error.what();
@@ -265,7 +265,7 @@ TEST(Choice, RanksPlanForTheOneThatMayTakeLeast) {
             config::Config config;
             if (group.rank() == bound_rank) config.model.max_memory = {{"cpu", cat(most)}};
             model::ModelPlan plan = roomy;
-            train::choose_together(config, plan, 1, &group, "");
+            placement::choose_together(config, plan, 1, &group, "");
             kept[static_cast<std::size_t>(group.rank())] = planner::describe_keep(plan.request().run);
         });
         EXPECT_EQ(kept[0], bound_rank == 2 ? "none" : "full") << bound_rank;
@@ -282,7 +282,7 @@ TEST(Choice, ARunThatGoesOnKeepsItsPlan) {
     const std::string text = planner::run_plan_json(before);
     config::Config config;
     const auto kept = [&](const std::string& earlier) {
-        train::choose_together(config, plan, 1, nullptr, earlier);
+        placement::choose_together(config, plan, 1, nullptr, earlier);
         return planner::describe_keep(plan.request().run);
     };
     EXPECT_EQ(kept(""), "none");
@@ -340,10 +340,10 @@ TEST(ChoiceOfForms, AdaptersLeaveTheirPlaceBesideTilesBeforeTheCacheShrinks) {
     request.nf4_chooser = ops::nf4_gemm_chooser(std::make_shared<const spec::KernelTable>(unmeasured));
     request.fewest_tokens = 1;
     const model::ModelPlan roomy(shape("llama-3.1-8b"), request);
-    const train::CacheSize cache{16384, 4096, /*shrinks=*/true, /*in_pieces=*/true};
+    const placement::CacheSize cache{16384, 4096, /*shrinks=*/true, /*in_pieces=*/true};
     const auto shrunk = [&](int64_t bytes) {
         model::ModelPlan plan = roomy;
-        train::shrink(plan, cache, bytes);
+        placement::shrink(plan, cache, bytes);
         EXPECT_LE(plan.total_bytes(), bytes);
         return plan;
     };

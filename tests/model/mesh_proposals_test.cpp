@@ -1,5 +1,5 @@
 // The mesh that `plan` proposes, against all meshes one by one, and what changes it.
-#include "train/mesh_proposals.h"
+#include "commands/mesh_proposals.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/planner/card.h"
 
-namespace unsloth::train {
+namespace unsloth::commands {
 namespace {
 
 constexpr int64_t gib = int64_t{1} << 30;
@@ -175,4 +175,4 @@ TEST(MeshProposals, ComeNearestByWhatTheirBudgetsLack) {
 }
 
 }  // namespace
-}  // namespace unsloth::train
+}  // namespace unsloth::commands

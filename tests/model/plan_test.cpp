@@ -1,7 +1,7 @@
 // The memory plan of real models, and what a plan refuses.
 #include "model/support.h"
+#include "unsloth/placement/memory_use.h"
 #include "unsloth/train/checkpoint.h"
-#include "unsloth/train/memory_use.h"
 
 namespace unsloth {
 namespace {
@@ -255,7 +255,7 @@ TEST(ModelPlan, APlanThatDoesNotFitSaysWhatWould) {
     request.sizes.tokens = request.sizes.longest = request.sizes.head_rows = 3 * (free / per_token);
     const model::ModelPlan plan(file, request);
     try {
-        train::require_memory(plan, train::memory_budget({}, at::kCPU));
+        placement::require_memory(plan, placement::memory_budget({}, at::kCPU));
         FAIL() << memory::human_bytes(plan.total_bytes()) << " fit into " << memory::human_bytes(free);
     } catch (const Error& error) {
         const std::string text = error.what();
@@ -265,7 +265,7 @@ TEST(ModelPlan, APlanThatDoesNotFitSaysWhatWould) {
             EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
     }
     request.sizes.tokens = request.sizes.longest = request.sizes.head_rows = 256;
-    EXPECT_NO_THROW(train::require_memory(model::ModelPlan(file, request), train::memory_budget({}, at::kCPU)));
+    EXPECT_NO_THROW(placement::require_memory(model::ModelPlan(file, request), placement::memory_budget({}, at::kCPU)));
 }
 
 }  // namespace

@@ -23,7 +23,7 @@
 #include "unsloth/model/loader.h"
 #include "unsloth/ops/device.h"
 #include "unsloth/ops/dtype.h"
-#include "unsloth/train/session.h"
+#include "unsloth/session/session.h"
 
 namespace unsloth::test {
 

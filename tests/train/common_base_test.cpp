@@ -9,8 +9,8 @@
 #include "common/child.h"
 #include "train/streamed_weights.h"
 #include "unsloth/core/build_id.h"
+#include "unsloth/placement/memory_use.h"
 #include "unsloth/planner/run_plan_text.h"
-#include "unsloth/train/memory_use.h"
 #include "unsloth/weights/base_identity.h"
 
 namespace unsloth {
@@ -212,9 +212,9 @@ TEST(CommonBasePlan, DoesNotCountWhatIsThere) {
     EXPECT_NE(plan.table_text().find("once for all processes with this base ("), std::string::npos);
     const at::Device gpu(at::kCUDA, 0);
     const int64_t plenty = int64_t{1} << 40, rest = plan.need().host - bytes;
-    EXPECT_FALSE(train::holds({plenty, rest}, before.need(), gpu));
-    EXPECT_TRUE(train::holds({plenty, rest}, plan.need(), gpu));
-    EXPECT_FALSE(train::holds({plenty, rest - 1}, plan.need(), gpu));
+    EXPECT_FALSE(placement::holds({plenty, rest}, before.need(), gpu));
+    EXPECT_TRUE(placement::holds({plenty, rest}, plan.need(), gpu));
+    EXPECT_FALSE(placement::holds({plenty, rest - 1}, plan.need(), gpu));
     spec::RunPlan half = plan.request().run;
     for (std::size_t layer = 0; layer < matrix_layers / 2; ++layer) half.layers[layer].weights_at = spec::Place::device;
     EXPECT_EQ(plan.estimate(half).there, bytes / 2) << "what such a plan does not read is not credited";
@@ -269,7 +269,7 @@ TEST(CommonBasePlan, IsAsFastWhereOthersHoldWhatThisHostHasNoRoomFor) {
     const auto chosen = [&](int64_t free) {
         request.held = std::make_shared<memory::HeldMemory>(owner);
         model::ModelPlan plan(file, request);
-        train::choose_memory_use({}, plan, 1, train::Machine{planner::find_card("H200"), true, {plenty, free}});
+        placement::choose_memory_use({}, plan, 1, placement::Machine{planner::find_card("H200"), true, {plenty, free}});
         return planner::run_plan_json(plan.request().run);
     };
     const std::string fastest = chosen(plenty);

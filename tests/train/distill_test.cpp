@@ -2,7 +2,7 @@
 #include <random>
 
 #include "train/support.h"
-#include "unsloth/train/commands.h"
+#include "unsloth/commands/commands.h"
 
 namespace unsloth {
 namespace {
@@ -88,8 +88,9 @@ class DistillTest : public ::testing::TestWithParam<std::string> {
     }
     fs::path score(int64_t top_k, const Flags& more = {}) {
         const fs::path file = folder / cat("top_", top_k, ".safetensors");
-        train::run_score(make_config(flags("scores", Flags{"--model.adapter_name_or_path", teacher().string()} + more)),
-                         {.out = file.string(), .top_k = top_k});
+        commands::run_score(
+            make_config(flags("scores", Flags{"--model.adapter_name_or_path", teacher().string()} + more)),
+            {.out = file.string(), .top_k = top_k});
         return file;
     }
     std::string error_of(const Flags& of_student) const {

@@ -1,10 +1,12 @@
 // hardware.kernels: which table a run uses, and what it says of it.
-#include "unsloth/train/kernels.h"
+#include "unsloth/placement/kernels.h"
 
 #include "train/support.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 #include "unsloth/ops/kernel_table.h"
+#include "unsloth/placement/loading.h"
+#include "unsloth/session/session.h"
 #include "unsloth/weights/layout.h"
 
 namespace unsloth::test {
@@ -18,7 +20,7 @@ std::string refusal(const std::string& kernels, at::Device device, ErrorKind kin
     config::Config config;
     config.hardware.kernels = kernels;
     try {
-        train::kernel_table(config, device);
+        placement::kernel_table(config, device);
     } catch (const Error& error) {
         EXPECT_EQ(error.kind(), kind) << error.what();
         return error.what();
@@ -30,8 +32,8 @@ TEST(Kernels, TheCpuHasNoTable) {
     config::Config config;
     for (const char* wish : {"auto", "library"}) {
         config.hardware.kernels = wish;
-        ASSERT_NE(train::kernel_table(config, at::kCPU), nullptr);
-        EXPECT_TRUE(train::kernel_table(config, at::kCPU)->choices.empty()) << wish;
+        ASSERT_NE(placement::kernel_table(config, at::kCPU), nullptr);
+        EXPECT_TRUE(placement::kernel_table(config, at::kCPU)->choices.empty()) << wish;
     }
 }
 
@@ -49,21 +51,23 @@ TEST(Kernels, AFileThatIsNoneOrOfAnotherDeviceIsRefused) {
 
 TEST(Kernels, ACheckpointsTableCountsWhereTheConfigurationLeavesItOpen) {
     const ScratchFolder folder;
-    folder.write(train::kernels_file, of_a_card);
+    folder.write(placement::kernels_file, of_a_card);
     config::Config config;
     // Of another card, and on the CPU, it does not.
-    EXPECT_EQ(train::kernel_table_of(folder.path().string(), config, at::kCPU), train::kernel_table(config, at::kCPU));
+    EXPECT_EQ(placement::kernel_table_of(folder.path().string(), config, at::kCPU),
+              placement::kernel_table(config, at::kCPU));
     if (!device_available("cuda")) return;
     const at::Device device(at::kCUDA, 0);
-    EXPECT_EQ(*train::kernel_table_of(folder.path().string(), config, device), *train::kernel_table(config, device));
+    EXPECT_EQ(*placement::kernel_table_of(folder.path().string(), config, device),
+              *placement::kernel_table(config, device));
     spec::KernelTable own = spec::parse_kernels(of_a_card, "a test");
     own.card = ops::kernel_card(device);
     own.versions = ops::kernel_versions();
     own.choices = {{.op = spec::KernelOperator::lora_dy, .rank = {0, 8}}};
-    folder.write(train::kernels_file, spec::kernels_text(own));
-    EXPECT_EQ(*train::kernel_table_of(folder.path().string(), config, device), own);
+    folder.write(placement::kernels_file, spec::kernels_text(own));
+    EXPECT_EQ(*placement::kernel_table_of(folder.path().string(), config, device), own);
     config.hardware.kernels = "library";
-    EXPECT_TRUE(train::kernel_table_of(folder.path().string(), config, device)->choices.empty());
+    EXPECT_TRUE(placement::kernel_table_of(folder.path().string(), config, device)->choices.empty());
 }
 
 config::LoadedConfig of_tiny_llama(const std::string& kernels) {
@@ -79,16 +83,16 @@ TEST(Kernels, TheTableOfARunIsItsContextsToo) {
                                                                                  .form = spec::ProductForm::nt,
                                                                                  .kernel = spec::KernelSource::few,
                                                                                  .parameters = {8}}}});
-    model::LoadRequest request = train::load_request(loaded, at::kCPU, /*trains=*/true, own);
+    model::LoadRequest request = placement::load_request(loaded, at::kCPU, /*trains=*/true, own);
     EXPECT_EQ(request.kernels, own);
     EXPECT_TRUE(request.nf4_chooser) << "the plan asks it too";
     request.sizes.tokens = request.sizes.longest = request.sizes.head_rows = 8;
     request.sizes.segments = 1;
     request.run.head_tile = 8;
-    const model::ModelPlan plan(train::open_model(loaded.config).file, request);
-    EXPECT_EQ(train::make_context(loaded.config, plan)->kernels, own);
-    EXPECT_EQ(train::load_request(loaded, at::kCPU, /*trains=*/true).kernels,
-              train::kernel_table(loaded.config, at::kCPU));
+    const model::ModelPlan plan(session::open_model(loaded.config).file, request);
+    EXPECT_EQ(placement::make_context(loaded.config, plan)->kernels, own);
+    EXPECT_EQ(placement::load_request(loaded, at::kCPU, /*trains=*/true).kernels,
+              placement::kernel_table(loaded.config, at::kCPU));
 }
 
 // Of another library version: the run asks no other table, such as the built-in one, which would be told of too.
@@ -104,8 +108,8 @@ TEST(Kernels, ATableThatDoesNotHoldIsToldOfOnce) {
     loaded.config.hardware.device = "cuda";
     log::set_level(log::Level::warning);
     ::testing::internal::CaptureStderr();
-    const train::LoadedModel model =
-        train::load_for_inference(loaded, train::open_model(loaded.config), 8, 1, 8, 8, {});
+    const session::LoadedModel model =
+        session::load_for_inference(loaded, session::open_model(loaded.config), 8, 1, 8, 8, {});
     const std::string told = ::testing::internal::GetCapturedStderr();
     log::set_level(log::Level::error);
     const std::string warning = "choices of kernels do not hold here";
@@ -126,7 +130,7 @@ TEST(Kernels, UntunedProductsAreNamed) {
     request.run.head_tile = 32;
     const model::ModelPlan plan(file, request);
     const auto untuned = [&](std::vector<spec::KernelChoice> choices) {
-        const train::TunedProducts products = train::tuned_products({.choices = std::move(choices)}, plan);
+        const placement::TunedProducts products = placement::tuned_products({.choices = std::move(choices)}, plan);
         EXPECT_EQ(products.all, 10);
         return products.untuned;
     };
@@ -139,7 +143,7 @@ TEST(Kernels, UntunedProductsAreNamed) {
         untuned({{.form = spec::ProductForm::nt, .n = {wide.n, wide.n}, .k = {wide.k, wide.k + 1023}}});
     EXPECT_EQ(left.size(), 9U);
     EXPECT_EQ(std::count(left.begin(), left.end(), "gate_up"), 0);
-    EXPECT_EQ(train::kernels_line({}, plan), "") << "on the CPU nothing is tuned";
+    EXPECT_EQ(placement::kernels_line({}, plan), "") << "on the CPU nothing is tuned";
 }
 
 }  // namespace

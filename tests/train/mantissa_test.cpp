@@ -1,7 +1,7 @@
 // hardware.weight_mantissa_bits: which weights it rounds, and where it is refused.
 #include "train/support.h"
 #include "unsloth/ops/quant.h"
-#include "unsloth/train/session.h"
+#include "unsloth/session/session.h"
 
 namespace unsloth {
 namespace {
@@ -12,8 +12,8 @@ const Flags three_bits{"--hardware.weight_mantissa_bits", "3", "--hardware.weigh
 
 TEST(MantissaBits, AreOfTraining) {
     const config::LoadedConfig loaded = make_config(three_bits + Flags{"--model.dtype", "bfloat16"});
-    EXPECT_EQ(train::load_request(loaded, at::kCPU, /*trains=*/true).mantissa_bits, 3);
-    EXPECT_EQ(train::load_request(loaded, at::kCPU, /*trains=*/false).mantissa_bits, 0)
+    EXPECT_EQ(placement::load_request(loaded, at::kCPU, /*trains=*/true).mantissa_bits, 3);
+    EXPECT_EQ(placement::load_request(loaded, at::kCPU, /*trains=*/false).mantissa_bits, 0)
         << "what evaluates, answers or teaches has the checkpoint's weights";
 }
 

@@ -8,8 +8,10 @@
 #include "train/support.h"
 #include "unsloth/core/philox.h"
 #include "unsloth/data/context_slice.h"
-#include "unsloth/train/parallel.h"
-#include "unsloth/train/stages.h"
+#include "unsloth/placement/loading.h"
+#include "unsloth/placement/parallel.h"
+#include "unsloth/placement/stages.h"
+#include "unsloth/session/session.h"
 
 namespace unsloth::test {
 
@@ -82,23 +84,24 @@ class Rank {
         : micro_batches_(micro_batches) {
         const config::DistributedOptions& distributed = loaded.config.distributed;
         if (group != nullptr)
-            mesh_.emplace(*group, train::choose_mesh(distributed, group->size()), train::several_chunks(distributed));
-        const train::OpenedModel opened = train::open_model(loaded.config);
-        model::LoadRequest request = train::load_request(loaded, at::kCPU, /*trains=*/true);
+            mesh_.emplace(*group, placement::choose_mesh(distributed, group->size()),
+                          placement::several_chunks(distributed));
+        const session::OpenedModel opened = session::open_model(loaded.config);
+        model::LoadRequest request = placement::load_request(loaded, at::kCPU, /*trains=*/true);
         if (mesh_) request.tp = model::TensorParallel(mesh_->tp());
         if (mesh_) request.cp = model::ContextParallel(mesh_->cp());
         context_ = request.cp.place();
-        train::size_for(request.sizes,
-                        data::slice_limits({.tokens = 40, .segments = 4, .longest = 17, .labels = 40}, context_));
+        placement::size_for(request.sizes,
+                            data::slice_limits({.tokens = 40, .segments = 4, .longest = 17, .labels = 40}, context_));
         request.run.head_tile = 8;  // several chunks
         request.run.row_tile = row_tile;
-        if (const auto way = train::layer_plan_of(loaded.config.training.gradient_checkpointing))
+        if (const auto way = placement::layer_plan_of(loaded.config.training.gradient_checkpointing))
             request.run.layers = {*way};
         if (mesh_ && mesh_->pp() != nullptr)
-            request.pp = train::plan_pipeline(loaded.config, model::ModelPlan(opened.file, request), *mesh_, *group,
-                                              micro_batches / mesh_->shape().dp);
+            request.pp = placement::plan_pipeline(loaded.config, model::ModelPlan(opened.file, request), *mesh_, *group,
+                                                  micro_batches / mesh_->shape().dp);
         const model::ModelPlan plan(opened.file, request);
-        ctx_ = train::make_context(loaded.config, plan);
+        ctx_ = placement::make_context(loaded.config, plan);
         model_ = std::make_unique<model::Model>(*ctx_, plan.load(*ctx_));
         resident = plan.resident().total_bytes();
         const memory::Plan step = plan.step();

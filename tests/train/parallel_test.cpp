@@ -1,5 +1,5 @@
 // How ranks share training, by their number alone.
-#include "unsloth/train/parallel.h"
+#include "unsloth/placement/parallel.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@ namespace {
 std::vector<int> writers(const comm::MeshShape& mesh, weights::Share share, int begin, int end) {
     std::vector<int> ranks;
     for (int rank = begin; rank < end; ++rank)
-        if (train::writes_part(mesh, share, rank)) ranks.push_back(rank);
+        if (placement::writes_part(mesh, share, rank)) ranks.push_back(rank);
     return ranks;
 }
 

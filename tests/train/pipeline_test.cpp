@@ -1,5 +1,6 @@
 // The ranks of a pipeline train as one process does, alone and with tensor and data parallel.
 #include "unsloth/model/pipeline.h"
+#include "unsloth/session/session.h"
 
 #include "train/mesh_ranks.h"
 
@@ -100,14 +101,14 @@ TEST_F(PipelineTest, StagesFitWhatEachRankHas) {
     constexpr int64_t plenty = std::numeric_limits<int64_t>::max();
     for (const bool interleaved : {false, true}) {
         const config::LoadedConfig loaded = config(kind, Layout{.pp = 2, .interleaved = interleaved}.flags());
-        const train::OpenedModel opened = train::open_model(loaded.config);
-        model::LoadRequest request = train::load_request(loaded, at::kCPU, /*trains=*/true);
-        train::size_for(request.sizes, {.tokens = 40, .segments = 4, .longest = 17, .labels = 40});
+        const session::OpenedModel opened = session::open_model(loaded.config);
+        model::LoadRequest request = placement::load_request(loaded, at::kCPU, /*trains=*/true);
+        placement::size_for(request.sizes, {.tokens = 40, .segments = 4, .longest = 17, .labels = 40});
         request.run = {.layers = {{spec::Keep::input}}, .head_tile = 8};
         const model::ModelPlan whole(opened.file, request);
-        const model::PipelineShape shape = train::pipeline_shape(loaded.config, kind.layers, micro_batches);
+        const model::PipelineShape shape = placement::pipeline_shape(loaded.config, kind.layers, micro_batches);
         const auto cut = [&](std::vector<int64_t> budgets) {
-            return train::cut_stages(loaded.config, whole, shape, planner::find_card("H200"), budgets);
+            return placement::cut_stages(loaded.config, whole, shape, planner::find_card("H200"), budgets);
         };
         const auto bytes = [&](const std::vector<spec::LayerRange>& ranges, int rank) {
             model::LoadRequest of_rank = request;

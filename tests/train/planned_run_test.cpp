@@ -1,8 +1,9 @@
 // `plan` and a run make one plan, byte for byte, where rows fill max_seq_length.
-#include "train/forecast.h"
-#include "train/plan_json.h"
+#include "commands/forecast.h"
+#include "commands/score_teacher.h"
 #include "train/support.h"
-#include "unsloth/train/commands.h"
+#include "unsloth/commands/commands.h"
+#include "unsloth/placement/plan_json.h"
 
 namespace unsloth {
 namespace {
@@ -78,11 +79,12 @@ class PlannedRun : public ::testing::Test {
     void expect_one_plan(const std::string& rows, const Flags& more) const {
         const config::LoadedConfig loaded = config(rows, more);
         train::Trainer run(loaded);
-        train::Forecast forecast(loaded, train::target_of({}, loaded.config), train::open_or_describe(loaded.config));
-        const train::Prospect planned = forecast.choose();
+        commands::Forecast forecast(loaded, commands::target_of({}, loaded.config),
+                                    commands::open_or_describe(loaded.config));
+        const commands::Prospect planned = forecast.choose();
         EXPECT_TRUE(planned.fits);
-        EXPECT_EQ(train::plan_json(planned.plan(), planned.teachers()).dump(1),
-                  train::plan_json(run.plan(), run.teachers_plan()).dump(1))
+        EXPECT_EQ(placement::plan_json(planned.plan(), planned.teachers()).dump(1),
+                  placement::plan_json(run.plan(), run.teachers_plan()).dump(1))
             << rows << " " << ::testing::PrintToString(more);
         EXPECT_TRUE(forecast.can_hold(forecast.rows(), length));
     }
@@ -117,16 +119,17 @@ TEST_F(PlannedRun, WithATeacher) {
     const Flags distill{"--training.objective", "distill", "--distill.teacher"};
     expect_one_plan("rows.jsonl", distill + Flags{file("teacher")});
     expect_one_plan("rows.jsonl", distill + Flags{file("teacher"), "--distill.teacher_load_in_4bit", "true"});
-    train::write_teacher_file(config("rows.jsonl", {"--model.path", file("teacher")}),
-                              {.out = file("said.safetensors"), .top_k = 4});
+    commands::write_teacher_file(config("rows.jsonl", {"--model.path", file("teacher")}),
+                                 {.out = file("said.safetensors"), .top_k = 4});
     expect_one_plan("rows.jsonl", distill + Flags{file("said.safetensors")});
     expect_one_plan("rows.jsonl", distill + Flags{file("said.safetensors"), "--distill.top_k", "2"});
     // What it takes is in all that is planned, and more of it with longer passes.
     const auto taken = [&](const char* rows) {
         const config::LoadedConfig loaded =
             config("rows.jsonl", distill + Flags{file("teacher"), "--training.per_device_train_batch_size", rows});
-        train::Forecast forecast(loaded, train::target_of({}, loaded.config), train::open_or_describe(loaded.config));
-        const train::Prospect planned = forecast.choose();
+        commands::Forecast forecast(loaded, commands::target_of({}, loaded.config),
+                                    commands::open_or_describe(loaded.config));
+        const commands::Prospect planned = forecast.choose();
         EXPECT_EQ(planned.need().device, planned.plan().total_bytes() + planned.teachers()->total_bytes());
         return planned.teachers()->total_bytes();
     };
@@ -149,7 +152,8 @@ TEST_F(PlannedRun, ThatAnswers) {
     // Prompts that cannot be read here count as the longest rows.
     config::LoadedConfig loaded = config("rows.jsonl", samples);
     const auto cache = [&] {
-        train::Forecast forecast(loaded, train::target_of({}, loaded.config), train::open_or_describe(loaded.config));
+        commands::Forecast forecast(loaded, commands::target_of({}, loaded.config),
+                                    commands::open_or_describe(loaded.config));
         return forecast.choose().plan().groups().at("kv cache");
     };
     const int64_t own = cache();

@@ -7,8 +7,8 @@
 #include "bench/model.h"
 #include "comm/ranks.h"
 #include "train/support.h"
+#include "unsloth/placement/agreement.h"
 #include "unsloth/spec/finite_sites.h"
-#include "unsloth/train/agreement.h"
 
 namespace unsloth {
 namespace {
@@ -82,10 +82,10 @@ TEST(Agreement, OtherValuesEndAllRanksByTheirNumbers) {
     const at::Tensor values = at::arange(5000000, at::kFloat);
     comm::on_ranks(3, [&](comm::Group& group) {
         at::Tensor own = values.clone();
-        train::require_equal_hashes(group, train::values_hash(own), 6);
+        placement::require_equal_hashes(group, placement::values_hash(own), 6);
         if (group.rank() == 1) own[4999999].fill_(1);
         try {
-            train::require_equal_hashes(group, train::values_hash(own), 7);
+            placement::require_equal_hashes(group, placement::values_hash(own), 7);
             ADD_FAILURE() << "rank " << group.rank() << " goes on";
         } catch (const Error& error) {
             const std::string text = error.what();

@@ -8,7 +8,8 @@
 
 #include "unsloth/config/config.h"
 #include "unsloth/model/model.h"
-#include "unsloth/train/recipe.h"
+#include "unsloth/placement/recipe.h"
+#include "unsloth/session/session.h"
 
 namespace unsloth::train {
 
@@ -18,11 +19,11 @@ class Samples {
   public:
     /// Reads the prompts; `rows`: the format of the training rows. Input Error for a file that is none; usage Error
     /// where a prompt and its answer take more positions than the model has.
-    Samples(const config::Config& config, const OpenedModel& opened, const std::string& rows);
+    Samples(const config::Config& config, const session::OpenedModel& opened, const std::string& rows);
     ~Samples();
 
     /// Prompts are answered one after another.
-    Answering needs() const { return {1, longest_, room()}; }
+    placement::Answering needs() const { return {1, longest_, room()}; }
     /// Answers with the model as it is and adds {"step", "epoch", "prompt", "answer"} to output_dir/samples.jsonl for
     /// each. `after_step`: the step that the run began with. The model's plan has what needs() says.
     void answer(ops::Context& ctx, model::Model& model, int64_t step, double epoch, int64_t after_step);

@@ -9,6 +9,8 @@
 #include "unsloth/comm/mesh.h"
 #include "unsloth/core/folder_lock.h"
 #include "unsloth/data/loader.h"
+#include "unsloth/session/session.h"
+#include "unsloth/session/teacher.h"
 #include "unsloth/train/anomaly.h"
 #include "unsloth/train/doubts.h"
 #include "unsloth/train/evaluation.h"
@@ -18,9 +20,7 @@
 #include "unsloth/train/run_saver.h"
 #include "unsloth/train/samples.h"
 #include "unsloth/train/schedule.h"
-#include "unsloth/train/session.h"
 #include "unsloth/train/step.h"
-#include "unsloth/train/teacher.h"
 
 namespace unsloth::train {
 
@@ -75,15 +75,15 @@ class Trainer {
     void take_output();
     void open_data();
     void make_plan();
-    void choose_pass_rows(model::LoadRequest& request, const std::vector<Answering>& answering);
+    void choose_pass_rows(model::LoadRequest& request, const std::vector<placement::Answering>& answering);
     std::string plan_before() const;
     void tell_memory() const;
     void choose_plan();
-    MemoryBudget taken() const;
-    MemoryBudget budget() const;
+    placement::MemoryBudget taken() const;
+    placement::MemoryBudget budget() const;
     bool fits_everywhere() const;
     void plan_references(data::BatchLimits& limits);
-    std::vector<Answering> answering();
+    std::vector<placement::Answering> answering();
     void score_references();
     ReferenceCache reference_cache(model::PolicyScope scope) const;
     void banner() const;
@@ -139,7 +139,7 @@ class Trainer {
     std::optional<ResumePoint> resume_;
     std::vector<std::string> nccl_;  ///< NCCL's environment variables, for the log
     std::string data_fingerprint_;   ///< of the training rows
-    OpenedModel opened_;
+    session::OpenedModel opened_;
     std::unique_ptr<data::StepLoader> loader_;
     std::optional<Evaluator> evaluator_;
     std::unique_ptr<Samples> samples_;          ///< nullptr: there are no prompts
@@ -148,7 +148,7 @@ class Trainer {
     data::Dataset eval_rows_;
     std::optional<data::EvalLoader> reference_rows_;  ///< the training rows to come, where a reference scores them
     objective::References references_, eval_references_;
-    std::unique_ptr<Instruction> instruction_;  ///< nullptr: there is no teacher
+    std::unique_ptr<session::Instruction> instruction_;  ///< nullptr: there is no teacher
     std::unique_ptr<objective::Objective> objective_;
     int64_t total_steps_ = 0;
     config::ScheduleOptions schedule_;

@@ -1,0 +1,62 @@
+// Prompts, and what ends their answers: of `generate`, and of a run's sampled prompts.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "unsloth/config/config.h"
+#include "unsloth/spec/model_spec.h"
+#include "unsloth/tokenizer/chat.h"
+#include "unsloth/tokenizer/tokenizer.h"
+
+namespace unsloth::session {
+
+using Prompt = std::vector<int32_t>;  ///< ids
+
+/// What a row names, and where it stands.
+struct NamedAt {
+    std::string name;  ///< empty: nothing
+    std::string where;
+};
+
+/// How prompts become ids.
+class PromptEncoder {
+  public:
+    /// `rows`: the format of the rows that the model was trained on, as data.format has it; empty: not known. Where
+    /// data.template is auto, prompts are put as these rows were.
+    PromptEncoder(const tokenizer::Tokenizer& tokenizer, const config::DataOptions& data, const std::string& rows);
+
+    /// A user's message to the template that data.template names, or the rows had; without either, to the model's own,
+    /// and as it is where the model has none.
+    Prompt prompt(const std::string& text) const;
+    Prompt text(const std::string& text) const { return tokenizer_.encode(text, true); }
+    /// `row` has "messages", and perhaps more that a template reads.
+    Prompt messages(nlohmann::ordered_json row) const;
+
+    /// Of conversations.
+    const tokenizer::ChatTemplate& chat_template() const { return chat_; }
+    /// Nobody named that template: not the configuration, the model or the run.
+    bool guessed() const { return guessed_; }
+    /// Whether prompt() is text().
+    bool raw() const { return raw_; }
+
+  private:
+    const tokenizer::Tokenizer& tokenizer_;
+    tokenizer::ChatTemplate chat_;
+    bool guessed_, raw_;
+};
+
+/// JSON Lines of {"text"}, {"prompt"} or {"messages"}; anything that does not begin with an object is one text.
+/// `adapters` (may be nullptr) gets what each names as its "adapter". Input Error, with the line.
+std::vector<Prompt> read_prompts(const std::filesystem::path& file, const PromptEncoder& encoder,
+                                 std::vector<NamedAt>* adapters = nullptr);
+/// Tokens of the longest; input Error where one has none.
+int64_t longest_of(const std::vector<Prompt>& prompts);
+
+/// The ids that end an answer.
+std::vector<int32_t> stop_ids(const tokenizer::Tokenizer& tokenizer, const spec::ModelSpec& spec);
+
+}  // namespace unsloth::session

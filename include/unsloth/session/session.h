@@ -1,0 +1,60 @@
+// What the commands share: the model on disk, tokenizer and data, and the model in memory.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "unsloth/comm/group.h"
+#include "unsloth/config/config.h"
+#include "unsloth/config/engine.h"
+#include "unsloth/data/encoder.h"
+#include "unsloth/data/training_data.h"
+#include "unsloth/formats/load_plan.h"
+#include "unsloth/model/loader.h"
+#include "unsloth/model/model.h"
+#include "unsloth/placement/load_request.h"
+#include "unsloth/tokenizer/tokenizer.h"
+
+namespace unsloth::session {
+
+/// Of a forward pass whose values are not finite, of weights that are.
+inline constexpr const char* overflow_advice =
+    "float16 overflows where bfloat16 and float32 do not: set model.dtype to one of them.";
+
+/// The checkpoint, and where its tokenizer lies (in an adapter's folder if that has one).
+struct OpenedModel {
+    std::shared_ptr<const formats::WeightFile> file;
+    std::filesystem::path tokenizer_folder;
+    std::string rope_scaling;  ///< instead of config.json's, as the configuration or the adapter says; empty: none
+
+    /// Input Error when there is none, or when its ids do not fit the model's vocabulary.
+    tokenizer::Tokenizer tokenizer() const;
+    /// What a folder of results needs beside the weights; empty without a tokenizer.
+    std::vector<std::filesystem::path> tokenizer_files() const;
+    data::ModelLimits limits() const;
+};
+OpenedModel open_model(const config::Config& config);
+
+/// usage Error with the remedy where rows as long as was asked for would have positions that the model does not know.
+/// The default length is one for all models, and packed rows hold several that each begin at 0.
+void require_positions(const config::LoadedConfig& loaded, const spec::ModelSpec& spec);
+
+/// Makes the encoder of text rows when it is first needed: tokenised rows do without a tokenizer.
+data::EncoderMaker encoder_maker(const OpenedModel& opened, const config::Config& config);
+
+/// A model for forward passes alone (score, generate): planned, checked against memory, loaded.
+struct LoadedModel {
+    std::unique_ptr<ops::Context> ctx;
+    std::unique_ptr<model::Model> model;
+};
+/// Passes have from `fewest_tokens` to `tokens` tokens. `adapters`: that generation's rows choose among, instead of the
+/// configuration's one.
+LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens,
+                               int64_t segments, int64_t head_rows, int64_t fewest_tokens,
+                               const placement::CacheSize& cache = {}, const config::NamedFolders& adapters = {});
+
+/// The configuration of answers by adapters alone: their base is what the first was trained on, positions are scaled as
+/// they were in training. usage Error, with an adapter's name, where they were scaled differently.
+config::LoadedConfig with_base(config::LoadedConfig loaded, const config::NamedFolders& adapters = {});
+
+}  // namespace unsloth::session

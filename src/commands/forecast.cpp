@@ -1,0 +1,341 @@
+#include "commands/forecast.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <limits>
+
+#include "unsloth/config/device_map.h"
+#include "unsloth/config/load.h"
+#include "unsloth/core/error.h"
+#include "unsloth/core/path_advice.h"
+#include "unsloth/core/suggest.h"
+#include "unsloth/data/context_slice.h"
+#include "unsloth/data/format.h"
+#include "unsloth/data/run_tokenizer.h"
+#include "unsloth/formats/described_model.h"
+#include "unsloth/formats/hf_config.h"
+#include "unsloth/ops/device.h"
+#include "unsloth/placement/layer_costs.h"
+#include "unsloth/placement/parallel.h"
+#include "unsloth/placement/stages.h"
+#include "unsloth/planner/exchange_time.h"
+#include "unsloth/session/session.h"
+#include "unsloth/spec/shapes.h"
+#include "unsloth/train/answers.h"
+#include "unsloth/train/samples.h"
+
+namespace unsloth::commands {
+
+namespace fs = std::filesystem;
+
+std::shared_ptr<const formats::WeightFile> open_or_describe(const config::Config& config) {
+    const std::string &path = config.model.path, scaling = placement::rope_scaling_of(config);
+    const auto scaled = [&](spec::ModelSpec spec) {
+        if (!scaling.empty()) formats::set_rope_scaling(spec, scaling, "model.rope_scaling");
+        return spec;
+    };
+    const std::vector<std::string> shapes = spec::builtin_shape_names();
+    std::error_code ignored;
+    if (!fs::exists(path, ignored) && std::find(shapes.begin(), shapes.end(), path) != shapes.end())
+        return formats::describe_model(scaled(spec::builtin_shape(path)));
+    const std::optional<fs::path> folder = formats::find_model_path(path, formats::ModelFiles::all_but_weights);
+    if (!folder) {
+        std::string meant = did_you_mean(nearest(path, shapes)), known;
+        if (meant.empty()) meant = nearest_path(path);
+        for (const std::string& shape : shapes) known += (known.empty() ? "" : ", ") + shape;
+        throw input_error(cat(path, ": no such model here"),
+                          cat(meant, meant.empty() ? "" : " ",
+                              "plan downloads nothing: name a folder that holds config.json, or one of ", known, "."));
+    }
+    if (fs::is_directory(*folder) && !fs::exists(*folder / "model.safetensors") &&
+        !fs::exists(*folder / "model.safetensors.index.json")) {
+        spec::ModelSpec spec = scaled(formats::read_model_spec(*folder));
+        return formats::describe_model(std::move(spec), formats::read_quantization_config(*folder), *folder);
+    }
+    return std::make_shared<const formats::WeightFile>(formats::WeightFile::open(folder->string(), scaling));
+}
+
+spec::MemoryNeed Prospect::need() const {
+    spec::MemoryNeed need = plan().need();
+    if (!teacher) return need;
+    const spec::MemoryNeed teachers = teacher->plan().need();
+    return {need.device + teachers.device, need.host + teachers.host, need.there + teachers.there};
+}
+
+Target target_of(const config::PlanRequest& request, const config::Config& config) {
+    Target target;
+    target.gpus = request.gpus;
+    if (request.gpu.empty() && request.gpu_memory_bytes == 0 && config.hardware.device == "cpu") {
+        target.device = at::kCPU;
+        target.machine = placement::machine_of(at::kCPU);
+        target.memory = memory::device_memory(at::kCPU).total;
+        return target;
+    }
+    planner::Card& card = target.machine.card;
+    if (!request.gpu.empty()) {
+        card = planner::find_card(request.gpu);
+    } else if (request.gpu_memory_bytes > 0) {
+        card = planner::card_of_memory(request.gpu_memory_bytes);
+    } else if (const at::Device here = ops::choose_device("auto"); here.is_cuda()) {
+        target.machine = placement::machine_of(here);
+        card.memory_bytes = memory::device_memory(here).total;
+    } else {
+        throw usage_error("plan needs a card: this machine has no GPU",
+                          "Name one (--gpu H200) or its memory (--gpu_memory 24GiB); or say --device cpu.");
+    }
+    target.memory = request.gpu_memory_bytes > 0 ? request.gpu_memory_bytes : card.memory_bytes;
+    if (target.memory <= card.context_bytes)
+        throw usage_error(
+            cat("--gpu_memory ", memory::human_bytes(target.memory), ": the driver and the libraries take ",
+                memory::human_bytes(card.context_bytes), " of it"),
+            "Bytes are meant where no unit stands: --gpu_memory 24GiB.");
+    target.machine.free = {target.memory - card.context_bytes, memory::device_memory(at::kCPU).total};
+    return target;
+}
+
+Forecast::Forecast(config::LoadedConfig loaded, const Target& target, std::shared_ptr<const formats::WeightFile> file,
+                   const Forecast* like)
+    : loaded_(std::move(loaded)), target_(target), file_(std::move(file)) {
+    session::require_positions(loaded_, file_->spec);
+    config::require_distributed(config());
+    const comm::MeshShape mesh = placement::choose_mesh(config().distributed, static_cast<int>(target.gpus));
+    if (mesh.pp > 1) placement::require_pipelined(config(), target.device, file_->spec.num_layers);
+    copies_ = mesh.dp;
+    if (target.gpus > 1 && target.device.is_cuda()) {
+        communicator_bytes_ = planner::communicator_bytes(
+            target.machine.card, comm::communicator_sizes(mesh, placement::several_chunks(config().distributed)));
+        int64_t& free = target_.machine.free.device;
+        free = std::max<int64_t>(0, free - communicator_bytes_);
+    }
+    const planner::Card& card = target_.machine.card;
+    if (like != nullptr)
+        teachers_file_ = like->teachers_file_, teacher_tokens_ = like->teacher_tokens_;
+    else
+        describe_teacher();
+    model::LoadRequest request = placement::make_request(
+        loaded_, {.device = target.device,
+                  .ranks = placement::planned_ranks(mesh, target.device.is_cpu() || card.peer_reach),
+                  .teacher_tokens = teacher_tokens_});
+    if (like != nullptr)
+        answering_ = like->answering_, knows_prompts_ = like->knows_prompts_;
+    else
+        foresee_answers();
+    const config::TrainingOptions& training = config().training;
+    const bool int8 = dx_codes(request.coded) == spec::Codes::int8;
+    if (target.device.is_cuda() && any(request.coded) && (int8 ? card.int8_products : card.fp8_products).empty())
+        throw usage_error(cat("model.compute_dtype ", name_of(request.coded),
+                              int8 ? " has no products on " : " is for H100 and H200, not for ", card.name),
+                          "Leave compute_dtype out.");
+    rows_ = training.per_device_train_batch_size;
+    length_ = config().model.max_seq_length;
+    micro_batches_ = training.gradient_accumulation_steps;
+    if (training.max_tokens_per_batch > 0)
+        rows_ = std::max<int64_t>(1, training.max_tokens_per_batch / placement::full_rows(config(), 1, length_).tokens);
+    request = sized(std::move(request), rows_, length_);
+    given_ = std::make_shared<const model::ModelPlan>(like != nullptr ? like->given_->with(std::move(request))
+                                                                      : model::ModelPlan(file_, std::move(request)));
+    if (teachers_file_)
+        teacher_ = std::make_shared<const session::TeacherPlan>(session::teachers_config(loaded_), teachers_file_,
+                                                                given_->request(), choose_for_teacher());
+}
+
+void Forecast::describe_teacher() {
+    if (config().training.objective != config::Objective::distill) return;
+    const config::DistillOptions& distill = config().distill;
+    if (placement::teacher_is_file(config()))
+        teacher_tokens_ = objective::TeacherFile(distill.teacher.value(), distill.temperature, distill.top_k,
+                                                 file_->spec.vocab_size, target_.device)
+                              .top_k();
+    else
+        teachers_file_ = open_or_describe(session::teachers_config(loaded_).config);
+}
+
+/// Prompts that can be read here; rows, and prompts without a tokenizer, count as the longest that there may be.
+void Forecast::foresee_answers() {
+    const config::TrainingOptions& training = config().training;
+    const int64_t length = config().model.max_seq_length, positions = file_->spec.usable_positions();
+    const auto up_to = [&](int64_t rows, int64_t prompt, int64_t answer) -> placement::Answering {
+        return {rows, prompt, std::min(prompt + answer, positions)};
+    };
+    if (training.sample_prompts) {
+        const session::OpenedModel opened{file_, data::run_tokenizer_folder(config(), file_->checkpoint.folder()), ""};
+        knows_prompts_ = tokenizer::Tokenizer::exists(opened.tokenizer_folder);
+        const config::DataFormat rows = config().data.format;  // of the examples, which are not read here
+        const std::string format = rows == config::DataFormat::automatic ? "" : data::format_name(rows);
+        answering_.push_back(knows_prompts_ ? train::Samples(config(), opened, format).needs()
+                                            : up_to(1, length, training.sample_max_new_tokens));
+    }
+    if (training.eval_metric != config::AnswerMetric::none)
+        answering_.push_back(
+            up_to(train::answers_at_a_time, std::max<int64_t>(1, length - 1), training.eval_max_new_tokens));
+}
+
+/// What is left of the machine.
+placement::Machine Forecast::left_by(const std::optional<session::TeacherPlan>& teacher) const {
+    placement::Machine machine = target_.machine;
+    if (teacher) machine.taken = teacher->need();
+    return machine;
+}
+
+session::TeacherPlan::Choose Forecast::choose_for_teacher() const {
+    return [machine = target_.machine](const config::Config& of_teacher, model::ModelPlan& plan) {
+        placement::choose_memory_use(of_teacher, plan, 1, machine);
+    };
+}
+
+std::optional<session::TeacherPlan> Forecast::teacher_of(const model::LoadRequest& student) const {
+    if (!teacher_) return std::nullopt;
+    return teacher_->resized(student, choose_for_teacher());
+}
+
+int64_t Forecast::step_tokens() const {
+    return placement::full_rows(config(), rows_, length_).tokens * micro_batches_ * copies_;
+}
+
+model::LoadRequest Forecast::sized(model::LoadRequest request, int64_t rows, int64_t length) const {
+    placement::fit_to(request, file_->spec,
+                      data::slice_limits(placement::full_rows(config(), rows, length), request.cp.place()), answering_);
+    return request;
+}
+
+/// As one rank has the whole model, if there is a pipeline.
+model::ModelPlan Forecast::plan(int64_t rows, int64_t length) const {
+    return given_->with(sized(given_->request(), rows, length));
+}
+
+std::vector<model::ModelPlan> Forecast::stages(int64_t rows, int64_t length) const {
+    std::vector<model::ModelPlan> plans = {plan(rows, length)};
+    if (config().distributed.pp_size == 1) return plans;
+    const model::ModelPlan whole = std::move(plans.front());
+    plans.clear();
+    const model::PipelineShape shape = placement::pipeline_shape(config(), whole.spec().num_layers, micro_batches_);
+    const std::vector<spec::LayerRange> cut =
+        placement::cut_stages(config(), whole, shape, target_.machine.card,
+                              std::vector<int64_t>(static_cast<std::size_t>(shape.ranks), budget().device));
+    std::size_t of_first = 0;
+    for (int rank = 0; rank < shape.ranks; ++rank) {
+        const spec::Stage stage{rank, shape.ranks, cut};
+        const std::size_t layers = stage.layers(whole.spec().num_layers).size();
+        if (stage.first()) of_first = layers;
+        // With no more layers than the first stage, and fewer micro-batches under way, it takes no more than that.
+        if (!stage.first() && !stage.last() && layers <= of_first) continue;
+        model::LoadRequest request = whole.request();
+        request.pp = model::Pipeline(nullptr, stage, shape);
+        plans.push_back(whole.with(std::move(request)));
+    }
+    return plans;
+}
+
+Prospect Forecast::choose() {
+    if (regroups()) {
+        const int64_t of_step = rows_ * micro_batches_;
+        rows_ = placement::fastest_pass_rows(
+            config(), {rows_, of_step, [&](int64_t rows) { return plan(rows, length_); }}, target_.machine);
+        micro_batches_ = (of_step + rows_ - 1) / rows_;
+        loaded_.config.training.micro_batch = config::PassRows::as_given;  // chosen
+    }
+    Prospect prospect;
+    prospect.stages = stages(rows_, length_);
+    prospect.teacher = teacher_of(prospect.plan().request());
+    choose_for(prospect);
+    if (!prospect.fits && prospect.teacher && prospect.teacher->move_to_host()) choose_for(prospect);
+    for (std::size_t i = 0; i < prospect.stages.size(); ++i)
+        if (prospect.stages[i].total_bytes() > prospect.plan().total_bytes()) prospect.fullest = i;
+    if (target_.device.is_cpu()) return prospect;  // whose rates are not known
+    for (const model::ModelPlan& stage : prospect.stages)
+        prospect.step_ms =
+            std::max(prospect.step_ms, placement::predicted_step_ms(stage, target_.machine.card, micro_batches_));
+    prospect.tokens_per_second = 1000 * static_cast<double>(step_tokens()) / prospect.step_ms;
+    return prospect;
+}
+
+/// Chooses what the configuration leaves open, in what the teacher leaves of the machine.
+void Forecast::choose_for(Prospect& prospect) const {
+    const placement::Machine machine = left_by(prospect.teacher);
+    const placement::MemoryBudget budget = placement::memory_budget(config(), target_.device, machine);
+    prospect.fits = true;
+    for (model::ModelPlan& stage : prospect.stages) {
+        placement::choose_memory_use(config(), stage, micro_batches_, machine);
+        prospect.fits = prospect.fits && placement::fits(stage, budget);
+    }
+}
+
+double Forecast::least_step_ms() const {
+    const model::ModelPlan whole = plan(rows_, length_);
+    const int64_t of_step = rows_ * micro_batches_, stages = config().distributed.pp_size;
+    double least = std::numeric_limits<double>::infinity();
+    for (const int64_t rows : regroups() ? placement::pass_rows(rows_, of_step) : std::vector<int64_t>{rows_}) {
+        const int64_t passes = regroups() ? (of_step + rows - 1) / rows : micro_batches_;
+        planner::StepWork work = placement::step_work(whole, passes, whole.request().run);
+        work.tokens = work.tokens * rows / rows_;
+        work.head_rows = work.head_rows * rows / rows_;
+        const planner::StepTime time(target_.machine.card, work);
+        const double network =
+            static_cast<double>(whole.spec().num_layers) * time.layer({.cached = true}, {}, 1).both() + time.outside();
+        double ms = static_cast<double>(passes) * network;
+        if (stages > 1)
+            ms = ms / static_cast<double>(stages) /
+                 (1 - model::pipeline_bubble(placement::pipeline_shape(config(), whole.spec().num_layers, passes)));
+        least = std::min(least, ms);
+    }
+    return least;
+}
+
+bool Forecast::can_hold(int64_t rows, int64_t length) const {
+    const std::vector<model::ModelPlan> plans = stages(rows, length);
+    std::optional<session::TeacherPlan> teacher = teacher_of(plans.front().request());
+    const auto all_fit = [&] {
+        const placement::MemoryBudget budget = placement::memory_budget(config(), target_.device, left_by(teacher));
+        return std::all_of(plans.begin(), plans.end(), [&](const auto& plan) { return can_hold(plan, budget); });
+    };
+    return all_fit() || (teacher && teacher->move_to_host() && all_fit());
+}
+
+bool Forecast::can_hold(model::ModelPlan plan, const placement::MemoryBudget& budget) const {
+    const std::optional<spec::LayerPlan> asked = placement::layer_plan_of(config().training.gradient_checkpointing);
+    const config::DeviceMap map(config().model);
+    const bool pipelined = !plan.request().pp.alone();  // nothing moves to the host
+    const bool can_move = map.automatic() && placement::may_leave_device(plan.request());
+    std::vector<spec::LayerPlan> ways = {{spec::Keep::input, spec::Place::host}, {spec::Keep::input}};
+    if (pipelined) ways.erase(ways.begin());
+    if (asked) ways = {*asked};
+    for (spec::LayerPlan way : ways) {
+        way.cached = config().hardware.weight_cache == config::WeightCache::on;
+        spec::RunPlan run = plan.request().run;
+        run.row_tile = placement::least_row_tile;
+        run.inputs_in_fp8 = placement::may_take_codes(config(), plan.request());
+        run.layers.assign(static_cast<std::size_t>(file_->spec.num_layers), way);
+        if (!map.automatic() && !pipelined) {
+            const std::vector<spec::Place> places = map.layers(file_->spec.num_layers, 0);
+            for (std::size_t i = 0; i < places.size(); ++i) run.layers[i].weights_at = places[i];
+        }
+        plan.set_run(run);
+        if (placement::fits(plan, budget) || (can_move && can_hold_moved(plan, budget))) return true;
+    }
+    return false;
+}
+
+/// With layers off the device: all of them, or as many in host memory as it has room for and the others on the device
+/// or on the disk.
+bool Forecast::can_hold_moved(model::ModelPlan& plan, const placement::MemoryBudget& budget) const {
+    const auto layers = plan.spec().num_layers;
+    const auto place = [&](int64_t in_host, spec::Place others) {
+        spec::RunPlan run = plan.request().run;
+        for (int64_t i = 0; i < layers; ++i)
+            run.layers[static_cast<std::size_t>(i)].weights_at = i < layers - in_host ? others : spec::Place::host;
+        plan.set_run(run);
+        return placement::fits(plan, budget);
+    };
+    if (place(layers, spec::Place::device)) return true;
+    const int64_t all = plan.host_bytes();
+    std::vector<spec::Place> elsewhere = {spec::Place::device};
+    if (placement::may_lie_on_disk(plan)) elsewhere.push_back(spec::Place::disk);
+    for (const spec::Place others : elsewhere) {
+        if (place(0, others)) return true;
+        const int64_t none = plan.host_bytes(), each = (all - none + layers - 1) / layers, room = budget.host - none;
+        if (room > 0 && each > 0 && place(std::min(layers - 1, room / each), others)) return true;
+    }
+    return false;
+}
+
+}  // namespace unsloth::commands

@@ -1,0 +1,279 @@
+// The `generate` command: prompts, the decoder's limits, and what becomes of its answers.
+#include <algorithm>
+#include <iostream>
+#include <map>
+
+#include <nlohmann/json.hpp>
+
+#include "unsloth/commands/commands.h"
+#include "unsloth/core/error.h"
+#include "unsloth/core/interrupt.h"
+#include "unsloth/core/log.h"
+#include "unsloth/generate/answer_text.h"
+#include "unsloth/generate/decoder.h"
+#include "unsloth/ops/dtype.h"
+#include "unsloth/session/generation.h"
+#include "unsloth/session/session.h"
+
+namespace unsloth::commands {
+namespace {
+
+session::Prompt encode_prompt(const config::GenerateRequest& request, const session::PromptEncoder& encoder) {
+    if (request.raw) return encoder.text(request.prompt);
+    if (!encoder.raw())
+        log::info("the prompt is a user's message to chat template ", encoder.chat_template().name(),
+                  " (--raw: the text as it is)");
+    else if (!request.rows.empty())
+        log::info("the prompt is the text as it is, as in the run's rows of format ", request.rows,
+                  " (--template NAME: a user's message)");
+    return encoder.prompt(request.prompt);
+}
+
+/// The number of the adapter that a row names, -1 for the base.
+int32_t number_of(const session::NamedAt& row, const config::NamedFolders& adapters) {
+    if (row.name.empty()) return -1;
+    std::string known;
+    for (std::size_t i = 0; i < adapters.folders.size(); ++i) {
+        if (adapters.folders[i].first == row.name) return static_cast<int32_t>(i);
+        known += cat(i == 0 ? "" : ", ", adapters.folders[i].first);
+    }
+    throw input_error(cat(row.where, ": the row names adapter '", row.name, "'",
+                          known.empty() ? ", and none is given" : cat(", there are ", known)),
+                      cat("Give it with --adapter ", row.name, "=DIR."));
+}
+
+/// What the longest answer takes, for a message.
+std::string longest_named(const std::vector<session::Prompt>& prompts, const config::GenerateRequest& request) {
+    if (prompts.empty()) return cat("--max_new_tokens ", request.max_new_tokens);
+    const auto shorter = [](const session::Prompt& a, const session::Prompt& b) { return a.size() < b.size(); };
+    const auto at = std::max_element(prompts.begin(), prompts.end(), shorter);
+    const std::string which = request.file.empty() ? "" : cat(" ", at - prompts.begin() + 1, " of ", request.file);
+    return cat("prompt", which, " and --max_new_tokens take ", at->size(), " + ", request.max_new_tokens, " tokens");
+}
+
+/// What passes and cache must hold.
+struct AnswerSizes {
+    int64_t rows = 1, pass_tokens = 1, context = 1;
+    placement::CacheSize cache;
+};
+
+AnswerSizes sizes_of(const config::LoadedConfig& loaded, const config::GenerateRequest& request,
+                     const spec::ModelSpec& spec, const std::vector<session::Prompt>& prompts) {
+    const int64_t longest = prompts.empty() ? 0 : session::longest_of(prompts), allowed = spec.usable_positions();
+    const std::string asked = longest_named(prompts, request);
+    if (longest + request.max_new_tokens > allowed)
+        throw usage_error(cat(asked, ": the model allows ", allowed, " positions"),
+                          "Shorten the prompt, or set a lower --max_new_tokens; --rope_scaling extends the positions.");
+    if (request.max_context > allowed)
+        throw usage_error(cat("--max_context ", request.max_context, ": the model allows ", allowed),
+                          "Lower it, or extend the positions with --rope_scaling.");
+    AnswerSizes sizes;
+    sizes.context = request.max_context > 0 ? request.max_context
+                    : request.chat          ? allowed
+                                            : longest + request.max_new_tokens;
+    if (longest + request.max_new_tokens > sizes.context)
+        throw usage_error(cat(asked, ": --max_context is ", sizes.context),
+                          "Raise it, or set a lower --max_new_tokens.");
+    int64_t tokens = 0;  // of all prompts
+    for (const session::Prompt& prompt : prompts) tokens += static_cast<int64_t>(prompt.size()) * request.n;
+    const int64_t answers = request.chat ? 1 : static_cast<int64_t>(prompts.size()) * request.n;
+    sizes.rows = std::min(request.max_rows, answers);
+    sizes.pass_tokens = std::min(request.max_batch_tokens, request.chat ? sizes.context : tokens);
+    if (spec.rope.type == spec::RopeSpec::Type::dynamic)  // whole prompts
+        sizes.pass_tokens = std::max(sizes.pass_tokens, request.chat ? sizes.context : longest);
+    sizes.pass_tokens = std::max(sizes.pass_tokens, sizes.rows);
+    sizes.cache = placement::cache_for(sizes.rows, sizes.context);
+    const bool in_8_bit = request.kv_cache_dtype == config::KvCacheDtype::fp8;
+    if (request.kv_bytes > 0) {
+        const int64_t token =
+            generate::cache_bytes_per_token(spec, ops::scalar_type(loaded.config.model.dtype), in_8_bit);
+        sizes.cache = {.tokens = request.kv_bytes / (token * ops::page_tokens) * ops::page_tokens,
+                       .context = sizes.context};
+        if (sizes.cache.tokens < sizes.context)
+            throw usage_error(
+                cat("--kv_memory ", request.kv_memory, " holds ", sizes.cache.tokens,
+                    " tokens, a prompt and its answer have up to ", sizes.context),
+                cat("A token takes ", token, " bytes: give ", ops::pages_of(sizes.context) * ops::page_tokens * token,
+                    " at least, or lower --max_context or --max_new_tokens."));
+    }
+    sizes.cache.in_8_bit = in_8_bit;
+    sizes.cache.in_pieces = spec.rope.type != spec::RopeSpec::Type::dynamic;
+    return sizes;
+}
+
+/// Prints an answer's text as it comes.
+class Stream {
+  public:
+    Stream(const tokenizer::Tokenizer& tokenizer, const std::vector<std::string>& stops) : text_(tokenizer, stops) {}
+
+    bool add(int32_t id) {
+        const bool more = text_.add(id);
+        print();
+        return more;
+    }
+    const std::string& finish() {
+        text_.finish();
+        print();
+        std::cout << "\n" << std::flush;
+        return text_.text();
+    }
+
+  private:
+    void print() {
+        std::cout << text_.text().substr(printed_, text_.settled() - printed_) << std::flush;
+        printed_ = text_.settled();
+    }
+    generate::AnswerText text_;
+    std::size_t printed_ = 0;
+};
+
+generate::Request make_request(const config::GenerateRequest& request, const session::Prompt& prompt,
+                               const std::vector<int32_t>& stops) {
+    generate::Request made;
+    made.prompt = prompt;
+    made.max_new_tokens = request.max_new_tokens;
+    made.sampling = request.sampling;
+    made.seed = static_cast<uint64_t>(request.seed);
+    made.stop_ids = stops;
+    return made;
+}
+
+/// All prompts together; the answers in their order, each as soon as those before it are there.
+class AnswerAll {
+  public:
+    AnswerAll(const config::GenerateRequest& request, const tokenizer::Tokenizer& tokenizer,
+              const std::vector<session::Prompt>& prompts, const std::vector<int32_t>& adapters)
+        : request_(request), tokenizer_(tokenizer), prompts_(prompts), adapters_(adapters) {}
+
+    /// Until a signal asks to stop: what is complete was printed then.
+    void run(generate::Decoder& decoder, const std::vector<int32_t>& stops) {
+        install_interrupt_handlers("Stopping");
+        std::vector<generate::Request> requests;
+        for (std::size_t i = 0; i < prompts_.size(); ++i) {
+            for (int64_t k = 0; k < request_.n; ++k) {
+                requests.push_back(make_request(request_, prompts_[i], stops));
+                requests.back().prompt_number = static_cast<uint32_t>(i);
+                requests.back().answer_number = static_cast<uint32_t>(k);
+                if (!adapters_.empty()) requests.back().adapter = adapters_[i];
+            }
+        }
+        if (!request_.stop.empty())
+            for (std::size_t i = 0; i < requests.size(); ++i) texts_.emplace_back(tokenizer_, request_.stop);
+        const auto see = [&](int64_t i, int32_t id) { return texts_.empty() || text(i).add(id); };
+        const auto end = [&](int64_t i, const generate::Answer& answer) {
+            ended_.emplace(i, answer);
+            for (auto next = ended_.begin(); next != ended_.end() && next->first == printed_;
+                 next = ended_.erase(next), ++printed_)
+                print(next->first, next->second);
+        };
+        const std::size_t all = requests.size();
+        for (generate::Request& request : requests) decoder.add(std::move(request));
+        while (interrupt_requested() == 0 && decoder.step(see, end)) {
+        }
+        if (const int signal = interrupt_requested(); signal != 0)
+            throw Interrupted(signal, cat("stopped; ", printed_, " of ", all, " answers were printed"));
+    }
+
+  private:
+    generate::AnswerText& text(int64_t i) { return texts_[static_cast<std::size_t>(i)]; }
+
+    void print(int64_t i, const generate::Answer& answer) {
+        std::string said;
+        if (texts_.empty()) {
+            said = tokenizer_.decode(answer.ids, /*skip_special=*/true);
+        } else {
+            text(i).finish();
+            said = text(i).text();
+        }
+        if (!request_.json) return write(said);
+        nlohmann::ordered_json object{
+            {"prompt_ids", prompts_[static_cast<std::size_t>(i / request_.n)]}, {"ids", answer.ids}, {"text", said}};
+        if (request_.logprobs) object["logprobs"] = answer.logprobs;
+        if (request_.n > 1) object["answer"] = i % request_.n;
+        write(object.dump(-1, ' ', /*ensure_ascii=*/true, nlohmann::ordered_json::error_handler_t::replace));
+    }
+
+    /// At once: readers work on with it, and a reader that left ends the work.
+    static void write(const std::string& line) { std::cout << line << "\n" << std::flush; }
+
+    const config::GenerateRequest& request_;
+    const tokenizer::Tokenizer& tokenizer_;
+    const std::vector<session::Prompt>& prompts_;
+    const std::vector<int32_t>& adapters_;     ///< of a file's prompts
+    std::vector<generate::AnswerText> texts_;  ///< with stop texts, one a request
+    std::map<int64_t, generate::Answer> ended_;
+    int64_t printed_ = 0;
+};
+
+void answer_stream(const config::GenerateRequest& request, const tokenizer::Tokenizer& tokenizer,
+                   generate::Decoder& decoder, const generate::Request& one, std::string* said) {
+    Stream stream(tokenizer, request.stop);
+    decoder.answer({one}, [&](int64_t, int32_t id) { return stream.add(id); });
+    const std::string& text = stream.finish();
+    if (said != nullptr) *said = text;
+}
+
+/// Turn by turn: the cache keeps the pages of what was said, and a turn computes what is new alone.
+void chat(const config::GenerateRequest& request, const session::PromptEncoder& encoder,
+          const tokenizer::Tokenizer& tokenizer, generate::Decoder& decoder, const std::vector<int32_t>& stops,
+          int64_t context) {
+    if (encoder.guessed())
+        log::warning("chat template ", encoder.chat_template().name(),
+                     " is a guess: the model has none, and nobody named the one that it learnt (--template NAME)");
+    else
+        log::info("chat template ", encoder.chat_template().name());
+    nlohmann::ordered_json messages = nlohmann::ordered_json::array();
+    std::string line = request.prompt;
+    for (bool given = !line.empty(); given || std::getline(std::cin, line); given = false) {
+        if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+        messages.push_back({{"role", "user"}, {"content", line}});
+        const session::Prompt prompt = encoder.messages({{"messages", messages}});
+        generate::Request turn = make_request(request, prompt, stops);
+        turn.prompt_number = static_cast<uint32_t>(messages.size() / 2);
+        turn.max_new_tokens = std::min(turn.max_new_tokens, context - static_cast<int64_t>(prompt.size()));
+        if (turn.max_new_tokens < 1)
+            throw input_error(cat("the conversation has ", prompt.size(), " tokens, and room for ", context),
+                              "Begin another, or raise --max_context.");
+        std::string said;
+        answer_stream(request, tokenizer, decoder, turn, &said);
+        messages.push_back({{"role", "assistant"}, {"content", said}});
+    }
+}
+
+}  // namespace
+
+void run_generate(const config::LoadedConfig& given, const config::GenerateRequest& request) {
+    const config::LoadedConfig loaded = session::with_base(given, request.adapters);
+    const session::OpenedModel opened = session::open_model(loaded.config);
+    const tokenizer::Tokenizer tokenizer = opened.tokenizer();
+    const session::PromptEncoder encoder(tokenizer, loaded.config.data, request.rows);
+    std::vector<session::Prompt> prompts;
+    std::vector<int32_t> adapters;  // of each prompt
+    if (!request.file.empty()) {
+        std::vector<session::NamedAt> named;
+        prompts = session::read_prompts(request.file, encoder, &named);
+        for (const session::NamedAt& row : named) adapters.push_back(number_of(row, request.adapters));
+    } else if (!request.chat) {
+        prompts = {encode_prompt(request, encoder)};
+    }
+    for (const auto& [id, bias] : request.sampling.logit_bias)
+        if (id >= opened.file->spec.vocab_size)
+            throw usage_error(cat("--logit_bias: id ", id, ", the model has ", opened.file->spec.vocab_size));
+    const AnswerSizes sizes = sizes_of(loaded, request, opened.file->spec, prompts);
+    const session::LoadedModel model =
+        session::load_for_inference(loaded, opened, sizes.pass_tokens, sizes.rows, sizes.rows,
+                                    /*fewest_tokens=*/1, sizes.cache, request.adapters);
+    generate::DecoderOptions options;
+    if (!request.chat && !request.stream) options.beside_tokens = sizes.pass_tokens;  // nobody reads along
+    generate::Decoder decoder(*model.ctx, *model.model, options);
+    const std::vector<int32_t> stops = session::stop_ids(tokenizer, opened.file->spec);
+    if (request.chat) {
+        chat(request, encoder, tokenizer, decoder, stops, sizes.context);
+    } else if (request.stream) {
+        answer_stream(request, tokenizer, decoder, make_request(request, prompts.front(), stops), nullptr);
+    } else {
+        AnswerAll(request, tokenizer, prompts, adapters).run(decoder, stops);
+    }
+}
+
+}  // namespace unsloth::commands

@@ -1,0 +1,12 @@
+// `score --top_k`: a file of what a teacher says.
+#pragma once
+
+#include "unsloth/config/config.h"
+#include "unsloth/config/engine.h"
+
+namespace unsloth::commands {
+
+/// `score --top_k`: what the model says of the targets of a run's rows, training and evaluation, into request.out.
+void write_teacher_file(const config::LoadedConfig& loaded, const config::ScoreRequest& request);
+
+}  // namespace unsloth::commands

@@ -1,0 +1,166 @@
+#include "unsloth/placement/load_request.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "unsloth/config/device_map.h"
+#include "unsloth/core/error.h"
+#include "unsloth/core/log.h"
+#include "unsloth/formats/peft.h"
+#include "unsloth/ops/device.h"
+#include "unsloth/ops/dtype.h"
+#include "unsloth/placement/kernels.h"
+
+namespace unsloth::placement {
+namespace {
+
+constexpr int64_t head_chunk_bytes = 256 << 20;  // of logits at a time: large enough for full-rate products
+
+/// A lora option that the user gave must say what the adapter folder says.
+void check_against_adapter(const config::LoadedConfig& loaded, const spec::LoraSpec& asked,
+                           const spec::LoraSpec& adapter) {
+    const auto require = [&](const char* option, bool same) {
+        if (loaded.is_given(cat("lora.", option)) && !same)
+            throw usage_error(
+                cat("lora.", option, " contradicts the adapter in ", *loaded.config.model.adapter_name_or_path),
+                "Leave the option out: the adapter's own config decides.");
+    };
+    const auto sorted = [](std::vector<std::string> names) {
+        std::sort(names.begin(), names.end());
+        return names;
+    };
+    require("r", asked.r == adapter.r);
+    require("lora_alpha", asked.lora_alpha == adapter.lora_alpha);
+    require("use_rslora", asked.use_rslora == adapter.use_rslora);
+    require("use_dora", asked.use_dora == adapter.use_dora);
+    require("target_modules", sorted(asked.target_modules) == sorted(adapter.target_modules));
+    require("modules_to_save", sorted(asked.modules_to_save) == sorted(adapter.modules_to_save));
+    require("rank_pattern", asked.rank_pattern == adapter.rank_pattern);
+    require("alpha_pattern", asked.alpha_pattern == adapter.alpha_pattern);
+    require("layers_to_transform", asked.layers_to_transform == adapter.layers_to_transform);
+}
+
+}  // namespace
+
+std::string rope_scaling_of(const config::Config& config) {
+    const std::string& asked = config.model.rope_scaling;
+    const auto& adapter = config.model.adapter_name_or_path;
+    if (!adapter) return asked == "{}" ? "" : asked;
+    const std::string trained = formats::read_peft_config(formats::resolve_model_path(*adapter)).rope_scaling;
+    if (asked == "{}") return trained;
+    if (nlohmann::json::parse(asked) != nlohmann::json::parse(trained.empty() ? "{}" : trained))
+        throw usage_error(cat("model.rope_scaling is ", asked, ", but the adapter ", *adapter, " was trained with ",
+                              trained.empty() ? "config.json's own" : trained),
+                          "Leave model.rope_scaling out: the adapter's own holds.");
+    return asked;
+}
+
+spec::LoraSpec lora_spec(const config::LoraOptions& options) {
+    spec::LoraSpec lora;
+    lora.r = options.r;
+    lora.lora_alpha = options.lora_alpha;
+    lora.lora_dropout = options.lora_dropout;
+    lora.use_rslora = options.use_rslora;
+    lora.use_dora = options.use_dora;
+    lora.target_modules = options.target_modules;
+    lora.modules_to_save = options.modules_to_save;
+    lora.rank_pattern = options.rank_pattern;
+    lora.alpha_pattern = options.alpha_pattern;
+    lora.layers_to_transform = options.layers_to_transform.value_or(std::vector<int64_t>{});
+    return lora;
+}
+
+model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device device, bool trains,
+                                std::shared_ptr<const spec::KernelTable> kernels) {
+    const config::Config& config = loaded.config;
+    if (const int gpus = config::DeviceMap(config.model).gpus();
+        gpus > 1 && !(trains && config.distributed.pp_size == gpus))
+        throw usage_error(
+            cat("model.device_map names ", gpus, " GPUs",
+                trains ? cat(", which needs distributed.pp_size ", gpus, " and as many processes")
+                       : ": the model is spread over GPUs in training alone"),
+            trains ? "Leave launch out: unsloth-train starts a process a GPU." : "Name one GPU, \"cpu\" and \"disk\".");
+    model::LoadRequest request;
+    request.device = device;
+    request.dtype = ops::scalar_type(config.model.dtype);
+    request.load_in_4bit = config.model.load_in_4bit;
+    request.load_in_8bit = config.model.load_in_8bit;
+    request.precision = spec::PrecisionMap(config.model.precision);
+    request.records = trains && config.hardware.cuda_graphs;
+    request.kernels = kernels ? std::move(kernels) : kernel_table(config, device);
+    if (request.dtype == at::kBFloat16) request.nf4_chooser = ops::nf4_gemm_chooser(request.kernels);
+    if (trains) {  // codes are made for many tokens, and weights lie expanded in training alone
+        request.coded = config.model.compute_dtype;
+        request.mantissa_bits = config.hardware.weight_mantissa_bits;
+    }
+    request.offload_embedding =
+        config.hardware.offload_embedding || config::DeviceMap(config.model).embedding_on_host(ops::gpu_number(device));
+    request.finetuning_type = trains ? config.lora.finetuning_type : config::FinetuningType::lora;
+    if (const auto& adapter = config.model.adapter_name_or_path)
+        request.adapter = formats::resolve_model_path(*adapter).string();
+    request.offload_folder = config.model.offload_folder;
+    request.trains = trains;
+    request.optim = config.training.optim;
+    request.seed = static_cast<uint64_t>(config.training.seed);
+    request.noise_alpha = config.training.neftune_noise_alpha;
+    if (request.finetuning_type == config::FinetuningType::full) {
+        if (request.adapter)
+            throw usage_error("finetuning_type full does not take an adapter_name_or_path",
+                              "Merge the adapter first, or train a LoRA.");
+        return request;
+    }
+    if (trains) request.lora = lora_spec(config.lora);
+    if (request.adapter) {
+        const formats::PeftConfig adapter = formats::read_peft_config(*request.adapter);
+        if (trains) check_against_adapter(loaded, *request.lora, adapter.lora);
+        log::info("adapter ", *config.model.adapter_name_or_path, ": r ", adapter.lora.r, ", alpha ",
+                  adapter.lora.lora_alpha, ", trained on ", adapter.base_model_name_or_path);
+        if (!loaded.is_given("lora.lora_dropout") || !trains) {
+            if (request.lora) request.lora->lora_dropout = adapter.lora.lora_dropout;
+        }
+    }
+    return request;
+}
+
+void size_for(model::ActivationSizes& sizes, const data::BatchLimits& limits) {
+    sizes.tokens = limits.tokens;
+    sizes.segments = limits.segments;
+    sizes.keys = limits.keys;
+    sizes.all_keys = limits.all_keys;
+    sizes.longest = limits.longest;
+    sizes.head_rows = limits.labels;
+}
+
+int64_t head_chunk_rows(const spec::ModelSpec& spec, at::ScalarType dtype, int64_t rows) {
+    const int64_t row_bytes = spec.vocab_size * static_cast<int64_t>(c10::elementSize(dtype));
+    const int64_t chunk = std::clamp<int64_t>(head_chunk_bytes / row_bytes / 128 * 128, 128, 8192);
+    return std::max<int64_t>(1, std::min(chunk, rows));
+}
+
+bool teacher_is_file(const config::Config& config) {
+    return std::filesystem::is_regular_file(config.distill.teacher.value());
+}
+
+CacheSize cache_for(int64_t rows, int64_t context) {
+    return {rows * ops::pages_of(context) * ops::page_tokens, context, true};
+}
+
+void shrink(model::ModelPlan& plan, const CacheSize& cache, int64_t bytes) {
+    while (plan.total_bytes() > bytes) {
+        model::LoadRequest less = plan.request();
+        model::ActivationSizes& sizes = less.sizes;
+        const int64_t fewest = std::max<int64_t>(2048, sizes.segments);
+        if (cache.in_pieces && sizes.tokens > fewest)
+            sizes.tokens = sizes.longest = std::max(fewest, sizes.tokens / 2);
+        else if (less.margins_may_stay)
+            less.margins_may_stay = false;
+        else if (cache.shrinks && sizes.cache_tokens > cache.context)
+            sizes.cache_tokens = std::max(cache.context, sizes.cache_tokens / 4 * 3);
+        else
+            return;
+        plan = plan.with(std::move(less));
+    }
+}
+
+}  // namespace unsloth::placement

@@ -1,0 +1,52 @@
+#include "unsloth/placement/parallel.h"
+
+#include "unsloth/core/error.h"
+
+namespace unsloth::placement {
+
+comm::MeshShape choose_mesh(const config::DistributedOptions& distributed, int processes) {
+    return comm::mesh_shape(processes, distributed.tp_size, distributed.pp_size, distributed.cp_size);
+}
+
+const char* asks_for_answers(const config::TrainingOptions& training) {
+    if (training.sample_prompts) return "training.sample_prompts";
+    return training.eval_metric == config::AnswerMetric::none ? nullptr : "training.eval_metric";
+}
+
+void require_shareable(const config::Config& config, const weights::Holding& holding) {
+    const char* const answers = asks_for_answers(config.training);
+    if (holding.splits_values && answers != nullptr)
+        throw usage_error(cat(answers, " does not go with distributed.zero_stage 3: a rank alone cannot answer"),
+                          "Leave one of the two out.");
+    if (config.distributed.tp_size == 1) return;
+    const std::string size = cat("distributed.tp_size ", config.distributed.tp_size, " does not go with ");
+    if (answers != nullptr)
+        throw usage_error(cat(size, answers, ": a rank alone cannot answer"), "Leave one of the two out.");
+    if (config.training.objective == config::Objective::distill)
+        throw usage_error(size + "training.objective distill: a rank's logits are a slice of the vocabulary",
+                          "Train data parallel.");
+    if (config.model.dtype == spec::DType::f16)
+        throw usage_error(size + "model.dtype float16: sums over ranks are in bf16 or fp32", "Use bfloat16.");
+}
+
+weights::Share place_of(const comm::Communicator* ranks) {
+    return ranks == nullptr ? weights::Share{} : weights::Share{ranks->rank(), ranks->size()};
+}
+
+weights::Holding parameter_holding(const config::DistributedOptions& distributed, weights::Share alike) {
+    weights::Holding holding;
+    holding.on_host = distributed.offload_optimizer == config::OptimizerPlace::cpu;
+    if (distributed.zero_stage > 0 || holding.on_host) holding.share = alike;
+    const bool shared = holding.share.size > 1;
+    holding.splits_gradients = holding.on_host || (shared && distributed.zero_stage >= 2);
+    holding.splits_values = shared && distributed.zero_stage >= 3;
+    holding.of_stage = distributed.pp_size > 1;
+    return holding;
+}
+
+bool writes_part(const comm::MeshShape& mesh, weights::Share share, int rank) {
+    const comm::MeshShape at = comm::coordinates(mesh, rank);
+    return share.size > 1 || (at.dp == 0 && at.cp == 0 && at.tp == 0);
+}
+
+}  // namespace unsloth::placement

@@ -1,0 +1,110 @@
+#include "unsloth/placement/recipe.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "unsloth/placement/parallel.h"
+
+namespace unsloth::placement {
+
+Ranks ranks_of(comm::Group* group, const comm::Mesh* mesh) {
+    Ranks ranks;
+    if (group != nullptr) ranks.here = group->ranks_here();
+    if (group != nullptr) ranks.rank = group->rank();
+    if (mesh != nullptr) ranks.mesh = mesh->shape();
+    ranks.links = mesh;
+    return ranks;
+}
+
+Ranks planned_ranks(const comm::MeshShape& mesh, bool reach) {
+    Ranks ranks{.mesh = mesh, .reach = reach};
+    ranks.here.resize(static_cast<std::size_t>(mesh.size()));
+    std::iota(ranks.here.begin(), ranks.here.end(), 0);
+    return ranks;
+}
+
+bool divides_base(const config::Config& config) {
+    return config.distributed.zero_stage == 3 && config.lora.finetuning_type == config::FinetuningType::lora &&
+           !any(config.model.compute_dtype);
+}
+
+namespace {
+
+/// What ranks have of the model, of its training, and of the machine.
+void share_out(const config::Config& config, const Recipe& recipe, model::LoadRequest& request) {
+    const Ranks& ranks = recipe.ranks;
+    const comm::MeshShape &mesh = ranks.mesh, at = comm::coordinates(mesh, ranks.rank);
+    request.processes = static_cast<int>(ranks.here.size());
+    if (recipe.work == Work::passes) return;
+    request.tp = ranks.links ? model::TensorParallel(ranks.links->tp())
+                             : model::TensorParallel(spec::TensorRank{at.tp, mesh.tp});
+    request.cp = ranks.links ? model::ContextParallel(ranks.links->cp())
+                             : model::ContextParallel(data::ContextRank{at.cp, mesh.cp});
+    const int copies = mesh.dp * mesh.cp, copy = at.dp * mesh.cp + at.cp;
+    weights::Share stage;  // the ranks that train the same parameters
+    if (recipe.work == Work::run)
+        stage = ranks.links ? place_of(ranks.links->stage()) : weights::Share{copy * mesh.tp + at.tp, copies * mesh.tp};
+    request.holding = parameter_holding(config.distributed, stage);
+    if (recipe.work == Work::bench) return;
+    require_shareable(config, request.holding);
+    if (ranks.links && request.holding.share.size > 1) request.sharers = ranks.links->stage();
+    if (ranks.reach && divides_base(config)) {
+        request.peers = ranks.links ? place_of(ranks.links->copies_here()) : weights::Share{copy, copies};
+        if (ranks.links) request.peer_ranks = ranks.links->copies_here();
+    }
+    const auto writes = [&](int rank) { return writes_part(mesh, request.holding.share, rank); };
+    request.saves = writes(ranks.rank) && config::saves_checkpoints(config.training);
+    request.writers = static_cast<int>(std::count_if(ranks.here.begin(), ranks.here.end(), writes));
+}
+
+}  // namespace
+
+model::LoadRequest make_request(const config::LoadedConfig& loaded, const Recipe& recipe) {
+    const config::Config& config = loaded.config;
+    const bool trains = recipe.work != Work::passes;
+    model::LoadRequest request = load_request(loaded, recipe.device, trains, recipe.kernels);
+    request.held = recipe.held;
+    request.sizes.deterministic = config.training.deterministic;
+    share_out(config, recipe, request);
+    if (recipe.work == Work::run) {
+        request.weighs = config::compares_answers(config.training.objective);
+        request.sizes.distills = config.training.objective == config::Objective::distill;
+        request.sizes.teacher_tokens = recipe.teacher_tokens;
+    }
+    if (trains) return request;
+    request.adapters = recipe.adapters;
+    request.sizes.cache_tokens = recipe.cache.tokens;
+    request.sizes.cache_in_8_bit = recipe.cache.in_8_bit;
+    request.sizes.context = recipe.cache.context;
+    request.records = recipe.cache.tokens > 0 && config.hardware.cuda_graphs;
+    request.fewest_tokens = recipe.fewest_tokens;
+    request.margins_may_stay = recipe.margins_may_stay;
+    return request;
+}
+
+void fit_to(model::LoadRequest& request, const spec::ModelSpec& spec, data::BatchLimits limits,
+            const std::vector<Answering>& answering) {
+    for (const Answering& some : answering) {
+        limits.tokens = std::max({limits.tokens, some.prompt, some.rows});
+        limits.longest = std::max({limits.longest, some.prompt, some.rows});
+        limits.segments = std::max(limits.segments, some.rows);
+        limits.labels = std::max(limits.labels, some.rows);
+        const CacheSize cache = cache_for(some.rows, some.context);
+        request.sizes.cache_tokens = std::max(request.sizes.cache_tokens, cache.tokens);
+        request.sizes.context = std::max(request.sizes.context, cache.context);
+    }
+    size_for(request.sizes, limits);
+    request.run.head_tile = head_chunk_rows(spec, request.dtype, limits.labels);
+}
+
+data::BatchLimits full_rows(const config::Config& config, int64_t rows, int64_t length) {
+    const bool pairs = config::compares_answers(config.training.objective),
+               shared = pairs && config.preference.share_prompt;
+    const int64_t texts = rows * (pairs ? 2 : 1);
+    data::BatchLimits limits{.tokens = texts * length - (shared ? rows : 0), .segments = texts, .longest = length};
+    limits.labels = std::max<int64_t>(1, texts * (length - 1));  // a text's first token is no target
+    if (shared) limits.keys = texts * length;
+    return limits;
+}
+
+}  // namespace unsloth::placement

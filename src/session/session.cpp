@@ -1,0 +1,141 @@
+#include "unsloth/session/session.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "unsloth/comm/peer_memory.h"
+#include "unsloth/config/device_map.h"
+#include "unsloth/core/error.h"
+#include "unsloth/core/log.h"
+#include "unsloth/core/numa.h"
+#include "unsloth/data/run_tokenizer.h"
+#include "unsloth/formats/base_mark.h"
+#include "unsloth/formats/finite.h"
+#include "unsloth/ops/device.h"
+#include "unsloth/ops/dtype.h"
+#include "unsloth/placement/kernels.h"
+#include "unsloth/placement/loading.h"
+#include "unsloth/placement/memory_use.h"
+#include "unsloth/placement/recipe.h"
+#include "unsloth/weights/base_identity.h"
+
+namespace unsloth::session {
+void require_positions(const config::LoadedConfig& loaded, const spec::ModelSpec& spec) {
+    const int64_t length = loaded.config.model.max_seq_length, positions = spec.usable_positions();
+    if (length <= positions || loaded.config.data.packing || length == config::ModelOptions{}.max_seq_length) return;
+    const bool linear = spec.rope.type == spec::RopeSpec::Type::linear;  // what is scaled already is scaled further
+    const auto factor =
+        std::llround(static_cast<double>((length + positions - 1) / positions) * (linear ? spec.rope.factor : 1.0));
+    throw usage_error(cat("model.max_seq_length is ", length, ", and the model has ", positions, " positions"),
+                      cat("Scale them, as with --rope_scaling '{\"rope_type\": \"linear\", \"factor\": ", factor,
+                          ".0}', or take a max_seq_length of ", positions, " or less."));
+}
+
+OpenedModel open_model(const config::Config& config) {
+    if (config.model.path.empty())
+        throw usage_error("model.path is missing", "Set it in the config file, or with --model.path FOLDER.");
+    OpenedModel opened;
+    opened.rope_scaling = placement::rope_scaling_of(config);
+    const auto& adapter = config.model.adapter_name_or_path;
+    opened.file = std::make_shared<const formats::WeightFile>(formats::WeightFile::open(
+        config.model.path, opened.rope_scaling, adapter ? formats::resolve_model_path(*adapter) : ""));
+    opened.tokenizer_folder = data::run_tokenizer_folder(config, opened.file->checkpoint.folder());
+    return opened;
+}
+
+data::ModelLimits OpenedModel::limits() const {
+    return {file->spec.vocab_size, file->spec.usable_positions(), file->spec.bos_token_id.value_or(-1)};
+}
+
+tokenizer::Tokenizer OpenedModel::tokenizer() const {
+    return data::load_run_tokenizer(tokenizer_folder, file->spec.vocab_size);
+}
+
+std::vector<std::filesystem::path> OpenedModel::tokenizer_files() const {
+    return tokenizer::Tokenizer::files_in(tokenizer_folder);
+}
+
+data::EncoderMaker encoder_maker(const OpenedModel& opened, const config::Config& config) {
+    return data::run_encoder_maker(opened.tokenizer_folder, opened.file->spec.vocab_size, config.data);
+}
+
+config::LoadedConfig with_base(config::LoadedConfig loaded, const config::NamedFolders& adapters) {
+    config::ModelOptions& model = loaded.config.model;
+    const auto config_of = [](const std::string& folder) {
+        return formats::read_peft_config(formats::resolve_model_path(folder));
+    };
+    const auto scaling = [](const std::string& text) { return nlohmann::json::parse(text.empty() ? "{}" : text); };
+    for (const auto& [name, folder] : adapters.folders) {
+        const std::string trained = config_of(folder).rope_scaling;
+        if (model.rope_scaling == "{}" && name == adapters.folders.front().first && !trained.empty())
+            model.rope_scaling = trained;
+        if (scaling(model.rope_scaling) != scaling(trained))
+            throw usage_error(cat("adapter ", name, " was trained with rope_scaling ",
+                                  trained.empty() ? "of config.json" : trained, ", others have ", model.rope_scaling),
+                              "Answer its rows in a call of their own.");
+    }
+    if (!model.path.empty() || (!model.adapter_name_or_path && adapters.folders.empty())) return loaded;
+    const std::string folder =
+        model.adapter_name_or_path ? *model.adapter_name_or_path : adapters.folders.front().second;
+    model.path = config_of(folder).base_model_name_or_path;
+    if (model.path.empty())
+        throw input_error(cat(folder, ": adapter_config.json does not name the base"), "Give it with --model.path.");
+    log::info("the adapter's base: ", model.path);
+    return loaded;
+}
+
+LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens,
+                               int64_t segments, int64_t head_rows, int64_t fewest_tokens,
+                               const placement::CacheSize& cache, const config::NamedFolders& adapters) {
+    const at::Device device = ops::choose_device(loaded.config.hardware.device);
+    LoadedModel result;
+    placement::Recipe recipe{.work = placement::Work::passes,
+                             .device = device,
+                             .held = placement::held_memory(*opened.file, device),
+                             .cache = cache,
+                             .fewest_tokens = fewest_tokens};
+    for (const auto& [name, folder] : adapters.folders) {
+        const weights::NamedAdapter named{name, formats::resolve_model_path(folder).string()};
+        const formats::Adapter adapter = formats::read_adapter(named.folder, opened.file->spec);
+        formats::require_finite(adapter);
+        formats::warn_of_other_base(adapter, *opened.file, loaded.config.model.path);
+        log::info("adapter ", name, " (", folder, "): r ", adapter.config.lora.r, ", alpha ",
+                  adapter.config.lora.lora_alpha, ", trained on ", adapter.config.base_model_name_or_path);
+        recipe.adapters.push_back(named);
+    }
+    model::LoadRequest request = placement::make_request(loaded, recipe);
+    // Training names the place in its first step; a probability or a text would only be wrong.
+    formats::require_finite(*opened.file, loaded.config.model.dtype);
+    if (request.adapter) {
+        const formats::Adapter adapter = formats::read_adapter(*request.adapter, opened.file->spec);
+        formats::require_finite(adapter);
+        formats::warn_of_other_base(adapter, *opened.file, loaded.config.model.path);
+    }
+    const spec::ModelSpec& spec = opened.file->spec;
+    placement::fit_to(request, spec, {.tokens = tokens, .segments = segments, .longest = tokens, .labels = head_rows});
+    if (cache.in_8_bit && !ops::codes_keys(device, request.dtype, spec.num_heads, spec.num_kv_heads, spec.head_dim))
+        throw usage_error(
+            cat("--kv_cache_dtype fp8: this GPU's kernels read codes in bfloat16, of heads of 64 or 128 of "
+                "which up to 16 share keys; the model has ",
+                spec.num_heads, " heads of ", spec.head_dim, " on ", spec.num_kv_heads, ", in ",
+                c10::toString(request.dtype)),
+            "Leave --kv_cache_dtype at auto.");
+    model::ModelPlan plan(opened.file, request);
+    const placement::MemoryBudget budget = placement::memory_budget(loaded.config, device);
+    placement::shrink(plan, cache, budget.device / 10 * 9);
+    placement::choose_memory_use(loaded.config, plan);
+    placement::require_memory(plan, budget);
+    log::info("base ", loaded.config.model.path, ": ", plan.base_description(), ", compute ",
+              name_of(loaded.config.model.dtype));
+    result.ctx = placement::make_context(loaded.config, plan);
+    if (const int64_t expanded = plan.expanded_linears(); cache.tokens > 0 && expanded > 0)
+        log::info("answers: ", expanded, " quantised matrices are expanded to ", c10::toString(request.dtype),
+                  " for each token: products of few tokens read nested 4-bit weights of whole tiles of 64 alone, in "
+                  "bfloat16, where hardware.kernels is not library");
+    result.model = std::make_unique<model::Model>(*result.ctx, plan.load(*result.ctx));
+    return result;
+}
+
+}  // namespace unsloth::session
