@@ -19,13 +19,14 @@ esac
 mkdir -p .deps
 exec 9>.deps/format.lock
 flock 9
-if [ "$(cat .deps/format/stamp 2>/dev/null)" != "${wanted[*]}" ]; then
+stamp="${wanted[*]} in $(readlink -f .deps)"  # scripts of a virtual environment name the folder it was made in
+if [ "$(cat .deps/format/stamp 2>/dev/null)" != "$stamp" ]; then
     say "Getting ${wanted[*]} from PyPI"
     rm -rf .deps/format
     python3 -m venv .deps/format
     .deps/format/bin/python -m pip install --quiet --disable-pip-version-check --no-input --only-binary :all: "${wanted[@]}" </dev/null ||
         fail "pip could not install: ${wanted[*]}"
-    echo "${wanted[*]}" >.deps/format/stamp
+    echo "$stamp" >.deps/format/stamp
 fi
 exec 9>&-
 
