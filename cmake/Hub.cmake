@@ -1,4 +1,4 @@
-# libunsloth_hub.so, which downloads from the Hugging Face hub; it alone links libcurl and libcrypto.
+# libunsloth_hub.so, which downloads from the Hugging Face hub; it alone links libcurl.
 pkg_check_modules(HUB_LIBRARIES REQUIRED IMPORTED_TARGET libcurl>=7.85 libcrypto)
 file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/hub/download/*.cpp")
 add_library(unsloth_hub SHARED ${sources})

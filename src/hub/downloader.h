@@ -1,4 +1,4 @@
-// The interface of libunsloth_hub.so, which alone links libcurl and libcrypto: opened when something is to be
+// The interface of libunsloth_hub.so, which alone links libcurl: opened when something is to be
 // downloaded.
 #pragma once
 
