@@ -172,12 +172,16 @@ class AnswerAll {
         }
         if (const int signal = interrupt_requested(); signal != 0)
             throw Interrupted(signal, cat("stopped; ", printed_, " of ", all, " answers were printed"));
+        if (first_failed_)
+            generate::require_finite(first_failed_->second, cat("answer ", first_failed_->first + 1, " of ", all));
     }
 
   private:
     generate::AnswerText& text(int64_t i) { return texts_[static_cast<std::size_t>(i)]; }
 
     void print(int64_t i, const generate::Answer& answer) {
+        const bool failed = answer.ending == generate::Ending::not_finite;
+        if (failed && !first_failed_) first_failed_.emplace(i, answer);
         std::string said;
         if (texts_.empty()) {
             said = tokenizer_.decode(answer.ids, /*skip_special=*/true);
@@ -190,6 +194,7 @@ class AnswerAll {
             {"prompt_ids", prompts_[static_cast<std::size_t>(i / request_.n)]}, {"ids", answer.ids}, {"text", said}};
         if (request_.logprobs) object["logprobs"] = answer.logprobs;
         if (request_.n > 1) object["answer"] = i % request_.n;
+        if (failed) object["error"] = "the logits of the next token are not finite";
         write(object.dump(-1, ' ', /*ensure_ascii=*/true, nlohmann::ordered_json::error_handler_t::replace));
     }
 
@@ -203,13 +208,16 @@ class AnswerAll {
     std::vector<generate::AnswerText> texts_;  ///< with stop texts, one a request
     std::map<int64_t, generate::Answer> ended_;
     int64_t printed_ = 0;
+    std::optional<std::pair<int64_t, generate::Answer>> first_failed_;  ///< what the command ends with
 };
 
 void answer_stream(const config::GenerateRequest& request, const tokenizer::Tokenizer& tokenizer,
                    generate::Decoder& decoder, const generate::Request& one, std::string* said) {
     Stream stream(tokenizer, request.stop);
-    decoder.answer({one}, [&](int64_t, int32_t id) { return stream.add(id); });
+    const std::vector<generate::Answer> answers =
+        decoder.answer({one}, [&](int64_t, int32_t id) { return stream.add(id); });
     const std::string& text = stream.finish();
+    generate::require_finite(answers.front(), "the answer");
     if (said != nullptr) *said = text;
 }
 

@@ -134,7 +134,6 @@ bool Decoder::step(const OnToken& on_token, const OnEnd& on_end) {
     for (std::size_t row = 0; row < now.rows.size(); ++row) {
         const float logprob = now.logprobs.const_data_ptr<float>()[row];
         if (now.rows[row] == nullptr) continue;
-        if (std::isnan(logprob)) throw runtime_failure("the model's logits are not finite");
         const ops::Chosen chosen{now.ids.const_data_ptr<int32_t>()[row], logprob};
         if (take(*now.rows[row], chosen, on_token, on_end) || !ahead) continue;
         std::erase_if(ahead->second, [&](const Part& part) { return part.sequence == now.rows[row]; });
@@ -232,7 +231,9 @@ bool Decoder::take(Sequence& s, const ops::Chosen& chosen, const OnToken& on_tok
     Answer& answer = answers_.at(s.number);
     const std::vector<int32_t>& stops = s.request.stop_ids;
     bool ended = true;
-    if (std::find(stops.begin(), stops.end(), chosen.id) != stops.end()) {
+    if (std::isnan(chosen.logprob)) {
+        answer.ending = Ending::not_finite;
+    } else if (std::find(stops.begin(), stops.end(), chosen.id) != stops.end()) {
         answer.ending = Ending::stop_id;
     } else {
         s.ids.push_back(chosen.id);
@@ -249,6 +250,12 @@ bool Decoder::take(Sequence& s, const ops::Chosen& chosen, const OnToken& on_tok
     if (on_end) on_end(number, answer);
     answers_.erase(number);
     return false;
+}
+
+void require_finite(const Answer& answer, const std::string& what) {
+    if (answer.ending != Ending::not_finite) return;
+    throw runtime_failure(cat(what, ": the model's logits are not finite after ", answer.ids.size(), " new tokens"),
+                          "float16 overflows where bfloat16 and float32 do not: set model.dtype to one of them.");
 }
 
 int64_t cache_bytes_per_token(const spec::ModelSpec& spec, at::ScalarType dtype, bool in_8_bit) {

@@ -29,14 +29,14 @@ bool likelier(const Candidate& a, const Candidate& b) {
     return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
 }
 
-/// log(sum(exp(logits))), in fp64.
+/// log(sum(exp(logits))), in fp64; NaN if a logit is NaN or the highest is infinite.
 double log_sum_exp(std::span<const float> logits_V) {
     float highest = -std::numeric_limits<float>::infinity();
     for (const float logit : logits_V) {
-        if (std::isnan(logit)) throw runtime_failure("a logit is not a number");
+        if (std::isnan(logit)) return logit;
         highest = std::max(highest, logit);
     }
-    if (!std::isfinite(highest)) throw runtime_failure("no logit is finite");
+    if (!std::isfinite(highest)) return std::numeric_limits<double>::quiet_NaN();
     double sum = 0;
     for (const float logit : logits_V) sum += std::exp(static_cast<double>(logit) - highest);
     return highest + std::log(sum);
@@ -191,6 +191,7 @@ void choose_on_cuda(Context& ctx, const at::Tensor& logits_CV, std::span<const R
 Chosen choose_token(std::span<const float> logits_V, const spec::Sampling& sampling, std::span<const int32_t> ids,
                     std::size_t answer_begin, const DrawKey& key) {
     const double normaliser = log_sum_exp(logits_V);
+    if (std::isnan(normaliser)) return {0, std::numeric_limits<float>::quiet_NaN()};
     const std::vector<float> logits = adjusted(logits_V, sampling, ids, answer_begin);
     int32_t id = 0;
     if (sampling.temperature == 0) {

@@ -124,6 +124,7 @@ std::vector<session::Prompt> AnswerEvaluator::answers(model::Model& model, ops::
                               {.rows = rows(), .context = context(), .beside_tokens = model.sizes().tokens});
     std::vector<session::Prompt> own(requests.size());
     const auto ended = [&](int64_t number, const generate::Answer& answer) {
+        generate::require_finite(answer, "an answer of the evaluation");
         own[static_cast<std::size_t>(number)] = answer.ids;
         progress.add();
     };

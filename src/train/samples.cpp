@@ -34,11 +34,13 @@ void Samples::answer(ops::Context& ctx, model::Model& model, int64_t step, doubl
     for (const session::Prompt& prompt : prompts_)
         requests.push_back({.prompt = prompt, .max_new_tokens = max_new_tokens_, .stop_ids = stops_});
     const std::vector<generate::Answer> answers = decoder.answer(std::move(requests));
-    for (std::size_t i = 0; i < prompts_.size(); ++i)
+    for (std::size_t i = 0; i < prompts_.size(); ++i) {
+        generate::require_finite(answers[i], cat("the answer to sample prompt ", i + 1));
         rows_->add({{"step", step},
                     {"epoch", epoch},
                     {"prompt", tokenizer_.decode(prompts_[i], /*skip_special=*/true)},
                     {"answer", tokenizer_.decode(answers[i].ids, /*skip_special=*/true)}});
+    }
 }
 
 }  // namespace unsloth::train

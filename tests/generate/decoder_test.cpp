@@ -4,6 +4,7 @@
 #include "unsloth/ops/device.h"
 
 #include <algorithm>
+#include <limits>
 #include <random>
 #include <set>
 
@@ -18,8 +19,8 @@ using Row = std::vector<int32_t>;
 
 constexpr int64_t new_tokens = 10, context = 48;
 
-LoadedModel load(const std::string& name, const std::string& device, int64_t rows, int64_t cache_tokens,
-                 int64_t pass_tokens = 64, int64_t singly = 0, bool cache_in_8_bit = false) {
+model::LoadRequest request_for(const std::string& device, int64_t rows, int64_t cache_tokens, int64_t pass_tokens = 64,
+                               int64_t singly = 0, bool cache_in_8_bit = false) {
     model::LoadRequest request;
     request.device = ops::choose_device(device);
     request.dtype = at::kFloat;
@@ -33,7 +34,12 @@ LoadedModel load(const std::string& name, const std::string& device, int64_t row
     request.sizes.context = context;
     request.run.head_tile = 16;  // the logits of a pass come in several pieces
     request.records = true;      // on a GPU: passes in which all rows decode
-    return load_model(model_folder(name), request);
+    return request;
+}
+
+LoadedModel load(const std::string& name, const std::string& device, int64_t rows, int64_t cache_tokens,
+                 int64_t pass_tokens = 64, int64_t singly = 0, bool cache_in_8_bit = false) {
+    return load_model(model_folder(name), request_for(device, rows, cache_tokens, pass_tokens, singly, cache_in_8_bit));
 }
 
 /// Prompts of 1 to 36 tokens, pieces of real text: more than mistral_window's 16.
@@ -204,6 +210,30 @@ TEST_P(DecoderTest, AnswersEndAtStopIdsAndWhereTheirReaderSaysSo) {
     EXPECT_EQ(told.ids, Row(whole.ids.begin(), whole.ids.begin() + 3));
     EXPECT_EQ(told.ending, generate::Ending::told);
     EXPECT_EQ(decoder.scheduler().pool().free(), decoder.scheduler().pool().pages());
+}
+
+TEST_P(DecoderTest, LogitsThatAreNotFiniteEndTheirOwnAnswerOnly) {
+    constexpr int32_t spoiled = 255;  // its embedding is NaN
+    const ScratchFolder folder;
+    const fs::path model_with_nan =
+        spoiled_model(folder, "model.embed_tokens.weight", spoiled, std::numeric_limits<float>::quiet_NaN());
+    const auto answers_of = [&](const std::vector<Row>& asked) {
+        const LoadedModel model = load_model(model_with_nan, request_for(device, 3, 192));
+        generate::Decoder decoder(*model.ctx, *model.model);
+        std::vector<Request> requests;
+        for (const Row& prompt : asked) requests.push_back({.prompt = prompt, .max_new_tokens = new_tokens});
+        std::vector<Answer> answers = decoder.answer(requests);
+        EXPECT_EQ(decoder.scheduler().pool().free(), decoder.scheduler().pool().pages());
+        return answers;
+    };
+    const Row first{3, 5, 8}, last{7, 9};
+    const std::vector<Answer> answers = answers_of({first, {4, spoiled, 6}, last}), alone = answers_of({first, last});
+    EXPECT_EQ(answers[1].ending, generate::Ending::not_finite);
+    EXPECT_TRUE(answers[1].ids.empty());
+    EXPECT_EQ(answers[0].ids, alone[0].ids);
+    EXPECT_EQ(answers[2].ids, alone[1].ids);
+    EXPECT_EQ(answers[0].ending, generate::Ending::length);
+    EXPECT_THROW(generate::require_finite(answers[1], "the second"), Error);
 }
 
 TEST_P(DecoderTest, TellsHowLongRowsWaitedButLooksAtNoClockWhereBitsRepeat) {

@@ -87,6 +87,22 @@ inline at::Tensor tensor_of(const formats::TensorView& view) {
     return out;
 }
 
+/// The small 16-bit model with one row of a tensor overwritten.
+inline fs::path spoiled_model(const ScratchFolder& folder, const std::string& tensor, int64_t row, float value) {
+    const fs::path source = model_folder("small_llama/bf16");
+    write_text(folder / "model/config.json", read_file(source / "config.json"));
+    std::vector<formats::TensorBlob> blobs;
+    const formats::SafetensorsFile file(source / "model.safetensors");
+    for (const formats::TensorView& view : file.tensors()) {
+        at::Tensor values = tensor_of(view);
+        if (view.name == tensor) values[row].fill_(value);
+        const auto* data = static_cast<const std::byte*>(values.data_ptr());
+        blobs.push_back({{view.name, view.dtype, view.shape}, {data, data + values.nbytes()}});
+    }
+    formats::write_safetensors(folder / "model/model.safetensors", blobs);
+    return folder / "model";
+}
+
 inline std::map<std::string, at::Tensor> read_tensors(const fs::path& path) {
     const formats::SafetensorsFile file(path);
     std::map<std::string, at::Tensor> tensors;

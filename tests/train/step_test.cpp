@@ -214,22 +214,6 @@ TEST_P(StepTest, Fp16FollowsFp32UnderALossScale) {
 
 // --- what is not finite --------------------------------------------------------------------------------------------
 
-/// The small 16-bit model with one row of a tensor overwritten.
-fs::path spoiled_model(const ScratchFolder& folder, const std::string& tensor, int64_t row, float value) {
-    const fs::path source = model_folder("small_llama/bf16");
-    write_text(folder / "model/config.json", read_file(source / "config.json"));
-    std::vector<formats::TensorBlob> blobs;
-    const formats::SafetensorsFile file(source / "model.safetensors");
-    for (const formats::TensorView& view : file.tensors()) {
-        at::Tensor values = tensor_of(view);
-        if (view.name == tensor) values[row].fill_(value);
-        const auto* data = static_cast<const std::byte*>(values.data_ptr());
-        blobs.push_back({{view.name, view.dtype, view.shape}, {data, data + values.nbytes()}});
-    }
-    formats::write_safetensors(folder / "model/model.safetensors", blobs);
-    return folder / "model";
-}
-
 Tensors saved_adapter(const fs::path& folder) {
     return read_tensors(folder / "adapter_model.safetensors");
 }

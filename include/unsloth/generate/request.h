@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "unsloth/spec/sampling.h"
@@ -20,8 +21,9 @@ struct Request {
 
 enum class Ending : uint8_t {
     stop_id,
-    told,    ///< by whoever saw its tokens: a stop text
-    length,  ///< max_new_tokens are there
+    told,        ///< by whoever saw its tokens: a stop text
+    length,      ///< max_new_tokens are there
+    not_finite,  ///< the logits of its next token are not; other answers are not affected
 };
 
 struct Answer {
@@ -29,5 +31,8 @@ struct Answer {
     std::vector<float> logprobs;  ///< natural, of each id given those before it, as the model has it
     Ending ending = Ending::length;
 };
+
+/// runtime Error if the answer ended because its logits are not finite. `what` names the answer.
+void require_finite(const Answer& answer, const std::string& what);
 
 }  // namespace unsloth::generate

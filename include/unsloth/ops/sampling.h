@@ -25,7 +25,8 @@ struct Chosen {
 
 /// `ids`: the prompt, then from `answer_begin` on the answer so far. Among equals the lowest id is the likelier.
 /// A token is drawn as the first of independent exponential waits of rate p (so no order of summation matters).
-/// runtime Error where a logit is NaN or none is finite. CheckError for a bias of an id outside the vocabulary.
+/// A row of which a logit is NaN, or the highest infinite, has no token: id 0, log-probability NaN. CheckError for a
+/// bias of an id outside the vocabulary.
 Chosen choose_token(std::span<const float> logits_V, const spec::Sampling& sampling, std::span<const int32_t> ids,
                     std::size_t answer_begin, const DrawKey& key);
 
@@ -37,9 +38,8 @@ struct RowSampling {
     DrawKey key;
 };
 /// choose_token for each row of logits_CV: ids_C int32, logprobs_C fp32 on ctx.device(), where nothing synchronises. On
-/// CUDA the logits of tokens with a penalty or a bias are overwritten, and a row without a token (the runtime Error of
-/// choose_token) gets NaN. CUDA draws by the same random numbers; a token may differ where two waits, or top_p's sum
-/// and its bound, are as near as fp32's rounding of a logit.
+/// CUDA the logits of tokens with a penalty or a bias are overwritten. CUDA draws by the same random numbers; a token
+/// may differ where two waits, or top_p's sum and its bound, are as near as fp32's rounding of a logit.
 void choose_tokens(Context& ctx, const at::Tensor& logits_CV, std::span<const RowSampling> rows,
                    const at::Tensor& ids_C, const at::Tensor& logprobs_C);
 
