@@ -55,7 +55,7 @@ std::shared_ptr<const formats::WeightFile> open_or_describe(const config::Config
     return std::make_shared<const formats::WeightFile>(formats::WeightFile::open(folder->string(), scaling));
 }
 
-spec::MemoryNeed Prospect::need() const {
+spec::MemoryNeed Estimate::need() const {
     spec::MemoryNeed need = plan().need();
     if (!teacher) return need;
     const spec::MemoryNeed teachers = teacher->plan().need();
@@ -226,7 +226,7 @@ std::vector<model::ModelPlan> Forecast::stages(int64_t rows, int64_t length) con
     return plans;
 }
 
-Prospect Forecast::choose() {
+Estimate Forecast::choose() {
     if (regroups()) {
         const int64_t of_step = rows_ * micro_batches_;
         rows_ = placement::fastest_pass_rows(
@@ -234,29 +234,29 @@ Prospect Forecast::choose() {
         micro_batches_ = (of_step + rows_ - 1) / rows_;
         loaded_.config.training.micro_batch = config::PassRows::as_given;  // chosen
     }
-    Prospect prospect;
-    prospect.stages = stages(rows_, length_);
-    prospect.teacher = teacher_of(prospect.plan().request());
-    choose_for(prospect);
-    if (!prospect.fits && prospect.teacher && prospect.teacher->move_to_host()) choose_for(prospect);
-    for (std::size_t i = 0; i < prospect.stages.size(); ++i)
-        if (prospect.stages[i].total_bytes() > prospect.plan().total_bytes()) prospect.fullest = i;
-    if (target_.device.is_cpu()) return prospect;  // whose rates are not known
-    for (const model::ModelPlan& stage : prospect.stages)
-        prospect.step_ms =
-            std::max(prospect.step_ms, placement::predicted_step_ms(stage, target_.machine.card, micro_batches_));
-    prospect.tokens_per_second = 1000 * static_cast<double>(step_tokens()) / prospect.step_ms;
-    return prospect;
+    Estimate estimate;
+    estimate.stages = stages(rows_, length_);
+    estimate.teacher = teacher_of(estimate.plan().request());
+    choose_for(estimate);
+    if (!estimate.fits && estimate.teacher && estimate.teacher->move_to_host()) choose_for(estimate);
+    for (std::size_t i = 0; i < estimate.stages.size(); ++i)
+        if (estimate.stages[i].total_bytes() > estimate.plan().total_bytes()) estimate.fullest = i;
+    if (target_.device.is_cpu()) return estimate;  // whose rates are not known
+    for (const model::ModelPlan& stage : estimate.stages)
+        estimate.step_ms =
+            std::max(estimate.step_ms, placement::predicted_step_ms(stage, target_.machine.card, micro_batches_));
+    estimate.tokens_per_second = 1000 * static_cast<double>(step_tokens()) / estimate.step_ms;
+    return estimate;
 }
 
 /// Chooses what the configuration leaves open, in what the teacher leaves of the machine.
-void Forecast::choose_for(Prospect& prospect) const {
-    const placement::Machine machine = left_by(prospect.teacher);
+void Forecast::choose_for(Estimate& estimate) const {
+    const placement::Machine machine = left_by(estimate.teacher);
     const placement::MemoryBudget budget = placement::memory_budget(config(), target_.device, machine);
-    prospect.fits = true;
-    for (model::ModelPlan& stage : prospect.stages) {
+    estimate.fits = true;
+    for (model::ModelPlan& stage : estimate.stages) {
         placement::choose_memory_use(config(), stage, micro_batches_, machine);
-        prospect.fits = prospect.fits && placement::fits(stage, budget);
+        estimate.fits = estimate.fits && placement::fits(stage, budget);
     }
 }
 

@@ -9,8 +9,8 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
-#include "unsloth/generate/answer_text.h"
 #include "unsloth/generate/decoder.h"
+#include "unsloth/generate/detokenizer.h"
 #include "unsloth/ops/dtype.h"
 #include "unsloth/session/generation.h"
 #include "unsloth/session/session.h"
@@ -120,10 +120,10 @@ class Stream {
 
   private:
     void print() {
-        std::cout << text_.text().substr(printed_, text_.settled() - printed_) << std::flush;
-        printed_ = text_.settled();
+        std::cout << text_.text().substr(printed_, text_.stable_prefix() - printed_) << std::flush;
+        printed_ = text_.stable_prefix();
     }
-    generate::AnswerText text_;
+    generate::IncrementalDetokenizer text_;
     std::size_t printed_ = 0;
 };
 
@@ -160,7 +160,7 @@ class AnswerAll {
         if (!request_.stop.empty())
             for (std::size_t i = 0; i < requests.size(); ++i) texts_.emplace_back(tokenizer_, request_.stop);
         const auto see = [&](int64_t i, int32_t id) { return texts_.empty() || text(i).add(id); };
-        const auto end = [&](int64_t i, const generate::Answer& answer) {
+        const auto end = [&](int64_t i, const generate::Completion& answer) {
             ended_.emplace(i, answer);
             for (auto next = ended_.begin(); next != ended_.end() && next->first == printed_;
                  next = ended_.erase(next), ++printed_)
@@ -177,10 +177,10 @@ class AnswerAll {
     }
 
   private:
-    generate::AnswerText& text(int64_t i) { return texts_[static_cast<std::size_t>(i)]; }
+    generate::IncrementalDetokenizer& text(int64_t i) { return texts_[static_cast<std::size_t>(i)]; }
 
-    void print(int64_t i, const generate::Answer& answer) {
-        const bool failed = answer.ending == generate::Ending::not_finite;
+    void print(int64_t i, const generate::Completion& answer) {
+        const bool failed = answer.finish_reason == generate::FinishReason::not_finite;
         if (failed && !first_failed_) first_failed_.emplace(i, answer);
         std::string said;
         if (texts_.empty()) {
@@ -204,17 +204,17 @@ class AnswerAll {
     const config::GenerateRequest& request_;
     const tokenizer::Tokenizer& tokenizer_;
     const std::vector<session::Prompt>& prompts_;
-    const std::vector<int32_t>& adapters_;     ///< of a file's prompts
-    std::vector<generate::AnswerText> texts_;  ///< with stop texts, one a request
-    std::map<int64_t, generate::Answer> ended_;
+    const std::vector<int32_t>& adapters_;                 ///< of a file's prompts
+    std::vector<generate::IncrementalDetokenizer> texts_;  ///< with stop texts, one a request
+    std::map<int64_t, generate::Completion> ended_;
     int64_t printed_ = 0;
-    std::optional<std::pair<int64_t, generate::Answer>> first_failed_;  ///< what the command ends with
+    std::optional<std::pair<int64_t, generate::Completion>> first_failed_;  ///< what the command ends with
 };
 
 void answer_stream(const config::GenerateRequest& request, const tokenizer::Tokenizer& tokenizer,
                    generate::Decoder& decoder, const generate::Request& one, std::string* said) {
     Stream stream(tokenizer, request.stop);
-    const std::vector<generate::Answer> answers =
+    const std::vector<generate::Completion> answers =
         decoder.answer({one}, [&](int64_t, int32_t id) { return stream.add(id); });
     const std::string& text = stream.finish();
     generate::require_finite(answers.front(), "the answer");
@@ -272,7 +272,7 @@ void run_generate(const config::LoadedConfig& given, const config::GenerateReque
         session::load_for_inference(loaded, opened, sizes.pass_tokens, sizes.rows, sizes.rows,
                                     /*fewest_tokens=*/1, sizes.cache, request.adapters);
     generate::DecoderOptions options;
-    if (!request.chat && !request.stream) options.beside_tokens = sizes.pass_tokens;  // nobody reads along
+    if (!request.chat && !request.stream) options.prefill_tokens = sizes.pass_tokens;  // nobody reads along
     generate::Decoder decoder(*model.ctx, *model.model, options);
     const std::vector<int32_t> stops = session::stop_ids(tokenizer, opened.file->spec);
     if (request.chat) {

@@ -80,7 +80,7 @@ std::string flags_of(const config::Config& given, const config::Config& proposed
 /// What a proposal needs beyond what may be taken, in bytes.
 int64_t lacking(const Proposal& proposal) {
     const placement::MemoryBudget budget = proposal.forecast.budget();
-    const spec::MemoryNeed need = proposal.prospect.need();
+    const spec::MemoryNeed need = proposal.estimate.need();
     return std::max<int64_t>(0, need.device - budget.device) +
            std::max<int64_t>(0, need.host - need.there - budget.host);
 }
@@ -146,14 +146,14 @@ class Search {
         std::map<std::size_t, Proposal> fitting;
         const auto ms_of = [&](std::size_t number) -> std::optional<double> {
             Forecast run = candidate.runs[number];
-            Prospect prospect;
+            Estimate estimate;
             if (!accept([&] {
-                    if (run.can_hold(run.rows(), run.length())) prospect = run.choose();
+                    if (run.can_hold(run.rows(), run.length())) estimate = run.choose();
                 }) ||
-                !prospect.fits)
+                !estimate.fits)
                 return std::nullopt;
-            const double ms = prospect.step_ms;
-            fitting.emplace(number, proposal(std::move(run), std::move(prospect)));
+            const double ms = estimate.step_ms;
+            fitting.emplace(number, proposal(std::move(run), std::move(estimate)));
             return ms;
         };
         const std::vector<planner::Tried> best = planner::search_best(candidate.least_ms, 1, ms_of, worth_other_passes);
@@ -167,18 +167,18 @@ class Search {
         std::optional<Proposal> nearest;
         for (const Candidate& candidate : candidates_) {
             Forecast run = candidate.runs.front();
-            Prospect prospect;
-            if (!accept([&] { prospect = run.choose(); })) continue;
-            Proposal found = proposal(std::move(run), std::move(prospect));
+            Estimate estimate;
+            if (!accept([&] { estimate = run.choose(); })) continue;
+            Proposal found = proposal(std::move(run), std::move(estimate));
             if (!nearest || lacking(found) < lacking(*nearest)) nearest = std::move(found);
         }
         if (!nearest) throw Error(*refusal_);
         return *std::move(nearest);
     }
 
-    Proposal proposal(Forecast run, Prospect prospect) const {
+    Proposal proposal(Forecast run, Estimate estimate) const {
         const std::string flags = flags_of(loaded_.config, run.config());
-        return {std::move(run), std::move(prospect), flags};
+        return {std::move(run), std::move(estimate), flags};
     }
 
     const config::LoadedConfig& loaded_;

@@ -12,7 +12,7 @@ namespace unsloth::commands {
 /// A mesh, and the run on it.
 struct Proposal {
     Forecast forecast;
-    Prospect prospect;
+    Estimate estimate;
     std::string flags;  ///< that make the configuration this one; empty: none
 };
 

@@ -83,7 +83,7 @@ std::string elsewhere(const model::ModelPlan& plan) {
 Json mesh_json(const Proposal& proposal) {
     const Forecast& forecast = proposal.forecast;
     const config::DistributedOptions& mesh = forecast.config().distributed;
-    const Prospect& prospect = proposal.prospect;
+    const Estimate& estimate = proposal.estimate;
     return {{"dp", forecast.copies()},
             {"tp_size", mesh.tp_size},
             {"pp_size", mesh.pp_size},
@@ -91,13 +91,13 @@ Json mesh_json(const Proposal& proposal) {
             {"zero_stage", mesh.zero_stage},
             {"offload_optimizer", mesh.offload_optimizer == config::OptimizerPlace::cpu ? "cpu" : "none"},
             {"flags", proposal.flags},
-            {"fits", prospect.fits},
+            {"fits", estimate.fits},
             {"step_tokens", forecast.step_tokens()},
-            {"predicted_step_ms", prospect.step_ms},
-            {"predicted_tokens_per_second", prospect.tokens_per_second},
-            {"total_bytes", prospect.need().device},
-            {"host_bytes", prospect.need().host},
-            {"keeps", describe_own(prospect.plan())}};
+            {"predicted_step_ms", estimate.step_ms},
+            {"predicted_tokens_per_second", estimate.tokens_per_second},
+            {"total_bytes", estimate.need().device},
+            {"host_bytes", estimate.need().host},
+            {"keeps", describe_own(estimate.plan())}};
 }
 
 /// What a run takes, as text or as JSON.
@@ -107,7 +107,7 @@ class Report {
         : proposals_(proposals),
           chosen_(chosen),
           forecast_(proposals.front().forecast),
-          prospect_(proposals.front().prospect),
+          prospect_(proposals.front().estimate),
           plan_(prospect_.plan()),
           card_(forecast_.target().machine.card),
           budget_(forecast_.budget()),
@@ -118,7 +118,7 @@ class Report {
             left.device -= teacher->need().device;
             left.host -= teacher->need().host;
         }
-        ways_out_ = placement::remedies(prospect_.stages, left, on_gpu() ? &card_ : nullptr);
+        ways_out_ = placement::suggestions(prospect_.stages, left, on_gpu() ? &card_ : nullptr);
     }
 
     void print_json() const {
@@ -230,9 +230,9 @@ class Report {
                 line, sizeof line, "%4d%4d%4d%4d  %-10s%10.0f%11.1f  ", static_cast<int>(proposal.forecast.copies()),
                 static_cast<int>(mesh.tp_size), static_cast<int>(mesh.pp_size), static_cast<int>(mesh.cp_size),
                 cat(mesh.zero_stage, mesh.offload_optimizer == config::OptimizerPlace::cpu ? " cpu" : "").c_str(),
-                proposal.prospect.tokens_per_second,
-                static_cast<double>(proposal.prospect.need().device) / (int64_t{1} << 30));
-            std::cout << line << describe_own(proposal.prospect.plan()) << elsewhere(proposal.prospect.plan())
+                proposal.estimate.tokens_per_second,
+                static_cast<double>(proposal.estimate.need().device) / (int64_t{1} << 30));
+            std::cout << line << describe_own(proposal.estimate.plan()) << elsewhere(proposal.estimate.plan())
                       << (proposal.flags.empty() ? "" : "; " + proposal.flags) << "\n";
         }
         const std::string& flags = proposals_.front().flags;
@@ -245,7 +245,7 @@ class Report {
     const std::vector<Proposal>& proposals_;
     bool chosen_;  ///< of several meshes
     const Forecast& forecast_;
-    const Prospect& prospect_;
+    const Estimate& prospect_;
     const model::ModelPlan& plan_;
     const planner::Card& card_;
     placement::MemoryBudget budget_;
@@ -264,11 +264,11 @@ bool run_plan(const config::LoadedConfig& loaded, const config::PlanRequest& ask
         proposals = propose_meshes(loaded, target, file, most_meshes);
     } else {
         Forecast forecast(loaded, target, file);
-        Prospect prospect = forecast.choose();
-        proposals.push_back({std::move(forecast), std::move(prospect), ""});
+        Estimate estimate = forecast.choose();
+        proposals.push_back({std::move(forecast), std::move(estimate), ""});
     }
     const Forecast& forecast = proposals.front().forecast;
-    const model::ModelPlan& plan = proposals.front().prospect.plan();
+    const model::ModelPlan& plan = proposals.front().estimate.plan();
     if (!forecast.knows_prompts())
         log::info("no tokenizer is here: training.sample_prompts count as prompts of ", forecast.length(), " tokens");
     if (!asked.svg.empty()) {
@@ -281,7 +281,7 @@ bool run_plan(const config::LoadedConfig& loaded, const config::PlanRequest& ask
     }
     const Report report(proposals, chooses);
     asked.json ? report.print_json() : report.print_text();
-    return proposals.front().prospect.fits;
+    return proposals.front().estimate.fits;
 }
 
 }  // namespace unsloth::commands

@@ -8,7 +8,7 @@
 namespace unsloth::placement {
 namespace {
 
-const spec::LayerPlan thrifty{spec::Keep::input};
+const spec::LayerPlan full_recompute{spec::Keep::input};
 
 /// A layer's choices as a number.
 int key_of(const spec::LayerPlan& layer) {
@@ -87,59 +87,60 @@ LayerCosts::LayerCosts(const model::ModelPlan& plan, const planner::Card& card, 
       in_flight_(like_.in_flight),
       layers_(static_cast<int64_t>(plan.own_layers().size())),
       time_(card, step_work(plan, micro_batches, like_)),
-      thrifty_(estimate(thrifty, layers_)) {}
+      full_recompute_(estimate(full_recompute, layers_)) {}
 
 spec::RunPlan LayerCosts::with(const std::vector<spec::LayerPlan>& layers) const {
     spec::RunPlan run = like_;
-    run.layers.assign(static_cast<std::size_t>(plan_.spec().num_layers), thrifty);
+    run.layers.assign(static_cast<std::size_t>(plan_.spec().num_layers), full_recompute);
     const std::vector<int> own = plan_.own_layers();
     for (std::size_t i = 0; i < own.size(); ++i) run.layers[static_cast<std::size_t>(own[i])] = layers[i];
     return run;
 }
 
-/// Of a plan in which so many of this rank's layers, from the lowest, are as `most` and the others thrifty.
+/// Of a plan in which so many of this rank's layers, from the lowest, are as `most` and the others full_recompute.
 spec::MemoryNeed LayerCosts::estimate(const spec::LayerPlan& most, int64_t layers_of_it) const {
-    std::vector<spec::LayerPlan> layers(static_cast<std::size_t>(layers_), thrifty);
+    std::vector<spec::LayerPlan> layers(static_cast<std::size_t>(layers_), full_recompute);
     std::fill(layers.begin(), layers.begin() + layers_of_it, most);
     return plan_.estimate(with(layers));
 }
 
-/// What a layer takes more than a thrifty one: what activations and weights take adds up, so that each is asked for
-/// alone. Between four and eight layers, since the first ones bring buffers that all share.
-spec::MemoryNeed LayerCosts::beyond_thrifty(const spec::LayerPlan& layer) {
-    const bool activations = layer.keep != thrifty.keep || layer.activations_at != thrifty.activations_at,
+/// What a layer takes more than a full_recompute one: what activations and weights take adds up, so that each is asked
+/// for alone. Between four and eight layers, since the first ones bring buffers that all share.
+spec::MemoryNeed LayerCosts::beyond_full_recompute(const spec::LayerPlan& layer) {
+    const bool activations = layer.keep != full_recompute.keep || layer.activations_at != full_recompute.activations_at,
                weights = layer.cached || moves(layer);
     if (activations && weights) {
-        const spec::MemoryNeed kept = beyond_thrifty({layer.keep, layer.activations_at}),
-                               held = beyond_thrifty(
-                                   {thrifty.keep, thrifty.activations_at, layer.cached, layer.weights_at});
+        const spec::MemoryNeed kept = beyond_full_recompute({layer.keep, layer.activations_at}),
+                               held = beyond_full_recompute({full_recompute.keep, full_recompute.activations_at,
+                                                             layer.cached, layer.weights_at});
         return {kept.device + held.device, kept.host + held.host};
     }
     if (!activations && !weights) return {};
     const auto [at, fresh] = slopes_.try_emplace(key_of(layer));
     if (fresh) {
         const int64_t many = std::min<int64_t>(8, layers_), few = many / 2;
-        const spec::MemoryNeed more = estimate(layer, many), less = few > 0 ? estimate(layer, few) : thrifty_;
+        const spec::MemoryNeed more = estimate(layer, many), less = few > 0 ? estimate(layer, few) : full_recompute_;
         at->second = {(more.device - less.device) / (many - few), (more.host - less.host) / (many - few)};
     }
     return at->second;
 }
 
 planner::LayerOption LayerCosts::option(const spec::LayerPlan& layer) {
-    const spec::MemoryNeed own = beyond_thrifty({layer.keep, layer.activations_at});
+    const spec::MemoryNeed own = beyond_full_recompute({layer.keep, layer.activations_at});
     planner::MovedBytes moved;
     if (layer.activations_at == spec::Place::host)
         moved.activations = own.host / in_flight_ / plan_.request().processes;
     if (moves(layer))  // of the disk's layers the host's say how large they are
         moved.weights =
-            beyond_thrifty({thrifty.keep, thrifty.activations_at, false, spec::Place::host}).host / plan_.base_copies();
-    return {layer, beyond_thrifty(layer), time_.layer(layer, moved, in_flight_)};
+            beyond_full_recompute({full_recompute.keep, full_recompute.activations_at, false, spec::Place::host}).host /
+            plan_.base_copies();
+    return {layer, beyond_full_recompute(layer), time_.layer(layer, moved, in_flight_)};
 }
 
 /// Beside the layers' own bytes, where so many plans share the layers: what one with as many layers in each takes.
 spec::MemoryNeed LayerCosts::shared(const std::vector<spec::LayerPlan>& plans) {
     std::vector<planner::LayerOption> options;
-    for (const spec::LayerPlan& plan : plans) options.push_back({plan, beyond_thrifty(plan), {}});
+    for (const spec::LayerPlan& plan : plans) options.push_back({plan, beyond_full_recompute(plan), {}});
     std::vector<int64_t> counts(options.size(), 0);
     for (int64_t layer = 0; layer < layers_; ++layer) ++counts[static_cast<std::size_t>(layer) % counts.size()];
     spec::MemoryNeed need = plan_.estimate(with(planner::arrange(options, counts)));
@@ -156,7 +157,7 @@ spec::MemoryNeed LayerCosts::shared(const std::vector<planner::LayerOption>& opt
     for (std::size_t i = 0; i < options.size(); ++i) {
         if ((used >> i & 1) == 0) continue;
         const spec::LayerPlan &plan = options[i].plan, way{plan.keep, plan.activations_at},
-                              form{thrifty.keep, thrifty.activations_at, plan.cached, plan.weights_at};
+                              form{full_recompute.keep, full_recompute.activations_at, plan.cached, plan.weights_at};
         ways.emplace(key_of(way), way);
         forms.emplace(key_of(form), form);
     }
@@ -169,7 +170,7 @@ spec::MemoryNeed LayerCosts::shared(const std::vector<planner::LayerOption>& opt
         return at->second;
     };
     const spec::MemoryNeed kept = of(ways), held = of(forms);
-    return {kept.device + held.device - thrifty_.device, kept.host + held.host - thrifty_.host};
+    return {kept.device + held.device - full_recompute_.device, kept.host + held.host - full_recompute_.host};
 }
 
 std::optional<spec::RunPlan> LayerCosts::solve(const std::vector<spec::LayerPlan>& ways,

@@ -90,19 +90,19 @@ void Trainer::open_data() {
 
 void Trainer::make_plan() {
     if (config().training.objective == config::Objective::distill) {
-        instruction_ = std::make_unique<session::Instruction>(loaded_, opened_, device_);
-        instruction_->require(loader_->dataset(), "the training rows");
-        instruction_->require(eval_rows_, "the evaluation's rows");
+        teacher_ = std::make_unique<session::TeacherSetup>(loaded_, opened_, device_);
+        teacher_->require(loader_->dataset(), "the training rows");
+        teacher_->require(eval_rows_, "the evaluation's rows");
     }
     objective_ = objective::make_objective(config(), device_, references_, mesh_ ? mesh_->stage() : nullptr,
-                                           instruction_ ? &instruction_->teacher() : nullptr);
+                                           teacher_ ? &teacher_->teacher() : nullptr);
     if (mesh_ && mesh_->pp() != nullptr) placement::require_pipelined(config(), device_, opened_.file->spec.num_layers);
     placement::Recipe recipe{
         .device = device_,
         .kernels = placement::kernel_table_of(resume_ ? resume_->folder.string() : "", config(), device_),
         .held = placement::held_memory(*opened_.file, device_),
         .ranks = placement::ranks_of(group_.get(), mesh_ ? &*mesh_ : nullptr),
-        .teacher_tokens = instruction_ ? instruction_->named_tokens() : 0};
+        .teacher_tokens = teacher_ ? teacher_->named_tokens() : 0};
     recipe.ranks.reach =
         placement::divides_base(config()) && group_ && comm::can_share_memory(*group_, mesh_->copies_here(), device_);
     model::LoadRequest request = placement::make_request(loaded_, recipe);
@@ -121,14 +121,14 @@ void Trainer::make_plan() {
     }
     if (objective::needs_references(config())) plan_references(limits);
     placement::fit_to(request, opened_.file->spec, limits, answers);
-    if (instruction_) instruction_->plan(request, group_.get());
+    if (teacher_) teacher_->plan(request, group_.get());
     plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);
     if (mesh_ && mesh_->pp() != nullptr) {
         request.pp = placement::plan_pipeline(config(), *plan_, *mesh_, *group_, loader_->passes_of_step());
         plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);
     }
     choose_plan();
-    session::TeacherPlan* const teacher = instruction_ ? instruction_->plan() : nullptr;
+    session::TeacherPlan* const teacher = teacher_ ? teacher_->plan() : nullptr;
     if (teacher != nullptr && !fits_everywhere() && teacher->move_to_host()) {
         *plan_ = plan_->with(plan_->request());  // may find more of its base in host memory then
         choose_plan();
@@ -174,13 +174,13 @@ void Trainer::choose_plan() {
 }
 
 const model::ModelPlan* Trainer::teachers_plan() const {
-    const session::TeacherPlan* const teacher = instruction_ ? instruction_->plan() : nullptr;
+    const session::TeacherPlan* const teacher = teacher_ ? teacher_->plan() : nullptr;
     return teacher != nullptr ? &teacher->plan() : nullptr;
 }
 
 /// By the teacher, if there is one: it is loaded first.
 placement::MemoryBudget Trainer::taken() const {
-    const session::TeacherPlan* const teacher = instruction_ ? instruction_->plan() : nullptr;
+    const session::TeacherPlan* const teacher = teacher_ ? teacher_->plan() : nullptr;
     return teacher != nullptr ? teacher->need() : placement::MemoryBudget{};
 }
 
@@ -219,7 +219,7 @@ std::vector<placement::Answering> Trainer::answering() {
     if (t.eval_metric == config::AnswerMetric::none) return needs;
     const AnswerRules rules{t.eval_metric,     t.eval_answer_regex,          t.eval_max_new_tokens,
                             answers_at_a_time, "training.eval_answer_regex", "training.eval_max_new_tokens"};
-    answers_ = std::make_unique<AnswerEvaluator>(rules, eval_rows_, opened_, config().data.eval_files);
+    answers_ = std::make_unique<CompletionEvaluator>(rules, eval_rows_, opened_, config().data.eval_files);
     needs.push_back(answers_->needs());
     return needs;
 }

@@ -81,7 +81,7 @@ class PlannedRun : public ::testing::Test {
         train::Trainer run(loaded);
         commands::Forecast forecast(loaded, commands::target_of({}, loaded.config),
                                     commands::open_or_describe(loaded.config));
-        const commands::Prospect planned = forecast.choose();
+        const commands::Estimate planned = forecast.choose();
         EXPECT_TRUE(planned.fits);
         EXPECT_EQ(placement::plan_json(planned.plan(), planned.teachers()).dump(1),
                   placement::plan_json(run.plan(), run.teachers_plan()).dump(1))
@@ -129,7 +129,7 @@ TEST_F(PlannedRun, WithATeacher) {
             config("rows.jsonl", distill + Flags{file("teacher"), "--training.per_device_train_batch_size", rows});
         commands::Forecast forecast(loaded, commands::target_of({}, loaded.config),
                                     commands::open_or_describe(loaded.config));
-        const commands::Prospect planned = forecast.choose();
+        const commands::Estimate planned = forecast.choose();
         EXPECT_EQ(planned.need().device, planned.plan().total_bytes() + planned.teachers()->total_bytes());
         return planned.teachers()->total_bytes();
     };

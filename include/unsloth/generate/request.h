@@ -19,20 +19,20 @@ struct Request {
     std::vector<int32_t> stop_ids = {};  ///< each ends the answer, and is no part of it
 };
 
-enum class Ending : uint8_t {
-    stop_id,
-    told,        ///< by whoever saw its tokens: a stop text
+enum class FinishReason : uint8_t {
+    stop_token,
+    stop_text,   ///< by whoever saw its tokens: a stop text
     length,      ///< max_new_tokens are there
     not_finite,  ///< the logits of its next token are not; other answers are not affected
 };
 
-struct Answer {
+struct Completion {
     std::vector<int32_t> ids;     ///< without the stop id
     std::vector<float> logprobs;  ///< natural, of each id given those before it, as the model has it
-    Ending ending = Ending::length;
+    FinishReason finish_reason = FinishReason::length;
 };
 
 /// runtime Error if the answer ended because its logits are not finite. `what` names the answer.
-void require_finite(const Answer& answer, const std::string& what);
+void require_finite(const Completion& answer, const std::string& what);
 
 }  // namespace unsloth::generate

@@ -37,7 +37,7 @@ class LayerCosts {
   private:
     spec::RunPlan with(const std::vector<spec::LayerPlan>& layers) const;
     spec::MemoryNeed estimate(const spec::LayerPlan& most, int64_t layers_of_it) const;
-    spec::MemoryNeed beyond_thrifty(const spec::LayerPlan& layer);
+    spec::MemoryNeed beyond_full_recompute(const spec::LayerPlan& layer);
     planner::LayerOption option(const spec::LayerPlan& layer);
     spec::MemoryNeed shared(const std::vector<spec::LayerPlan>& plans);
     spec::MemoryNeed shared(const std::vector<planner::LayerOption>& options, uint64_t used);
@@ -46,7 +46,7 @@ class LayerCosts {
     spec::RunPlan like_;
     int64_t in_flight_, layers_;
     planner::StepTime time_;
-    spec::MemoryNeed thrifty_;  ///< of the plan whose layers all keep their input, and no more, on the device
+    spec::MemoryNeed full_recompute_;  ///< of the plan whose layers all keep their input, and no more, on the device
     std::map<int, spec::MemoryNeed> slopes_;
     std::map<std::vector<int>, spec::MemoryNeed> shared_;  ///< by the plans' numbers
 };
