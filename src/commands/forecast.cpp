@@ -140,7 +140,7 @@ Forecast::Forecast(config::LoadedConfig loaded, const Target& target, std::share
 }
 
 void Forecast::describe_teacher() {
-    if (config().training.objective != config::Objective::distill) return;
+    if (!config::traits_of(config().training.objective).has_teacher) return;
     const config::DistillOptions& distill = config().distill;
     if (placement::teacher_is_file(config()))
         teacher_tokens_ = objective::TeacherFile(distill.teacher.value(), distill.temperature, distill.top_k,

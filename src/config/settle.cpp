@@ -290,7 +290,7 @@ void check_preference(const Config& config, Problems& problems) {
     const PreferenceOptions& p = config.preference;
     const PreferenceOptions defaults;
     const bool dpo = objective == Objective::dpo, kto = objective == Objective::kto,
-               prefers = compares_answers(objective);
+               prefers = compares_completions(objective);
     const bool simpo = p.loss_type == PreferenceLoss::simpo;
     const auto only_for = [&](const char* option, bool given, bool serves, const char* what) {
         problems.check({"training.objective", option}, [&] {

@@ -188,20 +188,20 @@ RowFormatter::RowFormatter(config::DataFormat format, const RowOptions& options,
     : format_(format), options_(options), encoder_(encoder) {
     UNSLOTH_CHECK(format != config::DataFormat::automatic, "the format must be known by now");
     using config::DataFormat;
-    using config::Objective;
-    const bool pairs = options.objective == Objective::dpo || options.objective == Objective::orpo;
-    if (!compares_answers(options.objective) && format == DataFormat::preference)
+    using config::ExampleKind;
+    const config::ObjectiveTraits& traits = config::traits_of(options.objective);
+    if (!compares_completions(options.objective) && format == DataFormat::preference)
         throw input_error(
             cat("rows of format preference (chosen, rejected) are for training.objective dpo or orpo, and it is ",
-                options.objective == Objective::sft ? "sft" : "distill"),
+                traits.name),
             "To fine-tune on the chosen answers alone: data.columns: {\"completion\": \"chosen\"} beside a column "
             "prompt.");
-    if (pairs && format != DataFormat::preference && format != DataFormat::tokenized)
+    if (traits.examples == ExampleKind::pairs && format != DataFormat::preference && format != DataFormat::tokenized)
         throw input_error(
             cat("training.objective dpo and orpo learn from pairs of answers, and the rows are of format ",
                 format_name(format)),
             "Rows of pairs are {prompt, chosen, rejected}; data.columns renames columns.");
-    if (options.objective == Objective::kto && (format == DataFormat::preference || format == DataFormat::text))
+    if (traits.examples == ExampleKind::judged && (format == DataFormat::preference || format == DataFormat::text))
         throw input_error(
             cat("training.objective kto learns from answers with a verdict, and the rows are of format ",
                 format_name(format)),
@@ -214,14 +214,12 @@ RowFormatter::RowFormatter(config::DataFormat format, const RowOptions& options,
 }
 
 FormattedRow RowFormatter::format(const Json& row) const {
-    switch (options_.objective) {
-        case config::Objective::sft:
-        case config::Objective::distill:
+    switch (config::traits_of(options_.objective).examples) {
+        case config::ExampleKind::targets:
             return supervised(row);
-        case config::Objective::dpo:
-        case config::Objective::orpo:
+        case config::ExampleKind::pairs:
             return pair(row);
-        case config::Objective::kto:
+        case config::ExampleKind::judged:
             return judged(row);
     }
     UNSLOTH_CHECK(false, "objective ", static_cast<int>(options_.objective));

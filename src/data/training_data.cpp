@@ -32,9 +32,8 @@ DatasetOptions dataset_options(const config::Config& config, const ModelLimits& 
     DatasetOptions options;
     options.objective = config.training.objective;
     options.format = config.data.format;
-    options.reader = {
-        config.data.text_unit, config.data.invalid_utf8, config.data.columns,
-        config.training.objective == config::Objective::dpo || config.training.objective == config::Objective::orpo};
+    options.reader = {config.data.text_unit, config.data.invalid_utf8, config.data.columns,
+                      config::traits_of(config.training.objective).examples == config::ExampleKind::pairs};
     options.train_on_prompt = config.data.train_on_prompt;
     options.train_on_last_turn_only = config.data.train_on_last_turn_only;
     options.skip_bad_rows = config.data.skip_bad_rows;
@@ -54,7 +53,7 @@ LoaderOptions loader_options(const config::Config& config, int rank, int world_s
     options.shuffle = config.data.shuffle;
     options.packing = config.data.packing;
     options.count_first_labels =
-        config.training.objective == config::Objective::orpo ||
+        config::traits_of(config.training.objective).learns_prompts ||
         (config.training.objective == config::Objective::dpo && config.preference.rpo_alpha > 0);
     options.max_seq_length = config.model.max_seq_length;
     options.max_tokens_per_batch = config.training.max_tokens_per_batch;
@@ -143,7 +142,7 @@ TrainingData load_training_data(const config::Config& config, const ModelLimits&
         result.train = std::move(train);
         result.eval = std::move(eval);
     }
-    if (config.training.objective == config::Objective::kto) {
+    if (config::traits_of(config.training.objective).mismatches) {
         const int64_t longest = config.model.max_seq_length;
         result.train = result.train.with_foreign_answers(longest);
         if (result.eval) result.eval = result.eval->with_foreign_answers(longest);

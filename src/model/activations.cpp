@@ -108,8 +108,9 @@ class Lister {
                  Rows::slice},
                 to.output_tD);
         scratch(to.scratch);
-        if (stage.last()) head(to.head);
-        tokens(to.tokens);
+        to.objective.resize(sizes_.objective.buffers.size());
+        if (stage.last()) head(to.head, to.objective);
+        tokens(to.tokens, to.objective);
         return std::move(buffers_);
     }
 
@@ -300,7 +301,24 @@ class Lister {
         add(buffer("dqkv", t, layout_[Group::qkv].n + layout_[Group::qkv].r, memory::backward), s.dqkv_full);
     }
 
-    void head(HeadBuffers& h) {
+    void of_objective(ObjectiveBuffer::Life life, std::vector<at::Tensor>& tensors) {
+        using Per = ObjectiveBuffer::Per;
+        const std::vector<ObjectiveBuffer>& buffers = sizes_.objective.buffers;
+        for (std::size_t i = 0; i < buffers.size(); ++i) {
+            const ObjectiveBuffer& b = buffers[i];
+            if (b.life != life) continue;
+            const int64_t count = b.per == Per::target    ? sizes_.head_rows
+                                  : b.per == Per::segment ? sizes_.segments
+                                                          : sizes_.segments / 2;
+            const c10::SmallVector<int64_t, 2> sizes{b.times * count + b.more};
+            if (life == ObjectiveBuffer::Life::head)
+                add({"lm_head", b.name, sizes, b.dtype, memory::head}, tensors[i]);
+            else
+                own({"tokens", b.name, sizes, b.dtype}, tensors[i]);
+        }
+    }
+
+    void head(HeadBuffers& h, std::vector<at::Tensor>& objective) {
         const int64_t n = sizes_.head_rows, d = spec_.hidden_size;
         const uint8_t phase = memory::head;
         if (!layout_.tp.alone())
@@ -310,13 +328,8 @@ class Lister {
         if (sizes_.training) add({"lm_head", "head dx", {n, d}, dtype_, phase}, h.dx_nD);
         add({"lm_head", "head rstd", {n}, at::kFloat, phase}, h.rstd_n);
         add({"lm_head", "head losses", {n}, at::kFloat, phase}, h.loss_n);
-        if (sizes_.weighs) {
-            add({"lm_head", "head weights", {n}, at::kFloat, phase}, h.weight_n);
-            add({"lm_head", "sequences' log p", {sizes_.segments}, at::kDouble, phase}, h.logp_S);
-            add({"lm_head", "prompts' log p", {sizes_.segments}, at::kDouble, phase}, h.prompt_logp_S);
-            add({"lm_head", "sequences' slopes", {sizes_.segments}, at::kDouble, phase}, h.slope_S);
-        }
-        if (sizes_.distills) add({"lm_head", "head divergences", {n}, at::kFloat, phase}, h.divergence_n);
+        if (sizes_.objective.weighs) add({"lm_head", "head weights", {n}, at::kFloat, phase}, h.weight_n);
+        of_objective(ObjectiveBuffer::Life::head, objective);
         const bool codes_of_h = forward_coded(sizes_.head_coded),
                    codes_of_logits = head_dx_codes(sizes_.head_coded) != spec::Codes::none;
         if (sizes_.expands_head && !(codes_of_h && codes_of_logits))
@@ -342,7 +355,7 @@ class Lister {
                 h.statistics);
     }
 
-    void tokens(TokenBuffers& b) {
+    void tokens(TokenBuffers& b, std::vector<at::Tensor>& objective) {
         const int64_t t = sizes_.tokens;
         const auto ints = [&](const char* name, int64_t count, at::Tensor& tensor, Rows rows = Rows::fixed) {
             own({"tokens", name, {count}, at::kInt, memory::always, rows}, tensor);
@@ -374,16 +387,7 @@ class Lister {
             ints("lengths of rows", sizes_.segments, b.lengths_S);
             ints("pages of rows", sizes_.segments * ops::pages_of(sizes_.longest_context()), b.pages);
         }
-        if (sizes_.weighs) {
-            ints("target starts", sizes_.segments + 1, b.target_starts_S1);
-            ints("answer starts", sizes_.segments, b.answers_S);
-            ints("verdicts", sizes_.segments / 2, b.desirable_P);
-            own({"tokens", "reference", {sizes_.segments}, at::kFloat}, b.reference_S);
-        }
-        if (const int64_t k = sizes_.teacher_tokens; k > 0) {
-            ints("teacher's tokens", sizes_.head_rows * k, b.teacher_ids);
-            own({"tokens", "teacher's log p", {sizes_.head_rows * (k + 1)}, at::kFloat}, b.teacher_logp);
-        }
+        of_objective(ObjectiveBuffer::Life::input, objective);
         own({"tokens", "inverse frequencies", {spec_.head_dim / 2}, at::kFloat}, b.inv_freq_p);
         own({"tokens", "cos", {t, spec_.head_dim / 2}, at::kFloat, memory::always, Rows::tokens}, b.cos_Tp);
         own({"tokens", "sin", {t, spec_.head_dim / 2}, at::kFloat, memory::always, Rows::tokens}, b.sin_Tp);

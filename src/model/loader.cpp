@@ -315,7 +315,6 @@ void ModelPlan::complete_sizes() {
     sizes.head_coded = parts_.base->head_coded();
     sizes.expands_head = parts_.base->expands_head();
     sizes.dropout = request_.trains && request_.lora && request_.lora->lora_dropout > 0;
-    sizes.weighs = request_.trains && request_.weighs;
     sizes.noise = request_.trains && request_.noise_alpha > 0;
     sizes.trains_embedding = request_.trains && trains(spec::TensorRole::embed_tokens);
 }

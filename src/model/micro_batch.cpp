@@ -152,18 +152,12 @@ void MicroBatch::upload_noise(const data::Batch& batch, double alpha) {
     copy_values(magnitude, activations_->tokens().noise_T);
 }
 
-void MicroBatch::upload_sequences(const data::Batch& batch, const std::vector<float>& reference,
-                                  const std::vector<int32_t>& desirable) {
-    const TokenBuffers& tokens = activations_->tokens();
-    copy_values(batch.target_starts, tokens.target_starts_S1);
-    copy_values(batch.answer_starts, tokens.answers_S);
-    copy_values(reference, tokens.reference_S);
-    copy_values(desirable, tokens.desirable_P);
+void MicroBatch::upload_to(std::size_t buffer, const std::vector<int32_t>& values) {
+    copy_values(values, activations_->objective(buffer));
 }
 
-void MicroBatch::upload_teacher(const std::vector<int32_t>& ids, const std::vector<float>& logp) {
-    copy_values(ids, activations_->tokens().teacher_ids);
-    copy_values(logp, activations_->tokens().teacher_logp);
+void MicroBatch::upload_to(std::size_t buffer, const std::vector<float>& values) {
+    copy_values(values, activations_->objective(buffer));
 }
 
 void MicroBatch::upload_token_order(const data::TokenOrder& order) {

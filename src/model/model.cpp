@@ -47,9 +47,9 @@ GradientBuckets& Model::cut_gradients(int64_t most_bytes) {
     return *buckets_;
 }
 
-bool Model::records(Walk purpose) const {
+bool Model::records(const Pass& pass) const {
     // In a training run recordings are for training's passes.
-    const bool serves = purpose == Walk::training || (purpose == Walk::generation && !sizes().training);
+    const bool serves = pass.trains() || (pass.purpose == Pass::For::generation && !sizes().training);
     return serves && parts_.records && ctx_.is_cuda() && !on_module && ctx_.profiler == nullptr;
 }
 
@@ -57,7 +57,7 @@ void Model::reached(int level) {
     if (buckets_ != nullptr) buckets_->reached(level);
 }
 
-LayerContext Model::layer_context(int layer, const MicroBatch& micro) {
+LayerContext Model::layer_context(int layer, const MicroBatch& micro, PolicyScope scope) {
     const Network& network = parts_.network;
     const TokenInputs& inputs = micro.inputs();
     const Scratch& scratch = micro.activations().scratch();
@@ -67,7 +67,7 @@ LayerContext Model::layer_context(int layer, const MicroBatch& micro) {
                              network.tp,
                              network.layout,
                              layer,
-                             scope_ == PolicyScope::policy ? network.adapters.get() : nullptr,
+                             scope == PolicyScope::policy ? network.adapters.get() : nullptr,
                              network.parameters.get(),
                              network.full_finetuning,
                              inputs.row_T.defined() ? network.lora_dropout : 0.0,
@@ -105,16 +105,16 @@ void Model::after(const Action& action, bool trains) {
 }
 
 /// In place of act(), where this rank has no rows for what others take: it takes part in what they exchange.
-void Model::pass_over(const Action& action, bool trains) {
+void Model::pass_over(const Action& action, const Pass& pass) {
     if (action.part == Action::Part::layer) enter_values(1 + action.layer);
-    if (action.part == Action::Part::head && trains) objective_->pass_over(ctx_);
+    if (action.part == Action::Part::head && pass.trains()) pass.objective->pass_over(ctx_);
 }
 
 /// What will be asked for: of frozen layers where this rank has rows, of what ranks hold among them by all alike.
-void Model::begin_walk(const Itinerary& actions, bool trains) {
+void Model::begin_walk(const Itinerary& actions, const Pass& pass) {
     Itinerary own;
     std::copy_if(actions.begin(), actions.end(), std::back_inserter(own),
-                 [&](const Action& action) { return is_present(action); });
+                 [&](const Action& action) { return pass.has(action); });
     parts_.network.refresh(ctx_);
     parts_.network.weight_provider->begin(ctx_, layers_of(own));
     if (streams() == nullptr) return;
@@ -126,15 +126,16 @@ void Model::begin_walk(const Itinerary& actions, bool trains) {
         append(read, units().read(action));
         append(trained, units().trained(action));
     }
-    if (!trains && pipeline().stage().last()) append(read, units().of_head());  // the head's part follows the walk
+    if (!pass.trains() && pipeline().stage().last())
+        append(read, units().of_head());  // the head's part follows the walk
     if (streams()->values() != nullptr) streams()->values()->begin(ctx_, read);
-    if (trains && splits_gradients()) streams()->begin_pass(trained);
+    if (pass.trains() && splits_gradients()) streams()->begin_pass(trained);
 }
 
 /// Follows the itinerary, a stretch of like actions at a time: every pass goes through this loop.
-void Model::walk(const Itinerary& actions, Walk purpose) {
-    const bool trains = purpose == Walk::training;
-    begin_walk(actions, trains);
+void Model::walk(const Itinerary& actions, const Pass& pass) {
+    const bool trains = pass.trains();
+    begin_walk(actions, pass);
     bool chosen = false;
     for (std::size_t first = 0, end = 0; first < actions.size(); first = end) {
         end = stretch_end(actions, first);
@@ -143,7 +144,7 @@ void Model::walk(const Itinerary& actions, Walk purpose) {
         const auto stretch = [&] {
             for (std::size_t i = first; i < end; ++i) {
                 before(actions[i], trains);
-                is_present(actions[i]) ? act(actions[i], trains) : pass_over(actions[i], trains);
+                pass.has(actions[i]) ? act(actions[i], pass) : pass_over(actions[i], pass);
                 after(actions[i], trains);
             }
         };
@@ -156,7 +157,7 @@ void Model::walk(const Itinerary& actions, Walk purpose) {
                                        : layers                   ? "backward"
                                                                   : "embedding");
         if (layers) {
-            if (!std::exchange(chosen, true)) choose_recording(actions, first, end, purpose);
+            if (!std::exchange(chosen, true)) choose_recording(actions, first, end, pass);
             recorded_.issue(ctx_, direction, *parts_.network.weight_provider, counts_, stretch);
         } else {
             stretch();
@@ -166,22 +167,22 @@ void Model::walk(const Itinerary& actions, Walk purpose) {
 }
 
 /// By the micro-batches of the first stretch over layers, whose inputs are there.
-void Model::choose_recording(const Itinerary& actions, std::size_t first, std::size_t end, Walk purpose) {
-    if (!records(purpose)) return recorded_.choose_none();
+void Model::choose_recording(const Itinerary& actions, std::size_t first, std::size_t end, const Pass& pass) {
+    if (!records(pass)) return recorded_.choose_none();
     std::vector<const MicroBatch*> in_flight;
     for (std::size_t i = first; i < end && actions[i].layer == actions[first].layer; ++i)
-        if (is_present(actions[i])) in_flight.push_back(micro_batches_[place_of(actions[i].micro)].get());
+        if (pass.has(actions[i])) in_flight.push_back(micro_batches_[place_of(actions[i].micro)].get());
     in_flight.empty() ? recorded_.choose_none() : recorded_.choose(ctx_, in_flight);
 }
 
 /// A micro-batch takes its place.
-void Model::take_in(int index) {
-    const data::Batch& batch = *batches_[static_cast<std::size_t>(index)];
+void Model::take_in(int index, const Pass& pass) {
+    const data::Batch& batch = *pass.batches[static_cast<std::size_t>(index)];
     MicroBatch& micro = *micro_batches_[place_of(index)];
     const Network& network = parts_.network;
     borders_.release(static_cast<int>(place_of(index)));
     micro.upload(batch);
-    objective_->upload(batch, micro);
+    pass.objective->upload(batch, micro);
     if (network.lora_dropout > 0.0 || network.noise_alpha > 0.0) micro.upload_rows(batch);
     if (network.noise_alpha > 0.0) micro.upload_noise(batch, network.noise_alpha);
     if (route_.embedding_backward)
@@ -219,29 +220,29 @@ void Model::cross_border(const Action& action) {
 
 /// One part of the network, one way, for one micro-batch: makes its weights ready, moves what was kept, and says which
 /// gradients are complete.
-void Model::act(const Action& action, bool trains) {
+void Model::act(const Action& action, const Pass& pass) {
     const Network& network = parts_.network;
     const int layer = action.layer;
     MicroBatch& micro = *micro_batches_[place_of(action.micro)];
     const Activations& a = micro.activations();
-    Offload* const offload = trains ? micro.offload() : nullptr;
+    Offload* const offload = pass.trains() ? micro.offload() : nullptr;
     const bool forward = action.direction == Direction::forward;
     switch (action.part) {
         case Action::Part::inputs:
-            return take_in(action.micro);
+            return take_in(action.micro, pass);
         case Action::Part::receive:
         case Action::Part::send:
             return cross_border(action);
         case Action::Part::embedding:
             if (forward) {
-                embed(ctx_, network, micro, trains && network.noise_alpha > 0.0);
+                embed(ctx_, network, micro, pass.trains() && network.noise_alpha > 0.0);
                 if (on_module) on_module("model.embed_tokens", a.layer(0).x_tD);
             } else {
                 embedding_backward(ctx_, network, micro);
             }
             return;
         case Action::Part::head:
-            head_forward_backward(ctx_, network, micro, *objective_);
+            head_forward_backward(ctx_, network, micro, *pass.objective);
             return;
         case Action::Part::layer:
             break;
@@ -249,12 +250,12 @@ void Model::act(const Action& action, bool trains) {
     if (offload != nullptr) forward ? offload->before_forward(layer) : offload->before_backward(layer);
     const weights::LayerWeights& w = network.weight_provider->ready(ctx_, layer, micro.tokens());
     if (forward) {
-        layer_forward(layer_context(layer, micro), w, a.layer(layer), a.output_of(layer));
+        layer_forward(layer_context(layer, micro, pass.scope), w, a.layer(layer), a.output_of(layer));
         if (offload != nullptr) offload->after_forward(layer);
         if (on_module) on_module(cat("model.layers.", layer), a.output_of(layer));
     } else {
         const bool input_gradient = layer > route_.lowest_layer || route_.embedding_backward;
-        layer_backward(layer_context(layer, micro), w, a.layer(layer),
+        layer_backward(layer_context(layer, micro, pass.scope), w, a.layer(layer),
                        a.run().layers[static_cast<std::size_t>(layer)].keep, input_gradient);
     }
 }
@@ -269,16 +270,14 @@ const data::Batch& Model::require_slice(const data::Batch& batch) const {
 void Model::train(std::span<const data::Batch> batches, HeadObjective& objective) {
     UNSLOTH_CHECK(batches.size() <= at_a_time(batches.size()), batches.size(), " micro-batches, ",
                   micro_batches_.size(), " planned in flight");
-    batches_.clear();
+    Pass pass{.purpose = Pass::For::training, .objective = &objective};
     for (const data::Batch& batch : batches)  // the last of a step may have none, where the ranks have not as many rows
-        if (batch.labels_of_all() > 0) batches_.push_back(&require_slice(batch));
-    objective_ = &objective;
-    present_ = batches_.size();
+        if (batch.labels_of_all() > 0) pass.batches.push_back(&require_slice(batch));
+    pass.present = pass.batches.size();
     route_.micro_batches = static_cast<int>(batches.size());
     walk(pipeline().alone() ? training_itinerary(route_)
                             : pipeline_itinerary(pipeline().stage(), pipeline().passes(route_.micro_batches), route_),
-         Walk::training);
-    objective_ = nullptr;
+         pass);
 }
 
 // --- without a backward pass ---------------------------------------------------------------------------------------
@@ -288,20 +287,17 @@ Itinerary Model::forward_pass() const {
 }
 
 /// Up to what the head reads; a rank without rows passes with the others.
-void Model::walk_forward(Walk purpose, bool present) {
-    present_ = present ? 1 : 0;
-    walk(forward_pass(), purpose);
+void Model::walk_forward(const Pass& pass) {
+    walk(forward_pass(), pass);
     if (!pipeline().stage().last()) return;
     for (const int unit : units().of_head()) enter_values(unit);
 }
 
 void Model::forward(const data::Batch& batch, PolicyScope scope) {
     UNSLOTH_CHECK(batch.labels_of_all() > 0, "a batch without targets has no logits");
-    scope_ = scope;
     MicroBatch& micro = *micro_batches_.front();
     micro.upload(batch);
-    walk_forward(Walk::scoring);
-    scope_ = PolicyScope::policy;
+    walk_forward({.purpose = Pass::For::scoring, .scope = scope});
     if (pipeline().stage().last()) gather_head_rows(ctx_, parts_.network, micro);
 }
 
@@ -311,7 +307,7 @@ at::Tensor Model::logits(int64_t first, int64_t rows) {
 
 at::Tensor Model::score(const data::Batch& batch, const OnLogits& on_logits, PolicyScope scope) {
     if (batch.labels_of_all() == 0) {
-        walk_forward(Walk::scoring, /*present=*/false);
+        walk_forward({.purpose = Pass::For::scoring, .present = 0});
         return at::empty({0}, at::kFloat);
     }
     forward(require_slice(batch), scope);
@@ -341,7 +337,7 @@ void Model::forward_with_kv_cache(const CachedPass& pass, const OnLogits& on_log
         ids_T.narrow(0, 0, known).copy_(pass.ids);
         if (others > 0) ids_T.narrow(0, known, others).copy_(pass.ids.narrow(0, known - 1, 1).expand({others}));
     }
-    walk_forward(Walk::generation);
+    walk_forward({.purpose = Pass::For::generation});
     if (pass.batch.labels == 0) return;
     gather_head_rows(ctx_, parts_.network, micro);
     const int64_t chunk = micro.activations().head().logits_CV.size(0);

@@ -31,15 +31,15 @@ class Distillation final : public Objective {
                                 .targets_C = micro.activations().tokens().target_ids_n.narrow(0, first, rows),
                                 .teacher = teacher_.rows(micro, first, rows),
                                 .losses_C = head.loss_n.narrow(0, first, rows),
-                                .divergence_C = head.divergence_n.narrow(0, first, rows),
+                                .divergence_C = micro.activations().objective(divergence_buffer).narrow(0, first, rows),
                                 .gradient = gradient == model::LogitsGradient::plain});
     }
 
     void weigh(ops::Context& ctx, const model::MicroBatch& micro, ops::Site site) override {
         const model::HeadBuffers& head = micro.activations().head();
         const int64_t n = micro.targets();
-        ops::accumulate_distilled(ctx, rule_, head.loss_n.narrow(0, 0, n), head.divergence_n.narrow(0, 0, n), measures_,
-                                  site);
+        ops::accumulate_distilled(ctx, rule_, head.loss_n.narrow(0, 0, n),
+                                  micro.activations().objective(divergence_buffer).narrow(0, 0, n), measures_, site);
     }
 
     void pass_over(ops::Context&) override {}
@@ -113,6 +113,16 @@ spec::DistillRule distill_rule(const config::DistillOptions& options) {
             break;
     }
     return rule;
+}
+
+model::ObjectiveNeeds distillation_needs(int64_t teacher_tokens) {
+    using Of = model::ObjectiveBuffer;
+    model::ObjectiveNeeds needs{
+        .buffers = {{"head divergences", Of::Life::head, at::kFloat, Of::Per::target}}};  // from the teacher
+    if (teacher_tokens == 0) return needs;
+    needs.buffers.push_back({"teacher's tokens", Of::Life::input, at::kInt, Of::Per::target, teacher_tokens});
+    needs.buffers.push_back({"teacher's log p", Of::Life::input, at::kFloat, Of::Per::target, teacher_tokens + 1});
+    return needs;
 }
 
 std::unique_ptr<Objective> make_distillation(const config::DistillOptions& options, at::Device device,

@@ -31,6 +31,17 @@ PreferenceLossType type_of(const config::Config& config) {
     UNSLOTH_CHECK(false, "loss type ", static_cast<int>(config.preference.loss_type));
 }
 
+/// The buffers of a micro-batch, in the order of their numbers.
+enum Buffer : std::size_t {
+    logp_buffer,
+    prompt_logp_buffer,
+    slope_buffer,
+    starts_buffer,
+    answers_buffer,
+    desirable_buffer,
+    reference_buffer
+};
+
 /// Of the answers, and of the targets before them: orpo's chosen answers are learnt with their prompts.
 void sum_log_probs(ops::Context& ctx, const at::Tensor& losses_n, const ops::PreferenceLoss& loss) {
     const int64_t sequences = loss.answers_S.numel();
@@ -48,9 +59,8 @@ class Preference final : public Objective {
                 config.preference.desirable_weight,
                 config.preference.undesirable_weight},
           // ORPO's loss is that of the chosen answers and their prompts, and the odds' on top.
-          chosen_share_(rule_.type == PreferenceLossType::orpo                ? 1.0
-                        : config.training.objective == config::Objective::dpo ? config.preference.rpo_alpha
-                                                                              : 0.0),
+          chosen_share_(config::traits_of(config.training.objective).learns_prompts ? 1.0
+                                                                                    : config.preference.rpo_alpha),
           references_(references),
           ranks_(ranks) {
         const auto floats = at::TensorOptions(at::kFloat).device(device);
@@ -72,21 +82,26 @@ class Preference final : public Objective {
     void upload(const data::Batch& batch, model::MicroBatch& micro) override {
         UNSLOTH_CHECK(batch.target_starts.size() == 2 * batch.rows.size() + 1, batch.target_starts.size() - 1,
                       " segments of ", batch.rows.size(), " rows");
-        micro.upload_sequences(batch, references_.of(batch), kto() ? batch.desirable : std::vector<int32_t>());
+        micro.upload_to(starts_buffer, batch.target_starts);
+        micro.upload_to(answers_buffer, batch.answer_starts);
+        micro.upload_to(reference_buffer, references_.of(batch));
+        if (kto()) micro.upload_to(desirable_buffer, batch.desirable);
     }
 
     void weigh(ops::Context& ctx, const model::MicroBatch& micro, ops::Site site) override {
         const model::HeadBuffers& head = micro.activations().head();
-        const model::TokenBuffers& tokens = micro.activations().tokens();
         const int64_t n = micro.targets(), sequences = micro.segments();
+        const auto first = [&](Buffer buffer, int64_t count) {
+            return micro.activations().objective(buffer).narrow(0, 0, count);
+        };
         ops::PreferenceLoss loss{.rule = rule_,
-                                 .logp_S = head.logp_S.narrow(0, 0, sequences),
-                                 .starts_S1 = tokens.target_starts_S1.narrow(0, 0, sequences + 1),
-                                 .answers_S = tokens.answers_S.narrow(0, 0, sequences),
-                                 .prompt_logp_S = head.prompt_logp_S.narrow(0, 0, sequences),
-                                 .reference_S = tokens.reference_S.narrow(0, 0, sequences),
+                                 .logp_S = first(logp_buffer, sequences),
+                                 .starts_S1 = first(starts_buffer, sequences + 1),
+                                 .answers_S = first(answers_buffer, sequences),
+                                 .prompt_logp_S = first(prompt_logp_buffer, sequences),
+                                 .reference_S = first(reference_buffer, sequences),
                                  .chosen_loss_weight = chosen_weight_,
-                                 .slope_S = head.slope_S.narrow(0, 0, sequences),
+                                 .slope_S = first(slope_buffer, sequences),
                                  .weight_n = head.weight_n.narrow(0, 0, n),
                                  .measures_M = measures_,
                                  .site = site};
@@ -94,7 +109,7 @@ class Preference final : public Objective {
         if (kto()) {
             ops::foreign_divergence(ctx, loss.logp_S, loss.reference_S, divergence_);
             share_divergence();
-            loss.desirable_P = tokens.desirable_P.narrow(0, 0, sequences / 2);
+            loss.desirable_P = first(desirable_buffer, sequences / 2);
             loss.divergence_2 = divergence_;
         }
         ops::preference_loss(ctx, loss);
@@ -187,28 +202,23 @@ class Preference final : public Objective {
 
 }  // namespace
 
-std::unique_ptr<Objective> make_objective(const config::Config& config, at::Device device, const References& references,
-                                          comm::Communicator* ranks, Teacher* teacher) {
-    if (config.training.objective == config::Objective::sft) return make_supervised();
-    if (config.training.objective == config::Objective::distill) {
-        UNSLOTH_CHECK(teacher != nullptr, "a student without a teacher");
-        return make_distillation(config.distill, device, *teacher);
-    }
-    return std::make_unique<Preference>(config, device, references, ranks);
+model::ObjectiveNeeds preference_needs() {
+    using Of = model::ObjectiveBuffer;
+    return {.weighs = true,
+            .buffers = {
+                {"sequences' log p", Of::Life::head, at::kDouble, Of::Per::segment},
+                {"prompts' log p", Of::Life::head, at::kDouble, Of::Per::segment},  // targets before the completions
+                {"sequences' slopes", Of::Life::head, at::kDouble, Of::Per::segment},
+                {"target starts", Of::Life::input, at::kInt, Of::Per::segment, 1, 1},
+                {"answer starts", Of::Life::input, at::kInt, Of::Per::segment},  // where completions' targets begin
+                {"verdicts", Of::Life::input, at::kInt, Of::Per::pair},
+                {"reference", Of::Life::input, at::kFloat, Of::Per::segment},
+            }};
 }
 
-bool needs_references(const config::Config& config) {
-    switch (config.training.objective) {
-        case config::Objective::sft:
-        case config::Objective::distill:
-        case config::Objective::orpo:
-            return false;
-        case config::Objective::dpo:
-            return !config.preference.reference_free && config.preference.loss_type != config::PreferenceLoss::simpo;
-        case config::Objective::kto:
-            return true;
-    }
-    return false;
+std::unique_ptr<Objective> make_preference(const config::Config& config, at::Device device,
+                                           const References& references, comm::Communicator* ranks) {
+    return std::make_unique<Preference>(config, device, references, ranks);
 }
 
 }  // namespace unsloth::objective

@@ -155,13 +155,15 @@ TeacherFile::Words TeacherFile::words_of(const data::Batch& batch) const {
 
 void TeacherFile::prepare(const data::Batch& batch, model::MicroBatch& micro) {
     const Words words = words_of(batch);
-    micro.upload_teacher(words.ids, words.logp);
+    micro.upload_to(teacher_ids_buffer, words.ids);
+    micro.upload_to(teacher_logp_buffer, words.logp);
 }
 
 ops::TeacherRows TeacherFile::rows(const model::MicroBatch& micro, int64_t first, int64_t rows) {
-    const model::TokenBuffers& tokens = micro.activations().tokens();
-    return {.ids_Ck = tokens.teacher_ids.narrow(0, first * k_, rows * k_).view({rows, k_}),
-            .logp_Cl = tokens.teacher_logp.narrow(0, first * (k_ + 1), rows * (k_ + 1)).view({rows, k_ + 1})};
+    const model::Activations& a = micro.activations();
+    return {
+        .ids_Ck = a.objective(teacher_ids_buffer).narrow(0, first * k_, rows * k_).view({rows, k_}),
+        .logp_Cl = a.objective(teacher_logp_buffer).narrow(0, first * (k_ + 1), rows * (k_ + 1)).view({rows, k_ + 1})};
 }
 
 Teacher::Answers TeacherFile::answers(const data::Batch& batch) {

@@ -22,7 +22,7 @@ void require_shareable(const config::Config& config, const weights::Holding& hol
     const std::string size = cat("distributed.tp_size ", config.distributed.tp_size, " does not go with ");
     if (answers != nullptr)
         throw usage_error(cat(size, answers, ": a rank alone cannot answer"), "Leave one of the two out.");
-    if (config.training.objective == config::Objective::distill)
+    if (config::traits_of(config.training.objective).has_teacher)
         throw usage_error(size + "training.objective distill: a rank's logits are a slice of the vocabulary",
                           "Train data parallel.");
     if (config.model.dtype == spec::DType::f16)

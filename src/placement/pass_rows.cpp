@@ -37,8 +37,7 @@ double least_step_ms(const model::ModelPlan& plan, const planner::Card& card, in
 }  // namespace
 
 bool rows_are_free(const config::TrainingOptions& training) {
-    return training.max_tokens_per_batch == 0 && training.objective != config::Objective::kto &&
-           training.objective != config::Objective::distill;
+    return training.max_tokens_per_batch == 0 && !config::traits_of(training.objective).fixed_micro_batch;
 }
 
 bool may_regroup(const config::Config& config, at::Device device) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "unsloth/objective/objective.h"
 #include "unsloth/placement/parallel.h"
 
 namespace unsloth::placement {
@@ -66,11 +67,7 @@ model::LoadRequest make_request(const config::LoadedConfig& loaded, const Recipe
     request.held = recipe.held;
     request.sizes.deterministic = config.training.deterministic;
     share_out(config, recipe, request);
-    if (recipe.work == Work::run) {
-        request.weighs = config::compares_answers(config.training.objective);
-        request.sizes.distills = config.training.objective == config::Objective::distill;
-        request.sizes.teacher_tokens = recipe.teacher_tokens;
-    }
+    if (recipe.work == Work::run) request.sizes.objective = objective::needs_of(config, recipe.teacher_tokens);
     if (trains) return request;
     request.adapters = recipe.adapters;
     request.sizes.cache_tokens = recipe.cache.tokens;
@@ -98,7 +95,7 @@ void fit_to(model::LoadRequest& request, const spec::ModelSpec& spec, data::Batc
 }
 
 data::BatchLimits full_rows(const config::Config& config, int64_t rows, int64_t length) {
-    const bool pairs = config::compares_answers(config.training.objective),
+    const bool pairs = config::compares_completions(config.training.objective),
                shared = pairs && config.preference.share_prompt;
     const int64_t texts = rows * (pairs ? 2 : 1);
     data::BatchLimits limits{.tokens = texts * length - (shared ? rows : 0), .segments = texts, .longest = length};

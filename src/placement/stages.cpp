@@ -123,7 +123,7 @@ void require_pipelined(const config::Config& config, at::Device device, int64_t 
     const std::string size = cat("distributed.pp_size ", config.distributed.pp_size, " does not go with ");
     if (const char* const answers = asks_for_answers(config.training))
         throw usage_error(cat(size, answers, ": a rank alone cannot answer"), "Leave one of the two out.");
-    if (config.training.objective == config::Objective::distill && !teacher_is_file(config))
+    if (config::traits_of(config.training.objective).has_teacher && !teacher_is_file(config))
         throw usage_error(size + "a model as distill.teacher: it stands beside a whole student",
                           "Let `unsloth-train score --top_k N` write what it says of the rows into a file, and name "
                           "that as distill.teacher.");

@@ -10,7 +10,7 @@
 namespace unsloth::train {
 
 LearningRateRule learning_rate_rule(const config::Config& config, const spec::ModelSpec& spec) {
-    if (config::compares_answers(config.training.objective))
+    if (config::compares_completions(config.training.objective))
         return {1e-5, "1e-5 for preferences (Thinking Machines Lab's cookbook, 2025)"};
     constexpr double base = 5e-4, base_size = 2000, of_full_training = 0.1;
     constexpr int64_t least_size = 1024;  // of the models that it was fitted on

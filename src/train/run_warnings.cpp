@@ -20,7 +20,7 @@ std::optional<std::string> doubt_learning_rate(const config::Config& config, con
     const Usual lora{1e-5, 2e-3, "a LoRA (1e-5 to 2e-3, often 2e-4)"},
         all{1e-7, 1e-4, "training all weights (1e-7 to 1e-4, often 1e-5)"},
         preferences{1e-7, 2e-4, "preferences (1e-7 to 2e-4, often 1e-5)"};
-    const Usual usual = config::compares_answers(config.training.objective) ? preferences : full ? all : lora;
+    const Usual usual = config::compares_completions(config.training.objective) ? preferences : full ? all : lora;
     const double rate = config.training.learning_rate.value();
     if (rate >= usual.low && rate <= usual.high) return std::nullopt;
     return cat("training.learning_rate ", rate, " is far from what is usual for ", usual.what,

@@ -66,11 +66,11 @@ void Trainer::open_data() {
         throw usage_error(cat("the training rows are not those of ", resume_->folder.string()),
                           "Use the same files, format, template and tokenizer; or start a new run from its weights "
                           "with model.adapter_name_or_path.");
-    if (config::compares_answers(config().training.objective) && config().preference.share_prompt) {
+    if (config::compares_completions(config().training.objective) && config().preference.share_prompt) {
         data.train = data.train.with_shared_prompts();
         eval_rows_ = eval_rows_.with_shared_prompts();
     }
-    if (config().training.objective == config::Objective::orpo) {
+    if (config::traits_of(config().training.objective).learns_prompts) {
         data.train = data.train.with_learnt_prompts();
         eval_rows_ = eval_rows_.with_learnt_prompts();
     }
@@ -89,7 +89,7 @@ void Trainer::open_data() {
 }
 
 void Trainer::make_plan() {
-    if (config().training.objective == config::Objective::distill) {
+    if (config::traits_of(config().training.objective).has_teacher) {
         teacher_ = std::make_unique<session::TeacherSetup>(loaded_, opened_, device_);
         teacher_->require(loader_->dataset(), "the training rows");
         teacher_->require(eval_rows_, "the evaluation's rows");
@@ -106,7 +106,7 @@ void Trainer::make_plan() {
     recipe.ranks.reach =
         placement::divides_base(config()) && group_ && comm::can_share_memory(*group_, mesh_->copies_here(), device_);
     model::LoadRequest request = placement::make_request(loaded_, recipe);
-    UNSLOTH_CHECK(request.weighs == objective_->weighs(), "a plan for another objective");
+    UNSLOTH_CHECK(request.sizes.objective.weighs == objective_->weighs(), "a plan for another objective");
     if (request.adapter && leads())
         formats::warn_of_other_base(formats::read_adapter(*request.adapter, opened_.file->spec), *opened_.file,
                                     config().model.path);

@@ -6,7 +6,7 @@
 
 The rules:
   order    a module includes only modules that stand to its left: core | spec, hub | config, formats, tokenizer, ops |
-           memory, comm, data, report, planner | weights | model | objective, generate, placement | session | train | commands, bench |
+           memory, comm, data, report, planner | weights | model | objective, generate | placement | session | train | commands, bench |
            engine | app;
            kernels stand beside spec, and
            only ops includes them
@@ -41,7 +41,7 @@ RANK = {
     "model": 5,
     "objective": 6,
     "generate": 6,
-    "placement": 6,
+    "placement": 6.5,
     "session": 7,
     "train": 8,
     "commands": 9,

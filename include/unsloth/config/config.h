@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "unsloth/config/objective.h"
 #include "unsloth/spec/coded_products.h"
 #include "unsloth/spec/dtype.h"
 
@@ -23,12 +24,6 @@ enum class InvalidUtf8 { refuse, replace };
 /// What becomes of a row of more than max_seq_length tokens; `automatic` splits plain text and cuts what else there is.
 enum class LongRows { automatic, truncate, split, drop };
 enum class Optimizer { adamw_torch, adamw_8bit };
-/// What a run learns from its rows: their targets, pairs of answers, answers with a verdict each, or what a teacher
-/// says of their targets.
-enum class Objective { sft, dpo, orpo, kto, distill };
-constexpr bool compares_answers(Objective objective) {
-    return objective == Objective::dpo || objective == Objective::orpo || objective == Objective::kto;
-}
 /// What an evaluation judges generated answers by, beside the loss.
 enum class AnswerMetric { none, exact_match, regex };
 /// The model that preferences are measured against: the base without adapters, or what was there at the start.

@@ -63,13 +63,10 @@ struct HeadBuffers {
     at::Tensor x_nD, h_nD, dx_nD;  ///< gathered residual rows, normalised (later dh), gradient
     at::Tensor rstd_n, loss_n;     ///< fp32
     at::Tensor weight_n;           ///< fp32, of the rows' gradients; undefined where they have none
-    at::Tensor divergence_n;       ///< fp32, from a teacher; undefined without
     at::Tensor logits_CV;          ///< one chunk of rows; of the rank's slice of the vocabulary
     at::Tensor statistics;         ///< fp32: of a chunk's rows in each slice (ops/cross_entropy.h); undefined with one
     at::Tensor lm_head_VD;         ///< expanded; undefined where it lies as its products read it
     ops::CodedMatrix codes;        ///< flat: of a chunk's h, then of its logits' gradient; undefined without
-    at::Tensor logp_S, slope_S;    ///< fp64, of sequences: an objective's sums and derivatives; as weight_n
-    at::Tensor prompt_logp_S;      ///< fp64, of the targets before the sequences' answers; as weight_n
 };
 
 /// One micro-batch's tokens on the device.
@@ -81,16 +78,28 @@ struct TokenBuffers {
     at::Tensor order_t, unique_u, starts_u1;         ///< int32; for a trained embedding, the last two of the most ids
     at::Tensor q_offsets;                            ///< int32, of the most segments + 1
     at::Tensor k_offsets, key_tokens, key_places;    ///< int32: as these two, of keys; undefined where all are own
-    at::Tensor
-        target_starts_S1;    ///< int32: where each segment's targets begin; it and the next three for weights of rows
-    at::Tensor answers_S;    ///< int32: where their answers' begin
-    at::Tensor reference_S;  ///< fp32: log-probabilities of the segments under the reference
-    at::Tensor desirable_P;  ///< int32: verdicts on the rows
-    at::Tensor adapter_T;    ///< int32; undefined without several adapters
+    at::Tensor adapter_T;                            ///< int32; undefined without several adapters
     at::Tensor slots_T, lengths_S, pages;  ///< int32, of generation: ops::PagedRows; undefined without a cache
-    at::Tensor teacher_ids, teacher_logp;  ///< int32 [n k], fp32 [n (k + 1)], of a teacher's file; undefined without
     at::Tensor inv_freq_p;                 ///< fp32 [d/2]: RoPE's inverse frequencies
     at::Tensor cos_Tp, sin_Tp;             ///< fp32 [T, d/2]
+};
+
+/// A buffer that an objective has in each micro-batch, flat.
+struct ObjectiveBuffer {
+    enum class Per : uint8_t { target, segment, pair };
+    enum class Life : uint8_t {
+        head,   ///< while the head runs: the micro-batches in flight share it
+        input,  ///< uploaded with the batch, each micro-batch's own
+    };
+    const char* name;  ///< of the plan
+    Life life;
+    at::ScalarType dtype;
+    Per per;
+    int64_t times = 1, more = 0;  ///< elements: times as many as the most targets, segments or pairs, and `more`
+};
+struct ObjectiveNeeds {
+    bool weighs = false;  ///< gives rows of the head weights (HeadBuffers::weight_n)
+    std::vector<ObjectiveBuffer> buffers;
 };
 
 struct ActivationSizes {
@@ -107,9 +116,7 @@ struct ActivationSizes {
     bool training = true;         ///< backward buffers too
     bool dropout = false;
     bool noise = false;                ///< on the embeddings
-    bool weighs = false;               ///< the objective gives rows of the head weights
-    bool distills = false;             ///< the objective compares with a teacher
-    int64_t teacher_tokens = 0;        ///< that a teacher's file names of each target; 0: there is none
+    ObjectiveNeeds objective;          ///< none: cross-entropy of the targets
     spec::CodedProducts coded{};       ///< products that read codes of their inputs
     spec::CodedProducts head_coded{};  ///< those by lm_head
     bool expands_head = false;         ///< lm_head does not lie as its products read it
@@ -138,6 +145,7 @@ struct ActivationTensors {
     Scratch scratch;
     HeadBuffers head;
     TokenBuffers tokens;
+    std::vector<at::Tensor> objective;  ///< as ObjectiveNeeds::buffers
     std::vector<ops::KvCache> caches;
 };
 
@@ -171,6 +179,8 @@ class Activations {
     const Scratch& scratch() const { return tensors_.scratch; }
     const HeadBuffers& head() const { return tensors_.head; }
     const TokenBuffers& tokens() const { return tensors_.tokens; }
+    /// Of the objective's buffers the one of that number, flat and whole.
+    const at::Tensor& objective(std::size_t buffer) const { return tensors_.objective.at(buffer); }
     /// One a layer.
     const std::vector<ops::KvCache>& caches() const { return tensors_.caches; }
     const ActivationSizes& sizes() const { return sizes_; }

@@ -37,12 +37,11 @@ struct LoadRequest {
     weights::Share peers;      ///< ranks of one machine that hold the frozen layers among them; one: each holds all
     /// The ranks of `peers` and of the holding's share; nullptr: one (or load() is not called).
     comm::Communicator *peer_ranks = nullptr, *sharers = nullptr;
-    uint64_t seed = 0;               ///< of the adapters' initialisation
-    double noise_alpha = 0;          ///< NEFTune's; 0: none
-    bool weighs = false;             ///< the objective gives rows of the head weights (model/head_objective.h)
-    spec::CodedProducts coded{};     ///< of the frozen linears (bf16 runs)
-    int64_t mantissa_bits = 0;       ///< that frozen linears keep, which lie ready (bf16 runs); 0: all
-    bool offload_embedding = false;  ///< the input embeddings of a CUDA run stay in page-locked host memory
+    uint64_t seed = 0;                          ///< of the adapters' initialisation
+    double noise_alpha = 0;                     ///< NEFTune's; 0: none
+    spec::CodedProducts coded{};                ///< of the frozen linears (bf16 runs)
+    int64_t mantissa_bits = 0;                  ///< that frozen linears keep, which lie ready (bf16 runs); 0: all
+    bool offload_embedding = false;             ///< the input embeddings of a CUDA run stay in page-locked host memory
     std::optional<std::string> offload_folder;  ///< for weights on the disk that the checkpoint has in another form
     bool records = false;                       ///< passes are recorded where shapes repeat (ModelParts::records)
     std::shared_ptr<const spec::KernelTable>

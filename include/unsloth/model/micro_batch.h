@@ -27,12 +27,9 @@ class MicroBatch {
     /// After upload(): the order in which the embeddings' gradient is summed, of the slice's tokens. CheckError where
     /// it is empty.
     void upload_token_order(const data::TokenOrder& order);
-    /// After upload(): what an objective compares sequences by (target_starts_S1, answers_S, reference_S, desirable_P
-    /// of the token buffers): a number a segment, and a verdict a row (may be empty).
-    void upload_sequences(const data::Batch& batch, const std::vector<float>& reference,
-                          const std::vector<int32_t>& desirable);
-    /// After upload(): what a teacher's file says of the targets, as many tokens of each.
-    void upload_teacher(const std::vector<int32_t>& ids, const std::vector<float>& logp);
+    /// After upload(): the first values of the objective's buffer of that number.
+    void upload_to(std::size_t buffer, const std::vector<int32_t>& values);
+    void upload_to(std::size_t buffer, const std::vector<float>& values);
     /// After upload() of rows of which the first go on from keys in the cache: `slots_T` is where each token's are put.
     /// `adapter_T`: which of several adapters each has; empty: there is one.
     void forward_with_kv_cache(const data::Batch& batch, const std::vector<int32_t>& slots_T,

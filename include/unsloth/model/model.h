@@ -108,21 +108,28 @@ class Model {
     ModuleObserver on_module;  ///< may be empty
 
   private:
-    /// What a walk is for.
-    enum class Walk : uint8_t { training, scoring, generation };
-    void walk(const Itinerary& actions, Walk purpose);
-    void act(const Action& action, bool trains);
+    struct Pass {
+        enum class For : uint8_t { training, scoring, generation } purpose;
+        std::size_t present = 1;  ///< this rank has no rows for micro-batches from this number on
+        PolicyScope scope = PolicyScope::policy;
+        // Of training:
+        HeadObjective* objective = nullptr;
+        std::vector<const data::Batch*> batches = {};
+        bool trains() const { return purpose == For::training; }
+        bool has(const Action& action) const { return static_cast<std::size_t>(action.micro) < present; }
+    };
+    void walk(const Itinerary& actions, const Pass& pass);
+    void act(const Action& action, const Pass& pass);
     const data::Batch& require_slice(const data::Batch& batch) const;
-    void take_in(int micro);
+    void take_in(int micro, const Pass& pass);
     data::TokenOrder own_token_order(const data::Batch& batch, const MicroBatch& micro) const;
     void cross_border(const Action& action);
     std::size_t place_of(int micro) const { return static_cast<std::size_t>(micro) % micro_batches_.size(); }
-    void choose_recording(const Itinerary& actions, std::size_t first, std::size_t end, Walk purpose);
+    void choose_recording(const Itinerary& actions, std::size_t first, std::size_t end, const Pass& pass);
     Itinerary forward_pass() const;
-    void walk_forward(Walk purpose, bool present = true);
-    void begin_walk(const Itinerary& actions, bool trains);
-    bool is_present(const Action& action) const { return static_cast<std::size_t>(action.micro) < present_; }
-    void pass_over(const Action& action, bool trains);
+    void walk_forward(const Pass& pass);
+    void begin_walk(const Itinerary& actions, const Pass& pass);
+    void pass_over(const Action& action, const Pass& pass);
     Units units() const {
         return {route_.layers, parts_.network.parameters && parts_.network.parameters->table().embeddings_are_head()};
     }
@@ -130,16 +137,12 @@ class Model {
     void enter_values(int unit);
     void before(const Action& action, bool trains);
     void after(const Action& action, bool trains);
-    LayerContext layer_context(int layer, const MicroBatch& micro);
+    LayerContext layer_context(int layer, const MicroBatch& micro, PolicyScope scope);
     void reached(int level);
-    bool records(Walk purpose) const;  ///< whether passes may be recorded now
+    bool records(const Pass& pass) const;  ///< whether it may be recorded now
 
     ops::Context& ctx_;
     ModelParts parts_;
-    HeadObjective* objective_ = nullptr;       ///< of the pass under way, where it trains
-    std::vector<const data::Batch*> batches_;  ///< of the pass under way, where it trains
-    std::size_t present_ = 0;                  ///< of the walk: this rank has no rows for micro-batches behind these
-    PolicyScope scope_ = PolicyScope::policy;  ///< of the pass under way
     TrainingRoute route_;
     PassCounts counts_;
     std::vector<std::unique_ptr<MicroBatch>> micro_batches_;  ///< of places: number m of a walk takes m mod their count

@@ -55,9 +55,19 @@ std::unique_ptr<Objective> make_supervised();
 std::unique_ptr<Objective> make_objective(const config::Config& config, at::Device device, const References& references,
                                           comm::Communicator* ranks, Teacher* teacher = nullptr);
 
+/// What such an objective plans in each micro-batch. `teacher_tokens`: that a teacher's file names of each target; 0:
+/// there is none.
+model::ObjectiveNeeds needs_of(const config::Config& config, int64_t teacher_tokens);
+
+/// DPO and its variants, SimPO, ORPO, KTO: of pairs, and of completions with a label.
+std::unique_ptr<Objective> make_preference(const config::Config& config, at::Device device,
+                                           const References& references, comm::Communicator* ranks);
+model::ObjectiveNeeds preference_needs();
+
 /// A student that learns from a teacher's words and its rows' labels.
 std::unique_ptr<Objective> make_distillation(const config::DistillOptions& options, at::Device device,
                                              Teacher& teacher);
+model::ObjectiveNeeds distillation_needs(int64_t teacher_tokens);
 /// What the options say.
 spec::DistillRule distill_rule(const config::DistillOptions& options);
 

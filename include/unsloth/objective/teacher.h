@@ -17,6 +17,10 @@
 
 namespace unsloth::objective {
 
+/// A student's buffers (distillation_needs()), by number: a divergence a target; of a teacher's file [n k] ids and
+/// [n (k + 1)] log-probabilities.
+enum DistillBuffer : std::size_t { divergence_buffer, teacher_ids_buffer, teacher_logp_buffer };
+
 class Teacher {
   public:
     virtual ~Teacher() = default;

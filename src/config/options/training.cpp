@@ -5,6 +5,13 @@
 namespace unsloth::config {
 namespace {
 
+std::vector<std::pair<std::string, Objective>> objective_names() {
+    std::vector<std::pair<std::string, Objective>> names;
+    for (const ObjectiveTraits& objective : objectives)
+        names.emplace_back(objective.name, static_cast<Objective>(names.size()));
+    return names;
+}
+
 void declare_optimizer(OptionSet& options, TrainingOptions& training) {
     options.add("weight_decay", training.weight_decay, "Decoupled weight decay.").at_least(0).on_resume(OnResume::told);
     options.add("max_grad_norm", training.max_grad_norm, "Clip the gradients' global norm to this; 0: no clipping.")
@@ -252,12 +259,7 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .on_resume(OnResume::free);
     options
         .add_choice(
-            "objective", training.objective,
-            {{"sft", Objective::sft},
-             {"dpo", Objective::dpo},
-             {"orpo", Objective::orpo},
-             {"kto", Objective::kto},
-             {"distill", Objective::distill}},
+            "objective", training.objective, objective_names(),
             "What is learnt: the rows' targets (sft), pairs {prompt, chosen, rejected} (dpo with its variants, orpo), "
             "answers with a verdict {prompt, completion, label} (kto), or what distill.teacher says of the rows' "
             "targets (distill). A pair counts as one row.")
