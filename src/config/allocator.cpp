@@ -1,6 +1,6 @@
 #include "unsloth/config/allocator.h"
 
-#include "config/json.h"
+#include "unsloth/config/json.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::config {

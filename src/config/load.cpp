@@ -2,11 +2,10 @@
 
 #include <algorithm>
 
-#include "config/commands.h"
-#include "config/option_table.h"
-#include "config/parse.h"
-#include "config/render.h"
-#include "config/settle.h"
+#include "unsloth/config/option_table.h"
+#include "unsloth/config/parse.h"
+#include "unsloth/config/render.h"
+#include "unsloth/config/settle.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::config {
@@ -75,28 +74,6 @@ std::string config_schema() {
     OptionSet options;
     declare_options(options, config);
     return json_schema(options).dump(2) + "\n";
-}
-
-std::string shell_completion(const std::string& shell) {
-    return completion_script(shell);
-}
-
-std::string manual_page() {
-    return man_page();
-}
-
-std::string options_markdown() {
-    Config config;
-    OptionSet options;
-    declare_options(options, config);
-    std::string text = markdown_of_config(options);
-    for (const auto& command : commands()) {
-        CommandLine line;
-        OptionSet own;
-        declare_own_options(command, own, line);
-        text += markdown_of_command(command, own);
-    }
-    return text;
 }
 
 std::string best_metric(const TrainingOptions& training) {

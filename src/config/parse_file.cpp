@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <map>
 
-#include "config/import/owner.h"
-#include "config/parse.h"
-#include "config/peer_fields.h"
-#include "config/read_tree.h"
+#include "unsloth/config/file_owner.h"
+#include "unsloth/config/parse.h"
+#include "unsloth/config/peer_fields.h"
+#include "unsloth/config/read_tree.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/suggest.h"
 
@@ -66,9 +66,9 @@ class FileReader {
             });
         };
         if (owner.ours || std::all_of(owner.marks.begin(), owner.marks.end(), is_ours)) return;
-        throw usage_error(cat(file_, owner.peer != nullptr ? " seems to be a configuration of " : " is of ", owner.name,
+        throw usage_error(cat(file_, owner.importable ? " seems to be a configuration of " : " is of ", owner.name,
                               " (", owner.shown_marks(), "), not of this program"),
-                          owner.peer != nullptr
+                          owner.importable
                               ? cat("unsloth-train import-config ", file_, " --out run.json makes one of it.")
                               : owner.advice);
     }

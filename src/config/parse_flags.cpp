@@ -1,8 +1,7 @@
 #include <algorithm>
 
-#include "config/commands.h"
-#include "config/parse.h"
-#include "config/peer_fields.h"
+#include "unsloth/config/parse.h"
+#include "unsloth/config/peer_fields.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/suggest.h"
 
@@ -106,7 +105,7 @@ class FlagReader {
         }
         const Names meant = options_.suggestions(flag.name);
         std::string advice = did_you_mean(meant, "--");
-        if (advice.empty()) advice = advice_on_foreign_option(flag.name);
+        if (advice.empty() && record_.advice_on_flag != nullptr) advice = record_.advice_on_flag(flag.name);
         record_.problems.add(
             usage_error(cat("unknown option ", flag.written), advice.empty() ? "--help lists the options." : advice),
             meant);

@@ -1,4 +1,4 @@
-#include "config/peer_fields.h"
+#include "unsloth/config/peer_fields.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "config/problems.h"
+#include "unsloth/config/problems.h"
 
 #include <algorithm>
 

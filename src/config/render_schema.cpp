@@ -1,5 +1,5 @@
-#include "config/peer_fields.h"
-#include "config/render.h"
+#include "unsloth/config/peer_fields.h"
+#include "unsloth/config/render.h"
 
 namespace unsloth::config {
 namespace {

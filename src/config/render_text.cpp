@@ -2,8 +2,8 @@
 #include <string_view>
 #include <vector>
 
-#include "config/peer_fields.h"
-#include "config/render.h"
+#include "unsloth/config/peer_fields.h"
+#include "unsloth/config/render.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::config {
@@ -128,8 +128,6 @@ std::string names_by_fate(const OptionSet& options, OnResume fate) {
     return names;
 }
 
-constexpr const char* table_head = "| option | value | default | meaning |\n|---|---|---|---|\n";
-
 }  // namespace
 
 std::string help_of_options(const OptionSet& options) {
@@ -148,6 +146,12 @@ std::string help_of_options(const OptionSet& options) {
     return text;
 }
 
+std::string markdown_table(const std::vector<const Option*>& options) {
+    std::string text = "| option | value | default | meaning |\n|---|---|---|---|\n";
+    for (const Option* option : options) text += markdown_row(*option);
+    return text;
+}
+
 std::string markdown_of_config(const OptionSet& options) {
     std::string text =
         "# Options\n"
@@ -161,8 +165,8 @@ std::string markdown_of_config(const OptionSet& options) {
         "commas, maps as JSON, an absent value as `null`. Flags win over the file. Relative paths are relative to the "
         "working directory.\n";
     for (const auto& section : options.sections()) {
-        text += "\n## " + section.title + ": `" + section.name + "`\n" + section.about + "\n\n" + table_head;
-        for (const Option* option : options.options_of(section.name)) text += markdown_row(*option);
+        text += "\n## " + section.title + ": `" + section.name + "`\n" + section.about + "\n\n" +
+                markdown_table(options.options_of(section.name));
     }
     text += cat(
         "\n## Going on from a checkpoint\n"
@@ -174,14 +178,6 @@ std::string markdown_of_config(const OptionSet& options) {
            "\n# Commands\nThose that read `--config` take the options above of which they say so as flags, and all in "
            "a "
            "file.\n";
-}
-
-std::string markdown_of_command(const CommandInfo& command, const OptionSet& own_options) {
-    std::string text = "\n## `unsloth-train " + command.name + " " + command.usage + "`\n" + command.summary + "\n\n";
-    if (command.takes_config()) text += "Reads of a configuration: " + command.use.in_words() + ".\n\n";
-    text += table_head;
-    for (const auto& option : own_options.options()) text += markdown_row(option);
-    return text;
 }
 
 }  // namespace unsloth::config

@@ -1,4 +1,4 @@
-#include "config/settle.h"
+#include "unsloth/config/settle.h"
 
 #include <algorithm>
 #include <cmath>

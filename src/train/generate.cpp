@@ -18,7 +18,7 @@
 namespace unsloth::train {
 namespace {
 
-Prompt encode_prompt(const config::GenerateRequest& request, const PromptEncoder& encoder) {
+Prompt encode_prompt(const engine_api::GenerateRequest& request, const PromptEncoder& encoder) {
     if (request.raw) return encoder.text(request.prompt);
     if (!encoder.raw())
         log::info("the prompt is a user's message to chat template ", encoder.chat_template().name(),
@@ -30,7 +30,7 @@ Prompt encode_prompt(const config::GenerateRequest& request, const PromptEncoder
 }
 
 /// The number of the adapter that a row names, -1 for the base.
-int32_t number_of(const NamedAt& row, const config::NamedFolders& adapters) {
+int32_t number_of(const NamedAt& row, const engine_api::NamedFolders& adapters) {
     if (row.name.empty()) return -1;
     std::string known;
     for (std::size_t i = 0; i < adapters.folders.size(); ++i) {
@@ -43,7 +43,7 @@ int32_t number_of(const NamedAt& row, const config::NamedFolders& adapters) {
 }
 
 /// What the longest answer takes, for a message.
-std::string longest_named(const std::vector<Prompt>& prompts, const config::GenerateRequest& request) {
+std::string longest_named(const std::vector<Prompt>& prompts, const engine_api::GenerateRequest& request) {
     if (prompts.empty()) return cat("--max_new_tokens ", request.max_new_tokens);
     const auto shorter = [](const Prompt& a, const Prompt& b) { return a.size() < b.size(); };
     const auto at = std::max_element(prompts.begin(), prompts.end(), shorter);
@@ -57,7 +57,7 @@ struct AnswerSizes {
     CacheSize cache;
 };
 
-AnswerSizes sizes_of(const config::LoadedConfig& loaded, const config::GenerateRequest& request,
+AnswerSizes sizes_of(const config::LoadedConfig& loaded, const engine_api::GenerateRequest& request,
                      const spec::ModelSpec& spec, const std::vector<Prompt>& prompts) {
     const int64_t longest = prompts.empty() ? 0 : longest_of(prompts), allowed = spec.usable_positions();
     const std::string asked = longest_named(prompts, request);
@@ -83,7 +83,7 @@ AnswerSizes sizes_of(const config::LoadedConfig& loaded, const config::GenerateR
         sizes.pass_tokens = std::max(sizes.pass_tokens, request.chat ? sizes.context : longest);
     sizes.pass_tokens = std::max(sizes.pass_tokens, sizes.rows);
     sizes.cache = cache_for(sizes.rows, sizes.context);
-    const bool in_8_bit = request.kv_cache_dtype == config::KvCacheDtype::fp8;
+    const bool in_8_bit = request.kv_cache_dtype == engine_api::KvCacheDtype::fp8;
     if (request.kv_bytes > 0) {
         const int64_t token =
             generate::cache_bytes_per_token(spec, ops::scalar_type(loaded.config.model.dtype), in_8_bit);
@@ -127,7 +127,7 @@ class Stream {
     std::size_t printed_ = 0;
 };
 
-generate::Request make_request(const config::GenerateRequest& request, const Prompt& prompt,
+generate::Request make_request(const engine_api::GenerateRequest& request, const Prompt& prompt,
                                const std::vector<int32_t>& stops) {
     generate::Request made;
     made.prompt = prompt;
@@ -141,7 +141,7 @@ generate::Request make_request(const config::GenerateRequest& request, const Pro
 /// All prompts together; the answers in their order, each as soon as those before it are there.
 class AnswerAll {
   public:
-    AnswerAll(const config::GenerateRequest& request, const tokenizer::Tokenizer& tokenizer,
+    AnswerAll(const engine_api::GenerateRequest& request, const tokenizer::Tokenizer& tokenizer,
               const std::vector<Prompt>& prompts, const std::vector<int32_t>& adapters)
         : request_(request), tokenizer_(tokenizer), prompts_(prompts), adapters_(adapters) {}
 
@@ -196,7 +196,7 @@ class AnswerAll {
     /// At once: readers work on with it, and a reader that left ends the work.
     static void write(const std::string& line) { std::cout << line << "\n" << std::flush; }
 
-    const config::GenerateRequest& request_;
+    const engine_api::GenerateRequest& request_;
     const tokenizer::Tokenizer& tokenizer_;
     const std::vector<Prompt>& prompts_;
     const std::vector<int32_t>& adapters_;     ///< of a file's prompts
@@ -205,7 +205,7 @@ class AnswerAll {
     int64_t printed_ = 0;
 };
 
-void answer_stream(const config::GenerateRequest& request, const tokenizer::Tokenizer& tokenizer,
+void answer_stream(const engine_api::GenerateRequest& request, const tokenizer::Tokenizer& tokenizer,
                    generate::Decoder& decoder, const generate::Request& one, std::string* said) {
     Stream stream(tokenizer, request.stop);
     decoder.answer({one}, [&](int64_t, int32_t id) { return stream.add(id); });
@@ -214,8 +214,9 @@ void answer_stream(const config::GenerateRequest& request, const tokenizer::Toke
 }
 
 /// Turn by turn: the cache keeps the pages of what was said, and a turn computes what is new alone.
-void chat(const config::GenerateRequest& request, const PromptEncoder& encoder, const tokenizer::Tokenizer& tokenizer,
-          generate::Decoder& decoder, const std::vector<int32_t>& stops, int64_t context) {
+void chat(const engine_api::GenerateRequest& request, const PromptEncoder& encoder,
+          const tokenizer::Tokenizer& tokenizer, generate::Decoder& decoder, const std::vector<int32_t>& stops,
+          int64_t context) {
     if (encoder.guessed())
         log::warning("chat template ", encoder.chat_template().name(),
                      " is a guess: the model has none, and nobody named the one that it learnt (--template NAME)");
@@ -241,7 +242,7 @@ void chat(const config::GenerateRequest& request, const PromptEncoder& encoder, 
 
 }  // namespace
 
-void run_generate(const config::LoadedConfig& given, const config::GenerateRequest& request) {
+void run_generate(const config::LoadedConfig& given, const engine_api::GenerateRequest& request) {
     const config::LoadedConfig loaded = with_base(given, request.adapters);
     const OpenedModel opened = open_model(loaded.config);
     const tokenizer::Tokenizer tokenizer = opened.tokenizer();

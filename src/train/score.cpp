@@ -94,7 +94,7 @@ nlohmann::ordered_json score_row(model::Model& model, const data::Dataset& rows,
 
 }  // namespace
 
-void run_score(const config::LoadedConfig& given, const config::ScoreRequest& request) {
+void run_score(const config::LoadedConfig& given, const engine_api::ScoreRequest& request) {
     const config::LoadedConfig loaded = with_base(given);
     if (request.top_k > 0) return write_teacher_file(loaded, request);
     const OpenedModel opened = open_model(loaded.config);

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <map>
 
-#include "config/option_table.h"
 #include "tests/config/support.h"
+#include "unsloth/config/option_table.h"
 
 namespace unsloth::testing {
 namespace {

@@ -173,13 +173,5 @@ TEST(Schema, AgreesWithTheReaderOnSingleOptions) {
     EXPECT_EQ(accepted, 21);
 }
 
-TEST(Docs, OptionsPageIsUpToDate) {
-    std::ifstream file(test::source_folder() / "docs/options.md");
-    std::stringstream committed;
-    committed << file.rdbuf();
-    EXPECT_EQ(committed.str(), config::options_markdown())
-        << "Run: build/release/unsloth-train config --markdown > docs/options.md";
-}
-
 }  // namespace
 }  // namespace unsloth::testing

@@ -46,13 +46,4 @@ OnResume on_resume(const std::string& option);
 /// A JSON Schema (draft 2020-12) of configuration files; ends in a newline.
 std::string config_schema();
 
-/// docs/options.md.
-std::string options_markdown();
-
-/// A script that completes command lines in `shell`: bash, zsh or fish.
-std::string shell_completion(const std::string& shell);
-
-/// The manual page unsloth-train.1, in roff.
-std::string manual_page();
-
 }  // namespace unsloth::config

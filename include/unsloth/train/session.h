@@ -6,9 +6,9 @@
 
 #include "unsloth/comm/group.h"
 #include "unsloth/config/config.h"
-#include "unsloth/config/engine.h"
 #include "unsloth/data/encoder.h"
 #include "unsloth/data/training_data.h"
+#include "unsloth/engine_api/engine.h"
 #include "unsloth/formats/load_plan.h"
 #include "unsloth/model/loader.h"
 #include "unsloth/tokenizer/tokenizer.h"
@@ -95,10 +95,10 @@ void shrink(model::ModelPlan& plan, const CacheSize& cache, int64_t bytes);
 /// configuration's one.
 LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens,
                                int64_t segments, int64_t head_rows, int64_t fewest_tokens, const CacheSize& cache = {},
-                               const config::NamedFolders& adapters = {});
+                               const engine_api::NamedFolders& adapters = {});
 
 /// The configuration of answers by adapters alone: their base is what the first was trained on, positions are scaled as
 /// they were in training. usage Error, with an adapter's name, where they were scaled differently.
-config::LoadedConfig with_base(config::LoadedConfig loaded, const config::NamedFolders& adapters = {});
+config::LoadedConfig with_base(config::LoadedConfig loaded, const engine_api::NamedFolders& adapters = {});
 
 }  // namespace unsloth::train

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "unsloth/config/engine.h"
+#include "unsloth/engine_api/engine.h"
 #include "unsloth/objective/teacher.h"
 #include "unsloth/train/memory_use.h"
 #include "unsloth/train/session.h"
@@ -81,6 +81,6 @@ class Instruction {
 };
 
 /// `score --top_k`: what the model says of the targets of a run's rows, training and evaluation, into request.out.
-void write_teacher_file(const config::LoadedConfig& loaded, const config::ScoreRequest& request);
+void write_teacher_file(const config::LoadedConfig& loaded, const engine_api::ScoreRequest& request);
 
 }  // namespace unsloth::train

@@ -1,6 +1,6 @@
 #include "config/options/sections.h"
 
-#include "config/option_table.h"
+#include "unsloth/config/option_table.h"
 #include "unsloth/spec/model_spec.h"
 
 namespace unsloth::config {

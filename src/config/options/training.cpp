@@ -1,5 +1,5 @@
-#include "config/option_table.h"
 #include "config/options/sections.h"
+#include "unsloth/config/option_table.h"
 #include "unsloth/config/schedule_arguments.h"
 
 namespace unsloth::config {

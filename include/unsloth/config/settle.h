@@ -1,0 +1,17 @@
+// What no single option can know: options that follow from others, and combinations that make no sense.
+#pragma once
+
+#include <string>
+
+#include "unsloth/config/config.h"
+#include "unsloth/config/problems.h"
+
+namespace unsloth::config {
+
+/// Fills in what follows from the given options, adds notes, and adds contradictions to `problems`.
+void settle(LoadedConfig& loaded, Problems& problems);
+
+/// Usage Error that names `option` for anything but auto, cpu, cuda and cuda:N.
+void check_device(const std::string& device, const std::string& option);
+
+}  // namespace unsloth::config
