@@ -96,7 +96,7 @@ Json value_schema(const Option& option) {
 
 Json option_schema(const Option& option) {
     Json schema = value_schema(option);
-    schema["description"] = option.help;
+    schema["description"] = option.help + relations_in_words(option);
     schema["default"] = option.default_value;
     return schema;
 }
@@ -150,6 +150,7 @@ Json json_schema(const OptionSet& options) {
     }
     for (const auto& field : peer_fields())
         root["properties"][field.section]["properties"][field.key] = peer_schema(field);
+    root["allOf"] = relation_schemas(options);
     return root;
 }
 

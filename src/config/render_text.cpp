@@ -35,7 +35,7 @@ std::string default_text(const Option& option) {
 
 /// Help, choices that the placeholder does not show, other names, default.
 std::string full_help(const Option& option) {
-    std::string text = option.help;
+    std::string text = option.help + relations_in_words(option);
     const bool lists_choices = !option.choices.empty() && placeholder_of(option).find('|') == std::string::npos;
     if (lists_choices) {
         text += option.is_list() ? " Any of" : " One of";
@@ -107,7 +107,7 @@ std::string markdown_row(const Option& option) {
     }
     // full_help() names the aliases in words; here the first column does.
     return cat("| ", escaped_cell(names), " | ", escaped_cell(expectation(option)), " | ", escaped_cell(fate), " | ",
-               escaped_cell(option.help), " |\n");
+               escaped_cell(option.help + relations_in_words(option)), " |\n");
 }
 
 std::string markdown_of_peer_fields() {

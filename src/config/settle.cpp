@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <map>
 #include <set>
 
 #include "unsloth/config/allocator.h"
 #include "unsloth/config/device_map.h"
+#include "unsloth/config/option_table.h"
 #include "unsloth/config/schedule_arguments.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/suggest.h"
@@ -16,72 +16,29 @@
 namespace unsloth::config {
 namespace {
 
+/// What the option table says of options together.
+void settle_relations(LoadedConfig& loaded, Problems& problems) {
+    Config bound;
+    OptionSet options;
+    declare_options(options, bound);
+    bound = loaded.config;  // the options are bound to `bound`
+    apply_conditional_defaults(options, loaded.given);
+    std::vector<std::string> sections;
+    for (const Section& section : options.sections()) sections.push_back(section.name);
+    check_relations(options, loaded.given, sections, problems, loaded.notes);
+    loaded.config = bound;
+}
+
 void refuse_duplicates(const std::vector<std::string>& names, const char* option) {
     std::set<std::string> seen;
     for (const auto& name : names)
         if (!seen.insert(name).second) throw usage_error(cat(option, ": '", name, "' is listed twice"));
 }
 
-void settle_full_training(LoadedConfig& loaded, Problems& problems) {
-    ModelOptions& model = loaded.config.model;
-    const LoraOptions& lora = loaded.config.lora;
-    problems.check({"lora.finetuning_type", "model.adapter_name_or_path"}, [&] {
-        if (model.adapter_name_or_path)
-            throw usage_error("lora.finetuning_type full cannot continue from model.adapter_name_or_path",
-                              "Train the adapter with finetuning_type lora, or leave the adapter out.");
-    });
-    problems.check({"lora.finetuning_type", "model.load_in_4bit"}, [&] {
-        if (model.load_in_4bit && loaded.is_given("model.load_in_4bit"))
-            throw usage_error("lora.finetuning_type full trains the weights that model.load_in_4bit would freeze",
-                              "Set model.load_in_4bit to false, or finetuning_type to lora.");
-    });
-    model.load_in_4bit = false;
-    const auto for_frozen = [&](const char* option, bool given) {
-        problems.check({"lora.finetuning_type", option}, [&] {
-            if (given)
-                throw usage_error(cat("lora.finetuning_type full trains the weights that ", option, " would freeze"),
-                                  cat("Leave ", option, " out, or set finetuning_type to lora."));
-        });
-    };
-    for_frozen("model.load_in_8bit", model.load_in_8bit);
-    for_frozen("model.precision", !model.precision.empty());
-
-    // A printed configuration lists every option, so only a value that differs from the default shows a wish.
-    const LoraOptions defaults;
-    const std::map<std::string, bool> modules = {
-        {"lora.target_modules", lora.target_modules != defaults.target_modules},
-        {"lora.modules_to_save", lora.modules_to_save != defaults.modules_to_save},
-        {"lora.rank_pattern", lora.rank_pattern != defaults.rank_pattern},
-        {"lora.alpha_pattern", lora.alpha_pattern != defaults.alpha_pattern},
-        {"lora.layers_to_transform", lora.layers_to_transform != defaults.layers_to_transform}};
-    for (const auto& [option, differs] : modules)
-        problems.check({"lora.finetuning_type", option}, [&, &option = option, &differs = differs] {
-            if (differs)
-                throw usage_error(cat(option, " is for adapters, but lora.finetuning_type full trains all weights"),
-                                  cat("Leave ", option, " out, or set finetuning_type to lora."));
-        });
-    const std::map<std::string, bool> numbers = {
-        {"lora.r", lora.r != defaults.r},
-        {"lora.lora_alpha", lora.lora_alpha != defaults.lora_alpha},
-        {"lora.lora_dropout", lora.lora_dropout != defaults.lora_dropout},
-        {"lora.use_rslora", lora.use_rslora != defaults.use_rslora},
-        {"lora.use_dora", lora.use_dora != defaults.use_dora},
-        {"lora.loraplus_lr_ratio", lora.loraplus_lr_ratio != 0},
-        {"lora.loraplus_lr_embedding", lora.loraplus_lr_embedding.has_value()}};
-    for (const auto& [option, differs] : numbers)
-        if (differs) loaded.notes.push_back(option + " has no effect with lora.finetuning_type full");
-}
-
-/// Of the three options for the base's types, precision's default holds before load_in_8bit, and that before
-/// load_in_4bit, which is true where nobody says anything; the others then say what it does.
+/// The default of model.precision replaces load_in_8bit and load_in_4bit, which then say what it does.
 void settle_precision(LoadedConfig& loaded, Problems& problems) {
     ModelOptions& model = loaded.config.model;
     const LoraOptions& lora = loaded.config.lora;
-    problems.check({"model.load_in_8bit", "model.load_in_4bit"}, [&] {
-        if (model.load_in_8bit && model.load_in_4bit && loaded.is_given("model.load_in_4bit"))
-            throw usage_error("model.load_in_8bit and model.load_in_4bit are both true", "Set one of them to false.");
-    });
-    if (model.load_in_8bit) model.load_in_4bit = false;
     problems.check({"model.precision", "model.load_in_8bit", "model.load_in_4bit"}, [&] {
         const spec::PrecisionMap precision(model.precision);
         const spec::WeightType type = precision.of_default();
@@ -110,38 +67,7 @@ void settle_precision(LoadedConfig& loaded, Problems& problems) {
     });
 }
 
-/// What the model, the device or an adapter's own configuration brings is the plan's to refuse.
-void check_compute_dtype(const Config& config, Problems& problems) {
-    const spec::CodedProducts fp8 = config.model.compute_dtype;
-    const bool full = config.lora.finetuning_type == FinetuningType::full;
-    problems.check({"model.compute_dtype", "lora.finetuning_type"}, [&] {
-        if (any(fp8) && full)
-            throw usage_error(cat("model.compute_dtype ", name_of(fp8), " is for a frozen base"),
-                              "Train adapters (lora.finetuning_type lora), or leave compute_dtype out.");
-    });
-    problems.check({"model.compute_dtype", "lora.use_dora"}, [&] {
-        if (any(fp8) && !full && config.lora.use_dora)
-            throw usage_error(cat("model.compute_dtype ", name_of(fp8), " ", why_not_dora(fp8)),
-                              "Leave compute_dtype or lora.use_dora out.");
-    });
-}
-
-void check_mantissa(const Config& config, Problems& problems) {
-    problems.check({"hardware.weight_mantissa_bits", "hardware.weight_cache", "model.compute_dtype", "model.dtype",
-                    "lora.finetuning_type"},
-                   [&] {
-                       if (config.hardware.weight_mantissa_bits == 0) return;
-                       if (config.hardware.weight_cache != WeightCache::on)
-                           throw usage_error("hardware.weight_mantissa_bits is for weights that lie expanded on a GPU",
-                                             "Set hardware.weight_cache to on, or leave weight_mantissa_bits out.");
-                       if (config.model.dtype != spec::DType::bf16 || forward_coded(config.model.compute_dtype) ||
-                           config.lora.finetuning_type == FinetuningType::full)
-                           throw usage_error("hardware.weight_mantissa_bits is for a frozen base in bfloat16",
-                                             "Leave weight_mantissa_bits out.");
-                   });
-}
-
-void check_lora(const LoraOptions& lora, std::optional<double> learning_rate, Problems& problems) {
+void check_lora(const LoraOptions& lora, Problems& problems) {
     problems.check({"lora.target_modules"}, [&] {
         if (lora.target_modules.empty())
             throw usage_error("lora.target_modules is empty: nothing would get an adapter",
@@ -154,11 +80,6 @@ void check_lora(const LoraOptions& lora, std::optional<double> learning_rate, Pr
                               "null means all layers.");
     });
     problems.check({"lora.modules_to_save"}, [&] { refuse_duplicates(lora.modules_to_save, "lora.modules_to_save"); });
-    problems.check({"lora.loraplus_lr_embedding", "training.learning_rate"}, [&] {
-        if (lora.loraplus_lr_embedding && learning_rate == 0.0)
-            throw usage_error("lora.loraplus_lr_embedding is a share of training.learning_rate, which is 0",
-                              "Leave it out, or give a learning_rate above 0.");
-    });
 }
 
 void check_weights(const DataOptions& data) {
@@ -169,23 +90,9 @@ void check_weights(const DataOptions& data) {
                           "Give every source a weight, or none: then each row is taken once an epoch.");
 }
 
-/// What follows evaluations needs some while the run goes on, and a value that they have.
+/// The best evaluation is by a value that evaluations have.
 void check_best(const Config& config, Problems& problems) {
     const TrainingOptions& t = config.training;
-    const auto need_steps = [&](const char* option, bool wants) {
-        problems.check({option, "training.eval_steps"}, [&] {
-            if (wants && t.eval_steps == 0)
-                throw usage_error(cat(option, " follows evaluations, and there is one at the end alone"),
-                                  "Give training.eval_steps.");
-        });
-    };
-    need_steps("training.early_stopping_patience", t.early_stopping_patience > 0);
-    need_steps("training.load_best_model_at_end", t.load_best_model_at_end);
-    problems.check({"training.early_stopping_threshold", "training.early_stopping_patience"}, [&] {
-        if (t.early_stopping_threshold > 0 && t.early_stopping_patience == 0)
-            throw usage_error("training.early_stopping_threshold serves training.early_stopping_patience, which is 0",
-                              "Give both, or none.");
-    });
     problems.check({"training.metric_for_best_model", "training.objective", "data.eval_files", "training.eval_metric"},
                    [&] {
                        std::vector<std::string> known = {"eval_loss", "eval_token_accuracy", "eval_perplexity"};
@@ -206,36 +113,8 @@ void check_best(const Config& config, Problems& problems) {
                    });
 }
 
-/// What training.eval_metric needs, and what needs it.
-void check_answers(const Config& config, Problems& problems) {
-    const TrainingOptions& t = config.training;
-    const bool judges = t.eval_metric != AnswerMetric::none;
-    problems.check({"training.eval_metric", "training.eval_answer_regex", "training.objective"}, [&] {
-        if (!judges && !t.eval_answer_regex.empty())
-            throw usage_error("training.eval_answer_regex serves training.eval_metric, which is none",
-                              "Set training.eval_metric to exact_match or regex.");
-        if (t.eval_metric == AnswerMetric::regex && t.eval_answer_regex.empty())
-            throw usage_error("training.eval_metric regex needs training.eval_answer_regex",
-                              "Give the expression that is looked for in answers.");
-        if (judges && t.objective != Objective::sft)
-            throw usage_error("training.eval_metric judges answers to rows of training.objective sft",
-                              "Leave it out: other objectives have figures of their own.");
-    });
-}
-
 void check_evaluation(const Config& config, Problems& problems) {
     const DataOptions& data = config.data;
-    const bool evaluates = data.eval_file || !data.eval_files.empty() || data.val_size > 0;
-    const auto not_both = [&](const char* one, bool has_one, const char* other, bool has_other) {
-        problems.check({one, other}, [&] {
-            if (has_one && has_other)
-                throw usage_error(cat(one, " and ", other, " are both given"),
-                                  "Evaluation rows come from one of them.");
-        });
-    };
-    not_both("data.eval_file", data.eval_file.has_value(), "data.val_size", data.val_size > 0);
-    not_both("data.eval_files", !data.eval_files.empty(), "data.val_size", data.val_size > 0);
-    not_both("data.eval_file", data.eval_file.has_value(), "data.eval_files", !data.eval_files.empty());
     problems.check({"data.eval_files"}, [&] {
         constexpr const char* allowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.";
         for (const auto& [name, file] : data.eval_files)
@@ -248,139 +127,12 @@ void check_evaluation(const Config& config, Problems& problems) {
             throw usage_error(
                 cat("data.val_size: expected a fraction below 1 or a whole number of rows, found ", data.val_size));
     });
-    const auto need_rows = [&](const char* option, bool wants) {
-        problems.check({option, "data.eval_file", "data.eval_files", "data.val_size"}, [&] {
-            if (wants && !evaluates)
-                throw usage_error(cat(option, " is given, but there are no rows to evaluate on"),
-                                  "Give data.eval_file, data.eval_files or data.val_size.");
-        });
-    };
-    need_rows("training.eval_on_start", config.training.eval_on_start);
-    need_rows("training.eval_steps", config.training.eval_steps > 0);
-    need_rows("training.eval_metric", config.training.eval_metric != AnswerMetric::none);
-    check_answers(config, problems);
-    check_best(config, problems);
-}
-
-void check_data(const Config& config, Problems& problems) {
-    const DataOptions& data = config.data;
-    problems.check({"data.train_file", "data.datasets"}, [&] {
-        if (!data.train_file.empty() && !data.datasets.empty())
-            throw usage_error("data.train_file and data.datasets are both given",
-                              "Training rows come from one of them.");
-    });
-    problems.check({"data.datasets"}, [&] { check_weights(data); });
-    problems.check({"data.train_on_prompt", "data.train_on_last_turn_only"}, [&] {
-        if (data.train_on_prompt && data.train_on_last_turn_only)
-            throw usage_error("data.train_on_prompt and data.train_on_last_turn_only contradict each other",
-                              "Leave one of them out.");
-    });
-    problems.check({"data.packing", "training.max_tokens_per_batch"}, [&] {
-        if (data.packing && config.training.max_tokens_per_batch > 0)
-            throw usage_error(
-                "data.packing and training.max_tokens_per_batch are both given",
-                "Packing fills rows of max_seq_length, max_tokens_per_batch fills micro-batches; choose one.");
-    });
-    check_evaluation(config, problems);
-}
-
-/// Of options that differ from their defaults, those that the objective has no use for.
-void check_preference(const Config& config, Problems& problems) {
-    const Objective objective = config.training.objective;
-    const PreferenceOptions& p = config.preference;
-    const PreferenceOptions defaults;
-    const bool dpo = objective == Objective::dpo, kto = objective == Objective::kto,
-               prefers = compares_answers(objective);
-    const bool simpo = p.loss_type == PreferenceLoss::simpo;
-    const auto only_for = [&](const char* option, bool given, bool serves, const char* what) {
-        problems.check({"training.objective", option}, [&] {
-            if (given && !serves) throw usage_error(cat(option, " serves ", what), cat("Leave ", option, " out."));
-        });
-    };
-    const char* const any = "training.objective dpo, orpo and kto";
-    only_for("preference.loss_type", p.loss_type != defaults.loss_type, dpo, "training.objective dpo");
-    only_for("preference.beta", p.beta != defaults.beta, prefers, any);
-    only_for("preference.reference", p.reference != defaults.reference, (dpo && !simpo && !p.reference_free) || kto,
-             "objectives with a reference: kto, and dpo but for simpo and reference_free");
-    only_for("preference.reference_free", p.reference_free, dpo && !simpo,
-             "training.objective dpo with another loss_type than simpo, which has no reference");
-    only_for("preference.label_smoothing", p.label_smoothing != 0,
-             dpo && p.loss_type != PreferenceLoss::hinge && p.loss_type != PreferenceLoss::ipo,
-             "training.objective dpo with loss_type sigmoid, robust or simpo");
-    only_for("preference.simpo_gamma", p.simpo_gamma != defaults.simpo_gamma, dpo && simpo,
-             "preference.loss_type simpo");
-    only_for("preference.share_prompt", !p.share_prompt, prefers, any);
-    only_for("preference.rpo_alpha", p.rpo_alpha != 0, dpo, "training.objective dpo");
-    only_for("preference.desirable_weight", p.desirable_weight != 1, kto, "training.objective kto");
-    only_for("preference.undesirable_weight", p.undesirable_weight != 1, kto, "training.objective kto");
-    const auto not_for_answers = [&](const char* option, bool given) {
-        problems.check({"training.objective", option}, [&] {
-            if (given && prefers)
-                throw usage_error(cat(option, " serves training.objective sft; preferences are about answers"),
-                                  cat("Leave ", option, " out."));
-        });
-    };
-    not_for_answers("data.train_on_prompt", config.data.train_on_prompt);
-    not_for_answers("data.train_on_last_turn_only", config.data.train_on_last_turn_only);
-    problems.check({"training.objective", "data.long_rows"}, [&] {
-        if (prefers && config.data.long_rows == LongRows::split)
-            throw usage_error("data.long_rows split would part an answer from its prompt and its verdict",
-                              "Take truncate or drop.");
-    });
-}
-
-void check_distill(const Config& config, Problems& problems) {
-    const DistillOptions& d = config.distill;
-    const DistillOptions defaults;
-    const bool distills = config.training.objective == Objective::distill;
-    problems.check({"training.objective", "distill.teacher"}, [&] {
-        if (distills && !d.teacher)
-            throw usage_error("training.objective distill learns from a teacher, and distill.teacher is missing",
-                              "Name a model folder, or a file of `unsloth-train score --top_k N`.");
-    });
-    const auto serves = [&](const char* option, bool given) {
-        problems.check({"training.objective", option}, [&] {
-            if (given && !distills)
-                throw usage_error(cat(option, " serves training.objective distill"), cat("Leave ", option, " out."));
-        });
-    };
-    serves("distill.teacher", d.teacher.has_value());
-    serves("distill.teacher_adapter", d.teacher_adapter.has_value());
-    serves("distill.teacher_load_in_4bit", d.teacher_load_in_4bit);
-    serves("distill.teacher_device_map", d.teacher_device_map != defaults.teacher_device_map);
-    serves("distill.divergence", d.divergence != defaults.divergence);
-    serves("distill.alpha", d.alpha != defaults.alpha);
-    problems.check({"distill.divergence", "distill.jsd_beta"}, [&] {
-        if (d.jsd_beta != defaults.jsd_beta && d.divergence != Divergence::jsd)
-            throw usage_error("distill.jsd_beta serves distill.divergence jsd", "Leave distill.jsd_beta out.");
-    });
-    problems.check({"distill.teacher_device_map"}, [&] {
-        ModelOptions teacher = config.model;
-        teacher.device_map = d.teacher_device_map;
-        (void)DeviceMap(teacher);
-    });
-}
-
-void settle_warmup(LoadedConfig& loaded, Problems& problems) {
-    TrainingOptions& training = loaded.config.training;
-    if (training.warmup_ratio == 0) return;
-    problems.check({"training.warmup_steps", "training.warmup_ratio"}, [&] {
-        if (training.warmup_steps > 0 && loaded.is_given("training.warmup_steps"))
-            throw usage_error("training.warmup_steps and training.warmup_ratio are both given",
-                              "Set one of them to 0: --warmup_steps 0 lets the ratio count.");
-    });
-    training.warmup_steps = 0;
 }
 
 void check_training(const TrainingOptions& training, Problems& problems) {
     problems.check({"training.output_dir"}, [&] {
         if (training.output_dir.empty())
             throw usage_error("training.output_dir is empty", "Name a folder to write to.");
-    });
-    problems.check({"training.resume_from_checkpoint", "training.overwrite_output_dir"}, [&] {
-        if (training.resume_from_checkpoint && training.overwrite_output_dir)
-            throw usage_error("training.resume_from_checkpoint and training.overwrite_output_dir are both given",
-                              "Go on with the run, or start it afresh.");
     });
     problems.check({"training.lr_scheduler_type", "training.lr_scheduler_kwargs"}, [&] {
         // Throws for what it cannot read. Where the rate comes from a rule, the trainer settles it and calls again.
@@ -410,36 +162,16 @@ void settle_reports(LoadedConfig& loaded, Problems& problems) {
     });
 }
 
-void check_distributed(const Config& config, Problems& problems) {
-    const DistributedOptions& distributed = config.distributed;
-    const DistributedOptions defaults;
-    const std::string context = cat("distributed.cp_size ", distributed.cp_size, " does not go with ");
-    problems.check({"distributed.cp_size", "training.objective"}, [&] {
-        if (distributed.cp_size > 1 && config.training.objective != Objective::sft)
-            throw usage_error(context +
-                                  "an objective that looks at whole answers (training.objective): its ranks "
-                                  "have parts of the rows",
-                              "Train sft, or take tp_size, pp_size or zero_stage.");
-    });
-    problems.check({"distributed.cp_size", "model.dtype"}, [&] {
-        if (distributed.cp_size > 1 && config.model.dtype == spec::DType::f16)
-            throw usage_error(context + "model.dtype float16: sums over ranks are in bf16 or fp32", "Use bfloat16.");
-    });
-    const auto for_pipelines = [&](const char* option, bool given) {
-        problems.check({option, "distributed.pp_size"}, [&] {
-            if (given && distributed.pp_size == 1)
-                throw usage_error(cat(option, " serves distributed.pp_size above 1"), cat("Leave ", option, " out."));
-        });
-    };
-    for_pipelines("distributed.pipeline_schedule", distributed.pipeline_schedule != defaults.pipeline_schedule);
-    for_pipelines("distributed.pipeline_micro_batches", distributed.pipeline_micro_batches != 0);
-}
-
 }  // namespace
 
 void require_distributed(const Config& config) {
+    Config bound;
+    OptionSet options;
+    declare_options(options, bound);
+    bound = config;  // the options are bound to `bound`
     Problems problems;
-    check_distributed(config, problems);
+    std::vector<std::string> notes;
+    check_relations(options, {}, {"distributed"}, problems, notes);
     problems.raise();
 }
 
@@ -455,23 +187,23 @@ void check_device(const std::string& device, const std::string& option) {
 }
 
 void settle(LoadedConfig& loaded, Problems& problems) {
+    settle_relations(loaded, problems);
     const Config& config = loaded.config;
-    if (config.lora.finetuning_type == FinetuningType::full) {
-        settle_full_training(loaded, problems);
-    } else {
+    if (config.lora.finetuning_type == FinetuningType::lora) {
         settle_precision(loaded, problems);
-        check_lora(config.lora, config.training.learning_rate, problems);
+        check_lora(config.lora, problems);
     }
-    check_compute_dtype(config, problems);
-    check_mantissa(config, problems);
-    settle_warmup(loaded, problems);
     settle_reports(loaded, problems);
-    check_data(config, problems);
-    check_preference(config, problems);
-    check_distill(config, problems);
+    problems.check({"data.datasets"}, [&] { check_weights(config.data); });
+    check_evaluation(config, problems);
+    check_best(config, problems);
     check_training(config.training, problems);
-    check_distributed(config, problems);
     problems.check({"model.device_map"}, [&] { (void)DeviceMap(config.model); });
+    problems.check({"distill.teacher_device_map"}, [&] {
+        ModelOptions teacher = config.model;
+        teacher.device_map = config.distill.teacher_device_map;
+        (void)DeviceMap(teacher);
+    });
     problems.check({"model.max_memory"}, [&] { max_memory(config.model, 0); });
     problems.check({"hardware.allocator"}, [&] { (void)allocator_settings(config.hardware); });
     problems.check({"hardware.device"}, [&] { check_device(config.hardware.device, "hardware.device"); });

@@ -21,7 +21,8 @@ TEST(Settle, TheBasesTypeIsSaidOnce) {
     const auto int8 = model({"--precision", R"({"default": "int8", "model.layers.0": "bf16"})"});
     EXPECT_TRUE(int8.load_in_8bit && !int8.load_in_4bit);
     EXPECT_TRUE(model({"--precision", R"({"model.layers.0": "bf16"})"}).load_in_4bit);
-    EXPECT_CONTAINS(flag_error({"--load_in_8bit", "--load_in_4bit"}), "are both true");
+    EXPECT_CONTAINS(flag_error({"--load_in_8bit", "--load_in_4bit"}),
+                    "model.load_in_4bit true cannot be combined with model.load_in_8bit true");
     EXPECT_CONTAINS(flag_error({"--load_in_8bit", "--precision", R"({"default": "nf4"})"}),
                     "the default is nf4, but model.load_in_8bit is true");
     EXPECT_CONTAINS(flag_error({"--load_in_4bit", "--precision", R"({"default": "bf16"})"}),
@@ -29,7 +30,8 @@ TEST(Settle, TheBasesTypeIsSaidOnce) {
     EXPECT_CONTAINS(flag_error({"--modules_to_save", "lm_head", "--precision", R"({"lm_head": "int8"})"}),
                     "lora.modules_to_save trains lm_head");
     for (const char* flag : {"--load_in_8bit", "--precision={\"model.layers.0\": \"bf16\"}"})
-        EXPECT_CONTAINS(flag_error({"--finetuning_type", "full", flag}), "full trains the weights");
+        EXPECT_CONTAINS(flag_error({"--finetuning_type", "full", flag}),
+                        "cannot be combined with lora.finetuning_type full");
 }
 
 TEST(Settle, CodesAreOfAFrozenBaseWithoutDora) {
@@ -40,7 +42,7 @@ TEST(Settle, CodesAreOfAFrozenBaseWithoutDora) {
         EXPECT_STREQ(name_of(config::load_config({}, {"--compute_dtype", compute}).config.model.compute_dtype),
                      compute);
         const std::string full = flag_error({"--compute_dtype", compute, "--finetuning_type", "full", "--use_dora"});
-        EXPECT_CONTAINS(full, option + " is for a frozen base");
+        EXPECT_CONTAINS(full, option + " cannot be combined with lora.finetuning_type full");
         EXPECT_EQ(full.find("magnitudes"), std::string::npos) << full;
         const std::string dora = flag_error({"--compute_dtype", compute, "--use_dora"});
         EXPECT_CONTAINS(dora, option);
@@ -51,10 +53,14 @@ TEST(Settle, CodesAreOfAFrozenBaseWithoutDora) {
 TEST(Settle, WeightsOfFewerBitsLieExpandedAndFrozen) {
     const auto loaded = config::load_config({}, {"--weight_mantissa_bits", "3", "--weight_cache", "on"});
     EXPECT_EQ(loaded.config.hardware.weight_mantissa_bits, 3);
-    EXPECT_CONTAINS(flag_error({"--weight_mantissa_bits", "3"}), "Set hardware.weight_cache to on");
-    for (const std::string other : {"--compute_dtype=fp8_both", "--dtype=float16", "--finetuning_type=full"})
-        EXPECT_CONTAINS(flag_error({"--weight_mantissa_bits", "3", "--weight_cache", "on", other}),
-                        "is for a frozen base in bfloat16");
+    EXPECT_CONTAINS(flag_error({"--weight_mantissa_bits", "3"}), "set hardware.weight_cache to on");
+    for (const auto& [flag, option] : {std::pair{"--compute_dtype=fp8_both", "model.compute_dtype"},
+                                       {"--dtype=float16", "model.dtype"},
+                                       {"--finetuning_type=full", "lora.finetuning_type"}}) {
+        const std::string message = flag_error({"--weight_mantissa_bits", "3", "--weight_cache", "on", flag});
+        EXPECT_CONTAINS(message, "hardware.weight_mantissa_bits");
+        EXPECT_CONTAINS(message, option);
+    }
 }
 
 TEST(Settle, TheBasesTypesReadBack) {
@@ -86,9 +92,10 @@ TEST(Settle, AdaptersNeedAModuleAndALayer) {
 }
 
 TEST(Settle, EvaluationRowsComeFromOnePlace) {
-    EXPECT_CONTAINS(flag_error({"--val_size", "0.1", "--eval_file", "e"}), "data.eval_file and data.val_size");
+    EXPECT_CONTAINS(flag_error({"--val_size", "0.1", "--eval_file", "e"}),
+                    "data.eval_file cannot be combined with data.val_size");
     EXPECT_CONTAINS(flag_error({"--val_size", "1.5"}), "whole number of rows");
-    EXPECT_CONTAINS(flag_error({"--eval_steps", "10"}), "no rows to evaluate on");
+    EXPECT_CONTAINS(flag_error({"--eval_steps", "10"}), "needs data.eval_file, data.eval_files or data.val_size");
     EXPECT_EQ(config::load_config({}, {"--eval_steps", "10", "--val_size", "3"}).config.training.eval_steps, 10);
     EXPECT_EQ(config::load_config({}, {"--eval_steps", "10", "--eval_file", "e"}).config.training.eval_steps, 10);
 }
@@ -100,10 +107,11 @@ TEST(Settle, TheBestEvaluationNeedsSomeToBeFound) {
         return flags;
     };
     for (const char* option : {"--early_stopping_patience=2", "--load_best_model_at_end=true"}) {
-        EXPECT_CONTAINS(flag_error({option, "--val_size", "3"}), "follows evaluations");
+        EXPECT_CONTAINS(flag_error({option, "--val_size", "3"}), "needs training.eval_steps");
         EXPECT_NO_THROW(config::load_config({}, with({option})));
     }
-    EXPECT_CONTAINS(flag_error(with({"--early_stopping_threshold", "0.1"})), "serves training.early_stopping_patience");
+    EXPECT_CONTAINS(flag_error(with({"--early_stopping_threshold", "0.1"})),
+                    "only applies with training.early_stopping_patience");
     EXPECT_CONTAINS(flag_error({"--metric_for_best_model", "accuracy"}), "an evaluation has no eval_accuracy");
     EXPECT_CONTAINS(flag_error({"--metric_for_best_model", "law_loss"}),
                     "It has eval_loss, eval_token_accuracy, eval_perplexity.");
@@ -133,7 +141,8 @@ TEST(Settle, AWarmupRatioReplacesTheDefaultSteps) {
     EXPECT_EQ(loaded.config.training.warmup_steps, 0);
     EXPECT_EQ(loaded.config.training.warmup_ratio, 0.1);
     EXPECT_EQ(config::load_config({}, {}).config.training.warmup_steps, 5);
-    EXPECT_CONTAINS(flag_error({"--warmup_ratio", "0.1", "--warmup_steps", "3"}), "both given");
+    EXPECT_CONTAINS(flag_error({"--warmup_ratio", "0.1", "--warmup_steps", "3"}),
+                    "cannot be combined with training.warmup_ratio");
     EXPECT_EQ(config::load_config({}, {"--warmup_ratio", "0", "--warmup_steps", "3"}).config.training.warmup_steps, 3);
 }
 

@@ -12,6 +12,7 @@
 
 #include "unsloth/config/json.h"
 #include "unsloth/config/load.h"
+#include "unsloth/config/relation.h"
 
 namespace unsloth::config {
 
@@ -78,12 +79,14 @@ struct Option {
     bool positional = false;
     /// Which arguments that are no flags are this option's value; null: none.
     bool (*is_named_by)(const std::string& argument) = nullptr;
-    bool is_path = false;                       ///< a leading ~ is the user's home folder
-    bool is_output = false;                     ///< a file that the command writes
-    bool required = false;                      ///< of a command's own option
-    bool unread = false;                        ///< the command at hand has no use for it
-    std::optional<OnResume> resuming;           ///< of every option of a configuration
-    std::shared_ptr<const OptionSet> elements;  ///< the keys of an object_list's objects
+    bool is_path = false;              ///< a leading ~ is the user's home folder
+    bool is_output = false;            ///< a file that the command writes
+    bool required = false;             ///< of a command's own option
+    bool unread = false;               ///< the command at hand has no use for it
+    std::optional<OnResume> resuming;  ///< of every option of a configuration
+    std::vector<Relation> relations;
+    std::vector<ConditionalDefault> conditional_defaults;  ///< the first that holds counts
+    std::shared_ptr<const OptionSet> elements;             ///< the keys of an object_list's objects
 
     std::function<Json()> get;
     std::function<void(const Json&)> set;
@@ -128,6 +131,47 @@ struct Option {
     Option& or_bare(bool (*names_it)(const std::string&)) { return is_named_by = names_it, *this; }
     Option& must_be_given() { return required = true, *this; }
     Option& on_resume(OnResume fate) { return resuming = fate, *this; }
+
+    // Relations to other options, which may be declared later. `values`: those of the other option; without them, any
+    // but its default.
+    Option& only_with(std::string option) { return relate(Relation::Kind::only_with, {{std::move(option), {}}}); }
+    Option& only_with(std::string option, std::vector<Json> values) {
+        return relate(Relation::Kind::only_with, {{std::move(option), among(std::move(values))}});
+    }
+    Option& needs(const std::vector<std::string>& any_of) {
+        std::vector<Condition> others;
+        for (const std::string& option : any_of) others.push_back({option, {}});
+        return relate(Relation::Kind::needs, std::move(others));
+    }
+    Option& not_with(std::string option) { return relate(Relation::Kind::not_with, {{std::move(option), {}}}); }
+    Option& not_with(std::string option, std::vector<Json> values) {
+        return relate(Relation::Kind::not_with, {{std::move(option), among(std::move(values))}});
+    }
+    Option& unused_with(std::string option, std::vector<Json> values) {
+        return relate(Relation::Kind::unused_with, {{std::move(option), among(std::move(values))}});
+    }
+    Option& default_with(std::string option, std::vector<Json> values, Json value) {
+        conditional_defaults.push_back({{std::move(option), among(std::move(values))}, std::move(value)});
+        return *this;
+    }
+    /// The same, where the other option has another value than its default.
+    Option& default_with(std::string option, Json value) {
+        return conditional_defaults.push_back({{std::move(option), {}}, std::move(value)}), *this;
+    }
+    // Of the latest relation:
+    /// For these values of this option alone; `when_not`: for all but these.
+    Option& when(std::vector<Json> values) { return relations.back().when = among(std::move(values)), *this; }
+    Option& when_not(std::vector<Json> values) {
+        return relations.back().when = {ValueSet::Kind::except, std::move(values)}, *this;
+    }
+    Option& because(std::string reason) { return relations.back().reason = std::move(reason), *this; }
+    Option& or_else(std::string advice) { return relations.back().advice = std::move(advice), *this; }
+
+  private:
+    static ValueSet among(std::vector<Json> values) { return {ValueSet::Kind::among, std::move(values)}; }
+    Option& relate(Relation::Kind kind, std::vector<Condition> others) {
+        return relations.push_back({kind, std::move(others), {}, "", ""}), *this;
+    }
 };
 
 /// "an integer >= 1", "one of lora, full", "a list of …, or null": completes "expected …".

@@ -11,7 +11,8 @@ namespace unsloth::config {
 /// The present values of all options that stand in a section.
 Json effective_json(const OptionSet& options);
 
-/// JSON Schema (draft 2020-12) of a configuration file: all that read_config_file accepts, as far as single options go.
+/// JSON Schema (draft 2020-12) of a configuration file: all that read_config_file accepts, as far as single
+/// options and their relations go.
 Json json_schema(const OptionSet& options);
 
 /// The options by section, with defaults, wrapped for a terminal.

@@ -147,7 +147,7 @@ std::string man_option(const Option& option) {
     std::string text = cat(".TP\n.B ", roff(option.positional ? option.placeholder : "--" + option.full_name()));
     const std::string values = joined(values_of(option), "|");
     if (!option.positional) text += cat(" \\fI", roff(values.empty() ? option.placeholder : values), "\\fR");
-    text += "\n" + roff(option.help);
+    text += "\n" + roff(option.help + relations_in_words(option));
     if (option.required) return text + " Required.\n";
     const std::string standard = option.default_value.dump();
     return text + (standard == "null" || standard == "\"\"" ? "\n" : cat(" Default: ", roff(standard), "\n"));

@@ -44,17 +44,25 @@ void declare_data(OptionSet& options, DataOptions& data) {
             "Several sources of training rows, instead of train_file: [{\"path\", \"format\", \"weight\", \"split\", "
             "\"columns\", \"template\", \"max_samples\"}], all but path optional. Weights, on all or on none, are the "
             "sources' shares of an epoch.")
+        .not_with("data.train_file")
+        .because("training rows come from one of them")
         .suggested_for({"sources", "dataset_mixer", "train_files"})
         .on_resume(OnResume::told);
     options.add("eval_file", data.eval_file, "Evaluation rows: a file, folder or glob.")
         .path("FILE")
         .suggested_for({"validation_file", "valid_file", "test_file", "eval_dataset", "eval_data"})
+        .not_with("data.val_size")
+        .because("evaluation rows come from one of them")
+        .not_with("data.eval_files")
+        .because("evaluation rows come from one of them")
         .on_resume(OnResume::told);
     options
         .add(
             "eval_files", data.eval_files,
             "Several named sets of evaluation rows instead of eval_file: {\"law\": \"law.jsonl\", \"chat\": "
             "\"chat.jsonl\"}. Each gets a loss of its own (eval_law_loss) beside that of all their tokens (eval_loss).")
+        .not_with("data.val_size")
+        .because("evaluation rows come from one of them")
         .on_resume(OnResume::told);
     options
         .add("val_size", data.val_size,
@@ -85,22 +93,35 @@ void declare_data(OptionSet& options, DataOptions& data) {
         "chat_template_kwargs", data.chat_template_kwargs,
         "Variables of the chat template, such as {\"enable_thinking\": false}. A row's own columns win, and "
         "over these its column chat_template_kwargs.");
-    options.add("train_on_prompt", data.train_on_prompt, "Prompts are targets too, not only answers.");
-    options.add("train_on_last_turn_only", data.train_on_last_turn_only,
-                "Of a conversation's answers only the last is a target.");
+    options.add("train_on_prompt", data.train_on_prompt, "Prompts are targets too, not only answers.")
+        .not_with("data.train_on_last_turn_only")
+        .not_with("training.objective", {"dpo", "orpo", "kto"})
+        .because("preferences are about answers");
+    options
+        .add("train_on_last_turn_only", data.train_on_last_turn_only,
+             "Of a conversation's answers only the last is a target.")
+        .not_with("training.objective", {"dpo", "orpo", "kto"})
+        .because("preferences are about answers");
     options.add("shuffle", data.shuffle,
                 "Another order of rows every epoch, drawn from training.seed; false: the file's.");
     options
         .add("packing", data.packing,
              "Fill rows of max_seq_length with several examples, each attending only to itself.")
-        .alias("training", "packing");
-    options.add_choice("long_rows", data.long_rows,
-                       {{"auto", LongRows::automatic},
-                        {"truncate", LongRows::truncate},
-                        {"split", LongRows::split},
-                        {"drop", LongRows::drop}},
-                       "A row of more than model.max_seq_length tokens: truncate cuts it, split makes rows of all its "
-                       "tokens, drop leaves it out and counts it; auto splits plain text and truncates other rows.");
+        .alias("training", "packing")
+        .not_with("training.max_tokens_per_batch")
+        .because("packing fills rows, max_tokens_per_batch fills micro-batches");
+    options
+        .add_choice("long_rows", data.long_rows,
+                    {{"auto", LongRows::automatic},
+                     {"truncate", LongRows::truncate},
+                     {"split", LongRows::split},
+                     {"drop", LongRows::drop}},
+                    "A row of more than model.max_seq_length tokens: truncate cuts it, split makes rows of all its "
+                    "tokens, drop leaves it out and counts it; auto splits plain text and truncates other rows.")
+        .not_with("training.objective", {"dpo", "orpo", "kto"})
+        .when({"split"})
+        .because("it would separate an answer from its prompt")
+        .or_else("Set data.long_rows to truncate or drop.");
     options.add("drop_duplicates", data.drop_duplicates,
                 "Leave out training rows whose tokens and labels are those of an earlier row, and count them.");
     options.add("skip_bad_rows", data.skip_bad_rows, "Count and skip rows that cannot be read, instead of stopping.");

@@ -23,6 +23,11 @@ void declare_hardware(OptionSet& options, HardwareOptions& hardware) {
             "docs/guide.md says what it costs. Needs weight_cache on.")
         .at_least(0)
         .at_most(6)
+        .only_with("hardware.weight_cache", {"on"})
+        .only_with("model.dtype", {"bfloat16"})
+        .only_with("model.compute_dtype", {"auto", "fp8_backward"})
+        .not_with("lora.finetuning_type", {"full"})
+        .because("it is for a frozen base")
         .on_resume(OnResume::told);
     options.add("offload_embedding", hardware.offload_embedding,
                 "Leave the input embeddings in pinned host memory; a GPU reads the rows that it needs.");
@@ -59,7 +64,13 @@ void declare_distributed(OptionSet& options, DistributedOptions& distributed) {
              "cp_size leave is data parallel.")
         .at_least(1);
     options.add("pp_size", distributed.pp_size, "Stages that the layers are cut into (pipeline parallel).").at_least(1);
-    options.add("cp_size", distributed.cp_size, "Ranks that share a row's tokens (context parallel).").at_least(1);
+    options.add("cp_size", distributed.cp_size, "Ranks that share a row's tokens (context parallel).")
+        .at_least(1)
+        .only_with("training.objective", {"sft"})
+        .because("its ranks hold parts of the rows")
+        .or_else("Train sft, or use tp_size, pp_size or zero_stage.")
+        .not_with("model.dtype", {"float16"})
+        .because("sums over ranks are in bf16 or fp32");
     options
         .add("zero_stage", distributed.zero_stage,
              "What ranks with the same layers hold a share of instead of a copy: 1 the optimizer's states, 2 the "
@@ -72,14 +83,17 @@ void declare_distributed(OptionSet& options, DistributedOptions& distributed) {
                     "cpu: the optimizer's moments and the fp32 parameters lie in host memory and are updated there.")
         .synonym(nullptr, "none")
         .synonym(false, "none");
-    options.add_choice(
-        "pipeline_schedule", distributed.pipeline_schedule,
-        {{"1f1b", PipelineSchedule::one_forward_one_backward}, {"interleaved", PipelineSchedule::interleaved}},
-        "The order in which the stages of pp_size take micro-batches.");
+    options
+        .add_choice(
+            "pipeline_schedule", distributed.pipeline_schedule,
+            {{"1f1b", PipelineSchedule::one_forward_one_backward}, {"interleaved", PipelineSchedule::interleaved}},
+            "The order in which the stages of pp_size take micro-batches.")
+        .only_with("distributed.pp_size");
     options
         .add("pipeline_micro_batches", distributed.pipeline_micro_batches,
              "Micro-batches under way at once in the stages of pp_size; 0: as many as stages.")
-        .at_least(0);
+        .at_least(0)
+        .only_with("distributed.pp_size");
     options
         .add("ddp_timeout", distributed.ddp_timeout,
              "Seconds that ranks wait for each other before they stop with an error.")

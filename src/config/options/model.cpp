@@ -1,6 +1,8 @@
 #include "config/options/sections.h"
 
 #include "unsloth/config/option_table.h"
+#include "unsloth/core/error.h"
+#include "unsloth/spec/coded_products.h"
 #include "unsloth/spec/model_spec.h"
 
 namespace unsloth::config {
@@ -26,11 +28,21 @@ void declare_model(OptionSet& options, ModelOptions& model) {
              "Hold the base in NF4: 16 and 32-bit weights are quantised while loading. With false a 16-bit checkpoint "
              "stays 16-bit. A checkpoint that is stored in 4 or 8 bit stays as it is either way.")
         .suggested_for({"load_4bit", "use_4bit", "qlora"})
+        .not_with("lora.finetuning_type", {"full"})
+        .when({true})
+        .because("full training updates the weights that it would freeze")
+        .or_else("Set model.load_in_4bit to false, or lora.finetuning_type to lora.")
+        .not_with("model.load_in_8bit", {true})
+        .when({true})
+        .default_with("lora.finetuning_type", {"full"}, false)
+        .default_with("model.load_in_8bit", {true}, false)
         .on_resume(OnResume::fixed);
     options
         .add("load_in_8bit", model.load_in_8bit,
              "Hold the base in 8 bit with a scale for each row (LLM.int8), instead of load_in_4bit: 16 and 32-bit "
              "weights are quantised while loading. Products have the weights' values in dtype.")
+        .not_with("lora.finetuning_type", {"full"})
+        .because("full training updates the weights that it would freeze")
         .on_resume(OnResume::fixed);
     options
         .add(
@@ -40,6 +52,8 @@ void declare_model(OptionSet& options, ModelOptions& model) {
             "\"lm_head\": \"int8\"}. default is for the layers' projections, instead of load_in_4bit and load_in_8bit; "
             "the longest name that fits a module holds. Embeddings and lm_head stay as they are unless they are "
             "named.")
+        .not_with("lora.finetuning_type", {"full"})
+        .because("full training updates the weights that it would freeze")
         .on_resume(OnResume::fixed);
     options.add_choice("dtype", model.dtype, compute_types(), "Type of activations and of the GEMMs' operands.")
         .shorthand("model", "bf16", "bfloat16")
@@ -77,6 +91,14 @@ void declare_model(OptionSet& options, ModelOptions& model) {
         .synonym("fp8", "fp8_backward",
                  "taken as fp8_backward; fp8_both, which this word meant before 2026-11-24, has forward products in 8 "
                  "bit, too")
+        .not_with("lora.finetuning_type", {"full"})
+        .because("it is for a frozen base")
+        .not_with("lora.use_dora", {true})
+        .when({"fp8_both", "int8"})
+        .because(cat("it ", why_not_dora(spec::CodedProducts::both)))
+        .not_with("lora.use_dora", {true})
+        .when({"fp8_backward"})
+        .because(cat("it ", why_not_dora(spec::CodedProducts::dx)))
         .on_resume(OnResume::told);
     options
         .add("adapter_name_or_path", model.adapter_name_or_path,
@@ -85,6 +107,8 @@ void declare_model(OptionSet& options, ModelOptions& model) {
              "option that says otherwise is an error.")
         .path("DIR")
         .suggested_for({"adapter", "adapter_path", "lora_path"})
+        .not_with("lora.finetuning_type", {"full"})
+        .or_else("Train the adapter with lora.finetuning_type lora, or remove it.")
         .on_resume(OnResume::told);
     options
         .add("max_seq_length", model.max_seq_length,
@@ -146,38 +170,56 @@ void declare_lora(OptionSet& options, LoraOptions& lora) {
     options.add_choice("finetuning_type", lora.finetuning_type,
                        {{"lora", FinetuningType::lora}, {"full", FinetuningType::full}},
                        "lora trains adapters on a frozen base; full trains all weights of a 16 or 32-bit model.");
-    options.add("r", lora.r, "Rank of the adapters.").at_least(1).suggested_for({"rank", "lora_r", "lora_rank"});
+    options.add("r", lora.r, "Rank of the adapters.")
+        .at_least(1)
+        .suggested_for({"rank", "lora_r", "lora_rank"})
+        .unused_with("lora.finetuning_type", {"full"});
     options.add("lora_alpha", lora.lora_alpha, "The adapters' product is scaled by lora_alpha / r.")
         .above(0)
-        .suggested_for({"alpha"});
+        .suggested_for({"alpha"})
+        .unused_with("lora.finetuning_type", {"full"});
     options.add("lora_dropout", lora.lora_dropout, "Probability that an element of an adapter's input is dropped.")
         .at_least(0)
         .below(1)
-        .suggested_for({"dropout"});
-    options.add("use_rslora", lora.use_rslora, "Scale by lora_alpha / sqrt(r) instead of lora_alpha / r.");
-    options.add("use_dora", lora.use_dora,
-                "DoRA: each output of an adapted projection gets a trained magnitude, and base and adapter together "
-                "give the direction alone.");
+        .suggested_for({"dropout"})
+        .unused_with("lora.finetuning_type", {"full"});
+    options.add("use_rslora", lora.use_rslora, "Scale by lora_alpha / sqrt(r) instead of lora_alpha / r.")
+        .unused_with("lora.finetuning_type", {"full"});
+    options
+        .add("use_dora", lora.use_dora,
+             "DoRA: each output of an adapted projection gets a trained magnitude, and base and adapter together "
+             "give the direction alone.")
+        .unused_with("lora.finetuning_type", {"full"});
     options.add("target_modules", lora.target_modules, "Projections that get an adapter.")
         .one_of(projection_list())
         .synonym("all-linear", projection_list())
         .synonym(Json::array({"all-linear"}), projection_list())
         .synonym(nullptr, projection_list())
-        .suggested_for({"lora_target", "lora_target_modules", "target"});
+        .suggested_for({"lora_target", "lora_target_modules", "target"})
+        .not_with("lora.finetuning_type", {"full"})
+        .because("full training has no adapters");
     options.add("modules_to_save", lora.modules_to_save, "Modules trained as a whole and saved beside the adapters.")
         .one_of({"embed_tokens", "lm_head"})
         .synonym(nullptr, Json::array())
-        .suggested_for({"additional_target"});
+        .suggested_for({"additional_target"})
+        .not_with("lora.finetuning_type", {"full"})
+        .because("full training updates every module");
     options
         .add("rank_pattern", lora.rank_pattern,
              "r for modules whose path matches `(.*\\.)?(key)$`, a regular expression; the first match wins.")
         .at_least(1)
-        .synonym(nullptr, Json::object());
+        .synonym(nullptr, Json::object())
+        .not_with("lora.finetuning_type", {"full"})
+        .because("full training has no adapters");
     options.add("alpha_pattern", lora.alpha_pattern, "lora_alpha by module, as in rank_pattern.")
         .above(0)
-        .synonym(nullptr, Json::object());
+        .synonym(nullptr, Json::object())
+        .not_with("lora.finetuning_type", {"full"})
+        .because("full training has no adapters");
     options.add("layers_to_transform", lora.layers_to_transform, "Layers that get adapters, counted from 0; null: all.")
-        .at_least(0);
+        .at_least(0)
+        .not_with("lora.finetuning_type", {"full"})
+        .because("full training has no adapters");
     options
         .add(
             "loraplus_lr_ratio", lora.loraplus_lr_ratio,
@@ -185,12 +227,16 @@ void declare_lora(OptionSet& options, LoraOptions& lora) {
         .at_least(0)
         .alias("training", "loraplus_lr_ratio")
         .synonym(nullptr, 0)
+        .unused_with("lora.finetuning_type", {"full"})
         .on_resume(OnResume::told);
     options
         .add("loraplus_lr_embedding", lora.loraplus_lr_embedding,
              "Learning rate of embed_tokens, where modules_to_save trains it; null: that of the adapters.")
         .at_least(0)
         .alias("training", "loraplus_lr_embedding")
+        .unused_with("lora.finetuning_type", {"full"})
+        .not_with("training.learning_rate", {0})
+        .because("it scales that rate")
         .on_resume(OnResume::told);
 }
 

@@ -120,17 +120,22 @@ void declare_best(OptionSet& options, TrainingOptions& training) {
         .at_least(0)
         .synonym(nullptr, 0)
         .suggested_for({"early_stopping_steps", "patience"})
+        .needs({"training.eval_steps"})
+        .because("the only evaluation is the one at the end")
         .on_resume(OnResume::free);
     options
         .add("early_stopping_threshold", training.early_stopping_threshold,
              "By how much an evaluation must be better to count as such for early_stopping_patience.")
         .at_least(0)
+        .only_with("training.early_stopping_patience")
         .synonym(nullptr, 0)
         .on_resume(OnResume::told);
     options
         .add("load_best_model_at_end", training.load_best_model_at_end,
              "Leave the adapter (or model) of the best evaluation in output_dir at the end, instead of the last "
              "step's. An evaluation that is the best so far then saves a checkpoint.")
+        .needs({"training.eval_steps"})
+        .because("the only evaluation is the one at the end")
         .on_resume(OnResume::free);
     options
         .add("metric_for_best_model", training.metric_for_best_model,
@@ -151,11 +156,13 @@ void declare_best(OptionSet& options, TrainingOptions& training) {
 /// Evaluation, checkpoints and what is reported.
 void declare_saving(OptionSet& options, TrainingOptions& training) {
     options.add("eval_on_start", training.eval_on_start, "Evaluate before the first step too.")
+        .needs({"data.eval_file", "data.eval_files", "data.val_size"})
         .on_resume(OnResume::free);
     options.add("eval_steps", training.eval_steps, "Evaluate every so many steps, and at the end; 0: only at the end.")
         .at_least(0)
         .synonym(nullptr, 0)
         .suggested_for({"eval_interval", "eval_every"})
+        .needs({"data.eval_file", "data.eval_files", "data.val_size"})
         .on_resume(OnResume::told);
     declare_best(options, training);
     options
@@ -186,6 +193,8 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
     options
         .add("overwrite_output_dir", training.overwrite_output_dir,
              "Start afresh in an output_dir that holds a run already; its checkpoints are removed.")
+        .not_with("training.resume_from_checkpoint")
+        .because("a run either resumes or starts afresh")
         .on_resume(OnResume::free);
     options.add("logging_steps", training.logging_steps, "A row of metrics every so many steps.")
         .at_least(1)
@@ -221,9 +230,15 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
         .add_choice("eval_metric", training.eval_metric, answer_metrics(),
                     "Judge answers in every evaluation, as `evaluate --metric` does: eval_exact_match or eval_regex, "
                     "and all answers in answers.jsonl in output_dir.")
+        .needs({"data.eval_file", "data.eval_files", "data.val_size"})
+        .only_with("training.objective", {"sft"})
+        .because("other objectives have metrics of their own")
+        .needs({"training.eval_answer_regex"})
+        .when({"regex"})
         .on_resume(OnResume::free);
     options
         .add("eval_answer_regex", training.eval_answer_regex, "What counts of an answer, as `evaluate --answer_regex`.")
+        .only_with("training.eval_metric", {"exact_match", "regex"})
         .value("REGEX")
         .on_resume(OnResume::free);
     options.add("eval_max_new_tokens", training.eval_max_new_tokens, "Most tokens of an answer that is judged.")
@@ -262,6 +277,9 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
             "answers with a verdict {prompt, completion, label} (kto), or what distill.teacher says of the rows' "
             "targets (distill). A pair counts as one row.")
         .suggested_for({"stage", "rl", "method"})
+        .needs({"distill.teacher"})
+        .when({"distill"})
+        .or_else("Name a model folder, or a file of `unsloth-train score --top_k N`.")
         .on_resume(OnResume::fixed);
     options
         .add("per_device_train_batch_size", training.per_device_train_batch_size,
@@ -326,6 +344,10 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
     options.add("warmup_steps", training.warmup_steps, "Steps in which the learning rate rises from 0.")
         .at_least(0)
         .suggested_for({"warmup"})
+        .not_with("training.warmup_ratio")
+        .when_not({0})
+        .because("--warmup_steps 0 selects the ratio")
+        .default_with("training.warmup_ratio", 0)
         .on_resume(OnResume::told);
     options.add("warmup_ratio", training.warmup_ratio, "The same as a share of all steps. Give one of the two.")
         .at_least(0)
