@@ -96,7 +96,7 @@ std::vector<config::OptionsToTake> options_to_take(Command command) {
                                               {{"data.chat_template_kwargs"}, {"data.template"}}};
     const std::vector<std::string> targets = {"data.train_on_prompt", "data.train_on_last_turn_only"};
     if (command != Command::generate) all.push_back({targets, targets});
-    if (command == Command::evaluate) all.push_back({{"model.max_seq_length", "data.long_rows"}, {}});
+    if (command == Command::evaluate) all.push_back({{"model.max_seq_length", "data.overflow_strategy"}, {}});
     return all;
 }
 

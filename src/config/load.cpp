@@ -60,6 +60,31 @@ std::string config_to_json(const Config& config) {
     return effective_json(options).dump(2) + "\n";
 }
 
+std::string with_present_names(const std::string& json) {
+    const Json written = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+    if (!written.is_object()) return json;
+    Config config;
+    OptionSet options;
+    declare_options(options, config);
+    Json present = Json::object();
+    for (const auto& [section, content] : written.items()) {
+        if (!content.is_object()) {
+            present[section] = content;
+            continue;
+        }
+        for (const auto& [key, value] : content.items()) {
+            const auto found = options.find(cat(section, ".", key));
+            const bool renamed = found && found->alias != nullptr && !found->alias->when_true;
+            if (renamed) {
+                present[found->option->section][found->option->key] = value;
+            } else {
+                present[section][key] = value;
+            }
+        }
+    }
+    return present.dump(2) + "\n";
+}
+
 OnResume on_resume(const std::string& option) {
     Config config;
     OptionSet options;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <map>
 
 #include "unsloth/config/parse.h"
 #include "unsloth/config/peer_fields.h"
@@ -82,12 +83,12 @@ class FlagReader {
     void read_known(const Flag& flag, const Found& found) {
         const Option& option = *found.option;
         if (found.alias != nullptr && found.alias->when_true) {
-            if (read_shorthand(flag)) add(option, *found.alias->when_true, flag.written);
+            if (read_shorthand(flag)) add(option, *found.alias->when_true, flag.written, found.alias);
             return;
         }
         const auto text =
             option.flag_needs_no_value ? value_or_nothing(flag, option) : std::optional(value_of(flag, option));
-        add(option, text ? parse_flag_text(option, *text, flag.written) : Json(true), flag.written);
+        add(option, text ? parse_flag_text(option, *text, flag.written) : Json(true), flag.written, found.alias);
     }
 
     void read_unknown(const Flag& flag) {
@@ -164,14 +165,14 @@ class FlagReader {
         throw usage_error(cat(flag.written, ": expected true or false, found '", *text, "'"));
     }
 
-    void add(const Option& option, Json value, std::string origin) {
+    void add(const Option& option, Json value, std::string origin, const Alias* alias = nullptr) {
         const auto before = std::find_if(assignments_.begin(), assignments_.end(),
                                          [&](const Assignment& a) { return a.option == &option; });
         if (option.adds_to_list && before != assignments_.end() && before->value.is_array() && value.is_array()) {
             before->value.insert(before->value.end(), value.begin(), value.end());
             return;
         }
-        assignments_.push_back({&option, std::move(value), std::move(origin)});
+        assignments_.push_back({&option, std::move(value), std::move(origin), alias});
     }
 
     const std::vector<std::string>& arguments_;
@@ -200,10 +201,17 @@ std::optional<std::string> flag_name(const std::string& argument) {
 }
 
 void apply(const std::vector<Assignment>& assignments, ParseRecord& record) {
+    std::map<const Option*, const Assignment*> first;
     for (const auto& assignment : assignments) {
         const Option& option = *assignment.option;
-        record.problems.collect({option.full_name()},
-                                [&] { assign(option, assignment.value, assignment.origin, record.notes); });
+        const auto [earlier, is_first] = first.emplace(&option, &assignment);
+        record.problems.collect({option.full_name()}, [&] {
+            const Json before = option.get();
+            assign(option, assignment.value, assignment.origin, record.notes);
+            if (!is_first && earlier->second->alias != assignment.alias && option.get() != before)
+                throw usage_error(cat(earlier->second->origin, " and ", assignment.origin, " contradict each other"),
+                                  cat("Both set ", option.full_name(), "; leave one out."));
+        });
         record.given.insert(option.full_name());
     }
 }

@@ -14,7 +14,7 @@ namespace {
 void set_defaults(Importer& importer) {
     importer.set_default("model.max_seq_length", 512);
     importer.set_default("model.load_in_4bit", false);
-    importer.set_default("data.long_rows", "drop");
+    importer.set_default("data.overflow_strategy", "drop");
     importer.set_default("training.output_dir", "./model-out");
     importer.set_default("training.per_device_train_batch_size", 1);
     importer.set_default("training.gradient_accumulation_steps", 1);
@@ -140,13 +140,14 @@ void import_long_rows(Importer& importer, const std::string& key, const std::vec
     const Json strategy = importer.look("excess_length_strategy");
     if (texts > 0 && texts == sources.size()) {
         importer.take("excess_length_strategy");
-        importer.set_default("data.long_rows", "split");
+        importer.set_default("data.overflow_strategy", "split");
         if (!strategy.is_null())
             importer.note("excess_length_strategy", "has no effect: documents are cut into pieces of sequence_len");
     } else if (texts > 0) {
-        importer.lose(key,
-                      "documents are cut into pieces of sequence_len there, and other rows are not: data.long_rows "
-                      "is of all rows");
+        importer.lose(
+            key,
+            "documents are cut into pieces of sequence_len there, and other rows are not: data.overflow_strategy "
+            "is of all rows");
     }
 }
 

@@ -153,8 +153,8 @@ void add_data(PeerRows& rows) {
         .means("train_on_inputs", "data.train_on_prompt", {}, {nullptr})
         .means("shuffle_merged_datasets", "data.shuffle", {}, {nullptr})
         .means("chat_template_kwargs", "data.chat_template_kwargs", {}, {nullptr})
-        .means("excess_length_strategy", "data.long_rows", {{"drop", "drop"}, {"truncate", "truncate"}}, {nullptr},
-               "data.long_rows truncates, splits or drops; data counts such rows before a run")
+        .means("excess_length_strategy", "data.overflow_strategy", {{"drop", "drop"}, {"truncate", "truncate"}},
+               {nullptr}, "data.overflow_strategy truncates, splits or drops; data counts such rows before a run")
         .any({"shuffle_before_merging_datasets",
               "dataset_prepared_path",
               "dataset_processes",

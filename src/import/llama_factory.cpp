@@ -245,7 +245,8 @@ std::string import_method(Importer& importer) {
         importer.note("packing", "data.packing puts whole rows together, each attending only to itself");
     }
     // Texts that are put together are cut into pieces of cutoff_len.
-    if (stage == "pt") importer.set_default("data.long_rows", importer.config().data.packing ? "split" : "truncate");
+    if (stage == "pt")
+        importer.set_default("data.overflow_strategy", importer.config().data.packing ? "split" : "truncate");
     const std::string type = importer.take_text("finetuning_type").value_or("lora");
     const bool full = type == "full";
     if (!full && type != "lora")

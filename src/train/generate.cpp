@@ -65,14 +65,14 @@ AnswerSizes sizes_of(const config::LoadedConfig& loaded, const engine_api::Gener
         throw usage_error(cat(asked, ": the model allows ", allowed, " positions"),
                           "Shorten the prompt, or set a lower --max_new_tokens; --rope_scaling extends the positions.");
     if (request.max_context > allowed)
-        throw usage_error(cat("--max_context ", request.max_context, ": the model allows ", allowed),
+        throw usage_error(cat("--max_model_len ", request.max_context, ": the model allows ", allowed),
                           "Lower it, or extend the positions with --rope_scaling.");
     AnswerSizes sizes;
     sizes.context = request.max_context > 0 ? request.max_context
                     : request.chat          ? allowed
                                             : longest + request.max_new_tokens;
     if (longest + request.max_new_tokens > sizes.context)
-        throw usage_error(cat(asked, ": --max_context is ", sizes.context),
+        throw usage_error(cat(asked, ": --max_model_len is ", sizes.context),
                           "Raise it, or set a lower --max_new_tokens.");
     int64_t tokens = 0;  // of all prompts
     for (const Prompt& prompt : prompts) tokens += static_cast<int64_t>(prompt.size()) * request.n;
@@ -91,10 +91,10 @@ AnswerSizes sizes_of(const config::LoadedConfig& loaded, const engine_api::Gener
                        .context = sizes.context};
         if (sizes.cache.tokens < sizes.context)
             throw usage_error(
-                cat("--kv_memory ", request.kv_memory, " holds ", sizes.cache.tokens,
+                cat("--kv_cache_memory ", request.kv_memory, " holds ", sizes.cache.tokens,
                     " tokens, a prompt and its answer have up to ", sizes.context),
                 cat("A token takes ", token, " bytes: give ", ops::pages_of(sizes.context) * ops::page_tokens * token,
-                    " at least, or lower --max_context or --max_new_tokens."));
+                    " at least, or lower --max_model_len or --max_new_tokens."));
     }
     sizes.cache.in_8_bit = in_8_bit;
     sizes.cache.in_pieces = spec.rope.type != spec::RopeSpec::Type::dynamic;
@@ -233,7 +233,7 @@ void chat(const engine_api::GenerateRequest& request, const PromptEncoder& encod
         turn.max_new_tokens = std::min(turn.max_new_tokens, context - static_cast<int64_t>(prompt.size()));
         if (turn.max_new_tokens < 1)
             throw input_error(cat("the conversation has ", prompt.size(), " tokens, and room for ", context),
-                              "Begin another, or raise --max_context.");
+                              "Begin another, or raise --max_model_len.");
         std::string said;
         answer_stream(request, tokenizer, decoder, turn, &said);
         messages.push_back({{"role", "assistant"}, {"content", said}});

@@ -191,7 +191,7 @@ TEST(CommandLine, GenerateTakesSamplingAndTheSizeOfItsCache) {
     EXPECT_CONTAINS(error_of({"bench", "step", "--path", "m", "--adapter", "law=a"}),
                     "only bench generate takes --adapter");
     EXPECT_CONTAINS(refused({"--logit_bias", R"({"the": 1})"}), "'the' is no token's id");
-    EXPECT_CONTAINS(refused({"--kv_memory", "much"}), "--kv_memory");
+    EXPECT_CONTAINS(refused({"--kv_memory", "much"}), "--kv_cache_memory");
     EXPECT_CONTAINS(refused({"--stop", R"([""])"}), "an empty text");
     EXPECT_CONTAINS(refused({"--logprobs"}), "--logprobs only beside --json");
     EXPECT_CONTAINS(refused({"--stream", "--n", "2"}), "--stream without");
@@ -521,6 +521,24 @@ TEST(Version, IsTheBuildSystems) {
     std::smatch found;
     ASSERT_TRUE(std::regex_search(content, found, std::regex(R"(project\(\S+ VERSION (\S+))")));
     EXPECT_EQ(found[1].str(), version);
+}
+
+TEST(CommandLine, GenerateTakesVllmsNamesAndItsFormerOnes) {
+    for (const bool former : {false, true}) {
+        const auto flag = [&](const char* present, const char* past) {
+            return std::string("--") + (former ? past : present);
+        };
+        const auto request =
+            app::parse_command_line({"generate", "--model.path", "m", "--prompt", "x", flag("max_num_seqs", "max_rows"),
+                                     "7", flag("max_model_len", "max_context"), "99",
+                                     flag("max_num_batched_tokens", "max_batch_tokens"), "64",
+                                     flag("kv_cache_memory", "kv_memory"), "2KiB"})
+                .generate;
+        EXPECT_EQ(request.max_rows, 7);
+        EXPECT_EQ(request.max_context, 99);
+        EXPECT_EQ(request.max_batch_tokens, 64);
+        EXPECT_EQ(request.kv_bytes, 2048);
+    }
 }
 
 TEST(Docs, OptionsPageIsUpToDate) {

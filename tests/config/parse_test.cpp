@@ -309,5 +309,42 @@ TEST(Aliases, LogLevel) {
     EXPECT_EQ(config::load_config({}, {"--level", "error"}).config.logging.level, "error");
 }
 
+TEST(Names, FormerOnesAreStillRead) {
+    struct Renamed {
+        const char *section, *former, *present;
+        Json value, other;
+    };
+    const std::vector<Renamed> all = {
+        {"training", "keep_inputs_in", "activation_offload_dtype", "fp8", "same"},
+        {"training", "micro_batch", "auto_micro_batch", "as_given", "auto"},
+        {"hardware", "weight_cache", "dequantized_weights", "on", "off"},
+        {"data", "long_rows", "overflow_strategy", "drop", "split"},
+        {"data", "skip_bad_rows", "skip_invalid", true, false},
+    };
+    for (const Renamed& one : all) {
+        const std::string section = one.section, present = section + "." + one.present,
+                          former = section + "." + one.former;
+        const auto file = [&](const Json& options) { return Json{{section, options}}.dump(); };
+        const std::string wanted = config::config_to_json(load_text(file({{one.present, one.value}})).config);
+        EXPECT_EQ(Json::parse(wanted).at(section).at(one.present), one.value) << wanted;
+        EXPECT_EQ(config::config_to_json(load_text(file({{one.former, one.value}})).config), wanted);
+        const std::string text = one.value.is_string() ? one.value.get<std::string>() : one.value.dump(),
+                          other = one.other.is_string() ? one.other.get<std::string>() : one.other.dump();
+        for (const std::string& flag : {"--" + former, "--" + std::string(one.former), "--" + present})
+            EXPECT_EQ(config::config_to_json(config::load_config({}, {flag, text}).config), wanted) << flag;
+
+        // Both names may be given where they agree.
+        load_text(file({{one.former, one.value}, {one.present, one.value}}));
+        EXPECT_CONTAINS(file_error(file({{one.former, one.value}, {one.present, one.other}})), "contradict each other");
+        config::load_config({}, {"--" + former, text, "--" + present, text});
+        EXPECT_CONTAINS(flag_error({"--" + former, text, "--" + present, other}),
+                        "--" + former + " and --" + present + " contradict each other");
+        EXPECT_EQ(Json::parse(config::with_present_names(file({{one.former, one.value}}))).at(section),
+                  Json({{one.present, one.value}}));
+    }
+    EXPECT_EQ(load_text(R"({"training": {"auto_micro_batch": false}})").config.training.micro_batch,
+              config::PassRows::as_given);
+}
+
 }  // namespace
 }  // namespace unsloth::testing

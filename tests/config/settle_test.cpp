@@ -53,7 +53,7 @@ TEST(Settle, CodesAreOfAFrozenBaseWithoutDora) {
 TEST(Settle, WeightsOfFewerBitsLieExpandedAndFrozen) {
     const auto loaded = config::load_config({}, {"--weight_mantissa_bits", "3", "--weight_cache", "on"});
     EXPECT_EQ(loaded.config.hardware.weight_mantissa_bits, 3);
-    EXPECT_CONTAINS(flag_error({"--weight_mantissa_bits", "3"}), "set hardware.weight_cache to on");
+    EXPECT_CONTAINS(flag_error({"--weight_mantissa_bits", "3"}), "set hardware.dequantized_weights to on");
     for (const auto& [flag, option] : {std::pair{"--compute_dtype=fp8_both", "model.compute_dtype"},
                                        {"--dtype=float16", "model.dtype"},
                                        {"--finetuning_type=full", "lora.finetuning_type"}}) {

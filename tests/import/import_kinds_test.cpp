@@ -15,7 +15,7 @@ TEST(ImportKinds, DocumentsAreCutAsAxolotlDoes) {
     EXPECT_EQ(long_rows("datasets: [" + chats + "]"), config::LongRows::drop);
     EXPECT_EQ(long_rows("datasets: [" + chats + "]\nexcess_length_strategy: truncate"), config::LongRows::truncate);
     EXPECT_EQ(long_rows("datasets: [" + docs + "]\nexcess_length_strategy: truncate"), config::LongRows::split);
-    EXPECT_CONTAINS(all(of("datasets: [" + docs + ", " + chats + "]").losses), "data.long_rows is of all rows");
+    EXPECT_CONTAINS(all(of("datasets: [" + docs + ", " + chats + "]").losses), "data.overflow_strategy is of all rows");
 }
 
 TEST(ImportKinds, TypesWhereBothAreOff) {

@@ -34,6 +34,10 @@ void require_distributed(const Config& config);
 /// The whole configuration as indented JSON that load_config reads back to the same values; ends in a newline.
 std::string config_to_json(const Config& config);
 
+/// A configuration that an earlier version wrote, with options under the names that they have today; a text that is no
+/// JSON object stays as it is.
+std::string with_present_names(const std::string& json);
+
 /// What a run that goes on from a checkpoint may do with an option.
 enum class OnResume {
     fixed,  ///< nothing: it decides what the steps already taken meant

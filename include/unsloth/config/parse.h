@@ -29,7 +29,8 @@ void read_config_file(const std::filesystem::path& path, const OptionSet& option
 struct Assignment {
     const Option* option = nullptr;
     Json value;
-    std::string origin;  ///< as the user wrote it: "--lora-r"
+    std::string origin;            ///< as the user wrote it: "--lora-r"
+    const Alias* alias = nullptr;  ///< by which it was called
 };
 
 /// Flags and positional arguments in their order. Unknown ones and missing values are among the record's problems.
@@ -43,7 +44,8 @@ std::vector<Assignment> parse_leading_flags(const std::vector<std::string>& argu
 /// The name that "--some-name=value" calls, "some_name"; nothing for an argument that is no flag.
 std::optional<std::string> flag_name(const std::string& argument);
 
-/// Assigns in order, so that a later flag wins over an earlier one. Wrong values are among the record's problems.
+/// Assigns in order, so that a later flag wins over an earlier one of the same name; two names of one option must
+/// agree. Wrong values are among the record's problems.
 void apply(const std::vector<Assignment>& assignments, ParseRecord& record);
 
 }  // namespace unsloth::config

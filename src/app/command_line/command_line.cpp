@@ -121,8 +121,9 @@ void read_texts(CommandLine& line, Problems& problems) {
             line.plan.gpu_memory_bytes = config::parse_byte_size(line.plan.gpu_memory, "--gpu_memory");
     });
     GenerateRequest& generate = line.generate;
-    problems.check({"kv_memory"}, [&] {
-        if (!generate.kv_memory.empty()) generate.kv_bytes = config::parse_byte_size(generate.kv_memory, "--kv_memory");
+    problems.check({"kv_cache_memory"}, [&] {
+        if (!generate.kv_memory.empty())
+            generate.kv_bytes = config::parse_byte_size(generate.kv_memory, "--kv_cache_memory");
     });
     problems.check({"logit_bias"}, [&] {
         for (const auto& [id, bias] : generate.logit_bias) {

@@ -37,7 +37,7 @@ const ConfigUse of_data = {{"model.path", "model.adapter_name_or_path", "model.m
                             "training.max_tokens_per_batch", "preference.rpo_alpha", "logging.level"},
                            {}};
 const ConfigUse of_augment = {{"data.train_file", "data.val_size", "data.format", "data.columns", "data.text_unit",
-                               "data.invalid_utf8", "data.skip_bad_rows", "training.seed", "logging.level"},
+                               "data.invalid_utf8", "data.skip_invalid", "training.seed", "logging.level"},
                               {}};
 const ConfigUse of_bench = {{"model", "lora", "training", "hardware", "distributed", "logging"}, {}};
 const ConfigUse of_doctor = {{"model.path", "training.output_dir", "hardware.device", "distributed.nccl",

@@ -89,28 +89,30 @@ void declare_generate(OptionSet& options, CommandLine& line) {
     options.add("chat", line.generate.chat,
                 "Answer the lines of standard input, each a user's message that goes on from what was said before; "
                 "--prompt is the first.");
-    options.add("max_rows", line.generate.max_rows, "Answers that are decoded at a time; others wait until one ends.")
+    options
+        .add("max_num_seqs", line.generate.max_rows, "Answers that are decoded at a time; others wait until one ends.")
         .at_least(1)
         .at_most(4096)
-        .suggested_for({"max_num_seqs"});
+        .alias("", "max_rows");
     options
-        .add("max_context", line.generate.max_context,
+        .add("max_model_len", line.generate.max_context,
              "Longest prompt and answer together, in tokens; 0: what the prompts and --max_new_tokens come to, with "
              "--chat the model's longest.")
         .at_least(0)
-        .suggested_for({"max_model_len"});
+        .alias("", "max_context");
     options
-        .add("kv_memory", line.generate.kv_memory,
+        .add("kv_cache_memory", line.generate.kv_memory,
              "Memory for the keys and values of all answers at a time: bytes, or with a unit (MB, GiB). Empty: what "
-             "--max_rows of the prompts can take, or what is free.")
+             "--max_num_seqs of the prompts can take, or what is free.")
         .value("BYTES")
+        .alias("", "kv_memory")
         .suggested_for({"kv_cache_memory_bytes"});
     declare_kv_cache_dtype(options, line.generate.kv_cache_dtype, "");
     options
-        .add("max_batch_tokens", line.generate.max_batch_tokens,
+        .add("max_num_batched_tokens", line.generate.max_batch_tokens,
              "Tokens of a pass: longer prompts go in by pieces, beside answers that are under way.")
         .at_least(16)
-        .suggested_for({"max_num_batched_tokens"});
+        .alias("", "max_batch_tokens");
 }
 
 void declare_kv_cache_dtype(OptionSet& options, KvCacheDtype& dtype, const std::string& of) {

@@ -111,7 +111,7 @@ void declare_data(OptionSet& options, DataOptions& data) {
         .not_with("training.max_tokens_per_batch")
         .because("packing fills rows, max_tokens_per_batch fills micro-batches");
     options
-        .add_choice("long_rows", data.long_rows,
+        .add_choice("overflow_strategy", data.long_rows,
                     {{"auto", LongRows::automatic},
                      {"truncate", LongRows::truncate},
                      {"split", LongRows::split},
@@ -121,10 +121,12 @@ void declare_data(OptionSet& options, DataOptions& data) {
         .not_with("training.objective", {"dpo", "orpo", "kto"})
         .when({"split"})
         .because("it would separate an answer from its prompt")
-        .or_else("Set data.long_rows to truncate or drop.");
+        .or_else("Set data.overflow_strategy to truncate or drop.")
+        .alias("data", "long_rows");
     options.add("drop_duplicates", data.drop_duplicates,
                 "Leave out training rows whose tokens and labels are those of an earlier row, and count them.");
-    options.add("skip_bad_rows", data.skip_bad_rows, "Count and skip rows that cannot be read, instead of stopping.");
+    options.add("skip_invalid", data.skip_bad_rows, "Count and skip examples that cannot be read, instead of stopping.")
+        .alias("data", "skip_bad_rows");
     options
         .add("cache_dir", data.cache_dir,
              "Folder for encoded rows, so that the next start need not tokenise; auto: unsloth-train in the user's "

@@ -9,10 +9,11 @@ void declare_hardware(OptionSet& options, HardwareOptions& hardware) {
     options.add("device", hardware.device, "auto (CUDA if there is one), cpu, cuda, or cuda:N.").value("DEVICE");
     options
         .add_choice(
-            "weight_cache", hardware.weight_cache,
+            "dequantized_weights", hardware.weight_cache,
             {{"auto", WeightCache::automatic}, {"on", WeightCache::on}, {"off", WeightCache::off}},
             "Expand 4-bit weights to the compute type once, on a GPU, instead of a layer at a time in every step "
             "(the same results; 2 bytes a weight instead of 0.5); auto: when there is room.")
+        .alias("hardware", "weight_cache")
         .synonym(true, "on")
         .synonym(false, "off");
     options
@@ -20,10 +21,10 @@ void declare_hardware(OptionSet& options, HardwareOptions& hardware) {
             "weight_mantissa_bits", hardware.weight_mantissa_bits,
             "Bits of mantissa, of 7, that weights keep which lie expanded in bfloat16 in training; 0: all. Fewer take "
             "less energy, so that a card at its power limit multiplies faster, by another model than the checkpoint's: "
-            "docs/guide.md says what it costs. Needs weight_cache on.")
+            "docs/guide.md says what it costs. Needs dequantized_weights on.")
         .at_least(0)
         .at_most(6)
-        .only_with("hardware.weight_cache", {"on"})
+        .only_with("hardware.dequantized_weights", {"on"})
         .only_with("model.dtype", {"bfloat16"})
         .only_with("model.compute_dtype", {"auto", "fp8_backward"})
         .not_with("lora.finetuning_type", {"full"})

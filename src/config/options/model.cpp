@@ -112,7 +112,7 @@ void declare_model(OptionSet& options, ModelOptions& model) {
         .on_resume(OnResume::told);
     options
         .add("max_seq_length", model.max_seq_length,
-             "Longest row in tokens; data.long_rows says what becomes of longer ones.")
+             "Longest row in tokens; data.overflow_strategy says what becomes of longer ones.")
         .at_least(1)
         .alias("model", "max_length")
         .alias("training", "max_length")

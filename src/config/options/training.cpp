@@ -87,12 +87,13 @@ void declare_passes(OptionSet& options, TrainingOptions& training) {
         .suggested_for({"enable_activation_offloading", "offload_activations"})
         .on_resume(OnResume::free);
     options
-        .add_choice("keep_inputs_in", training.keep_inputs_in,
+        .add_choice("activation_offload_dtype", training.keep_inputs_in,
                     {{"auto", KeptInputs::automatic}, {"same", KeptInputs::same}, {"fp8", KeptInputs::fp8}},
                     "In which type layers' inputs wait in host memory for the backward pass, where what is kept lies "
                     "there (+offload): the computation's own (same), or e4m3 with a scale for each token (fp8), in "
                     "half the bytes; what is made again from them differs, and gradients with it. auto takes fp8 only "
                     "where no other plan fits.")
+        .alias("training", "keep_inputs_in")
         .on_resume(OnResume::told);
     options
         .add("max_memory_gib", training.max_memory_gib,
@@ -303,12 +304,15 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .suggested_for({"grad_accum", "accumulation_steps", "gradient_accumulation"})
         .on_resume(OnResume::told);
     options
-        .add_choice("micro_batch", training.micro_batch,
+        .add_choice("auto_micro_batch", training.micro_batch,
                     {{"auto", PassRows::automatic}, {"as_given", PassRows::as_given}},
                     "Rows of a pass: as many of a step's rows as are predicted to be fastest on this GPU in the memory "
                     "there is (auto), with the same losses but for rounding, or per_device_train_batch_size of them "
                     "(as_given, and what auto means on the CPU and with deterministic). A step has "
                     "per_device_train_batch_size x gradient_accumulation_steps rows either way.")
+        .alias("training", "micro_batch")
+        .synonym(true, "auto")
+        .synonym(false, "as_given")
         .on_resume(OnResume::told);
     options.add("num_train_epochs", training.num_train_epochs, "Passes over the data; may be a fraction.")
         .above(0)
