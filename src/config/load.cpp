@@ -5,7 +5,7 @@
 #include "unsloth/config/option_table.h"
 #include "unsloth/config/parse.h"
 #include "unsloth/config/render.h"
-#include "unsloth/config/settle.h"
+#include "unsloth/config/validate.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::config {
@@ -20,8 +20,8 @@ LoadedConfig load_config(const std::optional<std::filesystem::path>& file, const
     apply(assignments, record);
     loaded.notes = std::move(record.notes);
     loaded.given = std::move(record.given);
-    settle(loaded, record.problems);
-    record.problems.raise();
+    validate(loaded, record.errors);
+    record.errors.raise();
     return loaded;
 }
 

@@ -52,7 +52,7 @@ class FlagReader {
             if (is_flag(argument)) {
                 read_flag(split_flag(argument));
             } else {
-                record_.problems.collect({}, [&] { read_positional(argument); });
+                record_.errors.collect({}, [&] { read_positional(argument); });
             }
         }
         return std::move(assignments_);
@@ -72,7 +72,7 @@ class FlagReader {
   private:
     void read_flag(const Flag& flag) {
         Names doubtful;
-        record_.problems.collect(doubtful, [&] {
+        record_.errors.collect(doubtful, [&] {
             const auto found = options_.find_flag(flag.name);
             if (!found || found->option->positional) return read_unknown(flag);
             doubtful = {found->option->full_name()};
@@ -107,7 +107,7 @@ class FlagReader {
         const Names meant = options_.suggestions(flag.name);
         std::string advice = did_you_mean(meant, "--");
         if (advice.empty() && record_.advice_on_flag != nullptr) advice = record_.advice_on_flag(flag.name);
-        record_.problems.add(
+        record_.errors.add(
             usage_error(cat("unknown option ", flag.written), advice.empty() ? "--help lists the options." : advice),
             meant);
     }
@@ -205,7 +205,7 @@ void apply(const std::vector<Assignment>& assignments, ParseRecord& record) {
     for (const auto& assignment : assignments) {
         const Option& option = *assignment.option;
         const auto [earlier, is_first] = first.emplace(&option, &assignment);
-        record.problems.collect({option.full_name()}, [&] {
+        record.errors.collect({option.full_name()}, [&] {
             const Json before = option.get();
             assign(option, assignment.value, assignment.origin, record.notes);
             if (!is_first && earlier->second->alias != assignment.alias && option.get() != before)

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
+#include "unsloth/config/errors.h"
 #include "unsloth/config/option_set.h"
 #include "unsloth/config/peer_fields.h"
-#include "unsloth/config/problems.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::config {
@@ -214,7 +214,7 @@ void apply_conditional_defaults(OptionSet& options, const std::set<std::string>&
 }
 
 void check_relations(const OptionSet& options, const std::set<std::string>& given,
-                     const std::vector<std::string>& sections, Problems& problems, std::vector<std::string>& notes) {
+                     const std::vector<std::string>& sections, Errors& errors, std::vector<std::string>& notes) {
     for (const Option& option : options.options()) {
         if (std::find(sections.begin(), sections.end(), option.section) == sections.end()) continue;
         bool broken = false;
@@ -228,7 +228,7 @@ void check_relations(const OptionSet& options, const std::set<std::string>& give
             }
             Names names = {option.full_name()};
             for (const Condition& condition : relation.others) names.push_back(condition.option);
-            problems.check(names, [&] {
+            errors.check(names, [&] {
                 broken = true;
                 check_option(options, option, relation);
                 broken = false;

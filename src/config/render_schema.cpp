@@ -133,8 +133,7 @@ Json json_schema(const OptionSet& options) {
                  {"type", "object"},
                  {"additionalProperties", false},
                  {"properties", Json::object()}};
-    root["properties"]["$schema"] = {{"type", "string"},
-                                     {"description", "Where this schema lies; only read by editors."}};
+    root["properties"]["$schema"] = {{"type", "string"}, {"description", "Location of this schema;"}};
     for (const auto& section : options.sections()) {
         if (section.name.empty()) continue;
         root["properties"][section.name] = {{"type", "object"},

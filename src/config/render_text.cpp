@@ -159,7 +159,7 @@ std::string markdown_of_config(const OptionSet& options) {
         "A configuration file is JSON (`//` comments are allowed) or YAML (.yaml, .yml) with the sections below. On "
         "the command line an "
         "option "
-        "is `--section.key VALUE` or `--section.key=VALUE`; where a key stands in one section only, `--key VALUE` "
+        "is `--section.key VALUE` or `--section.key=VALUE`; where a key is unique, `--key VALUE` "
         "works "
         "too, and dashes may replace underscores. A boolean flag needs no value. Lists are written as JSON or with "
         "commas, maps as JSON, an absent value as `null`. Flags win over the file. Relative paths are relative to the "
@@ -168,16 +168,16 @@ std::string markdown_of_config(const OptionSet& options) {
         text += "\n## " + section.title + ": `" + section.name + "`\n" + section.about + "\n\n" +
                 markdown_table(options.options_of(section.name));
     }
-    text += cat(
-        "\n## Going on from a checkpoint\n"
-        "A run that goes on (`resume_from_checkpoint`) may change these options, and the log says so: ",
-        names_by_fate(options, OnResume::told),
-        ".\n\nThese only say how a run is carried out, and may change too: ", names_by_fate(options, OnResume::free),
-        ".\n\nEvery other one decides what the steps already taken meant, and must be what it was.\n");
+    text +=
+        cat("\n## Resuming\n<a id=\"going-on-from-a-checkpoint\"></a>\n"
+            "A resumed run (`resume_from_checkpoint`) may change these options, and the log reports the change: ",
+            names_by_fate(options, OnResume::logged),
+            ".\n\nThese may change without a report, because they only affect how a run is executed: ",
+            names_by_fate(options, OnResume::mutable_),
+            ".\n\nAll others are immutable, because the completed steps depend on them.\n");
     return text + markdown_of_peer_fields() +
-           "\n# Commands\nThose that read `--config` take the options above of which they say so as flags, and all in "
-           "a "
-           "file.\n";
+           "\n# Commands\nA command that reads `--config` lists the options that it uses. They are flags too; others "
+           "may be in the file.\n";
 }
 
 }  // namespace unsloth::config

@@ -5,7 +5,7 @@
 
 #include "unsloth/config/option_table.h"
 #include "unsloth/config/render.h"
-#include "unsloth/config/settle.h"
+#include "unsloth/config/validate.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::import {
@@ -192,10 +192,10 @@ ImportedConfig Importer::finish(std::string program) {
     result_.program = std::move(program);
 
     LoadedConfig loaded{config_, {}, given_};
-    Problems problems;
-    settle(loaded, problems);
+    Errors errors;
+    validate(loaded, errors);
     try {
-        problems.raise();
+        errors.raise();
     } catch (const Error& refused) {
         result_.losses.push_back(cat("as a whole: a run would refuse it: ", refused.what()));
     }

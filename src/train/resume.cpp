@@ -143,13 +143,13 @@ void require_same_run(const config::Config& config, const ResumePoint& point) {
                               change = cat(name, ": ", old.dump(), " until now, ", value.dump(), " from here on");
             if (name == "training.max_steps" && value == 0) continue;  // only checks
             switch (config::on_resume(name)) {
-                case config::OnResume::fixed:
+                case config::OnResume::immutable:
                     forbidden += "\n  " + change;
                     break;
-                case config::OnResume::told:
+                case config::OnResume::logged:
                     log::warning("changed since the checkpoint: ", change);
                     break;
-                case config::OnResume::free:
+                case config::OnResume::mutable_:
                     break;
             }
         }

@@ -61,7 +61,7 @@ TEST(CommandLine, WhatIsMissingIsToldBesideWhatIsWrong) {
     EXPECT_CONTAINS(message, "unknown option --lerning_rate");
     EXPECT_CONTAINS(message, "train needs --model.path");
     EXPECT_FALSE(contains(error_of({"--paht", "m", "--train_file", "t"}), "train needs")) << "path was meant";
-    EXPECT_CONTAINS(error_of({"score", "--prmopt", "m"}), "4 mistakes");
+    EXPECT_CONTAINS(error_of({"score", "--prmopt", "m"}), "4 errors");
 }
 
 TEST(CommandLine, HelpWinsOverEverythingButAnUnknownCommand) {
@@ -103,7 +103,7 @@ TEST(CommandLine, GenerateTakesAPromptOrAFile) {
     EXPECT_TRUE(line.generate.json);
     EXPECT_FALSE(line.generate.raw);
     EXPECT_TRUE(app::parse_command_line({"generate", "--path", "m", "--prompt", "p", "--raw"}).generate.raw);
-    EXPECT_CONTAINS(error_of({"generate", "--path", "m", "--file", "p", "--raw"}), "--raw only beside --prompt");
+    EXPECT_CONTAINS(error_of({"generate", "--path", "m", "--file", "p", "--raw"}), "--raw only with --prompt");
     EXPECT_EQ(app::parse_command_line({"generate", "--path", "m", "--file", "p"}).generate.file, "p");
     EXPECT_CONTAINS(error_of({"generate", "--path", "m"}), "generate needs --prompt, --file or --chat");
     EXPECT_CONTAINS(error_of({"generate", "--path", "m", "--prompt", "a", "--file", "b"}), "not both");
@@ -180,7 +180,7 @@ TEST(CommandLine, GenerateTakesSamplingAndTheSizeOfItsCache) {
         more.insert(more.begin(), {"generate", "--path", "m", "--prompt", "p"});
         return error_of(more);
     };
-    EXPECT_CONTAINS(refused({"--adapter", "law=a"}), "--adapter beside --file");
+    EXPECT_CONTAINS(refused({"--adapter", "law=a"}), "--adapter only with --file");
     const auto refused_file = [](std::vector<std::string> more) {
         more.insert(more.begin(), {"generate", "--path", "m", "--file", "f"});
         return error_of(more);
@@ -193,11 +193,11 @@ TEST(CommandLine, GenerateTakesSamplingAndTheSizeOfItsCache) {
     EXPECT_CONTAINS(refused({"--logit_bias", R"({"the": 1})"}), "'the' is no token's id");
     EXPECT_CONTAINS(refused({"--kv_memory", "much"}), "--kv_cache_memory");
     EXPECT_CONTAINS(refused({"--stop", R"([""])"}), "an empty text");
-    EXPECT_CONTAINS(refused({"--logprobs"}), "--logprobs only beside --json");
+    EXPECT_CONTAINS(refused({"--logprobs"}), "--logprobs only with --json");
     EXPECT_CONTAINS(refused({"--stream", "--n", "2"}), "--stream without");
     EXPECT_CONTAINS(refused({"--chat", "--json"}), "--chat without");
     EXPECT_CONTAINS(refused({"--stop", ""}), "an empty text");
-    EXPECT_CONTAINS(refused({"--n", "2"}), "--n serves --temperature");
+    EXPECT_CONTAINS(refused({"--n", "2"}), "--n only applies with --temperature");
     EXPECT_CONTAINS(refused({"--min_p", "0.1"}), "serve --temperature");
     EXPECT_CONTAINS(refused({"--temperature", "-1"}), ">= 0");
     EXPECT_CONTAINS(refused({"--top_p", "0"}), "> 0");
@@ -217,7 +217,7 @@ TEST(CommandLine, Evaluate) {
                   .loaded.config.data.val_size,
               3);
     EXPECT_CONTAINS(error_of({"evaluate", "--path", "m", "--eval_file", "e", "--answer_regex", "a"}),
-                    "beside --metric");
+                    "only with --metric");
     EXPECT_CONTAINS(error_of({"evaluate", "--path", "m", "--eval_file", "e", "--metric", "regex"}),
                     "needs --answer_regex");
 }
@@ -308,7 +308,7 @@ TEST(CommandLine, TokenizeInspectInitBench) {
     EXPECT_EQ(check.rows, (std::vector<std::string>{"a", "b c"}));
     EXPECT_TRUE(check.floors.ends_with(".json"));
     for (const char* option : {"--rows", "--floors"})
-        EXPECT_CONTAINS(error_of({"bench", "ops", option, "x"}), "--floors and --rows beside --check");
+        EXPECT_CONTAINS(error_of({"bench", "ops", option, "x"}), "--floors and --rows only with --check");
     for (const auto& arguments : {std::vector<std::string>{"bench"}, {"bench", "stp"}})
         EXPECT_FALSE(contains(error_of(arguments), "model.path")) << "it is not known what needs one";
 }

@@ -69,7 +69,7 @@ TEST(File, AllMistakesAreToldAtOnce) {
                       "training": {"eval_steps": 5, "optim": "lion"}, "data": {"eval_fiel": "e", "packing": true}})",
                   {"--max_tokens_per_batch", "100", "--epochs", "3", "--lora_dropout", "2"});
     });
-    EXPECT_TRUE(message.starts_with("9 mistakes\n")) << message;
+    EXPECT_TRUE(message.starts_with("9 errors\n")) << message;
     for (const char* part :
          {"run.json: unknown section 'modle'\n    Did you mean model?", "lora.r: expected an integer >= 1, found 0",
           "unknown option lora.lora_alhpa\n    Did you mean lora.lora_alpha?", "lora.bias: all is refused",
@@ -103,7 +103,7 @@ TEST(File, APeersFileIsNamedOnce) {
     const auto expect = [](const std::string& content, const std::vector<std::string>& parts) {
         const std::string message = file_error(content);
         for (const std::string& part : parts) EXPECT_CONTAINS(message, part);
-        EXPECT_FALSE(contains(message, "mistakes")) << message;
+        EXPECT_FALSE(contains(message, " errors")) << message;
         EXPECT_FALSE(contains(message, "unknown")) << message;
     };
     const std::string import = "unsloth-train import-config ";

@@ -38,11 +38,11 @@ std::string config_to_json(const Config& config);
 /// JSON object stays as it is.
 std::string with_present_names(const std::string& json);
 
-/// What a run that goes on from a checkpoint may do with an option.
+/// What a resumed run may do with an option.
 enum class OnResume {
-    fixed,  ///< nothing: it decides what the steps already taken meant
-    told,   ///< change it from here on, and the log says so
-    free    ///< change it without a word: it only says how the run is carried out
+    immutable,  ///< nothing: the completed steps depend on it
+    logged,     ///< change it from here on, and the log reports it
+    mutable_    ///< change it without a report: it only affects how the run is executed
 };
 /// Of the option of this full name ("lora.r"); CheckError when there is none.
 OnResume on_resume(const std::string& option);

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "unsloth/config/errors.h"
 #include "unsloth/config/option_set.h"
-#include "unsloth/config/problems.h"
 
 namespace unsloth::config {
 
@@ -16,13 +16,13 @@ namespace unsloth::config {
 struct ParseRecord {
     std::set<std::string> given;  ///< full names
     std::vector<std::string> notes;
-    Problems problems;
+    Errors errors;
     /// What to do about an unknown flag that is like no option here; null: nothing is known.
     std::string (*advice_on_flag)(const std::string& name) = nullptr;
 };
 
 /// A JSON or YAML file (by its name) of sections. Unreadable, malformed (with line and column), unknown, doubly named
-/// or wrong: among the record's problems.
+/// or wrong: among the record's errors.
 void read_config_file(const std::filesystem::path& path, const OptionSet& options, ParseRecord& record);
 
 /// A flag or positional argument, understood but not yet assigned.
@@ -33,7 +33,7 @@ struct Assignment {
     const Alias* alias = nullptr;  ///< by which it was called
 };
 
-/// Flags and positional arguments in their order. Unknown ones and missing values are among the record's problems.
+/// Flags and positional arguments in their order. Unknown ones and missing values are among the record's errors.
 std::vector<Assignment> parse_flags(const std::vector<std::string>& arguments, const OptionSet& options,
                                     ParseRecord& record);
 
@@ -45,7 +45,7 @@ std::vector<Assignment> parse_leading_flags(const std::vector<std::string>& argu
 std::optional<std::string> flag_name(const std::string& argument);
 
 /// Assigns in order, so that a later flag wins over an earlier one of the same name; two names of one option must
-/// agree. Wrong values are among the record's problems.
+/// agree. Wrong values are among the record's errors.
 void apply(const std::vector<Assignment>& assignments, ParseRecord& record);
 
 }  // namespace unsloth::config

@@ -11,7 +11,7 @@ namespace unsloth::config {
 
 struct Option;
 class OptionSet;
-class Problems;
+class Errors;
 
 /// Some of an option's values.
 struct ValueSet {
@@ -61,7 +61,7 @@ void apply_conditional_defaults(OptionSet& options, const std::set<std::string>&
 /// Adds a usage Error for each option that breaks a relation, and a note for each that has no effect. `sections`: only
 /// options of these.
 void check_relations(const OptionSet& options, const std::set<std::string>& given,
-                     const std::vector<std::string>& sections, Problems& problems, std::vector<std::string>& notes);
+                     const std::vector<std::string>& sections, Errors& errors, std::vector<std::string>& notes);
 
 /// The relations between options of sections as JSON Schemas {"if", "then"} of a configuration file. What only peers'
 /// fields say satisfies them.

@@ -5,11 +5,11 @@
 
 #include "app/command_line/commands.h"
 #include "app/command_line/launch_line.h"
+#include "unsloth/config/errors.h"
 #include "unsloth/config/option_table.h"
 #include "unsloth/config/parse.h"
-#include "unsloth/config/problems.h"
 #include "unsloth/config/render.h"
-#include "unsloth/config/settle.h"
+#include "unsloth/config/validate.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/suggest.h"
 
@@ -23,8 +23,8 @@ bool contains(const std::vector<std::string>& arguments, const std::string& text
 /// What a command cannot do without. `options`: full names; one of them will do.
 class Presence {
   public:
-    Presence(const CommandInfo& command, const ParseRecord& record, Problems& problems)
-        : command_(command.name), record_(record), problems_(problems) {}
+    Presence(const CommandInfo& command, const ParseRecord& record, Errors& errors)
+        : command_(command.name), record_(record), errors_(errors) {}
 
     /// The same for a command whose name says less than what was typed.
     Presence called(const std::string& name) const {
@@ -33,7 +33,7 @@ class Presence {
         return other;
     }
     void need(bool present, const Names& options, const std::string& flag, const std::string& advice = {}) {
-        problems_.check(options, [&] {
+        errors_.check(options, [&] {
             if (!present) throw usage_error(cat(command_, " needs ", flag), advice);
         });
     }
@@ -67,13 +67,13 @@ class Presence {
         need_one(first, second);
     }
     void refuse(bool wrong, const std::string& message) {
-        if (wrong) problems_.add(usage_error(message));
+        if (wrong) errors_.add(usage_error(message));
     }
 
   private:
     std::string command_;
     const ParseRecord& record_;
-    Problems& problems_;
+    Errors& errors_;
 };
 
 void check_generate(const GenerateRequest& generate, Presence presence) {
@@ -81,20 +81,20 @@ void check_generate(const GenerateRequest& generate, Presence presence) {
     presence.refuse(presence.has("prompt") && file, "generate takes --prompt or --file, not both");
     presence.need(generate.chat || file || presence.has("prompt"), {"prompt", "file"}, "--prompt, --file or --chat");
     presence.refuse(generate.raw && file,
-                    "generate takes --raw only beside --prompt: rows of {\"text\"} are raw, {\"messages\"} are not");
+                    "generate takes --raw only with --prompt: rows of {\"text\"} are raw, {\"messages\"} are not");
     presence.refuse(generate.chat && (file || generate.raw || generate.json || generate.n > 1),
                     "generate takes --chat without --file, --raw, --json and --n");
     presence.refuse(generate.stream && (file || generate.json || generate.n > 1),
                     "generate takes --stream without --file, --json and --n: one text comes at a time");
     presence.refuse(!generate.adapters.typed.empty() && !file,
-                    "generate takes --adapter beside --file, whose rows name them; --prompt and --chat take "
+                    "generate takes --adapter only with --file, whose rows name them; --prompt and --chat take "
                     "--model.adapter_name_or_path");
-    presence.refuse(generate.logprobs && !generate.json, "generate takes --logprobs only beside --json");
+    presence.refuse(generate.logprobs && !generate.json, "generate takes --logprobs only with --json");
     if (generate.sampling.temperature > 0) return;
-    const std::string greedy = ", and without it every token is the likeliest: give --temperature 0.7, for instance";
-    presence.refuse(generate.n > 1, "--n serves --temperature" + greedy);
+    const std::string greedy = ": without it, decoding is greedy. Set --temperature 0.7, for instance";
+    presence.refuse(generate.n > 1, "--n only applies with --temperature" + greedy);
     presence.refuse(generate.sampling.top_p < 1 || generate.sampling.top_k > 0 || generate.sampling.min_p > 0,
-                    "--top_p, --top_k and --min_p serve --temperature" + greedy);
+                    "--top_p, --top_k and --min_p only apply with --temperature" + greedy);
 }
 
 void read_folders(NamedFolders& adapters) {
@@ -111,21 +111,21 @@ void read_folders(NamedFolders& adapters) {
 }
 
 /// What command options of a type of their own say.
-void read_texts(CommandLine& line, Problems& problems) {
-    problems.check({"max_shard_size"}, [&] {
+void read_texts(CommandLine& line, Errors& errors) {
+    errors.check({"max_shard_size"}, [&] {
         line.merge.max_shard_bytes = config::parse_byte_size(line.merge.max_shard_size, "--max_shard_size");
         line.quantize.max_shard_bytes = config::parse_byte_size(line.quantize.max_shard_size, "--max_shard_size");
     });
-    problems.check({"gpu_memory"}, [&] {
+    errors.check({"gpu_memory"}, [&] {
         if (!line.plan.gpu_memory.empty())
             line.plan.gpu_memory_bytes = config::parse_byte_size(line.plan.gpu_memory, "--gpu_memory");
     });
     GenerateRequest& generate = line.generate;
-    problems.check({"kv_cache_memory"}, [&] {
+    errors.check({"kv_cache_memory"}, [&] {
         if (!generate.kv_memory.empty())
             generate.kv_bytes = config::parse_byte_size(generate.kv_memory, "--kv_cache_memory");
     });
-    problems.check({"logit_bias"}, [&] {
+    errors.check({"logit_bias"}, [&] {
         for (const auto& [id, bias] : generate.logit_bias) {
             int32_t number = -1;
             const char* const end = id.data() + id.size();
@@ -134,14 +134,14 @@ void read_texts(CommandLine& line, Problems& problems) {
             generate.sampling.logit_bias.emplace_back(number, static_cast<float>(bias));
         }
     });
-    problems.check({"adapter"}, [&] {
+    errors.check({"adapter"}, [&] {
         for (NamedFolders* adapters : {&generate.adapters, &line.bench.adapters}) read_folders(*adapters);
         if (!line.loaded.config.model.adapter_name_or_path) return;
         if (!generate.adapters.folders.empty() || !line.bench.adapters.folders.empty())
             throw usage_error("--adapter and --model.adapter_name_or_path are both given",
                               "Name that one too, with --adapter NAME=DIR.");
     });
-    problems.check({"stop"}, [&] {
+    errors.check({"stop"}, [&] {
         for (const std::string& text : generate.stop)
             if (text.empty()) throw usage_error("--stop: an empty text would end every answer before its first token");
     });
@@ -149,12 +149,12 @@ void read_texts(CommandLine& line, Problems& problems) {
 
 void check_metric(const EvaluateRequest& evaluate, Presence& presence) {
     const bool judges = evaluate.metric != AnswerMetric::none, by_pattern = evaluate.metric == AnswerMetric::regex;
-    presence.refuse(!judges && !evaluate.answer_regex.empty(), "evaluate takes --answer_regex beside --metric");
-    presence.refuse(!judges && !evaluate.answers.empty(), "evaluate takes --answers beside --metric");
+    presence.refuse(!judges && !evaluate.answer_regex.empty(), "evaluate takes --answer_regex only with --metric");
+    presence.refuse(!judges && !evaluate.answers.empty(), "evaluate takes --answers only with --metric");
     presence.refuse(by_pattern && evaluate.answer_regex.empty(), "evaluate --metric regex needs --answer_regex");
 }
 
-void check_presence(const CommandLine& line, Presence presence, Problems& problems) {
+void check_presence(const CommandLine& line, Presence presence, Errors& errors) {
     const Config& config = line.loaded.config;
     switch (line.command) {
         case Command::train:
@@ -184,8 +184,8 @@ void check_presence(const CommandLine& line, Presence presence, Problems& proble
             presence.need(presence.has("what") || line.bench.check, {"what"}, "step|ops|gemm|nf4|scaling|comm|generate",
                           "Or --check. unsloth-train help bench says what each measures.");
             presence.refuse(!line.bench.check && (presence.has("floors") || presence.has("rows")),
-                            "bench takes --floors and --rows beside --check");
-            problems.check({"what"}, [&] {
+                            "bench takes --floors and --rows only with --check");
+            errors.check({"what"}, [&] {
                 if (!presence.has("what")) return;
                 if (line.bench.what == BenchSubject::step) presence.called("bench step").need_model(config);
                 if (line.bench.what == BenchSubject::generate) presence.called("bench generate").need_model(config);
@@ -202,7 +202,7 @@ void check_presence(const CommandLine& line, Presence presence, Problems& proble
         case Command::merge:
             presence.refuse(line.merge.no_verify && !line.merge.verify.empty(),
                             "merge takes --verify or --no_verify, not both");
-            problems.check({"device"}, [&] { config::check_device(line.merge.device, "--device"); });
+            errors.check({"device"}, [&] { config::check_device(line.merge.device, "--device"); });
             break;
         case Command::config:
             presence.refuse(
@@ -241,28 +241,28 @@ void read_arguments(const CommandInfo& command, const std::vector<std::string>& 
     const auto assignments = config::parse_flags(arguments, options, record);
     for (const auto& assignment : assignments) {
         if (assignment.option->unread)
-            record.problems.add(usage_error(cat(command.name, " does not read ", assignment.option->full_name(),
-                                                ", which ", assignment.origin, " gives"),
-                                            cat("unsloth-train help ", command.name,
-                                                " lists what it reads; a file may hold the rest.")),
-                                {assignment.option->full_name()});
+            record.errors.add(usage_error(cat(command.name, " does not read ", assignment.option->full_name(),
+                                              ", which ", assignment.origin, " gives"),
+                                          cat("unsloth-train help ", command.name,
+                                              " lists what it reads; a file may hold the rest.")),
+                              {assignment.option->full_name()});
         // The file comes first, so that flags win over it.
         if (command.takes_config() && assignment.option->full_name() == "config")
             config::read_config_file(config::expand_home(assignment.value.get<std::string>()), options, record);
         line.typed.insert(assignment.option->full_name());
     }
     config::apply(assignments, record);
-    const Presence presence(command, record, record.problems);
+    const Presence presence(command, record, record.errors);
     check_required(command, options, record, presence);
     line.loaded.given = record.given;
     if (command.takes_config()) {
         line.loaded.notes = record.notes;
-        config::settle(line.loaded, record.problems);
+        config::validate(line.loaded, record.errors);
         line.log_level = line.loaded.config.logging.level;
     }
-    read_texts(line, record.problems);
-    check_presence(line, presence, record.problems);
-    record.problems.raise();
+    read_texts(line, record.errors);
+    check_presence(line, presence, record.errors);
+    record.errors.raise();
     collect_paths(options, record, line);
 }
 
@@ -287,15 +287,14 @@ std::string overview() {
 }
 
 constexpr const char* how_to_write =
-    "\nWhere a key stands in one section only, --key works for --section.key; dashes may replace underscores.\n"
-    "A flag with [BOOL] means true when it stands alone. Lists are JSON or comma-separated, maps are JSON.\n"
+    "\nWhere a key is unique, --key works for --section.key; dashes may replace underscores.\n"
+    "A flag with [BOOL] alone means true. Lists are JSON or comma-separated, maps are JSON.\n"
     "Flags win over the file.\n";
 
 constexpr const char* exit_codes =
-    "\nExit codes: 0 finished, 2 usage or configuration, 3 model, data or tokenizer, 4 runtime,\n"
-    "            129, 130 and 143 stopped by SIGHUP, SIGINT and SIGTERM after saving; of launch also 128 + the signal "
-    "that ended a "
-    "rank.\n";
+    "\nExit codes: 0 finished, 2 usage or configuration, 3 model, data or tokenizer, 4 runtime;\n"
+    "            129, 130 and 143 stopped by SIGHUP, SIGINT and SIGTERM after saving;\n"
+    "            of launch also 128 + the signal that ended a rank.\n";
 
 /// The command that the arguments from `at` on name: of two words where one is like them, else of one.
 std::string command_at(const std::vector<std::string>& arguments, std::size_t at) {

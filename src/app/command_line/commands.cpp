@@ -73,66 +73,64 @@ const std::vector<CommandInfo>& commands() {
          "Train an adapter (or the whole model); the default command.", whole_config, declare_nothing},
         {Command::launch, "launch",
          "[--nproc_per_node N|auto] [--nnodes N --node_rank I --master_addr HOST] [--] [train] --config FILE …",
-         "Start a process a GPU, all of which train one model.", no_config, declare_launch},
+         "Start one process per GPU to train one model.", no_config, declare_launch},
         {Command::config, "config",
          "[--config FILE] [--schema | --markdown | --man | --completion SHELL] [--section.key VALUE …]",
          "Print the effective configuration as JSON.", whole_config, declare_config},
         {Command::importing, "import-config", "FILE [--from axolotl|llamafactory|trl] [--out run.json] [--strict]",
-         "Make a configuration from one of axolotl, LLaMA-Factory, TRL or Unsloth.", no_config, declare_import},
+         "Convert a configuration of axolotl, LLaMA-Factory, TRL or Unsloth.", no_config, declare_import},
         {Command::data, "data", "--config FILE [--n N] [--json] [--color auto|always|never] [--section.key VALUE …]",
-         "Show rows as the model will see them, and count what a run would train on.", of_data, declare_data_command},
+         "Show examples as the model sees them, and count the labels of a run.", of_data, declare_data_command},
         {Command::augment, "data augment",
          "--in FILE --out FILE [--val_size N --eval_out FILE] [--thesaurus FILE] [--section.key VALUE …]",
-         "Write training rows with copies: synonyms, swapped and deleted words, back-translations.", of_augment,
+         "Write augmented training rows: synonyms, swapped and deleted words, back-translations.", of_augment,
          declare_augment},
         {Command::score, "score",
          "--model.path DIR [--model.adapter_name_or_path DIR] --data.train_file FILE --out FILE [--logits FILE] "
          "[--top_k N]",
-         "Log-probabilities and losses of the rows of a file.", of_score, declare_score},
+         "Compute log-probabilities and losses of a file of examples.", of_score, declare_score},
         {Command::generate, "generate",
          "--model.path DIR | --model.adapter_name_or_path DIR --prompt TEXT | --file FILE | --chat [--max_new_tokens "
          "N] "
          "[--temperature T]",
-         "Answer prompts, with the likeliest tokens or with drawn ones.", of_generate, declare_generate},
+         "Generate completions (greedy or sampled).", of_generate, declare_generate},
         {Command::evaluate, "evaluate",
          "--model.path DIR [--model.adapter_name_or_path DIR] --data.eval_file FILE [--metric exact_match] "
          "[--answer_regex REGEX] "
          "[--json]",
-         "Loss, perplexity and accuracy on rows, and how many generated answers are right.", of_evaluate,
-         declare_evaluate},
+         "Compute loss, perplexity and accuracy, and score generated answers.", of_evaluate, declare_evaluate},
         {Command::tokenize, "tokenize", "--tokenizer DIR [--template NAME] [--decode] < in.jsonl > out.jsonl",
-         "Turn text or messages into ids, or ids into text.", no_config, declare_tokenize},
+         "Convert text or messages to token ids, or ids to text.", no_config, declare_tokenize},
         {Command::inspect, "inspect", "DIR|FILE [--json]",
-         "What a model or adapter folder or a GGUF file holds, and whether it is sound.", no_config, declare_inspect},
+         "Show and verify the content of a model or adapter folder or a GGUF file.", no_config, declare_inspect},
         {Command::init, "init", "--shape NAME --out DIR [--quantize nf4]", "Write a model with random weights.",
          no_config, declare_init},
         {Command::exporting, "export",
          "gguf --model.path DIR | --model.adapter_name_or_path DIR --out FILE.gguf [--type TYPE]",
-         "Write a model or an adapter for llama.cpp.", no_config, declare_export},
+         "Export a model or an adapter for llama.cpp.", no_config, declare_export},
         {Command::merge, "merge",
          "--model.adapter_name_or_path DIR --model.path DIR --out DIR [--dtype bf16|fp16|fp32|nf4] [--verify TEXT|FILE "
          "| "
          "--no_verify]",
-         "Merge an adapter into its base: a model folder without adapter.", no_config, declare_merge},
+         "Merge an adapter into its base model.", no_config, declare_merge},
         {Command::quantize, "quantize", "--model.path DIR --out DIR [--type nf4|fp4|int8]",
-         "Write a model in 4 or 8 bit, as bitsandbytes does.", no_config, declare_quantize},
+         "Quantize a model to 4 or 8 bit, as bitsandbytes does.", no_config, declare_quantize},
         {Command::bench, "bench", "step|ops|gemm|nf4|scaling|comm|generate|--check [--batch N] [--seq N] [--json]",
-         "Measure speed, or check that it is what it was.", of_bench, declare_bench},
+         "Measure speed, or check it against regression thresholds.", of_bench, declare_bench},
         {Command::tune, "tune", "--config FILE [--out FILE] [--batch N] [--seq N] [--seconds S]",
-         "Measure which kernels serve a run's products fastest on this card.", of_bench, declare_tune},
+         "Measure which kernels are fastest for a run's matmuls on this GPU.", of_bench, declare_tune},
         {Command::plan, "plan", "--config FILE [--gpu NAME|FILE] [--gpu_memory 24GiB] [--gpus N] [--svg FILE] [--json]",
-         "What a run takes of a GPU's memory and of time, without a GPU.", whole_config, declare_plan},
+         "Estimate memory and speed of a run for any GPU, without having one.", whole_config, declare_plan},
         {Command::watch, "watch", "RUN [--once] [--interval SECONDS]",
-         "Draw a run's losses and figures in the terminal.", no_config, declare_watch},
-        {Command::compare, "compare", "RUN …",
-         "Lay runs over each other: losses, figures, and the options that differ.", no_config, declare_compare},
+         "Plot a run's losses and metrics in the terminal.", no_config, declare_watch},
+        {Command::compare, "compare", "RUN …", "Compare runs: losses, metrics, and the options that differ.", no_config,
+         declare_compare},
         {Command::report, "report", "RUN [--out FILE | --svg FILE]",
-         "Write a run's page: one HTML file with its curves and configuration.", no_config, declare_report},
+         "Write a run's report: one HTML file with its curves and configuration.", no_config, declare_report},
         {Command::replay, "replay", "RUN/anomalies/step-N.json [--device DEVICE] [--json]",
-         "Run a step that was not finite, or a spike, again: which layer, which row.", no_config, declare_replay},
+         "Rerun a non-finite step or a spike to find its layer and example.", no_config, declare_replay},
         {Command::doctor, "doctor", "[--config FILE] [--json]",
-         "Look at this machine: what is missing, what is scarce, and what to say in a report.", of_doctor,
-         declare_doctor},
+         "Check this machine, and report what is missing or scarce.", of_doctor, declare_doctor},
     };
     return all;
 }
@@ -167,7 +165,7 @@ void declare_own_options(const CommandInfo& command, OptionSet& options, Command
             .or_bare(names_config_file)
             .suggested_for({"config_file", "cfg", "conf"});
     } else if (command.command != Command::launch) {  // its level is the ranks'
-        options.add("log_level", line.log_level, "Least level that is printed.")
+        options.add("log_level", line.log_level, "Lowest log level that is printed.")
             .one_of(config::log_levels())
             .value("LEVEL");
     }

@@ -42,7 +42,7 @@ void check_border(const OptionSet& own, const std::vector<std::string>& argument
     for (const std::string& argument : arguments) {
         const auto name = config::flag_name(argument);
         if (name && own.find_flag(*name))
-            throw usage_error(cat(argument, " is an option of launch, and stands behind one of the ranks'"),
+            throw usage_error(cat(argument, " is an option of launch, but follows one of the ranks'"),
                               "Options of launch come first.");
     }
     const auto first = arguments.empty() ? std::nullopt : config::flag_name(arguments.front());
@@ -80,7 +80,7 @@ void read_launch(const CommandInfo& command, const std::vector<std::string>& arg
     ParseRecord record{.advice_on_flag = advice_on_foreign_option};
     std::size_t used = 0;
     config::apply(config::parse_leading_flags(arguments, own, record, used), record);
-    record.problems.raise();
+    record.errors.raise();
     const bool separated = used < arguments.size() && arguments[used] == "--";
     line.launch.arguments.assign(arguments.begin() + static_cast<std::ptrdiff_t>(used) + separated, arguments.end());
 

@@ -190,7 +190,7 @@ std::string manual_page() {
         "what "
         "PEFT loads. Every option of a configuration is a key of the JSON file that\n.B \\-\\-config\nnames and a "
         "flag; "
-        "flags win. Where a key stands in one section only, the flag may go without the section's name.\n.SH "
+        "flags win. Where a key is unique, the flag may omit the section's name.\n.SH "
         "COMMANDS\n";
     for (const CommandInfo& command : commands()) {
         CommandLine line;

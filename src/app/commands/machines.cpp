@@ -26,9 +26,8 @@ void declare_launch(OptionSet& options, CommandLine& line) {
         .suggested_for({"main_process_port"});
     options
         .add("max_restarts", launch.max_restarts,
-             "Start all ranks anew so many times after a failure (not after exit codes 2 and 3, which would come "
-             "again). They "
-             "continue where training.resume_from_checkpoint says. With one machine; torchrun restarts several.")
+             "Restart all ranks this many times after a failure, except after exit codes 2 and 3. They resume as "
+             "training.resume_from_checkpoint says. For one machine only; use torchrun for several.")
         .at_least(0);
     options
         .add("grace_period", launch.grace_period,
@@ -39,7 +38,7 @@ void declare_launch(OptionSet& options, CommandLine& line) {
                 "Show the output of the machine's first rank alone, as it is; of a rank that failed its last lines on "
                 "stderr too.");
     options.add("prefix", launch.prefix,
-                "What stands before each line of a rank's output; {rank} and {local_rank} are replaced.");
+                "Prefix of each line of a rank's output; {rank} and {local_rank} are replaced.");
     options.add("no_pin", launch.no_pin,
                 "Leave the ranks' CPUs and memory to the kernel instead of keeping each on the NUMA node of its GPU.");
     options.add("program", launch.program, "Program to start instead of this one; what follows goes to it unchecked.")

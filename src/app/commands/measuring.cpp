@@ -23,13 +23,11 @@ void declare_bench(OptionSet& options, CommandLine& line) {
         .value("step|ops|gemm|nf4|scaling|comm|generate")
         .argument()
         .default_value = nullptr;  // --check may stand in its place, and nothing else
-    options.add(
-        "check", bench.check,
-        "Instead of one of these: run the rows of --floors in turn, print what each reaches of its ceiling, and "
-        "end with 4 where one is below the floor that it has on this card.");
-    options.add("floors", bench.floors, "Of --check: its rows, and the shares of their ceilings that cards must reach.")
-        .path("FILE");
-    options.add("rows", bench.rows, "Of --check: those of the rows to run; empty: all.").value("NAME,…");
+    options.add("check", bench.check,
+                "Run the rows of --floors instead, and print how much of its ceiling each reaches. Exit code 4 means "
+                "that one is below its regression threshold for this GPU.");
+    options.add("floors", bench.floors, "With --check: the file of rows and their regression thresholds.").path("FILE");
+    options.add("rows", bench.rows, "With --check: the rows to run; empty: all.").value("NAME,…");
     options
         .add("batch", bench.batch,
              "Rows of a step; 0: training.per_device_train_batch_size; of generate: answers at a time; 0: 1, 64 and "
@@ -37,21 +35,21 @@ void declare_bench(OptionSet& options, CommandLine& line) {
         .at_least(0);
     options.add("seq", bench.seq, "Tokens of a row; 0: model.max_seq_length; of generate: of a prompt; 0: 256.")
         .at_least(0);
-    options.add("new_tokens", bench.new_tokens, "Of generate: tokens of an answer.").at_least(2);
-    declare_adapters(options, bench.adapters, "Of generate: adapters that the rows have in turn.");
-    declare_kv_cache_dtype(options, bench.kv_cache_dtype, "Of generate. ");
+    options.add("new_tokens", bench.new_tokens, "With generate: tokens per completion.").at_least(2);
+    declare_adapters(options, bench.adapters, "With generate: adapters, assigned to the rows in turn.");
+    declare_kv_cache_dtype(options, bench.kv_cache_dtype, "With generate. ");
     options
         .add("min_seq", bench.min_seq,
              "Rows of unequal length, from this to seq (the same ones in each run); 0: all of seq.")
         .at_least(0);
-    options.add("accumulate", bench.accumulate, "Of step: micro-batches of a step, each of so many rows.").at_least(1);
+    options.add("accumulate", bench.accumulate, "With step: micro-batches per step.").at_least(1);
     options.add("steps", bench.steps, "Steps to measure.").at_least(1);
     options
         .add("warmup", bench.warmup,
              "Steps before measuring; -1: five, or as many as are predicted to end within a minute.")
         .at_least(-1);
     options.add("tune", bench.tune,
-                "Of gemm: time the library's algorithms, and print choices as the tables in cards/ hold them.");
+                "With gemm: time the library's algorithms and print choices in the format of cards/.");
     options.add("json", bench.json, "Print the results as JSON.");
 }
 
@@ -86,8 +84,7 @@ void declare_plan(OptionSet& options, CommandLine& line) {
              "the fastest mesh that fits is proposed, with the options that make it.")
         .at_least(1)
         .suggested_for({"num_gpus", "nproc_per_node"});
-    options.add("svg", plan.svg, "File for a picture of a step's memory over time, beside what is printed.")
-        .output("FILE");
+    options.add("svg", plan.svg, "SVG file to write: memory of a step over time.").output("FILE");
     options.add("json", plan.json, "Print the plan as one JSON object.");
 }
 

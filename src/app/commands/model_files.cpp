@@ -50,7 +50,7 @@ void declare_init(OptionSet& options, CommandLine& line) {
     options.add_choice(
         "quantize", init.quantize, {{"none", InitQuantize::none}, {"nf4", InitQuantize::nf4}},
         "nf4: projections in bitsandbytes' NF4 with double quantisation, their codes drawn as they are.");
-    options.add("tokenizer", init.tokenizer, "Folder whose tokenizer files are copied beside the weights.").path("DIR");
+    options.add("tokenizer", init.tokenizer, "Folder whose tokenizer files are copied to the output.").path("DIR");
     options.add("seed", init.seed, "Seed of the random weights.").at_least(0);
     options.add_choice("dtype", init.dtype, config::compute_types(), "Type of the weights that are not quantised.");
 }
@@ -157,8 +157,8 @@ void declare_quantize(OptionSet& options, CommandLine& line) {
         .known_elsewhere({"gptq", "awq", "aqlm", "hqq", "eetq", "fp8"}, "nf4 and int8 need no rows to be made of.")
         .suggested_for({"dtype"});
     options.add("precision", quantize.precision,
-                "Types of single modules, as in model.precision, whose default holds before --type. What transformers "
-                "cannot load of the result is told.");
+                "Types of single modules, as in model.precision, whose default holds before --type. The log names "
+                "what transformers cannot load of the result.");
     declare_shard_size(options, quantize.max_shard_size);
 }
 

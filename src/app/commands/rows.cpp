@@ -78,8 +78,9 @@ void declare_tokenize(OptionSet& options, CommandLine& line) {
     options.add("no_special", line.tokenize.no_special,
                 "Add no special tokens to a text; leave them out when decoding.");
     options
-        .add("measure", line.tokenize.measure,
-             "Encode the rows of {\"text\"} so many times and print the seconds of each round instead of ids.")
+        .add(
+            "measure", line.tokenize.measure,
+            "Benchmark: encode the {\"text\"} rows this many times and print the seconds of each round instead of ids.")
         .at_least(0);
 }
 

@@ -29,8 +29,8 @@ void declare_report(OptionSet& options, CommandLine& line) {
 void declare_replay(OptionSet& options, CommandLine& line) {
     options
         .add("file", line.replay.file,
-             "What a run wrote of a step that was not finite, or a spike: RUN/anomalies/step-N.json. Of the run's "
-             "folder run_config.json and the checkpoints are needed too.")
+             "The file that a run wrote for a non-finite step or a spike: RUN/anomalies/step-N.json. The run's folder "
+             "must also have run_config.json and the checkpoints.")
         .path("FILE")
         .argument()
         .must_be_given();

@@ -1,4 +1,4 @@
-#include "unsloth/config/settle.h"
+#include "unsloth/config/validate.h"
 
 #include <algorithm>
 #include <cmath>
@@ -17,7 +17,7 @@ namespace unsloth::config {
 namespace {
 
 /// What the option table says of options together.
-void settle_relations(LoadedConfig& loaded, Problems& problems) {
+void validate_relations(LoadedConfig& loaded, Errors& errors) {
     Config bound;
     OptionSet options;
     declare_options(options, bound);
@@ -25,7 +25,7 @@ void settle_relations(LoadedConfig& loaded, Problems& problems) {
     apply_conditional_defaults(options, loaded.given);
     std::vector<std::string> sections;
     for (const Section& section : options.sections()) sections.push_back(section.name);
-    check_relations(options, loaded.given, sections, problems, loaded.notes);
+    check_relations(options, loaded.given, sections, errors, loaded.notes);
     loaded.config = bound;
 }
 
@@ -36,10 +36,10 @@ void refuse_duplicates(const std::vector<std::string>& names, const char* option
 }
 
 /// The default of model.precision replaces load_in_8bit and load_in_4bit, which then say what it does.
-void settle_precision(LoadedConfig& loaded, Problems& problems) {
+void validate_precision(LoadedConfig& loaded, Errors& errors) {
     ModelOptions& model = loaded.config.model;
     const LoraOptions& lora = loaded.config.lora;
-    problems.check({"model.precision", "model.load_in_8bit", "model.load_in_4bit"}, [&] {
+    errors.check({"model.precision", "model.load_in_8bit", "model.load_in_4bit"}, [&] {
         const spec::PrecisionMap precision(model.precision);
         const spec::WeightType type = precision.of_default();
         if (type == spec::WeightType::automatic) return;
@@ -53,7 +53,7 @@ void settle_precision(LoadedConfig& loaded, Problems& problems) {
         becomes("model.load_in_8bit", model.load_in_8bit, type == spec::WeightType::int8);
         becomes("model.load_in_4bit", model.load_in_4bit, spec::is_4bit(type));
     });
-    problems.check({"model.precision", "lora.modules_to_save"}, [&] {
+    errors.check({"model.precision", "lora.modules_to_save"}, [&] {
         const spec::PrecisionMap precision(model.precision);
         const auto trains = [&](const char* module, bool named) {
             const auto& saved = lora.modules_to_save;
@@ -67,19 +67,19 @@ void settle_precision(LoadedConfig& loaded, Problems& problems) {
     });
 }
 
-void check_lora(const LoraOptions& lora, Problems& problems) {
-    problems.check({"lora.target_modules"}, [&] {
+void check_lora(const LoraOptions& lora, Errors& errors) {
+    errors.check({"lora.target_modules"}, [&] {
         if (lora.target_modules.empty())
             throw usage_error("lora.target_modules is empty: nothing would get an adapter",
                               "Name at least one projection, such as q_proj.");
         refuse_duplicates(lora.target_modules, "lora.target_modules");
     });
-    problems.check({"lora.layers_to_transform"}, [&] {
+    errors.check({"lora.layers_to_transform"}, [&] {
         if (lora.layers_to_transform && lora.layers_to_transform->empty())
             throw usage_error("lora.layers_to_transform is empty: no layer would get an adapter",
                               "null means all layers.");
     });
-    problems.check({"lora.modules_to_save"}, [&] { refuse_duplicates(lora.modules_to_save, "lora.modules_to_save"); });
+    errors.check({"lora.modules_to_save"}, [&] { refuse_duplicates(lora.modules_to_save, "lora.modules_to_save"); });
 }
 
 void check_weights(const DataOptions& data) {
@@ -91,57 +91,57 @@ void check_weights(const DataOptions& data) {
 }
 
 /// The best evaluation is by a value that evaluations have.
-void check_best(const Config& config, Problems& problems) {
+void check_best(const Config& config, Errors& errors) {
     const TrainingOptions& t = config.training;
-    problems.check({"training.metric_for_best_model", "training.objective", "data.eval_files", "training.eval_metric"},
-                   [&] {
-                       std::vector<std::string> known = {"eval_loss", "eval_token_accuracy", "eval_perplexity"};
-                       const char* const judged = t.eval_metric == AnswerMetric::regex ? "regex" : "exact_match";
-                       if (t.eval_metric != AnswerMetric::none) known.push_back(cat("eval_", judged));
-                       for (const auto& [name, file] : config.data.eval_files) {
-                           known.push_back(cat("eval_", name, "_loss"));
-                           if (t.eval_metric != AnswerMetric::none) known.push_back(cat("eval_", name, "_", judged));
-                       }
-                       const std::string metric = best_metric(t);
-                       const bool has = std::find(known.begin(), known.end(), metric) != known.end();
-                       // The figures of other objectives are their own to name: the first evaluation knows them.
-                       if (has || t.objective != Objective::sft) return;
-                       std::string all;
-                       for (const std::string& name : known) all += (all.empty() ? "" : ", ") + name;
-                       throw usage_error(cat("training.metric_for_best_model: an evaluation has no ", metric),
-                                         cat("It has ", all, "."));
-                   });
+    errors.check({"training.metric_for_best_model", "training.objective", "data.eval_files", "training.eval_metric"},
+                 [&] {
+                     std::vector<std::string> known = {"eval_loss", "eval_token_accuracy", "eval_perplexity"};
+                     const char* const judged = t.eval_metric == AnswerMetric::regex ? "regex" : "exact_match";
+                     if (t.eval_metric != AnswerMetric::none) known.push_back(cat("eval_", judged));
+                     for (const auto& [name, file] : config.data.eval_files) {
+                         known.push_back(cat("eval_", name, "_loss"));
+                         if (t.eval_metric != AnswerMetric::none) known.push_back(cat("eval_", name, "_", judged));
+                     }
+                     const std::string metric = best_metric(t);
+                     const bool has = std::find(known.begin(), known.end(), metric) != known.end();
+                     // The figures of other objectives are their own to name: the first evaluation knows them.
+                     if (has || t.objective != Objective::sft) return;
+                     std::string all;
+                     for (const std::string& name : known) all += (all.empty() ? "" : ", ") + name;
+                     throw usage_error(cat("training.metric_for_best_model: an evaluation has no ", metric),
+                                       cat("It has ", all, "."));
+                 });
 }
 
-void check_evaluation(const Config& config, Problems& problems) {
+void check_evaluation(const Config& config, Errors& errors) {
     const DataOptions& data = config.data;
-    problems.check({"data.eval_files"}, [&] {
+    errors.check({"data.eval_files"}, [&] {
         constexpr const char* allowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.";
         for (const auto& [name, file] : data.eval_files)
             if (name.empty() || file.empty() || name.find_first_not_of(allowed) != std::string::npos)
                 throw usage_error(cat("data.eval_files: '", name, "': '", file, "' is no name and file"),
                                   "Names are of letters, digits, _, - and .: they become keys such as eval_NAME_loss.");
     });
-    problems.check({"data.val_size"}, [&] {
+    errors.check({"data.val_size"}, [&] {
         if (data.val_size >= 1 && std::floor(data.val_size) != data.val_size)
             throw usage_error(
                 cat("data.val_size: expected a fraction below 1 or a whole number of rows, found ", data.val_size));
     });
 }
 
-void check_training(const TrainingOptions& training, Problems& problems) {
-    problems.check({"training.output_dir"}, [&] {
+void check_training(const TrainingOptions& training, Errors& errors) {
+    errors.check({"training.output_dir"}, [&] {
         if (training.output_dir.empty())
             throw usage_error("training.output_dir is empty", "Name a folder to write to.");
     });
-    problems.check({"training.lr_scheduler_type", "training.lr_scheduler_kwargs"}, [&] {
+    errors.check({"training.lr_scheduler_type", "training.lr_scheduler_kwargs"}, [&] {
         // Throws for what it cannot read. Where the rate comes from a rule, the trainer settles it and calls again.
         if (training.learning_rate) schedule_options(training, /*total_steps=*/0);
     });
 }
 
 /// Of report_to: wandb is TensorBoard's files, and the endpoint has a port.
-void settle_reports(LoadedConfig& loaded, Problems& problems) {
+void validate_reports(LoadedConfig& loaded, Errors& errors) {
     std::vector<std::string>& names = loaded.config.training.report_to;
     LoggingOptions& logging = loaded.config.logging;
     const auto has = [&](const char* name) { return std::find(names.begin(), names.end(), name) != names.end(); };
@@ -154,8 +154,8 @@ void settle_reports(LoadedConfig& loaded, Problems& problems) {
     }
     if (logging.metrics_port > 0 && !has("prometheus")) names.emplace_back("prometheus");
     if (has("prometheus") && logging.metrics_port == 0) logging.metrics_port = 9400;
-    problems.check({"training.report_to"}, [&] { refuse_duplicates(names, "training.report_to"); });
-    problems.check({"training.report_to", "logging.metrics_file"}, [&] {
+    errors.check({"training.report_to"}, [&] { refuse_duplicates(names, "training.report_to"); });
+    errors.check({"training.report_to", "logging.metrics_file"}, [&] {
         if (has("html") && logging.metrics_file.empty())
             throw usage_error("training.report_to html draws what logging.metrics_file holds, which is none",
                               "Give logging.metrics_file a name, or leave html out.");
@@ -169,10 +169,10 @@ void require_distributed(const Config& config) {
     OptionSet options;
     declare_options(options, bound);
     bound = config;  // the options are bound to `bound`
-    Problems problems;
+    Errors errors;
     std::vector<std::string> notes;
-    check_relations(options, {}, {"distributed"}, problems, notes);
-    problems.raise();
+    check_relations(options, {}, {"distributed"}, errors, notes);
+    errors.raise();
 }
 
 void check_device(const std::string& device, const std::string& option) {
@@ -186,27 +186,27 @@ void check_device(const std::string& device, const std::string& option) {
     throw usage_error(cat(option, ": expected auto, cpu, cuda or cuda:N, found '", device, "'"));
 }
 
-void settle(LoadedConfig& loaded, Problems& problems) {
-    settle_relations(loaded, problems);
+void validate(LoadedConfig& loaded, Errors& errors) {
+    validate_relations(loaded, errors);
     const Config& config = loaded.config;
     if (config.lora.finetuning_type == FinetuningType::lora) {
-        settle_precision(loaded, problems);
-        check_lora(config.lora, problems);
+        validate_precision(loaded, errors);
+        check_lora(config.lora, errors);
     }
-    settle_reports(loaded, problems);
-    problems.check({"data.datasets"}, [&] { check_weights(config.data); });
-    check_evaluation(config, problems);
-    check_best(config, problems);
-    check_training(config.training, problems);
-    problems.check({"model.device_map"}, [&] { (void)DeviceMap(config.model); });
-    problems.check({"distill.teacher_device_map"}, [&] {
+    validate_reports(loaded, errors);
+    errors.check({"data.datasets"}, [&] { check_weights(config.data); });
+    check_evaluation(config, errors);
+    check_best(config, errors);
+    check_training(config.training, errors);
+    errors.check({"model.device_map"}, [&] { (void)DeviceMap(config.model); });
+    errors.check({"distill.teacher_device_map"}, [&] {
         ModelOptions teacher = config.model;
         teacher.device_map = config.distill.teacher_device_map;
         (void)DeviceMap(teacher);
     });
-    problems.check({"model.max_memory"}, [&] { max_memory(config.model, 0); });
-    problems.check({"hardware.allocator"}, [&] { (void)allocator_settings(config.hardware); });
-    problems.check({"hardware.device"}, [&] { check_device(config.hardware.device, "hardware.device"); });
+    errors.check({"model.max_memory"}, [&] { max_memory(config.model, 0); });
+    errors.check({"hardware.allocator"}, [&] { (void)allocator_settings(config.hardware); });
+    errors.check({"hardware.device"}, [&] { check_device(config.hardware.device, "hardware.device"); });
 }
 
 }  // namespace unsloth::config

@@ -1,4 +1,4 @@
-// The mistakes of a configuration, gathered so that a user reads all of them at once.
+// The errors of a configuration, gathered so that a user reads all of them at once.
 #pragma once
 
 #include <set>
@@ -12,24 +12,24 @@ namespace unsloth::config {
 /// Names of options ("lora.r") or of whole sections ("lora").
 using Names = std::vector<std::string>;
 
-class Problems {
+class Errors {
   public:
-    /// Keeps a mistake that leaves open what `doubtful` was meant to be.
-    void add(const Error& mistake, const Names& doubtful = {});
+    /// Keeps an error that leaves open what `doubtful` was meant to be.
+    void add(const Error& error, const Names& doubtful = {});
 
     /// Runs `work` and keeps the usage Error that it throws.
     template <class Work>
     void collect(const Names& doubtful, const Work& work) {
         try {
             work();
-        } catch (const Error& mistake) {
-            if (mistake.kind() != ErrorKind::usage) throw;
-            add(mistake, doubtful);
+        } catch (const Error& error) {
+            if (error.kind() != ErrorKind::usage) throw;
+            add(error, doubtful);
         }
     }
 
     /// The same for a check of what `options` say together. It is left out when one of them is in doubt: what it would
-    /// find may follow from a mistake that is told already.
+    /// find may follow from an error that is reported already.
     template <class Work>
     void check(const Names& options, const Work& work) {
         if (!in_doubt(options)) collect({}, work);
@@ -41,7 +41,7 @@ class Problems {
   private:
     bool in_doubt(const Names& options) const;
 
-    std::vector<std::string> mistakes_;
+    std::vector<std::string> messages_;
     std::set<std::string> doubtful_;
 };
 

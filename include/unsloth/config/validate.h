@@ -4,12 +4,12 @@
 #include <string>
 
 #include "unsloth/config/config.h"
-#include "unsloth/config/problems.h"
+#include "unsloth/config/errors.h"
 
 namespace unsloth::config {
 
-/// Fills in what follows from the given options, adds notes, and adds contradictions to `problems`.
-void settle(LoadedConfig& loaded, Problems& problems);
+/// Fills in what follows from the given options, adds notes, and adds contradictions to `errors`.
+void validate(LoadedConfig& loaded, Errors& errors);
 
 /// Usage Error that names `option` for anything but auto, cpu, cuda and cuda:N.
 void check_device(const std::string& device, const std::string& option);
