@@ -184,6 +184,12 @@ class FlagReader {
     std::size_t next_ = 0;
 };
 
+/// Of one option. A shorthand such as --fp16 is a value, so that the later flag wins.
+bool are_two_names(const Assignment& one, const Assignment& other) {
+    const auto is_name = [](const Alias* alias) { return alias == nullptr || !alias->when_true; };
+    return one.alias != other.alias && is_name(one.alias) && is_name(other.alias);
+}
+
 }  // namespace
 
 std::vector<Assignment> parse_flags(const std::vector<std::string>& arguments, const OptionSet& options,
@@ -208,7 +214,7 @@ void apply(const std::vector<Assignment>& assignments, ParseRecord& record) {
         record.errors.collect({option.full_name()}, [&] {
             const Json before = option.get();
             assign(option, assignment.value, assignment.origin, record.notes);
-            if (!is_first && earlier->second->alias != assignment.alias && option.get() != before)
+            if (!is_first && are_two_names(*earlier->second, assignment) && option.get() != before)
                 throw usage_error(cat(earlier->second->origin, " and ", assignment.origin, " contradict each other"),
                                   cat("Both set ", option.full_name(), "; leave one out."));
         });
