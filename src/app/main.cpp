@@ -15,6 +15,7 @@
 
 #include "app/build_facts.h"
 #include "app/command_line/command_line.h"
+#include "app/command_line/commands.h"
 #include "app/commands.h"
 #include "app/paths.h"
 #include "unsloth/core/error.h"
@@ -54,14 +55,10 @@ int processes_of_launcher() {
 }
 
 /// Ranks would each do the whole work of a command that runs in one process, and write the same files.
-void refuse_several_ranks(const CommandLine& line) {
-    constexpr Command alone[] = {Command::augment, Command::score,     Command::generate, Command::evaluate,
-                                 Command::init,    Command::exporting, Command::merge,    Command::quantize,
-                                 Command::tune,    Command::replay};
+void refuse_several_ranks(const CommandInfo& command, const CommandLine& line) {
     const int processes = processes_of_launcher();
     const bool checks = line.command == Command::bench && line.bench.check;
-    if (processes == 1 || (!checks && std::find(std::begin(alone), std::end(alone), line.command) == std::end(alone)))
-        return;
+    if (processes == 1 || (!checks && !command.alone)) return;
     throw usage_error(
         cat(line.name, checks ? " --check" : "", " runs in one process, and a launcher started ", processes),
         cat("Write: unsloth-train ", line.name,
@@ -69,82 +66,15 @@ void refuse_several_ranks(const CommandLine& line) {
 }
 
 int run(const CommandLine& line, const std::vector<std::string>& arguments) {
-    refuse_several_ranks(line);
+    if (line.command == Command::help) return print(help_text(line.help_topic)), 0;
+    if (line.command == Command::version) return print(version_text()), 0;
+    const CommandInfo& command = command_named(line.name);
+    refuse_several_ranks(command, line);
     log::set_level(log::parse_level(line.log_level));
     if (line.command != Command::train)  // which says them once for all ranks
         for (const auto& note : line.loaded.notes) log::info(note);
     require_outputs(line);
-    switch (line.command) {
-        case Command::train:
-            return run_train(line, arguments);
-        case Command::launch:
-            return run_launch(line);
-        case Command::config:
-            run_config(line);
-            break;
-        case Command::importing:
-            return run_import(line) ? 0 : code_of(ErrorKind::usage);
-        case Command::data:
-            return run_data(line) ? 0 : code_of(ErrorKind::input);
-        case Command::augment:
-            run_augment(line);
-            break;
-        case Command::score:
-            run_score(line);
-            break;
-        case Command::generate:
-            run_generate(line);
-            break;
-        case Command::evaluate:
-            run_evaluate(line);
-            break;
-        case Command::tokenize:
-            run_tokenize(line);
-            break;
-        case Command::inspect:
-            return run_inspect(line) ? 0 : code_of(ErrorKind::input);
-        case Command::init:
-            run_init(line);
-            break;
-        case Command::exporting:
-            run_export(line);
-            break;
-        case Command::merge:
-            run_merge(line);
-            break;
-        case Command::quantize:
-            run_quantize(line);
-            break;
-        case Command::bench:
-            run_bench(line, arguments);
-            break;
-        case Command::tune:
-            run_tune(line);
-            break;
-        case Command::plan:
-            return run_plan(line) ? 0 : code_of(ErrorKind::runtime);
-        case Command::doctor:
-            return run_doctor(line) ? 0 : code_of(ErrorKind::runtime);
-        case Command::watch:
-            run_watch(line);
-            break;
-        case Command::compare:
-            run_compare(line);
-            break;
-        case Command::report:
-            run_report(line);
-            break;
-        case Command::replay:
-            run_replay(line);
-            break;
-        case Command::help:
-            print(help_text(line.help_topic));
-            break;
-        case Command::version:
-            print(version_text());
-            break;
-    }
-    return 0;
+    return command.run(line, arguments);
 }
 
 // Libraries put stack traces behind the first line; those who ask for detail get them.

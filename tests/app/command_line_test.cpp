@@ -103,7 +103,8 @@ TEST(CommandLine, GenerateTakesAPromptOrAFile) {
     EXPECT_TRUE(line.generate.json);
     EXPECT_FALSE(line.generate.raw);
     EXPECT_TRUE(app::parse_command_line({"generate", "--path", "m", "--prompt", "p", "--raw"}).generate.raw);
-    EXPECT_CONTAINS(error_of({"generate", "--path", "m", "--file", "p", "--raw"}), "--raw only with --prompt");
+    EXPECT_CONTAINS(error_of({"generate", "--path", "m", "--file", "p", "--raw"}),
+                    "--raw cannot be combined with --file");
     EXPECT_EQ(app::parse_command_line({"generate", "--path", "m", "--file", "p"}).generate.file, "p");
     EXPECT_CONTAINS(error_of({"generate", "--path", "m"}), "generate needs --prompt, --file or --chat");
     EXPECT_CONTAINS(error_of({"generate", "--path", "m", "--prompt", "a", "--file", "b"}), "not both");
@@ -180,7 +181,7 @@ TEST(CommandLine, GenerateTakesSamplingAndTheSizeOfItsCache) {
         more.insert(more.begin(), {"generate", "--path", "m", "--prompt", "p"});
         return error_of(more);
     };
-    EXPECT_CONTAINS(refused({"--adapter", "law=a"}), "--adapter only with --file");
+    EXPECT_CONTAINS(refused({"--adapter", "law=a"}), "--adapter needs --file");
     const auto refused_file = [](std::vector<std::string> more) {
         more.insert(more.begin(), {"generate", "--path", "m", "--file", "f"});
         return error_of(more);
@@ -193,12 +194,12 @@ TEST(CommandLine, GenerateTakesSamplingAndTheSizeOfItsCache) {
     EXPECT_CONTAINS(refused({"--logit_bias", R"({"the": 1})"}), "'the' is no token's id");
     EXPECT_CONTAINS(refused({"--kv_memory", "much"}), "--kv_cache_memory");
     EXPECT_CONTAINS(refused({"--stop", R"([""])"}), "an empty text");
-    EXPECT_CONTAINS(refused({"--logprobs"}), "--logprobs only with --json");
-    EXPECT_CONTAINS(refused({"--stream", "--n", "2"}), "--stream without");
-    EXPECT_CONTAINS(refused({"--chat", "--json"}), "--chat without");
+    EXPECT_CONTAINS(refused({"--logprobs"}), "--logprobs needs --json");
+    EXPECT_CONTAINS(refused({"--stream", "--n", "2"}), "--stream cannot be combined with --n");
+    EXPECT_CONTAINS(refused({"--chat", "--json"}), "--chat cannot be combined with --json");
     EXPECT_CONTAINS(refused({"--stop", ""}), "an empty text");
-    EXPECT_CONTAINS(refused({"--n", "2"}), "--n only applies with --temperature");
-    EXPECT_CONTAINS(refused({"--min_p", "0.1"}), "serve --temperature");
+    EXPECT_CONTAINS(refused({"--n", "2"}), "--n only applies with --temperature: without it, decoding is greedy");
+    EXPECT_CONTAINS(refused({"--min_p", "0.1"}), "--min_p only applies with --temperature");
     EXPECT_CONTAINS(refused({"--temperature", "-1"}), ">= 0");
     EXPECT_CONTAINS(refused({"--top_p", "0"}), "> 0");
 }
@@ -217,9 +218,9 @@ TEST(CommandLine, Evaluate) {
                   .loaded.config.data.val_size,
               3);
     EXPECT_CONTAINS(error_of({"evaluate", "--path", "m", "--eval_file", "e", "--answer_regex", "a"}),
-                    "only with --metric");
+                    "--answer_regex only applies with --metric");
     EXPECT_CONTAINS(error_of({"evaluate", "--path", "m", "--eval_file", "e", "--metric", "regex"}),
-                    "needs --answer_regex");
+                    "--metric regex needs --answer_regex");
 }
 
 TEST(CommandLine, DataAndItsAugmentation) {
@@ -308,7 +309,7 @@ TEST(CommandLine, TokenizeInspectInitBench) {
     EXPECT_EQ(check.rows, (std::vector<std::string>{"a", "b c"}));
     EXPECT_TRUE(check.floors.ends_with(".json"));
     for (const char* option : {"--rows", "--floors"})
-        EXPECT_CONTAINS(error_of({"bench", "ops", option, "x"}), "--floors and --rows only with --check");
+        EXPECT_CONTAINS(error_of({"bench", "ops", option, "x"}), std::string(option) + " only applies with --check");
     for (const auto& arguments : {std::vector<std::string>{"bench"}, {"bench", "stp"}})
         EXPECT_FALSE(contains(error_of(arguments), "model.path")) << "it is not known what needs one";
 }
@@ -355,7 +356,8 @@ TEST(CommandLine, MergeAndQuantize) {
     EXPECT_CONTAINS(error_of({"merge", "--out", "o"}), "merge needs --model.adapter_name_or_path");
     EXPECT_CONTAINS(error_of({"merge", "--adapter", "a"}), "merge needs --out");
     EXPECT_CONTAINS(error_of({"merge", "--adapter", "a", "--out", "o", "--dtype", "int4"}), "--dtype");
-    EXPECT_CONTAINS(error_of({"merge", "--adapter", "a", "--out", "o", "--no_verify", "--verify", "x"}), "not both");
+    EXPECT_CONTAINS(error_of({"merge", "--adapter", "a", "--out", "o", "--no_verify", "--verify", "x"}),
+                    "--no_verify cannot be combined with --verify");
     EXPECT_CONTAINS(error_of({"merge", "--adapter", "a", "--out", "o", "--device", "cuda:x"}),
                     "--device: expected auto, cpu");
     EXPECT_CONTAINS(error_of({"merge", "--adapter", "a", "--out", "o", "--tolerance", "-1"}), "--tolerance");

@@ -80,21 +80,6 @@ void check_generate(const GenerateRequest& generate, Presence presence) {
     const bool file = !generate.file.empty();
     presence.refuse(presence.has("prompt") && file, "generate takes --prompt or --file, not both");
     presence.need(generate.chat || file || presence.has("prompt"), {"prompt", "file"}, "--prompt, --file or --chat");
-    presence.refuse(generate.raw && file,
-                    "generate takes --raw only with --prompt: rows of {\"text\"} are raw, {\"messages\"} are not");
-    presence.refuse(generate.chat && (file || generate.raw || generate.json || generate.n > 1),
-                    "generate takes --chat without --file, --raw, --json and --n");
-    presence.refuse(generate.stream && (file || generate.json || generate.n > 1),
-                    "generate takes --stream without --file, --json and --n: one text comes at a time");
-    presence.refuse(!generate.adapters.typed.empty() && !file,
-                    "generate takes --adapter only with --file, whose rows name them; --prompt and --chat take "
-                    "--model.adapter_name_or_path");
-    presence.refuse(generate.logprobs && !generate.json, "generate takes --logprobs only with --json");
-    if (generate.sampling.temperature > 0) return;
-    const std::string greedy = ": without it, decoding is greedy. Set --temperature 0.7, for instance";
-    presence.refuse(generate.n > 1, "--n only applies with --temperature" + greedy);
-    presence.refuse(generate.sampling.top_p < 1 || generate.sampling.top_k > 0 || generate.sampling.min_p > 0,
-                    "--top_p, --top_k and --min_p only apply with --temperature" + greedy);
 }
 
 void read_folders(NamedFolders& adapters) {
@@ -147,13 +132,6 @@ void read_texts(CommandLine& line, Errors& errors) {
     });
 }
 
-void check_metric(const EvaluateRequest& evaluate, Presence& presence) {
-    const bool judges = evaluate.metric != AnswerMetric::none, by_pattern = evaluate.metric == AnswerMetric::regex;
-    presence.refuse(!judges && !evaluate.answer_regex.empty(), "evaluate takes --answer_regex only with --metric");
-    presence.refuse(!judges && !evaluate.answers.empty(), "evaluate takes --answers only with --metric");
-    presence.refuse(by_pattern && evaluate.answer_regex.empty(), "evaluate --metric regex needs --answer_regex");
-}
-
 void check_presence(const CommandLine& line, Presence presence, Errors& errors) {
     const Config& config = line.loaded.config;
     switch (line.command) {
@@ -169,7 +147,6 @@ void check_presence(const CommandLine& line, Presence presence, Errors& errors) 
             break;
         case Command::evaluate:
             presence.need_base(config), presence.need_evaluation_rows(config.data);
-            check_metric(line.evaluate, presence);
             break;
         case Command::init:
             presence.need_exactly_one("shape", "model_config");
@@ -183,8 +160,6 @@ void check_presence(const CommandLine& line, Presence presence, Errors& errors) 
         case Command::bench:
             presence.need(presence.has("what") || line.bench.check, {"what"}, "step|ops|gemm|nf4|scaling|comm|generate",
                           "Or --check. unsloth-train help bench says what each measures.");
-            presence.refuse(!line.bench.check && (presence.has("floors") || presence.has("rows")),
-                            "bench takes --floors and --rows only with --check");
             errors.check({"what"}, [&] {
                 if (!presence.has("what")) return;
                 if (line.bench.what == BenchSubject::step) presence.called("bench step").need_model(config);
@@ -200,8 +175,6 @@ void check_presence(const CommandLine& line, Presence presence, Errors& errors) 
             presence.need_train_file(config.data, true);
             break;
         case Command::merge:
-            presence.refuse(line.merge.no_verify && !line.merge.verify.empty(),
-                            "merge takes --verify or --no_verify, not both");
             errors.check({"device"}, [&] { config::check_device(line.merge.device, "--device"); });
             break;
         case Command::config:
@@ -260,6 +233,7 @@ void read_arguments(const CommandInfo& command, const std::vector<std::string>& 
         config::validate(line.loaded, record.errors);
         line.log_level = line.loaded.config.logging.level;
     }
+    check_relations(options, record.given, {""}, record.errors, line.loaded.notes);
     read_texts(line, record.errors);
     check_presence(line, presence, record.errors);
     record.errors.raise();

@@ -29,6 +29,9 @@ struct CommandInfo {
     std::string summary;  ///< one line
     ConfigUse use;        ///< empty: it takes no --config
     void (*declare)(OptionSet& options, CommandLine& line);
+    /// Runs it to the end; the exit code. `arguments`: those that `line` was read from.
+    int (*run)(const CommandLine& line, const std::vector<std::string>& arguments);
+    bool alone = false;  ///< in one process: several ranks would each do the whole work
 
     bool takes_config() const { return !use.names.empty(); }
 };

@@ -12,12 +12,22 @@ void declare_sampling(OptionSet& options, GenerateRequest& generate) {
         .add("top_p", sampling.top_p,
              "Sample from the smallest set of most likely tokens whose probabilities sum to this (nucleus sampling).")
         .above(0)
-        .at_most(1);
-    options.add("top_k", sampling.top_k, "Sample from this many of the most likely tokens; 0: from all.").at_least(0);
+        .at_most(1)
+        .only_with("temperature")
+        .because("without it, decoding is greedy")
+        .or_else("Set --temperature 0.7, for instance.");
+    options.add("top_k", sampling.top_k, "Sample from this many of the most likely tokens; 0: from all.")
+        .at_least(0)
+        .only_with("temperature")
+        .because("without it, decoding is greedy")
+        .or_else("Set --temperature 0.7, for instance.");
     options
         .add("min_p", sampling.min_p, "Sample from tokens whose probability is at least this share of the highest one.")
         .at_least(0)
-        .at_most(1);
+        .at_most(1)
+        .only_with("temperature")
+        .because("without it, decoding is greedy")
+        .or_else("Set --temperature 0.7, for instance.");
     options
         .add("repetition_penalty", sampling.repetition_penalty,
              "Penalty on tokens of the prompt or completion: positive logits are divided by it, negative ones "
@@ -61,7 +71,9 @@ void declare_generate(OptionSet& options, CommandLine& line) {
     options.add("prompt", line.generate.prompt,
                 "Prompt: a user message for the chat template of data.template, the adapter's run or the model. "
                 "Without any template, plain text.");
-    options.add("raw", line.generate.raw, "Use --prompt as plain text, without a chat template.");
+    options.add("raw", line.generate.raw, "Use --prompt as plain text, without a chat template.")
+        .not_with("file")
+        .because("its rows of {\"text\"} are plain text already");
     options
         .add("file", line.generate.file,
              "File of prompts, instead of --prompt. JSON Lines of {\"text\"} (plain text), {\"prompt\"} (as --prompt) "
@@ -70,26 +82,39 @@ void declare_generate(OptionSet& options, CommandLine& line) {
     declare_adapters(options, line.generate.adapters,
                      "Adapters for rows of --file (\"adapter\": \"NAME\"), decoded in one batch. Rows without a name "
                      "use the base. May be given several times.");
+    options.at("adapter").needs({"file"}).or_else("One adapter for all prompts is --model.adapter_name_or_path DIR.");
     options.add("max_new_tokens", line.generate.max_new_tokens, "Longest answer in tokens.")
         .at_least(1)
         .suggested_for({"max_tokens", "max_length"});
     options.add("json", line.generate.json, "Print one JSON object with prompt_ids, ids and text per completion.");
-    options.add("logprobs", line.generate.logprobs,
-                "With --json: the model's log-probability of each completion token.");
+    options
+        .add("logprobs", line.generate.logprobs, "With --json: the model's log-probability of each completion token.")
+        .needs({"json"});
     declare_sampling(options, line.generate);
     options.add("n", line.generate.n, "Completions per prompt, sampled independently.")
         .at_least(1)
-        .suggested_for({"num_return_sequences", "best_of"});
+        .suggested_for({"num_return_sequences", "best_of"})
+        .only_with("temperature")
+        .because("without it, decoding is greedy")
+        .or_else("Set --temperature 0.7, for instance.");
     options
         .add("stop", line.generate.stop,
              "Stop text, which is not part of the completion. May be given several times, or as a JSON list of texts.")
         .value("TEXT")
         .verbatim()
         .suggested_for({"stop_strings", "stop_sequences"});
-    options.add("stream", line.generate.stream, "Stream the completion of --prompt.");
-    options.add(
-        "chat", line.generate.chat,
-        "Chat: each line of standard input is the next user message of one conversation. --prompt is the first.");
+    options.add("stream", line.generate.stream, "Stream the completion of --prompt.")
+        .not_with("file")
+        .not_with("json")
+        .not_with("n")
+        .because("it prints one completion");
+    options
+        .add("chat", line.generate.chat,
+             "Chat: each line of standard input is the next user message of one conversation. --prompt is the first.")
+        .not_with("file")
+        .not_with("raw")
+        .not_with("json")
+        .not_with("n");
     options.add("max_num_seqs", line.generate.max_rows, "Sequences that are decoded in one batch; others wait.")
         .at_least(1)
         .at_most(4096)
@@ -123,16 +148,20 @@ void declare_kv_cache_dtype(OptionSet& options, KvCacheDtype& dtype, const std::
 
 void declare_evaluate(OptionSet& options, CommandLine& line) {
     EvaluateRequest& evaluate = line.evaluate;
-    options.add_choice(
-        "metric", evaluate.metric, answer_metrics(),
-        "Also score greedy completions of each example's prompt. exact_match: share of completions equal to the "
-        "expected one, after --answer_regex if given. regex: share in which --answer_regex matches.");
+    options
+        .add_choice(
+            "metric", evaluate.metric, answer_metrics(),
+            "Also score greedy completions of each example's prompt. exact_match: share of completions equal to the "
+            "expected one, after --answer_regex if given. regex: share in which --answer_regex matches.")
+        .needs({"answer_regex"})
+        .when({"regex"});
     options
         .add("answer_regex", evaluate.answer_regex,
              "Regular expression (PCRE) that extracts the answer, by its first group or the whole match. The last "
              "match counts. GSM8K: '#### (-?[0-9.,]+)'.")
         .value("REGEX")
-        .suggested_for({"regex", "pattern"});
+        .suggested_for({"regex", "pattern"})
+        .only_with("metric");
     options.add("max_new_tokens", evaluate.max_new_tokens, "Longest answer in tokens.")
         .at_least(1)
         .suggested_for({"max_tokens", "max_length"});
@@ -140,7 +169,8 @@ void declare_evaluate(OptionSet& options, CommandLine& line) {
         .add("answers", evaluate.answers,
              "JSON Lines file to write, with --metric: prompt, expected and actual completion of every example, and "
              "whether it is correct.")
-        .output("FILE");
+        .output("FILE")
+        .only_with("metric");
     options.add("json", evaluate.json, "Print the results as one JSON object.");
 }
 

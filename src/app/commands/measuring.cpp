@@ -26,8 +26,10 @@ void declare_bench(OptionSet& options, CommandLine& line) {
     options.add("check", bench.check,
                 "Run the rows of --floors instead, and print how much of its ceiling each reaches. Exit code 4 means "
                 "that one is below its regression threshold for this GPU.");
-    options.add("floors", bench.floors, "With --check: the file of rows and their regression thresholds.").path("FILE");
-    options.add("rows", bench.rows, "With --check: the rows to run; empty: all.").value("NAME,…");
+    options.add("floors", bench.floors, "With --check: the file of rows and their regression thresholds.")
+        .path("FILE")
+        .only_with("check");
+    options.add("rows", bench.rows, "With --check: the rows to run; empty: all.").value("NAME,…").only_with("check");
     options
         .add("batch", bench.batch,
              "Rows of a step; 0: training.per_device_train_batch_size; of generate: answers at a time; 0: 1, 64 and "

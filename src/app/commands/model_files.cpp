@@ -132,7 +132,7 @@ void declare_merge(OptionSet& options, CommandLine& line) {
              "Text, or file of rows, on which the merged model's logits are compared with those of base and adapter; "
              "empty: a text and token rows of the program's own.")
         .path("TEXT|FILE");
-    options.add("no_verify", merge.no_verify, "Do not compare the logits.");
+    options.add("no_verify", merge.no_verify, "Do not compare the logits.").not_with("verify");
     options
         .add("tolerance", merge.tolerance,
              "Largest relative difference of the logits; none: 1e-4 for fp32, 1e-2 for fp16, 5e-2 for bf16, 0.7 for "
