@@ -20,7 +20,7 @@ LoadedConfig load_config(const std::optional<std::filesystem::path>& file, const
     apply(assignments, record);
     loaded.notes = std::move(record.notes);
     loaded.given = std::move(record.given);
-    validate(loaded, record.errors);
+    validate(loaded, options, record.errors);
     record.errors.raise();
     return loaded;
 }

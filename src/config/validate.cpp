@@ -17,16 +17,12 @@ namespace unsloth::config {
 namespace {
 
 /// What the option table says of options together.
-void validate_relations(LoadedConfig& loaded, Errors& errors) {
-    Config bound;
-    OptionSet options;
-    declare_options(options, bound);
-    bound = loaded.config;  // the options are bound to `bound`
+void validate_relations(LoadedConfig& loaded, OptionSet& options, Errors& errors) {
     apply_conditional_defaults(options, loaded.given);
-    std::vector<std::string> sections;
-    for (const Section& section : options.sections()) sections.push_back(section.name);
+    Names sections;
+    for (const Section& section : options.sections())
+        if (!section.name.empty()) sections.push_back(section.name);
     check_relations(options, loaded.given, sections, errors, loaded.notes);
-    loaded.config = bound;
 }
 
 void refuse_duplicates(const std::vector<std::string>& names, const char* option) {
@@ -186,8 +182,8 @@ void check_device(const std::string& device, const std::string& option) {
     throw usage_error(cat(option, ": expected auto, cpu, cuda or cuda:N, found '", device, "'"));
 }
 
-void validate(LoadedConfig& loaded, Errors& errors) {
-    validate_relations(loaded, errors);
+void validate(LoadedConfig& loaded, OptionSet& options, Errors& errors) {
+    validate_relations(loaded, options, errors);
     const Config& config = loaded.config;
     if (config.lora.finetuning_type == FinetuningType::lora) {
         validate_precision(loaded, errors);

@@ -191,9 +191,12 @@ ImportedConfig Importer::finish(std::string program) {
     result_.json = written.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
     result_.program = std::move(program);
 
-    LoadedConfig loaded{config_, {}, given_};
+    LoadedConfig loaded;
+    OptionSet options;
+    config::declare_options(options, loaded.config);
+    loaded.config = config_, loaded.given = given_;  // the options are bound to these
     Errors errors;
-    validate(loaded, errors);
+    validate(loaded, options, errors);
     try {
         errors.raise();
     } catch (const Error& refused) {

@@ -5,11 +5,13 @@
 
 #include "unsloth/config/config.h"
 #include "unsloth/config/errors.h"
+#include "unsloth/config/option_set.h"
 
 namespace unsloth::config {
 
-/// Fills in what follows from the given options, adds notes, and adds contradictions to `errors`.
-void validate(LoadedConfig& loaded, Errors& errors);
+/// `options`: bound to `loaded`. Fills in what follows from the given options, adds notes, and adds contradictions to
+/// `errors`.
+void validate(LoadedConfig& loaded, OptionSet& options, Errors& errors);
 
 /// Usage Error that names `option` for anything but auto, cpu, cuda and cuda:N.
 void check_device(const std::string& device, const std::string& option);

@@ -230,7 +230,7 @@ void read_arguments(const CommandInfo& command, const std::vector<std::string>& 
     line.loaded.given = record.given;
     if (command.takes_config()) {
         line.loaded.notes = record.notes;
-        config::validate(line.loaded, record.errors);
+        config::validate(line.loaded, options, record.errors);
         line.log_level = line.loaded.config.logging.level;
     }
     check_relations(options, record.given, {""}, record.errors, line.loaded.notes);
