@@ -1,4 +1,4 @@
-// e4m3 codes of keys and values on the device, and their powers of two (include/unsloth/ops/key_cache.h).
+// e4m3 codes of keys and values on the device, and their powers of two (include/unsloth/ops/kv_cache.h).
 #pragma once
 
 #include "kernels/common/device.cuh"

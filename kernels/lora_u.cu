@@ -258,7 +258,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 #if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) unsigned char memory[];
     const ProjectBlock<T, X, Tile, kColumns> block{p, memory};
-    if (runs_beside(p.tokens)) block.prefetch_a();
+    if (uses_programmatic_launch(p.tokens)) block.prefetch_a();
     begin_after_previous(static_cast<uint32_t>(p.tokens));
     typename ProjectBlock<T, X, Tile, kColumns>::Sums sum = {};
     block.mainloop(sum);
@@ -320,7 +320,7 @@ void run_tile(const ProjectParams& p, cudaStream_t stream) {
                    .shared_bytes = ProjectShared<X, Tile, kColumns>::kBytes,
                    .stream = stream,
                    .cluster = p.cluster,
-                   .after_previous = runs_beside(p.tokens)},
+                   .after_previous = uses_programmatic_launch(p.tokens)},
                   p);
 }
 

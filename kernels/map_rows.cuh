@@ -51,7 +51,7 @@ void map_rows(const Operation& operation, int64_t rows, int64_t columns, cudaStr
                   {.grid = dim3(static_cast<unsigned>(tiles * chunks)),
                    .threads = dim3(static_cast<unsigned>(x), static_cast<unsigned>(y)),
                    .stream = stream,
-                   .after_previous = runs_beside(rows)},
+                   .after_previous = uses_programmatic_launch(rows)},
                   operation, static_cast<uint32_t>(rows), static_cast<uint32_t>(packs), static_cast<uint32_t>(chunks));
 }
 

@@ -257,7 +257,7 @@ struct Worker {
 template <int Groups>
 __global__ void __launch_bounds__(threads, 1)
     nf4_gemm_few_kernel(const __grid_constant__ Problem p, int units, int block_tokens, int chunk_steps) {
-    let_next_begin(p.m);
+    launch_dependents(p.m);
     extern __shared__ __align__(1024) uint8_t raw[];
     auto& s = *reinterpret_cast<Shared<Groups>*>(raw);
     const int lane = threadIdx.x % warp_size;
@@ -276,7 +276,7 @@ __global__ void __launch_bounds__(threads, 1)
     const int first_token = static_cast<int>(blockIdx.y) * block_tokens;
     Worker<Groups> worker{p, s, warp, lane, first_token, min(block_tokens, p.m - first_token), chunk_steps};
     worker.enter(static_cast<int>(blockIdx.x));
-    wait_for_previous();
+    wait_for_prerequisites();
 
     int unit = static_cast<int>(blockIdx.x), step = 0, buffer = 0;
     bool fetches = false, staged = false;  // at first both stages are there

@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(threads, BlocksPerSm)
     nf4_gemm_sm90_kernel(const __grid_constant__ Problem p, const __grid_constant__ CUtensorMap x_map, int row_blocks,
                          int token_blocks, int cluster_size) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    let_next_begin(p.m);
+    launch_dependents(p.m);
     extern __shared__ __align__(1024) uint8_t raw[];
     auto& s = *reinterpret_cast<Shared<Tokens, Stages>*>(raw);
     const uint8_t* table = nullptr;  // of pairs, where all weights have one code
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(threads, BlocksPerSm)
         }
     } else {
         setmaxnreg_inc<BlocksPerSm == 1 ? 232 : 96>();
-        wait_for_previous();  // what is added to the result
+        wait_for_prerequisites();  // what is added to the result
         while (schedule.next(p, work)) {
             Consumer<Tokens, Stages, Transposed, Pairs> consumer{
                 p, s, table, group, warp, lane, min(work.row_block * groups + group, p.row_tiles - 1), -1, 0.0F};
@@ -113,7 +113,7 @@ void launch(const Problem& p, int split, cudaStream_t stream) {
                    .shared_bytes = sizeof(Shared<Tokens, Stages>) + (Pairs ? pair_table_bytes : 0),
                    .stream = stream,
                    .cluster = split,
-                   .after_previous = runs_beside(p.m)},
+                   .after_previous = uses_programmatic_launch(p.m)},
                   p, make_x_map(p, Tokens), row_blocks, token_blocks, split);
 }
 

@@ -100,7 +100,7 @@ __device__ __forceinline__ void produce_first(const Problem& p, const CUtensorMa
                                               PipelineState& state, const WorkTile& work) {
     const int ahead = min(Stages, work.end - work.begin);
     for (int i = 0; i < ahead; ++i) produce_codes<Tokens, Stages, Transposed>(p, s, i, work, work.begin + i);
-    wait_for_previous();
+    wait_for_prerequisites();
     for (int i = 0; i < ahead; ++i) {
         produce_x(p, x_map, s, i, work, work.begin + i);
         state.advance(Stages);

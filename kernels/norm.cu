@@ -209,7 +209,7 @@ void launch_over_rows(Kernel kernel, const Geometry& geometry, int64_t max_block
                   {.grid = dim3(blocks),
                    .threads = dim3(geometry.threads, geometry.rows),
                    .stream = stream,
-                   .after_previous = std::is_same_v<Params, NormForward> && runs_beside(rows)},
+                   .after_previous = std::is_same_v<Params, NormForward> && uses_programmatic_launch(rows)},
                   params, rows, sizes...);
 }
 

@@ -174,8 +174,9 @@ bool reads_codes(const PagedAttention& a) {
 }
 
 void launch(void (*kernel)(PagedAttention), dim3 grid, int threads, const PagedAttention& a, cudaStream_t stream) {
-    launch_kernel(kernel, {.grid = grid, .threads = threads, .stream = stream, .after_previous = runs_beside(a.rows)},
-                  a);
+    launch_kernel(
+        kernel,
+        {.grid = grid, .threads = threads, .stream = stream, .after_previous = uses_programmatic_launch(a.rows)}, a);
 }
 
 template <class T>

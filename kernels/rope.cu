@@ -74,7 +74,7 @@ void launch_apply(const RopeApply& params, cudaStream_t stream) {
                   {.grid = dim3(static_cast<unsigned>(params.tokens)),
                    .threads = block,
                    .stream = stream,
-                   .after_previous = runs_beside(params.tokens)},
+                   .after_previous = uses_programmatic_launch(params.tokens)},
                   params);
 }
 

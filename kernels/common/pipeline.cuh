@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "kernels/common/hold_up.cuh"
+#include "kernels/common/delay_injection.cuh"
 
 namespace unsloth::kernels {
 
@@ -17,12 +17,12 @@ __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 __device__ __forceinline__ void mbarrier_arrive(uint32_t mbarrier) {
-    hold_up();
+    delay_injection();
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(mbarrier) : "memory");
 }
 /// At the mbarrier that lies at the same address in block `rank` of the cluster.
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t mbarrier, uint32_t rank) {
-    hold_up();
+    delay_injection();
     asm volatile(
         "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
         "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(mbarrier),
@@ -31,19 +31,19 @@ __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t mbarrier, uint3
 }
 /// One arrival, which announces `bytes` of TMA and bulk loads.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t mbarrier, uint32_t bytes) {
-    hold_up();
+    delay_injection();
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(mbarrier), "r"(bytes) : "memory");
 }
 /// Until the phase of this parity has ended.
 __device__ __forceinline__ void mbarrier_wait(uint32_t mbarrier, uint32_t parity) {
-    hold_up();
+    delay_injection();
     asm volatile(
         "{\n.reg .pred done;\nagain:\n"
         "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra again;\n}" ::"r"(mbarrier),
         "r"(parity)
         : "memory");
-    hold_up();
+    delay_injection();
 }
 
 /// A stage of a ring, and the parity of its current round. Consumers wait for a stage's `full` mbarrier with `phase`,

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "kernels/common/hold_up.cuh"
+#include "kernels/common/delay_injection.cuh"
 
 namespace unsloth::kernels {
 
@@ -140,9 +140,9 @@ __device__ __forceinline__ uint32_t cluster_rank() {
 }
 /// All threads of all blocks of the cluster meet; shared memory written before it is seen after it.
 __device__ __forceinline__ void cluster_sync() {
-    hold_up();
+    delay_injection();
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-    hold_up();
+    delay_injection();
 }
 /// The same without ordering memory: for a block that must not end while others read it.
 __device__ __forceinline__ void cluster_sync_relaxed() {
@@ -177,20 +177,20 @@ __device__ __forceinline__ void setmaxnreg_dec() {
 }
 /// __syncthreads() of `threads` threads of the block; `index` 1 to 15.
 __device__ __forceinline__ void named_barrier_sync(int index, int threads) {
-    hold_up();
+    delay_injection();
     asm volatile("bar.sync %0, %1;" ::"r"(index), "r"(threads) : "memory");
-    hold_up();
+    delay_injection();
 }
 /// Counts this warp's threads among the `threads` without waiting for the others.
 __device__ __forceinline__ void named_barrier_arrive(int index, int threads) {
-    hold_up();
+    delay_injection();
     asm volatile("bar.arrive %0, %1;" ::"r"(index), "r"(threads) : "memory");
 }
 
 // ---- programmatic dependent launch (sm_90)
 
 /// Whether kernels over so many rows are launched so: those of decoding passes.
-__host__ __device__ constexpr bool runs_beside(int64_t rows) {
+__host__ __device__ constexpr bool uses_programmatic_launch(int64_t rows) {
     return rows <= 128;
 }
 
@@ -206,20 +206,20 @@ __device__ __forceinline__ void griddepcontrol_wait() {
 
 /// Where a card has it: the kernels of a decoding pass begin before those ahead have ended, so that none's launch is
 /// waited for, and products fetch weights meanwhile.
-__device__ __forceinline__ void let_next_begin([[maybe_unused]] uint32_t rows) {
+__device__ __forceinline__ void launch_dependents([[maybe_unused]] uint32_t rows) {
 #if __CUDA_ARCH__ >= 900
-    if (runs_beside(rows)) griddepcontrol_launch_dependents();
+    if (uses_programmatic_launch(rows)) griddepcontrol_launch_dependents();
 #endif
 }
-__device__ __forceinline__ void wait_for_previous() {
+__device__ __forceinline__ void wait_for_prerequisites() {
 #if __CUDA_ARCH__ >= 900
     griddepcontrol_wait();
 #endif
 }
 /// Both, for a kernel that can do nothing ahead.
 __device__ __forceinline__ void begin_after_previous(uint32_t rows) {
-    let_next_begin(rows);
-    wait_for_previous();
+    launch_dependents(rows);
+    wait_for_prerequisites();
 }
 
 }  // namespace unsloth::kernels

@@ -12,7 +12,7 @@
 
 #include "bench/ops.h"
 #include "unsloth/core/error.h"
-#include "unsloth/generate/beside.h"
+#include "unsloth/generate/chunked_prefill.h"
 #include "unsloth/generate/decoder.h"
 #include "unsloth/memory/plan.h"
 #include "unsloth/ops/profiler.h"
@@ -119,7 +119,7 @@ generate::Request request_of(const model::Model& model, std::mt19937& random, in
 Measured measure(ops::Context& ctx, model::Model& model, int64_t rows, int64_t prompt, int64_t answer, uint32_t seed,
                  bool profiles = false) {
     generate::DecoderOptions options{.rows = rows};
-    options.beside_tokens = model.sizes().tokens;
+    options.prefill_tokens = model.sizes().tokens;
     generate::Decoder decoder(ctx, model, options);
     std::mt19937 random(seed);
     for (int64_t row = 0; row < rows; ++row) {  // requests are numbered from 0
@@ -133,7 +133,7 @@ Measured measure(ops::Context& ctx, model::Model& model, int64_t rows, int64_t p
         has = true;
         return true;
     };
-    const auto end = [&](int64_t, const generate::Answer&) { ++ended; };
+    const auto end = [&](int64_t, const generate::Completion&) { ++ended; };
     Measured measured;
     const auto start = Clock::now();
     while (begun < rows && decoder.step(see, end)) {
@@ -162,18 +162,18 @@ struct Delay {
 };
 
 /// As the card's rates predict passes, where they do.
-std::shared_ptr<generate::PassTimes> pass_times(ops::Context& ctx, const config::Config& config,
-                                                const train::OpenedModel& opened) {
-    if (!ctx.is_cuda()) return std::make_shared<generate::PassTimes>();
+std::shared_ptr<generate::StepLatencyModel> pass_times(ops::Context& ctx, const config::Config& config,
+                                                       const train::OpenedModel& opened) {
+    if (!ctx.is_cuda()) return std::make_shared<generate::StepLatencyModel>();
     const bool in_4bit = config.model.load_in_4bit || opened.file->tensors.quantised_linears() > 0;
     const planner::Card card = train::machine_of(ctx.device()).card;
-    return std::make_shared<generate::PassTimes>(planner::DecodingTime::of(card, opened.file->spec, in_4bit));
+    return std::make_shared<generate::StepLatencyModel>(planner::DecodingTime::of(card, opened.file->spec, in_4bit));
 }
 
 Delay delay_by_prompt(ops::Context& ctx, model::Model& model, int64_t rows, int64_t prompt, int64_t answer,
-                      const std::shared_ptr<generate::PassTimes>& times) {
+                      const std::shared_ptr<generate::StepLatencyModel>& times) {
     constexpr std::size_t alone = 24;
-    generate::DecoderOptions options{.rows = rows + 1, .beside = generate::beside_rule(times)};
+    generate::DecoderOptions options{.rows = rows + 1, .prefill_policy = generate::chunked_prefill_policy(times)};
     options.on_pass = [&](const generate::PassWork& pass, double ms) { times->observe(pass, ms); };
     generate::Decoder decoder(ctx, model, options);
     std::mt19937 random(5);
@@ -186,7 +186,7 @@ Delay delay_by_prompt(ops::Context& ctx, model::Model& model, int64_t rows, int6
         has = true;
         return true;
     };
-    const auto end = [&](int64_t, const generate::Answer&) { ++ended; };
+    const auto end = [&](int64_t, const generate::Completion&) { ++ended; };
     const auto timed = [&] {
         const auto begin = Clock::now();
         decoder.step(see, end);
@@ -216,7 +216,7 @@ std::vector<engine_api::BenchFigure> bench_generate(const config::LoadedConfig& 
     train::CacheSize cache = train::cache_for(most + 1, context);  // a prompt that goes in beside the rows
     cache.shrinks = false;                                         // what is asked is measured, or refused
     cache.in_8_bit = request.kv_cache_dtype == engine_api::KvCacheDtype::fp8;
-    const int64_t singly = generate::BesideBounds{}.most;  // its tokens, a segment each
+    const int64_t singly = generate::ChunkedPrefillBounds{}.most;  // its tokens, a segment each
     const train::LoadedModel benched = train::load_for_inference(
         loaded, opened,
         std::max(std::min(engine_api::GenerateRequest{}.max_batch_tokens, most * prompt), most + 1 + singly),
@@ -224,7 +224,7 @@ std::vector<engine_api::BenchFigure> bench_generate(const config::LoadedConfig& 
     ops::Context& ctx = *benched.ctx;
     model::Model& model = *benched.model;
     const double rate = copy_rate(ctx);
-    const std::shared_ptr<generate::PassTimes> times = pass_times(ctx, loaded.config, opened);
+    const std::shared_ptr<generate::StepLatencyModel> times = pass_times(ctx, loaded.config, opened);
     std::vector<engine_api::BenchFigure> figures;
     for (const int64_t rows : all_rows) {
         measure(ctx, model, rows, prompt, std::min<int64_t>(answer, 16), 1);  // libraries choose algorithms
@@ -261,7 +261,7 @@ std::vector<engine_api::BenchFigure> bench_generate(const config::LoadedConfig& 
             {"ms_between_tokens", train::number(delay.median_ms)},
             {"ms_beside_a_prompt", train::number(delay.longest_ms)},
             {"times_as_long", train::number(times_as_long)},
-            {"tokens_beside", generate::beside_rule(times)(rows, rows * prompt, 0).tokens},
+            {"tokens_beside", generate::chunked_prefill_policy(times)(rows, rows * prompt, 0).tokens},
             {"regions_ms", profiled.regions}};
         if (request.prints) std::cout << (request.json ? result.dump() : result.dump(2)) << std::endl;
         figures.push_back(

@@ -117,11 +117,11 @@ Ceilings measure_ceilings(ops::Context& ctx, at::ScalarType dtype, spec::Codes k
 /// of it came from the page cache.
 void add_disk_rates(const model::Model& model, weights::DiskStream::Counts read, double seconds,
                     nlohmann::ordered_json& result) {
-    const weights::ImageStream* const images = model.parts().network.pager->images();
+    const weights::LayerPrefetcher* const images = model.parts().network.weight_provider->images();
     if (images == nullptr || images->disk() == nullptr || seconds <= 0) return;
     const auto begin = Clock::now();
     const weights::DiskStream::Counts alone =
-        images->disk()->read_alone(images->disk_images(), std::chrono::seconds(5));
+        images->disk()->read_alone(images->packed_layers_on_disk(), std::chrono::seconds(5));
     const double alone_seconds = std::chrono::duration<double>(Clock::now() - begin).count();
     const double rate = static_cast<double>(read.bytes) / seconds,
                  ceiling = static_cast<double>(alone.bytes) / alone_seconds;
@@ -166,7 +166,7 @@ engine_api::BenchResult bench_step(const config::LoadedConfig& loaded, const eng
     StepTimer timer(benched, loaded.config, lengths, nullptr, request.accumulate);
     timer.run(warmup);
     const auto disk_counts = [&] {
-        const weights::ImageStream* const images = benched.model().parts().network.pager->images();
+        const weights::LayerPrefetcher* const images = benched.model().parts().network.weight_provider->images();
         return images != nullptr && images->disk() != nullptr ? images->disk()->counts()
                                                               : weights::DiskStream::Counts{};
     };

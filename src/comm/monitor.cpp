@@ -29,17 +29,17 @@ std::string one_line(std::string text) {
     return printable(text);
 }
 
-Monitor::Monitor(const LaunchEnvironment& e, const Meeting& meeting, seconds timeout)
+Monitor::Monitor(const LaunchEnvironment& e, const Rendezvous& rendezvous, seconds timeout)
     : environment_(e),
       rank_(e.rank),
       size_(e.world_size),
-      place_(cat(host_of(meeting.address), ":", port_of(meeting.address))),
+      place_(cat(host_of(rendezvous.address), ":", port_of(rendezvous.address))),
       host_(host_name()),
       timeout_(timeout),
       lost_after_(std::min(timeout, silence_allowed)),
       end_after_(std::min(timeout, end_allowed)),
       pause_(std::max(std::chrono::duration_cast<milliseconds>(lost_after_) / 8, milliseconds(200))),
-      client_(meeting, Clock::now() + timeout) {
+      client_(rendezvous, Clock::now() + timeout) {
     client_.set_patience(lost_after_);  // a store whose process was stopped takes what we send and answers nothing
     const auto now = Clock::now();
     for (int r = 0; r < size_; ++r)

@@ -27,7 +27,7 @@ std::string one_line(std::string text);
 class Monitor {
   public:
     /// All ranks must have met at the store. StoreGone when it does not answer.
-    Monitor(const LaunchEnvironment& environment, const Meeting& meeting, std::chrono::seconds timeout);
+    Monitor(const LaunchEnvironment& environment, const Rendezvous& rendezvous, std::chrono::seconds timeout);
     /// Tells the others that this rank leaves in order, unless it failed before.
     ~Monitor();
     Monitor(const Monitor&) = delete;

@@ -167,7 +167,7 @@ class NcclGroup final : public StoreBackedGroup {
                                  "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_RETHROW_CUDA_ERRORS"})
             ::setenv(name, "0", /*overwrite=*/0);
         require_interfaces();
-        store_ = c10::make_intrusive<RankStore>(this->exchange().meeting(), this->exchange().timeout());
+        store_ = c10::make_intrusive<RankStore>(this->exchange().rendezvous(), this->exchange().timeout());
         this->exchange().monitor().on_failure([this] { abort(std::launch::async | std::launch::deferred); });
         make_communicators();
     }

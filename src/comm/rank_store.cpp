@@ -11,13 +11,13 @@ std::string key_of(const std::string& key) {
 
 }  // namespace
 
-RankStore::RankStore(const Meeting& meeting, std::chrono::seconds timeout)
+RankStore::RankStore(const Rendezvous& rendezvous, std::chrono::seconds timeout)
     : c10d::Store(std::chrono::duration_cast<milliseconds>(timeout)),
-      meeting_(meeting),
-      client_(meeting, Clock::now() + timeout) {}
+      rendezvous_(rendezvous),
+      client_(rendezvous, Clock::now() + timeout) {}
 
 c10::intrusive_ptr<c10d::Store> RankStore::clone() {
-    return c10::make_intrusive<RankStore>(meeting_, std::chrono::duration_cast<std::chrono::seconds>(timeout_));
+    return c10::make_intrusive<RankStore>(rendezvous_, std::chrono::duration_cast<std::chrono::seconds>(timeout_));
 }
 
 void RankStore::set(const std::string& key, const std::vector<uint8_t>& value) {

@@ -10,7 +10,7 @@ namespace unsloth::comm {
 /// What ProcessGroupNCCL needs to bring its communicators together, over a connection of its own.
 class RankStore final : public c10d::Store {
   public:
-    RankStore(const Meeting& meeting, std::chrono::seconds timeout);
+    RankStore(const Rendezvous& rendezvous, std::chrono::seconds timeout);
 
     using c10d::Store::set;
     c10::intrusive_ptr<c10d::Store> clone() override;
@@ -25,7 +25,7 @@ class RankStore final : public c10d::Store {
 
   private:
     std::optional<std::vector<uint8_t>> get_within(const std::string& key, milliseconds timeout);
-    Meeting meeting_;
+    Rendezvous rendezvous_;
     StoreClient client_;
 };
 

@@ -39,13 +39,13 @@ Exchange::Exchange(const LaunchEnvironment& e, std::chrono::seconds timeout)
             "the ranks meet over the network without a secret: whoever reaches the port of rank 0's store can change "
             "what is trained. Set UNSLOTH_SECRET, or UNSLOTH_SECRET_FILE, to the same for all ranks (openssl rand -hex "
             "32), or trust this network.");
-    meeting_ = meet(e, give_up, server_);
+    rendezvous_ = meet(e, give_up, server_);
     try {
-        client_ = std::make_unique<StoreClient>(meeting_, give_up);
+        client_ = std::make_unique<StoreClient>(rendezvous_, give_up);
     } catch (const StoreGone& error) {
         throw runtime_failure(
-            cat("rank ", rank_, " did not reach rank 0's store at ", host_of(meeting_.address), ":",
-                port_of(meeting_.address), " within ", allowed_.count(), " s: ", error.what()),
+            cat("rank ", rank_, " did not reach rank 0's store at ", host_of(rendezvous_.address), ":",
+                port_of(rendezvous_.address), " within ", allowed_.count(), " s: ", error.what()),
             "Is rank 0 running, does MASTER_ADDR name a host that this machine can reach, and is UNSLOTH_SECRET the "
             "same for all ranks?");
     }
@@ -53,7 +53,7 @@ Exchange::Exchange(const LaunchEnvironment& e, std::chrono::seconds timeout)
     all({host.begin(), host.end()}, "the start of all ranks",
         [&](int, const std::vector<uint8_t>& name) { hosts_.push_back(lines_of_none(name)); });
     allowed_ = timeout_;
-    monitor_ = ask("the start of all ranks", [&] { return std::make_unique<Monitor>(e, meeting_, timeout); });
+    monitor_ = ask("the start of all ranks", [&] { return std::make_unique<Monitor>(e, rendezvous_, timeout); });
     client_->while_waiting([this] {
         if (monitor_) monitor_->check();
     });

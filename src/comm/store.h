@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/meeting.h"
 #include "comm/monitor.h"
+#include "comm/rendezvous.h"
 
 namespace unsloth::comm {
 
@@ -25,7 +25,7 @@ class Exchange {
 
     int rank() const { return rank_; }
     int size() const { return size_; }
-    const Meeting& meeting() const { return meeting_; }
+    const Rendezvous& rendezvous() const { return rendezvous_; }
     std::chrono::seconds timeout() const { return timeout_; }
     Monitor& monitor() { return *monitor_; }
     /// Every rank's host name, by rank.
@@ -52,7 +52,7 @@ class Exchange {
     int rank_, size_;
     std::chrono::seconds timeout_, allowed_;  ///< for each other, and for the exchange to come: longer at the start
     std::unique_ptr<StoreServer> server_;     ///< of rank 0
-    Meeting meeting_;
+    Rendezvous rendezvous_;
     std::unique_ptr<StoreClient> client_;
     std::vector<uint8_t> own_;
     int64_t number_ = 0;

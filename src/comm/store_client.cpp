@@ -21,10 +21,10 @@ struct Closed : StoreGone {
 
 }  // namespace
 
-StoreClient::StoreClient(const Meeting& meeting, Clock::time_point give_up) : meeting_(meeting) {
+StoreClient::StoreClient(const Rendezvous& rendezvous, Clock::time_point give_up) : rendezvous_(rendezvous) {
     constexpr milliseconds pause(20), answer(1000);
     for (;;) {
-        socket_ = connect_to(meeting_.address, answer);
+        socket_ = connect_to(rendezvous_.address, answer);
         if (socket_.open() && shake_hands(give_up)) return;
         if (Clock::now() >= give_up)
             throw StoreGone(socket_.open() ? "the store does not let this rank in" : "nobody listens");
@@ -37,22 +37,22 @@ bool StoreClient::shake_hands(Clock::time_point give_up) {
     constexpr milliseconds usual(5000);
     const milliseconds normal = std::exchange(
         patience_, std::clamp(std::chrono::duration_cast<milliseconds>(give_up - Clock::now()), poll_slice, usual));
-    Hello hello{wire_magic, meeting_.rank, meeting_.size, meeting_.run, random_bytes()};
+    Hello hello{wire_magic, rendezvous_.rank, rendezvous_.size, rendezvous_.run, random_bytes()};
     Welcome welcome{};
     try {
         write_all({reinterpret_cast<const uint8_t*>(&hello), sizeof hello});
         read_all({reinterpret_cast<uint8_t*>(&welcome), sizeof welcome}, milliseconds(0));
         if (welcome.magic != wire_magic) throw StoreGone("what listens there is no store of ranks");
-        if (!same(welcome.proof, derive(meeting_.secret, "store", hello, welcome)))
+        if (!same(welcome.proof, derive(rendezvous_.secret, "store", hello, welcome)))
             throw StoreGone("the store there does not know this run's secret");
-        write_all(derive(meeting_.secret, "rank", hello, welcome));
+        write_all(derive(rendezvous_.secret, "rank", hello, welcome));
     } catch (const Closed&) {
         return false;
     }
     Seal in;
     if (welcome.seals == 1) {
-        out_ = Seal(derive(meeting_.secret, "to the store", hello, welcome));
-        in = Seal(derive(meeting_.secret, "to the rank", hello, welcome));
+        out_ = Seal(derive(rendezvous_.secret, "to the store", hello, welcome));
+        in = Seal(derive(rendezvous_.secret, "to the rank", hello, welcome));
     }
     in_.emplace(in, /*takes_requests=*/false);
     patience_ = normal;
@@ -158,7 +158,7 @@ std::vector<std::string> StoreClient::signs(const std::string& own) {
         all.emplace_back(left.begin(), left.begin() + size);
         left = left.subspan(size);
     }
-    if (all.size() != meeting_.size) throw StoreGone("signs of life of another number of ranks");
+    if (all.size() != rendezvous_.size) throw StoreGone("signs of life of another number of ranks");
     return all;
 }
 

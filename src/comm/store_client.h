@@ -16,7 +16,7 @@ struct StoreGone : std::runtime_error {
 };
 
 /// Where the store is, and by what it knows a rank.
-struct Meeting {
+struct Rendezvous {
     Address address;
     uint32_t rank = 0, size = 1, run = 0;
     std::string secret;
@@ -26,7 +26,7 @@ struct Meeting {
 class StoreClient {
   public:
     /// Connects, and proves who it is; tries again until `give_up` where nobody listens or the connection is closed.
-    StoreClient(const Meeting& meeting, Clock::time_point give_up);
+    StoreClient(const Rendezvous& rendezvous, Clock::time_point give_up);
 
     /// Called several times a second while a request waits; what it throws ends the request (and, where it was under
     /// way, the connection).
@@ -51,7 +51,7 @@ class StoreClient {
     FrameReader& request(Head head, const std::string& key, Bytes body);
     static int64_t number_in(FrameReader& reply);
 
-    Meeting meeting_;
+    Rendezvous rendezvous_;
     std::mutex one_at_a_time_;
     Socket socket_;
     Seal out_;

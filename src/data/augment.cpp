@@ -23,7 +23,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// Ways to make copies by words, with their streams of random numbers: beyond those of LotUse.
+/// Ways to make copies by words, with their streams of random numbers: beyond those of RngStream.
 enum class Way : uint32_t { synonym = 0xDA7A1001u, swap = 0xDA7A1002u, remove = 0xDA7A1003u };
 
 const char* name_of(Way way) {
@@ -232,7 +232,7 @@ class Augmenter {
         return (as_it_is ? std::string(row.raw.text) : row.columns.dump()) + "\n";
     }
 
-    std::string changed(Way way, const std::string& text, CopyDraws& draws) const {
+    std::string changed(Way way, const std::string& text, AugmentRng& draws) const {
         switch (way) {
             case Way::synonym:
                 return with_synonyms(text, thesaurus_, request_.synonym_rate, draws);
@@ -262,7 +262,7 @@ class Augmenter {
         };
         for (std::size_t w = 0; w < ways_.size(); ++w)
             for (int64_t k = 0; k < request_.copies; ++k) {
-                CopyDraws draws(seed, key_of(id), static_cast<uint32_t>(k), static_cast<uint32_t>(ways_[w]));
+                AugmentRng draws(seed, key_of(id), static_cast<uint32_t>(k), static_cast<uint32_t>(ways_[w]));
                 NamedTexts texts = original;
                 for (auto& [name, text] : texts) text = changed(ways_[w], text, draws);
                 write(w, texts, {{"of", of}, {"by", name_of(ways_[w])}, {"copy", k}, {"seed", seed}});

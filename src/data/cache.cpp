@@ -99,12 +99,12 @@ std::string key_of(const std::vector<SourceFiles>& sources, const DatasetOptions
     return key.hex();
 }
 
-Dataset dataset_of(CachedRows rows, const DatasetOptions& options) {
+Dataset dataset_of(DecodeBatch rows, const DatasetOptions& options) {
     return Dataset(std::move(rows.store), stats_of(rows.report, options));
 }
 
-std::optional<CachedRows> open_known(const fs::path& path) {
-    std::optional<CachedRows> rows = open_cache_file(path);
+std::optional<DecodeBatch> open_known(const fs::path& path) {
+    std::optional<DecodeBatch> rows = open_cache_file(path);
     if (rows)
         log::info(rows->store->rows(), " encoded rows of format ", format_name(rows->report.format),
                   " from the cache: ", path.string());

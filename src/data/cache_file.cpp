@@ -120,7 +120,7 @@ bool is_sound(const RowRecord& row, std::size_t words) {
 
 }  // namespace
 
-std::optional<CachedRows> open_cache_file(const std::filesystem::path& path) {
+std::optional<DecodeBatch> open_cache_file(const std::filesystem::path& path) {
     std::optional<CacheFileUse> use = CacheFileUse::begin(path);
     if (!use) return std::nullopt;
     auto store = std::make_shared<Dataset::Store>();
@@ -143,7 +143,7 @@ std::optional<CachedRows> open_cache_file(const std::filesystem::path& path) {
     if (!std::all_of(store->records.begin(), store->records.end(), sound)) return damaged("a row lies outside of it");
     auto report = from_json(bytes_of(tail + header.records * sizeof(RowRecord), header.report_bytes));
     if (!report) return damaged("its report is not sound");
-    return CachedRows{std::move(store), std::move(*report)};
+    return DecodeBatch{std::move(store), std::move(*report)};
 }
 
 CacheWriter::CacheWriter(const std::filesystem::path& path)

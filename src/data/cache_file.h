@@ -11,13 +11,13 @@
 
 namespace unsloth::data {
 
-struct CachedRows {
+struct DecodeBatch {
     std::shared_ptr<const Dataset::Store> store;  ///< in the file's map
     LoadReport report;
 };
 
 /// Maps a file and verifies it; nothing when there is none, or (with a warning) when it is damaged.
-std::optional<CachedRows> open_cache_file(const std::filesystem::path& path);
+std::optional<DecodeBatch> open_cache_file(const std::filesystem::path& path);
 
 /// Writes a file. Without finish(), nothing of it stays; with it, the file counts as used as long as the object lives
 /// (see CacheFileUse). Runtime Error when the disk does not take it.

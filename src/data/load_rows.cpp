@@ -24,7 +24,7 @@ struct Rejected {
 };
 
 /// How many rows something is so of, and where the first of them are.
-struct Noted {
+struct Occurrences {
     int64_t count = 0;
     std::vector<std::string> first;
 
@@ -44,10 +44,10 @@ constexpr std::array doubts = {RowDoubt::double_bos,    RowDoubt::open_end,     
 struct Losses {
     int64_t bad = 0;
     std::vector<Rejected> first_bad;
-    Noted masked, repaired, too_long;
+    Occurrences masked, repaired, too_long;
     int64_t masked_after_cut = 0;
     int64_t augmented = 0;
-    std::array<Noted, doubts.size()> doubtful;
+    std::array<Occurrences, doubts.size()> doubtful;
 };
 
 template <class Item>
@@ -56,7 +56,7 @@ void add_first(std::vector<Item>& first, std::vector<Item>&& more) {
         if (first.size() < shown_rows) first.push_back(std::move(item));
 }
 
-void add(Noted& sum, Noted&& other) {
+void add(Occurrences& sum, Occurrences&& other) {
     sum.count += other.count;
     add_first(sum.first, std::move(other.first));
 }
@@ -73,7 +73,7 @@ void add(Losses& sum, Losses&& other) {
     for (std::size_t d = 0; d < doubts.size(); ++d) add(sum.doubtful[d], std::move(other.doubtful[d]));
 }
 
-std::string list_places(const Noted& noted) {
+std::string list_places(const Occurrences& noted) {
     std::string text;
     for (const std::string& place : noted.first) text += cat(text.empty() ? "" : ", ", place);
     return noted.count > static_cast<int64_t>(noted.first.size()) ? text + ", ..." : text;
@@ -165,7 +165,7 @@ std::vector<std::string> warnings_of(const Losses& lost, int64_t rows, const std
         warnings.push_back(cat(name, ": bytes that are not UTF-8 became U+FFFD in ", lost.repaired.count, " of ", rows,
                                " rows: ", list_places(lost.repaired)));
     for (std::size_t d = 0; d < doubts.size(); ++d)
-        if (const Noted& noted = lost.doubtful[d]; noted.count > 0)
+        if (const Occurrences& noted = lost.doubtful[d]; noted.count > 0)
             warnings.push_back(cat(name, ": ", noted.count, " of ", rows, " rows ",
                                    doubt_text(doubts[d], encoder ? encoder->subject(doubts[d]) : ""), ": ",
                                    list_places(noted)));
@@ -214,14 +214,14 @@ class RowLoader {
     }
 
   private:
-    struct Taken {
+    struct EncodeResult {
         bool repaired = false, augmented = false, truncated = false;
         bool dropped = false, masked = false;  ///< nothing was appended
         uint32_t doubts = 0;
     };
     /// Encodes a row and appends it, or its pieces, to `rows`.
-    Taken take(const SourceReader::Part& part, const RawRow& raw, StorePart& rows) const {
-        Taken taken;
+    EncodeResult take(const SourceReader::Part& part, const RawRow& raw, StorePart& rows) const {
+        EncodeResult taken;
         const RowFormatter& formatter = formatters_[static_cast<std::size_t>(part.source)];
         const FormattedRow row = [&] {
             const nlohmann::ordered_json columns = part.file->parse(raw, &taken.repaired);
@@ -252,7 +252,7 @@ class RowLoader {
         };
         const auto place = [&] { return part.file->place(raw.line); };
         try {
-            const Taken row = within_row_memory(raw.bytes, [&] { return take(part, raw, result.rows); });
+            const EncodeResult row = within_row_memory(raw.bytes, [&] { return take(part, raw, result.rows); });
             if (row.repaired) lost.repaired.add(place());
             lost.augmented += row.augmented;
             if (row.dropped) {

@@ -321,7 +321,7 @@ void StepLoader::fill_by_tokens(uint32_t epoch) {
         names.push_back(unit_rows_[static_cast<std::size_t>(order_[static_cast<std::size_t>(batch.front())])]);
     std::vector<int64_t> filled;
     batch_ends_.clear();
-    for (const int64_t b : epoch_order(names, options_.seed, epoch, options_.shuffle, LotUse::batch_order)) {
+    for (const int64_t b : epoch_order(names, options_.seed, epoch, options_.shuffle, RngStream::batch_order)) {
         for (const int64_t place : batches[static_cast<std::size_t>(b)])
             filled.push_back(order_[static_cast<std::size_t>(place)]);
         batch_ends_.push_back(static_cast<int64_t>(filled.size()));

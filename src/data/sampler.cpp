@@ -27,7 +27,7 @@ int64_t validation_count(double val_size, int64_t rows) {
 
 }  // namespace
 
-uint64_t row_lot(uint64_t seed, int64_t row, uint32_t epoch, LotUse use) {
+uint64_t row_lot(uint64_t seed, int64_t row, uint32_t epoch, RngStream use) {
     const auto low = [](uint64_t value) { return static_cast<uint32_t>(value); };
     const auto high = [](uint64_t value) { return static_cast<uint32_t>(value >> 32); };
     const auto id = static_cast<uint64_t>(row);
@@ -36,7 +36,7 @@ uint64_t row_lot(uint64_t seed, int64_t row, uint32_t epoch, LotUse use) {
 }
 
 std::vector<int64_t> epoch_order(std::span<const int64_t> rows, uint64_t seed, uint32_t epoch, bool shuffle,
-                                 LotUse use) {
+                                 RngStream use) {
     std::vector<int64_t> order(rows.size());
     std::iota(order.begin(), order.end(), 0);
     if (!shuffle) return order;
@@ -55,7 +55,7 @@ std::vector<int64_t> validation_places(std::span<const int64_t> rows, double val
     const auto wanted = static_cast<std::size_t>(validation_count(val_size, static_cast<int64_t>(rows.size())));
     std::vector<std::pair<uint64_t, int64_t>> lots;  // {lot, place}
     for (std::size_t i = 0; i < rows.size(); ++i)
-        lots.emplace_back(row_lot(seed, rows[i], 0, LotUse::validation_split), static_cast<int64_t>(i));
+        lots.emplace_back(row_lot(seed, rows[i], 0, RngStream::validation_split), static_cast<int64_t>(i));
     std::sort(lots.begin(), lots.end());
     std::vector<int64_t> places;
     for (std::size_t k = 0; k < wanted; ++k) places.push_back(lots[k].second);
@@ -97,7 +97,7 @@ std::vector<int64_t> mixture_order(std::span<const MixtureSource> sources, std::
             ordered_pass = pass;
             const auto chosen = static_cast<std::size_t>(pass_order[static_cast<std::size_t>(at % size)]);
             // Row ids have 31 bits: the pass above them gives a row's repetitions lots of their own.
-            const uint64_t lot = row_lot(seed, ids[chosen] | pass << 32, epoch, LotUse::mixture_order);
+            const uint64_t lot = row_lot(seed, ids[chosen] | pass << 32, epoch, RngStream::mixture_order);
             taken.push_back({lot, ids[chosen], pass, source.places[chosen]});
         }
     }

@@ -105,7 +105,7 @@ bool is_blank_byte(char c) {
 
 }  // namespace
 
-CopyDraws::CopyDraws(uint64_t seed, uint64_t row, uint32_t copy, uint32_t use) {
+AugmentRng::AugmentRng(uint64_t seed, uint64_t row, uint32_t copy, uint32_t use) {
     const auto low = [](uint64_t value) { return static_cast<uint32_t>(value); };
     const auto high = [](uint64_t value) { return static_cast<uint32_t>(value >> 32); };
     const PhiloxWords words = philox4x32(low(seed), high(seed), low(row), high(row), copy, use);
@@ -113,15 +113,15 @@ CopyDraws::CopyDraws(uint64_t seed, uint64_t row, uint32_t copy, uint32_t use) {
     key_[1] = words.w[1];
 }
 
-uint32_t CopyDraws::word() {
+uint32_t AugmentRng::word() {
     return philox4x32(key_[0], key_[1], next_++, 0, 0, 0).w[0];
 }
 
-double CopyDraws::unit() {
+double AugmentRng::unit() {
     return static_cast<double>(unit_float(word()));
 }
 
-std::size_t CopyDraws::below(std::size_t n) {
+std::size_t AugmentRng::below(std::size_t n) {
     return static_cast<std::size_t>(static_cast<uint64_t>(word()) * n >> 32);
 }
 
@@ -152,7 +152,7 @@ std::vector<Word> free_words(std::string_view text) {
     return words;
 }
 
-std::string with_synonyms(std::string_view text, const Thesaurus& thesaurus, double rate, CopyDraws& draws) {
+std::string with_synonyms(std::string_view text, const Thesaurus& thesaurus, double rate, AugmentRng& draws) {
     std::vector<std::pair<Range, std::string>> changes;
     for (const Word& word : free_words(text)) {
         const std::string_view old = text_of(text, word);
@@ -166,7 +166,7 @@ std::string with_synonyms(std::string_view text, const Thesaurus& thesaurus, dou
     return replaced(text, changes);
 }
 
-std::string with_swaps(std::string_view text, double rate, CopyDraws& draws) {
+std::string with_swaps(std::string_view text, double rate, AugmentRng& draws) {
     const std::vector<Word> words = free_words(text);
     std::vector<std::string> now;
     for (const Word& word : words) now.emplace_back(text_of(text, word));
@@ -183,7 +183,7 @@ std::string with_swaps(std::string_view text, double rate, CopyDraws& draws) {
     return replaced(text, changes);
 }
 
-std::string with_deletions(std::string_view text, double rate, CopyDraws& draws) {
+std::string with_deletions(std::string_view text, double rate, AugmentRng& draws) {
     const std::vector<Word> words = free_words(text);
     std::vector<std::pair<Range, std::string>> changes;
     std::size_t gone = 0;  // bytes before this are taken by the deletion before

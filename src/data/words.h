@@ -12,10 +12,10 @@
 namespace unsloth::data {
 
 /// The random numbers of one copy of a row, one after another.
-class CopyDraws {
+class AugmentRng {
   public:
     /// `use` tells kinds of copies apart.
-    CopyDraws(uint64_t seed, uint64_t row, uint32_t copy, uint32_t use);
+    AugmentRng(uint64_t seed, uint64_t row, uint32_t copy, uint32_t use);
     double unit();                     ///< in [0, 1)
     std::size_t below(std::size_t n);  ///< 0 ... n - 1; n > 0
 
@@ -58,12 +58,12 @@ class Thesaurus {
 
 /// Each free word that has synonyms becomes one of them with probability `rate`, each as likely; a capital in front
 /// stays one.
-std::string with_synonyms(std::string_view text, const Thesaurus& thesaurus, double rate, CopyDraws& draws);
+std::string with_synonyms(std::string_view text, const Thesaurus& thesaurus, double rate, AugmentRng& draws);
 /// Each free word changes places with another one of its line with probability `rate`; punctuation stays where it is.
-std::string with_swaps(std::string_view text, double rate, CopyDraws& draws);
+std::string with_swaps(std::string_view text, double rate, AugmentRng& draws);
 /// Each free word that no opening punctuation precedes goes with probability `rate`, with the blanks before it (those
 /// behind it at the beginning of a line, where a word stays that stands alone or before punctuation). One word always
 /// stays.
-std::string with_deletions(std::string_view text, double rate, CopyDraws& draws);
+std::string with_deletions(std::string_view text, double rate, AugmentRng& draws);
 
 }  // namespace unsloth::data

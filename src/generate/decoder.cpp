@@ -24,8 +24,8 @@ SchedulerLimits limits_of(const model::Model& model, const DecoderOptions& optio
     limits.pass_tokens = least(options.pass_tokens, std::min(sizes.tokens, sizes.longest));
     limits.rows = least(options.rows, std::min({sizes.segments, sizes.head_rows, limits.pass_tokens}));
     limits.context = least(options.context, sizes.longest_context());
-    limits.beside_tokens = options.beside_tokens;
-    limits.beside = options.beside;
+    limits.prefill_tokens = options.prefill_tokens;
+    limits.prefill_policy = options.prefill_policy;
     limits.segments = sizes.segments;
     if (is_dynamic(model)) limits.rows = 1, limits.shares_prefixes = false;
     return limits;
@@ -56,33 +56,33 @@ void pad(model::CachedPass& pass, int64_t most) {
     pass.rows.decoding = bucket;
 }
 
-model::CachedPass pass_of(const std::vector<Part>& parts, int64_t context, bool names_adapters) {
+model::CachedPass pass_of(const std::vector<ScheduledChunk>& parts, int64_t context, bool names_adapters) {
     model::CachedPass pass;
     data::Batch& batch = pass.batch;
     ops::PagedRows& rows = pass.rows;
     rows.most_pages = ops::pages_of(context);
     batch.segments = rows.q_offsets = {0};
-    for (const Part& part : parts) {
+    for (const ScheduledChunk& part : parts) {
         const Sequence& s = *part.sequence;
         const int64_t end = s.cached + part.count;
         const auto end_row = [&](int64_t tokens, int64_t keys) {
             batch.segments.push_back(static_cast<int32_t>(batch.ids_T.size()));
             batch.longest = std::max(batch.longest, static_cast<int32_t>(tokens));
-            if (s.cached == 0 && !part.singly) return;
+            if (s.cached == 0 && !part.as_decode_rows) return;
             rows.q_offsets.push_back(batch.segments.back());
             rows.lengths.push_back(static_cast<int32_t>(keys));
             rows.pages.insert(rows.pages.end(), s.pages.begin(), s.pages.end());
             rows.pages.resize(rows.lengths.size() * static_cast<std::size_t>(rows.most_pages));
-            rows.decoding += part.decodes() || part.singly ? 1 : 0;
+            rows.decoding += part.decodes() || part.as_decode_rows ? 1 : 0;
         };
         for (int64_t t = s.cached; t < end; ++t) {
             batch.ids_T.push_back(part.ahead ? 0 : s.ids[static_cast<std::size_t>(t)]);
             batch.positions_T.push_back(static_cast<int32_t>(t));
             pass.slots_T.push_back(slot(s, t));
             if (names_adapters) pass.adapter_T.push_back(s.request.adapter);
-            if (part.singly) end_row(1, t + 1);
+            if (part.as_decode_rows) end_row(1, t + 1);
         }
-        if (!part.singly) end_row(part.count, end);
+        if (!part.as_decode_rows) end_row(part.count, end);
         if (part.chooses()) batch.target_index.push_back(batch.segments.back() - 1);
     }
     batch.labels = static_cast<int64_t>(batch.target_index.size());
@@ -121,12 +121,12 @@ int64_t Decoder::add(Request request) {
 
 bool Decoder::step(const OnToken& on_token, const OnEnd& on_end) {
     if (!issued_) {
-        const std::vector<Part> parts = scheduler_.next_pass();
+        const std::vector<ScheduledChunk> parts = scheduler_.next_pass();
         if (parts.empty()) return false;
         issued_ = issue(parts, {});
         scheduler_.computed(parts);
     }
-    auto ahead = issue_ahead(*issued_);
+    auto ahead = issue_async(*issued_);
     const Issued now = std::exchange(issued_, std::nullopt).value();
     if (now.there != nullptr) now.there->synchronize();
     const Clock::time_point came = Clock::now(), waited = std::max(now.begun, std::exchange(tokens_came_, came));
@@ -135,9 +135,9 @@ bool Decoder::step(const OnToken& on_token, const OnEnd& on_end) {
         const float logprob = now.logprobs.const_data_ptr<float>()[row];
         if (now.rows[row] == nullptr) continue;
         if (std::isnan(logprob)) throw runtime_failure("the model's logits are not finite");
-        const ops::Chosen chosen{now.ids.const_data_ptr<int32_t>()[row], logprob};
+        const ops::SampledToken chosen{now.ids.const_data_ptr<int32_t>()[row], logprob};
         if (take(*now.rows[row], chosen, on_token, on_end) || !ahead) continue;
-        std::erase_if(ahead->second, [&](const Part& part) { return part.sequence == now.rows[row]; });
+        std::erase_if(ahead->second, [&](const ScheduledChunk& part) { return part.sequence == now.rows[row]; });
         ahead->first.rows[row] = nullptr;
     }
     if (ahead) {
@@ -147,15 +147,15 @@ bool Decoder::step(const OnToken& on_token, const OnEnd& on_end) {
     return true;
 }
 
-std::vector<Answer> Decoder::answer(std::vector<Request> requests, const OnToken& on_token, const OnEnd& on_end) {
-    std::vector<Answer> answers(requests.size());
+std::vector<Completion> Decoder::answer(std::vector<Request> requests, const OnToken& on_token, const OnEnd& on_end) {
+    std::vector<Completion> answers(requests.size());
     int64_t first = -1;
     for (Request& request : requests) {
         const int64_t number = add(std::move(request));
         if (first < 0) first = number;
     }
     const auto see = [&](int64_t number, int32_t id) { return !on_token || on_token(number - first, id); };
-    const auto end = [&](int64_t number, const Answer& answer) {
+    const auto end = [&](int64_t number, const Completion& answer) {
         if (on_end) on_end(number - first, answer);
         answers[static_cast<std::size_t>(number - first)] = answer;
     };
@@ -165,12 +165,12 @@ std::vector<Answer> Decoder::answer(std::vector<Request> requests, const OnToken
 }
 
 /// `ids`: of all parts' tokens, where the host does not know them yet.
-Decoder::Issued Decoder::issue(const std::vector<Part>& parts, const at::Tensor& ids) {
+Decoder::Issued Decoder::issue(const std::vector<ScheduledChunk>& parts, const at::Tensor& ids) {
     Issued issued;
     issued.begun = Clock::now();
     if (on_pass_) issued.work = PassWork::of(parts);
     std::vector<ops::RowSampling> rows;
-    for (const Part& part : parts) {
+    for (const ScheduledChunk& part : parts) {
         if (!part.chooses()) continue;
         Sequence& s = *part.sequence;
         const Request& request = s.request;
@@ -186,7 +186,7 @@ Decoder::Issued Decoder::issue(const std::vector<Part>& parts, const at::Tensor&
     issued.ids_C = at::empty({count}, on_device.dtype(at::kInt));
     issued.logprobs_C = at::empty({count}, on_device.dtype(at::kFloat));
     // Where one adapter is all there is, and all have it, nothing has to be said.
-    const auto has_first = [](const Part& part) { return part.sequence->request.adapter == 0; };
+    const auto has_first = [](const ScheduledChunk& part) { return part.sequence->request.adapter == 0; };
     const int64_t adapters = model_.sizes().adapters;
     const bool names_adapters = adapters > 1 || (adapters == 1 && !std::all_of(parts.begin(), parts.end(), has_first));
     model::CachedPass pass = pass_of(parts, context_, names_adapters);
@@ -194,13 +194,14 @@ Decoder::Issued Decoder::issue(const std::vector<Part>& parts, const at::Tensor&
     if (pads_) pad(pass, std::min(model_.sizes().segments, model_.sizes().tokens));
     pass.ids = ids;
     const int64_t recorded = model_.counts().recorded;
-    model_.continue_rows(pass, [&](int64_t first, const at::Tensor& logits_CV) {
+    model_.forward_with_kv_cache(pass, [&](int64_t first, const at::Tensor& logits_CV) {
         const int64_t n = logits_CV.size(0);
-        ops::choose_tokens(ctx_, logits_CV,
+        ops::sample_tokens(ctx_, logits_CV,
                            std::span(rows).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(n)),
                            issued.ids_C.narrow(0, first, n), issued.logprobs_C.narrow(0, first, n));
     });
-    const bool waits = std::any_of(parts.begin(), parts.end(), [](const Part& part) { return part.decodes(); });
+    const bool waits =
+        std::any_of(parts.begin(), parts.end(), [](const ScheduledChunk& part) { return part.decodes(); });
     issued.is_timed = on_pass_ && waits && model_.counts().recorded == recorded;
     issued.ids = issued.ids_C, issued.logprobs = issued.logprobs_C;
     if (ctx_.is_cuda()) {
@@ -216,24 +217,24 @@ Decoder::Issued Decoder::issue(const std::vector<Part>& parts, const at::Tensor&
 }
 
 /// The pass behind `before`, and its parts: nothing where that has to wait for the tokens. Penalties ask what they are.
-std::optional<std::pair<Decoder::Issued, std::vector<Part>>> Decoder::issue_ahead(const Issued& before) {
+std::optional<std::pair<Decoder::Issued, std::vector<ScheduledChunk>>> Decoder::issue_async(const Issued& before) {
     for (const Sequence* s : before.rows) {
         if (s == nullptr) return std::nullopt;
         const spec::Sampling& sampling = s->request.sampling;
         if (sampling.repetition_penalty != 1 || sampling.presence_penalty != 0) return std::nullopt;
     }
-    std::vector<Part> parts = scheduler_.pass_ahead(before.rows);
+    std::vector<ScheduledChunk> parts = scheduler_.schedule_async(before.rows);
     if (parts.empty()) return std::nullopt;
     return std::pair{issue(parts, before.ids_C), parts};
 }
 
 /// False: its answer has ended, and it is gone.
-bool Decoder::take(Sequence& s, const ops::Chosen& chosen, const OnToken& on_token, const OnEnd& on_end) {
-    Answer& answer = answers_.at(s.number);
+bool Decoder::take(Sequence& s, const ops::SampledToken& chosen, const OnToken& on_token, const OnEnd& on_end) {
+    Completion& answer = answers_.at(s.number);
     const std::vector<int32_t>& stops = s.request.stop_ids;
     bool ended = true;
     if (std::find(stops.begin(), stops.end(), chosen.id) != stops.end()) {
-        answer.ending = Ending::stop_id;
+        answer.finish_reason = FinishReason::stop_token;
     } else {
         s.ids.push_back(chosen.id);
         answer.ids.push_back(chosen.id);
@@ -241,7 +242,7 @@ bool Decoder::take(Sequence& s, const ops::Chosen& chosen, const OnToken& on_tok
         const bool more = !on_token || on_token(s.number, chosen.id);
         const bool full = static_cast<int64_t>(answer.ids.size()) == s.request.max_new_tokens;
         ended = !more || full;
-        answer.ending = more ? Ending::length : Ending::told;
+        answer.finish_reason = more ? FinishReason::length : FinishReason::stop_text;
     }
     if (!ended) return true;
     const int64_t number = s.number;

@@ -19,7 +19,7 @@ int64_t pages_for(int64_t tokens, int64_t page_tokens) {
 
 Scheduler::Scheduler(const SchedulerLimits& limits, int64_t pages, int64_t page_tokens)
     : limits_(limits), pool_(pages, page_tokens) {
-    UNSLOTH_CHECK(limits.rows > 0 && limits.pass_tokens >= limits.rows && limits.beside_tokens > 0, "a pass of ",
+    UNSLOTH_CHECK(limits.rows > 0 && limits.pass_tokens >= limits.rows && limits.prefill_tokens > 0, "a pass of ",
                   limits.pass_tokens, " tokens in ", limits.rows, " rows");
     if (pages_for(limits.context, page_tokens) > pages)
         throw usage_error(cat("a cache of ", pages * page_tokens, " tokens holds no sequence of ", limits.context),
@@ -44,7 +44,7 @@ int64_t Scheduler::add(Request request) {
 bool Scheduler::make_room(Sequence& s, int64_t tokens) {
     const auto wanted = static_cast<std::size_t>(pages_for(s.cached + tokens, pool_.page_tokens()));
     while (s.pages.size() < wanted) {
-        const auto page = pool_.take();
+        const auto page = pool_.allocate();
         if (!page) return false;
         s.pages.push_back(*page);
     }
@@ -53,7 +53,7 @@ bool Scheduler::make_room(Sequence& s, int64_t tokens) {
 
 void Scheduler::release(Sequence& s) {
     // From behind, so that beginnings, which others may share, are taken last.
-    for (auto page = s.pages.rbegin(); page != s.pages.rend(); ++page) pool_.release(*page);
+    for (auto page = s.pages.rbegin(); page != s.pages.rend(); ++page) pool_.unref(*page);
     s.pages.clear();
     s.texts.clear();
     s.cached = 0;
@@ -66,7 +66,7 @@ void Scheduler::preempt_last() {
     ++preemptions_;
 }
 
-void Scheduler::add_decoding(std::vector<Part>& parts) {
+void Scheduler::add_decoding(std::vector<ScheduledChunk>& parts) {
     for (std::size_t i = 0; i < running_.size(); ++i) {
         Sequence& s = *running_[i];
         if (s.remaining() != 1) continue;
@@ -77,22 +77,22 @@ void Scheduler::add_decoding(std::vector<Part>& parts) {
 }
 
 /// Up to so many tokens; with a rule as it says of the first prompt to come.
-void Scheduler::add_prompts(std::vector<Part>& parts, int64_t tokens, const BesideRule& beside) {
+void Scheduler::add_prompts(std::vector<ScheduledChunk>& parts, int64_t tokens, const ChunkedPrefillPolicy& beside) {
     bool asks = static_cast<bool>(beside), singly = false;
     const auto rows = static_cast<int64_t>(parts.size());
     int64_t keys = 0;
-    for (const Part& part : parts) keys += part.sequence->cached + 1;
+    for (const ScheduledChunk& part : parts) keys += part.sequence->cached + 1;
     const auto add = [&](Sequence& s) {
         if (std::exchange(asks, false)) {
-            const Beside most = beside(rows, keys, s.cached);
-            singly = most.singly && limits_.segments > rows;
+            const PrefillChunk most = beside(rows, keys, s.cached);
+            singly = most.as_decode_rows && limits_.segments > rows;
             tokens = std::min({tokens, most.tokens, singly ? limits_.segments - rows : tokens});
         }
         const int64_t room = (static_cast<int64_t>(s.pages.size()) + pool_.free()) * pool_.page_tokens() - s.cached;
         const int64_t count = std::min({s.remaining(), tokens, room});
         if (count <= 0) return;
         make_room(s, count);
-        parts.push_back({.sequence = &s, .count = count, .singly = singly});
+        parts.push_back({.sequence = &s, .count = count, .as_decode_rows = singly});
         tokens -= count;
     };
     for (const auto& s : running_)
@@ -120,7 +120,7 @@ void Scheduler::share_prefix(Sequence& s) {
     for (int64_t page = 0; page < most; ++page) {
         const auto found = pool_.find(s.before(), page_ids(s, page));
         if (!found) break;
-        pool_.hold(found->page);
+        pool_.ref(found->page);
         s.pages.push_back(found->page);
         s.texts.push_back(found->text);
     }
@@ -157,26 +157,28 @@ bool Scheduler::admit(Sequence& s) {
     return false;
 }
 
-std::vector<Part> Scheduler::next_pass() {
-    std::vector<Part> parts;
+std::vector<ScheduledChunk> Scheduler::next_pass() {
+    std::vector<ScheduledChunk> parts;
     add_decoding(parts);
     const int64_t left = limits_.pass_tokens - static_cast<int64_t>(parts.size());
-    if (parts.empty() || limits_.beside)
-        add_prompts(parts, left, parts.empty() ? BesideRule{} : limits_.beside);
+    if (parts.empty() || limits_.prefill_policy)
+        add_prompts(parts, left, parts.empty() ? ChunkedPrefillPolicy{} : limits_.prefill_policy);
     else
-        add_prompts(parts, std::min(left, limits_.beside_tokens));
+        add_prompts(parts, std::min(left, limits_.prefill_tokens));
     while (parts.empty() && running_.size() > 1) {  // prompts hold all pages, and none is complete
         preempt_last();
         add_prompts(parts, left);
     }
     UNSLOTH_CHECK(!parts.empty() || (running_.empty() && waiting_.empty()), "no page is left for ", running_.size(),
                   " running and ", waiting_.size(), " waiting sequences");
-    const auto others = std::stable_partition(parts.begin(), parts.end(), [](const Part& p) { return p.decodes(); });
-    std::stable_partition(others, parts.end(), [](const Part& p) { return p.sequence->cached > 0 || p.singly; });
+    const auto others =
+        std::stable_partition(parts.begin(), parts.end(), [](const ScheduledChunk& p) { return p.decodes(); });
+    std::stable_partition(others, parts.end(),
+                          [](const ScheduledChunk& p) { return p.sequence->cached > 0 || p.as_decode_rows; });
     return parts;
 }
 
-std::vector<Part> Scheduler::pass_ahead(std::span<Sequence* const> chosen) {
+std::vector<ScheduledChunk> Scheduler::schedule_async(std::span<Sequence* const> chosen) {
     const bool others_join = !waiting_.empty() && static_cast<int64_t>(running_.size()) < limits_.rows;
     if (chosen.empty() || chosen.size() != running_.size() || others_join) return {};
     int64_t pages = 0;
@@ -186,7 +188,7 @@ std::vector<Part> Scheduler::pass_ahead(std::span<Sequence* const> chosen) {
         pages += pages_for(s->cached + 1, pool_.page_tokens()) - static_cast<int64_t>(s->pages.size());
     }
     if (pages > pool_.free()) return {};
-    std::vector<Part> parts;
+    std::vector<ScheduledChunk> parts;
     for (Sequence* s : chosen) {
         make_room(*s, 1);
         parts.push_back({.sequence = s, .count = 1, .ahead = true});
@@ -194,13 +196,13 @@ std::vector<Part> Scheduler::pass_ahead(std::span<Sequence* const> chosen) {
     return parts;
 }
 
-void Scheduler::computed(const std::vector<Part>& parts) {
-    for (const Part& part : parts) {
+void Scheduler::computed(const std::vector<ScheduledChunk>& parts) {
+    for (const ScheduledChunk& part : parts) {
         Sequence& s = *part.sequence;
         s.cached += part.count;
         if (!limits_.shares_prefixes) continue;
         for (auto page = static_cast<int64_t>(s.texts.size()); (page + 1) * pool_.page_tokens() <= s.cached; ++page)
-            s.texts.push_back(pool_.publish(s.pages[static_cast<std::size_t>(page)], s.before(), page_ids(s, page)));
+            s.texts.push_back(pool_.commit(s.pages[static_cast<std::size_t>(page)], s.before(), page_ids(s, page)));
     }
 }
 

@@ -389,7 +389,7 @@ class Lister {
         own({"tokens", "sin", {t, spec_.head_dim / 2}, at::kFloat, memory::always, Rows::tokens}, b.sin_Tp);
     }
 
-    void cache(int64_t layer, ops::KeyCache& of) {
+    void cache(int64_t layer, ops::KvCache& of) {
         const int64_t pages = ops::pages_of(sizes_.cache_tokens);
         const at::ScalarType type = sizes_.cache_in_8_bit ? at::kByte : dtype_;
         add({"kv cache", of_layer("cached k and v", layer), {pages * ops::page_tokens, 2 * spec_.kv_size()}, type},

@@ -126,10 +126,10 @@ void attend(const LayerContext& c, const LayerSaved& a, const at::Tensor& o_THd)
         ops::attention_forward(c.group.ctx, shape, c.tokens.segments, v.q_THd, keys.k_SKd, keys.v_SKd, o_THd, a.lse);
         return;
     }
-    const CachedRows& rows = *c.tokens.cached;
-    const ops::KeyCache& cache = rows.caches->at(static_cast<std::size_t>(c.layer()));
+    const DecodeBatch& rows = *c.tokens.cached;
+    const ops::KvCache& cache = rows.caches->at(static_cast<std::size_t>(c.layer()));
     const int64_t q = c.spec.q_size(), kv = c.spec.kv_size();
-    ops::store_keys(c.group.ctx, a.qkv_TN.narrow(1, q, 2 * kv), rows.slots_T, c.spec.head_dim, cache);
+    ops::write_kv(c.group.ctx, a.qkv_TN.narrow(1, q, 2 * kv), rows.slots_T, c.spec.head_dim, cache);
     const int64_t first = rows.going_on.tokens(), begun = a.qkv_TN.size(0) - first;
     if (first > 0)
         ops::paged_attention(c.group.ctx, shape, rows.going_on, v.q_THd.narrow(0, 0, first), cache,

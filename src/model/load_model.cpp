@@ -173,20 +173,20 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
     if (stack_) network.owners = stack_->owners(layout_, arena);
     weights::BaseMemory base_memory{arena, parts.common_memory.get(), parts.host_memory.get()};
     if (request_.peers.size > 1) base_memory.peers = share.share_memory(parts_.of_base.peer);
-    network.pager =
+    network.weight_provider =
         parts_.base->load_layers(ctx, base_memory, network.adapters.get(), trained, shared, request_.tp.ranks());
     if (!adapter_ && layout_.dora)
         for (const weights::Parameter& p : own_table_->parameters())
             if (p.kind == weights::Parameter::Kind::magnitude)
-                network.parameters->assign(p, base_norms(ctx, *network.pager->dora(), p));
+                network.parameters->assign(p, base_norms(ctx, *network.weight_provider->dora(), p));
     if (network.streams) {
-        network.pager->set_values(network.streams->values());
+        network.weight_provider->set_values(network.streams->values());
         if (request_.holding.has_copies()) network.streams->publish("the values to begin with");
     }
     if (request_.saves && own_table_ && !request_.holding.on_host)
         parts.copies =
             weights::Parameters::copies(*own_table_, request_.optim, request_.holding, parts.host_memory.get());
-    network.outer = parts_.base->load_outer(ctx, base_memory, trained, shared);
+    network.embedding_and_head = parts_.base->load_embedding_and_head(ctx, base_memory, trained, shared);
     parts.step_memory = std::make_unique<memory::Arena>(step(), request_.device);
     for (int64_t micro = 0; micro < request_.run.in_flight; ++micro)
         parts.activations.push_back(std::make_unique<Activations>(own_, layout_, request_.sizes, request_.run,

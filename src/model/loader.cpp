@@ -78,7 +78,7 @@ void ModelPlan::read_trained() {
     }
     if (!request_.adapters.empty()) {
         UNSLOTH_CHECK(!request_.adapter && !request_.trains, "several adapters are for answers alone");
-        stack_ = std::make_shared<const weights::AdapterStack>(request_.adapters, spec());
+        stack_ = std::make_shared<const weights::MultiLoraAdapters>(request_.adapters, spec());
     }
     if (request_.trains && request_.lora && request_.lora->use_dora && request_.lora->lora_dropout > 0)
         throw usage_error(
@@ -223,7 +223,7 @@ weights::BaseRequest ModelPlan::base_request(const spec::RunPlan& run) const {
             .trains_head = trains(spec::TensorRole::lm_head),
             .nf4_chooser = request_.nf4_chooser,
             .fewest_tokens = request_.fewest_tokens > 0 ? request_.fewest_tokens : request_.sizes.tokens,
-            .margins_may_stay = request_.margins_may_stay};
+            .tails_may_stay = request_.tails_may_stay};
 }
 
 void ModelPlan::submit_trained(memory::Plan& resident) const {

@@ -175,8 +175,8 @@ void MicroBatch::upload_token_order(const data::TokenOrder& order) {
     distinct_ids_ = static_cast<int64_t>(order.unique.size());
 }
 
-void MicroBatch::continue_rows(const data::Batch& batch, const std::vector<int32_t>& slots_T,
-                               const std::vector<int32_t>& adapter_T, ops::PagedRows rows) {
+void MicroBatch::forward_with_kv_cache(const data::Batch& batch, const std::vector<int32_t>& slots_T,
+                                       const std::vector<int32_t>& adapter_T, ops::PagedRows rows) {
     const TokenBuffers& tokens = activations_->tokens();
     copy_values(slots_T, tokens.slots_T);
     if (!adapter_T.empty()) {
@@ -203,7 +203,7 @@ void MicroBatch::continue_rows(const data::Batch& batch, const std::vector<int32
     }
     inputs_.segments = std::move(begun);
     inputs_.cached =
-        std::make_shared<const CachedRows>(CachedRows{&activations_->caches(), tokens.slots_T, std::move(rows)});
+        std::make_shared<const DecodeBatch>(DecodeBatch{&activations_->caches(), tokens.slots_T, std::move(rows)});
 }
 
 }  // namespace unsloth::model

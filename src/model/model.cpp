@@ -7,7 +7,7 @@
 
 #include "model/row_range.h"
 #include "unsloth/core/error.h"
-#include "unsloth/model/outer_layers.h"
+#include "unsloth/model/embedding_and_head.h"
 #include "unsloth/ops/profiler.h"
 #include "unsloth/ops/rows.h"
 #include "unsloth/spec/finite_sites.h"
@@ -116,7 +116,7 @@ void Model::begin_walk(const Itinerary& actions, bool trains) {
     std::copy_if(actions.begin(), actions.end(), std::back_inserter(own),
                  [&](const Action& action) { return is_present(action); });
     parts_.network.refresh(ctx_);
-    parts_.network.pager->begin(ctx_, layers_of(own));
+    parts_.network.weight_provider->begin(ctx_, layers_of(own));
     if (streams() == nullptr) return;
     std::vector<int> read, trained;
     const auto append = [](std::vector<int>& all, const std::vector<int>& more) {
@@ -157,7 +157,7 @@ void Model::walk(const Itinerary& actions, Walk purpose) {
                                                                   : "embedding");
         if (layers) {
             if (!std::exchange(chosen, true)) choose_recording(actions, first, end, purpose);
-            recorded_.issue(ctx_, direction, *parts_.network.pager, counts_, stretch);
+            recorded_.issue(ctx_, direction, *parts_.network.weight_provider, counts_, stretch);
         } else {
             stretch();
         }
@@ -247,7 +247,7 @@ void Model::act(const Action& action, bool trains) {
             break;
     }
     if (offload != nullptr) forward ? offload->before_forward(layer) : offload->before_backward(layer);
-    const weights::LayerWeights& w = network.pager->ready(ctx_, layer, micro.tokens());
+    const weights::LayerWeights& w = network.weight_provider->ready(ctx_, layer, micro.tokens());
     if (forward) {
         layer_forward(layer_context(layer, micro), w, a.layer(layer), a.output_of(layer));
         if (offload != nullptr) offload->after_forward(layer);
@@ -330,11 +330,11 @@ at::Tensor Model::score(const data::Batch& batch, const OnLogits& on_logits, Pol
     return head.loss_n.narrow(0, 0, batch.labels).to(at::kCPU, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
 }
 
-void Model::continue_rows(const CachedPass& pass, const OnLogits& on_logits) {
+void Model::forward_with_kv_cache(const CachedPass& pass, const OnLogits& on_logits) {
     UNSLOTH_CHECK(parts_.network.tp.alone() && pipeline().alone(), "a rank has a part of the model");
     MicroBatch& micro = *micro_batches_.front();
     micro.upload(pass.batch);
-    micro.continue_rows(pass.batch, pass.slots_T, pass.adapter_T, pass.rows);
+    micro.forward_with_kv_cache(pass.batch, pass.slots_T, pass.adapter_T, pass.rows);
     if (pass.ids.defined()) {
         const at::Tensor& ids_T = micro.activations().tokens().ids_T;
         const int64_t known = pass.ids.size(0), others = micro.tokens() - known;

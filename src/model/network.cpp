@@ -15,8 +15,8 @@ const weights::Parameter* Network::trained(spec::TensorRole role) const {
 }
 
 void Network::refresh(ops::Context& ctx) {
-    pager->refresh(ctx);
-    if (parameters == nullptr || outer_version == parameters->version) return;
+    weight_provider->refresh(ctx);
+    if (parameters == nullptr || embedding_and_head_version == parameters->version) return;
     const auto refresh_vector = [&](spec::TensorRole role, at::Tensor& copy) {
         if (const weights::Parameter* master = trained(role)) copy = parameters->value(*master);
     };
@@ -25,7 +25,7 @@ void Network::refresh(ops::Context& ctx) {
         if (master == nullptr || (role == spec::TensorRole::lm_head && !pp.stage().last())) return;
         at::Tensor& copy = std::get<at::Tensor>(weight);  // what is trained is not held in another type
         const at::Tensor value = parameters->value(*master);
-        const auto* const embedding = std::get_if<at::Tensor>(&outer.embed_VD);
+        const auto* const embedding = std::get_if<at::Tensor>(&embedding_and_head.embed_VD);
         const bool tied = role == spec::TensorRole::lm_head && embedding != nullptr && copy.is_same(*embedding);
         if (copy.scalar_type() == value.scalar_type()) {
             copy = value;  // it is read where it is
@@ -33,10 +33,10 @@ void Network::refresh(ops::Context& ctx) {
             ops::copy_2d(ctx, value, copy);
         }
     };
-    refresh_copy(spec::TensorRole::embed_tokens, outer.embed_VD);
-    refresh_copy(spec::TensorRole::lm_head, outer.lm_head_VD);
-    refresh_vector(spec::TensorRole::final_norm, outer.final_norm_D);
-    outer_version = parameters->version;
+    refresh_copy(spec::TensorRole::embed_tokens, embedding_and_head.embed_VD);
+    refresh_copy(spec::TensorRole::lm_head, embedding_and_head.lm_head_VD);
+    refresh_vector(spec::TensorRole::final_norm, embedding_and_head.final_norm_D);
+    embedding_and_head_version = parameters->version;
 }
 
 }  // namespace unsloth::model

@@ -34,8 +34,8 @@ ParameterStreams::ParameterStreams(ops::Context& ctx, Parameters& parameters, co
         image->slot = table.slot_of(unit);
         image->gather = [this, unit] { gather(unit); };
     }
-    values_ = std::make_unique<weights::ImageStream>(std::make_unique<ops::CopyStream>(ctx, ParameterTable::slots),
-                                                     std::move(images));
+    values_ = std::make_unique<weights::LayerPrefetcher>(std::make_unique<ops::CopyStream>(ctx, ParameterTable::slots),
+                                                         std::move(images));
 }
 
 std::string ParameterStreams::name_of(int unit) const {

@@ -25,15 +25,16 @@ void RecordedPasses::choose(const ops::Context& ctx, const std::vector<const Mic
     chosen_ = by_shape_.use(key);
 }
 
-void RecordedPasses::issue(ops::Context& ctx, Direction direction, weights::Pager& pager, PassCounts& counts,
-                           const std::function<void()>& work) {
+void RecordedPasses::issue(ops::Context& ctx, Direction direction, weights::WeightProvider& weight_provider,
+                           PassCounts& counts, const std::function<void()>& work) {
     if (chosen_ == nullptr) return work();
     Recording& recording = chosen_->at(static_cast<std::size_t>(direction));
     if (!recording.work) {
-        if (direction == Direction::forward) pager.forget();  // what lies there now may not lie there next time
+        if (direction == Direction::forward)
+            weight_provider.forget();  // what lies there now may not lie there next time
         const PassCounts before = counts;
         recording.work = ops::CudaGraph::capture(ctx, work);
-        recording.leaves_held = pager.held();
+        recording.leaves_held = weight_provider.held();
         recording.counts = counts - before;
         counts = before;
         ++counts.recorded;
@@ -41,7 +42,7 @@ void RecordedPasses::issue(ops::Context& ctx, Direction direction, weights::Page
     recording.work->launch(ctx);
     counts = counts + recording.counts;
     ++counts.replayed;
-    pager.assume_held(recording.leaves_held);
+    weight_provider.assume_held(recording.leaves_held);
 }
 
 }  // namespace unsloth::model

@@ -23,7 +23,7 @@ static_assert(kernels::page_tokens == page_tokens);
 
 /// The rows of one query, whose lengths and pages are on the device.
 void attend_decoding(Context& ctx, const AttentionShape& shape, const PagedRows& rows, const at::Tensor& q_THd,
-                     const KeyCache& cache, const at::Tensor& out_THd) {
+                     const KvCache& cache, const at::Tensor& out_THd) {
     const at::Tensor k_CN = cache.kv_C2N.narrow(1, 0, cache.kv_C2N.size(1) / 2),
                      v_CN = cache.kv_C2N.narrow(1, k_CN.size(1), k_CN.size(1));
     kernels::PagedAttention args;
@@ -104,7 +104,7 @@ void place_rows(Context& ctx, PagedRows& rows) {
 }
 
 void paged_attention(Context& ctx, const AttentionShape& shape, const PagedRows& rows, const at::Tensor& q_THd,
-                     const KeyCache& cache, const at::Tensor& out_THd) {
+                     const KvCache& cache, const at::Tensor& out_THd) {
     const Region region(ctx, "paged_attention");
     UNSLOTH_CHECK(q_THd.size(0) == rows.tokens() && rows.segments.size() == rows.lengths.size(),
                   "paged attention: ", q_THd.size(0), " queries, rows of ", rows.tokens(), ", ", rows.segments.size(),

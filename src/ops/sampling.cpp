@@ -98,14 +98,14 @@ std::vector<Candidate> candidates(const std::vector<float>& logits, const spec::
 }
 
 /// The logarithm of an exponential wait of rate 1 that belongs to the id.
-double log_wait(const DrawKey& key, int32_t id) {
+double log_wait(const SamplingKey& key, int32_t id) {
     const PhiloxWords words = philox4x32(static_cast<uint32_t>(key.seed), static_cast<uint32_t>(key.seed >> 32),
                                          static_cast<uint32_t>(id) / 4, key.position, key.answer, key.prompt);
     const double u = (static_cast<double>(words.w[id % 4]) + 0.5) * 0x1p-32;
     return std::log(-std::log1p(-u));  // short waits, which win, are told apart as u near 0 is
 }
 
-int32_t draw(const std::vector<Candidate>& from, const DrawKey& key) {
+int32_t draw(const std::vector<Candidate>& from, const SamplingKey& key) {
     int32_t first = from.front().id;
     double best = -std::numeric_limits<double>::infinity();
     for (const Candidate& c : from) {
@@ -188,8 +188,8 @@ void choose_on_cuda(Context& ctx, const at::Tensor& logits_CV, std::span<const R
 
 }  // namespace
 
-Chosen choose_token(std::span<const float> logits_V, const spec::Sampling& sampling, std::span<const int32_t> ids,
-                    std::size_t answer_begin, const DrawKey& key) {
+SampledToken sample_token(std::span<const float> logits_V, const spec::Sampling& sampling, std::span<const int32_t> ids,
+                          std::size_t answer_begin, const SamplingKey& key) {
     const double normaliser = log_sum_exp(logits_V);
     const std::vector<float> logits = adjusted(logits_V, sampling, ids, answer_begin);
     int32_t id = 0;
@@ -201,7 +201,7 @@ Chosen choose_token(std::span<const float> logits_V, const spec::Sampling& sampl
     return {id, static_cast<float>(logits_V[static_cast<std::size_t>(id)] - normaliser)};
 }
 
-void choose_tokens(Context& ctx, const at::Tensor& logits_CV, std::span<const RowSampling> rows,
+void sample_tokens(Context& ctx, const at::Tensor& logits_CV, std::span<const RowSampling> rows,
                    const at::Tensor& ids_C, const at::Tensor& logprobs_C) {
     const Region region(ctx, "sampling");
     const auto count = static_cast<int64_t>(rows.size());
@@ -217,8 +217,8 @@ void choose_tokens(Context& ctx, const at::Tensor& logits_CV, std::span<const Ro
     parallel_ranges(count, 1, [&](int64_t begin, int64_t end) {
         for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
             const RowSampling& row = rows[i];
-            const Chosen chosen = choose_token({logits.const_data_ptr<float>() + i * vocabulary, vocabulary},
-                                               *row.sampling, row.ids, row.answer_begin, row.key);
+            const SampledToken chosen = sample_token({logits.const_data_ptr<float>() + i * vocabulary, vocabulary},
+                                                     *row.sampling, row.ids, row.answer_begin, row.key);
             ids_C.mutable_data_ptr<int32_t>()[i] = chosen.id;
             logprobs_C.mutable_data_ptr<float>()[i] = chosen.logprob;
         }

@@ -45,8 +45,8 @@ std::vector<Prompt> all_answers(const std::vector<Prompt>& own, std::size_t ques
 
 }  // namespace
 
-AnswerEvaluator::AnswerEvaluator(const AnswerRules& rules, const data::Dataset& rows, const OpenedModel& opened,
-                                 const std::vector<std::pair<std::string, std::string>>& files)
+CompletionEvaluator::CompletionEvaluator(const AnswerRules& rules, const data::Dataset& rows, const OpenedModel& opened,
+                                         const std::vector<std::pair<std::string, std::string>>& files)
     : rules_(rules), tokenizer_(opened.tokenizer()), stops_(stop_ids(tokenizer_, opened.file->spec)) {
     if (!rules.regex.empty()) pattern_.emplace(rules.regex, rules.regex_option);
     for (const auto& [name, file] : files) sets_.push_back(name);
@@ -61,11 +61,11 @@ AnswerEvaluator::AnswerEvaluator(const AnswerRules& rules, const data::Dataset& 
             cat("Set a lower ", rules.tokens_option, "."));
 }
 
-int64_t AnswerEvaluator::rows() const {
+int64_t CompletionEvaluator::rows() const {
     return std::clamp<int64_t>(static_cast<int64_t>(questions_.size()), 1, rules_.most_rows);
 }
 
-AnswerEvaluator::Question AnswerEvaluator::question_of(const data::Sample& sample, int32_t set) const {
+CompletionEvaluator::Question CompletionEvaluator::question_of(const data::Sample& sample, int32_t set) const {
     const auto trained = [&](std::size_t t) { return sample.labels[t] != data::ignore_label; };
     std::size_t end = sample.ids.size();
     while (end > 0 && !trained(end - 1)) --end;
@@ -92,7 +92,7 @@ AnswerEvaluator::Question AnswerEvaluator::question_of(const data::Sample& sampl
 }
 
 /// What of an answer counts; nothing where the expression finds nothing.
-std::optional<std::string> AnswerEvaluator::part_of(const std::string& answer) const {
+std::optional<std::string> CompletionEvaluator::part_of(const std::string& answer) const {
     if (!pattern_) return data::trimmed(answer);
     const data::AnswerPattern::Found found = pattern_->find_last(answer);
     if (found.gave_up)
@@ -101,25 +101,25 @@ std::optional<std::string> AnswerEvaluator::part_of(const std::string& answer) c
     return found.text ? std::optional(data::trimmed(*found.text)) : std::nullopt;
 }
 
-bool AnswerEvaluator::is_right(const std::string& answer, const Question& question) const {
+bool CompletionEvaluator::is_right(const std::string& answer, const Question& question) const {
     const std::optional<std::string> text = part_of(answer);
     return text && (rules_.metric == config::AnswerMetric::regex || *text == question.compared);
 }
 
 /// This rank's; those that a signal cut off are empty.
-std::vector<Prompt> AnswerEvaluator::answers(model::Model& model, ops::Context& ctx, comm::Group* group) const {
+std::vector<Prompt> CompletionEvaluator::answers(model::Model& model, ops::Context& ctx, comm::Group* group) const {
     std::vector<generate::Request> requests;
     const std::size_t step = group == nullptr ? 1 : static_cast<std::size_t>(group->size());
     for (std::size_t i = group == nullptr ? 0 : static_cast<std::size_t>(group->rank()); i < questions_.size();
          i += step)
         requests.push_back(
             {.prompt = questions_[i].prompt, .max_new_tokens = rules_.max_new_tokens, .stop_ids = stops_});
-    const comm::Busy answering(group, "answering the evaluation's rows");
+    const comm::LongOperation answering(group, "answering the evaluation's rows");
     Progress progress("answering", static_cast<int64_t>(requests.size()));
     generate::Decoder decoder(ctx, model,  // nobody reads along: prompts go in as fast as may be
-                              {.rows = rows(), .context = context(), .beside_tokens = model.sizes().tokens});
+                              {.rows = rows(), .context = context(), .prefill_tokens = model.sizes().tokens});
     std::vector<Prompt> own(requests.size());
-    const auto ended = [&](int64_t number, const generate::Answer& answer) {
+    const auto ended = [&](int64_t number, const generate::Completion& answer) {
         own[static_cast<std::size_t>(number)] = answer.ids;
         progress.add();
     };
@@ -129,7 +129,7 @@ std::vector<Prompt> AnswerEvaluator::answers(model::Model& model, ops::Context& 
     return own;
 }
 
-AnswerEvaluator::Result AnswerEvaluator::judge(const std::vector<Prompt>& answers) const {
+CompletionEvaluator::Result CompletionEvaluator::judge(const std::vector<Prompt>& answers) const {
     struct Score {
         int64_t right = 0, answers = 0;
         double share() const { return static_cast<double>(right) / static_cast<double>(std::max<int64_t>(answers, 1)); }
@@ -161,8 +161,8 @@ AnswerEvaluator::Result AnswerEvaluator::judge(const std::vector<Prompt>& answer
     return result;
 }
 
-std::optional<AnswerEvaluator::Result> AnswerEvaluator::run(model::Model& model, ops::Context& ctx, comm::Group* group,
-                                                            int& signal) const {
+std::optional<CompletionEvaluator::Result> CompletionEvaluator::run(model::Model& model, ops::Context& ctx,
+                                                                    comm::Group* group, int& signal) const {
     std::vector<Prompt> given = answers(model, ctx, group);
     signal = agree_on_signal(group, ctx.device(), "answers to the evaluation's rows");
     if (signal != 0) return std::nullopt;

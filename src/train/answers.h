@@ -31,13 +31,13 @@ struct AnswerRules {
     std::string regex_option, tokens_option;  ///< as messages call them
 };
 
-class AnswerEvaluator {
+class CompletionEvaluator {
   public:
     /// `files`: data.eval_files, of which source i of the rows is the i-th; empty: the rows are one set. Input Error
     /// where a row asks nothing, or has no answer to compare with; usage Error where a question and its answer take
     /// more positions than the model has, and for a regular expression that is none.
-    AnswerEvaluator(const AnswerRules& rules, const data::Dataset& rows, const OpenedModel& opened,
-                    const std::vector<std::pair<std::string, std::string>>& files);
+    CompletionEvaluator(const AnswerRules& rules, const data::Dataset& rows, const OpenedModel& opened,
+                        const std::vector<std::pair<std::string, std::string>>& files);
 
     int64_t longest() const { return longest_; }                          ///< question, in tokens
     int64_t context() const { return longest_ + rules_.max_new_tokens; }  ///< with its answer

@@ -58,7 +58,7 @@ void run_evaluate(const config::LoadedConfig& given, const engine_api::EvaluateR
     const data::Dataset rows =
         data::load_evaluation_rows(config, opened.limits(), encoder_maker(opened, config),
                                    data::run_encoder_fingerprint(opened.tokenizer_folder, config.data));
-    std::optional<AnswerEvaluator> answers;
+    std::optional<CompletionEvaluator> answers;
     if (judges) {
         const AnswerRules rules{request.metric,   request.answer_regex, request.max_new_tokens,
                                 /*most_rows=*/64, "--answer_regex",     "--max_new_tokens"};

@@ -54,7 +54,7 @@ std::shared_ptr<const formats::WeightFile> open_or_describe(const config::Config
     return std::make_shared<const formats::WeightFile>(formats::WeightFile::open(folder->string(), scaling));
 }
 
-spec::MemoryNeed Prospect::need() const {
+spec::MemoryNeed Estimate::need() const {
     spec::MemoryNeed need = plan().need();
     if (!teacher) return need;
     const spec::MemoryNeed teachers = teacher->plan().need();
@@ -223,7 +223,7 @@ std::vector<model::ModelPlan> Forecast::stages(int64_t rows, int64_t length) con
     return plans;
 }
 
-Prospect Forecast::choose() {
+Estimate Forecast::choose() {
     if (regroups()) {
         const int64_t of_step = rows_ * micro_batches_;
         rows_ = fastest_pass_rows(config(), {rows_, of_step, [&](int64_t rows) { return plan(rows, length_); }},
@@ -231,7 +231,7 @@ Prospect Forecast::choose() {
         micro_batches_ = (of_step + rows_ - 1) / rows_;
         loaded_.config.training.micro_batch = config::PassRows::as_given;  // chosen
     }
-    Prospect prospect;
+    Estimate prospect;
     prospect.stages = stages(rows_, length_);
     prospect.teacher = teacher_of(prospect.plan().request());
     choose_for(prospect);
@@ -246,7 +246,7 @@ Prospect Forecast::choose() {
 }
 
 /// Chooses what the configuration leaves open, in what the teacher leaves of the machine.
-void Forecast::choose_for(Prospect& prospect) const {
+void Forecast::choose_for(Estimate& prospect) const {
     const Machine machine = left_by(prospect.teacher);
     const MemoryBudget budget = memory_budget(config(), target_.device, machine);
     prospect.fits = true;

@@ -31,7 +31,7 @@ Target target_of(const engine_api::PlanRequest& request, const config::Config& c
 std::shared_ptr<const formats::WeightFile> open_or_describe(const config::Config& config);
 
 /// What a run takes.
-struct Prospect {
+struct Estimate {
     std::vector<model::ModelPlan> stages;  ///< of a pipeline those that may take most; without one, one
     std::size_t fullest = 0;               ///< the stage that takes most of its GPU
     bool fits = false;                     ///< all stages do
@@ -70,7 +70,7 @@ class Forecast {
     bool knows_prompts() const { return knows_prompts_; }
 
     /// With what the configuration leaves to the program: that is chosen once and for all.
-    Prospect choose();
+    Estimate choose();
     /// Whether the most thrifty of what the configuration leaves open fits.
     bool can_hold(int64_t rows, int64_t length) const;
     /// Of a GPU; no step can take less: one that keeps everything and has room for that, with passes of any size that a
@@ -81,7 +81,7 @@ class Forecast {
     bool regroups() const { return may_regroup(config(), target_.device); }
     void describe_teacher();
     void foresee_answers();
-    void choose_for(Prospect& prospect) const;
+    void choose_for(Estimate& prospect) const;
     Machine left_by(const std::optional<TeacherPlan>& teacher) const;
     TeacherPlan::Choose choose_for_teacher() const;
     std::optional<TeacherPlan> teacher_of(const model::LoadRequest& student) const;

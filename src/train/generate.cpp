@@ -9,8 +9,8 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
-#include "unsloth/generate/answer_text.h"
 #include "unsloth/generate/decoder.h"
+#include "unsloth/generate/detokenizer.h"
 #include "unsloth/ops/dtype.h"
 #include "unsloth/train/commands.h"
 #include "unsloth/train/session.h"
@@ -120,10 +120,10 @@ class Stream {
 
   private:
     void print() {
-        std::cout << text_.text().substr(printed_, text_.settled() - printed_) << std::flush;
-        printed_ = text_.settled();
+        std::cout << text_.text().substr(printed_, text_.stable_prefix() - printed_) << std::flush;
+        printed_ = text_.stable_prefix();
     }
-    generate::AnswerText text_;
+    generate::IncrementalDetokenizer text_;
     std::size_t printed_ = 0;
 };
 
@@ -160,7 +160,7 @@ class AnswerAll {
         if (!request_.stop.empty())
             for (std::size_t i = 0; i < requests.size(); ++i) texts_.emplace_back(tokenizer_, request_.stop);
         const auto see = [&](int64_t i, int32_t id) { return texts_.empty() || text(i).add(id); };
-        const auto end = [&](int64_t i, const generate::Answer& answer) {
+        const auto end = [&](int64_t i, const generate::Completion& answer) {
             ended_.emplace(i, answer);
             for (auto next = ended_.begin(); next != ended_.end() && next->first == printed_;
                  next = ended_.erase(next), ++printed_)
@@ -175,9 +175,9 @@ class AnswerAll {
     }
 
   private:
-    generate::AnswerText& text(int64_t i) { return texts_[static_cast<std::size_t>(i)]; }
+    generate::IncrementalDetokenizer& text(int64_t i) { return texts_[static_cast<std::size_t>(i)]; }
 
-    void print(int64_t i, const generate::Answer& answer) {
+    void print(int64_t i, const generate::Completion& answer) {
         std::string said;
         if (texts_.empty()) {
             said = tokenizer_.decode(answer.ids, /*skip_special=*/true);
@@ -199,9 +199,9 @@ class AnswerAll {
     const engine_api::GenerateRequest& request_;
     const tokenizer::Tokenizer& tokenizer_;
     const std::vector<Prompt>& prompts_;
-    const std::vector<int32_t>& adapters_;     ///< of a file's prompts
-    std::vector<generate::AnswerText> texts_;  ///< with stop texts, one a request
-    std::map<int64_t, generate::Answer> ended_;
+    const std::vector<int32_t>& adapters_;                 ///< of a file's prompts
+    std::vector<generate::IncrementalDetokenizer> texts_;  ///< with stop texts, one a request
+    std::map<int64_t, generate::Completion> ended_;
     int64_t printed_ = 0;
 };
 
@@ -263,7 +263,7 @@ void run_generate(const config::LoadedConfig& given, const engine_api::GenerateR
     const LoadedModel model = load_for_inference(loaded, opened, sizes.pass_tokens, sizes.rows, sizes.rows,
                                                  /*fewest_tokens=*/1, sizes.cache, request.adapters);
     generate::DecoderOptions options;
-    if (!request.chat && !request.stream) options.beside_tokens = sizes.pass_tokens;  // nobody reads along
+    if (!request.chat && !request.stream) options.prefill_tokens = sizes.pass_tokens;  // nobody reads along
     generate::Decoder decoder(*model.ctx, *model.model, options);
     const std::vector<int32_t> stops = stop_ids(tokenizer, opened.file->spec);
     if (request.chat) {

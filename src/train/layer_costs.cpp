@@ -106,12 +106,12 @@ spec::MemoryNeed LayerCosts::estimate(const spec::LayerPlan& most, int64_t layer
 
 /// What a layer takes more than a thrifty one: what activations and weights take adds up, so that each is asked for
 /// alone. Between four and eight layers, since the first ones bring buffers that all share.
-spec::MemoryNeed LayerCosts::beyond_thrifty(const spec::LayerPlan& layer) {
+spec::MemoryNeed LayerCosts::beyond_full_recompute(const spec::LayerPlan& layer) {
     const bool activations = layer.keep != thrifty.keep || layer.activations_at != thrifty.activations_at,
                weights = layer.cached || moves(layer);
     if (activations && weights) {
-        const spec::MemoryNeed kept = beyond_thrifty({layer.keep, layer.activations_at}),
-                               held = beyond_thrifty(
+        const spec::MemoryNeed kept = beyond_full_recompute({layer.keep, layer.activations_at}),
+                               held = beyond_full_recompute(
                                    {thrifty.keep, thrifty.activations_at, layer.cached, layer.weights_at});
         return {kept.device + held.device, kept.host + held.host};
     }
@@ -126,20 +126,20 @@ spec::MemoryNeed LayerCosts::beyond_thrifty(const spec::LayerPlan& layer) {
 }
 
 planner::LayerOption LayerCosts::option(const spec::LayerPlan& layer) {
-    const spec::MemoryNeed own = beyond_thrifty({layer.keep, layer.activations_at});
+    const spec::MemoryNeed own = beyond_full_recompute({layer.keep, layer.activations_at});
     planner::MovedBytes moved;
     if (layer.activations_at == spec::Place::host)
         moved.activations = own.host / in_flight_ / plan_.request().processes;
     if (moves(layer))  // of the disk's layers the host's say how large they are
-        moved.weights =
-            beyond_thrifty({thrifty.keep, thrifty.activations_at, false, spec::Place::host}).host / plan_.base_copies();
-    return {layer, beyond_thrifty(layer), time_.layer(layer, moved, in_flight_)};
+        moved.weights = beyond_full_recompute({thrifty.keep, thrifty.activations_at, false, spec::Place::host}).host /
+                        plan_.base_copies();
+    return {layer, beyond_full_recompute(layer), time_.layer(layer, moved, in_flight_)};
 }
 
 /// Beside the layers' own bytes, where so many plans share the layers: what one with as many layers in each takes.
 spec::MemoryNeed LayerCosts::shared(const std::vector<spec::LayerPlan>& plans) {
     std::vector<planner::LayerOption> options;
-    for (const spec::LayerPlan& plan : plans) options.push_back({plan, beyond_thrifty(plan), {}});
+    for (const spec::LayerPlan& plan : plans) options.push_back({plan, beyond_full_recompute(plan), {}});
     std::vector<int64_t> counts(options.size(), 0);
     for (int64_t layer = 0; layer < layers_; ++layer) ++counts[static_cast<std::size_t>(layer) % counts.size()];
     spec::MemoryNeed need = plan_.estimate(with(planner::arrange(options, counts)));

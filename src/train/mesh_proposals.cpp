@@ -146,7 +146,7 @@ class Search {
         std::map<std::size_t, Proposal> fitting;
         const auto ms_of = [&](std::size_t number) -> std::optional<double> {
             Forecast run = candidate.runs[number];
-            Prospect prospect;
+            Estimate prospect;
             if (!accept([&] {
                     if (run.can_hold(run.rows(), run.length())) prospect = run.choose();
                 }) ||
@@ -167,7 +167,7 @@ class Search {
         std::optional<Proposal> nearest;
         for (const Candidate& candidate : candidates_) {
             Forecast run = candidate.runs.front();
-            Prospect prospect;
+            Estimate prospect;
             if (!accept([&] { prospect = run.choose(); })) continue;
             Proposal found = proposal(std::move(run), std::move(prospect));
             if (!nearest || lacking(found) < lacking(*nearest)) nearest = std::move(found);
@@ -176,7 +176,7 @@ class Search {
         return *std::move(nearest);
     }
 
-    Proposal proposal(Forecast run, Prospect prospect) const {
+    Proposal proposal(Forecast run, Estimate prospect) const {
         const std::string flags = flags_of(loaded_.config, run.config());
         return {std::move(run), std::move(prospect), flags};
     }

@@ -12,7 +12,7 @@ namespace unsloth::train {
 /// A mesh, and the run on it.
 struct Proposal {
     Forecast forecast;
-    Prospect prospect;
+    Estimate prospect;
     std::string flags;  ///< that make the configuration this one; empty: none
 };
 

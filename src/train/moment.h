@@ -12,9 +12,9 @@
 namespace unsloth::train {
 
 /// On the CPU, where work is done when its call returns, a time.
-class Moment {
+class CudaEventTime {
   public:
-    explicit Moment(const ops::Context& ctx) : ctx_(ctx) {
+    explicit CudaEventTime(const ops::Context& ctx) : ctx_(ctx) {
         if (ctx.is_cuda()) event_.emplace(c10::DeviceType::CUDA, c10::EventFlag::BACKEND_DEFAULT);  // it keeps time
     }
     void record() {
@@ -28,7 +28,7 @@ class Moment {
         if (event_) event_->synchronize();
     }
     /// Both were reached.
-    double seconds_since(const Moment& earlier) const {
+    double seconds_since(const CudaEventTime& earlier) const {
         if (event_) return earlier.event_->elapsedTime(*event_) / 1000;
         return std::chrono::duration<double>(time_ - earlier.time_).count();
     }

@@ -83,7 +83,7 @@ std::string elsewhere(const model::ModelPlan& plan) {
 Json mesh_json(const Proposal& proposal) {
     const Forecast& forecast = proposal.forecast;
     const config::DistributedOptions& mesh = forecast.config().distributed;
-    const Prospect& prospect = proposal.prospect;
+    const Estimate& prospect = proposal.prospect;
     return {{"dp", forecast.copies()},
             {"tp_size", mesh.tp_size},
             {"pp_size", mesh.pp_size},
@@ -118,7 +118,7 @@ class Report {
             left.device -= teacher->need().device;
             left.host -= teacher->need().host;
         }
-        ways_out_ = remedies(prospect_.stages, left, on_gpu() ? &card_ : nullptr);
+        ways_out_ = suggestions(prospect_.stages, left, on_gpu() ? &card_ : nullptr);
     }
 
     void print_json() const {
@@ -245,7 +245,7 @@ class Report {
     const std::vector<Proposal>& proposals_;
     bool chosen_;  ///< of several meshes
     const Forecast& forecast_;
-    const Prospect& prospect_;
+    const Estimate& prospect_;
     const model::ModelPlan& plan_;
     const planner::Card& card_;
     MemoryBudget budget_;
@@ -264,7 +264,7 @@ bool run_plan(const config::LoadedConfig& loaded, const engine_api::PlanRequest&
         proposals = propose_meshes(loaded, target, file, most_meshes);
     } else {
         Forecast forecast(loaded, target, file);
-        Prospect prospect = forecast.choose();
+        Estimate prospect = forecast.choose();
         proposals.push_back({std::move(forecast), std::move(prospect), ""});
     }
     const Forecast& forecast = proposals.front().forecast;

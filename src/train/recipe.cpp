@@ -78,7 +78,7 @@ model::LoadRequest make_request(const config::LoadedConfig& loaded, const Recipe
     request.sizes.context = recipe.cache.context;
     request.records = recipe.cache.tokens > 0 && config.hardware.cuda_graphs;
     request.fewest_tokens = recipe.fewest_tokens;
-    request.margins_may_stay = recipe.margins_may_stay;
+    request.tails_may_stay = recipe.tails_may_stay;
     return request;
 }
 

@@ -8,18 +8,18 @@ namespace unsloth::train {
 namespace {
 
 /// A change of a request, in the words of the options.
-struct Remedy {
+struct Suggestion {
     std::string text;
     model::LoadRequest request;
 };
 
-std::vector<Remedy> all_remedies(const model::ModelPlan& plan) {
+std::vector<Suggestion> all_remedies(const model::ModelPlan& plan) {
     const model::LoadRequest& asked = plan.request();
     const bool lora = asked.finetuning_type == config::FinetuningType::lora, gpu = asked.device.is_cuda(),
                may_wait = gpu && asked.pp.alone();  // on the host: a pipeline's stages move nothing there
-    std::vector<Remedy> all;
+    std::vector<Suggestion> all;
     const auto add = [&](const std::string& text, const auto& change) {
-        Remedy remedy{text, asked};
+        Suggestion remedy{text, asked};
         if (asked.trains && gpu) remedy.request.run.row_tile = least_row_tile;  // as a run would that needs to
         change(remedy.request);
         all.push_back(std::move(remedy));
@@ -121,15 +121,15 @@ std::vector<Remedy> all_remedies(const model::ModelPlan& plan) {
 
 }  // namespace
 
-std::vector<std::string> remedies(const std::vector<model::ModelPlan>& stages, const MemoryBudget& budget,
-                                  const planner::Card* card) {
+std::vector<std::string> suggestions(const std::vector<model::ModelPlan>& stages, const MemoryBudget& budget,
+                                     const planner::Card* card) {
     constexpr std::size_t most = 3;
-    std::vector<std::vector<Remedy>> all;  // by stage, the same ones of each
+    std::vector<std::vector<Suggestion>> all;  // by stage, the same ones of each
     for (const model::ModelPlan& stage : stages) all.push_back(all_remedies(stage));
     std::vector<std::pair<double, std::string>> found;  // by the time of a token
     int fewer_tokens = 0;
     for (std::size_t i = 0; i < all.front().size(); ++i) {
-        const Remedy& remedy = all.front()[i];
+        const Suggestion& remedy = all.front()[i];
         const int64_t tokens = remedy.request.sizes.tokens;
         const bool fewer = tokens < stages.front().request().sizes.tokens;
         if (fewer && fewer_tokens == 2) continue;
@@ -157,7 +157,7 @@ void require_memory(const model::ModelPlan& plan, const MemoryBudget& budget,
     const model::LoadRequest& request = plan.request();
     if (fits(plan, budget)) return;
     const spec::MemoryNeed need = plan.need();
-    const std::vector<std::string> found = remedies({plan}, budget, card ? &*card : nullptr);
+    const std::vector<std::string> found = suggestions({plan}, budget, card ? &*card : nullptr);
     std::string advice = "Would fit:";
     for (const std::string& remedy : found) advice += "\n    " + remedy;
     if (found.empty())

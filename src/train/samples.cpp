@@ -31,7 +31,7 @@ void Samples::answer(ops::Context& ctx, model::Model& model, int64_t step, doubl
     std::vector<generate::Request> requests;
     for (const Prompt& prompt : prompts_)
         requests.push_back({.prompt = prompt, .max_new_tokens = max_new_tokens_, .stop_ids = stops_});
-    const std::vector<generate::Answer> answers = decoder.answer(std::move(requests));
+    const std::vector<generate::Completion> answers = decoder.answer(std::move(requests));
     for (std::size_t i = 0; i < prompts_.size(); ++i)
         rows_->add({{"step", step},
                     {"epoch", epoch},

@@ -55,7 +55,7 @@ struct Stepper::Slot {
     RankSums::Host sums;                         ///< with a group
     at::Tensor limits;                           ///< with skip_on_spike
     at::Tensor layer_norms;                      ///< pinned on CUDA
-    Moment worked, end;                          ///< with a group: before it waits for the others; always
+    CudaEventTime worked, end;                   ///< with a group: before it waits for the others; always
 };
 
 Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& settings)
@@ -135,7 +135,7 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
     }
     // 3 forward and backward of the micro-batches, so many at a time as are planned in flight (Model::walk)
     const std::size_t count = batch.micro.size(), at_a_time = model_.at_a_time(count);
-    Moment behind(ctx_);  // those before
+    CudaEventTime behind(ctx_);  // those before
     for (std::size_t i = 0; i < count; i += at_a_time) {
         if (options.abandon && i > 0 &&
             options.abandon(static_cast<double>(count - i + at_a_time) / static_cast<double>(count))) {
@@ -260,7 +260,7 @@ Stepper::LayerNorms Stepper::read_layer_norms(const Slot& slot, double loss_scal
 
 void Stepper::start_clock() {
     UNSLOTH_CHECK(pending_.empty(), "a step is under way");
-    Moment& end = slots_[before(next_slot_)]->end;
+    CudaEventTime& end = slots_[before(next_slot_)]->end;
     end.record();
     end.wait();
 }

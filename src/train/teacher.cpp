@@ -27,7 +27,7 @@ model::LoadRequest teachers_request(const config::LoadedConfig& of_teacher, cons
                   .device = student.device,
                   .kernels = student.kernels,
                   .held = student.held ? held_memory(file, student.device) : nullptr,
-                  .margins_may_stay = false};
+                  .tails_may_stay = false};
     recipe.ranks.here.resize(static_cast<std::size_t>(student.processes));
     return make_request(of_teacher, recipe);
 }
@@ -93,7 +93,7 @@ std::string vocabulary_hash(const OpenedModel& opened) {
     return hash.hex();
 }
 
-Instruction::Instruction(const config::LoadedConfig& run, const OpenedModel& student, at::Device device)
+TeacherSetup::TeacherSetup(const config::LoadedConfig& run, const OpenedModel& student, at::Device device)
     : of_teacher_(teachers_config(run)), device_(device) {
     const config::DistillOptions& distill = run.config.distill;
     const std::string& name = distill.teacher.value();
@@ -125,16 +125,16 @@ Instruction::Instruction(const config::LoadedConfig& run, const OpenedModel& stu
     formats::require_finite(*opened_.file, of_teacher_.config.model.dtype);
 }
 
-objective::Teacher& Instruction::teacher() {
+objective::Teacher& TeacherSetup::teacher() {
     if (file_) return *file_;
     return words_;
 }
 
-void Instruction::require(const data::Dataset& rows, const std::string& what) const {
+void TeacherSetup::require(const data::Dataset& rows, const std::string& what) const {
     if (file_) file_->require(rows, what);
 }
 
-void Instruction::plan(const model::LoadRequest& student, comm::Group* group) {
+void TeacherSetup::plan(const model::LoadRequest& student, comm::Group* group) {
     if (file_) return;
     if (const auto& path = of_teacher_.config.model.adapter_name_or_path) {
         const formats::Adapter adapter = formats::read_adapter(formats::resolve_model_path(*path), opened_.file->spec);
@@ -191,7 +191,7 @@ MemoryBudget TeacherPlan::need() const {
     return {need.device, plan_.request().device.is_cuda() ? need.host - need.there : 0};
 }
 
-void Instruction::load(comm::Group* group) {
+void TeacherSetup::load(comm::Group* group) {
     if (!plan_) return;
     const model::ModelPlan& plan = plan_->plan();
     ctx_ = make_context(of_teacher_.config, plan);
@@ -199,7 +199,7 @@ void Instruction::load(comm::Group* group) {
     words_.set(*model_);
 }
 
-std::string Instruction::describe() const {
+std::string TeacherSetup::describe() const {
     const std::string& name = of_teacher_.config.model.path;
     if (file_) return cat(name, ": ", file_->top_k(), " tokens of each target");
     const model::ModelPlan& plan = plan_->plan();

@@ -68,13 +68,13 @@ Trainer::Trainer(const config::LoadedConfig& loaded, Purpose purpose)
     group_ = comm::make_group(environment_, device_, std::chrono::seconds(config().distributed.ddp_timeout));
     telling_others([this, mesh] {
         if (group_) mesh_.emplace(*group_, mesh, several_chunks(config().distributed));
-        const comm::Busy starting(group_.get(), "looking for checkpoints and opening the model");
+        const comm::LongOperation starting(group_.get(), "looking for checkpoints and opening the model");
         opened_ = open_model(config());
         require_positions(loaded_, opened_.file->spec);
         settle_learning_rate();
         if (purpose_ == Purpose::trains) require_own_output(config(), opened_.file->checkpoint.folder());
         open_output();
-        const comm::Busy reading(group_.get(), "reading the data");
+        const comm::LongOperation reading(group_.get(), "reading the data");
         open_data();
         require_agreement();
         make_plan();
@@ -125,7 +125,7 @@ void Trainer::require_agreement() const {
 
 void Trainer::load() {
     require_memory(*plan_, budget());
-    if (instruction_) instruction_->load(group_.get());
+    if (teacher_) teacher_->load(group_.get());
     ctx_ = make_context(config(), *plan_);
     model_ = std::make_unique<model::Model>(*ctx_, plan_->load(*ctx_, load_share(group_.get(), *plan_)));
     if (reference_rows_) score_references();
@@ -193,7 +193,7 @@ void Trainer::run_together() {
         log::info("max_steps 0: everything is valid and planned; nothing was trained");
         return;
     }
-    std::optional<comm::Busy> starting;
+    std::optional<comm::LongOperation> starting;
     starting.emplace(group_.get(), "loading the model");
     const Clock::time_point start = Clock::now();
     load();

@@ -94,7 +94,7 @@ bool Trainer::judge_answers(EvalReport& report, int& signal) {
 /// The rank that leads answers, and the others wait for it.
 void Trainer::answer_prompts(int64_t step) {
     if (!samples_ || !leads()) return;
-    const comm::Busy answering(group_.get(), "answering training.sample_prompts");
+    const comm::LongOperation answering(group_.get(), "answering training.sample_prompts");
     const auto start = std::chrono::steady_clock::now();
     samples_->answer(*ctx_, *model_, step, progress_.epoch, resume_ ? resume_->state.progress.step : 0);
     summary_.eval_seconds += seconds_since(start);

@@ -158,7 +158,7 @@ void Trainer::load_best() {
     const weights::Holding& holding = model_->parameters()->holding();
     const bool alone = holding.holds_all() && !holding.has_copies();
     if (alone && !leads()) return;
-    const comm::Busy loading(group_.get(), "loading the best evaluation's checkpoint");
+    const comm::LongOperation loading(group_.get(), "loading the best evaluation's checkpoint");
     fs::path folder = best_checkpoint();
     if (leads())
         if (const auto damage = formats::find_damage_of_own(folder)) {
@@ -208,7 +208,7 @@ void Trainer::checkpoint() {
     last_save_ = std::chrono::steady_clock::now();
     agreed_save_ = false;
     require_same_values();
-    const comm::Busy saving(saver_ ? group_.get() : nullptr, cat("saving checkpoint-", progress_.step));
+    const comm::LongOperation saving(saver_ ? group_.get() : nullptr, cat("saving checkpoint-", progress_.step));
     if (std::exchange(saved_step_, progress_.step) == progress_.step) return;
     const auto agree = [this](const std::string& folder) {
         return group_->gather(folder, "the checkpoint's folder")[0];
@@ -241,7 +241,7 @@ void Trainer::require_same_values() {
 
 /// Waits for what the saver writes; whether it is complete.
 bool Trainer::finish_saving() {
-    const comm::Busy saving(saver_ ? group_.get() : nullptr, cat("saving checkpoint-", progress_.step));
+    const comm::LongOperation saving(saver_ ? group_.get() : nullptr, cat("saving checkpoint-", progress_.step));
     return !saver_ || saver_->wait();
 }
 
@@ -324,7 +324,7 @@ RunMoment Trainer::moment() const {
 
 void Trainer::save_result() {
     require_same_values();
-    const comm::Busy saving(saver_ ? group_.get() : nullptr, "saving the result");
+    const comm::LongOperation saving(saver_ ? group_.get() : nullptr, "saving the result");
     const weights::Parameters& parameters = *model_->parameters();
     const auto write = [this](const ReadValues& values) { saver_->result(moment().trainer, values); };
     if (!parameters.holds_all())

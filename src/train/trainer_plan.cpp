@@ -89,18 +89,18 @@ void Trainer::open_data() {
 
 void Trainer::make_plan() {
     if (config().training.objective == config::Objective::distill) {
-        instruction_ = std::make_unique<Instruction>(loaded_, opened_, device_);
-        instruction_->require(loader_->dataset(), "the training rows");
-        instruction_->require(eval_rows_, "the evaluation's rows");
+        teacher_ = std::make_unique<TeacherSetup>(loaded_, opened_, device_);
+        teacher_->require(loader_->dataset(), "the training rows");
+        teacher_->require(eval_rows_, "the evaluation's rows");
     }
     objective_ = objective::make_objective(config(), device_, references_, mesh_ ? mesh_->stage() : nullptr,
-                                           instruction_ ? &instruction_->teacher() : nullptr);
+                                           teacher_ ? &teacher_->teacher() : nullptr);
     if (mesh_ && mesh_->pp() != nullptr) require_pipelined(config(), device_, opened_.file->spec.num_layers);
     Recipe recipe{.device = device_,
                   .kernels = kernel_table_of(resume_ ? resume_->folder.string() : "", config(), device_),
                   .held = held_memory(*opened_.file, device_),
                   .ranks = ranks_of(group_.get(), mesh_ ? &*mesh_ : nullptr),
-                  .teacher_tokens = instruction_ ? instruction_->named_tokens() : 0};
+                  .teacher_tokens = teacher_ ? teacher_->named_tokens() : 0};
     recipe.ranks.reach =
         divides_base(config()) && group_ && comm::can_share_memory(*group_, mesh_->copies_here(), device_);
     model::LoadRequest request = make_request(loaded_, recipe);
@@ -119,14 +119,14 @@ void Trainer::make_plan() {
     }
     if (objective::needs_references(config())) plan_references(limits);
     fit_to(request, opened_.file->spec, limits, answers);
-    if (instruction_) instruction_->plan(request, group_.get());
+    if (teacher_) teacher_->plan(request, group_.get());
     plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);
     if (mesh_ && mesh_->pp() != nullptr) {
         request.pp = plan_pipeline(config(), *plan_, *mesh_, *group_, loader_->passes_of_step());
         plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);
     }
     choose_plan();
-    TeacherPlan* const teacher = instruction_ ? instruction_->plan() : nullptr;
+    TeacherPlan* const teacher = teacher_ ? teacher_->plan() : nullptr;
     if (teacher != nullptr && !fits_everywhere() && teacher->move_to_host()) {
         *plan_ = plan_->with(plan_->request());  // may find more of its base in host memory then
         choose_plan();
@@ -171,13 +171,13 @@ void Trainer::choose_plan() {
 }
 
 const model::ModelPlan* Trainer::teachers_plan() const {
-    const TeacherPlan* const teacher = instruction_ ? instruction_->plan() : nullptr;
+    const TeacherPlan* const teacher = teacher_ ? teacher_->plan() : nullptr;
     return teacher != nullptr ? &teacher->plan() : nullptr;
 }
 
 /// By the teacher, if there is one: it is loaded first.
 MemoryBudget Trainer::taken() const {
-    const TeacherPlan* const teacher = instruction_ ? instruction_->plan() : nullptr;
+    const TeacherPlan* const teacher = teacher_ ? teacher_->plan() : nullptr;
     return teacher != nullptr ? teacher->need() : MemoryBudget{};
 }
 
@@ -216,7 +216,7 @@ std::vector<Answering> Trainer::answering() {
     if (t.eval_metric == config::AnswerMetric::none) return needs;
     const AnswerRules rules{t.eval_metric,     t.eval_answer_regex,          t.eval_max_new_tokens,
                             answers_at_a_time, "training.eval_answer_regex", "training.eval_max_new_tokens"};
-    answers_ = std::make_unique<AnswerEvaluator>(rules, eval_rows_, opened_, config().data.eval_files);
+    answers_ = std::make_unique<CompletionEvaluator>(rules, eval_rows_, opened_, config().data.eval_files);
     needs.push_back(answers_->needs());
     return needs;
 }

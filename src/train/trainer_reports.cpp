@@ -83,7 +83,7 @@ void Trainer::banner() const {
               ", residual stream in the same type");
     if (const std::string tuned = kernels_line(*plan_->request().kernels, *plan_); !tuned.empty())
         log::info("kernels    ", tuned);
-    if (instruction_) log::info("teacher    ", instruction_->describe());
+    if (teacher_) log::info("teacher    ", teacher_->describe());
     log::info("data       ", data::describe(*loader_));
     if (config().training.max_steps == 0)
         log::info("steps      ", loader_->total_steps(config().training.num_train_epochs, -1), " without max_steps 0");

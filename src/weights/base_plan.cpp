@@ -92,7 +92,7 @@ void BasePlan::measure_images() {
         const auto [at, fresh] =
             sizes.try_emplace({forms_->like[static_cast<std::size_t>(layer)], place_of(layer)}, ImageSize{});
         if (fresh) {
-            const LayerImage image = image_of(layer);
+            const PackedLayer image = image_of(layer);
             at->second = {image.bytes(), image.rest()};
         }
         images_.push_back(at->second);
@@ -200,7 +200,7 @@ bool BasePlan::tiles_serve() const {
 /// Whether adapters lie beside tiles for good: those of answers, which change seldom and are read in each pass of a
 /// token.
 bool BasePlan::margins_stay() const {
-    if (!request_.margins_may_stay || request_.trains || lora_.empty() || layout_.dora || !tiles_serve_) return false;
+    if (!request_.tails_may_stay || request_.trains || lora_.empty() || layout_.dora || !tiles_serve_) return false;
     const std::vector<int> layers = layout_.stage.layers(file_->spec.num_layers);
     return std::all_of(layers.begin(), layers.end(), [&](int layer) {
         const Sources sources = linears(layer);
@@ -265,8 +265,8 @@ BasePlan::Sources BasePlan::linears(int layer) const {
     return sources;
 }
 
-LayerImage BasePlan::image_of(const Sources& sources) const {
-    LayerImage image;
+PackedLayer BasePlan::image_of(const Sources& sources) const {
+    PackedLayer image;
     for (const formats::TensorSource* source : sources) add_parts(*source, /*large=*/true, image);
     image.begin_rest();
     for (const formats::TensorSource* source : sources) add_parts(*source, /*large=*/false, image);
@@ -285,7 +285,7 @@ std::string BasePlan::content_of(const Sources& sources) const {
 }
 
 /// The parts of a stored weight: one for each parameter, or block of them, or what many blocks share.
-void BasePlan::add_parts(const formats::TensorSource& source, bool large, LayerImage& image) const {
+void BasePlan::add_parts(const formats::TensorSource& source, bool large, PackedLayer& image) const {
     const Held how = held(source);
     if (how == Held::file_map) return;
     const spec::MatrixSlice part = part_of(source);
@@ -363,8 +363,8 @@ void BasePlan::submit(memory::Plan& resident) const {
     if (!lora_.empty()) AdapterMargins::plan(layout_, lora_, request_.device, dx_coded(request_.coded), resident);
     if (layout_.dora) DoraNorms::plan(layout_, file_->spec.num_layers, resident);
     if (std::find(ready_.begin(), ready_.end(), false) != ready_.end())
-        Pager::plan_slot(layout_, request_.dtype, resident);
-    if (margins_stay()) Pager::plan_staying_margins(layout_, lora_, request_.device, request_.dtype, resident);
+        WeightProvider::plan_slot(layout_, request_.dtype, resident);
+    if (margins_stay()) WeightProvider::plan_staying_margins(layout_, lora_, request_.device, request_.dtype, resident);
 }
 
 void BasePlan::submit_peer(int rank, memory::Plan& plan) const {

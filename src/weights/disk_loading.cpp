@@ -33,7 +33,7 @@ std::optional<Located> locate(const formats::TensorSource& source, const at::Ten
 
 }  // namespace
 
-void DiskLoading::place(StreamedImage& layer, const LayerImage& image, const std::string& part,
+void DiskLoading::place(StreamedImage& layer, const PackedLayer& image, const std::string& part,
                         const formats::TensorSource& source, const at::Tensor& values) {
     const int64_t to = image.offset(part);
     if (to >= image.rest()) {

@@ -8,8 +8,8 @@
 
 #include "unsloth/core/temporary.h"
 #include "unsloth/formats/load_plan.h"
-#include "unsloth/weights/image_stream.h"
-#include "unsloth/weights/layer_image.h"
+#include "unsloth/weights/layer_prefetcher.h"
+#include "unsloth/weights/packed_layer.h"
 
 namespace unsloth::weights {
 
@@ -19,7 +19,7 @@ class DiskLoading {
 
     /// Takes a part of the layer's image: `values` of `source`, in its file's map or made from it. runtime Error where
     /// a file that is needed for it cannot be written, usage Error where there is no folder for one.
-    void place(StreamedImage& layer, const LayerImage& image, const std::string& part,
+    void place(StreamedImage& layer, const PackedLayer& image, const std::string& part,
                const formats::TensorSource& source, const at::Tensor& values);
     /// The files that the ranges of all layers name. The one that was made has no name any more, and the disk has all
     /// of it: runtime Error where it does not take it.

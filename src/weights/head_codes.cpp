@@ -63,7 +63,7 @@ void BasePlan::submit_head_codes(memory::Plan& resident) const {
 }
 
 /// From the values that products in the compute type read.
-void BasePlan::make_head_codes(ops::Context& ctx, const memory::Arena& arena, OuterWeights& outer) const {
+void BasePlan::make_head_codes(ops::Context& ctx, const memory::Arena& arena, EmbeddingAndHead& outer) const {
     const spec::CodedProducts products = head_coded();
     if (!any(products)) return;
     const int64_t vocabulary = file_->spec.vocab_size, columns = file_->spec.hidden_size;

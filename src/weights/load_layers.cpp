@@ -187,13 +187,13 @@ at::Tensor BasePlan::peer_image(const std::vector<at::Tensor>& peers, int layer)
 }
 
 BasePlan::ImageMemory BasePlan::memory_at(const at::Tensor& read, const at::Tensor& filled) {
-    return {read, [filled](const LayerImage& image, const std::string& part, const formats::TensorSource&,
+    return {read, [filled](const PackedLayer& image, const std::string& part, const formats::TensorSource&,
                            const at::Tensor& values) { ops::copy_from_host(values, image.part(filled, part)); }};
 }
 
 /// The projections of a layer that does not lie ready; with `reads` their values, too.
 StoredLayer BasePlan::load_image(ops::Context& ctx, const ImageMemory& memory, int layer, bool reads) const {
-    const LayerImage image = image_of(layer);
+    const PackedLayer image = image_of(layer);
     StoredLayer stored;
     for (const Group g : all_groups) {
         std::vector<StoredWeight> projections;
@@ -211,7 +211,7 @@ StoredLayer BasePlan::load_image(ops::Context& ctx, const ImageMemory& memory, i
 }
 
 /// The one number of a weight that products are given by the host, from its image in `memory`.
-void BasePlan::read_offset(const LayerImage& image, const at::Tensor& memory, const formats::TensorSource& source,
+void BasePlan::read_offset(const PackedLayer& image, const at::Tensor& memory, const formats::TensorSource& source,
                            StoredWeight& stored) const {
     const Held how = held(source);
     if (how == Held::tiles || (how == Held::quantised_here && nested(source)))
@@ -219,7 +219,7 @@ void BasePlan::read_offset(const LayerImage& image, const at::Tensor& memory, co
 }
 
 void BasePlan::read_offsets(const at::Tensor& memory, int layer, StoredLayer& stored) const {
-    const LayerImage image = image_of(layer);
+    const PackedLayer image = image_of(layer);
     for (const Group g : all_groups) {
         auto& projections = std::get<std::vector<StoredWeight>>(stored.groups[static_cast<std::size_t>(g)]);
         for (std::size_t i = 0; i < projections.size(); ++i)
@@ -238,9 +238,9 @@ void BasePlan::read_common(ops::Context& ctx, const std::string& name, const at:
     load_matrix(ctx, memory, file_->tensors.of(spec::TensorRole::embed_tokens), /*reads=*/true);
 }
 
-std::unique_ptr<Pager> BasePlan::load_layers(ops::Context& ctx, const BaseMemory& memory, const Adapters* adapters,
-                                             const Parameters* masters, SharedLoading& shared,
-                                             comm::Communicator* slices) const {
+std::unique_ptr<WeightProvider> BasePlan::load_layers(ops::Context& ctx, const BaseMemory& memory,
+                                                      const Adapters* adapters, const Parameters* masters,
+                                                      SharedLoading& shared, comm::Communicator* slices) const {
     const memory::Arena& arena = memory.resident;
     // The owner of a layer says what its blocks' maxima are measured from.
     UNSLOTH_CHECK(
@@ -262,7 +262,7 @@ std::unique_ptr<Pager> BasePlan::load_layers(ops::Context& ctx, const BaseMemory
         if (at_peer.defined()) {
             stored = load_image(ctx, memory_at(image ? image->slot_memory : at_peer, at_peer), layer, owns(layer));
         } else if (image && image->disk) {
-            const auto fill = [&](const LayerImage& of, const std::string& part, const formats::TensorSource& source,
+            const auto fill = [&](const PackedLayer& of, const std::string& part, const formats::TensorSource& source,
                                   const at::Tensor& values) { loading.place(*image, of, part, source, values); };
             stored = load_image(ctx, {image->slot_memory, fill}, layer, /*reads=*/true);
         } else if (image) {
@@ -309,7 +309,7 @@ std::unique_ptr<Pager> BasePlan::load_layers(ops::Context& ctx, const BaseMemory
     const auto reader_of = [&](int64_t layer) { return at_peer(layer) ? owner_of(layer) : shared.reader_of(layer); };
     share_nested_offsets(layers, ctx.device(), reader_of, shared);
     if (request_.coded == spec::CodedProducts::dx) make_transposes(ctx, arena, layers);
-    std::unique_ptr<ImageStream> images;
+    std::unique_ptr<LayerPrefetcher> images;
     if (!streamed_.empty()) {
         auto copies = std::make_unique<ops::CopyStream>(ctx, slots() + DiskStream::buffers);
         std::unique_ptr<DiskStream> disk;
@@ -319,11 +319,11 @@ std::unique_ptr<Pager> BasePlan::load_layers(ops::Context& ctx, const BaseMemory
                                                 memory.host->tensor(buffers, {DiskStream::memory_bytes}, at::kByte),
                                                 *copies, slots(), ctx.device());
         }
-        images = std::make_unique<ImageStream>(std::move(copies), std::move(streamed), std::move(disk));
+        images = std::make_unique<LayerPrefetcher>(std::move(copies), std::move(streamed), std::move(disk));
     }
-    return std::make_unique<Pager>(ctx, layout_, request_.dtype, std::move(layers), arena, adapters, masters,
-                                   TilePolicy{request_.nf4_chooser, request_.trains, margins_stay()}, std::move(images),
-                                   slices);
+    return std::make_unique<WeightProvider>(ctx, layout_, request_.dtype, std::move(layers), arena, adapters, masters,
+                                            TilePolicy{request_.nf4_chooser, request_.trains, margins_stay()},
+                                            std::move(images), slices);
 }
 
 }  // namespace unsloth::weights

@@ -174,7 +174,7 @@ StoredWeight BasePlan::load_stored(ops::Context& ctx, const formats::TensorSourc
 /// there.
 StoredWeight BasePlan::load_matrix(ops::Context& ctx, const at::Tensor& memory, const formats::TensorSource& source,
                                    bool reads) const {
-    const LayerImage image = image_of({&source});
+    const PackedLayer image = image_of({&source});
     StoredWeight stored = load_stored(ctx, source, reads, [&](const char* what, const at::Tensor& values) {
         const at::Tensor part = image.part(memory, part_name(source.rule.hf_name, what));
         if (reads) ops::copy_from_host(values.view({-1}), part);
@@ -184,8 +184,8 @@ StoredWeight BasePlan::load_matrix(ops::Context& ctx, const at::Tensor& memory, 
     return stored;
 }
 
-OuterWeights BasePlan::load_outer(ops::Context& ctx, const BaseMemory& memory, const Parameters* masters,
-                                  SharedLoading& shared) const {
+EmbeddingAndHead BasePlan::load_embedding_and_head(ops::Context& ctx, const BaseMemory& memory,
+                                                   const Parameters* masters, SharedLoading& shared) const {
     const memory::Arena& arena = memory.resident;
     const auto matrix = [&](const formats::TensorSource& source, const std::string& buffer,
                             bool trained) -> StoredWeight {
@@ -206,7 +206,7 @@ OuterWeights BasePlan::load_outer(ops::Context& ctx, const BaseMemory& memory, c
     };
     const formats::TensorSource &embed = file_->tensors.of(spec::TensorRole::embed_tokens),
                                 &head = file_->tensors.head();
-    OuterWeights outer;
+    EmbeddingAndHead outer;
     const spec::Stage& stage = layout_.stage;
     if (stage.holds(spec::TensorRole::embed_tokens, -1, reads_embedding_as_head())) {
         if (request_.embedding_on_host) {

@@ -114,7 +114,7 @@ TEST(Group, ABusyRankIsWaitedForLongerThanTheTimeout) {
         [](Group& group) {
             at::Tensor x = at::ones({4});
             if (group.rank() == 0) {
-                const Busy saving(&group, "saving a checkpoint");
+                const LongOperation saving(&group, "saving a checkpoint");
                 std::this_thread::sleep_for(std::chrono::milliseconds(3500));
             }
             group.all_reduce(x, "gradients of step 1");

@@ -25,10 +25,10 @@ LaunchEnvironment rank_of_two(int rank) {
 }
 
 struct Two {
-    Meeting meeting(uint32_t rank) const { return {loopback(server.port()), rank, 2, 1, run_secret}; }
+    Rendezvous rendezvous(uint32_t rank) const { return {loopback(server.port()), rank, 2, 1, run_secret}; }
 
     StoreServer server{listen_at(0, /*anywhere=*/false), {run_secret, 2, 1, true}};
-    Monitor zero{rank_of_two(0), meeting(0), timeout}, one{rank_of_two(1), meeting(1), timeout};
+    Monitor zero{rank_of_two(0), rendezvous(0), timeout}, one{rank_of_two(1), rendezvous(1), timeout};
 };
 
 /// False when it does not come true.

@@ -10,8 +10,8 @@ namespace {
 TEST(RankStore, IsAC10dStore) {
     const std::string secret = "a secret of sixteen or more";
     const StoreServer server(listen_at(0, /*anywhere=*/false), {secret, 2, 1, true});
-    const auto meeting = [&](uint32_t rank) { return Meeting{loopback(server.port()), rank, 2, 1, secret}; };
-    RankStore one(meeting(0), std::chrono::seconds(1)), two(meeting(1), std::chrono::seconds(1));
+    const auto rendezvous = [&](uint32_t rank) { return Rendezvous{loopback(server.port()), rank, 2, 1, secret}; };
+    RankStore one(rendezvous(0), std::chrono::seconds(1)), two(rendezvous(1), std::chrono::seconds(1));
     one.set("id", std::vector<uint8_t>{1, 2, 3});
     two.wait({"id"});
     EXPECT_EQ(two.get("id"), (std::vector<uint8_t>{1, 2, 3}));

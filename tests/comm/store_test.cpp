@@ -25,7 +25,7 @@ Clock::time_point soon(int ms = 3000) {
 struct Served {
     explicit Served(bool seals, std::string known = secret)
         : server(listen_at(0, /*anywhere=*/false), {std::move(known), 3, 1, seals}) {}
-    Meeting meeting(uint32_t rank, std::string known = secret) const {
+    Rendezvous rendezvous(uint32_t rank, std::string known = secret) const {
         return {loopback(server.port()), rank, 3, 1, std::move(known)};
     }
     StoreServer server;
@@ -39,7 +39,7 @@ class Store : public ::testing::TestWithParam<bool> {};
 
 TEST_P(Store, KeepsValuesAndSignsOfLife) {
     const Served served(GetParam());
-    StoreClient one(served.meeting(1), soon()), two(served.meeting(2), soon());
+    StoreClient one(served.rendezvous(1), soon()), two(served.rendezvous(2), soon());
     EXPECT_EQ(text(two.get("k", milliseconds(10))), "absent");
     std::thread later([&] {
         std::this_thread::sleep_for(milliseconds(50));
@@ -60,7 +60,7 @@ TEST_P(Store, KeepsValuesAndSignsOfLife) {
 
 TEST_P(Store, MovesLargeValues) {
     const Served served(GetParam());
-    StoreClient one(served.meeting(0), soon()), two(served.meeting(1), soon());
+    StoreClient one(served.rendezvous(0), soon()), two(served.rendezvous(1), soon());
     std::vector<uint8_t> large(5 * piece_bytes + 77);
     for (std::size_t i = 0; i < large.size(); ++i) large[i] = static_cast<uint8_t>(i * 2654435761U >> 24);
     one.set("large", large);
@@ -70,9 +70,9 @@ TEST_P(Store, MovesLargeValues) {
 INSTANTIATE_TEST_SUITE_P(Frames, Store, ::testing::Bool(),
                          [](const auto& chosen) { return chosen.param ? "sealed" : "plain"; });
 
-std::string refusal(const Meeting& meeting) {
+std::string refusal(const Rendezvous& rendezvous) {
     try {
-        const StoreClient client(meeting, soon(300));
+        const StoreClient client(rendezvous, soon(300));
         return "let in";
     } catch (const StoreGone& gone) {
         return gone.what();
@@ -81,14 +81,15 @@ std::string refusal(const Meeting& meeting) {
 
 TEST(Strangers, AreNotLetIn) {
     const Served served(true);
-    EXPECT_EQ(refusal(served.meeting(1)), "let in");
-    EXPECT_NE(refusal(served.meeting(1, "another secret of the same kind")).find("does not know this run's secret"),
+    EXPECT_EQ(refusal(served.rendezvous(1)), "let in");
+    EXPECT_NE(refusal(served.rendezvous(1, "another secret of the same kind")).find("does not know this run's secret"),
               std::string::npos);
-    EXPECT_NE(refusal(served.meeting(1, "")).find("does not know this run's secret"), std::string::npos);
-    Meeting other = served.meeting(1);
+    EXPECT_NE(refusal(served.rendezvous(1, "")).find("does not know this run's secret"), std::string::npos);
+    Rendezvous other = served.rendezvous(1);
     other.run = 0;
     EXPECT_NE(refusal(other).find("does not let this rank in"), std::string::npos) << "of an earlier start";
-    EXPECT_NE(refusal(served.meeting(3)).find("does not let this rank in"), std::string::npos) << "there is no rank 3";
+    EXPECT_NE(refusal(served.rendezvous(3)).find("does not let this rank in"), std::string::npos)
+        << "there is no rank 3";
 }
 
 /// A connection that says whatever it likes.
@@ -114,7 +115,7 @@ struct Raw {
 
 TEST(Strangers, JunkAndRequestsWithoutAProofEndTheConnection) {
     const Served served(true);
-    StoreClient rank(served.meeting(1), soon());
+    StoreClient rank(served.rendezvous(1), soon());
     rank.set("0/1", bytes_of("gradients"));
     const std::vector<uint8_t> junk(1 << 20, 0x55);
     const Raw junky(served.server.port());
@@ -174,11 +175,11 @@ int descriptors() {
 
 TEST(Strangers, IdleConnectionsAreFewAndDoNotKeepARankOut) {
     const Served served(false);
-    StoreClient before(served.meeting(1), soon());
+    StoreClient before(served.rendezvous(1), soon());
     const int own = descriptors();
     std::deque<Raw> idle;
     for (int i = 0; i < 300; ++i) idle.emplace_back(served.server.port());
-    StoreClient late(served.meeting(2), soon());
+    StoreClient late(served.rendezvous(2), soon());
     late.set("k", bytes_of("value"));
     EXPECT_EQ(text(before.get("k", milliseconds(1000))), "value");
     EXPECT_LE(descriptors() - own, 300 + static_cast<int>(StoreServer::most_strangers) + 4);
@@ -216,7 +217,7 @@ TEST(Strangers, ALengthThatNobodySentIsNotReservedInFull) {
 
 TEST(Strangers, RepliesThatNobodyReadsDoNotPileUp) {
     const Served served(false, "");
-    StoreClient rank(served.meeting(1, ""), soon());
+    StoreClient rank(served.rendezvous(1, ""), soon());
     rank.set("large", std::vector<uint8_t>(8 << 20));
     // The same proofs as a rank's, since there is no secret; then a thousand requests for 8 MiB, no reply taken.
     Raw greedy(served.server.port());

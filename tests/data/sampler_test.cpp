@@ -57,9 +57,9 @@ TEST(EpochOrder, EveryRowGoesEverywhere) {
 
 TEST(RowLot, IsThePublishedGeneratorAndUsesAreApart) {
     const PhiloxWords words = philox4x32(5, 9, 7, 1, 3, 0xDA7A0001u);
-    const uint64_t lot = row_lot(5 | uint64_t{9} << 32, 7 | int64_t{1} << 32, 3, LotUse::epoch_order);
+    const uint64_t lot = row_lot(5 | uint64_t{9} << 32, 7 | int64_t{1} << 32, 3, RngStream::epoch_order);
     EXPECT_EQ(lot, static_cast<uint64_t>(words.w[0]) << 32 | words.w[1]);
-    EXPECT_NE(lot, row_lot(5 | uint64_t{9} << 32, 7 | int64_t{1} << 32, 3, LotUse::validation_split));
+    EXPECT_NE(lot, row_lot(5 | uint64_t{9} << 32, 7 | int64_t{1} << 32, 3, RngStream::validation_split));
 }
 
 }  // namespace

@@ -66,7 +66,7 @@ TEST(Thesaurus, ObjectsAndLinesAreTheSame) {
 TEST(WordChanges, SynonymsKeepTheCapitalAndEverythingElse) {
     const Thesaurus known =
         thesaurus(R"({"quick": ["fast"], "end": ["come to a close"], "\u00e9tat": ["\u00e9difice"]})");
-    CopyDraws draws(1, 2, 0, 1);
+    AugmentRng draws(1, 2, 0, 1);
     EXPECT_EQ(with_synonyms("  Quick,\tquick \u00a0{quick} QUICK\n\"End.\" \u00c9tat  ", known, 1, draws),
               "  Fast,\tfast \u00a0{quick} QUICK\n\"Come to a close.\" \u00c9difice  ");
     EXPECT_EQ(with_synonyms("quick", known, 0, draws), "quick");
@@ -76,7 +76,7 @@ TEST(WordChanges, SwapsPermuteTheWordsOfALine) {
     const std::string text = "one (two) three, four.\nfive {six} seven";
     bool differs = false;
     for (uint32_t copy = 0; copy < 20; ++copy) {
-        CopyDraws draws(7, 1, copy, 2);
+        AugmentRng draws(7, 1, copy, 2);
         const std::string changed = with_swaps(text, 0.5, draws);
         differs |= changed != text;
         Strings first = words_of(changed.substr(0, changed.find('\n'))),
@@ -95,7 +95,7 @@ TEST(WordChanges, SwapsPermuteTheWordsOfALine) {
 }
 
 TEST(WordChanges, DeletionsTakeTheirBlanksAndLeaveAWord) {
-    CopyDraws draws(7, 1, 0, 3);
+    AugmentRng draws(7, 1, 0, 3);
     EXPECT_EQ(with_deletions("one two three", 1, draws), "three");
     EXPECT_EQ(with_deletions("Well, one 2  three, (four) five.\n  six", 1, draws), "Well, 2, (four).\n  six");
     EXPECT_EQ(with_deletions("alone", 1, draws), "alone");
@@ -106,7 +106,7 @@ TEST(WordChanges, RatesAreShares) {
     std::string text;
     for (int word = 0; word < 4000; ++word) text += "quick ";
     const Thesaurus known = thesaurus(R"({"quick": ["fast", "swift"]})");
-    CopyDraws draws(3, 4, 5, 6);
+    AugmentRng draws(3, 4, 5, 6);
     const Strings words = words_of(with_synonyms(text, known, 0.3, draws));
     const auto share = [&](const char* word) {
         return static_cast<double>(std::count(words.begin(), words.end(), word)) / 4000;
@@ -124,7 +124,7 @@ TEST(WordChanges, AnyTextSurvivesARateOfZero) {
     for (int round = 0; round < 3000; ++round) {
         std::string text;
         for (int part = 0; part < 20; ++part) text += parts[random() % parts.size()];
-        CopyDraws draws(1, static_cast<uint64_t>(round), 0, 1);
+        AugmentRng draws(1, static_cast<uint64_t>(round), 0, 1);
         EXPECT_EQ(with_synonyms(text, known, 0, draws), text);
         EXPECT_EQ(with_swaps(text, 0, draws), text);
         EXPECT_EQ(with_deletions(text, 0, draws), text);
@@ -143,13 +143,13 @@ TEST(WordChanges, AnyTextSurvivesARateOfZero) {
     }
 }
 
-TEST(CopyDraws, DependOnEachOfTheirNames) {
+TEST(AugmentRng, DependOnEachOfTheirNames) {
     std::set<double> seen;
     for (const uint64_t seed : {uint64_t{1}, uint64_t{1} << 40})
         for (const uint64_t row : {uint64_t{1}, uint64_t{1} << 40})
             for (const uint32_t copy : {0u, 1u})
                 for (const uint32_t use : {1u, 2u}) {
-                    CopyDraws draws(seed, row, copy, use), again(seed, row, copy, use);
+                    AugmentRng draws(seed, row, copy, use), again(seed, row, copy, use);
                     const double first = draws.unit();
                     EXPECT_EQ(first, again.unit());
                     EXPECT_TRUE(first >= 0 && first < 1);

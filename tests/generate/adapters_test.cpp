@@ -13,7 +13,7 @@ namespace unsloth {
 namespace {
 
 using namespace test;
-using generate::Answer, generate::Request;
+using generate::Completion, generate::Request;
 using Row = std::vector<int32_t>;
 
 constexpr int64_t longest_answer = 8, positions = 48;
@@ -100,8 +100,8 @@ class AdaptersTest : public ::testing::TestWithParam<std::tuple<std::string, std
     }
 
     /// One at a time, by the adapter that each names.
-    std::vector<Answer> alone(const std::vector<Request>& asked) const {
-        std::vector<Answer> answers(asked.size());
+    std::vector<Completion> alone(const std::vector<Request>& asked) const {
+        std::vector<Completion> answers(asked.size());
         for (int32_t adapter = -1; adapter < 3; ++adapter) {
             model::LoadRequest request = request_for(device, 1);
             if (adapter >= 0) request.adapter = adapters[static_cast<std::size_t>(adapter)].folder;
@@ -125,7 +125,7 @@ class AdaptersTest : public ::testing::TestWithParam<std::tuple<std::string, std
 
 TEST_P(AdaptersTest, EachRowIsAnsweredAsByItsAdapterAlone) {
     const std::vector<Request> asked = requests();
-    const std::vector<Answer> expected = alone(asked);
+    const std::vector<Completion> expected = alone(asked);
     std::set<float> first;
     for (int i = 0; i < 4; ++i) first.insert(expected[static_cast<std::size_t>(i)].logprobs[0]);
     ASSERT_EQ(first.size(), 4U) << "the adapters must matter";
@@ -134,8 +134,8 @@ TEST_P(AdaptersTest, EachRowIsAnsweredAsByItsAdapterAlone) {
         request.adapters = adapters;
         const LoadedModel model = load_model(model_folder(name), request);
         generate::Decoder decoder(*model.ctx, *model.model);
-        std::vector<Answer> answers(asked.size());
-        const auto end = [&](int64_t i, const Answer& answer) { answers[static_cast<std::size_t>(i)] = answer; };
+        std::vector<Completion> answers(asked.size());
+        const auto end = [&](int64_t i, const Completion& answer) { answers[static_cast<std::size_t>(i)] = answer; };
         std::mt19937 random(3);
         std::size_t added = 0;
         for (bool more = true; more || added < asked.size();) {
@@ -157,18 +157,18 @@ TEST_P(AdaptersTest, EachRowIsAnsweredAsByItsAdapterAlone) {
 TEST_P(AdaptersTest, ASingleOneIsThatOfTheRowsThatNameIt) {
     std::vector<Request> all = requests();
     std::erase_if(all, [](const Request& one) { return one.adapter > 0; });
-    const std::vector<Answer> expected = alone(all);
+    const std::vector<Completion> expected = alone(all);
     model::LoadRequest request = request_for(device, 8);
     request.adapters = {adapters[0]};
     const LoadedModel model = load_model(model_folder(name), request);
     for (const bool with : {true, false}) {
         for (const bool without : {true, false}) {
             std::vector<Request> asked;
-            std::vector<Answer> wanted;
+            std::vector<Completion> wanted;
             for (std::size_t i = 0; i < all.size(); ++i)
                 if (all[i].adapter == 0 ? with : without) asked.push_back(all[i]), wanted.push_back(expected[i]);
             generate::Decoder decoder(*model.ctx, *model.model);
-            const std::vector<Answer> answers = decoder.answer(asked);
+            const std::vector<Completion> answers = decoder.answer(asked);
             for (std::size_t i = 0; i < asked.size(); ++i) {
                 SCOPED_TRACE(cat("request ", i, ", adapter ", asked[i].adapter));
                 ASSERT_EQ(answers[i].ids, wanted[i].ids);

@@ -13,7 +13,7 @@ namespace unsloth {
 namespace {
 
 using namespace test;
-using generate::Answer, generate::Request;
+using generate::Completion, generate::Request;
 using Row = std::vector<int32_t>;
 
 constexpr int64_t new_tokens = 10, context = 48;
@@ -60,11 +60,11 @@ class DecoderTest : public ::testing::TestWithParam<std::tuple<std::string, std:
 };
 
 /// Requests join at random while others are under way; answers of 1 to `new_tokens` tokens end at different times.
-std::vector<Answer> answer_as_they_come(generate::Decoder& decoder, const std::vector<Request>& requests) {
+std::vector<Completion> answer_as_they_come(generate::Decoder& decoder, const std::vector<Request>& requests) {
     std::mt19937 random(3);
-    std::vector<Answer> answers(requests.size());
+    std::vector<Completion> answers(requests.size());
     std::size_t added = 0;
-    const auto end = [&](int64_t i, const Answer& answer) { answers[static_cast<std::size_t>(i)] = answer; };
+    const auto end = [&](int64_t i, const Completion& answer) { answers[static_cast<std::size_t>(i)] = answer; };
     for (bool more = true; more || added < requests.size();) {
         for (uint32_t some = random() % 9; some > 0 && added < requests.size(); --some, ++added)
             decoder.add(requests[added]);
@@ -97,15 +97,15 @@ TEST_P(DecoderTest, GreedyAnswersAreThoseOfTransformers) {
     for (const Row& ids : expected.ids) distinct.insert(ids.begin(), ids.end());
     EXPECT_GT(distinct.size(), 10U) << "constant answers prove little";
     // Tokens of prompts go in together, or each by itself, so many as befits nobody.
-    const generate::BesideRule odd = [](int64_t decoding, int64_t keys, int64_t cached) {
-        return generate::Beside{1 + (decoding + keys + cached) % 11, keys % 3 != 0};
+    const generate::ChunkedPrefillPolicy odd = [](int64_t decoding, int64_t keys, int64_t cached) {
+        return generate::PrefillChunk{1 + (decoding + keys + cached) % 11, keys % 3 != 0};
     };
-    for (const generate::BesideRule& beside : {generate::BesideRule{}, odd}) {
+    for (const generate::ChunkedPrefillPolicy& beside : {generate::ChunkedPrefillPolicy{}, odd}) {
         for (const int64_t rows : {1, 7, 64}) {
             // The cache is short: some are put off, and computed anew.
             const LoadedModel model = load(name, device, rows, std::max<int64_t>(64, rows * 24), 32, /*singly=*/12);
-            generate::Decoder decoder(*model.ctx, *model.model, {.beside = beside, .pads = true});
-            const std::vector<Answer> answers = answer_as_they_come(decoder, expected.requests);
+            generate::Decoder decoder(*model.ctx, *model.model, {.prefill_policy = beside, .pads = true});
+            const std::vector<Completion> answers = answer_as_they_come(decoder, expected.requests);
             for (std::size_t i = 0; i < answers.size(); ++i)
                 EXPECT_EQ(answers[i].ids, expected.ids[i])
                     << "prompt " << i << " of " << rows << " rows" << (beside ? ", by a rule" : "");
@@ -124,7 +124,7 @@ TEST_P(DecoderTest, DrawnAnswersDoNotDependOnWhatIsDecodedBeside) {
         requests.push_back(request);
     }
     const LoadedModel model = load(name, device, 12, 12 * 64);
-    const std::vector<Answer> together = generate::Decoder(*model.ctx, *model.model).answer(requests);
+    const std::vector<Completion> together = generate::Decoder(*model.ctx, *model.model).answer(requests);
     for (std::size_t i = 0; i < requests.size(); ++i) {
         generate::Decoder alone(*model.ctx, *model.model);
         EXPECT_EQ(alone.answer({requests[i]}).front().ids, together[i].ids) << i;
@@ -141,7 +141,7 @@ TEST_P(DecoderTest, LogProbabilitiesAreThoseOfScore) {
         if (i >= 3) requests.back().sampling = {.temperature = 0.8, .top_p = 0.9};
     }
     const LoadedModel model = load(name, device, 48, 5 * 64);
-    const std::vector<Answer> answers = generate::Decoder(*model.ctx, *model.model).answer(requests);
+    const std::vector<Completion> answers = generate::Decoder(*model.ctx, *model.model).answer(requests);
     for (std::size_t i = 0; i < asked.size(); ++i) {
         Row all = asked[i];
         all.insert(all.end(), answers[i].ids.begin(), answers[i].ids.end());
@@ -161,8 +161,8 @@ TEST_P(DecoderTest, AnswersOverKeysIn8BitAreTheSameHoweverTheyCome) {
         generate::Decoder decoder(*model.ctx, *model.model, {.pads = true});
         return answer_as_they_come(decoder, asked.requests);
     };
-    const std::vector<Answer> alone = answers(1, 64, true), together = answers(16, 16 * 24, true),
-                              exact = answers(16, 16 * 64, false);
+    const std::vector<Completion> alone = answers(1, 64, true), together = answers(16, 16 * 24, true),
+                                  exact = answers(16, 16 * 64, false);
     double worst = 0, most = 0;
     for (std::size_t i = 0; i < alone.size(); ++i) {
         EXPECT_EQ(alone[i].ids, together[i].ids) << i;
@@ -182,27 +182,27 @@ TEST_P(DecoderTest, AnswersEndAtStopIdsAndWhereTheirReaderSaysSo) {
     const Row prompt = prompts(name, 1).front();
     generate::Decoder decoder(*model.ctx, *model.model);
     const auto passes = [&] { return model.model->counts().qkv / model.model->spec().num_layers; };
-    const Answer whole = decoder.answer({{.prompt = prompt, .max_new_tokens = new_tokens}}).front();
+    const Completion whole = decoder.answer({{.prompt = prompt, .max_new_tokens = new_tokens}}).front();
     EXPECT_EQ(passes(), new_tokens);
     ASSERT_EQ(whole.ids.size(), static_cast<std::size_t>(new_tokens));
-    EXPECT_EQ(whole.ending, generate::Ending::length);
+    EXPECT_EQ(whole.finish_reason, generate::FinishReason::length);
 
     const int32_t last = whole.ids[6];
     const auto before =
         static_cast<std::size_t>(std::find(whole.ids.begin(), whole.ids.end(), last) - whole.ids.begin());
-    const Answer stopped =
+    const Completion stopped =
         decoder.answer({{.prompt = prompt, .max_new_tokens = new_tokens, .stop_ids = {-1, last}}}).front();
     EXPECT_EQ(stopped.ids, Row(whole.ids.begin(), whole.ids.begin() + static_cast<std::ptrdiff_t>(before)));
-    EXPECT_EQ(stopped.ending, generate::Ending::stop_id);
+    EXPECT_EQ(stopped.finish_reason, generate::FinishReason::stop_token);
     // When the stop id was read, the pass behind it was under way.
     EXPECT_EQ(passes() - new_tokens, static_cast<int64_t>(before) + 2);
 
     int seen = 0;
-    const Answer told =
+    const Completion told =
         decoder.answer({{.prompt = prompt, .max_new_tokens = new_tokens}}, [&](int64_t, int32_t) { return ++seen < 3; })
             .front();
     EXPECT_EQ(told.ids, Row(whole.ids.begin(), whole.ids.begin() + 3));
-    EXPECT_EQ(told.ending, generate::Ending::told);
+    EXPECT_EQ(told.finish_reason, generate::FinishReason::stop_text);
     EXPECT_EQ(decoder.scheduler().pool().free(), decoder.scheduler().pool().pages());
 }
 
@@ -216,7 +216,7 @@ TEST_P(DecoderTest, TellsHowLongRowsWaitedButLooksAtNoClockWhereBitsRepeat) {
         seen.push_back(pass);
     };
     const auto answer = [&] {
-        generate::Decoder decoder(*model.ctx, *model.model, {.beside_tokens = 7, .on_pass = look});
+        generate::Decoder decoder(*model.ctx, *model.model, {.prefill_tokens = 7, .on_pass = look});
         decoder.add({.prompt = asked[0], .max_new_tokens = new_tokens});
         decoder.step({}, {});
         EXPECT_TRUE(seen.empty()) << "nobody waited for the first prompt";

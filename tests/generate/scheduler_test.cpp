@@ -22,13 +22,13 @@ class ImaginedCache {
   public:
     explicit ImaginedCache(int64_t pages) : tokens_(static_cast<std::size_t>(pages * page), -1) {}
 
-    void compute(const std::vector<Part>& parts) {
-        for (const Part& part : parts) {
+    void compute(const std::vector<ScheduledChunk>& parts) {
+        for (const ScheduledChunk& part : parts) {
             const Sequence& s = *part.sequence;
             for (int64_t t = s.cached; t < s.cached + part.count; ++t) at(s, t) = key(s, t);
             computed += part.count;
         }
-        for (const Part& part : parts)
+        for (const ScheduledChunk& part : parts)
             for (int64_t t = 0; t < part.sequence->cached + part.count; ++t)
                 ASSERT_EQ(at(*part.sequence, t), key(*part.sequence, t))
                     << "token " << t << " of sequence " << part.sequence->number;
@@ -58,10 +58,10 @@ Ids ids_from(std::mt19937& random, int64_t count, int32_t different) {
 
 /// One pass, in which each answer's next token is its length; answers end by their max_new_tokens.
 bool step(Scheduler& scheduler, ImaginedCache& cache) {
-    const std::vector<Part> parts = scheduler.next_pass();
+    const std::vector<ScheduledChunk> parts = scheduler.next_pass();
     cache.compute(parts);
     std::vector<Sequence*> choosing;
-    for (const Part& part : parts)
+    for (const ScheduledChunk& part : parts)
         if (part.chooses()) choosing.push_back(part.sequence);
     scheduler.computed(parts);
     for (Sequence* s : choosing) {
@@ -75,7 +75,7 @@ bool step(Scheduler& scheduler, ImaginedCache& cache) {
 TEST(Scheduler, LosesNoPageOverTenThousandRandomRequests) {
     std::mt19937 random(1);
     constexpr int64_t pages = 40;
-    Scheduler scheduler({.rows = 9, .pass_tokens = 24, .beside_tokens = 10, .context = 60}, pages, page);
+    Scheduler scheduler({.rows = 9, .pass_tokens = 24, .prefill_tokens = 10, .context = 60}, pages, page);
     ImaginedCache cache(pages);
     const Ids beginning = ids_from(random, 17, 5);
     int64_t added = 0;
@@ -99,24 +99,24 @@ TEST(Scheduler, LosesNoPageOverTenThousandRandomRequests) {
 TEST(Scheduler, PassesAheadComputeTheSameAndLoseNoPage) {
     std::mt19937 random(4);
     constexpr int64_t pages = 40;
-    Scheduler scheduler({.rows = 6, .pass_tokens = 24, .beside_tokens = 10, .context = 60}, pages, page);
+    Scheduler scheduler({.rows = 6, .pass_tokens = 24, .prefill_tokens = 10, .context = 60}, pages, page);
     ImaginedCache cache(pages);
     int64_t added = 0, passes_ahead = 0, ended_ahead = 0;
     for (bool more = true; more || added < 2000;) {
         for (uint32_t some = random() % 4; some > 0 && added < 2000; --some, ++added)
             scheduler.add({.prompt = ids_from(random, 1 + static_cast<int64_t>(random() % 30), 3),
                            .max_new_tokens = 1 + static_cast<int64_t>(random() % 28)});
-        std::vector<Part> parts = scheduler.next_pass();
+        std::vector<ScheduledChunk> parts = scheduler.next_pass();
         more = !parts.empty();
         while (!parts.empty()) {
             cache.compute(parts);
             if (HasFatalFailure()) return;
             std::vector<Sequence*> chosen;
-            for (const Part& part : parts)
+            for (const ScheduledChunk& part : parts)
                 if (part.chooses()) chosen.push_back(part.sequence);
             scheduler.computed(parts);
-            parts = scheduler.pass_ahead(chosen);
-            for (const Part& part : parts) ASSERT_TRUE(part.chooses() && part.decodes());
+            parts = scheduler.schedule_async(chosen);
+            for (const ScheduledChunk& part : parts) ASSERT_TRUE(part.chooses() && part.decodes());
             passes_ahead += parts.empty() ? 0 : 1;
             for (Sequence* s : chosen) {
                 s->ids.push_back(static_cast<int32_t>(s->ids.size()));
@@ -128,7 +128,7 @@ TEST(Scheduler, PassesAheadComputeTheSameAndLoseNoPage) {
                     cache.spoil(*s);
                     ++ended_ahead;
                 }
-                std::erase_if(parts, [&](const Part& part) { return part.sequence == s; });
+                std::erase_if(parts, [&](const ScheduledChunk& part) { return part.sequence == s; });
                 scheduler.finish(*s);
             }
         }
@@ -140,7 +140,7 @@ TEST(Scheduler, PassesAheadComputeTheSameAndLoseNoPage) {
 
 TEST(Scheduler, ComputesACommonBeginningOnce) {
     ImaginedCache cache(64);
-    Scheduler scheduler({.rows = 8, .pass_tokens = 64, .beside_tokens = 64, .context = 40}, 64, page);
+    Scheduler scheduler({.rows = 8, .pass_tokens = 64, .prefill_tokens = 64, .context = 40}, 64, page);
     Ids prompt(20);
     for (int32_t i = 0; i < 20; ++i) prompt[static_cast<std::size_t>(i)] = i;
     for (int i = 0; i < 6; ++i) scheduler.add({.prompt = prompt, .max_new_tokens = 2});
@@ -161,14 +161,14 @@ TEST(Scheduler, ComputesACommonBeginningOnce) {
 
 TEST(Scheduler, ALongPromptGoesInByPiecesBesideThoseThatDecode) {
     ImaginedCache cache(100);
-    Scheduler scheduler({.rows = 4, .pass_tokens = 100, .beside_tokens = 7, .context = 200}, 100, page);
+    Scheduler scheduler({.rows = 4, .pass_tokens = 100, .prefill_tokens = 7, .context = 200}, 100, page);
     scheduler.add({.prompt = {1, 2, 3}, .max_new_tokens = 60});
     step(scheduler, cache);
     std::mt19937 random(2);
     scheduler.add({.prompt = ids_from(random, 150, 1000), .max_new_tokens = 1});
     int64_t passes = 0;
     for (bool beside = true; beside; ++passes) {
-        const std::vector<Part> parts = scheduler.next_pass();
+        const std::vector<ScheduledChunk> parts = scheduler.next_pass();
         beside = parts.size() == 2;
         if (beside) {
             EXPECT_TRUE(parts[0].decodes());
@@ -176,7 +176,7 @@ TEST(Scheduler, ALongPromptGoesInByPiecesBesideThoseThatDecode) {
         }
         cache.compute(parts);
         scheduler.computed(parts);
-        for (const Part& part : parts)
+        for (const ScheduledChunk& part : parts)
             if (part.sequence->remaining() == 0) part.sequence->ids.push_back(0);
         if (passes > 0 && parts.size() == 2 && parts[1].sequence->remaining() == 1) break;
     }
@@ -186,23 +186,24 @@ TEST(Scheduler, ALongPromptGoesInByPiecesBesideThoseThatDecode) {
 TEST(Scheduler, ARuleSaysHowManyTokensGoInBesideWhichRows) {
     ImaginedCache cache(100);
     std::vector<std::array<int64_t, 3>> asked;
-    const BesideRule rule = [&](int64_t rows, int64_t keys, int64_t cached) {
+    const ChunkedPrefillPolicy rule = [&](int64_t rows, int64_t keys, int64_t cached) {
         asked.push_back({rows, keys, cached});
-        return Beside{cached < 40 ? 20 : 6, cached < 40};
+        return PrefillChunk{cached < 40 ? 20 : 6, cached < 40};
     };
-    Scheduler scheduler({.rows = 4, .pass_tokens = 100, .context = 200, .beside = rule, .segments = 12}, 100, page);
+    Scheduler scheduler({.rows = 4, .pass_tokens = 100, .context = 200, .prefill_policy = rule, .segments = 12}, 100,
+                        page);
     scheduler.add({.prompt = {1, 2, 3}, .max_new_tokens = 60});
     step(scheduler, cache);
     EXPECT_TRUE(asked.empty()) << "nobody waits";
     std::mt19937 random(2);
     scheduler.add({.prompt = ids_from(random, 60, 1000), .max_new_tokens = 1});
     for (int64_t cached = 0; cached < 60;) {
-        const std::vector<Part> parts = scheduler.next_pass();
+        const std::vector<ScheduledChunk> parts = scheduler.next_pass();
         ASSERT_EQ(parts.size(), 2U);
-        EXPECT_TRUE(parts[0].decodes() && !parts[0].singly);
+        EXPECT_TRUE(parts[0].decodes() && !parts[0].as_decode_rows);
         EXPECT_EQ(asked.back(),
                   (std::array<int64_t, 3>{1, static_cast<int64_t>(parts[0].sequence->ids.size()), cached}));
-        EXPECT_EQ(parts[1].singly, cached < 40);
+        EXPECT_EQ(parts[1].as_decode_rows, cached < 40);
         EXPECT_EQ(parts[1].count, std::min<int64_t>(60 - cached, cached < 40 ? 11 : 6)) << "11 segments are left of 12";
         cached += parts[1].count;
         cache.compute(parts);

@@ -50,7 +50,7 @@ Paged make(const Case& c, const std::vector<int32_t>& lengths, int64_t decoding)
 }
 
 /// Over the cache that is given, or that of `paged`.
-at::Tensor attend(at::Device device, const Case& c, Paged paged, at::ScalarType type, KeyCache cache = {}) {
+at::Tensor attend(at::Device device, const Case& c, Paged paged, at::ScalarType type, KvCache cache = {}) {
     Context ctx(device);
     const AttentionShape shape{c.heads, c.kv_heads, c.head_dim, c.window,
                                1.0 / std::sqrt(static_cast<double>(c.head_dim))};
@@ -138,11 +138,11 @@ TEST_F(PagedAttentionGpu, CodesAttendAsTheValuesTheyStandFor) {
                 const at::Tensor slots = at::arange(places, at::kInt);
                 const auto stored = [&](at::Device device) {
                     Context ctx(device);
-                    KeyCache cache{at::zeros({places, rows.size(1)}, at::TensorOptions(at::kByte).device(device)),
-                                   at::zeros({page_count, 2 * kv_heads, page_tokens},
-                                             at::TensorOptions(at::kByte).device(device))};
+                    KvCache cache{at::zeros({places, rows.size(1)}, at::TensorOptions(at::kByte).device(device)),
+                                  at::zeros({page_count, 2 * kv_heads, page_tokens},
+                                            at::TensorOptions(at::kByte).device(device))};
                     const at::Tensor kv = rows.to(device, /*non_blocking=*/false, /*copy=*/true);
-                    store_keys(ctx, kv, slots.to(device), head_dim, cache);
+                    write_kv(ctx, kv, slots.to(device), head_dim, cache);
                     return std::pair{cache, kv};
                 };
                 const auto [on_cpu, rounded] = stored(at::kCPU);

@@ -24,7 +24,7 @@ Draw draw(at::Device device, const at::Tensor& logits_CV, const std::vector<RowS
     const at::Tensor logits = logits_CV.to(device).clone();
     const at::Tensor ids = at::empty({logits.size(0)}, at::device(device).dtype(at::kInt));
     const at::Tensor logprobs = at::empty({logits.size(0)}, at::device(device).dtype(at::kFloat));
-    choose_tokens(ctx, logits, rows, ids, logprobs);
+    sample_tokens(ctx, logits, rows, ids, logprobs);
     const at::Tensor i = ids.cpu(), l = logprobs.cpu();
     return {{i.const_data_ptr<int32_t>(), i.const_data_ptr<int32_t>() + i.numel()},
             {l.const_data_ptr<float>(), l.const_data_ptr<float>() + l.numel()}};

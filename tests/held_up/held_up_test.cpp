@@ -1,6 +1,6 @@
 // Kernels whose warps have roles, with each role held up in turn beside everything that it waits for: they end, and
 // give the bits that they give when nobody is held up. The kernels here are copies of their own, compiled with
-// hold_up.cuh.
+// delay_injection.cuh.
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
 
@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "gpu/gpu_testing.h"
-#include "held_up/hold_up.h"
+#include "held_up/delay_injection.h"
 #include "kernels/coded_gemm_sm90.h"
 #include "kernels/common/launch.h"
 #include "kernels/lora_gemm.h"
@@ -65,8 +65,8 @@ class HeldUpGpu : public testing::GpuTest {
     cudaStream_t stream() const { return static_cast<cudaStream_t>(ctx->stream()); }
 
     /// Milliseconds of a launch. A kernel that does not end is ended with this program.
-    double run(const std::string& what, const HoldUp& hold_up, const std::function<void()>& launch) const {
-        for (const kernels::SetHoldUp set : kernels::files_that_hold_up()) set(hold_up);
+    double run(const std::string& what, const HoldUp& delay_injection, const std::function<void()>& launch) const {
+        for (const kernels::SetHoldUp set : kernels::files_that_hold_up()) set(delay_injection);
         at::cuda::CUDAEvent begin(cudaEventDefault), end(cudaEventDefault);
         begin.record();
         launch();
@@ -86,9 +86,9 @@ class HeldUpGpu : public testing::GpuTest {
     /// `launch` writes or adds to `outputs`. `product`: what the product's kernels give, other roundings aside.
     void check(const std::string& name, const std::vector<Role>& roles, const std::vector<at::Tensor>& outputs,
                const std::vector<at::Tensor>& product, const std::function<void()>& launch) {
-        const auto from_zero = [&](const std::string& who, const HoldUp& hold_up) {
+        const auto from_zero = [&](const std::string& who, const HoldUp& delay_injection) {
             for (const at::Tensor& out : outputs) out.zero_();
-            return run(cat(name, ", held up: ", who), hold_up, launch);
+            return run(cat(name, ", held up: ", who), delay_injection, launch);
         };
         from_zero("nobody", {});  // loads the kernel
         const double freely = from_zero("nobody", {});

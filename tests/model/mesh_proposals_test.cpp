@@ -50,9 +50,9 @@ double brute_force(const std::vector<std::string>& flags, const Target& target, 
                         const config::LoadedConfig loaded = configured(with);
                         Forecast run(loaded, target, open_or_describe(loaded.config));
                         const double least = run.least_step_ms();
-                        const Prospect prospect = run.choose();
-                        EXPECT_LE(least, prospect.step_ms * 1.001) << tp << " " << pp << " " << cp << " " << stage;
-                        if (prospect.fits) best = std::min(best, prospect.step_ms);
+                        const Estimate estimate = run.choose();
+                        EXPECT_LE(least, estimate.step_ms * 1.001) << tp << " " << pp << " " << cp << " " << stage;
+                        if (estimate.fits) best = std::min(best, estimate.step_ms);
                     } catch (const Error& error) {
                         EXPECT_EQ(error.kind(), ErrorKind::usage) << error.what();
                     }
@@ -73,8 +73,8 @@ TEST(MeshProposals, EqualBruteForce) {
                                                         return with;
                                                     }()),
                                                     where);
-        const double best = brute_force(flags, where, 4), ms = found.front().prospect.step_ms;
-        EXPECT_TRUE(found.front().prospect.fits);
+        const double best = brute_force(flags, where, 4), ms = found.front().estimate.step_ms;
+        EXPECT_TRUE(found.front().estimate.fits);
         EXPECT_LE(ms, best / (1 - 0.0051)) << card << " " << length;
         EXPECT_GE(ms, best * 0.9999);
         for (const Proposal& proposal : found)
@@ -86,15 +86,15 @@ TEST(MeshProposals, TakeTheMeshThatFits) {
     // 35 GiB of weights, and what training adds.
     const std::vector<Proposal> large =
         propose(configured({"--model.path", "llama-3.1-70b", "--per_device_train_batch_size", "4"}), target("A100", 2));
-    EXPECT_TRUE(large.front().prospect.fits);
-    for (const model::ModelPlan& stage : large.front().prospect.stages)
+    EXPECT_TRUE(large.front().estimate.fits);
+    for (const model::ModelPlan& stage : large.front().estimate.stages)
         EXPECT_LE(stage.total_bytes(), large.front().forecast.budget().device);
     // Of 32-bit values and moments 13 x 16 GiB, more than four cards have.
     const std::vector<Proposal> full =
         propose(configured({"--model.path", "llama-2-13b", "--finetuning_type", "full", "--load_in_4bit", "false",
                             "--optim", "adamw_torch", "--per_device_train_batch_size", "1"}),
                 target("A100", 4, 40));
-    EXPECT_TRUE(full.front().prospect.fits);
+    EXPECT_TRUE(full.front().estimate.fits);
     EXPECT_EQ(mesh_of(full.front()).offload_optimizer, config::OptimizerPlace::cpu);
     EXPECT_NE(full.front().flags.find("--offload_optimizer cpu"), std::string::npos) << full.front().flags;
 }
@@ -108,7 +108,7 @@ TEST(MeshProposals, ASlowLinkTurnsThemAwayFromTensorParallel) {
     const auto rank_of_tp = [&] {
         const std::vector<Proposal> found = propose(loaded, where, 50);
         for (std::size_t i = 0; i < found.size(); ++i)
-            if (mesh_of(found[i]).tp_size == 4) return std::pair(i, found[i].prospect.step_ms);
+            if (mesh_of(found[i]).tp_size == 4) return std::pair(i, found[i].estimate.step_ms);
         return std::pair(found.size(), 0.0);
     };
     where.machine.card.peer = 2000;
@@ -145,18 +145,18 @@ TEST(MeshProposals, SayWhatComesNearestWhereNothingFits) {
         propose(configured({"--model.path", "llama-3.1-70b", "--finetuning_type", "full", "--load_in_4bit", "false"}),
                 target("RTX 3090", 2));
     ASSERT_EQ(found.size(), 1U);
-    EXPECT_FALSE(found.front().prospect.fits);
+    EXPECT_FALSE(found.front().estimate.fits);
 }
 
 TEST(MeshProposals, ComeNearestByWhatTheirBudgetsLack) {
     const std::vector<std::string> flags = {"--model.path", "llama-3.1-8b", "--gradient_checkpointing", "full"};
-    const auto lacking = [](const Forecast& run, const Prospect& prospect) {
-        EXPECT_FALSE(prospect.fits);
-        return prospect.plan().total_bytes() - run.budget().device;
+    const auto lacking = [](const Forecast& run, const Estimate& estimate) {
+        EXPECT_FALSE(estimate.fits);
+        return estimate.plan().total_bytes() - run.budget().device;
     };
     const Target where = target("RTX 3090", 4, 3);
     const std::vector<Proposal> found = propose(configured(flags), where);
-    const int64_t least = lacking(found.front().forecast, found.front().prospect);
+    const int64_t least = lacking(found.front().forecast, found.front().estimate);
     int64_t fewest_bytes = std::numeric_limits<int64_t>::max();
     for (const int64_t tp : {1, 2, 4}) {  // with stages of a pipeline there are more communicators
         std::vector<std::string> with = flags;
@@ -164,14 +164,14 @@ TEST(MeshProposals, ComeNearestByWhatTheirBudgetsLack) {
         const config::LoadedConfig loaded = configured(with);
         try {
             Forecast run(loaded, where, open_or_describe(loaded.config));
-            const Prospect prospect = run.choose();
-            EXPECT_LE(least, lacking(run, prospect)) << tp;
-            fewest_bytes = std::min(fewest_bytes, prospect.plan().total_bytes());
+            const Estimate estimate = run.choose();
+            EXPECT_LE(least, lacking(run, estimate)) << tp;
+            fewest_bytes = std::min(fewest_bytes, estimate.plan().total_bytes());
         } catch (const Error& error) {
             EXPECT_EQ(error.kind(), ErrorKind::usage) << error.what();
         }
     }
-    EXPECT_LT(fewest_bytes, found.front().prospect.plan().total_bytes());
+    EXPECT_LT(fewest_bytes, found.front().estimate.plan().total_bytes());
 }
 
 }  // namespace

@@ -139,7 +139,7 @@ TEST_P(PackedTest, AdaptersBesideTilesCountAsThoseOfTheSlot) {
     const auto logits = [&](bool stay, double b) {
         model::LoadRequest asked = request(/*packed=*/true, /*trains=*/false);
         asked.lora = request(true, true).lora;
-        asked.margins_may_stay = stay;
+        asked.tails_may_stay = stay;
         const LoadedModel model = load_model(model_folder, asked);
         resident = model->parts().resident_memory->plan().total_bytes();
         weights::Parameters& parameters = *model->parameters();

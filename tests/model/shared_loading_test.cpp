@@ -57,7 +57,7 @@ class SharedLoadingTest : public ::testing::TestWithParam<Load> {
 /// Codes for dx, which scores do not show.
 void expect_same_transposes(const LoadedModel& got, const LoadedModel& expected) {
     const auto weights_of = [](const LoadedModel& loaded, int layer) {
-        return loaded.model->parts().network.pager->ready(*loaded.ctx, layer, 16);
+        return loaded.model->parts().network.weight_provider->ready(*loaded.ctx, layer, 16);
     };
     for (int layer = 0; layer < static_cast<int>(got.model->spec().num_layers); ++layer) {
         const weights::LayerWeights own = weights_of(got, layer), other = weights_of(expected, layer);

@@ -228,7 +228,8 @@ class Continued {
         }
         length_ += count;
         int32_t best = -1;
-        model_.continue_rows(pass, [&](int64_t, const at::Tensor& logits) { best = logits.argmax().item<int32_t>(); });
+        model_.forward_with_kv_cache(
+            pass, [&](int64_t, const at::Tensor& logits) { best = logits.argmax().item<int32_t>(); });
         return best;
     }
 

@@ -1,9 +1,9 @@
-// The cases of ops/fill_table.h, for any device.
+// The cases of ops/multi_tensor_copy.h, for any device.
 #pragma once
 
 #include <gtest/gtest.h>
 
-#include "unsloth/ops/fill_table.h"
+#include "unsloth/ops/multi_tensor_copy.h"
 
 namespace unsloth::ops::test {
 
@@ -24,8 +24,9 @@ inline void check_fill_table(at::Device device) {
             {.source = {}, .out = second.narrow(0, 280, 10).narrow(1, 8, 24)}};
         std::vector<int64_t> elements;
         for (const FillBlock& block : blocks) elements.push_back(block.out.numel());
-        const at::Tensor storage = at::empty({FillTable::bytes(ctx.device(), elements)}, options.dtype(at::kByte));
-        const FillTable table(ctx, blocks, {0, 2}, storage);
+        const at::Tensor storage =
+            at::empty({MultiTensorCopy::bytes(ctx.device(), elements)}, options.dtype(at::kByte));
+        const MultiTensorCopy table(ctx, blocks, {0, 2}, storage);
         ASSERT_EQ(table.runs(), 2);
         at::Tensor expected_first = first.clone(), expected_second = second.clone();
         table.run(ctx, 1, 1);

@@ -17,9 +17,9 @@ using namespace ops;
 using Logits = std::vector<float>;
 using Ids = std::vector<int32_t>;
 
-Chosen choose(const Logits& logits, const spec::Sampling& sampling, const DrawKey& key = {}, const Ids& ids = {},
-              std::size_t answer_begin = 0) {
-    return choose_token(logits, sampling, ids, answer_begin, key);
+SampledToken choose(const Logits& logits, const spec::Sampling& sampling, const SamplingKey& key = {},
+                    const Ids& ids = {}, std::size_t answer_begin = 0) {
+    return sample_token(logits, sampling, ids, answer_begin, key);
 }
 
 const Logits logits = {1.0F, 2.5F, -1.0F, 2.4F, 0.3F, 2.5F, -6.0F, 0.9F};
@@ -39,11 +39,12 @@ std::vector<double> softmax(const Logits& of, double temperature) {
 }
 
 /// Draws of 20,000 places in an answer against the distribution; tokens of probability 0 never come.
-void expect_frequencies(const spec::Sampling& sampling, const std::vector<double>& p, const DrawKey& of = {.seed = 5}) {
+void expect_frequencies(const spec::Sampling& sampling, const std::vector<double>& p,
+                        const SamplingKey& of = {.seed = 5}) {
     constexpr int draws = 20000;
     std::vector<int> counts(p.size());
     for (uint32_t position = 0; position < draws; ++position) {
-        DrawKey key = of;
+        SamplingKey key = of;
         key.position = position;
         ++counts[static_cast<std::size_t>(choose(logits, sampling, key).id)];
     }
@@ -64,7 +65,7 @@ void expect_frequencies(const spec::Sampling& sampling, const std::vector<double
 }
 
 TEST(Sampler, WithoutATemperatureTakesTheLikeliestAndOfEqualsTheFirst) {
-    const Chosen chosen = choose(logits, {});
+    const SampledToken chosen = choose(logits, {});
     EXPECT_EQ(chosen.id, 1);
     EXPECT_NEAR(chosen.logprob, std::log(softmax(logits, 1)[1]), 1e-6);
 }
@@ -80,13 +81,14 @@ TEST(Sampler, NeighboursDrawIndependently) {
     const spec::Sampling sampling{.temperature = 3};
     const std::vector<double> p = softmax(logits, 3);
     constexpr int draws = 20000;
-    const std::array<void (*)(DrawKey&), 5> next = {
-        [](DrawKey& key) { ++key.seed; }, [](DrawKey& key) { key.seed += uint64_t{1} << 32; },
-        [](DrawKey& key) { ++key.prompt; }, [](DrawKey& key) { ++key.answer; }, [](DrawKey& key) { ++key.position; }};
+    const std::array<void (*)(SamplingKey&), 5> next = {
+        [](SamplingKey& key) { ++key.seed; }, [](SamplingKey& key) { key.seed += uint64_t{1} << 32; },
+        [](SamplingKey& key) { ++key.prompt; }, [](SamplingKey& key) { ++key.answer; },
+        [](SamplingKey& key) { ++key.position; }};
     for (std::size_t part = 0; part < next.size(); ++part) {
         std::vector<int> counts(p.size() * p.size());
         for (uint32_t draw = 0; draw < draws; ++draw) {
-            DrawKey key{.seed = 7, .prompt = 2 * (draw % 100), .answer = 2, .position = 2 * draw};
+            SamplingKey key{.seed = 7, .prompt = 2 * (draw % 100), .answer = 2, .position = 2 * draw};
             const auto one = static_cast<std::size_t>(choose(logits, sampling, key).id);
             next[part](key);
             ++counts[one * p.size() + static_cast<std::size_t>(choose(logits, sampling, key).id)];
@@ -124,14 +126,14 @@ TEST(Sampler, PenaltiesAndBiasesChangeWhatIsLikeliest) {
     EXPECT_EQ(choose(logits, {.presence_penalty = 0.5}, {}, {9, 1, 1, 5}, 1).id, 3);
     EXPECT_EQ(choose({-1.0F, -1.2F}, {.repetition_penalty = 1.5}, {}, {0}, 1).id, 1) << "negative ones are multiplied";
     EXPECT_EQ(choose(logits, {.logit_bias = {{6, 20.0F}}}).id, 6);
-    const Chosen biased = choose(logits, {.logit_bias = {{6, 20.0F}}});
+    const SampledToken biased = choose(logits, {.logit_bias = {{6, 20.0F}}});
     EXPECT_NEAR(biased.logprob, std::log(softmax(logits, 1)[6]), 1e-5) << "log-probabilities are the model's own";
     EXPECT_THROW(choose(logits, {.logit_bias = {{8, 1.0F}}}), CheckError);
 }
 
 TEST(Sampler, EveryPartOfTheKeyCounts) {
     const spec::Sampling sampling{.temperature = 3};
-    const auto drawn = [&](DrawKey key) {
+    const auto drawn = [&](SamplingKey key) {
         Ids ids;
         for (key.position = 0; key.position < 64; ++key.position) ids.push_back(choose(logits, sampling, key).id);
         return ids;

@@ -1,6 +1,6 @@
 // lm_head's products in 8 bit: where they are, and that they are products of the codes that they should be of.
 #include "train/support.h"
-#include "unsloth/model/outer_layers.h"
+#include "unsloth/model/embedding_and_head.h"
 #include "unsloth/ops/coded_rows.h"
 #include "unsloth/ops/gemm.h"
 
@@ -172,7 +172,7 @@ TEST_P(HeadProducts, AreOfItsCodes) {
                              outcome = on_device(spec::StepOutcome{0, 0, 0, 0, spec::all_finite}, device);
             ctx.scalars = static_cast<const spec::StepScalars*>(scalars.const_data_ptr());
             ctx.outcome = static_cast<spec::StepOutcome*>(outcome.mutable_data_ptr());
-            const weights::StoredWeight& stored = model.parts().network.outer.lm_head_VD;
+            const weights::StoredWeight& stored = model.parts().network.embedding_and_head.lm_head_VD;
             const at::Tensor w_VD = at::empty({head.vocabulary, 64}, at::TensorOptions(at::kBFloat16).device(device));
             weights::expand(ctx, stored, w_VD);
             std::vector<int32_t> ids;

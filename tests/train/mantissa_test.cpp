@@ -56,7 +56,7 @@ TEST(MantissaBits, AreOfLayersWeightsAlone) {
     };
     const auto plain = load(0), rounded = load(3);
     const auto weights_of = [&](const model::Model& model, int layer, weights::Group g) {
-        return std::get<weights::DenseBase>(model.parts().network.pager->ready(ctx, layer, 16)[g].base).w_NK;
+        return std::get<weights::DenseBase>(model.parts().network.weight_provider->ready(ctx, layer, 16)[g].base).w_NK;
     };
     for (int layer = 0; layer < static_cast<int>(plain->spec().num_layers); ++layer)
         for (const weights::Group g : weights::all_groups) {
@@ -66,7 +66,7 @@ TEST(MantissaBits, AreOfLayersWeightsAlone) {
             EXPECT_FALSE(at::equal(weights_of(*plain, layer, g), expected));
         }
     const auto head_of = [](const model::Model& model) {
-        return std::get<at::Tensor>(model.parts().network.outer.lm_head_VD);
+        return std::get<at::Tensor>(model.parts().network.embedding_and_head.lm_head_VD);
     };
     EXPECT_TRUE(at::equal(head_of(*plain), head_of(*rounded)));
 }

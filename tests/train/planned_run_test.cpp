@@ -79,7 +79,7 @@ class PlannedRun : public ::testing::Test {
         const config::LoadedConfig loaded = config(rows, more);
         train::Trainer run(loaded);
         train::Forecast forecast(loaded, train::target_of({}, loaded.config), train::open_or_describe(loaded.config));
-        const train::Prospect planned = forecast.choose();
+        const train::Estimate planned = forecast.choose();
         EXPECT_TRUE(planned.fits);
         EXPECT_EQ(train::plan_json(planned.plan(), planned.teachers()).dump(1),
                   train::plan_json(run.plan(), run.teachers_plan()).dump(1))
@@ -126,7 +126,7 @@ TEST_F(PlannedRun, WithATeacher) {
         const config::LoadedConfig loaded =
             config("rows.jsonl", distill + Flags{file("teacher"), "--training.per_device_train_batch_size", rows});
         train::Forecast forecast(loaded, train::target_of({}, loaded.config), train::open_or_describe(loaded.config));
-        const train::Prospect planned = forecast.choose();
+        const train::Estimate planned = forecast.choose();
         EXPECT_EQ(planned.need().device, planned.plan().total_bytes() + planned.teachers()->total_bytes());
         return planned.teachers()->total_bytes();
     };

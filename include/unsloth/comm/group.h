@@ -61,7 +61,7 @@ class Group {
     /// This rank ends by an error: the others end with its first line.
     virtual void announce(const std::string& error) = 0;
     /// What this rank works on from now on while the others may wait for it ("": nothing); what it was before. See
-    /// Busy.
+    /// LongOperation.
     virtual std::string set_busy(const std::string& what) = 0;
 
     void barrier(const std::string& what) { gather("", what); }
@@ -78,16 +78,16 @@ class Group {
 
 /// While it lives the others wait for this rank as long as it takes: they see that its process lives, and say what it
 /// is busy with. For work whose length depends on disks and data. No group: nothing.
-class Busy {
+class LongOperation {
   public:
-    Busy(Group* group, const std::string& what) : group_(group) {
+    LongOperation(Group* group, const std::string& what) : group_(group) {
         if (group_ != nullptr) before_ = group_->set_busy(what);
     }
-    ~Busy() {
+    ~LongOperation() {
         if (group_ != nullptr) group_->set_busy(before_);
     }
-    Busy(const Busy&) = delete;
-    Busy& operator=(const Busy&) = delete;
+    LongOperation(const LongOperation&) = delete;
+    LongOperation& operator=(const LongOperation&) = delete;
 
   private:
     Group* group_;

@@ -28,7 +28,7 @@ struct NamedFolders {
     std::vector<std::pair<std::string, std::string>> folders;
 };
 
-/// How keys and values of answers under way are kept: in model.dtype, or as e4m3 codes (ops/key_cache.h).
+/// How keys and values of answers under way are kept: in model.dtype, or as e4m3 codes (ops/kv_cache.h).
 enum class KvCacheDtype { automatic, fp8 };
 
 /// Either `prompt` or `file` is given; with `chat` a `prompt` may be.

@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "unsloth/generate/beside.h"
+#include "unsloth/generate/chunked_prefill.h"
 #include "unsloth/generate/request.h"
 #include "unsloth/generate/scheduler.h"
 #include "unsloth/model/model.h"
@@ -25,8 +25,8 @@ struct DecoderOptions {
     int64_t context = 0;      ///< longest prompt and answer together; 0: likewise
     /// Tokens of prompts in a pass in which other sequences decode, which wait for them: a pass of so many takes less
     /// than three times one that decodes (`bench generate` measures it). More where nobody waits for single tokens.
-    int64_t beside_tokens = 128;
-    BesideRule beside = {};  ///< instead (generate/beside.h); may be empty
+    int64_t prefill_tokens = 128;
+    ChunkedPrefillPolicy prefill_policy = {};  ///< instead (generate/chunked_prefill.h); may be empty
     /// Sees how long the rows of a pass waited for its tokens: the milliseconds since those of the pass before, or
     /// since it was begun. Not of one in which no row decodes or that was recorded, and never with
     /// ops::Context::deterministic: then nothing may depend on a clock. May be empty.
@@ -46,8 +46,9 @@ class Decoder {
     using OnToken = std::function<bool(int64_t request, int32_t id)>;
     /// Answers all requests, in their order; `request` counts them from 0. usage Error where one is too long; runtime
     /// Error where logits are not finite. `on_end` (may be empty) gets each answer once it is there.
-    using OnEnd = std::function<void(int64_t request, const Answer& answer)>;
-    std::vector<Answer> answer(std::vector<Request> requests, const OnToken& on_token = {}, const OnEnd& on_end = {});
+    using OnEnd = std::function<void(int64_t request, const Completion& answer)>;
+    std::vector<Completion> answer(std::vector<Request> requests, const OnToken& on_token = {},
+                                   const OnEnd& on_end = {});
 
     // The same one pass at a time.
     /// The request's number, from 0 over the decoder's life.
@@ -70,16 +71,16 @@ class Decoder {
         Clock::time_point begun;
         bool is_timed = false;  ///< on_pass gets to see it
     };
-    Issued issue(const std::vector<Part>& parts, const at::Tensor& ids);
-    std::optional<std::pair<Issued, std::vector<Part>>> issue_ahead(const Issued& before);
-    bool take(Sequence& sequence, const ops::Chosen& chosen, const OnToken& on_token, const OnEnd& on_end);
+    Issued issue(const std::vector<ScheduledChunk>& parts, const at::Tensor& ids);
+    std::optional<std::pair<Issued, std::vector<ScheduledChunk>>> issue_async(const Issued& before);
+    bool take(Sequence& sequence, const ops::SampledToken& chosen, const OnToken& on_token, const OnEnd& on_end);
 
     ops::Context& ctx_;
     model::Model& model_;
     bool pads_;
     int64_t context_;
     Scheduler scheduler_;
-    std::map<int64_t, Answer> answers_;  ///< of the requests under way, by number
+    std::map<int64_t, Completion> answers_;  ///< of the requests under way, by number
     std::optional<Issued> issued_;
     std::function<void(const PassWork&, double)> on_pass_;
     Clock::time_point tokens_came_;  ///< of the pass before

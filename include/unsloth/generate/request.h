@@ -18,16 +18,16 @@ struct Request {
     std::vector<int32_t> stop_ids = {};  ///< each ends the answer, and is no part of it
 };
 
-enum class Ending : uint8_t {
-    stop_id,
-    told,    ///< by whoever saw its tokens: a stop text
-    length,  ///< max_new_tokens are there
+enum class FinishReason : uint8_t {
+    stop_token,
+    stop_text,  ///< by whoever saw its tokens: a stop text
+    length,     ///< max_new_tokens are there
 };
 
-struct Answer {
+struct Completion {
     std::vector<int32_t> ids;     ///< without the stop id
     std::vector<float> logprobs;  ///< natural, of each id given those before it, as the model has it
-    Ending ending = Ending::length;
+    FinishReason finish_reason = FinishReason::length;
 };
 
 }  // namespace unsloth::generate

@@ -9,52 +9,52 @@
 #include <span>
 #include <vector>
 
-#include "unsloth/generate/page_pool.h"
+#include "unsloth/generate/block_allocator.h"
 #include "unsloth/generate/request.h"
 
 namespace unsloth::generate {
 
 /// What a pass in which rows decode takes in of prompts.
-struct Beside {
+struct PrefillChunk {
     int64_t tokens = 1;  ///< one at least
-    bool singly =
+    bool as_decode_rows =
         false;  ///< each attends over its keys by itself, as a row that decodes does: one kind of pass for all
 };
 /// By the number of rows that decode, their keys together, and the tokens of the prompt that are cached.
-using BesideRule = std::function<Beside(int64_t rows, int64_t keys, int64_t cached)>;
+using ChunkedPrefillPolicy = std::function<PrefillChunk(int64_t rows, int64_t keys, int64_t cached)>;
 
 struct SchedulerLimits {
-    int64_t rows = 1;             ///< sequences in a pass
-    int64_t pass_tokens = 1;      ///< of a pass, `rows` at least
-    int64_t beside_tokens = 1;    ///< of prompts in a pass in which others decode: what these wait for
-    int64_t context = 1;          ///< prompt and answer of one sequence
-    bool shares_prefixes = true;  ///< pages of equal beginnings are computed once
-    BesideRule beside = {};       ///< instead of beside_tokens; may be empty
-    int64_t segments = 0;         ///< with it: of a pass, in which tokens that go in singly are one each
+    int64_t rows = 1;                          ///< sequences in a pass
+    int64_t pass_tokens = 1;                   ///< of a pass, `rows` at least
+    int64_t prefill_tokens = 1;                ///< of prompts in a pass in which others decode: what these wait for
+    int64_t context = 1;                       ///< prompt and answer of one sequence
+    bool shares_prefixes = true;               ///< pages of equal beginnings are computed once
+    ChunkedPrefillPolicy prefill_policy = {};  ///< instead of prefill_tokens; may be empty
+    int64_t segments = 0;                      ///< with it: of a pass, in which tokens that go in singly are one each
 };
 
 /// A request under way.
 struct Sequence {
     int64_t number = 0;  ///< as add() gave it
     Request request;
-    std::vector<int32_t> ids;           ///< the prompt, then the answer so far
-    int64_t cached = 0;                 ///< of them, those with keys in the cache
-    std::vector<int32_t> pages;         ///< where these lie
-    std::vector<PagePool::Text> texts;  ///< of the whole pages, from the front
+    std::vector<int32_t> ids;                       ///< the prompt, then the answer so far
+    int64_t cached = 0;                             ///< of them, those with keys in the cache
+    std::vector<int32_t> pages;                     ///< where these lie
+    std::vector<BlockAllocator::PrefixHash> texts;  ///< of the whole pages, from the front
 
     int64_t remaining() const { return static_cast<int64_t>(ids.size()) - cached; }
     /// What the next whole page goes on from: keys are shared among sequences with one adapter.
-    PagePool::Text before() const {
-        return texts.empty() ? static_cast<PagePool::Text>(request.adapter + 1) : texts.back();
+    BlockAllocator::PrefixHash before() const {
+        return texts.empty() ? static_cast<BlockAllocator::PrefixHash>(request.adapter + 1) : texts.back();
     }
 };
 
 /// What a pass computes of a sequence: `count` tokens behind those cached.
-struct Part {
+struct ScheduledChunk {
     Sequence* sequence = nullptr;
     int64_t count = 0;
-    bool singly = false;  ///< Beside::singly
-    bool ahead = false;   ///< its token is the one that the pass before chooses: only the device knows it yet
+    bool as_decode_rows = false;  ///< PrefillChunk::as_decode_rows
+    bool ahead = false;           ///< its token is the one that the pass before chooses: only the device knows it yet
     bool chooses() const { return ahead || count == sequence->remaining(); }  ///< its last token's logits give the next
     bool decodes() const { return count == 1 && sequence->cached > 0; }
 };
@@ -69,32 +69,32 @@ class Scheduler {
     int64_t add(Request request);
     /// The next pass: parts that decode, others that go on from cached tokens, those that begin. Their pages are there.
     /// Empty when no request is left. Each part is told of by computed() before the next pass is asked for.
-    std::vector<Part> next_pass();
+    std::vector<ScheduledChunk> next_pass();
     /// The pass behind one that was issued, before its tokens are known: another token of each of `chosen`, the
     /// sequences that it chooses one for. Empty where others are to join, one is to end for its length, or pages are
     /// lacking. What it computes for a sequence that ends meanwhile is for nothing: its part is not told to computed().
-    std::vector<Part> pass_ahead(std::span<Sequence* const> chosen);
+    std::vector<ScheduledChunk> schedule_async(std::span<Sequence* const> chosen);
     /// The pass was issued: its tokens' keys are in the cache for every later one.
-    void computed(const std::vector<Part>& parts);
+    void computed(const std::vector<ScheduledChunk>& parts);
     /// The sequence is done: its pages are free. Invalidates it.
     void finish(const Sequence& sequence);
 
-    const PagePool& pool() const { return pool_; }
+    const BlockAllocator& pool() const { return pool_; }
     int64_t preemptions() const { return preemptions_; }  ///< sequences whose pages were taken, to be computed anew
 
   private:
     bool make_room(Sequence& sequence, int64_t tokens);
     void preempt_last();
     void release(Sequence& sequence);
-    void add_decoding(std::vector<Part>& parts);
-    void add_prompts(std::vector<Part>& parts, int64_t tokens, const BesideRule& beside = {});
+    void add_decoding(std::vector<ScheduledChunk>& parts);
+    void add_prompts(std::vector<ScheduledChunk>& parts, int64_t tokens, const ChunkedPrefillPolicy& beside = {});
     bool admit(Sequence& sequence);
     void share_prefix(Sequence& sequence);
     bool is_being_computed(const Sequence& sequence) const;
     std::span<const int32_t> page_ids(const Sequence& sequence, int64_t page) const;
 
     SchedulerLimits limits_;
-    PagePool pool_;
+    BlockAllocator pool_;
     std::deque<std::unique_ptr<Sequence>> waiting_;
     std::vector<std::unique_ptr<Sequence>> running_;  ///< in the order in which they were admitted
     int64_t added_ = 0, preemptions_ = 0;

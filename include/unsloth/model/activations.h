@@ -101,7 +101,7 @@ struct ActivationSizes {
     int64_t longest = 0;          ///< longest segment
     int64_t head_rows = 0;        ///< most rows with a target
     int64_t cache_tokens = 0;     ///< of all sequences that generation continues, in whole pages
-    bool cache_in_8_bit = false;  ///< their keys and values (ops/key_cache.h)
+    bool cache_in_8_bit = false;  ///< their keys and values (ops/kv_cache.h)
     int64_t context = 0;          ///< most of them that one sequence has; 0: all (longest_context)
     int64_t adapters = 0;         ///< of generation: that tokens choose among; 0: the only one, if any, is everybody's
     bool training = true;         ///< backward buffers too
@@ -138,7 +138,7 @@ struct ActivationTensors {
     Scratch scratch;
     HeadBuffers head;
     TokenBuffers tokens;
-    std::vector<ops::KeyCache> caches;
+    std::vector<ops::KvCache> caches;
 };
 
 /// The tensors of one of the micro-batches in flight, cut to its tokens. What outlives a layer is its own; scratch, and
@@ -172,7 +172,7 @@ class Activations {
     const HeadBuffers& head() const { return tensors_.head; }
     const TokenBuffers& tokens() const { return tensors_.tokens; }
     /// One a layer.
-    const std::vector<ops::KeyCache>& caches() const { return tensors_.caches; }
+    const std::vector<ops::KvCache>& caches() const { return tensors_.caches; }
     const ActivationSizes& sizes() const { return sizes_; }
     const spec::RunPlan& run() const { return run_; }
     const at::Tensor& workspace() const { return workspace_; }

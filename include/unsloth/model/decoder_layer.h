@@ -16,9 +16,9 @@ ops::AttentionShape attention_shape(const spec::ModelSpec& spec, int64_t layer);
 
 /// Generation: the tokens' keys and values join those of earlier ones in the cache. Rows that go on from there come
 /// first, then those that begin with this pass, TokenInputs::segments.
-struct CachedRows {
-    const std::vector<ops::KeyCache>* caches;  ///< one a layer
-    at::Tensor slots_T;                        ///< int32: where in it each token's lie
+struct DecodeBatch {
+    const std::vector<ops::KvCache>* caches;  ///< one a layer
+    at::Tensor slots_T;                       ///< int32: where in it each token's lie
     ops::PagedRows going_on;
 };
 
@@ -31,7 +31,7 @@ struct TokenInputs {
     int64_t all_keys = 0;        ///< these are of so many, of all ranks that share the rows; 0: of this rank's tokens
     at::Tensor row_T, offset_T;  ///< for dropout; may be undefined
     at::Tensor adapter_T;        ///< int32: which of several adapters the token has, -1: none; undefined: there is one
-    std::shared_ptr<const CachedRows> cached;  ///< nullptr: every key is of this pass
+    std::shared_ptr<const DecodeBatch> cached;  ///< nullptr: every key is of this pass
 };
 
 struct LayerContext {

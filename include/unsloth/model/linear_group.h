@@ -29,7 +29,7 @@ struct GroupContext {
     // Dropout of adapters' inputs, one mask a projection as in PEFT; p = 0: none.
     double dropout = 0.0;
     at::Tensor row_T, offset_T;
-    // Several adapters beside each other, of which each token has at most one (weights/adapter_stack.h).
+    // Several adapters beside each other, of which each token has at most one (weights/multi_lora_adapters.h).
     at::Tensor adapter_T;  ///< int32; undefined: there is one, all have it
     const std::array<at::Tensor, weights::group_count>* owners = nullptr;  ///< whose columns the groups' are, int32
     at::Tensor dropped;  ///< flat scratch, of the most elements that an input has

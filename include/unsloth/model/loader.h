@@ -14,8 +14,8 @@
 #include "unsloth/formats/peft.h"
 #include "unsloth/model/model.h"
 #include "unsloth/model/pipeline.h"
-#include "unsloth/weights/adapter_stack.h"
 #include "unsloth/weights/base_plan.h"
+#include "unsloth/weights/multi_lora_adapters.h"
 
 namespace unsloth::model {
 
@@ -61,7 +61,7 @@ struct LoadRequest {
     int64_t fewest_tokens = 0;  ///< a pass has at least so many (generation: one); 0: about as many as `sizes` says
     /// Adapters of answers lie beside 4-bit tiles for good, where products read these; else each pass brings them
     /// there.
-    bool margins_may_stay = true;
+    bool tails_may_stay = true;
 };
 
 /// A model that is planned but not in memory yet.
@@ -184,7 +184,7 @@ class ModelPlan {
     LoadRequest request_;
     spec::ModelSpec own_;
     std::shared_ptr<const formats::Adapter> adapter_;
-    std::shared_ptr<const weights::AdapterStack> stack_;  ///< nullptr: there are not several
+    std::shared_ptr<const weights::MultiLoraAdapters> stack_;  ///< nullptr: there are not several
     std::shared_ptr<const std::vector<spec::LayerLora>> all_lora_;
     std::vector<spec::LayerLora> lora_layers_;  ///< of this rank's layers; the others' have none
     std::shared_ptr<const weights::ParameterTable> table_, own_table_;

@@ -35,8 +35,8 @@ class MicroBatch {
     void upload_teacher(const std::vector<int32_t>& ids, const std::vector<float>& logp);
     /// After upload() of rows of which the first go on from keys in the cache: `slots_T` is where each token's are put.
     /// `adapter_T`: which of several adapters each has; empty: there is one.
-    void continue_rows(const data::Batch& batch, const std::vector<int32_t>& slots_T,
-                       const std::vector<int32_t>& adapter_T, ops::PagedRows rows);
+    void forward_with_kv_cache(const data::Batch& batch, const std::vector<int32_t>& slots_T,
+                               const std::vector<int32_t>& adapter_T, ops::PagedRows rows);
 
     int64_t tokens() const { return tokens_; }    ///< added ones among them
     int64_t targets() const { return targets_; }  ///< rows with one

@@ -87,7 +87,7 @@ class Model {
 
     /// A forward pass of generation: `on_logits` sees those of the batch's targets, as score() gives them; `pass` says
     /// which rows go on from the plan's cache and where each token's keys and values are put. Nothing synchronises.
-    void continue_rows(const CachedPass& pass, const OnLogits& on_logits);
+    void forward_with_kv_cache(const CachedPass& pass, const OnLogits& on_logits);
 
     /// What passes were planned for.
     const ActivationSizes& sizes() const { return micro_batches_.front()->activations().sizes(); }

@@ -33,11 +33,11 @@ struct Network {
     weights::ParameterTable trained_by_all;     ///< what all ranks of a pipeline train: alone, the parameters' table
     std::unique_ptr<ParameterStreams> streams;  ///< nullptr: this rank has all of them where they are used
     std::unique_ptr<weights::Adapters> adapters;
-    /// With several adapters (weights/adapter_stack.h): of a group's R columns, whose each is. int32.
+    /// With several adapters (weights/multi_lora_adapters.h): of a group's R columns, whose each is. int32.
     std::array<at::Tensor, weights::group_count> owners;
-    std::unique_ptr<weights::Pager> pager;
-    weights::OuterWeights outer;
-    uint64_t outer_version = 0;  ///< of the parameters in `outer`
+    std::unique_ptr<weights::WeightProvider> weight_provider;
+    weights::EmbeddingAndHead embedding_and_head;
+    uint64_t embedding_and_head_version = 0;  ///< of the parameters in `outer`
 
     spec::Range vocabulary() const { return spec::vocabulary_slice(spec.vocab_size, tp.place()); }
     int layers() const { return static_cast<int>(spec.num_layers); }

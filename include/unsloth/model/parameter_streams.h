@@ -10,7 +10,7 @@
 
 #include "unsloth/comm/communicator.h"
 #include "unsloth/ops/copy_stream.h"
-#include "unsloth/weights/image_stream.h"
+#include "unsloth/weights/layer_prefetcher.h"
 #include "unsloth/weights/parameters.h"
 
 namespace unsloth::model {
@@ -21,7 +21,7 @@ class ParameterStreams {
     ParameterStreams(ops::Context& ctx, weights::Parameters& parameters, comm::Communicator* ranks);
 
     /// Gathers units' values, by their numbers: all ranks begin and enter alike. nullptr: each rank has them all.
-    weights::ImageStream* values() const { return values_.get(); }
+    weights::LayerPrefetcher* values() const { return values_.get(); }
 
     /// The fp32 values changed: passes find them from now on. All ranks together.
     void publish(const std::string& what);
@@ -58,7 +58,7 @@ class ParameterStreams {
     weights::Parameters& parameters_;
     comm::Communicator* ranks_;
     ops::CopyStream gradients_, pieces_;
-    std::unique_ptr<weights::ImageStream> values_;
+    std::unique_ptr<weights::LayerPrefetcher> values_;
     std::vector<int> pass_;                                       ///< its units that have gradients
     std::size_t entered_ = 0;                                     ///< of the pass
     std::array<int, weights::ParameterTable::slots> in_slots_{};  ///< -1: none

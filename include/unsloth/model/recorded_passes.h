@@ -10,7 +10,7 @@
 #include "unsloth/model/itinerary.h"
 #include "unsloth/model/micro_batch.h"
 #include "unsloth/ops/cuda_graph.h"
-#include "unsloth/weights/pager.h"
+#include "unsloth/weights/weight_provider.h"
 
 namespace unsloth::model {
 
@@ -27,19 +27,19 @@ class RecordedPasses {
     void choose_none() { chosen_ = nullptr; }
     /// Issues one direction's work over all layers, recording it first where choose() took a recording without it.
     /// What it does must depend on the shapes alone; what changes from step to step is read from device memory.
-    void issue(ops::Context& ctx, Direction direction, weights::Pager& pager, PassCounts& counts,
+    void issue(ops::Context& ctx, Direction direction, weights::WeightProvider& weight_provider, PassCounts& counts,
                const std::function<void()>& work);
     bool empty() const { return by_shape_.size() == 0; }
 
   private:
     struct Recording {
         std::optional<ops::CudaGraph> work;
-        weights::Pager::Held leaves_held;  ///< what the pager's slots hold afterwards
-        PassCounts counts;                 ///< what it repeats
+        weights::WeightProvider::Held leaves_held;  ///< what the pager's slots hold afterwards
+        PassCounts counts;                          ///< what it repeats
     };
-    using Recordings = std::array<Recording, 2>;  ///< by direction
-    MostUsed<std::vector<int64_t>, Recordings> by_shape_{recorded_shapes};
-    Recordings* chosen_ = nullptr;  ///< of the micro-batches in flight
+    using CudaGraphs = std::array<Recording, 2>;  ///< by direction
+    MostUsed<std::vector<int64_t>, CudaGraphs> by_shape_{recorded_shapes};
+    CudaGraphs* chosen_ = nullptr;  ///< of the micro-batches in flight
 };
 
 }  // namespace unsloth::model

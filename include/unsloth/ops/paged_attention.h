@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "unsloth/ops/attention.h"
-#include "unsloth/ops/key_cache.h"
+#include "unsloth/ops/kv_cache.h"
 
 namespace unsloth::ops {
 
@@ -42,6 +42,6 @@ void place_rows(Context& ctx, PagedRows& rows);
 /// row's length alone; tensor cores, where they serve, take the weights of the values rounded to the type. Codes give
 /// what a cache of the values they stand for would, but for an ulp here and there (paged_attention_mma.cuh).
 void paged_attention(Context& ctx, const AttentionShape& shape, const PagedRows& rows, const at::Tensor& q_THd,
-                     const KeyCache& cache, const at::Tensor& out_THd);
+                     const KvCache& cache, const at::Tensor& out_THd);
 
 }  // namespace unsloth::ops

@@ -1,4 +1,4 @@
-// The next token from a row's logits. choose_token is the oracle of what devices do.
+// The next token from a row's logits. sample_token is the oracle of what devices do.
 //
 // Legend: C rows, V vocabulary.
 #pragma once
@@ -12,13 +12,13 @@
 namespace unsloth::ops {
 
 /// Names a token's random numbers: they depend on this and the token's id, never on what is decoded beside it.
-struct DrawKey {
+struct SamplingKey {
     uint64_t seed = 0;
     uint32_t prompt = 0, answer = 0;  ///< numbers of the prompt, and of its answers
     uint32_t position = 0;            ///< in the answer
 };
 
-struct Chosen {
+struct SampledToken {
     int32_t id = 0;
     float logprob = 0;  ///< of it as the model has it: natural, before penalties, biases and the temperature
 };
@@ -26,21 +26,21 @@ struct Chosen {
 /// `ids`: the prompt, then from `answer_begin` on the answer so far. Among equals the lowest id is the likelier.
 /// A token is drawn as the first of independent exponential waits of rate p (so no order of summation matters).
 /// runtime Error where a logit is NaN or none is finite. CheckError for a bias of an id outside the vocabulary.
-Chosen choose_token(std::span<const float> logits_V, const spec::Sampling& sampling, std::span<const int32_t> ids,
-                    std::size_t answer_begin, const DrawKey& key);
+SampledToken sample_token(std::span<const float> logits_V, const spec::Sampling& sampling, std::span<const int32_t> ids,
+                          std::size_t answer_begin, const SamplingKey& key);
 
-/// How one of several rows is chosen; arguments as choose_token's, whose memory outlives the call.
+/// How one of several rows is chosen; arguments as sample_token's, whose memory outlives the call.
 struct RowSampling {
     const spec::Sampling* sampling = nullptr;
     std::span<const int32_t> ids;
     std::size_t answer_begin = 0;
-    DrawKey key;
+    SamplingKey key;
 };
-/// choose_token for each row of logits_CV: ids_C int32, logprobs_C fp32 on ctx.device(), where nothing synchronises. On
+/// sample_token for each row of logits_CV: ids_C int32, logprobs_C fp32 on ctx.device(), where nothing synchronises. On
 /// CUDA the logits of tokens with a penalty or a bias are overwritten, and a row without a token (the runtime Error of
-/// choose_token) gets NaN. CUDA draws by the same random numbers; a token may differ where two waits, or top_p's sum
+/// sample_token) gets NaN. CUDA draws by the same random numbers; a token may differ where two waits, or top_p's sum
 /// and its bound, are as near as fp32's rounding of a logit.
-void choose_tokens(Context& ctx, const at::Tensor& logits_CV, std::span<const RowSampling> rows,
+void sample_tokens(Context& ctx, const at::Tensor& logits_CV, std::span<const RowSampling> rows,
                    const at::Tensor& ids_C, const at::Tensor& logprobs_C);
 
 }  // namespace unsloth::ops

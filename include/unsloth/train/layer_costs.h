@@ -37,7 +37,7 @@ class LayerCosts {
   private:
     spec::RunPlan with(const std::vector<spec::LayerPlan>& layers) const;
     spec::MemoryNeed estimate(const spec::LayerPlan& most, int64_t layers_of_it) const;
-    spec::MemoryNeed beyond_thrifty(const spec::LayerPlan& layer);
+    spec::MemoryNeed beyond_full_recompute(const spec::LayerPlan& layer);
     planner::LayerOption option(const spec::LayerPlan& layer);
     spec::MemoryNeed shared(const std::vector<spec::LayerPlan>& plans);
     spec::MemoryNeed shared(const std::vector<planner::LayerOption>& options, uint64_t used);

@@ -92,8 +92,8 @@ bool fits(const model::ModelPlan& plan, const MemoryBudget& budget);
 /// Changes with which the plan would fit (of a pipeline: each of `stages`, with the layers that it has), one line each
 /// and at most three: on a GPU those with which a token takes least time first. None where even a short row does not
 /// fit.
-std::vector<std::string> remedies(const std::vector<model::ModelPlan>& stages, const MemoryBudget& budget,
-                                  const planner::Card* card = nullptr);
+std::vector<std::string> suggestions(const std::vector<model::ModelPlan>& stages, const MemoryBudget& budget,
+                                     const planner::Card* card = nullptr);
 
 /// Throws a runtime Error with the table and the remedies when the plan exceeds the budget. By the rates of `card`, or
 /// of the GPU that the plan is for.

@@ -54,7 +54,7 @@ struct Recipe {
     CacheSize cache = {};
     std::vector<weights::NamedAdapter> adapters = {};  ///< as LoadRequest's, as what follows
     int64_t fewest_tokens = 0;
-    bool margins_may_stay = true;
+    bool tails_may_stay = true;
 };
 
 /// All of a request but what follows from the rows (fit_to), and a pipeline's stage, which is cut of a plan. As

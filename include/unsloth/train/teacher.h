@@ -50,10 +50,10 @@ config::LoadedConfig teachers_config(const config::LoadedConfig& run);
 /// Whether distill.teacher is a file of what a model said.
 bool teacher_is_file(const config::Config& config);
 
-class Instruction {
+class TeacherSetup {
   public:
     /// Opens distill.teacher. Input Error where its ids do not mean what the student's mean, which says what differs.
-    Instruction(const config::LoadedConfig& run, const OpenedModel& student, at::Device device);
+    TeacherSetup(const config::LoadedConfig& run, const OpenedModel& student, at::Device device);
 
     objective::Teacher& teacher();
     /// Of a file: tokens that it names of each target; 0: the teacher is a model.

@@ -10,12 +10,12 @@
 #include "unsloth/core/folder_lock.h"
 #include "unsloth/data/loader.h"
 #include "unsloth/train/anomaly.h"
-#include "unsloth/train/doubts.h"
 #include "unsloth/train/evaluation.h"
 #include "unsloth/train/observer.h"
 #include "unsloth/train/resume.h"
 #include "unsloth/train/run_record.h"
 #include "unsloth/train/run_saver.h"
+#include "unsloth/train/run_warnings.h"
 #include "unsloth/train/samples.h"
 #include "unsloth/train/schedule.h"
 #include "unsloth/train/session.h"
@@ -25,7 +25,7 @@
 namespace unsloth::train {
 
 struct ReferenceCache;
-class AnswerEvaluator;
+class CompletionEvaluator;
 class RowFile;
 
 class Trainer {
@@ -142,13 +142,13 @@ class Trainer {
     OpenedModel opened_;
     std::unique_ptr<data::StepLoader> loader_;
     std::optional<Evaluator> evaluator_;
-    std::unique_ptr<Samples> samples_;          ///< nullptr: there are no prompts
-    std::unique_ptr<AnswerEvaluator> answers_;  ///< nullptr: without training.eval_metric
-    std::unique_ptr<RowFile> answer_rows_;      ///< nullptr: none were judged yet
+    std::unique_ptr<Samples> samples_;              ///< nullptr: there are no prompts
+    std::unique_ptr<CompletionEvaluator> answers_;  ///< nullptr: without training.eval_metric
+    std::unique_ptr<RowFile> answer_rows_;          ///< nullptr: none were judged yet
     data::Dataset eval_rows_;
     std::optional<data::EvalLoader> reference_rows_;  ///< the training rows to come, where a reference scores them
     objective::References references_, eval_references_;
-    std::unique_ptr<Instruction> instruction_;  ///< nullptr: there is no teacher
+    std::unique_ptr<TeacherSetup> teacher_;  ///< nullptr: there is no teacher
     std::unique_ptr<objective::Objective> objective_;
     int64_t total_steps_ = 0;
     config::ScheduleOptions schedule_;

@@ -9,14 +9,14 @@
 #include "unsloth/memory/common_memory.h"
 #include "unsloth/spec/coded_products.h"
 #include "unsloth/spec/run_plan.h"
-#include "unsloth/weights/layer_image.h"
-#include "unsloth/weights/pager.h"
+#include "unsloth/weights/packed_layer.h"
 #include "unsloth/weights/shared_loading.h"
+#include "unsloth/weights/weight_provider.h"
 
 namespace unsloth::weights {
 
 /// The tensors outside of the layers. Frozen ones stay as loaded; trained ones are compute copies of fp32 masters.
-struct OuterWeights {
+struct EmbeddingAndHead {
     StoredWeight embed_VD;  ///< read by rows
     StoredWeight
         lm_head_VD;  ///< may be embed_VD itself (tied). No matrix in the compute type: to be expanded for a pass
@@ -43,7 +43,7 @@ struct BaseRequest {
     bool trains_embedding = false, trains_head = false;  ///< compute copies of fp32 values, whatever the base has
     ops::Nf4GemmChooser nf4_chooser;                     ///< products that read 4-bit tiles on this device; empty: none
     int64_t fewest_tokens = 0;                           ///< a product has at least so many
-    bool margins_may_stay = true;                        ///< adapters that do not change, beside tiles
+    bool tails_may_stay = true;                          ///< adapters that do not change, beside tiles
 };
 
 /// The arenas of what a BasePlan submits.
@@ -103,12 +103,12 @@ class BasePlan {
 
     /// Loads the layers: a share of it, where there are others. Frozen linears go by layer; small vectors are read by
     /// everyone. `masters`: of a base that is trained, else nullptr; `slices`: as DoraNorms'.
-    std::unique_ptr<Pager> load_layers(ops::Context& ctx, const BaseMemory& memory, const Adapters* adapters,
-                                       const Parameters* masters, SharedLoading& shared,
-                                       comm::Communicator* slices = nullptr) const;
+    std::unique_ptr<WeightProvider> load_layers(ops::Context& ctx, const BaseMemory& memory, const Adapters* adapters,
+                                                const Parameters* masters, SharedLoading& shared,
+                                                comm::Communicator* slices = nullptr) const;
     /// Loads the rest, matrices by rows. To be called after load_layers.
-    OuterWeights load_outer(ops::Context& ctx, const BaseMemory& memory, const Parameters* masters,
-                            SharedLoading& shared) const;
+    EmbeddingAndHead load_embedding_and_head(ops::Context& ctx, const BaseMemory& memory, const Parameters* masters,
+                                             SharedLoading& shared) const;
 
   private:
     enum class Held { file_map, packed, quantised_here, tiles, int8, matrix };
@@ -152,9 +152,9 @@ class BasePlan {
     using Sources = std::vector<const formats::TensorSource*>;
     Sources linears(int layer) const;
     std::string content_of(const Sources& sources) const;
-    LayerImage image_of(const Sources& sources) const;
-    LayerImage image_of(int layer) const { return image_of(linears(layer)); }
-    void add_parts(const formats::TensorSource& source, bool large, LayerImage& image) const;
+    PackedLayer image_of(const Sources& sources) const;
+    PackedLayer image_of(int layer) const { return image_of(linears(layer)); }
+    void add_parts(const formats::TensorSource& source, bool large, PackedLayer& image) const;
 
     /// Puts a part of a stored weight into its layer's image and returns where it lies there.
     using PlacePart = std::function<at::Tensor(const char* what, const at::Tensor& values)>;
@@ -163,14 +163,14 @@ class BasePlan {
     /// Where a layer's image is read by its products, and what takes the values of its parts while loading.
     struct ImageMemory {
         at::Tensor read;
-        std::function<void(const LayerImage& image, const std::string& part, const formats::TensorSource& source,
+        std::function<void(const PackedLayer& image, const std::string& part, const formats::TensorSource& source,
                            const at::Tensor& values)>
             fill;
     };
     static ImageMemory memory_at(const at::Tensor& read, const at::Tensor& filled);
     StoredLayer load_image(ops::Context& ctx, const ImageMemory& memory, int layer, bool reads) const;
     void read_offsets(const at::Tensor& memory, int layer, StoredLayer& stored) const;
-    void read_offset(const LayerImage& image, const at::Tensor& memory, const formats::TensorSource& source,
+    void read_offset(const PackedLayer& image, const at::Tensor& memory, const formats::TensorSource& source,
                      StoredWeight& stored) const;
     StoredWeight load_matrix(ops::Context& ctx, const at::Tensor& memory, const formats::TensorSource& source,
                              bool reads) const;
@@ -183,7 +183,7 @@ class BasePlan {
     void make_transposes(ops::Context& ctx, const memory::Arena& arena, std::vector<StoredLayer>& layers) const;
     std::string why_head_stays() const;
     void submit_head_codes(memory::Plan& resident) const;
-    void make_head_codes(ops::Context& ctx, const memory::Arena& arena, OuterWeights& outer) const;
+    void make_head_codes(ops::Context& ctx, const memory::Arena& arena, EmbeddingAndHead& outer) const;
     CodedTranspose transpose_at(const memory::Arena& arena, int layer, Group g) const;
     at::Tensor load_vector(const memory::Arena& arena, const formats::TensorSource* source) const;
     at::Tensor load_bias(const memory::Arena& arena, int layer, Group g) const;

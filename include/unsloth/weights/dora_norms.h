@@ -5,7 +5,7 @@
 #include "unsloth/comm/communicator.h"
 #include "unsloth/memory/plan.h"
 #include "unsloth/ops/dora.h"
-#include "unsloth/weights/adapter_margins.h"
+#include "unsloth/weights/adapter_tails.h"
 
 namespace unsloth::weights {
 

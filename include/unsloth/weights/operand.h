@@ -10,7 +10,7 @@
 #include "unsloth/ops/dora.h"
 #include "unsloth/ops/gemm_coded.h"
 #include "unsloth/ops/nf4_gemm.h"
-#include "unsloth/weights/adapter_margins.h"
+#include "unsloth/weights/adapter_tails.h"
 #include "unsloth/weights/layout.h"
 
 namespace unsloth::weights {

@@ -1,0 +1,46 @@
+// Several adapters on one base, of which each token of a pass has one or none.
+//
+// Beside each other they are one adapter, whose rank is the sum of theirs: u = x · [A₁; A₂; …]ᵀ, and a token keeps the
+// columns of u that its own adapter has (ops::zero_others). So products and kernels are those of one adapter.
+#pragma once
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "unsloth/formats/peft.h"
+#include "unsloth/memory/plan.h"
+#include "unsloth/weights/layout.h"
+#include "unsloth/weights/parameters.h"
+
+namespace unsloth::weights {
+
+struct NamedAdapter {
+    std::string name;
+    std::string folder;  ///< PEFT's
+};
+
+class MultiLoraAdapters {
+  public:
+    /// input Error, with the adapter's name, where one does not fit the model, has DoRA (which scales what the base
+    /// gives, too) or modules_to_save.
+    MultiLoraAdapters(const std::vector<NamedAdapter>& adapters, const spec::ModelSpec& model);
+
+    /// The modules of all of them as one adapter's; s is in the values of B.
+    const std::vector<spec::LayerLora>& layers() const { return layers_; }
+    /// fp32 on the CPU, zeros where an adapter has not the parameter's module.
+    at::Tensor values(const Parameter& p) const;
+
+    /// What owners() cuts its tensors from.
+    void plan(const LayerLayout& layout, memory::Plan& plan) const;
+    /// Of each column of a group's tail the number of the adapter that has it, -2: none. int32 [R] on the arena's
+    /// device, the same in all layers.
+    std::array<at::Tensor, group_count> owners(const LayerLayout& layout, const memory::Arena& arena) const;
+
+  private:
+    std::vector<formats::Adapter> adapters_;
+    std::vector<std::array<int64_t, spec::projection_count>> ranks_;  ///< of each adapter, the largest of any layer
+    std::vector<spec::LayerLora> layers_;
+};
+
+}  // namespace unsloth::weights

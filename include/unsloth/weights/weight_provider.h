@@ -1,0 +1,115 @@
+// Makes a layer's weights ready for its products, wherever and in whatever form they lie; nobody else knows either.
+//
+// A group's base lies as the products read it, or is expanded into a slot that all layers take in turn. Adapters are
+// kept in the margins of either.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "unsloth/weights/dora_norms.h"
+#include "unsloth/weights/layer_prefetcher.h"
+#include "unsloth/weights/operand.h"
+#include "unsloth/weights/parameters.h"
+#include "unsloth/weights/stored_weight.h"
+
+namespace unsloth::weights {
+
+/// A group that is ready as it lies, or its projections in the order of its slices, to be expanded.
+using StoredGroup = std::variant<Operand, std::vector<StoredWeight>>;
+
+struct StoredLayer {
+    std::array<StoredGroup, group_count> groups;
+    std::array<std::optional<CodedTranspose>, group_count> transposes;
+    std::array<at::Tensor, group_count> biases;  ///< compute dtype, joined over a group; undefined: none
+    at::Tensor input_norm_D, post_norm_D, q_norm_d, k_norm_d;
+};
+
+/// Which products read tiles; `trains`: the gradients' products must read them too; `margins_stay`: all layers lie in
+/// tiles, and beside them for good the adapters of products that read those (plan_staying_margins).
+struct TilePolicy {
+    ops::Nf4GemmChooser chooser;
+    bool trains = false, margins_stay = false;
+};
+
+class WeightProvider {
+  public:
+    /// Submits the slot, for models with a layer that does not lie ready.
+    static void plan_slot(const LayerLayout& layout, at::ScalarType dtype, memory::Plan& plan);
+    /// Submits a layer's adapters for each, so that a pass that reads tiles fills no slot with them.
+    static void plan_staying_margins(const LayerLayout& layout, const std::vector<spec::LayerLora>& lora,
+                                     at::Device device, at::ScalarType dtype, memory::Plan& plan);
+    /// `adapters`: nullptr without; `masters`: fp32 values that ready groups are copies of, nullptr for a frozen base;
+    /// `images`: brings the stored weights of layers that lie elsewhere to where `layers` says, nullptr without such;
+    /// `slices`: as DoraNorms'.
+    WeightProvider(ops::Context& ctx, const LayerLayout& layout, at::ScalarType dtype, std::vector<StoredLayer> layers,
+                   const memory::Arena& arena, const Adapters* adapters, const Parameters* masters, TilePolicy tiles,
+                   std::unique_ptr<LayerPrefetcher> images = nullptr, comm::Communicator* slices = nullptr);
+
+    /// Before a forward pass: brings what changed since the last one (adapters, trained masters) to where it is read.
+    void refresh(ops::Context& ctx);
+    /// Before each pass, and not recorded with it: the layers that it will ask for, in order.
+    void begin(ops::Context& ctx, const std::vector<int>& pass);
+    /// The layer's weights for products of so many tokens, complete for work issued on the context's stream after this
+    /// call, until the next layer's are asked for.
+    const LayerWeights& ready(ops::Context& ctx, int layer, int64_t tokens);
+
+    /// Gathers what `adapters` and `masters` give of a layer, whose unit is 1 + layer; entered with each layer. Not
+    /// owned; nullptr: they have all.
+    void set_values(LayerPrefetcher* values) { values_ = values; }
+
+    /// DoRA's norms; nullptr without.
+    const DoraNorms* dora() const { return dora_ ? &*dora_ : nullptr; }
+    /// Brings the weights of layers that lie elsewhere; nullptr: there are none.
+    const LayerPrefetcher* images() const { return images_.get(); }
+
+    /// What the slots hold. Work that was recorded leaves the same behind each time it is issued: `assume_held` says
+    /// so. Before recording, `forget` says that no layer is expanded.
+    struct Held {
+        int layer = -1;  ///< expanded; -1: none, or there is no slot for it
+        LayerPrefetcher::State images;
+    };
+    Held held() const;
+    void assume_held(const Held& held);
+    void forget() { assume_expanded(-1); }
+
+  private:
+    /// A layer of which some group takes the slot.
+    struct Paged {
+        std::array<std::vector<StoredWeight>, group_count> groups;  ///< empty: ready as it lies
+        std::array<std::vector<ops::Nf4Tiles>, group_count> tiles;  ///< of groups that lie in tiles alone
+    };
+    void take_slot(Paged& paged, Group g, Operand& operand);
+    void choose_tiles(int layer, Group g, int64_t tokens, Operand& operand) const;
+    void keep_margins(ops::Context& ctx, const Adapters& adapters, at::ScalarType dtype, const memory::Arena& arena);
+    const LayerWeights& lay_out(ops::Context& ctx, int layer, std::optional<int64_t> tokens);
+    void expand_in_turn(ops::Context& ctx, const std::function<void(int layer, const LayerWeights& weights)>& visit);
+    void expand_into_slot(ops::Context& ctx, int layer);
+    bool reads_tiles(const Paged& paged) const;
+    void assume_expanded(int layer);
+    void copy_masters(ops::Context& ctx, int layer);
+    void fill_ready_margins(ops::Context& ctx);
+    void copy_biases(ops::Context& ctx, int layer);
+    void begin_values(ops::Context& ctx, const std::vector<int>& layers);
+
+    LayerLayout layout_;
+    std::vector<LayerWeights> weights_;
+    std::vector<std::optional<Paged>> paged_;  ///< one a layer; nullopt: all of it lies ready
+    std::array<std::optional<Operand>, group_count> slot_;
+    std::array<int, group_count> expanded_;  ///< layer whose base the slot holds, by group
+    int held_ = -1;                          ///< layer whose margins the slot holds
+    uint64_t held_version_ = 0;              ///< of the adapters there
+    uint64_t ready_version_ = 0;             ///< of masters and adapters in what lies ready
+    std::optional<AdapterMargins> margins_;
+    std::vector<LayerMargins> staying_;  ///< of all layers, for products that read tiles; empty: the slot's serve
+    std::optional<AdapterMargins> fills_staying_;
+    std::optional<DoraNorms> dora_;
+    const Parameters* masters_;
+    TilePolicy policy_;
+    std::unique_ptr<LayerPrefetcher> images_;  ///< nullptr: all layers lie on the device
+    LayerPrefetcher* values_ = nullptr;
+};
+
+}  // namespace unsloth::weights

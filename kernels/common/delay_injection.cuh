@@ -1,0 +1,18 @@
+// Where a warp may be held up: beside everything that warps of different roles wait for each other with (pipeline.cuh,
+// ptx.cuh). Nothing in the product. tests/held_up compiles the kernels once more, with warps that really wait there, so
+// that a race which timing hides becomes certain.
+#pragma once
+
+#ifdef UNSLOTH_DELAY_INJECTION
+#include "held_up/delay_injection.cuh"
+#endif
+
+namespace unsloth::kernels {
+
+__device__ __forceinline__ void delay_injection() {
+#ifdef UNSLOTH_DELAY_INJECTION
+    hold_up_named_warps();
+#endif
+}
+
+}  // namespace unsloth::kernels

@@ -1,0 +1,89 @@
+#include "unsloth/generate/chunked_prefill.h"
+
+#include <algorithm>
+
+#include "unsloth/generate/decoder.h"
+
+namespace unsloth::generate {
+namespace {
+
+constexpr int64_t first_passes = 2;  // of a kind: on a GPU the second one records
+constexpr std::size_t kept = 5;
+constexpr double as_reading_weights = 32;  // tokens by which a pass lasts as long again as one row, on no known card
+
+double median(std::vector<double> values) {
+    const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+    std::nth_element(values.begin(), middle, values.end());
+    return *middle;
+}
+
+/// What passes of a kind are told apart by: all rows, or those of the prompt.
+int64_t size_of(const PassWork& pass) {
+    return std::max<int64_t>(1, pass.together ? pass.tokens - pass.chosen : pass.tokens);
+}
+
+struct Choice {
+    PrefillChunk beside;
+    double ms = 0;
+};
+
+}  // namespace
+
+PassWork PassWork::of(const std::vector<ScheduledChunk>& parts) {
+    PassWork work;
+    for (const ScheduledChunk& part : parts) {
+        const int64_t cached = part.sequence->cached, count = part.count;
+        const bool is_row = part.decodes() || part.as_decode_rows;
+        work.tokens += count;
+        work.chosen += part.chooses() ? 1 : 0;
+        work.keys += is_row ? count * cached + count * (count + 1) / 2 : cached + count;
+        work.together = work.together || !is_row;
+    }
+    return work;
+}
+
+double StepLatencyModel::predicted(const PassWork& pass) const {
+    if (predicted_) return predicted_->pass_ms(pass.tokens, pass.chosen, pass.keys);
+    return as_reading_weights + static_cast<double>(pass.tokens);
+}
+
+void StepLatencyModel::observe(const PassWork& pass, double ms) {
+    const int64_t bucket = bucket_of(size_of(pass));
+    Kind& kind = kinds_.at(pass.together ? 1 : 0)[bucket];
+    if (++kind.met <= first_passes) return;
+    if (kind.last.size() == kept) kind.last.erase(kind.last.begin());
+    kind.last.push_back(ms / predicted(pass));
+    times_as_long_.at(pass.together ? 1 : 0)[static_cast<double>(bucket)] = median(kind.last);
+}
+
+double StepLatencyModel::expected_ms(const PassWork& pass) const {
+    const auto& [singly, together] = times_as_long_;
+    const bool known = pass.together && !together.empty();
+    const auto size = static_cast<double>(known ? size_of(pass) : pass.tokens);
+    return predicted(pass) * (singly.empty() && !known ? 1 : planner::rate_at(known ? together : singly, size));
+}
+
+ChunkedPrefillPolicy chunked_prefill_policy(std::shared_ptr<const StepLatencyModel> times,
+                                            const ChunkedPrefillBounds& bounds) {
+    return [times = std::move(times), bounds](int64_t rows, int64_t keys, int64_t cached) {
+        const double longest = bounds.longest * times->expected_ms({rows, rows, keys});
+        Choice least, singly, together;
+        const auto consider = [&](Choice& most, const Choice& one) {
+            if (least.ms == 0 || one.ms < least.ms) least = one;
+            if (one.ms <= longest && (most.ms == 0 || one.beside.tokens > most.beside.tokens)) most = one;
+        };
+        for (int64_t bucket = bucket_of(rows + 1); bucket <= rows + bounds.most; bucket = bucket_of(bucket + 1)) {
+            const int64_t tokens = bucket - rows, read = tokens * cached + tokens * (tokens + 1) / 2;
+            consider(singly, {{tokens, /*singly=*/true}, times->expected_ms({bucket, rows, keys + read})});
+        }
+        for (int64_t tokens = bounds.most_together; tokens >= bounds.fewest_together; tokens /= 2) {
+            const PassWork pass{rows + tokens, rows, keys + cached + tokens, /*together=*/true};
+            consider(together, {{tokens, /*singly=*/false}, times->expected_ms(pass)});
+        }
+        if (singly.ms == 0 && together.ms == 0) return least.beside;
+        const int64_t enough = together.ms > 0 ? std::min(bounds.fewest_as_decode_rows, together.beside.tokens / 2) : 1;
+        return singly.ms > 0 && singly.beside.tokens >= enough ? singly.beside : together.beside;
+    };
+}
+
+}  // namespace unsloth::generate

@@ -1,0 +1,186 @@
+// Legend: T tokens, D hidden, V vocabulary, n rows with a target, C rows of a chunk.
+#include "unsloth/model/embedding_and_head.h"
+
+#include <algorithm>
+
+#include "model/row_range.h"
+#include "unsloth/ops/coded_rows.h"
+#include "unsloth/ops/cross_entropy.h"
+#include "unsloth/ops/gemm.h"
+#include "unsloth/ops/norm.h"
+#include "unsloth/ops/rows.h"
+
+namespace unsloth::model {
+namespace {
+
+/// lm_head as its products read it: where it lies, or where gather_head_rows expanded it; this rank's rows.
+at::Tensor head_matrix(const Network& network, const HeadBuffers& head) {
+    const spec::Range rows = network.vocabulary();
+    return (head.lm_head_VD.defined() ? head.lm_head_VD : std::get<at::Tensor>(network.embedding_and_head.lm_head_VD))
+        .narrow(0, rows.begin, rows.size);
+}
+
+/// Codes of a chunk's rows that `w` multiplies, in the one place for them.
+ops::CodedMatrix encoded(ops::Context& ctx, const at::Tensor& x_CK, const ops::CodedMatrix& w,
+                         const HeadBuffers& head) {
+    const ops::CodedMatrix codes = ops::codes_for(w, head.codes, x_CK.size(0), x_CK.size(1));
+    ops::quantize_rows(ctx, x_CK, codes);
+    return codes;
+}
+
+/// The gradient of a chunk's rows from that of their logits.
+void head_dx(ops::Context& ctx, const Network& network, const HeadBuffers& head, const at::Tensor& dlogits_CV,
+             const at::Tensor& dh_CD) {
+    const ops::CodedMatrix& w_DV = network.embedding_and_head.codes_DV;
+    if (!w_DV.codes.defined())
+        return ops::gemm(ctx,
+                         {.a = dlogits_CV, .b = head_matrix(network, head), .out = dh_CD, .label = "gemm dx lm_head"});
+    ops::gemm_coded(
+        ctx, {.x = encoded(ctx, dlogits_CV, w_DV, head), .w = w_DV, .out = dh_CD, .label = "gemm coded dx lm_head"});
+}
+
+/// The last layer's output of all tokens.
+at::Tensor all_outputs(ops::Context& ctx, const Network& network, const Activations& a) {
+    const TensorParallel& tp = network.tp;
+    if (tp.alone()) return a.output_tD();
+    each_slice(tp, a.scratch(), [&](const RowRange& range) {
+        const at::Tensor rows_TD = range.of(a.head().x_TD);
+        ops::copy_2d(ctx, range.slice(tp).of(a.output_tD()), tp.own(rows_TD));
+        tp.gather(ctx, rows_TD, "the layers' output");
+    });
+    return a.head().x_TD;
+}
+
+}  // namespace
+
+void embed(ops::Context& ctx, const Network& network, const MicroBatch& micro, bool noise) {
+    const Activations& a = micro.activations();
+    const TokenBuffers& tokens = a.tokens();
+    const TensorParallel& tp = network.tp;
+    each_slice(tp, a.scratch(), [&](const RowRange& range) {
+        const at::Tensor x_tD = range.slice(tp).of(a.layer(0).x_tD);
+        const auto own = [&](const at::Tensor& of_tokens) { return tp.own(range.of(of_tokens)); };
+        weights::gather_rows(ctx, network.embedding_and_head.embed_VD, own(tokens.ids_T), x_tD);
+        if (noise) ops::add_noise(ctx, x_tD, own(tokens.row_T), own(tokens.offset_T), own(tokens.noise_T));
+    });
+}
+
+void embedding_backward(ops::Context& ctx, const Network& network, const MicroBatch& micro) {
+    const TokenBuffers& tokens = micro.activations().tokens();
+    const at::Tensor g_tD = micro.activations().scratch().g_full.narrow(1, 0, network.spec.hidden_size);
+    const int64_t ids = micro.distinct_ids();
+    ops::embedding_backward(ctx, g_tD, tokens.order_t, tokens.unique_u.narrow(0, 0, ids),
+                            tokens.starts_u1.narrow(0, 0, ids + 1),
+                            network.parameters->gradient(*network.trained(spec::TensorRole::embed_tokens)));
+}
+
+void gather_head_rows(ops::Context& ctx, const Network& network, const MicroBatch& micro) {
+    const Activations& a = micro.activations();
+    const HeadBuffers& head = a.head();
+    const int64_t n = micro.targets();
+    const ops::Site site = ctx.outcome ? ops::Site{static_cast<uint32_t>(2 * network.layers())} : ops::Site{};
+    if (head.lm_head_VD.defined() && !network.embedding_and_head.codes_VD.codes.defined())
+        weights::expand(ctx, network.embedding_and_head.lm_head_VD, head.lm_head_VD);
+    ops::gather_rows(ctx, all_outputs(ctx, network, a), a.tokens().target_index_n.narrow(0, 0, n),
+                     head.x_nD.narrow(0, 0, n));
+    ops::rms_norm_forward(ctx, head.x_nD.narrow(0, 0, n), network.embedding_and_head.final_norm_D,
+                          network.spec.rms_norm_eps, head.h_nD.narrow(0, 0, n), head.rstd_n.narrow(0, 0, n), site);
+}
+
+at::Tensor head_logits(ops::Context& ctx, const Network& network, const MicroBatch& micro, int64_t first,
+                       int64_t rows) {
+    const HeadBuffers& head = micro.activations().head();
+    const at::Tensor logits_CV = head.logits_CV.narrow(0, 0, rows), h_CD = head.h_nD.narrow(0, first, rows);
+    if (const ops::CodedMatrix& w_VD = network.embedding_and_head.codes_VD; w_VD.codes.defined()) {
+        ops::gemm_coded(
+            ctx, {.x = encoded(ctx, h_CD, w_VD, head), .w = w_VD, .out = logits_CV, .label = "gemm coded lm_head"});
+        return logits_CV;
+    }
+    ops::gemm(
+        ctx,
+        {.a = h_CD, .b = head_matrix(network, head), .out = logits_CV, .transpose_b = true, .label = "gemm lm_head"});
+    return logits_CV;
+}
+
+void head_loss(ops::Context& ctx, const Network& network, const MicroBatch& micro, int64_t first,
+               const at::Tensor& logits_CV, LogitsGradient gradient) {
+    const Activations& a = micro.activations();
+    const HeadBuffers& head = a.head();
+    const int64_t rows = logits_CV.size(0), column = network.vocabulary().begin;
+    const at::Tensor targets = a.tokens().target_ids_n.narrow(0, first, rows),
+                     losses = head.loss_n.narrow(0, first, rows);
+    const bool wanted = gradient != LogitsGradient::none;
+    const at::Tensor weights =
+        gradient == LogitsGradient::weighted ? head.weight_n.narrow(0, first, rows) : at::Tensor();
+    const TensorParallel& tp = network.tp;
+    if (tp.alone()) return ops::cross_entropy(ctx, logits_CV, targets, losses, wanted, weights);
+    const at::Tensor statistics =
+        head.statistics.narrow(0, 0, tp.place().size * 3 * rows).view({tp.place().size, 3, rows});
+    ops::cross_entropy_statistics(ctx, logits_CV, targets, column, statistics[tp.place().rank]);
+    tp.gather(ctx, statistics, "the logits' statistics");
+    ops::cross_entropy_of_slice(ctx, logits_CV, targets, column, statistics, losses, wanted, weights);
+}
+
+void HeadObjective::chunk_loss(ops::Context& ctx, const Network& network, const MicroBatch& micro, int64_t first,
+                               const at::Tensor& logits_CV, LogitsGradient gradient) {
+    head_loss(ctx, network, micro, first, logits_CV, gradient);
+}
+
+void head_forward_backward(ops::Context& ctx, const Network& network, const MicroBatch& micro,
+                           HeadObjective& objective) {
+    const Activations& a = micro.activations();
+    const HeadBuffers& head = a.head();
+    const int64_t n = micro.targets(), chunk = head.logits_CV.size(0);
+    const ops::Site site{static_cast<uint32_t>(2 * network.layers() + 1)};
+    const weights::Parameter* const lm_head = network.trained(spec::TensorRole::lm_head);
+    const weights::Parameter* const norm =
+        network.full_finetuning && network.tp.first() ? network.trained(spec::TensorRole::final_norm) : nullptr;
+    // A row's gradient is linear in its weight, which follows from all rows. Where nothing is trained here it is made
+    // with weight one, and weighed on its way back to its place; gradients that are sums over rows need the weights
+    // first, and the products twice.
+    const bool weighs_first = objective.weighs() && (lm_head != nullptr || network.full_finetuning);
+    gather_head_rows(ctx, network, micro);
+    if (head.lm_head_VD.defined() && network.embedding_and_head.codes_VD.codes.defined())  // dx alone reads it
+        weights::expand(ctx, network.embedding_and_head.lm_head_VD, head.lm_head_VD);
+    if (weighs_first) {
+        for (int64_t first = 0; first < n; first += chunk)
+            objective.chunk_loss(ctx, network, micro, first,
+                                 head_logits(ctx, network, micro, first, std::min(chunk, n - first)),
+                                 LogitsGradient::none);
+        objective.weigh(ctx, micro, site);
+    }
+    for (int64_t first = 0; first < n; first += chunk) {
+        const int64_t rows = std::min(chunk, n - first);
+        const at::Tensor h_CD = head.h_nD.narrow(0, first, rows);
+        const at::Tensor logits_CV = head_logits(ctx, network, micro, first, rows);
+        objective.chunk_loss(ctx, network, micro, first, logits_CV,
+                             weighs_first ? LogitsGradient::weighted : LogitsGradient::plain);
+        if (lm_head != nullptr)
+            ops::gemm(ctx, {.a = logits_CV,
+                            .b = h_CD,
+                            .out = network.parameters->gradient(*lm_head).narrow(0, network.vocabulary().begin,
+                                                                                 network.vocabulary().size),
+                            .transpose_a = true,
+                            .beta = 1.0,
+                            .label = "gemm dW lm_head"});
+        // The rows' gradient takes their place.
+        head_dx(ctx, network, head, logits_CV, h_CD);
+    }
+    network.tp.sum(ctx, head.h_nD.narrow(0, 0, n), "the gradient of the head's rows");
+    if (!weighs_first) objective.weigh(ctx, micro, site);
+
+    const at::Tensor dx_nD = head.dx_nD.narrow(0, 0, n);
+    const at::Tensor g_tD = a.scratch().g_full.narrow(1, 0, network.spec.hidden_size);
+    ops::zero_2d(ctx, dx_nD);
+    ops::rms_norm_backward(ctx, head.h_nD.narrow(0, 0, n), head.x_nD.narrow(0, 0, n),
+                           network.embedding_and_head.final_norm_D, head.rstd_n.narrow(0, 0, n), dx_nD,
+                           norm ? network.parameters->gradient(*norm) : at::Tensor());
+    const int64_t tokens = micro.tokens();
+    const at::Tensor places_T2 = a.tokens().target_places.narrow(0, 0, 2 * tokens).view({tokens, 2});
+    const at::Tensor weights = objective.weighs() && !weighs_first ? head.weight_n.narrow(0, 0, n) : at::Tensor();
+    each_slice(network.tp, a.scratch(), [&](const RowRange& range) {
+        ops::sum_rows(ctx, dx_nD, network.tp.own(range.of(places_T2)), range.slice(network.tp).of(g_tD), weights);
+    });
+}
+
+}  // namespace unsloth::model

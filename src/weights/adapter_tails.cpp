@@ -1,0 +1,108 @@
+#include "unsloth/weights/adapter_tails.h"
+
+#include <algorithm>
+
+#include "unsloth/weights/part.h"
+
+namespace unsloth::weights {
+namespace {
+
+/// A block of a margin without its tensors.
+struct Shape {
+    enum class Part { a, a_transposed, b } part;
+    int layer;
+    Group group;
+    const Slice* slice;
+    int64_t first, r;  ///< of the slice's reserved rows (A) or columns (B)
+    bool used;         ///< otherwise zeros
+    int64_t elements(const GroupLayout& layout) const { return r * (part == Part::b ? slice->n : layout.k); }
+};
+
+/// Every block, layer by layer: the plan and the constructor walk the same list.
+std::vector<Shape> shapes_of(const LayerLayout& layout, const std::vector<spec::LayerLora>& lora, bool transposed) {
+    std::vector<Shape> shapes;
+    for (const int layer : layout.stage.layers(static_cast<int64_t>(lora.size())))
+        for (const Group g : all_groups)
+            for (const Slice& slice : layout[g].slices) {
+                const int64_t r = lora[static_cast<std::size_t>(layer)][static_cast<std::size_t>(slice.projection)].r;
+                for (const auto part : {Shape::Part::a, Shape::Part::a_transposed, Shape::Part::b}) {
+                    if (part == Shape::Part::a_transposed && !transposed) continue;
+                    if (r > 0) shapes.push_back({part, layer, g, &slice, 0, r, true});
+                    if (r < slice.r) shapes.push_back({part, layer, g, &slice, r, slice.r - r, false});
+                }
+            }
+    return shapes;
+}
+
+std::vector<int64_t> elements_of(const LayerLayout& layout, const std::vector<Shape>& shapes) {
+    std::vector<int64_t> elements;
+    for (const Shape& shape : shapes) elements.push_back(shape.elements(layout[shape.group]));
+    return elements;
+}
+
+at::Tensor place(const Shape& shape, const GroupMargins& margins) {
+    const int64_t first = shape.slice->r_begin + shape.first;
+    switch (shape.part) {
+        case Shape::Part::a:
+            return margins.a_RK.narrow(0, first, shape.r);
+        case Shape::Part::a_transposed:
+            return margins.a_KR.narrow(1, first, shape.r);
+        case Shape::Part::b:
+            return margins.b_NR.narrow(0, shape.slice->n_begin, shape.slice->n).narrow(1, first, shape.r);
+    }
+    return {};
+}
+
+ops::MultiTensorCopy make_table(ops::Context& ctx, const Adapters& adapters, const LayerLayout& layout,
+                                const std::vector<LayerMargins>& margins, const memory::Arena& arena,
+                                const char* table) {
+    const bool transposed =
+        std::any_of(margins.begin(), margins.end(), [](const LayerMargins& layer) { return layer[0].a_KR.defined(); });
+    std::vector<ops::FillBlock> blocks;
+    std::vector<int64_t> runs;
+    for (const Shape& shape : shapes_of(layout, adapters.layers(), transposed)) {
+        while (static_cast<int>(runs.size()) <= shape.layer) runs.push_back(static_cast<int64_t>(blocks.size()));
+        const GroupMargins& group =
+            margins.at(static_cast<std::size_t>(shape.layer))[static_cast<std::size_t>(shape.group)];
+        ops::FillBlock block{.out = place(shape, group), .transposed = shape.part == Shape::Part::a_transposed};
+        const spec::Projection projection = shape.slice->projection;
+        if (shape.used && shape.part == Shape::Part::b) {
+            block.source = rows_of(adapters.value(*adapters.b(shape.layer, projection)), shape.slice->part);
+            block.scale = adapters.lora(shape.layer)[static_cast<std::size_t>(projection)].scale;
+        } else if (shape.used) {
+            block.source = columns_of(adapters.value(*adapters.a(shape.layer, projection)), shape.slice->part);
+        }
+        blocks.push_back(std::move(block));
+    }
+    while (runs.size() < adapters.layers().size()) runs.push_back(static_cast<int64_t>(blocks.size()));
+    const memory::BufferId id = arena.plan().find(table);
+    return ops::MultiTensorCopy(ctx, std::move(blocks), std::move(runs),
+                                arena.tensor(id, {arena.plan().entry(id).bytes}, at::kByte));
+}
+
+}  // namespace
+
+Adapters::Adapters(const Parameters& parameters, const std::vector<spec::LayerLora>& lora)
+    : parameters_(parameters),
+      lora_(lora),
+      a_(lora.size() * spec::projection_count),
+      b_(lora.size() * spec::projection_count),
+      magnitude_(lora.size() * spec::projection_count) {
+    for (const Parameter& p : parameters.table().parameters()) {
+        if (p.kind == Parameter::Kind::base) continue;
+        const auto index = static_cast<std::size_t>(p.layer * spec::projection_count + static_cast<int>(p.projection));
+        (p.kind == Parameter::Kind::lora_a ? a_ : p.kind == Parameter::Kind::lora_b ? b_ : magnitude_)[index] = &p;
+    }
+}
+
+void AdapterMargins::plan(const LayerLayout& layout, const std::vector<spec::LayerLora>& lora, at::Device device,
+                          bool transposed, memory::Plan& plan, const char* table) {
+    plan.add("adapters", table,
+             ops::MultiTensorCopy::bytes(device, elements_of(layout, shapes_of(layout, lora, transposed))));
+}
+
+AdapterMargins::AdapterMargins(ops::Context& ctx, const Adapters& adapters, const LayerLayout& layout,
+                               const std::vector<LayerMargins>& margins, const memory::Arena& arena, const char* table)
+    : adapters_(&adapters), table_(make_table(ctx, adapters, layout, margins, arena, table)) {}
+
+}  // namespace unsloth::weights

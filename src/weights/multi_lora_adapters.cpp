@@ -1,0 +1,91 @@
+#include "unsloth/weights/multi_lora_adapters.h"
+
+#include <algorithm>
+
+#include "unsloth/core/error.h"
+#include "unsloth/spec/convert.h"
+
+namespace unsloth::weights {
+namespace {
+
+formats::Adapter read(const NamedAdapter& named, const spec::ModelSpec& model) {
+    formats::Adapter adapter = formats::read_adapter(named.folder, model);
+    const spec::LoraSpec& lora = adapter.config.lora;
+    const char* const what = lora.use_dora ? "use_dora" : !lora.modules_to_save.empty() ? "modules_to_save" : nullptr;
+    if (what != nullptr)
+        throw input_error(
+            cat("adapter ", named.name, " (", named.folder, ") has ", what, ", and cannot answer beside others"),
+            "Give it alone, with --model.adapter_name_or_path, or merge it.");
+    adapter.refuse_stand_ins("and cannot answer beside others",
+                             "Give it alone, with --model.adapter_name_or_path, or merge it.");
+    return adapter;
+}
+
+std::string owners_name(Group g) {
+    return cat("owners of columns ", name_of(g));
+}
+
+}  // namespace
+
+MultiLoraAdapters::MultiLoraAdapters(const std::vector<NamedAdapter>& adapters, const spec::ModelSpec& model) {
+    spec::LayerLora all{};
+    for (const NamedAdapter& named : adapters) {
+        const formats::Adapter& adapter = adapters_.emplace_back(read(named, model));
+        auto& ranks = ranks_.emplace_back();
+        for (std::size_t p = 0; p < ranks.size(); ++p) {
+            ranks[p] = 0;
+            for (const spec::LayerLora& layer : adapter.layers) ranks[p] = std::max(ranks[p], layer[p].r);
+            all[p].r += ranks[p];
+            all[p].scale = 1;
+        }
+    }
+    // Columns are the same adapter's in each layer, so that a pass has one list of owners.
+    layers_.assign(static_cast<std::size_t>(model.num_layers), all);
+}
+
+at::Tensor MultiLoraAdapters::values(const Parameter& p) const {
+    const at::Tensor all = at::zeros(p.shape, at::kFloat);
+    const bool is_a = p.kind == Parameter::Kind::lora_a;
+    int64_t first = 0;
+    for (std::size_t i = 0; i < adapters_.size(); ++i) {
+        const auto projection = static_cast<std::size_t>(p.projection);
+        const spec::LoraModule& module = adapters_[i].layers[static_cast<std::size_t>(p.layer)][projection];
+        if (module.r > 0) {
+            const formats::TensorView& view =
+                is_a ? adapters_[i].a(p.layer, p.projection) : adapters_[i].b(p.layer, p.projection);
+            const at::Tensor own = at::empty(view.shape, at::kFloat);
+            spec::convert_to_f32(view.dtype, view.data.data(), own.numel(), own.data_ptr<float>());
+            if (!is_a) own.mul_(module.scale);
+            all.narrow(is_a ? 0 : 1, first, module.r).copy_(own);
+        }
+        first += ranks_[i][projection];
+    }
+    return all;
+}
+
+void MultiLoraAdapters::plan(const LayerLayout& layout, memory::Plan& plan) const {
+    for (const Group g : all_groups)
+        plan.add("adapters", owners_name(g), layout[g].r * static_cast<int64_t>(sizeof(int32_t)));
+}
+
+std::array<at::Tensor, group_count> MultiLoraAdapters::owners(const LayerLayout& layout,
+                                                              const memory::Arena& arena) const {
+    std::array<at::Tensor, group_count> owners;
+    for (const Group g : all_groups) {
+        const at::Tensor columns = at::full({layout[g].r}, -2, at::kInt);
+        for (const Slice& slice : layout[g].slices) {
+            int64_t first = slice.r_begin;
+            for (std::size_t i = 0; i < ranks_.size(); ++i) {
+                const int64_t r = ranks_[i][static_cast<std::size_t>(slice.projection)];
+                columns.narrow(0, first, r).fill_(static_cast<int64_t>(i));
+                first += r;
+            }
+        }
+        at::Tensor& there = owners[static_cast<std::size_t>(g)];
+        there = arena.tensor(arena.plan().find(owners_name(g)), {layout[g].r}, at::kInt);
+        there.copy_(columns);
+    }
+    return owners;
+}
+
+}  // namespace unsloth::weights
