@@ -3,19 +3,23 @@
 sentences that begin with a bare "Of" or "By".
 
     scripts/prose.py [FILE...]     checks these Markdown files, or PASSING; exit code 1 if it finds something
+    scripts/prose.py --program FILE    checks what `FILE help COMMAND` prints, for every command
     scripts/prose.py --self-test
 
-Code blocks, inline code, HTML comments and link targets are not prose. Each table cell is checked on its own.
+Code blocks, inline code, HTML comments and link targets are not prose. Each table cell is checked on its own. A list of
+inline code counts as one word.
 """
 
 import pathlib
 import re
+import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LONGEST = 25
+HELP_COLUMN = 36  # as in src/config/render_text.cpp
 
-# Pages that pass. docs/log.md stays out: it is dated history, and docs/options.md is generated.
+# Pages that pass. docs/log.md is dated history.
 PASSING = [
     "README.md",
     "docs/README.md",
@@ -26,6 +30,7 @@ PASSING = [
     "docs/first-day.md",
     "docs/hyperparameters.md",
     "docs/memory.md",
+    "docs/options.md",
     "docs/parallel.md",
 ]
 
@@ -89,6 +94,7 @@ def prose_of(text):
     close()
     for number, paragraph in paragraphs:
         paragraph = re.sub(r"`[^`]*`", "X", paragraph)
+        paragraph = re.sub(r"X(?:, X)+", "X", paragraph)
         paragraph = re.sub(r"\]\([^)]*\)", "]", paragraph)
         yield number, paragraph
 
@@ -112,6 +118,36 @@ def findings(name, text):
                 yield f"{name}:{number}: a sentence begins with a bare '{words[0]}': begin with its subject"
 
 
+def paragraphs_of_help(text):
+    """The texts of the options, without names and line breaks, and all other lines, as paragraphs of Markdown."""
+    paragraphs = []
+    for line in text.split("\n"):
+        entry = re.match(r"  (?:--\S+|[A-Z][A-Z|…]*)(?: \S+)?(?:  +(.*))?$", line)
+        if line.startswith(" " * HELP_COLUMN) and paragraphs:
+            paragraphs[-1] += " " + line.strip()
+        elif entry:
+            paragraphs.append(entry[1] or "")
+        else:
+            paragraphs.append(line.strip())
+    return "\n\n".join(re.sub(r"[<>|`]|\(default: [^)]*\)", " ", paragraph) for paragraph in paragraphs)
+
+
+def findings_of_program(program):
+    def help_on(*topic):
+        return subprocess.run([program, "help", *topic], check=True, capture_output=True, text=True).stdout
+
+    overview = help_on()
+    commands = re.findall(
+        r"^  ([a-z][a-z-]*(?: [a-z]+)?)  +\S", overview.split("\nCommands\n")[1].split("\n\n")[0], re.M
+    )
+    assert len(commands) > 20, commands
+    found = list(findings("help", paragraphs_of_help(overview)))
+    for command in commands:
+        if command != "help":
+            found += findings(f"help {command}", paragraphs_of_help(help_on(*command.split(" "))))
+    return found
+
+
 def self_test():
     word, long = "word " * 13, "word " * 26
     found = {
@@ -133,7 +169,17 @@ def self_test():
         "By default it is, and a pass over the layers is.",
         "| " + word + " | " + word + " |",
         "- " + word + "\n- " + word,
+        "`a`, `b`, " * 30 + "`c`.",
     ]
+    help_text = (
+        "Usage: it lies\n  --a.b N       "
+        + " " * 20
+        + "Stands\n"
+        + " " * HELP_COLUMN
+        + "behind it.\n  --behind    "
+        + word
+    )
+    assert len(list(findings("self-test", paragraphs_of_help(help_text)))) == 3
     for text, count in found.items():
         assert len(list(findings("self-test", text))) == count, (text, list(findings("self-test", text)))
     for text in fine:
@@ -144,6 +190,10 @@ def main(arguments):
     if arguments == ["--self-test"]:
         self_test()
         return 0
+    if arguments[:1] == ["--program"]:
+        found = findings_of_program(arguments[1])
+        print("\n".join(found))
+        return 1 if found else 0
     files = [pathlib.Path(f) for f in arguments] or [ROOT / page for page in PASSING]
     found = [line for file in files for line in findings(file, file.read_text())]
     for line in found:

@@ -14,7 +14,6 @@ namespace unsloth::app {
 namespace {
 
 namespace fs = std::filesystem;
-using config::CommandLine;
 
 bool holds(const fs::path& folder, const char* file) {
     std::error_code failed;
@@ -91,13 +90,13 @@ fs::path result_folder(const CommandLine& line) {
     return fs::is_directory(place, failed) ? place : fs::path();
 }
 
-std::vector<config::OptionsToTake> options_to_take(config::Command command) {
+std::vector<config::OptionsToTake> options_to_take(Command command) {
     std::vector<config::OptionsToTake> all = {config::base_precision(),
                                               {{"model.dtype", "data.template"}, {}},
                                               {{"data.chat_template_kwargs"}, {"data.template"}}};
     const std::vector<std::string> targets = {"data.train_on_prompt", "data.train_on_last_turn_only"};
-    if (command != config::Command::generate) all.push_back({targets, targets});
-    if (command == config::Command::evaluate) all.push_back({{"model.max_seq_length", "data.long_rows"}, {}});
+    if (command != Command::generate) all.push_back({targets, targets});
+    if (command == Command::evaluate) all.push_back({{"model.max_seq_length", "data.overflow_strategy"}, {}});
     return all;
 }
 
@@ -131,7 +130,7 @@ void take_from_run(CommandLine& line) {
     compare_others(line);
 }
 
-void take_from_run(config::MergeRequest& request, const std::set<std::string>& given) {
+void take_from_run(MergeRequest& request, const std::set<std::string>& given) {
     if (given.contains("load_in_4bit") || given.contains("precision")) return;
     const auto run = config_of_run(request.adapter);
     if (!run) return;

@@ -3,17 +3,17 @@
 
 #include <filesystem>
 
-#include "unsloth/config/command_line.h"
+#include "app/command_line/command_line.h"
 
 namespace unsloth::app {
 
 /// Of score, generate and evaluate: the run that made the adapter, or the fully trained model, says how the base is
 /// held, in which type it computes and how rows are written, where neither flags nor a configuration file do. A
 /// configuration RUN/run_config.json means the run's result. Both are logged. Input Error where such a run has none.
-void take_from_run(config::CommandLine& line);
+void take_from_run(CommandLine& line);
 
 /// Of merge: the values of the base that the run trained on, where nobody says which. Logged.
-void take_from_run(config::MergeRequest& request, const std::set<std::string>& given);
+void take_from_run(MergeRequest& request, const std::set<std::string>& given);
 
 /// Of merge and quantize: what take_from_run() finds in `from` (an adapter's folder, or a model's) holds for the model
 /// in `to`, too, whose weights stay as they are stored.

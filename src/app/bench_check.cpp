@@ -45,7 +45,7 @@ void require_shape(const Floors& floors, const std::string& model) {
 
 struct Row {
     std::string name;
-    config::CommandLine line;
+    CommandLine line;
 };
 
 /// The rows that are asked for, as command lines of bench: all are read before the first is run.
@@ -67,7 +67,7 @@ std::vector<Row> read_rows(const Floors& floors, const std::vector<std::string>&
         words.insert(words.end(), row.arguments.begin(), row.arguments.end());
         words.insert(words.end(), arguments.begin() + 1, arguments.end());
         try {
-            rows.push_back({row.name, config::parse_command_line(words)});
+            rows.push_back({row.name, parse_command_line(words)});
         } catch (const Error& failure) {
             throw Error(failure.kind(), cat(floors.file, ", row ", row.name, ": ", failure.what()));
         }
@@ -82,8 +82,8 @@ class FloorCheck {
         if (!json_) line("row", "measured", "ceiling", "", "share", "floor");
     }
 
-    void run(const Row& row, config::Engine& engine) {
-        config::BenchResult result;
+    void run(const Row& row, engine_api::Engine& engine) {
+        engine_api::BenchResult result;
         try {
             result = engine.bench(row.line.loaded, row.line.bench);
         } catch (const Error& failure) {  // a card may be too small for one row
@@ -100,7 +100,7 @@ class FloorCheck {
         card_ = result.card, pci_ = result.pci;
         std::ranges::transform(pci_, pci_.begin(), [](unsigned char c) { return std::tolower(c); });  // as NVML's here
         for (const std::string& product : result.untuned) untuned_.insert(product);
-        for (const config::BenchFigure& figure : result.figures) add(figure_name(row.name, figure.name), figure);
+        for (const engine_api::BenchFigure& figure : result.figures) add(figure_name(row.name, figure.name), figure);
         require_measured(row.name);
     }
 
@@ -124,7 +124,7 @@ class FloorCheck {
         print(text);
     }
 
-    void add(const std::string& name, const config::BenchFigure& figure) {
+    void add(const std::string& name, const engine_api::BenchFigure& figure) {
         const std::optional<double> floor = floors_.of(card_, name);
         const bool below = floor && !(figure.share >= *floor);  // a share that is no number is below
         const double ceiling = figure.rate / figure.share;
@@ -220,7 +220,7 @@ class FloorCheck {
 
 }  // namespace
 
-void check_floors(const config::CommandLine& line, const std::vector<std::string>& arguments) {
+void check_floors(const CommandLine& line, const std::vector<std::string>& arguments) {
     if (line.loaded.is_given("what")) throw usage_error("bench takes --check or what to measure, not both");
     if (!line.config_file.empty())
         throw usage_error("bench --check takes its rows' configurations, and no --config",

@@ -4,13 +4,13 @@
 #include <string>
 #include <vector>
 
-#include "unsloth/config/command_line.h"
+#include "app/command_line/command_line.h"
 
 namespace unsloth::app {
 
 /// Runs the rows of line.bench.floors with `arguments` of the command line added, and prints of each figure the rate,
 /// the ceiling that was measured in the same run, their share and its floor. Runtime Error that names what is below its
 /// floor or could not be run, with what can be seen of the reason; usage Error where nothing has a floor on this card.
-void check_floors(const config::CommandLine& line, const std::vector<std::string>& arguments);
+void check_floors(const CommandLine& line, const std::vector<std::string>& arguments);
 
 }  // namespace unsloth::app

@@ -3,42 +3,42 @@
 
 #include <ios>
 
-#include "unsloth/config/command_line.h"
+#include "app/command_line/command_line.h"
 
 namespace unsloth::app {
 
 /// The exit code. `arguments`, which `line` is read from, are those of the ranks where model.device_map names several
 /// GPUs.
-int run_train(const config::CommandLine& line, const std::vector<std::string>& arguments);
+int run_train(const CommandLine& line, const std::vector<std::string>& arguments);
 /// The exit code for all ranks together.
-int run_launch(const config::CommandLine& line);
-void run_config(const config::CommandLine& line);
+int run_launch(const CommandLine& line);
+void run_config(const CommandLine& line);
 /// False when --strict is given and something is not carried over.
-bool run_import(const config::CommandLine& line);
+bool run_import(const CommandLine& line);
 /// False when a run with this configuration would stop at its data.
-bool run_data(const config::CommandLine& line);
-void run_augment(const config::CommandLine& line);
-void run_score(const config::CommandLine& line);
-void run_generate(const config::CommandLine& line);
-void run_evaluate(const config::CommandLine& line);
-void run_tokenize(const config::CommandLine& line);
+bool run_data(const CommandLine& line);
+void run_augment(const CommandLine& line);
+void run_score(const CommandLine& line);
+void run_generate(const CommandLine& line);
+void run_evaluate(const CommandLine& line);
+void run_tokenize(const CommandLine& line);
 /// False when the folder was read but is not sound.
-bool run_inspect(const config::CommandLine& line);
-void run_init(const config::CommandLine& line);
-void run_export(const config::CommandLine& line);
-void run_merge(const config::CommandLine& line);
-void run_quantize(const config::CommandLine& line);
+bool run_inspect(const CommandLine& line);
+void run_init(const CommandLine& line);
+void run_export(const CommandLine& line);
+void run_merge(const CommandLine& line);
+void run_quantize(const CommandLine& line);
 /// `arguments`, which `line` is read from, hold for each row of --check.
-void run_bench(const config::CommandLine& line, const std::vector<std::string>& arguments);
-void run_tune(const config::CommandLine& line);
-void run_watch(const config::CommandLine& line);
-void run_compare(const config::CommandLine& line);
-void run_report(const config::CommandLine& line);
+void run_bench(const CommandLine& line, const std::vector<std::string>& arguments);
+void run_tune(const CommandLine& line);
+void run_watch(const CommandLine& line);
+void run_compare(const CommandLine& line);
+void run_report(const CommandLine& line);
 /// False when nothing fits.
-bool run_plan(const config::CommandLine& line);
-void run_replay(const config::CommandLine& line);
+bool run_plan(const CommandLine& line);
+void run_replay(const CommandLine& line);
 /// False when something is broken.
-bool run_doctor(const config::CommandLine& line);
+bool run_doctor(const CommandLine& line);
 
 /// Writes to stdout, through printable(), and flushes; std::ios_base::failure when it cannot be written (a full disk
 /// under a redirection, a reader that left).

@@ -3,15 +3,15 @@
 
 namespace unsloth::app {
 
-void run_config(const config::CommandLine& line) {
+void run_config(const CommandLine& line) {
     if (line.config.schema) {
         print(config::config_schema());
     } else if (line.config.markdown) {
-        print(config::options_markdown());
+        print(options_markdown());
     } else if (line.config.man) {
-        print(config::manual_page());
+        print(manual_page());
     } else if (!line.config.completion.empty()) {
-        print(config::shell_completion(line.config.completion));
+        print(shell_completion(line.config.completion));
     } else {
         print(config::config_to_json(line.loaded.config));
     }

@@ -57,14 +57,14 @@ std::string first_line(const std::string& text) {
     return text.substr(0, text.find('\n'));
 }
 
-bool by_colour(config::ColorChoice choice) {
-    if (choice != config::ColorChoice::automatic) return choice == config::ColorChoice::always;
+bool by_colour(ColorChoice choice) {
+    if (choice != ColorChoice::automatic) return choice == ColorChoice::always;
     return takes_colours(STDOUT_FILENO);
 }
 
 }  // namespace
 
-bool run_data(const config::CommandLine& line) {
+bool run_data(const CommandLine& line) {
     install_interrupt_handlers();
     const config::Config& config = line.loaded.config;
     const ModelFolder folder = open_folder(config);
@@ -92,7 +92,7 @@ bool run_data(const config::CommandLine& line) {
     return report.refusal.empty();
 }
 
-void run_augment(const config::CommandLine& line) {
+void run_augment(const CommandLine& line) {
     install_interrupt_handlers();
     const data::AugmentResult result = data::augment_rows(line.loaded.config, line.augment);
     log::info(data::describe(result));

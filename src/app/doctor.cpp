@@ -65,7 +65,7 @@ std::vector<Finding> run_check(const DoctorCheck& check, const config::Config& c
 
 }  // namespace
 
-bool run_doctor(const config::CommandLine& line) {
+bool run_doctor(const CommandLine& line) {
     const bool json = line.doctor.json;
     int warnings = 0, broken = 0;
     nlohmann::ordered_json all = nlohmann::ordered_json::array();

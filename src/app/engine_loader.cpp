@@ -58,7 +58,7 @@ void sleep_at_barriers() {
 
 }  // namespace
 
-std::unique_ptr<config::Engine> load_engine() {
+std::unique_ptr<engine_api::Engine> load_engine() {
     sleep_at_barriers();
     const auto path = own_executable().parent_path() / engine_file;
     if (!std::filesystem::exists(path))
@@ -68,10 +68,10 @@ std::unique_ptr<config::Engine> load_engine() {
     if (library == nullptr) throw not_loaded(path, ::dlerror());
     auto* const create = reinterpret_cast<decltype(&unsloth_create_engine)>(::dlsym(library, entry_name));
     if (create == nullptr) throw not_loaded(path, ::dlerror());
-    return std::unique_ptr<config::Engine>(create());
+    return std::unique_ptr<engine_api::Engine>(create());
 }
 
-std::unique_ptr<config::Engine> load_engine(const config::Config& config) {
+std::unique_ptr<engine_api::Engine> load_engine(const config::Config& config) {
     // LibTorch reads the variables once, when it is loaded, and of the two the newer name first.
     if (const std::string settings = config::allocator_settings(config.hardware); !settings.empty()) {
         ::unsetenv("PYTORCH_ALLOC_CONF");

@@ -21,25 +21,25 @@ formats::GgufFileType type_of(spec::DType dtype) {
     return dtype == spec::DType::bf16 ? formats::GgufFileType::bf16 : formats::GgufFileType::f32;
 }
 
-formats::GgufFileType type_of(config::ExportType type, spec::DType otherwise) {
+formats::GgufFileType type_of(ExportType type, spec::DType otherwise) {
     switch (type) {
-        case config::ExportType::automatic:
+        case ExportType::automatic:
             return type_of(otherwise);
-        case config::ExportType::f32:
+        case ExportType::f32:
             return formats::GgufFileType::f32;
-        case config::ExportType::f16:
+        case ExportType::f16:
             return formats::GgufFileType::f16;
-        case config::ExportType::bf16:
+        case ExportType::bf16:
             return formats::GgufFileType::bf16;
-        case config::ExportType::q8_0:
+        case ExportType::q8_0:
             return formats::GgufFileType::q8_0;
-        case config::ExportType::q4_0:
+        case ExportType::q4_0:
             return formats::GgufFileType::q4_0;
-        case config::ExportType::q4_k_m:
+        case ExportType::q4_k_m:
             return formats::GgufFileType::q4_k_m;
-        case config::ExportType::q5_k_m:
+        case ExportType::q5_k_m:
             return formats::GgufFileType::q5_k_m;
-        case config::ExportType::q6_k:
+        case ExportType::q6_k:
             return formats::GgufFileType::q6_k;
     }
     UNSLOTH_CHECK(false, "type ", static_cast<int>(type));
@@ -57,7 +57,7 @@ fs::path folder_of(const std::string& path, formats::ModelFiles files) {
     return fs::is_directory(place) ? place : place.parent_path();
 }
 
-formats::GgufReport export_model(const config::ExportRequest& request) {
+formats::GgufReport export_model(const ExportRequest& request) {
     const fs::path folder = folder_of(request.model, formats::ModelFiles::all);
     if (fs::exists(folder / "adapter_config.json") && !fs::exists(folder / "config.json"))
         throw usage_error(cat(request.model, " is an adapter, not a model"),
@@ -78,7 +78,7 @@ formats::GgufReport export_model(const config::ExportRequest& request) {
     return formats::export_model_gguf(model, vocabulary, request.out, options);
 }
 
-formats::GgufReport export_adapter(const config::ExportRequest& request) {
+formats::GgufReport export_adapter(const ExportRequest& request) {
     const fs::path folder = formats::resolve_model_path(request.adapter);
     if (!fs::is_directory(folder)) throw input_error(cat(request.adapter, " is no folder"));
     std::string base = request.model;
@@ -95,7 +95,7 @@ formats::GgufReport export_adapter(const config::ExportRequest& request) {
     return formats::export_adapter_gguf(adapter, spec, request.out, options);
 }
 
-std::string report_text(const config::ExportRequest& request, const formats::GgufReport& report) {
+std::string report_text(const ExportRequest& request, const formats::GgufReport& report) {
     std::string text = cat(request.out, "\n");
     char line[160];
     for (const auto& [name, type] : report.types) {
@@ -112,8 +112,8 @@ std::string report_text(const config::ExportRequest& request, const formats::Ggu
 
 }  // namespace
 
-void run_export(const config::CommandLine& line) {
-    const config::ExportRequest& request = line.exporting;
+void run_export(const CommandLine& line) {
+    const ExportRequest& request = line.exporting;
     install_interrupt_handlers("Stopping");
     const formats::GgufReport report = request.adapter.empty() ? export_model(request) : export_adapter(request);
     print(report_text(request, report));

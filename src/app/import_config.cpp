@@ -1,16 +1,16 @@
 #include <cstdio>
 
 #include "app/commands.h"
-#include "unsloth/config/import.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/utf8.h"
+#include "unsloth/import/import.h"
 
 namespace unsloth::app {
 
-bool run_import(const config::CommandLine& line) {
-    const config::ImportRequest& request = line.importing;
-    const config::ImportedConfig imported = config::import_config(request.path, request.from);
+bool run_import(const CommandLine& line) {
+    const ImportRequest& request = line.importing;
+    const import::ImportedConfig imported = import::import_config(request.path, request.from);
     const auto tell = [](const std::string& text) { std::fprintf(stderr, "%s\n", printable(text).c_str()); };
     for (const std::string& note : imported.notes) tell("note: " + note);
     for (const std::string& loss : imported.losses) tell("not carried over: " + loss);

@@ -44,7 +44,7 @@ void refuse_to_replace(const std::string& folder) {
         throw usage_error(cat("--out ", folder, " holds ", held->what, " already"), "Name another folder.");
 }
 
-formats::RandomModel random_model(const config::InitRequest& request) {
+formats::RandomModel random_model(const InitRequest& request) {
     formats::RandomModel model;
     if (request.config_file.empty()) {
         model.spec = spec::builtin_shape(request.shape);
@@ -58,15 +58,15 @@ formats::RandomModel random_model(const config::InitRequest& request) {
                                          model.spec.sliding_window.empty() ? 0 : model.spec.sliding_window.back());
     }
     model.spec.dtype = request.dtype;
-    model.nf4 = request.quantize == config::InitQuantize::nf4;
+    model.nf4 = request.quantize == InitQuantize::nf4;
     model.seed = static_cast<uint64_t>(request.seed);
     return model;
 }
 
 }  // namespace
 
-void run_init(const config::CommandLine& line) {
-    const config::InitRequest& request = line.init;
+void run_init(const CommandLine& line) {
+    const InitRequest& request = line.init;
     refuse_to_replace(request.out);
     const formats::RandomModel model = random_model(request);
     NewFolder folder(request.out);

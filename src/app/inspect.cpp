@@ -4,7 +4,7 @@
 
 namespace unsloth::app {
 
-bool run_inspect(const config::CommandLine& line) {
+bool run_inspect(const CommandLine& line) {
     const formats::Inspection inspection = formats::inspect_path(line.inspect.path);
     print(line.inspect.json ? formats::inspect_json(inspection) : formats::inspect_text(inspection));
     return inspection.ok();

@@ -26,7 +26,7 @@ struct RankPlan {
 };
 
 /// Of this machine, and how many of its GPUs the ranks may take; refuses what the ranks would refuse one by one.
-std::vector<Gpu> usable_gpus(const config::LaunchRequest& request) {
+std::vector<Gpu> usable_gpus(const LaunchRequest& request) {
     if (request.device == "cpu") return {};
     const GpuInventory inventory = find_gpus();
     std::vector<Gpu> gpus = visible_gpus(inventory.gpus);
@@ -36,7 +36,7 @@ std::vector<Gpu> usable_gpus(const config::LaunchRequest& request) {
     return gpus;
 }
 
-int count_processes(const config::LaunchRequest& request, const std::vector<Gpu>& gpus) {
+int count_processes(const LaunchRequest& request, const std::vector<Gpu>& gpus) {
     const int count = static_cast<int>(gpus.size());
     if (request.nproc_per_node == "auto") {
         if (count > 0) return count;
@@ -76,7 +76,7 @@ void share_cpus(std::vector<RankPlan>& plans) {
     }
 }
 
-std::vector<RankPlan> plan_ranks(const config::LaunchRequest& request) {
+std::vector<RankPlan> plan_ranks(const LaunchRequest& request) {
     const std::vector<Gpu> gpus = usable_gpus(request);
     const int processes = count_processes(request, gpus);
     const CpuList allowed = allowed_cpus();
@@ -101,12 +101,12 @@ std::vector<RankPlan> plan_ranks(const config::LaunchRequest& request) {
 }
 
 /// 0: one that is free.
-int port_for(const config::LaunchRequest& request) {
+int port_for(const LaunchRequest& request) {
     if (request.master_port != 0) return static_cast<int>(request.master_port);
     return request.nnodes > 1 ? port_of_several_machines : 0;
 }
 
-Program program_of(const config::LaunchRequest& request) {
+Program program_of(const LaunchRequest& request) {
     Program program;
     program.path = request.program.empty() ? own_executable().string() : request.program;
     program.arguments = {program.path};
@@ -116,7 +116,7 @@ Program program_of(const config::LaunchRequest& request) {
 
 class Launcher {
   public:
-    explicit Launcher(const config::LaunchRequest& request)
+    explicit Launcher(const LaunchRequest& request)
         : request_(request),
           plans_(plan_ranks(request)),
           program_(program_of(request)),
@@ -219,7 +219,7 @@ class Launcher {
     // First of all: the driver's library, which planning asks, starts threads, and one that does not inherit a mask
     // takes the signals that are meant for this inbox.
     SignalInbox inbox_;
-    const config::LaunchRequest& request_;
+    const LaunchRequest& request_;
     std::vector<RankPlan> plans_;
     Program program_;
     std::vector<std::string> inherited_;
@@ -230,7 +230,7 @@ class Launcher {
 
 }  // namespace
 
-int run_launch(const config::CommandLine& line) {
+int run_launch(const CommandLine& line) {
     return Launcher(line.launch).run();
 }
 

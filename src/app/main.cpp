@@ -14,9 +14,10 @@
 #include <vector>
 
 #include "app/build_facts.h"
+#include "app/command_line/command_line.h"
+#include "app/command_line/commands.h"
 #include "app/commands.h"
 #include "app/paths.h"
-#include "unsloth/config/command_line.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
@@ -54,98 +55,26 @@ int processes_of_launcher() {
 }
 
 /// Ranks would each do the whole work of a command that runs in one process, and write the same files.
-void refuse_several_ranks(const config::CommandLine& line) {
-    using config::Command;
-    constexpr Command alone[] = {Command::augment, Command::score,     Command::generate, Command::evaluate,
-                                 Command::init,    Command::exporting, Command::merge,    Command::quantize,
-                                 Command::tune,    Command::replay};
+void refuse_several_ranks(const CommandInfo& command, const CommandLine& line) {
     const int processes = processes_of_launcher();
     const bool checks = line.command == Command::bench && line.bench.check;
-    if (processes == 1 || (!checks && std::find(std::begin(alone), std::end(alone), line.command) == std::end(alone)))
-        return;
+    if (processes == 1 || (!checks && !command.alone)) return;
     throw usage_error(
         cat(line.name, checks ? " --check" : "", " runs in one process, and a launcher started ", processes),
         cat("Write: unsloth-train ", line.name,
             " … without torchrun, srun or mpirun. If none is at work: unset WORLD_SIZE RANK"));
 }
 
-int run(const config::CommandLine& line, const std::vector<std::string>& arguments) {
-    refuse_several_ranks(line);
+int run(const CommandLine& line, const std::vector<std::string>& arguments) {
+    if (line.command == Command::help) return print(help_text(line.help_topic)), 0;
+    if (line.command == Command::version) return print(version_text()), 0;
+    const CommandInfo& command = command_named(line.name);
+    refuse_several_ranks(command, line);
     log::set_level(log::parse_level(line.log_level));
-    if (line.command != config::Command::train)  // which says them once for all ranks
+    if (line.command != Command::train)  // which says them once for all ranks
         for (const auto& note : line.loaded.notes) log::info(note);
     require_outputs(line);
-    switch (line.command) {
-        case config::Command::train:
-            return run_train(line, arguments);
-        case config::Command::launch:
-            return run_launch(line);
-        case config::Command::config:
-            run_config(line);
-            break;
-        case config::Command::importing:
-            return run_import(line) ? 0 : code_of(ErrorKind::usage);
-        case config::Command::data:
-            return run_data(line) ? 0 : code_of(ErrorKind::input);
-        case config::Command::augment:
-            run_augment(line);
-            break;
-        case config::Command::score:
-            run_score(line);
-            break;
-        case config::Command::generate:
-            run_generate(line);
-            break;
-        case config::Command::evaluate:
-            run_evaluate(line);
-            break;
-        case config::Command::tokenize:
-            run_tokenize(line);
-            break;
-        case config::Command::inspect:
-            return run_inspect(line) ? 0 : code_of(ErrorKind::input);
-        case config::Command::init:
-            run_init(line);
-            break;
-        case config::Command::exporting:
-            run_export(line);
-            break;
-        case config::Command::merge:
-            run_merge(line);
-            break;
-        case config::Command::quantize:
-            run_quantize(line);
-            break;
-        case config::Command::bench:
-            run_bench(line, arguments);
-            break;
-        case config::Command::tune:
-            run_tune(line);
-            break;
-        case config::Command::plan:
-            return run_plan(line) ? 0 : code_of(ErrorKind::runtime);
-        case config::Command::doctor:
-            return run_doctor(line) ? 0 : code_of(ErrorKind::runtime);
-        case config::Command::watch:
-            run_watch(line);
-            break;
-        case config::Command::compare:
-            run_compare(line);
-            break;
-        case config::Command::report:
-            run_report(line);
-            break;
-        case config::Command::replay:
-            run_replay(line);
-            break;
-        case config::Command::help:
-            print(config::help_text(line.help_topic));
-            break;
-        case config::Command::version:
-            print(version_text());
-            break;
-    }
-    return 0;
+    return command.run(line, arguments);
 }
 
 // Libraries put stack traces behind the first line; those who ask for detail get them.
@@ -157,10 +86,10 @@ std::string brief(const char* what) {
 }
 
 int run(const std::vector<std::string>& arguments) {
-    const config::CommandLine line = config::parse_command_line(arguments);
+    const CommandLine line = parse_command_line(arguments);
     const int code = run(line, arguments);
     // A run's result is its folder: nobody has to read what it prints.
-    if (line.command != config::Command::train && line.command != config::Command::launch) flush_output();
+    if (line.command != Command::train && line.command != Command::launch) flush_output();
     return code;
 }
 

@@ -42,8 +42,7 @@ const char* words_for(Values values) {
 }
 
 /// Says what the adapter is merged into, and whether those are the values that it was trained on.
-void describe_values(const config::MergeRequest& request, const formats::WeightFile& base,
-                     const formats::PeftConfig& adapter) {
+void describe_values(const MergeRequest& request, const formats::WeightFile& base, const formats::PeftConfig& adapter) {
     const bool as_named = !request.precision.empty();
     const bool file_4bit = base.tensors.quantised_linears() > 0, file_8bit = base.tensors.int8_linears() > 0;
     const Values into = file_4bit || (request.load_in_4bit && !file_8bit) ? Values::four_bit
@@ -133,8 +132,8 @@ double tolerance_of(spec::WeightType type) {
     }
 }
 
-void verify(const config::MergeRequest& request, const std::string& base, spec::WeightType type, StagedFolder& staged) {
-    config::CompareRequest compare;
+void verify(const MergeRequest& request, const std::string& base, spec::WeightType type, StagedFolder& staged) {
+    engine_api::CompareRequest compare;
     compare.base = base;
     compare.adapter = request.adapter;
     compare.base_in_4bit = request.load_in_4bit;
@@ -143,7 +142,7 @@ void verify(const config::MergeRequest& request, const std::string& base, spec::
     compare.texts = request.verify;
     compare.device = request.device;
     const double tolerance = request.tolerance.value_or(tolerance_of(type));
-    config::LogitComparison found;
+    engine_api::LogitComparison found;
     try {
         found = load_engine()->compare_logits(compare);
     } catch (const Interrupted&) {
@@ -170,9 +169,9 @@ void verify(const config::MergeRequest& request, const std::string& base, spec::
 
 }  // namespace
 
-void run_merge(const config::CommandLine& line) {
+void run_merge(const CommandLine& line) {
     install_interrupt_handlers("Stopping");
-    config::MergeRequest request = line.merge;
+    MergeRequest request = line.merge;
     StagedFolder staged(request.out);
     take_from_run(request, line.loaded.given);
     const fs::path adapter_folder = formats::resolve_model_path(request.adapter);
@@ -195,9 +194,9 @@ void run_merge(const config::CommandLine& line) {
     log::info("merged model in ", staged.target().string());
 }
 
-void run_quantize(const config::CommandLine& line) {
+void run_quantize(const CommandLine& line) {
     install_interrupt_handlers("Stopping");
-    const config::QuantizeRequest& request = line.quantize;
+    const QuantizeRequest& request = line.quantize;
     StagedFolder staged(request.out);
     const formats::WeightFile base = formats::WeightFile::open(request.model);
     if (const int64_t quantised = base.tensors.quantised_linears() + base.tensors.int8_linears(); quantised > 0)

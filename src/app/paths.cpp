@@ -36,10 +36,10 @@ void require_rows(const std::string& path, const std::string& split = {}) {
 
 }  // namespace
 
-void require_outputs(const config::CommandLine& line) {
-    std::vector<config::NamedPath> taken = line.inputs;
-    for (const config::NamedPath& output : line.outputs) {
-        for (const config::NamedPath& other : taken)
+void require_outputs(const CommandLine& line) {
+    std::vector<NamedPath> taken = line.inputs;
+    for (const NamedPath& output : line.outputs) {
+        for (const NamedPath& other : taken)
             if (same_place(output.path, other.path))
                 throw usage_error(
                     cat("--", output.option, " ", output.path, " is the file that --", other.option, " names"),
@@ -49,7 +49,7 @@ void require_outputs(const config::CommandLine& line) {
     }
 }
 
-void require_inputs(const config::CommandLine& line) {
+void require_inputs(const CommandLine& line) {
     const config::Config& config = line.loaded.config;
     if (!config.model.path.empty()) (void)formats::Checkpoint::open(config.model.path);
     if (const auto& adapter = config.model.adapter_name_or_path)

@@ -1,16 +1,16 @@
 // Looks at a command's paths before it begins: what is wrong with them would otherwise be found after hours of work.
 #pragma once
 
-#include "unsloth/config/command_line.h"
+#include "app/command_line/command_line.h"
 
 namespace unsloth::app {
 
 /// Usage Error where a file to write is one that another option names; runtime Error, in the words of a failed write,
 /// where it cannot be created.
-void require_outputs(const config::CommandLine& line);
+void require_outputs(const CommandLine& line);
 
 /// What the engine opens first must be there: opening the engine itself takes longer than to find out. Input Error, as
 /// the engine has it.
-void require_inputs(const config::CommandLine& line);
+void require_inputs(const CommandLine& line);
 
 }  // namespace unsloth::app

@@ -3,7 +3,7 @@
 
 namespace unsloth::app {
 
-bool run_plan(const config::CommandLine& line) {
+bool run_plan(const CommandLine& line) {
     return load_engine()->plan(line.loaded, line.plan);
 }
 

@@ -5,7 +5,7 @@
 
 namespace unsloth::app {
 
-void run_replay(const config::CommandLine& line) {
+void run_replay(const CommandLine& line) {
     install_interrupt_handlers("Stopping");
     require_inputs(line);
     load_engine()->replay(line.replay);

@@ -36,7 +36,7 @@ Terminal terminal() {
 
 }  // namespace
 
-void run_watch(const config::CommandLine& line) {
+void run_watch(const CommandLine& line) {
     report::RunReader reader(line.watch.run);
     const bool once = line.watch.once || !terminal().draws;
     for (bool first = true;; first = false) {
@@ -50,14 +50,14 @@ void run_watch(const config::CommandLine& line) {
     }
 }
 
-void run_compare(const config::CommandLine& line) {
+void run_compare(const CommandLine& line) {
     std::vector<report::Run> runs;
     for (const std::string& folder : line.compare.runs) runs.push_back(report::read_run(folder));
     const Terminal here = terminal();
     print_coloured(report::comparison(runs, here.columns, here.colours));
 }
 
-void run_report(const config::CommandLine& line) {
+void run_report(const CommandLine& line) {
     const report::Run run = report::read_run(line.report.run);
     const bool picture = !line.report.svg.empty();
     if (picture && !line.report.out.empty())

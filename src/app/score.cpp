@@ -5,8 +5,8 @@
 
 namespace unsloth::app {
 
-void run_score(const config::CommandLine& given) {
-    config::CommandLine line = given;
+void run_score(const CommandLine& given) {
+    CommandLine line = given;
     take_from_run(line);
     require_inputs(line);
     load_engine(line.loaded.config)->score(line.loaded, line.score);

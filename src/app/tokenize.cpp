@@ -9,8 +9,8 @@
 
 namespace unsloth::app {
 
-void run_tokenize(const config::CommandLine& line) {
-    const config::TokenizeRequest& request = line.tokenize;
+void run_tokenize(const CommandLine& line) {
+    const TokenizeRequest& request = line.tokenize;
     tokenizer::TokenizeOptions options;
     options.chat_template = request.chat_template;
     options.chat_template_kwargs = request.chat_template_kwargs;

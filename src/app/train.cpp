@@ -20,11 +20,11 @@ bool is_rank() {
 
 }  // namespace
 
-int run_train(const config::CommandLine& line, const std::vector<std::string>& arguments) {
+int run_train(const CommandLine& line, const std::vector<std::string>& arguments) {
     const config::Config& config = line.loaded.config;
     const auto visible = [] { return static_cast<int>(visible_gpus(find_gpus().gpus).size()); };
     if (const int processes = is_rank() ? 1 : config::processes_of(config, visible); processes > 1) {
-        config::CommandLine launching = line;
+        CommandLine launching = line;
         launching.launch.nproc_per_node = std::to_string(processes);
         launching.launch.follow(config);
         launching.launch.arguments = arguments;

@@ -50,7 +50,7 @@ double sum_ms(comm::Group& group, ops::Context& ctx, int64_t elements) {
 
 }  // namespace
 
-void bench_comm(const config::LoadedConfig& loaded, const config::BenchRequest& request) {
+void bench_comm(const config::LoadedConfig& loaded, const engine_api::BenchRequest& request) {
     const RankGroup ranks = meet_ranks(loaded, "bench comm");
     ops::Context ctx(ranks.device);
     const double link_factor = 2.0 * (ranks.group->size() - 1) / ranks.group->size();

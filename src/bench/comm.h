@@ -1,7 +1,7 @@
 // `bench comm`: what the ranks' sums cost, from a few bytes to what a large adapter has.
 #pragma once
 
-#include "unsloth/config/engine.h"
+#include "unsloth/engine_api/engine.h"
 
 namespace unsloth::bench {
 
@@ -9,6 +9,6 @@ namespace unsloth::bench {
 /// it: 2 (N - 1) / N times the bytes over the time, which is what each GPU's link must carry whatever the number of
 /// ranks. Every sum's values are checked. usage Error when this process is alone; runtime Error for wrong sums, and as
 /// the ranks' group.
-void bench_comm(const config::LoadedConfig& loaded, const config::BenchRequest& request);
+void bench_comm(const config::LoadedConfig& loaded, const engine_api::BenchRequest& request);
 
 }  // namespace unsloth::bench

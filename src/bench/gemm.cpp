@@ -65,7 +65,7 @@ class WaveCosts {
     std::map<bool, int> products_;
 };
 
-void print(const config::BenchRequest& request, const Product& product, double library, double ours, double best,
+void print(const engine_api::BenchRequest& request, const Product& product, double library, double ours, double best,
            const std::string& name) {
     const auto rate = [&](double ns) { return product.operations() / ns / 1e3; };
     const std::string shape = cat(product.m(), "x", product.n(), "x", product.k());
@@ -88,7 +88,7 @@ void print(const config::BenchRequest& request, const Product& product, double l
 
 }  // namespace
 
-void bench_gemm(const config::LoadedConfig& loaded, [[maybe_unused]] const config::BenchRequest& request) {
+void bench_gemm(const config::LoadedConfig& loaded, [[maybe_unused]] const engine_api::BenchRequest& request) {
     const at::Device device = ops::choose_device(loaded.config.hardware.device);
 #if UNSLOTH_CUDA
     if (device.is_cuda()) {

@@ -1,7 +1,7 @@
 // `bench gemm`: the matrix products of a step, by the library's choice of algorithm and by ours.
 #pragma once
 
-#include "unsloth/config/engine.h"
+#include "unsloth/engine_api/engine.h"
 
 namespace unsloth::bench {
 
@@ -10,6 +10,6 @@ namespace unsloth::bench {
 /// every algorithm, names the best, and prints choices for the tables in
 /// cards/*.json. usage Error without a
 /// GPU.
-void bench_gemm(const config::LoadedConfig& loaded, const config::BenchRequest& request);
+void bench_gemm(const config::LoadedConfig& loaded, const engine_api::BenchRequest& request);
 
 }  // namespace unsloth::bench

@@ -205,8 +205,8 @@ Delay delay_by_prompt(ops::Context& ctx, model::Model& model, int64_t rows, int6
 
 }  // namespace
 
-std::vector<config::BenchFigure> bench_generate(const config::LoadedConfig& given,
-                                                const config::BenchRequest& request) {
+std::vector<engine_api::BenchFigure> bench_generate(const config::LoadedConfig& given,
+                                                    const engine_api::BenchRequest& request) {
     const config::LoadedConfig loaded = session::with_base(given, request.adapters);
     const std::vector<int64_t> all_rows =
         request.batch > 0 ? std::vector<int64_t>{request.batch} : std::vector<int64_t>{1, 64, 256};
@@ -215,17 +215,17 @@ std::vector<config::BenchFigure> bench_generate(const config::LoadedConfig& give
     const session::OpenedModel opened = session::open_model(loaded.config);
     placement::CacheSize cache = placement::cache_for(most + 1, context);  // a prompt that goes in beside the rows
     cache.shrinks = false;                                                 // what is asked is measured, or refused
-    cache.in_8_bit = request.kv_cache_dtype == config::KvCacheDtype::fp8;
+    cache.in_8_bit = request.kv_cache_dtype == engine_api::KvCacheDtype::fp8;
     const int64_t singly = generate::ChunkedPrefillBounds{}.most;  // its tokens, a segment each
     const session::LoadedModel benched = session::load_for_inference(
         loaded, opened,
-        std::max(std::min(config::GenerateRequest{}.max_batch_tokens, most * prompt), most + 1 + singly),
+        std::max(std::min(engine_api::GenerateRequest{}.max_batch_tokens, most * prompt), most + 1 + singly),
         most + 1 + singly, most + 1, /*fewest_tokens=*/1, cache, request.adapters);
     ops::Context& ctx = *benched.ctx;
     model::Model& model = *benched.model;
     const double rate = copy_rate(ctx);
     const std::shared_ptr<generate::StepLatencyModel> times = pass_times(ctx, loaded.config, opened);
-    std::vector<config::BenchFigure> figures;
+    std::vector<engine_api::BenchFigure> figures;
     for (const int64_t rows : all_rows) {
         measure(ctx, model, rows, prompt, std::min<int64_t>(answer, 16), 1);  // libraries choose algorithms
         const Measured m = measure(ctx, model, rows, prompt, answer, 2);

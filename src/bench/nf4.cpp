@@ -151,7 +151,7 @@ FormTimes measure(ops::Context& ctx, const weights::GroupLayout& group, const st
     return result;
 }
 
-void print(const config::BenchRequest& request, const std::string& name, const weights::GroupLayout& group,
+void print(const engine_api::BenchRequest& request, const std::string& name, const weights::GroupLayout& group,
            const FormTimes& r) {
     const double share = r.library_us / r.own_us;
     if (request.json) {
@@ -235,7 +235,7 @@ std::vector<spec::KernelChoice> nf4_choices(ops::Context& ctx, const weights::La
 }
 #endif
 
-void bench_nf4(const config::LoadedConfig& loaded, [[maybe_unused]] const config::BenchRequest& request) {
+void bench_nf4(const config::LoadedConfig& loaded, [[maybe_unused]] const engine_api::BenchRequest& request) {
     const at::Device device = ops::choose_device(loaded.config.hardware.device);
 #if UNSLOTH_CUDA
     if (device.is_cuda()) {

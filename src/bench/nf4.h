@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "unsloth/config/engine.h"
+#include "unsloth/engine_api/engine.h"
 #include "unsloth/ops/context.h"
 #include "unsloth/spec/kernel_table.h"
 #include "unsloth/weights/layout.h"
@@ -14,7 +14,7 @@ namespace unsloth::bench {
 /// tokens: the time of the library's product by bf16 weights alone, of dequantisation and that product, and of the
 /// fastest kernel that reads the 4-bit tiles, with its share of the library's rate; then choices for the tables in
 /// cards/*.json. Shapes are those of model.path, of llama-3.1-8b without one. usage Error without a GPU.
-void bench_nf4(const config::LoadedConfig& loaded, const config::BenchRequest& request);
+void bench_nf4(const config::LoadedConfig& loaded, const engine_api::BenchRequest& request);
 
 /// The fastest kernels of a layer's products by 4-bit weights, for the few tokens at which they beat expanding the
 /// weights; weights come from memory. Built with UNSLOTH_CUDA only.

@@ -44,7 +44,8 @@ struct Line {
 
 class OpBench {
   public:
-    OpBench(ops::Context& ctx, const spec::ModelSpec& spec, at::ScalarType dtype, const config::BenchRequest& request)
+    OpBench(ops::Context& ctx, const spec::ModelSpec& spec, at::ScalarType dtype,
+            const engine_api::BenchRequest& request)
         : ctx_(ctx),
           spec_(spec),
           dtype_(dtype),
@@ -283,7 +284,8 @@ spec::ModelSpec benched_spec(const config::LoadedConfig& loaded, const std::stri
     return path.empty() ? spec::builtin_shape(otherwise) : formats::read_model_spec(formats::resolve_model_path(path));
 }
 
-std::vector<config::BenchFigure> bench_ops(const config::LoadedConfig& loaded, const config::BenchRequest& request) {
+std::vector<engine_api::BenchFigure> bench_ops(const config::LoadedConfig& loaded,
+                                               const engine_api::BenchRequest& request) {
     const at::Device device = ops::choose_device(loaded.config.hardware.device);
     const spec::ModelSpec spec = benched_spec(loaded, device.is_cuda() ? "llama-3.1-8b" : "llama-15m");
     ops::Context ctx(device);
@@ -293,7 +295,7 @@ std::vector<config::BenchFigure> bench_ops(const config::LoadedConfig& loaded, c
     if (request.prints && !request.json)
         std::printf("%s\n%-28s %-24s %10s %16s %8s\n", memory::describe_device(device).c_str(), "operator", "shape",
                     "ms", "rate", "share");
-    std::vector<config::BenchFigure> figures;
+    std::vector<engine_api::BenchFigure> figures;
     for (const Line& line : lines) {
         const bool moves = line.bytes > 0;
         const double rate = (moves ? line.bytes : line.operations) / line.ms, share = rate / (moves ? copy : product);

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "unsloth/config/engine.h"
+#include "unsloth/engine_api/engine.h"
 #include "unsloth/ops/context.h"
 #include "unsloth/spec/model_spec.h"
 
@@ -15,7 +15,8 @@ namespace unsloth::bench {
 /// copy). Shapes are those of model.path, or of llama-3.1-8b on a GPU and llama-15m on a CPU, for `batch` rows of `seq`
 /// tokens; with min_seq attention's rows are those of row_lengths. Returns the operators' figures, the ceilings' own
 /// left out.
-std::vector<config::BenchFigure> bench_ops(const config::LoadedConfig& loaded, const config::BenchRequest& request);
+std::vector<engine_api::BenchFigure> bench_ops(const config::LoadedConfig& loaded,
+                                               const engine_api::BenchRequest& request);
 
 /// The shape that a bench of operators or products takes: model.path's, or the built-in one of this name where there is
 /// none.

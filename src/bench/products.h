@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "unsloth/config/engine.h"
+#include "unsloth/engine_api/engine.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/gemm_trials.h"
 #include "unsloth/weights/layout.h"

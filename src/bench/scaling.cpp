@@ -52,7 +52,7 @@ struct Phase {
 
 }  // namespace
 
-void bench_scaling(const config::LoadedConfig& loaded, const config::BenchRequest& request) {
+void bench_scaling(const config::LoadedConfig& loaded, const engine_api::BenchRequest& request) {
     const config::DistributedOptions& distributed = loaded.config.distributed;
     if (distributed.zero_stage > 0 || distributed.offload_optimizer == config::OptimizerPlace::cpu)
         throw usage_error(

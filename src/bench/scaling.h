@@ -1,7 +1,7 @@
 // `bench scaling`: what training together costs, against the same processes each for itself.
 #pragma once
 
-#include "unsloth/config/engine.h"
+#include "unsloth/engine_api/engine.h"
 
 namespace unsloth::bench {
 
@@ -10,6 +10,6 @@ namespace unsloth::bench {
 /// slowest rank each, both times, the efficiency (alone / together, both the median of the rounds), the difference in
 /// ms, and the time and bus bandwidth of the gradients' all-reduce with nothing else under way. usage Error when
 /// started alone.
-void bench_scaling(const config::LoadedConfig& loaded, const config::BenchRequest& request);
+void bench_scaling(const config::LoadedConfig& loaded, const engine_api::BenchRequest& request);
 
 }  // namespace unsloth::bench

@@ -136,7 +136,8 @@ void add_disk_rates(const model::Model& model, weights::DiskStream::Counts read,
 }
 
 /// Results come at the end alone, which may be an hour away.
-void say_what_comes(const config::BenchRequest& request, const std::string& keep, int64_t warmup, double predicted_ms) {
+void say_what_comes(const engine_api::BenchRequest& request, const std::string& keep, int64_t warmup,
+                    double predicted_ms) {
     std::string when;
     if (predicted_ms > 0)
         when = cat("; predicted are ", std::llround(predicted_ms), " ms a step, ",
@@ -147,7 +148,7 @@ void say_what_comes(const config::BenchRequest& request, const std::string& keep
               " tokens, gradient_checkpointing ", keep, when);
 }
 
-config::BenchResult bench_step(const config::LoadedConfig& loaded, const config::BenchRequest& request) {
+engine_api::BenchResult bench_step(const config::LoadedConfig& loaded, const engine_api::BenchRequest& request) {
     const int64_t batch = request.batch, seq = request.seq;
     if (request.min_seq > seq) throw usage_error(cat("--min_seq ", request.min_seq, " is more than --seq ", seq));
     const at::Device device = ops::choose_device(loaded.config.hardware.device);
@@ -225,7 +226,7 @@ config::BenchResult bench_step(const config::LoadedConfig& loaded, const config:
     add_disk_rates(benched.model(), {after.bytes - before.bytes, after.cached - before.cached},
                    ms * static_cast<double>(request.steps) / 1000, result);
     if (request.prints) std::cout << (request.json ? result.dump() : result.dump(2)) << std::endl;
-    config::BenchResult summary;
+    engine_api::BenchResult summary;
     if (device.is_cuda()) summary.untuned = placement::tuned_products(*load.kernels, plan).untuned;
     summary.figures = {{"", 1000.0 * static_cast<double>(tokens) / ms, "tokens/s", floor_ms / ms}};
     return summary;
@@ -233,31 +234,31 @@ config::BenchResult bench_step(const config::LoadedConfig& loaded, const config:
 
 }  // namespace
 
-config::BenchResult run_bench(const config::LoadedConfig& loaded, const config::BenchRequest& asked) {
-    config::BenchRequest request = asked;
+engine_api::BenchResult run_bench(const config::LoadedConfig& loaded, const engine_api::BenchRequest& asked) {
+    engine_api::BenchRequest request = asked;
     if (request.batch == 0) request.batch = loaded.config.training.per_device_train_batch_size;
     if (request.seq == 0) request.seq = loaded.config.model.max_seq_length;
-    config::BenchResult result;
+    engine_api::BenchResult result;
     switch (request.what) {
-        case config::BenchSubject::step:
+        case engine_api::BenchSubject::step:
             result = bench_step(loaded, request);
             break;
-        case config::BenchSubject::ops:
+        case engine_api::BenchSubject::ops:
             result.figures = bench_ops(loaded, request);
             break;
-        case config::BenchSubject::gemm:
+        case engine_api::BenchSubject::gemm:
             bench_gemm(loaded, request);
             return {};
-        case config::BenchSubject::nf4:
+        case engine_api::BenchSubject::nf4:
             bench_nf4(loaded, request);
             return {};
-        case config::BenchSubject::scaling:
+        case engine_api::BenchSubject::scaling:
             bench_scaling(loaded, request);
             return {};
-        case config::BenchSubject::comm:
+        case engine_api::BenchSubject::comm:
             bench_comm(loaded, request);
             return {};
-        case config::BenchSubject::generate:
+        case engine_api::BenchSubject::generate:
             result.figures = bench_generate(loaded, asked);
             break;
     }

@@ -73,7 +73,7 @@ std::vector<std::size_t> finalists(ops::Context& ctx, ops::GemmTrials& trials, c
 /// Settles one product after the other on the benched model's context.
 class Tuner {
   public:
-    Tuner(BenchedModel& benched, StepTimer& timer, const config::TuneRequest& request)
+    Tuner(BenchedModel& benched, StepTimer& timer, const engine_api::TuneRequest& request)
         : benched_(benched), timer_(timer), request_(request), table_(*benched.ctx().kernels) {
         start_ms_ = step_ms();
         line("as it is", "", start_ms_);
@@ -150,7 +150,7 @@ class Tuner {
 
     BenchedModel& benched_;
     StepTimer& timer_;
-    const config::TuneRequest& request_;
+    const engine_api::TuneRequest& request_;
     spec::KernelTable table_;
     Clock::time_point begin_ = Clock::now();
     double start_ms_ = 0;
@@ -278,7 +278,7 @@ void tune_attention(Tuner& tuner, BenchedModel& benched, int64_t longest) {
 
 }  // namespace
 
-void run_tune(const config::LoadedConfig& loaded, const config::TuneRequest& asked) {
+void run_tune(const config::LoadedConfig& loaded, const engine_api::TuneRequest& asked) {
     const at::Device device = ops::choose_device(loaded.config.hardware.device);
     if (!device.is_cuda())
         throw usage_error(cat("tune chooses kernels of a GPU; the device is ", device.str()),
@@ -286,7 +286,7 @@ void run_tune(const config::LoadedConfig& loaded, const config::TuneRequest& ask
     if (loaded.config.model.dtype != spec::DType::bf16)
         throw usage_error("tune chooses kernels of bfloat16 products; model.dtype is another type");
 #if UNSLOTH_CUDA
-    config::TuneRequest request = asked;
+    engine_api::TuneRequest request = asked;
     if (request.batch == 0) request.batch = loaded.config.training.per_device_train_batch_size;
     if (request.seq == 0) request.seq = loaded.config.model.max_seq_length;
     config::LoadedConfig settings = loaded;

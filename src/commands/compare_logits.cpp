@@ -63,7 +63,7 @@ std::vector<Row> rows_of_file(const session::OpenedModel& merged, config::Config
 }
 
 /// The rows to compare on, as many as may be held: a user's file can be long.
-std::vector<Row> rows_to_compare(const config::CompareRequest& request, const session::OpenedModel& merged,
+std::vector<Row> rows_to_compare(const engine_api::CompareRequest& request, const session::OpenedModel& merged,
                                  config::Config config) {
     std::vector<Row> rows;
     std::error_code ignored;
@@ -138,8 +138,8 @@ class Comparison {
         ++tokens_;
         values_ += vocab;
     }
-    config::LogitComparison result(int64_t rows) const {
-        config::LogitComparison all;
+    engine_api::LogitComparison result(int64_t rows) const {
+        engine_api::LogitComparison all;
         all.rows = rows;
         all.tokens = tokens_;
         all.relative = squares_ == 0 ? 0 : std::sqrt(squares_ / variance_);
@@ -178,7 +178,7 @@ class Comparison {
 
 }  // namespace
 
-config::LogitComparison compare_logits(const config::CompareRequest& request) {
+engine_api::LogitComparison compare_logits(const engine_api::CompareRequest& request) {
     config::Config of_base, of_merged;
     of_base.model.path = request.base;
     of_base.model.adapter_name_or_path = request.adapter;

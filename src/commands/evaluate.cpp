@@ -45,7 +45,7 @@ void write_answers(const std::string& file, const std::vector<Json>& rows) {
 
 }  // namespace
 
-void run_evaluate(const config::LoadedConfig& given, const config::EvaluateRequest& request) {
+void run_evaluate(const config::LoadedConfig& given, const engine_api::EvaluateRequest& request) {
     const config::LoadedConfig loaded = session::with_base(given);
     const config::Config& config = loaded.config;
     if (config.training.objective != config::Objective::sft)

@@ -157,7 +157,7 @@ double rate(void* to, const void* from, std::size_t bytes) {
 }
 
 /// Page-locked memory, which checkpoints and offloading need, and its rate to the device and back.
-void try_pinned_memory(config::DeviceReport& report) {
+void try_pinned_memory(engine_api::DeviceReport& report) {
     void *host = nullptr, *device = nullptr;
     const cudaError_t refused = cudaHostAlloc(&host, pinned_bytes, cudaHostAllocDefault);
     if (refused == cudaSuccess && cudaMalloc(&device, pinned_bytes) == cudaSuccess) {
@@ -175,7 +175,7 @@ void try_pinned_memory(config::DeviceReport& report) {
     (void)cudaGetLastError();  // a full device is no error of what follows
 }
 
-void ask_peers(config::DeviceReport& report, int device, int count) {
+void ask_peers(engine_api::DeviceReport& report, int device, int count) {
     for (int other = 0; other < count; ++other) {
         int reaches = device == other;
         if (device != other && cudaDeviceCanAccessPeer(&reaches, device, other) != cudaSuccess) reaches = 0;
@@ -196,8 +196,8 @@ class QuietOperators {
     log::Level before_ = log::level();
 };
 
-config::DeviceReport examine(at::Device device, int count, double seconds) {
-    config::DeviceReport report;
+engine_api::DeviceReport examine(at::Device device, int count, double seconds) {
+    engine_api::DeviceReport report;
     try {
         report.name = memory::describe_device(device);
         Examination examination(device);
@@ -221,11 +221,11 @@ config::DeviceReport examine(at::Device device, int count, double seconds) {
 
 }  // namespace
 
-std::vector<config::DeviceReport> examine_devices(double seconds) {
+std::vector<engine_api::DeviceReport> examine_devices(double seconds) {
     const QuietOperators quiet;
     const int count = ops::gpu_count();
     if (count == 0) return {examine(at::kCPU, 0, seconds)};
-    std::vector<config::DeviceReport> reports;
+    std::vector<engine_api::DeviceReport> reports;
     for (int i = 0; i < count; ++i) reports.push_back(examine(ops::choose_device(cat("cuda:", i)), count, seconds));
     return reports;
 }

@@ -62,7 +62,7 @@ spec::MemoryNeed Estimate::need() const {
     return {need.device + teachers.device, need.host + teachers.host, need.there + teachers.there};
 }
 
-Target target_of(const config::PlanRequest& request, const config::Config& config) {
+Target target_of(const engine_api::PlanRequest& request, const config::Config& config) {
     Target target;
     target.gpus = request.gpus;
     if (request.gpu.empty() && request.gpu_memory_bytes == 0 && config.hardware.device == "cpu") {

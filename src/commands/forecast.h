@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "unsloth/config/engine.h"
 #include "unsloth/data/loader.h"
+#include "unsloth/engine_api/engine.h"
 #include "unsloth/placement/memory_use.h"
 #include "unsloth/placement/recipe.h"
 #include "unsloth/session/teacher.h"
@@ -25,7 +25,7 @@ struct Target {
 };
 /// The CPU where hardware.device says so and no card is named. usage Error for a card that is not known, and for a
 /// memory that is too small for any plan.
-Target target_of(const config::PlanRequest& request, const config::Config& config);
+Target target_of(const engine_api::PlanRequest& request, const config::Config& config);
 
 /// The checkpoint, or as much of it as says what it is: a config.json, or the name of a known shape.
 std::shared_ptr<const formats::WeightFile> open_or_describe(const config::Config& config);

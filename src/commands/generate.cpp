@@ -18,7 +18,7 @@
 namespace unsloth::commands {
 namespace {
 
-session::Prompt encode_prompt(const config::GenerateRequest& request, const session::PromptEncoder& encoder) {
+session::Prompt encode_prompt(const engine_api::GenerateRequest& request, const session::PromptEncoder& encoder) {
     if (request.raw) return encoder.text(request.prompt);
     if (!encoder.raw())
         log::info("the prompt is a user's message to chat template ", encoder.chat_template().name(),
@@ -30,7 +30,7 @@ session::Prompt encode_prompt(const config::GenerateRequest& request, const sess
 }
 
 /// The number of the adapter that a row names, -1 for the base.
-int32_t number_of(const session::NamedAt& row, const config::NamedFolders& adapters) {
+int32_t number_of(const session::NamedAt& row, const engine_api::NamedFolders& adapters) {
     if (row.name.empty()) return -1;
     std::string known;
     for (std::size_t i = 0; i < adapters.folders.size(); ++i) {
@@ -43,7 +43,7 @@ int32_t number_of(const session::NamedAt& row, const config::NamedFolders& adapt
 }
 
 /// What the longest answer takes, for a message.
-std::string longest_named(const std::vector<session::Prompt>& prompts, const config::GenerateRequest& request) {
+std::string longest_named(const std::vector<session::Prompt>& prompts, const engine_api::GenerateRequest& request) {
     if (prompts.empty()) return cat("--max_new_tokens ", request.max_new_tokens);
     const auto shorter = [](const session::Prompt& a, const session::Prompt& b) { return a.size() < b.size(); };
     const auto at = std::max_element(prompts.begin(), prompts.end(), shorter);
@@ -57,7 +57,7 @@ struct AnswerSizes {
     placement::CacheSize cache;
 };
 
-AnswerSizes sizes_of(const config::LoadedConfig& loaded, const config::GenerateRequest& request,
+AnswerSizes sizes_of(const config::LoadedConfig& loaded, const engine_api::GenerateRequest& request,
                      const spec::ModelSpec& spec, const std::vector<session::Prompt>& prompts) {
     const int64_t longest = prompts.empty() ? 0 : session::longest_of(prompts), allowed = spec.usable_positions();
     const std::string asked = longest_named(prompts, request);
@@ -65,14 +65,14 @@ AnswerSizes sizes_of(const config::LoadedConfig& loaded, const config::GenerateR
         throw usage_error(cat(asked, ": the model allows ", allowed, " positions"),
                           "Shorten the prompt, or set a lower --max_new_tokens; --rope_scaling extends the positions.");
     if (request.max_context > allowed)
-        throw usage_error(cat("--max_context ", request.max_context, ": the model allows ", allowed),
+        throw usage_error(cat("--max_model_len ", request.max_context, ": the model allows ", allowed),
                           "Lower it, or extend the positions with --rope_scaling.");
     AnswerSizes sizes;
     sizes.context = request.max_context > 0 ? request.max_context
                     : request.chat          ? allowed
                                             : longest + request.max_new_tokens;
     if (longest + request.max_new_tokens > sizes.context)
-        throw usage_error(cat(asked, ": --max_context is ", sizes.context),
+        throw usage_error(cat(asked, ": --max_model_len is ", sizes.context),
                           "Raise it, or set a lower --max_new_tokens.");
     int64_t tokens = 0;  // of all prompts
     for (const session::Prompt& prompt : prompts) tokens += static_cast<int64_t>(prompt.size()) * request.n;
@@ -83,7 +83,7 @@ AnswerSizes sizes_of(const config::LoadedConfig& loaded, const config::GenerateR
         sizes.pass_tokens = std::max(sizes.pass_tokens, request.chat ? sizes.context : longest);
     sizes.pass_tokens = std::max(sizes.pass_tokens, sizes.rows);
     sizes.cache = placement::cache_for(sizes.rows, sizes.context);
-    const bool in_8_bit = request.kv_cache_dtype == config::KvCacheDtype::fp8;
+    const bool in_8_bit = request.kv_cache_dtype == engine_api::KvCacheDtype::fp8;
     if (request.kv_bytes > 0) {
         const int64_t token =
             generate::cache_bytes_per_token(spec, ops::scalar_type(loaded.config.model.dtype), in_8_bit);
@@ -91,10 +91,10 @@ AnswerSizes sizes_of(const config::LoadedConfig& loaded, const config::GenerateR
                        .context = sizes.context};
         if (sizes.cache.tokens < sizes.context)
             throw usage_error(
-                cat("--kv_memory ", request.kv_memory, " holds ", sizes.cache.tokens,
+                cat("--kv_cache_memory ", request.kv_memory, " holds ", sizes.cache.tokens,
                     " tokens, a prompt and its answer have up to ", sizes.context),
                 cat("A token takes ", token, " bytes: give ", ops::pages_of(sizes.context) * ops::page_tokens * token,
-                    " at least, or lower --max_context or --max_new_tokens."));
+                    " at least, or lower --max_model_len or --max_new_tokens."));
     }
     sizes.cache.in_8_bit = in_8_bit;
     sizes.cache.in_pieces = spec.rope.type != spec::RopeSpec::Type::dynamic;
@@ -127,7 +127,7 @@ class Stream {
     std::size_t printed_ = 0;
 };
 
-generate::Request make_request(const config::GenerateRequest& request, const session::Prompt& prompt,
+generate::Request make_request(const engine_api::GenerateRequest& request, const session::Prompt& prompt,
                                const std::vector<int32_t>& stops) {
     generate::Request made;
     made.prompt = prompt;
@@ -141,7 +141,7 @@ generate::Request make_request(const config::GenerateRequest& request, const ses
 /// All prompts together; the answers in their order, each as soon as those before it are there.
 class AnswerAll {
   public:
-    AnswerAll(const config::GenerateRequest& request, const tokenizer::Tokenizer& tokenizer,
+    AnswerAll(const engine_api::GenerateRequest& request, const tokenizer::Tokenizer& tokenizer,
               const std::vector<session::Prompt>& prompts, const std::vector<int32_t>& adapters)
         : request_(request), tokenizer_(tokenizer), prompts_(prompts), adapters_(adapters) {}
 
@@ -201,7 +201,7 @@ class AnswerAll {
     /// At once: readers work on with it, and a reader that left ends the work.
     static void write(const std::string& line) { std::cout << line << "\n" << std::flush; }
 
-    const config::GenerateRequest& request_;
+    const engine_api::GenerateRequest& request_;
     const tokenizer::Tokenizer& tokenizer_;
     const std::vector<session::Prompt>& prompts_;
     const std::vector<int32_t>& adapters_;                 ///< of a file's prompts
@@ -211,7 +211,7 @@ class AnswerAll {
     std::optional<std::pair<int64_t, generate::Completion>> first_failed_;  ///< what the command ends with
 };
 
-void answer_stream(const config::GenerateRequest& request, const tokenizer::Tokenizer& tokenizer,
+void answer_stream(const engine_api::GenerateRequest& request, const tokenizer::Tokenizer& tokenizer,
                    generate::Decoder& decoder, const generate::Request& one, std::string* said) {
     Stream stream(tokenizer, request.stop);
     const std::vector<generate::Completion> answers =
@@ -222,7 +222,7 @@ void answer_stream(const config::GenerateRequest& request, const tokenizer::Toke
 }
 
 /// Turn by turn: the cache keeps the pages of what was said, and a turn computes what is new alone.
-void chat(const config::GenerateRequest& request, const session::PromptEncoder& encoder,
+void chat(const engine_api::GenerateRequest& request, const session::PromptEncoder& encoder,
           const tokenizer::Tokenizer& tokenizer, generate::Decoder& decoder, const std::vector<int32_t>& stops,
           int64_t context) {
     if (encoder.guessed())
@@ -241,7 +241,7 @@ void chat(const config::GenerateRequest& request, const session::PromptEncoder& 
         turn.max_new_tokens = std::min(turn.max_new_tokens, context - static_cast<int64_t>(prompt.size()));
         if (turn.max_new_tokens < 1)
             throw input_error(cat("the conversation has ", prompt.size(), " tokens, and room for ", context),
-                              "Begin another, or raise --max_context.");
+                              "Begin another, or raise --max_model_len.");
         std::string said;
         answer_stream(request, tokenizer, decoder, turn, &said);
         messages.push_back({{"role", "assistant"}, {"content", said}});
@@ -250,7 +250,7 @@ void chat(const config::GenerateRequest& request, const session::PromptEncoder& 
 
 }  // namespace
 
-void run_generate(const config::LoadedConfig& given, const config::GenerateRequest& request) {
+void run_generate(const config::LoadedConfig& given, const engine_api::GenerateRequest& request) {
     const config::LoadedConfig loaded = session::with_base(given, request.adapters);
     const session::OpenedModel opened = session::open_model(loaded.config);
     const tokenizer::Tokenizer tokenizer = opened.tokenizer();

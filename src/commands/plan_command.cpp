@@ -255,7 +255,7 @@ class Report {
 
 }  // namespace
 
-bool run_plan(const config::LoadedConfig& loaded, const config::PlanRequest& asked) {
+bool run_plan(const config::LoadedConfig& loaded, const engine_api::PlanRequest& asked) {
     const Target target = target_of(asked, loaded.config);
     const std::shared_ptr<const formats::WeightFile> file = open_or_describe(loaded.config);
     const bool chooses = target.gpus > 1 && target.device.is_cuda() && leaves_mesh_open(loaded);

@@ -230,7 +230,7 @@ struct Replay {
 
 }  // namespace
 
-void run_replay(const config::ReplayRequest& request) {
+void run_replay(const engine_api::ReplayRequest& request) {
     const fs::path file = request.file;
     const train::Anomaly anomaly = train::read_anomaly(file);
     if (comm::read_launch_environment().world_size > 1)

@@ -95,7 +95,7 @@ nlohmann::ordered_json score_row(model::Model& model, const data::Dataset& rows,
 
 }  // namespace
 
-void run_score(const config::LoadedConfig& given, const config::ScoreRequest& request) {
+void run_score(const config::LoadedConfig& given, const engine_api::ScoreRequest& request) {
     const config::LoadedConfig loaded = session::with_base(given);
     if (request.top_k > 0) return write_teacher_file(loaded, request);
     const session::OpenedModel opened = session::open_model(loaded.config);

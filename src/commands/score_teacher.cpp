@@ -81,7 +81,7 @@ class Writer {
 
 }  // namespace
 
-void write_teacher_file(const config::LoadedConfig& loaded, const config::ScoreRequest& request) {
+void write_teacher_file(const config::LoadedConfig& loaded, const engine_api::ScoreRequest& request) {
     const config::Config& config = loaded.config;
     if (!request.logits.empty())
         throw usage_error("--logits and --top_k are both given", "A teacher's file holds the likeliest tokens alone.");

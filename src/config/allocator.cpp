@@ -1,12 +1,12 @@
 #include "unsloth/config/allocator.h"
 
-#include "config/json.h"
+#include "unsloth/config/json.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::config {
 namespace {
 
-constexpr const char* option = "hardware.allocator";
+constexpr const char* allocator_option = "hardware.allocator";
 
 /// A run's own buffers are a few large blocks that last; what the presets change is what lies between and beside them.
 Json preset(const std::string& name) {
@@ -18,7 +18,7 @@ Json preset(const std::string& name) {
 }
 
 [[noreturn]] void refuse(const std::string& key, const Json& value, const char* expected) {
-    throw usage_error(cat(option, ": ", key, ": expected ", expected, ", found ", value.dump()));
+    throw usage_error(cat(allocator_option, ": ", key, ": expected ", expected, ", found ", value.dump()));
 }
 
 bool is_whole(const Json& value, int64_t least, int64_t most) {
@@ -43,7 +43,7 @@ std::string setting(const std::string& key, const Json& value) {
         if (!value.is_number() || !(value.get<double>() > 0 && value.get<double>() < 1))
             refuse(key, value, "a number between 0 and 1");
     } else {
-        throw usage_error(cat(option, ": there is no setting '", key, "'"),
+        throw usage_error(cat(allocator_option, ": there is no setting '", key, "'"),
                           "There are backend, max_split_size_mb, expandable_segments, roundup_power2_divisions and "
                           "garbage_collection_threshold.");
     }
@@ -56,7 +56,7 @@ std::string allocator_settings(const HardwareOptions& hardware) {
     Json settings = Json::parse(hardware.allocator);
     if (settings.is_string()) settings = preset(settings.get<std::string>());
     if (settings.contains("backend") && settings["backend"] == "cudaMallocAsync" && settings.size() > 1)
-        throw usage_error(cat(option, ": backend cudaMallocAsync heeds no other setting"),
+        throw usage_error(cat(allocator_option, ": backend cudaMallocAsync heeds no other setting"),
                           "Leave the others out, or take backend native.");
     std::string text;
     for (const auto& [key, value] : settings.items()) text += (text.empty() ? "" : ",") + setting(key, value);

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <set>
 
-#include "config/json.h"
-#include "config/option.h"
+#include "unsloth/config/json.h"
+#include "unsloth/config/option.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/whole_number.h"
 

@@ -2,11 +2,10 @@
 
 #include <algorithm>
 
-#include "config/commands.h"
-#include "config/option_table.h"
-#include "config/parse.h"
-#include "config/render.h"
-#include "config/settle.h"
+#include "unsloth/config/option_table.h"
+#include "unsloth/config/parse.h"
+#include "unsloth/config/render.h"
+#include "unsloth/config/validate.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::config {
@@ -21,8 +20,8 @@ LoadedConfig load_config(const std::optional<std::filesystem::path>& file, const
     apply(assignments, record);
     loaded.notes = std::move(record.notes);
     loaded.given = std::move(record.given);
-    settle(loaded, record.problems);
-    record.problems.raise();
+    validate(loaded, options, record.errors);
+    record.errors.raise();
     return loaded;
 }
 
@@ -61,6 +60,31 @@ std::string config_to_json(const Config& config) {
     return effective_json(options).dump(2) + "\n";
 }
 
+std::string with_present_names(const std::string& json) {
+    const Json written = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+    if (!written.is_object()) return json;
+    Config config;
+    OptionSet options;
+    declare_options(options, config);
+    Json present = Json::object();
+    for (const auto& [section, content] : written.items()) {
+        if (!content.is_object()) {
+            present[section] = content;
+            continue;
+        }
+        for (const auto& [key, value] : content.items()) {
+            const auto found = options.find(cat(section, ".", key));
+            const bool renamed = found && found->alias != nullptr && !found->alias->when_true;
+            if (renamed) {
+                present[found->option->section][found->option->key] = value;
+            } else {
+                present[section][key] = value;
+            }
+        }
+    }
+    return present.dump(2) + "\n";
+}
+
 OnResume on_resume(const std::string& option) {
     Config config;
     OptionSet options;
@@ -75,28 +99,6 @@ std::string config_schema() {
     OptionSet options;
     declare_options(options, config);
     return json_schema(options).dump(2) + "\n";
-}
-
-std::string shell_completion(const std::string& shell) {
-    return completion_script(shell);
-}
-
-std::string manual_page() {
-    return man_page();
-}
-
-std::string options_markdown() {
-    Config config;
-    OptionSet options;
-    declare_options(options, config);
-    std::string text = markdown_of_config(options);
-    for (const auto& command : commands()) {
-        CommandLine line;
-        OptionSet own;
-        declare_own_options(command, own, line);
-        text += markdown_of_command(command, own);
-    }
-    return text;
 }
 
 std::string best_metric(const TrainingOptions& training) {

@@ -1,4 +1,4 @@
-#include "config/option.h"
+#include "unsloth/config/option.h"
 
 #include <algorithm>
 #include <cctype>

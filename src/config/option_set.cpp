@@ -1,4 +1,4 @@
-#include "config/option_set.h"
+#include "unsloth/config/option_set.h"
 
 #include <algorithm>
 #include <cmath>

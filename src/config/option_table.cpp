@@ -1,4 +1,4 @@
-#include "config/option_table.h"
+#include "unsloth/config/option_table.h"
 
 #include "config/options/sections.h"
 

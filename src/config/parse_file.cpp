@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <map>
 
-#include "config/import/owner.h"
-#include "config/parse.h"
-#include "config/peer_fields.h"
-#include "config/read_tree.h"
+#include "unsloth/config/file_owner.h"
+#include "unsloth/config/parse.h"
+#include "unsloth/config/peer_fields.h"
+#include "unsloth/config/read_tree.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/suggest.h"
 
@@ -18,8 +18,7 @@ Names section_names(const OptionSet& options) {
     return names;
 }
 
-void add_unknown_section(Problems& problems, const std::string& file, const std::string& name,
-                         const OptionSet& options) {
+void add_unknown_section(Errors& errors, const std::string& file, const std::string& name, const OptionSet& options) {
     const Names sections = section_names(options);
     const Names near = nearest(name, sections);
     Names meant = options.suggestions(name);
@@ -33,7 +32,7 @@ void add_unknown_section(Problems& problems, const std::string& file, const std:
         advice += ".";
     }
     const Names& doubtful = !near.empty() ? near : !meant.empty() ? meant : sections;
-    problems.add(usage_error(cat(file, ": unknown section '", name, "'"), advice), doubtful);
+    errors.add(usage_error(cat(file, ": unknown section '", name, "'"), advice), doubtful);
 }
 
 class FileReader {
@@ -47,9 +46,9 @@ class FileReader {
         for (const auto& [name, content] : root.items()) {
             if (name == "$schema") continue;  // for editors
             if (name.empty() || !options_.has_section(name)) {
-                add_unknown_section(record_.problems, file_, name, options_);
+                add_unknown_section(record_.errors, file_, name, options_);
             } else if (!content.is_object()) {
-                record_.problems.add(usage_error(cat(file_, ": ", name, ": expected an object of options")), {name});
+                record_.errors.add(usage_error(cat(file_, ": ", name, ": expected an object of options")), {name});
             } else {
                 for (const auto& [key, value] : content.items()) read_key(name + "." + key, value);
             }
@@ -66,24 +65,24 @@ class FileReader {
             });
         };
         if (owner.ours || std::all_of(owner.marks.begin(), owner.marks.end(), is_ours)) return;
-        throw usage_error(cat(file_, owner.peer != nullptr ? " seems to be a configuration of " : " is of ", owner.name,
+        throw usage_error(cat(file_, owner.importable ? " seems to be a configuration of " : " is of ", owner.name,
                               " (", owner.shown_marks(), "), not of this program"),
-                          owner.peer != nullptr
+                          owner.importable
                               ? cat("unsloth-train import-config ", file_, " --out run.json makes one of it.")
                               : owner.advice);
     }
 
     void read_key(const std::string& name, const Json& value) {
         if (const auto found = options_.find(name)) {
-            record_.problems.collect({found->option->full_name()}, [&] { read_option(*found, name, value); });
+            record_.errors.collect({found->option->full_name()}, [&] { read_option(*found, name, value); });
         } else if (const PeerField* const field = find_peer_field(name)) {
-            record_.problems.collect({field->option}, [&] { read_peer_field(*field, name, value); });
+            record_.errors.collect({field->option}, [&] { read_peer_field(*field, name, value); });
         } else {
             const Names meant = options_.suggestions(name);
             const std::string advice = did_you_mean(meant);
-            record_.problems.add(usage_error(cat(file_, ": unknown option ", name),
-                                             advice.empty() ? "--help lists the options." : advice),
-                                 meant);
+            record_.errors.add(usage_error(cat(file_, ": unknown option ", name),
+                                           advice.empty() ? "--help lists the options." : advice),
+                               meant);
         }
     }
 
@@ -131,8 +130,8 @@ class FileReader {
 
 void read_config_file(const std::filesystem::path& path, const OptionSet& options, ParseRecord& record) {
     // Of a file that cannot be read nothing is known.
-    record.problems.collect(section_names(options),
-                            [&] { FileReader(path.string(), options, record).read(read_tree(path)); });
+    record.errors.collect(section_names(options),
+                          [&] { FileReader(path.string(), options, record).read(read_tree(path)); });
 }
 
 }  // namespace unsloth::config

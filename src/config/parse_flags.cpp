@@ -1,8 +1,8 @@
 #include <algorithm>
+#include <map>
 
-#include "config/commands.h"
-#include "config/parse.h"
-#include "config/peer_fields.h"
+#include "unsloth/config/parse.h"
+#include "unsloth/config/peer_fields.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/suggest.h"
 
@@ -52,7 +52,7 @@ class FlagReader {
             if (is_flag(argument)) {
                 read_flag(split_flag(argument));
             } else {
-                record_.problems.collect({}, [&] { read_positional(argument); });
+                record_.errors.collect({}, [&] { read_positional(argument); });
             }
         }
         return std::move(assignments_);
@@ -72,7 +72,7 @@ class FlagReader {
   private:
     void read_flag(const Flag& flag) {
         Names doubtful;
-        record_.problems.collect(doubtful, [&] {
+        record_.errors.collect(doubtful, [&] {
             const auto found = options_.find_flag(flag.name);
             if (!found || found->option->positional) return read_unknown(flag);
             doubtful = {found->option->full_name()};
@@ -83,12 +83,12 @@ class FlagReader {
     void read_known(const Flag& flag, const Found& found) {
         const Option& option = *found.option;
         if (found.alias != nullptr && found.alias->when_true) {
-            if (read_shorthand(flag)) add(option, *found.alias->when_true, flag.written);
+            if (read_shorthand(flag)) add(option, *found.alias->when_true, flag.written, found.alias);
             return;
         }
         const auto text =
             option.flag_needs_no_value ? value_or_nothing(flag, option) : std::optional(value_of(flag, option));
-        add(option, text ? parse_flag_text(option, *text, flag.written) : Json(true), flag.written);
+        add(option, text ? parse_flag_text(option, *text, flag.written) : Json(true), flag.written, found.alias);
     }
 
     void read_unknown(const Flag& flag) {
@@ -106,8 +106,8 @@ class FlagReader {
         }
         const Names meant = options_.suggestions(flag.name);
         std::string advice = did_you_mean(meant, "--");
-        if (advice.empty()) advice = advice_on_foreign_option(flag.name);
-        record_.problems.add(
+        if (advice.empty() && record_.advice_on_flag != nullptr) advice = record_.advice_on_flag(flag.name);
+        record_.errors.add(
             usage_error(cat("unknown option ", flag.written), advice.empty() ? "--help lists the options." : advice),
             meant);
     }
@@ -165,14 +165,14 @@ class FlagReader {
         throw usage_error(cat(flag.written, ": expected true or false, found '", *text, "'"));
     }
 
-    void add(const Option& option, Json value, std::string origin) {
+    void add(const Option& option, Json value, std::string origin, const Alias* alias = nullptr) {
         const auto before = std::find_if(assignments_.begin(), assignments_.end(),
                                          [&](const Assignment& a) { return a.option == &option; });
         if (option.adds_to_list && before != assignments_.end() && before->value.is_array() && value.is_array()) {
             before->value.insert(before->value.end(), value.begin(), value.end());
             return;
         }
-        assignments_.push_back({&option, std::move(value), std::move(origin)});
+        assignments_.push_back({&option, std::move(value), std::move(origin), alias});
     }
 
     const std::vector<std::string>& arguments_;
@@ -183,6 +183,12 @@ class FlagReader {
     Json rest_ = Json::array();  ///< of the arguments of a positional list
     std::size_t next_ = 0;
 };
+
+/// Of one option. A shorthand such as --fp16 is a value, so that the later flag wins.
+bool are_two_names(const Assignment& one, const Assignment& other) {
+    const auto is_name = [](const Alias* alias) { return alias == nullptr || !alias->when_true; };
+    return one.alias != other.alias && is_name(one.alias) && is_name(other.alias);
+}
 
 }  // namespace
 
@@ -201,10 +207,17 @@ std::optional<std::string> flag_name(const std::string& argument) {
 }
 
 void apply(const std::vector<Assignment>& assignments, ParseRecord& record) {
+    std::map<const Option*, const Assignment*> first;
     for (const auto& assignment : assignments) {
         const Option& option = *assignment.option;
-        record.problems.collect({option.full_name()},
-                                [&] { assign(option, assignment.value, assignment.origin, record.notes); });
+        const auto [earlier, is_first] = first.emplace(&option, &assignment);
+        record.errors.collect({option.full_name()}, [&] {
+            const Json before = option.get();
+            assign(option, assignment.value, assignment.origin, record.notes);
+            if (!is_first && are_two_names(*earlier->second, assignment) && option.get() != before)
+                throw usage_error(cat(earlier->second->origin, " and ", assignment.origin, " contradict each other"),
+                                  cat("Both set ", option.full_name(), "; leave one out."));
+        });
         record.given.insert(option.full_name());
     }
 }

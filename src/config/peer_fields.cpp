@@ -1,4 +1,4 @@
-#include "config/peer_fields.h"
+#include "unsloth/config/peer_fields.h"
 
 #include <algorithm>
 
@@ -21,7 +21,7 @@ void add_model_fields(PeerRows& rows) {
         .only({"bnb_4bit_quant_type"}, {nullptr, "nf4"},
               "model.load_in_4bit makes NF4; model.precision {\"default\": \"fp4\"} makes FP4")
         .only({"bnb_4bit_use_double_quant"}, {nullptr, true}, "model.load_in_4bit quantises the scales too")
-        .only({"bnb_4bit_quant_storage"}, {nullptr, "uint8"}, "4-bit weights lie in bytes")
+        .only({"bnb_4bit_quant_storage"}, {nullptr, "uint8"}, "4-bit weights are stored in bytes")
         .means("full_finetuning", "lora.finetuning_type", {{true, "full"}}, off, "true or false is expected");
 }
 
@@ -34,14 +34,14 @@ void add_lora_fields(PeerRows& rows) {
         .only({"fan_in_fan_out", "lora_bias", "ensure_weight_tying"}, off, "adapters are plain linear layers, untied")
         .only({"init_lora_weights"}, {true, nullptr}, "A is drawn uniformly and B is 0, as PEFT does for true")
         .only({"exclude_modules", "layers_pattern", "target_parameters", "trainable_token_indices"}, off,
-              "lora.target_modules and lora.layers_to_transform say what is trained")
+              "lora.target_modules and lora.layers_to_transform select the trained modules")
         .only({"use_qalora", "use_bdlora", "velora_config", "monteclora_config", "kasa_config", "arrow_config",
                "alora_invocation_tokens", "layer_replication", "lora_ga_config", "eva_config", "corda_config"},
               off, "this variant of LoRA is not there")
         .only({"loftq_config"}, off, "adapters begin at zero, not at the quantisation error")
         .only({"megatron_config"}, off, "there is no Megatron here")
         .any({"megatron_core", "qalora_group_size", "runtime_config", "auto_mapping", "peft_version", "inference_mode"},
-             "it serves features that are not used here")
+             "it is for features that are not used")
         .any({"revision"}, "the base is the folder that model.path names")
         .means("base_model_name_or_path", "model.path", {}, {nullptr});
 }
@@ -52,7 +52,7 @@ void add_saving_fields(PeerRows& rows) {
         .any({"save_only_model", "save_on_each_node", "save_safetensors", "enable_jit_checkpoint"},
              "a checkpoint is safetensors files with the optimizer's state, written once, and on SIGTERM too")
         .any({"restore_callback_states_from_checkpoint"}, "there are no callbacks")
-        .only({"ignore_data_skip"}, off, "a resumed run goes on at the row where it stopped")
+        .only({"ignore_data_skip"}, off, "a resumed run continues at the row")
         .only({"push_to_hub"}, off, "nothing is uploaded; hf upload REPO FOLDER does it after the run")
         .any({"hub_token", "hub_private_repo", "hub_model_id", "hub_strategy", "hub_always_push", "hub_revision",
               "push_to_hub_model_id", "push_to_hub_organization", "push_to_hub_token"},

@@ -1,4 +1,4 @@
-#include "config/read_tree.h"
+#include "unsloth/config/read_tree.h"
 
 #include <algorithm>
 #include <set>

@@ -1,5 +1,5 @@
-#include "config/peer_fields.h"
-#include "config/render.h"
+#include "unsloth/config/peer_fields.h"
+#include "unsloth/config/render.h"
 
 namespace unsloth::config {
 namespace {
@@ -96,7 +96,7 @@ Json value_schema(const Option& option) {
 
 Json option_schema(const Option& option) {
     Json schema = value_schema(option);
-    schema["description"] = option.help;
+    schema["description"] = option.help + relations_in_words(option);
     schema["default"] = option.default_value;
     return schema;
 }
@@ -133,8 +133,7 @@ Json json_schema(const OptionSet& options) {
                  {"type", "object"},
                  {"additionalProperties", false},
                  {"properties", Json::object()}};
-    root["properties"]["$schema"] = {{"type", "string"},
-                                     {"description", "Where this schema lies; only read by editors."}};
+    root["properties"]["$schema"] = {{"type", "string"}, {"description", "Location of this schema;"}};
     for (const auto& section : options.sections()) {
         if (section.name.empty()) continue;
         root["properties"][section.name] = {{"type", "object"},
@@ -150,6 +149,7 @@ Json json_schema(const OptionSet& options) {
     }
     for (const auto& field : peer_fields())
         root["properties"][field.section]["properties"][field.key] = peer_schema(field);
+    root["allOf"] = relation_schemas(options);
     return root;
 }
 

@@ -2,8 +2,8 @@
 #include <string_view>
 #include <vector>
 
-#include "config/peer_fields.h"
-#include "config/render.h"
+#include "unsloth/config/peer_fields.h"
+#include "unsloth/config/render.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::config {
@@ -35,7 +35,7 @@ std::string default_text(const Option& option) {
 
 /// Help, choices that the placeholder does not show, other names, default.
 std::string full_help(const Option& option) {
-    std::string text = option.help;
+    std::string text = option.help + relations_in_words(option);
     const bool lists_choices = !option.choices.empty() && placeholder_of(option).find('|') == std::string::npos;
     if (lists_choices) {
         text += option.is_list() ? " Any of" : " One of";
@@ -107,7 +107,7 @@ std::string markdown_row(const Option& option) {
     }
     // full_help() names the aliases in words; here the first column does.
     return cat("| ", escaped_cell(names), " | ", escaped_cell(expectation(option)), " | ", escaped_cell(fate), " | ",
-               escaped_cell(option.help), " |\n");
+               escaped_cell(option.help + relations_in_words(option)), " |\n");
 }
 
 std::string markdown_of_peer_fields() {
@@ -128,8 +128,6 @@ std::string names_by_fate(const OptionSet& options, OnResume fate) {
     return names;
 }
 
-constexpr const char* table_head = "| option | value | default | meaning |\n|---|---|---|---|\n";
-
 }  // namespace
 
 std::string help_of_options(const OptionSet& options) {
@@ -148,6 +146,12 @@ std::string help_of_options(const OptionSet& options) {
     return text;
 }
 
+std::string markdown_table(const std::vector<const Option*>& options) {
+    std::string text = "| option | value | default | meaning |\n|---|---|---|---|\n";
+    for (const Option* option : options) text += markdown_row(*option);
+    return text;
+}
+
 std::string markdown_of_config(const OptionSet& options) {
     std::string text =
         "# Options\n"
@@ -155,33 +159,25 @@ std::string markdown_of_config(const OptionSet& options) {
         "A configuration file is JSON (`//` comments are allowed) or YAML (.yaml, .yml) with the sections below. On "
         "the command line an "
         "option "
-        "is `--section.key VALUE` or `--section.key=VALUE`; where a key stands in one section only, `--key VALUE` "
+        "is `--section.key VALUE` or `--section.key=VALUE`; where a key is unique, `--key VALUE` "
         "works "
         "too, and dashes may replace underscores. A boolean flag needs no value. Lists are written as JSON or with "
         "commas, maps as JSON, an absent value as `null`. Flags win over the file. Relative paths are relative to the "
         "working directory.\n";
     for (const auto& section : options.sections()) {
-        text += "\n## " + section.title + ": `" + section.name + "`\n" + section.about + "\n\n" + table_head;
-        for (const Option* option : options.options_of(section.name)) text += markdown_row(*option);
+        text += "\n## " + section.title + ": `" + section.name + "`\n" + section.about + "\n\n" +
+                markdown_table(options.options_of(section.name));
     }
-    text += cat(
-        "\n## Going on from a checkpoint\n"
-        "A run that goes on (`resume_from_checkpoint`) may change these options, and the log says so: ",
-        names_by_fate(options, OnResume::told),
-        ".\n\nThese only say how a run is carried out, and may change too: ", names_by_fate(options, OnResume::free),
-        ".\n\nEvery other one decides what the steps already taken meant, and must be what it was.\n");
+    text +=
+        cat("\n## Resuming\n<a id=\"going-on-from-a-checkpoint\"></a>\n"
+            "A resumed run (`resume_from_checkpoint`) may change these options, and the log reports the change: ",
+            names_by_fate(options, OnResume::logged),
+            ".\n\nThese may change without a report, because they only affect how a run is executed: ",
+            names_by_fate(options, OnResume::mutable_),
+            ".\n\nAll others are immutable, because the completed steps depend on them.\n");
     return text + markdown_of_peer_fields() +
-           "\n# Commands\nThose that read `--config` take the options above of which they say so as flags, and all in "
-           "a "
-           "file.\n";
-}
-
-std::string markdown_of_command(const CommandInfo& command, const OptionSet& own_options) {
-    std::string text = "\n## `unsloth-train " + command.name + " " + command.usage + "`\n" + command.summary + "\n\n";
-    if (command.takes_config()) text += "Reads of a configuration: " + command.use.in_words() + ".\n\n";
-    text += table_head;
-    for (const auto& option : own_options.options()) text += markdown_row(option);
-    return text;
+           "\n# Commands\nA command that reads `--config` lists the options that it uses. They are flags too; others "
+           "may be in the file.\n";
 }
 
 }  // namespace unsloth::config

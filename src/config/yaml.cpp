@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "config/read_tree.h"
+#include "unsloth/config/read_tree.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::config {

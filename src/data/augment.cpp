@@ -85,8 +85,7 @@ struct Copy {
 
 class Augmenter {
   public:
-    Augmenter(const config::Config& config, const config::AugmentRequest& request)
-        : config_(config), request_(request) {
+    Augmenter(const config::Config& config, const AugmentRequest& request) : config_(config), request_(request) {
         check_request();
         if (!request.thesaurus.empty()) thesaurus_ = Thesaurus::load(request.thesaurus);
         options_ = {config.data.text_unit, config.data.invalid_utf8, {}};
@@ -281,7 +280,7 @@ class Augmenter {
     }
 
     const config::Config& config_;
-    const config::AugmentRequest& request_;
+    const AugmentRequest& request_;
     Thesaurus thesaurus_;
     ReaderOptions options_;
     SourceFiles input_;
@@ -296,7 +295,7 @@ class Augmenter {
 
 }  // namespace
 
-AugmentResult augment_rows(const config::Config& config, const config::AugmentRequest& request) {
+AugmentResult augment_rows(const config::Config& config, const AugmentRequest& request) {
     return Augmenter(config, request).run();
 }
 

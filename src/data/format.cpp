@@ -420,7 +420,7 @@ void RowFormatter::check_reach(const FormattedRow& row) const {
         throw BadRow{cat("the row has ", row.ids.size(), " tokens and reaches position ", last, "; the model allows ",
                          options_.max_positions, " positions (max_position_embeddings)"),
                      cat("Set model.max_seq_length to ", options_.max_positions,
-                         " or less, so that rows are cut or split (data.long_rows), or scale the positions "
+                         " or less, so that rows are cut or split (data.overflow_strategy), or scale the positions "
                          "(model.rope_scaling).")};
 }
 

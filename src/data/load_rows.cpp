@@ -80,7 +80,7 @@ std::string list_places(const Occurrences& noted) {
 }
 
 Error error_at(const Rejected& row) {
-    const char* const skip = "(data.skip_bad_rows: true leaves such rows out and counts them.)";
+    const char* const skip = "(data.skip_invalid: true leaves such rows out and counts them.)";
     return input_error(cat(row.place, ": ", row.reason.message),
                        row.reason.advice.empty() ? skip : row.reason.advice + "\n  " + skip);
 }
@@ -93,7 +93,7 @@ void refuse_masked(const Losses& lost, int64_t rows) {
             list_places(lost.masked), ")"),
         cat("`unsloth-train data` with the same options shows such rows as the model sees them. ",
             cut ? "Raise model.max_seq_length, so that the answers are not cut off. " : "",
-            "data.skip_bad_rows: true leaves such rows out and counts them; data.train_on_prompt: true "
+            "data.skip_invalid: true leaves such rows out and counts them; data.train_on_prompt: true "
             "trains on prompts too."));
 }
 
@@ -159,7 +159,8 @@ std::vector<std::string> warnings_of(const Losses& lost, int64_t rows, const std
                                " rows whose labels are all masked: ", list_places(lost.masked)));
     if (lost.too_long.count > 0)
         warnings.push_back(cat(name, ": left out ", lost.too_long.count, " of ", rows, " rows of more than ",
-                               options.max_seq_length, " tokens (data.long_rows: drop): ", list_places(lost.too_long)));
+                               options.max_seq_length,
+                               " tokens (data.overflow_strategy: drop): ", list_places(lost.too_long)));
     if (lost.repaired.count > 0)
         warnings.push_back(cat(name, ": bytes that are not UTF-8 became U+FFFD in ", lost.repaired.count, " of ", rows,
                                " rows: ", list_places(lost.repaired)));

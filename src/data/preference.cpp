@@ -279,7 +279,7 @@ FormattedRow RowFormatter::pair(const Json& row) const {
         if (side.truncated)
             throw BadRow{cat("nothing is left of the ", name, " answer: the prompt alone fills the ",
                              options_.max_seq_length, " tokens that a row may have"),
-                         "Raise model.max_seq_length; data.long_rows: drop leaves such pairs out."};
+                         "Raise model.max_seq_length; data.overflow_strategy: drop leaves such pairs out."};
         throw BadRow{cat("the ", name, " answer has no token to learn"), ""};
     };
     require_targets(chosen, "chosen");

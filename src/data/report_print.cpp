@@ -187,7 +187,7 @@ std::string report_text(const DataReport& report, const tokenizer::Tokenizer* to
     const int64_t dropped = report.train.bad + report.train.masked +
                             (report.eval && !report.eval->held_out ? report.eval->bad + report.eval->masked : 0);
     if (!report.refusal.empty() && report.steps && dropped > 0)
-        text += cat("  The figures are those of a run with data.skip_bad_rows: true, which leaves out ",
+        text += cat("  The figures are those of a run with data.skip_invalid: true, which leaves out ",
                     dropped == 1 ? "this row.\n" : cat("these ", grouped(dropped), " rows.\n"));
     return text.starts_with('\n') ? text.substr(1) : text;
 }

@@ -1,5 +1,5 @@
 // The engine's one entry and its commands; each command's work is in its own file.
-#include "unsloth/config/engine.h"
+#include "unsloth/engine_api/engine.h"
 
 #include "unsloth/bench/bench.h"
 #include "unsloth/commands/commands.h"
@@ -23,42 +23,43 @@ void guarded(const Body& body) {
     }
 }
 
-class EngineImpl final : public config::Engine {
+class EngineImpl final : public engine_api::Engine {
   public:
     void train(const config::LoadedConfig& loaded) override {
         guarded([&] { train::Trainer(loaded).run(); });
     }
-    void score(const config::LoadedConfig& loaded, const config::ScoreRequest& request) override {
+    void score(const config::LoadedConfig& loaded, const engine_api::ScoreRequest& request) override {
         guarded([&] { commands::run_score(loaded, request); });
     }
-    void generate(const config::LoadedConfig& loaded, const config::GenerateRequest& request) override {
+    void generate(const config::LoadedConfig& loaded, const engine_api::GenerateRequest& request) override {
         guarded([&] { commands::run_generate(loaded, request); });
     }
-    void evaluate(const config::LoadedConfig& loaded, const config::EvaluateRequest& request) override {
+    void evaluate(const config::LoadedConfig& loaded, const engine_api::EvaluateRequest& request) override {
         guarded([&] { commands::run_evaluate(loaded, request); });
     }
-    void replay(const config::ReplayRequest& request) override {
+    void replay(const engine_api::ReplayRequest& request) override {
         guarded([&] { commands::run_replay(request); });
     }
-    config::LogitComparison compare_logits(const config::CompareRequest& request) override {
-        config::LogitComparison found;
+    engine_api::LogitComparison compare_logits(const engine_api::CompareRequest& request) override {
+        engine_api::LogitComparison found;
         guarded([&] { found = commands::compare_logits(request); });
         return found;
     }
-    config::BenchResult bench(const config::LoadedConfig& loaded, const config::BenchRequest& request) override {
-        config::BenchResult result;
+    engine_api::BenchResult bench(const config::LoadedConfig& loaded,
+                                  const engine_api::BenchRequest& request) override {
+        engine_api::BenchResult result;
         guarded([&] { result = bench::run_bench(loaded, request); });
         return result;
     }
-    void tune(const config::LoadedConfig& loaded, const config::TuneRequest& request) override {
+    void tune(const config::LoadedConfig& loaded, const engine_api::TuneRequest& request) override {
         guarded([&] { bench::run_tune(loaded, request); });
     }
-    bool plan(const config::LoadedConfig& loaded, const config::PlanRequest& request) override {
+    bool plan(const config::LoadedConfig& loaded, const engine_api::PlanRequest& request) override {
         bool fits = false;
         guarded([&] { fits = commands::run_plan(loaded, request); });
         return fits;
     }
-    std::vector<config::DeviceReport> examine_devices(double seconds) override {
+    std::vector<engine_api::DeviceReport> examine_devices(double seconds) override {
         return commands::examine_devices(seconds);
     }
 };
@@ -66,6 +67,6 @@ class EngineImpl final : public config::Engine {
 }  // namespace
 }  // namespace unsloth::engine
 
-unsloth::config::Engine* unsloth_create_engine() {
+unsloth::engine_api::Engine* unsloth_create_engine() {
     return new unsloth::engine::EngineImpl();
 }

@@ -111,7 +111,7 @@ int64_t Decoder::add(Request request) {
     if (is_dynamic(model_) && static_cast<int64_t>(request.prompt.size()) > model_.sizes().tokens)
         throw usage_error(cat("with dynamic RoPE a prompt of ", request.prompt.size(),
                               " tokens goes in at once, passes ", "have at most ", model_.sizes().tokens),
-                          "Raise --max_batch_tokens.");
+                          "Raise --max_num_batched_tokens.");
     UNSLOTH_CHECK(request.adapter >= -1 && request.adapter < model_.sizes().adapters, "adapter ", request.adapter,
                   " of ", model_.sizes().adapters);
     const int64_t number = scheduler_.add(std::move(request));

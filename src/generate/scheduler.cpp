@@ -23,7 +23,7 @@ Scheduler::Scheduler(const SchedulerLimits& limits, int64_t pages, int64_t page_
                   limits.pass_tokens, " tokens in ", limits.rows, " rows");
     if (pages_for(limits.context, page_tokens) > pages)
         throw usage_error(cat("a cache of ", pages * page_tokens, " tokens holds no sequence of ", limits.context),
-                          "Raise --kv_memory, or lower --max_context or --max_new_tokens.");
+                          "Raise --kv_cache_memory, or lower --max_model_len or --max_new_tokens.");
 }
 
 int64_t Scheduler::add(Request request) {
@@ -31,7 +31,7 @@ int64_t Scheduler::add(Request request) {
     const int64_t room = static_cast<int64_t>(request.prompt.size()) + request.max_new_tokens;
     if (room > limits_.context)
         throw usage_error(cat("prompt and answer take ", room, " tokens, the longest sequence has ", limits_.context),
-                          "Raise --max_context, or lower --max_new_tokens.");
+                          "Raise --max_model_len, or lower --max_new_tokens.");
     auto sequence = std::make_unique<Sequence>();
     sequence->number = added_++;
     sequence->ids = request.prompt;

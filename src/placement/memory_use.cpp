@@ -150,8 +150,8 @@ class Choice {
 
     void require_codes() const {
         if (plan_.request().device.is_cuda() && plan_.request().dtype != at::kBFloat16)
-            throw usage_error("training.keep_inputs_in fp8 is for runs that compute in bfloat16",
-                              "Use model.dtype bfloat16, or leave keep_inputs_in out.");
+            throw usage_error("training.activation_offload_dtype fp8 is for runs that compute in bfloat16",
+                              "Use model.dtype bfloat16, or remove activation_offload_dtype.");
     }
 
     void require_embedding(const config::DeviceMap& map) const {

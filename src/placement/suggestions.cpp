@@ -49,7 +49,7 @@ std::vector<Suggestion> all_remedies(const model::ModelPlan& plan) {
                                           {spec::Keep::but_mlp, spec::Place::host},
                                           {spec::Keep::input, spec::Place::host}}) {
             if (!may_wait && way.activations_at == spec::Place::host) continue;
-            add(cat("gradient_checkpointing ", name_of(way), gpu ? ", weight_cache off" : ""),
+            add(cat("gradient_checkpointing ", name_of(way), gpu ? ", dequantized_weights off" : ""),
                 [&](model::LoadRequest& request) {
                     each_layer(request, [&](spec::LayerPlan& layer) {
                         layer.keep = way.keep;

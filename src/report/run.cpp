@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "unsloth/config/load.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/report/series.h"
@@ -161,7 +162,7 @@ RunReader::RunReader(const std::filesystem::path& folder) {
 void RunReader::read_facts() {
     const auto config = run_.folder / "run_config.json";
     std::error_code ignored;
-    if (std::filesystem::is_regular_file(config, ignored)) run_.config = read_file(config);
+    if (std::filesystem::is_regular_file(config, ignored)) run_.config = config::with_present_names(read_file(config));
     const RunFacts facts = read_run_facts(run_.folder);
     run_.total_steps = facts.total_steps;
     run_.planned_gib = facts.planned_bytes > 0 ? static_cast<double>(facts.planned_bytes) / (1 << 30) : absent;

@@ -61,7 +61,7 @@ data::EncoderMaker encoder_maker(const OpenedModel& opened, const config::Config
     return data::run_encoder_maker(opened.tokenizer_folder, opened.file->spec.vocab_size, config.data);
 }
 
-config::LoadedConfig with_base(config::LoadedConfig loaded, const config::NamedFolders& adapters) {
+config::LoadedConfig with_base(config::LoadedConfig loaded, const engine_api::NamedFolders& adapters) {
     config::ModelOptions& model = loaded.config.model;
     const auto config_of = [](const std::string& folder) {
         return formats::read_peft_config(formats::resolve_model_path(folder));
@@ -88,7 +88,7 @@ config::LoadedConfig with_base(config::LoadedConfig loaded, const config::NamedF
 
 LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens,
                                int64_t segments, int64_t head_rows, int64_t fewest_tokens,
-                               const placement::CacheSize& cache, const config::NamedFolders& adapters) {
+                               const placement::CacheSize& cache, const engine_api::NamedFolders& adapters) {
     const at::Device device = ops::choose_device(loaded.config.hardware.device);
     LoadedModel result;
     placement::Recipe recipe{.work = placement::Work::passes,

@@ -129,7 +129,8 @@ void require_steps_left(const ResumePoint& point, int64_t total_steps) {
 void require_same_run(const config::Config& config, const ResumePoint& point) {
     const std::filesystem::path file = point.folder / "run_config.json";
     const ordered_json now = ordered_json::parse(config::config_to_json(config));
-    const ordered_json before = ordered_json::parse(read_file(file), nullptr, /*allow_exceptions=*/false);
+    const ordered_json before =
+        ordered_json::parse(config::with_present_names(read_file(file)), nullptr, /*allow_exceptions=*/false);
     if (!before.is_object()) throw input_error(cat(file.string(), " is no JSON object"));
     std::string forbidden;
     for (const auto& [section, options] : now.items()) {
@@ -142,13 +143,13 @@ void require_same_run(const config::Config& config, const ResumePoint& point) {
                               change = cat(name, ": ", old.dump(), " until now, ", value.dump(), " from here on");
             if (name == "training.max_steps" && value == 0) continue;  // only checks
             switch (config::on_resume(name)) {
-                case config::OnResume::fixed:
+                case config::OnResume::immutable:
                     forbidden += "\n  " + change;
                     break;
-                case config::OnResume::told:
+                case config::OnResume::logged:
                     log::warning("changed since the checkpoint: ", change);
                     break;
-                case config::OnResume::free:
+                case config::OnResume::mutable_:
                     break;
             }
         }

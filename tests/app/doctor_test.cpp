@@ -46,7 +46,7 @@ TEST(Doctor, SharedMemory) {
 }
 
 TEST(Doctor, OperatorsThatAreWrongAreBroken) {
-    config::DeviceReport report;
+    engine_api::DeviceReport report;
     report.name = "A card";
     report.rounds = 3;
     report.operators = {{"matrix product", 0.4}, {"attention", 0.9}};

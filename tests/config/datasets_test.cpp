@@ -50,8 +50,9 @@ TEST(Datasets, MistakesAreNamedWithTheirPlace) {
     refused(R"("datasets": [{"path": "a", "weight": 0}])", {"data.datasets[0].weight", "> 0"});
     refused(R"("datasets": [{"path": "a", "format": "alpca"}])", {"data.datasets[0].format", "alpaca"});
     refused(R"("datasets": [{"path": "a", "weight": 1}, {"path": "b"}])", {"some sources have a weight"});
-    refused(R"("datasets": ["a"], "train_file": "b")", {"data.train_file and data.datasets"});
-    refused(R"("train_on_prompt": true, "train_on_last_turn_only": true)", {"contradict"});
+    refused(R"("datasets": ["a"], "train_file": "b")", {"data.datasets cannot be combined with data.train_file"});
+    refused(R"("train_on_prompt": true, "train_on_last_turn_only": true)",
+            {"cannot be combined with data.train_on_last_turn_only"});
 }
 
 TEST(Datasets, TheSchemaKnowsTheKeys) {

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <map>
 
-#include "config/option_table.h"
 #include "tests/config/support.h"
+#include "unsloth/config/option_table.h"
 
 namespace unsloth::testing {
 namespace {
@@ -248,10 +248,10 @@ TEST(OptionTable, EveryOptionSaysWhetherAResumedRunMayChangeIt) {
     config::OptionSet options;
     config::declare_options(options, config);
     for (const config::Option& option : options.options()) EXPECT_TRUE(option.resuming) << option.full_name();
-    EXPECT_EQ(config::on_resume("lora.r"), config::OnResume::fixed);
-    EXPECT_EQ(config::on_resume("data.packing"), config::OnResume::fixed);
-    EXPECT_EQ(config::on_resume("training.learning_rate"), config::OnResume::told);
-    EXPECT_EQ(config::on_resume("data.cache_dir"), config::OnResume::free);
+    EXPECT_EQ(config::on_resume("lora.r"), config::OnResume::immutable);
+    EXPECT_EQ(config::on_resume("data.packing"), config::OnResume::immutable);
+    EXPECT_EQ(config::on_resume("training.learning_rate"), config::OnResume::logged);
+    EXPECT_EQ(config::on_resume("data.cache_dir"), config::OnResume::mutable_);
     EXPECT_THROW(config::on_resume("data.workers"), CheckError);
 }
 

@@ -1,12 +1,12 @@
 // Fields of transformers, TRL and PEFT: each of a pinned list (tests/golden/options) is taken, mapped or refused by
 // name.
-#include "config/peer_fields.h"
+#include "unsloth/config/peer_fields.h"
 #include "common/files.h"
 
 #include <set>
 
-#include "config/option_table.h"
 #include "tests/config/support.h"
+#include "unsloth/config/option_table.h"
 
 namespace unsloth::testing {
 namespace {

@@ -1,5 +1,5 @@
 // YAML files, as values and as configurations of runs.
-#include "config/read_tree.h"
+#include "unsloth/config/read_tree.h"
 
 #include "tests/config/support.h"
 

@@ -6,15 +6,16 @@
 
 The rules:
   order    a module includes only modules that stand to its left: core | spec, hub | config, formats, tokenizer, ops |
-           memory, comm, data, report, planner | weights | model | objective, generate | placement | session | train | commands, bench |
-           engine | app;
+           import, engine_api, memory, comm, data, report, planner | weights | model | objective, generate | placement |
+           session | train | commands, bench | engine | app;
            kernels stand beside spec, and
            only ops includes them
   private  headers under src/MODULE/ are for that module alone (tests may use them)
   torch    LibTorch's headers stand only in ops, memory, comm, weights, model, objective, generate, placement,
            session, train, commands, bench and engine; never in
            kernels/
-  json     no public header includes nlohmann/json.hpp (it costs a second a file; json_fwd.hpp will do)
+  json     no public header includes nlohmann/json.hpp (it costs a second a file; json_fwd.hpp will do), but for the
+           option table's unsloth/config/json.h, which no other module's public header includes
   fmt      spdlog and fmt stand only in src/core/log.cpp, for LibTorch brings another fmt
 """
 
@@ -29,6 +30,8 @@ RANK = {
     "kernels": 1.5,
     "config": 2,
     "hub": 1,
+    "import": 3,
+    "engine_api": 3,
     "formats": 2,
     "tokenizer": 2,
     "ops": 2,
@@ -64,6 +67,7 @@ WITH_TORCH = {
     "bench",
     "engine",
 }
+OPTION_JSON = "include/unsloth/config/json.h"
 KERNEL_USERS = {"kernels", "ops"}
 TORCH = re.compile(r"(ATen|c10|torch|caffe2)/")
 FMT = re.compile(r"(spdlog|fmt)/")
@@ -101,7 +105,9 @@ def broken_rule(path, name):
         return f"torch: {module} is free of LibTorch"
     if FMT.match(name) and path.as_posix() != "src/core/log.cpp":
         return "fmt: only src/core/log.cpp may include spdlog or fmt"
-    if public and name == "nlohmann/json.hpp":
+    if public and name == "unsloth/config/json.h" and module != "config":
+        return "json: only config's public headers include the option table's JSON"
+    if public and name == "nlohmann/json.hpp" and path.as_posix() != OPTION_JSON:
         return "json: a public header includes nlohmann/json_fwd.hpp at most"
     target = module_of_include(name)
     if target is None:
@@ -147,6 +153,10 @@ def self_test():
         ("kernels/a.cu", "unsloth/spec/a.h"),
         ("src/train/a.cpp", "train/b.h"),
         ("include/unsloth/data/a.h", "nlohmann/json_fwd.hpp"),
+        ("include/unsloth/config/json.h", "nlohmann/json.hpp"),
+        ("include/unsloth/config/option.h", "unsloth/config/json.h"),
+        ("src/import/a.cpp", "unsloth/config/json.h"),
+        ("src/train/a.cpp", "unsloth/engine_api/a.h"),
         ("src/app/a.cpp", "nlohmann/json.hpp"),
     ]
     forbidden = [
@@ -163,6 +173,10 @@ def self_test():
         ("kernels/a.cpp", "torch/torch.h", "torch"),
         ("include/unsloth/app/a.h", "torch/all.h", "torch"),
         ("include/unsloth/data/a.h", "nlohmann/json.hpp", "json"),
+        ("include/unsloth/config/option.h", "nlohmann/json.hpp", "json"),
+        ("include/unsloth/import/a.h", "unsloth/config/json.h", "json"),
+        ("src/config/a.cpp", "unsloth/import/a.h", "order"),
+        ("src/config/a.cpp", "unsloth/engine_api/a.h", "order"),
         ("src/train/a.cpp", "fmt/format.h", "fmt"),
     ]
     failures = 0

@@ -31,7 +31,7 @@ bool is_copy(const Json& row) {
 struct AugmentSetting {
     toy::Folder folder;
     config::Config config;
-    config::AugmentRequest request;
+    data::AugmentRequest request;
     std::vector<std::string> rows;
 
     AugmentSetting() {

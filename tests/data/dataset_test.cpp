@@ -112,7 +112,7 @@ TEST(Dataset, TheFirstBadRowStopsTheRunWithItsLine) {
         options.workers = workers;
         const std::string what = toy::message_of(ErrorKind::input, [&] { Dataset::load(path, options, &encoder); });
         EXPECT_EQ(what.rfind(cat(path.string(), ":73: not valid JSON: column"), 0), 0u) << what;
-        toy::expect_contains(what, {"skip_bad_rows"});
+        toy::expect_contains(what, {"skip_invalid"});
     }
 }
 

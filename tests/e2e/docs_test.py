@@ -214,8 +214,10 @@ class Pages(EndToEnd):
                 goal = (page.parent / path).resolve() if path else page
                 self.assertTrue(goal.exists(), f"{page.name}: {target}")
                 if name:
-                    headings = map(anchor, re.findall(r"^#+ (.*)", goal.read_text(), re.MULTILINE))
-                    self.assertIn(name, list(headings), f"{page.name}: {target}")
+                    text = goal.read_text()
+                    anchors = [anchor(heading) for heading in re.findall(r"^#+ (.*)", text, re.MULTILINE)]
+                    anchors += re.findall(r'<a id="([^"]+)"', text)
+                    self.assertIn(name, anchors, f"{page.name}: {target}")
 
 
 if __name__ == "__main__":

@@ -342,9 +342,9 @@ class Evaluate(EndToEnd):
         base, rows = model(LLAMA), self.rows(8)
         evaluated = ["--val_size", "2", "--eval_steps", "1"]
         for told, words in (
-            ("no rows to evaluate on", ["--eval_metric", "exact_match"]),
+            ("needs data.eval_file", ["--eval_metric", "exact_match"]),
             ("needs training.eval_answer_regex", [*evaluated, "--eval_metric", "regex"]),
-            ("serves training.eval_metric", [*evaluated, "--eval_answer_regex", "x"]),
+            ("only applies to training.eval_metric", [*evaluated, "--eval_answer_regex", "x"]),
             ("an evaluation has no eval_exact_match", [*evaluated, "--metric_for_best_model", "exact_match"]),
         ):
             with self.subTest(told):

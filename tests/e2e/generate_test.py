@@ -36,9 +36,9 @@ class Slips(EndToEnd):
             (["--stop", "an empty text"], ["--stop", ""]),
             (["--temperature", ">= 0"], ["--temperature", "-1"]),
             (["--seed", "expected an integer"], ["--seed", "text"]),
-            (["--stream without", "--json"], ["--json", "--stream"]),
-            (["--max_context is 10", "Raise it, or set a lower --max_new_tokens"], ["--max_context", "10"]),
-            (["--max_context 9999", "allows 512", "--rope_scaling"], ["--max_context", "9999"]),
+            (["--stream cannot be combined with --json"], ["--json", "--stream"]),
+            (["--max_model_len is 10", "Raise it, or set a lower --max_new_tokens"], ["--max_context", "10"]),
+            (["--max_model_len 9999", "allows 512", "--rope_scaling"], ["--max_context", "9999"]),
             (["allows 512", "lower --max_new_tokens"], ["--max_new_tokens", "600"]),
         ):
             with self.subTest(told):

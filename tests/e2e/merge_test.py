@@ -232,7 +232,15 @@ class Merge(Merging):
         refused(USAGE, ["not empty"], "--adapter", adapter, "--base", base, out=adapter)
         refused(USAGE, ["not a folder"], "--adapter", adapter, "--base", base, out=self.folder / "adapter.jsonl")
         refused(
-            USAGE, ["--verify or --no_verify"], "--adapter", adapter, "--base", base, "--verify", "x", "--no_verify"
+            USAGE,
+            ["--no_verify cannot be combined with --verify"],
+            "--adapter",
+            adapter,
+            "--base",
+            base,
+            "--verify",
+            "x",
+            "--no_verify",
         )
         refused(USAGE, ["--max_shard_size", "5XB"], "--adapter", adapter, "--base", base, "--max_shard_size", "5XB")
         refused(USAGE, ["--device", "tpu"], "--adapter", adapter, "--base", base, "--device", "tpu")

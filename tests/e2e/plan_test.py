@@ -267,7 +267,7 @@ class Plan(EndToEnd):
         # for both, their layers' inputs would be what ends it.)
         self.assertGreater(two["largest"]["seq"], 1.3 * one["largest"]["seq"])
         self.assertGreater(two["predicted_tokens_per_second"], 1.6 * one["predicted_tokens_per_second"])
-        self.fail_with(USAGE, ["cp_size 2", "objective"], "plan", *arguments, "--cp_size", 2, "--objective", "dpo")
+        self.fail_with(USAGE, ["cp_size", "objective"], "plan", *arguments, "--cp_size", 2, "--objective", "dpo")
 
     def test_13b_in_full_on_four_cards_of_40_gib(self):
         arguments = (

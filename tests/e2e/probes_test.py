@@ -305,12 +305,12 @@ class Generate(EndToEnd):
         base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
         self.fail_with(
             USAGE,
-            ["--kv_memory 1KB", "A token takes"],
+            ["--kv_cache_memory 1KB", "A token takes"],
             *("generate", "--model.path", base, "--prompt", "x", "--device", "cpu", "--kv_memory", "1KB"),
         )
         self.fail_with(
             USAGE,
-            "--max_context is 20",
+            "--max_model_len is 20",
             *("generate", "--model.path", base, "--prompt", "x", "--device", "cpu", "--max_context", "20"),
         )
 

@@ -364,6 +364,20 @@ class Resuming(EndToEnd):
         )
         self.assertIn("changed since the checkpoint: training.learning_rate", result.err)
         self.assertEqual([s["step"] for s in self.steps(self.folder / "new")], list(range(5, 13)))
+        # An earlier version wrote options under their former names.
+        file = newest / "run_config.json"
+        written = json.loads(file.read_text())
+        self.assertEqual(written["data"].pop("overflow_strategy"), "auto")
+        written["data"]["long_rows"] = "drop"
+        file.write_text(json.dumps(written))
+        manifest = json.loads((newest / "manifest.json").read_text())
+        manifest["files"] = [entry for entry in manifest["files"] if entry["name"] != file.name]
+        (newest / "manifest.json").write_text(json.dumps(manifest))
+        self.fail_with(
+            USAGE,
+            ['data.overflow_strategy: "drop" until now, "auto" from here on'],
+            *self.arguments("new2", "--resume_from_checkpoint", newest),
+        )
 
     def test_other_labels_and_positions_are_other_rows(self):
         """The same tokens with as many targets and segments: only which ones they are differs."""

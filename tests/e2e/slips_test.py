@@ -190,8 +190,8 @@ class Options(EndToEnd):
 
     def test_options_that_would_do_nothing(self):
         base = ("generate", "--model.path", LEGAL_BASE, "--prompt", "p")
-        self.fail_with(USAGE, ["--n serves --temperature", "0.7"], *base, "--n", "3")
-        self.fail_with(USAGE, ["--top_p", "serve --temperature"], *base, "--top_p", "0.9")
+        self.fail_with(USAGE, ["--n only applies with --temperature", "0.7"], *base, "--n", "3")
+        self.fail_with(USAGE, ["--top_p", "only applies with --temperature"], *base, "--top_p", "0.9")
         self.fail_with(USAGE, "--prompt, --file or --chat", "generate", "--model.path", LEGAL_BASE)
         idle = self.succeed(
             *self.train_arguments(model(LLAMA), self.rows(2), "--max_steps", "0"),

@@ -454,7 +454,7 @@ class Evaluation(EndToEnd):
         self.assertEqual(history[-1]["eval_law_loss"], self.evaluations(out)[-1]["eval_law_loss"])
         self.fail_with(
             USAGE,
-            ["data.eval_file and data.eval_files are both given"],
+            ["data.eval_file cannot be combined with data.eval_files"],
             *self.train_arguments(base, rows, "--eval_files", named, "--eval_file", files["law"]),
         )
         self.fail_with(

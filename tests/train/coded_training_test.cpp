@@ -103,7 +103,7 @@ TEST_P(CodedTraining, ThePlanIsWhatTheRunTakes) {
         SCOPED_TRACE(cache);
         memory::reset_peak(device);
         const int64_t before = memory::peak_allocated_bytes(device);
-        train::Trainer trainer(make_config(flags + fp8() + Flags{"--hardware.weight_cache", cache}));
+        train::Trainer trainer(make_config(flags + fp8() + Flags{"--hardware.dequantized_weights", cache}));
         trainer.load();
         const int64_t loading = memory::peak_allocated_bytes(device) - before;
         int64_t after_two = 0;

@@ -32,7 +32,7 @@ class FastPath : public ::testing::Test {
                 "8",
                 "--training.gradient_accumulation_steps",
                 "1",
-                "--training.micro_batch",
+                "--training.auto_micro_batch",
                 "as_given",
                 "--training.learning_rate",
                 "0.0005",
@@ -42,7 +42,7 @@ class FastPath : public ::testing::Test {
                 "100",
                 "--hardware.kernels",
                 "library",
-                "--hardware.weight_cache",
+                "--hardware.dequantized_weights",
                 "off",
                 "--hardware.cuda_graphs",
                 "false",
@@ -84,7 +84,7 @@ struct Variant {
 // Passes are recorded where a micro-batch's rows are of equal length: one row each.
 const std::vector<Variant> variants = {
     {{"--hardware.kernels", "auto"}},
-    {{"--hardware.kernels", "auto", "--hardware.weight_cache", "on", "--hardware.cuda_graphs", "true",
+    {{"--hardware.kernels", "auto", "--hardware.dequantized_weights", "on", "--hardware.cuda_graphs", "true",
       "--training.per_device_train_batch_size", "1", "--training.gradient_accumulation_steps", "8"},
      /*records=*/true},
     {{"--hardware.kernels", "auto", "--training.gradient_checkpointing", "mlp+offload", "--hardware.offload_embedding",

@@ -8,7 +8,7 @@ namespace {
 
 using namespace test;
 
-const Flags three_bits{"--hardware.weight_mantissa_bits", "3", "--hardware.weight_cache", "on"};
+const Flags three_bits{"--hardware.weight_mantissa_bits", "3", "--hardware.dequantized_weights", "on"};
 
 TEST(MantissaBits, AreOfTraining) {
     const config::LoadedConfig loaded = make_config(three_bits + Flags{"--model.dtype", "bfloat16"});

@@ -34,25 +34,20 @@ void require_distributed(const Config& config);
 /// The whole configuration as indented JSON that load_config reads back to the same values; ends in a newline.
 std::string config_to_json(const Config& config);
 
-/// What a run that goes on from a checkpoint may do with an option.
+/// A configuration that an earlier version wrote, with options under the names that they have today; a text that is no
+/// JSON object stays as it is.
+std::string with_present_names(const std::string& json);
+
+/// What a resumed run may do with an option.
 enum class OnResume {
-    fixed,  ///< nothing: it decides what the steps already taken meant
-    told,   ///< change it from here on, and the log says so
-    free    ///< change it without a word: it only says how the run is carried out
+    immutable,  ///< nothing: the completed steps depend on it
+    logged,     ///< change it from here on, and the log reports it
+    mutable_    ///< change it without a report: it only affects how the run is executed
 };
 /// Of the option of this full name ("lora.r"); CheckError when there is none.
 OnResume on_resume(const std::string& option);
 
 /// A JSON Schema (draft 2020-12) of configuration files; ends in a newline.
 std::string config_schema();
-
-/// docs/options.md.
-std::string options_markdown();
-
-/// A script that completes command lines in `shell`: bash, zsh or fish.
-std::string shell_completion(const std::string& shell);
-
-/// The manual page unsloth-train.1, in roff.
-std::string manual_page();
 
 }  // namespace unsloth::config

@@ -7,11 +7,22 @@
 #include <utility>
 #include <vector>
 
-#include "unsloth/config/command_line.h"
 #include "unsloth/config/config.h"
 #include "unsloth/data/format.h"
 
 namespace unsloth::data {
+
+struct AugmentRequest {
+    std::string in;                 ///< file, folder or glob; empty: data.train_file
+    std::string out;                ///< never empty
+    std::string eval_out;           ///< for the rows that data.val_size holds out; empty: none
+    std::string thesaurus;          ///< JSON; empty: no synonyms
+    std::string back_translations;  ///< file, folder or glob; empty: none
+    std::string id_column = "id";
+    std::vector<std::string> fields;  ///< whose texts change; empty: those of the prompt
+    int64_t copies = 1;               ///< of a row, by each of the first three ways
+    double synonym_rate = 0.1, swap_rate = 0, delete_rate = 0;
+};
 
 struct AugmentCounts {
     std::string by;
@@ -21,7 +32,7 @@ struct AugmentCounts {
 
 struct AugmentResult {
     int64_t read = 0;      ///< rows of the input
-    int64_t bad = 0;       ///< left out (with data.skip_bad_rows)
+    int64_t bad = 0;       ///< left out (with data.skip_invalid)
     int64_t held_out = 0;  ///< written to eval_out, as they are, and without copies
     int64_t kept = 0;      ///< written to out, as they are
     std::vector<AugmentCounts> copies;
@@ -41,7 +52,7 @@ struct AugmentResult {
 /// Usage Error for a val_size without an eval_out and the reverse, for nothing to do, and for fields that the format
 /// does not have; input Error (file:line) for bad rows unless skip_bad_rows, for an id that comes twice, and for rows
 /// that are copies themselves.
-AugmentResult augment_rows(const config::Config& config, const config::AugmentRequest& request);
+AugmentResult augment_rows(const config::Config& config, const AugmentRequest& request);
 
 /// A few lines for the log.
 std::string describe(const AugmentResult& result);

@@ -23,7 +23,7 @@ struct ModelLimits {
 DatasetOptions dataset_options(const config::Config& config, const ModelLimits& limits);
 LoaderOptions loader_options(const config::Config& config, int rank = 0, int world_size = 1);
 
-/// What becomes of bad rows and of rows without a target: what data.skip_bad_rows says; or they never stop the load,
+/// What becomes of bad rows and of rows without a target: what data.skip_invalid says; or they never stop the load,
 /// and the rows without a target are kept apart. Both give the same training rows where skip_bad_rows is on, or no such
 /// row is there.
 enum class RefusedRows { as_configured, set_aside };

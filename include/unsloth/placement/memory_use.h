@@ -37,7 +37,7 @@ MemoryBudget memory_budget(const config::Config& config, at::Device device, cons
 /// Fewest tokens of an MLP at a time that a plan takes.
 constexpr int64_t least_row_tile = 4096;
 
-/// Whether layers' inputs may wait on the host as e4m3 codes (training.keep_inputs_in).
+/// Whether layers' inputs may wait on the host as e4m3 codes (training.activation_offload_dtype).
 bool may_take_codes(const config::Config& config, const model::LoadRequest& request);
 
 /// Whether weights of layers may be left in host memory or on the disk: frozen ones, of a GPU's run without a pipeline,
@@ -57,12 +57,12 @@ std::optional<spec::LayerPlan> layer_plan_of(config::GradientCheckpointing optio
 /// an MLP at a time. If none fits, model.device_map auto takes layers off the device too, with so many of the step's
 /// `micro_batches` in flight at a time as is fastest; what does not fit in host memory stays on the disk. On the CPU,
 /// and where a map has layers elsewhere: the first of a few ways that fits. Where nothing fits else, inputs that wait
-/// on the host may be codes (training.keep_inputs_in). Without any way that fits, the last one is set. usage Error for
-/// a map that cannot be followed.
+/// on the host may be codes (training.activation_offload_dtype). Without any way that fits, the last one is set. usage
+/// Error for a map that cannot be followed.
 void choose_memory_use(const config::Config& config, model::ModelPlan& plan, int64_t micro_batches = 1,
                        const std::optional<Machine>& machine = std::nullopt);
 
-/// training.micro_batch auto: rows of a step, which passes of any size may hold.
+/// training.auto_micro_batch auto: rows of a step, which passes of any size may hold.
 struct PassChoice {
     int64_t given = 1;                                      ///< rows of a pass as the options say
     int64_t of_step = 1;                                    ///< on a rank

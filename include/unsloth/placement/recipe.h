@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "unsloth/comm/mesh.h"
-#include "unsloth/config/engine.h"
 #include "unsloth/data/loader.h"
+#include "unsloth/engine_api/engine.h"
 #include "unsloth/model/loader.h"
 #include "unsloth/placement/load_request.h"
 

@@ -6,9 +6,9 @@
 
 #include "unsloth/comm/group.h"
 #include "unsloth/config/config.h"
-#include "unsloth/config/engine.h"
 #include "unsloth/data/encoder.h"
 #include "unsloth/data/training_data.h"
+#include "unsloth/engine_api/engine.h"
 #include "unsloth/formats/load_plan.h"
 #include "unsloth/model/loader.h"
 #include "unsloth/model/model.h"
@@ -51,10 +51,10 @@ struct LoadedModel {
 /// configuration's one.
 LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens,
                                int64_t segments, int64_t head_rows, int64_t fewest_tokens,
-                               const placement::CacheSize& cache = {}, const config::NamedFolders& adapters = {});
+                               const placement::CacheSize& cache = {}, const engine_api::NamedFolders& adapters = {});
 
 /// The configuration of answers by adapters alone: their base is what the first was trained on, positions are scaled as
 /// they were in training. usage Error, with an adapter's name, where they were scaled differently.
-config::LoadedConfig with_base(config::LoadedConfig loaded, const config::NamedFolders& adapters = {});
+config::LoadedConfig with_base(config::LoadedConfig loaded, const engine_api::NamedFolders& adapters = {});
 
 }  // namespace unsloth::session

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "unsloth/config/engine.h"
+#include "unsloth/engine_api/engine.h"
 #include "unsloth/objective/teacher.h"
 #include "unsloth/placement/memory_use.h"
 #include "unsloth/session/session.h"

@@ -35,7 +35,7 @@ struct RunPlan {
     int64_t row_tile = 0;           ///< tokens that pass through a layer's MLP at a time; 0: all
     bool inputs_in_fp8 = false;     ///< those that wait on the host are e4m3 codes there, with a scale for each token
     int64_t in_flight = 1;          ///< micro-batches between their forward and their backward pass at a time
-    int64_t pass_rows = 0;          ///< rows of a micro-batch (training.micro_batch auto); 0: as the options say
+    int64_t pass_rows = 0;          ///< rows of a micro-batch (training.auto_micro_batch auto); 0: as the options say
     bool operator==(const RunPlan&) const = default;
 
     /// row_tile of a micro-batch of so many tokens.

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "app/machine/nvml.h"
-#include "unsloth/config/engine.h"
+#include "unsloth/engine_api/engine.h"
 
 namespace unsloth::app {
 
@@ -46,7 +46,7 @@ Finding judge_shared_memory(int64_t size, int64_t free);
 Finding judge_sums(const std::string& printed, bool nvlink);
 
 /// What the engine found out about a device.
-std::vector<Finding> judge_device(const config::DeviceReport& report, const std::string& label);
+std::vector<Finding> judge_device(const engine_api::DeviceReport& report, const std::string& label);
 /// What NVML says of a GPU while it works.
 Finding judge_health(const NvmlGpu& gpu, const std::string& label);
 /// Rates in bytes a second.

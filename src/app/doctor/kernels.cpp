@@ -18,7 +18,7 @@ std::string rounded(double value) {
     return text;
 }
 
-Finding peers(const std::vector<config::DeviceReport>& reports) {
+Finding peers(const std::vector<engine_api::DeviceReport>& reports) {
     Finding finding{Verdict::ok, "peer access", "", ""};
     for (std::size_t i = 0; i < reports.size(); ++i) {
         finding.value += cat(i == 0 ? "" : "\n", "GPU ", i, ":");
@@ -35,7 +35,7 @@ Finding peers(const std::vector<config::DeviceReport>& reports) {
 
 }  // namespace
 
-std::vector<Finding> judge_device(const config::DeviceReport& report, const std::string& label) {
+std::vector<Finding> judge_device(const engine_api::DeviceReport& report, const std::string& label) {
     if (!report.problem.empty())
         return {{Verdict::broken, label, report.problem,
                  "The kernels of this build do not run on it; see the driver's version and the architectures that "
@@ -115,7 +115,7 @@ Finding judge_health(const NvmlGpu& gpu, const std::string& label) {
 
 std::vector<Finding> check_kernels(const config::Config& config) {
     GpuWatch watch(std::chrono::milliseconds(200));
-    std::vector<config::DeviceReport> reports;
+    std::vector<engine_api::DeviceReport> reports;
     try {
         reports = load_engine()->examine_devices(seconds_each);
     } catch (const Error&) {  // said by check_libraries

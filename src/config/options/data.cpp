@@ -20,7 +20,7 @@ void declare_source(OptionSet& options, DataSource& source) {
                 "Only files of this split, by their names; empty: all, or train where a folder has one.");
     options.add("columns", source.columns, "Names of columns in the files; empty: data.columns.");
     options.add("template", source.template_name, "Chat template of its rows; empty: data.template.").path("NAME");
-    options.add("max_samples", source.max_samples, "Only so many rows, from its beginning; 0: all.")
+    options.add("max_samples", source.max_samples, "Read only this many examples, from the start; 0: all.")
         .at_least(0)
         .suggested_for({"num_samples", "max_rows", "limit"});
 }
@@ -28,7 +28,7 @@ void declare_source(OptionSet& options, DataSource& source) {
 }  // namespace
 
 void declare_data(OptionSet& options, DataOptions& data) {
-    options.section("data", "Data", "Rows to train and to evaluate on.", OnResume::fixed);
+    options.section("data", "Data", "Rows to train and to evaluate on.", OnResume::immutable);
     options
         .add("train_file", data.train_file,
              "Training rows: a file (JSON Lines, JSON array, CSV, TSV, plain text, each also as .gz or .zst; Parquet, "
@@ -37,25 +37,32 @@ void declare_data(OptionSet& options, DataOptions& data) {
              "of such files, a glob, or a data set of the Hugging Face hub (ORG/NAME).")
         .path("FILE")
         .suggested_for({"dataset", "data", "train", "train_data", "dataset_path", "dataset_name", "data_path", "file"})
-        .on_resume(OnResume::told);
+        .on_resume(OnResume::logged);
     options
         .add_list(
             "datasets", data.datasets, declare_source,
             "Several sources of training rows, instead of train_file: [{\"path\", \"format\", \"weight\", \"split\", "
             "\"columns\", \"template\", \"max_samples\"}], all but path optional. Weights, on all or on none, are the "
             "sources' shares of an epoch.")
+        .not_with("data.train_file")
+        .because("training rows come from one of them")
         .suggested_for({"sources", "dataset_mixer", "train_files"})
-        .on_resume(OnResume::told);
+        .on_resume(OnResume::logged);
     options.add("eval_file", data.eval_file, "Evaluation rows: a file, folder or glob.")
         .path("FILE")
         .suggested_for({"validation_file", "valid_file", "test_file", "eval_dataset", "eval_data"})
-        .on_resume(OnResume::told);
+        .not_with("data.val_size")
+        .because("evaluation rows come from one of them")
+        .not_with("data.eval_files")
+        .because("evaluation rows come from one of them")
+        .on_resume(OnResume::logged);
     options
-        .add(
-            "eval_files", data.eval_files,
-            "Several named sets of evaluation rows instead of eval_file: {\"law\": \"law.jsonl\", \"chat\": "
-            "\"chat.jsonl\"}. Each gets a loss of its own (eval_law_loss) beside that of all their tokens (eval_loss).")
-        .on_resume(OnResume::told);
+        .add("eval_files", data.eval_files,
+             "Several named evaluation sets instead of eval_file: {\"law\": \"law.jsonl\", \"chat\": \"chat.jsonl\"}. "
+             "Each set gets its own loss (eval_law_loss), in addition to the loss over all tokens (eval_loss).")
+        .not_with("data.val_size")
+        .because("evaluation rows come from one of them")
+        .on_resume(OnResume::logged);
     options
         .add("val_size", data.val_size,
              "Rows of the training data held out for evaluation: below 1 a fraction, else a number; 0: none.")
@@ -77,33 +84,48 @@ void declare_data(OptionSet& options, DataOptions& data) {
         "A row that is not UTF-8: refuse takes it for a bad row, replace makes its broken bytes U+FFFD.");
     options
         .add("template", data.template_name,
-             "Chat template: auto (the model's own, else a built-in one that fits its tokens), a name (of one of the "
-             "model's, or llama-3, llama-2, mistral, chatml, qwen, alpaca, zephyr), or a path to a .jinja file.")
+             "Chat template. auto: the model's own, else a built-in one that fits its tokens. A name: one of the "
+             "model's, or llama-3, llama-2, mistral, chatml, qwen, alpaca, zephyr. A path: a .jinja file.")
         .path("NAME")
         .suggested_for({"chat_template", "prompt_template"});
     options.add_object(
         "chat_template_kwargs", data.chat_template_kwargs,
         "Variables of the chat template, such as {\"enable_thinking\": false}. A row's own columns win, and "
         "over these its column chat_template_kwargs.");
-    options.add("train_on_prompt", data.train_on_prompt, "Prompts are targets too, not only answers.");
-    options.add("train_on_last_turn_only", data.train_on_last_turn_only,
-                "Of a conversation's answers only the last is a target.");
-    options.add("shuffle", data.shuffle,
-                "Another order of rows every epoch, drawn from training.seed; false: the file's.");
+    options.add("train_on_prompt", data.train_on_prompt, "Prompts have labels too, not only completions.")
+        .not_with("data.train_on_last_turn_only")
+        .not_with("training.objective", {"dpo", "orpo", "kto"})
+        .because("preferences are about answers");
+    options
+        .add("train_on_last_turn_only", data.train_on_last_turn_only,
+             "Only the last assistant turn of a conversation has labels.")
+        .not_with("training.objective", {"dpo", "orpo", "kto"})
+        .because("preferences are about answers");
+    options.add("shuffle", data.shuffle, "Shuffle examples every epoch, seeded by training.seed; false: file order.");
     options
         .add("packing", data.packing,
              "Fill rows of max_seq_length with several examples, each attending only to itself.")
-        .alias("training", "packing");
-    options.add_choice("long_rows", data.long_rows,
-                       {{"auto", LongRows::automatic},
-                        {"truncate", LongRows::truncate},
-                        {"split", LongRows::split},
-                        {"drop", LongRows::drop}},
-                       "A row of more than model.max_seq_length tokens: truncate cuts it, split makes rows of all its "
-                       "tokens, drop leaves it out and counts it; auto splits plain text and truncates other rows.");
+        .alias("training", "packing")
+        .not_with("training.max_tokens_per_batch")
+        .because("packing fills rows, max_tokens_per_batch fills micro-batches");
+    options
+        .add_choice(
+            "overflow_strategy", data.long_rows,
+            {{"auto", LongRows::automatic},
+             {"truncate", LongRows::truncate},
+             {"split", LongRows::split},
+             {"drop", LongRows::drop}},
+            "What happens to an example of more than model.max_seq_length tokens. truncate cuts it. split makes "
+            "several sequences of it. drop skips and counts it. auto splits plain text and truncates other examples.")
+        .not_with("training.objective", {"dpo", "orpo", "kto"})
+        .when({"split"})
+        .because("it would separate an answer from its prompt")
+        .or_else("Set data.overflow_strategy to truncate or drop.")
+        .alias("data", "long_rows");
     options.add("drop_duplicates", data.drop_duplicates,
-                "Leave out training rows whose tokens and labels are those of an earlier row, and count them.");
-    options.add("skip_bad_rows", data.skip_bad_rows, "Count and skip rows that cannot be read, instead of stopping.");
+                "Skip training examples whose tokens and labels repeat an earlier example, and count them.");
+    options.add("skip_invalid", data.skip_bad_rows, "Count and skip examples that cannot be read, instead of stopping.")
+        .alias("data", "skip_bad_rows");
     options
         .add("cache_dir", data.cache_dir,
              "Folder for encoded rows, so that the next start need not tokenise; auto: unsloth-train in the user's "
@@ -111,15 +133,14 @@ void declare_data(OptionSet& options, DataOptions& data) {
              "for data of 1 MiB or more; empty: none.")
         .path("DIR")
         .suggested_for({"dataset_cache", "tokenized_path", "cache"})
-        .on_resume(OnResume::free);
+        .on_resume(OnResume::mutable_);
     options
         .add("cache_max_gib", data.cache_max_gib,
-             "GiB that the encoded rows in cache_dir may take: a new file drives out those not used for longest, never "
-             "one that a run has open; "
-             "0: no bound.")
+             "Size limit of cache_dir in GiB. A new file evicts the least recently used ones, but never a file that a "
+             "run has open. 0: no limit.")
         .at_least(0)
         .at_most(100000)
-        .on_resume(OnResume::free);
+        .on_resume(OnResume::mutable_);
 }
 
 }  // namespace unsloth::config

@@ -1,6 +1,8 @@
 #include "config/options/sections.h"
 
-#include "config/option_table.h"
+#include "unsloth/config/option_table.h"
+#include "unsloth/core/error.h"
+#include "unsloth/spec/coded_products.h"
 #include "unsloth/spec/model_spec.h"
 
 namespace unsloth::config {
@@ -13,25 +15,35 @@ std::vector<std::string> projection_list() {
 }  // namespace
 
 void declare_model(OptionSet& options, ModelOptions& model) {
-    options.section("model", "Model", "What is trained on: the frozen base, and an adapter to continue from.");
+    options.section("model", "Model", "The frozen base model, and an adapter to continue from.");
     options
         .add("path", model.path,
-             "Folder of a Hugging Face checkpoint, a .safetensors file, or the id of a model on the Hugging Face hub "
-             "(ORG/NAME, ORG/NAME@REVISION), which is downloaded into its cache.")
+             "A Hugging Face checkpoint folder, a .safetensors file, or a Hugging Face hub id (ORG/NAME, "
+             "ORG/NAME@REVISION). A hub model is downloaded into the hub cache.")
         .path("PATH")
         .suggested_for({"model", "model_name", "model_name_or_path", "base_model", "model_path", "name"})
-        .on_resume(OnResume::told);
+        .on_resume(OnResume::logged);
     options
         .add("load_in_4bit", model.load_in_4bit,
              "Hold the base in NF4: 16 and 32-bit weights are quantised while loading. With false a 16-bit checkpoint "
              "stays 16-bit. A checkpoint that is stored in 4 or 8 bit stays as it is either way.")
         .suggested_for({"load_4bit", "use_4bit", "qlora"})
-        .on_resume(OnResume::fixed);
+        .not_with("lora.finetuning_type", {"full"})
+        .when({true})
+        .because("full training updates the weights that it would freeze")
+        .or_else("Set model.load_in_4bit to false, or lora.finetuning_type to lora.")
+        .not_with("model.load_in_8bit", {true})
+        .when({true})
+        .default_with("lora.finetuning_type", {"full"}, false)
+        .default_with("model.load_in_8bit", {true}, false)
+        .on_resume(OnResume::immutable);
     options
         .add("load_in_8bit", model.load_in_8bit,
              "Hold the base in 8 bit with a scale for each row (LLM.int8), instead of load_in_4bit: 16 and 32-bit "
              "weights are quantised while loading. Products have the weights' values in dtype.")
-        .on_resume(OnResume::fixed);
+        .not_with("lora.finetuning_type", {"full"})
+        .because("full training updates the weights that it would freeze")
+        .on_resume(OnResume::immutable);
     options
         .add(
             "precision", model.precision,
@@ -40,7 +52,9 @@ void declare_model(OptionSet& options, ModelOptions& model) {
             "\"lm_head\": \"int8\"}. default is for the layers' projections, instead of load_in_4bit and load_in_8bit; "
             "the longest name that fits a module holds. Embeddings and lm_head stay as they are unless they are "
             "named.")
-        .on_resume(OnResume::fixed);
+        .not_with("lora.finetuning_type", {"full"})
+        .because("full training updates the weights that it would freeze")
+        .on_resume(OnResume::immutable);
     options.add_choice("dtype", model.dtype, compute_types(), "Type of activations and of the GEMMs' operands.")
         .shorthand("model", "bf16", "bfloat16")
         .shorthand("model", "fp16", "float16")
@@ -57,7 +71,7 @@ void declare_model(OptionSet& options, ModelOptions& model) {
         .synonym("torch.float16", "float16")
         .synonym("torch.float32", "float32")
         .synonym(nullptr, "bfloat16")
-        .on_resume(OnResume::told);
+        .on_resume(OnResume::logged);
     options
         .add_choice(
             "compute_dtype", model.compute_dtype,
@@ -65,19 +79,25 @@ void declare_model(OptionSet& options, ModelOptions& model) {
              {"fp8_backward", spec::CodedProducts::dx},
              {"int8", spec::CodedProducts::int8},
              {"fp8_both", spec::CodedProducts::both}},
-            "Operands of the frozen base's products: auto: of type dtype; fp8_backward (or fp8): of the gradients of "
-            "activations in e4m3, with a scale for each row of activations and of weights, so that a step's loss is "
-            "that of auto in passes of as many rows (bfloat16 runs that train a LoRA; one byte a weight more than auto "
-            "takes); int8: of both passes in int8, with a scale for each row and 256 columns of activations and for "
-            "each row of weights, which is faster (little more than half the time for these products, 2 bytes a "
-            "weight) at gradients as near fp32's; fp8_both: of both passes in e4m3, which is a little faster yet and "
-            "takes gradients three times as far from fp32's. Adapters, attention, an lm_head that is trained or "
-            "whose rows are no multiple of 16 and, beside int8, the gradients of its input stay in dtype; so does all "
-            "that is not a training run. fp8 is for H100 and H200.")
+            "Number format of the frozen base's matmuls in a training run. auto: dtype. fp8_backward (or fp8): "
+            "activation gradients in e4m3, with a scale for each row of activations and weights. With as many "
+            "sequences per pass, losses are those of auto. It needs bfloat16 and one byte more per weight. int8: both "
+            "passes in int8, with a scale for each row and 256 columns of activations and each row of weights. It "
+            "takes little more than half the time, and 2 bytes per weight. Gradients are equally near fp32's. "
+            "fp8_both: both passes in e4m3. It is a little faster yet, with gradients three times as far "
+            "from fp32's. Adapters and attention stay in dtype. So does an lm_head that is trained or whose rows are "
+            "no multiple of 16, and with int8 its input gradients. fp8 needs an H100 or H200.")
         .synonym("fp8", "fp8_backward",
-                 "taken as fp8_backward; fp8_both, which this word meant before 2026-11-24, has forward products in 8 "
-                 "bit, too")
-        .on_resume(OnResume::told);
+                 "taken as fp8_backward; before 2026-11-24 it meant fp8_both, whose forward matmuls are in 8 bit too")
+        .not_with("lora.finetuning_type", {"full"})
+        .because("it is for a frozen base")
+        .not_with("lora.use_dora", {true})
+        .when({"fp8_both", "int8"})
+        .because(cat("it ", why_not_dora(spec::CodedProducts::both)))
+        .not_with("lora.use_dora", {true})
+        .when({"fp8_backward"})
+        .because(cat("it ", why_not_dora(spec::CodedProducts::dx)))
+        .on_resume(OnResume::logged);
     options
         .add("adapter_name_or_path", model.adapter_name_or_path,
              "PEFT adapter folder, or id on the hub, to continue from. Its own configuration gives r, alpha, patterns "
@@ -85,17 +105,19 @@ void declare_model(OptionSet& options, ModelOptions& model) {
              "option that says otherwise is an error.")
         .path("DIR")
         .suggested_for({"adapter", "adapter_path", "lora_path"})
-        .on_resume(OnResume::told);
+        .not_with("lora.finetuning_type", {"full"})
+        .or_else("Train the adapter with lora.finetuning_type lora, or remove it.")
+        .on_resume(OnResume::logged);
     options
         .add("max_seq_length", model.max_seq_length,
-             "Longest row in tokens; data.long_rows says what becomes of longer ones.")
+             "Longest sequence in tokens; data.overflow_strategy handles longer ones.")
         .at_least(1)
         .alias("model", "max_length")
         .alias("training", "max_length")
         .alias("training", "max_seq_length")
         .suggested_for({"cutoff_len", "seq_len", "seq_length", "context_length", "model_max_length", "sequence_len",
                         "max_seq_len", "max_len"})
-        .on_resume(OnResume::fixed);
+        .on_resume(OnResume::immutable);
     options
         .add_object(
             "rope_scaling", model.rope_scaling,
@@ -105,36 +127,36 @@ void declare_model(OptionSet& options, ModelOptions& model) {
             "positions needs it.")
         .synonym(nullptr, Json::object())
         .alias("training", "rope_scaling")
-        .on_resume(OnResume::fixed);
+        .on_resume(OnResume::immutable);
     declare_device_map(options.add_object(
         "device_map", model.device_map,
-        "Where the frozen model lies, which changes no bit of the results (but products of few tokens round "
-        "otherwise on a GPU where layers lie on the disk). auto: on the GPU; where that is "
-        "too small even with gradient_checkpointing full+offload, its last layers in host memory, and what "
-        "does not fit there on the disk, from where they are copied ahead of use. On several GPUs "
-        "sequential (each as much as it holds), balanced (by time) and balanced_low_0 (less for the first) start "
-        "a process a GPU, which have the layers in turn (distributed.pp_size), and so does an object that names "
-        "several. 0, cuda and cuda:0 are all of it on the GPU, {\"\": 0}, as with Hugging Face. An object says it by "
-        "module: {\"model.embed_tokens\": \"cpu\", \"model.layers.0-15\": 0, "
-        "\"model.layers.16-31\": \"cpu\", \"lm_head\": 0}; the longest name that fits a module holds."));
+        "Device of each part of the frozen model. It changes no bit of the results, except for small matmuls of layers "
+        "on disk. auto: on the GPU. If the GPU is too small even with gradient_checkpointing full+offload, the last "
+        "layers are in host memory, then on disk, and are prefetched. For several GPUs: sequential (each GPU is filled "
+        "in turn), balanced (by time) or balanced_low_0 (less on the first). These, and objects that name several "
+        "GPUs, start one process per GPU with consecutive layers (distributed.pp_size). 0, cuda and cuda:0 put the "
+        "whole model on the GPU, {\"\": 0}, as in Hugging Face. An object names modules: {\"model.embed_tokens\": "
+        "\"cpu\", \"model.layers.0-15\": 0, \"model.layers.16-31\": \"cpu\", \"lm_head\": 0}. The longest name that "
+        "matches a module applies."));
     options
         .add("offload_folder", model.offload_folder,
-             "Folder for weights that device_map leaves on the disk but that the checkpoint has in another form (they "
-             "are quantised while loading): a file that is gone when the run ends. What a 4-bit checkpoint has is read "
-             "in place and needs none.")
+             "Folder for weights that device_map puts on disk and that are quantized while loading. They are in a file "
+             "that is removed when the run ends. Weights of a 4-bit checkpoint are read in place and need no folder.")
         .path("DIR")
-        .on_resume(OnResume::free);
+        .on_resume(OnResume::mutable_);
     options
         .add("max_memory", model.max_memory,
              "Most memory that a run plans for, by device: {\"0\": \"12GiB\", \"cpu\": \"64GiB\"} (a GPU's number, "
              "and host memory). Without it, what is free: of host memory 95 % of what is available and the control "
              "group allows.")
-        .on_resume(OnResume::free);
+        .on_resume(OnResume::mutable_);
 }
 
 void declare_device_map(Option& map) {
     const Json one_gpu = {{"", 0}};  // what Hugging Face means by any of these
-    map.one_of({"auto", "sequential", "balanced", "balanced_low_0"}).synonym(nullptr, "auto").on_resume(OnResume::free);
+    map.one_of({"auto", "sequential", "balanced", "balanced_low_0"})
+        .synonym(nullptr, "auto")
+        .on_resume(OnResume::mutable_);
     for (const Json& written : {Json(0), Json("0"), Json("cuda"), Json("cuda:0")}) map.synonym(written, one_gpu);
     map.refused_with(
         "All of it on one GPU is 0, cuda or cuda:0; on another GPU, --hardware.device cuda:1; on the CPU, "
@@ -142,42 +164,60 @@ void declare_device_map(Option& map) {
 }
 
 void declare_lora(OptionSet& options, LoraOptions& lora) {
-    options.section("lora", "LoRA", "Which weights are trained. Names and meaning are PEFT's.", OnResume::fixed);
+    options.section("lora", "LoRA", "Which weights are trained. Names and meaning are PEFT's.", OnResume::immutable);
     options.add_choice("finetuning_type", lora.finetuning_type,
                        {{"lora", FinetuningType::lora}, {"full", FinetuningType::full}},
                        "lora trains adapters on a frozen base; full trains all weights of a 16 or 32-bit model.");
-    options.add("r", lora.r, "Rank of the adapters.").at_least(1).suggested_for({"rank", "lora_r", "lora_rank"});
+    options.add("r", lora.r, "Rank of the adapters.")
+        .at_least(1)
+        .suggested_for({"rank", "lora_r", "lora_rank"})
+        .unused_with("lora.finetuning_type", {"full"});
     options.add("lora_alpha", lora.lora_alpha, "The adapters' product is scaled by lora_alpha / r.")
         .above(0)
-        .suggested_for({"alpha"});
+        .suggested_for({"alpha"})
+        .unused_with("lora.finetuning_type", {"full"});
     options.add("lora_dropout", lora.lora_dropout, "Probability that an element of an adapter's input is dropped.")
         .at_least(0)
         .below(1)
-        .suggested_for({"dropout"});
-    options.add("use_rslora", lora.use_rslora, "Scale by lora_alpha / sqrt(r) instead of lora_alpha / r.");
-    options.add("use_dora", lora.use_dora,
-                "DoRA: each output of an adapted projection gets a trained magnitude, and base and adapter together "
-                "give the direction alone.");
+        .suggested_for({"dropout"})
+        .unused_with("lora.finetuning_type", {"full"});
+    options.add("use_rslora", lora.use_rslora, "Scale by lora_alpha / sqrt(r) instead of lora_alpha / r.")
+        .unused_with("lora.finetuning_type", {"full"});
+    options
+        .add("use_dora", lora.use_dora,
+             "DoRA: each output of an adapted projection gets a trained magnitude, and base and adapter together "
+             "give the direction alone.")
+        .unused_with("lora.finetuning_type", {"full"});
     options.add("target_modules", lora.target_modules, "Projections that get an adapter.")
         .one_of(projection_list())
         .synonym("all-linear", projection_list())
         .synonym(Json::array({"all-linear"}), projection_list())
         .synonym(nullptr, projection_list())
-        .suggested_for({"lora_target", "lora_target_modules", "target"});
-    options.add("modules_to_save", lora.modules_to_save, "Modules trained as a whole and saved beside the adapters.")
+        .suggested_for({"lora_target", "lora_target_modules", "target"})
+        .not_with("lora.finetuning_type", {"full"})
+        .because("full training has no adapters");
+    options.add("modules_to_save", lora.modules_to_save, "Modules trained as a whole and saved with the adapters.")
         .one_of({"embed_tokens", "lm_head"})
         .synonym(nullptr, Json::array())
-        .suggested_for({"additional_target"});
+        .suggested_for({"additional_target"})
+        .not_with("lora.finetuning_type", {"full"})
+        .because("full training updates every module");
     options
         .add("rank_pattern", lora.rank_pattern,
              "r for modules whose path matches `(.*\\.)?(key)$`, a regular expression; the first match wins.")
         .at_least(1)
-        .synonym(nullptr, Json::object());
+        .synonym(nullptr, Json::object())
+        .not_with("lora.finetuning_type", {"full"})
+        .because("full training has no adapters");
     options.add("alpha_pattern", lora.alpha_pattern, "lora_alpha by module, as in rank_pattern.")
         .above(0)
-        .synonym(nullptr, Json::object());
+        .synonym(nullptr, Json::object())
+        .not_with("lora.finetuning_type", {"full"})
+        .because("full training has no adapters");
     options.add("layers_to_transform", lora.layers_to_transform, "Layers that get adapters, counted from 0; null: all.")
-        .at_least(0);
+        .at_least(0)
+        .not_with("lora.finetuning_type", {"full"})
+        .because("full training has no adapters");
     options
         .add(
             "loraplus_lr_ratio", lora.loraplus_lr_ratio,
@@ -185,13 +225,17 @@ void declare_lora(OptionSet& options, LoraOptions& lora) {
         .at_least(0)
         .alias("training", "loraplus_lr_ratio")
         .synonym(nullptr, 0)
-        .on_resume(OnResume::told);
+        .unused_with("lora.finetuning_type", {"full"})
+        .on_resume(OnResume::logged);
     options
         .add("loraplus_lr_embedding", lora.loraplus_lr_embedding,
              "Learning rate of embed_tokens, where modules_to_save trains it; null: that of the adapters.")
         .at_least(0)
         .alias("training", "loraplus_lr_embedding")
-        .on_resume(OnResume::told);
+        .unused_with("lora.finetuning_type", {"full"})
+        .not_with("training.learning_rate", {0})
+        .because("it scales that rate")
+        .on_resume(OnResume::logged);
 }
 
 }  // namespace unsloth::config

@@ -1,8 +1,8 @@
 // The declarations of a configuration's options by section, for option_table.cpp.
 #pragma once
 
-#include "config/option_set.h"
 #include "unsloth/config/config.h"
+#include "unsloth/config/option_set.h"
 
 namespace unsloth::config {
 

@@ -1,5 +1,5 @@
-#include "config/option_table.h"
 #include "config/options/sections.h"
+#include "unsloth/config/option_table.h"
 #include "unsloth/config/schedule_arguments.h"
 
 namespace unsloth::config {
@@ -13,19 +13,22 @@ std::vector<std::pair<std::string, Objective>> objective_names() {
 }
 
 void declare_optimizer(OptionSet& options, TrainingOptions& training) {
-    options.add("weight_decay", training.weight_decay, "Decoupled weight decay.").at_least(0).on_resume(OnResume::told);
+    options.add("weight_decay", training.weight_decay, "Decoupled weight decay.")
+        .at_least(0)
+        .on_resume(OnResume::logged);
     options.add("max_grad_norm", training.max_grad_norm, "Clip the gradients' global norm to this; 0: no clipping.")
         .at_least(0)
         .suggested_for({"grad_clip", "clip_grad", "gradient_clip", "gradient_clipping"})
-        .on_resume(OnResume::told);
+        .on_resume(OnResume::logged);
     options
-        .add("skip_on_spike", training.skip_on_spike,
-             "Skip the update of a step whose loss or gradient norm is more than so many standard deviations above the "
-             "mean of the last 128 steps (6 is usual; from the 33rd step on); 0: never.")
+        .add(
+            "skip_on_spike", training.skip_on_spike,
+            "Skip the update of a step whose loss or gradient norm is an outlier. That is more than this many standard "
+            "deviations above the mean of the last 128 steps. 6 is usual; it applies from the 33rd step. 0: never.")
         .at_least(0)
         .synonym(nullptr, 0)
         .suggested_for({"skip_spikes"})
-        .on_resume(OnResume::told);
+        .on_resume(OnResume::logged);
     options
         .add_choice("optim", training.optim,
                     {{"adamw_torch", Optimizer::adamw_torch}, {"adamw_8bit", Optimizer::adamw_8bit}},
@@ -37,19 +40,19 @@ void declare_optimizer(OptionSet& options, TrainingOptions& training) {
         .synonym("paged_adamw_32bit", "adamw_torch", "taken as adamw_torch: its states stay on the device")
         .synonym("paged_adamw", "adamw_torch", "taken as adamw_torch: its states stay on the device")
         .suggested_for({"optimizer"})
-        .on_resume(OnResume::fixed);
+        .on_resume(OnResume::immutable);
     options.add("adam_beta1", training.adam_beta1, "Decay of the first moment.")
         .at_least(0)
         .below(1)
-        .on_resume(OnResume::told);
+        .on_resume(OnResume::logged);
     options.add("adam_beta2", training.adam_beta2, "Decay of the second moment.")
         .at_least(0)
         .below(1)
-        .on_resume(OnResume::told);
+        .on_resume(OnResume::logged);
     options.add("adam_epsilon", training.adam_epsilon, "Added to the root of the second moment.")
         .above(0)
         .suggested_for({"adam_eps", "eps"})
-        .on_resume(OnResume::told);
+        .on_resume(OnResume::logged);
 }
 
 /// How a step is computed.
@@ -62,28 +65,26 @@ void declare_passes(OptionSet& options, TrainingOptions& training) {
         .at_least(0)
         .synonym(nullptr, 0)
         .suggested_for({"noisy_embedding_alpha", "neftune_alpha"})
-        .on_resume(OnResume::told);
+        .on_resume(OnResume::logged);
     options.add("seed", training.seed, "Seed of initial adapters, data order, held-out rows, dropout and noise.")
         .at_least(0)
         .suggested_for({"random_seed", "random_state"})
-        .on_resume(OnResume::fixed);
+        .on_resume(OnResume::immutable);
     options
-        .add_choice(
-            "gradient_checkpointing", training.gradient_checkpointing,
-            {{"auto", GradientCheckpointing::automatic},
-             {"none", GradientCheckpointing::none},
-             {"mlp", GradientCheckpointing::mlp},
-             {"attention", GradientCheckpointing::attention},
-             {"full", GradientCheckpointing::full},
-             {"none+offload", GradientCheckpointing::none_offload},
-             {"mlp+offload", GradientCheckpointing::mlp_offload},
-             {"attention+offload", GradientCheckpointing::attention_offload},
-             {"full+offload", GradientCheckpointing::full_offload}},
-            "What is computed again in the backward pass instead of kept: nothing (none), a layer's MLP (mlp), "
-            "all but its attention (attention), or all but its input (full). With +offload, what is kept lies "
-            "in pinned host memory. auto takes the mixture over the layers that is predicted to be fastest in the "
-            "memory there is. true means full, false none, \"unsloth\" "
-            "full+offload.")
+        .add_choice("gradient_checkpointing", training.gradient_checkpointing,
+                    {{"auto", GradientCheckpointing::automatic},
+                     {"none", GradientCheckpointing::none},
+                     {"mlp", GradientCheckpointing::mlp},
+                     {"attention", GradientCheckpointing::attention},
+                     {"full", GradientCheckpointing::full},
+                     {"none+offload", GradientCheckpointing::none_offload},
+                     {"mlp+offload", GradientCheckpointing::mlp_offload},
+                     {"attention+offload", GradientCheckpointing::attention_offload},
+                     {"full+offload", GradientCheckpointing::full_offload}},
+                    "Activation checkpointing. none recomputes nothing in the backward pass, mlp a layer's MLP, "
+                    "attention all but its attention, full all but its input. With +offload, saved activations are in "
+                    "pinned host memory. auto mixes these policies over the layers, as predicted to be fastest within "
+                    "the available memory. true means full, false none, \"unsloth\" full+offload.")
         .synonym(true, "full")
         .synonym(false, "none")
         .synonym("unsloth", "full+offload")
@@ -92,15 +93,15 @@ void declare_passes(OptionSet& options, TrainingOptions& training) {
         .alias("training", "activation_checkpointing")
         .alias("lora", "use_gradient_checkpointing")
         .suggested_for({"enable_activation_offloading", "offload_activations"})
-        .on_resume(OnResume::free);
+        .on_resume(OnResume::mutable_);
     options
-        .add_choice("keep_inputs_in", training.keep_inputs_in,
+        .add_choice("activation_offload_dtype", training.keep_inputs_in,
                     {{"auto", KeptInputs::automatic}, {"same", KeptInputs::same}, {"fp8", KeptInputs::fp8}},
-                    "In which type layers' inputs wait in host memory for the backward pass, where what is kept lies "
-                    "there (+offload): the computation's own (same), or e4m3 with a scale for each token (fp8), in "
-                    "half the bytes; what is made again from them differs, and gradients with it. auto takes fp8 only "
-                    "where no other plan fits.")
-        .on_resume(OnResume::told);
+                    "Type of layer inputs that are offloaded to host memory (+offload). same: the compute type. fp8: "
+                    "e4m3 with a scale per token, in half the bytes; recomputed activations and gradients then differ "
+                    "slightly. auto uses fp8 only where no other plan fits.")
+        .alias("training", "keep_inputs_in")
+        .on_resume(OnResume::logged);
     options
         .add("max_memory_gib", training.max_memory_gib,
              "Most GiB of each GPU that the run plans for; with model.max_memory the smaller of the two. 0: what is "
@@ -109,100 +110,106 @@ void declare_passes(OptionSet& options, TrainingOptions& training) {
         .at_most(100000)
         .synonym(nullptr, 0)
         .suggested_for({"memory_budget", "gpu_memory_limit", "memory_limit"})
-        .on_resume(OnResume::free);
+        .on_resume(OnResume::mutable_);
     options
-        .add(
-            "deterministic", training.deterministic,
-            "Bit-equal results from run to run on a GPU too, at some cost of speed: a tenth or less where cuDNN serves "
-            "attention, more where own kernels do, which the log says; the CPU's always are.")
-        .on_resume(OnResume::told);
+        .add("deterministic", training.deterministic,
+             "Bitwise reproducible results on a GPU. It costs a tenth of the speed or less with cuDNN attention. With "
+             "other attention kernels it costs more, as the log reports. The CPU is always reproducible.")
+        .on_resume(OnResume::logged);
 }
 
 /// Which evaluation is the best, and what follows from that.
 void declare_best(OptionSet& options, TrainingOptions& training) {
     options
         .add("early_stopping_patience", training.early_stopping_patience,
-             "End the run when so many evaluations in a row were not better than the best one by more than "
+             "Early stopping: end the run after this many evaluations in a row without an improvement of more than "
              "early_stopping_threshold; 0: never.")
         .at_least(0)
         .synonym(nullptr, 0)
         .suggested_for({"early_stopping_steps", "patience"})
-        .on_resume(OnResume::free);
+        .needs({"training.eval_steps"})
+        .because("the only evaluation is the one at the end")
+        .on_resume(OnResume::mutable_);
     options
         .add("early_stopping_threshold", training.early_stopping_threshold,
-             "By how much an evaluation must be better to count as such for early_stopping_patience.")
+             "Smallest improvement that counts for early_stopping_patience.")
         .at_least(0)
+        .only_with("training.early_stopping_patience")
         .synonym(nullptr, 0)
-        .on_resume(OnResume::told);
+        .on_resume(OnResume::logged);
     options
         .add("load_best_model_at_end", training.load_best_model_at_end,
              "Leave the adapter (or model) of the best evaluation in output_dir at the end, instead of the last "
              "step's. An evaluation that is the best so far then saves a checkpoint.")
-        .on_resume(OnResume::free);
+        .needs({"training.eval_steps"})
+        .because("the only evaluation is the one at the end")
+        .on_resume(OnResume::mutable_);
     options
         .add("metric_for_best_model", training.metric_for_best_model,
-             "Value of an evaluation that says which is the best, with or without eval_: loss, token_accuracy, "
-             "NAME_loss of data.eval_files, exact_match of eval_metric, or a figure of preferences such as "
-             "rewards/margins.")
+             "Metric that selects the best evaluation, with or without eval_. It may be loss, token_accuracy, "
+             "NAME_loss of data.eval_files, or exact_match of eval_metric. For preferences, metrics such as "
+             "rewards/margins are valid too.")
         .value("NAME")
         .synonym(nullptr, "eval_loss")
         .synonym("", "eval_loss")
-        .on_resume(OnResume::fixed);
+        .on_resume(OnResume::immutable);
     options
         .add("greater_is_better", training.greater_is_better,
              "Whether more of metric_for_best_model is better; null: of all metrics but perplexity and those whose "
              "names end in loss.")
-        .on_resume(OnResume::fixed);
+        .on_resume(OnResume::immutable);
 }
 
 /// Evaluation, checkpoints and what is reported.
 void declare_saving(OptionSet& options, TrainingOptions& training) {
     options.add("eval_on_start", training.eval_on_start, "Evaluate before the first step too.")
-        .on_resume(OnResume::free);
-    options.add("eval_steps", training.eval_steps, "Evaluate every so many steps, and at the end; 0: only at the end.")
+        .needs({"data.eval_file", "data.eval_files", "data.val_size"})
+        .on_resume(OnResume::mutable_);
+    options.add("eval_steps", training.eval_steps, "Evaluate every N steps, and at the end; 0: only at the end.")
         .at_least(0)
         .synonym(nullptr, 0)
         .suggested_for({"eval_interval", "eval_every"})
-        .on_resume(OnResume::told);
+        .needs({"data.eval_file", "data.eval_files", "data.val_size"})
+        .on_resume(OnResume::logged);
     declare_best(options, training);
     options
         .add("save_steps", training.save_steps,
-             "Save checkpoint-N, from which the run can be resumed, every so many steps, and at the end; 0: not by "
-             "steps.")
+             "Save a resumable checkpoint-N every N steps, and at the end; 0: not by steps.")
         .at_least(0)
         .suggested_for({"save_interval", "save_every", "checkpoint_steps"})
-        .on_resume(OnResume::free);
+        .on_resume(OnResume::mutable_);
     options
         .add("save_minutes", training.save_minutes,
              "Save checkpoint-N when this many minutes have passed since the last one; 0: not by time.")
         .at_least(0)
-        .on_resume(OnResume::free);
+        .on_resume(OnResume::mutable_);
     options
         .add("save_total_limit", training.save_total_limit,
              "How many checkpoint-N folders are kept, the newest ones and in any case that of the best evaluation; 0: "
              "all.")
         .at_least(0)
         .synonym(nullptr, 0)
-        .on_resume(OnResume::free);
+        .on_resume(OnResume::mutable_);
     options
         .add("save_grace_seconds", training.save_grace_seconds,
              "After SIGTERM, SIGINT or SIGHUP, a step that would take longer than this is dropped, and the state "
              "before it is saved. launch kills ranks that have not ended within 30 s more.")
         .at_least(0)
-        .on_resume(OnResume::free);
+        .on_resume(OnResume::mutable_);
     options
         .add("overwrite_output_dir", training.overwrite_output_dir,
              "Start afresh in an output_dir that holds a run already; its checkpoints are removed.")
-        .on_resume(OnResume::free);
-    options.add("logging_steps", training.logging_steps, "A row of metrics every so many steps.")
+        .not_with("training.resume_from_checkpoint")
+        .because("a run either resumes or starts afresh")
+        .on_resume(OnResume::mutable_);
+    options.add("logging_steps", training.logging_steps, "Log metrics every N steps.")
         .at_least(1)
-        .on_resume(OnResume::free);
+        .on_resume(OnResume::mutable_);
     options
         .add("report_to", training.report_to,
-             "Where metrics go besides logging.metrics_file: tensorboard (event files in logging.tensorboard_dir), "
-             "prometheus (an endpoint, logging.metrics_port), html (report.html in output_dir, written anew while the "
-             "run "
-             "goes on), wandb (TensorBoard's files, and the line that uploads them).")
+             "Reports in addition to logging.metrics_file. tensorboard: event files in logging.tensorboard_dir. "
+             "prometheus: an endpoint at logging.metrics_port. html: report.html in output_dir, updated during the "
+             "run. wandb: TensorBoard files, and the command that uploads them.")
         .one_of({"tensorboard", "prometheus", "html", "wandb"})
         .suggested_for({"wandb", "use_wandb"})
         .synonym(nullptr, Json::array())
@@ -213,39 +220,43 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
         .synonym("prometheus", Json::array({"prometheus"}))
         .synonym("html", Json::array({"html"}))
         .synonym("wandb", Json::array({"wandb"}))
-        .on_resume(OnResume::free);
+        .on_resume(OnResume::mutable_);
     options
-        .add(
-            "sample_prompts", training.sample_prompts,
-            "Prompts, as `generate --file` reads them, that every evaluation answers into samples.jsonl in output_dir, "
-            "always with the likeliest token; the run's page shows them.")
+        .add("sample_prompts", training.sample_prompts,
+             "Prompts, as `generate --file` reads them, that every evaluation completes greedily into samples.jsonl in "
+             "output_dir. The run's report shows them.")
         .path("FILE")
-        .on_resume(OnResume::free);
+        .on_resume(OnResume::mutable_);
     options.add("sample_max_new_tokens", training.sample_max_new_tokens, "Most tokens of such an answer.")
         .at_least(1)
-        .on_resume(OnResume::free);
+        .on_resume(OnResume::mutable_);
     options
         .add_choice("eval_metric", training.eval_metric, answer_metrics(),
                     "Judge answers in every evaluation, as `evaluate --metric` does: eval_exact_match or eval_regex, "
                     "and all answers in answers.jsonl in output_dir.")
-        .on_resume(OnResume::free);
+        .needs({"data.eval_file", "data.eval_files", "data.val_size"})
+        .only_with("training.objective", {"sft"})
+        .because("other objectives have metrics of their own")
+        .needs({"training.eval_answer_regex"})
+        .when({"regex"})
+        .on_resume(OnResume::mutable_);
     options
         .add("eval_answer_regex", training.eval_answer_regex, "What counts of an answer, as `evaluate --answer_regex`.")
+        .only_with("training.eval_metric", {"exact_match", "regex"})
         .value("REGEX")
-        .on_resume(OnResume::free);
+        .on_resume(OnResume::mutable_);
     options.add("eval_max_new_tokens", training.eval_max_new_tokens, "Most tokens of an answer that is judged.")
         .at_least(1)
-        .on_resume(OnResume::free);
+        .on_resume(OnResume::mutable_);
     options
         .add("resume_from_checkpoint", training.resume_from_checkpoint,
-             "auto: go on from output_dir's newest whole checkpoint, or start when there is none; true: go on, there "
-             "must be one; or a "
-             "checkpoint's folder.")
+             "auto: resume from the newest complete checkpoint in output_dir, or start if there is none. true: resume; "
+             "a checkpoint must exist. Otherwise, the checkpoint folder.")
         .path("auto|true|DIR")
         .synonym(true, "true")
         .synonym(false, "false")
         .suggested_for({"resume"})
-        .on_resume(OnResume::free);
+        .on_resume(OnResume::mutable_);
 }
 
 }  // namespace
@@ -256,22 +267,24 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .path("DIR")
         .synonym(nullptr, training.output_dir)
         .suggested_for({"out", "output", "save_dir"})
-        .on_resume(OnResume::free);
+        .on_resume(OnResume::mutable_);
     options
-        .add_choice(
-            "objective", training.objective, objective_names(),
-            "What is learnt: the rows' targets (sft), pairs {prompt, chosen, rejected} (dpo with its variants, orpo), "
-            "answers with a verdict {prompt, completion, label} (kto), or what distill.teacher says of the rows' "
-            "targets (distill). A pair counts as one row.")
+        .add_choice("objective", training.objective, objective_names(),
+                    "Training objective. sft: the labels of each example. dpo (with its variants) and orpo: pairs "
+                    "{prompt, chosen, rejected}. kto: completions with a label {prompt, completion, label}. distill: "
+                    "the outputs of distill.teacher for the labels. A pair counts as one example.")
         .suggested_for({"stage", "rl", "method"})
-        .on_resume(OnResume::fixed);
+        .needs({"distill.teacher"})
+        .when({"distill"})
+        .or_else("Name a model folder, or a file of `unsloth-train score --top_k N`.")
+        .on_resume(OnResume::immutable);
     options
         .add("per_device_train_batch_size", training.per_device_train_batch_size,
              "Rows of a micro-batch on one device.")
         .at_least(1)
         .alias("training", "per_gpu_train_batch_size")
         .suggested_for({"batch_size", "train_batch_size", "micro_batch_size", "per_device_batch_size", "batch"})
-        .on_resume(OnResume::told);
+        .on_resume(OnResume::logged);
     options
         .add("max_tokens_per_batch", training.max_tokens_per_batch,
              "Tokens of a micro-batch on one device, filled with as many rows as fit, instead of "
@@ -279,32 +292,35 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
              "off.")
         .at_least(0)
         .suggested_for({"max_tokens", "tokens_per_batch", "batch_tokens"})
-        .on_resume(OnResume::fixed);
+        .on_resume(OnResume::immutable);
     options
         .add("gradient_accumulation_steps", training.gradient_accumulation_steps,
              "Micro-batches of one optimizer step.")
         .at_least(1)
         .suggested_for({"grad_accum", "accumulation_steps", "gradient_accumulation"})
-        .on_resume(OnResume::told);
+        .on_resume(OnResume::logged);
     options
-        .add_choice("micro_batch", training.micro_batch,
+        .add_choice("auto_micro_batch", training.micro_batch,
                     {{"auto", PassRows::automatic}, {"as_given", PassRows::as_given}},
-                    "Rows of a pass: as many of a step's rows as are predicted to be fastest on this GPU in the memory "
-                    "there is (auto), with the same losses but for rounding, or per_device_train_batch_size of them "
-                    "(as_given, and what auto means on the CPU and with deterministic). A step has "
-                    "per_device_train_batch_size x gradient_accumulation_steps rows either way.")
-        .on_resume(OnResume::told);
+                    "Sequences per forward and backward pass. auto: the number predicted to be fastest on this GPU "
+                    "within its memory; losses are equal up to rounding. as_given: per_device_train_batch_size; auto "
+                    "means this on the CPU and with deterministic. A step has per_device_train_batch_size x "
+                    "gradient_accumulation_steps sequences either way.")
+        .alias("training", "micro_batch")
+        .synonym(true, "auto")
+        .synonym(false, "as_given")
+        .on_resume(OnResume::logged);
     options.add("num_train_epochs", training.num_train_epochs, "Passes over the data; may be a fraction.")
         .above(0)
         .at_most(1e6)
         .suggested_for({"epochs", "num_epochs", "max_epochs"})
-        .on_resume(OnResume::told);
+        .on_resume(OnResume::logged);
     options
         .add("max_steps", training.max_steps,
              "Optimizer steps; -1: as num_train_epochs says; 0: check everything, plan memory and stop.")
         .at_least(-1)
         .suggested_for({"steps", "num_steps", "num_train_steps"})
-        .on_resume(OnResume::told);
+        .on_resume(OnResume::logged);
     options
         .add("learning_rate", training.learning_rate,
              "Peak learning rate; a string such as \"2e-4\" is read too. auto: by a published rule, from the model's "
@@ -314,25 +330,29 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .number_as_text()
         .synonym("auto", nullptr)
         .suggested_for({"lr"})
-        .on_resume(OnResume::told);
+        .on_resume(OnResume::logged);
     options
         .add_choice("lr_scheduler_type", training.lr_scheduler_type, schedule_names(),
                     "Course of the learning rate; names and formulas are transformers'.")
         .suggested_for({"scheduler", "lr_scheduler", "schedule"})
-        .on_resume(OnResume::told);
+        .on_resume(OnResume::logged);
     options
         .add("lr_scheduler_kwargs", training.lr_scheduler_kwargs,
              "The schedule's own arguments, such as {\"num_cycles\": 2} or {\"num_decay_steps\": 100}.")
         .synonym(nullptr, Json::object())
-        .on_resume(OnResume::told);
+        .on_resume(OnResume::logged);
     options.add("warmup_steps", training.warmup_steps, "Steps in which the learning rate rises from 0.")
         .at_least(0)
         .suggested_for({"warmup"})
-        .on_resume(OnResume::told);
+        .not_with("training.warmup_ratio")
+        .when_not({0})
+        .because("--warmup_steps 0 selects the ratio")
+        .default_with("training.warmup_ratio", 0)
+        .on_resume(OnResume::logged);
     options.add("warmup_ratio", training.warmup_ratio, "The same as a share of all steps. Give one of the two.")
         .at_least(0)
         .at_most(1)
-        .on_resume(OnResume::told);
+        .on_resume(OnResume::logged);
     declare_optimizer(options, training);
     declare_passes(options, training);
     declare_saving(options, training);

@@ -1,0 +1,27 @@
+// What is made from an OptionSet: JSON, JSON Schema, --help and docs/options.md.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "unsloth/config/option_set.h"
+
+namespace unsloth::config {
+
+/// The present values of all options that stand in a section.
+Json effective_json(const OptionSet& options);
+
+/// JSON Schema (draft 2020-12) of a configuration file: all that read_config_file accepts, as far as single
+/// options and their relations go.
+Json json_schema(const OptionSet& options);
+
+/// The options by section, with defaults, wrapped for a terminal.
+std::string help_of_options(const OptionSet& options);
+
+/// The head and the sections of docs/options.md.
+std::string markdown_of_config(const OptionSet& options);
+
+/// The rows of such a table of options, with its head.
+std::string markdown_table(const std::vector<const Option*>& options);
+
+}  // namespace unsloth::config

@@ -1,0 +1,38 @@
+// What config and import-config take.
+#include "app/commands/declarations.h"
+#include "unsloth/config/option_table.h"
+
+namespace unsloth::app {
+
+void declare_config(OptionSet& options, CommandLine& line) {
+    options.add("schema", line.config.schema, "Print a JSON Schema of configuration files, for editors.");
+    options.add("markdown", line.config.markdown, "Print the option reference, docs/options.md.");
+    options.add("man", line.config.man, "Print the manual page, unsloth-train.1.");
+    options.add("completion", line.config.completion, "Print a script that completes command lines in this shell.")
+        .one_of({"", "bash", "zsh", "fish"})
+        .value("bash|zsh|fish");
+}
+
+void declare_import(OptionSet& options, CommandLine& line) {
+    ImportRequest& import = line.importing;
+    options
+        .add("path", import.path,
+             "YAML or JSON file of axolotl or LLaMA-Factory, or of the arguments of a TRL or Unsloth script.")
+        .path("FILE")
+        .argument()
+        .must_be_given();
+    options
+        .add_choice("from", import.from,
+                    {{"auto", import::PeerProgram::automatic},
+                     {"axolotl", import::PeerProgram::axolotl},
+                     {"llamafactory", import::PeerProgram::llama_factory},
+                     {"trl", import::PeerProgram::trl}},
+                    "Whose configuration it is; trl: Unsloth's too. auto: by the names of its fields.")
+        .synonym("unsloth", "trl")
+        .synonym("llama-factory", "llamafactory")
+        .synonym("llama_factory", "llamafactory");
+    options.add("out", import.out, "File to write; empty: standard output.").output("FILE");
+    options.add("strict", import.strict, "Exit code 2, and no file, where something cannot be carried over.");
+}
+
+}  // namespace unsloth::app

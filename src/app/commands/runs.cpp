@@ -1,0 +1,43 @@
+// What reads a run's folder takes: watch, compare, report, replay.
+#include "app/commands/declarations.h"
+
+namespace unsloth::app {
+
+void declare_watch(OptionSet& options, CommandLine& line) {
+    options.add("run", line.watch.run, "Folder of a run (its training.output_dir).")
+        .path("RUN")
+        .argument()
+        .must_be_given();
+    options.add("once", line.watch.once, "Draw once; so it is also where standard output is no terminal.");
+    options.add("interval", line.watch.interval, "Seconds between two looks.").at_least(0.1).at_most(3600);
+}
+
+void declare_compare(OptionSet& options, CommandLine& line) {
+    options.add("runs", line.compare.runs, "Folders of runs.").path("RUN …").argument().must_be_given();
+}
+
+void declare_report(OptionSet& options, CommandLine& line) {
+    options.add("run", line.report.run, "Folder of a run (its training.output_dir).")
+        .path("RUN")
+        .argument()
+        .must_be_given();
+    options.add("out", line.report.out, "File to write; empty: report.html in the run's folder.").output("FILE");
+    options.add("svg", line.report.svg, "Write a picture instead: the curve of the loss, and the memory's plan.")
+        .output("FILE");
+}
+
+void declare_replay(OptionSet& options, CommandLine& line) {
+    options
+        .add("file", line.replay.file,
+             "The file that a run wrote for a non-finite step or a spike: RUN/anomalies/step-N.json. The run's folder "
+             "must also have run_config.json and the checkpoints.")
+        .path("FILE")
+        .argument()
+        .must_be_given();
+    options.add("device", line.replay.device, "auto, cpu, cuda or cuda:N; empty: as the run had it.")
+        .value("DEVICE")
+        .alias("hardware", "device");
+    options.add("json", line.replay.json, "Print the findings as one JSON object.");
+}
+
+}  // namespace unsloth::app

@@ -1,8 +1,0 @@
-#include "unsloth/config/engine.h"
-
-namespace unsloth::config {
-
-// Out of line, so that the class's virtual table and run-time type live in the base library, which both sides share.
-Engine::~Engine() = default;
-
-}  // namespace unsloth::config

@@ -1,0 +1,208 @@
+#include "unsloth/config/validate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <set>
+
+#include "unsloth/config/allocator.h"
+#include "unsloth/config/device_map.h"
+#include "unsloth/config/option_table.h"
+#include "unsloth/config/schedule_arguments.h"
+#include "unsloth/core/error.h"
+#include "unsloth/core/suggest.h"
+#include "unsloth/spec/precision.h"
+
+namespace unsloth::config {
+namespace {
+
+/// What the option table says of options together.
+void validate_relations(LoadedConfig& loaded, OptionSet& options, Errors& errors) {
+    apply_conditional_defaults(options, loaded.given);
+    Names sections;
+    for (const Section& section : options.sections())
+        if (!section.name.empty()) sections.push_back(section.name);
+    check_relations(options, loaded.given, sections, errors, loaded.notes);
+}
+
+void refuse_duplicates(const std::vector<std::string>& names, const char* option) {
+    std::set<std::string> seen;
+    for (const auto& name : names)
+        if (!seen.insert(name).second) throw usage_error(cat(option, ": '", name, "' is listed twice"));
+}
+
+/// The default of model.precision replaces load_in_8bit and load_in_4bit, which then say what it does.
+void validate_precision(LoadedConfig& loaded, Errors& errors) {
+    ModelOptions& model = loaded.config.model;
+    const LoraOptions& lora = loaded.config.lora;
+    errors.check({"model.precision", "model.load_in_8bit", "model.load_in_4bit"}, [&] {
+        const spec::PrecisionMap precision(model.precision);
+        const spec::WeightType type = precision.of_default();
+        if (type == spec::WeightType::automatic) return;
+        const auto becomes = [&](const char* option, bool& field, bool value) {
+            if (loaded.is_given(option) && field != value)
+                throw usage_error(cat("model.precision says that the default is ", name_of(type), ", but ", option,
+                                      " is ", field ? "true" : "false"),
+                                  cat("Leave ", option, " or the default out."));
+            field = value;
+        };
+        becomes("model.load_in_8bit", model.load_in_8bit, type == spec::WeightType::int8);
+        becomes("model.load_in_4bit", model.load_in_4bit, spec::is_4bit(type));
+    });
+    errors.check({"model.precision", "lora.modules_to_save"}, [&] {
+        const spec::PrecisionMap precision(model.precision);
+        const auto trains = [&](const char* module, bool named) {
+            const auto& saved = lora.modules_to_save;
+            if (named && std::find(saved.begin(), saved.end(), module) != saved.end())
+                throw usage_error(
+                    cat("model.precision is for frozen weights, but lora.modules_to_save trains ", module),
+                    cat("Leave ", module, " out of one of them."));
+        };
+        trains("embed_tokens", precision.names_embeddings());
+        trains("lm_head", precision.names_head());
+    });
+}
+
+void check_lora(const LoraOptions& lora, Errors& errors) {
+    errors.check({"lora.target_modules"}, [&] {
+        if (lora.target_modules.empty())
+            throw usage_error("lora.target_modules is empty: nothing would get an adapter",
+                              "Name at least one projection, such as q_proj.");
+        refuse_duplicates(lora.target_modules, "lora.target_modules");
+    });
+    errors.check({"lora.layers_to_transform"}, [&] {
+        if (lora.layers_to_transform && lora.layers_to_transform->empty())
+            throw usage_error("lora.layers_to_transform is empty: no layer would get an adapter",
+                              "null means all layers.");
+    });
+    errors.check({"lora.modules_to_save"}, [&] { refuse_duplicates(lora.modules_to_save, "lora.modules_to_save"); });
+}
+
+void check_weights(const DataOptions& data) {
+    const auto weighted = std::count_if(data.datasets.begin(), data.datasets.end(),
+                                        [](const DataSource& source) { return source.weight.has_value(); });
+    if (weighted != 0 && weighted != static_cast<std::ptrdiff_t>(data.datasets.size()))
+        throw usage_error("data.datasets: some sources have a weight and some have none",
+                          "Give every source a weight, or none: then each row is taken once an epoch.");
+}
+
+/// The best evaluation is by a value that evaluations have.
+void check_best(const Config& config, Errors& errors) {
+    const TrainingOptions& t = config.training;
+    errors.check({"training.metric_for_best_model", "training.objective", "data.eval_files", "training.eval_metric"},
+                 [&] {
+                     std::vector<std::string> known = {"eval_loss", "eval_token_accuracy", "eval_perplexity"};
+                     const char* const judged = t.eval_metric == AnswerMetric::regex ? "regex" : "exact_match";
+                     if (t.eval_metric != AnswerMetric::none) known.push_back(cat("eval_", judged));
+                     for (const auto& [name, file] : config.data.eval_files) {
+                         known.push_back(cat("eval_", name, "_loss"));
+                         if (t.eval_metric != AnswerMetric::none) known.push_back(cat("eval_", name, "_", judged));
+                     }
+                     const std::string metric = best_metric(t);
+                     const bool has = std::find(known.begin(), known.end(), metric) != known.end();
+                     // The figures of other objectives are their own to name: the first evaluation knows them.
+                     if (has || t.objective != Objective::sft) return;
+                     std::string all;
+                     for (const std::string& name : known) all += (all.empty() ? "" : ", ") + name;
+                     throw usage_error(cat("training.metric_for_best_model: an evaluation has no ", metric),
+                                       cat("It has ", all, "."));
+                 });
+}
+
+void check_evaluation(const Config& config, Errors& errors) {
+    const DataOptions& data = config.data;
+    errors.check({"data.eval_files"}, [&] {
+        constexpr const char* allowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.";
+        for (const auto& [name, file] : data.eval_files)
+            if (name.empty() || file.empty() || name.find_first_not_of(allowed) != std::string::npos)
+                throw usage_error(cat("data.eval_files: '", name, "': '", file, "' is no name and file"),
+                                  "Names are of letters, digits, _, - and .: they become keys such as eval_NAME_loss.");
+    });
+    errors.check({"data.val_size"}, [&] {
+        if (data.val_size >= 1 && std::floor(data.val_size) != data.val_size)
+            throw usage_error(
+                cat("data.val_size: expected a fraction below 1 or a whole number of rows, found ", data.val_size));
+    });
+}
+
+void check_training(const TrainingOptions& training, Errors& errors) {
+    errors.check({"training.output_dir"}, [&] {
+        if (training.output_dir.empty())
+            throw usage_error("training.output_dir is empty", "Name a folder to write to.");
+    });
+    errors.check({"training.lr_scheduler_type", "training.lr_scheduler_kwargs"}, [&] {
+        // Throws for what it cannot read. Where the rate comes from a rule, the trainer settles it and calls again.
+        if (training.learning_rate) schedule_options(training, /*total_steps=*/0);
+    });
+}
+
+/// Of report_to: wandb is TensorBoard's files, and the endpoint has a port.
+void validate_reports(LoadedConfig& loaded, Errors& errors) {
+    std::vector<std::string>& names = loaded.config.training.report_to;
+    LoggingOptions& logging = loaded.config.logging;
+    const auto has = [&](const char* name) { return std::find(names.begin(), names.end(), name) != names.end(); };
+    const std::string folder = std::filesystem::path(loaded.config.training.output_dir) / logging.tensorboard_dir;
+    if (has("wandb")) {
+        loaded.notes.push_back(
+            cat("training.report_to wandb: TensorBoard's files are written; this uploads them: wandb sync ", folder));
+        std::erase(names, "wandb");
+        if (!has("tensorboard")) names.emplace_back("tensorboard");
+    }
+    if (logging.metrics_port > 0 && !has("prometheus")) names.emplace_back("prometheus");
+    if (has("prometheus") && logging.metrics_port == 0) logging.metrics_port = 9400;
+    errors.check({"training.report_to"}, [&] { refuse_duplicates(names, "training.report_to"); });
+    errors.check({"training.report_to", "logging.metrics_file"}, [&] {
+        if (has("html") && logging.metrics_file.empty())
+            throw usage_error("training.report_to html draws what logging.metrics_file holds, which is none",
+                              "Give logging.metrics_file a name, or leave html out.");
+    });
+}
+
+}  // namespace
+
+void require_distributed(const Config& config) {
+    Config bound;
+    OptionSet options;
+    declare_options(options, bound);
+    bound = config;  // the options are bound to `bound`
+    Errors errors;
+    std::vector<std::string> notes;
+    check_relations(options, {}, {"distributed"}, errors, notes);
+    errors.raise();
+}
+
+void check_device(const std::string& device, const std::string& option) {
+    if (device == "auto" || device == "cpu" || device == "cuda") return;
+    constexpr std::string_view prefix = "cuda:";
+    const std::string index = device.starts_with(prefix) ? device.substr(prefix.size()) : "";
+    constexpr std::size_t most_digits = 4;
+    const bool is_index =
+        !index.empty() && index.size() <= most_digits && index.find_first_not_of("0123456789") == std::string::npos;
+    if (is_index) return;
+    throw usage_error(cat(option, ": expected auto, cpu, cuda or cuda:N, found '", device, "'"));
+}
+
+void validate(LoadedConfig& loaded, OptionSet& options, Errors& errors) {
+    validate_relations(loaded, options, errors);
+    const Config& config = loaded.config;
+    if (config.lora.finetuning_type == FinetuningType::lora) {
+        validate_precision(loaded, errors);
+        check_lora(config.lora, errors);
+    }
+    validate_reports(loaded, errors);
+    errors.check({"data.datasets"}, [&] { check_weights(config.data); });
+    check_evaluation(config, errors);
+    check_best(config, errors);
+    check_training(config.training, errors);
+    errors.check({"model.device_map"}, [&] { (void)DeviceMap(config.model); });
+    errors.check({"distill.teacher_device_map"}, [&] {
+        ModelOptions teacher = config.model;
+        teacher.device_map = config.distill.teacher_device_map;
+        (void)DeviceMap(teacher);
+    });
+    errors.check({"model.max_memory"}, [&] { max_memory(config.model, 0); });
+    errors.check({"hardware.allocator"}, [&] { (void)allocator_settings(config.hardware); });
+    errors.check({"hardware.device"}, [&] { check_device(config.hardware.device, "hardware.device"); });
+}
+
+}  // namespace unsloth::config
