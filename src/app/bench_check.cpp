@@ -35,7 +35,7 @@ std::string percent(double share) {
 void require_shape(const Floors& floors, const std::string& model) {
     if (floors.shape.empty() || model.empty()) return;
     const auto sizes = [](const spec::ModelSpec& s) {
-        return std::tuple(s.architecture, s.hidden_size, s.intermediate_size, s.num_layers, s.num_heads, s.num_kv_heads,
+        return std::tuple(s.model_type, s.hidden_size, s.intermediate_size, s.num_layers, s.num_heads, s.num_kv_heads,
                           s.head_dim, s.vocab_size);
     };
     if (sizes(formats::WeightFile::open(model).spec) != sizes(spec::builtin_shape(floors.shape)))

@@ -1,5 +1,7 @@
 #include "unsloth/spec/shapes.h"
 
+#include <string_view>
+
 #include "unsloth/core/error.h"
 #include "unsloth/core/suggest.h"
 
@@ -8,7 +10,7 @@ namespace {
 
 struct Shape {
     const char* name;
-    Architecture architecture;
+    std::string_view model_type;
     int64_t hidden, intermediate, layers, heads, kv_heads, head_dim, vocab, positions;
     double eps, theta;
     bool tied, llama3_rope;
@@ -17,36 +19,21 @@ struct Shape {
 
 // From the config.json files that the models' authors published.
 constexpr Shape shapes[] = {
-    {"llama-3.1-8b", Architecture::llama, 4096, 14336, 32, 32, 8, 128, 128256, 131072, 1e-5, 500000, false, true, 8},
-    {"llama-3.1-70b", Architecture::llama, 8192, 28672, 80, 64, 8, 128, 128256, 131072, 1e-5, 500000, false, true, 8},
-    {"llama-3.1-405b", Architecture::llama, 16384, 53248, 126, 128, 8, 128, 128256, 131072, 1e-5, 500000, false, true,
-     8},
-    {"llama-3.2-1b", Architecture::llama, 2048, 8192, 16, 32, 8, 64, 128256, 131072, 1e-5, 500000, true, true, 32},
-    {"llama-3.2-3b", Architecture::llama, 3072, 8192, 28, 24, 8, 128, 128256, 131072, 1e-5, 500000, true, true, 32},
-    {"llama-2-7b", Architecture::llama, 4096, 11008, 32, 32, 32, 128, 32000, 4096, 1e-5, 10000, false, false, 1},
-    {"llama-2-13b", Architecture::llama, 5120, 13824, 40, 40, 40, 128, 32000, 4096, 1e-5, 10000, false, false, 1},
-    {"mistral-7b", Architecture::mistral, 4096, 14336, 32, 32, 8, 128, 32000, 32768, 1e-5, 1000000, false, false, 1},
-    {"qwen2.5-7b", Architecture::qwen2, 3584, 18944, 28, 28, 4, 128, 152064, 32768, 1e-6, 1000000, false, false, 1},
-    {"qwen3-8b", Architecture::qwen3, 4096, 12288, 36, 32, 8, 128, 151936, 40960, 1e-6, 1000000, false, false, 1},
-    {"qwen3-14b", Architecture::qwen3, 5120, 17408, 40, 40, 8, 128, 151936, 40960, 1e-6, 1000000, false, false, 1},
+    {"llama-3.1-8b", "llama", 4096, 14336, 32, 32, 8, 128, 128256, 131072, 1e-5, 500000, false, true, 8},
+    {"llama-3.1-70b", "llama", 8192, 28672, 80, 64, 8, 128, 128256, 131072, 1e-5, 500000, false, true, 8},
+    {"llama-3.1-405b", "llama", 16384, 53248, 126, 128, 8, 128, 128256, 131072, 1e-5, 500000, false, true, 8},
+    {"llama-3.2-1b", "llama", 2048, 8192, 16, 32, 8, 64, 128256, 131072, 1e-5, 500000, true, true, 32},
+    {"llama-3.2-3b", "llama", 3072, 8192, 28, 24, 8, 128, 128256, 131072, 1e-5, 500000, true, true, 32},
+    {"llama-2-7b", "llama", 4096, 11008, 32, 32, 32, 128, 32000, 4096, 1e-5, 10000, false, false, 1},
+    {"llama-2-13b", "llama", 5120, 13824, 40, 40, 40, 128, 32000, 4096, 1e-5, 10000, false, false, 1},
+    {"mistral-7b", "mistral", 4096, 14336, 32, 32, 8, 128, 32000, 32768, 1e-5, 1000000, false, false, 1},
+    {"qwen2.5-7b", "qwen2", 3584, 18944, 28, 28, 4, 128, 152064, 32768, 1e-6, 1000000, false, false, 1},
+    {"qwen3-8b", "qwen3", 4096, 12288, 36, 32, 8, 128, 151936, 40960, 1e-6, 1000000, false, false, 1},
+    {"qwen3-14b", "qwen3", 5120, 17408, 40, 40, 8, 128, 151936, 40960, 1e-6, 1000000, false, false, 1},
     // Small Llamas to train from scratch: for parity and quality checks that need real, learned weights.
-    {"llama-110m", Architecture::llama, 768, 2048, 12, 12, 4, 64, 32000, 4096, 1e-5, 10000, true, false, 1},
-    {"llama-15m", Architecture::llama, 288, 768, 6, 6, 6, 48, 32000, 2048, 1e-5, 10000, true, false, 1},
+    {"llama-110m", "llama", 768, 2048, 12, 12, 4, 64, 32000, 4096, 1e-5, 10000, true, false, 1},
+    {"llama-15m", "llama", 288, 768, 6, 6, 6, 48, 32000, 2048, 1e-5, 10000, true, false, 1},
 };
-
-const char* model_type_of(Architecture a) {
-    switch (a) {
-        case Architecture::llama:
-            return "llama";
-        case Architecture::mistral:
-            return "mistral";
-        case Architecture::qwen2:
-            return "qwen2";
-        case Architecture::qwen3:
-            return "qwen3";
-    }
-    return "";
-}
 
 }  // namespace
 
@@ -62,8 +49,7 @@ ModelSpec builtin_shape(const std::string& name) {
         known += cat(known.empty() ? "" : ", ", s.name);
         if (name != s.name) continue;
         ModelSpec spec;
-        spec.architecture = s.architecture;
-        spec.model_type = model_type_of(s.architecture);
+        spec.model_type = s.model_type;
         spec.hidden_size = s.hidden;
         spec.intermediate_size = s.intermediate;
         spec.num_layers = s.layers;
@@ -82,9 +68,9 @@ ModelSpec builtin_shape(const std::string& name) {
             spec.rope.original_max_position_embeddings = 8192;
         }
         spec.tie_word_embeddings = s.tied;
-        spec.qkv_bias = s.architecture == Architecture::qwen2;
+        spec.qkv_bias = s.model_type == "qwen2";
         spec.sliding_window.assign(static_cast<std::size_t>(s.layers), 0);
-        spec.qk_norm = s.architecture == Architecture::qwen3;
+        spec.qk_norm = s.model_type == "qwen3";
         if (s.vocab == 128256) {
             spec.bos_token_id = 128000;
             spec.eos_token_ids = {128001};
