@@ -4,8 +4,8 @@
 #include "comm/ranks.h"
 #include "model/support.h"
 #include "unsloth/formats/described_model.h"
+#include "unsloth/formats/shapes.h"
 #include "unsloth/planner/run_plan_text.h"
-#include "unsloth/spec/shapes.h"
 #include "unsloth/train/agreed_plan.h"
 
 namespace unsloth {
@@ -41,7 +41,7 @@ model::ModelPlan plan_on_cpu() {
 }
 
 std::shared_ptr<const formats::WeightFile> shape(const std::string& name) {
-    return formats::describe_model(spec::builtin_shape(name));
+    return formats::describe_model(formats::builtin_shape(name));
 }
 
 train::Machine machine(double device_gib, double host_gib) {
