@@ -44,7 +44,7 @@ const weights::Parameter* Model::tied_parameter() const {
 GradientBuckets& Model::cut_gradients(int64_t most_bytes) {
     UNSLOTH_CHECK(recorded_.empty() && parameters() != nullptr && !parameters()->holding().splits_gradients,
                   "whole gradients are cut, before the first step");
-    buckets_ = std::make_unique<GradientBuckets>(ctx_, parameters()->table(), spec().num_layers, most_bytes);
+    buckets_ = std::make_unique<GradientBuckets>(ctx_, parameters()->table(), most_bytes);
     return *buckets_;
 }
 
@@ -54,8 +54,8 @@ bool Model::records(Walk purpose) const {
     return serves && parts_.records && ctx_.is_cuda() && !on_module && ctx_.profiler == nullptr;
 }
 
-void Model::reached(int level) {
-    if (buckets_ != nullptr) buckets_->reached(level);
+void Model::reached(int unit) {
+    if (buckets_ != nullptr) buckets_->reached(unit);
 }
 
 LayerContext Model::layer_context(int layer, const MicroBatch& micro) {
@@ -100,14 +100,15 @@ void Model::before(const Action& action, bool trains) {
 void Model::after(const Action& action, bool trains) {
     if (!trains) return;
     for (const int unit : units().trained(action)) {
-        reached(unit - 1);
-        if (splits_gradients() && !(unit == 0 && tied_parameter() != nullptr)) streams()->release(unit);
+        reached(unit);
+        if (splits_gradients() && !(unit == weights::embedding_unit && tied_parameter() != nullptr))
+            streams()->release(unit);
     }
 }
 
 /// In place of act(), where this rank has no rows for what others take: it takes part in what they exchange.
 void Model::pass_over(const Action& action, bool trains) {
-    if (action.part == Action::Part::layer) enter_values(1 + action.layer);
+    if (action.part == Action::Part::layer) enter_values(weights::layer_unit(action.layer));
     if (action.part == Action::Part::head && trains) objective_->pass_over(ctx_);
 }
 

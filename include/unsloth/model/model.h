@@ -131,7 +131,7 @@ class Model {
     void before(const Action& action, bool trains);
     void after(const Action& action, bool trains);
     LayerContext layer_context(int layer, const MicroBatch& micro);
-    void reached(int level);
+    void reached(int unit);
     bool records(Walk purpose) const;  ///< whether passes may be recorded now
 
     ops::Context& ctx_;
