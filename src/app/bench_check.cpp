@@ -17,7 +17,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/suggest.h"
 #include "unsloth/formats/load_plan.h"
-#include "unsloth/spec/shapes.h"
+#include "unsloth/formats/shapes.h"
 
 namespace unsloth::app {
 namespace {
@@ -35,10 +35,10 @@ std::string percent(double share) {
 void require_shape(const Floors& floors, const std::string& model) {
     if (floors.shape.empty() || model.empty()) return;
     const auto sizes = [](const spec::ModelSpec& s) {
-        return std::tuple(s.architecture, s.hidden_size, s.intermediate_size, s.num_layers, s.num_heads, s.num_kv_heads,
+        return std::tuple(s.model_type, s.hidden_size, s.intermediate_size, s.num_layers, s.num_heads, s.num_kv_heads,
                           s.head_dim, s.vocab_size);
     };
-    if (sizes(formats::WeightFile::open(model).spec) != sizes(spec::builtin_shape(floors.shape)))
+    if (sizes(formats::WeightFile::open(model).spec) != sizes(formats::builtin_shape(floors.shape)))
         throw usage_error(cat(model, " is no ", floors.shape, ", for which the floors of ", floors.file, " are"),
                           cat("unsloth-train init --shape ", floors.shape, " --quantize nf4 --out 8b makes one."));
 }

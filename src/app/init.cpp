@@ -8,7 +8,7 @@
 #include "unsloth/formats/hf_config.h"
 #include "unsloth/formats/random_model.h"
 #include "unsloth/formats/result_folder.h"
-#include "unsloth/spec/shapes.h"
+#include "unsloth/formats/shapes.h"
 #include "unsloth/tokenizer/tokenizer.h"
 
 namespace unsloth::app {
@@ -46,12 +46,9 @@ void refuse_to_replace(const std::string& folder) {
 
 formats::RandomModel random_model(const InitRequest& request) {
     formats::RandomModel model;
-    if (request.config_file.empty()) {
-        model.spec = spec::builtin_shape(request.shape);
-    } else {
-        model.original_config = read_file(request.config_file);
-        model.spec = formats::parse_model_spec(model.original_config, request.config_file);
-    }
+    const bool by_name = request.config_file.empty();
+    model.original_config = by_name ? formats::builtin_config(request.shape) : read_file(request.config_file);
+    model.spec = formats::parse_model_spec(model.original_config, by_name ? request.shape : request.config_file);
     if (request.layers > 0) {
         model.spec.num_layers = request.layers;
         model.spec.sliding_window.resize(static_cast<std::size_t>(request.layers),

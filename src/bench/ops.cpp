@@ -14,6 +14,7 @@
 #include "unsloth/core/philox.h"
 #include "unsloth/formats/checkpoint.h"
 #include "unsloth/formats/hf_config.h"
+#include "unsloth/formats/shapes.h"
 #include "unsloth/memory/plan.h"
 #include "unsloth/model/decoder_layer.h"
 #include "unsloth/ops/attention.h"
@@ -29,7 +30,6 @@
 #include "unsloth/ops/rows.h"
 #include "unsloth/ops/swiglu.h"
 #include "unsloth/session/session.h"
-#include "unsloth/spec/shapes.h"
 
 namespace unsloth::bench {
 namespace {
@@ -281,7 +281,8 @@ void synchronize(ops::Context& ctx) {
 
 spec::ModelSpec benched_spec(const config::LoadedConfig& loaded, const std::string& otherwise) {
     const std::string& path = loaded.config.model.path;
-    return path.empty() ? spec::builtin_shape(otherwise) : formats::read_model_spec(formats::resolve_model_path(path));
+    return path.empty() ? formats::builtin_shape(otherwise)
+                        : formats::read_model_spec(formats::resolve_model_path(path));
 }
 
 std::vector<engine_api::BenchFigure> bench_ops(const config::LoadedConfig& loaded,

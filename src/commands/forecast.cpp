@@ -14,13 +14,13 @@
 #include "unsloth/data/run_tokenizer.h"
 #include "unsloth/formats/described_model.h"
 #include "unsloth/formats/hf_config.h"
+#include "unsloth/formats/shapes.h"
 #include "unsloth/ops/device.h"
 #include "unsloth/placement/layer_costs.h"
 #include "unsloth/placement/parallel.h"
 #include "unsloth/placement/stages.h"
 #include "unsloth/planner/exchange_time.h"
 #include "unsloth/session/session.h"
-#include "unsloth/spec/shapes.h"
 #include "unsloth/train/answers.h"
 #include "unsloth/train/samples.h"
 
@@ -34,10 +34,10 @@ std::shared_ptr<const formats::WeightFile> open_or_describe(const config::Config
         if (!scaling.empty()) formats::set_rope_scaling(spec, scaling, "model.rope_scaling");
         return spec;
     };
-    const std::vector<std::string> shapes = spec::builtin_shape_names();
+    const std::vector<std::string> shapes = formats::builtin_shape_names();
     std::error_code ignored;
     if (!fs::exists(path, ignored) && std::find(shapes.begin(), shapes.end(), path) != shapes.end())
-        return formats::describe_model(scaled(spec::builtin_shape(path)));
+        return formats::describe_model(scaled(formats::builtin_shape(path)));
     const std::optional<fs::path> folder = formats::find_model_path(path, formats::ModelFiles::all_but_weights);
     if (!folder) {
         std::string meant = did_you_mean(nearest(path, shapes)), known;

@@ -1,10 +1,9 @@
 #include "unsloth/formats/hf_config.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <string_view>
 
+#include "formats/families/family.h"
 #include "formats/json.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
@@ -13,33 +12,22 @@
 namespace unsloth::formats {
 namespace {
 
-struct KnownModel {
-    std::string_view model_type, class_name;
-    spec::Architecture architecture;
-};
-constexpr std::array<KnownModel, 4> known_models = {{
-    {"llama", "LlamaForCausalLM", spec::Architecture::llama},
-    {"mistral", "MistralForCausalLM", spec::Architecture::mistral},
-    {"qwen2", "Qwen2ForCausalLM", spec::Architecture::qwen2},
-    {"qwen3", "Qwen3ForCausalLM", spec::Architecture::qwen3},
-}};
 constexpr const char* original_length_key = "original_max_position_embeddings";  // in the rope's object, or beside it
-constexpr const char* known_models_text = "This program trains llama, mistral, qwen2 and qwen3 models.";
 
-void read_architecture(const JsonReader& config, spec::ModelSpec& spec) {
+/// Fills model_type, by which family_of() finds the family.
+void read_family(const JsonReader& config, spec::ModelSpec& spec) {
     const auto type = config.string("model_type");
     if (!type) config["model_type"].refuse("the name of an architecture");
-    const auto known = std::find_if(known_models.begin(), known_models.end(),
-                                    [&](const KnownModel& model) { return model.model_type == *type; });
-    if (known == known_models.end())
-        throw input_error(cat(config["model_type"].where(), ": '", *type, "' is not supported"), known_models_text);
+    const std::string hint = cat("This program trains ", family_names(), " models.");
+    const Family* const family = find_family(*type);
+    if (family == nullptr)
+        throw input_error(cat(config["model_type"].where(), ": '", *type, "' is not supported"), hint);
     for (const std::string& name : config.strings("architectures"))
-        if (name != known->class_name)
+        if (name != family->class_name)
             throw input_error(
-                cat(config["architectures"].where(), ": '", name, "' is not supported; expected ", known->class_name),
-                known_models_text);
+                cat(config["architectures"].where(), ": '", name, "' is not supported; expected ", family->class_name),
+                hint);
     spec.model_type = *type;
-    spec.architecture = known->architecture;
 }
 
 void read_sizes(const JsonReader& config, spec::ModelSpec& spec) {
@@ -49,14 +37,13 @@ void read_sizes(const JsonReader& config, spec::ModelSpec& spec) {
     spec.num_heads = config["num_attention_heads"].integer();
     spec.vocab_size = config["vocab_size"].integer();
     spec.max_position_embeddings = config["max_position_embeddings"].integer();
-    // Only Llama's config class falls back to one key-value head a query head; the others have fixed defaults.
-    spec.num_kv_heads = spec.architecture == spec::Architecture::llama
-                            ? config.integer("num_key_value_heads").value_or(spec.num_heads)
-                            : config["num_key_value_heads"].integer();
+    const Family& family = family_of(spec);
+    spec.num_kv_heads = family.kv_heads_default ? config.integer("num_key_value_heads").value_or(spec.num_heads)
+                                                : config["num_key_value_heads"].integer();
     if (const auto head_dim = config.integer("head_dim")) {
         spec.head_dim = *head_dim;
-    } else if (spec.architecture == spec::Architecture::qwen3) {
-        spec.head_dim = 128;  // Qwen3Config's default
+    } else if (family.head_dim) {
+        spec.head_dim = *family.head_dim;
     } else {
         if (spec.num_heads < 1 || spec.hidden_size % spec.num_heads != 0)
             throw input_error(cat(config["hidden_size"].where(), " ", spec.hidden_size,
@@ -74,21 +61,11 @@ void read_structure(const JsonReader& config, spec::ModelSpec& spec) {
     spec.tie_word_embeddings = config.boolean("tie_word_embeddings").value_or(false);
     const bool attention_bias = config.boolean("attention_bias").value_or(false);
     const bool mlp_bias = config.boolean("mlp_bias").value_or(false);
-    switch (spec.architecture) {
-        case spec::Architecture::llama:
-            spec.qkv_bias = spec.o_bias = attention_bias;
-            spec.mlp_bias = mlp_bias;
-            break;
-        case spec::Architecture::mistral:
-            break;  // its class has no biases, whatever the file says
-        case spec::Architecture::qwen2:
-            spec.qkv_bias = true;
-            break;
-        case spec::Architecture::qwen3:
-            spec.qkv_bias = spec.o_bias = attention_bias;
-            spec.qk_norm = true;
-            break;
-    }
+    const Family& family = family_of(spec);
+    spec.o_bias = family.attention_bias_key && attention_bias;
+    spec.qkv_bias = family.qkv_bias || spec.o_bias;
+    spec.mlp_bias = family.mlp_bias_key && mlp_bias;
+    spec.qk_norm = family.qk_norm;
 }
 
 spec::RopeSpec::Type rope_type(const JsonReader& rope) {
@@ -173,42 +150,10 @@ void read_rope(const JsonReader& config, spec::ModelSpec& spec) {
     }
 }
 
-/// Qwen's classes: a window for the layers that layer_types names, or for those from max_window_layers on.
-void read_qwen_windows(const JsonReader& config, spec::ModelSpec& spec) {
-    const auto layer_types = config.strings("layer_types");
-    if (config.has("layer_types") && static_cast<int64_t>(layer_types.size()) != spec.num_layers)
-        throw input_error(cat(config["layer_types"].where(), " has ", layer_types.size(), " entries for ",
-                              spec.num_layers, " layers"));
-    const bool in_use = config.boolean("use_sliding_window").value_or(false);
-    const int64_t window =
-        config.integer("sliding_window").value_or(in_use && !config.value().contains("sliding_window") ? 4096 : 0);
-    const int64_t first = config.integer("max_window_layers").value_or(28);
-    for (int64_t layer = 0; layer < spec.num_layers; ++layer) {
-        bool windowed = in_use && window != 0 && layer >= first;
-        if (!layer_types.empty()) {
-            const std::string& type = layer_types[static_cast<std::size_t>(layer)];
-            if (type != "full_attention" && type != "sliding_attention")
-                throw input_error(cat(config["layer_types"].where(), ": '", type, "' is not supported"));
-            windowed = type == "sliding_attention";
-            if (windowed && (!in_use || window == 0))
-                throw input_error(cat(config["layer_types"].where(), " gives layer ", layer,
-                                      " a sliding window, but use_sliding_window and sliding_window do not"));
-        }
-        spec.sliding_window[static_cast<std::size_t>(layer)] = windowed ? window : 0;
-    }
-}
-
 void read_windows(const JsonReader& config, spec::ModelSpec& spec) {
     spec.sliding_window.assign(static_cast<std::size_t>(spec.num_layers), 0);
     if (config.integer("sliding_window").value_or(1) < 1) config["sliding_window"].refuse("a positive integer or null");
-    if (spec.architecture == spec::Architecture::mistral) {
-        // MistralConfig's default is 4096; null means none.
-        const int64_t window =
-            config.value().contains("sliding_window") ? config.integer("sliding_window").value_or(0) : 4096;
-        spec.sliding_window.assign(static_cast<std::size_t>(spec.num_layers), window);
-    } else if (spec.architecture != spec::Architecture::llama) {
-        read_qwen_windows(config, spec);
-    }
+    if (const WindowKeys* const windows = family_of(spec).windows) windows->read(config, spec);
 }
 
 spec::DType read_dtype(const JsonReader& config, spec::DType otherwise) {
@@ -312,7 +257,7 @@ spec::ModelSpec parse_model_spec(const std::string& json_text, const std::string
     const auto json = parse_json<OrderedJson>(json_text, source);
     const JsonReader config(json, source);
     spec::ModelSpec spec;
-    read_architecture(config, spec);
+    read_family(config, spec);
     for (const char* const nested : {"text_config", "per_layer_config"})
         if (config.has(nested)) config[nested].refuse(cat("nothing (", *config.string("model_type"), " has one size)"));
     read_sizes(config, spec);

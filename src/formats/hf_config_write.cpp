@@ -1,40 +1,10 @@
-#include <algorithm>
-#include <string_view>
-
+#include "formats/families/family.h"
 #include "formats/json.h"
 #include "unsloth/core/error.h"
 #include "unsloth/formats/hf_config.h"
 
 namespace unsloth::formats {
 namespace {
-
-const char* class_name(spec::Architecture architecture) {
-    switch (architecture) {
-        case spec::Architecture::llama:
-            return "LlamaForCausalLM";
-        case spec::Architecture::mistral:
-            return "MistralForCausalLM";
-        case spec::Architecture::qwen2:
-            return "Qwen2ForCausalLM";
-        case spec::Architecture::qwen3:
-            return "Qwen3ForCausalLM";
-    }
-    return "?";
-}
-
-const char* model_type(spec::Architecture architecture) {
-    switch (architecture) {
-        case spec::Architecture::llama:
-            return "llama";
-        case spec::Architecture::mistral:
-            return "mistral";
-        case spec::Architecture::qwen2:
-            return "qwen2";
-        case spec::Architecture::qwen3:
-            return "qwen3";
-    }
-    return "?";
-}
 
 const char* rope_type_name(spec::RopeSpec::Type type) {
     switch (type) {
@@ -98,26 +68,6 @@ void write_rope(const spec::RopeSpec& rope, Json& config) {
     config["rope_parameters"] = std::move(parameters);
 }
 
-void write_windows(const spec::ModelSpec& spec, Json& config) {
-    if (spec.architecture == spec::Architecture::llama) return;
-    const auto& windows = spec.sliding_window;
-    const auto first = std::find_if(windows.begin(), windows.end(), [](int64_t window) { return window > 0; });
-    const bool any = first != windows.end();
-    config["sliding_window"] = any ? Json(*first) : Json(nullptr);
-    for (const int64_t window : windows)
-        UNSLOTH_CHECK(window == 0 || window == *first, "config.json has one sliding_window for all layers");
-    if (spec.architecture == spec::Architecture::mistral) {
-        UNSLOTH_CHECK(!any || std::count(windows.begin(), windows.end(), 0) == 0,
-                      "Mistral has a window in all layers or in none");
-        return;
-    }
-    config["use_sliding_window"] = any;
-    config["max_window_layers"] = first - windows.begin();
-    Json types = Json::array();
-    for (const int64_t window : windows) types.push_back(window > 0 ? "sliding_attention" : "full_attention");
-    config["layer_types"] = std::move(types);
-}
-
 void write_tokens(const spec::ModelSpec& spec, Json& config) {
     config["bos_token_id"] = or_null(spec.bos_token_id);
     config["pad_token_id"] = or_null(spec.pad_token_id);
@@ -129,8 +79,9 @@ void write_tokens(const spec::ModelSpec& spec, Json& config) {
 }
 
 void write_structure(const spec::ModelSpec& spec, Json& config) {
-    config["architectures"] = {class_name(spec.architecture)};
-    config["model_type"] = model_type(spec.architecture);
+    const Family& family = family_of(spec);
+    config["architectures"] = {family.class_name};
+    config["model_type"] = family.model_type;
     config["hidden_act"] = "silu";
     config["hidden_size"] = spec.hidden_size;
     config["intermediate_size"] = spec.intermediate_size;
@@ -141,13 +92,10 @@ void write_structure(const spec::ModelSpec& spec, Json& config) {
     config["max_position_embeddings"] = spec.max_position_embeddings;
     config["rms_norm_eps"] = spec.rms_norm_eps;
     config["tie_word_embeddings"] = spec.tie_word_embeddings;
-    // Qwen2's own class has no head_dim, but every version of it reads the key where it stands.
-    if (spec.architecture != spec::Architecture::qwen2 || spec.num_heads * spec.head_dim != spec.hidden_size ||
-        config.contains("head_dim"))
+    if (family.head_dim_key || spec.num_heads * spec.head_dim != spec.hidden_size || config.contains("head_dim"))
         config["head_dim"] = spec.head_dim;
-    if (spec.architecture == spec::Architecture::llama || spec.architecture == spec::Architecture::qwen3)
-        config["attention_bias"] = spec.qkv_bias;
-    if (spec.architecture == spec::Architecture::llama) config["mlp_bias"] = spec.mlp_bias;
+    if (family.attention_bias_key) config["attention_bias"] = spec.qkv_bias;
+    if (family.mlp_bias_key) config["mlp_bias"] = spec.mlp_bias;
 }
 
 Json quantization_json(const QuantizationConfig& config) {
@@ -187,7 +135,8 @@ std::string write_model_config(const spec::ModelSpec& spec, const std::optional<
     }
     write_structure(spec, config);
     if (!keep_rope) write_rope(spec.rope, config);
-    if (!keep_windows) write_windows(spec, config);
+    if (const WindowKeys* const windows = family_of(spec).windows; windows != nullptr && !keep_windows)
+        windows->write(spec, config);
     write_tokens(spec, config);
     const bool new_name = config.contains("dtype");
     config[new_name ? "dtype" : "torch_dtype"] = spec::name_of(spec.dtype);

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "model/row_range.h"
+#include "unsloth/model/site.h"
 #include "unsloth/ops/coded_rows.h"
 #include "unsloth/ops/cross_entropy.h"
 #include "unsloth/ops/gemm.h"
@@ -78,7 +79,7 @@ void gather_head_rows(ops::Context& ctx, const Network& network, const MicroBatc
     const Activations& a = micro.activations();
     const HeadBuffers& head = a.head();
     const int64_t n = micro.targets();
-    const ops::Site site = ctx.outcome ? ops::Site{static_cast<uint32_t>(2 * network.layers())} : ops::Site{};
+    const ops::Site site = ctx.outcome ? ops::Site{code_of({Place::final_norm}, network.layers())} : ops::Site{};
     if (head.lm_head_VD.defined() && !network.embedding_and_head.codes_VD.codes.defined())
         weights::expand(ctx, network.embedding_and_head.lm_head_VD, head.lm_head_VD);
     ops::gather_rows(ctx, all_outputs(ctx, network, a), a.tokens().target_index_n.narrow(0, 0, n),
@@ -131,7 +132,7 @@ void head_forward_backward(ops::Context& ctx, const Network& network, const Micr
     const Activations& a = micro.activations();
     const HeadBuffers& head = a.head();
     const int64_t n = micro.targets(), chunk = head.logits_CV.size(0);
-    const ops::Site site{static_cast<uint32_t>(2 * network.layers() + 1)};
+    const ops::Site site{code_of({Place::loss}, network.layers())};
     const weights::Parameter* const lm_head = network.trained(spec::TensorRole::lm_head);
     const weights::Parameter* const norm =
         network.full_finetuning && network.tp.first() ? network.trained(spec::TensorRole::final_norm) : nullptr;

@@ -5,41 +5,36 @@
 namespace unsloth::model {
 namespace {
 
-int level_of(const weights::Parameter& p, int64_t num_layers) {
-    if (p.layer >= 0) return p.layer;
-    return p.role == spec::TensorRole::embed_tokens ? -1 : static_cast<int>(num_layers);
-}
-
 int64_t bytes(const GradientStretch& s) {
     return (s.end - s.begin) * static_cast<int64_t>(sizeof(float));
 }
 
 }  // namespace
 
-std::vector<GradientStretch> cut_gradients(const weights::ParameterTable& table, int64_t num_layers,
-                                           int64_t most_bytes) {
+std::vector<GradientStretch> cut_gradients(const weights::ParameterTable& table, int64_t most_bytes) {
     const std::vector<weights::Parameter>& parameters = table.parameters();
     std::vector<GradientStretch> stretches;
     for (std::size_t i = 0; i < parameters.size(); ++i) {
         const int64_t begin = parameters[i].offset,
                       end = i + 1 < parameters.size() ? parameters[i + 1].offset : table.flat_elements();
-        const int level = level_of(parameters[i], num_layers);
-        if (!stretches.empty() && stretches.back().level == level) {
+        const int unit = table.unit_of(parameters[i]);
+        if (!stretches.empty() && stretches.back().unit == unit) {
             stretches.back().end = end;
         } else {
-            stretches.push_back({begin, end, level});
+            stretches.push_back({begin, end, unit});
         }
     }
-    std::stable_sort(stretches.begin(), stretches.end(),
-                     [](const auto& a, const auto& b) { return a.level > b.level; });
+    std::stable_sort(stretches.begin(), stretches.end(), [](const auto& a, const auto& b) { return a.unit > b.unit; });
     std::vector<GradientStretch> joined;
-    const auto of_layer = [&](const GradientStretch& s) { return s.level >= 0 && s.level < num_layers; };
+    const auto of_layer = [&](const GradientStretch& s) {
+        return s.unit != weights::embedding_unit && s.unit != table.head();
+    };
     for (const GradientStretch& next : stretches) {
         if (!joined.empty()) {
             GradientStretch& last = joined.back();
             const bool fits = of_layer(last) && of_layer(next) && bytes(last) + bytes(next) <= most_bytes;
             if (fits && next.end == last.begin) {
-                last = {next.begin, last.end, next.level};
+                last = {next.begin, last.end, next.unit};
                 continue;
             }
         }
@@ -48,15 +43,14 @@ std::vector<GradientStretch> cut_gradients(const weights::ParameterTable& table,
     return joined;
 }
 
-GradientBuckets::GradientBuckets(ops::Context& ctx, const weights::ParameterTable& table, int64_t num_layers,
-                                 int64_t most_bytes)
-    : stretches_(cut_gradients(table, num_layers, most_bytes)) {
+GradientBuckets::GradientBuckets(ops::Context& ctx, const weights::ParameterTable& table, int64_t most_bytes)
+    : stretches_(cut_gradients(table, most_bytes)) {
     for (std::size_t i = 0; i < stretches_.size(); ++i) events_.emplace_back(ctx);
 }
 
-void GradientBuckets::reached(int level) {
+void GradientBuckets::reached(int unit) {
     for (std::size_t i = 0; i < stretches_.size(); ++i)
-        if (stretches_[i].level == level) events_[i].record();
+        if (stretches_[i].unit == unit) events_[i].record();
 }
 
 void GradientBuckets::reached_all() {

@@ -5,6 +5,7 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/model/decoder_layer.h"
+#include "unsloth/model/site.h"
 #include "unsloth/ops/coded_rows.h"
 #include "unsloth/ops/dora.h"
 #include "unsloth/ops/rows.h"
@@ -22,13 +23,9 @@ inline void observe_group(const LayerContext& c, Group g, const at::Tensor& y_TN
 }
 
 /// Nothing is reported outside of a training run: scoring and generation have no step outcome.
-inline ops::Site forward_site(const LayerContext& c, int norm) {
+inline ops::Site norm_site(const LayerContext& c, Place norm, Direction direction) {
     if (c.group.ctx.outcome == nullptr) return {};
-    return {static_cast<uint32_t>(2 * c.layer() + norm)};
-}
-inline ops::Site backward_site(const LayerContext& c, int norm) {
-    const auto layers = static_cast<uint32_t>(c.spec.num_layers), layer = static_cast<uint32_t>(c.layer());
-    return {2 * layers + 2 + 2 * (layers - 1 - layer) + (norm == 1 ? 0U : 1U)};
+    return {code_of({norm, c.layer(), direction}, static_cast<int>(c.spec.num_layers))};
 }
 
 /// Where codes go that the forward product reads beside x or instead, and dx beside dy; empty where they read the rows

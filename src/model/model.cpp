@@ -8,6 +8,7 @@
 #include "model/row_range.h"
 #include "unsloth/core/error.h"
 #include "unsloth/model/embedding_and_head.h"
+#include "unsloth/model/site.h"
 #include "unsloth/ops/profiler.h"
 #include "unsloth/ops/rows.h"
 #include "unsloth/spec/finite_sites.h"
@@ -43,7 +44,7 @@ const weights::Parameter* Model::tied_parameter() const {
 GradientBuckets& Model::cut_gradients(int64_t most_bytes) {
     UNSLOTH_CHECK(recorded_.empty() && parameters() != nullptr && !parameters()->holding().splits_gradients,
                   "whole gradients are cut, before the first step");
-    buckets_ = std::make_unique<GradientBuckets>(ctx_, parameters()->table(), spec().num_layers, most_bytes);
+    buckets_ = std::make_unique<GradientBuckets>(ctx_, parameters()->table(), most_bytes);
     return *buckets_;
 }
 
@@ -53,8 +54,8 @@ bool Model::records(const Pass& pass) const {
     return serves && parts_.records && ctx_.is_cuda() && !on_module && ctx_.profiler == nullptr;
 }
 
-void Model::reached(int level) {
-    if (buckets_ != nullptr) buckets_->reached(level);
+void Model::reached(int unit) {
+    if (buckets_ != nullptr) buckets_->reached(unit);
 }
 
 LayerContext Model::layer_context(int layer, const MicroBatch& micro, PolicyScope scope) {
@@ -99,14 +100,15 @@ void Model::before(const Action& action, bool trains) {
 void Model::after(const Action& action, bool trains) {
     if (!trains) return;
     for (const int unit : units().trained(action)) {
-        reached(unit - 1);
-        if (splits_gradients() && !(unit == 0 && tied_parameter() != nullptr)) streams()->release(unit);
+        reached(unit);
+        if (splits_gradients() && !(unit == weights::embedding_unit && tied_parameter() != nullptr))
+            streams()->release(unit);
     }
 }
 
 /// In place of act(), where this rank has no rows for what others take: it takes part in what they exchange.
 void Model::pass_over(const Action& action, const Pass& pass) {
-    if (action.part == Action::Part::layer) enter_values(1 + action.layer);
+    if (action.part == Action::Part::layer) enter_values(weights::layer_unit(action.layer));
     if (action.part == Action::Part::head && pass.trains()) pass.objective->pass_over(ctx_);
 }
 
@@ -346,24 +348,28 @@ void Model::forward_with_kv_cache(const CachedPass& pass, const OnLogits& on_log
 }
 
 std::optional<int64_t> Model::layer_of_site(uint32_t code) const {
-    const auto layers = static_cast<uint32_t>(spec().num_layers);
-    if (code == 0 || code == 2 * layers + 1 || code > 4 * layers + 1) return std::nullopt;
-    return code <= 2 * layers ? (code - 1) / 2 : layers - 1 - (code - 2 * layers - 2) / 2;
+    const int layers = parts_.network.layers();
+    if (code == spec::all_finite || code == spec::bad_gradient_norm || code == spec::bad_elsewhere) return std::nullopt;
+    const Site site = site_of(code, layers);
+    if (site.place == Place::loss) return std::nullopt;
+    if (site.place == Place::final_norm) return layers - 1;
+    // What enters a layer is what the one before made: a reader should look there.
+    if (site.place == Place::post_norm || site.direction == Direction::backward) return site.layer;
+    return site.layer > 0 ? std::optional<int64_t>(site.layer - 1) : std::nullopt;
 }
 
 std::string Model::describe_site(uint32_t code) const {
-    const auto layers = static_cast<uint32_t>(spec().num_layers);
     if (code == spec::all_finite) return "nowhere";
     if (code == spec::bad_gradient_norm) return "the norm of the gradients, which leaves 32 bits";
     if (code == spec::bad_elsewhere) return "another rank";
-    // What enters a layer is what the one before made: a reader should look there.
-    if (code == 0) return "the embeddings (forward)";
-    if (code <= 2 * layers)
-        return cat("layer ", *layer_of_site(code), ", output of its ", code % 2 == 0 ? "MLP" : "attention",
-                   " (forward)");
-    if (code == 2 * layers + 1) return "the loss";
-    return cat("layer ", *layer_of_site(code), ", gradient of its ", code % 2 == 0 ? "MLP" : "attention",
-               " (backward)");
+    const Site site = site_of(code, parts_.network.layers());
+    if (site.place == Place::loss) return "the loss";
+    const std::optional<int64_t> layer = layer_of_site(code);
+    if (!layer) return "the embeddings (forward)";
+    const bool backward = site.direction == Direction::backward,
+               attention = (site.place == Place::post_norm) != backward;
+    return cat("layer ", *layer, backward ? ", gradient" : ", output", " of its ", attention ? "attention" : "MLP",
+               backward ? " (backward)" : " (forward)");
 }
 
 }  // namespace unsloth::model

@@ -26,13 +26,18 @@ NormedRows rows_at_hand(const LayerContext& c, Group g) {
 }  // namespace
 
 NormedInput input_norm(const weights::LayerWeights& w, const LayerSaved& a) {
-    return {Group::qkv, 0,         spec::TensorRole::input_norm, "input_layernorm", a.x_tD, w.input_norm_D,
+    return {Group::qkv, Place::input_norm, spec::TensorRole::input_norm, "input_layernorm", a.x_tD, w.input_norm_D,
             a.rstd1_t,  a.u_qkv_TR};
 }
 NormedInput post_norm(const weights::LayerWeights& w, const LayerSaved& a) {
-    return {
-        Group::gate_up, 1, spec::TensorRole::post_norm, "post_attention_layernorm", a.mid_tD, w.post_norm_D, a.rstd2_t,
-        a.u_gate_up_TR};
+    return {Group::gate_up,
+            Place::post_norm,
+            spec::TensorRole::post_norm,
+            "post_attention_layernorm",
+            a.mid_tD,
+            w.post_norm_D,
+            a.rstd2_t,
+            a.u_gate_up_TR};
 }
 
 void make_input(const LayerContext& c, const NormedInput& in, const weights::Operand& w,
@@ -44,7 +49,8 @@ void make_input(const LayerContext& c, const NormedInput& in, const weights::Ope
     const at::Tensor u_TR = tp.alone() ? in.u_TR : at::Tensor();
     const bool codes_alone = input_codes_suffice(own, in.group, w, rows.own_full, u_TR, codes);
     ops::rms_norm_forward(ctx, in.x_tD, in.weight_D, c.spec.rms_norm_eps, codes_alone ? at::Tensor() : rows.own_h_tD,
-                          in.rstd_t, forward_site(c, in.norm), tp.alone() ? codes : ops::CodedMatrix{});
+                          in.rstd_t, norm_site(c, in.norm, Direction::forward),
+                          tp.alone() ? codes : ops::CodedMatrix{});
     fill_adapter_columns(own, in.group, w, rows.own_full, u_TR, codes_alone ? codes : ops::CodedMatrix{});
     tp.gather(ctx, rows.full, in.name);
     if (!tp.alone() && adapted(c.group, in.group) && in.u_TR.defined()) ops::copy_2d(ctx, rows.u_TR, in.u_TR);
@@ -66,7 +72,7 @@ void input_norm_backward(const LayerContext& c, const NormedInput& in, const at:
     if (input_gradient) {
         const at::Tensor g_tD = c.scratch.g_full.narrow(1, 0, c.spec.hidden_size);
         ops::rms_norm_backward(ctx, rows.own_h_tD, in.x_tD, in.weight_D, in.rstd_t, g_tD, norm_gradient(c, in.role),
-                               backward_site(c, in.norm), /*y_TD=*/rows.own_h_tD);
+                               norm_site(c, in.norm, Direction::backward), /*y_TD=*/rows.own_h_tD);
     } else {
         ops::rms_norm_forward(ctx, in.x_tD, in.weight_D, c.spec.rms_norm_eps, rows.own_h_tD, in.rstd_t);
     }

@@ -3,12 +3,13 @@
 #pragma once
 
 #include "unsloth/model/decoder_layer.h"
+#include "unsloth/model/site.h"
 
 namespace unsloth::model {
 
 struct NormedInput {
     Group group;
-    int norm;  ///< of the layer: 0 or 1
+    Place norm;  ///< of the layer
     spec::TensorRole role;
     const char* name;  ///< as an observer knows it
     at::Tensor x_tD;   ///< the residual stream

@@ -39,8 +39,8 @@ ParameterStreams::ParameterStreams(ops::Context& ctx, Parameters& parameters, co
 }
 
 std::string ParameterStreams::name_of(int unit) const {
-    if (unit == 0) return "embed_tokens";
-    return unit + 1 < parameters_.table().units() ? cat("layers.", unit - 1) : "the head";
+    if (unit == weights::embedding_unit) return "embed_tokens";
+    return unit == parameters_.table().head() ? "the head" : cat("layers.", weights::layer_of_unit(unit));
 }
 
 // --- values --------------------------------------------------------------------------------------------------------

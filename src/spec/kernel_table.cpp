@@ -4,13 +4,16 @@
 #include <array>
 #include <nlohmann/json.hpp>
 
-#include "cards.inc"  // built_in: {file's text, …}, made by CMake from cards/*.json
 #include "unsloth/core/error.h"
-#include "unsloth/core/syntax.h"
 #include "unsloth/core/json_reader.h"
+#include "unsloth/core/syntax.h"
 
 namespace unsloth::spec {
 namespace {
+
+constexpr const char* built_in[] = {
+#include "cards.inc"  // made by CMake from cards/*.json
+};
 
 using Json = nlohmann::ordered_json;
 using Reader = JsonReader<Json>;

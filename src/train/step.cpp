@@ -39,10 +39,10 @@ spec::TrainedShare trained_share(const weights::ParameterTable& table, bool head
     return share;
 }
 
-/// What completes with this level (model/gradient_buckets.h).
-std::string level_name(int level, int64_t layers) {
-    if (level < 0) return "embed_tokens";
-    return level < layers ? cat("layers.", level) : "head";
+/// What completes with this unit (model/gradient_buckets.h).
+std::string unit_name(int unit, int layers) {
+    if (unit == weights::embedding_unit) return "embed_tokens";
+    return unit == weights::head_unit(layers) ? "head" : cat("layers.", weights::layer_of_unit(unit));
 }
 
 }  // namespace
@@ -83,7 +83,7 @@ Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& set
     update_ = std::make_unique<Update>(ctx, model, settings.adamw, sharers_);
     if (settings.skip_on_spike > 0) spike_guard_.emplace(ctx);
     // With no byte to join, one stretch a layer.
-    stretches_ = model::cut_gradients(model.trained_by_all(), model.spec().num_layers, /*most_bytes=*/1);
+    stretches_ = model::cut_gradients(model.trained_by_all(), /*most_bytes=*/1);
     common_ = weights::Parameters::common(model.trained_by_all(), model.parameters()->table(),
                                           config::Optimizer::adamw_torch, &ops::AdamwState::grads_P);
     const auto squares = at::TensorOptions(at::kDouble).device(ctx.device());
@@ -227,7 +227,7 @@ void Stepper::measure_layers(Slot& slot, int64_t step) {
     for (std::size_t i = 0; i < stretches_.size(); ++i) {
         at::Tensor norm = layer_norms_.select(0, static_cast<int64_t>(i));
         norm.zero_();
-        if (repeats_embedding && stretches_[i].level < 0) continue;
+        if (repeats_embedding && stretches_[i].unit == weights::embedding_unit) continue;
         for (const weights::CommonStretch& common : common_) {
             const int64_t here = common.own - common.all;  // where this rank has an element
             const int64_t begin = std::max({stretches_[i].begin, common.all, own.begin - here}),
@@ -244,11 +244,11 @@ void Stepper::measure_layers(Slot& slot, int64_t step) {
     slot.layer_norms.copy_(layer_norms_, /*non_blocking=*/true);
 }
 
-/// In the order of the model. What one level completes may lie in several stretches.
+/// In the order of the model. What one unit completes may lie in several stretches.
 Stepper::LayerNorms Stepper::read_layer_norms(const Slot& slot, double loss_scale) const {
     LayerNorms norms;
     for (std::size_t i = stretches_.size(); i-- > 0;) {
-        const std::string name = level_name(stretches_[i].level, model_.spec().num_layers);
+        const std::string name = unit_name(stretches_[i].unit, static_cast<int>(model_.spec().num_layers));
         const double norm = slot.layer_norms.const_data_ptr<float>()[i] / loss_scale;
         if (!norms.empty() && norms.back().first == name)
             norms.back().second = std::hypot(norms.back().second, norm);

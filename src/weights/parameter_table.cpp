@@ -127,8 +127,8 @@ ParameterSlice ParameterTable::slice(Share share) const {
 }
 
 int ParameterTable::unit_of(const Parameter& p) const {
-    if (p.layer >= 0) return 1 + p.layer;
-    return p.role == spec::TensorRole::embed_tokens ? 0 : units() - 1;
+    if (p.layer >= 0) return layer_unit(p.layer);
+    return p.role == spec::TensorRole::embed_tokens ? embedding_unit : head();
 }
 
 WorkingLayout::WorkingLayout(const ParameterTable& table, at::ScalarType dtype)

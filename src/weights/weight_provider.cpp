@@ -124,7 +124,7 @@ WeightProvider::WeightProvider(ops::Context& ctx, const LayerLayout& layout, at:
 void WeightProvider::begin_values(ops::Context& ctx, const std::vector<int>& layers) {
     if (values_ == nullptr) return;
     std::vector<int> units;
-    for (const int layer : layers) units.push_back(1 + layer);
+    for (const int layer : layers) units.push_back(layer_unit(layer));
     values_->begin(ctx, units);
 }
 
@@ -206,7 +206,7 @@ const LayerWeights& WeightProvider::ready(ops::Context& ctx, int layer, int64_t 
 const LayerWeights& WeightProvider::lay_out(ops::Context& ctx, int layer, std::optional<int64_t> tokens) {
     LayerWeights& weights = weights_.at(static_cast<std::size_t>(layer));
     if (images_) images_->enter(ctx, layer);
-    if (values_ != nullptr) values_->enter(ctx, 1 + layer);
+    if (values_ != nullptr) values_->enter(ctx, layer_unit(layer));
     const std::optional<Paged>& paged = paged_[static_cast<std::size_t>(layer)];
     if (!paged) return weights;
     if (masters_ != nullptr && held_ != layer) copy_biases(ctx, layer);

@@ -1,5 +1,5 @@
 // config.json of a model.
-// parser: src/formats/hf_config.cpp src/formats/json.* src/spec/tensor_table.cpp
+// parser: src/formats/hf_config.cpp src/formats/families/* src/formats/json.* src/spec/tensor_table.cpp
 // seeds: tests/golden/formats/configs tests/golden/formats/small_llama
 // options: -max_len=4096 -dict=tests/fuzz/json.dict
 #include "unsloth/formats/hf_config.h"

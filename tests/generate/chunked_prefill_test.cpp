@@ -10,8 +10,8 @@
 #include <tuple>
 
 #include "unsloth/core/error.h"
+#include "unsloth/formats/shapes.h"
 #include "unsloth/generate/decoder.h"
-#include "unsloth/spec/shapes.h"
 
 namespace unsloth {
 namespace {
@@ -19,7 +19,7 @@ namespace {
 using namespace generate;
 
 std::optional<planner::DecodingTime> of_card(const char* name) {
-    return planner::DecodingTime::of(planner::find_card(name), spec::builtin_shape("llama-3.1-8b"), true);
+    return planner::DecodingTime::of(planner::find_card(name), formats::builtin_shape("llama-3.1-8b"), true);
 }
 
 TEST(ChunkedPrefillPolicy, TakesWhatACardsRatesAllow) {
@@ -51,7 +51,7 @@ TEST(ChunkedPrefillPolicy, TakesWhatACardsRatesAllow) {
     }
     EXPECT_FALSE(of_card("A100")) << "no figures for 4 bit";
     const planner::Card a100 = planner::find_card("A100");
-    EXPECT_TRUE(planner::DecodingTime::of(a100, spec::builtin_shape("llama-3.1-8b"), false));
+    EXPECT_TRUE(planner::DecodingTime::of(a100, formats::builtin_shape("llama-3.1-8b"), false));
 }
 
 /// Takes the time that an H200 took with an 8B model on 2026-11-23, whatever its rates say: one row 2.6 ms, 64

@@ -4,9 +4,9 @@
 #include "comm/ranks.h"
 #include "model/support.h"
 #include "unsloth/formats/described_model.h"
+#include "unsloth/formats/shapes.h"
 #include "unsloth/placement/agreed_plan.h"
 #include "unsloth/planner/run_plan_text.h"
-#include "unsloth/spec/shapes.h"
 
 namespace unsloth {
 namespace {
@@ -41,7 +41,7 @@ model::ModelPlan plan_on_cpu() {
 }
 
 std::shared_ptr<const formats::WeightFile> shape(const std::string& name) {
-    return formats::describe_model(spec::builtin_shape(name));
+    return formats::describe_model(formats::builtin_shape(name));
 }
 
 placement::Machine machine(double device_gib, double host_gib) {

@@ -32,11 +32,11 @@ void expect_whole(const ParameterTable& table, const std::vector<GradientStretch
         end = stretch.end;
     }
     EXPECT_EQ(end, table.flat_elements());
-    for (std::size_t i = 1; i < cut.size(); ++i) EXPECT_GE(cut[i - 1].level, cut[i].level);
+    for (std::size_t i = 1; i < cut.size(); ++i) EXPECT_GE(cut[i - 1].unit, cut[i].unit);
     for (const weights::Parameter& p : table.parameters())
         for (const GradientStretch& stretch : cut)
             if (p.offset >= stretch.begin && p.offset < stretch.end && p.layer >= 0) {
-                EXPECT_LE(stretch.level, p.layer) << p.name;
+                EXPECT_LE(stretch.unit, weights::layer_unit(p.layer)) << p.name;
             }
 }
 
@@ -44,10 +44,10 @@ TEST(GradientBuckets, ALayerEachWhenSmall) {
     UNSLOTH_NEEDS_XZ();
     const spec::ModelSpec spec = spec_of("small_llama/bf16");
     const ParameterTable table = lora_table(spec, {});
-    const std::vector<GradientStretch> cut = cut_gradients(table, spec.num_layers, 1);
+    const std::vector<GradientStretch> cut = cut_gradients(table, 1);
     ASSERT_EQ(static_cast<int64_t>(cut.size()), spec.num_layers);
-    EXPECT_EQ(cut.front().level, spec.num_layers - 1);
-    EXPECT_EQ(cut.back().level, 0);
+    EXPECT_EQ(cut.front().unit, spec.num_layers) << "the last layer";
+    EXPECT_EQ(cut.back().unit, weights::layer_unit(0));
     expect_whole(table, cut);
 }
 
@@ -56,8 +56,8 @@ TEST(GradientBuckets, JoinedUpToTheSize) {
     const spec::ModelSpec spec = spec_of("small_llama/bf16");
     const ParameterTable table = lora_table(spec, {});
     const int64_t whole = table.flat_elements() * 4;
-    EXPECT_EQ(cut_gradients(table, spec.num_layers, whole).size(), 1U);
-    const std::vector<GradientStretch> halves = cut_gradients(table, spec.num_layers, whole / 2);
+    EXPECT_EQ(cut_gradients(table, whole).size(), 1U);
+    const std::vector<GradientStretch> halves = cut_gradients(table, whole / 2);
     EXPECT_EQ(halves.size(), 2U);
     for (const GradientStretch& stretch : halves) EXPECT_LE(4 * (stretch.end - stretch.begin), whole / 2);
     expect_whole(table, halves);
@@ -66,18 +66,19 @@ TEST(GradientBuckets, JoinedUpToTheSize) {
 TEST(GradientBuckets, HeadFirstEmbeddingsLast) {
     UNSLOTH_NEEDS_XZ();
     const spec::ModelSpec spec = spec_of("small_llama/bf16");
-    const int head = static_cast<int>(spec.num_layers);
+    const int head = weights::head_unit(static_cast<int>(spec.num_layers));
     for (const ParameterTable& table : {lora_table(spec, {"embed_tokens", "lm_head"}), ParameterTable::full(spec)}) {
-        const std::vector<GradientStretch> cut = cut_gradients(table, spec.num_layers, int64_t{1} << 40);
+        const std::vector<GradientStretch> cut = cut_gradients(table, int64_t{1} << 40);
         ASSERT_EQ(cut.size(), 3U);
-        EXPECT_EQ(cut[0].level, head);
-        EXPECT_EQ(cut[1].level, 0);
-        EXPECT_EQ(cut[2].level, -1);
+        EXPECT_EQ(cut[0].unit, head);
+        EXPECT_EQ(cut[1].unit, weights::layer_unit(0));
+        EXPECT_EQ(cut[2].unit, weights::embedding_unit);
         expect_whole(table, cut);
     }
     const spec::ModelSpec tied = spec_of("llama_tied");
-    const std::vector<GradientStretch> cut = cut_gradients(ParameterTable::full(tied), tied.num_layers, 1);
-    EXPECT_EQ(cut.back().level, -1) << "the head's gradient of a tied matrix is only complete with the embeddings'";
+    const std::vector<GradientStretch> cut = cut_gradients(ParameterTable::full(tied), 1);
+    EXPECT_EQ(cut.back().unit, weights::embedding_unit)
+        << "the head's gradient of a tied matrix is only complete with the embeddings'";
     expect_whole(ParameterTable::full(tied), cut);
 }
 

@@ -6,9 +6,9 @@
 #include <nlohmann/json.hpp>
 
 #include "unsloth/core/error.h"
+#include "unsloth/formats/shapes.h"
 #include "unsloth/planner/step_time.h"
 #include "unsloth/spec/kernel_table.h"
-#include "unsloth/spec/shapes.h"
 
 namespace unsloth::planner {
 namespace {
@@ -104,7 +104,7 @@ TEST(StepTime, IsWithinATenthOfWhatWasMeasured) {
     };
     for (const Measured& m : all) {
         StepWork work;
-        work.model = spec::builtin_shape("llama-3.1-8b");
+        work.model = formats::builtin_shape("llama-3.1-8b");
         work.tokens = work.head_rows = m.tokens;
         work.longest = m.longest;
         work.in_4bit = true;

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "unsloth/spec/shapes.h"
+#include "unsloth/formats/shapes.h"
 #include "unsloth/spec/slice.h"
 
 namespace unsloth::planner {
@@ -14,7 +14,7 @@ const spec::LayerPlan everything{spec::Keep::everything}, thrifty{spec::Keep::in
 /// Llama-3.1-8B, so many ranks of a kind.
 StepWork work_of(int64_t tokens, int64_t longest, const Sharing& sharing) {
     StepWork work;
-    const spec::ModelSpec whole = spec::builtin_shape("llama-3.1-8b");
+    const spec::ModelSpec whole = formats::builtin_shape("llama-3.1-8b");
     work.model = spec::slice(whole, {0, static_cast<int>(sharing.tp)});
     work.sharing = sharing;
     work.tokens = work.head_rows = tokens;

@@ -8,8 +8,8 @@
 #include <limits>
 #include <random>
 
+#include "unsloth/formats/shapes.h"
 #include "unsloth/planner/run_plan_text.h"
-#include "unsloth/spec/shapes.h"
 
 namespace unsloth::planner {
 namespace {
@@ -90,7 +90,7 @@ TEST(Solve, EqualsBruteForce) {
 /// Llama-3.1-8B, 8 rows of 2048 tokens: ways to keep activations, with what they take on the device and on the host.
 Problem llama(const Card& card, int64_t device_mib, int64_t layers = 32) {
     StepWork work;
-    work.model = spec::builtin_shape("llama-3.1-8b");
+    work.model = formats::builtin_shape("llama-3.1-8b");
     work.tokens = work.head_rows = 16384;
     work.longest = 2048;
     work.in_4bit = true;

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include "unsloth/core/error.h"
-#include "unsloth/spec/shapes.h"
 
 namespace unsloth {
 namespace {
@@ -103,7 +102,7 @@ TEST(Slice, SaysWhichSizeDoesNotDivide) {
     EXPECT_NE(refusal(odd, 4).find("intermediate_size 98"), std::string::npos) << refusal(odd, 4);
     odd.intermediate_size = 92;
     EXPECT_NE(refusal(odd, 4).find("23 columns"), std::string::npos) << refusal(odd, 4);
-    EXPECT_EQ(refusal(spec::builtin_shape(spec::builtin_shape_names().front()), 2), "");
+    EXPECT_EQ(refusal(model(), 2), "");
 }
 
 }  // namespace

@@ -187,7 +187,7 @@ inline StepRun run_rank(const StepSplit& split, const StepSettingsCase& settings
     }
     run.values_P = model.parameters()->state().params_P.cpu().clone();
     run.counts = model.counts();
-    run.buckets = model::cut_gradients(*plan.table(), plan.spec().num_layers, matrix_bucket_bytes).size();
+    run.buckets = model::cut_gradients(*plan.table(), matrix_bucket_bytes).size();
     return run;
 }
 

@@ -10,27 +10,25 @@
 
 namespace unsloth::model {
 
-/// Elements [begin, end) of the flat buffer; complete when the backward pass has done with `level`: a layer's number,
-/// the number of layers for what the head completes, -1 for what only its end does (the embeddings).
+/// Elements [begin, end) of the flat buffer; complete when the backward pass has done with `unit` (weights/unit.h).
 struct GradientStretch {
     int64_t begin = 0, end = 0;
-    int level = 0;
+    int unit = 0;
     bool operator==(const GradientStretch&) const = default;
 };
 
 /// All gradients, in the order in which they become complete. Neighbours among the layers are joined up to
 /// `most_bytes`; what one layer, the head or the embeddings complete stays in one piece however large it is. A pure
 /// function of the table.
-std::vector<GradientStretch> cut_gradients(const weights::ParameterTable& table, int64_t num_layers,
-                                           int64_t most_bytes);
+std::vector<GradientStretch> cut_gradients(const weights::ParameterTable& table, int64_t most_bytes);
 
 class GradientBuckets {
   public:
-    GradientBuckets(ops::Context& ctx, const weights::ParameterTable& table, int64_t num_layers, int64_t most_bytes);
+    GradientBuckets(ops::Context& ctx, const weights::ParameterTable& table, int64_t most_bytes);
 
     const std::vector<GradientStretch>& all() const { return stretches_; }
-    /// The work issued so far completes what this level completes.
-    void reached(int level);
+    /// The work issued so far completes what this unit completes.
+    void reached(int unit);
     /// The work issued so far completes everything.
     void reached_all();
     /// Later work on LibTorch's current stream of the device waits until bucket number i is complete, as last reached.

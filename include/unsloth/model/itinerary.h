@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "unsloth/weights/unit.h"
+
 namespace unsloth::model {
 
 enum class Direction : uint8_t { forward, backward };
@@ -61,26 +63,28 @@ inline std::vector<int> layers_of(const Itinerary& actions) {
     return layers;
 }
 
-/// The pieces that parameters have in a network of so many layers (ParameterTable::unit), as actions meet them; `tied`:
+/// The parameters' units (weights/unit.h) in a network of so many layers, as actions meet them; `tied`:
 /// the embeddings are lm_head, too.
 struct Units {
     int layers = 0;
     bool tied = false;
-    int head() const { return 1 + layers; }
-    std::vector<int> of_head() const { return tied ? std::vector{0, head()} : std::vector{head()}; }
+    std::vector<int> of_head() const {
+        const int head = weights::head_unit(layers);
+        return tied ? std::vector{weights::embedding_unit, head} : std::vector{head};
+    }
     /// What the action reads.
     std::vector<int> read(const Action& action) const {
-        if (action.part == Action::Part::layer) return {1 + action.layer};
+        if (action.part == Action::Part::layer) return {weights::layer_unit(action.layer)};
         if (action.part == Action::Part::head) return of_head();
         const bool embeds = action.part == Action::Part::embedding && action.direction == Direction::forward;
-        return embeds ? std::vector{0} : std::vector<int>();
+        return embeds ? std::vector{weights::embedding_unit} : std::vector<int>();
     }
     /// What it adds gradients to.
     std::vector<int> trained(const Action& action) const {
         if (action.part == Action::Part::head) return of_head();
         if (action.direction == Direction::forward) return {};
-        if (action.part == Action::Part::layer) return {1 + action.layer};
-        return action.part == Action::Part::embedding ? std::vector{0} : std::vector<int>();
+        if (action.part == Action::Part::layer) return {weights::layer_unit(action.layer)};
+        return action.part == Action::Part::embedding ? std::vector{weights::embedding_unit} : std::vector<int>();
     }
 };
 

@@ -138,7 +138,7 @@ class Model {
     void before(const Action& action, bool trains);
     void after(const Action& action, bool trains);
     LayerContext layer_context(int layer, const MicroBatch& micro, PolicyScope scope);
-    void reached(int level);
+    void reached(int unit);
     bool records(const Pass& pass) const;  ///< whether it may be recorded now
 
     ops::Context& ctx_;

@@ -12,9 +12,6 @@
 
 namespace unsloth::spec {
 
-/// The architectures this program knows; anything else is refused by name.
-enum class Architecture { llama, mistral, qwen2, qwen3 };
-
 /// The seven linears of a decoder layer, in the order of a layer's forward pass.
 enum class Projection : uint8_t { q, k, v, o, gate, up, down };
 inline constexpr int projection_count = 7;
@@ -55,8 +52,7 @@ struct RopeSpec {
 };
 
 struct ModelSpec {
-    Architecture architecture = Architecture::llama;
-    std::string model_type;         ///< as config.json says it
+    std::string model_type;         ///< the family, as config.json says it
     int64_t hidden_size = 0;        ///< D
     int64_t intermediate_size = 0;  ///< F
     int64_t num_layers = 0;         ///< L

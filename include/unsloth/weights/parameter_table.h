@@ -11,6 +11,7 @@
 #include "unsloth/spec/lora_spec.h"
 #include "unsloth/spec/stage.h"
 #include "unsloth/spec/tensor_table.h"
+#include "unsloth/weights/unit.h"
 
 namespace unsloth::weights {
 
@@ -81,18 +82,18 @@ class ParameterTable {
     ParameterSlice slice(Share share) const;
     const Parameter* find(spec::TensorRole role, int layer, spec::Projection projection, Parameter::Kind kind) const;
 
-    /// What a pass takes at a time: 0 the input embeddings, 1 + i the layer i, units() - 1 what the head is made of.
-    /// Each is one piece of the flat layout, which may be empty.
-    int units() const { return layers_ + 2; }
+    /// Each unit (weights/unit.h) is one piece of the flat layout, which may be empty.
+    int units() const { return head() + 1; }
+    int head() const { return head_unit(layers_); }
     int unit_of(const Parameter& p) const;
     ParameterSlice unit(int number) const { return units_.at(static_cast<std::size_t>(number)); }
     /// Neighbours take different ones, and embeddings that are lm_head too one of their own.
     static constexpr int slots = 3;
-    int slot_of(int unit) const { return unit == 0 && embeddings_are_head_ ? 2 : unit % 2; }
+    int slot_of(int unit) const { return unit == embedding_unit && embeddings_are_head_ ? 2 : unit % 2; }
     bool embeddings_are_head() const { return embeddings_are_head_; }  ///< and are trained
 
   private:
-    explicit ParameterTable(int layers) : layers_(layers), units_(static_cast<std::size_t>(layers) + 2) {}
+    explicit ParameterTable(int layers) : layers_(layers), units_(static_cast<std::size_t>(units())) {}
     void add(Parameter parameter);
     std::vector<Parameter> parameters_;
     int64_t flat_ = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "formats/families/family.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 
@@ -61,45 +62,35 @@ void add_chat_templates(const spec::Vocabulary& vocabulary, GgufMetadata& out) {
 }  // namespace
 
 std::string architecture_name(const spec::ModelSpec& spec) {
-    switch (spec.architecture) {
-        case spec::Architecture::llama:
-        case spec::Architecture::mistral:
-            return "llama";
-        case spec::Architecture::qwen2:
-            return "qwen2";
-        case spec::Architecture::qwen3:
-            return "qwen3";
-    }
-    UNSLOTH_CHECK(false, "architecture of ", spec.model_type);
-    return {};
+    return std::string(family_of(spec).gguf.name);
 }
 
 bool permutes_heads(const spec::ModelSpec& spec) {
-    return architecture_name(spec) == "llama";
+    return family_of(spec).gguf.permutes_heads;
 }
 
 void check_expressible(const spec::ModelSpec& spec) {
-    const std::string architecture = architecture_name(spec);
+    const GgufArchitecture& architecture = family_of(spec).gguf;
     const auto refuse = [&](const std::string& what) {
-        throw input_error(cat("llama.cpp's '", architecture, "' has no ", what, ", which this model has"));
+        throw input_error(cat("llama.cpp's '", architecture.name, "' has no ", what, ", which this model has"));
     };
-    if (architecture != "llama") {
-        if (spec.o_bias || spec.mlp_bias) refuse("biases on the output projection or the MLP");
-        if (spec.rope.type == spec::RopeSpec::Type::llama3) refuse("RoPE scaling of type llama3");
-    }
-    if (architecture == "qwen2" && spec.q_size() != spec.hidden_size)
+    if (!architecture.all_biases && (spec.o_bias || spec.mlp_bias))
+        refuse("biases on the output projection or the MLP");
+    if (!architecture.rope_divisors && spec.rope.type == spec::RopeSpec::Type::llama3)
+        refuse("RoPE scaling of type llama3");
+    if (!architecture.any_head_size && spec.q_size() != spec.hidden_size)
         refuse("heads that are not hidden_size wide together");
     const spec::RopeSpec& rope = spec.rope;
     if (rope.type == spec::RopeSpec::Type::longrope) refuse("RoPE scaling of type longrope that this program writes");
     if (rope.type == spec::RopeSpec::Type::dynamic)
         log::warning("llama.cpp has no dynamic RoPE: positions from ", spec.max_position_embeddings, " on will differ");
     if (rope.type == spec::RopeSpec::Type::yarn && (rope.beta_fast != 32 || rope.beta_slow != 1 || !rope.truncate))
-        log::warning("llama.cpp reads neither beta_fast and beta_slow nor truncate of YaRN for '", architecture,
+        log::warning("llama.cpp reads neither beta_fast and beta_slow nor truncate of YaRN for '", architecture.name,
                      "': give them to it by --yarn-beta-fast ", rope.beta_fast, " --yarn-beta-slow ", rope.beta_slow);
     const auto window =
         std::find_if(spec.sliding_window.begin(), spec.sliding_window.end(), [](int64_t w) { return w > 0; });
     if (window != spec.sliding_window.end())
-        log::warning("llama.cpp has no sliding window for '", architecture, "': texts beyond ", *window,
+        log::warning("llama.cpp has no sliding window for '", architecture.name, "': texts beyond ", *window,
                      " tokens will see more of what came before");
 }
 

@@ -1,6 +1,7 @@
 // Which tensor gets which name and type.
 #include <array>
 
+#include "formats/families/family.h"
 #include "unsloth/core/error.h"
 #include "unsloth/formats/gguf_export.h"
 
@@ -17,9 +18,10 @@ bool deserves_more_bits(int64_t layer, int64_t layers) {
 
 /// What llama.cpp takes for a model of 70 billion parameters: several heads share a v that is small for its weight.
 bool is_70b(const spec::ModelSpec& spec) {
-    if (spec.num_layers != 80) return false;
-    return spec.architecture == spec::Architecture::qwen2 ||
-           (spec.architecture != spec::Architecture::qwen3 && spec.num_heads != spec.num_kv_heads);
+    using Large = GgufArchitecture::Large;
+    const Large large = family_of(spec).gguf.large;
+    return spec.num_layers == 80 &&
+           (large == Large::all || (large == Large::grouped && spec.num_heads != spec.num_kv_heads));
 }
 
 bool is_quantised(GgmlType type) {

@@ -1,0 +1,34 @@
+#include "unsloth/formats/shapes.h"
+
+#include <gtest/gtest.h>
+
+#include "unsloth/formats/hf_config.h"
+
+namespace unsloth::formats {
+namespace {
+
+/// A model of the shape's name is the same whether the file describes it or what is written of it.
+TEST(Shapes, AreConfigsThatReadAndWriteTheSame) {
+    const std::vector<std::string> names = builtin_shape_names();
+    ASSERT_FALSE(names.empty());
+    for (const std::string& name : names) {
+        const spec::ModelSpec shape = builtin_shape(name);
+        const std::string kept = write_model_config(shape, {}, builtin_config(name)), fresh = write_model_config(shape);
+        for (const std::string& text : {kept, fresh})
+            EXPECT_EQ(write_model_config(parse_model_spec(text, name)), fresh) << name;
+    }
+}
+
+TEST(Shapes, HaveTheirFamiliesFeatures) {
+    const spec::ModelSpec llama = builtin_shape("llama-3.2-1b");
+    EXPECT_EQ(llama.rope.type, spec::RopeSpec::Type::llama3);
+    EXPECT_EQ(llama.rope.factor, 32);
+    EXPECT_EQ(llama.head_dim, 64);
+    EXPECT_TRUE(llama.tie_word_embeddings);
+    EXPECT_EQ(builtin_shape("mistral-7b").sliding_window, std::vector<int64_t>(32, 0));
+    EXPECT_TRUE(builtin_shape("qwen2.5-7b").qkv_bias);
+    EXPECT_TRUE(builtin_shape("qwen3-8b").qk_norm);
+}
+
+}  // namespace
+}  // namespace unsloth::formats
