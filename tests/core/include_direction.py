@@ -6,7 +6,7 @@
 
 The rules:
   order    a module includes only modules that stand to its left: core | spec, hub | config, formats, tokenizer, ops |
-           memory, comm, data, report, planner | weights | model | objective, generate | train | bench | engine | app;
+           memory, comm, data, report, planner | weights, reward | model | objective, generate | train | bench | engine | app;
            kernels stand beside spec, and
            only ops includes them
   private  headers under src/MODULE/ are for that module alone (tests may use them)
@@ -37,6 +37,7 @@ RANK = {
     "report": 3,
     "planner": 3,
     "weights": 4,
+    "reward": 4,
     "model": 5,
     "objective": 6,
     "generate": 6,
