@@ -6,8 +6,8 @@
 
 The rules:
   order    a module includes only modules that stand to its left: core | spec, hub | config, formats, tokenizer, ops |
-           memory, comm, data, report, planner | weights, reward | model | objective, generate | train | bench | engine | app;
-           kernels stand beside spec, and
+           memory, comm, data, report, planner | weights, reward | model | objective, generate | train | bench | engine |
+           app; kernels stand beside spec, and
            only ops includes them
   private  headers under src/MODULE/ are for that module alone (tests may use them)
   torch    LibTorch's headers stand only in ops, memory, comm, weights, model, objective, generate, train, bench and
