@@ -27,6 +27,7 @@ PASSING = [
     "docs/hyperparameters.md",
     "docs/memory.md",
     "docs/parallel.md",
+    "docs/rewards.md",
 ]
 
 # What is found, and what to write instead.

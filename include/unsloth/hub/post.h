@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <string>
 
 namespace unsloth::hub {
@@ -12,6 +13,7 @@ struct PostRequest {
     std::string body;  ///< JSON
     std::chrono::milliseconds timeout{60'000};
     std::size_t most_bytes = 256U << 20;  ///< of the answer
+    std::function<bool()> stopped;        ///< asked about once a second; true ends the request. Empty: never
 };
 
 struct PostReply {

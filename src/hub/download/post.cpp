@@ -24,6 +24,10 @@ std::size_t take_answer(char* data, std::size_t, std::size_t size, void* user) {
     return size;
 }
 
+int ask_whether_to_stop(void* request, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
+    return static_cast<const PostRequest*>(request)->stopped() ? 1 : 0;
+}
+
 /// Whether the address names this machine, which no proxy reaches.
 bool is_loopback(std::string_view url) {
     url.remove_prefix(url.find("://") + 3);
@@ -54,6 +58,11 @@ void unsloth_http_post(const unsloth::hub::PostRequest* request, unsloth::hub::P
     curl_easy_setopt(curl, CURLOPT_ERRORBUFFER, words);
     curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, unsloth::hub::take_answer);
     curl_easy_setopt(curl, CURLOPT_WRITEDATA, &body);
+    if (request->stopped) {
+        curl_easy_setopt(curl, CURLOPT_NOPROGRESS, 0L);
+        curl_easy_setopt(curl, CURLOPT_XFERINFOFUNCTION, unsloth::hub::ask_whether_to_stop);
+        curl_easy_setopt(curl, CURLOPT_XFERINFODATA, request);
+    }
     if (unsloth::hub::is_loopback(request->url)) curl_easy_setopt(curl, CURLOPT_PROXY, "");
     if (const auto file = unsloth::hub::certificates()) curl_easy_setopt(curl, CURLOPT_CAINFO, file->c_str());
     curl_slist* headers = curl_slist_append(nullptr, "Content-Type: application/json");
