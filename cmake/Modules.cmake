@@ -43,6 +43,17 @@ function(unsloth_texts target folder)
   target_include_directories(${target} PRIVATE "${PROJECT_BINARY_DIR}/${folder}")
 endfunction()
 
+# src/NAME/FILE as a text of the program: the constant SYMBOL in NAME/STEM.inc.
+function(unsloth_embedded_text name file symbol)
+  set(path "${PROJECT_SOURCE_DIR}/src/${name}/${file}")
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${path}")
+  file(READ "${path}" text)
+  get_filename_component(stem "${file}" NAME_WE)
+  file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/embedded/${name}/${stem}.inc"
+       CONTENT "constexpr const char* ${symbol} = R\"text(@text@)text\";\n" @ONLY)
+  target_include_directories(${name} PRIVATE "${PROJECT_BINARY_DIR}/embedded")
+endfunction()
+
 # Most of a test's build is the compiler at work on GoogleTest's and LibTorch's templates; what is tested is compiled elsewhere.
 set(unsloth_test_options $<$<CONFIG:Release>:-O0>)
 set(unsloth_quick_options $<$<CONFIG:Release>:-O1>)

@@ -32,6 +32,7 @@ PASSING = [
     "docs/memory.md",
     "docs/options.md",
     "docs/parallel.md",
+    "docs/rewards.md",
 ]
 
 # What is found, and what to write instead.

@@ -6,7 +6,7 @@
 
 The rules:
   order    a module includes only modules that stand to its left: core | spec, hub | config, formats, tokenizer, ops |
-           import, engine_api, memory, comm, data, report, planner | weights | model | objective, generate | placement |
+           import, engine_api, memory, comm, data, report, planner | weights, reward | model | objective, generate | placement |
            session | train | commands, bench | engine | app;
            kernels stand beside spec, and
            only ops includes them
@@ -41,6 +41,7 @@ RANK = {
     "report": 3,
     "planner": 3,
     "weights": 4,
+    "reward": 4,
     "model": 5,
     "objective": 6,
     "generate": 6,

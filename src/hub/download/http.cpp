@@ -13,6 +13,18 @@
 #include "unsloth/core/version.h"
 
 namespace unsloth::hub {
+
+std::optional<std::string> certificates() {
+    for (const char* const name : {"SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE"})
+        if (const auto file = environment(name)) return file;
+    for (const char* const file : {"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt",
+                                   "/etc/ssl/ca-bundle.pem", "/etc/ssl/cert.pem"}) {
+        std::error_code ignored;
+        if (std::filesystem::exists(file, ignored)) return file;
+    }
+    return std::nullopt;
+}
+
 namespace {
 
 constexpr std::size_t most_text = std::size_t{256} << 20, most_complaint = 4096;
@@ -24,18 +36,6 @@ long patience() {
     long seconds = 0;
     std::from_chars(text.data(), text.data() + text.size(), seconds);
     return seconds > 0 ? seconds : 10;
-}
-
-/// The file of certificates to trust: the user's, or where systems have it when libcurl was built on another one.
-std::optional<std::string> certificates() {
-    for (const char* const name : {"SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE"})
-        if (const auto file = environment(name)) return file;
-    for (const char* const file : {"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt",
-                                   "/etc/ssl/ca-bundle.pem", "/etc/ssl/cert.pem"}) {
-        std::error_code ignored;
-        if (std::filesystem::exists(file, ignored)) return file;
-    }
-    return std::nullopt;
 }
 
 /// "https://host:port" of an address.

@@ -4,10 +4,14 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
 namespace unsloth::hub {
+
+/// The file of certificates to trust: the user's, or where systems have it when libcurl was built on another one.
+std::optional<std::string> certificates();
 
 struct Reply {
     long status = 0;            ///< 0: no answer came
