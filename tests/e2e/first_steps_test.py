@@ -281,6 +281,7 @@ class Readme(EndToEnd):
             "ZLIB": "zlib",
             "ICU": "ICU",
             "yaml-cpp": "yaml-cpp",
+            "CRYPTO": "OpenSSL",
         }
         found = re.findall(r"(?:find_package|pkg_check_modules)\(([\w-]+)", cmake)
         for package in set(found) - {"PkgConfig", "Threads", "GTest"}:
