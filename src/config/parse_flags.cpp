@@ -210,12 +210,12 @@ void apply(const std::vector<Assignment>& assignments, ParseRecord& record) {
     std::map<const Option*, const Assignment*> first;
     for (const auto& assignment : assignments) {
         const Option& option = *assignment.option;
-        const auto [earlier, is_first] = first.emplace(&option, &assignment);
+        const Assignment& earlier = *first.emplace(&option, &assignment).first->second;  // or this one
         record.errors.collect({option.full_name()}, [&] {
             const Json before = option.get();
             assign(option, assignment.value, assignment.origin, record.notes);
-            if (!is_first && are_two_names(*earlier->second, assignment) && option.get() != before)
-                throw usage_error(cat(earlier->second->origin, " and ", assignment.origin, " contradict each other"),
+            if (&earlier != &assignment && are_two_names(earlier, assignment) && option.get() != before)
+                throw usage_error(cat(earlier.origin, " and ", assignment.origin, " contradict each other"),
                                   cat("Both set ", option.full_name(), "; leave one out."));
         });
         record.given.insert(option.full_name());
