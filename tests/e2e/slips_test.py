@@ -240,9 +240,7 @@ class Options(EndToEnd):
 
     def test_memory_without_a_unit_and_a_shape_with_a_slip(self):
         self.fail_with(USAGE, "--gpu_memory 24GiB", "plan", "--model.path", "llama-3.1-8b", "--gpu_memory", "24")
-        self.fail_with(
-            INPUT, ["or llama-3.1-8b?", "qwen3-14b"], "plan", "--model.path", "llama-3-8b", "--gpu", "H100"
-        )
+        self.fail_with(INPUT, ["or llama-3.1-8b?", "qwen3-14b"], "plan", "--model.path", "llama-3-8b", "--gpu", "H100")
 
     def test_answers_that_are_empty(self):
         rows = write_rows(self.folder / "train.jsonl", [*ROWS, {"instruction": "And this?", "output": ""}])
