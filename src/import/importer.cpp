@@ -187,7 +187,10 @@ ImportedConfig Importer::finish(std::string program) {
     }
     Json written = Json::object();
     for (const auto& [section, options] : whole.items())
-        if (!options.empty()) written[section] = options;
+        for (const auto& [key, value] : options.items()) {
+            const std::string& former = options_.find(cat(section, ".", key))->option->former;
+            written[section][former.empty() ? key : former] = value;
+        }
     result_.json = written.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
     result_.program = std::move(program);
 

@@ -16,6 +16,8 @@ TEST(ImportKinds, DocumentsAreCutAsAxolotlDoes) {
     EXPECT_EQ(long_rows("datasets: [" + chats + "]\nexcess_length_strategy: truncate"), config::LongRows::truncate);
     EXPECT_EQ(long_rows("datasets: [" + docs + "]\nexcess_length_strategy: truncate"), config::LongRows::split);
     EXPECT_CONTAINS(all(of("datasets: [" + docs + ", " + chats + "]").losses), "data.overflow_strategy is of all rows");
+    // As versions before the option was renamed read it, too.
+    EXPECT_CONTAINS(of("datasets: [" + docs + "]").json, "\"long_rows\": \"split\"");
 }
 
 TEST(ImportKinds, TypesWhereBothAreOff) {

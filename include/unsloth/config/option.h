@@ -67,6 +67,7 @@ struct Option {
     std::vector<std::string> choices;  ///< of a choice, or of the elements of a text_list
     Range range;
     std::vector<Alias> aliases;
+    std::string former;  ///< its key before it was renamed; empty: it was not
     std::vector<Synonym> synonyms;
     std::string remedy;  ///< told with the refusal of a value
     /// Values of other programs that mean something else than any choice, each with what to do instead.
@@ -108,6 +109,11 @@ struct Option {
     Option& above(double bound) { return range.exclusive_minimum = true, at_least(bound); }
     Option& below(double bound) { return range.exclusive_maximum = true, at_most(bound); }
     Option& one_of(std::vector<std::string> names) { return choices = std::move(names), *this; }
+    /// An alias that was the option's name: import-config writes it, so that earlier versions read the file, too.
+    Option& formerly(std::string in_section, std::string name) {
+        former = name;
+        return alias(std::move(in_section), std::move(name));
+    }
     Option& alias(std::string in_section, std::string name) {
         return aliases.push_back({std::move(in_section), std::move(name), {}}), *this;
     }

@@ -121,11 +121,11 @@ void declare_data(OptionSet& options, DataOptions& data) {
         .when({"split"})
         .because("it would separate an answer from its prompt")
         .or_else("Set data.overflow_strategy to truncate or drop.")
-        .alias("data", "long_rows");
+        .formerly("data", "long_rows");
     options.add("drop_duplicates", data.drop_duplicates,
                 "Skip training examples whose tokens and labels repeat an earlier example, and count them.");
     options.add("skip_invalid", data.skip_bad_rows, "Count and skip examples that cannot be read, instead of stopping.")
-        .alias("data", "skip_bad_rows");
+        .formerly("data", "skip_bad_rows");
     options
         .add("cache_dir", data.cache_dir,
              "Folder for encoded rows, so that the next start need not tokenise; auto: unsloth-train in the user's "

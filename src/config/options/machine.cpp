@@ -12,7 +12,7 @@ void declare_hardware(OptionSet& options, HardwareOptions& hardware) {
                     {{"auto", WeightCache::automatic}, {"on", WeightCache::on}, {"off", WeightCache::off}},
                     "Dequantize 4-bit weights to the compute type once, on a GPU, instead of a layer at a time in "
                     "every step. Results are the same, at 2 bytes per weight instead of 0.5. auto: when there is room.")
-        .alias("hardware", "weight_cache")
+        .formerly("hardware", "weight_cache")
         .synonym(true, "on")
         .synonym(false, "off");
     options

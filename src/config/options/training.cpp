@@ -100,7 +100,7 @@ void declare_passes(OptionSet& options, TrainingOptions& training) {
                     "Type of layer inputs that are offloaded to host memory (+offload). same: the compute type. fp8: "
                     "e4m3 with a scale per token, in half the bytes; recomputed activations and gradients then differ "
                     "slightly. auto uses fp8 only where no other plan fits.")
-        .alias("training", "keep_inputs_in")
+        .formerly("training", "keep_inputs_in")
         .on_resume(OnResume::logged);
     options
         .add("max_memory_gib", training.max_memory_gib,
@@ -306,7 +306,7 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
                     "within its memory; losses are equal up to rounding. as_given: per_device_train_batch_size; auto "
                     "means this on the CPU and with deterministic. A step has per_device_train_batch_size x "
                     "gradient_accumulation_steps sequences either way.")
-        .alias("training", "micro_batch")
+        .formerly("training", "micro_batch")
         .synonym(true, "auto")
         .synonym(false, "as_given")
         .on_resume(OnResume::logged);
