@@ -15,7 +15,6 @@
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
 #include "unsloth/data/format.h"
-#include "unsloth/data/prefetch.h"
 #include "unsloth/memory/plan.h"
 #include "unsloth/ops/device.h"
 #include "unsloth/ops/profiler.h"
@@ -219,7 +218,10 @@ void Trainer::run_together() {
         maybe_evaluate(progress_.step);
         answer_prompts(progress_.step);
     }
-    if (!stops_early()) loop();  // one that had stopped, and goes on from there, has as little to gain
+    if (!stops_early()) {  // one that had stopped, and goes on from there, has as little to gain
+        RowSource rows(*loader_, total_steps_);
+        loop(rows);
+    }
     if (stops_early()) {
         tell_early_stop();
     } else {
@@ -244,19 +246,16 @@ void Trainer::run_together() {
     tell_memory();
 }
 
-void Trainer::loop() {
+void Trainer::loop(StepSource& source) {
     const config::TrainingOptions& t = config().training;
-    data::Prefetcher batches([this](int64_t step) { return loader_->step(step); }, progress_.step,
-                             std::max(progress_.step, total_steps_));
     last_save_ = Clock::now();
     stepper_->start_clock();
-    int64_t step = progress_.step;
     const auto drain = [&](bool must) {
         while (const std::optional<StepResult> result = stepper_->take(must)) report(*result);
     };
-    while (std::optional<data::StepBatch> batch = batches.next()) {
-        ++step;
-        const bool dropped = !issue(*batch, step);
+    for (int64_t step = progress_.step + 1; step <= total_steps_; ++step) {
+        const data::StepBatch batch = source.next(step);
+        const bool dropped = !issue(batch, step);
         drain(false);
         // Ranks stop, and save, together: at the step whose result says that one was sent a signal, or asks for it.
         const int signal = group_ ? agreed_signal_ : interrupt_requested();

@@ -21,6 +21,7 @@
 #include "unsloth/train/samples.h"
 #include "unsloth/train/schedule.h"
 #include "unsloth/train/step.h"
+#include "unsloth/train/step_source.h"
 
 namespace unsloth::train {
 
@@ -91,7 +92,7 @@ class Trainer {
     config::Config effective_config() const;
     void restore();
     int64_t cpu_threads() const;
-    void loop();
+    void loop(StepSource& source);
     bool issue(const data::StepBatch& batch, int64_t step);
     bool is_logged(int64_t step) const;
     bool save_time_has_come() const;
