@@ -14,22 +14,23 @@ namespace unsloth::train {
 
 StepResult Trainer::take_step(const IssueOptions& options) {
     const int64_t step = progress_.step + 1, every = config().training.eval_steps;
-    stepper_->issue(loader_->step(step - 1), step, learning_rate(step), options);
+    stepper_->issue(setup_.loader().step(step - 1), step, learning_rate(step), options);
     StepResult result = *stepper_->take(/*must=*/true);
     progress_.step = step;
     progress_.epoch = result.epoch;
-    if (plateau_ && every > 0 && step % every == 0 && step < total_steps_) maybe_evaluate(step);
+    if (plateau_ && every > 0 && step % every == 0 && step < setup_.total_steps()) maybe_evaluate(step);
     return result;
 }
 
 void Trainer::maybe_evaluate(int64_t step) {
-    if (!evaluator_) return;
-    auto [report, signal] = evaluator_->run(*model_, *ctx_, *objective_, eval_references_, step, progress_.epoch);
+    if (!setup_.evaluator()) return;
+    auto [report, signal] =
+        setup_.evaluator()->run(*model_, *ctx_, *objective_, eval_references_, step, progress_.epoch);
     if (report && config().training.objective == config::Objective::sft)
         report->figures.emplace_back("perplexity", std::exp(report->loss));
-    if (report && answers_ && !judge_answers(*report, signal)) report.reset();
+    if (report && setup_.answers() && !judge_answers(*report, signal)) report.reset();
     agreed_signal_ = signal;
-    progress_.evaluation_due = !report && step < total_steps_;  // the last one belongs to the end of every run
+    progress_.evaluation_due = !report && step < setup_.total_steps();  // the last one belongs to the end of every run
     if (!report) stop_for(agreed_signal_);
     if (!std::isfinite(report->loss) && leads())
         log::warning("the loss of the evaluation at step ", step, " is not finite. ", session::overflow_advice);
@@ -67,23 +68,23 @@ bool Trainer::stops_early() const {
 }
 
 void Trainer::tell_early_stop() const {
-    log::info("stops early, after step ", progress_.step, " of ", total_steps_, ": in ", progress_.worse_evaluations,
-              " evaluations ", config::best_metric(config().training), " was not better than ",
-              progress_.best.value.value_or(std::nan("")), " of step ", progress_.best.step,
+    log::info("stops early, after step ", progress_.step, " of ", setup_.total_steps(), ": in ",
+              progress_.worse_evaluations, " evaluations ", config::best_metric(config().training),
+              " was not better than ", progress_.best.value.value_or(std::nan("")), " of step ", progress_.best.step,
               " (training.early_stopping_patience)");
 }
 
 /// Adds what answers to the rows are worth, and keeps them; false: a signal asked to stop before all were there.
 bool Trainer::judge_answers(EvalReport& report, int& signal) {
     const auto start = std::chrono::steady_clock::now();
-    auto judged = answers_->run(*model_, *ctx_, group_.get(), signal);
+    auto judged = setup_.answers()->run(*model_, *ctx_, setup_.group(), signal);
     if (!judged) return false;
     report.figures.insert(report.figures.end(), judged->figures.begin(), judged->figures.end());
     report.seconds += seconds_since(start);
     if (!leads()) return true;
     if (!answer_rows_)
         answer_rows_ = std::make_unique<RowFile>(config().training.output_dir, "answers.jsonl",
-                                                 resume_ ? resume_->state.progress.step : 0);
+                                                 setup_.resume() ? setup_.resume()->state.progress.step : 0);
     for (const nlohmann::ordered_json& row : judged->rows) {
         nlohmann::ordered_json kept{{"step", report.step}, {"epoch", report.epoch}};
         kept.update(row);
@@ -94,10 +95,11 @@ bool Trainer::judge_answers(EvalReport& report, int& signal) {
 
 /// The rank that leads answers, and the others wait for it.
 void Trainer::answer_prompts(int64_t step) {
-    if (!samples_ || !leads()) return;
-    const comm::Busy answering(group_.get(), "answering training.sample_prompts");
+    if (!setup_.samples() || !leads()) return;
+    const comm::Busy answering(setup_.group(), "answering training.sample_prompts");
     const auto start = std::chrono::steady_clock::now();
-    samples_->answer(*ctx_, *model_, step, progress_.epoch, resume_ ? resume_->state.progress.step : 0);
+    setup_.samples()->answer(*ctx_, *model_, step, progress_.epoch,
+                             setup_.resume() ? setup_.resume()->state.progress.step : 0);
     summary_.eval_seconds += seconds_since(start);
 }
 

@@ -62,67 +62,71 @@ std::string describe_layers(const spec::RunPlan& run) {
 }  // namespace
 
 void Trainer::banner() const {
-    const spec::ModelSpec& spec = opened_.file->spec;
-    const weights::ParameterTable& table = *plan_->table();
-    const int64_t trainable = table.trainable_elements(), total = opened_.file->tensors.parameters();
+    const spec::ModelSpec& spec = setup_.opened().file->spec;
+    const weights::ParameterTable& table = *setup_.plan().table();
+    const int64_t trainable = table.trainable_elements(), total = setup_.opened().file->tensors.parameters();
     char share[32];
     std::snprintf(share, sizeof share, "%.3f %%", 100.0 * static_cast<double>(trainable) / static_cast<double>(total));
     log::info("model      ", config().model.path, ": ", spec.model_type, ", ", spec.num_layers, " layers, hidden ",
-              spec.hidden_size, ", ", count_text(total), " parameters; base: ", plan_->base_description());
+              spec.hidden_size, ", ", count_text(total), " parameters; base: ", setup_.plan().base_description());
     log::info("trainable  ", count_text(trainable), " parameters (", share, " of the model)",
               full() ? ", all of it" : "");
-    if (group_ && device_.is_cuda())
-        for (const std::string& setting : nccl_) log::info("nccl       ", setting);
-    if (group_)
-        log::info("ranks      ", environment_.world_size, ", ", environment_.local_world_size,
-                  " on this machine, started by ", environment_.launcher,
-                  data_ranks() < environment_.world_size ? cat("; ", data_ranks(), " copies of the model, each over ",
-                                                               environment_.world_size / data_ranks())
-                                                         : "");
-    if (!plan_->request().pp.alone()) log::info("pipeline   ", placement::describe_pipeline(plan_->request().pp));
-    log::info("device     ", memory::describe_device(device_), "; compute ", name_of(config().model.dtype),
+    if (setup_.group() && setup_.device().is_cuda())
+        for (const std::string& setting : setup_.nccl()) log::info("nccl       ", setting);
+    if (setup_.group())
+        log::info("ranks      ", setup_.environment().world_size, ", ", setup_.environment().local_world_size,
+                  " on this machine, started by ", setup_.environment().launcher,
+                  setup_.data_ranks() < setup_.environment().world_size
+                      ? cat("; ", setup_.data_ranks(), " copies of the model, each over ",
+                            setup_.environment().world_size / setup_.data_ranks())
+                      : "");
+    if (!setup_.plan().request().pp.alone())
+        log::info("pipeline   ", placement::describe_pipeline(setup_.plan().request().pp));
+    log::info("device     ", memory::describe_device(setup_.device()), "; compute ", name_of(config().model.dtype),
               ", residual stream in the same type");
-    if (const std::string tuned = placement::kernels_line(*plan_->request().kernels, *plan_); !tuned.empty())
+    if (const std::string tuned = placement::kernels_line(*setup_.plan().request().kernels, setup_.plan());
+        !tuned.empty())
         log::info("kernels    ", tuned);
-    if (instruction_) log::info("teacher    ", instruction_->describe());
-    log::info("data       ", data::describe(*loader_));
+    if (setup_.instruction()) log::info("teacher    ", setup_.instruction()->describe());
+    log::info("data       ", data::describe(setup_.loader()));
     if (config().training.max_steps == 0)
-        log::info("steps      ", loader_->total_steps(config().training.num_train_epochs, -1), " without max_steps 0");
+        log::info("steps      ", setup_.loader().total_steps(config().training.num_train_epochs, -1),
+                  " without max_steps 0");
     else
-        log::info("steps      ", total_steps_);
-    log::info("keeps      ", describe_layers(plan_->request().run));
-    if (const std::string places = placement::describe_places(*plan_); !places.empty())
-        log::info("weights    ", places, "; copied to the device ahead of use, for ", plan_->request().run.in_flight,
-                  " micro-batches at a time");
-    if (device_.is_cuda()) {
-        const placement::Machine machine = placement::machine_of(device_);
+        log::info("steps      ", setup_.total_steps());
+    log::info("keeps      ", describe_layers(setup_.plan().request().run));
+    if (const std::string places = placement::describe_places(setup_.plan()); !places.empty())
+        log::info("weights    ", places, "; copied to the device ahead of use, for ",
+                  setup_.plan().request().run.in_flight, " micro-batches at a time");
+    if (setup_.device().is_cuda()) {
+        const placement::Machine machine = placement::machine_of(setup_.device());
         char predicted[64];
         std::snprintf(predicted, sizeof predicted, "%.0f ms a step of full rows",
-                      placement::predicted_step_ms(*plan_, machine.card, loader_->passes_of_step()));
+                      placement::predicted_step_ms(setup_.plan(), machine.card, setup_.loader().passes_of_step()));
         log::info("predicted  ", predicted, machine.known ? "" : ", by the rates of a card like this one");
     }
-    log::info("memory plan\n", plan_->table_text());
-    if (device_.is_cpu())
+    log::info("memory plan\n", setup_.plan().table_text());
+    if (setup_.device().is_cpu())
         log::info("memory     ", memory::human_bytes(process_memory().now),
                   " are taken already, by libraries, rows and the program: what is planned comes on top");
     if (leads()) {
         if (const auto doubt = doubt_learning_rate(config(), spec)) log::warning(*doubt);
         if (const auto doubt = doubt_adapter(config())) log::warning(*doubt);
         const RunLength length{config().training.max_steps == 0
-                                   ? loader_->total_steps(config().training.num_train_epochs, -1)
-                                   : total_steps_,
-                               loader_->rows_per_epoch(), loader_->rows_of_step() * data_ranks()};
+                                   ? setup_.loader().total_steps(config().training.num_train_epochs, -1)
+                                   : setup_.total_steps(),
+                               setup_.loader().rows_per_epoch(), setup_.loader().rows_of_step() * setup_.data_ranks()};
         if (const auto doubt = doubt_warmup(config().training, length.steps)) log::warning(*doubt);
         for (const std::string& doubt : doubt_lengths(config(), length)) log::warning(doubt);
         if (const auto doubt = doubt_host_threads(config().distributed, at::get_num_threads(),
                                                   static_cast<int>(std::thread::hardware_concurrency()));
-            doubt && device_.is_cuda())
+            doubt && setup_.device().is_cuda())
             log::warning(*doubt);
         for (const std::string& idle :
-             options_without_effect(config(), device_.is_cuda(), plan_->request().holding.share.size))
+             options_without_effect(config(), setup_.device().is_cuda(), setup_.plan().request().holding.share.size))
             log::warning(idle);
     }
-    if (spec.tie_word_embeddings && plan_->lora() && !plan_->lora()->modules_to_save.empty())
+    if (spec.tie_word_embeddings && setup_.plan().lora() && !setup_.plan().lora()->modules_to_save.empty())
         log::warning(
             "embed_tokens and lm_head are tied in this model; modules_to_save trains its own copies, as PEFT does: "
             "after a merge the "
@@ -132,7 +136,7 @@ void Trainer::banner() const {
 /// For programs, as the observers' lines.
 void Trainer::print_plan() const {
     nlohmann::ordered_json row{{"event", "plan"}};
-    row.update(placement::plan_json(*plan_, teachers_plan()));
+    row.update(placement::plan_json(setup_.plan(), setup_.teachers_plan()));
     std::cout << row.dump() << std::endl;
 }
 
@@ -150,7 +154,7 @@ void Trainer::report(const StepResult& result) {
                      "; the update was skipped, the scale is now ", stepper_->loss_scale());
     }
     step_seconds_ = result.seconds;
-    if (!started_) comm::tell_launcher(environment_, "step");
+    if (!started_) comm::tell_launcher(setup_.environment(), "step");
     started_ = true;
     progress_.step = result.step;
     progress_.seen_tokens += result.tokens;
@@ -167,7 +171,7 @@ void Trainer::report(const StepResult& result) {
     if (!is_logged(result.step)) return;
     StepReport report;
     report.step = result.step;
-    report.total_steps = total_steps_;
+    report.total_steps = setup_.total_steps();
     report.epoch = result.epoch;
     report.loss = progress_.unlogged.mean().value_or(result.outcome.loss);
     report.grad_norm = result.outcome.grad_norm;
@@ -193,25 +197,26 @@ void Trainer::report(const StepResult& result) {
 
 bool Trainer::is_logged(int64_t step) const {
     const int64_t every = config().training.logging_steps;
-    return every > 0 && (step % every == 0 || step == total_steps_);
+    return every > 0 && (step % every == 0 || step == setup_.total_steps());
 }
 
 double Trainer::peak_gib() const {
-    const int64_t peak = device_.is_cuda() ? memory::peak_allocated_bytes(device_) + plan_->peer().total_bytes()
-                                           : plan_->total_bytes() + taken().device;
+    const int64_t peak = setup_.device().is_cuda()
+                             ? memory::peak_allocated_bytes(setup_.device()) + setup_.plan().peer().total_bytes()
+                             : setup_.plan().total_bytes() + setup_.taken().device;
     return static_cast<double>(peak) / (1 << 30);
 }
 
 /// What the allocator took, against the plan, a teacher's beside it. Recorded passes, and what peers read, are the
 /// driver's, not the allocator's. On the CPU what the whole process took.
 void Trainer::tell_memory() const {
-    if (device_.is_cpu())
+    if (setup_.device().is_cpu())
         return log::info("memory     the process took ", memory::human_bytes(process_memory().peak), " at most, ",
-                         memory::human_bytes(plan_->total_bytes()), " of it planned");
-    if (!device_.is_cuda()) return;
-    const memory::AllocatorUse use = memory::allocator_use(device_);
-    const int64_t planned =
-        taken().device + plan_->total_bytes() - plan_->recorded_bytes() - plan_->peer().total_bytes();
+                         memory::human_bytes(setup_.plan().total_bytes()), " of it planned");
+    if (!setup_.device().is_cuda()) return;
+    const memory::AllocatorUse use = memory::allocator_use(setup_.device());
+    const int64_t planned = setup_.taken().device + setup_.plan().total_bytes() - setup_.plan().recorded_bytes() -
+                            setup_.plan().peer().total_bytes();
     char share[96];
     std::snprintf(share, sizeof share, "%.1f %% of the plan's; fragmentation %.1f %%",
                   100.0 * static_cast<double>(use.peak_allocated) / static_cast<double>(planned),
@@ -228,7 +233,7 @@ void Trainer::summarise(const std::string& exit_reason, const std::string& error
         summary_.error = error;
         summary_.global_step = progress_.step;
         summary_.epoch = progress_.epoch;
-        summary_.seconds = seconds_since(begin_);
+        summary_.seconds = seconds_since(setup_.began());
         summary_.train_loss = losses_.mean();
         summary_.best_metric = config::best_metric(config().training);
         summary_.best_value = progress_.best.value;
@@ -244,12 +249,12 @@ void Trainer::summarise(const std::string& exit_reason, const std::string& error
 /// What each rank saw of a step that was skipped; called by all.
 std::vector<RankView> Trainer::gather_views(const StepResult& result) const {
     const uint32_t site = result.outcome.first_bad_site;
-    RankView own{environment_.rank, "", model_->layer_of_site(site), result.rows};
-    const bool elsewhere = group_ && (site == spec::bad_elsewhere || site == spec::bad_gradient_norm);
+    RankView own{setup_.environment().rank, "", model_->layer_of_site(site), result.rows};
+    const bool elsewhere = setup_.group() && (site == spec::bad_elsewhere || site == spec::bad_gradient_norm);
     if (site != spec::all_finite && !elsewhere) own.place = model_->describe_site(site);
-    if (!group_) return {own};
+    if (!setup_.group()) return {own};
     std::vector<RankView> views;
-    for (const std::string& text : group_->gather(view_text(own), "what the ranks saw of a skipped step"))
+    for (const std::string& text : setup_.group()->gather(view_text(own), "what the ranks saw of a skipped step"))
         views.push_back(parse_view(text));
     return views;
 }
@@ -267,9 +272,9 @@ std::string Trainer::keep_anomaly(const StepResult& result, std::vector<RankView
     anomaly.grad_norm = result.outcome.grad_norm;
     anomaly.limits = result.limits;
     anomaly.seed = t.seed;
-    anomaly.world_size = data_ranks();
+    anomaly.world_size = setup_.data_ranks();
     anomaly.gradient_accumulation_steps = t.gradient_accumulation_steps;
-    anomaly.config = config_hash(config::config_to_json(effective_config()));
+    anomaly.config = config_hash(config::config_to_json(setup_.effective_config()));
     anomaly.ranks = std::move(views);
     try {
         return cat("; unsloth-train replay ", write_anomaly(t.output_dir, anomaly).string(), " looks at it again");
@@ -314,9 +319,9 @@ std::string describe_stop(const spec::StepOutcome& outcome) {
 /// The first tensor of base and adapter that holds what is not finite in the run's type, in words; empty: none.
 std::string Trainer::bad_weight() const {
     try {
-        formats::require_finite(*opened_.file, config().model.dtype);
-        if (const auto& adapter = plan_->request().adapter)
-            formats::require_finite(formats::read_adapter(*adapter, opened_.file->spec));
+        formats::require_finite(*setup_.opened().file, config().model.dtype);
+        if (const auto& adapter = setup_.plan().request().adapter)
+            formats::require_finite(formats::read_adapter(*adapter, setup_.opened().file->spec));
     } catch (const Error& error) {
         return cat("\n  ", error.what());
     }
@@ -328,11 +333,11 @@ void Trainer::stop_at_bad_step(const StepResult& result) {
     finish_saving();
     const std::vector<RankView> views = gather_views(result);
     std::string where;
-    if (group_)
+    if (setup_.group())
         for (const RankView& view : views)
             if (!view.place.empty()) where += cat("\n  Rank ", view.rank, ": ", describe_view(view, view.place));
     if (where.empty())
-        where = describe_view(views[group_ ? static_cast<std::size_t>(environment_.rank) : 0],
+        where = describe_view(views[setup_.group() ? static_cast<std::size_t>(setup_.environment().rank) : 0],
                               model_->describe_site(result.outcome.first_bad_site));
     const std::string kept = leads() ? keep_anomaly(result, views) : "", cause = leads() ? bad_weight() : "";
     throw runtime_failure(
