@@ -1,5 +1,5 @@
-// All that a run is made of before it takes memory: its ranks, the model on disk, rows, the checkpoint that it goes on
-// from, the plan. Nothing of it changes afterwards.
+// Everything that a run knows before it takes memory: its ranks, the model on disk, rows, the checkpoint that it
+// resumes from, the plan. It is constant from then on.
 #pragma once
 
 #include <chrono>
@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "unsloth/comm/mesh.h"
-#include "unsloth/config/engine.h"
 #include "unsloth/config/schedule_arguments.h"
 #include "unsloth/core/folder_lock.h"
 #include "unsloth/data/loader.h"
@@ -66,7 +65,7 @@ class RunSetup {
     int64_t cpu_threads() const;
 
     const session::OpenedModel& opened() const { return opened_; }
-    const std::optional<ResumePoint>& resume() const { return resume_; }               ///< what it goes on from
+    const std::optional<ResumePoint>& resume() const { return resume_; }               ///< what it resumes from
     int64_t first_step() const { return resume_ ? resume_->state.progress.step : 0; }  ///< done before it began
     /// On the rank that leads: the output folder holds a result, which this run replaces.
     bool replaces() const { return replaces_; }
@@ -77,7 +76,7 @@ class RunSetup {
     const config::ScheduleOptions& schedule() const { return schedule_; }
     const Evaluator* evaluator() const {
         return evaluator_ ? &*evaluator_ : nullptr;
-    }                                                                  ///< nullptr: without rows for it
+    }  ///< nullptr: without rows for it
     const AnswerEvaluator* answers() const { return answers_.get(); }  ///< nullptr: without training.eval_metric
     Samples* samples() const { return samples_.get(); }                ///< nullptr: there are no prompts
     /// The training rows to come, where a reference scores them.

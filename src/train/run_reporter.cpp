@@ -1,29 +1,33 @@
-// What the trainer says before the first step, of its steps, and of how the run ended.
+#include "unsloth/train/run_reporter.h"
+
 #include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <iostream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <thread>
 #include <utility>
 
 #include "unsloth/config/load.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/files.h"
 #include "unsloth/core/host.h"
 #include "unsloth/core/log.h"
 #include "unsloth/data/describe.h"
-#include "unsloth/formats/finite.h"
+#include "unsloth/data/format.h"
 #include "unsloth/memory/plan.h"
+#include "unsloth/ops/device.h"
 #include "unsloth/placement/kernels.h"
 #include "unsloth/placement/memory_use.h"
 #include "unsloth/placement/plan_json.h"
 #include "unsloth/placement/stages.h"
 #include "unsloth/planner/run_plan_text.h"
-#include "unsloth/spec/finite_sites.h"
+#include "unsloth/report/hardware_rate.h"
+#include "unsloth/report/run.h"
 #include "unsloth/train/learning_rate.h"
-#include "unsloth/train/trainer.h"
 
 namespace unsloth::train {
 namespace {
@@ -59,9 +63,22 @@ std::string describe_layers(const spec::RunPlan& run) {
                " (gradient_checkpointing ", name_of(layer), ")");
 }
 
+report::RunFacts facts_of(int64_t steps, const model::ModelPlan& plan, const model::ModelPlan* teacher,
+                          const data::Dataset& rows) {
+    std::map<std::string, int64_t> groups = plan.groups();
+    const int64_t teachers = teacher != nullptr ? teacher->total_bytes() : 0;
+    if (teachers > 0) groups["teacher"] = teachers;
+    return {steps,
+            plan.total_bytes() + teachers,
+            {groups.begin(), groups.end()},
+            report::row_lengths(rows.size(), [&](int64_t i) { return rows.tokens(i); }),
+            planner::run_plan_json(plan.request().run),
+            data::format_name(rows.stats().format)};
+}
+
 }  // namespace
 
-void Trainer::banner() const {
+void RunReporter::banner() const {
     const spec::ModelSpec& spec = setup_.opened().file->spec;
     const weights::ParameterTable& table = *setup_.plan().table();
     const int64_t trainable = table.trainable_elements(), total = setup_.opened().file->tensors.parameters();
@@ -109,23 +126,7 @@ void Trainer::banner() const {
     if (setup_.device().is_cpu())
         log::info("memory     ", memory::human_bytes(process_memory().now),
                   " are taken already, by libraries, rows and the program: what is planned comes on top");
-    if (leads()) {
-        if (const auto doubt = doubt_learning_rate(config(), spec)) log::warning(*doubt);
-        if (const auto doubt = doubt_adapter(config())) log::warning(*doubt);
-        const RunLength length{config().training.max_steps == 0
-                                   ? setup_.loader().total_steps(config().training.num_train_epochs, -1)
-                                   : setup_.total_steps(),
-                               setup_.loader().rows_per_epoch(), setup_.loader().rows_of_step() * setup_.data_ranks()};
-        if (const auto doubt = doubt_warmup(config().training, length.steps)) log::warning(*doubt);
-        for (const std::string& doubt : doubt_lengths(config(), length)) log::warning(doubt);
-        if (const auto doubt = doubt_host_threads(config().distributed, at::get_num_threads(),
-                                                  static_cast<int>(std::thread::hardware_concurrency()));
-            doubt && setup_.device().is_cuda())
-            log::warning(*doubt);
-        for (const std::string& idle :
-             options_without_effect(config(), setup_.device().is_cuda(), setup_.plan().request().holding.share.size))
-            log::warning(idle);
-    }
+    if (leads()) warn();
     if (spec.tie_word_embeddings && setup_.plan().lora() && !setup_.plan().lora()->modules_to_save.empty())
         log::warning(
             "embed_tokens and lm_head are tied in this model; modules_to_save trains its own copies, as PEFT does: "
@@ -133,39 +134,60 @@ void Trainer::banner() const {
             "two are no longer tied");
 }
 
-/// For programs, as the observers' lines.
-void Trainer::print_plan() const {
+void RunReporter::warn() const {
+    const spec::ModelSpec& spec = setup_.opened().file->spec;
+    if (const auto doubt = doubt_learning_rate(config(), spec)) log::warning(*doubt);
+    if (const auto doubt = doubt_adapter(config())) log::warning(*doubt);
+    const RunLength length{config().training.max_steps == 0
+                               ? setup_.loader().total_steps(config().training.num_train_epochs, -1)
+                               : setup_.total_steps(),
+                           setup_.loader().rows_per_epoch(), setup_.loader().rows_of_step() * setup_.data_ranks()};
+    if (const auto doubt = doubt_warmup(config().training, length.steps)) log::warning(*doubt);
+    for (const std::string& doubt : doubt_lengths(config(), length)) log::warning(doubt);
+    if (const auto doubt = doubt_host_threads(config().distributed, at::get_num_threads(),
+                                              static_cast<int>(std::thread::hardware_concurrency()));
+        doubt && setup_.device().is_cuda())
+        log::warning(*doubt);
+    for (const std::string& idle :
+         options_without_effect(config(), setup_.device().is_cuda(), setup_.plan().request().holding.share.size))
+        log::warning(idle);
+}
+
+void RunReporter::print_plan() const {
     nlohmann::ordered_json row{{"event", "plan"}};
     row.update(placement::plan_json(setup_.plan(), setup_.teachers_plan()));
     std::cout << row.dump() << std::endl;
 }
 
-void Trainer::report(const StepResult& result) {
-    agreed_signal_ = result.signal;
-    agreed_save_ = agreed_save_ || result.save_due;
-    const bool spike = result.outcome.skipped == skipped_spike, bad = result.outcome.skipped != 0 && !spike;
-    // The loss is of the forward pass, which loss scaling does not touch: no other scale would mend it.
-    const bool overflowed = config().model.dtype == spec::DType::f16 && std::isfinite(result.outcome.loss);
-    if (bad && !overflowed) stop_at_bad_step(result);
-    summary_.skipped_steps += spike || bad ? 1 : 0;
-    if (spike) pass_over_spike(result);
-    if (bad) {
-        log::warning("step ", result.step, ": gradients overflowed at loss scale ", result.loss_scale,
-                     "; the update was skipped, the scale is now ", stepper_->loss_scale());
-    }
-    step_seconds_ = result.seconds;
-    if (!started_) comm::tell_launcher(setup_.environment(), "step");
-    started_ = true;
-    progress_.step = result.step;
-    progress_.seen_tokens += result.tokens;
-    progress_.epoch = result.epoch;
+void RunReporter::begin(const TrainingState& state, double load_seconds) {
+    state_ = &state;
+    summary_.load_seconds = load_seconds;
+    char text[32];
+    std::snprintf(text, sizeof text, "%.1f", load_seconds);
+    log::info("loaded in ", text, " s");
+    const config::TrainingOptions& t = config().training;
+    time_left_ = TimeLeft({setup_.total_steps(), t.eval_steps, t.save_steps, t.save_minutes,
+                           setup_.evaluator() ? setup_.evaluator()->tokens() : 0});
+    hardware_rate_ = report::dense_bf16_rate(ops::device_name(setup_.device()));
+    if (setup_.resume()) history_.rows = formats::read_trainer_state(setup_.resume()->folder).log_history;
+    if (!leads()) return;
+    write_file_atomically(std::filesystem::path(t.output_dir) / report::facts_file,
+                          report::run_facts_json(facts_of(setup_.total_steps(), setup_.plan(), setup_.teachers_plan(),
+                                                          setup_.loader().dataset())));
+    const std::string gpu = ops::pci_address(setup_.device());
+    observers_.push_back(make_console(config(), gpu));
+    observers_.push_back(make_metrics(config(), state.progress.step, gpu));
+}
+
+void RunReporter::step(const StepResult& result, formats::LossMean& unlogged) {
+    summary_.skipped_steps += result.outcome.skipped != 0 ? 1 : 0;
     ++summary_.steps;
     summary_.tokens += result.tokens;
     summary_.trained_tokens += result.labels;
     summary_.train_seconds += result.seconds;
     time_left_.stepped(result.seconds, result.tokens);
     losses_.add(result.outcome.loss);
-    progress_.unlogged.add(result.outcome.loss);
+    unlogged.add(result.outcome.loss);
     if (const auto risen = loss_watch_.observe(result.step, result.outcome.loss); risen && leads())
         log::warning(*risen);
     if (!is_logged(result.step)) return;
@@ -173,7 +195,7 @@ void Trainer::report(const StepResult& result) {
     report.step = result.step;
     report.total_steps = setup_.total_steps();
     report.epoch = result.epoch;
-    report.loss = progress_.unlogged.mean().value_or(result.outcome.loss);
+    report.loss = unlogged.mean().value_or(result.outcome.loss);
     report.grad_norm = result.outcome.grad_norm;
     report.learning_rate = result.learning_rate;
     report.tokens = result.tokens;
@@ -189,18 +211,31 @@ void Trainer::report(const StepResult& result) {
     const auto& times = result.rank_seconds;
     if (std::all_of(times.begin(), times.end(), [](double seconds) { return seconds > 0; }))
         report.rank_seconds = times;
-    progress_.unlogged = {};
+    unlogged = {};
     summary_.final_loss = report.loss;
     for (const auto& observer : observers_) observer->on_step(report);
     history_.on_step(report);
 }
 
-bool Trainer::is_logged(int64_t step) const {
+void RunReporter::evaluation(const EvalReport& report) {
+    for (const auto& observer : observers_) observer->on_eval(report);
+    history_.on_eval(report);
+    summary_.eval_seconds += report.seconds;
+    summary_.final_eval_loss = report.loss;
+    time_left_.evaluated(report.seconds);
+}
+
+void RunReporter::saved(double seconds) {
+    summary_.save_seconds += seconds;
+    time_left_.saved(seconds);
+}
+
+bool RunReporter::is_logged(int64_t step) const {
     const int64_t every = config().training.logging_steps;
     return every > 0 && (step % every == 0 || step == setup_.total_steps());
 }
 
-double Trainer::peak_gib() const {
+double RunReporter::peak_gib() const {
     const int64_t peak = setup_.device().is_cuda()
                              ? memory::peak_allocated_bytes(setup_.device()) + setup_.plan().peer().total_bytes()
                              : setup_.plan().total_bytes() + setup_.taken().device;
@@ -209,7 +244,7 @@ double Trainer::peak_gib() const {
 
 /// What the allocator took, against the plan, a teacher's beside it. Recorded passes, and what peers read, are the
 /// driver's, not the allocator's. On the CPU what the whole process took.
-void Trainer::tell_memory() const {
+void RunReporter::tell_memory() const {
     if (setup_.device().is_cpu())
         return log::info("memory     the process took ", memory::human_bytes(process_memory().peak), " at most, ",
                          memory::human_bytes(setup_.plan().total_bytes()), " of it planned");
@@ -225,19 +260,19 @@ void Trainer::tell_memory() const {
               memory::human_bytes(use.reserved), ", planned ", memory::human_bytes(planned), ": ", share);
 }
 
-/// Tells the observers how the run ended, and lets them go.
-void Trainer::summarise(const std::string& exit_reason, const std::string& error) {
+void RunReporter::end(const std::string& exit_reason, const std::string& error) {
+    if (state_ == nullptr) return;
     const auto observers = std::exchange(observers_, {});
     try {
         summary_.exit_reason = exit_reason;
         summary_.error = error;
-        summary_.global_step = progress_.step;
-        summary_.epoch = progress_.epoch;
+        summary_.global_step = state_->progress.step;
+        summary_.epoch = state_->progress.epoch;
         summary_.seconds = seconds_since(setup_.began());
         summary_.train_loss = losses_.mean();
         summary_.best_metric = config::best_metric(config().training);
-        summary_.best_value = progress_.best.value;
-        summary_.best_step = progress_.best.step;
+        summary_.best_value = state_->progress.best.value;
+        summary_.best_step = state_->progress.best.step;
         summary_.memory_gib = peak_gib();
         for (const auto& observer : observers) observer->on_summary(summary_);
     } catch (const std::exception& failure) {
@@ -246,107 +281,16 @@ void Trainer::summarise(const std::string& exit_reason, const std::string& error
     }
 }
 
-/// What each rank saw of a step that was skipped; called by all.
-std::vector<RankView> Trainer::gather_views(const StepResult& result) const {
-    const uint32_t site = result.outcome.first_bad_site;
-    RankView own{setup_.environment().rank, "", model_->layer_of_site(site), result.rows};
-    const bool elsewhere = setup_.group() && (site == spec::bad_elsewhere || site == spec::bad_gradient_norm);
-    if (site != spec::all_finite && !elsewhere) own.place = model_->describe_site(site);
-    if (!setup_.group()) return {own};
-    std::vector<RankView> views;
-    for (const std::string& text : setup_.group()->gather(view_text(own), "what the ranks saw of a skipped step"))
-        views.push_back(parse_view(text));
-    return views;
-}
-
-/// Writes it down for `replay`, on the rank that leads, and says so.
-std::string Trainer::keep_anomaly(const StepResult& result, std::vector<RankView> views) const {
-    const config::TrainingOptions& t = config().training;
-    Anomaly anomaly;
-    anomaly.kind = result.outcome.skipped == skipped_spike ? Anomaly::Kind::spike : Anomaly::Kind::not_finite;
-    anomaly.step = result.step;
-    anomaly.epoch = result.epoch;
-    anomaly.learning_rate = result.learning_rate;
-    anomaly.loss_scale = result.loss_scale;
-    anomaly.loss = result.outcome.loss;
-    anomaly.grad_norm = result.outcome.grad_norm;
-    anomaly.limits = result.limits;
-    anomaly.seed = t.seed;
-    anomaly.world_size = setup_.data_ranks();
-    anomaly.gradient_accumulation_steps = t.gradient_accumulation_steps;
-    anomaly.config = config_hash(config::config_to_json(setup_.effective_config()));
-    anomaly.ranks = std::move(views);
-    try {
-        return cat("; unsloth-train replay ", write_anomaly(t.output_dir, anomaly).string(), " looks at it again");
-    } catch (const std::exception& failure) {  // a full disk is not what the step is to be remembered by
-        return cat("; it could not be written down for replay: ", failure.what());
-    }
-}
-
-void Trainer::pass_over_spike(const StepResult& result) {
-    std::vector<RankView> views = gather_views(result);
-    if (!leads()) return;
-    char text[160];
-    std::snprintf(text, sizeof text, "loss %.4g (limit %.4g), gradient norm %.4g (limit %.4g)", result.outcome.loss,
-                  result.limits.loss, result.outcome.grad_norm, result.limits.grad_norm);
-    log::warning("step ", result.step, " is a spike: ", text, "; its update was skipped",
-                 keep_anomaly(result, std::move(views)));
-}
-
-namespace {
-
-std::string describe_view(const RankView& view, const std::string& place) {
-    std::string rows;
-    for (std::size_t i = 0; i < view.rows.size() && i <= 32; ++i)
-        rows += cat(i ? ", " : "", i < 32 ? std::to_string(view.rows[i]) : "…");
-    return cat("First seen at: ", place, ". Rows of the step: ", rows);
-}
-
-/// What stopped the run, in words that go with its figures: where both are finite, values were finite too, but so large
-/// that a norm's sum of squares was not.
-std::string describe_stop(const spec::StepOutcome& outcome) {
-    const char* const what = !std::isfinite(outcome.loss)        ? "the loss is not finite"
-                             : !std::isfinite(outcome.grad_norm) ? "the gradient is not finite"
-                                                                 : "a value is not finite, or too large to be squared "
-                                                                   "in 32 bits";
-    char figures[64];
-    std::snprintf(figures, sizeof figures, " (loss %.4g, gradient norm %.4g)", outcome.loss, outcome.grad_norm);
-    return cat(what, figures);
-}
-
-}  // namespace
-
-/// The first tensor of base and adapter that holds what is not finite in the run's type, in words; empty: none.
-std::string Trainer::bad_weight() const {
-    try {
-        formats::require_finite(*setup_.opened().file, config().model.dtype);
-        if (const auto& adapter = setup_.plan().request().adapter)
-            formats::require_finite(formats::read_adapter(*adapter, setup_.opened().file->spec));
-    } catch (const Error& error) {
-        return cat("\n  ", error.what());
-    }
-    return "";
-}
-
-void Trainer::stop_at_bad_step(const StepResult& result) {
-    save_result();
-    finish_saving();
-    const std::vector<RankView> views = gather_views(result);
-    std::string where;
-    if (setup_.group())
-        for (const RankView& view : views)
-            if (!view.place.empty()) where += cat("\n  Rank ", view.rank, ": ", describe_view(view, view.place));
-    if (where.empty())
-        where = describe_view(views[setup_.group() ? static_cast<std::size_t>(setup_.environment().rank) : 0],
-                              model_->describe_site(result.outcome.first_bad_site));
-    const std::string kept = leads() ? keep_anomaly(result, views) : "", cause = leads() ? bad_weight() : "";
-    throw runtime_failure(
-        cat("step ", result.step, ": ", describe_stop(result.outcome), ". ", where,
-            "\n  The update was skipped; the last good ", full() ? "model" : "adapter", " is in ",
-            config().training.output_dir, kept, cause),
-        std::isfinite(result.outcome.loss) && std::isfinite(result.outcome.grad_norm)
-            ? "The run has diverged: lower training.learning_rate, or raise training.warmup_steps."
-            : "Look at those rows; lower learning_rate or max_grad_norm; float16 overflows where bfloat16 does not.");
+void RunReporter::finish() {
+    end("finished", "");
+    char text[96];
+    std::snprintf(text, sizeof text, ": %lld tokens in %.1f s, %.0f tok/s; loss %.4f",
+                  static_cast<long long>(summary_.tokens), summary_.train_seconds, summary_.tokens_per_second(),
+                  summary_.train_loss.value_or(std::nan("")));
+    const int64_t steps = state_->progress.step;
+    log::info("done: ", steps, " steps", summary_.steps == steps ? "" : cat(", ", summary_.steps, " of them now"),
+              summary_.steps > 0 ? text : "", "; ", full() ? "model" : "adapter", " in ", config().training.output_dir);
+    tell_memory();
 }
 
 }  // namespace unsloth::train
