@@ -236,7 +236,7 @@ void run_replay(const engine_api::ReplayRequest& request) {
     if (comm::read_launch_environment().world_size > 1)
         throw usage_error("replay is one process, which takes the rows of all ranks", "Start it without a launcher.");
     const fs::path run = fs::absolute(file).parent_path().parent_path();
-    train::Trainer trainer(config_of(run, anomaly, request.device), train::Trainer::Purpose::examines);
+    train::Trainer trainer(config_of(run, anomaly, request.device), train::Purpose::examines);
     if (anomaly.step > trainer.total_steps())
         throw input_error(cat(file.string(), " is of step ", anomaly.step, ", and the run has ", trainer.total_steps()),
                           "It belongs to another run.");

@@ -111,7 +111,7 @@ Evaluator::Evaluator(data::Dataset rows, const std::vector<std::pair<std::string
 }
 
 Evaluator::Result Evaluator::run(model::Model& model, ops::Context& ctx, objective::Objective& objective,
-                                 const objective::References& references, int64_t step, double epoch) {
+                                 const objective::References& references, int64_t step, double epoch) const {
     const auto start = std::chrono::steady_clock::now();
     const std::string what = cat("the evaluation at step ", step);
     SetSums none;

@@ -34,7 +34,7 @@ class Evaluator {
     /// Called by all ranks. `ctx`: the model's. `references`: of these rows, where the objective has any. runtime Error
     /// as the group.
     Result run(model::Model& model, ops::Context& ctx, objective::Objective& objective,
-               const objective::References& references, int64_t step, double epoch);
+               const objective::References& references, int64_t step, double epoch) const;
 
   private:
     data::EvalLoader batches_;

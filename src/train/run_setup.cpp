@@ -1,33 +1,31 @@
-// What a run is made of before its first step: rows, the plan that holds them, what a reference says of them.
+#include "unsloth/train/run_setup.h"
+
 #include <algorithm>
-#include <chrono>
+#include <sstream>
 #include <utility>
 
-#include "train/references.h"
+#include "train/output_folder.h"
 #include "unsloth/comm/peer_memory.h"
+#include "unsloth/config/load.h"
 #include "unsloth/core/error.h"
-#include "unsloth/core/hash.h"
+#include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
-#include "unsloth/core/version.h"
 #include "unsloth/data/format.h"
 #include "unsloth/data/run_tokenizer.h"
 #include "unsloth/formats/base_mark.h"
-#include "unsloth/memory/plan.h"
+#include "unsloth/objective/objective.h"
+#include "unsloth/ops/device.h"
 #include "unsloth/placement/agreed_plan.h"
 #include "unsloth/placement/agreement.h"
 #include "unsloth/placement/kernels.h"
 #include "unsloth/placement/loading.h"
-#include "unsloth/placement/recipe.h"
+#include "unsloth/placement/parallel.h"
 #include "unsloth/placement/stages.h"
 #include "unsloth/report/run.h"
-#include "unsloth/train/answers.h"
 #include "unsloth/train/learning_rate.h"
-#include "unsloth/train/trainer.h"
 
 namespace unsloth::train {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 /// The plan must hold these batches, too.
 void widen(data::BatchLimits& limits, const data::BatchLimits& other) {
@@ -41,8 +39,76 @@ void widen(data::BatchLimits& limits, const data::BatchLimits& other) {
 
 }  // namespace
 
+RunSetup::RunSetup(const config::LoadedConfig& loaded, Purpose purpose)
+    : loaded_(loaded),
+      purpose_(purpose),
+      environment_(comm::read_launch_environment()),
+      device_(ops::choose_device(loaded.config.hardware.device, environment_.local_rank)) {
+    if (!leads()) log::set_level(std::max(log::level(), log::Level::warning));
+    if (environment_.local_world_size > 1 && config().hardware.device.rfind("cuda:", 0) == 0)
+        throw usage_error(cat("hardware.device ", config().hardware.device, " would put all ",
+                              environment_.local_world_size, " processes on one GPU"),
+                          "Leave it at auto: each process takes the GPU of its number.");
+    for (const std::string& note : loaded.notes) log::info(note);
+    const comm::MeshShape mesh = placement::choose_mesh(config().distributed, environment_.world_size);
+    nccl_ = comm::set_nccl_environment(config().distributed.nccl);
+    group_ = comm::make_group(environment_, device_, std::chrono::seconds(config().distributed.ddp_timeout));
+    telling_others([this, mesh] {
+        if (group_) mesh_.emplace(*group_, mesh, placement::several_chunks(config().distributed));
+        const comm::LongOperation starting(group_.get(), "looking for checkpoints and opening the model");
+        opened_ = session::open_model(config());
+        session::require_positions(loaded_, opened_.file->spec);
+        settle_learning_rate();
+        if (purpose_ == Purpose::trains) require_own_output(config(), opened_.file->checkpoint.folder());
+        open_output();
+        const comm::LongOperation reading(group_.get(), "reading the data");
+        open_data();
+        require_agreement();
+        make_plan();
+        if (purpose_ == Purpose::trains) require_disk();
+        if (resume_) require_same_run(effective_config(), *resume_);
+    });
+}
+
+void RunSetup::telling_others(const std::function<void()>& work) const {
+    try {
+        work();
+    } catch (const Interrupted&) {
+        throw;
+    } catch (const std::exception& error) {
+        const auto* const known = dynamic_cast<const Error*>(&error);
+        // What fails on the device when a rank is lost follows from that.
+        if (group_ && (known == nullptr || known->kind() == ErrorKind::runtime)) group_->check();
+        if (group_) group_->announce(error.what());
+        throw;
+    }
+}
+
+/// Ranks that train on different things would sum gradients that do not belong together.
+void RunSetup::require_agreement() const {
+    if (group_ == nullptr) return;
+    const data::DatasetStats& stats = loader_->dataset().stats();
+    const std::string own = cat(
+        "data: ", loader_->dataset().size(), " rows, ", stats.tokens, " tokens, ", stats.trained_tokens,
+        " of them targets\n", "rows: ", data_fingerprint_, "\n",
+        "checkpoint: ", resume_ ? resume_->state.progress.step : 0, "\n", "model: ", opened_.file->tensors.parameters(),
+        " parameters, ", opened_.file->tensors.quantised_linears(), " linears in 4 bit, samples of the values ",
+        placement::sample_hash(opened_.file->checkpoint), "\n", config::config_to_json(config()));
+    const std::vector<std::string> all = group_->gather(own, "the comparison of configurations");
+    for (std::size_t rank = 1; rank < all.size(); ++rank) {
+        if (all[rank] == all[0]) continue;
+        std::istringstream first(all[0]), other(all[rank]);
+        std::string a, b;
+        while (std::getline(first, a) && std::getline(other, b) && a == b) {
+        }
+        throw usage_error(
+            cat("rank ", rank, " was started differently from rank 0: \"", b, "\" instead of \"", a, "\""),
+            "All ranks need the same configuration, model and data.");
+    }
+}
+
 /// A rate that is left to the program is a number from here on.
-void Trainer::settle_learning_rate() {
+void RunSetup::settle_learning_rate() {
     std::optional<double>& rate = loaded_.config.training.learning_rate;
     if (rate) return;
     const LearningRateRule rule = learning_rate_rule(config(), opened_.file->spec);
@@ -50,7 +116,7 @@ void Trainer::settle_learning_rate() {
     log::info("learning_rate auto: ", rule.reason);
 }
 
-void Trainer::open_data() {
+void RunSetup::open_data() {
     data::TrainingData data =
         data::load_training_data(config(), opened_.limits(), session::encoder_maker(opened_, config()),
                                  data::run_encoder_fingerprint(opened_.tokenizer_folder, config().data));
@@ -78,24 +144,20 @@ void Trainer::open_data() {
     total_steps_ = loader_->total_steps(config().training.num_train_epochs, config().training.max_steps);
     if (resume_ && config().training.max_steps != 0) require_steps_left(*resume_, total_steps_);
     schedule_ = config::schedule_options(config().training, total_steps_);
-    if (config().training.lr_scheduler_type == config::Schedule::reduce_lr_on_plateau) {
+    if (config().training.lr_scheduler_type == config::Schedule::reduce_lr_on_plateau)
         if (eval_rows_.size() == 0 || config().training.eval_steps == 0)
             throw usage_error(
                 "lr_scheduler_type reduce_lr_on_plateau follows the evaluation loss, and nothing is evaluated during "
                 "the run",
                 "Give data.eval_file, data.eval_files or data.val_size, and training.eval_steps.");
-        plateau_.emplace(schedule_);
-    }
 }
 
-void Trainer::make_plan() {
+void RunSetup::make_plan() {
     if (config::traits_of(config().training.objective).has_teacher) {
         teacher_ = std::make_unique<session::TeacherSetup>(loaded_, opened_, device_);
         teacher_->require(loader_->dataset(), "the training rows");
         teacher_->require(eval_rows_, "the evaluation's rows");
     }
-    objective_ = objective::make_objective(config(), device_, references_, mesh_ ? mesh_->stage() : nullptr,
-                                           teacher_ ? &teacher_->teacher() : nullptr);
     if (mesh_ && mesh_->pp() != nullptr) placement::require_pipelined(config(), device_, opened_.file->spec.num_layers);
     placement::Recipe recipe{
         .device = device_,
@@ -106,7 +168,6 @@ void Trainer::make_plan() {
     recipe.ranks.reach =
         placement::divides_base(config()) && group_ && comm::can_share_memory(*group_, mesh_->copies_here(), device_);
     model::LoadRequest request = placement::make_request(loaded_, recipe);
-    UNSLOTH_CHECK(request.sizes.objective.weighs == objective_->weighs(), "a plan for another objective");
     if (request.adapter && leads())
         formats::warn_of_other_base(formats::read_adapter(*request.adapter, opened_.file->spec), *opened_.file,
                                     config().model.path);
@@ -143,12 +204,12 @@ void Trainer::make_plan() {
 }
 
 /// The plan of the part of the run that this one goes on from, as JSON; empty: there is none.
-std::string Trainer::plan_before() const {
+std::string RunSetup::plan_before() const {
     return resume_ ? report::read_run_facts(resume_->folder.parent_path()).run_plan : "";
 }
 
 /// training.micro_batch auto.
-void Trainer::choose_pass_rows(model::LoadRequest& request, const std::vector<placement::Answering>& answering) {
+void RunSetup::choose_pass_rows(model::LoadRequest& request, const std::vector<placement::Answering>& answering) {
     if (!placement::may_regroup(config(), device_)) return;
     placement::PassChoice choice;
     choice.given = config().training.per_device_train_batch_size;
@@ -169,30 +230,28 @@ void Trainer::choose_pass_rows(model::LoadRequest& request, const std::vector<pl
     log::info("passes     of ", request.run.pass_rows, " rows, ", loader_->passes_of_step(), " a step");
 }
 
-void Trainer::choose_plan() {
+void RunSetup::choose_plan() {
     placement::choose_together(config(), *plan_, loader_->passes_of_step(), group_.get(), plan_before(), taken());
 }
 
-const model::ModelPlan* Trainer::teachers_plan() const {
+const model::ModelPlan* RunSetup::teachers_plan() const {
     const session::TeacherPlan* const teacher = teacher_ ? teacher_->plan() : nullptr;
     return teacher != nullptr ? &teacher->plan() : nullptr;
 }
 
-/// By the teacher, if there is one: it is loaded first.
-placement::MemoryBudget Trainer::taken() const {
+placement::MemoryBudget RunSetup::taken() const {
     const session::TeacherPlan* const teacher = teacher_ ? teacher_->plan() : nullptr;
     return teacher != nullptr ? teacher->need() : placement::MemoryBudget{};
 }
 
-/// What the plan may take.
-placement::MemoryBudget Trainer::budget() const {
+placement::MemoryBudget RunSetup::budget() const {
     placement::Machine machine = placement::machine_of(device_);
     machine.taken = taken();
     return placement::memory_budget(config(), device_, machine);
 }
 
 /// Of all ranks alike.
-bool Trainer::fits_everywhere() const {
+bool RunSetup::fits_everywhere() const {
     const bool own = placement::fits(*plan_, budget());
     if (!group_) return own;
     const std::vector<std::string> all = group_->gather(own ? "fits" : "", "whether the plans fit");
@@ -201,14 +260,14 @@ bool Trainer::fits_everywhere() const {
 
 /// The rows that a reference is to score, in batches as the evaluation has them: the plan must hold these too. A run
 /// that goes on scores those of its first steps, too: what a row gets may depend, by its last bits, on its batch.
-void Trainer::plan_references(data::BatchLimits& limits) {
+void RunSetup::plan_references(data::BatchLimits& limits) {
     reference_rows_.emplace(loader_->dataset().subset(loader_->rows_of_steps(0, total_steps_)), limits.tokens,
                             data_rank(), data_ranks());
     widen(limits, reference_rows_->limits());
 }
 
 /// Sampled prompts, and the rows whose answers evaluations judge.
-std::vector<placement::Answering> Trainer::answering() {
+std::vector<placement::Answering> RunSetup::answering() {
     const config::TrainingOptions& t = config().training;
     std::vector<placement::Answering> needs;
     if (purpose_ != Purpose::trains) return needs;
@@ -222,49 +281,6 @@ std::vector<placement::Answering> Trainer::answering() {
     answers_ = std::make_unique<CompletionEvaluator>(rules, eval_rows_, opened_, config().data.eval_files);
     needs.push_back(answers_->needs());
     return needs;
-}
-
-/// Before the first step, and before a checkpoint's values replace those that the run began with.
-void Trainer::score_references() {
-    const Clock::time_point start = Clock::now();
-    const bool of_base = config().preference.reference == config::Reference::base;
-    const model::PolicyScope scope = of_base ? model::PolicyScope::base : model::PolicyScope::policy;
-    const ReferenceCache cache = reference_cache(scope);
-    references_ = train::score_references(*model_, device_, *reference_rows_, scope, group_.get(), cache);
-    if (evaluator_)
-        eval_references_ = train::score_references(*model_, device_, evaluator_->batches(), scope, group_.get(), cache);
-    for (const objective::References* references : {&references_, &eval_references_})
-        if (const at::Tensor& values = references->values(); values.defined() && !values.isfinite().all().item<bool>())
-            throw runtime_failure(cat("the reference's log-probabilities are not finite", bad_weight()),
-                                  session::overflow_advice);
-    log::info("reference  ", of_base ? "base" : "initial", ": ", reference_rows_->dataset().size(),
-              model_->counts().qkv > 0 ? " rows scored in " : " rows from the cache in ",
-              duration_text(seconds_since(start)));
-}
-
-/// Named by the model's values, how it computes, and how many rows share a batch: what bits depend on.
-ReferenceCache Trainer::reference_cache(model::PolicyScope scope) const {
-    ReferenceCache cache;
-    if (!config().preference.cache_reference) return cache;
-    cache.files = data::cache_options(config().data.cache_dir);
-    cache.files.max_bytes = static_cast<int64_t>(config().data.cache_max_gib * static_cast<double>(int64_t{1} << 30));
-    constexpr int64_t bytes_of_token = 4;  // of text, about: the bound is on the data's files
-    if (loader_->dataset().stats().tokens * bytes_of_token < cache.files.least_bytes) cache.files.folder.clear();
-    const model::LoadRequest& request = plan_->request();
-    std::string adapters = "none";
-    if (scope != model::PolicyScope::base) {
-        adapters = placement::values_hash(model_->parameters()->values_P);
-        if (!model_->parameters()->holds_all())  // each rank has its own
-            for (const std::string& hash : group_->gather(std::exchange(adapters, ""), "the hashes of all ranks"))
-                adapters += hash;
-    }
-    ContentHash kernels;
-    kernels.add(spec::kernels_text(*request.kernels));
-    cache.key = cat("references of ", version, " ", placement::sample_hash(opened_.file->checkpoint), " ",
-                    plan_->base_description(), " ", name_of(config().model.dtype), " adapters ", adapters, " ",
-                    memory::describe_device(device_), " ", kernels.hex(), " ", request.sizes.deterministic, " tokens ",
-                    request.sizes.tokens, " ranks ", environment_.world_size, " threads ", cpu_threads());
-    return cache;
 }
 
 }  // namespace unsloth::train

@@ -1,0 +1,102 @@
+// What the loop looks at between steps: the evaluation's rows, the sampled prompts; and single steps, for tools.
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "train/row_file.h"
+#include "unsloth/comm/group.h"
+#include "unsloth/core/error.h"
+#include "unsloth/core/log.h"
+#include "unsloth/train/answers.h"
+#include "unsloth/train/training_loop.h"
+
+namespace unsloth::train {
+
+StepResult TrainingLoop::take_step(const IssueOptions& options) {
+    const int64_t step = state_.progress.step + 1, every = config().training.eval_steps;
+    state_.stepper->issue(setup_.loader().step(step - 1), step, state_.learning_rate(step), options);
+    StepResult result = *state_.stepper->take(/*must=*/true);
+    state_.progress.step = step;
+    state_.progress.epoch = result.epoch;
+    if (state_.plateau && every > 0 && step % every == 0 && step < setup_.total_steps()) maybe_evaluate(step);
+    return result;
+}
+
+void TrainingLoop::maybe_evaluate(int64_t step) {
+    if (!setup_.evaluator()) return;
+    auto [report, signal] = setup_.evaluator()->run(*state_.model, *state_.ctx, *state_.objective,
+                                                    state_.eval_references, step, state_.progress.epoch);
+    if (report && config().training.objective == config::Objective::sft)
+        report->figures.emplace_back("perplexity", std::exp(report->loss));
+    if (report && setup_.answers() && !judge_answers(*report, signal)) report.reset();
+    agreed_signal_ = signal;
+    state_.progress.evaluation_due =
+        !report && step < setup_.total_steps();  // the last one belongs to the end of every run
+    if (!report) saves_.stop_for(agreed_signal_);
+    if (!std::isfinite(report->loss) && leads())
+        log::warning("the loss of the evaluation at step ", step, " is not finite. ", session::overflow_advice);
+    reporter_.evaluation(*report);
+    if (state_.plateau) state_.plateau->observe(report->loss);
+    if (step > 0) judge(*report);  // what was not trained yet is no result
+}
+
+/// Whether an evaluation is the best so far, and how long it is since one was clearly better.
+void TrainingLoop::judge(const EvalReport& report) {
+    const config::TrainingOptions& t = config().training;
+    const std::string metric = config::best_metric(t);
+    const objective::Figures values = evaluated_values(report);
+    const auto found =
+        std::find_if(values.begin(), values.end(), [&](const auto& value) { return value.first == metric; });
+    if (found == values.end()) {
+        std::string all;
+        for (const auto& [name, value] : values) all += (all.empty() ? "" : ", ") + name;
+        throw usage_error(cat("training.metric_for_best_model: the evaluation has no ", metric),
+                          cat("It has ", all, "."));
+    }
+    if (state_.progress.best.observe(report.step, found->second, config::more_is_better(t)) >
+        t.early_stopping_threshold)
+        state_.progress.worse_evaluations = 0;
+    else
+        ++state_.progress.worse_evaluations;
+}
+
+bool TrainingLoop::stops_early() const {
+    const int64_t patience = config().training.early_stopping_patience;
+    return patience > 0 && state_.progress.worse_evaluations >= patience;
+}
+
+void TrainingLoop::tell_early_stop() const {
+    log::info("stops early, after step ", state_.progress.step, " of ", setup_.total_steps(), ": in ",
+              state_.progress.worse_evaluations, " evaluations ", config::best_metric(config().training),
+              " was not better than ", state_.progress.best.value.value_or(std::nan("")), " of step ",
+              state_.progress.best.step, " (training.early_stopping_patience)");
+}
+
+/// Adds what answers to the rows are worth, and keeps them; false: a signal asked to stop before all were there.
+bool TrainingLoop::judge_answers(EvalReport& report, int& signal) {
+    const auto start = std::chrono::steady_clock::now();
+    auto judged = setup_.answers()->run(*state_.model, *state_.ctx, setup_.group(), signal);
+    if (!judged) return false;
+    report.figures.insert(report.figures.end(), judged->figures.begin(), judged->figures.end());
+    report.seconds += seconds_since(start);
+    if (!leads()) return true;
+    if (!answer_rows_)
+        answer_rows_ = std::make_unique<RowFile>(config().training.output_dir, "answers.jsonl", setup_.first_step());
+    for (const nlohmann::ordered_json& row : judged->rows) {
+        nlohmann::ordered_json kept{{"step", report.step}, {"epoch", report.epoch}};
+        kept.update(row);
+        answer_rows_->add(kept);
+    }
+    return true;
+}
+
+/// The rank that leads answers, and the others wait for it.
+void TrainingLoop::answer_prompts(int64_t step) {
+    if (!setup_.samples() || !leads()) return;
+    const comm::LongOperation answering(setup_.group(), "answering training.sample_prompts");
+    const auto start = std::chrono::steady_clock::now();
+    setup_.samples()->answer(*state_.ctx, *state_.model, step, state_.progress.epoch, setup_.first_step());
+    reporter_.answered(seconds_since(start));
+}
+
+}  // namespace unsloth::train
