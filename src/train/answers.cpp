@@ -74,8 +74,9 @@ AnswerEvaluator::Question AnswerEvaluator::question_of(const data::Sample& sampl
     while (end > 0 && !trained(end - 1)) --end;
     std::size_t begin = end;
     while (begin > 0 && trained(begin - 1)) --begin;
-    std::size_t first = begin;
-    while (first > 0 && sample.positions[first] != 0) --first;
+    std::size_t first = 0;
+    for (const data::Segment& segment : sample.segments)
+        if (const auto start = static_cast<std::size_t>(segment.begin); start <= begin) first = start;
     if (begin <= first + 1)  // a token that begins all texts is no question
         throw input_error(cat("row ", sample.row, " has no prompt before its answer"),
                           "Answers can be judged of rows of prompts or messages whose prompt is no target.");

@@ -62,7 +62,8 @@ void expect_same(const Dataset& a, const Dataset& b) {
     EXPECT_EQ(a.stats().format, b.stats().format);
     for (int64_t i = 0; i < a.size(); ++i) {
         const Sample x = a.sample(i), y = b.sample(i);
-        EXPECT_TRUE(x.row == y.row && x.ids == y.ids && x.labels == y.labels && x.positions == y.positions)
+        EXPECT_TRUE(x.row == y.row && x.ids == y.ids && x.labels == y.labels && x.positions == y.positions &&
+                    x.segments == y.segments)
             << "row " << i;
         EXPECT_EQ(a.segments(i), b.segments(i));
         EXPECT_EQ(a.longest_segment(i), b.longest_segment(i));
@@ -97,7 +98,7 @@ nonsense
     toy::expect_contains(testing::internal::GetCapturedStderr(),
                          {"from the cache", "skipped 1 bad of 4 rows", "tokens.jsonl:3"});
     EXPECT_EQ(direct.sample(1).labels, (std::vector<int32_t>{9, 8, 7}));
-    EXPECT_EQ(direct.segments(2), 2);
+    EXPECT_EQ(direct.sample(2).segments, (Segments{{0, 2}, {2, 2}}));
 }
 
 TEST(Cache, WhateverChangesTheRowsChangesTheFile) {
@@ -132,6 +133,7 @@ TEST(Cache, TheSeedOfTheFuzzTargetIsAccepted) {
     ASSERT_TRUE(rows.has_value());
     EXPECT_EQ(rows->store->rows(), 3);
     EXPECT_EQ(rows->store->sample(0).ids, (std::vector<int32_t>{1, 2, 3, 4}));
+    EXPECT_EQ(rows->store->sample(2).segments, (Segments{{0, 2}, {2, 2}}));
 }
 
 TEST(Cache, DamagedFilesAreFoundAndMadeAgain) {
@@ -170,15 +172,16 @@ TEST(Cache, NothingOutsideOfAFileIsRead) {
     {
         CacheWriter writer(path);
         StorePart part;
-        part.append({{1, 2, 3, 4}, {-100, 2, -100, 4}, {5, 6, 0, 1}, false, 2}, 0, 0);
-        part.append({{1, 2, 3}, {1, 2, 3}, {}, false, 2}, 1, 0);
+        part.append({{1, 2, 3, 4}, {-100, 2, -100, 4}, {5, 6, 0, 1}, {{0, 2}, {2, 2}}, false, 2}, 0, 0);
+        part.append({{1, 2, 3}, {1, 2, 3}, {}, {}, false, 2}, 1, 0);
         writer.append(std::move(part));
         writer.finish({2, 0, 0, 0, 0, config::DataFormat::tokenized, {}});
     }
     const std::string whole = read_file(path);
     ASSERT_EQ(open_cache_file(path)->store->rows(), 2);
     constexpr std::size_t words = sizeof(CacheHeader);
-    const std::size_t records = words + (16 * 4 + 7) / 8 * 8;  // 4 ids, 2 runs in 5 words, 4 positions; 3 ids
+    // 4 ids, 2 runs in 5 words, 4 positions, 2 segments in 6 words; 3 ids
+    const std::size_t records = words + (22 * 4 + 7) / 8 * 8;
     const auto changed = [&](std::size_t at, int32_t value) {
         std::string content = whole;
         std::memcpy(content.data() + at, &value, sizeof value);
@@ -199,10 +202,26 @@ TEST(Cache, NothingOutsideOfAFileIsRead) {
     refused(records + offsetof(RowRecord, length), 0, "lies outside");
     refused(records + offsetof(RowRecord, targets), 5, "lies outside");
     refused(records + offsetof(RowRecord, longest), 5, "lies outside");
+    refused(records + offsetof(RowRecord, segments), 1, "lies outside");
+    refused(records + sizeof(RowRecord) + offsetof(RowRecord, segments), 2, "lies outside");
     refused(records + sizeof(RowRecord) + offsetof(RowRecord, flags), RowRecord::given_labels, "lies outside");
     refused(records + 2 * sizeof(RowRecord), 0, "report");
-    for (const auto& [word, value] :
-         {std::pair{4, 1000000}, {4, -1}, {4, 7}, {5, -1}, {6, 5}, {6, -2000000000}, {8, 5}}) {
+    for (const auto& [word, value] : {std::pair{4, 1000000},
+                                      {4, -1},
+                                      {4, 7},
+                                      {5, -1},
+                                      {6, 5},
+                                      {6, -2000000000},
+                                      {8, 5},
+                                      {13, 3},
+                                      {13, -1},
+                                      {13, 2000000000},
+                                      {14, 0},
+                                      {15, 1},
+                                      {16, 0},
+                                      {17, 0},
+                                      {17, 1},
+                                      {18, -1}}) {
         changed(words + static_cast<std::size_t>(word) * sizeof(int32_t), value);
         const auto rows = open_cache_file(path);
         ASSERT_TRUE(rows) << word;
