@@ -83,6 +83,7 @@ struct Option {
     bool required = false;                      ///< of a command's own option
     bool unread = false;                        ///< the command at hand has no use for it
     std::optional<OnResume> resuming;           ///< of every option of a configuration
+    std::optional<bool> changes_examples;       ///< whether encoded rows depend on it; of every option of data
     std::shared_ptr<const OptionSet> elements;  ///< the keys of an object_list's objects
 
     std::function<Json()> get;
