@@ -316,8 +316,8 @@ EncodedRow RowFormatter::encode_prompt_completion(const Json& row, std::vector<b
 /// `learnt`: of each trained span whether it is learnt after all; empty: all.
 EncodedRow RowFormatter::encode_conversation(WeightedConversation row, std::vector<bool>& learnt) const {
     const Conversation& conversation = row.conversation;
-    EncodedRow ids = conversation.messages_json.empty() ? encoder_->messages(conversation.turns)
-                                                        : encoder_->whole_conversation(conversation);
+    EncodedRow ids =
+        conversation.row ? encoder_->whole_conversation(conversation) : encoder_->messages(conversation.turns);
     if (!row.names_weights && !options_.train_on_last_turn_only) return ids;
     if (ids.trained.size() != row.learnt.size())
         throw BadRow{cat("the chat template marks ", ids.trained.size(), " of the ", row.learnt.size(),

@@ -81,7 +81,9 @@ bool with_array(Json& value, const std::string& column, const std::function<void
     if (!array.is_array()) return false;
     const Json before = array;
     use(array);
-    if (array != before) value = dumped(array, column);
+    if (array == before) return true;
+    check_usable(array, column);
+    value = array.dump();
     return true;
 }
 
