@@ -207,8 +207,8 @@ class Builder {
 /// The calls that a turn of the speaker function_call has as its value: {name, arguments} or a list of them, or the
 /// JSON text of either.
 Json calls_of(const Json& value, const std::string& where) {
-    Json calls = value.is_string() ? tokenizer::try_parse_ordered(value.get_ref<const std::string&>())
-                                   : copied(value, where);
+    Json calls =
+        value.is_string() ? tokenizer::try_parse_ordered(value.get_ref<const std::string&>()) : copied(value, where);
     if (calls.is_object()) calls = Json::array({std::move(calls)});
     const auto is_call = [](const Json& call) {
         return call.is_object() && call.contains("name") && call["name"].is_string() && call.contains("arguments");

@@ -6,7 +6,7 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
-#include "unsloth/core/json_depth.h"
+#include "unsloth/core/json.h"
 #include "unsloth/core/log.h"
 
 namespace unsloth::hub {
@@ -123,8 +123,7 @@ std::optional<Tree> CachedRepository::tree(const std::string& commit) const {
     if (!fs::is_regular_file(path, ignored)) return std::nullopt;
     try {
         const std::string text = read_file(path);
-        if (json_nesting_depth(text) > 8) return std::nullopt;
-        const auto json = nlohmann::json::parse(text);
+        const auto json = try_parse_json<nlohmann::json>(text);
         if (json.at("format_version") != tree_version) return std::nullopt;
         return parse_tree(json);
     } catch (const nlohmann::json::exception&) {

@@ -405,8 +405,7 @@ TEST(FormatRow, ToolsReachTheEncoderAsJson) {
     class Tools : public toy::Encoder {
       public:
         EncodedRow whole_conversation(const Conversation& conversation) const override {
-            EXPECT_EQ((*conversation.row)["messages"][0]["tool_calls"][0]["function"]["name"],
-                      "f");
+            EXPECT_EQ((*conversation.row)["messages"][0]["tool_calls"][0]["function"]["name"], "f");
             EXPECT_EQ((*conversation.row)["tools"][0]["type"], "function");
             return {{5, 6}, {{1, 2}}};
         }

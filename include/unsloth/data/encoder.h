@@ -27,9 +27,9 @@ struct AlpacaFields {
 struct Conversation {
     std::vector<tokenizer::Message> turns;
     bool uses_tools = false;  ///< tools are declared or called
-    /// What a template renders beyond roles and contents (calls of tools, reasoning, names, ...), as ChatTemplate::render
-    /// takes it: the row's other columns that the encoder reads, the messages with contents as texts, and the row's
-    /// tools, which may be no list. Null: the row has no more than `turns`.
+    /// What a template renders beyond roles and contents (calls of tools, reasoning, names, ...), as
+    /// ChatTemplate::render takes it: the row's other columns that the encoder reads, the messages with contents as
+    /// texts, and the row's tools, which may be no list. Null: the row has no more than `turns`.
     std::shared_ptr<const nlohmann::ordered_json> row;
 };
 

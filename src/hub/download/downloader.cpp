@@ -13,7 +13,7 @@
 #include "hub/download/file_download.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/interrupt.h"
-#include "unsloth/core/json_depth.h"
+#include "unsloth/core/json.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/progress.h"
 
@@ -94,8 +94,7 @@ class Api {
         }
     }
     Json parse(const std::string& text) const {
-        if (json_nesting_depth(text) > 64) throw strange("nests without end");
-        const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+        const Json json = try_parse_json<Json>(text);
         if (json.is_discarded()) throw strange("is no JSON");
         return json;
     }
