@@ -8,6 +8,7 @@
 #include "unsloth/core/files.h"
 #include "unsloth/core/json.h"
 #include "unsloth/core/log.h"
+#include "unsloth/core/text.h"
 
 namespace unsloth::hub {
 namespace {
@@ -15,11 +16,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int tree_version = 1;
-
-std::string trimmed(std::string text) {
-    while (!text.empty() && static_cast<unsigned char>(text.back()) <= ' ') text.pop_back();
-    return text;
-}
 
 fs::path from_home(const std::string& path) {
     const auto home = environment("HOME");

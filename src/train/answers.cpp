@@ -7,6 +7,7 @@
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/progress.h"
+#include "unsloth/core/text.h"
 #include "unsloth/generate/decoder.h"
 #include "unsloth/session/session.h"
 #include "unsloth/train/step.h"
@@ -97,12 +98,12 @@ AnswerEvaluator::Question AnswerEvaluator::question_of(const data::Sample& sampl
 
 /// What of an answer counts; nothing where the expression finds nothing.
 std::optional<std::string> AnswerEvaluator::part_of(const std::string& answer) const {
-    if (!pattern_) return data::trimmed(answer);
+    if (!pattern_) return trimmed(answer);
     const data::AnswerPattern::Found found = pattern_->find_last(answer);
     if (found.gave_up)
         log::warning(rules_.regex_option, " takes too many steps on an answer of ", answer.size(),
                      " bytes, which counts as one without a match: ", answer.substr(0, shown_bytes));
-    return found.text ? std::optional(data::trimmed(*found.text)) : std::nullopt;
+    return found.text ? std::optional(trimmed(*found.text)) : std::nullopt;
 }
 
 bool AnswerEvaluator::is_right(const std::string& answer, const Question& question) const {

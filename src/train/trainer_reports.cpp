@@ -13,6 +13,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/host.h"
 #include "unsloth/core/log.h"
+#include "unsloth/core/text.h"
 #include "unsloth/data/describe.h"
 #include "unsloth/formats/finite.h"
 #include "unsloth/memory/plan.h"
@@ -103,7 +104,7 @@ void Trainer::banner() const {
     }
     log::info("memory plan\n", plan_->table_text());
     if (device_.is_cpu())
-        log::info("memory     ", memory::human_bytes(process_memory().now),
+        log::info("memory     ", human_bytes(process_memory().now),
                   " are taken already, by libraries, rows and the program: what is planned comes on top");
     if (leads()) {
         if (const auto doubt = doubt_learning_rate(config(), spec)) log::warning(*doubt);
@@ -206,8 +207,8 @@ double Trainer::peak_gib() const {
 /// driver's, not the allocator's. On the CPU what the whole process took.
 void Trainer::tell_memory() const {
     if (device_.is_cpu())
-        return log::info("memory     the process took ", memory::human_bytes(process_memory().peak), " at most, ",
-                         memory::human_bytes(plan_->total_bytes()), " of it planned");
+        return log::info("memory     the process took ", human_bytes(process_memory().peak), " at most, ",
+                         human_bytes(plan_->total_bytes()), " of it planned");
     if (!device_.is_cuda()) return;
     const memory::AllocatorUse use = memory::allocator_use(device_);
     const int64_t planned =
@@ -216,8 +217,8 @@ void Trainer::tell_memory() const {
     std::snprintf(share, sizeof share, "%.1f %% of the plan's; fragmentation %.1f %%",
                   100.0 * static_cast<double>(use.peak_allocated) / static_cast<double>(planned),
                   100.0 * use.fragmentation());
-    log::info("memory     allocated ", memory::human_bytes(use.peak_allocated), ", reserved ",
-              memory::human_bytes(use.reserved), ", planned ", memory::human_bytes(planned), ": ", share);
+    log::info("memory     allocated ", human_bytes(use.peak_allocated), ", reserved ", human_bytes(use.reserved),
+              ", planned ", human_bytes(planned), ": ", share);
 }
 
 /// Tells the observers how the run ended, and lets them go.
