@@ -16,6 +16,7 @@
 #include "app/machine/gpu_watch.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/suggest.h"
+#include "unsloth/core/text.h"
 #include "unsloth/formats/load_plan.h"
 #include "unsloth/formats/shapes.h"
 

@@ -4,8 +4,8 @@
 #include <nlohmann/json.hpp>
 
 #include "unsloth/core/files.h"
+#include "unsloth/core/json.h"
 #include "unsloth/core/json_reader.h"
-#include "unsloth/core/syntax.h"
 
 namespace unsloth::app {
 namespace {
@@ -45,13 +45,7 @@ std::optional<double> Floors::of(const std::string& card, const std::string& fig
 }
 
 Floors read_floors(const std::string& file) {
-    const std::string text = read_file(file);
-    Json json;
-    try {
-        json = Json::parse(text);
-    } catch (const Json::exception&) {
-        throw not_valid_json(file, text);
-    }
+    const Json json = parse_json<Json>(read_file(file), file);
     const Reader top(json, file);
     top.only_keys({"about", "shape", "rows", "cards"});
     Floors floors{.file = file, .shape = top.string("shape").value_or("")};

@@ -5,6 +5,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/log.h"
+#include "unsloth/core/text.h"
 #include "unsloth/formats/hf_config.h"
 #include "unsloth/formats/random_model.h"
 #include "unsloth/formats/result_folder.h"
@@ -73,7 +74,8 @@ void run_init(const CommandLine& line) {
         copy_files(tokenizer.files(), tokenizer.folder(), request.out);
     }
     folder.keep();
-    log::info("random weights (seed ", request.seed, ") in ", request.out, ": ", bytes / 1'000'000, " MB");
+    log::info("random weights (seed ", request.seed, ") in ", request.out, ": ",
+              human_size(static_cast<int64_t>(bytes)));
 }
 
 }  // namespace unsloth::app

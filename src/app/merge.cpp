@@ -12,6 +12,7 @@
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/staged_folder.h"
+#include "unsloth/core/text.h"
 #include "unsloth/formats/base_mark.h"
 #include "unsloth/formats/model_writer.h"
 #include "unsloth/tokenizer/tokenizer.h"
@@ -25,11 +26,6 @@ std::string three_digits(double value) {
     char text[32];
     std::snprintf(text, sizeof text, "%.3g", value);
     return text;
-}
-
-std::string megabytes(std::size_t bytes) {
-    return bytes < 10'000'000'000 ? cat(three_digits(static_cast<double>(bytes) / 1e6), " MB")
-                                  : cat(three_digits(static_cast<double>(bytes) / 1e9), " GB");
 }
 
 /// How the values that an adapter is added to came about.
@@ -110,10 +106,11 @@ void write_weights(const formats::MergedModel& model, const StagedFolder& staged
     const auto start = std::chrono::steady_clock::now();
     const formats::WrittenModel written = formats::write_model(model, staged.path(), options);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    log::info(megabytes(written.tensor_bytes), " in ", written.files, written.files == 1 ? " file" : " files", ", ",
+    log::info(human_size(static_cast<int64_t>(written.tensor_bytes)), " in ", written.files,
+              written.files == 1 ? " file" : " files", ", ",
               name_of(formats::resolve_weight_type(options.type, model.spec())), ": ", three_digits(seconds), " s, ",
               three_digits(static_cast<double>(written.tensor_bytes) / 1e9 / seconds), " GB/s; memory held at most ",
-              megabytes(static_cast<std::size_t>(process_memory().peak)));
+              human_size(static_cast<int64_t>(process_memory().peak)));
     for (const std::string& what : written.unknown_to_transformers)
         log::warning("transformers cannot load this folder: ", what, ". This program can");
 }

@@ -9,6 +9,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/path_advice.h"
 #include "unsloth/core/suggest.h"
+#include "unsloth/core/text.h"
 #include "unsloth/data/context_slice.h"
 #include "unsloth/data/format.h"
 #include "unsloth/data/run_tokenizer.h"
@@ -85,10 +86,9 @@ Target target_of(const engine_api::PlanRequest& request, const config::Config& c
     }
     target.memory = request.gpu_memory_bytes > 0 ? request.gpu_memory_bytes : card.memory_bytes;
     if (target.memory <= card.context_bytes)
-        throw usage_error(
-            cat("--gpu_memory ", memory::human_bytes(target.memory), ": the driver and the libraries take ",
-                memory::human_bytes(card.context_bytes), " of it"),
-            "Bytes are meant where no unit stands: --gpu_memory 24GiB.");
+        throw usage_error(cat("--gpu_memory ", human_bytes(target.memory), ": the driver and the libraries take ",
+                              human_bytes(card.context_bytes), " of it"),
+                          "Bytes are meant where no unit stands: --gpu_memory 24GiB.");
     target.machine.free = {target.memory - card.context_bytes, memory::device_memory(at::kCPU).total};
     return target;
 }

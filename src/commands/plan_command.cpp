@@ -12,6 +12,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/log.h"
+#include "unsloth/core/text.h"
 #include "unsloth/memory/plan.h"
 #include "unsloth/placement/plan_json.h"
 #include "unsloth/placement/stages.h"
@@ -155,8 +156,8 @@ class Report {
         const auto cached =
             std::count_if(run.layers.begin(), run.layers.end(), [](const auto& layer) { return layer.cached; });
         const std::string places = placement::describe_places(plan_);
-        std::cout << (on_gpu() ? card_.name : "CPU") << ", " << memory::human_bytes(forecast_.target().memory) << ": "
-                  << memory::human_bytes(budget_.device) << " may be planned for"
+        std::cout << (on_gpu() ? card_.name : "CPU") << ", " << human_bytes(forecast_.target().memory) << ": "
+                  << human_bytes(budget_.device) << " may be planned for"
                   << (card_.measured || !on_gpu() ? "" : "; its rates are published ones, not measured") << "\n";
         if (chosen_) print_meshes();
         std::cout << forecast_.rows() << " x " << forecast_.length() << " tokens a micro-batch, "
@@ -168,11 +169,11 @@ class Report {
                   << "  weights                      "
                   << (places.empty() ? on_gpu() ? "on the GPU" : "in host memory" : places)
                   << (cached > 0 ? cat(", ", cached, " layers expanded once") : "") << "\n\n"
-                  << plan_.table_text() << teachers() << " of " << memory::human_bytes(budget_.device) << drivers()
+                  << plan_.table_text() << teachers() << " of " << human_bytes(budget_.device) << drivers()
                   << communicators() << "\n";
         if (on_gpu())
-            std::cout << "in host memory " << memory::human_bytes(need.host) << " of "
-                      << memory::human_bytes(budget_.host) << host_of_whom() << "\n";
+            std::cout << "in host memory " << human_bytes(need.host) << " of " << human_bytes(budget_.host)
+                      << host_of_whom() << "\n";
         std::cout << "\n";
         if (prospect_.fits && on_gpu()) {
             const int64_t gpus = forecast_.target().gpus;
@@ -197,18 +198,18 @@ class Report {
 
     std::string teachers() const {
         if (!prospect_.teacher) return "";
-        return cat(", and with the teacher's ", memory::human_bytes(prospect_.teachers()->total_bytes()), " ",
-                   memory::human_bytes(prospect_.need().device));
+        return cat(", and with the teacher's ", human_bytes(prospect_.teachers()->total_bytes()), " ",
+                   human_bytes(prospect_.need().device));
     }
 
     std::string drivers() const {
         if (!on_gpu()) return "";
-        return cat(", and beside it ", memory::human_bytes(context_bytes()), " of the driver and the libraries");
+        return cat(", and beside it ", human_bytes(context_bytes()), " of the driver and the libraries");
     }
 
     std::string communicators() const {
         const int64_t bytes = forecast_.communicator_bytes();
-        return bytes > 0 ? cat(", and at most ", memory::human_bytes(bytes), " of NCCL's communicators") : "";
+        return bytes > 0 ? cat(", and at most ", human_bytes(bytes), " of NCCL's communicators") : "";
     }
 
     /// The card need not be in this machine, so its host need not be this one.

@@ -31,8 +31,7 @@ Limits limits_of(const data::Dataset& rows) {
     for (int64_t i = 0; i < rows.size(); ++i) {
         const data::Sample sample = rows.sample(i);
         limits.tokens = std::max<int64_t>(limits.tokens, static_cast<int64_t>(sample.ids.size()));
-        limits.segments =
-            std::max<int64_t>(limits.segments, std::count(sample.positions.begin(), sample.positions.end(), 0));
+        limits.segments = std::max(limits.segments, rows.segments(i));
         for (const auto position : sample.positions)
             limits.positions = std::max<int64_t>(limits.positions, position + 1);
     }

@@ -10,6 +10,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/suggest.h"
 #include "unsloth/core/syntax.h"
+#include "unsloth/core/text.h"
 
 namespace unsloth::config {
 namespace {
@@ -167,11 +168,6 @@ void check(const Option& option, const Json& value, const std::string& origin) {
 std::string lower_case(std::string text) {
     std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
     return text;
-}
-
-std::string trimmed(const std::string& text) {
-    const auto first = text.find_first_not_of(" \t");
-    return first == std::string::npos ? "" : text.substr(first, text.find_last_not_of(" \t") - first + 1);
 }
 
 Json list_from_text(const Option& option, const std::string& text) {

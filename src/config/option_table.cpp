@@ -26,6 +26,7 @@ void declare_options(OptionSet& options, Config& config) {
     declare_hardware(options, config.hardware);
     declare_distributed(options, config.distributed);
     declare_logging(options, config.logging);
+    declare_changes_of_examples(options);
     declare_foreign_values(options);
 }
 

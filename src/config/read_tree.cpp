@@ -1,37 +1,25 @@
 #include "unsloth/config/read_tree.h"
 
 #include <algorithm>
-#include <set>
-#include <vector>
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/core/json.h"
 #include "unsloth/core/syntax.h"
 
 namespace unsloth::config {
 namespace {
 
-// No option takes so much; what is shown in messages is written by a function that recurses.
-constexpr int deepest = 64;
-
-// The library keeps the last of two equal keys without a word.
-Json::parser_callback_t refuse_oddities(const std::string& file) {
-    return [file, seen = std::vector<std::set<std::string>>()](int depth, Json::parse_event_t event,
-                                                               Json& parsed) mutable {
-        if (depth > deepest) throw usage_error(cat(file, ": lists and objects nest deeper than ", deepest, " levels"));
-        if (event == Json::parse_event_t::object_start) seen.emplace_back();
-        if (event == Json::parse_event_t::object_end) seen.pop_back();
-        if (event == Json::parse_event_t::key && !seen.back().insert(parsed.get<std::string>()).second)
-            throw usage_error(cat(file, ": the key ", parsed.dump(), " stands twice in one object"));
-        return true;
-    };
-}
-
-Json parse_json(const std::string& content, const std::string& file) {
+Json read_commented_json(const std::string& content, const std::string& file) {
+    const JsonRules rules{.comments = true};
     try {
-        return Json::parse(content, refuse_oddities(file), /*allow_exceptions=*/true,
-                           /*ignore_comments=*/true);
-    } catch (const nlohmann::json::exception&) {
+        return read_json<Json>(content, rules);
+    } catch (const JsonRefusal& refusal) {
+        if (refusal.cause == JsonRefusal::Cause::depth)
+            throw usage_error(cat(file, ": lists and objects nest deeper than ", rules.deepest, " levels"));
+        if (refusal.cause == JsonRefusal::Cause::repeated_key)
+            throw usage_error(cat(file, ": the key ", Json(refusal.key).dump(), " stands twice in one object"));
+        if (refusal.cause != JsonRefusal::Cause::syntax) throw usage_error(cat(file, ": ", refusal.words));
         const SyntaxMistake mistake = find_json_mistake(content, /*comments=*/true);
         throw malformed(file, content, mistake.at, cat("no valid JSON: ", mistake.words));
     }
@@ -56,7 +44,7 @@ Json read_tree(const std::filesystem::path& path) {
     } catch (const Error& failure) {
         throw usage_error(cat("configuration: ", failure.what()));
     }
-    return is_yaml(path) ? parse_yaml(content, path.string()) : parse_json(content, path.string());
+    return is_yaml(path) ? parse_yaml(content, path.string()) : read_commented_json(content, path.string());
 }
 
 }  // namespace unsloth::config

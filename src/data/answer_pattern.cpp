@@ -81,10 +81,4 @@ AnswerPattern::Found AnswerPattern::find_last(const std::string& text) const {
     return found;
 }
 
-std::string trimmed(const std::string& text) {
-    constexpr const char* white = " \t\r\n\f\v";
-    const std::size_t first = text.find_first_not_of(white);
-    return first == std::string::npos ? "" : text.substr(first, text.find_last_not_of(white) - first + 1);
-}
-
 }  // namespace unsloth::data

@@ -170,7 +170,7 @@ class Augmenter {
             if (holds(row.columns, provenance_column))
                 throw input_error(cat(row.file->place(row.raw.line), ": the row is a copy that data augment made"),
                                   "Augment the rows that it was made of.");
-            (void)dumped(row.columns, "the row");
+            check_usable(row.columns, "the row");
             (void)texts_of(row.columns, fields_);
             const bool has_id = row.columns.contains(request_.id_column);
             if (!has_ids_) has_ids_ = has_id;

@@ -1,103 +1,22 @@
 #include "unsloth/data/cache.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <ctime>
 
-#include "data/byte_stream.h"
 #include "data/cache_file.h"
-#include "data/row_readers.h"
-#include "unsloth/core/build_id.h"
+#include "data/cache_key.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/file_lock.h"
-#include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
-#include "unsloth/core/version.h"
 
 namespace unsloth::data {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string hash_content(const fs::path& path) {
-    const MappedFile file(path);
-    const auto bytes = file.bytes();
-    ContentHash hash;
-    constexpr std::size_t block = std::size_t{64} << 20;
-    std::size_t zeros = 0;  // a hole of a sparse file costs no disk, but days to hash
-    for (std::size_t at = 0; at < bytes.size(); at += block) {
-        const std::size_t count = std::min(block, bytes.size() - at);
-        const std::string_view part(reinterpret_cast<const char*>(bytes.data()) + at, count);
-        zeros = part[0] == '\0' && part.substr(1) == part.substr(0, count - 1) ? zeros + count : 0;
-        if (static_cast<int64_t>(zeros) > RowReader::give_up_bytes)
-            throw input_error(cat(path.string(), ": no row ends within 1 GiB of zeros"), "This is no file of rows.");
-        hash.add(part);
-        stop_if_interrupted("stopped while the data was read; nothing was written");
-        file.drop(at, count);
-    }
-    return hash.hex();
-}
-
-/// Content hash of a data file. That of a large one is remembered together with what the system says about the file;
-/// one that changed within the last seconds is not, for its next change might leave the same time.
-std::string content_hash(const fs::path& path, const fs::path& folder) {
-    constexpr int64_t large = int64_t{8} << 20, settled_seconds = 3;
-    struct stat status{};
-    if (::stat(path.c_str(), &status) != 0)
-        throw input_error(cat("cannot open ", path.string(), ": ", std::strerror(errno)));
-    if (status.st_size < large ||
-        ::time(nullptr) - std::max(status.st_mtim.tv_sec, status.st_ctim.tv_sec) < settled_seconds)
-        return hash_content(path);
-    const std::string file = fs::absolute(path).string(), identity = file_identity(file);
-    ContentHash name;
-    name.add_field(file);
-    name.add_field(identity);
-    const fs::path memo = folder / ("hash-" + name.hex());
-    if (const auto known = read_memo(memo); known && known->file == file && known->identity == identity)
-        return known->hash;
-    const std::string hash = hash_content(path);
-    write_file_atomically(memo, cat(hash, "\n", identity, "\n", file));
-    return hash;
-}
-
-/// What reads Parquet and Arrow, which is not in this library; nothing where no file is such.
-std::string arrow_identity(const std::vector<SourceFiles>& sources) {
-    const auto has_some = [](const SourceFiles& source) {
-        return std::any_of(source.files.begin(), source.files.end(), is_read_by_arrow);
-    };
-    if (std::none_of(sources.begin(), sources.end(), has_some)) return {};
-    const ArrowReading reading = arrow_reading();
-    return reading.code == nullptr ? "" : cat(build_id(reading.code), " Arrow ", reading.version);
-}
-
-std::string key_of(const std::vector<SourceFiles>& sources, const DatasetOptions& options, const CacheOptions& cache) {
-    ContentHash key;
-    key.add_field(version);
-    key.add_field(build_id(reinterpret_cast<const void*>(&load_cached)));
-    key.add_field(arrow_identity(sources));
-    key.add_field(cache.encoder_fingerprint);
-    key.add_field(cat(static_cast<int>(options.objective), " ", options.train_on_prompt, " ",
-                      options.train_on_last_turn_only, " ", options.max_seq_length, " ", options.max_positions, " ",
-                      options.vocab_size, " ", options.bos_id, " ", options.skip_bad_rows, " ", options.keep_all_masked,
-                      " ", static_cast<int>(options.long_rows), " ", static_cast<int>(options.reader.text_unit), " ",
-                      static_cast<int>(options.reader.invalid_utf8)));
-    for (const SourceFiles& source : sources) {
-        key.add_field(cat("source ", static_cast<int>(source.format), " ", source.max_samples));
-        key.add_field(source.template_name);
-        for (const auto& [ours, theirs] : source.columns) key.add_field(ours), key.add_field(theirs);
-        for (const fs::path& file : source.files) {
-            key.add_field(file.filename().string());  // its extension says how it is read
-            key.add_field(content_hash(file, cache.folder));
-        }
-    }
-    return key.hex();
-}
 
 Dataset dataset_of(DecodeBatch rows, const DatasetOptions& options) {
     return Dataset(std::move(rows.store), stats_of(rows.report, options));
@@ -158,7 +77,7 @@ namespace {
 /// By way of the cache's folder, which must be there. `files` are those of `sources`.
 Dataset load_through(const std::vector<config::DataSource>& sources, std::vector<SourceFiles> files,
                      const DatasetOptions& options, const EncoderOnDemand& encoder, const CacheOptions& cache) {
-    const fs::path path = cache.folder / (key_of(files, options, cache) + ".rows");
+    const fs::path path = cache.folder / (cache_key(files, options, cache) + ".rows");
     if (auto rows = open_known(path)) return dataset_of(std::move(*rows), options);
     for (SourceFiles& source : files) source.format = find_format(source, options.reader, options.skip_bad_rows);
     const bool tokenized = all_tokenized(files);

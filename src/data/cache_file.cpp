@@ -14,7 +14,7 @@
 namespace unsloth::data {
 namespace {
 
-constexpr char magic[8] = {'U', 'N', 'S', 'L', 'R', 'O', 'W', '1'};
+constexpr char magic[8] = {'U', 'N', 'S', 'L', 'R', 'O', 'W', '2'};
 
 /// At the front of a file; behind it the words, the records from a multiple of 8 on, and the report as JSON.
 struct Header {
@@ -106,7 +106,7 @@ int64_t least_words(const RowRecord& row) {
     const bool all_trained = row.has(RowRecord::all_trained), given_labels = row.has(RowRecord::given_labels);
     const int64_t length = row.length;
     const int64_t labels = all_trained ? 0 : given_labels ? length : 1;
-    return length + labels + (row.has(RowRecord::given_positions) ? length : 0);
+    return length + labels + row.words_behind_labels();
 }
 
 /// Whether a record's numbers agree, and its row lies within the file's words.
@@ -114,8 +114,8 @@ bool is_sound(const RowRecord& row, std::size_t words) {
     const auto upto_length = [&](int32_t count, int32_t least) { return count >= least && count <= row.length; };
     const auto end = static_cast<int64_t>(words);
     return row.length > 0 && upto_length(row.targets, 0) && upto_length(row.segments, 1) &&
-           upto_length(row.longest, 1) && row.source >= 0 && row.start >= 0 && row.start <= end &&
-           least_words(row) <= end - row.start;
+           (row.segments > 1) == row.has(RowRecord::given_segments) && upto_length(row.longest, 1) && row.source >= 0 &&
+           row.start >= 0 && row.start <= end && least_words(row) <= end - row.start;
 }
 
 }  // namespace

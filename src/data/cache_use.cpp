@@ -15,6 +15,7 @@
 #include "unsloth/core/file_lock.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/temporary.h"
+#include "unsloth/core/text.h"
 
 namespace unsloth::data {
 namespace {
@@ -97,8 +98,8 @@ void prune_cache(const fs::path& path, int64_t max_bytes) {
         removed_bytes += file.bytes;
     }
     if (removed > 0)
-        log::info("removed ", removed, " files of rows (", removed_bytes >> 20,
-                  " MiB), those not used for longest, from the cache ", path.string(), " (data.cache_max_gib)");
+        log::info("removed ", removed, " files of rows (", human_size(removed_bytes),
+                  "), those not used for longest, from the cache ", path.string(), " (data.cache_max_gib)");
 }
 
 }  // namespace unsloth::data

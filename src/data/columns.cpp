@@ -27,14 +27,18 @@ Json unread(const std::string& what) {
 
 void refuse_unread(const Json& row) {
     for (const auto& [column, value] : row.items())
-        if (value.is_binary()) dumped(value, cat("column \"", column, "\""));
+        if (value.is_binary()) check_usable(value, cat("column \"", column, "\""));
 }
 
-std::string dumped(const Json& value, const std::string& where) {
+void check_usable(const Json& value, const std::string& where) {
     constexpr int depth = 100;
     if (value.is_binary()) throw BadRow{cat(where, ": expected a value of JSON, found ", shown(value)), ""};
     if (!nested_within(value, depth)) throw BadRow{cat(where, ": nested more than ", depth, " deep"), ""};
-    return value.dump();
+}
+
+Json copied(const Json& value, const std::string& where) {
+    check_usable(value, where);
+    return value;
 }
 
 bool present(const Json& row, const char* column) {

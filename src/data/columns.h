@@ -43,8 +43,10 @@ bool holds_messages(const nlohmann::ordered_json& value);
 /// are not among `read`.
 uint32_t unread_columns(const nlohmann::ordered_json& row, std::initializer_list<std::string_view> read);
 
-/// The value's JSON text; BadRow when it is nested so deeply that writing it out would exhaust the stack, and of an
-/// unread() one. `where` names the place.
-std::string dumped(const nlohmann::ordered_json& value, const std::string& where);
+/// BadRow for a value that is nested so deeply that using it could exhaust the stack, and for an unread() one. `where`
+/// names the place.
+void check_usable(const nlohmann::ordered_json& value, const std::string& where);
+/// The value, once it is checked.
+nlohmann::ordered_json copied(const nlohmann::ordered_json& value, const std::string& where);
 
 }  // namespace unsloth::data

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -132,6 +133,13 @@ void check_role(const std::string& role, const std::string& where, const ReadsCo
                      "{\"conversations\": \"messages\"} where the column has that name.")};
 }
 
+/// A row's tools, which a table has as JSON text; null for another text.
+Json tools_of(const Json& tools) {
+    if (!tools.is_string()) return copied(tools, "tools");
+    Json parsed = tokenizer::try_parse_ordered(tools.get_ref<const std::string&>());
+    return parsed.is_discarded() ? Json() : parsed;
+}
+
 class Builder {
   public:
     explicit Builder(const ReadsColumn& reads) : reads_(reads) {}
@@ -166,27 +174,25 @@ class Builder {
 
     /// What a template needs beside roles and contents. `messages` is an array of all that were added, `own` are the
     /// columns that they came from.
-    void keep_json(const Json& row, const Json& messages, const std::vector<std::string_view>& own) {
+    void keep_row(const Json& row, const Json& messages, const std::vector<std::string_view>& own) {
         Conversation& conversation = result_.conversation;
         if (says_something(row, "functions") && row["functions"].is_array() && !reads_("functions"))
             throw BadRow{"column \"functions\": the chat template does not read OpenAI's older form of tools",
                          "Write them as tools: [{\"type\": \"function\", \"function\": {...}}]."};
-        if (says_something(row, "tools")) {
-            const Json& tools = row["tools"];
-            conversation.uses_tools = true;
-            conversation.tools_json = tools.is_string() ? tools.get<std::string>() : dumped(tools, "tools");
-        }
-        Json variables = Json::object();
+        const bool has_tools = says_something(row, "tools");
+        Json tools = has_tools ? tools_of(row["tools"]) : Json();
+        conversation.uses_tools |= has_tools;
+        Json whole = Json::object();
         for (const auto& [column, value] : row.items())
             if (column != "tools" && !value.is_null() && reads_(column) &&
                 std::find(own.begin(), own.end(), column) == own.end())
-                variables[column] = Json::parse(dumped(value, cat("column \"", column, "\"")));
-        if (!variables.empty()) conversation.variables_json = variables.dump();
-        if (!conversation.uses_tools && !says_more_ && variables.empty()) return;
-        Json whole = Json::parse(dumped(messages, "messages"));
-        for (std::size_t i = 0; i < whole.size(); ++i)
-            whole[i]["content"] = conversation.turns[i].content;  // parts are joined
-        conversation.messages_json = whole.dump();
+                whole[column] = copied(value, cat("column \"", column, "\""));
+        if (!conversation.uses_tools && !says_more_ && whole.empty()) return;
+        Json& own_messages = whole["messages"] = copied(messages, "messages");
+        for (std::size_t i = 0; i < own_messages.size(); ++i)
+            own_messages[i]["content"] = conversation.turns[i].content;  // parts are joined
+        if (has_tools) whole["tools"] = std::move(tools);
+        conversation.row = std::make_shared<const Json>(std::move(whole));
     }
 
     void mask_what_follows(bool masked) { masked_ = masked; }
@@ -201,8 +207,8 @@ class Builder {
 /// The calls that a turn of the speaker function_call has as its value: {name, arguments} or a list of them, or the
 /// JSON text of either.
 Json calls_of(const Json& value, const std::string& where) {
-    Json calls = value.is_string() ? tokenizer::try_parse_ordered(value.get_ref<const std::string&>())
-                                   : Json::parse(dumped(value, where));
+    Json calls =
+        value.is_string() ? tokenizer::try_parse_ordered(value.get_ref<const std::string&>()) : copied(value, where);
     if (calls.is_object()) calls = Json::array({std::move(calls)});
     const auto is_call = [](const Json& call) {
         return call.is_object() && call.contains("name") && call["name"].is_string() && call.contains("arguments");
@@ -241,7 +247,7 @@ Json message_of(const Json& turn, const std::string& where) {
     else if (turn.contains(value) && !(calls && turn[value].is_null()))
         message["content"] = content_text(turn[value], place);
     for (const auto& [key, other] : turn.items())
-        if (key != from && key != value && !message.contains(key)) message[key] = Json::parse(dumped(other, where));
+        if (key != from && key != value && !message.contains(key)) message[key] = copied(other, where);
     return message;
 }
 
@@ -255,10 +261,10 @@ WeightedConversation openai_conversation(const Json& row, const ReadsColumn& rea
     }
     builder.add_all(*messages, "messages");
     if (!with_system.is_null()) {
-        for (const Json& message : *messages) with_system.push_back(Json::parse(dumped(message, "messages")));
+        for (const Json& message : *messages) with_system.push_back(copied(message, "messages"));
         messages = &with_system;
     }
-    builder.keep_json(row, *messages, {"messages", "system"});
+    builder.keep_row(row, *messages, {"messages", "system"});
     return std::move(builder.result());
 }
 
@@ -278,7 +284,7 @@ WeightedConversation sharegpt_conversation(const Json& row, const ReadsColumn& r
             if (auto system = tokenizer::system_message(row, message)) add(*std::move(system), "system");
         add(std::move(message), where);
     }
-    builder.keep_json(row, messages, {"conversations", "system"});
+    builder.keep_row(row, messages, {"conversations", "system"});
     return std::move(builder.result());
 }
 
@@ -301,8 +307,8 @@ WeightedConversation prompt_completion_conversation(const Json& row, const Reads
     builder.result().names_weights |= std::find(builder.result().learnt.begin(), builder.result().learnt.end(),
                                                 false) != builder.result().learnt.end();
     for (const Json* part : {&prompt, &completion})
-        for (const Json& message : *part) messages.push_back(Json::parse(dumped(message, "prompt")));
-    builder.keep_json(row, messages, {"prompt", "completion", "system"});
+        for (const Json& message : *part) messages.push_back(copied(message, "prompt"));
+    builder.keep_row(row, messages, {"prompt", "completion", "system"});
     return std::move(builder.result());
 }
 
@@ -336,7 +342,7 @@ WeightedConversation alpaca_conversation(const Json& row, const ReadsColumn& rea
         messages.insert(messages.begin(), *std::move(system));
     Builder builder(reads);
     builder.add_all(messages, "messages");
-    builder.keep_json(row, messages, {"instruction", "input", "output", "history", "system"});
+    builder.keep_row(row, messages, {"instruction", "input", "output", "history", "system"});
     return std::move(builder.result());
 }
 

@@ -93,8 +93,8 @@ Dataset Dataset::load(const std::filesystem::path& path, const DatasetOptions& o
 Dataset Dataset::from_samples(const std::vector<Sample>& samples) {
     StorePart rows;
     for (const Sample& sample : samples) {
-        FormattedRow row{sample.ids, sample.labels, sample.positions, false, 0, 0};
-        row.targets = count_targets(sample.labels, sample.positions);
+        FormattedRow row{sample.ids, sample.labels, sample.positions, sample.segments};
+        row.targets = count_targets(sample.labels, sample.segments);
         row.desirable = sample.desirable;
         rows.append(row, sample.row, 0);
     }
@@ -129,10 +129,8 @@ int64_t Dataset::targets(int64_t i) const {
 
 int64_t Dataset::first_targets(int64_t i) const {
     const Sample row = sample(i);
-    int64_t targets = 0;
-    for (std::size_t t = 1; t < row.ids.size() && row.positions[t] > row.positions[t - 1]; ++t)
-        targets += row.labels[t] != ignore_label;
-    return targets;
+    const auto behind = row.labels.begin() + listed(row.segments, row.ids.size()).front().length;
+    return std::count_if(row.labels.begin() + 1, behind, [](int32_t label) { return label != ignore_label; });
 }
 
 Dataset Dataset::subset(const std::vector<int64_t>& places) const {
@@ -166,7 +164,9 @@ Dataset Dataset::with_foreign_answers(int64_t longest) const {
         }
         for (std::size_t t = own.ids.size(); t < row.ids.size(); ++t)
             row.positions.push_back(static_cast<int32_t>(t - own.ids.size()));
-        row.targets = count_targets(row.labels, row.positions);
+        const auto first = static_cast<int32_t>(own.ids.size()), second = static_cast<int32_t>(row.ids.size()) - first;
+        row.segments = {{0, first}, {first, second}};
+        row.targets = count_targets(row.labels, row.segments);
         row.truncated = record.has(RowRecord::truncated);
         row.desirable = own.desirable;
         part.append(row, own.row, record.source);
@@ -180,11 +180,11 @@ Dataset Dataset::with_shared_prompts() const {
     for (int64_t i = 0; i < size(); ++i) {
         const RowRecord& record = store_->record(rows_[static_cast<std::size_t>(i)]);
         const Sample own = sample(i);
-        FormattedRow row{own.ids, own.labels, own.positions};
+        FormattedRow row{own.ids, own.labels, own.positions, own.segments};
         row.truncated = record.has(RowRecord::truncated);
         row.desirable = own.desirable;
-        const auto second = std::find(own.positions.begin() + 1, own.positions.end(), 0) - own.positions.begin();
         const auto length = static_cast<std::ptrdiff_t>(own.ids.size());
+        const std::ptrdiff_t second = record.segments == 2 ? own.segments[1].begin : length;
         std::ptrdiff_t shared = 0;
         const auto of_prompt = [&](std::ptrdiff_t t) {
             const auto a = static_cast<std::size_t>(t), b = static_cast<std::size_t>(second + t);
@@ -195,6 +195,9 @@ Dataset Dataset::with_shared_prompts() const {
         if (shared == length - second) shared = 0;  // an answer of its own is needed
         for (auto* values : {&row.ids, &row.labels, &row.positions})
             values->erase(values->begin() + second, values->begin() + second + shared);
+        if (shared > 0)
+            row.segments[1] = {static_cast<int32_t>(second), static_cast<int32_t>(length - second - shared),
+                               /*owner=*/0, static_cast<int32_t>(shared)};
         row.targets = record.targets;
         part.append(row, own.row, record.source);
     }
@@ -206,10 +209,10 @@ Dataset Dataset::with_learnt_prompts() const {
     for (int64_t i = 0; i < size(); ++i) {
         const RowRecord& record = store_->record(rows_[static_cast<std::size_t>(i)]);
         const Sample own = sample(i);
-        FormattedRow row{own.ids, own.labels, own.positions};
+        FormattedRow row{own.ids, own.labels, own.positions, own.segments};
         for (std::size_t t = 1; t < row.labels.size() && row.labels[t] == ignore_label; ++t)
             row.labels[t] = prompt_label(row.ids[t]);
-        row.targets = count_targets(row.labels, row.positions);
+        row.targets = count_targets(row.labels, row.segments);
         row.truncated = record.has(RowRecord::truncated);
         row.desirable = own.desirable;
         part.append(row, own.row, record.source);
@@ -220,9 +223,7 @@ Dataset Dataset::with_learnt_prompts() const {
 int64_t Dataset::keys(int64_t i) const {
     int64_t keys = tokens(i);
     if (segments(i) < 2) return keys;
-    const Sample row = sample(i);
-    for (std::size_t t = 1; t < row.positions.size(); ++t)
-        if (row.positions[t] <= row.positions[t - 1]) keys += row.positions[t];
+    for (const Segment& segment : sample(i).segments) keys += segment.shared;
     return keys;
 }
 
@@ -249,6 +250,8 @@ std::string Dataset::fingerprint() const {
         add(named, std::size(named));
         if (constexpr int64_t verdict = 1; row.desirable) add(&verdict, 1);
         for (const auto* words : {&row.ids, &row.labels, &row.positions}) add(words->data(), words->size());
+        // Where the positions say what the segments are, checkpoints of earlier versions have the same hash.
+        if (row.segments != segments_at_zero(row.positions)) add(row.segments.data(), row.segments.size());
     }
     return hash.hex();
 }
@@ -277,6 +280,8 @@ Dataset Dataset::without_duplicates() const {
             const Sample piece = sample(end);
             for (const auto* words : {&piece.ids, &piece.labels, &piece.positions})
                 hash.add_field({reinterpret_cast<const char*>(words->data()), words->size() * sizeof(int32_t)});
+            hash.add_field(
+                {reinterpret_cast<const char*>(piece.segments.data()), piece.segments.size() * sizeof(Segment)});
         }
         const bool is_new = known.insert(hash.hex()).second;
         file.duplicate_rows += !is_new;

@@ -8,7 +8,6 @@
 #include "unsloth/core/files.h"
 #include "unsloth/core/hash.h"
 #include "unsloth/core/log.h"
-#include "unsloth/tokenizer/ordered_row.h"
 
 namespace unsloth::data {
 namespace {
@@ -86,14 +85,10 @@ class TokenizerEncoder : public RowEncoder {
     }
 
     EncodedRow whole_conversation(const Conversation& conversation) const override {
-        nlohmann::ordered_json row = nlohmann::ordered_json::object();
-        if (!conversation.variables_json.empty()) row = nlohmann::ordered_json::parse(conversation.variables_json);
-        row["messages"] = nlohmann::ordered_json::parse(conversation.messages_json);
-        if (!conversation.tools_json.empty()) {
-            row["tools"] = tokenizer::try_parse_ordered(conversation.tools_json);
-            if (!row["tools"].is_array()) throw input_error("the row's tools are no JSON array", "");
-        }
-        return encoded(chat_template_.render(row));
+        const auto tools = conversation.row->find("tools");
+        if (tools != conversation.row->end() && !tools->is_array())
+            throw input_error("the row's tools are no JSON array", "");
+        return encoded(chat_template_.render(*conversation.row));
     }
 
     bool reads(std::string_view column) const override {

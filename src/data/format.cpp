@@ -94,19 +94,14 @@ void check_positions(const std::vector<int32_t>& positions) {
     }
 }
 
-/// Targets of a row whose positions may be implied.
-int64_t targets_of(const FormattedRow& row) {
-    if (!row.positions.empty()) return count_targets(row.labels, row.positions);
-    return std::count_if(row.labels.begin() + 1, row.labels.end(), [](int32_t label) { return label != ignore_label; });
-}
-
-void cut(FormattedRow& row, std::size_t limit) {
+void truncate(FormattedRow& row, std::size_t limit) {
     for (auto* values : {&row.ids, &row.labels, &row.positions})
         if (values->size() > limit) values->resize(limit);
+    row.segments = cut(row.segments, 0, limit);
     row.truncated = true;
 }
 
-/// Tokens [begin, end) of a row, whose positions begin at 0.
+/// Tokens [begin, end) of a row. The positions of the segment that is cut begin at 0.
 FormattedRow slice(const FormattedRow& row, std::size_t begin, std::size_t end) {
     const auto part = [&](const std::vector<int32_t>& values) {
         const auto first = values.begin() + static_cast<std::ptrdiff_t>(begin);
@@ -116,9 +111,11 @@ FormattedRow slice(const FormattedRow& row, std::size_t begin, std::size_t end) 
     piece.ids = part(row.ids);
     piece.labels = part(row.labels);
     piece.positions = part(row.positions);
-    const int32_t base = piece.positions.empty() ? 0 : piece.positions.front();
-    for (std::size_t t = 0; t < piece.positions.size() && (t == 0 || piece.positions[t] != 0); ++t)
-        piece.positions[t] -= base;
+    piece.segments = cut(row.segments, begin, end);
+    if (piece.positions.empty()) return piece;
+    const int32_t base = piece.positions.front();
+    const auto first = static_cast<std::size_t>(listed(piece.segments, piece.ids.size()).front().length);
+    for (std::size_t t = 0; t < first; ++t) piece.positions[t] -= base;
     return piece;
 }
 
@@ -317,8 +314,8 @@ EncodedRow RowFormatter::encode_prompt_completion(const Json& row, std::vector<b
 /// `learnt`: of each trained span whether it is learnt after all; empty: all.
 EncodedRow RowFormatter::encode_conversation(WeightedConversation row, std::vector<bool>& learnt) const {
     const Conversation& conversation = row.conversation;
-    EncodedRow ids = conversation.messages_json.empty() ? encoder_->messages(conversation.turns)
-                                                        : encoder_->whole_conversation(conversation);
+    EncodedRow ids =
+        conversation.row ? encoder_->whole_conversation(conversation) : encoder_->messages(conversation.turns);
     if (!row.names_weights && !options_.train_on_last_turn_only) return ids;
     if (ids.trained.size() != row.learnt.size())
         throw BadRow{cat("the chat template marks ", ids.trained.size(), " of the ", row.learnt.size(),
@@ -350,6 +347,7 @@ FormattedRow RowFormatter::tokenized(const Json& row) const {
     if (given("attention_mask", mask)) remove_padding(result, mask);
     check_ids(result, options_.vocab_size, false);
     check_positions(result.positions);
+    result.segments = segments_at_zero(result.positions);
     if (result.ids.size() > 1 && result.ids[0] == options_.bos_id && result.ids[1] == options_.bos_id)
         result.doubts |= static_cast<uint32_t>(RowDoubt::double_bos);
     finish(result);
@@ -387,7 +385,10 @@ bool RowFormatter::splits() const {
 void RowFormatter::for_each_piece(const FormattedRow& row, const std::function<void(const FormattedRow&)>& use) const {
     const auto limit = static_cast<std::size_t>(options_.max_seq_length), size = row.ids.size();
     UNSLOTH_CHECK(limit > 1 && size > limit, size, " tokens in pieces of ", limit);
-    const auto begins_segment = [&](std::size_t t) { return !row.positions.empty() && row.positions[t] == 0; };
+    const auto begins_segment = [&](std::size_t t) {
+        return std::any_of(row.segments.begin(), row.segments.end(),
+                           [&](const Segment& segment) { return segment.begin == static_cast<int32_t>(t); });
+    };
     int32_t number = 0;
     for (std::size_t begin = 0, end = 0; end < size;) {
         begin = end == 0 || begins_segment(end) ? end : end - 1;
@@ -395,7 +396,7 @@ void RowFormatter::for_each_piece(const FormattedRow& row, const std::function<v
         end = std::min(begin + limit, size);
         FormattedRow piece = slice(row, begin, end);
         if (repeats) piece.labels.front() = ignore_label;
-        piece.targets = targets_of(piece);
+        piece.targets = count_targets(piece.labels, piece.segments);
         piece.split = true;
         check_reach(piece);
         if (row.targets > 0 && piece.targets == 0) continue;
@@ -408,9 +409,9 @@ void RowFormatter::finish(FormattedRow& row) const {
     const auto limit = static_cast<std::size_t>(options_.max_seq_length);
     const bool long_row = options_.max_seq_length > 0 && row.ids.size() > limit;
     row.too_long = long_row && limit > 1 && (splits() || options_.long_rows == config::LongRows::drop);
-    if (long_row && !row.too_long) cut(row, limit);
+    if (long_row && !row.too_long) truncate(row, limit);
     if (!row.too_long) check_reach(row);
-    row.targets = targets_of(row);
+    row.targets = count_targets(row.labels, row.segments);
 }
 
 void RowFormatter::check_reach(const FormattedRow& row) const {

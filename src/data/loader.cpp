@@ -184,7 +184,7 @@ int64_t StepLoader::total_steps(double num_train_epochs, int64_t max_steps) cons
 BatchLimits StepLoader::limits() const {
     BatchLimits limits;
     std::vector<int64_t> segments, labels, keys;
-    bool shares = false;
+    int64_t copies = 0;  // most segments of a row that shares tokens: how often each of its tokens may be a key
     for (const auto& [first, last] : units_) {
         int64_t unit_segments = 0, unit_labels = 0, unit_keys = 0;
         for (int64_t m = first; m < last; ++m) {
@@ -193,7 +193,7 @@ BatchLimits StepLoader::limits() const {
             unit_labels += dataset_.targets(i);
             const int64_t own_keys = dataset_.keys(i);
             unit_keys += own_keys;
-            shares = shares || own_keys > dataset_.tokens(i);
+            if (own_keys > dataset_.tokens(i)) copies = std::max(copies, dataset_.segments(i));
             limits.longest = std::max(limits.longest, dataset_.longest_segment(i));
         }
         segments.push_back(unit_segments);
@@ -217,7 +217,7 @@ BatchLimits StepLoader::limits() const {
     }
     limits.segments = most(std::move(segments), rows);
     limits.labels = std::min(limits.tokens, most(std::move(labels), rows));
-    if (shares) limits.keys = std::clamp(most(std::move(keys), rows), limits.tokens, 2 * limits.tokens);
+    if (copies > 0) limits.keys = std::clamp(most(std::move(keys), rows), limits.tokens, copies * limits.tokens);
     return slice_limits(limits, options_.context);
 }
 

@@ -293,6 +293,8 @@ FormattedRow RowFormatter::pair(const Json& row) const {
     both.labels.insert(both.labels.end(), rejected.labels.begin(), rejected.labels.end());
     for (const FormattedRow* side : {&chosen, &rejected})
         for (std::size_t t = 0; t < side->ids.size(); ++t) both.positions.push_back(static_cast<int32_t>(t));
+    const auto first = static_cast<int32_t>(chosen.ids.size()), second = static_cast<int32_t>(rejected.ids.size());
+    both.segments = {{0, first}, {first, second}};
     both.truncated = chosen.truncated || rejected.truncated;
     both.too_long = chosen.too_long || rejected.too_long;
     both.targets = chosen.targets + rejected.targets;

@@ -8,6 +8,7 @@
 #include "data/columns.h"
 #include "data/conversation.h"
 #include "unsloth/core/error.h"
+#include "unsloth/tokenizer/ordered_row.h"
 
 namespace unsloth::data {
 namespace {
@@ -77,11 +78,13 @@ void visit_messages(Json& messages, const std::string& column, const TextFields&
 bool with_array(Json& value, const std::string& column, const std::function<void(Json&)>& use) {
     if (value.is_array()) return use(value), true;
     if (!value.is_string() || !value.get_ref<const std::string&>().starts_with('[')) return false;
-    Json array = Json::parse(value.get_ref<const std::string&>(), nullptr, /*allow_exceptions=*/false);
+    Json array = tokenizer::try_parse_ordered(value.get_ref<const std::string&>());
     if (!array.is_array()) return false;
     const Json before = array;
     use(array);
-    if (array != before) value = dumped(array, column);
+    if (array == before) return true;
+    check_usable(array, column);
+    value = array.dump();
     return true;
 }
 

@@ -160,9 +160,8 @@ nlohmann::ordered_json parse_row(std::string_view text) {
     nlohmann::ordered_json row;
     try {
         row = tokenizer::parse_ordered(text);
-    } catch (const Error& error) {
-        throw BadRow{error.what(), ""};
-    } catch (const nlohmann::ordered_json::exception&) {
+    } catch (const JsonRefusal& refusal) {
+        if (refusal.cause != JsonRefusal::Cause::syntax) throw BadRow{refusal.words, ""};
         const SyntaxMistake mistake = find_json_mistake(text);
         throw BadRow{cat("not valid JSON: column ", place_of(text, mistake.at).column, ": ", mistake.words),
                      "Each line must be one whole JSON object."};

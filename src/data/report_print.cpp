@@ -163,8 +163,7 @@ Json json_of(const std::string& set, const Sample& sample, const tokenizer::Toke
               {"ids", sample.ids},
               {"labels", sample.labels},
               {"trained", target_ranges(sample)}};
-    const bool segments = std::count(sample.positions.begin(), sample.positions.end(), 0) > 1;
-    if (segments || (!sample.positions.empty() && sample.positions.front() != 0))
+    if (!sample.segments.empty() || (!sample.positions.empty() && sample.positions.front() != 0))
         json["position_ids"] = sample.positions;
     if (tokenizer != nullptr) json["text"] = tokenizer->decode(sample.ids, false);
     return json;

@@ -21,23 +21,17 @@ struct Run {
     bool trained = false, begins_segment = false;
 };
 
-bool begins_segment(const Sample& sample, std::size_t t) {
-    return t == 0 || sample.positions[t] == 0;
-}
-
-bool is_target(const Sample& sample, std::size_t t) {
-    return sample.labels[t] != ignore_label && !begins_segment(sample, t);
-}
-
 /// Runs of tokens of one kind within one segment.
 std::vector<Run> runs_of(const Sample& sample) {
     std::vector<Run> runs;
-    for (std::size_t t = 0; t < sample.ids.size(); ++t) {
-        const bool trained = is_target(sample, t), begins = begins_segment(sample, t);
-        if (runs.empty() || begins || trained != runs.back().trained)
-            runs.push_back({{static_cast<int64_t>(t), static_cast<int64_t>(t)}, trained, begins});
-        ++runs.back().tokens.second;
-    }
+    for (const Segment& segment : listed(sample.segments, sample.ids.size()))
+        for (int64_t t = segment.begin; t < segment.end(); ++t) {
+            const bool begins = t == segment.begin;
+            const bool trained =
+                sample.labels[static_cast<std::size_t>(t)] != ignore_label && (!begins || segment.shared > 0);
+            if (begins || trained != runs.back().trained) runs.push_back({{t, t}, trained, begins});
+            ++runs.back().tokens.second;
+        }
     return runs;
 }
 
@@ -73,12 +67,8 @@ std::string marked(const std::string& text, bool trained, Marks marks) {
 
 std::vector<Range> target_ranges(const Sample& sample) {
     std::vector<Range> ranges;
-    for (std::size_t t = 0; t < sample.ids.size(); ++t) {
-        if (!is_target(sample, t)) continue;
-        const auto at = static_cast<int64_t>(t);
-        if (ranges.empty() || ranges.back().second != at) ranges.emplace_back(at, at);
-        ++ranges.back().second;
-    }
+    for (const Run& run : runs_of(sample))
+        if (run.trained) ranges.push_back(run.tokens);
     return ranges;
 }
 

@@ -8,21 +8,6 @@
 namespace unsloth::data {
 namespace {
 
-bool begins_segment(const std::vector<int32_t>& positions, std::size_t t) {
-    return t == 0 || (!positions.empty() && positions[t] <= positions[t - 1]);
-}
-
-void count_segments(const FormattedRow& row, RowRecord& record) {
-    int32_t begin = 0;  // where the segment would, with the tokens that it shares
-    for (std::size_t t = 0; t < row.ids.size(); ++t) {
-        if (!begins_segment(row.positions, t)) continue;
-        ++record.segments;
-        record.longest = std::max(record.longest, static_cast<int32_t>(t) - begin);
-        begin = static_cast<int32_t>(t) - (t == 0 ? 0 : row.positions[t]);
-    }
-    record.longest = std::max(record.longest, record.length - begin);
-}
-
 /// Whether each label is its token's id or ignore_label, as it is in all rows that were not given as tokens.
 bool labels_are_runs(const FormattedRow& row) {
     for (std::size_t t = 0; t < row.ids.size(); ++t)
@@ -51,6 +36,7 @@ void extend(std::vector<int32_t>& to, const std::vector<int32_t>& from) {
 void StorePart::append(const FormattedRow& row, int64_t source_row, int32_t source) {
     UNSLOTH_CHECK(row.labels.size() == row.ids.size(), "row ", source_row);
     UNSLOTH_CHECK(row.positions.empty() || row.positions.size() == row.ids.size(), "row ", source_row);
+    UNSLOTH_CHECK(are_sound(row.segments, row.ids.size()), "row ", source_row);
     RowRecord record;
     record.start = static_cast<int64_t>(words.size());
     record.source_row = source_row;
@@ -60,7 +46,9 @@ void StorePart::append(const FormattedRow& row, int64_t source_row, int32_t sour
     if (row.truncated) record.flags |= RowRecord::truncated;
     if (row.split) record.flags |= RowRecord::split | static_cast<uint32_t>(row.piece) << RowRecord::piece_shift;
     if (row.desirable) record.flags |= RowRecord::desirable;
-    count_segments(row, record);
+    const Segments segments = listed(row.segments, row.ids.size());
+    record.segments = static_cast<int32_t>(segments.size());
+    for (const Segment& segment : segments) record.longest = std::max(record.longest, segment.tokens());
 
     extend(words, row.ids);
     if (row.labels == row.ids) {
@@ -73,19 +61,36 @@ void StorePart::append(const FormattedRow& row, int64_t source_row, int32_t sour
     }
     if (!row.positions.empty()) record.flags |= RowRecord::given_positions;
     extend(words, row.positions);
+    if (segments.size() > 1) {
+        record.flags |= RowRecord::given_segments;
+        for (const Segment& segment : segments) extend(words, {segment.length, segment.owner, segment.shared});
+    }
     records.push_back(record);
+}
+
+Error Dataset::Store::damaged(const RowRecord& row, const char* what) const {
+    return input_error(cat(file.path().string(), ": this file of the cache is damaged: ", what, row.source_row,
+                           " are not among its tokens"),
+                       "Delete the file: it is made again.");
+}
+
+Segments Dataset::Store::copy_segments(const RowRecord& row, const int32_t* next) const {
+    Segments segments;
+    int64_t end = 0;
+    for (int32_t s = 0; s < row.segments; ++s, next += RowRecord::words_of_segment) {
+        segments.push_back({static_cast<int32_t>(end), next[0], next[1], next[2]});
+        end += next[0];
+        if (end > row.length) break;
+    }
+    if (!are_sound(segments, static_cast<std::size_t>(row.length))) throw damaged(row, "the segments of row ");
+    return segments;
 }
 
 /// The labels that the runs at `next` give; returns what stands behind them. A file's checksums keep accidents out, but
 /// the file may be anyone's: nothing outside of it is read.
 const int32_t* Dataset::Store::copy_runs(const RowRecord& row, const int32_t* next, Sample& sample) const {
-    const auto refuse = [&] {
-        throw input_error(cat(file.path().string(), ": this file of the cache is damaged: the trained tokens of row ",
-                              row.source_row, " are not among its tokens"),
-                          "Delete the file: it is made again.");
-    };
-    const int64_t behind =
-        words.data() + words.size() - next - 1 - (row.has(RowRecord::given_positions) ? row.length : 0);
+    const auto refuse = [&] { throw damaged(row, "the trained tokens of row "); };
+    const int64_t behind = words.data() + words.size() - next - 1 - row.words_behind_labels();
     const int32_t runs = *next++;
     if (runs < 0 || runs > behind / 2) refuse();
     sample.labels.assign(sample.ids.size(), ignore_label);
@@ -115,10 +120,12 @@ Sample Dataset::Store::sample(int64_t i) const {
     }
     if (row.has(RowRecord::given_positions)) {
         sample.positions.assign(next, next + length);
+        next += length;
     } else {
         sample.positions.resize(length);
         std::iota(sample.positions.begin(), sample.positions.end(), 0);
     }
+    if (row.has(RowRecord::given_segments)) sample.segments = copy_segments(row, next);
     return sample;
 }
 

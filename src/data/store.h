@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "data/cache_use.h"
+#include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/data/dataset.h"
 
@@ -29,17 +30,23 @@ struct RowRecord {
         given_labels = 4,
         given_positions = 8,
         split = 16,
-        desirable = 32
+        desirable = 32,
+        given_segments = 64
     };
+    static constexpr int64_t words_of_segment = 3;
     static constexpr int piece_shift = 8;  ///< above the flags: the number of the piece of a row that was split
     int64_t piece() const { return flags >> piece_shift; }
     bool has(Flag flag) const { return (flags & flag) != 0; }
+    /// After its ids and labels.
+    int64_t words_behind_labels() const {
+        return (has(given_positions) ? length : 0) + (has(given_segments) ? words_of_segment * segments : 0);
+    }
 };
 static_assert(sizeof(RowRecord) == 40);
 
 /// Rows encoded into words: a row's ids; then its labels unless all tokens are trained: as they are (given_labels), or,
 /// where each is the token's id or ignore_label, the number of trained runs and the [begin, end) of each; then its
-/// positions if they are not 0, 1, 2, ....
+/// positions if they are not 0, 1, 2, ...; then of each segment, if there are several, length, owner and shared tokens.
 struct StorePart {
     std::vector<int32_t> words;
     std::vector<RowRecord> records;
@@ -55,7 +62,8 @@ struct Dataset::Store {
 
     int64_t rows() const { return static_cast<int64_t>(records.size()); }
     const RowRecord& record(int64_t i) const { return records[static_cast<std::size_t>(i)]; }
-    /// Input Error for a row of a cache file whose runs of trained tokens are not within it.
+    /// Input Error for a row of a cache file whose runs of trained tokens are not within it, or whose segments are not
+    /// its tokens.
     Sample sample(int64_t i) const;
     DatasetStats count(const std::vector<int64_t>& rows) const;
 
@@ -67,7 +75,9 @@ struct Dataset::Store {
     std::span<const RowRecord> records;
 
   private:
+    Error damaged(const RowRecord& row, const char* what) const;
     const int32_t* copy_runs(const RowRecord& row, const int32_t* next, Sample& sample) const;
+    Segments copy_segments(const RowRecord& row, const int32_t* next) const;
 };
 
 }  // namespace unsloth::data

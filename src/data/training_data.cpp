@@ -12,9 +12,12 @@ namespace unsloth::data {
 namespace {
 
 /// What a source does not say is the same for all.
-void complete(config::DataSource& source, const DatasetOptions& options) {
-    if (source.format == config::DataFormat::automatic) source.format = options.format;
-    if (source.columns.empty()) source.columns = options.reader.columns;
+std::vector<config::DataSource> complete(std::vector<config::DataSource> sources, const config::DataOptions& data) {
+    for (config::DataSource& source : sources) {
+        if (source.format == config::DataFormat::automatic) source.format = data.format;
+        if (source.columns.empty()) source.columns = data.columns;
+    }
+    return sources;
 }
 
 void refuse_augmented(const DatasetStats& stats) {
@@ -27,6 +30,18 @@ void refuse_augmented(const DatasetStats& stats) {
 }
 
 }  // namespace
+
+std::vector<config::DataSource> training_sources(const config::DataOptions& data) {
+    if (!data.datasets.empty()) return complete(data.datasets, data);
+    return complete({{.path = data.train_file}}, data);
+}
+
+std::vector<config::DataSource> evaluation_sources(const config::DataOptions& data) {
+    std::vector<config::DataSource> sources;
+    if (data.eval_file) sources.push_back({.path = *data.eval_file});
+    for (const auto& [name, file] : data.eval_files) sources.push_back({.path = file});
+    return complete(std::move(sources), data);
+}
 
 DatasetOptions dataset_options(const config::Config& config, const ModelLimits& limits) {
     DatasetOptions options;
@@ -79,8 +94,7 @@ class Loading {
         cache_.max_bytes = static_cast<int64_t>(config.data.cache_max_gib * static_cast<double>(int64_t{1} << 30));
     }
 
-    Dataset operator()(std::vector<config::DataSource> sources) {
-        for (config::DataSource& source : sources) complete(source, options_);
+    Dataset operator()(const std::vector<config::DataSource>& sources) {
         const auto on_demand = [&](const std::string& template_name) -> const RowEncoder* {
             auto& encoder = encoders_[template_name];
             if (!encoder && make_encoder_) encoder = make_encoder_(template_name);
@@ -95,14 +109,6 @@ class Loading {
     DatasetOptions options_;
     CacheOptions cache_;
 };
-
-/// data.eval_file or data.eval_files; empty where neither is set.
-std::vector<config::DataSource> evaluation_sources(const config::DataOptions& data) {
-    std::vector<config::DataSource> sources;
-    if (data.eval_file) sources.push_back({.path = *data.eval_file});
-    for (const auto& [name, file] : data.eval_files) sources.push_back({.path = file});
-    return sources;
-}
 
 }  // namespace
 
@@ -120,8 +126,7 @@ TrainingData load_training_data(const config::Config& config, const ModelLimits&
     Loading load(config, limits, make_encoder, fingerprint, choices);
     const bool set_aside = choices.refused == RefusedRows::set_aside;
     TrainingData result;
-    result.train =
-        load(data.datasets.empty() ? std::vector<config::DataSource>{{.path = data.train_file}} : data.datasets);
+    result.train = load(training_sources(data));
     if (data.drop_duplicates) {
         result.train = result.train.without_duplicates();
         if (const int64_t dropped = result.train.stats().duplicate_rows; dropped > 0 && choices.log_warnings)

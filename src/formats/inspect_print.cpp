@@ -1,24 +1,13 @@
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <tuple>
 
 #include "formats/json.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/text.h"
 #include "unsloth/formats/inspect.h"
 
 namespace unsloth::formats {
 namespace {
-
-std::string size_text(std::size_t bytes) {
-    constexpr std::array<const char*, 4> units = {"B", "KiB", "MiB", "GiB"};
-    auto value = static_cast<double>(bytes);
-    std::size_t unit = 0;
-    for (; value >= 1024.0 && unit + 1 < units.size(); ++unit) value /= 1024.0;
-    char text[64];
-    std::snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : "%.1f %s", value, units[unit]);
-    return text;
-}
 
 std::string grouped_digits(int64_t value) {
     const std::string digits = std::to_string(value);
@@ -96,12 +85,14 @@ std::string inspect_text(const Inspection& inspection) {
     for (const auto& [key, value] : inspection.adapter) text += cat(key, ": ", value, "\n");
     for (const auto& [key, value] : inspection.fields) text += cat(key, ": ", value, "\n");
     text += cat("parameters    ", grouped_digits(inspection.parameters), "\nstored        ",
-                size_text(inspection.stored_bytes), "\ntensors       ", inspection.tensors.size(), ":");
+                human_size(static_cast<int64_t>(inspection.stored_bytes)), "\ntensors       ",
+                inspection.tensors.size(), ":");
     for (const auto& [kind, count] : inspection.kinds) text += cat(" ", count, " ", kind);
     text += "\n";
     for (const TensorGroup& group : group_tensors(inspection.tensors))
         text += cat("  ", group.pattern, "  ", group.dtype, " ", group.shape,
-                    group.count > 1 ? cat(" x ", group.count) : "", "  ", size_text(group.bytes), "\n");
+                    group.count > 1 ? cat(" x ", group.count) : "", "  ", human_size(static_cast<int64_t>(group.bytes)),
+                    "\n");
     if (inspection.kind == "model") text += cat("quant_states  ", inspection.quant_states_checked, " checked\n");
     text += cat("problems      ", inspection.ok() ? "none" : std::to_string(inspection.problems.size()), "\n");
     for (const std::string& problem : inspection.problems) text += cat("  - ", problem, "\n");

@@ -11,6 +11,7 @@
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/parallel.h"
+#include "unsloth/core/text.h"
 #include "unsloth/formats/hf_config.h"
 #include "unsloth/spec/convert.h"
 #include "unsloth/spec/quant4.h"
@@ -104,8 +105,9 @@ class Writer {
         std::error_code unknown;
         const auto space = std::filesystem::space(folder_, unknown);
         if (unknown || space.available >= written_.tensor_bytes) return;
-        throw runtime_failure(cat("not enough space for ", folder_.string(), ": ", written_.tensor_bytes / 1'000'000,
-                                  " MB to write, ", space.available / 1'000'000, " MB free"),
+        throw runtime_failure(cat("not enough space for ", folder_.string(), ": ",
+                                  human_size(static_cast<int64_t>(written_.tensor_bytes)), " to write, ",
+                                  human_size(static_cast<int64_t>(space.available)), " free"),
                               "Free some space, or choose another folder.");
     }
 
@@ -117,7 +119,7 @@ class Writer {
                 declared.push_back(std::move(decl));
             }
         SafetensorsWriter writer(folder_ / file, std::move(declared));
-        log::debug("writing ", file, ", ", writer.file_size() / 1'000'000, " MB");
+        log::debug("writing ", file, ", ", human_size(static_cast<int64_t>(writer.file_size())));
         for (const std::size_t i : members) write_tensor(writer, model_.tensors()[i]);
         writer.finish();
     }

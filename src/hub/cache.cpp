@@ -6,8 +6,9 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
-#include "unsloth/core/json_depth.h"
+#include "unsloth/core/json.h"
 #include "unsloth/core/log.h"
+#include "unsloth/core/text.h"
 
 namespace unsloth::hub {
 namespace {
@@ -15,11 +16,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int tree_version = 1;
-
-std::string trimmed(std::string text) {
-    while (!text.empty() && static_cast<unsigned char>(text.back()) <= ' ') text.pop_back();
-    return text;
-}
 
 fs::path from_home(const std::string& path) {
     const auto home = environment("HOME");
@@ -123,8 +119,7 @@ std::optional<Tree> CachedRepository::tree(const std::string& commit) const {
     if (!fs::is_regular_file(path, ignored)) return std::nullopt;
     try {
         const std::string text = read_file(path);
-        if (json_nesting_depth(text) > 8) return std::nullopt;
-        const auto json = nlohmann::json::parse(text);
+        const auto json = try_parse_json<nlohmann::json>(text);
         if (json.at("format_version") != tree_version) return std::nullopt;
         return parse_tree(json);
     } catch (const nlohmann::json::exception&) {

@@ -7,6 +7,7 @@
 #include "unsloth/config/render.h"
 #include "unsloth/config/validate.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/text.h"
 
 namespace unsloth::import {
 namespace {
@@ -19,11 +20,6 @@ std::string first_line(const std::string& text) {
 std::string reason_of(const Error& failure, const std::string& origin) {
     const std::string text = first_line(failure.what());
     return text.starts_with(origin + ": ") ? text.substr(origin.size() + 2) : text;
-}
-
-std::string trimmed(const std::string& text) {
-    const auto first = text.find_first_not_of(" \t");
-    return first == std::string::npos ? "" : text.substr(first, text.find_last_not_of(" \t") - first + 1);
 }
 
 }  // namespace

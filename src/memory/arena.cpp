@@ -6,6 +6,7 @@
 #include "memory/host_pages.h"
 #include "unsloth/core/cgroup.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/text.h"
 #include "unsloth/memory/plan.h"
 #include "unsloth/ops/device.h"
 

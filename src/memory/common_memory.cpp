@@ -12,6 +12,7 @@
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/shared_segment.h"
+#include "unsloth/core/text.h"
 
 #ifdef UNSLOTH_CUDA
 #include <cuda_runtime_api.h>

@@ -12,6 +12,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/numa.h"
 #include "unsloth/core/parallel.h"
+#include "unsloth/core/text.h"
 #include "unsloth/ops/device.h"
 
 #ifdef UNSLOTH_CUDA

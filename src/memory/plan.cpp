@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "unsloth/core/error.h"
+#include "unsloth/core/text.h"
 
 namespace unsloth::memory {
 namespace {
@@ -68,17 +69,6 @@ class Stack {
 };
 
 }  // namespace
-
-std::string human_bytes(int64_t bytes) {
-    char text[32];
-    const double mib = static_cast<double>(bytes) / (1 << 20);
-    if (mib >= 1024) {
-        std::snprintf(text, sizeof text, "%.2f GiB", mib / 1024);
-    } else {
-        std::snprintf(text, sizeof text, "%.1f MiB", mib);
-    }
-    return text;
-}
 
 BufferId Plan::add(std::string group, std::string name, int64_t bytes, uint8_t phases, std::string content) {
     UNSLOTH_CHECK(bytes >= 0, name);

@@ -6,6 +6,7 @@
 
 #include "unsloth/core/log.h"
 #include "unsloth/core/philox.h"
+#include "unsloth/core/text.h"
 #include "unsloth/model/loader.h"
 #include "unsloth/spec/convert.h"
 #include "unsloth/weights/base_identity.h"
@@ -125,9 +126,9 @@ void ModelPlan::load_common(ops::Context& ctx, const weights::LoadShare& share, 
         const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin - waited;
         const int64_t loaded = taken.filled + taken.own;
         const auto rate = static_cast<int64_t>(static_cast<double>(loaded) / spent.count());
-        log::info("host memory of the base, once for all processes with it: ", memory::human_bytes(taken.filled),
-                  " loaded, ", memory::human_bytes(taken.found), " found with other processes",
-                  loaded > 0 ? cat(", ", memory::human_bytes(rate), "/s loaded here") : "");
+        log::info("host memory of the base, once for all processes with it: ", human_bytes(taken.filled), " loaded, ",
+                  human_bytes(taken.found), " found with other processes",
+                  loaded > 0 ? cat(", ", human_bytes(rate), "/s loaded here") : "");
     }
     if (request_.held) request_.held->release();  // common_memory has what is needed of it
 }

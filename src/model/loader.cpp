@@ -5,6 +5,7 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/hash.h"
+#include "unsloth/core/text.h"
 
 namespace unsloth::model {
 namespace {
@@ -338,7 +339,7 @@ std::map<std::string, int64_t> ModelPlan::groups() const {
 std::string ModelPlan::table_text() const {
     const int64_t there = need().there;
     const memory::Plan own = host(), common = this->common(), peers = peer();
-    const std::string held = there > 0 ? cat(" (", memory::human_bytes(there), " of it are there)") : "";
+    const std::string held = there > 0 ? cat(" (", human_bytes(there), " of it are there)") : "";
     const std::string host =
         cat(own.entries().empty() ? "" : cat("\nin host memory\n", own.table()),
             common.entries().empty()
@@ -346,14 +347,13 @@ std::string ModelPlan::table_text() const {
                 : cat("\nin host memory, once for all processes with this base", held, "\n", common.table()));
     const std::string beside = request_.device.is_cpu() ? ""
                                                         : cat("\nscalars, and what the allocator rounds up ",
-                                                              memory::human_bytes(memory::beside_arenas_bytes));
+                                                              human_bytes(memory::beside_arenas_bytes));
     const std::string recorded =
-        recorded_bytes() > 0 ? cat("\nrecorded passes (CUDA graphs), estimated ", memory::human_bytes(recorded_bytes()))
-                             : "";
+        recorded_bytes() > 0 ? cat("\nrecorded passes (CUDA graphs), estimated ", human_bytes(recorded_bytes())) : "";
     const std::string peer =
         peers.entries().empty() ? "" : cat("\nresident, for all ranks of the machine\n", peers.table());
     return cat("resident\n", resident().table(), peer, "\nper step\n", step().table(), host, beside, recorded,
-               "\nin all ", memory::human_bytes(total_bytes()));
+               "\nin all ", human_bytes(total_bytes()));
 }
 
 }  // namespace unsloth::model

@@ -94,7 +94,7 @@ void MicroBatch::upload_shared_keys(const data::Batch& batch) {
         for (int32_t t = begin; t < begin + count; ++t) keys.push_back(t);
     };
     for (std::size_t s = 0; s + 1 < batch.segments.size(); ++s) {
-        if (batch.shared_by(s) > 0) add(batch.segments[s - 1], batch.shared_by(s));
+        if (batch.shared_by(s) > 0) add(batch.segments[static_cast<std::size_t>(batch.owners[s])], batch.shared_by(s));
         add(batch.segments[s], batch.segments[s + 1] - batch.segments[s]);
         offsets.push_back(static_cast<int32_t>(keys.size()));
     }

@@ -8,8 +8,8 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/core/json.h"
 #include "unsloth/core/json_reader.h"
-#include "unsloth/core/syntax.h"
 #include "unsloth/spec/kernel_table.h"
 
 namespace unsloth::planner {
@@ -82,12 +82,7 @@ double rate_at(const RateBySize& rates, double size) {
 }
 
 Card parse_card(const std::string& text, const std::string& source) {
-    Json json;
-    try {
-        json = Json::parse(text);
-    } catch (const Json::exception&) {
-        throw not_valid_json(source, text);
-    }
+    const Json json = parse_json<Json>(text, source);
     const Reader read(json, source);
     constexpr double gib = 1 << 30;
     Card card;

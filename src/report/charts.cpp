@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "unsloth/core/error.h"
+#include "unsloth/core/text.h"
 #include "unsloth/core/utf8.h"
 #include "unsloth/report/series.h"
 
@@ -274,17 +275,6 @@ Chart lengths_of(const std::vector<int64_t>& counts) {
     return chart;
 }
 
-std::string bytes_text(double bytes) {
-    constexpr double mib = 1 << 20;
-    char text[32];
-    if (bytes >= 1024 * mib) {
-        std::snprintf(text, sizeof text, "%.2f GiB", bytes / mib / 1024);
-    } else {
-        std::snprintf(text, sizeof text, "%.1f MiB", bytes / mib);
-    }
-    return text;
-}
-
 /// A line a group, the largest first; what does not fit is one line.
 Chart memory_of(const Run& run) {
     constexpr std::size_t most_lines = 7;
@@ -299,15 +289,16 @@ Chart memory_of(const Run& run) {
         groups.back().second += last;
     }
     const double planned = run.planned_gib * (1 << 30);
-    Chart chart{"planned_memory", "Planned memory", "", "", {{"", cat("in all ", bytes_text(planned))}}};
+    Chart chart{
+        "planned_memory", "Planned memory", "", "", {{"", cat("in all ", human_bytes(static_cast<int64_t>(planned)))}}};
     if (sum > planned * 1.005)
-        chart.legend.back().text += cat("; ", bytes_text(sum - planned), " serve two purposes in turns");
+        chart.legend.back().text +=
+            cat("; ", human_bytes(static_cast<int64_t>(sum - planned)), " serve two purposes in turns");
     const double most = std::max(1.0, static_cast<double>(groups.front().second)), tall = chart_height / most_lines;
     for (std::size_t i = 0; i < groups.size(); ++i) {
         const auto& [name, bytes] = groups[i];
         const double y = tall * static_cast<double>(i);
-        chart.body += label(0, y + 13, "start", name) +
-                      label(chart_width, y + 13, "end", bytes_text(static_cast<double>(bytes))) +
+        chart.body += label(0, y + 13, "start", name) + label(chart_width, y + 13, "end", human_bytes(bytes)) +
                       box("rule", 0, y + 18, chart_width, 5) +
                       box("column", 0, y + 18, chart_width * static_cast<double>(bytes) / most, 5);
     }

@@ -5,6 +5,7 @@
 #include "unsloth/config/device_map.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/hash.h"
+#include "unsloth/core/text.h"
 #include "unsloth/formats/base_mark.h"
 #include "unsloth/formats/checkpoint.h"
 #include "unsloth/formats/finite.h"
@@ -203,8 +204,8 @@ std::string TeacherSetup::describe() const {
     const model::ModelPlan& plan = plan_->plan();
     const std::string places = placement::describe_places(plan);
     return cat(name, ": ", opened_.file->spec.model_type, ", ", opened_.file->spec.num_layers, " layers, hidden ",
-               opened_.file->spec.hidden_size, "; ", plan.base_description(), "; ",
-               memory::human_bytes(plan.total_bytes()), places.empty() ? "" : "; ", places);
+               opened_.file->spec.hidden_size, "; ", plan.base_description(), "; ", human_bytes(plan.total_bytes()),
+               places.empty() ? "" : "; ", places);
 }
 
 }  // namespace unsloth::session

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "unsloth/core/error.h"
+#include "unsloth/core/json.h"
 #include "unsloth/core/json_reader.h"
 #include "unsloth/core/syntax.h"
 
@@ -124,14 +125,6 @@ Json json_of(const KernelChoice& choice) {
     return entry;
 }
 
-Json parse(const std::string& text, const std::string& source) {
-    try {
-        return Json::parse(text);
-    } catch (const Json::exception&) {
-        throw not_valid_json(source, text);
-    }
-}
-
 KernelTable read_table(const Reader& entry) {
     entry.only_keys({"card", "compute_capability", "multiprocessors", "versions", "source", "choices"});
     KernelTable table;
@@ -154,7 +147,7 @@ const std::vector<std::shared_ptr<const KernelTable>>& built_in_tables() {
     static const std::vector<std::shared_ptr<const KernelTable>> tables = [] {
         std::vector<std::shared_ptr<const KernelTable>> all;
         for (const char* text : built_in) {
-            const Json json = parse(text, "a built-in card");
+            const Json json = parse_json<Json>(text, "a built-in card");
             if (json.contains("kernels"))
                 all.push_back(
                     std::make_shared<const KernelTable>(read_table(Reader(json, "a built-in card").at("kernels"))));
@@ -205,7 +198,7 @@ std::shared_ptr<const KernelTable> built_in_kernels(const KernelCard& card) {
 }
 
 KernelTable parse_kernels(const std::string& text, const std::string& source) {
-    const Json json = parse(text, source);
+    const Json json = parse_json<Json>(text, source);
     return read_table(Reader(json, source).at("kernels"));
 }
 

@@ -7,20 +7,18 @@
 #include <string_view>
 
 #include "unsloth/core/files.h"
+#include "unsloth/core/json.h"
 #include "unsloth/core/json_reader.h"
-#include "unsloth/core/syntax.h"
 
 namespace unsloth::tokenizer {
 
 using JsonReader = unsloth::JsonReader<nlohmann::json>;
 
-/// Input Error that begins with `where` and names line and column.
+/// Vocabularies are large: no second pass looks for keys that are there twice. No reader of them recurses.
+inline constexpr JsonRules tokenizer_rules{.deepest = any_depth, .distinct_keys = false};
+
 inline nlohmann::json parse_json(std::string_view text, const std::string& where) {
-    try {
-        return nlohmann::json::parse(text);
-    } catch (const nlohmann::json::exception&) {
-        throw not_valid_json(where, text);
-    }
+    return unsloth::parse_json<nlohmann::json>(text, where, tokenizer_rules);
 }
 
 /// A file's document; null where there is no such file.

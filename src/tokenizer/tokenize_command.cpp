@@ -29,7 +29,7 @@ Row tokenize_row(const Tokenizer& tokenizer, const TokenizeOptions& options, con
     if (document.is_object() && document.contains("messages")) {
         // A template sees the order of keys. Not copied from `document`: a copy recurses, and a row may nest without
         // end.
-        auto conversation = parse_ordered(line);
+        auto conversation = unsloth::parse_json<nlohmann::ordered_json>(line, where, row_rules);
         put_system_first(conversation);
         const Rendered rendered = chat.render(conversation);
         if (!rendered.left_out.empty())

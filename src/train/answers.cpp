@@ -7,6 +7,7 @@
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/progress.h"
+#include "unsloth/core/text.h"
 #include "unsloth/generate/decoder.h"
 #include "unsloth/session/session.h"
 #include "unsloth/train/step.h"
@@ -74,8 +75,9 @@ CompletionEvaluator::Question CompletionEvaluator::question_of(const data::Sampl
     while (end > 0 && !trained(end - 1)) --end;
     std::size_t begin = end;
     while (begin > 0 && trained(begin - 1)) --begin;
-    std::size_t first = begin;
-    while (first > 0 && sample.positions[first] != 0) --first;
+    std::size_t first = 0;
+    for (const data::Segment& segment : sample.segments)
+        if (const auto start = static_cast<std::size_t>(segment.begin); start <= begin) first = start;
     if (begin <= first + 1)  // a token that begins all texts is no question
         throw input_error(cat("row ", sample.row, " has no prompt before its answer"),
                           "Answers can be judged of rows of prompts or messages whose prompt is no target.");
@@ -96,12 +98,12 @@ CompletionEvaluator::Question CompletionEvaluator::question_of(const data::Sampl
 
 /// What of an answer counts; nothing where the expression finds nothing.
 std::optional<std::string> CompletionEvaluator::part_of(const std::string& answer) const {
-    if (!pattern_) return data::trimmed(answer);
+    if (!pattern_) return trimmed(answer);
     const data::AnswerPattern::Found found = pattern_->find_last(answer);
     if (found.gave_up)
         log::warning(rules_.regex_option, " takes too many steps on an answer of ", answer.size(),
                      " bytes, which counts as one without a match: ", answer.substr(0, shown_bytes));
-    return found.text ? std::optional(data::trimmed(*found.text)) : std::nullopt;
+    return found.text ? std::optional(trimmed(*found.text)) : std::nullopt;
 }
 
 bool CompletionEvaluator::is_right(const std::string& answer, const Question& question) const {

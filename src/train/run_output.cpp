@@ -7,6 +7,7 @@
 #include "train/output_folder.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/path_advice.h"
+#include "unsloth/core/text.h"
 #include "unsloth/formats/checkpoint_folder.h"
 #include "unsloth/train/checkpoint.h"
 #include "unsloth/train/run_setup.h"
@@ -100,10 +101,10 @@ void RunSetup::require_disk() const {
     const int64_t freed = replaces_ ? state_bytes(t.output_dir) : 0;
     if (failed || space.available >= static_cast<std::uintmax_t>(std::max<int64_t>(0, result + checkpoint - freed)))
         return;
-    throw runtime_failure(cat("not enough room in ", t.output_dir, ": ", memory::human_bytes(result + checkpoint),
-                              " are needed (", full() ? "model " : "adapter ", memory::human_bytes(result),
-                              saves ? cat(", first checkpoint ", memory::human_bytes(checkpoint)) : "", "), ",
-                              memory::human_bytes(static_cast<int64_t>(space.available)), " are free"),
+    throw runtime_failure(cat("not enough room in ", t.output_dir, ": ", human_bytes(result + checkpoint),
+                              " are needed (", full() ? "model " : "adapter ", human_bytes(result),
+                              saves ? cat(", first checkpoint ", human_bytes(checkpoint)) : "", "), ",
+                              human_bytes(static_cast<int64_t>(space.available)), " are free"),
                           cat("Free some, or choose another training.output_dir",
                               saves ? "; with save_steps 0 no checkpoint is saved." : "."));
 }

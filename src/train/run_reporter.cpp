@@ -16,6 +16,7 @@
 #include "unsloth/core/files.h"
 #include "unsloth/core/host.h"
 #include "unsloth/core/log.h"
+#include "unsloth/core/text.h"
 #include "unsloth/data/describe.h"
 #include "unsloth/data/format.h"
 #include "unsloth/memory/plan.h"
@@ -124,7 +125,7 @@ void RunReporter::banner() const {
     }
     log::info("memory plan\n", setup_.plan().table_text());
     if (setup_.device().is_cpu())
-        log::info("memory     ", memory::human_bytes(process_memory().now),
+        log::info("memory     ", human_bytes(process_memory().now),
                   " are taken already, by libraries, rows and the program: what is planned comes on top");
     if (leads()) warn();
     if (spec.tie_word_embeddings && setup_.plan().lora() && !setup_.plan().lora()->modules_to_save.empty())
@@ -246,8 +247,8 @@ double RunReporter::peak_gib() const {
 /// driver's, not the allocator's. On the CPU what the whole process took.
 void RunReporter::tell_memory() const {
     if (setup_.device().is_cpu())
-        return log::info("memory     the process took ", memory::human_bytes(process_memory().peak), " at most, ",
-                         memory::human_bytes(setup_.plan().total_bytes()), " of it planned");
+        return log::info("memory     the process took ", human_bytes(process_memory().peak), " at most, ",
+                         human_bytes(setup_.plan().total_bytes()), " of it planned");
     if (!setup_.device().is_cuda()) return;
     const memory::AllocatorUse use = memory::allocator_use(setup_.device());
     const int64_t planned = setup_.taken().device + setup_.plan().total_bytes() - setup_.plan().recorded_bytes() -
@@ -256,8 +257,8 @@ void RunReporter::tell_memory() const {
     std::snprintf(share, sizeof share, "%.1f %% of the plan's; fragmentation %.1f %%",
                   100.0 * static_cast<double>(use.peak_allocated) / static_cast<double>(planned),
                   100.0 * use.fragmentation());
-    log::info("memory     allocated ", memory::human_bytes(use.peak_allocated), ", reserved ",
-              memory::human_bytes(use.reserved), ", planned ", memory::human_bytes(planned), ": ", share);
+    log::info("memory     allocated ", human_bytes(use.peak_allocated), ", reserved ", human_bytes(use.reserved),
+              ", planned ", human_bytes(planned), ": ", share);
 }
 
 void RunReporter::end(const std::string& exit_reason, const std::string& error) {

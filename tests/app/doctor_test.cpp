@@ -95,12 +95,6 @@ TEST(Doctor, RatesOfDisks) {
     EXPECT_EQ(judge_disk_rate(20e6, 900e6).verdict, Verdict::warn);
 }
 
-TEST(Doctor, Sizes) {
-    EXPECT_EQ(human_size(0), "0 B");
-    EXPECT_EQ(human_size(1536), "1.5 KiB");
-    EXPECT_EQ(human_size(int64_t{3} << 40), "3.0 TiB");
-}
-
 TEST(Doctor, SumsAreJudgedByTheirFastest) {
     const std::string lines =
         "a rank's word\n"

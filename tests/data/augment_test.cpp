@@ -273,6 +273,16 @@ TEST(Augment, TablesAndRenamedColumnsKeepTheirNames) {
     EXPECT_EQ(rows[1]["answer"], "quick");
 }
 
+TEST(Augment, TextsOfArraysMayNotNestWithoutEnd) {
+    AugmentSetting setting;
+    constexpr int endless = 1'000'000;  // whatever copies it runs off the stack
+    setting.write({cat(R"({"messages": "[{\"role\": \"user\", \"content\": \"quick\", \"x\": )",
+                       std::string(endless, '['), std::string(endless, ']'), R"(}]"})")});
+    setting.config.data.format = config::DataFormat::messages;
+    toy::expect_contains(setting.refusal(ErrorKind::input),
+                         {"rows.jsonl:1", "column \"messages\": expected an array of messages"});
+}
+
 TEST(Augment, RowsOfTextOnlyWhenAskedFor) {
     AugmentSetting setting;
     setting.write({R"({"text": "a quick text"})"});

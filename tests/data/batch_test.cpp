@@ -33,14 +33,43 @@ TEST(Batch, ShiftsLabelsAndJoinsRows) {
     EXPECT_TRUE(batch.token_order.empty());
 }
 
-TEST(Batch, PositionsThatFallToZeroBeginSegments) {
-    const Sample packed{0, {1, 2, 3, 4, 5, 6}, {1, 2, 3, 4, 5, 6}, {0, 1, 0, 0, 1, 2}};
+TEST(Batch, HasTheSegmentsOfItsRows) {
+    const Sample packed{0, {1, 2, 3, 4, 5, 6}, {1, 2, 3, 4, 5, 6}, {0, 1, 0, 0, 1, 2}, {{0, 2}, {2, 1}, {3, 3}}};
     const Batch batch = make_batch({&packed, 1});
     EXPECT_EQ(batch.segments, (Ints{0, 2, 3, 6}));
     EXPECT_EQ(batch.targets_T, (Ints{2, ignored, ignored, 5, 6, ignored}));
     EXPECT_EQ(batch.offset_T, (Ints{0, 1, 2, 3, 4, 5}));
     EXPECT_EQ(batch.longest, 3);
-    EXPECT_EQ(batch.labels, count_targets(packed.labels, packed.positions));
+    EXPECT_EQ(batch.labels, count_targets(packed.labels, packed.segments));
+    EXPECT_TRUE(batch.shared.empty());
+    EXPECT_TRUE(batch.owners.empty());
+}
+
+TEST(Batch, PositionsAreFree) {
+    const Sample free{0, {1, 2, 3, 4}, {1, 2, 3, 4}, {4, 4, 0, 7}};
+    const Batch batch = make_batch({&free, 1});
+    EXPECT_EQ(batch.segments, (Ints{0, 4}));
+    EXPECT_EQ(batch.labels, 3);
+    EXPECT_EQ(batch.positions_T, free.positions);
+}
+
+TEST(Batch, SeveralCompletionsReadOnePrompt) {
+    const Sample plain{4, {9, 9}, {ignored, 9}, {0, 1}};
+    // The prompt 10, 11 with the completion 20, 21; then the completions 30 and 40, 41 of the same prompt.
+    const Sample group{7,
+                       {10, 11, 20, 21, 30, 40, 41},
+                       {ignored, ignored, 20, 21, 30, 40, 41},
+                       {0, 1, 2, 3, 2, 2, 3},
+                       {{0, 4}, {4, 1, 0, 2}, {5, 2, 0, 2}}};
+    const Batch batch = make_batch(std::vector{plain, group});
+    EXPECT_EQ(batch.segments, (Ints{0, 2, 6, 7, 9}));
+    EXPECT_EQ(batch.shared, (Ints{0, 0, 2, 2}));
+    EXPECT_EQ(batch.owners, (Ints{-1, -1, 1, 1}));
+    EXPECT_EQ(batch.target_index, (Ints{0, 3, 4, 3, 3, 7}));
+    EXPECT_EQ(batch.target_ids, (Ints{9, 20, 21, 30, 40, 41}));
+    EXPECT_EQ(batch.target_starts, (Ints{0, 1, 3, 4, 6}));
+    EXPECT_EQ(batch.longest, 4);
+    EXPECT_EQ(count_targets(group.labels, group.segments), 5);
 }
 
 TEST(Batch, ARowMayStartBeyondPositionZero) {
@@ -57,8 +86,9 @@ TEST(Batch, MayBeEmpty) {
 }
 
 TEST(Batch, RefusesUnequalLengths) {
-    const Sample sample{0, {1, 2}, {1, 2}, {0}};
+    const Sample sample{0, {1, 2}, {1, 2}, {0}}, cut{0, {1, 2}, {1, 2}, {0, 1}, {{0, 1}}};
     EXPECT_THROW(make_batch({&sample, 1}), CheckError);
+    EXPECT_THROW(make_batch({&cut, 1}), CheckError);
 }
 
 void expect_grouped(const Ints& ids, const TokenOrder& sorted) {

@@ -11,16 +11,23 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
 #include <thread>
 
 #include "data/cache_file.h"
+#include "data/cache_key.h"
 #include "data/cache_use.h"
 #include "data/seal_cache_file.h"
 #include "data/toy.h"
+#include "unsloth/config/option_table.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/data/loader.h"
 #include "unsloth/data/prefetch.h"
+#include "unsloth/data/run_tokenizer.h"
+#include "unsloth/data/training_data.h"
 
 namespace unsloth::data {
 namespace {
@@ -62,7 +69,8 @@ void expect_same(const Dataset& a, const Dataset& b) {
     EXPECT_EQ(a.stats().format, b.stats().format);
     for (int64_t i = 0; i < a.size(); ++i) {
         const Sample x = a.sample(i), y = b.sample(i);
-        EXPECT_TRUE(x.row == y.row && x.ids == y.ids && x.labels == y.labels && x.positions == y.positions)
+        EXPECT_TRUE(x.row == y.row && x.ids == y.ids && x.labels == y.labels && x.positions == y.positions &&
+                    x.segments == y.segments)
             << "row " << i;
         EXPECT_EQ(a.segments(i), b.segments(i));
         EXPECT_EQ(a.longest_segment(i), b.longest_segment(i));
@@ -97,7 +105,7 @@ nonsense
     toy::expect_contains(testing::internal::GetCapturedStderr(),
                          {"from the cache", "skipped 1 bad of 4 rows", "tokens.jsonl:3"});
     EXPECT_EQ(direct.sample(1).labels, (std::vector<int32_t>{9, 8, 7}));
-    EXPECT_EQ(direct.segments(2), 2);
+    EXPECT_EQ(direct.sample(2).segments, (Segments{{0, 2}, {2, 2}}));
 }
 
 TEST(Cache, WhateverChangesTheRowsChangesTheFile) {
@@ -126,12 +134,97 @@ TEST(Cache, WhateverChangesTheRowsChangesTheFile) {
     EXPECT_EQ(setting.encoders, expected) << "a time says nothing";
 }
 
+struct Options {
+    toy::Folder folder;
+    config::Config config;
+    config::OptionSet options;
+    std::string rows = folder.write("a.jsonl", text_rows(3)).string(),
+                others = folder.write("b.jsonl", text_rows(4)).string(),
+                other_model = folder.write("other/tokenizer.json", "{\"b\": 1}").parent_path().string();
+    config::Config base;
+
+    Options() {
+        config::declare_options(options, config);
+        config.model.path = folder.write("model/tokenizer.json", "{}").parent_path().string();
+        config.data.train_file = rows;
+        base = config;
+    }
+
+    /// The names of all files in the cache that a run with `config` reads or makes.
+    std::vector<std::string> keys() const {
+        const CacheOptions cache{.folder = folder.path() / "cache",
+                                 .encoder_fingerprint = run_encoder_fingerprint(
+                                     run_tokenizer_folder(config, config.model.path), config.data)};
+        std::vector<std::string> keys;
+        for (const auto& sources : {training_sources(config.data), evaluation_sources(config.data)}) {
+            std::vector<SourceFiles> files;
+            for (const config::DataSource& source : sources) files.push_back(with_files(source));
+            if (!files.empty()) keys.push_back(cache_key(files, dataset_options(config, {}), cache));
+        }
+        return keys;
+    }
+
+    /// Values other than the option's own; empty: it is a text or a list.
+    static std::vector<config::Json> other_values(const config::Option& option) {
+        const config::Json own = option.get();
+        std::vector<config::Json> values;
+        if (option.type == config::OptionType::boolean) values = {own.is_null() || !own.get<bool>()};
+        if (option.type == config::OptionType::integer || option.type == config::OptionType::number)
+            values = {own.is_null() ? config::Json(1) : config::Json(own.get<double>() + 1)};
+        if (option.type == config::OptionType::choice)
+            for (const std::string& choice : option.choices)
+                if (choice != own) values.emplace_back(choice);
+        return values;
+    }
+};
+
+TEST(Cache, KeysDependOnEveryOptionThatChangesExamplesAndOnNoOther) {
+    Options setting;
+    const config::Json source{{"path", setting.rows}};
+    const auto with = [&](const char* key, config::Json value) {
+        config::Json changed = source;
+        changed[key] = std::move(value);
+        return config::Json::array({changed});
+    };
+    const std::map<std::string, std::vector<config::Json>> texts = {
+        {"model.path", {setting.other_model}},
+        {"model.adapter_name_or_path", {setting.other_model}},
+        {"data.train_file", {setting.others}},
+        {"data.datasets",
+         {with("path", setting.others), with("format", "text"), with("columns", {{"text", "t"}}),
+          with("template", "chatml"), with("max_samples", 2), config::Json::array({source, source})}},
+        {"data.eval_file", {setting.rows, setting.others}},
+        {"data.eval_files", {{{"one", setting.rows}}, {{"one", setting.rows}, {"two", setting.others}}}},
+        {"data.columns", {{{"text", "t"}}, {{"text", "u"}}}},
+        {"data.template", {"chatml", "zephyr"}},
+        {"data.chat_template_kwargs", {{{"enable_thinking", false}}}}};
+    const std::vector<std::string> before = setting.keys();
+    ASSERT_EQ(before, setting.keys());
+    for (const config::Option& option : setting.options.options()) {
+        const std::string name = option.full_name();
+        ASSERT_TRUE(option.changes_examples || option.section != "data")
+            << name << ": say in src/config/options/examples.cpp whether encoded rows depend on it";
+        const bool depends = option.changes_examples.value_or(false);
+        const auto found = texts.find(name);
+        const auto values = found == texts.end() ? Options::other_values(option) : found->second;
+        ASSERT_TRUE(!depends || !values.empty()) << name << ": give this test other values of it";
+        std::set<std::vector<std::string>> seen{before};
+        for (const config::Json& value : values) {
+            option.set(value);
+            const std::vector<std::string> after = setting.keys();
+            setting.config = setting.base;
+            EXPECT_EQ(depends, seen.insert(after).second) << name << " " << value;
+        }
+    }
+}
+
 // What fuzzing begins with must be a file that is read, or the target sees refusals alone.
 TEST(Cache, TheSeedOfTheFuzzTargetIsAccepted) {
     const auto rows = open_cache_file(test::source_folder() / "tests/fuzz/corpus/row_cache/three.rows");
     ASSERT_TRUE(rows.has_value());
     EXPECT_EQ(rows->store->rows(), 3);
     EXPECT_EQ(rows->store->sample(0).ids, (std::vector<int32_t>{1, 2, 3, 4}));
+    EXPECT_EQ(rows->store->sample(2).segments, (Segments{{0, 2}, {2, 2}}));
 }
 
 TEST(Cache, DamagedFilesAreFoundAndMadeAgain) {
@@ -170,15 +263,16 @@ TEST(Cache, NothingOutsideOfAFileIsRead) {
     {
         CacheWriter writer(path);
         StorePart part;
-        part.append({{1, 2, 3, 4}, {-100, 2, -100, 4}, {5, 6, 0, 1}, false, 2}, 0, 0);
-        part.append({{1, 2, 3}, {1, 2, 3}, {}, false, 2}, 1, 0);
+        part.append({{1, 2, 3, 4}, {-100, 2, -100, 4}, {5, 6, 0, 1}, {{0, 2}, {2, 2}}, false, 2}, 0, 0);
+        part.append({{1, 2, 3}, {1, 2, 3}, {}, {}, false, 2}, 1, 0);
         writer.append(std::move(part));
         writer.finish({2, 0, 0, 0, 0, config::DataFormat::tokenized, {}});
     }
     const std::string whole = read_file(path);
     ASSERT_EQ(open_cache_file(path)->store->rows(), 2);
     constexpr std::size_t words = sizeof(CacheHeader);
-    const std::size_t records = words + (16 * 4 + 7) / 8 * 8;  // 4 ids, 2 runs in 5 words, 4 positions; 3 ids
+    // 4 ids, 2 runs in 5 words, 4 positions, 2 segments in 6 words; 3 ids
+    const std::size_t records = words + (22 * 4 + 7) / 8 * 8;
     const auto changed = [&](std::size_t at, int32_t value) {
         std::string content = whole;
         std::memcpy(content.data() + at, &value, sizeof value);
@@ -199,10 +293,26 @@ TEST(Cache, NothingOutsideOfAFileIsRead) {
     refused(records + offsetof(RowRecord, length), 0, "lies outside");
     refused(records + offsetof(RowRecord, targets), 5, "lies outside");
     refused(records + offsetof(RowRecord, longest), 5, "lies outside");
+    refused(records + offsetof(RowRecord, segments), 1, "lies outside");
+    refused(records + sizeof(RowRecord) + offsetof(RowRecord, segments), 2, "lies outside");
     refused(records + sizeof(RowRecord) + offsetof(RowRecord, flags), RowRecord::given_labels, "lies outside");
     refused(records + 2 * sizeof(RowRecord), 0, "report");
-    for (const auto& [word, value] :
-         {std::pair{4, 1000000}, {4, -1}, {4, 7}, {5, -1}, {6, 5}, {6, -2000000000}, {8, 5}}) {
+    for (const auto& [word, value] : {std::pair{4, 1000000},
+                                      {4, -1},
+                                      {4, 7},
+                                      {5, -1},
+                                      {6, 5},
+                                      {6, -2000000000},
+                                      {8, 5},
+                                      {13, 3},
+                                      {13, -1},
+                                      {13, 2000000000},
+                                      {14, 0},
+                                      {15, 1},
+                                      {16, 0},
+                                      {17, 0},
+                                      {17, 1},
+                                      {18, -1}}) {
         changed(words + static_cast<std::size_t>(word) * sizeof(int32_t), value);
         const auto rows = open_cache_file(path);
         ASSERT_TRUE(rows) << word;

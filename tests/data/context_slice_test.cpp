@@ -26,6 +26,7 @@ Batch batch_of(const Ints& lengths) {
             sample.positions.push_back(t);
         }
     }
+    for (Sample& sample : samples) sample.segments = segments_at_zero(sample.positions);
     return make_batch(samples);
 }
 
@@ -199,7 +200,7 @@ TEST(ContextSlice, ARankWithoutTokensHasOneThatNobodyReads) {
 }
 
 TEST(ContextSlice, SharedPromptsAreNotCut) {
-    const Sample pair{0, {1, 2, 3, 4}, {1, 2, 3, 4}, {0, 1, 2, 2}};
+    const Sample pair{0, {1, 2, 3, 4}, {1, 2, 3, 4}, {0, 1, 2, 2}, {{0, 3}, {3, 1, 0, 2}}};
     EXPECT_THROW(slice(make_batch({&pair, 1}), {0, 2}), CheckError);
 }
 

@@ -41,7 +41,9 @@ bool same(const Dataset& a, const Dataset& b) {
     if (a.size() != b.size()) return false;
     for (int64_t i = 0; i < a.size(); ++i) {
         const Sample x = a.sample(i), y = b.sample(i);
-        if (x.row != y.row || x.ids != y.ids || x.labels != y.labels || x.positions != y.positions) return false;
+        if (x.row != y.row || x.ids != y.ids || x.labels != y.labels || x.positions != y.positions ||
+            x.segments != y.segments)
+            return false;
     }
     return true;
 }
@@ -336,8 +338,12 @@ TEST(LongRows, PiecesOfARowStayOnOneSideOfASplit) {
 TEST(Dataset, TheFingerprintSeesAllThatIsTrained) {
     // The same tokens, and in each case as many targets and segments: only which ones they are differs.
     const std::vector<int32_t> ids{5, 6, 7, 8, 9, 10, 11, 12}, one{0, 1, 2, 3, 4, 5, 6, 7};
-    const auto print = [&](std::vector<int32_t> labels, std::vector<int32_t> positions) {
-        return Dataset::from_samples({{0, ids, std::move(labels), std::move(positions)}}).fingerprint();
+    const auto print_of = [&](std::vector<int32_t> labels, std::vector<int32_t> positions, Segments segments) {
+        return Dataset::from_samples({{0, ids, std::move(labels), std::move(positions), std::move(segments)}})
+            .fingerprint();
+    };
+    const auto print = [&](std::vector<int32_t> labels, const std::vector<int32_t>& positions) {
+        return print_of(std::move(labels), positions, segments_at_zero(positions));
     };
     constexpr int32_t off = ignore_label;
     const std::string plain = print(ids, one);
@@ -346,6 +352,8 @@ TEST(Dataset, TheFingerprintSeesAllThatIsTrained) {
     EXPECT_NE(plain, print({5, 6, 7, 8, 9, 10, 12, 11}, one)) << "labels that are not the tokens";
     EXPECT_NE(print(ids, {0, 1, 2, 3, 0, 1, 2, 3}), print(ids, {0, 1, 2, 3, 4, 0, 1, 2}));
     EXPECT_NE(plain, print(ids, {3, 4, 5, 6, 7, 8, 9, 10})) << "positions that begin elsewhere";
+    EXPECT_NE(plain, print_of(ids, one, {{0, 4}, {4, 4}})) << "segments that the positions do not say";
+    EXPECT_NE(print_of(ids, one, {{0, 4}, {4, 4}}), print_of(ids, one, {{0, 4}, {4, 4, 0, 2}})) << "shared tokens";
 }
 
 std::set<int64_t> source_rows(const Dataset& data) {

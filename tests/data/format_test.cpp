@@ -405,9 +405,8 @@ TEST(FormatRow, ToolsReachTheEncoderAsJson) {
     class Tools : public toy::Encoder {
       public:
         EncodedRow whole_conversation(const Conversation& conversation) const override {
-            EXPECT_EQ(nlohmann::ordered_json::parse(conversation.messages_json)[0]["tool_calls"][0]["function"]["name"],
-                      "f");
-            EXPECT_EQ(nlohmann::ordered_json::parse(conversation.tools_json)[0]["type"], "function");
+            EXPECT_EQ((*conversation.row)["messages"][0]["tool_calls"][0]["function"]["name"], "f");
+            EXPECT_EQ((*conversation.row)["tools"][0]["type"], "function");
             return {{5, 6}, {{1, 2}}};
         }
     };
@@ -436,7 +435,7 @@ TEST(FormatRow, ShareGptRowsKeepCallsReasoningAndNames) {
     class Whole : public toy::Encoder {
       public:
         EncodedRow whole_conversation(const Conversation& conversation) const override {
-            messages = nlohmann::ordered_json::parse(conversation.messages_json).dump();
+            messages = (*conversation.row)["messages"].dump();
             uses_tools = conversation.uses_tools;
             return {{5, 6}, {{1, 2}}};
         }
@@ -483,7 +482,7 @@ TEST(FormatRow, WhatMessagesSayBesideTheirContentsReachesTheEncoder) {
         EncodedRow whole_conversation(const Conversation& conversation) const override {
             EXPECT_FALSE(conversation.uses_tools);
             EXPECT_EQ(
-                nlohmann::ordered_json::parse(conversation.messages_json),
+                (*conversation.row)["messages"],
                 nlohmann::ordered_json::parse(
                     R"([{"role": "user", "content": "ab", "name": null}, {"role": "assistant", "content": "c", "reasoning_content": "r"}])"));
             return {{5, 6}, {{1, 2}}};

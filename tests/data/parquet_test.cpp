@@ -161,7 +161,7 @@ TEST_F(Parquet, WhatIsNotReadIsRefusedByNameWhereItIsUsed) {
     skips.skip_bad_rows = true;
     skips.reader.columns = {{"text", "bytes"}};
     EXPECT_EQ(Dataset::load(toy::golden("data/types.arrow"), skips, &encoder).size(), 1);
-    EXPECT_THROW(dumped(unread("no JSON"), "here"), BadRow);
+    EXPECT_THROW(check_usable(unread("no JSON"), "here"), BadRow);
 }
 
 TEST_F(Parquet, NullColumnsDecideNoFormat) {

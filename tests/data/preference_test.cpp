@@ -312,7 +312,7 @@ TEST(JudgedRows, GetTheAnswerOfTheRowBeforeThem) {
     EXPECT_EQ(rows.sample(2).ids, (Ints{30, 31, 32, 33, 34, 35, 30, 31, 32, 33, 21, 22}));
     EXPECT_EQ((std::vector<bool>{rows.sample(0).desirable, rows.sample(1).desirable, rows.sample(2).desirable}),
               (std::vector<bool>{true, false, true}));
-    EXPECT_EQ(rows.segments(1), 2);
+    EXPECT_EQ(rows.sample(1).segments, (Segments{{0, 3}, {3, 2}}));
     const Dataset cut = Dataset::load(file, options, nullptr).with_foreign_answers(5);
     EXPECT_EQ(cut.sample(2).ids, (Ints{30, 31, 32, 33, 34, 35, 30, 31, 32, 33, 21}));
     EXPECT_THROW((void)rows.subset({1}).with_foreign_answers(0), Error);
@@ -332,20 +332,22 @@ TEST(SharedPrompts, StandOnceAndBothAnswersFollowTheirLastToken) {
     EXPECT_EQ(first.ids, (Ints{10, 11, 12, 20, 21, 20, 31, 32}));
     EXPECT_EQ(first.labels, (Ints{-100, -100, -100, 20, 21, 20, 31, 32}));
     EXPECT_EQ(first.positions, (Ints{0, 1, 2, 3, 4, 3, 4, 5}));
-    EXPECT_EQ(rows.segments(0), 2);
+    EXPECT_EQ(first.segments, (Segments{{0, 5}, {5, 3, 0, 3}}));
+    EXPECT_EQ(own.sample(0).segments, (Segments{{0, 5}, {5, 6}}));
     EXPECT_EQ(rows.longest_segment(0), 6);
     EXPECT_EQ(rows.keys(0), own.tokens(0));
     EXPECT_EQ(own.keys(0), own.tokens(0));
     EXPECT_EQ(rows.first_targets(0), 2);
     for (int64_t i = 0; i < 2; ++i) {
         EXPECT_EQ(rows.targets(i), own.targets(i));
-        EXPECT_EQ(rows.targets(i), count_targets(rows.sample(i).labels, rows.sample(i).positions));
+        EXPECT_EQ(rows.targets(i), count_targets(rows.sample(i).labels, rows.sample(i).segments));
         EXPECT_EQ(rows.longest_segment(i), own.longest_segment(i));
     }
     const Sample second = rows.sample(1);
     const Batch batch = make_batch(std::vector{first, second});
     EXPECT_EQ(batch.segments, (Ints{0, 5, 8, 10, 11}));
     EXPECT_EQ(batch.shared, (Ints{0, 3, 0, 1}));
+    EXPECT_EQ(batch.owners, (Ints{-1, 0, -1, 2}));
     EXPECT_EQ(batch.target_index, (Ints{2, 3, 2, 5, 6, 8, 8}));
     EXPECT_EQ(batch.target_ids, (Ints{20, 21, 20, 31, 32, 40, 41}));
     EXPECT_EQ(batch.target_starts, (Ints{0, 2, 5, 6, 7}));
@@ -364,7 +366,8 @@ TEST(LearntPrompts, AreTargetsBeforeTheChosenAnswer) {
     const Sample pair{.row = 0,
                       .ids = {1, 2, 3, 9, 8, 1, 2, 3, 7},
                       .labels = {-100, -100, -100, 9, 8, -100, -100, -100, 7},
-                      .positions = {0, 1, 2, 3, 4, 0, 1, 2, 3}};
+                      .positions = {0, 1, 2, 3, 4, 0, 1, 2, 3},
+                      .segments = {{0, 5}, {5, 4}}};
     const Dataset rows = Dataset::from_samples({pair});
     for (const Dataset& own : {rows, rows.with_shared_prompts()}) {
         const Dataset learnt = own.with_learnt_prompts();
@@ -380,12 +383,17 @@ TEST(LearntPrompts, AreTargetsBeforeTheChosenAnswer) {
 }
 
 TEST(SharedPrompts, LeaveRowsThatBeginDifferentlyAsTheyAre) {
-    Sample other{
-        .row = 0, .ids = {1, 2, 3, 9, 2, 3}, .labels = {-100, -100, 3, -100, -100, 3}, .positions = {0, 1, 2, 0, 1, 2}};
-    Sample trained{.row = 1, .ids = {1, 2, 1, 2}, .labels = {1, 2, 1, 2}, .positions = {0, 1, 0, 1}};
+    Sample other{.row = 0,
+                 .ids = {1, 2, 3, 9, 2, 3},
+                 .labels = {-100, -100, 3, -100, -100, 3},
+                 .positions = {0, 1, 2, 0, 1, 2},
+                 .segments = {{0, 3}, {3, 3}}};
+    Sample trained{
+        .row = 1, .ids = {1, 2, 1, 2}, .labels = {1, 2, 1, 2}, .positions = {0, 1, 0, 1}, .segments = {{0, 2}, {2, 2}}};
     const Dataset rows = Dataset::from_samples({other, trained}).with_shared_prompts();
     EXPECT_EQ(rows.sample(0).ids, other.ids);
     EXPECT_EQ(rows.sample(1).positions, trained.positions);
+    EXPECT_EQ(rows.sample(1).segments, trained.segments);
     EXPECT_EQ(rows.keys(0), 6);
 }
 
@@ -399,6 +407,7 @@ TEST(StepLoader, CountsRowsAndTheTargetsOfFirstSegments) {
                 sample.positions.push_back(t);
             }
         sample.labels = sample.ids;
+        sample.segments = segments_at_zero(sample.positions);
         return sample;
     };
     LoaderOptions options;

@@ -55,6 +55,7 @@ TEST(ShowTokens, TheFirstTokenOfASegmentIsNoTarget) {
     Sample sample;
     sample.ids = sample.labels = {5, 6, 7, 8};
     sample.positions = {0, 1, 0, 1};
+    sample.segments = {{0, 2}, {2, 2}};
     EXPECT_EQ(target_ranges(sample), (Ranges{{1, 2}, {3, 4}}));
     EXPECT_EQ(show_tokens(sample, nullptr, Marks::brackets),
               "5 \u27e66\u27e7\n-- the next segment --\n7 \u27e68\u27e7\n");

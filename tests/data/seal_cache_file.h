@@ -28,7 +28,7 @@ inline void seal_cache_file(std::span<uint8_t> file) {
     };
     CacheHeader header;
     std::memcpy(&header, file.data(), sizeof header);
-    std::memcpy(header.mark, "UNSLROW1", sizeof header.mark);
+    std::memcpy(header.mark, "UNSLROW2", sizeof header.mark);
     header.words = std::min<uint64_t>(header.words, (file.size() - sizeof header) / sizeof(int32_t));
     const std::size_t tail = std::min((sizeof header + header.words * sizeof(int32_t) + 7) / 8 * 8, file.size());
     header.records = std::min<uint64_t>(header.records, (file.size() - tail) / sizeof(RowRecord));

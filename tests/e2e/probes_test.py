@@ -64,15 +64,17 @@ class Score(EndToEnd):
                 self.assertIsNone(score["loss"])
 
     def test_segments_and_order_do_not_mix(self):
-        packed = [{"input_ids": [20, 21, 22, 30, 31, 32], "position_ids": [0, 1, 2, 0, 1, 2]}]
+        """The first segment may begin beyond position 0."""
         apart = [{"input_ids": [20, 21, 22]}, {"input_ids": [30, 31, 32]}]
-        together = self.score(model(LLAMA), write_rows(self.folder / "a.jsonl", packed))[0]["logprobs"]
         alone = self.score(model(LLAMA), write_rows(self.folder / "b.jsonl", apart), name="b")
-        for got, wanted in zip(together, alone[0]["logprobs"] + alone[1]["logprobs"]):
-            if wanted is None:
-                self.assertIsNone(got)
-            else:
-                self.assertAlmostEqual(got, wanted, places=5)
+        for positions in ([0, 1, 2, 0, 1, 2], [5, 6, 7, 0, 1, 2]):
+            packed = [{"input_ids": [20, 21, 22, 30, 31, 32], "position_ids": positions}]
+            together = self.score(model(LLAMA), write_rows(self.folder / "a.jsonl", packed))[0]["logprobs"]
+            for got, wanted in zip(together, alone[0]["logprobs"] + alone[1]["logprobs"]):
+                if wanted is None:
+                    self.assertIsNone(got)
+                else:
+                    self.assertAlmostEqual(got, wanted, places=5)
 
     def test_an_adapter_changes_the_figures(self):
         rows = self.rows(8)

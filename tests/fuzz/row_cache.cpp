@@ -25,6 +25,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
             const data::Sample sample = rows->store->sample(i);
             fuzz::require(sample.labels.size() == sample.ids.size() && sample.positions.size() == sample.ids.size(),
                           "labels and positions beside ids");
+            fuzz::require(data::are_sound(sample.segments, sample.ids.size()), "segments are the row's tokens");
         }
     });
     return 0;

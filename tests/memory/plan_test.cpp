@@ -5,6 +5,7 @@
 #include <random>
 
 #include "unsloth/core/error.h"
+#include "unsloth/core/text.h"
 
 namespace unsloth::memory {
 namespace {
@@ -127,12 +128,6 @@ TEST(Plan, TheTableListsGroupsByFallingSizeAndWhatSharingSaves) {
     EXPECT_LT(small, total);
     EXPECT_NE(table.find("2 buffers      6.0 MiB"), std::string::npos) << table;
     EXPECT_NE(table.find("3 buffers      4.0 MiB (3.0 MiB saved by sharing)"), std::string::npos) << table;
-}
-
-TEST(Plan, HumanBytes) {
-    EXPECT_EQ(human_bytes(0), "0.0 MiB");
-    EXPECT_EQ(human_bytes(45 << 20), "45.0 MiB");
-    EXPECT_EQ(human_bytes(int64_t{5} << 28), "1.25 GiB");
 }
 
 TEST(Arena, ViewsLieWhereThePlanSays) {

@@ -1,5 +1,6 @@
 // The memory plan of real models, and what a plan refuses.
 #include "model/support.h"
+#include "unsloth/core/text.h"
 #include "unsloth/placement/memory_use.h"
 #include "unsloth/train/checkpoint.h"
 
@@ -256,7 +257,7 @@ TEST(ModelPlan, APlanThatDoesNotFitSaysWhatWould) {
     const model::ModelPlan plan(file, request);
     try {
         placement::require_memory(plan, placement::memory_budget({}, at::kCPU));
-        FAIL() << memory::human_bytes(plan.total_bytes()) << " fit into " << memory::human_bytes(free);
+        FAIL() << human_bytes(plan.total_bytes()) << " fit into " << human_bytes(free);
     } catch (const Error& error) {
         const std::string text = error.what();
         EXPECT_EQ(error.kind(), ErrorKind::runtime);

@@ -63,6 +63,7 @@ inline data::StepBatch step_batch(int64_t step, int micro_batches = 1, int rank 
                     sample.positions.push_back(t);
                 }
             sample.labels = sample.ids;
+            sample.segments = data::segments_at_zero(sample.positions);
             if (row == 1) std::fill_n(sample.labels.begin(), 6, data::ignore_label);
             samples.push_back(std::move(sample));
         }

@@ -80,11 +80,12 @@ struct Option {
     bool positional = false;
     /// Which arguments that are no flags are this option's value; null: none.
     bool (*is_named_by)(const std::string& argument) = nullptr;
-    bool is_path = false;              ///< a leading ~ is the user's home folder
-    bool is_output = false;            ///< a file that the command writes
-    bool required = false;             ///< of a command's own option
-    bool unread = false;               ///< the command at hand has no use for it
-    std::optional<OnResume> resuming;  ///< of every option of a configuration
+    bool is_path = false;                  ///< a leading ~ is the user's home folder
+    bool is_output = false;                ///< a file that the command writes
+    bool required = false;                 ///< of a command's own option
+    bool unread = false;                   ///< the command at hand has no use for it
+    std::optional<OnResume> resuming;      ///< of every option of a configuration
+    std::optional<bool> changes_examples;  ///< whether encoded rows depend on it; of every option of data
     std::vector<Relation> relations;
     std::vector<ConditionalDefault> conditional_defaults;  ///< the first that holds counts
     std::shared_ptr<const OptionSet> elements;             ///< the keys of an object_list's objects

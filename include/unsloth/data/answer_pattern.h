@@ -24,7 +24,4 @@ class AnswerPattern {
     std::shared_ptr<const Code> code_;
 };
 
-/// Without white space at both ends.
-std::string trimmed(const std::string& text);
-
 }  // namespace unsloth::data

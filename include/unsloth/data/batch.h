@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "unsloth/data/segments.h"
 #include "unsloth/data/token_order.h"
 
 namespace unsloth::data {
@@ -20,14 +21,13 @@ constexpr bool is_prompt_label(int32_t label) {
     return label < ignore_label;
 }
 
-/// One sequence ready to train on. The three vectors have the same length.
+/// One row ready to train on. Ids, labels and positions have the same length.
 struct Sample {
     int64_t row = 0;  ///< index of the row in its source file, from 0
     std::vector<int32_t> ids;
-    std::vector<int32_t> labels;  ///< in place: labels[t] belongs to ids[t]; ignore_label is not trained
-    /// Position ids; they rise within a segment. One that falls back to 0 begins a new segment; one that falls back to
-    /// p > 0 begins one whose first p tokens are those of the segment before it, which stand there only.
-    std::vector<int32_t> positions;
+    std::vector<int32_t> labels;              ///< in place: labels[t] belongs to ids[t]; ignore_label is not trained
+    std::vector<int32_t> positions;           ///< position ids, whatever the segments
+    Segments segments = {};                   ///< empty: one
     std::optional<int32_t> dropout_row = {};  ///< names the row's dropout masks; absent: `row`
     bool desirable = false;                   ///< the verdict on the row's answer, where it has one
 };
@@ -61,10 +61,11 @@ struct Batch {
         row_T;  ///< names the row of each token for dropout's counter: the source row, unless it repeats in an epoch
     std::vector<int32_t> offset_T;  ///< token's index in its source row
     std::vector<int32_t> segments;  ///< [S + 1] offsets into T, from 0 to T; attention never crosses them
-    std::vector<int32_t> shared;    ///< [S] tokens that the segment before begins with and this one too; empty: none
+    std::vector<int32_t> shared;    ///< [S] tokens of its owner that the segment begins with too; empty: none
+    std::vector<int32_t> owners;    ///< [S] numbers of these segments, -1 without; empty as `shared`
     std::vector<int32_t>
         target_index;  ///< [labels] the places t with a target: the lm_head runs on these only. They ascend, but that
-                       ///< the last token that two segments share stands in both of their parts, where both go on
+                       ///< the last token that segments share is in the parts of all of them
     std::vector<int32_t> target_ids;      ///< [labels] what these must predict
     std::vector<int32_t> target_starts;   ///< [S + 1] where each segment's targets begin in these two, and the end
     std::vector<int32_t> answer_starts;   ///< [S] where its answer's begin: behind those with a prompt_label
@@ -95,14 +96,10 @@ struct StepBatch {
     uint32_t epoch_index = 0;  ///< the epoch the step began in
 };
 
-/// Joins samples into one micro-batch: shifts labels into targets (the first token of a segment is never a
-/// target), finds segments where a position falls back or a sample begins, and concatenates. The source rows must fit
-/// 32 bits. token_order stays empty.
+/// Joins samples into one micro-batch: shifts labels into targets (the first token of a segment is a target only of a
+/// shared token before it) and concatenates. The source rows must fit 32 bits. token_order stays empty. CheckError for
+/// lengths that differ and segments that are not sound.
 Batch make_batch(std::span<const Sample> samples);
-
-/// How many targets a sequence has: labels that are not ignore_label, without those of a segment's first
-/// token.
-int64_t count_targets(const std::vector<int32_t>& labels, const std::vector<int32_t>& positions);
 
 /// Makes every position of the batch a row of the head (those without a target, such as a segment's last one, too), so
 /// that the model scores all of them, in order.

@@ -17,7 +17,7 @@
 
 namespace unsloth::data {
 
-struct DatasetOptions : RowOptions {
+struct LoadOptions {
     config::DataFormat format = config::DataFormat::automatic;  ///< of a source that names none
     ReaderOptions reader;
     bool skip_bad_rows = false;    ///< bad rows and rows without a target are counted and left out
@@ -25,6 +25,10 @@ struct DatasetOptions : RowOptions {
     bool log_warnings = true;      ///< false: what DatasetStats::warnings holds is left to the caller
     int workers = 0;               ///< threads; 0: as many as the machine has cores. The result does not depend on it
 };
+
+/// What a row becomes, and how the rows are loaded. All of it but what the result does not depend on is part of the
+/// cache's keys (src/data/cache_key.cpp).
+struct DatasetOptions : RowOptions, LoadOptions {};
 
 /// Gives the encoder (not owned) of a source's rows, by the source's own template (empty: data.template), or null when
 /// there is none.

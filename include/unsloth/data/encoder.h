@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -22,14 +23,14 @@ struct AlpacaFields {
     std::string system;  ///< may be empty
 };
 
-/// Messages in order. What a template renders beyond role and content (calls of tools, reasoning, names, ...) is in the
-/// JSON texts, which are filled only when the row has more.
+/// Messages in order.
 struct Conversation {
     std::vector<tokenizer::Message> turns;
-    bool uses_tools = false;     ///< tools are declared or called
-    std::string messages_json;   ///< array of the messages, contents as texts
-    std::string tools_json;      ///< the row's `tools`; may be empty
-    std::string variables_json;  ///< object of the row's other columns that the encoder reads; may be empty
+    bool uses_tools = false;  ///< tools are declared or called
+    /// What a template renders beyond roles and contents (calls of tools, reasoning, names, ...), as
+    /// ChatTemplate::render takes it: the row's other columns that the encoder reads, the messages with contents as
+    /// texts, and the row's tools, which may be no list. Null: the row has no more than `turns`.
+    std::shared_ptr<const nlohmann::ordered_json> row;
 };
 
 /// What is likely a mistake in a row that can be trained on. Values of a set of bits.
@@ -82,7 +83,7 @@ class RowEncoder {
     virtual std::size_t common_prompt(std::string_view a, std::string_view b) const = 0;
     /// Through the chat template; the assistant's turns and what ends them are trained, a span a turn.
     virtual EncodedRow messages(const std::vector<tokenizer::Message>& turns) const = 0;
-    /// The same for a conversation with messages_json. Unless an encoder overrides it: input Error where it uses tools,
+    /// The same for a conversation with a row. Unless an encoder overrides it: input Error where it uses tools,
     /// else its roles and contents alone.
     virtual EncodedRow whole_conversation(const Conversation& conversation) const;
     /// Whether whole_conversation makes use of a row's column of this name.

@@ -10,6 +10,7 @@
 
 #include "unsloth/config/config.h"
 #include "unsloth/data/encoder.h"
+#include "unsloth/data/segments.h"
 
 namespace unsloth::data {
 
@@ -33,6 +34,7 @@ struct FormattedRow {
     std::vector<int32_t> ids;
     std::vector<int32_t> labels;     ///< in place
     std::vector<int32_t> positions;  ///< empty: 0, 1, 2, ...
+    Segments segments = {};          ///< empty: one
     bool truncated = false;
     int64_t targets = 0;     ///< after truncation
     uint32_t doubts = 0;     ///< RowDoubts

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "unsloth/config/config.h"
 #include "unsloth/data/dataset.h"
@@ -19,6 +20,11 @@ struct ModelLimits {
     int64_t max_positions = 0;  ///< max_position_embeddings
     int64_t bos_id = -1;        ///< bos_token_id; -1: none is named
 };
+
+/// The sources that the rows come from; of evaluation rows none where no file of them is set. What a source does not
+/// say about its rows is as `data` says for all.
+std::vector<config::DataSource> training_sources(const config::DataOptions& data);
+std::vector<config::DataSource> evaluation_sources(const config::DataOptions& data);
 
 DatasetOptions dataset_options(const config::Config& config, const ModelLimits& limits);
 LoaderOptions loader_options(const config::Config& config, int rank = 0, int world_size = 1);

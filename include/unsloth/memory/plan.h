@@ -129,7 +129,4 @@ void reset_peak(at::Device device);
 /// Number of allocations so far (CUDA): must not grow from step 2 on.
 int64_t allocation_count(at::Device device);
 
-/// "1.23 GiB", "45.0 MiB", …
-std::string human_bytes(int64_t bytes);
-
 }  // namespace unsloth::memory

@@ -8,14 +8,16 @@
 #include <optional>
 #include <string_view>
 
+#include "unsloth/core/json.h"
+
 namespace unsloth::tokenizer {
 
-inline constexpr int most_ordered_keys = 10000;  ///< of one object
-inline constexpr int deepest_ordered_json = 1000;
+/// Of rows. Files of data repeat keys: the last one counts, as for Python.
+inline constexpr JsonRules row_rules{.deepest = 1000, .distinct_keys = false};
 
-/// Parses one document. Throws what nlohmann::json::parse throws, and an input Error beyond these limits.
+/// Parses one document. Throws a JsonRefusal.
 nlohmann::ordered_json parse_ordered(std::string_view text);
-/// The same, with a discarded value for whatever cannot be parsed.
+/// The same, with a discarded value for whatever is refused.
 nlohmann::ordered_json try_parse_ordered(std::string_view text);
 
 /// The message of a row's column system, for messages of which `first` is the first. Nothing where there is no such

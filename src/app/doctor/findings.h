@@ -52,7 +52,4 @@ Finding judge_health(const NvmlGpu& gpu, const std::string& label);
 /// Rates in bytes a second.
 Finding judge_disk_rate(double write, double read);
 
-/// "62.8 GiB".
-std::string human_size(int64_t bytes);
-
 }  // namespace unsloth::app

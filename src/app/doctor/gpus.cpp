@@ -5,6 +5,7 @@
 #include "app/machine/limits.h"
 #include "app/machine/nvml.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/text.h"
 
 namespace unsloth::app {
 namespace fs = std::filesystem;

@@ -6,6 +6,7 @@
 #include "app/engine_loader.h"
 #include "app/machine/gpu_watch.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/text.h"
 
 namespace unsloth::app {
 namespace {

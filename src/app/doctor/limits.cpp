@@ -6,6 +6,7 @@
 
 #include "app/doctor/findings.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/text.h"
 
 namespace unsloth::app {
 namespace {

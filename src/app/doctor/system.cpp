@@ -13,6 +13,7 @@
 #include "app/doctor/findings.h"
 #include "app/machine/limits.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/text.h"
 #include "unsloth/core/version.h"
 
 namespace unsloth::app {
@@ -177,16 +178,6 @@ Finding disk_rate(const fs::path& folder) {
 }
 
 }  // namespace
-
-std::string human_size(int64_t bytes) {
-    constexpr const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-    double size = static_cast<double>(bytes);
-    std::size_t unit = 0;
-    while (size >= 1024 && unit + 1 < std::size(units)) size /= 1024, ++unit;
-    char text[32];
-    std::snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : "%.1f %s", size, units[unit]);
-    return text;
-}
 
 Finding judge_disk_rate(double write, double read) {
     char text[96];

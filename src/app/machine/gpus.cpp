@@ -7,17 +7,12 @@
 
 #include "app/machine/limits.h"
 #include "app/machine/nvml.h"
+#include "unsloth/core/text.h"
 #include "unsloth/core/whole_number.h"
 
 namespace unsloth::app {
 namespace fs = std::filesystem;
 namespace {
-
-std::string trimmed(std::string_view text) {
-    const auto first = text.find_first_not_of(" \t");
-    if (first == std::string_view::npos) return "";
-    return std::string(text.substr(first, text.find_last_not_of(" \t") - first + 1));
-}
 
 std::vector<std::string> entries_of(const fs::path& folder) {
     std::vector<std::string> names;

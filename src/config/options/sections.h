@@ -18,6 +18,9 @@ void declare_hardware(OptionSet& options, HardwareOptions& hardware);
 void declare_distributed(OptionSet& options, DistributedOptions& distributed);
 void declare_logging(OptionSet& options, LoggingOptions& logging);
 
+/// Which options the encoded examples depend on, before they are split, ordered and packed; after all others.
+void declare_changes_of_examples(OptionSet& options);
+
 /// Words on values that other programs know; after all others.
 void declare_foreign_values(OptionSet& options);
 

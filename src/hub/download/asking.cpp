@@ -6,6 +6,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/log.h"
+#include "unsloth/core/text.h"
 
 namespace unsloth::hub {
 namespace {
@@ -16,13 +17,6 @@ using std::chrono::milliseconds;
 constexpr int most_attempts = 5;
 constexpr milliseconds first_wait{500};
 constexpr int64_t longest_asked_wait = 600;  // seconds; the hub's windows are of 300
-
-std::string trimmed(std::string text) {
-    const auto is_space = [](char c) { return static_cast<unsigned char>(c) <= ' '; };
-    while (!text.empty() && is_space(text.back())) text.pop_back();
-    while (!text.empty() && is_space(text.front())) text.erase(0, 1);
-    return text;
-}
 
 std::string stored_token() {
     fs::path file = environment("HF_TOKEN_PATH").value_or("");

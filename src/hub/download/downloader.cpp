@@ -13,9 +13,10 @@
 #include "hub/download/file_download.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/interrupt.h"
-#include "unsloth/core/json_depth.h"
+#include "unsloth/core/json.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/progress.h"
+#include "unsloth/core/text.h"
 
 namespace unsloth::hub {
 namespace {
@@ -30,13 +31,6 @@ struct Wanted {
     std::string name;
     RemoteFile file;
 };
-
-std::string size_text(int64_t bytes) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.3g %s", static_cast<double>(bytes) / (bytes < 1'000'000'000 ? 1e6 : 1e9),
-                  bytes < 1'000'000'000 ? "MB" : "GB");
-    return text;
-}
 
 /// What the hub says of a repository.
 class Api {
@@ -94,8 +88,7 @@ class Api {
         }
     }
     Json parse(const std::string& text) const {
-        if (json_nesting_depth(text) > 64) throw strange("nests without end");
-        const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+        const Json json = try_parse_json<Json>(text);
         if (json.is_discarded()) throw strange("is no JSON");
         return json;
     }
@@ -188,8 +181,8 @@ void require_room(const fs::path& folder, const CachedRepository& cached, const 
     std::error_code unknown;
     const fs::space_info space = fs::space(folder, unknown);
     if (!unknown && static_cast<uintmax_t>(missing) > space.available)
-        throw runtime_failure(cat(repository.id, " needs ", size_text(missing), " more in ", folder.string(),
-                                  ", where ", size_text(static_cast<int64_t>(space.available)), " are free"),
+        throw runtime_failure(cat(repository.id, " needs ", human_size(missing), " more in ", folder.string(),
+                                  ", where ", human_size(static_cast<int64_t>(space.available)), " are free"),
                               "Make room, or set HF_HOME to a folder on a larger disk.");
 }
 
@@ -248,7 +241,7 @@ class CurlDownloader final : public Downloader {
         std::erase_if(missing, [&](const Wanted& one) { return fs::exists(cached.blob(one.file)); });
         require_room(cached.folder(), cached, missing, repository);
         log::info("downloading ", repository.id, " (", wanted.size(), wanted.size() == 1 ? " file, " : " files, ",
-                  size_text(total), left > 0 ? cat(", ", size_text(left), " of them here already") : "", ") -> ",
+                  human_size(total), left > 0 ? cat(", ", human_size(left), " of them here already") : "", ") -> ",
                   folder.string());
         Workers(repository, access, cached, commit, std::move(wanted)).run(total);
     }
