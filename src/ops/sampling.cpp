@@ -33,10 +33,10 @@ bool likelier(const Candidate& a, const Candidate& b) {
 double log_sum_exp(std::span<const float> logits_V) {
     float highest = -std::numeric_limits<float>::infinity();
     for (const float logit : logits_V) {
-        if (std::isnan(logit)) throw runtime_failure("a logit is not a number");
+        if (std::isnan(logit)) throw Error("numerics.not-finite", "a logit is not a number");
         highest = std::max(highest, logit);
     }
-    if (!std::isfinite(highest)) throw runtime_failure("no logit is finite");
+    if (!std::isfinite(highest)) throw Error("numerics.not-finite", "no logit is finite");
     double sum = 0;
     for (const float logit : logits_V) sum += std::exp(static_cast<double>(logit) - highest);
     return highest + std::log(sum);
