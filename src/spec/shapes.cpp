@@ -97,8 +97,8 @@ ModelSpec builtin_shape(const std::string& name) {
         return spec;
     }
     const std::string meant = did_you_mean(nearest(name, builtin_shape_names()));
-    throw usage_error(cat("--shape ", name, ": no such shape"), cat(meant, meant.empty() ? "" : " ", "Known: ", known,
-                                                                    "; or give --model_config with a config.json."));
+    throw Error("option.invalid-value", cat("--shape ", name, ": no such shape"),
+                cat(meant, meant.empty() ? "" : " ", "Known: ", known, "; or give --model_config with a config.json."));
 }
 
 }  // namespace unsloth::spec
