@@ -1,11 +1,12 @@
 #include "config/problems.h"
 
 #include <algorithm>
+#include <string_view>
 
 namespace unsloth::config {
 
 void Problems::add(const Error& mistake, const Names& doubtful) {
-    mistakes_.emplace_back(mistake.what());
+    mistakes_.push_back(mistake);
     doubtful_.insert(doubtful.begin(), doubtful.end());
 }
 
@@ -17,13 +18,14 @@ bool Problems::in_doubt(const Names& options) const {
 
 void Problems::raise() const {
     if (mistakes_.empty()) return;
-    if (mistakes_.size() == 1) throw usage_error(mistakes_.front());
+    if (mistakes_.size() == 1) throw mistakes_.front();
     std::string text = cat(mistakes_.size(), " mistakes");
-    for (const std::string& mistake : mistakes_) {
-        text += "\n  ";
-        for (const char letter : mistake) text += letter == '\n' ? std::string("\n  ") : std::string(1, letter);
+    for (const Error& mistake : mistakes_) {
+        text += cat("\n  [", mistake.id().name(), "] ");
+        for (const char letter : std::string_view(mistake.what()))
+            text += letter == '\n' ? std::string("\n  ") : std::string(1, letter);
     }
-    throw usage_error(text);
+    throw Error("config.several-mistakes", text);
 }
 
 }  // namespace unsloth::config

@@ -41,7 +41,7 @@ class Problems {
   private:
     bool in_doubt(const Names& options) const;
 
-    std::vector<std::string> mistakes_;
+    std::vector<Error> mistakes_;
     std::set<std::string> doubtful_;
 };
 

@@ -18,11 +18,12 @@ constexpr int deepest = 64;
 Json::parser_callback_t refuse_oddities(const std::string& file) {
     return [file, seen = std::vector<std::set<std::string>>()](int depth, Json::parse_event_t event,
                                                                Json& parsed) mutable {
-        if (depth > deepest) throw usage_error(cat(file, ": lists and objects nest deeper than ", deepest, " levels"));
+        if (depth > deepest)
+            throw Error("config.syntax", cat(file, ": lists and objects nest deeper than ", deepest, " levels"));
         if (event == Json::parse_event_t::object_start) seen.emplace_back();
         if (event == Json::parse_event_t::object_end) seen.pop_back();
         if (event == Json::parse_event_t::key && !seen.back().insert(parsed.get<std::string>()).second)
-            throw usage_error(cat(file, ": the key ", parsed.dump(), " stands twice in one object"));
+            throw Error("config.syntax", cat(file, ": the key ", parsed.dump(), " stands twice in one object"));
         return true;
     };
 }
@@ -42,7 +43,7 @@ Json parse_json(const std::string& content, const std::string& file) {
 Error malformed(const std::string& file, const std::string& content, std::size_t at, const std::string& what) {
     at = std::min(at, content.find_last_not_of(" \t\r\n") + 1);  // of a text that ends too early its last line
     const TextPlace place = place_of(content, at);
-    return usage_error(cat(file, ":", place.line, ":", place.column, ": ", what), marked_line(content, at));
+    return Error("config.syntax", cat(file, ":", place.line, ":", place.column, ": ", what), marked_line(content, at));
 }
 
 bool is_yaml(const std::filesystem::path& path) {
@@ -54,7 +55,7 @@ Json read_tree(const std::filesystem::path& path) {
     try {
         content = read_file(path);
     } catch (const Error& failure) {
-        throw usage_error(cat("configuration: ", failure.what()));
+        throw Error("config.cannot-read", cat("configuration: ", failure.what()));
     }
     return is_yaml(path) ? parse_yaml(content, path.string()) : parse_json(content, path.string());
 }

@@ -19,7 +19,7 @@ namespace {
 void refuse_duplicates(const std::vector<std::string>& names, const char* option) {
     std::set<std::string> seen;
     for (const auto& name : names)
-        if (!seen.insert(name).second) throw usage_error(cat(option, ": '", name, "' is listed twice"));
+        if (!seen.insert(name).second) throw Error("option.conflict", cat(option, ": '", name, "' is listed twice"));
 }
 
 void settle_full_training(LoadedConfig& loaded, Problems& problems) {
@@ -27,20 +27,22 @@ void settle_full_training(LoadedConfig& loaded, Problems& problems) {
     const LoraOptions& lora = loaded.config.lora;
     problems.check({"lora.finetuning_type", "model.adapter_name_or_path"}, [&] {
         if (model.adapter_name_or_path)
-            throw usage_error("lora.finetuning_type full cannot continue from model.adapter_name_or_path",
-                              "Train the adapter with finetuning_type lora, or leave the adapter out.");
+            throw Error("option.conflict", "lora.finetuning_type full cannot continue from model.adapter_name_or_path",
+                        "Train the adapter with finetuning_type lora, or leave the adapter out.");
     });
     problems.check({"lora.finetuning_type", "model.load_in_4bit"}, [&] {
         if (model.load_in_4bit && loaded.is_given("model.load_in_4bit"))
-            throw usage_error("lora.finetuning_type full trains the weights that model.load_in_4bit would freeze",
-                              "Set model.load_in_4bit to false, or finetuning_type to lora.");
+            throw Error("option.conflict",
+                        "lora.finetuning_type full trains the weights that model.load_in_4bit would freeze",
+                        "Set model.load_in_4bit to false, or finetuning_type to lora.");
     });
     model.load_in_4bit = false;
     const auto for_frozen = [&](const char* option, bool given) {
         problems.check({"lora.finetuning_type", option}, [&] {
             if (given)
-                throw usage_error(cat("lora.finetuning_type full trains the weights that ", option, " would freeze"),
-                                  cat("Leave ", option, " out, or set finetuning_type to lora."));
+                throw Error("option.conflict",
+                            cat("lora.finetuning_type full trains the weights that ", option, " would freeze"),
+                            cat("Leave ", option, " out, or set finetuning_type to lora."));
         });
     };
     for_frozen("model.load_in_8bit", model.load_in_8bit);
@@ -57,8 +59,9 @@ void settle_full_training(LoadedConfig& loaded, Problems& problems) {
     for (const auto& [option, differs] : modules)
         problems.check({"lora.finetuning_type", option}, [&, &option = option, &differs = differs] {
             if (differs)
-                throw usage_error(cat(option, " is for adapters, but lora.finetuning_type full trains all weights"),
-                                  cat("Leave ", option, " out, or set finetuning_type to lora."));
+                throw Error("option.no-effect",
+                            cat(option, " is for adapters, but lora.finetuning_type full trains all weights"),
+                            cat("Leave ", option, " out, or set finetuning_type to lora."));
         });
     const std::map<std::string, bool> numbers = {
         {"lora.r", lora.r != defaults.r},
@@ -79,7 +82,8 @@ void settle_precision(LoadedConfig& loaded, Problems& problems) {
     const LoraOptions& lora = loaded.config.lora;
     problems.check({"model.load_in_8bit", "model.load_in_4bit"}, [&] {
         if (model.load_in_8bit && model.load_in_4bit && loaded.is_given("model.load_in_4bit"))
-            throw usage_error("model.load_in_8bit and model.load_in_4bit are both true", "Set one of them to false.");
+            throw Error("option.conflict", "model.load_in_8bit and model.load_in_4bit are both true",
+                        "Set one of them to false.");
     });
     if (model.load_in_8bit) model.load_in_4bit = false;
     problems.check({"model.precision", "model.load_in_8bit", "model.load_in_4bit"}, [&] {
@@ -88,9 +92,10 @@ void settle_precision(LoadedConfig& loaded, Problems& problems) {
         if (type == spec::WeightType::automatic) return;
         const auto becomes = [&](const char* option, bool& field, bool value) {
             if (loaded.is_given(option) && field != value)
-                throw usage_error(cat("model.precision says that the default is ", name_of(type), ", but ", option,
-                                      " is ", field ? "true" : "false"),
-                                  cat("Leave ", option, " or the default out."));
+                throw Error("option.conflict",
+                            cat("model.precision says that the default is ", name_of(type), ", but ", option, " is ",
+                                field ? "true" : "false"),
+                            cat("Leave ", option, " or the default out."));
             field = value;
         };
         becomes("model.load_in_8bit", model.load_in_8bit, type == spec::WeightType::int8);
@@ -101,9 +106,9 @@ void settle_precision(LoadedConfig& loaded, Problems& problems) {
         const auto trains = [&](const char* module, bool named) {
             const auto& saved = lora.modules_to_save;
             if (named && std::find(saved.begin(), saved.end(), module) != saved.end())
-                throw usage_error(
-                    cat("model.precision is for frozen weights, but lora.modules_to_save trains ", module),
-                    cat("Leave ", module, " out of one of them."));
+                throw Error("option.conflict",
+                            cat("model.precision is for frozen weights, but lora.modules_to_save trains ", module),
+                            cat("Leave ", module, " out of one of them."));
         };
         trains("embed_tokens", precision.names_embeddings());
         trains("lm_head", precision.names_head());
@@ -116,13 +121,13 @@ void check_compute_dtype(const Config& config, Problems& problems) {
     const bool full = config.lora.finetuning_type == FinetuningType::full;
     problems.check({"model.compute_dtype", "lora.finetuning_type"}, [&] {
         if (any(fp8) && full)
-            throw usage_error(cat("model.compute_dtype ", name_of(fp8), " is for a frozen base"),
-                              "Train adapters (lora.finetuning_type lora), or leave compute_dtype out.");
+            throw Error("option.unsupported", cat("model.compute_dtype ", name_of(fp8), " is for a frozen base"),
+                        "Train adapters (lora.finetuning_type lora), or leave compute_dtype out.");
     });
     problems.check({"model.compute_dtype", "lora.use_dora"}, [&] {
         if (any(fp8) && !full && config.lora.use_dora)
-            throw usage_error(cat("model.compute_dtype ", name_of(fp8), " ", why_not_dora(fp8)),
-                              "Leave compute_dtype or lora.use_dora out.");
+            throw Error("option.unsupported", cat("model.compute_dtype ", name_of(fp8), " ", why_not_dora(fp8)),
+                        "Leave compute_dtype or lora.use_dora out.");
     });
 }
 
@@ -132,32 +137,35 @@ void check_mantissa(const Config& config, Problems& problems) {
                    [&] {
                        if (config.hardware.weight_mantissa_bits == 0) return;
                        if (config.hardware.weight_cache != WeightCache::on)
-                           throw usage_error("hardware.weight_mantissa_bits is for weights that lie expanded on a GPU",
-                                             "Set hardware.weight_cache to on, or leave weight_mantissa_bits out.");
+                           throw Error("option.no-effect",
+                                       "hardware.weight_mantissa_bits is for weights that lie expanded on a GPU",
+                                       "Set hardware.weight_cache to on, or leave weight_mantissa_bits out.");
                        if (config.model.dtype != spec::DType::bf16 || forward_coded(config.model.compute_dtype) ||
                            config.lora.finetuning_type == FinetuningType::full)
-                           throw usage_error("hardware.weight_mantissa_bits is for a frozen base in bfloat16",
-                                             "Leave weight_mantissa_bits out.");
+                           throw Error("option.no-effect",
+                                       "hardware.weight_mantissa_bits is for a frozen base in bfloat16",
+                                       "Leave weight_mantissa_bits out.");
                    });
 }
 
 void check_lora(const LoraOptions& lora, std::optional<double> learning_rate, Problems& problems) {
     problems.check({"lora.target_modules"}, [&] {
         if (lora.target_modules.empty())
-            throw usage_error("lora.target_modules is empty: nothing would get an adapter",
-                              "Name at least one projection, such as q_proj.");
+            throw Error("option.invalid-value", "lora.target_modules is empty: nothing would get an adapter",
+                        "Name at least one projection, such as q_proj.");
         refuse_duplicates(lora.target_modules, "lora.target_modules");
     });
     problems.check({"lora.layers_to_transform"}, [&] {
         if (lora.layers_to_transform && lora.layers_to_transform->empty())
-            throw usage_error("lora.layers_to_transform is empty: no layer would get an adapter",
-                              "null means all layers.");
+            throw Error("option.invalid-value", "lora.layers_to_transform is empty: no layer would get an adapter",
+                        "null means all layers.");
     });
     problems.check({"lora.modules_to_save"}, [&] { refuse_duplicates(lora.modules_to_save, "lora.modules_to_save"); });
     problems.check({"lora.loraplus_lr_embedding", "training.learning_rate"}, [&] {
         if (lora.loraplus_lr_embedding && learning_rate == 0.0)
-            throw usage_error("lora.loraplus_lr_embedding is a share of training.learning_rate, which is 0",
-                              "Leave it out, or give a learning_rate above 0.");
+            throw Error("option.no-effect",
+                        "lora.loraplus_lr_embedding is a share of training.learning_rate, which is 0",
+                        "Leave it out, or give a learning_rate above 0.");
     });
 }
 
@@ -165,8 +173,8 @@ void check_weights(const DataOptions& data) {
     const auto weighted = std::count_if(data.datasets.begin(), data.datasets.end(),
                                         [](const DataSource& source) { return source.weight.has_value(); });
     if (weighted != 0 && weighted != static_cast<std::ptrdiff_t>(data.datasets.size()))
-        throw usage_error("data.datasets: some sources have a weight and some have none",
-                          "Give every source a weight, or none: then each row is taken once an epoch.");
+        throw Error("option.missing", "data.datasets: some sources have a weight and some have none",
+                    "Give every source a weight, or none: then each row is taken once an epoch.");
 }
 
 /// What follows evaluations needs some while the run goes on, and a value that they have.
@@ -175,35 +183,37 @@ void check_best(const Config& config, Problems& problems) {
     const auto need_steps = [&](const char* option, bool wants) {
         problems.check({option, "training.eval_steps"}, [&] {
             if (wants && t.eval_steps == 0)
-                throw usage_error(cat(option, " follows evaluations, and there is one at the end alone"),
-                                  "Give training.eval_steps.");
+                throw Error("option.no-evaluation",
+                            cat(option, " follows evaluations, and there is one at the end alone"),
+                            "Give training.eval_steps.");
         });
     };
     need_steps("training.early_stopping_patience", t.early_stopping_patience > 0);
     need_steps("training.load_best_model_at_end", t.load_best_model_at_end);
     problems.check({"training.early_stopping_threshold", "training.early_stopping_patience"}, [&] {
         if (t.early_stopping_threshold > 0 && t.early_stopping_patience == 0)
-            throw usage_error("training.early_stopping_threshold serves training.early_stopping_patience, which is 0",
-                              "Give both, or none.");
+            throw Error("option.no-effect",
+                        "training.early_stopping_threshold serves training.early_stopping_patience, which is 0",
+                        "Give both, or none.");
     });
-    problems.check({"training.metric_for_best_model", "training.objective", "data.eval_files", "training.eval_metric"},
-                   [&] {
-                       std::vector<std::string> known = {"eval_loss", "eval_token_accuracy", "eval_perplexity"};
-                       const char* const judged = t.eval_metric == AnswerMetric::regex ? "regex" : "exact_match";
-                       if (t.eval_metric != AnswerMetric::none) known.push_back(cat("eval_", judged));
-                       for (const auto& [name, file] : config.data.eval_files) {
-                           known.push_back(cat("eval_", name, "_loss"));
-                           if (t.eval_metric != AnswerMetric::none) known.push_back(cat("eval_", name, "_", judged));
-                       }
-                       const std::string metric = best_metric(t);
-                       const bool has = std::find(known.begin(), known.end(), metric) != known.end();
-                       // The figures of other objectives are their own to name: the first evaluation knows them.
-                       if (has || t.objective != Objective::sft) return;
-                       std::string all;
-                       for (const std::string& name : known) all += (all.empty() ? "" : ", ") + name;
-                       throw usage_error(cat("training.metric_for_best_model: an evaluation has no ", metric),
-                                         cat("It has ", all, "."));
-                   });
+    problems.check(
+        {"training.metric_for_best_model", "training.objective", "data.eval_files", "training.eval_metric"}, [&] {
+            std::vector<std::string> known = {"eval_loss", "eval_token_accuracy", "eval_perplexity"};
+            const char* const judged = t.eval_metric == AnswerMetric::regex ? "regex" : "exact_match";
+            if (t.eval_metric != AnswerMetric::none) known.push_back(cat("eval_", judged));
+            for (const auto& [name, file] : config.data.eval_files) {
+                known.push_back(cat("eval_", name, "_loss"));
+                if (t.eval_metric != AnswerMetric::none) known.push_back(cat("eval_", name, "_", judged));
+            }
+            const std::string metric = best_metric(t);
+            const bool has = std::find(known.begin(), known.end(), metric) != known.end();
+            // The figures of other objectives are their own to name: the first evaluation knows them.
+            if (has || t.objective != Objective::sft) return;
+            std::string all;
+            for (const std::string& name : known) all += (all.empty() ? "" : ", ") + name;
+            throw Error("option.invalid-value", cat("training.metric_for_best_model: an evaluation has no ", metric),
+                        cat("It has ", all, "."));
+        });
 }
 
 /// What training.eval_metric needs, and what needs it.
@@ -212,14 +222,14 @@ void check_answers(const Config& config, Problems& problems) {
     const bool judges = t.eval_metric != AnswerMetric::none;
     problems.check({"training.eval_metric", "training.eval_answer_regex", "training.objective"}, [&] {
         if (!judges && !t.eval_answer_regex.empty())
-            throw usage_error("training.eval_answer_regex serves training.eval_metric, which is none",
-                              "Set training.eval_metric to exact_match or regex.");
+            throw Error("option.no-effect", "training.eval_answer_regex serves training.eval_metric, which is none",
+                        "Set training.eval_metric to exact_match or regex.");
         if (t.eval_metric == AnswerMetric::regex && t.eval_answer_regex.empty())
-            throw usage_error("training.eval_metric regex needs training.eval_answer_regex",
-                              "Give the expression that is looked for in answers.");
+            throw Error("option.missing", "training.eval_metric regex needs training.eval_answer_regex",
+                        "Give the expression that is looked for in answers.");
         if (judges && t.objective != Objective::sft)
-            throw usage_error("training.eval_metric judges answers to rows of training.objective sft",
-                              "Leave it out: other objectives have figures of their own.");
+            throw Error("option.unsupported", "training.eval_metric judges answers to rows of training.objective sft",
+                        "Leave it out: other objectives have figures of their own.");
     });
 }
 
@@ -229,8 +239,8 @@ void check_evaluation(const Config& config, Problems& problems) {
     const auto not_both = [&](const char* one, bool has_one, const char* other, bool has_other) {
         problems.check({one, other}, [&] {
             if (has_one && has_other)
-                throw usage_error(cat(one, " and ", other, " are both given"),
-                                  "Evaluation rows come from one of them.");
+                throw Error("option.conflict", cat(one, " and ", other, " are both given"),
+                            "Evaluation rows come from one of them.");
         });
     };
     not_both("data.eval_file", data.eval_file.has_value(), "data.val_size", data.val_size > 0);
@@ -240,19 +250,21 @@ void check_evaluation(const Config& config, Problems& problems) {
         constexpr const char* allowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.";
         for (const auto& [name, file] : data.eval_files)
             if (name.empty() || file.empty() || name.find_first_not_of(allowed) != std::string::npos)
-                throw usage_error(cat("data.eval_files: '", name, "': '", file, "' is no name and file"),
-                                  "Names are of letters, digits, _, - and .: they become keys such as eval_NAME_loss.");
+                throw Error("option.invalid-value",
+                            cat("data.eval_files: '", name, "': '", file, "' is no name and file"),
+                            "Names are of letters, digits, _, - and .: they become keys such as eval_NAME_loss.");
     });
     problems.check({"data.val_size"}, [&] {
         if (data.val_size >= 1 && std::floor(data.val_size) != data.val_size)
-            throw usage_error(
+            throw Error(
+                "option.out-of-range",
                 cat("data.val_size: expected a fraction below 1 or a whole number of rows, found ", data.val_size));
     });
     const auto need_rows = [&](const char* option, bool wants) {
         problems.check({option, "data.eval_file", "data.eval_files", "data.val_size"}, [&] {
             if (wants && !evaluates)
-                throw usage_error(cat(option, " is given, but there are no rows to evaluate on"),
-                                  "Give data.eval_file, data.eval_files or data.val_size.");
+                throw Error("option.no-evaluation", cat(option, " is given, but there are no rows to evaluate on"),
+                            "Give data.eval_file, data.eval_files or data.val_size.");
         });
     };
     need_rows("training.eval_on_start", config.training.eval_on_start);
@@ -266,20 +278,20 @@ void check_data(const Config& config, Problems& problems) {
     const DataOptions& data = config.data;
     problems.check({"data.train_file", "data.datasets"}, [&] {
         if (!data.train_file.empty() && !data.datasets.empty())
-            throw usage_error("data.train_file and data.datasets are both given",
-                              "Training rows come from one of them.");
+            throw Error("option.conflict", "data.train_file and data.datasets are both given",
+                        "Training rows come from one of them.");
     });
     problems.check({"data.datasets"}, [&] { check_weights(data); });
     problems.check({"data.train_on_prompt", "data.train_on_last_turn_only"}, [&] {
         if (data.train_on_prompt && data.train_on_last_turn_only)
-            throw usage_error("data.train_on_prompt and data.train_on_last_turn_only contradict each other",
-                              "Leave one of them out.");
+            throw Error("option.conflict",
+                        "data.train_on_prompt and data.train_on_last_turn_only contradict each other",
+                        "Leave one of them out.");
     });
     problems.check({"data.packing", "training.max_tokens_per_batch"}, [&] {
         if (data.packing && config.training.max_tokens_per_batch > 0)
-            throw usage_error(
-                "data.packing and training.max_tokens_per_batch are both given",
-                "Packing fills rows of max_seq_length, max_tokens_per_batch fills micro-batches; choose one.");
+            throw Error("option.conflict", "data.packing and training.max_tokens_per_batch are both given",
+                        "Packing fills rows of max_seq_length, max_tokens_per_batch fills micro-batches; choose one.");
     });
     check_evaluation(config, problems);
 }
@@ -294,7 +306,8 @@ void check_preference(const Config& config, Problems& problems) {
     const bool simpo = p.loss_type == PreferenceLoss::simpo;
     const auto only_for = [&](const char* option, bool given, bool serves, const char* what) {
         problems.check({"training.objective", option}, [&] {
-            if (given && !serves) throw usage_error(cat(option, " serves ", what), cat("Leave ", option, " out."));
+            if (given && !serves)
+                throw Error("option.no-effect", cat(option, " serves ", what), cat("Leave ", option, " out."));
         });
     };
     const char* const any = "training.objective dpo, orpo and kto";
@@ -316,16 +329,18 @@ void check_preference(const Config& config, Problems& problems) {
     const auto not_for_answers = [&](const char* option, bool given) {
         problems.check({"training.objective", option}, [&] {
             if (given && prefers)
-                throw usage_error(cat(option, " serves training.objective sft; preferences are about answers"),
-                                  cat("Leave ", option, " out."));
+                throw Error("option.no-effect",
+                            cat(option, " serves training.objective sft; preferences are about answers"),
+                            cat("Leave ", option, " out."));
         });
     };
     not_for_answers("data.train_on_prompt", config.data.train_on_prompt);
     not_for_answers("data.train_on_last_turn_only", config.data.train_on_last_turn_only);
     problems.check({"training.objective", "data.long_rows"}, [&] {
         if (prefers && config.data.long_rows == LongRows::split)
-            throw usage_error("data.long_rows split would part an answer from its prompt and its verdict",
-                              "Take truncate or drop.");
+            throw Error("option.unsupported",
+                        "data.long_rows split would part an answer from its prompt and its verdict",
+                        "Take truncate or drop.");
     });
 }
 
@@ -335,13 +350,15 @@ void check_distill(const Config& config, Problems& problems) {
     const bool distills = config.training.objective == Objective::distill;
     problems.check({"training.objective", "distill.teacher"}, [&] {
         if (distills && !d.teacher)
-            throw usage_error("training.objective distill learns from a teacher, and distill.teacher is missing",
-                              "Name a model folder, or a file of `unsloth-train score --top_k N`.");
+            throw Error("option.missing",
+                        "training.objective distill learns from a teacher, and distill.teacher is missing",
+                        "Name a model folder, or a file of `unsloth-train score --top_k N`.");
     });
     const auto serves = [&](const char* option, bool given) {
         problems.check({"training.objective", option}, [&] {
             if (given && !distills)
-                throw usage_error(cat(option, " serves training.objective distill"), cat("Leave ", option, " out."));
+                throw Error("option.no-effect", cat(option, " serves training.objective distill"),
+                            cat("Leave ", option, " out."));
         });
     };
     serves("distill.teacher", d.teacher.has_value());
@@ -352,7 +369,8 @@ void check_distill(const Config& config, Problems& problems) {
     serves("distill.alpha", d.alpha != defaults.alpha);
     problems.check({"distill.divergence", "distill.jsd_beta"}, [&] {
         if (d.jsd_beta != defaults.jsd_beta && d.divergence != Divergence::jsd)
-            throw usage_error("distill.jsd_beta serves distill.divergence jsd", "Leave distill.jsd_beta out.");
+            throw Error("option.no-effect", "distill.jsd_beta serves distill.divergence jsd",
+                        "Leave distill.jsd_beta out.");
     });
     problems.check({"distill.teacher_device_map"}, [&] {
         ModelOptions teacher = config.model;
@@ -366,8 +384,8 @@ void settle_warmup(LoadedConfig& loaded, Problems& problems) {
     if (training.warmup_ratio == 0) return;
     problems.check({"training.warmup_steps", "training.warmup_ratio"}, [&] {
         if (training.warmup_steps > 0 && loaded.is_given("training.warmup_steps"))
-            throw usage_error("training.warmup_steps and training.warmup_ratio are both given",
-                              "Set one of them to 0: --warmup_steps 0 lets the ratio count.");
+            throw Error("option.conflict", "training.warmup_steps and training.warmup_ratio are both given",
+                        "Set one of them to 0: --warmup_steps 0 lets the ratio count.");
     });
     training.warmup_steps = 0;
 }
@@ -375,12 +393,13 @@ void settle_warmup(LoadedConfig& loaded, Problems& problems) {
 void check_training(const TrainingOptions& training, Problems& problems) {
     problems.check({"training.output_dir"}, [&] {
         if (training.output_dir.empty())
-            throw usage_error("training.output_dir is empty", "Name a folder to write to.");
+            throw Error("option.invalid-value", "training.output_dir is empty", "Name a folder to write to.");
     });
     problems.check({"training.resume_from_checkpoint", "training.overwrite_output_dir"}, [&] {
         if (training.resume_from_checkpoint && training.overwrite_output_dir)
-            throw usage_error("training.resume_from_checkpoint and training.overwrite_output_dir are both given",
-                              "Go on with the run, or start it afresh.");
+            throw Error("option.conflict",
+                        "training.resume_from_checkpoint and training.overwrite_output_dir are both given",
+                        "Go on with the run, or start it afresh.");
     });
     problems.check({"training.lr_scheduler_type", "training.lr_scheduler_kwargs"}, [&] {
         // Throws for what it cannot read. Where the rate comes from a rule, the trainer settles it and calls again.
@@ -405,8 +424,9 @@ void settle_reports(LoadedConfig& loaded, Problems& problems) {
     problems.check({"training.report_to"}, [&] { refuse_duplicates(names, "training.report_to"); });
     problems.check({"training.report_to", "logging.metrics_file"}, [&] {
         if (has("html") && logging.metrics_file.empty())
-            throw usage_error("training.report_to html draws what logging.metrics_file holds, which is none",
-                              "Give logging.metrics_file a name, or leave html out.");
+            throw Error("option.no-effect",
+                        "training.report_to html draws what logging.metrics_file holds, which is none",
+                        "Give logging.metrics_file a name, or leave html out.");
     });
 }
 
@@ -416,19 +436,22 @@ void check_distributed(const Config& config, Problems& problems) {
     const std::string context = cat("distributed.cp_size ", distributed.cp_size, " does not go with ");
     problems.check({"distributed.cp_size", "training.objective"}, [&] {
         if (distributed.cp_size > 1 && config.training.objective != Objective::sft)
-            throw usage_error(context +
-                                  "an objective that looks at whole answers (training.objective): its ranks "
-                                  "have parts of the rows",
-                              "Train sft, or take tp_size, pp_size or zero_stage.");
+            throw Error("parallel.unsupported",
+                        context +
+                            "an objective that looks at whole answers (training.objective): its ranks "
+                            "have parts of the rows",
+                        "Train sft, or take tp_size, pp_size or zero_stage.");
     });
     problems.check({"distributed.cp_size", "model.dtype"}, [&] {
         if (distributed.cp_size > 1 && config.model.dtype == spec::DType::f16)
-            throw usage_error(context + "model.dtype float16: sums over ranks are in bf16 or fp32", "Use bfloat16.");
+            throw Error("parallel.unsupported", context + "model.dtype float16: sums over ranks are in bf16 or fp32",
+                        "Use bfloat16.");
     });
     const auto for_pipelines = [&](const char* option, bool given) {
         problems.check({option, "distributed.pp_size"}, [&] {
             if (given && distributed.pp_size == 1)
-                throw usage_error(cat(option, " serves distributed.pp_size above 1"), cat("Leave ", option, " out."));
+                throw Error("option.no-effect", cat(option, " serves distributed.pp_size above 1"),
+                            cat("Leave ", option, " out."));
         });
     };
     for_pipelines("distributed.pipeline_schedule", distributed.pipeline_schedule != defaults.pipeline_schedule);
@@ -451,7 +474,7 @@ void check_device(const std::string& device, const std::string& option) {
     const bool is_index =
         !index.empty() && index.size() <= most_digits && index.find_first_not_of("0123456789") == std::string::npos;
     if (is_index) return;
-    throw usage_error(cat(option, ": expected auto, cpu, cuda or cuda:N, found '", device, "'"));
+    throw Error("option.invalid-value", cat(option, ": expected auto, cpu, cuda or cuda:N, found '", device, "'"));
 }
 
 void settle(LoadedConfig& loaded, Problems& problems) {

@@ -21,7 +21,7 @@ TEST(Settle, TheBasesTypeIsSaidOnce) {
     const auto int8 = model({"--precision", R"({"default": "int8", "model.layers.0": "bf16"})"});
     EXPECT_TRUE(int8.load_in_8bit && !int8.load_in_4bit);
     EXPECT_TRUE(model({"--precision", R"({"model.layers.0": "bf16"})"}).load_in_4bit);
-    EXPECT_CONTAINS(flag_error({"--load_in_8bit", "--load_in_4bit"}), "are both true");
+    EXPECT_CONTAINS(flag_error({"--load_in_8bit", "--load_in_4bit"}, "option.conflict"), "are both true");
     EXPECT_CONTAINS(flag_error({"--load_in_8bit", "--precision", R"({"default": "nf4"})"}),
                     "the default is nf4, but model.load_in_8bit is true");
     EXPECT_CONTAINS(flag_error({"--load_in_4bit", "--precision", R"({"default": "bf16"})"}),
@@ -51,7 +51,7 @@ TEST(Settle, CodesAreOfAFrozenBaseWithoutDora) {
 TEST(Settle, WeightsOfFewerBitsLieExpandedAndFrozen) {
     const auto loaded = config::load_config({}, {"--weight_mantissa_bits", "3", "--weight_cache", "on"});
     EXPECT_EQ(loaded.config.hardware.weight_mantissa_bits, 3);
-    EXPECT_CONTAINS(flag_error({"--weight_mantissa_bits", "3"}), "Set hardware.weight_cache to on");
+    EXPECT_CONTAINS(flag_error({"--weight_mantissa_bits", "3"}, "option.no-effect"), "Set hardware.weight_cache to on");
     for (const std::string other : {"--compute_dtype=fp8_both", "--dtype=float16", "--finetuning_type=full"})
         EXPECT_CONTAINS(flag_error({"--weight_mantissa_bits", "3", "--weight_cache", "on", other}),
                         "is for a frozen base in bfloat16");
@@ -87,8 +87,8 @@ TEST(Settle, AdaptersNeedAModuleAndALayer) {
 
 TEST(Settle, EvaluationRowsComeFromOnePlace) {
     EXPECT_CONTAINS(flag_error({"--val_size", "0.1", "--eval_file", "e"}), "data.eval_file and data.val_size");
-    EXPECT_CONTAINS(flag_error({"--val_size", "1.5"}), "whole number of rows");
-    EXPECT_CONTAINS(flag_error({"--eval_steps", "10"}), "no rows to evaluate on");
+    EXPECT_CONTAINS(flag_error({"--val_size", "1.5"}, "option.out-of-range"), "whole number of rows");
+    EXPECT_CONTAINS(flag_error({"--eval_steps", "10"}, "option.no-evaluation"), "no rows to evaluate on");
     EXPECT_EQ(config::load_config({}, {"--eval_steps", "10", "--val_size", "3"}).config.training.eval_steps, 10);
     EXPECT_EQ(config::load_config({}, {"--eval_steps", "10", "--eval_file", "e"}).config.training.eval_steps, 10);
 }
