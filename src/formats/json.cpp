@@ -23,9 +23,9 @@ class KeyCheck : public nlohmann::json_sax<AnyJson> {
     }
     bool key(std::string& name) override {
         if (std::is_same_v<AnyJson, OrderedJson> && keys_.back().size() == most_ordered_keys)
-            throw input_error(cat(source_, ": an object has more than ", most_ordered_keys, " keys"));
+            throw Error("json.too-large", cat(source_, ": an object has more than ", most_ordered_keys, " keys"));
         if (!keys_.back().insert(name).second)
-            throw input_error(cat(source_, ": the key '", name, "' stands twice in one object"));
+            throw Error("json.syntax", cat(source_, ": the key '", name, "' stands twice in one object"));
         return true;
     }
     bool end_object() override {
@@ -54,7 +54,7 @@ class KeyCheck : public nlohmann::json_sax<AnyJson> {
 template <class AnyJson>
 AnyJson parse_json(std::string_view text, const std::string& source) {
     if (json_nesting_depth(text) > max_json_depth)
-        throw input_error(cat(source, ": the JSON nests deeper than ", max_json_depth, " levels"));
+        throw Error("json.too-large", cat(source, ": the JSON nests deeper than ", max_json_depth, " levels"));
     KeyCheck<AnyJson> check(source);
     AnyJson::sax_parse(text.begin(), text.end(), &check);
     try {
