@@ -36,7 +36,8 @@ std::string hash_content(const fs::path& path) {
         const std::string_view part(reinterpret_cast<const char*>(bytes.data()) + at, count);
         zeros = part[0] == '\0' && part.substr(1) == part.substr(0, count - 1) ? zeros + count : 0;
         if (static_cast<int64_t>(zeros) > RowReader::give_up_bytes)
-            throw input_error(cat(path.string(), ": no row ends within 1 GiB of zeros"), "This is no file of rows.");
+            throw Error("data.not-rows", cat(path.string(), ": no row ends within 1 GiB of zeros"),
+                        "This is no file of rows.");
         hash.add(part);
         stop_if_interrupted("stopped while the data was read; nothing was written");
         file.drop(at, count);
@@ -50,7 +51,7 @@ std::string content_hash(const fs::path& path, const fs::path& folder) {
     constexpr int64_t large = int64_t{8} << 20, settled_seconds = 3;
     struct stat status{};
     if (::stat(path.c_str(), &status) != 0)
-        throw input_error(cat("cannot open ", path.string(), ": ", std::strerror(errno)));
+        throw Error("disk.cannot-read", cat("cannot open ", path.string(), ": ", std::strerror(errno)));
     if (status.st_size < large ||
         ::time(nullptr) - std::max(status.st_mtim.tv_sec, status.st_ctim.tv_sec) < settled_seconds)
         return hash_content(path);
@@ -117,7 +118,8 @@ bool make_folder(const CacheOptions& cache) {
     if (folder.open() && ::faccessat(folder.fd(), ".", W_OK | X_OK, 0) != 0) failure = errno;
     if (failure == 0) return true;
     const std::string what = cat("cannot use ", cache.folder.string(), " as data.cache_dir: ", std::strerror(failure));
-    if (cache.must_work) throw runtime_failure(what, "Choose another folder, or set it to \"\" to go without a cache.");
+    if (cache.must_work)
+        throw Error("disk.cannot-write", what, "Choose another folder, or set it to \"\" to go without a cache.");
     log::warning(what, "; going without a cache");
     return false;
 }
@@ -173,8 +175,8 @@ Dataset load_through(const std::vector<config::DataSource>& sources, std::vector
     writer.finish(load_rows(files, options, encoders_of(files, encoder), writer));
     auto rows = open_cache_file(path);
     if (!rows)
-        throw runtime_failure(cat(path.string(), ": what was just written cannot be read back"),
-                              "Check the disk, or choose another data.cache_dir.");
+        throw Error("disk.cannot-write", cat(path.string(), ": what was just written cannot be read back"),
+                    "Check the disk, or choose another data.cache_dir.");
     log::info("the encoded rows are in the cache now: ", path.string());
     if (cache.max_bytes > 0) prune_cache(cache.folder, cache.max_bytes);
     return dataset_of(std::move(*rows), options);

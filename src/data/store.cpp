@@ -80,9 +80,10 @@ void StorePart::append(const FormattedRow& row, int64_t source_row, int32_t sour
 /// the file may be anyone's: nothing outside of it is read.
 const int32_t* Dataset::Store::copy_runs(const RowRecord& row, const int32_t* next, Sample& sample) const {
     const auto refuse = [&] {
-        throw input_error(cat(file.path().string(), ": this file of the cache is damaged: the trained tokens of row ",
-                              row.source_row, " are not among its tokens"),
-                          "Delete the file: it is made again.");
+        throw Error("data.damaged-file",
+                    cat(file.path().string(), ": this file of the cache is damaged: the trained tokens of row ",
+                        row.source_row, " are not among its tokens"),
+                    "Delete the file: it is made again.");
     };
     const int64_t behind =
         words.data() + words.size() - next - 1 - (row.has(RowRecord::given_positions) ? row.length : 0);
