@@ -114,7 +114,7 @@ Digest random_bytes() {
     while ((got = ::getrandom(bytes.data(), bytes.size(), 0)) < 0 && errno == EINTR) {
     }
     if (got != static_cast<ssize_t>(bytes.size()))
-        throw runtime_failure(cat("the kernel gives no random numbers: ", std::strerror(errno)));
+        throw Error("process.system-call", cat("the kernel gives no random numbers: ", std::strerror(errno)));
     return bytes;
 }
 
