@@ -109,9 +109,10 @@ Decoder::Decoder(ops::Context& ctx, model::Model& model, const DecoderOptions& o
 
 int64_t Decoder::add(Request request) {
     if (is_dynamic(model_) && static_cast<int64_t>(request.prompt.size()) > model_.sizes().tokens)
-        throw usage_error(cat("with dynamic RoPE a prompt of ", request.prompt.size(),
-                              " tokens goes in at once, passes ", "have at most ", model_.sizes().tokens),
-                          "Raise --max_batch_tokens.");
+        throw Error("model.too-many-positions",
+                    cat("with dynamic RoPE a prompt of ", request.prompt.size(), " tokens goes in at once, passes ",
+                        "have at most ", model_.sizes().tokens),
+                    "Raise --max_batch_tokens.");
     UNSLOTH_CHECK(request.adapter >= -1 && request.adapter < model_.sizes().adapters, "adapter ", request.adapter,
                   " of ", model_.sizes().adapters);
     const int64_t number = scheduler_.add(std::move(request));
@@ -134,7 +135,7 @@ bool Decoder::step(const OnToken& on_token, const OnEnd& on_end) {
     for (std::size_t row = 0; row < now.rows.size(); ++row) {
         const float logprob = now.logprobs.const_data_ptr<float>()[row];
         if (now.rows[row] == nullptr) continue;
-        if (std::isnan(logprob)) throw runtime_failure("the model's logits are not finite");
+        if (std::isnan(logprob)) throw Error("numerics.not-finite", "the model's logits are not finite");
         const ops::Chosen chosen{now.ids.const_data_ptr<int32_t>()[row], logprob};
         if (take(*now.rows[row], chosen, on_token, on_end) || !ahead) continue;
         std::erase_if(ahead->second, [&](const Part& part) { return part.sequence == now.rows[row]; });

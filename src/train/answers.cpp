@@ -56,7 +56,8 @@ AnswerEvaluator::AnswerEvaluator(const AnswerRules& rules, const data::Dataset& 
         questions_.push_back(std::move(question));
     }
     if (const int64_t allowed = opened.file->spec.usable_positions(); context() > allowed)
-        throw usage_error(
+        throw Error(
+            "model.too-many-positions",
             cat("prompts and ", rules.tokens_option, " take ", context(), " positions, the model allows ", allowed),
             cat("Set a lower ", rules.tokens_option, "."));
 }
@@ -74,8 +75,8 @@ AnswerEvaluator::Question AnswerEvaluator::question_of(const data::Sample& sampl
     std::size_t first = begin;
     while (first > 0 && sample.positions[first] != 0) --first;
     if (begin <= first + 1)  // a token that begins all texts is no question
-        throw input_error(cat("row ", sample.row, " has no prompt before its answer"),
-                          "Answers can be judged of rows of prompts or messages whose prompt is no target.");
+        throw Error("data.no-prompt", cat("row ", sample.row, " has no prompt before its answer"),
+                    "Answers can be judged of rows of prompts or messages whose prompt is no target.");
     const auto ids = [&](std::size_t from, std::size_t to) {
         return Prompt(sample.ids.begin() + static_cast<std::ptrdiff_t>(from),
                       sample.ids.begin() + static_cast<std::ptrdiff_t>(to));
@@ -85,8 +86,8 @@ AnswerEvaluator::Question AnswerEvaluator::question_of(const data::Sample& sampl
     if (rules_.metric == config::AnswerMetric::regex) return question;
     const std::optional<std::string> compared = part_of(question.expected);
     if (!compared)
-        throw input_error(cat(rules_.regex_option, " finds nothing in the answer of row ", question.row, ": ",
-                              question.expected.substr(0, shown_bytes)));
+        throw Error("data.answer-pattern", cat(rules_.regex_option, " finds nothing in the answer of row ",
+                                               question.row, ": ", question.expected.substr(0, shown_bytes)));
     question.compared = *compared;
     return question;
 }

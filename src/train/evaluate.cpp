@@ -49,9 +49,9 @@ void run_evaluate(const config::LoadedConfig& given, const config::EvaluateReque
     const config::LoadedConfig loaded = with_base(given);
     const config::Config& config = loaded.config;
     if (config.training.objective != config::Objective::sft)
-        throw usage_error("evaluate takes rows of training.objective sft",
-                          "A run's own evaluations have the figures of other objectives; for the loss of plain rows, "
-                          "add --objective sft.");
+        throw Error("option.unsupported", "evaluate takes rows of training.objective sft",
+                    "A run's own evaluations have the figures of other objectives; for the loss of plain rows, "
+                    "add --objective sft.");
     const bool judges = request.metric != config::AnswerMetric::none;
     if (!request.answer_regex.empty()) data::AnswerPattern(request.answer_regex, "--answer_regex");
     const OpenedModel opened = open_model(config);
@@ -86,7 +86,8 @@ void run_evaluate(const config::LoadedConfig& given, const config::EvaluateReque
     const Evaluator::Result found = evaluator.run(*model.model, *model.ctx, *objective, none, 0, 0);
     if (!found.report) throw Interrupted(found.signal, "stopped before all rows were evaluated");
     const EvalReport& report = *found.report;
-    if (!std::isfinite(report.loss)) throw runtime_failure("the rows' loss is not finite", overflow_advice);
+    if (!std::isfinite(report.loss))
+        throw Error("numerics.not-finite", "the rows' loss is not finite", overflow_advice);
     Json results{{"eval_loss", number(report.loss)}, {"perplexity", number(std::exp(report.loss))}};
     for (const auto& [name, value] : report.figures) results[name] = number(value);
     results["eval_tokens"] = report.tokens;

@@ -30,9 +30,9 @@ void check_against_adapter(const config::LoadedConfig& loaded, const spec::LoraS
                            const spec::LoraSpec& adapter) {
     const auto require = [&](const char* option, bool same) {
         if (loaded.is_given(cat("lora.", option)) && !same)
-            throw usage_error(
-                cat("lora.", option, " contradicts the adapter in ", *loaded.config.model.adapter_name_or_path),
-                "Leave the option out: the adapter's own config decides.");
+            throw Error("adapter.contradicts",
+                        cat("lora.", option, " contradicts the adapter in ", *loaded.config.model.adapter_name_or_path),
+                        "Leave the option out: the adapter's own config decides.");
     };
     const auto sorted = [](std::vector<std::string> names) {
         std::sort(names.begin(), names.end());
@@ -58,9 +58,10 @@ std::string rope_scaling_of(const config::Config& config) {
     const std::string trained = formats::read_peft_config(formats::resolve_model_path(*adapter)).rope_scaling;
     if (asked == "{}") return trained;
     if (nlohmann::json::parse(asked) != nlohmann::json::parse(trained.empty() ? "{}" : trained))
-        throw usage_error(cat("model.rope_scaling is ", asked, ", but the adapter ", *adapter, " was trained with ",
-                              trained.empty() ? "config.json's own" : trained),
-                          "Leave model.rope_scaling out: the adapter's own holds.");
+        throw Error("adapter.contradicts",
+                    cat("model.rope_scaling is ", asked, ", but the adapter ", *adapter, " was trained with ",
+                        trained.empty() ? "config.json's own" : trained),
+                    "Leave model.rope_scaling out: the adapter's own holds.");
     return asked;
 }
 
@@ -70,14 +71,16 @@ void require_positions(const config::LoadedConfig& loaded, const spec::ModelSpec
     const bool linear = spec.rope.type == spec::RopeSpec::Type::linear;  // what is scaled already is scaled further
     const auto factor =
         std::llround(static_cast<double>((length + positions - 1) / positions) * (linear ? spec.rope.factor : 1.0));
-    throw usage_error(cat("model.max_seq_length is ", length, ", and the model has ", positions, " positions"),
-                      cat("Scale them, as with --rope_scaling '{\"rope_type\": \"linear\", \"factor\": ", factor,
-                          ".0}', or take a max_seq_length of ", positions, " or less."));
+    throw Error("model.too-many-positions",
+                cat("model.max_seq_length is ", length, ", and the model has ", positions, " positions"),
+                cat("Scale them, as with --rope_scaling '{\"rope_type\": \"linear\", \"factor\": ", factor,
+                    ".0}', or take a max_seq_length of ", positions, " or less."));
 }
 
 OpenedModel open_model(const config::Config& config) {
     if (config.model.path.empty())
-        throw usage_error("model.path is missing", "Set it in the config file, or with --model.path FOLDER.");
+        throw Error("option.missing", "model.path is missing",
+                    "Set it in the config file, or with --model.path FOLDER.");
     OpenedModel opened;
     opened.rope_scaling = rope_scaling_of(config);
     const auto& adapter = config.model.adapter_name_or_path;
@@ -123,7 +126,8 @@ model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device d
     const config::Config& config = loaded.config;
     if (const int gpus = config::DeviceMap(config.model).gpus();
         gpus > 1 && !(trains && config.distributed.pp_size == gpus))
-        throw usage_error(
+        throw Error(
+            "model.device-map",
             cat("model.device_map names ", gpus, " GPUs",
                 trains ? cat(", which needs distributed.pp_size ", gpus, " and as many processes")
                        : ": the model is spread over GPUs in training alone"),
@@ -153,8 +157,8 @@ model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device d
     request.noise_alpha = config.training.neftune_noise_alpha;
     if (request.finetuning_type == config::FinetuningType::full) {
         if (request.adapter)
-            throw usage_error("finetuning_type full does not take an adapter_name_or_path",
-                              "Merge the adapter first, or train a LoRA.");
+            throw Error("option.conflict", "finetuning_type full does not take an adapter_name_or_path",
+                        "Merge the adapter first, or train a LoRA.");
         return request;
     }
     if (trains) request.lora = lora_spec(config.lora);
@@ -217,9 +221,9 @@ weights::LoadShare load_share(comm::Group* group, const model::ModelPlan& plan) 
         nodes.insert(std::stoi(text.substr(own.size())));
     }
     if (!alike && peers)
-        throw runtime_failure(
-            "the ranks of this machine plan their memory differently, and cannot hold a base together",
-            "Set distributed.zero_stage below 3.");
+        throw Error("rank.peer-memory",
+                    "the ranks of this machine plan their memory differently, and cannot hold a base together",
+                    "Set distributed.zero_stage below 3.");
     if (!alike) {
         log::info("the ranks of this machine plan their memory differently: each reads the whole model");
         return {};
@@ -277,16 +281,18 @@ config::LoadedConfig with_base(config::LoadedConfig loaded, const config::NamedF
         if (model.rope_scaling == "{}" && name == adapters.folders.front().first && !trained.empty())
             model.rope_scaling = trained;
         if (scaling(model.rope_scaling) != scaling(trained))
-            throw usage_error(cat("adapter ", name, " was trained with rope_scaling ",
-                                  trained.empty() ? "of config.json" : trained, ", others have ", model.rope_scaling),
-                              "Answer its rows in a call of their own.");
+            throw Error("adapter.contradicts",
+                        cat("adapter ", name, " was trained with rope_scaling ",
+                            trained.empty() ? "of config.json" : trained, ", others have ", model.rope_scaling),
+                        "Answer its rows in a call of their own.");
     }
     if (!model.path.empty() || (!model.adapter_name_or_path && adapters.folders.empty())) return loaded;
     const std::string folder =
         model.adapter_name_or_path ? *model.adapter_name_or_path : adapters.folders.front().second;
     model.path = config_of(folder).base_model_name_or_path;
     if (model.path.empty())
-        throw input_error(cat(folder, ": adapter_config.json does not name the base"), "Give it with --model.path.");
+        throw Error("adapter.bad-config", cat(folder, ": adapter_config.json does not name the base"),
+                    "Give it with --model.path.");
     log::info("the adapter's base: ", model.path);
     return loaded;
 }
@@ -321,12 +327,12 @@ LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedM
     const spec::ModelSpec& spec = opened.file->spec;
     fit_to(request, spec, {.tokens = tokens, .segments = segments, .longest = tokens, .labels = head_rows});
     if (cache.in_8_bit && !ops::codes_keys(device, request.dtype, spec.num_heads, spec.num_kv_heads, spec.head_dim))
-        throw usage_error(
-            cat("--kv_cache_dtype fp8: this GPU's kernels read codes in bfloat16, of heads of 64 or 128 of "
-                "which up to 16 share keys; the model has ",
-                spec.num_heads, " heads of ", spec.head_dim, " on ", spec.num_kv_heads, ", in ",
-                c10::toString(request.dtype)),
-            "Leave --kv_cache_dtype at auto.");
+        throw Error("device.unsupported",
+                    cat("--kv_cache_dtype fp8: this GPU's kernels read codes in bfloat16, of heads of 64 or 128 of "
+                        "which up to 16 share keys; the model has ",
+                        spec.num_heads, " heads of ", spec.head_dim, " on ", spec.num_kv_heads, ", in ",
+                        c10::toString(request.dtype)),
+                    "Leave --kv_cache_dtype at auto.");
     model::ModelPlan plan(opened.file, request);
     const MemoryBudget budget = memory_budget(loaded.config, device);
     shrink(plan, cache, budget.device / 10 * 9);

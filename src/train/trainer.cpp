@@ -59,9 +59,10 @@ Trainer::Trainer(const config::LoadedConfig& loaded, Purpose purpose)
       device_(ops::choose_device(loaded.config.hardware.device, environment_.local_rank)) {
     if (!leads()) log::set_level(std::max(log::level(), log::Level::warning));
     if (environment_.local_world_size > 1 && config().hardware.device.rfind("cuda:", 0) == 0)
-        throw usage_error(cat("hardware.device ", config().hardware.device, " would put all ",
-                              environment_.local_world_size, " processes on one GPU"),
-                          "Leave it at auto: each process takes the GPU of its number.");
+        throw Error("device.shared-by-ranks",
+                    cat("hardware.device ", config().hardware.device, " would put all ", environment_.local_world_size,
+                        " processes on one GPU"),
+                    "Leave it at auto: each process takes the GPU of its number.");
     for (const std::string& note : loaded.notes) log::info(note);
     const comm::MeshShape mesh = choose_mesh(config().distributed, environment_.world_size);
     nccl_ = comm::set_nccl_environment(config().distributed.nccl);
@@ -117,9 +118,9 @@ void Trainer::require_agreement() const {
         std::string a, b;
         while (std::getline(first, a) && std::getline(other, b) && a == b) {
         }
-        throw usage_error(
-            cat("rank ", rank, " was started differently from rank 0: \"", b, "\" instead of \"", a, "\""),
-            "All ranks need the same configuration, model and data.");
+        throw Error("rank.started-differently",
+                    cat("rank ", rank, " was started differently from rank 0: \"", b, "\" instead of \"", a, "\""),
+                    "All ranks need the same configuration, model and data.");
     }
 }
 
@@ -174,7 +175,9 @@ void Trainer::run() {
         throw;
     } catch (const std::exception& failure) {
         const std::string text = failure.what();
-        summarise("error", text.substr(0, text.find('\n')));
+        const auto* const known = dynamic_cast<const Error*>(&failure);
+        const ErrorId id = known != nullptr ? known->id() : ErrorId("library.failed");
+        summarise("error", text.substr(0, text.find('\n')), std::string(id.name()));
         throw;
     }
 }
@@ -184,8 +187,8 @@ void Trainer::run_together() {
     const std::filesystem::path folder = config().training.output_dir;
     if (const std::filesystem::path trace = std::filesystem::path(config().logging.profile).parent_path();
         !trace.empty() && !std::filesystem::is_directory(trace))
-        throw usage_error(cat("logging.profile: there is no folder ", trace.string()),
-                          "Create it, or name a file in one that exists.");
+        throw Error("option.invalid-value", cat("logging.profile: there is no folder ", trace.string()),
+                    "Create it, or name a file in one that exists.");
     if (leads()) report::require_sinks(config(), folder, ops::pci_address(device_));
     if (config().training.max_steps == 0) {
         require_memory(*plan_, budget());

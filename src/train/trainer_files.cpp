@@ -71,12 +71,13 @@ void Trainer::require_disk() const {
     const int64_t freed = replaces_ ? state_bytes(t.output_dir) : 0;
     if (failed || space.available >= static_cast<std::uintmax_t>(std::max<int64_t>(0, result + checkpoint - freed)))
         return;
-    throw runtime_failure(cat("not enough room in ", t.output_dir, ": ", memory::human_bytes(result + checkpoint),
-                              " are needed (", full() ? "model " : "adapter ", memory::human_bytes(result),
-                              saves ? cat(", first checkpoint ", memory::human_bytes(checkpoint)) : "", "), ",
-                              memory::human_bytes(static_cast<int64_t>(space.available)), " are free"),
-                          cat("Free some, or choose another training.output_dir",
-                              saves ? "; with save_steps 0 no checkpoint is saved." : "."));
+    throw Error("disk.full",
+                cat("not enough room in ", t.output_dir, ": ", memory::human_bytes(result + checkpoint),
+                    " are needed (", full() ? "model " : "adapter ", memory::human_bytes(result),
+                    saves ? cat(", first checkpoint ", memory::human_bytes(checkpoint)) : "", "), ",
+                    memory::human_bytes(static_cast<int64_t>(space.available)), " are free"),
+                cat("Free some, or choose another training.output_dir",
+                    saves ? "; with save_steps 0 no checkpoint is saved." : "."));
 }
 
 /// Takes the output folder for this run, and finds what it goes on from. With max_steps 0 nothing is written: the same
@@ -108,9 +109,9 @@ void Trainer::take_output() {
     const fs::path folder = config().training.output_dir;
     if (config().training.max_steps == 0) return require_usable(folder);
     if (const Folder made = Folder::made(folder); !made.open())
-        throw runtime_failure(
-            cat("training.output_dir: cannot create ", folder.string(), ": ", std::strerror(made.failure())),
-            advice_on_creating(folder, made.failure()));
+        throw Error("disk.cannot-write",
+                    cat("training.output_dir: cannot create ", folder.string(), ": ", std::strerror(made.failure())),
+                    advice_on_creating(folder, made.failure()));
     lock_.emplace(folder);
     formats::remove_unfinished_checkpoints(folder);
 }
@@ -119,8 +120,9 @@ void Trainer::take_output() {
 void Trainer::restore() {
     const formats::RunState& saved = resume_->state;
     if (saved.parameters != layout_fingerprint(model_->trained_by_all(), config().training.optim))
-        throw usage_error(cat("the trained parameters are not laid out as in ", resume_->folder.string()),
-                          "Use the model, lora and optim options of its run_config.json.");
+        throw Error("checkpoint.other-options",
+                    cat("the trained parameters are not laid out as in ", resume_->folder.string()),
+                    "Use the model, lora and optim options of its run_config.json.");
     load_values(resume_->folder);
     progress_ = saved.progress;
     stepper_->restore(progress_.optimizer);

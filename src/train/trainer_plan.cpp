@@ -62,9 +62,9 @@ void Trainer::open_data() {
                            std::find(saved.begin(), saved.end(), "embed_tokens") != saved.end();
     data_fingerprint_ = data.train.fingerprint();
     if (resume_ && resume_->state.data != data_fingerprint_)
-        throw usage_error(cat("the training rows are not those of ", resume_->folder.string()),
-                          "Use the same files, format, template and tokenizer; or start a new run from its weights "
-                          "with model.adapter_name_or_path.");
+        throw Error("checkpoint.other-data", cat("the training rows are not those of ", resume_->folder.string()),
+                    "Use the same files, format, template and tokenizer; or start a new run from its weights "
+                    "with model.adapter_name_or_path.");
     if (config::compares_answers(config().training.objective) && config().preference.share_prompt) {
         data.train = data.train.with_shared_prompts();
         eval_rows_ = eval_rows_.with_shared_prompts();
@@ -79,7 +79,8 @@ void Trainer::open_data() {
     schedule_ = config::schedule_options(config().training, total_steps_);
     if (config().training.lr_scheduler_type == config::Schedule::reduce_lr_on_plateau) {
         if (eval_rows_.size() == 0 || config().training.eval_steps == 0)
-            throw usage_error(
+            throw Error(
+                "option.no-evaluation",
                 "lr_scheduler_type reduce_lr_on_plateau follows the evaluation loss, and nothing is evaluated during "
                 "the run",
                 "Give data.eval_file, data.eval_files or data.val_size, and training.eval_steps.");
@@ -134,7 +135,8 @@ void Trainer::make_plan() {
     const bool of_base = config().preference.reference == config::Reference::base;
     if (reference_rows_ && of_base && config().model.adapter_name_or_path && plan_->lora() &&
         !plan_->lora()->modules_to_save.empty())
-        throw usage_error(
+        throw Error(
+            "option.unsupported",
             cat("preference.reference base is the model without adapters, and ", *config().model.adapter_name_or_path,
                 " replaces ", plan_->lora()->modules_to_save.front(), " as a whole"),
             "Set preference.reference to initial.");
@@ -232,8 +234,8 @@ void Trainer::score_references() {
         eval_references_ = train::score_references(*model_, device_, evaluator_->batches(), scope, group_.get(), cache);
     for (const objective::References* references : {&references_, &eval_references_})
         if (const at::Tensor& values = references->values(); values.defined() && !values.isfinite().all().item<bool>())
-            throw runtime_failure(cat("the reference's log-probabilities are not finite", bad_weight()),
-                                  overflow_advice);
+            throw Error("numerics.not-finite", cat("the reference's log-probabilities are not finite", bad_weight()),
+                        overflow_advice);
     log::info("reference  ", of_base ? "base" : "initial", ": ", reference_rows_->dataset().size(),
               model_->counts().qkv > 0 ? " rows scored in " : " rows from the cache in ",
               duration_text(seconds_since(start)));

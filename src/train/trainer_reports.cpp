@@ -220,11 +220,12 @@ void Trainer::tell_memory() const {
 }
 
 /// Tells the observers how the run ended, and lets them go.
-void Trainer::summarise(const std::string& exit_reason, const std::string& error) {
+void Trainer::summarise(const std::string& exit_reason, const std::string& error, const std::string& error_id) {
     const auto observers = std::exchange(observers_, {});
     try {
         summary_.exit_reason = exit_reason;
         summary_.error = error;
+        summary_.error_id = error_id;
         summary_.global_step = progress_.step;
         summary_.epoch = progress_.epoch;
         summary_.seconds = seconds_since(begin_);
@@ -334,7 +335,8 @@ void Trainer::stop_at_bad_step(const StepResult& result) {
         where = describe_view(views[group_ ? static_cast<std::size_t>(environment_.rank) : 0],
                               model_->describe_site(result.outcome.first_bad_site));
     const std::string kept = leads() ? keep_anomaly(result, views) : "", cause = leads() ? bad_weight() : "";
-    throw runtime_failure(
+    throw Error(
+        "numerics.not-finite",
         cat("step ", result.step, ": ", describe_stop(result.outcome), ". ", where,
             "\n  The update was skipped; the last good ", full() ? "model" : "adapter", " is in ",
             config().training.output_dir, kept, cause),

@@ -100,7 +100,7 @@ class Trainer {
     bool profiles(int64_t step) const;
     void save_while_training();
     double peak_gib() const;
-    void summarise(const std::string& exit_reason, const std::string& error);
+    void summarise(const std::string& exit_reason, const std::string& error, const std::string& error_id = {});
     void report(const StepResult& result);
     std::vector<RankView> gather_views(const StepResult& result) const;
     std::string keep_anomaly(const StepResult& result, std::vector<RankView> views) const;
