@@ -205,6 +205,10 @@ void check_presence(const CommandLine& line, Presence presence, Problems& proble
                             "merge takes --verify or --no_verify, not both");
             problems.check({"device"}, [&] { check_device(line.merge.device, "--device"); });
             break;
+        case Command::explain:
+            presence.refuse(line.explain.markdown && !line.explain.id.empty(),
+                            "explain takes an ID or --markdown, not both");
+            break;
         case Command::config:
             presence.refuse(
                 line.config.schema + line.config.markdown + line.config.man + !line.config.completion.empty() > 1,

@@ -133,6 +133,8 @@ const std::vector<CommandInfo>& commands() {
         {Command::doctor, "doctor", "[--config FILE] [--json]",
          "Look at this machine: what is missing, what is scarce, and what to say in a report.", of_doctor,
          declare_doctor},
+        {Command::explain, "explain", "[ID] [--markdown]",
+         "Explain the id of an error, as in error[data.empty]; without one, list all ids.", no_config, declare_explain},
     };
     return all;
 }

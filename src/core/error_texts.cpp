@@ -257,7 +257,9 @@ constexpr Explained explained[] = {
     // model: folders and configurations of models
     {"model.not-found",
      {"There is no model folder or file of this name.", "Check the path, or give the model's id on the hub."}},
-    {"model.incomplete", {"The model folder lacks files that it needs.", "Download the model again, completely."}},
+    {"model.incomplete",
+     {"The folder of a model or an adapter lacks files that it needs.",
+      "Name the folder that has them, or download it again; the message says what this one holds."}},
     {"model.wrong-file-format",
      {"The file is not in a format that can be loaded here.",
       "Name the folder with config.json and .safetensors files, or the model's id on the hub."}},
@@ -383,7 +385,7 @@ constexpr Explained explained[] = {
     {"memory.host-full",
      {"The host has no memory left.", "Run fewer ranks, or set `data.cache_dir` so that rows are mapped."}},
     {"memory.pinning-failed",
-     {"The system refuses page-locked host memory.",
+     {"The system refuses pinned host memory.",
       "Raise the limit that the message names (`ulimit -l`, the container), or choose a gradient_checkpointing without "
       "offload."}},
     {"memory.not-shared",
