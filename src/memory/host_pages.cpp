@@ -51,7 +51,7 @@ std::string limits_text(int64_t bytes) {
 
 Error host_memory_failure(const Plan& plan, int64_t bytes, const std::string& reason) {
     return Error("memory.pinning-failed",
-                 cat("cannot allocate ", human_bytes(bytes), " of page-locked host memory (", reason, "; ",
+                 cat("cannot allocate ", human_bytes(bytes), " of pinned host memory (", reason, "; ",
                      limits_text(bytes), ") for:\n", plan.table()),
                  "Raise the limit that stands in the way, choose a gradient_checkpointing that keeps less or "
                  "does not offload, lower per_device_train_batch_size or max_seq_length, or leave fewer "

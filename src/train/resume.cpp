@@ -57,8 +57,8 @@ ResumePoint named_point(const std::string& wish) {
     if (const auto damage = formats::find_damage(wish)) {
         const auto held = formats::find_result(wish);
         if (held && !held->ours) refuse_foreign(option, wish, held->what);
-        throw Error("checkpoint.incomplete", cat(wish, " is no whole checkpoint: ", *damage),
-                    "Try resume_from_checkpoint auto, which takes the newest whole one.");
+        throw Error("checkpoint.incomplete", cat(wish, " is not a complete checkpoint: ", *damage),
+                    "Try resume_from_checkpoint auto, which takes the newest complete one.");
     }
     return read_resume_point(wish);
 }
@@ -83,7 +83,7 @@ std::optional<ResumePoint> find_resume_point(const config::TrainingOptions& trai
     if (wish == "true")
         throw Error(
             "checkpoint.not-found",
-            cat("training.resume_from_checkpoint is true, and ", training.output_dir, " holds no whole checkpoint"),
+            cat("training.resume_from_checkpoint is true, and ", training.output_dir, " holds no complete checkpoint"),
             "Set training.save_steps so that a run leaves some; auto starts from the beginning when there is none.");
     return std::nullopt;
 }
@@ -95,12 +95,11 @@ void require_nothing_lost(const config::TrainingOptions& training, const ResumeP
     if (!held) return;
     std::error_code failed;
     if (!fs::equivalent(from.parent_path(), out, failed))
-        throw Error(
-            "checkpoint.would-replace",
-            cat(out.string(), " holds ", held->what, " already, which a run that goes on from ", point.folder.string(),
-                " would replace"),
-            cat("Choose another training.output_dir",
-                held->resumable ? ", or go on with the run in it (training.resume_from_checkpoint auto)." : "."));
+        throw Error("checkpoint.would-replace",
+                    cat(out.string(), " holds ", held->what, " already, which a run that resumes from ",
+                        point.folder.string(), " would replace"),
+                    cat("Choose another training.output_dir",
+                        held->resumable ? ", or resume the run in it (training.resume_from_checkpoint auto)." : "."));
     std::optional<formats::TrainerState> result;
     if (fs::exists(out / formats::trainer_state_file)) result = formats::read_trainer_state(out);
     if (training.resume_from_checkpoint == "auto" || training.resume_from_checkpoint == "true") {
@@ -109,7 +108,7 @@ void require_nothing_lost(const config::TrainingOptions& training, const ResumeP
             return;
         throw Error("checkpoint.would-replace",
                     cat(out.string(), " holds the result of a finished run of ", result->global_step,
-                        " steps, which one that goes on from ", point.folder.string(), " would replace"),
+                        " steps, which a run that resumes from ", point.folder.string(), " would replace"),
                     cat("Nothing is left to do. To take the steps after ", point.state.progress.step,
                         " again, name that checkpoint and another training.output_dir."));
     }
@@ -117,9 +116,9 @@ void require_nothing_lost(const config::TrainingOptions& training, const ResumeP
     const int64_t reached = std::max(result ? result->global_step : 0, checkpoints.empty() ? 0 : checkpoints[0].step);
     if (reached > point.state.progress.step)
         throw Error("checkpoint.would-replace",
-                    cat("the run in ", out.string(), " has reached step ", reached, ": to go on from ",
+                    cat("the run in ", out.string(), " has reached step ", reached, ": to resume from ",
                         point.folder.string(), " would replace what it left and cut its metrics"),
-                    "Go on from its end (training.resume_from_checkpoint auto), or choose another "
+                    "Resume at its end (training.resume_from_checkpoint auto), or choose another "
                     "training.output_dir.");
 }
 
@@ -129,7 +128,7 @@ void require_steps_left(const ResumePoint& point, int64_t total_steps) {
                 cat(point.folder.string(), " is of step ", point.state.progress.step,
                     ", and this run is to end at step ", total_steps),
                 cat("Set training.max_steps (or num_train_epochs) to ", point.state.progress.step,
-                    " steps or more, or go on from an earlier checkpoint."));
+                    " steps or more, or resume from an earlier checkpoint."));
 }
 
 void require_same_run(const config::Config& config, const ResumePoint& point) {
@@ -161,7 +160,7 @@ void require_same_run(const config::Config& config, const ResumePoint& point) {
     }
     if (!forbidden.empty())
         throw Error("checkpoint.other-options",
-                    cat("the run cannot go on from ", point.folder.string(),
+                    cat("the run cannot resume from ", point.folder.string(),
                         ": these options decide what its steps meant", forbidden),
                     "Use the options of the checkpoint's run_config.json, or start a new run from its weights "
                     "with model.adapter_name_or_path.");

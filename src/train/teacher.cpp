@@ -102,9 +102,10 @@ Instruction::Instruction(const config::LoadedConfig& run, const OpenedModel& stu
     const std::string& name = distill.teacher.value();
     if (teacher_is_file(run.config)) {
         if (distill.teacher_adapter)
-            throw Error("option.no-effect",
-                        "distill.teacher_adapter serves a teacher that is a model, and distill.teacher is a file",
-                        "Leave it out: the file says what base and adapter said.");
+            throw Error(
+                "option.no-effect",
+                "distill.teacher_adapter only applies to a teacher that is a model, and distill.teacher is a file",
+                "Leave it out: the file says what base and adapter said.");
         file_ = std::make_unique<objective::TeacherFile>(name, distill.temperature, distill.top_k,
                                                          student.file->spec.vocab_size, device);
         const auto& metadata = file_->metadata();
@@ -124,7 +125,8 @@ Instruction::Instruction(const config::LoadedConfig& run, const OpenedModel& stu
         return;
     }
     if (distill.top_k > 0)
-        throw Error("option.no-effect", "distill.top_k serves a teacher's file, and distill.teacher is a model",
+        throw Error("option.no-effect",
+                    "distill.top_k only applies to a teacher's file, and distill.teacher is a model",
                     "Leave it out, or let `unsloth-train score --top_k N` write a file.");
     opened_ = open_model(of_teacher_.config);
     require_same_vocabulary(student, opened_, name);
