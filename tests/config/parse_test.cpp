@@ -75,11 +75,10 @@ TEST(File, AllMistakesAreToldAtOnce) {
         "config.several-mistakes");
     EXPECT_TRUE(message.starts_with("9 mistakes\n")) << message;
     for (const char* part :
-         {"[option.unknown] run.json: unknown section 'modle'\n    Did you mean model?",
-          "lora.r: expected an integer >= 1, found 0",
+         {"run.json: unknown section 'modle'\n    Did you mean model?", "lora.r: expected an integer >= 1, found 0",
           "unknown option lora.lora_alhpa\n    Did you mean lora.lora_alpha?", "lora.bias: all is refused",
-          "training.optim: expected one of", "unknown option data.eval_fiel", "unknown option --epochs",
-          "[option.invalid-value] --lora_dropout: expected a number",
+          "training.optim: expected one of", "unknown option data.eval_fiel",
+          "[option.unknown] unknown option --epochs", "[option.invalid-value] --lora_dropout: expected a number",
           "[option.conflict] data.packing and training.max_tokens_per_batch are both given"})
         EXPECT_CONTAINS(message, part);
     // Whether there are rows to evaluate on depends on what the misspelt key was to be.
