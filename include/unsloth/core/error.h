@@ -32,15 +32,4 @@ inline std::string error_line(ErrorId id, std::string_view message) {
     return cat("error[", id.name(), "]: ", message);
 }
 
-// Until all errors have an id.
-inline Error usage_error(const std::string& message, const std::string& advice = {}) {
-    return Error("config.several-mistakes", message, advice);
-}
-inline Error input_error(const std::string& message, const std::string& advice = {}) {
-    return Error("json.syntax", message, advice);
-}
-inline Error runtime_failure(const std::string& message, const std::string& advice = {}) {
-    return Error("library.failed", message, advice);
-}
-
 }  // namespace unsloth
