@@ -4,7 +4,7 @@
 #include "kernels/adapter_fill.h"
 #include "kernels/common/device.cuh"
 #include "kernels/common/launch.h"
-#include "unsloth/core/error.h"
+#include "unsloth/core/check.h"
 
 namespace unsloth::kernels {
 namespace {

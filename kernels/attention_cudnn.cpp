@@ -187,7 +187,7 @@ class GraphBuilder {
 
 void check(cudnnStatus_t status, const char* call) {
     if (status != CUDNN_STATUS_SUCCESS)
-        throw runtime_failure(cat("cuDNN failed: ", call, " returned ", cudnnGetErrorString(status)));
+        throw Error("device.failed", cat("cuDNN failed: ", call, " returned ", cudnnGetErrorString(status)));
 }
 
 }  // namespace
@@ -305,7 +305,7 @@ void CudnnAttention::run(const CudnnCase& c, const CudnnPointers& p, void* works
     check(cudnnSetStream(impl_->handle, stream), "cudnnSetStream");
     fe::error_t status = plan.graph->execute(impl_->handle, pack, at_byte(workspace, layout.plan));
     if (status.is_bad())
-        throw runtime_failure(cat("cuDNN failed on attention (", describe(c), "): ", status.get_message()));
+        throw Error("device.failed", cat("cuDNN failed on attention (", describe(c), "): ", status.get_message()));
 }
 
 void CudnnAttention::unpack_gradients(const CudnnCase& c, const CudnnPointers& p, int64_t tokens, int64_t keys,

@@ -7,7 +7,7 @@
 #include "kernels/attention_portable.h"
 #include "kernels/common/device.cuh"
 #include "kernels/common/launch.h"
-#include "unsloth/core/error.h"
+#include "unsloth/core/check.h"
 
 namespace unsloth::kernels::portable_attention {
 

@@ -17,7 +17,7 @@
 #include "kernels/coded_gemm_sm90.h"
 #include "kernels/common/launch.h"
 #include "kernels/tensor_map.h"
-#include "unsloth/core/error.h"
+#include "unsloth/core/check.h"
 
 namespace unsloth::kernels {
 namespace {

@@ -7,7 +7,7 @@ namespace unsloth::kernels {
 
 void check_cublaslt(cublasStatus_t status, const char* call) {
     if (status != CUBLAS_STATUS_SUCCESS)
-        throw runtime_failure(cat("cuBLASLt failed: ", call, " returned ", cublasLtGetStatusString(status)));
+        throw Error("device.failed", cat("cuBLASLt failed: ", call, " returned ", cublasLtGetStatusString(status)));
 }
 
 cublasLtHandle_t create_cublaslt(int device) {

@@ -99,7 +99,7 @@ void Fp8GemmCublasLt::run(const CodedGemmCase& p, bool fast_accumulation, void* 
         adds ? p.residual : p.y, &plan.product.addend, p.y, &plan.product.result, &plan.algorithm, workspace,
         static_cast<size_t>(plan.workspace), static_cast<cudaStream_t>(stream));
     if (status != CUBLAS_STATUS_SUCCESS)
-        throw runtime_failure(cat("cuBLASLt failed on ", describe(p), ": ", cublasLtGetStatusString(status)));
+        throw Error("device.failed", cat("cuBLASLt failed on ", describe(p), ": ", cublasLtGetStatusString(status)));
 }
 
 }  // namespace unsloth::kernels

@@ -195,7 +195,7 @@ void GemmPlan::run(cublasLtHandle_t handle, const GemmCase& p, void* workspace, 
                        &p.beta, addend_of(p).data, &product_.addend, p.out.data, &product_.result, &choice_.algorithm,
                        workspace, choice_.workspace, stream);
     if (status != CUBLAS_STATUS_SUCCESS)
-        throw runtime_failure(cat("cuBLASLt failed on ", describe(p), ": ", cublasLtGetStatusString(status)));
+        throw Error("device.failed", cat("cuBLASLt failed on ", describe(p), ": ", cublasLtGetStatusString(status)));
 }
 
 }  // namespace unsloth::kernels

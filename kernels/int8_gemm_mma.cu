@@ -12,7 +12,7 @@
 #include "kernels/common/mma.cuh"
 #include "kernels/common/ptx.cuh"
 #include "kernels/int8_gemm_mma.h"
-#include "unsloth/core/error.h"
+#include "unsloth/core/check.h"
 
 namespace unsloth::kernels {
 namespace {

@@ -7,7 +7,7 @@
 #include "kernels/key_codes.cuh"
 #include "kernels/kv_cache.h"
 #include "kernels/paged_attention.h"
-#include "unsloth/core/error.h"
+#include "unsloth/core/check.h"
 
 namespace unsloth::kernels {
 namespace {

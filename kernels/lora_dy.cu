@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "kernels/tensor_map.h"
-#include "unsloth/core/error.h"
+#include "unsloth/core/check.h"
 
 namespace unsloth::kernels {
 namespace lora {

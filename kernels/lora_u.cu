@@ -11,7 +11,7 @@
 #include "kernels/code_pairs.cuh"
 #include "kernels/lora_gemm.cuh"
 #include "kernels/lora_gemm.h"
-#include "unsloth/core/error.h"
+#include "unsloth/core/check.h"
 
 namespace unsloth::kernels {
 namespace lora {

@@ -7,7 +7,7 @@
 //
 // Ceiling: the bandwidth of memory for few tokens (a weight takes 4.5 bits), then the shuffles that look codes up.
 #include "kernels/nf4_gemm.cuh"
-#include "unsloth/core/error.h"
+#include "unsloth/core/check.h"
 
 namespace unsloth::kernels {
 

@@ -14,7 +14,7 @@
 // Ceiling: the bandwidth of memory; what goes through shared memory (the table's loads, shuffles, x) takes about as
 // long.
 #include "kernels/nf4_gemm.cuh"
-#include "unsloth/core/error.h"
+#include "unsloth/core/check.h"
 
 namespace unsloth::kernels {
 namespace {

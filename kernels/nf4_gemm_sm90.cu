@@ -10,7 +10,7 @@
 // once a warp.
 #include "kernels/nf4_gemm_sm90.cuh"
 #include "kernels/tensor_map.h"
-#include "unsloth/core/error.h"
+#include "unsloth/core/check.h"
 
 namespace unsloth::kernels {
 namespace {

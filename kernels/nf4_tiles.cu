@@ -3,7 +3,7 @@
 #include "kernels/common/launch.h"
 #include "kernels/nf4_tiles.cuh"
 #include "kernels/nf4_tiles.h"
-#include "unsloth/core/error.h"
+#include "unsloth/core/check.h"
 
 namespace unsloth::kernels {
 namespace {

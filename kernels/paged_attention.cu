@@ -11,7 +11,7 @@
 #include "kernels/common/ptx.cuh"
 #include "kernels/paged_attention.h"
 #include "kernels/paged_attention_mma.cuh"
-#include "unsloth/core/error.h"
+#include "unsloth/core/check.h"
 
 namespace unsloth::kernels {
 namespace {

@@ -22,8 +22,9 @@ Encode find_encode() {
     const cudaError_t status =
         cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
     if (status != cudaSuccess || found != cudaDriverEntryPointSuccess || !function)
-        throw runtime_failure(cat("the CUDA driver has no cuTensorMapEncodeTiled (", cudaGetErrorString(status), ")"),
-                              "Install a driver for CUDA 12 or later.");
+        throw Error("device.failed",
+                    cat("the CUDA driver has no cuTensorMapEncodeTiled (", cudaGetErrorString(status), ")"),
+                    "Install a driver for CUDA 12 or later.");
     return reinterpret_cast<Encode>(function);
 }
 

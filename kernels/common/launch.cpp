@@ -10,11 +10,11 @@ namespace unsloth::kernels {
 namespace {
 
 [[noreturn]] void fail(cudaError_t status, const std::string& what, const std::string& where) {
-    throw runtime_failure(
-        cat("CUDA: ", what, ": ", cudaGetErrorString(status), " (", cudaGetErrorName(status), where, ")"),
-        status == cudaErrorNoKernelImageForDevice
-            ? "This build has no code for the card: add its architecture to TORCH_CUDA_ARCH_LIST."
-            : "");
+    throw Error("device.failed",
+                cat("CUDA: ", what, ": ", cudaGetErrorString(status), " (", cudaGetErrorName(status), where, ")"),
+                status == cudaErrorNoKernelImageForDevice
+                    ? "This build has no code for the card: add its architecture to TORCH_CUDA_ARCH_LIST."
+                    : "");
 }
 
 }  // namespace

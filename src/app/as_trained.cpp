@@ -49,9 +49,10 @@ void name_result(CommandLine& line) {
         std::string advice = "Name the base in a configuration of its own, or with --model.path and without the file.";
         if (const auto saved = formats::list_checkpoints(folder); !saved.empty())
             advice = cat("Its newest checkpoint has one: ", (saved.front().path / config::run_config_file).string());
-        throw input_error(cat(file.string(), " is the configuration of a run that left no ", full ? "model" : "adapter",
-                              " in ", folder.string()),
-                          advice);
+        throw Error("run.no-result",
+                    cat(file.string(), " is the configuration of a run that left no ", full ? "model" : "adapter",
+                        " in ", folder.string()),
+                    advice);
     }
     if (full)
         config.model.path = folder.string();

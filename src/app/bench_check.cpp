@@ -40,8 +40,9 @@ void require_shape(const Floors& floors, const std::string& model) {
                           s.head_dim, s.vocab_size);
     };
     if (sizes(formats::WeightFile::open(model).spec) != sizes(formats::builtin_shape(floors.shape)))
-        throw usage_error(cat(model, " is no ", floors.shape, ", for which the floors of ", floors.file, " are"),
-                          cat("unsloth-train init --shape ", floors.shape, " --quantize nf4 --out 8b makes one."));
+        throw Error("bench.not-comparable",
+                    cat(model, " is no ", floors.shape, ", for which the floors of ", floors.file, " are"),
+                    cat("unsloth-train init --shape ", floors.shape, " --quantize nf4 --out 8b makes one."));
 }
 
 struct Row {
@@ -58,8 +59,9 @@ std::vector<Row> read_rows(const Floors& floors, const std::vector<std::string>&
         if (std::ranges::find(names, name) == names.end()) {
             std::string known;
             for (const std::string& other : names) known += cat(known.empty() ? "" : ", ", other);
-            throw usage_error(cat("--rows: ", floors.file, " has no row '", name, "'; it has ", known),
-                              did_you_mean(nearest(name, names)));
+            throw Error("option.invalid-value",
+                        cat("--rows: ", floors.file, " has no row '", name, "'; it has ", known),
+                        did_you_mean(nearest(name, names)));
         }
     std::vector<Row> rows;
     for (const CheckedRow& row : floors.rows) {
@@ -70,7 +72,7 @@ std::vector<Row> read_rows(const Floors& floors, const std::vector<std::string>&
         try {
             rows.push_back({row.name, parse_command_line(words)});
         } catch (const Error& failure) {
-            throw Error(failure.kind(), cat(floors.file, ", row ", row.name, ": ", failure.what()));
+            throw Error(failure.id(), cat(floors.file, ", row ", row.name, ": ", failure.what()));
         }
         rows.back().line.bench.prints = false;
     }
@@ -91,8 +93,8 @@ class FloorCheck {
             failed_.push_back({row.name, failure});
             const std::string reason = std::string(failure.what()).substr(0, std::string(failure.what()).find('\n'));
             if (json_)
-                print(Json{{"bench", "check"}, {"row", row.name}, {"error", reason}}.dump(
-                          -1, ' ', false, Json::error_handler_t::replace) +
+                print(Json{{"bench", "check"}, {"row", row.name}, {"error", reason}, {"error_id", failure.id().name()}}
+                          .dump(-1, ' ', false, Json::error_handler_t::replace) +
                       "\n");
             else
                 print(cat(row.name, ": did not run: ", reason, "\n"));
@@ -111,7 +113,8 @@ class FloorCheck {
         std::string below = below_;
         for (const auto& [row, failure] : failed_)
             if (has_floor(row)) below += cat(below.empty() ? "" : ", ", row, " (did not run)");
-        if (!below.empty()) throw runtime_failure(cat("below the floor on ", card_, ": ", below), seen(watch));
+        if (!below.empty())
+            throw Error("bench.below-floor", cat("below the floor on ", card_, ": ", below), seen(watch));
         if (held_ == 0) refuse_unknown_card();
         if (!json_) print(cat("all of ", held_, " figures with a floor on ", card_, " reach it\n"));
     }
@@ -164,8 +167,8 @@ class FloorCheck {
         for (const auto& [figure, floor] : floors->second)
             if (row_of(figure) == row &&
                 std::ranges::none_of(shares_, [&](const auto& measured) { return measured.first == figure; }))
-                throw input_error(
-                    cat(floors_.file, ": ", card_, " has a floor of '", figure, "', and the row has no such figure"));
+                throw Error("bench.bad-floors", cat(floors_.file, ": ", card_, " has a floor of '", figure,
+                                                    "', and the row has no such figure"));
     }
 
     bool has_floor(const std::string& row) const {
@@ -180,7 +183,8 @@ class FloorCheck {
         for (const auto& [card, floors] : floors_.cards) cards += cat(cards.empty() ? "" : ", ", card);
         Json floors = Json::object();
         for (const auto& [name, share] : shares_) floors[name] = std::floor(1000 * margin * share) / 1000;
-        throw usage_error(
+        throw Error(
+            "bench.not-comparable",
             cat("nothing was checked: none of these rows has a floor for ", card_, " in ", floors_.file, " (it has ",
                 cards.empty() ? "no card" : cards, ")"),
             cat("97 % of what they reached would be: ", Json{{card_, {{"source", ""}, {"floors", floors}}}}.dump()));
@@ -222,13 +226,14 @@ class FloorCheck {
 }  // namespace
 
 void check_floors(const CommandLine& line, const std::vector<std::string>& arguments) {
-    if (line.loaded.is_given("what")) throw usage_error("bench takes --check or what to measure, not both");
+    if (line.loaded.is_given("what"))
+        throw Error("option.conflict", "bench takes --check or what to measure, not both");
     if (!line.config_file.empty())
-        throw usage_error("bench --check takes its rows' configurations, and no --config",
-                          cat("They are named in ", line.bench.floors, "; options of theirs may be given."));
+        throw Error("option.conflict", "bench --check takes its rows' configurations, and no --config",
+                    cat("They are named in ", line.bench.floors, "; options of theirs may be given."));
     if (!line.loaded.is_given("floors") && !std::filesystem::exists(line.bench.floors))
-        throw usage_error(cat("bench --check: there is no ", line.bench.floors, " in this folder"),
-                          "Run it in the project's folder (share/ of a package), or give --floors FILE.");
+        throw Error("bench.not-comparable", cat("bench --check: there is no ", line.bench.floors, " in this folder"),
+                    "Run it in the project's folder (share/ of a package), or give --floors FILE.");
     const Floors floors = read_floors(line.bench.floors);
     const std::vector<Row> rows = read_rows(floors, line.bench.rows, arguments);
     require_shape(floors, line.loaded.config.model.path);

@@ -42,8 +42,8 @@ ModelFolder open_folder(const config::Config& config) {
 
 data::TrainingData load(const config::Config& config, const ModelFolder& folder, data::RefusedRows refused) {
     const auto no_model = [](const std::string&) -> std::unique_ptr<data::RowEncoder> {
-        throw usage_error(
-            "model.path is missing, and rows that are not tokenised need the model's tokenizer",
+        throw Error(
+            "option.missing", "model.path is missing, and rows that are not tokenised need the model's tokenizer",
             "Set it in the config file, or with --model.path FOLDER; a folder with the tokenizer's files will do.");
     };
     if (config.model.path.empty()) return data::load_training_data(config, {}, no_model, {}, {refused, false});
@@ -69,13 +69,13 @@ bool run_data(const CommandLine& line) {
     const config::Config& config = line.loaded.config;
     const ModelFolder folder = open_folder(config);
     data::TrainingData data;
-    std::string refusal;
+    std::optional<Error> refusal;
     try {
         data = load(config, folder, data::RefusedRows::as_configured);
     } catch (const Error& error) {
         if (error.kind() != ErrorKind::input) throw;
         // Rows that stop a run are counted and shown; what else is wrong (no file, no tokenizer) stops this load too.
-        refusal = first_line(error.what());
+        refusal = Error(error.id(), first_line(error.what()));
         data = load(config, folder, data::RefusedRows::set_aside);
     }
     const data::DataReport report = data::make_report(data, config, refusal, line.data.n);

@@ -26,12 +26,12 @@ constexpr const char* entry_name = "unsloth_create_engine";
 Error not_loaded(const std::filesystem::path& engine, const std::string& reason) {
     const auto missing = reason.find(": cannot open shared object file");
     if (missing == std::string::npos)
-        return runtime_failure(cat("cannot load the engine: ", reason),
-                               "It may belong to another build or LibTorch version; scripts/build.sh makes it anew.");
+        return Error("library.cannot-load", cat("cannot load the engine: ", reason),
+                     "It may belong to another build or LibTorch version; scripts/build.sh makes it anew.");
     const std::string library = reason.substr(0, missing);
-    return runtime_failure(
-        cat("cannot load the engine ", engine.string(), ": it needs ", library, ", which was not found"),
-        cat("Run scripts/setup.sh, or add the folder that holds ", library, " to LD_LIBRARY_PATH."));
+    return Error("library.cannot-load",
+                 cat("cannot load the engine ", engine.string(), ": it needs ", library, ", which was not found"),
+                 cat("Run scripts/setup.sh, or add the folder that holds ", library, " to LD_LIBRARY_PATH."));
 }
 
 /// How many threads of others want a CPU: the last minute's load, or those that run now, where they began just before.
@@ -62,8 +62,8 @@ std::unique_ptr<engine_api::Engine> load_engine() {
     sleep_at_barriers();
     const auto path = own_executable().parent_path() / engine_file;
     if (!std::filesystem::exists(path))
-        throw runtime_failure(cat("the engine ", path.string(), " is missing"),
-                              "It lies beside the executable; scripts/build.sh makes both.");
+        throw Error("library.cannot-load", cat("the engine ", path.string(), " is missing"),
+                    "It lies beside the executable; scripts/build.sh makes both.");
     void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) throw not_loaded(path, ::dlerror());
     auto* const create = reinterpret_cast<decltype(&unsloth_create_engine)>(::dlsym(library, entry_name));

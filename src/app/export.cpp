@@ -60,8 +60,8 @@ fs::path folder_of(const std::string& path, formats::ModelFiles files) {
 formats::GgufReport export_model(const ExportRequest& request) {
     const fs::path folder = folder_of(request.model, formats::ModelFiles::all);
     if (fs::exists(folder / "adapter_config.json") && !fs::exists(folder / "config.json"))
-        throw usage_error(cat(request.model, " is an adapter, not a model"),
-                          "Give it with --model.adapter_name_or_path.");
+        throw Error("model.is-an-adapter", cat(request.model, " is an adapter, not a model"),
+                    "Give it with --model.adapter_name_or_path.");
     const formats::WeightFile model = formats::WeightFile::open(request.model);
     const fs::path tokenizer = request.tokenizer.empty() ? model.checkpoint.folder()
                                                          : formats::resolve_model_path(
@@ -80,12 +80,12 @@ formats::GgufReport export_model(const ExportRequest& request) {
 
 formats::GgufReport export_adapter(const ExportRequest& request) {
     const fs::path folder = formats::resolve_model_path(request.adapter);
-    if (!fs::is_directory(folder)) throw input_error(cat(request.adapter, " is no folder"));
+    if (!fs::is_directory(folder)) throw Error("adapter.not-a-folder", cat(request.adapter, " is no folder"));
     std::string base = request.model;
     if (base.empty()) base = formats::read_peft_config(folder).base_model_name_or_path;
     if (base.empty())
-        throw usage_error("adapter_config.json names no base model",
-                          "Give its folder with --model.path: config.json is enough.");
+        throw Error("option.missing", "adapter_config.json names no base model",
+                    "Give its folder with --model.path: config.json is enough.");
     const spec::ModelSpec spec = formats::read_model_spec(folder_of(base, formats::ModelFiles::all_but_weights));
     const formats::Adapter adapter = formats::read_adapter(folder, spec);
     const auto& tensors = adapter.file.tensors();

@@ -62,7 +62,7 @@ Floors read_floors(const std::string& file) {
             const Reader floor = of_card["floors"].at(figure);
             floor.require(floor.number() >= 0, "a share from 0 on");
             if (std::ranges::find(floors.rows, row_of(figure), &CheckedRow::name) == floors.rows.end())
-                throw input_error(cat(floor.where(), ": there is no row '", row_of(figure), "'"));
+                throw Error("bench.bad-floors", cat(floor.where(), ": there is no row '", row_of(figure), "'"));
             floors.cards[card][figure] = floor.number();
         }
     }

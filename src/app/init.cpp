@@ -38,11 +38,12 @@ void refuse_to_replace(const std::string& folder) {
     if (!std::filesystem::is_directory(folder)) return;
     for (const auto& entry : std::filesystem::directory_iterator(folder))
         if (entry.path().filename() == "config.json" || entry.path().extension() == ".safetensors")
-            throw usage_error(cat("--out ", folder, " holds a model already: ", entry.path().filename().string(),
-                                  " would be replaced"),
-                              "Name another folder, or remove that model first.");
+            throw Error("output.exists",
+                        cat("--out ", folder, " holds a model already: ", entry.path().filename().string(),
+                            " would be replaced"),
+                        "Name another folder, or remove that model first.");
     if (const auto held = formats::find_result(folder))
-        throw usage_error(cat("--out ", folder, " holds ", held->what, " already"), "Name another folder.");
+        throw Error("output.exists", cat("--out ", folder, " holds ", held->what, " already"), "Name another folder.");
 }
 
 formats::RandomModel random_model(const InitRequest& request) {

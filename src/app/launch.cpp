@@ -40,20 +40,23 @@ int count_processes(const LaunchRequest& request, const std::vector<Gpu>& gpus) 
     const int count = static_cast<int>(gpus.size());
     if (request.nproc_per_node == "auto") {
         if (count > 0) return count;
-        throw usage_error(request.device == "cpu"
-                              ? "with hardware.device cpu there is no GPU to count processes by"
-                              : "this machine shows no GPU (or CUDA_VISIBLE_DEVICES hides them) to count processes by",
-                          "Write --nproc_per_node N; unsloth-train doctor says more about GPUs.");
+        throw Error("device.needs-gpu",
+                    request.device == "cpu"
+                        ? "with hardware.device cpu there is no GPU to count processes by"
+                        : "this machine shows no GPU (or CUDA_VISIBLE_DEVICES hides them) to count processes by",
+                    "Write --nproc_per_node N; unsloth-train doctor says more about GPUs.");
     }
     const int processes = std::stoi(request.nproc_per_node);
     const bool need_gpus =
         request.device.starts_with("cuda") || (request.device == "auto" && request.program.empty() && count > 0);
     if (need_gpus && processes > count)
-        throw usage_error(
+        throw Error(
+            "device.too-few-gpus",
             cat("--nproc_per_node ", processes, ": this machine shows ", count, " GPU(s), and each process takes one"),
             "Start fewer, or see what CUDA_VISIBLE_DEVICES hides; --device cpu trains without GPUs.");
     if (request.device.starts_with("cuda:") && processes > 1)
-        throw usage_error(
+        throw Error(
+            "device.shared-by-ranks",
             cat("hardware.device ", request.device, " with ", processes, " processes: all would take the same GPU"),
             "Write --device cuda, and choose GPUs by CUDA_VISIBLE_DEVICES.");
     return processes;

@@ -59,10 +59,10 @@ void refuse_several_ranks(const CommandInfo& command, const CommandLine& line) {
     const int processes = processes_of_launcher();
     const bool checks = line.command == Command::bench && line.bench.check;
     if (processes == 1 || (!checks && !command.alone)) return;
-    throw usage_error(
-        cat(line.name, checks ? " --check" : "", " runs in one process, and a launcher started ", processes),
-        cat("Write: unsloth-train ", line.name,
-            " … without torchrun, srun or mpirun. If none is at work: unset WORLD_SIZE RANK"));
+    throw Error("command.one-process",
+                cat(line.name, checks ? " --check" : "", " runs in one process, and a launcher started ", processes),
+                cat("Write: unsloth-train ", line.name,
+                    " … without torchrun, srun or mpirun. If none is at work: unset WORLD_SIZE RANK"));
 }
 
 int run(const CommandLine& line, const std::vector<std::string>& arguments) {
@@ -97,7 +97,7 @@ int guarded(const std::vector<std::string>& arguments) {
     try {
         return run(arguments);
     } catch (const Error& failure) {
-        log::last_words(cat("error: ", failure.what()));
+        log::last_words(error_line(failure.id(), failure.what()));
         return code_of(failure.kind());
     } catch (const Interrupted& stopped) {
         log::last_words(stopped.what());
@@ -106,13 +106,14 @@ int guarded(const std::vector<std::string>& arguments) {
         end_unread(failure);
     } catch (const CheckError& failure) {
         log::last_words(
-            cat("internal error: ", failure.what(), "\n  This is a mistake of the program; please report it."));
+            cat("internal error: ", failure.what(),
+                "\n  This is a bug in unsloth-train. Please report it with the output of `unsloth-train doctor`."));
     } catch (const std::filesystem::filesystem_error& failure) {
-        log::last_words(cat("error: ", failure.path1().string(), ": ", failure.code().message()));
+        log::last_words(error_line("disk.failed", cat(failure.path1().string(), ": ", failure.code().message())));
     } catch (const std::bad_alloc&) {
-        log::last_words("error: out of host memory");
+        log::last_words(error_line("memory.host-full", "out of host memory"));
     } catch (const std::exception& failure) {
-        log::last_words(cat("error: ", brief(failure.what())));
+        log::last_words(error_line("library.failed", brief(failure.what())));
     }
     return code_of(ErrorKind::runtime);
 }

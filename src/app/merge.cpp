@@ -145,7 +145,7 @@ void verify(const MergeRequest& request, const std::string& base, spec::WeightTy
     } catch (const Interrupted&) {
         throw;
     } catch (const Error& error) {
-        throw Error(error.kind(),
+        throw Error(error.id(),
                     cat("the merged model could not be verified (it stays in ", staged.keep_as("unverified").string(),
                         "): ", error.what()),
                     "--no_verify leaves the comparison out.");
@@ -158,10 +158,10 @@ void verify(const MergeRequest& request, const std::string& base, spec::WeightTy
               "), largest ", three_digits(found.max_abs), ", mean ", three_digits(found.mean_abs), ", KL divergence ",
               three_digits(found.mean_kl), ", same likeliest token ", three_digits(100 * found.top1), " %");
     if (found.relative <= tolerance) return;
-    throw runtime_failure(
-        cat("the merged model differs from base and adapter: the logits' relative difference is ",
-            three_digits(found.relative), ", more than ", three_digits(tolerance)),
-        cat("The output was not given its name; it stays in ", staged.keep_as("unverified").string()));
+    throw Error("numerics.merge-differs",
+                cat("the merged model differs from base and adapter: the logits' relative difference is ",
+                    three_digits(found.relative), ", more than ", three_digits(tolerance)),
+                cat("The output was not given its name; it stays in ", staged.keep_as("unverified").string()));
 }
 
 }  // namespace
@@ -197,8 +197,8 @@ void run_quantize(const CommandLine& line) {
     StagedFolder staged(request.out);
     const formats::WeightFile base = formats::WeightFile::open(request.model);
     if (const int64_t quantised = base.tensors.quantised_linears() + base.tensors.int8_linears(); quantised > 0)
-        throw input_error(cat(request.model, ": ", quantised, " linears are quantised already"),
-                          "Quantise the 16-bit model.");
+        throw Error("model.already-quantized", cat(request.model, ": ", quantised, " linears are quantised already"),
+                    "Quantise the 16-bit model.");
     const formats::MergedModel model(base, nullptr);
     const spec::PrecisionMap precision(request.precision);
     precision.check(base.spec);

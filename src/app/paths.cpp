@@ -41,9 +41,9 @@ void require_outputs(const CommandLine& line) {
     for (const NamedPath& output : line.outputs) {
         for (const NamedPath& other : taken)
             if (same_place(output.path, other.path))
-                throw usage_error(
-                    cat("--", output.option, " ", output.path, " is the file that --", other.option, " names"),
-                    "Name another file for the output.");
+                throw Error("output.same-file",
+                            cat("--", output.option, " ", output.path, " is the file that --", other.option, " names"),
+                            "Name another file for the output.");
         taken.push_back(output);
         require_creatable(output.path);
     }

@@ -79,8 +79,8 @@ void end_unread(const std::ios_base::failure& failure) {
         std::raise(SIGPIPE);
     }
     const bool by_system = failure.code().category() == std::generic_category();
-    log::last_words(
-        cat("error: cannot write to standard output", by_system ? ": " + failure.code().message() : std::string()));
+    log::last_words(error_line("disk.cannot-write", cat("cannot write to standard output",
+                                                        by_system ? ": " + failure.code().message() : std::string())));
 }
 
 void guard_output() {

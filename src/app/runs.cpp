@@ -61,7 +61,8 @@ void run_report(const CommandLine& line) {
     const report::Run run = report::read_run(line.report.run);
     const bool picture = !line.report.svg.empty();
     if (picture && !line.report.out.empty())
-        throw usage_error("--out and --svg are both given", "Write the page and the picture one after the other.");
+        throw Error("option.conflict", "--out and --svg are both given",
+                    "Write the page and the picture one after the other.");
     std::filesystem::path file = run.folder / report::page_file;
     if (picture || !line.report.out.empty()) file = picture ? line.report.svg : line.report.out;
     write_file_atomically(file, picture ? report::picture(run) : report::page(run, 0));

@@ -24,8 +24,8 @@ void run_tokenize(const CommandLine& line) {
         throw formats::missing_in(place, "tokenizer.json or tokenizer.model", formats::Sought::tokenizer,
                                   request.tokenizer);
     if (std::filesystem::is_regular_file(place) && place.extension() != ".json")
-        throw input_error(cat(place.string(), ": is no tokenizer.json"),
-                          "--tokenizer is a model's folder, or its tokenizer.json.");
+        throw Error("tokenizer.not-found", cat(place.string(), ": is no tokenizer.json"),
+                    "--tokenizer is a model's folder, or its tokenizer.json.");
     const tokenizer::Tokenizer tokenizer = tokenizer::Tokenizer::load(place);
     if (request.measure > 0) {
         tokenizer::measure_encoding(tokenizer, !options.no_special, static_cast<int>(request.measure), std::cin,

@@ -21,10 +21,11 @@ void require_sum(const at::Tensor& sum, const comm::Group& group) {
     const double expected = group.size() * (group.size() + 1) / 2.0;
     const double least = sum.min().item<double>(), most = sum.max().item<double>();
     if (least == expected && most == expected) return;
-    throw runtime_failure(cat("a sum over ", group.size(), " ranks is wrong: ", least, " to ", most, " instead of ",
-                              expected, " (rank ", group.rank(), ")"),
-                          "The GPUs' peer access does not work: IOMMU or ACS on the PCIe bridges spoils it; "
-                          "NCCL_P2P_DISABLE=1 goes around it.");
+    throw Error("rank.wrong-sum",
+                cat("a sum over ", group.size(), " ranks is wrong: ", least, " to ", most, " instead of ", expected,
+                    " (rank ", group.rank(), ")"),
+                "The GPUs' peer access does not work: IOMMU or ACS on the PCIe bridges spoils it; "
+                "NCCL_P2P_DISABLE=1 goes around it.");
 }
 
 double sum_ms(comm::Group& group, ops::Context& ctx, int64_t elements) {

@@ -133,7 +133,8 @@ void bench_gemm(const config::LoadedConfig& loaded, [[maybe_unused]] const engin
         return;
     }
 #endif
-    throw usage_error(cat("bench gemm compares algorithms of a GPU's library; the device is ", device.str()));
+    throw Error("device.needs-gpu",
+                cat("bench gemm compares algorithms of a GPU's library; the device is ", device.str()));
 }
 
 }  // namespace unsloth::bench

@@ -262,7 +262,7 @@ void bench_nf4(const config::LoadedConfig& loaded, [[maybe_unused]] const engine
         return;
     }
 #endif
-    throw usage_error(cat("bench nf4 compares kernels of a GPU; the device is ", device.str()));
+    throw Error("device.needs-gpu", cat("bench nf4 compares kernels of a GPU; the device is ", device.str()));
 }
 
 }  // namespace unsloth::bench

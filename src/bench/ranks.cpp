@@ -12,8 +12,8 @@ namespace unsloth::bench {
 RankGroup meet_ranks(const config::LoadedConfig& loaded, const std::string& bench) {
     RankGroup ranks{comm::read_launch_environment()};
     if (ranks.environment.alone())
-        throw usage_error(
-            cat(bench, " compares several processes, and this one is alone"),
+        throw Error(
+            "rank.needs-several", cat(bench, " compares several processes, and this one is alone"),
             cat("Start it with unsloth-train launch --nproc_per_node N ", bench, " …, or with torchrun --no-python."));
     comm::set_nccl_environment(loaded.config.distributed.nccl);
     ranks.device = ops::choose_device(loaded.config.hardware.device, ranks.environment.local_rank);

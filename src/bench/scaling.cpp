@@ -55,9 +55,9 @@ struct Phase {
 void bench_scaling(const config::LoadedConfig& loaded, const engine_api::BenchRequest& request) {
     const config::DistributedOptions& distributed = loaded.config.distributed;
     if (distributed.zero_stage > 0 || distributed.offload_optimizer == config::OptimizerPlace::cpu)
-        throw usage_error(
-            "bench scaling compares ranks alone with ranks together, each of which holds all of its states",
-            "Leave distributed.zero_stage and offload_optimizer out, or read the times of a train run.");
+        throw Error("option.unsupported",
+                    "bench scaling compares ranks alone with ranks together, each of which holds all of its states",
+                    "Leave distributed.zero_stage and offload_optimizer out, or read the times of a train run.");
     const RankGroup ranks = meet_ranks(loaded, "bench scaling");
     const at::Device device = ranks.device;
     const std::unique_ptr<comm::Group>& group = ranks.group;

@@ -150,7 +150,8 @@ void say_what_comes(const engine_api::BenchRequest& request, const std::string& 
 
 engine_api::BenchResult bench_step(const config::LoadedConfig& loaded, const engine_api::BenchRequest& request) {
     const int64_t batch = request.batch, seq = request.seq;
-    if (request.min_seq > seq) throw usage_error(cat("--min_seq ", request.min_seq, " is more than --seq ", seq));
+    if (request.min_seq > seq)
+        throw Error("option.out-of-range", cat("--min_seq ", request.min_seq, " is more than --seq ", seq));
     const at::Device device = ops::choose_device(loaded.config.hardware.device);
     const std::vector<int64_t> lengths = row_lengths(batch, seq, request.min_seq);
     const int64_t tokens = request.accumulate * std::accumulate(lengths.begin(), lengths.end(), int64_t{0});

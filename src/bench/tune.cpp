@@ -281,10 +281,10 @@ void tune_attention(Tuner& tuner, BenchedModel& benched, int64_t longest) {
 void run_tune(const config::LoadedConfig& loaded, const engine_api::TuneRequest& asked) {
     const at::Device device = ops::choose_device(loaded.config.hardware.device);
     if (!device.is_cuda())
-        throw usage_error(cat("tune chooses kernels of a GPU; the device is ", device.str()),
-                          "Run it on the machine that trains.");
+        throw Error("device.needs-gpu", cat("tune chooses kernels of a GPU; the device is ", device.str()),
+                    "Run it on the machine that trains.");
     if (loaded.config.model.dtype != spec::DType::bf16)
-        throw usage_error("tune chooses kernels of bfloat16 products; model.dtype is another type");
+        throw Error("option.unsupported", "tune chooses kernels of bfloat16 products; model.dtype is another type");
 #if UNSLOTH_CUDA
     engine_api::TuneRequest request = asked;
     if (request.batch == 0) request.batch = loaded.config.training.per_device_train_batch_size;

@@ -37,9 +37,10 @@ class CpuGroup final : public StoreBackedGroup {
             return make_shared_communicator(exchange(), rank, ranks, name, std::move(segment));
         }
         if (size < this->size())
-            throw usage_error(cat("the communicator ", name, " would have CPU ranks of several machines"),
-                              "On the CPU only data parallel goes over machines: the ranks that share a model need one "
-                              "machine, and one container.");
+            throw Error("parallel.unsupported",
+                        cat("the communicator ", name, " would have CPU ranks of several machines"),
+                        "On the CPU only data parallel goes over machines: the ranks that share a model need one "
+                        "machine, and one container.");
         log::info("the ranks have no memory in common: what they sum goes through their store, which is slower");
         return make_store_communicator(exchange(), ranks, name);
     }
@@ -83,15 +84,16 @@ int place_among(const std::vector<int>& ranks, int rank) {
 std::vector<std::string> StoreBackedGroup::gather(const std::string& text, const std::string& what) {
     constexpr std::size_t most = 16 << 20;
     std::vector<std::string> all;
-    exchange_->all(
-        {text.begin(), text.end()}, cat(what, " (texts of all ranks)"),
-        [&](int from, const std::vector<uint8_t>& bytes) {
-            if (bytes.size() > most)
-                throw runtime_failure(cat("rank ", from, " sent a text of ", bytes.size(), " bytes for ", what));
-            std::string& got = all.emplace_back(bytes.begin(), bytes.end());
-            for (char& c : got)
-                if (from != rank() && c != '\n' && (static_cast<unsigned char>(c) < ' ' || c == '\x7f')) c = '?';
-        });
+    exchange_->all({text.begin(), text.end()}, cat(what, " (texts of all ranks)"),
+                   [&](int from, const std::vector<uint8_t>& bytes) {
+                       if (bytes.size() > most)
+                           throw Error("rank.bad-message",
+                                       cat("rank ", from, " sent a text of ", bytes.size(), " bytes for ", what));
+                       std::string& got = all.emplace_back(bytes.begin(), bytes.end());
+                       for (char& c : got)
+                           if (from != rank() && c != '\n' && (static_cast<unsigned char>(c) < ' ' || c == '\x7f'))
+                               c = '?';
+                   });
     return all;
 }
 

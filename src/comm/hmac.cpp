@@ -14,7 +14,7 @@ namespace unsloth::comm {
 namespace {
 
 void require(bool done) {
-    if (!done) throw runtime_failure("libcrypto cannot make an HMAC with SHA-256", "Check its installation.");
+    if (!done) throw Error("library.failed", "libcrypto cannot make an HMAC with SHA-256", "Check its installation.");
 }
 
 }  // namespace
@@ -61,7 +61,7 @@ Digest random_bytes() {
     while ((got = ::getrandom(bytes.data(), bytes.size(), 0)) < 0 && errno == EINTR) {
     }
     if (got != static_cast<ssize_t>(bytes.size()))
-        throw runtime_failure(cat("the kernel gives no random numbers: ", std::strerror(errno)));
+        throw Error("process.system-call", cat("the kernel gives no random numbers: ", std::strerror(errno)));
     return bytes;
 }
 

@@ -53,7 +53,8 @@ void require_interfaces() {
     if (names.empty() || leaves_an_interface(value, names)) return;
     std::string all;
     for (const std::string& name : names) all += (all.empty() ? "" : ", ") + name;
-    throw usage_error(
+    throw Error(
+        "network.no-interface",
         cat(setting, " is \"", one_line(value), "\", which leaves none of this machine's interfaces (", all, ")"),
         "It is set in the environment, or by distributed.nccl as SOCKET_IFNAME; without it NCCL chooses.");
 }

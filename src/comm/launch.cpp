@@ -34,16 +34,16 @@ class Reader {
         int value = 0;
         const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
         if (error != std::errc() || end != text->data() + text->size() || value < least)
-            throw usage_error(
-                cat("the environment variable ", name, " is \"", *text, "\", expected a number from ", least),
-                "It is the launcher's to set.");
+            throw Error("rank.environment",
+                        cat("the environment variable ", name, " is \"", *text, "\", expected a number from ", least),
+                        "It is the launcher's to set.");
         return value;
     }
     int needed(const char* name, int least, const char* because) const {
         if (const std::optional<int> value = number(name, least)) return *value;
-        throw usage_error(cat("the environment variable ", because, " is set, ", name, " is not"),
-                          "Start several processes with unsloth-train launch, torchrun, srun or mpirun, or unset it "
-                          "for a single one.");
+        throw Error("rank.environment", cat("the environment variable ", because, " is set, ", name, " is not"),
+                    "Start several processes with unsloth-train launch, torchrun, srun or mpirun, or unset it "
+                    "for a single one.");
     }
     std::string text(const char* name) const { return get_(name).value_or(""); }
     bool set(const char* name) const { return !text(name).empty(); }
@@ -58,8 +58,8 @@ LaunchEnvironment read(const Reader& env, const Names& names) {
     e.world_size = env.needed(names.world_size, 1, names.rank);
     e.rank = env.needed(names.rank, 0, names.world_size);
     if (e.rank >= e.world_size)
-        throw usage_error(cat("the environment says rank ", e.rank, " of ", e.world_size, " (", names.rank, ", ",
-                              names.world_size, ")"));
+        throw Error("rank.environment", cat("the environment says rank ", e.rank, " of ", e.world_size, " (",
+                                            names.rank, ", ", names.world_size, ")"));
     e.local_rank = env.number(names.local_rank, 0).value_or(e.rank);
     const std::optional<int> here = env.number(names.local_world_size, 1);
     e.local_world_size = here.value_or(std::max(e.local_rank + 1, 1));
@@ -77,15 +77,15 @@ std::string read_secret(const Reader& env) {
         try {
             secret = read_file(path);
         } catch (const Error& error) {
-            throw usage_error(cat("UNSLOTH_SECRET_FILE: ", error.what()));
+            throw Error("rank.secret", cat("UNSLOTH_SECRET_FILE: ", error.what()));
         }
         while (!secret.empty() && (secret.back() == '\n' || secret.back() == '\r')) secret.pop_back();
     } else if (secret.empty()) {
         return secret;
     }
     if (secret.size() < least)
-        throw usage_error(cat(where, " holds ", secret.size(), " characters, a run's secret needs ", least),
-                          "Make one with: openssl rand -hex 32");
+        throw Error("rank.secret", cat(where, " holds ", secret.size(), " characters, a run's secret needs ", least),
+                    "Make one with: openssl rand -hex 32");
     return secret;
 }
 
@@ -107,7 +107,8 @@ void read_meeting_place(const Reader& env, const Names* launcher, LaunchEnvironm
     }
     if (e.master_address.empty() && launcher == &mpirun && one_machine) e.master_address = "127.0.0.1";
     if (e.master_address.empty())
-        throw usage_error(
+        throw Error(
+            "rank.environment",
             cat(e.world_size, " processes, and the environment variable MASTER_ADDR does not say where they meet"),
             "Set MASTER_ADDR to rank 0's host and MASTER_PORT to a free port there.");
     const std::optional<int> port = env.number("MASTER_PORT", 1);
@@ -117,10 +118,11 @@ void read_meeting_place(const Reader& env, const Names* launcher, LaunchEnvironm
     else if (launcher == &srun && job)
         e.master_port = 20000 + *job % 20000;  // below the ports that the kernel hands out
     else
-        throw usage_error("the environment variable MASTER_PORT is not set",
-                          "Set it to a port that is free on rank 0's host.");
+        throw Error("rank.environment", "the environment variable MASTER_PORT is not set",
+                    "Set it to a port that is free on rank 0's host.");
     if (e.master_port > 65535)
-        throw usage_error(cat("the environment variable MASTER_PORT is ", e.master_port, ", ports end at 65535"));
+        throw Error("rank.environment",
+                    cat("the environment variable MASTER_PORT is ", e.master_port, ", ports end at 65535"));
 }
 
 }  // namespace
@@ -167,8 +169,8 @@ std::vector<std::string> set_nccl_environment(const std::vector<std::pair<std::s
         if (!name.starts_with(prefix)) name.insert(0, prefix);
         if (name.size() == prefix.size() ||
             name.find_first_not_of("ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") != std::string::npos)
-            throw usage_error(cat("distributed.nccl: '", given, "' is no name of a setting"),
-                              "Names are those of NCCL's environment variables, such as SOCKET_IFNAME.");
+            throw Error("option.unknown-key", cat("distributed.nccl: '", given, "' is no name of a setting"),
+                        "Names are those of NCCL's environment variables, such as SOCKET_IFNAME.");
         ::setenv(name.c_str(), value.c_str(), /*overwrite=*/1);
     }
     std::vector<std::string> all;

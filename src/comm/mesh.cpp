@@ -10,12 +10,13 @@ MeshShape mesh_shape(int processes, int64_t tp, int64_t pp, int64_t cp) {
     const int64_t model = tp * pp * cp;
     if (processes % model != 0) {
         const int64_t below = processes / model * model, above = below + model;
-        throw usage_error(cat("distributed.tp_size ", tp, " x pp_size ", pp, " x cp_size ", cp, " is ", model,
-                              " ranks for each copy of the model, but there ",
-                              processes == 1 ? "is 1 process" : cat("are ", processes, " processes")),
-                          below > 0 ? cat("Start ", below, " or ", above, " processes, or change the sizes.")
-                                    : cat("Start ", above, " processes (unsloth-train launch --nproc_per_node ", above,
-                                          " …) or a multiple of it, or change the sizes."));
+        throw Error("parallel.wrong-rank-count",
+                    cat("distributed.tp_size ", tp, " x pp_size ", pp, " x cp_size ", cp, " is ", model,
+                        " ranks for each copy of the model, but there ",
+                        processes == 1 ? "is 1 process" : cat("are ", processes, " processes")),
+                    below > 0 ? cat("Start ", below, " or ", above, " processes, or change the sizes.")
+                              : cat("Start ", above, " processes (unsloth-train launch --nproc_per_node ", above,
+                                    " …) or a multiple of it, or change the sizes."));
     }
     return {.dp = static_cast<int>(processes / model),
             .cp = static_cast<int>(cp),

@@ -117,10 +117,10 @@ bool Monitor::busy_locked(int rank, Peer& peer, int64_t number) {
 void Monitor::check() {
     const std::lock_guard lock(mutex_);
     if (!failure_) return;
-    throw runtime_failure(failure_->message, failure_->said_why
-                                                 ? "That rank's output says what to do."
-                                                 : "Look at that rank's output. Saved checkpoints are whole; start "
-                                                   "again with resume_from_checkpoint auto.");
+    throw Error(failure_->id, failure_->message,
+                failure_->said_why ? "That rank's output says what to do."
+                                   : "Look at that rank's output. Saved checkpoints are whole; start "
+                                     "again with resume_from_checkpoint auto.");
 }
 
 void Monitor::lose(const std::string& message) {
@@ -193,9 +193,10 @@ void Monitor::release() {
 void Monitor::end_within(const Failure& failure) const {
     if (!environment_.owns_process) return;
     const seconds patience = failure.lost ? end_after_ : orderly_end_allowed;
-    end_process_within(patience, static_cast<int>(ErrorKind::runtime),
-                       cat("error: ", failure.message, "\n  This process did not end by itself within ",
-                           patience.count(), " s: a call to the device or the disk does not return. It is ended."));
+    end_process_within(
+        patience, static_cast<int>(ErrorKind::runtime),
+        error_line(failure.id, cat(failure.message, "\n  This process did not end by itself within ", patience.count(),
+                                   " s: a call to the device or the disk does not return. It is ended.")));
 }
 
 /// Asks of what is under way whether it has ended, without the mutex: while another thread is held up within the
@@ -305,9 +306,11 @@ std::optional<Monitor::Failure> Monitor::overdue() {
         if (peer.left || peer.number < oldest.number)
             late += cat(late.empty() ? "" : ", ", "rank ", rank, " (", peer.host, ", ",
                         peer.left ? "has left" : cat("still at ", peer.what), ")");
-    return Failure{cat(oldest.what, " takes longer than ", timeout_.count(), " s (distributed.ddp_timeout): ",
-                       late.empty() ? "all ranks came, and the network does not finish it" : cat("waiting for ", late),
-                       "; seen by rank ", rank_)};
+    Failure overdue{cat(oldest.what, " takes longer than ", timeout_.count(), " s (distributed.ddp_timeout): ",
+                        late.empty() ? "all ranks came, and the network does not finish it" : cat("waiting for ", late),
+                        "; seen by rank ", rank_)};
+    overdue.id = "rank.late";
+    return overdue;
 }
 
 }  // namespace unsloth::comm

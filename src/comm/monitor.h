@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "comm/store_client.h"
+#include "unsloth/core/error_id.h"
 
 namespace unsloth::comm {
 
@@ -75,6 +76,7 @@ class Monitor {
         std::string message;
         bool lost = true;
         bool said_why = false;  ///< it is a rank's own error, whose output has the advice
+        ErrorId id = "rank.failed";
     };
 
     void watch();

@@ -189,7 +189,8 @@ class NcclGroup final : public StoreBackedGroup {
             throw;
         } catch (const std::exception& error) {
             exchange().monitor().check();
-            throw runtime_failure(cat("NCCL does not connect the ranks: ", nccl_reason(error.what())), nccl_advice());
+            throw Error("rank.nccl", cat("NCCL does not connect the ranks: ", nccl_reason(error.what())),
+                        nccl_advice());
         }
     }
 
@@ -208,7 +209,8 @@ class NcclGroup final : public StoreBackedGroup {
         communicator->all_reduce(one, "NCCL's first sum");
         const float sum = one.item<float>();
         check();
-        if (sum != static_cast<float>(size)) throw runtime_failure(cat("NCCL's sum of ", size, " ones is ", sum));
+        if (sum != static_cast<float>(size))
+            throw Error("rank.wrong-sum", cat("NCCL's sum of ", size, " ones is ", sum));
         return communicator;
     }
     /// By a thread of the monitor's, too, which aborts all at once: while the kernels of one communicator wait on the

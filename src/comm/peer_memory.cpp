@@ -31,7 +31,7 @@ std::pair<std::string, int64_t> read_offer(const std::string& text, int rank) {
     int64_t bytes = -1;
     std::string address;
     if (!(words >> bytes) || bytes < 0 || words.get() != ' ' || !std::getline(words, address))
-        throw runtime_failure(cat("rank ", rank, " says nothing of its memory for the others"));
+        throw Error("rank.peer-memory", cat("rank ", rank, " says nothing of its memory for the others"));
     return {address, bytes};
 }
 
@@ -50,9 +50,10 @@ std::vector<at::Tensor> share_on_host(Group& group, int64_t bytes) {
         const auto [address, size] = read_offer(all[static_cast<std::size_t>(rank)], rank);
         std::shared_ptr<SharedSegment> theirs = SharedSegment::open(address, static_cast<std::size_t>(size));
         if (theirs == nullptr)
-            throw runtime_failure(cat("the memory of rank ", rank, " cannot be reached from rank ", group.rank()),
-                                  "Ranks of one host name must be processes of one user in one container; or set "
-                                  "distributed.zero_stage below 3.");
+            throw Error("rank.peer-memory",
+                        cat("the memory of rank ", rank, " cannot be reached from rank ", group.rank()),
+                        "Ranks of one host name must be processes of one user in one container; or set "
+                        "distributed.zero_stage below 3.");
         memory.push_back(take(std::move(theirs), size));
     }
     group.barrier(what);
@@ -64,7 +65,7 @@ std::vector<at::Tensor> share_on_host(Group& group, int64_t bytes) {
 cudaIpcMemHandle_t handle_of(const std::string& text, int rank) {
     cudaIpcMemHandle_t handle;
     if (text.size() != 2 * sizeof handle.reserved)
-        throw runtime_failure(cat("rank ", rank, " offers no memory of a GPU"));
+        throw Error("rank.peer-memory", cat("rank ", rank, " offers no memory of a GPU"));
     const auto digit = [](char c) { return c <= '9' ? c - '0' : c - 'a' + 10; };
     for (std::size_t i = 0; i < sizeof handle.reserved; ++i)
         handle.reserved[i] = static_cast<char>(digit(text[2 * i]) << 4 | digit(text[2 * i + 1]));
@@ -85,10 +86,9 @@ std::vector<at::Tensor> share_on_gpu(Group& group, at::Device device, int64_t by
     const auto check = [&](cudaError_t status, const std::string& call) {
         if (status == cudaSuccess) return;
         (void)cudaGetLastError();
-        throw runtime_failure(
-            cat(what, ": ", call, ": ", cudaGetErrorString(status)),
-            "Set distributed.zero_stage below 3: each GPU then holds the whole base, or leaves layers "
-            "in host memory.");
+        throw Error("rank.peer-memory", cat(what, ": ", call, ": ", cudaGetErrorString(status)),
+                    "Set distributed.zero_stage below 3: each GPU then holds the whole base, or leaves layers "
+                    "in host memory.");
     };
     void* own = nullptr;
     check(cudaMalloc(&own, static_cast<std::size_t>(std::max<int64_t>(bytes, 1))), cat(bytes, " bytes"));

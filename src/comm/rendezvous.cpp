@@ -24,8 +24,9 @@ std::string place_of(const LaunchEnvironment& e) {
 }
 
 Error not_reached(const LaunchEnvironment& e) {
-    return runtime_failure(cat("rank ", e.rank, " did not reach rank 0's store at ", place_of(e), " in time"),
-                           "Is rank 0 running, and does MASTER_ADDR name a host that this machine can reach?");
+    return Error("rank.no-rendezvous",
+                 cat("rank ", e.rank, " did not reach rank 0's store at ", place_of(e), " in time"),
+                 "Is rank 0 running, and does MASTER_ADDR name a host that this machine can reach?");
 }
 
 /// c10d's client pauses longer and longer between its attempts: it, and ours, start when there is something to reach.
@@ -78,8 +79,9 @@ LaunchEnvironment read_note(const LaunchEnvironment& e, Clock::time_point give_u
     LaunchEnvironment told = e;
     for (bool found = false; !found;) {
         if (Clock::now() >= give_up)
-            throw runtime_failure(cat("torchrun's store at ", place_of(e), " does not say where rank 0's store is"),
-                                  "Is rank 0 running, and is UNSLOTH_SECRET the same for all ranks?");
+            throw Error("rank.no-rendezvous",
+                        cat("torchrun's store at ", place_of(e), " does not say where rank 0's store is"),
+                        "Is rank 0 running, and is UNSLOTH_SECRET the same for all ranks?");
         const std::string key = cat(note_key, e.restarts);
         if (store->check({key})) {
             const std::vector<uint8_t> note = store->get(key);
@@ -101,8 +103,8 @@ std::unique_ptr<StoreServer> serve(const LaunchEnvironment& e) {
         return std::make_unique<StoreServer>(
             std::move(listening), StoreServer::Settings{e.secret, e.world_size, e.restarts, /*seals=*/!e.one_machine});
     } catch (const std::exception& error) {
-        throw runtime_failure(cat("rank 0 cannot serve the ranks' store at port ", port, ": ", error.what()),
-                              "Is another run using the port? Choose another MASTER_PORT.");
+        throw Error("network.port", cat("rank 0 cannot serve the ranks' store at port ", port, ": ", error.what()),
+                    "Is another run using the port? Choose another MASTER_PORT.");
     }
 }
 
@@ -130,7 +132,7 @@ Rendezvous meet(const LaunchEnvironment& e, Clock::time_point give_up, std::uniq
         throw;
     } catch (const std::exception& error) {
         log::debug("torchrun's store: ", error.what());
-        throw runtime_failure(cat("rank ", e.rank, " cannot use torchrun's store at ", place_of(e)));
+        throw Error("rank.no-rendezvous", cat("rank ", e.rank, " cannot use torchrun's store at ", place_of(e)));
     }
     return rendezvous;
 }

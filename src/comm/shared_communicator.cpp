@@ -280,7 +280,7 @@ class SharedCommunicator final : public CpuCommunicator {
             wait_while(counter, value);
             if (counter.load(std::memory_order_acquire) != value) continue;
             monitor.check();
-            if (outbox_.closes()) throw runtime_failure(cat("this rank leaves before ", what, " was received"));
+            if (outbox_.closes()) throw Error("rank.failed", cat("this rank leaves before ", what, " was received"));
             if (message ? monitor.busy_before_next(world(other)) : monitor.busy(world(other)))
                 deadline = Clock::now() + timeout;
             if (Clock::now() < deadline) continue;
@@ -288,8 +288,8 @@ class SharedCommunicator final : public CpuCommunicator {
                 cat(exchange_.name_of(world(other)), " did not come to ", what, " within ", timeout.count(),
                     " s (distributed.ddp_timeout); seen by rank ", exchange_.rank());
             monitor.lose(late);
-            throw runtime_failure(
-                late, "Look at that rank's output: it may have ended, or it works on something that takes longer.");
+            throw Error("rank.late", late,
+                        "Look at that rank's output: it may have ended, or it works on something that takes longer.");
         }
     }
 

@@ -107,7 +107,7 @@ bool is_loopback(const Address& address) {
 Socket listen_at(int port, bool anywhere) {
     Socket socket = anywhere ? listen_at(every_address(AF_INET6, port)) : listen_at(loopback(port));
     if (!socket.open() && anywhere && errno != EADDRINUSE) socket = listen_at(every_address(AF_INET, port));
-    if (!socket.open()) throw runtime_failure(std::strerror(errno));
+    if (!socket.open()) throw Error("process.system-call", std::strerror(errno));
     return socket;
 }
 

@@ -26,8 +26,8 @@ auto Exchange::ask(const std::string& what, const Ask& request) {
     } catch (const StoreGone& error) {
         if (monitor_) monitor_->check();
         log::debug("the ranks' store: ", error.what());
-        throw runtime_failure(
-            cat("rank 0 is gone: the ranks' store does not answer (", what, "); seen by rank ", rank_));
+        throw Error("rank.failed",
+                    cat("rank 0 is gone: the ranks' store does not answer (", what, "); seen by rank ", rank_));
     }
 }
 
@@ -43,7 +43,8 @@ Exchange::Exchange(const LaunchEnvironment& e, std::chrono::seconds timeout)
     try {
         client_ = std::make_unique<StoreClient>(rendezvous_, give_up);
     } catch (const StoreGone& error) {
-        throw runtime_failure(
+        throw Error(
+            "rank.no-rendezvous",
             cat("rank ", rank_, " did not reach rank 0's store at ", host_of(rendezvous_.address), ":",
                 port_of(rendezvous_.address), " within ", allowed_.count(), " s: ", error.what()),
             "Is rank 0 running, does MASTER_ADDR name a host that this machine can reach, and is UNSLOTH_SECRET the "
@@ -99,8 +100,8 @@ std::vector<uint8_t> Exchange::read(int rank, const std::string& what) {
             cat(name_of(rank), " did not come to ", what, " within ", allowed_.count(), " s (distributed.ddp_timeout",
                 monitor_ ? "" : " five times: the start", "); seen by rank ", rank_);
         if (monitor_) monitor_->lose(late);
-        throw runtime_failure(
-            late, "Look at that rank's output: it may have ended, or it works on something that takes longer.");
+        throw Error("rank.late", late,
+                    "Look at that rank's output: it may have ended, or it works on something that takes longer.");
     }
 }
 

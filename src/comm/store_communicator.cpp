@@ -81,8 +81,8 @@ class StoreCommunicator final : public CpuCommunicator {
         });
     }
     [[noreturn]] static void refuse(const std::string& what) {
-        throw usage_error(cat(what, ": CPU ranks of several machines cannot send each other values"),
-                          "Start them on one machine, or take GPUs.");
+        throw Error("parallel.unsupported", cat(what, ": CPU ranks of several machines cannot send each other values"),
+                    "Start them on one machine, or take GPUs.");
     }
 
     Exchange& exchange_;
@@ -97,8 +97,9 @@ std::unique_ptr<Communicator> make_store_communicator(Exchange& exchange, std::v
 
 void require_size(std::size_t found, std::size_t expected, int rank, const std::string& what) {
     if (found != expected)
-        throw runtime_failure(cat("rank ", rank, " sent ", found, " bytes as ", what, ", expected ", expected),
-                              "All ranks need the same program, configuration and model.");
+        throw Error("rank.bad-message",
+                    cat("rank ", rank, " sent ", found, " bytes as ", what, ", expected ", expected),
+                    "All ranks need the same program, configuration and model.");
 }
 
 }  // namespace unsloth::comm

@@ -39,7 +39,7 @@ StoreServer::StoreServer(Socket listening, Settings settings)
       settings_(std::move(settings)),
       port_(port_of(own_address(listening_))),
       signs_(static_cast<std::size_t>(settings_.size)) {
-    if (!wake_.open()) throw runtime_failure(std::strerror(errno));
+    if (!wake_.open()) throw Error("process.system-call", std::strerror(errno));
     thread_ = std::thread([this] { serve(); });
 }
 

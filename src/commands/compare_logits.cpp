@@ -89,7 +89,8 @@ std::vector<Row> rows_to_compare(const engine_api::CompareRequest& request, cons
     if (taken < rows.size())
         log::info("the first ", taken, " of ", rows.size(), " rows (", tokens, " tokens) are compared");
     rows.resize(taken);
-    if (rows.empty()) throw input_error(cat("nothing to compare the models on: '", request.texts, "' has no tokens"));
+    if (rows.empty())
+        throw Error("data.empty", cat("nothing to compare the models on: '", request.texts, "' has no tokens"));
     return rows;
 }
 

@@ -49,9 +49,9 @@ void run_evaluate(const config::LoadedConfig& given, const engine_api::EvaluateR
     const config::LoadedConfig loaded = session::with_base(given);
     const config::Config& config = loaded.config;
     if (config.training.objective != config::Objective::sft)
-        throw usage_error("evaluate takes rows of training.objective sft",
-                          "A run's own evaluations have the figures of other objectives; for the loss of plain rows, "
-                          "add --objective sft.");
+        throw Error("option.unsupported", "evaluate takes rows of training.objective sft",
+                    "A run's own evaluations have the figures of other objectives; for the loss of plain rows, "
+                    "add --objective sft.");
     const bool judges = request.metric != config::AnswerMetric::none;
     if (!request.answer_regex.empty()) data::AnswerPattern(request.answer_regex, "--answer_regex");
     const session::OpenedModel opened = session::open_model(config);
@@ -86,7 +86,8 @@ void run_evaluate(const config::LoadedConfig& given, const engine_api::EvaluateR
     const train::Evaluator::Result found = evaluator.run(*model.model, *model.ctx, *objective, none, 0, 0);
     if (!found.report) throw Interrupted(found.signal, "stopped before all rows were evaluated");
     const train::EvalReport& report = *found.report;
-    if (!std::isfinite(report.loss)) throw runtime_failure("the rows' loss is not finite", session::overflow_advice);
+    if (!std::isfinite(report.loss))
+        throw Error("numerics.not-finite", "the rows' loss is not finite", session::overflow_advice);
     Json results{{"eval_loss", train::number(report.loss)}, {"perplexity", train::number(std::exp(report.loss))}};
     for (const auto& [name, value] : report.figures) results[name] = train::number(value);
     results["eval_tokens"] = report.tokens;

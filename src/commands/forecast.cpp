@@ -44,9 +44,9 @@ std::shared_ptr<const formats::WeightFile> open_or_describe(const config::Config
         std::string meant = did_you_mean(nearest(path, shapes)), known;
         if (meant.empty()) meant = nearest_path(path);
         for (const std::string& shape : shapes) known += (known.empty() ? "" : ", ") + shape;
-        throw input_error(cat(path, ": no such model here"),
-                          cat(meant, meant.empty() ? "" : " ",
-                              "plan downloads nothing: name a folder that holds config.json, or one of ", known, "."));
+        throw Error("model.not-found", cat(path, ": no such model here"),
+                    cat(meant, meant.empty() ? "" : " ",
+                        "plan downloads nothing: name a folder that holds config.json, or one of ", known, "."));
     }
     if (fs::is_directory(*folder) && !fs::exists(*folder / "model.safetensors") &&
         !fs::exists(*folder / "model.safetensors.index.json")) {
@@ -81,14 +81,15 @@ Target target_of(const engine_api::PlanRequest& request, const config::Config& c
         target.machine = placement::machine_of(here);
         card.memory_bytes = memory::device_memory(here).total;
     } else {
-        throw usage_error("plan needs a card: this machine has no GPU",
-                          "Name one (--gpu H200) or its memory (--gpu_memory 24GiB); or say --device cpu.");
+        throw Error("option.missing", "plan needs a card: this machine has no GPU",
+                    "Name one (--gpu H200) or its memory (--gpu_memory 24GiB); or say --device cpu.");
     }
     target.memory = request.gpu_memory_bytes > 0 ? request.gpu_memory_bytes : card.memory_bytes;
     if (target.memory <= card.context_bytes)
-        throw usage_error(cat("--gpu_memory ", human_bytes(target.memory), ": the driver and the libraries take ",
-                              human_bytes(card.context_bytes), " of it"),
-                          "Bytes are meant where no unit stands: --gpu_memory 24GiB.");
+        throw Error("memory.bad-limit",
+                    cat("--gpu_memory ", human_bytes(target.memory), ": the driver and the libraries take ",
+                        human_bytes(card.context_bytes), " of it"),
+                    "Bytes are meant where no unit stands: --gpu_memory 24GiB.");
     target.machine.free = {target.memory - card.context_bytes, memory::device_memory(at::kCPU).total};
     return target;
 }
@@ -123,9 +124,10 @@ Forecast::Forecast(config::LoadedConfig loaded, const Target& target, std::share
     const config::TrainingOptions& training = config().training;
     const bool int8 = dx_codes(request.coded) == spec::Codes::int8;
     if (target.device.is_cuda() && any(request.coded) && (int8 ? card.int8_products : card.fp8_products).empty())
-        throw usage_error(cat("model.compute_dtype ", name_of(request.coded),
-                              int8 ? " has no products on " : " is for H100 and H200, not for ", card.name),
-                          "Leave compute_dtype out.");
+        throw Error("device.unsupported",
+                    cat("model.compute_dtype ", name_of(request.coded),
+                        int8 ? " has no products on " : " is for H100 and H200, not for ", card.name),
+                    "Leave compute_dtype out.");
     rows_ = training.per_device_train_batch_size;
     length_ = config().model.max_seq_length;
     micro_batches_ = training.gradient_accumulation_steps;

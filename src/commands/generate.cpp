@@ -37,9 +37,10 @@ int32_t number_of(const session::NamedAt& row, const engine_api::NamedFolders& a
         if (adapters.folders[i].first == row.name) return static_cast<int32_t>(i);
         known += cat(i == 0 ? "" : ", ", adapters.folders[i].first);
     }
-    throw input_error(cat(row.where, ": the row names adapter '", row.name, "'",
-                          known.empty() ? ", and none is given" : cat(", there are ", known)),
-                      cat("Give it with --adapter ", row.name, "=DIR."));
+    throw Error("adapter.unknown-name",
+                cat(row.where, ": the row names adapter '", row.name, "'",
+                    known.empty() ? ", and none is given" : cat(", there are ", known)),
+                cat("Give it with --adapter ", row.name, "=DIR."));
 }
 
 /// What the longest answer takes, for a message.
@@ -62,18 +63,19 @@ AnswerSizes sizes_of(const config::LoadedConfig& loaded, const engine_api::Gener
     const int64_t longest = prompts.empty() ? 0 : session::longest_of(prompts), allowed = spec.usable_positions();
     const std::string asked = longest_named(prompts, request);
     if (longest + request.max_new_tokens > allowed)
-        throw usage_error(cat(asked, ": the model allows ", allowed, " positions"),
-                          "Shorten the prompt, or set a lower --max_new_tokens; --rope_scaling extends the positions.");
+        throw Error("model.too-many-positions", cat(asked, ": the model allows ", allowed, " positions"),
+                    "Shorten the prompt, or set a lower --max_new_tokens; --rope_scaling extends the positions.");
     if (request.max_context > allowed)
-        throw usage_error(cat("--max_model_len ", request.max_context, ": the model allows ", allowed),
-                          "Lower it, or extend the positions with --rope_scaling.");
+        throw Error("model.too-many-positions",
+                    cat("--max_model_len ", request.max_context, ": the model allows ", allowed),
+                    "Lower it, or extend the positions with --rope_scaling.");
     AnswerSizes sizes;
     sizes.context = request.max_context > 0 ? request.max_context
                     : request.chat          ? allowed
                                             : longest + request.max_new_tokens;
     if (longest + request.max_new_tokens > sizes.context)
-        throw usage_error(cat(asked, ": --max_model_len is ", sizes.context),
-                          "Raise it, or set a lower --max_new_tokens.");
+        throw Error("model.too-many-positions", cat(asked, ": --max_model_len is ", sizes.context),
+                    "Raise it, or set a lower --max_new_tokens.");
     int64_t tokens = 0;  // of all prompts
     for (const session::Prompt& prompt : prompts) tokens += static_cast<int64_t>(prompt.size()) * request.n;
     const int64_t answers = request.chat ? 1 : static_cast<int64_t>(prompts.size()) * request.n;
@@ -90,7 +92,8 @@ AnswerSizes sizes_of(const config::LoadedConfig& loaded, const engine_api::Gener
         sizes.cache = {.tokens = request.kv_bytes / (token * ops::page_tokens) * ops::page_tokens,
                        .context = sizes.context};
         if (sizes.cache.tokens < sizes.context)
-            throw usage_error(
+            throw Error(
+                "memory.small-cache",
                 cat("--kv_cache_memory ", request.kv_memory, " holds ", sizes.cache.tokens,
                     " tokens, a prompt and its answer have up to ", sizes.context),
                 cat("A token takes ", token, " bytes: give ", ops::pages_of(sizes.context) * ops::page_tokens * token,
@@ -240,8 +243,9 @@ void chat(const engine_api::GenerateRequest& request, const session::PromptEncod
         turn.prompt_number = static_cast<uint32_t>(messages.size() / 2);
         turn.max_new_tokens = std::min(turn.max_new_tokens, context - static_cast<int64_t>(prompt.size()));
         if (turn.max_new_tokens < 1)
-            throw input_error(cat("the conversation has ", prompt.size(), " tokens, and room for ", context),
-                              "Begin another, or raise --max_model_len.");
+            throw Error("data.row-too-long",
+                        cat("the conversation has ", prompt.size(), " tokens, and room for ", context),
+                        "Begin another, or raise --max_model_len.");
         std::string said;
         answer_stream(request, tokenizer, decoder, turn, &said);
         messages.push_back({{"role", "assistant"}, {"content", said}});
@@ -266,7 +270,8 @@ void run_generate(const config::LoadedConfig& given, const engine_api::GenerateR
     }
     for (const auto& [id, bias] : request.sampling.logit_bias)
         if (id >= opened.file->spec.vocab_size)
-            throw usage_error(cat("--logit_bias: id ", id, ", the model has ", opened.file->spec.vocab_size));
+            throw Error("option.out-of-range",
+                        cat("--logit_bias: id ", id, ", the model has ", opened.file->spec.vocab_size));
     const AnswerSizes sizes = sizes_of(loaded, request, opened.file->spec, prompts);
     const session::LoadedModel model =
         session::load_for_inference(loaded, opened, sizes.pass_tokens, sizes.rows, sizes.rows,

@@ -77,8 +77,8 @@ std::vector<RowLoss> losses_of_rows(train::Trainer& trainer, int64_t step) {
 config::LoadedConfig config_of(const fs::path& run, const train::Anomaly& anomaly, const std::string& device) {
     const fs::path file = run / "run_config.json";
     if (!fs::exists(file))
-        throw input_error(cat(run.string(), " holds no run: there is no run_config.json"),
-                          "An anomaly's file lies in the folder of its run: RUN/anomalies/step-N.json.");
+        throw Error("run.not-a-run", cat(run.string(), " holds no run: there is no run_config.json"),
+                    "An anomaly's file lies in the folder of its run: RUN/anomalies/step-N.json.");
     if (train::config_hash(read_file(file)) != anomaly.config)
         log::warning(file.string(), " is not the configuration under which step ", anomaly.step,
                      " was taken: the run went on with another one");
@@ -234,12 +234,14 @@ void run_replay(const engine_api::ReplayRequest& request) {
     const fs::path file = request.file;
     const train::Anomaly anomaly = train::read_anomaly(file);
     if (comm::read_launch_environment().world_size > 1)
-        throw usage_error("replay is one process, which takes the rows of all ranks", "Start it without a launcher.");
+        throw Error("command.one-process", "replay is one process, which takes the rows of all ranks",
+                    "Start it without a launcher.");
     const fs::path run = fs::absolute(file).parent_path().parent_path();
     train::Trainer trainer(config_of(run, anomaly, request.device), train::Purpose::examines);
     if (anomaly.step > trainer.total_steps())
-        throw input_error(cat(file.string(), " is of step ", anomaly.step, ", and the run has ", trainer.total_steps()),
-                          "It belongs to another run.");
+        throw Error("run.not-a-run",
+                    cat(file.string(), " is of step ", anomaly.step, ", and the run has ", trainer.total_steps()),
+                    "It belongs to another run.");
     trainer.load();
     const int64_t from = trainer.steps_done(), between = anomaly.step - 1 - from;
     while (trainer.steps_done() < anomaly.step - 1) {

@@ -78,8 +78,9 @@ nlohmann::ordered_json score_row(model::Model& model, const data::Dataset& rows,
         const auto t = static_cast<std::size_t>(batch.target_index[k]);
         if (batch.targets_T[t] == data::ignore_label) continue;
         if (!std::isfinite(values[k]))
-            throw runtime_failure(cat("row ", rows.row(i), ": the log-probability of token ", t + 1, " is not finite"),
-                                  session::overflow_advice);
+            throw Error("numerics.not-finite",
+                        cat("row ", rows.row(i), ": the log-probability of token ", t + 1, " is not finite"),
+                        session::overflow_advice);
         logprobs[t + 1] = -static_cast<double>(values[k]);
         if (labelled.targets_T[t] != data::ignore_label) sum += values[k];
     }
@@ -99,7 +100,7 @@ void run_score(const config::LoadedConfig& given, const engine_api::ScoreRequest
     if (request.top_k > 0) return write_teacher_file(loaded, request);
     const session::OpenedModel opened = session::open_model(loaded.config);
     if (loaded.config.data.train_file.empty())
-        throw usage_error("data.train_file is missing", "Name the rows to score: --data.train_file FILE.");
+        throw Error("option.missing", "data.train_file is missing", "Name the rows to score: --data.train_file FILE.");
     data::DatasetOptions options = data::dataset_options(loaded.config, opened.limits());
     options.keep_all_masked = true;
     options.max_positions = 0;  // what the model makes of too long a row is what a probe is asked

@@ -43,7 +43,7 @@ class Writer {
             const at::Tensor words = at::cat({highest, others}, 1).sub(all).cpu().contiguous(),
                              tokens = ids.to(at::kInt).cpu().contiguous();
             if (!words.isfinite().all().item<bool>())
-                throw runtime_failure("a log-probability is not finite", session::overflow_advice);
+                throw Error("numerics.not-finite", "a log-probability is not finite", session::overflow_advice);
             writer_.append(names::ids,
                            bytes_of(tokens.const_data_ptr<int32_t>(), static_cast<std::size_t>(tokens.numel())));
             writer_.append(names::logp,
@@ -84,12 +84,13 @@ class Writer {
 void write_teacher_file(const config::LoadedConfig& loaded, const engine_api::ScoreRequest& request) {
     const config::Config& config = loaded.config;
     if (!request.logits.empty())
-        throw usage_error("--logits and --top_k are both given", "A teacher's file holds the likeliest tokens alone.");
+        throw Error("option.conflict", "--logits and --top_k are both given",
+                    "A teacher's file holds the likeliest tokens alone.");
     const session::OpenedModel opened = session::open_model(config);
     const int64_t vocab_size = opened.file->spec.vocab_size, k = request.top_k;
     if (k >= vocab_size || k > ops::most_teacher_tokens)
-        throw usage_error(cat("--top_k is ", k, ", and the vocabulary has ", vocab_size, " ids"),
-                          cat("Take at most ", std::min(vocab_size - 1, ops::most_teacher_tokens), "."));
+        throw Error("option.out-of-range", cat("--top_k is ", k, ", and the vocabulary has ", vocab_size, " ids"),
+                    cat("Take at most ", std::min(vocab_size - 1, ops::most_teacher_tokens), "."));
     data::TrainingData data =
         data::load_training_data(config, opened.limits(), session::encoder_maker(opened, config),
                                  data::run_encoder_fingerprint(opened.tokenizer_folder, config.data));

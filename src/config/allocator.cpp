@@ -18,7 +18,8 @@ Json preset(const std::string& name) {
 }
 
 [[noreturn]] void refuse(const std::string& key, const Json& value, const char* expected) {
-    throw usage_error(cat(allocator_option, ": ", key, ": expected ", expected, ", found ", value.dump()));
+    throw Error("option.invalid-value",
+                cat(allocator_option, ": ", key, ": expected ", expected, ", found ", value.dump()));
 }
 
 bool is_whole(const Json& value, int64_t least, int64_t most) {
@@ -43,9 +44,9 @@ std::string setting(const std::string& key, const Json& value) {
         if (!value.is_number() || !(value.get<double>() > 0 && value.get<double>() < 1))
             refuse(key, value, "a number between 0 and 1");
     } else {
-        throw usage_error(cat(allocator_option, ": there is no setting '", key, "'"),
-                          "There are backend, max_split_size_mb, expandable_segments, roundup_power2_divisions and "
-                          "garbage_collection_threshold.");
+        throw Error("option.unknown-key", cat(allocator_option, ": there is no setting '", key, "'"),
+                    "There are backend, max_split_size_mb, expandable_segments, roundup_power2_divisions and "
+                    "garbage_collection_threshold.");
     }
     return cat(key, ":", value.dump());
 }
@@ -56,8 +57,8 @@ std::string allocator_settings(const HardwareOptions& hardware) {
     Json settings = Json::parse(hardware.allocator);
     if (settings.is_string()) settings = preset(settings.get<std::string>());
     if (settings.contains("backend") && settings["backend"] == "cudaMallocAsync" && settings.size() > 1)
-        throw usage_error(cat(allocator_option, ": backend cudaMallocAsync heeds no other setting"),
-                          "Leave the others out, or take backend native.");
+        throw Error("option.conflict", cat(allocator_option, ": backend cudaMallocAsync heeds no other setting"),
+                    "Leave the others out, or take backend native.");
     std::string text;
     for (const auto& [key, value] : settings.items()) text += (text.empty() ? "" : ",") + setting(key, value);
     return text;

@@ -34,18 +34,19 @@ DeviceMap::Entry DeviceMap::read_key(const std::string& key) {
     } else if (key.starts_with(layers)) {
         const std::string range = key.substr(layers.size());
         if (range.find('.') != std::string::npos)
-            throw usage_error(cat(option, ": '", key, "' is a part of a layer: a layer lies in one place as a whole"),
-                              advice);
+            throw Error("model.device-map",
+                        cat(option, ": '", key, "' is a part of a layer: a layer lies in one place as a whole"),
+                        advice);
         const std::size_t dash = range.find('-');
         const auto first = whole_number(range.substr(0, dash));
         const auto last = dash == std::string::npos ? first : whole_number(range.substr(dash + 1));
         if (!first || !last || *last < *first)
-            throw usage_error(cat(option, ": '", key, "' is no layer and no range of layers"), advice);
+            throw Error("model.device-map", cat(option, ": '", key, "' is no layer and no range of layers"), advice);
         entry.part = Entry::Part::some_layers;
         entry.first = *first;
         entry.last = *last;
     } else {
-        throw usage_error(cat(option, ": there is no module '", key, "'"), advice);
+        throw Error("model.device-map", cat(option, ": there is no module '", key, "'"), advice);
     }
     return entry;
 }
@@ -56,7 +57,7 @@ DeviceMap::DeviceMap(const ModelOptions& model) {
         word_ = map.get<std::string>();
         return;
     }
-    if (map.empty()) throw usage_error(cat(option, " is an empty object"), advice);
+    if (map.empty()) throw Error("model.device-map", cat(option, " is an empty object"), advice);
     std::set<int64_t> gpus;
     for (const auto& [key, value] : map.items()) {
         Entry& entry = entries_.emplace_back(read_key(key));
@@ -67,30 +68,35 @@ DeviceMap::DeviceMap(const ModelOptions& model) {
             const auto number = text == "cuda" ? std::optional<int64_t>(0)
                                                : whole_number(text.starts_with("cuda:") ? text.substr(5) : text);
             if (!number)
-                throw usage_error(cat(option, ": '", key, "' is at ", value.dump(), ", which is no place"), advice);
+                throw Error("model.device-map",
+                            cat(option, ": '", key, "' is at ", value.dump(), ", which is no place"), advice);
             gpus.insert(entry.gpu = *number);
         }
         if (entry.part == Entry::Part::embedding && entry.place == spec::Place::disk)
-            throw usage_error(cat(option, ": '", key, "' cannot lie on the disk: single rows of it are read"),
-                              "Put it on the GPU or in host memory (\"cpu\").");
+            throw Error("model.device-map",
+                        cat(option, ": '", key, "' cannot lie on the disk: single rows of it are read"),
+                        "Put it on the GPU or in host memory (\"cpu\").");
     }
     gpus_ = static_cast<int>(gpus.size());
     if (gpus_ < 2) return;
     if (*gpus.rbegin() != gpus_ - 1)
-        throw usage_error(cat(option, " names ", gpus_, " GPUs, of which one has number ", *gpus.rbegin()),
-                          cat("Number them 0 to ", gpus_ - 1, "; CUDA_VISIBLE_DEVICES says which ones these are."));
+        throw Error("model.device-map",
+                    cat(option, " names ", gpus_, " GPUs, of which one has number ", *gpus.rbegin()),
+                    cat("Number them 0 to ", gpus_ - 1, "; CUDA_VISIBLE_DEVICES says which ones these are."));
     for (const Entry& entry : entries_)
         if (entry.gpu < 0)
-            throw usage_error(cat(option, ": '", entry.key, "' does not lie on a GPU, in a map over ", gpus_,
-                                  " of them, each of which holds its layers"),
-                              "Name GPUs alone, or one GPU with \"cpu\" and \"disk\".");
+            throw Error("model.device-map",
+                        cat(option, ": '", entry.key, "' does not lie on a GPU, in a map over ", gpus_,
+                            " of them, each of which holds its layers"),
+                        "Name GPUs alone, or one GPU with \"cpu\" and \"disk\".");
 }
 
 /// What a key names must be there.
 void DeviceMap::check_layers(int64_t num_layers) const {
     for (const Entry& entry : entries_)
         if (entry.part == Entry::Part::some_layers && entry.last >= num_layers)
-            throw usage_error(cat(option, ": '", entry.key, "', but the model has layers 0 to ", num_layers - 1));
+            throw Error("model.device-map",
+                        cat(option, ": '", entry.key, "', but the model has layers 0 to ", num_layers - 1));
 }
 
 std::vector<spec::LayerRange> DeviceMap::stages(int64_t num_layers) const {
@@ -99,25 +105,27 @@ std::vector<spec::LayerRange> DeviceMap::stages(int64_t num_layers) const {
     for (int layer = 0; layer < static_cast<int>(num_layers); ++layer) {
         const Entry* const entry = entry_of(Entry::Part::some_layers, layer);
         if (entry == nullptr)
-            throw usage_error(cat(option, " does not say where model.layers.", layer, " lies"), advice);
+            throw Error("model.device-map", cat(option, " does not say where model.layers.", layer, " lies"), advice);
         const auto last = static_cast<int64_t>(stages.size()) - 1;
         if (entry->gpu != last && entry->gpu != last + 1)
-            throw usage_error(cat(option, ": model.layers.", layer, " is on GPU ", entry->gpu, ", the layer below on ",
-                                  last < 0 ? "none" : std::to_string(last), ": GPUs have layers in their own order"),
-                              "Give each GPU a range of layers, the lowest to GPU 0.");
+            throw Error("model.device-map",
+                        cat(option, ": model.layers.", layer, " is on GPU ", entry->gpu, ", the layer below on ",
+                            last < 0 ? "none" : std::to_string(last), ": GPUs have layers in their own order"),
+                        "Give each GPU a range of layers, the lowest to GPU 0.");
         if (entry->gpu > last) stages.push_back({layer, layer});
         stages.back().end = layer + 1;
     }
     if (static_cast<int>(stages.size()) != gpus_)
-        throw usage_error(cat(option, " names ", gpus_, " GPUs, but layers of ", stages.size()),
-                          "Give each GPU a range of layers.");
+        throw Error("model.device-map", cat(option, " names ", gpus_, " GPUs, but layers of ", stages.size()),
+                    "Give each GPU a range of layers.");
     for (const Entry& entry : entries_) {
         const bool first = entry.part == Entry::Part::embedding, last = entry.part == Entry::Part::fixed;
         const bool rotary = entry.key == "model.rotary_emb";  // everyone makes its own
         if ((first && entry.gpu != 0) || (last && !rotary && entry.gpu != gpus_ - 1))
-            throw usage_error(cat(option, ": '", entry.key, "' is on GPU ", entry.gpu,
-                                  first ? ", and not with the first layers" : ", and not with the last layers"),
-                              cat("Put it on GPU ", first ? 0 : gpus_ - 1, ", or leave it out."));
+            throw Error("model.device-map",
+                        cat(option, ": '", entry.key, "' is on GPU ", entry.gpu,
+                            first ? ", and not with the first layers" : ", and not with the last layers"),
+                        cat("Put it on GPU ", first ? 0 : gpus_ - 1, ", or leave it out."));
     }
     return stages;
 }
@@ -158,7 +166,8 @@ const DeviceMap::Entry* DeviceMap::entry_of(Entry::Part part, int64_t layer) con
     for (const Entry& entry : entries_) {
         const int rank = entry.rank(part, layer), most = best != nullptr ? best->rank(part, layer) : 0;
         if (rank > 0 && rank == most)
-            throw usage_error(cat(option, ": both '", best->key, "' and '", entry.key, "' name layer ", layer));
+            throw Error("model.device-map",
+                        cat(option, ": both '", best->key, "' and '", entry.key, "' name layer ", layer));
         if (rank > most) best = &entry;
     }
     return best;
@@ -168,16 +177,18 @@ void DeviceMap::check_gpu(int gpu) const {
     if (gpus_ > 1) return;  // each process has its own
     for (const Entry& entry : entries_) {
         if (entry.gpu >= 0 && gpu < 0)
-            throw usage_error(cat(option, ": '", entry.key, "' is on GPU ", entry.gpu, ", and the run is on the CPU"),
-                              cat("Name \"cpu\" or \"disk\", or leave ", option,
-                                  " out; on a machine with a GPU, set hardware.device."));
+            throw Error("model.device-map",
+                        cat(option, ": '", entry.key, "' is on GPU ", entry.gpu, ", and the run is on the CPU"),
+                        cat("Name \"cpu\" or \"disk\", or leave ", option,
+                            " out; on a machine with a GPU, set hardware.device."));
         if (entry.gpu > 0 && entry.gpu != gpu)  // 0 is each process' own
-            throw usage_error(cat(option, ": '", entry.key, "' is on GPU ", entry.gpu, ", the run's is ", gpu),
-                              cat("Set hardware.device to cuda:", entry.gpu, ", or name GPU 0."));
+            throw Error("model.device-map",
+                        cat(option, ": '", entry.key, "' is on GPU ", entry.gpu, ", the run's is ", gpu),
+                        cat("Set hardware.device to cuda:", entry.gpu, ", or name GPU 0."));
         // What an entry for more ("", "model") says is not meant for them.
         if (entry.part == Entry::Part::fixed && entry.place_for(gpu) != spec::Place::device)
-            throw usage_error(cat(option, ": '", entry.key, "' can lie on the GPU alone"),
-                              cat("Leave '", entry.key, "' out: it stays there."));
+            throw Error("model.device-map", cat(option, ": '", entry.key, "' can lie on the GPU alone"),
+                        cat("Leave '", entry.key, "' out: it stays there."));
     }
 }
 
@@ -188,7 +199,7 @@ std::vector<spec::Place> DeviceMap::layers(int64_t num_layers, int gpu) const {
     for (int64_t layer = 0; layer < num_layers; ++layer) {
         const Entry* const entry = entry_of(Entry::Part::some_layers, layer);
         if (entry == nullptr)
-            throw usage_error(cat(option, " does not say where model.layers.", layer, " lies"), advice);
+            throw Error("model.device-map", cat(option, " does not say where model.layers.", layer, " lies"), advice);
         places.push_back(entry->place_for(gpu));
     }
     return places;
@@ -206,12 +217,12 @@ std::optional<int64_t> max_memory(const ModelOptions& model, int gpu) {
         const std::string origin = cat("model.max_memory: ", key);
         const auto number = whole_number(key);
         if (key != "cpu" && !number)
-            throw usage_error(cat(origin, " is no device"), "Keys are GPUs' numbers and \"cpu\".");
+            throw Error("memory.bad-limit", cat(origin, " is no device"), "Keys are GPUs' numbers and \"cpu\".");
         const int64_t value = parse_byte_size(size, origin);
         constexpr int64_t least = 100'000;  // of no use for any model: a slip of the unit
         if (value < least)
-            throw usage_error(cat(origin, " is ", value, " bytes"),
-                              "Bytes are meant where no unit stands: \"12GiB\", \"64GB\".");
+            throw Error("memory.bad-limit", cat(origin, " is ", value, " bytes"),
+                        "Bytes are meant where no unit stands: \"12GiB\", \"64GB\".");
         if (gpu < 0 ? key == "cpu" : number == gpu) bytes = value;
     }
     return bytes;

@@ -1,11 +1,12 @@
 #include "unsloth/config/errors.h"
 
 #include <algorithm>
+#include <string_view>
 
 namespace unsloth::config {
 
 void Errors::add(const Error& error, const Names& doubtful) {
-    messages_.emplace_back(error.what());
+    errors_.push_back(error);
     doubtful_.insert(doubtful.begin(), doubtful.end());
 }
 
@@ -16,14 +17,15 @@ bool Errors::in_doubt(const Names& options) const {
 }
 
 void Errors::raise() const {
-    if (messages_.empty()) return;
-    if (messages_.size() == 1) throw usage_error(messages_.front());
-    std::string text = cat(messages_.size(), " errors");
-    for (const std::string& error : messages_) {
-        text += "\n  ";
-        for (const char letter : error) text += letter == '\n' ? std::string("\n  ") : std::string(1, letter);
+    if (errors_.empty()) return;
+    if (errors_.size() == 1) throw errors_.front();
+    std::string text = cat(errors_.size(), " errors");
+    for (const Error& error : errors_) {
+        text += cat("\n  [", error.id().name(), "] ");
+        for (const char letter : std::string_view(error.what()))
+            text += letter == '\n' ? std::string("\n  ") : std::string(1, letter);
     }
-    throw usage_error(text);
+    throw Error("config.several-errors", text);
 }
 
 }  // namespace unsloth::config

@@ -143,19 +143,20 @@ bool in_range(const Range& range, const Json& value) {
 void check_choice(const Option& option, const std::string& name, const std::string& origin) {
     if (option.choices.empty()) return;
     if (std::find(option.choices.begin(), option.choices.end(), name) != option.choices.end()) return;
-    throw usage_error(cat(origin, ": expected ", expectation(option), ", found '", name, "'"),
-                      advice_on_value(option, name));
+    throw Error("option.invalid-value", cat(origin, ": expected ", expectation(option), ", found '", name, "'"),
+                advice_on_value(option, name));
 }
 
 void check_one(const Option& option, const Json& value, const std::string& origin) {
     if (!in_range(option.range, value))
-        throw usage_error(cat(origin, ": expected ", expectation(option), ", found ", shown(value)));
+        throw Error("option.invalid-value", cat(origin, ": expected ", expectation(option), ", found ", shown(value)));
     if (value.is_string()) check_choice(option, value.get<std::string>(), origin);
 }
 
 void check(const Option& option, const Json& value, const std::string& origin) {
     if (!has_type(option, value)) {
-        throw usage_error(cat(origin, ": expected ", expectation(option), ", found ", kind_of(value)), option.remedy);
+        throw Error("option.invalid-value", cat(origin, ": expected ", expectation(option), ", found ", kind_of(value)),
+                    option.remedy);
     } else if (option.check_elements) {
         option.check_elements(value, origin);
     } else if (option.is_list() || option.is_map()) {
@@ -185,12 +186,13 @@ Json json_from_text(const std::string& text, const std::string& origin) {
     const bool begins_as_json = text.find_first_of("{[") < text.find_first_not_of(" \t\n{[");
     if (value.is_discarded() && begins_as_json) {
         const SyntaxMistake mistake = find_json_mistake(text);
-        throw usage_error(cat(origin, ": expected JSON: ", mistake.words), marked_line(text, mistake.at));
+        throw Error("option.invalid-value", cat(origin, ": expected JSON: ", mistake.words),
+                    marked_line(text, mistake.at));
     }
     if (value.is_discarded())
-        throw usage_error(cat(origin, ": expected JSON, found '", text, "'"),
-                          cat("In quotes, so that the shell leaves it whole, as ", origin,
-                              R"( '{"key": "value"}'; --help has an example.)"));
+        throw Error("option.invalid-value", cat(origin, ": expected JSON, found '", text, "'"),
+                    cat("In quotes, so that the shell leaves it whole, as ", origin,
+                        R"( '{"key": "value"}'; --help has an example.)"));
     return value;
 }
 
@@ -335,7 +337,8 @@ int64_t parse_byte_size(const std::string& text, const std::string& origin) {
     const auto known = std::find_if(units.begin(), units.end(), [&](const auto& one) { return one.first == unit; });
     const double bytes = failure == std::errc() && known != units.end() ? number * known->second : 0;
     if (!(bytes >= 1 && bytes <= largest_exact_integer))
-        throw usage_error(cat(origin, ": expected a size such as 5GB, 500MB or 2GiB, found '", text, "'"));
+        throw Error("option.invalid-value",
+                    cat(origin, ": expected a size such as 5GB, 500MB or 2GiB, found '", text, "'"));
     return static_cast<int64_t>(bytes);
 }
 

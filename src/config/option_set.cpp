@@ -199,7 +199,8 @@ Option& OptionSet::add_object(std::string key, std::string& json, std::string he
 
 void OptionSet::read_object(const Json& value, const std::string& origin) const {
     const Json object = value.is_string() ? Json{{options_.front().key, value}} : value;
-    if (!object.is_object()) throw usage_error(cat(origin, ": expected an object, found ", value.dump()));
+    if (!object.is_object())
+        throw Error("config.not-an-object", cat(origin, ": expected an object, found ", value.dump()));
     std::vector<std::string> notes;
     std::set<std::string> given;
     for (const auto& [key, member] : object.items()) {
@@ -207,14 +208,14 @@ void OptionSet::read_object(const Json& value, const std::string& origin) const 
         if (!found) {
             std::string known;
             for (const auto& option : options_) known += cat(known.empty() ? "" : ", ", option.key);
-            throw usage_error(cat(origin, ": unknown key ", key), cat("Known are ", known, "."));
+            throw Error("option.unknown-key", cat(origin, ": unknown key ", key), cat("Known are ", known, "."));
         }
         assign(*found->option, member, cat(origin, ".", key), notes);
         given.insert(key);
     }
     for (const auto& option : options_)
         if (option.required && given.count(option.key) == 0)
-            throw usage_error(cat(origin, ": the key ", option.key, " is missing"));
+            throw Error("option.missing", cat(origin, ": the key ", option.key, " is missing"));
 }
 
 Json OptionSet::object() const {
@@ -274,7 +275,8 @@ std::optional<Found> OptionSet::find_flag(const std::string& name) const {
         }
     }
     if (meanings.size() > 1)
-        throw usage_error(cat("--", name, " is the name of several options"), did_you_mean(meanings, "--"));
+        throw Error("option.ambiguous", cat("--", name, " is the name of several options"),
+                    did_you_mean(meanings, "--"));
     return only;
 }
 

@@ -32,7 +32,7 @@ void add_unknown_section(Errors& errors, const std::string& file, const std::str
         advice += ".";
     }
     const Names& doubtful = !near.empty() ? near : !meant.empty() ? meant : sections;
-    errors.add(usage_error(cat(file, ": unknown section '", name, "'"), advice), doubtful);
+    errors.add(Error("option.unknown", cat(file, ": unknown section '", name, "'"), advice), doubtful);
 }
 
 class FileReader {
@@ -41,14 +41,16 @@ class FileReader {
         : file_(std::move(file)), options_(options), record_(record) {}
 
     void read(const Json& root) {
-        if (!root.is_object()) throw usage_error(cat(file_, ": expected an object of sections at the top"));
+        if (!root.is_object())
+            throw Error("config.not-an-object", cat(file_, ": expected an object of sections at the top"));
         refuse_foreign(owner_of(root));
         for (const auto& [name, content] : root.items()) {
             if (name == "$schema") continue;  // for editors
             if (name.empty() || !options_.has_section(name)) {
                 add_unknown_section(record_.errors, file_, name, options_);
             } else if (!content.is_object()) {
-                record_.errors.add(usage_error(cat(file_, ": ", name, ": expected an object of options")), {name});
+                record_.errors.add(
+                    Error("config.not-an-object", cat(file_, ": ", name, ": expected an object of options")), {name});
             } else {
                 for (const auto& [key, value] : content.items()) read_key(name + "." + key, value);
             }
@@ -65,11 +67,11 @@ class FileReader {
             });
         };
         if (owner.ours || std::all_of(owner.marks.begin(), owner.marks.end(), is_ours)) return;
-        throw usage_error(cat(file_, owner.importable ? " seems to be a configuration of " : " is of ", owner.name,
-                              " (", owner.shown_marks(), "), not of this program"),
-                          owner.importable
-                              ? cat("unsloth-train import-config ", file_, " --out run.json makes one of it.")
-                              : owner.advice);
+        throw Error("config.other-program",
+                    cat(file_, owner.importable ? " seems to be a configuration of " : " is of ", owner.name, " (",
+                        owner.shown_marks(), "), not of this program"),
+                    owner.importable ? cat("unsloth-train import-config ", file_, " --out run.json makes one of it.")
+                                     : owner.advice);
     }
 
     void read_key(const std::string& name, const Json& value) {
@@ -80,8 +82,8 @@ class FileReader {
         } else {
             const Names meant = options_.suggestions(name);
             const std::string advice = did_you_mean(meant);
-            record_.errors.add(usage_error(cat(file_, ": unknown option ", name),
-                                           advice.empty() ? "--help lists the options." : advice),
+            record_.errors.add(Error("option.unknown", cat(file_, ": unknown option ", name),
+                                     advice.empty() ? "--help lists the options." : advice),
                                meant);
         }
     }
@@ -97,7 +99,7 @@ class FileReader {
             if (found.alias != nullptr && found.alias->section != option.section)
                 record_.notes.push_back(cat(name, " is taken as ", option.full_name()));
         } else if (!value.is_boolean()) {
-            throw usage_error(cat(origin, ": expected true or false, found ", value.dump()));
+            throw Error("option.invalid-value", cat(origin, ": expected true or false, found ", value.dump()));
         } else if (value == true) {
             set(option, name, *found.alias->when_true, origin);
         }
@@ -115,8 +117,8 @@ class FileReader {
         assign(option, value, origin, record_.notes);
         const auto [earlier, is_first] = named_by_.emplace(option.full_name(), name);
         if (!is_first && option.get() != before)
-            throw usage_error(cat(file_, ": ", earlier->second, " and ", name, " contradict each other"),
-                              cat("Both set ", option.full_name(), "; leave one out."));
+            throw Error("option.conflict", cat(file_, ": ", earlier->second, " and ", name, " contradict each other"),
+                        cat("Both set ", option.full_name(), "; leave one out."));
         record_.given.insert(option.full_name());
     }
 

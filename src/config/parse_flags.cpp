@@ -107,23 +107,24 @@ class FlagReader {
         const Names meant = options_.suggestions(flag.name);
         std::string advice = did_you_mean(meant, "--");
         if (advice.empty() && record_.advice_on_flag != nullptr) advice = record_.advice_on_flag(flag.name);
-        record_.errors.add(
-            usage_error(cat("unknown option ", flag.written), advice.empty() ? "--help lists the options." : advice),
-            meant);
+        record_.errors.add(Error("option.unknown", cat("unknown option ", flag.written),
+                                 advice.empty() ? "--help lists the options." : advice),
+                           meant);
     }
 
     void read_positional(const std::string& argument) {
         if (argument.size() > 1 && argument.starts_with("-"))
-            throw usage_error(cat("unknown option ", argument), "Options start with two dashes; see --help.");
+            throw Error("option.unknown", cat("unknown option ", argument),
+                        "Options start with two dashes; see --help.");
         for (const Option& option : options_.options())
             if (option.is_named_by != nullptr && option.is_named_by(argument))
                 return add(option, argument, option.placeholder);
         if (positionals_.empty()) {
             const Assignment* const last = assignments_.empty() ? nullptr : &assignments_.back();
             const bool continues_list = last != nullptr && last->option->is_list() && last->value.is_array();
-            throw usage_error(cat("unexpected argument '", argument, "'"),
-                              continues_list ? "Lists are written with commas: " + last->origin + " A,B,C"
-                                             : "Options are written --key VALUE; see --help.");
+            throw Error("option.misplaced", cat("unexpected argument '", argument, "'"),
+                        continues_list ? "Lists are written with commas: " + last->origin + " A,B,C"
+                                       : "Options are written --key VALUE; see --help.");
         }
         const Option& option = *positionals_.front();
         if (option.type == OptionType::text_list) {  // takes all that follow
@@ -138,8 +139,8 @@ class FlagReader {
     std::string value_of(const Flag& flag, const Option& option) {
         if (flag.value) return *flag.value;
         if (next_ >= arguments_.size() || is_flag(arguments_[next_]))
-            throw usage_error(
-                cat(flag.written, " needs a value: ", expectation(option)),
+            throw Error(
+                "option.invalid-value", cat(flag.written, " needs a value: ", expectation(option)),
                 cat("Write ", flag.written, " VALUE, or ", flag.written, "=VALUE for one that starts with --."));
         return arguments_[next_++];
     }
@@ -162,7 +163,7 @@ class FlagReader {
         const auto text = value_or_nothing(flag, boolean);
         if (!text) return true;
         if (const auto value = parse_boolean(*text)) return *value;
-        throw usage_error(cat(flag.written, ": expected true or false, found '", *text, "'"));
+        throw Error("option.invalid-value", cat(flag.written, ": expected true or false, found '", *text, "'"));
     }
 
     void add(const Option& option, Json value, std::string origin, const Alias* alias = nullptr) {
@@ -215,8 +216,9 @@ void apply(const std::vector<Assignment>& assignments, ParseRecord& record) {
             const Json before = option.get();
             assign(option, assignment.value, assignment.origin, record.notes);
             if (&earlier != &assignment && are_two_names(earlier, assignment) && option.get() != before)
-                throw usage_error(cat(earlier.origin, " and ", assignment.origin, " contradict each other"),
-                                  cat("Both set ", option.full_name(), "; leave one out."));
+                throw Error("option.conflict",
+                            cat(earlier.origin, " and ", assignment.origin, " contradict each other"),
+                            cat("Both set ", option.full_name(), "; leave one out."));
         });
         record.given.insert(option.full_name());
     }

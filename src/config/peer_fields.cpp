@@ -232,7 +232,8 @@ Taken take(const PeerField& field, const Json& value) {
 std::optional<std::pair<std::string, Json>> meaning_of(const PeerField& field, const Json& value,
                                                        const std::string& origin, std::vector<std::string>& notes) {
     const Taken taken = take(field, value);
-    if (!taken.refusal.empty()) throw usage_error(cat(origin, ": ", shown(value), " is refused: ", taken.refusal));
+    if (!taken.refusal.empty())
+        throw Error("option.unsupported", cat(origin, ": ", shown(value), " is refused: ", taken.refusal));
     if (!taken.note.empty()) notes.push_back(cat(origin, " ", taken.note));
     return taken.meaning;
 }

@@ -16,10 +16,11 @@ Json read_commented_json(const std::string& content, const std::string& file) {
         return read_json<Json>(content, rules);
     } catch (const JsonRefusal& refusal) {
         if (refusal.cause == JsonRefusal::Cause::depth)
-            throw usage_error(cat(file, ": lists and objects nest deeper than ", rules.deepest, " levels"));
+            throw Error("config.syntax", cat(file, ": lists and objects nest deeper than ", rules.deepest, " levels"));
         if (refusal.cause == JsonRefusal::Cause::repeated_key)
-            throw usage_error(cat(file, ": the key ", Json(refusal.key).dump(), " stands twice in one object"));
-        if (refusal.cause != JsonRefusal::Cause::syntax) throw usage_error(cat(file, ": ", refusal.words));
+            throw Error("config.syntax",
+                        cat(file, ": the key ", Json(refusal.key).dump(), " stands twice in one object"));
+        if (refusal.cause != JsonRefusal::Cause::syntax) throw Error("config.syntax", cat(file, ": ", refusal.words));
         const SyntaxMistake mistake = find_json_mistake(content, /*comments=*/true);
         throw malformed(file, content, mistake.at, cat("no valid JSON: ", mistake.words));
     }
@@ -30,7 +31,7 @@ Json read_commented_json(const std::string& content, const std::string& file) {
 Error malformed(const std::string& file, const std::string& content, std::size_t at, const std::string& what) {
     at = std::min(at, content.find_last_not_of(" \t\r\n") + 1);  // of a text that ends too early its last line
     const TextPlace place = place_of(content, at);
-    return usage_error(cat(file, ":", place.line, ":", place.column, ": ", what), marked_line(content, at));
+    return Error("config.syntax", cat(file, ":", place.line, ":", place.column, ": ", what), marked_line(content, at));
 }
 
 bool is_yaml(const std::filesystem::path& path) {
@@ -42,7 +43,7 @@ Json read_tree(const std::filesystem::path& path) {
     try {
         content = read_file(path);
     } catch (const Error& failure) {
-        throw usage_error(cat("configuration: ", failure.what()));
+        throw Error("config.cannot-read", cat("configuration: ", failure.what()));
     }
     return is_yaml(path) ? parse_yaml(content, path.string()) : read_commented_json(content, path.string());
 }

@@ -97,7 +97,7 @@ Error broken(const Option& option, const Relation& relation, const Condition* co
             advice = "Remove or change one of them.";
     }
     if (!relation.reason.empty()) message += ": " + relation.reason;
-    return usage_error(message, relation.advice.empty() ? advice : relation.advice);
+    return Error(relation.error_id(), message, relation.advice.empty() ? advice : relation.advice);
 }
 
 /// Throws for the first relation that the option breaks.
@@ -175,6 +175,18 @@ bool ValueSet::contains(const Json& value, const Json& default_value) const {
     if (kind == Kind::set) return value != default_value;
     const bool found = std::find(listed.begin(), listed.end(), value) != listed.end();
     return found == (kind == Kind::among);
+}
+
+ErrorId Relation::error_id() const {
+    if (id) return *id;
+    switch (kind) {
+        case Kind::only_with:
+            return "option.no-effect";
+        case Kind::needs:
+            return "option.missing";
+        default:
+            return "option.conflict";
+    }
 }
 
 std::string Relation::in_words() const {

@@ -66,8 +66,8 @@ class Arguments {
     }
 
     [[noreturn]] void refuse(const char* key, const std::string& found, const std::string& expected) const {
-        throw usage_error(
-            cat("training.lr_scheduler_kwargs: ", key, " of ", schedule_, " is ", found, ", expected ", expected));
+        throw Error("option.invalid-value", cat("training.lr_scheduler_kwargs: ", key, " of ", schedule_, " is ", found,
+                                                ", expected ", expected));
     }
 
     /// Usage error for arguments that nobody asked for.
@@ -79,7 +79,8 @@ class Arguments {
         std::string advice = did_you_mean(nearest(unknown, asked_));
         advice += cat(advice.empty() ? "" : " ",
                       known.empty() ? "This schedule takes no arguments." : cat("It takes: ", known, "."));
-        throw usage_error(cat("training.lr_scheduler_kwargs: '", unknown, "' is no argument of ", schedule_), advice);
+        throw Error("option.unknown-key",
+                    cat("training.lr_scheduler_kwargs: '", unknown, "' is no argument of ", schedule_), advice);
     }
 
   private:
@@ -105,10 +106,12 @@ void read_min_lr(Arguments& arguments, ScheduleOptions& options) {
     const std::optional<double> absolute = arguments.number_within("min_lr", 0, most);
     const std::optional<double> rate = arguments.number_within("min_lr_rate", 0, most);
     if (absolute.has_value() == rate.has_value())
-        throw usage_error(
+        throw Error(
+            "option.conflict",
             cat("training.lr_scheduler_kwargs: ", absolute ? "both" : "neither", " of min_lr and min_lr_rate given"),
             "Give exactly one of the two: an absolute rate, or a share of learning_rate.");
-    if (absolute && !(options.learning_rate > 0)) throw usage_error("training: min_lr needs a learning_rate above 0");
+    if (absolute && !(options.learning_rate > 0))
+        throw Error("option.out-of-range", "training: min_lr needs a learning_rate above 0");
     options.min_lr_rate = absolute ? *absolute / options.learning_rate : *rate;
 }
 
@@ -116,8 +119,8 @@ void read_polynomial(Arguments& arguments, ScheduleOptions& options) {
     options.lr_end = arguments.number_within("lr_end", 0, most).value_or(options.lr_end);
     options.power = arguments.number_within("power", 0, most).value_or(options.power);
     if (!(options.learning_rate > options.lr_end))
-        throw usage_error(cat("training.lr_scheduler_kwargs: lr_end of polynomial is ", options.lr_end,
-                              ", expected less than learning_rate (", options.learning_rate, ")"));
+        throw Error("option.out-of-range", cat("training.lr_scheduler_kwargs: lr_end of polynomial is ", options.lr_end,
+                                               ", expected less than learning_rate (", options.learning_rate, ")"));
 }
 
 void read_inverse_sqrt(Arguments& arguments, ScheduleOptions& options) {
@@ -129,8 +132,8 @@ void read_stable_decay(Arguments& arguments, ScheduleOptions& options) {
     const std::vector<std::string_view> shapes = {"linear", "cosine", "1-sqrt"};
     const std::optional<int64_t> decay = arguments.count("num_decay_steps");
     if (!decay)
-        throw usage_error("training.lr_scheduler_kwargs: warmup_stable_decay needs num_decay_steps",
-                          "For example \"lr_scheduler_kwargs\": {\"num_decay_steps\": 100}.");
+        throw Error("option.missing", "training.lr_scheduler_kwargs: warmup_stable_decay needs num_decay_steps",
+                    "For example \"lr_scheduler_kwargs\": {\"num_decay_steps\": 100}.");
     options.decay_steps = *decay;
     const int64_t rest = options.total_steps - options.warmup_steps - options.decay_steps;
     options.stable_steps = arguments.count("num_stable_steps").value_or(rest);

@@ -28,7 +28,7 @@ void validate_relations(LoadedConfig& loaded, OptionSet& options, Errors& errors
 void refuse_duplicates(const std::vector<std::string>& names, const char* option) {
     std::set<std::string> seen;
     for (const auto& name : names)
-        if (!seen.insert(name).second) throw usage_error(cat(option, ": '", name, "' is listed twice"));
+        if (!seen.insert(name).second) throw Error("option.conflict", cat(option, ": '", name, "' is listed twice"));
 }
 
 /// The default of model.precision replaces load_in_8bit and load_in_4bit, which then say what it does.
@@ -41,9 +41,10 @@ void validate_precision(LoadedConfig& loaded, Errors& errors) {
         if (type == spec::WeightType::automatic) return;
         const auto becomes = [&](const char* option, bool& field, bool value) {
             if (loaded.is_given(option) && field != value)
-                throw usage_error(cat("model.precision says that the default is ", name_of(type), ", but ", option,
-                                      " is ", field ? "true" : "false"),
-                                  cat("Leave ", option, " or the default out."));
+                throw Error("option.conflict",
+                            cat("model.precision says that the default is ", name_of(type), ", but ", option, " is ",
+                                field ? "true" : "false"),
+                            cat("Leave ", option, " or the default out."));
             field = value;
         };
         becomes("model.load_in_8bit", model.load_in_8bit, type == spec::WeightType::int8);
@@ -54,9 +55,9 @@ void validate_precision(LoadedConfig& loaded, Errors& errors) {
         const auto trains = [&](const char* module, bool named) {
             const auto& saved = lora.modules_to_save;
             if (named && std::find(saved.begin(), saved.end(), module) != saved.end())
-                throw usage_error(
-                    cat("model.precision is for frozen weights, but lora.modules_to_save trains ", module),
-                    cat("Leave ", module, " out of one of them."));
+                throw Error("option.conflict",
+                            cat("model.precision is for frozen weights, but lora.modules_to_save trains ", module),
+                            cat("Leave ", module, " out of one of them."));
         };
         trains("embed_tokens", precision.names_embeddings());
         trains("lm_head", precision.names_head());
@@ -66,14 +67,14 @@ void validate_precision(LoadedConfig& loaded, Errors& errors) {
 void check_lora(const LoraOptions& lora, Errors& errors) {
     errors.check({"lora.target_modules"}, [&] {
         if (lora.target_modules.empty())
-            throw usage_error("lora.target_modules is empty: nothing would get an adapter",
-                              "Name at least one projection, such as q_proj.");
+            throw Error("option.invalid-value", "lora.target_modules is empty: nothing would get an adapter",
+                        "Name at least one projection, such as q_proj.");
         refuse_duplicates(lora.target_modules, "lora.target_modules");
     });
     errors.check({"lora.layers_to_transform"}, [&] {
         if (lora.layers_to_transform && lora.layers_to_transform->empty())
-            throw usage_error("lora.layers_to_transform is empty: no layer would get an adapter",
-                              "null means all layers.");
+            throw Error("option.invalid-value", "lora.layers_to_transform is empty: no layer would get an adapter",
+                        "null means all layers.");
     });
     errors.check({"lora.modules_to_save"}, [&] { refuse_duplicates(lora.modules_to_save, "lora.modules_to_save"); });
 }
@@ -82,31 +83,31 @@ void check_weights(const DataOptions& data) {
     const auto weighted = std::count_if(data.datasets.begin(), data.datasets.end(),
                                         [](const DataSource& source) { return source.weight.has_value(); });
     if (weighted != 0 && weighted != static_cast<std::ptrdiff_t>(data.datasets.size()))
-        throw usage_error("data.datasets: some sources have a weight and some have none",
-                          "Give every source a weight, or none: then each row is taken once an epoch.");
+        throw Error("option.missing", "data.datasets: some sources have a weight and some have none",
+                    "Give every source a weight, or none: then each row is taken once an epoch.");
 }
 
 /// The best evaluation is by a value that evaluations have.
 void check_best(const Config& config, Errors& errors) {
     const TrainingOptions& t = config.training;
-    errors.check({"training.metric_for_best_model", "training.objective", "data.eval_files", "training.eval_metric"},
-                 [&] {
-                     std::vector<std::string> known = {"eval_loss", "eval_token_accuracy", "eval_perplexity"};
-                     const char* const judged = t.eval_metric == AnswerMetric::regex ? "regex" : "exact_match";
-                     if (t.eval_metric != AnswerMetric::none) known.push_back(cat("eval_", judged));
-                     for (const auto& [name, file] : config.data.eval_files) {
-                         known.push_back(cat("eval_", name, "_loss"));
-                         if (t.eval_metric != AnswerMetric::none) known.push_back(cat("eval_", name, "_", judged));
-                     }
-                     const std::string metric = best_metric(t);
-                     const bool has = std::find(known.begin(), known.end(), metric) != known.end();
-                     // The figures of other objectives are their own to name: the first evaluation knows them.
-                     if (has || t.objective != Objective::sft) return;
-                     std::string all;
-                     for (const std::string& name : known) all += (all.empty() ? "" : ", ") + name;
-                     throw usage_error(cat("training.metric_for_best_model: an evaluation has no ", metric),
-                                       cat("It has ", all, "."));
-                 });
+    errors.check(
+        {"training.metric_for_best_model", "training.objective", "data.eval_files", "training.eval_metric"}, [&] {
+            std::vector<std::string> known = {"eval_loss", "eval_token_accuracy", "eval_perplexity"};
+            const char* const judged = t.eval_metric == AnswerMetric::regex ? "regex" : "exact_match";
+            if (t.eval_metric != AnswerMetric::none) known.push_back(cat("eval_", judged));
+            for (const auto& [name, file] : config.data.eval_files) {
+                known.push_back(cat("eval_", name, "_loss"));
+                if (t.eval_metric != AnswerMetric::none) known.push_back(cat("eval_", name, "_", judged));
+            }
+            const std::string metric = best_metric(t);
+            const bool has = std::find(known.begin(), known.end(), metric) != known.end();
+            // The figures of other objectives are their own to name: the first evaluation knows them.
+            if (has || t.objective != Objective::sft) return;
+            std::string all;
+            for (const std::string& name : known) all += (all.empty() ? "" : ", ") + name;
+            throw Error("option.invalid-value", cat("training.metric_for_best_model: an evaluation has no ", metric),
+                        cat("It has ", all, "."));
+        });
 }
 
 void check_evaluation(const Config& config, Errors& errors) {
@@ -115,12 +116,14 @@ void check_evaluation(const Config& config, Errors& errors) {
         constexpr const char* allowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.";
         for (const auto& [name, file] : data.eval_files)
             if (name.empty() || file.empty() || name.find_first_not_of(allowed) != std::string::npos)
-                throw usage_error(cat("data.eval_files: '", name, "': '", file, "' is no name and file"),
-                                  "Names are of letters, digits, _, - and .: they become keys such as eval_NAME_loss.");
+                throw Error("option.invalid-value",
+                            cat("data.eval_files: '", name, "': '", file, "' is no name and file"),
+                            "Names are of letters, digits, _, - and .: they become keys such as eval_NAME_loss.");
     });
     errors.check({"data.val_size"}, [&] {
         if (data.val_size >= 1 && std::floor(data.val_size) != data.val_size)
-            throw usage_error(
+            throw Error(
+                "option.out-of-range",
                 cat("data.val_size: expected a fraction below 1 or a whole number of rows, found ", data.val_size));
     });
 }
@@ -128,7 +131,7 @@ void check_evaluation(const Config& config, Errors& errors) {
 void check_training(const TrainingOptions& training, Errors& errors) {
     errors.check({"training.output_dir"}, [&] {
         if (training.output_dir.empty())
-            throw usage_error("training.output_dir is empty", "Name a folder to write to.");
+            throw Error("option.invalid-value", "training.output_dir is empty", "Name a folder to write to.");
     });
     errors.check({"training.lr_scheduler_type", "training.lr_scheduler_kwargs"}, [&] {
         // Throws for what it cannot read. Where the rate comes from a rule, the trainer settles it and calls again.
@@ -153,8 +156,9 @@ void validate_reports(LoadedConfig& loaded, Errors& errors) {
     errors.check({"training.report_to"}, [&] { refuse_duplicates(names, "training.report_to"); });
     errors.check({"training.report_to", "logging.metrics_file"}, [&] {
         if (has("html") && logging.metrics_file.empty())
-            throw usage_error("training.report_to html draws what logging.metrics_file holds, which is none",
-                              "Give logging.metrics_file a name, or leave html out.");
+            throw Error("option.no-effect",
+                        "training.report_to html draws what logging.metrics_file holds, which is none",
+                        "Give logging.metrics_file a name, or leave html out.");
     });
 }
 
@@ -179,7 +183,7 @@ void check_device(const std::string& device, const std::string& option) {
     const bool is_index =
         !index.empty() && index.size() <= most_digits && index.find_first_not_of("0123456789") == std::string::npos;
     if (is_index) return;
-    throw usage_error(cat(option, ": expected auto, cpu, cuda or cuda:N, found '", device, "'"));
+    throw Error("option.invalid-value", cat(option, ": expected auto, cpu, cuda or cuda:N, found '", device, "'"));
 }
 
 void validate(LoadedConfig& loaded, OptionSet& options, Errors& errors) {

@@ -124,7 +124,7 @@ class Converter {
     }
 
     [[noreturn]] void fail(const YAML::Mark& mark, const std::string& what) const {
-        if (mark.is_null()) throw usage_error(cat(file_, ": ", what));
+        if (mark.is_null()) throw Error("config.syntax", cat(file_, ": ", what));
         throw malformed(file_, content_, offset_of(mark), what);
     }
     [[noreturn]] void fail(const YAML::Exception& failure) const {

@@ -9,6 +9,7 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/lost_map.h"
+#include "unsloth/core/path_advice.h"
 
 namespace unsloth {
 
@@ -19,8 +20,8 @@ AtomicFile::AtomicFile(Place target, std::size_t size, std::string advice)
 
 void AtomicFile::fail(const char* action) const {
     const int code = errno;
-    throw runtime_failure(cat("cannot ", action, " ", path().string(), ": ", std::strerror(code)),
-                          code == ENOSPC || code == EDQUOT || code == EFBIG ? advice_ : "");
+    throw Error(write_failure(code), cat("cannot ", action, " ", path().string(), ": ", std::strerror(code)),
+                code == ENOSPC || code == EDQUOT || code == EFBIG ? advice_ : "");
 }
 
 void AtomicFile::reserve(std::size_t size) const {

@@ -14,6 +14,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/open_file.h"
+#include "unsloth/core/path_advice.h"
 
 namespace unsloth {
 namespace {
@@ -25,8 +26,9 @@ std::string reason() {
 }
 
 [[noreturn]] void refuse_size(const std::filesystem::path& path, const std::string& size) {
-    throw input_error(cat(path.string(), " has ", size, " bytes; a text of up to 1 GiB is read as a whole"),
-                      "Is this the right file?");
+    throw Error("disk.file-too-large",
+                cat(path.string(), " has ", size, " bytes; a text of up to 1 GiB is read as a whole"),
+                "Is this the right file?");
 }
 
 /// Whether the path stands for what this process was started with: to wait for that was its caller's wish. A FIFO in
@@ -39,7 +41,7 @@ bool is_inherited(const std::filesystem::path& path) {
 /// What a pipe or a terminal yields up to its end.
 std::string read_stream(const std::filesystem::path& path) {
     const Descriptor stream(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY));
-    if (!stream.open()) throw input_error(cat("cannot open ", path.string(), ": ", reason()));
+    if (!stream.open()) throw Error("disk.cannot-read", cat("cannot open ", path.string(), ": ", reason()));
     std::string content;
     char part[1 << 16];
     while (true) {
@@ -49,7 +51,7 @@ std::string read_stream(const std::filesystem::path& path) {
         if (::poll(&ready, 1, patience_ms) < 1) continue;
         const ssize_t bytes = ::read(stream.get(), part, sizeof part);
         if (bytes < 0 && errno == EINTR) continue;
-        if (bytes < 0) throw input_error(cat("cannot read ", path.string(), ": ", reason()));
+        if (bytes < 0) throw Error("disk.cannot-read", cat("cannot read ", path.string(), ": ", reason()));
         if (bytes == 0) return content;
         content.append(part, static_cast<std::size_t>(bytes));
         if (content.size() > most_bytes) refuse_size(path, cat("more than ", most_bytes));
@@ -59,9 +61,9 @@ std::string read_stream(const std::filesystem::path& path) {
 }  // namespace
 
 Error git_lfs_pointer(const std::filesystem::path& path) {
-    return input_error(cat(path.string(), ": is a Git LFS pointer, not the file itself"),
-                       "The repository was cloned without its large files: git lfs pull in its folder gets them; hf "
-                       "download needs no Git LFS.");
+    return Error("disk.git-lfs-pointer", cat(path.string(), ": is a Git LFS pointer, not the file itself"),
+                 "The repository was cloned without its large files: git lfs pull in its folder gets them; hf "
+                 "download needs no Git LFS.");
 }
 
 std::string read_file(const std::filesystem::path& path) {
@@ -78,7 +80,7 @@ std::string read_file(const std::filesystem::path& path) {
 void sync_path(const std::filesystem::path& path) {
     const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
     if (!file.open() || ::fsync(file.get()) != 0)
-        throw runtime_failure(cat("cannot flush ", path.string(), ": ", reason()));
+        throw Error(write_failure(errno), cat("cannot flush ", path.string(), ": ", reason()));
 }
 
 void remove_or_warn(const std::filesystem::path& path) {
@@ -129,13 +131,13 @@ MappedFile::MappedFile(const std::filesystem::path& path) : MappedFile(path, ope
 
 MappedFile::MappedFile(std::filesystem::path path, int fd) : path_(std::move(path)) {
     struct stat status{};
-    if (::fstat(fd, &status) != 0) throw input_error(cat("cannot open ", path_.string(), ": ", reason()));
+    if (::fstat(fd, &status) != 0) throw Error("disk.cannot-read", cat("cannot open ", path_.string(), ": ", reason()));
     size_ = static_cast<std::size_t>(status.st_size);
     const auto time = [](const timespec& at) { return cat(" ", at.tv_sec, ".", at.tv_nsec); };
     stamp_ = cat(status.st_dev, " ", status.st_ino, " ", size_, time(status.st_mtim), time(status.st_ctim));
     if (size_ == 0) return;
     void* const mapped = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (mapped == MAP_FAILED) throw input_error(cat("cannot map ", path_.string(), ": ", reason()));
+    if (mapped == MAP_FAILED) throw Error("disk.cannot-read", cat("cannot map ", path_.string(), ": ", reason()));
     data_ = static_cast<const std::byte*>(mapped);
     if (std::string_view(static_cast<const char*>(mapped), size_).starts_with(git_lfs_mark)) {
         ::munmap(mapped, size_);

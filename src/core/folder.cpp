@@ -67,7 +67,8 @@ void require_trusted_link(const struct stat& link, int folder, const std::string
     const bool known = ::fstat(folder, &holder) == 0;
     const bool shared = !known || ((holder.st_mode & S_ISVTX) != 0 && (holder.st_mode & (S_IWGRP | S_IWOTH)) != 0);
     if (!shared || is_trusted(link.st_uid, folder)) return;
-    throw runtime_failure(cat(name, " is a symbolic link of another user (number ", link.st_uid, ")"), planted_advice);
+    throw Error("disk.foreign-file", cat(name, " is a symbolic link of another user (number ", link.st_uid, ")"),
+                planted_advice);
 }
 
 /// What was made just now is nobody else's, whatever a network file system calls its owner.
@@ -75,10 +76,10 @@ void require_own(const Entry& entry, Owner owner, int folder, const std::string&
     const uid_t uid = entry.status.st_uid;
     const bool ours = owner == Owner::anyone || entry.is_new || is_trusted(uid, folder);
     if (!entry.link() && ours) return;
-    throw runtime_failure(
-        cat(name, entry.link() ? " is a symbolic link" : cat(" belongs to another user (number ", uid, ")"),
-            ", where this program keeps a folder of its own"),
-        planted_advice);
+    throw Error("disk.foreign-file",
+                cat(name, entry.link() ? " is a symbolic link" : cat(" belongs to another user (number ", uid, ")"),
+                    ", where this program keeps a folder of its own"),
+                planted_advice);
 }
 
 /// The components, the next one last.
@@ -191,8 +192,8 @@ Folder Folder::made_below(const fs::path& names, Owner owner) const {
 
 const Folder& Folder::require() const {
     if (!open())
-        throw runtime_failure(cat("cannot open the folder ", shown(path_), ": ", std::strerror(failure_)),
-                              advice_on_creating(path_ / "", failure_));
+        throw Error("disk.cannot-write", cat("cannot open the folder ", shown(path_), ": ", std::strerror(failure_)),
+                    advice_on_creating(path_ / "", failure_));
     return *this;
 }
 
@@ -239,7 +240,7 @@ void Folder::remove_or_warn(const std::string& name) const {
 void Folder::sync() const {
     const Descriptor readable(::openat(fd(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (!readable.open() || ::fsync(readable.get()) != 0)
-        throw runtime_failure(cat("cannot flush ", shown(path_), ": ", std::strerror(errno)));
+        throw Error(write_failure(errno), cat("cannot flush ", shown(path_), ": ", std::strerror(errno)));
 }
 
 Place place_of(const fs::path& path) {

@@ -44,8 +44,9 @@ bool take(int file) {
 }
 
 [[noreturn]] void refuse_taken(const std::filesystem::path& folder, const std::string& holder) {
-    throw usage_error(cat(folder.string(), " is in use by another run", holder.empty() ? "" : cat(" (", holder, ")")),
-                      "Wait for it, stop it, or choose another training.output_dir.");
+    throw Error("output.in-use",
+                cat(folder.string(), " is in use by another run", holder.empty() ? "" : cat(" (", holder, ")")),
+                "Wait for it, stop it, or choose another training.output_dir.");
 }
 
 }  // namespace
@@ -55,8 +56,8 @@ FolderLock::FolderLock(const std::filesystem::path& path) : folder_(Folder::name
         errno = folder_.failure();
         if (folder_.open()) file_ = open_own_file(folder_, lock_name, O_RDWR | O_CREAT);
         if (!file_.open())
-            throw runtime_failure(cat("cannot write into ", path.string(), ": ", std::strerror(errno)),
-                                  "Choose another training.output_dir.");
+            throw Error("disk.cannot-write", cat("cannot write into ", path.string(), ": ", std::strerror(errno)),
+                        "Choose another training.output_dir.");
         if (!take(file_.get())) {
             const int reason = errno;
             if (reason == EWOULDBLOCK) refuse_taken(path, text_in(file_.get()));

@@ -20,7 +20,7 @@ std::string host_name() {
 std::filesystem::path own_executable() {
     std::error_code failure;
     const auto executable = std::filesystem::read_symlink("/proc/self/exe", failure);
-    if (failure) throw runtime_failure(cat("cannot find this executable: ", failure.message()));
+    if (failure) throw Error("process.system-call", cat("cannot find this executable: ", failure.message()));
     return executable;
 }
 

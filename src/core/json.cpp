@@ -82,6 +82,10 @@ void inspect_fast(std::string_view text, const JsonRules& rules) {
 
 }  // namespace
 
+ErrorId JsonRefusal::id() const {
+    return cause == Cause::depth || cause == Cause::many_keys ? ErrorId("json.too-large") : ErrorId("json.syntax");
+}
+
 template <class Json>
 Json read_json(std::string_view text, const JsonRules& rules) {
     if (rules.distinct_keys || rules.comments) {
@@ -104,7 +108,7 @@ Json parse_json(std::string_view text, const std::string& source, const JsonRule
         return read_json<Json>(text, rules);
     } catch (const JsonRefusal& refusal) {
         if (refusal.cause == Cause::syntax) throw not_valid_json(source, text);
-        throw input_error(cat(source, ": ", refusal.words));
+        throw Error(refusal.id(), cat(source, ": ", refusal.words));
     }
 }
 

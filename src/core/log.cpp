@@ -57,7 +57,8 @@ Level parse_level(std::string_view name) {
     if (name == "warning") return Level::warning;
     if (name == "error") return Level::error;
     if (name == "off") return Level::off;
-    throw usage_error(cat("log level: expected debug, info, warning, error or off, found '", name, "'"));
+    throw Error("option.invalid-value",
+                cat("log level: expected debug, info, warning, error or off, found '", name, "'"));
 }
 
 void set_level(Level level) {

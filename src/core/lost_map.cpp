@@ -35,6 +35,7 @@ namespace {
 std::mutex change;  ///< never taken by the handler
 std::atomic<Watched::Entry*> entries{nullptr};
 
+constexpr ErrorId lost = "disk.file-lost";
 constexpr const char *shorter = " has become shorter while it was read",
                      *unreadable = " cannot be read any more (a fault of its disk or network)";
 
@@ -97,10 +98,10 @@ void on_bus_error(int, siginfo_t* info, void*) {
     constexpr int deepest = 8;
     for (const Watched::Entry* e = entries.load(); e != nullptr; e = e->next)
         if (e->alive && e->size == 0) remove_at(AT_FDCWD, e->path, deepest);
-    for (const std::string_view text :
-         {std::string_view("unsloth-train: error: "), std::string_view(map->shown), std::string_view(reason(*map)),
-          std::string_view("\n  What was saved before is whole. Restore the file, then "
-                           "start again.\n")})
+    for (const std::string_view text : {std::string_view("unsloth-train: error["), lost.name(), std::string_view("]: "),
+                                        std::string_view(map->shown), std::string_view(reason(*map)),
+                                        std::string_view("\n  What was saved before is whole. Restore the file, then "
+                                                         "start again.\n")})
         say(text);
     ::_exit(static_cast<int>(ErrorKind::runtime));
 }
@@ -145,8 +146,8 @@ Watched::~Watched() {
 
 void refuse_lost_map(const void* data) {
     if (const Watched::Entry* map = map_at(data); map != nullptr)
-        throw runtime_failure(cat(map->shown, reason(*map)),
-                              "What was saved before is whole. Restore the file, then start again.");
+        throw Error(lost, cat(map->shown, reason(*map)),
+                    "What was saved before is whole. Restore the file, then start again.");
 }
 
 }  // namespace unsloth

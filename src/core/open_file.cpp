@@ -23,8 +23,8 @@ const char* kind_of(mode_t mode) {
 }
 
 [[noreturn]] void refuse_planted(const std::filesystem::path& path, const std::string& what) {
-    throw runtime_failure(cat(path.string(), " ", what, ": this program keeps a file of its own there"),
-                          "Somebody else may have put it there. Look at it and remove it, or choose another folder.");
+    throw Error("disk.foreign-file", cat(path.string(), " ", what, ": this program keeps a file of its own there"),
+                "Somebody else may have put it there. Look at it and remove it, or choose another folder.");
 }
 
 /// Why a file that is open is none of this program's own, or an empty text.
@@ -46,12 +46,14 @@ Descriptor open_to_read(const std::filesystem::path& path) {
     struct stat status{};
     if (!file.open() || ::fstat(file.get(), &status) != 0) {
         const int reason = errno;
-        throw input_error(cat("cannot open ", path.string(), ": ",
-                              reason == ENXIO ? "not a regular file, but a socket or a device" : std::strerror(reason)),
-                          reason == ENOENT ? advice_on_missing(path) : "");
+        throw Error("disk.cannot-read",
+                    cat("cannot open ", path.string(), ": ",
+                        reason == ENXIO ? "not a regular file, but a socket or a device" : std::strerror(reason)),
+                    reason == ENOENT ? advice_on_missing(path) : "");
     }
     if (!S_ISREG(status.st_mode))
-        throw input_error(cat("cannot open ", path.string(), ": not a regular file, but ", kind_of(status.st_mode)));
+        throw Error("disk.not-a-file",
+                    cat("cannot open ", path.string(), ": not a regular file, but ", kind_of(status.st_mode)));
     return file;
 }
 

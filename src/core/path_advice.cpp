@@ -77,4 +77,9 @@ std::string advice_on_creating(const fs::path& path, int code) {
     }
 }
 
+ErrorId write_failure(int code) {
+    const bool full = code == ENOSPC || code == EDQUOT || code == EFBIG;
+    return full ? ErrorId("disk.full") : ErrorId("disk.cannot-write");
+}
+
 }  // namespace unsloth

@@ -58,8 +58,8 @@ bool SharedSegment::map() {
 
 std::unique_ptr<SharedSegment> SharedSegment::make(std::size_t bytes, const std::string& name) {
     const auto refuse = [&](const char* call) {
-        throw runtime_failure(
-            cat("no ", bytes, " bytes of memory that processes share: ", call, ": ", std::strerror(errno)));
+        throw Error("memory.not-shared",
+                    cat("no ", bytes, " bytes of memory that processes share: ", call, ": ", std::strerror(errno)));
     };
     std::array<std::byte, mark_bytes> mark;
     if (::getrandom(mark.data(), mark.size(), 0) != static_cast<ssize_t>(mark.size())) refuse("getrandom");
@@ -138,7 +138,7 @@ void SharedSegment::close() {
 bool SharedSegment::try_lock() {
     if (::flock(fd_.get(), LOCK_EX | LOCK_NB) == 0) return true;
     if (errno == EWOULDBLOCK) return false;
-    throw runtime_failure(cat("no lock of memory that processes share: flock: ", std::strerror(errno)));
+    throw Error("memory.not-shared", cat("no lock of memory that processes share: flock: ", std::strerror(errno)));
 }
 
 void SharedSegment::unlock() {

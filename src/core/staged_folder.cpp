@@ -25,8 +25,9 @@ Place made_place(const fs::path& path) {
         if (!whole.has_filename()) whole = whole.parent_path();
         const Folder folder = Folder::made(whole.parent_path());
         if (!folder.open())
-            throw runtime_failure(cat("cannot create ", folder.path().string(), ": ", std::strerror(folder.failure())),
-                                  advice_on_creating(folder.path(), folder.failure()));
+            throw Error("disk.cannot-write",
+                        cat("cannot create ", folder.path().string(), ": ", std::strerror(folder.failure())),
+                        advice_on_creating(folder.path(), folder.failure()));
         const std::string name = whole.filename().string();
         const auto target = links < most_links ? folder.link_target(name) : std::nullopt;
         if (!target) return {folder, name};
@@ -39,11 +40,12 @@ void refuse_existing(const Place& place) {
     if (!entry) return;
     const fs::path target = place.path();
     if (!S_ISDIR(entry->st_mode))
-        throw usage_error(cat(target.string(), " exists and is not a folder"), "Name another folder for the output.");
+        throw Error("output.exists", cat(target.string(), " exists and is not a folder"),
+                    "Name another folder for the output.");
     std::error_code failure;
     if (!fs::is_empty(target, failure))
-        throw usage_error(cat(target.string(), " exists and is not empty"),
-                          "Name another folder for the output, or remove this one first.");
+        throw Error("output.exists", cat(target.string(), " exists and is not empty"),
+                    "Name another folder for the output, or remove this one first.");
 }
 
 }  // namespace
@@ -78,11 +80,13 @@ void StagedFolder::rename_into_place() {
     const std::string old = name_beside(target_.name, "old");
     const auto there = replaces_ ? folder.look(target_.name) : std::nullopt;
     if (there && !folder.owns(*there))
-        throw runtime_failure(
+        throw Error(
+            "disk.foreign-file",
             cat("cannot replace ", target().string(), ": it belongs to another user (number ", there->st_uid, ")"),
             "Somebody else put it there. Look at it, or choose another folder.");
     if (there && !folder.rename(target_.name, old))
-        throw runtime_failure(cat("cannot rename ", target().string(), " to ", old, ": ", std::strerror(errno)));
+        throw Error("disk.cannot-write",
+                    cat("cannot rename ", target().string(), " to ", old, ": ", std::strerror(errno)));
     // Something may have appeared meanwhile; the system itself replaces an empty folder alone.
     if (!there) refuse_existing(target_);
     try {

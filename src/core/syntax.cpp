@@ -273,9 +273,9 @@ std::string marked_line(std::string_view text, std::size_t at, std::string_view 
 Error not_valid_json(const std::string& source, std::string_view text) {
     const SyntaxMistake mistake = find_json_mistake(text);
     const TextPlace place = place_of(text, mistake.at);
-    return input_error(
-        cat(source, ": not valid JSON: line ", place.line, ", column ", place.column, ": ", mistake.words),
-        marked_line(text, mistake.at));
+    return Error("json.syntax",
+                 cat(source, ": not valid JSON: line ", place.line, ", column ", place.column, ": ", mistake.words),
+                 marked_line(text, mistake.at));
 }
 
 }  // namespace unsloth

@@ -33,7 +33,8 @@ bool is_temporary_of(const std::string& name, const std::string& target) {
 
 /// `target`: what the user named, of which the temporary one is no concern of his.
 [[noreturn]] void refuse_to_create(const fs::path& target, const std::string& reason, int code = 0) {
-    throw runtime_failure(cat("cannot create ", target.string(), ": ", reason), advice_on_creating(target, code));
+    throw Error(write_failure(code), cat("cannot create ", target.string(), ": ", reason),
+                advice_on_creating(target, code));
 }
 
 void require_replaceable(const fs::path& target) {
@@ -111,8 +112,8 @@ bool Temporary::claim() {
 
 void Temporary::rename_to_target() {
     if (!folder().rename(name_, target_.name))
-        throw runtime_failure(
-            cat("cannot rename ", path().string(), " to ", target_.path().string(), ": ", std::strerror(errno)));
+        throw Error("disk.cannot-write", cat("cannot rename ", path().string(), " to ", target_.path().string(), ": ",
+                                             std::strerror(errno)));
     keep();
 }
 

@@ -52,8 +52,9 @@ AnswerPattern::AnswerPattern(const std::string& expression, const std::string& o
     if (code->code == nullptr) {
         std::array<PCRE2_UCHAR, 256> text{};
         pcre2_get_error_message(error, text.data(), text.size());
-        throw usage_error(cat(option, ": '", expression, "' is no valid regular expression, at character ", offset,
-                              ": ", reinterpret_cast<const char*>(text.data())));
+        throw Error("option.invalid-pattern",
+                    cat(option, ": '", expression, "' is no valid regular expression, at character ", offset, ": ",
+                        reinterpret_cast<const char*>(text.data())));
     }
     code_ = std::move(code);
 }

@@ -34,7 +34,7 @@ const char* name_of(Way way) {
 std::string id_text(const Json& id) {
     if (id.is_string()) return id.get<std::string>();
     if (id.is_number_integer()) return id.dump();
-    throw BadRow{cat("the id is ", shown(id), ": expected a string or a whole number"),
+    throw BadRow{"data.row-ids", cat("the id is ", shown(id), ": expected a string or a whole number"),
                  "--id_column names another column."};
 }
 
@@ -126,24 +126,26 @@ class Augmenter {
     void check_request() {
         const config::DataOptions& data = config_.data;
         if (request_.in.empty() && !data.datasets.empty())
-            throw usage_error("data augment takes one source, and data.datasets lists several",
-                              "Name one with --in FILE.");
+            throw Error("option.conflict", "data augment takes one source, and data.datasets lists several",
+                        "Name one with --in FILE.");
         if (request_.in.empty() && data.train_file.empty())
-            throw usage_error("data augment needs --in FILE", "Or a configuration with data.train_file.");
+            throw Error("option.missing", "data augment needs --in FILE", "Or a configuration with data.train_file.");
         if (data.val_size > 0 && request_.eval_out.empty())
-            throw usage_error("data.val_size is set: data augment needs --eval_out FILE for the rows that are held out",
-                              "Copies of a held-out row would be trained on; so these rows go to a file of their own, "
-                              "for data.eval_file.");
+            throw Error("option.missing",
+                        "data.val_size is set: data augment needs --eval_out FILE for the rows that are held out",
+                        "Copies of a held-out row would be trained on; so these rows go to a file of their own, "
+                        "for data.eval_file.");
         if (data.val_size == 0 && !request_.eval_out.empty())
-            throw usage_error("--eval_out is given, and data.val_size holds no rows out",
-                              "Say how many: --val_size 0.05, or a number of rows.");
-        if (request_.out == request_.eval_out) throw usage_error("--out and --eval_out name the same file");
+            throw Error("option.no-effect", "--eval_out is given, and data.val_size holds no rows out",
+                        "Say how many: --val_size 0.05, or a number of rows.");
+        if (request_.out == request_.eval_out)
+            throw Error("output.same-file", "--out and --eval_out name the same file");
         if (!request_.thesaurus.empty() && request_.synonym_rate > 0) ways_.push_back(Way::synonym);
         if (request_.swap_rate > 0) ways_.push_back(Way::swap);
         if (request_.delete_rate > 0) ways_.push_back(Way::remove);
         if (ways_.empty() && request_.back_translations.empty())
-            throw usage_error("data augment has nothing to do",
-                              "Give --thesaurus FILE, --swap_rate X, --delete_rate X or --back_translations FILE.");
+            throw Error("option.nothing-to-do", "data augment has nothing to do",
+                        "Give --thesaurus FILE, --swap_rate X, --delete_rate X or --back_translations FILE.");
     }
 
     /// The source with its format found under the names of data.columns; its rows are then read under the files' own
@@ -160,29 +162,32 @@ class Augmenter {
         std::error_code ignored;
         for (const auto& file : input_.files)
             if (!out.empty() && std::filesystem::equivalent(file, out, ignored))
-                throw usage_error(cat(out, " is the input itself"),
-                                  "Write to another file: the rows as they are stay the ones to augment.");
+                throw Error("output.same-file", cat(out, " is the input itself"),
+                            "Write to another file: the rows as they are stay the ones to augment.");
     }
 
     /// The first pass: which rows there are, their ids, and which of them are held out.
     void find_ids() {
         result_.bad = for_each_row(input_, options_, config_.data.skip_bad_rows, [&](SourceRow& row) {
             if (holds(row.columns, provenance_column))
-                throw input_error(cat(row.file->place(row.raw.line), ": the row is a copy that data augment made"),
-                                  "Augment the rows that it was made of.");
+                throw Error("data.not-augmentable",
+                            cat(row.file->place(row.raw.line), ": the row is a copy that data augment made"),
+                            "Augment the rows that it was made of.");
             check_usable(row.columns, "the row");
             (void)texts_of(row.columns, fields_);
             const bool has_id = row.columns.contains(request_.id_column);
             if (!has_ids_) has_ids_ = has_id;
             if (*has_ids_ != has_id)
-                throw BadRow{cat("column \"", request_.id_column, "\" is ",
+                throw BadRow{"data.row-ids",
+                             cat("column \"", request_.id_column, "\" is ",
                                  has_id ? "here, and not in the rows before" : "missing, and the rows before have it"),
                              "Give every row an id, or none; --id_column names another column."};
             if (has_id || !request_.back_translations.empty()) remember(row, id_of(row));
             rows_.push_back(row.number);
         });
         result_.read = result_.bad + static_cast<int64_t>(rows_.size());
-        if (rows_.empty()) throw input_error(cat(input_.name, ": none of its ", result_.read, " rows can be used"));
+        if (rows_.empty())
+            throw Error("data.no-usable-rows", cat(input_.name, ": none of its ", result_.read, " rows can be used"));
         for (const int64_t place :
              validation_places(rows_, config_.data.val_size, static_cast<uint64_t>(config_.training.seed)))
             held_out_.push_back(rows_[static_cast<std::size_t>(place)]);
@@ -195,7 +200,8 @@ class Augmenter {
     void remember(const SourceRow& row, const std::string& id) {
         const auto [known, is_new] = row_of_id_.emplace(id, row.number);
         if (!is_new)
-            throw input_error(
+            throw Error(
+                "data.row-ids",
                 cat(row.file->place(row.raw.line), ": id ", id, " is that of row ", known->second, " (from 0) too"),
                 "Give each row an id of its own, or --id_column a name that no column has: then rows go by their "
                 "numbers.");
@@ -207,6 +213,7 @@ class Augmenter {
         for_each_row(source, options_, config_.data.skip_bad_rows, [&](SourceRow& row) {
             if (!row.columns.contains(request_.id_column))
                 throw BadRow{
+                    "data.missing-column",
                     cat("column \"", request_.id_column, "\" is missing (found: ", column_list(row.columns), ")"),
                     "Back-translations name the row that they belong to; --id_column names another column."};
             const std::string id = id_text(row.columns[request_.id_column]);
@@ -216,7 +223,7 @@ class Augmenter {
                 ++result_.back_translations_unknown;
                 if (!first_unknown)
                     first_unknown =
-                        input_error(cat(row.file->place(row.raw.line), ": no row of the input has id ", id));
+                        Error("data.row-ids", cat(row.file->place(row.raw.line), ": no row of the input has id ", id));
             } else if (std::binary_search(held_out_.begin(), held_out_.end(), known->second)) {
                 ++result_.back_translations_held_out;
             } else {
@@ -273,8 +280,8 @@ class Augmenter {
             try {
                 write(ways_.size(), found->second[k], {{"of", of}, {"by", "back_translation"}, {"copy", k}});
             } catch (const BadRow& reason) {
-                throw input_error(cat(request_.back_translations, ": the row with id ", id, ": ", reason.message),
-                                  reason.advice);
+                throw Error(reason.id, cat(request_.back_translations, ": the row with id ", id, ": ", reason.message),
+                            reason.advice);
             }
         }
     }

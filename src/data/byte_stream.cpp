@@ -30,7 +30,8 @@ class PlainStream : public ByteStream {
             const ssize_t count = ::read(file_.get(), to.data() + filled, to.size() - filled);
             if (count == 0) break;
             if (count < 0 && errno == EINTR) continue;
-            if (count < 0) throw input_error(cat("cannot read ", path_.string(), ": ", std::strerror(errno)));
+            if (count < 0)
+                throw Error("disk.cannot-read", cat("cannot read ", path_.string(), ": ", std::strerror(errno)));
             filled += static_cast<std::size_t>(count);
         }
         return filled;
@@ -44,8 +45,8 @@ class PlainStream : public ByteStream {
 };
 
 [[noreturn]] void damaged(const PlainStream& file, const char* kind, const std::string& reason) {
-    throw input_error(cat(file.name(), ": the ", kind, " data is damaged: ", reason),
-                      "Fetch or compress the file again.");
+    throw Error("data.damaged-file", cat(file.name(), ": the ", kind, " data is damaged: ", reason),
+                "Fetch or compress the file again.");
 }
 
 /// What the two decompressors share: a block of compressed bytes that is refilled when it is used up.

@@ -36,7 +36,8 @@ bool make_folder(const CacheOptions& cache) {
     if (folder.open() && ::faccessat(folder.fd(), ".", W_OK | X_OK, 0) != 0) failure = errno;
     if (failure == 0) return true;
     const std::string what = cat("cannot use ", cache.folder.string(), " as data.cache_dir: ", std::strerror(failure));
-    if (cache.must_work) throw runtime_failure(what, "Choose another folder, or set it to \"\" to go without a cache.");
+    if (cache.must_work)
+        throw Error("disk.cannot-write", what, "Choose another folder, or set it to \"\" to go without a cache.");
     log::warning(what, "; going without a cache");
     return false;
 }
@@ -92,8 +93,8 @@ Dataset load_through(const std::vector<config::DataSource>& sources, std::vector
     writer.finish(load_rows(files, options, encoders_of(files, encoder), writer));
     auto rows = open_cache_file(path);
     if (!rows)
-        throw runtime_failure(cat(path.string(), ": what was just written cannot be read back"),
-                              "Check the disk, or choose another data.cache_dir.");
+        throw Error("disk.cannot-write", cat(path.string(), ": what was just written cannot be read back"),
+                    "Check the disk, or choose another data.cache_dir.");
     log::info("the encoded rows are in the cache now: ", path.string());
     if (cache.max_bytes > 0) prune_cache(cache.folder, cache.max_bytes);
     return dataset_of(std::move(*rows), options);

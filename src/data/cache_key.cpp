@@ -33,7 +33,8 @@ std::string hash_content(const fs::path& path) {
         const std::string_view part(reinterpret_cast<const char*>(bytes.data()) + at, count);
         zeros = part[0] == '\0' && part.substr(1) == part.substr(0, count - 1) ? zeros + count : 0;
         if (static_cast<int64_t>(zeros) > RowReader::give_up_bytes)
-            throw input_error(cat(path.string(), ": no row ends within 1 GiB of zeros"), "This is no file of rows.");
+            throw Error("data.not-rows", cat(path.string(), ": no row ends within 1 GiB of zeros"),
+                        "This is no file of rows.");
         hash.add(part);
         stop_if_interrupted("stopped while the data was read; nothing was written");
         file.drop(at, count);
@@ -47,7 +48,7 @@ std::string content_hash(const fs::path& path, const fs::path& folder) {
     constexpr int64_t large = int64_t{8} << 20, settled_seconds = 3;
     struct stat status{};
     if (::stat(path.c_str(), &status) != 0)
-        throw input_error(cat("cannot open ", path.string(), ": ", std::strerror(errno)));
+        throw Error("disk.cannot-read", cat("cannot open ", path.string(), ": ", std::strerror(errno)));
     if (status.st_size < large ||
         ::time(nullptr) - std::max(status.st_mtim.tv_sec, status.st_ctim.tv_sec) < settled_seconds)
         return hash_content(path);

@@ -32,8 +32,10 @@ void refuse_unread(const Json& row) {
 
 void check_usable(const Json& value, const std::string& where) {
     constexpr int depth = 100;
-    if (value.is_binary()) throw BadRow{cat(where, ": expected a value of JSON, found ", shown(value)), ""};
-    if (!nested_within(value, depth)) throw BadRow{cat(where, ": nested more than ", depth, " deep"), ""};
+    if (value.is_binary())
+        throw BadRow{"data.column-type", cat(where, ": expected a value of JSON, found ", shown(value)), ""};
+    if (!nested_within(value, depth))
+        throw BadRow{"data.column-type", cat(where, ": nested more than ", depth, " deep"), ""};
 }
 
 Json copied(const Json& value, const std::string& where) {
@@ -74,7 +76,8 @@ std::string shown(const Json& value) {
 const Json& required(const Json& row, const char* column, config::DataFormat format) {
     const auto found = row.find(column);
     if (found == row.end())
-        throw BadRow{cat("column \"", column, "\" is missing; a row of format ", format_name(format),
+        throw BadRow{"data.missing-column",
+                     cat("column \"", column, "\" is missing; a row of format ", format_name(format),
                          " needs it (found: ", column_list(row), ")"),
                      "All rows of a source must have the format of the first, or the one that data.format names; "
                      "data.columns renames "
@@ -83,7 +86,8 @@ const Json& required(const Json& row, const char* column, config::DataFormat for
 }
 
 const std::string& as_string(const Json& value, const std::string& where) {
-    if (!value.is_string()) throw BadRow{cat(where, ": expected a string, found ", shown(value)), ""};
+    if (!value.is_string())
+        throw BadRow{"data.column-type", cat(where, ": expected a string, found ", shown(value)), ""};
     return value.get_ref<const std::string&>();
 }
 

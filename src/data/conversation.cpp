@@ -48,7 +48,8 @@ const Json& array_column(const Json& row, const char* column, config::DataFormat
         if (!storage.is_discarded()) value = &storage;
     }
     if (!value->is_array() || value->empty())
-        throw BadRow{cat("column \"", column, "\": expected an array of ", elements, ", found ",
+        throw BadRow{"data.column-type",
+                     cat("column \"", column, "\": expected an array of ", elements, ", found ",
                          value->is_array() ? "an empty one" : shown(*value)),
                      ""};
     return *value;
@@ -61,7 +62,8 @@ std::string content_text(const Json& content, const std::string& where) {
     for (const Json& part : content) {
         const auto type = part.is_object() ? part.find("type") : part.end();
         if (type == part.end() || *type != "text" || !part.contains("text"))
-            throw BadRow{cat(where, ": expected a string or parts {\"type\": \"text\", \"text\"}, found ", shown(part)),
+            throw BadRow{"data.message-shape",
+                         cat(where, ": expected a string or parts {\"type\": \"text\", \"text\"}, found ", shown(part)),
                          "Images and other media are not trained on."};
         text += as_string(part["text"], where + ".text");
     }
@@ -90,21 +92,25 @@ std::optional<bool> read_flags(const Json& message, const std::string& role, con
         if (found == message.end() || found->is_null()) continue;
         const bool is_flag = found->is_boolean() || (found->is_number() && (*found == 0 || *found == 1));
         if (!is_flag)
-            throw BadRow{cat(where, ".", flag, ": expected 0 or 1, true or false, found ", shown(*found)),
+            throw BadRow{"data.message-shape",
+                         cat(where, ".", flag, ": expected 0 or 1, true or false, found ", shown(*found)),
                          "The loss counts a message or leaves it out."};
         const bool value = found->is_boolean() ? found->get<bool>() : *found == 1;
         if (role != "assistant" && value)
-            throw BadRow{cat(where, ".", flag, ": only messages of the assistant are learnt, found one of ", role),
+            throw BadRow{"data.message-shape",
+                         cat(where, ".", flag, ": only messages of the assistant are learnt, found one of ", role),
                          "data.train_on_prompt: true trains on all messages."};
         if (learnt && *learnt != value)
-            throw BadRow{cat(where, ": ", said_by, " and ", flag, " say the opposite of each other"),
+            throw BadRow{"data.message-shape",
+                         cat(where, ": ", said_by, " and ", flag, " say the opposite of each other"),
                          "Both say whether the loss counts the message: keep the one that is right."};
         learnt = value;
         said_by = flag;
     }
     for (const char* const parts : {"train_detail", "training_detail"})
         if (message.contains(parts) && !message[parts].empty())
-            throw BadRow{cat(where, ".", parts, ": parts of a message cannot be left out of the loss"),
+            throw BadRow{"data.message-shape",
+                         cat(where, ".", parts, ": parts of a message cannot be left out of the loss"),
                          "Give the message \"weight\": 0 or 1, or divide it into several."};
     return learnt;
 }
@@ -116,7 +122,8 @@ bool calls_tools(const Json& message, const std::string& where) {
     const auto calls = message.find("tool_calls");
     if (calls == message.end() || calls->is_null()) return false;
     if (!calls->is_array())
-        throw BadRow{cat(where, ".tool_calls: expected an array of calls, found ", shown(*calls)), ""};
+        throw BadRow{"data.tool-calls", cat(where, ".tool_calls: expected an array of calls, found ", shown(*calls)),
+                     ""};
     return !calls->empty();
 }
 
@@ -127,7 +134,7 @@ void check_role(const std::string& role, const std::string& where, const ReadsCo
         if (role == usual) return;
     const std::optional<std::string> meant = known_speaker(role);
     if (!meant || reads(role)) return;
-    throw BadRow{cat(where, ".role: the chat template does not know \"", role, "\""),
+    throw BadRow{"data.unknown-role", cat(where, ".role: the chat template does not know \"", role, "\""),
                  cat("It may be \"", *meant,
                      "\". data.format sharegpt reads such names, with data.columns "
                      "{\"conversations\": \"messages\"} where the column has that name.")};
@@ -147,11 +154,13 @@ class Builder {
     /// `message`: {role, content, weight?, tool_calls?, ...}.
     void add(const Json& message, const std::string& where) {
         if (!message.is_object())
-            throw BadRow{cat(where, ": expected an object {role, content}, found ", shown(message)), ""};
+            throw BadRow{"data.message-shape",
+                         cat(where, ": expected an object {role, content}, found ", shown(message)), ""};
         const bool calls = calls_tools(message, where);
         for (const char* key : {"role", "content"})
             if (!message.contains(key) && !(calls && key == std::string_view("content")))
-                throw BadRow{cat(where, ": \"", key, "\" is missing (found: ", column_list(message), ")"),
+                throw BadRow{"data.message-shape",
+                             cat(where, ": \"", key, "\" is missing (found: ", column_list(message), ")"),
                              message.contains("from") && message.contains("value")
                                  ? "These are ShareGPT's turns: data.format sharegpt, and data.columns "
                                    "{\"conversations\": \"messages\"} where the column has that name."
@@ -177,7 +186,8 @@ class Builder {
     void keep_row(const Json& row, const Json& messages, const std::vector<std::string_view>& own) {
         Conversation& conversation = result_.conversation;
         if (says_something(row, "functions") && row["functions"].is_array() && !reads_("functions"))
-            throw BadRow{"column \"functions\": the chat template does not read OpenAI's older form of tools",
+            throw BadRow{"data.tool-calls",
+                         "column \"functions\": the chat template does not read OpenAI's older form of tools",
                          "Write them as tools: [{\"type\": \"function\", \"function\": {...}}]."};
         const bool has_tools = says_something(row, "tools");
         Json tools = has_tools ? tools_of(row["tools"]) : Json();
@@ -215,6 +225,7 @@ Json calls_of(const Json& value, const std::string& where) {
     };
     if (!calls.is_array() || calls.empty() || !std::all_of(calls.begin(), calls.end(), is_call))
         throw BadRow{
+            "data.tool-calls",
             cat(where, ": expected a call {\"name\", \"arguments\"} or a list of calls as JSON, found ", shown(value)),
             "The speaker function_call calls tools; what an assistant says otherwise is from gpt."};
     for (Json& call : calls) call = Json{{"type", "function"}, {"function", std::move(call)}};
@@ -227,18 +238,21 @@ std::string sharegpt_role(const std::string& name, const std::string& where) {
     if (auto role = known_speaker(name)) return *std::move(role);
     std::string known;
     for (const auto& [from, role] : speakers()) known += cat(known.empty() ? "" : ", ", from);
-    throw BadRow{cat(where, ": unknown speaker \"", name.substr(0, 40), "\""), cat("Known are ", known, ".")};
+    throw BadRow{"data.unknown-role", cat(where, ": unknown speaker \"", name.substr(0, 40), "\""),
+                 cat("Known are ", known, ".")};
 }
 
 /// What else the turn has stays as it is.
 Json message_of(const Json& turn, const std::string& where) {
-    if (!turn.is_object()) throw BadRow{cat(where, ": expected an object {from, value}, found ", shown(turn)), ""};
+    if (!turn.is_object())
+        throw BadRow{"data.message-shape", cat(where, ": expected an object {from, value}, found ", shown(turn)), ""};
     const bool openai = turn.contains("role");
     const std::string from = openai ? "role" : "from", value = openai ? "content" : "value";
     const bool calls = calls_tools(turn, where);
     for (const std::string& key : {from, value})
         if (!turn.contains(key) && !(calls && key == value))
-            throw BadRow{cat(where, ": \"", key, "\" is missing (found: ", column_list(turn), ")"), ""};
+            throw BadRow{"data.message-shape",
+                         cat(where, ": \"", key, "\" is missing (found: ", column_list(turn), ")"), ""};
     const std::string& speaker = as_string(turn[from], cat(where, ".", from));
     const std::string place = cat(where, ".", value);
     Json message{{"role", sharegpt_role(speaker, where)}, {"content", ""}};
@@ -323,7 +337,8 @@ Json instruction_messages(const Json& row, const char* column) {
         for (const Json& turn : history) {
             const std::string where = cat("history[", &turn - &history.front(), "]");
             if (!turn.is_array() || turn.size() != 2)
-                throw BadRow{cat(where, ": expected a pair of question and answer, found ", shown(turn)), ""};
+                throw BadRow{"data.message-shape",
+                             cat(where, ": expected a pair of question and answer, found ", shown(turn)), ""};
             say("user", as_string(turn[0], where + "[0]"));
             say("assistant", as_string(turn[1], where + "[1]"));
         }

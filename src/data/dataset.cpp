@@ -141,8 +141,8 @@ Dataset Dataset::subset(const std::vector<int64_t>& places) const {
 
 Dataset Dataset::with_foreign_answers(int64_t longest) const {
     if (size() < 2)
-        throw usage_error(cat("training.objective kto needs two rows at least, found ", size()),
-                          "A row's prompt with another's answer shows how far the policy is from the reference.");
+        throw Error("data.too-few-rows", cat("training.objective kto needs two rows at least, found ", size()),
+                    "A row's prompt with another's answer shows how far the policy is from the reference.");
     const auto answer_begin = [](const Sample& row) {
         return std::find_if(row.labels.begin(), row.labels.end(), [](int32_t label) { return label != ignore_label; }) -
                row.labels.begin();

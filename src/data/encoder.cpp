@@ -43,9 +43,9 @@ class TokenizerEncoder : public RowEncoder {
     EncodedRow text(std::string_view text) const override {
         const auto eos = tokenizer_.eos_id();
         if (!eos)
-            throw input_error(
-                cat("the tokenizer in ", tokenizer_.folder().string(), " names no EOS token to end texts with"),
-                "Set eos_token in its tokenizer_config.json.");
+            throw Error("tokenizer.no-eos",
+                        cat("the tokenizer in ", tokenizer_.folder().string(), " names no EOS token to end texts with"),
+                        "Set eos_token in its tokenizer_config.json.");
         EncodedRow row;
         row.ids = tokenizer_.encode(text, true);
         const bool brings_end = tokenizer::written_end(tokenizer_, text).has_value();
@@ -87,7 +87,7 @@ class TokenizerEncoder : public RowEncoder {
     EncodedRow whole_conversation(const Conversation& conversation) const override {
         const auto tools = conversation.row->find("tools");
         if (tools != conversation.row->end() && !tools->is_array())
-            throw input_error("the row's tools are no JSON array", "");
+            throw Error("data.tool-calls", "the row's tools are no JSON array", "");
         return encoded(chat_template_.render(*conversation.row));
     }
 
@@ -168,8 +168,8 @@ class TokenizerEncoder : public RowEncoder {
 
 EncodedRow RowEncoder::whole_conversation(const Conversation& conversation) const {
     if (!conversation.uses_tools) return messages(conversation.turns);
-    throw input_error("the row uses tools, which this chat template does not render",
-                      "Leave out tools, tool_calls and messages of role tool, or write them into the contents.");
+    throw Error("template.omits-content", "the row uses tools, which this chat template does not render",
+                "Leave out tools, tool_calls and messages of role tool, or write them into the contents.");
 }
 
 InstructionForm RowEncoder::instruction_form() const {

@@ -18,7 +18,8 @@ using Json = nlohmann::ordered_json;
 
 std::vector<int32_t> integers(const Json& value, const char* column) {
     if (!value.is_array())
-        throw BadRow{cat("column \"", column, "\": expected an array of integers, found ", shown(value)), ""};
+        throw BadRow{"data.column-type",
+                     cat("column \"", column, "\": expected an array of integers, found ", shown(value)), ""};
     std::vector<int32_t> result;
     result.reserve(value.size());
     for (const Json& element : value) {
@@ -28,7 +29,8 @@ std::vector<int32_t> integers(const Json& value, const char* column) {
             (!element.is_number_unsigned() || element.get<uint64_t>() <= std::numeric_limits<int32_t>::max()) &&
             element.get<int64_t>() >= std::numeric_limits<int32_t>::min();
         if (!fits)
-            throw BadRow{cat(column, "[", result.size(), "]: expected ", integer ? "a 32-bit integer" : "an integer",
+            throw BadRow{"data.column-type",
+                         cat(column, "[", result.size(), "]: expected ", integer ? "a 32-bit integer" : "an integer",
                              ", found ", shown(element)),
                          ""};
         result.push_back(element.get<int32_t>());
@@ -38,7 +40,8 @@ std::vector<int32_t> integers(const Json& value, const char* column) {
 
 void check_length(const std::vector<int32_t>& values, const char* column, std::size_t tokens) {
     if (values.size() != tokens)
-        throw BadRow{cat("\"", column, "\" has ", values.size(), " elements, \"input_ids\" has ", tokens),
+        throw BadRow{"data.token-columns",
+                     cat("\"", column, "\" has ", values.size(), " elements, \"input_ids\" has ", tokens),
                      "They stand side by side: element t belongs to token t (labels are not shifted; -100 is "
                      "not trained)."};
 }
@@ -48,9 +51,9 @@ void remove_padding(FormattedRow& row, const std::vector<int32_t>& mask) {
     const auto shown_token = [](int32_t m) { return m != 0; };
     const auto first = std::find_if(mask.begin(), mask.end(), shown_token) - mask.begin();
     const auto last = mask.rend() - std::find_if(mask.rbegin(), mask.rend(), shown_token);
-    if (first >= last) throw BadRow{"attention_mask hides every token", ""};
+    if (first >= last) throw BadRow{"data.token-columns", "attention_mask hides every token", ""};
     if (std::find(mask.begin() + first, mask.begin() + last, 0) != mask.begin() + last)
-        throw BadRow{"attention_mask hides tokens between others",
+        throw BadRow{"data.token-columns", "attention_mask hides tokens between others",
                      "Only padding at the ends may be masked; separate documents by position_ids that begin "
                      "at 0 again."};
     for (auto* values : {&row.ids, &row.labels, &row.positions}) {
@@ -63,7 +66,8 @@ void remove_padding(FormattedRow& row, const std::vector<int32_t>& mask) {
 /// As in TRL: what a mask has at 0 is no target.
 void hide_labels(std::vector<int32_t>& labels, const std::vector<int32_t>& mask, const char* column) {
     for (std::size_t t = 0; t < mask.size(); ++t) {
-        if (mask[t] != 0 && mask[t] != 1) throw BadRow{cat(column, "[", t, "]: expected 0 or 1, found ", mask[t]), ""};
+        if (mask[t] != 0 && mask[t] != 1)
+            throw BadRow{"data.token-columns", cat(column, "[", t, "]: expected 0 or 1, found ", mask[t]), ""};
         if (mask[t] == 0) labels[t] = ignore_label;
     }
 }
@@ -73,12 +77,14 @@ void check_ids(const FormattedRow& row, int64_t vocab_size, bool from_tokenizer)
     const auto outside = [&](int32_t id) { return id < 0 || id >= limit; };
     for (std::size_t t = 0; t < row.ids.size(); ++t)
         if (outside(row.ids[t]))
-            throw BadRow{cat(from_tokenizer ? "token " : "input_ids[", t, from_tokenizer ? "" : "]", " has id ",
+            throw BadRow{"data.token-columns",
+                         cat(from_tokenizer ? "token " : "input_ids[", t, from_tokenizer ? "" : "]", " has id ",
                              row.ids[t], ", outside the model's vocabulary (0 ... ", limit - 1, ")"),
                          from_tokenizer ? "The tokenizer does not belong to this model." : ""};
     for (std::size_t t = 0; t < row.labels.size(); ++t)
         if (row.labels[t] != ignore_label && outside(row.labels[t]))
-            throw BadRow{cat("labels[", t, "] is ", row.labels[t],
+            throw BadRow{"data.token-columns",
+                         cat("labels[", t, "] is ", row.labels[t],
                              ": neither -100 nor an id of the model's vocabulary (0 ... ", limit - 1, ")"),
                          ""};
 }
@@ -86,9 +92,11 @@ void check_ids(const FormattedRow& row, int64_t vocab_size, bool from_tokenizer)
 void check_positions(const std::vector<int32_t>& positions) {
     for (std::size_t t = 0; t < positions.size(); ++t) {
         if (positions[t] < 0)
-            throw BadRow{cat("position_ids[", t, "] is ", positions[t], ": it must not be negative"), ""};
+            throw BadRow{"data.token-columns",
+                         cat("position_ids[", t, "] is ", positions[t], ": it must not be negative"), ""};
         if (t > 0 && positions[t] != 0 && positions[t] <= positions[t - 1])
-            throw BadRow{cat("position_ids[", t, "] is ", positions[t], " after ", positions[t - 1],
+            throw BadRow{"data.token-columns",
+                         cat("position_ids[", t, "] is ", positions[t], " after ", positions[t - 1],
                              ": positions rise within a segment, and a new segment begins at 0"),
                          ""};
     }
@@ -177,7 +185,8 @@ config::DataFormat detect_format(const Json& row, bool pairs) {
     std::string columns;
     for (const auto& [name, value] : row.items())
         columns += cat(columns.empty() ? "" : ", ", name, value.is_null() ? " (null)" : "");
-    throw BadRow{cat("cannot tell the format from the columns (", columns.empty() ? "none" : columns, ")"),
+    throw BadRow{"data.unknown-format",
+                 cat("cannot tell the format from the columns (", columns.empty() ? "none" : columns, ")"),
                  advice + "."};
 }
 
@@ -188,26 +197,27 @@ RowFormatter::RowFormatter(config::DataFormat format, const RowOptions& options,
     using config::ExampleKind;
     const config::ObjectiveTraits& traits = config::traits_of(options.objective);
     if (!compares_completions(options.objective) && format == DataFormat::preference)
-        throw input_error(
+        throw Error(
+            "data.wrong-objective",
             cat("rows of format preference (chosen, rejected) are for training.objective dpo or orpo, and it is ",
                 traits.name),
             "To fine-tune on the chosen answers alone: data.columns: {\"completion\": \"chosen\"} beside a column "
             "prompt.");
     if (traits.examples == ExampleKind::pairs && format != DataFormat::preference && format != DataFormat::tokenized)
-        throw input_error(
-            cat("training.objective dpo and orpo learn from pairs of answers, and the rows are of format ",
-                format_name(format)),
-            "Rows of pairs are {prompt, chosen, rejected}; data.columns renames columns.");
+        throw Error("data.wrong-objective",
+                    cat("training.objective dpo and orpo learn from pairs of answers, and the rows are of format ",
+                        format_name(format)),
+                    "Rows of pairs are {prompt, chosen, rejected}; data.columns renames columns.");
     if (traits.examples == ExampleKind::judged && (format == DataFormat::preference || format == DataFormat::text))
-        throw input_error(
-            cat("training.objective kto learns from answers with a verdict, and the rows are of format ",
-                format_name(format)),
-            "Rows for it are {prompt, completion, label}, or conversations and instructions with a column "
-            "label or kto_tag; data.columns renames columns.");
+        throw Error("data.wrong-objective",
+                    cat("training.objective kto learns from answers with a verdict, and the rows are of format ",
+                        format_name(format)),
+                    "Rows for it are {prompt, completion, label}, or conversations and instructions with a column "
+                    "label or kto_tag; data.columns renames columns.");
     if (format != config::DataFormat::tokenized && encoder == nullptr)
-        throw input_error(
-            cat("rows of format ", format_name(format), " need a tokenizer, and the model folder has none"),
-            "Put the model's tokenizer.json beside its weights, or bring rows {input_ids, labels}.");
+        throw Error("tokenizer.not-found",
+                    cat("rows of format ", format_name(format), " need a tokenizer, and the model folder has none"),
+                    "Put the model's tokenizer.json beside its weights, or bring rows {input_ids, labels}.");
 }
 
 FormattedRow RowFormatter::format(const Json& row) const {
@@ -224,7 +234,8 @@ FormattedRow RowFormatter::format(const Json& row) const {
 
 void RowFormatter::require_encoder() const {
     if (encoder_ == nullptr)
-        throw BadRow{"the row is of text, and those before it were of ids", "All rows of a file are of one form."};
+        throw BadRow{"data.mixed-formats", "the row is of text, and those before it were of ids",
+                     "All rows of a file are of one form."};
 }
 
 /// A row {prompt, completion} of which the completion is learnt.
@@ -285,7 +296,8 @@ EncodedRow RowFormatter::encode_instruction(const Json& row, std::vector<bool>& 
     const auto of_sections = [&] {
         for (const char* column : {"history", "tools"})
             if (says_something(row, column))
-                throw BadRow{cat("column \"", column, "\": the \"### Instruction:\" prompt has no place for it"),
+                throw BadRow{"template.omits-content",
+                             cat("column \"", column, "\": the \"### Instruction:\" prompt has no place for it"),
                              "data.template default gives such rows to the model's chat template, as messages."};
         AlpacaFields fields;
         fields.instruction = as_string(required(row, "instruction", format_), "column \"instruction\"");
@@ -318,7 +330,8 @@ EncodedRow RowFormatter::encode_conversation(WeightedConversation row, std::vect
         conversation.row ? encoder_->whole_conversation(conversation) : encoder_->messages(conversation.turns);
     if (!row.names_weights && !options_.train_on_last_turn_only) return ids;
     if (ids.trained.size() != row.learnt.size())
-        throw BadRow{cat("the chat template marks ", ids.trained.size(), " of the ", row.learnt.size(),
+        throw BadRow{"template.unclear-turns",
+                     cat("the chat template marks ", ids.trained.size(), " of the ", row.learnt.size(),
                          " assistant turns as trained: weights of messages cannot be matched with them"),
                      "Leave out the weights and data.train_on_last_turn_only, or choose another data.template."};
     learnt = std::move(row.learnt);
@@ -330,7 +343,7 @@ FormattedRow RowFormatter::tokenized(const Json& row) const {
     if (!present(row, "input_ids") && present(row, "completion")) return answer(row);
     FormattedRow result;
     result.ids = integers(required(row, "input_ids", format_), "input_ids");
-    if (result.ids.empty()) throw BadRow{"\"input_ids\" is empty", ""};
+    if (result.ids.empty()) throw BadRow{"data.empty-row", "\"input_ids\" is empty", ""};
     result.labels = result.ids;
     const auto given = [&](const char* column, std::vector<int32_t>& values) {
         const auto found = row.find(column);
@@ -355,7 +368,7 @@ FormattedRow RowFormatter::tokenized(const Json& row) const {
 }
 
 FormattedRow RowFormatter::encoded(EncodedRow row, const std::vector<bool>& learnt) const {
-    if (row.ids.empty()) throw BadRow{"the row gives no tokens", ""};
+    if (row.ids.empty()) throw BadRow{"data.empty-row", "the row gives no tokens", ""};
     FormattedRow result;
     result.ids = std::move(row.ids);
     result.doubts = row.doubts;
@@ -418,7 +431,8 @@ void RowFormatter::check_reach(const FormattedRow& row) const {
     const int64_t last = row.positions.empty() ? static_cast<int64_t>(row.ids.size()) - 1
                                                : *std::max_element(row.positions.begin(), row.positions.end());
     if (options_.max_positions > 0 && last >= options_.max_positions)
-        throw BadRow{cat("the row has ", row.ids.size(), " tokens and reaches position ", last, "; the model allows ",
+        throw BadRow{"data.row-too-long",
+                     cat("the row has ", row.ids.size(), " tokens and reaches position ", last, "; the model allows ",
                          options_.max_positions, " positions (max_position_embeddings)"),
                      cat("Set model.max_seq_length to ", options_.max_positions,
                          " or less, so that rows are cut or split (data.overflow_strategy), or scale the positions "

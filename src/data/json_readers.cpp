@@ -69,8 +69,8 @@ class JsonArray : public RowReader {
 
   private:
     [[noreturn]] void refuse(const char* reason) const {
-        throw input_error(cat(place(line_), ": not valid JSON: ", reason),
-                          "The file must be one array of JSON objects.");
+        throw Error("json.syntax", cat(place(line_), ": not valid JSON: ", reason),
+                    "The file must be one array of JSON objects.");
     }
 
     [[noreturn]] void refuse_large() const {

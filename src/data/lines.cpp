@@ -39,8 +39,8 @@ bool LineReader::next(Line& line) {
 }
 
 void LineReader::give_up(int64_t line) const {
-    throw input_error(cat(name_, ":", line, ": no row ends within ", RowReader::give_up_bytes >> 30, " GiB"),
-                      "This is no file of rows, or a closing quote is missing.");
+    throw Error("data.not-rows", cat(name_, ":", line, ": no row ends within ", RowReader::give_up_bytes >> 30, " GiB"),
+                "This is no file of rows, or a closing quote is missing.");
 }
 
 }  // namespace unsloth::data

@@ -81,13 +81,14 @@ std::string list_places(const Occurrences& noted) {
 
 Error error_at(const Rejected& row) {
     const char* const skip = "(data.skip_invalid: true leaves such rows out and counts them.)";
-    return input_error(cat(row.place, ": ", row.reason.message),
-                       row.reason.advice.empty() ? skip : row.reason.advice + "\n  " + skip);
+    return Error(row.reason.id, cat(row.place, ": ", row.reason.message),
+                 row.reason.advice.empty() ? skip : row.reason.advice + "\n  " + skip);
 }
 
 void refuse_masked(const Losses& lost, int64_t rows) {
     const bool cut = lost.masked_after_cut > 0;
-    throw input_error(
+    throw Error(
+        "data.all-masked",
         cat(lost.masked.first.front(), ": all labels are masked, nothing is left to train on (", lost.masked.count,
             " of ", rows, " rows", cut ? cat(", ", lost.masked_after_cut, " of them since they were cut") : "", ": ",
             list_places(lost.masked), ")"),
@@ -270,7 +271,7 @@ class RowLoader {
             return reject(bad);
         } catch (const Error& error) {  // the template or the tokenizer refuses the row
             if (error.kind() != ErrorKind::input) throw;
-            return reject({error.what(), ""});
+            return reject({error.id(), error.what(), ""});
         }
     }
 
@@ -341,8 +342,9 @@ LoadReport load_rows(const std::vector<SourceFiles>& sources, const DatasetOptio
         const std::string why = lost.first_bad.empty() ? ""
                                                        : cat("; the first: ", lost.first_bad[0].place, ": ",
                                                              lost.first_bad[0].reason.message);
-        throw input_error(cat(name, ": none of its ", reader.rows(), " rows can be used (", lost.bad, " bad, ",
-                              lost.masked.count, " with all labels masked, ", lost.too_long.count, " too long)", why));
+        throw Error("data.no-usable-rows",
+                    cat(name, ": none of its ", reader.rows(), " rows can be used (", lost.bad, " bad, ",
+                        lost.masked.count, " with all labels masked, ", lost.too_long.count, " too long)", why));
     }
     LoadReport report{reader.rows(),
                       lost.bad,

@@ -20,15 +20,15 @@ int64_t ceil_div(int64_t a, int64_t b) {
 
 void check_options(const LoaderOptions& options) {
     const auto at_least_one = [](int64_t value, const char* key) {
-        if (value < 1) throw usage_error(cat(key, " is ", value, ": expected at least 1"));
+        if (value < 1) throw Error("option.out-of-range", cat(key, " is ", value, ": expected at least 1"));
     };
     at_least_one(options.per_device_train_batch_size, "training.per_device_train_batch_size");
     at_least_one(options.gradient_accumulation_steps, "training.gradient_accumulation_steps");
     if (options.packing) at_least_one(options.max_seq_length, "model.max_seq_length (with data.packing)");
     if (options.max_tokens_per_batch > 0 && !options.source_weights.empty())
-        throw usage_error("training.max_tokens_per_batch and weights in data.datasets are both given",
-                          "Their number of steps would differ from epoch to epoch; take rows "
-                          "(per_device_train_batch_size) or packing.");
+        throw Error("option.conflict", "training.max_tokens_per_batch and weights in data.datasets are both given",
+                    "Their number of steps would differ from epoch to epoch; take rows "
+                    "(per_device_train_batch_size) or packing.");
     UNSLOTH_CHECK(options.world_size > 0 && options.rank >= 0 && options.rank < options.world_size, "rank ",
                   options.rank, " of ", options.world_size);
 }
@@ -71,7 +71,7 @@ std::vector<std::vector<int64_t>> pack_rows(const std::vector<int64_t>& lengths,
 StepLoader::StepLoader(Dataset dataset, const LoaderOptions& options)
     : dataset_(std::move(dataset)), options_(options) {
     check_options(options_);
-    if (dataset_.size() == 0) throw usage_error("there are no rows to train on");
+    if (dataset_.size() == 0) throw Error("data.too-few-rows", "there are no rows to train on");
     pass_rows_ = options_.per_device_train_batch_size;
     make_units();
     rows_per_epoch_ = static_cast<int64_t>(units_.size());
@@ -79,9 +79,10 @@ StepLoader::StepLoader(Dataset dataset, const LoaderOptions& options)
     if (!fills_by_tokens()) return;
     const int64_t longest = *std::max_element(unit_tokens_.begin(), unit_tokens_.end());
     if (longest > options_.max_tokens_per_batch)
-        throw usage_error(cat("training.max_tokens_per_batch is ", options_.max_tokens_per_batch,
-                              ", and the longest row has ", longest, " tokens"),
-                          "Raise it, or lower model.max_seq_length, so that rows are cut.");
+        throw Error("data.row-exceeds-batch",
+                    cat("training.max_tokens_per_batch is ", options_.max_tokens_per_batch,
+                        ", and the longest row has ", longest, " tokens"),
+                    "Raise it, or lower model.max_seq_length, so that rows are cut.");
     enter_epoch(0);
 }
 
@@ -177,7 +178,8 @@ int64_t StepLoader::begin_of_batch(int64_t batch) const {
 int64_t StepLoader::total_steps(double num_train_epochs, int64_t max_steps) const {
     if (max_steps >= 0) return max_steps;
     if (!(num_train_epochs > 0) || !std::isfinite(num_train_epochs))
-        throw usage_error(cat("training.num_train_epochs is ", num_train_epochs, ": expected a number above 0"));
+        throw Error("option.out-of-range",
+                    cat("training.num_train_epochs is ", num_train_epochs, ": expected a number above 0"));
     return static_cast<int64_t>(std::ceil(num_train_epochs * static_cast<double>(steps_per_epoch())));
 }
 

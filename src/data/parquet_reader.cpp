@@ -74,8 +74,8 @@ class Columns : public RowReader {
 
   private:
     [[noreturn]] void refuse() const {
-        throw input_error(cat(name(), ": cannot be read as ", kind_, ": ", error_),
-                          "The file is damaged, or it was not copied as a whole.");
+        throw Error("data.damaged-file", cat(name(), ": cannot be read as ", kind_, ": ", error_),
+                    "The file is damaged, or it was not copied as a whole.");
     }
 
     char error_[512] = {};
@@ -98,7 +98,8 @@ bool is_read_by_arrow(const std::filesystem::path& path) {
 
 std::unique_ptr<RowReader> read_by_arrow(const std::filesystem::path& path, const ReaderOptions& options) {
     if (!library().file.missing().empty())
-        throw input_error(
+        throw Error(
+            "data.no-parquet-reader",
             cat(path.string(), ": is a Parquet or Arrow file, and the library that reads them cannot be opened: ",
                 library().file.missing()),
             "It is built where scripts/setup.sh could install pyarrow. Or convert the file in Python: "

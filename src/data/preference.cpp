@@ -22,7 +22,8 @@ Kind kind_of(const Json& value, const char* column) {
     if (is_ids(value)) return Kind::ids;
     if (value.is_array() && !value.empty() && value.front().is_object()) return Kind::messages;
     const bool empty = value.is_array() && value.empty();
-    throw BadRow{cat("column \"", column, "\": expected a text, messages {role, content} or ids, found ",
+    throw BadRow{"data.column-type",
+                 cat("column \"", column, "\": expected a text, messages {role, content} or ids, found ",
                      empty ? "an empty list" : shown(value)),
                  empty ? "There is nothing in it to prefer, or to reject." : ""};
 }
@@ -59,7 +60,8 @@ bool says_nothing(const Json& answer) {
 
 Json side(const Json& row, const Json& prompt, Json answer, const char* column) {
     if (says_nothing(answer))
-        throw BadRow{cat("the ", column, " answer is empty"), "Both answers of a pair must say something."};
+        throw BadRow{"data.empty-answer", cat("the ", column, " answer is empty"),
+                     "Both answers of a pair must say something."};
     Json result = row;
     result.erase("chosen");
     result.erase("rejected");
@@ -69,7 +71,8 @@ Json side(const Json& row, const Json& prompt, Json answer, const char* column) 
 }
 
 [[noreturn]] void no_prompt(const Json& row) {
-    throw BadRow{cat("the row has no prompt, and its answers have no common beginning (found: ", column_list(row), ")"),
+    throw BadRow{"data.no-prompt",
+                 cat("the row has no prompt, and its answers have no common beginning (found: ", column_list(row), ")"),
                  "Add a column prompt, or the messages before the answers to both of them."};
 }
 
@@ -79,7 +82,8 @@ void require_answers(const Json& chosen, const Json& rejected, std::size_t at) {
         return messages[at].is_object() && messages[at].contains("role") && messages[at]["role"] == "assistant";
     };
     if (is_answer(chosen) && is_answer(rejected)) return;
-    throw BadRow{cat("chosen[", at, "] and rejected[", at,
+    throw BadRow{"data.pair-mismatch",
+                 cat("chosen[", at, "] and rejected[", at,
                      "] differ, and are not both of the assistant: the answers "
                      "are to different prompts"),
                  "The messages before the answers must be the same in both."};
@@ -97,7 +101,8 @@ Json implicit_prompt(const Json& row, Kind kind, Json& chosen, Json& rejected, c
     };
     for (const bool first : {true, false})
         if (size_of(first ? chosen : rejected) == end)
-            throw BadRow{cat("the row has no prompt, and the ", first ? "chosen" : "rejected",
+            throw BadRow{"data.no-prompt",
+                         cat("the row has no prompt, and the ", first ? "chosen" : "rejected",
                              " answer is what the other one begins with: where the prompt ends cannot be told"),
                          "Add a column prompt."};
     if (kind == Kind::messages) require_answers(chosen, rejected, end);
@@ -135,7 +140,8 @@ void name_openai_columns(Json& row) {
     if (!holds(row, "preferred_output") || holds(row, "chosen")) return;
     const Json input = required(row, "input", config::DataFormat::preference);
     if (!input.is_object() || !input.contains("messages"))
-        throw BadRow{cat("column \"input\": expected an object {\"messages\"}, found ", shown(input)), ""};
+        throw BadRow{"data.column-type",
+                     cat("column \"input\": expected an object {\"messages\"}, found ", shown(input)), ""};
     row["prompt"] = input["messages"];
     if (input.contains("tools") && !holds(row, "tools")) row["tools"] = input["tools"];
     row["chosen"] = required(row, "preferred_output", config::DataFormat::preference);
@@ -186,9 +192,11 @@ Pair pair_of(const Json& given, const CommonPrompt& common_prompt) {
     Json chosen = value_of(row, "chosen"), rejected = value_of(row, "rejected");
     const Kind kind = kind_of(chosen, "chosen");
     if (kind != kind_of(rejected, "rejected"))
-        throw BadRow{"\"chosen\" and \"rejected\" are of different kinds", "Both are texts, or messages, or ids."};
+        throw BadRow{"data.pair-mismatch", "\"chosen\" and \"rejected\" are of different kinds",
+                     "Both are texts, or messages, or ids."};
     if (chosen == rejected)
-        throw BadRow{"the chosen and the rejected answer are the same: there is nothing to prefer", ""};
+        throw BadRow{"data.pair-mismatch",
+                     "the chosen and the rejected answer are the same: there is nothing to prefer", ""};
     Json prompt = holds(row, "prompt") ? value_of(row, "prompt") : Json();
     const bool text_beside_messages = kind == Kind::messages && prompt.is_string();
     if (prompt.is_null() || (text_beside_messages && common_elements(chosen, rejected) > 0)) {
@@ -196,7 +204,8 @@ Pair pair_of(const Json& given, const CommonPrompt& common_prompt) {
     } else if (text_beside_messages) {
         prompt = Json::array({Json{{"role", "user"}, {"content", prompt}}});
     } else if (kind != kind_of(prompt, "prompt")) {
-        throw BadRow{"\"prompt\" is of another kind than the answers", "All are texts, or messages, or ids."};
+        throw BadRow{"data.pair-mismatch", "\"prompt\" is of another kind than the answers",
+                     "All are texts, or messages, or ids."};
     } else if (kind == Kind::messages && common_elements(prompt, chosen) == prompt.size() &&
                common_elements(prompt, rejected) == prompt.size()) {
         chosen = elements(chosen, prompt.size(), chosen.size());
@@ -213,7 +222,7 @@ Json judged_of(Json row) {
         const Json* const last =
             kind_of(messages, column) == Kind::messages && messages.back().is_object() ? &messages.back() : nullptr;
         if (last == nullptr || !last->contains("role") || (*last)["role"] != "assistant")
-            throw BadRow{cat("column \"", column, "\" does not end with an assistant's message"),
+            throw BadRow{"data.message-shape", cat("column \"", column, "\" does not end with an assistant's message"),
                          "The verdict is on the last answer."};
         row["completion"] = Json::array({*last});
         row[column] = elements(messages, 0, messages.size() - 1);
@@ -234,14 +243,15 @@ Json judged_of(Json row) {
 bool verdict_of(const Json& row) {
     const char* const column = holds(row, "label") || !holds(row, "kto_tag") ? "label" : "kto_tag";
     if (!row.contains(column))
-        throw BadRow{"the row has no verdict on its answer, which training.objective kto learns from",
+        throw BadRow{"data.no-verdict",
+                     "the row has no verdict on its answer, which training.objective kto learns from",
                      "A column \"label\" (or \"kto_tag\") says true or false; data.columns renames columns."};
     const Json& label = row.at(column);
     for (const Json& yes : {Json(true), Json(1), Json("true"), Json("True"), Json("1")})
         if (label == yes) return true;
     for (const Json& no : {Json(false), Json(0), Json("false"), Json("False"), Json("0")})
         if (label == no) return false;
-    throw BadRow{cat("column \"", column, "\": expected true or false, found ", shown(label)),
+    throw BadRow{"data.no-verdict", cat("column \"", column, "\": expected true or false, found ", shown(label)),
                  "It says whether the completion is a good answer."};
 }
 
@@ -258,7 +268,7 @@ FormattedRow RowFormatter::instructed(const Json& row, const char* column) const
     Json one = row;
     one["output"] = required(row, column, format_);
     if (says_nothing(one["output"]))
-        throw BadRow{cat("the ", column, " answer is empty"), "An answer must say something."};
+        throw BadRow{"data.empty-answer", cat("the ", column, " answer is empty"), "An answer must say something."};
     std::vector<bool> learnt;
     EncodedRow ids = encode_instruction(one, learnt);
     return encoded(std::move(ids), learnt);
@@ -277,15 +287,17 @@ FormattedRow RowFormatter::pair(const Json& row) const {
     const auto require_targets = [&](const FormattedRow& side, const char* name) {
         if (side.targets > 0 || side.too_long) return;
         if (side.truncated)
-            throw BadRow{cat("nothing is left of the ", name, " answer: the prompt alone fills the ",
+            throw BadRow{"data.row-too-long",
+                         cat("nothing is left of the ", name, " answer: the prompt alone fills the ",
                              options_.max_seq_length, " tokens that a row may have"),
                          "Raise model.max_seq_length; data.overflow_strategy: drop leaves such pairs out."};
-        throw BadRow{cat("the ", name, " answer has no token to learn"), ""};
+        throw BadRow{"data.empty-answer", cat("the ", name, " answer has no token to learn"), ""};
     };
     require_targets(chosen, "chosen");
     require_targets(rejected, "rejected");
     if (chosen.ids == rejected.ids)
-        throw BadRow{cat("the chosen and the rejected answer are the same",
+        throw BadRow{"data.pair-mismatch",
+                     cat("the chosen and the rejected answer are the same",
                          chosen.truncated ? cat(" once they are cut at ", options_.max_seq_length, " tokens") : ""),
                      chosen.truncated ? "Raise model.max_seq_length." : ""};
     FormattedRow both = chosen;
@@ -312,7 +324,7 @@ FormattedRow RowFormatter::judged(const Json& given) const {
                          ? given
                          : judged_of(given);
     if (says_nothing(required(row, "completion", config::DataFormat::prompt_completion)))
-        throw BadRow{"the completion is empty", "A verdict is on something that is said."};
+        throw BadRow{"data.empty-answer", "the completion is empty", "A verdict is on something that is said."};
     FormattedRow result = answer(row);
     result.desirable = verdict_of(row);
     return result;

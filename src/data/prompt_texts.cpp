@@ -58,12 +58,14 @@ void visit_messages(Json& messages, const std::string& column, const TextFields&
     for (std::size_t i = 0; i < messages.size(); ++i) {
         Json& message = messages[i];
         const std::string where = cat(column, "[", i, "]");
-        if (!message.is_object()) throw BadRow{cat(where, ": expected an object, found ", shown(message)), ""};
+        if (!message.is_object())
+            throw BadRow{"data.message-shape", cat(where, ": expected an object, found ", shown(message)), ""};
         const bool sharegpt = !message.contains("role") && message.contains("from");
         const char* const speaker = sharegpt ? "from" : "role";
         const char* const content = sharegpt ? "value" : "content";
         if (!message.contains(speaker))
-            throw BadRow{cat(where, ": \"role\" is missing (found: ", column_list(message), ")"), ""};
+            throw BadRow{"data.message-shape", cat(where, ": \"role\" is missing (found: ", column_list(message), ")"),
+                         ""};
         const std::string& written = as_string(message[speaker], cat(where, ".", speaker));
         const std::string role =
             fields.format == config::DataFormat::sharegpt ? sharegpt_role(written, cat(where, ".", speaker)) : written;
@@ -111,7 +113,8 @@ void visit_texts(Json& row, const TextFields& fields, const Visit& visit) {
     const auto found = row.find(column);
     if (found == row.end() || found->is_null()) return;
     if (!with_array(*found, column, [&](Json& array) { visit_messages(array, name, fields, visit); }))
-        throw BadRow{cat("column \"", column, "\": expected an array of messages, found ", shown(*found)), ""};
+        throw BadRow{"data.column-type",
+                     cat("column \"", column, "\": expected an array of messages, found ", shown(*found)), ""};
 }
 
 }  // namespace
@@ -125,19 +128,21 @@ std::string TextFields::column(const std::string& name) const {
 TextFields text_fields(config::DataFormat format, const ColumnNames& columns, const std::vector<std::string>& asked) {
     const FieldNames names = names_of(format);
     if (names.known.empty())
-        throw input_error(cat("rows of format ", format_name(format), " hold no texts that could be changed"),
-                          "Augment the rows that they were made of.");
+        throw Error("data.not-augmentable",
+                    cat("rows of format ", format_name(format), " hold no texts that could be changed"),
+                    "Augment the rows that they were made of.");
     std::string known;
     for (const std::string& name : names.known) known += cat(known.empty() ? "" : ", ", name);
     for (const std::string& name : asked)
         if (std::find(names.known.begin(), names.known.end(), name) == names.known.end())
-            throw usage_error(cat("--fields: rows of format ", format_name(format), " have no '", name, "'"),
-                              cat("They have: ", known, "."));
+            throw Error("option.invalid-value",
+                        cat("--fields: rows of format ", format_name(format), " have no '", name, "'"),
+                        cat("They have: ", known, "."));
     const std::vector<std::string>& chosen = asked.empty() ? names.usual : asked;
     if (chosen.empty())
-        throw usage_error(
-            cat("rows of format ", format_name(format), " have no prompt: all of their text is trained on"),
-            "--fields text changes it all the same.");
+        throw Error("option.missing",
+                    cat("rows of format ", format_name(format), " have no prompt: all of their text is trained on"),
+                    "--fields text changes it all the same.");
     return {format, columns, {chosen.begin(), chosen.end()}};
 }
 
@@ -158,7 +163,7 @@ void set_texts(Json& row, const TextFields& fields, const NamedTexts& texts) {
         left.erase(found);
     });
     if (!left.empty())
-        throw BadRow{cat("the row it belongs to has no ", left.begin()->first),
+        throw BadRow{"data.missing-column", cat("the row it belongs to has no ", left.begin()->first),
                      "Both must have the same columns and the same messages."};
 }
 

@@ -55,8 +55,8 @@ char first_byte(TextWindow& window, const std::filesystem::path& path) {
         const std::size_t at = window.rest().find_first_not_of(" \t\r\n");
         if (at != std::string_view::npos) return window.rest()[at];
         if (static_cast<int64_t>(window.rest().size()) > RowReader::max_row_bytes)
-            throw input_error(cat(path.string(), ": begins with more than 64 MiB of white space"),
-                              "This is no file of rows.");
+            throw Error("data.not-rows", cat(path.string(), ": begins with more than 64 MiB of white space"),
+                        "This is no file of rows.");
         if (!window.grow()) return '\0';
     }
 }
@@ -109,13 +109,14 @@ RowChunk RowReader::next() {
 
 nlohmann::ordered_json RowReader::parse(const RawRow& row, bool* repaired) const {
     if (row.bytes > max_row_bytes)
-        throw BadRow{cat("the row has ", row.bytes, " bytes; rows of up to ", max_row_bytes, " are read"),
+        throw BadRow{"data.too-large",
+                     cat("the row has ", row.bytes, " bytes; rows of up to ", max_row_bytes, " are read"),
                      "Is a line end or a closing quote missing? Split the document into several rows."};
     const std::size_t invalid = first_invalid_utf8(row.text);
     if (repaired != nullptr) *repaired = invalid < row.text.size();
     if (invalid < row.text.size() && options_.invalid_utf8 == config::InvalidUtf8::refuse)
         throw BadRow{
-            cat("not valid UTF-8 at byte ", invalid + 1, " of the row"),
+            "data.not-utf8", cat("not valid UTF-8 at byte ", invalid + 1, " of the row"),
             "Convert the file (iconv -f LATIN1 -t UTF-8 FILE > OUT), or set data.invalid_utf8 to replace: such bytes "
             "become U+FFFD."};
     return within_row_memory(row.bytes, [&] {
@@ -142,9 +143,10 @@ std::unique_ptr<RowReader> open_rows(const std::filesystem::path& path, const Re
         return read_by_arrow(path, options);
     if (head.starts_with(git_lfs_mark)) throw git_lfs_pointer(path);
     if (const OtherKind other = other_kind(head); other.what != nullptr)
-        throw input_error(cat(path.string(), ": is ", other.what,
-                              "; expected JSON Lines, a JSON array, CSV, TSV, plain text, Parquet or Arrow"),
-                          cat("Convert it first: ", other.advice));
+        throw Error("data.unsupported-file",
+                    cat(path.string(), ": is ", other.what,
+                        "; expected JSON Lines, a JSON array, CSV, TSV, plain text, Parquet or Arrow"),
+                    cat("Convert it first: ", other.advice));
     if (head.starts_with(utf8_mark)) window.skip(utf8_mark.size());
 
     const std::string extension = content_extension(path);
@@ -161,13 +163,14 @@ nlohmann::ordered_json parse_row(std::string_view text) {
     try {
         row = tokenizer::parse_ordered(text);
     } catch (const JsonRefusal& refusal) {
-        if (refusal.cause != JsonRefusal::Cause::syntax) throw BadRow{refusal.words, ""};
+        if (refusal.cause != JsonRefusal::Cause::syntax) throw BadRow{refusal.id(), refusal.words, ""};
         const SyntaxMistake mistake = find_json_mistake(text);
-        throw BadRow{cat("not valid JSON: column ", place_of(text, mistake.at).column, ": ", mistake.words),
+        throw BadRow{"data.row-syntax",
+                     cat("not valid JSON: column ", place_of(text, mistake.at).column, ": ", mistake.words),
                      "Each line must be one whole JSON object."};
     }
     if (!row.is_object())
-        throw BadRow{cat("expected a JSON object, found ", type_phrase(row)),
+        throw BadRow{"data.row-syntax", cat("expected a JSON object, found ", type_phrase(row)),
                      "Each line must be one whole JSON object."};
     return row;
 }

@@ -133,9 +133,11 @@ StepsReport steps_of(const Dataset& train, const config::Config& config) {
 
 }  // namespace
 
-DataReport make_report(const TrainingData& data, const config::Config& config, std::string refusal, int64_t shown) {
+DataReport make_report(const TrainingData& data, const config::Config& config, const std::optional<Error>& refusal,
+                       int64_t shown) {
     DataReport report;
-    report.refusal = std::move(refusal);
+    const auto stops = [&](const Error& error) { report.refusal = error.what(), report.refusal_id = error.id(); };
+    if (refusal) stops(*refusal);
     RowsByIds train_ids(data.train);
     report.train = report_on(data.train, train_ids);
     report.train.source = source_of(config.data);
@@ -160,7 +162,7 @@ DataReport make_report(const TrainingData& data, const config::Config& config, s
     try {
         report.steps = steps_of(data.train, config);
     } catch (const Error& error) {  // no rows, or a micro-batch that cannot hold the longest
-        if (report.refusal.empty()) report.refusal = error.what();
+        if (report.refusal.empty()) stops(error);
     }
     add_samples(report, "training", data.train, shown);
     if (data.eval) add_samples(report, "evaluation", *data.eval, std::min<int64_t>(shown, 1));

@@ -182,7 +182,8 @@ std::string report_text(const DataReport& report, const tokenizer::Tokenizer* to
     if (report.steps) text += steps_text(*report.steps);
     if (!report.warnings.empty()) text += "\nWarnings\n";
     for (const std::string& warning : report.warnings) text += indented(warning);
-    if (!report.refusal.empty()) text += "\nA run with this configuration stops:\n" + indented(report.refusal);
+    if (!report.refusal.empty())
+        text += "\nA run with this configuration stops:\n" + indented(error_line(*report.refusal_id, report.refusal));
     const int64_t dropped = report.train.bad + report.train.masked +
                             (report.eval && !report.eval->held_out ? report.eval->bad + report.eval->masked : 0);
     if (!report.refusal.empty() && report.steps && dropped > 0)
@@ -199,6 +200,7 @@ std::string report_json(const DataReport& report, const tokenizer::Tokenizer* to
     json["steps"] = report.steps ? json_of(*report.steps) : Json(nullptr);
     json["warnings"] = report.warnings;
     json["refusal"] = report.refusal.empty() ? Json(nullptr) : Json(report.refusal);
+    json["refusal_id"] = report.refusal_id ? Json(report.refusal_id->name()) : Json(nullptr);
     json["rows"] = Json::array();
     for (const auto& [set, sample] : report.samples) json["rows"].push_back(json_of(set, sample, tokenizer));
     return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";

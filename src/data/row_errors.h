@@ -23,7 +23,8 @@ auto within_row_memory(int64_t row_bytes, Work&& work) {
         const MemoryBudget budget((factor - of_reader) * row_bytes + flat - others);
         return std::forward<Work>(work)();
     } catch (const BudgetSpent&) {
-        throw BadRow{cat("the row of ", row_bytes, " bytes needs more memory than a row may take (",
+        throw BadRow{"data.too-large",
+                     cat("the row of ", row_bytes, " bytes needs more memory than a row may take (",
                          (factor * row_bytes + flat) / mib, " MiB: ten times its bytes and 64 MiB)"),
                      "Does its JSON or the chat template make much of little? Else split the row into several."};
     }

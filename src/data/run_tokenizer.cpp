@@ -19,9 +19,10 @@ tokenizer::Tokenizer load_run_tokenizer(const std::filesystem::path& folder, int
                                   formats::Sought::tokenizer, folder.string());
     tokenizer::Tokenizer loaded = tokenizer::Tokenizer::load(folder);
     if (vocab_size > 0 && loaded.vocab_size() > vocab_size)
-        throw input_error(cat(folder.string(), ": the tokenizer has ids up to ", loaded.vocab_size() - 1,
-                              ", the model's vocabulary ends at ", vocab_size - 1),
-                          "Use the tokenizer that belongs to the checkpoint.");
+        throw Error("tokenizer.vocabulary-size",
+                    cat(folder.string(), ": the tokenizer has ids up to ", loaded.vocab_size() - 1,
+                        ", the model's vocabulary ends at ", vocab_size - 1),
+                    "Use the tokenizer that belongs to the checkpoint.");
     return loaded;
 }
 

@@ -15,13 +15,14 @@ namespace {
 /// How many rows go to validation.
 int64_t validation_count(double val_size, int64_t rows) {
     if (!(val_size >= 0) || (val_size >= 1 && val_size != std::floor(val_size)))
-        throw usage_error(
-            cat("data.val_size is ", val_size, ": expected a fraction below 1 or a whole number of rows"));
+        throw Error("option.out-of-range",
+                    cat("data.val_size is ", val_size, ": expected a fraction below 1 or a whole number of rows"));
     constexpr double slack = 1e-9;  // 0.07 of 100 rows are 7, although 0.07 * 100 > 7
     const double wanted = val_size < 1 ? std::ceil(val_size * static_cast<double>(rows) - slack) : val_size;
     if (wanted >= static_cast<double>(rows) && wanted > 0)
-        throw usage_error(cat("data.val_size is ", val_size, ", which leaves none of the ", rows, " rows to train on"),
-                          "Choose a smaller one, or name an eval_file.");
+        throw Error("data.too-few-rows",
+                    cat("data.val_size is ", val_size, ", which leaves none of the ", rows, " rows to train on"),
+                    "Choose a smaller one, or name an eval_file.");
     return static_cast<int64_t>(wanted);
 }
 

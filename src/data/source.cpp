@@ -67,11 +67,11 @@ using Identity = std::pair<dev_t, ino_t>;
 void add_folder(const fs::path& folder, std::vector<Identity>& above, Paths& files) {
     struct stat status{};
     if (::stat(folder.c_str(), &status) != 0)
-        throw input_error(cat("cannot read ", folder.string(), ": ", std::strerror(errno)));
+        throw Error("disk.cannot-read", cat("cannot read ", folder.string(), ": ", std::strerror(errno)));
     const Identity own(status.st_dev, status.st_ino);
     if (std::find(above.begin(), above.end(), own) != above.end())
-        throw input_error(cat(folder.string(), " is a link that leads back to a folder above it"),
-                          "Remove it, or name the files by a pattern (FOLDER/*.jsonl).");
+        throw Error("data.bad-source", cat(folder.string(), " is a link that leads back to a folder above it"),
+                    "Remove it, or name the files by a pattern (FOLDER/*.jsonl).");
     above.push_back(own);
     std::error_code failure, gone;
     for (fs::directory_iterator entry(folder, failure), end; !failure && entry != end; entry.increment(failure)) {
@@ -81,7 +81,7 @@ void add_folder(const fs::path& folder, std::vector<Identity>& above, Paths& fil
         else if (entry->is_regular_file(gone) && is_data_file(entry->path()))
             files.push_back(entry->path());
     }
-    if (failure) throw input_error(cat("cannot read ", folder.string(), ": ", failure.message()));
+    if (failure) throw Error("disk.cannot-read", cat("cannot read ", folder.string(), ": ", failure.message()));
     above.pop_back();
 }
 
@@ -98,7 +98,7 @@ Paths matches(const std::string& pattern) {
     if (status == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
     ::globfree(&found);
     if (status != 0 && status != GLOB_NOMATCH)
-        throw input_error(cat("cannot look up ", pattern, ": glob's error ", status));
+        throw Error("disk.cannot-read", cat("cannot look up ", pattern, ": glob's error ", status));
     std::sort(paths.begin(), paths.end());
     return paths;
 }
@@ -153,13 +153,14 @@ std::string local_path(const std::string& path, const std::string& split) {
     const auto repository = hub::parse_repository(hub::Kind::dataset, path);
     if (repository && (path.starts_with("hf://") || !is_data_file(path))) {
         if (repository->kind != hub::Kind::dataset)
-            throw input_error(cat(path, ": names a model"), "A data set is hf://datasets/ORG/NAME, or ORG/NAME.");
+            throw Error("data.bad-source", cat(path, ": names a model"),
+                        "A data set is hf://datasets/ORG/NAME, or ORG/NAME.");
         return from_hub(*repository, split);
     }
     if (path.find("://") != std::string::npos)
-        throw input_error(
-            cat(path, ": rows are read from files of this machine or of the Hugging Face hub, not from a URL"),
-            cat("Download them first: curl -LO ", path));
+        throw Error("data.bad-source",
+                    cat(path, ": rows are read from files of this machine or of the Hugging Face hub, not from a URL"),
+                    cat("Download them first: curl -LO ", path));
     return path;
 }
 
@@ -184,9 +185,9 @@ Paths files_of(const std::string& named, const std::string& split) {
     }
     std::sort(files.begin(), files.end());
     if (files.empty())
-        throw input_error(cat(named, folder ? ": the folder holds no file of rows" : ": no file matches"),
-                          folder ? "Expected .jsonl, .json, .ndjson, .csv, .tsv, .txt, .parquet or .arrow files in it."
-                                 : advice_on_missing(named));
+        throw Error("data.no-files", cat(named, folder ? ": the folder holds no file of rows" : ": no file matches"),
+                    folder ? "Expected .jsonl, .json, .ndjson, .csv, .tsv, .txt, .parquet or .arrow files in it."
+                           : advice_on_missing(named));
     if (split.empty()) {
         Paths train = of_split(files, root, "train");
         if (!folder || train.empty() || train.size() == files.size()) return files;
@@ -195,9 +196,9 @@ Paths files_of(const std::string& named, const std::string& split) {
     }
     Paths kept = of_split(files, root, split);
     if (kept.empty())
-        throw input_error(cat(named, ": none of its ", files.size(), " files belongs to the split ", split),
-                          cat("Files of a split are named such as ", split, "-00000.parquet or ", split,
-                              ".jsonl, or lie in a folder ", split, "/."));
+        throw Error("data.no-files", cat(named, ": none of its ", files.size(), " files belongs to the split ", split),
+                    cat("Files of a split are named such as ", split, "-00000.parquet or ", split,
+                        ".jsonl, or lie in a folder ", split, "/."));
     return kept;
 }
 
@@ -210,8 +211,8 @@ bool SourceReader::open_next() {
         ++file_;
         if (file_ == sources_[source_].files.size()) {
             if (next_id_ == source_begin_)
-                throw input_error(cat(sources_[source_].name, ": has no rows"),
-                                  "Expected one JSON object on each line, or another known form.");
+                throw Error("data.empty", cat(sources_[source_].name, ": has no rows"),
+                            "Expected one JSON object on each line, or another known form.");
             source_begin_ = next_id_;
             ++source_;
             file_ = 0;
@@ -244,8 +245,9 @@ SourceReader::Part SourceReader::next() {
         part.first_id = first_id_;
         next_id_ += static_cast<int64_t>(part.chunk.size());
         if (next_id_ > std::numeric_limits<int32_t>::max())
-            throw input_error(cat(sources_[source_].name, ": more rows than a row number of 32 bits can name"),
-                              "Take fewer files.");
+            throw Error("data.too-large",
+                        cat(sources_[source_].name, ": more rows than a row number of 32 bits can name"),
+                        "Take fewer files.");
         return part;
     }
     return part;
@@ -289,10 +291,11 @@ config::DataFormat find_format(const SourceFiles& source, const ReaderOptions& o
         const auto format = format_of_file(*file, options.pairs, skip_bad_rows, first, columns);
         if (!format) continue;
         if (found && *format != *found)
-            throw input_error(cat(source.name, ": its files are not of one format: ", found_in, " has rows of format ",
-                                  format_name(*found), ", ", path.string(), " of format ", format_name(*format)),
-                              "Move away what is not to be trained on, name the files by a glob, or list them as "
-                              "sources of their own in data.datasets.");
+            throw Error("data.mixed-formats",
+                        cat(source.name, ": its files are not of one format: ", found_in, " has rows of format ",
+                            format_name(*found), ", ", path.string(), " of format ", format_name(*format)),
+                        "Move away what is not to be trained on, name the files by a glob, or list them as "
+                        "sources of their own in data.datasets.");
         if (found) continue;
         found = format;
         found_in = path.string();
@@ -302,8 +305,8 @@ config::DataFormat find_format(const SourceFiles& source, const ReaderOptions& o
     ::malloc_trim(0);  // of a long first row: other threads, which read it again, have heaps of their own
     if (found) return *found;
     if (first) throw *first;
-    throw input_error(cat(source.name, ": has no rows"),
-                      "Expected one JSON object on each line, or another known form.");
+    throw Error("data.empty", cat(source.name, ": has no rows"),
+                "Expected one JSON object on each line, or another known form.");
 }
 
 SourceFiles with_files(const config::DataSource& source) {

@@ -69,9 +69,10 @@ void StorePart::append(const FormattedRow& row, int64_t source_row, int32_t sour
 }
 
 Error Dataset::Store::damaged(const RowRecord& row, const char* what) const {
-    return input_error(cat(file.path().string(), ": this file of the cache is damaged: ", what, row.source_row,
-                           " are not among its tokens"),
-                       "Delete the file: it is made again.");
+    return Error("data.damaged-file",
+                 cat(file.path().string(), ": this file of the cache is damaged: ", what, row.source_row,
+                     " are not among its tokens"),
+                 "Delete the file: it is made again.");
 }
 
 Segments Dataset::Store::copy_segments(const RowRecord& row, const int32_t* next) const {

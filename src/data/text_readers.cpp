@@ -23,14 +23,14 @@ std::vector<std::string> split_fields(std::string_view record, char delimiter) {
                 const std::size_t begin = quote + 1;
                 quote = record.find('"', begin);
                 if (quote == std::string_view::npos)
-                    throw BadRow{cat("field ", fields.size() + 1, " has no closing quote"),
+                    throw BadRow{"data.row-syntax", cat("field ", fields.size() + 1, " has no closing quote"),
                                  "A quote in a quoted field is written twice."};
                 field += record.substr(begin, quote - begin);
                 at = quote + 1;
                 if (at < record.size() && record[at] == '"') field += '"', quote = at;
             } while (quote == at);
             if (at < record.size() && record[at] != delimiter)
-                throw BadRow{cat("field ", fields.size() + 1, " goes on behind its closing quote"),
+                throw BadRow{"data.row-syntax", cat("field ", fields.size() + 1, " goes on behind its closing quote"),
                              "A quote in a quoted field is written twice."};
         } else {
             const std::size_t end = std::min(record.find(delimiter, at), record.size());
@@ -130,7 +130,8 @@ class Table : public RowReader {
     nlohmann::ordered_json parse_text(std::string_view text) const override {
         std::vector<std::string> fields = split_fields(text, delimiter_);
         if (fields.size() != columns_.size())
-            throw BadRow{cat("the record has ", fields.size(), " fields, the header ", columns_.size()),
+            throw BadRow{"data.row-syntax",
+                         cat("the record has ", fields.size(), " fields, the header ", columns_.size()),
                          "Fields that hold delimiters, line ends or quotes stand in quotes."};
         nlohmann::ordered_json row = nlohmann::ordered_json::object();
         // The names differ: appended as they are, where a lookup of each would take time with the square of their
@@ -144,7 +145,8 @@ class Table : public RowReader {
     static constexpr std::size_t most_columns = 10000;
 
     [[noreturn]] void refuse_header(const Record& record, const std::string& reason) const {
-        throw input_error(cat(place(record.line), ": the header: ", reason), "The first record names the columns.");
+        throw Error("data.row-syntax", cat(place(record.line), ": the header: ", reason),
+                    "The first record names the columns.");
     }
 
     LineReader lines_;

@@ -19,7 +19,8 @@ constexpr const char* forms =
 const Json& strings(const Json& list, const std::string& where) {
     const bool fits =
         list.is_array() && std::all_of(list.begin(), list.end(), [](const Json& entry) { return entry.is_string(); });
-    if (!fits) throw input_error(cat(where, ": expected a list of synonyms, found ", shown(list)), forms);
+    if (!fits)
+        throw Error("data.bad-thesaurus", cat(where, ": expected a list of synonyms, found ", shown(list)), forms);
     return list;
 }
 
@@ -51,14 +52,15 @@ Thesaurus Thesaurus::load(const std::filesystem::path& path) {
                 try {
                     const Json row = reader->parse(chunk.row(i));
                     if (!row.contains("word") || !row.contains("synonyms"))
-                        throw BadRow{"expected {\"word\", \"synonyms\"}", ""};
+                        throw BadRow{"data.bad-thesaurus", "expected {\"word\", \"synonyms\"}", ""};
                     add_all(as_string(row["word"], "word"), row["synonyms"], where);
                 } catch (const BadRow& bad) {
-                    throw input_error(cat(where, ": ", bad.message), forms);
+                    throw Error("data.bad-thesaurus", cat(where, ": ", bad.message), forms);
                 }
             }
     }
-    if (thesaurus.synonyms_.empty()) throw input_error(cat(path.string(), ": no word has a synonym"), forms);
+    if (thesaurus.synonyms_.empty())
+        throw Error("data.bad-thesaurus", cat(path.string(), ": no word has a synonym"), forms);
     return thesaurus;
 }
 

@@ -22,11 +22,12 @@ std::vector<config::DataSource> complete(std::vector<config::DataSource> sources
 
 void refuse_augmented(const DatasetStats& stats) {
     if (stats.augmented_rows == 0) return;
-    throw usage_error(cat("data.val_size is set, and the training rows hold ", stats.augmented_rows,
-                          " augmented copies: copies of rows that are held out would be trained on"),
-                      "Let `unsloth-train data augment --val_size N --eval_out FILE` hold rows out before it makes "
-                      "copies, and name that FILE as "
-                      "data.eval_file instead.");
+    throw Error("data.held-out-copies",
+                cat("data.val_size is set, and the training rows hold ", stats.augmented_rows,
+                    " augmented copies: copies of rows that are held out would be trained on"),
+                "Let `unsloth-train data augment --val_size N --eval_out FILE` hold rows out before it makes "
+                "copies, and name that FILE as "
+                "data.eval_file instead.");
 }
 
 }  // namespace
@@ -117,11 +118,11 @@ TrainingData load_training_data(const config::Config& config, const ModelLimits&
                                 const LoadChoices& choices) {
     const config::DataOptions& data = config.data;
     if (data.train_file.empty() && data.datasets.empty())
-        throw usage_error("data.train_file is not set",
-                          "Name a file of rows to train on, or several sources in data.datasets.");
+        throw Error("option.missing", "data.train_file is not set",
+                    "Name a file of rows to train on, or several sources in data.datasets.");
     if (data.eval_file && data.val_size != 0)
-        throw usage_error("both data.eval_file and data.val_size are set",
-                          "Choose one: a file of its own, or a part of the training rows.");
+        throw Error("option.conflict", "both data.eval_file and data.val_size are set",
+                    "Choose one: a file of its own, or a part of the training rows.");
 
     Loading load(config, limits, make_encoder, fingerprint, choices);
     const bool set_aside = choices.refused == RefusedRows::set_aside;
@@ -160,7 +161,8 @@ Dataset load_evaluation_rows(const config::Config& config, const ModelLimits& li
     const std::vector<config::DataSource> sources = evaluation_sources(config.data);
     if (!sources.empty()) return Loading(config, limits, make_encoder, fingerprint, {})(sources);
     if (config.data.val_size == 0)
-        throw usage_error("data.eval_file is not set", "Name a file of rows, or let data.val_size hold some out.");
+        throw Error("option.missing", "data.eval_file is not set",
+                    "Name a file of rows, or let data.val_size hold some out.");
     Dataset rows = *load_training_data(config, limits, make_encoder, fingerprint).eval;
     log::info(rows.size(), " rows, which data.val_size ", config.data.val_size, " holds out of the training rows");
     return rows;

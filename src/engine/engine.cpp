@@ -18,8 +18,8 @@ void guarded(const Body& body) {
         body();
     } catch (const c10::Error& error) {
         log::debug(error.what());
-        throw runtime_failure(cat("LibTorch: ", error.what_without_backtrace()),
-                              "Run with --log_level debug for details, and please report this.");
+        throw Error("library.failed", cat("LibTorch: ", error.what_without_backtrace()),
+                    "Run with --log_level debug for details, and please report this.");
     }
 }
 

@@ -40,7 +40,8 @@ void read_nested(const JsonReader& json, QuantState& state) {
 QuantState read_state(const TensorView& tensor, Quant4Type type) {
     const std::string source = cat(tensor.file->path().string(), ": tensor '", tensor.name, "'");
     if (tensor.dtype != spec::DType::u8)
-        throw input_error(cat(source, ": expected U8, found ", safetensors_name(tensor.dtype)));
+        throw Error("checkpoint.bad-quantization",
+                    cat(source, ": expected U8, found ", safetensors_name(tensor.dtype)));
     const std::string_view text(reinterpret_cast<const char*>(tensor.data.data()), tensor.data.size());
     const auto parsed = parse_json<OrderedJson>(text, source);
     const JsonReader json(parsed, source);
@@ -78,8 +79,8 @@ class PartReader {
     const TensorView& part(std::string_view suffix) {
         const TensorView* const tensor = checkpoint_.find(name_ + std::string(suffix));
         if (tensor == nullptr)
-            throw input_error(
-                cat(checkpoint_.folder().string(), ": tensor '", name_, suffix, "' of a 4-bit weight is missing"));
+            throw Error("checkpoint.missing-tensor", cat(checkpoint_.folder().string(), ": tensor '", name_, suffix,
+                                                         "' of a 4-bit weight is missing"));
         weight_.parts.push_back(tensor);
         return *tensor;
     }
@@ -87,9 +88,10 @@ class PartReader {
     const TensorView& vector(std::string_view suffix, spec::DType dtype, int64_t length) {
         const TensorView& tensor = part(suffix);
         if (tensor.dtype != dtype || tensor.shape != std::vector<int64_t>{length})
-            throw input_error(cat(tensor.file->path().string(), ": tensor '", tensor.name, "': expected ",
-                                  safetensors_name(dtype), " [", length, "], found ", safetensors_name(tensor.dtype),
-                                  " ", shape_text(tensor.shape)));
+            throw Error(
+                "checkpoint.bad-quantization",
+                cat(tensor.file->path().string(), ": tensor '", tensor.name, "': expected ", safetensors_name(dtype),
+                    " [", length, "], found ", safetensors_name(tensor.dtype), " ", shape_text(tensor.shape)));
         return tensor;
     }
 
@@ -104,8 +106,8 @@ class PartReader {
     const float* finite_table(std::string_view suffix, int64_t length) {
         const float* const table = floats(suffix, length);
         if (!std::all_of(table, table + length, [](float value) { return std::isfinite(value); }))
-            throw input_error(
-                cat(checkpoint_.folder().string(), ": tensor '", name_, suffix, "' holds a value that is not finite"));
+            throw Error("checkpoint.not-finite", cat(checkpoint_.folder().string(), ": tensor '", name_, suffix,
+                                                     "' holds a value that is not finite"));
         return table;
     }
 
@@ -122,15 +124,15 @@ class PartReader {
 void check_packed(const TensorView& packed, const spec::Quant4View& view) {
     const std::string where = cat(packed.file->path().string(), ": tensor '", packed.name, "'");
     if (packed.dtype != spec::DType::u8 && !spec::is_floating(packed.dtype))
-        throw input_error(
-            cat(where, ": 4-bit codes lie in U8, BF16, F16 or F32, not in ", safetensors_name(packed.dtype)));
+        throw Error("checkpoint.bad-quantization",
+                    cat(where, ": 4-bit codes lie in U8, BF16, F16 or F32, not in ", safetensors_name(packed.dtype)));
     const auto bytes = static_cast<std::size_t>((view.elements() + 1) / 2);
     const bool is_column =
         std::count_if(packed.shape.begin(), packed.shape.end(), [](int64_t size) { return size != 1; }) <= 1;
     if (packed.data.size() != bytes || !is_column)
-        throw input_error(cat(where, ": a 4-bit weight ", shape_text({view.rows, view.cols}), " takes ", bytes,
-                              " bytes in one column, found ", safetensors_name(packed.dtype), " ",
-                              shape_text(packed.shape)));
+        throw Error("checkpoint.bad-quantization",
+                    cat(where, ": a 4-bit weight ", shape_text({view.rows, view.cols}), " takes ", bytes,
+                        " bytes in one column, found ", safetensors_name(packed.dtype), " ", shape_text(packed.shape)));
 }
 
 }  // namespace
@@ -156,8 +158,8 @@ std::optional<Quant4Weight> find_quant4(const Checkpoint& checkpoint, const std:
     const TensorView* const fp4 = checkpoint.find(weight_name + std::string(state_suffixes[1]));
     if (nf4 == nullptr && fp4 == nullptr) return std::nullopt;
     if (nf4 != nullptr && fp4 != nullptr)
-        throw input_error(
-            cat(checkpoint.folder().string(), ": tensor '", weight_name, "' has both an NF4 and an FP4 quant_state"));
+        throw Error("checkpoint.bad-quantization", cat(checkpoint.folder().string(), ": tensor '", weight_name,
+                                                       "' has both an NF4 and an FP4 quant_state"));
     Quant4Weight weight;
     weight.type = nf4 != nullptr ? Quant4Type::nf4 : Quant4Type::fp4;
     const QuantState state = read_state(nf4 != nullptr ? *nf4 : *fp4, weight.type);

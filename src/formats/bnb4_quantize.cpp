@@ -55,8 +55,8 @@ Quant4Owned quantize_blocks(Quant4Type type, int64_t rows, int64_t cols, const F
     result.nested_offset =
         spec::quantize_absmax(absmax.data(), blocks, result.absmax.data(), result.nested_absmax.data());
     if (!std::isfinite(result.nested_offset))
-        throw input_error(
-            cat("a weight ", shape_text({rows, cols}), " to be quantised holds values that are not finite"));
+        throw Error("checkpoint.not-finite",
+                    cat("a weight ", shape_text({rows, cols}), " to be quantised holds values that are not finite"));
     result.tables.assign(spec::code_of(type), spec::code_of(type) + 16);
     const auto& map = spec::dynamic_map_256(true);
     result.tables.insert(result.tables.end(), map.begin(), map.end());

@@ -27,19 +27,20 @@ std::string where(const TensorView& tensor) {
 
 void check_maxima(const TensorView& maxima, int64_t rows) {
     if (maxima.dtype != spec::DType::f32 || maxima.elements() != rows || maxima.shape.size() > 2)
-        throw input_error(cat(where(maxima), ": expected F32 [", rows, "], found ", safetensors_name(maxima.dtype), " ",
-                              shape_text(maxima.shape)));
+        throw Error("checkpoint.bad-quantization", cat(where(maxima), ": expected F32 [", rows, "], found ",
+                                                       safetensors_name(maxima.dtype), " ", shape_text(maxima.shape)));
     for (int64_t row = 0; row < rows; ++row)
         if (!std::isfinite(maximum_of_row(maxima, row)))
-            throw input_error(cat(where(maxima), ": the value of row ", row, " is not finite"));
+            throw Error("checkpoint.not-finite", cat(where(maxima), ": the value of row ", row, " is not finite"));
 }
 
 void check_format(const TensorView& format) {
     const bool is_byte = format.dtype == spec::DType::u8 && format.elements() == 1;
     if (is_byte && format.data[0] == std::byte{0}) return;
-    throw input_error(cat(where(format), ": only row-major INT8 weights (0) are read, found ",
-                          is_byte ? std::to_string(static_cast<int>(format.data[0])) : std::string("no single byte")),
-                      "Save the model again with a current version of bitsandbytes.");
+    throw Error("checkpoint.bad-quantization",
+                cat(where(format), ": only row-major INT8 weights (0) are read, found ",
+                    is_byte ? std::to_string(static_cast<int>(format.data[0])) : std::string("no single byte")),
+                "Save the model again with a current version of bitsandbytes.");
 }
 
 }  // namespace

@@ -30,21 +30,24 @@ std::string advice_on_file(const fs::path& file) {
 /// weight_map of the index: tensor name to shard name. A shard lies beside its index, or nothing is read.
 std::map<std::string, std::string> read_weight_map(const fs::path& index) {
     const auto json = parse_json<Json>(read_file(index), index.string());
-    if (!json.is_object()) throw input_error(cat(index.string(), ": the file must be a JSON object"));
+    if (!json.is_object()) throw Error("checkpoint.bad-index", cat(index.string(), ": the file must be a JSON object"));
     const auto weight_map = json.find("weight_map");
     if (weight_map == json.end() || !weight_map->is_object())
-        throw input_error(cat(index.string(), ": weight_map: expected an object of tensor names and shard names"));
+        throw Error("checkpoint.bad-index",
+                    cat(index.string(), ": weight_map: expected an object of tensor names and shard names"));
     std::map<std::string, std::string> shards;
     for (const auto& item : weight_map->items()) {
         if (!item.value().is_string())
-            throw input_error(cat(index.string(), ": weight_map.", item.key(), ": expected the name of a shard"));
+            throw Error("checkpoint.bad-index",
+                        cat(index.string(), ": weight_map.", item.key(), ": expected the name of a shard"));
         const auto& shard = item.value().get_ref<const std::string&>();
         if (shard.empty() || shard.find_first_of("/\\") != std::string::npos || shard.find("..") != std::string::npos ||
             shard.find('\0') != std::string::npos)
-            throw input_error(cat(index.string(), ": weight_map.", item.key(), ": the shard name '", shard,
-                                  "' is refused: a shard lies in the folder of its index"));
+            throw Error("checkpoint.bad-index", cat(index.string(), ": weight_map.", item.key(), ": the shard name '",
+                                                    shard, "' is refused: a shard lies in the folder of its index"));
         if (!shard.ends_with(".safetensors"))
-            throw input_error(
+            throw Error(
+                "checkpoint.bad-index",
                 cat(index.string(), ": weight_map.", item.key(), ": the shard '", shard, "' is no .safetensors file"),
                 advice_on_file(shard));
         shards.emplace(item.key(), shard);
@@ -96,7 +99,7 @@ hub::Request request_for(const hub::Repository& repository, ModelFiles files) {
         const auto is_weights = [](const std::string& name) { return name.ends_with(".safetensors"); };
         if (files == ModelFiles::all && std::none_of(kept.begin(), kept.end(), is_weights)) {
             const Contents contents = describe_contents(at_top(names), Sought::model, id);
-            throw input_error(cat(id, ": no safetensors files: ", contents.what), contents.advice);
+            throw Error("model.incomplete", cat(id, ": no safetensors files: ", contents.what), contents.advice);
         }
         return kept;
     };
@@ -110,8 +113,9 @@ fs::path resolve_model_path(const std::string& path, ModelFiles files) {
     if (fs::exists(path, ignored)) return path;
     const auto repository = hub::parse_repository(hub::Kind::model, path);
     if (!repository)
-        throw input_error(cat(path.empty() ? "the model path is empty" : path + ": no such file or folder"),
-                          advice_on_missing(path));
+        throw Error("model.not-found",
+                    cat(path.empty() ? "the model path is empty" : path + ": no such file or folder"),
+                    advice_on_missing(path));
     return hub::obtain(request_for(*repository, files));
 }
 
@@ -127,11 +131,13 @@ Checkpoint Checkpoint::open(const std::string& path) {
     Checkpoint checkpoint;
     if (!fs::is_directory(place)) {
         if (place.extension() == ".gguf")
-            throw input_error(cat(place.string(), ": is a GGUF file, which is for llama.cpp and not read here"),
-                              "Name the folder that it was made of (config.json, *.safetensors), or the model's id on "
-                              "the Hugging Face hub.");
+            throw Error("model.wrong-file-format",
+                        cat(place.string(), ": is a GGUF file, which is for llama.cpp and not read here"),
+                        "Name the folder that it was made of (config.json, *.safetensors), or the model's id on "
+                        "the Hugging Face hub.");
         if (place.extension() != ".safetensors")
-            throw input_error(cat(place.string(), ": not a .safetensors file"), advice_on_file(place));
+            throw Error("model.wrong-file-format", cat(place.string(), ": not a .safetensors file"),
+                        advice_on_file(place));
         checkpoint.folder_ = place.parent_path().empty() ? fs::path(".") : place.parent_path();
         checkpoint.files_.emplace_back(place);
         checkpoint.add_tensors_of(checkpoint.files_.back());
@@ -165,15 +171,17 @@ void Checkpoint::open_shards(const fs::path& index) {
         const fs::path path = folder_ / shard;
         std::error_code unreadable;  // said in better words below, or by whoever opens the file
         if (!fs::exists(path, unreadable))
-            throw input_error(cat(path.string(), ": this shard is missing (", index.string(), " names it)"),
-                              "Download the model again.");
+            throw Error("model.incomplete",
+                        cat(path.string(), ": this shard is missing (", index.string(), " names it)"),
+                        "Download the model again.");
         files_.emplace_back(path);
         add_tensors_of(files_.back());
     }
     for (const auto& [name, shard] : weight_map) {
         const TensorView* const tensor = find(name);
         if (tensor == nullptr || tensor->file->path().filename() != shard)
-            throw input_error(
+            throw Error(
+                "checkpoint.bad-index",
                 cat(index.string(), ": tensor '", name, "' should lie in ", shard, ", but ",
                     tensor == nullptr ? "is in no shard" : "lies in " + tensor->file->path().filename().string()));
     }
@@ -183,8 +191,8 @@ void Checkpoint::add_tensors_of(const SafetensorsFile& file) {
     for (const TensorView& tensor : file.tensors()) {
         const auto [it, is_new] = tensors_.emplace(tensor.name, &tensor);
         if (!is_new)
-            throw input_error(cat(file.path().string(), ": tensor '", tensor.name, "' also lies in ",
-                                  it->second->file->path().string()));
+            throw Error("checkpoint.bad-index", cat(file.path().string(), ": tensor '", tensor.name, "' also lies in ",
+                                                    it->second->file->path().string()));
         total_bytes_ += tensor.data.size();
     }
 }
@@ -196,7 +204,8 @@ const TensorView* Checkpoint::find(std::string_view name) const {
 
 const TensorView& Checkpoint::at(std::string_view name) const {
     const TensorView* const tensor = find(name);
-    if (tensor == nullptr) throw input_error(cat(folder_.string(), ": tensor '", name, "' is missing"));
+    if (tensor == nullptr)
+        throw Error("checkpoint.missing-tensor", cat(folder_.string(), ": tensor '", name, "' is missing"));
     return *tensor;
 }
 

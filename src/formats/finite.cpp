@@ -52,9 +52,11 @@ bool any_not_finite(spec::DType type, spec::DType held, const std::byte* data, i
 
 [[noreturn]] void refuse(const std::string& tensor, float value, const std::string& place, spec::DType held) {
     if (std::isfinite(value))
-        throw input_error(cat(tensor, " holds ", value, " at ", place, ", which is too large for ", name_of(held)),
-                          "Set model.dtype to bfloat16 or float32.");
-    throw input_error(cat(tensor, " holds a value that is not finite: ", value, " at ", place), advice);
+        throw Error("checkpoint.too-large-value",
+                    cat(tensor, " holds ", value, " at ", place, ", which is too large for ", name_of(held)),
+                    "Set model.dtype to bfloat16 or float32.");
+    throw Error("checkpoint.not-finite", cat(tensor, " holds a value that is not finite: ", value, " at ", place),
+                advice);
 }
 
 /// "row 3, column 7", or the element's number in a vector.

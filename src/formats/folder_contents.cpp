@@ -201,7 +201,7 @@ Error missing_in(const fs::path& folder, const std::string& missing, Sought soug
         std::none_of(names.begin(), names.end(), is_model))
         contents = adapter_contents(place, base_of(folder));
     if (contents.advice.empty()) contents.advice = advice_without_kind(folder, names, sought, place);
-    return input_error(cat(place, ": no ", missing, ": ", contents.what), contents.advice);
+    return Error("model.incomplete", cat(place, ": no ", missing, ": ", contents.what), contents.advice);
 }
 
 }  // namespace unsloth::formats

@@ -21,10 +21,11 @@ void read_family(const JsonReader& config, spec::ModelSpec& spec) {
     const std::string hint = cat("This program trains ", family_names(), " models.");
     const Family* const family = find_family(*type);
     if (family == nullptr)
-        throw input_error(cat(config["model_type"].where(), ": '", *type, "' is not supported"), hint);
+        throw Error("model.unsupported", cat(config["model_type"].where(), ": '", *type, "' is not supported"), hint);
     for (const std::string& name : config.strings("architectures"))
         if (name != family->class_name)
-            throw input_error(
+            throw Error(
+                "model.unsupported",
                 cat(config["architectures"].where(), ": '", name, "' is not supported; expected ", family->class_name),
                 hint);
     spec.model_type = *type;
@@ -46,9 +47,9 @@ void read_sizes(const JsonReader& config, spec::ModelSpec& spec) {
         spec.head_dim = *family.head_dim;
     } else {
         if (spec.num_heads < 1 || spec.hidden_size % spec.num_heads != 0)
-            throw input_error(cat(config["hidden_size"].where(), " ", spec.hidden_size,
-                                  " is no multiple of num_attention_heads ", spec.num_heads,
-                                  ", and head_dim is absent"));
+            throw Error("model.bad-config",
+                        cat(config["hidden_size"].where(), " ", spec.hidden_size,
+                            " is no multiple of num_attention_heads ", spec.num_heads, ", and head_dim is absent"));
         spec.head_dim = spec.hidden_size / spec.num_heads;
     }
     spec.rms_norm_eps = config.number("rms_norm_eps").value_or(1e-6);
@@ -57,7 +58,8 @@ void read_sizes(const JsonReader& config, spec::ModelSpec& spec) {
 void read_structure(const JsonReader& config, spec::ModelSpec& spec) {
     const std::string activation = config.string("hidden_act").value_or("silu");
     if (activation != "silu")
-        throw input_error(cat(config["hidden_act"].where(), ": '", activation, "' is not supported; expected silu"));
+        throw Error("model.unsupported",
+                    cat(config["hidden_act"].where(), ": '", activation, "' is not supported; expected silu"));
     spec.tie_word_embeddings = config.boolean("tie_word_embeddings").value_or(false);
     const bool attention_bias = config.boolean("attention_bias").value_or(false);
     const bool mlp_bias = config.boolean("mlp_bias").value_or(false);
@@ -77,8 +79,8 @@ spec::RopeSpec::Type rope_type(const JsonReader& rope) {
     if (*name == "yarn") return spec::RopeSpec::Type::yarn;
     if (*name == "llama3") return spec::RopeSpec::Type::llama3;
     if (*name == "longrope") return spec::RopeSpec::Type::longrope;
-    throw input_error(cat(rope["rope_type"].where(), ": '", *name, "' is not supported"),
-                      "Supported are default, linear, dynamic, yarn, llama3 and longrope.");
+    throw Error("model.unsupported", cat(rope["rope_type"].where(), ": '", *name, "' is not supported"),
+                "Supported are default, linear, dynamic, yarn, llama3 and longrope.");
 }
 
 void refuse_partial_rotation(const JsonReader& reader) {
@@ -175,13 +177,14 @@ std::optional<int64_t> token_id(const JsonReader& config, const std::string& key
 
 void check_range(const std::string& source, const char* key, int64_t value, int64_t largest) {
     if (value >= 1 && value <= largest) return;
-    throw input_error(cat(source, ": ", key, ": expected 1 to ", largest, ", found ", value));
+    throw Error("model.bad-config", cat(source, ": ", key, ": expected 1 to ", largest, ", found ", value));
 }
 
 void check_rope(const spec::RopeSpec& rope, const std::string& source) {
     const auto require = [&](bool holds, const char* key, const char* expected, double found) {
         if (!holds)
-            throw input_error(cat(source, ": rope parameter ", key, ": expected ", expected, ", found ", found));
+            throw Error("model.bad-config",
+                        cat(source, ": rope parameter ", key, ": expected ", expected, ", found ", found));
     };
     require(std::isfinite(rope.theta) && rope.theta > 1.0, "rope_theta", "more than 1", rope.theta);
     require(std::isfinite(rope.factor) && rope.factor >= 1.0, "factor", "at least 1", rope.factor);
@@ -207,7 +210,8 @@ void set_rope_scaling(spec::ModelSpec& spec, const std::string& json_text, const
     const auto json = parse_json<OrderedJson>(json_text, source);
     const JsonReader rope(json, source);
     if (!rope.has("rope_type") && !rope.has("type"))
-        throw input_error(cat(source, " names no rope_type"), "As in {\"rope_type\": \"linear\", \"factor\": 2.0}.");
+        throw Error("model.bad-config", cat(source, " names no rope_type"),
+                    "As in {\"rope_type\": \"linear\", \"factor\": 2.0}.");
     const spec::RopeSpec before = spec.rope;
     spec.rope = {};
     spec.rope.theta = before.theta;
@@ -239,17 +243,19 @@ void check_model_spec(const spec::ModelSpec& spec, const std::string& source) {
     check_range(source, "vocab_size", spec.vocab_size, int64_t{1} << 26);
     check_range(source, "max_position_embeddings", spec.max_position_embeddings, int64_t{1} << 31);
     if (spec.num_heads % spec.num_kv_heads != 0)
-        throw input_error(cat(source, ": num_attention_heads ", spec.num_heads,
-                              " is no multiple of num_key_value_heads ", spec.num_kv_heads));
+        throw Error("model.bad-config", cat(source, ": num_attention_heads ", spec.num_heads,
+                                            " is no multiple of num_key_value_heads ", spec.num_kv_heads));
     if (spec.head_dim % 2 != 0)
-        throw input_error(cat(source, ": head_dim: expected an even number, found ", spec.head_dim));
+        throw Error("model.bad-config", cat(source, ": head_dim: expected an even number, found ", spec.head_dim));
     if (spec.rope.type == spec::RopeSpec::Type::dynamic && spec.head_dim <= 2)
-        throw input_error(cat(source, ": head_dim: dynamic rope needs more than 2, found ", spec.head_dim));
+        throw Error("model.bad-config",
+                    cat(source, ": head_dim: dynamic rope needs more than 2, found ", spec.head_dim));
     if (!(spec.rms_norm_eps > 0.0 && spec.rms_norm_eps < 1.0))
-        throw input_error(cat(source, ": rms_norm_eps: expected a number between 0 and 1, found ", spec.rms_norm_eps));
+        throw Error("model.bad-config",
+                    cat(source, ": rms_norm_eps: expected a number between 0 and 1, found ", spec.rms_norm_eps));
     if (static_cast<int64_t>(spec.sliding_window.size()) != spec.num_layers)
-        throw input_error(
-            cat(source, ": sliding windows for ", spec.sliding_window.size(), " layers of ", spec.num_layers));
+        throw Error("model.bad-config",
+                    cat(source, ": sliding windows for ", spec.sliding_window.size(), " layers of ", spec.num_layers));
     check_rope(spec.rope, source);
 }
 
@@ -289,9 +295,9 @@ std::optional<QuantizationConfig> parse_quantization_config(const std::string& j
     QuantizationConfig config;
     config.quant_method = reader->string("quant_method").value_or("bitsandbytes");
     if (config.quant_method != "bitsandbytes")
-        throw input_error(
-            cat(source, ": quantization_config.quant_method: '", config.quant_method, "' is not supported"),
-            "Use the 16-bit model, or one quantised with bitsandbytes.");
+        throw Error("model.unsupported",
+                    cat(source, ": quantization_config.quant_method: '", config.quant_method, "' is not supported"),
+                    "Use the 16-bit model, or one quantised with bitsandbytes.");
     config.load_in_4bit = reader->boolean("load_in_4bit").value_or(false);
     config.load_in_8bit = reader->boolean("load_in_8bit").value_or(false);
     config.bnb_4bit_quant_type = reader->string("bnb_4bit_quant_type").value_or("fp4");  // bitsandbytes' default

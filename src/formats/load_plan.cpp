@@ -282,10 +282,11 @@ void WeightFile::take_stand_ins(const std::filesystem::path& adapter) {
     const TensorView* const head = opened.stand_in("lm_head");
     if (embedding == nullptr && head == nullptr) return;
     if (spec.tie_word_embeddings && embedding != nullptr && head != nullptr && !are_equal(*embedding, *head))
-        throw input_error(cat(adapter.string(),
-                              ": stores an lm_head of other values than its embed_tokens, and the "
-                              "model ties the two (tie_word_embeddings)"),
-                          "Merge it with PEFT into a model with tie_word_embeddings false, and train that.");
+        throw Error("adapter.unsupported",
+                    cat(adapter.string(),
+                        ": stores an lm_head of other values than its embed_tokens, and the "
+                        "model ties the two (tie_word_embeddings)"),
+                    "Merge it with PEFT into a model with tie_word_embeddings false, and train that.");
     stand_ins = std::make_shared<const SafetensorsFile>(std::move(opened.file));
     for (const TensorView* tensor : {embedding, head}) {
         if (tensor == nullptr) continue;

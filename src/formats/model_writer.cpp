@@ -29,10 +29,12 @@ void require_values_fit(const float* values, int64_t n, spec::DType type, const 
     if (largest < spec::first_infinite(type)) return;
     const float value = std::bit_cast<float>(largest);
     if (largest >= 0x7F800000U)
-        throw input_error(cat("tensor '", name, "' would hold a value that is not finite (", value, ")"),
-                          "The base or the adapter is damaged, or its training diverged.");
-    throw input_error(cat("tensor '", name, "' would hold ", value, ", which is too large for ", name_of(type)),
-                      "Write another type: --dtype bf16 or fp32.");
+        throw Error("checkpoint.not-finite",
+                    cat("tensor '", name, "' would hold a value that is not finite (", value, ")"),
+                    "The base or the adapter is damaged, or its training diverged.");
+    throw Error("checkpoint.too-large-value",
+                cat("tensor '", name, "' would hold ", value, ", which is too large for ", name_of(type)),
+                "Write another type: --dtype bf16 or fp32.");
 }
 
 class Writer {
@@ -105,10 +107,11 @@ class Writer {
         std::error_code unknown;
         const auto space = std::filesystem::space(folder_, unknown);
         if (unknown || space.available >= written_.tensor_bytes) return;
-        throw runtime_failure(cat("not enough space for ", folder_.string(), ": ",
-                                  human_size(static_cast<int64_t>(written_.tensor_bytes)), " to write, ",
-                                  human_size(static_cast<int64_t>(space.available)), " free"),
-                              "Free some space, or choose another folder.");
+        throw Error("disk.full",
+                    cat("not enough space for ", folder_.string(), ": ",
+                        human_size(static_cast<int64_t>(written_.tensor_bytes)), " to write, ",
+                        human_size(static_cast<int64_t>(space.available)), " free"),
+                    "Free some space, or choose another folder.");
     }
 
     void write_shard(const std::vector<std::size_t>& members, const std::string& file) {

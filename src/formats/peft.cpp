@@ -176,7 +176,8 @@ void require_same_vocabulary(const SafetensorsFile& file, const spec::ModelSpec&
             tensor->shape[0] == model.vocab_size)
             continue;
         const bool enlarged = tensor->shape[0] > model.vocab_size;
-        throw input_error(
+        throw Error(
+            "adapter.vocabulary-size",
             cat(file.path().string(), ": the vocabulary was ", enlarged ? "enlarged" : "cut", " from ",
                 model.vocab_size, " to ", tensor->shape[0], " tokens for this adapter, and the base has ",
                 model.vocab_size, " (", tensor->name, ")"),
@@ -240,7 +241,8 @@ PeftConfig read_peft_config(const std::filesystem::path& folder) {
     const auto path = folder / config_file;
     std::error_code ignored;
     if (std::filesystem::is_regular_file(folder, ignored))
-        throw input_error(
+        throw Error(
+            "adapter.not-a-folder",
             cat(folder.string(), ": is a file, and an adapter is a folder of ", config_file, " and ", weights_file),
             cat("Name the folder", folder.extension() == ".gguf" ? " that it was made of." : "."));
     if (std::filesystem::is_directory(folder, ignored) && !std::filesystem::exists(path, ignored))
@@ -354,8 +356,9 @@ const TensorView* Adapter::stand_in(const std::string& module) const {
 void Adapter::refuse_stand_ins(const std::string& use, const std::string& advice) const {
     for (const char* const module : vocabulary_modules)
         if (const TensorView* const tensor = stand_in(module))
-            throw input_error(
-                cat(file.path().string(), ": stores the model's ", module, " (", tensor->name, "), ", use), advice);
+            throw Error("adapter.unsupported",
+                        cat(file.path().string(), ": stores the model's ", module, " (", tensor->name, "), ", use),
+                        advice);
 }
 
 Adapter read_adapter(const std::filesystem::path& folder, const spec::ModelSpec& model) {
@@ -368,7 +371,7 @@ Adapter read_adapter(const std::filesystem::path& folder, const spec::ModelSpec&
         layers = spec::resolve_lora(config.lora, model);
         expected = adapter_tensors(config.lora, model);
     } catch (const Error& error) {  // here the words are the adapter's, not the user's options
-        throw input_error(cat((folder / config_file).string(), ": ", error.what()));
+        throw Error("adapter.bad-config", cat((folder / config_file).string(), ": ", error.what()));
     }
     SafetensorsFile file(folder / weights_file);
     check_tensors(file, std::move(expected), model);

@@ -36,9 +36,10 @@ struct TensorProblems {
         const auto part = [](const char* headline, const ProblemList& list) {
             return list.empty() ? std::string() : cat("\n", list.text(headline));
         };
-        throw input_error(cat(source, ":", part("tensors of a wrong type or shape", unusable),
-                              part("missing tensors", missing), part("unknown tensors", unknown)),
-                          advice);
+        throw Error("checkpoint.wrong-tensors",
+                    cat(source, ":", part("tensors of a wrong type or shape", unusable),
+                        part("missing tensors", missing), part("unknown tensors", unknown)),
+                    advice);
     }
 };
 

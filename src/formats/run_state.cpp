@@ -95,14 +95,14 @@ RunState read_run_state(const std::filesystem::path& folder) {
     const auto parsed = parse_json<OrderedJson>(read_file(source), source);
     const JsonReader json(parsed, source);
     if (json["version"].integer() > version)
-        throw input_error(
-            cat(source, ": format ", json["version"].integer(), ", this program knows formats up to ", version),
-            "Update unsloth-train.");
+        throw Error("checkpoint.other-version",
+                    cat(source, ": format ", json["version"].integer(), ", this program knows formats up to ", version),
+                    "Update unsloth-train.");
     if (json["version"].integer() < version)
-        throw input_error(
-            cat(source, ": format ", json["version"].integer(),
-                " does not say which labels were trained, so that going on cannot be checked"),
-            "Start a new run from its weights: model.adapter_name_or_path, or of full training model.path.");
+        throw Error("checkpoint.other-version",
+                    cat(source, ": format ", json["version"].integer(),
+                        " does not say which labels were trained, so that going on cannot be checked"),
+                    "Start a new run from its weights: model.adapter_name_or_path, or of full training model.path.");
     RunState state;
     RunProgress& p = state.progress;
     p.step = at_least(json, "step", 0);

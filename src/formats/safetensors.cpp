@@ -52,21 +52,21 @@ std::string_view header_text(const MappedFile& map) {
     const auto bytes = map.bytes();
     const std::string path = map.path().string();
     if (bytes.size() < length_bytes)
-        throw input_error(
-            cat(path, ": no safetensors file: ", bytes.size(), " bytes, shorter than the header's length"),
-            "The file may be incomplete; download it again.");
+        throw Error("checkpoint.damaged-file",
+                    cat(path, ": no safetensors file: ", bytes.size(), " bytes, shorter than the header's length"),
+                    "The file may be incomplete; download it again.");
     uint64_t length = 0;  // little-endian, as every machine that this program runs on
     std::memcpy(&length, bytes.data(), sizeof length);
     if (length > max_header_bytes)
-        throw input_error(
-            cat(path, ": no safetensors file: a header of ", length, " bytes, more than ", max_header_bytes));
+        throw Error("checkpoint.damaged-file",
+                    cat(path, ": no safetensors file: a header of ", length, " bytes, more than ", max_header_bytes));
     if (length > bytes.size() - length_bytes)
-        throw input_error(
-            cat(path, ": the header of ", length, " bytes is longer than the file of ", bytes.size(), " bytes"),
-            "The file may be incomplete; download it again.");
+        throw Error("checkpoint.damaged-file",
+                    cat(path, ": the header of ", length, " bytes is longer than the file of ", bytes.size(), " bytes"),
+                    "The file may be incomplete; download it again.");
     const std::string_view text(reinterpret_cast<const char*>(bytes.data()) + length_bytes, length);
     if (text.empty() || text.front() != '{')
-        throw input_error(cat(path, ": no safetensors file: the header does not start with '{'"));
+        throw Error("checkpoint.damaged-file", cat(path, ": no safetensors file: the header does not start with '{'"));
     return text;
 }
 
@@ -99,7 +99,7 @@ class EntryReader {
     }
 
     [[noreturn]] void fail(const std::string& name, const std::string& what) const {
-        throw input_error(cat(map_.path().string(), ": tensor '", name, "': ", what));
+        throw Error("checkpoint.damaged-file", cat(map_.path().string(), ": tensor '", name, "': ", what));
     }
 
   private:
@@ -172,16 +172,17 @@ void check_coverage(const std::vector<TensorView>& tensors, std::size_t data_sta
         next = tensor->file_offset + tensor->data.size();
     }
     if (next != map.bytes().size())
-        throw input_error(cat(map.path().string(), ": the tensors end at ", next - data_start, ", the file's data at ",
-                              map.bytes().size() - data_start));
+        throw Error("checkpoint.damaged-file", cat(map.path().string(), ": the tensors end at ", next - data_start,
+                                                   ", the file's data at ", map.bytes().size() - data_start));
 }
 
 std::map<std::string, std::string> read_metadata(const Json& value, const std::string& path) {
     std::map<std::string, std::string> metadata;
     if (value.is_null()) return metadata;  // the library's readers take it for an absent one
-    if (!value.is_object()) throw input_error(cat(path, ": __metadata__ is no object"));
+    if (!value.is_object()) throw Error("checkpoint.damaged-file", cat(path, ": __metadata__ is no object"));
     for (const auto& item : value.items()) {
-        if (!item.value().is_string()) throw input_error(cat(path, ": __metadata__.", item.key(), " is no string"));
+        if (!item.value().is_string())
+            throw Error("checkpoint.damaged-file", cat(path, ": __metadata__.", item.key(), " is no string"));
         metadata.emplace(item.key(), item.value().get<std::string>());
     }
     return metadata;
@@ -236,7 +237,8 @@ const TensorView* SafetensorsFile::find(std::string_view name) const {
 
 const TensorView& SafetensorsFile::at(std::string_view name) const {
     const TensorView* const tensor = find(name);
-    if (tensor == nullptr) throw input_error(cat(path().string(), ": tensor '", name, "' is missing"));
+    if (tensor == nullptr)
+        throw Error("checkpoint.missing-tensor", cat(path().string(), ": tensor '", name, "' is missing"));
     return *tensor;
 }
 

@@ -29,8 +29,8 @@ std::string builtin_config(const std::string& name) {
         known += cat(known.empty() ? "" : ", ", shape.name);
     }
     const std::string meant = did_you_mean(nearest(name, builtin_shape_names()));
-    throw usage_error(cat("--shape ", name, ": no such shape"), cat(meant, meant.empty() ? "" : " ", "Known: ", known,
-                                                                    "; or give --model_config with a config.json."));
+    throw Error("option.invalid-value", cat("--shape ", name, ": no such shape"),
+                cat(meant, meant.empty() ? "" : " ", "Known: ", known, "; or give --model_config with a config.json."));
 }
 
 spec::ModelSpec builtin_shape(const std::string& name) {

@@ -109,9 +109,10 @@ Decoder::Decoder(ops::Context& ctx, model::Model& model, const DecoderOptions& o
 
 int64_t Decoder::add(Request request) {
     if (is_dynamic(model_) && static_cast<int64_t>(request.prompt.size()) > model_.sizes().tokens)
-        throw usage_error(cat("with dynamic RoPE a prompt of ", request.prompt.size(),
-                              " tokens goes in at once, passes ", "have at most ", model_.sizes().tokens),
-                          "Raise --max_num_batched_tokens.");
+        throw Error("model.too-many-positions",
+                    cat("with dynamic RoPE a prompt of ", request.prompt.size(), " tokens goes in at once, passes ",
+                        "have at most ", model_.sizes().tokens),
+                    "Raise --max_num_batched_tokens.");
     UNSLOTH_CHECK(request.adapter >= -1 && request.adapter < model_.sizes().adapters, "adapter ", request.adapter,
                   " of ", model_.sizes().adapters);
     const int64_t number = scheduler_.add(std::move(request));
@@ -255,8 +256,9 @@ bool Decoder::take(Sequence& s, const ops::SampledToken& chosen, const OnToken& 
 
 void require_finite(const Completion& answer, const std::string& what) {
     if (answer.finish_reason != FinishReason::not_finite) return;
-    throw runtime_failure(cat(what, ": the model's logits are not finite after ", answer.ids.size(), " new tokens"),
-                          "float16 overflows where bfloat16 and float32 do not: set model.dtype to one of them.");
+    throw Error("numerics.not-finite",
+                cat(what, ": the model's logits are not finite after ", answer.ids.size(), " new tokens"),
+                "float16 overflows where bfloat16 and float32 do not: set model.dtype to one of them.");
 }
 
 int64_t cache_bytes_per_token(const spec::ModelSpec& spec, at::ScalarType dtype, bool in_8_bit) {

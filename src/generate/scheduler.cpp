@@ -22,16 +22,18 @@ Scheduler::Scheduler(const SchedulerLimits& limits, int64_t pages, int64_t page_
     UNSLOTH_CHECK(limits.rows > 0 && limits.pass_tokens >= limits.rows && limits.prefill_tokens > 0, "a pass of ",
                   limits.pass_tokens, " tokens in ", limits.rows, " rows");
     if (pages_for(limits.context, page_tokens) > pages)
-        throw usage_error(cat("a cache of ", pages * page_tokens, " tokens holds no sequence of ", limits.context),
-                          "Raise --kv_cache_memory, or lower --max_model_len or --max_new_tokens.");
+        throw Error("memory.small-cache",
+                    cat("a cache of ", pages * page_tokens, " tokens holds no sequence of ", limits.context),
+                    "Raise --kv_cache_memory, or lower --max_model_len or --max_new_tokens.");
 }
 
 int64_t Scheduler::add(Request request) {
     UNSLOTH_CHECK(!request.prompt.empty() && request.max_new_tokens > 0, "a request without prompt or answer");
     const int64_t room = static_cast<int64_t>(request.prompt.size()) + request.max_new_tokens;
     if (room > limits_.context)
-        throw usage_error(cat("prompt and answer take ", room, " tokens, the longest sequence has ", limits_.context),
-                          "Raise --max_model_len, or lower --max_new_tokens.");
+        throw Error("model.too-many-positions",
+                    cat("prompt and answer take ", room, " tokens, the longest sequence has ", limits_.context),
+                    "Raise --max_model_len, or lower --max_new_tokens.");
     auto sequence = std::make_unique<Sequence>();
     sequence->number = added_++;
     sequence->ids = request.prompt;

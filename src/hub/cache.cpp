@@ -73,7 +73,7 @@ fs::path cache_folder() {
     if (const auto home = environment("HF_HOME")) return from_home(*home) / "hub";
     if (const auto cache = environment("XDG_CACHE_HOME")) return fs::path(*cache) / "huggingface" / "hub";
     if (const auto home = environment("HOME")) return fs::path(*home) / ".cache" / "huggingface" / "hub";
-    throw input_error("there is no folder for the Hugging Face cache", "Set HF_HOME or HOME.");
+    throw Error("hub.no-cache", "there is no folder for the Hugging Face cache", "Set HF_HOME or HOME.");
 }
 
 CachedRepository::CachedRepository(const fs::path& cache, const Repository& repository) : cache_(cache) {
@@ -103,7 +103,7 @@ std::optional<std::string> CachedRepository::commit(const std::string& revision)
     if (!fs::is_regular_file(reference, ignored)) return std::nullopt;
     std::string commit = trimmed(read_file(reference));
     if (!is_safe_path(commit) || commit.find('/') != std::string::npos)
-        throw input_error(cat(reference.string(), ": names no revision"));
+        throw Error("hub.no-revision", cat(reference.string(), ": names no revision"));
     return commit;
 }
 

@@ -61,8 +61,8 @@ Downloader& downloader() {
         decltype(&unsloth_create_downloader) create = nullptr;
         library.find(create, "unsloth_create_downloader");
         if (create == nullptr)
-            throw runtime_failure(cat("the library that downloads cannot be opened: ", library.missing()),
-                                  "It lies beside the executable; scripts/build.sh makes both.");
+            throw Error("library.cannot-load", cat("the library that downloads cannot be opened: ", library.missing()),
+                        "It lies beside the executable; scripts/build.sh makes both.");
         return std::unique_ptr<Downloader>(create());
     }();
     return *made;
@@ -70,7 +70,8 @@ Downloader& downloader() {
 
 Error not_here(const Request& request, const fs::path& cache, const std::string& why) {
     const std::string meant = nearest_path(request.repository.id);  // a folder's name may look like a repository's
-    return input_error(
+    return Error(
+        "hub.not-downloaded",
         cat(request.repository.id, ": no such folder, the Hugging Face cache (", cache.string(),
             ") does not hold such a ", kind_words(request.repository), ", and ", why),
         cat(meant, meant.empty() ? "" : " ", "Where the hub can be reached: ", command_of(request.repository)));
@@ -108,7 +109,8 @@ fs::path obtain(const Request& request) {
     const FileLock lock =
         CachedRepository(cache, request.repository).lock("unsloth-train", cat("downloads ", request.repository.id));
     if (lock.failure() != 0)
-        throw runtime_failure(
+        throw Error(
+            "disk.cannot-write",
             cat("cannot write into the Hugging Face cache: ", cache.string(), ": ", std::strerror(lock.failure())),
             "HF_HOME names the folder of the cache.");
     if (const auto found = find(request)) return *found;  // by that one

@@ -12,8 +12,9 @@ PostReply post(const PostRequest& request) {
         decltype(&unsloth_http_post) found = nullptr;
         library.find(found, "unsloth_http_post");
         if (found == nullptr)
-            throw runtime_failure(cat("the library that speaks HTTP cannot be opened: ", library.missing()),
-                                  "It is in the executable's folder; scripts/build.sh makes both.");
+            throw Error("library.cannot-load",
+                        cat("the library that speaks HTTP cannot be opened: ", library.missing()),
+                        "It is in the executable's folder; scripts/build.sh makes both.");
         return found;
     }();
     PostReply reply;

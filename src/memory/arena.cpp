@@ -27,7 +27,8 @@ Arena::Arena(Plan plan, at::Device device) : plan_(std::move(plan)) {
         slab_ =
             at::empty({std::max<int64_t>(plan_.total_bytes(), 1)}, at::TensorOptions().dtype(at::kByte).device(device));
     } catch (const c10::Error&) {  // LibTorch's text says neither what for nor what helps
-        throw runtime_failure(
+        throw Error(
+            "memory.device-full",
             cat("cannot allocate ", human_bytes(plan_.total_bytes()), " on ", device.str(), " for:\n", plan_.table()),
             "Lower per_device_train_batch_size or max_seq_length, set gradient_checkpointing to full, or free the "
             "device.");
@@ -57,7 +58,7 @@ DeviceMemory device_memory(at::Device device) {
 #ifdef UNSLOTH_CUDA
     std::size_t free = 0, total = 0;
     const cudaError_t status = cudaMemGetInfo(&free, &total);
-    if (status != cudaSuccess) throw runtime_failure(cat("cudaMemGetInfo: ", cudaGetErrorString(status)));
+    if (status != cudaSuccess) throw Error("device.failed", cat("cudaMemGetInfo: ", cudaGetErrorString(status)));
     const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(device.index());
     const int64_t cached = stats.reserved_bytes[0].current - stats.allocated_bytes[0].current;
     memory.free = static_cast<int64_t>(free) + cached;

@@ -51,12 +51,13 @@ std::string limits_text(int64_t bytes) {
 }
 
 Error host_memory_failure(const Plan& plan, int64_t bytes, const std::string& reason) {
-    return runtime_failure(cat("cannot allocate ", human_bytes(bytes), " of page-locked host memory (", reason, "; ",
-                               limits_text(bytes), ") for:\n", plan.table()),
-                           "Raise the limit that stands in the way, choose a gradient_checkpointing that keeps less or "
-                           "does not offload, lower per_device_train_batch_size or max_seq_length, or leave fewer "
-                           "layers in host memory (model.device_map, model.max_memory); a run with training.save_steps "
-                           "0 and save_minutes 0 plans no copies for checkpoints.");
+    return Error("memory.pinning-failed",
+                 cat("cannot allocate ", human_bytes(bytes), " of pinned host memory (", reason, "; ",
+                     limits_text(bytes), ") for:\n", plan.table()),
+                 "Raise the limit that stands in the way, choose a gradient_checkpointing that keeps less or "
+                 "does not offload, lower per_device_train_batch_size or max_seq_length, or leave fewer "
+                 "layers in host memory (model.device_map, model.max_memory); a run with training.save_steps "
+                 "0 and save_minutes 0 plans no copies for checkpoints.");
 }
 
 void make_pages(void* data, std::size_t bytes, const std::set<int>& nodes, int threads) {
@@ -98,7 +99,7 @@ at::Tensor host_memory(const Plan& plan, int64_t bytes, at::Device device) {
     };
     return at::from_blob(data, {bytes}, release, at::kByte);
 #else
-    throw runtime_failure("this program was built without CUDA");
+    throw Error("device.no-cuda", "this program was built without CUDA");
 #endif
 }
 

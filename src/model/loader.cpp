@@ -67,7 +67,8 @@ ModelPlan ModelPlan::with(LoadRequest request) const {
 void ModelPlan::read_trained() {
     const bool full = request_.finetuning_type == config::FinetuningType::full;
     if (full && file_->tensors.quantised_linears() + file_->tensors.int8_linears() > 0)
-        throw usage_error(
+        throw Error(
+            "model.not-trainable",
             cat(file_->checkpoint.folder().string(), ": finetuning_type full needs 16/32-bit weights, these are ",
                 file_->tensors.int8_linears() > 0 ? "8-bit" : "4-bit"),
             "Point model.path at the unquantised checkpoint, or use finetuning_type lora.");
@@ -82,10 +83,10 @@ void ModelPlan::read_trained() {
         stack_ = std::make_shared<const weights::MultiLoraAdapters>(request_.adapters, spec());
     }
     if (request_.trains && request_.lora && request_.lora->use_dora && request_.lora->lora_dropout > 0)
-        throw usage_error(
-            "lora.use_dora does not go with lora.lora_dropout: PEFT's DoRA drops the base product's input "
-            "too, which would take each of them twice",
-            "Set lora.lora_dropout to 0.");
+        throw Error("option.unsupported",
+                    "lora.use_dora does not go with lora.lora_dropout: PEFT's DoRA drops the base product's input "
+                    "too, which would take each of them twice",
+                    "Set lora.lora_dropout to 0.");
     if (full && request_.trains) {
         table_ = share(weights::ParameterTable::full(spec()));
     } else if (stack_) {
@@ -131,8 +132,9 @@ void ModelPlan::plan_rank() {
 void ModelPlan::choose_own(const spec::Stage& stage) {
     own_table_ = stage.alone() ? table_ : share(table_->of(stage, trains_all() && spec().tie_word_embeddings));
     if (own_table_->parameters().empty())
-        throw usage_error(cat("distributed.pp_size ", stage.size, ": nothing is trained in stage ", stage.rank + 1),
-                          "Take fewer stages, or train adapters in all layers.");
+        throw Error("parallel.model-does-not-divide",
+                    cat("distributed.pp_size ", stage.size, ": nothing is trained in stage ", stage.rank + 1),
+                    "Take fewer stages, or train adapters in all layers.");
     const auto adapted = [](const spec::LayerLora& layer) {
         return std::any_of(layer.begin(), layer.end(), [](const spec::LoraModule& module) { return module.r > 0; });
     };

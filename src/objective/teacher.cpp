@@ -21,10 +21,11 @@ const Value* values_of(const formats::SafetensorsFile& file, const char* name, s
                        const std::vector<int64_t>& shape) {
     const formats::TensorView& tensor = file.at(name);
     if (tensor.dtype != type || tensor.shape != shape || !tensor.is_aligned(alignof(Value)))
-        throw input_error(cat(file.path().string(), ": ", name, " is ", formats::safetensors_name(tensor.dtype), " ",
-                              formats::shape_text(tensor.shape), " and not ", formats::safetensors_name(type), " ",
-                              formats::shape_text(shape)),
-                          "Write the file anew with `unsloth-train score --top_k N`.");
+        throw Error("teacher.bad-file",
+                    cat(file.path().string(), ": ", name, " is ", formats::safetensors_name(tensor.dtype), " ",
+                        formats::shape_text(tensor.shape), " and not ", formats::safetensors_name(type), " ",
+                        formats::shape_text(shape)),
+                    "Write the file anew with `unsloth-train score --top_k N`.");
     return reinterpret_cast<const Value*>(tensor.data.data());
 }
 
@@ -68,12 +69,13 @@ TeacherFile::TeacherFile(const std::filesystem::path& path, double temperature, 
     : file_(path), device_(device) {
     const std::string name = path.string(), anew = "Write the file anew with `unsloth-train score --top_k N`.";
     if (text_of(file_, teacher_file::format) != teacher_file::version)
-        throw input_error(cat(name, " is no teacher's file"), anew);
+        throw Error("teacher.bad-file", cat(name, " is no teacher's file"), anew);
     const std::string made_at = text_of(file_, teacher_file::temperature);
     if (std::strtod(made_at.c_str(), nullptr) != temperature)
-        throw input_error(cat(name, " was made at distill.temperature ", made_at, ", and it is ", temperature),
-                          "Take the file's temperature, or write the file anew: what all other tokens have together "
-                          "depends on it.");
+        throw Error("teacher.other-settings",
+                    cat(name, " was made at distill.temperature ", made_at, ", and it is ", temperature),
+                    "Take the file's temperature, or write the file anew: what all other tokens have together "
+                    "depends on it.");
     const int64_t segments = first_size(file_.at(teacher_file::keys), 1);
     const auto* const keys = values_of<int64_t>(file_, teacher_file::keys, spec::DType::i64, {segments});
     const auto* const starts = values_of<int64_t>(file_, teacher_file::starts, spec::DType::i64, {segments + 1});
@@ -82,25 +84,29 @@ TeacherFile::TeacherFile(const std::filesystem::path& path, double temperature, 
     ids_ = values_of<int32_t>(file_, teacher_file::ids, spec::DType::i32, {n, stored_});
     logp_ = values_of<float>(file_, teacher_file::logp, spec::DType::f32, {n, stored_ + 1});
     if (top_k > stored_)
-        throw usage_error(cat("distill.top_k is ", top_k, ", and ", name, " has ", stored_, " tokens of each target"),
-                          "Take fewer, or write the file anew with more.");
+        throw Error("option.out-of-range",
+                    cat("distill.top_k is ", top_k, ", and ", name, " has ", stored_, " tokens of each target"),
+                    "Take fewer, or write the file anew with more.");
     k_ = top_k > 0 ? top_k : stored_;
     if (k_ < 1 || k_ > ops::most_teacher_tokens)
-        throw input_error(
+        throw Error(
+            "teacher.other-settings",
             cat(name, " has ", stored_, " tokens of each target; 1 to ", ops::most_teacher_tokens, " can be compared"),
             "Set distill.top_k to a part of them.");
     if (const int64_t size = std::atoll(text_of(file_, teacher_file::vocabulary_size).c_str()); size > vocab_size)
         for (int64_t i = 0; i < n * stored_; ++i)
             if (ids_[i] >= vocab_size)
-                throw input_error(
+                throw Error(
+                    "teacher.vocabulary",
                     cat(name, " names token ", ids_[i], ", and the student's vocabulary ends at ", vocab_size - 1),
                     "Teacher and student need the same vocabulary.");
     for (int64_t s = 0; s < segments; ++s) {
-        if (starts[s] < 0 || starts[s] > starts[s + 1]) throw input_error(cat(name, ": the starts fall"), anew);
+        if (starts[s] < 0 || starts[s] > starts[s + 1])
+            throw Error("teacher.bad-file", cat(name, ": the starts fall"), anew);
         segments_.try_emplace(static_cast<uint64_t>(keys[s]), Range{starts[s], starts[s + 1]});
     }
     if (std::any_of(ids_, ids_ + n * stored_, [](int32_t id) { return id < 0; }))
-        throw input_error(cat(name, ": a token is negative"), anew);
+        throw Error("teacher.bad-file", cat(name, ": a token is negative"), anew);
 }
 
 /// Where a segment's words begin; -1: they are not there.
@@ -123,10 +129,11 @@ void TeacherFile::require(const data::Dataset& rows, const std::string& what) co
         if (missing++ == 0) first = rows.row(i);
     }
     if (missing > 0)
-        throw input_error(cat(file_.path().string(), ": of ", what, " ", missing, " of ", rows.size(),
-                              " rows are not in it, the first of them row ", first, " (from 0)"),
-                          "Write it anew from this run's configuration, with the teacher as model.path: the same "
-                          "files, template, tokenizer and max_seq_length.");
+        throw Error("teacher.other-settings",
+                    cat(file_.path().string(), ": of ", what, " ", missing, " of ", rows.size(),
+                        " rows are not in it, the first of them row ", first, " (from 0)"),
+                    "Write it anew from this run's configuration, with the teacher as model.path: the same "
+                    "files, template, tokenizer and max_seq_length.");
 }
 
 TeacherFile::Words TeacherFile::words_of(const data::Batch& batch) const {

@@ -22,8 +22,9 @@ at::Device resolve(at::Device device) {
 #ifdef UNSLOTH_CUDA
     return device.has_index() ? device : at::Device(at::kCUDA, c10::cuda::current_device());
 #else
-    throw runtime_failure(cat("device ", device.str(), " was asked for, but this program was built without CUDA"),
-                          "Use the CPU, or build with -DUNSLOTH_CUDA=ON.");
+    throw Error("device.no-cuda",
+                cat("device ", device.str(), " was asked for, but this program was built without CUDA"),
+                "Use the CPU, or build with -DUNSLOTH_CUDA=ON.");
 #endif
 }
 

@@ -32,15 +32,16 @@ at::Device choose_device(const std::string& option, int local_rank) {
     const int own = count == 1 && std::getenv("CUDA_VISIBLE_DEVICES") != nullptr ? 0 : local_rank;
     const int index = option.rfind("cuda:", 0) == 0 ? std::stoi(option.substr(5)) : own;
     if (index >= count)
-        throw usage_error(cat("hardware.device ", option, ": this machine offers ", count, " CUDA device(s)",
-                              local_rank > 0 ? cat(", and this is process ", local_rank, " (from 0) on it") : "",
+        throw Error("device.too-few-gpus",
+                    cat("hardware.device ", option, ": this machine offers ", count, " CUDA device(s)",
+                        local_rank > 0 ? cat(", and this is process ", local_rank, " (from 0) on it") : "",
 #ifdef UNSLOTH_CUDA
-                              ""
+                        ""
 #else
-                              " (this build has no CUDA)"
+                        " (this build has no CUDA)"
 #endif
-                              ),
-                          "Use --device cpu or auto, or check the driver with nvidia-smi.");
+                        ),
+                    "Use --device cpu or auto, or check the driver with nvidia-smi.");
     at::globalContext().lazyInitDevice(at::kCUDA);  // the allocator's figures are asked for before its first allocation
     const at::Device device(at::kCUDA, static_cast<at::DeviceIndex>(index));
     c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA)

@@ -316,9 +316,9 @@ Quant4Tensor quantize_nf4(Context& ctx, const at::Tensor& w_NK) {
         quantize_on_cpu(w_NK, result);
     }
     if (!std::isfinite(result.nested_offset))
-        throw input_error(
-            cat("a weight of shape [", result.rows, ", ", result.cols, "] holds a value that is not finite"),
-            "Check the base model's files.");
+        throw Error("checkpoint.not-finite",
+                    cat("a weight of shape [", result.rows, ", ", result.cols, "] holds a value that is not finite"),
+                    "Check the base model's files.");
     return result;
 }
 

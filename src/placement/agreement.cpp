@@ -50,12 +50,13 @@ void require_equal_hashes(comm::Group& group, const std::string& own, int64_t st
         for (const auto& [hash, members] : parties) text += cat(text.empty() ? "" : " | ", members);
     }
     if (text.empty()) return;
-    throw runtime_failure(
-        cat("after step ", steps, " the ranks do not hold the same trained values. Those that agree: ", text,
-            "\n  Nothing was saved of this step."),
-        steps == 0 ? "Do all ranks read the same adapter, and run the same program?"
-                   : "Checkpoints from before are sound. The memory or a GPU of one machine may be faulty: look at "
-                     "unsloth-train doctor there, and go on without it.");
+    throw Error("rank.values-differ",
+                cat("after step ", steps, " the ranks do not hold the same trained values. Those that agree: ", text,
+                    "\n  Nothing was saved of this step."),
+                steps == 0
+                    ? "Do all ranks read the same adapter, and run the same program?"
+                    : "Checkpoints from before are sound. The memory or a GPU of one machine may be faulty: look at "
+                      "unsloth-train doctor there, and go on without it.");
 }
 
 }  // namespace unsloth::placement

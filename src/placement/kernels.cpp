@@ -32,18 +32,19 @@ Table kernel_table(const config::Config& config, at::Device device) {
     static const auto none = std::make_shared<const spec::KernelTable>();
     if (wish == "library") return none;
     if (!std::filesystem::is_regular_file(wish))
-        throw usage_error(cat("hardware.kernels: there is no file ", wish),
-                          "Known are auto, library, and files that `unsloth-train tune` wrote.");
+        throw Error("kernel.wrong-table", cat("hardware.kernels: there is no file ", wish),
+                    "Known are auto, library, and files that `unsloth-train tune` wrote.");
     const spec::KernelTable table = spec::parse_kernels(read_file(wish), wish);
     if (!device.is_cuda())
-        throw usage_error(
-            cat("hardware.kernels: ", wish, " is of ", table.card.name, ", and the device is ", device.str()),
-            "Leave it at auto.");
+        throw Error("kernel.wrong-table",
+                    cat("hardware.kernels: ", wish, " is of ", table.card.name, ", and the device is ", device.str()),
+                    "Leave it at auto.");
     if (ops::is_absent(device)) return none;  // plans bound what any choice takes
     if (const spec::KernelCard card = ops::kernel_card(device); card != table.card)
-        throw usage_error(cat("hardware.kernels: ", wish, " was measured on ", name_of(table.card),
-                              ", and this card is ", name_of(card)),
-                          "Leave it at auto, or let `unsloth-train tune` measure this card.");
+        throw Error("kernel.wrong-table",
+                    cat("hardware.kernels: ", wish, " was measured on ", name_of(table.card), ", and this card is ",
+                        name_of(card)),
+                    "Leave it at auto, or let `unsloth-train tune` measure this card.");
     return ops::usable_kernels(device, table, wish);
 }
 

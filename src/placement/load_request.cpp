@@ -22,9 +22,9 @@ void check_against_adapter(const config::LoadedConfig& loaded, const spec::LoraS
                            const spec::LoraSpec& adapter) {
     const auto require = [&](const char* option, bool same) {
         if (loaded.is_given(cat("lora.", option)) && !same)
-            throw usage_error(
-                cat("lora.", option, " contradicts the adapter in ", *loaded.config.model.adapter_name_or_path),
-                "Leave the option out: the adapter's own config decides.");
+            throw Error("adapter.contradicts",
+                        cat("lora.", option, " contradicts the adapter in ", *loaded.config.model.adapter_name_or_path),
+                        "Leave the option out: the adapter's own config decides.");
     };
     const auto sorted = [](std::vector<std::string> names) {
         std::sort(names.begin(), names.end());
@@ -50,9 +50,10 @@ std::string rope_scaling_of(const config::Config& config) {
     const std::string trained = formats::read_peft_config(formats::resolve_model_path(*adapter)).rope_scaling;
     if (asked == "{}") return trained;
     if (nlohmann::json::parse(asked) != nlohmann::json::parse(trained.empty() ? "{}" : trained))
-        throw usage_error(cat("model.rope_scaling is ", asked, ", but the adapter ", *adapter, " was trained with ",
-                              trained.empty() ? "config.json's own" : trained),
-                          "Leave model.rope_scaling out: the adapter's own holds.");
+        throw Error("adapter.contradicts",
+                    cat("model.rope_scaling is ", asked, ", but the adapter ", *adapter, " was trained with ",
+                        trained.empty() ? "config.json's own" : trained),
+                    "Leave model.rope_scaling out: the adapter's own holds.");
     return asked;
 }
 
@@ -76,7 +77,8 @@ model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device d
     const config::Config& config = loaded.config;
     if (const int gpus = config::DeviceMap(config.model).gpus();
         gpus > 1 && !(trains && config.distributed.pp_size == gpus))
-        throw usage_error(
+        throw Error(
+            "model.device-map",
             cat("model.device_map names ", gpus, " GPUs",
                 trains ? cat(", which needs distributed.pp_size ", gpus, " and as many processes")
                        : ": the model is spread over GPUs in training alone"),
@@ -106,8 +108,8 @@ model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device d
     request.noise_alpha = config.training.neftune_noise_alpha;
     if (request.finetuning_type == config::FinetuningType::full) {
         if (request.adapter)
-            throw usage_error("finetuning_type full does not take an adapter_name_or_path",
-                              "Merge the adapter first, or train a LoRA.");
+            throw Error("option.conflict", "finetuning_type full does not take an adapter_name_or_path",
+                        "Merge the adapter first, or train a LoRA.");
         return request;
     }
     if (trains) request.lora = lora_spec(config.lora);

@@ -50,9 +50,9 @@ weights::LoadShare load_share(comm::Group* group, const model::ModelPlan& plan) 
         nodes.insert(std::stoi(text.substr(own.size())));
     }
     if (!alike && peers)
-        throw runtime_failure(
-            "the ranks of this machine plan their memory differently, and cannot hold a base together",
-            "Set distributed.zero_stage below 3.");
+        throw Error("rank.peer-memory",
+                    "the ranks of this machine plan their memory differently, and cannot hold a base together",
+                    "Set distributed.zero_stage below 3.");
     if (!alike) {
         log::info("the ranks of this machine plan their memory differently: each reads the whole model");
         return {};

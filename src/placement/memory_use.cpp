@@ -150,8 +150,9 @@ class Choice {
 
     void require_codes() const {
         if (plan_.request().device.is_cuda() && plan_.request().dtype != at::kBFloat16)
-            throw usage_error("training.activation_offload_dtype fp8 is for runs that compute in bfloat16",
-                              "Use model.dtype bfloat16, or remove activation_offload_dtype.");
+            throw Error("option.no-effect",
+                        "training.activation_offload_dtype fp8 is for runs that compute in bfloat16",
+                        "Use model.dtype bfloat16, or remove activation_offload_dtype.");
     }
 
     void require_embedding(const config::DeviceMap& map) const {
@@ -160,7 +161,8 @@ class Choice {
         for (const memory::Plan* plan : {&host, &common})
             for (const memory::Entry& entry : plan->entries())
                 if (entry.group == "embeddings") return;
-        throw usage_error(
+        throw Error(
+            "model.device-map",
             "model.device_map puts model.embed_tokens in host memory, but here it is trained, or is lm_head too",
             "Leave model.embed_tokens on the GPU.");
     }

@@ -16,17 +16,21 @@ const char* asks_for_answers(const config::TrainingOptions& training) {
 void require_shareable(const config::Config& config, const weights::Holding& holding) {
     const char* const answers = asks_for_answers(config.training);
     if (holding.splits_values && answers != nullptr)
-        throw usage_error(cat(answers, " does not go with distributed.zero_stage 3: a rank alone cannot answer"),
-                          "Leave one of the two out.");
+        throw Error("parallel.unsupported",
+                    cat(answers, " does not go with distributed.zero_stage 3: a rank alone cannot answer"),
+                    "Leave one of the two out.");
     if (config.distributed.tp_size == 1) return;
     const std::string size = cat("distributed.tp_size ", config.distributed.tp_size, " does not go with ");
     if (answers != nullptr)
-        throw usage_error(cat(size, answers, ": a rank alone cannot answer"), "Leave one of the two out.");
+        throw Error("parallel.unsupported", cat(size, answers, ": a rank alone cannot answer"),
+                    "Leave one of the two out.");
     if (config::traits_of(config.training.objective).has_teacher)
-        throw usage_error(size + "training.objective distill: a rank's logits are a slice of the vocabulary",
-                          "Train data parallel.");
+        throw Error("parallel.unsupported",
+                    size + "training.objective distill: a rank's logits are a slice of the vocabulary",
+                    "Train data parallel.");
     if (config.model.dtype == spec::DType::f16)
-        throw usage_error(size + "model.dtype float16: sums over ranks are in bf16 or fp32", "Use bfloat16.");
+        throw Error("parallel.unsupported", size + "model.dtype float16: sums over ranks are in bf16 or fp32",
+                    "Use bfloat16.");
 }
 
 weights::Share place_of(const comm::Communicator* ranks) {

@@ -122,24 +122,26 @@ bool several_chunks(const config::DistributedOptions& distributed) {
 void require_pipelined(const config::Config& config, at::Device device, int64_t layers) {
     const std::string size = cat("distributed.pp_size ", config.distributed.pp_size, " does not go with ");
     if (const char* const answers = asks_for_answers(config.training))
-        throw usage_error(cat(size, answers, ": a rank alone cannot answer"), "Leave one of the two out.");
+        throw Error("parallel.unsupported", cat(size, answers, ": a rank alone cannot answer"),
+                    "Leave one of the two out.");
     if (config::traits_of(config.training.objective).has_teacher && !teacher_is_file(config))
-        throw usage_error(size + "a model as distill.teacher: it stands beside a whole student",
-                          "Let `unsloth-train score --top_k N` write what it says of the rows into a file, and name "
-                          "that as distill.teacher.");
+        throw Error("parallel.unsupported", size + "a model as distill.teacher: it stands beside a whole student",
+                    "Let `unsloth-train score --top_k N` write what it says of the rows into a file, and name "
+                    "that as distill.teacher.");
     if (const auto asked = layer_plan_of(config.training.gradient_checkpointing);
         asked && asked->activations_at == spec::Place::host)
-        throw usage_error(
-            size + "gradient_checkpointing …+offload: what is moved is planned for all layers in one order",
-            "Take gradient_checkpointing full, or more stages.");
+        throw Error("parallel.unsupported",
+                    size + "gradient_checkpointing …+offload: what is moved is planned for all layers in one order",
+                    "Take gradient_checkpointing full, or more stages.");
     const config::DeviceMap map(config.model);
     if (map.automatic()) return;
     const int gpu = ops::gpu_number(device);
     const std::vector<spec::Place> places = map.layers(layers, gpu);
     if (map.embedding_on_host(gpu) ||
         std::any_of(places.begin(), places.end(), [](spec::Place place) { return place != spec::Place::device; }))
-        throw usage_error(size + "layers or embeddings in host memory or on the disk (model.device_map)",
-                          "Keep them on the GPUs: a pipeline is for models that one GPU does not hold.");
+        throw Error("parallel.unsupported",
+                    size + "layers or embeddings in host memory or on the disk (model.device_map)",
+                    "Keep them on the GPUs: a pipeline is for models that one GPU does not hold.");
 }
 
 model::PipelineShape pipeline_shape(const config::Config& config, int64_t layers, int64_t micro_batches) {
@@ -147,16 +149,19 @@ model::PipelineShape pipeline_shape(const config::Config& config, int64_t layers
     const int ranks = static_cast<int>(distributed.pp_size),
               chunks = several_chunks(distributed) ? interleaved_chunks : 1;
     if (layers < ranks * chunks)
-        throw usage_error(cat("distributed.pp_size ", ranks, chunks > 1 ? cat(" with ", chunks, " chunks a rank") : "",
-                              " needs ", ranks * chunks, " layers, and the model has ", layers),
-                          chunks > 1 ? "Take pipeline_schedule 1f1b, or fewer stages." : "Take fewer stages.");
+        throw Error("parallel.model-does-not-divide",
+                    cat("distributed.pp_size ", ranks, chunks > 1 ? cat(" with ", chunks, " chunks a rank") : "",
+                        " needs ", ranks * chunks, " layers, and the model has ", layers),
+                    chunks > 1 ? "Take pipeline_schedule 1f1b, or fewer stages." : "Take fewer stages.");
     if (chunks > 1 && distributed.pipeline_micro_batches > 0 && distributed.pipeline_micro_batches < ranks)
-        throw usage_error(cat("distributed.pipeline_micro_batches ", distributed.pipeline_micro_batches,
-                              ": pipeline_schedule interleaved takes them in groups of pp_size ", ranks),
-                          "Leave it out, or take pipeline_schedule 1f1b.");
+        throw Error("parallel.model-does-not-divide",
+                    cat("distributed.pipeline_micro_batches ", distributed.pipeline_micro_batches,
+                        ": pipeline_schedule interleaved takes them in groups of pp_size ", ranks),
+                    "Leave it out, or take pipeline_schedule 1f1b.");
     if (config::DeviceMap(config.model).gpus() > 1 && chunks > 1)
-        throw usage_error("model.device_map gives each GPU one range of layers, pipeline_schedule interleaved two",
-                          "Take pipeline_schedule 1f1b, or device_map balanced.");
+        throw Error("parallel.unsupported",
+                    "model.device_map gives each GPU one range of layers, pipeline_schedule interleaved two",
+                    "Take pipeline_schedule 1f1b, or device_map balanced.");
     return {.ranks = ranks,
             .chunks = chunks,
             .micro_batches = static_cast<int>(micro_batches),

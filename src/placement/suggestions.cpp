@@ -165,16 +165,18 @@ void require_memory(const model::ModelPlan& plan, const MemoryBudget& budget,
         advice =
             "Not even a single short row would fit: use a smaller or 4-bit model, a larger device, or a larger budget.";
     if (plan.total_bytes() > budget.device)
-        throw runtime_failure(
+        throw Error(
+            "memory.plan-too-large",
             cat("not enough memory on ", request.device.str(), ": the plan needs ", human_bytes(plan.total_bytes()),
                 ", ", human_bytes(budget.device), " may be taken\n", plan.table_text()),
             advice);
     advice += "\nmodel.max_memory and the control group bound what may be taken of host memory.";
     if (request.saves)
         advice += " With training.save_steps 0 and save_minutes 0 no copies for checkpoints are planned.";
-    throw runtime_failure(cat("not enough host memory: ", human_bytes(need.host - need.there),
-                              " would be page-locked, ", human_bytes(budget.host), " may be\n", plan.table_text()),
-                          advice);
+    throw Error("memory.host-plan-too-large",
+                cat("not enough host memory: ", human_bytes(need.host - need.there), " would be page-locked, ",
+                    human_bytes(budget.host), " may be\n", plan.table_text()),
+                advice);
 }
 
 void require_memory(const model::ModelPlan& plan, const MemoryBudget& budget) {

@@ -113,7 +113,7 @@ Card parse_card(const std::string& text, const std::string& source) {
     card.disk = positive(read.at("disk_gbs"));
     card.layer_gap_us = positive(read.at("layer_gap_us"));
     if (card.context_bytes >= card.memory_bytes)
-        throw input_error(cat(source, ": context_gib leaves nothing of memory_gib"));
+        throw Error("json.wrong-value", cat(source, ": context_gib leaves nothing of memory_gib"));
     return card;
 }
 
@@ -136,9 +136,8 @@ Card find_card(const std::string& name_or_file) {
     if (const Card* card = built_in_card(name_or_file)) return *card;
     std::string names;
     for (const std::string& name : card_names()) names += (names.empty() ? "" : ", ") + name;
-    throw usage_error(
-        cat("--gpu: '", name_or_file, "' is not known"),
-        cat("Known are ", names, "; another one is described by a JSON file of the form of cards/*.json."));
+    throw Error("device.unknown-card", cat("--gpu: '", name_or_file, "' is not known"),
+                cat("Known are ", names, "; another one is described by a JSON file of the form of cards/*.json."));
 }
 
 Card card_of_driver(const std::string& name, double compute_capability, bool& known) {

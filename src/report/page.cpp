@@ -129,7 +129,7 @@ std::string picture(const Run& run) {
                     "</text>\n");
         x += chart_width + gap;
     }
-    if (text.empty()) throw input_error(cat(run.folder.string(), " has no logged step to draw"), "");
+    if (text.empty()) throw Error("run.no-metrics", cat(run.folder.string(), " has no logged step to draw"), "");
     const double width = x - gap + margin, height = head + chart_height + foot;
     return cat("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"", width, "\" height=\"", height, "\" viewBox=\"0 0 ",
                width, " ", height, "\" role=\"img\" aria-label=\"Loss and memory of a run\">\n<style>", chart_style,

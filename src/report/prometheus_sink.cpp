@@ -29,8 +29,8 @@ Library open_library() {
         if (handle != nullptr)
             function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(handle, name));
         if (function == nullptr)
-            throw runtime_failure(cat("training.report_to prometheus: ", ::dlerror()),
-                                  "The endpoint is built where prometheus-cpp is installed (scripts/setup.sh).");
+            throw Error("library.cannot-load", cat("training.report_to prometheus: ", ::dlerror()),
+                        "The endpoint is built where prometheus-cpp is installed (scripts/setup.sh).");
     };
     find(library.open, "unsloth_metrics_open");
     find(library.set, "unsloth_metrics_set");
@@ -65,8 +65,8 @@ class PrometheusSink final : public RowSink {
         const std::string address = cat(config.logging.metrics_address, ":", config.logging.metrics_port);
         metrics_ = library_.open(address.c_str(), reason, sizeof reason);
         if (metrics_ == nullptr)
-            throw runtime_failure(cat("cannot serve metrics on ", address, ": ", reason),
-                                  "logging.metrics_port and metrics_address say where; another run may have the port.");
+            throw Error("network.port", cat("cannot serve metrics on ", address, ": ", reason),
+                        "logging.metrics_port and metrics_address say where; another run may have the port.");
         library_.set(metrics_, "unsloth_train_info", "1, with the version of the program.", 0, "version", version, 1);
     }
     ~PrometheusSink() override { library_.close(metrics_); }

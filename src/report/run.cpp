@@ -85,8 +85,8 @@ std::string read_behind(const std::filesystem::path& path, std::uintmax_t offset
     if (fd < 0 || ::fstat(fd, &about) != 0) {
         const int error = errno;
         if (fd >= 0) ::close(fd);
-        throw input_error(cat("cannot read ", path.string(), ": ", std::strerror(error)),
-                          "A run's folder has the metrics that logging.metrics_file names.");
+        throw Error("run.no-metrics", cat("cannot read ", path.string(), ": ", std::strerror(error)),
+                    "A run's folder has the metrics that logging.metrics_file names.");
     }
     std::string content;
     char block[65536];
@@ -151,7 +151,8 @@ double Run::seconds_left() const {
 RunReader::RunReader(const std::filesystem::path& folder) {
     run_.folder = folder;
     if (!std::filesystem::is_directory(folder))
-        throw input_error(cat(folder.string(), " is no folder"), "A run is named by its training.output_dir.");
+        throw Error("run.not-a-run", cat(folder.string(), " is no folder"),
+                    "A run is named by its training.output_dir.");
     read_facts();
     const Json options = Json::parse(run_.config, nullptr, false);
     const std::string name = options.is_object() ? text(options.value("logging", Json::object()), "metrics_file") : "";

@@ -15,6 +15,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/log.h"
+#include "unsloth/core/path_advice.h"
 #include "unsloth/report/event_file.h"
 #include "unsloth/report/page.h"
 
@@ -54,8 +55,8 @@ class EventFileSink final : public RowSink {
         errno = own.failure();
         if (own.open()) file_ = open_own_file(own, name, O_WRONLY | O_CREAT | O_APPEND);
         if (!file_.open())
-            throw runtime_failure(cat("cannot create ", path_.string(), ": ", std::strerror(errno)),
-                                  "logging.tensorboard_dir says where TensorBoard's files are written.");
+            throw Error("disk.cannot-write", cat("cannot create ", path_.string(), ": ", std::strerror(errno)),
+                        "logging.tensorboard_dir says where TensorBoard's files are written.");
         write(version_event(wall_time()));
         std::string indented;  // Markdown's code
         std::string text = config::config_to_json(config);
@@ -85,7 +86,7 @@ class EventFileSink final : public RowSink {
         while (!waiting_.empty()) {
             const ssize_t written = ::write(file_.get(), waiting_.data(), waiting_.size());
             if (written < 0 && errno != EINTR)
-                throw runtime_failure(cat("cannot write ", path_.string(), ": ", std::strerror(errno)));
+                throw Error(write_failure(errno), cat("cannot write ", path_.string(), ": ", std::strerror(errno)));
             waiting_.erase(0, static_cast<std::size_t>(std::max<ssize_t>(written, 0)));
         }
     }

@@ -114,14 +114,15 @@ Advantages advantages(const AdvantageRule& rule, const std::vector<std::string>&
                       const std::vector<Scores>& scores, std::span<const double> kl_penalty) {
     const std::vector<double> weights = rule.weights.empty() ? std::vector<double>(scores.size(), 1.0) : rule.weights;
     if (weights.size() != scores.size())
-        throw usage_error(cat("reward_weights has ", weights.size(), " values for ", scores.size(), " rewards"),
-                          "Give one weight for each reward.");
+        throw Error("option.conflict",
+                    cat("reward_weights has ", weights.size(), " values for ", scores.size(), " rewards"),
+                    "Give one weight for each reward.");
     UNSLOTH_CHECK(names.size() == scores.size() && !scores.empty(), names.size(), " names, ", scores.size(),
                   " rewards");
     const Groups batch{scores.front().size(), static_cast<std::size_t>(std::max(rule.num_generations, 1))};
     if (batch.rows % batch.group != 0)
-        throw usage_error(
-            cat("a generation batch of ", batch.rows, " completions is no multiple of num_generations ", batch.group));
+        throw Error("option.conflict", cat("a generation batch of ", batch.rows,
+                                           " completions is no multiple of num_generations ", batch.group));
     for (const Scores& one : scores) UNSLOTH_CHECK(one.size() == batch.rows, one.size(), " of ", batch.rows, " rows");
     UNSLOTH_CHECK(kl_penalty.empty() || kl_penalty.size() == batch.rows, kl_penalty.size(), " KL values");
 

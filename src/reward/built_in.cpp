@@ -27,8 +27,8 @@ const std::vector<json>& column_of(const Batch& batch, const std::string& name, 
     if (found != batch.columns.end()) return found->second;
     std::string all;
     for (const Column& column : batch.columns) all += cat(all.empty() ? "" : ", ", column.first);
-    throw input_error(cat(where, ": the data has no column '", name, "'"),
-                      all.empty() ? "It has no columns but the prompt." : cat("Its columns: ", all, "."));
+    throw Error("data.missing-column", cat(where, ": the data has no column '", name, "'"),
+                all.empty() ? "It has no columns but the prompt." : cat("Its columns: ", all, "."));
 }
 
 /// A row whose text a pattern cannot be found in within its bound is not scored: 0 would be a verdict.
@@ -240,8 +240,8 @@ class Cosine final : public BuiltIn {
         arguments.only_keys({"max_length", "min_value_wrong", "max_value_wrong", "min_value_correct",
                              "max_value_correct", "exact", "numeric"});
         if (arguments.has("exact") && arguments.has("numeric"))
-            throw usage_error(cat(arguments.where(), ": has both 'exact' and 'numeric'"),
-                              "One of them says what is right.");
+            throw Error("reward.bad-entry", cat(arguments.where(), ": has both 'exact' and 'numeric'"),
+                        "One of them says what is right.");
         Entry judge = entry;
         judge.built_in = arguments.has("exact") ? "exact" : "numeric";
         judge.arguments = arguments.has(judge.built_in) ? arguments[judge.built_in].value() : json::object();
@@ -346,7 +346,7 @@ std::unique_ptr<BuiltIn> make_built_in(const Entry& entry, int64_t max_completio
         return made(entry, Arguments(bare ? empty : given, cat(entry.where, ", ", entry.built_in)),
                     max_completion_length);
     } catch (const Error& error) {  // the reader's are of input files
-        throw Error(ErrorKind::usage, error.what());
+        throw Error("reward.bad-entry", error.what());
     }
 }
 

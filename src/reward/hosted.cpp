@@ -99,8 +99,8 @@ void Hosted::start() {
     try {
         read_ready(keeper->load());
     } catch (const json::exception& error) {  // a command's, for the helper of Python functions knows better
-        throw usage_error(cat("rewards: a command's message 'ready' is wrong: ", error.what()),
-                          "docs/rewards.md has the messages.");
+        throw Error("reward.not-loaded", cat("rewards: a command's message 'ready' is wrong: ", error.what()),
+                    "docs/rewards.md has the messages.");
     }
     keeper_ = std::move(keeper);
 }

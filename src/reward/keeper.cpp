@@ -64,7 +64,7 @@ struct Keeper::Task {
 
 Keeper::Keeper(std::vector<HelperPlan> plans, const Settings& settings)
     : settings_(settings), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    if (!wake_.open()) throw runtime_failure(cat("cannot make an event: ", std::strerror(errno)));
+    if (!wake_.open()) throw Error("process.system-call", cat("cannot make an event: ", std::strerror(errno)));
     for (HelperPlan& plan : plans) helpers_.emplace_back(std::move(plan), settings_);
     ready_.resize(helpers_.size());
     // Signals are for the other threads; helpers have none blocked (Process).
@@ -146,10 +146,11 @@ std::vector<json> Keeper::load() {
             const Outcome& outcome = call.outcomes.begin()->second;
             const std::string& name = helpers_[call.helper].name();
             if (outcome.kind == Outcome::Kind::raised)
-                throw usage_error(cat(name, " cannot be loaded: ", text_of(outcome.message, "kind"), ": ",
-                                      text_of(outcome.message, "message")),
-                                  text_of(outcome.message, "traceback"));
-            throw usage_error(cat(name, " cannot be loaded: ", outcome.words));
+                throw Error("reward.not-loaded",
+                            cat(name, " cannot be loaded: ", text_of(outcome.message, "kind"), ": ",
+                                text_of(outcome.message, "message")),
+                            text_of(outcome.message, "traceback"));
+            throw Error("reward.not-loaded", cat(name, " cannot be loaded: ", outcome.words));
         }
     });
     return ready_;
@@ -307,9 +308,9 @@ void Keeper::note_death(const std::string& what) {
     const Limits& limits = settings_.limits;
     while (deaths_.front() + limits.death_steps <= step_) deaths_.pop_front();
     if (static_cast<int>(deaths_.size()) >= limits.deaths)
-        throw runtime_failure(
-            cat("rewards: ", what, "; ", deaths_.size(), " helpers died within ", limits.death_steps, " steps"),
-            "What they printed is in the log, after [reward].");
+        throw Error("reward.helpers-died",
+                    cat("rewards: ", what, "; ", deaths_.size(), " helpers died within ", limits.death_steps, " steps"),
+                    "What they printed is in the log, after [reward].");
 }
 
 void Keeper::quit_all() {

@@ -20,7 +20,7 @@ bool is_built_in(const std::string& name) {
 }
 
 [[noreturn]] void refuse_entry(const Entry& entry, const std::string& what, const std::string& advice = {}) {
-    throw usage_error(cat(entry.where, ": ", what), advice);
+    throw Error("reward.bad-entry", cat(entry.where, ": ", what), advice);
 }
 
 /// "FILE.py:FUNCTION", "MODULE:FUNCTION" or "MODULE.FUNCTION".
@@ -170,14 +170,15 @@ Entry read_entry(const json& one, const std::string& where, const fs::path& fold
 }  // namespace
 
 std::vector<Entry> read_entries(const json& list, const fs::path& folder) {
-    if (!list.is_array() || list.empty()) throw usage_error("rewards: expected a list of at least one reward");
+    if (!list.is_array() || list.empty())
+        throw Error("reward.bad-entry", "rewards: expected a list of at least one reward");
     std::vector<Entry> all;
     std::set<std::string> names;
     for (std::size_t i = 0; i < list.size(); ++i) {
         try {
             all.push_back(read_entry(list[i], cat("rewards[", i, "]"), folder));
         } catch (const Error& error) {  // the reader's are of input files
-            throw Error(ErrorKind::usage, error.what());
+            throw Error("reward.bad-entry", error.what());
         }
         if (!names.insert(all.back().name).second)
             refuse_entry(all.back(), cat("a second reward has the name '", all.back().name, "'"),

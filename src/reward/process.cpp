@@ -35,7 +35,8 @@ struct PipeEnds {
 
 PipeEnds helper_pipe() {
     int ends[2];
-    if (::pipe2(ends, O_CLOEXEC) != 0) throw runtime_failure(cat("cannot make a pipe: ", std::strerror(errno)));
+    if (::pipe2(ends, O_CLOEXEC) != 0)
+        throw Error("process.system-call", cat("cannot make a pipe: ", std::strerror(errno)));
     return {Descriptor(ends[0]), Descriptor(ends[1])};
 }
 
@@ -101,7 +102,7 @@ void close_above(int last) {
 Descriptor moved_up(Descriptor from) {
     if (from.get() > 4) return from;
     Descriptor moved(::fcntl(from.get(), F_DUPFD_CLOEXEC, 5));
-    if (!moved.open()) throw runtime_failure(cat("cannot copy a descriptor: ", std::strerror(errno)));
+    if (!moved.open()) throw Error("process.system-call", cat("cannot copy a descriptor: ", std::strerror(errno)));
     return moved;
 }
 
@@ -120,7 +121,7 @@ Process::Process(const ProcessPlan& plan) {
     if (plan.socket) {
         int ends[2];
         if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
-            throw runtime_failure(cat("cannot make a socket: ", std::strerror(errno)));
+            throw Error("process.system-call", cat("cannot make a socket: ", std::strerror(errno)));
         from_ = Descriptor(ends[0]);
         message = moved_up(Descriptor(ends[1]));
         in = moved_up(Descriptor(::open("/dev/null", O_RDONLY | O_CLOEXEC)));
@@ -139,8 +140,8 @@ Process::Process(const ProcessPlan& plan) {
                             failures.write.get(), ::getpid()};
     pid_ = ::fork();
     if (pid_ < 0)
-        throw runtime_failure(cat("cannot start a process for rewards: ", std::strerror(errno)),
-                              "ulimit -u, or the control group's pids.max, may be too low.");
+        throw Error("process.system-call", cat("cannot start a process for rewards: ", std::strerror(errno)),
+                    "ulimit -u, or the control group's pids.max, may be too low.");
     if (pid_ == 0) become_helper(start);
     ::setpgid(pid_, pid_);
     failures.write.close();
@@ -150,8 +151,9 @@ Process::Process(const ProcessPlan& plan) {
     }
     if (got == sizeof reason) {
         ::waitpid(std::exchange(pid_, -1), nullptr, 0);
-        throw usage_error(cat("cannot start ", plan.command.front(), " in ", folder, ": ", std::strerror(reason)),
-                          "reward_python names the interpreter of Python functions; commands are executable files.");
+        throw Error("process.cannot-start",
+                    cat("cannot start ", plan.command.front(), " in ", folder, ": ", std::strerror(reason)),
+                    "reward_python names the interpreter of Python functions; commands are executable files.");
     }
     start_guard();
     logs_.push_back(std::move(err.read));
@@ -175,7 +177,7 @@ void Process::start_guard() {
     if (guard_ < 0) {
         const int reason = errno;
         end(std::chrono::milliseconds(0));
-        throw runtime_failure(cat("cannot start a process for rewards: ", std::strerror(reason)));
+        throw Error("process.system-call", cat("cannot start a process for rewards: ", std::strerror(reason)));
     }
     ::setpgid(guard_, pid_);
     alive_ = std::move(alive.write);

@@ -48,8 +48,8 @@ Answer read_outcome(const Outcome& outcome, const std::string& name, std::size_t
         case Outcome::Kind::lost:
             throw Failure(outcome.words);
         case Outcome::Kind::broken:
-            throw runtime_failure(cat("reward '", name, "': ", outcome.words),
-                                  "Only messages may be written where the helper writes messages.");
+            throw Error("reward.bad-message", cat("reward '", name, "': ", outcome.words),
+                        "Only messages may be written where the helper writes messages.");
         case Outcome::Kind::raised:
             break;
     }
@@ -141,7 +141,8 @@ void Rewards::Parts::check_columns() const {
     for (const auto& [function, needed] : columns()) {
         for (const std::string& column : needed) {
             if (std::ranges::find(*settings.columns, column) != settings.columns->end()) continue;
-            throw usage_error(
+            throw Error(
+                "reward.missing-column",
                 cat("reward '", names[function], "' needs the column '", column, "', which the data does not have"),
                 cat("Columns of the data: ", joined(*settings.columns), "."));
         }
@@ -183,7 +184,8 @@ void Rewards::Parts::handle(const Failure& failure, std::size_t function, std::s
             failure.row() ? "Prompt: " : "The first row's prompt: ", shortened(shown_prompt(batch.prompts[row])),
             "\nCompletion: ", shortened(batch.completions[row]));
     if (entry.on_error == OnError::stop)
-        throw runtime_failure(text, "on_error \"none\" leaves such rows unscored, \"drop\" leaves out their groups.");
+        throw Error("reward.failed", text,
+                    "on_error \"none\" leaves such rows unscored, \"drop\" leaves out their groups.");
     log::warning(text);
     // A call that failed has no scores of its other rows either.
     std::fill(place(to.scores[function], first), place(to.scores[function], last), std::nullopt);
@@ -202,8 +204,8 @@ void Rewards::Parts::count_unscored(const Batch& batch, Scored& to) {
         last_step = batch.trainer_state.global_step;
     }
     if (steps_unscored >= settings.limits.unscored_steps)
-        throw runtime_failure(cat("no reward function scored any row in ", steps_unscored, " steps"),
-                              "Every function returned null for every row, so that there is nothing to learn.");
+        throw Error("reward.nothing-scored", cat("no reward function scored any row in ", steps_unscored, " steps"),
+                    "Every function returned null for every row, so that there is nothing to learn.");
 }
 
 void Rewards::Parts::score_all(const Batch& batch, Scored& to) {

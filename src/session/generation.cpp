@@ -16,11 +16,11 @@ Prompt encode_row(const nlohmann::ordered_json& row, const PromptEncoder& encode
     if (has_text("text")) return encoder.text(row["text"].get<std::string>());
     if (has_text("prompt")) return encoder.prompt(row["prompt"].get<std::string>());
     if (!row.contains("messages") || !row["messages"].is_array())
-        throw input_error(cat(where, ": expected {\"text\"}, {\"prompt\"} or {\"messages\"}"));
+        throw Error("data.prompt-shape", cat(where, ": expected {\"text\"}, {\"prompt\"} or {\"messages\"}"));
     try {
         return encoder.messages(row);
     } catch (const Error& error) {
-        throw Error(error.kind(), cat(where, ": ", error.what()));
+        throw Error(error.id(), cat(where, ": ", error.what()));
     }
 }
 
@@ -28,7 +28,7 @@ std::string adapter_of(const nlohmann::ordered_json& row, const std::string& whe
     const auto named = row.find("adapter");
     if (named == row.end() || named->is_null()) return "";
     if (!named->is_string() || named->get<std::string>().empty())
-        throw input_error(cat(where, ": \"adapter\" is ", named->dump(), ", expected a name or null"));
+        throw Error("data.prompt-shape", cat(where, ": \"adapter\" is ", named->dump(), ", expected a name or null"));
     return named->get<std::string>();
 }
 
@@ -74,9 +74,9 @@ std::vector<Prompt> read_prompts(const std::filesystem::path& file, const Prompt
     const std::string content = read_file(file);
     const std::size_t first = content.find_first_not_of(" \t\r\n");
     if (first == std::string::npos)
-        throw input_error(cat(file.string(), ": the file is empty"),
-                          "Write a line for each prompt, {\"text\": \"…\"}, {\"prompt\": \"…\"} or {\"messages\": "
-                          "[…]}, or one as it is.");
+        throw Error("data.empty", cat(file.string(), ": the file is empty"),
+                    "Write a line for each prompt, {\"text\": \"…\"}, {\"prompt\": \"…\"} or {\"messages\": "
+                    "[…]}, or one as it is.");
     if (content[first] != '{') {
         if (adapters != nullptr) adapters->push_back({"", file.string()});
         return {encoder.text(content)};
@@ -88,7 +88,7 @@ std::vector<Prompt> read_prompts(const std::filesystem::path& file, const Prompt
         if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
         const std::string where = cat(file.string(), ":", number);
         const auto row = tokenizer::try_parse_ordered(line);
-        if (!row.is_object()) throw input_error(cat(where, ": not a JSON object"));
+        if (!row.is_object()) throw Error("data.prompt-shape", cat(where, ": not a JSON object"));
         prompts.push_back(encode_row(row, encoder, where));
         if (adapters != nullptr) adapters->push_back({adapter_of(row, where), where});
     }
@@ -107,7 +107,7 @@ std::vector<int32_t> stop_ids(const tokenizer::Tokenizer& tokenizer, const spec:
 int64_t longest_of(const std::vector<Prompt>& prompts) {
     std::size_t longest = 1;
     for (const Prompt& prompt : prompts) {
-        if (prompt.empty()) throw input_error("a prompt has no tokens, and the tokenizer adds none");
+        if (prompt.empty()) throw Error("data.empty-row", "a prompt has no tokens, and the tokenizer adds none");
         longest = std::max(longest, prompt.size());
     }
     return static_cast<int64_t>(longest);

@@ -28,14 +28,16 @@ void require_positions(const config::LoadedConfig& loaded, const spec::ModelSpec
     const bool linear = spec.rope.type == spec::RopeSpec::Type::linear;  // what is scaled already is scaled further
     const auto factor =
         std::llround(static_cast<double>((length + positions - 1) / positions) * (linear ? spec.rope.factor : 1.0));
-    throw usage_error(cat("model.max_seq_length is ", length, ", and the model has ", positions, " positions"),
-                      cat("Scale them, as with --rope_scaling '{\"rope_type\": \"linear\", \"factor\": ", factor,
-                          ".0}', or take a max_seq_length of ", positions, " or less."));
+    throw Error("model.too-many-positions",
+                cat("model.max_seq_length is ", length, ", and the model has ", positions, " positions"),
+                cat("Scale them, as with --rope_scaling '{\"rope_type\": \"linear\", \"factor\": ", factor,
+                    ".0}', or take a max_seq_length of ", positions, " or less."));
 }
 
 OpenedModel open_model(const config::Config& config) {
     if (config.model.path.empty())
-        throw usage_error("model.path is missing", "Set it in the config file, or with --model.path FOLDER.");
+        throw Error("option.missing", "model.path is missing",
+                    "Set it in the config file, or with --model.path FOLDER.");
     OpenedModel opened;
     opened.rope_scaling = placement::rope_scaling_of(config);
     const auto& adapter = config.model.adapter_name_or_path;
@@ -72,16 +74,18 @@ config::LoadedConfig with_base(config::LoadedConfig loaded, const engine_api::Na
         if (model.rope_scaling == "{}" && name == adapters.folders.front().first && !trained.empty())
             model.rope_scaling = trained;
         if (scaling(model.rope_scaling) != scaling(trained))
-            throw usage_error(cat("adapter ", name, " was trained with rope_scaling ",
-                                  trained.empty() ? "of config.json" : trained, ", others have ", model.rope_scaling),
-                              "Answer its rows in a call of their own.");
+            throw Error("adapter.contradicts",
+                        cat("adapter ", name, " was trained with rope_scaling ",
+                            trained.empty() ? "of config.json" : trained, ", others have ", model.rope_scaling),
+                        "Answer its rows in a call of their own.");
     }
     if (!model.path.empty() || (!model.adapter_name_or_path && adapters.folders.empty())) return loaded;
     const std::string folder =
         model.adapter_name_or_path ? *model.adapter_name_or_path : adapters.folders.front().second;
     model.path = config_of(folder).base_model_name_or_path;
     if (model.path.empty())
-        throw input_error(cat(folder, ": adapter_config.json does not name the base"), "Give it with --model.path.");
+        throw Error("adapter.bad-config", cat(folder, ": adapter_config.json does not name the base"),
+                    "Give it with --model.path.");
     log::info("the adapter's base: ", model.path);
     return loaded;
 }
@@ -116,12 +120,12 @@ LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedM
     const spec::ModelSpec& spec = opened.file->spec;
     placement::fit_to(request, spec, {.tokens = tokens, .segments = segments, .longest = tokens, .labels = head_rows});
     if (cache.in_8_bit && !ops::codes_keys(device, request.dtype, spec.num_heads, spec.num_kv_heads, spec.head_dim))
-        throw usage_error(
-            cat("--kv_cache_dtype fp8: this GPU's kernels read codes in bfloat16, of heads of 64 or 128 of "
-                "which up to 16 share keys; the model has ",
-                spec.num_heads, " heads of ", spec.head_dim, " on ", spec.num_kv_heads, ", in ",
-                c10::toString(request.dtype)),
-            "Leave --kv_cache_dtype at auto.");
+        throw Error("device.unsupported",
+                    cat("--kv_cache_dtype fp8: this GPU's kernels read codes in bfloat16, of heads of 64 or 128 of "
+                        "which up to 16 share keys; the model has ",
+                        spec.num_heads, " heads of ", spec.head_dim, " on ", spec.num_kv_heads, ", in ",
+                        c10::toString(request.dtype)),
+                    "Leave --kv_cache_dtype at auto.");
     model::ModelPlan plan(opened.file, request);
     const placement::MemoryBudget budget = placement::memory_budget(loaded.config, device);
     placement::shrink(plan, cache, budget.device / 10 * 9);

@@ -52,20 +52,23 @@ void require_same_vocabulary(const OpenedModel& student, const OpenedModel& teac
     const auto own = tokenizer_of(student), other = tokenizer_of(teacher);
     if (!own || !other) {
         if (student.file->spec.vocab_size == teacher.file->spec.vocab_size) return;
-        throw input_error(cat("the teacher ", name, " has a vocabulary of ", teacher.file->spec.vocab_size,
-                              " ids, the student one of ", student.file->spec.vocab_size),
-                          same_ids);
+        throw Error("teacher.vocabulary",
+                    cat("the teacher ", name, " has a vocabulary of ", teacher.file->spec.vocab_size,
+                        " ids, the student one of ", student.file->spec.vocab_size),
+                    same_ids);
     }
     const auto both = static_cast<int32_t>(std::min(own->vocab_size(), other->vocab_size()));
     for (int32_t id = 0; id < both; ++id)
         if (own->token(id) != other->token(id))
-            throw input_error(cat("the teacher ", name, " has another vocabulary: id ", id, " is \"", other->token(id),
-                                  "\", the student's is \"", own->token(id), "\""),
-                              same_ids);
+            throw Error("teacher.vocabulary",
+                        cat("the teacher ", name, " has another vocabulary: id ", id, " is \"", other->token(id),
+                            "\", the student's is \"", own->token(id), "\""),
+                        same_ids);
     if (own->vocab_size() != other->vocab_size())
-        throw input_error(cat("the teacher ", name, " has tokens for ", other->vocab_size(), " ids, the student for ",
-                              own->vocab_size()),
-                          same_ids);
+        throw Error("teacher.vocabulary",
+                    cat("the teacher ", name, " has tokens for ", other->vocab_size(), " ids, the student for ",
+                        own->vocab_size()),
+                    same_ids);
 }
 
 }  // namespace
@@ -98,8 +101,10 @@ TeacherSetup::TeacherSetup(const config::LoadedConfig& run, const OpenedModel& s
     const std::string& name = distill.teacher.value();
     if (placement::teacher_is_file(run.config)) {
         if (distill.teacher_adapter)
-            throw usage_error("distill.teacher_adapter serves a teacher that is a model, and distill.teacher is a file",
-                              "Leave it out: the file says what base and adapter said.");
+            throw Error(
+                "option.no-effect",
+                "distill.teacher_adapter only applies to a teacher that is a model, and distill.teacher is a file",
+                "Leave it out: the file says what base and adapter said.");
         file_ = std::make_unique<objective::TeacherFile>(name, distill.temperature, distill.top_k,
                                                          student.file->spec.vocab_size, device);
         const auto& metadata = file_->metadata();
@@ -108,17 +113,20 @@ TeacherSetup::TeacherSetup(const config::LoadedConfig& run, const OpenedModel& s
         const auto size = metadata.find(objective::teacher_file::vocabulary_size);
         const bool known = !own.empty() && !other.empty();
         if (known && own != other)
-            throw input_error(cat(name, " was made with a tokenizer whose ids mean other tokens than the student's"),
-                              same_ids);
+            throw Error("teacher.vocabulary",
+                        cat(name, " was made with a tokenizer whose ids mean other tokens than the student's"),
+                        same_ids);
         if (!known && size != metadata.end() && size->second != cat(student.file->spec.vocab_size))
-            throw input_error(cat(name, " is of a vocabulary of ", size->second, " ids, the student has one of ",
-                                  student.file->spec.vocab_size),
-                              same_ids);
+            throw Error("teacher.vocabulary",
+                        cat(name, " is of a vocabulary of ", size->second, " ids, the student has one of ",
+                            student.file->spec.vocab_size),
+                        same_ids);
         return;
     }
     if (distill.top_k > 0)
-        throw usage_error("distill.top_k serves a teacher's file, and distill.teacher is a model",
-                          "Leave it out, or let `unsloth-train score --top_k N` write a file.");
+        throw Error("option.no-effect",
+                    "distill.top_k only applies to a teacher's file, and distill.teacher is a model",
+                    "Leave it out, or let `unsloth-train score --top_k N` write a file.");
     opened_ = open_model(of_teacher_.config);
     require_same_vocabulary(student, opened_, name);
     formats::require_finite(*opened_.file, of_teacher_.config.model.dtype);

@@ -44,8 +44,8 @@ class Targets {
     explicit Targets(const LoraSpec& lora) : lora_(lora), used_(lora.target_modules.size(), false) {
         if (lora.target_is_regex) {
             if (lora.target_modules.size() != 1 || !lora.layers_to_transform.empty())
-                throw usage_error(
-                    "lora.target_modules: a regular expression stands alone, without lora.layers_to_transform");
+                throw Error("option.conflict",
+                            "lora.target_modules: a regular expression stands alone, without lora.layers_to_transform");
             expression_.emplace(lora.target_modules[0], "lora.target_modules", lora.target_modules[0]);
         }
     }
@@ -73,9 +73,9 @@ class Targets {
     void refuse_unused() const {
         for (std::size_t i = 0; i < used_.size(); ++i) {
             if (used_[i]) continue;
-            throw usage_error(
-                cat("lora.target_modules: '", lora_.target_modules[i], "' matches no module of this model"),
-                "Targets are q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj.");
+            throw Error("adapter.no-such-target",
+                        cat("lora.target_modules: '", lora_.target_modules[i], "' matches no module of this model"),
+                        "Targets are q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj.");
         }
     }
 
@@ -111,43 +111,44 @@ void refuse_idle_keys(const std::string& option, const std::vector<std::pair<std
     for (std::size_t i = 0; i < entries.size(); ++i) {
         const std::string place = cat(option, ": '", entries[i].first, "' ");
         if (uses[i] == Use::without_adapter)
-            throw usage_error(place + "matches modules without an adapter alone",
-                              "lora.target_modules and lora.layers_to_transform say which get one.");
+            throw Error("adapter.no-such-target", place + "matches modules without an adapter alone",
+                        "lora.target_modules and lora.layers_to_transform say which get one.");
         if (uses[i] == Use::shadowed)
-            throw usage_error(place + "never counts: keys before it match all of its modules",
-                              "The first match wins: put it before them, or leave it out.");
+            throw Error("adapter.no-such-target", place + "never counts: keys before it match all of its modules",
+                        "The first match wins: put it before them, or leave it out.");
         if (uses[i] == Use::none)
-            throw usage_error(
-                place + "matches no module of this model",
-                cat("A key is the end of a path from a dot on, or a regular expression for it: paths go "
-                    "from ",
-                    module_path(0, 0), " to ", module_path(layers.size() - 1, projection_count - 1), "."));
+            throw Error("adapter.no-such-target", place + "matches no module of this model",
+                        cat("A key is the end of a path from a dot on, or a regular expression for it: paths go "
+                            "from ",
+                            module_path(0, 0), " to ", module_path(layers.size() - 1, projection_count - 1), "."));
     }
 }
 
 void check_options(const LoraSpec& lora, const ModelSpec& model) {
-    if (lora.r < 1) throw usage_error(cat("lora.r must be at least 1, but is ", lora.r));
-    if (!std::isfinite(lora.lora_alpha)) throw usage_error("lora.lora_alpha must be a finite number");
+    if (lora.r < 1) throw Error("option.out-of-range", cat("lora.r must be at least 1, but is ", lora.r));
+    if (!std::isfinite(lora.lora_alpha)) throw Error("option.out-of-range", "lora.lora_alpha must be a finite number");
     if (!(lora.lora_dropout >= 0.0 && lora.lora_dropout < 1.0))
-        throw usage_error(cat("lora.lora_dropout must lie in [0, 1), but is ", lora.lora_dropout));
+        throw Error("option.out-of-range", cat("lora.lora_dropout must lie in [0, 1), but is ", lora.lora_dropout));
     for (const int64_t layer : lora.layers_to_transform) {
         if (layer >= 0 && layer < model.num_layers) continue;
-        throw usage_error(cat("lora.layers_to_transform: there is no layer ", layer, "; the model's layers are 0 to ",
-                              model.num_layers - 1));
+        throw Error("adapter.no-such-target", cat("lora.layers_to_transform: there is no layer ", layer,
+                                                  "; the model's layers are 0 to ", model.num_layers - 1));
     }
     for (const std::string& module : lora.modules_to_save) {
         if (module == "embed_tokens" || module == "lm_head") continue;
-        throw usage_error(cat("lora.modules_to_save: '", module, "' cannot be trained in full"),
-                          "Modules to save are embed_tokens and lm_head.");
+        throw Error("adapter.no-such-target", cat("lora.modules_to_save: '", module, "' cannot be trained in full"),
+                    "Modules to save are embed_tokens and lm_head.");
     }
     if (lora.target_modules.empty())
-        throw usage_error("lora.target_modules is empty: no projection would get an adapter");
+        throw Error("option.invalid-value", "lora.target_modules is empty: no projection would get an adapter");
 }
 
 LoraModule make_module(const LoraSpec& lora, int64_t r, double alpha, const std::string& path) {
-    if (r < 1) throw usage_error(cat("lora.rank_pattern gives ", path, " the rank ", r, "; a rank is at least 1"));
+    if (r < 1)
+        throw Error("option.out-of-range",
+                    cat("lora.rank_pattern gives ", path, " the rank ", r, "; a rank is at least 1"));
     if (!std::isfinite(alpha))
-        throw usage_error(cat("lora.alpha_pattern gives ", path, " an alpha that is not finite"));
+        throw Error("option.out-of-range", cat("lora.alpha_pattern gives ", path, " an alpha that is not finite"));
     const auto rank = static_cast<double>(r);
     return {r, alpha, alpha / (lora.use_rslora ? std::sqrt(rank) : rank), lora.use_dora};
 }

@@ -56,7 +56,8 @@ ModulePattern::ModulePattern(const std::string& expression, std::string option, 
     PCRE2_SIZE offset = 0;
     auto code = std::make_shared<const Code>(expression, error, offset);
     if (code->code == nullptr)
-        throw usage_error(cat(option_, ": '", shown_, "' is no valid regular expression: ", message_of(error)));
+        throw Error("option.invalid-pattern",
+                    cat(option_, ": '", shown_, "' is no valid regular expression: ", message_of(error)));
     code_ = std::move(code);
 }
 
@@ -67,8 +68,8 @@ bool ModulePattern::matches(const std::string& path) const {
     const int found = pcre2_match(code_->code, units(path), path.size(), 0, 0, data.get(), code_->context);
     if (found == PCRE2_ERROR_NOMATCH) return false;
     if (found < 0)
-        throw usage_error(cat(option_, ": the regular expression '", shown_, "' cannot be matched against '", path,
-                              "': ", message_of(found)));
+        throw Error("option.invalid-pattern", cat(option_, ": the regular expression '", shown_,
+                                                  "' cannot be matched against '", path, "': ", message_of(found)));
     return true;
 }
 

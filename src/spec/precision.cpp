@@ -30,8 +30,8 @@ WeightType type_named(const std::string& key, const std::string& name) {
         known.push_back(text);
     }
     const std::string meant = did_you_mean(nearest(name, known));
-    throw usage_error(cat(option, ": '", key, "' is to be '", name, "', which is no type"),
-                      cat(meant, meant.empty() ? "" : " ", "Types are nf4, fp4, int8, bf16, fp16 and fp32."));
+    throw Error("model.precision", cat(option, ": '", key, "' is to be '", name, "', which is no type"),
+                cat(meant, meant.empty() ? "" : " ", "Types are nf4, fp4, int8, bf16, fp16 and fp32."));
 }
 
 /// Whether `whole` is the module `part`, or lies in it.
@@ -56,7 +56,8 @@ bool is_part_of_layer(const std::string& below) {
         known.push_back(whole.substr(0, whole.rfind('.')));
     }
     const std::string meant = did_you_mean(nearest(key, known));
-    throw usage_error(cat(option, ": there is no module '", key, "'"), cat(meant, meant.empty() ? "" : " ", names));
+    throw Error("model.precision", cat(option, ": there is no module '", key, "'"),
+                cat(meant, meant.empty() ? "" : " ", names));
 }
 
 }  // namespace
@@ -89,7 +90,7 @@ PrecisionMap::PrecisionMap(const std::vector<std::pair<std::string, std::string>
     for (const auto& [key, type] : entries) {
         const bool twice =
             std::any_of(entries_.begin(), entries_.end(), [&, &key = key](const Entry& e) { return e.key == key; });
-        if (twice) throw usage_error(cat(option, ": '", key, "' is named twice"));
+        if (twice) throw Error("model.precision", cat(option, ": '", key, "' is named twice"));
         entries_.push_back(read_key(key));
         entries_.back().type = type_named(key, type);
     }
@@ -120,9 +121,10 @@ const PrecisionMap::Entry* PrecisionMap::entry_of(const TensorRule& rule, bool t
     for (const Entry& entry : entries_) {
         const int rank = entry.rank(rule, tied);
         if (rank > 0 && rank == most && entry.type != best->type)
-            throw usage_error(cat(option, ": '", best->key, "' is ", name_of(best->type), " and '", entry.key, "' ",
-                                  name_of(entry.type), ", and both name ", rule.hf_name),
-                              "Let the ranges be apart.");
+            throw Error("model.precision",
+                        cat(option, ": '", best->key, "' is ", name_of(best->type), " and '", entry.key, "' ",
+                            name_of(entry.type), ", and both name ", rule.hf_name),
+                        "Let the ranges be apart.");
         if (rank <= most) continue;
         best = &entry;
         most = rank;
@@ -135,14 +137,16 @@ void PrecisionMap::check(const ModelSpec& model) const {
     const Entry *embedding = nullptr, *head = nullptr;
     for (const Entry& entry : entries_) {
         if (entry.part == Entry::Part::layers && entry.last != INT64_MAX && entry.last >= model.num_layers)
-            throw usage_error(cat(option, ": '", entry.key, "', but the model has layers 0 to ", model.num_layers - 1));
+            throw Error("model.precision",
+                        cat(option, ": '", entry.key, "', but the model has layers 0 to ", model.num_layers - 1));
         if (entry.part == Entry::Part::embedding) embedding = &entry;
         if (entry.part == Entry::Part::head) head = &entry;
     }
     if (model.tie_word_embeddings && embedding != nullptr && head != nullptr && embedding->type != head->type)
-        throw usage_error(cat(option, ": model.embed_tokens is ", name_of(embedding->type), " and lm_head ",
-                              name_of(head->type), ", but they are one matrix in this model (tie_word_embeddings)"),
-                          "Name one of them.");
+        throw Error("model.precision",
+                    cat(option, ": model.embed_tokens is ", name_of(embedding->type), " and lm_head ",
+                        name_of(head->type), ", but they are one matrix in this model (tie_word_embeddings)"),
+                    "Name one of them.");
     for (const TensorRule& rule : tensor_table(model)) (void)entry_of(rule, model.tie_word_embeddings);
 }
 

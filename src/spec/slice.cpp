@@ -11,8 +11,8 @@ namespace {
 constexpr int64_t alignment = 8;
 
 [[noreturn]] void refuse(TensorRank tp, const std::string& what) {
-    throw usage_error(cat("distributed.tp_size ", tp.size, ": ", what),
-                      "Take a tp_size that divides the model's heads and its intermediate size.");
+    throw Error("parallel.model-does-not-divide", cat("distributed.tp_size ", tp.size, ": ", what),
+                "Take a tp_size that divides the model's heads and its intermediate size.");
 }
 
 void require_divisible(TensorRank tp, const char* name, int64_t size, int64_t unit) {

@@ -85,8 +85,8 @@ constexpr std::size_t growth_limit(std::size_t size) {
 /// Input Error beyond the limit.
 inline void check_growth(std::size_t size, std::size_t limit) {
     if (size > limit) [[unlikely]]
-        throw input_error(
-            cat("the steps of tokenizer.json make a text of more than ", limit, " bytes out of a short one"));
+        throw Error("tokenizer.gave-up",
+                    cat("the steps of tokenizer.json make a text of more than ", limit, " bytes out of a short one"));
 }
 
 /// Builds a rewritten text and, where the caller wants it, its alignment. Input Error for a text beyond `limit`.

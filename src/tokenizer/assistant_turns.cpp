@@ -223,7 +223,8 @@ class TurnFinder {
     }
 
     [[noreturn]] void refuse(std::size_t i) const {
-        throw input_error(
+        throw Error(
+            "template.unclear-turns",
             cat("chat template ", conversation_.chat_template.name(), ": cannot tell which part of the text messages[",
                 i, "] is: the template renders it differently depending on what follows"),
             "put {% generation %} … {% endgeneration %} around the answer in the template, choose another "

@@ -14,8 +14,9 @@ namespace {
 std::string text_of(const Tokenizer& tokenizer, int32_t id, const char* role) {
     const std::string token = tokenizer.token(id);
     if (tokenizer.added_token_id(token) == id) return token;
-    throw input_error(cat("the ", role, " token '", token, "' of the tokenizer in ", tokenizer.folder().string(),
-                          " is not one of its added_tokens, so no text can contain it"));
+    throw Error("tokenizer.bad-file",
+                cat("the ", role, " token '", token, "' of the tokenizer in ", tokenizer.folder().string(),
+                    " is not one of its added_tokens, so no text can contain it"));
 }
 
 constexpr std::string_view alpaca_response = "### Response:\n";
@@ -28,9 +29,10 @@ std::string leading_bos(const Tokenizer& tokenizer) {
 
 std::string end_of_sequence(const Tokenizer& tokenizer) {
     if (tokenizer.eos_id()) return text_of(tokenizer, *tokenizer.eos_id(), "end-of-sequence");
-    throw input_error(cat("the tokenizer in ", tokenizer.folder().string(),
-                          " names no end-of-sequence token, which must end every answer"),
-                      "set eos_token in its tokenizer_config.json");
+    throw Error("tokenizer.no-eos",
+                cat("the tokenizer in ", tokenizer.folder().string(),
+                    " names no end-of-sequence token, which must end every answer"),
+                "set eos_token in its tokenizer_config.json");
 }
 
 std::string alpaca_preamble(std::string_view system, bool has_input) {
@@ -103,9 +105,10 @@ std::size_t common_prompt(const Tokenizer& tokenizer, std::string_view a, std::s
         if (end_of(common) == 0 || common == side->ids.size()) continue;
         const int32_t next = side->ids[common];
         if (tokenizer.is_special(next) && std::find(stops.begin(), stops.end(), next) == stops.end())
-            throw input_error(cat("the row has no prompt, and its texts part in front of the special token ",
-                                  tokenizer.token(next), ", with which no answer begins"),
-                              "Add a column prompt, or write the prompt and the answers as messages.");
+            throw Error("data.no-prompt",
+                        cat("the row has no prompt, and its texts part in front of the special token ",
+                            tokenizer.token(next), ", with which no answer begins"),
+                        "Add a column prompt, or write the prompt and the answers as messages.");
     }
     // Several tokens may be of one character.
     const auto cuts = [&](std::string_view text) {

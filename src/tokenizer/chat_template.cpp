@@ -30,16 +30,18 @@ using jinja::Value;
 void require_tokens(const BuiltinTemplate& chosen, const Tokenizer& tokenizer) {
     for (const std::string_view token : chosen.tokens) {
         if (tokenizer.added_token_id(token)) continue;
-        throw input_error(cat("the chat template ", chosen.name, " needs the token ", token,
-                              ", which the tokenizer in ", tokenizer.folder().string(), " does not have"),
-                          "choose another --data.template (auto takes one that fits the tokenizer)");
+        throw Error("template.missing-token",
+                    cat("the chat template ", chosen.name, " needs the token ", token, ", which the tokenizer in ",
+                        tokenizer.folder().string(), " does not have"),
+                    "choose another --data.template (auto takes one that fits the tokenizer)");
     }
     if (chosen.writes_eos) end_of_sequence(tokenizer);
     if (chosen.writes_bos && !tokenizer.bos_id()) {
-        throw input_error(cat("the chat template ", chosen.name,
-                              " begins with the beginning-of-sequence token, and the tokenizer in ",
-                              tokenizer.folder().string(), " names none"),
-                          "set bos_token in its tokenizer_config.json, or choose another --data.template");
+        throw Error("template.missing-token",
+                    cat("the chat template ", chosen.name,
+                        " begins with the beginning-of-sequence token, and the tokenizer in ",
+                        tokenizer.folder().string(), " names none"),
+                    "set bos_token in its tokenizer_config.json, or choose another --data.template");
     }
 }
 
@@ -66,8 +68,8 @@ Error unknown_template(std::string_view name, const Tokenizer& tokenizer) {
         known += cat(", ", own, " (of the model)");
     }
     const std::string meant = did_you_mean(nearest(std::string(name), names));
-    return usage_error(cat("there is no chat template '", name, "'"),
-                       cat(meant, meant.empty() ? "" : " ", "known: ", known, "; or a path to a .jinja file"));
+    return Error("template.unknown", cat("there is no chat template '", name, "'"),
+                 cat(meant, meant.empty() ? "" : " ", "known: ", known, "; or a path to a .jinja file"));
 }
 
 /// A message's reasoning, as data sets and templates call it.
@@ -81,10 +83,12 @@ bool calls_tools(const Json& message) {
 /// A message as transformers hands it over: without null members, its reasoning under all names for it. One that calls
 /// tools and says nothing has an empty text as content, for templates add to it.
 Value message_value(const Json& message, std::size_t i) {
-    if (!message.is_object()) throw input_error(cat("messages[", i, "]: expected an object, found ", shown(message)));
+    if (!message.is_object())
+        throw Error("data.message-shape", cat("messages[", i, "]: expected an object, found ", shown(message)));
     const auto role = message.find("role");
-    if (role == message.end()) throw input_error(cat("messages[", i, "]: 'role' is missing"));
-    if (!role->is_string()) throw input_error(cat("messages[", i, "].role: expected a string, found ", shown(*role)));
+    if (role == message.end()) throw Error("data.message-shape", cat("messages[", i, "]: 'role' is missing"));
+    if (!role->is_string())
+        throw Error("data.message-shape", cat("messages[", i, "].role: expected a string, found ", shown(*role)));
     const Json* reasoning = nullptr;
     for (const char* name : reasoning_names) {
         const auto found = message.find(name);
@@ -101,8 +105,9 @@ Value message_value(const Json& message, std::size_t i) {
 }
 
 Items message_values(const Json& messages) {
-    if (!messages.is_array()) throw input_error(cat("messages: expected an array, found ", shown(messages)));
-    if (messages.empty()) throw input_error("a conversation without messages");
+    if (!messages.is_array())
+        throw Error("data.message-shape", cat("messages: expected an array, found ", shown(messages)));
+    if (messages.empty()) throw Error("data.message-shape", "a conversation without messages");
     Items out;
     for (std::size_t i = 0; i < messages.size(); ++i) out.push_back(message_value(messages[i], i));
     return out;
@@ -122,7 +127,8 @@ Json kwargs_of(const Json& row) {
     const auto found = row.find("chat_template_kwargs");
     if (found == row.end() || found->is_null()) return Json::object();
     Json kwargs = found->is_string() ? try_parse_ordered(found->get_ref<const std::string&>()) : *found;
-    if (!kwargs.is_object()) throw input_error(cat("chat_template_kwargs: expected an object, found ", shown(*found)));
+    if (!kwargs.is_object())
+        throw Error("data.column-type", cat("chat_template_kwargs: expected an object, found ", shown(*found)));
     return kwargs;
 }
 
@@ -157,10 +163,12 @@ void add_builtin_variables(const Tokenizer& tokenizer, jinja::Variables& variabl
 
 void add_kwargs(std::string_view text, jinja::Variables& variables) {
     const Json kwargs = try_parse_ordered(text);
-    if (!kwargs.is_object()) throw usage_error(cat("chat_template_kwargs: expected a JSON object, found ", text));
+    if (!kwargs.is_object())
+        throw Error("option.invalid-value", cat("chat_template_kwargs: expected a JSON object, found ", text));
     for (const auto& [key, value] : kwargs.items()) {
         if (key == "messages" || key == "add_generation_prompt")
-            throw usage_error(cat("chat_template_kwargs: ", key, " is each row's own"), "Leave it out.");
+            throw Error("option.invalid-value", cat("chat_template_kwargs: ", key, " is each row's own"),
+                        "Leave it out.");
         variables[key] = jinja::from_json(value);
     }
 }
@@ -254,7 +262,7 @@ Rendered ChatTemplate::Impl::render(const jinja::Template& chosen, Items message
 }
 
 Rendered ChatTemplate::render(const Json& row, TrainedTurns turns) const {
-    if (!row.is_object() || !row.contains("messages")) throw input_error("'messages' is missing");
+    if (!row.is_object() || !row.contains("messages")) throw Error("data.missing-column", "'messages' is missing");
     try {
         bool prompt = false;
         jinja::Variables variables = impl_->variables;
@@ -267,7 +275,8 @@ Rendered ChatTemplate::render(const Json& row, TrainedTurns turns) const {
                 else if (value.is_boolean())
                     prompt = value.template get<bool>();
                 else
-                    throw input_error(cat("add_generation_prompt: expected true or false, found ", shown(value)));
+                    throw Error("data.column-type",
+                                cat("add_generation_prompt: expected true or false, found ", shown(value)));
             }
         };
         take(row);
@@ -276,7 +285,7 @@ Rendered ChatTemplate::render(const Json& row, TrainedTurns turns) const {
             impl_->with_tools && !variables["tools"].is_none() ? *impl_->with_tools : impl_->main;
         return impl_->render(chosen, message_values(row["messages"]), prompt, std::move(variables), turns);
     } catch (const jinja::Failure& failure) {  // outside the template: the row nests too deep
-        throw input_error(failure.what());
+        throw Error("template.failed", failure.what());
     }
 }
 
@@ -290,13 +299,13 @@ Rendered ChatTemplate::render(std::span<const Message> messages, bool add_genera
 void require_whole(const ChatTemplate& chat, const Rendered& rendered) {
     if (rendered.left_out.empty()) return;
     const bool content = rendered.left_out.find("].content") != std::string::npos;
-    throw input_error(cat("the chat template ", chat.name(), " writes nothing of the row's ", rendered.left_out,
-                          ": the model would not see it"),
-                      content
-                          ? "Choose a data.template that writes it, or give the message a role that this one knows; "
-                            "a text beside tool_calls may become a message of its own."
-                          : "Choose a data.template that writes tools and calls of them, or write them into the "
-                            "contents.");
+    throw Error("template.omits-content",
+                cat("the chat template ", chat.name(), " writes nothing of the row's ", rendered.left_out,
+                    ": the model would not see it"),
+                content ? "Choose a data.template that writes it, or give the message a role that this one knows; "
+                          "a text beside tool_calls may become a message of its own."
+                        : "Choose a data.template that writes tools and calls of them, or write them into the "
+                          "contents.");
 }
 
 std::span<const std::string_view> builtin_templates() {

@@ -79,8 +79,8 @@ void surround(const std::filesystem::path& folder, const std::optional<bool>& ad
     if (!*add) return;
     const auto found = std::find_if(tokens.begin(), tokens.end(), [&](const auto& t) { return t.content == content; });
     if (found == tokens.end())
-        throw input_error(
-            cat(folder.string(), "/tokenizer_config.json: key ", key, ": expected false, for no such token is named"));
+        throw Error("tokenizer.bad-file", cat(folder.string(), "/tokenizer_config.json: key ", key,
+                                              ": expected false, for no such token is named"));
     ids = {found->id};
 }
 
@@ -92,8 +92,8 @@ void make_merges(const std::string& where, BpeSpec& spec) {
     constexpr std::size_t longest_piece = 4096;  // every split of a piece is looked up: time goes with its square
     for (const auto& [piece, id] : spec.vocab) {
         if (piece.size() > longest_piece)
-            throw input_error(
-                cat(where, ": expected pieces of at most ", longest_piece, " bytes, found ", piece.size()));
+            throw Error("tokenizer.bad-file",
+                        cat(where, ": expected pieces of at most ", longest_piece, " bytes, found ", piece.size()));
         const std::string_view text = piece;
         for (std::size_t at = unicode::decode(text, 0).size; at < text.size(); at += unicode::decode(text, at).size) {
             const int32_t left = spec.ids.find(text.substr(0, at)), right = spec.ids.find(text.substr(at));
@@ -169,10 +169,11 @@ TokenizerSpec read_sentencepiece_tokenizer(const std::filesystem::path& folder) 
     LlamaSettings settings = read_llama_settings(folder);
     const std::string& name = settings.tokenizer_class;
     if (!name.empty() && name != "LlamaTokenizer" && name != "LlamaTokenizerFast")
-        throw input_error(cat(folder.string(),
-                              "/tokenizer_config.json: key tokenizer_class: expected LlamaTokenizer "
-                              "beside a tokenizer.model (others need their tokenizer.json), found \"",
-                              name, "\""));
+        throw Error("tokenizer.unsupported",
+                    cat(folder.string(),
+                        "/tokenizer_config.json: key tokenizer_class: expected LlamaTokenizer "
+                        "beside a tokenizer.model (others need their tokenizer.json), found \"",
+                        name, "\""));
 
     TokenizerSpec out;
     for (const SentencePieceModel::Piece& piece : model.pieces)

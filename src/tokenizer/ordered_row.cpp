@@ -33,15 +33,17 @@ std::optional<Json> system_message(const Json& row, const Json& first) {
     const auto system = row.find("system");
     if (system == row.end() || system->is_null() || *system == "") return std::nullopt;
     if (!system->is_string())
-        throw input_error(cat("column \"system\": expected a text, found a value of type ", system->type_name()),
-                          "It is the system's message; data.columns gives a column that is not another name.");
+        throw Error("data.message-shape",
+                    cat("column \"system\": expected a text, found a value of type ", system->type_name()),
+                    "It is the system's message; data.columns gives a column that is not another name.");
     const auto member = [&](const char* name) {
         return first.is_object() && first.contains(name) ? first[name] : Json();
     };
     if (member("role") != "system") return Json{{"role", "system"}, {"content", *system}};
     if (says(member("content"), system->get_ref<const std::string&>())) return std::nullopt;
-    throw input_error("column \"system\" and the conversation's own system message are not the same text",
-                      "Leave one of them out: the model gets one system message at the beginning.");
+    throw Error("data.message-shape",
+                "column \"system\" and the conversation's own system message are not the same text",
+                "Leave one of them out: the model gets one system message at the beginning.");
 }
 
 void put_system_first(Json& row) {

@@ -14,15 +14,16 @@ namespace {
 constexpr int deepest = 16;
 
 [[noreturn]] void refuse_type(const JsonReader& part, const std::string& known) {
-    throw input_error(cat(part.where(), ": the type '", part.at("type").string(),
-                          "' is not known to this program (known here: ", known, ")"));
+    throw Error("tokenizer.unsupported", cat(part.where(), ": the type '", part.at("type").string(),
+                                             "' is not known to this program (known here: ", known, ")"));
 }
 
 /// The members of a Sequence and of those within it, or the part itself.
 void add_members(const JsonReader& part, const char* key, int depth, std::vector<JsonReader>& members) {
     if (part.at("type").string() != "Sequence") return members.push_back(part);
     part.only_keys({"type", key});
-    if (depth >= deepest) throw input_error(cat(part.where(), ": sequences nested more than ", deepest, " deep"));
+    if (depth >= deepest)
+        throw Error("tokenizer.unsupported", cat(part.where(), ": sequences nested more than ", deepest, " deep"));
     for (const JsonReader& member : part.at(key).elements()) add_members(member, key, depth + 1, members);
 }
 std::vector<JsonReader> members_of(const JsonReader& part, const char* key) {

@@ -42,8 +42,8 @@ class Translator {
 
   private:
     [[noreturn]] void refuse(std::string_view construct) const {
-        throw input_error(cat(where_, ": the regular expression uses '", construct, "' at position ", at_,
-                              ", which this program does not know: ", in_));
+        throw Error("tokenizer.unsupported", cat(where_, ": the regular expression uses '", construct, "' at position ",
+                                                 at_, ", which this program does not know: ", in_));
     }
     std::string_view rest() const { return in_.substr(at_); }
     void take(std::size_t n) {
@@ -219,8 +219,8 @@ Regex::Regex(std::string_view source, const std::string& where) : source_(source
                               context.get()),
                 pcre2_code_free);
     if (!code_) {
-        throw input_error(cat(where_, ": the regular expression is not valid at position ", offset, " (",
-                              message_of(error), "): ", pattern));
+        throw Error("tokenizer.bad-file", cat(where_, ": the regular expression is not valid at position ", offset,
+                                              " (", message_of(error), "): ", pattern));
     }
     // Where a platform has no JIT, the interpreter gives the same matches.
     compiled_to_machine_code_ = pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE) == 0;
@@ -238,8 +238,8 @@ bool Regex::search(std::string_view text, std::size_t from, std::size_t& begin, 
         match(code_.get(), subject, text.size(), from, PCRE2_NO_UTF_CHECK, thread.data.get(), thread.context.get());
     if (found == PCRE2_ERROR_NOMATCH) return false;
     if (found < 0) {
-        throw input_error(cat(where_, ": the regular expression gave up on a text of ", text.size(), " bytes (",
-                              message_of(found), ")"));
+        throw Error("tokenizer.gave-up", cat(where_, ": the regular expression gave up on a text of ", text.size(),
+                                             " bytes (", message_of(found), ")"));
     }
     const PCRE2_SIZE* range = pcre2_get_ovector_pointer(thread.data.get());
     begin = range[0];

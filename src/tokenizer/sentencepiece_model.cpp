@@ -50,10 +50,12 @@ class ProtoMessage {
     ProtoMessage message() const { return {text(), where_, base_ + at_ - value_.size()}; }
     /// Input Error that says what was expected at the current byte.
     [[noreturn]] void fail(const char* expected) const {
-        throw input_error(cat(where_, ": byte ", base_ + at_, ": expected ", expected));
+        throw Error("tokenizer.bad-file", cat(where_, ": byte ", base_ + at_, ": expected ", expected));
     }
     /// Input Error for a key of the file whose value cannot be used.
-    [[noreturn]] void refuse(const std::string& reason) const { throw input_error(cat(where_, ": ", reason)); }
+    [[noreturn]] void refuse(const std::string& reason) const {
+        throw Error("tokenizer.bad-file", cat(where_, ": ", reason));
+    }
 
   private:
     void expect(unsigned type, const char* what) const {
@@ -129,10 +131,11 @@ void check_pieces(const std::string& where, SentencePieceModel& model) {
     const auto count = static_cast<int32_t>(model.pieces.size());
     for (const SentencePieceModel::Piece& piece : model.pieces) {
         if (!seen.insert(piece.text).second)
-            throw input_error(cat(where, ": the piece '", piece.text, "' is there twice"));
+            throw Error("tokenizer.bad-file", cat(where, ": the piece '", piece.text, "' is there twice"));
     }
     for (const int32_t id : {model.unknown_id, model.bos_id, model.eos_id}) {
-        if (id >= count) throw input_error(cat(where, ": trainer_spec names the id ", id, " of ", count, " pieces"));
+        if (id >= count)
+            throw Error("tokenizer.bad-file", cat(where, ": trainer_spec names the id ", id, " of ", count, " pieces"));
     }
 }
 
@@ -156,10 +159,10 @@ SentencePieceModel read_sentencepiece_model(const std::filesystem::path& path) {
     }
     if (model.pieces.empty()) {
         // Llama 3's own tokenizer.model, for one, is a text of base64 words.
-        throw input_error(cat(where, ": not a SentencePiece model (", reason, ")"),
-                          "Put the tokenizer.json of the same model beside it.");
+        throw Error("tokenizer.bad-file", cat(where, ": not a SentencePiece model (", reason, ")"),
+                    "Put the tokenizer.json of the same model beside it.");
     }
-    if (!trainer_spec) throw input_error(cat(where, ": a SentencePiece model without trainer_spec"));
+    if (!trainer_spec) throw Error("tokenizer.bad-file", cat(where, ": a SentencePiece model without trainer_spec"));
     check_pieces(where, model);
     return model;
 }

@@ -23,8 +23,8 @@ Row tokenize_row(const Tokenizer& tokenizer, const TokenizeOptions& options, con
     Row out;
     // Of plain text the reader of JSON would speak of syntax. A file may begin with a byte order mark.
     if (std::string_view("{[\xEF").find(line[line.find_first_not_of(" \t\r")]) == std::string_view::npos)
-        throw input_error(cat(where, ": expected a JSON object"),
-                          R"(Each line is {"text": "…"} or {"messages": [{"role": "user", "content": "…"}]}.)");
+        throw Error("data.prompt-shape", cat(where, ": expected a JSON object"),
+                    R"(Each line is {"text": "…"} or {"messages": [{"role": "user", "content": "…"}]}.)");
     const auto document = parse_json(line, where);
     if (document.is_object() && document.contains("messages")) {
         // A template sees the order of keys. Not copied from `document`: a copy recurses, and a row may nest without
@@ -74,7 +74,7 @@ void for_each_line(std::istream& in, Use use) {
             use(line, where);
         } catch (const Error& error) {
             const std::string message = error.what();
-            throw Error(error.kind(), message.starts_with(where) ? message : cat(where, ": ", message));
+            throw Error(error.id(), message.starts_with(where) ? message : cat(where, ": ", message));
         }
     }
 }
@@ -89,7 +89,7 @@ void tokenize_stream(const Tokenizer& tokenizer, const TokenizeOptions& options,
         write_row(tokenize_row(tokenizer, options, chat, line, where), out);
     });
     out.flush();
-    if (!out) throw runtime_failure("writing the tokenized rows failed");
+    if (!out) throw Error("disk.cannot-write", "writing the tokenized rows failed");
 }
 
 void measure_encoding(const Tokenizer& tokenizer, bool add_special, int rounds, std::istream& in, std::ostream& out) {

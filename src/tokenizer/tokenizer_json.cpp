@@ -27,7 +27,8 @@ void read_vocab(const JsonReader& vocab, BpeSpec& spec) {
             vocab[token].refuse(cat("an id from 0 to ", limit - 1, " (there are ", vocab.value().size(), " tokens)"));
         const auto id = value.get<int32_t>();
         if (static_cast<std::size_t>(id) >= used.size()) used.resize(std::max<std::size_t>(id + 1, used.size() * 2));
-        if (used[id]) throw input_error(cat(vocab.where(), ": the id ", id, " of '", token, "' is used twice"));
+        if (used[id])
+            throw Error("tokenizer.bad-file", cat(vocab.where(), ": the id ", id, " of '", token, "' is used twice"));
         used[id] = true;
         spec.vocab.emplace_back(token, id);
     }
@@ -57,7 +58,8 @@ void read_merges(const JsonReader& merges, BpeSpec& spec) {
     spec.merges.reserve(n);
     const auto id_of = [&](std::string_view token, std::size_t i) {
         const int32_t id = spec.ids.find(token);
-        if (id < 0) throw input_error(cat(merges.where(), "[", i, "]: '", token, "' is not in model.vocab"));
+        if (id < 0)
+            throw Error("tokenizer.bad-file", cat(merges.where(), "[", i, "]: '", token, "' is not in model.vocab"));
         return id;
     };
     std::string merged;
@@ -81,8 +83,8 @@ bool has_byte_alphabet(const StringTable& vocab) {
 /// `spec.reads_bytes` says on entry whether the pipeline in front of the model ends in bytes.
 void read_model(const JsonReader& model, BpeSpec& spec) {
     if (const std::string type = model.string("type").value_or("BPE"); type != "BPE")
-        throw input_error(
-            cat(model.where(), ": the type '", type, "' is not known to this program, which reads BPE models"));
+        throw Error("tokenizer.unsupported",
+                    cat(model.where(), ": the type '", type, "' is not known to this program, which reads BPE models"));
     model.only_keys({"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
                      "byte_fallback", "ignore_merges", "vocab", "merges"});
     if (model.has("dropout") && model["dropout"].value() != 0.0)

@@ -51,10 +51,10 @@ Items with_all_arguments(const Items& messages, const Change& change) {
 Value parsed_object(const std::string& text, const std::string& place) {
     const nlohmann::ordered_json object = try_parse_ordered(text);
     if (!object.is_object())
-        throw input_error(
-            cat(place, ": expected a JSON object, which the chat template writes out, found a text that is ",
-                object.is_discarded() ? "not JSON" : object.type_name()),
-            "Write the arguments as an object.");
+        throw Error("data.tool-calls",
+                    cat(place, ": expected a JSON object, which the chat template writes out, found a text that is ",
+                        object.is_discarded() ? "not JSON" : object.type_name()),
+                    "Write the arguments as an object.");
     return jinja::from_json(object);
 }
 

@@ -44,8 +44,8 @@ void check_unique(const std::filesystem::path& folder, const spec::Vocabulary& v
     std::unordered_set<std::string_view> seen;
     for (const spec::VocabularyToken& token : vocabulary.tokens)
         if (!token.text.empty() && !seen.insert(token.text).second)
-            throw input_error(
-                cat(folder.string(), ": the token '", token.text, "' is there twice, which llama.cpp cannot load"));
+            throw Error("export.tokenizer", cat(folder.string(), ": the token '", token.text,
+                                                "' is there twice, which llama.cpp cannot load"));
 }
 
 // --- byte-level -----------------------------------------------------------------------------------------------------
@@ -90,9 +90,10 @@ std::string splitting_name(const TokenizerSpec& spec, const std::filesystem::pat
     for (const NormalizerStep& step : spec.normalizer) {
         // Composed characters are what people type, so this alone is let through.
         if (!std::holds_alternative<NfcStep>(step))
-            throw input_error(cat(path.string(),
-                                  ": key normalizer: llama.cpp does not normalise texts, this tokenizer does: the two "
-                                  "would give other tokens"));
+            throw Error("export.tokenizer",
+                        cat(path.string(),
+                            ": key normalizer: llama.cpp does not normalise texts, this tokenizer does: the two "
+                            "would give other tokens"));
     }
     std::vector<std::string> steps;
     for (const PreTokenizerStep& step : spec.pre_tokenizer) steps.push_back(text_of(step).value_or(""));
@@ -103,11 +104,11 @@ std::string splitting_name(const TokenizerSpec& spec, const std::filesystem::pat
             splitting.ignore_merges == spec.model.ignore_merges)
             return std::string(splitting.name);
     }
-    throw input_error(
-        cat(path.string(),
-            ": key pre_tokenizer: llama.cpp's name for this way of splitting texts is not known here (known: ", names,
-            ")"),
-        "If llama.cpp has one (tokenizer.ggml.pre of a GGUF file of the same model), give it with --pre NAME.");
+    throw Error("export.tokenizer",
+                cat(path.string(),
+                    ": key pre_tokenizer: llama.cpp's name for this way of splitting texts is not known here (known: ",
+                    names, ")"),
+                "If llama.cpp has one (tokenizer.ggml.pre of a GGUF file of the same model), give it with --pre NAME.");
 }
 
 void fill_byte_bpe(const TokenizerSpec& spec, spec::Vocabulary& out) {
@@ -119,7 +120,8 @@ void fill_byte_bpe(const TokenizerSpec& spec, spec::Vocabulary& out) {
     for (const auto& merge : spec.model.merges) {
         const std::string &left = text_of(merge.left), &right = text_of(merge.right);
         if ((left + right).find(' ') != std::string::npos)
-            throw input_error(cat("the merge of '", left, "' and '", right, "' holds a space, which GGUF cannot say"));
+            throw Error("export.tokenizer",
+                        cat("the merge of '", left, "' and '", right, "' holds a space, which GGUF cannot say"));
         out.merges.push_back(cat(left, " ", right));
     }
 }
@@ -144,9 +146,10 @@ bool has_space_prefix(const TokenizerSpec& spec, const std::filesystem::path& fo
         replaces = true;
     }
     if (!others && replaces) return prefix;
-    throw input_error(cat(folder.string(),
-                          ": llama.cpp has SentencePiece's way alone (spaces become U+2581, one goes in front of "
-                          "the text); this tokenizer does something else (keys normalizer, pre_tokenizer)"));
+    throw Error("export.tokenizer",
+                cat(folder.string(),
+                    ": llama.cpp has SentencePiece's way alone (spaces become U+2581, one goes in front of "
+                    "the text); this tokenizer does something else (keys normalizer, pre_tokenizer)"));
 }
 
 /// The scores of tokenizer.model, if its pieces are those of the vocabulary.
@@ -191,9 +194,10 @@ void rank_scores(const std::filesystem::path& folder, const TokenizerSpec& spec,
 void fill_sentencepiece(const std::filesystem::path& folder, const TokenizerSpec& spec, spec::Vocabulary& out) {
     const BpeSpec& model = spec.model;
     if (!model.byte_fallback || model.ignore_merges)
-        throw input_error(cat(folder.string(),
-                              ": llama.cpp has byte-level BPE and SentencePiece BPE with byte fallback; this tokenizer "
-                              "is neither (model.byte_fallback, ignore_merges)"));
+        throw Error("export.tokenizer",
+                    cat(folder.string(),
+                        ": llama.cpp has byte-level BPE and SentencePiece BPE with byte fallback; this tokenizer "
+                        "is neither (model.byte_fallback, ignore_merges)"));
     for (const auto& [text, id] : model.vocab)
         out.tokens[static_cast<std::size_t>(id)] = {text, 0, spec::TokenKind::normal};
     if (!take_piece_scores(folder, out)) {

@@ -77,9 +77,10 @@ std::filesystem::path write_anomaly(const std::filesystem::path& output_dir, con
 Anomaly read_anomaly(const std::filesystem::path& file) {
     constexpr const char* advice =
         "A run whose step was not finite, or a spike, writes such files: RUN/anomalies/step-N.json.";
-    if (std::filesystem::is_directory(file)) throw input_error(cat(file.string(), ": is a folder"), advice);
+    if (std::filesystem::is_directory(file))
+        throw Error("disk.not-a-file", cat(file.string(), ": is a folder"), advice);
     const Json json = Json::parse(read_file(file), nullptr, /*allow_exceptions=*/false);
-    if (!json.is_object()) throw input_error(cat(file.string(), ": not a JSON object"), advice);
+    if (!json.is_object()) throw Error("json.wrong-value", cat(file.string(), ": not a JSON object"), advice);
     const JsonReader<Json> reader(json, file.string());
     Anomaly anomaly;
     const std::string& kind = reader["kind"].string();

@@ -60,7 +60,8 @@ CompletionEvaluator::CompletionEvaluator(const AnswerRules& rules, const data::D
         questions_.push_back(std::move(question));
     }
     if (const int64_t allowed = opened.file->spec.usable_positions(); context() > allowed)
-        throw usage_error(
+        throw Error(
+            "model.too-many-positions",
             cat("prompts and ", rules.tokens_option, " take ", context(), " positions, the model allows ", allowed),
             cat("Set a lower ", rules.tokens_option, "."));
 }
@@ -79,8 +80,8 @@ CompletionEvaluator::Question CompletionEvaluator::question_of(const data::Sampl
     for (const data::Segment& segment : sample.segments)
         if (const auto start = static_cast<std::size_t>(segment.begin); start <= begin) first = start;
     if (begin <= first + 1)  // a token that begins all texts is no question
-        throw input_error(cat("row ", sample.row, " has no prompt before its answer"),
-                          "Answers can be judged of rows of prompts or messages whose prompt is no target.");
+        throw Error("data.no-prompt", cat("row ", sample.row, " has no prompt before its answer"),
+                    "Answers can be judged of rows of prompts or messages whose prompt is no target.");
     const auto ids = [&](std::size_t from, std::size_t to) {
         return session::Prompt(sample.ids.begin() + static_cast<std::ptrdiff_t>(from),
                                sample.ids.begin() + static_cast<std::ptrdiff_t>(to));
@@ -90,8 +91,8 @@ CompletionEvaluator::Question CompletionEvaluator::question_of(const data::Sampl
     if (rules_.metric == config::AnswerMetric::regex) return question;
     const std::optional<std::string> compared = part_of(question.expected);
     if (!compared)
-        throw input_error(cat(rules_.regex_option, " finds nothing in the answer of row ", question.row, ": ",
-                              question.expected.substr(0, shown_bytes)));
+        throw Error("data.answer-pattern", cat(rules_.regex_option, " finds nothing in the answer of row ",
+                                               question.row, ": ", question.expected.substr(0, shown_bytes)));
     question.compared = *compared;
     return question;
 }

@@ -102,7 +102,8 @@ Error stop_error(const RunSetup& setup, const model::Model& model, const StepRes
                               model.describe_site(result.outcome.first_bad_site));
     const std::string kept = setup.leads() ? keep_anomaly(setup, result, views) : "",
                       cause = setup.leads() ? bad_weight(setup) : "";
-    return runtime_failure(
+    return Error(
+        "numerics.not-finite",
         cat("step ", result.step, ": ", describe_stop(result.outcome), ". ", where,
             "\n  The update was skipped; the last good ", setup.full() ? "model" : "adapter", " is in ",
             setup.config().training.output_dir, kept, cause),

@@ -26,9 +26,10 @@ std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
 /// A file's tensor, of so many elements, in place in its map.
 at::Tensor mapped(const formats::TensorView& view, const at::Tensor& like, int64_t elements) {
     if (view.dtype != ops::dtype_of(like) || view.elements() != elements)
-        throw input_error(cat(view.file->path().string(), ": ", view.name, " has ", view.elements(), " elements of ",
-                              formats::safetensors_name(view.dtype), ", the run needs ", elements, " of ",
-                              formats::safetensors_name(ops::dtype_of(like))));
+        throw Error("checkpoint.wrong-tensors",
+                    cat(view.file->path().string(), ": ", view.name, " has ", view.elements(), " elements of ",
+                        formats::safetensors_name(view.dtype), ", the run needs ", elements, " of ",
+                        formats::safetensors_name(ops::dtype_of(like))));
     UNSLOTH_CHECK(view.is_aligned(static_cast<std::size_t>(like.element_size())), view.name, " is not aligned");
     return at::from_blob(const_cast<std::byte*>(view.data.data()), {view.elements()},
                          at::TensorOptions(like.scalar_type()));
@@ -118,8 +119,8 @@ spec::Stage stage_of(const formats::SafetensorsFile& file, int files) {
     std::getline(in, ranges);
     stage.chunks = spec::parse_layer_ranges(ranges);
     if (stage.size < 1 || files % stage.size != 0 || stage.chunks.empty() || stage.chunks.size() % stage.size != 0)
-        throw input_error(cat(file.path().string(), ": ", stage_key, " is \"", text->second, "\""),
-                          "It was changed since it was written.");
+        throw Error("checkpoint.damaged-file", cat(file.path().string(), ": ", stage_key, " is \"", text->second, "\""),
+                    "It was changed since it was written.");
     return stage;
 }
 

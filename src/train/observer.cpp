@@ -88,7 +88,7 @@ class Rows final : public Observer {
                                    {"skipped_steps", s.skipped_steps},
                                    {"memory_gib", number(s.memory_gib)}};
         if (s.best_value) row["best_step"] = s.best_step;
-        if (!s.error.empty()) row["error"] = s.error;
+        if (!s.error.empty()) row["error"] = s.error, row["error_id"] = s.error_id;
         write(row);
     }
 
@@ -225,7 +225,7 @@ class JsonLines final : public Observer {
                                    {"exit_reason", s.exit_reason},
                                    {"global_step", s.global_step},
                                    {"seconds", number(s.seconds)}};
-        if (!s.error.empty()) row["error"] = s.error;
+        if (!s.error.empty()) row["error"] = s.error, row["error_id"] = s.error_id;
         write(row);
     }
 

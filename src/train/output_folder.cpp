@@ -79,9 +79,10 @@ void require_own_output(const config::Config& config, const fs::path& model) {
         std::error_code failed;
         for (const fs::path& place : written)
             if (fs::equivalent(place, read, failed))
-                throw usage_error(cat("training.output_dir ", out.string(), ": the run would write over ",
-                                      place.string(), ", which ", option, " names"),
-                                  "Choose another training.output_dir.");
+                throw Error("output.same-file",
+                            cat("training.output_dir ", out.string(), ": the run would write over ", place.string(),
+                                ", which ", option, " names"),
+                            "Choose another training.output_dir.");
     };
     refuse("model.path", model);
     for (const auto& [option, path] : inputs_of(config)) refuse(option, path);
@@ -95,22 +96,24 @@ void require_usable(const fs::path& output_dir) {
     std::error_code failed;
     const bool exists = fs::is_directory(output_dir, failed);
     if (reason != 0)
-        throw runtime_failure(
-            exists ? cat("cannot write into ", output_dir.string(), ": ", std::strerror(reason))
-                   : cat("training.output_dir: cannot create ", output_dir.string(), ": ", std::strerror(reason)),
-            exists ? "Choose another training.output_dir." : advice_on_creating(output_dir, reason));
+        throw Error("disk.cannot-write",
+                    exists
+                        ? cat("cannot write into ", output_dir.string(), ": ", std::strerror(reason))
+                        : cat("training.output_dir: cannot create ", output_dir.string(), ": ", std::strerror(reason)),
+                    exists ? "Choose another training.output_dir." : advice_on_creating(output_dir, reason));
     if (exists) require_unused(output_dir);
 }
 
 bool require_replaceable(const config::Config& config) {
     const fs::path folder = config.training.output_dir;
     if (config.lora.finetuning_type == config::FinetuningType::full && formats::has_foreign_config(folder))
-        throw usage_error(
+        throw Error(
+            "output.exists",
             cat("the run would write over ", (folder / "config.json").string(), ", which is no model's configuration"),
             "Move that file, or choose another training.output_dir.");
     const std::optional<formats::HeldResult> held = formats::find_result(folder);
     if (held && !config.training.overwrite_output_dir)
-        throw usage_error(cat(folder.string(), " holds ", held->what, " already"), ways_on(*held));
+        throw Error("output.exists", cat(folder.string(), " holds ", held->what, " already"), ways_on(*held));
     return held || fs::exists(folder / "run_config.json");
 }
 
@@ -136,8 +139,9 @@ void remove_state(const fs::path& output_dir) {
     const Folder folder = Folder::named(output_dir);
     for (const std::string& name : state_entries(folder))
         if (!folder.remove(name))
-            throw runtime_failure(cat("cannot remove ", (folder / name).string(), ": ", std::strerror(errno)),
-                                  "Remove it, or choose another training.output_dir.");
+            throw Error("disk.cannot-write",
+                        cat("cannot remove ", (folder / name).string(), ": ", std::strerror(errno)),
+                        "Remove it, or choose another training.output_dir.");
 }
 
 int64_t state_bytes(const fs::path& output_dir) {

@@ -32,22 +32,23 @@ namespace {
 /// Whose checkpoint it is that cannot be resumed, where that is known.
 [[noreturn]] void refuse_foreign(const std::string& option, const std::filesystem::path& folder,
                                  const std::string& what) {
-    throw usage_error(
-        cat(option, ": ", folder.string(), " is ", what, ", which cannot be resumed here"),
+    throw Error(
+        "checkpoint.not-found", cat(option, ": ", folder.string(), " is ", what, ", which cannot be resumed here"),
         cat("A new run can begin from its weights, with new optimizer states: ", formats::weights_option(folder), "."));
 }
 
 ResumePoint named_point(const std::string& wish) {
     constexpr const char* option = "training.resume_from_checkpoint";
     if (!std::filesystem::is_directory(wish))
-        throw usage_error(cat(option, ": there is no folder ", wish), "Name a checkpoint-N folder, or auto.");
+        throw Error("checkpoint.not-found", cat(option, ": there is no folder ", wish),
+                    "Name a checkpoint-N folder, or auto.");
     if (const auto inside = formats::list_checkpoints(wish); !inside.empty()) {
         const std::filesystem::path& newest = inside.front().path;
         if (formats::is_trainer_checkpoint(newest))
             refuse_foreign(option, newest, "a checkpoint of transformers' Trainer");
-        throw usage_error(cat(option, ": ", wish, " is a run's output folder, not a checkpoint"),
-                          cat("Name one in it, such as ", newest.string(),
-                              "; or set output_dir to it and resume_from_checkpoint to auto."));
+        throw Error("checkpoint.not-found", cat(option, ": ", wish, " is a run's output folder, not a checkpoint"),
+                    cat("Name one in it, such as ", newest.string(),
+                        "; or set output_dir to it and resume_from_checkpoint to auto."));
     }
     if (formats::is_trainer_checkpoint(wish)) {
         const bool ours = std::filesystem::exists(std::filesystem::path(wish) / "run_config.json");
@@ -56,8 +57,8 @@ ResumePoint named_point(const std::string& wish) {
     if (const auto damage = formats::find_damage(wish)) {
         const auto held = formats::find_result(wish);
         if (held && !held->ours) refuse_foreign(option, wish, held->what);
-        throw input_error(cat(wish, " is no whole checkpoint: ", *damage),
-                          "Try resume_from_checkpoint auto, which takes the newest whole one.");
+        throw Error("checkpoint.incomplete", cat(wish, " is not a complete checkpoint: ", *damage),
+                    "Try resume_from_checkpoint auto, which takes the newest complete one.");
     }
     return read_resume_point(wish);
 }
@@ -80,8 +81,9 @@ std::optional<ResumePoint> find_resume_point(const config::TrainingOptions& trai
         log::warning(checkpoint.path.string(), " is passed over: ", *damage);
     }
     if (wish == "true")
-        throw usage_error(
-            cat("training.resume_from_checkpoint is true, and ", training.output_dir, " holds no whole checkpoint"),
+        throw Error(
+            "checkpoint.not-found",
+            cat("training.resume_from_checkpoint is true, and ", training.output_dir, " holds no complete checkpoint"),
             "Set training.save_steps so that a run leaves some; auto starts from the beginning when there is none.");
     return std::nullopt;
 }
@@ -93,37 +95,40 @@ void require_nothing_lost(const config::TrainingOptions& training, const ResumeP
     if (!held) return;
     std::error_code failed;
     if (!fs::equivalent(from.parent_path(), out, failed))
-        throw usage_error(
-            cat(out.string(), " holds ", held->what, " already, which a run that goes on from ", point.folder.string(),
-                " would replace"),
-            cat("Choose another training.output_dir",
-                held->resumable ? ", or go on with the run in it (training.resume_from_checkpoint auto)." : "."));
+        throw Error("checkpoint.would-replace",
+                    cat(out.string(), " holds ", held->what, " already, which a run that resumes from ",
+                        point.folder.string(), " would replace"),
+                    cat("Choose another training.output_dir",
+                        held->resumable ? ", or resume the run in it (training.resume_from_checkpoint auto)." : "."));
     std::optional<formats::TrainerState> result;
     if (fs::exists(out / formats::trainer_state_file)) result = formats::read_trainer_state(out);
     if (training.resume_from_checkpoint == "auto" || training.resume_from_checkpoint == "true") {
         // Of a run that was stopped, what lies behind the newest whole checkpoint is done again; not of a finished one.
         if (!result || result->global_step <= point.state.progress.step || result->global_step < result->max_steps)
             return;
-        throw usage_error(cat(out.string(), " holds the result of a finished run of ", result->global_step,
-                              " steps, which one that goes on from ", point.folder.string(), " would replace"),
-                          cat("Nothing is left to do. To take the steps after ", point.state.progress.step,
-                              " again, name that checkpoint and another training.output_dir."));
+        throw Error("checkpoint.would-replace",
+                    cat(out.string(), " holds the result of a finished run of ", result->global_step,
+                        " steps, which a run that resumes from ", point.folder.string(), " would replace"),
+                    cat("Nothing is left to do. To take the steps after ", point.state.progress.step,
+                        " again, name that checkpoint and another training.output_dir."));
     }
     const std::vector<formats::CheckpointFolder> checkpoints = formats::list_checkpoints(out);
     const int64_t reached = std::max(result ? result->global_step : 0, checkpoints.empty() ? 0 : checkpoints[0].step);
     if (reached > point.state.progress.step)
-        throw usage_error(cat("the run in ", out.string(), " has reached step ", reached, ": to go on from ",
-                              point.folder.string(), " would replace what it left and cut its metrics"),
-                          "Go on from its end (training.resume_from_checkpoint auto), or choose another "
-                          "training.output_dir.");
+        throw Error("checkpoint.would-replace",
+                    cat("the run in ", out.string(), " has reached step ", reached, ": to resume from ",
+                        point.folder.string(), " would replace what it left and cut its metrics"),
+                    "Resume at its end (training.resume_from_checkpoint auto), or choose another "
+                    "training.output_dir.");
 }
 
 void require_steps_left(const ResumePoint& point, int64_t total_steps) {
     if (point.state.progress.step <= total_steps) return;
-    throw usage_error(cat(point.folder.string(), " is of step ", point.state.progress.step,
-                          ", and this run is to end at step ", total_steps),
-                      cat("Set training.max_steps (or num_train_epochs) to ", point.state.progress.step,
-                          " steps or more, or go on from an earlier checkpoint."));
+    throw Error("checkpoint.other-options",
+                cat(point.folder.string(), " is of step ", point.state.progress.step,
+                    ", and this run is to end at step ", total_steps),
+                cat("Set training.max_steps (or num_train_epochs) to ", point.state.progress.step,
+                    " steps or more, or resume from an earlier checkpoint."));
 }
 
 void require_same_run(const config::Config& config, const ResumePoint& point) {
@@ -131,7 +136,7 @@ void require_same_run(const config::Config& config, const ResumePoint& point) {
     const ordered_json now = ordered_json::parse(config::config_to_json(config));
     const ordered_json before =
         ordered_json::parse(config::with_present_names(read_file(file)), nullptr, /*allow_exceptions=*/false);
-    if (!before.is_object()) throw input_error(cat(file.string(), " is no JSON object"));
+    if (!before.is_object()) throw Error("json.wrong-value", cat(file.string(), " is no JSON object"));
     std::string forbidden;
     for (const auto& [section, options] : now.items()) {
         for (const auto& [key, value] : options.items()) {
@@ -155,10 +160,11 @@ void require_same_run(const config::Config& config, const ResumePoint& point) {
         }
     }
     if (!forbidden.empty())
-        throw usage_error(cat("the run cannot go on from ", point.folder.string(),
-                              ": these options decide what its steps meant", forbidden),
-                          "Use the options of the checkpoint's run_config.json, or start a new run from its weights "
-                          "with model.adapter_name_or_path.");
+        throw Error("checkpoint.other-options",
+                    cat("the run cannot resume from ", point.folder.string(),
+                        ": these options decide what its steps meant", forbidden),
+                    "Use the options of the checkpoint's run_config.json, or start a new run from its weights "
+                    "with model.adapter_name_or_path.");
 }
 
 int64_t accumulation_for(const config::TrainingOptions& training, const formats::RunState& state, int world_size) {
@@ -168,13 +174,13 @@ int64_t accumulation_for(const config::TrainingOptions& training, const formats:
     const char* const what = training.max_tokens_per_batch > 0 ? " micro-batches" : " rows";
     if (one * training.gradient_accumulation_steps == before) return training.gradient_accumulation_steps;
     if (training.gradient_accumulation_steps != state.gradient_accumulation_steps || before % one != 0)
-        throw usage_error(cat("a step of the checkpoint's run has ", before, what, " (",
-                              state.per_device_train_batch_size, " on each of ", state.world_size, " ranks, ",
-                              state.gradient_accumulation_steps, " times), and this run takes ", one, " at a time",
-                              before % one == 0 ? cat(", ", training.gradient_accumulation_steps, " times") : ""),
-                          before % one == 0
-                              ? cat("Set training.gradient_accumulation_steps to ", before / one, ".")
-                              : "Use a number of ranks and a per_device_train_batch_size that divide it.");
+        throw Error("checkpoint.other-options",
+                    cat("a step of the checkpoint's run has ", before, what, " (", state.per_device_train_batch_size,
+                        " on each of ", state.world_size, " ranks, ", state.gradient_accumulation_steps,
+                        " times), and this run takes ", one, " at a time",
+                        before % one == 0 ? cat(", ", training.gradient_accumulation_steps, " times") : ""),
+                    before % one == 0 ? cat("Set training.gradient_accumulation_steps to ", before / one, ".")
+                                      : "Use a number of ranks and a per_device_train_batch_size that divide it.");
     log::warning("gradient_accumulation_steps is ", before / one, " instead of ", training.gradient_accumulation_steps,
                  ": a step keeps its ", before, what, " on ", world_size, " rank(s)");
     return before / one;

@@ -42,7 +42,8 @@ RowFile::RowFile(const std::filesystem::path& output_dir, const std::filesystem:
     const std::string own = name.filename();
     write_file_atomically(folder, own, rows_until(folder, own, after_step));
     file_ = open_own_file(folder, own, O_WRONLY | O_APPEND);
-    if (!file_.open()) throw runtime_failure(cat("cannot create ", path_.string(), ": ", std::strerror(errno)));
+    if (!file_.open())
+        throw Error("disk.cannot-write", cat("cannot create ", path_.string(), ": ", std::strerror(errno)));
 }
 
 RowFile::~RowFile() {

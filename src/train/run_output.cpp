@@ -62,9 +62,9 @@ void RunSetup::take_output() {
     const fs::path folder = config().training.output_dir;
     if (config().training.max_steps == 0) return require_usable(folder);
     if (const Folder made = Folder::made(folder); !made.open())
-        throw runtime_failure(
-            cat("training.output_dir: cannot create ", folder.string(), ": ", std::strerror(made.failure())),
-            advice_on_creating(folder, made.failure()));
+        throw Error("disk.cannot-write",
+                    cat("training.output_dir: cannot create ", folder.string(), ": ", std::strerror(made.failure())),
+                    advice_on_creating(folder, made.failure()));
     lock_.emplace(folder);
     formats::remove_unfinished_checkpoints(folder);
 }
@@ -101,12 +101,13 @@ void RunSetup::require_disk() const {
     const int64_t freed = replaces_ ? state_bytes(t.output_dir) : 0;
     if (failed || space.available >= static_cast<std::uintmax_t>(std::max<int64_t>(0, result + checkpoint - freed)))
         return;
-    throw runtime_failure(cat("not enough room in ", t.output_dir, ": ", human_bytes(result + checkpoint),
-                              " are needed (", full() ? "model " : "adapter ", human_bytes(result),
-                              saves ? cat(", first checkpoint ", human_bytes(checkpoint)) : "", "), ",
-                              human_bytes(static_cast<int64_t>(space.available)), " are free"),
-                          cat("Free some, or choose another training.output_dir",
-                              saves ? "; with save_steps 0 no checkpoint is saved." : "."));
+    throw Error("disk.full",
+                cat("not enough room in ", t.output_dir, ": ", human_bytes(result + checkpoint), " are needed (",
+                    full() ? "model " : "adapter ", human_bytes(result),
+                    saves ? cat(", first checkpoint ", human_bytes(checkpoint)) : "", "), ",
+                    human_bytes(static_cast<int64_t>(space.available)), " are free"),
+                cat("Free some, or choose another training.output_dir",
+                    saves ? "; with save_steps 0 no checkpoint is saved." : "."));
 }
 
 int64_t RunSetup::cpu_threads() const {

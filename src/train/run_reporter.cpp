@@ -261,12 +261,13 @@ void RunReporter::tell_memory() const {
               ", planned ", human_bytes(planned), ": ", share);
 }
 
-void RunReporter::end(const std::string& exit_reason, const std::string& error) {
+void RunReporter::end(const std::string& exit_reason, const std::string& error, const std::string& error_id) {
     if (state_ == nullptr) return;
     const auto observers = std::exchange(observers_, {});
     try {
         summary_.exit_reason = exit_reason;
         summary_.error = error;
+        summary_.error_id = error_id;
         summary_.global_step = state_->progress.step;
         summary_.epoch = state_->progress.epoch;
         summary_.seconds = seconds_since(setup_.began());

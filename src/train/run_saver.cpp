@@ -91,11 +91,12 @@ void RunSaver::await_others(const std::filesystem::path& folder) const {
         const auto rank = [&] { return cat("rank ", part.writer(files_.ranks)); };
         while (!std::filesystem::exists(file)) {
             if (std::filesystem::exists(failed))
-                throw runtime_failure(cat(rank(), " could not write its part: ", reason_in(failed)));
+                throw Error("rank.failed", cat(rank(), " could not write its part: ", reason_in(failed)));
             if (leaves_ || (AwakeClock::now() >= give_up && !is_being_written(file)))
-                throw runtime_failure(cat(rank(), " did not begin ", file.filename().string(), " within ",
-                                          files_.patience.count(), " s (distributed.ddp_timeout)"),
-                                      "Do all ranks see the same training.output_dir?");
+                throw Error("rank.late",
+                            cat(rank(), " did not begin ", file.filename().string(), " within ",
+                                files_.patience.count(), " s (distributed.ddp_timeout)"),
+                            "Do all ranks see the same training.output_dir?");
             std::this_thread::sleep_for(std::chrono::milliseconds(10));
         }
     }

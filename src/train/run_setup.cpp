@@ -46,9 +46,10 @@ RunSetup::RunSetup(const config::LoadedConfig& loaded, Purpose purpose)
       device_(ops::choose_device(loaded.config.hardware.device, environment_.local_rank)) {
     if (!leads()) log::set_level(std::max(log::level(), log::Level::warning));
     if (environment_.local_world_size > 1 && config().hardware.device.rfind("cuda:", 0) == 0)
-        throw usage_error(cat("hardware.device ", config().hardware.device, " would put all ",
-                              environment_.local_world_size, " processes on one GPU"),
-                          "Leave it at auto: each process takes the GPU of its number.");
+        throw Error("device.shared-by-ranks",
+                    cat("hardware.device ", config().hardware.device, " would put all ", environment_.local_world_size,
+                        " processes on one GPU"),
+                    "Leave it at auto: each process takes the GPU of its number.");
     for (const std::string& note : loaded.notes) log::info(note);
     const comm::MeshShape mesh = placement::choose_mesh(config().distributed, environment_.world_size);
     nccl_ = comm::set_nccl_environment(config().distributed.nccl);
@@ -101,9 +102,9 @@ void RunSetup::require_agreement() const {
         std::string a, b;
         while (std::getline(first, a) && std::getline(other, b) && a == b) {
         }
-        throw usage_error(
-            cat("rank ", rank, " was started differently from rank 0: \"", b, "\" instead of \"", a, "\""),
-            "All ranks need the same configuration, model and data.");
+        throw Error("rank.started-differently",
+                    cat("rank ", rank, " was started differently from rank 0: \"", b, "\" instead of \"", a, "\""),
+                    "All ranks need the same configuration, model and data.");
     }
 }
 
@@ -129,9 +130,9 @@ void RunSetup::open_data() {
                            std::find(saved.begin(), saved.end(), "embed_tokens") != saved.end();
     data_fingerprint_ = data.train.fingerprint();
     if (resume_ && resume_->state.data != data_fingerprint_)
-        throw usage_error(cat("the training rows are not those of ", resume_->folder.string()),
-                          "Use the same files, format, template and tokenizer; or start a new run from its weights "
-                          "with model.adapter_name_or_path.");
+        throw Error("checkpoint.other-data", cat("the training rows are not those of ", resume_->folder.string()),
+                    "Use the same files, format, template and tokenizer; or start a new run from its weights "
+                    "with model.adapter_name_or_path.");
     if (config::compares_completions(config().training.objective) && config().preference.share_prompt) {
         data.train = data.train.with_shared_prompts();
         eval_rows_ = eval_rows_.with_shared_prompts();
@@ -146,7 +147,8 @@ void RunSetup::open_data() {
     schedule_ = config::schedule_options(config().training, total_steps_);
     if (config().training.lr_scheduler_type == config::Schedule::reduce_lr_on_plateau)
         if (eval_rows_.size() == 0 || config().training.eval_steps == 0)
-            throw usage_error(
+            throw Error(
+                "option.no-evaluation",
                 "lr_scheduler_type reduce_lr_on_plateau follows the evaluation loss, and nothing is evaluated during "
                 "the run",
                 "Give data.eval_file, data.eval_files or data.val_size, and training.eval_steps.");
@@ -197,7 +199,8 @@ void RunSetup::make_plan() {
     const bool of_base = config().preference.reference == config::Reference::base;
     if (reference_rows_ && of_base && config().model.adapter_name_or_path && plan_->lora() &&
         !plan_->lora()->modules_to_save.empty())
-        throw usage_error(
+        throw Error(
+            "option.unsupported",
             cat("preference.reference base is the model without adapters, and ", *config().model.adapter_name_or_path,
                 " replaces ", plan_->lora()->modules_to_save.front(), " as a whole"),
             "Set preference.reference to initial.");

@@ -20,9 +20,10 @@ Samples::Samples(const config::Config& config, const session::OpenedModel& opene
       stops_(session::stop_ids(tokenizer_, opened.file->spec)),
       longest_(session::longest_of(prompts_)) {
     if (room() > opened.file->spec.usable_positions())
-        throw usage_error(cat("training.sample_prompts and sample_max_new_tokens take ", room(),
-                              " positions, the model allows ", opened.file->spec.usable_positions()),
-                          "Shorten the prompts, or set a lower sample_max_new_tokens.");
+        throw Error("model.too-many-positions",
+                    cat("training.sample_prompts and sample_max_new_tokens take ", room(),
+                        " positions, the model allows ", opened.file->spec.usable_positions()),
+                    "Shorten the prompts, or set a lower sample_max_new_tokens.");
 }
 
 Samples::~Samples() = default;

@@ -329,8 +329,8 @@ void Stepper::adjust_loss_scale(const spec::StepOutcome& outcome) {
         good_steps_ = 0;
         --updates_;
         if (loss_scale_ < 1)
-            throw runtime_failure("fp16: gradients overflow even without a loss scale",
-                                  "Use dtype bfloat16 or float32, or a lower learning_rate.");
+            throw Error("numerics.not-finite", "fp16: gradients overflow even without a loss scale",
+                        "Use dtype bfloat16 or float32, or a lower learning_rate.");
     } else if (++good_steps_ == growth_interval) {
         loss_scale_ = std::min(2 * loss_scale_, largest_loss_scale);
         good_steps_ = 0;

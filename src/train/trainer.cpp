@@ -28,7 +28,9 @@ void Trainer::run() {
         throw;
     } catch (const std::exception& failure) {
         const std::string text = failure.what();
-        reporter_.end("error", text.substr(0, text.find('\n')));
+        const auto* const known = dynamic_cast<const Error*>(&failure);
+        const ErrorId id = known != nullptr ? known->id() : ErrorId("library.failed");
+        reporter_.end("error", text.substr(0, text.find('\n')), std::string(id.name()));
         throw;
     }
 }
@@ -38,8 +40,8 @@ void Trainer::run_together() {
     const config::Config& config = setup_.config();
     if (const std::filesystem::path trace = std::filesystem::path(config.logging.profile).parent_path();
         !trace.empty() && !std::filesystem::is_directory(trace))
-        throw usage_error(cat("logging.profile: there is no folder ", trace.string()),
-                          "Create it, or name a file in one that exists.");
+        throw Error("option.invalid-value", cat("logging.profile: there is no folder ", trace.string()),
+                    "Create it, or name a file in one that exists.");
     if (setup_.leads()) report::require_sinks(config, config.training.output_dir, ops::pci_address(setup_.device()));
     if (config.training.max_steps == 0) {
         placement::require_memory(setup_.plan(), setup_.budget());

@@ -50,8 +50,8 @@ void TrainingLoop::judge(const EvalReport& report) {
     if (found == values.end()) {
         std::string all;
         for (const auto& [name, value] : values) all += (all.empty() ? "" : ", ") + name;
-        throw usage_error(cat("training.metric_for_best_model: the evaluation has no ", metric),
-                          cat("It has ", all, "."));
+        throw Error("option.invalid-value", cat("training.metric_for_best_model: the evaluation has no ", metric),
+                    cat("It has ", all, "."));
     }
     if (state_.progress.best.observe(report.step, found->second, config::more_is_better(t)) >
         t.early_stopping_threshold)

@@ -59,8 +59,9 @@ void TrainingState::score_references() {
                                                   setup_.group(), cache);
     for (const objective::References* scored : {&references, &eval_references})
         if (const at::Tensor& values = scored->values(); values.defined() && !values.isfinite().all().item<bool>())
-            throw runtime_failure(cat("the reference's log-probabilities are not finite", bad_weight(setup_)),
-                                  session::overflow_advice);
+            throw Error("numerics.not-finite",
+                        cat("the reference's log-probabilities are not finite", bad_weight(setup_)),
+                        session::overflow_advice);
     log::info("reference  ", of_base ? "base" : "initial", ": ", setup_.reference_rows()->dataset().size(),
               model->counts().qkv > 0 ? " rows scored in " : " rows from the cache in ",
               duration_text(seconds_since(start)));
@@ -103,8 +104,9 @@ double TrainingState::learning_rate(int64_t step) const {
 void TrainingState::restore() {
     const formats::RunState& saved = setup_.resume()->state;
     if (saved.parameters != layout_fingerprint(model->trained_by_all(), config().training.optim))
-        throw usage_error(cat("the trained parameters are not laid out as in ", setup_.resume()->folder.string()),
-                          "Use the model, lora and optim options of its run_config.json.");
+        throw Error("checkpoint.other-options",
+                    cat("the trained parameters are not laid out as in ", setup_.resume()->folder.string()),
+                    "Use the model, lora and optim options of its run_config.json.");
     load_values(setup_.resume()->folder);
     progress = saved.progress;
     stepper->restore(progress.optimizer);

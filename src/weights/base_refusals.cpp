@@ -9,7 +9,7 @@ namespace unsloth::weights {
 
 void BasePlan::require_coded() const {
     const auto refuse = [&](const std::string& what, const char* advice) {
-        throw usage_error(cat("model.compute_dtype ", name_of(request_.coded), " ", what), advice);
+        throw Error("device.unsupported", cat("model.compute_dtype ", name_of(request_.coded), " ", what), advice);
     };
     UNSLOTH_CHECK(!request_.masters, "codes of weights that are trained");
     if (!ops::coded_available(request_.device, dx_codes(request_.coded)))
@@ -38,16 +38,16 @@ void BasePlan::require_precision() const {
     const spec::PrecisionMap& precision = request_.held.precision;
     precision.check(file_->spec);
     if (request_.unties_head && (precision.names_embeddings() || precision.names_head()))
-        throw usage_error(
-            "model.precision names the embeddings or lm_head, which are one matrix in this model, and "
-            "lora.modules_to_save trains a copy of it",
-            "Leave them out of one of the two.");
+        throw Error("model.precision",
+                    "model.precision names the embeddings or lm_head, which are one matrix in this model, and "
+                    "lora.modules_to_save trains a copy of it",
+                    "Leave them out of one of the two.");
 }
 
 /// 4-bit codes are cut where a block of them ends, and images are read from files in one piece.
 void BasePlan::require_slices() const {
     const auto refuse = [&](const std::string& what, const std::string& advice) {
-        throw usage_error(cat("distributed.tp_size ", layout_.tp.size, ": ", what), advice);
+        throw Error("parallel.model-does-not-divide", cat("distributed.tp_size ", layout_.tp.size, ": ", what), advice);
     };
     if (!recordable())
         refuse("layers on the disk (model.device_map) are read as whole matrices",
@@ -68,23 +68,24 @@ void BasePlan::require_expanded() const {
     if (request_.mantissa_bits == 0) return;
     for (int layer = 0; layer < static_cast<int>(file_->spec.num_layers); ++layer)
         if (has(layer) && !lies_ready(layer))
-            throw usage_error(
-                cat("hardware.weight_mantissa_bits rounds 4 and 16-bit weights that lie expanded on a GPU; "
-                    "those of layer ",
-                    layer, " do not"),
-                "Leave weight_mantissa_bits out.");
+            throw Error("option.no-effect",
+                        cat("hardware.weight_mantissa_bits rounds 4 and 16-bit weights that lie expanded on a GPU; "
+                            "those of layer ",
+                            layer, " do not"),
+                        "Leave weight_mantissa_bits out.");
 }
 
 /// Some forms are made on the device, or change there.
 void BasePlan::require_resident() const {
     if (!any(request_.coded) && !request_.masters) return;
-    throw usage_error(
-        cat("model.device_map: ", streamed_.size(), " layers do not lie on the device, but ",
-            any(request_.coded)
-                ? cat("model.compute_dtype ", name_of(request_.coded), " holds all of them there in 8 bit")
-                : "lora.finetuning_type full trains all of them there"),
-        any(request_.coded) ? "Leave compute_dtype out: layers that lie elsewhere are multiplied in model.dtype."
-                            : "Train adapters (lora.finetuning_type lora), or leave device_map out.");
+    throw Error("model.device-map",
+                cat("model.device_map: ", streamed_.size(), " layers do not lie on the device, but ",
+                    any(request_.coded)
+                        ? cat("model.compute_dtype ", name_of(request_.coded), " holds all of them there in 8 bit")
+                        : "lora.finetuning_type full trains all of them there"),
+                any(request_.coded)
+                    ? "Leave compute_dtype out: layers that lie elsewhere are multiplied in model.dtype."
+                    : "Train adapters (lora.finetuning_type lora), or leave device_map out.");
 }
 
 /// What is made while loading has no place on the disk yet.
@@ -94,7 +95,8 @@ void BasePlan::require_offload_folder() const {
         for (int p = 0; on_disk(layer) && p < spec::projection_count; ++p) {
             const formats::TensorSource& source = file_->tensors.linear(layer, static_cast<spec::Projection>(p));
             if (as_it_lies(source)) continue;
-            throw usage_error(
+            throw Error(
+                "model.device-map",
                 cat("model.device_map leaves layers on the disk, but ", source.rule.hf_name,
                     spec::is_quantised(type_of(source)) ? " is quantised" : cat(" becomes ", name_of(type_of(source))),
                     " while loading: it does not lie there as it is used"),

@@ -53,8 +53,9 @@ void DiskLoading::place(StreamedImage& layer, const PackedLayer& image, const st
 }
 
 void DiskLoading::fail_to_write() const {
-    throw runtime_failure(cat("model.offload_folder: cannot write to ", *folder_, ": ", std::strerror(errno)),
-                          "It takes about as many bytes as the layers that model.device_map leaves on the disk.");
+    throw Error("disk.cannot-write",
+                cat("model.offload_folder: cannot write to ", *folder_, ": ", std::strerror(errno)),
+                "It takes about as many bytes as the layers that model.device_map leaves on the disk.");
 }
 
 DiskFiles DiskLoading::take_files() {
@@ -66,14 +67,14 @@ DiskFiles DiskLoading::take_files() {
 
 FileRange DiskLoading::write(const formats::TensorSource& source, const at::Tensor& values) {
     if (!folder_)
-        throw usage_error(cat(source.rule.hf_name, " does not lie in the checkpoint as it is used"),
-                          "Set model.offload_folder to a folder for it.");
+        throw Error("model.device-map", cat(source.rule.hf_name, " does not lie in the checkpoint as it is used"),
+                    "Set model.offload_folder to a folder for it.");
     const std::filesystem::path folder = *folder_;
     if (!made_) {
         const Folder own = Folder::made(folder);
         if (!own.open())
-            throw runtime_failure(
-                cat("model.offload_folder: cannot make ", folder.string(), ": ", std::strerror(own.failure())));
+            throw Error("disk.cannot-write",
+                        cat("model.offload_folder: cannot make ", folder.string(), ": ", std::strerror(own.failure())));
         made_ = std::make_unique<Temporary>(Place{own, "unsloth-weights"}, Temporary::Kind::file);
     }
     const at::Tensor bytes = values.cpu().contiguous();

@@ -55,8 +55,9 @@ ops::Int8Tensor int8_of(const formats::TensorSource& source) {
                                     made.maxima.data_ptr<float>() + begin);
     });
     if (!made.maxima.isfinite().all().item<bool>())
-        throw input_error(cat(source.rule.hf_name, " holds a value that is not finite, or too large for int8's scales"),
-                          "Hold it in bf16 or fp32 (model.precision).");
+        throw Error("checkpoint.not-finite",
+                    cat(source.rule.hf_name, " holds a value that is not finite, or too large for int8's scales"),
+                    "Hold it in bf16 or fp32 (model.precision).");
     return made;
 }
 

@@ -13,7 +13,8 @@ formats::Adapter read(const NamedAdapter& named, const spec::ModelSpec& model) {
     const spec::LoraSpec& lora = adapter.config.lora;
     const char* const what = lora.use_dora ? "use_dora" : !lora.modules_to_save.empty() ? "modules_to_save" : nullptr;
     if (what != nullptr)
-        throw input_error(
+        throw Error(
+            "adapter.not-together",
             cat("adapter ", named.name, " (", named.folder, ") has ", what, ", and cannot answer beside others"),
             "Give it alone, with --model.adapter_name_or_path, or merge it.");
     adapter.refuse_stand_ins("and cannot answer beside others",

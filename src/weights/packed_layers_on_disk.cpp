@@ -61,9 +61,10 @@ std::byte* DiskFiles::read(int number, int64_t offset, int64_t bytes, std::byte*
     if (cached) return buffer;
     const auto require = [&](int64_t got, int64_t wanted) {
         if (got < 0)
-            throw runtime_failure(cat(file.path.string(), " cannot be read any more: ", std::strerror(errno)),
-                                  "It holds weights that model.device_map left on the disk.");
-        if (got < wanted) throw runtime_failure(cat(file.path.string(), " has become shorter while it was read"));
+            throw Error("disk.file-lost", cat(file.path.string(), " cannot be read any more: ", std::strerror(errno)),
+                        "It holds weights that model.device_map left on the disk.");
+        if (got < wanted)
+            throw Error("disk.file-lost", cat(file.path.string(), " has become shorter while it was read"));
     };
     if (file.direct.open()) {
         const int64_t begin = floor_to(offset, alignment), end = ceil_to(offset + bytes, alignment);

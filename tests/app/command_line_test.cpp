@@ -12,8 +12,8 @@
 namespace unsloth::testing {
 namespace {
 
-std::string error_of(const std::vector<std::string>& arguments) {
-    return usage_message([&] { app::parse_command_line(arguments); });
+std::string error_of(const std::vector<std::string>& arguments, test::Expected expected = ErrorKind::usage) {
+    return usage_message([&] { app::parse_command_line(arguments); }, expected);
 }
 
 TEST(CommandLine, TrainIsTheDefaultWhenAnOptionComesFirst) {
@@ -71,7 +71,7 @@ TEST(CommandLine, HelpWinsOverEverythingButAnUnknownCommand) {
     EXPECT_EQ(app::parse_command_line({"help", "bench"}).help_topic, "bench");
     EXPECT_EQ(app::parse_command_line({"help"}).help_topic, "");
     EXPECT_EQ(app::parse_command_line({"--version"}).command, app::Command::version);
-    EXPECT_CONTAINS(error_of({"scoer", "--help"}), "Did you mean score?");
+    EXPECT_CONTAINS(error_of({"scoer", "--help"}, "command.unknown"), "Did you mean score?");
     EXPECT_CONTAINS(usage_message([] { app::help_text("tokenzie"); }), "Did you mean tokenize?");
     EXPECT_CONTAINS(error_of({"--learning_rate", "fast"}), "expected a number >= 0, or auto, found");
 }
@@ -85,7 +85,8 @@ TEST(CommandLine, ScoreTakesConfigurationKeysByShortNames) {
     EXPECT_EQ(line.loaded.config.model.dtype, spec::DType::f32);
     EXPECT_CONTAINS(error_of({"score", "--path", "m", "--train_file", "f"}), "score needs --out");
     EXPECT_CONTAINS(error_of({"score", "--out", "", "--path", "m", "--train_file", "f"}), "score needs --out");
-    EXPECT_CONTAINS(error_of({"score", "--out", "o", "--path", "m"}), "score needs --data.train_file");
+    EXPECT_CONTAINS(error_of({"score", "--out", "o", "--path", "m"}, "option.missing"),
+                    "score needs --data.train_file");
     EXPECT_CONTAINS(error_of({"score", "--out", "o", "--path", "m", "--datasets", "[\"a\"]"}),
                     "score needs --data.train_file");
     EXPECT_EQ(app::parse_command_line({"train", "--path", "m", "--datasets", "[\"a\"]"})
@@ -267,7 +268,7 @@ TEST(CommandLine, TokenizeInspectInitBench) {
     EXPECT_EQ(inspect.inspect.path, "folder");
     EXPECT_TRUE(inspect.inspect.json);
     EXPECT_CONTAINS(error_of({"inspect"}), "inspect needs DIR|FILE");
-    EXPECT_CONTAINS(error_of({"inspect", "a", "b"}), "unexpected argument 'b'");
+    EXPECT_CONTAINS(error_of({"inspect", "a", "b"}, "option.misplaced"), "unexpected argument 'b'");
     EXPECT_CONTAINS(error_of({"inspect", "--path", "a"}), "unknown option --path");
 
     const app::CommandLine init =

@@ -72,7 +72,7 @@ TEST_F(Executable, UsageMistakesEndWithTwoAndSayOneThing) {
         const Outcome outcome = run(built_executable, arguments);
         EXPECT_EQ(outcome.exit_code, 2) << arguments;
         EXPECT_EQ(outcome.out, "") << arguments;
-        EXPECT_TRUE(outcome.err.starts_with("unsloth-train: error: ")) << outcome.err;
+        EXPECT_TRUE(outcome.err.starts_with("unsloth-train: error[")) << outcome.err;
     }
 }
 
@@ -200,14 +200,14 @@ TEST_F(ExecutableWithEngine, ErrorsOfTheEngineBecomeExitCodes) {
     EXPECT_EQ(train("--output_dir runtime").exit_code, 4);
     const Outcome input = train("--output_dir input");
     EXPECT_EQ(input.exit_code, 3);
-    EXPECT_EQ(input.err, "unsloth-train: error: input from the engine\n  Advice.\n");
+    EXPECT_EQ(input.err, "unsloth-train: error[data.empty]: input from the engine\n  Advice.\n");
     const Outcome check = train("--output_dir check");
     EXPECT_EQ(check.exit_code, 4);
     EXPECT_CONTAINS(check.err, "internal error: ");
-    EXPECT_CONTAINS(check.err, "please report");
+    EXPECT_CONTAINS(check.err, "Please report");
     const Outcome memory = train("--output_dir memory");
     EXPECT_EQ(memory.exit_code, 4);
-    EXPECT_CONTAINS(memory.err, "out of host memory");
+    EXPECT_CONTAINS(memory.err, "error[memory.host-full]: out of host memory");
 }
 
 TEST_F(ExecutableWithEngine, TheAllocatorsSettingsAreThereBeforeLibTorch) {
@@ -222,7 +222,7 @@ TEST_F(ExecutableWithEngine, TheAllocatorsSettingsAreThereBeforeLibTorch) {
 TEST_F(ExecutableWithEngine, StackTracesOfLibrariesAreShownOnlyForDebugging) {
     const Outcome brief = train("--output_dir foreign");
     EXPECT_EQ(brief.exit_code, 4);
-    EXPECT_CONTAINS(brief.err, "error: first line\n");
+    EXPECT_CONTAINS(brief.err, "error[library.failed]: first line\n");
     EXPECT_FALSE(contains(brief.err, "frame #0")) << brief.err;
     EXPECT_CONTAINS(train("--output_dir foreign --log_level debug").err, "frame #0");
 }
@@ -296,6 +296,7 @@ TEST_F(Floors, JsonHasALineAFigure) {
         "tokens/s", "ceiling": 1000.0, "share": 0.5, "floor": 0.6, "below": true})"));
     EXPECT_TRUE(rows[1]["floor"].is_null() && rows[1]["below"].is_null());
     EXPECT_EQ(rows[4]["error"], "no memory for it");
+    EXPECT_EQ(rows[4]["error_id"], "memory.device-full");
 }
 
 TEST_F(Floors, ACardWithoutFloorsIsNoSuccess) {

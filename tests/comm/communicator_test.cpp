@@ -202,7 +202,7 @@ TEST(Mesh, WhatTheSizesLeaveIsDataParallel) {
         try {
             mesh_shape(processes, tp, pp, cp);
         } catch (const Error& error) {
-            EXPECT_EQ(error.kind(), ErrorKind::usage);
+            EXPECT_EQ(error.id().name(), "parallel.wrong-rank-count");
             return error.what();
         }
         return "";

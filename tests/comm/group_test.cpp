@@ -103,6 +103,7 @@ TEST(Group, AStoreThatNobodyServesIsSaid) {
         make_group(rank_of(1, 2, free_port()), at::kCPU, std::chrono::seconds(1));
         ADD_FAILURE();
     } catch (const Error& error) {
+        EXPECT_EQ(error.id().name(), "rank.no-rendezvous");
         EXPECT_NE(std::string(error.what()).find("did not reach rank 0's store at 127.0.0.1"), std::string::npos)
             << error.what();
     }

@@ -25,7 +25,7 @@ std::string mistake(const std::string& json, int gpu = 0) {
         (void)map.embedding_on_host(gpu);
         return "";
     } catch (const Error& error) {
-        EXPECT_EQ(error.kind(), ErrorKind::usage);
+        EXPECT_EQ(error.id().name(), "model.device-map");
         return error.what();
     }
 }

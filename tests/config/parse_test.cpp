@@ -26,16 +26,17 @@ TEST(File, CommentsAndASchemaReferenceAreAllowed) {
 TEST(File, MalformedJsonNamesFileLineAndColumn) {
     const std::string message = file_error("{\n  \"lora\": {\n    \"r\": 8,,\n  }\n}\n");
     EXPECT_CONTAINS(message, "run.json:3:12: ");
-    EXPECT_CONTAINS(file_error("{\n\"lora\": {\"r\": 8}"), "run.json:2:17: ");
+    EXPECT_CONTAINS(file_error("{\n\"lora\": {\"r\": 8}", "config.syntax"), "run.json:2:17: ");
     EXPECT_CONTAINS(file_error(""), "run.json:1:1: ");
 }
 
 TEST(File, StructuralMistakesAreRefused) {
-    EXPECT_CONTAINS(file_error("[1]"), "expected an object of sections");
+    EXPECT_CONTAINS(file_error("[1]", "config.not-an-object"), "expected an object of sections");
     EXPECT_CONTAINS(file_error(R"({"lora": 3})"), "lora: expected an object of options");
     EXPECT_CONTAINS(file_error(R"({"lora": {"r": 8, "r": 9}})"), "the key \"r\" stands twice");
-    EXPECT_CONTAINS(file_error(R"({"": {}})"), "unknown section");
-    const std::string missing = usage_message([] { config::load_config("/nonexistent/run.json", {}); });
+    EXPECT_CONTAINS(file_error(R"({"": {}})", "option.unknown"), "unknown section");
+    const std::string missing =
+        usage_message([] { config::load_config("/nonexistent/run.json", {}); }, "config.cannot-read");
     EXPECT_CONTAINS(missing, "/nonexistent/run.json");
 }
 
@@ -46,7 +47,8 @@ TEST(File, WhatNestsWithoutEndIsRefused) {
 }
 
 TEST(File, AnUnknownKeySuggestsTheNearestOne) {
-    EXPECT_CONTAINS(file_error(R"({"training": {"lerning_rate": 1}})"), "Did you mean training.learning_rate?");
+    EXPECT_CONTAINS(file_error(R"({"training": {"lerning_rate": 1}})", "option.unknown"),
+                    "Did you mean training.learning_rate?");
     EXPECT_CONTAINS(file_error(R"({"lora": {"lora_dropuot": 0}})"), "Did you mean lora.lora_dropout?");
     EXPECT_CONTAINS(file_error(R"({"model": {"r": 8}})"), "Did you mean lora.r?");
     EXPECT_CONTAINS(file_error(R"({"modle": {}})"), "Did you mean model?");
@@ -64,17 +66,20 @@ TEST(File, WhatIsMoreThanTwoEditsAwayIsNotSuggested) {
 }
 
 TEST(File, AllMistakesAreToldAtOnce) {
-    const std::string message = usage_message([] {
-        load_text(R"({"modle": {"path": "m"}, "lora": {"r": 0, "lora_alhpa": 3, "bias": "all"},
+    const std::string message = usage_message(
+        [] {
+            load_text(R"({"modle": {"path": "m"}, "lora": {"r": 0, "lora_alhpa": 3, "bias": "all"},
                       "training": {"eval_steps": 5, "optim": "lion"}, "data": {"eval_fiel": "e", "packing": true}})",
-                  {"--max_tokens_per_batch", "100", "--epochs", "3", "--lora_dropout", "2"});
-    });
+                      {"--max_tokens_per_batch", "100", "--epochs", "3", "--lora_dropout", "2"});
+        },
+        "config.several-errors");
     EXPECT_TRUE(message.starts_with("9 errors\n")) << message;
     for (const char* part :
          {"run.json: unknown section 'modle'\n    Did you mean model?", "lora.r: expected an integer >= 1, found 0",
           "unknown option lora.lora_alhpa\n    Did you mean lora.lora_alpha?", "lora.bias: all is refused",
-          "training.optim: expected one of", "unknown option data.eval_fiel", "unknown option --epochs",
-          "--lora_dropout: expected a number", "data.packing cannot be combined with training.max_tokens_per_batch"})
+          "training.optim: expected one of", "unknown option data.eval_fiel",
+          "[option.unknown] unknown option --epochs", "[option.invalid-value] --lora_dropout: expected a number",
+          "[option.conflict] data.packing cannot be combined with training.max_tokens_per_batch"})
         EXPECT_CONTAINS(message, part);
     // Whether there are rows to evaluate on depends on what the misspelt key was to be.
     EXPECT_FALSE(contains(message, "training.eval_steps needs")) << message;
@@ -95,7 +100,7 @@ TEST(File, TheHomeFolderIsMeantByATilde) {
 TEST(File, NamesOfOtherProgramsAreSuggestedButNotTaken) {
     EXPECT_CONTAINS(file_error(R"({"training": {"lr": 1e-4}})"), "Did you mean training.learning_rate?");
     EXPECT_CONTAINS(file_error(R"({"training": {"batch_size": 1}})"), "training.per_device_train_batch_size");
-    EXPECT_CONTAINS(flag_error({"--epochs", "3"}), "Did you mean --training.num_train_epochs?");
+    EXPECT_CONTAINS(flag_error({"--epochs", "3"}, "option.unknown"), "Did you mean --training.num_train_epochs?");
 }
 
 // One word, and not one on each of its fields.
@@ -142,7 +147,7 @@ TEST(File, ASyntaxErrorShowsTheLine) {
 TEST(File, AWrongTypeSaysKeyExpectedFoundAndFile) {
     const std::string message = file_error(R"({"lora": {"r": "eight"}})");
     EXPECT_CONTAINS(message, "run.json: lora.r: expected an integer >= 1, found the string \"eight\"");
-    EXPECT_CONTAINS(file_error(R"({"lora": {"r": 1.5}})"), "found the number 1.5");
+    EXPECT_CONTAINS(file_error(R"({"lora": {"r": 1.5}})", "option.invalid-value"), "found the number 1.5");
     EXPECT_CONTAINS(file_error(R"({"lora": {"r": null}})"), "found null");
     EXPECT_CONTAINS(file_error(R"({"lora": {"r": 18446744073709551615}})"), "expected an integer");
     EXPECT_CONTAINS(file_error(R"({"data": {"shuffle": 1}})"), "expected true or false, found the number 1");

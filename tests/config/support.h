@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "common/errors.h"
 #include "common/files.h"
 #include "unsloth/config/load.h"
 #include "unsloth/core/error.h"
@@ -25,24 +26,24 @@ inline config::LoadedConfig load_text(const std::string& content, const std::vec
     return config::load_config(folder.write("run.json", content), flags);
 }
 
-/// The message of the usage Error that `call` throws; fails the test when it throws none.
+/// The message of the usage Error that `call` throws; fails the test when it throws none, or not the expected one.
 template <class Call>
-std::string usage_message(const Call& call) {
+std::string usage_message(const Call& call, test::Expected expected = ErrorKind::usage) {
     try {
         call();
     } catch (const Error& failure) {
-        EXPECT_EQ(failure.kind(), ErrorKind::usage) << failure.what();
+        expected.check(failure);
         return failure.what();
     }
     ADD_FAILURE() << "no error";
     return "";
 }
 
-inline std::string file_error(const std::string& content) {
-    return usage_message([&] { load_text(content); });
+inline std::string file_error(const std::string& content, test::Expected expected = ErrorKind::usage) {
+    return usage_message([&] { load_text(content); }, expected);
 }
-inline std::string flag_error(const std::vector<std::string>& flags) {
-    return usage_message([&] { config::load_config({}, flags); });
+inline std::string flag_error(const std::vector<std::string>& flags, test::Expected expected = ErrorKind::usage) {
+    return usage_message([&] { config::load_config({}, flags); }, expected);
 }
 
 inline bool contains(const std::string& text, const std::string& part) {

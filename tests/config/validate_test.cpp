@@ -21,7 +21,7 @@ TEST(Settle, TheBasesTypeIsSaidOnce) {
     const auto int8 = model({"--precision", R"({"default": "int8", "model.layers.0": "bf16"})"});
     EXPECT_TRUE(int8.load_in_8bit && !int8.load_in_4bit);
     EXPECT_TRUE(model({"--precision", R"({"model.layers.0": "bf16"})"}).load_in_4bit);
-    EXPECT_CONTAINS(flag_error({"--load_in_8bit", "--load_in_4bit"}),
+    EXPECT_CONTAINS(flag_error({"--load_in_8bit", "--load_in_4bit"}, "option.conflict"),
                     "model.load_in_4bit true cannot be combined with model.load_in_8bit true");
     EXPECT_CONTAINS(flag_error({"--load_in_8bit", "--precision", R"({"default": "nf4"})"}),
                     "the default is nf4, but model.load_in_8bit is true");
@@ -53,7 +53,8 @@ TEST(Settle, CodesAreOfAFrozenBaseWithoutDora) {
 TEST(Settle, WeightsOfFewerBitsLieExpandedAndFrozen) {
     const auto loaded = config::load_config({}, {"--weight_mantissa_bits", "3", "--weight_cache", "on"});
     EXPECT_EQ(loaded.config.hardware.weight_mantissa_bits, 3);
-    EXPECT_CONTAINS(flag_error({"--weight_mantissa_bits", "3"}), "set hardware.dequantized_weights to on");
+    EXPECT_CONTAINS(flag_error({"--weight_mantissa_bits", "3"}, "option.no-effect"),
+                    "set hardware.dequantized_weights to on");
     for (const auto& [flag, option] : {std::pair{"--compute_dtype=fp8_both", "model.compute_dtype"},
                                        {"--dtype=float16", "model.dtype"},
                                        {"--finetuning_type=full", "lora.finetuning_type"}}) {
@@ -92,10 +93,11 @@ TEST(Settle, AdaptersNeedAModuleAndALayer) {
 }
 
 TEST(Settle, EvaluationRowsComeFromOnePlace) {
-    EXPECT_CONTAINS(flag_error({"--val_size", "0.1", "--eval_file", "e"}),
+    EXPECT_CONTAINS(flag_error({"--val_size", "0.1", "--eval_file", "e"}, "option.conflict"),
                     "data.eval_file cannot be combined with data.val_size");
-    EXPECT_CONTAINS(flag_error({"--val_size", "1.5"}), "whole number of rows");
-    EXPECT_CONTAINS(flag_error({"--eval_steps", "10"}), "needs data.eval_file, data.eval_files or data.val_size");
+    EXPECT_CONTAINS(flag_error({"--val_size", "1.5"}, "option.out-of-range"), "whole number of rows");
+    EXPECT_CONTAINS(flag_error({"--eval_steps", "10"}, "option.no-evaluation"),
+                    "needs data.eval_file, data.eval_files or data.val_size");
     EXPECT_EQ(config::load_config({}, {"--eval_steps", "10", "--val_size", "3"}).config.training.eval_steps, 10);
     EXPECT_EQ(config::load_config({}, {"--eval_steps", "10", "--eval_file", "e"}).config.training.eval_steps, 10);
 }

@@ -72,7 +72,7 @@ TEST_F(LostMap, NamesTheFileAndRemovesWhatWasTemporary) {
     });
     ASSERT_TRUE(WIFEXITED(end.status)) << "signal " << WTERMSIG(end.status);
     EXPECT_EQ(WEXITSTATUS(end.status), 4);
-    EXPECT_NE(end.err.find("unsloth-train: error: " + root_.string() +
+    EXPECT_NE(end.err.find("unsloth-train: error[disk.file-lost]: " + root_.string() +
                            "/model\\u001b.safetensors has become shorter while it was read\n"),
               std::string::npos)
         << end.err;

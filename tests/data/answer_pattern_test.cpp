@@ -45,7 +45,7 @@ TEST(AnswerPattern, ABrokenOneIsRefusedByTheOptionsName) {
         AnswerPattern("#### (", "--answer_regex");
         FAIL() << "it was taken";
     } catch (const Error& refused) {
-        EXPECT_EQ(refused.kind(), ErrorKind::usage);
+        EXPECT_EQ(refused.id().name(), "option.invalid-pattern");
         EXPECT_TRUE(std::string(refused.what()).starts_with("--answer_regex: '#### (' is no valid regular expression"))
             << refused.what();
     }

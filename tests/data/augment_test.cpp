@@ -63,8 +63,8 @@ struct AugmentSetting {
         for (const std::string& line : lines_of(request.out)) read.push_back(Json::parse(line));
         return read;
     }
-    std::string refusal(ErrorKind kind) {
-        std::string message = toy::message_of(kind, [&] { run(); });
+    std::string refusal(test::Expected expected) {
+        std::string message = toy::message_of(expected, [&] { run(); });
         for (const auto& entry : fs::directory_iterator(folder.path()))
             EXPECT_EQ(entry.path().string().find(".tmp-"), std::string::npos) << "left behind: " << entry.path();
         return message;
@@ -162,7 +162,7 @@ TEST(Augment, HeldOutRowsAreThoseOfARunAndGetNoCopies) {
         }
         // And the result cannot be split again by a run.
         run.data.train_file = setting.request.out;
-        toy::expect_contains(toy::message_of(ErrorKind::usage,
+        toy::expect_contains(toy::message_of("data.held-out-copies",
                                              [&] {
                                                  load_training_data(run, {}, [](const std::string&) {
                                                      return std::make_unique<toy::Encoder>();
@@ -206,9 +206,9 @@ TEST(Augment, BackTranslationsJoinTheirRows) {
 
     setting.request.back_translations =
         setting.folder.write("none.jsonl", "{\"id\": \"zzz\", \"instruction\": \"x\"}\n").string();
-    toy::expect_contains(setting.refusal(ErrorKind::input), {"none.jsonl:1", "no row of the input has id zzz"});
+    toy::expect_contains(setting.refusal("data.row-ids"), {"none.jsonl:1", "no row of the input has id zzz"});
     setting.request.back_translations = setting.folder.write("noid.jsonl", "{\"instruction\": \"x\"}\n").string();
-    toy::expect_contains(setting.refusal(ErrorKind::input), {"noid.jsonl:1", "\"id\" is missing"});
+    toy::expect_contains(setting.refusal("data.missing-column"), {"noid.jsonl:1", "\"id\" is missing"});
 }
 
 TEST(Augment, ConversationsChangeWhatTheUserSays) {
@@ -286,50 +286,50 @@ TEST(Augment, TextsOfArraysMayNotNestWithoutEnd) {
 TEST(Augment, RowsOfTextOnlyWhenAskedFor) {
     AugmentSetting setting;
     setting.write({R"({"text": "a quick text"})"});
-    toy::expect_contains(setting.refusal(ErrorKind::usage), {"have no prompt", "--fields text"});
+    toy::expect_contains(setting.refusal("option.missing"), {"have no prompt", "--fields text"});
     setting.request.fields = {"text"};
     setting.run();
     EXPECT_GE(setting.out().size(), 2u);
     setting.request.fields = {"instruction"};
-    toy::expect_contains(setting.refusal(ErrorKind::usage), {"have no 'instruction'"});
+    toy::expect_contains(setting.refusal("option.invalid-value"), {"have no 'instruction'"});
     setting.write({R"({"input_ids": [1, 2]})"});
-    toy::expect_contains(setting.refusal(ErrorKind::input), {"tokenized"});
+    toy::expect_contains(setting.refusal("data.not-augmentable"), {"tokenized"});
 }
 
 TEST(Augment, RefusesWhatWouldLeakOrMakeNoSense) {
     AugmentSetting setting;
     setting.config.data.val_size = 4;
-    toy::expect_contains(setting.refusal(ErrorKind::usage), {"--eval_out"});
+    toy::expect_contains(setting.refusal("option.missing"), {"--eval_out"});
     setting.config.data.val_size = 0;
     setting.request.eval_out = (setting.folder.path() / "e.jsonl").string();
-    toy::expect_contains(setting.refusal(ErrorKind::usage), {"--eval_out", "--val_size"});
+    toy::expect_contains(setting.refusal("option.no-effect"), {"--eval_out", "--val_size"});
     setting.config.data.val_size = 4;
     setting.request.eval_out = setting.request.out;
-    toy::expect_contains(setting.refusal(ErrorKind::usage), {"same file"});
+    toy::expect_contains(setting.refusal("output.same-file"), {"same file"});
     setting.hold_out(40);
-    toy::expect_contains(setting.refusal(ErrorKind::usage), {"leaves none of the 40 rows"});
+    toy::expect_contains(setting.refusal("data.too-few-rows"), {"leaves none of the 40 rows"});
     setting.hold_out(4);
     setting.request.out = setting.request.in;
-    toy::expect_contains(setting.refusal(ErrorKind::usage), {"is the input itself"});
+    toy::expect_contains(setting.refusal("output.same-file"), {"is the input itself"});
     EXPECT_EQ(lines_of(setting.request.in), setting.rows);
     setting.request.out = (setting.folder.path() / "out.jsonl").string();
     const std::string thesaurus = std::exchange(setting.request.thesaurus, "");
-    toy::expect_contains(setting.refusal(ErrorKind::usage), {"nothing to do"});
+    toy::expect_contains(setting.refusal("option.nothing-to-do"), {"nothing to do"});
     setting.request.thesaurus = thesaurus;
 
     auto rows = setting.rows;
     rows.push_back(rows[3]);
     setting.write(rows);
-    toy::expect_contains(setting.refusal(ErrorKind::input), {"rows.jsonl:41", "id r3 is that of row 3"});
+    toy::expect_contains(setting.refusal("data.row-ids"), {"rows.jsonl:41", "id r3 is that of row 3"});
     rows.back() = R"({"instruction": "a", "output": "b"})";
     setting.write(rows);
-    toy::expect_contains(setting.refusal(ErrorKind::input), {"rows.jsonl:41", "\"id\" is missing"});
+    toy::expect_contains(setting.refusal("data.row-ids"), {"rows.jsonl:41", "\"id\" is missing"});
     rows.back() = R"({"id": "new", "instruction": "a", "output": "b", "augmentation": {"of": 1}})";
     setting.write(rows);
-    toy::expect_contains(setting.refusal(ErrorKind::input), {"rows.jsonl:41", "copy"});
+    toy::expect_contains(setting.refusal("data.not-augmentable"), {"rows.jsonl:41", "copy"});
     rows.back() = R"({"id": "new", "instruction": 5, "output": "b"})";
     setting.write(rows);
-    toy::expect_contains(setting.refusal(ErrorKind::input), {"rows.jsonl:41", "expected a string"});
+    toy::expect_contains(setting.refusal("data.column-type"), {"rows.jsonl:41", "expected a string"});
     EXPECT_FALSE(fs::exists(setting.request.out));
 
     setting.config.data.skip_bad_rows = true;

@@ -316,7 +316,7 @@ TEST(Cache, NothingOutsideOfAFileIsRead) {
         changed(words + static_cast<std::size_t>(word) * sizeof(int32_t), value);
         const auto rows = open_cache_file(path);
         ASSERT_TRUE(rows) << word;
-        toy::expect_contains(toy::message_of(ErrorKind::input, [&] { rows->store->sample(0); }),
+        toy::expect_contains(toy::message_of("data.damaged-file", [&] { rows->store->sample(0); }),
                              {"a.rows", "is damaged"});
         EXPECT_EQ(rows->store->sample(1).ids, (std::vector<int32_t>{1, 2, 3}));
     }
@@ -325,7 +325,7 @@ TEST(Cache, NothingOutsideOfAFileIsRead) {
 TEST(Cache, NothingStaysOfARunThatFails) {
     Setting setting;
     setting.folder.write("a.jsonl", text_rows(300) + "{\"text\": 5}\n" + text_rows(10));
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { setting.load(); }), {"a.jsonl:301"});
+    toy::expect_contains(toy::message_of("data.column-type", [&] { setting.load(); }), {"a.jsonl:301"});
     EXPECT_EQ(setting.files(".tmp").size(), 0u);
     EXPECT_EQ(setting.files("").size(), 0u);
 }
@@ -451,7 +451,7 @@ TEST(Cache, FollowsNoPlantedLink) {
             if (each.extension() == ".rows") fs::remove(each);  // so that the lock is asked for
         fs::remove(path);
         fs::create_symlink(precious, path);
-        toy::expect_contains(toy::message_of(ErrorKind::runtime, [&] { setting.load(); }),
+        toy::expect_contains(toy::message_of("disk.foreign-file", [&] { setting.load(); }),
                              {path.string(), "is a symbolic link"});
         EXPECT_EQ(read_file(precious), "content");
         fs::remove(path);
@@ -487,7 +487,7 @@ TEST(Cache, AFolderThatIsRemovedWhileItIsFilledIsMadeAgain) {
     fs::remove_all(setting.cache.folder);
     const Removing always(setting.cache.folder);
     always.left_ = 1 << 30;
-    toy::expect_contains(toy::message_of(ErrorKind::runtime, [&] { load(always); }), {"cannot", "cache"});
+    toy::expect_contains(toy::message_of("disk.cannot-write", [&] { load(always); }), {"cannot", "cache"});
 }
 
 TEST(Cache, ASignalEndsTheWaitForAFile) {
@@ -666,7 +666,7 @@ TEST(Cache, WhereItIsAndWhenThereIsNone) {
 
     setting.cache.least_bytes = 0;
     setting.cache.folder = setting.file / "below a file";
-    toy::expect_contains(toy::message_of(ErrorKind::runtime, [&] { setting.load(); }),
+    toy::expect_contains(toy::message_of("disk.cannot-write", [&] { setting.load(); }),
                          {"data.cache_dir", "below a file"});
     setting.cache.must_work = false;
     EXPECT_EQ(setting.load().size(), 500);

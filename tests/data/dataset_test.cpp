@@ -112,7 +112,7 @@ TEST(Dataset, TheFirstBadRowStopsTheRunWithItsLine) {
     DatasetOptions options;
     for (const int workers : {1, 4}) {
         options.workers = workers;
-        const std::string what = toy::message_of(ErrorKind::input, [&] { Dataset::load(path, options, &encoder); });
+        const std::string what = toy::message_of("data.row-syntax", [&] { Dataset::load(path, options, &encoder); });
         EXPECT_EQ(what.rfind(cat(path.string(), ":73: not valid JSON: column"), 0), 0u) << what;
         toy::expect_contains(what, {"skip_invalid"});
     }
@@ -145,7 +145,7 @@ TEST(Dataset, WhatTheTemplateRefusesIsABadRow) {
     const std::string good = R"({"messages": [{"role": "assistant", "content": "b"}]})";
     const auto path =
         folder.write("a.jsonl", good + "\n" + R"({"messages": [{"role": "tool", "content": "b"}]})" + "\n");
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { Dataset::load(path, {}, &encoder); }),
+    toy::expect_contains(toy::message_of("template.failed", [&] { Dataset::load(path, {}, &encoder); }),
                          {"a.jsonl:2: the template knows no role \"tool\""});
     DatasetOptions options;
     options.skip_bad_rows = true;
@@ -164,7 +164,7 @@ TEST(Dataset, RowsWithAllLabelsMaskedAreRefusedWithCountAndLines) {
     };
     const Empty empty;
     const auto path = folder.write("a.jsonl", rows_with(100, masked));
-    const std::string what = toy::message_of(ErrorKind::input, [&] { Dataset::load(path, {}, &empty); });
+    const std::string what = toy::message_of("data.all-masked", [&] { Dataset::load(path, {}, &empty); });
     EXPECT_EQ(what.rfind(cat(path.string(), ":4: all labels are masked"), 0), 0u) << what;
     toy::expect_contains(what, {"7 of 100 rows", "a.jsonl:91,", "a.jsonl:94, ...", "train_on_prompt"});
 
@@ -187,24 +187,24 @@ TEST(Dataset, AnswersThatAreCutOffAreNamedAsTheCause) {
     const auto path = folder.write("a.jsonl", R"({"instruction": "a long prompt", "output": "yes"})");
     DatasetOptions options;
     options.max_seq_length = 8;
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { Dataset::load(path, options, &encoder); }),
+    toy::expect_contains(toy::message_of("data.all-masked", [&] { Dataset::load(path, options, &encoder); }),
                          {"a.jsonl:1: all labels are masked", "1 of them since they were cut", "max_seq_length"});
 }
 
 TEST(Dataset, FilesWithoutUsableRows) {
     const toy::Folder folder;
     const auto empty = folder.write("a.jsonl", "\n\n");
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { Dataset::load(empty, {}, nullptr); }),
+    toy::expect_contains(toy::message_of("data.empty", [&] { Dataset::load(empty, {}, nullptr); }),
                          {"a.jsonl", "has no rows"});
 
     DatasetOptions options;
     options.skip_bad_rows = true;
     const auto unknown = folder.write("b.jsonl", "{\"foo\": 1}\n{\"foo\": 2}\n");
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { Dataset::load(unknown, options, &encoder); }),
+    toy::expect_contains(toy::message_of("data.unknown-format", [&] { Dataset::load(unknown, options, &encoder); }),
                          {"b.jsonl:1: cannot tell the format", "foo"});
     const auto bad = folder.write("c.jsonl", "{\"text\": 1}\n{\"text\": 2}\n");
     toy::expect_contains(
-        toy::message_of(ErrorKind::input, [&] { Dataset::load(bad, options, &encoder); }),
+        toy::message_of("data.no-usable-rows", [&] { Dataset::load(bad, options, &encoder); }),
         {"c.jsonl", "none of its 2 rows can be used", "2 bad", "the first: ", "c.jsonl:1: ", "\"text\""});
 }
 
@@ -215,10 +215,10 @@ TEST(Dataset, TheNamedFormatWinsOverTheColumns) {
     options.format = config::DataFormat::text;
     EXPECT_EQ(Dataset::load(path, options, &encoder).sample(0).ids, encoder.text("hello").ids);
     options.format = config::DataFormat::messages;
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { Dataset::load(path, options, &encoder); }),
+    toy::expect_contains(toy::message_of("data.missing-column", [&] { Dataset::load(path, options, &encoder); }),
                          {"a.jsonl:1:", "\"messages\" is missing"});
     options.format = config::DataFormat::automatic;
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { Dataset::load(path, options, nullptr); }),
+    toy::expect_contains(toy::message_of("tokenizer.not-found", [&] { Dataset::load(path, options, nullptr); }),
                          {"need a tokenizer"});
 }
 
@@ -302,7 +302,7 @@ TEST(LongRows, PlainTextIsSplitAndOtherRowsAreCutUnlessToldOtherwise) {
     EXPECT_EQ(data.size(), 1);
     EXPECT_EQ(data.stats().long_rows, 1);
     toy::expect_contains(log, {"left out 1 of 2 rows of more than 8 tokens", "a.txt:1"});
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { Dataset::load(alpaca, options, &encoder); }),
+    toy::expect_contains(toy::message_of("data.no-usable-rows", [&] { Dataset::load(alpaca, options, &encoder); }),
                          {"none of its 1 rows can be used", "1 too long"});
 }
 

@@ -165,7 +165,7 @@ TEST(TokenizerEncoder, ImplicitPromptsEndWhereTokensDiffer) {
     EXPECT_EQ(common("q\u00e4", "q\u00f6"), "q") << "no character is cut";
     EXPECT_EQ(common("q<|eot_id|>", "q."), "q") << "a token that ends an answer at once";
     toy::expect_contains(
-        toy::message_of(ErrorKind::input, [&] { (void)common("q\n<|start_header_id|>a", "q\n<|eot_id|>"); }),
+        toy::message_of("data.no-prompt", [&] { (void)common("q\n<|start_header_id|>a", "q\n<|eot_id|>"); }),
         {"<|start_header_id|>", "begins", "prompt"});
 }
 
@@ -232,14 +232,14 @@ TEST(TokenizerEncoder, WhatCannotBeEncodedIsAnErrorWithTheRow) {
     const auto encoder = make_row_encoder(tokenizer, "auto");
     for (const char* line : {R"({"text": "x"})", R"({"instruction": "a", "output": "b"})"}) {
         const auto path = files.write("a.jsonl", line);
-        toy::expect_contains(toy::message_of(ErrorKind::input, [&] { Dataset::load(path, {}, encoder.get()); }),
+        toy::expect_contains(toy::message_of("tokenizer.no-eos", [&] { Dataset::load(path, {}, encoder.get()); }),
                              {"a.jsonl:1: ", "eos_token"});
     }
     const auto path = files.write("b.jsonl", R"({"messages": [{"role": "assistant", "content": "x"}]})");
     const auto chatml = make_row_encoder(tokenizer, "chatml");
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { Dataset::load(path, {}, chatml.get()); }),
+    toy::expect_contains(toy::message_of("template.missing-token", [&] { Dataset::load(path, {}, chatml.get()); }),
                          {"b.jsonl:1: ", "<|im_start|>"});
-    toy::expect_contains(toy::message_of(ErrorKind::usage, [&] { make_row_encoder(tokenizer, "vicuna"); }),
+    toy::expect_contains(toy::message_of("template.unknown", [&] { make_row_encoder(tokenizer, "vicuna"); }),
                          {"vicuna", "llama-3"});
 }
 
@@ -262,7 +262,7 @@ TEST(TokenizerEncoder, RowsWhoseToolsTheTemplateLeavesOutAreRefused) {
         std::erase(row, '\n');
         const auto path = files.write("a.jsonl", row + "\n");
         const auto encoder = make_row_encoder(tokenizer, files.write("blind.jinja", blind).string());
-        toy::expect_contains(toy::message_of(ErrorKind::input, [&] { Dataset::load(path, {}, encoder.get()); }),
+        toy::expect_contains(toy::message_of("template.omits-content", [&] { Dataset::load(path, {}, encoder.get()); }),
                              {"a.jsonl:1: ", "writes nothing of the row's messages[1].tool_calls", "data.template"});
         const Sample sample = row_of(*make_row_encoder(tokenizer, files.write("sees.jinja", sees).string()), row);
         expect_row(sample,
@@ -288,7 +288,7 @@ TEST(TokenizerEncoder, MessagesThatTheTemplateLeavesOutAreRefused) {
     const auto encoder = make_row_encoder(tokenizer, files.write("t.jinja", source).string());
     const auto refusal = [&](const std::string& row) {
         const auto path = files.write("a.jsonl", row + "\n");
-        return toy::message_of(ErrorKind::input, [&] { Dataset::load(path, {}, encoder.get()); });
+        return toy::message_of("template.omits-content", [&] { Dataset::load(path, {}, encoder.get()); });
     };
     const std::string answer = R"({"role": "assistant", "content": "Yo"}]})";
     toy::expect_contains(refusal(R"({"messages": [{"role": "developer", "content": "Be brief."}, )" + answer),
@@ -338,10 +338,10 @@ TEST(TokenizerEncoder, VariablesOfTheRunAndOfTheRowReachTheTemplate) {
 
     const auto path = files.write("a.jsonl", front + R"(, "chat_template_kwargs": 5})");
     const auto encoder = make_row_encoder(tokenizer, name);
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { Dataset::load(path, {}, encoder.get()); }),
+    toy::expect_contains(toy::message_of("data.column-type", [&] { Dataset::load(path, {}, encoder.get()); }),
                          {"a.jsonl:1: ", "chat_template_kwargs: expected an object, found 5"});
     for (const char* wrong : {"[]", R"({"messages": []})", R"({"add_generation_prompt": true})"})
-        toy::expect_contains(toy::message_of(ErrorKind::usage, [&] { make_row_encoder(tokenizer, name, wrong); }),
+        toy::expect_contains(toy::message_of("option.invalid-value", [&] { make_row_encoder(tokenizer, name, wrong); }),
                              {"chat_template_kwargs"});
     EXPECT_NE(encoder_fingerprint(folder.path(), name, run), encoder_fingerprint(folder.path(), name));
 }

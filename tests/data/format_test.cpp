@@ -414,9 +414,9 @@ TEST(FormatRow, ToolsReachTheEncoderAsJson) {
         "tool_calls": [{"function": {"name": "f"}}]}]})";
     const Tools tools;
     EXPECT_EQ(RowFormatter(config::DataFormat::messages, {}, &tools).format(parse_row(row)).labels, (Ints{masked, 6}));
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { format(config::DataFormat::messages, row); }),
+    toy::expect_contains(toy::message_of("template.omits-content", [&] { format(config::DataFormat::messages, row); }),
                          {"uses tools"});
-    toy::expect_contains(toy::message_of(ErrorKind::input,
+    toy::expect_contains(toy::message_of("template.omits-content",
                                          [&] {
                                              format(config::DataFormat::messages,
                                                     R"({"messages": [{"role": "assistant", "content": null,
@@ -593,7 +593,7 @@ TEST(FormatRow, LongRowsAreCut) {
 
 TEST(FormatRow, TextNeedsATokenizer) {
     toy::expect_contains(
-        toy::message_of(ErrorKind::input, [] { RowFormatter(config::DataFormat::alpaca, {}, nullptr); }),
+        toy::message_of("tokenizer.not-found", [] { RowFormatter(config::DataFormat::alpaca, {}, nullptr); }),
         {"alpaca", "tokenizer"});
     EXPECT_EQ(RowFormatter(config::DataFormat::tokenized, {}, nullptr).format(parse_row(R"({"input_ids": [1]})")).ids,
               (Ints{1}));

@@ -110,7 +110,8 @@ TEST(StepLoader, TotalSteps) {
     EXPECT_EQ(loader.total_steps(0.1, -1), 1);
     EXPECT_EQ(loader.total_steps(1, 50), 50);
     EXPECT_EQ(loader.total_steps(1, 0), 0);
-    toy::expect_contains(toy::message_of(ErrorKind::usage, [&] { loader.total_steps(0, -1); }), {"num_train_epochs"});
+    toy::expect_contains(toy::message_of("option.out-of-range", [&] { loader.total_steps(0, -1); }),
+                         {"num_train_epochs"});
 }
 
 TEST(StepLoader, CountsAreThoseOfAllMicroBatches) {
@@ -459,7 +460,7 @@ TEST(StepLoader, MicroBatchesFilledByTokens) {
     EXPECT_NE(rows_of(loader.step(0)), rows_of(loader.step(loader.steps_per_epoch())));
     toy::expect_contains(describe(loader), {"at most 64 tokens a micro-batch", "% full"});
     filled.max_tokens_per_batch = 21;
-    toy::expect_contains(toy::message_of(ErrorKind::usage, [&] { StepLoader(data, filled); }),
+    toy::expect_contains(toy::message_of("data.row-exceeds-batch", [&] { StepLoader(data, filled); }),
                          {"max_tokens_per_batch is 21", "22 tokens"});
 }
 

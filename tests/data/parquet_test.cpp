@@ -84,7 +84,7 @@ TEST_F(Parquet, CutAndDamagedArrowFiles) {
             for (std::size_t i = 0; i < chunk.size(); ++i) rows->parse(chunk.row(i));
     };
     // Without its end mark the stream would read as a shorter one.
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { read(stream.substr(0, stream.size() - 8)); }),
+    toy::expect_contains(toy::message_of("data.damaged-file", [&] { read(stream.substr(0, stream.size() - 8)); }),
                          {"cannot be read as Arrow", "no end", "not copied as a whole"});
     for (const std::string& whole : {stream, file})
         for (std::size_t at = 0; at < whole.size(); at += 211) {
@@ -146,7 +146,7 @@ TEST_F(Parquet, WhatIsNotReadIsRefusedByNameWhereItIsUsed) {
     const auto refused = [&](const std::string& file, const char* text) {
         DatasetOptions options;
         options.reader.columns = {{"text", text}};
-        return toy::message_of(ErrorKind::input,
+        return toy::message_of("data.column-type",
                                [&] { Dataset::load(toy::golden("data/" + file), options, &encoder); });
     };
     toy::expect_contains(refused("types.arrow", "duration"),
@@ -184,13 +184,13 @@ TEST_F(Parquet, RowsOfMessagesTrain) {
 
 TEST_F(Parquet, WrongTypesAndDamagedFiles) {
     const toy::Encoder encoder;
-    toy::expect_contains(toy::message_of(ErrorKind::input,
+    toy::expect_contains(toy::message_of("data.column-type",
                                          [&] { Dataset::load(toy::golden("data/wrong_types.parquet"), {}, &encoder); }),
                          {"wrong_types.parquet:1: column \"text\": expected a string, found 1"});
     const toy::Folder folder;
     const std::string whole = read_file(toy::golden("data/rows.parquet"));
     const auto cut = folder.write("cut.parquet", whole.substr(0, whole.size() / 2));
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { open_rows(cut); }),
+    toy::expect_contains(toy::message_of("data.damaged-file", [&] { open_rows(cut); }),
                          {"cut.parquet", "cannot be read as Parquet"});
     // Damage in the data: an error or other rows, never a crash.
     for (std::size_t at = 4; at < whole.size(); at += 97) {

@@ -120,7 +120,7 @@ TEST(PreferenceRows, ASystemColumnGoesBeforeThePromptOfEveryForm) {
         "chosen": )",
             b, R"(, "rejected": )", c);
     EXPECT_EQ(texts(pair(messages + R"(, "system": "s"})")), expected) << "the same text once";
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { pair(messages + R"(, "system": "t"})"); }),
+    toy::expect_contains(toy::message_of("data.message-shape", [&] { pair(messages + R"(, "system": "t"})"); }),
                          {"are not the same text"});
     for (const auto& [column, doubt] : {std::pair{R"("system": "s")", RowDoubt::unread_system},
                                         std::pair{R"("history": [["a", "b"]])", RowDoubt::unread_history},
@@ -232,7 +232,7 @@ TEST(PreferenceRows, WhatTeachesNothingIsRefusedByName) {
 
 TEST(PreferenceRows, RowsMustBeWhatTheObjectiveLearnsFrom) {
     const auto formatter = [](config::DataFormat format, config::Objective objective) {
-        return toy::message_of(ErrorKind::input, [&] { RowFormatter(format, of(objective), &encoder); });
+        return toy::message_of("data.wrong-objective", [&] { RowFormatter(format, of(objective), &encoder); });
     };
     toy::expect_contains(formatter(config::DataFormat::preference, config::Objective::sft),
                          {"training.objective dpo or orpo", "it is sft", "data.columns"});

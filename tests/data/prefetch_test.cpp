@@ -35,7 +35,7 @@ TEST(Prefetcher, StaysWithinItsDepth) {
 TEST(Prefetcher, ErrorsComeInTheirTurnAndStay) {
     Prefetcher prefetcher(
         [](int64_t step) {
-            if (step == 2) throw input_error("row 17 is gone");
+            if (step == 2) throw Error("data.row-ids", "row 17 is gone");
             return numbered(step);
         },
         0, 10, 4);

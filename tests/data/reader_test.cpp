@@ -210,7 +210,7 @@ TEST(Readers, AFileWithoutAnEndIsGivenUp) {
     for (int i = 0; i < 150; ++i) lines += bomb;
     toy::expect_contains(reader_refusal(folder.write("a.jsonl.zst", lines)), {"a.jsonl.zst", "64 MiB of white space"});
     const std::string row = zstd("{\"a\": 1}\n");
-    toy::expect_contains(toy::message_of(ErrorKind::input,
+    toy::expect_contains(toy::message_of("data.not-rows",
                                          [&] {
                                              const auto file = open_rows(folder.write("b.jsonl.zst", row + lines));
                                              while (!file->next().empty()) {

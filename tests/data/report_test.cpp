@@ -90,7 +90,7 @@ struct Data {
     }
     DataReport report(int64_t shown = 0) {
         return make_report(load_training_data(config, {}, nullptr, {}, {RefusedRows::set_aside, false}), config,
-                           "because", shown);
+                           Error("data.all-masked", "because"), shown);
     }
 };
 
@@ -134,7 +134,7 @@ TEST(Report, CountsWhatIsThere) {
     toy::expect_contains(report_text(report, nullptr, Marks::brackets),
                          {"training, row 3: 5 tokens, 4 trained", "all labels masked, row 20: 2 tokens, 0 trained",
                           "1 bad, 1 with all labels masked", "18 those of 0, 19 those of 1",
-                          "A run with this configuration stops:\n  because"});
+                          "A run with this configuration stops:\n  error[data.all-masked]: because"});
 }
 
 TEST(Report, HeldOutRowsAreAPartOfTheFile) {
@@ -205,9 +205,11 @@ TEST(Report, NothingToTrainOnIsSaidAsARunSaysIt) {
     data.config.data.train_file =
         data.folder.write("none.jsonl", "{\"input_ids\": [3, 4], \"labels\": [-100, -100]}\n").string();
     const DataReport report = make_report(
-        load_training_data(data.config, {}, nullptr, {}, {RefusedRows::set_aside, false}), data.config, "", 1);
+        load_training_data(data.config, {}, nullptr, {}, {RefusedRows::set_aside, false}), data.config, {}, 1);
     EXPECT_FALSE(report.steps);
     toy::expect_contains(report.refusal, {"no rows to train on"});
+    EXPECT_EQ(report.refusal_id, ErrorId("data.too-few-rows"));
+    toy::expect_contains(report_json(report, nullptr), {"\"refusal_id\": \"data.too-few-rows\""});
     EXPECT_EQ(report.samples.back().first, "masked");
 }
 

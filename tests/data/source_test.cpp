@@ -41,10 +41,10 @@ TEST(FilesOf, FilesFoldersAndGlobs) {
     EXPECT_EQ(tree.found(""), (Names{"a.json", "b.jsonl", "sub/c.csv.gz"}));
     EXPECT_EQ(tree.found("*.json*"), (Names{"a.json", "b.jsonl", "dataset_info.json"}));
     EXPECT_EQ(tree.found("s*"), Names{"sub/c.csv.gz"});
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { tree.found("*.parquet"); }),
+    toy::expect_contains(toy::message_of("data.no-files", [&] { tree.found("*.parquet"); }),
                          {"*.parquet", "no file matches"});
     fs::create_directory(tree.root / "empty");
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { tree.found("empty"); }), {"empty", "no file of rows"});
+    toy::expect_contains(toy::message_of("data.no-files", [&] { tree.found("empty"); }), {"empty", "no file of rows"});
     const auto odd = tree.folder.write("a[1].jsonl", "{\"text\": \"x\"}");  // a file whose name looks like a glob
     EXPECT_EQ(files_of(odd.string(), ""), std::vector<fs::path>{odd});
 }
@@ -54,7 +54,7 @@ TEST(FilesOf, TextsAboutTheFolderAreNoData) {
                      "sub/LICENCE-MIT.txt", "readme.jsonl", "about/CHANGELOG.txt"});
     EXPECT_EQ(tree.found(""), (Names{"a.txt", "licensed.txt", "readme.jsonl"}));
     EXPECT_EQ(tree.found("LICENSE.txt"), Names{"LICENSE.txt"});  // named, so taken
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { tree.found("about"); }), {"no file of rows"});
+    toy::expect_contains(toy::message_of("data.no-files", [&] { tree.found("about"); }), {"no file of rows"});
 }
 
 TEST(Sources, FilesOfAFolderMustAgreeOnAFormat) {
@@ -67,7 +67,7 @@ TEST(Sources, FilesOfAFolderMustAgreeOnAFormat) {
     const auto load = [&](config::DataFormat format) {
         return Dataset::load({{.path = path, .format = format}}, {}, [&](const std::string&) { return &encoder; });
     };
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { load(config::DataFormat::automatic); }),
+    toy::expect_contains(toy::message_of("data.mixed-formats", [&] { load(config::DataFormat::automatic); }),
                          {"not of one format", path + "/a.jsonl has rows of format text",
                           path + "/c.jsonl of format alpaca", "data.datasets"});
     folder.write("c.jsonl", "{\"text\": \"1\", \"more\": 2}\n");
@@ -84,7 +84,7 @@ TEST(FilesOf, LinksAreFollowedUnlessTheyLeadBack) {
     // Two of them: a walk that only counts levels would go through 2^40 folders.
     fs::create_symlink(tree.root / "loop", tree.root / "loop" / "deep" / "first");
     fs::create_symlink("..", tree.root / "loop" / "deep" / "second");
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { tree.found("loop"); }),
+    toy::expect_contains(toy::message_of("data.bad-source", [&] { tree.found("loop"); }),
                          {"loop/deep/", "is a link that leads back to a folder above it"});
     fs::create_symlink("nowhere", tree.root / "a" / "dangling.jsonl");
     EXPECT_EQ(tree.found("a"), Names{"a/x.jsonl"});
@@ -99,7 +99,7 @@ TEST(FilesOf, Splits) {
     EXPECT_EQ(tree.found("", "test"), Names{"test-00000-of-00001.jsonl"});
     EXPECT_EQ(tree.found("*-0000*", "test"), Names{"test-00000-of-00001.jsonl"});
     EXPECT_EQ(tree.found("*-0000*").size(), 3u);  // a glob means what it says
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { tree.found("", "validation"); }),
+    toy::expect_contains(toy::message_of("data.no-files", [&] { tree.found("", "validation"); }),
                          {"none of its 5 files", "validation"});
 }
 
@@ -127,7 +127,7 @@ TEST(Sources, RowsAreNumberedOverAllFiles) {
     }
     const auto empty = folder.write("empty.jsonl", "\n");
     toy::expect_contains(
-        toy::message_of(ErrorKind::input,
+        toy::message_of("data.empty",
                         [&] {
                             Dataset::load(
                                 {{.path = a.string()}, {.path = empty.string(), .format = config::DataFormat::text}},
@@ -135,7 +135,7 @@ TEST(Sources, RowsAreNumberedOverAllFiles) {
                         }),
         {"empty.jsonl", "has no rows"});
     const auto bad = folder.write("bad.jsonl", "{\"text\": \"x\"}\n{\"text\": 1}\n");
-    toy::expect_contains(toy::message_of(ErrorKind::input,
+    toy::expect_contains(toy::message_of("data.column-type",
                                          [&] {
                                              Dataset::load({{.path = a.string()}, {.path = bad.string()}}, {},
                                                            [&](const std::string&) { return &encoder; });
@@ -148,7 +148,7 @@ TEST(Sources, RepairedRowsAreCountedWithTheirPlaces) {
     const auto path = folder.write("a.jsonl", "{\"text\": \"x\"}\n{\"text\": \"\xFF\"}\n");
     const toy::Encoder encoder;
     DatasetOptions options;
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { Dataset::load(path, options, &encoder); }),
+    toy::expect_contains(toy::message_of("data.not-utf8", [&] { Dataset::load(path, options, &encoder); }),
                          {"a.jsonl:2: not valid UTF-8"});
     options.reader.invalid_utf8 = config::InvalidUtf8::replace;
     testing::internal::CaptureStderr();

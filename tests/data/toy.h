@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "common/errors.h"
 #include "common/files.h"
 #include "unsloth/core/error.h"
 #include "unsloth/data/dataset.h"
@@ -68,7 +69,7 @@ class Encoder : public data::RowEncoder {
     data::EncodedRow messages(const std::vector<tokenizer::Message>& turns) const override {
         data::EncodedRow row{{bos}, {}};
         for (const tokenizer::Message& turn : turns) {
-            if (turn.role == "tool") throw input_error("the template knows no role \"tool\"");
+            if (turn.role == "tool") throw Error("template.failed", "the template knows no role \"tool\"");
             append_bytes(row, turn.role + ":");
             if (turn.role == "assistant") {
                 add_trained(row, turn.content);
@@ -90,13 +91,13 @@ class Encoder : public data::RowEncoder {
     }
 };
 
-/// Runs `action`, which must throw an Error of this kind, and gives its message.
+/// Runs `action`, which must throw such an Error, and gives its message.
 template <class Action>
-std::string message_of(ErrorKind kind, Action&& action) {
+std::string message_of(test::Expected expected, Action&& action) {
     try {
         action();
     } catch (const Error& error) {
-        EXPECT_EQ(static_cast<int>(error.kind()), static_cast<int>(kind)) << error.what();
+        expected.check(error);
         return error.what();
     }
     ADD_FAILURE() << "expected an Error";

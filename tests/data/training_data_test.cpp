@@ -41,7 +41,7 @@ TEST(TrainingData, TokenisedRowsNeedNoTokenizer) {
     EXPECT_EQ(load_training_data(config, {}, nullptr).train.size(), 10);
 
     config.data.train_file = files.text;
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { load_training_data(config, {}, nullptr); }),
+    toy::expect_contains(toy::message_of("tokenizer.not-found", [&] { load_training_data(config, {}, nullptr); }),
                          {"tokenizer"});
 }
 
@@ -55,14 +55,14 @@ TEST(TrainingData, EvalFileOrPartOfTheRows) {
     EXPECT_EQ(data.eval.value().size(), 20);
 
     config.data.val_size = 0.25;
-    toy::expect_contains(toy::message_of(ErrorKind::usage, [&] { files.load(config); }), {"eval_file", "val_size"});
+    toy::expect_contains(toy::message_of("option.conflict", [&] { files.load(config); }), {"eval_file", "val_size"});
     config.data.eval_file.reset();
     data = files.load(config);
     EXPECT_EQ(data.train.size(), 15);
     EXPECT_EQ(data.eval.value().size(), 5);
 
     config.data.train_file.clear();
-    toy::expect_contains(toy::message_of(ErrorKind::usage, [&] { files.load(config); }), {"data.train_file"});
+    toy::expect_contains(toy::message_of("option.missing", [&] { files.load(config); }), {"data.train_file"});
 }
 
 TEST(TrainingData, SourcesWithTemplatesAndBoundsOfTheirOwn) {
@@ -169,10 +169,10 @@ TEST(TrainingData, OptionsReachTheRowsAndTheLoader) {
     EXPECT_EQ(loader.world_size, 2);
 
     const ModelLimits small{100, 4};
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { files.load(config, small); }),
+    toy::expect_contains(toy::message_of("data.token-columns", [&] { files.load(config, small); }),
                          {"text.jsonl:1", "vocabulary"});
     const ModelLimits short_model{toy::vocabulary, 4};
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { files.load(config, short_model); }),
+    toy::expect_contains(toy::message_of("data.row-too-long", [&] { files.load(config, short_model); }),
                          {"text.jsonl:1", "4 positions"});
 
     config.data.train_on_prompt = true;
@@ -181,7 +181,7 @@ TEST(TrainingData, OptionsReachTheRowsAndTheLoader) {
     config.data.skip_bad_rows = true;
     EXPECT_EQ(files.load(config).train.targets(0), 4);
     config.data.format = config::DataFormat::text;
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { files.load(config); }), {"none of its 2 rows"});
+    toy::expect_contains(toy::message_of("data.no-usable-rows", [&] { files.load(config); }), {"none of its 2 rows"});
 }
 
 TEST(TrainingData, TokenisedRowsAreExaminedForTwoBos) {
@@ -208,7 +208,7 @@ oops
 )")
                                  .string();
     config.data.val_size = 1;
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { files.load(config); }), {"masked.jsonl:3"});
+    toy::expect_contains(toy::message_of("data.row-syntax", [&] { files.load(config); }), {"masked.jsonl:3"});
     const TrainingData data = load_training_data(config, {}, nullptr, {}, {RefusedRows::set_aside, false});
     EXPECT_EQ(data.train.size(), 2);
     EXPECT_EQ(data.eval.value().size(), 1);
@@ -235,7 +235,7 @@ TEST(TrainingData, AugmentedRowsAreNotSplit) {
                                  .string();
     EXPECT_EQ(files.load(config).train.stats().augmented_rows, 1);
     config.data.val_size = 1;
-    toy::expect_contains(toy::message_of(ErrorKind::usage, [&] { files.load(config); }),
+    toy::expect_contains(toy::message_of("data.held-out-copies", [&] { files.load(config); }),
                          {"1 augmented copies", "data.eval_file"});
 }
 

@@ -54,13 +54,13 @@ TEST(Thesaurus, ObjectsAndLinesAreTheSame) {
         EXPECT_EQ(loaded.size(), 2u);
     }
     EXPECT_EQ(thesaurus(R"({"word": "big", "synonyms": ["large"]})").size(), 1u) << "a single line";
-    toy::expect_contains(toy::message_of(ErrorKind::input, [] { thesaurus(R"({"big": "large"})"); }),
+    toy::expect_contains(toy::message_of("data.bad-thesaurus", [] { thesaurus(R"({"big": "large"})"); }),
                          {"t.json: \"big\"", "list of synonyms"});
     toy::expect_contains(
-        toy::message_of(ErrorKind::input,
+        toy::message_of("data.bad-thesaurus",
                         [] { thesaurus("{\"word\": \"a\", \"synonyms\": [\"b\"]}\n{\"word\": \"a\"}\n"); }),
         {"t.json:2"});
-    toy::expect_contains(toy::message_of(ErrorKind::input, [] { thesaurus("{}"); }), {"no word has a synonym"});
+    toy::expect_contains(toy::message_of("data.bad-thesaurus", [] { thesaurus("{}"); }), {"no word has a synonym"});
 }
 
 TEST(WordChanges, SynonymsKeepTheCapitalAndEverythingElse) {

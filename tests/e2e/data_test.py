@@ -197,9 +197,9 @@ class Data(EndToEnd):
         config = json.loads((self.model / "config.json").read_text())
         (self.model / "config.json").write_text(json.dumps(config | {"vocab_size": 100}))
         rows = write_rows(self.folder / "rows.jsonl", [{"text": "a"}])
-        self.fail_with(INPUT, ["the tokenizer has ids up to", "ends at 99"], *self.data(rows))
+        self.fail_with("tokenizer.vocabulary-size", ["the tokenizer has ids up to", "ends at 99"], *self.data(rows))
         self.fail_with(INPUT, "nothing.jsonl", *self.data(self.folder / "nothing.jsonl"))
-        self.fail_with(USAGE, "model.path", "data", "--data.train_file", rows)
+        self.fail_with("option.missing", "model.path", "data", "--data.train_file", rows)
         tokens = write_rows(self.folder / "tokens.jsonl", [{"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}])
         shown = self.succeed("data", "--data.train_file", tokens).out
         self.assertIn(f"5 {OPEN}6 7{CLOSE}", shown)
@@ -317,7 +317,7 @@ class Augment(EndToEnd):
         ]
         report = json.loads(self.succeed(*base, "--data.eval_file", self.folder / "eval.jsonl").out)
         self.assertEqual((report["train"]["rows"], report["eval"]["rows"], report["shared"]), (len(out), 12, 0))
-        self.fail_with(USAGE, ["augmented copies", "data.eval_file"], *base, "--val_size", "0.1")
+        self.fail_with("data.held-out-copies", ["augmented copies", "data.eval_file"], *base, "--val_size", "0.1")
 
         # The same rows as a run over the original file holds out.
         split = json.loads(
@@ -341,9 +341,13 @@ class Augment(EndToEnd):
 
     def test_mistakes_leave_nothing(self):
         before = sorted(self.folder.iterdir())
-        self.fail_with(USAGE, "--eval_out", *self.augment("--val_size", "3"))
-        self.fail_with(USAGE, "data augment needs --out", "data", "augment", "--in", self.folder / "rows.jsonl")
-        self.fail_with(USAGE, "instruction, input, system, output", *self.augment("--fields", "question"))
+        self.fail_with("option.missing", "--eval_out", *self.augment("--val_size", "3"))
+        self.fail_with(
+            "option.missing", "data augment needs --out", "data", "augment", "--in", self.folder / "rows.jsonl"
+        )
+        self.fail_with(
+            "option.invalid-value", "instruction, input, system, output", *self.augment("--fields", "question")
+        )
         self.fail_with(INPUT, "absent.json", *self.augment("--back_translations", self.folder / "absent.jsonl"))
         with open(self.folder / "rows.jsonl", "a") as file:
             file.write("{broken\n")

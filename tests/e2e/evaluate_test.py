@@ -213,7 +213,7 @@ class Evaluate(EndToEnd):
         words += ["--train_file", rows, "--val_size", "5"]
         self.assertNotEqual(self.evaluate(base, *words, "--seed", "99")["eval_loss"], found["eval_loss"])
         held = ["evaluate", "--model.path", base, "--device", "cpu"]
-        self.fail_with(USAGE, "data.val_size, which holds out rows", *held, "--train_file", rows)
+        self.fail_with("option.missing", "data.val_size, which holds out rows", *held, "--train_file", rows)
         self.assertIn("5 rows, which data.val_size 5 holds out", self.succeed(*held, *FP32, *words).err)
 
     def test_named_sets(self):

@@ -420,7 +420,7 @@ class Terminal(EndToEnd):
         self.assertNotIn("\x9b", text)
 
     def test_messages(self):
-        rows = self.folder / (self.evil + "\nunsloth-train: error: forged.jsonl")
+        rows = self.folder / (self.evil + "\nunsloth-train: error[data.empty]: forged.jsonl")
         rows.write_text('{"te\\u001b[2Jxt\\u009b": "x"}\n')
         cases = [
             (INPUT, "data", "--model.path", model(LLAMA), "--data.train_file", rows),
@@ -433,7 +433,7 @@ class Terminal(EndToEnd):
             self.assertEqual(result.code, code, str(result))
             self.expect_plain(result.err + result.out)
             self.assertIn("\\u001b", result.err + result.out)
-            self.assertNotIn("\nunsloth-train: error: forged", result.err)
+            self.assertNotIn("\nunsloth-train: error[data.empty]: forged", result.err)
 
     def test_reports_and_their_json(self):
         rows = self.folder / "rows.jsonl"

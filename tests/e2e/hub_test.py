@@ -178,7 +178,7 @@ class Download(HubCase):
         result = self.succeed("data", "--json", "--datasets", source, env=self.env(hub))
         self.assertEqual(json.loads(result.out)["train"]["rows"], 4)
         self.fail_with(
-            INPUT,
+            "hub.no-useful-files",
             ["none of its 5 files", "of use here"],
             "data",
             "--train_file",
@@ -264,7 +264,7 @@ class Faults(HubCase):
             place.parent.mkdir(parents=True, exist_ok=True)
             place.unlink(missing_ok=True)
             place.symlink_to(precious)
-            self.refuse(hub, [str(place), "is a symbolic link"], RUNTIME)
+            self.refuse(hub, [str(place), "is a symbolic link"], "disk.foreign-file")
             self.assertEqual(precious.read_text(), "content")
             place.unlink()
         self.inspect(hub)
@@ -290,7 +290,7 @@ class Faults(HubCase):
             shutil.rmtree(self.cache, ignore_errors=True)
             place.parent.mkdir(parents=True)
             place.symlink_to(precious)
-            self.refuse(hub, [place.name, "is a symbolic link"], RUNTIME)
+            self.refuse(hub, [place.name, "is a symbolic link"], "disk.foreign-file")
             self.assertEqual({p: p.is_file() and p.read_bytes() for p in sorted(precious.rglob("*"))}, before)
             place.unlink()
         self.inspect(hub)
@@ -305,9 +305,9 @@ class Faults(HubCase):
         (self.snapshot() / WEIGHTS).unlink()
         (self.storage() / "blobs" / self.repository.hash(WEIGHTS)).unlink()
         hub.faults[WEIGHTS] = [wrong, wrong]
-        self.refuse(hub, [WEIGHTS, "has the hash", self.repository.hash(WEIGHTS)])
+        self.refuse(hub, [WEIGHTS, "has the hash", self.repository.hash(WEIGHTS)], "hub.altered-file")
         hub.faults[WEIGHTS] = [("data", self.weights + b"more")] * 2
-        self.refuse(hub, [WEIGHTS, "has more bytes than"])
+        self.refuse(hub, [WEIGHTS, "has more bytes than"], "hub.altered-file")
         self.assertFalse((self.snapshot() / WEIGHTS).exists())
         self.assertEqual(list((self.storage() / "blobs").glob("*.incomplete")), [])
         hub.faults["config.json"] = []
@@ -329,10 +329,15 @@ class Faults(HubCase):
         secret = Repository(self.files, token="hf_right")
         gated = Repository(self.files, token="hf_right", gated=True)
         hub = self.hub({self.id: secret, "some-org/gated": gated})
-        self.refuse(hub, ["or it is private", "HTTP 401", "HF_TOKEN"])
-        self.refuse(hub, ["does not accept the token", "Invalid credentials"], HF_TOKEN="wrong")
-        self.refuse(hub, ["is gated", "Accept its conditions at " + hub.url + "/some-org/gated"], name="some-org/gated")
-        self.refuse(hub, ["no revision 'v9'", "/tree/main"], name="some-org/gated@v9")
+        self.refuse(hub, ["or it is private", "HTTP 401", "HF_TOKEN"], "hub.not-found")
+        self.refuse(hub, ["does not accept the token", "Invalid credentials"], "hub.token-refused", HF_TOKEN="wrong")
+        self.refuse(
+            hub,
+            ["is gated", "Accept its conditions at " + hub.url + "/some-org/gated"],
+            "hub.gated",
+            name="some-org/gated",
+        )
+        self.refuse(hub, ["no revision 'v9'", "/tree/main"], "hub.no-revision", name="some-org/gated@v9")
         token = self.folder / "token"
         token.write_text("hf_right\n")
         self.inspect(hub, HF_TOKEN_PATH=token)
@@ -365,8 +370,8 @@ class Faults(HubCase):
     def test_nobody_there(self):
         hub = self.hub()
         hub.stop()
-        self.refuse(hub, ["cannot be reached", "hf download " + self.id])
-        self.refuse(hub, ["HF_ENDPOINT is 'nonsense'"], code=2, HF_ENDPOINT="nonsense")
+        self.refuse(hub, ["cannot be reached", "hf download " + self.id], "hub.not-downloaded")
+        self.refuse(hub, ["HF_ENDPOINT is 'nonsense'"], "hub.bad-setting", HF_ENDPOINT="nonsense")
 
     def test_nonsense_from_the_hub(self):
         hub = self.hub()
@@ -407,15 +412,17 @@ class Faults(HubCase):
     def test_a_full_disk(self):
         hub = self.hub()
         preload = {"LD_PRELOAD": FAULT, "FAULT_UNDER": ".incomplete", "ASAN_OPTIONS": "verify_asan_link_order=0"}
-        self.refuse(hub, ["No space left on device", "HF_HOME"], RUNTIME, FAULT_KIND="ENOSPC", FAULT_AT=3, **preload)
-        self.refuse(hub, ["MB more in", "are free", "HF_HOME"], RUNTIME, FAULT_FREE=5000, **preload)
+        self.refuse(
+            hub, ["No space left on device", "HF_HOME"], "disk.full", FAULT_KIND="ENOSPC", FAULT_AT=3, **preload
+        )
+        self.refuse(hub, ["MB more in", "are free", "HF_HOME"], "disk.full", FAULT_FREE=5000, **preload)
         self.inspect(hub)
         self.check_cache()
 
     def test_a_cache_that_cannot_be_written(self):
         hub = self.hub()
         self.cache.write_text("a file")
-        self.refuse(hub, ["cannot write into the Hugging Face cache"], RUNTIME)
+        self.refuse(hub, ["cannot write into the Hugging Face cache"], "disk.cannot-write")
         self.cache.unlink()
         self.inspect(hub)
         self.check_cache()

@@ -90,7 +90,7 @@ class Arguments(Launching):
         )
         self.assertEqual(done.returncode, USAGE, done.stderr)
         self.assertEqual(done.stdout, "")
-        self.assertEqual(done.stderr.count("error:"), 1, done.stderr)
+        self.assertEqual(done.stderr.count("error["), 1, done.stderr)
         for part in parts if isinstance(parts, list) else [parts]:
             self.assertIn(part, done.stderr)
         for word in FORBIDDEN:

@@ -383,7 +383,9 @@ class Quantize(Merging):
             merged, result = self.merge(adapter, quantised, "--dtype", "fp32", out=f"merged{number}")
             self.assertNotIn(" W ", result.err)
             self.same_logits(quantised, adapter, merged)
-        self.fail_with(USAGE, ["8-bit"], *self.train_arguments(quantised, rows, "--finetuning_type", "full"))
+        self.fail_with(
+            "model.not-trainable", ["8-bit"], *self.train_arguments(quantised, rows, "--finetuning_type", "full")
+        )
         plan = self.succeed(*self.train_arguments(quantised, rows, "--max_steps", "0")).err
         self.assertIn("14 linears in 8 bit (int8) as they lie", plan)
 
@@ -423,7 +425,15 @@ class Quantize(Merging):
         self.succeed("inspect", merged)
 
     def test_refusals(self):
-        self.fail_with(INPUT, ["quantised already"], "quantize", "--model", NF4_MODEL, "--out", self.folder / "out")
+        self.fail_with(
+            "model.already-quantized",
+            ["quantised already"],
+            "quantize",
+            "--model",
+            NF4_MODEL,
+            "--out",
+            self.folder / "out",
+        )
         self.assertEqual(list(self.folder.iterdir()), [])
         self.fail_with(
             USAGE, ["--type"], "quantize", "--model", NF4_MODEL, "--out", self.folder / "out", "--type", "q4"

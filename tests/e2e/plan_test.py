@@ -67,7 +67,7 @@ class Plan(EndToEnd):
                         "--compute_dtype", compute,
                     )  # fmt: skip
                 if "int8_products_tflops" not in card:
-                    self.fail_with(USAGE, ["int8 has no products on", card["name"]], "plan", *arguments,
+                    self.fail_with("device.unsupported", ["int8 has no products on", card["name"]], "plan", *arguments,
                                    "--compute_dtype", "int8")  # fmt: skip
                     continue
                 short = [*arguments[:-4], "--per_device_train_batch_size", 1, "--max_seq_length", 1024]
@@ -187,7 +187,13 @@ class Plan(EndToEnd):
     def test_rows_longer_than_the_model_knows(self):
         arguments = ("--model.path", "llama-3.1-8b", "--gpu", "H200", "--per_device_train_batch_size", 1, *HOST)
         length = ("--max_seq_length", 262144)
-        self.fail_with(USAGE, ["131072 positions", "rope_scaling", '"factor": 2.0'], "plan", *arguments, *length)
+        self.fail_with(
+            "model.too-many-positions",
+            ["131072 positions", "rope_scaling", '"factor": 2.0'],
+            "plan",
+            *arguments,
+            *length,
+        )
         scaling = json.dumps({"rope_type": "linear", "factor": 2.0})
         plan = self.plan(*arguments, *length, "--rope_scaling", scaling, "--max_memory_gib", 40)
         self.assertTrue(plan["fits"])
@@ -392,7 +398,7 @@ class Plan(EndToEnd):
                                '{"cpu": "1GiB"}', "--json")  # fmt: skip
         self.assertFalse(json.loads(tight.out)["fits"])
         disk = json.dumps({"model.layers": "disk", "": 0})
-        self.fail_with(USAGE, ["read as whole matrices"], "plan", *arguments, "--device_map", disk)
+        self.fail_with("model.device-map", ["read as whole matrices"], "plan", *arguments, "--device_map", disk)
 
     def test_layers_that_neither_the_card_nor_its_host_holds_alone(self):
         arguments = ("--model.path", "llama-3.1-70b", "--gpu_memory", "24GiB", "--max_seq_length", 2048)
@@ -453,7 +459,7 @@ class Plan(EndToEnd):
             ("--gpu_memory", "100MiB"): "driver",
         }.items():
             self.fail_with(USAGE, [words], "plan", "--model.path", "llama-3.1-8b", *arguments)
-        self.fail_with(INPUT, ["config.json"], "plan", "--model.path", "org/absent", "--gpu", "H200")
+        self.fail_with("model.not-found", ["config.json"], "plan", "--model.path", "org/absent", "--gpu", "H200")
 
 
 class PlannedRanks(Ranks):

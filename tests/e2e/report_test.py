@@ -64,16 +64,16 @@ class RunFolders(EndToEnd):
         with open(two / "run.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self.assertIn("left 00:08", self.succeed("watch", two, "--once").out)
-        self.fail_with(INPUT, "is no folder", "watch", self.folder / "absent")
+        self.fail_with("run.not-a-run", "is no folder", "watch", self.folder / "absent")
         (self.folder / "empty").mkdir()
-        self.fail_with(INPUT, "metrics.jsonl", "watch", self.folder / "empty")
+        self.fail_with("run.no-metrics", "metrics.jsonl", "watch", self.folder / "empty")
 
     def test_compare(self):
         text = self.succeed("compare", self.a_run("one"), self.a_run("two", seed=7), self.a_run("three")).out
         self.assertIn("training.seed: 1 | 7 | 1", text)
         self.assertNotIn("output_dir", text)
         self.assertEqual(len([line for line in text.splitlines() if line.endswith("finished")]), 3)
-        self.fail_with(USAGE, "RUN", "compare")
+        self.fail_with("option.missing", "RUN", "compare")
 
     def test_values_that_differ_in_the_last_bit_or_fill_a_double(self):
         for name, losses in {"last": (1.0, 1.0000000000000002), "far": (-1.7e308, 1.7e308)}.items():
@@ -305,7 +305,9 @@ class Reports(EndToEnd):
         self.train(base, rows, *extra, *samples, *again)
         self.assertEqual(read_rows(out / "samples.jsonl"), answers)
         long = ["--sample_prompts", prompts, "--sample_max_new_tokens", "600"]
-        self.fail_with(USAGE, "sample_max_new_tokens", *self.train_arguments(base, rows, *long, out="long"))
+        self.fail_with(
+            "model.too-many-positions", "sample_max_new_tokens", *self.train_arguments(base, rows, *long, out="long")
+        )
 
     def test_progress_for_programs(self):
         arguments = self.train_arguments(model(LLAMA), self.rows(), "--val_size", "2", "--progress", "json", "--quiet")

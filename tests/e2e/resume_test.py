@@ -311,7 +311,7 @@ class Resuming(EndToEnd):
         self.assertEqual(self.figures("parts"), self.figures("whole"))
         self.fail_with(
             INPUT,
-            ["no whole checkpoint"],
+            ["no complete checkpoint"],
             *self.arguments("other", "--resume_from_checkpoint", self.damaged(out / "checkpoint-4")),
         )
 
@@ -357,8 +357,16 @@ class Resuming(EndToEnd):
             ["is a run's output folder", "checkpoint-"],
             *self.arguments("new", "--resume_from_checkpoint", self.folder / "parts"),
         )
-        self.fail_with(USAGE, ["no folder"], *self.arguments("new", "--resume_from_checkpoint", self.folder / "absent"))
-        self.fail_with(USAGE, ["no whole checkpoint"], *self.arguments("empty", "--resume_from_checkpoint", "true"))
+        self.fail_with(
+            "checkpoint.not-found",
+            ["no folder"],
+            *self.arguments("new", "--resume_from_checkpoint", self.folder / "absent"),
+        )
+        self.fail_with(
+            "checkpoint.not-found",
+            ["no complete checkpoint"],
+            *self.arguments("empty", "--resume_from_checkpoint", "true"),
+        )
         result = self.succeed(
             *self.arguments("new", "--learning_rate", 0.001, "--max_steps", 12, "--resume_from_checkpoint", newest)
         )

@@ -4,11 +4,13 @@ The program's path comes in the environment variable UNSLOTH_TRAIN. Standard lib
 """
 
 import array
+import functools
 import json
 import math
 import os
 import pathlib
 import random
+import re
 import shutil
 import struct
 import subprocess
@@ -208,6 +210,13 @@ def model(config, dtype="float32", quantize=None, tokenizer=None, seed=3407):
     return _models[key]
 
 
+@functools.cache
+def error_ids():
+    """{id of an error: its exit code}."""
+    table = run("explain", "--markdown").out
+    return {name: int(code) for name, code in re.findall(r"^\| `(\S+)` \| (\d) \|", table, re.MULTILINE)}
+
+
 class EndToEnd(unittest.TestCase):
     """Each test has an empty folder of its own, self.folder."""
 
@@ -223,9 +232,12 @@ class EndToEnd(unittest.TestCase):
         return result
 
     def fail_with(self, code, parts, *arguments, **options):
-        """The run ends with this exit code and its message holds every one of `parts`."""
+        """The run ends with this exit code, or with the error of this id; its message holds every one of `parts`."""
         result = run(*arguments, **options)
         self.check_words(result)
+        if isinstance(code, str):
+            self.assertIn(f"error[{code}]: ", result.err, f"{arguments}\n{result}")
+            code = error_ids()[code]
         self.assertEqual(result.code, code, f"{arguments}\n{result}")
         for part in [parts] if isinstance(parts, str) else parts:
             self.assertIn(part, result.err, f"{arguments}\n{result}")

@@ -172,6 +172,7 @@ class TokenisedRows(EndToEnd):
         summary = self.summary(self.folder / "out")
         self.assertEqual(summary["exit_reason"], "error")
         self.assertIn("is not finite", summary["error"])
+        self.assertEqual(summary["error_id"], "numerics.not-finite")
         self.assertEqual(summary["global_step"], self.steps(self.folder / "out")[-1]["step"])
 
     def test_a_logged_loss_is_the_mean_since_the_last_one(self):
@@ -696,7 +697,7 @@ class OutputFolder(EndToEnd):
                 self.fail_with(code, parts, *self.train_arguments(base, rows, *extra, "--max_steps", steps), **options)
                 for steps in (0, 4)
             )
-            last = lambda result: result.err.split("unsloth-train: error: ")[-1]
+            last = lambda result: result.err.split("unsloth-train: error[")[-1]
             self.assertEqual(last(dry), last(wet))
             self.assertEqual(self.files(out), before)
 

@@ -229,7 +229,7 @@ TEST(QuantizeNf4, RefusesValuesThatAreNotFinite) {
     for (const float bad : {std::numeric_limits<float>::quiet_NaN(), INFINITY, -INFINITY}) {
         auto w = random_weight(3 * 65, 3);
         w[100] = bad;
-        expect_input_error({"[3, 65]", "not finite"}, [&] { quantize_nf4(w.data(), 3, 65); });
+        expect_error("checkpoint.not-finite", {"[3, 65]", "not finite"}, [&] { quantize_nf4(w.data(), 3, 65); });
     }
 }
 

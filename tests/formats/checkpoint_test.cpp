@@ -45,7 +45,7 @@ TEST(Checkpoint, OpensAFolderAndAFile) {
         EXPECT_EQ(checkpoint.names().size(), 7U + 14 * 6);
         EXPECT_EQ(checkpoint.at("model.norm.weight").shape, std::vector<int64_t>{128});
         EXPECT_EQ(checkpoint.find("nothing"), nullptr);
-        expect_input_error({"'nothing'"}, [&] { checkpoint.at("nothing"); });
+        expect_error("checkpoint.missing-tensor", {"'nothing'"}, [&] { checkpoint.at("nothing"); });
     }
 }
 
@@ -84,23 +84,23 @@ TEST(Checkpoint, RefusesBadShards) {
     refuse({{"d", "model-1.safetensors"}}, {"'d'", "is in no shard"});
     write_shards(folder.path(), right_map);
     write_safetensors(folder / "model-2.safetensors", {blob("c", "three"), blob("a", "again")});
-    expect_input_error({"'a'", "also lies in"}, [&] { Checkpoint::open(folder.path().string()); });
+    expect_error("checkpoint.bad-index", {"'a'", "also lies in"}, [&] { Checkpoint::open(folder.path().string()); });
     write_text(folder / "model.safetensors.index.json", "{}");
-    expect_input_error({"weight_map"}, [&] { Checkpoint::open(folder.path().string()); });
+    expect_error("checkpoint.bad-index", {"weight_map"}, [&] { Checkpoint::open(folder.path().string()); });
     write_text(folder / "model.safetensors.index.json", "[]");
-    expect_input_error({"must be a JSON object"}, [&] { Checkpoint::open(folder.path().string()); });
+    expect_error("checkpoint.bad-index", {"must be a JSON object"}, [&] { Checkpoint::open(folder.path().string()); });
 }
 
 TEST(Checkpoint, SaysWhatIsNotThere) {
     const ScratchFolder folder;
-    expect_input_error({"no such file"}, [&] { Checkpoint::open((folder / "nothing").string()); });
-    expect_input_error({"empty"}, [&] { Checkpoint::open(""); });
+    expect_error("model.not-found", {"no such file"}, [&] { Checkpoint::open((folder / "nothing").string()); });
+    expect_error("model.not-found", {"empty"}, [&] { Checkpoint::open(""); });
     write_text(folder / "weights.bin", "x");
-    expect_input_error({"weights.bin", "not a .safetensors file", "save_pretrained"},
-                       [&] { Checkpoint::open((folder / "weights.bin").string()); });
+    expect_error("model.wrong-file-format", {"weights.bin", "not a .safetensors file", "save_pretrained"},
+                 [&] { Checkpoint::open((folder / "weights.bin").string()); });
     write_text(folder / "rows.json", "x");
-    expect_input_error({"rows.json", "a model folder or a .safetensors file"},
-                       [&] { Checkpoint::open((folder / "rows.json").string()); });
+    expect_error("model.wrong-file-format", {"rows.json", "a model folder or a .safetensors file"},
+                 [&] { Checkpoint::open((folder / "rows.json").string()); });
 }
 
 /// A folder without the file that is expected is told by what it holds: one advice does not fit all.
@@ -166,7 +166,7 @@ TEST(Checkpoint, ReadsAnIndexOfVeryManyTensors) {
     nlohmann::json map = right_map;
     for (int i = 0; i < 200'000; ++i) map[cat("model.layers.", i, ".self_attn.q_proj.weight")] = "model-1.safetensors";
     write_shards(folder.path(), map);  // time with the square of their number would be minutes
-    expect_input_error({"is in no shard"}, [&] { Checkpoint::open(folder.path().string()); });
+    expect_error("checkpoint.bad-index", {"is in no shard"}, [&] { Checkpoint::open(folder.path().string()); });
 }
 
 TEST(ResolveModelPath, LooksIntoTheHubCache) {
@@ -178,13 +178,13 @@ TEST(ResolveModelPath, LooksIntoTheHubCache) {
     {
         const Environment variable("HF_HUB_CACHE", (cache / "hub").string());
         EXPECT_EQ(resolve_model_path("some-org/a.model"), model / "snapshots/abc123");
-        expect_input_error({"some-org/other", "hf download some-org/other"},
-                           [] { resolve_model_path("some-org/other"); });
-        expect_input_error({"no such file"}, [] { resolve_model_path("a/b/c"); });
+        expect_error("hub.not-downloaded", {"some-org/other", "hf download some-org/other"},
+                     [] { resolve_model_path("some-org/other"); });
+        expect_error("model.not-found", {"no such file"}, [] { resolve_model_path("a/b/c"); });
         write_text(model / "refs/main", "../../../elsewhere");
-        expect_input_error({"refs/main"}, [] { resolve_model_path("some-org/a.model"); });
+        expect_error("hub.no-revision", {"refs/main"}, [] { resolve_model_path("some-org/a.model"); });
         write_text(model / "refs/main", "gone");
-        expect_input_error({"hf download"}, [] { resolve_model_path("some-org/a.model"); });
+        expect_error("hub.not-downloaded", {"hf download"}, [] { resolve_model_path("some-org/a.model"); });
         write_text(model / "refs/main", "abc123");
     }
     const Environment none("HF_HUB_CACHE", "");

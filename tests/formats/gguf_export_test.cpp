@@ -220,9 +220,8 @@ TEST_F(GgufExport, RefusesWhatCannotBe) {
         refused(write_model(folder.path(), spec), small_vocabulary(), GgufFileType::f32, {"qwen3", "llama3"});
     }
     write_text(out_, "something");
-    expect_error(ErrorKind::usage, {"m.gguf exists"},
-                 [&] { export_model_gguf(model, small_vocabulary(), out_, f32_); });
-    expect_error(ErrorKind::runtime, {"There is no folder"},
+    expect_error("output.exists", {"m.gguf exists"}, [&] { export_model_gguf(model, small_vocabulary(), out_, f32_); });
+    expect_error("disk.cannot-write", {"There is no folder"},
                  [&] { export_model_gguf(model, small_vocabulary(), folder_ / "none/m.gguf", f32_); });
     EXPECT_EQ(read_file(out_), "something");
 }
@@ -268,7 +267,7 @@ TEST_F(GgufExport, KeepsAnAdaptersScales) {
 TEST_F(GgufExport, RefusesAdaptersInFourBits) {
     const spec::ModelSpec spec = read_model_spec(golden("formats/small_llama/nf4_dq"));
     const Adapter adapter = read_adapter(golden("formats/adapters/patterns"), spec);
-    expect_error(ErrorKind::usage, {"f32, f16, bf16 or q8_0", "Merge"},
+    expect_error("option.unsupported", {"f32, f16, bf16 or q8_0", "Merge"},
                  [&] { export_adapter_gguf(adapter, spec, out_, {GgufFileType::q4_0, "name"}); });
 }
 

@@ -110,7 +110,8 @@ TEST(HfConfig, FillsInTheDefaultsOfTheClasses) {
     EXPECT_EQ(parse(without(config_of("qwen3"), "head_dim")).head_dim, 128);
     EXPECT_EQ(parse(without(config_of("mistral_window"), "sliding_window")).sliding_window[0], 4096);
     EXPECT_EQ(parse(changed("mistral_window", {{"sliding_window", nullptr}})).sliding_window[0], 0);
-    expect_input_error({"num_key_value_heads"}, [] { parse(without(config_of("qwen2"), "num_key_value_heads")); });
+    expect_error("json.wrong-value", {"num_key_value_heads"},
+                 [] { parse(without(config_of("qwen2"), "num_key_value_heads")); });
 }
 
 TEST(HfConfig, ReadsWindowsLayerByLayer) {
@@ -121,14 +122,15 @@ TEST(HfConfig, ReadsWindowsLayerByLayer) {
     by_index["layer_types"] = {"sliding_attention", "full_attention"};
     EXPECT_EQ(parse(by_index).sliding_window, (std::vector<int64_t>{8, 0}));
     by_index["layer_types"] = {"full_attention"};
-    expect_input_error({"layer_types", "1", "2"}, [&] { parse(by_index); });
+    expect_error("model.bad-config", {"layer_types", "1", "2"}, [&] { parse(by_index); });
     by_index["layer_types"] = {"full_attention", "chunked_attention"};
-    expect_input_error({"chunked_attention"}, [&] { parse(by_index); });
+    expect_error("model.unsupported", {"chunked_attention"}, [&] { parse(by_index); });
     auto unused = changed("qwen3", {{"sliding_window", 8}, {"max_window_layers", 0}});
     EXPECT_EQ(parse(without(unused, "layer_types")).sliding_window, (std::vector<int64_t>{0, 0}));
     unused["layer_types"] = {"sliding_attention", "full_attention"};
-    expect_input_error({"layer 0", "use_sliding_window"}, [&] { parse(unused); });
-    expect_input_error({"sliding_window", "-3"}, [] { parse(changed("mistral_window", {{"sliding_window", -3}})); });
+    expect_error("model.bad-config", {"layer 0", "use_sliding_window"}, [&] { parse(unused); });
+    expect_error("json.wrong-value", {"sliding_window", "-3"},
+                 [] { parse(changed("mistral_window", {{"sliding_window", -3}})); });
 }
 
 TEST(HfConfig, ARunScalesPositionsInsteadOfConfigJson) {
@@ -170,10 +172,10 @@ TEST(HfConfig, ARunScalesPositionsInsteadOfConfigJson) {
     EXPECT_EQ(searched.max_position_embeddings, 128);
     const spec::ModelSpec again = parse_model_spec(write_model_config(searched, {}, original), "test");
     EXPECT_EQ(again.rope.long_factor, searched.rope.long_factor);
-    expect_input_error({"model.rope_scaling", "rope_type"}, [&] { scaled({{"factor", 2}}); });
+    expect_error("model.bad-config", {"model.rope_scaling", "rope_type"}, [&] { scaled({{"factor", 2}}); });
     longrope["long_factor"].erase(0);
-    expect_input_error({"model.rope_scaling", "long_factor"}, [&] { scaled(longrope); });
-    expect_input_error({"model.rope_scaling", "factor"}, [&] { scaled({{"rope_type", "linear"}}); });
+    expect_error("json.wrong-value", {"model.rope_scaling", "long_factor"}, [&] { scaled(longrope); });
+    expect_error("json.wrong-value", {"model.rope_scaling", "factor"}, [&] { scaled({{"rope_type", "linear"}}); });
 }
 
 TEST(HfConfig, ReadsEveryRopeType) {
@@ -205,10 +207,11 @@ TEST(HfConfig, ReadsEveryRopeType) {
     refuse({{"rope_type", "yarn"}, {"factor", 2}, {"beta_fast", 0.5}}, "beta_fast");
     refuse({{"rope_type", "default"}, {"partial_rotary_factor", 0.5}}, "partial_rotary_factor");
     refuse("linear", "rope_scaling");
-    expect_input_error({"full_attention"}, [] {
+    expect_error("json.wrong-value", {"full_attention"}, [] {
         parse(changed("small_llama", {{"rope_parameters", {{"full_attention", {{"rope_type", "default"}}}}}}));
     });
-    expect_input_error({"rope_theta"}, [] { parse(changed("small_llama_v4_names", {{"rope_theta", 0}})); });
+    expect_error("model.bad-config", {"rope_theta"},
+                 [] { parse(changed("small_llama_v4_names", {{"rope_theta", 0}})); });
 }
 
 /// What a config states twice is taken from the place that transformers 5 takes it from.
@@ -280,19 +283,20 @@ TEST(HfConfig, RefusesWhatItDoesNotKnowByName) {
     refuse({{"rms_norm_eps", "1e-6"}}, {"rms_norm_eps"});
     refuse({{"tie_word_embeddings", 1}}, {"tie_word_embeddings"});
     refuse({{"eos_token_id", {2, "x"}}}, {"eos_token_id"});
-    expect_input_error({"hidden_size 128", "num_attention_heads 3"},
-                       [] { parse(without(changed("small_llama", {{"num_attention_heads", 3}}), "head_dim")); });
-    expect_input_error({"config.json", "not valid JSON"}, [] { parse_model_spec("{", "config.json"); });
-    expect_input_error({"expected an object"}, [] { parse_model_spec("3", "config.json"); });
-    expect_input_error({"'vocab_size'", "twice"},
-                       [] { parse_model_spec(R"({"vocab_size": 1, "vocab_size": 2})", "config.json"); });
-    expect_input_error({"config.json"}, [] { read_model_spec("/nowhere"); });
+    expect_error("model.bad-config", {"hidden_size 128", "num_attention_heads 3"},
+                 [] { parse(without(changed("small_llama", {{"num_attention_heads", 3}}), "head_dim")); });
+    expect_error("json.syntax", {"config.json", "not valid JSON"}, [] { parse_model_spec("{", "config.json"); });
+    expect_error("json.wrong-value", {"expected an object"}, [] { parse_model_spec("3", "config.json"); });
+    expect_error("json.syntax", {"'vocab_size'", "twice"},
+                 [] { parse_model_spec(R"({"vocab_size": 1, "vocab_size": 2})", "config.json"); });
+    expect_error("disk.cannot-read", {"config.json"}, [] { read_model_spec("/nowhere"); });
     json many;
     for (int i = 0; i < 200'000; ++i)
         many[cat("key ", i)] = i;  // time with the square of their number would be minutes
-    expect_input_error({"more than 10000 keys"}, [&] { parse_model_spec(many.dump(), "config.json"); });
+    expect_error("json.too-large", {"more than 10000 keys"}, [&] { parse_model_spec(many.dump(), "config.json"); });
     const json lists(200'000, json::array());  // here too: nlohmann's parser with a callback takes that long
-    expect_input_error({"model_type"}, [&] { parse_model_spec(json{{"lists", lists}}.dump(), "config.json"); });
+    expect_error("json.wrong-value", {"model_type"},
+                 [&] { parse_model_spec(json{{"lists", lists}}.dump(), "config.json"); });
 }
 
 TEST(HfConfig, ReadsAListOfEndTokens) {

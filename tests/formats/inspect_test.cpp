@@ -84,7 +84,7 @@ TEST(Inspect, ListsEveryProblemItFinds) {
     EXPECT_TRUE(has_problem(inspect_path(folder.path().string()), "config.json"));
     write_text(folder / "model.safetensors", "broken");
     EXPECT_TRUE(has_problem(inspect_path(folder.path().string()), "no safetensors file"));
-    expect_input_error({"nothing-here"}, [&] { inspect_path((folder / "nothing-here").string()); });
+    expect_error("model.not-found", {"nothing-here"}, [&] { inspect_path((folder / "nothing-here").string()); });
 }
 
 }  // namespace

@@ -35,8 +35,9 @@ TEST(JsonReader, AMemberThatIsNullCountsAsAbsent) {
         EXPECT_EQ(root.integer(key), std::nullopt);
         EXPECT_TRUE(root.strings(key).empty());
         EXPECT_FALSE(root.object(key).has_value());
-        expect_input_error({"file.json: '", key, "' is missing"}, [&] { root.at(key); });
-        expect_input_error({"file.json: key ", key, ": expected a string, found nothing"}, [&] { root[key].string(); });
+        expect_error("json.missing-key", {"file.json: '", key, "' is missing"}, [&] { root.at(key); });
+        expect_error("json.wrong-value", {"file.json: key ", key, ": expected a string, found nothing"},
+                     [&] { root[key].string(); });
     }
     const Json nothing;
     EXPECT_FALSE(Reader(nothing, "absent.json").has("name"));  // the document of a file that is not there

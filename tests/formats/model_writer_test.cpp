@@ -198,7 +198,7 @@ TEST_F(ChosenBase, RefusesValuesThatAreNotFiniteByTheTensorsName) {
     for (const float bad : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()})
         for (const spec::WeightType type : {spec::WeightType::f32, spec::WeightType::bf16, spec::WeightType::nf4}) {
             write_base(linear, 321, bad);
-            expect_input_error({linear, "not finite"}, [&] { write_as(type); });
+            expect_error("checkpoint.not-finite", {linear, "not finite"}, [&] { write_as(type); });
             EXPECT_TRUE(fs::is_empty(folder_ / "out")) << "no file is half there";
         }
 }
@@ -206,12 +206,13 @@ TEST_F(ChosenBase, RefusesValuesThatAreNotFiniteByTheTensorsName) {
 TEST_F(ChosenBase, RefusesValuesThatTheTypeCannotHold) {
     const std::string norm = "model.norm.weight";
     write_base(norm, 5, -65520.0F);
-    expect_input_error({norm, "65520", "float16", "--dtype bf16"}, [&] { write_as(spec::WeightType::f16); });
+    expect_error("checkpoint.too-large-value", {norm, "65520", "float16", "--dtype bf16"},
+                 [&] { write_as(spec::WeightType::f16); });
     write_as(spec::WeightType::bf16);
     write_base(norm, 5, 65519.0F);  // rounds to the largest half
     write_as(spec::WeightType::f16);
     write_base(norm, 5, 3.4e38F);
-    expect_input_error({norm, "bfloat16"}, [&] { write_as(spec::WeightType::bf16); });
+    expect_error("checkpoint.too-large-value", {norm, "bfloat16"}, [&] { write_as(spec::WeightType::bf16); });
     write_as(spec::WeightType::f32);
 }
 

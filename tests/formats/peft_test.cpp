@@ -81,7 +81,7 @@ TEST(PeftConfig, DoraComesBackWithAMagnitudeForEachModule) {
 
 TEST(PeftConfig, RefusesByNameWhatItDoesNotTrain) {
     const auto refuse = [](const json& changes, const std::string& word) {
-        expect_input_error({"adapter_config.json", word}, [&] { peft_config(changed(changes)); });
+        expect_error("json.wrong-value", {"adapter_config.json", word}, [&] { peft_config(changed(changes)); });
     };
     refuse({{"bias", "all"}}, "bias");
     refuse({{"fan_in_fan_out", true}}, "fan_in_fan_out");
@@ -103,8 +103,8 @@ TEST(PeftConfig, RefusesByNameWhatItDoesNotTrain) {
 
 TEST(PeftConfig, RefusesByNameWhatItDoesNotKnow) {
     for (const json& value : {json(true), json(3), json("left"), json::array({1}), json{{"a", 1}}})
-        expect_input_error({"adapter_config.json", "lora_of_tomorrow", "is not known"},
-                           [&] { peft_config(changed({{"lora_of_tomorrow", value}})); });
+        expect_error("json.wrong-value", {"adapter_config.json", "lora_of_tomorrow", "is not known"},
+                     [&] { peft_config(changed({{"lora_of_tomorrow", value}})); });
     for (const json& off : {json(false), json(0), json(nullptr), json(""), json::array(), json::object()})
         EXPECT_NO_THROW(peft_config(changed({{"lora_of_tomorrow", off}}))) << off;
     // What says nothing about a finished adapter may have any value.
@@ -188,7 +188,7 @@ TEST_F(WrittenAdapter, NamesWhatDoesNotFit) {
 
 TEST_F(WrittenAdapter, SaysWhichFileIsMissing) {
     const auto refused = [&](const std::vector<std::string>& words) {
-        expect_input_error(words, [&] { read_adapter(folder_.path(), model_); });
+        expect_error("model.incomplete", words, [&] { read_adapter(folder_.path(), model_); });
     };
     refused({"no adapter_config.json: it is empty", "training.output_dir"});
     write_text(folder_ / "checkpoint-5/adapter_config.json", "{}");
@@ -201,8 +201,8 @@ TEST_F(WrittenAdapter, SaysWhichFileIsMissing) {
     refused({"no adapter_model.safetensors", "pickle", "adapter_model.bin", "PeftModel.from_pretrained"});
     fs::rename(folder_ / "adapter_model.bin", folder_ / "adapter.gguf");
     refused({"no adapter_model.safetensors", "GGUF"});
-    expect_input_error({"adapter.gguf: is a file", "that it was made of"},
-                       [&] { read_adapter(folder_ / "adapter.gguf", model_); });
+    expect_error("adapter.not-a-folder", {"adapter.gguf: is a file", "that it was made of"},
+                 [&] { read_adapter(folder_ / "adapter.gguf", model_); });
 }
 
 /// PEFT stores the embeddings and the head by itself where the vocabulary was changed.
@@ -218,8 +218,8 @@ TEST_F(WrittenAdapter, MayHoldEmbeddingsThatStandInForTheBases) {
     ASSERT_NE(adapter.stand_in("embed_tokens"), nullptr);
     EXPECT_EQ(adapter.stand_in("embed_tokens")->name, embedding);
     EXPECT_EQ(adapter.stand_in("lm_head"), nullptr) << "modules_to_save names it";
-    expect_input_error({embedding, "would lose it", "Merge"},
-                       [&] { adapter.refuse_stand_ins("and a file of GGUF would lose it", "Merge it."); });
+    expect_error("adapter.unsupported", {embedding, "would lose it", "Merge"},
+                 [&] { adapter.refuse_stand_ins("and a file of GGUF would lose it", "Merge it."); });
     blobs_ = intact;
     add(embedding, spec::DType::bf16, {258, 128});
     expect_refused({"the vocabulary was enlarged from 256 to 258", "resize_token_embeddings(258)"});

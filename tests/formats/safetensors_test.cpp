@@ -122,16 +122,17 @@ TEST(SafetensorsFile, RefusesAHeaderThatTheFileCannotHold) {
     const ScratchFolder folder;
     const fs::path path = folder / "bad.safetensors";
     write_text(path, "");
-    expect_input_error({"shorter"}, [&] { SafetensorsFile file(path); });
+    expect_error("checkpoint.damaged-file", {"shorter"}, [&] { SafetensorsFile file(path); });
     write_text(path, "{}");
-    expect_input_error({"shorter"}, [&] { SafetensorsFile file(path); });
+    expect_error("checkpoint.damaged-file", {"shorter"}, [&] { SafetensorsFile file(path); });
     write_raw(path, 3, "{}", "");
-    expect_input_error({"longer than the file", "incomplete"}, [&] { SafetensorsFile file(path); });
+    expect_error("checkpoint.damaged-file", {"longer than the file", "incomplete"},
+                 [&] { SafetensorsFile file(path); });
     for (const uint64_t length : {uint64_t{100'000'001}, uint64_t{1} << 63, ~uint64_t{0}, ~uint64_t{0} - 7}) {
         write_raw(path, length, "{}", "");
-        expect_input_error({"more than 100000000"}, [&] { SafetensorsFile file(path); });
+        expect_error("checkpoint.damaged-file", {"more than 100000000"}, [&] { SafetensorsFile file(path); });
     }
-    expect_input_error({"no-such-file"}, [&] { SafetensorsFile file(folder / "no-such-file"); });
+    expect_error("disk.cannot-read", {"no-such-file"}, [&] { SafetensorsFile file(folder / "no-such-file"); });
 }
 
 TEST(SafetensorsFile, EveryTruncationIsRefused) {
@@ -163,7 +164,7 @@ TEST(SafetensorsFile, ReadsWhatIsUnusualButRight) {
     EXPECT_EQ(file.at("z").data[2], std::byte{'c'});
     EXPECT_EQ(file.metadata().at("format"), "pt");
     EXPECT_EQ(file.find("absent"), nullptr);
-    expect_input_error({"'absent'", "missing"}, [&] { file.at("absent"); });
+    expect_error("checkpoint.missing-tensor", {"'absent'", "missing"}, [&] { file.at("absent"); });
     write_raw(path, "{}", "");
     EXPECT_TRUE(SafetensorsFile(path).tensors().empty());
 }
@@ -260,7 +261,7 @@ TEST(SafetensorsWriter, LeavesNothingBehindWhenAbandoned) {
 
 TEST(SafetensorsWriter, ReportsAFolderThatIsNotThere) {
     const ScratchFolder folder;
-    expect_error(ErrorKind::runtime, {"nowhere/out.safetensors"},
+    expect_error("disk.cannot-write", {"nowhere/out.safetensors"},
                  [&] { SafetensorsWriter writer(folder / "nowhere/out.safetensors", {{"a", spec::DType::u8, {1}}}); });
 }
 
@@ -273,7 +274,7 @@ TEST(SafetensorsWriter, ReportsAFullDiskAndCleansUp) {
     rlimit small = before;
     small.rlim_cur = 4096;
     ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
-    expect_error(ErrorKind::runtime, {"big.safetensors"}, [&] {
+    expect_error("disk.full", {"big.safetensors"}, [&] {
         SafetensorsWriter writer(folder / "big.safetensors", {{"a", spec::DType::u8, {100'000}}});
         writer.append("a", std::vector<std::byte>(100'000));
         writer.finish();

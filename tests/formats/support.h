@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "common/errors.h"
 #include "common/files.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
@@ -40,14 +41,14 @@ inline void write_raw(const fs::path& path, const std::string& header, const std
     write_raw(path, header.size(), header, data);
 }
 
-/// Runs `action`, which must throw an Error of `kind` whose message holds every one of `words`.
+/// Runs `action`, which must throw such an Error whose message holds every one of `words`.
 template <class Action>
-void expect_error(ErrorKind kind, const std::vector<std::string>& words, const Action& action) {
+void expect_error(Expected expected, const std::vector<std::string>& words, const Action& action) {
     try {
         action();
         ADD_FAILURE() << "accepted; expected an error about " << (words.empty() ? "" : words[0]);
     } catch (const Error& error) {
-        EXPECT_EQ(error.kind(), kind) << error.what();
+        expected.check(error);
         for (const std::string& word : words)
             EXPECT_NE(std::string(error.what()).find(word), std::string::npos)
                 << "'" << word << "' is not in: " << error.what();

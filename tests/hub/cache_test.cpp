@@ -129,7 +129,7 @@ TEST_F(Cache, OfflineTakesWhatIsThere) {
         obtain(request(false));
         ADD_FAILURE() << "no error";
     } catch (const Error& failure) {
-        EXPECT_EQ(failure.kind(), ErrorKind::input);
+        EXPECT_EQ(failure.id().name(), "hub.not-downloaded");
         EXPECT_NE(std::string(failure.what()).find("hf download org/name"), std::string::npos) << failure.what();
     }
     write("refs/main", commit);

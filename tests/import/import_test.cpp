@@ -538,7 +538,8 @@ TEST(Import, PublishedConfigurations) {
 }
 
 TEST(Import, AFileOfNobodysIsRefused) {
-    EXPECT_CONTAINS(usage_message([] { import_text("seed: 1"); }), "is no configuration of axolotl");
+    EXPECT_CONTAINS(usage_message([] { import_text("seed: 1"); }, "import.wrong-program"),
+                    "is no configuration of axolotl");
     EXPECT_CONTAINS(usage_message([] { import_text("training: {seed: 1}"); }), "of this program already");
     EXPECT_CONTAINS(usage_message([] { import_text("- a\n- b\n"); }), "expected an object of fields at the top");
 }

@@ -217,7 +217,8 @@ TEST(CommonMemory, OfAnotherUserIsNotTrusted) {
 TEST(CommonMemory, FillsNothingTwiceWhenFillingFails) {
     const std::string base = own_base("fails");
     std::optional<CommonMemory> memory(std::in_place, pieces(1), base, at::kCPU);
-    EXPECT_THROW(memory->fill([](BufferId, const at::Tensor&) { throw input_error("a bad file"); }), Error);
+    EXPECT_THROW(
+        memory->fill([](BufferId, const at::Tensor&) { throw Error("checkpoint.damaged-file", "a bad file"); }), Error);
     CommonMemory next(pieces(1), base, at::kCPU);
     memory.reset();  // with its lock
     next.fill(fill_piece);

@@ -129,7 +129,7 @@ TEST(MeshProposals, RefuseAsARunDoes) {
         Forecast(loaded, target("H200", 3), open_or_describe(loaded.config));
         FAIL();
     } catch (const Error& error) {
-        EXPECT_EQ(error.kind(), ErrorKind::usage);
+        EXPECT_EQ(error.id().name(), "parallel.wrong-rank-count");
         EXPECT_NE(std::string(error.what()).find("Start 2 or 4 processes"), std::string::npos) << error.what();
     }
     // 3 divides neither heads nor, without pp_size, much else: what is left is what a run accepts.

@@ -239,7 +239,7 @@ TEST(ModelPlan, AnUnusableRequestIsAUsersError) {
         const model::ModelPlan plan(open_golden("small_llama/nf4_dq"), request);
         FAIL() << "4-bit weights cannot be trained in full";
     } catch (const Error& error) {
-        EXPECT_EQ(error.kind(), ErrorKind::usage);
+        EXPECT_EQ(error.id().name(), "model.not-trainable");
         EXPECT_NE(std::string(error.what()).find("full"), std::string::npos) << error.what();
     }
     request = training_request();
@@ -260,7 +260,7 @@ TEST(ModelPlan, APlanThatDoesNotFitSaysWhatWould) {
         FAIL() << human_bytes(plan.total_bytes()) << " fit into " << human_bytes(free);
     } catch (const Error& error) {
         const std::string text = error.what();
-        EXPECT_EQ(error.kind(), ErrorKind::runtime);
+        EXPECT_EQ(error.id().name(), "memory.plan-too-large");
         for (const char* part :
              {"not enough memory on cpu", "kept of layers", "per step", "Would fit:", "tokens a micro-batch"})
             EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;

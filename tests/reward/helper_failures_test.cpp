@@ -29,9 +29,10 @@ TEST_F(RewardHelpers, WhatCannotBeLoadedIsSaidBeforeTheRun) {
     expect_has(load_failure("def f(x, /): return x\n"), "called by names");
     expect_has(load_failure("import os; os._exit(3)\n"), "exit status 3");
     settings_.columns = {"answer"};
-    expect_has(load_failure("def f(prompts, solution): return []\n"), "needs the column 'solution'");
+    expect_has(load_failure("def f(prompts, solution): return []\n", "reward.missing-column"),
+               "needs the column 'solution'");
     settings_.python = "/nowhere/python";
-    expect_has(load_failure("def f(prompts): return []\n"), "/nowhere/python");
+    expect_has(load_failure("def f(prompts): return []\n", "process.cannot-start"), "/nowhere/python");
 }
 
 TEST_F(RewardHelpers, ASlowImportEnds) {
@@ -42,7 +43,7 @@ TEST_F(RewardHelpers, ASlowImportEnds) {
 TEST_F(RewardHelpers, AnExceptionStopsTheRunOrLeavesRowsOut) {
     const std::string python = "def f(prompts):\n    return [1 / 0]\n";
     settings_.rank = 3, settings_.ranks = 8;
-    const std::string failed = failure(python, batch_of(4, 9));
+    const std::string failed = failure(python, batch_of(4, 9), json::object(), "reward.failed");
     for (const char* part : {"reward 'f' failed on rank 3 at step 9: ZeroDivisionError: division by zero",
                              "rewards.py\", line 2, in f", "prompt 0", "completion 0"})
         expect_has(failed, part);
@@ -163,7 +164,8 @@ TEST_F(RewardHelpers, StepsWithoutAnyScoreStopTheRun) {
 
 TEST_F(RewardHelpers, ABrokenProtocolIsShownEscaped) {
     const std::string head = "import os\ndef f(prompts):\n    os.write(3, ";
-    const std::string garbage = failure(head + "b'\\x1b[31mgarbage \\xff\\n')\n", batch_of(2));
+    const std::string garbage =
+        failure(head + "b'\\x1b[31mgarbage \\xff\\n')\n", batch_of(2), json::object(), "reward.bad-message");
     expect_has(garbage, R"(sent what is no answer to the message: '\x1b[31mgarbage \xff', for the second time)");
     const std::string half = failure(head + "b'{\"half')\n    os._exit(0)\n", batch_of(2));
     expect_has(half, "sent a line without an end: '{\"half'");

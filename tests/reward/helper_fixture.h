@@ -66,18 +66,18 @@ class RewardHelpers : public testing::Test {
     }
     /// The error with which scoring ends.
     std::string failure(const std::string& python, const Batch& batch, json entry = json::object(),
-                        ErrorKind kind = ErrorKind::runtime) {
+                        test::Expected expected = ErrorKind::runtime) {
         try {
             score(python, batch, std::move(entry));
         } catch (const Error& error) {
-            EXPECT_EQ(error.kind(), kind) << error.what();
+            expected.check(error);
             return error.what();
         }
         ADD_FAILURE() << "nothing failed";
         return {};
     }
-    std::string load_failure(const std::string& python, const json& entry = json::object()) {
-        return failure(python, batch_of(2), entry, ErrorKind::usage);
+    std::string load_failure(const std::string& python, test::Expected expected = "reward.not-loaded") {
+        return failure(python, batch_of(2), json::object(), expected);
     }
     std::string log() {
         const std::lock_guard lock(mutex_);

@@ -32,7 +32,7 @@ std::string refusal(const std::vector<std::pair<std::string, std::string>>& entr
     try {
         PrecisionMap(entries).check(model(tied));
     } catch (const Error& error) {
-        EXPECT_EQ(error.kind(), ErrorKind::usage);
+        EXPECT_EQ(error.id().name(), "model.precision");
         return error.what();
     }
     return "nothing was refused";

@@ -90,7 +90,7 @@ TEST(Slice, SaysWhichSizeDoesNotDivide) {
         try {
             spec::slice(m, {0, size});
         } catch (const Error& error) {
-            EXPECT_EQ(error.kind(), ErrorKind::usage);
+            EXPECT_EQ(error.id().name(), "parallel.model-does-not-divide");
             return error.what();
         }
         return "";

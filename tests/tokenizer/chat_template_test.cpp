@@ -62,7 +62,7 @@ TEST_F(ChatTemplates, GetWhatTransformersGives) {
                    R"({"messages": [{"role": "assistant", "content": null, "reasoning": "R", "name": "n"}]})"),
               R"([{"thinking": "R", "role": "assistant", "reasoning": "R", "name": "n", "reasoning_content": "R"}])");
     const std::string message = error_of(
-        ErrorKind::input, [&] { text("a\n{{ raise_exception('no') }}", R"({"messages": [{"role": "user"}]})"); });
+        "template.failed", [&] { text("a\n{{ raise_exception('no') }}", R"({"messages": [{"role": "user"}]})"); });
     EXPECT_NE(message.find("default (of the model), line 2: no"), std::string::npos) << message;
 }
 
@@ -84,16 +84,16 @@ TEST_F(ChatTemplates, AreChosenByName) {
     EXPECT_EQ(rendered("tool_use", row), "with tools");
     EXPECT_EQ(rendered("zephyr", row), "the model's zephyr");
     EXPECT_EQ(rendered((folder.path() / "mine.jinja").string(), row), "file");
-    EXPECT_NE(error_of(ErrorKind::usage, [&] { rendered("nosuch", row); }).find("tool_use (of the model)"),
+    EXPECT_NE(error_of("template.unknown", [&] { rendered("nosuch", row); }).find("tool_use (of the model)"),
               std::string::npos);
-    EXPECT_NE(error_of(ErrorKind::input, [&] { rendered("bad", row); }).find("line 2"), std::string::npos);
+    EXPECT_NE(error_of("template.failed", [&] { rendered("bad", row); }).find("line 2"), std::string::npos);
 }
 
 /// A run over plain texts need not care about the model's template.
 TEST_F(ChatTemplates, AMistakeInTheModelsTemplateShowsWhenItIsUsed) {
     const tokenizer::ChatTemplate chat = tokenizer::ChatTemplate::choose("auto", tokenizer("{% nosuch %}"));
     const auto row = Ordered::parse(R"({"messages": [{"role": "user", "content": "x"}]})");
-    EXPECT_NE(error_of(ErrorKind::input, [&] { chat.render(row); }).find("nosuch"), std::string::npos);
+    EXPECT_NE(error_of("template.failed", [&] { chat.render(row); }).find("nosuch"), std::string::npos);
 }
 
 TEST_F(ChatTemplates, BuiltinOnes) {
@@ -125,18 +125,19 @@ TEST_F(ChatTemplates, BuiltinOnes) {
         const auto call = Ordered::parse(R"({"messages": [{"role": "user", "content": "Q"},
             {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}]})");
         const std::string message =
-            error_of(ErrorKind::input, [&] { tokenizer::ChatTemplate::choose(name, fitting).render(call); });
+            error_of("template.failed", [&] { tokenizer::ChatTemplate::choose(name, fitting).render(call); });
         EXPECT_NE(message.find("tool calls"), std::string::npos) << name << message;
     }
     for (const char* name : {"llama-2", "mistral"}) {
         const std::vector<tokenizer::Message> twice = {{"user", "a"}, {"user", "b"}};
-        EXPECT_NE(error_of(ErrorKind::input, [&] { tokenizer::ChatTemplate::choose(name, model).render(twice, false); })
-                      .find("in turn"),
-                  std::string::npos);
         EXPECT_NE(
-            error_of(ErrorKind::input, [&] { tokenizer::ChatTemplate::choose(name, qwen_model).render(one, false); })
-                .find("names none"),
+            error_of("template.failed", [&] { tokenizer::ChatTemplate::choose(name, model).render(twice, false); })
+                .find("in turn"),
             std::string::npos);
+        EXPECT_NE(error_of("template.missing-token",
+                           [&] { tokenizer::ChatTemplate::choose(name, qwen_model).render(one, false); })
+                      .find("names none"),
+                  std::string::npos);
     }
 }
 
@@ -237,7 +238,7 @@ TEST_F(ChatTemplates, TurnsThatCannotBeToldApartAreRefused) {
     // The answer in capital letters, in front of everything, with the number of all messages.
     const std::string tangled =
         "{% for m in messages[::-1] %}{{ messages | length }}{{ m.content | upper }}{% endfor %}";
-    const std::string message = error_of(ErrorKind::input, [&] { marked(tangled, two_turns); });
+    const std::string message = error_of("template.unclear-turns", [&] { marked(tangled, two_turns); });
     EXPECT_NE(message.find("cannot tell which part"), std::string::npos) << message;
     EXPECT_NE(message.find("generation"), std::string::npos);
     // Calls of a template that closes conversations, and does not write them: what is common need not hold them.
@@ -294,7 +295,8 @@ TEST_F(ChatTemplates, ArgumentsThatAreTextsArriveAsTheTemplateWritesThem) {
     EXPECT_EQ(call(either, as_text), front + R"({"n":1, "s":"x"})");
     EXPECT_EQ(call(either, as_object), front + R"({"n": 1, "s": "x"})");
     EXPECT_EQ(call("{{ 'args: ' + c.function.arguments }}", as_text), front + R"(args: {"n":1, "s":"x"})");
-    const std::string refusal = error_of(ErrorKind::input, [&] { call("{{ c.function | tojson }}", R"("n is one")"); });
+    const std::string refusal =
+        error_of("data.tool-calls", [&] { call("{{ c.function | tojson }}", R"("n is one")"); });
     EXPECT_NE(refusal.find("messages[1].tool_calls[0].arguments: expected a JSON object"), std::string::npos)
         << refusal;
 }
@@ -398,7 +400,7 @@ TEST_F(ChatTemplates, SayWhenTheyKnowNoReasoning) {
 
 TEST_F(ChatTemplates, ATemplateInThePlaceOfItsNameIsAUsageError) {
     const std::string source = "{% for m in messages %}{{ m.content }}{% endfor %}" + std::string(5000, ' ');
-    EXPECT_NE(error_of(ErrorKind::usage, [&] { tokenizer::ChatTemplate::choose(source, tokenizer("x")); })
+    EXPECT_NE(error_of("template.unknown", [&] { tokenizer::ChatTemplate::choose(source, tokenizer("x")); })
                   .find("there is no chat template"),
               std::string::npos);
 }
@@ -407,7 +409,7 @@ TEST_F(ChatTemplates, RowsNestedTooDeepAreRefused) {
     std::string nested(2000, '[');
     nested += std::string(2000, ']');
     const auto row = Ordered::parse(R"({"messages": [{"role": "user", "content": )" + nested + "}]}");
-    EXPECT_NE(error_of(ErrorKind::input, [&] { tokenizer::ChatTemplate::choose("auto", tokenizer("x")).render(row); })
+    EXPECT_NE(error_of("template.failed", [&] { tokenizer::ChatTemplate::choose("auto", tokenizer("x")).render(row); })
                   .find("deeper"),
               std::string::npos);
 }

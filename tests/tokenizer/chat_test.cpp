@@ -168,7 +168,7 @@ TEST(Chat, AutoFollowsTheTokensWithoutATemplate) {
     EXPECT_EQ(chosen("auto", "qwen_small"), "chatml");
     EXPECT_EQ(chosen("auto", "gpt2_small"), "alpaca");
     EXPECT_EQ(chosen("chatml", "gpt2_small"), "chatml");
-    const std::string message = error_of(ErrorKind::usage, [&] { chosen("llama3", "gpt2_small"); });
+    const std::string message = error_of("template.unknown", [&] { chosen("llama3", "gpt2_small"); });
     EXPECT_NE(message.find("llama-3, llama-2, mistral, chatml, qwen, alpaca, zephyr"), std::string::npos) << message;
 }
 

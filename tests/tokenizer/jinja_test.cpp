@@ -62,7 +62,7 @@ TEST(Jinja, WholeTemplatesAsTheReference) {
 }
 
 std::string refusal(const std::string& source, const tokenizer::jinja::Variables& variables = {}) {
-    return error_of(ErrorKind::input, [&] { render(source, variables); });
+    return error_of("template.failed", [&] { render(source, variables); });
 }
 
 TEST(Jinja, ErrorsNameTheLine) {
@@ -83,7 +83,7 @@ TEST(Jinja, ErrorsNameTheLine) {
     expect("{#\n\nx", "line 1", "comment");
     expect("a\n\n{{ 'x\n", "line 3", "unexpected char");
     EXPECT_NE(refusal("a\n  {{ nothing.more }}  \nb").find("template line 2: {{ nothing.more }}"), std::string::npos);
-    EXPECT_NE(error_of(ErrorKind::input, [] { render("a\xff"); }).find("UTF-8 at byte 1"), std::string::npos);
+    EXPECT_NE(error_of("template.failed", [] { render("a\xff"); }).find("UTF-8 at byte 1"), std::string::npos);
 }
 
 /// What published templates do not use: the message names it, and the template's line.
@@ -207,7 +207,7 @@ TEST(Jinja, WorkWithinOneStepIsBounded) {
     const auto started = std::chrono::steady_clock::now();
     const auto refused = [](const std::string& source) {
         SCOPED_TRACE(source.substr(0, 200));
-        return error_of(ErrorKind::input,
+        return error_of("template.failed",
                         [&] { tokenizer::jinja::Template::compile(source, "test").render({}, 2'000'000); });
     };
     const auto nested = [](const std::string& pair, const std::string& use) {  // 2^60 values, of which 60 are in memory

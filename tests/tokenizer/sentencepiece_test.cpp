@@ -156,7 +156,7 @@ TEST(SentencePiece, BadModelsAreRefused) {
     const ScratchFolder folder;
     for (const auto& [bytes, expected] : cases) {
         folder.write("tokenizer.model", bytes);
-        const std::string message = error_of(ErrorKind::input, [&] { tokenizer::Tokenizer::load(folder.path()); });
+        const std::string message = error_of("tokenizer.bad-file", [&] { tokenizer::Tokenizer::load(folder.path()); });
         EXPECT_NE(message.find("tokenizer.model"), std::string::npos) << message;
         EXPECT_NE(message.find(expected), std::string::npos) << message;
     }

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "common/errors.h"
 #include "common/files.h"
 #include "unsloth/core/error.h"
 #include "unsloth/tokenizer/tokenizer.h"
@@ -64,11 +65,11 @@ inline std::vector<json> shared_rows(const std::string& name, const ScratchFolde
 
 /// The message of the Error that `call` throws, or a failure.
 template <class Call>
-std::string error_of(ErrorKind kind, Call call) {
+std::string error_of(Expected expected, Call call) {
     try {
         call();
     } catch (const Error& error) {
-        EXPECT_EQ(error.kind(), kind) << error.what();
+        expected.check(error);
         return error.what();
     }
     ADD_FAILURE() << "no error";

@@ -110,14 +110,14 @@ TEST_F(TokenizeCommand, MalformedLinesAreNamed) {
 TEST_F(TokenizeCommand, RowsBeforeABadLineAreWritten) {
     std::istringstream in("{\"text\": \"one\"}\n{\"text\": 2}\n");
     std::ostringstream out;
-    error_of(ErrorKind::input, [&] { tokenizer::tokenize_stream(tokenizer, {}, in, out); });
+    error_of("json.wrong-value", [&] { tokenizer::tokenize_stream(tokenizer, {}, in, out); });
     EXPECT_EQ(json::parse(out.str())["text"], "one");
 }
 
 TEST_F(TokenizeCommand, UnknownTemplateIsAUsageError) {
     tokenizer::TokenizeOptions options;
     options.chat_template = "vicuna";
-    EXPECT_NE(error_of(ErrorKind::usage, [&] { run(options, ""); }).find("vicuna"), std::string::npos);
+    EXPECT_NE(error_of("template.unknown", [&] { run(options, ""); }).find("vicuna"), std::string::npos);
 }
 
 TEST(MeasureCommand, ReportsRoundsOfEncoding) {

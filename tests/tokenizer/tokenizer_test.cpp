@@ -316,7 +316,8 @@ TEST(Tokenizer, UnknownStepsAreRefusedByName) {
             json document = small_json("llama3_small");
             document[part] = {{"type", type}};
             folder.write("tokenizer.json", document.dump());
-            const std::string message = error_of(ErrorKind::input, [&] { tokenizer::Tokenizer::load(folder.path()); });
+            const std::string message =
+                error_of("tokenizer.unsupported", [&] { tokenizer::Tokenizer::load(folder.path()); });
             EXPECT_NE(message.find(std::string("key ") + part + ": the type '" + type + "' is not known"),
                       std::string::npos)
                 << message;
@@ -385,7 +386,8 @@ TEST(Tokenizer, DeeplyNestedPartsAreRefused) {
         }
         text.replace(text.find("\"here\""), 6, opening + closing);
         folder.write("tokenizer.json", text);
-        const std::string message = error_of(ErrorKind::input, [&] { tokenizer::Tokenizer::load(folder.path()); });
+        const std::string message =
+            error_of("tokenizer.unsupported", [&] { tokenizer::Tokenizer::load(folder.path()); });
         EXPECT_NE(message.find("nested"), std::string::npos) << message.substr(0, 300);
         document = small_json("llama3_small");
     }
@@ -394,20 +396,20 @@ TEST(Tokenizer, DeeplyNestedPartsAreRefused) {
     text.replace(text.find("\"version\":\"1.0\""), 15,
                  "\"version\":" + std::string(depth, '[') + std::string(depth, ']'));
     folder.write("tokenizer.json", text);
-    EXPECT_NE(error_of(ErrorKind::input, [&] { tokenizer::Tokenizer::load(folder.path()); }).find("a list of 1"),
+    EXPECT_NE(error_of("json.wrong-value", [&] { tokenizer::Tokenizer::load(folder.path()); }).find("a list of 1"),
               std::string::npos);
 }
 
 TEST(Tokenizer, NumbersThatNoDoubleHoldsAreRefused) {
     const ScratchFolder folder;
     folder.write("tokenizer.json", R"({"version": "1.0", "truncation": 1e999})");
-    EXPECT_NE(error_of(ErrorKind::input, [&] { tokenizer::Tokenizer::load(folder.path()); })
+    EXPECT_NE(error_of("json.syntax", [&] { tokenizer::Tokenizer::load(folder.path()); })
                   .find("tokenizer.json: not valid JSON"),
               std::string::npos);
     folder.write("tokenizer.json", small_json("llama3_small").dump());
     folder.write("generation_config.json", R"({"temperature": 1e999})");
     EXPECT_NE(
-        error_of(ErrorKind::input, [&] { tokenizer::Tokenizer::load(folder.path()); }).find("generation_config.json"),
+        error_of("json.syntax", [&] { tokenizer::Tokenizer::load(folder.path()); }).find("generation_config.json"),
         std::string::npos);
 }
 
@@ -416,7 +418,7 @@ TEST(Tokenizer, AFewTokensDoNotMakeLargeTables) {
     json document = small_json("llama3_small");
     document["model"]["vocab"]["far away"] = 268435455;  // tables for so many ids would take 30 GB
     folder.write("tokenizer.json", document.dump());
-    EXPECT_NE(error_of(ErrorKind::input, [&] { tokenizer::Tokenizer::load(folder.path()); })
+    EXPECT_NE(error_of("json.wrong-value", [&] { tokenizer::Tokenizer::load(folder.path()); })
                   .find("['far away']: expected an id from 0 to "),
               std::string::npos);
     document["model"]["vocab"]["far away"] = 1'000'000;
@@ -436,7 +438,7 @@ TEST(Tokenizer, StepsThatDoubleTheTextEndBeforeTheMemoryDoes) {
         return tokenizer::Tokenizer::load(folder.path());
     };
     const auto encode = [](const tokenizer::Tokenizer& tokenizer) {
-        return error_of(ErrorKind::input, [&] { tokenizer.encode("é a", false); });
+        return error_of("tokenizer.gave-up", [&] { tokenizer.encode("é a", false); });
     };
     const json doubling = {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "aa"}};
     const std::string reason = "out of a short one";
@@ -446,7 +448,7 @@ TEST(Tokenizer, StepsThatDoubleTheTextEndBeforeTheMemoryDoes) {
     EXPECT_NE(encode(with("pre_tokenizer", "pretokenizers", bytes)).find(reason), std::string::npos);
     const tokenizer::Tokenizer decodes = with("decoder", "decoders", doubling);
     const std::vector<int32_t> ids = decodes.encode("a a", false);
-    EXPECT_NE(error_of(ErrorKind::input, [&] { decodes.decode(ids, false); }).find(reason), std::string::npos);
+    EXPECT_NE(error_of("tokenizer.gave-up", [&] { decodes.decode(ids, false); }).find(reason), std::string::npos);
 }
 
 TEST(Tokenizer, OfAnAddedTokenThatStandsTwiceTheLaterCounts) {
@@ -473,13 +475,13 @@ TEST(Tokenizer, OfAnAddedTokenThatStandsTwiceTheLaterCounts) {
 TEST(Tokenizer, BrokenJsonNamesFileAndLine) {
     const ScratchFolder folder;
     folder.write("tokenizer.json", "{\n\"version\": \"1.0\",\n oops}");
-    const std::string message = error_of(ErrorKind::input, [&] { tokenizer::Tokenizer::load(folder.path()); });
+    const std::string message = error_of("json.syntax", [&] { tokenizer::Tokenizer::load(folder.path()); });
     EXPECT_NE(message.find("tokenizer.json: not valid JSON"), std::string::npos) << message;
     EXPECT_NE(message.find("line 3"), std::string::npos) << message;
     folder.write("tokenizer.json", std::string(100000, '['));
-    error_of(ErrorKind::input, [&] { tokenizer::Tokenizer::load(folder.path()); });
+    error_of("json.syntax", [&] { tokenizer::Tokenizer::load(folder.path()); });
     std::filesystem::remove(folder.path() / "tokenizer.json");
-    const std::string missing = error_of(ErrorKind::input, [&] { tokenizer::Tokenizer::load(folder.path()); });
+    const std::string missing = error_of("json.wrong-value", [&] { tokenizer::Tokenizer::load(folder.path()); });
     EXPECT_NE(missing.find("tokenizer.json"), std::string::npos) << missing;
 }
 

@@ -177,7 +177,7 @@ TEST_P(DistillTest, RefusesTeachersThatSpeakOfOtherThings) {
     expect_contains(error_of(student_of_file(file, {"--model.max_seq_length", "8"})), "training rows");
     write_answers(folder / "held_out.jsonl", 8, 3);
     expect_contains(error_of(student_of_file(file)), "evaluation's rows 8 of 8");
-    expect_contains(error_of(student({"--distill.top_k", "8"})), "serves a teacher's file");
+    expect_contains(error_of(student({"--distill.top_k", "8"})), "only applies to a teacher's file");
 }
 
 INSTANTIATE_TEST_SUITE_P(All, DistillTest, ::testing::ValuesIn(built_devices()),

@@ -31,7 +31,7 @@ TEST(MantissaBits, WantWeightsThatLieExpanded) {
         const train::Trainer trainer(make_config(flags + three_bits));
         FAIL() << "on a CPU nothing lies expanded";
     } catch (const Error& error) {
-        EXPECT_EQ(error.kind(), ErrorKind::usage);
+        EXPECT_EQ(error.id().name(), "option.no-effect");
         EXPECT_NE(std::string(error.what()).find("those of layer 0 do not"), std::string::npos) << error.what();
     }
 }

@@ -96,7 +96,7 @@ TEST_F(DiskImagesTest, AFileThatBecomesShorterIsNamed) {
         disk->wait(0);
         FAIL() << "a byte is missing";
     } catch (const Error& error) {
-        EXPECT_EQ(error.kind(), ErrorKind::runtime);
+        EXPECT_EQ(error.id().name(), "disk.file-lost");
         EXPECT_NE(std::string(error.what()).find((folder / "a").string() + " has become shorter"), std::string::npos)
             << error.what();
     }

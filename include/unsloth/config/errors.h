@@ -41,7 +41,7 @@ class Errors {
   private:
     bool in_doubt(const Names& options) const;
 
-    std::vector<std::string> messages_;
+    std::vector<Error> errors_;
     std::set<std::string> doubtful_;
 };
 

@@ -173,6 +173,8 @@ struct Option {
     }
     Option& because(std::string reason) { return relations.back().reason = std::move(reason), *this; }
     Option& or_else(std::string advice) { return relations.back().advice = std::move(advice), *this; }
+    /// The id of the Error; without one it is option.no-effect, option.missing or option.conflict, by the kind.
+    Option& error(ErrorId id) { return relations.back().id = id, *this; }
 
   private:
     static ValueSet among(std::vector<Json> values) { return {ValueSet::Kind::among, std::move(values)}; }

@@ -1,11 +1,13 @@
 // What options say about each other, as data. Validation, --help, docs/options.md and the JSON Schema all read it.
 #pragma once
 
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "unsloth/config/json.h"
+#include "unsloth/core/error_id.h"
 
 namespace unsloth::config {
 
@@ -39,9 +41,12 @@ struct Relation {
     Kind kind = Kind::only_with;
     std::vector<Condition> others;
     ValueSet when;
-    std::string reason;  ///< follows the message; empty: it says enough
-    std::string advice;  ///< instead of the usual one
+    std::string reason;              ///< follows the message; empty: it says enough
+    std::string advice;              ///< instead of the usual one
+    std::optional<ErrorId> id = {};  ///< of the Error, instead of the kind's
 
+    /// Of the Error where the rule is broken.
+    ErrorId error_id() const;
     /// For help: "Only with training.objective dpo, orpo or kto."
     std::string in_words() const;
 };

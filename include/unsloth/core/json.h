@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "unsloth/core/error_id.h"
+
 namespace unsloth {
 
 /// What is accepted. Never: bytes that are not UTF-8, numbers that no double holds, and an object of more than
@@ -28,6 +30,9 @@ struct JsonRefusal {
     Cause cause = Cause::syntax;
     std::string words;     ///< "the JSON nests deeper than 64 levels"; find_json_mistake() has better ones for syntax
     std::string key = {};  ///< that is repeated
+
+    /// Of an input Error for it.
+    ErrorId id() const;
 };
 
 // `Json` is nlohmann::json or nlohmann::ordered_json; the caller includes nlohmann/json.hpp.

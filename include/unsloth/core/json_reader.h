@@ -42,7 +42,8 @@ class JsonReader {
     /// "FILE: key a.b[2]"
     std::string where() const { return path_.empty() ? source_ : cat(source_, ": key ", path_); }
     [[noreturn]] void refuse(const std::string& expected) const {
-        throw input_error(cat(where(), ": expected ", expected, ", found ", null() ? "nothing" : shown(*value_)));
+        throw Error("json.wrong-value",
+                    cat(where(), ": expected ", expected, ", found ", null() ? "nothing" : shown(*value_)));
     }
     void require(bool holds, const char* expected) const {
         if (!holds) refuse(expected);
@@ -60,7 +61,7 @@ class JsonReader {
     }
     JsonReader at(std::string_view key) const {
         JsonReader found = (*this)[key];
-        if (found.null()) throw input_error(cat(where(), ": '", key, "' is missing"));
+        if (found.null()) throw Error("json.missing-key", cat(where(), ": '", key, "' is missing"));
         return found;
     }
     JsonReader at(std::size_t i) const { return {value_->at(i), source_, cat(path_, "[", i, "]")}; }
@@ -78,7 +79,7 @@ class JsonReader {
         require(value_->is_object(), "an object");
         for (const auto& [key, ignored] : value_->items()) {
             if (std::ranges::find(known, key) == known.end())
-                throw input_error(cat(where(), ": this program does not know the key '", key, "'"));
+                throw Error("json.unknown-key", cat(where(), ": this program does not know the key '", key, "'"));
         }
     }
 

@@ -4,6 +4,8 @@
 #include <filesystem>
 #include <string>
 
+#include "unsloth/core/error_id.h"
+
 namespace unsloth {
 
 /// "Did you mean data/train.jsonl?", of paths that exist and differ by a slip in one component; empty where there is
@@ -15,5 +17,8 @@ std::string advice_on_missing(const std::filesystem::path& missing);
 
 /// What would let a file or folder be made at `path`, which failed for the reason `code` (an errno); may be empty.
 std::string advice_on_creating(const std::filesystem::path& path, int code);
+
+/// The id of what failed to write for the reason `code` (an errno): disk.full or disk.cannot-write.
+ErrorId write_failure(int code);
 
 }  // namespace unsloth

@@ -13,12 +13,14 @@
 #include <vector>
 
 #include "unsloth/config/config.h"
+#include "unsloth/core/error_id.h"
 
 namespace unsloth::data {
 
 /// What is wrong with one row. Thrown while a row is parsed and formatted; whoever reads the file adds
 /// file:line, and either stops or skips the row.
 struct BadRow {
+    ErrorId id;
     std::string message;
     std::string advice;
 };

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "unsloth/core/error.h"
 #include "unsloth/data/loader.h"
 #include "unsloth/data/show.h"
 #include "unsloth/data/training_data.h"
@@ -53,7 +54,8 @@ struct DataReport {
     int64_t shared = 0;                ///< evaluation rows whose ids are those of a training row
     std::optional<StepsReport> steps;  ///< absent when nothing can be trained on
     std::vector<std::string> warnings;
-    std::string refusal;  ///< why a run with this configuration would stop; empty: it would not
+    std::string refusal;                ///< why a run with this configuration would stop; empty: it would not
+    std::optional<ErrorId> refusal_id;  ///< of that error
 
     std::vector<std::pair<std::string, Sample>> samples;  ///< {"training" | "evaluation" | "masked", row} to show
 };
@@ -61,11 +63,12 @@ struct DataReport {
 /// Of data that was loaded with RefusedRows::set_aside; `refusal` says what the configuration's own way to load it
 /// answers, empty where that loads it. Shows up to `shown` rows: the first of the training set, of the evaluation set
 /// one, of those whose labels are all masked up to `shown`. Time and memory are linear in the rows.
-DataReport make_report(const TrainingData& data, const config::Config& config, std::string refusal, int64_t shown);
+DataReport make_report(const TrainingData& data, const config::Config& config, const std::optional<Error>& refusal,
+                       int64_t shown);
 
 /// For people; ends in a newline. `tokenizer` may be null: rows are shown as ids.
 std::string report_text(const DataReport& report, const tokenizer::Tokenizer* tokenizer, Marks marks);
-/// An object {train, eval, shared, steps, warnings, refusal, rows}; ends in a newline.
+/// An object {train, eval, shared, steps, warnings, refusal, refusal_id, rows}; ends in a newline.
 std::string report_json(const DataReport& report, const tokenizer::Tokenizer* tokenizer);
 
 }  // namespace unsloth::data

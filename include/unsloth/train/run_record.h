@@ -17,6 +17,7 @@ inline double seconds_since(std::chrono::steady_clock::time_point start) {
 struct RunSummary {
     std::string exit_reason;  ///< finished | SIGTERM, SIGINT (saved after such a signal) | error
     std::string error;        ///< its first line; empty without one
+    std::string error_id;     ///< "data.empty"; empty without one
     int64_t global_step = 0, steps = 0;
     double epoch = 0;
     int64_t tokens = 0, trained_tokens = 0;

@@ -31,7 +31,7 @@ class RunReporter {
     void answered(double seconds) { summary_.eval_seconds += seconds; }
     void saved(double seconds);
     /// Tells the observers how the run ended, and lets them go; `error`: its first line, or empty.
-    void end(const std::string& exit_reason, const std::string& error);
+    void end(const std::string& exit_reason, const std::string& error, const std::string& error_id = {});
     /// The end of a whole run, for the log too.
     void finish();
 

@@ -34,7 +34,7 @@ class Presence {
     }
     void need(bool present, const Names& options, const std::string& flag, const std::string& advice = {}) {
         errors_.check(options, [&] {
-            if (!present) throw usage_error(cat(command_, " needs ", flag), advice);
+            if (!present) throw Error("option.missing", cat(command_, " needs ", flag), advice);
         });
     }
     void need_model(const Config& config) {
@@ -67,7 +67,7 @@ class Presence {
         need_one(first, second);
     }
     void refuse(bool wrong, const std::string& message) {
-        if (wrong) errors_.add(usage_error(message));
+        if (wrong) errors_.add(Error("option.unsupported", message));
     }
 
   private:
@@ -86,11 +86,11 @@ void read_folders(NamedFolders& adapters) {
     for (const std::string& text : adapters.typed) {
         const std::size_t equals = text.find('=');
         if (equals == std::string::npos || equals == 0 || equals + 1 == text.size())
-            throw usage_error(cat("--adapter: expected NAME=DIR, found '", text, "'"),
-                              "One adapter for all prompts is --model.adapter_name_or_path DIR.");
+            throw Error("option.invalid-value", cat("--adapter: expected NAME=DIR, found '", text, "'"),
+                        "One adapter for all prompts is --model.adapter_name_or_path DIR.");
         const std::string name = text.substr(0, equals);
         for (const auto& [other, folder] : adapters.folders)
-            if (other == name) throw usage_error(cat("--adapter: two are named '", name, "'"));
+            if (other == name) throw Error("option.conflict", cat("--adapter: two are named '", name, "'"));
         adapters.folders.emplace_back(name, config::expand_home(text.substr(equals + 1)));
     }
 }
@@ -115,7 +115,7 @@ void read_texts(CommandLine& line, Errors& errors) {
             int32_t number = -1;
             const char* const end = id.data() + id.size();
             if (std::from_chars(id.data(), end, number).ptr != end || number < 0)
-                throw usage_error(cat("--logit_bias: '", id, "' is no token's id"));
+                throw Error("option.invalid-value", cat("--logit_bias: '", id, "' is no token's id"));
             generate.sampling.logit_bias.emplace_back(number, static_cast<float>(bias));
         }
     });
@@ -123,12 +123,14 @@ void read_texts(CommandLine& line, Errors& errors) {
         for (NamedFolders* adapters : {&generate.adapters, &line.bench.adapters}) read_folders(*adapters);
         if (!line.loaded.config.model.adapter_name_or_path) return;
         if (!generate.adapters.folders.empty() || !line.bench.adapters.folders.empty())
-            throw usage_error("--adapter and --model.adapter_name_or_path are both given",
-                              "Name that one too, with --adapter NAME=DIR.");
+            throw Error("option.conflict", "--adapter and --model.adapter_name_or_path are both given",
+                        "Name that one too, with --adapter NAME=DIR.");
     });
     errors.check({"stop"}, [&] {
         for (const std::string& text : generate.stop)
-            if (text.empty()) throw usage_error("--stop: an empty text would end every answer before its first token");
+            if (text.empty())
+                throw Error("option.invalid-value",
+                            "--stop: an empty text would end every answer before its first token");
     });
 }
 
@@ -177,6 +179,10 @@ void check_presence(const CommandLine& line, Presence presence, Errors& errors) 
         case Command::merge:
             errors.check({"device"}, [&] { config::check_device(line.merge.device, "--device"); });
             break;
+        case Command::explain:
+            presence.refuse(line.explain.markdown && !line.explain.id.empty(),
+                            "explain takes an ID or --markdown, not both");
+            break;
         case Command::config:
             presence.refuse(
                 line.config.schema + line.config.markdown + line.config.man + !line.config.completion.empty() > 1,
@@ -214,11 +220,12 @@ void read_arguments(const CommandInfo& command, const std::vector<std::string>& 
     const auto assignments = config::parse_flags(arguments, options, record);
     for (const auto& assignment : assignments) {
         if (assignment.option->unread)
-            record.errors.add(usage_error(cat(command.name, " does not read ", assignment.option->full_name(),
-                                              ", which ", assignment.origin, " gives"),
-                                          cat("unsloth-train help ", command.name,
-                                              " lists what it reads; a file may hold the rest.")),
-                              {assignment.option->full_name()});
+            record.errors.add(
+                Error("option.not-of-command",
+                      cat(command.name, " does not read ", assignment.option->full_name(), ", which ",
+                          assignment.origin, " gives"),
+                      cat("unsloth-train help ", command.name, " lists what it reads; a file may hold the rest.")),
+                {assignment.option->full_name()});
         // The file comes first, so that flags win over it.
         if (command.takes_config() && assignment.option->full_name() == "config")
             config::read_config_file(config::expand_home(assignment.value.get<std::string>()), options, record);
@@ -287,7 +294,8 @@ std::string command_at(const std::vector<std::string>& arguments, std::size_t at
 
 CommandLine parse_command_line(const std::vector<std::string>& arguments) {
     if (arguments.empty())
-        throw usage_error("nothing to do", "Try: unsloth-train --config FILE, or unsloth-train --help");
+        throw Error("option.nothing-to-do", "nothing to do",
+                    "Try: unsloth-train --config FILE, or unsloth-train --help");
     const std::string& first = arguments.front();
     const bool names_command = !first.starts_with("-") && !names_config_file(first);
     const bool asks_help = contains(arguments, "--help") || contains(arguments, "-h");

@@ -33,6 +33,7 @@ enum class Command {
     tune,
     plan,
     doctor,
+    explain,
     watch,
     compare,
     report,
@@ -173,6 +174,11 @@ struct DoctorRequest {
     bool json = false;
 };
 
+struct ExplainRequest {
+    std::string id;  ///< of an error; empty: list all ids
+    bool markdown = false;
+};
+
 /// A path as an option gave it.
 struct NamedPath {
     std::string option;  ///< full name: "data.train_file", "out"
@@ -212,6 +218,7 @@ struct CommandLine {
     ReportRequest report;
     ReplayRequest replay;
     DoctorRequest doctor;
+    ExplainRequest explain;
 };
 
 /// Reads the arguments after the program's name. An option first means `train`; --help anywhere means help. Usage Error

@@ -167,6 +167,9 @@ const std::vector<CommandInfo>& commands() {
         {Command::doctor, "doctor", "[--config FILE] [--json]",
          "Check this machine, and report what is missing or scarce.", of_doctor, declare_doctor,
          failing<run_doctor, ErrorKind::runtime>},
+        {Command::explain, "explain", "[ID] [--markdown]",
+         "Explain the id of an error, as in error[data.empty]; without one, list all ids.", no_config, declare_explain,
+         succeeding<run_explain>},
     };
     return all;
 }
@@ -182,11 +185,11 @@ const CommandInfo& command_named(const std::string& name) {
         names.push_back(command.name);
     }
     const std::string advice = did_you_mean(nearest(name, names));
-    throw usage_error(cat("unknown command '", name, "'"),
-                      name.find_first_of("./") != std::string::npos
-                          ? "A configuration's name ends in .json, .yaml or .yml; --config FILE takes any."
-                      : advice.empty() ? "unsloth-train --help lists the commands."
-                                       : advice);
+    throw Error("command.unknown", cat("unknown command '", name, "'"),
+                name.find_first_of("./") != std::string::npos
+                    ? "A configuration's name ends in .json, .yaml or .yml; --config FILE takes any."
+                : advice.empty() ? "unsloth-train --help lists the commands."
+                                 : advice);
 }
 
 void declare_own_options(const CommandInfo& command, OptionSet& options, CommandLine& line) {

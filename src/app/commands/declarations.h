@@ -31,5 +31,6 @@ void declare_compare(OptionSet& options, CommandLine& line);
 void declare_report(OptionSet& options, CommandLine& line);
 void declare_replay(OptionSet& options, CommandLine& line);
 void declare_doctor(OptionSet& options, CommandLine& line);
+void declare_explain(OptionSet& options, CommandLine& line);
 
 }  // namespace unsloth::app

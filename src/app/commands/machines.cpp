@@ -1,4 +1,4 @@
-// What launch and doctor take: machines and the processes on them.
+// What launch, doctor and explain take: machines, the processes on them, and errors.
 #include "app/commands/declarations.h"
 
 namespace unsloth::app {
@@ -47,6 +47,13 @@ void declare_launch(OptionSet& options, CommandLine& line) {
 
 void declare_doctor(OptionSet& options, CommandLine& line) {
     options.add("json", line.doctor.json, "Print the findings as one JSON object.");
+}
+
+void declare_explain(OptionSet& options, CommandLine& line) {
+    options.add("id", line.explain.id, "Id of an error, as in error[data.empty]; empty: list all ids.")
+        .value("ID")
+        .argument();
+    options.add("markdown", line.explain.markdown, "Print all ids as the table of docs/troubleshooting.md.");
 }
 
 }  // namespace unsloth::app

@@ -78,7 +78,8 @@ Descriptor listen_on_loopback() {
     Descriptor fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!fd.open() || ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
         ::listen(fd.get(), waiting) != 0)
-        throw runtime_failure(cat("cannot find a free port: ", std::strerror(errno)), "Name one with --master_port.");
+        throw Error("network.port", cat("cannot find a free port: ", std::strerror(errno)),
+                    "Name one with --master_port.");
     return fd;
 }
 
@@ -86,7 +87,8 @@ int port_of(const Descriptor& listening) {
     sockaddr_in address{};
     socklen_t size = sizeof address;
     if (::getsockname(listening.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0)
-        throw runtime_failure(cat("cannot find a free port: ", std::strerror(errno)), "Name one with --master_port.");
+        throw Error("network.port", cat("cannot find a free port: ", std::strerror(errno)),
+                    "Name one with --master_port.");
     return ntohs(address.sin_port);
 }
 
@@ -100,7 +102,7 @@ std::string make_secret() {
     while ((got = ::getrandom(bytes.data(), bytes.size(), 0)) < 0 && errno == EINTR) {
     }
     if (got != static_cast<ssize_t>(bytes.size()))
-        throw runtime_failure(cat("the kernel gives no random numbers: ", std::strerror(errno)));
+        throw Error("process.system-call", cat("the kernel gives no random numbers: ", std::strerror(errno)));
     return hex(std::as_bytes(std::span(bytes)));
 }
 

@@ -60,14 +60,14 @@ void make_non_blocking(const Descriptor& descriptor) {
 Pipe make_pipe() {
     int ends[2];
     if (::pipe2(ends, O_CLOEXEC) != 0)
-        throw runtime_failure(cat("cannot make a pipe: ", std::strerror(errno)),
-                              "ulimit -n may be too low for so many ranks.");
+        throw Error("process.system-call", cat("cannot make a pipe: ", std::strerror(errno)),
+                    "ulimit -n may be too low for so many ranks.");
     return {Descriptor(ends[0]), Descriptor(ends[1])};
 }
 
 RunningProcess start_process(const Program& program, Output output, const sigset_t& signals) {
     const Descriptor nothing(::open("/dev/null", O_RDWR | O_CLOEXEC));
-    if (!nothing.open()) throw runtime_failure(cat("cannot open /dev/null: ", std::strerror(errno)));
+    if (!nothing.open()) throw Error("process.system-call", cat("cannot open /dev/null: ", std::strerror(errno)));
     Pipe out, err, failures = make_pipe();
     if (output == Output::piped) out = make_pipe();
     if (output != Output::inherited) err = make_pipe();
@@ -87,8 +87,8 @@ RunningProcess start_process(const Program& program, Output output, const sigset
     RunningProcess process;
     process.pid = ::fork();
     if (process.pid < 0)
-        throw runtime_failure(cat("cannot start a process: ", std::strerror(errno)),
-                              "ulimit -u, or the control group's pids.max, may be too low.");
+        throw Error("process.system-call", cat("cannot start a process: ", std::strerror(errno)),
+                    "ulimit -u, or the control group's pids.max, may be too low.");
     if (process.pid == 0) become(plan);
     ::setpgid(process.pid, process.pid);  // whoever comes first; then a signal to the group never misses it
     failures.write.close();
@@ -98,8 +98,8 @@ RunningProcess start_process(const Program& program, Output output, const sigset
     }
     if (got == sizeof reason) {
         ::waitpid(process.pid, nullptr, 0);
-        throw usage_error(cat("cannot start ", program.path, ": ", std::strerror(reason)),
-                          "--program names an executable file.");
+        throw Error("process.cannot-start", cat("cannot start ", program.path, ": ", std::strerror(reason)),
+                    "--program names an executable file.");
     }
     process.out = std::move(out.read);
     process.err = std::move(err.read);

@@ -61,7 +61,7 @@ SignalInbox::SignalInbox() {
                 &child_before_);  // where the parent ignores it, ranks would vanish without a word about their end
     ::sigprocmask(SIG_BLOCK, &ours, &before_);
     fd_ = Descriptor(::signalfd(-1, &ours, SFD_NONBLOCK | SFD_CLOEXEC));
-    if (!fd_.open()) throw runtime_failure(cat("cannot receive signals: ", std::strerror(errno)));
+    if (!fd_.open()) throw Error("process.system-call", cat("cannot receive signals: ", std::strerror(errno)));
 }
 
 SignalInbox::~SignalInbox() {

@@ -120,6 +120,7 @@ void declare_data(OptionSet& options, DataOptions& data) {
         .not_with("training.objective", {"dpo", "orpo", "kto"})
         .when({"split"})
         .because("it would separate an answer from its prompt")
+        .error("option.unsupported")
         .or_else("Set data.overflow_strategy to truncate or drop.")
         .formerly("data", "long_rows");
     options.add("drop_duplicates", data.drop_duplicates,

@@ -65,9 +65,11 @@ void declare_distributed(OptionSet& options, DistributedOptions& distributed) {
     options.add("cp_size", distributed.cp_size, "Ranks that share a row's tokens (context parallel).")
         .at_least(1)
         .only_with("training.objective", {"sft"})
+        .error("parallel.unsupported")
         .because("its ranks hold parts of the rows")
         .or_else("Train sft, or use tp_size, pp_size or zero_stage.")
         .not_with("model.dtype", {"float16"})
+        .error("parallel.unsupported")
         .because("sums over ranks are in bf16 or fp32");
     options
         .add("zero_stage", distributed.zero_stage,

@@ -91,12 +91,15 @@ void declare_model(OptionSet& options, ModelOptions& model) {
                  "taken as fp8_backward; before 2026-11-24 it meant fp8_both, whose forward matmuls are in 8 bit too")
         .not_with("lora.finetuning_type", {"full"})
         .because("it is for a frozen base")
+        .error("option.unsupported")
         .not_with("lora.use_dora", {true})
         .when({"fp8_both", "int8"})
         .because(cat("it ", why_not_dora(spec::CodedProducts::both)))
+        .error("option.unsupported")
         .not_with("lora.use_dora", {true})
         .when({"fp8_backward"})
         .because(cat("it ", why_not_dora(spec::CodedProducts::dx)))
+        .error("option.unsupported")
         .on_resume(OnResume::logged);
     options
         .add("adapter_name_or_path", model.adapter_name_or_path,

@@ -128,6 +128,7 @@ void declare_best(OptionSet& options, TrainingOptions& training) {
         .synonym(nullptr, 0)
         .suggested_for({"early_stopping_steps", "patience"})
         .needs({"training.eval_steps"})
+        .error("option.no-evaluation")
         .because("the only evaluation is the one at the end")
         .on_resume(OnResume::mutable_);
     options
@@ -142,6 +143,7 @@ void declare_best(OptionSet& options, TrainingOptions& training) {
              "Leave the adapter (or model) of the best evaluation in output_dir at the end, instead of the last "
              "step's. An evaluation that is the best so far then saves a checkpoint.")
         .needs({"training.eval_steps"})
+        .error("option.no-evaluation")
         .because("the only evaluation is the one at the end")
         .on_resume(OnResume::mutable_);
     options
@@ -164,12 +166,14 @@ void declare_best(OptionSet& options, TrainingOptions& training) {
 void declare_saving(OptionSet& options, TrainingOptions& training) {
     options.add("eval_on_start", training.eval_on_start, "Evaluate before the first step too.")
         .needs({"data.eval_file", "data.eval_files", "data.val_size"})
+        .error("option.no-evaluation")
         .on_resume(OnResume::mutable_);
     options.add("eval_steps", training.eval_steps, "Evaluate every N steps, and at the end; 0: only at the end.")
         .at_least(0)
         .synonym(nullptr, 0)
         .suggested_for({"eval_interval", "eval_every"})
         .needs({"data.eval_file", "data.eval_files", "data.val_size"})
+        .error("option.no-evaluation")
         .on_resume(OnResume::logged);
     declare_best(options, training);
     options
@@ -235,7 +239,9 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
                     "Judge answers in every evaluation, as `evaluate --metric` does: eval_exact_match or eval_regex, "
                     "and all answers in answers.jsonl in output_dir.")
         .needs({"data.eval_file", "data.eval_files", "data.val_size"})
+        .error("option.no-evaluation")
         .only_with("training.objective", {"sft"})
+        .error("option.unsupported")
         .because("other objectives have metrics of their own")
         .needs({"training.eval_answer_regex"})
         .when({"regex"})

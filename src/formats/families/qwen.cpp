@@ -10,8 +10,8 @@ namespace {
 void read_qwen_windows(const JsonReader& config, spec::ModelSpec& spec) {
     const auto layer_types = config.strings("layer_types");
     if (config.has("layer_types") && static_cast<int64_t>(layer_types.size()) != spec.num_layers)
-        throw input_error(cat(config["layer_types"].where(), " has ", layer_types.size(), " entries for ",
-                              spec.num_layers, " layers"));
+        throw Error("model.bad-config", cat(config["layer_types"].where(), " has ", layer_types.size(), " entries for ",
+                                            spec.num_layers, " layers"));
     const bool in_use = config.boolean("use_sliding_window").value_or(false);
     const int64_t window =
         config.integer("sliding_window").value_or(in_use && !config.value().contains("sliding_window") ? 4096 : 0);
@@ -21,11 +21,12 @@ void read_qwen_windows(const JsonReader& config, spec::ModelSpec& spec) {
         if (!layer_types.empty()) {
             const std::string& type = layer_types[static_cast<std::size_t>(layer)];
             if (type != "full_attention" && type != "sliding_attention")
-                throw input_error(cat(config["layer_types"].where(), ": '", type, "' is not supported"));
+                throw Error("model.unsupported", cat(config["layer_types"].where(), ": '", type, "' is not supported"));
             windowed = type == "sliding_attention";
             if (windowed && (!in_use || window == 0))
-                throw input_error(cat(config["layer_types"].where(), " gives layer ", layer,
-                                      " a sliding window, but use_sliding_window and sliding_window do not"));
+                throw Error("model.bad-config",
+                            cat(config["layer_types"].where(), " gives layer ", layer,
+                                " a sliding window, but use_sliding_window and sliding_window do not"));
         }
         spec.sliding_window[static_cast<std::size_t>(layer)] = windowed ? window : 0;
     }

@@ -82,9 +82,8 @@ Item adapter_item(std::string name, const TensorView& tensor) {
 GgmlType adapter_type(GgufFileType file_type) {
     const GgmlType type = base_type(file_type);
     if (info_of(type).block == 1 || type == GgmlType::q8_0) return type;
-    throw usage_error(
-        "an adapter is written as f32, f16, bf16 or q8_0",
-        "Four bits would lose much of what was learned. Merge the adapter into its base to quantise both.");
+    throw Error("option.unsupported", "an adapter is written as f32, f16, bf16 or q8_0",
+                "Four bits would lose much of what was learned. Merge the adapter into its base to quantise both.");
 }
 
 std::string weight_name(int layer, spec::Projection p) {
@@ -125,13 +124,15 @@ GgufReport export_adapter_gguf(const Adapter& adapter, const spec::ModelSpec& sp
                                const GgufExportOptions& options) {
     const GgmlType type = adapter_type(options.type);
     if (!adapter.config.lora.modules_to_save.empty())
-        throw input_error("the adapter holds whole modules (modules_to_save), which llama.cpp's adapter files cannot",
-                          "Merge it into its base, and export the merged model.");
+        throw Error("export.unsupported",
+                    "the adapter holds whole modules (modules_to_save), which llama.cpp's adapter files cannot",
+                    "Merge it into its base, and export the merged model.");
     adapter.refuse_stand_ins("which llama.cpp's adapter files cannot",
                              "Merge it into its base, and export the merged model.");
     if (adapter.config.lora.use_dora)
-        throw input_error("the adapter is a DoRA, whose magnitudes llama.cpp's adapter files cannot hold",
-                          "Merge it into its base, and export the merged model.");
+        throw Error("export.unsupported",
+                    "the adapter is a DoRA, whose magnitudes llama.cpp's adapter files cannot hold",
+                    "Merge it into its base, and export the merged model.");
     gguf::check_expressible(spec);
     const double alpha = common_alpha(adapter);
     GgufMetadata metadata;

@@ -72,7 +72,8 @@ bool permutes_heads(const spec::ModelSpec& spec) {
 void check_expressible(const spec::ModelSpec& spec) {
     const GgufArchitecture& architecture = family_of(spec).gguf;
     const auto refuse = [&](const std::string& what) {
-        throw input_error(cat("llama.cpp's '", architecture.name, "' has no ", what, ", which this model has"));
+        throw Error("export.unsupported",
+                    cat("llama.cpp's '", architecture.name, "' has no ", what, ", which this model has"));
     };
     if (!architecture.all_biases && (spec.o_bias || spec.mlp_bias))
         refuse("biases on the output projection or the MLP");
@@ -117,9 +118,9 @@ void add_model_fields(const spec::ModelSpec& spec, const GgufExportOptions& opti
 void add_vocabulary_fields(const spec::ModelSpec& spec, const spec::Vocabulary& vocabulary, GgufMetadata& out) {
     const auto count = static_cast<int64_t>(vocabulary.tokens.size());
     if (count > spec.vocab_size)
-        throw input_error(
-            cat("the tokenizer has ", count, " tokens, the model ", spec.vocab_size),
-            "The tokenizer belongs to another model, or the embeddings were not enlarged for added tokens.");
+        throw Error("tokenizer.vocabulary-size",
+                    cat("the tokenizer has ", count, " tokens, the model ", spec.vocab_size),
+                    "The tokenizer belongs to another model, or the embeddings were not enlarged for added tokens.");
     const bool sentencepiece = vocabulary.kind == spec::Vocabulary::Kind::sentencepiece;
     std::vector<std::string> texts;
     std::vector<int32_t> kinds;

@@ -47,8 +47,8 @@ class Cursor {
     std::size_t left() const { return bytes_.size() - place_; }
     template <class... Args>
     [[noreturn]] void fail(const Args&... args) const {
-        throw input_error(cat(where_, ": byte ", place_, ": ", args...),
-                          "The file is damaged or was cut off; make or download it again.");
+        throw Error("checkpoint.damaged-file", cat(where_, ": byte ", place_, ": ", args...),
+                    "The file is damaged or was cut off; make or download it again.");
     }
     std::span<const std::byte> take(uint64_t size, const std::string& what) {
         if (size > left()) fail(what, " takes ", size, " bytes, and the file has ", left(), " more");
@@ -240,11 +240,11 @@ GgufFile::GgufFile(const std::filesystem::path& path) : map_(path) {
     const std::string where = path.string();
     Cursor cursor(map_.bytes(), where);
     if (text_of(cursor.take(gguf::magic.size(), "the magic")) != gguf::magic)
-        throw input_error(cat(where, ": not a GGUF file: it does not begin with 'GGUF'"));
+        throw Error("checkpoint.damaged-file", cat(where, ": not a GGUF file: it does not begin with 'GGUF'"));
     version_ = cursor.number<uint32_t>("the version");
     if (version_ != 2 && version_ != 3)
-        throw input_error(
-            cat(where, ": GGUF version ", version_, "; this program reads versions 2 and 3, little-endian"));
+        throw Error("model.wrong-file-format",
+                    cat(where, ": GGUF version ", version_, "; this program reads versions 2 and 3, little-endian"));
     const auto tensor_count = cursor.number<uint64_t>("the number of tensors");
     const auto field_count = cursor.number<uint64_t>("the number of fields");
 

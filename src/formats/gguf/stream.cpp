@@ -130,12 +130,13 @@ class Stream {
 
     static void check(const Item& item, const Sums& sums) {
         if (!std::isfinite(sums.squares))
-            throw input_error(cat("tensor '", item.source, "' holds values that are not finite"),
-                              "The model is damaged, or its training diverged.");
+            throw Error("checkpoint.not-finite", cat("tensor '", item.source, "' holds values that are not finite"),
+                        "The model is damaged, or its training diverged.");
         if (!std::isfinite(sums.squared_error))
-            throw input_error(cat("tensor '", item.source, "' holds values too large for ",
-                                  info_of(item.decl.type).name, ", whose largest is 65504 (or a scale of that)"),
-                              "Export with --type bf16 or f32.");
+            throw Error("checkpoint.too-large-value",
+                        cat("tensor '", item.source, "' holds values too large for ", info_of(item.decl.type).name,
+                            ", whose largest is 65504 (or a scale of that)"),
+                        "Export with --type bf16 or f32.");
     }
 
     void show_progress() {
@@ -172,7 +173,7 @@ void TypeSetter::log_replacements() const {
 GgufReport write_items(const std::filesystem::path& out, const GgufMetadata& metadata, const std::vector<Item>& items,
                        int threads) {
     if (std::filesystem::exists(out))
-        throw usage_error(cat(out.string(), " exists"), "Remove it, or give another name with --out.");
+        throw Error("output.exists", cat(out.string(), " exists"), "Remove it, or give another name with --out.");
     GgufReport report = Stream(out, metadata, items, threads).run();
     const GgufFile written(out);  // the strict reader has the last word
     UNSLOTH_CHECK(written.tensors().size() == items.size() && written.size() == report.file_bytes, out.string());

@@ -42,7 +42,7 @@ Access access_of_environment() {
     Access access{environment("HF_ENDPOINT").value_or("https://huggingface.co"), ""};
     while (access.endpoint.ends_with('/')) access.endpoint.pop_back();
     if (!access.endpoint.starts_with("https://") && !access.endpoint.starts_with("http://"))
-        throw usage_error(cat("HF_ENDPOINT is '", access.endpoint, "'"), "Expected https://HOST.");
+        throw Error("hub.bad-setting", cat("HF_ENDPOINT is '", access.endpoint, "'"), "Expected https://HOST.");
     if (const auto token = environment("HF_TOKEN"))
         access.token = *token;
     else if (const auto older = environment("HUGGING_FACE_HUB_TOKEN"))
@@ -51,7 +51,8 @@ Access access_of_environment() {
         access.token = stored_token();
     access.token = trimmed(access.token);
     if (access.token.find_first_of("\r\n \t") != std::string::npos)
-        throw usage_error("HF_TOKEN, or the file of hf auth login, holds no token", "A token is one word: hf_…");
+        throw Error("hub.bad-setting", "HF_TOKEN, or the file of hf auth login, holds no token",
+                    "A token is one word: hf_…");
     return access;
 }
 
@@ -78,18 +79,22 @@ void refuse(const Reply& reply, const Repository& repository, const Access& acce
     const std::string page = cat(access.endpoint, repository.kind == Kind::dataset ? "/datasets/" : "/", repository.id);
     if (!reply.connected) throw Unreachable(cat(access.endpoint, " cannot be reached: ", reply.failure));
     if (reply.error_code == "GatedRepo" || (reply.status == 403 && reply.error_code.empty()))
-        throw input_error(
+        throw Error(
+            "hub.gated",
             cat(name, " is gated, and ", access.token.empty() ? "there is no HF_TOKEN" : "HF_TOKEN does not open it",
                 " (", answer_of(reply), ")"),
             cat("Accept its conditions at ", page, ", and set HF_TOKEN to a token of that account."));
     if (reply.error_code == "RevisionNotFound")
-        throw input_error(cat(name, " has no revision '", repository.revision, "' (", answer_of(reply), ")"),
-                          cat("Its branches and tags: ", page, "/tree/main"));
+        throw Error("hub.no-revision",
+                    cat(name, " has no revision '", repository.revision, "' (", answer_of(reply), ")"),
+                    cat("Its branches and tags: ", page, "/tree/main"));
     if (reply.status == 401 && !access.token.empty() && reply.error_code != "RepoNotFound")
-        throw input_error(cat(name, ": ", access.endpoint, " does not accept the token (", answer_of(reply), ")"),
-                          "Set HF_TOKEN to a valid one, or unset it: public repositories need none.");
+        throw Error("hub.token-refused",
+                    cat(name, ": ", access.endpoint, " does not accept the token (", answer_of(reply), ")"),
+                    "Set HF_TOKEN to a valid one, or unset it: public repositories need none.");
     if (reply.status == 401 || reply.status == 403 || reply.status == 404)
-        throw input_error(
+        throw Error(
+            "hub.not-found",
             cat(name, ": no such folder, and ", access.endpoint, " has no such ",
                 repository.kind == Kind::dataset ? "data set" : "model", ", or it is private (", answer_of(reply), ")"),
             access.token.empty() ? "Look for a typing error; for a private one set HF_TOKEN."
@@ -97,7 +102,8 @@ void refuse(const Reply& reply, const Repository& repository, const Access& acce
     if (is_passing(reply))
         throw Unreachable(cat(what, " failed again and again, at last with ",
                               reply.failure.empty() ? answer_of(reply) : reply.failure));
-    throw input_error(cat(name, ": ", what, " failed: ", answer_of(reply)), "HF_ENDPOINT names the hub that is asked.");
+    throw Error("hub.request-failed", cat(name, ": ", what, " failed: ", answer_of(reply)),
+                "HF_ENDPOINT names the hub that is asked.");
 }
 
 }  // namespace unsloth::hub

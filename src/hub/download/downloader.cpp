@@ -69,8 +69,8 @@ class Api {
                    repository_.id);
     }
     Error strange(const std::string& what) const {
-        return input_error(cat(repository_.id, ": what ", access_.endpoint, " answers ", what),
-                           "HF_ENDPOINT names the hub that is asked; a proxy may answer in its place.");
+        return Error("hub.request-failed", cat(repository_.id, ": what ", access_.endpoint, " answers ", what),
+                     "HF_ENDPOINT names the hub that is asked; a proxy may answer in its place.");
     }
     Reply ask(const std::string& url) {
         const std::string what = cat("asking for ", repository_.id);
@@ -181,9 +181,10 @@ void require_room(const fs::path& folder, const CachedRepository& cached, const 
     std::error_code unknown;
     const fs::space_info space = fs::space(folder, unknown);
     if (!unknown && static_cast<uintmax_t>(missing) > space.available)
-        throw runtime_failure(cat(repository.id, " needs ", human_size(missing), " more in ", folder.string(),
-                                  ", where ", human_size(static_cast<int64_t>(space.available)), " are free"),
-                              "Make room, or set HF_HOME to a folder on a larger disk.");
+        throw Error("disk.full",
+                    cat(repository.id, " needs ", human_size(missing), " more in ", folder.string(), ", where ",
+                        human_size(static_cast<int64_t>(space.available)), " are free"),
+                    "Make room, or set HF_HOME to a folder on a larger disk.");
 }
 
 class CurlDownloader final : public Downloader {
@@ -216,7 +217,8 @@ class CurlDownloader final : public Downloader {
         std::vector<Wanted> wanted;
         for (const std::string& name : request.choose(names_of(tree))) wanted.push_back({name, tree.at(name)});
         if (wanted.empty())
-            throw input_error(
+            throw Error(
+                "hub.no-useful-files",
                 cat(repository.id, ": none of its ", tree.size(), " files on ", access.endpoint, " is of use here"),
                 repository.kind == Kind::dataset
                     ? "Expected files of rows (.jsonl, .json, .csv, .parquet, ...), of the split and folder that were "

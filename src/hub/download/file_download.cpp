@@ -13,6 +13,7 @@
 #include "unsloth/core/files.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/open_file.h"
+#include "unsloth/core/path_advice.h"
 
 namespace unsloth::hub {
 namespace {
@@ -79,11 +80,11 @@ class Blob final : public Sink {
   private:
     [[noreturn]] void fail(const char* what) const {
         const int reason = errno;
-        throw runtime_failure(
-            cat("cannot ", what, " ", (blobs_ / incomplete(remote_)).string(), ": ", std::strerror(reason)),
-            reason == ENOSPC || reason == EDQUOT || reason == EFBIG
-                ? "Make room, or set HF_HOME to a folder on a larger disk; what was downloaded is kept."
-                : "HF_HOME names the folder of the cache.");
+        throw Error(write_failure(reason),
+                    cat("cannot ", what, " ", (blobs_ / incomplete(remote_)).string(), ": ", std::strerror(reason)),
+                    reason == ENOSPC || reason == EDQUOT || reason == EFBIG
+                        ? "Make room, or set HF_HOME to a folder on a larger disk; what was downloaded is kept."
+                        : "HF_HOME names the folder of the cache.");
     }
     Digest fresh() const {
         return {remote_.sha256.empty() ? Digest::Kind::git_sha1 : Digest::Kind::sha256, remote_.size};
@@ -158,8 +159,8 @@ void link(const Job& job, const fs::path& name, const RemoteFile& file) {
 bool has_blob(const Folder& blobs, const RemoteFile& file) {
     const auto entry = blobs.look(file.hash());
     if (entry && !S_ISREG(entry->st_mode))
-        throw runtime_failure(cat((blobs / file.hash()).string(), " is no regular file"),
-                              "Somebody else may have put it there. Look at it and remove it.");
+        throw Error("disk.foreign-file", cat((blobs / file.hash()).string(), " is no regular file"),
+                    "Somebody else may have put it there. Look at it and remove it.");
     return entry.has_value();
 }
 
@@ -189,8 +190,8 @@ void download_file(Http& http, const Job& job, const std::string& name, const Re
                                  : cat(" has the hash ", hash, ", and the hub lists ", file.hash()));
             if (again) {
                 (void)blobs.remove(incomplete(file));
-                throw input_error(what,
-                                  "What was sent is not the file: a proxy, or a mirror (HF_ENDPOINT), alters it.");
+                throw Error("hub.altered-file", what,
+                            "What was sent is not the file: a proxy, or a mirror (HF_ENDPOINT), alters it.");
             }
             log::warning(what, "; downloading it from the beginning");
         }

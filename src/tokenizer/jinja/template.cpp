@@ -14,7 +14,7 @@ Template Template::compile(std::string_view source, std::string name) {
     made.name_ = std::move(name);
     made.source_ = source;
     if (const std::size_t valid = first_invalid_utf8(source); valid != source.size())
-        throw input_error(cat("chat template ", made.name_, ": not valid UTF-8 at byte ", valid));
+        throw Error("template.failed", cat("chat template ", made.name_, ": not valid UTF-8 at byte ", valid));
     try {
         made.program_ = std::make_shared<const Program>(parse(source));
     } catch (const Failure& failure) {
@@ -60,7 +60,7 @@ void Template::explain(const char* message, int line) const {
         advice = cat("template line ", line, ": ", shown.substr(0, text::byte_of(shown, longest)),
                      text::length(shown) > longest ? " …" : "");
     }
-    throw input_error(cat("chat template ", name_, ", line ", line, ": ", message), advice);
+    throw Error("template.failed", cat("chat template ", name_, ", line ", line, ": ", message), advice);
 }
 
 }  // namespace unsloth::tokenizer::jinja

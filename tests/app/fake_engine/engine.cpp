@@ -17,9 +17,9 @@ namespace {
 using namespace unsloth;
 
 void end_as_asked(const std::string& how) {
-    if (how == "usage") throw usage_error("usage from the engine");
-    if (how == "input") throw input_error("input from the engine", "Advice.");
-    if (how == "runtime") throw runtime_failure("runtime from the engine");
+    if (how == "usage") throw Error("option.conflict", "usage from the engine");
+    if (how == "input") throw Error("data.empty", "input from the engine", "Advice.");
+    if (how == "runtime") throw Error("numerics.not-finite", "runtime from the engine");
     if (how == "check") UNSLOTH_CHECK(1 + 1 == 3, "sums");
     if (how == "foreign") throw std::out_of_range("first line\nframe #0: a stack trace");
     if (how == "memory") throw std::bad_alloc();
@@ -50,7 +50,7 @@ class FakeEngine : public engine_api::Engine {
     engine_api::BenchResult bench(const config::LoadedConfig& loaded,
                                   const engine_api::BenchRequest& request) override {
         if (request.prints) std::printf("bench %ld\n", static_cast<long>(request.batch));
-        if (request.seq == 13) throw runtime_failure("no memory for it", "Advice.");
+        if (request.seq == 13) throw Error("memory.device-full", "no memory for it", "Advice.");
         const double share = static_cast<double>(request.batch) / 100;
         engine_api::BenchResult result{.card = "Fake Card", .untuned = {"qkv"}};
         result.figures = {{"", 1000 * share, "tokens/s", share}};
