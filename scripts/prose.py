@@ -28,6 +28,7 @@ PASSING = [
     "docs/configurations.md",
     "docs/development.md",
     "docs/first-day.md",
+    "docs/guide.md",
     "docs/hyperparameters.md",
     "docs/memory.md",
     "docs/options.md",
