@@ -26,6 +26,7 @@ PASSING = [
     "docs/first-day.md",
     "docs/hyperparameters.md",
     "docs/memory.md",
+    "docs/moving.md",
     "docs/parallel.md",
 ]
 
