@@ -28,6 +28,7 @@ PASSING = [
     "docs/memory.md",
     "docs/moving.md",
     "docs/parallel.md",
+    "docs/reliability.md",
     "docs/security.md",
 ]
 
