@@ -11,6 +11,7 @@
 #include "unsloth/core/json_depth.h"
 #include "unsloth/core/json_reader.h"
 #include "unsloth/core/log.h"
+#include "unsloth/core/text.h"
 #include "unsloth/data/answer_pattern.h"
 
 namespace unsloth::reward {
@@ -96,7 +97,7 @@ class Exact final : public AgainstColumn {
 
   private:
     std::string folded(const std::string& text) const {
-        std::string result = data::trimmed(text);
+        std::string result = trimmed(text);
         if (ignore_case_)
             std::ranges::transform(result, result.begin(), [](unsigned char c) { return std::tolower(c); });
         return result;
@@ -301,11 +302,11 @@ class JsonValid final : public OfEachRow {
 
   protected:
     std::optional<double> of_row(const Batch& batch, std::size_t row) const override {
-        std::string text = data::trimmed(batch.completions[row]);
+        std::string text = trimmed(batch.completions[row]);
         if (text.starts_with("```") && text.size() > 6 && text.ends_with("```")) {
             const std::size_t line = text.find('\n');
             if (line == std::string::npos) return 0;
-            text = data::trimmed(text.substr(line, text.size() - line - 3));
+            text = trimmed(text.substr(line, text.size() - line - 3));
         }
         const bool fits = json_nesting_depth(text) <= deepest_json && json::accept(text);
         return fits && (!object_ || text.starts_with('{')) ? 1 : 0;

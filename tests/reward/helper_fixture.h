@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "common/errors.h"
 #include "common/files.h"
 #include "unsloth/core/error.h"
 #include "unsloth/reward/rewards.h"
