@@ -248,5 +248,15 @@ TEST(Relations, MessagesSayWhatAndWhatNext) {
                     "model.compute_dtype fp8_backward cannot be combined with lora.finetuning_type full");
 }
 
+TEST(Relations, GiveErrorsTheirIds) {
+    flag_error({"--preference.beta", "0.5"}, "option.no-effect");
+    flag_error({"--objective", "distill"}, "option.missing");
+    flag_error({"--warmup_ratio", "0.1", "--warmup_steps", "5"}, "option.conflict");
+    // Ids of their own.
+    flag_error({"--eval_steps", "10"}, "option.no-evaluation");
+    flag_error({"--compute_dtype", "fp8", "--finetuning_type", "full"}, "option.unsupported");
+    flag_error({"--cp_size", "2", "--dtype", "float16"}, "parallel.unsupported");
+}
+
 }  // namespace
 }  // namespace unsloth::testing
