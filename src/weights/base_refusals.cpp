@@ -46,18 +46,19 @@ void BasePlan::require_precision() const {
 
 /// 4-bit codes are cut where a block of them ends, and images are read from files in one piece.
 void BasePlan::require_slices() const {
-    const auto refuse = [&](const std::string& what, const std::string& advice) {
-        throw Error("parallel.model-does-not-divide", cat("distributed.tp_size ", layout_.tp.size, ": ", what), advice);
+    const auto refuse = [&](ErrorId id, const std::string& what, const std::string& advice) {
+        throw Error(id, cat("distributed.tp_size ", layout_.tp.size, ": ", what), advice);
     };
     if (!recordable())
-        refuse("layers on the disk (model.device_map) are read as whole matrices",
+        refuse("model.device-map", "layers on the disk (model.device_map) are read as whole matrices",
                "Keep them on the device or in host memory.");
     for (const formats::TensorSource& source : file_->tensors.all()) {
         if (source.rule.role != spec::TensorRole::linear || !spec::is_4bit(type_of(source))) continue;
         const spec::MatrixSlice part = part_of(source);
         for (const int64_t columns : {source.cols(), part.columns.begin, part.columns.size})
             if (columns % spec::quant4_block != 0)
-                refuse(cat("a rank's columns ", part.columns.begin, " to ", part.columns.begin + part.columns.size,
+                refuse("parallel.model-does-not-divide",
+                       cat("a rank's columns ", part.columns.begin, " to ", part.columns.begin + part.columns.size,
                            " of ", source.rule.hf_name, ", which is held in 4 bit, do not end where its blocks of ",
                            spec::quant4_block, " do"),
                        "Take a smaller tp_size, or hold that matrix in bf16 or int8 (model.precision).");
