@@ -415,7 +415,7 @@ class Faults(HubCase):
         self.refuse(
             hub, ["No space left on device", "HF_HOME"], "disk.full", FAULT_KIND="ENOSPC", FAULT_AT=3, **preload
         )
-        self.refuse(hub, ["MB more in", "are free", "HF_HOME"], "disk.full", FAULT_FREE=5000, **preload)
+        self.refuse(hub, ["MiB more in", "are free", "HF_HOME"], "disk.full", FAULT_FREE=5000, **preload)
         self.inspect(hub)
         self.check_cache()
 
