@@ -117,22 +117,12 @@ void TensorSource::read_f32(int64_t row_begin, int64_t row_end, float* out) cons
                          (row_end - row_begin) * cols(), out);
 }
 
-namespace {
-
-std::size_t place_of(int layer, spec::Projection p) {
-    return static_cast<std::size_t>(layer) * spec::projection_count + static_cast<std::size_t>(p);
-}
-
-}  // namespace
-
 ModelTensors::ModelTensors(std::vector<TensorSource> sources) : sources_(std::move(sources)) {
     for (std::size_t i = 0; i < sources_.size(); ++i) {
         const spec::TensorRule& rule = sources_[i].rule;
         index_.emplace(rule.hf_name, i);
-        if (rule.role != spec::TensorRole::linear) continue;
-        const std::size_t at = place_of(rule.layer, rule.projection);
-        linears_.resize(std::max(linears_.size(), at + 1), sources_.size());
-        linears_[at] = i;
+        if (rule.role == spec::TensorRole::linear) linears_.emplace(rule.id, i);
+        if (rule.role == spec::TensorRole::bias) biases_.emplace(rule.id, i);
     }
 }
 
@@ -141,21 +131,22 @@ const TensorSource* ModelTensors::find(const std::string& hf_name) const {
     return it == index_.end() ? nullptr : &sources_[it->second];
 }
 
-const TensorSource& ModelTensors::linear(int layer, spec::Projection p) const {
-    const std::size_t at = place_of(layer, p);
-    UNSLOTH_CHECK(at < linears_.size() && linears_[at] < sources_.size(), "layer ", layer, " has no ", name_of(p));
-    return sources_[linears_[at]];
+const TensorSource& ModelTensors::linear(spec::LinearId id) const {
+    const auto found = linears_.find(id);
+    UNSLOTH_CHECK(found != linears_.end(), "layer ", id.layer, " has no ", name_of(id.projection));
+    return sources_[found->second];
 }
 
-const TensorSource* ModelTensors::bias(int layer, spec::Projection p) const {
-    return find(cat("model.layers.", layer, ".", spec::path_of(p), ".bias"));
+const TensorSource* ModelTensors::bias(spec::LinearId id) const {
+    const auto found = biases_.find(id);
+    return found == biases_.end() ? nullptr : &sources_[found->second];
 }
 
 const TensorSource& ModelTensors::of(spec::TensorRole role, int layer) const {
     UNSLOTH_CHECK(role != spec::TensorRole::linear && role != spec::TensorRole::bias,
                   "a layer has several of this role");
     for (const TensorSource& source : sources_)
-        if (source.rule.role == role && source.rule.layer == layer) return source;
+        if (source.rule.role == role && source.rule.id.layer == layer) return source;
     UNSLOTH_CHECK(false, "the model has no tensor of role ", static_cast<int>(role), " in layer ", layer);
     return sources_.front();
 }

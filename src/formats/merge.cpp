@@ -131,7 +131,7 @@ const TensorView* MergedModel::saved_module(const spec::TensorRule& rule) const 
 
 spec::LoraModule MergedModel::lora_of(const spec::TensorRule& rule) const {
     if (adapter_ == nullptr || rule.role != spec::TensorRole::linear) return {};
-    return adapter_->layers[static_cast<std::size_t>(rule.layer)][static_cast<std::size_t>(rule.projection)];
+    return adapter_->layers[static_cast<std::size_t>(rule.id.layer)][rule.id.projection];
 }
 
 const Quant4Weight* MergedModel::unchanged_quant4(const spec::TensorRule& rule) const {
@@ -167,17 +167,16 @@ MergedTensor MergedModel::open(const spec::TensorRule& rule) const {
     if (lora.r == 0) return tensor;
     tensor.r_ = lora.r;
     tensor.scale_ = static_cast<float>(lora.scale);
-    tensor.a_ = floats_of(adapter_->a(rule.layer, rule.projection));
-    tensor.b_ = floats_of(adapter_->b(rule.layer, rule.projection));
-    if (lora.dora) tensor.magnitude_ = floats_of(adapter_->magnitude(rule.layer, rule.projection));
+    tensor.a_ = floats_of(adapter_->a(rule.id));
+    tensor.b_ = floats_of(adapter_->b(rule.id));
+    if (lora.dora) tensor.magnitude_ = floats_of(adapter_->magnitude(rule.id));
     return tensor;
 }
 
 int64_t MergedModel::changed_tensors() const {
     if (adapter_ == nullptr) return 0;
     auto count = static_cast<int64_t>(adapter_->config.lora.modules_to_save.size());
-    for (const spec::LayerLora& layer : adapter_->layers)
-        count += std::count_if(layer.begin(), layer.end(), [](const spec::LoraModule& module) { return module.r > 0; });
+    for (const spec::LayerLora& layer : adapter_->layers) count += std::distance(layer.begin(), layer.end());
     return count;
 }
 

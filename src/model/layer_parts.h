@@ -46,8 +46,7 @@ inline ops::CodedMatrix encoded(const LayerContext& c, const at::Tensor& x_TC, c
 /// The gradient buffer of a trained norm; undefined when it is frozen.
 inline at::Tensor norm_gradient(const LayerContext& c, spec::TensorRole role) {
     if (!c.group.trains_base) return {};
-    const weights::Parameter* p =
-        c.group.parameters->table().find(role, c.layer(), spec::Projection::q, weights::Parameter::Kind::base);
+    const weights::Parameter* p = c.group.parameters->table().find(role, {c.layer()}, weights::Parameter::Kind::base);
     return c.group.parameters->gradient(*p);
 }
 

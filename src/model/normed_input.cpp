@@ -60,7 +60,7 @@ void make_input(const LayerContext& c, const NormedInput& in, const weights::Ope
 void input_norm_backward(const LayerContext& c, const NormedInput& in, const at::Tensor& dy_full, bool input_gradient) {
     ops::Context& ctx = c.group.ctx;
     const TensorParallel& tp = c.group.tp;
-    const weights::GroupLayout& layout = c.group.layout[in.group];
+    const weights::MatrixGroup& layout = c.group.layout[in.group];
     const NormedRows rows = rows_at_hand(c, in.group);
     at::Tensor v_tR = dy_full.narrow(1, layout.n, layout.r);
     if (!tp.alone() && (input_gradient || adapted(c.group, in.group))) {

@@ -16,9 +16,8 @@ double pairs_of(int64_t length, int64_t window) {
 
 ModelFlops::ModelFlops(const ModelSpec& model, const TrainedShare& trained) : model_(model) {
     double weights = 0;
-    for (int p = 0; p < projection_count; ++p)
-        weights += static_cast<double>(model.out_features(static_cast<Projection>(p)) *
-                                       model.in_features(static_cast<Projection>(p)));
+    for (const Projection p : model.linears)
+        weights += static_cast<double>(model.out_features(p) * model.in_features(p));
     token_ = (trained.layers ? 6 : 4) * weights * static_cast<double>(model.num_layers) +
              6 * static_cast<double>(trained.adapter_parameters);
     target_ = (trained.head ? 6 : 4) * static_cast<double>(model.vocab_size * model.hidden_size);

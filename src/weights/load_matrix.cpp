@@ -190,8 +190,7 @@ EmbeddingAndHead BasePlan::load_embedding_and_head(ops::Context& ctx, const Base
     const auto matrix = [&](const formats::TensorSource& source, const std::string& buffer,
                             bool trained) -> StoredWeight {
         if (masters != nullptr && (request_.reads_values || request_.dtype == at::kFloat))
-            return masters->value(
-                *masters->table().find(source.rule.role, -1, spec::Projection::q, Parameter::Kind::base));
+            return masters->value(*masters->table().find(source.rule.role, {}, Parameter::Kind::base));
         shared.done();
         if (masters == nullptr && !trained && type_of(source) != weight_type_of(request_.dtype))
             return load_matrix(ctx, arena.tensor(arena.plan().find(buffer), {image_of({&source}).bytes()}, at::kByte),

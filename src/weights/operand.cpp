@@ -74,7 +74,7 @@ void backward(ops::Context& ctx, const CodedTranspose& transpose, const Product&
 
 }  // namespace
 
-Operand dense_operand(const GroupLayout& layout, at::Tensor buffer) {
+Operand dense_operand(const MatrixGroup& layout, at::Tensor buffer) {
     if (layout.r > 0) buffer.zero_();
     DenseBase base;
     base.forward_NKR = buffer.narrow(0, 0, layout.n).narrow(1, 0, layout.inputs());

@@ -123,13 +123,10 @@ TEST(ModelSpec, KnowsTheShapesAndBiasesOfItsProjections) {
     spec.num_heads = 4;
     spec.num_kv_heads = 2;
     spec.head_dim = 16;  // q_size 64 differs from hidden_size
-    const std::array<std::pair<int64_t, int64_t>, projection_count> shapes = {
-        {{64, 48}, {32, 48}, {32, 48}, {48, 64}, {100, 48}, {100, 48}, {48, 100}}};
-    for (int i = 0; i < projection_count; ++i) {
-        const auto p = static_cast<Projection>(i);
-        EXPECT_EQ(spec.out_features(p), shapes[static_cast<std::size_t>(i)].first) << name_of(p);
-        EXPECT_EQ(spec.in_features(p), shapes[static_cast<std::size_t>(i)].second) << name_of(p);
-    }
+    std::vector<std::pair<int64_t, int64_t>> shapes;
+    for (const Projection p : spec.linears) shapes.emplace_back(spec.out_features(p), spec.in_features(p));
+    EXPECT_EQ(shapes, (std::vector<std::pair<int64_t, int64_t>>{
+                          {64, 48}, {32, 48}, {32, 48}, {48, 64}, {100, 48}, {100, 48}, {48, 100}}));
     spec.qkv_bias = true;
     EXPECT_TRUE(spec.has_bias(Projection::q) && spec.has_bias(Projection::k) && spec.has_bias(Projection::v));
     EXPECT_FALSE(spec.has_bias(Projection::o) || spec.has_bias(Projection::gate) || spec.has_bias(Projection::down));

@@ -56,7 +56,7 @@ TEST_P(SaveTest, AnAdapterFolderReadsBackAndContinues) {
         const formats::Adapter initial =
             formats::read_adapter(*config.config.model.adapter_name_or_path, trainer.plan().spec());
         for (std::size_t layer = 0; layer < initial.layers.size(); ++layer)
-            for (std::size_t p = 0; p < spec::projection_count; ++p) {
+            for (const spec::Projection p : trainer.plan().spec().linears) {
                 EXPECT_EQ(adapter.layers[layer][p].r, initial.layers[layer][p].r);
                 EXPECT_EQ(adapter.layers[layer][p].scale, initial.layers[layer][p].scale);
             }

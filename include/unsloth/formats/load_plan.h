@@ -46,8 +46,8 @@ class ModelTensors {
     explicit ModelTensors(std::vector<TensorSource> sources);
 
     const std::vector<TensorSource>& all() const { return sources_; }
-    const TensorSource& linear(int layer, spec::Projection p) const;
-    const TensorSource* bias(int layer, spec::Projection p) const;  ///< nullptr: the projection has none
+    const TensorSource& linear(spec::LinearId id) const;
+    const TensorSource* bias(spec::LinearId id) const;  ///< nullptr: the linear has none
     /// A tensor that is neither linear nor bias; layer -1 for those outside of layers. CheckError when the model has
     /// none.
     const TensorSource& of(spec::TensorRole role, int layer = -1) const;
@@ -65,7 +65,7 @@ class ModelTensors {
   private:
     std::vector<TensorSource> sources_;
     std::map<std::string, std::size_t> index_;
-    std::vector<std::size_t> linears_;  ///< by layer and projection
+    std::map<spec::LinearId, std::size_t> linears_, biases_;
 };
 
 /// The type that a tensor has in its file; `automatic` for one that is no matrix.

@@ -19,7 +19,6 @@
 
 namespace unsloth::model {
 
-using weights::all_groups;
 using weights::Group;
 
 /// What a layer's forward leaves for its backward. What a layer does not keep (spec/keep.h) is one buffer that all

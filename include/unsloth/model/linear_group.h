@@ -10,7 +10,6 @@
 
 namespace unsloth::model {
 
-using weights::all_groups;
 using weights::Group;
 
 /// Sees each module's name ("model.layers.0.self_attn.q_proj") and output, in order of execution (tests: the first
@@ -30,9 +29,9 @@ struct GroupContext {
     double dropout = 0.0;
     at::Tensor row_T, offset_T;
     // Several adapters beside each other, of which each token has at most one (weights/multi_lora_adapters.h).
-    at::Tensor adapter_T;  ///< int32; undefined: there is one, all have it
-    const std::array<at::Tensor, weights::group_count>* owners = nullptr;  ///< whose columns the groups' are, int32
-    at::Tensor dropped;  ///< flat scratch, of the most elements that an input has
+    at::Tensor adapter_T;                                  ///< int32; undefined: there is one, all have it
+    const weights::ByGroup<at::Tensor>* owners = nullptr;  ///< whose columns the groups' are, int32
+    at::Tensor dropped;                                    ///< flat scratch, of the most elements that an input has
     const ModuleObserver* observer = nullptr;
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <compare>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -12,7 +13,7 @@
 
 namespace unsloth::spec {
 
-/// The seven linears of a decoder layer, in the order of a layer's forward pass.
+/// What a matrix of a decoder layer computes.
 enum class Projection : uint8_t { q, k, v, o, gate, up, down };
 inline constexpr int projection_count = 7;
 inline constexpr std::array<std::string_view, projection_count> projection_names = {
@@ -27,6 +28,13 @@ constexpr std::string_view name_of(Projection p) {
 constexpr std::string_view path_of(Projection p) {
     return projection_paths[static_cast<std::size_t>(p)];
 }
+
+/// A matrix of a decoder layer, in the whole model.
+struct LinearId {
+    int layer = -1;
+    Projection projection = Projection::q;
+    auto operator<=>(const LinearId&) const = default;
+};
 
 /// Rotary position embedding as transformers' modeling_rope_utils computes it.
 struct RopeSpec {
@@ -68,6 +76,9 @@ struct ModelSpec {
     bool o_bias = false;    ///< Llama with attention_bias
     bool mlp_bias = false;  ///< on gate, up and down
     bool qk_norm = false;   ///< Qwen3: RMSNorm over head_dim on q and k before RoPE
+    /// The matrices of a layer, in the order of its forward pass.
+    std::vector<Projection> linears = {Projection::q,    Projection::k,  Projection::v,   Projection::o,
+                                       Projection::gate, Projection::up, Projection::down};
     /// Per layer, how many tokens a position sees, itself included; 0: all before it.
     std::vector<int64_t> sliding_window;
     std::optional<int64_t> bos_token_id, pad_token_id;

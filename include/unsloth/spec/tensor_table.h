@@ -25,8 +25,7 @@ enum class TensorRole : uint8_t {
 struct TensorRule {
     std::string hf_name;  ///< e.g. model.layers.3.self_attn.q_proj.weight
     TensorRole role;
-    int layer = -1;                         ///< -1: not in a layer
-    Projection projection = Projection::q;  ///< for linear and bias
+    LinearId id;  ///< layer -1: not in a layer; the projection is that of a linear or a bias
     std::vector<int64_t> shape;
     bool may_be_quantised = false;  ///< matrices: linears, embeddings and lm_head
 };

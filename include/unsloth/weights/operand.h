@@ -58,7 +58,7 @@ struct Operand {
 
 /// The base and its margins in this buffer [N+R, leading], which is zeroed: margins that no module uses stay 0 for
 /// good.
-Operand dense_operand(const GroupLayout& layout, at::Tensor buffer);
+Operand dense_operand(const MatrixGroup& layout, at::Tensor buffer);
 
 /// One product of a group.
 struct Product {
@@ -77,10 +77,10 @@ void multiply_backward(ops::Context& ctx, const Operand& operand, const Product&
 
 /// A layer's weights as its passes read them.
 struct LayerWeights {
-    std::array<Operand, group_count> groups;
+    ByGroup<Operand> groups;
     at::Tensor input_norm_D, post_norm_D, q_norm_d, k_norm_d;  ///< fp32; the last two undefined without qk_norm
-    const Operand& operator[](Group g) const { return groups[static_cast<std::size_t>(g)]; }
-    Operand& operator[](Group g) { return groups[static_cast<std::size_t>(g)]; }
+    const Operand& operator[](Group g) const { return groups.at(g); }
+    Operand& operator[](Group g) { return groups[g]; }
 };
 
 }  // namespace unsloth::weights
