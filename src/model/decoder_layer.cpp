@@ -40,6 +40,12 @@ QkvViews qkv_views(const spec::ModelSpec& spec, const at::Tensor& qkv) {
             heads_view(qkv, q + kv, spec.num_kv_heads, d), heads_view(qkv, 0, spec.num_heads + spec.num_kv_heads, d)};
 }
 
+/// What rotates the layer's queries and keys; nullptr: nothing does.
+const RopeTable* rope_of(const LayerContext& c) {
+    const int rope = c.spec.layers[static_cast<std::size_t>(c.layer())].rope;
+    return rope == spec::LayerSpec::no_rope ? nullptr : &c.tokens.ropes.at(static_cast<std::size_t>(rope));
+}
+
 /// q_norm and k_norm (Qwen3), keeping what was before them.
 void normalise_heads(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a) {
     const spec::ModelSpec& spec = c.spec;
@@ -158,8 +164,7 @@ void attend_backward(const LayerContext& c, const LayerSaved& a, const at::Tenso
 }  // namespace
 
 ops::AttentionShape attention_shape(const spec::ModelSpec& spec, int64_t layer) {
-    const int64_t window = spec.sliding_window.empty() ? 0 : spec.sliding_window[static_cast<std::size_t>(layer)];
-    return {spec.num_heads, spec.num_kv_heads, spec.head_dim, window,
+    return {spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.layers.at(static_cast<std::size_t>(layer)).window,
             1.0 / std::sqrt(static_cast<double>(spec.head_dim))};
 }
 
@@ -187,7 +192,8 @@ void layer_forward(const LayerContext& c, const weights::LayerWeights& w, const 
         observe_group(c, Group::qkv, a.qkv_TN);
         if (spec.qk_norm) normalise_heads(c, w, a);
         // 3 rotary embedding
-        ops::rope_apply(ctx, qkv_views(spec, a.qkv_TN).qk_THd, c.tokens.cos_Tp, c.tokens.sin_Tp, /*backward=*/false);
+        if (const RopeTable* const rope = rope_of(c))
+            ops::rope_apply(ctx, qkv_views(spec, a.qkv_TN).qk_THd, rope->cos_Tp, rope->sin_Tp, /*backward=*/false);
     }
     if (steps.attention) {
         ++c.counts.attention;
@@ -229,14 +235,15 @@ void layer_backward(const LayerContext& c, const weights::LayerWeights& w, const
     // 3 rotary embedding
     const at::Tensor dqkv_TN = c.scratch.dqkv_full.narrow(1, 0, layout[Group::qkv].n);
     const ops::CodedMatrix dqkv_codes = input_gradient ? gradient_codes(c, w[Group::qkv], dqkv_TN) : ops::CodedMatrix{};
-    const bool codes_alone = !spec.qk_norm && gradient_codes_suffice(c.group, Group::qkv, w[Group::qkv],
-                                                                     c.scratch.dqkv_full, a.u_qkv_TR, dqkv_codes);
-    ops::rope_apply_rows(ctx, dqkv_TN, spec.num_heads + spec.num_kv_heads, c.tokens.cos_Tp, c.tokens.sin_Tp,
-                         /*backward=*/true, spec.qk_norm ? ops::CodedMatrix{} : dqkv_codes, codes_alone);
-    if (spec.qk_norm) {
-        normalise_heads_backward(c, w, a, grad);
-        ops::quantize_rows(ctx, dqkv_TN, dqkv_codes);
-    }
+    const RopeTable* const rope = rope_of(c);
+    const bool rope_is_last = rope != nullptr && !spec.qk_norm;  // it makes the codes together with the rows
+    const bool codes_alone = rope_is_last && gradient_codes_suffice(c.group, Group::qkv, w[Group::qkv],
+                                                                    c.scratch.dqkv_full, a.u_qkv_TR, dqkv_codes);
+    if (rope != nullptr)
+        ops::rope_apply_rows(ctx, dqkv_TN, spec.num_heads + spec.num_kv_heads, rope->cos_Tp, rope->sin_Tp,
+                             /*backward=*/true, rope_is_last ? dqkv_codes : ops::CodedMatrix{}, codes_alone);
+    if (spec.qk_norm) normalise_heads_backward(c, w, a, grad);
+    if (!rope_is_last) ops::quantize_rows(ctx, dqkv_TN, dqkv_codes);
     // 2 q, k, v
     if (scales_outputs(c.group))
         ops::dora_backward(ctx, dqkv_TN, a.z_qkv_TN, w[Group::qkv].scale, dqkv_TN,

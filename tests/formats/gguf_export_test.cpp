@@ -17,7 +17,7 @@ spec::ModelSpec small_spec(const std::string& family = "llama") {
     spec.model_type = family;
     spec.hidden_size = 32, spec.intermediate_size = 64, spec.num_layers = 2, spec.num_heads = 4, spec.num_kv_heads = 2;
     spec.head_dim = 8, spec.vocab_size = 12, spec.max_position_embeddings = 64, spec.rms_norm_eps = 1e-5;
-    spec.sliding_window.assign(2, 0);
+    spec.layers.assign(2, {});
     spec.dtype = spec::DType::f32;
     if (family == "qwen3") spec.qk_norm = spec.tie_word_embeddings = true;
     return spec;
@@ -107,7 +107,7 @@ TEST_F(GgufExport, InterleavesTheHalvesOfHeadsForLlamaAlone) {
 
 TEST_F(GgufExport, DescribesTheModelAndItsTokens) {
     spec::ModelSpec spec = small_spec();
-    spec.rope = {spec::RopeSpec::Type::llama3, 500000.0, 8.0, 32};
+    spec.ropes[0] = {spec::RopeSpec::Type::llama3, 500000.0, 8.0, 32};
     const WeightFile model = write_model(folder_.path(), spec);
     const GgufReport report = export_model_gguf(model, small_vocabulary(), out_, f32_);
     const GgufFile file(out_);
@@ -216,7 +216,7 @@ TEST_F(GgufExport, RefusesWhatCannotBe) {
     {
         const ScratchFolder folder;
         spec::ModelSpec spec = small_spec("qwen3");
-        spec.rope = {spec::RopeSpec::Type::llama3, 10000.0, 8.0, 32};
+        spec.ropes[0] = {spec::RopeSpec::Type::llama3, 10000.0, 8.0, 32};
         refused(write_model(folder.path(), spec), small_vocabulary(), GgufFileType::f32, {"qwen3", "llama3"});
     }
     write_text(out_, "something");

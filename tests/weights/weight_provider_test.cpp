@@ -18,7 +18,7 @@ spec::ModelSpec small_spec() {
     spec.num_kv_heads = 1;
     spec.head_dim = 8;
     spec.vocab_size = 32;
-    spec.sliding_window.assign(4, 0);
+    spec.layers.assign(4, {});
     return spec;
 }
 
