@@ -32,6 +32,7 @@ struct TiledBase {
 /// Codes of W by its rows, for the forward product.
 struct CodedBase {
     ops::CodedMatrix w_NK;
+    at::Tensor values_NK = {};  ///< for dx, in the compute type; undefined where it is multiplied by a transpose
 };
 
 /// Codes of W's transpose by its own rows, for dx.
