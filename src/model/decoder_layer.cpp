@@ -174,21 +174,20 @@ void layer_forward(const LayerContext& c, const weights::LayerWeights& w, const 
     const weights::LayerLayout& layout = c.group.layout;
     const spec::ModelSpec& spec = c.spec;
     const int64_t hidden = spec.hidden_size;
-    const at::Tensor h_TD = c.scratch.h_full.narrow(1, 0, hidden);
 
     if (steps.qkv) {
         ++c.counts.qkv;
         // 1 norm
-        const ops::CodedMatrix h_codes = input_codes(c, w[Group::qkv], h_TD);
+        const Activation h =
+            input_of(c, Group::qkv, w, c.scratch.h_full.narrow(1, 0, hidden + layout[Group::qkv].r), a.u_qkv_TR);
         each_slice(c.group.tp, c.scratch, [&](const RowRange& range) {
             with_rows(c, a, range, [&](const LayerContext& some, const LayerSaved& rows, const RowRange&) {
-                make_input(some, input_norm(w, rows), w[Group::qkv], h_codes);
+                make_input(some, input_norm(w, rows), w[Group::qkv], h);
             });
         });
-        if (!c.group.tp.alone()) ops::quantize_rows(ctx, h_TD, h_codes);
+        if (!c.group.tp.alone()) encode(c, h, hidden);
         // 2 q, k, v
-        const at::Tensor h_qkv = c.scratch.h_full.narrow(1, 0, hidden + layout[Group::qkv].r);
-        linear_forward(c.group, Group::qkv, w[Group::qkv], h_qkv, h_codes, {.y_TN = a.qkv_TN, .z_TN = a.z_qkv_TN});
+        linear_forward(c.group, Group::qkv, w[Group::qkv], h, {.y_TN = a.qkv_TN, .z_TN = a.z_qkv_TN});
         observe_group(c, Group::qkv, a.qkv_TN);
         if (spec.qk_norm) normalise_heads(c, w, a);
         // 3 rotary embedding
@@ -200,7 +199,7 @@ void layer_forward(const LayerContext& c, const weights::LayerWeights& w, const 
         // 4 attention
         attend(c, a, heads_view(attended(c, a.o_full), 0, spec.num_heads, spec.head_dim));
         zero_added(c, a.o_full);
-        fill_adapter_columns(c.group, Group::o, w[Group::o], a.o_full, {});
+        fill_adapter_columns(c.group, Group::o, w[Group::o], {a.o_full}, {});
     }
     // 5 output projection, 6 norm, 7 gate and up, 8 activation, 9 down: some rows at a time
     count_mlp(c.counts, steps);
@@ -234,21 +233,21 @@ void layer_backward(const LayerContext& c, const weights::LayerWeights& w, const
     const QkvViews grad = qkv_views(spec, c.scratch.dqkv_full);
     // 3 rotary embedding
     const at::Tensor dqkv_TN = c.scratch.dqkv_full.narrow(1, 0, layout[Group::qkv].n);
-    const ops::CodedMatrix dqkv_codes = input_gradient ? gradient_codes(c, w[Group::qkv], dqkv_TN) : ops::CodedMatrix{};
+    Activation dqkv = input_gradient ? gradient_of(c, Group::qkv, w, c.scratch.dqkv_full, a.u_qkv_TR)
+                                     : Activation{c.scratch.dqkv_full};
     const RopeTable* const rope = rope_of(c);
     const bool rope_is_last = rope != nullptr && !spec.qk_norm;  // it makes the codes together with the rows
-    const bool codes_alone = rope_is_last && gradient_codes_suffice(c.group, Group::qkv, w[Group::qkv],
-                                                                    c.scratch.dqkv_full, a.u_qkv_TR, dqkv_codes);
+    dqkv.codes_alone = dqkv.codes_alone && rope_is_last;
     if (rope != nullptr)
         ops::rope_apply_rows(ctx, dqkv_TN, spec.num_heads + spec.num_kv_heads, rope->cos_Tp, rope->sin_Tp,
-                             /*backward=*/true, rope_is_last ? dqkv_codes : ops::CodedMatrix{}, codes_alone);
+                             /*backward=*/true, rope_is_last ? dqkv.codes : ops::CodedMatrix{}, dqkv.codes_alone);
     if (spec.qk_norm) normalise_heads_backward(c, w, a, grad);
-    if (!rope_is_last) ops::quantize_rows(ctx, dqkv_TN, dqkv_codes);
+    if (!rope_is_last) ops::quantize_rows(ctx, dqkv_TN, dqkv.codes);
     // 2 q, k, v
     if (scales_outputs(c.group))
         ops::dora_backward(ctx, dqkv_TN, a.z_qkv_TN, w[Group::qkv].scale, dqkv_TN,
                            magnitude_gradients(c.group, Group::qkv));
-    input_backward(c.group, Group::qkv, w[Group::qkv], c.scratch.dqkv_full, dqkv_codes, codes_alone, a.u_qkv_TR,
+    input_backward(c.group, Group::qkv, w[Group::qkv], dqkv, a.u_qkv_TR,
                    input_gradient ? c.scratch.h_full.narrow(1, 0, spec.hidden_size) : at::Tensor());
     // 1 norm, onto the residual stream's gradient
     each_slice(c.group.tp, c.scratch, [&](const RowRange& range) {

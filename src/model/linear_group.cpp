@@ -98,27 +98,26 @@ void add_masked_adapter_terms(const GroupContext& c, Group g, const weights::Ope
     }
 }
 
-/// Empty codes: x, or dy, is read itself.
-ops::LoraU thin_forward(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
-                        const at::Tensor& u_TR, const ops::CodedMatrix& codes) {
+ops::LoraU thin_forward(const GroupContext& c, Group g, const weights::Operand& w, const Activation& x,
+                        const at::Tensor& u_TR) {
     const weights::MatrixGroup& layout = c.layout[g];
-    return {.x_TK = x_full.narrow(1, 0, layout.k),
+    return {.x_TK = x.full.narrow(1, 0, layout.k),
             .a_RK = w.a_RK,
-            .u_TR = x_full.narrow(1, layout.k, layout.r),
+            .u_TR = x.full.narrow(1, layout.k, layout.r),
             .copy_TR = u_TR,
-            .codes = codes,
+            .codes = x.codes_alone ? x.codes : ops::CodedMatrix{},
             .label = label(Product::u, g)};
 }
 
-ops::LoraDy thin_backward(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& dy_full,
-                          const at::Tensor& u_TR, const ops::CodedMatrix& codes) {
+ops::LoraDy thin_backward(const GroupContext& c, Group g, const weights::Operand& w, const Activation& dy,
+                          const at::Tensor& u_TR) {
     const weights::MatrixGroup& layout = c.layout[g];
-    return {.dy_TN = dy_full.narrow(1, 0, layout.n),
+    return {.dy_TN = dy.full.narrow(1, 0, layout.n),
             .b_NR = w.b_NR,
             .u_TR = u_TR,
-            .v_TR = dy_full.narrow(1, layout.n, layout.r),
+            .v_TR = dy.full.narrow(1, layout.n, layout.r),
             .slices = lora_slices(c, g),
-            .codes = codes,
+            .codes = dy.codes_alone ? dy.codes : ops::CodedMatrix{},
             .label = label(Product::dy, g),
             .label_v = label(Product::v, g),
             .label_db = label(Product::dB, g)};
@@ -130,26 +129,30 @@ bool adapted(const GroupContext& c, Group g) {
     return c.layout[g].r > 0 && c.adapters != nullptr;
 }
 
-bool input_codes_suffice(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
-                         const at::Tensor& u_TR, const ops::CodedMatrix& codes) {
-    if (!codes.codes.defined() || c.trains_base || c.observer != nullptr || !c.tp.alone()) return false;
-    return !adapted(c, g) || (c.dropout == 0.0 && !c.adapter_T.defined() &&
-                              ops::reads_codes(c.ctx, thin_forward(c, g, w, x_full, u_TR, codes)));
+Activation input_activation(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
+                            const at::Tensor& u_TR, const ops::CodedMatrix& scratch) {
+    Activation x{x_full, w.input_codes(scratch, x_full.size(0), c.layout[g].k), /*codes_alone=*/true};
+    x.codes_alone = x.codes.codes.defined() && !c.trains_base && c.observer == nullptr && c.tp.alone() &&
+                    (!adapted(c, g) || (c.dropout == 0.0 && !c.adapter_T.defined() &&
+                                        ops::reads_codes(c.ctx, thin_forward(c, g, w, x, u_TR))));
+    return x;
 }
 
-bool gradient_codes_suffice(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& dy_full,
-                            const at::Tensor& u_TR, const ops::CodedMatrix& codes) {
-    if (!codes.codes.defined() || c.trains_base || !std::holds_alternative<weights::CodedBase>(w.base)) return false;
-    return !adapted(c, g) || ops::reads_codes(c.ctx, thin_backward(c, g, w, dy_full, u_TR, codes));
+Activation gradient_activation(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& dy_full,
+                               const at::Tensor& u_TR, const ops::CodedMatrix& scratch) {
+    Activation dy{dy_full, w.gradient_codes(scratch, dy_full.size(0), c.layout[g].n), /*codes_alone=*/true};
+    dy.codes_alone = dy.codes.codes.defined() && !c.trains_base && w.reads_codes() &&
+                     (!adapted(c, g) || ops::reads_codes(c.ctx, thin_backward(c, g, w, dy, u_TR)));
+    return dy;
 }
 
-void fill_adapter_columns(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
-                          const at::Tensor& u_TR, const ops::CodedMatrix& codes) {
+void fill_adapter_columns(const GroupContext& c, Group g, const weights::Operand& w, const Activation& x,
+                          const at::Tensor& u_TR) {
     const weights::MatrixGroup& layout = c.layout[g];
     if (!adapted(c, g)) return;
-    const at::Tensor tail_TR = x_full.narrow(1, layout.k, layout.r);
+    const at::Tensor tail_TR = x.full.narrow(1, layout.k, layout.r);
     if (c.dropout > 0.0) {
-        const at::Tensor x_TK = x_full.narrow(1, 0, layout.k);
+        const at::Tensor x_TK = x.full.narrow(1, 0, layout.k);
         for (const weights::Slice& slice : layout.slices) {
             if (slice.r == 0) continue;
             const at::Tensor tail = tail_TR.narrow(1, slice.r_begin, slice.r);
@@ -165,7 +168,7 @@ void fill_adapter_columns(const GroupContext& c, Group g, const weights::Operand
         }
         if (u_TR.defined()) ops::copy_2d(c.ctx, tail_TR, u_TR);
     } else {
-        ops::lora_u(c.ctx, thin_forward(c, g, w, x_full, u_TR, codes));
+        ops::lora_u(c.ctx, thin_forward(c, g, w, x, u_TR));
         if (c.adapter_T.defined()) ops::zero_others(c.ctx, c.adapter_T, c.owners->at(g), tail_TR);
     }
 }
@@ -181,13 +184,13 @@ bool scales_outputs(const GroupContext& c) {
     return c.layout.dora && c.adapters != nullptr;
 }
 
-void linear_forward(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
-                    const ops::CodedMatrix& codes, const Outputs& out) {
+void linear_forward(const GroupContext& c, Group g, const weights::Operand& w, const Activation& x,
+                    const Outputs& out) {
     const bool scaled = scales_outputs(c), summed = is_cut_by_inputs(g) && !c.tp.alone();
     const at::Tensor& result = scaled ? out.z_TN : out.y_TN;
     weights::multiply_forward(c.ctx, w,
-                              {.input = x_full,
-                               .codes = codes,
+                              {.input = x.full,
+                               .codes = x.codes,
                                .adapters = adapted(c, g),
                                .out = summed ? out.terms_TN : result,
                                .bias = !scaled && (!summed || c.tp.first()),  // among the terms it is one rank's
@@ -209,22 +212,22 @@ std::vector<ops::MagnitudeGradient> magnitude_gradients(const GroupContext& c, G
     return gradients;
 }
 
-void input_backward(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& dy_full,
-                    const ops::CodedMatrix& codes, bool codes_alone, const at::Tensor& u_TR, const at::Tensor& dx_TK) {
+void input_backward(const GroupContext& c, Group g, const weights::Operand& w, const Activation& dy,
+                    const at::Tensor& u_TR, const at::Tensor& dx_TK) {
     const weights::MatrixGroup& layout = c.layout[g];
-    const at::Tensor dy_TN = dy_full.narrow(1, 0, layout.n);
+    const at::Tensor dy_TN = dy.full.narrow(1, 0, layout.n);
     const bool has_adapters = adapted(c, g);
     at::Tensor v_TR;
     if (has_adapters) {
-        v_TR = dy_full.narrow(1, layout.n, layout.r);
-        ops::lora_dy(c.ctx, thin_backward(c, g, w, dy_full, u_TR, codes_alone ? codes : ops::CodedMatrix{}));
+        v_TR = dy.full.narrow(1, layout.n, layout.r);
+        ops::lora_dy(c.ctx, thin_backward(c, g, w, dy, u_TR));
     }
     if (c.trains_base) bias_gradients(c, g, dy_TN);
     if (!dx_TK.defined()) return;
     const bool masked = has_adapters && c.dropout > 0.0;
     weights::multiply_backward(c.ctx, w,
-                               {.input = dy_full,
-                                .codes = codes,
+                               {.input = dy.full,
+                                .codes = dy.codes,
                                 .adapters = has_adapters && !masked,
                                 .out = dx_TK,
                                 .label = label(Product::dx, g)});

@@ -51,6 +51,8 @@ struct Operand {
     ops::OutputScale scale;  ///< DoRA's, with the bias; undefined without
     GroupMargins margins() const;
 
+    /// Whether the forward product reads codes.
+    bool reads_codes() const { return std::holds_alternative<CodedBase>(base); }
     /// Where whoever makes the forward product's input, or dx's, puts its codes, [rows, columns] of `scratch`:
     /// operators that take codes make them together with the rows. Empty where the product reads the rows themselves.
     ops::CodedMatrix input_codes(const ops::CodedMatrix& scratch, int64_t rows, int64_t columns) const;
