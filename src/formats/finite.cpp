@@ -109,13 +109,10 @@ void require_finite(const std::string& name, const Quant4Weight& weight, spec::D
 }
 
 void require_finite(const WeightFile& model, spec::DType held) {
-    using spec::TensorRole;
     std::set<const TensorView*> seen;  // tied matrices
     for (const TensorSource& source : model.tensors.all()) {
         if (!seen.insert(source.tensor).second) continue;
-        const TensorRole role = source.rule.role;
-        const bool is_norm = role == TensorRole::input_norm || role == TensorRole::post_norm ||
-                             role == TensorRole::q_norm || role == TensorRole::k_norm || role == TensorRole::final_norm;
+        const bool is_norm = spec::is_norm(source.rule.role);
         if (source.quant4)
             require_finite(source.rule.hf_name, *source.quant4, held);
         else

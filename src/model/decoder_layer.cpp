@@ -53,8 +53,10 @@ void normalise_heads(const LayerContext& c, const weights::LayerWeights& w, cons
     const QkvViews out = qkv_views(spec, a.qkv_TN);
     const at::Tensor raw_q = heads_view(a.qk_raw_TN, 0, spec.num_heads, spec.head_dim);
     const at::Tensor raw_k = heads_view(a.qk_raw_TN, spec.q_size(), spec.num_kv_heads, spec.head_dim);
-    ops::head_norm_forward(c.group.ctx, raw_q, w.q_norm_d, spec.rms_norm_eps, out.q_THd, a.rstd_q_TH);
-    ops::head_norm_forward(c.group.ctx, raw_k, w.k_norm_d, spec.rms_norm_eps, out.k_TKd, a.rstd_k_TK);
+    ops::head_norm_forward(c.group.ctx, raw_q, w.norm(spec::TensorRole::q_norm), spec.rms_norm_eps, out.q_THd,
+                           a.rstd_q_TH);
+    ops::head_norm_forward(c.group.ctx, raw_k, w.norm(spec::TensorRole::k_norm), spec.rms_norm_eps, out.k_TKd,
+                           a.rstd_k_TK);
 }
 
 void normalise_heads_backward(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a,
@@ -62,9 +64,9 @@ void normalise_heads_backward(const LayerContext& c, const weights::LayerWeights
     const spec::ModelSpec& spec = c.spec;
     const at::Tensor raw_q = heads_view(a.qk_raw_TN, 0, spec.num_heads, spec.head_dim);
     const at::Tensor raw_k = heads_view(a.qk_raw_TN, spec.q_size(), spec.num_kv_heads, spec.head_dim);
-    ops::head_norm_backward(c.group.ctx, grad.q_THd, raw_q, w.q_norm_d, a.rstd_q_TH, grad.q_THd,
+    ops::head_norm_backward(c.group.ctx, grad.q_THd, raw_q, w.norm(spec::TensorRole::q_norm), a.rstd_q_TH, grad.q_THd,
                             norm_gradient(c, spec::TensorRole::q_norm));
-    ops::head_norm_backward(c.group.ctx, grad.k_TKd, raw_k, w.k_norm_d, a.rstd_k_TK, grad.k_TKd,
+    ops::head_norm_backward(c.group.ctx, grad.k_TKd, raw_k, w.norm(spec::TensorRole::k_norm), a.rstd_k_TK, grad.k_TKd,
                             norm_gradient(c, spec::TensorRole::k_norm));
 }
 

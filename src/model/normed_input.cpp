@@ -26,18 +26,13 @@ NormedRows rows_at_hand(const LayerContext& c, Group g) {
 }  // namespace
 
 NormedInput input_norm(const weights::LayerWeights& w, const LayerSaved& a) {
-    return {Group::qkv, Place::input_norm, spec::TensorRole::input_norm, "input_layernorm", a.x_tD, w.input_norm_D,
-            a.rstd1_t,  a.u_qkv_TR};
+    constexpr auto role = spec::TensorRole::input_norm;
+    return {Group::qkv, Place::input_norm, role, "input_layernorm", a.x_tD, w.norm(role), a.rstd1_t, a.u_qkv_TR};
 }
 NormedInput post_norm(const weights::LayerWeights& w, const LayerSaved& a) {
-    return {Group::gate_up,
-            Place::post_norm,
-            spec::TensorRole::post_norm,
-            "post_attention_layernorm",
-            a.mid_tD,
-            w.post_norm_D,
-            a.rstd2_t,
-            a.u_gate_up_TR};
+    constexpr auto role = spec::TensorRole::post_norm;
+    return {Group::gate_up, Place::post_norm, role,      "post_attention_layernorm",
+            a.mid_tD,       w.norm(role),     a.rstd2_t, a.u_gate_up_TR};
 }
 
 void make_input(const LayerContext& c, const NormedInput& in, const weights::Operand& w, const Activation& h) {

@@ -298,12 +298,8 @@ std::unique_ptr<WeightProvider> BasePlan::load_layers(ops::Context& ctx, const B
                 stored.groups[g] = load_dense(ctx, arena, layer, g, shared);
             }
         }
-        stored.input_norm_D = norm(arena, spec::TensorRole::input_norm, layer, masters);
-        stored.post_norm_D = norm(arena, spec::TensorRole::post_norm, layer, masters);
-        if (file_->spec.qk_norm) {
-            stored.q_norm_d = norm(arena, spec::TensorRole::q_norm, layer, masters);
-            stored.k_norm_d = norm(arena, spec::TensorRole::k_norm, layer, masters);
-        }
+        for (const spec::TensorRole role : file_->tensors.norms(layer))
+            stored.norms[role] = norm(arena, role, layer, masters);
     }
     shared.finish();
     const auto reader_of = [&](int64_t layer) { return at_peer(layer) ? owner_of(layer) : shared.reader_of(layer); };

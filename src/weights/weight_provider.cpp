@@ -93,10 +93,7 @@ WeightProvider::WeightProvider(ops::Context& ctx, const LayerLayout& layout, at:
             weights[g].transpose = std::move(stored.transposes[g]);
             weights[g].bias_N = stored.biases[g];
         }
-        weights.input_norm_D = stored.input_norm_D;
-        weights.post_norm_D = stored.post_norm_D;
-        weights.q_norm_d = stored.q_norm_d;
-        weights.k_norm_d = stored.k_norm_d;
+        weights.norms = std::move(stored.norms);
         LayerMargins& of_layer = margins.emplace_back();
         for (const Group g : layout.all_groups()) of_layer[g] = weights[g].margins();
     }

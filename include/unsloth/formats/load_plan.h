@@ -51,6 +51,8 @@ class ModelTensors {
     /// A tensor that is neither linear nor bias; layer -1 for those outside of layers. CheckError when the model has
     /// none.
     const TensorSource& of(spec::TensorRole role, int layer = -1) const;
+    /// Of a layer, in the order of the table.
+    const std::vector<spec::TensorRole>& norms(int layer) const { return norms_.at(layer); }
     /// lm_head, or embed_tokens where they are tied.
     const TensorSource& head() const;
     const TensorSource* find(const std::string& hf_name) const;
@@ -66,6 +68,7 @@ class ModelTensors {
     std::vector<TensorSource> sources_;
     std::map<std::string, std::size_t> index_;
     std::map<spec::LinearId, std::size_t> linears_, biases_;
+    std::map<int, std::vector<spec::TensorRole>> norms_;  ///< by layer
 };
 
 /// The type that a tensor has in its file; `automatic` for one that is no matrix.

@@ -22,6 +22,11 @@ enum class TensorRole : uint8_t {
     bias,          ///< [N] of `projection`
 };
 
+constexpr bool is_norm(TensorRole role) {
+    return role == TensorRole::final_norm || role == TensorRole::input_norm || role == TensorRole::post_norm ||
+           role == TensorRole::q_norm || role == TensorRole::k_norm;
+}
+
 struct TensorRule {
     std::string hf_name;  ///< e.g. model.layers.3.self_attn.q_proj.weight
     TensorRole role;

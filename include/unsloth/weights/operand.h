@@ -3,13 +3,14 @@
 // Legend: T tokens, N outputs, K inputs, R the group's total rank (weights/layout.h).
 #pragma once
 
-#include <array>
+#include <map>
 #include <optional>
 #include <variant>
 
 #include "unsloth/ops/dora.h"
 #include "unsloth/ops/gemm_coded.h"
 #include "unsloth/ops/nf4_gemm.h"
+#include "unsloth/spec/tensor_table.h"
 #include "unsloth/weights/adapter_tails.h"
 #include "unsloth/weights/layout.h"
 
@@ -81,9 +82,11 @@ void multiply_backward(ops::Context& ctx, const Operand& operand, const Product&
 /// A layer's weights as its passes read them.
 struct LayerWeights {
     ByGroup<Operand> groups;
-    at::Tensor input_norm_D, post_norm_D, q_norm_d, k_norm_d;  ///< fp32; the last two undefined without qk_norm
+    std::map<spec::TensorRole, at::Tensor> norms;  ///< fp32
     const Operand& operator[](Group g) const { return groups.at(g); }
     Operand& operator[](Group g) { return groups[g]; }
+    /// [D], or [d] of q and k; std::out_of_range where the layer has none.
+    const at::Tensor& norm(spec::TensorRole role) const { return norms.at(role); }
 };
 
 }  // namespace unsloth::weights

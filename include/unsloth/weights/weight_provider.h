@@ -23,8 +23,8 @@ using StoredGroup = std::variant<Operand, std::vector<StoredWeight>>;
 struct StoredLayer {
     ByGroup<StoredGroup> groups;
     ByGroup<std::optional<CodedTranspose>> transposes;
-    ByGroup<at::Tensor> biases;  ///< compute dtype, joined over a group; undefined: none
-    at::Tensor input_norm_D, post_norm_D, q_norm_d, k_norm_d;
+    ByGroup<at::Tensor> biases;                    ///< compute dtype, joined over a group; undefined: none
+    std::map<spec::TensorRole, at::Tensor> norms;  ///< fp32
 };
 
 /// Which products read tiles; `trains`: the gradients' products must read them too; `margins_stay`: all layers lie in
