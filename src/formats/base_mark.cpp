@@ -60,11 +60,11 @@ std::string base_mark(const WeightFile& base) {
         const spec::TensorRule& rule = source.rule;
         if (rule.id.layer > 0 && rule.id.layer != last / 2 && rule.id.layer != last) continue;
         if (rule.role == spec::TensorRole::embed_tokens)
-            embeddings.add(*source.tensor, 16);
+            embeddings.add(source.tensor(), 16);
         else if (rule.role == spec::TensorRole::linear)
-            linears.add(*source.tensor, 3);
+            linears.add(source.tensor(), 3);
         else if (rule.role != spec::TensorRole::lm_head)
-            norms.add(*source.tensor, 3);
+            norms.add(source.tensor(), 3);
     }
     return cat(norms.text(), " ", embeddings.text(), " ", linears.text());
 }

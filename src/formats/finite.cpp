@@ -111,12 +111,12 @@ void require_finite(const std::string& name, const Quant4Weight& weight, spec::D
 void require_finite(const WeightFile& model, spec::DType held) {
     std::set<const TensorView*> seen;  // tied matrices
     for (const TensorSource& source : model.tensors.all()) {
-        if (!seen.insert(source.tensor).second) continue;
+        if (!seen.insert(&source.tensor()).second) continue;
         const bool is_norm = spec::is_norm(source.rule.role);
-        if (source.quant4)
-            require_finite(source.rule.hf_name, *source.quant4, held);
+        if (const Quant4Weight* const weight = source.quant4())
+            require_finite(source.rule.hf_name, *weight, held);
         else
-            require_finite(source.int8 ? *source.int8->maxima : *source.tensor, is_norm ? spec::DType::f32 : held);
+            require_finite(source.int8() ? *source.int8()->maxima : source.tensor(), is_norm ? spec::DType::f32 : held);
     }
 }
 

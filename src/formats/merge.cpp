@@ -109,7 +109,7 @@ void MergedTensor::round_values(int64_t rows, float* values) const {
 void MergedTensor::drop(int64_t row_begin, int64_t row_end) const noexcept {
     if (saved_ != nullptr) return drop_rows(*saved_, cols(), row_begin, row_end);
     if (quantised_) return;  // open() read the base
-    if (!base_->quantised()) drop_rows(*base_->tensor, cols(), row_begin, row_end);
+    if (!base_->quantised()) drop_rows(base_->tensor(), cols(), row_begin, row_end);
     if (base_->quantised() && row_end == rows())
         base_->drop();  // codes of 4 bits and block maxima have no rows of their own
 }
@@ -139,7 +139,7 @@ const Quant4Weight* MergedModel::unchanged_quant4(const spec::TensorRule& rule) 
     const TensorSource* const source = base_.tensors.find(rule.hf_name);
     const bool as_it_is =
         source != nullptr && source->quantised() && held_.of(*source, base_.spec) == stored_type(*source);
-    return as_it_is ? &*source->quant4 : nullptr;
+    return as_it_is ? source->quant4() : nullptr;
 }
 
 MergedTensor MergedModel::open(const spec::TensorRule& rule) const {
@@ -154,7 +154,7 @@ MergedTensor MergedModel::open(const spec::TensorRule& rule) const {
     if (type != stored_type(*tensor.base_) && spec::is_4bit(type)) {
         const auto read = [&](int64_t begin, int64_t end, float* out) {
             tensor.base_->read_f32(begin, end, out);
-            if (!tensor.base_->quantised()) drop_rows(*tensor.base_->tensor, tensor.cols(), begin, end);
+            if (!tensor.base_->quantised()) drop_rows(tensor.base_->tensor(), tensor.cols(), begin, end);
         };
         const Quant4Type code = type == spec::WeightType::nf4 ? Quant4Type::nf4 : Quant4Type::fp4;
         tensor.quantised_ =

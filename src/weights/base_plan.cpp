@@ -70,7 +70,7 @@ std::shared_ptr<const BasePlan::Forms> BasePlan::forms_of(const formats::WeightF
     const auto form = [&](int layer, spec::Projection p) {
         const formats::TensorSource& source = file.tensors.linear({layer, p});
         return std::tuple(forms.types[static_cast<std::size_t>(&source - file.tensors.all().data())],
-                          stored_type(source), source.quant4 && source.quant4->view.nested());
+                          stored_type(source), source.quantised() && source.quant4()->view.nested());
     };
     for (int layer = 0; layer < static_cast<int>(file.spec.num_layers); ++layer) {
         const auto same = [&](int other) {
@@ -164,7 +164,7 @@ bool BasePlan::is_cut(const formats::TensorSource& source) const {
 
 /// Whether a 4-bit weight is held with nested block maxima.
 bool BasePlan::nested(const formats::TensorSource& source) const {
-    const bool whole = !as_it_lies(source) || source.quant4->view.nested();
+    const bool whole = !as_it_lies(source) || source.quant4()->view.nested();
     return whole && (!is_cut(source) || keeps_nested_maxima(part_of(source), source.cols()));
 }
 

@@ -47,7 +47,7 @@ TEST(TensorSource, ReadsRowsInFp32) {
     embedding.read_f32(254, 256, rows.data());
     EXPECT_TRUE(std::equal(rows.begin(), rows.end(), all.end() - 256));
     uint16_t bits = 0;
-    std::memcpy(&bits, embedding.tensor->data.data() + 2 * 12345, sizeof bits);
+    std::memcpy(&bits, embedding.tensor().data.data() + 2 * 12345, sizeof bits);
     uint32_t widened = 0;
     std::memcpy(&widened, &all[12345], sizeof widened);
     EXPECT_EQ(widened, static_cast<uint32_t>(bits) << 16);
