@@ -53,8 +53,7 @@ formats::RandomModel random_model(const InitRequest& request) {
     model.spec = formats::parse_model_spec(model.original_config, by_name ? request.shape : request.config_file);
     if (request.layers > 0) {
         model.spec.num_layers = request.layers;
-        model.spec.sliding_window.resize(static_cast<std::size_t>(request.layers),
-                                         model.spec.sliding_window.empty() ? 0 : model.spec.sliding_window.back());
+        model.spec.layers.resize(static_cast<std::size_t>(request.layers), model.spec.layers.back());
     }
     model.spec.dtype = request.dtype;
     model.nf4 = request.quantize == InitQuantize::nf4;

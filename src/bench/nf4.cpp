@@ -34,7 +34,7 @@ struct WeightForms {
 };
 
 /// Several sets of a group's weights, so that a product reads them from memory and not from the second-level cache.
-std::vector<WeightForms> make_weights(ops::Context& ctx, const weights::GroupLayout& group) {
+std::vector<WeightForms> make_weights(ops::Context& ctx, const weights::MatrixGroup& group) {
     constexpr int64_t beyond_cache = int64_t{150} << 20, most_sets = 16;
     const auto options = at::TensorOptions(at::kBFloat16).device(ctx.device());
     std::vector<WeightForms> sets(
@@ -95,7 +95,7 @@ bool worth_timing(const ops::Nf4GemmChoice& form, int64_t m) {
 }
 
 /// One product for m tokens in its three ways.
-FormTimes measure(ops::Context& ctx, const weights::GroupLayout& group, const std::vector<WeightForms>& sets,
+FormTimes measure(ops::Context& ctx, const weights::MatrixGroup& group, const std::vector<WeightForms>& sets,
                   bool transposed, int64_t m) {
     const auto options = at::TensorOptions(at::kBFloat16).device(ctx.device());
     const int64_t in = transposed ? group.n : group.k, out_columns = transposed ? group.k : group.n;
@@ -151,7 +151,7 @@ FormTimes measure(ops::Context& ctx, const weights::GroupLayout& group, const st
     return result;
 }
 
-void print(const engine_api::BenchRequest& request, const std::string& name, const weights::GroupLayout& group,
+void print(const engine_api::BenchRequest& request, const std::string& name, const weights::MatrixGroup& group,
            const FormTimes& r) {
     const double share = r.library_us / r.own_us;
     if (request.json) {
@@ -195,7 +195,7 @@ void set_kernel(spec::KernelChoice& choice, const ops::Nf4GemmChoice& form) {
 
 /// Choices up to the largest m that the tiles serve faster: the form measured at m serves what lies between the m
 /// before and it.
-std::vector<spec::KernelChoice> choices_of(const weights::GroupLayout& group, bool transposed,
+std::vector<spec::KernelChoice> choices_of(const weights::MatrixGroup& group, bool transposed,
                                            const std::vector<FormTimes>& measured) {
     std::vector<spec::KernelChoice> choices;
     int64_t first = 0;
@@ -219,7 +219,7 @@ std::vector<spec::KernelChoice> choices_of(const weights::GroupLayout& group, bo
 #if UNSLOTH_CUDA
 std::vector<spec::KernelChoice> nf4_choices(ops::Context& ctx, const weights::LayerLayout& layout) {
     std::vector<spec::KernelChoice> all;
-    for (const weights::Group g : weights::all_groups) {
+    for (const weights::Group g : layout.all_groups()) {
         const std::vector<WeightForms> sets = make_weights(ctx, layout[g]);
         for (const bool transposed : {false, true}) {
             std::vector<FormTimes> measured;
@@ -247,7 +247,7 @@ void bench_nf4(const config::LoadedConfig& loaded, [[maybe_unused]] const engine
         const std::vector<int64_t> all_tokens =
             request.batch > 0 ? std::vector<int64_t>{request.batch}
                               : std::vector<int64_t>{1, 8, 16, 32, 64, 128, 256, 512, 2048, 8192, 16384};
-        for (const weights::Group g : weights::all_groups) {
+        for (const weights::Group g : layout.all_groups()) {
             const std::vector<WeightForms> sets = make_weights(bench.ctx, layout[g]);
             for (const bool transposed : {false, true}) {
                 std::vector<FormTimes> measured;

@@ -163,9 +163,9 @@ void tune_gemms(Tuner& tuner, BenchedModel& benched, const weights::LayerLayout&
     const model::LoadRequest& request = benched.request();
     // A product that adds a bias is of another kind than tables hold.
     const auto adds_bias = [&](const std::string& name) {
-        return std::any_of(weights::all_groups.begin(), weights::all_groups.end(), [&](weights::Group g) {
-            return name == weights::name_of(g) &&
-                   std::any_of(layout[g].slices.begin(), layout[g].slices.end(),
+        return std::ranges::any_of(layout.groups, [&](const weights::MatrixGroup& group) {
+            return name == weights::name_of(group.group) &&
+                   std::any_of(group.slices.begin(), group.slices.end(),
                                [&](const weights::Slice& s) { return benched.spec().has_bias(s.projection); });
         });
     };
@@ -217,7 +217,7 @@ void tune_fp8(Tuner& tuner, BenchedModel& benched, const weights::LayerLayout& l
             tuner.settle(cat(name, forward ? " fp8" : " dx fp8"), candidates);
         }
     };
-    for (const weights::Group g : weights::all_groups)
+    for (const weights::Group g : layout.all_groups())
         settle(name_of(g), forward_codes(request.coded), dx_codes(request.coded), request.sizes.tokens, layout[g].n,
                layout[g].k, layout[g].r);
     const spec::CodedProducts head = request.sizes.head_coded;
@@ -247,8 +247,8 @@ void tune_thin(Tuner& tuner, BenchedModel& benched, const weights::LayerLayout& 
         candidates.erase(std::find(candidates.begin() + 1, candidates.end(), choice));
         tuner.settle(name, candidates);
     };
-    for (const weights::Group g : weights::all_groups) {
-        const weights::GroupLayout& group = layout[g];
+    for (const weights::Group g : layout.all_groups()) {
+        const weights::MatrixGroup& group = layout[g];
         if (group.r == 0) continue;
         int64_t widest = 0;
         for (const weights::Slice& slice : group.slices) widest = std::max(widest, slice.r);

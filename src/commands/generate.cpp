@@ -81,7 +81,7 @@ AnswerSizes sizes_of(const config::LoadedConfig& loaded, const engine_api::Gener
     const int64_t answers = request.chat ? 1 : static_cast<int64_t>(prompts.size()) * request.n;
     sizes.rows = std::min(request.max_rows, answers);
     sizes.pass_tokens = std::min(request.max_batch_tokens, request.chat ? sizes.context : tokens);
-    if (spec.rope.type == spec::RopeSpec::Type::dynamic)  // whole prompts
+    if (spec.has_rope(spec::RopeSpec::Type::dynamic))  // whole prompts
         sizes.pass_tokens = std::max(sizes.pass_tokens, request.chat ? sizes.context : longest);
     sizes.pass_tokens = std::max(sizes.pass_tokens, sizes.rows);
     sizes.cache = placement::cache_for(sizes.rows, sizes.context);
@@ -100,7 +100,7 @@ AnswerSizes sizes_of(const config::LoadedConfig& loaded, const engine_api::Gener
                     " at least, or lower --max_model_len or --max_new_tokens."));
     }
     sizes.cache.in_8_bit = in_8_bit;
-    sizes.cache.in_pieces = spec.rope.type != spec::RopeSpec::Type::dynamic;
+    sizes.cache.in_pieces = !spec.has_rope(spec::RopeSpec::Type::dynamic);
     return sizes;
 }
 

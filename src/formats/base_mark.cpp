@@ -58,13 +58,13 @@ std::string base_mark(const WeightFile& base) {
     const int64_t last = base.spec.num_layers - 1;
     for (const TensorSource& source : base.tensors.all()) {
         const spec::TensorRule& rule = source.rule;
-        if (rule.layer > 0 && rule.layer != last / 2 && rule.layer != last) continue;
+        if (rule.id.layer > 0 && rule.id.layer != last / 2 && rule.id.layer != last) continue;
         if (rule.role == spec::TensorRole::embed_tokens)
-            embeddings.add(*source.tensor, 16);
+            embeddings.add(source.tensor(), 16);
         else if (rule.role == spec::TensorRole::linear)
-            linears.add(*source.tensor, 3);
+            linears.add(source.tensor(), 3);
         else if (rule.role != spec::TensorRole::lm_head)
-            norms.add(*source.tensor, 3);
+            norms.add(source.tensor(), 3);
     }
     return cat(norms.text(), " ", embeddings.text(), " ", linears.text());
 }

@@ -39,19 +39,21 @@ std::shared_ptr<const WeightFile> describe_model(spec::ModelSpec spec, std::opti
         const bool taken = quantization && is_taken(rule, *quantization);
         if (taken && quantization->load_in_4bit) {
             view.dtype = spec::DType::u8;
-            source.quant4.emplace().view.rows = rule.shape[0];
-            source.quant4->view.cols = rule.shape[1];
-            if (quantization->bnb_4bit_use_double_quant) source.quant4->view.absmax_u8 = &no_scales;
+            Quant4Weight weight;
+            weight.view.rows = rule.shape[0];
+            weight.view.cols = rule.shape[1];
+            if (quantization->bnb_4bit_use_double_quant) weight.view.absmax_u8 = &no_scales;
+            source.stored = std::move(weight);
         } else if (taken && quantization->load_in_8bit) {
             view.dtype = spec::DType::i8;
-            source.int8.emplace().rows = rule.shape[0];
-            source.int8->cols = rule.shape[1];
+            source.stored = Int8Weight{.rows = rule.shape[0], .cols = rule.shape[1]};
         }
         source.rule = std::move(rule);
         views.push_back(std::move(view));
         sources.push_back(std::move(source));
     }
-    for (std::size_t i = 0; i < sources.size(); ++i) sources[i].tensor = &views[i];
+    for (std::size_t i = 0; i < sources.size(); ++i)
+        if (std::holds_alternative<const TensorView*>(sources[i].stored)) sources[i].stored = &views[i];
     const auto described = std::make_shared<const Described>(
         Described{std::move(views),
                   {std::move(spec), std::move(quantization), Checkpoint::without_tensors(std::move(folder)),

@@ -111,17 +111,14 @@ void require_finite(const std::string& name, const Quant4Weight& weight, spec::D
 }
 
 void require_finite(const WeightFile& model, spec::DType held) {
-    using spec::TensorRole;
     std::set<const TensorView*> seen;  // tied matrices
     for (const TensorSource& source : model.tensors.all()) {
-        if (!seen.insert(source.tensor).second) continue;
-        const TensorRole role = source.rule.role;
-        const bool is_norm = role == TensorRole::input_norm || role == TensorRole::post_norm ||
-                             role == TensorRole::q_norm || role == TensorRole::k_norm || role == TensorRole::final_norm;
-        if (source.quant4)
-            require_finite(source.rule.hf_name, *source.quant4, held);
+        if (!seen.insert(&source.tensor()).second) continue;
+        const bool is_norm = spec::is_norm(source.rule.role);
+        if (const Quant4Weight* const weight = source.quant4())
+            require_finite(source.rule.hf_name, *weight, held);
         else
-            require_finite(source.int8 ? *source.int8->maxima : *source.tensor, is_norm ? spec::DType::f32 : held);
+            require_finite(source.int8() ? *source.int8()->maxima : source.tensor(), is_norm ? spec::DType::f32 : held);
     }
 }
 

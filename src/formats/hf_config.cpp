@@ -104,7 +104,7 @@ std::vector<double> read_factors(const JsonReader& rope, const char* key, int64_
 void read_rope_options(const JsonReader& rope, spec::ModelSpec& spec,
                        std::optional<int64_t> original_length = std::nullopt) {
     using Type = spec::RopeSpec::Type;
-    spec::RopeSpec& out = spec.rope;
+    spec::RopeSpec& out = spec.ropes.front();
     out.type = rope_type(rope);
     refuse_partial_rotation(rope);
     if (const auto theta = rope.number("rope_theta")) out.theta = *theta;
@@ -140,7 +140,7 @@ void read_rope_options(const JsonReader& rope, spec::ModelSpec& spec,
 /// rope_scaling wins unless it is empty, and of the other form nothing is read, as in transformers 5.
 void read_rope(const JsonReader& config, spec::ModelSpec& spec) {
     refuse_partial_rotation(config);
-    spec.rope.theta = config.number("rope_theta").value_or(10000.0);
+    spec.ropes.front().theta = config.number("rope_theta").value_or(10000.0);
     for (const char* const key : {"rope_scaling", "rope_parameters"}) {
         const auto rope = config.object(key);
         if (!rope || rope->value().empty()) continue;
@@ -152,10 +152,10 @@ void read_rope(const JsonReader& config, spec::ModelSpec& spec) {
     }
 }
 
-void read_windows(const JsonReader& config, spec::ModelSpec& spec) {
-    spec.sliding_window.assign(static_cast<std::size_t>(spec.num_layers), 0);
+void read_layers(const JsonReader& config, spec::ModelSpec& spec) {
+    spec.layers.assign(static_cast<std::size_t>(spec.num_layers), {});
     if (config.integer("sliding_window").value_or(1) < 1) config["sliding_window"].refuse("a positive integer or null");
-    if (const WindowKeys* const windows = family_of(spec).windows) windows->read(config, spec);
+    if (const LayerKeys* const layers = family_of(spec).layers) layers->read(config, spec);
 }
 
 spec::DType read_dtype(const JsonReader& config, spec::DType otherwise) {
@@ -212,11 +212,11 @@ void set_rope_scaling(spec::ModelSpec& spec, const std::string& json_text, const
     if (!rope.has("rope_type") && !rope.has("type"))
         throw Error("model.bad-config", cat(source, " names no rope_type"),
                     "As in {\"rope_type\": \"linear\", \"factor\": 2.0}.");
-    const spec::RopeSpec before = spec.rope;
-    spec.rope = {};
-    spec.rope.theta = before.theta;
+    spec::RopeSpec& scaled = spec.ropes.front();
+    const spec::RopeSpec before = scaled;
+    scaled = {};
+    scaled.theta = before.theta;
     read_rope_options(rope, spec);
-    spec::RopeSpec& scaled = spec.rope;
     if (scaled.type != spec::RopeSpec::Type::standard && scaled.type != spec::RopeSpec::Type::dynamic) {
         // The model reaches as far as it did, and scaled further in the same way by as much further.
         const bool further = scaled.type == before.type;
@@ -247,16 +247,16 @@ void check_model_spec(const spec::ModelSpec& spec, const std::string& source) {
                                             " is no multiple of num_key_value_heads ", spec.num_kv_heads));
     if (spec.head_dim % 2 != 0)
         throw Error("model.bad-config", cat(source, ": head_dim: expected an even number, found ", spec.head_dim));
-    if (spec.rope.type == spec::RopeSpec::Type::dynamic && spec.head_dim <= 2)
+    if (spec.has_rope(spec::RopeSpec::Type::dynamic) && spec.head_dim <= 2)
         throw Error("model.bad-config",
                     cat(source, ": head_dim: dynamic rope needs more than 2, found ", spec.head_dim));
     if (!(spec.rms_norm_eps > 0.0 && spec.rms_norm_eps < 1.0))
         throw Error("model.bad-config",
                     cat(source, ": rms_norm_eps: expected a number between 0 and 1, found ", spec.rms_norm_eps));
-    if (static_cast<int64_t>(spec.sliding_window.size()) != spec.num_layers)
+    if (static_cast<int64_t>(spec.layers.size()) != spec.num_layers)
         throw Error("model.bad-config",
-                    cat(source, ": sliding windows for ", spec.sliding_window.size(), " layers of ", spec.num_layers));
-    check_rope(spec.rope, source);
+                    cat(source, ": ", spec.layers.size(), " layers are described, of ", spec.num_layers));
+    for (const spec::RopeSpec& rope : spec.ropes) check_rope(rope, source);
 }
 
 spec::ModelSpec parse_model_spec(const std::string& json_text, const std::string& source, spec::DType otherwise) {
@@ -270,7 +270,7 @@ spec::ModelSpec parse_model_spec(const std::string& json_text, const std::string
     check_range(source, "num_hidden_layers", spec.num_layers, 4096);  // before a vector of that length is made
     read_structure(config, spec);
     read_rope(config, spec);
-    read_windows(config, spec);
+    read_layers(config, spec);
     spec.dtype = read_dtype(config, otherwise);
     spec.bos_token_id = token_id(config, "bos_token_id");
     spec.pad_token_id = token_id(config, "pad_token_id");

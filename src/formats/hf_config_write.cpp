@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "formats/families/family.h"
 #include "formats/json.h"
 #include "unsloth/core/error.h"
@@ -126,17 +128,20 @@ std::string write_model_config(const spec::ModelSpec& spec, const std::optional<
     check_model_spec(spec, "the model to be written");
     const std::string source = "the original config.json";
     Json config = original.empty() ? fresh_config() : parse_json<Json>(original, source);
-    // An original's own spelling of rope and windows says more than a ModelSpec: it stays unless the meaning changed.
-    bool keep_rope = false, keep_windows = false;
+    // An original's own spelling of rope and layers says more than a ModelSpec: it stays unless the meaning changed.
+    bool keep_rope = false, keep_layers = false;
     if (!original.empty()) {
         const spec::ModelSpec before = parse_model_spec(original, source);
-        keep_rope = before.rope.theta == spec.rope.theta && rope_scaling(before.rope) == rope_scaling(spec.rope);
-        keep_windows = before.sliding_window == spec.sliding_window;
+        const auto same = [](const spec::RopeSpec& a, const spec::RopeSpec& b) {
+            return a.theta == b.theta && rope_scaling(a) == rope_scaling(b);
+        };
+        keep_rope = std::ranges::equal(before.ropes, spec.ropes, same);
+        keep_layers = before.layers == spec.layers;
     }
     write_structure(spec, config);
-    if (!keep_rope) write_rope(spec.rope, config);
-    if (const WindowKeys* const windows = family_of(spec).windows; windows != nullptr && !keep_windows)
-        windows->write(spec, config);
+    if (!keep_rope) write_rope(spec.ropes.front(), config);
+    if (const LayerKeys* const layers = family_of(spec).layers; layers != nullptr && !keep_layers)
+        layers->write(spec, config);
     write_tokens(spec, config);
     const bool new_name = config.contains("dtype");
     config[new_name ? "dtype" : "torch_dtype"] = spec::name_of(spec.dtype);

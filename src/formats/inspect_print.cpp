@@ -56,13 +56,15 @@ std::string model_text(const spec::ModelSpec& model) {
             " kv of ", model.head_dim, ", vocabulary ", model.vocab_size, ", up to ", model.max_position_embeddings,
             " positions", model.tie_word_embeddings ? ", tied embeddings" : "", model.qkv_bias ? ", biases" : "",
             model.qk_norm ? ", q/k norm" : "");
-    const auto window =
-        std::find_if(model.sliding_window.begin(), model.sliding_window.end(), [](int64_t w) { return w > 0; });
-    if (window != model.sliding_window.end()) text += cat(", sliding window ", *window);
+    const auto layer =
+        std::ranges::find_if(model.layers, [](const spec::LayerSpec& layer) { return layer.window > 0; });
+    if (layer != model.layers.end()) text += cat(", sliding window ", layer->window);
     return text + "\n";
 }
 
 Json model_json(const spec::ModelSpec& model) {
+    Json windows = Json::array();
+    for (const spec::LayerSpec& layer : model.layers) windows.push_back(layer.window);
     return {{"model_type", model.model_type},
             {"num_hidden_layers", model.num_layers},
             {"hidden_size", model.hidden_size},
@@ -73,7 +75,7 @@ Json model_json(const spec::ModelSpec& model) {
             {"vocab_size", model.vocab_size},
             {"max_position_embeddings", model.max_position_embeddings},
             {"tie_word_embeddings", model.tie_word_embeddings},
-            {"sliding_window", model.sliding_window},
+            {"sliding_window", std::move(windows)},
             {"dtype", spec::name_of(model.dtype)}};
 }
 

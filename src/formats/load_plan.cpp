@@ -33,28 +33,26 @@ class Resolver {
         TensorSource source;
         source.rule = std::move(rule);
         const std::string& name = source.rule.hf_name;
-        source.tensor = checkpoint_.find(name);
-        if (source.tensor == nullptr) {
+        const TensorView* const tensor = checkpoint_.find(name);
+        if (tensor == nullptr) {
             problems_.missing.add(cat(name, " ", shape_text(source.rule.shape)));
             return source;
         }
         used_.insert(name);
-        source.quant4 = find_quant4(checkpoint_, name);
-        if (!source.quant4) source.int8 = find_int8(checkpoint_, name);
-        if (source.quant4) {
-            check_quantised(source);
-        } else if (source.int8) {
-            check_int8(source);
-        } else {
-            check_plain(source);
+        source.stored = tensor;
+        if (auto in_4bit = find_quant4(checkpoint_, name)) {
+            source.stored = *std::move(in_4bit);
+        } else if (auto in_8bit = find_int8(checkpoint_, name)) {
+            source.stored = *std::move(in_8bit);
         }
+        std::visit([&](const auto& stored) { check(source, stored); }, source.stored);
         return source;
     }
 
-    void check_quantised(const TensorSource& source) {
+    void check(const TensorSource& source, const Quant4Weight& weight) {
         const std::string& name = source.rule.hf_name;
-        for (const TensorView* part : source.quant4->parts) used_.insert(part->name);
-        const spec::Quant4View& view = source.quant4->view;
+        for (const TensorView* part : weight.parts) used_.insert(part->name);
+        const spec::Quant4View& view = weight.view;
         if (!source.rule.may_be_quantised) {
             problems_.unusable.add(cat(name, ": is quantised to 4 bit, but only matrices may be"));
         } else if (std::vector<int64_t>{view.rows, view.cols} != source.rule.shape) {
@@ -63,20 +61,20 @@ class Resolver {
         }
     }
 
-    void check_int8(const TensorSource& source) {
+    void check(const TensorSource& source, const Int8Weight& weight) {
         const std::string& name = source.rule.hf_name;
-        for (const TensorView* part : source.int8->parts()) used_.insert(part->name);
+        for (const TensorView* part : weight.parts()) used_.insert(part->name);
         if (!source.rule.may_be_quantised) {
             problems_.unusable.add(cat(name, ": is quantised to 8 bit, but only matrices may be"));
-        } else if (source.tensor->shape != source.rule.shape) {
+        } else if (weight.codes->shape != source.rule.shape) {
             problems_.unusable.add(cat(name, ": expected ", shape_text(source.rule.shape), ", found I8 ",
-                                       shape_text(source.tensor->shape)));
+                                       shape_text(weight.codes->shape)));
         }
     }
 
-    void check_plain(const TensorSource& source) {
+    void check(const TensorSource& source, const TensorView* stored) {
         const std::string& name = source.rule.hf_name;
-        const TensorView& tensor = *source.tensor;
+        const TensorView& tensor = *stored;
         const std::string found = cat(safetensors_name(tensor.dtype), " ", shape_text(tensor.shape));
         if (tensor.dtype == spec::DType::i8 && source.rule.may_be_quantised) {
             problems_.unusable.add(
@@ -107,32 +105,47 @@ class Resolver {
 
 }  // namespace
 
+const TensorView* TensorSource::plain() const {
+    const auto* const view = std::get_if<const TensorView*>(&stored);
+    return view != nullptr ? *view : nullptr;
+}
+
+const TensorView& TensorSource::tensor() const {
+    if (const Quant4Weight* const weight = quant4()) return *weight->parts.front();
+    if (const Int8Weight* const weight = int8()) return *weight->codes;
+    return *plain();
+}
+
+std::size_t TensorSource::stored_bytes() const {
+    if (const Quant4Weight* const weight = quant4()) return weight->stored_bytes();
+    if (const Int8Weight* const weight = int8()) return weight->stored_bytes();
+    return plain()->data.size();
+}
+
+void TensorSource::drop() const noexcept {
+    if (const Quant4Weight* const weight = quant4()) return weight->drop();
+    if (const Int8Weight* const weight = int8()) return weight->drop();
+    plain()->drop();
+}
+
 void TensorSource::read_f32(int64_t row_begin, int64_t row_end, float* out) const {
     UNSLOTH_CHECK(0 <= row_begin && row_begin <= row_end && row_end <= rows(), rule.hf_name, ": rows ", row_begin,
                   " to ", row_end);
-    if (quant4) return dequantize_rows(quant4->view, row_begin, row_end, out);
-    if (int8) return dequantize_rows(*int8, row_begin, row_end, out);
-    const std::size_t row_bytes = static_cast<std::size_t>(cols()) * spec::size_of(tensor->dtype);
-    spec::convert_to_f32(tensor->dtype, tensor->data.data() + static_cast<std::size_t>(row_begin) * row_bytes,
+    if (const Quant4Weight* const weight = quant4()) return dequantize_rows(weight->view, row_begin, row_end, out);
+    if (const Int8Weight* const weight = int8()) return dequantize_rows(*weight, row_begin, row_end, out);
+    const TensorView& values = *plain();
+    const std::size_t row_bytes = static_cast<std::size_t>(cols()) * spec::size_of(values.dtype);
+    spec::convert_to_f32(values.dtype, values.data.data() + static_cast<std::size_t>(row_begin) * row_bytes,
                          (row_end - row_begin) * cols(), out);
 }
-
-namespace {
-
-std::size_t place_of(int layer, spec::Projection p) {
-    return static_cast<std::size_t>(layer) * spec::projection_count + static_cast<std::size_t>(p);
-}
-
-}  // namespace
 
 ModelTensors::ModelTensors(std::vector<TensorSource> sources) : sources_(std::move(sources)) {
     for (std::size_t i = 0; i < sources_.size(); ++i) {
         const spec::TensorRule& rule = sources_[i].rule;
         index_.emplace(rule.hf_name, i);
-        if (rule.role != spec::TensorRole::linear) continue;
-        const std::size_t at = place_of(rule.layer, rule.projection);
-        linears_.resize(std::max(linears_.size(), at + 1), sources_.size());
-        linears_[at] = i;
+        if (rule.role == spec::TensorRole::linear) linears_.emplace(rule.id, i);
+        if (rule.role == spec::TensorRole::bias) biases_.emplace(rule.id, i);
+        if (spec::is_norm(rule.role)) norms_[rule.id.layer].push_back(rule.role);
     }
 }
 
@@ -141,21 +154,22 @@ const TensorSource* ModelTensors::find(const std::string& hf_name) const {
     return it == index_.end() ? nullptr : &sources_[it->second];
 }
 
-const TensorSource& ModelTensors::linear(int layer, spec::Projection p) const {
-    const std::size_t at = place_of(layer, p);
-    UNSLOTH_CHECK(at < linears_.size() && linears_[at] < sources_.size(), "layer ", layer, " has no ", name_of(p));
-    return sources_[linears_[at]];
+const TensorSource& ModelTensors::linear(spec::LinearId id) const {
+    const auto found = linears_.find(id);
+    UNSLOTH_CHECK(found != linears_.end(), "layer ", id.layer, " has no ", name_of(id.projection));
+    return sources_[found->second];
 }
 
-const TensorSource* ModelTensors::bias(int layer, spec::Projection p) const {
-    return find(cat("model.layers.", layer, ".", spec::path_of(p), ".bias"));
+const TensorSource* ModelTensors::bias(spec::LinearId id) const {
+    const auto found = biases_.find(id);
+    return found == biases_.end() ? nullptr : &sources_[found->second];
 }
 
 const TensorSource& ModelTensors::of(spec::TensorRole role, int layer) const {
     UNSLOTH_CHECK(role != spec::TensorRole::linear && role != spec::TensorRole::bias,
                   "a layer has several of this role");
     for (const TensorSource& source : sources_)
-        if (source.rule.role == role && source.rule.layer == layer) return source;
+        if (source.rule.role == role && source.rule.id.layer == layer) return source;
     UNSLOTH_CHECK(false, "the model has no tensor of role ", static_cast<int>(role), " in layer ", layer);
     return sources_.front();
 }
@@ -168,9 +182,7 @@ const TensorSource& ModelTensors::head() const {
 void ModelTensors::replace(const std::string& hf_name, const TensorView& tensor) {
     TensorSource& source = sources_.at(index_.at(hf_name));
     UNSLOTH_CHECK(tensor.shape == source.rule.shape, hf_name, ": ", shape_text(tensor.shape));
-    source.tensor = &tensor;
-    source.quant4.reset();
-    source.int8.reset();
+    source.stored = &tensor;
 }
 
 int64_t ModelTensors::parameters() const {
@@ -195,17 +207,19 @@ int64_t ModelTensors::quantised_linears() const {
 int64_t ModelTensors::int8_linears() const {
     int64_t count = 0;
     for (const TensorSource& source : sources_)
-        count += source.rule.role == spec::TensorRole::linear && source.int8.has_value();
+        count += source.rule.role == spec::TensorRole::linear && source.int8() != nullptr;
     return count;
 }
 
 spec::WeightType stored_type(const TensorSource& source) {
     if (!source.rule.may_be_quantised) return spec::WeightType::automatic;
-    if (source.quant4) return source.quant4->type == Quant4Type::nf4 ? spec::WeightType::nf4 : spec::WeightType::fp4;
-    if (source.int8) return spec::WeightType::int8;
-    return source.tensor->dtype == spec::DType::f32    ? spec::WeightType::f32
-           : source.tensor->dtype == spec::DType::bf16 ? spec::WeightType::bf16
-                                                       : spec::WeightType::f16;
+    if (const Quant4Weight* const weight = source.quant4())
+        return weight->type == Quant4Type::nf4 ? spec::WeightType::nf4 : spec::WeightType::fp4;
+    if (source.int8() != nullptr) return spec::WeightType::int8;
+    const spec::DType type = source.plain()->dtype;
+    return type == spec::DType::f32    ? spec::WeightType::f32
+           : type == spec::DType::bf16 ? spec::WeightType::bf16
+                                       : spec::WeightType::f16;
 }
 
 spec::WeightType HeldTypes::of(const TensorSource& source, const spec::ModelSpec& model) const {
@@ -301,7 +315,9 @@ void WeightFile::take_stand_ins(const std::filesystem::path& adapter) {
 std::vector<const TensorView*> WeightFile::stand_in_tensors() const {
     std::vector<const TensorView*> found;
     for (const TensorSource& source : tensors.all())
-        if (stand_ins && source.tensor->file == &stand_ins->map()) found.push_back(source.tensor);
+        if (const TensorView* const tensor = source.plain();
+            stand_ins && tensor != nullptr && tensor->file == &stand_ins->map())
+            found.push_back(tensor);
     return found;
 }
 

@@ -109,7 +109,7 @@ void MergedTensor::round_values(int64_t rows, float* values) const {
 void MergedTensor::drop(int64_t row_begin, int64_t row_end) const noexcept {
     if (saved_ != nullptr) return drop_rows(*saved_, cols(), row_begin, row_end);
     if (quantised_) return;  // open() read the base
-    if (!base_->quantised()) drop_rows(*base_->tensor, cols(), row_begin, row_end);
+    if (!base_->quantised()) drop_rows(base_->tensor(), cols(), row_begin, row_end);
     if (base_->quantised() && row_end == rows())
         base_->drop();  // codes of 4 bits and block maxima have no rows of their own
 }
@@ -131,7 +131,7 @@ const TensorView* MergedModel::saved_module(const spec::TensorRule& rule) const 
 
 spec::LoraModule MergedModel::lora_of(const spec::TensorRule& rule) const {
     if (adapter_ == nullptr || rule.role != spec::TensorRole::linear) return {};
-    return adapter_->layers[static_cast<std::size_t>(rule.layer)][static_cast<std::size_t>(rule.projection)];
+    return adapter_->layers[static_cast<std::size_t>(rule.id.layer)][rule.id.projection];
 }
 
 const Quant4Weight* MergedModel::unchanged_quant4(const spec::TensorRule& rule) const {
@@ -139,7 +139,7 @@ const Quant4Weight* MergedModel::unchanged_quant4(const spec::TensorRule& rule) 
     const TensorSource* const source = base_.tensors.find(rule.hf_name);
     const bool as_it_is =
         source != nullptr && source->quantised() && held_.of(*source, base_.spec) == stored_type(*source);
-    return as_it_is ? &*source->quant4 : nullptr;
+    return as_it_is ? source->quant4() : nullptr;
 }
 
 MergedTensor MergedModel::open(const spec::TensorRule& rule) const {
@@ -154,7 +154,7 @@ MergedTensor MergedModel::open(const spec::TensorRule& rule) const {
     if (type != stored_type(*tensor.base_) && spec::is_4bit(type)) {
         const auto read = [&](int64_t begin, int64_t end, float* out) {
             tensor.base_->read_f32(begin, end, out);
-            if (!tensor.base_->quantised()) drop_rows(*tensor.base_->tensor, tensor.cols(), begin, end);
+            if (!tensor.base_->quantised()) drop_rows(tensor.base_->tensor(), tensor.cols(), begin, end);
         };
         const Quant4Type code = type == spec::WeightType::nf4 ? Quant4Type::nf4 : Quant4Type::fp4;
         tensor.quantised_ =
@@ -167,17 +167,16 @@ MergedTensor MergedModel::open(const spec::TensorRule& rule) const {
     if (lora.r == 0) return tensor;
     tensor.r_ = lora.r;
     tensor.scale_ = static_cast<float>(lora.scale);
-    tensor.a_ = floats_of(adapter_->a(rule.layer, rule.projection));
-    tensor.b_ = floats_of(adapter_->b(rule.layer, rule.projection));
-    if (lora.dora) tensor.magnitude_ = floats_of(adapter_->magnitude(rule.layer, rule.projection));
+    tensor.a_ = floats_of(adapter_->a(rule.id));
+    tensor.b_ = floats_of(adapter_->b(rule.id));
+    if (lora.dora) tensor.magnitude_ = floats_of(adapter_->magnitude(rule.id));
     return tensor;
 }
 
 int64_t MergedModel::changed_tensors() const {
     if (adapter_ == nullptr) return 0;
     auto count = static_cast<int64_t>(adapter_->config.lora.modules_to_save.size());
-    for (const spec::LayerLora& layer : adapter_->layers)
-        count += std::count_if(layer.begin(), layer.end(), [](const spec::LoraModule& module) { return module.r > 0; });
+    for (const spec::LayerLora& layer : adapter_->layers) count += std::distance(layer.begin(), layer.end());
     return count;
 }
 

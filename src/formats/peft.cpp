@@ -314,16 +314,16 @@ std::string write_peft_config(const PeftConfig& config) {
     return text + "\n}\n";
 }
 
-std::string lora_a_name(int layer, spec::Projection p) {
-    return cat("base_model.model.model.layers.", layer, ".", spec::path_of(p), ".lora_A.weight");
+std::string lora_a_name(spec::LinearId id) {
+    return cat("base_model.model.model.layers.", id.layer, ".", spec::path_of(id.projection), ".lora_A.weight");
 }
 
-std::string lora_b_name(int layer, spec::Projection p) {
-    return cat("base_model.model.model.layers.", layer, ".", spec::path_of(p), ".lora_B.weight");
+std::string lora_b_name(spec::LinearId id) {
+    return cat("base_model.model.model.layers.", id.layer, ".", spec::path_of(id.projection), ".lora_B.weight");
 }
 
-std::string magnitude_name(int layer, spec::Projection p) {
-    return cat("base_model.model.model.layers.", layer, ".", spec::path_of(p), ".lora_magnitude_vector");
+std::string magnitude_name(spec::LinearId id) {
+    return cat("base_model.model.model.layers.", id.layer, ".", spec::path_of(id.projection), ".lora_magnitude_vector");
 }
 
 std::string saved_module_name(const std::string& module) {
@@ -334,13 +334,13 @@ std::vector<TensorDecl> adapter_tensors(const spec::LoraSpec& lora, const spec::
     std::vector<TensorDecl> tensors;
     const auto layers = spec::resolve_lora(lora, model);
     for (int layer = 0; layer < static_cast<int>(layers.size()); ++layer) {
-        for (int i = 0; i < spec::projection_count; ++i) {
-            const auto p = static_cast<spec::Projection>(i);
-            const spec::LoraModule& module = layers[static_cast<std::size_t>(layer)][static_cast<std::size_t>(i)];
+        for (const spec::Projection p : model.linears) {
+            const spec::LinearId id{layer, p};
+            const spec::LoraModule& module = layers[static_cast<std::size_t>(layer)][p];
             if (module.r == 0) continue;
-            tensors.push_back({lora_a_name(layer, p), dtype, {module.r, model.in_features(p)}});
-            tensors.push_back({lora_b_name(layer, p), dtype, {model.out_features(p), module.r}});
-            if (module.dora) tensors.push_back({magnitude_name(layer, p), dtype, {model.out_features(p)}});
+            tensors.push_back({lora_a_name(id), dtype, {module.r, model.in_features(p)}});
+            tensors.push_back({lora_b_name(id), dtype, {model.out_features(p), module.r}});
+            if (module.dora) tensors.push_back({magnitude_name(id), dtype, {model.out_features(p)}});
         }
     }
     for (const std::string& module : lora.modules_to_save)

@@ -14,7 +14,7 @@ namespace {
 /// With dynamic RoPE a token's keys depend on the longest position of the pass: sequences are on their own, whole
 /// prompts too.
 bool is_dynamic(const model::Model& model) {
-    return model.spec().rope.type == spec::RopeSpec::Type::dynamic;
+    return model.spec().has_rope(spec::RopeSpec::Type::dynamic);
 }
 
 SchedulerLimits limits_of(const model::Model& model, const DecoderOptions& options) {

@@ -29,9 +29,9 @@ ActivationSizes padded(ActivationSizes sizes, const spec::TensorRank& tp) {
     return sizes;
 }
 
-/// "h", "qkv 7" of layer 7, "x slot 1" of layers that take turns.
+/// "h", "qkv 7" of layer 7, "x slot 1" of layers that take turns, "cos 1" of the model's second rope.
 struct Name {
-    enum class Of : uint8_t { all, layer, slot };
+    enum class Of : uint8_t { all, layer, slot, rope };
     Name(const char* what, Of whose = Of::all, int64_t which = 0) : text(what), of(whose), number(which) {}
     const char* text;
     Of of;
@@ -388,9 +388,17 @@ class Lister {
             ints("pages of rows", sizes_.segments * ops::pages_of(sizes_.longest_context()), b.pages);
         }
         of_objective(ObjectiveBuffer::Life::input, objective);
-        own({"tokens", "inverse frequencies", {spec_.head_dim / 2}, at::kFloat}, b.inv_freq_p);
-        own({"tokens", "cos", {t, spec_.head_dim / 2}, at::kFloat, memory::always, Rows::tokens}, b.cos_Tp);
-        own({"tokens", "sin", {t, spec_.head_dim / 2}, at::kFloat, memory::always, Rows::tokens}, b.sin_Tp);
+        b.ropes.resize(spec_.ropes.size());
+        for (std::size_t i = 0; i < b.ropes.size(); ++i) {
+            const auto of_rope = [&](const char* what, c10::SmallVector<int64_t, 2> sizes, Rows rows,
+                                     at::Tensor& tensor) {
+                const Name name(what, i == 0 ? Name::Of::all : Name::Of::rope, static_cast<int64_t>(i));
+                own({"tokens", name, std::move(sizes), at::kFloat, memory::always, rows}, tensor);
+            };
+            of_rope("inverse frequencies", {spec_.head_dim / 2}, Rows::fixed, b.ropes[i].inv_freq_p);
+            of_rope("cos", {t, spec_.head_dim / 2}, Rows::tokens, b.ropes[i].cos_Tp);
+            of_rope("sin", {t, spec_.head_dim / 2}, Rows::tokens, b.ropes[i].sin_Tp);
+        }
     }
 
     void cache(int64_t layer, ops::KvCache& of) {

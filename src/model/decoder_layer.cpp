@@ -40,6 +40,12 @@ QkvViews qkv_views(const spec::ModelSpec& spec, const at::Tensor& qkv) {
             heads_view(qkv, q + kv, spec.num_kv_heads, d), heads_view(qkv, 0, spec.num_heads + spec.num_kv_heads, d)};
 }
 
+/// What rotates the layer's queries and keys; nullptr: nothing does.
+const RopeTable* rope_of(const LayerContext& c) {
+    const int rope = c.spec.layers[static_cast<std::size_t>(c.layer())].rope;
+    return rope == spec::LayerSpec::no_rope ? nullptr : &c.tokens.ropes.at(static_cast<std::size_t>(rope));
+}
+
 /// q_norm and k_norm (Qwen3), keeping what was before them.
 void normalise_heads(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a) {
     const spec::ModelSpec& spec = c.spec;
@@ -47,8 +53,10 @@ void normalise_heads(const LayerContext& c, const weights::LayerWeights& w, cons
     const QkvViews out = qkv_views(spec, a.qkv_TN);
     const at::Tensor raw_q = heads_view(a.qk_raw_TN, 0, spec.num_heads, spec.head_dim);
     const at::Tensor raw_k = heads_view(a.qk_raw_TN, spec.q_size(), spec.num_kv_heads, spec.head_dim);
-    ops::head_norm_forward(c.group.ctx, raw_q, w.q_norm_d, spec.rms_norm_eps, out.q_THd, a.rstd_q_TH);
-    ops::head_norm_forward(c.group.ctx, raw_k, w.k_norm_d, spec.rms_norm_eps, out.k_TKd, a.rstd_k_TK);
+    ops::head_norm_forward(c.group.ctx, raw_q, w.norm(spec::TensorRole::q_norm), spec.rms_norm_eps, out.q_THd,
+                           a.rstd_q_TH);
+    ops::head_norm_forward(c.group.ctx, raw_k, w.norm(spec::TensorRole::k_norm), spec.rms_norm_eps, out.k_TKd,
+                           a.rstd_k_TK);
 }
 
 void normalise_heads_backward(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a,
@@ -56,9 +64,9 @@ void normalise_heads_backward(const LayerContext& c, const weights::LayerWeights
     const spec::ModelSpec& spec = c.spec;
     const at::Tensor raw_q = heads_view(a.qk_raw_TN, 0, spec.num_heads, spec.head_dim);
     const at::Tensor raw_k = heads_view(a.qk_raw_TN, spec.q_size(), spec.num_kv_heads, spec.head_dim);
-    ops::head_norm_backward(c.group.ctx, grad.q_THd, raw_q, w.q_norm_d, a.rstd_q_TH, grad.q_THd,
+    ops::head_norm_backward(c.group.ctx, grad.q_THd, raw_q, w.norm(spec::TensorRole::q_norm), a.rstd_q_TH, grad.q_THd,
                             norm_gradient(c, spec::TensorRole::q_norm));
-    ops::head_norm_backward(c.group.ctx, grad.k_TKd, raw_k, w.k_norm_d, a.rstd_k_TK, grad.k_TKd,
+    ops::head_norm_backward(c.group.ctx, grad.k_TKd, raw_k, w.norm(spec::TensorRole::k_norm), a.rstd_k_TK, grad.k_TKd,
                             norm_gradient(c, spec::TensorRole::k_norm));
 }
 
@@ -158,8 +166,7 @@ void attend_backward(const LayerContext& c, const LayerSaved& a, const at::Tenso
 }  // namespace
 
 ops::AttentionShape attention_shape(const spec::ModelSpec& spec, int64_t layer) {
-    const int64_t window = spec.sliding_window.empty() ? 0 : spec.sliding_window[static_cast<std::size_t>(layer)];
-    return {spec.num_heads, spec.num_kv_heads, spec.head_dim, window,
+    return {spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.layers.at(static_cast<std::size_t>(layer)).window,
             1.0 / std::sqrt(static_cast<double>(spec.head_dim))};
 }
 
@@ -169,32 +176,32 @@ void layer_forward(const LayerContext& c, const weights::LayerWeights& w, const 
     const weights::LayerLayout& layout = c.group.layout;
     const spec::ModelSpec& spec = c.spec;
     const int64_t hidden = spec.hidden_size;
-    const at::Tensor h_TD = c.scratch.h_full.narrow(1, 0, hidden);
 
     if (steps.qkv) {
         ++c.counts.qkv;
         // 1 norm
-        const ops::CodedMatrix h_codes = input_codes(c, w[Group::qkv], h_TD);
+        const Activation h =
+            input_of(c, Group::qkv, w, c.scratch.h_full.narrow(1, 0, hidden + layout[Group::qkv].r), a.u_qkv_TR);
         each_slice(c.group.tp, c.scratch, [&](const RowRange& range) {
             with_rows(c, a, range, [&](const LayerContext& some, const LayerSaved& rows, const RowRange&) {
-                make_input(some, input_norm(w, rows), w[Group::qkv], h_codes);
+                make_input(some, input_norm(w, rows), w[Group::qkv], h);
             });
         });
-        if (!c.group.tp.alone()) ops::quantize_rows(ctx, h_TD, h_codes);
+        if (!c.group.tp.alone()) encode(c, h, hidden);
         // 2 q, k, v
-        const at::Tensor h_qkv = c.scratch.h_full.narrow(1, 0, hidden + layout[Group::qkv].r);
-        linear_forward(c.group, Group::qkv, w[Group::qkv], h_qkv, h_codes, {.y_TN = a.qkv_TN, .z_TN = a.z_qkv_TN});
+        linear_forward(c.group, Group::qkv, w[Group::qkv], h, {.y_TN = a.qkv_TN, .z_TN = a.z_qkv_TN});
         observe_group(c, Group::qkv, a.qkv_TN);
         if (spec.qk_norm) normalise_heads(c, w, a);
         // 3 rotary embedding
-        ops::rope_apply(ctx, qkv_views(spec, a.qkv_TN).qk_THd, c.tokens.cos_Tp, c.tokens.sin_Tp, /*backward=*/false);
+        if (const RopeTable* const rope = rope_of(c))
+            ops::rope_apply(ctx, qkv_views(spec, a.qkv_TN).qk_THd, rope->cos_Tp, rope->sin_Tp, /*backward=*/false);
     }
     if (steps.attention) {
         ++c.counts.attention;
         // 4 attention
         attend(c, a, heads_view(attended(c, a.o_full), 0, spec.num_heads, spec.head_dim));
         zero_added(c, a.o_full);
-        fill_adapter_columns(c.group, Group::o, w[Group::o], a.o_full, {});
+        fill_adapter_columns(c.group, Group::o, w[Group::o], {a.o_full}, {});
     }
     // 5 output projection, 6 norm, 7 gate and up, 8 activation, 9 down: some rows at a time
     count_mlp(c.counts, steps);
@@ -228,20 +235,21 @@ void layer_backward(const LayerContext& c, const weights::LayerWeights& w, const
     const QkvViews grad = qkv_views(spec, c.scratch.dqkv_full);
     // 3 rotary embedding
     const at::Tensor dqkv_TN = c.scratch.dqkv_full.narrow(1, 0, layout[Group::qkv].n);
-    const ops::CodedMatrix dqkv_codes = input_gradient ? gradient_codes(c, w[Group::qkv], dqkv_TN) : ops::CodedMatrix{};
-    const bool codes_alone = !spec.qk_norm && gradient_codes_suffice(c.group, Group::qkv, w[Group::qkv],
-                                                                     c.scratch.dqkv_full, a.u_qkv_TR, dqkv_codes);
-    ops::rope_apply_rows(ctx, dqkv_TN, spec.num_heads + spec.num_kv_heads, c.tokens.cos_Tp, c.tokens.sin_Tp,
-                         /*backward=*/true, spec.qk_norm ? ops::CodedMatrix{} : dqkv_codes, codes_alone);
-    if (spec.qk_norm) {
-        normalise_heads_backward(c, w, a, grad);
-        ops::quantize_rows(ctx, dqkv_TN, dqkv_codes);
-    }
+    Activation dqkv = input_gradient ? gradient_of(c, Group::qkv, w, c.scratch.dqkv_full, a.u_qkv_TR)
+                                     : Activation{c.scratch.dqkv_full};
+    const RopeTable* const rope = rope_of(c);
+    const bool rope_is_last = rope != nullptr && !spec.qk_norm;  // it makes the codes together with the rows
+    dqkv.codes_alone = dqkv.codes_alone && rope_is_last;
+    if (rope != nullptr)
+        ops::rope_apply_rows(ctx, dqkv_TN, spec.num_heads + spec.num_kv_heads, rope->cos_Tp, rope->sin_Tp,
+                             /*backward=*/true, rope_is_last ? dqkv.codes : ops::CodedMatrix{}, dqkv.codes_alone);
+    if (spec.qk_norm) normalise_heads_backward(c, w, a, grad);
+    if (!rope_is_last) ops::quantize_rows(ctx, dqkv_TN, dqkv.codes);
     // 2 q, k, v
     if (scales_outputs(c.group))
         ops::dora_backward(ctx, dqkv_TN, a.z_qkv_TN, w[Group::qkv].scale, dqkv_TN,
                            magnitude_gradients(c.group, Group::qkv));
-    input_backward(c.group, Group::qkv, w[Group::qkv], c.scratch.dqkv_full, dqkv_codes, codes_alone, a.u_qkv_TR,
+    input_backward(c.group, Group::qkv, w[Group::qkv], dqkv, a.u_qkv_TR,
                    input_gradient ? c.scratch.h_full.narrow(1, 0, spec.hidden_size) : at::Tensor());
     // 1 norm, onto the residual stream's gradient
     each_slice(c.group.tp, c.scratch, [&](const RowRange& range) {

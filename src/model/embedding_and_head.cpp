@@ -14,30 +14,20 @@
 namespace unsloth::model {
 namespace {
 
-/// lm_head as its products read it: where it lies, or where gather_head_rows expanded it; this rank's rows.
-at::Tensor head_matrix(const Network& network, const HeadBuffers& head) {
-    const spec::Range rows = network.vocabulary();
-    return (head.lm_head_VD.defined() ? head.lm_head_VD : std::get<at::Tensor>(network.embedding_and_head.lm_head_VD))
-        .narrow(0, rows.begin, rows.size);
-}
+using HeadProduct = weights::EmbeddingAndHead::HeadProduct;
 
-/// Codes of a chunk's rows that `w` multiplies, in the one place for them.
-ops::CodedMatrix encoded(ops::Context& ctx, const at::Tensor& x_CK, const ops::CodedMatrix& w,
-                         const HeadBuffers& head) {
-    const ops::CodedMatrix codes = ops::codes_for(w, head.codes, x_CK.size(0), x_CK.size(1));
-    ops::quantize_rows(ctx, x_CK, codes);
-    return codes;
+/// This rank's rows of lm_head.
+weights::Operand head_operand(const Network& network, const HeadBuffers& head) {
+    return network.embedding_and_head.head(head.lm_head_VD, network.vocabulary());
 }
 
 /// The gradient of a chunk's rows from that of their logits.
 void head_dx(ops::Context& ctx, const Network& network, const HeadBuffers& head, const at::Tensor& dlogits_CV,
              const at::Tensor& dh_CD) {
-    const ops::CodedMatrix& w_DV = network.embedding_and_head.codes_DV;
-    if (!w_DV.codes.defined())
-        return ops::gemm(ctx,
-                         {.a = dlogits_CV, .b = head_matrix(network, head), .out = dh_CD, .label = "gemm dx lm_head"});
-    ops::gemm_coded(
-        ctx, {.x = encoded(ctx, dlogits_CV, w_DV, head), .w = w_DV, .out = dh_CD, .label = "gemm coded dx lm_head"});
+    const weights::Operand w = head_operand(network, head);
+    const ops::CodedMatrix codes = w.gradient_codes(head.codes, dlogits_CV.size(0), dlogits_CV.size(1));
+    ops::quantize_rows(ctx, dlogits_CV, codes);
+    weights::multiply_backward(ctx, w, {.input = dlogits_CV, .codes = codes, .out = dh_CD, .label = "gemm dx lm_head"});
 }
 
 /// The last layer's output of all tokens.
@@ -80,8 +70,7 @@ void gather_head_rows(ops::Context& ctx, const Network& network, const MicroBatc
     const HeadBuffers& head = a.head();
     const int64_t n = micro.targets();
     const ops::Site site = ctx.outcome ? ops::Site{code_of({Place::final_norm}, network.layers())} : ops::Site{};
-    if (head.lm_head_VD.defined() && !network.embedding_and_head.codes_VD.codes.defined())
-        weights::expand(ctx, network.embedding_and_head.lm_head_VD, head.lm_head_VD);
+    network.embedding_and_head.expand_head(ctx, HeadProduct::logits, head.lm_head_VD);
     ops::gather_rows(ctx, all_outputs(ctx, network, a), a.tokens().target_index_n.narrow(0, 0, n),
                      head.x_nD.narrow(0, 0, n));
     ops::rms_norm_forward(ctx, head.x_nD.narrow(0, 0, n), network.embedding_and_head.final_norm_D,
@@ -92,14 +81,10 @@ at::Tensor head_logits(ops::Context& ctx, const Network& network, const MicroBat
                        int64_t rows) {
     const HeadBuffers& head = micro.activations().head();
     const at::Tensor logits_CV = head.logits_CV.narrow(0, 0, rows), h_CD = head.h_nD.narrow(0, first, rows);
-    if (const ops::CodedMatrix& w_VD = network.embedding_and_head.codes_VD; w_VD.codes.defined()) {
-        ops::gemm_coded(
-            ctx, {.x = encoded(ctx, h_CD, w_VD, head), .w = w_VD, .out = logits_CV, .label = "gemm coded lm_head"});
-        return logits_CV;
-    }
-    ops::gemm(
-        ctx,
-        {.a = h_CD, .b = head_matrix(network, head), .out = logits_CV, .transpose_b = true, .label = "gemm lm_head"});
+    const weights::Operand w = head_operand(network, head);
+    const ops::CodedMatrix codes = w.input_codes(head.codes, rows, h_CD.size(1));
+    ops::quantize_rows(ctx, h_CD, codes);
+    weights::multiply_forward(ctx, w, {.input = h_CD, .codes = codes, .out = logits_CV, .label = "gemm lm_head"});
     return logits_CV;
 }
 
@@ -141,8 +126,7 @@ void head_forward_backward(ops::Context& ctx, const Network& network, const Micr
     // first, and the products twice.
     const bool weighs_first = objective.weighs() && (lm_head != nullptr || network.full_finetuning);
     gather_head_rows(ctx, network, micro);
-    if (head.lm_head_VD.defined() && network.embedding_and_head.codes_VD.codes.defined())  // dx alone reads it
-        weights::expand(ctx, network.embedding_and_head.lm_head_VD, head.lm_head_VD);
+    network.embedding_and_head.expand_head(ctx, HeadProduct::dx, head.lm_head_VD);
     if (weighs_first) {
         for (int64_t first = 0; first < n; first += chunk)
             objective.chunk_loss(ctx, network, micro, first,

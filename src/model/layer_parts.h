@@ -28,26 +28,24 @@ inline ops::Site norm_site(const LayerContext& c, Place norm, Direction directio
     return {code_of({norm, c.layer(), direction}, static_cast<int>(c.spec.num_layers))};
 }
 
-/// Where codes go that the forward product reads beside x or instead, and dx beside dy; empty where they read the rows
-/// as they are. All lie in one scratch buffer: those of one product are dead when the next are made.
-inline ops::CodedMatrix input_codes(const LayerContext& c, const weights::Operand& w, const at::Tensor& x_TK) {
-    return w.input_codes(c.scratch.codes, x_TK.size(0), x_TK.size(1));
+/// All codes of a layer lie in one scratch buffer: those of one product are dead when the next are made.
+inline Activation input_of(const LayerContext& c, Group g, const weights::LayerWeights& w, const at::Tensor& x_full,
+                           const at::Tensor& u_TR) {
+    return input_activation(c.group, g, w[g], x_full, u_TR, c.scratch.codes);
 }
-inline ops::CodedMatrix gradient_codes(const LayerContext& c, const weights::Operand& w, const at::Tensor& dy_TN) {
-    return w.gradient_codes(c.scratch.codes, dy_TN.size(0), dy_TN.size(1));
+inline Activation gradient_of(const LayerContext& c, Group g, const weights::LayerWeights& w, const at::Tensor& dy_full,
+                              const at::Tensor& u_TR) {
+    return gradient_activation(c.group, g, w[g], dy_full, u_TR, c.scratch.codes);
 }
-
-/// `codes` of rows whose maker makes none.
-inline ops::CodedMatrix encoded(const LayerContext& c, const at::Tensor& x_TC, const ops::CodedMatrix& codes) {
-    ops::quantize_rows(c.group.ctx, x_TC, codes);
-    return codes;
+/// The codes of rows whose maker makes none.
+inline void encode(const LayerContext& c, const Activation& activation, int64_t columns) {
+    ops::quantize_rows(c.group.ctx, activation.full.narrow(1, 0, columns), activation.codes);
 }
 
 /// The gradient buffer of a trained norm; undefined when it is frozen.
 inline at::Tensor norm_gradient(const LayerContext& c, spec::TensorRole role) {
     if (!c.group.trains_base) return {};
-    const weights::Parameter* p =
-        c.group.parameters->table().find(role, c.layer(), spec::Projection::q, weights::Parameter::Kind::base);
+    const weights::Parameter* p = c.group.parameters->table().find(role, {c.layer()}, weights::Parameter::Kind::base);
     return c.group.parameters->gradient(*p);
 }
 

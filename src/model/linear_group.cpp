@@ -1,5 +1,9 @@
 #include "unsloth/model/linear_group.h"
 
+#include <array>
+#include <string>
+
+#include "unsloth/core/error.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/lora.h"
 #include "unsloth/ops/rows.h"
@@ -15,17 +19,19 @@ namespace {
 
 /// What a profile calls a group's products: by kind and group.
 enum class Product : uint8_t { forward, dx, u, v, dA, dB, dW, dy };
+using Labels = std::array<std::string, 8>;  ///< by Product
+Labels labels_of(Group g) {
+    const char* const group = name_of(g);
+    return {cat("gemm ", group),    cat("gemm dx ", group), cat("lora xA ", group), cat("lora dyB ", group),
+            cat("lora dA ", group), cat("lora dB ", group), cat("gemm dW ", group), cat("lora dyB+dB ", group)};
+}
 const char* label(Product product, Group g) {
-    constexpr const char* names[][weights::group_count] = {
-        {"gemm qkv", "gemm o", "gemm gate_up", "gemm down"},
-        {"gemm dx qkv", "gemm dx o", "gemm dx gate_up", "gemm dx down"},
-        {"lora xA qkv", "lora xA o", "lora xA gate_up", "lora xA down"},
-        {"lora dyB qkv", "lora dyB o", "lora dyB gate_up", "lora dyB down"},
-        {"lora dA qkv", "lora dA o", "lora dA gate_up", "lora dA down"},
-        {"lora dB qkv", "lora dB o", "lora dB gate_up", "lora dB down"},
-        {"gemm dW qkv", "gemm dW o", "gemm dW gate_up", "gemm dW down"},
-        {"lora dyB+dB qkv", "lora dyB+dB o", "lora dyB+dB gate_up", "lora dyB+dB down"}};
-    return names[static_cast<int>(product)][static_cast<int>(g)];
+    static const auto labels = [] {
+        std::array<Labels, weights::group_names.size()> all;
+        for (std::size_t i = 0; i < all.size(); ++i) all[i] = labels_of(static_cast<Group>(i));
+        return all;
+    }();
+    return labels[static_cast<std::size_t>(g)][static_cast<std::size_t>(product)].c_str();
 }
 
 ops::DropoutKey dropout_key(const GroupContext& c, const weights::Slice& slice) {
@@ -45,7 +51,7 @@ at::Tensor dropped_input(const GroupContext& c, const weights::Slice& slice, con
 }
 
 bool has_adapter(const GroupContext& c, const weights::Slice& slice) {
-    return c.adapters != nullptr && c.adapters->lora(c.layer)[static_cast<std::size_t>(slice.projection)].r > 0;
+    return c.adapters != nullptr && c.adapters->lora(c.layer)[slice.projection].r > 0;
 }
 
 /// The group's adapters and their gradients as the thin products take them.
@@ -55,11 +61,11 @@ std::vector<ops::LoraSlice> lora_slices(const GroupContext& c, Group g) {
         if (slice.r == 0) continue;
         ops::LoraSlice s{slice.n_begin, slice.n, slice.r_begin, slice.r};
         if (has_adapter(c, slice)) {
-            const spec::LoraModule& module = c.adapters->lora(c.layer)[static_cast<std::size_t>(slice.projection)];
+            const spec::LoraModule& module = c.adapters->lora(c.layer)[slice.projection];
             s.rank = module.r;
             s.scale = module.scale;
-            s.da = columns_of(c.parameters->gradient(*c.adapters->a(c.layer, slice.projection)), slice.part);
-            s.db = rows_of(c.parameters->gradient(*c.adapters->b(c.layer, slice.projection)), slice.part);
+            s.da = columns_of(c.parameters->gradient(*c.adapters->a({c.layer, slice.projection})), slice.part);
+            s.db = rows_of(c.parameters->gradient(*c.adapters->b({c.layer, slice.projection})), slice.part);
         }
         slices.push_back(std::move(s));
     }
@@ -67,7 +73,7 @@ std::vector<ops::LoraSlice> lora_slices(const GroupContext& c, Group g) {
 }
 
 const weights::Parameter* base_parameter(const GroupContext& c, const weights::Slice& slice, spec::TensorRole role) {
-    return c.parameters->table().find(role, c.layer, slice.projection, weights::Parameter::Kind::base);
+    return c.parameters->table().find(role, {c.layer, slice.projection}, weights::Parameter::Kind::base);
 }
 
 void bias_gradients(const GroupContext& c, Group g, const at::Tensor& dy_TN) {
@@ -92,27 +98,26 @@ void add_masked_adapter_terms(const GroupContext& c, Group g, const weights::Ope
     }
 }
 
-/// Empty codes: x, or dy, is read itself.
-ops::LoraU thin_forward(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
-                        const at::Tensor& u_TR, const ops::CodedMatrix& codes) {
-    const weights::GroupLayout& layout = c.layout[g];
-    return {.x_TK = x_full.narrow(1, 0, layout.k),
+ops::LoraU thin_forward(const GroupContext& c, Group g, const weights::Operand& w, const Activation& x,
+                        const at::Tensor& u_TR) {
+    const weights::MatrixGroup& layout = c.layout[g];
+    return {.x_TK = x.full.narrow(1, 0, layout.k),
             .a_RK = w.a_RK,
-            .u_TR = x_full.narrow(1, layout.k, layout.r),
+            .u_TR = x.full.narrow(1, layout.k, layout.r),
             .copy_TR = u_TR,
-            .codes = codes,
+            .codes = x.codes_alone ? x.codes : ops::CodedMatrix{},
             .label = label(Product::u, g)};
 }
 
-ops::LoraDy thin_backward(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& dy_full,
-                          const at::Tensor& u_TR, const ops::CodedMatrix& codes) {
-    const weights::GroupLayout& layout = c.layout[g];
-    return {.dy_TN = dy_full.narrow(1, 0, layout.n),
+ops::LoraDy thin_backward(const GroupContext& c, Group g, const weights::Operand& w, const Activation& dy,
+                          const at::Tensor& u_TR) {
+    const weights::MatrixGroup& layout = c.layout[g];
+    return {.dy_TN = dy.full.narrow(1, 0, layout.n),
             .b_NR = w.b_NR,
             .u_TR = u_TR,
-            .v_TR = dy_full.narrow(1, layout.n, layout.r),
+            .v_TR = dy.full.narrow(1, layout.n, layout.r),
             .slices = lora_slices(c, g),
-            .codes = codes,
+            .codes = dy.codes_alone ? dy.codes : ops::CodedMatrix{},
             .label = label(Product::dy, g),
             .label_v = label(Product::v, g),
             .label_db = label(Product::dB, g)};
@@ -124,26 +129,30 @@ bool adapted(const GroupContext& c, Group g) {
     return c.layout[g].r > 0 && c.adapters != nullptr;
 }
 
-bool input_codes_suffice(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
-                         const at::Tensor& u_TR, const ops::CodedMatrix& codes) {
-    if (!codes.codes.defined() || c.trains_base || c.observer != nullptr || !c.tp.alone()) return false;
-    return !adapted(c, g) || (c.dropout == 0.0 && !c.adapter_T.defined() &&
-                              ops::reads_codes(c.ctx, thin_forward(c, g, w, x_full, u_TR, codes)));
+Activation input_activation(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
+                            const at::Tensor& u_TR, const ops::CodedMatrix& scratch) {
+    Activation x{x_full, w.input_codes(scratch, x_full.size(0), c.layout[g].k), /*codes_alone=*/true};
+    x.codes_alone = x.codes.codes.defined() && !c.trains_base && c.observer == nullptr && c.tp.alone() &&
+                    (!adapted(c, g) || (c.dropout == 0.0 && !c.adapter_T.defined() &&
+                                        ops::reads_codes(c.ctx, thin_forward(c, g, w, x, u_TR))));
+    return x;
 }
 
-bool gradient_codes_suffice(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& dy_full,
-                            const at::Tensor& u_TR, const ops::CodedMatrix& codes) {
-    if (!codes.codes.defined() || c.trains_base || !std::holds_alternative<weights::CodedBase>(w.base)) return false;
-    return !adapted(c, g) || ops::reads_codes(c.ctx, thin_backward(c, g, w, dy_full, u_TR, codes));
+Activation gradient_activation(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& dy_full,
+                               const at::Tensor& u_TR, const ops::CodedMatrix& scratch) {
+    Activation dy{dy_full, w.gradient_codes(scratch, dy_full.size(0), c.layout[g].n), /*codes_alone=*/true};
+    dy.codes_alone = dy.codes.codes.defined() && !c.trains_base && w.reads_codes() &&
+                     (!adapted(c, g) || ops::reads_codes(c.ctx, thin_backward(c, g, w, dy, u_TR)));
+    return dy;
 }
 
-void fill_adapter_columns(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
-                          const at::Tensor& u_TR, const ops::CodedMatrix& codes) {
-    const weights::GroupLayout& layout = c.layout[g];
+void fill_adapter_columns(const GroupContext& c, Group g, const weights::Operand& w, const Activation& x,
+                          const at::Tensor& u_TR) {
+    const weights::MatrixGroup& layout = c.layout[g];
     if (!adapted(c, g)) return;
-    const at::Tensor tail_TR = x_full.narrow(1, layout.k, layout.r);
+    const at::Tensor tail_TR = x.full.narrow(1, layout.k, layout.r);
     if (c.dropout > 0.0) {
-        const at::Tensor x_TK = x_full.narrow(1, 0, layout.k);
+        const at::Tensor x_TK = x.full.narrow(1, 0, layout.k);
         for (const weights::Slice& slice : layout.slices) {
             if (slice.r == 0) continue;
             const at::Tensor tail = tail_TR.narrow(1, slice.r_begin, slice.r);
@@ -159,9 +168,8 @@ void fill_adapter_columns(const GroupContext& c, Group g, const weights::Operand
         }
         if (u_TR.defined()) ops::copy_2d(c.ctx, tail_TR, u_TR);
     } else {
-        ops::lora_u(c.ctx, thin_forward(c, g, w, x_full, u_TR, codes));
-        if (c.adapter_T.defined())
-            ops::zero_others(c.ctx, c.adapter_T, (*c.owners)[static_cast<std::size_t>(g)], tail_TR);
+        ops::lora_u(c.ctx, thin_forward(c, g, w, x, u_TR));
+        if (c.adapter_T.defined()) ops::zero_others(c.ctx, c.adapter_T, c.owners->at(g), tail_TR);
     }
 }
 
@@ -176,13 +184,13 @@ bool scales_outputs(const GroupContext& c) {
     return c.layout.dora && c.adapters != nullptr;
 }
 
-void linear_forward(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
-                    const ops::CodedMatrix& codes, const Outputs& out) {
+void linear_forward(const GroupContext& c, Group g, const weights::Operand& w, const Activation& x,
+                    const Outputs& out) {
     const bool scaled = scales_outputs(c), summed = is_cut_by_inputs(g) && !c.tp.alone();
     const at::Tensor& result = scaled ? out.z_TN : out.y_TN;
     weights::multiply_forward(c.ctx, w,
-                              {.input = x_full,
-                               .codes = codes,
+                              {.input = x.full,
+                               .codes = x.codes,
                                .adapters = adapted(c, g),
                                .out = summed ? out.terms_TN : result,
                                .bias = !scaled && (!summed || c.tp.first()),  // among the terms it is one rank's
@@ -199,27 +207,27 @@ void linear_forward(const GroupContext& c, Group g, const weights::Operand& w, c
 std::vector<ops::MagnitudeGradient> magnitude_gradients(const GroupContext& c, Group g) {
     std::vector<ops::MagnitudeGradient> gradients;
     for (const weights::Slice& slice : c.layout[g].slices)
-        if (const weights::Parameter* const magnitude = c.adapters->magnitude(c.layer, slice.projection))
+        if (const weights::Parameter* const magnitude = c.adapters->magnitude({c.layer, slice.projection}))
             gradients.push_back({slice.n_begin, rows_of(c.parameters->gradient(*magnitude), slice.part)});
     return gradients;
 }
 
-void input_backward(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& dy_full,
-                    const ops::CodedMatrix& codes, bool codes_alone, const at::Tensor& u_TR, const at::Tensor& dx_TK) {
-    const weights::GroupLayout& layout = c.layout[g];
-    const at::Tensor dy_TN = dy_full.narrow(1, 0, layout.n);
+void input_backward(const GroupContext& c, Group g, const weights::Operand& w, const Activation& dy,
+                    const at::Tensor& u_TR, const at::Tensor& dx_TK) {
+    const weights::MatrixGroup& layout = c.layout[g];
+    const at::Tensor dy_TN = dy.full.narrow(1, 0, layout.n);
     const bool has_adapters = adapted(c, g);
     at::Tensor v_TR;
     if (has_adapters) {
-        v_TR = dy_full.narrow(1, layout.n, layout.r);
-        ops::lora_dy(c.ctx, thin_backward(c, g, w, dy_full, u_TR, codes_alone ? codes : ops::CodedMatrix{}));
+        v_TR = dy.full.narrow(1, layout.n, layout.r);
+        ops::lora_dy(c.ctx, thin_backward(c, g, w, dy, u_TR));
     }
     if (c.trains_base) bias_gradients(c, g, dy_TN);
     if (!dx_TK.defined()) return;
     const bool masked = has_adapters && c.dropout > 0.0;
     weights::multiply_backward(c.ctx, w,
-                               {.input = dy_full,
-                                .codes = codes,
+                               {.input = dy.full,
+                                .codes = dy.codes,
                                 .adapters = has_adapters && !masked,
                                 .out = dx_TK,
                                 .label = label(Product::dx, g)});
@@ -234,7 +242,7 @@ void adapter_backward(const GroupContext& c, Group g, const at::Tensor& v_TR, co
     }
     for (const weights::Slice& slice : c.layout[g].slices) {  // each projection's adapter saw its own x
         if (!has_adapter(c, slice)) continue;
-        const weights::Parameter& a = *c.adapters->a(c.layer, slice.projection);
+        const weights::Parameter& a = *c.adapters->a({c.layer, slice.projection});
         ops::gemm(c.ctx, {.a = v_TR.narrow(1, slice.r_begin, a.shape[0]),
                           .b = dropped_input(c, slice, x_TK),
                           .out = columns_of(c.parameters->gradient(a), slice.part),
@@ -257,7 +265,7 @@ void matrix_backward(const GroupContext& c, Group g, const at::Tensor& dy_TN, co
 }
 
 void weight_backward(const GroupContext& c, Group g, const at::Tensor& dy_full, const at::Tensor& x_TK) {
-    const weights::GroupLayout& layout = c.layout[g];
+    const weights::MatrixGroup& layout = c.layout[g];
     adapter_backward(c, g, dy_full.narrow(1, layout.n, layout.r), x_TK);
     matrix_backward(c, g, dy_full.narrow(1, 0, layout.n), x_TK);
 }

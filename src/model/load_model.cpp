@@ -89,11 +89,11 @@ void ModelPlan::initialise_base(const weights::Parameter& p, weights::Parameters
         source->read_f32(begin, end, rows.data_ptr<float>());
         value.view({source->rows(), source->cols()}).narrow(0, begin, end - begin).copy_(rows);
     };
-    if (p.layer < 0 && value.dim() == 2) {
+    if (p.id.layer < 0 && value.dim() == 2) {
         shared.read_rows(value, read);
     } else {
-        if (p.layer < 0 || shared.reads(p.layer)) read(0, source->rows());
-        if (p.layer >= 0) shared.expect(value, shared.reader_of(p.layer));
+        if (p.id.layer < 0 || shared.reads(p.id.layer)) read(0, source->rows());
+        if (p.id.layer >= 0) shared.expect(value, shared.reader_of(p.id.layer));
     }
     source->drop();
 }
@@ -101,13 +101,13 @@ void ModelPlan::initialise_base(const weights::Parameter& p, weights::Parameters
 /// Of the model's rows, of which each tensor-parallel rank has measured its own.
 at::Tensor ModelPlan::base_norms(ops::Context& ctx, const weights::DoraNorms& measured,
                                  const weights::Parameter& p) const {
-    const at::Tensor own_n = measured.norms(p.layer, p.projection), whole_N = at::empty(p.shape, own_n.options());
+    const at::Tensor own_n = measured.norms(p.id), whole_N = at::empty(p.shape, own_n.options());
     spec::TensorRank place = request_.tp.place();
     const at::Tensor all = at::empty({place.size, own_n.numel()}, own_n.options());
     all[place.rank].copy_(own_n);
     request_.tp.gather(ctx, all, "DoRA's first magnitudes");
     for (place.rank = 0; place.rank < place.size; ++place.rank)
-        weights::rows_of(whole_N, spec::slice_of(spec(), p.projection, place)).copy_(all[place.rank]);
+        weights::rows_of(whole_N, spec::slice_of(spec(), p.id.projection, place)).copy_(all[place.rank]);
     return whole_N;
 }
 
@@ -139,7 +139,7 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
     ModelParts parts;
     weights::SharedLoading shared(
         share, outer + (masters ? static_cast<int64_t>(own_table_->parameters().size())
-                                : static_cast<int64_t>(own_layers().size()) * spec::projection_count));
+                                : static_cast<int64_t>(own_layers().size() * spec().linears.size())));
     load_common(ctx, share, parts, shared);
     parts.records = records() && parts_.base->recordable();
     parts.resident_memory = std::make_unique<memory::Arena>(resident(), request_.device);

@@ -98,7 +98,7 @@ void ModelPlan::read_trained() {
         table_ = share(weights::ParameterTable::lora(spec(), *all_lora_, request_.lora->modules_to_save));
     }
     const auto has = [&](spec::TensorRole role) {
-        return table_ && table_->find(role, -1, spec::Projection::q, weights::Parameter::Kind::base) != nullptr;
+        return table_ && table_->find(role, {}, weights::Parameter::Kind::base) != nullptr;
     };
     trains_embedding_ = has(spec::TensorRole::embed_tokens);
     trains_head_ = has(spec::TensorRole::lm_head);
@@ -135,9 +135,7 @@ void ModelPlan::choose_own(const spec::Stage& stage) {
         throw Error("parallel.model-does-not-divide",
                     cat("distributed.pp_size ", stage.size, ": nothing is trained in stage ", stage.rank + 1),
                     "Take fewer stages, or train adapters in all layers.");
-    const auto adapted = [](const spec::LayerLora& layer) {
-        return std::any_of(layer.begin(), layer.end(), [](const spec::LoraModule& module) { return module.r > 0; });
-    };
+    const auto adapted = [](const spec::LayerLora& layer) { return !layer.empty(); };
     lowest_trained_layer_ = 0;
     if (!trains_all() && !trains(spec::TensorRole::embed_tokens))
         lowest_trained_layer_ =

@@ -83,8 +83,8 @@ void MicroBatch::upload(const data::Batch& batch) {
     else if (!batch.shared.empty())
         upload_shared_keys(batch);
     if (activations_->sizes().training) copy_values(places_of(batch.target_index, tokens_), tokens.target_places);
-    make_rope_table(batch.context ? batch.context->last_position
-                                  : *std::max_element(batch.positions_T.begin(), batch.positions_T.end()));
+    make_rope_tables(batch.context ? batch.context->last_position
+                                   : *std::max_element(batch.positions_T.begin(), batch.positions_T.end()));
 }
 
 /// Where segments share tokens, what a segment attends over lies together in copies of their keys and values.
@@ -119,18 +119,20 @@ void MicroBatch::upload_keys(const std::vector<int32_t>& keys, const std::vector
     inputs_.segments.k_offsets_device = tokens.k_offsets;
 }
 
-void MicroBatch::make_rope_table(int64_t longest_position) {
-    const int64_t length = spec_.rope.by_length() ? longest_position + 1 : 0;
+void MicroBatch::make_rope_tables(int64_t longest_position) {
     const TokenBuffers& tokens = activations_->tokens();
-    if (rope_length_ != length) {
-        const spec::RopeFrequencies frequencies = spec::rope_frequencies(spec_, longest_position + 1);
-        copy_values(frequencies.inv_freq, tokens.inv_freq_p);
-        rope_scaling_ = frequencies.attention_scaling;
-        rope_length_ = length;
+    ropes_.resize(spec_.ropes.size());
+    for (std::size_t i = 0; i < ropes_.size(); ++i) {
+        const RopeTable& table = tokens.ropes[i];
+        const int64_t length = spec_.ropes[i].by_length() ? longest_position + 1 : 0;
+        if (ropes_[i].length != length) {
+            const spec::RopeFrequencies frequencies = spec::rope_frequencies(spec_, longest_position + 1, i);
+            copy_values(frequencies.inv_freq, table.inv_freq_p);
+            ropes_[i] = {frequencies.attention_scaling, length};
+        }
+        ops::rope_table(ctx_, tokens.positions_T, table.inv_freq_p, ropes_[i].scaling, table.cos_Tp, table.sin_Tp);
     }
-    inputs_.cos_Tp = tokens.cos_Tp;
-    inputs_.sin_Tp = tokens.sin_Tp;
-    ops::rope_table(ctx_, tokens.positions_T, tokens.inv_freq_p, rope_scaling_, tokens.cos_Tp, tokens.sin_Tp);
+    inputs_.ropes = tokens.ropes;
 }
 
 void MicroBatch::upload_rows(const data::Batch& batch) {

@@ -55,19 +55,20 @@ void mlp_forward(const LayerContext& c, const weights::LayerWeights& w, const La
     if (steps.mid) {
         // 5 output projection, onto the residual stream
         const at::Tensor o_TN = a.o_full.narrow(1, 0, spec.q_size());
-        const ops::CodedMatrix o_codes = encoded(c, o_TN, input_codes(c, w[Group::o], o_TN));
-        linear_forward(c.group, Group::o, w[Group::o], a.o_full, o_codes,
+        const Activation o{a.o_full, w[Group::o].input_codes(c.scratch.codes, o_TN.size(0), o_TN.size(1))};
+        encode(c, o, spec.q_size());
+        linear_forward(c.group, Group::o, w[Group::o], o,
                        {.y_TN = a.mid_tD, .residual_TN = a.x_tD, .z_TN = a.z_o_tD, .terms_TN = terms_TD});
     }
     if (steps.gate_up) {
         // 6 norm
-        const ops::CodedMatrix h_codes = input_codes(c, w[Group::gate_up], h_TD);
-        make_input(c, post_norm(w, a), w[Group::gate_up], h_codes);
-        if (!c.group.tp.alone()) ops::quantize_rows(ctx, h_TD, h_codes);
+        const Activation h = input_of(c, Group::gate_up, w,
+                                      c.scratch.h_full.narrow(1, 0, hidden + layout[Group::gate_up].r), a.u_gate_up_TR);
+        make_input(c, post_norm(w, a), w[Group::gate_up], h);
+        if (!c.group.tp.alone()) encode(c, h, hidden);
         // 7 gate and up
-        const at::Tensor h_gate_up = c.scratch.h_full.narrow(1, 0, hidden + layout[Group::gate_up].r);
         const at::Tensor gate_up_T2F = a.gate_up_full.narrow(1, 0, 2 * spec.intermediate_size);
-        linear_forward(c.group, Group::gate_up, w[Group::gate_up], h_gate_up, h_codes,
+        linear_forward(c.group, Group::gate_up, w[Group::gate_up], h,
                        {.y_TN = gate_up_T2F, .z_TN = gate_up_T2F});  // DoRA's scale is the activation's to apply
         observe_group(c, Group::gate_up, gate_up_T2F);
     }
@@ -75,18 +76,15 @@ void mlp_forward(const LayerContext& c, const weights::LayerWeights& w, const La
         // 8 activation
         const at::Tensor gate_up_T2F = a.gate_up_full.narrow(1, 0, 2 * spec.intermediate_size);
         const at::Tensor act_TF = c.scratch.act_full.narrow(1, 0, spec.intermediate_size);
-        const ops::CodedMatrix act_codes = input_codes(c, w[Group::down], act_TF);
-        const bool codes_alone =
-            input_codes_suffice(c.group, Group::down, w[Group::down], c.scratch.act_full, a.u_down_TR, act_codes);
+        const Activation act = input_of(c, Group::down, w, c.scratch.act_full, a.u_down_TR);
         if (scales_outputs(c.group)) {
             ops::dora_swiglu_forward(ctx, gate_up_T2F, w[Group::gate_up].scale, act_TF);
         } else {
-            ops::swiglu_forward(ctx, gate_up_T2F, codes_alone ? at::Tensor() : act_TF, act_codes);
+            ops::swiglu_forward(ctx, gate_up_T2F, act.made(act_TF), act.codes);
         }
         // 9 down, onto the residual stream
-        fill_adapter_columns(c.group, Group::down, w[Group::down], c.scratch.act_full, a.u_down_TR,
-                             codes_alone ? act_codes : ops::CodedMatrix{});
-        linear_forward(c.group, Group::down, w[Group::down], c.scratch.act_full, act_codes,
+        fill_adapter_columns(c.group, Group::down, w[Group::down], act, a.u_down_TR);
+        linear_forward(c.group, Group::down, w[Group::down], act,
                        {.y_TN = x_next_tD, .residual_TN = a.mid_tD, .z_TN = a.z_down_tD, .terms_TN = terms_TD});
     }
 }
@@ -101,35 +99,32 @@ void mlp_backward(const LayerContext& c, const weights::LayerWeights& w, const L
     const at::Tensor gate_up_T2F = a.gate_up_full.narrow(1, 0, 2 * spec.intermediate_size);
 
     // 9 down: dact lies where the activation will be made again
-    const at::Tensor g_down = product_gradient(c, Group::down, w[Group::down], a.z_down_tD),
-                     dy_down = g_down.narrow(1, 0, hidden);
-    const ops::CodedMatrix down_codes = encoded(c, dy_down, gradient_codes(c, w[Group::down], dy_down));
-    input_backward(c.group, Group::down, w[Group::down], g_down, down_codes,
-                   gradient_codes_suffice(c.group, Group::down, w[Group::down], g_down, a.u_down_TR, down_codes),
-                   a.u_down_TR, act_TF);
+    const at::Tensor g_down = product_gradient(c, Group::down, w[Group::down], a.z_down_tD);
+    const Activation dy_down = gradient_of(c, Group::down, w, g_down, a.u_down_TR);
+    encode(c, dy_down, hidden);
+    input_backward(c.group, Group::down, w[Group::down], dy_down, a.u_down_TR, act_TF);
     // 8 activation: gate and up become their gradients
-    const ops::CodedMatrix dgate_up_codes = gradient_codes(c, w[Group::gate_up], gate_up_T2F);
-    const bool codes_alone = gradient_codes_suffice(c.group, Group::gate_up, w[Group::gate_up], a.gate_up_full,
-                                                    a.u_gate_up_TR, dgate_up_codes);
+    const Activation dgate_up = gradient_of(c, Group::gate_up, w, a.gate_up_full, a.u_gate_up_TR);
     if (scales_outputs(c.group)) {
         ops::dora_swiglu_backward(ctx, act_TF, gate_up_T2F, w[Group::gate_up].scale, act_TF,
                                   magnitude_gradients(c.group, Group::gate_up));
     } else {
-        ops::swiglu_backward(ctx, act_TF, gate_up_T2F, act_TF, dgate_up_codes, codes_alone);
+        ops::swiglu_backward(ctx, act_TF, gate_up_T2F, act_TF, dgate_up.codes, dgate_up.codes_alone);
     }
     weight_backward(c.group, Group::down, g_down, act_TF);
     // 7 gate and up
-    input_backward(c.group, Group::gate_up, w[Group::gate_up], a.gate_up_full, dgate_up_codes, codes_alone,
-                   a.u_gate_up_TR, h_TD);
+    input_backward(c.group, Group::gate_up, w[Group::gate_up], dgate_up, a.u_gate_up_TR, h_TD);
     // 6 norm, onto the residual stream's gradient
     input_norm_backward(c, post_norm(w, a), a.gate_up_full, /*input_gradient=*/true);
     // 5 output projection
-    const at::Tensor g_o = product_gradient(c, Group::o, w[Group::o], a.z_o_tD), dy_o = g_o.narrow(1, 0, hidden);
+    const at::Tensor g_o = product_gradient(c, Group::o, w[Group::o], a.z_o_tD);
     const at::Tensor o_TN = a.o_full.narrow(1, 0, spec.q_size()),
                      u_o = a.o_full.narrow(1, spec.q_size(), layout[Group::o].r);
     const at::Tensor do_TN = c.scratch.h_full.narrow(1, 0, spec.q_size());
-    input_backward(c.group, Group::o, w[Group::o], g_o, encoded(c, dy_o, gradient_codes(c, w[Group::o], dy_o)),
-                   /*codes_alone=*/false, u_o, do_TN);  // u among other columns: nobody reads codes beside it
+    // u is among other columns: no product reads codes with it
+    const Activation dy_o{g_o, w[Group::o].gradient_codes(c.scratch.codes, g_o.size(0), hidden)};
+    encode(c, dy_o, hidden);
+    input_backward(c.group, Group::o, w[Group::o], dy_o, u_o, do_TN);
     weight_backward(c.group, Group::o, g_o, o_TN);
 }
 

@@ -7,10 +7,10 @@ namespace unsloth::model {
 const weights::Parameter* Network::trained(spec::TensorRole role) const {
     if (parameters == nullptr) return nullptr;
     const weights::ParameterTable& table = parameters->table();
-    const weights::Parameter* found = table.find(role, -1, spec::Projection::q, weights::Parameter::Kind::base);
+    const weights::Parameter* found = table.find(role, {}, weights::Parameter::Kind::base);
     // A tied model that is trained as a whole has one matrix at both ends.
     if (found == nullptr && role == spec::TensorRole::lm_head && full_finetuning)
-        found = table.find(spec::TensorRole::embed_tokens, -1, spec::Projection::q, weights::Parameter::Kind::base);
+        found = table.find(spec::TensorRole::embed_tokens, {}, weights::Parameter::Kind::base);
     return found;
 }
 

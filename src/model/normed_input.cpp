@@ -26,32 +26,25 @@ NormedRows rows_at_hand(const LayerContext& c, Group g) {
 }  // namespace
 
 NormedInput input_norm(const weights::LayerWeights& w, const LayerSaved& a) {
-    return {Group::qkv, Place::input_norm, spec::TensorRole::input_norm, "input_layernorm", a.x_tD, w.input_norm_D,
-            a.rstd1_t,  a.u_qkv_TR};
+    constexpr auto role = spec::TensorRole::input_norm;
+    return {Group::qkv, Place::input_norm, role, "input_layernorm", a.x_tD, w.norm(role), a.rstd1_t, a.u_qkv_TR};
 }
 NormedInput post_norm(const weights::LayerWeights& w, const LayerSaved& a) {
-    return {Group::gate_up,
-            Place::post_norm,
-            spec::TensorRole::post_norm,
-            "post_attention_layernorm",
-            a.mid_tD,
-            w.post_norm_D,
-            a.rstd2_t,
-            a.u_gate_up_TR};
+    constexpr auto role = spec::TensorRole::post_norm;
+    return {Group::gate_up, Place::post_norm, role,      "post_attention_layernorm",
+            a.mid_tD,       w.norm(role),     a.rstd2_t, a.u_gate_up_TR};
 }
 
-void make_input(const LayerContext& c, const NormedInput& in, const weights::Operand& w,
-                const ops::CodedMatrix& codes) {
+void make_input(const LayerContext& c, const NormedInput& in, const weights::Operand& w, const Activation& h) {
     ops::Context& ctx = c.group.ctx;
     const TensorParallel& tp = c.group.tp;
     const NormedRows rows = rows_at_hand(c, in.group);
     const GroupContext own = own_rows(c.group);
     const at::Tensor u_TR = tp.alone() ? in.u_TR : at::Tensor();
-    const bool codes_alone = input_codes_suffice(own, in.group, w, rows.own_full, u_TR, codes);
-    ops::rms_norm_forward(ctx, in.x_tD, in.weight_D, c.spec.rms_norm_eps, codes_alone ? at::Tensor() : rows.own_h_tD,
-                          in.rstd_t, norm_site(c, in.norm, Direction::forward),
-                          tp.alone() ? codes : ops::CodedMatrix{});
-    fill_adapter_columns(own, in.group, w, rows.own_full, u_TR, codes_alone ? codes : ops::CodedMatrix{});
+    const Activation own_h{rows.own_full, tp.alone() ? h.codes : ops::CodedMatrix{}, h.codes_alone};
+    ops::rms_norm_forward(ctx, in.x_tD, in.weight_D, c.spec.rms_norm_eps, own_h.made(rows.own_h_tD), in.rstd_t,
+                          norm_site(c, in.norm, Direction::forward), own_h.codes);
+    fill_adapter_columns(own, in.group, w, own_h, u_TR);
     tp.gather(ctx, rows.full, in.name);
     if (!tp.alone() && adapted(c.group, in.group) && in.u_TR.defined()) ops::copy_2d(ctx, rows.u_TR, in.u_TR);
     observe(c, in.name, rows.h_TD);
@@ -60,7 +53,7 @@ void make_input(const LayerContext& c, const NormedInput& in, const weights::Ope
 void input_norm_backward(const LayerContext& c, const NormedInput& in, const at::Tensor& dy_full, bool input_gradient) {
     ops::Context& ctx = c.group.ctx;
     const TensorParallel& tp = c.group.tp;
-    const weights::GroupLayout& layout = c.group.layout[in.group];
+    const weights::MatrixGroup& layout = c.group.layout[in.group];
     const NormedRows rows = rows_at_hand(c, in.group);
     at::Tensor v_tR = dy_full.narrow(1, layout.n, layout.r);
     if (!tp.alone() && (input_gradient || adapted(c.group, in.group))) {

@@ -19,10 +19,9 @@ struct NormedInput {
 NormedInput input_norm(const weights::LayerWeights& w, const LayerSaved& a);
 NormedInput post_norm(const weights::LayerWeights& w, const LayerSaved& a);
 
-/// scratch.h_full [T, D+R] = the norm of all ranks' rows at hand and the adapters' columns. `codes` of it where w asks
-/// for them: made where there is one rank; of several they are the caller's to make, of all rows that a product reads.
-/// Where they suffice (input_codes_suffice) the norm's columns are left as they were.
-void make_input(const LayerContext& c, const NormedInput& in, const weights::Operand& w, const ops::CodedMatrix& codes);
+/// scratch.h_full [T, D+R] = the norm of all ranks' rows at hand and the adapters' columns. h: all that a product reads
+/// of it, whose codes are made where there is one rank; of several they are the caller's to make.
+void make_input(const LayerContext& c, const NormedInput& in, const weights::Operand& w, const Activation& h);
 
 /// After input_backward(), which left this rank's terms of the input's gradient in scratch.h_full, and of v in dy_full:
 /// onto the gradient of the residual stream, and those of the norm's weight, A and a trained W. `input_gradient` false:

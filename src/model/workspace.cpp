@@ -34,7 +34,7 @@ int64_t products_workspace(const spec::ModelSpec& spec, const weights::LayerLayo
                            at::Device device) {
     if (!device.is_cpu()) return ops::gemm_workspace(device);
     int64_t most = ops::gemm_cpu_workspace(dtype, run.head_tile, spec.vocab_size, spec.hidden_size);
-    for (const Group g : all_groups)
+    for (const Group g : layout.all_groups())
         most = std::max(
             most, ops::gemm_cpu_workspace(dtype, sizes.tokens, layout[g].n + layout[g].r, layout[g].k + layout[g].r));
     return most;
@@ -48,7 +48,7 @@ int64_t workspace_bytes(const spec::ModelSpec& spec, const weights::LayerLayout&
     const int64_t norm = ops::norm_backward_workspace(device, std::max(sizes.tokens * spec.num_heads, sizes.head_rows),
                                                       std::max(spec.hidden_size, spec.head_dim));
     int64_t dora = 0;
-    for (const Group g : all_groups)
+    for (const Group g : layout.all_groups())
         if (layout.dora) dora = std::max(dora, ops::dora_backward_workspace(device, sizes.tokens, layout[g].n));
     const int64_t paged =
         sizes.cache_tokens > 0

@@ -19,7 +19,7 @@ std::string name_of(const spec::KernelCard& card) {
                ", ", card.multiprocessors, " multiprocessors)");
 }
 
-bool has_bias(const weights::GroupLayout& group, const spec::ModelSpec& spec) {
+bool has_bias(const weights::MatrixGroup& group, const spec::ModelSpec& spec) {
     return std::any_of(group.slices.begin(), group.slices.end(),
                        [&](const weights::Slice& slice) { return spec.has_bias(slice.projection); });
 }
@@ -66,7 +66,7 @@ TunedProducts tuned_products(const spec::KernelTable& table, const model::ModelP
         if (!has_a_table || !table.measured(key)) result.untuned.push_back(name);
     };
     const bool bf16 = request.dtype == at::kBFloat16;
-    for (const weights::Group g : weights::all_groups) {
+    for (const weights::Group g : plan.layout().all_groups()) {
         const auto [n, k, r] = std::tuple{plan.layout()[g].n, plan.layout()[g].k, plan.layout()[g].r};
         for (const spec::ProductForm form : {spec::ProductForm::nt, spec::ProductForm::nn}) {
             const bool forward = form == spec::ProductForm::nt;

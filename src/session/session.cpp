@@ -25,9 +25,10 @@ namespace unsloth::session {
 void require_positions(const config::LoadedConfig& loaded, const spec::ModelSpec& spec) {
     const int64_t length = loaded.config.model.max_seq_length, positions = spec.usable_positions();
     if (length <= positions || loaded.config.data.packing || length == config::ModelOptions{}.max_seq_length) return;
-    const bool linear = spec.rope.type == spec::RopeSpec::Type::linear;  // what is scaled already is scaled further
-    const auto factor =
-        std::llround(static_cast<double>((length + positions - 1) / positions) * (linear ? spec.rope.factor : 1.0));
+    const bool linear =
+        spec.ropes.front().type == spec::RopeSpec::Type::linear;  // what is scaled already is scaled further
+    const auto factor = std::llround(static_cast<double>((length + positions - 1) / positions) *
+                                     (linear ? spec.ropes.front().factor : 1.0));
     throw Error("model.too-many-positions",
                 cat("model.max_seq_length is ", length, ", and the model has ", positions, " positions"),
                 cat("Scale them, as with --rope_scaling '{\"rope_type\": \"linear\", \"factor\": ", factor,

@@ -10,8 +10,8 @@
 namespace unsloth::spec {
 namespace {
 
-std::string module_path(std::size_t layer, std::size_t projection) {
-    return cat("model.layers.", layer, ".", projection_paths[projection]);
+std::string module_path(std::size_t layer, Projection p) {
+    return cat("model.layers.", layer, ".", path_of(p));
 }
 
 /// rank_pattern or alpha_pattern: the value of the first key that matches a module path.
@@ -93,12 +93,12 @@ class Targets {
 /// Usage Error for a key that gives its value to no adapter.
 template <class Value>
 void refuse_idle_keys(const std::string& option, const std::vector<std::pair<std::string, Value>>& entries,
-                      const std::vector<LayerLora>& layers) {
+                      const ModelSpec& model, const std::vector<LayerLora>& layers) {
     const Patterns<Value> patterns(option, entries);
     enum class Use { none, without_adapter, shadowed, serves };
     std::vector<Use> uses(entries.size(), Use::none);
     for (std::size_t layer = 0; layer < layers.size(); ++layer) {
-        for (std::size_t p = 0; p < projection_count; ++p) {
+        for (const Projection p : model.linears) {
             const std::string path = module_path(layer, p);
             const bool has_adapter = layers[layer][p].r > 0;
             const std::size_t first = patterns.first_match(path, 0);
@@ -120,7 +120,8 @@ void refuse_idle_keys(const std::string& option, const std::vector<std::pair<std
             throw Error("adapter.no-such-target", place + "matches no module of this model",
                         cat("A key is the end of a path from a dot on, or a regular expression for it: paths go "
                             "from ",
-                            module_path(0, 0), " to ", module_path(layers.size() - 1, projection_count - 1), "."));
+                            module_path(0, model.linears.front()), " to ",
+                            module_path(layers.size() - 1, model.linears.back()), "."));
     }
 }
 
@@ -163,10 +164,10 @@ std::vector<LayerLora> resolve_lora(const LoraSpec& lora, const ModelSpec& model
     std::vector<LayerLora> layers(static_cast<std::size_t>(model.num_layers));
     bool any = false;
     for (int64_t layer = 0; layer < model.num_layers; ++layer) {
-        for (std::size_t p = 0; p < projection_count; ++p) {
+        for (const Projection p : model.linears) {
             const std::string path = module_path(static_cast<std::size_t>(layer), p);
             if (!targets.contains(path, layer)) continue;
-            layers[static_cast<std::size_t>(layer)][p] =
+            layers[static_cast<std::size_t>(layer)].add(p) =
                 make_module(lora, ranks.value_for(path, lora.r), alphas.value_for(path, lora.lora_alpha), path);
             any = true;
         }
@@ -178,8 +179,8 @@ std::vector<LayerLora> resolve_lora(const LoraSpec& lora, const ModelSpec& model
 
 void refuse_idle_patterns(const LoraSpec& lora, const ModelSpec& model) {
     const std::vector<LayerLora> layers = resolve_lora(lora, model);
-    refuse_idle_keys("lora.rank_pattern", lora.rank_pattern, layers);
-    refuse_idle_keys("lora.alpha_pattern", lora.alpha_pattern, layers);
+    refuse_idle_keys("lora.rank_pattern", lora.rank_pattern, model, layers);
+    refuse_idle_keys("lora.alpha_pattern", lora.alpha_pattern, model, layers);
 }
 
 }  // namespace unsloth::spec

@@ -16,9 +16,8 @@ double pairs_of(int64_t length, int64_t window) {
 
 ModelFlops::ModelFlops(const ModelSpec& model, const TrainedShare& trained) : model_(model) {
     double weights = 0;
-    for (int p = 0; p < projection_count; ++p)
-        weights += static_cast<double>(model.out_features(static_cast<Projection>(p)) *
-                                       model.in_features(static_cast<Projection>(p)));
+    for (const Projection p : model.linears)
+        weights += static_cast<double>(model.out_features(p) * model.in_features(p));
     token_ = (trained.layers ? 6 : 4) * weights * static_cast<double>(model.num_layers) +
              6 * static_cast<double>(trained.adapter_parameters);
     target_ = (trained.head ? 6 : 4) * static_cast<double>(model.vocab_size * model.hidden_size);
@@ -29,10 +28,8 @@ double ModelFlops::of(std::span<const int32_t> segments, int64_t targets, std::s
     double pairs = 0;
     for (std::size_t s = 0; s + 1 < segments.size(); ++s) {
         const int64_t first = before.empty() ? 0 : before[s], length = first + segments[s + 1] - segments[s];
-        for (std::size_t layer = 0; layer < static_cast<std::size_t>(model_.num_layers); ++layer) {
-            const int64_t window = layer < model_.sliding_window.size() ? model_.sliding_window[layer] : 0;
-            pairs += pairs_of(length, window) - pairs_of(first, window);
-        }
+        for (const LayerSpec& layer : model_.layers)
+            pairs += pairs_of(length, layer.window) - pairs_of(first, layer.window);
     }
     return token_ * static_cast<double>(segments.back()) + target_ * static_cast<double>(targets) +
            12 * static_cast<double>(model_.q_size()) * pairs;

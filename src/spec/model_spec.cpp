@@ -17,24 +17,23 @@ std::vector<double> geometric_frequencies(double theta, int64_t head_dim) {
     return frequencies;
 }
 
-int64_t original_length(const ModelSpec& spec) {
-    const int64_t length = spec.rope.original_max_position_embeddings;
+int64_t original_length(const ModelSpec& spec, const RopeSpec& rope) {
+    const int64_t length = rope.original_max_position_embeddings;
     return length > 0 ? length : spec.max_position_embeddings;
 }
 
 /// NTK-aware scaling: beyond the trained length the base grows with the sequence.
-double dynamic_theta(const ModelSpec& spec, int64_t seq_len) {
+double dynamic_theta(const ModelSpec& spec, const RopeSpec& rope, int64_t seq_len) {
     const auto trained = static_cast<double>(spec.max_position_embeddings);
     const double length = std::max(static_cast<double>(seq_len), trained);
-    const double factor = spec.rope.factor;
+    const double factor = rope.factor;
     const auto d = static_cast<double>(spec.head_dim);
-    return spec.rope.theta * std::pow(factor * length / trained - (factor - 1.0), d / (d - 2.0));
+    return rope.theta * std::pow(factor * length / trained - (factor - 1.0), d / (d - 2.0));
 }
 
 /// Llama 3.1: long wavelengths are interpolated, short ones kept, those between are blended.
-void scale_llama3(const ModelSpec& spec, std::vector<double>& frequencies) {
-    const RopeSpec& rope = spec.rope;
-    const auto length = static_cast<double>(original_length(spec));
+void scale_llama3(const ModelSpec& spec, const RopeSpec& rope, std::vector<double>& frequencies) {
+    const auto length = static_cast<double>(original_length(spec, rope));
     for (double& frequency : frequencies) {
         const double wavelength = 2.0 * std::numbers::pi / frequency;
         if (wavelength > length / rope.low_freq_factor) {
@@ -48,15 +47,15 @@ void scale_llama3(const ModelSpec& spec, std::vector<double>& frequencies) {
 }
 
 /// The dimension that turns `rotations` times over the original length (YaRN, arXiv:2309.00071, section 3.2).
-double yarn_dimension(const ModelSpec& spec, double rotations) {
-    const double turns = static_cast<double>(original_length(spec)) / (rotations * 2.0 * std::numbers::pi);
-    return static_cast<double>(spec.head_dim) * std::log(turns) / (2.0 * std::log(spec.rope.theta));
+double yarn_dimension(const ModelSpec& spec, const RopeSpec& rope, double rotations) {
+    const double turns = static_cast<double>(original_length(spec, rope)) / (rotations * 2.0 * std::numbers::pi);
+    return static_cast<double>(spec.head_dim) * std::log(turns) / (2.0 * std::log(rope.theta));
 }
 
-void scale_yarn(const ModelSpec& spec, std::vector<double>& frequencies) {
-    double low = yarn_dimension(spec, spec.rope.beta_fast);
-    double high = yarn_dimension(spec, spec.rope.beta_slow);
-    if (spec.rope.truncate) {
+void scale_yarn(const ModelSpec& spec, const RopeSpec& rope, std::vector<double>& frequencies) {
+    double low = yarn_dimension(spec, rope, rope.beta_fast);
+    double high = yarn_dimension(spec, rope, rope.beta_slow);
+    if (rope.truncate) {
         low = std::floor(low);
         high = std::ceil(high);
     }
@@ -65,7 +64,7 @@ void scale_yarn(const ModelSpec& spec, std::vector<double>& frequencies) {
     if (low == high) high += 0.001;  // a ramp of no width would divide by zero
     for (std::size_t i = 0; i < frequencies.size(); ++i) {
         const double ramp = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
-        frequencies[i] = frequencies[i] / spec.rope.factor * ramp + frequencies[i] * (1.0 - ramp);
+        frequencies[i] = frequencies[i] / rope.factor * ramp + frequencies[i] * (1.0 - ramp);
     }
 }
 
@@ -83,25 +82,28 @@ double yarn_attention_scaling(const RopeSpec& rope) {
 }
 
 /// LongRoPE (arXiv:2402.13753): found by search, one set of factors for the trained length and one beyond it.
-void scale_longrope(const ModelSpec& spec, int64_t seq_len, std::vector<double>& frequencies) {
-    const std::vector<double>& factors =
-        seq_len > original_length(spec) ? spec.rope.long_factor : spec.rope.short_factor;
+void scale_longrope(const ModelSpec& spec, const RopeSpec& rope, int64_t seq_len, std::vector<double>& frequencies) {
+    const std::vector<double>& factors = seq_len > original_length(spec, rope) ? rope.long_factor : rope.short_factor;
     UNSLOTH_CHECK(factors.size() == frequencies.size(), factors.size(), " factors");
     for (std::size_t i = 0; i < frequencies.size(); ++i) frequencies[i] /= factors[i];
 }
 
-double longrope_attention_scaling(const ModelSpec& spec) {
-    const RopeSpec& rope = spec.rope;
+double longrope_attention_scaling(const ModelSpec& spec, const RopeSpec& rope) {
     if (rope.attention_factor) return *rope.attention_factor;
     if (rope.factor <= 1.0) return 1.0;
-    return std::sqrt(1.0 + std::log(rope.factor) / std::log(static_cast<double>(original_length(spec))));
+    return std::sqrt(1.0 + std::log(rope.factor) / std::log(static_cast<double>(original_length(spec, rope))));
 }
 
 }  // namespace
 
+bool ModelSpec::has_rope(RopeSpec::Type type) const {
+    return std::ranges::any_of(ropes, [&](const RopeSpec& rope) { return rope.type == type; });
+}
+
 int64_t ModelSpec::usable_positions() const {
     const auto trained = static_cast<double>(max_position_embeddings);
     constexpr double most = 1e15;  // whatever the factor
+    const RopeSpec& rope = ropes.front();
     return rope.type == RopeSpec::Type::dynamic ? static_cast<int64_t>(std::min(trained * rope.factor, most))
                                                 : max_position_embeddings;
 }
@@ -142,10 +144,10 @@ bool ModelSpec::has_bias(Projection p) const {
     }
 }
 
-RopeFrequencies rope_frequencies(const ModelSpec& spec, int64_t seq_len) {
+RopeFrequencies rope_frequencies(const ModelSpec& spec, int64_t seq_len, std::size_t place) {
     UNSLOTH_CHECK(spec.head_dim > 0 && spec.head_dim % 2 == 0, "head_dim ", spec.head_dim);
-    const RopeSpec& rope = spec.rope;
-    const double theta = rope.type == RopeSpec::Type::dynamic ? dynamic_theta(spec, seq_len) : rope.theta;
+    const RopeSpec& rope = spec.ropes.at(place);
+    const double theta = rope.type == RopeSpec::Type::dynamic ? dynamic_theta(spec, rope, seq_len) : rope.theta;
     std::vector<double> frequencies = geometric_frequencies(theta, spec.head_dim);
     RopeFrequencies result;
     switch (rope.type) {
@@ -156,15 +158,15 @@ RopeFrequencies rope_frequencies(const ModelSpec& spec, int64_t seq_len) {
             for (double& frequency : frequencies) frequency /= rope.factor;
             break;
         case RopeSpec::Type::llama3:
-            scale_llama3(spec, frequencies);
+            scale_llama3(spec, rope, frequencies);
             break;
         case RopeSpec::Type::yarn:
-            scale_yarn(spec, frequencies);
+            scale_yarn(spec, rope, frequencies);
             result.attention_scaling = static_cast<float>(yarn_attention_scaling(rope));
             break;
         case RopeSpec::Type::longrope:
-            scale_longrope(spec, seq_len, frequencies);
-            result.attention_scaling = static_cast<float>(longrope_attention_scaling(spec));
+            scale_longrope(spec, rope, seq_len, frequencies);
+            result.attention_scaling = static_cast<float>(longrope_attention_scaling(spec, rope));
             break;
     }
     result.inv_freq.assign(frequencies.begin(), frequencies.end());

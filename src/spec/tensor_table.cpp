@@ -14,31 +14,32 @@ class TableBuilder {
 
     void add(std::string name, TensorRole role, int layer, std::vector<int64_t> shape) {
         const bool matrix = shape.size() == 2;
-        table_.push_back({std::move(name), role, layer, Projection::q, std::move(shape), matrix});
+        table_.push_back({std::move(name), role, {layer}, std::move(shape), matrix});
     }
 
     void add_layer(int layer) {
         const std::string prefix = cat("model.layers.", layer, ".");
         const int64_t D = spec_.hidden_size;
         add(prefix + "input_layernorm.weight", TensorRole::input_norm, layer, {D});
-        for (const Projection p : {Projection::q, Projection::k, Projection::v}) add_linear(prefix, layer, p);
-        if (spec_.qk_norm) {
-            add(prefix + "self_attn.q_norm.weight", TensorRole::q_norm, layer, {spec_.head_dim});
-            add(prefix + "self_attn.k_norm.weight", TensorRole::k_norm, layer, {spec_.head_dim});
+        for (const Projection p : spec_.linears) {
+            if (p == Projection::o && spec_.qk_norm) {
+                add(prefix + "self_attn.q_norm.weight", TensorRole::q_norm, layer, {spec_.head_dim});
+                add(prefix + "self_attn.k_norm.weight", TensorRole::k_norm, layer, {spec_.head_dim});
+            }
+            add_linear(prefix, {layer, p});
+            if (p == Projection::o) add(prefix + "post_attention_layernorm.weight", TensorRole::post_norm, layer, {D});
         }
-        add_linear(prefix, layer, Projection::o);
-        add(prefix + "post_attention_layernorm.weight", TensorRole::post_norm, layer, {D});
-        for (const Projection p : {Projection::gate, Projection::up, Projection::down}) add_linear(prefix, layer, p);
     }
 
     std::vector<TensorRule> take() { return std::move(table_); }
 
   private:
-    void add_linear(const std::string& prefix, int layer, Projection p) {
+    void add_linear(const std::string& prefix, LinearId id) {
+        const Projection p = id.projection;
         const std::string module = prefix + std::string(path_of(p));
         const int64_t N = spec_.out_features(p);
-        table_.push_back({module + ".weight", TensorRole::linear, layer, p, {N, spec_.in_features(p)}, true});
-        if (spec_.has_bias(p)) table_.push_back({module + ".bias", TensorRole::bias, layer, p, {N}, false});
+        table_.push_back({module + ".weight", TensorRole::linear, id, {N, spec_.in_features(p)}, true});
+        if (spec_.has_bias(p)) table_.push_back({module + ".bias", TensorRole::bias, id, {N}, false});
     }
 
     const ModelSpec& spec_;

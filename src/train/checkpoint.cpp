@@ -210,7 +210,7 @@ ReadValues values_of_parts(const std::filesystem::path& checkpoint, const weight
     return [files](const weights::Parameter& p) {
         const at::Tensor values = at::empty({p.elements()}, at::kFloat);
         for (const auto& [file, part, table] : *files) {
-            const weights::Parameter* const own = table.find(p.role, p.layer, p.projection, p.kind);
+            const weights::Parameter* const own = table.find(p.role, p.id, p.kind);
             if (own == nullptr) continue;
             const weights::ParameterSlice slice = table.slice(part.share),
                                           piece = slice.with({own->offset, own->offset + own->elements()});

@@ -76,7 +76,7 @@ class Gathering {
     void for_pieces(const weights::Parameter& p, const Visit& visit) const {
         int stage = -1;
         for (const Part& part : parts_) {
-            const weights::Parameter* const own = part.table.find(p.role, p.layer, p.projection, p.kind);
+            const weights::Parameter* const own = part.table.find(p.role, p.id, p.kind);
             if (own == nullptr || (stage >= 0 && part.stage != stage)) continue;
             stage = part.stage;
             const ParameterSlice has = part.slice.with({own->offset, own->offset + own->elements()});

@@ -21,9 +21,9 @@ namespace fs = std::filesystem;
 std::vector<std::string> target_names(const spec::LoraSpec& lora, const spec::ModelSpec& spec) {
     std::vector<std::string> names;
     const std::vector<spec::LayerLora> layers = spec::resolve_lora(lora, spec);
-    for (std::size_t p = 0; p < spec::projection_count; ++p)
+    for (const spec::Projection p : spec.linears)
         if (std::any_of(layers.begin(), layers.end(), [&](const spec::LayerLora& layer) { return layer[p].r > 0; }))
-            names.emplace_back(spec::projection_names[p]);
+            names.emplace_back(spec::name_of(p));
     return names;
 }
 

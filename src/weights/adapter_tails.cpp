@@ -15,16 +15,16 @@ struct Shape {
     const Slice* slice;
     int64_t first, r;  ///< of the slice's reserved rows (A) or columns (B)
     bool used;         ///< otherwise zeros
-    int64_t elements(const GroupLayout& layout) const { return r * (part == Part::b ? slice->n : layout.k); }
+    int64_t elements(const MatrixGroup& layout) const { return r * (part == Part::b ? slice->n : layout.k); }
 };
 
 /// Every block, layer by layer: the plan and the constructor walk the same list.
 std::vector<Shape> shapes_of(const LayerLayout& layout, const std::vector<spec::LayerLora>& lora, bool transposed) {
     std::vector<Shape> shapes;
     for (const int layer : layout.stage.layers(static_cast<int64_t>(lora.size())))
-        for (const Group g : all_groups)
+        for (const Group g : layout.all_groups())
             for (const Slice& slice : layout[g].slices) {
-                const int64_t r = lora[static_cast<std::size_t>(layer)][static_cast<std::size_t>(slice.projection)].r;
+                const int64_t r = lora[static_cast<std::size_t>(layer)][slice.projection].r;
                 for (const auto part : {Shape::Part::a, Shape::Part::a_transposed, Shape::Part::b}) {
                     if (part == Shape::Part::a_transposed && !transposed) continue;
                     if (r > 0) shapes.push_back({part, layer, g, &slice, 0, r, true});
@@ -56,21 +56,21 @@ at::Tensor place(const Shape& shape, const GroupMargins& margins) {
 ops::MultiTensorCopy make_table(ops::Context& ctx, const Adapters& adapters, const LayerLayout& layout,
                                 const std::vector<LayerMargins>& margins, const memory::Arena& arena,
                                 const char* table) {
-    const bool transposed =
-        std::any_of(margins.begin(), margins.end(), [](const LayerMargins& layer) { return layer[0].a_KR.defined(); });
+    const bool transposed = std::any_of(margins.begin(), margins.end(), [](const LayerMargins& layer) {
+        return std::ranges::any_of(layer, [](const auto& group) { return group.second.a_KR.defined(); });
+    });
     std::vector<ops::FillBlock> blocks;
     std::vector<int64_t> runs;
     for (const Shape& shape : shapes_of(layout, adapters.layers(), transposed)) {
         while (static_cast<int>(runs.size()) <= shape.layer) runs.push_back(static_cast<int64_t>(blocks.size()));
-        const GroupMargins& group =
-            margins.at(static_cast<std::size_t>(shape.layer))[static_cast<std::size_t>(shape.group)];
+        const GroupMargins& group = margins.at(static_cast<std::size_t>(shape.layer)).at(shape.group);
         ops::FillBlock block{.out = place(shape, group), .transposed = shape.part == Shape::Part::a_transposed};
-        const spec::Projection projection = shape.slice->projection;
+        const spec::LinearId id{shape.layer, shape.slice->projection};
         if (shape.used && shape.part == Shape::Part::b) {
-            block.source = rows_of(adapters.value(*adapters.b(shape.layer, projection)), shape.slice->part);
-            block.scale = adapters.lora(shape.layer)[static_cast<std::size_t>(projection)].scale;
+            block.source = rows_of(adapters.value(*adapters.b(id)), shape.slice->part);
+            block.scale = adapters.lora(id.layer)[id.projection].scale;
         } else if (shape.used) {
-            block.source = columns_of(adapters.value(*adapters.a(shape.layer, projection)), shape.slice->part);
+            block.source = columns_of(adapters.value(*adapters.a(id)), shape.slice->part);
         }
         blocks.push_back(std::move(block));
     }
@@ -83,16 +83,18 @@ ops::MultiTensorCopy make_table(ops::Context& ctx, const Adapters& adapters, con
 }  // namespace
 
 Adapters::Adapters(const Parameters& parameters, const std::vector<spec::LayerLora>& lora)
-    : parameters_(parameters),
-      lora_(lora),
-      a_(lora.size() * spec::projection_count),
-      b_(lora.size() * spec::projection_count),
-      magnitude_(lora.size() * spec::projection_count) {
+    : parameters_(parameters), lora_(lora) {
     for (const Parameter& p : parameters.table().parameters()) {
         if (p.kind == Parameter::Kind::base) continue;
-        const auto index = static_cast<std::size_t>(p.layer * spec::projection_count + static_cast<int>(p.projection));
-        (p.kind == Parameter::Kind::lora_a ? a_ : p.kind == Parameter::Kind::lora_b ? b_ : magnitude_)[index] = &p;
+        Trained& of = trained_[p.id];
+        (p.kind == Parameter::Kind::lora_a ? of.a : p.kind == Parameter::Kind::lora_b ? of.b : of.magnitude) = &p;
     }
+}
+
+const Adapters::Trained& Adapters::of(spec::LinearId id) const {
+    static constexpr Trained none;
+    const auto found = trained_.find(id);
+    return found == trained_.end() ? none : found->second;
 }
 
 void AdapterMargins::plan(const LayerLayout& layout, const std::vector<spec::LayerLora>& lora, at::Device device,

@@ -35,12 +35,12 @@ struct BaseBuffer {
 };
 
 /// A group in the compute type, with its margins.
-inline BaseBuffer dense_buffer(const GroupLayout& group, int64_t layer, Group g, at::ScalarType dtype) {
+inline BaseBuffer dense_buffer(const MatrixGroup& group, int64_t layer, Group g, at::ScalarType dtype) {
     return {layer, g, "", group.n + group.r, group.leading(), dtype};
 }
 
 /// A group in 8 bits for its forward product, and its margins; factors of int8 codes last.
-inline std::vector<BaseBuffer> coded_buffers(const GroupLayout& group, int64_t layer, Group g, at::ScalarType dtype,
+inline std::vector<BaseBuffer> coded_buffers(const MatrixGroup& group, int64_t layer, Group g, at::ScalarType dtype,
                                              spec::Codes codes) {
     std::vector<BaseBuffer> buffers{{layer, g, " W codes", group.n, group.k, ops::type_of(codes)},
                                     {layer, g, " W scales", group.n, 1, at::kFloat},
@@ -51,7 +51,7 @@ inline std::vector<BaseBuffer> coded_buffers(const GroupLayout& group, int64_t l
 }
 
 /// The same of its transpose, for dx.
-inline std::vector<BaseBuffer> transpose_buffers(const GroupLayout& group, int64_t layer, Group g, at::ScalarType dtype,
+inline std::vector<BaseBuffer> transpose_buffers(const MatrixGroup& group, int64_t layer, Group g, at::ScalarType dtype,
                                                  spec::Codes codes) {
     std::vector<BaseBuffer> buffers{{layer, g, " W^T codes", group.k, group.n, ops::type_of(codes)},
                                     {layer, g, " W^T scales", group.k, 1, at::kFloat},

@@ -67,16 +67,15 @@ std::shared_ptr<const BasePlan::Forms> BasePlan::forms_of(const formats::WeightF
                    stays = named || source.rule.role == spec::TensorRole::linear || spec::is_quantised(type);
         forms.types.push_back(stays ? type : weight_type_of(request.dtype));
     }
-    const auto form = [&](int layer, int p) {
-        const formats::TensorSource& source = file.tensors.linear(layer, static_cast<spec::Projection>(p));
+    const auto form = [&](int layer, spec::Projection p) {
+        const formats::TensorSource& source = file.tensors.linear({layer, p});
         return std::tuple(forms.types[static_cast<std::size_t>(&source - file.tensors.all().data())],
-                          stored_type(source), source.quant4 && source.quant4->view.nested());
+                          stored_type(source), source.quantised() && source.quant4()->view.nested());
     };
     for (int layer = 0; layer < static_cast<int>(file.spec.num_layers); ++layer) {
         const auto same = [&](int other) {
-            for (int p = 0; p < spec::projection_count; ++p)
-                if (form(layer, p) != form(other, p)) return false;
-            return true;
+            return std::ranges::all_of(file.spec.linears,
+                                       [&](spec::Projection p) { return form(layer, p) == form(other, p); });
         };
         int first = 0;
         while (first < layer && (forms.like[static_cast<std::size_t>(first)] != first || !same(first))) ++first;
@@ -154,8 +153,8 @@ int BasePlan::widest_bits() const {
 /// What of a tensor this rank has: all of it, but of the layers' matrices.
 spec::MatrixSlice BasePlan::part_of(const formats::TensorSource& source) const {
     if (source.rule.role == spec::TensorRole::linear)
-        for (const Slice& slice : layout_[group_of(source.rule.projection)].slices)
-            if (slice.projection == source.rule.projection) return slice.part;
+        for (const Slice& slice : layout_[group_of(source.rule.id.projection)].slices)
+            if (slice.projection == source.rule.id.projection) return slice.part;
     return {{0, source.rows()}, {0, source.cols()}};
 }
 
@@ -165,7 +164,7 @@ bool BasePlan::is_cut(const formats::TensorSource& source) const {
 
 /// Whether a 4-bit weight is held with nested block maxima.
 bool BasePlan::nested(const formats::TensorSource& source) const {
-    const bool whole = !as_it_lies(source) || source.quant4->view.nested();
+    const bool whole = !as_it_lies(source) || source.quant4()->view.nested();
     return whole && (!is_cut(source) || keeps_nested_maxima(part_of(source), source.cols()));
 }
 
@@ -176,24 +175,21 @@ bool BasePlan::becomes_ready(int64_t layer) const {
     if (request_.masters) return !request_.reads_values;
     if (!request_.device.is_cuda() || streams(layer) || at_peer(layer)) return false;
     if (request_.cached.at(static_cast<std::size_t>(layer))) return true;
-    for (int p = 0; p < spec::projection_count; ++p) {
-        const formats::TensorSource& linear =
-            file_->tensors.linear(static_cast<int>(layer), static_cast<spec::Projection>(p));
-        if (spec::is_quantised(type_of(linear))) return false;
-    }
-    return true;
+    const Sources sources = linears(static_cast<int>(layer));
+    return std::none_of(sources.begin(), sources.end(),
+                        [&](const formats::TensorSource* source) { return spec::is_quantised(type_of(*source)); });
 }
 
 /// Whether products of the fewest tokens that the run has (generation: one) read tiles in every group: expanding tiles
 /// is slower than expanding rows, so that a layer must not need both.
 bool BasePlan::tiles_serve() const {
     if (!request_.nf4_chooser) return false;
-    const auto serves = [&](const GroupLayout& group, bool transposed) {
+    const auto serves = [&](const MatrixGroup& group, bool transposed) {
         return request_.nf4_chooser(request_.fewest_tokens, group.n, group.k, transposed).kernel !=
                ops::Nf4GemmChoice::Kernel::dequantize;
     };
-    return std::all_of(std::begin(all_groups), std::end(all_groups), [&](Group g) {
-        return serves(layout_[g], false) && (!request_.trains || serves(layout_[g], true));
+    return std::ranges::all_of(layout_.groups, [&](const MatrixGroup& group) {
+        return serves(group, false) && (!request_.trains || serves(group, true));
     });
 }
 
@@ -212,7 +208,7 @@ bool BasePlan::margins_stay() const {
 
 bool BasePlan::lies_in_tiles(const formats::TensorSource& source) const {
     const bool in_layer = source.rule.role == spec::TensorRole::linear;
-    if (!tiles_serve_ || !in_layer || on_disk(source.rule.layer) || !spec::is_4bit(type_of(source))) return false;
+    if (!tiles_serve_ || !in_layer || on_disk(source.rule.id.layer) || !spec::is_4bit(type_of(source))) return false;
     const spec::MatrixSlice part = part_of(source);
     return nested(source) && part.rows.size % spec::nf4_tile == 0 && part.columns.size % spec::nf4_tile == 0;
 }
@@ -221,7 +217,7 @@ bool BasePlan::lies_in_tiles(const formats::TensorSource& source) const {
 BasePlan::Held BasePlan::held(const formats::TensorSource& source) const {
     const bool lies = as_it_lies(source), in_layer = source.rule.role == spec::TensorRole::linear;
     if (lies_in_tiles(source)) return Held::tiles;
-    if (lies && in_layer && request_.device.is_cpu() && place_of(source.rule.layer) == spec::Place::device &&
+    if (lies && in_layer && request_.device.is_cpu() && place_of(source.rule.id.layer) == spec::Place::device &&
         !is_cut(source))
         return Held::file_map;
     if (type_of(source) == spec::WeightType::int8) return Held::int8;
@@ -233,8 +229,8 @@ int64_t BasePlan::expanded_linears() const {
     if (!request_.device.is_cuda()) return 0;
     const auto& all = file_->tensors.all();
     return std::count_if(all.begin(), all.end(), [&](const formats::TensorSource& source) {
-        return source.rule.role == spec::TensorRole::linear && has(source.rule.layer) &&
-               !lies_ready(source.rule.layer) && spec::is_quantised(type_of(source)) && !lies_in_tiles(source);
+        return source.rule.role == spec::TensorRole::linear && has(source.rule.id.layer) &&
+               !lies_ready(source.rule.id.layer) && spec::is_quantised(type_of(source)) && !lies_in_tiles(source);
     });
 }
 
@@ -247,7 +243,7 @@ void BasePlan::submit_ready(int64_t layer, memory::Plan& resident) const {
     const auto add = [&](const BaseBuffer& buffer) {
         resident.add("layer weights", [&] { return buffer.name(); }, buffer.bytes());
     };
-    for (const Group g : all_groups) {
+    for (const Group g : layout_.all_groups()) {
         if (forward_coded(request_.coded)) {
             for (const BaseBuffer& buffer :
                  coded_buffers(layout_[g], layer, g, request_.dtype, forward_codes(request_.coded)))
@@ -260,8 +256,7 @@ void BasePlan::submit_ready(int64_t layer, memory::Plan& resident) const {
 
 BasePlan::Sources BasePlan::linears(int layer) const {
     Sources sources;
-    for (int p = 0; p < spec::projection_count; ++p)
-        sources.push_back(&file_->tensors.linear(layer, static_cast<spec::Projection>(p)));
+    for (const spec::Projection p : file_->spec.linears) sources.push_back(&file_->tensors.linear({layer, p}));
     return sources;
 }
 
@@ -327,7 +322,7 @@ void BasePlan::submit(memory::Plan& resident) const {
     }
     if (dx_coded(request_.coded))
         for (const int layer : layout_.stage.layers(file_->spec.num_layers))
-            for (const Group g : all_groups)
+            for (const Group g : layout_.all_groups())
                 for (const BaseBuffer& buffer :
                      transpose_buffers(layout_[g], layer, g, request_.dtype, dx_codes(request_.coded)))
                     resident.add("layer weights", [&] { return buffer.name(); }, buffer.bytes());
@@ -335,7 +330,7 @@ void BasePlan::submit(memory::Plan& resident) const {
     for (const formats::TensorSource& source : file_->tensors.all()) {
         const spec::TensorRule& rule = source.rule;
         const int64_t elements = source.rows() * source.cols();
-        if (!layout_.stage.holds(rule.role, rule.layer, reads_embedding_as_head())) continue;
+        if (!layout_.stage.holds(rule.role, rule.id.layer, reads_embedding_as_head())) continue;
         switch (rule.role) {
             case spec::TensorRole::linear:  // in the layers above
             case spec::TensorRole::bias:    // joined by group below
@@ -355,7 +350,7 @@ void BasePlan::submit(memory::Plan& resident) const {
         }
     }
     for (const int layer : layout_.stage.layers(file_->spec.num_layers))
-        for (const Group g : all_groups)
+        for (const Group g : layout_.all_groups())
             if (has_bias(g)) resident.add("biases", [&] { return bias_name(layer, g); }, layout_[g].n * item);
     if (request_.unties_head && layout_.stage.last())
         resident.add("embeddings", untied_head_name, file_->spec.vocab_size * file_->spec.hidden_size * item);

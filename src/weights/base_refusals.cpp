@@ -21,14 +21,14 @@ void BasePlan::require_coded() const {
                "Leave compute_dtype out.");
     if (request_.device.is_cuda() && request_.dtype != at::kBFloat16)
         refuse("goes with dtype bfloat16 on a GPU", "Set model.dtype to bfloat16.");
-    for (const Group g : all_groups)
+    for (const Group g : layout_.all_groups())
         if (layout_[g].n % 16 != 0 || layout_[g].k % 16 != 0)
             refuse(cat("needs sizes that are multiples of 16; ", name_of(g), " is ", layout_[g].n, " x ", layout_[g].k),
                    "Leave compute_dtype out.");
     if (layout_.dora)
         refuse(why_not_dora(request_.coded), "Leave compute_dtype out, or take an adapter without use_dora.");
     const int64_t longest = ops::coded_longest_row(request_.device);
-    for (const Group g : all_groups)
+    for (const Group g : layout_.all_groups())
         if (const int64_t row = std::max(layout_[g].n, layout_[g].k); row > longest)
             refuse(cat("takes rows of up to ", longest, " values; ", name_of(g), " has ", row),
                    "Leave compute_dtype out.");
@@ -92,9 +92,10 @@ void BasePlan::require_resident() const {
 /// What is made while loading has no place on the disk yet.
 void BasePlan::require_offload_folder() const {
     if (request_.offload_folder) return;
-    for (const int layer : streamed_)
-        for (int p = 0; on_disk(layer) && p < spec::projection_count; ++p) {
-            const formats::TensorSource& source = file_->tensors.linear(layer, static_cast<spec::Projection>(p));
+    for (const int layer : streamed_) {
+        if (!on_disk(layer)) continue;
+        for (const formats::TensorSource* linear : linears(layer)) {
+            const formats::TensorSource& source = *linear;
             if (as_it_lies(source)) continue;
             throw Error(
                 "model.device-map",
@@ -104,6 +105,7 @@ void BasePlan::require_offload_folder() const {
                 "Set model.offload_folder to a folder for it, or use a checkpoint in these types "
                 "(unsloth-train quantize makes one), which is read in place.");
         }
+    }
 }
 
 }  // namespace unsloth::weights

@@ -25,8 +25,8 @@ std::optional<Located> locate(const formats::TensorSource& source, const at::Ten
         return Located{&view, static_cast<int64_t>(view.file_offset) + (begin - view.data.data())};
     };
     // Of an 8-bit weight the codes are its tensor; maxima belong to an image's rest.
-    if (!source.quant4) return has(*source.tensor) ? std::optional(in(*source.tensor)) : std::nullopt;
-    for (const formats::TensorView* part : source.quant4->parts)
+    if (!source.quantised()) return has(source.tensor()) ? std::optional(in(source.tensor())) : std::nullopt;
+    for (const formats::TensorView* part : source.quant4()->parts)
         if (has(*part)) return in(*part);
     return std::nullopt;
 }

@@ -15,13 +15,13 @@ constexpr const char *base_name = "norms of base rows", *scale_name = "scales of
 
 int64_t outputs(const LayerLayout& layout) {
     int64_t sum = 0;
-    for (const Group g : all_groups) sum += layout[g].n;
+    for (const Group g : layout.all_groups()) sum += layout[g].n;
     return sum;
 }
 
 int64_t most_products(const LayerLayout& layout) {
     int64_t most = 0;
-    for (const Group g : all_groups) most = std::max(most, layout[g].r * (layout[g].r + layout[g].n));
+    for (const Group g : layout.all_groups()) most = std::max(most, layout[g].r * (layout[g].r + layout[g].n));
     return most;
 }
 
@@ -49,12 +49,12 @@ DoraNorms::DoraNorms(const LayerLayout& layout, const Adapters& adapters, const 
 
 bool DoraNorms::adapts(int layer) const {
     const spec::LayerLora& lora = adapters_.lora(layer);
-    return std::any_of(lora.begin(), lora.end(), [](const spec::LoraModule& module) { return module.dora; });
+    return std::any_of(lora.begin(), lora.end(), [](const auto& adapted) { return adapted.second.dora; });
 }
 
 DoraNorms::Vectors DoraNorms::of(int layer, Group g) const {
     int64_t begin = 0;
-    for (const Group before : all_groups) {
+    for (const Group before : layout_.all_groups()) {
         if (before == g) break;
         begin += layout_[before].n;
     }
@@ -74,10 +74,10 @@ void DoraNorms::sum_over_slices(ops::Context& ctx, Group g, const at::Tensor& te
     slices_->all_reduce(terms, cat("the norms of layers.", layer, " ", name_of(g)));
 }
 
-at::Tensor DoraNorms::norms(int layer, spec::Projection p) const {
-    const Group g = group_of(p);
+at::Tensor DoraNorms::norms(spec::LinearId id) const {
+    const Group g = group_of(id.projection);
     for (const Slice& slice : layout_[g].slices)
-        if (slice.projection == p) return of(layer, g).base_N.narrow(0, slice.n_begin, slice.n).sqrt();
+        if (slice.projection == id.projection) return of(id.layer, g).base_N.narrow(0, slice.n_begin, slice.n).sqrt();
     return {};
 }
 
@@ -92,7 +92,7 @@ void DoraNorms::update(ops::Context& ctx, int layer, Group g, const at::Tensor& 
     sum_over_slices(ctx, g, products_.narrow(0, 0, r * (r + n)), layer);
     const Vectors vectors = of(layer, g);
     for (const Slice& slice : layout_[g].slices) {
-        const Parameter* const magnitude = adapters_.magnitude(layer, slice.projection);
+        const Parameter* const magnitude = adapters_.magnitude({layer, slice.projection});
         if (magnitude == nullptr) continue;
         const auto outputs_of = [&](const at::Tensor& all, int64_t dim) {
             return all.narrow(dim, slice.n_begin, slice.n);

@@ -1,4 +1,4 @@
-// lm_head in 8 bit: which of its products read codes, where those lie, and how they are made.
+// lm_head as its products read it; in 8 bit: which of them read codes, where those lie, and how they are made.
 #include "unsloth/core/error.h"
 #include "unsloth/ops/coded_rows.h"
 #include "unsloth/weights/base_plan.h"
@@ -36,6 +36,26 @@ ops::CodedMatrix codes_at(const memory::Arena& arena, const char* name, int64_t 
 }
 
 }  // namespace
+
+void EmbeddingAndHead::expand_head(ops::Context& ctx, HeadProduct first, const at::Tensor& expanded_VD) const {
+    const HeadProduct reads = codes_VD.codes.defined() ? HeadProduct::dx : HeadProduct::logits;
+    if (expanded_VD.defined() && reads == first) expand(ctx, lm_head_VD, expanded_VD);
+}
+
+Operand EmbeddingAndHead::head(const at::Tensor& expanded_VD, const spec::Range& rows) const {
+    Operand operand;
+    at::Tensor values;
+    if (!codes_VD.codes.defined() || !codes_DV.codes.defined())
+        values =
+            (expanded_VD.defined() ? expanded_VD : std::get<at::Tensor>(lm_head_VD)).narrow(0, rows.begin, rows.size);
+    if (codes_VD.codes.defined()) {
+        operand.base = CodedBase{codes_VD, values};
+    } else {
+        operand.base = DenseBase{.w_NK = values};
+    }
+    if (codes_DV.codes.defined()) operand.transpose = CodedTranspose{codes_DV};
+    return operand;
+}
 
 /// Why lm_head's products stay in the compute type beside layers' in 8 bit; empty: they do not.
 std::string BasePlan::why_head_stays() const {

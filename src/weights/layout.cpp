@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "unsloth/core/error.h"
+
 namespace unsloth::weights {
 namespace {
 
@@ -10,7 +12,7 @@ constexpr int64_t rank_padding = 8;  // 16 bytes of bf16: rows of the wide buffe
 
 int64_t padded_rank(const std::vector<spec::LayerLora>& lora, spec::Projection p) {
     int64_t r = 0;
-    for (const spec::LayerLora& layer : lora) r = std::max(r, layer[static_cast<std::size_t>(p)].r);
+    for (const spec::LayerLora& layer : lora) r = std::max(r, layer[p].r);
     return (r + rank_padding - 1) / rank_padding * rank_padding;
 }
 
@@ -39,11 +41,12 @@ LayerLayout make_layout(const spec::ModelSpec& spec, const std::vector<spec::Lay
     layout.tp = tp;
     layout.stage = std::move(stage);
     for (const spec::LayerLora& layer : lora)
-        layout.dora = layout.dora || std::any_of(layer.begin(), layer.end(),
-                                                 [](const spec::LoraModule& module) { return module.dora; });
-    for (int index = 0; index < spec::projection_count; ++index) {
-        const auto p = static_cast<spec::Projection>(index);
-        GroupLayout& group = layout.groups[static_cast<std::size_t>(group_of(p))];
+        layout.dora = layout.dora ||
+                      std::any_of(layer.begin(), layer.end(), [](const auto& adapted) { return adapted.second.dora; });
+    for (const spec::Projection p : spec.linears) {
+        auto there = std::ranges::find(layout.groups, group_of(p), &MatrixGroup::group);
+        if (there == layout.groups.end()) there = layout.groups.insert(there, MatrixGroup{group_of(p)});
+        MatrixGroup& group = *there;
         const int64_t rank = padded_rank(lora, p);
         const spec::MatrixSlice part = spec::slice_of(spec, p, tp);
         group.slices.push_back({p, group.n, part.rows.size, group.r, rank, part});
@@ -54,15 +57,21 @@ LayerLayout make_layout(const spec::ModelSpec& spec, const std::vector<spec::Lay
     return layout;
 }
 
+const MatrixGroup& LayerLayout::operator[](Group g) const {
+    const auto found = std::ranges::find(groups, g, &MatrixGroup::group);
+    UNSLOTH_CHECK(found != groups.end(), "no group ", name_of(g));
+    return *found;
+}
+
 int64_t LayerLayout::elements() const {
     int64_t sum = 0;
-    for (const GroupLayout& group : groups) sum += group.elements();
+    for (const MatrixGroup& group : groups) sum += group.elements();
     return sum;
 }
 
 int64_t LayerLayout::widest_rank() const {
     int64_t widest = 0;
-    for (const GroupLayout& group : groups) widest = std::max(widest, group.r);
+    for (const MatrixGroup& group : groups) widest = std::max(widest, group.r);
     return widest;
 }
 

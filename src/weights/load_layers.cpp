@@ -17,15 +17,15 @@ at::Tensor tensor_at(const memory::Arena& arena, const BaseBuffer& buffer) {
 }
 
 /// 4-bit weights that were quantised by their reader: the one number that is kept on the host becomes the reader's for
-/// everyone.
+/// everyone. `linears`: a layer's.
 void share_nested_offsets(std::vector<StoredLayer>& layers, at::Device device,
-                          const std::function<int(int64_t layer)>& reader_of, SharedLoading& shared) {
+                          const std::function<int(int64_t layer)>& reader_of, int64_t linears, SharedLoading& shared) {
     if (shared.alone()) return;
-    const at::Tensor offsets = at::zeros({static_cast<int64_t>(layers.size()), spec::projection_count}, at::kFloat);
+    const at::Tensor offsets = at::zeros({static_cast<int64_t>(layers.size()), linears}, at::kFloat);
     const auto each = [&](const auto& visit) {
         for (std::size_t layer = 0; layer < layers.size(); ++layer) {
-            float* sent = offsets.data_ptr<float>() + layer * spec::projection_count;
-            for (StoredGroup& group : layers[layer].groups)
+            float* sent = offsets.data_ptr<float>() + layer * static_cast<std::size_t>(linears);
+            for (auto& [name, group] : layers[layer].groups)
                 if (auto* stored = std::get_if<std::vector<StoredWeight>>(&group))
                     for (StoredWeight& weight : *stored)
                         if (float* own = nested_offset(weight)) visit(*own, *sent++);
@@ -49,7 +49,7 @@ Operand BasePlan::load_dense(ops::Context& ctx, const memory::Arena& arena, int 
     if (request_.masters) return operand;
     for (const Slice& slice : layout_[g].slices) {
         if (shared.reads(layer)) {
-            const formats::TensorSource& linear = file_->tensors.linear(layer, slice.projection);
+            const formats::TensorSource& linear = file_->tensors.linear({layer, slice.projection});
             const at::Tensor w_NK = std::get<DenseBase>(operand.base).w_NK.narrow(0, slice.n_begin, slice.n);
             expand(ctx, frozen_weight(ctx, linear), w_NK);
             if (request_.mantissa_bits > 0) ops::round_mantissa(w_NK, request_.mantissa_bits);
@@ -87,7 +87,7 @@ void BasePlan::load_codes(ops::Context& ctx, const memory::Arena& arena, int lay
         const at::Tensor joined_NK =
             at::empty({layout_[g].n, layout_[g].k}, at::TensorOptions().dtype(request_.dtype).device(ctx.device()));
         for (const Slice& slice : layout_[g].slices) {
-            const formats::TensorSource& linear = file_->tensors.linear(layer, slice.projection);
+            const formats::TensorSource& linear = file_->tensors.linear({layer, slice.projection});
             expand(ctx, frozen_weight(ctx, linear), joined_NK.narrow(0, slice.n_begin, slice.n));
             linear.drop();
         }
@@ -98,16 +98,16 @@ void BasePlan::load_codes(ops::Context& ctx, const memory::Arena& arena, int lay
         for (const at::Tensor& part : {codes.codes, codes.scales, codes.factors})
             if (part.defined()) shared.expect(part, shared.reader_of(layer));
     shared.done(static_cast<int64_t>(layout_[g].slices.size()));
-    stored.groups[static_cast<std::size_t>(g)] = std::move(operand);
-    stored.transposes[static_cast<std::size_t>(g)] = transpose;
+    stored.groups[g] = std::move(operand);
+    stored.transposes[g] = transpose;
 }
 
 /// Codes for dx beside what the forward products read, whose values they are made of.
 void BasePlan::make_transposes(ops::Context& ctx, const memory::Arena& arena, std::vector<StoredLayer>& layers) const {
     for (const int layer : layout_.stage.layers(file_->spec.num_layers))
-        for (const Group g : all_groups) {
+        for (const Group g : layout_.all_groups()) {
             StoredLayer& stored = layers[static_cast<std::size_t>(layer)];
-            const StoredGroup& group = stored.groups[static_cast<std::size_t>(g)];
+            const StoredGroup& group = stored.groups.at(g);
             at::Tensor w_NK;
             if (const auto* ready = std::get_if<Operand>(&group)) {
                 w_NK = std::get<DenseBase>(ready->base).w_NK;
@@ -121,7 +121,7 @@ void BasePlan::make_transposes(ops::Context& ctx, const memory::Arena& arena, st
             }
             const CodedTranspose transpose = transpose_at(arena, layer, g);
             ops::quantize_columns(ctx, w_NK, transpose.w_KN);
-            stored.transposes[static_cast<std::size_t>(g)] = transpose;
+            stored.transposes[g] = transpose;
         }
 }
 
@@ -134,11 +134,11 @@ at::Tensor BasePlan::load_vector(const memory::Arena& arena, const formats::Tens
 }
 
 at::Tensor BasePlan::load_bias(const memory::Arena& arena, int layer, Group g) const {
-    const GroupLayout& group = layout_[g];
+    const MatrixGroup& group = layout_[g];
     if (!has_bias(g)) return {};
     const at::Tensor joined = at::zeros({group.n}, at::kFloat);
     for (const Slice& slice : group.slices)
-        if (const formats::TensorSource* bias = file_->tensors.bias(layer, slice.projection)) {
+        if (const formats::TensorSource* bias = file_->tensors.bias({layer, slice.projection})) {
             const at::Tensor whole = at::empty({bias->cols()}, at::kFloat);
             bias->read_f32(whole.data_ptr<float>());
             joined.narrow(0, slice.n_begin, slice.n).copy_(rows_of(whole, slice.part));
@@ -150,7 +150,7 @@ at::Tensor BasePlan::load_bias(const memory::Arena& arena, int layer, Group g) c
 at::Tensor BasePlan::norm(const memory::Arena& arena, spec::TensorRole role, int layer,
                           const Parameters* masters) const {
     if (masters == nullptr) return load_vector(arena, &file_->tensors.of(role, layer));
-    return masters->value(*masters->table().find(role, layer, spec::Projection::q, Parameter::Kind::base));
+    return masters->value(*masters->table().find(role, {layer}, Parameter::Kind::base));
 }
 
 /// Where a layer lies in host memory, and the slot that it is copied into; nullopt: it lies on the device. Layers take
@@ -195,17 +195,17 @@ BasePlan::ImageMemory BasePlan::memory_at(const at::Tensor& read, const at::Tens
 StoredLayer BasePlan::load_image(ops::Context& ctx, const ImageMemory& memory, int layer, bool reads) const {
     const PackedLayer image = image_of(layer);
     StoredLayer stored;
-    for (const Group g : all_groups) {
+    for (const Group g : layout_.all_groups()) {
         std::vector<StoredWeight> projections;
         for (const Slice& slice : layout_[g].slices) {
-            const formats::TensorSource& source = file_->tensors.linear(layer, slice.projection);
+            const formats::TensorSource& source = file_->tensors.linear({layer, slice.projection});
             projections.push_back(load_stored(ctx, source, reads, [&](const char* what, const at::Tensor& values) {
                 const std::string name = part_name(source.rule.hf_name, what);
                 if (reads) memory.fill(image, name, source, values.view({-1}));
                 return image.part(memory.read, name);
             }));
         }
-        stored.groups[static_cast<std::size_t>(g)] = std::move(projections);
+        stored.groups[g] = std::move(projections);
     }
     return stored;
 }
@@ -220,10 +220,10 @@ void BasePlan::read_offset(const PackedLayer& image, const at::Tensor& memory, c
 
 void BasePlan::read_offsets(const at::Tensor& memory, int layer, StoredLayer& stored) const {
     const PackedLayer image = image_of(layer);
-    for (const Group g : all_groups) {
-        auto& projections = std::get<std::vector<StoredWeight>>(stored.groups[static_cast<std::size_t>(g)]);
+    for (const Group g : layout_.all_groups()) {
+        auto& projections = std::get<std::vector<StoredWeight>>(stored.groups[g]);
         for (std::size_t i = 0; i < projections.size(); ++i)
-            read_offset(image, memory, file_->tensors.linear(layer, layout_[g].slices[i].projection), projections[i]);
+            read_offset(image, memory, file_->tensors.linear({layer, layout_[g].slices[i].projection}), projections[i]);
     }
 }
 
@@ -232,7 +232,7 @@ void BasePlan::read_common(ops::Context& ctx, const std::string& name, const at:
     for (const int layer : streamed_) {
         if (image_name(layer) != name) continue;
         load_image(ctx, memory_at(memory, memory), layer, /*reads=*/true);
-        shared.done(spec::projection_count);
+        shared.done(static_cast<int64_t>(file_->spec.linears.size()));
         return;
     }
     load_matrix(ctx, memory, file_->tensors.of(spec::TensorRole::embed_tokens), /*reads=*/true);
@@ -269,14 +269,14 @@ std::unique_ptr<WeightProvider> BasePlan::load_layers(ops::Context& ctx, const B
             stored = load_image(ctx, memory_at(image->slot_memory, {}), layer, /*reads=*/false);
             read_offsets(image->image, layer, stored);
         } else if (!lies_ready(layer) && masters != nullptr) {
-            for (const Group g : all_groups) {
+            for (const Group g : layout_.all_groups()) {
                 std::vector<StoredWeight> projections;
                 for (const Slice& slice : layout_[g].slices)
-                    projections.emplace_back(
-                        weights::part_of(masters->value(*masters->table().find(
-                                             spec::TensorRole::linear, layer, slice.projection, Parameter::Kind::base)),
-                                         slice.part));
-                stored.groups[static_cast<std::size_t>(g)] = std::move(projections);
+                    projections.emplace_back(weights::part_of(
+                        masters->value(*masters->table().find(spec::TensorRole::linear, {layer, slice.projection},
+                                                              Parameter::Kind::base)),
+                        slice.part));
+                stored.groups[g] = std::move(projections);
             }
         } else if (!lies_ready(layer)) {
             at::Tensor held;  // undefined where all of it stays in the file's map
@@ -288,26 +288,22 @@ std::unique_ptr<WeightProvider> BasePlan::load_layers(ops::Context& ctx, const B
         // What this process read into common memory has been counted.
         const bool counted = image && !at_peer.defined() && !image->disk &&
                              memory.common->filled_here(memory.common->plan().find(image_name(layer)));
-        if (lies_as_image && !counted) shared.done(spec::projection_count);
-        for (const Group g : all_groups) {
-            stored.biases[static_cast<std::size_t>(g)] = load_bias(arena, layer, g);
+        if (lies_as_image && !counted) shared.done(static_cast<int64_t>(file_->spec.linears.size()));
+        for (const Group g : layout_.all_groups()) {
+            stored.biases[g] = load_bias(arena, layer, g);
             if (!lies_ready(layer)) continue;
             if (forward_coded(request_.coded)) {
                 load_codes(ctx, arena, layer, g, shared, stored);
             } else {
-                stored.groups[static_cast<std::size_t>(g)] = load_dense(ctx, arena, layer, g, shared);
+                stored.groups[g] = load_dense(ctx, arena, layer, g, shared);
             }
         }
-        stored.input_norm_D = norm(arena, spec::TensorRole::input_norm, layer, masters);
-        stored.post_norm_D = norm(arena, spec::TensorRole::post_norm, layer, masters);
-        if (file_->spec.qk_norm) {
-            stored.q_norm_d = norm(arena, spec::TensorRole::q_norm, layer, masters);
-            stored.k_norm_d = norm(arena, spec::TensorRole::k_norm, layer, masters);
-        }
+        for (const spec::TensorRole role : file_->tensors.norms(layer))
+            stored.norms[role] = norm(arena, role, layer, masters);
     }
     shared.finish();
     const auto reader_of = [&](int64_t layer) { return at_peer(layer) ? owner_of(layer) : shared.reader_of(layer); };
-    share_nested_offsets(layers, ctx.device(), reader_of, shared);
+    share_nested_offsets(layers, ctx.device(), reader_of, static_cast<int64_t>(file_->spec.linears.size()), shared);
     if (request_.coded == spec::CodedProducts::dx) make_transposes(ctx, arena, layers);
     std::unique_ptr<LayerPrefetcher> images;
     if (!streamed_.empty()) {

@@ -25,13 +25,10 @@ at::Tensor mapped_tensor(const formats::TensorView& view) {
     return copy;
 }
 
-bool is_plain(const formats::TensorSource& source) {
-    return !source.quantised() && !source.int8;
-}
-
 /// A weight's values as a matrix on the CPU: mapped where it lies in `dtype`, else each value rounded once.
 at::Tensor matrix_of(const formats::TensorSource& source, at::ScalarType dtype) {
-    if (is_plain(source) && ops::scalar_type(source.tensor->dtype) == dtype) return mapped_tensor(*source.tensor);
+    const formats::TensorView* const plain = source.plain();
+    if (plain != nullptr && ops::scalar_type(plain->dtype) == dtype) return mapped_tensor(*plain);
     const at::Tensor matrix = at::empty(source.rule.shape, dtype);
     parallel_ranges(source.rows(), 64, [&](int64_t begin, int64_t end) {
         const at::Tensor values = at::empty({end - begin, source.cols()}, at::kFloat);
@@ -44,8 +41,8 @@ at::Tensor matrix_of(const formats::TensorSource& source, at::ScalarType dtype) 
 /// The same in 8 bit: mapped where it lies so, else quantised as `quantize` writes it. input Error, with its name, for
 /// values that have no such form.
 ops::Int8Tensor int8_of(const formats::TensorSource& source) {
-    if (source.int8)
-        return {mapped_tensor(*source.int8->codes), mapped_tensor(*source.int8->maxima).view({source.rows()})};
+    if (const formats::Int8Weight* const weight = source.int8())
+        return {mapped_tensor(*weight->codes), mapped_tensor(*weight->maxima).view({source.rows()})};
     const ops::Int8Tensor made{at::empty(source.rule.shape, at::kChar), at::empty({source.rows()}, at::kFloat)};
     const int64_t cols = source.cols();
     parallel_ranges(source.rows(), 64, [&](int64_t begin, int64_t end) {
@@ -106,16 +103,16 @@ StoredWeight BasePlan::frozen_weight(ops::Context& ctx, const formats::TensorSou
     }
     if (!spec::is_4bit(type)) return slice(matrix_of(linear, matrix_type(linear)), part);
     if (as_it_lies(linear)) {
-        if (!is_cut(linear)) return ops::upload(ctx, linear.quant4->view);
+        if (!is_cut(linear)) return ops::upload(ctx, linear.quant4()->view);
         const auto where_it_is = [](const char*, const at::Tensor& values) { return values; };
-        auto weight = std::get<ops::Quant4Tensor>(slice(quant4_rows(linear.quant4->view, where_it_is), part));
+        auto weight = std::get<ops::Quant4Tensor>(slice(quant4_rows(linear.quant4()->view, where_it_is), part));
         for (at::Tensor* tensor : {&weight.packed, &weight.absmax, &weight.nested_absmax, &weight.tables})
             if (tensor->defined()) *tensor = ops::to_device(*tensor, ctx.device());
         return weight;
     }
     // Nested maxima are of all of a matrix's blocks: it is quantised as a whole.
-    if (type == spec::WeightType::nf4 && is_plain(linear))
-        return slice(ops::quantize_nf4(ctx, ops::to_device(mapped_tensor(*linear.tensor), ctx.device())), part);
+    if (type == spec::WeightType::nf4 && linear.plain() != nullptr)
+        return slice(ops::quantize_nf4(ctx, ops::to_device(mapped_tensor(*linear.plain()), ctx.device())), part);
     const formats::Quant4Owned made = quantised_on_host(linear, type);
     const auto copied = [&](const char*, const at::Tensor& values) { return values.clone().to(ctx.device()); };
     return slice(quant4_rows(made.view(), copied), part);
@@ -128,15 +125,15 @@ StoredWeight BasePlan::load_stored(ops::Context& ctx, const formats::TensorSourc
     const auto where_it_is = [](const char*, const at::Tensor& values) { return values; };
     const auto place_offset = [&](float offset) { place(nested_offset_part, at::full({1}, offset)); };
     if (how == Held::file_map) {
-        if (source.quantised()) return quant4_rows(source.quant4->view, where_it_is);
-        if (source.int8) return int8_of(source);
-        return mapped_tensor(*source.tensor);
+        if (source.quantised()) return quant4_rows(source.quant4()->view, where_it_is);
+        if (source.int8() != nullptr) return int8_of(source);
+        return mapped_tensor(*source.plain());
     }
     const spec::MatrixSlice part = part_of(source);
     const int64_t rows = part.rows.size, cols = part.columns.size;
     StoredWeight stored;
     if (how == Held::packed) {
-        stored = quant4_rows(source.quant4->view, place);
+        stored = quant4_rows(source.quant4()->view, place);
     } else if (how == Held::matrix) {
         at::Tensor made;
         if (reads) made = std::get<at::Tensor>(slice(matrix_of(source, matrix_type(source)), part));
@@ -191,14 +188,13 @@ EmbeddingAndHead BasePlan::load_embedding_and_head(ops::Context& ctx, const Base
     const auto matrix = [&](const formats::TensorSource& source, const std::string& buffer,
                             bool trained) -> StoredWeight {
         if (masters != nullptr && (request_.reads_values || request_.dtype == at::kFloat))
-            return masters->value(
-                *masters->table().find(source.rule.role, -1, spec::Projection::q, Parameter::Kind::base));
+            return masters->value(*masters->table().find(source.rule.role, {}, Parameter::Kind::base));
         shared.done();
         if (masters == nullptr && !trained && type_of(source) != weight_type_of(request_.dtype))
             return load_matrix(ctx, arena.tensor(arena.plan().find(buffer), {image_of({&source}).bytes()}, at::kByte),
                                source, /*reads=*/true);
         const at::Tensor out = arena.tensor(arena.plan().find(buffer), source.rule.shape, request_.dtype),
-                         values = is_plain(source) ? mapped_tensor(*source.tensor) : matrix_of(source, request_.dtype);
+                         values = source.plain() ? mapped_tensor(*source.plain()) : matrix_of(source, request_.dtype);
         shared.read_rows(out, [&](int64_t begin, int64_t end) {
             out.narrow(0, begin, end - begin).copy_(values.narrow(0, begin, end - begin));
         });

@@ -33,11 +33,12 @@ MultiLoraAdapters::MultiLoraAdapters(const std::vector<NamedAdapter>& adapters, 
     for (const NamedAdapter& named : adapters) {
         const formats::Adapter& adapter = adapters_.emplace_back(read(named, model));
         auto& ranks = ranks_.emplace_back();
-        for (std::size_t p = 0; p < ranks.size(); ++p) {
-            ranks[p] = 0;
+        for (const spec::Projection p : model.linears) {
             for (const spec::LayerLora& layer : adapter.layers) ranks[p] = std::max(ranks[p], layer[p].r);
-            all[p].r += ranks[p];
-            all[p].scale = 1;
+            if (ranks[p] == 0) continue;
+            spec::LoraModule& module = all.add(p);
+            module.r += ranks[p];
+            module.scale = 1;
         }
     }
     // Columns are the same adapter's in each layer, so that a pass has one list of owners.
@@ -49,40 +50,37 @@ at::Tensor MultiLoraAdapters::values(const Parameter& p) const {
     const bool is_a = p.kind == Parameter::Kind::lora_a;
     int64_t first = 0;
     for (std::size_t i = 0; i < adapters_.size(); ++i) {
-        const auto projection = static_cast<std::size_t>(p.projection);
-        const spec::LoraModule& module = adapters_[i].layers[static_cast<std::size_t>(p.layer)][projection];
+        const spec::LoraModule& module = adapters_[i].layers[static_cast<std::size_t>(p.id.layer)][p.id.projection];
         if (module.r > 0) {
-            const formats::TensorView& view =
-                is_a ? adapters_[i].a(p.layer, p.projection) : adapters_[i].b(p.layer, p.projection);
+            const formats::TensorView& view = is_a ? adapters_[i].a(p.id) : adapters_[i].b(p.id);
             const at::Tensor own = at::empty(view.shape, at::kFloat);
             spec::convert_to_f32(view.dtype, view.data.data(), own.numel(), own.data_ptr<float>());
             if (!is_a) own.mul_(module.scale);
             all.narrow(is_a ? 0 : 1, first, module.r).copy_(own);
         }
-        first += ranks_[i][projection];
+        first += ranks_[i].at(p.id.projection);
     }
     return all;
 }
 
 void MultiLoraAdapters::plan(const LayerLayout& layout, memory::Plan& plan) const {
-    for (const Group g : all_groups)
+    for (const Group g : layout.all_groups())
         plan.add("adapters", owners_name(g), layout[g].r * static_cast<int64_t>(sizeof(int32_t)));
 }
 
-std::array<at::Tensor, group_count> MultiLoraAdapters::owners(const LayerLayout& layout,
-                                                              const memory::Arena& arena) const {
-    std::array<at::Tensor, group_count> owners;
-    for (const Group g : all_groups) {
+ByGroup<at::Tensor> MultiLoraAdapters::owners(const LayerLayout& layout, const memory::Arena& arena) const {
+    ByGroup<at::Tensor> owners;
+    for (const Group g : layout.all_groups()) {
         const at::Tensor columns = at::full({layout[g].r}, -2, at::kInt);
         for (const Slice& slice : layout[g].slices) {
             int64_t first = slice.r_begin;
             for (std::size_t i = 0; i < ranks_.size(); ++i) {
-                const int64_t r = ranks_[i][static_cast<std::size_t>(slice.projection)];
+                const int64_t r = ranks_[i].at(slice.projection);
                 columns.narrow(0, first, r).fill_(static_cast<int64_t>(i));
                 first += r;
             }
         }
-        at::Tensor& there = owners[static_cast<std::size_t>(g)];
+        at::Tensor& there = owners[g];
         there = arena.tensor(arena.plan().find(owners_name(g)), {layout[g].r}, at::kInt);
         there.copy_(columns);
     }

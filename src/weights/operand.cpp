@@ -7,13 +7,13 @@
 namespace unsloth::weights {
 namespace {
 
-/// `input` without the adapters' columns where they take no part.
-at::Tensor columns(const Product& p, int64_t base, int64_t rank) {
-    return p.input.narrow(1, 0, base + (p.adapters ? rank : 0));
+/// `input` without the adapters' columns where they take no part. `margin`: what these are multiplied by.
+at::Tensor columns(const Product& p, int64_t base, const at::Tensor& margin, int64_t ranks_at) {
+    return p.input.narrow(1, 0, base + (p.adapters ? margin.size(ranks_at) : 0));
 }
 
 void forward(ops::Context& ctx, const Operand& o, const DenseBase& base, const Product& p) {
-    ops::Gemm product{.a = columns(p, base.w_NK.size(1), o.b_NR.size(1)),
+    ops::Gemm product{.a = columns(p, base.w_NK.size(1), o.b_NR, 1),
                       .b = p.adapters ? base.forward_NKR : base.w_NK,
                       .out = p.out,
                       .transpose_b = true,
@@ -27,7 +27,7 @@ void forward(ops::Context& ctx, const Operand& o, const DenseBase& base, const P
 }
 
 void backward(ops::Context& ctx, const Operand& o, const DenseBase& base, const Product& p) {
-    ops::gemm(ctx, {.a = columns(p, base.w_NK.size(0), o.a_RK.size(0)),
+    ops::gemm(ctx, {.a = columns(p, base.w_NK.size(0), o.a_RK, 0),
                     .b = p.adapters ? base.backward_NRK : base.w_NK,
                     .out = p.out,
                     .label = p.label});
@@ -35,7 +35,7 @@ void backward(ops::Context& ctx, const Operand& o, const DenseBase& base, const 
 
 void forward(ops::Context& ctx, const Operand& o, const TiledBase& base, const Product& p) {
     const ops::Region region(ctx, p.label);
-    ops::Nf4Gemm product{.weights = base.tiles, .x = columns(p, base.tiles.front().cols, o.b_NR.size(1)), .out = p.out};
+    ops::Nf4Gemm product{.weights = base.tiles, .x = columns(p, base.tiles.front().cols, o.b_NR, 1), .out = p.out};
     if (p.adapters) product.tail_weight = o.b_NR;
     if (p.residual.defined()) product.residual = p.residual;
     if (p.bias && o.bias_N.defined()) product.bias = o.bias_N;
@@ -45,7 +45,7 @@ void forward(ops::Context& ctx, const Operand& o, const TiledBase& base, const P
 void backward(ops::Context& ctx, const Operand& o, const TiledBase& base, const Product& p) {
     const ops::Region region(ctx, p.label);
     ops::Nf4Gemm product{
-        .weights = base.tiles, .transposed = true, .x = columns(p, o.b_NR.size(0), o.a_RK.size(0)), .out = p.out};
+        .weights = base.tiles, .transposed = true, .x = columns(p, o.b_NR.size(0), o.a_RK, 0), .out = p.out};
     if (p.adapters) product.tail_weight = o.a_RK;
     ops::nf4_gemm(ctx, product, base.backward);
 }
@@ -62,6 +62,10 @@ void forward(ops::Context& ctx, const Operand& o, const CodedBase& base, const P
     ops::gemm_coded(ctx, product);
 }
 
+void backward(ops::Context& ctx, const Operand&, const CodedBase& base, const Product& p) {
+    ops::gemm(ctx, {.a = p.input, .b = base.values_NK, .out = p.out, .label = p.label});
+}
+
 void backward(ops::Context& ctx, const CodedTranspose& transpose, const Product& p) {
     ops::GemmCoded product{.x = p.codes, .w = transpose.w_KN, .out = p.out};
     product.label = p.label;
@@ -74,7 +78,7 @@ void backward(ops::Context& ctx, const CodedTranspose& transpose, const Product&
 
 }  // namespace
 
-Operand dense_operand(const GroupLayout& layout, at::Tensor buffer) {
+Operand dense_operand(const MatrixGroup& layout, at::Tensor buffer) {
     if (layout.r > 0) buffer.zero_();
     DenseBase base;
     base.forward_NKR = buffer.narrow(0, 0, layout.n).narrow(1, 0, layout.inputs());
@@ -107,8 +111,7 @@ void multiply_forward(ops::Context& ctx, const Operand& operand, const Product& 
 
 void multiply_backward(ops::Context& ctx, const Operand& operand, const Product& product) {
     if (operand.transpose) return backward(ctx, *operand.transpose, product);
-    if (const auto* dense = std::get_if<DenseBase>(&operand.base)) return backward(ctx, operand, *dense, product);
-    backward(ctx, operand, std::get<TiledBase>(operand.base), product);
+    std::visit([&](const auto& base) { backward(ctx, operand, base, product); }, operand.base);
 }
 
 }  // namespace unsloth::weights

@@ -36,20 +36,19 @@ ParameterTable ParameterTable::lora(const spec::ModelSpec& spec, const std::vect
                                     const std::vector<std::string>& modules_to_save) {
     ParameterTable table(static_cast<int>(spec.num_layers));
     for (std::size_t layer = 0; layer < lora.size(); ++layer) {
-        const auto index = static_cast<int>(layer);
         const auto add = [&](Parameter::Kind kind) {
-            for (int i = 0; i < spec::projection_count; ++i) {
-                const auto p = static_cast<spec::Projection>(i);
-                const spec::LoraModule& module = lora[layer][static_cast<std::size_t>(i)];
+            for (const spec::Projection p : spec.linears) {
+                const spec::LinearId id{static_cast<int>(layer), p};
+                const spec::LoraModule& module = lora[layer][p];
                 if (module.r == 0 || (kind == Parameter::Kind::magnitude && !module.dora)) continue;
                 const int64_t n = spec.out_features(p);
-                Parameter parameter{kind, formats::lora_a_name(index, p), spec::TensorRole::linear, index,
-                                    p,    {module.r, spec.in_features(p)}};
+                Parameter parameter{
+                    kind, formats::lora_a_name(id), spec::TensorRole::linear, id, {module.r, spec.in_features(p)}};
                 if (kind == Parameter::Kind::lora_b) {
-                    parameter.name = formats::lora_b_name(index, p);
+                    parameter.name = formats::lora_b_name(id);
                     parameter.shape = {n, module.r};
                 } else if (kind == Parameter::Kind::magnitude) {
-                    parameter.name = formats::magnitude_name(index, p);
+                    parameter.name = formats::magnitude_name(id);
                     parameter.shape = {n};
                 }
                 table.add(std::move(parameter));
@@ -63,12 +62,8 @@ ParameterTable ParameterTable::lora(const spec::ModelSpec& spec, const std::vect
     for (const std::string& module : modules_to_save) {
         const spec::TensorRole role =
             module == "embed_tokens" ? spec::TensorRole::embed_tokens : spec::TensorRole::lm_head;
-        table.add({Parameter::Kind::base,
-                   formats::saved_module_name(module),
-                   role,
-                   -1,
-                   spec::Projection::q,
-                   {spec.vocab_size, spec.hidden_size}});
+        table.add(
+            {Parameter::Kind::base, formats::saved_module_name(module), role, {}, {spec.vocab_size, spec.hidden_size}});
     }
     return table;
 }
@@ -77,8 +72,7 @@ ParameterTable ParameterTable::full(const spec::ModelSpec& spec) {
     ParameterTable table(static_cast<int>(spec.num_layers));
     table.embeddings_are_head_ = spec.tie_word_embeddings;
     for (const spec::TensorRule& rule : spec::tensor_table(spec))
-        table.add({Parameter::Kind::base, rule.hf_name, rule.role, rule.layer, rule.projection, rule.shape, 0,
-                   rule.shape.size() == 2});
+        table.add({Parameter::Kind::base, rule.hf_name, rule.role, rule.id, rule.shape, 0, rule.shape.size() == 2});
     return table;
 }
 
@@ -86,7 +80,7 @@ ParameterTable ParameterTable::of(const spec::Stage& stage, bool tied) const {
     ParameterTable table(layers_);
     table.embeddings_are_head_ = embeddings_are_head_;
     for (const Parameter& p : parameters_)
-        if (stage.holds(p.role, p.layer, tied)) table.add(p);
+        if (stage.holds(p.role, p.id.layer, tied)) table.add(p);
     return table;
 }
 
@@ -100,14 +94,10 @@ int64_t ParameterTable::end_of(const Parameter& p) const {
     return p.offset + p.blocks() * ops::optimizer_block;
 }
 
-const Parameter* ParameterTable::find(spec::TensorRole role, int layer, spec::Projection projection,
-                                      Parameter::Kind kind) const {
-    for (const Parameter& p : parameters_) {
-        const bool same_projection =
-            (role != spec::TensorRole::linear && role != spec::TensorRole::bias) || p.projection == projection;
-        if (p.role == role && p.layer == layer && p.kind == kind && same_projection) return &p;
-    }
-    return nullptr;
+const Parameter* ParameterTable::find(spec::TensorRole role, spec::LinearId id, Parameter::Kind kind) const {
+    const auto found = std::find_if(parameters_.begin(), parameters_.end(),
+                                    [&](const Parameter& p) { return p.role == role && p.id == id && p.kind == kind; });
+    return found == parameters_.end() ? nullptr : &*found;
 }
 
 int64_t ParameterTable::padded_elements(int size) const {
@@ -127,7 +117,7 @@ ParameterSlice ParameterTable::slice(Share share) const {
 }
 
 int ParameterTable::unit_of(const Parameter& p) const {
-    if (p.layer >= 0) return layer_unit(p.layer);
+    if (p.id.layer >= 0) return layer_unit(p.id.layer);
     return p.role == spec::TensorRole::embed_tokens ? embedding_unit : head();
 }
 

@@ -18,10 +18,6 @@ std::string staying_name(int layer, Group g, const char* matrix) {
     return cat("tiles' adapters ", layer, " ", name_of(g), " ", matrix);
 }
 
-constexpr std::size_t at_group(Group g) {
-    return static_cast<std::size_t>(g);
-}
-
 void set_margins(Operand& operand, const GroupMargins& margins) {
     operand.a_RK = margins.a_RK;
     operand.b_NR = margins.b_NR;
@@ -30,7 +26,7 @@ void set_margins(Operand& operand, const GroupMargins& margins) {
 }  // namespace
 
 void WeightProvider::plan_slot(const LayerLayout& layout, at::ScalarType dtype, memory::Plan& plan) {
-    for (const Group g : all_groups)
+    for (const Group g : layout.all_groups())
         plan.add("expanded layer", slot_name(g), layout[g].elements() * static_cast<int64_t>(c10::elementSize(dtype)),
                  memory::always);  // margins are zeroed once, and the last layer is used on both sides of the head
 }
@@ -39,7 +35,7 @@ void WeightProvider::plan_staying_margins(const LayerLayout& layout, const std::
                                           at::Device device, at::ScalarType dtype, memory::Plan& plan) {
     const auto item = static_cast<int64_t>(c10::elementSize(dtype));
     for (const int layer : layout.stage.layers(static_cast<int64_t>(lora.size())))
-        for (const Group g : all_groups) {
+        for (const Group g : layout.all_groups()) {
             plan.add("adapters", staying_name(layer, g, "A"), layout[g].r * layout[g].k * item);
             plan.add("adapters", staying_name(layer, g, "sB"), layout[g].n * layout[g].r * item);
         }
@@ -51,13 +47,13 @@ void WeightProvider::keep_margins(ops::Context& ctx, const Adapters& adapters, a
                                   const memory::Arena& arena) {
     staying_.resize(weights_.size());
     for (const int layer : layout_.stage.layers(static_cast<int64_t>(weights_.size())))
-        for (const Group g : all_groups) {
+        for (const Group g : layout_.all_groups()) {
             const auto zeros = [&](const char* matrix, int64_t rows, int64_t columns) {
                 return arena.tensor(arena.plan().find(staying_name(layer, g, matrix)), {rows, columns}, dtype).zero_();
             };
-            staying_[static_cast<std::size_t>(layer)][at_group(g)] = {.a_RK = zeros("A", layout_[g].r, layout_[g].k),
-                                                                      .b_NR = zeros("sB", layout_[g].n, layout_[g].r),
-                                                                      .a_KR = {}};
+            staying_[static_cast<std::size_t>(layer)][g] = {.a_RK = zeros("A", layout_[g].r, layout_[g].k),
+                                                            .b_NR = zeros("sB", layout_[g].n, layout_[g].r),
+                                                            .a_KR = {}};
         }
     fills_staying_.emplace(ctx, adapters, layout_, staying_, arena, staying_table);
 }
@@ -72,7 +68,7 @@ WeightProvider::WeightProvider(ops::Context& ctx, const LayerLayout& layout, at:
       masters_(masters),
       policy_(std::move(tiles)),
       images_(std::move(images)) {
-    expanded_.fill(-1);
+    for (const Group g : layout.all_groups()) expanded_[g] = -1;
     std::vector<LayerMargins> margins;
     for (std::size_t layer = 0; layer < layers.size(); ++layer) {
         StoredLayer& stored = layers[layer];
@@ -81,28 +77,25 @@ WeightProvider::WeightProvider(ops::Context& ctx, const LayerLayout& layout, at:
             margins.emplace_back();
             continue;
         }
-        for (const Group g : all_groups) {
-            StoredGroup& group = stored.groups[at_group(g)];
+        for (const Group g : layout.all_groups()) {
+            StoredGroup& group = stored.groups[g];
             if (auto* ready = std::get_if<Operand>(&group)) {
                 weights[g] = std::move(*ready);
             } else {
-                if (!slot_[at_group(g)])
-                    slot_[at_group(g)] =
+                if (!slot_.contains(g))
+                    slot_[g] =
                         dense_operand(layout[g], arena.tensor(arena.plan().find(slot_name(g)),
                                                               {layout[g].n + layout[g].r, layout[g].leading()}, dtype));
-                if (!paged_[layer]) paged_[layer].emplace();
-                paged_[layer]->groups[at_group(g)] = std::move(std::get<std::vector<StoredWeight>>(group));
+                if (!paged_[layer]) paged_[layer] = Paged(layout);
+                paged_[layer]->groups[g] = std::move(std::get<std::vector<StoredWeight>>(group));
                 take_slot(*paged_[layer], g, weights[g]);
             }
-            weights[g].transpose = std::move(stored.transposes[at_group(g)]);
-            weights[g].bias_N = stored.biases[at_group(g)];
+            weights[g].transpose = std::move(stored.transposes[g]);
+            weights[g].bias_N = stored.biases[g];
         }
-        weights.input_norm_D = stored.input_norm_D;
-        weights.post_norm_D = stored.post_norm_D;
-        weights.q_norm_d = stored.q_norm_d;
-        weights.k_norm_d = stored.k_norm_d;
+        weights.norms = std::move(stored.norms);
         LayerMargins& of_layer = margins.emplace_back();
-        for (const Group g : all_groups) of_layer[at_group(g)] = weights[g].margins();
+        for (const Group g : layout.all_groups()) of_layer[g] = weights[g].margins();
     }
     if (adapters == nullptr) return;
     margins_.emplace(ctx, *adapters, layout, margins, arena);
@@ -110,13 +103,14 @@ WeightProvider::WeightProvider(ops::Context& ctx, const LayerLayout& layout, at:
     if (!layout.dora) return;
     dora_.emplace(layout_, *adapters, arena, slices);
     for (const int layer : layout.stage.layers(static_cast<int64_t>(weights_.size())))
-        for (const Group g : all_groups) {
+        for (const Group g : layout.all_groups()) {
             Operand& operand = weights_[static_cast<std::size_t>(layer)][g];
             operand.scale = dora_->scale(layer, g);
             operand.scale.bias_N = operand.bias_N;
         }
     expand_in_turn(ctx, [&](int layer, const LayerWeights& expanded) {
-        for (const Group g : all_groups) dora_->measure(ctx, layer, g, std::get<DenseBase>(expanded[g].base).w_NK);
+        for (const Group g : layout.all_groups())
+            dora_->measure(ctx, layer, g, std::get<DenseBase>(expanded[g].base).w_NK);
     });
 }
 
@@ -141,16 +135,16 @@ void WeightProvider::expand_in_turn(ops::Context& ctx,
 
 /// The slot is what the group's products read, and tiles are what they may read instead.
 void WeightProvider::take_slot(Paged& paged, Group g, Operand& operand) {
-    operand = *slot_[at_group(g)];
+    operand = slot_.at(g);
     std::vector<ops::Nf4Tiles> tiles;
-    for (const StoredWeight& weight : paged.groups[at_group(g)])
+    for (const StoredWeight& weight : paged.groups.at(g))
         if (const auto* in_tiles = std::get_if<ops::Nf4Tiles>(&weight)) tiles.push_back(*in_tiles);
-    if (tiles.size() == paged.groups[at_group(g)].size()) paged.tiles[at_group(g)] = std::move(tiles);
+    if (tiles.size() == paged.groups.at(g).size()) paged.tiles[g] = std::move(tiles);
 }
 
 /// Lets the group's products of so many tokens read its tiles, where they are faster than expanding and cuBLASLt.
 void WeightProvider::choose_tiles(int layer, Group g, int64_t tokens, Operand& operand) const {
-    const std::vector<ops::Nf4Tiles>& tiles = paged_[static_cast<std::size_t>(layer)]->tiles[at_group(g)];
+    const std::vector<ops::Nf4Tiles>& tiles = paged_[static_cast<std::size_t>(layer)]->tiles.at(g);
     if (!policy_.chooser || tiles.empty()) return;
     constexpr auto dequantize = ops::Nf4GemmChoice::Kernel::dequantize;
     const auto choice = [&](bool transposed) {
@@ -161,11 +155,10 @@ void WeightProvider::choose_tiles(int layer, Group g, int64_t tokens, Operand& o
     if (serves) {
         operand.base = base;
     } else {
-        operand.base = slot_[at_group(g)]->base;
+        operand.base = slot_.at(g).base;
     }
     if (staying_.empty()) return;
-    set_margins(operand,
-                serves ? staying_[static_cast<std::size_t>(layer)][at_group(g)] : slot_[at_group(g)]->margins());
+    set_margins(operand, serves ? staying_[static_cast<std::size_t>(layer)].at(g) : slot_.at(g).margins());
 }
 
 /// Expands the groups whose products read the slot and that do not lie there yet, 4-bit rows of all of them in one
@@ -174,11 +167,11 @@ void WeightProvider::expand_into_slot(ops::Context& ctx, int layer) {
     const Paged& paged = *paged_[static_cast<std::size_t>(layer)];
     std::vector<const StoredWeight*> weights;
     std::vector<at::Tensor> outs_NK;
-    for (const Group g : all_groups) {
+    for (const Group g : layout_.all_groups()) {
         const auto* dense = std::get_if<DenseBase>(&weights_[static_cast<std::size_t>(layer)][g].base);
-        const std::vector<StoredWeight>& group = paged.groups[at_group(g)];
-        if (group.empty() || dense == nullptr || expanded_[at_group(g)] == layer) continue;
-        expanded_[at_group(g)] = layer;
+        const std::vector<StoredWeight>& group = paged.groups.at(g);
+        if (group.empty() || dense == nullptr || expanded_[g] == layer) continue;
+        expanded_[g] = layer;
         for (std::size_t i = 0; i < group.size(); ++i) {
             const Slice& slice = layout_[g].slices[i];
             weights.push_back(&group[i]);
@@ -191,7 +184,7 @@ void WeightProvider::expand_into_slot(ops::Context& ctx, int layer) {
 /// Whether products may read the layer as it is stored, whatever their tokens.
 bool WeightProvider::reads_tiles(const Paged& paged) const {
     return policy_.chooser &&
-           std::any_of(paged.tiles.begin(), paged.tiles.end(), [](const auto& tiles) { return !tiles.empty(); });
+           std::any_of(paged.tiles.begin(), paged.tiles.end(), [](const auto& group) { return !group.second.empty(); });
 }
 
 void WeightProvider::begin(ops::Context& ctx, const std::vector<int>& pass) {
@@ -210,19 +203,19 @@ const LayerWeights& WeightProvider::lay_out(ops::Context& ctx, int layer, std::o
     const std::optional<Paged>& paged = paged_[static_cast<std::size_t>(layer)];
     if (!paged) return weights;
     if (masters_ != nullptr && held_ != layer) copy_biases(ctx, layer);
-    for (const Group g : all_groups) {
+    for (const Group g : layout_.all_groups()) {
         if (tokens) {
             choose_tiles(layer, g, *tokens, weights[g]);
-        } else if (!paged->groups[at_group(g)].empty()) {
-            weights[g].base = slot_[at_group(g)]->base;
-            if (!staying_.empty()) set_margins(weights[g], slot_[at_group(g)]->margins());
+        } else if (!paged->groups.at(g).empty()) {
+            weights[g].base = slot_.at(g).base;
+            if (!staying_.empty()) set_margins(weights[g], slot_.at(g).margins());
         }
     }
     expand_into_slot(ctx, layer);
     // What was expanded has been read; tiles are read until the next layer is asked for.
     if (images_ && !reads_tiles(*paged)) images_->release();
-    if (!staying_.empty() && std::all_of(weights.groups.begin(), weights.groups.end(), [](const Operand& group) {
-            return std::holds_alternative<TiledBase>(group.base);
+    if (!staying_.empty() && std::all_of(weights.groups.begin(), weights.groups.end(), [](const auto& group) {
+            return std::holds_alternative<TiledBase>(group.second.base);
         }))
         return weights;
     if (margins_ && (held_ != layer || held_version_ != margins_->version())) {
@@ -234,7 +227,8 @@ const LayerWeights& WeightProvider::lay_out(ops::Context& ctx, int layer, std::o
 }
 
 WeightProvider::Held WeightProvider::held() const {
-    const bool whole = std::all_of(expanded_.begin(), expanded_.end(), [&](int layer) { return layer == held_; });
+    const bool whole =
+        std::all_of(expanded_.begin(), expanded_.end(), [&](const auto& group) { return group.second == held_; });
     return {whole ? held_ : -1, images_ ? images_->state() : LayerPrefetcher::State{}};
 }
 
@@ -245,15 +239,15 @@ void WeightProvider::assume_held(const Held& held) {
 
 void WeightProvider::assume_expanded(int layer) {
     held_ = layer;
-    expanded_.fill(layer);
+    for (auto& [g, expanded] : expanded_) expanded = layer;
     if (margins_) held_version_ = margins_->version();
 }
 
 void WeightProvider::copy_masters(ops::Context& ctx, int layer) {
-    for (const Group g : all_groups)
+    for (const Group g : layout_.all_groups())
         for (const Slice& slice : layout_[g].slices) {
             const Parameter& matrix =
-                *masters_->table().find(spec::TensorRole::linear, layer, slice.projection, Parameter::Kind::base);
+                *masters_->table().find(spec::TensorRole::linear, {layer, slice.projection}, Parameter::Kind::base);
             const Operand& operand = weights_[static_cast<std::size_t>(layer)][g];
             ops::copy_2d(ctx, part_of(masters_->value(matrix), slice.part),
                          std::get<DenseBase>(operand.base).w_NK.narrow(0, slice.n_begin, slice.n));
@@ -262,10 +256,10 @@ void WeightProvider::copy_masters(ops::Context& ctx, int layer) {
 }
 
 void WeightProvider::copy_biases(ops::Context& ctx, int layer) {
-    for (const Group g : all_groups)
+    for (const Group g : layout_.all_groups())
         for (const Slice& slice : layout_[g].slices)
             if (const Parameter* bias =
-                    masters_->table().find(spec::TensorRole::bias, layer, slice.projection, Parameter::Kind::base))
+                    masters_->table().find(spec::TensorRole::bias, {layer, slice.projection}, Parameter::Kind::base))
                 ops::copy_2d(
                     ctx, rows_of(masters_->value(*bias), slice.part).unsqueeze(0),
                     weights_[static_cast<std::size_t>(layer)][g].bias_N.narrow(0, slice.n_begin, slice.n).unsqueeze(0));
@@ -302,7 +296,7 @@ void WeightProvider::refresh(ops::Context& ctx) {
     if (fills_staying_) fills_staying_->fill(ctx, 0, layers);
     if (!dora_) return;
     expand_in_turn(ctx, [&](int layer, const LayerWeights& expanded) {
-        for (const Group g : all_groups)
+        for (const Group g : layout_.all_groups())
             dora_->update(ctx, layer, g, std::get<DenseBase>(expanded[g].base).w_NK, expanded[g].a_RK,
                           expanded[g].b_NR);
     });

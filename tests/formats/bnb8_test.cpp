@@ -118,7 +118,7 @@ TEST(WriteInt8, GivesAModelThatIsReadBackWithinHalfAStep) {
         std::vector<float> expected(static_cast<std::size_t>(before.rows() * before.cols())), values(expected.size());
         before.read_f32(expected.data());
         after.read_f32(values.data());
-        if (!after.int8) {
+        if (after.int8() == nullptr) {
             EXPECT_EQ(values, expected) << before.rule.hf_name;
             continue;
         }

@@ -17,7 +17,7 @@ spec::ModelSpec small_spec(const std::string& family = "llama") {
     spec.model_type = family;
     spec.hidden_size = 32, spec.intermediate_size = 64, spec.num_layers = 2, spec.num_heads = 4, spec.num_kv_heads = 2;
     spec.head_dim = 8, spec.vocab_size = 12, spec.max_position_embeddings = 64, spec.rms_norm_eps = 1e-5;
-    spec.sliding_window.assign(2, 0);
+    spec.layers.assign(2, {});
     spec.dtype = spec::DType::f32;
     if (family == "qwen3") spec.qk_norm = spec.tie_word_embeddings = true;
     return spec;
@@ -107,7 +107,7 @@ TEST_F(GgufExport, InterleavesTheHalvesOfHeadsForLlamaAlone) {
 
 TEST_F(GgufExport, DescribesTheModelAndItsTokens) {
     spec::ModelSpec spec = small_spec();
-    spec.rope = {spec::RopeSpec::Type::llama3, 500000.0, 8.0, 32};
+    spec.ropes[0] = {spec::RopeSpec::Type::llama3, 500000.0, 8.0, 32};
     const WeightFile model = write_model(folder_.path(), spec);
     const GgufReport report = export_model_gguf(model, small_vocabulary(), out_, f32_);
     const GgufFile file(out_);
@@ -155,7 +155,7 @@ TEST_F(GgufExport, WritesSixteenBitsAndFourAlike) {
     const spec::Vocabulary vocabulary = small_vocabulary();
     export_model_gguf(nf4, vocabulary, out_, f32_);
     const GgufFile file(out_);
-    const TensorSource& down = nf4.tensors.linear(1, spec::Projection::down);
+    const TensorSource& down = nf4.tensors.linear({1, spec::Projection::down});
     std::vector<float> expected(static_cast<std::size_t>(down.rows() * down.cols()));
     down.read_f32(expected.data());
     EXPECT_EQ(floats(file, "blk.1.ffn_down.weight"), expected);
@@ -168,7 +168,7 @@ TEST_F(GgufExport, MixesTypesAsLlamaQuantizeDoes) {
     spec.num_layers = 16;
     const auto type_of = [&](spec::TensorRole role, spec::Projection p, int layer, GgufFileType file_type) {
         spec::TensorRule rule;
-        rule.role = role, rule.projection = p, rule.layer = layer, rule.shape = {256, 256};
+        rule.role = role, rule.id = {layer, p}, rule.shape = {256, 256};
         return info_of(wanted_type(spec, rule, file_type)).name;
     };
     const auto linear = [&](spec::Projection p, int layer) {
@@ -216,7 +216,7 @@ TEST_F(GgufExport, RefusesWhatCannotBe) {
     {
         const ScratchFolder folder;
         spec::ModelSpec spec = small_spec("qwen3");
-        spec.rope = {spec::RopeSpec::Type::llama3, 10000.0, 8.0, 32};
+        spec.ropes[0] = {spec::RopeSpec::Type::llama3, 10000.0, 8.0, 32};
         refused(write_model(folder.path(), spec), small_vocabulary(), GgufFileType::f32, {"qwen3", "llama3"});
     }
     write_text(out_, "something");
@@ -236,10 +236,10 @@ void compare_scales(const fs::path& adapter_folder, const spec::ModelSpec& spec,
     const auto alpha = static_cast<float>(*file.find_field("adapter.lora.alpha")->number());
     bool any_folded = false;
     for (std::size_t layer = 0; layer < adapter.layers.size(); ++layer) {
-        const spec::LoraModule& module = adapter.layers[layer][static_cast<std::size_t>(spec::Projection::v)];
+        const spec::LoraModule& module = adapter.layers[layer][spec::Projection::v];
         if (module.r == 0) continue;
         const std::string name = cat("blk.", layer, ".attn_v.weight");
-        const TensorView& b = adapter.b(static_cast<int>(layer), spec::Projection::v);
+        const TensorView& b = adapter.b({static_cast<int>(layer), spec::Projection::v});
         std::vector<float> expected(static_cast<std::size_t>(b.elements()));
         spec::convert_to_f32(b.dtype, b.data.data(), b.elements(), expected.data());
         const std::vector<float> values = floats(file, name + ".lora_b");

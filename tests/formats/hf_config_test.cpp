@@ -28,6 +28,12 @@ json without(json config, const std::string& key) {
     return config;
 }
 
+std::vector<int64_t> windows(const spec::ModelSpec& spec) {
+    std::vector<int64_t> all;
+    for (const spec::LayerSpec& layer : spec.layers) all.push_back(layer.window);
+    return all;
+}
+
 void expect_equal(const spec::ModelSpec& a, const spec::ModelSpec& b) {
     EXPECT_EQ(a.model_type, b.model_type);
     EXPECT_EQ(a.hidden_size, b.hidden_size);
@@ -44,20 +50,20 @@ void expect_equal(const spec::ModelSpec& a, const spec::ModelSpec& b) {
     EXPECT_EQ(a.o_bias, b.o_bias);
     EXPECT_EQ(a.mlp_bias, b.mlp_bias);
     EXPECT_EQ(a.qk_norm, b.qk_norm);
-    EXPECT_EQ(a.sliding_window, b.sliding_window);
+    EXPECT_EQ(a.layers, b.layers);
     EXPECT_EQ(a.bos_token_id, b.bos_token_id);
     EXPECT_EQ(a.pad_token_id, b.pad_token_id);
     EXPECT_EQ(a.eos_token_ids, b.eos_token_ids);
     EXPECT_EQ(a.dtype, b.dtype);
-    EXPECT_EQ(a.rope.type, b.rope.type);
-    EXPECT_EQ(a.rope.theta, b.rope.theta);
-    EXPECT_EQ(a.rope.factor, b.rope.factor);
-    EXPECT_EQ(a.rope.original_max_position_embeddings, b.rope.original_max_position_embeddings);
-    EXPECT_EQ(a.rope.low_freq_factor, b.rope.low_freq_factor);
-    EXPECT_EQ(a.rope.high_freq_factor, b.rope.high_freq_factor);
-    EXPECT_EQ(a.rope.attention_factor, b.rope.attention_factor);
-    EXPECT_EQ(a.rope.beta_fast, b.rope.beta_fast);
-    EXPECT_EQ(a.rope.truncate, b.rope.truncate);
+    EXPECT_EQ(a.ropes[0].type, b.ropes[0].type);
+    EXPECT_EQ(a.ropes[0].theta, b.ropes[0].theta);
+    EXPECT_EQ(a.ropes[0].factor, b.ropes[0].factor);
+    EXPECT_EQ(a.ropes[0].original_max_position_embeddings, b.ropes[0].original_max_position_embeddings);
+    EXPECT_EQ(a.ropes[0].low_freq_factor, b.ropes[0].low_freq_factor);
+    EXPECT_EQ(a.ropes[0].high_freq_factor, b.ropes[0].high_freq_factor);
+    EXPECT_EQ(a.ropes[0].attention_factor, b.ropes[0].attention_factor);
+    EXPECT_EQ(a.ropes[0].beta_fast, b.ropes[0].beta_fast);
+    EXPECT_EQ(a.ropes[0].truncate, b.ropes[0].truncate);
 }
 
 TEST(HfConfig, ReadsBothGenerationsAlike) {
@@ -70,12 +76,12 @@ TEST(HfConfig, ReadsBothGenerationsAlike) {
         EXPECT_EQ(spec.pad_token_id, std::nullopt);
     }
     const spec::ModelSpec tiny = golden_spec("tiny_llama");
-    EXPECT_EQ(tiny.rope.type, spec::RopeSpec::Type::llama3);
-    EXPECT_EQ(tiny.rope.theta, 500000.0);
-    EXPECT_EQ(tiny.rope.factor, 8.0);
-    EXPECT_EQ(tiny.rope.low_freq_factor, 1.0);
-    EXPECT_EQ(tiny.rope.high_freq_factor, 4.0);
-    EXPECT_EQ(tiny.rope.original_max_position_embeddings, 8192);
+    EXPECT_EQ(tiny.ropes[0].type, spec::RopeSpec::Type::llama3);
+    EXPECT_EQ(tiny.ropes[0].theta, 500000.0);
+    EXPECT_EQ(tiny.ropes[0].factor, 8.0);
+    EXPECT_EQ(tiny.ropes[0].low_freq_factor, 1.0);
+    EXPECT_EQ(tiny.ropes[0].high_freq_factor, 4.0);
+    EXPECT_EQ(tiny.ropes[0].original_max_position_embeddings, 8192);
     EXPECT_EQ(tiny.intermediate_size, 688);
     EXPECT_EQ(tiny.num_layers, 4);
     EXPECT_EQ(tiny.rms_norm_eps, 1e-5);
@@ -88,12 +94,12 @@ TEST(HfConfig, ReadsEveryArchitecture) {
     EXPECT_TRUE(golden_spec("llama_tied").tie_word_embeddings);
     const spec::ModelSpec mistral = golden_spec("mistral_window");
     EXPECT_EQ(mistral.model_type, "mistral");
-    EXPECT_EQ(mistral.sliding_window, (std::vector<int64_t>{16, 16}));
-    EXPECT_EQ(mistral.rope.theta, 1e6);
+    EXPECT_EQ(windows(mistral), (std::vector<int64_t>{16, 16}));
+    EXPECT_EQ(mistral.ropes[0].theta, 1e6);
     const spec::ModelSpec qwen2 = golden_spec("qwen2");
     EXPECT_TRUE(qwen2.qkv_bias && !qwen2.o_bias && !qwen2.mlp_bias && !qwen2.qk_norm);
     EXPECT_EQ(qwen2.head_dim, 16) << "hidden_size / num_attention_heads";
-    EXPECT_EQ(qwen2.sliding_window, (std::vector<int64_t>{0, 0}));
+    EXPECT_EQ(windows(qwen2), (std::vector<int64_t>{0, 0}));
     const spec::ModelSpec qwen3 = golden_spec("qwen3");
     EXPECT_TRUE(qwen3.qk_norm && !qwen3.qkv_bias && !qwen3.o_bias);
     EXPECT_EQ(qwen3.q_size(), 256);
@@ -104,12 +110,12 @@ TEST(HfConfig, FillsInTheDefaultsOfTheClasses) {
     const json llama = config_of("small_llama_v4_names");
     EXPECT_EQ(parse(without(llama, "num_key_value_heads")).num_kv_heads, 4);
     EXPECT_EQ(parse(without(llama, "head_dim")).head_dim, 32);
-    EXPECT_EQ(parse(without(llama, "rope_theta")).rope.theta, 10000.0);
+    EXPECT_EQ(parse(without(llama, "rope_theta")).ropes[0].theta, 10000.0);
     EXPECT_EQ(parse(without(llama, "torch_dtype")).dtype, spec::DType::f32);
     EXPECT_EQ(parse(without(llama, "rms_norm_eps")).rms_norm_eps, 1e-6);
     EXPECT_EQ(parse(without(config_of("qwen3"), "head_dim")).head_dim, 128);
-    EXPECT_EQ(parse(without(config_of("mistral_window"), "sliding_window")).sliding_window[0], 4096);
-    EXPECT_EQ(parse(changed("mistral_window", {{"sliding_window", nullptr}})).sliding_window[0], 0);
+    EXPECT_EQ(parse(without(config_of("mistral_window"), "sliding_window")).layers[0].window, 4096);
+    EXPECT_EQ(parse(changed("mistral_window", {{"sliding_window", nullptr}})).layers[0].window, 0);
     expect_error("json.wrong-value", {"num_key_value_heads"},
                  [] { parse(without(config_of("qwen2"), "num_key_value_heads")); });
 }
@@ -118,15 +124,15 @@ TEST(HfConfig, ReadsWindowsLayerByLayer) {
     const json window = {{"use_sliding_window", true}, {"sliding_window", 8}};
     auto by_index = changed("qwen2", window);
     by_index["max_window_layers"] = 1;
-    EXPECT_EQ(parse(without(by_index, "layer_types")).sliding_window, (std::vector<int64_t>{0, 8}));
+    EXPECT_EQ(windows(parse(without(by_index, "layer_types"))), (std::vector<int64_t>{0, 8}));
     by_index["layer_types"] = {"sliding_attention", "full_attention"};
-    EXPECT_EQ(parse(by_index).sliding_window, (std::vector<int64_t>{8, 0}));
+    EXPECT_EQ(windows(parse(by_index)), (std::vector<int64_t>{8, 0}));
     by_index["layer_types"] = {"full_attention"};
     expect_error("model.bad-config", {"layer_types", "1", "2"}, [&] { parse(by_index); });
     by_index["layer_types"] = {"full_attention", "chunked_attention"};
     expect_error("model.unsupported", {"chunked_attention"}, [&] { parse(by_index); });
     auto unused = changed("qwen3", {{"sliding_window", 8}, {"max_window_layers", 0}});
-    EXPECT_EQ(parse(without(unused, "layer_types")).sliding_window, (std::vector<int64_t>{0, 0}));
+    EXPECT_EQ(windows(parse(without(unused, "layer_types"))), (std::vector<int64_t>{0, 0}));
     unused["layer_types"] = {"sliding_attention", "full_attention"};
     expect_error("model.bad-config", {"layer 0", "use_sliding_window"}, [&] { parse(unused); });
     expect_error("json.wrong-value", {"sliding_window", "-3"},
@@ -137,7 +143,7 @@ TEST(HfConfig, ARunScalesPositionsInsteadOfConfigJson) {
     const std::string original = changed("small_llama_v4_names", {{"max_position_embeddings", 64}}).dump();
     const auto scaled = [&](const json& scaling) {
         spec::ModelSpec spec = parse_model_spec(original, "test");
-        spec.rope.original_max_position_embeddings = 0;
+        spec.ropes[0].original_max_position_embeddings = 0;
         set_rope_scaling(spec, scaling.dump(), "model.rope_scaling");
         return spec;
     };
@@ -145,8 +151,8 @@ TEST(HfConfig, ARunScalesPositionsInsteadOfConfigJson) {
     for (const char* type : {"linear", "yarn"}) {
         const spec::ModelSpec spec = scaled({{"rope_type", type}, {"factor", 4}});
         EXPECT_EQ(spec.max_position_embeddings, 256) << type;
-        EXPECT_EQ(spec.rope.original_max_position_embeddings, 64) << type;
-        EXPECT_EQ(spec.rope.theta, before.rope.theta) << type;
+        EXPECT_EQ(spec.ropes[0].original_max_position_embeddings, 64) << type;
+        EXPECT_EQ(spec.ropes[0].theta, before.ropes[0].theta) << type;
         const spec::ModelSpec again = parse_model_spec(write_model_config(spec, {}, original), "test");
         EXPECT_EQ(again.max_position_embeddings, 256) << type;
         EXPECT_EQ(rope_frequencies(again, 200).inv_freq, rope_frequencies(spec, 200).inv_freq) << type;
@@ -158,7 +164,7 @@ TEST(HfConfig, ARunScalesPositionsInsteadOfConfigJson) {
     EXPECT_EQ(further.max_position_embeddings, 256);
     set_rope_scaling(further, R"({"rope_type": "yarn", "factor": 2})", "test");
     EXPECT_EQ(further.max_position_embeddings, 512);
-    EXPECT_EQ(further.rope.original_max_position_embeddings, 256);
+    EXPECT_EQ(further.ropes[0].original_max_position_embeddings, 256);
     const spec::ModelSpec dynamic = scaled({{"rope_type", "dynamic"}, {"factor", 4}});
     EXPECT_EQ(dynamic.max_position_embeddings, 64);
     EXPECT_EQ(dynamic.usable_positions(), 256);
@@ -171,7 +177,7 @@ TEST(HfConfig, ARunScalesPositionsInsteadOfConfigJson) {
     const spec::ModelSpec searched = scaled(longrope);
     EXPECT_EQ(searched.max_position_embeddings, 128);
     const spec::ModelSpec again = parse_model_spec(write_model_config(searched, {}, original), "test");
-    EXPECT_EQ(again.rope.long_factor, searched.rope.long_factor);
+    EXPECT_EQ(again.ropes[0].long_factor, searched.ropes[0].long_factor);
     expect_error("model.bad-config", {"model.rope_scaling", "rope_type"}, [&] { scaled({{"factor", 2}}); });
     longrope["long_factor"].erase(0);
     expect_error("json.wrong-value", {"model.rope_scaling", "long_factor"}, [&] { scaled(longrope); });
@@ -180,7 +186,7 @@ TEST(HfConfig, ARunScalesPositionsInsteadOfConfigJson) {
 
 TEST(HfConfig, ReadsEveryRopeType) {
     const auto rope = [](const json& scaling) {
-        return parse(changed("small_llama_v4_names", {{"rope_scaling", scaling}})).rope;
+        return parse(changed("small_llama_v4_names", {{"rope_scaling", scaling}})).ropes[0];
     };
     EXPECT_EQ(rope({{"type", "linear"}, {"factor", 2}}).type, spec::RopeSpec::Type::linear);
     EXPECT_EQ(rope({{"rope_type", "dynamic"}, {"factor", 2.5}}).factor, 2.5);
@@ -234,9 +240,9 @@ TEST(HfConfig, TakesARopesFactsFromThePlacesThatTransformersDoes) {
         expect_frequencies(spec);
         // What is written is read again as it was meant, in whatever words the original said it.
         spec::ModelSpec other = spec;
-        other.rope.theta *= 2;
+        other.ropes[0].theta *= 2;
         other = parse_model_spec(write_model_config(other, {}, config.dump()), "written");
-        other.rope.theta /= 2;
+        other.ropes[0].theta /= 2;
         expect_frequencies(other);
     }
 }
@@ -337,14 +343,14 @@ TEST(WriteModelConfig, IsReadBackTheSame) {
         EXPECT_EQ(parse_quantization_config(write_model_config(spec), "written"), std::nullopt);
     }
     spec::ModelSpec windowed = golden_spec("qwen2");
-    windowed.sliding_window = {0, 8};
+    windowed.layers = {{}, {.window = 8}};
     windowed.eos_token_ids = {3, 4};
-    windowed.rope = {.type = spec::RopeSpec::Type::yarn,
-                     .theta = 1e4,
-                     .factor = 4.0,
-                     .attention_factor = 1.25,
-                     .beta_fast = 16.0,
-                     .truncate = false};
+    windowed.ropes[0] = {.type = spec::RopeSpec::Type::yarn,
+                         .theta = 1e4,
+                         .factor = 4.0,
+                         .attention_factor = 1.25,
+                         .beta_fast = 16.0,
+                         .truncate = false};
     QuantizationConfig quantization;
     quantization.llm_int8_skip_modules = {"lm_head"};
     const std::string text = write_model_config(windowed, quantization);
@@ -363,7 +369,7 @@ TEST(WriteModelConfig, KeepsWhatAnOriginalSays) {
     }
     spec::ModelSpec spec = golden_spec("tiny_llama");
     spec.dtype = spec::DType::f32;
-    spec.rope = {.type = spec::RopeSpec::Type::standard, .theta = 7000.0};
+    spec.ropes[0] = {.type = spec::RopeSpec::Type::standard, .theta = 7000.0};
     const json written = json::parse(write_model_config(spec, {}, config_of("tiny_llama").dump()));
     EXPECT_EQ(written.at("dtype"), "float32");
     EXPECT_FALSE(written.contains("torch_dtype") || written.contains("rope_theta"));

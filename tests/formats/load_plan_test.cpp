@@ -16,7 +16,7 @@ TEST(WeightFile, ResolvesAQuantisedModel) {
     EXPECT_EQ(file.tensors.stored_bytes(), file.checkpoint.total_bytes())
         << "every byte of the file belongs to a tensor";
     EXPECT_EQ(file.tensors.parameters(), 264192 + 2 * 256 * 128 + 5 * 128);
-    const TensorSource& down = file.tensors.linear(1, spec::Projection::down);
+    const TensorSource& down = file.tensors.linear({1, spec::Projection::down});
     EXPECT_TRUE(down.quantised());
     EXPECT_EQ(down.rows(), 128);
     EXPECT_EQ(down.cols(), 216);
@@ -24,14 +24,14 @@ TEST(WeightFile, ResolvesAQuantisedModel) {
     EXPECT_EQ(file.tensors.head().rule.hf_name, "lm_head.weight");
     EXPECT_EQ(file.tensors.of(spec::TensorRole::post_norm, 1).rule.hf_name,
               "model.layers.1.post_attention_layernorm.weight");
-    EXPECT_EQ(file.tensors.bias(0, spec::Projection::q), nullptr);
-    EXPECT_THROW(file.tensors.linear(2, spec::Projection::q), CheckError);
+    EXPECT_EQ(file.tensors.bias({0, spec::Projection::q}), nullptr);
+    EXPECT_THROW(file.tensors.linear({2, spec::Projection::q}), CheckError);
     EXPECT_THROW(file.tensors.of(spec::TensorRole::q_norm, 0), CheckError);
 }
 
 TEST(TensorSource, ReadsRowsInFp32) {
     const WeightFile file = WeightFile::open(golden("formats/small_llama/nf4_dq").string());
-    const TensorSource& down = file.tensors.linear(0, spec::Projection::down);
+    const TensorSource& down = file.tensors.linear({0, spec::Projection::down});
     std::vector<float> whole(128 * 216), part(3 * 216);
     down.read_f32(whole.data());
     EXPECT_EQ(sha256(whole), golden_json("formats/small_llama/nf4_dq.linears.json")
@@ -47,7 +47,7 @@ TEST(TensorSource, ReadsRowsInFp32) {
     embedding.read_f32(254, 256, rows.data());
     EXPECT_TRUE(std::equal(rows.begin(), rows.end(), all.end() - 256));
     uint16_t bits = 0;
-    std::memcpy(&bits, embedding.tensor->data.data() + 2 * 12345, sizeof bits);
+    std::memcpy(&bits, embedding.tensor().data.data() + 2 * 12345, sizeof bits);
     uint32_t widened = 0;
     std::memcpy(&widened, &all[12345], sizeof widened);
     EXPECT_EQ(widened, static_cast<uint32_t>(bits) << 16);
@@ -105,8 +105,8 @@ TEST_F(PlainModel, MayMixTypesAndKinds) {
         blobs_.push_back(std::move(blob));
     const ModelTensors tensors = resolve();
     EXPECT_EQ(tensors.quantised_linears(), 1);
-    EXPECT_TRUE(tensors.linear(0, spec::Projection::k).quantised());
-    EXPECT_FALSE(tensors.linear(1, spec::Projection::k).quantised());
+    EXPECT_TRUE(tensors.linear({0, spec::Projection::k}).quantised());
+    EXPECT_FALSE(tensors.linear({1, spec::Projection::k}).quantised());
 }
 
 TEST_F(PlainModel, NamesWhatIsMissing) {

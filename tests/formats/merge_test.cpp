@@ -90,14 +90,14 @@ TEST(MergedModel, AddsPeftsAdapterToDequantisedWeights) {
     for (const spec::TensorRule& rule : model.tensors()) {
         const auto merged = merged_values_of(model.open(rule)),
                    before = merged_values_of(*base.tensors.find(rule.hf_name));
-        const bool adapted = rule.role == spec::TensorRole::linear && rule.layer == 1;
+        const bool adapted = rule.role == spec::TensorRole::linear && rule.id.layer == 1;
         if (!adapted) {
             EXPECT_EQ(merged, before) << rule.hf_name;
             continue;
         }
-        const auto a = floats_of(adapter.a(1, rule.projection)), b = floats_of(adapter.b(1, rule.projection));
-        const int64_t r = adapter.layers[1][static_cast<std::size_t>(rule.projection)].r;
-        const double scale = scales.at(cat("model.layers.1.", spec::path_of(rule.projection))).get<double>();
+        const auto a = floats_of(adapter.a({1, rule.id.projection})), b = floats_of(adapter.b({1, rule.id.projection}));
+        const int64_t r = adapter.layers[1][rule.id.projection].r;
+        const double scale = scales.at(cat("model.layers.1.", spec::path_of(rule.id.projection))).get<double>();
         expect_close(merged, reference(before, b, a, r, scale, rule.shape[1]), r, rule.hf_name);
         EXPECT_NE(merged, before) << rule.hf_name;
     }
@@ -160,8 +160,8 @@ TEST_F(WrittenPair, RankStabilisedScale) {
     write(false, lora);
     const MergedModel model(*base_, &*adapter_);
     const std::string name = "model.layers.0.mlp.down_proj.weight";
-    const auto expected = reference(base_values(name), floats_of(adapter_->b(0, spec::Projection::down)),
-                                    floats_of(adapter_->a(0, spec::Projection::down)), 3, 5 / std::sqrt(3.0), 40);
+    const auto expected = reference(base_values(name), floats_of(adapter_->b({0, spec::Projection::down})),
+                                    floats_of(adapter_->a({0, spec::Projection::down})), 3, 5 / std::sqrt(3.0), 40);
     expect_close(merged_values(model, name), expected, 4, name);  // one rounding more: of the scale itself
 }
 
@@ -172,9 +172,9 @@ TEST_F(WrittenPair, DoraGivesRowsTheirMagnitudes) {
     write(false, lora);
     const MergedModel model(*base_, &*adapter_);
     const std::string name = "model.layers.1.self_attn.q_proj.weight";
-    const auto sum = reference(base_values(name), floats_of(adapter_->b(1, spec::Projection::q)),
-                               floats_of(adapter_->a(1, spec::Projection::q)), 3, 5 / 3.0, 24);
-    const auto magnitude = floats_of(adapter_->magnitude(1, spec::Projection::q));
+    const auto sum = reference(base_values(name), floats_of(adapter_->b({1, spec::Projection::q})),
+                               floats_of(adapter_->a({1, spec::Projection::q})), 3, 5 / 3.0, 24);
+    const auto magnitude = floats_of(adapter_->magnitude({1, spec::Projection::q}));
     const auto merged = merged_values(model, name);
     ASSERT_EQ(merged.size(), magnitude.size() * 24);
     for (std::size_t row = 0; row < magnitude.size(); ++row) {
@@ -225,8 +225,8 @@ TEST_F(WrittenPair, MergesIntoTheValuesOfLoadingIn4Bit) {
     EXPECT_EQ(merged_values(model, other), rounded(other, 12, 24));
     EXPECT_NE(merged_values(model, other), base_values(other));
     expect_close(merged_values(model, adapted),
-                 reference(rounded(adapted, 24, 24), floats_of(adapter_->b(1, spec::Projection::q)),
-                           floats_of(adapter_->a(1, spec::Projection::q)), 3, 5.0 / 3, 24),
+                 reference(rounded(adapted, 24, 24), floats_of(adapter_->b({1, spec::Projection::q})),
+                           floats_of(adapter_->a({1, spec::Projection::q})), 3, 5.0 / 3, 24),
                  4, adapted);
     EXPECT_EQ(merged_values(model, "lm_head.weight"), base_values("lm_head.weight"))
         << "only linears of layers are quantised";

@@ -22,7 +22,7 @@ inline spec::ModelSpec tiny_spec(bool tied = false, spec::DType dtype = spec::DT
     spec.head_dim = 6;
     spec.vocab_size = 50;
     spec.max_position_embeddings = 64;
-    spec.sliding_window.assign(2, 0);
+    spec.layers.assign(2, {});
     spec.tie_word_embeddings = tied;
     spec.dtype = dtype;
     return spec;

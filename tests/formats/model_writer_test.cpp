@@ -72,8 +72,8 @@ TEST_F(WrittenModelFolder, InNf4QuantisesTheMergedValuesAndKeepsTheOthersAsTheyL
         const auto& source = *found.tensors.find(rule.hf_name);
         EXPECT_EQ(source.quantised(), rule.role == spec::TensorRole::linear) << rule.hf_name;
         if (!source.quantised()) continue;
-        if (rule.layer == 0) {  // the adapter is on layer 1
-            for (const TensorView* part : source.quant4->parts) {
+        if (rule.id.layer == 0) {  // the adapter is on layer 1
+            for (const TensorView* part : source.quant4()->parts) {
                 const TensorView& before = base_.checkpoint.at(part->name);
                 EXPECT_TRUE(std::equal(part->data.begin(), part->data.end(), before.data.begin(), before.data.end()))
                     << part->name;

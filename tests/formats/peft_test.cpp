@@ -117,13 +117,12 @@ TEST(PeftConfig, RefusesByNameWhatItDoesNotKnow) {
 TEST(Adapter, ReadsAFolderThatFitsItsModel) {
     const Adapter adapter = read_adapter(golden("formats/adapters/patterns"), small_llama());
     const auto scales = golden_json("formats/adapters/patterns/lora_scaling.json");
-    for (int i = 0; i < spec::projection_count; ++i) {
-        const auto p = static_cast<spec::Projection>(i);
-        EXPECT_EQ(adapter.layers[0][static_cast<std::size_t>(i)].r, 0) << "layers_to_transform is [1]";
-        const spec::LoraModule& module = adapter.layers[1][static_cast<std::size_t>(i)];
+    EXPECT_TRUE(adapter.layers[0].empty()) << "layers_to_transform is [1]";
+    for (const spec::Projection p : small_llama().linears) {
+        const spec::LoraModule& module = adapter.layers[1][p];
         EXPECT_EQ(module.scale, scales.at(cat("model.layers.1.", spec::path_of(p))).get<double>()) << spec::name_of(p);
-        EXPECT_EQ(adapter.a(1, p).shape, (std::vector<int64_t>{module.r, small_llama().in_features(p)}));
-        EXPECT_EQ(adapter.b(1, p).shape, (std::vector<int64_t>{small_llama().out_features(p), module.r}));
+        EXPECT_EQ(adapter.a({1, p}).shape, (std::vector<int64_t>{module.r, small_llama().in_features(p)}));
+        EXPECT_EQ(adapter.b({1, p}).shape, (std::vector<int64_t>{small_llama().out_features(p), module.r}));
     }
     EXPECT_EQ(adapter.file.tensors().size(), 14U);
 }
@@ -157,8 +156,8 @@ TEST_F(WrittenAdapter, IsReadBack) {
     const Adapter adapter = write_and_read();
     EXPECT_EQ(adapter.file.tensors().size(), 2U * 2 * 2 + 1);
     EXPECT_EQ(adapter.file.find("base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"),
-              &adapter.a(1, spec::Projection::q));
-    EXPECT_EQ(adapter.b(0, spec::Projection::down).shape, (std::vector<int64_t>{128, 4}));
+              &adapter.a({1, spec::Projection::q}));
+    EXPECT_EQ(adapter.b({0, spec::Projection::down}).shape, (std::vector<int64_t>{128, 4}));
     EXPECT_EQ(adapter.saved_module("lm_head").name, "base_model.model.lm_head.weight");
     EXPECT_EQ(saved_module_name("embed_tokens"), "base_model.model.model.embed_tokens.weight");
     EXPECT_EQ(adapter.file.metadata().at("format"), "pt");

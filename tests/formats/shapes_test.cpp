@@ -21,11 +21,11 @@ TEST(Shapes, AreConfigsThatReadAndWriteTheSame) {
 
 TEST(Shapes, HaveTheirFamiliesFeatures) {
     const spec::ModelSpec llama = builtin_shape("llama-3.2-1b");
-    EXPECT_EQ(llama.rope.type, spec::RopeSpec::Type::llama3);
-    EXPECT_EQ(llama.rope.factor, 32);
+    EXPECT_EQ(llama.ropes[0].type, spec::RopeSpec::Type::llama3);
+    EXPECT_EQ(llama.ropes[0].factor, 32);
     EXPECT_EQ(llama.head_dim, 64);
     EXPECT_TRUE(llama.tie_word_embeddings);
-    EXPECT_EQ(builtin_shape("mistral-7b").sliding_window, std::vector<int64_t>(32, 0));
+    EXPECT_EQ(builtin_shape("mistral-7b").layers, std::vector<spec::LayerSpec>(32));
     EXPECT_TRUE(builtin_shape("qwen2.5-7b").qkv_bias);
     EXPECT_TRUE(builtin_shape("qwen3-8b").qk_norm);
 }

@@ -15,7 +15,7 @@ unsloth::spec::ModelSpec small_model() {
     model.num_heads = model.num_kv_heads = 2;
     model.head_dim = 4;
     model.vocab_size = 32;
-    model.sliding_window.assign(3, 0);
+    model.layers.assign(3, {});
     return model;
 }
 

@@ -107,8 +107,8 @@ TEST_F(StepGpu, SkipsAnUpdateThatIsNotFiniteAndNamesThePlace) {
     const weights::Parameters& parameters = *trainer.model().parameters();
     const at::Tensor before = parameters.state().params_P.clone();
     // An adapter of layer 1 overflows: the first non-finite value is what its layer hands on.
-    const weights::Parameter* b =
-        parameters.table().find(spec::TensorRole::linear, 1, spec::Projection::down, weights::Parameter::Kind::lora_b);
+    const weights::Parameter* b = parameters.table().find(spec::TensorRole::linear, {1, spec::Projection::down},
+                                                          weights::Parameter::Kind::lora_b);
     ASSERT_NE(b, nullptr);
     parameters.value(*b).fill_(std::numeric_limits<float>::infinity());
     const at::Tensor poisoned = parameters.state().params_P.clone();

@@ -3,6 +3,7 @@
 // Bounds: in fp32 ten times the reference's own spread (its deviation from fp64); in bf16 twice the root-mean-square
 // deviation that bf16 matrix products cause in the reference itself.
 #include "model/support.h"
+#include "unsloth/train/step.h"
 
 namespace unsloth {
 namespace {
@@ -254,6 +255,50 @@ INSTANTIATE_TEST_SUITE_P(All, RopeTypeTest,
                          [](const auto& info) { return case_name(info); });
 INSTANTIATE_TEST_SUITE_P(All, MainModelTest, ::testing::Combine(::testing::ValuesIn(built_devices()), all_dtypes),
                          [](const auto& info) { return where_name(info.param); });
+
+/// Logits of a row, and the gradients that a step makes of it, of the small model in fp32 with layers of this kind.
+std::map<std::string, at::Tensor> passes_of(const std::vector<spec::RopeSpec>& ropes, int of_second_layer) {
+    auto file = std::make_shared<formats::WeightFile>(formats::WeightFile::open(model_folder("qwen3").string()));
+    file->spec.ropes = ropes;
+    file->spec.layers.at(1).rope = of_second_layer;
+    const std::vector<int32_t> row{17, 40, 23, 99, 5, 5, 71, 64, 118, 30, 11, 2};
+    model::LoadRequest request;
+    request.dtype = at::kFloat;
+    request.sizes.tokens = request.sizes.longest = request.sizes.head_rows = static_cast<int64_t>(row.size());
+    request.sizes.segments = 1;
+    request.run.head_tile = 16;
+    request.sizes.training = request.trains = true;
+    request.lora = spec::LoraSpec{.r = 4, .target_modules = {"q_proj", "k_proj"}};
+    ops::Context ctx(at::kCPU);
+    model::Model model(ctx, model::ModelPlan(file, request).load(ctx));
+    data::StepBatch batch;
+    batch.micro = {every_position({row})};
+    batch.tokens = batch.labels = batch.micro[0].labels;
+    train::Stepper stepper(ctx, model, {});
+    stepper.issue(batch, 1, /*learning_rate=*/0.0);
+    while (stepper.take(/*must=*/true)) {
+    }
+    std::map<std::string, at::Tensor> result{{"logits", score_every_position(model, {row}).logits_TV}};
+    for (const weights::Parameter& p : model.parameters()->table().parameters())
+        result[p.name] = model.parameters()->gradient(p).clone();
+    return result;
+}
+
+TEST(Layers, AreRotatedEachByItsOwnRope) {
+    UNSLOTH_NEEDS_XZ();
+    using Type = spec::RopeSpec::Type;
+    const spec::RopeSpec usual{.theta = 1e6}, local{.theta = 1e3}, still{.type = Type::linear, .factor = 1e38};
+    const auto same = [](const auto& a, const auto& b) {
+        return std::ranges::all_of(a, [&](const auto& entry) { return same_bits(entry.second, b.at(entry.first)); });
+    };
+    const auto plain = passes_of({usual}, 0);
+    EXPECT_TRUE(same(plain, passes_of({usual, usual}, 1)));
+    EXPECT_FALSE(same(plain, passes_of({usual, local}, 1)));
+    EXPECT_TRUE(same(plain, passes_of({usual, local}, 0))) << "a rope that no layer has changes nothing";
+    const auto without = passes_of({usual}, spec::LayerSpec::no_rope);
+    EXPECT_FALSE(same(plain, without));
+    EXPECT_TRUE(same(without, passes_of({usual, still}, 1))) << "no rope is one that rotates by nothing";
+}
 
 }  // namespace
 }  // namespace unsloth

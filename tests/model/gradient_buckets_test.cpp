@@ -35,8 +35,8 @@ void expect_whole(const ParameterTable& table, const std::vector<GradientStretch
     for (std::size_t i = 1; i < cut.size(); ++i) EXPECT_GE(cut[i - 1].unit, cut[i].unit);
     for (const weights::Parameter& p : table.parameters())
         for (const GradientStretch& stretch : cut)
-            if (p.offset >= stretch.begin && p.offset < stretch.end && p.layer >= 0) {
-                EXPECT_LE(stretch.unit, weights::layer_unit(p.layer)) << p.name;
+            if (p.offset >= stretch.begin && p.offset < stretch.end && p.id.layer >= 0) {
+                EXPECT_LE(stretch.unit, weights::layer_unit(p.id.layer)) << p.name;
             }
 }
 

@@ -61,7 +61,7 @@ void expect_same_transposes(const LoadedModel& got, const LoadedModel& expected)
     };
     for (int layer = 0; layer < static_cast<int>(got.model->spec().num_layers); ++layer) {
         const weights::LayerWeights own = weights_of(got, layer), other = weights_of(expected, layer);
-        for (const weights::Group g : weights::all_groups) {
+        for (const auto& [g, operand] : own.groups) {
             ASSERT_EQ(own[g].transpose.has_value(), other[g].transpose.has_value());
             if (!own[g].transpose) continue;
             EXPECT_TRUE(

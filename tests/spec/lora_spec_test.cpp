@@ -24,7 +24,7 @@ LoraSpec all_linears() {
 }
 
 const LoraModule& at(const std::vector<LayerLora>& layers, int layer, Projection p) {
-    return layers.at(static_cast<std::size_t>(layer)).at(static_cast<std::size_t>(p));
+    return layers.at(static_cast<std::size_t>(layer))[p];
 }
 
 void expect_usage_error(const LoraSpec& lora, const std::string& word) {
@@ -50,10 +50,8 @@ TEST(ResolveLora, GivesAdaptersToTheTargetsOnly) {
     const auto layers = resolve_lora(lora, model());
     ASSERT_EQ(layers.size(), 12U);
     for (const LayerLora& layer : layers)
-        for (int i = 0; i < projection_count; ++i) {
-            const auto p = static_cast<Projection>(i);
-            EXPECT_EQ(layer[static_cast<std::size_t>(i)].r, p == Projection::q || p == Projection::v ? 4 : 0);
-        }
+        for (const Projection p : model().linears)
+            EXPECT_EQ(layer[p].r, p == Projection::q || p == Projection::v ? 4 : 0);
 }
 
 TEST(ResolveLora, MatchesWholePathsAndEndsAtADot) {

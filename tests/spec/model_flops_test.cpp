@@ -10,7 +10,7 @@ ModelSpec small() {
     ModelSpec model;
     model.hidden_size = 8, model.intermediate_size = 16, model.num_layers = 2;
     model.num_heads = 2, model.num_kv_heads = 1, model.head_dim = 4, model.vocab_size = 32;
-    model.sliding_window = {0, 0};
+    model.layers = {{}, {}};
     return model;
 }
 
@@ -34,7 +34,7 @@ TEST(ModelFlops, AllWeightsTrained) {
 
 TEST(ModelFlops, AWindowBoundsPairs) {
     ModelSpec model = small();
-    model.sliding_window = {0, 2};
+    model.layers = {{}, {.window = 2}};
     const std::vector<int32_t> segments = {0, 5};
     // 1 + 2 + 3 + 4 + 5 in the first layer, 1 + 2 + 2 + 2 + 2 in the second.
     EXPECT_EQ(ModelFlops(model, {}).of(segments, 0), 5 * 4 * layers + 12 * query * (15 + 9));
@@ -43,7 +43,7 @@ TEST(ModelFlops, AWindowBoundsPairs) {
 // Of four chunks of a sequence the first and the last, or those between, as context-parallel ranks have them.
 TEST(ModelFlops, ChunksSeeWhatStandsBeforeThem) {
     ModelSpec model = small();
-    model.sliding_window = {0, 3};
+    model.layers = {{}, {.window = 3}};
     const ModelFlops flops(model, {});
     const std::vector<int32_t> whole = {0, 8}, chunks = {0, 2, 4}, outer = {0, 6}, inner = {2, 4};
     EXPECT_EQ(flops.of(chunks, 1, outer) + flops.of(chunks, 2, inner), flops.of(whole, 3));

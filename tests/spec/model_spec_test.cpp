@@ -27,23 +27,23 @@ ModelSpec rope_model(const nlohmann::json& config, int64_t head_dim) {
     const auto& rope = config.at("rope_parameters");
     const std::string type = rope.at("rope_type");
     using Type = RopeSpec::Type;
-    spec.rope.type = type == "linear"     ? Type::linear
-                     : type == "dynamic"  ? Type::dynamic
-                     : type == "yarn"     ? Type::yarn
-                     : type == "llama3"   ? Type::llama3
-                     : type == "longrope" ? Type::longrope
-                                          : Type::standard;
-    spec.rope.theta = rope.at("rope_theta");
-    spec.rope.factor = rope.value("factor", 1.0);
-    spec.rope.original_max_position_embeddings = rope.value("original_max_position_embeddings", int64_t{0});
-    spec.rope.low_freq_factor = rope.value("low_freq_factor", 1.0);
-    spec.rope.high_freq_factor = rope.value("high_freq_factor", 4.0);
-    spec.rope.beta_fast = rope.value("beta_fast", 32.0);
-    spec.rope.beta_slow = rope.value("beta_slow", 1.0);
-    spec.rope.truncate = rope.value("truncate", true);
-    spec.rope.short_factor = rope.value("short_factor", std::vector<double>{});
-    spec.rope.long_factor = rope.value("long_factor", std::vector<double>{});
-    if (rope.contains("attention_factor")) spec.rope.attention_factor = rope.at("attention_factor").get<double>();
+    spec.ropes[0].type = type == "linear"     ? Type::linear
+                         : type == "dynamic"  ? Type::dynamic
+                         : type == "yarn"     ? Type::yarn
+                         : type == "llama3"   ? Type::llama3
+                         : type == "longrope" ? Type::longrope
+                                              : Type::standard;
+    spec.ropes[0].theta = rope.at("rope_theta");
+    spec.ropes[0].factor = rope.value("factor", 1.0);
+    spec.ropes[0].original_max_position_embeddings = rope.value("original_max_position_embeddings", int64_t{0});
+    spec.ropes[0].low_freq_factor = rope.value("low_freq_factor", 1.0);
+    spec.ropes[0].high_freq_factor = rope.value("high_freq_factor", 4.0);
+    spec.ropes[0].beta_fast = rope.value("beta_fast", 32.0);
+    spec.ropes[0].beta_slow = rope.value("beta_slow", 1.0);
+    spec.ropes[0].truncate = rope.value("truncate", true);
+    spec.ropes[0].short_factor = rope.value("short_factor", std::vector<double>{});
+    spec.ropes[0].long_factor = rope.value("long_factor", std::vector<double>{});
+    if (rope.contains("attention_factor")) spec.ropes[0].attention_factor = rope.at("attention_factor").get<double>();
     return spec;
 }
 
@@ -93,13 +93,13 @@ TEST(RopeFrequencies, OnlyDynamicAndLongropeDependOnTheLength) {
     ModelSpec spec;
     spec.head_dim = 64;
     spec.max_position_embeddings = 128;
-    spec.rope.factor = 2.0;
+    spec.ropes[0].factor = 2.0;
     for (const auto type :
          {RopeSpec::Type::standard, RopeSpec::Type::linear, RopeSpec::Type::yarn, RopeSpec::Type::llama3}) {
-        spec.rope.type = type;
+        spec.ropes[0].type = type;
         EXPECT_EQ(rope_frequencies(spec, 10).inv_freq, rope_frequencies(spec, 1000).inv_freq);
     }
-    spec.rope.type = RopeSpec::Type::dynamic;
+    spec.ropes[0].type = RopeSpec::Type::dynamic;
     EXPECT_EQ(rope_frequencies(spec, 10).inv_freq, rope_frequencies(spec, 128).inv_freq);
     EXPECT_NE(rope_frequencies(spec, 128).inv_freq, rope_frequencies(spec, 129).inv_freq);
 }
@@ -108,11 +108,11 @@ TEST(RopeFrequencies, YarnTakesItsScalingFromTheTwoMscales) {
     ModelSpec spec;
     spec.head_dim = 32;
     spec.max_position_embeddings = 4096;
-    spec.rope = {
+    spec.ropes[0] = {
         .type = RopeSpec::Type::yarn, .theta = 10000.0, .factor = 40.0, .mscale = 0.707, .mscale_all_dim = 1.0};
     const double expected = (0.1 * 0.707 * std::log(40.0) + 1.0) / (0.1 * std::log(40.0) + 1.0);
     EXPECT_NEAR(rope_frequencies(spec, 1).attention_scaling, expected, 1e-7);
-    spec.rope.mscale_all_dim = 0.0;  // as if it were absent
+    spec.ropes[0].mscale_all_dim = 0.0;  // as if it were absent
     EXPECT_NEAR(rope_frequencies(spec, 1).attention_scaling, 0.1 * std::log(40.0) + 1.0, 1e-6);
 }
 
@@ -123,13 +123,10 @@ TEST(ModelSpec, KnowsTheShapesAndBiasesOfItsProjections) {
     spec.num_heads = 4;
     spec.num_kv_heads = 2;
     spec.head_dim = 16;  // q_size 64 differs from hidden_size
-    const std::array<std::pair<int64_t, int64_t>, projection_count> shapes = {
-        {{64, 48}, {32, 48}, {32, 48}, {48, 64}, {100, 48}, {100, 48}, {48, 100}}};
-    for (int i = 0; i < projection_count; ++i) {
-        const auto p = static_cast<Projection>(i);
-        EXPECT_EQ(spec.out_features(p), shapes[static_cast<std::size_t>(i)].first) << name_of(p);
-        EXPECT_EQ(spec.in_features(p), shapes[static_cast<std::size_t>(i)].second) << name_of(p);
-    }
+    std::vector<std::pair<int64_t, int64_t>> shapes;
+    for (const Projection p : spec.linears) shapes.emplace_back(spec.out_features(p), spec.in_features(p));
+    EXPECT_EQ(shapes, (std::vector<std::pair<int64_t, int64_t>>{
+                          {64, 48}, {32, 48}, {32, 48}, {48, 64}, {100, 48}, {100, 48}, {48, 100}}));
     spec.qkv_bias = true;
     EXPECT_TRUE(spec.has_bias(Projection::q) && spec.has_bias(Projection::k) && spec.has_bias(Projection::v));
     EXPECT_FALSE(spec.has_bias(Projection::o) || spec.has_bias(Projection::gate) || spec.has_bias(Projection::down));

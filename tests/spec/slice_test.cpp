@@ -34,8 +34,7 @@ TEST(Slice, OfOneRankIsTheModel) {
 /// Slices lie side by side and cover the matrix, on the side that is cut; the other side is whole.
 TEST(Slice, CoversEachMatrixOnce) {
     for (const int size : {1, 2, 4})
-        for (int index = 0; index < spec::projection_count; ++index) {
-            const auto p = static_cast<Projection>(index);
+        for (const Projection p : model().linears) {
             int64_t next = 0;
             for (int rank = 0; rank < size; ++rank) {
                 const spec::MatrixSlice part = spec::slice_of(model(), p, {rank, size});

@@ -35,8 +35,7 @@ TEST(TensorTable, ListsAPlainLlama) {
     const TensorRule* const o = find(table, "model.layers.1.self_attn.o_proj.weight");
     ASSERT_NE(o, nullptr);
     EXPECT_EQ(o->role, TensorRole::linear);
-    EXPECT_EQ(o->projection, Projection::o);
-    EXPECT_EQ(o->layer, 1);
+    EXPECT_EQ(o->id, (LinearId{1, Projection::o}));
     EXPECT_EQ(o->shape, (std::vector<int64_t>{8, 12}));
     EXPECT_TRUE(o->may_be_quantised);
     const TensorRule* const norm = find(table, "model.layers.0.post_attention_layernorm.weight");
@@ -64,6 +63,16 @@ TEST(TensorTable, FollowsTheOptionsOfTheArchitecture) {
     ASSERT_NE(q_norm, nullptr);
     EXPECT_EQ(q_norm->shape, std::vector<int64_t>{6});
     EXPECT_EQ(table.size(), 2U * (9 + 3 + 2) + 2);
+}
+
+TEST(TensorTable, ListsTheLinearsThatTheModelHas) {
+    ModelSpec spec = model();
+    spec.linears = {Projection::q, Projection::v, Projection::o, Projection::up, Projection::down};
+    const auto table = tensor_table(spec);
+    EXPECT_EQ(find(table, "model.layers.0.self_attn.k_proj.weight"), nullptr);
+    EXPECT_EQ(find(table, "model.layers.1.mlp.gate_proj.weight"), nullptr);
+    EXPECT_NE(find(table, "model.layers.1.mlp.up_proj.weight"), nullptr);
+    EXPECT_EQ(table.size(), 2U * (2 + 5) + 3);
 }
 
 TEST(TensorTable, IgnoresOnlyWhatNobodyNeeds) {

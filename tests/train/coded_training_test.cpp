@@ -211,8 +211,7 @@ TEST(CodedPlan, HoldsWhatItsProductsRead) {
     const int64_t head = file->spec.vocab_size * file->spec.hidden_size;
     const model::ModelPlan any_plan = plan_of(CodedProducts::none, false);
     int64_t weights = 0, transposes = 0;
-    for (const weights::Group g : weights::all_groups) {
-        const weights::GroupLayout& group = any_plan.layout()[g];
+    for (const weights::MatrixGroup& group : any_plan.layout().groups) {
         weights += group.n * group.k * file->spec.num_layers;
         transposes += (group.n * group.k + 4 * group.k + 2 * group.k * group.r) * file->spec.num_layers;
     }

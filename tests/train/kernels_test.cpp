@@ -139,7 +139,7 @@ TEST(Kernels, UntunedProductsAreNamed) {
     EXPECT_EQ(untuned({{.tokens = {33, 64}}}), (std::vector<std::string>{"lm_head", "lm_head dx"}))
         << "the head takes 32 rows at a time";
     EXPECT_EQ(untuned({{.tokens = {1, 64}}}), std::vector<std::string>{});
-    const weights::GroupLayout& wide = plan.layout()[weights::Group::gate_up];
+    const weights::MatrixGroup& wide = plan.layout()[weights::Group::gate_up];
     const std::vector<std::string> left =
         untuned({{.form = spec::ProductForm::nt, .n = {wide.n, wide.n}, .k = {wide.k, wide.k + 1023}}});
     EXPECT_EQ(left.size(), 9U);

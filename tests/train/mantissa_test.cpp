@@ -59,7 +59,7 @@ TEST(MantissaBits, AreOfLayersWeightsAlone) {
         return std::get<weights::DenseBase>(model.parts().network.weight_provider->ready(ctx, layer, 16)[g].base).w_NK;
     };
     for (int layer = 0; layer < static_cast<int>(plain->spec().num_layers); ++layer)
-        for (const weights::Group g : weights::all_groups) {
+        for (const weights::Group g : plain->parts().network.layout.all_groups()) {
             const at::Tensor expected = weights_of(*plain, layer, g).clone();
             ops::round_mantissa(expected, 3);
             EXPECT_TRUE(at::equal(weights_of(*rounded, layer, g), expected)) << name_of(g) << " of layer " << layer;

@@ -56,7 +56,7 @@ TEST_P(SaveTest, AnAdapterFolderReadsBackAndContinues) {
         const formats::Adapter initial =
             formats::read_adapter(*config.config.model.adapter_name_or_path, trainer.plan().spec());
         for (std::size_t layer = 0; layer < initial.layers.size(); ++layer)
-            for (std::size_t p = 0; p < spec::projection_count; ++p) {
+            for (const spec::Projection p : trainer.plan().spec().linears) {
                 EXPECT_EQ(adapter.layers[layer][p].r, initial.layers[layer][p].r);
                 EXPECT_EQ(adapter.layers[layer][p].scale, initial.layers[layer][p].scale);
             }
@@ -88,7 +88,7 @@ TEST_P(SaveTest, AFullRunLeavesAModelThatScoresTheSame) {
     trainer.load();
     take_steps(trainer);
     for (const auto& [name, value] : copy_values(*trainer.model().parameters()))
-        EXPECT_LT(max_abs(tensor_of(*result.tensors.find(name)->tensor), value), 1e-6) << name;
+        EXPECT_LT(max_abs(tensor_of(result.tensors.find(name)->tensor()), value), 1e-6) << name;
     const at::Tensor expected = score_first_step(trainer);
 
     const data::StepBatch step = trainer.loader().step(0);
@@ -127,9 +127,9 @@ TEST_P(SaveTest, ShardsHoldWhatOneFileHolds) {
     ASSERT_EQ(many.tensors.all().size(), original.tensors.all().size());
     for (const formats::TensorSource& tensor : original.tensors.all()) {
         const std::string& name = tensor.rule.hf_name;
-        const at::Tensor expected = tensor_of(*tensor.tensor);
-        EXPECT_TRUE(same_bits(tensor_of(*one.tensors.find(name)->tensor), expected)) << name;
-        EXPECT_TRUE(same_bits(tensor_of(*many.tensors.find(name)->tensor), expected)) << name;
+        const at::Tensor expected = tensor_of(tensor.tensor());
+        EXPECT_TRUE(same_bits(tensor_of(one.tensors.find(name)->tensor()), expected)) << name;
+        EXPECT_TRUE(same_bits(tensor_of(many.tensors.find(name)->tensor()), expected)) << name;
     }
 }
 
@@ -168,7 +168,7 @@ TEST_P(SaveTest, ATiedModelTrainsAndSavesOneMatrix) {
     const formats::WeightFile saved = formats::WeightFile::open((folder / "out").string());
     EXPECT_TRUE(saved.spec.tie_word_embeddings);
     EXPECT_EQ(saved.tensors.find("lm_head.weight"), nullptr);
-    const at::Tensor embed = tensor_of(*saved.tensors.find("model.embed_tokens.weight")->tensor);
+    const at::Tensor embed = tensor_of(saved.tensors.find("model.embed_tokens.weight")->tensor());
     EXPECT_LT(max_abs(embed, course.final_values.at("model.embed_tokens.weight")), 1e-6);
 }
 

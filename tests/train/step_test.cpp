@@ -103,7 +103,7 @@ TEST_P(StepTest, DropoutKeepsTheExpectationOfTheAdaptersTerm) {
     std::filesystem::rename(folder / "out", folder / "start");  // no run may write over what it begins from
     const Flags adapted = flags + Flags{"--model.adapter_name_or_path", (folder / "start").string()};
     const Tensors exact = train_all(make_config(adapted)).first_gradients;
-    const std::string name = formats::lora_b_name(1, spec::Projection::q);
+    const std::string name = formats::lora_b_name({1, spec::Projection::q});
     at::Tensor sum = at::zeros_like(exact.at(name));
     constexpr int seeds = 40;
     double spread = 0;
@@ -267,7 +267,7 @@ TEST_P(StepTest, TheLastGoodAdapterIsKept) {
     EXPECT_TRUE(contains(message, "the embeddings (forward)")) << message;
     const Course two_steps = train_all(make_config(flags + Flags{"--training.max_steps", "2"}));
     const Tensors kept = saved_adapter(folder / "out");
-    EXPECT_GT(l2(kept.at(formats::lora_b_name(0, spec::Projection::q))), 0.0);
+    EXPECT_GT(l2(kept.at(formats::lora_b_name({0, spec::Projection::q}))), 0.0);
     expect_same_bits(kept, two_steps.final_values);
 }
 

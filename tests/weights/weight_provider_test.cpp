@@ -18,7 +18,7 @@ spec::ModelSpec small_spec() {
     spec.num_kv_heads = 1;
     spec.head_dim = 8;
     spec.vocab_size = 32;
-    spec.sliding_window.assign(4, 0);
+    spec.layers.assign(4, {});
     return spec;
 }
 
@@ -46,10 +46,10 @@ class PagerTest : public ::testing::Test {
         change_adapters(1);
         std::vector<StoredLayer> stored(4);
         for (int layer = 0; layer < 4; ++layer)
-            for (const Group g : all_groups) {
-                StoredGroup& group = stored[static_cast<std::size_t>(layer)].groups[static_cast<std::size_t>(g)];
+            for (const Group g : layout.all_groups()) {
+                StoredGroup& group = stored[static_cast<std::size_t>(layer)].groups[g];
                 const at::Tensor base_NK = at::randn({layout[g].n, layout[g].k});
-                bases.push_back(base_NK);
+                bases[{layer, g}] = base_NK;
                 if (lies_ready(layer, g)) {
                     Operand operand =
                         dense_operand(layout[g], at::empty({layout[g].n + layout[g].r, layout[g].leading()}));
@@ -76,15 +76,15 @@ class PagerTest : public ::testing::Test {
     void expect_ready(int layer) {
         SCOPED_TRACE(cat("layer ", layer));
         const LayerWeights& weights = weight_provider->ready(ctx, layer, 8);
-        for (const Group g : all_groups) {
+        for (const Group g : layout.all_groups()) {
             SCOPED_TRACE(name_of(g));
-            const at::Tensor& base_NK = bases[static_cast<std::size_t>(layer * group_count + static_cast<int>(g))];
+            const at::Tensor& base_NK = bases.at({layer, g});
             EXPECT_TRUE(std::get<DenseBase>(weights[g].base).w_NK.equal(base_NK));
             for (const Slice& slice : layout[g].slices) {
-                const Parameter* a = adapters->a(layer, slice.projection);
+                const Parameter* a = adapters->a({layer, slice.projection});
                 if (a == nullptr) continue;
-                const Parameter* b = adapters->b(layer, slice.projection);
-                const double scale = adapters->lora(layer)[static_cast<std::size_t>(slice.projection)].scale;
+                const Parameter* b = adapters->b({layer, slice.projection});
+                const double scale = adapters->lora(layer)[slice.projection].scale;
                 EXPECT_TRUE(weights[g].a_RK.narrow(0, slice.r_begin, 4).equal(parameters->value(*a)));
                 EXPECT_TRUE(weights[g]
                                 .b_NR.narrow(0, slice.n_begin, slice.n)
@@ -100,7 +100,7 @@ class PagerTest : public ::testing::Test {
     std::unique_ptr<memory::Arena> arena;
     std::unique_ptr<Parameters> parameters;
     std::unique_ptr<Adapters> adapters;
-    std::vector<at::Tensor> bases;  ///< by layer and group
+    std::map<std::pair<int, Group>, at::Tensor> bases;  ///< by layer and group
     std::optional<WeightProvider> weight_provider;
 };
 
@@ -129,7 +129,7 @@ TEST_F(PagerTest, SaysWhatTheSlotHoldsAndForgetsItWhenTold) {
     expect_ready(0);
     EXPECT_EQ(weight_provider->held().layer, 0);
     // Other work wrote over the slot: what is not held is expanded again.
-    for (const Group g : all_groups) {
+    for (const Group g : layout.all_groups()) {
         const LayerWeights& weights = weight_provider->ready(ctx, 0, 8);
         std::get<DenseBase>(weights[g].base).w_NK.fill_(NAN);
     }

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "unsloth/formats/bnb4.h"
@@ -19,18 +20,22 @@
 
 namespace unsloth::formats {
 
-/// One tensor of the model: a 16/32-bit tensor, or a 4-bit or 8-bit weight.
+/// One tensor of the model, and how it lies.
 struct TensorSource {
     spec::TensorRule rule;
-    const TensorView* tensor = nullptr;  ///< the tensor itself; for a quantised weight its codes
-    std::optional<Quant4Weight> quant4;
-    std::optional<Int8Weight> int8;
+    /// A 16/32-bit tensor, or a 4-bit or 8-bit weight. nullptr: the checkpoint has none.
+    std::variant<const TensorView*, Quant4Weight, Int8Weight> stored = nullptr;
 
-    bool quantised() const { return quant4.has_value(); }  ///< to 4 bit
-    std::size_t stored_bytes() const {
-        return quant4 ? quant4->stored_bytes() : int8 ? int8->stored_bytes() : tensor->data.size();
-    }
-    void drop() const noexcept { quant4 ? quant4->drop() : int8 ? int8->drop() : tensor->drop(); }
+    /// nullptr where it lies in another form.
+    const TensorView* plain() const;
+    const Quant4Weight* quant4() const { return std::get_if<Quant4Weight>(&stored); }
+    const Int8Weight* int8() const { return std::get_if<Int8Weight>(&stored); }
+    /// What lies under its name: its values; of a quantised weight the codes.
+    const TensorView& tensor() const;
+
+    bool quantised() const { return quant4() != nullptr; }  ///< to 4 bit
+    std::size_t stored_bytes() const;
+    void drop() const noexcept;
     /// The rows [row_begin, row_end) in fp32 (a vector has one row); `out` holds (row_end - row_begin) * columns
     /// values.
     void read_f32(int64_t row_begin, int64_t row_end, float* out) const;
@@ -46,11 +51,13 @@ class ModelTensors {
     explicit ModelTensors(std::vector<TensorSource> sources);
 
     const std::vector<TensorSource>& all() const { return sources_; }
-    const TensorSource& linear(int layer, spec::Projection p) const;
-    const TensorSource* bias(int layer, spec::Projection p) const;  ///< nullptr: the projection has none
+    const TensorSource& linear(spec::LinearId id) const;
+    const TensorSource* bias(spec::LinearId id) const;  ///< nullptr: the linear has none
     /// A tensor that is neither linear nor bias; layer -1 for those outside of layers. CheckError when the model has
     /// none.
     const TensorSource& of(spec::TensorRole role, int layer = -1) const;
+    /// Of a layer, in the order of the table.
+    const std::vector<spec::TensorRole>& norms(int layer) const { return norms_.at(layer); }
     /// lm_head, or embed_tokens where they are tied.
     const TensorSource& head() const;
     const TensorSource* find(const std::string& hf_name) const;
@@ -65,7 +72,8 @@ class ModelTensors {
   private:
     std::vector<TensorSource> sources_;
     std::map<std::string, std::size_t> index_;
-    std::vector<std::size_t> linears_;  ///< by layer and projection
+    std::map<spec::LinearId, std::size_t> linears_, biases_;
+    std::map<int, std::vector<spec::TensorRole>> norms_;  ///< by layer
 };
 
 /// The type that a tensor has in its file; `automatic` for one that is no matrix.

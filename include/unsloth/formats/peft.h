@@ -30,10 +30,10 @@ SafetensorsWriter::Metadata adapter_metadata(const PeftConfig& config);
 std::string write_peft_config(const PeftConfig& config);
 
 /// "base_model.model.model.layers.{i}.{path}.lora_A.weight" [r, K] and "….lora_B.weight" [N, r].
-std::string lora_a_name(int layer, spec::Projection p);
-std::string lora_b_name(int layer, spec::Projection p);
+std::string lora_a_name(spec::LinearId id);
+std::string lora_b_name(spec::LinearId id);
 /// DoRA's "….lora_magnitude_vector" [N].
-std::string magnitude_name(int layer, spec::Projection p);
+std::string magnitude_name(spec::LinearId id);
 /// For "embed_tokens" and "lm_head" [V, D]: "base_model.model.model.embed_tokens.weight",
 /// "base_model.model.lm_head.weight".
 std::string saved_module_name(const std::string& module);
@@ -49,9 +49,9 @@ struct Adapter {
     std::vector<spec::LayerLora> layers;  ///< resolve_lora(config.lora, model)
     SafetensorsFile file;
 
-    const TensorView& a(int layer, spec::Projection p) const { return file.at(lora_a_name(layer, p)); }
-    const TensorView& b(int layer, spec::Projection p) const { return file.at(lora_b_name(layer, p)); }
-    const TensorView& magnitude(int layer, spec::Projection p) const { return file.at(magnitude_name(layer, p)); }
+    const TensorView& a(spec::LinearId id) const { return file.at(lora_a_name(id)); }
+    const TensorView& b(spec::LinearId id) const { return file.at(lora_b_name(id)); }
+    const TensorView& magnitude(spec::LinearId id) const { return file.at(magnitude_name(id)); }
     const TensorView& saved_module(const std::string& module) const { return file.at(saved_module_name(module)); }
     /// "embed_tokens" or "lm_head" [V, D] that is stored, though modules_to_save does not name it; nullptr: it is not.
     const TensorView* stand_in(const std::string& module) const;

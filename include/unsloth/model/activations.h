@@ -19,7 +19,6 @@
 
 namespace unsloth::model {
 
-using weights::all_groups;
 using weights::Group;
 
 /// What a layer's forward leaves for its backward. What a layer does not keep (spec/keep.h) is one buffer that all
@@ -69,6 +68,12 @@ struct HeadBuffers {
     ops::CodedMatrix codes;        ///< flat: of a chunk's h, then of its logits' gradient; undefined without
 };
 
+/// How one of ModelSpec::ropes rotates a micro-batch's tokens.
+struct RopeTable {
+    at::Tensor inv_freq_p;      ///< fp32 [d/2]: the inverse frequencies
+    at::Tensor cos_Tp, sin_Tp;  ///< fp32 [T, d/2]
+};
+
 /// One micro-batch's tokens on the device.
 struct TokenBuffers {
     at::Tensor ids_T, positions_T, row_T, offset_T;  ///< int32; the last two undefined without dropout and noise
@@ -80,8 +85,7 @@ struct TokenBuffers {
     at::Tensor k_offsets, key_tokens, key_places;    ///< int32: as these two, of keys; undefined where all are own
     at::Tensor adapter_T;                            ///< int32; undefined without several adapters
     at::Tensor slots_T, lengths_S, pages;  ///< int32, of generation: ops::PagedRows; undefined without a cache
-    at::Tensor inv_freq_p;                 ///< fp32 [d/2]: RoPE's inverse frequencies
-    at::Tensor cos_Tp, sin_Tp;             ///< fp32 [T, d/2]
+    std::vector<RopeTable> ropes;          ///< by ModelSpec::ropes
 };
 
 /// A buffer that an objective has in each micro-batch, flat.

@@ -24,7 +24,7 @@ struct DecodeBatch {
 
 /// What all layers of one micro-batch share.
 struct TokenInputs {
-    at::Tensor cos_Tp, sin_Tp;
+    std::vector<RopeTable> ropes;  ///< by ModelSpec::ropes
     ops::Segments segments;
     at::Tensor key_tokens_K;     ///< int32: the tokens that are segments' keys; undefined: each is one key
     at::Tensor key_places_T2;    ///< int32: where each token stands among them, or -1; of training

@@ -10,7 +10,6 @@
 
 namespace unsloth::model {
 
-using weights::all_groups;
 using weights::Group;
 
 /// Sees each module's name ("model.layers.0.self_attn.q_proj") and output, in order of execution (tests: the first
@@ -30,28 +29,37 @@ struct GroupContext {
     double dropout = 0.0;
     at::Tensor row_T, offset_T;
     // Several adapters beside each other, of which each token has at most one (weights/multi_lora_adapters.h).
-    at::Tensor adapter_T;  ///< int32; undefined: there is one, all have it
-    const std::array<at::Tensor, weights::group_count>* owners = nullptr;  ///< whose columns the groups' are, int32
-    at::Tensor dropped;  ///< flat scratch, of the most elements that an input has
+    at::Tensor adapter_T;                                  ///< int32; undefined: there is one, all have it
+    const weights::ByGroup<at::Tensor>* owners = nullptr;  ///< whose columns the groups' are, int32
+    at::Tensor dropped;                                    ///< flat scratch, of the most elements that an input has
     const ModuleObserver* observer = nullptr;
 };
 
 /// Whether adapters take part in a group's products.
 bool adapted(const GroupContext& c, Group g);
 
-/// x_full's last R columns = x·Aᵀ (each projection's own dropout on x); u_TR (may be undefined) keeps a copy. `codes`
-/// of x, where they are not empty, are read instead of x: where input_codes_suffice() said so.
-void fill_adapter_columns(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
-                          const at::Tensor& u_TR, const ops::CodedMatrix& codes = {});
+/// What a group's products read: rows, codes of them, or both. Who makes the rows makes the codes.
+struct Activation {
+    at::Tensor full;              ///< [T, K+R]: x with the adapters' columns; of a gradient [T, N+R]: dy with v
+    ops::CodedMatrix codes = {};  ///< of x, or dy; empty: products read the rows
+    bool codes_alone = false;     ///< x, or dy, itself is not read, and need not be made
+    /// The rows x, or dy, as an output of the operator that makes them: undefined where they need not be made.
+    at::Tensor made(const at::Tensor& rows) const { return codes_alone ? at::Tensor() : rows; }
+};
 
-/// Whether a group's forward products read x's codes alone, so that x itself need not be made; and whether the products
-/// of dy that input_backward() does read dy's alone. The latter where the forward product is by codes as well: who asks
-/// for exact forward products asks for gradients of B from exact rows. False where there are no codes; of inputs also
-/// where others read them: an observer, other tensor-parallel ranks, dropout, a choice of adapters a token.
-bool input_codes_suffice(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
-                         const at::Tensor& u_TR, const ops::CodedMatrix& codes);
-bool gradient_codes_suffice(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& dy_full,
-                            const at::Tensor& u_TR, const ops::CodedMatrix& codes);
+/// A group's input before it is made: its codes are in the flat `scratch`. u_TR: of fill_adapter_columns. Codes are
+/// read alone unless others read the rows: an observer, other tensor-parallel ranks, dropout, a choice of adapters a
+/// token.
+Activation input_activation(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
+                            const at::Tensor& u_TR, const ops::CodedMatrix& scratch);
+/// The same of the gradient of its outputs. Codes are read alone where the forward product is by codes as well: who
+/// asks for exact forward products asks for gradients of B from exact rows.
+Activation gradient_activation(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& dy_full,
+                               const at::Tensor& u_TR, const ops::CodedMatrix& scratch);
+
+/// x's last R columns = x·Aᵀ (each projection's own dropout on x); u_TR (may be undefined) keeps a copy.
+void fill_adapter_columns(const GroupContext& c, Group g, const weights::Operand& w, const Activation& x,
+                          const at::Tensor& u_TR);
 
 /// With the rows of this rank's slice of those at hand: what dropout's masks are drawn by.
 GroupContext own_rows(const GroupContext& c);
@@ -67,23 +75,20 @@ struct Outputs {
     at::Tensor terms_TN = {};  ///< contiguous; of a group that is cut by its inputs: a rank's terms, before their sum
 };
 
-/// x_full · [W | sB]ᵀ to `out`. Where the group is cut by its inputs that is the sum over the tensor-parallel ranks,
-/// and y, z and the residual have the rows of this rank's slice (contiguous). x_full [T, K+R] with its adapter columns
-/// filled; `codes` of x where w asks for them (Operand::codes).
-void linear_forward(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
-                    const ops::CodedMatrix& codes, const Outputs& out);
+/// x · [W | sB]ᵀ to `out`, with x's adapter columns filled. Where the group is cut by its inputs that is the sum over
+/// the tensor-parallel ranks, and y, z and the residual have the rows of this rank's slice (contiguous).
+void linear_forward(const GroupContext& c, Group g, const weights::Operand& w, const Activation& x, const Outputs& out);
 
 /// DoRA: where the gradients of a group's magnitudes go.
 std::vector<ops::MagnitudeGradient> magnitude_gradients(const GroupContext& c, Group g);
 
 /// The backward in two halves, because a layer makes x again together with the step that follows dx.
 ///
-/// From dy (the first N columns of dy_full [T, N+R], whose last R become v = dy·sB): adds the gradients of B (and of a
-/// trained bias) to the flat buffer, and writes dx_TK (undefined: not needed), which may be any memory but dy's: where
-/// the group is cut by its outputs, this rank's terms of it, as v's are. `codes` of dy where w asks for them.
-/// codes_alone, of gradient_codes_suffice(): dy itself is not read.
-void input_backward(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& dy_full,
-                    const ops::CodedMatrix& codes, bool codes_alone, const at::Tensor& u_TR, const at::Tensor& dx_TK);
+/// From dy, whose last R columns become v = dy·sB: adds the gradients of B (and of a trained bias) to the flat buffer,
+/// and writes dx_TK (undefined: not needed), which may be any memory but dy's: where the group is cut by its outputs,
+/// this rank's terms of it, as v's are.
+void input_backward(const GroupContext& c, Group g, const weights::Operand& w, const Activation& dy,
+                    const at::Tensor& u_TR, const at::Tensor& dx_TK);
 /// Then, from the group's input x and v: adds the gradients of A.
 void adapter_backward(const GroupContext& c, Group g, const at::Tensor& v_TR, const at::Tensor& x_TK);
 /// And from dy those of a trained W.

@@ -47,7 +47,7 @@ class MicroBatch {
   private:
     void upload_shared_keys(const data::Batch& batch);
     void upload_keys(const std::vector<int32_t>& keys, const std::vector<int32_t>& offsets, int64_t all_keys);
-    void make_rope_table(int64_t longest_position);
+    void make_rope_tables(int64_t longest_position);
 
     ops::Context& ctx_;
     const spec::ModelSpec& spec_;
@@ -56,8 +56,11 @@ class MicroBatch {
     int slices_;
     TokenInputs inputs_;
     int64_t tokens_ = 0, targets_ = 0, segments_ = 0, distinct_ids_ = 0;
-    double rope_scaling_ = 1.0;
-    int64_t rope_length_ = -1;  ///< what the frequencies were computed for (dynamic RoPE)
+    struct Rope {
+        double scaling = 1.0;
+        int64_t length = -1;  ///< what the frequencies were computed for (dynamic RoPE)
+    };
+    std::vector<Rope> ropes_;  ///< by ModelSpec::ropes
 };
 
 }  // namespace unsloth::model

@@ -34,7 +34,7 @@ struct Network {
     std::unique_ptr<ParameterStreams> streams;  ///< nullptr: this rank has all of them where they are used
     std::unique_ptr<weights::Adapters> adapters;
     /// With several adapters (weights/multi_lora_adapters.h): of a group's R columns, whose each is. int32.
-    std::array<at::Tensor, weights::group_count> owners;
+    weights::ByGroup<at::Tensor> owners;
     std::unique_ptr<weights::WeightProvider> weight_provider;
     weights::EmbeddingAndHead embedding_and_head;
     uint64_t embedding_and_head_version = 0;  ///< of the parameters in `outer`

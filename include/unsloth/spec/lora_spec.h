@@ -1,8 +1,8 @@
 // Which adapters sit where. The names and their meaning are PEFT's.
 #pragma once
 
-#include <array>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,8 +33,24 @@ struct LoraModule {
     bool dora = false;  ///< with a magnitude
 };
 
-/// The adapters of one layer, indexed by Projection.
-using LayerLora = std::array<LoraModule, projection_count>;
+/// The adapters of one layer, of those of its matrices that have one.
+class LayerLora {
+  public:
+    /// r = 0 where the matrix has none.
+    const LoraModule& operator[](Projection p) const {
+        static constexpr LoraModule none;
+        const auto found = modules_.find(p);
+        return found == modules_.end() ? none : found->second;
+    }
+    LoraModule& add(Projection p) { return modules_[p]; }
+    bool empty() const { return modules_.empty(); }
+    /// In the order of Projection.
+    auto begin() const { return modules_.begin(); }
+    auto end() const { return modules_.end(); }
+
+  private:
+    std::map<Projection, LoraModule> modules_;
+};
 
 /// Resolves patterns as PEFT does: a key matches the module path when `(.*\.)?(key)$` does as a regular expression.
 /// Returns one entry a layer. Usage Error for an unknown target or module name, a layer out of range, r < 1,

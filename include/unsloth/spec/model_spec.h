@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <compare>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -12,7 +13,7 @@
 
 namespace unsloth::spec {
 
-/// The seven linears of a decoder layer, in the order of a layer's forward pass.
+/// What a matrix of a decoder layer computes.
 enum class Projection : uint8_t { q, k, v, o, gate, up, down };
 inline constexpr int projection_count = 7;
 inline constexpr std::array<std::string_view, projection_count> projection_names = {
@@ -27,6 +28,13 @@ constexpr std::string_view name_of(Projection p) {
 constexpr std::string_view path_of(Projection p) {
     return projection_paths[static_cast<std::size_t>(p)];
 }
+
+/// A matrix of a decoder layer, in the whole model.
+struct LinearId {
+    int layer = -1;
+    Projection projection = Projection::q;
+    auto operator<=>(const LinearId&) const = default;
+};
 
 /// Rotary position embedding as transformers' modeling_rope_utils computes it.
 struct RopeSpec {
@@ -51,6 +59,14 @@ struct RopeSpec {
     bool by_length() const { return type == Type::dynamic || type == Type::longrope; }
 };
 
+/// What differs from one decoder layer of a model to the next.
+struct LayerSpec {
+    int64_t window = 0;  ///< how many tokens a position sees, itself included; 0: all before it
+    static constexpr int no_rope = -1;
+    int rope = 0;  ///< its place in ModelSpec::ropes; no_rope: queries and keys are not rotated
+    bool operator==(const LayerSpec&) const = default;
+};
+
 struct ModelSpec {
     std::string model_type;         ///< the family, as config.json says it
     int64_t hidden_size = 0;        ///< D
@@ -62,14 +78,16 @@ struct ModelSpec {
     int64_t vocab_size = 0;         ///< V
     int64_t max_position_embeddings = 0;
     double rms_norm_eps = 1e-6;
-    RopeSpec rope;
+    std::vector<RopeSpec> ropes = {RopeSpec()};  ///< the first: of layers with full attention
     bool tie_word_embeddings = false;
     bool qkv_bias = false;  ///< biases on q, k, v (Qwen2; Llama with attention_bias)
     bool o_bias = false;    ///< Llama with attention_bias
     bool mlp_bias = false;  ///< on gate, up and down
     bool qk_norm = false;   ///< Qwen3: RMSNorm over head_dim on q and k before RoPE
-    /// Per layer, how many tokens a position sees, itself included; 0: all before it.
-    std::vector<int64_t> sliding_window;
+    /// The matrices of a layer, in the order of its forward pass.
+    std::vector<Projection> linears = {Projection::q,    Projection::k,  Projection::v,   Projection::o,
+                                       Projection::gate, Projection::up, Projection::down};
+    std::vector<LayerSpec> layers;  ///< num_layers of them
     std::optional<int64_t> bos_token_id, pad_token_id;
     std::vector<int64_t> eos_token_ids;
     DType dtype = DType::bf16;  ///< torch_dtype | dtype of the checkpoint
@@ -81,6 +99,7 @@ struct ModelSpec {
     /// Columns K of a projection's weight [N, K].
     int64_t in_features(Projection p) const;
     bool has_bias(Projection p) const;
+    bool has_rope(RopeSpec::Type type) const;
     /// Positions that a sequence may have: dynamic scaling goes beyond max_position_embeddings by its factor.
     int64_t usable_positions() const;
 };
@@ -91,8 +110,8 @@ struct RopeFrequencies {
     float attention_scaling = 1.0F;  ///< multiplies cos and sin
 };
 
-/// The inverse frequencies of `spec.rope` for a sequence of `seq_len` tokens (longest position + 1), which `dynamic`
-/// and `longrope` depend on. Computed in fp64 and rounded once; agrees with transformers to a relative 5e-7.
-RopeFrequencies rope_frequencies(const ModelSpec& spec, int64_t seq_len);
+/// The inverse frequencies of one of `spec.ropes` for a sequence of `seq_len` tokens (longest position + 1), which
+/// `dynamic` and `longrope` depend on. Computed in fp64 and rounded once; agrees with transformers to a relative 5e-7.
+RopeFrequencies rope_frequencies(const ModelSpec& spec, int64_t seq_len, std::size_t rope = 0);
 
 }  // namespace unsloth::spec

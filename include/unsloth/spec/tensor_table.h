@@ -22,11 +22,15 @@ enum class TensorRole : uint8_t {
     bias,          ///< [N] of `projection`
 };
 
+constexpr bool is_norm(TensorRole role) {
+    return role == TensorRole::final_norm || role == TensorRole::input_norm || role == TensorRole::post_norm ||
+           role == TensorRole::q_norm || role == TensorRole::k_norm;
+}
+
 struct TensorRule {
     std::string hf_name;  ///< e.g. model.layers.3.self_attn.q_proj.weight
     TensorRole role;
-    int layer = -1;                         ///< -1: not in a layer
-    Projection projection = Projection::q;  ///< for linear and bias
+    LinearId id;  ///< layer -1: not in a layer; the projection is that of a linear or a bias
     std::vector<int64_t> shape;
     bool may_be_quantised = false;  ///< matrices: linears, embeddings and lm_head
 };

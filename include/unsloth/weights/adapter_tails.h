@@ -13,9 +13,9 @@ struct GroupMargins {
     at::Tensor a_RK, b_NR;
     at::Tensor a_KR;  ///< A transposed; undefined: not wanted
 };
-using LayerMargins = std::array<GroupMargins, group_count>;
+using LayerMargins = ByGroup<GroupMargins>;
 
-/// The adapters' parameters by layer and projection.
+/// The adapters' parameters by linear.
 class Adapters {
   public:
     Adapters(const Parameters& parameters, const std::vector<spec::LayerLora>& lora);
@@ -23,19 +23,20 @@ class Adapters {
     at::Tensor value(const Parameter& p) const { return parameters_.value(p); }
     const std::vector<spec::LayerLora>& layers() const { return lora_; }
     const spec::LayerLora& lora(int layer) const { return lora_.at(static_cast<std::size_t>(layer)); }
-    /// A projection's parameters in a layer; nullptr where it has no adapter.
-    const Parameter* a(int layer, spec::Projection p) const { return at(a_, layer, p); }
-    const Parameter* b(int layer, spec::Projection p) const { return at(b_, layer, p); }
+    /// A linear's parameters; nullptr where it has no adapter.
+    const Parameter* a(spec::LinearId id) const { return of(id).a; }
+    const Parameter* b(spec::LinearId id) const { return of(id).b; }
     /// DoRA's; nullptr without.
-    const Parameter* magnitude(int layer, spec::Projection p) const { return at(magnitude_, layer, p); }
+    const Parameter* magnitude(spec::LinearId id) const { return of(id).magnitude; }
 
   private:
-    const Parameter* at(const std::vector<const Parameter*>& list, int layer, spec::Projection p) const {
-        return list[static_cast<std::size_t>(layer * spec::projection_count + static_cast<int>(p))];
-    }
+    struct Trained {
+        const Parameter *a = nullptr, *b = nullptr, *magnitude = nullptr;
+    };
+    const Trained& of(spec::LinearId id) const;
     const Parameters& parameters_;
     std::vector<spec::LayerLora> lora_;
-    std::vector<const Parameter*> a_, b_, magnitude_;
+    std::map<spec::LinearId, Trained> trained_;
 };
 
 class AdapterMargins {

@@ -21,8 +21,15 @@ struct EmbeddingAndHead {
     StoredWeight
         lm_head_VD;  ///< may be embed_VD itself (tied). No matrix in the compute type: to be expanded for a pass
     at::Tensor final_norm_D;  ///< fp32
-    /// This rank's rows of lm_head as codes for logits, and their transpose for dx; empty: products read lm_head_VD.
+    /// This rank's rows of lm_head as codes for logits, and their transpose for dx; empty: products read values.
     ops::CodedMatrix codes_VD, codes_DV;
+
+    enum class HeadProduct : uint8_t { logits, dx };
+    /// Expands lm_head for a pass, where it does not lie as its products read it and `first` is the first of them that
+    /// reads values. `expanded_VD`: undefined where no product needs it.
+    void expand_head(ops::Context& ctx, HeadProduct first, const at::Tensor& expanded_VD) const;
+    /// These rows of lm_head as its products read it.
+    Operand head(const at::Tensor& expanded_VD, const spec::Range& rows) const;
 };
 
 struct BaseRequest {

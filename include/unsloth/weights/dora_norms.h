@@ -24,7 +24,7 @@ class DoraNorms {
     /// From the base of a layer's group in any floating dtype.
     void measure(ops::Context& ctx, int layer, Group g, const at::Tensor& w_NK);
     /// The measured norms of this rank's rows [n], which are a new adapter's magnitudes: its B is 0.
-    at::Tensor norms(int layer, spec::Projection p) const;
+    at::Tensor norms(spec::LinearId id) const;
     /// From the same base, and its margins of the current adapters.
     void update(ops::Context& ctx, int layer, Group g, const at::Tensor& w_NK, const at::Tensor& a_RK,
                 const at::Tensor& b_NR);

@@ -12,6 +12,8 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
+#include <ranges>
 #include <vector>
 
 #include "unsloth/spec/lora_spec.h"
@@ -22,11 +24,9 @@
 namespace unsloth::weights {
 
 enum class Group : uint8_t { qkv, o, gate_up, down };
-inline constexpr int group_count = 4;
-inline constexpr std::array<Group, group_count> all_groups = {Group::qkv, Group::o, Group::gate_up, Group::down};
+inline constexpr std::array<const char*, 4> group_names = {"qkv", "o", "gate_up", "down"};
 constexpr const char* name_of(Group g) {
-    constexpr const char* names[] = {"qkv", "o", "gate_up", "down"};
-    return names[static_cast<int>(g)];
+    return group_names[static_cast<std::size_t>(g)];
 }
 
 /// Elements from one row of a matrix of so many columns to the next: a multiple of 64, so that rows of 16-bit elements
@@ -47,7 +47,8 @@ struct Slice {
 };
 
 /// A group's shape, the same in every layer: ranks are the largest of any layer, so that one scratch buffer serves all.
-struct GroupLayout {
+struct MatrixGroup {
+    Group group = Group::qkv;
     int64_t n = 0, k = 0, r = 0;
     std::vector<Slice> slices;
     int64_t inputs() const { return k + r; }  ///< what the forward product sums over
@@ -55,13 +56,19 @@ struct GroupLayout {
     int64_t elements() const { return (n + r) * leading(); }
 };
 
+/// What a layer has of each of its groups.
+template <class T>
+using ByGroup = std::map<Group, T>;
+
 struct LayerLayout {
-    std::array<GroupLayout, group_count> groups;
-    bool dora = false;    ///< outputs are scaled after the product (weights/dora_norms.h)
-    spec::TensorRank tp;  ///< whose slices of the model's matrices these are
-    spec::Stage stage;    ///< which layers there are
-    const GroupLayout& operator[](Group g) const { return groups[static_cast<std::size_t>(g)]; }
-    int64_t elements() const;     ///< of one layer's four buffers
+    std::vector<MatrixGroup> groups;  ///< of the model's linears, in the order of a layer's forward pass
+    bool dora = false;                ///< outputs are scaled after the product (weights/dora_norms.h)
+    spec::TensorRank tp;              ///< whose slices of the model's matrices these are
+    spec::Stage stage;                ///< which layers there are
+    /// CheckError where the model has no such group.
+    const MatrixGroup& operator[](Group g) const;
+    auto all_groups() const { return std::views::transform(groups, &MatrixGroup::group); }
+    int64_t elements() const;     ///< of one layer's buffers
     int64_t widest_rank() const;  ///< the largest group's r
 };
 

@@ -4,7 +4,7 @@
 // columns of u that its own adapter has (ops::zero_others). So products and kernels are those of one adapter.
 #pragma once
 
-#include <array>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -35,11 +35,11 @@ class MultiLoraAdapters {
     void plan(const LayerLayout& layout, memory::Plan& plan) const;
     /// Of each column of a group's tail the number of the adapter that has it, -2: none. int32 [R] on the arena's
     /// device, the same in all layers.
-    std::array<at::Tensor, group_count> owners(const LayerLayout& layout, const memory::Arena& arena) const;
+    ByGroup<at::Tensor> owners(const LayerLayout& layout, const memory::Arena& arena) const;
 
   private:
     std::vector<formats::Adapter> adapters_;
-    std::vector<std::array<int64_t, spec::projection_count>> ranks_;  ///< of each adapter, the largest of any layer
+    std::vector<std::map<spec::Projection, int64_t>> ranks_;  ///< of each adapter, the largest of any layer
     std::vector<spec::LayerLora> layers_;
 };
 

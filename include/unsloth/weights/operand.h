@@ -3,13 +3,14 @@
 // Legend: T tokens, N outputs, K inputs, R the group's total rank (weights/layout.h).
 #pragma once
 
-#include <array>
+#include <map>
 #include <optional>
 #include <variant>
 
 #include "unsloth/ops/dora.h"
 #include "unsloth/ops/gemm_coded.h"
 #include "unsloth/ops/nf4_gemm.h"
+#include "unsloth/spec/tensor_table.h"
 #include "unsloth/weights/adapter_tails.h"
 #include "unsloth/weights/layout.h"
 
@@ -32,6 +33,7 @@ struct TiledBase {
 /// Codes of W by its rows, for the forward product.
 struct CodedBase {
     ops::CodedMatrix w_NK;
+    at::Tensor values_NK = {};  ///< for dx, in the compute type; undefined where it is multiplied by a transpose
 };
 
 /// Codes of W's transpose by its own rows, for dx.
@@ -50,6 +52,8 @@ struct Operand {
     ops::OutputScale scale;  ///< DoRA's, with the bias; undefined without
     GroupMargins margins() const;
 
+    /// Whether the forward product reads codes.
+    bool reads_codes() const { return std::holds_alternative<CodedBase>(base); }
     /// Where whoever makes the forward product's input, or dx's, puts its codes, [rows, columns] of `scratch`:
     /// operators that take codes make them together with the rows. Empty where the product reads the rows themselves.
     ops::CodedMatrix input_codes(const ops::CodedMatrix& scratch, int64_t rows, int64_t columns) const;
@@ -58,7 +62,7 @@ struct Operand {
 
 /// The base and its margins in this buffer [N+R, leading], which is zeroed: margins that no module uses stay 0 for
 /// good.
-Operand dense_operand(const GroupLayout& layout, at::Tensor buffer);
+Operand dense_operand(const MatrixGroup& layout, at::Tensor buffer);
 
 /// One product of a group.
 struct Product {
@@ -77,10 +81,12 @@ void multiply_backward(ops::Context& ctx, const Operand& operand, const Product&
 
 /// A layer's weights as its passes read them.
 struct LayerWeights {
-    std::array<Operand, group_count> groups;
-    at::Tensor input_norm_D, post_norm_D, q_norm_d, k_norm_d;  ///< fp32; the last two undefined without qk_norm
-    const Operand& operator[](Group g) const { return groups[static_cast<std::size_t>(g)]; }
-    Operand& operator[](Group g) { return groups[static_cast<std::size_t>(g)]; }
+    ByGroup<Operand> groups;
+    std::map<spec::TensorRole, at::Tensor> norms;  ///< fp32
+    const Operand& operator[](Group g) const { return groups.at(g); }
+    Operand& operator[](Group g) { return groups[g]; }
+    /// [D], or [d] of q and k; std::out_of_range where the layer has none.
+    const at::Tensor& norm(spec::TensorRole role) const { return norms.at(role); }
 };
 
 }  // namespace unsloth::weights

@@ -21,8 +21,7 @@ struct Parameter {
     Kind kind = Kind::base;
     std::string name;  ///< as it is saved: PEFT's key for adapters, the HF name for a full model
     spec::TensorRole role = spec::TensorRole::linear;
-    int layer = -1;
-    spec::Projection projection = spec::Projection::q;
+    spec::LinearId id;  ///< as TensorRule's
     std::vector<int64_t> shape;
     int64_t offset = 0;  ///< in elements, a multiple of 256
     bool decays = true;  ///< weight decay applies
@@ -80,7 +79,7 @@ class ParameterTable {
     /// The rank's slice of the padded buffer, and what of it holds parameters.
     ParameterSlice padded_slice(Share share) const;
     ParameterSlice slice(Share share) const;
-    const Parameter* find(spec::TensorRole role, int layer, spec::Projection projection, Parameter::Kind kind) const;
+    const Parameter* find(spec::TensorRole role, spec::LinearId id, Parameter::Kind kind) const;
 
     /// Each unit (weights/unit.h) is one piece of the flat layout, which may be empty.
     int units() const { return head() + 1; }

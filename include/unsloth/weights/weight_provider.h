@@ -21,10 +21,10 @@ namespace unsloth::weights {
 using StoredGroup = std::variant<Operand, std::vector<StoredWeight>>;
 
 struct StoredLayer {
-    std::array<StoredGroup, group_count> groups;
-    std::array<std::optional<CodedTranspose>, group_count> transposes;
-    std::array<at::Tensor, group_count> biases;  ///< compute dtype, joined over a group; undefined: none
-    at::Tensor input_norm_D, post_norm_D, q_norm_d, k_norm_d;
+    ByGroup<StoredGroup> groups;
+    ByGroup<std::optional<CodedTranspose>> transposes;
+    ByGroup<at::Tensor> biases;                    ///< compute dtype, joined over a group; undefined: none
+    std::map<spec::TensorRole, at::Tensor> norms;  ///< fp32
 };
 
 /// Which products read tiles; `trains`: the gradients' products must read them too; `margins_stay`: all layers lie in
@@ -78,8 +78,11 @@ class WeightProvider {
   private:
     /// A layer of which some group takes the slot.
     struct Paged {
-        std::array<std::vector<StoredWeight>, group_count> groups;  ///< empty: ready as it lies
-        std::array<std::vector<ops::Nf4Tiles>, group_count> tiles;  ///< of groups that lie in tiles alone
+        explicit Paged(const LayerLayout& layout) {
+            for (const Group g : layout.all_groups()) groups[g], tiles[g];
+        }
+        ByGroup<std::vector<StoredWeight>> groups;  ///< empty: ready as it lies
+        ByGroup<std::vector<ops::Nf4Tiles>> tiles;  ///< of groups that lie in tiles alone
     };
     void take_slot(Paged& paged, Group g, Operand& operand);
     void choose_tiles(int layer, Group g, int64_t tokens, Operand& operand) const;
@@ -97,11 +100,11 @@ class WeightProvider {
     LayerLayout layout_;
     std::vector<LayerWeights> weights_;
     std::vector<std::optional<Paged>> paged_;  ///< one a layer; nullopt: all of it lies ready
-    std::array<std::optional<Operand>, group_count> slot_;
-    std::array<int, group_count> expanded_;  ///< layer whose base the slot holds, by group
-    int held_ = -1;                          ///< layer whose margins the slot holds
-    uint64_t held_version_ = 0;              ///< of the adapters there
-    uint64_t ready_version_ = 0;             ///< of masters and adapters in what lies ready
+    ByGroup<Operand> slot_;                    ///< of the groups that some layer expands
+    ByGroup<int> expanded_;                    ///< layer whose base the slot holds, by group
+    int held_ = -1;                            ///< layer whose margins the slot holds
+    uint64_t held_version_ = 0;                ///< of the adapters there
+    uint64_t ready_version_ = 0;               ///< of masters and adapters in what lies ready
     std::optional<AdapterMargins> margins_;
     std::vector<LayerMargins> staying_;  ///< of all layers, for products that read tiles; empty: the slot's serve
     std::optional<AdapterMargins> fills_staying_;

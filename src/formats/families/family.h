@@ -12,9 +12,9 @@
 
 namespace unsloth::formats {
 
-/// How a family's config.json tells which layers have a sliding window. `read` fills spec.sliding_window, which has a 0
-/// for each layer.
-struct WindowKeys {
+/// How a family's config.json tells in what its layers differ. `read` fills spec.layers, which has one for each layer
+/// with full attention, and what these refer to.
+struct LayerKeys {
     void (*read)(const JsonReader& config, spec::ModelSpec& spec);
     void (*write)(const spec::ModelSpec& spec, Json& config);
 };
@@ -45,7 +45,7 @@ struct Family {
     bool mlp_bias_key = false;             ///< mlp_bias says whether gate, up and down have
     bool qkv_bias = false;                 ///< q, k and v always have biases
     bool qk_norm = false;                  ///< RMSNorm over head_dim on q and k
-    const WindowKeys* windows = nullptr;   ///< nullptr: no layer has one
+    const LayerKeys* layers = nullptr;     ///< nullptr: they are alike
 };
 
 extern const Family llama_family, mistral_family, qwen2_family, qwen3_family;

@@ -1,6 +1,4 @@
 // Mistral's class has no biases, whatever the file says, and one window for all layers.
-#include <algorithm>
-
 #include "formats/families/family.h"
 #include "unsloth/core/error.h"
 
@@ -11,21 +9,21 @@ namespace {
 void read_mistral_window(const JsonReader& config, spec::ModelSpec& spec) {
     const int64_t window =
         config.value().contains("sliding_window") ? config.integer("sliding_window").value_or(0) : 4096;
-    std::ranges::fill(spec.sliding_window, window);
+    for (spec::LayerSpec& layer : spec.layers) layer.window = window;
 }
 
 void write_mistral_window(const spec::ModelSpec& spec, Json& config) {
-    const int64_t window = spec.sliding_window.front();
-    for (const int64_t other : spec.sliding_window)
-        UNSLOTH_CHECK(other == window, "Mistral has a window in all layers or in none, and one for all");
+    const int64_t window = spec.layers.front().window;
+    for (const spec::LayerSpec& layer : spec.layers)
+        UNSLOTH_CHECK(layer.window == window, "Mistral has a window in all layers or in none, and one for all");
     config["sliding_window"] = window > 0 ? Json(window) : Json(nullptr);
 }
 
-constexpr WindowKeys mistral_windows = {read_mistral_window, write_mistral_window};
+constexpr LayerKeys mistral_layers = {read_mistral_window, write_mistral_window};
 
 }  // namespace
 
 constinit const Family mistral_family = {
-    .model_type = "mistral", .class_name = "MistralForCausalLM", .gguf = gguf_llama, .windows = &mistral_windows};
+    .model_type = "mistral", .class_name = "MistralForCausalLM", .gguf = gguf_llama, .layers = &mistral_layers};
 
 }  // namespace unsloth::formats

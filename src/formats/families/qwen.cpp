@@ -28,25 +28,27 @@ void read_qwen_windows(const JsonReader& config, spec::ModelSpec& spec) {
                             cat(config["layer_types"].where(), " gives layer ", layer,
                                 " a sliding window, but use_sliding_window and sliding_window do not"));
         }
-        spec.sliding_window[static_cast<std::size_t>(layer)] = windowed ? window : 0;
+        spec.layers[static_cast<std::size_t>(layer)].window = windowed ? window : 0;
     }
 }
 
 void write_qwen_windows(const spec::ModelSpec& spec, Json& config) {
-    const auto& windows = spec.sliding_window;
-    const auto first = std::ranges::find_if(windows, [](int64_t window) { return window > 0; });
-    const bool any = first != windows.end();
-    for (const int64_t window : windows)
-        UNSLOTH_CHECK(window == 0 || window == *first, "config.json has one sliding_window for all layers");
-    config["sliding_window"] = any ? Json(*first) : Json(nullptr);
+    const auto& layers = spec.layers;
+    const auto first = std::ranges::find_if(layers, [](const spec::LayerSpec& layer) { return layer.window > 0; });
+    const bool any = first != layers.end();
+    for (const spec::LayerSpec& layer : layers)
+        UNSLOTH_CHECK(layer.window == 0 || layer.window == first->window,
+                      "config.json has one sliding_window for all layers");
+    config["sliding_window"] = any ? Json(first->window) : Json(nullptr);
     config["use_sliding_window"] = any;
-    config["max_window_layers"] = first - windows.begin();
+    config["max_window_layers"] = first - layers.begin();
     Json types = Json::array();
-    for (const int64_t window : windows) types.push_back(window > 0 ? "sliding_attention" : "full_attention");
+    for (const spec::LayerSpec& layer : layers)
+        types.push_back(layer.window > 0 ? "sliding_attention" : "full_attention");
     config["layer_types"] = std::move(types);
 }
 
-constexpr WindowKeys qwen_windows = {read_qwen_windows, write_qwen_windows};
+constexpr LayerKeys qwen_layers = {read_qwen_windows, write_qwen_windows};
 
 }  // namespace
 
@@ -56,7 +58,7 @@ constinit const Family qwen2_family = {
     .gguf = {.name = "qwen2", .any_head_size = false, .large = GgufArchitecture::Large::all},
     .head_dim_key = false,  // but every version of the class reads the key where it stands
     .qkv_bias = true,
-    .windows = &qwen_windows};
+    .layers = &qwen_layers};
 
 constinit const Family qwen3_family = {.model_type = "qwen3",
                                        .class_name = "Qwen3ForCausalLM",
@@ -64,6 +66,6 @@ constinit const Family qwen3_family = {.model_type = "qwen3",
                                        .head_dim = 128,  // Qwen3Config's default
                                        .attention_bias_key = true,
                                        .qk_norm = true,
-                                       .windows = &qwen_windows};
+                                       .layers = &qwen_layers};
 
 }  // namespace unsloth::formats

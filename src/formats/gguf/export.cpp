@@ -13,7 +13,7 @@ using gguf::Item;
 
 bool is_query_or_key(const spec::TensorRule& rule) {
     const bool projected = rule.role == spec::TensorRole::linear || rule.role == spec::TensorRole::bias;
-    return projected && (rule.projection == spec::Projection::q || rule.projection == spec::Projection::k);
+    return projected && (rule.id.projection == spec::Projection::q || rule.id.projection == spec::Projection::k);
 }
 
 Item model_item(const spec::ModelSpec& spec, const TensorSource& source) {
@@ -58,8 +58,7 @@ Item bias_item(const spec::ModelSpec& spec, const TensorSource& source) {
 double common_alpha(const Adapter& adapter) {
     double common = 0;
     for (const spec::LayerLora& layer : adapter.layers)
-        for (const spec::LoraModule& module : layer) {
-            if (module.r == 0) continue;
+        for (const auto& [projection, module] : layer) {
             const double alpha = module.scale * static_cast<double>(module.r);
             if (common == 0) common = alpha;
             if (std::abs(alpha - common) > 1e-12 * common) return adapter.config.lora.lora_alpha;
@@ -86,11 +85,10 @@ GgmlType adapter_type(GgufFileType file_type) {
                 "Four bits would lose much of what was learned. Merge the adapter into its base to quantise both.");
 }
 
-std::string weight_name(int layer, spec::Projection p) {
+std::string weight_name(spec::LinearId id) {
     spec::TensorRule rule;
     rule.role = spec::TensorRole::linear;
-    rule.layer = layer;
-    rule.projection = p;
+    rule.id = id;
     return gguf_tensor_name(rule);
 }
 
@@ -146,14 +144,12 @@ GgufReport export_adapter_gguf(const Adapter& adapter, const spec::ModelSpec& sp
     std::vector<Item> items;
     gguf::TypeSetter types;
     for (std::size_t layer = 0; layer < adapter.layers.size(); ++layer)
-        for (int p = 0; p < spec::projection_count; ++p) {
-            const auto projection = static_cast<spec::Projection>(p);
-            const spec::LoraModule& module = adapter.layers[layer][static_cast<std::size_t>(p)];
-            if (module.r == 0) continue;
-            const std::string name = weight_name(static_cast<int>(layer), projection);
-            items.push_back(adapter_item(name + ".lora_a", adapter.a(static_cast<int>(layer), projection)));
+        for (const auto& [projection, module] : adapter.layers[layer]) {
+            const spec::LinearId id{static_cast<int>(layer), projection};
+            const std::string name = weight_name(id);
+            items.push_back(adapter_item(name + ".lora_a", adapter.a(id)));
             types.set(items.back(), type);
-            Item b = adapter_item(name + ".lora_b", adapter.b(static_cast<int>(layer), projection));
+            Item b = adapter_item(name + ".lora_b", adapter.b(id));
             const bool turned = projection == spec::Projection::q || projection == spec::Projection::k;
             if (gguf::permutes_heads(spec) && turned) b.head_dim = spec.head_dim;
             b.factor = static_cast<float>(module.scale * static_cast<double>(module.r) / alpha);

@@ -17,7 +17,7 @@ uint32_t u32(int64_t value) {
 
 void add_rope_fields(const spec::ModelSpec& spec, const std::string& prefix, GgufMetadata& out) {
     using Type = spec::RopeSpec::Type;
-    const spec::RopeSpec& rope = spec.rope;
+    const spec::RopeSpec& rope = spec.ropes.front();
     out.add(prefix + "rope.freq_base", static_cast<float>(rope.theta));
     out.add(prefix + "rope.dimension_count", u32(spec.head_dim));
     if (rope.type != Type::linear && rope.type != Type::yarn) return;
@@ -77,21 +77,22 @@ void check_expressible(const spec::ModelSpec& spec) {
     };
     if (!architecture.all_biases && (spec.o_bias || spec.mlp_bias))
         refuse("biases on the output projection or the MLP");
-    if (!architecture.rope_divisors && spec.rope.type == spec::RopeSpec::Type::llama3)
+    if (!architecture.rope_divisors && spec.has_rope(spec::RopeSpec::Type::llama3))
         refuse("RoPE scaling of type llama3");
     if (!architecture.any_head_size && spec.q_size() != spec.hidden_size)
         refuse("heads that are not hidden_size wide together");
-    const spec::RopeSpec& rope = spec.rope;
+    const spec::RopeSpec& rope = spec.ropes.front();
     if (rope.type == spec::RopeSpec::Type::longrope) refuse("RoPE scaling of type longrope that this program writes");
     if (rope.type == spec::RopeSpec::Type::dynamic)
         log::warning("llama.cpp has no dynamic RoPE: positions from ", spec.max_position_embeddings, " on will differ");
     if (rope.type == spec::RopeSpec::Type::yarn && (rope.beta_fast != 32 || rope.beta_slow != 1 || !rope.truncate))
         log::warning("llama.cpp reads neither beta_fast and beta_slow nor truncate of YaRN for '", architecture.name,
                      "': give them to it by --yarn-beta-fast ", rope.beta_fast, " --yarn-beta-slow ", rope.beta_slow);
-    const auto window =
-        std::find_if(spec.sliding_window.begin(), spec.sliding_window.end(), [](int64_t w) { return w > 0; });
-    if (window != spec.sliding_window.end())
-        log::warning("llama.cpp has no sliding window for '", architecture.name, "': texts beyond ", *window,
+    if (std::ranges::any_of(spec.layers, [](const spec::LayerSpec& layer) { return layer.rope != 0; }))
+        refuse("layers whose positions are encoded in another way");
+    const auto layer = std::ranges::find_if(spec.layers, [](const spec::LayerSpec& layer) { return layer.window > 0; });
+    if (layer != spec.layers.end())
+        log::warning("llama.cpp has no sliding window for '", architecture.name, "': texts beyond ", layer->window,
                      " tokens will see more of what came before");
 }
 
@@ -158,9 +159,9 @@ void add_vocabulary_fields(const spec::ModelSpec& spec, const spec::Vocabulary& 
 }
 
 std::vector<float> rope_divisors(const spec::ModelSpec& spec) {
-    if (spec.rope.type != spec::RopeSpec::Type::llama3) return {};
+    if (spec.ropes.front().type != spec::RopeSpec::Type::llama3) return {};
     spec::ModelSpec unscaled = spec;
-    unscaled.rope.type = spec::RopeSpec::Type::standard;
+    unscaled.ropes.front().type = spec::RopeSpec::Type::standard;
     std::vector<float> divisors = spec::rope_frequencies(unscaled, 1).inv_freq;
     const std::vector<float> scaled = spec::rope_frequencies(spec, 1).inv_freq;
     for (std::size_t i = 0; i < divisors.size(); ++i) divisors[i] /= scaled[i];

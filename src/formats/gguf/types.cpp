@@ -60,7 +60,7 @@ GgmlType base_type(GgufFileType file_type) {
 }
 
 std::string gguf_tensor_name(const spec::TensorRule& rule) {
-    const auto in_layer = [&](const char* stem, const char* end) { return cat("blk.", rule.layer, ".", stem, end); };
+    const auto in_layer = [&](const char* stem, const char* end) { return cat("blk.", rule.id.layer, ".", stem, end); };
     switch (rule.role) {
         case spec::TensorRole::embed_tokens:
             return "token_embd.weight";
@@ -77,9 +77,9 @@ std::string gguf_tensor_name(const spec::TensorRule& rule) {
         case spec::TensorRole::k_norm:
             return in_layer("attn_k_norm", ".weight");
         case spec::TensorRole::linear:
-            return in_layer(projection_stems[static_cast<std::size_t>(rule.projection)], ".weight");
+            return in_layer(projection_stems[static_cast<std::size_t>(rule.id.projection)], ".weight");
         case spec::TensorRole::bias:
-            return in_layer(projection_stems[static_cast<std::size_t>(rule.projection)], ".bias");
+            return in_layer(projection_stems[static_cast<std::size_t>(rule.id.projection)], ".bias");
     }
     UNSLOTH_CHECK(false, "role ", static_cast<int>(rule.role));
     return {};
@@ -93,9 +93,9 @@ GgmlType wanted_type(const spec::ModelSpec& spec, const spec::TensorRule& rule, 
         return head_type(base, rule.shape.back());
     const bool mixed = file_type == GgufFileType::q4_k_m || file_type == GgufFileType::q5_k_m;
     if (!mixed || rule.role != spec::TensorRole::linear) return base;
-    if (rule.projection != spec::Projection::v && rule.projection != spec::Projection::down) return base;
-    if (deserves_more_bits(rule.layer, spec.num_layers)) return GgmlType::q6_k;
-    return rule.projection == spec::Projection::v && is_70b(spec) ? GgmlType::q5_k : base;
+    if (rule.id.projection != spec::Projection::v && rule.id.projection != spec::Projection::down) return base;
+    if (deserves_more_bits(rule.id.layer, spec.num_layers)) return GgmlType::q6_k;
+    return rule.id.projection == spec::Projection::v && is_70b(spec) ? GgmlType::q5_k : base;
 }
 
 GgmlType type_for_rows(GgmlType type, int64_t cols) {
