@@ -231,10 +231,11 @@ std::optional<std::pair<Decoder::Issued, std::vector<ScheduledChunk>>> Decoder::
 bool Decoder::take(Sequence& s, const ops::SampledToken& chosen, const OnToken& on_token, const OnEnd& on_end) {
     Completion& answer = answers_.at(s.number);
     const std::vector<int32_t>& stops = s.request.stop_ids;
+    const bool stops_here = std::find(stops.begin(), stops.end(), chosen.id) != stops.end();
     bool ended = true;
     if (std::isnan(chosen.logprob)) {
         answer.finish_reason = FinishReason::not_finite;
-    } else if (std::find(stops.begin(), stops.end(), chosen.id) != stops.end()) {
+    } else if (stops_here && !s.request.keeps_stop_id) {
         answer.finish_reason = FinishReason::stop_token;
     } else {
         s.ids.push_back(chosen.id);
@@ -242,8 +243,10 @@ bool Decoder::take(Sequence& s, const ops::SampledToken& chosen, const OnToken& 
         answer.logprobs.push_back(chosen.logprob);
         const bool more = !on_token || on_token(s.number, chosen.id);
         const bool full = static_cast<int64_t>(answer.ids.size()) == s.request.max_new_tokens;
-        ended = !more || full;
-        answer.finish_reason = more ? FinishReason::length : FinishReason::stop_text;
+        ended = stops_here || !more || full;
+        answer.finish_reason = stops_here ? FinishReason::stop_token
+                               : more     ? FinishReason::length
+                                          : FinishReason::stop_text;
     }
     if (!ended) return true;
     const int64_t number = s.number;

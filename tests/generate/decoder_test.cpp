@@ -212,6 +212,41 @@ TEST_P(DecoderTest, AnswersEndAtStopIdsAndWhereTheirReaderSaysSo) {
     EXPECT_EQ(decoder.scheduler().pool().free(), decoder.scheduler().pool().pages());
 }
 
+/// The first token ends an answer of one token, the last allowed one an answer of that length.
+TEST_P(DecoderTest, AnAnswerKeepsItsStopIdWhereAsked) {
+    const LoadedModel model = load(name, device, 2, 128);
+    const Row prompt = prompts(name, 1).front();
+    generate::Decoder decoder(*model.ctx, *model.model);
+    const Completion whole = decoder.answer({{.prompt = prompt, .max_new_tokens = new_tokens}}).front();
+    std::set<int32_t> met;
+    for (std::size_t at = 0; at < whole.ids.size(); ++at) {
+        if (!met.insert(whole.ids[at]).second) continue;  // an earlier one ends the answer
+        const auto length = static_cast<int64_t>(at) + 1;
+        for (const int64_t allowed : {length, length + 2}) {
+            Request request{.prompt = prompt, .max_new_tokens = allowed, .stop_ids = {-1, whole.ids[at], 7'000}};
+            const Completion without = decoder.answer({request}).front();
+            request.keeps_stop_id = true;
+            Row seen;
+            const Completion with = decoder
+                                        .answer({request},
+                                                [&](int64_t, int32_t id) {
+                                                    seen.push_back(id);
+                                                    return true;
+                                                })
+                                        .front();
+            EXPECT_EQ(with.finish_reason, generate::FinishReason::stop_token) << "token " << at << " of " << allowed;
+            EXPECT_EQ(with.ids, Row(whole.ids.begin(), whole.ids.begin() + static_cast<std::ptrdiff_t>(length)));
+            EXPECT_EQ(seen, with.ids);
+            ASSERT_EQ(with.logprobs.size(), with.ids.size());
+            EXPECT_NEAR(with.logprobs.back(), whole.logprobs[at], 2e-5);
+            EXPECT_EQ(without.finish_reason, generate::FinishReason::stop_token);
+            EXPECT_EQ(without.ids, Row(whole.ids.begin(), whole.ids.begin() + static_cast<std::ptrdiff_t>(at)));
+            EXPECT_EQ(without.logprobs.size(), at);
+        }
+    }
+    EXPECT_EQ(decoder.scheduler().pool().free(), decoder.scheduler().pool().pages());
+}
+
 TEST_P(DecoderTest, LogitsThatAreNotFiniteEndTheirOwnAnswerOnly) {
     constexpr int32_t spoiled = 255;  // its embedding is NaN
     const ScratchFolder folder;
