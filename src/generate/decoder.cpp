@@ -114,6 +114,8 @@ int64_t Decoder::add(Request request) {
                           "Raise --max_num_batched_tokens.");
     UNSLOTH_CHECK(request.adapter >= -1 && request.adapter < model_.sizes().adapters, "adapter ", request.adapter,
                   " of ", model_.sizes().adapters);
+    UNSLOTH_CHECK(request.logprobs == ops::LogprobOf::model || request.sampling.temperature > 0,
+                  "a policy of temperature ", request.sampling.temperature);
     const int64_t number = scheduler_.add(std::move(request));
     answers_[number];
     return number;
@@ -177,7 +179,8 @@ Decoder::Issued Decoder::issue(const std::vector<ScheduledChunk>& parts, const a
         rows.push_back({&request.sampling,
                         s.ids,
                         prompt,
-                        {request.seed, request.prompt_number, request.answer_number, static_cast<uint32_t>(position)}});
+                        {request.seed, request.prompt_number, request.answer_number, static_cast<uint32_t>(position)},
+                        request.logprobs});
         issued.rows.push_back(&s);
     }
     const auto count = static_cast<int64_t>(rows.size());

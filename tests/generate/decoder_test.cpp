@@ -158,6 +158,41 @@ TEST_P(DecoderTest, LogProbabilitiesAreThoseOfScore) {
     }
 }
 
+/// Whatever top_k, top_p and min_p leave: of logits over the temperature, over the whole vocabulary.
+TEST_P(DecoderTest, ThePolicysLogProbabilitiesAreThoseOfScoresLogitsOverTheTemperature) {
+    const std::vector<Row> asked = prompts(name, 3);
+    const std::vector<spec::Sampling> ways = {{.temperature = 0.7},
+                                              {.temperature = 1},
+                                              {.temperature = 1.3},
+                                              {.temperature = 0.7, .top_k = 4},
+                                              {.temperature = 1.3, .top_p = 0.8, .min_p = 0.1}};
+    std::vector<Request> requests;
+    for (const Row& prompt : asked)
+        for (const spec::Sampling& sampling : ways)
+            requests.push_back({.prompt = prompt,
+                                .max_new_tokens = new_tokens,
+                                .sampling = sampling,
+                                .seed = 2,
+                                .logprobs = ops::LogprobOf::policy});
+    const LoadedModel model = load(name, device, 48, 15 * 64);
+    const std::vector<Completion> answers = generate::Decoder(*model.ctx, *model.model).answer(requests);
+    double raw = 0;
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+        const Row& prompt = requests[i].prompt;
+        Row all = prompt;
+        all.insert(all.end(), answers[i].ids.begin(), answers[i].ids.end());
+        const at::Tensor logits = score_every_position(*model.model, {all}).logits_TV.to(at::kDouble);
+        const at::Tensor policy = (logits / requests[i].sampling.temperature).log_softmax(-1);
+        for (std::size_t t = 0; t < answers[i].ids.size(); ++t) {
+            const auto row = static_cast<int64_t>(prompt.size() + t) - 1;
+            const int32_t id = answers[i].ids[t];
+            EXPECT_NEAR(answers[i].logprobs[t], policy[row][id].item<double>(), 3e-4) << i;
+            raw = std::max(raw, std::abs(answers[i].logprobs[t] - logits.log_softmax(-1)[row][id].item<double>()));
+        }
+    }
+    EXPECT_GT(raw, 0.05) << "the model's own at temperature 1 would do";
+}
+
 /// Pieces of prompts, rows that are put off, and neighbours change nothing: a token sees its own key as later ones do.
 TEST_P(DecoderTest, AnswersOverKeysIn8BitAreTheSameHoweverTheyCome) {
     if (device == "cuda") GTEST_SKIP() << "codes are read by bfloat16 models there; this one is float32";

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "unsloth/ops/sampling.h"
 #include "unsloth/spec/sampling.h"
 
 namespace unsloth::generate {
@@ -19,6 +20,7 @@ struct Request {
     std::vector<int32_t> stop_ids = {};  ///< each ends the answer
     /// The stop id is a part of the answer, with its log-probability: a policy learns where to end. Else it is none.
     bool keeps_stop_id = false;
+    ops::LogprobOf logprobs = ops::LogprobOf::model;  ///< of the answer's ids
 };
 
 enum class FinishReason : uint8_t {
@@ -30,7 +32,7 @@ enum class FinishReason : uint8_t {
 
 struct Completion {
     std::vector<int32_t> ids;     ///< the stop id is the last with Request::keeps_stop_id
-    std::vector<float> logprobs;  ///< natural, of each id given those before it, as the model has it
+    std::vector<float> logprobs;  ///< natural, of each id given those before it, of what Request::logprobs says
     FinishReason finish_reason = FinishReason::length;
 };
 
