@@ -122,6 +122,7 @@ int64_t Decoder::add(Request request) {
 }
 
 bool Decoder::step(const OnToken& on_token, const OnEnd& on_end) {
+    scheduler_.use_policy(model_.policy_version());
     if (!issued_) {
         const std::vector<ScheduledChunk> parts = scheduler_.next_pass();
         if (parts.empty()) return false;

@@ -282,6 +282,104 @@ TEST_P(DecoderTest, AnAnswerKeepsItsStopIdWhereAsked) {
     EXPECT_EQ(decoder.scheduler().pool().free(), decoder.scheduler().pool().pages());
 }
 
+/// Answers of one decoder over changes of the adapters are those of fresh decoders, and the old ones come back.
+TEST_P(DecoderTest, LivesOnWhenTheWeightsChange) {
+    model::LoadRequest asked = request_for(device, 4, 8 * 64);
+    asked.lora = spec::LoraSpec{.r = 8, .target_modules = {"q_proj", "v_proj", "o_proj", "up_proj", "down_proj"}};
+    const LoadedModel model = load_model(model_folder(name), asked);
+    const weights::Parameters& parameters = *model->parameters();
+    at::manual_seed(5);
+    std::vector<Request> requests;
+    for (const Row& start : prompts(name, 4)) {
+        Row prompt = start;
+        while (prompt.size() < 36) prompt.push_back(prompt[prompt.size() - start.size()]);
+        requests.push_back({.prompt = prompt, .max_new_tokens = 4, .sampling = {.temperature = 1}});
+    }
+    const auto told = [](const std::vector<Completion>& answers) {
+        std::vector<std::pair<Row, std::vector<float>>> all;
+        for (const Completion& answer : answers) all.emplace_back(answer.ids, answer.logprobs);
+        return all;
+    };
+    generate::Decoder decoder(*model.ctx, *model.model);
+    std::set<std::vector<float>> distinct;
+    for (int step = 0; step < 3; ++step) {
+        for (const weights::Parameter& p : parameters.table().parameters())
+            if (p.kind == weights::Parameter::Kind::lora_b) parameters.value(p).copy_(at::randn(p.shape) * 0.2 * step);
+        model->parameters_changed();
+        const auto lived = told(decoder.answer(requests));
+        EXPECT_EQ(lived, told(generate::Decoder(*model.ctx, *model.model).answer(requests))) << "change " << step;
+        distinct.insert(lived[0].second);
+    }
+    EXPECT_EQ(distinct.size(), 3U) << "changes that nobody sees prove nothing";
+}
+
+/// Groups of answers whose prompts' whole pages are computed once: ids depend on a row's numbers alone.
+TEST_P(DecoderTest, GroupsAreTheSameForAnyRowsInFlightAndAnyOrder) {
+    constexpr uint32_t groups = 3, group = 4;
+    const std::vector<Row> asked = prompts(name, groups);
+    std::vector<Request> requests;
+    for (uint32_t i = 0; i < groups * group; ++i) {
+        Row prompt = asked[i / group];
+        while (prompt.size() < 36) prompt.push_back(prompt[prompt.size() / 2]);
+        requests.push_back({.prompt = prompt,
+                            .max_new_tokens = new_tokens - i % 3,
+                            .sampling = {.temperature = 1.3},
+                            .seed = 11,
+                            .prompt_number = i / group,
+                            .answer_number = i % group,
+                            .logprobs = ops::LogprobOf::policy});
+    }
+    std::vector<Row> first;
+    for (const int64_t rows : {1, 3, 8}) {
+        const LoadedModel model = load(name, device, rows, rows * 64);
+        for (const bool reversed : {false, true}) {
+            std::vector<Request> ordered = requests;
+            if (reversed) std::reverse(ordered.begin(), ordered.end());
+            generate::Decoder decoder(*model.ctx, *model.model);
+            std::vector<Completion> answers = answer_as_they_come(decoder, ordered);
+            if (reversed) std::reverse(answers.begin(), answers.end());
+            std::vector<Row> ids;
+            for (const Completion& answer : answers) ids.push_back(answer.ids);
+            if (first.empty()) first = ids;
+            EXPECT_EQ(ids, first) << rows << " rows" << (reversed ? ", reversed" : "");
+        }
+    }
+    EXPECT_EQ(std::set<Row>(first.begin(), first.end()).size(), first.size()) << "each answer is drawn by itself";
+}
+
+/// 20,000 answers to one prompt, of one token each.
+TEST_P(DecoderTest, FirstTokensAreDrawnByThePolicy) {
+    if (name != "llama_tied") GTEST_SKIP() << "once is enough";
+    constexpr int draws = 20'000;
+    const LoadedModel model = load(name, device, 64, 64 * 48);
+    const Row prompt = prompts(name, 1).front();
+    const at::Tensor p =
+        (score_every_position(*model.model, {prompt}).logits_TV[-1].to(at::kDouble) / 0.7).softmax(-1).cpu();
+    std::vector<Request> requests;
+    for (uint32_t i = 0; i < draws; ++i)
+        requests.push_back({.prompt = prompt, .sampling = {.temperature = 0.7}, .seed = 6, .answer_number = i});
+    std::vector<int64_t> counts(static_cast<std::size_t>(p.numel()));
+    for (const Completion& answer : generate::Decoder(*model.ctx, *model.model).answer(std::move(requests)))
+        ++counts[static_cast<std::size_t>(answer.ids.at(0))];
+    double chi_squared = 0, rare = 0, rare_count = 0;
+    int classes = 0;
+    const auto add = [&](double expected, double count) {
+        chi_squared += (count - expected) * (count - expected) / expected;
+        ++classes;
+    };
+    for (std::size_t id = 0; id < counts.size(); ++id) {
+        const double expected = draws * p[static_cast<int64_t>(id)].item<double>();
+        if (expected >= 5) {
+            add(expected, static_cast<double>(counts[id]));
+        } else {
+            rare += expected, rare_count += static_cast<double>(counts[id]);
+        }
+    }
+    if (rare > 0) add(std::max(rare, 1.0), rare_count);
+    ASSERT_GT(classes, 10);
+    EXPECT_LE(chi_squared, classes - 1 + 4 * std::sqrt(2.0 * (classes - 1)));
+}
+
 TEST_P(DecoderTest, LogitsThatAreNotFiniteEndTheirOwnAnswerOnly) {
     constexpr int32_t spoiled = 255;  // its embedding is NaN
     const ScratchFolder folder;

@@ -34,8 +34,9 @@ struct DecoderOptions {
     bool pads = false;  ///< rows to buckets, as on a GPU, which records passes
 };
 
-/// Uses the model's planned buffers and cache: one decoder at a time, and no training pass meanwhile. It knows of no
-/// change to the weights: whoever changes them makes another one.
+/// Uses the model's planned buffers and cache: one decoder at a time, and no training pass while requests are under
+/// way. Between its answers passes of training and changes to the weights may come: Model::parameters_changed() makes
+/// it compute all keys anew. CheckError where weights change while a sequence is running.
 class Decoder {
   public:
     /// The model's plan has a cache (ActivationSizes::cache_tokens). usage Error where that holds no sequence of

@@ -99,6 +99,10 @@ class Model {
 
     /// The flat parameters changed: compute copies are stale. All ranks of a share together.
     void parameters_changed();
+    /// Another number after each such change; 0: nothing is trained or adapted.
+    uint64_t policy_version() const {
+        return parts_.network.parameters == nullptr ? 0 : parts_.network.parameters->version;
+    }
     /// nullptr: the parameters are all here.
     ParameterStreams* streams() const { return parts_.network.streams.get(); }
 
