@@ -221,6 +221,7 @@ weights::BaseRequest ModelPlan::base_request(const spec::RunPlan& run) const {
             .unties_head = tied && request_.lora && !request_.lora->modules_to_save.empty(),
             .trains_embedding = trains(spec::TensorRole::embed_tokens),
             .trains_head = trains(spec::TensorRole::lm_head),
+            .fp32_logits = request_.sizes.objective.fp32_logits,
             .nf4_chooser = request_.nf4_chooser,
             .fewest_tokens = request_.fewest_tokens > 0 ? request_.fewest_tokens : request_.sizes.tokens,
             .tails_may_stay = request_.tails_may_stay};

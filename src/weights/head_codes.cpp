@@ -41,6 +41,7 @@ ops::CodedMatrix codes_at(const memory::Arena& arena, const char* name, int64_t 
 std::string BasePlan::why_head_stays() const {
     constexpr int64_t step = 16;  // of a product's inputs, which rows are for dx
     if (!request_.trains) return "nothing is trained";
+    if (request_.fp32_logits) return "its logits are float32";
     if (request_.masters || request_.unties_head || request_.trains_head) return "it is trained";
     spec::TensorRank place = layout_.tp;
     for (place.rank = 0; place.rank < place.size; ++place.rank)  // all ranks decide alike

@@ -75,7 +75,7 @@ class Model {
 
     /// -log p of every target of the batch, in order: fp32 [labels] on the CPU (synchronises); of a pipeline on the
     /// last rank, elsewhere zeros. `on_logits` (may be empty) sees each chunk: first row's index among the targets, and
-    /// the logits [C, V] in the compute dtype.
+    /// the logits [C, V] in the compute dtype, or fp32 (ObjectiveNeeds::fp32_logits).
     using OnLogits = std::function<void(int64_t first, const at::Tensor& logits_CV)>;
     at::Tensor score(const data::Batch& batch, const OnLogits& on_logits = {}, PolicyScope scope = PolicyScope::policy);
 
