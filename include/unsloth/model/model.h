@@ -144,6 +144,10 @@ class Model {
     LayerContext layer_context(int layer, const MicroBatch& micro, PolicyScope scope);
     void reached(int unit);
     bool records(const Pass& pass) const;  ///< whether it may be recorded now
+    /// Where its recordings are: those of rollouts and of training do not drive each other out.
+    RecordedPasses& recordings(const Pass& pass) {
+        return pass.purpose == Pass::For::generation ? recorded_decoding_ : recorded_;
+    }
 
     ops::Context& ctx_;
     ModelParts parts_;
@@ -151,8 +155,8 @@ class Model {
     PassCounts counts_;
     std::vector<std::unique_ptr<MicroBatch>> micro_batches_;  ///< of places: number m of a walk takes m mod their count
     Borders borders_;
-    std::unique_ptr<GradientBuckets> buckets_;  ///< nullptr: nobody asks when gradients are complete
-    RecordedPasses recorded_;                   ///< of work that knows those above by address
+    std::unique_ptr<GradientBuckets> buckets_;     ///< nullptr: nobody asks when gradients are complete
+    RecordedPasses recorded_, recorded_decoding_;  ///< of work that knows those above by address
 };
 
 }  // namespace unsloth::model
