@@ -121,8 +121,16 @@ int64_t Decoder::add(Request request) {
     return number;
 }
 
+/// Keys of other weights, and pages that another decoder wrote to, are not found any more.
+void Decoder::forget_others_keys() {
+    if (claim_ == model_.cache_claim() && weights_ == model_.policy_version()) return;
+    scheduler_.use_policy(++policy_);
+    claim_ = model_.claim_cache();
+    weights_ = model_.policy_version();
+}
+
 bool Decoder::step(const OnToken& on_token, const OnEnd& on_end) {
-    scheduler_.use_policy(model_.policy_version());
+    forget_others_keys();
     if (!issued_) {
         const std::vector<ScheduledChunk> parts = scheduler_.next_pass();
         if (parts.empty()) return false;

@@ -313,6 +313,25 @@ TEST_P(DecoderTest, LivesOnWhenTheWeightsChange) {
     EXPECT_EQ(distinct.size(), 3U) << "changes that nobody sees prove nothing";
 }
 
+/// Two decoders in turn, over one cache.
+TEST_P(DecoderTest, FindsNoKeysWhereAnotherDecoderWrote) {
+    const LoadedModel model = load(name, device, 4, 4 * 64);
+    const auto requests = [&](std::size_t rotated) {
+        std::vector<Request> all;
+        for (Row prompt : prompts(name, 4)) {
+            while (prompt.size() < 36) prompt.push_back(prompt[prompt.size() / 2]);
+            std::rotate(prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(rotated), prompt.end());
+            all.push_back({.prompt = prompt, .max_new_tokens = 4});
+        }
+        return all;
+    };
+    generate::Decoder decoder(*model.ctx, *model.model);
+    const std::vector<Completion> before = decoder.answer(requests(0));
+    generate::Decoder(*model.ctx, *model.model).answer(requests(5));
+    const std::vector<Completion> after = decoder.answer(requests(0));
+    for (std::size_t i = 0; i < before.size(); ++i) EXPECT_EQ(after[i].logprobs, before[i].logprobs) << i;
+}
+
 /// Groups of answers whose prompts' whole pages are computed once: ids depend on a row's numbers alone.
 TEST_P(DecoderTest, GroupsAreTheSameForAnyRowsInFlightAndAnyOrder) {
     constexpr uint32_t groups = 3, group = 4;

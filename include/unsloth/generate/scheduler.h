@@ -41,7 +41,7 @@ struct Sequence {
     int64_t cached = 0;                             ///< of them, those with keys in the cache
     std::vector<int32_t> pages;                     ///< where these lie
     std::vector<BlockAllocator::PrefixHash> texts;  ///< of the whole pages, from the front
-    uint64_t policy = 0;                            ///< the version of the weights that made its keys
+    uint64_t policy = 0;                            ///< Scheduler::use_policy, which made its keys
 
     int64_t remaining() const { return static_cast<int64_t>(ids.size()) - cached; }
     /// What the next whole page goes on from: sequences with one adapter and one version of the weights share keys.

@@ -89,6 +89,10 @@ class Model {
     /// which rows go on from the plan's cache and where each token's keys and values are put. Nothing synchronises.
     void forward_with_kv_cache(const CachedPass& pass, const OnLogits& on_logits);
 
+    /// Whoever fills the cache claims it first, and again where cache_claim() is another's: its keys are overwritten.
+    uint64_t claim_cache() { return ++cache_claim_; }
+    uint64_t cache_claim() const { return cache_claim_; }
+
     /// What passes were planned for.
     const ActivationSizes& sizes() const { return micro_batches_.front()->activations().sizes(); }
 
@@ -153,6 +157,7 @@ class Model {
     ModelParts parts_;
     TrainingRoute route_;
     PassCounts counts_;
+    uint64_t cache_claim_ = 1;                                ///< 0: nobody has claimed it
     std::vector<std::unique_ptr<MicroBatch>> micro_batches_;  ///< of places: number m of a walk takes m mod their count
     Borders borders_;
     std::unique_ptr<GradientBuckets> buckets_;     ///< nullptr: nobody asks when gradients are complete
