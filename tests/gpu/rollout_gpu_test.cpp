@@ -30,7 +30,7 @@ data::StepBatch step_batch() {
 }
 
 /// A round of answers, then a step; one decoder for all of them.
-Rollouts run(bool records, bool in_4bit, bool fp32_logits) {
+Rollouts rollouts_of(bool records, bool in_4bit, bool fp32_logits) {
     model::LoadRequest request;
     request.device = ops::choose_device("cuda");
     request.dtype = at::kBFloat16;
@@ -81,7 +81,8 @@ TEST_P(RolloutGpu, RecordedDecodePassesEqualIssuedOnesOverSteps) {
     UNSLOTH_NEEDS_XZ();
     UNSLOTH_NEEDS_DEVICE("cuda");
     const auto [in_4bit, fp32_logits] = GetParam();
-    const Rollouts issued = run(false, in_4bit, fp32_logits), recorded = run(true, in_4bit, fp32_logits);
+    const Rollouts issued = rollouts_of(false, in_4bit, fp32_logits),
+                   recorded = rollouts_of(true, in_4bit, fp32_logits);
     EXPECT_EQ(issued.recorded.back(), 0);
     EXPECT_EQ(issued.ids, recorded.ids);
     EXPECT_EQ(issued.logprobs, recorded.logprobs);
