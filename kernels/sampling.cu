@@ -295,8 +295,8 @@ struct Row {
             return;
         }
         float sum = 0;
-        visit([&](int, float v) { sum += expf(v - highest); });
-        const double log_sum = static_cast<double>(highest) + log(block_total(sum));
+        visit([&](int, float v) { sum += expf((v - highest) / how.logprob_divisor); });
+        const double log_sum = log(block_total(sum));
         adjust();
 
         Best best{-INFINITY, INT32_MAX};
@@ -324,7 +324,8 @@ struct Row {
         __syncthreads();
         if (threadIdx.x == 0) {
             a.ids[row] = best.id;
-            a.logprobs[row] = static_cast<float>(static_cast<double>(s.raw) - log_sum);
+            const double below = static_cast<double>(s.raw) - static_cast<double>(highest);
+            a.logprobs[row] = static_cast<float>(below / static_cast<double>(how.logprob_divisor) - log_sum);
         }
     }
 };

@@ -19,6 +19,7 @@ struct SampledRow {
     float repetition_penalty = 1, presence_penalty = 0;
     uint32_t seed_low = 0, seed_high = 0, prompt = 0, answer = 0, position = 0;
     int32_t adjusted_begin = 0, adjusted_end = 0;
+    float logprob_divisor = 1;  ///< of the model's logits, for the log-probability
 };
 
 struct AdjustedToken {

@@ -115,12 +115,23 @@ int64_t Decoder::add(Request request) {
                     "Raise --max_num_batched_tokens.");
     UNSLOTH_CHECK(request.adapter >= -1 && request.adapter < model_.sizes().adapters, "adapter ", request.adapter,
                   " of ", model_.sizes().adapters);
+    UNSLOTH_CHECK(request.logprobs == ops::LogprobOf::model || request.sampling.temperature > 0,
+                  "a policy of temperature ", request.sampling.temperature);
     const int64_t number = scheduler_.add(std::move(request));
     answers_[number];
     return number;
 }
 
+/// Keys of other weights, and pages that another decoder wrote to, are not found any more.
+void Decoder::forget_others_keys() {
+    if (claim_ == model_.cache_claim() && weights_ == model_.policy_version()) return;
+    scheduler_.use_policy(++policy_);
+    claim_ = model_.claim_cache();
+    weights_ = model_.policy_version();
+}
+
 bool Decoder::step(const OnToken& on_token, const OnEnd& on_end) {
+    forget_others_keys();
     if (!issued_) {
         const std::vector<ScheduledChunk> parts = scheduler_.next_pass();
         if (parts.empty()) return false;
@@ -178,7 +189,8 @@ Decoder::Issued Decoder::issue(const std::vector<ScheduledChunk>& parts, const a
         rows.push_back({&request.sampling,
                         s.ids,
                         prompt,
-                        {request.seed, request.prompt_number, request.answer_number, static_cast<uint32_t>(position)}});
+                        {request.seed, request.prompt_number, request.answer_number, static_cast<uint32_t>(position)},
+                        request.logprobs});
         issued.rows.push_back(&s);
     }
     const auto count = static_cast<int64_t>(rows.size());
@@ -232,10 +244,11 @@ std::optional<std::pair<Decoder::Issued, std::vector<ScheduledChunk>>> Decoder::
 bool Decoder::take(Sequence& s, const ops::SampledToken& chosen, const OnToken& on_token, const OnEnd& on_end) {
     Completion& answer = answers_.at(s.number);
     const std::vector<int32_t>& stops = s.request.stop_ids;
+    const bool stops_here = std::find(stops.begin(), stops.end(), chosen.id) != stops.end();
     bool ended = true;
     if (std::isnan(chosen.logprob)) {
         answer.finish_reason = FinishReason::not_finite;
-    } else if (std::find(stops.begin(), stops.end(), chosen.id) != stops.end()) {
+    } else if (stops_here && !s.request.keeps_stop_id) {
         answer.finish_reason = FinishReason::stop_token;
     } else {
         s.ids.push_back(chosen.id);
@@ -243,8 +256,10 @@ bool Decoder::take(Sequence& s, const ops::SampledToken& chosen, const OnToken& 
         answer.logprobs.push_back(chosen.logprob);
         const bool more = !on_token || on_token(s.number, chosen.id);
         const bool full = static_cast<int64_t>(answer.ids.size()) == s.request.max_new_tokens;
-        ended = !more || full;
-        answer.finish_reason = more ? FinishReason::length : FinishReason::stop_text;
+        ended = stops_here || !more || full;
+        answer.finish_reason = stops_here ? FinishReason::stop_token
+                               : more     ? FinishReason::length
+                                          : FinishReason::stop_text;
     }
     if (!ended) return true;
     const int64_t number = s.number;

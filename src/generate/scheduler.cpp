@@ -34,12 +34,20 @@ int64_t Scheduler::add(Request request) {
         throw Error("model.too-many-positions",
                     cat("prompt and answer take ", room, " tokens, the longest sequence has ", limits_.context),
                     "Raise --max_model_len, or lower --max_new_tokens.");
+    UNSLOTH_CHECK(static_cast<BlockAllocator::PrefixHash>(request.adapter + 1) < Sequence::most_adapters, "adapter ",
+                  request.adapter);
     auto sequence = std::make_unique<Sequence>();
     sequence->number = added_++;
     sequence->ids = request.prompt;
     sequence->request = std::move(request);
     waiting_.push_back(std::move(sequence));
     return added_ - 1;
+}
+
+void Scheduler::use_policy(uint64_t version) {
+    if (version == policy_) return;
+    UNSLOTH_CHECK(running_.empty(), "the weights changed under ", running_.size(), " sequences");
+    policy_ = version;
 }
 
 /// Pages for so many tokens behind the cached ones; false, with what there was, when none is left.
@@ -145,6 +153,7 @@ bool Scheduler::is_being_computed(const Sequence& s) const {
 
 /// False: it does not fit yet, or waits for a beginning that it shares.
 bool Scheduler::admit(Sequence& s) {
+    s.policy = policy_;
     if (limits_.shares_prefixes) {
         share_prefix(s);
         if (is_being_computed(s)) {

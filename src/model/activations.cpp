@@ -335,7 +335,10 @@ class Lister {
         if (sizes_.expands_head && !(codes_of_h && codes_of_logits))
             add({"lm_head", "expanded lm_head", {spec_.vocab_size, d}, dtype_, phase}, h.lm_head_VD);
         const int64_t columns = spec::vocabulary_slice(spec_.vocab_size, layout_.tp).size;
-        add({"lm_head", "logits", {run_.head_tile, columns}, dtype_, phase}, h.logits_CV);
+        const at::ScalarType logits = sizes_.objective.fp32_logits ? at::kFloat : dtype_;
+        add({"lm_head", "logits", {run_.head_tile, columns}, logits, phase}, h.logits_CV);
+        if (sizes_.training && logits != dtype_)
+            add({"lm_head", "logits' gradient", {run_.head_tile, columns}, dtype_, phase}, h.dlogits_CV);
         if (any(sizes_.head_coded)) {
             add({"lm_head",
                  "head codes",

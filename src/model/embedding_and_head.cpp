@@ -30,6 +30,14 @@ void head_dx(ops::Context& ctx, const Network& network, const HeadBuffers& head,
     weights::multiply_backward(ctx, w, {.input = dlogits_CV, .codes = codes, .out = dh_CD, .label = "gemm dx lm_head"});
 }
 
+/// What the objective made of a chunk's logits, as products read it.
+at::Tensor logits_gradient(ops::Context& ctx, const HeadBuffers& head, const at::Tensor& logits_CV) {
+    if (!head.dlogits_CV.defined()) return logits_CV;
+    const at::Tensor dlogits_CV = head.dlogits_CV.narrow(0, 0, logits_CV.size(0));
+    ops::copy_2d(ctx, logits_CV, dlogits_CV);
+    return dlogits_CV;
+}
+
 /// The last layer's output of all tokens.
 at::Tensor all_outputs(ops::Context& ctx, const Network& network, const Activations& a) {
     const TensorParallel& tp = network.tp;
@@ -140,8 +148,9 @@ void head_forward_backward(ops::Context& ctx, const Network& network, const Micr
         const at::Tensor logits_CV = head_logits(ctx, network, micro, first, rows);
         objective.chunk_loss(ctx, network, micro, first, logits_CV,
                              weighs_first ? LogitsGradient::weighted : LogitsGradient::plain);
+        const at::Tensor dlogits_CV = logits_gradient(ctx, head, logits_CV);
         if (lm_head != nullptr)
-            ops::gemm(ctx, {.a = logits_CV,
+            ops::gemm(ctx, {.a = dlogits_CV,
                             .b = h_CD,
                             .out = network.parameters->gradient(*lm_head).narrow(0, network.vocabulary().begin,
                                                                                  network.vocabulary().size),
@@ -149,7 +158,7 @@ void head_forward_backward(ops::Context& ctx, const Network& network, const Micr
                             .beta = 1.0,
                             .label = "gemm dW lm_head"});
         // The rows' gradient takes their place.
-        head_dx(ctx, network, head, logits_CV, h_CD);
+        head_dx(ctx, network, head, dlogits_CV, h_CD);
     }
     network.tp.sum(ctx, head.h_nD.narrow(0, 0, n), "the gradient of the head's rows");
     if (!weighs_first) objective.weigh(ctx, micro, site);

@@ -10,8 +10,8 @@
 namespace unsloth::model {
 namespace {
 
-/// What the driver takes for a layer's forward and backward pass of one shape.
-constexpr int64_t recorded_layer_bytes = 256 << 10;
+/// What the driver takes for a layer's forward and backward pass of one shape, and for a pass that decodes.
+constexpr int64_t recorded_layer_bytes = 256 << 10, decoded_layer_bytes = recorded_layer_bytes / 2;
 
 std::vector<bool> cached_layers(const spec::RunPlan& run) {
     std::vector<bool> cached;
@@ -222,6 +222,7 @@ weights::BaseRequest ModelPlan::base_request(const spec::RunPlan& run) const {
             .unties_head = tied && request_.lora && !request_.lora->modules_to_save.empty(),
             .trains_embedding = trains(spec::TensorRole::embed_tokens),
             .trains_head = trains(spec::TensorRole::lm_head),
+            .fp32_logits = request_.sizes.objective.fp32_logits,
             .nf4_chooser = request_.nf4_chooser,
             .fewest_tokens = request_.fewest_tokens > 0 ? request_.fewest_tokens : request_.sizes.tokens,
             .tails_may_stay = request_.tails_may_stay};
@@ -322,7 +323,10 @@ void ModelPlan::complete_sizes() {
 
 int64_t ModelPlan::recorded_bytes(const Parts& parts, const spec::RunPlan& run) const {
     if (!records() || !request_.device.is_cuda() || !parts.base->recordable()) return 0;
-    return static_cast<int64_t>(recorded_shapes) * run.in_flight * spec().num_layers * recorded_layer_bytes;
+    const bool rollouts = request_.trains && request_.sizes.cache_tokens > 0;
+    const int64_t of_layer = static_cast<int64_t>(recorded_shapes) * run.in_flight * recorded_layer_bytes,
+                  decoding = rollouts ? static_cast<int64_t>(recorded_decode_shapes) * decoded_layer_bytes : 0;
+    return spec().num_layers * (of_layer + decoding);
 }
 
 std::map<std::string, int64_t> ModelPlan::groups() const {

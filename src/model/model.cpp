@@ -16,7 +16,11 @@
 namespace unsloth::model {
 
 Model::Model(ops::Context& ctx, ModelParts parts)
-    : ctx_(ctx), parts_(std::move(parts)), borders_(ctx, parts_.network.pp) {
+    : ctx_(ctx),
+      parts_(std::move(parts)),
+      borders_(ctx, parts_.network.pp),
+      recorded_(recorded_shapes),
+      recorded_decoding_(parts_.activations.front()->sizes().training ? recorded_decode_shapes : recorded_shapes) {
     const Network& network = parts_.network;
     route_ = {.layers = network.layers(),
               .lowest_layer = network.lowest_trained_layer,
@@ -49,9 +53,8 @@ GradientBuckets& Model::cut_gradients(int64_t most_bytes) {
 }
 
 bool Model::records(const Pass& pass) const {
-    // In a training run recordings are for training's passes.
-    const bool serves = pass.trains() || (pass.purpose == Pass::For::generation && !sizes().training);
-    return serves && parts_.records && ctx_.is_cuda() && !on_module && ctx_.profiler == nullptr;
+    const bool comes_again = pass.trains() || pass.purpose == Pass::For::generation;
+    return comes_again && parts_.records && ctx_.is_cuda() && !on_module && ctx_.profiler == nullptr;
 }
 
 void Model::reached(int unit) {
@@ -160,7 +163,7 @@ void Model::walk(const Itinerary& actions, const Pass& pass) {
                                                                   : "embedding");
         if (layers) {
             if (!std::exchange(chosen, true)) choose_recording(actions, first, end, pass);
-            recorded_.issue(ctx_, direction, *parts_.network.weight_provider, counts_, stretch);
+            recordings(pass).issue(ctx_, direction, *parts_.network.weight_provider, counts_, stretch);
         } else {
             stretch();
         }
@@ -170,11 +173,12 @@ void Model::walk(const Itinerary& actions, const Pass& pass) {
 
 /// By the micro-batches of the first stretch over layers, whose inputs are there.
 void Model::choose_recording(const Itinerary& actions, std::size_t first, std::size_t end, const Pass& pass) {
-    if (!records(pass)) return recorded_.choose_none();
+    RecordedPasses& recorded = recordings(pass);
+    if (!records(pass)) return recorded.choose_none();
     std::vector<const MicroBatch*> in_flight;
     for (std::size_t i = first; i < end && actions[i].layer == actions[first].layer; ++i)
         if (pass.has(actions[i])) in_flight.push_back(micro_batches_[place_of(actions[i].micro)].get());
-    in_flight.empty() ? recorded_.choose_none() : recorded_.choose(ctx_, in_flight);
+    in_flight.empty() ? recorded.choose_none() : recorded.choose(ctx_, in_flight);
 }
 
 /// A micro-batch takes its place.

@@ -29,8 +29,15 @@ bool likelier(const Candidate& a, const Candidate& b) {
     return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
 }
 
-/// log(sum(exp(logits))), in fp64; NaN if a logit is NaN or the highest is infinite.
-double log_sum_exp(std::span<const float> logits_V) {
+/// What logits are divided by before the softmax whose log-probability is told.
+double divisor_of(LogprobOf logprob, const spec::Sampling& sampling) {
+    if (logprob == LogprobOf::model) return 1;
+    UNSLOTH_CHECK(sampling.temperature > 0, "a policy of temperature ", sampling.temperature);
+    return static_cast<float>(sampling.temperature);
+}
+
+/// log(sum(exp(logits / divisor))), in fp64; NaN if a logit is NaN or the highest is infinite.
+double log_sum_exp(std::span<const float> logits_V, double divisor) {
     float highest = -std::numeric_limits<float>::infinity();
     for (const float logit : logits_V) {
         if (std::isnan(logit)) return logit;
@@ -38,8 +45,8 @@ double log_sum_exp(std::span<const float> logits_V) {
     }
     if (!std::isfinite(highest)) return std::numeric_limits<double>::quiet_NaN();
     double sum = 0;
-    for (const float logit : logits_V) sum += std::exp(static_cast<double>(logit) - highest);
-    return highest + std::log(sum);
+    for (const float logit : logits_V) sum += std::exp((static_cast<double>(logit) - highest) / divisor);
+    return highest / divisor + std::log(sum);
 }
 
 /// Each id once.
@@ -150,6 +157,7 @@ kernels::SampledRow describe(const RowSampling& row) {
     how.prompt = row.key.prompt;
     how.answer = row.key.answer;
     how.position = row.key.position;
+    how.logprob_divisor = static_cast<float>(divisor_of(row.logprob, s));
     return how;
 }
 
@@ -189,8 +197,8 @@ void choose_on_cuda(Context& ctx, const at::Tensor& logits_CV, std::span<const R
 }  // namespace
 
 SampledToken sample_token(std::span<const float> logits_V, const spec::Sampling& sampling, std::span<const int32_t> ids,
-                          std::size_t answer_begin, const SamplingKey& key) {
-    const double normaliser = log_sum_exp(logits_V);
+                          std::size_t answer_begin, const SamplingKey& key, LogprobOf logprob) {
+    const double divisor = divisor_of(logprob, sampling), normaliser = log_sum_exp(logits_V, divisor);
     if (std::isnan(normaliser)) return {0, std::numeric_limits<float>::quiet_NaN()};
     const std::vector<float> logits = adjusted(logits_V, sampling, ids, answer_begin);
     int32_t id = 0;
@@ -199,7 +207,7 @@ SampledToken sample_token(std::span<const float> logits_V, const spec::Sampling&
     } else {
         id = draw(candidates(logits, sampling), key);
     }
-    return {id, static_cast<float>(logits_V[static_cast<std::size_t>(id)] - normaliser)};
+    return {id, static_cast<float>(logits_V[static_cast<std::size_t>(id)] / divisor - normaliser)};
 }
 
 void sample_tokens(Context& ctx, const at::Tensor& logits_CV, std::span<const RowSampling> rows,
@@ -219,7 +227,7 @@ void sample_tokens(Context& ctx, const at::Tensor& logits_CV, std::span<const Ro
         for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
             const RowSampling& row = rows[i];
             const SampledToken chosen = sample_token({logits.const_data_ptr<float>() + i * vocabulary, vocabulary},
-                                                     *row.sampling, row.ids, row.answer_begin, row.key);
+                                                     *row.sampling, row.ids, row.answer_begin, row.key, row.logprob);
             ids_C.mutable_data_ptr<int32_t>()[i] = chosen.id;
             logprobs_C.mutable_data_ptr<float>()[i] = chosen.logprob;
         }

@@ -91,7 +91,8 @@ void fit_to(model::LoadRequest& request, const spec::ModelSpec& spec, data::Batc
         request.sizes.context = std::max(request.sizes.context, cache.context);
     }
     size_for(request.sizes, limits);
-    request.run.head_tile = head_chunk_rows(spec, request.dtype, limits.labels);
+    const at::ScalarType logits = request.sizes.objective.fp32_logits ? at::kFloat : request.dtype;
+    request.run.head_tile = head_chunk_rows(spec, logits, limits.labels);
 }
 
 data::BatchLimits full_rows(const config::Config& config, int64_t rows, int64_t length) {

@@ -61,6 +61,7 @@ Operand EmbeddingAndHead::head(const at::Tensor& expanded_VD, const spec::Range&
 std::string BasePlan::why_head_stays() const {
     constexpr int64_t step = 16;  // of a product's inputs, which rows are for dx
     if (!request_.trains) return "nothing is trained";
+    if (request_.fp32_logits) return "its logits are float32";
     if (request_.masters || request_.unties_head || request_.trains_head) return "it is trained";
     spec::TensorRank place = layout_.tp;
     for (place.rank = 0; place.rank < place.size; ++place.rank)  // all ranks decide alike

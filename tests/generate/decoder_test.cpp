@@ -158,6 +158,41 @@ TEST_P(DecoderTest, LogProbabilitiesAreThoseOfScore) {
     }
 }
 
+/// Whatever top_k, top_p and min_p leave: of logits over the temperature, over the whole vocabulary.
+TEST_P(DecoderTest, ThePolicysLogProbabilitiesAreThoseOfScoresLogitsOverTheTemperature) {
+    const std::vector<Row> asked = prompts(name, 3);
+    const std::vector<spec::Sampling> ways = {{.temperature = 0.7},
+                                              {.temperature = 1},
+                                              {.temperature = 1.3},
+                                              {.temperature = 0.7, .top_k = 4},
+                                              {.temperature = 1.3, .top_p = 0.8, .min_p = 0.1}};
+    std::vector<Request> requests;
+    for (const Row& prompt : asked)
+        for (const spec::Sampling& sampling : ways)
+            requests.push_back({.prompt = prompt,
+                                .max_new_tokens = new_tokens,
+                                .sampling = sampling,
+                                .seed = 2,
+                                .logprobs = ops::LogprobOf::policy});
+    const LoadedModel model = load(name, device, 48, 15 * 64);
+    const std::vector<Completion> answers = generate::Decoder(*model.ctx, *model.model).answer(requests);
+    double raw = 0;
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+        const Row& prompt = requests[i].prompt;
+        Row all = prompt;
+        all.insert(all.end(), answers[i].ids.begin(), answers[i].ids.end());
+        const at::Tensor logits = score_every_position(*model.model, {all}).logits_TV.to(at::kDouble);
+        const at::Tensor policy = (logits / requests[i].sampling.temperature).log_softmax(-1);
+        for (std::size_t t = 0; t < answers[i].ids.size(); ++t) {
+            const auto row = static_cast<int64_t>(prompt.size() + t) - 1;
+            const int32_t id = answers[i].ids[t];
+            EXPECT_NEAR(answers[i].logprobs[t], policy[row][id].item<double>(), 3e-4) << i;
+            raw = std::max(raw, std::abs(answers[i].logprobs[t] - logits.log_softmax(-1)[row][id].item<double>()));
+        }
+    }
+    EXPECT_GT(raw, 0.05) << "the model's own at temperature 1 would do";
+}
+
 /// Pieces of prompts, rows that are put off, and neighbours change nothing: a token sees its own key as later ones do.
 TEST_P(DecoderTest, AnswersOverKeysIn8BitAreTheSameHoweverTheyCome) {
     if (device == "cuda") GTEST_SKIP() << "codes are read by bfloat16 models there; this one is float32";
@@ -210,6 +245,158 @@ TEST_P(DecoderTest, AnswersEndAtStopIdsAndWhereTheirReaderSaysSo) {
     EXPECT_EQ(told.ids, Row(whole.ids.begin(), whole.ids.begin() + 3));
     EXPECT_EQ(told.finish_reason, generate::FinishReason::stop_text);
     EXPECT_EQ(decoder.scheduler().pool().free(), decoder.scheduler().pool().pages());
+}
+
+/// The first token ends an answer of one token, the last allowed one an answer of that length.
+TEST_P(DecoderTest, AnAnswerKeepsItsStopIdWhereAsked) {
+    const LoadedModel model = load(name, device, 2, 128);
+    const Row prompt = prompts(name, 1).front();
+    generate::Decoder decoder(*model.ctx, *model.model);
+    const Completion whole = decoder.answer({{.prompt = prompt, .max_new_tokens = new_tokens}}).front();
+    std::set<int32_t> met;
+    for (std::size_t at = 0; at < whole.ids.size(); ++at) {
+        if (!met.insert(whole.ids[at]).second) continue;  // an earlier one ends the answer
+        const auto length = static_cast<int64_t>(at) + 1;
+        for (const int64_t allowed : {length, length + 2}) {
+            Request request{.prompt = prompt, .max_new_tokens = allowed, .stop_ids = {-1, whole.ids[at], 7'000}};
+            const Completion without = decoder.answer({request}).front();
+            request.keeps_stop_id = true;
+            Row seen;
+            const Completion with = decoder
+                                        .answer({request},
+                                                [&](int64_t, int32_t id) {
+                                                    seen.push_back(id);
+                                                    return true;
+                                                })
+                                        .front();
+            EXPECT_EQ(with.finish_reason, generate::FinishReason::stop_token) << "token " << at << " of " << allowed;
+            EXPECT_EQ(with.ids, Row(whole.ids.begin(), whole.ids.begin() + static_cast<std::ptrdiff_t>(length)));
+            EXPECT_EQ(seen, with.ids);
+            ASSERT_EQ(with.logprobs.size(), with.ids.size());
+            EXPECT_NEAR(with.logprobs.back(), whole.logprobs[at], 2e-5);
+            EXPECT_EQ(without.finish_reason, generate::FinishReason::stop_token);
+            EXPECT_EQ(without.ids, Row(whole.ids.begin(), whole.ids.begin() + static_cast<std::ptrdiff_t>(at)));
+            EXPECT_EQ(without.logprobs.size(), at);
+        }
+    }
+    EXPECT_EQ(decoder.scheduler().pool().free(), decoder.scheduler().pool().pages());
+}
+
+/// Answers of one decoder over changes of the adapters are those of fresh decoders, and the old ones come back.
+TEST_P(DecoderTest, LivesOnWhenTheWeightsChange) {
+    model::LoadRequest asked = request_for(device, 4, 8 * 64);
+    asked.lora = spec::LoraSpec{.r = 8, .target_modules = {"q_proj", "v_proj", "o_proj", "up_proj", "down_proj"}};
+    const LoadedModel model = load_model(model_folder(name), asked);
+    const weights::Parameters& parameters = *model->parameters();
+    at::manual_seed(5);
+    std::vector<Request> requests;
+    for (const Row& start : prompts(name, 4)) {
+        Row prompt = start;
+        while (prompt.size() < 36) prompt.push_back(prompt[prompt.size() - start.size()]);
+        requests.push_back({.prompt = prompt, .max_new_tokens = 4, .sampling = {.temperature = 1}});
+    }
+    const auto told = [](const std::vector<Completion>& answers) {
+        std::vector<std::pair<Row, std::vector<float>>> all;
+        for (const Completion& answer : answers) all.emplace_back(answer.ids, answer.logprobs);
+        return all;
+    };
+    generate::Decoder decoder(*model.ctx, *model.model);
+    std::set<std::vector<float>> distinct;
+    for (int step = 0; step < 3; ++step) {
+        for (const weights::Parameter& p : parameters.table().parameters())
+            if (p.kind == weights::Parameter::Kind::lora_b) parameters.value(p).copy_(at::randn(p.shape) * 0.2 * step);
+        model->parameters_changed();
+        const auto lived = told(decoder.answer(requests));
+        EXPECT_EQ(lived, told(generate::Decoder(*model.ctx, *model.model).answer(requests))) << "change " << step;
+        distinct.insert(lived[0].second);
+    }
+    EXPECT_EQ(distinct.size(), 3U) << "changes that nobody sees prove nothing";
+}
+
+/// Two decoders in turn, over one cache.
+TEST_P(DecoderTest, FindsNoKeysWhereAnotherDecoderWrote) {
+    const LoadedModel model = load(name, device, 4, 4 * 64);
+    const auto requests = [&](std::size_t rotated) {
+        std::vector<Request> all;
+        for (Row prompt : prompts(name, 4)) {
+            while (prompt.size() < 36) prompt.push_back(prompt[prompt.size() / 2]);
+            std::rotate(prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(rotated), prompt.end());
+            all.push_back({.prompt = prompt, .max_new_tokens = 4});
+        }
+        return all;
+    };
+    generate::Decoder decoder(*model.ctx, *model.model);
+    const std::vector<Completion> before = decoder.answer(requests(0));
+    generate::Decoder(*model.ctx, *model.model).answer(requests(5));
+    const std::vector<Completion> after = decoder.answer(requests(0));
+    for (std::size_t i = 0; i < before.size(); ++i) EXPECT_EQ(after[i].logprobs, before[i].logprobs) << i;
+}
+
+/// Groups of answers whose prompts' whole pages are computed once: ids depend on a row's numbers alone.
+TEST_P(DecoderTest, GroupsAreTheSameForAnyRowsInFlightAndAnyOrder) {
+    constexpr uint32_t groups = 3, group = 4;
+    const std::vector<Row> asked = prompts(name, groups);
+    std::vector<Request> requests;
+    for (uint32_t i = 0; i < groups * group; ++i) {
+        Row prompt = asked[i / group];
+        while (prompt.size() < 36) prompt.push_back(prompt[prompt.size() / 2]);
+        requests.push_back({.prompt = prompt,
+                            .max_new_tokens = new_tokens - i % 3,
+                            .sampling = {.temperature = 1.3},
+                            .seed = 11,
+                            .prompt_number = i / group,
+                            .answer_number = i % group,
+                            .logprobs = ops::LogprobOf::policy});
+    }
+    std::vector<Row> first;
+    for (const int64_t rows : {1, 3, 8}) {
+        const LoadedModel model = load(name, device, rows, rows * 64);
+        for (const bool reversed : {false, true}) {
+            std::vector<Request> ordered = requests;
+            if (reversed) std::reverse(ordered.begin(), ordered.end());
+            generate::Decoder decoder(*model.ctx, *model.model);
+            std::vector<Completion> answers = answer_as_they_come(decoder, ordered);
+            if (reversed) std::reverse(answers.begin(), answers.end());
+            std::vector<Row> ids;
+            for (const Completion& answer : answers) ids.push_back(answer.ids);
+            if (first.empty()) first = ids;
+            EXPECT_EQ(ids, first) << rows << " rows" << (reversed ? ", reversed" : "");
+        }
+    }
+    EXPECT_EQ(std::set<Row>(first.begin(), first.end()).size(), first.size()) << "each answer is drawn by itself";
+}
+
+/// 20,000 answers to one prompt, of one token each.
+TEST_P(DecoderTest, FirstTokensAreDrawnByThePolicy) {
+    if (name != "llama_tied") GTEST_SKIP() << "once is enough";
+    constexpr int draws = 20'000;
+    const LoadedModel model = load(name, device, 64, 64 * 48);
+    const Row prompt = prompts(name, 1).front();
+    const at::Tensor p =
+        (score_every_position(*model.model, {prompt}).logits_TV[-1].to(at::kDouble) / 0.7).softmax(-1).cpu();
+    std::vector<Request> requests;
+    for (uint32_t i = 0; i < draws; ++i)
+        requests.push_back({.prompt = prompt, .sampling = {.temperature = 0.7}, .seed = 6, .answer_number = i});
+    std::vector<int64_t> counts(static_cast<std::size_t>(p.numel()));
+    for (const Completion& answer : generate::Decoder(*model.ctx, *model.model).answer(std::move(requests)))
+        ++counts[static_cast<std::size_t>(answer.ids.at(0))];
+    double chi_squared = 0, rare = 0, rare_count = 0;
+    int classes = 0;
+    const auto add = [&](double expected, double count) {
+        chi_squared += (count - expected) * (count - expected) / expected;
+        ++classes;
+    };
+    for (std::size_t id = 0; id < counts.size(); ++id) {
+        const double expected = draws * p[static_cast<int64_t>(id)].item<double>();
+        if (expected >= 5) {
+            add(expected, static_cast<double>(counts[id]));
+        } else {
+            rare += expected, rare_count += static_cast<double>(counts[id]);
+        }
+    }
+    if (rare > 0) add(std::max(rare, 1.0), rare_count);
+    ASSERT_GT(classes, 10);
+    EXPECT_LE(chi_squared, classes - 1 + 4 * std::sqrt(2.0 * (classes - 1)));
 }
 
 TEST_P(DecoderTest, LogitsThatAreNotFiniteEndTheirOwnAnswerOnly) {

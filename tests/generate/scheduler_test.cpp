@@ -38,9 +38,10 @@ class ImaginedCache {
     void spoil(const Sequence& s) { at(s, s.cached) = -7; }
 
   private:
-    /// An adapter's keys of an id are its own.
+    /// An adapter's keys of an id are its own, and those of a version of the weights.
     static int32_t key(const Sequence& s, int64_t t) {
-        return s.ids[static_cast<std::size_t>(t)] + 10000 * (s.request.adapter + 1);
+        return s.ids[static_cast<std::size_t>(t)] + 10000 * (s.request.adapter + 1) +
+               100000 * static_cast<int32_t>(s.policy);
     }
     int32_t& at(const Sequence& s, int64_t t) {
         const auto place = s.pages.at(static_cast<std::size_t>(t / page)) * page + t % page;
@@ -157,6 +158,20 @@ TEST(Scheduler, ComputesACommonBeginningOnce) {
     while (step(scheduler, cache)) {
     }
     EXPECT_EQ(cache.computed - before, 4 + 20 + 20 + 4) << "each adapter's keys are its own";
+
+    const auto answer = [&](uint64_t policy) {
+        const int64_t done = cache.computed;
+        scheduler.use_policy(policy);
+        scheduler.add({.prompt = prompt, .max_new_tokens = 1, .adapter = 1});
+        while (step(scheduler, cache)) {
+        }
+        return cache.computed - done;
+    };
+    EXPECT_EQ(answer(1), 20) << "and those of each version of the weights";
+    EXPECT_EQ(answer(1), 4);
+    scheduler.add({.prompt = prompt, .max_new_tokens = 3});
+    step(scheduler, cache);
+    EXPECT_THROW(scheduler.use_policy(2), CheckError) << "keys of a running sequence are of the old weights";
 }
 
 TEST(Scheduler, ALongPromptGoesInByPiecesBesideThoseThatDecode) {

@@ -59,7 +59,8 @@ TEST_F(SamplingGpu, ChoosesTheCpusTokens) {
                     {&ways[row % ways.size()],
                      ids[row],
                      20,
-                     {.seed = 1234567890123ULL, .prompt = static_cast<uint32_t>(row), .answer = 2, .position = 40}});
+                     {.seed = 1234567890123ULL, .prompt = static_cast<uint32_t>(row), .answer = 2, .position = 40},
+                     row % 3 > 0 && ways[row % ways.size()].temperature > 0 ? LogprobOf::policy : LogprobOf::model});
             }
             const Draw gpu = draw(at::kCUDA, logits, rows), cpu = draw(at::kCPU, logits, rows);
             for (std::size_t row = 0; row < rows.size(); ++row) {

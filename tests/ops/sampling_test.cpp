@@ -131,6 +131,35 @@ TEST(Sampler, PenaltiesAndBiasesChangeWhatIsLikeliest) {
     EXPECT_THROW(choose(logits, {.logit_bias = {{8, 1.0F}}}), CheckError);
 }
 
+TEST(Sampler, TellsThePolicysLogProbabilityOverTheWholeVocabulary) {
+    const Ids ids{1, 5, 3};
+    for (const double temperature : {0.7, 1.0, 1.3}) {
+        const std::vector<double> p = softmax(logits, temperature), raw = softmax(logits, 1);
+        const std::vector<spec::Sampling> ways = {{},
+                                                  {.top_k = 3},
+                                                  {.top_p = 0.5},
+                                                  {.min_p = 0.6},
+                                                  {.repetition_penalty = 1.5, .presence_penalty = 0.5},
+                                                  {.logit_bias = {{6, 9.0F}, {1, -2.0F}}},
+                                                  {.top_k = 4, .top_p = 0.9, .min_p = 0.1, .repetition_penalty = 1.2}};
+        for (std::size_t way = 0; way < ways.size(); ++way) {
+            spec::Sampling sampling = ways[way];
+            sampling.temperature = temperature;
+            for (uint32_t position = 0; position < 50; ++position) {
+                const auto told = [&](LogprobOf of) {
+                    return sample_token(logits, sampling, ids, 1, {.seed = 3, .position = position}, of);
+                };
+                const SampledToken policy = told(LogprobOf::policy), model = told(LogprobOf::model);
+                ASSERT_EQ(policy.id, model.id);
+                const auto id = static_cast<std::size_t>(policy.id);
+                EXPECT_NEAR(policy.logprob, std::log(p[id]), 1e-6) << temperature << ", way " << way;
+                EXPECT_NEAR(model.logprob, std::log(raw[id]), 1e-6) << temperature << ", way " << way;
+            }
+        }
+    }
+    EXPECT_THROW(sample_token(logits, {}, {}, 0, {}, LogprobOf::policy), CheckError) << "the likeliest has no policy";
+}
+
 TEST(Sampler, EveryPartOfTheKeyCounts) {
     const spec::Sampling sampling{.temperature = 3};
     const auto drawn = [&](SamplingKey key) {

@@ -71,6 +71,8 @@ TEST(HeadInCodes, IsWhereItCanBe) {
                stays + "its 520 rows of a rank are no multiple of 16");
         expect(plan_of({}, fp8, [](auto& request) { request.lora->modules_to_save = {"lm_head"}; }),
                CodedProducts::none, stays + "it is trained");
+        expect(plan_of({}, fp8, [](auto& request) { request.sizes.objective.fp32_logits = true; }), CodedProducts::none,
+               stays + "its logits are float32");
         expect(plan_of({}, fp8, [](auto& request) { request.trains = false; }), CodedProducts::none,
                stays + "nothing is trained");
     }

@@ -15,7 +15,7 @@ class BlockAllocator {
     /// Names what a page holds together with all before it. Those below `beginnings` are for what sequences begin with:
     /// two that begin with different ones share no page.
     using PrefixHash = uint64_t;
-    static constexpr PrefixHash beginnings = PrefixHash{1} << 32;
+    static constexpr PrefixHash beginnings = PrefixHash{1} << 63;
 
     BlockAllocator(int64_t pages, int64_t page_tokens);
 

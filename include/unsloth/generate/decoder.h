@@ -34,8 +34,9 @@ struct DecoderOptions {
     bool pads = false;  ///< rows to buckets, as on a GPU, which records passes
 };
 
-/// Uses the model's planned buffers and cache: one decoder at a time, and no training pass meanwhile. It knows of no
-/// change to the weights: whoever changes them makes another one.
+/// Uses the model's planned buffers and cache: no training pass and no other decoder while requests are under way.
+/// Between its answers these may come, and changes to the weights: after Model::parameters_changed() or another
+/// decoder's passes it computes all keys anew. CheckError where that happens while a sequence is running.
 class Decoder {
   public:
     /// The model's plan has a cache (ActivationSizes::cache_tokens). usage Error where that holds no sequence of
@@ -71,6 +72,7 @@ class Decoder {
         Clock::time_point begun;
         bool is_timed = false;  ///< on_pass gets to see it
     };
+    void forget_others_keys();
     Issued issue(const std::vector<ScheduledChunk>& parts, const at::Tensor& ids);
     std::optional<std::pair<Issued, std::vector<ScheduledChunk>>> issue_async(const Issued& before);
     bool take(Sequence& sequence, const ops::SampledToken& chosen, const OnToken& on_token, const OnEnd& on_end);
@@ -80,6 +82,8 @@ class Decoder {
     bool pads_;
     int64_t context_;
     Scheduler scheduler_;
+    uint64_t claim_ = 0, weights_ = 0;       ///< of the cache, and the version of the weights that its keys are of
+    uint64_t policy_ = 0;                    ///< another number after each change of these
     std::map<int64_t, Completion> answers_;  ///< of the requests under way, by number
     std::optional<Issued> issued_;
     std::function<void(const PassWork&, double)> on_pass_;

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "unsloth/ops/sampling.h"
 #include "unsloth/spec/sampling.h"
 
 namespace unsloth::generate {
@@ -16,19 +17,22 @@ struct Request {
     spec::Sampling sampling = {};
     uint64_t seed = 0;  ///< with the two numbers below it names the answer's random numbers
     uint32_t prompt_number = 0, answer_number = 0;
-    std::vector<int32_t> stop_ids = {};  ///< each ends the answer, and is no part of it
+    std::vector<int32_t> stop_ids = {};  ///< each ends the answer
+    /// The stop id is a part of the answer, with its log-probability: a policy learns where to end. Else it is none.
+    bool keeps_stop_id = false;
+    ops::LogprobOf logprobs = ops::LogprobOf::model;  ///< of the answer's ids
 };
 
 enum class FinishReason : uint8_t {
-    stop_token,
+    stop_token,  ///< also where it was the last that max_new_tokens allowed
     stop_text,   ///< by whoever saw its tokens: a stop text
     length,      ///< max_new_tokens are there
     not_finite,  ///< the logits of its next token are not; other answers are not affected
 };
 
 struct Completion {
-    std::vector<int32_t> ids;     ///< without the stop id
-    std::vector<float> logprobs;  ///< natural, of each id given those before it, as the model has it
+    std::vector<int32_t> ids;     ///< the stop id is the last with Request::keeps_stop_id
+    std::vector<float> logprobs;  ///< natural, of each id given those before it, of what Request::logprobs says
     FinishReason finish_reason = FinishReason::length;
 };
 

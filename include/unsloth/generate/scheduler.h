@@ -41,12 +41,15 @@ struct Sequence {
     int64_t cached = 0;                             ///< of them, those with keys in the cache
     std::vector<int32_t> pages;                     ///< where these lie
     std::vector<BlockAllocator::PrefixHash> texts;  ///< of the whole pages, from the front
+    uint64_t policy = 0;                            ///< Scheduler::use_policy, which made its keys
 
     int64_t remaining() const { return static_cast<int64_t>(ids.size()) - cached; }
-    /// What the next whole page goes on from: keys are shared among sequences with one adapter.
+    /// What the next whole page goes on from: sequences with one adapter and one version of the weights share keys.
     BlockAllocator::PrefixHash before() const {
-        return texts.empty() ? static_cast<BlockAllocator::PrefixHash>(request.adapter + 1) : texts.back();
+        if (!texts.empty()) return texts.back();
+        return policy * most_adapters + static_cast<BlockAllocator::PrefixHash>(request.adapter + 1);
     }
+    static constexpr BlockAllocator::PrefixHash most_adapters = 1 << 16;
 };
 
 /// What a pass computes of a sequence: `count` tokens behind those cached.
@@ -67,6 +70,9 @@ class Scheduler {
     /// The request's number, from 0. usage Error where prompt and answer are longer than limits.context; CheckError for
     /// an empty prompt.
     int64_t add(Request request);
+    /// Passes from now on are of this version of the weights: keys of other versions are never read again. CheckError
+    /// where the version changes while a sequence is running.
+    void use_policy(uint64_t version);
     /// The next pass: parts that decode, others that go on from cached tokens, those that begin. Their pages are there.
     /// Empty when no request is left. Each part is told of by computed() before the next pass is asked for.
     std::vector<ScheduledChunk> next_pass();
@@ -98,6 +104,7 @@ class Scheduler {
     std::deque<std::unique_ptr<Sequence>> waiting_;
     std::vector<std::unique_ptr<Sequence>> running_;  ///< in the order in which they were admitted
     int64_t added_ = 0, preemptions_ = 0;
+    uint64_t policy_ = 0;
 };
 
 }  // namespace unsloth::generate

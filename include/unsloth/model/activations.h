@@ -63,6 +63,7 @@ struct HeadBuffers {
     at::Tensor rstd_n, loss_n;     ///< fp32
     at::Tensor weight_n;           ///< fp32, of the rows' gradients; undefined where they have none
     at::Tensor logits_CV;          ///< one chunk of rows; of the rank's slice of the vocabulary
+    at::Tensor dlogits_CV;         ///< its gradient in the compute type; undefined where that takes its place
     at::Tensor statistics;         ///< fp32: of a chunk's rows in each slice (ops/cross_entropy.h); undefined with one
     at::Tensor lm_head_VD;         ///< expanded; undefined where it lies as its products read it
     ops::CodedMatrix codes;        ///< flat: of a chunk's h, then of its logits' gradient; undefined without
@@ -103,6 +104,9 @@ struct ObjectiveBuffer {
 };
 struct ObjectiveNeeds {
     bool weighs = false;  ///< gives rows of the head weights (HeadBuffers::weight_n)
+    /// Logits are fp32 in passes of training, scores and generation: 16 bits round them coarser than a sampler and a
+    /// trainer may differ. lm_head's products then stay in the compute type.
+    bool fp32_logits = false;
     std::vector<ObjectiveBuffer> buffers;
 };
 

@@ -75,7 +75,7 @@ class Model {
 
     /// -log p of every target of the batch, in order: fp32 [labels] on the CPU (synchronises); of a pipeline on the
     /// last rank, elsewhere zeros. `on_logits` (may be empty) sees each chunk: first row's index among the targets, and
-    /// the logits [C, V] in the compute dtype.
+    /// the logits [C, V] in the compute dtype, or fp32 (ObjectiveNeeds::fp32_logits).
     using OnLogits = std::function<void(int64_t first, const at::Tensor& logits_CV)>;
     at::Tensor score(const data::Batch& batch, const OnLogits& on_logits = {}, PolicyScope scope = PolicyScope::policy);
 
@@ -89,6 +89,10 @@ class Model {
     /// which rows go on from the plan's cache and where each token's keys and values are put. Nothing synchronises.
     void forward_with_kv_cache(const CachedPass& pass, const OnLogits& on_logits);
 
+    /// Whoever fills the cache claims it first, and again where cache_claim() is another's: its keys are overwritten.
+    uint64_t claim_cache() { return ++cache_claim_; }
+    uint64_t cache_claim() const { return cache_claim_; }
+
     /// What passes were planned for.
     const ActivationSizes& sizes() const { return micro_batches_.front()->activations().sizes(); }
 
@@ -99,6 +103,10 @@ class Model {
 
     /// The flat parameters changed: compute copies are stale. All ranks of a share together.
     void parameters_changed();
+    /// Another number after each such change; 0: nothing is trained or adapted.
+    uint64_t policy_version() const {
+        return parts_.network.parameters == nullptr ? 0 : parts_.network.parameters->version;
+    }
     /// nullptr: the parameters are all here.
     ParameterStreams* streams() const { return parts_.network.streams.get(); }
 
@@ -140,15 +148,20 @@ class Model {
     LayerContext layer_context(int layer, const MicroBatch& micro, PolicyScope scope);
     void reached(int unit);
     bool records(const Pass& pass) const;  ///< whether it may be recorded now
+    /// Where its recordings are: those of rollouts and of training do not drive each other out.
+    RecordedPasses& recordings(const Pass& pass) {
+        return pass.purpose == Pass::For::generation ? recorded_decoding_ : recorded_;
+    }
 
     ops::Context& ctx_;
     ModelParts parts_;
     TrainingRoute route_;
     PassCounts counts_;
+    uint64_t cache_claim_ = 1;                                ///< 0: nobody has claimed it
     std::vector<std::unique_ptr<MicroBatch>> micro_batches_;  ///< of places: number m of a walk takes m mod their count
     Borders borders_;
-    std::unique_ptr<GradientBuckets> buckets_;  ///< nullptr: nobody asks when gradients are complete
-    RecordedPasses recorded_;                   ///< of work that knows those above by address
+    std::unique_ptr<GradientBuckets> buckets_;     ///< nullptr: nobody asks when gradients are complete
+    RecordedPasses recorded_, recorded_decoding_;  ///< of work that knows those above by address
 };
 
 }  // namespace unsloth::model

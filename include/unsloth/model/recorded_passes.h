@@ -16,9 +16,13 @@ namespace unsloth::model {
 
 /// Shapes of micro-batches whose passes are recorded at a time.
 inline constexpr std::size_t recorded_shapes = 8;
+/// Likewise of a training run's decode passes: the rows of a rollout end one by one, through many shapes.
+inline constexpr std::size_t recorded_decode_shapes = 24;
 
 class RecordedPasses {
   public:
+    explicit RecordedPasses(std::size_t shapes) : by_shape_(shapes) {}
+
     /// Before the forward pass of these micro-batches in flight: takes their recordings, if rows of equal length make
     /// them a shape that comes often. Passes are issued as they come the first time that a shape is met (libraries
     /// choose algorithms then), recorded afterwards.
@@ -38,7 +42,7 @@ class RecordedPasses {
         PassCounts counts;                          ///< what it repeats
     };
     using CudaGraphs = std::array<Recording, 2>;  ///< by direction
-    MostUsed<std::vector<int64_t>, CudaGraphs> by_shape_{recorded_shapes};
+    MostUsed<std::vector<int64_t>, CudaGraphs> by_shape_;
     CudaGraphs* chosen_ = nullptr;  ///< of the micro-batches in flight
 };
 

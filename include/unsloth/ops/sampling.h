@@ -18,17 +18,24 @@ struct SamplingKey {
     uint32_t position = 0;            ///< in the answer
 };
 
+/// Which distribution over the whole vocabulary a token's log-probability is of. Neither knows penalties, biases,
+/// top_k, top_p and min_p.
+enum class LogprobOf : uint8_t {
+    model,   ///< softmax(logits)
+    policy,  ///< softmax(logits / temperature), which reinforcement learning trains; the temperature is above 0
+};
+
 struct SampledToken {
     int32_t id = 0;
-    float logprob = 0;  ///< of it as the model has it: natural, before penalties, biases and the temperature
+    float logprob = 0;  ///< natural; sums are in fp64 or, of a thread's terms on CUDA, in fp32
 };
 
 /// `ids`: the prompt, then from `answer_begin` on the answer so far. Among equals the lowest id is the likelier.
 /// A token is drawn as the first of independent exponential waits of rate p (so no order of summation matters).
 /// A row of which a logit is NaN, or the highest infinite, has no token: id 0, log-probability NaN. CheckError for a
-/// bias of an id outside the vocabulary.
+/// bias of an id outside the vocabulary, and for a policy of temperature 0.
 SampledToken sample_token(std::span<const float> logits_V, const spec::Sampling& sampling, std::span<const int32_t> ids,
-                          std::size_t answer_begin, const SamplingKey& key);
+                          std::size_t answer_begin, const SamplingKey& key, LogprobOf logprob = LogprobOf::model);
 
 /// How one of several rows is chosen; arguments as sample_token's, whose memory outlives the call.
 struct RowSampling {
@@ -36,6 +43,7 @@ struct RowSampling {
     std::span<const int32_t> ids;
     std::size_t answer_begin = 0;
     SamplingKey key;
+    LogprobOf logprob = LogprobOf::model;
 };
 /// sample_token for each row of logits_CV: ids_C int32, logprobs_C fp32 on ctx.device(), where nothing synchronises. On
 /// CUDA the logits of tokens with a penalty or a bias are overwritten. CUDA draws by the same random numbers; a token

@@ -48,6 +48,7 @@ struct BaseRequest {
     bool embedding_on_host = false;  ///< the input embeddings of a CUDA run stay in page-locked host memory
     bool unties_head = false;        ///< tied embeddings become two matrices, trained apart from each other
     bool trains_embedding = false, trains_head = false;  ///< compute copies of fp32 values, whatever the base has
+    bool fp32_logits = false;                            ///< lm_head's products are not of codes
     ops::Nf4GemmChooser nf4_chooser;                     ///< products that read 4-bit tiles on this device; empty: none
     int64_t fewest_tokens = 0;                           ///< a product has at least so many
     bool tails_may_stay = true;                          ///< adapters that do not change, beside tiles
