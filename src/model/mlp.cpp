@@ -56,6 +56,7 @@ void mlp_forward(const LayerContext& c, const weights::LayerWeights& w, const La
         // 5 output projection, onto the residual stream
         const at::Tensor o_TN = a.o_full.narrow(1, 0, spec.q_size());
         const ops::CodedMatrix o_codes = encoded(c, o_TN, input_codes(c, w[Group::o], o_TN));
+        observe(c, o_input, o_TN);
         linear_forward(c.group, Group::o, w[Group::o], a.o_full, o_codes,
                        {.y_TN = a.mid_tD, .residual_TN = a.x_tD, .z_TN = a.z_o_tD, .terms_TN = terms_TD});
     }
@@ -83,6 +84,7 @@ void mlp_forward(const LayerContext& c, const weights::LayerWeights& w, const La
         } else {
             ops::swiglu_forward(ctx, gate_up_T2F, codes_alone ? at::Tensor() : act_TF, act_codes);
         }
+        observe(c, down_input, act_TF);
         // 9 down, onto the residual stream
         fill_adapter_columns(c.group, Group::down, w[Group::down], c.scratch.act_full, a.u_down_TR,
                              codes_alone ? act_codes : ops::CodedMatrix{});
