@@ -32,6 +32,7 @@ PASSING = [
     "docs/memory.md",
     "docs/options.md",
     "docs/parallel.md",
+    "docs/pruning.md",
     "docs/rewards.md",
 ]
 
