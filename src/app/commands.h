@@ -28,6 +28,7 @@ void run_init(const CommandLine& line);
 void run_export(const CommandLine& line);
 void run_merge(const CommandLine& line);
 void run_quantize(const CommandLine& line);
+void run_prune(const CommandLine& line);
 /// `arguments`, which `line` is read from, hold for each row of --check.
 void run_bench(const CommandLine& line, const std::vector<std::string>& arguments);
 void run_tune(const CommandLine& line);

@@ -1,32 +1,22 @@
 // `merge` and `quantize`: model folders made from others, a few rows of a tensor at a time. Only the comparison of
 // logits needs the engine.
-#include <chrono>
-#include <cstdio>
 
 #include "app/as_trained.h"
 #include "app/commands.h"
 #include "app/engine_loader.h"
+#include "app/model_folder.h"
 #include "unsloth/core/error.h"
-#include "unsloth/core/files.h"
-#include "unsloth/core/host.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/staged_folder.h"
 #include "unsloth/core/text.h"
 #include "unsloth/formats/base_mark.h"
 #include "unsloth/formats/model_writer.h"
-#include "unsloth/tokenizer/tokenizer.h"
 
 namespace unsloth::app {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string three_digits(double value) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.3g", value);
-    return text;
-}
 
 /// How the values that an adapter is added to came about.
 enum class Values { plain, four_bit, eight_bit };
@@ -91,28 +81,6 @@ void describe_values(const MergeRequest& request, const formats::WeightFile& bas
         log::warning(
             "embed_tokens and lm_head are tied in the base, and the adapter trained copies of them (modules_to_save): "
             "in the merged model they are not tied any more");
-}
-
-/// Tokenizer, templates and generation config: the adapter's where it has a tokenizer, what is left from the base.
-void copy_companions(const fs::path& base, const fs::path& adapter, const fs::path& to) {
-    copy_files(tokenizer::Tokenizer::files_in(base), base, to);
-    if (!adapter.empty() && tokenizer::Tokenizer::exists(adapter))
-        copy_files(tokenizer::Tokenizer::files_in(adapter), adapter, to);
-}
-
-/// Writes weights and config.json, and says how long it took.
-void write_weights(const formats::MergedModel& model, const StagedFolder& staged,
-                   const formats::ModelWriteOptions& options) {
-    const auto start = std::chrono::steady_clock::now();
-    const formats::WrittenModel written = formats::write_model(model, staged.path(), options);
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    log::info(human_size(static_cast<int64_t>(written.tensor_bytes)), " in ", written.files,
-              written.files == 1 ? " file" : " files", ", ",
-              name_of(formats::resolve_weight_type(options.type, model.spec())), ": ", three_digits(seconds), " s, ",
-              three_digits(static_cast<double>(written.tensor_bytes) / 1e9 / seconds), " GB/s; memory held at most ",
-              human_size(static_cast<int64_t>(process_memory().peak)));
-    for (const std::string& what : written.unknown_to_transformers)
-        log::warning("transformers cannot load this folder: ", what, ". This program can");
 }
 
 /// How far rounding to this type may move the logits, relative to their spread.

@@ -45,6 +45,12 @@ class EngineImpl final : public engine_api::Engine {
         guarded([&] { found = commands::compare_logits(request); });
         return found;
     }
+    engine_api::Calibration calibrate(const config::LoadedConfig& loaded,
+                                      const engine_api::CalibrationRequest& request) override {
+        engine_api::Calibration found;
+        guarded([&] { found = commands::calibrate(loaded, request); });
+        return found;
+    }
     engine_api::BenchResult bench(const config::LoadedConfig& loaded,
                                   const engine_api::BenchRequest& request) override {
         engine_api::BenchResult result;

@@ -83,11 +83,27 @@ void MergedTensor::read_f32(int64_t row_begin, int64_t row_end, float* out) cons
     if (quantised_) {
         dequantize_rows(quantised_->view(), row_begin, row_end, out);
     } else {
-        base_->read_f32(row_begin, row_end, out);
+        read_base(row_begin, row_end, out);
         round_values(row_end - row_begin, out);
     }
+    if (pruning_ != nullptr && pruning_->zero && rule_.role == spec::TensorRole::linear)
+        pruning_->zero(rule_, row_end - row_begin, out);
     if (r_ > 0) add_low_rank(b_.data() + row_begin * r_, a_.data(), r_, scale_, row_end - row_begin, cols(), out);
     if (!magnitude_.empty()) set_row_norms(magnitude_.data() + row_begin, row_end - row_begin, cols(), out);
+}
+
+void MergedTensor::read_base(int64_t row_begin, int64_t row_end, float* out) const {
+    if (kept_rows_ == nullptr && kept_cols_ == nullptr) return base_->read_f32(row_begin, row_end, out);
+    std::vector<float> whole(static_cast<std::size_t>(base_->cols()));
+    for (int64_t row = row_begin; row < row_end; ++row, out += cols()) {
+        const int64_t from = kept_rows_ == nullptr ? row : (*kept_rows_)[static_cast<std::size_t>(row)];
+        if (kept_cols_ == nullptr) {
+            base_->read_f32(from, from + 1, out);
+            continue;
+        }
+        base_->read_f32(from, from + 1, whole.data());
+        std::ranges::transform(*kept_cols_, out, [&](int64_t col) { return whole[static_cast<std::size_t>(col)]; });
+    }
 }
 
 /// What was read, as the type that the base was held in had it.
@@ -109,7 +125,13 @@ void MergedTensor::round_values(int64_t rows, float* values) const {
 void MergedTensor::drop(int64_t row_begin, int64_t row_end) const noexcept {
     if (saved_ != nullptr) return drop_rows(*saved_, cols(), row_begin, row_end);
     if (quantised_) return;  // open() read the base
-    if (!base_->quantised()) drop_rows(base_->tensor(), cols(), row_begin, row_end);
+    if (!base_->quantised()) {
+        const auto of_base = [&](int64_t row) {
+            return kept_rows_ == nullptr ? row : (*kept_rows_)[static_cast<std::size_t>(row)];
+        };
+        if (row_begin < row_end)
+            drop_rows(base_->tensor(), base_->cols(), of_base(row_begin), of_base(row_end - 1) + 1);
+    }
     if (base_->quantised() && row_end == rows())
         base_->drop();  // codes of 4 bits and block maxima have no rows of their own
 }
@@ -119,6 +141,37 @@ MergedModel::MergedModel(const WeightFile& base, const Adapter* adapter, HeldTyp
     held_.precision.check(base_.spec);
     if (adapter_ != nullptr && !adapter_->config.lora.modules_to_save.empty()) spec_.tie_word_embeddings = false;
     tensors_ = spec::tensor_table(spec_);
+}
+
+MergedModel::MergedModel(const WeightFile& base, const Pruning& pruning)
+    : base_(base), pruning_(&pruning), spec_(pruned_spec(base.spec, pruning)), tensors_(spec::tensor_table(spec_)) {}
+
+std::string MergedModel::original_config() const {
+    const std::string text = read_file(base_.checkpoint.folder() / "config.json");
+    return pruning_ == nullptr ? text : pruned_config(text, *pruning_, base_.spec.num_layers);
+}
+
+/// Of the base: where that is tied and the result is not, the head begins as the embeddings were.
+const TensorSource* MergedModel::source_of(const spec::TensorRule& rule) const {
+    if (rule.role == spec::TensorRole::lm_head) return &base_.tensors.head();
+    if (pruning_ == nullptr || rule.layer < 0) return base_.tensors.find(rule.hf_name);
+    const auto layer = static_cast<int>(pruning_->layers[static_cast<std::size_t>(rule.layer)]);
+    if (rule.role == spec::TensorRole::linear) return &base_.tensors.linear(layer, rule.projection);
+    if (rule.role == spec::TensorRole::bias) return base_.tensors.bias(layer, rule.projection);
+    return &base_.tensors.of(rule.role, layer);
+}
+
+/// Leaves out what pruning does: a neuron is a row of gate and up, an element of their biases, and a column of down.
+void MergedModel::cut(MergedTensor& tensor) const {
+    tensor.pruning_ = pruning_;
+    const spec::TensorRule& rule = tensor.rule_;
+    const bool linear = rule.role == spec::TensorRole::linear;
+    if (pruning_ == nullptr || pruning_->neurons.empty() || (!linear && rule.role != spec::TensorRole::bias)) return;
+    const std::vector<int64_t>& kept = pruning_->neurons[static_cast<std::size_t>(rule.layer)];
+    if (rule.projection == spec::Projection::gate || rule.projection == spec::Projection::up)
+        (linear ? tensor.kept_rows_ : tensor.kept_cols_) = &kept;
+    else if (rule.projection == spec::Projection::down && linear)
+        tensor.kept_cols_ = &kept;
 }
 
 const TensorView* MergedModel::saved_module(const spec::TensorRule& rule) const {
@@ -135,7 +188,7 @@ spec::LoraModule MergedModel::lora_of(const spec::TensorRule& rule) const {
 }
 
 const Quant4Weight* MergedModel::unchanged_quant4(const spec::TensorRule& rule) const {
-    if (saved_module(rule) != nullptr || lora_of(rule).r > 0) return nullptr;
+    if (pruning_ != nullptr || saved_module(rule) != nullptr || lora_of(rule).r > 0) return nullptr;
     const TensorSource* const source = base_.tensors.find(rule.hf_name);
     const bool as_it_is =
         source != nullptr && source->quantised() && held_.of(*source, base_.spec) == stored_type(*source);
@@ -147,9 +200,9 @@ MergedTensor MergedModel::open(const spec::TensorRule& rule) const {
     tensor.rule_ = rule;
     tensor.saved_ = saved_module(rule);
     if (tensor.saved_ != nullptr) return tensor;
-    // Where the base is tied and the result is not, the head begins as the embeddings were.
-    tensor.base_ = rule.role == spec::TensorRole::lm_head ? &base_.tensors.head() : base_.tensors.find(rule.hf_name);
+    tensor.base_ = source_of(rule);
     UNSLOTH_CHECK(tensor.base_ != nullptr, "the base has no ", rule.hf_name);
+    cut(tensor);
     const spec::WeightType type = held_.of(*tensor.base_, base_.spec);
     if (type != stored_type(*tensor.base_) && spec::is_4bit(type)) {
         const auto read = [&](int64_t begin, int64_t end, float* out) {

@@ -247,9 +247,8 @@ class Writer {
     void write_config() {
         spec::ModelSpec spec = model_.spec();
         spec.dtype = dtype_;
-        write_file_atomically(
-            folder_ / "config.json",
-            write_model_config(spec, quantization(), read_file(model_.base().checkpoint.folder() / "config.json")));
+        write_file_atomically(folder_ / "config.json",
+                              write_model_config(spec, quantization(), model_.original_config()));
     }
 
     const MergedModel& model_;

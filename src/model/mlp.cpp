@@ -57,6 +57,7 @@ void mlp_forward(const LayerContext& c, const weights::LayerWeights& w, const La
         const at::Tensor o_TN = a.o_full.narrow(1, 0, spec.q_size());
         const Activation o{a.o_full, w[Group::o].input_codes(c.scratch.codes, o_TN.size(0), o_TN.size(1))};
         encode(c, o, spec.q_size());
+        observe(c, o_input, o_TN);
         linear_forward(c.group, Group::o, w[Group::o], o,
                        {.y_TN = a.mid_tD, .residual_TN = a.x_tD, .z_TN = a.z_o_tD, .terms_TN = terms_TD});
     }
@@ -82,6 +83,7 @@ void mlp_forward(const LayerContext& c, const weights::LayerWeights& w, const La
         } else {
             ops::swiglu_forward(ctx, gate_up_T2F, act.made(act_TF), act.codes);
         }
+        observe(c, down_input, act_TF);
         // 9 down, onto the residual stream
         fill_adapter_columns(c.group, Group::down, w[Group::down], act, a.u_down_TR);
         linear_forward(c.group, Group::down, w[Group::down], act,

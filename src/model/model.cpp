@@ -255,7 +255,10 @@ void Model::act(const Action& action, const Pass& pass) {
     }
     if (offload != nullptr) forward ? offload->before_forward(layer) : offload->before_backward(layer);
     const weights::LayerWeights& w = network.weight_provider->ready(ctx_, layer, micro.tokens());
-    if (forward) {
+    if (forward && pass.purpose == Pass::For::scoring && !left_out.empty() &&
+        left_out.at(static_cast<std::size_t>(layer))) {
+        ops::copy_2d(ctx_, a.layer(layer).x_tD, a.output_of(layer));
+    } else if (forward) {
         layer_forward(layer_context(layer, micro, pass.scope), w, a.layer(layer), a.output_of(layer));
         if (offload != nullptr) offload->after_forward(layer);
         if (on_module) on_module(cat("model.layers.", layer), a.output_of(layer));

@@ -372,6 +372,17 @@ TEST(CommandLine, MergeAndQuantize) {
     EXPECT_EQ(app::parse_command_line({"quantize", "--model", "m", "--out", "o"}).quantize.type, spec::WeightType::nf4);
     EXPECT_CONTAINS(error_of({"quantize", "--out", "o"}), "quantize needs --model");
     EXPECT_CONTAINS(error_of({"quantize", "--model", "m", "--out", "o", "--type", "gptq"}), "need no rows");
+    const app::CommandLine prune =
+        app::parse_command_line({"prune", "--model.path", "m", "--out", "o", "--calibration", "rows", "--layers", "3",
+                                 "--method", "bi", "--intermediate", "256", "--max_shard_size", "300000"});
+    EXPECT_EQ(prune.prune.layers, 3);
+    EXPECT_EQ(prune.prune.method, app::LayerChoice::block_influence);
+    EXPECT_EQ(prune.prune.intermediate, 256);
+    EXPECT_EQ(prune.prune.max_shard_bytes, 300000);
+    EXPECT_CONTAINS(error_of({"prune", "--model.path", "m", "--out", "o", "--layers", "3"}),
+                    "prune needs --calibration");
+    EXPECT_CONTAINS(error_of({"prune", "--out", "o", "--calibration", "r", "--layers", "3"}),
+                    "prune needs --model.path");
     EXPECT_EQ(app::parse_command_line({"import-config", "f", "--from", "unsloth"}).importing.from,
               import::PeerProgram::trl);
 }

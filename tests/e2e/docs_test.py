@@ -27,7 +27,7 @@ SHIM = """#!/bin/bash
 case "$1" in
     *.json | --config | train) set -- "$@" --device cpu --dtype float32 $([[ " $* " == *" --max_steps "* ]] || echo --max_steps 2) --eval_steps 0 ;;
     generate) set -- "$@" --device cpu --dtype float32 --max_new_tokens 2 ;;
-    score | evaluate) set -- "$@" --device cpu --dtype float32 ;;
+    score | evaluate | prune) set -- "$@" --device cpu --dtype float32 ;;
 esac
 exec "$UNSLOTH_TRAIN" "$@"
 """
@@ -150,6 +150,10 @@ class Pages(EndToEnd):
         index = (SOURCE / "docs" / "README.md").read_text()
         pages = {page.name for page in (SOURCE / "docs").glob("*.md")} - {"README.md"}
         self.assertEqual({page for page in pages if f"]({page})" not in index}, set())
+
+    def test_pruning(self):
+        self.run_page("docs/pruning.md", 1)
+        self.assertTrue((self.place / "out" / "healed" / "model.safetensors").exists())
 
     def test_moving(self):
         self.run_json("out/run1")

@@ -147,6 +147,24 @@ class Offload(OnGpu):
             self.succeed(*words, "--out", self.folder / "moved", "--device_map", device_map)
             self.assertEqual((self.folder / "moved").read_bytes(), (self.folder / "resident").read_bytes())
 
+    def test_prune(self):
+        base = model(BASE, dtype="bfloat16")
+        words = ["prune", "--model.path", base, "--calibration", self.data, "--layers", "4", "--intermediate", "384"]
+        words += ["--training.deterministic", "true"]
+        reports = []
+        for number, more in enumerate(([], ["--device_map", ON_HOST], ["--device_map", ON_DISK])):
+            out = self.folder / f"pruned{number}"
+            self.succeed(*words, "--device", "cuda", "--out", out, *more)
+            reports.append((out / "prune_report.json").read_bytes())
+        self.assertEqual(reports, reports[:1] * 3)
+        on_cpu = self.folder / "on cpu"
+        self.succeed(*words, "--out", on_cpu, "--device", "cpu", "--dtype", "float32")
+        here, there = json.loads((on_cpu / "prune_report.json").read_text()), json.loads(reports[0])
+        self.assertAlmostEqual(here["loss_before"], there["loss_before"], delta=0.02)
+        pairs = zip(here["num_hidden_layers"]["block_influence"], there["num_hidden_layers"]["block_influence"])
+        for one, other in pairs:
+            self.assertAlmostEqual(one, other, delta=0.05 * one)
+
     def test_runs_that_were_started_apart_have_one_copy(self):
         base = model(BASE, dtype="bfloat16", quantize="nf4")
         on_host = ("--device_map", ON_HOST)

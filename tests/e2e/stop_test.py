@@ -131,6 +131,15 @@ class Stopped(Merging):
         self.assertNotIn("logits of the merged model", done.stderr)
         self.assertEqual(list(folder.iterdir()), [])
 
+    def test_prune_stopped_before_it_is_whole_and_on_a_full_disk(self):
+        rows = self.rows(2, vocab=2048)
+        words = ["prune", "--model.path", self.base, "--layers", "1", "--calibration", rows, "--device", "cpu"]
+        calls = self.calls_of(words, self.folder / "pruned")
+        whole = self.folder / "pruned", bytes_below(self.folder / "pruned")
+        writes = [call for call in calls if call[1] == "pwrite"]
+        for kind, (at, name) in {"term": calls[len(calls) // 2], "kill": calls[-2], "ENOSPC": writes[-1]}.items():
+            self.once(words, whole, kind, at, name)
+
     def test_export(self):
         # With the tokenizer of a model that llama.cpp knows.
         tokenizer = GOLDEN / "tokenizer" / "llama3_small"

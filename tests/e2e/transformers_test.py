@@ -1,4 +1,4 @@
-"""Merged and quantised models in transformers and bitsandbytes: they load, and give the logits of base and adapter.
+"""Merged, quantised and pruned models in transformers and bitsandbytes: they load, and give the logits of base and adapter.
 
 Needs a Python with torch, transformers, peft, bitsandbytes and accelerate (scripts/setup.sh --python-peers makes one); UNSLOTH_PYTHON
 may name another. Without one the test says so and exits with 77, which ctest shows as skipped.
@@ -11,6 +11,7 @@ from peers import Peers, main_or_skip, python_with
 from support import (
     LLAMA,
     LOGITS_TOLERANCE,
+    MISTRAL,
     QWEN3,
     float_bytes,
     floats,
@@ -84,6 +85,59 @@ for folder in folders:
 """
 
 
+# Prunes with Wanda's reference rule, on inputs as hooks see them, and prints of each linear how many places differ from this program's.
+WANDA = """
+import json, sys
+import torch
+from transformers import AutoModelForCausalLM
+rows, base, half, of_four = sys.argv[1:]
+load = lambda folder: AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+model, half, of_four = load(base), load(half).state_dict(), load(of_four).state_dict()
+squares = {}
+def hook(name):
+    def see(module, inputs):
+        squares[name] = squares.get(name, 0) + inputs[0].flatten(0, -2).double().square().sum(0)
+    return see
+linears = {name: m for name, m in model.named_modules() if name.endswith("_proj")}
+for name, module in linears.items():
+    module.register_forward_pre_hook(hook(name))
+with torch.no_grad():
+    for line in open(rows):
+        model(input_ids=torch.tensor([json.loads(line)["input_ids"]]))
+for name, module in linears.items():
+    metric = module.weight.data.abs() * squares[name].sqrt().float()
+    order = torch.sort(metric, dim=-1, stable=True)[1][:, : metric.shape[1] // 2]
+    mask = torch.zeros_like(metric, dtype=torch.bool).scatter_(1, order, True)
+    fours = metric.view(metric.shape[0], -1, 4)
+    least = torch.topk(fours, 2, dim=-1, largest=False)[1]
+    of_fours = torch.zeros_like(fours, dtype=torch.bool).scatter_(2, least, True).view_as(metric)
+    print(name, mask.numel(), ((half[name + ".weight"] == 0) != mask).sum().item(), ((of_four[name + ".weight"] == 0) != of_fours).sum().item())
+"""
+
+# Prints each layer's block influence and its neurons' importance, as hooks see them.
+IMPORTANCE = """
+import json, sys
+import torch
+from transformers import AutoModelForCausalLM
+rows, base = sys.argv[1:]
+model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager")
+layers = model.model.layers
+states, means = [[] for _ in range(len(layers) + 1)], [[] for _ in layers]
+for i, layer in enumerate(layers):
+    layer.register_forward_pre_hook(lambda module, inputs, i=i: states[i].append(inputs[0][0].double()))
+    layer.mlp.down_proj.register_forward_pre_hook(lambda module, inputs, i=i: means[i].append(inputs[0][0].double().abs().mean(0)))
+model.model.norm.register_forward_pre_hook(lambda module, inputs: states[-1].append(inputs[0][0].double()))
+with torch.no_grad():
+    for line in open(rows):
+        model(input_ids=torch.tensor([json.loads(line)["input_ids"]]))
+    for i, layer in enumerate(layers):
+        x, y = torch.cat(states[i]), torch.cat(states[i + 1])
+        influence = 1 - torch.nn.functional.cosine_similarity(x, y, dim=-1).mean().item()
+        importance = torch.stack(means[i]).norm(dim=0) * layer.mlp.down_proj.weight.double().norm(dim=0)
+        print(json.dumps([influence, importance.tolist()]))
+"""
+
+
 class InTransformers(Merging, Peers):
     python = PYTHON
 
@@ -147,6 +201,40 @@ class InTransformers(Merging, Peers):
         norms = sorted(float(line.split()[1]) for line in lines)
         for one, other in zip(norms, norms[1:]):
             self.assertGreater(other, 1.001 * one, "each scales in another way")
+
+    def pruned(self, base, rows, *options, out):
+        words = ["--calibration", rows, "--device", "cpu", "--dtype", "float32", *options]
+        self.succeed("prune", "--model.path", base, "--out", self.folder / out, *words)
+        return self.folder / out
+
+    def test_pruned_models(self):
+        rows, folders = self.rows(4), []
+        cut = ("--layers", "2", "--intermediate", "40")
+        windows = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2}
+        for number, config in enumerate((LLAMA, QWEN3, MISTRAL, QWEN3 | windows)):
+            base = model(config | {"num_hidden_layers": 4})
+            folders.append(self.pruned(base, rows, *cut, out=f"pruned{number}"))
+        for folder, (logits, _, _) in zip(folders, self.references(rows, *[(folder, "") for folder in folders])):
+            with self.subTest(folder.name):
+                self.assertLess(self.distance(logits, self.logits(folder, rows)), LOGITS_TOLERANCE)
+        report = json.loads((folders[0] / "prune_report.json").read_text())
+        lines = self.in_python(IMPORTANCE, rows, model(LLAMA | {"num_hidden_layers": 4})).splitlines()
+        expected = [json.loads(line) for line in lines]
+        for (influence, _), found in zip(expected, report["num_hidden_layers"]["block_influence"], strict=True):
+            self.assertAlmostEqual(found, influence, delta=1e-4 * influence)
+        kept = [i for i in range(4) if i not in report["num_hidden_layers"]["removed"]]
+        for layer, found in zip(kept, report["intermediate_size"]["importance"], strict=True):
+            for one, other in zip(found, expected[layer][1], strict=True):
+                self.assertAlmostEqual(one, other, delta=1e-3 * other)  # the report has four digits
+        half, of_four = (
+            self.pruned(model(LLAMA), rows, "--wanda", kind, out=name)
+            for kind, name in (("0.5", "half"), ("2:4", "24"))
+        )
+        lines = self.in_python(WANDA, rows, model(LLAMA), half, of_four).splitlines()
+        self.assertEqual(len(lines), 14)
+        for line in lines:  # of products that are equal but for rounding, either may go
+            _, places, *differ = line.split()
+            self.assertLessEqual(max(map(int, differ)), int(places) // 500, line)
 
     def quantized(self, base, *options, out):
         self.succeed("quantize", "--model", base, "--out", self.folder / out, *options)

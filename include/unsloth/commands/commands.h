@@ -20,5 +20,8 @@ bool run_plan(const config::LoadedConfig& loaded, const engine_api::PlanRequest&
 void run_replay(const engine_api::ReplayRequest& request);
 /// How far the logits of two models are apart. Input Error for texts that cannot be read or encoded.
 engine_api::LogitComparison compare_logits(const engine_api::CompareRequest& request);
+/// Measures a model on a file of rows, for `prune`. Input Error for a file without two tokens in a row; runtime Error
+/// for a loss that is not finite.
+engine_api::Calibration calibrate(const config::LoadedConfig& loaded, const engine_api::CalibrationRequest& request);
 
 }  // namespace unsloth::commands

@@ -5,6 +5,7 @@
 // and throws Error (or Interrupted, after saving) on failure. All values were validated by unsloth/config/load.h.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -141,6 +142,37 @@ struct LogitComparison {
     double top1 = 0;     ///< share of the tokens whose likeliest next token is the same
 };
 
+/// What `prune` measures of a model on the rows of a file, of which every token counts, whatever its label.
+struct CalibrationRequest {
+    std::string file;         ///< as data.train_file
+    bool influence = false;   ///< of layers
+    bool neurons = false;     ///< of MLPs
+    bool inputs = false;      ///< of linears
+    int64_t scan_layers = 0;  ///< layers to leave out, one after another, each the one with the lowest loss without it
+};
+
+/// The four inputs that the linears of a layer have: of q, k and v; of o; of gate and up; of down.
+enum class LinearInput : uint8_t { qkv, o, gate_up, down };
+inline constexpr std::size_t linear_inputs = 4;
+
+struct Calibration {
+    /// A layer that a scan left out, and the loss without it and those before; of all candidates {layer, loss}.
+    struct Removal {
+        int64_t layer = 0;
+        double loss = 0;
+        std::vector<std::pair<int64_t, double>> candidates;
+    };
+    int64_t rows = 0, tokens = 0;
+    double loss = 0;  ///< mean of -log p over all tokens but the first of each row
+    /// By layer: 1 - the mean over tokens of the cosine between the layer's input and output.
+    std::vector<double> influence;
+    /// By layer and neuron: L2 norm over rows of the mean over a row's tokens of the activation's magnitude.
+    std::vector<std::vector<double>> neurons;
+    /// By layer and input: L2 norm over tokens of each column.
+    std::vector<std::array<std::vector<float>, linear_inputs>> inputs;
+    std::vector<Removal> scan;
+};
+
 /// What a run would take on a GPU that need not be here.
 struct PlanRequest {
     std::string gpu;         ///< name of a card or a .json file; empty: this machine's GPU, or one of `gpu_memory`
@@ -173,6 +205,7 @@ class __attribute__((visibility("default"))) Engine {
     virtual void evaluate(const config::LoadedConfig& loaded, const EvaluateRequest& request) = 0;
     virtual void replay(const ReplayRequest& request) = 0;
     virtual LogitComparison compare_logits(const CompareRequest& request) = 0;
+    virtual Calibration calibrate(const config::LoadedConfig& loaded, const CalibrationRequest& request) = 0;
     /// `request.check` is the caller's, who asks for row after row.
     virtual BenchResult bench(const config::LoadedConfig& loaded, const BenchRequest& request) = 0;
     /// Writes a table of kernels for this card and the products of such a run.

@@ -1,4 +1,4 @@
-// A base model with an adapter merged into it: the values of its tensors, some rows at a time.
+// A base model with an adapter merged into it, or pruned: the values of its tensors, some rows at a time.
 //
 // Source: Hu et al., "LoRA" (2021), section 4.1: W' = W + scale · B·A; Liu et al., "DoRA" (2024), equation 5, for rows
 // with a magnitude: W' = m / ‖W + scale · B·A‖ · (W + scale · B·A); PEFT's merge_and_unload for what modules_to_save
@@ -14,6 +14,7 @@
 
 #include "unsloth/formats/load_plan.h"
 #include "unsloth/formats/peft.h"
+#include "unsloth/formats/pruning.h"
 
 namespace unsloth::formats {
 
@@ -41,6 +42,7 @@ class MergedTensor {
 
   private:
     friend class MergedModel;
+    void read_base(int64_t row_begin, int64_t row_end, float* out) const;
     void round_values(int64_t rows, float* values) const;
     spec::TensorRule rule_;
     const TensorSource* base_ = nullptr;                        ///< nullptr where a saved module stands in its place
@@ -51,19 +53,26 @@ class MergedTensor {
     float scale_ = 0.0F;
     std::vector<float> a_, b_;      ///< [r, cols], [rows, r]
     std::vector<float> magnitude_;  ///< [rows]; empty: none
+    /// Of the base's rows and columns those that remain; nullptr: all. Not both.
+    const std::vector<int64_t>*kept_rows_ = nullptr, *kept_cols_ = nullptr;
+    const Pruning* pruning_ = nullptr;  ///< nullptr: nothing is left out
 };
 
-/// The tensors of a base model with an adapter, or of the base alone. Refers to both, which must outlive it.
+/// The tensors of a base model with an adapter, of what pruning leaves of it, or of the base alone. Refers to them;
+/// they must outlive it.
 class MergedModel {
   public:
     /// `adapter` may be nullptr. `held`: matrices of the base take the values that training with such types gave them.
     /// usage Error where they do not fit the model.
     MergedModel(const WeightFile& base, const Adapter* adapter, HeldTypes held = {});
+    MergedModel(const WeightFile& base, const Pruning& pruning);
 
-    /// The base's, but for tie_word_embeddings: modules_to_save trains a copy of its own at each end of a tied model
-    /// (as PEFT does), so the result is not tied any more.
+    /// The base's, but for what was pruned and for tie_word_embeddings: modules_to_save trains a copy of its own at
+    /// each end of a tied model (as PEFT does), so the result is not tied any more.
     const spec::ModelSpec& spec() const { return spec_; }
     const WeightFile& base() const { return base_; }
+    /// The base's config.json, with its lists of one entry a layer as the result needs them.
+    std::string original_config() const;
     const std::vector<spec::TensorRule>& tensors() const { return tensors_; }
     MergedTensor open(const spec::TensorRule& rule) const;
     int64_t changed_tensors() const;
@@ -72,11 +81,14 @@ class MergedModel {
     const Quant4Weight* unchanged_quant4(const spec::TensorRule& rule) const;
 
   private:
+    const TensorSource* source_of(const spec::TensorRule& rule) const;
+    void cut(MergedTensor& tensor) const;
     const TensorView* saved_module(const spec::TensorRule& rule) const;
     spec::LoraModule lora_of(const spec::TensorRule& rule) const;
 
     const WeightFile& base_;
-    const Adapter* adapter_;
+    const Adapter* adapter_ = nullptr;
+    const Pruning* pruning_ = nullptr;
     HeldTypes held_;
     spec::ModelSpec spec_;
     std::vector<spec::TensorRule> tensors_;

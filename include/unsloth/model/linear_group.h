@@ -13,8 +13,10 @@ namespace unsloth::model {
 using weights::Group;
 
 /// Sees each module's name ("model.layers.0.self_attn.q_proj") and output, in order of execution (tests: the first
-/// module that is off shows where an error starts).
+/// module that is off shows where an error starts). Inputs that no module has as its output are reported under o_input
+/// and down_input. What follows attention may run over some of the tokens at a time, and is then seen in parts.
 using ModuleObserver = std::function<void(const std::string& module, const at::Tensor& output_TN)>;
+inline constexpr const char *o_input = "self_attn.o_proj.input", *down_input = "mlp.down_proj.input";
 
 /// What the products of a layer need beside its weights.
 struct GroupContext {

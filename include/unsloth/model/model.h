@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "unsloth/model/gradient_buckets.h"
 #include "unsloth/model/head_objective.h"
@@ -113,7 +114,8 @@ class Model {
     /// Over all passes so far.
     const PassCounts& counts() const { return counts_; }
 
-    ModuleObserver on_module;  ///< may be empty
+    ModuleObserver on_module;    ///< may be empty
+    std::vector<bool> left_out;  ///< layers that score() and forward() pass by; empty: none
 
   private:
     struct Pass {

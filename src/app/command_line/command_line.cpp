@@ -100,6 +100,7 @@ void read_texts(CommandLine& line, Errors& errors) {
     errors.check({"max_shard_size"}, [&] {
         line.merge.max_shard_bytes = config::parse_byte_size(line.merge.max_shard_size, "--max_shard_size");
         line.quantize.max_shard_bytes = config::parse_byte_size(line.quantize.max_shard_size, "--max_shard_size");
+        line.prune.max_shard_bytes = config::parse_byte_size(line.prune.max_shard_size, "--max_shard_size");
     });
     errors.check({"gpu_memory"}, [&] {
         if (!line.plan.gpu_memory.empty())
@@ -175,6 +176,14 @@ void check_presence(const CommandLine& line, Presence presence, Errors& errors) 
             break;
         case Command::data:
             presence.need_train_file(config.data, true);
+            break;
+        case Command::prune:
+            presence.need_model(config);
+            presence.refuse(presence.has("experts"),
+                            "prune --experts: no supported family has experts (mixture-of-experts models)");
+            presence.need(presence.has("layers") || presence.has("intermediate") || presence.has("wanda") ||
+                              presence.has("experts"),
+                          {"layers", "intermediate", "wanda"}, "--layers, --intermediate or --wanda");
             break;
         case Command::merge:
             errors.check({"device"}, [&] { config::check_device(line.merge.device, "--device"); });

@@ -8,6 +8,7 @@
 
 #include "app/command_line/names.h"
 #include "unsloth/data/augment.h"
+#include "unsloth/formats/pruning.h"
 #include "unsloth/import/import.h"
 #include "unsloth/spec/weight_type.h"
 
@@ -29,6 +30,7 @@ enum class Command {
     exporting,
     merge,
     quantize,
+    prune,
     bench,
     tune,
     plan,
@@ -154,6 +156,22 @@ struct QuantizeRequest {
     int64_t max_shard_bytes = 0;
 };
 
+/// Which layers go: those that change the residual stream least, the deepest ones, or one after another by the loss.
+enum class LayerChoice { block_influence, last, scan };
+
+/// A model folder without some of another one's layers, neurons or weights. One of the three is asked for.
+struct PruneRequest {
+    std::string out;          ///< folder to make; never empty
+    std::string calibration;  ///< as data.train_file; never empty
+    int64_t layers = 0;       ///< that remain; 0: all
+    LayerChoice method = LayerChoice::block_influence;
+    int64_t intermediate = 0;  ///< neurons of each MLP that remain; 0: all
+    formats::Sparsity wanda = formats::Sparsity::none;
+    int64_t experts = 0;  ///< that remain; refused: no family has any
+    std::string max_shard_size = "5GB";
+    int64_t max_shard_bytes = 0;  ///< what max_shard_size says; above 0
+};
+
 struct WatchRequest {
     std::string run;  ///< folder; never empty
     bool once = false;
@@ -210,6 +228,7 @@ struct CommandLine {
     ExportRequest exporting;
     MergeRequest merge;
     QuantizeRequest quantize;
+    PruneRequest prune;
     BenchRequest bench;
     TuneRequest tune;
     PlanRequest plan;

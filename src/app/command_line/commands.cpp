@@ -49,6 +49,9 @@ const ConfigUse of_score =
 const ConfigUse of_evaluate =
     inference({"data", "training.objective", "training.seed", "training.per_device_train_batch_size"},
               {"data.packing", "data.shuffle"});
+const ConfigUse of_prune = inference({"data", "training.per_device_train_batch_size"},
+                                     {"data.train_file", "data.datasets", "data.eval_file", "data.eval_files",
+                                      "data.val_size", "data.packing", "data.shuffle", "model.rope_scaling"});
 const ConfigUse of_data = {{"model.path", "model.adapter_name_or_path", "model.max_seq_length", "model.rope_scaling",
                             "data", "training.objective", "training.seed", "training.per_device_train_batch_size",
                             "training.gradient_accumulation_steps", "training.num_train_epochs", "training.max_steps",
@@ -146,6 +149,11 @@ const std::vector<CommandInfo>& commands() {
         {Command::quantize, "quantize", "--model.path DIR --out DIR [--type nf4|fp4|int8]",
          "Quantize a model to 4 or 8 bit, as bitsandbytes does.", no_config, declare_quantize, succeeding<run_quantize>,
          /*alone=*/true},
+        {Command::prune, "prune",
+         "--model.path DIR --out DIR --calibration FILE [--layers N [--method block_influence|last|scan]] "
+         "[--intermediate K] [--wanda 0.5|2:4]",
+         "Remove layers, MLP neurons or weights that matter least on a file of rows.", of_prune, declare_prune,
+         succeeding<run_prune>, /*alone=*/true},
         {Command::bench, "bench", "step|ops|gemm|nf4|scaling|comm|generate|--check [--batch N] [--seq N] [--json]",
          "Measure speed, or check it against regression thresholds.", of_bench, declare_bench, run_bench_command},
         {Command::tune, "tune", "--config FILE [--out FILE] [--batch N] [--seq N] [--seconds S]",

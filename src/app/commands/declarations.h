@@ -23,6 +23,7 @@ void declare_init(OptionSet& options, CommandLine& line);
 void declare_export(OptionSet& options, CommandLine& line);
 void declare_merge(OptionSet& options, CommandLine& line);
 void declare_quantize(OptionSet& options, CommandLine& line);
+void declare_prune(OptionSet& options, CommandLine& line);
 void declare_bench(OptionSet& options, CommandLine& line);
 void declare_tune(OptionSet& options, CommandLine& line);
 void declare_plan(OptionSet& options, CommandLine& line);

@@ -1,4 +1,4 @@
-// What reads and writes model files takes: inspect, init, export, merge, quantize.
+// What reads and writes model files takes: inspect, init, export, merge, quantize, prune.
 #include "app/commands/declarations.h"
 #include "unsloth/config/option_table.h"
 
@@ -160,6 +160,50 @@ void declare_quantize(OptionSet& options, CommandLine& line) {
                 "Types of single modules, as in model.precision, whose default holds before --type. The log names "
                 "what transformers cannot load of the result.");
     declare_shard_size(options, quantize.max_shard_size);
+}
+
+void declare_prune(OptionSet& options, CommandLine& line) {
+    PruneRequest& prune = line.prune;
+    options.add("out", prune.out, "Folder to make; it must not exist, or be empty.").path("DIR").must_be_given();
+    options
+        .add("calibration", prune.calibration,
+             "Rows on which layers, neurons and inputs are measured; a few hundred like those that the model is for.")
+        .path("FILE")
+        .must_be_given()
+        .suggested_for({"calibration_file", "dataset", "train_file"});
+    options
+        .add("layers", prune.layers, "Layers that remain, from 1 to one less than the model has; without it, all do.")
+        .at_least(1)
+        .suggested_for({"num_layers", "num_hidden_layers", "drop_layers"});
+    options
+        .add_choice("method", prune.method,
+                    {{"block_influence", LayerChoice::block_influence},
+                     {"last", LayerChoice::last},
+                     {"scan", LayerChoice::scan}},
+                    "How layers are chosen. block_influence: those go whose output is most like their input. last: the "
+                    "deepest ones go, except the final one. scan: one after another, the layer without which the loss "
+                    "is lowest; a removal takes as many passes over the file as there are layers.")
+        .synonym("bi", "block_influence")
+        .only_with("layers")
+        .known_elsewhere({"reap"}, "REAP ranks experts, and no supported family has any.");
+    options
+        .add("intermediate", prune.intermediate,
+             "MLP neurons that remain in each layer (intermediate_size), ranked by activation and outgoing weights. "
+             "A multiple of 256 suits every loader. Without it, all remain.")
+        .at_least(1)
+        .suggested_for({"intermediate_size", "ffn_hidden_size"});
+    options
+        .add_choice("wanda", prune.wanda,
+                    {{"none", formats::Sparsity::none},
+                     {"0.5", formats::Sparsity::half},
+                     {"2:4", formats::Sparsity::two_of_four}},
+                    "Set half of each row's weights to zero, or two of each four, by |weight| times the norm of its "
+                    "input. The folder stays as large, and no loader runs it faster.")
+        .not_with("layers")
+        .not_with("intermediate")
+        .or_else("Prune the result in a second run.");
+    options.add("experts", prune.experts, "Not available yet: no supported family has experts.").at_least(1);
+    declare_shard_size(options, prune.max_shard_size);
 }
 
 }  // namespace unsloth::app

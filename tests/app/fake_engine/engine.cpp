@@ -46,6 +46,9 @@ class FakeEngine : public engine_api::Engine {
     }
     void replay(const engine_api::ReplayRequest& request) override { std::printf("replay %s\n", request.file.c_str()); }
     engine_api::LogitComparison compare_logits(const engine_api::CompareRequest&) override { return {}; }
+    engine_api::Calibration calibrate(const config::LoadedConfig&, const engine_api::CalibrationRequest&) override {
+        return {};
+    }
     /// A share of batch %; of operators two figures, the second of which has no number.
     engine_api::BenchResult bench(const config::LoadedConfig& loaded,
                                   const engine_api::BenchRequest& request) override {

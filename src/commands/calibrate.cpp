@@ -1,0 +1,267 @@
+// What layers, neurons and inputs of a model are worth on a file of rows.
+//
+// Sources: Men et al., "ShortGPT" (arXiv 2403.03853), section 3.2, for block influence; Muralidharan et al., "Compact
+// Language Models via Pruning and Knowledge Distillation" (Minitron, arXiv 2407.14679), section 2.2, for neurons by
+// their activations, with its aggregates (sequence: mean, batch: L2); Sun et al., Wanda (arXiv 2306.11695), for inputs'
+// norms.
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <string_view>
+
+#include "unsloth/commands/commands.h"
+#include "unsloth/core/error.h"
+#include "unsloth/core/interrupt.h"
+#include "unsloth/core/log.h"
+#include "unsloth/data/batch.h"
+#include "unsloth/data/run_tokenizer.h"
+#include "unsloth/session/session.h"
+#include "unsloth/train/run_record.h"
+
+namespace unsloth::commands {
+namespace {
+
+using engine_api::Calibration;
+
+/// Elements that are converted to fp64 at a time: what they take is no part of the memory plan.
+constexpr int64_t most_elements = int64_t{1} << 22;
+
+/// use(rows [n, C] in fp64, the first one's number), a few rows at a time.
+template <class Use>
+void each_rows(const at::Tensor& x_TC, const Use& use) {
+    const int64_t at_a_time = std::max<int64_t>(1, most_elements / std::max<int64_t>(x_TC.size(1), 1));
+    for (int64_t begin = 0; begin < x_TC.size(0); begin += at_a_time) {
+        const int64_t rows = std::min(at_a_time, x_TC.size(0) - begin);
+        use(x_TC.narrow(0, begin, rows).to(at::kDouble), begin);
+    }
+}
+
+/// Sees the modules of each pass, and adds up what was asked for on the device.
+class ModuleSums {
+  public:
+    ModuleSums(const engine_api::CalibrationRequest& request, const spec::ModelSpec& spec)
+        : request_(request),
+          cosines_(static_cast<std::size_t>(spec.num_layers)),
+          neurons_(cosines_.size()),
+          inputs_(cosines_.size()) {}
+
+    void begin(const data::Batch& batch) {
+        batch_ = &batch;
+        tokens_ += batch.tokens();
+        forget_rows();
+    }
+
+    void see(const std::string& module, const at::Tensor& output) {
+        if (module == "model.embed_tokens") below_ = output;
+        constexpr std::string_view prefix = "model.layers.";
+        if (!module.starts_with(prefix)) return;
+        std::size_t layer = 0;
+        const char* const end = module.data() + module.size();
+        const std::string_view rest(std::from_chars(module.data() + prefix.size(), end, layer).ptr, end);
+        if (rest.empty()) return see_layer(layer, output);
+        const std::string_view name = rest.substr(1);
+        if (request_.neurons && name == model::down_input) see_neurons(output);
+        if (!request_.inputs) return;
+        if (name == "input_layernorm") see_input(layer, engine_api::LinearInput::qkv, output);
+        if (name == model::o_input) see_input(layer, engine_api::LinearInput::o, output);
+        if (name == "post_attention_layernorm") see_input(layer, engine_api::LinearInput::gate_up, output);
+        if (name == model::down_input) see_input(layer, engine_api::LinearInput::down, output);
+    }
+
+    void report(Calibration& to) const {
+        for (std::size_t layer = 0; layer < cosines_.size(); ++layer) {
+            if (request_.influence)
+                to.influence.push_back(1 - cosines_[layer].item<double>() / static_cast<double>(tokens_));
+            if (request_.neurons) to.neurons.push_back(values_of<double>(neurons_[layer].sqrt()));
+            if (!request_.inputs) continue;
+            auto& norms = to.inputs.emplace_back();
+            for (std::size_t input = 0; input < engine_api::linear_inputs; ++input)
+                norms[input] = values_of<float>(inputs_[layer][input].sqrt().to(at::kFloat));
+        }
+    }
+
+  private:
+    static void add(at::Tensor& sum, const at::Tensor& term) { sum.defined() ? sum += term : sum = term.clone(); }
+    template <class Value>
+    static std::vector<Value> values_of(const at::Tensor& sums) {
+        const at::Tensor here = sums.cpu().contiguous();
+        return {here.data_ptr<Value>(), here.data_ptr<Value>() + here.numel()};
+    }
+
+    void forget_rows() { row_sums_.reset(), seen_rows_ = 0; }
+
+    /// Two buffers take turns as layers' inputs and outputs, so that below_ still holds the input.
+    void see_layer(std::size_t layer, const at::Tensor& output) {
+        UNSLOTH_CHECK(below_.data_ptr() != output.data_ptr(), "layer ", layer, " overwrote its input");
+        if (request_.influence)
+            each_rows(output, [&](const at::Tensor& y_TD, int64_t begin) {
+                const at::Tensor x_TD = below_.narrow(0, begin, y_TD.size(0)).to(at::kDouble);
+                add(cosines_[layer], at::cosine_similarity(x_TD, y_TD, 1, 1e-30).sum());
+            });
+        if (request_.neurons) {
+            add(neurons_[layer], row_sums_.square().sum(0));
+            forget_rows();
+        }
+        below_ = output;
+    }
+
+    /// Each row's mean so far of |activation|; the pass brings some tokens at a time.
+    void see_neurons(const at::Tensor& a_TF) {
+        const std::vector<int32_t>& starts = batch_->segments;
+        const auto rows = static_cast<int64_t>(starts.size()) - 1;
+        if (!row_sums_.defined())
+            row_sums_ = at::zeros({rows, a_TF.size(1)}, at::TensorOptions(at::kDouble).device(a_TF.device()));
+        each_rows(a_TF, [&](const at::Tensor& some, int64_t begin) {
+            const int64_t first = seen_rows_ + begin, last = first + some.size(0);
+            for (int64_t row = 0; row < rows; ++row) {
+                const int64_t start = starts[static_cast<std::size_t>(row)],
+                              stop = starts[static_cast<std::size_t>(row) + 1];
+                const int64_t from = std::max(first, start), to = std::min(last, stop);
+                if (from >= to) continue;
+                row_sums_[row] +=
+                    some.narrow(0, from - first, to - from).abs().sum(0) / static_cast<double>(stop - start);
+            }
+        });
+        seen_rows_ += a_TF.size(0);
+    }
+
+    void see_input(std::size_t layer, engine_api::LinearInput input, const at::Tensor& x_TC) {
+        each_rows(x_TC, [&](const at::Tensor& some, int64_t) {
+            add(inputs_[layer][static_cast<std::size_t>(input)], some.square().sum(0));
+        });
+    }
+
+    const engine_api::CalibrationRequest& request_;
+    const data::Batch* batch_ = nullptr;
+    int64_t tokens_ = 0, seen_rows_ = 0;  ///< the latter: tokens of this layer's MLP in this pass
+    at::Tensor below_, row_sums_;         ///< [T, D] and [rows, F]
+    std::vector<at::Tensor> cosines_;     ///< sums over tokens
+    std::vector<at::Tensor> neurons_;     ///< [F], squares
+    std::vector<std::array<at::Tensor, engine_api::linear_inputs>> inputs_;  ///< squares of columns
+};
+
+/// The rows of a file in batches, with every token a target.
+class CalibrationRows {
+  public:
+    CalibrationRows(const config::Config& config, const session::OpenedModel& opened) {
+        data::DatasetOptions options = data::dataset_options(config, opened.limits());
+        options.keep_all_masked = true;
+        options.max_seq_length = std::min(options.max_seq_length, opened.file->spec.usable_positions());
+        std::unique_ptr<data::RowEncoder> encoder;
+        if (data::probe_format(config.data.train_file, options) != config::DataFormat::tokenized)
+            encoder = session::encoder_maker(opened, config)({});
+        rows_ = data::Dataset::load(config.data.train_file, options, encoder.get());
+        const data::DatasetStats& stats = rows_.stats();
+        if (stats.longest < 2)
+            throw Error("data.no-usable-rows",
+                        cat(config.data.train_file, ": no row has two tokens, so there is no token to predict"),
+                        "Give rows like those that the model is for; a few hundred will do.");
+        most_ = std::max(stats.longest, std::min(stats.tokens, config.training.per_device_train_batch_size *
+                                                                   config.model.max_seq_length));
+        for (int64_t begin = 0, end = 0; begin < rows_.size(); begin = end) {
+            int64_t tokens = 0;
+            while (end < rows_.size() && (end == begin || tokens + rows_.tokens(end) <= most_))
+                tokens += rows_.tokens(end++);
+            if (tokens > end - begin) ranges_.emplace_back(begin, end);  // else each row is one token
+        }
+        for (const auto& [begin, end] : ranges_) {
+            int64_t segments = 0;
+            for (int64_t i = begin; i < end; ++i) segments += rows_.segments(i);
+            segments_ = std::max(segments_, segments);
+        }
+    }
+
+    const data::Dataset& rows() const { return rows_; }
+    int64_t most_tokens() const { return most_; }
+    int64_t most_segments() const { return segments_; }
+    std::size_t batches() const { return ranges_.size(); }
+
+    /// Mean loss over all batches; `before` sees each of them.
+    template <class Before>
+    double loss(model::Model& model, const Before& before) const {
+        double sum = 0;
+        int64_t labels = 0;
+        for (const auto& [begin, end] : ranges_) {
+            stop_if_interrupted();
+            std::vector<data::Sample> samples;
+            for (int64_t i = begin; i < end; ++i) {
+                samples.push_back(rows_.sample(i));
+                samples.back().labels = samples.back().ids;
+            }
+            const data::Batch batch = data::make_batch(samples);
+            before(batch);
+            sum += model.score(batch).sum(at::kDouble).item<double>();
+            labels += batch.labels;
+        }
+        return sum / static_cast<double>(labels);
+    }
+
+  private:
+    data::Dataset rows_;
+    int64_t most_ = 0, segments_ = 1;
+    std::vector<std::pair<int64_t, int64_t>> ranges_;
+};
+
+/// Greedy: again and again the layer without which the loss is lowest.
+void scan(model::Model& model, const CalibrationRows& rows, int64_t removals, Calibration& to) {
+    const int64_t layers = model.spec().num_layers;
+    log::info("scan: ", removals, " layers, ", removals * (2 * layers - removals + 1) / 2, " losses over ",
+              rows.rows().stats().tokens, " tokens each");
+    model.left_out.assign(static_cast<std::size_t>(layers), false);
+    for (int64_t k = 0; k < removals; ++k) {
+        const auto start = std::chrono::steady_clock::now();
+        Calibration::Removal removal{-1, std::numeric_limits<double>::infinity(), {}};
+        for (int64_t layer = 0; layer < layers; ++layer) {
+            if (model.left_out[static_cast<std::size_t>(layer)]) continue;
+            model.left_out[static_cast<std::size_t>(layer)] = true;
+            const double loss = rows.loss(model, [](const data::Batch&) {});
+            model.left_out[static_cast<std::size_t>(layer)] = false;
+            removal.candidates.emplace_back(layer, loss);
+            if (loss < removal.loss) removal.layer = layer, removal.loss = loss;
+        }
+        if (removal.layer < 0)
+            throw Error("numerics.not-finite", "scan: without any one of the layers the loss is not finite",
+                        session::overflow_advice);
+        model.left_out[static_cast<std::size_t>(removal.layer)] = true;
+        log::info("scan: layer ", removal.layer, " is removed, ", k + 1, " of ", removals, ", loss ", removal.loss,
+                  ", ", train::seconds_since(start), " s");
+        to.scan.push_back(std::move(removal));
+    }
+    model.left_out.clear();
+}
+
+}  // namespace
+
+Calibration calibrate(const config::LoadedConfig& given, const engine_api::CalibrationRequest& request) {
+    config::LoadedConfig loaded = given;
+    loaded.config.data.train_file = request.file;
+    loaded.config.training.objective = config::Objective::sft;
+    const session::OpenedModel opened = session::open_model(loaded.config);
+    const CalibrationRows rows(loaded.config, opened);
+    int64_t shortest = rows.most_tokens();
+    for (int64_t i = 0; i < rows.rows().size(); ++i) shortest = std::min(shortest, rows.rows().tokens(i));
+    const session::LoadedModel loaded_model = session::load_for_inference(
+        loaded, opened, rows.most_tokens(), rows.most_segments(), rows.most_tokens(), shortest);
+    model::Model& model = *loaded_model.model;
+    Calibration found;
+    found.rows = rows.rows().size(), found.tokens = rows.rows().stats().tokens;
+    ModuleSums sums(request, model.spec());
+    const bool watched = request.influence || request.neurons || request.inputs;
+    if (watched)
+        model.on_module = [&](const std::string& module, const at::Tensor& output) { sums.see(module, output); };
+    const auto start = std::chrono::steady_clock::now();
+    found.loss = rows.loss(model, [&](const data::Batch& batch) { sums.begin(batch); });
+    model.on_module = nullptr;
+    if (!std::isfinite(found.loss))
+        throw Error("numerics.not-finite", "the rows' loss is not finite", session::overflow_advice);
+    if (watched) sums.report(found);
+    log::info(found.rows, " rows, ", found.tokens, " tokens in ", rows.batches(), " batches: loss ", found.loss, ", ",
+              train::seconds_since(start), " s");
+    if (request.scan_layers > 0) scan(model, rows, request.scan_layers, found);
+    return found;
+}
+
+}  // namespace unsloth::commands
