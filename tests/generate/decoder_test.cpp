@@ -212,6 +212,98 @@ TEST_P(DecoderTest, AnswersEndAtStopIdsAndWhereTheirReaderSaysSo) {
     EXPECT_EQ(decoder.scheduler().pool().free(), decoder.scheduler().pool().pages());
 }
 
+TEST_P(DecoderTest, RatesPromptsAndNamesTheLikeliestTokens) {
+    model::LoadRequest planned = request_for(device, 6, 6 * 64, 32, /*singly=*/12);
+    planned.sizes.head_rows = planned.sizes.tokens;
+    const LoadedModel model = load_model(model_folder(name), planned);
+    const std::vector<Row> asked = prompts(name, 6);
+    std::vector<Request> requests;
+    for (std::size_t i = 0; i < asked.size(); ++i)
+        requests.push_back({.prompt = asked[i],
+                            .max_new_tokens = 4,
+                            .top_logprobs = static_cast<int64_t>(i) - 1,
+                            .prompt_logprobs = i % 2 == 1});
+    const generate::ChunkedPrefillPolicy singly = [](int64_t, int64_t, int64_t) {
+        return generate::PrefillChunk{5, true};
+    };
+    for (const generate::ChunkedPrefillPolicy& policy : {generate::ChunkedPrefillPolicy{}, singly}) {
+        generate::Decoder decoder(*model.ctx, *model.model,
+                                  {.rows = 6, .prefill_tokens = 7, .prefill_policy = policy, .pads = true});
+        const std::vector<Completion> answers = answer_as_they_come(decoder, requests);
+        for (std::size_t i = 0; i < answers.size(); ++i) {
+            const Completion& answer = answers[i];
+            Row all = asked[i];
+            all.insert(all.end(), answer.ids.begin(), answer.ids.end());
+            const at::Tensor logp = score_every_position(*model.model, {all}).logits_TV.to(at::kDouble).log_softmax(-1);
+            const auto check = [&](std::size_t t, float logprob, const auto& top, bool is_likeliest) {
+                const at::Tensor row = logp[static_cast<int64_t>(t) - 1];
+                EXPECT_NEAR(logprob, row[all[t]].item<double>(), 2e-4);
+                ASSERT_EQ(top.size(), static_cast<std::size_t>(std::max<int64_t>(requests[i].top_logprobs, 0)));
+                const at::Tensor highest = std::get<0>(row.topk(8));
+                for (std::size_t k = 0; k < top.size(); ++k) {
+                    EXPECT_NEAR(top[k].second, row[top[k].first].template item<double>(), 2e-4);
+                    EXPECT_NEAR(top[k].second, highest[static_cast<int64_t>(k)].template item<double>(), 2e-4);
+                }
+                if (is_likeliest && !top.empty()) {
+                    EXPECT_EQ(top[0].first, all[t]);
+                }
+            };
+            ASSERT_EQ(answer.prompt.size(), requests[i].prompt_logprobs ? asked[i].size() - 1 : 0);
+            for (std::size_t t = 1; t <= answer.prompt.size(); ++t)
+                check(t, answer.prompt[t - 1].logprob, answer.prompt[t - 1].top, false);
+            ASSERT_EQ(answer.top.size(), requests[i].top_logprobs > 0 ? answer.ids.size() : 0);
+            for (std::size_t t = 0; t < answer.top.size(); ++t)
+                check(asked[i].size() + t, answer.logprobs[t], answer.top[t], true);
+        }
+    }
+}
+
+TEST_P(DecoderTest, StopIdsWaitForTheFewestTokensAndCancelledRequestsLeave) {
+    const LoadedModel model = load(name, device, 2, 192);
+    const Row prompt = prompts(name, 1).front();
+    generate::Decoder decoder(*model.ctx, *model.model);
+    const Row whole = decoder.answer({{.prompt = prompt, .max_new_tokens = new_tokens}}).front().ids;
+    const Request least{
+        .prompt = prompt, .max_new_tokens = new_tokens, .stop_ids = {whole[0], whole[1]}, .min_new_tokens = 3};
+    const Row ids = decoder.answer({least}).front().ids;
+    ASSERT_GE(ids.size(), 3U);
+    for (std::size_t t = 0; t < 3; ++t) EXPECT_EQ(std::ranges::count(least.stop_ids, ids[t]), 0) << t;
+
+    std::vector<int64_t> ended;
+    const int64_t first = decoder.add({.prompt = prompt, .max_new_tokens = new_tokens}),
+                  second = decoder.add({.prompt = prompt, .max_new_tokens = new_tokens}),
+                  third = decoder.add({.prompt = prompt, .max_new_tokens = new_tokens});
+    const auto end = [&](int64_t request, const Completion& answer) {
+        ended.push_back(request);
+        EXPECT_EQ(answer.ids, whole);
+    };
+    for (int i = 0; i < 3; ++i) decoder.step({}, end);  // another pass is issued ahead
+    decoder.cancel(first);
+    decoder.cancel(third);
+    const auto see = [&](int64_t request, int32_t) {
+        EXPECT_EQ(request, second);
+        return true;
+    };
+    while (decoder.step(see, end)) {
+    }
+    EXPECT_EQ(ended, (std::vector<int64_t>{second}));
+    EXPECT_EQ(decoder.scheduler().pool().free(), decoder.scheduler().pool().pages());
+}
+
+TEST_P(DecoderTest, KeysAreSharedAmongRequestsOfOnePrefix) {
+    const LoadedModel model = load(name, device, 2, 256);
+    const Row row = read_json(golden("forward/" + name + ".json"))["input_ids"][1].get<Row>(),
+              prompt(row.begin(), row.begin() + 36);
+    generate::Decoder decoder(*model.ctx, *model.model);
+    const auto cached = [&](uint32_t prefix) {
+        return decoder.answer({{.prompt = prompt, .max_new_tokens = 2, .prefix = prefix}}).front().cached_tokens;
+    };
+    EXPECT_EQ(cached(5), 0);
+    EXPECT_GT(cached(5), 0);
+    EXPECT_EQ(cached(6), 0) << "another adapter has the same number now";
+    EXPECT_GT(cached(5), 0);
+}
+
 TEST_P(DecoderTest, LogitsThatAreNotFiniteEndTheirOwnAnswerOnly) {
     constexpr int32_t spoiled = 255;  // its embedding is NaN
     const ScratchFolder folder;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "unsloth/spec/sampling.h"
@@ -17,6 +18,18 @@ struct Request {
     uint64_t seed = 0;  ///< with the two numbers below it names the answer's random numbers
     uint32_t prompt_number = 0, answer_number = 0;
     std::vector<int32_t> stop_ids = {};  ///< each ends the answer, and is no part of it
+    int64_t min_new_tokens = 0;          ///< before these no stop id is chosen
+    /// What the keys depend on besides the ids: requests share cached keys if this is equal. 0: `adapter` says it.
+    /// Below 2^32. Needed where adapters are replaced while others answer.
+    uint32_t prefix = 0;
+    int64_t top_logprobs = -1;     ///< the likeliest tokens to report of each token; -1: none
+    bool prompt_logprobs = false;  ///< also report the prompt's tokens; the model's plan has a head row for each token
+};
+
+/// A token as the model rated it, given those before it.
+struct TokenLogprobs {
+    float logprob = 0;                                ///< natural, of the token
+    std::vector<std::pair<int32_t, float>> top = {};  ///< the likeliest ids, best first
 };
 
 enum class FinishReason : uint8_t {
@@ -29,6 +42,9 @@ enum class FinishReason : uint8_t {
 struct Completion {
     std::vector<int32_t> ids;     ///< without the stop id
     std::vector<float> logprobs;  ///< natural, of each id given those before it, as the model has it
+    std::vector<std::vector<std::pair<int32_t, float>>> top = {};  ///< of each id, where Request::top_logprobs asks
+    std::vector<TokenLogprobs> prompt = {};  ///< with Request::prompt_logprobs: of the prompt's second token and later
+    int64_t cached_tokens = 0;               ///< of the prompt, found in the cache
     FinishReason finish_reason = FinishReason::length;
 };
 

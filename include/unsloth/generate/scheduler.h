@@ -39,13 +39,15 @@ struct Sequence {
     Request request;
     std::vector<int32_t> ids;                       ///< the prompt, then the answer so far
     int64_t cached = 0;                             ///< of them, those with keys in the cache
+    int64_t shared = 0;                             ///< tokens whose keys were cached when it was first admitted
     std::vector<int32_t> pages;                     ///< where these lie
     std::vector<BlockAllocator::PrefixHash> texts;  ///< of the whole pages, from the front
 
     int64_t remaining() const { return static_cast<int64_t>(ids.size()) - cached; }
-    /// What the next whole page goes on from: keys are shared among sequences with one adapter.
+    /// What the next whole page goes on from: keys are shared among sequences with one adapter, or one prefix.
     BlockAllocator::PrefixHash before() const {
-        return texts.empty() ? static_cast<BlockAllocator::PrefixHash>(request.adapter + 1) : texts.back();
+        if (!texts.empty()) return texts.back();
+        return request.prefix != 0 ? request.prefix : static_cast<BlockAllocator::PrefixHash>(request.adapter + 1);
     }
 };
 
@@ -78,8 +80,13 @@ class Scheduler {
     void computed(const std::vector<ScheduledChunk>& parts);
     /// The sequence is done: its pages are free. Invalidates it.
     void finish(const Sequence& sequence);
+    /// The sequence of this number, running or waiting, is dropped. The running one that was, which is invalid now.
+    const Sequence* drop(int64_t number);
 
     const BlockAllocator& pool() const { return pool_; }
+    int64_t running() const { return static_cast<int64_t>(running_.size()); }
+    int64_t rows() const { return limits_.rows; }         ///< sequences that run at a time
+    int64_t context() const { return limits_.context; }   ///< prompt and answer of one sequence
     int64_t preemptions() const { return preemptions_; }  ///< sequences whose pages were taken, to be computed anew
 
   private:
