@@ -210,7 +210,11 @@ Decoder::Issued Decoder::issue(const std::vector<ScheduledChunk>& parts, const a
         const std::size_t prompt = request.prompt.size(), position = s.ids.size() - prompt + (part.ahead ? 1 : 0);
         const auto unstopped = unstopped_.find(s.number);
         const bool may_stop = unstopped == unstopped_.end() || static_cast<int64_t>(position) >= request.min_new_tokens;
-        if (request.top_logprobs > 0) issued.rated.push_back({rows.size(), nullptr, 0, request.top_logprobs});
+        if (!request.rated_ids.empty())
+            issued.rated.push_back(
+                {rows.size(), nullptr, 0, static_cast<int64_t>(request.rated_ids.size()), request.rated_ids});
+        else if (request.top_logprobs > 0)
+            issued.rated.push_back({rows.size(), nullptr, 0, request.top_logprobs});
         rows.push_back({may_stop ? &request.sampling : &unstopped->second,
                         s.ids,
                         prompt,
@@ -235,7 +239,7 @@ Decoder::Issued Decoder::issue(const std::vector<ScheduledChunk>& parts, const a
         const int64_t n = logits_CV.size(0);
         for (const Issued::Rated& row : issued.rated)
             if (const auto at = static_cast<int64_t>(row.row) - first; at >= 0 && at < n)
-                rated.add(at, row.of == nullptr ? 0 : row.of->ids[row.position], row.top);
+                rated.add(at, row.of == nullptr ? 0 : row.of->ids[row.position], row.top, row.listed);
         rated.rate(logits_CV);  // before penalties overwrite them
         ops::sample_tokens(ctx_, logits_CV,
                            std::span(rows).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(n)),

@@ -4,39 +4,33 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <span>
 #include <vector>
 
 namespace unsloth::generate {
 
 class RatedRows {
   public:
-    /// A row of the logits that rate() gets next, the id that it is asked for, and how many of the likeliest.
-    void add(int64_t row, int32_t id, int64_t top) {
-        rows_.push_back(row);
-        ids_.push_back(id);
-        top_ = std::max(top_, top);
+    /// A row of the logits that rate() gets next, the id that it is asked for, and how many of the likeliest; or the
+    /// `listed` ids instead of these, which outlive rate().
+    void add(int64_t row, int32_t id, int64_t top, std::span<const int32_t> listed = {}) {
+        rows_.push_back({row, id, listed});
+        if (listed.empty()) top_ = std::max(top_, top);
     }
 
     /// Of the rows added since the last call. In fp32, some rows at a time: the copies are in no memory plan.
     void rate(const at::Tensor& logits_CV) {
         constexpr std::size_t at_once = 16;
-        const int64_t top = std::min(std::max<int64_t>(top_, 1), logits_CV.size(1));
-        for (std::size_t first = 0; first < rows_.size(); first += at_once) {
-            const std::size_t last = std::min(rows_.size(), first + at_once);
-            const auto part = [&](const std::vector<int64_t>& of) {
-                const std::vector<int64_t> some(of.begin() + static_cast<std::ptrdiff_t>(first),
-                                                of.begin() + static_cast<std::ptrdiff_t>(last));
-                return at::tensor(some, at::kLong).to(logits_CV.device());
-            };
-            const at::Tensor logits = logits_CV.index_select(0, part(rows_)).to(at::kFloat);
-            const at::Tensor all = at::logsumexp(logits, {1}, /*keepdim=*/true);
-            const auto [highest, ids] = logits.topk(top, 1);
-            logprobs_.push_back((logits.gather(1, part(ids_).unsqueeze(1)) - all).squeeze(1));
-            top_logprobs_.push_back(highest - all);
-            top_ids_.push_back(ids);
+        for (std::size_t first = 0, last = 0; first < rows_.size(); first = last) {
+            const bool listed = !rows_[first].listed.empty();
+            for (last = first + 1; last < rows_.size() && last < first + at_once;) {
+                if (listed || !rows_[last].listed.empty()) break;  // a list is a row's own
+                ++last;
+            }
+            rate_some(logits_CV, std::span(rows_).subspan(first, last - first));
         }
         rows_.clear();
-        ids_.clear();
     }
 
     /// All rows in the order of add(): fp32 [rows], int64 [rows, k], fp32 [rows, k].
@@ -54,7 +48,31 @@ class RatedRows {
     }
 
   private:
-    std::vector<int64_t> rows_, ids_;
+    struct Row {
+        int64_t row = 0;
+        int32_t id = 0;
+        std::span<const int32_t> listed;
+    };
+    void rate_some(const at::Tensor& logits_CV, std::span<const Row> some) {
+        std::vector<int64_t> rows, ids;
+        for (const Row& row : some) rows.push_back(row.row), ids.push_back(row.id);
+        const auto there = [&](const std::vector<int64_t>& values) {
+            return at::tensor(values, at::kLong).to(logits_CV.device());
+        };
+        const at::Tensor logits = logits_CV.index_select(0, there(rows)).to(at::kFloat);
+        const at::Tensor all = at::logsumexp(logits, {1}, /*keepdim=*/true);
+        logprobs_.push_back((logits.gather(1, there(ids).unsqueeze(1)) - all).squeeze(1));
+        if (const std::span<const int32_t> listed = some.front().listed; !listed.empty()) {
+            top_ids_.push_back(there({listed.begin(), listed.end()}).unsqueeze(0));
+            top_logprobs_.push_back(logits.gather(1, top_ids_.back()) - all);
+            return;
+        }
+        const auto [highest, best] = logits.topk(std::min(std::max<int64_t>(top_, 1), logits.size(1)), 1);
+        top_logprobs_.push_back(highest - all);
+        top_ids_.push_back(best);
+    }
+
+    std::vector<Row> rows_;
     int64_t top_ = 0;
     std::vector<at::Tensor> logprobs_, top_ids_, top_logprobs_;
 };

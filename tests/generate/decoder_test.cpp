@@ -258,6 +258,27 @@ TEST_P(DecoderTest, RatesPromptsAndNamesTheLikeliestTokens) {
     }
 }
 
+TEST_P(DecoderTest, RatesGivenIds) {
+    const LoadedModel model = load(name, device, 3, 192);
+    const std::vector<Row> asked = prompts(name, 3);
+    const Row wanted = {5, 2, 90};
+    std::vector<Request> requests;
+    for (const Row& prompt : asked) requests.push_back({.prompt = prompt, .max_new_tokens = 1, .rated_ids = wanted});
+    requests[1].rated_ids.clear();
+    requests[1].top_logprobs = 5;
+    const std::vector<Completion> answers = generate::Decoder(*model.ctx, *model.model).answer(requests);
+    EXPECT_EQ(answers[1].top.at(0).size(), 5U);
+    for (const std::size_t i : {0, 2}) {
+        const at::Tensor logp =
+            score_every_position(*model.model, {asked[i]}).logits_TV[-1].to(at::kDouble).log_softmax(-1);
+        ASSERT_EQ(answers[i].top.at(0).size(), wanted.size());
+        for (std::size_t k = 0; k < wanted.size(); ++k) {
+            EXPECT_EQ(answers[i].top[0][k].first, wanted[k]);
+            EXPECT_NEAR(answers[i].top[0][k].second, logp[wanted[k]].item<double>(), 2e-4);
+        }
+    }
+}
+
 TEST_P(DecoderTest, StopIdsWaitForTheFewestTokensAndCancelledRequestsLeave) {
     const LoadedModel model = load(name, device, 2, 192);
     const Row prompt = prompts(name, 1).front();

@@ -76,6 +76,7 @@ class Decoder {
             Sequence* of = nullptr;
             std::size_t position = 0;
             int64_t top = 0;
+            std::span<const int32_t> listed = {};  ///< Request::rated_ids
         };
         std::vector<Rated> rated;
         at::Tensor rated_logprobs, top_ids, top_logprobs;  ///< the host's: [rated], [rated, k], [rated, k]

@@ -22,7 +22,8 @@ struct Request {
     /// What the keys depend on besides the ids: requests share cached keys if this is equal. 0: `adapter` says it.
     /// Below 2^32. Needed where adapters are replaced while others answer.
     uint32_t prefix = 0;
-    int64_t top_logprobs = -1;     ///< the likeliest tokens to report of each token; -1: none
+    int64_t top_logprobs = -1;            ///< the likeliest tokens to report of each token; -1: none
+    std::vector<int32_t> rated_ids = {};  ///< or these ids, each below the vocabulary, whatever is likeliest
     bool prompt_logprobs = false;  ///< also report the prompt's tokens; the model's plan has a head row for each token
 };
 
