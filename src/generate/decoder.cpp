@@ -307,7 +307,11 @@ bool Decoder::take(Sequence& s, const ops::SampledToken& chosen, const OnToken& 
         if (!answer.top.empty()) answer.top.pop_back();
     } else if (std::find(stops.begin(), stops.end(), chosen.id) != stops.end()) {
         answer.finish_reason = FinishReason::stop_token;
-        if (!answer.top.empty()) answer.top.pop_back();
+        answer.stop = {chosen.id, {chosen.logprob, {}}};
+        if (!answer.top.empty()) {
+            answer.stop->second.top = std::move(answer.top.back());
+            answer.top.pop_back();
+        }
     } else {
         s.ids.push_back(chosen.id);
         answer.ids.push_back(chosen.id);

@@ -105,8 +105,9 @@ void Service::answer(const Call& call, bool is_chat) {
         new_id(is_chat ? "chatcmpl-" : "cmpl-"), chosen.name, chosen.fingerprint,
         std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count(),
         is_chat};
-    auto exchange = std::make_shared<Exchange>(call, std::move(request), std::move(prompts), head, reader_->tokenizer(),
-                                               [this](std::function<void()> work) { workers_.post(std::move(work)); });
+    auto exchange =
+        std::make_shared<Exchange>(call.reply(), std::move(request), std::move(prompts), head, reader_->tokenizer(),
+                                   [this](std::function<void()> work) { workers_.post(std::move(work)); });
     // The response knows it weakly: it holds the response.
     call.response->on_gone([this, left = std::weak_ptr<Exchange>(exchange)] {
         const std::shared_ptr<Exchange> exchange = left.lock();

@@ -17,6 +17,8 @@ struct Call {
     std::string client;  ///< rows go to clients in turn: the key's number, or the address
     std::chrono::steady_clock::time_point begun = std::chrono::steady_clock::now();
 
+    /// Without the request, for those who answer later.
+    Call reply() const { return {{}, response, id, client, begun}; }
     /// Of an answer: its type, the request's id, and how long it took.
     http::Headers headers(const char* content_type) const {
         const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - begun);

@@ -98,7 +98,8 @@ void Service::decisions(const Call& call) {
         labels.push_back(std::move(*of_question));
         job.sequences.push_back(std::move(asked));
     }
-    const auto decision = std::make_shared<Decision>(call, std::move(request), chosen.name, std::move(labels), usage);
+    const auto decision =
+        std::make_shared<Decision>(call.reply(), std::move(request), chosen.name, std::move(labels), usage);
     call.response->on_gone([this, left = std::weak_ptr<Decision>(decision)] {
         if (const std::shared_ptr<Decision> decision = left.lock()) engine_.cancel(decision);
     });

@@ -273,9 +273,10 @@ void Engine::update_gauges() {
             if (!name.empty()) text += (text.empty() ? "" : ",") + name;
         return text;
     };
+    const auto now = std::chrono::system_clock::now().time_since_epoch();
     metrics_.clear(Metric::lora_requests_info);
     metrics_.set(
-        Metric::lora_requests_info, 1,
+        Metric::lora_requests_info, std::chrono::duration<double>(now).count(),  // gateways take the newest
         cat(label("max_lora", std::to_string(options_.most_adapters)), ",",
             label("running_lora_adapters", listed(running)), ",", label("waiting_lora_adapters", listed(waiting))));
 }

@@ -87,6 +87,9 @@ void Exchange::report_tokens(const generate::Completion& answer, std::size_t fir
     static const std::vector<std::pair<int32_t, float>> none;
     for (std::size_t t = first; t < answer.ids.size(); ++t)
         to.tokens.push_back(report(answer.ids[t], answer.logprobs[t], answer.top.empty() ? none : answer.top[t]));
+    // A stop token is no text, but clients count on a report for each token.
+    if (answer.stop)
+        to.tokens.push_back(report(answer.stop->first, answer.stop->second.logprob, answer.stop->second.top));
 }
 
 bool Exchange::token(std::size_t sequence, const generate::Completion& so_far) {
@@ -102,7 +105,8 @@ void Exchange::ended(std::size_t sequence, const generate::Completion& answer) {
     State& state = states_[sequence];
     state.answer = answer;
     state.finish_reason = scores_alone() ? "length" : name_of(answer.finish_reason);
-    if (scores_alone()) state.answer.ids.clear();
+    if (scores_alone()) state.answer.ids.clear(), state.answer.stop.reset();
+    if (state.answer.stop) ++usage_.completion_tokens;
     if (sequence % static_cast<std::size_t>(request_.n) == 0) usage_.cached_tokens += answer.cached_tokens;
     if (state.text) state.text->finish();
     --left_;

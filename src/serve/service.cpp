@@ -112,10 +112,17 @@ void Workers::work() {
         if (posted_.empty()) return;
         const std::function<void()> next = std::move(posted_.front());
         posted_.pop_front();
+        ++busy_;
         lock.unlock();
         next();
         lock.lock();
+        if (--busy_ == 0 && posted_.empty()) idle_.notify_all();
     }
+}
+
+void Workers::wait() {
+    std::unique_lock lock(mutex_);
+    idle_.wait(lock, [this] { return busy_ == 0 && posted_.empty(); });
 }
 
 Service::Service(Engine& engine, AdapterSet& adapters, Metrics& metrics, const tokenizer::Tokenizer& tokenizer,

@@ -200,6 +200,8 @@ TEST_P(DecoderTest, AnswersEndAtStopIdsAndWhereTheirReaderSaysSo) {
         decoder.answer({{.prompt = prompt, .max_new_tokens = new_tokens, .stop_ids = {-1, last}}}).front();
     EXPECT_EQ(stopped.ids, Row(whole.ids.begin(), whole.ids.begin() + static_cast<std::ptrdiff_t>(before)));
     EXPECT_EQ(stopped.finish_reason, generate::FinishReason::stop_token);
+    EXPECT_EQ(stopped.stop.value().first, last);
+    EXPECT_EQ(stopped.stop->second.logprob, whole.logprobs[before]);
     // When the stop id was read, the pass behind it was under way.
     EXPECT_EQ(passes() - new_tokens, static_cast<int64_t>(before) + 2);
 
@@ -259,7 +261,7 @@ TEST_P(DecoderTest, RatesPromptsAndNamesTheLikeliestTokens) {
 }
 
 TEST_P(DecoderTest, RatesGivenIds) {
-    const LoadedModel model = load(name, device, 3, 192);
+    const LoadedModel model = load(name, device, 48, 192);
     const std::vector<Row> asked = prompts(name, 3);
     const Row wanted = {5, 2, 90};
     std::vector<Request> requests;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -45,7 +46,8 @@ struct Completion {
     std::vector<float> logprobs;  ///< natural, of each id given those before it, as the model has it
     std::vector<std::vector<std::pair<int32_t, float>>> top = {};  ///< of each id, where Request::top_logprobs asks
     std::vector<TokenLogprobs> prompt = {};  ///< with Request::prompt_logprobs: of the prompt's second token and later
-    int64_t cached_tokens = 0;               ///< of the prompt, found in the cache
+    std::optional<std::pair<int32_t, TokenLogprobs>> stop = {};  ///< the stop id that ended it
+    int64_t cached_tokens = 0;                                   ///< of the prompt, found in the cache
     FinishReason finish_reason = FinishReason::length;
 };
 

@@ -38,12 +38,15 @@ class Workers {
     Workers(const Workers&) = delete;
     Workers& operator=(const Workers&) = delete;
     void post(std::function<void()> work);
+    /// Until all that was posted is done.
+    void wait();
 
   private:
     void work();
     std::mutex mutex_;
-    std::condition_variable changed_;
+    std::condition_variable changed_, idle_;
     std::deque<std::function<void()>> posted_;
+    int busy_ = 0;
     bool ends_ = false;
     std::vector<std::thread> threads_;
 };
@@ -61,6 +64,8 @@ class Service {
     Service& operator=(const Service&) = delete;
 
     http::Handler handler();
+    /// After the engine's end: until every answer was given to its response.
+    void finish() { workers_.wait(); }
 
   private:
     struct Route;
