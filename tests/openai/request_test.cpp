@@ -6,7 +6,9 @@
 #include <cmath>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <random>
 
+#include "unsloth/openai/decision.h"
 #include "unsloth/openai/error.h"
 
 namespace unsloth::openai {
@@ -215,6 +217,40 @@ TEST(OpenaiRequest, OtherRoutes) {
     expect_refusal([] { parse_load_adapter(R"({"lora_name": "a"})", strict); }, "lora_path",
                    "missing_required_parameter");
     EXPECT_EQ(parse_unload_adapter(R"({"lora_name": "a"})", strict).name, "a");
+}
+
+/// Whatever a body holds: it is understood, or refused as a client reads it.
+TEST(OpenaiRequest, SpoiledBodiesAreRefusedInOpenaisForm) {
+    const std::string bodies[] = {
+        R"({"prompt": [[1, 2], [3]], "max_tokens": 4, "stop": ["a"], "logit_bias": {"5": -100}, "seed": 1e3, "n": 2})",
+        R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}], "stream": true,
+            "stream_options": {"include_usage": true}, "chat_template_kwargs": {"x": [null]}, "logprobs": true})",
+        R"({"input": [{"role": "user", "content": "a"}], "questions": [{"type": "choice", "instructions": "x",
+            "choices": [{"value": "a"}, {"value": true}]}, {"type": "score", "instructions": "y", "levels":
+            [{"label": "l"}, {"label": "m"}]}]})",
+    };
+    const std::string pieces[] = {"null", "-1",   "1e400",   "{}",   "[]", "\"\"",
+                                  "true", "\xFF", "\\u0000", "9e18", ",",  "}"};
+    std::mt19937 random(3);
+    int refused = 0;
+    for (int i = 0; i < 3000; ++i) {
+        std::string body = bodies[random() % std::size(bodies)];
+        for (uint32_t edits = 1 + random() % 3; edits > 0; --edits)
+            body.replace(random() % body.size(), random() % 8, pieces[random() % std::size(pieces)]);
+        for (const auto& parse :
+             {std::function([&] { parse_completion(body, strict); }), std::function([&] { parse_chat(body, strict); }),
+              std::function([&] { parse_decision(body, strict); }),
+              std::function([&] { parse_tokenize(body, strict); })}) {
+            try {
+                parse();
+            } catch (const ApiError& error) {
+                ++refused;
+                ASSERT_EQ(error.status(), 400) << body;
+                ASSERT_TRUE(Json::accept(error.body())) << body;
+            }
+        }
+    }
+    EXPECT_GT(refused, 8000) << "at most one of four understands a body";
 }
 
 TEST(OpenaiError, HasOpenaisForm) {
