@@ -31,8 +31,10 @@ Connection::~Connection() {
 void Connection::on_events(uint32_t events) {
     if (dead_) return;
     if ((events & (EPOLLERR | EPOLLHUP)) != 0) return die();
-    if ((events & EPOLLIN) != 0) read_some();
-    else if ((events & EPOLLRDHUP) != 0) client_left();  // what is unread no longer matters
+    if ((events & EPOLLIN) != 0)
+        read_some();
+    else if ((events & EPOLLRDHUP) != 0)
+        client_left();  // what is unread no longer matters
     if (!dead_ && (events & EPOLLOUT) != 0) pump();
     watch();
 }
@@ -47,8 +49,10 @@ void Connection::read_some() {
 
 void Connection::take(std::string_view arrived) {
     bool alive = true;
-    if (tls_) alive = tls_->receive(arrived, in_, wire_);
-    else in_ += arrived;
+    if (tls_)
+        alive = tls_->receive(arrived, in_, wire_);
+    else
+        in_ += arrived;
     if (alive) return pump();
     pump();  // what had arrived before, and the alert
     if (!dead_) client_left();
@@ -149,10 +153,14 @@ void Connection::check_time(Clock::time_point now) {
         if (now > linger_until_) die();
         return;
     }
-    if (out_.empty() && wire_.empty()) sent_ = now;
-    else if (now - sent_ > options.idle_time) return die();  // the client takes nothing
-    if (protocol_) protocol_->check_time(now);
-    else if (now - began_ > (tls_ || !in_.empty() ? options.header_time : options.idle_time)) return die();
+    if (out_.empty() && wire_.empty())
+        sent_ = now;
+    else if (now - sent_ > options.idle_time)
+        return die();  // the client takes nothing
+    if (protocol_)
+        protocol_->check_time(now);
+    else if (now - began_ > (tls_ || !in_.empty() ? options.header_time : options.idle_time))
+        return die();
     pump();
 }
 

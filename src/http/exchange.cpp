@@ -33,6 +33,7 @@ void Mailbox::post(std::shared_ptr<Exchange> exchange) {
     bool wake = false;
     {
         const std::lock_guard lock(mutex_);
+        if (closed_) return;
         if (exchange) changed_.push_back(std::move(exchange));
         wake = !std::exchange(signalled_, true);
     }
@@ -45,6 +46,13 @@ std::vector<std::shared_ptr<Exchange>> Mailbox::take() {
     uint64_t count = 0;
     if (std::exchange(signalled_, false) && ::read(fd_, &count, sizeof count) < 0) count = 0;
     return std::exchange(changed_, {});
+}
+
+void Mailbox::close() {
+    std::vector<std::shared_ptr<Exchange>> left;  // declared first: ends after the lock
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+    left.swap(changed_);
 }
 
 void Exchange::send(int status, Headers headers, std::string body) {
@@ -79,8 +87,10 @@ bool Exchange::write(std::string_view piece) {
         UNSLOTH_CHECK(begun_ && !ended_, "a piece of an answer that has not begun or has ended");
         if (gone_ || broken_) return false;
         if (bodiless_ || piece.empty()) return true;
-        if (body_.size() - read_ + piece.size() > limit_) broken_ = true;
-        else body_.append(piece);
+        if (body_.size() - read_ + piece.size() > limit_)
+            broken_ = true;
+        else
+            body_.append(piece);
     }
     post();
     return !broken();

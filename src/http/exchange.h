@@ -28,9 +28,12 @@ class Mailbox {
     void post(std::shared_ptr<Exchange> exchange);
     /// The exchanges since the last call.
     std::vector<std::shared_ptr<Exchange>> take();
+    /// The server has stopped: what is left here or comes later goes. (Exchanges hold the mailbox.)
+    void close();
 
   private:
     std::mutex mutex_;
+    bool closed_ = false;
     std::vector<std::shared_ptr<Exchange>> changed_;
     bool signalled_ = false;
     int fd_;

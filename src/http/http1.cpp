@@ -12,12 +12,29 @@ namespace {
 
 const char* reason_of(int status) {
     static constexpr std::array<std::pair<int, const char*>, 24> reasons{{
-        {200, "OK"}, {201, "Created"}, {202, "Accepted"}, {204, "No Content"}, {301, "Moved Permanently"},
-        {302, "Found"}, {304, "Not Modified"}, {400, "Bad Request"}, {401, "Unauthorized"}, {403, "Forbidden"},
-        {404, "Not Found"}, {405, "Method Not Allowed"}, {408, "Request Timeout"}, {409, "Conflict"},
-        {413, "Content Too Large"}, {415, "Unsupported Media Type"}, {417, "Expectation Failed"},
-        {422, "Unprocessable Content"}, {429, "Too Many Requests"}, {431, "Request Header Fields Too Large"},
-        {500, "Internal Server Error"}, {501, "Not Implemented"}, {503, "Service Unavailable"},
+        {200, "OK"},
+        {201, "Created"},
+        {202, "Accepted"},
+        {204, "No Content"},
+        {301, "Moved Permanently"},
+        {302, "Found"},
+        {304, "Not Modified"},
+        {400, "Bad Request"},
+        {401, "Unauthorized"},
+        {403, "Forbidden"},
+        {404, "Not Found"},
+        {405, "Method Not Allowed"},
+        {408, "Request Timeout"},
+        {409, "Conflict"},
+        {413, "Content Too Large"},
+        {415, "Unsupported Media Type"},
+        {417, "Expectation Failed"},
+        {422, "Unprocessable Content"},
+        {429, "Too Many Requests"},
+        {431, "Request Header Fields Too Large"},
+        {500, "Internal Server Error"},
+        {501, "Not Implemented"},
+        {503, "Service Unavailable"},
         {505, "HTTP Version Not Supported"},
     }};
     for (const auto& [code, reason] : reasons)
@@ -55,7 +72,7 @@ class Http1 : public Protocol {
     const std::string peer_;
     std::optional<RequestParser> parser_;
     std::shared_ptr<Exchange> current_;
-    std::string own_;  // what the server says itself: 100 Continue
+    std::string own_;          // what the server says itself: 100 Continue
     Clock::time_point since_;  // the connection is idle, or the request or its body began
     bool head_seen_ = false, started_ = false;
     bool head_sent_ = false, chunked_ = false;
@@ -121,8 +138,10 @@ void Http1::fill(std::string& out) {
         std::string piece;
         const bool end = current_->read(piece, high_water);
         write_piece(out, piece);
-        if (end) finish(out);
-        else if (piece.empty()) return;
+        if (end)
+            finish(out);
+        else if (piece.empty())
+            return;
     }
 }
 
@@ -138,8 +157,10 @@ void Http1::write_head(std::string& out, Head head) {
         if (!is_connection_field(name)) out.append(name).append(": ").append(value).append("\r\n");
     if (head.length && head.status != 204 && head.status != 304) out += cat("content-length: ", *head.length, "\r\n");
     if (chunked_) out += "transfer-encoding: chunked\r\n";
-    if (!keep_) out += "connection: close\r\n";
-    else if (http_1_0) out += "connection: keep-alive\r\n";
+    if (!keep_)
+        out += "connection: close\r\n";
+    else if (http_1_0)
+        out += "connection: keep-alive\r\n";
     out += "\r\n";
 }
 
@@ -180,9 +201,12 @@ void Http1::close() {
 void Http1::check_time(Clock::time_point now) {
     if (current_ || closing_) return;
     const auto& options = shared_.options;
-    if (!started_) closing_ = now - since_ > options.idle_time;
-    else if (!head_seen_ && now - since_ > options.header_time) refuse(408, "the header took too long to arrive");
-    else if (head_seen_ && now - since_ > options.body_time) refuse(408, "the body took too long to arrive");
+    if (!started_)
+        closing_ = now - since_ > options.idle_time;
+    else if (!head_seen_ && now - since_ > options.header_time)
+        refuse(408, "the header took too long to arrive");
+    else if (head_seen_ && now - since_ > options.body_time)
+        refuse(408, "the body took too long to arrive");
 }
 
 }  // namespace

@@ -101,9 +101,8 @@ nghttp2_session_callbacks* Http2::callbacks() {
     ::nghttp2_session_callbacks_set_on_header_callback(
         made, [](nghttp2_session*, const nghttp2_frame* frame, const uint8_t* name, size_t name_size,
                  const uint8_t* value, size_t value_size, uint8_t, void* user) {
-            return guarded(user, [&](Http2& self) {
-                return self.header(*frame, view(name, name_size), view(value, value_size));
-            });
+            return guarded(
+                user, [&](Http2& self) { return self.header(*frame, view(name, name_size), view(value, value_size)); });
         });
     ::nghttp2_session_callbacks_set_on_data_chunk_recv_callback(
         made, [](nghttp2_session*, uint8_t, int32_t id, const uint8_t* bytes, size_t size, void* user) {
@@ -128,8 +127,8 @@ Http2::Http2(Shared& shared, Carrier& carrier, std::string peer)
     : shared_(shared), carrier_(carrier), peer_(std::move(peer)) {
     nghttp2_option* option = nullptr;
     UNSLOTH_CHECK(::nghttp2_option_new(&option) == 0, "no memory");
-    ::nghttp2_option_set_max_outbound_ack(option, 1000);            // PING and SETTINGS floods
-    ::nghttp2_option_set_max_settings(option, 32);                  // entries of one frame
+    ::nghttp2_option_set_max_outbound_ack(option, 1000);             // PING and SETTINGS floods
+    ::nghttp2_option_set_max_settings(option, 32);                   // entries of one frame
     ::nghttp2_option_set_stream_reset_rate_limit(option, 1000, 33);  // rapid reset: a burst, then so many a second
     nghttp2_session_callbacks* made = callbacks();
     const int status = ::nghttp2_session_server_new2(&session_, made, this, option);
@@ -174,15 +173,18 @@ int Http2::header(const nghttp2_frame& frame, std::string_view name, std::string
         return 0;
     }
     if (frame.headers.cat != NGHTTP2_HCAT_REQUEST) return 0;  // trailers
-    if (name == ":method") request.method = value;
-    else if (name == ":authority") request.headers.emplace_back("host", value);
+    if (name == ":method")
+        request.method = value;
+    else if (name == ":authority")
+        request.headers.emplace_back("host", value);
     else if (name == ":path") {
         if (!split_target(value, request.path, request.query))
             refuse(*stream, frame.hd.stream_id, 400, "the path is malformed");
     } else if (name == "host" && !request.headers.empty() && request.headers[0].first == "host") {
         if (request.headers[0].second != value)
             refuse(*stream, frame.hd.stream_id, 400, "there must be one valid Host field");
-    } else if (name[0] != ':') request.headers.emplace_back(name, value);
+    } else if (name[0] != ':')
+        request.headers.emplace_back(name, value);
     return 0;
 }
 
@@ -191,7 +193,8 @@ int Http2::data(int32_t id, std::string_view bytes) {
     if (stream == nullptr || stream->refusal.status != 0) return 0;
     if (stream->request.body.size() + bytes.size() > shared_.options.body_bytes)
         refuse(*stream, id, 413, "the body is too large");
-    else stream->request.body.append(bytes);
+    else
+        stream->request.body.append(bytes);
     return 0;
 }
 
@@ -201,7 +204,8 @@ int Http2::frame_received(const nghttp2_frame& frame) {
     if (stream == nullptr || stream->refusal.status != 0) return 0;
     if (frame.hd.type == NGHTTP2_HEADERS && stream->request.path.empty())
         refuse(*stream, frame.hd.stream_id, 501, "this server is no proxy");
-    else if ((frame.hd.flags & NGHTTP2_FLAG_END_STREAM) != 0) ready_.push_back(frame.hd.stream_id);
+    else if ((frame.hd.flags & NGHTTP2_FLAG_END_STREAM) != 0)
+        ready_.push_back(frame.hd.stream_id);
     return 0;
 }
 
@@ -260,8 +264,10 @@ void Http2::changed(Exchange& exchange) {
     Stream* stream = find(exchange.stream());
     if (stream == nullptr || stream->exchange.get() != &exchange) return;
     if (exchange.broken()) return drop(*stream, exchange.stream());
-    if (auto head = exchange.take_head()) submit(exchange, std::move(*head));
-    else ::nghttp2_session_resume_data(session_, exchange.stream());
+    if (auto head = exchange.take_head())
+        submit(exchange, std::move(*head));
+    else
+        ::nghttp2_session_resume_data(session_, exchange.stream());
 }
 
 void Http2::drop(Stream& stream, int32_t id) {

@@ -129,7 +129,8 @@ void RequestParser::take_line(std::string_view line) {
             state_ = State::chunk_size;
             return;
         case State::trailers:
-            if (line.empty()) state_ = State::done;
+            if (line.empty())
+                state_ = State::done;
             else if (const auto colon = line.find(':'); colon == std::string_view::npos ||
                                                         !is_token(line.substr(0, colon)) ||
                                                         !is_field_value(line.substr(colon + 1)))
@@ -167,8 +168,7 @@ void RequestParser::request_line(std::string_view line) {
             return refuse(400, "the request target is malformed");
         target = slash == std::string_view::npos ? "/" : target.substr(slash);
     }
-    if (!split_target(target, request_.path, request_.query) ||
-        (request_.path == "*" && request_.method != "OPTIONS"))
+    if (!split_target(target, request_.path, request_.query) || (request_.path == "*" && request_.method != "OPTIONS"))
         return refuse(400, "the request target is malformed");
     state_ = State::fields;
 }
@@ -208,8 +208,10 @@ void RequestParser::connection_options(std::string_view value) {
     while (!value.empty()) {
         const auto comma = value.find(',');
         const std::string option = lower_case(trimmed(value.substr(0, comma)));
-        if (option == "close") keep_alive_ = false;
-        else if (option == "keep-alive" && minor_version_ == 0) keep_alive_ = true;
+        if (option == "close")
+            keep_alive_ = false;
+        else if (option == "keep-alive" && minor_version_ == 0)
+            keep_alive_ = true;
         value = comma == std::string_view::npos ? std::string_view() : value.substr(comma + 1);
     }
 }
@@ -218,14 +220,17 @@ void RequestParser::end_of_fields() {
     if (chunked_ && has_length_) return refuse(400, "a request has either a Content-Length or a Transfer-Encoding");
     if (hosts_ == 0 && minor_version_ == 1) return refuse(400, "there must be one valid Host field");
     if (remaining_ > body_limit_) return refuse(413, "the body is too large");
-    if (chunked_) state_ = State::chunk_size;
-    else state_ = remaining_ > 0 ? State::body : State::done;
+    if (chunked_)
+        state_ = State::chunk_size;
+    else
+        state_ = remaining_ > 0 ? State::body : State::done;
     if (state_ == State::done) expects_continue_ = false;
 }
 
 void RequestParser::chunk_size(std::string_view line) {
     const std::string_view digits = line.substr(0, line.find(';'));
-    if (digits.empty() || digits.size() > 15 || !is_field_value(line)) return refuse(400, "a chunk's size is malformed");
+    if (digits.empty() || digits.size() > 15 || !is_field_value(line))
+        return refuse(400, "a chunk's size is malformed");
     remaining_ = 0;
     for (char c : digits) {
         if (hex_digit(c) < 0) return refuse(400, "a chunk's size is malformed");

@@ -34,7 +34,8 @@ Descriptor listen_at(const std::string& host, int port) {
     addrinfo* found = nullptr;
     const int status = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
     if (status != 0)
-        throw usage_error(cat("cannot listen at ", host, ": ", ::gai_strerror(status)), "Give an address of this machine.");
+        throw usage_error(cat("cannot listen at ", host, ": ", ::gai_strerror(status)),
+                          "Give an address of this machine.");
     const std::unique_ptr<addrinfo, Closer> list(found);
     Descriptor socket(::socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     const int yes = 1;
@@ -60,7 +61,8 @@ std::string name_of(const sockaddr_storage& address, socklen_t size) {
     if (::getnameinfo(reinterpret_cast<const sockaddr*>(&address), size, host.data(), host.size(), port.data(),
                       port.size(), NI_NUMERICHOST | NI_NUMERICSERV) != 0)
         return "unknown";
-    return address.ss_family == AF_INET6 ? cat('[', host.data(), "]:", port.data()) : cat(host.data(), ':', port.data());
+    return address.ss_family == AF_INET6 ? cat('[', host.data(), "]:", port.data())
+                                         : cat(host.data(), ':', port.data());
 }
 
 /// Small answers leave at once; a client whose machine vanished is noticed within two minutes.
@@ -110,14 +112,15 @@ class Server::Loop {
     Clock::time_point next_tick_;
     bool accepting_ = false;
     std::atomic<bool> drain_ = false, stop_ = false;
-    std::mutex stopping_;            // of stop()
+    std::mutex stopping_;  // of stop()
     std::atomic<Clock::rep> deadline_ = Clock::time_point::max().time_since_epoch().count();
     std::thread thread_;
 };
 
 Server::Loop::Loop(ServerOptions options, Handler handler)
     : shared_{std::move(options), std::move(handler), std::make_shared<Mailbox>()},
-      listener_(listen_at(shared_.options.host, shared_.options.port)), port_(port_of(listener_.get())),
+      listener_(listen_at(shared_.options.host, shared_.options.port)),
+      port_(port_of(listener_.get())),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
     if (!epoll_.open()) throw runtime_failure(cat("epoll: ", std::strerror(errno)));
     if (!shared_.options.certificate.empty()) tls_.emplace(shared_.options);
@@ -150,6 +153,7 @@ void Server::Loop::run() {
     next_tick_ = Clock::now() + tick_time_;
     while (!stop_ || (!connections_.empty() && Clock::now() < Clock::time_point(Clock::duration(deadline_)))) turn();
     connections_.clear();
+    shared_.mailbox->close();
     listener_.close();
 }
 
@@ -162,8 +166,10 @@ void Server::Loop::turn() {
                                    static_cast<int>(std::clamp<int64_t>(wait, 0, 3'600'000)));
     for (int i = 0; i < count; ++i) {
         void* of = events[static_cast<size_t>(i)].data.ptr;
-        if (of == &listener_) accept_some();
-        else if (of != nullptr) static_cast<Connection*>(of)->on_events(events[static_cast<size_t>(i)].events);
+        if (of == &listener_)
+            accept_some();
+        else if (of != nullptr)
+            static_cast<Connection*>(of)->on_events(events[static_cast<size_t>(i)].events);
     }
     collect_mail();
     if (drain_ && !shared_.draining) begin_drain();
@@ -183,8 +189,8 @@ void Server::Loop::accept_some() {
     for (int i = 0; i < 64; ++i) {
         sockaddr_storage address{};
         socklen_t size = sizeof address;
-        Descriptor socket(::accept4(listener_.get(), reinterpret_cast<sockaddr*>(&address), &size,
-                                    SOCK_CLOEXEC | SOCK_NONBLOCK));
+        Descriptor socket(
+            ::accept4(listener_.get(), reinterpret_cast<sockaddr*>(&address), &size, SOCK_CLOEXEC | SOCK_NONBLOCK));
         if (!socket.open()) {
             // Without descriptors or memory, the next tick tries again.
             if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) watch_listener(false);
@@ -198,10 +204,12 @@ void Server::Loop::accept_one(Descriptor socket, std::string peer) {
     set_socket_options(socket.get());
     if (connections_.size() >= shared_.options.connections) {
         const std::string body = error_body(503, "too many connections");
-        const std::string answer = cat("HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n"
-                                       "connection: close\r\ncontent-length: ",
-                                       body.size(), "\r\n\r\n", body);
-        if (!tls_) [[maybe_unused]] const ssize_t sent = ::send(socket.get(), answer.data(), answer.size(), MSG_NOSIGNAL);
+        const std::string answer =
+            cat("HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n"
+                "connection: close\r\ncontent-length: ",
+                body.size(), "\r\n\r\n", body);
+        if (!tls_) [[maybe_unused]]
+            const ssize_t sent = ::send(socket.get(), answer.data(), answer.size(), MSG_NOSIGNAL);
         return;
     }
     try {

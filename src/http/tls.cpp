@@ -99,7 +99,10 @@ void TlsSession::collect(std::string& wire) {
 }
 
 TlsFiles::TlsFiles(const ServerOptions& options)
-    : certificate_(options.certificate), key_(options.key), client_ca_(options.client_ca), stamp_(stamp()),
+    : certificate_(options.certificate),
+      key_(options.key),
+      client_ca_(options.client_ca),
+      stamp_(stamp()),
       context_(load()) {}
 
 void TlsFiles::refresh() {
@@ -117,8 +120,9 @@ void TlsFiles::refresh() {
 std::string TlsFiles::stamp() const {
     std::string text;
     for (const auto* path : {&certificate_, &key_, &client_ca_}) {
-        struct stat file {};
-        if (path->empty() || ::stat(path->c_str(), &file) != 0) text += "-;";
+        struct stat file{};
+        if (path->empty() || ::stat(path->c_str(), &file) != 0)
+            text += "-;";
         else
             text += cat(file.st_dev, ' ', file.st_ino, ' ', file.st_size, ' ', file.st_mtim.tv_sec, ' ',
                         file.st_mtim.tv_nsec, ';');
@@ -130,7 +134,8 @@ std::shared_ptr<ssl_ctx_st> TlsFiles::load() const {
     ::ERR_clear_error();
     std::shared_ptr<SSL_CTX> context(::SSL_CTX_new(::TLS_server_method()), ::SSL_CTX_free);
     const auto require = [](bool ok, const char* what, const std::filesystem::path& file) {
-        if (!ok) throw input_error(cat(what, " ", file.string(), " is unusable: ", openssl_reason()), "Give a PEM file.");
+        if (!ok)
+            throw input_error(cat(what, " ", file.string(), " is unusable: ", openssl_reason()), "Give a PEM file.");
     };
     UNSLOTH_CHECK(context != nullptr, openssl_reason());
     ::SSL_CTX_set_min_proto_version(context.get(), TLS1_2_VERSION);

@@ -53,7 +53,8 @@ TEST(RequestParser, ReadsARequestSplitAnywhere) {
 
 TEST(RequestParser, ReadsChunksSplitAnywhere) {
     const std::string bytes =
-        "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: Chunked\r\n\r\n4;q=\"1\"\r\nab\r\n\r\n0A\r\n0123456789\r\n0\r\nT: x\r\n\r\n";
+        "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: "
+        "Chunked\r\n\r\n4;q=\"1\"\r\nab\r\n\r\n0A\r\n0123456789\r\n0\r\nT: x\r\n\r\n";
     for (size_t step = 1; step <= bytes.size(); ++step) {
         const Parsed parsed = parse(bytes + "G", step);
         ASSERT_TRUE(parsed.done) << step;

@@ -17,8 +17,7 @@ namespace unsloth::http {
 using Headers = std::vector<std::pair<std::string, std::string>>;
 
 /// One request, whole: its body has arrived.
-struct Request
-{
+struct Request {
     std::string method;
     std::string path;   ///< decoded, without the query
     std::string query;  ///< as sent, without '?'
@@ -27,10 +26,10 @@ struct Request
     std::string peer;  ///< address and port, for the log
 };
 
-/// The answer to one request. Copies share the exchange; any thread may call it. The exchange ends with `send` or `end`.
-class Response
-{
-public:
+/// The answer to one request. Copies share the exchange; any thread may call it. The exchange ends with `send` or
+/// `end`.
+class Response {
+  public:
     virtual ~Response() = default;
     /// Sends a whole answer.
     virtual void send(int status, Headers headers, std::string body) = 0;
@@ -54,14 +53,14 @@ struct ServerOptions {
     /// PEM files; without a certificate, no TLS. With a client CA, clients must present a certificate of it. Changed
     /// files are read again for new connections; where they cannot be read, the ones before remain in use.
     std::filesystem::path certificate, key, client_ca;
-    size_t header_bytes = size_t{64} << 10;    ///< of one request's header, else 431
-    size_t body_bytes = size_t{32} << 20;      ///< of one request's body, else 413
-    size_t buffered_bytes = size_t{4} << 20;   ///< of one streamed answer that wait for the client, who is dropped above
+    size_t header_bytes = size_t{64} << 10;   ///< of one request's header, else 431
+    size_t body_bytes = size_t{32} << 20;     ///< of one request's body, else 413
+    size_t buffered_bytes = size_t{4} << 20;  ///< of one streamed answer that wait for the client, who is dropped above
     std::chrono::milliseconds header_time{10'000};  ///< for TLS and a request's header to arrive, else 408
     std::chrono::milliseconds body_time{60'000};    ///< for its body to arrive, else 408
     std::chrono::milliseconds idle_time{75'000};    ///< a connection without a request, or that takes no output
-    size_t connections = 4096;                 ///< at a time; further ones are answered 503
-    size_t streams = 1024;                     ///< HTTP/2 requests of one connection at a time
+    size_t connections = 4096;                      ///< at a time; further ones are answered 503
+    size_t streams = 1024;                          ///< HTTP/2 requests of one connection at a time
 };
 
 /// Listens on one port; a thread of its own runs all connections. Errors that it finds itself (400, 408, 413, 431, 503)
