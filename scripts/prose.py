@@ -33,6 +33,7 @@ PASSING = [
     "docs/options.md",
     "docs/parallel.md",
     "docs/rewards.md",
+    "docs/serving.md",
 ]
 
 # What is found, and what to write instead.
