@@ -96,7 +96,7 @@ std::vector<config::OptionsToTake> options_to_take(Command command) {
                                               {{"model.dtype", "data.template"}, {}},
                                               {{"data.chat_template_kwargs"}, {"data.template"}}};
     const std::vector<std::string> targets = {"data.train_on_prompt", "data.train_on_last_turn_only"};
-    if (command != Command::generate) all.push_back({targets, targets});
+    if (command != Command::generate && command != Command::serve) all.push_back({targets, targets});
     if (command == Command::evaluate) all.push_back({{"model.max_seq_length", "data.overflow_strategy"}, {}});
     return all;
 }

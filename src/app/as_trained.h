@@ -7,8 +7,8 @@
 
 namespace unsloth::app {
 
-/// Of score, generate and evaluate: the run that made the adapter, or the fully trained model, says how the base is
-/// held, in which type it computes and how rows are written, where neither flags nor a configuration file do. A
+/// Of score, generate, serve and evaluate: the run that made the adapter, or the fully trained model, says how the base
+/// is held, in which type it computes and how rows are written, where neither flags nor a configuration file do. A
 /// configuration RUN/run_config.json means the run's result. Both are logged. Input Error where such a run has none.
 void take_from_run(CommandLine& line);
 

@@ -20,6 +20,7 @@ bool run_data(const CommandLine& line);
 void run_augment(const CommandLine& line);
 void run_score(const CommandLine& line);
 void run_generate(const CommandLine& line);
+void run_serve(const CommandLine& line);
 void run_evaluate(const CommandLine& line);
 void run_tokenize(const CommandLine& line);
 /// False when the folder was read but is not sound.

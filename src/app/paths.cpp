@@ -60,7 +60,9 @@ void require_inputs(const CommandLine& line) {
     for (const config::DataSource& source : config.data.datasets) require_rows(source.path, source.split);
     if (config.data.eval_file) require_rows(*config.data.eval_file);
     for (const auto& [name, file] : config.data.eval_files) require_rows(file);
-    for (const std::string& file : {line.generate.file, line.replay.file}) require_readable(file);
+    for (const std::string& file :
+         {line.generate.file, line.replay.file, line.serve.api_key_file, line.serve.tls_cert, line.serve.tls_key})
+        require_readable(file);
     require_readable(config.training.sample_prompts.value_or(""));
 }
 

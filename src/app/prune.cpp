@@ -71,7 +71,7 @@ std::vector<std::vector<double>> neuron_importance(const formats::WeightFile& ba
             stop_if_interrupted();
             std::vector<double>& neurons = importance[static_cast<std::size_t>(layer)];
             const std::vector<double> norms =
-                formats::column_norms(base.tensors.linear(static_cast<int>(layer), spec::Projection::down));
+                formats::column_norms(base.tensors.linear({static_cast<int>(layer), spec::Projection::down}));
             std::ranges::transform(neurons, norms, neurons.begin(), std::multiplies());
         }
     });
@@ -102,8 +102,8 @@ formats::Pruning pruning_of(const PruneRequest& request, const PruneReport& repo
                 formats::places_of_largest(report.importance[static_cast<std::size_t>(layer)], request.intermediate));
     if (request.wanda == Sparsity::none) return pruning;
     pruning.zero = [&found, sparsity = request.wanda](const spec::TensorRule& rule, int64_t rows, float* values) {
-        const auto& norms =
-            found.inputs.at(static_cast<std::size_t>(rule.layer))[static_cast<std::size_t>(input_of(rule.projection))];
+        const auto& norms = found.inputs.at(
+            static_cast<std::size_t>(rule.id.layer))[static_cast<std::size_t>(input_of(rule.id.projection))];
         const auto cols = static_cast<int64_t>(norms.size());
         for (int64_t row = 0; row < rows; ++row) formats::zero_least(sparsity, norms.data(), cols, values + row * cols);
     };
@@ -146,8 +146,7 @@ double loss_of(StagedFolder& written, engine_api::Engine& engine, config::Loaded
     try {
         return engine.calibrate(loaded, {.file = rows}).loss;
     } catch (const Error& error) {
-        throw Error(error.kind(),
-                    cat("the pruned model was written, and its loss could not be measured: ", error.what()),
+        throw Error(error.id(), cat("the pruned model was written, and its loss could not be measured: ", error.what()),
                     cat("It stays in ", written.keep_as("unverified").string()));
     }
 }

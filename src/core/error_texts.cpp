@@ -497,6 +497,12 @@ constexpr Explained explained[] = {
       "Correct or unset the variable that the message names."}},
     {"network.port",
      {"No port is free, or another process uses the port.", "Choose another port; the message names the option."}},
+    {"network.cannot-listen",
+     {"The server cannot listen at the address or port.",
+      "Give an address of this machine and a free port, or port 0 for any."}},
+    {"network.bad-certificate", {"A certificate, key or list of authorities cannot be used.", "Give a PEM file."}},
+    {"network.bad-keys",
+     {"The file of API keys has none, or one that is too long.", "Write a key per line, or omit the option."}},
     // process and library
     {"process.system-call",
      {"The system refuses a resource that the program needs.",

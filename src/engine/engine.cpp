@@ -34,6 +34,10 @@ class EngineImpl final : public engine_api::Engine {
     void generate(const config::LoadedConfig& loaded, const engine_api::GenerateRequest& request) override {
         guarded([&] { commands::run_generate(loaded, request); });
     }
+    void serve(const config::LoadedConfig& loaded, const engine_api::GenerateRequest& answers,
+               const engine_api::ServeRequest& request) override {
+        guarded([&] { commands::run_serve(loaded, answers, request); });
+    }
     void evaluate(const config::LoadedConfig& loaded, const engine_api::EvaluateRequest& request) override {
         guarded([&] { commands::run_evaluate(loaded, request); });
     }

@@ -154,10 +154,10 @@ std::string MergedModel::original_config() const {
 /// Of the base: where that is tied and the result is not, the head begins as the embeddings were.
 const TensorSource* MergedModel::source_of(const spec::TensorRule& rule) const {
     if (rule.role == spec::TensorRole::lm_head) return &base_.tensors.head();
-    if (pruning_ == nullptr || rule.layer < 0) return base_.tensors.find(rule.hf_name);
-    const auto layer = static_cast<int>(pruning_->layers[static_cast<std::size_t>(rule.layer)]);
-    if (rule.role == spec::TensorRole::linear) return &base_.tensors.linear(layer, rule.projection);
-    if (rule.role == spec::TensorRole::bias) return base_.tensors.bias(layer, rule.projection);
+    if (pruning_ == nullptr || rule.id.layer < 0) return base_.tensors.find(rule.hf_name);
+    const auto layer = static_cast<int>(pruning_->layers[static_cast<std::size_t>(rule.id.layer)]);
+    if (rule.role == spec::TensorRole::linear) return &base_.tensors.linear({layer, rule.id.projection});
+    if (rule.role == spec::TensorRole::bias) return base_.tensors.bias({layer, rule.id.projection});
     return &base_.tensors.of(rule.role, layer);
 }
 
@@ -167,10 +167,10 @@ void MergedModel::cut(MergedTensor& tensor) const {
     const spec::TensorRule& rule = tensor.rule_;
     const bool linear = rule.role == spec::TensorRole::linear;
     if (pruning_ == nullptr || pruning_->neurons.empty() || (!linear && rule.role != spec::TensorRole::bias)) return;
-    const std::vector<int64_t>& kept = pruning_->neurons[static_cast<std::size_t>(rule.layer)];
-    if (rule.projection == spec::Projection::gate || rule.projection == spec::Projection::up)
+    const std::vector<int64_t>& kept = pruning_->neurons[static_cast<std::size_t>(rule.id.layer)];
+    if (rule.id.projection == spec::Projection::gate || rule.id.projection == spec::Projection::up)
         (linear ? tensor.kept_rows_ : tensor.kept_cols_) = &kept;
-    else if (rule.projection == spec::Projection::down && linear)
+    else if (rule.id.projection == spec::Projection::down && linear)
         tensor.kept_cols_ = &kept;
 }
 

@@ -12,10 +12,8 @@ namespace unsloth::formats {
 spec::ModelSpec pruned_spec(const spec::ModelSpec& base, const Pruning& pruning) {
     spec::ModelSpec spec = base;
     spec.num_layers = static_cast<int64_t>(pruning.layers.size());
-    spec.sliding_window.clear();
-    if (!base.sliding_window.empty())
-        for (const int64_t layer : pruning.layers)
-            spec.sliding_window.push_back(base.sliding_window.at(static_cast<std::size_t>(layer)));
+    spec.layers.clear();
+    for (const int64_t layer : pruning.layers) spec.layers.push_back(base.layers.at(static_cast<std::size_t>(layer)));
     if (!pruning.neurons.empty()) spec.intermediate_size = static_cast<int64_t>(pruning.neurons.front().size());
     return spec;
 }

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <utility>
 
+#include "generate/rated_rows.h"
 #include "unsloth/core/error.h"
 #include "unsloth/ops/paged_attention.h"
 
@@ -56,6 +58,11 @@ void pad(model::CachedPass& pass, int64_t most) {
     pass.rows.decoding = bucket;
 }
 
+/// Whether the logits at position t rate the prompt's next token, and somebody asks for that.
+bool rates_prompt_at(const Sequence& s, int64_t t) {
+    return s.request.prompt_logprobs && t + 1 < static_cast<int64_t>(s.request.prompt.size());
+}
+
 model::CachedPass pass_of(const std::vector<ScheduledChunk>& parts, int64_t context, bool names_adapters) {
     model::CachedPass pass;
     data::Batch& batch = pass.batch;
@@ -81,6 +88,7 @@ model::CachedPass pass_of(const std::vector<ScheduledChunk>& parts, int64_t cont
             pass.slots_T.push_back(slot(s, t));
             if (names_adapters) pass.adapter_T.push_back(s.request.adapter);
             if (part.as_decode_rows) end_row(1, t + 1);
+            if (rates_prompt_at(s, t)) batch.target_index.push_back(static_cast<int32_t>(batch.ids_T.size()) - 1);
         }
         if (!part.as_decode_rows) end_row(part.count, end);
         if (part.chooses()) batch.target_index.push_back(batch.segments.back() - 1);
@@ -117,17 +125,37 @@ int64_t Decoder::add(Request request) {
                   " of ", model_.sizes().adapters);
     UNSLOTH_CHECK(request.logprobs == ops::LogprobOf::model || request.sampling.temperature > 0,
                   "a policy of temperature ", request.sampling.temperature);
+    UNSLOTH_CHECK(!request.prompt_logprobs || model_.sizes().head_rows >= model_.sizes().tokens,
+                  "logits of whole prompts were not planned");
+    spec::Sampling unstopped = request.sampling;
+    for (const int32_t id : request.stop_ids)
+        unstopped.logit_bias.emplace_back(id, -std::numeric_limits<float>::infinity());
+    Completion begun;
+    if (request.prompt_logprobs) begun.prompt.resize(request.prompt.size() - 1);
+    const bool differs = request.min_new_tokens > 0 && !request.stop_ids.empty();
     const int64_t number = scheduler_.add(std::move(request));
-    answers_[number];
+    answers_[number] = std::move(begun);
+    if (differs) unstopped_[number] = std::move(unstopped);
     return number;
 }
 
 /// Keys of other weights, and pages that another decoder wrote to, are not found any more.
 void Decoder::forget_others_keys() {
-    if (claim_ == model_.cache_claim() && weights_ == model_.policy_version()) return;
+    // Where adapters come and go, Request::prefix names what a row's keys are of.
+    const uint64_t weights = model_.sizes().adapters > 0 ? 0 : model_.policy_version();
+    if (claim_ == model_.cache_claim() && weights_ == weights) return;
     scheduler_.use_policy(++policy_);
     claim_ = model_.claim_cache();
-    weights_ = model_.policy_version();
+    weights_ = weights;
+}
+
+void Decoder::cancel(int64_t request) {
+    const Sequence* const dropped = scheduler_.drop(request);
+    if (issued_ && dropped != nullptr)
+        for (Sequence*& row : issued_->rows)
+            if (row == dropped) row = nullptr;
+    answers_.erase(request);
+    unstopped_.erase(request);
 }
 
 bool Decoder::step(const OnToken& on_token, const OnEnd& on_end) {
@@ -143,6 +171,7 @@ bool Decoder::step(const OnToken& on_token, const OnEnd& on_end) {
     if (now.there != nullptr) now.there->synchronize();
     const Clock::time_point came = Clock::now(), waited = std::max(now.begun, std::exchange(tokens_came_, came));
     if (now.is_timed) on_pass_(now.work, std::chrono::duration<double, std::milli>(came - waited).count());
+    note_rated(now);
     for (std::size_t row = 0; row < now.rows.size(); ++row) {
         const float logprob = now.logprobs.const_data_ptr<float>()[row];
         if (now.rows[row] == nullptr) continue;
@@ -180,13 +209,27 @@ Decoder::Issued Decoder::issue(const std::vector<ScheduledChunk>& parts, const a
     Issued issued;
     issued.begun = Clock::now();
     if (on_pass_) issued.work = PassWork::of(parts);
+    static const spec::Sampling likeliest;  // of rows whose token is known
     std::vector<ops::RowSampling> rows;
     for (const ScheduledChunk& part : parts) {
-        if (!part.chooses()) continue;
         Sequence& s = *part.sequence;
         const Request& request = s.request;
+        for (int64_t t = s.cached; t < s.cached + part.count; ++t) {
+            if (!rates_prompt_at(s, t)) continue;
+            issued.rated.push_back({rows.size(), &s, static_cast<std::size_t>(t) + 1, request.top_logprobs});
+            rows.push_back({&likeliest, {}, 0, {}});
+            issued.rows.push_back(nullptr);
+        }
+        if (!part.chooses()) continue;
         const std::size_t prompt = request.prompt.size(), position = s.ids.size() - prompt + (part.ahead ? 1 : 0);
-        rows.push_back({&request.sampling,
+        const auto unstopped = unstopped_.find(s.number);
+        const bool may_stop = unstopped == unstopped_.end() || static_cast<int64_t>(position) >= request.min_new_tokens;
+        if (!request.rated_ids.empty())
+            issued.rated.push_back(
+                {rows.size(), nullptr, 0, static_cast<int64_t>(request.rated_ids.size()), request.rated_ids});
+        else if (request.top_logprobs > 0)
+            issued.rated.push_back({rows.size(), nullptr, 0, request.top_logprobs});
+        rows.push_back({may_stop ? &request.sampling : &unstopped->second,
                         s.ids,
                         prompt,
                         {request.seed, request.prompt_number, request.answer_number, static_cast<uint32_t>(position)},
@@ -206,8 +249,13 @@ Decoder::Issued Decoder::issue(const std::vector<ScheduledChunk>& parts, const a
     if (pads_) pad(pass, std::min(model_.sizes().segments, model_.sizes().tokens));
     pass.ids = ids;
     const int64_t recorded = model_.counts().recorded;
+    RatedRows rated;
     model_.forward_with_kv_cache(pass, [&](int64_t first, const at::Tensor& logits_CV) {
         const int64_t n = logits_CV.size(0);
+        for (const Issued::Rated& row : issued.rated)
+            if (const auto at = static_cast<int64_t>(row.row) - first; at >= 0 && at < n)
+                rated.add(at, row.of == nullptr ? 0 : row.of->ids[row.position], row.top, row.listed);
+        rated.rate(logits_CV);  // before penalties overwrite them
         ops::sample_tokens(ctx_, logits_CV,
                            std::span(rows).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(n)),
                            issued.ids_C.narrow(0, first, n), issued.logprobs_C.narrow(0, first, n));
@@ -216,12 +264,15 @@ Decoder::Issued Decoder::issue(const std::vector<ScheduledChunk>& parts, const a
         std::any_of(parts.begin(), parts.end(), [](const ScheduledChunk& part) { return part.decodes(); });
     issued.is_timed = on_pass_ && waits && model_.counts().recorded == recorded;
     issued.ids = issued.ids_C, issued.logprobs = issued.logprobs_C;
+    if (!issued.rated.empty()) rated.take(issued.rated_logprobs, issued.top_ids, issued.top_logprobs);
     if (ctx_.is_cuda()) {
-        const auto on_host = at::TensorOptions().pinned_memory(true);
-        issued.ids = at::empty({count}, on_host.dtype(at::kInt));
-        issued.logprobs = at::empty({count}, on_host.dtype(at::kFloat));
-        issued.ids.copy_(issued.ids_C, /*non_blocking=*/true);
-        issued.logprobs.copy_(issued.logprobs_C, /*non_blocking=*/true);
+        for (at::Tensor* values :
+             {&issued.ids, &issued.logprobs, &issued.rated_logprobs, &issued.top_ids, &issued.top_logprobs}) {
+            if (!values->defined()) continue;
+            const at::Tensor there = at::empty(values->sizes(), values->options().device(at::kCPU).pinned_memory(true));
+            there.copy_(*values, /*non_blocking=*/true);
+            *values = there;
+        }
         issued.there = std::make_shared<ops::Event>(ctx_);
         issued.there->record();
     }
@@ -233,11 +284,32 @@ std::optional<std::pair<Decoder::Issued, std::vector<ScheduledChunk>>> Decoder::
     for (const Sequence* s : before.rows) {
         if (s == nullptr) return std::nullopt;
         const spec::Sampling& sampling = s->request.sampling;
-        if (sampling.repetition_penalty != 1 || sampling.presence_penalty != 0) return std::nullopt;
+        if (sampling.repetition_penalty != 1 || sampling.presence_penalty != 0 || sampling.frequency_penalty != 0)
+            return std::nullopt;
     }
     std::vector<ScheduledChunk> parts = scheduler_.schedule_async(before.rows);
     if (parts.empty()) return std::nullopt;
     return std::pair{issue(parts, before.ids_C), parts};
+}
+
+/// What is known of a pass' tokens besides those chosen: of prompts, and of the answers' before they are taken.
+void Decoder::note_rated(const Issued& issued) {
+    for (std::size_t i = 0; i < issued.rated.size(); ++i) {
+        const Issued::Rated& rated = issued.rated[i];
+        const Sequence* const s = rated.of != nullptr ? rated.of : issued.rows[rated.row];
+        if (s == nullptr) continue;
+        const at::Tensor row = issued.top_ids[static_cast<int64_t>(i)],
+                         logprobs = issued.top_logprobs[static_cast<int64_t>(i)];
+        std::vector<std::pair<int32_t, float>> top;
+        for (int64_t k = 0; k < std::min(rated.top, row.size(0)); ++k)
+            top.emplace_back(static_cast<int32_t>(row.const_data_ptr<int64_t>()[k]),
+                             logprobs.const_data_ptr<float>()[k]);
+        Completion& answer = answers_.at(s->number);
+        if (rated.of != nullptr)
+            answer.prompt[rated.position - 1] = {issued.rated_logprobs.const_data_ptr<float>()[i], std::move(top)};
+        else
+            answer.top.push_back(std::move(top));
+    }
 }
 
 /// False: its answer has ended, and it is gone.
@@ -248,8 +320,14 @@ bool Decoder::take(Sequence& s, const ops::SampledToken& chosen, const OnToken& 
     bool ended = true;
     if (std::isnan(chosen.logprob)) {
         answer.finish_reason = FinishReason::not_finite;
+        if (!answer.top.empty()) answer.top.pop_back();
     } else if (stops_here && !s.request.keeps_stop_id) {
         answer.finish_reason = FinishReason::stop_token;
+        answer.stop = {chosen.id, {chosen.logprob, {}}};
+        if (!answer.top.empty()) {
+            answer.stop->second.top = std::move(answer.top.back());
+            answer.top.pop_back();
+        }
     } else {
         s.ids.push_back(chosen.id);
         answer.ids.push_back(chosen.id);
@@ -263,9 +341,11 @@ bool Decoder::take(Sequence& s, const ops::SampledToken& chosen, const OnToken& 
     }
     if (!ended) return true;
     const int64_t number = s.number;
+    answer.cached_tokens = s.shared;
     scheduler_.finish(s);
     if (on_end) on_end(number, answer);
     answers_.erase(number);
+    unstopped_.erase(number);
     return false;
 }
 

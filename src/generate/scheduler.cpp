@@ -34,7 +34,7 @@ int64_t Scheduler::add(Request request) {
         throw Error("model.too-many-positions",
                     cat("prompt and answer take ", room, " tokens, the longest sequence has ", limits_.context),
                     "Raise --max_model_len, or lower --max_new_tokens.");
-    UNSLOTH_CHECK(static_cast<BlockAllocator::PrefixHash>(request.adapter + 1) < Sequence::most_adapters, "adapter ",
+    UNSLOTH_CHECK(static_cast<BlockAllocator::PrefixHash>(request.adapter + 1) < Sequence::most_beginnings, "adapter ",
                   request.adapter);
     auto sequence = std::make_unique<Sequence>();
     sequence->number = added_++;
@@ -135,6 +135,7 @@ void Scheduler::share_prefix(Sequence& s) {
         s.texts.push_back(found->text);
     }
     s.cached = static_cast<int64_t>(s.pages.size()) * pool_.page_tokens();
+    if (s.ids.size() == s.request.prompt.size()) s.shared = s.cached;
 }
 
 /// Whether a running sequence is about to complete the page that this one needs next: it waits and shares it.
@@ -154,7 +155,7 @@ bool Scheduler::is_being_computed(const Sequence& s) const {
 /// False: it does not fit yet, or waits for a beginning that it shares.
 bool Scheduler::admit(Sequence& s) {
     s.policy = policy_;
-    if (limits_.shares_prefixes) {
+    if (limits_.shares_prefixes && !s.request.prompt_logprobs) {  // which needs every token's logits
         share_prefix(s);
         if (is_being_computed(s)) {
             release(s);
@@ -222,6 +223,16 @@ void Scheduler::finish(const Sequence& sequence) {
     UNSLOTH_CHECK(at != running_.end(), "sequence ", sequence.number, " is not running");
     release(**at);
     running_.erase(at);
+}
+
+const Sequence* Scheduler::drop(int64_t number) {
+    const auto is_it = [&](const auto& s) { return s->number == number; };
+    std::erase_if(waiting_, is_it);
+    const auto at = std::find_if(running_.begin(), running_.end(), is_it);
+    if (at == running_.end()) return nullptr;
+    const Sequence* const dropped = at->get();
+    finish(*dropped);
+    return dropped;
 }
 
 }  // namespace unsloth::generate

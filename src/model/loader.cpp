@@ -81,6 +81,9 @@ void ModelPlan::read_trained() {
     if (!request_.adapters.empty()) {
         UNSLOTH_CHECK(!request_.adapter && !request_.trains, "several adapters are for answers alone");
         stack_ = std::make_shared<const weights::MultiLoraAdapters>(request_.adapters, spec());
+    } else if (request_.adapter_slots.count > 0) {
+        UNSLOTH_CHECK(!request_.adapter && !request_.trains, "slots of adapters are for answers alone");
+        stack_ = std::make_shared<const weights::MultiLoraAdapters>(request_.adapter_slots, spec());
     }
     if (request_.trains && request_.lora && request_.lora->use_dora && request_.lora->lora_dropout > 0)
         throw Error("option.unsupported",
@@ -312,7 +315,7 @@ std::string ModelPlan::resident_fingerprint() const {
 void ModelPlan::complete_sizes() {
     ActivationSizes& sizes = request_.sizes;
     sizes.training = request_.trains;
-    sizes.adapters = static_cast<int64_t>(request_.adapters.size());
+    sizes.adapters = std::max(static_cast<int64_t>(request_.adapters.size()), request_.adapter_slots.count);
     sizes.coded = parts_.base->coded();
     sizes.head_coded = parts_.base->head_coded();
     sizes.expands_head = parts_.base->expands_head();

@@ -72,6 +72,8 @@ std::vector<float> adjusted(std::span<const float> logits_V, const spec::Samplin
     if (sampling.presence_penalty != 0)
         for (const int32_t id : distinct(ids.subspan(answer_begin)))
             at(id) -= static_cast<float>(sampling.presence_penalty);
+    if (sampling.frequency_penalty != 0)
+        for (const int32_t id : ids.subspan(answer_begin)) at(id) -= static_cast<float>(sampling.frequency_penalty);
     for (const auto& [id, bias] : sampling.logit_bias) at(id) += bias;
     return logits;
 }
@@ -130,6 +132,11 @@ void append_adjusted(const RowSampling& row, int64_t vocabulary, std::vector<ker
         for (const int32_t id : row.ids) tokens[id].repeated = true;
     if (row.sampling->presence_penalty != 0)
         for (const int32_t id : row.ids.subspan(row.answer_begin)) tokens[id].in_answer = true;
+    if (row.sampling->frequency_penalty != 0)
+        for (const int32_t id : row.ids.subspan(row.answer_begin)) {
+            tokens[id].biased = true;
+            tokens[id].bias -= static_cast<float>(row.sampling->frequency_penalty);
+        }
     for (const auto& [id, bias] : row.sampling->logit_bias) {
         kernels::AdjustedToken& token = tokens[id];
         token.biased = true;

@@ -70,6 +70,7 @@ model::LoadRequest make_request(const config::LoadedConfig& loaded, const Recipe
     if (recipe.work == Work::run) request.sizes.objective = objective::needs_of(config, recipe.teacher_tokens);
     if (trains) return request;
     request.adapters = recipe.adapters;
+    request.adapter_slots = recipe.adapter_slots;
     request.sizes.cache_tokens = recipe.cache.tokens;
     request.sizes.cache_in_8_bit = recipe.cache.in_8_bit;
     request.sizes.context = recipe.cache.context;

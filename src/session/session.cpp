@@ -93,13 +93,15 @@ config::LoadedConfig with_base(config::LoadedConfig loaded, const engine_api::Na
 
 LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens,
                                int64_t segments, int64_t head_rows, int64_t fewest_tokens,
-                               const placement::CacheSize& cache, const engine_api::NamedFolders& adapters) {
+                               const placement::CacheSize& cache, const engine_api::NamedFolders& adapters,
+                               const weights::AdapterSlots& slots) {
     const at::Device device = ops::choose_device(loaded.config.hardware.device);
     LoadedModel result;
     placement::Recipe recipe{.work = placement::Work::passes,
                              .device = device,
                              .held = placement::held_memory(*opened.file, device),
                              .cache = cache,
+                             .adapter_slots = slots,
                              .fewest_tokens = fewest_tokens};
     for (const auto& [name, folder] : adapters.folders) {
         const weights::NamedAdapter named{name, formats::resolve_model_path(folder).string()};

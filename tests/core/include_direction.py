@@ -5,14 +5,14 @@
     include_direction.py --self-test   checks that every rule is able to fail
 
 The rules:
-  order    a module includes only modules that stand to its left: core | spec, hub | config, formats, tokenizer, ops |
-           import, engine_api, memory, comm, data, report, planner | weights, reward | model | objective, generate | placement |
-           session | train | commands, bench | engine | app;
+  order    a module includes only modules that stand to its left: core | spec, hub, http | config, formats, tokenizer,
+           ops | import, engine_api, memory, comm, data, report, planner, openai | weights, reward | model |
+           objective, generate | placement | session | serve | train | commands, bench | engine | app;
            kernels stand beside spec, and
            only ops includes them
   private  headers under src/MODULE/ are for that module alone (tests may use them)
   torch    LibTorch's headers stand only in ops, memory, comm, weights, model, objective, generate, placement,
-           session, train, commands, bench and engine; never in
+           session, serve, train, commands, bench and engine; never in
            kernels/
   json     no public header includes nlohmann/json.hpp (it costs a second a file; json_fwd.hpp will do), but for the
            option table's unsloth/config/json.h, which no other module's public header includes
@@ -30,6 +30,7 @@ RANK = {
     "kernels": 1.5,
     "config": 2,
     "hub": 1,
+    "http": 1,
     "import": 3,
     "engine_api": 3,
     "formats": 2,
@@ -42,11 +43,13 @@ RANK = {
     "planner": 3,
     "weights": 4,
     "reward": 4,
+    "openai": 3,
     "model": 5,
     "objective": 6,
     "generate": 6,
     "placement": 6.5,
     "session": 7,
+    "serve": 7.5,
     "train": 8,
     "commands": 9,
     "bench": 9,
@@ -63,6 +66,7 @@ WITH_TORCH = {
     "generate",
     "placement",
     "session",
+    "serve",
     "train",
     "commands",
     "bench",

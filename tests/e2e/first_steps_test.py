@@ -282,6 +282,7 @@ class Readme(EndToEnd):
             "ICU": "ICU",
             "yaml-cpp": "yaml-cpp",
             "CRYPTO": "OpenSSL",
+            "HTTP": "nghttp2",
         }
         found = re.findall(r"(?:find_package|pkg_check_modules)\(([\w-]+)", cmake)
         for package in set(found) - {"PkgConfig", "Threads", "GTest"}:

@@ -73,8 +73,8 @@ TEST(ColumnNorms, AgreeWithSumsOverAllRows) {
     const spec::ModelSpec spec = tiny_spec();
     write_model_folder(folder.path(), spec, random_weights(spec));
     const WeightFile file = WeightFile::open(folder.path().string());
-    const TensorSource& down = file.tensors.linear(1, spec::Projection::down);
-    const std::vector<float> values = floats_of(*down.tensor);
+    const TensorSource& down = file.tensors.linear({1, spec::Projection::down});
+    const std::vector<float> values = floats_of(down.tensor());
     const std::vector<double> norms = column_norms(down);
     ASSERT_EQ(static_cast<int64_t>(norms.size()), spec.intermediate_size);
     for (int64_t col = 0; col < spec.intermediate_size; ++col) {
@@ -91,7 +91,7 @@ spec::ModelSpec four_layers(const std::string& family = "llama") {
     spec::ModelSpec spec = tiny_spec(/*tied=*/family == "qwen3");
     spec.model_type = family;
     spec.num_layers = 4;
-    spec.sliding_window.assign(4, 0);
+    spec.layers.assign(4, {});
     spec.qk_norm = family == "qwen3";
     spec.qkv_bias = spec.o_bias = spec.mlp_bias = family == "llama";
     return spec;
@@ -119,12 +119,12 @@ TEST(PrunedModel, HasTheRemainingLayersBitForBit) {
         EXPECT_GT(model.pruned->checkpoint.files().size(), 1U);
         for (const TensorSource& source : model.pruned->tensors.all()) {
             std::string name = source.rule.hf_name;
-            const std::string here = cat("layers.", source.rule.layer, "."),
-                              there = cat("layers.", source.rule.layer == 0 ? 0 : source.rule.layer + 1, ".");
-            if (source.rule.layer >= 0) name.replace(name.find(here), here.size(), there);
+            const std::string here = cat("layers.", source.rule.id.layer, "."),
+                              there = cat("layers.", source.rule.id.layer == 0 ? 0 : source.rule.id.layer + 1, ".");
+            if (source.rule.id.layer >= 0) name.replace(name.find(here), here.size(), there);
             const TensorSource* const original = model.base->tensors.find(name);
             ASSERT_NE(original, nullptr) << name;
-            EXPECT_TRUE(std::ranges::equal(source.tensor->data, original->tensor->data)) << family << " " << name;
+            EXPECT_TRUE(std::ranges::equal(source.tensor().data, original->tensor().data)) << family << " " << name;
         }
     }
 }
@@ -140,18 +140,18 @@ TEST(PrunedModel, HasTheRemainingNeuronsOfEachLayer) {
         for (std::size_t k = 0; k < kept.size(); ++k) {
             for (const spec::Projection p : {spec::Projection::gate, spec::Projection::up}) {
                 std::vector<float> found(24), expected(24), bias(4), biases(40);
-                model.pruned->tensors.linear(layer, p).read_f32(static_cast<int64_t>(k), static_cast<int64_t>(k) + 1,
-                                                                found.data());
-                model.base->tensors.linear(of_base, p).read_f32(kept[k], kept[k] + 1, expected.data());
+                model.pruned->tensors.linear({layer, p})
+                    .read_f32(static_cast<int64_t>(k), static_cast<int64_t>(k) + 1, found.data());
+                model.base->tensors.linear({of_base, p}).read_f32(kept[k], kept[k] + 1, expected.data());
                 EXPECT_EQ(found, expected);
-                model.pruned->tensors.bias(layer, p)->read_f32(bias.data());
-                model.base->tensors.bias(of_base, p)->read_f32(biases.data());
+                model.pruned->tensors.bias({layer, p})->read_f32(bias.data());
+                model.base->tensors.bias({of_base, p})->read_f32(biases.data());
                 EXPECT_EQ(bias[k], biases[static_cast<std::size_t>(kept[k])]);
             }
-            const std::vector<float> found =
-                                         floats_of(*model.pruned->tensors.linear(layer, spec::Projection::down).tensor),
-                                     all =
-                                         floats_of(*model.base->tensors.linear(of_base, spec::Projection::down).tensor);
+            const std::vector<float> found = floats_of(
+                                         *model.pruned->tensors.linear({layer, spec::Projection::down}).tensor),
+                                     all = floats_of(
+                                         *model.base->tensors.linear({of_base, spec::Projection::down}).tensor);
             for (std::size_t row = 0; row < 24; ++row)
                 EXPECT_EQ(found[row * 4 + k], all[row * 40 + static_cast<std::size_t>(kept[k])]);
         }

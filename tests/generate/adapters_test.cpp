@@ -179,6 +179,43 @@ TEST_P(AdaptersTest, ASingleOneIsThatOfTheRowsThatNameIt) {
     }
 }
 
+/// As they do in a stack that never changes; what is cached of one does not count for the next in its place.
+TEST_P(AdaptersTest, SlotsTakeAdaptersOneAfterTheOther) {
+    const std::vector<Request> asked = requests();
+    const std::vector<Completion> expected = alone(asked);
+    model::LoadRequest request = request_for(device, 7);
+    request.adapter_slots = {.count = 2, .rank = 12};
+    const LoadedModel model = load_model(model_folder(name), request);
+    generate::Decoder decoder(*model.ctx, *model.model);
+    for (const auto& [first, second] : {std::pair{0, 1}, {2, 1}, {2, 0}, {1, 0}}) {
+        const int32_t held[] = {first, second};
+        for (int64_t slot = 0; slot < 2; ++slot) {
+            const formats::Adapter adapter =
+                weights::read_for_batches(adapters[static_cast<std::size_t>(held[slot])], spec);
+            ASSERT_LE(weights::largest_rank(adapter), 12);
+            weights::write_slot(*model.model->parameters(), request.adapter_slots, slot, &adapter);
+        }
+        model.model->parameters_changed();
+        std::vector<Request> some;
+        std::vector<std::size_t> numbers;
+        for (std::size_t i = 0; i < asked.size(); ++i) {
+            const auto slot = std::ranges::find(held, asked[i].adapter);
+            if (asked[i].adapter >= 0 && slot == std::end(held)) continue;
+            some.push_back(asked[i]);
+            some.back().prefix = static_cast<uint32_t>(asked[i].adapter + 2);
+            if (asked[i].adapter >= 0) some.back().adapter = static_cast<int32_t>(slot - held);
+            numbers.push_back(i);
+        }
+        const std::vector<Completion> answers = decoder.answer(some);
+        for (std::size_t i = 0; i < some.size(); ++i) {
+            SCOPED_TRACE(cat("request ", numbers[i], ", adapter ", asked[numbers[i]].adapter));
+            ASSERT_EQ(answers[i].ids, expected[numbers[i]].ids);
+            for (std::size_t t = 0; t < answers[i].ids.size(); ++t)
+                EXPECT_NEAR(answers[i].logprobs[t], expected[numbers[i]].logprobs[t], noise);
+        }
+    }
+}
+
 TEST_P(AdaptersTest, ThePlanHoldsAllOfThemAndOtherPassesAreRefused) {
     model::LoadRequest request = request_for(device, 4);
     const auto file =

@@ -235,6 +235,8 @@ TEST_P(DecoderTest, AnswersEndAtStopIdsAndWhereTheirReaderSaysSo) {
         decoder.answer({{.prompt = prompt, .max_new_tokens = new_tokens, .stop_ids = {-1, last}}}).front();
     EXPECT_EQ(stopped.ids, Row(whole.ids.begin(), whole.ids.begin() + static_cast<std::ptrdiff_t>(before)));
     EXPECT_EQ(stopped.finish_reason, generate::FinishReason::stop_token);
+    EXPECT_EQ(stopped.stop.value().first, last);
+    EXPECT_EQ(stopped.stop->second.logprob, whole.logprobs[before]);
     // When the stop id was read, the pass behind it was under way.
     EXPECT_EQ(passes() - new_tokens, static_cast<int64_t>(before) + 2);
 
@@ -397,6 +399,119 @@ TEST_P(DecoderTest, FirstTokensAreDrawnByThePolicy) {
     if (rare > 0) add(std::max(rare, 1.0), rare_count);
     ASSERT_GT(classes, 10);
     EXPECT_LE(chi_squared, classes - 1 + 4 * std::sqrt(2.0 * (classes - 1)));
+}
+
+TEST_P(DecoderTest, RatesPromptsAndNamesTheLikeliestTokens) {
+    model::LoadRequest planned = request_for(device, 6, 6 * 64, 32, /*singly=*/12);
+    planned.sizes.head_rows = planned.sizes.tokens;
+    const LoadedModel model = load_model(model_folder(name), planned);
+    const std::vector<Row> asked = prompts(name, 6);
+    std::vector<Request> requests;
+    for (std::size_t i = 0; i < asked.size(); ++i)
+        requests.push_back({.prompt = asked[i],
+                            .max_new_tokens = 4,
+                            .top_logprobs = static_cast<int64_t>(i) - 1,
+                            .prompt_logprobs = i % 2 == 1});
+    const generate::ChunkedPrefillPolicy singly = [](int64_t, int64_t, int64_t) {
+        return generate::PrefillChunk{5, true};
+    };
+    for (const generate::ChunkedPrefillPolicy& policy : {generate::ChunkedPrefillPolicy{}, singly}) {
+        generate::Decoder decoder(*model.ctx, *model.model,
+                                  {.rows = 6, .prefill_tokens = 7, .prefill_policy = policy, .pads = true});
+        const std::vector<Completion> answers = answer_as_they_come(decoder, requests);
+        for (std::size_t i = 0; i < answers.size(); ++i) {
+            const Completion& answer = answers[i];
+            Row all = asked[i];
+            all.insert(all.end(), answer.ids.begin(), answer.ids.end());
+            const at::Tensor logp = score_every_position(*model.model, {all}).logits_TV.to(at::kDouble).log_softmax(-1);
+            const auto check = [&](std::size_t t, float logprob, const auto& top, bool is_likeliest) {
+                const at::Tensor row = logp[static_cast<int64_t>(t) - 1];
+                EXPECT_NEAR(logprob, row[all[t]].item<double>(), 2e-4);
+                ASSERT_EQ(top.size(), static_cast<std::size_t>(std::max<int64_t>(requests[i].top_logprobs, 0)));
+                const at::Tensor highest = std::get<0>(row.topk(8));
+                for (std::size_t k = 0; k < top.size(); ++k) {
+                    EXPECT_NEAR(top[k].second, row[top[k].first].template item<double>(), 2e-4);
+                    EXPECT_NEAR(top[k].second, highest[static_cast<int64_t>(k)].template item<double>(), 2e-4);
+                }
+                if (is_likeliest && !top.empty()) {
+                    EXPECT_EQ(top[0].first, all[t]);
+                }
+            };
+            ASSERT_EQ(answer.prompt.size(), requests[i].prompt_logprobs ? asked[i].size() - 1 : 0);
+            for (std::size_t t = 1; t <= answer.prompt.size(); ++t)
+                check(t, answer.prompt[t - 1].logprob, answer.prompt[t - 1].top, false);
+            ASSERT_EQ(answer.top.size(), requests[i].top_logprobs > 0 ? answer.ids.size() : 0);
+            for (std::size_t t = 0; t < answer.top.size(); ++t)
+                check(asked[i].size() + t, answer.logprobs[t], answer.top[t], true);
+        }
+    }
+}
+
+TEST_P(DecoderTest, RatesGivenIds) {
+    const LoadedModel model = load(name, device, 48, 192);
+    const std::vector<Row> asked = prompts(name, 3);
+    const Row wanted = {5, 2, 90};
+    std::vector<Request> requests;
+    for (const Row& prompt : asked) requests.push_back({.prompt = prompt, .max_new_tokens = 1, .rated_ids = wanted});
+    requests[1].rated_ids.clear();
+    requests[1].top_logprobs = 5;
+    const std::vector<Completion> answers = generate::Decoder(*model.ctx, *model.model).answer(requests);
+    EXPECT_EQ(answers[1].top.at(0).size(), 5U);
+    for (const std::size_t i : {0, 2}) {
+        const at::Tensor logp =
+            score_every_position(*model.model, {asked[i]}).logits_TV[-1].to(at::kDouble).log_softmax(-1);
+        ASSERT_EQ(answers[i].top.at(0).size(), wanted.size());
+        for (std::size_t k = 0; k < wanted.size(); ++k) {
+            EXPECT_EQ(answers[i].top[0][k].first, wanted[k]);
+            EXPECT_NEAR(answers[i].top[0][k].second, logp[wanted[k]].item<double>(), 2e-4);
+        }
+    }
+}
+
+TEST_P(DecoderTest, StopIdsWaitForTheFewestTokensAndCancelledRequestsLeave) {
+    const LoadedModel model = load(name, device, 2, 192);
+    const Row prompt = prompts(name, 1).front();
+    generate::Decoder decoder(*model.ctx, *model.model);
+    const Row whole = decoder.answer({{.prompt = prompt, .max_new_tokens = new_tokens}}).front().ids;
+    const Request least{
+        .prompt = prompt, .max_new_tokens = new_tokens, .stop_ids = {whole[0], whole[1]}, .min_new_tokens = 3};
+    const Row ids = decoder.answer({least}).front().ids;
+    ASSERT_GE(ids.size(), 3U);
+    for (std::size_t t = 0; t < 3; ++t) EXPECT_EQ(std::ranges::count(least.stop_ids, ids[t]), 0) << t;
+
+    std::vector<int64_t> ended;
+    const int64_t first = decoder.add({.prompt = prompt, .max_new_tokens = new_tokens}),
+                  second = decoder.add({.prompt = prompt, .max_new_tokens = new_tokens}),
+                  third = decoder.add({.prompt = prompt, .max_new_tokens = new_tokens});
+    const auto end = [&](int64_t request, const Completion& answer) {
+        ended.push_back(request);
+        EXPECT_EQ(answer.ids, whole);
+    };
+    for (int i = 0; i < 3; ++i) decoder.step({}, end);  // another pass is issued ahead
+    decoder.cancel(first);
+    decoder.cancel(third);
+    const auto see = [&](int64_t request, int32_t) {
+        EXPECT_EQ(request, second);
+        return true;
+    };
+    while (decoder.step(see, end)) {
+    }
+    EXPECT_EQ(ended, (std::vector<int64_t>{second}));
+    EXPECT_EQ(decoder.scheduler().pool().free(), decoder.scheduler().pool().pages());
+}
+
+TEST_P(DecoderTest, KeysAreSharedAmongRequestsOfOnePrefix) {
+    const LoadedModel model = load(name, device, 2, 256);
+    const Row row = read_json(golden("forward/" + name + ".json"))["input_ids"][1].get<Row>(),
+              prompt(row.begin(), row.begin() + 36);
+    generate::Decoder decoder(*model.ctx, *model.model);
+    const auto cached = [&](uint32_t prefix) {
+        return decoder.answer({{.prompt = prompt, .max_new_tokens = 2, .prefix = prefix}}).front().cached_tokens;
+    };
+    EXPECT_EQ(cached(5), 0);
+    EXPECT_GT(cached(5), 0);
+    EXPECT_EQ(cached(6), 0) << "another adapter has the same number now";
+    EXPECT_GT(cached(5), 0);
 }
 
 TEST_P(DecoderTest, LogitsThatAreNotFiniteEndTheirOwnAnswerOnly) {

@@ -124,6 +124,10 @@ TEST(Sampler, PenaltiesAndBiasesChangeWhatIsLikeliest) {
     EXPECT_EQ(choose(logits, {.repetition_penalty = 1.5}, {}, {1, 5}, 2).id, 3) << "of the prompt too";
     EXPECT_EQ(choose(logits, {.presence_penalty = 0.5}, {}, {1, 5}, 2).id, 1) << "not of the prompt";
     EXPECT_EQ(choose(logits, {.presence_penalty = 0.5}, {}, {9, 1, 1, 5}, 1).id, 3);
+    EXPECT_EQ(choose(logits, {.frequency_penalty = 0.07}, {}, {1, 1, 5}, 0).id, 5) << "once for each time";
+    EXPECT_EQ(choose(logits, {.frequency_penalty = 0.07}, {}, {1, 1, 5, 5}, 0).id, 3);
+    constexpr float forbidden = -std::numeric_limits<float>::infinity();
+    EXPECT_EQ(choose(logits, {.logit_bias = {{1, forbidden}, {5, forbidden}}}).id, 3);
     EXPECT_EQ(choose({-1.0F, -1.2F}, {.repetition_penalty = 1.5}, {}, {0}, 1).id, 1) << "negative ones are multiplied";
     EXPECT_EQ(choose(logits, {.logit_bias = {{6, 20.0F}}}).id, 6);
     const SampledToken biased = choose(logits, {.logit_bias = {{6, 20.0F}}});

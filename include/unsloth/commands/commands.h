@@ -9,6 +9,10 @@ namespace unsloth::commands {
 void run_score(const config::LoadedConfig& loaded, const engine_api::ScoreRequest& request);
 /// Answers to a prompt, a file of them or a conversation, all together, on stdout.
 void run_generate(const config::LoadedConfig& loaded, const engine_api::GenerateRequest& request);
+/// OpenAI's API over a model, with the adapters and limits of `answers`. Returns after SIGTERM, when answers have
+/// ended.
+void run_serve(const config::LoadedConfig& loaded, const engine_api::GenerateRequest& answers,
+               const engine_api::ServeRequest& request);
 /// Loss, perplexity and token accuracy of data.eval_file or data.eval_files, and of generated answers the share that
 /// is right; on stdout. Input Error for rows that are no prompts with answers, where those are asked for.
 void run_evaluate(const config::LoadedConfig& loaded, const engine_api::EvaluateRequest& request);

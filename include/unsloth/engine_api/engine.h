@@ -57,6 +57,23 @@ struct GenerateRequest {
     int64_t max_batch_tokens = 8192;  ///< of a pass: a long prompt goes in by pieces beside rows that decode
 };
 
+/// How a service is reached. What it answers with is a GenerateRequest's: adapters, limits and the cache.
+struct ServeRequest {
+    std::string host = "127.0.0.1";
+    int64_t port = 8000;            ///< 0: any free one
+    std::string served_model_name;  ///< the base's id; empty: model.path
+    std::string api_key_file;       ///< a key a line; empty: anybody may ask
+    std::string tls_cert, tls_key;  ///< PEM files; empty: no TLS
+    std::string adapter_root;       ///< clients load adapters from below it; empty: they load none
+    std::string watch;              ///< a run's folder, whose newest checkpoint answers; empty: none
+    int64_t max_loras = 0;          ///< adapters at a time; 0: as many as are named, and two if others can come
+    int64_t max_lora_rank = 0;      ///< of adapters that are loaded later; 0: of those named, 16 at least
+    int64_t max_queue = 1024;       ///< sequences that wait for a row; requests beyond are refused
+    double drain_delay = 0;         ///< seconds from SIGTERM on in which requests are still taken
+    double shutdown_timeout = 30;   ///< seconds that running answers have then
+    bool accept_unknown_fields = false;
+};
+
 struct EvaluateRequest {
     config::AnswerMetric metric = config::AnswerMetric::none;
     std::string answer_regex;  ///< checked; empty: none. exact_match compares what its first group, or it, matches
@@ -202,6 +219,9 @@ class __attribute__((visibility("default"))) Engine {
     virtual void train(const config::LoadedConfig& loaded) = 0;
     virtual void score(const config::LoadedConfig& loaded, const ScoreRequest& request) = 0;
     virtual void generate(const config::LoadedConfig& loaded, const GenerateRequest& request) = 0;
+    /// Answers clients until a signal ends it.
+    virtual void serve(const config::LoadedConfig& loaded, const GenerateRequest& answers,
+                       const ServeRequest& request) = 0;
     virtual void evaluate(const config::LoadedConfig& loaded, const EvaluateRequest& request) = 0;
     virtual void replay(const ReplayRequest& request) = 0;
     virtual LogitComparison compare_logits(const CompareRequest& request) = 0;

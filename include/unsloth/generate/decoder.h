@@ -57,6 +57,10 @@ class Decoder {
     /// The tokens of one pass; false: no request is left. Where every row goes on, the next pass is issued before they
     /// are known: the device does not wait for the host.
     bool step(const OnToken& on_token, const OnEnd& on_end);
+    /// Drops a request that has not ended, between two steps: no callback sees it any more.
+    void cancel(int64_t request);
+    /// The answer so far of a request that has not ended; complete up to the token that on_token sees.
+    const Completion& so_far(int64_t request) const { return answers_.at(request); }
 
     const Scheduler& scheduler() const { return scheduler_; }
 
@@ -64,9 +68,19 @@ class Decoder {
     using Clock = std::chrono::steady_clock;
     /// A pass that was issued, and whose tokens are on their way to the host.
     struct Issued {
-        std::vector<Sequence*> rows;   ///< for which it chooses a token; nullptr: ended before
+        std::vector<Sequence*> rows;   ///< for which it chooses a token; nullptr: ended before, or of a prompt
         at::Tensor ids_C, logprobs_C;  ///< on the device
         at::Tensor ids, logprobs;      ///< the host's
+        /// Rows of which more is wanted than the chosen token; `of` and `position`: of a prompt's token.
+        struct Rated {
+            std::size_t row = 0;
+            Sequence* of = nullptr;
+            std::size_t position = 0;
+            int64_t top = 0;
+            std::span<const int32_t> listed = {};  ///< Request::rated_ids
+        };
+        std::vector<Rated> rated;
+        at::Tensor rated_logprobs, top_ids, top_logprobs;  ///< the host's: [rated], [rated, k], [rated, k]
         std::shared_ptr<ops::Event> there;
         PassWork work;
         Clock::time_point begun;
@@ -75,6 +89,7 @@ class Decoder {
     void forget_others_keys();
     Issued issue(const std::vector<ScheduledChunk>& parts, const at::Tensor& ids);
     std::optional<std::pair<Issued, std::vector<ScheduledChunk>>> issue_async(const Issued& before);
+    void note_rated(const Issued& issued);
     bool take(Sequence& sequence, const ops::SampledToken& chosen, const OnToken& on_token, const OnEnd& on_end);
 
     ops::Context& ctx_;
@@ -85,6 +100,7 @@ class Decoder {
     uint64_t claim_ = 0, weights_ = 0;       ///< of the cache, and the version of the weights that its keys are of
     uint64_t policy_ = 0;                    ///< another number after each change of these
     std::map<int64_t, Completion> answers_;  ///< of the requests under way, by number
+    std::map<int64_t, spec::Sampling> unstopped_;  ///< by number: what holds before Request::min_new_tokens
     std::optional<Issued> issued_;
     std::function<void(const PassWork&, double)> on_pass_;
     Clock::time_point tokens_came_;  ///< of the pass before

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "unsloth/ops/sampling.h"
@@ -21,6 +23,19 @@ struct Request {
     /// The stop id is a part of the answer, with its log-probability: a policy learns where to end. Else it is none.
     bool keeps_stop_id = false;
     ops::LogprobOf logprobs = ops::LogprobOf::model;  ///< of the answer's ids
+    int64_t min_new_tokens = 0;                       ///< before these no stop id is chosen
+    /// What the keys depend on besides the ids: requests share cached keys if this is equal. 0: `adapter` says it.
+    /// Below 2^32. Needed where adapters are replaced while others answer.
+    uint32_t prefix = 0;
+    int64_t top_logprobs = -1;            ///< the likeliest tokens to report of each token; -1: none
+    std::vector<int32_t> rated_ids = {};  ///< or these ids, each below the vocabulary, whatever is likeliest
+    bool prompt_logprobs = false;  ///< also report the prompt's tokens; the model's plan has a head row for each token
+};
+
+/// A token as the model rated it, given those before it.
+struct TokenLogprobs {
+    float logprob = 0;                                ///< natural, of the token
+    std::vector<std::pair<int32_t, float>> top = {};  ///< the likeliest ids, best first
 };
 
 enum class FinishReason : uint8_t {
@@ -33,6 +48,10 @@ enum class FinishReason : uint8_t {
 struct Completion {
     std::vector<int32_t> ids;     ///< the stop id is the last with Request::keeps_stop_id
     std::vector<float> logprobs;  ///< natural, of each id given those before it, of what Request::logprobs says
+    std::vector<std::vector<std::pair<int32_t, float>>> top = {};  ///< of each id, where Request::top_logprobs asks
+    std::vector<TokenLogprobs> prompt = {};  ///< with Request::prompt_logprobs: of the prompt's second token and later
+    std::optional<std::pair<int32_t, TokenLogprobs>> stop = {};  ///< the stop id that ended it
+    int64_t cached_tokens = 0;                                   ///< of the prompt, found in the cache
     FinishReason finish_reason = FinishReason::length;
 };
 

@@ -39,17 +39,20 @@ struct Sequence {
     Request request;
     std::vector<int32_t> ids;                       ///< the prompt, then the answer so far
     int64_t cached = 0;                             ///< of them, those with keys in the cache
+    int64_t shared = 0;                             ///< tokens whose keys were cached when it was first admitted
     std::vector<int32_t> pages;                     ///< where these lie
     std::vector<BlockAllocator::PrefixHash> texts;  ///< of the whole pages, from the front
     uint64_t policy = 0;                            ///< Scheduler::use_policy, which made its keys
 
     int64_t remaining() const { return static_cast<int64_t>(ids.size()) - cached; }
-    /// What the next whole page goes on from: sequences with one adapter and one version of the weights share keys.
+    /// What the next whole page goes on from: sequences with one adapter, or one prefix, and one version of the weights
+    /// share keys.
     BlockAllocator::PrefixHash before() const {
         if (!texts.empty()) return texts.back();
-        return policy * most_adapters + static_cast<BlockAllocator::PrefixHash>(request.adapter + 1);
+        const auto own = static_cast<BlockAllocator::PrefixHash>(request.adapter + 1);
+        return policy * most_beginnings + (request.prefix != 0 ? request.prefix : own);
     }
-    static constexpr BlockAllocator::PrefixHash most_adapters = 1 << 16;
+    static constexpr BlockAllocator::PrefixHash most_beginnings = BlockAllocator::PrefixHash{1} << 32;
 };
 
 /// What a pass computes of a sequence: `count` tokens behind those cached.
@@ -84,8 +87,13 @@ class Scheduler {
     void computed(const std::vector<ScheduledChunk>& parts);
     /// The sequence is done: its pages are free. Invalidates it.
     void finish(const Sequence& sequence);
+    /// The sequence of this number, running or waiting, is dropped. The running one that was, which is invalid now.
+    const Sequence* drop(int64_t number);
 
     const BlockAllocator& pool() const { return pool_; }
+    int64_t running() const { return static_cast<int64_t>(running_.size()); }
+    int64_t rows() const { return limits_.rows; }         ///< sequences that run at a time
+    int64_t context() const { return limits_.context; }   ///< prompt and answer of one sequence
     int64_t preemptions() const { return preemptions_; }  ///< sequences whose pages were taken, to be computed anew
 
   private:

@@ -30,6 +30,7 @@ struct LoadRequest {
     std::optional<spec::LoraSpec> lora;           ///< adapters to train; nullopt: none
     std::optional<std::string> adapter;           ///< PEFT folder: gives `lora` and the adapters' values
     std::vector<weights::NamedAdapter> adapters;  ///< PEFT folders that generation's tokens choose among, instead
+    weights::AdapterSlots adapter_slots;          ///< or empty places for those that come later
     bool trains = false;                          ///< gradients and optimizer states too
     bool saves = false;  ///< with trains: checkpoints are written while it goes on (ModelParts::copies)
     config::Optimizer optim = config::Optimizer::adamw_8bit;

@@ -54,6 +54,7 @@ struct Recipe {
     // Of passes alone.
     CacheSize cache = {};
     std::vector<weights::NamedAdapter> adapters = {};  ///< as LoadRequest's, as what follows
+    weights::AdapterSlots adapter_slots = {};
     int64_t fewest_tokens = 0;
     bool tails_may_stay = true;
 };

@@ -48,10 +48,11 @@ struct LoadedModel {
     std::unique_ptr<model::Model> model;
 };
 /// Passes have from `fewest_tokens` to `tokens` tokens. `adapters`: that generation's rows choose among, instead of the
-/// configuration's one.
+/// configuration's one; `slots`: places for such, to be filled later.
 LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens,
                                int64_t segments, int64_t head_rows, int64_t fewest_tokens,
-                               const placement::CacheSize& cache = {}, const engine_api::NamedFolders& adapters = {});
+                               const placement::CacheSize& cache = {}, const engine_api::NamedFolders& adapters = {},
+                               const weights::AdapterSlots& slots = {});
 
 /// The configuration of answers by adapters alone: their base is what the first was trained on, positions are scaled as
 /// they were in training. usage Error, with an adapter's name, where they were scaled differently.

@@ -15,6 +15,7 @@ struct Sampling {
     double min_p = 0;               ///< of those at least this times as likely as the likeliest
     double repetition_penalty = 1;  ///< logits of tokens that were there: over this if positive, else times this
     double presence_penalty = 0;    ///< taken off the logits of tokens that are in the answer
+    double frequency_penalty = 0;   ///< taken off the logits of tokens in the answer, once for each time
     std::vector<std::pair<int32_t, float>> logit_bias;  ///< added to the logits of these ids
 };
 

@@ -20,11 +20,27 @@ struct NamedAdapter {
     std::string folder;  ///< PEFT's
 };
 
+/// Places for adapters that come and go while the model is loaded.
+struct AdapterSlots {
+    int64_t count = 0;
+    int64_t rank = 0;  ///< of each place, in every projection: the largest of an adapter that it can take
+};
+
+/// input Error, with the adapter's name, where it does not fit the model, has DoRA (which scales what the base gives,
+/// too) or modules_to_save.
+formats::Adapter read_for_batches(const NamedAdapter& named, const spec::ModelSpec& model);
+/// Of any module.
+int64_t largest_rank(const formats::Adapter& adapter);
+/// Gives a slot these values, or zeros (nullptr). The parameters are those of MultiLoraAdapters(slots, …); no pass that
+/// reads the slot may be issued meanwhile, and model::Model::parameters_changed() follows.
+void write_slot(const Parameters& parameters, const AdapterSlots& slots, int64_t slot, const formats::Adapter* adapter);
+
 class MultiLoraAdapters {
   public:
-    /// input Error, with the adapter's name, where one does not fit the model, has DoRA (which scales what the base
-    /// gives, too) or modules_to_save.
+    /// Errors as read_for_batches().
     MultiLoraAdapters(const std::vector<NamedAdapter>& adapters, const spec::ModelSpec& model);
+    /// Slots, all of them empty.
+    MultiLoraAdapters(const AdapterSlots& slots, const spec::ModelSpec& model);
 
     /// The modules of all of them as one adapter's; s is in the values of B.
     const std::vector<spec::LayerLora>& layers() const { return layers_; }

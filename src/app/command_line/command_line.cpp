@@ -148,6 +148,11 @@ void check_presence(const CommandLine& line, Presence presence, Errors& errors) 
             if (line.generate.adapters.typed.empty()) presence.need_base(config);
             check_generate(line.generate, presence);
             break;
+        case Command::serve:
+            if (line.generate.adapters.typed.empty()) presence.need_base(config);
+            presence.refuse(line.serve.tls_cert.empty() != line.serve.tls_key.empty(),
+                            "serve takes --tls_cert and --tls_key together");
+            break;
         case Command::evaluate:
             presence.need_base(config), presence.need_evaluation_rows(config.data);
             break;

@@ -23,6 +23,7 @@ enum class Command {
     augment,
     score,
     generate,
+    serve,
     evaluate,
     tokenize,
     inspect,
@@ -220,7 +221,8 @@ struct CommandLine {
     DataRequest data;
     data::AugmentRequest augment;
     ScoreRequest score;
-    GenerateRequest generate;
+    GenerateRequest generate;  ///< of serve, too: what it answers with
+    ServeRequest serve;
     EvaluateRequest evaluate;
     TokenizeRequest tokenize;
     InspectRequest inspect;

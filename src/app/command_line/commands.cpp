@@ -123,6 +123,10 @@ const std::vector<CommandInfo>& commands() {
          "[--temperature T]",
          "Generate completions (greedy or sampled).", of_generate, declare_generate, succeeding<run_generate>,
          /*alone=*/true},
+        {Command::serve, "serve",
+         "--model.path DIR [--adapter NAME=DIR …] [--adapter_root DIR] [--watch RUN] [--host ADDRESS] [--port N] "
+         "[--api_key_file FILE]",
+         "Answer OpenAI's API over HTTP.", of_generate, declare_serve, succeeding<run_serve>, /*alone=*/true},
         {Command::evaluate, "evaluate",
          "--model.path DIR [--model.adapter_name_or_path DIR] --data.eval_file FILE [--metric exact_match] "
          "[--answer_regex REGEX] "

@@ -12,6 +12,6 @@ using config::AnswerMetric, config::answer_metrics, config::Config, config::Data
     config::Errors, config::Section;
 using engine_api::BenchRequest, engine_api::BenchSubject, engine_api::EvaluateRequest, engine_api::GenerateRequest,
     engine_api::KvCacheDtype, engine_api::NamedFolders, engine_api::PlanRequest, engine_api::ReplayRequest,
-    engine_api::ScoreRequest, engine_api::TuneRequest;
+    engine_api::ScoreRequest, engine_api::ServeRequest, engine_api::TuneRequest;
 
 }  // namespace unsloth::app

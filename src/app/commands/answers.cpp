@@ -45,6 +45,31 @@ void declare_sampling(OptionSet& options, GenerateRequest& generate) {
 
 }  // namespace
 
+void declare_batches(OptionSet& options, GenerateRequest& generate, const std::string& without_length) {
+    options.add("max_num_seqs", generate.max_rows, "Sequences that are decoded in one batch; others wait.")
+        .at_least(1)
+        .at_most(4096)
+        .alias("", "max_rows");
+    options
+        .add("max_model_len", generate.max_context,
+             "Longest sequence (prompt and completion) in tokens. " + without_length)
+        .at_least(0)
+        .alias("", "max_context");
+    options
+        .add("kv_cache_memory", generate.kv_memory,
+             "KV cache size: bytes, or with a unit (MB, GiB). Empty: what --max_num_seqs of the prompts can use, or "
+             "the free memory.")
+        .value("BYTES")
+        .alias("", "kv_memory")
+        .suggested_for({"kv_cache_memory_bytes"});
+    declare_kv_cache_dtype(options, generate.kv_cache_dtype, "");
+    options
+        .add("max_num_batched_tokens", generate.max_batch_tokens,
+             "Tokens per scheduled step. Longer prompts are prefilled in chunks, together with running decodes.")
+        .at_least(16)
+        .alias("", "max_batch_tokens");
+}
+
 void declare_adapters(OptionSet& options, NamedFolders& adapters, std::string help) {
     options.add("adapter", adapters.typed, std::move(help))
         .value("NAME=DIR,…")
@@ -115,29 +140,8 @@ void declare_generate(OptionSet& options, CommandLine& line) {
         .not_with("raw")
         .not_with("json")
         .not_with("n");
-    options.add("max_num_seqs", line.generate.max_rows, "Sequences that are decoded in one batch; others wait.")
-        .at_least(1)
-        .at_most(4096)
-        .alias("", "max_rows");
-    options
-        .add("max_model_len", line.generate.max_context,
-             "Longest sequence (prompt and completion) in tokens. 0: as the prompts and --max_new_tokens need; with "
-             "--chat the model's maximum.")
-        .at_least(0)
-        .alias("", "max_context");
-    options
-        .add("kv_cache_memory", line.generate.kv_memory,
-             "KV cache size: bytes, or with a unit (MB, GiB). Empty: what --max_num_seqs of the prompts can use, or "
-             "the free memory.")
-        .value("BYTES")
-        .alias("", "kv_memory")
-        .suggested_for({"kv_cache_memory_bytes"});
-    declare_kv_cache_dtype(options, line.generate.kv_cache_dtype, "");
-    options
-        .add("max_num_batched_tokens", line.generate.max_batch_tokens,
-             "Tokens per scheduled step. Longer prompts are prefilled in chunks, together with running decodes.")
-        .at_least(16)
-        .alias("", "max_batch_tokens");
+    declare_batches(options, line.generate,
+                    "0: as the prompts and --max_new_tokens need; with --chat the model's maximum.");
 }
 
 void declare_kv_cache_dtype(OptionSet& options, KvCacheDtype& dtype, const std::string& of) {

@@ -7,6 +7,8 @@ namespace unsloth::app {
 
 /// --adapter NAME=DIR …, of generate and of its measurement.
 void declare_adapters(OptionSet& options, NamedFolders& adapters, std::string help);
+/// What is decoded at a time, of generate and serve. `without_length`: what --max_model_len 0 means.
+void declare_batches(OptionSet& options, GenerateRequest& generate, const std::string& without_length);
 void declare_kv_cache_dtype(OptionSet& options, KvCacheDtype& dtype, const std::string& of);
 
 void declare_launch(OptionSet& options, CommandLine& line);
@@ -16,6 +18,7 @@ void declare_data_command(OptionSet& options, CommandLine& line);
 void declare_augment(OptionSet& options, CommandLine& line);
 void declare_score(OptionSet& options, CommandLine& line);
 void declare_generate(OptionSet& options, CommandLine& line);
+void declare_serve(OptionSet& options, CommandLine& line);
 void declare_evaluate(OptionSet& options, CommandLine& line);
 void declare_tokenize(OptionSet& options, CommandLine& line);
 void declare_inspect(OptionSet& options, CommandLine& line);

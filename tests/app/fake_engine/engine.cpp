@@ -38,6 +38,11 @@ class FakeEngine : public engine_api::Engine {
     void score(const config::LoadedConfig&, const engine_api::ScoreRequest& request) override {
         std::printf("score %s\n", request.out.c_str());
     }
+    void serve(const config::LoadedConfig&, const engine_api::GenerateRequest& answers,
+               const engine_api::ServeRequest& request) override {
+        std::printf("serve %s:%d %zu adapters\n", request.host.c_str(), static_cast<int>(request.port),
+                    answers.adapters.folders.size());
+    }
     void generate(const config::LoadedConfig&, const engine_api::GenerateRequest& request) override {
         std::printf("generate %s\n", request.prompt.c_str());
     }

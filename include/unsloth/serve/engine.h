@@ -1,0 +1,116 @@
+// The one thread that decodes: it owns a decoder, and gives the rows of its passes to requests of many clients in turn.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "unsloth/generate/decoder.h"
+#include "unsloth/openai/error.h"
+#include "unsloth/serve/metrics.h"
+
+namespace unsloth::serve {
+
+/// Gets what becomes of a job's sequences. All calls come from the engine's thread.
+class Receiver {
+  public:
+    virtual ~Receiver() = default;
+    /// `so_far` ends with the new token; false ends the sequence with it.
+    virtual bool token(std::size_t sequence, const generate::Completion& so_far) = 0;
+    virtual void ended(std::size_t sequence, const generate::Completion& answer) = 0;
+    /// Nothing more comes of the sequences that have not ended.
+    virtual void failed(const openai::ApiError& why) = 0;
+};
+
+struct Job {
+    std::shared_ptr<Receiver> receiver;
+    std::vector<generate::Request> sequences;
+    std::string client;                   ///< rows go to clients in turn
+    std::shared_ptr<const void> adapter;  ///< is held until the last sequence has ended
+    std::string adapter_name;             ///< for metrics; empty: the base
+};
+
+struct EngineOptions {
+    generate::DecoderOptions decoder = {};
+    int64_t most_waiting = 1024;  ///< sequences; requests beyond them are refused
+    int64_t most_adapters = 0;    ///< for metrics
+    std::chrono::milliseconds drain_delay{0}, shutdown_timeout{30'000};
+    /// Asked between passes, and ten times a second: true begins to drain.
+    std::function<bool()> stops = [] { return false; };
+};
+
+class Engine {
+  public:
+    using Clock = std::chrono::steady_clock;
+
+    /// As generate::Decoder's constructor, whose errors it has.
+    Engine(ops::Context& ctx, model::Model& model, EngineOptions options, Metrics& metrics);
+
+    /// Decodes until options.stops(), and then as options says: new jobs are taken for drain_delay, running ones end
+    /// within shutdown_timeout, and what is left ends early. Errors of passes reach all receivers, and the caller.
+    void run();
+
+    // From any thread:
+    /// ApiError 429 where too many wait, 503 while draining or after an error.
+    void submit(Job job);
+    /// The client left: its sequences are dropped before the next pass, and its receiver is not called again.
+    void cancel(std::shared_ptr<const Receiver> receiver);
+    /// Runs `work` between two passes; before run(), or after it, at once.
+    void between_passes(std::function<void()> work);
+    bool draining() const { return draining_; }
+    /// Whether passes end within a time that no pass takes.
+    bool healthy() const;
+    int64_t context() const { return decoder_.scheduler().context(); }  ///< prompt and answer of one sequence
+
+  private:
+    struct Active {
+        Job job;
+        std::size_t next = 0, left = 0;  ///< the next sequence to begin; how many have not ended
+        Clock::time_point came;
+    };
+    struct Row {
+        std::shared_ptr<Active> active;
+        std::size_t sequence = 0;
+        Clock::time_point began, first, last;
+        int64_t prompt = 0, tokens = 0;
+    };
+
+    bool wait_for_work();
+    void drop_cancelled();
+    void admit();
+    void pass();
+    bool take_token(int64_t number);
+    void end(int64_t number, const generate::Completion& answer);
+    void end_early();
+    void end_run();
+    void fail_all(const openai::ApiError& why);
+    void update_gauges();
+
+    EngineOptions options_;
+    Metrics& metrics_;
+    generate::Decoder decoder_;
+    std::map<int64_t, Row> rows_;  ///< by the decoder's number
+    int64_t preemptions_ = 0;
+    double pass_tokens_ = 0;
+
+    mutable std::mutex mutex_;
+    std::condition_variable changed_;
+    std::map<std::string, std::deque<std::shared_ptr<Active>>> waiting_;  ///< by client; none is empty
+    std::string last_client_;
+    int64_t waiting_sequences_ = 0;
+    std::vector<std::shared_ptr<const Receiver>> cancelled_;  ///< held: no other gets their addresses
+    std::vector<std::function<void()>> work_;
+    bool runs_ = false, refuses_ = false;
+    std::atomic<bool> draining_ = false, failed_ = false;
+    std::atomic<Clock::rep> ticked_ = Clock::now().time_since_epoch().count();
+    Clock::time_point drains_since_;
+};
+
+}  // namespace unsloth::serve

@@ -1,0 +1,250 @@
+// The fields of /v1/completions and /v1/chat/completions.
+#include "openai/field_table.h"
+#include "openai/messages.h"
+
+namespace unsloth::openai {
+namespace {
+
+/// `logprobs` and the limits of chats become those of completions.
+struct Answer : AnswerRequest {
+    bool reports = false;
+    std::optional<int64_t> top_logprobs, completion_tokens;
+    bool has_stream_options = false;
+};
+
+constexpr int64_t most_choices = 128, most_top_logprobs = 20, most_prompts = 4096;
+constexpr std::size_t most_stops = 64, most_biases = 4096;
+constexpr int64_t usual_tokens = 16;
+constexpr double forbids = -100;
+
+bool is_empty(const Json& value) {
+    return (value.is_array() || value.is_object() || value.is_string()) && value.empty();
+}
+template <bool wanted>
+bool is_boolean(const Json& value) {
+    return value.is_boolean() && value.get<bool>() == wanted;
+}
+bool is_plain_text(const Json& value) {
+    return value == Json{{"type", "text"}};
+}
+bool calls_no_tool(const Json& value) {
+    return value == "none" || value == "auto";
+}
+bool is_usual_tier(const Json& value) {
+    return value == "auto" || value == "default";
+}
+bool is_empty_string(const Json& value) {
+    return value == "";
+}
+bool is_text_alone(const Json& value) {
+    return value == Json::array({"text"});
+}
+
+void read_prompt(Answer& to, const Json& value, const std::string& name, const ParseOptions& options) {
+    const auto text = [](const Json& one) { return Prompt{one.get<std::string>(), {}, true}; };
+    const auto ids = [&](const Json& one) { return Prompt{{}, ids_of(one, name, options.vocab_size), false}; };
+    if (value.is_string()) {
+        to.prompts.push_back(text(value));
+    } else if (value.is_array() && !value.empty() && value.front().is_number()) {
+        to.prompts.push_back(ids(value));
+    } else if (value.is_array() && !value.empty()) {
+        if (value.size() > static_cast<std::size_t>(most_prompts))
+            refuse_range(name, cat("at most ", most_prompts, " prompts"), value);
+        for (const Json& one : value) {
+            if (one.is_string() != value.front().is_string()) refuse_type(name, "prompts of one kind", value);
+            to.prompts.push_back(one.is_string() ? text(one) : ids(one));
+        }
+    } else {
+        refuse_type(name, "a string, a list of strings, or one or more lists of token ids", value);
+    }
+}
+
+void read_stop(Answer& to, const Json& value, const std::string& name, const ParseOptions&) {
+    const auto add = [&](const Json& one) {
+        if (!one.is_string()) refuse_type(name, "a string or a list of strings", one);
+        if (one == "") refuse_range(name, "texts that are not empty", value);
+        to.stop.push_back(one.get<std::string>());
+    };
+    if (!value.is_array()) return add(value);
+    if (value.size() > most_stops) refuse_range(name, cat("at most ", most_stops, " texts"), value);
+    for (const Json& one : value) add(one);
+}
+
+void read_stop_ids(Answer& to, const Json& value, const std::string& name, const ParseOptions& options) {
+    to.stop_token_ids = ids_of(value, name, options.vocab_size);
+    if (to.stop_token_ids.size() > most_stops) refuse_range(name, cat("at most ", most_stops, " ids"), value);
+}
+
+void read_bias(Answer& to, const Json& value, const std::string& name, const ParseOptions& options) {
+    if (!value.is_object()) refuse_type(name, "an object of token ids and biases", value);
+    if (value.size() > most_biases) refuse_range(name, cat("at most ", most_biases, " ids"), value);
+    for (const auto& [key, bias] : value.items()) {
+        const bool digits = !key.empty() && key.size() < 10 && key.find_first_not_of("0123456789") == std::string::npos;
+        const int64_t id = digits ? std::stoll(key) : -1;
+        if (id < 0 || id >= options.vocab_size)
+            throw invalid(cat("Invalid value for '", name, "': '", key.substr(0, 20), "' is no token id from 0 to ",
+                              options.vocab_size - 1, "."),
+                          name);
+        const double number = number_of(bias, name);
+        if (number < -100 || number > 100) refuse_range(name, "biases from -100 to 100", bias);
+        to.logit_bias.emplace_back(static_cast<int32_t>(id), number == forbids ? -std::numeric_limits<float>::infinity()
+                                                                               : static_cast<float>(number));
+    }
+}
+
+struct StreamOptions {
+    bool include_usage = false, continuous_usage = false;
+};
+const Field<StreamOptions> stream_fields[] = {
+    {"include_usage", Flag<StreamOptions>{&StreamOptions::include_usage}},
+    {"continuous_usage_stats", Flag<StreamOptions>{&StreamOptions::continuous_usage}},
+    {"include_obfuscation", NoEffect{}},
+};
+
+void read_stream_options(Answer& to, const Json& value, const std::string& name, const ParseOptions& options) {
+    if (!value.is_object()) refuse_type(name, "an object", value);
+    StreamOptions read;
+    read_fields<StreamOptions>(value, {stream_fields}, options, read, name + ".");
+    to.include_usage = read.include_usage;
+    to.continuous_usage = read.continuous_usage;
+    to.has_stream_options = true;
+}
+
+/// vLLM's -1 is OpenAI's absence, and so is 0.
+void read_top_k(Answer& to, const Json& value, const std::string& name, const ParseOptions&) {
+    to.top_k = whole_of(value, name);
+    if (to.top_k < -1) refuse_range(name, "at least -1", value);
+    to.top_k = std::max<int64_t>(to.top_k, 0);
+}
+
+void read_best_of(Answer& to, const Json& value, const std::string& name, const ParseOptions&) {
+    if (whole_of(value, name) != to.n)
+        throw unsupported("'best_of': only the value of 'n' is supported. All completions are returned.", name);
+}
+
+const Field<Answer> shared_fields[] = {
+    {"model", Text<Answer>{&Answer::model}},
+    {"n", Whole<Answer>{&Answer::n, 1, most_choices}},
+    {"temperature", Number<Answer>{&Answer::temperature, 0, 2}},
+    {"top_p", Number<Answer>{&Answer::top_p, 0, 1, /*above=*/true}},
+    {"top_k", Other<Answer>{read_top_k}},
+    {"min_p", Number<Answer>{&Answer::min_p, 0, 1}},
+    {"presence_penalty", Number<Answer>{&Answer::presence_penalty, -2, 2}},
+    {"frequency_penalty", Number<Answer>{&Answer::frequency_penalty, -2, 2}},
+    {"repetition_penalty", Number<Answer>{&Answer::repetition_penalty, 0, 2, /*above=*/true}},
+    {"logit_bias", Other<Answer>{read_bias}},
+    {"seed", Whole<Answer>{&Answer::seed}},
+    {"stop", Other<Answer>{read_stop}},
+    {"stop_token_ids", Other<Answer>{read_stop_ids}},
+    {"include_stop_str_in_output", Flag<Answer>{&Answer::include_stop}},
+    {"ignore_eos", Flag<Answer>{&Answer::ignore_eos}},
+    {"min_tokens", Whole<Answer>{&Answer::min_tokens, 0}},
+    {"stream", Flag<Answer>{&Answer::stream}},
+    {"stream_options", Other<Answer>{read_stream_options}},
+    {"skip_special_tokens", Only{is_boolean<true>, "texts come without special tokens."}},
+    {"spaces_between_special_tokens", Only{is_boolean<true>, "texts come without special tokens."}},
+    {"response_format", Only{is_plain_text, "constrained output is not supported yet; use {\"type\": \"text\"}."}},
+    {"store", Only{is_boolean<false>, "answers are not stored."}},
+    {"service_tier", Only{is_usual_tier, "there is one tier."}},
+    {"user", NoEffect{}},
+    {"metadata", NoEffect{}},
+    {"prompt_cache_key", NoEffect{}},
+    {"safety_identifier", NoEffect{}},
+};
+
+const Field<Answer> completion_fields[] = {
+    {"prompt", Other<Answer>{read_prompt}, /*required=*/true},
+    {"max_tokens", Whole<Answer>{&Answer::max_tokens, 0}},
+    {"echo", Flag<Answer>{&Answer::echo}},
+    {"logprobs", Whole<Answer>{&Answer::logprobs, 0, most_top_logprobs}},
+    {"best_of", Other<Answer>{read_best_of}},
+    {"add_special_tokens", Flag<Answer>{&Answer::add_special_tokens}},
+    {"suffix", Only{is_empty_string, "the model has no fill-in-the-middle prompt."}},
+};
+
+void read_chat_messages(Answer& to, const Json& value, const std::string& name, const ParseOptions&) {
+    (*to.row)["messages"] = read_messages(value, name);
+}
+void read_template_kwargs(Answer& to, const Json& value, const std::string& name, const ParseOptions&) {
+    if (!value.is_object()) refuse_type(name, "an object", value);
+    (*to.row)["chat_template_kwargs"] = value;
+}
+void read_effort(Answer& to, const Json& value, const std::string& name, const ParseOptions&) {
+    if (!value.is_string()) refuse_type(name, "a string", value);
+    (*to.row)["reasoning_effort"] = value;
+}
+void read_documents(Answer& to, const Json& value, const std::string& name, const ParseOptions&) {
+    if (!value.is_array()) refuse_type(name, "a list of objects", value);
+    (*to.row)["documents"] = value;
+}
+
+const Field<Answer> chat_fields[] = {
+    {"messages", Other<Answer>{read_chat_messages}, /*required=*/true},
+    {"max_completion_tokens", Whole<Answer>{&Answer::completion_tokens, 1}},
+    {"max_tokens", Whole<Answer>{&Answer::max_tokens, 1}},
+    {"logprobs", Flag<Answer>{&Answer::reports}},
+    {"top_logprobs", Whole<Answer>{&Answer::top_logprobs, 0, most_top_logprobs}},
+    {"chat_template_kwargs", Other<Answer>{read_template_kwargs}},
+    {"documents", Other<Answer>{read_documents}},
+    {"reasoning_effort", Other<Answer>{read_effort}},
+    {"add_generation_prompt", Flag<Answer>{&Answer::add_generation_prompt}},
+    {"continue_final_message", Flag<Answer>{&Answer::continue_final_message}},
+    {"tools", Only{is_empty, "tool calls are not supported yet."}},
+    {"functions", Only{is_empty, "tool calls are not supported yet."}},
+    {"tool_choice", Only{calls_no_tool, "tool calls are not supported yet."}},
+    {"function_call", Only{calls_no_tool, "tool calls are not supported yet."}},
+    {"parallel_tool_calls", NoEffect{}},
+    {"modalities", Only{is_text_alone, "answers are text."}},
+    {"audio", Only{is_empty, "answers are text."}},
+    {"prediction", Only{is_empty, "predicted outputs are not supported."}},
+    {"web_search_options", Only{is_empty, "there is no web search."}},
+    {"verbosity", Only{[](const Json& value) { return value == "medium"; }, "there is one verbosity, medium."}},
+};
+
+/// What no single field can say.
+void check_together(const Answer& request) {
+    if (request.has_stream_options && !request.stream)
+        throw invalid("'stream_options' needs 'stream': true.", "stream_options");
+    if (request.max_tokens && request.min_tokens > *request.max_tokens)
+        throw invalid(cat("'min_tokens' is ", request.min_tokens, ", and 'max_tokens' ", *request.max_tokens, "."),
+                      "min_tokens");
+}
+
+}  // namespace
+
+spec::Sampling AnswerRequest::sampling() const {
+    return {.temperature = temperature,
+            .top_k = top_k,
+            .top_p = top_p,
+            .min_p = min_p,
+            .repetition_penalty = repetition_penalty,
+            .presence_penalty = presence_penalty,
+            .frequency_penalty = frequency_penalty,
+            .logit_bias = logit_bias};
+}
+
+AnswerRequest parse_completion(std::string_view body, const ParseOptions& options) {
+    Answer request;
+    read_fields<Answer>(parse_body(body), {shared_fields, completion_fields}, options, request);
+    if (!request.max_tokens) request.max_tokens = usual_tokens;
+    if (*request.max_tokens == 0 && !request.echo)
+        throw invalid("'max_tokens': 0 needs 'echo': true, which scores the prompt.", "max_tokens");
+    check_together(request);
+    return request;
+}
+
+AnswerRequest parse_chat(std::string_view body, const ParseOptions& options) {
+    Answer request;
+    request.is_chat = true;
+    request.row = std::make_shared<Json>(Json::object());
+    read_fields<Answer>(parse_body(body), {shared_fields, chat_fields}, options, request);
+    if (request.completion_tokens) request.max_tokens = request.completion_tokens;
+    if (request.top_logprobs && !request.reports)
+        throw invalid("'top_logprobs' needs 'logprobs': true.", "top_logprobs");
+    if (request.reports) request.logprobs = request.top_logprobs.value_or(0);
+    check_together(request);
+    finish_row(*request.row, request.add_generation_prompt, request.continue_final_message);
+    return request;
+}
+
+}  // namespace unsloth::openai

@@ -1,0 +1,228 @@
+#include "unsloth/openai/decision.h"
+
+#include <algorithm>
+#include <set>
+
+#include "openai/field_table.h"
+#include "openai/messages.h"
+
+namespace unsloth::openai {
+namespace {
+
+using Question = DecisionQuestion;
+
+constexpr std::size_t most_questions = 400, most_decision_choices = 255, most_levels = 10;
+
+/// A text, or parts of text one after the other.
+std::string joined_text(const Json& value, const std::string& name) {
+    if (value.is_string()) return value.get<std::string>();
+    if (!value.is_array()) refuse_type(name, "a string or a list of parts", value);
+    std::string text;
+    for (std::size_t i = 0; i < value.size(); ++i) {
+        const std::string part = cat(name, "[", i, "]");
+        if (!value[i].is_object() || !value[i].contains("type") || !value[i]["type"].is_string())
+            refuse_type(part, "an object with a type", value[i]);
+        const auto& type = value[i]["type"].get_ref<const std::string&>();
+        if (type != "input_text" && type != "output_text" && type != "text")
+            throw unsupported(cat("'", part, ".type': only text is supported, found '", type.substr(0, 40), "'."),
+                              part + ".type");
+        if (!value[i].contains("text") || !value[i]["text"].is_string())
+            refuse_type(part + ".text", "a string", value[i].value("text", Json()));
+        text += value[i]["text"].get<std::string>();
+    }
+    return text;
+}
+
+void read_input(DecisionRequest& to, const Json& value, const std::string& name, const ParseOptions&) {
+    Json messages = Json::array();
+    if (value.is_string()) {
+        messages.push_back({{"role", "user"}, {"content", value}});
+    } else if (value.is_array()) {
+        for (std::size_t i = 0; i < value.size(); ++i) {
+            const std::string where = cat(name, "[", i, "]");
+            const Json& message = value[i];
+            if (!message.is_object()) refuse_type(where, "an object", message);
+            const Json type = message.value("type", Json("message"));
+            if (type != "message")
+                throw unsupported(cat("'", where, ".type': only messages are supported."), where + ".type");
+            messages.push_back({{"role", message.value("role", Json())}});
+            if (message.contains("content"))
+                messages.back()["content"] = joined_text(message["content"], where + ".content");
+        }
+    } else {
+        refuse_type(name, "a string or a list of messages", value);
+    }
+    to.messages = std::make_shared<Json>(read_messages(messages, name));
+}
+
+void read_type(Question& to, const Json& value, const std::string& name, const ParseOptions&) {
+    if (value == "predicate")
+        to.type = Question::Type::predicate;
+    else if (value == "choice")
+        to.type = Question::Type::choice;
+    else if (value == "score")
+        to.type = Question::Type::score;
+    else
+        refuse_range(name, "predicate, choice or score", value);
+}
+
+void read_instructions(Question& to, const Json& value, const std::string& name, const ParseOptions&) {
+    to.instructions = joined_text(value, name);
+    if (to.instructions.empty()) refuse_range(name, "a text that is not empty", value);
+}
+
+void read_value(DecisionOption& to, const Json& value, const std::string& name, const ParseOptions&) {
+    to.is_boolean = value.is_boolean();
+    if (!value.is_string() && !value.is_boolean()) refuse_type(name, "a string or a boolean", value);
+    to.text = to.is_boolean ? value.dump() : value.get<std::string>();
+}
+
+const Field<DecisionOption> choice_option_fields[] = {
+    {"value", Other<DecisionOption>{read_value}, /*required=*/true},
+    {"description", Text<DecisionOption>{&DecisionOption::description}},
+};
+const Field<DecisionOption> level_fields[] = {
+    {"label", Text<DecisionOption>{&DecisionOption::text}, /*required=*/true},
+    {"description", Text<DecisionOption>{&DecisionOption::description}},
+};
+
+void read_options(Question& to, const Json& value, const std::string& name, std::size_t most,
+                  std::span<const Field<DecisionOption>> fields, const ParseOptions& options) {
+    if (!value.is_array()) refuse_type(name, "a list", value);
+    if (value.size() < 2 || value.size() > most) refuse_range(name, cat("from 2 to ", most, " entries"), value);
+    std::set<std::pair<std::string, bool>> known;  // "true" is not true
+    for (std::size_t i = 0; i < value.size(); ++i) {
+        const std::string where = cat(name, "[", i, "]");
+        if (!value[i].is_object()) refuse_type(where, "an object", value[i]);
+        DecisionOption& option = to.options.emplace_back();
+        read_fields<DecisionOption>(value[i], {fields}, options, option, where + ".");
+        if (!known.emplace(option.text, option.is_boolean).second)
+            throw invalid(cat("'", where, "' is there twice."), where);
+    }
+}
+
+void read_choices(Question& to, const Json& value, const std::string& name, const ParseOptions& options) {
+    read_options(to, value, name, most_decision_choices, choice_option_fields, options);
+}
+void read_levels(Question& to, const Json& value, const std::string& name, const ParseOptions& options) {
+    read_options(to, value, name, most_levels, level_fields, options);
+}
+
+const Field<Question> question_fields[] = {
+    {"type", Other<Question>{read_type}, /*required=*/true},
+    {"instructions", Other<Question>{read_instructions}, /*required=*/true},
+    {"name", Text<Question>{&Question::name}},
+};
+const Field<Question> choice_question_fields[] = {{"choices", Other<Question>{read_choices}, /*required=*/true}};
+const Field<Question> score_question_fields[] = {{"levels", Other<Question>{read_levels}, /*required=*/true}};
+
+void read_questions(DecisionRequest& to, const Json& value, const std::string& name, const ParseOptions& options) {
+    if (!value.is_array()) refuse_type(name, "a list of questions", value);
+    if (value.empty() || value.size() > most_questions)
+        refuse_range(name, cat("from 1 to ", most_questions, " questions"), value);
+    for (std::size_t i = 0; i < value.size(); ++i) {
+        const std::string where = cat(name, "[", i, "]");
+        if (!value[i].is_object()) refuse_type(where, "an object", value[i]);
+        Question& question = to.questions.emplace_back();
+        const Json type = value[i].value("type", Json());
+        std::span<const Field<Question>> own;
+        if (type == "choice") own = choice_question_fields;
+        if (type == "score") own = score_question_fields;
+        read_fields<Question>(value[i], {question_fields, own}, options, question, where + ".");
+        if (question.type == Question::Type::predicate) question.options = {{"true", {}, true}, {"false", {}, true}};
+    }
+}
+
+const Field<DecisionRequest> decision_fields[] = {
+    {"model", Text<DecisionRequest>{&DecisionRequest::model}},
+    {"input", Other<DecisionRequest>{read_input}, /*required=*/true},
+    {"questions", Other<DecisionRequest>{read_questions}, /*required=*/true},
+    {"prompt_cache_key", NoEffect{}},
+    {"prompt_cache_options", NoEffect{}},
+    {"safety_identifier", NoEffect{}},
+};
+
+Json answer_of(const Question& question, const std::vector<double>& weights) {
+    double mass = 0;
+    for (const double weight : weights) mass += weight;
+    const auto share = [&](std::size_t i) {
+        return mass > 0 ? weights[i] / mass : 1.0 / static_cast<double>(weights.size());
+    };
+    const auto top = static_cast<std::size_t>(std::ranges::max_element(weights) - weights.begin());
+    const Json name = question.name.empty() ? Json(nullptr) : Json(question.name);
+    const double confidence = share(top) * std::min(mass, 1.0);
+    if (question.type == Question::Type::predicate)
+        return {{"type", "predicate"}, {"name", name}, {"probability", share(0)}};
+    Json probabilities = Json::array();
+    double score = 0;
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+        const DecisionOption& option = question.options[i];
+        score += static_cast<double>(i) * share(i);
+        if (question.type == Question::Type::score) {
+            probabilities.push_back({{"value", i}, {"label", option.text}, {"probability", share(i)}});
+            continue;
+        }
+        probabilities.push_back({{"value", option.is_boolean ? Json(option.text == "true") : Json(option.text)},
+                                 {"probability", share(i)}});
+    }
+    if (question.type == Question::Type::score)
+        return {{"type", "score"},
+                {"name", name},
+                {"score", score},
+                {"probabilities", std::move(probabilities)},
+                {"confidence", confidence}};
+    const Json chosen = probabilities[top]["value"];
+    return {{"type", "choice"},
+            {"name", name},
+            {"choice", chosen},
+            {"probabilities", std::move(probabilities)},
+            {"confidence", confidence}};
+}
+
+}  // namespace
+
+DecisionRequest parse_decision(std::string_view body, const ParseOptions& options) {
+    DecisionRequest request;
+    read_fields<DecisionRequest>(parse_body(body), {decision_fields}, options, request);
+    return request;
+}
+
+Json decision_row(const Json& messages, const Question& question, const std::vector<std::string>& labels) {
+    std::string text;
+    if (question.type == Question::Type::predicate) text = "Is this statement about the text above true?\n";
+    text += question.instructions + "\n";
+    for (std::size_t i = 0; i < question.options.size(); ++i) {
+        const DecisionOption& option = question.options[i];
+        text += cat(labels[i], ". ", option.text, option.description.empty() ? "" : ": ", option.description, "\n");
+    }
+    text += "Answer with the label of one option alone.";
+    Json asked = messages;
+    // Templates want users and assistants in turn.
+    if (asked.back()["role"] == "user") {
+        asked.back()["content"] = cat(asked.back()["content"].get<std::string>(), "\n\n", text);
+    } else {
+        asked.push_back({{"role", "user"}, {"content", text}});
+    }
+    return {{"messages", std::move(asked)},
+            {"add_generation_prompt", true},
+            {"chat_template_kwargs", {{"enable_thinking", false}}}};
+}
+
+std::string decision_text(const DecisionRequest& request, const std::string& model,
+                          const std::vector<std::vector<double>>& weights, const DecisionUsage& usage) {
+    Json answers = Json::array();
+    for (std::size_t i = 0; i < request.questions.size(); ++i)
+        answers.push_back(answer_of(request.questions[i], weights[i]));
+    const Json answer = {
+        {"answers", std::move(answers)},
+        {"model", model},
+        {"usage",
+         {{"input_tokens", usage.input_tokens},
+          {"input_tokens_details", {{"cached_tokens", usage.cached_tokens}, {"cache_write_tokens", 0}}},
+          {"output_tokens", usage.output_tokens},
+          {"output_tokens_details", {{"reasoning_tokens", 0}}},
+          {"total_tokens", usage.input_tokens + usage.output_tokens}}}};
+    return answer.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace unsloth::openai

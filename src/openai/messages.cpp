@@ -1,0 +1,64 @@
+#include "openai/messages.h"
+
+#include "openai/field_table.h"
+
+namespace unsloth::openai {
+namespace {
+
+constexpr std::string_view roles[] = {"system", "developer", "user", "assistant", "tool"};
+
+void check_content(const Json& content, const std::string& name) {
+    if (content.is_string() || content.is_null()) return;
+    if (!content.is_array()) refuse_type(name, "a string or a list of parts", content);
+    for (std::size_t i = 0; i < content.size(); ++i) {
+        const std::string part = cat(name, "[", i, "]");
+        if (!content[i].is_object() || !content[i].contains("type") || !content[i]["type"].is_string())
+            refuse_type(part, "an object with a type", content[i]);
+        const auto& type = content[i]["type"].get_ref<const std::string&>();
+        if (type != "text")
+            throw unsupported(cat("'", part, ".type': only text is supported, found '", type.substr(0, 40), "'."),
+                              part + ".type");
+        if (!content[i].contains("text") || !content[i]["text"].is_string())
+            refuse_type(part + ".text", "a string", content[i].value("text", Json()));
+    }
+}
+
+}  // namespace
+
+Json read_messages(const Json& value, const std::string& name) {
+    if (!value.is_array()) refuse_type(name, "a list of messages", value);
+    if (value.empty()) refuse_range(name, "one message at least", value);
+    Json messages = value;
+    for (std::size_t i = 0; i < messages.size(); ++i) {
+        const std::string where = cat(name, "[", i, "]");
+        Json& message = messages[i];
+        if (!message.is_object()) refuse_type(where, "an object", message);
+        if (!message.contains("role") || !message["role"].is_string())
+            refuse_type(where + ".role", "a string", message.value("role", Json()));
+        const auto& role = message["role"].get_ref<const std::string&>();
+        if (std::ranges::find(roles, role) == std::end(roles))
+            throw invalid(cat("Invalid value for '", where, ".role': expected system, developer, user, assistant or ",
+                              "tool, found '", role.substr(0, 40), "'."),
+                          where + ".role");
+        const bool calls = role == "assistant" && message.contains("tool_calls");
+        if (!message.contains("content") && !calls)
+            throw ApiError(400, cat("Missing required parameter: '", where, ".content'."), where + ".content",
+                           "missing_required_parameter");
+        if (message.contains("content")) check_content(message["content"], where + ".content");
+        if (role == "developer") message["role"] = "system";  // the name that templates know
+    }
+    return messages;
+}
+
+void finish_row(Json& row, bool add_generation_prompt, bool continue_final_message) {
+    row["add_generation_prompt"] = add_generation_prompt;
+    if (!continue_final_message) return;
+    if (add_generation_prompt)
+        throw invalid("'continue_final_message' needs 'add_generation_prompt': false.", "continue_final_message");
+    const Json& last = row["messages"].back();
+    if (!last.contains("content") || !last["content"].is_string() || last["content"] == "")
+        throw invalid("'continue_final_message' needs a last message whose content is a text.",
+                      "continue_final_message");
+}
+
+}  // namespace unsloth::openai

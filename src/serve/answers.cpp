@@ -1,0 +1,161 @@
+// The routes that answer prompts.
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "serve/call.h"
+#include "serve/chosen.h"
+#include "serve/exchange.h"
+#include "serve/prompts.h"
+#include "unsloth/core/error.h"
+#include "unsloth/serve/service.h"
+
+namespace unsloth::serve {
+
+using openai::AnswerRequest;
+using openai::ApiError;
+
+namespace {
+
+constexpr std::size_t most_sequences = 8192;
+
+/// ApiError 400 with both numbers where an answer is longer than a sequence.
+int64_t room_for(const AnswerRequest& request, const EncodedPrompt& prompt, int64_t context) {
+    const auto size = static_cast<int64_t>(prompt.ids.size());
+    const int64_t wanted = request.max_tokens.value_or(std::max<int64_t>(context - size, 1));
+    const int64_t tokens = std::max<int64_t>(wanted, 1);  // a prompt that is scored alone chooses one, too
+    if (size + tokens > context)
+        throw ApiError(400,
+                       cat("This model's maximum context length is ", context, " tokens. You requested ", size + tokens,
+                           " tokens: ", size, " of the prompt and ", tokens,
+                           " of the completion. Shorten the prompt or lower 'max_tokens'."),
+                       request.is_chat ? "messages" : "prompt", "context_length_exceeded");
+    if (request.min_tokens > tokens)
+        throw openai::invalid(cat("'min_tokens' is ", request.min_tokens, ", and there is room for ", tokens, "."),
+                              "min_tokens");
+    return tokens;
+}
+
+uint64_t random_seed() {
+    std::random_device device;
+    return static_cast<uint64_t>(device()) << 32U | device();
+}
+
+std::string new_id(const char* prefix) {
+    return cat(prefix, std::hex, random_seed(), random_seed());
+}
+
+}  // namespace
+
+Service::Chosen Service::choose(const std::string& model) const {
+    if (model.empty() || model == options_.model) return {options_.model, options_.fingerprint, nullptr};
+    std::shared_ptr<const LoadedAdapter> adapter = adapters_.find(model);
+    if (!adapter)
+        throw ApiError(404,
+                       cat("The model '", model.substr(0, 200), "' does not exist. GET /v1/models lists the models."),
+                       "model", "model_not_found");
+    return {model, cat(options_.fingerprint, "-", adapter->hash.substr(0, 16)), adapter};
+}
+
+Job Service::job_for(const Call& call, const Chosen& chosen) {
+    Job job;
+    job.client = call.client;
+    job.adapter = chosen.adapter;
+    if (chosen.adapter) job.adapter_name = chosen.name;
+    return job;
+}
+
+void Service::completions(const Call& call) {
+    answer(call, false);
+}
+
+void Service::chat(const Call& call) {
+    answer(call, true);
+}
+
+void Service::answer(const Call& call, bool is_chat) {
+    const openai::ParseOptions parsing{options_.vocab_size, options_.accept_unknown_fields};
+    AnswerRequest request =
+        is_chat ? openai::parse_chat(call.request.body, parsing) : openai::parse_completion(call.request.body, parsing);
+    Chosen chosen = choose(request.model);
+    std::vector<EncodedPrompt> prompts = reader_->prompts(request);
+    if (prompts.size() * static_cast<std::size_t>(request.n) > most_sequences)
+        throw openai::invalid(cat("A request may ask for ", most_sequences, " completions at most."), "n");
+
+    Job job = job_for(call, chosen);
+    generate::Request common = chosen.request();
+    common.sampling = request.sampling();
+    common.seed = request.seed ? static_cast<uint64_t>(*request.seed) : random_seed();
+    common.min_new_tokens = request.min_tokens;
+    common.top_logprobs = request.logprobs.value_or(-1);
+    common.prompt_logprobs = request.echo && request.logprobs.has_value();
+    if (!request.ignore_eos) common.stop_ids = options_.stop_ids;
+    common.stop_ids.insert(common.stop_ids.end(), request.stop_token_ids.begin(), request.stop_token_ids.end());
+    for (std::size_t i = 0; i < prompts.size(); ++i) {
+        common.prompt = prompts[i].ids;
+        common.prompt_number = static_cast<uint32_t>(i);
+        common.max_new_tokens = room_for(request, prompts[i], engine_.context());
+        for (int64_t k = 0; k < request.n; ++k) {
+            common.answer_number = static_cast<uint32_t>(k);
+            job.sequences.push_back(common);
+        }
+    }
+
+    const openai::AnswerHead head{
+        new_id(is_chat ? "chatcmpl-" : "cmpl-"), chosen.name, chosen.fingerprint,
+        std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count(),
+        is_chat};
+    auto exchange =
+        std::make_shared<Exchange>(call.reply(), std::move(request), std::move(prompts), head, reader_->tokenizer(),
+                                   [this](std::function<void()> work) { workers_.post(std::move(work)); });
+    // The response knows it weakly: it holds the response.
+    call.response->on_gone([this, left = std::weak_ptr<Exchange>(exchange)] {
+        const std::shared_ptr<Exchange> exchange = left.lock();
+        if (!exchange) return;
+        exchange->leave();
+        engine_.cancel(exchange);
+    });
+    job.receiver = exchange;
+    engine_.submit(std::move(job));
+}
+
+void Service::tokenize(const Call& call) {
+    const openai::TokenizeRequest request =
+        openai::parse_tokenize(call.request.body, {options_.vocab_size, options_.accept_unknown_fields});
+    choose(request.model);
+    const std::vector<int32_t> ids = request.row ? reader_->conversation(*request.row, request.continue_final_message)
+                                                 : reader_->text(request.prompt, request.add_special_tokens);
+    nlohmann::ordered_json answer = {
+        {"count", ids.size()}, {"max_model_len", engine_.context()}, {"tokens", ids}, {"token_strs", nullptr}};
+    if (request.return_token_strs) {
+        answer["token_strs"] = nlohmann::ordered_json::array();
+        for (const int32_t id : ids)
+            answer["token_strs"].push_back(openai::text_of_token(reader_->tokenizer(), id).name());
+    }
+    call.send(200, answer.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+}
+
+void Service::detokenize(const Call& call) {
+    const openai::DetokenizeRequest request =
+        openai::parse_detokenize(call.request.body, {options_.vocab_size, options_.accept_unknown_fields});
+    choose(request.model);
+    const std::string text = reader_->tokenizer().decode(request.tokens, /*skip_special=*/false);
+    call.send(200, nlohmann::ordered_json{{"prompt", text}}.dump());
+}
+
+void Service::tokenizer_info(const Call& call) {
+    const tokenizer::Tokenizer& tokenizer = reader_->tokenizer();
+    nlohmann::ordered_json info = {{"tokenizer_class", "PreTrainedTokenizerFast"},
+                                   {"model_max_length", engine_.context()},
+                                   {"vocab_size", tokenizer.vocab_size()},
+                                   {"bos_token", nullptr},
+                                   {"eos_token", nullptr},
+                                   {"pad_token", nullptr}};
+    for (const auto& [name, text] : tokenizer.special_token_texts()) info[name] = text;
+    info["add_bos_token"] = tokenizer.adds_bos();
+    info["add_eos_token"] = tokenizer.adds_eos();
+    info["chat_template"] = template_.empty() ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(template_);
+    call.send(200, info.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+}
+
+}  // namespace unsloth::serve

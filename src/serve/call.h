@@ -1,0 +1,39 @@
+// One request to the service, and how it is answered.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "unsloth/http/server.h"
+#include "unsloth/openai/error.h"
+
+namespace unsloth::serve {
+
+struct Call {
+    http::Request request;
+    std::shared_ptr<http::Response> response;
+    std::string id;      ///< x-request-id
+    std::string client;  ///< rows go to clients in turn: the key's number, or the address
+    std::chrono::steady_clock::time_point begun = std::chrono::steady_clock::now();
+
+    /// Without the request, for those who answer later.
+    Call reply() const { return {{}, response, id, client, begun}; }
+    /// Of an answer: its type, the request's id, and how long it took.
+    http::Headers headers(const char* content_type) const {
+        const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - begun);
+        return {
+            {"content-type", content_type}, {"x-request-id", id}, {"openai-processing-ms", std::to_string(ms.count())}};
+    }
+    void send(int status, std::string body, const char* content_type = "application/json") const {
+        response->send(status, headers(content_type), std::move(body));
+    }
+    void refuse(const openai::ApiError& why) const {
+        http::Headers all = headers("application/json");
+        if (why.status() == 429 || why.status() == 503) all.emplace_back("retry-after", "1");
+        if (why.status() == 401) all.emplace_back("www-authenticate", "Bearer");
+        response->send(why.status(), std::move(all), why.body());
+    }
+};
+
+}  // namespace unsloth::serve

@@ -1,0 +1,284 @@
+#include "unsloth/serve/engine.h"
+
+#include <algorithm>
+#include <set>
+
+#include "unsloth/core/error.h"
+#include "unsloth/core/log.h"
+
+namespace unsloth::serve {
+namespace {
+
+constexpr auto idle_tick = std::chrono::milliseconds(100);
+constexpr auto longest_pass = std::chrono::seconds(120);
+
+double seconds(Engine::Clock::duration time) {
+    return std::chrono::duration<double>(time).count();
+}
+
+openai::ApiError draining_error() {
+    return openai::ApiError(503, "The service is shutting down. Ask another replica, or retry later.", "",
+                            "shutting_down");
+}
+
+const char* reason_name(generate::FinishReason reason) {
+    switch (reason) {
+        case generate::FinishReason::length:
+            return "length";
+        case generate::FinishReason::not_finite:
+            return "error";
+        default:
+            return "stop";
+    }
+}
+
+}  // namespace
+
+Engine::Engine(ops::Context& ctx, model::Model& model, EngineOptions options, Metrics& metrics)
+    : options_(std::move(options)), metrics_(metrics), decoder_(ctx, model, options_.decoder) {
+    const generate::BlockAllocator& pool = decoder_.scheduler().pool();
+    metrics_.set(Metric::cache_config_info, 1,
+                 cat(label("block_size", std::to_string(pool.page_tokens())), ",",
+                     label("num_gpu_blocks", std::to_string(pool.pages()))));
+}
+
+void Engine::submit(Job job) {
+    const auto count = static_cast<int64_t>(job.sequences.size());
+    const auto refuse = [&](const char* reason, const openai::ApiError& error) {
+        metrics_.add(Metric::admission_rejections, 1, label("reason", reason));
+        throw error;
+    };
+    const std::lock_guard lock(mutex_);
+    if (failed_)
+        refuse("failed", openai::ApiError(503, "The engine has failed; the service is ending.", "", "engine_failed"));
+    if (refuses_) refuse("draining", draining_error());
+    if (waiting_sequences_ >= options_.most_waiting)
+        refuse("queue_full", openai::ApiError(429, cat("The queue is full: ", waiting_sequences_, " sequences wait."),
+                                              "", "queue_full"));
+    metrics_.observe(Metric::request_params_n, static_cast<double>(count));
+    auto active = std::make_shared<Active>();
+    active->left = job.sequences.size();
+    active->came = Clock::now();
+    active->job = std::move(job);
+    waiting_[active->job.client].push_back(active);
+    waiting_sequences_ += count;
+    changed_.notify_one();
+}
+
+void Engine::cancel(std::shared_ptr<const Receiver> receiver) {
+    const std::lock_guard lock(mutex_);
+    cancelled_.push_back(std::move(receiver));
+    changed_.notify_one();
+}
+
+void Engine::between_passes(std::function<void()> work) {
+    std::unique_lock lock(mutex_);
+    if (runs_) {
+        work_.push_back(std::move(work));
+        changed_.notify_one();
+        return;
+    }
+    work();
+}
+
+bool Engine::healthy() const {
+    const Clock::time_point ticked{Clock::duration(ticked_.load())};
+    return !failed_ && Clock::now() - ticked < longest_pass;
+}
+
+void Engine::run() {
+    {
+        const std::lock_guard lock(mutex_);
+        runs_ = true;
+    }
+    try {
+        while (wait_for_work()) {
+            drop_cancelled();
+            admit();
+            pass();
+        }
+        end_early();
+    } catch (const std::exception& failure) {
+        failed_ = true;
+        log::error("a pass failed: ", failure.what());
+        fail_all(openai::ApiError(500, "The engine has failed; see the service's log.", "", "engine_failed"));
+        end_run();
+        throw;
+    }
+    end_run();
+}
+
+/// Somebody may wait for work that was posted.
+void Engine::end_run() {
+    std::vector<std::function<void()>> work;
+    {
+        const std::lock_guard lock(mutex_);
+        runs_ = false;
+        work.swap(work_);
+    }
+    for (const auto& one : work) one();
+}
+
+/// False: the engine has drained, or has no more time for it.
+bool Engine::wait_for_work() {
+    std::vector<std::function<void()>> work;
+    {
+        std::unique_lock lock(mutex_);
+        while (true) {
+            const Clock::time_point now = Clock::now();
+            ticked_ = now.time_since_epoch().count();
+            if (!draining_ && options_.stops()) {
+                draining_ = true;
+                drains_since_ = now;
+            }
+            if (draining_) {
+                refuses_ = now - drains_since_ >= options_.drain_delay;
+                if (refuses_ && rows_.empty() && waiting_.empty()) return false;
+                if (now - drains_since_ >= options_.drain_delay + options_.shutdown_timeout) return false;
+            }
+            if (!rows_.empty() || !waiting_.empty() || !work_.empty() || !cancelled_.empty()) break;
+            changed_.wait_for(lock, idle_tick);
+        }
+        work.swap(work_);
+    }
+    for (const auto& one : work) one();
+    return true;
+}
+
+void Engine::drop_cancelled() {
+    const std::lock_guard lock(mutex_);
+    if (cancelled_.empty()) return;
+    std::set<const Receiver*> left;
+    for (const auto& receiver : cancelled_) left.insert(receiver.get());
+    std::erase_if(rows_, [&](const auto& row) {
+        if (!left.contains(row.second.active->job.receiver.get())) return false;
+        decoder_.cancel(row.first);
+        metrics_.add(Metric::request_success, 1, label("finished_reason", "abort"));
+        return true;
+    });
+    for (auto& [client, jobs] : waiting_)
+        std::erase_if(jobs, [&](const std::shared_ptr<Active>& active) {
+            if (!left.contains(active->job.receiver.get())) return false;
+            waiting_sequences_ -= static_cast<int64_t>(active->job.sequences.size() - active->next);
+            return true;
+        });
+    std::erase_if(waiting_, [](const auto& client) { return client.second.empty(); });
+    cancelled_.clear();
+}
+
+/// Free rows go to the clients in turn, a sequence each.
+void Engine::admit() {
+    const std::lock_guard lock(mutex_);
+    while (!waiting_.empty() && static_cast<int64_t>(rows_.size()) < decoder_.scheduler().rows()) {
+        auto client = waiting_.upper_bound(last_client_);
+        if (client == waiting_.end()) client = waiting_.begin();
+        last_client_ = client->first;
+        const std::shared_ptr<Active> active = client->second.front();
+        const std::size_t sequence = active->next++;
+        generate::Request& request = active->job.sequences[sequence];
+        const auto prompt = static_cast<double>(request.prompt.size());
+        metrics_.add(Metric::prompt_tokens, prompt);
+        metrics_.add(Metric::prefix_cache_queries, prompt);
+        metrics_.observe(Metric::request_prompt_tokens, prompt);
+        metrics_.observe(Metric::queue_time, seconds(Clock::now() - active->came));
+        const int64_t number = decoder_.add(std::move(request));
+        rows_.emplace(number, Row{active, sequence, Clock::now(), {}, {}, static_cast<int64_t>(prompt), 0});
+        --waiting_sequences_;
+        if (active->next < active->job.sequences.size()) continue;
+        client->second.pop_front();
+        if (client->second.empty()) waiting_.erase(client);
+    }
+}
+
+void Engine::pass() {
+    pass_tokens_ = 0;
+    decoder_.step([this](int64_t number, int32_t) { return take_token(number); },
+                  [this](int64_t number, const generate::Completion& answer) { end(number, answer); });
+    if (pass_tokens_ > 0) metrics_.observe(Metric::iteration_tokens, pass_tokens_);
+    update_gauges();
+}
+
+bool Engine::take_token(int64_t number) {
+    Row& row = rows_.at(number);
+    const Clock::time_point now = Clock::now();
+    if (row.tokens++ == 0) {
+        row.first = now;
+        pass_tokens_ += static_cast<double>(row.prompt);
+        metrics_.observe(Metric::time_to_first_token, seconds(now - row.active->came));
+        metrics_.observe(Metric::prefill_time, seconds(now - row.began));
+    } else {
+        metrics_.observe(Metric::inter_token_latency, seconds(now - row.last));
+    }
+    row.last = now;
+    pass_tokens_ += 1;
+    metrics_.add(Metric::generation_tokens);
+    return row.active->job.receiver->token(row.sequence, decoder_.so_far(number));
+}
+
+void Engine::end(int64_t number, const generate::Completion& answer) {
+    const Row row = std::move(rows_.at(number));
+    rows_.erase(number);
+    const Clock::time_point now = Clock::now();
+    metrics_.add(Metric::request_success, 1, label("finished_reason", reason_name(answer.finish_reason)));
+    metrics_.add(Metric::prefix_cache_hits, static_cast<double>(answer.cached_tokens));
+    metrics_.observe(Metric::e2e_latency, seconds(now - row.active->came));
+    metrics_.observe(Metric::inference_time, seconds(now - row.began));
+    if (row.tokens > 0) metrics_.observe(Metric::decode_time, seconds(now - row.first));
+    metrics_.observe(Metric::request_generation_tokens, static_cast<double>(answer.ids.size()));
+    --row.active->left;
+    row.active->job.receiver->ended(row.sequence, answer);
+}
+
+/// What still runs ends where it is, and what waits is refused.
+void Engine::end_early() {
+    if (!rows_.empty()) log::warning("shutdown_timeout is over: ", rows_.size(), " answers end early");
+    for (auto& [number, row] : rows_) row.active->job.receiver->ended(row.sequence, decoder_.so_far(number));
+    rows_.clear();
+    fail_all(draining_error());
+}
+
+void Engine::fail_all(const openai::ApiError& why) {
+    std::set<std::shared_ptr<Receiver>> receivers;
+    for (const auto& [number, row] : rows_) receivers.insert(row.active->job.receiver);
+    rows_.clear();
+    {
+        const std::lock_guard lock(mutex_);
+        refuses_ = true;
+        for (const auto& [client, jobs] : waiting_)
+            for (const std::shared_ptr<Active>& active : jobs) receivers.insert(active->job.receiver);
+        waiting_.clear();
+        waiting_sequences_ = 0;
+    }
+    for (const std::shared_ptr<Receiver>& receiver : receivers) receiver->failed(why);
+}
+
+void Engine::update_gauges() {
+    const generate::Scheduler& scheduler = decoder_.scheduler();
+    metrics_.add(Metric::preemptions, static_cast<double>(scheduler.preemptions() - preemptions_));
+    preemptions_ = scheduler.preemptions();
+    const auto pages = static_cast<double>(scheduler.pool().pages());
+    metrics_.set(Metric::kv_cache_usage, 1 - static_cast<double>(scheduler.pool().free()) / pages);
+    metrics_.set(Metric::requests_running, static_cast<double>(rows_.size()));
+    std::set<std::string> running, waiting;
+    for (const auto& [number, row] : rows_) running.insert(row.active->job.adapter_name);
+    {
+        const std::lock_guard lock(mutex_);
+        metrics_.set(Metric::requests_waiting, static_cast<double>(waiting_sequences_));
+        for (const auto& [client, jobs] : waiting_)
+            for (const std::shared_ptr<Active>& active : jobs) waiting.insert(active->job.adapter_name);
+    }
+    const auto listed = [](const std::set<std::string>& names) {
+        std::string text;
+        for (const std::string& name : names)
+            if (!name.empty()) text += (text.empty() ? "" : ",") + name;
+        return text;
+    };
+    const auto now = std::chrono::system_clock::now().time_since_epoch();
+    metrics_.clear(Metric::lora_requests_info);
+    metrics_.set(
+        Metric::lora_requests_info, std::chrono::duration<double>(now).count(),  // gateways take the newest
+        cat(label("max_lora", std::to_string(options_.most_adapters)), ",",
+            label("running_lora_adapters", listed(running)), ",", label("waiting_lora_adapters", listed(waiting))));
+}
+
+}  // namespace unsloth::serve

@@ -1,0 +1,200 @@
+#include "serve/exchange.h"
+
+#include <algorithm>
+
+#include "unsloth/core/error.h"
+
+namespace unsloth::serve {
+namespace {
+
+const char* name_of(generate::FinishReason reason) {
+    switch (reason) {
+        case generate::FinishReason::length:
+            return "length";
+        case generate::FinishReason::not_finite:
+            return "error";
+        default:
+            return "stop";
+    }
+}
+
+openai::ApiError not_finite_error() {
+    return openai::ApiError(500,
+                            "The model's logits are not finite: its weights or this prompt overflow the compute "
+                            "type. Other completions are not affected.",
+                            "", "not_finite");
+}
+
+}  // namespace
+
+Exchange::Exchange(Call call, openai::AnswerRequest request, std::vector<EncodedPrompt> prompts,
+                   openai::AnswerHead head, tokenizer::Tokenizer tokenizer, Later later)
+    : call_(std::move(call)),
+      request_(std::move(request)),
+      prompts_(std::move(prompts)),
+      head_(std::move(head)),
+      tokenizer_(std::move(tokenizer)),
+      later_(std::move(later)),
+      states_(prompts_.size() * static_cast<std::size_t>(request_.n)),
+      left_(states_.size()) {
+    for (const EncodedPrompt& prompt : prompts_) usage_.prompt_tokens += static_cast<int64_t>(prompt.ids.size());
+    if (!request_.stream && request_.stop.empty()) return;
+    for (State& state : states_) state.text.emplace(tokenizer_, request_.stop);
+}
+
+const EncodedPrompt& Exchange::prompt_of(std::size_t sequence) const {
+    return prompts_[sequence / static_cast<std::size_t>(request_.n)];
+}
+
+/// A completion goes on inside a text: the space that decoders drop in front of a first word belongs to it.
+bool Exchange::has_lead(const std::string& text, const std::vector<int32_t>& ids) const {
+    return !request_.is_chat && !ids.empty() && !text.empty() && text.front() != ' ' &&
+           !tokenizer_.is_special(ids.front()) && openai::text_of_token(tokenizer_, ids.front()).bytes.starts_with(' ');
+}
+
+/// What no later token can change, and the stream does not have.
+std::string Exchange::new_text(State& state, const std::vector<int32_t>& ids) const {
+    const std::string& text = state.text->text();
+    const std::size_t stable = state.text->stable_prefix();
+    if (stable <= state.sent) return "";
+    const bool leads = state.sent == 0 && has_lead(text, ids);
+    const std::string fresh = text.substr(state.sent, stable - state.sent);
+    state.sent = stable;
+    return leads ? " " + fresh : fresh;
+}
+
+std::string Exchange::whole_text(const State& state) const {
+    const std::vector<int32_t>& ids = state.answer.ids;
+    const std::string text = state.text ? state.text->text() : tokenizer_.decode(ids, /*skip_special=*/true);
+    return has_lead(text, ids) ? " " + text : text;
+}
+
+openai::TokenReport Exchange::report(int32_t id, float logprob,
+                                     const std::vector<std::pair<int32_t, float>>& top) const {
+    openai::TokenReport made{openai::text_of_token(tokenizer_, id), logprob, {}};
+    for (const auto& [other, value] : top) made.top.emplace_back(openai::text_of_token(tokenizer_, other), value);
+    return made;
+}
+
+void Exchange::report_prompt(std::size_t sequence, const generate::Completion& answer, openai::Choice& to) const {
+    const std::vector<int32_t>& ids = prompt_of(sequence).ids;
+    to.tokens.push_back({openai::text_of_token(tokenizer_, ids.front()), std::nullopt, {}});
+    for (std::size_t t = 1; t < ids.size(); ++t)
+        to.tokens.push_back(report(ids[t], answer.prompt[t - 1].logprob, answer.prompt[t - 1].top));
+}
+
+void Exchange::report_tokens(const generate::Completion& answer, std::size_t first, openai::Choice& to) const {
+    static const std::vector<std::pair<int32_t, float>> none;
+    for (std::size_t t = first; t < answer.ids.size(); ++t)
+        to.tokens.push_back(report(answer.ids[t], answer.logprobs[t], answer.top.empty() ? none : answer.top[t]));
+    // A stop token is no text, but clients count on a report for each token.
+    if (answer.stop)
+        to.tokens.push_back(report(answer.stop->first, answer.stop->second.logprob, answer.stop->second.top));
+}
+
+bool Exchange::token(std::size_t sequence, const generate::Completion& so_far) {
+    if (gone_ || scores_alone()) return false;
+    ++usage_.completion_tokens;
+    State& state = states_[sequence];
+    const bool more = !state.text || state.text->add(so_far.ids.back());
+    if (request_.stream && more) emit(sequence, so_far, "");  // the last piece has the rest
+    return more && !gone_;
+}
+
+void Exchange::ended(std::size_t sequence, const generate::Completion& answer) {
+    State& state = states_[sequence];
+    state.answer = answer;
+    state.finish_reason = scores_alone() ? "length" : name_of(answer.finish_reason);
+    if (scores_alone()) state.answer.ids.clear(), state.answer.stop.reset();
+    if (state.answer.stop) ++usage_.completion_tokens;
+    if (sequence % static_cast<std::size_t>(request_.n) == 0) usage_.cached_tokens += answer.cached_tokens;
+    if (state.text) state.text->finish();
+    --left_;
+    if (gone_) return;
+    if (!request_.stream) {
+        if (left_ == 0) later_([self = shared_from_this()] { self->send_all(); });
+        return;
+    }
+    emit(sequence, state.answer, state.finish_reason);
+    if (answer.finish_reason == generate::FinishReason::not_finite && states_.size() == 1)
+        write(openai::error_event(not_finite_error().body()));
+    if (left_ > 0) return;
+    if (request_.include_usage) write(openai::usage_event(head_, usage_));
+    write(openai::done_event);
+    call_.response->end();
+}
+
+void Exchange::failed(const openai::ApiError& why) {
+    if (gone_) return;
+    if (!streams_) return call_.refuse(why);
+    write(openai::error_event(why.body()));
+    call_.response->end();
+}
+
+/// What is new of a choice, where that is anything.
+void Exchange::emit(std::size_t sequence, const generate::Completion& so_far, const std::string& finish_reason) {
+    State& state = states_[sequence];
+    openai::Choice piece;
+    piece.index = static_cast<int64_t>(sequence);
+    piece.finish_reason = finish_reason;
+    piece.has_logprobs = request_.logprobs.has_value();
+    if (!state.begun) {
+        piece.has_role = request_.is_chat;
+        if (request_.echo) piece.text = prompt_of(sequence).text;
+        if (request_.echo && piece.has_logprobs) report_prompt(sequence, so_far, piece);
+    }
+    if (!scores_alone()) {
+        piece.text += new_text(state, so_far.ids);
+        if (!finish_reason.empty()) piece.text += stop_text(sequence);
+    }
+    if (piece.has_logprobs) report_tokens(so_far, state.reported, piece);
+    state.reported = so_far.ids.size();
+    if (piece.text.empty() && piece.tokens.empty() && finish_reason.empty() && !piece.has_role) return;
+    state.begun = true;
+    std::optional<openai::Usage> so_far_used;
+    if (request_.continuous_usage) so_far_used = usage_;
+    write(openai::stream_event(head_, piece, state.offsets, request_.include_usage ? &so_far_used : nullptr));
+}
+
+void Exchange::write(const std::string& piece) {
+    if (!streams_) {
+        http::Headers headers = call_.headers("text/event-stream; charset=utf-8");
+        headers.emplace_back("cache-control", "no-cache");
+        call_.response->begin(200, std::move(headers));
+        streams_ = true;
+    }
+    if (!call_.response->write(piece)) gone_ = true;
+}
+
+/// The stop text that ended a choice, where it is wanted.
+std::string Exchange::stop_text(std::size_t sequence) const {
+    const State& state = states_[sequence];
+    if (!request_.include_stop || !state.text || state.answer.finish_reason != generate::FinishReason::stop_text)
+        return "";
+    const std::string whole = tokenizer_.decode(state.answer.ids, /*skip_special=*/true);
+    const std::size_t at = state.text->text().size();
+    for (const std::string& stop : request_.stop)
+        if (whole.compare(std::min(at, whole.size()), stop.size(), stop) == 0) return stop;
+    return "";
+}
+
+void Exchange::send_all() {
+    std::vector<openai::Choice> choices;
+    bool all_failed = true;
+    for (std::size_t i = 0; i < states_.size(); ++i) {
+        const State& state = states_[i];
+        openai::Choice& choice = choices.emplace_back();
+        choice.index = static_cast<int64_t>(i);
+        choice.finish_reason = state.finish_reason;
+        choice.has_logprobs = request_.logprobs.has_value();
+        if (request_.echo) choice.text = prompt_of(i).text;
+        choice.text += whole_text(state) + stop_text(i);
+        if (choice.has_logprobs && request_.echo) report_prompt(i, state.answer, choice);
+        if (choice.has_logprobs) report_tokens(state.answer, 0, choice);
+        all_failed = all_failed && state.answer.finish_reason == generate::FinishReason::not_finite;
+    }
+    if (all_failed) return call_.refuse(not_finite_error());
+    call_.send(200, openai::answer_text(head_, choices, usage_));
+}
+
+}  // namespace unsloth::serve

@@ -1,0 +1,36 @@
+// How requests' prompts become ids.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "unsloth/openai/request.h"
+#include "unsloth/tokenizer/chat.h"
+#include "unsloth/tokenizer/tokenizer.h"
+
+namespace unsloth::serve {
+
+struct EncodedPrompt {
+    std::vector<int32_t> ids;
+    std::string text;  ///< of completions: what `echo` repeats
+};
+
+/// Every member is safe from any thread. ApiError 400 for what the tokenizer or the template refuses.
+class PromptReader {
+  public:
+    PromptReader(tokenizer::Tokenizer tokenizer, tokenizer::ChatTemplate chat)
+        : tokenizer_(std::move(tokenizer)), chat_(std::move(chat)) {}
+
+    std::vector<EncodedPrompt> prompts(const openai::AnswerRequest& request) const;
+    std::vector<int32_t> conversation(const nlohmann::ordered_json& row, bool continue_final_message) const;
+    std::vector<int32_t> text(const std::string& text, bool add_special_tokens) const;
+    const tokenizer::Tokenizer& tokenizer() const { return tokenizer_; }
+
+  private:
+    tokenizer::Tokenizer tokenizer_;
+    tokenizer::ChatTemplate chat_;
+};
+
+}  // namespace unsloth::serve

@@ -1,0 +1,226 @@
+#include "unsloth/serve/service.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "serve/call.h"
+#include "serve/prompts.h"
+#include "unsloth/core/error.h"
+#include "unsloth/core/log.h"
+#include "unsloth/core/version.h"
+#include "unsloth/serve/keys.h"
+
+namespace unsloth::serve {
+
+using openai::ApiError;
+
+struct Service::Route {
+    const char* method;
+    const char* path;  ///< one that ends with '/' is what longer ones begin with
+    void (Service::*answer)(const Call& call);
+    bool is_free = false;   ///< no key is asked for
+    bool is_quick = false;  ///< answers on the server's thread
+    bool matches(const std::string& asked) const {
+        const std::string_view own = path;
+        return own.ends_with('/') ? asked.starts_with(own) && asked.size() > own.size() : asked == own;
+    }
+};
+
+const std::vector<Service::Route>& Service::routes() {
+    static const std::vector<Route> all = {
+        {"GET", "/v1/models", &Service::models, false, true},
+        {"GET", "/v1/models/", &Service::one_model, false, true},
+        {"POST", "/v1/completions", &Service::completions},
+        {"POST", "/v1/chat/completions", &Service::chat},
+        {"POST", "/v1/decisions", &Service::decisions},
+        {"POST", "/tokenize", &Service::tokenize},
+        {"POST", "/detokenize", &Service::detokenize},
+        {"GET", "/tokenizer_info", &Service::tokenizer_info},
+        {"POST", "/v1/load_lora_adapter", &Service::load_adapter},
+        {"POST", "/v1/unload_lora_adapter", &Service::unload_adapter},
+        {"GET", "/health", &Service::health, true, true},
+        {"GET", "/ping", &Service::health, true, true},
+        {"GET", "/ready", &Service::ready, true, true},
+        {"GET", "/version", &Service::version, true, true},
+        {"GET", "/metrics", &Service::metrics, true, true},
+    };
+    return all;
+}
+
+namespace {
+
+constexpr int worker_threads = 2;
+constexpr std::size_t longest_request_id = 128;
+
+const std::string* header_of(const http::Request& request, std::string_view name) {
+    for (const auto& [key, value] : request.headers)
+        if (key == name) return &value;
+    return nullptr;
+}
+
+std::string random_id() {
+    static std::mutex mutex;
+    static std::mt19937_64 random{std::random_device{}()};
+    const std::lock_guard lock(mutex);
+    std::string id;
+    for (int word = 0; word < 2; ++word) {
+        uint64_t bits = random();
+        for (int digit = 0; digit < 16; ++digit, bits >>= 4U) id += "0123456789abcdef"[bits & 15U];
+    }
+    return id;
+}
+
+/// The client's, where it may stand in a header and a log.
+std::string id_of(const http::Request& request) {
+    const std::string* const given = header_of(request, "x-request-id");
+    const bool usable = given != nullptr && !given->empty() && given->size() <= longest_request_id &&
+                        std::ranges::all_of(*given, [](char c) { return c > ' ' && c < '\x7f'; });
+    return usable ? *given : random_id();
+}
+
+int64_t now_seconds() {
+    const auto now = std::chrono::system_clock::now().time_since_epoch();
+    return std::chrono::duration_cast<std::chrono::seconds>(now).count();
+}
+
+}  // namespace
+
+Workers::Workers(int threads) {
+    for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
+}
+
+Workers::~Workers() {
+    {
+        const std::lock_guard lock(mutex_);
+        ends_ = true;
+    }
+    changed_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+}
+
+void Workers::post(std::function<void()> work) {
+    const std::lock_guard lock(mutex_);
+    posted_.push_back(std::move(work));
+    changed_.notify_one();
+}
+
+void Workers::work() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+        changed_.wait(lock, [this] { return ends_ || !posted_.empty(); });
+        if (posted_.empty()) return;
+        const std::function<void()> next = std::move(posted_.front());
+        posted_.pop_front();
+        ++busy_;
+        lock.unlock();
+        next();
+        lock.lock();
+        if (--busy_ == 0 && posted_.empty()) idle_.notify_all();
+    }
+}
+
+void Workers::wait() {
+    std::unique_lock lock(mutex_);
+    idle_.wait(lock, [this] { return busy_ == 0 && posted_.empty(); });
+}
+
+Service::Service(Engine& engine, AdapterSet& adapters, Metrics& metrics, const tokenizer::Tokenizer& tokenizer,
+                 const tokenizer::ChatTemplate& chat, ServiceOptions options)
+    : engine_(engine),
+      adapters_(adapters),
+      metrics_(metrics),
+      options_(std::move(options)),
+      reader_(std::make_unique<const PromptReader>(tokenizer, chat)),
+      created_(now_seconds()),
+      workers_(worker_threads) {
+    for (const auto& [name, text] : tokenizer.chat_templates())
+        if (name == "default") template_ = text;
+}
+
+Service::~Service() = default;
+
+http::Handler Service::handler() {
+    return [this](http::Request request, std::shared_ptr<http::Response> response) {
+        handle(std::move(request), std::move(response));
+    };
+}
+
+/// Who asks, for taking turns: the number of the key, or the address. ApiError 401 without one of the keys.
+std::string Service::key_of(const http::Request& request) const {
+    if (options_.keys.empty()) return request.peer.substr(0, request.peer.rfind(':'));
+    constexpr std::string_view scheme = "Bearer ";
+    const std::string* const given = header_of(request, "authorization");
+    const bool has_scheme = given != nullptr && given->starts_with(scheme);
+    const int64_t key = has_scheme ? find_key(options_.keys, std::string_view(*given).substr(scheme.size())) : -1;
+    if (key < 0)
+        throw ApiError(401,
+                       given == nullptr ? "No API key was sent. Send it as 'Authorization: Bearer KEY'."
+                                        : "The API key is not known to this service.",
+                       "", "invalid_api_key");
+    return cat("key ", key);
+}
+
+void Service::handle(http::Request request, std::shared_ptr<http::Response> response) {
+    auto call = std::make_shared<Call>(Call{std::move(request), std::move(response), {}, {}});
+    call->id = id_of(call->request);
+    const auto guarded = [this, call](void (Service::*answer)(const Call&)) {
+        try {
+            (this->*answer)(*call);
+        } catch (const ApiError& why) {
+            call->refuse(why);
+        } catch (const std::exception& failure) {
+            log::error("request ", call->id, ": ", failure.what());
+            call->refuse(ApiError(500, "The request failed; see the service's log.", "", "internal_error"));
+        }
+    };
+    const std::string& path = call->request.path;
+    std::string methods;
+    for (const Route& route : routes()) {
+        if (!route.matches(path)) continue;
+        if (route.method != call->request.method) {
+            methods += cat(methods.empty() ? "" : ", ", route.method);
+            continue;
+        }
+        try {
+            if (!route.is_free) call->client = key_of(call->request);
+        } catch (const ApiError& why) {
+            return call->refuse(why);
+        }
+        if (route.is_quick) return guarded(route.answer);
+        return workers_.post([guarded, answer = route.answer] { guarded(answer); });
+    }
+    if (methods.empty())
+        return call->refuse(ApiError(404,
+                                     cat("Unknown request URL: ", call->request.method, " ", path.substr(0, 200),
+                                         ". docs/serving.md lists the routes."),
+                                     "", "unknown_url"));
+    http::Headers headers = call->headers("application/json");
+    headers.emplace_back("allow", methods);
+    if (call->request.method == "OPTIONS") return call->response->send(204, std::move(headers), "");
+    call->response->send(
+        405, std::move(headers),
+        ApiError(405, cat("Method ", call->request.method.substr(0, 20), " is not allowed here: ", methods), "",
+                 "method_not_allowed")
+            .body());
+}
+
+void Service::health(const Call& call) {
+    if (!engine_.healthy()) throw ApiError(503, "The engine does not make progress.", "", "unhealthy");
+    call.send(200, "{}");
+}
+
+void Service::ready(const Call& call) {
+    if (engine_.draining()) throw ApiError(503, "The service is shutting down.", "", "shutting_down");
+    health(call);
+}
+
+void Service::version(const Call& call) {
+    call.send(200, nlohmann::json{{"version", unsloth::version}}.dump());
+}
+
+void Service::metrics(const Call& call) {
+    call.send(200, metrics_.text(), "text/plain; version=0.0.4; charset=utf-8");
+}
+
+}  // namespace unsloth::serve

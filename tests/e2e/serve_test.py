@@ -1,0 +1,207 @@
+"""The service as its clients reach it: over sockets, with Python's standard library, against the other commands."""
+
+import contextlib
+import http.client
+import json
+import re
+import signal
+import socket
+import subprocess
+import threading
+import unittest
+
+from support import (
+    FP32,
+    LEGAL_BASE,
+    OK,
+    PROGRAM,
+    SIGINT_SAVED,
+    SIGTERM_SAVED,
+    TIMEOUT_S,
+    USAGE,
+    INPUT,
+    EndToEnd,
+    environment,
+    main,
+    write_rows,
+)
+
+BASE = ("--model.path", LEGAL_BASE, "--device", "cpu", *FP32)
+SMALL = ("--max_model_len", "256", "--max_num_seqs", "8", "--max_num_batched_tokens", "64", "--port", "0")
+QUESTION = "The tenant shall pay the rent"
+
+
+class Service:
+    """A process that answers at self.port, until it is asked to stop."""
+
+    def __init__(self, *arguments):
+        self.process = subprocess.Popen(
+            [PROGRAM, "serve", *map(str, (*BASE, *SMALL, *arguments))],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            env=environment(),
+        )
+        self.log = ""
+        self.port = None
+        for line in self.process.stderr:
+            self.log += line
+            found = re.search(r"listening on http://127\.0\.0\.1:(\d+)", line)
+            if found:
+                self.port = int(found.group(1))
+                break
+        if self.port is None:
+            raise AssertionError(f"serve ended: {self.log}")
+        self.reader = threading.Thread(target=self._read)
+        self.reader.start()
+
+    def _read(self):
+        for line in self.process.stderr:
+            self.log += line
+
+    def ask(self, method, path, body=None, headers=None):
+        """(status, content type, body)"""
+        connection, response = self.begin(method, path, body, headers)
+        with contextlib.closing(connection), response:
+            return response.status, response.getheader("content-type"), response.read().decode()
+
+    def begin(self, method, path, body=None, headers=None):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
+        text = None if body is None else json.dumps(body)
+        connection.request(method, path, text, {"content-type": "application/json", **(headers or {})})
+        return connection, connection.getresponse()
+
+    def post(self, path, **body):
+        status, _, answer = self.ask("POST", path, body)
+        return status, json.loads(answer)
+
+    def complete(self, **body):
+        status, answer = self.post("/v1/completions", **body)
+        if status != 200:
+            raise AssertionError(answer)
+        return answer
+
+    def stop(self, *signals):
+        for number in signals or (signal.SIGTERM,):
+            self.process.send_signal(number)  # none where it has ended
+        code = self.process.wait(TIMEOUT_S)
+        self.reader.join()
+        self.process.stderr.close()
+        return code
+
+
+class Serving(EndToEnd):
+    def serve(self, *arguments):
+        service = Service(*arguments)
+
+        def end():
+            if service.process.poll() is None:
+                service.process.kill()
+                service.stop()
+
+        self.addCleanup(end)
+        return service
+
+    def generated(self, *arguments):
+        done = self.succeed("generate", "--device", "cpu", *FP32, "--json", "--raw", "--prompt", QUESTION, *arguments)
+        return [json.loads(line)["text"] for line in done.out.splitlines()]
+
+    def test_answers_are_those_of_the_other_commands(self):
+        service = self.serve("--served_model_name", "legal")
+        self.assertEqual(json.loads(service.ask("GET", "/v1/models")[2])["data"][0]["id"], "legal")
+        base = ("--model.path", LEGAL_BASE, "--max_new_tokens", "12")
+        greedy = service.complete(model="legal", prompt=QUESTION, max_tokens=12, temperature=0)
+        self.assertEqual([greedy["choices"][0]["text"]], self.generated(*base))
+        sampled = service.complete(prompt=QUESTION, max_tokens=12, temperature=0.9, seed=11, n=3)
+        drawn = self.generated(*base, "--temperature", "0.9", "--seed", "11", "--n", "3")
+        self.assertEqual([choice["text"] for choice in sampled["choices"]], drawn)
+
+        _, counted = service.post("/tokenize", prompt=QUESTION)
+        rows = write_rows(self.folder / "scored.jsonl", [{"input_ids": counted["tokens"]}])
+        (scored,) = self.score(LEGAL_BASE, rows)
+        echoed = service.complete(prompt=[counted["tokens"]], max_tokens=0, echo=True, logprobs=1)
+        logprobs = echoed["choices"][0]["logprobs"]["token_logprobs"]
+        self.assertIsNone(logprobs[0])
+        self.assertLess(max(abs(a - b) for a, b in zip(logprobs[1:], scored["logprobs"][1:])), 1e-4)
+
+        streamed = {"prompt": QUESTION, "max_tokens": 12, "temperature": 0, "stream": True}
+        _, content_type, body = service.ask("POST", "/v1/completions", streamed)
+        self.assertEqual(content_type, "text/event-stream; charset=utf-8")
+        events = [line[len("data: ") :] for line in body.split("\n\n") if line]
+        self.assertEqual(events.pop(), "[DONE]")
+        text = "".join(json.loads(event)["choices"][0]["text"] for event in events)
+        self.assertEqual(text, greedy["choices"][0]["text"])
+
+        status, refused = service.post("/v1/completions", prompt="x", guided_json={})
+        self.assertEqual((status, refused["error"]["param"]), (400, "guided_json"))
+        self.assertIn("vllm:generation_tokens_total", service.ask("GET", "/metrics")[2])
+        self.assertEqual(service.stop(), OK)
+        self.assertNotIn(QUESTION, service.log, "no prompts in logs")
+
+    def test_adapters_come_and_go(self):
+        rows = write_rows(self.folder / "rows.jsonl", [{"prompt": "The tenant", "completion": " sings a song"}] * 4)
+        adapter = self.train(LEGAL_BASE, rows, "--learning_rate", "0.05", out="adapters/sings")
+        service = self.serve("--adapter_root", self.folder / "adapters")
+        status, _ = service.post("/v1/completions", model="sings", prompt=QUESTION)
+        self.assertEqual(status, 404)
+        status, _, told = service.ask("POST", "/v1/load_lora_adapter", {"lora_name": "sings", "lora_path": "sings"})
+        self.assertEqual((status, told), (200, "Success: LoRA adapter 'sings' added successfully."))
+        answer = service.complete(model="sings", prompt=QUESTION, max_tokens=12, temperature=0)
+        alone = self.generated(
+            "--model.path", LEGAL_BASE, "--model.adapter_name_or_path", adapter, "--max_new_tokens", "12"
+        )
+        self.assertEqual([answer["choices"][0]["text"]], alone)
+        self.assertEqual(service.ask("POST", "/v1/unload_lora_adapter", {"lora_name": "sings"})[0], 200)
+
+    def test_a_run_is_followed(self):
+        rows = write_rows(self.folder / "rows.jsonl", [{"prompt": "The tenant", "completion": " sings a song"}] * 4)
+        self.train(LEGAL_BASE, rows, "--save_steps", "1", out="run")
+        service = self.serve("--watch", self.folder / "run")
+        while service.post("/v1/completions", model="run", prompt=QUESTION)[0] == 404:
+            pass
+        answer = service.complete(model="run", prompt=QUESTION, max_tokens=6, temperature=0)
+        self.assertEqual(answer["model"], "run")
+
+    def test_keys_and_signals(self):
+        keys = self.folder / "keys"
+        keys.write_text("# of the test\nsecret-key\n")
+        keys.chmod(0o600)
+        service = self.serve("--api_key_file", keys)
+        self.assertEqual(service.ask("GET", "/v1/models")[0], 401)
+        self.assertEqual(service.ask("GET", "/v1/models", headers={"authorization": "Bearer secret-key"})[0], 200)
+        self.assertEqual(service.ask("GET", "/health")[0], 200)
+        self.assertEqual(service.stop(), OK)
+        self.assertNotIn("secret-key", service.log)
+
+    def test_running_answers_end_unless_a_second_signal_comes(self):
+        long = {"prompt": QUESTION, "max_tokens": 200, "stream": True, "ignore_eos": True}
+        service = self.serve()
+        connection, response = service.begin("POST", "/v1/completions", long)
+        with contextlib.closing(connection), response:
+            response.readline()
+            service.process.send_signal(signal.SIGTERM)
+            self.assertTrue(response.read().decode().endswith('"finish_reason":"length"}]}\n\ndata: [DONE]\n\n'))
+        self.assertEqual(service.process.wait(TIMEOUT_S), OK)
+        service.stop()
+
+        service = self.serve()
+        connection, response = service.begin("POST", "/v1/completions", long | {"n": 128})
+        with contextlib.closing(connection), response:
+            response.readline()
+            self.assertIn(service.stop(signal.SIGTERM, signal.SIGINT), (SIGINT_SAVED, SIGTERM_SAVED))
+
+    def test_what_is_wrong_is_told_at_the_start(self):
+        empty = self.folder / "keys"
+        empty.write_text("\n")
+        self.fail_with(INPUT, "has no key", "serve", *BASE, *SMALL, "--api_key_file", empty)
+        self.fail_with(USAGE, "allows 1024", "serve", *BASE, "--max_model_len", "2000")
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            self.fail_with(USAGE, ["cannot listen", str(port)], "serve", *BASE, *SMALL[:-1], port)
+        self.fail_with(INPUT, "adapter_config.json", "serve", *BASE, *SMALL, "--adapter", f"a={self.folder}")
+        self.fail_with(USAGE, "--tls_cert and --tls_key", "serve", *BASE, "--tls_cert", empty)
+        self.fail_with(USAGE, "holds", "serve", *BASE, *SMALL, "--kv_cache_memory", "1KB")
+
+
+if __name__ == "__main__":
+    main()
