@@ -148,23 +148,24 @@ TEST(PrunedModel, HasTheRemainingNeuronsOfEachLayer) {
                 model.base->tensors.bias({of_base, p})->read_f32(biases.data());
                 EXPECT_EQ(bias[k], biases[static_cast<std::size_t>(kept[k])]);
             }
-            const std::vector<float> found = floats_of(
-                                         *model.pruned->tensors.linear({layer, spec::Projection::down}).tensor),
-                                     all = floats_of(
-                                         *model.base->tensors.linear({of_base, spec::Projection::down}).tensor);
+            const spec::Projection down = spec::Projection::down;
+            const std::vector<float> found = floats_of(model.pruned->tensors.linear({layer, down}).tensor()),
+                                     all = floats_of(model.base->tensors.linear({of_base, down}).tensor());
             for (std::size_t row = 0; row < 24; ++row)
                 EXPECT_EQ(found[row * 4 + k], all[row * 40 + static_cast<std::size_t>(kept[k])]);
         }
-        EXPECT_TRUE(std::ranges::equal(model.pruned->tensors.linear(layer, spec::Projection::o).tensor->data,
-                                       model.base->tensors.linear(of_base, spec::Projection::o).tensor->data));
+        EXPECT_TRUE(std::ranges::equal(model.pruned->tensors.linear({layer, spec::Projection::o}).tensor().data,
+                                       model.base->tensors.linear({of_base, spec::Projection::o}).tensor().data));
     }
 }
 
 TEST(PrunedModel, WindowsStayWithTheirLayers) {
     spec::ModelSpec spec = four_layers("qwen3");
-    spec.sliding_window = {0, 8, 0, 8};
+    for (const std::size_t layer : {1, 3}) spec.layers[layer].window = 8;
     const Pruned model(spec, {.layers = {0, 1, 3}});
-    EXPECT_EQ(model.pruned->spec.sliding_window, (std::vector<int64_t>{0, 8, 8}));
+    std::vector<int64_t> windows;
+    for (const spec::LayerSpec& layer : model.pruned->spec.layers) windows.push_back(layer.window);
+    EXPECT_EQ(windows, (std::vector<int64_t>{0, 8, 8}));
     const auto config = nlohmann::json::parse(read_file(model.folder.path() / "pruned" / "config.json"));
     EXPECT_EQ(config["layer_types"],
               (std::vector<std::string>{"full_attention", "sliding_attention", "sliding_attention"}));
