@@ -311,7 +311,7 @@ class Resuming(EndToEnd):
         self.assertEqual(self.figures("parts"), self.figures("whole"))
         self.fail_with(
             INPUT,
-            ["no complete checkpoint"],
+            ["not a complete checkpoint"],
             *self.arguments("other", "--resume_from_checkpoint", self.damaged(out / "checkpoint-4")),
         )
 
