@@ -128,7 +128,7 @@ TEST_P(CodedTraining, RefusesWhatItCannotServe) {
             with(fp8() + more);
             ADD_FAILURE() << expected;
         } catch (const Error& error) {
-            EXPECT_EQ(error.id().name(), "device.unsupported");
+            EXPECT_EQ(error.id().name(), "option.unsupported");
             EXPECT_NE(std::string(error.what()).find("compute_dtype " + GetParam().compute_dtype), std::string::npos)
                 << error.what();
             EXPECT_NE(std::string(error.what()).find(expected), std::string::npos) << error.what();
@@ -176,7 +176,7 @@ TEST_P(CodedTraining, RefusesWiderMlpsWhenPlanning) {
         const train::Trainer trainer(config);
         ADD_FAILURE() << "planned";
     } catch (const Error& error) {
-        EXPECT_EQ(error.id().name(), "device.unsupported");
+        EXPECT_EQ(error.id().name(), "option.unsupported");
         EXPECT_NE(std::string(error.what()).find("gate_up has 65568"), std::string::npos) << error.what();
     }
 }
@@ -253,7 +253,7 @@ TEST(CodedPlan, RefusesCardsWithoutSuchProducts) {
         const model::ModelPlan plan(file, request);
         ADD_FAILURE() << "planned";
     } catch (const Error& error) {
-        EXPECT_EQ(error.id().name(), "device.unsupported");
+        EXPECT_EQ(error.id().name(), "option.unsupported");
         EXPECT_NE(std::string(error.what()).find("compute capability 9.0"), std::string::npos) << error.what();
     }
 }
