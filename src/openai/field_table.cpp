@@ -54,12 +54,11 @@ Json parse_body(std::string_view body) {
         Json parsed = tokenizer::parse_ordered(body);
         if (!parsed.is_object()) throw ApiError(400, cat("The body is ", found(parsed), ", expected a JSON object."));
         return parsed;
-    } catch (const Json::exception&) {
+    } catch (const JsonRefusal& refused) {
+        if (refused.cause != JsonRefusal::Cause::syntax) throw ApiError(400, refused.words, "", "invalid_json");
         const SyntaxMistake mistake = find_json_mistake(body);
         throw ApiError(400, cat("The body is not valid JSON: byte ", mistake.at, ": ", mistake.words), "",
                        "invalid_json");
-    } catch (const Error& refused) {
-        throw ApiError(400, refused.what(), "", "invalid_json");
     }
 }
 
