@@ -57,7 +57,6 @@ void Engine::submit(Job job) {
                                               "", "queue_full"));
     metrics_.observe(Metric::request_params_n, static_cast<double>(count));
     auto active = std::make_shared<Active>();
-    active->left = job.sequences.size();
     active->came = Clock::now();
     active->job = std::move(job);
     waiting_[active->job.client].push_back(active);
@@ -216,7 +215,7 @@ bool Engine::take_token(int64_t number) {
 }
 
 void Engine::end(int64_t number, const generate::Completion& answer) {
-    const Row row = std::move(rows_.at(number));
+    Row row = std::move(rows_.at(number));
     rows_.erase(number);
     const Clock::time_point now = Clock::now();
     metrics_.add(Metric::request_success, 1, label("finished_reason", reason_name(answer.finish_reason)));
@@ -225,8 +224,9 @@ void Engine::end(int64_t number, const generate::Completion& answer) {
     metrics_.observe(Metric::inference_time, seconds(now - row.began));
     if (row.tokens > 0) metrics_.observe(Metric::decode_time, seconds(now - row.first));
     metrics_.observe(Metric::request_generation_tokens, static_cast<double>(answer.ids.size()));
-    --row.active->left;
-    row.active->job.receiver->ended(row.sequence, answer);
+    const std::shared_ptr<Receiver> receiver = row.active->job.receiver;
+    row.active.reset();  // the adapter's place is free before anyone hears of the end
+    receiver->ended(row.sequence, answer);
 }
 
 /// What still runs ends where it is, and what waits is refused.

@@ -72,7 +72,7 @@ class Engine {
   private:
     struct Active {
         Job job;
-        std::size_t next = 0, left = 0;  ///< the next sequence to begin; how many have not ended
+        std::size_t next = 0;  ///< the next sequence to begin
         Clock::time_point came;
     };
     struct Row {
