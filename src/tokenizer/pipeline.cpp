@@ -52,6 +52,14 @@ std::optional<std::string> bytes_of_token(std::string_view token) {
     return bytes;
 }
 
+std::optional<char> fallback_byte(std::string_view token) {
+    if (token.size() != 6 || token.substr(0, 3) != "<0x" || token[5] != '>') return std::nullopt;
+    const char* const last = token.data() + 5;
+    uint8_t byte = 0;
+    const auto [end, error] = std::from_chars(token.data() + (token[3] == '+' ? 4 : 3), last, byte, 16);
+    return error == std::errc() && end == last ? std::optional(static_cast<char>(byte)) : std::nullopt;
+}
+
 // --- normalizer
 
 namespace {
@@ -248,15 +256,6 @@ std::string join(const Tokens& tokens, std::string_view between) {
         out += tokens[i];
     }
     return out;
-}
-
-/// The byte that "<0x0A>" stands for. Like the reference, "+A" is a number too.
-std::optional<char> fallback_byte(std::string_view token) {
-    if (token.size() != 6 || token.substr(0, 3) != "<0x" || token[5] != '>') return std::nullopt;
-    const char* const last = token.data() + 5;
-    uint8_t byte = 0;
-    const auto [end, error] = std::from_chars(token.data() + (token[3] == '+' ? 4 : 3), last, byte, 16);
-    return error == std::errc() && end == last ? std::optional(static_cast<char>(byte)) : std::nullopt;
 }
 
 void run(const ByteLevelDecoder&, Tokens& tokens, std::size_t) {

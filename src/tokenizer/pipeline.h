@@ -14,12 +14,11 @@
 #include "tokenizer/alignment.h"
 #include "tokenizer/regex.h"
 
+#include "unsloth/tokenizer/token_bytes.h"
+
 namespace unsloth::tokenizer {
 
 // --- GPT-2's alphabet: every byte is a printable character, so that JSON can hold any byte string
-
-/// The bytes behind a token in the alphabet; nullopt when a character is not in it.
-std::optional<std::string> bytes_of_token(std::string_view token);
 
 /// The character that stands for a byte, in UTF-8.
 std::string_view character_of_byte(uint8_t byte);
