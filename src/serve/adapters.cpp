@@ -1,11 +1,11 @@
 #include "unsloth/serve/adapters.h"
 
 #include <algorithm>
-#include <chrono>
 #include <filesystem>
 #include <future>
 #include <nlohmann/json.hpp>
 
+#include "serve/texts.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/hash.h"
@@ -100,8 +100,7 @@ void AdapterSet::load(const std::string& name, const std::string& folder, const 
                                             free->give(old->slot);
                                             delete old;
                                         });
-    made->created =
-        std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+    made->created = unix_seconds();
     std::promise<void> written;
     between_passes([&] {
         try {

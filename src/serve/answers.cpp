@@ -7,6 +7,7 @@
 #include "serve/chosen.h"
 #include "serve/exchange.h"
 #include "serve/prompts.h"
+#include "serve/texts.h"
 #include "unsloth/core/error.h"
 #include "unsloth/serve/service.h"
 
@@ -39,10 +40,6 @@ int64_t room_for(const AnswerRequest& request, const EncodedPrompt& prompt, int6
 uint64_t random_seed() {
     std::random_device device;
     return static_cast<uint64_t>(device()) << 32U | device();
-}
-
-std::string new_id(const char* prefix) {
-    return cat(prefix, std::hex, random_seed(), random_seed());
 }
 
 }  // namespace
@@ -101,10 +98,8 @@ void Service::answer(const Call& call, bool is_chat) {
         }
     }
 
-    const openai::AnswerHead head{
-        new_id(is_chat ? "chatcmpl-" : "cmpl-"), chosen.name, chosen.fingerprint,
-        std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count(),
-        is_chat};
+    const openai::AnswerHead head{cat(is_chat ? "chatcmpl-" : "cmpl-", random_id()), chosen.name, chosen.fingerprint,
+                                  unix_seconds(), is_chat};
     auto exchange =
         std::make_shared<Exchange>(call.reply(), std::move(request), std::move(prompts), head, reader_->tokenizer(),
                                    [this](std::function<void()> work) { workers_.post(std::move(work)); });

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "serve/texts.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 
@@ -19,17 +20,6 @@ double seconds(Engine::Clock::duration time) {
 openai::ApiError draining_error() {
     return openai::ApiError(503, "The service is shutting down. Ask another replica, or retry later.", "",
                             "shutting_down");
-}
-
-const char* reason_name(generate::FinishReason reason) {
-    switch (reason) {
-        case generate::FinishReason::length:
-            return "length";
-        case generate::FinishReason::not_finite:
-            return "error";
-        default:
-            return "stop";
-    }
 }
 
 }  // namespace
@@ -218,7 +208,7 @@ void Engine::end(int64_t number, const generate::Completion& answer) {
     Row row = std::move(rows_.at(number));
     rows_.erase(number);
     const Clock::time_point now = Clock::now();
-    metrics_.add(Metric::request_success, 1, label("finished_reason", reason_name(answer.finish_reason)));
+    metrics_.add(Metric::request_success, 1, label("finished_reason", finish_reason_name(answer.finish_reason)));
     metrics_.add(Metric::prefix_cache_hits, static_cast<double>(answer.cached_tokens));
     metrics_.observe(Metric::e2e_latency, seconds(now - row.active->came));
     metrics_.observe(Metric::inference_time, seconds(now - row.began));

@@ -2,21 +2,11 @@
 
 #include <algorithm>
 
+#include "serve/texts.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::serve {
 namespace {
-
-const char* name_of(generate::FinishReason reason) {
-    switch (reason) {
-        case generate::FinishReason::length:
-            return "length";
-        case generate::FinishReason::not_finite:
-            return "error";
-        default:
-            return "stop";
-    }
-}
 
 openai::ApiError not_finite_error() {
     return openai::ApiError(500,
@@ -104,7 +94,7 @@ bool Exchange::token(std::size_t sequence, const generate::Completion& so_far) {
 void Exchange::ended(std::size_t sequence, const generate::Completion& answer) {
     State& state = states_[sequence];
     state.answer = answer;
-    state.finish_reason = scores_alone() ? "length" : name_of(answer.finish_reason);
+    state.finish_reason = scores_alone() ? "length" : finish_reason_name(answer.finish_reason);
     if (scores_alone()) state.answer.ids.clear(), state.answer.stop.reset();
     if (state.answer.stop) ++usage_.completion_tokens;
     if (sequence % static_cast<std::size_t>(request_.n) == 0) usage_.cached_tokens += answer.cached_tokens;

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "unsloth/core/error.h"
+#include "unsloth/core/text.h"
 #include "unsloth/openai/error.h"
 
 namespace unsloth::serve {
@@ -10,16 +11,10 @@ namespace {
 
 constexpr const char* white_space = " \t\r\n\f\v";
 
-std::string stripped(const std::string& text) {
-    const std::size_t first = text.find_first_not_of(white_space);
-    if (first == std::string::npos) return "";
-    return text.substr(first, text.find_last_not_of(white_space) - first + 1);
-}
-
 /// The text up to the end of the last message's content, as transformers' continue_final_message has it: the template
 /// may strip white space.
 std::string cut_after(const std::string& rendered, const std::string& content) {
-    const std::string needle = stripped(content);
+    const std::string needle = trimmed(content);
     const std::size_t at = needle.empty() ? std::string::npos : rendered.rfind(needle);
     if (at == std::string::npos)
         throw openai::invalid("'continue_final_message': the chat template does not write the last message as it is.",

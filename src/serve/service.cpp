@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <random>
 
 #include "serve/call.h"
 #include "serve/prompts.h"
+#include "serve/texts.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/version.h"
@@ -59,29 +59,12 @@ const std::string* header_of(const http::Request& request, std::string_view name
     return nullptr;
 }
 
-std::string random_id() {
-    static std::mutex mutex;
-    static std::mt19937_64 random{std::random_device{}()};
-    const std::lock_guard lock(mutex);
-    std::string id;
-    for (int word = 0; word < 2; ++word) {
-        uint64_t bits = random();
-        for (int digit = 0; digit < 16; ++digit, bits >>= 4U) id += "0123456789abcdef"[bits & 15U];
-    }
-    return id;
-}
-
 /// The client's, where it may stand in a header and a log.
 std::string id_of(const http::Request& request) {
     const std::string* const given = header_of(request, "x-request-id");
     const bool usable = given != nullptr && !given->empty() && given->size() <= longest_request_id &&
                         std::ranges::all_of(*given, [](char c) { return c > ' ' && c < '\x7f'; });
     return usable ? *given : random_id();
-}
-
-int64_t now_seconds() {
-    const auto now = std::chrono::system_clock::now().time_since_epoch();
-    return std::chrono::duration_cast<std::chrono::seconds>(now).count();
 }
 
 }  // namespace
@@ -132,7 +115,7 @@ Service::Service(Engine& engine, AdapterSet& adapters, Metrics& metrics, const t
       metrics_(metrics),
       options_(std::move(options)),
       reader_(std::make_unique<const PromptReader>(tokenizer, chat)),
-      created_(now_seconds()),
+      created_(unix_seconds()),
       workers_(worker_threads) {
     for (const auto& [name, text] : tokenizer.chat_templates())
         if (name == "default") template_ = text;
