@@ -17,6 +17,7 @@
 #include "unsloth/memory/plan.h"
 #include "unsloth/ops/profiler.h"
 #include "unsloth/placement/memory_use.h"
+#include "unsloth/session/generation.h"
 #include "unsloth/session/session.h"
 #include "unsloth/train/json_number.h"
 #include "unsloth/train/run_record.h"
@@ -161,15 +162,6 @@ struct Delay {
     std::optional<double> median_ms, longest_ms;
 };
 
-/// As the card's rates predict passes, where they do.
-std::shared_ptr<generate::StepLatencyModel> pass_times(ops::Context& ctx, const config::Config& config,
-                                                       const session::OpenedModel& opened) {
-    if (!ctx.is_cuda()) return std::make_shared<generate::StepLatencyModel>();
-    const bool in_4bit = config.model.load_in_4bit || opened.file->tensors.quantised_linears() > 0;
-    const planner::Card card = placement::machine_of(ctx.device()).card;
-    return std::make_shared<generate::StepLatencyModel>(planner::DecodingTime::of(card, opened.file->spec, in_4bit));
-}
-
 Delay delay_by_prompt(ops::Context& ctx, model::Model& model, int64_t rows, int64_t prompt, int64_t answer,
                       const std::shared_ptr<generate::StepLatencyModel>& times) {
     constexpr std::size_t alone = 24;
@@ -224,7 +216,8 @@ std::vector<engine_api::BenchFigure> bench_generate(const config::LoadedConfig& 
     ops::Context& ctx = *benched.ctx;
     model::Model& model = *benched.model;
     const double rate = copy_rate(ctx);
-    const std::shared_ptr<generate::StepLatencyModel> times = pass_times(ctx, loaded.config, opened);
+    const std::shared_ptr<generate::StepLatencyModel> times =
+        session::step_latency_model(ctx.device(), loaded.config, opened);
     std::vector<engine_api::BenchFigure> figures;
     for (const int64_t rows : all_rows) {
         measure(ctx, model, rows, prompt, std::min<int64_t>(answer, 16), 1);  // libraries choose algorithms

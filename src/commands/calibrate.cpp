@@ -17,7 +17,6 @@
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
 #include "unsloth/data/batch.h"
-#include "unsloth/data/run_tokenizer.h"
 #include "unsloth/session/session.h"
 #include "unsloth/train/run_record.h"
 
@@ -150,10 +149,7 @@ class CalibrationRows {
         data::DatasetOptions options = data::dataset_options(config, opened.limits());
         options.keep_all_masked = true;
         options.max_seq_length = std::min(options.max_seq_length, opened.file->spec.usable_positions());
-        std::unique_ptr<data::RowEncoder> encoder;
-        if (data::probe_format(config.data.train_file, options) != config::DataFormat::tokenized)
-            encoder = session::encoder_maker(opened, config)({});
-        rows_ = data::Dataset::load(config.data.train_file, options, encoder.get());
+        rows_ = session::read_rows(opened, config, options);
         const data::DatasetStats& stats = rows_.stats();
         if (stats.longest < 2)
             throw Error("data.no-usable-rows",

@@ -9,7 +9,6 @@
 #include "unsloth/core/log.h"
 #include "unsloth/core/philox.h"
 #include "unsloth/data/batch.h"
-#include "unsloth/data/run_tokenizer.h"
 #include "unsloth/session/session.h"
 
 namespace unsloth::commands {
@@ -53,10 +52,7 @@ std::vector<Row> rows_of_file(const session::OpenedModel& merged, config::Config
     data::DatasetOptions options = data::dataset_options(config, merged.limits());
     options.keep_all_masked = true;
     options.max_seq_length = 0;
-    std::unique_ptr<data::RowEncoder> encoder;
-    if (data::probe_format(config.data.train_file, options) != config::DataFormat::tokenized)
-        encoder = session::encoder_maker(merged, config)({});
-    const data::Dataset dataset = data::Dataset::load(config.data.train_file, options, encoder.get());
+    const data::Dataset dataset = session::read_rows(merged, config, options);
     std::vector<Row> rows;
     for (int64_t i = 0; i < dataset.size(); ++i) rows.push_back(dataset.sample(i).ids);
     return rows;

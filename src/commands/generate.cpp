@@ -5,13 +5,13 @@
 
 #include <nlohmann/json.hpp>
 
+#include "commands/answer_sizes.h"
 #include "unsloth/commands/commands.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
 #include "unsloth/generate/decoder.h"
 #include "unsloth/generate/detokenizer.h"
-#include "unsloth/ops/dtype.h"
 #include "unsloth/session/generation.h"
 #include "unsloth/session/session.h"
 
@@ -65,10 +65,7 @@ AnswerSizes sizes_of(const config::LoadedConfig& loaded, const engine_api::Gener
     if (longest + request.max_new_tokens > allowed)
         throw Error("model.too-many-positions", cat(asked, ": the model allows ", allowed, " positions"),
                     "Shorten the prompt, or set a lower --max_new_tokens; --rope_scaling extends the positions.");
-    if (request.max_context > allowed)
-        throw Error("model.too-many-positions",
-                    cat("--max_model_len ", request.max_context, ": the model allows ", allowed),
-                    "Lower it, or extend the positions with --rope_scaling.");
+    require_max_model_len(request, spec);
     AnswerSizes sizes;
     sizes.context = request.max_context > 0 ? request.max_context
                     : request.chat          ? allowed
@@ -84,23 +81,7 @@ AnswerSizes sizes_of(const config::LoadedConfig& loaded, const engine_api::Gener
     if (spec.has_rope(spec::RopeSpec::Type::dynamic))  // whole prompts
         sizes.pass_tokens = std::max(sizes.pass_tokens, request.chat ? sizes.context : longest);
     sizes.pass_tokens = std::max(sizes.pass_tokens, sizes.rows);
-    sizes.cache = placement::cache_for(sizes.rows, sizes.context);
-    const bool in_8_bit = request.kv_cache_dtype == engine_api::KvCacheDtype::fp8;
-    if (request.kv_bytes > 0) {
-        const int64_t token =
-            generate::cache_bytes_per_token(spec, ops::scalar_type(loaded.config.model.dtype), in_8_bit);
-        sizes.cache = {.tokens = request.kv_bytes / (token * ops::page_tokens) * ops::page_tokens,
-                       .context = sizes.context};
-        if (sizes.cache.tokens < sizes.context)
-            throw Error(
-                "memory.small-cache",
-                cat("--kv_cache_memory ", request.kv_memory, " holds ", sizes.cache.tokens,
-                    " tokens, a prompt and its answer have up to ", sizes.context),
-                cat("A token takes ", token, " bytes: give ", ops::pages_of(sizes.context) * ops::page_tokens * token,
-                    " at least, or lower --max_model_len or --max_new_tokens."));
-    }
-    sizes.cache.in_8_bit = in_8_bit;
-    sizes.cache.in_pieces = !spec.has_rope(spec::RopeSpec::Type::dynamic);
+    sizes.cache = answer_cache(loaded, request, spec, sizes.rows, sizes.context);
     return sizes;
 }
 

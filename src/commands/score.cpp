@@ -107,10 +107,7 @@ void run_score(const config::LoadedConfig& given, const engine_api::ScoreRequest
     if (options.long_rows == config::LongRows::automatic)
         options.long_rows = config::LongRows::truncate;  // a line for each row
     if (!loaded.is_given("model.max_seq_length")) options.max_seq_length = 0;
-    std::unique_ptr<data::RowEncoder> encoder;
-    if (data::probe_format(loaded.config.data.train_file, options) != config::DataFormat::tokenized)
-        encoder = session::encoder_maker(opened, loaded.config)({});
-    const data::Dataset rows = data::Dataset::load(loaded.config.data.train_file, options, encoder.get());
+    const data::Dataset rows = session::read_rows(opened, loaded.config, options);
     const Limits limits = limits_of(rows);
     if (limits.positions > opened.file->spec.usable_positions())
         log::warning("rows reach ", limits.positions, " positions, and the model was made for ",

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <sstream>
 
+#include "commands/answer_sizes.h"
 #include "unsloth/commands/commands.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
@@ -14,8 +15,6 @@
 #include "unsloth/generate/chunked_prefill.h"
 #include "unsloth/http/server.h"
 #include "unsloth/openai/error.h"
-#include "unsloth/ops/dtype.h"
-#include "unsloth/placement/memory_use.h"
 #include "unsloth/serve/keys.h"
 #include "unsloth/serve/service.h"
 #include "unsloth/serve/watch.h"
@@ -81,46 +80,21 @@ struct ServedSizes {
 
 ServedSizes served_sizes(const config::LoadedConfig& loaded, const GenerateRequest& answers,
                          const spec::ModelSpec& spec) {
-    const int64_t allowed = spec.usable_positions();
-    if (answers.max_context > allowed)
-        throw Error("model.too-many-positions",
-                    cat("--max_model_len ", answers.max_context, ": the model allows ", allowed),
-                    "Lower it, or extend the positions with --rope_scaling.");
+    require_max_model_len(answers, spec);
     const bool dynamic = spec.has_rope(spec::RopeSpec::Type::dynamic);  // whole prompts, one sequence at a time
-    const int64_t context = answers.max_context > 0 ? answers.max_context : allowed;
+    const int64_t context = answers.max_context > 0 ? answers.max_context : spec.usable_positions();
     ServedSizes sizes;
     sizes.rows = dynamic ? 1 : answers.max_rows;
     sizes.singly = dynamic ? 0 : generate::ChunkedPrefillBounds{}.most;
     sizes.pass_tokens = std::max(dynamic ? context : answers.max_batch_tokens, sizes.rows + sizes.singly);
-    sizes.cache = placement::cache_for(sizes.rows, context);
-    sizes.cache.in_8_bit = answers.kv_cache_dtype == engine_api::KvCacheDtype::fp8;
-    sizes.cache.in_pieces = !dynamic;
-    if (answers.kv_bytes > 0) {
-        const int64_t token =
-            generate::cache_bytes_per_token(spec, ops::scalar_type(loaded.config.model.dtype), sizes.cache.in_8_bit);
-        sizes.cache.tokens = answers.kv_bytes / (token * ops::page_tokens) * ops::page_tokens;
-        sizes.cache.shrinks = false;
-        if (sizes.cache.tokens < context)
-            throw Error("memory.small-cache",
-                        cat("--kv_cache_memory ", answers.kv_memory, " holds ", sizes.cache.tokens,
-                            " tokens, a sequence has up to ", context),
-                        "Raise it, or lower --max_model_len.");
-    }
+    sizes.cache = answer_cache(loaded, answers, spec, sizes.rows, context);
     return sizes;
 }
 
 /// Passes of prompts and rows together, by how long they take.
 generate::DecoderOptions decoder_options(ops::Context& ctx, const config::Config& config,
                                          const session::OpenedModel& opened, int64_t rows) {
-    std::shared_ptr<generate::StepLatencyModel> times;
-    if (ctx.is_cuda()) {
-        const bool in_4bit = config.model.load_in_4bit || opened.file->tensors.quantised_linears() > 0;
-        const planner::Card card = placement::machine_of(ctx.device()).card;
-        times =
-            std::make_shared<generate::StepLatencyModel>(planner::DecodingTime::of(card, opened.file->spec, in_4bit));
-    } else {
-        times = std::make_shared<generate::StepLatencyModel>();
-    }
+    const auto times = session::step_latency_model(ctx.device(), config, opened);
     generate::DecoderOptions options{.rows = rows, .prefill_policy = generate::chunked_prefill_policy(times)};
     options.on_pass = [times](const generate::PassWork& pass, double ms) { times->observe(pass, ms); };
     return options;

@@ -6,6 +6,7 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/placement/memory_use.h"
 #include "unsloth/tokenizer/ordered_row.h"
 
 namespace unsloth::session {
@@ -102,6 +103,14 @@ std::vector<int32_t> stop_ids(const tokenizer::Tokenizer& tokenizer, const spec:
     for (const char* name : {"<|eot_id|>", "<|im_end|>"})
         if (const auto id = tokenizer.added_token_id(name)) stops.push_back(*id);
     return stops;
+}
+
+std::shared_ptr<generate::StepLatencyModel> step_latency_model(at::Device device, const config::Config& config,
+                                                               const OpenedModel& opened) {
+    if (!device.is_cuda()) return std::make_shared<generate::StepLatencyModel>();
+    const bool in_4bit = config.model.load_in_4bit || opened.file->tensors.quantised_linears() > 0;
+    const planner::Card card = placement::machine_of(device).card;
+    return std::make_shared<generate::StepLatencyModel>(planner::DecodingTime::of(card, opened.file->spec, in_4bit));
 }
 
 int64_t longest_of(const std::vector<Prompt>& prompts) {

@@ -64,6 +64,13 @@ data::EncoderMaker encoder_maker(const OpenedModel& opened, const config::Config
     return data::run_encoder_maker(opened.tokenizer_folder, opened.file->spec.vocab_size, config.data);
 }
 
+data::Dataset read_rows(const OpenedModel& opened, const config::Config& config, const data::DatasetOptions& options) {
+    std::unique_ptr<data::RowEncoder> encoder;  // rows of ids do without a tokenizer
+    if (data::probe_format(config.data.train_file, options) != config::DataFormat::tokenized)
+        encoder = encoder_maker(opened, config)({});
+    return data::Dataset::load(config.data.train_file, options, encoder.get());
+}
+
 config::LoadedConfig with_base(config::LoadedConfig loaded, const engine_api::NamedFolders& adapters) {
     config::ModelOptions& model = loaded.config.model;
     const auto config_of = [](const std::string& folder) {

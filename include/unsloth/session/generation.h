@@ -3,11 +3,14 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
 #include "unsloth/config/config.h"
+#include "unsloth/generate/chunked_prefill.h"
+#include "unsloth/session/session.h"
 #include "unsloth/spec/model_spec.h"
 #include "unsloth/tokenizer/chat.h"
 #include "unsloth/tokenizer/tokenizer.h"
@@ -58,5 +61,9 @@ int64_t longest_of(const std::vector<Prompt>& prompts);
 
 /// The ids that end an answer.
 std::vector<int32_t> stop_ids(const tokenizer::Tokenizer& tokenizer, const spec::ModelSpec& spec);
+
+/// How long passes of generation take: by the rates of the device's card, or on the CPU by those that it observes.
+std::shared_ptr<generate::StepLatencyModel> step_latency_model(at::Device device, const config::Config& config,
+                                                               const OpenedModel& opened);
 
 }  // namespace unsloth::session

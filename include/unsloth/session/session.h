@@ -42,6 +42,9 @@ void require_positions(const config::LoadedConfig& loaded, const spec::ModelSpec
 /// Makes the encoder of text rows when it is first needed: tokenised rows do without a tokenizer.
 data::EncoderMaker encoder_maker(const OpenedModel& opened, const config::Config& config);
 
+/// The rows of data.train_file, without the cache. Errors as data::Dataset::load().
+data::Dataset read_rows(const OpenedModel& opened, const config::Config& config, const data::DatasetOptions& options);
+
 /// A model for forward passes alone (score, generate): planned, checked against memory, loaded.
 struct LoadedModel {
     std::unique_ptr<ops::Context> ctx;
