@@ -1,7 +1,6 @@
 #include "app/model_folder.h"
 
 #include <chrono>
-#include <cstdio>
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
@@ -12,12 +11,6 @@
 
 namespace unsloth::app {
 namespace fs = std::filesystem;
-
-std::string three_digits(double value) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.3g", value);
-    return text;
-}
 
 void copy_companions(const fs::path& base, const fs::path& adapter, const fs::path& to) {
     copy_files(tokenizer::Tokenizer::files_in(base), base, to);

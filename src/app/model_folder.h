@@ -2,15 +2,11 @@
 #pragma once
 
 #include <filesystem>
-#include <string>
 
 #include "unsloth/core/staged_folder.h"
 #include "unsloth/formats/model_writer.h"
 
 namespace unsloth::app {
-
-/// "0.0123", "1.5e+03"
-std::string three_digits(double value);
 
 /// Tokenizer, templates and generation config: the adapter's where it has a tokenizer, what is left from the base.
 void copy_companions(const std::filesystem::path& base, const std::filesystem::path& adapter,

@@ -13,6 +13,7 @@
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/parallel.h"
+#include "unsloth/core/text.h"
 
 namespace unsloth::app {
 namespace {

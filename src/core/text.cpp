@@ -23,6 +23,12 @@ std::string human_size(int64_t bytes) {
     return text;
 }
 
+std::string three_digits(double value) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.3g", value);
+    return text;
+}
+
 std::string human_bytes(int64_t bytes) {
     char text[32];
     const double mib = static_cast<double>(bytes) / (1 << 20);

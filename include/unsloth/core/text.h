@@ -1,4 +1,4 @@
-// Small texts: white space at ends, and sizes in bytes.
+// Small texts: white space at ends, numbers, and sizes in bytes.
 #pragma once
 
 #include <cstdint>
@@ -15,5 +15,8 @@ std::string human_size(int64_t bytes);
 
 /// For plans of memory, whose lines are compared: always "45.0 MiB" or "1.25 GiB".
 std::string human_bytes(int64_t bytes);
+
+/// "0.0123", "1.5e+03".
+std::string three_digits(double value);
 
 }  // namespace unsloth

@@ -1,6 +1,5 @@
 // Whether the devices compute what they should, and what they are like while they do: the engine's self-test, with
 // NVML asked meanwhile.
-#include <cstdio>
 
 #include "app/doctor/findings.h"
 #include "app/engine_loader.h"
@@ -12,12 +11,6 @@ namespace unsloth::app {
 namespace {
 
 constexpr double seconds_each = 2;
-
-std::string rounded(double value) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.3g", value);
-    return text;
-}
 
 Finding peers(const std::vector<engine_api::DeviceReport>& reports) {
     Finding finding{Verdict::ok, "peer access", "", ""};
@@ -47,7 +40,8 @@ std::vector<Finding> judge_device(const engine_api::DeviceReport& report, const 
         const auto& [name, difference] = report.operators[i];
         kernels.value += cat(i == 0 ? "" : ", ", name);
         if (difference > 1)
-            wrong += cat(wrong.empty() ? "" : ", ", name, " (", rounded(difference), " times what rounding explains)");
+            wrong +=
+                cat(wrong.empty() ? "" : ", ", name, " (", three_digits(difference), " times what rounding explains)");
     }
     kernels.value += wrong.empty() ? ": right" : "; WRONG: " + wrong;
     if (!wrong.empty()) {
@@ -63,8 +57,8 @@ std::vector<Finding> judge_device(const engine_api::DeviceReport& report, const 
                             "--ulimit memlock=-1)."});
     else if (report.pinned_bytes > 0)
         findings.push_back({Verdict::ok, "page-locked memory",
-                            cat(human_size(report.pinned_bytes), " granted; to the GPU ", rounded(report.to_device),
-                                " GB/s, back ", rounded(report.to_host), " GB/s"),
+                            cat(human_size(report.pinned_bytes), " granted; to the GPU ",
+                                three_digits(report.to_device), " GB/s, back ", three_digits(report.to_host), " GB/s"),
                             ""});
     return findings;
 }
