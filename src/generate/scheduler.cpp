@@ -87,14 +87,14 @@ void Scheduler::add_decoding(std::vector<ScheduledChunk>& parts) {
 }
 
 /// Up to so many tokens; with a rule as it says of the first prompt to come.
-void Scheduler::add_prompts(std::vector<ScheduledChunk>& parts, int64_t tokens, const ChunkedPrefillPolicy& beside) {
-    bool asks = static_cast<bool>(beside), singly = false;
+void Scheduler::add_prompts(std::vector<ScheduledChunk>& parts, int64_t tokens, const ChunkedPrefillPolicy& policy) {
+    bool asks = static_cast<bool>(policy), singly = false;
     const auto rows = static_cast<int64_t>(parts.size());
     int64_t keys = 0;
     for (const ScheduledChunk& part : parts) keys += part.sequence->cached + 1;
     const auto add = [&](Sequence& s) {
         if (std::exchange(asks, false)) {
-            const PrefillChunk most = beside(rows, keys, s.cached);
+            const PrefillChunk most = policy(rows, keys, s.cached);
             singly = most.as_decode_rows && limits_.segments > rows;
             tokens = std::min({tokens, most.tokens, singly ? limits_.segments - rows : tokens});
         }

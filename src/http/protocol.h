@@ -54,7 +54,7 @@ std::shared_ptr<Exchange> start_exchange(Shared& shared, Carrier& carrier, int s
 /// An exchange that the server answers itself with an error.
 std::shared_ptr<Exchange> refuse_exchange(Shared& shared, Carrier& carrier, int stream, bool head_only, int status,
                                           std::string_view message);
-/// The value of a Date field for now.
+/// The value of a Date field: the present time.
 std::string date_now();
 /// A field that concerns a connection, which the server sets itself.
 bool is_connection_field(std::string_view name);

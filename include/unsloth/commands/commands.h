@@ -1,4 +1,4 @@
-// The engine's commands beside training and measuring; engine_api/engine.h describes the requests.
+// The engine's commands other than training and measuring; engine_api/engine.h describes the requests.
 #pragma once
 
 #include "unsloth/engine_api/engine.h"

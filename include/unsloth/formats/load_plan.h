@@ -26,7 +26,7 @@ struct TensorSource {
     /// A 16/32-bit tensor, or a 4-bit or 8-bit weight. nullptr: the checkpoint has none.
     std::variant<const TensorView*, Quant4Weight, Int8Weight> stored = nullptr;
 
-    /// nullptr where it lies in another form.
+    /// nullptr if it is stored in another form.
     const TensorView* plain() const;
     const Quant4Weight* quant4() const { return std::get_if<Quant4Weight>(&stored); }
     const Int8Weight* int8() const { return std::get_if<Int8Weight>(&stored); }

@@ -27,20 +27,20 @@ struct Request {
     /// What the keys depend on besides the ids: requests share cached keys if this is equal. 0: `adapter` says it.
     /// Below 2^32. Needed where adapters are replaced while others answer.
     uint32_t prefix = 0;
-    int64_t top_logprobs = -1;            ///< the likeliest tokens to report of each token; -1: none
-    std::vector<int32_t> rated_ids = {};  ///< or these ids, each below the vocabulary, whatever is likeliest
+    int64_t top_logprobs = -1;            ///< the most likely tokens to report of each token; -1: none
+    std::vector<int32_t> rated_ids = {};  ///< or these ids, each below the vocabulary, likely or not
     bool prompt_logprobs = false;  ///< also report the prompt's tokens; the model's plan has a head row for each token
 };
 
 /// A token as the model rated it, given those before it.
 struct TokenLogprobs {
     float logprob = 0;                                ///< natural, of the token
-    std::vector<std::pair<int32_t, float>> top = {};  ///< the likeliest ids, best first
+    std::vector<std::pair<int32_t, float>> top = {};  ///< the most likely ids, best first
 };
 
 enum class FinishReason : uint8_t {
     stop_token,  ///< also where it was the last that max_new_tokens allowed
-    stop_text,   ///< by whoever saw its tokens: a stop text
+    stop_text,   ///< by on_token: a stop text
     length,      ///< max_new_tokens are there
     not_finite,  ///< the logits of its next token are not; other answers are not affected
 };

@@ -1,5 +1,5 @@
 // Which tokens of which sequences a pass computes, and in which pages of the cache their keys lie: continuous batching.
-// Sequences join and leave at each pass; long prompts go in by pieces beside those that decode.
+// Sequences join and leave at each pass; long prompts go in by pieces with those that decode.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +45,7 @@ struct Sequence {
     uint64_t policy = 0;                            ///< Scheduler::use_policy, which made its keys
 
     int64_t remaining() const { return static_cast<int64_t>(ids.size()) - cached; }
-    /// What the next whole page goes on from: sequences with one adapter, or one prefix, and one version of the weights
+    /// What the next whole page continues: sequences with one adapter, or one prefix, and one version of the weights
     /// share keys.
     BlockAllocator::PrefixHash before() const {
         if (!texts.empty()) return texts.back();
@@ -101,7 +101,7 @@ class Scheduler {
     void preempt_last();
     void release(Sequence& sequence);
     void add_decoding(std::vector<ScheduledChunk>& parts);
-    void add_prompts(std::vector<ScheduledChunk>& parts, int64_t tokens, const ChunkedPrefillPolicy& beside = {});
+    void add_prompts(std::vector<ScheduledChunk>& parts, int64_t tokens, const ChunkedPrefillPolicy& policy = {});
     bool admit(Sequence& sequence);
     void share_prefix(Sequence& sequence);
     bool is_being_computed(const Sequence& sequence) const;
