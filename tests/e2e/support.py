@@ -99,22 +99,27 @@ def environment(**changes):
     return env
 
 
+def start(*arguments, env=None, **options):
+    """The program begun: its process (warm.start), whose stderr is piped unless `options` say otherwise."""
+    return warm.start([PROGRAM, *map(str, arguments)], env or environment(), **options)
+
+
+def finish(process, stdin=""):
+    try:
+        out, err = process.communicate(stdin.encode() or None, timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        raise
+    return Result(process.returncode, *((text or b"").decode(errors="replace") for text in (out, err)))
+
+
 def run(*arguments, stdin="", cwd=None, env=None, preexec=None):
-    env = env or environment()
-    warm_run = None if preexec else warm.run([PROGRAM, *map(str, arguments)], stdin.encode(), cwd, env, TIMEOUT_S)
-    if warm_run is not None:
-        code, out, err = warm_run
-        return Result(code, out.decode(errors="replace"), err.decode(errors="replace"))
-    done = subprocess.run(
-        [PROGRAM, *map(str, arguments)],
-        input=stdin.encode(),
-        cwd=cwd,
-        env=env,
-        capture_output=True,
-        timeout=TIMEOUT_S,
-        preexec_fn=preexec,
-    )
-    return Result(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    if not preexec:
+        return finish(start(*arguments, env=env, cwd=cwd, **pipes), stdin)
+    command = [PROGRAM, *map(str, arguments)]
+    return finish(subprocess.Popen(command, env=env or environment(), cwd=cwd, preexec_fn=preexec, **pipes), stdin)
 
 
 # --- files ---------------------------------------------------------------------------------------------------------

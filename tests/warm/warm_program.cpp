@@ -1,7 +1,7 @@
 // The program, with the engine's libraries loaded before it is asked for: loading them takes a third of a second, which
 // end-to-end tests would spend some thousand times. `unsloth-train-warm --serve FD` reads requests from a socket,
-// answers each with a forked copy of itself that runs main() as exec would, and sends its wait status
-// (tests/e2e/warm.py).
+// answers each with a forked copy of itself that runs main() as exec would, and sends its wait status. A request
+// without arguments asks for a copy that reads requests from the first of its streams (tests/e2e/warm.py).
 #include <dlfcn.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <iostream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -50,7 +51,7 @@ bool receive(int socket, Json& request, int (&streams)[3]) {
     return true;
 }
 
-[[noreturn]] void run(const Json& request, const int (&streams)[3]) {
+[[noreturn]] void run_program(const Json& request, const int (&streams)[3]) {
     for (int i = 0; i < 3; ++i)
         if (::dup2(streams[i], i) < 0) fail("dup2");
     for (const int stream : streams) ::close(stream);
@@ -63,25 +64,37 @@ bool receive(int socket, Json& request, int (&streams)[3]) {
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);
-    std::exit(program_main(static_cast<int>(words.size()), arguments.data()));
+    const int code = program_main(static_cast<int>(words.size()), arguments.data());
+    // Without the destructors of LibTorch: in a forked copy they take longer than all the rest of a short run.
+    std::cout.flush();
+    std::fflush(nullptr);
+    std::_Exit(code);
 }
 
-int serve(int socket) {
+bool load_engine() {
     const auto engine = unsloth::own_executable().parent_path() / "libunsloth_engine.so";
-    if (::dlopen(engine.c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr) {
-        std::fprintf(stderr, "%s\n", ::dlerror());
-        return 125;
-    }
+    if (::dlopen(engine.c_str(), RTLD_NOW | RTLD_LOCAL) != nullptr) return true;
+    std::fprintf(stderr, "%s\n", ::dlerror());
+    return false;
+}
+
+/// Answers requests until the other end of the socket is closed.
+int serve(int socket) {
     Json request;
     int streams[3];
     while (receive(socket, request, streams)) {
         const pid_t child = ::fork();
         if (child < 0) fail("fork");
+        const bool is_copy = !request.contains("arguments");
         if (child == 0) {
             ::close(socket);
-            run(request, streams);
+            if (!is_copy) run_program(request, streams);
+            ::close(streams[1]);
+            ::close(streams[2]);
+            std::_Exit(serve(streams[0]));
         }
         for (const int stream : streams) ::close(stream);
+        if (is_copy) continue;
         int32_t answer[2] = {child, 0};
         if (::send(socket, &answer[0], sizeof answer[0], MSG_NOSIGNAL) < 0) return 0;
         while (::waitpid(child, &answer[1], 0) < 0 && errno == EINTR) {
@@ -94,6 +107,6 @@ int serve(int socket) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    if (argc == 3 && std::string(argv[1]) == "--serve") return serve(std::atoi(argv[2]));
+    if (argc == 3 && std::string(argv[1]) == "--serve") return load_engine() ? serve(std::atoi(argv[2])) : 125;
     return program_main(argc, argv);  // `launch` starts its ranks by this executable's path
 }
