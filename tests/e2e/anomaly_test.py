@@ -2,18 +2,14 @@
 
 import json
 import math
-import subprocess
 import unittest
 
+from rank_support import Ranks
 from support import (
-    EndToEnd,
     INPUT,
     LLAMA,
     OK,
-    PROGRAM,
     RUNTIME,
-    TIMEOUT_S,
-    environment,
     float_bytes,
     floats,
     main,
@@ -28,7 +24,7 @@ DEEP = LLAMA | {"num_hidden_layers": 6}
 ONE_ROW = ["--shuffle", "false", "--per_device_train_batch_size", "1", "--gradient_accumulation_steps", "1"]
 
 
-class Anomalies(EndToEnd):
+class Anomalies(Ranks):
     def spoil(self, folder, file, name, index, value):
         tensors = read_safetensors(folder / file)
         dtype, shape, data = tensors[name]
@@ -36,16 +32,6 @@ class Anomalies(EndToEnd):
         values[index] = value
         tensors[name] = (dtype, shape, float_bytes(values))
         write_safetensors(folder / file, tensors)
-
-    def launch(self, processes, arguments):
-        done = subprocess.run(
-            [PROGRAM, "launch", "--nproc_per_node", str(processes), "--", *map(str, arguments)],
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-        )
-        return done.returncode, done.stderr
 
     def anomaly(self, step, out="out"):
         return json.loads((self.folder / out / "anomalies" / f"step-{step}.json").read_text())

@@ -145,8 +145,7 @@ class Distributed(Ranks):
         metrics = self.folder / "shared_killed" / "metrics.jsonl"
         self.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, ranks)
         ranks[1].kill()
-        err = ranks[0].communicate(timeout=TIMEOUT_S)[1]
-        self.assertEqual(ranks[0].returncode, RUNTIME, err)
+        err = self.expect_code(ranks[0], RUNTIME)
         self.assertRegex(err, r"rank 1 .*(no sign of life|did not come to .* of step)")
         self.assertEqual(list((self.folder / "shared_killed").glob("checkpoint-*")), [])
 
@@ -306,8 +305,7 @@ class Distributed(Ranks):
         ranks[1].send_signal(signal.SIGTERM)
         began = time.monotonic()
         for rank in ranks:
-            err = rank.communicate(timeout=TIMEOUT_S)[1]
-            self.assertEqual(rank.returncode, SIGTERM_SAVED, err)
+            err = self.expect_code(rank, SIGTERM_SAVED)
         self.assertLess(time.monotonic() - began, 5)
         self.assertEqual(self.evaluations(self.folder / "evaluating"), [])
         self.assertTrue((self.folder / "evaluating" / "checkpoint-0" / "manifest.json").exists())
@@ -321,8 +319,7 @@ class Distributed(Ranks):
         time.sleep(2)  # until a sign of life came from within the steps
         ranks[1].kill()
         began = time.monotonic()
-        err = ranks[0].communicate(timeout=TIMEOUT_S)[1]
-        self.assertEqual(ranks[0].returncode, RUNTIME, err)
+        err = self.expect_code(ranks[0], RUNTIME)
         self.assertRegex(
             err,
             r"rank 1 .*(gives no sign of life for 3 s.*at the (gradients|loss) of step|did not come to the (gradients|loss) of step)",
@@ -338,8 +335,7 @@ class Distributed(Ranks):
         ranks[2].send_signal(signal.SIGSTOP)
         began = time.monotonic()
         for rank in ranks[:2]:
-            err = rank.communicate(timeout=TIMEOUT_S)[1]
-            self.assertEqual(rank.returncode, RUNTIME, err)
+            err = self.expect_code(rank, RUNTIME)
             self.assertRegex(err, r"rank 2 \(.*\) gives no sign of life for 1[2-9] s|rank [01] \(.*\) failed: rank 2")
         self.assertLess(time.monotonic() - began, 30)
 
@@ -352,8 +348,7 @@ class Distributed(Ranks):
         self.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, ranks)
         ranks[0].send_signal(signal.SIGSTOP)
         began = time.monotonic()
-        err = ranks[1].communicate(timeout=TIMEOUT_S)[1]
-        self.assertEqual(ranks[1].returncode, RUNTIME, err)
+        err = self.expect_code(ranks[1], RUNTIME)
         self.assertIn("rank 0 is gone", err)
         self.assertLess(time.monotonic() - began, 45)
 
@@ -424,8 +419,7 @@ class Distributed(Ranks):
             )
         )
         began = time.monotonic()
-        err = ranks[0].communicate(timeout=TIMEOUT_S)[1]
-        self.assertEqual(ranks[0].returncode, RUNTIME, err)
+        err = self.expect_code(ranks[0], RUNTIME)
         self.assertRegex(err, r"rank 1 \(.*\) failed: .*absent.jsonl")
         self.assertLess(time.monotonic() - began, 30)
 
@@ -434,28 +428,19 @@ class Distributed(Ranks):
         metrics = self.folder / "lost" / "metrics.jsonl"
         self.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, ranks)
         ranks[0].kill()
-        err = ranks[1].communicate(timeout=TIMEOUT_S)[1]
-        self.assertEqual(ranks[1].returncode, RUNTIME, err)
+        err = self.expect_code(ranks[1], RUNTIME)
         self.assertIn("rank 0 is gone", err)
 
     def test_different_configurations_are_refused(self):
         ranks = self.start_ranks(lambda rank: self.arguments("differ", 2, 1, "--learning_rate", 0.001 * (1 + rank)))
         for rank in ranks:
-            err = rank.communicate(timeout=TIMEOUT_S)[1]
-            self.assertEqual(rank.returncode, USAGE, err)
+            err = self.expect_code(rank, USAGE)
             self.assertIn("rank 1 was started differently from rank 0", err)
             self.assertIn("learning_rate", err)
 
     def test_half_an_environment_is_refused(self):
-        done = subprocess.run(
-            [PROGRAM, *map(str, self.arguments("half", 2, 1))],
-            env=environment(RANK=0, WORLD_SIZE=2, LOCAL_RANK=0),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-        )
-        self.assertEqual(done.returncode, USAGE, done.stderr)
-        self.assertIn("MASTER_ADDR", done.stderr)
+        env = environment(RANK=0, WORLD_SIZE=2, LOCAL_RANK=0)
+        self.fail_with(USAGE, "MASTER_ADDR", *self.arguments("half", 2, 1), env=env)
 
     def start_launcher(self, arguments):
         launcher = subprocess.Popen(

@@ -86,7 +86,7 @@ class TensorParallel(SharedModel):
         )
 
     def test_a_stopped_rank_is_named(self):
-        ranks = self.start("stopped", "--ddp_timeout", 60)
+        ranks = self.start("stopped", "--ddp_timeout", 3)
         self.expect_stopped_rank_named(ranks)
 
     def test_a_signal_to_one_rank_stops_and_saves_all(self):
