@@ -12,10 +12,9 @@ import os
 import pathlib
 import shutil
 import signal
-import subprocess
 import unittest
 
-from support import EndToEnd, FORBIDDEN, LLAMA, OK, PROGRAM, RUNTIME, TIMEOUT_S, environment, main, model
+from support import EndToEnd, LLAMA, OK, RUNTIME, environment, main, model, run
 
 LIBRARY = os.environ.get("UNSLOTH_FAULT", "")
 ALL = os.environ.get("UNSLOTH_TEST_ALL") == "1"
@@ -33,32 +32,10 @@ class KillMatrix(EndToEnd):
         self.count = collections.Counter()
 
     def arguments(self, out, *extra):
-        return [
-            PROGRAM,
-            *map(
-                str,
-                self.train_arguments(
-                    self.base,
-                    self.data,
-                    "--max_steps",
-                    4,
-                    "--save_steps",
-                    2,
-                    "--save_total_limit",
-                    1,
-                    "--r",
-                    2,
-                    "--target_modules",
-                    "q_proj",
-                    "--layers_to_transform",
-                    0,
-                    "--resume_from_checkpoint",
-                    "auto",
-                    *extra,
-                    out=out,
-                ),
-            ),
-        ]
+        return self.train_arguments(
+            self.base, self.data, "--max_steps", 4, "--save_steps", 2, "--save_total_limit", 1, "--r", 2,
+            "--target_modules", "q_proj", "--layers_to_transform", 0, "--resume_from_checkpoint", "auto", *extra, out=out,
+        )  # fmt: skip
 
     def run_once(self, out, at=None, kind="", log=None):
         env = environment(
@@ -70,23 +47,15 @@ class KillMatrix(EndToEnd):
         )
         if log:
             env["FAULT_LOG"] = str(log)
-        done = subprocess.run(self.arguments(out), env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
-        for word in FORBIDDEN:
-            self.assertNotIn(word, done.stderr)
+        done = run("train", *self.arguments(out), env=env)
+        self.check_words(done)
         return done
 
     def reference(self):
         """Every checkpoint of a run that nothing happens to, and the calls it makes."""
         log = self.folder / "calls.log"
-        done = subprocess.run(
-            self.arguments("all", "--save_total_limit", 0),
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-        )
-        self.assertEqual(done.returncode, OK, done.stderr)
-        self.assertEqual(self.run_once("whole", log=log).returncode, OK)
+        self.succeed("train", *self.arguments("all", "--save_total_limit", 0))
+        self.assertEqual(self.run_once("whole", log=log).code, OK)
         calls = [line.split(" ", 2) for line in log.read_text().splitlines()]
         self.assertGreater(len(calls), 100)
         return calls
@@ -109,7 +78,7 @@ class KillMatrix(EndToEnd):
 
     def goes_on(self, out):
         done = self.run_once(out)
-        self.assertEqual(done.returncode, OK, f"{out}: {done.stderr}")
+        self.assertEqual(done.code, OK, f"{out}: {done.err}")
         self.assertEqual((self.folder / out / ADAPTER).read_bytes(), (self.folder / "all" / ADAPTER).read_bytes(), out)
         self.assertEqual(sorted(p.name for p in (self.folder / out).iterdir() if p.is_dir()), ["checkpoint-4"], out)
         self.assertEqual(
@@ -121,11 +90,11 @@ class KillMatrix(EndToEnd):
         out = f"{kind}{at}"
         done = self.run_once(out, at, kind)
         if kind == "kill":
-            self.assertIn(done.returncode, (-signal.SIGKILL, OK), done.stderr)
+            self.assertIn(done.code, (-signal.SIGKILL, OK), done.err)
         else:
-            self.assertIn(done.returncode, (OK, RUNTIME), f"{out}: {done.stderr}")
+            self.assertIn(done.code, (OK, RUNTIME), f"{out}: {done.err}")
         self.whole_checkpoints_are_exact(out)
-        if done.returncode == OK and not (self.folder / out / "checkpoint-4").exists():
+        if done.code == OK and not (self.folder / out / "checkpoint-4").exists():
             # The last checkpoint could not be written, and the result is there all the same.
             self.assertEqual(
                 (self.folder / out / ADAPTER).read_bytes(), (self.folder / "all" / ADAPTER).read_bytes(), out
@@ -133,7 +102,7 @@ class KillMatrix(EndToEnd):
         else:
             self.goes_on(out)
         shutil.rmtree(self.folder / out)
-        return kind, name, done.returncode
+        return kind, name, done.code
 
     def test_every_call(self):
         calls = self.reference()

@@ -9,23 +9,20 @@ import concurrent.futures
 import os
 import shutil
 import signal
-import subprocess
 import unittest
 
 from merge_support import Merging
 from support import (
-    FORBIDDEN,
     GOLDEN,
     LEGAL_BASE,
     OK,
-    PROGRAM,
     RUNTIME,
     SIGTERM_SAVED,
     TEXT_LLAMA,
-    TIMEOUT_S,
     environment,
     main,
     model,
+    run,
 )
 
 LIBRARY = os.environ.get("UNSLOTH_FAULT", "")
@@ -51,18 +48,15 @@ class Stopped(Merging):
         )
         if log:
             env["FAULT_LOG"] = str(log)
-        done = subprocess.run(
-            [PROGRAM, *map(str, words), "--out", str(out)], env=env, capture_output=True, text=True, timeout=TIMEOUT_S
-        )
-        for word in FORBIDDEN:
-            self.assertNotIn(word, done.stderr)
+        done = run(*words, "--out", out, env=env)
+        self.check_words(done)
         return done
 
     def calls_of(self, words, out):
         """[(number, name)] of the calls of an undisturbed run."""
         log = self.folder / "calls.log"
         done = self.command(words, out, log=log)
-        self.assertEqual(done.returncode, OK, done.stderr)
+        self.assertEqual(done.code, OK, done.err)
         return [
             (int(number), name) for number, name, _ in (line.split(" ", 2) for line in log.read_text().splitlines())
         ]
@@ -73,22 +67,22 @@ class Stopped(Merging):
         folder.mkdir()
         out = folder / whole[0].name
         done = self.command(words, out, at=at, kind=kind)
-        where = f"{kind} at call {at} ({name}): {done.stderr}"
+        where = f"{kind} at call {at} ({name}): {done.err}"
         expected = {"kill": (-signal.SIGKILL,), "term": (SIGTERM_SAVED, OK)}.get(kind, (RUNTIME, OK))
-        self.assertIn(done.returncode, expected, where)
+        self.assertIn(done.code, expected, where)
         if out.exists():
             self.assertEqual(bytes_below(out), whole[1], where)
         elif kind == "term" or (kind != "kill" and name not in REMOVING):
             self.assertEqual([p.name for p in folder.iterdir()], [], where)
-        if done.returncode == OK:
+        if done.code == OK:
             self.assertTrue(out.exists(), where)
         if not out.exists():
             again = self.command(words, out)
-            self.assertEqual(again.returncode, OK, f"after {where}: {again.stderr}")
+            self.assertEqual(again.code, OK, f"after {where}: {again.err}")
             self.assertEqual(bytes_below(out), whole[1], where)
         self.assertEqual([p.name for p in folder.iterdir()], [out.name], where)
         shutil.rmtree(folder)
-        return kind, name, done.returncode
+        return kind, name, done.code
 
     def disturb(self, words, name):
         """Tries every call; the counts by kind and exit code."""
@@ -127,8 +121,8 @@ class Stopped(Merging):
         folder.mkdir()
         # The last file has its name; then come the comparison and the folder's rename.
         done = self.command(words, folder / "merged", at=renames[-2], kind="term")
-        self.assertEqual(done.returncode, SIGTERM_SAVED, done.stderr)
-        self.assertNotIn("logits of the merged model", done.stderr)
+        self.assertEqual(done.code, SIGTERM_SAVED, done.err)
+        self.assertNotIn("logits of the merged model", done.err)
         self.assertEqual(list(folder.iterdir()), [])
 
     def test_prune_stopped_before_it_is_whole_and_on_a_full_disk(self):

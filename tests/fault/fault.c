@@ -44,8 +44,6 @@ static int (*real_open)(const char*, int, ...);
 __attribute__((constructor)) static void begin(void) {
     real_write = (ssize_t(*)(int, const void*, size_t))dlsym(RTLD_NEXT, "write");
     real_open = (int (*)(const char*, int, ...))dlsym(RTLD_NEXT, "open");
-    const char* log = getenv("FAULT_LOG");
-    if (log != NULL) log_fd = real_open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
 }
 
 static int counts(const char* path) {
@@ -89,6 +87,8 @@ static int next(const char* name, const char* path) {
     } else if (failed && strcmp(name, failing_name) == 0) {
         what = error_of(kind());
     }
+    const char* log = getenv("FAULT_LOG");
+    if (log != NULL && log_fd < 0) log_fd = real_open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
     if (log_fd >= 0) {
         char line[700];
         const int size = snprintf(line, sizeof line, "%d %s %s\n", number, name, path != NULL ? path : "");
