@@ -69,8 +69,7 @@ class PipelineTest : public MeshTest {
 
 TEST_F(PipelineTest, AdaptersOverNf4WithDropoutTrainAsInOneProcess) {
     const Kind kind{"lora_nf4", "llama", llama_biased, true, all_adapters + Flags{"--lora.lora_dropout", "0.1"}, 8};
-    expect_as_one_process(kind, {{.pp = 2},
-                                 {.pp = 4},
+    expect_as_one_process(kind, {{.pp = 4},
                                  {.pp = 2, .interleaved = true},
                                  {.pp = 4, .interleaved = true},
                                  {.pp = 4, .under_way = 2},

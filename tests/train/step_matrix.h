@@ -247,19 +247,21 @@ inline double gradient_distance(const StepRun& got, const StepRun& expected) {
     return ((got.gradients_P.to(at::kDouble) - reference).norm() / reference.norm()).item<double>();
 }
 
-/// Every layer's MLP by tiles of a few rows, with each way to keep what a layer makes, against the whole at once.
+/// Every layer's MLP by tiles of a few rows, with each way to keep what a layer makes, against the whole at once. The
+/// sizes of tiles alternate, so that each way meets both.
 inline void expect_tiles_change_rounding_alone(const std::string& device, at::ScalarType dtype, double bound) {
+    int first = 0;
     for (const StepSplit& split : {StepSplit{}, StepSplit{.equal_rows = false}, StepSplit{.dora = true}}) {
         const StepRun plain = run_ranks(split, {}, device, dtype)[0];
-        for (StepSettingsCase settings : layer_settings(device != "cpu"))
-            for (const int64_t tile : {7, 32}) {
-                settings.row_tile = tile;
-                SCOPED_TRACE(cat(split.name(), ", ", settings.name(), ", tiles of ", tile));
-                const StepRun tiled = run_ranks(split, settings, device, dtype)[0];
-                EXPECT_NEAR(tiled.losses[0], plain.losses[0], 2e-6 * plain.losses[0]);
-                EXPECT_LT(gradient_distance(tiled, plain), bound);
-                expect_counts(tiled.counts, expected_counts(split, settings));
-            }
+        int turn = first++;
+        for (StepSettingsCase settings : layer_settings(device != "cpu")) {
+            settings.row_tile = turn++ % 2 == 0 ? 7 : 32;
+            SCOPED_TRACE(cat(split.name(), ", ", settings.name(), ", tiles of ", settings.row_tile));
+            const StepRun tiled = run_ranks(split, settings, device, dtype)[0];
+            EXPECT_NEAR(tiled.losses[0], plain.losses[0], 2e-6 * plain.losses[0]);
+            EXPECT_LT(gradient_distance(tiled, plain), bound);
+            expect_counts(tiled.counts, expected_counts(split, settings));
+        }
     }
 }
 
@@ -302,6 +304,7 @@ inline void expect_codes_change_what_reads_them(const std::string& device, at::S
     for (const StepSplit& split : {StepSplit{}, StepSplit{.micro_batches = 2, .equal_rows = false}}) {
         const StepRun without = run_ranks(split, {}, device, dtype)[0];
         for (const auto fp8 : {spec::CodedProducts::dx, spec::CodedProducts::both, spec::CodedProducts::int8}) {
+            if (split.micro_batches > 1 && fp8 != spec::CodedProducts::both) continue;
             SCOPED_TRACE(cat(split.name(), ", ", name_of(fp8)));
             const StepRun run = expect_settings_change_no_bit(split, device, dtype, fp8);
             EXPECT_EQ(run.losses[0] == without.losses[0], fp8 == spec::CodedProducts::dx);
