@@ -1,5 +1,7 @@
 """For tests against Python packages: which Python has them, and the logits that transformers and PEFT compute."""
 
+import functools
+import json
 import os
 import pathlib
 import subprocess
@@ -88,28 +90,68 @@ for number, (base, adapter) in enumerate(zip(pairs[::2], pairs[1::2])):
 """
 
 
+# Runs in the other Python and imports its packages once, which takes seconds. A fork of it runs each request, a line of JSON; the
+# answer is the exit code.
+SERVER = """
+import importlib.util, json, os, sys, traceback
+for name in ("torch", "transformers.models.llama.modeling_llama", "peft", "bitsandbytes"):
+    if importlib.util.find_spec(name.partition(".")[0]) is not None:
+        importlib.import_module(name)
+for line in sys.stdin:
+    request = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            for stream in (1, 2):
+                os.dup2(os.open(request["out" if stream == 1 else "err"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+            os.chdir(request["cwd"])
+            sys.argv = ["-c", *request["arguments"]]
+            exec(compile(request["code"], "<request>", "exec"), {"__name__": "__main__"})
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@functools.cache
+def server(python):
+    """It ends with this process, whose pipe it reads."""
+    return subprocess.Popen(
+        [python, "-W", "ignore", "-c", SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(HF_HUB_OFFLINE=1),
+    )
+
+
 class Peers(EndToEnd):
     """What the tests share; `python` is set by the test's file."""
 
     python = None
 
     def in_python(self, code, *arguments):
-        done = subprocess.run(
-            [self.python, "-W", "ignore", "-c", code, *map(str, arguments)],
-            capture_output=True,
-            timeout=600,
-            cwd=self.folder,
-            env=environment(HF_HUB_OFFLINE=1),
-        )
-        self.assertEqual(done.returncode, 0, done.stderr.decode()[-4000:])
+        out, err = self.folder / "peer.out", self.folder / "peer.err"
+        request = {"code": code, "arguments": list(map(str, arguments)), "cwd": str(self.folder)}
+        process = server(self.python)
+        process.stdin.write(json.dumps(request | {"out": str(out), "err": str(err)}) + "\n")
+        process.stdin.flush()
+        ended = process.stdout.readline()
+        errors = err.read_text(errors="replace") if err.exists() else f"{self.python} cannot import its packages"
+        self.assertEqual(ended, "0\n", errors[-4000:])
         for word in (
             "MISSING",
             "UNEXPECTED",
             "MISMATCH",
             "newly initialized",
         ):  # transformers loads such models with a warning alone
-            self.assertNotIn(word, done.stderr.decode())
-        return done.stdout.decode()
+            self.assertNotIn(word, errors)
+        return out.read_text()
 
     def references(self, rows, *pairs):
         """[(logits, number of quantised linears, how far off their own products are)] of each (model, adapter or "")."""
