@@ -79,8 +79,52 @@ struct SumOperation {
     }
 };
 
+/// The same of any number of places, one after another.
+template <class T, int N>
+struct SumManyOperation {
+    const T* source;
+    int64_t source_stride;
+    T* out;
+    int64_t out_stride;
+    const int32_t* places;
+    const float* weight;
+    int each;
+
+    struct State {
+        float sum[N];
+    };
+    __device__ State load(uint32_t row, int64_t column) const {
+        State state{};
+        for (int j = 0; j < each; ++j) {
+            const int32_t place = places[each * int64_t{row} + j];
+            if (place < 0) continue;
+            const float factor = weight != nullptr ? weight[place] : 1.f;
+            const Pack<T, N> pack = load_pack<N>(source + place * source_stride + column);
+#pragma unroll
+            for (int k = 0; k < N; ++k) state.sum[k] += to_float(pack.v[k]) * factor;
+        }
+        return state;
+    }
+    __device__ void store(uint32_t row, int64_t column, const State& in) const {
+        Pack<T, N> result;
+#pragma unroll
+        for (int k = 0; k < N; ++k) result.v[k] = from_float<T>(in.sum[k]);
+        store_pack(out + row * out_stride + column, result);
+    }
+};
+
 template <class T, int N>
 void run_sum(const SumRows& p, cudaStream_t stream) {
+    if (p.places_each != 2) {
+        const SumManyOperation<T, N> many{static_cast<const T*>(p.source.data),
+                                          p.source.stride,
+                                          static_cast<T*>(p.out.data),
+                                          p.out.stride,
+                                          p.places,
+                                          p.weight,
+                                          p.places_each};
+        return map_rows<N>(many, p.rows, p.columns, stream);
+    }
     const SumOperation<T, N> operation{static_cast<const T*>(p.source.data),
                                        p.source.stride,
                                        static_cast<T*>(p.out.data),

@@ -24,8 +24,8 @@ struct CopyRows {
 };
 void copy_rows(const CopyRows& params, cudaStream_t stream);
 
-/// out[t] = the sum of source[p] * (weight[p] or 1) over the places p = places[2 t], places[2 t + 1] that are not
-/// negative.
+/// out[t] = the sum of source[p] * (weight[p] or 1) over the places p = places[places_each * t + j] that are not
+/// negative, j < places_each, in their order.
 struct SumRows {
     int64_t rows = 0;  ///< of out
     int64_t columns = 0;
@@ -33,6 +33,7 @@ struct SumRows {
     ConstMatrix source;
     Matrix out;
     const int32_t* places = nullptr;
+    int places_each = 2;
     const float* weight = nullptr;  ///< of the source's rows; nullptr: ones
 };
 void sum_rows(const SumRows& params, cudaStream_t stream);

@@ -372,7 +372,7 @@ class Lister {
         if (sizes_.noise) own({"tokens", "noise", {t}, at::kFloat, memory::always, Rows::tokens}, b.noise_T);
         ints("target index", sizes_.head_rows, b.target_index_n);
         ints("target ids", sizes_.head_rows, b.target_ids_n);
-        if (sizes_.training) ints("places of targets", 2 * t, b.target_places);
+        if (sizes_.training) ints("places of targets", sizes_.copies * t, b.target_places);
         if (sizes_.trains_embedding) {
             ints("token order", slice_, b.order_t, Rows::slice);
             ints("distinct ids", t, b.unique_u);
@@ -382,7 +382,7 @@ class Lister {
         if (sizes_.keys > 0) {
             ints("key offsets", sizes_.segments + 1, b.k_offsets);
             ints("keys' tokens", sizes_.keys, b.key_tokens);
-            if (sizes_.training) ints("places of keys", 2 * std::max(t, sizes_.all_keys), b.key_places);
+            if (sizes_.training) ints("places of keys", sizes_.copies * std::max(t, sizes_.all_keys), b.key_places);
         }
         if (sizes_.adapters > 0) ints("adapters of tokens", t, b.adapter_T, Rows::tokens);
         if (sizes_.cache_tokens > 0) {

@@ -119,9 +119,9 @@ void gather_keys(const LayerContext& c, const LayerSaved& a) {
 /// A key's gradient is a sum over those that saw it.
 void return_key_gradients(const LayerContext& c, const at::Tensor& dkeys_KN, const at::Tensor& dqkv) {
     if (c.tokens.all_keys == 0)
-        return ops::sum_rows(c.group.ctx, dkeys_KN, c.tokens.key_places_T2, keys_of(c.spec, dqkv));
+        return ops::sum_rows(c.group.ctx, dkeys_KN, c.tokens.key_places_TP, keys_of(c.spec, dqkv));
     const at::Tensor all_GN = all_keys(c);
-    ops::sum_rows(c.group.ctx, dkeys_KN, c.tokens.key_places_T2, all_GN);
+    ops::sum_rows(c.group.ctx, dkeys_KN, c.tokens.key_places_TP, all_GN);
     c.cp.sum_onto_owners(c.group.ctx, all_GN, keys_of(c.spec, attended(c, dqkv)), "gradients of keys and values");
 }
 

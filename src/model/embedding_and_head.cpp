@@ -132,7 +132,8 @@ void head_forward_backward(ops::Context& ctx, const Network& network, const Micr
     // A row's gradient is linear in its weight, which follows from all rows. Where nothing is trained here it is made
     // with weight one, and weighed on its way back to its place; gradients that are sums over rows need the weights
     // first, and the products twice.
-    const bool weighs_first = objective.weighs() && (lm_head != nullptr || network.full_finetuning);
+    const bool weighs_first =
+        objective.weighs() && (lm_head != nullptr || network.full_finetuning || objective.weighs_before_gradient());
     gather_head_rows(ctx, network, micro);
     network.embedding_and_head.expand_head(ctx, HeadProduct::dx, head.lm_head_VD);
     if (weighs_first) {
@@ -169,11 +170,11 @@ void head_forward_backward(ops::Context& ctx, const Network& network, const Micr
     ops::rms_norm_backward(ctx, head.h_nD.narrow(0, 0, n), head.x_nD.narrow(0, 0, n),
                            network.embedding_and_head.final_norm_D, head.rstd_n.narrow(0, 0, n), dx_nD,
                            norm ? network.parameters->gradient(*norm) : at::Tensor());
-    const int64_t tokens = micro.tokens();
-    const at::Tensor places_T2 = a.tokens().target_places.narrow(0, 0, 2 * tokens).view({tokens, 2});
+    const int64_t tokens = micro.tokens(), each = a.sizes().copies;
+    const at::Tensor places_TP = a.tokens().target_places.narrow(0, 0, each * tokens).view({tokens, each});
     const at::Tensor weights = objective.weighs() && !weighs_first ? head.weight_n.narrow(0, 0, n) : at::Tensor();
     each_slice(network.tp, a.scratch(), [&](const RowRange& range) {
-        ops::sum_rows(ctx, dx_nD, network.tp.own(range.of(places_T2)), range.slice(network.tp).of(g_tD), weights);
+        ops::sum_rows(ctx, dx_nD, network.tp.own(range.of(places_TP)), range.slice(network.tp).of(g_tD), weights);
     });
 }
 

@@ -30,13 +30,13 @@ void copy_values(const std::vector<Value>& from, const at::Tensor& to) {
     }
 }
 
-/// Of each of `tokens` tokens the up to two places where `index` names it, or -1.
-std::vector<int32_t> places_of(const std::vector<int32_t>& index, int64_t tokens) {
-    std::vector<int32_t> places(static_cast<std::size_t>(2 * tokens), -1);
+/// Of each of `tokens` tokens the up to `each` places where `index` names it, or -1.
+std::vector<int32_t> places_of(const std::vector<int32_t>& index, int64_t tokens, int64_t each) {
+    std::vector<int32_t> places(static_cast<std::size_t>(each * tokens), -1);
     for (std::size_t i = 0; i < index.size(); ++i) {
-        const auto first = 2 * static_cast<std::size_t>(index[i]), free = places[first] < 0 ? first : first + 1;
-        UNSLOTH_CHECK(places[free] < 0, "token ", index[i], " stands at three places");
-        places[free] = static_cast<int32_t>(i);
+        const auto first = places.begin() + each * index[i], free = std::find(first, first + each, -1);
+        UNSLOTH_CHECK(free != first + each, "token ", index[i], " has more than ", each, " places");
+        *free = static_cast<int32_t>(i);
     }
     return places;
 }
@@ -82,7 +82,8 @@ void MicroBatch::upload(const data::Batch& batch) {
         upload_keys(batch.context->keys, batch.context->key_offsets, batch.context->all_keys);
     else if (!batch.shared.empty())
         upload_shared_keys(batch);
-    if (activations_->sizes().training) copy_values(places_of(batch.target_index, tokens_), tokens.target_places);
+    if (activations_->sizes().training)
+        copy_values(places_of(batch.target_index, tokens_, activations_->sizes().copies), tokens.target_places);
     make_rope_tables(batch.context ? batch.context->last_position
                                    : *std::max_element(batch.positions_T.begin(), batch.positions_T.end()));
 }
@@ -111,9 +112,9 @@ void MicroBatch::upload_keys(const std::vector<int32_t>& keys, const std::vector
     inputs_.all_keys = all_keys;
     inputs_.key_tokens_K = tokens.key_tokens.narrow(0, 0, offsets.back());
     if (activations_->sizes().training) {
-        const int64_t rows = all_keys > 0 ? all_keys : tokens_;
-        copy_values(places_of(keys, rows), tokens.key_places);
-        inputs_.key_places_T2 = tokens.key_places.narrow(0, 0, 2 * rows).view({rows, 2});
+        const int64_t rows = all_keys > 0 ? all_keys : tokens_, each = activations_->sizes().copies;
+        copy_values(places_of(keys, rows, each), tokens.key_places);
+        inputs_.key_places_TP = tokens.key_places.narrow(0, 0, each * rows).view({rows, each});
     }
     inputs_.segments.k_offsets = offsets;
     inputs_.segments.k_offsets_device = tokens.k_offsets;

@@ -75,16 +75,16 @@ void scatter_rows(Context& ctx, const at::Tensor& rows_nD, const at::Tensor& ind
     copy_rows(ctx, rows_nD, {}, out_TD, index_n, rows_nD.size(0), 1.0);
 }
 
-void sum_rows(Context& ctx, const at::Tensor& rows_nD, const at::Tensor& places_T2, const at::Tensor& out_TD,
+void sum_rows(Context& ctx, const at::Tensor& rows_nD, const at::Tensor& places_TP, const at::Tensor& out_TD,
               const at::Tensor& weight_n) {
     const Region region(ctx, "sum_rows");
     check_matrix(ctx, "rows", rows_nD);
     check_compute_tensor(ctx, "out", out_TD, {out_TD.size(0), rows_nD.size(1)});
     UNSLOTH_CHECK(out_TD.scalar_type() == rows_nD.scalar_type(), "rows are ", rows_nD.scalar_type(), ", out is ",
                   out_TD.scalar_type());
-    check_contiguous(ctx, "places", places_T2, {out_TD.size(0), 2}, at::kInt);
+    check_contiguous(ctx, "places", places_TP, {out_TD.size(0), places_TP.size(-1)}, at::kInt);
     if (weight_n.defined()) check_contiguous(ctx, "weight", weight_n, {rows_nD.size(0)}, at::kFloat);
-    if (!ctx.is_cuda()) return cpu::sum_rows(rows_nD, places_T2, out_TD, weight_n);
+    if (!ctx.is_cuda()) return cpu::sum_rows(rows_nD, places_TP, out_TD, weight_n);
 #ifdef UNSLOTH_CUDA
     kernels::SumRows params;
     params.rows = out_TD.size(0);
@@ -92,7 +92,8 @@ void sum_rows(Context& ctx, const at::Tensor& rows_nD, const at::Tensor& places_
     params.type = dtype_of(out_TD);
     params.source = source_of(rows_nD);
     params.out = target_of(out_TD);
-    params.places = places_T2.const_data_ptr<int32_t>();
+    params.places = places_TP.const_data_ptr<int32_t>();
+    params.places_each = static_cast<int>(places_TP.size(1));
     params.weight = weight_n.defined() ? weight_n.const_data_ptr<float>() : nullptr;
     kernels::sum_rows(params, stream_of(ctx));
 #endif

@@ -56,12 +56,12 @@ void sum_rows(const at::Tensor& rows, const at::Tensor& places, const at::Tensor
     const Rows from(rows), to(out);
     const float* weights = weight.defined() ? weight.const_data_ptr<float>() : nullptr;
     const int32_t* place = places.const_data_ptr<int32_t>();
-    const int64_t columns = from.columns();
+    const int64_t columns = from.columns(), each = places.size(1);
     at::parallel_for(0, to.rows(), grain_size(columns), [&](int64_t begin, int64_t end) {
         std::vector<float> scratch(static_cast<size_t>(columns)), sum(static_cast<size_t>(columns));
         for (int64_t t = begin; t < end; ++t) {
             std::fill(sum.begin(), sum.end(), 0.f);
-            for (int64_t i = 2 * t; i < 2 * t + 2; ++i) {
+            for (int64_t i = each * t; i < each * (t + 1); ++i) {
                 if (place[i] < 0) continue;
                 const int64_t row = indexed(place, i, from.rows());
                 const float* values = from.read(row, scratch.data());

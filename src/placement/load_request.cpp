@@ -131,6 +131,7 @@ void size_for(model::ActivationSizes& sizes, const data::BatchLimits& limits) {
     sizes.keys = limits.keys;
     sizes.all_keys = limits.all_keys;
     sizes.longest = limits.longest;
+    sizes.copies = limits.copies;
     sizes.head_rows = limits.labels;
 }
 

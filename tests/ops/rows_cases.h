@@ -150,16 +150,16 @@ inline OpCase dropout_case(int64_t tokens, int64_t columns, at::ScalarType dtype
     return c;
 }
 
-/// Rows of which some are gathered twice, and some not at all.
+/// Rows of which some are gathered up to `each` times, and some not at all.
 inline OpCase sum_rows_case(int64_t tokens, int64_t columns, int64_t rows, at::ScalarType dtype, Layout layout,
-                            bool weighted) {
-    const at::Tensor index = at::randperm(2 * tokens, at::TensorOptions(at::kLong)).narrow(0, 0, rows);
-    const at::Tensor places = at::full({2 * tokens}, -1, at::kInt);
+                            bool weighted, int64_t each = 2) {
+    const at::Tensor index = at::randperm(each * tokens, at::TensorOptions(at::kLong)).narrow(0, 0, rows);
+    const at::Tensor places = at::full({each * tokens}, -1, at::kInt);
     places.index_copy_(0, index, at::arange(rows, at::kInt));
     OpCase c;
-    c.name = "sum_rows " + case_name(tokens, columns, rows, c10::toString(dtype), name_of(layout), weighted);
+    c.name = "sum_rows " + case_name(tokens, columns, rows, c10::toString(dtype), name_of(layout), weighted, each);
     c.args = {{"rows", slice_of(at::randn({rows, columns}), dtype, layout)},
-              {"places", places.view({tokens, 2})},
+              {"places", places.view({tokens, each})},
               {"out", poisoned_slice({tokens, columns}, dtype, layout), Role::output}};
     if (weighted) c.args.push_back({"weight", at::randn({rows})});
     c.run = [=](ops::Context& ctx, const Tensors& a) {
@@ -167,8 +167,8 @@ inline OpCase sum_rows_case(int64_t tokens, int64_t columns, int64_t rows, at::S
     };
     c.expected = [=](const Tensors& a) {
         const at::Tensor scaled = weighted ? a[0] * a[3].unsqueeze(1) : a[0];
-        return Tensors{
-            at::zeros({tokens, columns}, scaled.options()).index_add(0, index.div(2, "floor").to(at::kLong), scaled)};
+        return Tensors{at::zeros({tokens, columns}, scaled.options())
+                           .index_add(0, index.div(each, "floor").to(at::kLong), scaled)};
     };
     return c;
 }
@@ -217,6 +217,8 @@ inline std::vector<OpCase> rows_cases(uint64_t seed) {
             cases.push_back(sum_rows_case(19, 40, 25, from, layout, true));
             cases.push_back(sum_rows_case(19, 40, 12, from, layout, false));
             cases.push_back(sum_rows_case(6, 3, 12, from, layout, true));
+            cases.push_back(sum_rows_case(7, 40, 30, from, layout, true, 5));
+            cases.push_back(sum_rows_case(7, 24, 30, from, layout, false, 8));
             cases.push_back(noise_case(3, 1, from, layout));
             cases.push_back(noise_case(9, 23, from, layout));
             cases.push_back(noise_case(5, 64, from, layout));

@@ -80,7 +80,7 @@ struct TokenBuffers {
     at::Tensor ids_T, positions_T, row_T, offset_T;  ///< int32; the last two undefined without dropout and noise
     at::Tensor noise_T;                              ///< fp32: its magnitude; undefined without noise
     at::Tensor target_index_n, target_ids_n;         ///< int32, of the most rows with a target
-    at::Tensor target_places;                        ///< int32 [T 2]: where each token stands among them, or -1
+    at::Tensor target_places;                        ///< int32 [T copies]: where each token is among them, or -1
     at::Tensor order_t, unique_u, starts_u1;         ///< int32; for a trained embedding, the last two of the most ids
     at::Tensor q_offsets;                            ///< int32, of the most segments + 1
     at::Tensor k_offsets, key_tokens, key_places;    ///< int32: as these two, of keys; undefined where all are own
@@ -116,6 +116,7 @@ struct ActivationSizes {
     int64_t keys = 0;             ///< most keys of all segments, where some are not their own tokens; 0: all are
     int64_t all_keys = 0;         ///< most that the ranks which share a row have together; 0: rows are whole
     int64_t longest = 0;          ///< longest segment
+    int64_t copies = 2;           ///< most segments that share a token
     int64_t head_rows = 0;        ///< most rows with a target
     int64_t cache_tokens = 0;     ///< of all sequences that generation continues, in whole pages
     bool cache_in_8_bit = false;  ///< their keys and values (ops/kv_cache.h)

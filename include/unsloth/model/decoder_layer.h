@@ -27,7 +27,7 @@ struct TokenInputs {
     std::vector<RopeTable> ropes;  ///< by ModelSpec::ropes
     ops::Segments segments;
     at::Tensor key_tokens_K;     ///< int32: the tokens that are segments' keys; undefined: each is one key
-    at::Tensor key_places_T2;    ///< int32: where each token stands among them, or -1; of training
+    at::Tensor key_places_TP;    ///< int32: where each token stands among them, or -1; of training
     int64_t all_keys = 0;        ///< these are of so many, of all ranks that share the rows; 0: of this rank's tokens
     at::Tensor row_T, offset_T;  ///< for dropout; may be undefined
     at::Tensor adapter_T;        ///< int32: which of several adapters the token has, -1: none; undefined: there is one

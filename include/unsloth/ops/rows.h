@@ -14,10 +14,10 @@ void gather_rows(Context& ctx, const at::Tensor& table_VD, const at::Tensor& ind
 /// out_TD[index_n[i]] = rows_nD[i]; indices are distinct; other rows of out are left alone.
 void scatter_rows(Context& ctx, const at::Tensor& rows_nD, const at::Tensor& index_n, const at::Tensor& out_TD);
 
-/// A gather's gradient, of rows that it took up to twice: out_TD[t] = the sum of rows_nD[places_T2[t][j]] over the
-/// places that are not negative (int32, j < 2), each times weight_n[place] (fp32) where that is given; zeros where both
-/// are. fp32, rounded once.
-void sum_rows(Context& ctx, const at::Tensor& rows_nD, const at::Tensor& places_T2, const at::Tensor& out_TD,
+/// A gather's gradient, of rows that it took up to P times: out_TD[t] = the sum of rows_nD[places_TP[t][j]] over the
+/// places that are not negative (int32, j < P), in their order, each times weight_n[place] (fp32) where that is given;
+/// zeros where all are. fp32, rounded once.
+void sum_rows(Context& ctx, const at::Tensor& rows_nD, const at::Tensor& places_TP, const at::Tensor& out_TD,
               const at::Tensor& weight_n = {});
 
 /// dtable_VD (fp32) += sum of dy_TD rows by token id, in a fixed order: order_T (int32) lists tokens sorted by id
