@@ -139,7 +139,7 @@ UNSLOTH_POLICY_FUNCTION double token_correction(const PolicyRule& rule, const Po
     return corrects_tokens(rule.correction) ? sampler_ratio(rule, sampler_difference(token)) : 1.0;
 }
 UNSLOTH_POLICY_FUNCTION double log_correction(double ratio) {
-    return ratio > 0 ? within(log(ratio), smallest_log_ratio, largest_log_ratio) : smallest_log_ratio;
+    return ratio > 0 ? within(::log(ratio), smallest_log_ratio, largest_log_ratio) : smallest_log_ratio;
 }
 
 /// k3 of policy and reference. Beyond a difference of 20 it stays as it is there, and its derivative is 0: e^d would
