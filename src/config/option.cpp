@@ -128,6 +128,8 @@ bool has_type(const Option& option, const Json& value) {
             return value.is_object() || (value.is_string() && !option.choices.empty());
         case OptionType::object_list:
             return value.is_array();
+        case OptionType::json:
+            return value.is_array() || value.is_object();
     }
     return false;
 }
@@ -243,6 +245,9 @@ std::string expectation(const Option& option) {
             break;
         case OptionType::object_list:
             text = "a list of objects";
+            break;
+        case OptionType::json:
+            text = "a list or an object";
             break;
     }
     if (!option.nullable) return text;

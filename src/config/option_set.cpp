@@ -163,6 +163,12 @@ Option& OptionSet::add(std::string key, std::optional<double>& field, std::strin
     return bind(option, field), option.value("X");
 }
 
+Option& OptionSet::add(std::string key, std::optional<int64_t>& field, std::string help) {
+    Option& option = append(std::move(key), OptionType::integer, std::move(help));
+    option.nullable = true;
+    return bind(option, field), option.value("N");
+}
+
 Option& OptionSet::add(std::string key, std::vector<std::string>& field, std::string help) {
     Option& option = append(std::move(key), OptionType::text_list, std::move(help));
     return bind(option, field), option.value("A,B,…");
@@ -194,6 +200,15 @@ Option& OptionSet::add_object(std::string key, std::string& json, std::string he
     option.get = [&json] { return Json::parse(json); };
     option.set = [&json](const Json& value) { json = value.dump(); };
     option.default_value = option.get();
+    return option.value("JSON");
+}
+
+Option& OptionSet::add_json(std::string key, std::string& json, std::string help) {
+    Option& option = append(std::move(key), OptionType::json, std::move(help));
+    option.get = [&json] { return Json::parse(json); };
+    option.set = [&json](const Json& value) { json = value.dump(); };
+    option.default_value = option.get();
+    option.nullable = option.default_value.is_null();
     return option.value("JSON");
 }
 
@@ -269,7 +284,7 @@ std::optional<Found> OptionSet::find_flag(const std::string& name) const {
     for (const bool unread : {false, true}) {
         if (only) break;
         for (const auto& option : options_) {
-            if (option.unread != unread) continue;
+            if (option.unread != unread || option.full_name_only) continue;
             consider(option, nullptr, option.key);
             for (const auto& alias : option.aliases) consider(option, &alias, alias.key);
         }

@@ -23,6 +23,7 @@ void declare_options(OptionSet& options, Config& config) {
     declare_training(options, config.training);
     declare_preference(options, config.preference);
     declare_distill(options, config.distill);
+    declare_grpo(options, config.grpo);
     declare_hardware(options, config.hardware);
     declare_distributed(options, config.distributed);
     declare_logging(options, config.logging);

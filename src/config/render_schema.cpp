@@ -70,6 +70,8 @@ Json type_schema(const Option& option) {
         case OptionType::object_list:
             return {{"type", "array"},
                     {"items", {{"anyOf", Json::array({object_schema(*option.elements), {{"type", "string"}}})}}}};
+        case OptionType::json:
+            return {{"type", Json::array({"array", "object"})}};
     }
     return Json::object();
 }
@@ -78,7 +80,7 @@ Json type_schema(const Option& option) {
 Json value_schema(const Option& option) {
     Json type = type_schema(option);
     if (option.nullable || option.accepts_number_as_text) {
-        Json types = Json::array({type["type"]});
+        Json types = type["type"].is_array() ? type["type"] : Json::array({type["type"]});
         if (option.nullable) types.push_back("null");
         if (option.accepts_number_as_text) {
             types.push_back("string");

@@ -139,6 +139,54 @@ void check_training(const TrainingOptions& training, Errors& errors) {
     });
 }
 
+/// Numbers of a JSON text, which may be of a list or an object.
+bool holds_numbers(const std::string& json) {
+    const Json values = Json::parse(json);
+    return std::all_of(values.begin(), values.end(), [](const Json& value) { return value.is_number(); });
+}
+
+void check_grpo(const Config& config, Errors& errors) {
+    const GrpoOptions& grpo = config.grpo;
+    errors.check({"grpo.loss_type", "grpo.importance_sampling_level", "grpo.sampler_correction"}, [&] {
+        const bool sums = grpo.importance_sampling_level == spec::RatioLevel::sequence_sum;
+        if (sums && grpo.loss_type != spec::PolicyLossType::grpo)
+            throw Error("option.conflict", "grpo.importance_sampling_level sequence_sum is for grpo.loss_type grpo",
+                        "It is RLOO's: set grpo.loss_type grpo.");
+        if (grpo.loss_type == spec::PolicyLossType::vespo && corrects_rows(grpo.sampler_correction))
+            throw Error("option.conflict",
+                        "grpo.loss_type vespo weighs whole completions itself, and takes no correction of them",
+                        "Use grpo.sampler_correction token_truncate or token_mask.");
+    });
+    errors.check({"grpo.sampler_correction", "grpo.sampler_clip_max", "grpo.sampler_clip_min"}, [&] {
+        using spec::SamplerCorrection;
+        const bool truncates = grpo.sampler_correction == SamplerCorrection::token_truncate ||
+                               grpo.sampler_correction == SamplerCorrection::sequence_truncate;
+        if (truncates && !grpo.sampler_clip_max && !grpo.sampler_clip_min)
+            throw Error("option.conflict", "grpo.sampler_correction truncates at bounds, and there are none",
+                        "Give grpo.sampler_clip_max or grpo.sampler_clip_min.");
+        if (grpo.sampler_clip_max && grpo.sampler_clip_min && *grpo.sampler_clip_min >= *grpo.sampler_clip_max)
+            throw Error("option.conflict", cat("grpo.sampler_clip_min ", *grpo.sampler_clip_min,
+                                               " is not below grpo.sampler_clip_max ", *grpo.sampler_clip_max));
+    });
+    errors.check({"grpo.reward_weights"}, [&] {
+        if (!holds_numbers(grpo.reward_weights))
+            throw Error("option.invalid-value", "grpo.reward_weights: expected numbers");
+    });
+    errors.check({"grpo.reward_clip_range"}, [&] {
+        const Json range = Json::parse(grpo.reward_clip_range);
+        if (range.is_null()) return;
+        if (!range.is_array() || range.size() != 2 || !holds_numbers(grpo.reward_clip_range) || range[0] >= range[1])
+            throw Error("option.invalid-value",
+                        cat("grpo.reward_clip_range: expected [low, high], found ", grpo.reward_clip_range));
+    });
+    errors.check({"grpo.beta", "lora.finetuning_type"}, [&] {
+        if (grpo.beta > 0 && config.lora.finetuning_type == FinetuningType::full)
+            throw Error("option.conflict",
+                        "grpo.beta measures against a reference, which full training has no second copy of",
+                        "Set grpo.beta 0, or train adapters.");
+    });
+}
+
 /// Of report_to: wandb is TensorBoard's files, and the endpoint has a port.
 void validate_reports(LoadedConfig& loaded, Errors& errors) {
     std::vector<std::string>& names = loaded.config.training.report_to;
@@ -198,6 +246,7 @@ void validate(LoadedConfig& loaded, OptionSet& options, Errors& errors) {
     check_evaluation(config, errors);
     check_best(config, errors);
     check_training(config.training, errors);
+    if (samples_completions(config.training.objective)) check_grpo(config, errors);
     errors.check({"model.device_map"}, [&] { (void)DeviceMap(config.model); });
     errors.check({"distill.teacher_device_map"}, [&] {
         ModelOptions teacher = config.model;

@@ -228,6 +228,10 @@ FormattedRow RowFormatter::format(const Json& row) const {
             return pair(row);
         case config::ExampleKind::judged:
             return judged(row);
+        case config::ExampleKind::prompts:
+            throw BadRow{"data.wrong-objective", "rows for training.objective grpo are prompts, which a run completes",
+                         "Examples are made of "
+                         "them while it trains."};
     }
     UNSLOTH_CHECK(false, "objective ", static_cast<int>(options_.objective));
 }

@@ -46,7 +46,7 @@ class Distillation final : public Objective {
 
     at::Tensor measures() const override { return measures_; }
 
-    Figures figures(std::span<const float> m) const override {
+    Figures figures(std::span<const float> m) override {
         if (!(m[ops::distilled_targets] > 0)) return {};
         const auto mean = [&](ops::DistillMeasure sum) {
             return static_cast<double>(m[sum]) / static_cast<double>(m[ops::distilled_targets]);

@@ -123,7 +123,7 @@ class Preference final : public Objective {
 
     at::Tensor measures() const override { return measures_; }
 
-    Figures figures(std::span<const float> m) const override {
+    Figures figures(std::span<const float> m) override {
         const auto mean = [&](ops::PreferenceMeasure sum, ops::PreferenceMeasure count) {
             return static_cast<double>(m[sum]) / static_cast<double>(m[count]);
         };

@@ -12,6 +12,7 @@
 #include "unsloth/config/objective.h"
 #include "unsloth/spec/coded_products.h"
 #include "unsloth/spec/dtype.h"
+#include "unsloth/spec/policy_loss.h"
 
 namespace unsloth::config {
 
@@ -207,6 +208,59 @@ struct DistillOptions {
     int64_t top_k = 0;   ///< of a teacher's file: tokens of a position that count; 0: all that it has
 };
 
+enum class AdvantageBaseline { group_mean, leave_one_out };
+enum class RewardScale { group, batch, none };
+enum class RewardAggregation { sum_then_normalize, normalize_then_sum };
+/// Whose log-probabilities of sampled tokens are the old ones.
+enum class OldLogProbs { automatic, trainer, sampler };
+
+/// What training.objective grpo takes; names as in TRL.
+struct GrpoOptions {
+    int64_t num_generations = 8;
+    int64_t max_completion_length = 512;
+    std::optional<int64_t> steps_per_generation;  ///< absent: gradient_accumulation_steps
+    int64_t num_iterations = 1;
+    spec::PolicyLossType loss_type = spec::PolicyLossType::dapo;
+    spec::RatioLevel importance_sampling_level = spec::RatioLevel::token;
+    double epsilon = 0.2;
+    std::optional<double> epsilon_high, delta;
+    double beta = 0;
+    bool use_bias_correction_kl = true;
+    Reference reference = Reference::initial;
+    RewardScale scale_rewards = RewardScale::group;
+    RewardAggregation multi_objective_aggregation = RewardAggregation::sum_then_normalize;
+    std::string reward_weights = "null";  ///< JSON: list of numbers, object of numbers or null
+    AdvantageBaseline advantage = AdvantageBaseline::group_mean;
+    bool normalize_advantages = false;
+    std::string reward_clip_range = "null";  ///< JSON: [low, high] or null
+    bool kl_in_reward = false;
+    bool mask_truncated_completions = false;
+    double top_entropy_quantile = 1, entropy_coef = 0;
+    std::optional<double> off_policy_mask_threshold;
+    double sapo_temperature_pos = 1, sapo_temperature_neg = 1.05;
+    double vespo_k_pos = 2, vespo_lambda_pos = 3, vespo_k_neg = 3, vespo_lambda_neg = 2;
+    double temperature = 1, top_p = 1;
+    int64_t top_k = 0;
+    std::optional<double> min_p;
+    double repetition_penalty = 1;
+    spec::SamplerCorrection sampler_correction = spec::SamplerCorrection::none;
+    std::optional<double> sampler_clip_max = 3, sampler_clip_min;
+    OldLogProbs old_logps = OldLogProbs::automatic;
+    bool drop_zero_groups = false;
+    int64_t max_rows_in_flight = 0;  ///< 0: as many as the plan has room for
+    std::optional<std::string> replay_rollouts;
+    bool log_completions = false;
+    std::string rewards = "[]";  ///< JSON: list (reward/rewards.h)
+    std::string reward_python = "auto";
+    int64_t reward_workers = 1;
+    double reward_memory_gib = 0;
+
+    /// Micro-batches that a generation batch is cut into.
+    int64_t slices(int64_t gradient_accumulation_steps) const {
+        return steps_per_generation.value_or(gradient_accumulation_steps);
+    }
+};
+
 struct HardwareOptions {
     std::string device = "auto";  ///< auto | cpu | cuda | cuda:N
     WeightCache weight_cache = WeightCache::automatic;
@@ -254,6 +308,7 @@ struct Config {
     TrainingOptions training;
     PreferenceOptions preference;
     DistillOptions distill;
+    GrpoOptions grpo;
     HardwareOptions hardware;
     DistributedOptions distributed;
     LoggingOptions logging;

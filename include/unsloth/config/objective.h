@@ -8,13 +8,14 @@
 namespace unsloth::config {
 
 /// In the order of `objectives` below. The loss itself is in objective/.
-enum class Objective : uint8_t { sft, dpo, orpo, kto, distill };
+enum class Objective : uint8_t { sft, dpo, orpo, kto, distill, grpo };
 
 /// What an example holds.
 enum class ExampleKind : uint8_t {
     targets,  ///< tokens with labels
     pairs,    ///< a prompt, a chosen and a rejected completion
     judged,   ///< a prompt, a completion, and whether it is desirable
+    prompts,  ///< a prompt, and columns that reward functions read; the run makes the completions
 };
 
 struct ObjectiveTraits {
@@ -27,7 +28,7 @@ struct ObjectiveTraits {
     bool fixed_micro_batch = false;  ///< the result, or the plan of a teacher, depends on which examples share one
 };
 
-inline constexpr std::array<ObjectiveTraits, 5> objectives{{
+inline constexpr std::array<ObjectiveTraits, 6> objectives{{
     {.name = "sft", .examples = ExampleKind::targets},
     {.name = "dpo", .examples = ExampleKind::pairs, .has_reference = true},
     {.name = "orpo", .examples = ExampleKind::pairs, .learns_prompts = true},
@@ -37,6 +38,7 @@ inline constexpr std::array<ObjectiveTraits, 5> objectives{{
      .mismatches = true,
      .fixed_micro_batch = true},
     {.name = "distill", .examples = ExampleKind::targets, .has_teacher = true, .fixed_micro_batch = true},
+    {.name = "grpo", .examples = ExampleKind::prompts},
 }};
 
 constexpr const ObjectiveTraits& traits_of(Objective objective) {
@@ -44,7 +46,12 @@ constexpr const ObjectiveTraits& traits_of(Objective objective) {
 }
 /// Whether the loss is of whole completions, two sequences an example.
 constexpr bool compares_completions(Objective objective) {
-    return traits_of(objective).examples != ExampleKind::targets;
+    const ExampleKind kind = traits_of(objective).examples;
+    return kind == ExampleKind::pairs || kind == ExampleKind::judged;
+}
+/// Whether a run samples the completions that it learns from.
+constexpr bool samples_completions(Objective objective) {
+    return traits_of(objective).examples == ExampleKind::prompts;
 }
 
 }  // namespace unsloth::config

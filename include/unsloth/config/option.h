@@ -18,7 +18,7 @@ namespace unsloth::config {
 
 /// `choice` is a string out of `choices`. Maps keep their order; the values of a scalar_map are strings, numbers or
 /// booleans, those of an object anything; an object with `choices` may be one of these strings instead. An object_list
-/// is a list of objects whose keys are declared as options too.
+/// is a list of objects whose keys are declared as options too; json is a list or an object, which who uses it checks.
 enum class OptionType {
     boolean,
     integer,
@@ -32,6 +32,7 @@ enum class OptionType {
     scalar_map,
     object,
     object_list,
+    json,
 };
 
 class OptionSet;
@@ -84,6 +85,7 @@ struct Option {
     bool is_output = false;                ///< a file that the command writes
     bool required = false;                 ///< of a command's own option
     bool unread = false;                   ///< the command at hand has no use for it
+    bool full_name_only = false;           ///< another option had its key first
     std::optional<OnResume> resuming;      ///< of every option of a configuration
     std::optional<bool> changes_examples;  ///< whether encoded rows depend on it; of every option of data
     std::vector<Relation> relations;

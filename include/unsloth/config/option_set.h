@@ -38,6 +38,7 @@ class OptionSet {
     Option& add(std::string key, std::optional<bool>& field, std::string help);
     Option& add(std::string key, std::optional<std::string>& field, std::string help);
     Option& add(std::string key, std::optional<double>& field, std::string help);
+    Option& add(std::string key, std::optional<int64_t>& field, std::string help);
     Option& add(std::string key, std::vector<std::string>& field, std::string help);
     Option& add(std::string key, std::optional<std::vector<int64_t>>& field, std::string help);
     Option& add(std::string key, std::vector<std::pair<std::string, int64_t>>& field, std::string help);
@@ -50,6 +51,9 @@ class OptionSet {
 
     /// An object of any members, kept as its JSON text.
     Option& add_object(std::string key, std::string& json, std::string help);
+
+    /// A list or an object, kept as its JSON text; "null" where it is nullable and absent.
+    Option& add_json(std::string key, std::string& json, std::string help);
 
     /// A list of objects; `declare` declares the keys of one. A string in the list stands for an object with that value
     /// of the first key.

@@ -60,8 +60,13 @@ void declare_distributed(OptionSet& options, DistributedOptions& distributed) {
         .add("tp_size", distributed.tp_size,
              "Tensor parallel size: ranks that share each layer's matmuls. The remaining factor of the processes is "
              "data parallelism.")
-        .at_least(1);
-    options.add("pp_size", distributed.pp_size, "Stages that the layers are cut into (pipeline parallel).").at_least(1);
+        .at_least(1)
+        .not_with("training.objective", {"grpo"})
+        .because("completions are sampled by whole models");
+    options.add("pp_size", distributed.pp_size, "Stages that the layers are cut into (pipeline parallel).")
+        .at_least(1)
+        .not_with("training.objective", {"grpo"})
+        .because("completions are sampled by whole models");
     options.add("cp_size", distributed.cp_size, "Ranks that share a row's tokens (context parallel).")
         .at_least(1)
         .only_with("training.objective", {"sft"})
@@ -76,7 +81,10 @@ void declare_distributed(OptionSet& options, DistributedOptions& distributed) {
              "ZeRO stage: what data-parallel ranks shard instead of replicating. 1: optimizer states. 2: also "
              "gradients. 3: also trained parameters and the frozen base. 0: nothing.")
         .at_least(0)
-        .at_most(3);
+        .at_most(3)
+        .not_with("training.objective", {"grpo"})
+        .when({3})
+        .because("completions are sampled by whole models");
     options
         .add_choice("offload_optimizer", distributed.offload_optimizer,
                     {{"none", OptimizerPlace::device}, {"cpu", OptimizerPlace::cpu}},

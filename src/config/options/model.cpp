@@ -183,7 +183,9 @@ void declare_lora(OptionSet& options, LoraOptions& lora) {
         .at_least(0)
         .below(1)
         .suggested_for({"dropout"})
-        .unused_with("lora.finetuning_type", {"full"});
+        .unused_with("lora.finetuning_type", {"full"})
+        .not_with("training.objective", {"grpo"})
+        .because("the sampler has none, and its probabilities would differ from the trained ones");
     options.add("use_rslora", lora.use_rslora, "Scale by lora_alpha / sqrt(r) instead of lora_alpha / r.")
         .unused_with("lora.finetuning_type", {"full"});
     options

@@ -14,6 +14,7 @@ void declare_data(OptionSet& options, DataOptions& data);
 void declare_training(OptionSet& options, TrainingOptions& training);
 void declare_preference(OptionSet& options, PreferenceOptions& preference);
 void declare_distill(OptionSet& options, DistillOptions& distill);
+void declare_grpo(OptionSet& options, GrpoOptions& grpo);
 void declare_hardware(OptionSet& options, HardwareOptions& hardware);
 void declare_distributed(OptionSet& options, DistributedOptions& distributed);
 void declare_logging(OptionSet& options, LoggingOptions& logging);

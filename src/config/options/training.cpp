@@ -65,7 +65,9 @@ void declare_passes(OptionSet& options, TrainingOptions& training) {
         .at_least(0)
         .synonym(nullptr, 0)
         .suggested_for({"noisy_embedding_alpha", "neftune_alpha"})
-        .on_resume(OnResume::logged);
+        .on_resume(OnResume::logged)
+        .not_with("training.objective", {"grpo"})
+        .because("the sampler has none, and its probabilities would differ from the trained ones");
     options.add("seed", training.seed, "Seed of initial adapters, data order, held-out rows, dropout and noise.")
         .at_least(0)
         .suggested_for({"random_seed", "random_state"})
@@ -278,11 +280,16 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .add_choice("objective", training.objective, objective_names(),
                     "Training objective. sft: the labels of each example. dpo (with its variants) and orpo: pairs "
                     "{prompt, chosen, rejected}. kto: completions with a label {prompt, completion, label}. distill: "
-                    "the outputs of distill.teacher for the labels. A pair counts as one example.")
+                    "the outputs of distill.teacher for the labels. grpo: completions that the run samples and scores "
+                    "itself. A pair "
+                    "counts as one example.")
         .suggested_for({"stage", "rl", "method"})
         .needs({"distill.teacher"})
         .when({"distill"})
         .or_else("Name a model folder, or a file of `unsloth-train score --top_k N`.")
+        .needs({"grpo.rewards", "grpo.replay_rollouts"})
+        .when({"grpo"})
+        .or_else("List reward functions (docs/rewards.md), or name a file of rollouts.")
         .on_resume(OnResume::immutable);
     options
         .add("per_device_train_batch_size", training.per_device_train_batch_size,
@@ -298,7 +305,9 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
              "off.")
         .at_least(0)
         .suggested_for({"max_tokens", "tokens_per_batch", "batch_tokens"})
-        .on_resume(OnResume::immutable);
+        .on_resume(OnResume::immutable)
+        .not_with("training.objective", {"grpo"})
+        .because("a generation batch counts completions");
     options
         .add("gradient_accumulation_steps", training.gradient_accumulation_steps,
              "Micro-batches of one optimizer step.")
