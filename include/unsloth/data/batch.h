@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
+#include "unsloth/data/policy_step.h"
 #include "unsloth/data/segments.h"
 #include "unsloth/data/token_order.h"
 
@@ -94,6 +96,7 @@ struct StepBatch {
     int64_t first_labels = 0;  ///< targets of the rows' first segments, over all ranks; where the loader counts them
     double epoch = 0;          ///< after this step, in epochs (fractional)
     uint32_t epoch_index = 0;  ///< the epoch the step began in
+    std::shared_ptr<const PolicyStep> policy = {};  ///< of reinforcement learning
 };
 
 /// Joins samples into one micro-batch: shifts labels into targets (the first token of a segment is a target only of a

@@ -21,6 +21,8 @@ class HeadObjective {
                             const at::Tensor& logits_CV, LogitsGradient gradient);
     /// Whether the gradients of rows are multiplied by weights, which weigh() writes.
     virtual bool weighs() const = 0;
+    /// Whether chunk_loss() needs the weights when it makes the gradient: the head's products are computed twice then.
+    virtual bool weighs_before_gradient() const { return false; }
     /// Before the passes of a micro-batch: puts what weigh() needs of it beside its tokens. Nothing synchronises.
     virtual void upload(const data::Batch& batch, MicroBatch& micro) = 0;
     /// The micro-batch's head().loss_n hold -log p of its targets: adds its loss to ctx.outcome, and writes the weights

@@ -29,8 +29,8 @@ class Objective : public model::HeadObjective {
     virtual void begin(const data::StepBatch& /*step*/) {}
     /// Sums of the step so far, which the ranks add up: fp32 on the device; undefined: none.
     virtual at::Tensor measures() const { return {}; }
-    /// What such sums say; empty without.
-    virtual Figures figures(std::span<const float> /*measures*/) const { return {}; }
+    /// What such sums say; empty without. Called once for each step that was issued, in their order.
+    virtual Figures figures(std::span<const float> /*measures*/) { return {}; }
 
     /// Of an evaluation.
     struct Sums {
@@ -52,8 +52,10 @@ std::unique_ptr<Objective> make_supervised();
 
 /// training.objective of a configuration. `references`: of the training rows, read when a step is issued; `ranks`
 /// (nullptr: this one alone) share kto's divergence: those that have the loss; `teacher`: distill's. All outlive it.
+/// `rows_of_step`: grpo's completions of a step, of all ranks.
 std::unique_ptr<Objective> make_objective(const config::Config& config, at::Device device, const References& references,
-                                          comm::Communicator* ranks, Teacher* teacher = nullptr);
+                                          comm::Communicator* ranks, Teacher* teacher = nullptr,
+                                          int64_t rows_of_step = 0);
 
 /// What such an objective plans in each micro-batch. `teacher_tokens`: that a teacher's file names of each target; 0:
 /// there is none.
@@ -70,6 +72,13 @@ std::unique_ptr<Objective> make_distillation(const config::DistillOptions& optio
 model::ObjectiveNeeds distillation_needs(int64_t teacher_tokens);
 /// What the options say.
 spec::DistillRule distill_rule(const config::DistillOptions& options);
+
+/// Completions that the run sampled, by their advantages (spec/policy_loss.h).
+std::unique_ptr<Objective> make_policy_gradient(const config::GrpoOptions& options, at::Device device,
+                                                int64_t rows_of_step);
+model::ObjectiveNeeds policy_gradient_needs();
+/// A figure of its steps: the divergence of sampler and trainer (k3), over tokens that the policy sampled as it was.
+inline constexpr const char* kl_sampler_trainer = "kl_sampler_trainer";
 
 /// Whether the configuration measures against a reference.
 bool needs_references(const config::Config& config);
