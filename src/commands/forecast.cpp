@@ -19,6 +19,7 @@
 #include "unsloth/ops/device.h"
 #include "unsloth/placement/layer_costs.h"
 #include "unsloth/placement/parallel.h"
+#include "unsloth/placement/rollout_rows.h"
 #include "unsloth/placement/stages.h"
 #include "unsloth/planner/exchange_time.h"
 #include "unsloth/session/session.h"
@@ -120,7 +121,7 @@ Forecast::Forecast(config::LoadedConfig loaded, const Target& target, std::share
     if (like != nullptr)
         answering_ = like->answering_, knows_prompts_ = like->knows_prompts_;
     else
-        foresee_answers();
+        foresee_answers(request);
     const config::TrainingOptions& training = config().training;
     const bool int8 = dx_codes(request.coded) == spec::Codes::int8;
     if (target.device.is_cuda() && any(request.coded) && (int8 ? card.int8_products : card.fp8_products).empty())
@@ -153,7 +154,7 @@ void Forecast::describe_teacher() {
 }
 
 /// Prompts that can be read here; rows, and prompts without a tokenizer, count as the longest that there may be.
-void Forecast::foresee_answers() {
+void Forecast::foresee_answers(const model::LoadRequest& request) {
     const config::TrainingOptions& training = config().training;
     const int64_t length = config().model.max_seq_length, positions = file_->spec.usable_positions();
     const auto up_to = [&](int64_t rows, int64_t prompt, int64_t answer) -> placement::Answering {
@@ -170,6 +171,13 @@ void Forecast::foresee_answers() {
     if (training.eval_metric != config::AnswerMetric::none)
         answering_.push_back(
             up_to(train::answers_at_a_time, std::max<int64_t>(1, length - 1), training.eval_max_new_tokens));
+    if (!config::samples_completions(training.objective) || config().grpo.replay_rollouts) return;
+    const int64_t completion = config().grpo.max_completion_length;
+    placement::Answering sampling =
+        up_to(training.per_device_train_batch_size * config().grpo.slices(training.gradient_accumulation_steps),
+              std::max<int64_t>(1, length - completion), completion);
+    sampling.rows = placement::rows_in_flight(config(), file_, request, sampling, budget());
+    answering_.push_back(sampling);
 }
 
 /// What is left of the machine.

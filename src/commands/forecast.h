@@ -82,7 +82,7 @@ class Forecast {
   private:
     bool regroups() const { return placement::may_regroup(config(), target_.device); }
     void describe_teacher();
-    void foresee_answers();
+    void foresee_answers(const model::LoadRequest& request);
     void choose_for(Estimate& estimate) const;
     placement::Machine left_by(const std::optional<session::TeacherPlan>& teacher) const;
     session::TeacherPlan::Choose choose_for_teacher() const;

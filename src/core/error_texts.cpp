@@ -135,6 +135,9 @@ constexpr Explained explained[] = {
     {"data.answer-pattern",
      {"The expected answer of an evaluation row does not match `training.eval_answer_regex`.",
       "Correct the expression or the row."}},
+    {"data.bad-rollouts",
+     {"A line of grpo.replay_rollouts is wrong, or the file is too short.",
+      "Correct the line that the message names, or lower training.max_steps."}},
     {"data.bad-source",
      {"The name of a data source cannot be used: a URL, a model, or a link that leads back.",
       "Name a file, a folder, a pattern, or a data set of the hub (ORG/NAME)."}},
@@ -370,6 +373,10 @@ constexpr Explained explained[] = {
     {"reward.helpers-died",
      {"Processes of reward functions ended too often.",
       "Read what they printed, after [reward] in the log; a memory limit is a common cause."}},
+    {"rollout.sampler-differs",
+     {"The probabilities of sampled tokens are not those that the trainer computes.",
+      "Train in 16 bits where `model.compute_dtype` is fp8 or int8. Otherwise report it: sampler and trainer read the "
+      "same weights."}},
     // export
     {"export.unsupported",
      {"The export's format cannot hold this model or adapter.",

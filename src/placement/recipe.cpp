@@ -103,6 +103,14 @@ data::BatchLimits full_rows(const config::Config& config, int64_t rows, int64_t 
     data::BatchLimits limits{.tokens = texts * length - (shared ? rows : 0), .segments = texts, .longest = length};
     limits.labels = std::max<int64_t>(1, texts * (length - 1));  // a text's first token is no target
     if (shared) limits.keys = texts * length;
+    if (config::samples_completions(config.training.objective)) {
+        const int64_t group = config.grpo.num_generations,
+                      completion = std::min(length - 1, config.grpo.max_completion_length);
+        limits.labels = texts * completion;
+        limits.tokens = limits.labels + (texts + group - 1) / group * (length - completion);
+        limits.keys = texts * length;
+        limits.copies = std::max(limits.copies, group);
+    }
     return limits;
 }
 

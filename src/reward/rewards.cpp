@@ -178,7 +178,7 @@ void Rewards::Parts::handle(const Failure& failure, std::size_t function, std::s
     const std::string rank = settings.ranks > 1 ? cat(" on rank ", settings.rank) : "";
     const std::string known_row = failure.row() ? cat(", row ", row) : "";
     const std::string text =
-        cat("reward '", entry.name, "' failed", rank, " at step ", batch.trainer_state.global_step, known_row, ": ",
+        cat("reward '", entry.name, "' failed", rank, " at step ", batch.trainer_state.global_step + 1, known_row, ": ",
             failure.what(), "\n", failure.traceback(),
             failure.traceback().empty() || failure.traceback().ends_with('\n') ? "" : "\n",
             failure.row() ? "Prompt: " : "The first row's prompt: ", shortened(shown_prompt(batch.prompts[row])),

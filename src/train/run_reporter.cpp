@@ -106,7 +106,7 @@ void RunReporter::banner() const {
         !tuned.empty())
         log::info("kernels    ", tuned);
     if (setup_.teacher()) log::info("teacher    ", setup_.teacher()->describe());
-    log::info("data       ", data::describe(setup_.loader()));
+    log::info("data       ", setup_.groups() ? setup_.groups()->describe() : data::describe(setup_.loader()));
     if (config().training.max_steps == 0)
         log::info("steps      ", setup_.loader().total_steps(config().training.num_train_epochs, -1),
                   " without max_steps 0");

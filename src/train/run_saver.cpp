@@ -108,6 +108,7 @@ void RunSaver::write_checkpoint(formats::CheckpointWriter& writer, const Snapsho
     write_file_atomically(writer.folder() / "run_config.json", files_.config);
     if (!files_.kernels.empty()) write_file_atomically(writer.folder() / placement::kernels_file, files_.kernels);
     formats::write_run_state(writer.folder(), moment.run);
+    if (!moment.rollouts.empty()) write_file_atomically(writer.folder() / rollout_file, moment.rollouts);
     await_others(writer.folder());
     write_result(writer.folder(),
                  files_.holds_all ? values_in(snapshot.params()) : values_of_parts(writer.folder(), *files_.table),

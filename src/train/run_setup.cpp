@@ -1,6 +1,7 @@
 #include "unsloth/train/run_setup.h"
 
 #include <algorithm>
+#include <cmath>
 #include <sstream>
 #include <utility>
 
@@ -20,8 +21,12 @@
 #include "unsloth/placement/kernels.h"
 #include "unsloth/placement/loading.h"
 #include "unsloth/placement/parallel.h"
+#include "unsloth/placement/rollout_rows.h"
 #include "unsloth/placement/stages.h"
 #include "unsloth/report/run.h"
+#include "unsloth/rollouts/generation.h"
+#include "unsloth/rollouts/replay.h"
+#include "unsloth/rollouts/sampled_groups.h"
 #include "unsloth/train/learning_rate.h"
 
 namespace unsloth::train {
@@ -35,6 +40,7 @@ void widen(data::BatchLimits& limits, const data::BatchLimits& other) {
     limits.keys = std::max(limits.keys, other.keys);
     limits.longest = std::max(limits.longest, other.longest);
     limits.labels = std::max(limits.labels, other.labels);
+    limits.copies = std::max(limits.copies, other.copies);
 }
 
 }  // namespace
@@ -117,7 +123,16 @@ void RunSetup::settle_learning_rate() {
     log::info("learning_rate auto: ", rule.reason);
 }
 
+/// What a resumed run must find again.
+static void require_same_rows(const std::optional<ResumePoint>& resume, const std::string& fingerprint) {
+    if (resume && resume->state.data != fingerprint)
+        throw Error("checkpoint.other-data", cat("the training rows are not those of ", resume->folder.string()),
+                    "Use the same files, format, template and tokenizer; or start a new run from its weights "
+                    "with model.adapter_name_or_path.");
+}
+
 void RunSetup::open_data() {
+    if (config::samples_completions(config().training.objective)) return open_rollouts();
     data::TrainingData data =
         data::load_training_data(config(), opened_.limits(), session::encoder_maker(opened_, config()),
                                  data::run_encoder_fingerprint(opened_.tokenizer_folder, config().data));
@@ -129,10 +144,7 @@ void RunSetup::open_data() {
     options.order_tokens = full() || config().model.adapter_name_or_path ||
                            std::find(saved.begin(), saved.end(), "embed_tokens") != saved.end();
     data_fingerprint_ = data.train.fingerprint();
-    if (resume_ && resume_->state.data != data_fingerprint_)
-        throw Error("checkpoint.other-data", cat("the training rows are not those of ", resume_->folder.string()),
-                    "Use the same files, format, template and tokenizer; or start a new run from its weights "
-                    "with model.adapter_name_or_path.");
+    require_same_rows(resume_, data_fingerprint_);
     if (config::compares_completions(config().training.objective) && config().preference.share_prompt) {
         data.train = data.train.with_shared_prompts();
         eval_rows_ = eval_rows_.with_shared_prompts();
@@ -142,9 +154,7 @@ void RunSetup::open_data() {
         eval_rows_ = eval_rows_.with_learnt_prompts();
     }
     loader_ = std::make_unique<data::StepLoader>(std::move(data.train), options);
-    total_steps_ = loader_->total_steps(config().training.num_train_epochs, config().training.max_steps);
-    if (resume_ && config().training.max_steps != 0) require_steps_left(*resume_, total_steps_);
-    schedule_ = config::schedule_options(config().training, total_steps_);
+    settle_steps(loader_->total_steps(config().training.num_train_epochs, config().training.max_steps));
     if (config().training.lr_scheduler_type == config::Schedule::reduce_lr_on_plateau)
         if (eval_rows_.size() == 0 || config().training.eval_steps == 0)
             throw Error(
@@ -152,6 +162,33 @@ void RunSetup::open_data() {
                 "lr_scheduler_type reduce_lr_on_plateau follows the evaluation loss, and nothing is evaluated during "
                 "the run",
                 "Give data.eval_file, data.eval_files or data.val_size, and training.eval_steps.");
+}
+
+void RunSetup::settle_steps(int64_t total) {
+    total_steps_ = total;
+    if (resume_ && config().training.max_steps != 0) require_steps_left(*resume_, total_steps_);
+    schedule_ = config::schedule_options(config().training, total_steps_);
+}
+
+/// Completions are sampled, or read with their rewards.
+void RunSetup::open_rollouts() {
+    const config::TrainingOptions& t = config().training;
+    order_.emplace(config(), data_ranks());
+    const spec::ModelSpec& spec = opened_.file->spec;
+    groups_ = config().grpo.replay_rollouts
+                  ? rollouts::open_replay(config(), *order_, {spec.vocab_size, config().model.max_seq_length})
+                  : rollouts::open_sampled(config(), *order_, opened_, data_rank(), data_ranks());
+    data_fingerprint_ = groups_->fingerprint();
+    require_same_rows(resume_, data_fingerprint_);
+    data::LoaderOptions options = data::loader_options(config(), data_rank(), data_ranks());
+    options.shuffle = false;
+    options.order_tokens = config().model.adapter_name_or_path || full() || !config().lora.modules_to_save.empty();
+    loader_ = std::make_unique<data::StepLoader>(groups_->longest_rows(), options);
+    const int64_t epoch = groups_->generations_of_epoch();
+    const double epochs = groups_->repeats() ? t.num_train_epochs : 1;
+    settle_steps(t.max_steps >= 0
+                     ? t.max_steps
+                     : order_->steps(static_cast<int64_t>(std::ceil(epochs * static_cast<double>(epoch)))));
 }
 
 void RunSetup::make_plan() {
@@ -173,9 +210,9 @@ void RunSetup::make_plan() {
     if (request.adapter && leads())
         formats::warn_of_other_base(formats::read_adapter(*request.adapter, opened_.file->spec), *opened_.file,
                                     config().model.path);
-    const std::vector<placement::Answering> answers = answering();  // on all ranks: their plans are alike
+    const std::vector<placement::Answering> answers = answering(request);  // on all ranks: their plans are alike
     choose_pass_rows(request, answers);
-    data::BatchLimits limits = loader_->limits();
+    data::BatchLimits limits = row_limits();
     if (eval_rows_.size() > 0) {
         const int64_t whole = std::max(limits.tokens * context().size, eval_rows_.stats().longest);
         evaluator_.emplace(eval_rows_, config().data.eval_files, whole, data_rank(), data_ranks(), group_.get(),
@@ -211,6 +248,12 @@ std::string RunSetup::plan_before() const {
     return resume_ ? report::read_run_facts(resume_->folder.parent_path()).run_plan : "";
 }
 
+/// Of a pass over training rows.
+data::BatchLimits RunSetup::row_limits() const {
+    if (!order_) return loader_->limits();
+    return rollouts::pass_limits(loader_->dataset(), *order_, data_ranks(), loader_->pass_rows());
+}
+
 /// training.micro_batch auto.
 void RunSetup::choose_pass_rows(model::LoadRequest& request, const std::vector<placement::Answering>& answering) {
     if (!placement::may_regroup(config(), device_)) return;
@@ -220,13 +263,13 @@ void RunSetup::choose_pass_rows(model::LoadRequest& request, const std::vector<p
     choice.plan_of = [&](int64_t rows) {
         loader_->set_pass_rows(rows);
         model::LoadRequest pass = request;
-        placement::fit_to(pass, opened_.file->spec, loader_->limits(), answering);
+        placement::fit_to(pass, opened_.file->spec, row_limits(), answering);
         return model::ModelPlan(opened_.file, pass);
     };
     const data::EpochCounts epoch = loader_->count_epoch(0);
     loader_->set_pass_rows(1);
     choice.usual = static_cast<double>(epoch.tokens) / static_cast<double>(loader_->rows_per_epoch()) /
-                   static_cast<double>(loader_->limits().tokens * context().size);
+                   static_cast<double>(row_limits().tokens * context().size);
     request.run.pass_rows =
         placement::choose_pass_rows_together(config(), choice, device_, group_.get(), plan_before());
     loader_->set_pass_rows(request.run.pass_rows);
@@ -269,11 +312,26 @@ void RunSetup::plan_references(data::BatchLimits& limits) {
     widen(limits, reference_rows_->limits());
 }
 
+/// As many completions at a time as all ranks have room for.
+placement::Answering RunSetup::sampling(const model::LoadRequest& request, placement::Answering needs) {
+    const int64_t asked = needs.rows;
+    needs.rows = placement::rows_in_flight(config(), opened_.file, request, needs, budget());
+    if (group_)
+        for (const std::string& rows : group_->gather(std::to_string(needs.rows), "how many completions fit"))
+            needs.rows = std::min<int64_t>(needs.rows, std::stoll(rows));
+    rows_in_flight_ = needs.rows;
+    if (needs.rows < asked)
+        log::info("rollouts   ", needs.rows, " of ", asked, " completions are sampled at a time; others follow");
+    return needs;
+}
+
 /// Sampled prompts, and the rows whose answers evaluations judge.
-std::vector<placement::Answering> RunSetup::answering() {
+std::vector<placement::Answering> RunSetup::answering(const model::LoadRequest& request) {
     const config::TrainingOptions& t = config().training;
     std::vector<placement::Answering> needs;
     if (purpose_ != Purpose::trains) return needs;
+    if (groups_)
+        if (const auto rollouts = groups_->needs()) needs.push_back(sampling(request, *rollouts));
     if (t.sample_prompts) {
         samples_ = std::make_unique<Samples>(config(), opened_, data::format_name(loader_->dataset().stats().format));
         needs.push_back(samples_->needs());

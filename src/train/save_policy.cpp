@@ -209,6 +209,7 @@ RunMoment SavePolicy::moment() const {
     run.world_size = setup_.data_ranks();
     run.cpu_threads = setup_.cpu_threads();
     run.data = setup_.data_fingerprint();
+    if (source_ != nullptr) moment.rollouts = source_->progress();
     run.parameters = layout_fingerprint(state_.model->trained_by_all(), t.optim);
     return moment;
 }

@@ -9,6 +9,7 @@
 #include "unsloth/ops/device.h"
 #include "unsloth/placement/loading.h"
 #include "unsloth/report/sinks.h"
+#include "unsloth/train/rollout_source.h"
 
 namespace unsloth::train {
 
@@ -35,6 +36,11 @@ void Trainer::run() {
     }
 }
 
+std::unique_ptr<StepSource> Trainer::make_source() {
+    if (setup_.rollout_order()) return std::make_unique<RolloutSource>(setup_, *state_);
+    return std::make_unique<RowSource>(setup_.loader(), setup_.total_steps());
+}
+
 void Trainer::run_together() {
     reporter_.banner();
     const config::Config& config = setup_.config();
@@ -57,8 +63,8 @@ void Trainer::run_together() {
     if (setup_.leads()) saves_->begin_folder();
     reporter_.begin(*state_, seconds_since(start));
     starting.reset();
-    RowSource rows(setup_.loader(), setup_.total_steps());
-    loop_->run(rows);
+    const std::unique_ptr<StepSource> source = make_source();
+    loop_->run(*source);
     saves_->finish();
     reporter_.finish();
 }

@@ -19,6 +19,7 @@ TrainingLoop::TrainingLoop(const RunSetup& setup, TrainingState& state, SavePoli
 TrainingLoop::~TrainingLoop() = default;
 
 void TrainingLoop::run(StepSource& source) {
+    saves_.set_source(source);
     const int64_t begin = state_.progress.step;
     if (state_.progress.evaluation_due || (config().training.eval_on_start && begin == 0)) {
         maybe_evaluate(begin);
@@ -38,7 +39,13 @@ void TrainingLoop::take_steps(StepSource& source) {
         while (const std::optional<StepResult> result = state_.stepper->take(must)) take_in(*result);
     };
     for (int64_t step = state_.progress.step + 1; step <= setup_.total_steps(); ++step) {
-        const data::StepBatch batch = source.next(step);
+        data::StepBatch batch;
+        try {
+            batch = source.next(step);
+        } catch (const StoppedBySignal& stopped) {
+            drain(true);
+            saves_.stop_for(stopped.signal);
+        }
         const bool dropped = !issue(batch, step);
         drain(false);
         // Ranks stop, and save, together: at the step whose result says that one was sent a signal, or asks for it.
@@ -101,6 +108,18 @@ void TrainingLoop::take_in(const StepResult& result) {
     state_.progress.seen_tokens += result.tokens;
     state_.progress.epoch = result.epoch;
     reporter_.step(result, state_.progress.unlogged);
+    if (setup_.groups() != nullptr) watch_rollouts(result);
+}
+
+void TrainingLoop::watch_rollouts(const StepResult& result) {
+    const bool replays = config().grpo.replay_rollouts.has_value();
+    try {
+        for (const std::string& warning : rollouts_.observe(result.step, result.figures, replays))
+            if (leads()) log::warning(warning);
+    } catch (const Error&) {
+        saves_.keep_result();
+        throw;
+    }
 }
 
 }  // namespace unsloth::train

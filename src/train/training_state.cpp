@@ -25,9 +25,11 @@ TrainingState::TrainingState(const RunSetup& setup) : setup_(setup) {
     model = std::make_unique<model::Model>(
         *ctx, setup_.plan().load(*ctx, placement::load_share(setup_.group(), setup_.plan())));
     if (setup_.reference_rows()) score_references();
+    if (needs_initial_values()) initial_values = model->parameters()->values_P.cpu().clone();
     objective = objective::make_objective(config(), setup_.device(), references,
                                           setup_.mesh() ? setup_.mesh()->stage() : nullptr,
-                                          setup_.teacher() ? &setup_.teacher()->teacher() : nullptr);
+                                          setup_.teacher() ? &setup_.teacher()->teacher() : nullptr,
+                                          setup_.rollout_order() ? setup_.rollout_order()->rows_of_step() : 0);
     UNSLOTH_CHECK(setup_.plan().request().sizes.objective.weighs == objective->weighs(),
                   "a plan for another objective");
     if (config().training.lr_scheduler_type == config::Schedule::reduce_lr_on_plateau)
@@ -44,6 +46,13 @@ TrainingState::TrainingState(const RunSetup& setup) : setup_(setup) {
     settings.skip_on_spike = t.skip_on_spike;
     stepper = std::make_unique<Stepper>(*ctx, *model, settings);
     if (setup_.resume()) restore();
+}
+
+/// A new adapter is the base at the start, which needs no copy.
+bool TrainingState::needs_initial_values() const {
+    const bool fresh = !config().model.adapter_name_or_path && config().lora.modules_to_save.empty();
+    return setup_.rollout_order() != nullptr && config().grpo.beta > 0 && !fresh &&
+           config().grpo.reference == config::Reference::initial;
 }
 
 /// Before the first step, and before a checkpoint's values replace those that the run began with.

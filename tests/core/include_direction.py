@@ -7,12 +7,12 @@
 The rules:
   order    a module includes only modules that stand to its left: core | spec, hub, http | config, formats, tokenizer,
            ops | import, engine_api, memory, comm, data, report, planner, openai | weights, reward | model |
-           objective, generate | placement | session | serve | train | commands, bench | engine | app;
+           objective, generate | placement | session | serve, rollouts | train | commands, bench | engine | app;
            kernels stand beside spec, and
            only ops includes them
   private  headers under src/MODULE/ are for that module alone (tests may use them)
   torch    LibTorch's headers stand only in ops, memory, comm, weights, model, objective, generate, placement,
-           session, serve, train, commands, bench and engine; never in
+           session, serve, rollouts, train, commands, bench and engine; never in
            kernels/
   json     no public header includes nlohmann/json.hpp (it costs a second a file; json_fwd.hpp will do), but for the
            option table's unsloth/config/json.h, which no other module's public header includes
@@ -50,6 +50,7 @@ RANK = {
     "placement": 6.5,
     "session": 7,
     "serve": 7.5,
+    "rollouts": 7.5,
     "train": 8,
     "commands": 9,
     "bench": 9,
@@ -67,6 +68,7 @@ WITH_TORCH = {
     "placement",
     "session",
     "serve",
+    "rollouts",
     "train",
     "commands",
     "bench",

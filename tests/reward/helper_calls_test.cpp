@@ -221,7 +221,7 @@ TEST_F(RewardHelpers, Commands) {
         Rewards(json::array({entry}), settings_).score(batch_of(2));
         FAIL();
     } catch (const Error& error) {
-        expect_has(error.what(), "reward 'grade' failed at step 1: returned 1 for 2 rows");
+        expect_has(error.what(), "reward 'grade' failed at step 2: returned 1 for 2 rows");
     }
     folder_.write("grade", "#!/bin/sh\nread line; echo '{\"type\":\"ready\"}'\n");  // ends when it is ready
     try {

@@ -44,7 +44,7 @@ TEST_F(RewardHelpers, AnExceptionStopsTheRunOrLeavesRowsOut) {
     const std::string python = "def f(prompts):\n    return [1 / 0]\n";
     settings_.rank = 3, settings_.ranks = 8;
     const std::string failed = failure(python, batch_of(4, 9), json::object(), "reward.failed");
-    for (const char* part : {"reward 'f' failed on rank 3 at step 9: ZeroDivisionError: division by zero",
+    for (const char* part : {"reward 'f' failed on rank 3 at step 10: ZeroDivisionError: division by zero",
                              "rewards.py\", line 2, in f", "prompt 0", "completion 0"})
         expect_has(failed, part);
     EXPECT_EQ(failed.find("<string>"), std::string::npos) << failed;

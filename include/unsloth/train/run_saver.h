@@ -14,6 +14,7 @@
 #include "unsloth/formats/trainer_state.h"
 #include "unsloth/spec/model_spec.h"
 #include "unsloth/train/checkpoint.h"
+#include "unsloth/train/step_source.h"
 
 namespace unsloth::train {
 
@@ -45,6 +46,7 @@ struct RunFiles {
 struct RunMoment {
     formats::TrainerState trainer;
     formats::RunState run;
+    std::string rollouts = {};  ///< StepSource::progress(); empty: none
 };
 
 class RunSaver {

@@ -16,6 +16,8 @@
 #include "unsloth/data/loader.h"
 #include "unsloth/placement/memory_use.h"
 #include "unsloth/placement/recipe.h"
+#include "unsloth/rollouts/group.h"
+#include "unsloth/rollouts/order.h"
 #include "unsloth/session/session.h"
 #include "unsloth/session/teacher.h"
 #include "unsloth/train/answers.h"
@@ -70,7 +72,11 @@ class RunSetup {
     /// On the rank that leads: the output folder holds a result, which this run replaces.
     bool replaces() const { return replaces_; }
 
-    data::StepLoader& loader() const { return *loader_; }
+    data::StepLoader& loader() const { return *loader_; }  ///< with completions to sample, of rows as long as theirs
+    /// Of completions; nullptr without.
+    const rollouts::RolloutOrder* rollout_order() const { return order_ ? &*order_ : nullptr; }
+    rollouts::GroupSource* groups() const { return groups_.get(); }
+    int64_t rows_in_flight() const { return rows_in_flight_; }  ///< completions that a rank samples at a time
     const std::string& data_fingerprint() const { return data_fingerprint_; }  ///< of the training rows
     int64_t total_steps() const { return total_steps_; }
     const config::ScheduleOptions& schedule() const { return schedule_; }
@@ -99,6 +105,9 @@ class RunSetup {
     void open_output();
     void take_output();
     void open_data();
+    void open_rollouts();
+    void settle_steps(int64_t total);
+    data::BatchLimits row_limits() const;
     void require_agreement() const;
     void make_plan();
     void choose_pass_rows(model::LoadRequest& request, const std::vector<placement::Answering>& answering);
@@ -106,7 +115,8 @@ class RunSetup {
     void choose_plan();
     bool fits_everywhere() const;
     void plan_references(data::BatchLimits& limits);
-    std::vector<placement::Answering> answering();
+    std::vector<placement::Answering> answering(const model::LoadRequest& request);
+    placement::Answering sampling(const model::LoadRequest& request, placement::Answering needs);
     void require_disk() const;
 
     std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
@@ -123,6 +133,9 @@ class RunSetup {
     std::string data_fingerprint_;
     session::OpenedModel opened_;
     std::unique_ptr<data::StepLoader> loader_;
+    std::optional<rollouts::RolloutOrder> order_;
+    std::unique_ptr<rollouts::GroupSource> groups_;
+    int64_t rows_in_flight_ = 0;
     data::Dataset eval_rows_;
     std::optional<Evaluator> evaluator_;
     std::unique_ptr<Samples> samples_;

@@ -8,6 +8,7 @@
 
 #include "unsloth/train/run_reporter.h"
 #include "unsloth/train/run_saver.h"
+#include "unsloth/train/step_source.h"
 
 namespace unsloth::train {
 
@@ -20,6 +21,8 @@ class SavePolicy {
     /// Ranks that trained apart without a word must not leave it in a checkpoint: runtime Error. Called by all ranks.
     void require_same_values();
 
+    /// Whose progress checkpoints hold from here on; outlives this.
+    void set_source(const StepSource& source) { source_ = &source; }
     /// training.save_minutes count from here.
     void start_clock() { last_save_ = std::chrono::steady_clock::now(); }
     bool save_time_has_come() const;
@@ -51,6 +54,7 @@ class SavePolicy {
     const RunSetup& setup_;
     TrainingState& state_;
     RunReporter& reporter_;
+    const StepSource* source_ = nullptr;
     std::optional<RunSaver> saver_;         ///< of ranks that write parts of a checkpoint
     std::optional<int64_t> saved_step_;     ///< of the last checkpoint asked for
     std::optional<int64_t> compared_step_;  ///< with a group: after it all ranks had the same values

@@ -3,19 +3,31 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "unsloth/data/loader.h"
 #include "unsloth/data/prefetch.h"
 
 namespace unsloth::train {
 
+/// Of a checkpoint: what StepSource::progress() said.
+inline constexpr const char* rollout_file = "rollouts.json";
+
+/// A signal came before the next step was ready; the step was not begun. Of several ranks all stop.
+struct StoppedBySignal {
+    int signal = 0;
+};
+
 /// Gives the steps of a run in their order.
 class StepSource {
   public:
     virtual ~StepSource() = default;
     /// This rank's micro-batches of step number `step`, from 1. The step before was issued, and may not be done: work
-    /// on the model follows it on the stream.
+    /// on the model follows it on the stream. Throws a StoppedBySignal where the step takes work that a signal ends.
     virtual data::StepBatch next(int64_t step) = 0;
+    /// What a checkpoint after the last step that was asked for must hold of the source; empty: the step's number says
+    /// all. The next step was not asked for.
+    virtual std::string progress() const { return {}; }
 };
 
 /// Steps of training rows. A thread makes them ahead of use, from the first call on.

@@ -34,6 +34,7 @@ class Trainer {
 
   private:
     void run_together();
+    std::unique_ptr<StepSource> make_source();
 
     // By lifetime; each knows those above it.
     const RunSetup setup_;

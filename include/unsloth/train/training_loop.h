@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "unsloth/train/rollout_guard.h"
 #include "unsloth/train/save_policy.h"
 #include "unsloth/train/step_source.h"
 
@@ -28,6 +29,7 @@ class TrainingLoop {
     bool issue(const data::StepBatch& batch, int64_t step);
     bool profiles(int64_t step) const;
     void take_in(const StepResult& result);
+    void watch_rollouts(const StepResult& result);
     void maybe_evaluate(int64_t step);
     void judge(const EvalReport& report);
     bool stops_early() const;
@@ -41,6 +43,7 @@ class TrainingLoop {
     TrainingState& state_;
     SavePolicy& saves_;
     RunReporter& reporter_;
+    RolloutGuard rollouts_;
     std::unique_ptr<RowFile> answer_rows_;  ///< nullptr: none were judged yet
     bool started_ = false;                  ///< a step of this process is done
     double step_seconds_ = 0;               ///< of the last step

@@ -29,6 +29,9 @@ struct TrainingState {
     void load_values(const std::filesystem::path& checkpoint);
     StatePart part() const;
 
+    /// The adapter's values as they were at the start, on the host, where rollouts are measured against them; else
+    /// undefined.
+    at::Tensor initial_values;
     objective::References references, eval_references;  ///< of the training rows, and of the evaluation's
     std::unique_ptr<objective::Objective> objective;
     std::unique_ptr<ops::Context> ctx;
@@ -38,6 +41,7 @@ struct TrainingState {
     formats::RunProgress progress;           ///< after the last step whose result was read
 
   private:
+    bool needs_initial_values() const;
     void score_references();
     ReferenceCache reference_cache(model::PolicyScope scope) const;
     void restore();

@@ -139,7 +139,8 @@ void check_presence(const CommandLine& line, Presence presence, Errors& errors) 
     const Config& config = line.loaded.config;
     switch (line.command) {
         case Command::train:
-            presence.need_model(config), presence.need_train_file(config.data, true);
+            presence.need_model(config);
+            if (!config.grpo.replay_rollouts) presence.need_train_file(config.data, true);
             break;
         case Command::score:
             presence.need_base(config), presence.need_train_file(config.data, false);

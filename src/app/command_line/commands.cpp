@@ -32,7 +32,7 @@ int failing(const CommandLine& line, const Arguments&) {
 
 const ConfigUse no_config = {};
 const ConfigUse whole_config = {
-    {"model", "lora", "data", "training", "preference", "distill", "hardware", "distributed", "logging"}, {}};
+    {"model", "lora", "data", "training", "preference", "distill", "grpo", "hardware", "distributed", "logging"}, {}};
 
 /// What loading a model to answer or to judge reads, and what else the command does.
 ConfigUse inference(const std::vector<std::string>& names, const std::vector<std::string>& but) {
