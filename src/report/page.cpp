@@ -84,6 +84,25 @@ std::string samples(const Run& run) {
     return text;
 }
 
+/// Of each of the last steps some completions, from the last step back.
+std::string completions(const Run& run) {
+    constexpr int most_steps = 20;
+    std::string text;
+    int steps = 0;
+    for (auto end = run.completions.end(); end != run.completions.begin() && steps < most_steps; ++steps) {
+        auto begin = end - 1;
+        while (begin != run.completions.begin() && (begin - 1)->step == begin->step) --begin;
+        text += cat("<details class=\"card\"", steps == 0 ? " open" : "", "><summary>Completions of step ",
+                    begin->step, "</summary><table class=\"answers\">\n");
+        for (auto row = begin; row != end; ++row)
+            text += cat("<tr><td>", escaped(row->scores), "</td><td>", escaped(row->prompt), "<b>",
+                        escaped(row->completion), "</b></td></tr>\n");
+        text += "</table></details>\n";
+        end = begin;
+    }
+    return text;
+}
+
 std::string configuration(const Run& run) {
     const Json config = Json::parse(run.config, nullptr, false);
     if (!config.is_object()) return "";
@@ -113,7 +132,7 @@ std::string page(const Run& run, int refresh_seconds) {
         text += cat("<div class=\"bar\"><div style=\"width: ", std::lround(100 * share), "%\"></div></div>\n");
     text += cat("<div class=\"tiles\">\n", tiles(run), "</div>\n<div class=\"charts\">\n");
     for (const Chart& chart : charts_of(run)) text += card(chart);
-    return cat(text, "</div>\n", samples(run), configuration(run), "<footer>unsloth-train ", version,
+    return cat(text, "</div>\n", samples(run), completions(run), configuration(run), "<footer>unsloth-train ", version,
                "</footer>\n</main>\n<script>", page_script, "</script></body></html>\n");
 }
 

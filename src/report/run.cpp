@@ -190,6 +190,7 @@ bool RunReader::update() {
         read_line(begun_.substr(start, end - start));
     begun_.erase(0, start);
     read_samples();
+    read_completions();
     return !content.empty();
 }
 
@@ -206,6 +207,42 @@ void RunReader::read_samples() {
         const Json row = Json::parse(line, nullptr, /*allow_exceptions=*/false);
         if (row.is_object()) run_.samples.push_back({integer(row, "step"), text(row, "prompt"), text(row, "answer")});
     }
+}
+
+/// What was added since the last time: the file may be large.
+void RunReader::read_completions() {
+    const std::filesystem::path file = run_.folder / completions_file;
+    std::error_code failed;
+    const std::uintmax_t bytes = std::filesystem::file_size(file, failed);
+    if (failed || bytes == completions_read_) return;
+    if (bytes < completions_read_) {  // of a run that goes on from a checkpoint
+        run_.completions.clear(), begun_completion_.clear(), of_step_.clear();
+        completions_read_ = 0;
+    }
+    struct stat about{};
+    const std::string content = read_behind(file, completions_read_, about);
+    completions_read_ += content.size();
+    begun_completion_ += content;
+    std::size_t start = 0;
+    for (std::size_t end; (end = begun_completion_.find('\n', start)) != std::string::npos; start = end + 1)
+        read_completion(begun_completion_.substr(start, end - start));
+    begun_completion_.erase(0, start);
+}
+
+/// Lines begin with their step.
+void RunReader::read_completion(const std::string& line) {
+    constexpr int most_of_step = 8;
+    const std::string begin = line.substr(0, line.find(','));
+    completions_of_step_ = begin == of_step_ ? completions_of_step_ + 1 : 1;
+    of_step_ = begin;
+    if (completions_of_step_ > most_of_step) return;
+    const Json row = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!row.is_object()) return;
+    CompletionRow read{.step = integer(row, "step"), .prompt = text(row, "prompt"), .completion = text(row, "completion")};
+    for (const auto& [name, value] : row.items())
+        if (value.is_number() && name != "step")
+            read.scores += cat(read.scores.empty() ? "" : ", ", name, " ", short_number(value.get<double>()));
+    run_.completions.push_back(std::move(read));
 }
 
 void RunReader::read_line(const std::string& line) {

@@ -40,6 +40,14 @@ struct SampleRow {
 };
 inline constexpr const char* samples_file = "samples.jsonl";
 
+/// A completion that a run of reinforcement learning sampled.
+struct CompletionRow {
+    int64_t step = 0;
+    std::string prompt, completion;
+    std::string scores;  ///< "exact 1, advantage 0.72"
+};
+inline constexpr const char* completions_file = "completions.jsonl";
+
 /// The last line of a run that has ended.
 struct Ending {
     std::string exit_reason, error;
@@ -55,6 +63,7 @@ struct Run {
     std::vector<EvalRow> evals;
     std::vector<std::string> parts;  ///< whose gradients' norms are logged: embed_tokens, layers.0, …, head
     std::vector<SampleRow> samples;  ///< by step
+    std::vector<CompletionRow> completions;  ///< by step; of each the first few
     std::optional<Ending> ending;
     FolderUse use;                ///< without an ending: whether a process still runs it
     int64_t last_sign = 0;        ///< when the metrics were written last, in seconds since 1970
@@ -91,11 +100,17 @@ class RunReader {
     void read_facts();
     void read_line(const std::string& line);
     void read_samples();
+    void read_completions();
+    void read_completion(const std::string& line);
 
     Run run_;
     std::filesystem::path metrics_;
     std::uintmax_t read_ = 0, inode_ = 0, samples_bytes_ = 0;
     std::string begun_;
+    std::uintmax_t completions_read_ = 0;
+    std::string begun_completion_;
+    std::string of_step_;        ///< how the lines of the last step begin
+    int completions_of_step_ = 0;
 };
 
 /// The run as it is now.
