@@ -28,22 +28,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using train::seconds_since;
 
-/// Bytes a second that a large copy reads and writes.
-double copy_rate(ops::Context& ctx) {
-    const int64_t bytes = ctx.is_cuda() ? int64_t{1} << 30 : int64_t{1} << 26;
-    const auto options = at::TensorOptions(at::kByte).device(ctx.device());
-    const at::Tensor from = at::ones({bytes}, options), to = at::empty_like(from);
-    std::vector<double> seconds;
-    for (int round = 0; round < 12; ++round) {
-        synchronize(ctx);
-        const auto begin = Clock::now();
-        to.copy_(from);
-        synchronize(ctx);
-        seconds.push_back(seconds_since(begin));
-    }
-    return 2.0 * static_cast<double>(bytes) / median(seconds);
-}
-
 /// What a pass reads of the weights: the layers', wherever they lie, the adapters, and lm_head.
 int64_t weight_bytes(const model::Model& model) {
     int64_t layers = 0, adapters = 0;

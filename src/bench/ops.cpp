@@ -322,4 +322,19 @@ std::vector<engine_api::BenchFigure> bench_ops(const config::LoadedConfig& loade
     return figures;
 }
 
+double copy_rate(ops::Context& ctx) {
+    const int64_t bytes = ctx.is_cuda() ? int64_t{1} << 30 : int64_t{1} << 26;
+    const auto options = at::TensorOptions(at::kByte).device(ctx.device());
+    const at::Tensor from = at::ones({bytes}, options), to = at::empty_like(from);
+    std::vector<double> seconds;
+    for (int round = 0; round < 12; ++round) {
+        synchronize(ctx);
+        const auto begin = std::chrono::steady_clock::now();
+        to.copy_(from);
+        synchronize(ctx);
+        seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    }
+    return 2.0 * static_cast<double>(bytes) / median(seconds);
+}
+
 }  // namespace unsloth::bench

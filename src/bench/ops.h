@@ -29,6 +29,9 @@ std::vector<int64_t> row_lengths(int64_t count, int64_t longest, int64_t shortes
 /// The middle value; of an even number the upper one of two.
 double median(std::vector<double> values);
 
+/// Bytes a second that a large copy reads and writes.
+double copy_rate(ops::Context& ctx);
+
 /// Waits for all work on the context's device.
 void synchronize(ops::Context& ctx);
 

@@ -11,6 +11,7 @@
 #include "bench/comm.h"
 #include "bench/gemm.h"
 #include "bench/generate.h"
+#include "bench/grpo.h"
 #include "bench/model.h"
 #include "bench/nf4.h"
 #include "bench/ops.h"
@@ -261,6 +262,9 @@ engine_api::BenchResult run_bench(const config::LoadedConfig& loaded, const engi
             return {};
         case engine_api::BenchSubject::generate:
             result.figures = bench_generate(loaded, asked);
+            break;
+        case engine_api::BenchSubject::grpo:
+            result.figures = bench_grpo(loaded, asked);
             break;
     }
     const at::Device device = ops::choose_device(loaded.config.hardware.device);

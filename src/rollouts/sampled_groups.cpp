@@ -88,6 +88,7 @@ class Sampled final : public GroupSource {
             }
         const Clock::time_point scoring = Clock::now();
         score(batch, number, step);
+        batch.metrics.emplace_back("rows_in_flight_mean", rows_in_flight_mean_);
         batch.metrics.emplace_back("time/rollout_s", rollout_seconds);
         batch.metrics.emplace_back("time/reward_s", seconds_from(scoring));
         batch.metrics.emplace_back("rollout_tokens_per_second", static_cast<double>(tokens) / rollout_seconds);
@@ -213,9 +214,11 @@ class Sampled final : public GroupSource {
             one.logprobs = answer.logprobs;
             one.truncated = answer.finish_reason == generate::FinishReason::length;
         };
-        while (interrupt_requested() == 0 && decoder.step({}, ended)) {
-        }
+        int64_t passes = 0, tokens = 0;
+        while (interrupt_requested() == 0 && decoder.step({}, ended)) ++passes;
         stop_together("the generation batch");
+        for (const GroupCompletion* one : asked) tokens += static_cast<int64_t>(one->ids.size());
+        rows_in_flight_mean_ = passes > 0 ? static_cast<double>(tokens) / static_cast<double>(passes) : 0;
     }
 
     /// All ranks drop a generation together.
@@ -285,6 +288,7 @@ class Sampled final : public GroupSource {
     ops::Context* ctx_ = nullptr;
     model::Model* model_ = nullptr;
     int64_t rows_in_flight_ = 0;
+    double rows_in_flight_mean_ = 0;  ///< of the last generation batch, on this rank
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "unsloth/train/rollout_source.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -14,6 +15,7 @@
 #include "unsloth/report/run.h"
 #include "unsloth/rollouts/sampled_groups.h"
 #include "unsloth/train/json_number.h"
+#include "unsloth/train/run_record.h"
 
 namespace unsloth::train {
 namespace {
@@ -134,10 +136,13 @@ rollouts::ScoredGroups RolloutSource::groups_of(int64_t number, int64_t step) co
 RolloutSource::Use RolloutSource::generation(int64_t number, int64_t step) {
     if (in_use_ && in_use_->number == number) return in_use_;
     const rollouts::ScoredGroups groups = groups_of(number, step);
+    const auto begin = std::chrono::steady_clock::now();
     rollouts::GenerationScores scores = scores_of(groups);
+    const double logps_seconds = seconds_since(begin);
     auto made = std::make_shared<Generation>(
         rollouts::make_generation(options(), *setup_.groups(), groups, number, std::move(scores)));
     num_tokens_ += made->all_tokens;
+    made->metrics.emplace_back("time/logps_s", logps_seconds);
     made->metrics.insert(made->metrics.begin(), {"num_tokens", static_cast<double>(num_tokens_)});
     if (options().log_completions && setup_.leads()) log_completions(groups, *made, step);
     in_use_ = std::move(made);

@@ -393,6 +393,19 @@ class Sampling(SharedModel):
                 self.assertIn(part, result.err)
                 self.assertFalse((self.folder / "out" / ADAPTER).exists())
 
+    def test_bench_measures_the_parts_of_a_step(self):
+        arguments = self.grpo("--grpo.beta", 0.1)
+        arguments[arguments.index("--max_steps") :][:2] = []
+        result = self.succeed("bench", "grpo", *arguments, "--steps", 2, "--warmup", 1, "--json", cwd=self.folder)
+        measured = json.loads(result.out)
+        parts = [measured[name] for name in ("rollout_s", "reward_s", "logps_s", "train_s")]
+        self.assertTrue(all(part > 0 for part in parts), measured)
+        self.assertLess(max(parts), measured["step_s"])
+        self.assertAlmostEqual(measured["samples_per_second"] * measured["step_s"], 16, places=3)
+        self.assertLess(measured["rows_in_flight_mean"], 16.5)
+        self.assertGreater(measured["rollout_ceiling_tokens_per_second"], 0)
+        self.fail_with("option.conflict", "samples completions", "bench", "grpo", "--model.path", LEGAL_BASE)
+
     def test_rows_that_are_no_prompts_are_named(self):
         for row, error, part in (
             ({"text": "a"}, "data.no-prompt", "prompts.jsonl:2"),

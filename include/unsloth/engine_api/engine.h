@@ -88,7 +88,7 @@ struct ReplayRequest {
     bool json = false;
 };
 
-enum class BenchSubject { step, ops, gemm, nf4, scaling, comm, generate };
+enum class BenchSubject { step, ops, gemm, nf4, scaling, comm, generate, grpo };
 
 struct BenchRequest {
     BenchSubject what = BenchSubject::step;

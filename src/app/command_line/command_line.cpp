@@ -167,12 +167,13 @@ void check_presence(const CommandLine& line, Presence presence, Errors& errors) 
             presence.called("tune").need_model(config);
             break;
         case Command::bench:
-            presence.need(presence.has("what") || line.bench.check, {"what"}, "step|ops|gemm|nf4|scaling|comm|generate",
+            presence.need(presence.has("what") || line.bench.check, {"what"}, "step|ops|gemm|nf4|scaling|comm|generate|grpo",
                           "Or --check. unsloth-train help bench says what each measures.");
             errors.check({"what"}, [&] {
                 if (!presence.has("what")) return;
                 if (line.bench.what == BenchSubject::step) presence.called("bench step").need_model(config);
                 if (line.bench.what == BenchSubject::generate) presence.called("bench generate").need_model(config);
+                if (line.bench.what == BenchSubject::grpo) presence.called("bench grpo").need_model(config);
                 presence.refuse(line.bench.what != BenchSubject::generate && !line.bench.adapters.typed.empty(),
                                 "only bench generate takes --adapter");
             });

@@ -13,14 +13,16 @@ void declare_bench(OptionSet& options, CommandLine& line) {
                      {"nf4", BenchSubject::nf4},
                      {"scaling", BenchSubject::scaling},
                      {"comm", BenchSubject::comm},
-                     {"generate", BenchSubject::generate}},
+                     {"generate", BenchSubject::generate},
+                     {"grpo", BenchSubject::grpo}},
                     "step: whole training steps of model.path; ops: each operator against the device's ceiling; gemm: "
                     "the matrix "
                     "products, by the library's choice of algorithm and by ours; nf4: products by 4-bit weights, from "
                     "tiles and by dequantising; scaling: "
                     "steps of several processes, started by a launcher, each alone and then together; comm: their sums "
-                    "alone, which needs no model; generate: answers of model.path, against the memory's rate.")
-        .value("step|ops|gemm|nf4|scaling|comm|generate")
+                    "alone, which needs no model; generate: answers of model.path, against the memory's rate; grpo: the "
+                    "configuration's run of reinforcement learning, part by part.")
+        .value("step|ops|gemm|nf4|scaling|comm|generate|grpo")
         .argument()
         .default_value = nullptr;  // --check may stand in its place, and nothing else
     options.add("check", bench.check,
