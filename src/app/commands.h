@@ -42,6 +42,7 @@ void run_replay(const CommandLine& line);
 /// False when something is broken.
 bool run_doctor(const CommandLine& line);
 void run_explain(const CommandLine& line);
+void run_probe_grpo(const CommandLine& line);
 
 /// Writes to stdout, through printable(), and flushes; std::ios_base::failure when it cannot be written (a full disk
 /// under a redirection, a reader that left).

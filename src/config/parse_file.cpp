@@ -133,7 +133,11 @@ class FileReader {
 void read_config_file(const std::filesystem::path& path, const OptionSet& options, ParseRecord& record) {
     // Of a file that cannot be read nothing is known.
     record.errors.collect(section_names(options),
-                          [&] { FileReader(path.string(), options, record).read(read_tree(path)); });
+                          [&] { read_config_tree(read_tree(path), path.string(), options, record); });
+}
+
+void read_config_tree(const Json& root, const std::string& source, const OptionSet& options, ParseRecord& record) {
+    FileReader(source, options, record).read(root);
 }
 
 }  // namespace unsloth::config

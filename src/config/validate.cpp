@@ -145,6 +145,31 @@ bool holds_numbers(const std::string& json) {
     return std::all_of(values.begin(), values.end(), [](const Json& value) { return value.is_number(); });
 }
 
+/// Of report_to: wandb is TensorBoard's files, and the endpoint has a port.
+void validate_reports(LoadedConfig& loaded, Errors& errors) {
+    std::vector<std::string>& names = loaded.config.training.report_to;
+    LoggingOptions& logging = loaded.config.logging;
+    const auto has = [&](const char* name) { return std::find(names.begin(), names.end(), name) != names.end(); };
+    const std::string folder = std::filesystem::path(loaded.config.training.output_dir) / logging.tensorboard_dir;
+    if (has("wandb")) {
+        loaded.notes.push_back(
+            cat("training.report_to wandb: TensorBoard's files are written; this uploads them: wandb sync ", folder));
+        std::erase(names, "wandb");
+        if (!has("tensorboard")) names.emplace_back("tensorboard");
+    }
+    if (logging.metrics_port > 0 && !has("prometheus")) names.emplace_back("prometheus");
+    if (has("prometheus") && logging.metrics_port == 0) logging.metrics_port = 9400;
+    errors.check({"training.report_to"}, [&] { refuse_duplicates(names, "training.report_to"); });
+    errors.check({"training.report_to", "logging.metrics_file"}, [&] {
+        if (has("html") && logging.metrics_file.empty())
+            throw Error("option.no-effect",
+                        "training.report_to html draws what logging.metrics_file holds, which is none",
+                        "Give logging.metrics_file a name, or leave html out.");
+    });
+}
+
+}  // namespace
+
 void check_grpo(const Config& config, Errors& errors) {
     const GrpoOptions& grpo = config.grpo;
     errors.check({"grpo.loss_type", "grpo.importance_sampling_level", "grpo.sampler_correction"}, [&] {
@@ -186,31 +211,6 @@ void check_grpo(const Config& config, Errors& errors) {
                         "Set grpo.beta 0, or train adapters.");
     });
 }
-
-/// Of report_to: wandb is TensorBoard's files, and the endpoint has a port.
-void validate_reports(LoadedConfig& loaded, Errors& errors) {
-    std::vector<std::string>& names = loaded.config.training.report_to;
-    LoggingOptions& logging = loaded.config.logging;
-    const auto has = [&](const char* name) { return std::find(names.begin(), names.end(), name) != names.end(); };
-    const std::string folder = std::filesystem::path(loaded.config.training.output_dir) / logging.tensorboard_dir;
-    if (has("wandb")) {
-        loaded.notes.push_back(
-            cat("training.report_to wandb: TensorBoard's files are written; this uploads them: wandb sync ", folder));
-        std::erase(names, "wandb");
-        if (!has("tensorboard")) names.emplace_back("tensorboard");
-    }
-    if (logging.metrics_port > 0 && !has("prometheus")) names.emplace_back("prometheus");
-    if (has("prometheus") && logging.metrics_port == 0) logging.metrics_port = 9400;
-    errors.check({"training.report_to"}, [&] { refuse_duplicates(names, "training.report_to"); });
-    errors.check({"training.report_to", "logging.metrics_file"}, [&] {
-        if (has("html") && logging.metrics_file.empty())
-            throw Error("option.no-effect",
-                        "training.report_to html draws what logging.metrics_file holds, which is none",
-                        "Give logging.metrics_file a name, or leave html out.");
-    });
-}
-
-}  // namespace
 
 void require_distributed(const Config& config) {
     Config bound;

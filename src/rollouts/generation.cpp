@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "unsloth/config/policy_rule.h"
@@ -13,24 +12,6 @@ namespace unsloth::rollouts {
 namespace {
 
 using RowPointer = std::shared_ptr<const data::SampledRow>;
-
-reward::AdvantageRule advantage_rule(const config::GrpoOptions& options, std::vector<double> weights) {
-    reward::AdvantageRule rule;
-    rule.num_generations = static_cast<int>(options.num_generations);
-    rule.weights = std::move(weights);
-    rule.kind = options.advantage == config::AdvantageBaseline::leave_one_out ? reward::AdvantageKind::leave_one_out
-                                                                              : reward::AdvantageKind::group_mean;
-    rule.scale = options.scale_rewards == config::RewardScale::group   ? reward::ScaleRewards::group
-                 : options.scale_rewards == config::RewardScale::batch ? reward::ScaleRewards::batch
-                                                                       : reward::ScaleRewards::none;
-    rule.aggregation = options.multi_objective_aggregation == config::RewardAggregation::normalize_then_sum
-                           ? reward::Aggregation::normalize_then_sum
-                           : reward::Aggregation::sum_then_normalize;
-    rule.normalize = options.normalize_advantages;
-    if (const auto range = nlohmann::json::parse(options.reward_clip_range); range.is_array())
-        rule.clip = {range[0].get<double>(), range[1].get<double>()};
-    return rule;
-}
 
 double sum_of_differences(const std::vector<float>& a, const std::vector<float>& b) {
     double sum = 0;
@@ -153,7 +134,7 @@ Generation make_generation(const config::GrpoOptions& options, const GroupSource
         generation.rows.push_back(std::make_shared<data::SampledRow>(std::move(full)));
     }
     generation.tokens = std::max(generation.tokens, 1.0);
-    const reward::Advantages advantages = reward::advantages(advantage_rule(options, source.reward_weights()),
+    const reward::Advantages advantages = reward::advantages(reward::advantage_rule(options, source.reward_weights()),
                                                              source.reward_names(), groups.scores, penalty);
     for (std::size_t i = 0; i < generation.rows.size(); ++i) {
         auto row = std::make_shared<data::SampledRow>(*generation.rows[i]);

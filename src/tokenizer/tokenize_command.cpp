@@ -7,6 +7,7 @@
 #include "tokenizer/json_reader.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
+#include "unsloth/core/text_lines.h"
 #include "unsloth/tokenizer/chat.h"
 #include "unsloth/tokenizer/ordered_row.h"
 
@@ -61,22 +62,6 @@ void write_row(const Row& row, std::ostream& out) {
     line["trained"] = row.turns.trained;
     // ASCII: also for readers that end a line at U+2028 and the like.
     out << line.dump(-1, ' ', /*ensure_ascii=*/true) << '\n';
-}
-
-/// `use(line, "line 7")` for every line that is not blank; errors begin with the line's number.
-template <class Use>
-void for_each_line(std::istream& in, Use use) {
-    std::string line;
-    for (std::size_t number = 1; std::getline(in, line); ++number) {
-        if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-        const std::string where = cat("line ", number);
-        try {
-            use(line, where);
-        } catch (const Error& error) {
-            const std::string message = error.what();
-            throw Error(error.id(), message.starts_with(where) ? message : cat(where, ": ", message));
-        }
-    }
 }
 
 }  // namespace

@@ -253,6 +253,14 @@ TEST(CommandLine, DataAndItsAugmentation) {
     EXPECT_CONTAINS(app::help_text("data augment"), "--thesaurus FILE");
 }
 
+TEST(CommandLine, TheProbeHasTwoWords) {
+    EXPECT_EQ(app::parse_command_line({"probe", "grpo"}).command, app::Command::probe_grpo);
+    EXPECT_CONTAINS(error_of({"probe"}), "Did you mean probe grpo?");
+    EXPECT_CONTAINS(error_of({"probe", "grpo", "--n", "1"}), "--n");
+    EXPECT_CONTAINS(app::shell_completion("bash"), "\"data augment\"|\"probe grpo\")");
+    EXPECT_CONTAINS(app::shell_completion("bash"), "        probe_grpo)\n");
+}
+
 TEST(CommandLine, TokenizeInspectInitBench) {
     const app::CommandLine tokenize = app::parse_command_line(
         {"tokenize", "--tokenizer", "d", "--template", "chatml", "--decode", "--no-special", "--log_level", "debug"});

@@ -157,6 +157,9 @@ class Pages(EndToEnd):
         self.run_page("docs/pruning.md", 1)
         self.assertTrue((self.place / "out" / "healed" / "model.safetensors").exists())
 
+    def test_rewards(self):
+        self.run_page("docs/rewards.md", 1)
+
     def test_moving(self):
         self.run_json("out/run1")
         (self.place / "theirs.yaml").write_text(
@@ -168,7 +171,7 @@ class Pages(EndToEnd):
     def test_commands_are_of_options_that_exist(self):
         """In sentences, tables and blocks, those that are run elsewhere too: the program knows the command, and each of its options."""
         listed = self.succeed("--help").out.split("\nCommands\n")[1].split("\n\n")[0]
-        names = re.findall(r"^  ([a-z-]+(?: augment)?) ", listed, re.MULTILINE)
+        names = re.findall(r"^  ([a-z-]+(?: augment| grpo)?) ", listed, re.MULTILINE)
         options = {name: self.succeed(*name.split(), "--help").out for name in names}
         seen = 0
         for page in sorted((SOURCE / "docs").glob("*.md")) + [SOURCE / "README.md"]:
@@ -178,10 +181,10 @@ class Pages(EndToEnd):
             for code in codes:
                 words = shlex.split(code.split("<")[0].replace("…", ""), comments=True)[1:]
                 first = words[0] if words and not words[0].startswith("-") and "." not in words[0] else "train"
+                first = " ".join(words[:2]) if " ".join(words[:2]) in names else first
                 self.assertIn(first, names, f"{page.name}: {code}")
                 commands = {first, *set(words).intersection(names)} | ({"train"} if first == "launch" else set())
                 text = "".join(options[name] for name in commands)
-                text += options["data augment"] if words[:2] == ["data", "augment"] else ""
                 for flag in re.findall(r" --([\w.]+)", " " + " ".join(words)):
                     if flag not in ("help", "version", "config"):
                         self.assertTrue(flag.rpartition(".")[2] in text, f"{page.name}: {code}: {flag}")

@@ -69,6 +69,7 @@ class Descriptions(EndToEnd):
         self.assertEqual(self.complete("--dtype", "fl"), ["float32", "float16"])
         self.assertEqual(self.complete("quantize", "--type", "n"), ["nf4"])
         self.assertEqual(self.complete("data", "augment", "--thes"), ["--thesaurus"])
+        self.assertEqual(self.complete("probe", "grpo", "--log"), ["--log_level"])
         for shell, words in (("zsh", "bashcompinit"), ("fish", "-l learning_rate")):
             self.assertIn(words, self.succeed("config", "--completion", shell).out)
 

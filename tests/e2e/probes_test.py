@@ -1,6 +1,10 @@
-"""The probes, exactly as other programs read them: score, generate, inspect, tokenize, config."""
+"""The probes, exactly as other programs read them: score, generate, inspect, tokenize, config, probe grpo."""
 
 import json
+import lzma
+import math
+import os
+import pathlib
 import shutil
 import unittest
 
@@ -399,6 +403,146 @@ class Tokenize(EndToEnd):
             stdin=json.dumps({"ids": done["ids"][begin:end]}) + "\n",
         )
         self.assertEqual(json.loads(back.out)["text"].strip(), "A length of time.")
+
+
+def json_lines(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+class PolicyProbe(EndToEnd):
+    """`probe grpo` against TRL: 17 of its losses and 16 of its generations, with UNSLOTH_SHARED all 395 and 191."""
+
+    def golden(self, name, packed=None):
+        """The lines in tests/golden, or all of them where UNSLOTH_SHARED names the collection."""
+        shared = os.environ.get("UNSLOTH_SHARED")
+        if shared is None:
+            return json_lines((GOLDEN / "rl" / name).read_text())
+        folder = pathlib.Path(shared) / "golden" / "rl"
+        return json_lines(lzma.open(folder / packed, "rt").read() if packed else (folder / name).read_text())
+
+    def lines(self, name, count):
+        lines = json_lines((GOLDEN / "rl" / name).read_text())
+        self.assertEqual(len(lines), count)
+        return lines
+
+    def probe(self, lines):
+        asked = [{key: value for key, value in line.items() if key != "expected"} for line in lines]
+        found = json_lines(self.succeed("probe", "grpo", stdin="".join(json.dumps(line) + "\n" for line in asked)).out)
+        self.assertEqual(len(found), len(lines))
+        return found
+
+    def refuse(self, code, parts, *lines):
+        text = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
+        return self.fail_with(code, parts, "probe", "grpo", stdin=text)
+
+    def expect_near(self, found, expected, bound, place):
+        if isinstance(expected, list):
+            self.assertEqual(len(found), len(expected), place)
+            for at, (one, wanted) in enumerate(zip(found, expected)):
+                self.expect_near(one, wanted, bound, f"{place}[{at}]")
+        elif expected is None:
+            self.assertIsNone(found, place)
+        else:
+            self.assertLessEqual(abs(found - expected), bound, place)
+
+    def expect_metrics(self, found, expected, bound, place):
+        wanted = {name: value for name, value in expected.items() if not name.startswith("trl_")}
+        self.assertEqual(sorted(found), sorted(wanted), place)
+        for name, value in wanted.items():
+            self.expect_near(found[name], value, bound, f"{place}: {name}")
+
+    def test_losses_are_trls(self):
+        lines = self.golden("losses.jsonl", "losses.jsonl.xz")
+        self.assertIn(len(lines), (17, 395))
+        for line, found in zip(lines, self.probe(lines)):
+            expected, name = line["expected"], line["name"]
+            self.assertEqual(sorted(found), sorted(expected), name)
+            self.expect_near(found["loss"], expected["loss"], 1e-9 * max(1, abs(expected["loss"])), name)
+            for key in ("d_logps", "d_entropies", "sampler_ratio"):
+                if key in expected:
+                    largest = max(abs(value) for row in expected[key] for value in row)
+                    self.expect_near(found[key], expected[key], 1e-9 * max(largest, 1e-3), f"{name}: {key}")
+            self.expect_metrics(found["metrics"], expected["metrics"], 1e-7, name)  # TRL counts in fp32
+
+    def test_advantages_are_trls(self):
+        lines = self.golden("advantages.jsonl")
+        self.assertIn(len(lines), (16, 191))
+        for line, found in zip(lines, self.probe(lines)):
+            expected, name = line["expected"], line["name"]
+            self.assertEqual(sorted(found), ["advantages", "metrics"], name)
+            self.expect_near(found["advantages"], expected["advantages"], 1e-6, name)
+            self.expect_metrics(found["metrics"], expected["metrics"], 1e-6, name)
+
+    def test_what_the_mask_leaves_out_does_not_matter(self):
+        lines = self.lines("losses.jsonl", 17)
+        wanted = self.probe(lines)
+        for line in lines:
+            inputs = line["inputs"]
+            for key in set(inputs) - {"mask", "advantages"}:
+                for row, mask in zip(inputs[key], inputs["mask"]):
+                    row[:] = [value if counts else None for value, counts in zip(row, mask)]
+        self.assertEqual(self.probe(lines), wanted)
+
+    def test_a_log_probability_that_was_not_recorded_is_no_difference(self):
+        lines = self.lines("losses.jsonl", 17)
+        line = next(one for one in lines if one["settings"].get("sampler_correction") == "token_truncate")
+        line["settings"].update(sampler_clip_min=None)
+        inputs = line["inputs"]
+        inputs["sampler_logps"] = [[None for _ in row] for row in inputs["mask"]]
+        (found,) = self.probe([line])
+        self.assertEqual({value for row in found["sampler_ratio"] for value in row}, {1.0})
+        self.assertTrue(math.isfinite(found["loss"]))
+
+    def test_weights_by_name(self):
+        line = next(one for one in self.lines("advantages.jsonl", 16) if len(one["rewards"]) > 1)
+        names, weights = list(line["rewards"]), line["settings"]["reward_weights"]
+        by_name = dict(line, settings=dict(line["settings"], reward_weights=dict(zip(names[::-1], weights[::-1]))))
+        first, second = self.probe([line, by_name])
+        self.assertEqual(first, second)
+        by_name["settings"]["reward_weights"].popitem()
+        self.refuse("option.conflict", ["line 1: ", f"no weight of {names[0]}"], by_name)
+        self.refuse(USAGE, "2 values for 1 rewards", dict(line, rewards={"one": [1, 2, 3]}))
+
+    def test_settings_are_a_runs(self):
+        line = self.lines("losses.jsonl", 17)[0]
+
+        def with_settings(**settings):
+            return dict(line, settings=dict(line["settings"], **settings))
+
+        self.refuse(
+            "option.unknown", ["line 2: ", "grpo.epsilon_hihg", "epsilon_high"], line, with_settings(epsilon_hihg=1)
+        )
+        self.refuse("option.invalid-value", ["line 1: ", "loss_type", "dapo"], with_settings(loss_type="ppo"))
+        self.refuse(USAGE, "temperature", with_settings(temperature=0))
+        self.refuse(USAGE, "num_generations", with_settings(num_generations=1))
+        self.refuse("option.conflict", "vespo", with_settings(loss_type="vespo", sampler_correction="sequence_mask"))
+        self.refuse("option.conflict", "is not below", with_settings(sampler_clip_min=3.5))
+        self.refuse(
+            "option.conflict", "bounds", with_settings(sampler_correction="token_truncate", sampler_clip_max=None)
+        )
+
+    def test_malformed_lines_are_named(self):
+        line = self.lines("losses.jsonl", 17)[0]
+        for changed in ("{", "[1]", "5", {"kind": "loss"}, dict(line, extra=1)):
+            self.refuse(INPUT, "line 3: ", line, "", changed)
+        for key, value in (
+            ("mask", [[1]]),
+            ("mask", []),
+            ("logps", [[0.5]]),
+            ("entropies", None),
+            ("advantages", [None] * len(line["inputs"]["mask"])),
+            ("sampler", []),
+        ):
+            self.refuse(INPUT, ["line 1: ", key], dict(line, inputs=dict(line["inputs"], **{key: value})))
+        for settings, missing in (
+            ({"beta": 0.1}, "ref_logps"),
+            ({"sampler_correction": "token_mask"}, "sampler_logps"),
+        ):
+            self.refuse(INPUT, ["line 1: ", missing], dict(line, settings=dict(line["settings"], **settings)))
+        line = self.lines("advantages.jsonl", 16)[0]
+        for rewards in ({}, {"a": []}, {"a": [1, 0, 1, 0], "b": [1]}, {"a": [True, 0, 0, 0]}, {"a": ["1", 0, 0, 0]}):
+            self.refuse(INPUT, ["line 2: ", "rewards"], line, dict(line, rewards=rewards))
+        self.refuse(INPUT, "old_logps", dict(line, settings={"advantage": "leave_one_out", "kl_in_reward": True}))
 
 
 class Config(EndToEnd):

@@ -1,21 +1,14 @@
-// Advantages against hand-checked numbers of TRL, and with UNSLOTH_SHARED against its 191 generations.
+// Advantages against hand-checked numbers of TRL. Its generations go through `probe grpo` (tests/e2e/probes_test.py).
 #include "unsloth/reward/advantages.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <map>
-#include <nlohmann/json.hpp>
 
 #include "unsloth/core/error.h"
 
 namespace unsloth::reward {
 namespace {
-
-using nlohmann::json;
 
 constexpr auto absent = std::nullopt;
 
@@ -104,59 +97,6 @@ TEST(Advantages, RefuseWeightsThatDoNotFit) {
     rule.weights = {1, 1};
     rule.num_generations = 3;
     EXPECT_THROW(advantages(rule, {"a", "b"}, two_functions), Error);
-}
-
-AdvantageRule rule_of(const json& settings) {
-    AdvantageRule rule;
-    rule.num_generations = settings.at("num_generations");
-    rule.weights = settings.at("reward_weights").get<std::vector<double>>();
-    if (settings.value("advantage", "") == "leave_one_out") rule.kind = AdvantageKind::leave_one_out;
-    const std::string scale = settings.value("scale_rewards", "group");
-    rule.scale = scale == "batch" ? ScaleRewards::batch : scale == "none" ? ScaleRewards::none : ScaleRewards::group;
-    if (settings.contains("multi_objective_aggregation")) rule.aggregation = Aggregation::normalize_then_sum;
-    rule.normalize = settings.value("normalize_advantages", false);
-    if (settings.contains("reward_clip_range"))
-        rule.clip = settings["reward_clip_range"].get<std::pair<double, double>>();
-    return rule;
-}
-
-TEST(Advantages, AreTrlsInEveryMode) {
-    const char* const shared = std::getenv("UNSLOTH_SHARED");
-    if (shared == nullptr) GTEST_SKIP() << "UNSLOTH_SHARED names no folder with the full reference collection";
-    std::ifstream file(std::filesystem::path(shared) / "golden/rl/advantages.jsonl");
-    int cases = 0;
-    for (std::string line; std::getline(file, line); ++cases) {
-        const auto one = nlohmann::ordered_json::parse(line);
-        SCOPED_TRACE(one["name"].get<std::string>());
-        std::vector<std::string> names;
-        std::vector<Scores> scores;
-        for (const auto& [name, values] : one["rewards"].items()) {
-            names.push_back(name);
-            Scores& column = scores.emplace_back();
-            for (const auto& value : values)
-                column.push_back(value.is_null() ? std::nullopt : std::optional(value.get<double>()));
-        }
-        std::vector<double> penalty;
-        if (one.contains("old_logps")) {
-            for (std::size_t i = 0; i < one["old_logps"].size(); ++i) {
-                double sum = 0;
-                for (std::size_t t = 0; t < one["old_logps"][i].size(); ++t)
-                    sum += one["old_logps"][i][t].get<double>() - one["ref_logps"][i][t].get<double>();
-                penalty.push_back(sum * one["settings"]["beta"].get<double>());
-            }
-        }
-        const Advantages result = advantages(rule_of(json(one["settings"])), names, scores, penalty);
-        expect_near(result.advantages, one["expected"]["advantages"].get<std::vector<double>>(), 1e-6);
-        for (const auto& [name, value] : one["expected"]["metrics"].items()) {
-            if (name == "kl") continue;  // the caller's: it has the log-probabilities
-            const auto found = metric(result, name);
-            ASSERT_EQ(found.has_value(), !value.is_null()) << name;
-            if (found) {
-                EXPECT_NEAR(*found, value.get<double>(), 1e-6) << name;
-            }
-        }
-    }
-    EXPECT_EQ(cases, 191);
 }
 
 }  // namespace

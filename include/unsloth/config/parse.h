@@ -24,6 +24,9 @@ struct ParseRecord {
 /// A JSON or YAML file (by its name) of sections. Unreadable, malformed (with line and column), unknown, doubly named
 /// or wrong: among the record's errors.
 void read_config_file(const std::filesystem::path& path, const OptionSet& options, ParseRecord& record);
+/// The same of its sections as a value; `source` names them in messages. Throws where they are no object, or of another
+/// program.
+void read_config_tree(const Json& root, const std::string& source, const OptionSet& options, ParseRecord& record);
 
 /// A flag or positional argument, understood but not yet assigned.
 struct Assignment {

@@ -13,6 +13,9 @@ namespace unsloth::config {
 /// `errors`.
 void validate(LoadedConfig& loaded, OptionSet& options, Errors& errors);
 
+/// Adds what the options of section grpo contradict each other in; a part of validate().
+void check_grpo(const Config& config, Errors& errors);
+
 /// Usage Error that names `option` for anything but auto, cpu, cuda and cuda:N.
 void check_device(const std::string& device, const std::string& option);
 

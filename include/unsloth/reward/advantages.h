@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "unsloth/config/config.h"
+
 namespace unsloth::reward {
 
 /// What one reward function says of each row; nullopt: the function does not apply to the row.
@@ -36,6 +38,9 @@ struct AdvantageRule {
     bool normalize = false;                         ///< by mean and deviation of the generation batch
     std::optional<std::pair<double, double>> clip;  ///< of the weighted sum
 };
+
+/// What the options of section grpo say; `weights` become its weights.
+AdvantageRule advantage_rule(const config::GrpoOptions& options, std::vector<double> weights);
 
 struct Advantages {
     std::vector<double> advantages;  ///< [rows]; 0 where undefined

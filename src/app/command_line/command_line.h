@@ -41,6 +41,7 @@ enum class Command {
     compare,
     report,
     replay,
+    probe_grpo,
     help,
     version
 };

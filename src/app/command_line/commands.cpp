@@ -182,6 +182,9 @@ const std::vector<CommandInfo>& commands() {
         {Command::explain, "explain", "[ID] [--markdown]",
          "Explain the id of an error, as in error[data.empty]; without one, list all ids.", no_config, declare_explain,
          succeeding<run_explain>},
+        {Command::probe_grpo, "probe grpo", "< in.jsonl > out.jsonl",
+         "Compute policy losses, gradients and advantages of given numbers, without a model.", no_config,
+         declare_nothing, succeeding<run_probe_grpo>},
     };
     return all;
 }
@@ -191,12 +194,13 @@ bool names_config_file(const std::string& argument) {
 }
 
 const CommandInfo& command_named(const std::string& name) {
-    std::vector<std::string> names = {"help"};
+    std::vector<std::string> names = {"help"}, longer;
     for (const auto& command : commands()) {
         if (command.name == name) return command;
         names.push_back(command.name);
+        if (command.name.starts_with(name + " ")) longer.push_back(command.name);
     }
-    const std::string advice = did_you_mean(nearest(name, names));
+    const std::string advice = did_you_mean(longer.empty() ? nearest(name, names) : longer);
     throw Error("command.unknown", cat("unknown command '", name, "'"),
                 name.find_first_of("./") != std::string::npos
                     ? "A configuration's name ends in .json, .yaml or .yml; --config FILE takes any."

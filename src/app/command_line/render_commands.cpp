@@ -42,11 +42,17 @@ std::string joined(const std::vector<std::string>& words, const char* between) {
     return text;
 }
 
+/// "data_augment"
+std::string shell_word(std::string command) {
+    std::replace(command.begin(), command.end(), ' ', '_');
+    return command;
+}
+
 std::string bash_script() {
-    std::string commands_list, flags, values;
+    std::string commands_list, two_words, flags, values;
     for (const CommandInfo& command : commands()) {
         const Described described(command);
-        const std::string key = command.name.substr(0, command.name.find(' '));
+        const std::string key = shell_word(command.name);
         std::vector<std::string> names, full;
         for (const Option& option : described.options.options()) {
             if (option.positional || option.unread) continue;
@@ -54,12 +60,13 @@ std::string bash_script() {
             names.push_back(shortest);
             if (long_name != shortest) full.push_back(long_name);
             if (const auto words = values_of(option); !words.empty())
-                values += cat("        ", command.name == key ? key : "data_augment", ":", option.key, ") words=\"",
-                              joined(words, " "), "\" ;;\n");
+                values += cat("        ", key, ":", option.key, ") words=\"", joined(words, " "), "\" ;;\n");
         }
-        if (command.name == key) commands_list += " " + key;
-        flags += cat("        ", command.name == key ? key : "data_augment", ")\n            flags=\"",
-                     joined(names, " "), "\"\n            sections=\"", joined(full, " "), "\" ;;\n");
+        const std::string first = command.name.substr(0, command.name.find(' '));
+        if ((" " + commands_list + " ").find(" " + first + " ") == std::string::npos) commands_list += " " + first;
+        if (first != command.name) two_words += cat(two_words.empty() ? "" : "|", "\"", command.name, "\"");
+        flags += cat("        ", key, ")\n            flags=\"", joined(names, " "), "\"\n            sections=\"",
+                     joined(full, " "), "\" ;;\n");
     }
     return cat("# Completion of unsloth-train ", version,
                " for bash; made by unsloth-train config --completion bash.\n",
@@ -72,7 +79,8 @@ std::string bash_script() {
         [ "$word" = launch ] && { command=launch; continue; }  # its ranks' command may follow
         case " $commands " in *" $word "*) command=$word; break ;; esac
     done
-    [ "$command ${COMP_WORDS[i+1]-}" = "data augment" ] && command=data_augment
+    case "$command ${COMP_WORDS[i+1]-}" in )sh",
+               two_words, R"sh() command+=_${COMP_WORDS[i+1]} ;; esac
     case "$command" in
 )sh",
                flags, R"sh(    esac
