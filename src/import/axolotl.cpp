@@ -4,7 +4,7 @@
 
 #include "import/axolotl_fields.h"
 #include "import/axolotl_source.h"
-#include "import/importer.h"
+#include "import/policy_fields.h"
 #include "unsloth/core/error.h"
 #include "unsloth/spec/model_spec.h"
 
@@ -97,17 +97,42 @@ void import_template(Importer& importer) {
     }
 }
 
+/// Section `trl`, which is TRL's GRPOConfig of release 1.9.
+void import_axolotl_policy(Importer& importer, const std::string& rl) {
+    importer.spread("trl");
+    const auto beta = importer.take("rl_beta");
+    const bool own_beta = !importer.look("trl.beta").is_null();
+    import_policy(
+        importer,
+        {.prefix = "trl.", .rows = "micro_batch_size", .lengths = {"sequence_len"}, .bias_correction = false});
+    if (beta && own_beta)
+        importer.note("rl_beta", "has no effect: trl.beta is given too, and wins");
+    else if (beta)
+        importer.set("rl_beta", "grpo.beta", *beta);
+    if (rl == "gdpo") importer.set("rl", "grpo.multi_objective_aggregation", "normalize_then_sum");
+    for (const char* key : {"val_set_size", "test_datasets"}) {
+        const auto given = importer.take(key);
+        if (given && *given != 0 && !given->empty())
+            importer.lose(key, cat(shown(*given), ": completions of held-out prompts are not scored yet"));
+    }
+    if (importer.take("vllm")) importer.note("vllm", "has no effect: completions are sampled by the model in training");
+    for (const char* key : {"orpo_alpha", "dpo_loss_type", "dpo_label_smoothing", "rpo_alpha", "cpo_alpha",
+                            "simpo_gamma", "kto_desirable_weight", "kto_undesirable_weight"})
+        if (importer.take(key)) importer.note(key, "has no effect: it serves another rl");
+}
+
 /// What is learnt; rl of the file, or nothing where rows are learnt as they are.
 std::string import_objective(Importer& importer) {
     std::string rl = importer.take_text("rl").value_or("");
+    if (rl == "grpo" || rl == "gdpo") return import_axolotl_policy(importer, rl), "grpo";
     const bool dpo = rl == "dpo", ipo = rl == "ipo", simpo = rl == "simpo", orpo = rl == "orpo", kto = rl == "kto";
     if (dpo || ipo || simpo || orpo || kto) {
         importer.set("rl", "training.objective", orpo || kto ? rl : "dpo");
         if (ipo || simpo) importer.set("rl", "preference.loss_type", rl);
         if (simpo) importer.set_default("preference.rpo_alpha", 1);  // cpo_alpha of TRL's CPOConfig
     } else if (!rl.empty()) {
-        importer.lose(
-            "rl", cat(rl, ": of preferences dpo, ipo, simpo, orpo and kto are there; training.objective stays sft"));
+        importer.lose("rl",
+                      cat(rl, ": dpo, ipo, simpo, orpo, kto, grpo and gdpo are there; training.objective stays sft"));
         rl.clear();
     }
     struct Served {
@@ -247,12 +272,19 @@ void import_optimizer(Importer& importer) {
 void import_axolotl(Importer& importer) {
     set_defaults(importer);
     const bool packed = importer.take_flag("sample_packing");
-    if (packed) importer.set("sample_packing", "data.packing", true);
+    const Json rl_said = importer.look("rl");
+    if (packed && (rl_said == "grpo" || rl_said == "gdpo"))
+        importer.note("sample_packing", "has no effect: each completion is a row of its own");
+    else if (packed)
+        importer.set("sample_packing", "data.packing", true);
     import_adapter(importer);
     import_template(importer);
     import_special_tokens(importer);
     const std::string rl = import_objective(importer);
-    if (!rl.empty()) import_dropout_of_preferences(importer, "lora_dropout");
+    if (rl == "grpo")
+        import_dropout_of_policy(importer);
+    else if (!rl.empty())
+        import_dropout_of_preferences(importer, "lora_dropout");
     import_sources(importer, rl);
     import_precision_of_adapters(importer);
     import_optimizer(importer);

@@ -74,6 +74,7 @@ class AxolotlSource {
         const Json type = take("type").value_or(nullptr);
         if (type.is_object() && rl_.empty()) return read_prompter(type);
         const std::string name = type.is_null() ? "" : shown(type);
+        if (rl_ == "grpo") return read_prompts(name);
         if (!rl_.empty()) return read_answers(name);
         if (name.empty()) {
             source_.format = DataFormat::tokenized;
@@ -93,6 +94,16 @@ class AxolotlSource {
                              ": known are alpaca, chat_template, completion, pretrain, tokenised rows, and an "
                              "object that names columns; bring the rows into one of these forms"));
         }
+    }
+
+    /// Rows of prompts, and columns for the rewards.
+    void read_prompts(const std::string& type) {
+        if (!type.empty() && type != "chat_template" && type != "chat_template.default")
+            lose("type", cat(type,
+                             ": bring the rows into the form {\"prompt\": \"…\"} or {\"messages\": […]}, with the "
+                             "columns that the rewards read"));
+        for (const auto& [ours, field] : {std::pair{"messages", "field_messages"}, std::pair{"tools", "field_tools"}})
+            if (const std::string column = text(field, ours); column != ours) source_.columns[ours] = column;
     }
 
     /// Rows of pairs, or for kto of answers with a verdict: TEMPLATE.FORM.

@@ -80,6 +80,14 @@ bool Importer::is_null(const std::string& key) const {
     return found != fields_.end() && found->is_null();
 }
 
+void Importer::spread(const std::string& key) {
+    const auto members = take(key);
+    if (!members) return;
+    if (!members->is_object()) return lose(key, cat("an object is expected, found ", shown(*members)));
+    --result_.carried;  // its members are counted
+    for (const auto& [name, value] : members->items()) fields_[cat(key, ".", name)] = value;
+}
+
 void Importer::set_default(const std::string& option, const Json& value) {
     std::vector<std::string> notes;
     assign(*options_.find(option)->option, value, option, notes);

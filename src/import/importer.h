@@ -29,6 +29,8 @@ class Importer {
     Json look(const std::string& key) const;
     /// Whether the file says null for it.
     bool is_null(const std::string& key) const;
+    /// Makes the members of an object fields of their own: "trl.beta" of {"trl": {"beta": …}}.
+    void spread(const std::string& key);
 
     /// What that program does when nobody says anything; before all else.
     void set_default(const std::string& option, const Json& value);

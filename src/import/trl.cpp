@@ -1,9 +1,9 @@
 // Of TRL 1.16 (its scripts' arguments, and those of its trainers of preferences) and of Unsloth (those of
 // from_pretrained, get_peft_model and SFTConfig). The fields of SFTConfig, TrainingArguments and LoraConfig are known
-// by the option table and by peer_fields.
+// by the option table and by peer_fields, those of GRPOConfig and RLOOConfig by policy_fields.
 #include <algorithm>
 
-#include "import/importer.h"
+#include "import/policy_fields.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::import {
@@ -248,6 +248,39 @@ void import_cpo_loss(Importer& importer) {
     importer.set("cpo_alpha", "preference.rpo_alpha", importer.take("cpo_alpha").value_or(1));
 }
 
+/// GRPOTrainer's file, or RLOOTrainer's: by fields that are theirs alone, or by `objective`.
+enum class PolicyTrainer { none, grpo, rloo };
+PolicyTrainer policy_trainer(const Importer& importer) {
+    const Json said = importer.look("objective");
+    if (said.is_string())
+        return said == "grpo" ? PolicyTrainer::grpo : said == "rloo" ? PolicyTrainer::rloo : PolicyTrainer::none;
+    const auto has = [&](const std::vector<const char*>& keys) {
+        return std::any_of(keys.begin(), keys.end(), [&](const char* key) { return !importer.look(key).is_null(); });
+    };
+    if (has({"normalize_advantages", "reward_clip_range"})) return PolicyTrainer::rloo;
+    const bool grpo = has({"num_generations", "reward_funcs", "reward_weights", "num_iterations", "scale_rewards",
+                           "steps_per_generation", "generation_batch_size", "epsilon", "epsilon_high",
+                           "importance_sampling_level", "mask_truncated_completions"}) ||
+                      any_of(names_in(importer.look("loss_type")),
+                             {"grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"});
+    return grpo ? PolicyTrainer::grpo : PolicyTrainer::none;
+}
+
+void import_trl_policy(Importer& importer, bool rloo) {
+    importer.take("objective");
+    importer.set_default("training.learning_rate", 1e-6);
+    import_dropout_of_policy(importer);
+    import_policy(importer, {.rows = "per_device_train_batch_size",
+                             .lengths = {"max_seq_length", "max_length"},
+                             .rloo = rloo,
+                             .short_names = true});
+    for (const char* key : {"test_split_size", "eval_strategy", "evaluation_strategy"}) {
+        const auto given = importer.take(key);
+        if (given && *given != "no" && *given != false)
+            importer.lose(key, cat(shown(*given), ": completions of held-out prompts are not scored yet"));
+    }
+}
+
 /// No field says which trainer a file is for, but some are one trainer's alone; `objective` may say it in our words.
 void import_preferences(Importer& importer) {
     const auto has = [&](const std::vector<const char*>& keys) {
@@ -314,9 +347,13 @@ void import_trl(Importer& importer) {
     set_trl_defaults(importer, unsloth);
     import_adapter(importer, unsloth);
     import_types(importer, unsloth);
-    import_length(importer, unsloth);
+    const PolicyTrainer policy = policy_trainer(importer);
+    if (policy == PolicyTrainer::none) import_length(importer, unsloth);
     import_seed(importer);
-    import_preferences(importer);
+    if (policy == PolicyTrainer::none)
+        import_preferences(importer);
+    else
+        import_trl_policy(importer, policy == PolicyTrainer::rloo);
     import_targets_of_conversations(importer);
     import_data(importer);
     import_warmup(importer);

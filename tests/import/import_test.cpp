@@ -30,6 +30,18 @@ Json file_of(const std::string& part, const Json& fields) {
         said["objective"] = "orpo";
         return said;
     }
+    if (part == "grpo" || part == "rloo" || part == "grpo script") {
+        Json said = fields;
+        said["objective"] = part == "rloo" ? "rloo" : "grpo";
+        said["use_peft"] = true;  // without an adapter there is no reference, which RLOO needs
+        if (said.value("reward_funcs", Json()).is_null()) said["reward_funcs"] = {"think_format_reward"};
+        return said;
+    }
+    if (part == "trl") {
+        Json said = fields;
+        if (said.value("reward_funcs", Json()).is_null()) said["reward_funcs"] = {"rewards.accuracy"};
+        return {{"rl", "grpo"}, {"trl", said}};
+    }
     Json source = {{"path", "rows.jsonl"}, {"type", "chat_template"}};
     if (part == "datasets.type") {
         source["type"] = fields;
@@ -221,7 +233,7 @@ TEST(Import, AxolotlWithoutAnAdapterTrainsAllWeights) {
     EXPECT_CONTAINS(
         all(import_text("base_model: m\nadapter: lora\noptimizer: muon").losses),
         "optimizer: muon: expected one of adamw_torch, adamw_8bit, found 'muon'; training.optim stays adamw_torch");
-    EXPECT_CONTAINS(all(import_text("base_model: m\nrl: grpo").losses), "rl: grpo: of preferences dpo, ipo, simpo");
+    EXPECT_CONTAINS(all(import_text("base_model: m\nrl: ppo").losses), "rl: ppo: dpo, ipo, simpo, orpo, kto, grpo");
     EXPECT_CONTAINS(all(import_text("base_model: m\nno_such_field: 1").losses), "no_such_field: is not known");
 }
 

@@ -39,6 +39,7 @@ IMPORTS = {
             "": ("axolotl/utils/schemas/*.py", "AxolotlInputConfig"),
             "datasets": ("axolotl/utils/schemas/datasets.py", "SFTDataset"),
             "datasets.type": ("axolotl/utils/schemas/datasets.py", "UserDefinedPrompterType"),
+            "trl": ("axolotl/utils/schemas/trl.py", "TRLConfig"),
         },
     ),
     "llamafactory": (
@@ -64,6 +65,9 @@ IMPORTS = {
             "kto": (PREFERENCES, "KTOConfig"),
             "orpo": (PREFERENCES, "ORPOConfig"),
             "cpo": (PREFERENCES, "CPOConfig"),
+            "grpo": ("trl/trainer/base_config.py trl/trainer/grpo_config.py", "GRPOConfig"),
+            "rloo": ("trl/trainer/base_config.py trl/trainer/rloo_config.py", "RLOOConfig"),
+            "grpo script": ("trl/scripts/grpo.py", "GRPOScriptArguments"),
             "unsloth model": ("unsloth/models/llama.py", "FastLlamaModel.from_pretrained"),
             "unsloth adapter": ("unsloth/models/llama.py", "FastLlamaModel.get_peft_model"),
         },
