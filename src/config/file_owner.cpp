@@ -25,7 +25,9 @@ const std::vector<OtherFile>& other_files() {
          "Its v1 files are not read; those of LLaMA-Factory 0.9 (stage, finetuning_type, dataset) are."},
         {"ms-swift",
          {"model", "train_type", "tuner_type", "sft_type", "rlhf_type", "split_dataset_ratio", "freeze_vit"},
-         rewrite},
+         "docs/guide.md goes through a configuration of this program, section by section; docs/moving.md has "
+         "ms-swift's "
+         "options of GRPO."},
         {"AutoTrain", {"task", "project_name", "backend", "params", "hub"}, rewrite},
         {"torchtune", {"checkpointer", "tokenizer", "loss", "metric_logger", "profiler"}, rewrite},
         {"DeepSpeed",
