@@ -139,21 +139,6 @@ Json probe_loss(const ProbeReader& line) {
     return out;
 }
 
-/// One for each name; none where the options name none.
-std::vector<double> weights_of(const config::GrpoOptions& options, const std::vector<std::string>& names) {
-    const Json given = Json::parse(options.reward_weights);
-    if (!given.is_object()) return given.is_null() ? std::vector<double>{} : given.get<std::vector<double>>();
-    std::vector<double> weights;
-    for (const std::string& name : names) {
-        if (!given.contains(name)) throw Error("option.conflict", cat("grpo.reward_weights has no weight of ", name));
-        weights.push_back(given[name].get<double>());
-    }
-    if (given.size() != weights.size())
-        throw Error("option.conflict",
-                    cat("grpo.reward_weights has ", given.size(), " weights for ", weights.size(), " rewards"));
-    return weights;
-}
-
 /// Beta Σ (old - reference) of each row.
 std::vector<double> kl_penalties(const ProbeReader& line, double beta, std::size_t rows) {
     const ProbeReader old = line.at("old_logps"), reference = line.at("ref_logps");
@@ -189,7 +174,7 @@ Json probe_advantages(const ProbeReader& line) {
         values.require(one.size() == scores.front().size() && !one.empty(), "as many values as the first reward has");
         names.push_back(name);
     }
-    reward::AdvantageRule rule = reward::advantage_rule(grpo, weights_of(grpo, names));
+    reward::AdvantageRule rule = reward::advantage_rule(grpo, reward::given_weights(grpo, names));
     if (evaluates) rule.num_generations = 1;
     std::vector<double> penalties;
     if (grpo.kl_in_reward) penalties = kl_penalties(line, grpo.beta, scores.front().size());

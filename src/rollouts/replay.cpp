@@ -128,7 +128,7 @@ class Replay final : public GroupSource {
                                                  " whole generation batches of ", order.groups(), " groups, and ",
                                                  steps < 0 ? cat("an optimizer step takes ", order.generations(1))
                                                            : cat("training.max_steps ", steps, " takes ", wanted)));
-        weights_ = weights(config);
+        weights_ = reward::given_weights(config.grpo, names_);
         require_logprobs(config);
     }
 
@@ -177,22 +177,6 @@ class Replay final : public GroupSource {
             groups_.push_back(reader.group(json));
             reader.add_scores(json, names_, scores_);
         }
-    }
-
-    std::vector<double> weights(const config::Config& config) const {
-        const auto given = ReplayJson::parse(config.grpo.reward_weights);
-        std::vector<double> weights;
-        if (given.is_array()) weights = given.get<std::vector<double>>();
-        if (given.is_object())
-            for (const std::string& name : names_) {
-                if (!given.contains(name))
-                    throw Error("option.conflict", cat("grpo.reward_weights has no weight of ", name));
-                weights.push_back(given[name].get<double>());
-            }
-        if (!given.is_null() && (weights.size() != names_.size() || given.size() != names_.size()))
-            throw Error("option.conflict", cat("grpo.reward_weights has ", given.size(), " weights, ", path_.string(),
-                                               " has ", names_.size(), " rewards"));
-        return weights;
     }
 
     /// Of the sampler, where something is measured against them.

@@ -63,7 +63,8 @@ class Sampled final : public GroupSource {
                         "neither the model nor its tokenizer names an end token: completions would never end",
                         "Add eos_token_id to generation_config.json or config.json.");
         rewards_.start();
-        weights_ = weights();
+        weights_ = reward::given_weights(config.grpo, rewards_.names());
+        if (weights_.empty()) weights_ = rewards_.weights();
     }
 
     void attach(ops::Context& ctx, model::Model& model, comm::Group* group, int64_t rows) override {
@@ -149,23 +150,6 @@ class Sampled final : public GroupSource {
         settings.memory_gib = config_.grpo.reward_memory_gib;
         settings.give_up = [] { return interrupt_requested() != 0; };
         return settings;
-    }
-
-    /// grpo.reward_weights go before what the list of rewards says.
-    std::vector<double> weights() const {
-        const auto given = nlohmann::ordered_json::parse(config_.grpo.reward_weights);
-        if (given.is_null()) return rewards_.weights();
-        std::vector<double> weights;
-        for (std::size_t k = 0; k < rewards_.names().size(); ++k) {
-            const std::string& name = rewards_.names()[k];
-            const bool has = given.is_array() ? k < given.size() : given.contains(name);
-            if (!has) throw Error("option.conflict", cat("grpo.reward_weights has no weight of ", name));
-            weights.push_back((given.is_array() ? given[k] : given[name]).get<double>());
-        }
-        if (given.size() != weights.size())
-            throw Error("option.conflict", cat("grpo.reward_weights has ", given.size(), " weights, and there are ",
-                                               weights.size(), " rewards"));
-        return weights;
     }
 
     /// Which prompt a group has: each epoch takes whole generation batches of all rows in an order of its own.

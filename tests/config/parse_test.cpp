@@ -191,7 +191,7 @@ TEST(File, ValuesOfOtherProgramsHaveTheirOwnWord) {
         EXPECT_CONTAINS(message, words);
         EXPECT_FALSE(contains(message, "Did you mean")) << message;
     };
-    expect("training", "objective", R"("grpo")", "Reinforcement learning is not there");
+    expect("training", "objective", R"("gspo")", "It is a form of training.objective grpo");
     expect("training", "objective", R"("simpo")", "preference.loss_type");
     expect("training", "optim", R"("adafactor")", "AdamW alone is there");
     expect("training", "report_to", R"(["mlflow"])", "logging.metrics_file");

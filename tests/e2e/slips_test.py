@@ -168,7 +168,7 @@ class Options(EndToEnd):
 
     def test_values_of_other_programs(self):
         arguments = self.train_arguments(model(LLAMA), self.rows(2))
-        result = self.fail_with(USAGE, "Reinforcement learning is not there", *arguments, "--objective", "grpo")
+        result = self.fail_with(USAGE, "There is neither a critic nor a judge", *arguments, "--objective", "ppo")
         self.assertNotIn("orpo?", result.err)
 
     def test_patterns_that_match_nothing(self):

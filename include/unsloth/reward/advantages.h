@@ -42,6 +42,10 @@ struct AdvantageRule {
 /// What the options of section grpo say; `weights` become its weights.
 AdvantageRule advantage_rule(const config::GrpoOptions& options, std::vector<double> weights);
 
+/// What grpo.reward_weights says of these rewards, in their order; empty where it is null. usage Error where it has
+/// others than these.
+std::vector<double> given_weights(const config::GrpoOptions& options, const std::vector<std::string>& names);
+
 struct Advantages {
     std::vector<double> advantages;  ///< [rows]; 0 where undefined
     /// rewards/NAME/mean and /std of each function, reward, reward_std (weighted sums before clipping),

@@ -13,8 +13,12 @@ struct ForeignValues {
 const std::vector<ForeignValues>& foreign_values() {
     static const std::vector<ForeignValues> all = {
         {"training.objective",
-         {"grpo", "gspo", "dapo", "gdpo", "ppo", "rloo", "reinforce", "reinforce++", "online_dpo", "xpo", "nash_md"},
-         "Reinforcement learning is not there: dpo, orpo and kto learn from answers that the rows bring."},
+         {"gspo", "dapo", "gdpo", "dr_grpo", "rloo", "reinforce", "reinforce++"},
+         "It is a form of training.objective grpo: see grpo.loss_type, importance_sampling_level, advantage and "
+         "multi_objective_aggregation."},
+        {"training.objective",
+         {"ppo", "online_dpo", "xpo", "nash_md"},
+         "There is neither a critic nor a judge: training.objective grpo learns from groups of scored completions."},
         {"training.objective", {"rm", "reward", "reward_model", "prm"}, "Models that judge answers are not trained."},
         {"training.objective",
          {"ipo", "simpo", "robust", "hinge", "rpo", "cpo"},
