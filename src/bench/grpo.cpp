@@ -73,10 +73,10 @@ double sampling_ceiling(const model::ModelPlan& plan, const config::Config& conf
     const spec::ModelSpec& spec = plan.spec();
     const at::ScalarType type = plan.request().dtype;
     weights += static_cast<double>(spec.vocab_size * spec.hidden_size) * static_cast<double>(c10::elementSize(type));
-    const double rows = steps.of("rows_in_flight_mean"), completions = steps.of("completions/mean_length"),
-                 prompt = steps.of([](const report::StepRow& row) { return static_cast<double>(row.tokens); }) /
-                              completions_of_step(config) -
-                          completions;
+    const double rows = steps.of("rows_in_flight_mean"),
+                 completions = steps.of("completions/mean_length"), prompt = steps.of([](const report::StepRow& row) {
+                     return static_cast<double>(row.tokens);
+                 }) / completions_of_step(config) - completions;
     const double keys = rows * (prompt + completions / 2) *
                         static_cast<double>(generate::cache_bytes_per_token(spec, type, /*in_8_bit=*/false));
     ops::Context ctx(plan.request().device);

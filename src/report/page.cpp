@@ -92,8 +92,8 @@ std::string completions(const Run& run) {
     for (auto end = run.completions.end(); end != run.completions.begin() && steps < most_steps; ++steps) {
         auto begin = end - 1;
         while (begin != run.completions.begin() && (begin - 1)->step == begin->step) --begin;
-        text += cat("<details class=\"card\"", steps == 0 ? " open" : "", "><summary>Completions of step ",
-                    begin->step, "</summary><table class=\"answers\">\n");
+        text += cat("<details class=\"card\"", steps == 0 ? " open" : "", "><summary>Completions of step ", begin->step,
+                    "</summary><table class=\"answers\">\n");
         for (auto row = begin; row != end; ++row)
             text += cat("<tr><td>", escaped(row->scores), "</td><td>", escaped(row->prompt), "<b>",
                         escaped(row->completion), "</b></td></tr>\n");

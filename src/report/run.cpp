@@ -238,7 +238,8 @@ void RunReader::read_completion(const std::string& line) {
     if (completions_of_step_ > most_of_step) return;
     const Json row = Json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (!row.is_object()) return;
-    CompletionRow read{.step = integer(row, "step"), .prompt = text(row, "prompt"), .completion = text(row, "completion")};
+    CompletionRow read{
+        .step = integer(row, "step"), .prompt = text(row, "prompt"), .completion = text(row, "completion")};
     for (const auto& [name, value] : row.items())
         if (value.is_number() && name != "step")
             read.scores += cat(read.scores.empty() ? "" : ", ", name, " ", short_number(value.get<double>()));

@@ -114,8 +114,8 @@ std::vector<double> given_weights(const config::GrpoOptions& options, const std:
     const auto given = nlohmann::ordered_json::parse(options.reward_weights);
     if (given.is_null()) return {};
     if (given.size() != names.size())
-        throw Error("option.conflict",
-                    cat("grpo.reward_weights has ", given.size(), " weights, and there are ", names.size(), " rewards"));
+        throw Error("option.conflict", cat("grpo.reward_weights has ", given.size(), " weights, and there are ",
+                                           names.size(), " rewards"));
     if (given.is_array()) return given.get<std::vector<double>>();
     std::vector<double> weights;
     for (const std::string& name : names) {

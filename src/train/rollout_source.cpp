@@ -151,8 +151,8 @@ RolloutSource::Use RolloutSource::generation(int64_t number, int64_t step) {
 
 void RolloutSource::log_completions(const rollouts::ScoredGroups& groups, const Generation& generation, int64_t step) {
     if (!completions_)
-        completions_ =
-            std::make_unique<RowFile>(setup_.config().training.output_dir, report::completions_file, setup_.first_step());
+        completions_ = std::make_unique<RowFile>(setup_.config().training.output_dir, report::completions_file,
+                                                 setup_.first_step());
     std::size_t place = 0;
     for (const rollouts::Group& group : groups.groups)
         for (const rollouts::GroupCompletion& one : group.completions) {

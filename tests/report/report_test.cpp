@@ -443,8 +443,10 @@ TEST(Page, ShowsSomeCompletionsOfEachStepLastFirst) {
     example(folder);
     std::string rows;
     for (int i = 0; i < 9; ++i)
-        rows += cat(R"({"step":1,"prompt":"<2> + 2 = ","completion":")", i, R"(","exact":0.5,"advantage":-1.25})", "\n");
-    folder.write(completions_file, rows + R"({"step":2,"prompt":"a","completion":null,"exact":null,"advantage":0})" "\n{\"st");
+        rows +=
+            cat(R"({"step":1,"prompt":"<2> + 2 = ","completion":")", i, R"(","exact":0.5,"advantage":-1.25})", "\n");
+    folder.write(completions_file, rows + R"({"step":2,"prompt":"a","completion":null,"exact":null,"advantage":0})"
+                                          "\n{\"st");
     const std::string html = page(read_run(folder.path()), 0);
     EXPECT_CONTAINS(html, "<td>exact 0.5, advantage -1.25</td><td>&lt;2&gt; + 2 = <b>7</b></td>");
     EXPECT_FALSE(contains(html, "<b>8</b>"));

@@ -61,8 +61,8 @@ struct Run {
     std::string config;  ///< run_config.json as it is; empty where there is none
     std::vector<StepRow> steps;
     std::vector<EvalRow> evals;
-    std::vector<std::string> parts;  ///< whose gradients' norms are logged: embed_tokens, layers.0, …, head
-    std::vector<SampleRow> samples;  ///< by step
+    std::vector<std::string> parts;          ///< whose gradients' norms are logged: embed_tokens, layers.0, …, head
+    std::vector<SampleRow> samples;          ///< by step
     std::vector<CompletionRow> completions;  ///< by step; of each the first few
     std::optional<Ending> ending;
     FolderUse use;                ///< without an ending: whether a process still runs it
@@ -109,7 +109,7 @@ class RunReader {
     std::string begun_;
     std::uintmax_t completions_read_ = 0;
     std::string begun_completion_;
-    std::string of_step_;        ///< how the lines of the last step begin
+    std::string of_step_;  ///< how the lines of the last step begin
     int completions_of_step_ = 0;
 };
 

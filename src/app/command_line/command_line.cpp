@@ -167,7 +167,8 @@ void check_presence(const CommandLine& line, Presence presence, Errors& errors) 
             presence.called("tune").need_model(config);
             break;
         case Command::bench:
-            presence.need(presence.has("what") || line.bench.check, {"what"}, "step|ops|gemm|nf4|scaling|comm|generate|grpo",
+            presence.need(presence.has("what") || line.bench.check, {"what"},
+                          "step|ops|gemm|nf4|scaling|comm|generate|grpo",
                           "Or --check. unsloth-train help bench says what each measures.");
             errors.check({"what"}, [&] {
                 if (!presence.has("what")) return;

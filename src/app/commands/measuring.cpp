@@ -6,22 +6,23 @@ namespace unsloth::app {
 void declare_bench(OptionSet& options, CommandLine& line) {
     BenchRequest& bench = line.bench;
     options
-        .add_choice("what", bench.what,
-                    {{"step", BenchSubject::step},
-                     {"ops", BenchSubject::ops},
-                     {"gemm", BenchSubject::gemm},
-                     {"nf4", BenchSubject::nf4},
-                     {"scaling", BenchSubject::scaling},
-                     {"comm", BenchSubject::comm},
-                     {"generate", BenchSubject::generate},
-                     {"grpo", BenchSubject::grpo}},
-                    "step: whole training steps of model.path; ops: each operator against the device's ceiling; gemm: "
-                    "the matrix "
-                    "products, by the library's choice of algorithm and by ours; nf4: products by 4-bit weights, from "
-                    "tiles and by dequantising; scaling: "
-                    "steps of several processes, started by a launcher, each alone and then together; comm: their sums "
-                    "alone, which needs no model; generate: answers of model.path, against the memory's rate; grpo: the "
-                    "configuration's run of reinforcement learning, part by part.")
+        .add_choice(
+            "what", bench.what,
+            {{"step", BenchSubject::step},
+             {"ops", BenchSubject::ops},
+             {"gemm", BenchSubject::gemm},
+             {"nf4", BenchSubject::nf4},
+             {"scaling", BenchSubject::scaling},
+             {"comm", BenchSubject::comm},
+             {"generate", BenchSubject::generate},
+             {"grpo", BenchSubject::grpo}},
+            "step: whole training steps of model.path; ops: each operator against the device's ceiling; gemm: "
+            "the matrix "
+            "products, by the library's choice of algorithm and by ours; nf4: products by 4-bit weights, from "
+            "tiles and by dequantising; scaling: "
+            "steps of several processes, started by a launcher, each alone and then together; comm: their sums "
+            "alone, which needs no model; generate: answers of model.path, against the memory's rate; grpo: the "
+            "configuration's run of reinforcement learning, part by part.")
         .value("step|ops|gemm|nf4|scaling|comm|generate|grpo")
         .argument()
         .default_value = nullptr;  // --check may stand in its place, and nothing else
