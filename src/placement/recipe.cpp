@@ -68,6 +68,8 @@ model::LoadRequest make_request(const config::LoadedConfig& loaded, const Recipe
     request.sizes.deterministic = config.training.deterministic;
     share_out(config, recipe, request);
     if (recipe.work == Work::run) request.sizes.objective = objective::needs_of(config, recipe.teacher_tokens);
+    const bool samples = config::samples_completions(config.training.objective) && !config.grpo.replay_rollouts;
+    if (recipe.work == Work::run && samples) request.fewest_tokens = 1;  // the last completion of a generation batch
     if (trains) return request;
     request.adapters = recipe.adapters;
     request.adapter_slots = recipe.adapter_slots;
