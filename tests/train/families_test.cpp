@@ -1,0 +1,135 @@
+// Model families against transformers and PEFT: logits, eight steps of LoRA, greedy answers (tests/golden/families; the
+// full sets where UNSLOTH_SHARED names the collection). Bounds are the sets' own.
+#include "train/support.h"
+
+namespace unsloth {
+namespace {
+
+using namespace test;
+
+const std::vector<std::string> families = {"ministral3", "granite", "phi3", "phi3_longrope", "gemma3_text", "olmo3"};
+
+fs::path set_of(const std::string& family) {
+    const char* const shared = std::getenv("UNSLOTH_SHARED");
+    const fs::path full = shared != nullptr ? fs::path(shared) / "golden/families" / family : fs::path();
+    return !full.empty() && fs::exists(full) ? full : golden("families/" + family);
+}
+
+nlohmann::json json_of(const std::string& family, const char* name) {
+    return read_json(unpacked(set_of(family)) / name);
+}
+
+/// A packed row's documents, each of which begins at position 0.
+std::vector<std::vector<int32_t>> documents(const nlohmann::json& row) {
+    std::vector<std::vector<int32_t>> all;
+    const auto ids = row["input_ids"].get<std::vector<int32_t>>();
+    for (std::size_t t = 0; t < ids.size(); ++t) {
+        if (t == 0 || (row.contains("position_ids") && row["position_ids"][t] == 0)) all.emplace_back();
+        all.back().push_back(ids[t]);
+    }
+    return all;
+}
+
+class FamilyTest : public ::testing::TestWithParam<std::string> {
+  protected:
+    void SetUp() override {
+        UNSLOTH_NEEDS_XZ();
+        if (!fs::exists(set_of(GetParam()))) GTEST_SKIP() << "no reference files of " << GetParam();
+    }
+    fs::path model(const char* kind = "model") const { return unpacked(set_of(GetParam()) / kind); }
+    ScratchFolder folder;
+};
+
+TEST_P(FamilyTest, LogitsEqualTheReference) {
+    const nlohmann::json forward = json_of(GetParam(), "forward.json");
+    const double bound = forward["tolerance"]["logits_max_abs"];
+    const LoadedModel loaded = load_model(model(), "cpu", at::kFloat, false, 64, 8);
+    double most = 0;
+    int compared = 0;
+    for (const auto& [name, expected] : read_tensors(unpacked(set_of(GetParam())) / "logits.safetensors")) {
+        const auto row = static_cast<std::size_t>(std::stoi(name.substr(name.find('.') + 1)));
+        const Scored scored = score_every_position(*loaded.model, documents(forward["rows"][row]));
+        const double off = max_abs(scored.logits_TV, expected);
+        EXPECT_LE(off, bound) << name;
+        most = std::max(most, off);
+        ++compared;
+    }
+    EXPECT_GT(compared, 0);
+    std::cout << GetParam() << ": logits off by " << most << " of " << bound << "\n";
+}
+
+TEST_P(FamilyTest, TrainsAsTheReference) {
+    const fs::path lora = set_of(GetParam()) / "lora";
+    const nlohmann::json metrics = read_json(unpacked(lora) / "metrics.json");
+    std::vector<Row> rows;
+    for (const auto& step : read_json(unpacked(lora) / "batches.json"))
+        for (const auto& micro : step)
+            for (const auto& part : micro) {
+                Row row{part["input_ids"].get<std::vector<int32_t>>(), {}, {}};
+                row.labels = row.ids;
+                std::fill_n(row.labels.begin(), part["prompt"].get<int>(), data::ignore_label);
+                rows.push_back(std::move(row));
+            }
+    write_rows(folder / "rows.jsonl", rows);
+    const Course course = train_all(make_config({"--model.path",
+                                                 model().string(),
+                                                 "--model.adapter_name_or_path",
+                                                 unpacked(lora / "initial").string(),
+                                                 "--model.load_in_4bit",
+                                                 "false",
+                                                 "--data.train_file",
+                                                 (folder / "rows.jsonl").string(),
+                                                 "--training.output_dir",
+                                                 (folder / "out").string(),
+                                                 "--training.per_device_train_batch_size",
+                                                 "2",
+                                                 "--training.gradient_accumulation_steps",
+                                                 "2",
+                                                 "--training.max_steps",
+                                                 "8",
+                                                 "--training.learning_rate",
+                                                 "0.001",
+                                                 "--training.lr_scheduler_type",
+                                                 "cosine",
+                                                 "--training.warmup_steps",
+                                                 "2",
+                                                 "--training.weight_decay",
+                                                 "0.01",
+                                                 "--training.max_grad_norm",
+                                                 "1.0"}));
+    const nlohmann::json &steps = metrics["steps"], &bounds = metrics["tolerance"];
+    ASSERT_EQ(course.steps.size(), steps.size());
+    double loss_off = 0, norm_off = 0, final_off = 0;
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+        const auto& got = course.steps[i].outcome;
+        const auto norm = steps[i]["grad_norm"].get<double>();
+        EXPECT_EQ(course.steps[i].labels, steps[i]["tokens"].get<int64_t>());
+        loss_off = std::max(loss_off, std::abs(got.loss - steps[i]["loss"].get<double>()));
+        norm_off = std::max(norm_off, std::abs(got.grad_norm - norm) / norm);
+    }
+    const Tensors final_values = read_tensors(unpacked(lora / "final") / "adapter_model.safetensors");
+    ASSERT_EQ(final_values.size(), course.final_values.size());
+    for (const auto& [name, expected] : final_values)
+        final_off = std::max(final_off, relative_frobenius(course.final_values.at(name), expected));
+    EXPECT_LE(loss_off, bounds["loss_max_abs"].get<double>());
+    EXPECT_LE(norm_off, bounds["grad_norm_max_rel"].get<double>());
+    EXPECT_LE(final_off, bounds["final_max_rel_frobenius"].get<double>());
+    std::cout << GetParam() << ": losses off by " << loss_off << ", norms " << norm_off << ", adapter " << final_off
+              << "\n";
+}
+
+TEST_P(FamilyTest, AnswersAsTheReference) {
+    const LoadedModel loaded = load_model(model(), "cpu", at::kFloat, false, 64, 1);
+    for (const auto& answer : json_of(GetParam(), "generate.json")) {
+        Continued sequence(*loaded.model);
+        std::vector<int32_t> next = answer["prompt_ids"].get<std::vector<int32_t>>(), got;
+        const auto expected = answer["ids"].get<std::vector<int32_t>>();
+        while (got.size() < expected.size()) got.push_back((next = {sequence.next(next)}).front());
+        EXPECT_EQ(got, expected) << answer["text"];
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, FamilyTest, ::testing::ValuesIn(families), [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace unsloth
