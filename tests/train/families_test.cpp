@@ -1,6 +1,6 @@
 // Model families against transformers and PEFT: logits, eight steps of LoRA, greedy answers (tests/golden/families; the
 // full sets where UNSLOTH_SHARED names the collection). Bounds are the sets' own.
-#include "train/support.h"
+#include "train/mesh_ranks.h"
 
 namespace unsloth {
 namespace {
@@ -107,10 +107,12 @@ TEST_P(FamilyTest, TrainsAsTheReference) {
         loss_off = std::max(loss_off, std::abs(got.loss - steps[i]["loss"].get<double>()));
         norm_off = std::max(norm_off, std::abs(got.grad_norm - norm) / norm);
     }
-    const Tensors final_values = read_tensors(unpacked(lora / "final") / "adapter_model.safetensors");
-    ASSERT_EQ(final_values.size(), course.final_values.size());
-    for (const auto& [name, expected] : final_values)
-        final_off = std::max(final_off, relative_frobenius(course.final_values.at(name), expected));
+    if (fs::exists(lora / "final")) {
+        const Tensors final_values = read_tensors(unpacked(lora / "final") / "adapter_model.safetensors");
+        ASSERT_EQ(final_values.size(), course.final_values.size());
+        for (const auto& [name, expected] : final_values)
+            final_off = std::max(final_off, relative_frobenius(course.final_values.at(name), expected));
+    }
     EXPECT_LE(loss_off, bounds["loss_max_abs"].get<double>());
     EXPECT_LE(norm_off, bounds["grad_norm_max_rel"].get<double>());
     EXPECT_LE(final_off, bounds["final_max_rel_frobenius"].get<double>());
@@ -126,6 +128,69 @@ TEST_P(FamilyTest, AnswersAsTheReference) {
         const auto expected = answer["ids"].get<std::vector<int32_t>>();
         while (got.size() < expected.size()) got.push_back((next = {sequence.next(next)}).front());
         EXPECT_EQ(got, expected) << answer["text"];
+    }
+}
+
+/// In the folder of a model that this one is the text part of, as the hub has it, with an adapter under PEFT's names.
+class WholeTest : public FamilyTest {};
+
+TEST_P(WholeTest, IsTheSameModelAsItsPart) {
+    const fs::path hub = set_of(GetParam()) / "model_hub", adapter = set_of(GetParam()) / "lora/initial_hub";
+    if (!fs::exists(hub)) GTEST_SKIP() << "UNSLOTH_SHARED does not name the collection";
+    const auto row = json_of(GetParam(), "forward.json")["rows"][1]["input_ids"].get<std::vector<int32_t>>();
+    const auto logits = [&](const fs::path& folder, const fs::path& with) {
+        const LoadedModel loaded = load_model(folder, "cpu", at::kFloat, false, 64, 1, unpacked(with).string());
+        return score_every_position(*loaded.model, {row}).logits_TV;
+    };
+    EXPECT_TRUE(same_bits(logits(unpacked(hub), adapter), logits(model(), set_of(GetParam()) / "lora/initial")));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, WholeTest, ::testing::Values("ministral3", "gemma3_text"),
+                         [](const auto& info) { return std::string(info.param); });
+
+/// What each family adds to Llama, in a model of sizes that ranks divide.
+const std::vector<Kind> family_kinds = {
+    {"granite", "granite", R"("embedding_multiplier": 1.75, "attention_multiplier": 0.11, "residual_multiplier": 0.45,
+         "logits_scaling": 3.0, "tie_word_embeddings": true)"},
+    {"ministral3", "ministral3", R"("rope_scaling": {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0,
+         "mscale_all_dim": 1.0, "original_max_position_embeddings": 4, "llama_4_scaling_beta": 0.3})"},
+    {"smollm3", "smollm3", R"("no_rope_layers": [1, 0], "tie_word_embeddings": true)"},
+    {"phi3", "phi3", R"("partial_rotary_factor": 0.125, "original_max_position_embeddings": 8, "sliding_window": 6,
+         "rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.3],
+         "long_factor": [1.5, 2.0, 3.0, 4.0]})"},
+    {"gemma3", "gemma3_text", R"("sliding_window": 4, "sliding_window_pattern": 2, "query_pre_attn_scalar": 50)"},
+    {"olmo3", "olmo3", R"("sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"],
+         "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8})"}};
+
+class FamilyMeshTest : public MeshTest {};
+
+TEST_F(FamilyMeshTest, RanksTrainAsOneProcess) {
+    for (Kind kind : family_kinds)
+        for (const bool full : {false, true}) {
+            kind.name += full ? " full" : "";
+            kind.flags = full ? Flags{"--lora.finetuning_type", "full"} : all_adapters;
+            const Result one = train_rank(config(kind), nullptr, 2, 2);
+            for (const char* const way : {"tp", "cp", "pp"}) {
+                const std::string text = cat(kind.name, " ", way);
+                const config::LoadedConfig loaded = config(kind, {cat("--distributed.", way, "_size"), "2"});
+                if (way == std::string("tp") && (kind.type == "phi3" || kind.type == "olmo3")) {
+                    EXPECT_THROW(train_ranks(loaded, 2, 2, 2), std::exception) << text;
+                    continue;
+                }
+                for (const Result& rank : train_ranks(loaded, 2, 2, 2)) expect_same_course(rank, one, text);
+            }
+        }
+}
+
+TEST_F(FamilyMeshTest, RecomputedLayersTrainTheSame) {
+    for (Kind kind : family_kinds) {
+        kind.flags = all_adapters + Flags{"--lora.use_dora", "true"};
+        const Result kept = train_rank(config(kind, {"--training.gradient_checkpointing", "none"}), nullptr, 2);
+        for (const char* const keep : {"mlp", "attention", "full", "full+offload"}) {
+            const Result got = train_rank(config(kind, {"--training.gradient_checkpointing", keep}), nullptr, 2);
+            EXPECT_EQ(got.losses, kept.losses) << kind.name << " " << keep;
+            expect_same_bits(got.values, kept.values);
+        }
     }
 }
 
