@@ -124,9 +124,13 @@ void MicroBatch::make_rope_tables(const data::Batch& batch, int64_t longest_posi
     ropes_.resize(spec_.ropes.size());
     for (std::size_t i = 0; i < ropes_.size(); ++i) {
         const RopeTable& table = tokens.ropes[i];
-        const int64_t length = spec_.ropes[i].by_length() ? longest_position + 1 : 0;
+        // Keys in a cache stay as they were turned: a sequence must not change its factors while it grows.
+        const ActivationSizes& sizes = activations_->sizes();
+        const bool grows = spec_.ropes[i].type == spec::RopeSpec::Type::longrope && sizes.cache_tokens > 0;
+        const int64_t longest = grows ? sizes.longest_context() : longest_position + 1;
+        const int64_t length = spec_.ropes[i].by_length() ? longest : 0;
         if (ropes_[i].length != length) {
-            const spec::RopeFrequencies frequencies = spec::rope_frequencies(spec_, longest_position + 1, i);
+            const spec::RopeFrequencies frequencies = spec::rope_frequencies(spec_, longest, i);
             copy_values(frequencies.inv_freq, table.inv_freq_p);
             ropes_[i] = {frequencies.attention_scaling, length};
         }

@@ -30,6 +30,18 @@ std::vector<std::vector<int32_t>> documents(const nlohmann::json& row) {
     return all;
 }
 
+/// Without a cache, whose context would decide on LongRoPE's factors.
+LoadedModel load_scoring_model(const fs::path& folder, const std::optional<std::string>& adapter = std::nullopt) {
+    model::LoadRequest request;
+    request.dtype = at::kFloat;
+    request.adapter = adapter;
+    request.sizes.tokens = request.sizes.longest = request.sizes.head_rows = 64;
+    request.sizes.segments = 8;
+    request.run.head_tile = 16;
+    request.sizes.training = false;
+    return load_model(folder, request);
+}
+
 class FamilyTest : public ::testing::TestWithParam<std::string> {
   protected:
     void SetUp() override {
@@ -43,7 +55,7 @@ class FamilyTest : public ::testing::TestWithParam<std::string> {
 TEST_P(FamilyTest, LogitsEqualTheReference) {
     const nlohmann::json forward = json_of(GetParam(), "forward.json");
     const double bound = forward["tolerance"]["logits_max_abs"];
-    const LoadedModel loaded = load_model(model(), "cpu", at::kFloat, false, 64, 8);
+    const LoadedModel loaded = load_scoring_model(model());
     double most = 0;
     int compared = 0;
     for (const auto& [name, expected] : read_tensors(unpacked(set_of(GetParam())) / "logits.safetensors")) {
@@ -121,11 +133,13 @@ TEST_P(FamilyTest, TrainsAsTheReference) {
 }
 
 TEST_P(FamilyTest, AnswersAsTheReference) {
-    const LoadedModel loaded = load_model(model(), "cpu", at::kFloat, false, 64, 1);
     for (const auto& answer : json_of(GetParam(), "generate.json")) {
-        Continued sequence(*loaded.model);
         std::vector<int32_t> next = answer["prompt_ids"].get<std::vector<int32_t>>(), got;
         const auto expected = answer["ids"].get<std::vector<int32_t>>();
+        // LongRoPE's factors follow the longest context.
+        const auto longest = static_cast<int64_t>(next.size() + expected.size());
+        const LoadedModel loaded = load_model(model(), "cpu", at::kFloat, false, longest, 1);
+        Continued sequence(*loaded.model);
         while (got.size() < expected.size()) got.push_back((next = {sequence.next(next)}).front());
         EXPECT_EQ(got, expected) << answer["text"];
     }
@@ -139,7 +153,7 @@ TEST_P(WholeTest, IsTheSameModelAsItsPart) {
     if (!fs::exists(hub)) GTEST_SKIP() << "UNSLOTH_SHARED does not name the collection";
     const auto row = json_of(GetParam(), "forward.json")["rows"][1]["input_ids"].get<std::vector<int32_t>>();
     const auto logits = [&](const fs::path& folder, const fs::path& with) {
-        const LoadedModel loaded = load_model(folder, "cpu", at::kFloat, false, 64, 1, unpacked(with).string());
+        const LoadedModel loaded = load_scoring_model(folder, unpacked(with).string());
         return score_every_position(*loaded.model, {row}).logits_TV;
     };
     EXPECT_TRUE(same_bits(logits(unpacked(hub), adapter), logits(model(), set_of(GetParam()) / "lora/initial")));
