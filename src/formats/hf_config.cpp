@@ -326,9 +326,11 @@ spec::ModelSpec parse_model_spec(const std::string& json_text, const std::string
     }
     const JsonReader config(json, source, path);
     read_family(config, spec);
-    if (const std::string_view defaults = family_of(spec).defaults; !defaults.empty())
-        for (const auto& [key, value] : OrderedJson::parse(defaults).items())
+    if (const std::string_view text = family_of(spec).defaults; !text.empty()) {
+        const OrderedJson defaults = OrderedJson::parse(text);
+        for (const auto& [key, value] : defaults.items())
             if (!json.contains(key)) json[key] = value;
+    }
     for (const char* const nested : {"text_config", "per_layer_config"})
         if (config.has(nested)) config[nested].refuse(cat("nothing (", *config.string("model_type"), " has one size)"));
     read_sizes(config, spec);
