@@ -229,7 +229,7 @@ TEST_F(GgufExport, RefusesWhatCannotBe) {
 TEST_F(GgufExport, SaysWhatDiffersInFamilies) {
     const auto exported = [&](const char* family, const nlohmann::json& changes) {
         nlohmann::json config = golden_json(cat("families/", family, "/model/config.json"));
-        config.update(changes);
+        for (const auto& [key, value] : changes.items()) config[key] = value;
         config["dtype"] = "float32";
         const fs::path folder = folder_ / cat(family, changes.size());
         const spec::ModelSpec spec = parse_model_spec(config.dump(), family);
