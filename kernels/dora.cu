@@ -83,7 +83,7 @@ struct ForwardOperation {
     }
 };
 
-template <class T, int N>
+template <class T, int N, spec::GateActivation kGate>
 struct SwigluOperation {
     const T* z;
     int64_t z_stride, columns;
@@ -103,8 +103,8 @@ struct SwigluOperation {
         Pack<T, N> out;
 #pragma unroll
         for (int k = 0; k < N; ++k) {
-            out.v[k] = from_float<T>(swiglu(scaled(to_float(in.gate.v[k]), scale, bias, column + k),
-                                            scaled(to_float(in.up.v[k]), scale, bias, columns + column + k)));
+            out.v[k] = from_float<T>(Glu<kGate>::of(scaled(to_float(in.gate.v[k]), scale, bias, column + k),
+                                                    scaled(to_float(in.up.v[k]), scale, bias, columns + column + k)));
         }
         store_pack(act + row * act_stride + column, out);
     }
@@ -141,7 +141,7 @@ struct BackwardOperation {
     }
 };
 
-template <class T, int N>
+template <class T, int N, spec::GateActivation kGate>
 struct SwigluBackwardOperation {
     static constexpr int sums = 2;
     const T* dact;
@@ -162,7 +162,7 @@ struct SwigluBackwardOperation {
         for (int k = 0; k < N; ++k) {
             const float z_gate = to_float(gate_pack.v[k]), z_up = to_float(up_pack.v[k]);
             const int64_t at_gate = column + k, at_up = columns + column + k;
-            const SwigluGradients made = swiglu_gradients(
+            const SwigluGradients made = Glu<kGate>::gradients(
                 to_float(dact_pack.v[k]), scaled(z_gate, scale, bias, at_gate), scaled(z_up, scale, bias, at_up));
             sum[0][k] += made.gate * z_gate;
             sum[1][k] += made.up * z_up;
@@ -284,10 +284,12 @@ void dora_swiglu_forward(const DoraSwigluForward& p, cudaStream_t stream) {
         constexpr int width = vector_width<T>;
         const auto run = [&](auto count) {
             constexpr int n = decltype(count)::value;
-            const SwigluOperation<T, n> operation{
-                static_cast<const T*>(p.z.data), p.z.stride,  p.columns, p.scale, static_cast<const T*>(p.bias),
-                static_cast<T*>(p.act.data),     p.act.stride};
-            map_rows<n>(operation, p.tokens, p.columns, stream);
+            with_gate(p.activation, [&](auto gate) {
+                const SwigluOperation<T, n, gate()> operation{
+                    static_cast<const T*>(p.z.data), p.z.stride,  p.columns, p.scale, static_cast<const T*>(p.bias),
+                    static_cast<T*>(p.act.data),     p.act.stride};
+                map_rows<n>(operation, p.tokens, p.columns, stream);
+            });
         };
         const bool vector = p.columns % width == 0 && aligned_16(p.z.data, {p.z.stride}, p.type) &&
                             aligned_16(p.act.data, {p.act.stride}, p.type);
@@ -318,16 +320,18 @@ void dora_swiglu_backward(const DoraSwigluBackward& p, cudaStream_t stream) {
         constexpr int width = vector_width<T>;
         const auto run = [&](auto count) {
             constexpr int n = decltype(count)::value;
-            const SwigluBackwardOperation<T, n> operation{static_cast<const T*>(p.dact.data),
-                                                          p.dact.stride,
-                                                          static_cast<T*>(p.z.data),
-                                                          p.z.stride,
-                                                          p.columns,
-                                                          p.scale,
-                                                          static_cast<const T*>(p.bias),
-                                                          static_cast<T*>(p.act.data),
-                                                          p.act.stride};
-            run_backward<n>(operation, p.tokens, p.columns, p.sums, stream);
+            with_gate(p.activation, [&](auto gate) {
+                const SwigluBackwardOperation<T, n, gate()> operation{static_cast<const T*>(p.dact.data),
+                                                                      p.dact.stride,
+                                                                      static_cast<T*>(p.z.data),
+                                                                      p.z.stride,
+                                                                      p.columns,
+                                                                      p.scale,
+                                                                      static_cast<const T*>(p.bias),
+                                                                      static_cast<T*>(p.act.data),
+                                                                      p.act.stride};
+                run_backward<n>(operation, p.tokens, p.columns, p.sums, stream);
+            });
         };
         const bool vector = p.columns % width == 0 && aligned_16(p.dact.data, {p.dact.stride}, p.type) &&
                             aligned_16(p.z.data, {p.z.stride}, p.type) &&

@@ -5,6 +5,7 @@
 
 #include "kernels/rows_view.h"
 #include "unsloth/spec/dtype.h"
+#include "unsloth/spec/gate_activation.h"
 
 namespace unsloth::kernels {
 
@@ -51,6 +52,7 @@ struct DoraSwigluForward {
     const float* scale = nullptr;
     const void* bias = nullptr;
     Matrix act;  ///< [tokens, F]
+    spec::GateActivation activation = spec::GateActivation::silu;
 };
 void dora_swiglu_forward(const DoraSwigluForward& params, cudaStream_t stream);
 
@@ -92,6 +94,7 @@ struct DoraSwigluBackward {
     const void* bias = nullptr;
     Matrix act;  ///< [tokens, F]; may be dact
     MagnitudeSums sums;
+    spec::GateActivation activation = spec::GateActivation::silu;
 };
 void dora_swiglu_backward(const DoraSwigluBackward& params, cudaStream_t stream);
 

@@ -146,11 +146,14 @@ void norm_forward_fp8(const NormForward& params, const Fp8Rows& out, cudaStream_
 }
 
 void swiglu_forward_fp8(const SwigluForward& params, const Fp8Rows& out, cudaStream_t stream) {
-    run(SwigluRows{params}, params.tokens, params.columns, out, stream);
+    with_gate(params.activation,
+              [&](auto gate) { run(SwigluRows<gate()>{params}, params.tokens, params.columns, out, stream); });
 }
 
 void swiglu_backward_fp8(const SwigluBackward& params, bool codes_alone, const Fp8Rows& out, cudaStream_t stream) {
-    run(SwigluGradientRows{params, codes_alone}, params.tokens, 2 * params.columns, out, stream);
+    with_gate(params.activation, [&](auto gate) {
+        run(SwigluGradientRows<gate()>{params, codes_alone}, params.tokens, 2 * params.columns, out, stream);
+    });
 }
 
 void rope_apply_fp8(const RopeApply& params, int64_t columns, bool codes_alone, const Fp8Rows& out,

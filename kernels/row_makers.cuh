@@ -71,6 +71,7 @@ struct NormalisedRows {
     }
 };
 
+template <spec::GateActivation kGate>
 struct SwigluRows {
     static constexpr int inputs = 2, segments = 1;
     SwigluForward p;
@@ -82,12 +83,13 @@ struct SwigluRows {
     __device__ void make(uint32_t row, int unit, const Bf16x8 (&in)[2], Bf16x8 (&made)[1]) const {
 #pragma unroll
         for (int k = 0; k < pack_width; ++k)
-            made[0].v[k] = from_float<Bf16>(swiglu(to_float(in[0].v[k]), to_float(in[1].v[k])));
+            made[0].v[k] = from_float<Bf16>(Glu<kGate>::of(to_float(in[0].v[k]), to_float(in[1].v[k])));
         if (p.act.data != nullptr)
             store_pack(static_cast<Bf16*>(p.act.data) + row * p.act.stride + unit * pack_width, made[0]);
     }
 };
 
+template <spec::GateActivation kGate>
 struct SwigluGradientRows {
     static constexpr int inputs = 3, segments = 2;
     SwigluBackward p;
@@ -106,7 +108,7 @@ struct SwigluGradientRows {
 #pragma unroll
         for (int k = 0; k < pack_width; ++k) {
             const SwigluGradients g =
-                swiglu_gradients(to_float(in[2].v[k]), to_float(in[0].v[k]), to_float(in[1].v[k]));
+                Glu<kGate>::gradients(to_float(in[2].v[k]), to_float(in[0].v[k]), to_float(in[1].v[k]));
             made[0].v[k] = from_float<Bf16>(g.gate);
             made[1].v[k] = from_float<Bf16>(g.up);
             act.v[k] = from_float<Bf16>(g.act);

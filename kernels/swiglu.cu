@@ -1,4 +1,4 @@
-// act = silu(gate) * up (Shazeer, "GLU Variants Improve Transformer", 2020) and its gradient, in one pass over the
+// act = f(gate) * up (Shazeer, "GLU Variants Improve Transformer", 2020) and its gradient, in one pass over the
 // fused [gate | up] buffer. Ceiling: the bandwidth of memory, 6 bytes a bf16 element of act forward, 10 backward, 2
 // more when the activation is rebuilt.
 #include "kernels/map_rows.cuh"
@@ -9,7 +9,7 @@ namespace unsloth::kernels {
 
 namespace {
 
-template <class T, int N>
+template <class T, int N, spec::GateActivation kGate>
 struct ForwardOperation {
     const T* gate_up;
     int64_t gate_up_stride, columns;
@@ -27,14 +27,14 @@ struct ForwardOperation {
         Pack<T, N> out;
 #pragma unroll
         for (int k = 0; k < N; ++k) {
-            out.v[k] = from_float<T>(swiglu(to_float(in.gate.v[k]), to_float(in.up.v[k])));
+            out.v[k] = from_float<T>(Glu<kGate>::of(to_float(in.gate.v[k]), to_float(in.up.v[k])));
         }
         store_pack(act + row * act_stride + column, out);
     }
 };
 
 /// kRebuild: the activation is written too, as the forward has it; `act` may be `dact`.
-template <class T, int N, bool kRebuild>
+template <class T, int N, bool kRebuild, spec::GateActivation kGate>
 struct BackwardOperation {
     const T* dact;
     int64_t dact_stride;
@@ -55,7 +55,7 @@ struct BackwardOperation {
 #pragma unroll
         for (int k = 0; k < N; ++k) {
             const SwigluGradients made =
-                swiglu_gradients(to_float(in.dact.v[k]), to_float(in.gate.v[k]), to_float(in.up.v[k]));
+                Glu<kGate>::gradients(to_float(in.dact.v[k]), to_float(in.gate.v[k]), to_float(in.up.v[k]));
             dup.v[k] = from_float<T>(made.up);
             dgate.v[k] = from_float<T>(made.gate);
             if constexpr (kRebuild) rebuilt.v[k] = from_float<T>(made.act);
@@ -75,17 +75,25 @@ bool is_vectorizable(const ConstMatrix& gate_up, const ConstMatrix& act, int64_t
 
 template <class T, int N>
 void run_forward(const SwigluForward& p, cudaStream_t stream) {
-    const ForwardOperation<T, N> operation{static_cast<const T*>(p.gate_up.data), p.gate_up.stride, p.columns,
-                                           static_cast<T*>(p.act.data), p.act.stride};
-    map_rows<N>(operation, p.tokens, p.columns, stream);
+    with_gate(p.activation, [&](auto gate) {
+        const ForwardOperation<T, N, gate()> operation{static_cast<const T*>(p.gate_up.data), p.gate_up.stride,
+                                                       p.columns, static_cast<T*>(p.act.data), p.act.stride};
+        map_rows<N>(operation, p.tokens, p.columns, stream);
+    });
 }
 
 template <class T, int N, bool kRebuild>
 void run_backward_as(const SwigluBackward& p, cudaStream_t stream) {
-    const BackwardOperation<T, N, kRebuild> operation{
-        static_cast<const T*>(p.dact.data), p.dact.stride, static_cast<T*>(p.gate_up.data), p.gate_up.stride, p.columns,
-        static_cast<T*>(p.act.data),        p.act.stride};
-    map_rows<N>(operation, p.tokens, p.columns, stream);
+    with_gate(p.activation, [&](auto gate) {
+        const BackwardOperation<T, N, kRebuild, gate()> operation{static_cast<const T*>(p.dact.data),
+                                                                  p.dact.stride,
+                                                                  static_cast<T*>(p.gate_up.data),
+                                                                  p.gate_up.stride,
+                                                                  p.columns,
+                                                                  static_cast<T*>(p.act.data),
+                                                                  p.act.stride};
+        map_rows<N>(operation, p.tokens, p.columns, stream);
+    });
 }
 
 template <class T, int N>

@@ -5,6 +5,7 @@
 
 #include "kernels/rows_view.h"
 #include "unsloth/spec/dtype.h"
+#include "unsloth/spec/gate_activation.h"
 
 namespace unsloth::kernels {
 
@@ -14,6 +15,7 @@ struct SwigluForward {
     spec::DType type = spec::DType::bf16;
     ConstMatrix gate_up;  ///< [tokens, 2 F]
     Matrix act;           ///< [tokens, F]
+    spec::GateActivation activation = spec::GateActivation::silu;
 };
 void swiglu_forward(const SwigluForward& params, cudaStream_t stream);
 
@@ -24,6 +26,7 @@ struct SwigluBackward {
     ConstMatrix dact;  ///< [tokens, F]
     Matrix gate_up;    ///< [tokens, 2 F], becomes its gradient
     Matrix act;        ///< [tokens, F]: the forward's output, rebuilt; may be dact; no data: not wanted
+    spec::GateActivation activation = spec::GateActivation::silu;
 };
 void swiglu_backward(const SwigluBackward& params, cudaStream_t stream);
 

@@ -1,5 +1,9 @@
-// SwiGLU and its gradient for one element, as every kernel that contains them computes it.
+// A gated unit (Shazeer, 2020) and its gradient for one element, as every kernel that contains them computes it.
 #pragma once
+
+#include <type_traits>
+
+#include "unsloth/spec/gate_activation.h"
 
 namespace unsloth::kernels {
 
@@ -13,16 +17,41 @@ __device__ __forceinline__ float sigmoid(float v) {
     return s;
 }
 
-__device__ __forceinline__ float swiglu(float gate, float up) {
-    return gate * sigmoid(gate) * up;
-}
-
 struct SwigluGradients {
     float gate, up, act;  ///< the last: the forward's output
 };
-__device__ __forceinline__ SwigluGradients swiglu_gradients(float dact, float gate, float up) {
-    const float s = sigmoid(gate);
-    return {dact * up * s * (1.f + gate * (1.f - s)), dact * (gate * s), gate * s * up};
+
+template <spec::GateActivation kGate>
+struct Glu;
+
+template <>
+struct Glu<spec::GateActivation::silu> {
+    static __device__ __forceinline__ float of(float gate, float up) { return gate * sigmoid(gate) * up; }
+    static __device__ __forceinline__ SwigluGradients gradients(float dact, float gate, float up) {
+        const float s = sigmoid(gate);
+        return {dact * up * s * (1.f + gate * (1.f - s)), dact * (gate * s), gate * s * up};
+    }
+};
+
+template <>
+struct Glu<spec::GateActivation::gelu_tanh> {
+    static constexpr float slope = 0.7978845608028654f, cubic = 0.044715f;  // sqrt(2 / pi)
+    static __device__ __forceinline__ float inner(float v) { return tanhf(slope * (v + cubic * v * v * v)); }
+    static __device__ __forceinline__ float of(float gate, float up) { return 0.5f * gate * (1.f + inner(gate)) * up; }
+    static __device__ __forceinline__ SwigluGradients gradients(float dact, float gate, float up) {
+        const float t = inner(gate), half = 0.5f * (1.f + t);
+        const float turn = 0.5f * gate * (1.f - t * t) * slope * (1.f + 3.f * cubic * gate * gate);
+        return {dact * up * (half + turn), dact * (gate * half), gate * half * up};
+    }
+};
+
+/// launch(std::integral_constant of the activation).
+template <class Launch>
+void with_gate(spec::GateActivation gate, const Launch& launch) {
+    if (gate == spec::GateActivation::silu)
+        launch(std::integral_constant<spec::GateActivation, spec::GateActivation::silu>());
+    else
+        launch(std::integral_constant<spec::GateActivation, spec::GateActivation::gelu_tanh>());
 }
 
 }  // namespace unsloth::kernels

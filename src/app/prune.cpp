@@ -31,6 +31,16 @@ void check_sizes(const PruneRequest& request, const spec::ModelSpec& spec) {
                     cat("--intermediate ", request.intermediate, ": the model's MLPs have ", spec.intermediate_size,
                         " neurons"),
                     cat("--intermediate is the number that remain: below ", spec.intermediate_size, "."));
+    if (!spec.part_of.empty())
+        throw Error(
+            "model.unsupported",
+            cat("the model is the text part of ", spec.part_of, ", whose other parts would not fit a pruned one"),
+            "Prune a model that is text alone.");
+    if (request.intermediate > 0 && spec.has(spec::Projection::gate_up))
+        throw Error("option.unsupported",
+                    "--intermediate: the model's gate_up_proj has the rows of gate and up, of which neurons are not "
+                    "taken out",
+                    "--layers and --wanda go with this model.");
     for (const int64_t cols : {spec.hidden_size, spec.q_size(), spec.intermediate_size})
         if (request.wanda == Sparsity::two_of_four && cols % 4 != 0)
             throw Error("option.invalid-value",
@@ -85,6 +95,7 @@ engine_api::LinearInput input_of(spec::Projection projection) {
             return engine_api::LinearInput::o;
         case spec::Projection::gate:
         case spec::Projection::up:
+        case spec::Projection::gate_up:
             return engine_api::LinearInput::gate_up;
         case spec::Projection::down:
             return engine_api::LinearInput::down;

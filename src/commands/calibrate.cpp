@@ -43,6 +43,7 @@ class ModuleSums {
   public:
     ModuleSums(const engine_api::CalibrationRequest& request, const spec::ModelSpec& spec)
         : request_(request),
+          spec_(spec),
           cosines_(static_cast<std::size_t>(spec.num_layers)),
           neurons_(cosines_.size()),
           inputs_(cosines_.size()) {}
@@ -64,9 +65,10 @@ class ModuleSums {
         const std::string_view name = rest.substr(1);
         if (request_.neurons && name == model::down_input) see_neurons(output);
         if (!request_.inputs) return;
-        if (name == "input_layernorm") see_input(layer, engine_api::LinearInput::qkv, output);
+        if (name == model::input_name(spec_, model::Group::qkv)) see_input(layer, engine_api::LinearInput::qkv, output);
         if (name == model::o_input) see_input(layer, engine_api::LinearInput::o, output);
-        if (name == "post_attention_layernorm") see_input(layer, engine_api::LinearInput::gate_up, output);
+        if (name == model::input_name(spec_, model::Group::gate_up))
+            see_input(layer, engine_api::LinearInput::gate_up, output);
         if (name == model::down_input) see_input(layer, engine_api::LinearInput::down, output);
     }
 
@@ -134,6 +136,7 @@ class ModuleSums {
     }
 
     const engine_api::CalibrationRequest& request_;
+    const spec::ModelSpec& spec_;
     const data::Batch* batch_ = nullptr;
     int64_t tokens_ = 0, seen_rows_ = 0;  ///< the latter: tokens of this layer's MLP in this pass
     at::Tensor below_, row_sums_;         ///< [T, D] and [rows, F]

@@ -14,6 +14,25 @@ namespace {
 
 constexpr const char* original_length_key = "original_max_position_embeddings";  // in the rope's object, or beside it
 
+/// Of a model with several parts: its text_config, with what the whole one's config.json says for all parts.
+OrderedJson text_config_of(const JsonReader& config, const Whole& whole) {
+    for (const std::string& name : config.strings("architectures"))
+        if (name != whole.class_name)
+            throw Error("model.unsupported", cat(config["architectures"].where(), ": '", name,
+                                                 "' is not supported; expected ", whole.class_name));
+    if (!config.object("text_config")) config["text_config"].refuse("an object");
+    OrderedJson text = config["text_config"].value();
+    text.erase("architectures");
+    if (!text.contains("model_type")) text["model_type"] = whole.text_type;
+    text["tie_word_embeddings"] = config.boolean("tie_word_embeddings").value_or(whole.tied);
+    for (const char* const key : {"bos_token_id", "eos_token_id", "pad_token_id"})
+        if (config.has(key)) text[key] = config[key].value();
+    for (const char* const key : {"dtype", "torch_dtype"})
+        if (config.has(key) && !text.contains("dtype") && !text.contains("torch_dtype"))
+            text[key] = config[key].value();
+    return text;
+}
+
 /// Fills model_type, by which family_of() finds the family.
 void read_family(const JsonReader& config, spec::ModelSpec& spec) {
     const auto type = config.string("model_type");
@@ -56,23 +75,32 @@ void read_sizes(const JsonReader& config, spec::ModelSpec& spec) {
 }
 
 void read_structure(const JsonReader& config, spec::ModelSpec& spec) {
-    const std::string activation = config.string("hidden_act").value_or("silu");
-    if (activation != "silu")
-        throw Error("model.unsupported",
-                    cat(config["hidden_act"].where(), ": '", activation, "' is not supported; expected silu"));
+    const Family& family = family_of(spec);
+    const std::string_view expected = activation_name(family.gate_activation);
+    const std::string activation = config.string(family.activation_key).value_or(std::string(expected));
+    if (activation != expected)
+        throw Error("model.unsupported", cat(config[family.activation_key].where(), ": '", activation,
+                                             "' is not supported; expected ", expected));
+    spec.gate_activation = family.gate_activation;
     spec.tie_word_embeddings = config.boolean("tie_word_embeddings").value_or(false);
     const bool attention_bias = config.boolean("attention_bias").value_or(false);
     const bool mlp_bias = config.boolean("mlp_bias").value_or(false);
-    const Family& family = family_of(spec);
     spec.o_bias = family.attention_bias_key && attention_bias;
     spec.qkv_bias = family.qkv_bias || spec.o_bias;
     spec.mlp_bias = family.mlp_bias_key && mlp_bias;
     spec.qk_norm = family.qk_norm;
+    spec.qk_norm_of_all_heads = family.qk_norm_of_all_heads;
+    spec.norms = family.norms;
+    spec.norm_offset = family.norm_offset;
+    if (family.fused)
+        spec.linears = {spec::Projection::qkv, spec::Projection::o, spec::Projection::gate_up, spec::Projection::down};
 }
 
-spec::RopeSpec::Type rope_type(const JsonReader& rope) {
+spec::RopeSpec::Type rope_type(const JsonReader& rope, const Family& family) {
     auto name = rope.string("rope_type");
     if (!name) name = rope.string("type");
+    if (family.longrope_by_old_names && name && (*name == "su" || *name == "yarn"))
+        return spec::RopeSpec::Type::longrope;
     if (!name || *name == "default") return spec::RopeSpec::Type::standard;
     if (*name == "linear") return spec::RopeSpec::Type::linear;
     if (*name == "dynamic") return spec::RopeSpec::Type::dynamic;
@@ -83,9 +111,14 @@ spec::RopeSpec::Type rope_type(const JsonReader& rope) {
                 "Supported are default, linear, dynamic, yarn, llama3 and longrope.");
 }
 
-void refuse_partial_rotation(const JsonReader& reader) {
-    if (reader.number("partial_rotary_factor").value_or(1.0) != 1.0)
+/// In config.json itself, or in a rope's object.
+void read_rotated_share(const JsonReader& reader, const Family& family, spec::RopeSpec& rope) {
+    const auto share = reader.number("partial_rotary_factor");
+    if (!share) return;
+    if (!family.partial_rotation && *share != 1.0)
         reader["partial_rotary_factor"].refuse("1 (rotation of whole heads)");
+    if (!(*share > 0.0 && *share <= 1.0)) reader["partial_rotary_factor"].refuse("more than 0, at most 1");
+    rope.rotated_share = *share;
 }
 
 std::vector<double> read_factors(const JsonReader& rope, const char* key, int64_t count) {
@@ -101,12 +134,13 @@ std::vector<double> read_factors(const JsonReader& rope, const char* key, int64_
 }
 
 /// `original_length`: what the config says beside the object, which wins in types that are of an original length.
-void read_rope_options(const JsonReader& rope, spec::ModelSpec& spec,
+void read_rope_options(const JsonReader& rope, const spec::ModelSpec& spec, spec::RopeSpec& out,
                        std::optional<int64_t> original_length = std::nullopt) {
     using Type = spec::RopeSpec::Type;
-    spec::RopeSpec& out = spec.ropes.front();
-    out.type = rope_type(rope);
-    refuse_partial_rotation(rope);
+    const Family& family = family_of(spec);
+    out.type = rope_type(rope, family);
+    read_rotated_share(rope, family, out);
+    if (family.query_beta) out.query_beta = rope.number("llama_4_scaling_beta").value_or(out.query_beta);
     if (const auto theta = rope.number("rope_theta")) out.theta = *theta;
     if (out.type == Type::standard) return;
     out.original_max_position_embeddings = rope.integer(original_length_key).value_or(0);
@@ -131,23 +165,33 @@ void read_rope_options(const JsonReader& rope, spec::ModelSpec& spec,
         out.truncate = rope.boolean("truncate").value_or(true);
     } else if (out.type == spec::RopeSpec::Type::longrope) {
         out.attention_factor = rope.number("attention_factor");
-        out.short_factor = read_factors(rope, "short_factor", spec.head_dim / 2);
-        out.long_factor = read_factors(rope, "long_factor", spec.head_dim / 2);
+        out.short_factor = read_factors(rope, "short_factor", spec.rotary_dim(out) / 2);
+        out.long_factor = read_factors(rope, "long_factor", spec.rotary_dim(out) / 2);
     }
 }
 
 /// transformers 5 holds all in rope_parameters; 4.x has rope_theta and rope_scaling. Where a file has both forms,
 /// rope_scaling wins unless it is empty, and of the other form nothing is read, as in transformers 5.
 void read_rope(const JsonReader& config, spec::ModelSpec& spec) {
-    refuse_partial_rotation(config);
+    const Family& family = family_of(spec);
+    read_rotated_share(config, family, spec.ropes.front());
     spec.ropes.front().theta = config.number("rope_theta").value_or(10000.0);
+    if (family.ropes_by_layer_type) {
+        spec.ropes.emplace_back();
+        spec.ropes.back().theta = config.number("rope_local_base_freq").value_or(spec.ropes.front().theta);
+    }
     for (const char* const key : {"rope_scaling", "rope_parameters"}) {
         const auto rope = config.object(key);
         if (!rope || rope->value().empty()) continue;
+        if (family.ropes_by_layer_type && rope->has("full_attention")) {
+            read_rope_options((*rope)["full_attention"], spec, spec.ropes.front());
+            read_rope_options((*rope)["sliding_attention"], spec, spec.ropes.back());
+            return;
+        }
         for (const auto& item : rope->value().items())
             if (item.value().is_object())
                 (*rope)[item.key()].refuse("a number (parameters per layer type are not supported)");
-        read_rope_options(*rope, spec, config.integer(original_length_key));
+        read_rope_options(*rope, spec, spec.ropes.front(), config.integer(original_length_key));
         return;
     }
 }
@@ -155,7 +199,7 @@ void read_rope(const JsonReader& config, spec::ModelSpec& spec) {
 void read_layers(const JsonReader& config, spec::ModelSpec& spec) {
     spec.layers.assign(static_cast<std::size_t>(spec.num_layers), {});
     if (config.integer("sliding_window").value_or(1) < 1) config["sliding_window"].refuse("a positive integer or null");
-    if (const LayerKeys* const layers = family_of(spec).layers) layers->read(config, spec);
+    if (const FamilyKeys* const keys = family_of(spec).keys) keys->read(config, spec);
 }
 
 spec::DType read_dtype(const JsonReader& config, spec::DType otherwise) {
@@ -214,9 +258,8 @@ void set_rope_scaling(spec::ModelSpec& spec, const std::string& json_text, const
                     "As in {\"rope_type\": \"linear\", \"factor\": 2.0}.");
     spec::RopeSpec& scaled = spec.ropes.front();
     const spec::RopeSpec before = scaled;
-    scaled = {};
-    scaled.theta = before.theta;
-    read_rope_options(rope, spec);
+    scaled = {.theta = before.theta, .rotated_share = before.rotated_share, .query_beta = before.query_beta};
+    read_rope_options(rope, spec, scaled);
     if (scaled.type != spec::RopeSpec::Type::standard && scaled.type != spec::RopeSpec::Type::dynamic) {
         // The model reaches as far as it did, and scaled further in the same way by as much further.
         const bool further = scaled.type == before.type;
@@ -256,14 +299,38 @@ void check_model_spec(const spec::ModelSpec& spec, const std::string& source) {
     if (static_cast<int64_t>(spec.layers.size()) != spec.num_layers)
         throw Error("model.bad-config",
                     cat(source, ": ", spec.layers.size(), " layers are described, of ", spec.num_layers));
-    for (const spec::RopeSpec& rope : spec.ropes) check_rope(rope, source);
+    for (const spec::RopeSpec& rope : spec.ropes) {
+        check_rope(rope, source);
+        if (const int64_t turned = spec.rotary_dim(rope); turned < 2 || turned % 2 != 0)
+            throw Error("model.bad-config",
+                        cat(source, ": partial_rotary_factor ", rope.rotated_share, ": turns ", turned, " of ",
+                            spec.head_dim, " values of a head, expected an even number"));
+    }
+    for (const auto& [key, value] : {std::pair{"embedding_multiplier", spec.embedding_multiplier},
+                                     std::pair{"residual_multiplier", spec.residual_multiplier},
+                                     std::pair{"the scale of attention's scores", spec.score_scale.value_or(1.0)},
+                                     std::pair{"logits_scaling", spec.logits_divisor}})
+        if (!std::isfinite(value) || value == 0.0)
+            throw Error("model.bad-config", cat(source, ": ", key, ": expected a number but 0, found ", value));
 }
 
 spec::ModelSpec parse_model_spec(const std::string& json_text, const std::string& source, spec::DType otherwise) {
-    const auto json = parse_json<OrderedJson>(json_text, source);
-    const JsonReader config(json, source);
+    auto json = parse_json<OrderedJson>(json_text, source);
     spec::ModelSpec spec;
+    std::string path;
+    const JsonReader file(json, source);
+    if (const Whole* const whole = find_whole(file.string("model_type").value_or(""))) {
+        spec.part_of = whole->model_type;
+        path = "text_config";
+        json = text_config_of(file, *whole);
+    }
+    const JsonReader config(json, source, path);
     read_family(config, spec);
+    if (const std::string_view text = family_of(spec).defaults; !text.empty()) {
+        const OrderedJson defaults = OrderedJson::parse(text);
+        for (const auto& [key, value] : defaults.items())
+            if (!json.contains(key)) json[key] = value;
+    }
     for (const char* const nested : {"text_config", "per_layer_config"})
         if (config.has(nested)) config[nested].refuse(cat("nothing (", *config.string("model_type"), " has one size)"));
     read_sizes(config, spec);

@@ -45,6 +45,7 @@ Json rope_scaling(const spec::RopeSpec& rope) {
         json["beta_slow"] = rope.beta_slow;
         json["truncate"] = rope.truncate;
         if (rope.attention_factor) json["attention_factor"] = *rope.attention_factor;
+        if (rope.query_beta != 0) json["llama_4_scaling_beta"] = rope.query_beta;
         if (rope.mscale) json["mscale"] = *rope.mscale;
         if (rope.mscale_all_dim) json["mscale_all_dim"] = *rope.mscale_all_dim;
     } else if (rope.type == spec::RopeSpec::Type::longrope) {
@@ -55,19 +56,34 @@ Json rope_scaling(const spec::RopeSpec& rope) {
     return json;
 }
 
-void write_rope(const spec::RopeSpec& rope, Json& config) {
-    const Json scaling = rope_scaling(rope);
+/// As transformers 5 says a rope.
+Json rope_parameters(const spec::RopeSpec& rope) {
+    Json parameters = rope_scaling(rope);
+    if (parameters.is_null()) parameters = {{"rope_type", "default"}};
+    parameters["rope_theta"] = rope.theta;
+    if (rope.rotated_share != 1.0) parameters["partial_rotary_factor"] = rope.rotated_share;
+    return parameters;
+}
+
+void write_rope(const spec::ModelSpec& spec, Json& config) {
+    const Family& family = family_of(spec);
+    const spec::RopeSpec& rope = spec.ropes.front();
     config.erase("original_max_position_embeddings");  // beside the object it would win
-    if (!config.contains("rope_parameters")) {
+    if (family.longrope_by_old_names && rope.original_max_position_embeddings > 0)
+        config["original_max_position_embeddings"] = rope.original_max_position_embeddings;
+    if (!config.contains("rope_parameters") && !family.ropes_by_layer_type) {
         config["rope_theta"] = rope.theta;
-        config["rope_scaling"] = scaling;
+        config["rope_scaling"] = rope_scaling(rope);
+        if (family.partial_rotation) config["partial_rotary_factor"] = rope.rotated_share;
         return;
     }
-    config.erase("rope_theta");
-    config.erase("rope_scaling");
-    Json parameters = scaling.is_null() ? Json{{"rope_type", "default"}} : scaling;
-    parameters["rope_theta"] = rope.theta;
-    config["rope_parameters"] = std::move(parameters);
+    for (const char* const key : {"rope_theta", "rope_scaling", "rope_local_base_freq"}) config.erase(key);
+    if (family.ropes_by_layer_type) {
+        config["rope_parameters"] = {{"full_attention", rope_parameters(rope)},
+                                     {"sliding_attention", rope_parameters(spec.ropes.back())}};
+    } else {
+        config["rope_parameters"] = rope_parameters(rope);
+    }
 }
 
 void write_tokens(const spec::ModelSpec& spec, Json& config) {
@@ -84,7 +100,7 @@ void write_structure(const spec::ModelSpec& spec, Json& config) {
     const Family& family = family_of(spec);
     config["architectures"] = {family.class_name};
     config["model_type"] = family.model_type;
-    config["hidden_act"] = "silu";
+    config[std::string(family.activation_key)] = activation_name(spec.gate_activation);
     config["hidden_size"] = spec.hidden_size;
     config["intermediate_size"] = spec.intermediate_size;
     config["num_hidden_layers"] = spec.num_layers;
@@ -127,28 +143,37 @@ std::string write_model_config(const spec::ModelSpec& spec, const std::optional<
                                const std::string& original) {
     check_model_spec(spec, "the model to be written");
     const std::string source = "the original config.json";
-    Json config = original.empty() ? fresh_config() : parse_json<Json>(original, source);
+    Json whole = original.empty() ? fresh_config() : parse_json<Json>(original, source);
+    Json& config = spec.part_of.empty() ? whole : whole["text_config"];
     // An original's own spelling of rope and layers says more than a ModelSpec: it stays unless the meaning changed.
-    bool keep_rope = false, keep_layers = false;
+    bool keep_rope = false, keep_keys = false;
     if (!original.empty()) {
         const spec::ModelSpec before = parse_model_spec(original, source);
         const auto same = [](const spec::RopeSpec& a, const spec::RopeSpec& b) {
-            return a.theta == b.theta && rope_scaling(a) == rope_scaling(b);
+            return rope_parameters(a) == rope_parameters(b);
         };
         keep_rope = std::ranges::equal(before.ropes, spec.ropes, same);
-        keep_layers = before.layers == spec.layers;
+        keep_keys = before.layers == spec.layers;
     }
     write_structure(spec, config);
-    if (!keep_rope) write_rope(spec.ropes.front(), config);
-    if (const LayerKeys* const layers = family_of(spec).layers; layers != nullptr && !keep_layers)
-        layers->write(spec, config);
+    if (!keep_rope) write_rope(spec, config);
+    if (const FamilyKeys* const keys = family_of(spec).keys; keys != nullptr && !keep_keys) keys->write(spec, config);
     write_tokens(spec, config);
-    const bool new_name = config.contains("dtype");
-    config[new_name ? "dtype" : "torch_dtype"] = spec::name_of(spec.dtype);
-    if (new_name) config.erase("torch_dtype");
-    config.erase("quantization_config");
-    if (quantization) config["quantization_config"] = quantization_json(*quantization);
-    return config.dump(2) + "\n";
+    if (!spec.part_of.empty()) {  // what counts for all parts is the whole one's to say
+        const Whole& of = *find_whole(spec.part_of);
+        whole["architectures"] = {of.class_name};
+        whole["model_type"] = of.model_type;
+        whole["tie_word_embeddings"] = spec.tie_word_embeddings;
+        write_tokens(spec, whole);
+        config.erase("dtype");
+        config.erase("torch_dtype");
+    }
+    const bool new_name = whole.contains("dtype");
+    whole[new_name ? "dtype" : "torch_dtype"] = spec::name_of(spec.dtype);
+    if (new_name) whole.erase("torch_dtype");
+    whole.erase("quantization_config");
+    if (quantization) whole["quantization_config"] = quantization_json(*quantization);
+    return whole.dump(2) + "\n";
 }
 
 }  // namespace unsloth::formats

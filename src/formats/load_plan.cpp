@@ -19,13 +19,15 @@ class Resolver {
   public:
     Resolver(const Checkpoint& checkpoint, const spec::ModelSpec& spec) : checkpoint_(checkpoint), spec_(spec) {}
 
-    std::vector<TensorSource> resolve() {
+    ModelTensors resolve() {
         std::vector<TensorSource> sources;
         for (spec::TensorRule& rule : spec::tensor_table(spec_)) sources.push_back(resolve_rule(std::move(rule)));
         find_unknown();
         problems_.throw_if_any(checkpoint_.folder().string(),
                                "The tensors must be those that config.json describes; the folder may mix two models.");
-        return sources;
+        ModelTensors tensors(std::move(sources));
+        tensors.others = std::move(others_);
+        return tensors;
     }
 
   private:
@@ -93,6 +95,10 @@ class Resolver {
         for (const std::string& name : checkpoint_.names()) {
             if (used_.count(name) != 0 || spec::is_ignorable_tensor(spec_, name)) continue;
             const TensorView& tensor = checkpoint_.at(name);
+            if (spec::is_of_another_part(spec_, name)) {
+                others_.push_back(&tensor);
+                continue;
+            }
             problems_.unknown.add(cat(name, " ", safetensors_name(tensor.dtype), " ", shape_text(tensor.shape)));
         }
     }
@@ -100,6 +106,7 @@ class Resolver {
     const Checkpoint& checkpoint_;
     const spec::ModelSpec& spec_;
     std::set<std::string> used_;
+    std::vector<const TensorView*> others_;
     TensorProblems problems_;
 };
 
@@ -175,8 +182,9 @@ const TensorSource& ModelTensors::of(spec::TensorRole role, int layer) const {
 }
 
 const TensorSource& ModelTensors::head() const {
-    const TensorSource* const head = find("lm_head.weight");
-    return head != nullptr ? *head : of(spec::TensorRole::embed_tokens);
+    const auto head = std::ranges::find(sources_, spec::TensorRole::lm_head,
+                                        [](const TensorSource& source) { return source.rule.role; });
+    return head != sources_.end() ? *head : of(spec::TensorRole::embed_tokens);
 }
 
 void ModelTensors::replace(const std::string& hf_name, const TensorView& tensor) {
@@ -230,7 +238,7 @@ spec::WeightType HeldTypes::of(const TensorSource& source, const spec::ModelSpec
 }
 
 ModelTensors resolve_tensors(const Checkpoint& checkpoint, const spec::ModelSpec& spec) {
-    return ModelTensors(Resolver(checkpoint, spec).resolve());
+    return Resolver(checkpoint, spec).resolve();
 }
 
 namespace {
@@ -263,8 +271,9 @@ bool are_equal(const TensorView& a, const TensorView& b) {
 }  // namespace
 
 spec::ModelSpec model_spec_of(const Checkpoint& checkpoint) {
-    const TensorView* const embedding = checkpoint.find("model.embed_tokens.weight");
-    const TensorView* const head = checkpoint.find("lm_head.weight");
+    const std::string stem(read_model_spec(checkpoint.folder()).stem());
+    const TensorView* const embedding = checkpoint.find(stem + "model.embed_tokens.weight");
+    const TensorView* const head = checkpoint.find(stem + "lm_head.weight");
     spec::ModelSpec spec = read_model_spec(
         checkpoint.folder(), embedding != nullptr && is_plain(*embedding) ? embedding->dtype : spec::DType::f32);
     if (!spec.tie_word_embeddings || embedding == nullptr || head == nullptr) return spec;
@@ -305,7 +314,7 @@ void WeightFile::take_stand_ins(const std::filesystem::path& adapter) {
     for (const TensorView* tensor : {embedding, head}) {
         if (tensor == nullptr) continue;
         const bool is_head = tensor == head && !spec.tie_word_embeddings;
-        tensors.replace(is_head ? "lm_head.weight" : "model.embed_tokens.weight", *tensor);
+        tensors.replace(cat(spec.stem(), is_head ? "lm_head.weight" : "model.embed_tokens.weight"), *tensor);
     }
     log::info(adapter.string(), ": its ", embedding == nullptr ? "lm_head" : "embed_tokens",
               embedding != nullptr && head != nullptr ? " and lm_head stand" : " stands",

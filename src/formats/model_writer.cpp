@@ -54,11 +54,19 @@ class Writer {
             sizes.push_back(bytes);
             written_.tensor_bytes += bytes;
         }
+        for (const TensorView* const other : model_.others()) {
+            if (other->dtype == spec::DType::u8 || other->dtype == spec::DType::i8)
+                throw Error("model.unsupported",
+                            cat(other->name, ": is quantised, and a part of the model that is written as it is"),
+                            "Merge into the 16-bit model.");
+            written_.tensor_bytes += other->data.size();
+        }
         require_space();
         const auto shards = split_into_shards(sizes, options_.shard_bytes);
-        for (std::size_t i = 0; i < shards.size(); ++i) write_shard(shards[i], shard_file_name(i, shards.size()));
-        written_.files = shards.size();
-        if (shards.size() > 1)
+        written_.files = shards.size() + (model_.others().empty() ? 0 : 1);
+        for (std::size_t i = 0; i < shards.size(); ++i) write_shard(shards[i], shard_file_name(i, written_.files));
+        if (written_.files > shards.size()) write_others(shard_file_name(shards.size(), written_.files));
+        if (written_.files > 1)
             write_file_atomically(folder_ / shard_index_file, shard_index_json(where_, written_.tensor_bytes));
         write_config();
         return written_;
@@ -124,6 +132,22 @@ class Writer {
         SafetensorsWriter writer(folder_ / file, std::move(declared));
         log::debug("writing ", file, ", ", human_size(static_cast<int64_t>(writer.file_size())));
         for (const std::size_t i : members) write_tensor(writer, model_.tensors()[i]);
+        writer.finish();
+    }
+
+    /// Of other parts of the model, as they lie.
+    void write_others(const std::string& file) {
+        std::vector<TensorDecl> declared;
+        for (const TensorView* const other : model_.others()) {
+            where_[other->name] = file;
+            declared.push_back({other->name, other->dtype, other->shape});
+        }
+        SafetensorsWriter writer(folder_ / file, std::move(declared));
+        for (const TensorView* const other : model_.others()) {
+            stop_if_interrupted();
+            writer.append(other->name, other->data);
+            other->drop();
+        }
         writer.finish();
     }
 

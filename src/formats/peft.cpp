@@ -111,7 +111,8 @@ void read_targets(const JsonReader& json, spec::LoraSpec& lora) {
     if (!targets.is_string()) {
         lora.target_modules = json.strings("target_modules");
     } else if (targets == "all-linear") {
-        lora.target_modules.assign(spec::projection_names.begin(), spec::projection_names.end());
+        lora.target_modules.assign(spec::projection_names.begin(),
+                                   spec::projection_names.begin() + spec::separate_projections);
     } else {
         lora.target_modules = {targets.get<std::string>()};
         lora.target_is_regex = true;
@@ -171,7 +172,7 @@ constexpr std::array<const char*, 2> vocabulary_modules = {"embed_tokens", "lm_h
 /// Embeddings of another number of tokens than the base's say more than a list of tensors that do not fit.
 void require_same_vocabulary(const SafetensorsFile& file, const spec::ModelSpec& model) {
     for (const char* const module : vocabulary_modules) {
-        const TensorView* const tensor = file.find(saved_module_name(module));
+        const TensorView* const tensor = file.find(saved_module_name(module, model.stem()));
         if (tensor == nullptr || tensor->shape.size() != 2 || tensor->shape[1] != model.hidden_size ||
             tensor->shape[0] == model.vocab_size)
             continue;
@@ -190,7 +191,7 @@ void require_same_vocabulary(const SafetensorsFile& file, const spec::ModelSpec&
 void check_tensors(const SafetensorsFile& file, std::vector<TensorDecl> expected, const spec::ModelSpec& model) {
     require_same_vocabulary(file, model);
     for (const char* const module : vocabulary_modules) {
-        const std::string name = saved_module_name(module);
+        const std::string name = saved_module_name(module, model.stem());
         const bool listed = std::ranges::any_of(expected, [&](const TensorDecl& decl) { return decl.name == name; });
         if (!listed && file.find(name) != nullptr)
             expected.push_back({name, spec::DType::f32, {model.vocab_size, model.hidden_size}});
@@ -314,20 +315,24 @@ std::string write_peft_config(const PeftConfig& config) {
     return text + "\n}\n";
 }
 
-std::string lora_a_name(spec::LinearId id) {
-    return cat("base_model.model.model.layers.", id.layer, ".", spec::path_of(id.projection), ".lora_A.weight");
+std::string lora_a_name(spec::LinearId id, std::string_view stem) {
+    return cat("base_model.model.model.", stem, "layers.", id.layer, ".", spec::path_of(id.projection),
+               ".lora_A.weight");
 }
 
-std::string lora_b_name(spec::LinearId id) {
-    return cat("base_model.model.model.layers.", id.layer, ".", spec::path_of(id.projection), ".lora_B.weight");
+std::string lora_b_name(spec::LinearId id, std::string_view stem) {
+    return cat("base_model.model.model.", stem, "layers.", id.layer, ".", spec::path_of(id.projection),
+               ".lora_B.weight");
 }
 
-std::string magnitude_name(spec::LinearId id) {
-    return cat("base_model.model.model.layers.", id.layer, ".", spec::path_of(id.projection), ".lora_magnitude_vector");
+std::string magnitude_name(spec::LinearId id, std::string_view stem) {
+    return cat("base_model.model.model.", stem, "layers.", id.layer, ".", spec::path_of(id.projection),
+               ".lora_magnitude_vector");
 }
 
-std::string saved_module_name(const std::string& module) {
-    return cat("base_model.model.", module == "lm_head" ? "" : "model.", module, ".weight");
+std::string saved_module_name(const std::string& module, std::string_view stem) {
+    const bool head = module == "lm_head";
+    return cat("base_model.model.", head ? "" : "model.", head ? "" : stem, module, ".weight");
 }
 
 std::vector<TensorDecl> adapter_tensors(const spec::LoraSpec& lora, const spec::ModelSpec& model, spec::DType dtype) {
@@ -338,19 +343,19 @@ std::vector<TensorDecl> adapter_tensors(const spec::LoraSpec& lora, const spec::
             const spec::LinearId id{layer, p};
             const spec::LoraModule& module = layers[static_cast<std::size_t>(layer)][p];
             if (module.r == 0) continue;
-            tensors.push_back({lora_a_name(id), dtype, {module.r, model.in_features(p)}});
-            tensors.push_back({lora_b_name(id), dtype, {model.out_features(p), module.r}});
-            if (module.dora) tensors.push_back({magnitude_name(id), dtype, {model.out_features(p)}});
+            tensors.push_back({lora_a_name(id, model.stem()), dtype, {module.r, model.in_features(p)}});
+            tensors.push_back({lora_b_name(id, model.stem()), dtype, {model.out_features(p), module.r}});
+            if (module.dora) tensors.push_back({magnitude_name(id, model.stem()), dtype, {model.out_features(p)}});
         }
     }
     for (const std::string& module : lora.modules_to_save)
-        tensors.push_back({saved_module_name(module), dtype, {model.vocab_size, model.hidden_size}});
+        tensors.push_back({saved_module_name(module, model.stem()), dtype, {model.vocab_size, model.hidden_size}});
     return tensors;
 }
 
 const TensorView* Adapter::stand_in(const std::string& module) const {
     const auto& saved = config.lora.modules_to_save;
-    return std::ranges::find(saved, module) == saved.end() ? file.find(saved_module_name(module)) : nullptr;
+    return std::ranges::find(saved, module) == saved.end() ? file.find(saved_module_name(module, stem)) : nullptr;
 }
 
 void Adapter::refuse_stand_ins(const std::string& use, const std::string& advice) const {
@@ -377,7 +382,7 @@ Adapter read_adapter(const std::filesystem::path& folder, const spec::ModelSpec&
     check_tensors(file, std::move(expected), model);
     if (const auto mark = file.metadata().find(base_key); mark != file.metadata().end())
         config.base_mark = mark->second;
-    return {std::move(config), std::move(layers), std::move(file)};
+    return {std::move(config), std::move(layers), std::move(file), std::string(model.stem())};
 }
 
 }  // namespace unsloth::formats

@@ -169,7 +169,7 @@ class RandomModelWriter {
         write_pieces(writer, rule.hf_name, count, spec::size_of(dtype),
                      [&](int64_t begin, int64_t end, std::byte* out) {
                          std::vector<float> values(static_cast<std::size_t>(end - begin),
-                                                   rule.role == spec::TensorRole::bias ? 0.0F : 1.0F);
+                                                   rule.role == spec::TensorRole::bias ? 0.0F : 1.0F - rule.offset);
                          if (rule.shape.size() > 1) fill_normal(draws, begin, end, values.data());
                          spec::convert_from_f32(dtype, values.data(), end - begin, out);
                      });

@@ -37,7 +37,7 @@ std::optional<Json> targets_of(Importer& importer) {
     }
     if (!linear) return named ? std::optional<Json>(modules) : std::nullopt;
     Json all = Json::array();
-    for (const std::string_view projection : spec::projection_names) all.push_back(projection);
+    for (int i = 0; i < spec::separate_projections; ++i) all.push_back(name_of(static_cast<spec::Projection>(i)));
     if (modules.is_array())
         for (const Json& module : modules)
             if (std::find(all.begin(), all.end(), module) == all.end()) all.push_back(module);

@@ -226,8 +226,9 @@ class Lister {
         statistic("u_qkv", {t, layout_[Group::qkv].r}, dtype_, rest, a.u_qkv_TR);
         if (spec_.qk_norm) {
             matrix("qk_raw", spec_.q_size() + spec_.kv_size(), rest, a.qk_raw_TN);
-            statistic("rstd_q", {t, heads}, at::kFloat, rest, a.rstd_q_TH);
-            statistic("rstd_k", {t, kv_heads}, at::kFloat, rest, a.rstd_k_TK);
+            const bool all = spec_.qk_norm_of_all_heads;
+            statistic("rstd_q", {t, all ? 1 : heads}, at::kFloat, rest, a.rstd_q_TH);
+            statistic("rstd_k", {t, all ? 1 : kv_heads}, at::kFloat, rest, a.rstd_k_TK);
         }
         matrix("qkv", layout_[Group::qkv].n, rest, a.qkv_TN);
         statistic("lse", {lse_elements_}, at::kFloat, attention, a.lse, Rows::fixed);
@@ -239,6 +240,12 @@ class Lister {
                keeps == spec::Keep::everything, a.gate_up_full, Rows::tokens, tile());
         statistic("u_down", {t, layout_[Group::down].r}, dtype_, true,
                   a.u_down_TR);  // so that a recompute ends before the activation
+        if (spec_.norms_after()) {
+            matrix("branch_o", d, rest, a.branch_o_tD, Rows::slice);
+            statistic("rstd_o", {slice_}, at::kFloat, rest, a.rstd_o_t, Rows::slice);
+            matrix("branch_down", d, true, a.branch_down_tD, Rows::slice);  // as u_down
+            statistic("rstd_down", {slice_}, at::kFloat, true, a.rstd_down_t, Rows::slice);
+        }
         if (!layout_.dora) return;
         matrix("z_qkv", layout_[Group::qkv].n, rest, a.z_qkv_TN);
         matrix("z_o", d, rest, a.z_o_tD, Rows::slice);
@@ -295,7 +302,7 @@ class Lister {
         const int64_t rank = std::max(layout_[Group::o].r, layout_[Group::down].r);
         // Between the passes of a rank's chunks others go forward.
         const uint8_t gradient = memory::head | memory::backward | (layout_.stage.alone() ? 0 : memory::forward);
-        const bool elsewhere = layout_.dora || !layout_.tp.alone();
+        const bool elsewhere = layout_.dora || !layout_.tp.alone() || spec_.changes_branches();
         own(buffer("g", slice_, spec_.hidden_size + (elsewhere ? 0 : rank), gradient, Rows::slice), s.g_full);
         if (elsewhere) add(buffer("dz", tile, spec_.hidden_size + rank, memory::backward), s.dz_full);
         add(buffer("dqkv", t, layout_[Group::qkv].n + layout_[Group::qkv].r, memory::backward), s.dqkv_full);
@@ -398,9 +405,14 @@ class Lister {
                 const Name name(what, i == 0 ? Name::Of::all : Name::Of::rope, static_cast<int64_t>(i));
                 own({"tokens", name, std::move(sizes), at::kFloat, memory::always, rows}, tensor);
             };
-            of_rope("inverse frequencies", {spec_.head_dim / 2}, Rows::fixed, b.ropes[i].inv_freq_p);
-            of_rope("cos", {t, spec_.head_dim / 2}, Rows::tokens, b.ropes[i].cos_Tp);
-            of_rope("sin", {t, spec_.head_dim / 2}, Rows::tokens, b.ropes[i].sin_Tp);
+            const int64_t pairs = spec_.rotary_dim(spec_.ropes[i]) / 2;
+            of_rope("inverse frequencies", {pairs}, Rows::fixed, b.ropes[i].inv_freq_p);
+            of_rope("cos", {t, pairs}, Rows::tokens, b.ropes[i].cos_Tp);
+            of_rope("sin", {t, pairs}, Rows::tokens, b.ropes[i].sin_Tp);
+            if (spec_.ropes[i].query_beta == 0.0) continue;
+            of_rope("queries' multipliers", {t}, Rows::tokens, b.ropes[i].query_T);
+            of_rope("queries' cos", {t, pairs}, Rows::tokens, b.ropes[i].query_cos_Tp);
+            of_rope("queries' sin", {t, pairs}, Rows::tokens, b.ropes[i].query_sin_Tp);
         }
     }
 

@@ -46,28 +46,50 @@ const RopeTable* rope_of(const LayerContext& c) {
     return rope == spec::LayerSpec::no_rope ? nullptr : &c.tokens.ropes.at(static_cast<std::size_t>(rope));
 }
 
-/// q_norm and k_norm (Qwen3), keeping what was before them.
+/// Whether a rope turns whole heads, and queries as keys.
+bool turns_alike(const spec::ModelSpec& spec, const RopeTable& rope) {
+    return 2 * rope.cos_Tp.size(1) == spec.head_dim && !rope.query_cos_Tp.defined();
+}
+
+/// Turns the queries' and keys' heads of rows, or their gradients back.
+void rotate(const LayerContext& c, const RopeTable& rope, const at::Tensor& qkv_TN, bool backward) {
+    const QkvViews v = qkv_views(c.spec, qkv_TN);
+    const auto turn = [&](const at::Tensor& heads_THd, const at::Tensor& cos_Tp, const at::Tensor& sin_Tp) {
+        ops::rope_apply(c.group.ctx, heads_THd.narrow(2, 0, 2 * cos_Tp.size(1)), cos_Tp, sin_Tp, backward);
+    };
+    if (!rope.query_cos_Tp.defined()) return turn(v.qk_THd, rope.cos_Tp, rope.sin_Tp);
+    turn(v.q_THd, rope.query_cos_Tp, rope.query_sin_Tp);
+    turn(v.k_TKd, rope.cos_Tp, rope.sin_Tp);
+}
+
+/// Columns of q's or k's heads as their norm takes them: each head, or all as one.
+at::Tensor normed_heads(const spec::ModelSpec& spec, const at::Tensor& x_TN, int64_t begin, int64_t heads) {
+    const bool all = spec.qk_norm_of_all_heads;
+    return heads_view(x_TN, begin, all ? 1 : heads, all ? heads * spec.head_dim : spec.head_dim);
+}
+
+/// q_norm and k_norm, keeping what was before them.
 void normalise_heads(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a) {
     const spec::ModelSpec& spec = c.spec;
     ops::copy_2d(c.group.ctx, a.qkv_TN.narrow(1, 0, spec.q_size() + spec.kv_size()), a.qk_raw_TN);
-    const QkvViews out = qkv_views(spec, a.qkv_TN);
-    const at::Tensor raw_q = heads_view(a.qk_raw_TN, 0, spec.num_heads, spec.head_dim);
-    const at::Tensor raw_k = heads_view(a.qk_raw_TN, spec.q_size(), spec.num_kv_heads, spec.head_dim);
-    ops::head_norm_forward(c.group.ctx, raw_q, w.norm(spec::TensorRole::q_norm), spec.rms_norm_eps, out.q_THd,
-                           a.rstd_q_TH);
-    ops::head_norm_forward(c.group.ctx, raw_k, w.norm(spec::TensorRole::k_norm), spec.rms_norm_eps, out.k_TKd,
-                           a.rstd_k_TK);
+    const auto normalise = [&](int64_t begin, int64_t heads, spec::TensorRole role, const at::Tensor& rstd) {
+        ops::head_norm_forward(c.group.ctx, normed_heads(spec, a.qk_raw_TN, begin, heads), w.norm(role),
+                               spec.rms_norm_eps, normed_heads(spec, a.qkv_TN, begin, heads), rstd);
+    };
+    normalise(0, spec.num_heads, spec::TensorRole::q_norm, a.rstd_q_TH);
+    normalise(spec.q_size(), spec.num_kv_heads, spec::TensorRole::k_norm, a.rstd_k_TK);
 }
 
 void normalise_heads_backward(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a,
-                              const QkvViews& grad) {
+                              const at::Tensor& dqkv_TN) {
     const spec::ModelSpec& spec = c.spec;
-    const at::Tensor raw_q = heads_view(a.qk_raw_TN, 0, spec.num_heads, spec.head_dim);
-    const at::Tensor raw_k = heads_view(a.qk_raw_TN, spec.q_size(), spec.num_kv_heads, spec.head_dim);
-    ops::head_norm_backward(c.group.ctx, grad.q_THd, raw_q, w.norm(spec::TensorRole::q_norm), a.rstd_q_TH, grad.q_THd,
-                            norm_gradient(c, spec::TensorRole::q_norm));
-    ops::head_norm_backward(c.group.ctx, grad.k_TKd, raw_k, w.norm(spec::TensorRole::k_norm), a.rstd_k_TK, grad.k_TKd,
-                            norm_gradient(c, spec::TensorRole::k_norm));
+    const auto normalise = [&](int64_t begin, int64_t heads, spec::TensorRole role, const at::Tensor& rstd) {
+        const at::Tensor gradient = normed_heads(spec, dqkv_TN, begin, heads);
+        ops::head_norm_backward(c.group.ctx, gradient, normed_heads(spec, a.qk_raw_TN, begin, heads), w.norm(role),
+                                rstd, gradient, norm_gradient(c, role));
+    };
+    normalise(0, spec.num_heads, spec::TensorRole::q_norm, a.rstd_q_TH);
+    normalise(spec.q_size(), spec.num_kv_heads, spec::TensorRole::k_norm, a.rstd_k_TK);
 }
 
 void count_mlp(PassCounts& counts, const spec::LayerSteps& steps) {
@@ -167,12 +189,11 @@ void attend_backward(const LayerContext& c, const LayerSaved& a, const at::Tenso
 
 ops::AttentionShape attention_shape(const spec::ModelSpec& spec, int64_t layer) {
     return {spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.layers.at(static_cast<std::size_t>(layer)).window,
-            1.0 / std::sqrt(static_cast<double>(spec.head_dim))};
+            spec.score_scale.value_or(1.0 / std::sqrt(static_cast<double>(spec.head_dim)))};
 }
 
 void layer_forward(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a,
                    const at::Tensor& x_next_tD, spec::LayerSteps steps) {
-    ops::Context& ctx = c.group.ctx;
     const weights::LayerLayout& layout = c.group.layout;
     const spec::ModelSpec& spec = c.spec;
     const int64_t hidden = spec.hidden_size;
@@ -184,7 +205,7 @@ void layer_forward(const LayerContext& c, const weights::LayerWeights& w, const 
             input_of(c, Group::qkv, w, c.scratch.h_full.narrow(1, 0, hidden + layout[Group::qkv].r), a.u_qkv_TR);
         each_slice(c.group.tp, c.scratch, [&](const RowRange& range) {
             with_rows(c, a, range, [&](const LayerContext& some, const LayerSaved& rows, const RowRange&) {
-                make_input(some, input_norm(w, rows), w[Group::qkv], h);
+                make_input(some, input_norm(some, w, rows), w[Group::qkv], h);
             });
         });
         if (!c.group.tp.alone()) encode(c, h, hidden);
@@ -193,8 +214,7 @@ void layer_forward(const LayerContext& c, const weights::LayerWeights& w, const 
         observe_group(c, Group::qkv, a.qkv_TN);
         if (spec.qk_norm) normalise_heads(c, w, a);
         // 3 rotary embedding
-        if (const RopeTable* const rope = rope_of(c))
-            ops::rope_apply(ctx, qkv_views(spec, a.qkv_TN).qk_THd, rope->cos_Tp, rope->sin_Tp, /*backward=*/false);
+        if (const RopeTable* const rope = rope_of(c)) rotate(c, *rope, a.qkv_TN, /*backward=*/false);
     }
     if (steps.attention) {
         ++c.counts.attention;
@@ -232,18 +252,20 @@ void layer_backward(const LayerContext& c, const weights::LayerWeights& w, const
                     heads_view(attended(c, o_TN), 0, spec.num_heads, spec.head_dim),
                     qkv_views(spec, attended(c, c.scratch.dqkv_full)));
     zero_added(c, c.scratch.dqkv_full);
-    const QkvViews grad = qkv_views(spec, c.scratch.dqkv_full);
     // 3 rotary embedding
     const at::Tensor dqkv_TN = c.scratch.dqkv_full.narrow(1, 0, layout[Group::qkv].n);
     Activation dqkv = input_gradient ? gradient_of(c, Group::qkv, w, c.scratch.dqkv_full, a.u_qkv_TR)
                                      : Activation{c.scratch.dqkv_full};
     const RopeTable* const rope = rope_of(c);
-    const bool rope_is_last = rope != nullptr && !spec.qk_norm;  // it makes the codes together with the rows
+    const bool alike = rope != nullptr && turns_alike(spec, *rope);
+    const bool rope_is_last = alike && !spec.qk_norm;  // it makes the codes together with the rows
     dqkv.codes_alone = dqkv.codes_alone && rope_is_last;
-    if (rope != nullptr)
+    if (alike)
         ops::rope_apply_rows(ctx, dqkv_TN, spec.num_heads + spec.num_kv_heads, rope->cos_Tp, rope->sin_Tp,
                              /*backward=*/true, rope_is_last ? dqkv.codes : ops::CodedMatrix{}, dqkv.codes_alone);
-    if (spec.qk_norm) normalise_heads_backward(c, w, a, grad);
+    else if (rope != nullptr)
+        rotate(c, *rope, dqkv_TN, /*backward=*/true);
+    if (spec.qk_norm) normalise_heads_backward(c, w, a, dqkv_TN);
     if (!rope_is_last) ops::quantize_rows(ctx, dqkv_TN, dqkv.codes);
     // 2 q, k, v
     if (scales_outputs(c.group))
@@ -254,7 +276,7 @@ void layer_backward(const LayerContext& c, const weights::LayerWeights& w, const
     // 1 norm, onto the residual stream's gradient
     each_slice(c.group.tp, c.scratch, [&](const RowRange& range) {
         with_rows(c, a, range, [&](const LayerContext& some, const LayerSaved& rows, const RowRange&) {
-            input_norm_backward(some, input_norm(w, rows), some.scratch.dqkv_full, input_gradient);
+            input_norm_backward(some, input_norm(some, w, rows), some.scratch.dqkv_full, input_gradient);
         });
     });
 }

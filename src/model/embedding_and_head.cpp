@@ -16,6 +16,16 @@ namespace {
 
 using HeadProduct = weights::EmbeddingAndHead::HeadProduct;
 
+/// What embeddings are multiplied by, in their type where it is theirs.
+double embedding_multiplier(const Network& network) {
+    const double multiplier = network.spec.embedding_multiplier;
+    if (!network.spec.embedding_multiplier_is_inside) return multiplier;
+    return network.dtype == at::kBFloat16
+               ? static_cast<float>(static_cast<at::BFloat16>(static_cast<float>(multiplier)))
+           : network.dtype == at::kHalf ? static_cast<float>(static_cast<at::Half>(static_cast<float>(multiplier)))
+                                        : multiplier;
+}
+
 /// This rank's rows of lm_head.
 weights::Operand head_operand(const Network& network, const HeadBuffers& head) {
     return network.embedding_and_head.head(head.lm_head_VD, network.vocabulary());
@@ -31,7 +41,8 @@ void head_dx(ops::Context& ctx, const Network& network, const HeadBuffers& head,
 }
 
 /// What the objective made of a chunk's logits, as products read it.
-at::Tensor logits_gradient(ops::Context& ctx, const HeadBuffers& head, const at::Tensor& logits_CV) {
+at::Tensor logits_gradient(ops::Context& ctx, const HeadBuffers& head, const at::Tensor& logits_CV, double divisor) {
+    if (divisor != 1.0) logits_CV.div_(divisor);
     if (!head.dlogits_CV.defined()) return logits_CV;
     const at::Tensor dlogits_CV = head.dlogits_CV.narrow(0, 0, logits_CV.size(0));
     ops::copy_2d(ctx, logits_CV, dlogits_CV);
@@ -60,7 +71,11 @@ void embed(ops::Context& ctx, const Network& network, const MicroBatch& micro, b
         const at::Tensor x_tD = range.slice(tp).of(a.layer(0).x_tD);
         const auto own = [&](const at::Tensor& of_tokens) { return tp.own(range.of(of_tokens)); };
         weights::gather_rows(ctx, network.embedding_and_head.embed_VD, own(tokens.ids_T), x_tD);
+        const double multiplier = embedding_multiplier(network);
+        const bool inside = network.spec.embedding_multiplier_is_inside;
+        if (multiplier != 1.0 && inside) x_tD.mul_(multiplier);
         if (noise) ops::add_noise(ctx, x_tD, own(tokens.row_T), own(tokens.offset_T), own(tokens.noise_T));
+        if (multiplier != 1.0 && !inside) x_tD.mul_(multiplier);
     });
 }
 
@@ -68,6 +83,7 @@ void embedding_backward(ops::Context& ctx, const Network& network, const MicroBa
     const TokenBuffers& tokens = micro.activations().tokens();
     const at::Tensor g_tD = micro.activations().scratch().g_full.narrow(1, 0, network.spec.hidden_size);
     const int64_t ids = micro.distinct_ids();
+    if (const double multiplier = embedding_multiplier(network); multiplier != 1.0) g_tD.mul_(multiplier);
     ops::embedding_backward(ctx, g_tD, tokens.order_t, tokens.unique_u.narrow(0, 0, ids),
                             tokens.starts_u1.narrow(0, 0, ids + 1),
                             network.parameters->gradient(*network.trained(spec::TensorRole::embed_tokens)));
@@ -93,6 +109,7 @@ at::Tensor head_logits(ops::Context& ctx, const Network& network, const MicroBat
     const ops::CodedMatrix codes = w.input_codes(head.codes, rows, h_CD.size(1));
     ops::quantize_rows(ctx, h_CD, codes);
     weights::multiply_forward(ctx, w, {.input = h_CD, .codes = codes, .out = logits_CV, .label = "gemm lm_head"});
+    if (network.spec.logits_divisor != 1.0) logits_CV.div_(network.spec.logits_divisor);
     return logits_CV;
 }
 
@@ -149,7 +166,7 @@ void head_forward_backward(ops::Context& ctx, const Network& network, const Micr
         const at::Tensor logits_CV = head_logits(ctx, network, micro, first, rows);
         objective.chunk_loss(ctx, network, micro, first, logits_CV,
                              weighs_first ? LogitsGradient::weighted : LogitsGradient::plain);
-        const at::Tensor dlogits_CV = logits_gradient(ctx, head, logits_CV);
+        const at::Tensor dlogits_CV = logits_gradient(ctx, head, logits_CV, network.spec.logits_divisor);
         if (lm_head != nullptr)
             ops::gemm(ctx, {.a = dlogits_CV,
                             .b = h_CD,

@@ -7,7 +7,6 @@
 #include "unsloth/model/decoder_layer.h"
 #include "unsloth/model/site.h"
 #include "unsloth/ops/coded_rows.h"
-#include "unsloth/ops/dora.h"
 #include "unsloth/ops/rows.h"
 
 namespace unsloth::model {
@@ -47,23 +46,6 @@ inline at::Tensor norm_gradient(const LayerContext& c, spec::TensorRole role) {
     if (!c.group.trains_base) return {};
     const weights::Parameter* p = c.group.parameters->table().find(role, {c.layer()}, weights::Parameter::Kind::base);
     return c.group.parameters->gradient(*p);
-}
-
-/// The gradient of a product that is added onto the residual stream, with its R columns: the stream's own; or
-/// elsewhere, because the stream's goes on, what DoRA's scale leaves of it, and all tensor-parallel ranks' rows.
-inline at::Tensor product_gradient(const LayerContext& c, Group g, const weights::Operand& w, const at::Tensor& z_tD) {
-    const int64_t hidden = c.spec.hidden_size, columns = hidden + c.group.layout[g].r;
-    const TensorParallel& tp = c.group.tp;
-    const bool scaled = scales_outputs(c.group);
-    if (!scaled && tp.alone()) return c.scratch.g_full.narrow(1, 0, columns);
-    const at::Tensor g_tD = c.scratch.g_full.narrow(1, 0, hidden),
-                     own_tD = tp.own(c.scratch.dz_full).narrow(1, 0, hidden);
-    if (scaled)
-        ops::dora_backward(c.group.ctx, g_tD, z_tD, w.scale, own_tD, magnitude_gradients(c.group, g));
-    else
-        ops::copy_2d(c.group.ctx, g_tD, own_tD);
-    tp.gather(c.group.ctx, c.scratch.dz_full, "the gradient of the residual stream");
-    return c.scratch.dz_full.narrow(1, 0, columns);
 }
 
 }  // namespace unsloth::model

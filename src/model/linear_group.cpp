@@ -35,7 +35,7 @@ const char* label(Product product, Group g) {
 }
 
 ops::DropoutKey dropout_key(const GroupContext& c, const weights::Slice& slice) {
-    return {static_cast<uint32_t>(c.layer), static_cast<uint32_t>(slice.projection),
+    return {static_cast<uint32_t>(c.layer), static_cast<uint32_t>(spec::first_part(slice.projection)),
             static_cast<uint32_t>(slice.part.columns.begin)};
 }
 
@@ -199,7 +199,7 @@ void linear_forward(const GroupContext& c, Group g, const weights::Operand& w, c
     if (summed) c.tp.reduce_scatter(c.ctx, out.terms_TN, result, label(Product::forward, g));
     if (scaled) {
         if (!out.z_TN.is_same(out.y_TN)) ops::dora_forward(c.ctx, out.z_TN, w.scale, out.residual_TN, out.y_TN);
-    } else if (summed) {
+    } else if (summed && out.residual_TN.defined()) {
         result.add_(out.residual_TN);
     }
 }

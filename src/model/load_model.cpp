@@ -26,6 +26,14 @@ void fill_uniform(float* out, int64_t count, float bound, uint64_t seed, uint32_
     }
 }
 
+/// Rows [begin, end) of the source as the master has them.
+at::Tensor read_rows(const weights::Parameter& p, const formats::TensorSource& source, int64_t begin, int64_t end) {
+    at::Tensor rows = at::empty({end - begin, source.cols()}, at::kFloat);
+    source.read_f32(begin, end, rows.data_ptr<float>());
+    if (p.shift != 0) rows.add_(p.shift);
+    return rows;
+}
+
 /// The rows of which this rank holds some, so many at a time.
 void read_held_rows(const weights::Parameters& parameters, const weights::Parameter& p,
                     const formats::TensorSource& source) {
@@ -34,8 +42,7 @@ void read_held_rows(const weights::Parameters& parameters, const weights::Parame
     const int64_t cols = source.cols(), last = (part.end - p.offset + cols - 1) / cols;
     for (int64_t row = (part.begin - p.offset) / cols; row < last && part.elements() > 0;) {
         const int64_t end = std::min(last, row + std::max<int64_t>(1, most / cols));
-        const at::Tensor rows = at::empty({(end - row) * cols}, at::kFloat);
-        source.read_f32(row, end, rows.data_ptr<float>());
+        const at::Tensor rows = read_rows(p, source, row, end).view({-1});
         const weights::ParameterSlice some = part.with({p.offset + row * cols, p.offset + end * cols});
         parameters.values_P.narrow(0, some.begin - held.begin, some.elements())
             .copy_(rows.narrow(0, some.begin - p.offset - row * cols, some.elements()));
@@ -85,9 +92,9 @@ void ModelPlan::initialise_base(const weights::Parameter& p, weights::Parameters
     }
     const at::Tensor value = parameters.value(p);
     const auto read = [&](int64_t begin, int64_t end) {
-        const at::Tensor rows = at::empty({end - begin, source->cols()}, at::kFloat);
-        source->read_f32(begin, end, rows.data_ptr<float>());
-        value.view({source->rows(), source->cols()}).narrow(0, begin, end - begin).copy_(rows);
+        value.view({source->rows(), source->cols()})
+            .narrow(0, begin, end - begin)
+            .copy_(read_rows(p, *source, begin, end));
     };
     if (p.id.layer < 0 && value.dim() == 2) {
         shared.read_rows(value, read);

@@ -72,6 +72,11 @@ void ModelPlan::read_trained() {
             cat(file_->checkpoint.folder().string(), ": finetuning_type full needs 16/32-bit weights, these are ",
                 file_->tensors.int8_linears() > 0 ? "8-bit" : "4-bit"),
             "Point model.path at the unquantised checkpoint, or use finetuning_type lora.");
+    if (full && !spec().part_of.empty())
+        throw Error("model.not-trainable",
+                    cat(file_->checkpoint.folder().string(), ": finetuning_type full would save the text part of ",
+                        spec().part_of, " without the others"),
+                    "Use finetuning_type lora, and merge the adapter: the other parts stay as they are.");
     if (request_.adapter) {
         adapter_ = std::make_shared<const formats::Adapter>(formats::read_adapter(*request_.adapter, spec()));
         const double dropout = request_.lora ? request_.lora->lora_dropout : adapter_->config.lora.lora_dropout;
@@ -96,6 +101,7 @@ void ModelPlan::read_trained() {
         all_lora_ = share(stack_->layers());
         table_ = share(weights::ParameterTable::lora(spec(), *all_lora_, {}));
     } else if (request_.lora) {
+        request_.lora = spec::for_model(*request_.lora, spec());
         if (!request_.adapter) spec::refuse_idle_patterns(*request_.lora, spec());
         all_lora_ = share(spec::resolve_lora(*request_.lora, spec()));
         table_ = share(weights::ParameterTable::lora(spec(), *all_lora_, request_.lora->modules_to_save));

@@ -84,8 +84,8 @@ void MicroBatch::upload(const data::Batch& batch) {
         upload_shared_keys(batch);
     if (activations_->sizes().training)
         copy_values(places_of(batch.target_index, tokens_, activations_->sizes().copies), tokens.target_places);
-    make_rope_tables(batch.context ? batch.context->last_position
-                                   : *std::max_element(batch.positions_T.begin(), batch.positions_T.end()));
+    make_rope_tables(batch, batch.context ? batch.context->last_position
+                                          : *std::max_element(batch.positions_T.begin(), batch.positions_T.end()));
 }
 
 /// Where segments share tokens, what a segment attends over lies together in copies of their keys and values.
@@ -120,18 +120,29 @@ void MicroBatch::upload_keys(const std::vector<int32_t>& keys, const std::vector
     inputs_.segments.k_offsets_device = tokens.k_offsets;
 }
 
-void MicroBatch::make_rope_tables(int64_t longest_position) {
+void MicroBatch::make_rope_tables(const data::Batch& batch, int64_t longest_position) {
     const TokenBuffers& tokens = activations_->tokens();
     ropes_.resize(spec_.ropes.size());
     for (std::size_t i = 0; i < ropes_.size(); ++i) {
         const RopeTable& table = tokens.ropes[i];
-        const int64_t length = spec_.ropes[i].by_length() ? longest_position + 1 : 0;
+        // Keys in a cache stay as they were turned: a sequence must not change its factors while it grows.
+        const ActivationSizes& sizes = activations_->sizes();
+        const bool grows = spec_.ropes[i].type == spec::RopeSpec::Type::longrope && sizes.cache_tokens > 0;
+        const int64_t longest = grows ? sizes.longest_context() : longest_position + 1;
+        const int64_t length = spec_.ropes[i].by_length() ? longest : 0;
         if (ropes_[i].length != length) {
-            const spec::RopeFrequencies frequencies = spec::rope_frequencies(spec_, longest_position + 1, i);
+            const spec::RopeFrequencies frequencies = spec::rope_frequencies(spec_, longest, i);
             copy_values(frequencies.inv_freq, table.inv_freq_p);
             ropes_[i] = {frequencies.attention_scaling, length};
         }
         ops::rope_table(ctx_, tokens.positions_T, table.inv_freq_p, ropes_[i].scaling, table.cos_Tp, table.sin_Tp);
+        if (!table.query_T.defined()) continue;
+        std::vector<float> multipliers(static_cast<std::size_t>(tokens_), 1.0F);
+        for (std::size_t t = 0; t < batch.positions_T.size(); ++t)
+            multipliers[t] = spec::query_multiplier(spec_, spec_.ropes[i], batch.positions_T[t]);
+        copy_values(multipliers, table.query_T);
+        at::mul_out(const_cast<at::Tensor&>(table.query_cos_Tp), table.cos_Tp, table.query_T.unsqueeze(1));
+        at::mul_out(const_cast<at::Tensor&>(table.query_sin_Tp), table.sin_Tp, table.query_T.unsqueeze(1));
     }
     inputs_.ropes = tokens.ropes;
 }

@@ -1,6 +1,7 @@
 // Legend as in decoder_layer.cpp.
 #include "model/mlp.h"
 
+#include "model/branch.h"
 #include "model/layer_parts.h"
 #include "model/normed_input.h"
 #include "unsloth/ops/swiglu.h"
@@ -18,6 +19,10 @@ LayerSaved rows_of(const LayerSaved& saved, const RowRange& range, const RowRang
     some.u_gate_up_TR = range.of(saved.u_gate_up_TR);
     some.gate_up_full = range.of(saved.gate_up_full);
     some.u_down_TR = range.of(saved.u_down_TR);
+    some.branch_o_tD = own.of(saved.branch_o_tD);
+    some.branch_down_tD = own.of(saved.branch_down_tD);
+    some.rstd_o_t = own.of(saved.rstd_o_t);
+    some.rstd_down_t = own.of(saved.rstd_down_t);
     some.z_o_tD = own.of(saved.z_o_tD);
     some.z_down_tD = own.of(saved.z_down_tD);
     return some;
@@ -58,14 +63,17 @@ void mlp_forward(const LayerContext& c, const weights::LayerWeights& w, const La
         const Activation o{a.o_full, w[Group::o].input_codes(c.scratch.codes, o_TN.size(0), o_TN.size(1))};
         encode(c, o, spec.q_size());
         observe(c, o_input, o_TN);
-        linear_forward(c.group, Group::o, w[Group::o], o,
-                       {.y_TN = a.mid_tD, .residual_TN = a.x_tD, .z_TN = a.z_o_tD, .terms_TN = terms_TD});
+        onto_stream(
+            c, w, attention_branch(a), a.x_tD, a.mid_tD, [&](const at::Tensor& y_tD, const at::Tensor& residual_tD) {
+                linear_forward(c.group, Group::o, w[Group::o], o,
+                               {.y_TN = y_tD, .residual_TN = residual_tD, .z_TN = a.z_o_tD, .terms_TN = terms_TD});
+            });
     }
     if (steps.gate_up) {
         // 6 norm
         const Activation h = input_of(c, Group::gate_up, w,
                                       c.scratch.h_full.narrow(1, 0, hidden + layout[Group::gate_up].r), a.u_gate_up_TR);
-        make_input(c, post_norm(w, a), w[Group::gate_up], h);
+        make_input(c, post_norm(c, w, a), w[Group::gate_up], h);
         if (!c.group.tp.alone()) encode(c, h, hidden);
         // 7 gate and up
         const at::Tensor gate_up_T2F = a.gate_up_full.narrow(1, 0, 2 * spec.intermediate_size);
@@ -79,15 +87,18 @@ void mlp_forward(const LayerContext& c, const weights::LayerWeights& w, const La
         const at::Tensor act_TF = c.scratch.act_full.narrow(1, 0, spec.intermediate_size);
         const Activation act = input_of(c, Group::down, w, c.scratch.act_full, a.u_down_TR);
         if (scales_outputs(c.group)) {
-            ops::dora_swiglu_forward(ctx, gate_up_T2F, w[Group::gate_up].scale, act_TF);
+            ops::dora_swiglu_forward(ctx, gate_up_T2F, w[Group::gate_up].scale, act_TF, spec.gate_activation);
         } else {
-            ops::swiglu_forward(ctx, gate_up_T2F, act.made(act_TF), act.codes);
+            ops::swiglu_forward(ctx, gate_up_T2F, act.made(act_TF), act.codes, spec.gate_activation);
         }
         observe(c, down_input, act_TF);
         // 9 down, onto the residual stream
         fill_adapter_columns(c.group, Group::down, w[Group::down], act, a.u_down_TR);
-        linear_forward(c.group, Group::down, w[Group::down], act,
-                       {.y_TN = x_next_tD, .residual_TN = a.mid_tD, .z_TN = a.z_down_tD, .terms_TN = terms_TD});
+        onto_stream(
+            c, w, mlp_branch(a), a.mid_tD, x_next_tD, [&](const at::Tensor& y_tD, const at::Tensor& residual_tD) {
+                linear_forward(c.group, Group::down, w[Group::down], act,
+                               {.y_TN = y_tD, .residual_TN = residual_tD, .z_TN = a.z_down_tD, .terms_TN = terms_TD});
+            });
     }
 }
 
@@ -101,7 +112,7 @@ void mlp_backward(const LayerContext& c, const weights::LayerWeights& w, const L
     const at::Tensor gate_up_T2F = a.gate_up_full.narrow(1, 0, 2 * spec.intermediate_size);
 
     // 9 down: dact lies where the activation will be made again
-    const at::Tensor g_down = product_gradient(c, Group::down, w[Group::down], a.z_down_tD);
+    const at::Tensor g_down = product_gradient(c, Group::down, w, mlp_branch(a), a.z_down_tD);
     const Activation dy_down = gradient_of(c, Group::down, w, g_down, a.u_down_TR);
     encode(c, dy_down, hidden);
     input_backward(c.group, Group::down, w[Group::down], dy_down, a.u_down_TR, act_TF);
@@ -109,17 +120,18 @@ void mlp_backward(const LayerContext& c, const weights::LayerWeights& w, const L
     const Activation dgate_up = gradient_of(c, Group::gate_up, w, a.gate_up_full, a.u_gate_up_TR);
     if (scales_outputs(c.group)) {
         ops::dora_swiglu_backward(ctx, act_TF, gate_up_T2F, w[Group::gate_up].scale, act_TF,
-                                  magnitude_gradients(c.group, Group::gate_up));
+                                  magnitude_gradients(c.group, Group::gate_up), spec.gate_activation);
     } else {
-        ops::swiglu_backward(ctx, act_TF, gate_up_T2F, act_TF, dgate_up.codes, dgate_up.codes_alone);
+        ops::swiglu_backward(ctx, act_TF, gate_up_T2F, act_TF, dgate_up.codes, dgate_up.codes_alone,
+                             spec.gate_activation);
     }
     weight_backward(c.group, Group::down, g_down, act_TF);
     // 7 gate and up
     input_backward(c.group, Group::gate_up, w[Group::gate_up], dgate_up, a.u_gate_up_TR, h_TD);
     // 6 norm, onto the residual stream's gradient
-    input_norm_backward(c, post_norm(w, a), a.gate_up_full, /*input_gradient=*/true);
+    input_norm_backward(c, post_norm(c, w, a), a.gate_up_full, /*input_gradient=*/true);
     // 5 output projection
-    const at::Tensor g_o = product_gradient(c, Group::o, w[Group::o], a.z_o_tD);
+    const at::Tensor g_o = product_gradient(c, Group::o, w, attention_branch(a), a.z_o_tD);
     const at::Tensor o_TN = a.o_full.narrow(1, 0, spec.q_size()),
                      u_o = a.o_full.narrow(1, spec.q_size(), layout[Group::o].r);
     const at::Tensor do_TN = c.scratch.h_full.narrow(1, 0, spec.q_size());

@@ -25,14 +25,17 @@ NormedRows rows_at_hand(const LayerContext& c, Group g) {
 
 }  // namespace
 
-NormedInput input_norm(const weights::LayerWeights& w, const LayerSaved& a) {
+NormedInput input_norm(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a) {
     constexpr auto role = spec::TensorRole::input_norm;
-    return {Group::qkv, Place::input_norm, role, "input_layernorm", a.x_tD, w.norm(role), a.rstd1_t, a.u_qkv_TR};
+    const at::Tensor weight_D = c.spec.norms_before() ? w.norm(role) : at::Tensor();
+    return {Group::qkv, Place::input_norm, role,      input_name(c.spec, Group::qkv),
+            a.x_tD,     weight_D,          a.rstd1_t, a.u_qkv_TR};
 }
-NormedInput post_norm(const weights::LayerWeights& w, const LayerSaved& a) {
+NormedInput post_norm(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a) {
     constexpr auto role = spec::TensorRole::post_norm;
-    return {Group::gate_up, Place::post_norm, role,      "post_attention_layernorm",
-            a.mid_tD,       w.norm(role),     a.rstd2_t, a.u_gate_up_TR};
+    const at::Tensor weight_D = c.spec.norms_before() ? w.norm(role) : at::Tensor();
+    return {Group::gate_up, Place::post_norm, role,      input_name(c.spec, Group::gate_up),
+            a.mid_tD,       weight_D,         a.rstd2_t, a.u_gate_up_TR};
 }
 
 void make_input(const LayerContext& c, const NormedInput& in, const weights::Operand& w, const Activation& h) {
@@ -42,8 +45,13 @@ void make_input(const LayerContext& c, const NormedInput& in, const weights::Ope
     const GroupContext own = own_rows(c.group);
     const at::Tensor u_TR = tp.alone() ? in.u_TR : at::Tensor();
     const Activation own_h{rows.own_full, tp.alone() ? h.codes : ops::CodedMatrix{}, h.codes_alone};
-    ops::rms_norm_forward(ctx, in.x_tD, in.weight_D, c.spec.rms_norm_eps, own_h.made(rows.own_h_tD), in.rstd_t,
-                          norm_site(c, in.norm, Direction::forward), own_h.codes);
+    if (in.weight_D.defined()) {
+        ops::rms_norm_forward(ctx, in.x_tD, in.weight_D, c.spec.rms_norm_eps, own_h.made(rows.own_h_tD), in.rstd_t,
+                              norm_site(c, in.norm, Direction::forward), own_h.codes);
+    } else {
+        ops::copy_2d(ctx, in.x_tD, rows.own_h_tD);
+        ops::quantize_rows(ctx, rows.own_h_tD, own_h.codes);
+    }
     fill_adapter_columns(own, in.group, w, own_h, u_TR);
     tp.gather(ctx, rows.full, in.name);
     if (!tp.alone() && adapted(c.group, in.group) && in.u_TR.defined()) ops::copy_2d(ctx, rows.u_TR, in.u_TR);
@@ -62,8 +70,11 @@ void input_norm_backward(const LayerContext& c, const NormedInput& in, const at:
         tp.reduce_scatter(ctx, rows.full, tp.own(rows.full), in.name);
         v_tR = rows.own_u_tR;
     }
-    if (input_gradient) {
-        const at::Tensor g_tD = c.scratch.g_full.narrow(1, 0, c.spec.hidden_size);
+    const at::Tensor g_tD = c.scratch.g_full.narrow(1, 0, c.spec.hidden_size);
+    if (!in.weight_D.defined()) {
+        if (input_gradient) g_tD.add_(rows.own_h_tD);
+        ops::copy_2d(ctx, in.x_tD, rows.own_h_tD);
+    } else if (input_gradient) {
         ops::rms_norm_backward(ctx, rows.own_h_tD, in.x_tD, in.weight_D, in.rstd_t, g_tD, norm_gradient(c, in.role),
                                norm_site(c, in.norm, Direction::backward), /*y_TD=*/rows.own_h_tD);
     } else {

@@ -11,13 +11,13 @@ struct NormedInput {
     Group group;
     Place norm;  ///< of the layer
     spec::TensorRole role;
-    const char* name;  ///< as an observer knows it
-    at::Tensor x_tD;   ///< the residual stream
-    at::Tensor weight_D, rstd_t;
-    at::Tensor u_TR;  ///< a copy of the adapters' columns; may be undefined
+    const char* name;             ///< as an observer knows it
+    at::Tensor x_tD;              ///< the residual stream
+    at::Tensor weight_D, rstd_t;  ///< the first undefined: the products read the stream as it is
+    at::Tensor u_TR;              ///< a copy of the adapters' columns; may be undefined
 };
-NormedInput input_norm(const weights::LayerWeights& w, const LayerSaved& a);
-NormedInput post_norm(const weights::LayerWeights& w, const LayerSaved& a);
+NormedInput input_norm(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a);
+NormedInput post_norm(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a);
 
 /// scratch.h_full [T, D+R] = the norm of all ranks' rows at hand and the adapters' columns. h: all that a product reads
 /// of it, whose codes are made where there is one rank; of several they are the caller's to make.

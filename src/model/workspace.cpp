@@ -45,8 +45,9 @@ int64_t products_workspace(const spec::ModelSpec& spec, const weights::LayerLayo
 int64_t workspace_bytes(const spec::ModelSpec& spec, const weights::LayerLayout& layout, const ActivationSizes& sizes,
                         const spec::RunPlan& run, at::ScalarType dtype, at::Device device) {
     const int64_t attention = attention_bytes(spec, layout, sizes, dtype, device);
-    const int64_t norm = ops::norm_backward_workspace(device, std::max(sizes.tokens * spec.num_heads, sizes.head_rows),
-                                                      std::max(spec.hidden_size, spec.head_dim));
+    const int64_t norm = ops::norm_backward_workspace(
+        device, std::max(sizes.tokens * spec.num_heads, sizes.head_rows),
+        std::max(spec.hidden_size, spec.qk_norm_of_all_heads ? spec.q_size() : spec.head_dim));
     int64_t dora = 0;
     for (const Group g : layout.all_groups())
         if (layout.dora) dora = std::max(dora, ops::dora_backward_workspace(device, sizes.tokens, layout[g].n));

@@ -227,19 +227,21 @@ void rms_norm_forward_coded(Context& ctx, const at::Tensor& x_TD, const at::Tens
 #endif
 }
 
-void swiglu_forward_coded(Context& ctx, const at::Tensor& gu_T2F, const at::Tensor& act_TF, const CodedMatrix& out_TF) {
+void swiglu_forward_coded(Context& ctx, const at::Tensor& gu_T2F, const at::Tensor& act_TF, const CodedMatrix& out_TF,
+                          spec::GateActivation activation) {
     const Region region(ctx, is_int8(out_TF) ? "swiglu int8" : "swiglu fp8");
     check_matrix(ctx, "gate_up", gu_T2F, -1, 2 * out_TF.codes.size(1));
     check_coded(ctx, "codes", out_TF, gu_T2F.size(0), gu_T2F.size(1) / 2);
     const int64_t tokens = gu_T2F.size(0), columns = gu_T2F.size(1) / 2;
     if (!ctx.is_cuda()) {
         const at::Tensor act = act_TF.defined() ? act_TF : at::empty({tokens, columns}, gu_T2F.options());
-        swiglu_forward(ctx, gu_T2F, act);
+        swiglu_forward(ctx, gu_T2F, act, {}, activation);
         return quantize_rows_cpu(act, out_TF);
     }
 #ifdef UNSLOTH_CUDA
     check_rows("gate_up", gu_T2F, columns);
     kernels::SwigluForward params;
+    params.activation = activation;
     params.tokens = tokens;
     params.columns = columns;
     params.gate_up = source_of(gu_T2F);
@@ -255,7 +257,7 @@ void swiglu_forward_coded(Context& ctx, const at::Tensor& gu_T2F, const at::Tens
 }
 
 void swiglu_backward_coded(Context& ctx, const at::Tensor& dact_TF, const at::Tensor& gu_T2F, const at::Tensor& act_TF,
-                           const CodedMatrix& out_T2F, bool codes_alone) {
+                           const CodedMatrix& out_T2F, bool codes_alone, spec::GateActivation activation) {
     const Region region(ctx, is_int8(out_T2F) ? "swiglu_backward int8" : "swiglu_backward fp8");
     check_matrix(ctx, "dact", dact_TF);
     const int64_t tokens = dact_TF.size(0), columns = dact_TF.size(1);
@@ -263,13 +265,14 @@ void swiglu_backward_coded(Context& ctx, const at::Tensor& dact_TF, const at::Te
     check_coded(ctx, "codes", out_T2F, tokens, 2 * columns);
     // A block of int8 codes would span gate and up.
     if (!ctx.is_cuda() || (is_int8(out_T2F) && columns % int8_block != 0)) {
-        swiglu_backward(ctx, dact_TF, gu_T2F, act_TF);
+        swiglu_backward(ctx, dact_TF, gu_T2F, act_TF, {}, false, activation);
         return quantize_rows(ctx, gu_T2F, out_T2F);
     }
 #ifdef UNSLOTH_CUDA
     check_rows("dact", dact_TF, columns);
     check_rows("gate_up", gu_T2F, 2 * columns);
     kernels::SwigluBackward params;
+    params.activation = activation;
     params.tokens = tokens;
     params.columns = columns;
     params.dact = source_of(dact_TF);

@@ -135,14 +135,16 @@ void dora_backward(Context& ctx, const at::Tensor& dy_TN, const at::Tensor& z_TN
 #endif
 }
 
-void dora_swiglu_forward(Context& ctx, const at::Tensor& z_T2F, const OutputScale& scale, const at::Tensor& act_TF) {
+void dora_swiglu_forward(Context& ctx, const at::Tensor& z_T2F, const OutputScale& scale, const at::Tensor& act_TF,
+                         spec::GateActivation activation) {
     const Region region(ctx, "dora_swiglu");
     check_matrix(ctx, "act", act_TF);
     check_tensor(ctx, "z", z_T2F, {act_TF.size(0), 2 * act_TF.size(1)}, act_TF.scalar_type());
     check_scale(ctx, scale, z_T2F.size(1), act_TF.scalar_type());
-    if (!ctx.is_cuda()) return cpu::dora_swiglu_forward(z_T2F, scale, act_TF);
+    if (!ctx.is_cuda()) return cpu::dora_swiglu_forward(z_T2F, scale, act_TF, activation);
 #ifdef UNSLOTH_CUDA
     kernels::DoraSwigluForward params;
+    params.activation = activation;
     params.tokens = act_TF.size(0);
     params.columns = act_TF.size(1);
     params.type = dtype_of(act_TF);
@@ -155,16 +157,18 @@ void dora_swiglu_forward(Context& ctx, const at::Tensor& z_T2F, const OutputScal
 }
 
 void dora_swiglu_backward(Context& ctx, const at::Tensor& dact_TF, const at::Tensor& z_T2F, const OutputScale& scale,
-                          const at::Tensor& act_TF, const std::vector<MagnitudeGradient>& gradients) {
+                          const at::Tensor& act_TF, const std::vector<MagnitudeGradient>& gradients,
+                          spec::GateActivation activation) {
     const Region region(ctx, "dora_swiglu_backward");
     check_matrix(ctx, "dact", dact_TF);
     check_tensor(ctx, "act", act_TF, dact_TF.sizes(), dact_TF.scalar_type());
     check_tensor(ctx, "z", z_T2F, {dact_TF.size(0), 2 * dact_TF.size(1)}, dact_TF.scalar_type());
     check_scale(ctx, scale, z_T2F.size(1), dact_TF.scalar_type());
     check_gradients(ctx, gradients, z_T2F.size(1));
-    if (!ctx.is_cuda()) return cpu::dora_swiglu_backward(dact_TF, z_T2F, scale, act_TF, gradients);
+    if (!ctx.is_cuda()) return cpu::dora_swiglu_backward(dact_TF, z_T2F, scale, act_TF, gradients, activation);
 #ifdef UNSLOTH_CUDA
     kernels::DoraSwigluBackward params;
+    params.activation = activation;
     params.tokens = dact_TF.size(0);
     params.columns = dact_TF.size(1);
     params.type = dtype_of(dact_TF);

@@ -4,14 +4,11 @@
 #include <cmath>
 
 #include "ops/cpu_rows.h"
+#include "ops/glu_cpu.h"
 
 namespace unsloth::ops::cpu {
 
 namespace {
-
-float sigmoid(float v) {
-    return 1.f / (1.f + std::exp(-v));
-}
 
 /// The scales of some columns as fp32.
 class Scales {
@@ -136,7 +133,10 @@ void dora_backward(const at::Tensor& dy, const at::Tensor& z, const OutputScale&
     });
 }
 
-void dora_swiglu_forward(const at::Tensor& z, const OutputScale& scale, const at::Tensor& act) {
+namespace {
+
+template <class Glu>
+void swiglu_forward(const at::Tensor& z, const OutputScale& scale, const at::Tensor& act) {
     const Rows from(z), to(act);
     const Scales scales(scale);
     const int64_t columns = to.columns();
@@ -146,15 +146,16 @@ void dora_swiglu_forward(const at::Tensor& z, const OutputScale& scale, const at
             const float* const values = from.read(row, scratch.data());
             for (int64_t c = 0; c < columns; ++c) {
                 const float gate = scales.apply(values[c], c), up = scales.apply(values[columns + c], columns + c);
-                out[static_cast<std::size_t>(c)] = gate * sigmoid(gate) * up;
+                out[static_cast<std::size_t>(c)] = Glu::of(gate, up);
             }
             to.write(row, out.data());
         }
     });
 }
 
-void dora_swiglu_backward(const at::Tensor& dact, const at::Tensor& z, const OutputScale& scale, const at::Tensor& act,
-                          const std::vector<MagnitudeGradient>& gradients) {
+template <class Glu>
+void swiglu_backward(const at::Tensor& dact, const at::Tensor& z, const OutputScale& scale, const at::Tensor& act,
+                     const std::vector<MagnitudeGradient>& gradients) {
     const Scales scales(scale);
     const int64_t columns = dact.size(1);
     over_column_blocks(columns, [&](int64_t first, int64_t count) {
@@ -169,13 +170,12 @@ void dora_swiglu_backward(const at::Tensor& dact, const at::Tensor& z, const Out
             for (int64_t c = 0; c < count; ++c) {
                 const int64_t at_gate = first + c, at_up = columns + first + c;
                 const float gate = scales.apply(z_gate[c], at_gate), up = scales.apply(z_up[c], at_up);
-                const float s = sigmoid(gate);
-                const float dgate = given[c] * up * s * (1.f + gate * (1.f - s)), dup = given[c] * (gate * s);
-                rebuilt[c] = gate * s * up;
-                gate_sums[c] += dgate * z_gate[c];
-                up_sums[c] += dup * z_up[c];
-                z_gate[c] = scales.factor(at_gate) * dgate;
-                z_up[c] = scales.factor(at_up) * dup;
+                const GluGradients made = Glu::gradients(given[c], gate, up);
+                rebuilt[c] = made.act;
+                gate_sums[c] += made.gate * z_gate[c];
+                up_sums[c] += made.up * z_up[c];
+                z_gate[c] = scales.factor(at_gate) * made.gate;
+                z_up[c] = scales.factor(at_up) * made.up;
             }
             gate_rows.write(row, z_gate);
             up_rows.write(row, z_up);
@@ -184,6 +184,18 @@ void dora_swiglu_backward(const at::Tensor& dact, const at::Tensor& z, const Out
         add_gradients(gate_sums, first, count, scale, gradients);
         add_gradients(up_sums, columns + first, count, scale, gradients);
     });
+}
+
+}  // namespace
+
+void dora_swiglu_forward(const at::Tensor& z, const OutputScale& scale, const at::Tensor& act,
+                         spec::GateActivation activation) {
+    with_glu(activation, [&](auto glu) { swiglu_forward<decltype(glu)>(z, scale, act); });
+}
+
+void dora_swiglu_backward(const at::Tensor& dact, const at::Tensor& z, const OutputScale& scale, const at::Tensor& act,
+                          const std::vector<MagnitudeGradient>& gradients, spec::GateActivation activation) {
+    with_glu(activation, [&](auto glu) { swiglu_backward<decltype(glu)>(dact, z, scale, act, gradients); });
 }
 
 }  // namespace unsloth::ops::cpu

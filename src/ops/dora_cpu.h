@@ -10,8 +10,9 @@ void dora_norms(const DoraNorms& args);
 void dora_forward(const at::Tensor& z, const OutputScale& scale, const at::Tensor& residual, const at::Tensor& y);
 void dora_backward(const at::Tensor& dy, const at::Tensor& z, const OutputScale& scale, const at::Tensor& dz,
                    const std::vector<MagnitudeGradient>& gradients);
-void dora_swiglu_forward(const at::Tensor& z, const OutputScale& scale, const at::Tensor& act);
+void dora_swiglu_forward(const at::Tensor& z, const OutputScale& scale, const at::Tensor& act,
+                         spec::GateActivation activation);
 void dora_swiglu_backward(const at::Tensor& dact, const at::Tensor& z, const OutputScale& scale, const at::Tensor& act,
-                          const std::vector<MagnitudeGradient>& gradients);
+                          const std::vector<MagnitudeGradient>& gradients, spec::GateActivation activation);
 
 }  // namespace unsloth::ops::cpu

@@ -1,10 +1,9 @@
 #include "unsloth/ops/swiglu.h"
 #include "unsloth/ops/profiler.h"
 
-#include <cmath>
-
 #include "ops/checks.h"
 #include "ops/cpu_rows.h"
+#include "ops/glu_cpu.h"
 #include "unsloth/ops/coded_rows.h"
 #ifdef UNSLOTH_CUDA
 #include "kernels/swiglu.h"
@@ -14,10 +13,7 @@ namespace unsloth::ops {
 
 namespace {
 
-float sigmoid(float v) {
-    return 1.f / (1.f + std::exp(-v));
-}
-
+template <class Glu>
 void forward_cpu(const at::Tensor& gu_T2F, const at::Tensor& act_TF) {
     const cpu::Rows gate_up(gu_T2F), act_rows(act_TF);
     const int64_t columns = act_rows.columns();
@@ -26,13 +22,14 @@ void forward_cpu(const at::Tensor& gu_T2F, const at::Tensor& act_TF) {
         for (int64_t row = begin; row < end; ++row) {
             const float* gate = gate_up.read(row, scratch.data());
             const float* up = gate + columns;
-            for (int64_t c = 0; c < columns; ++c) act[c] = gate[c] * sigmoid(gate[c]) * up[c];
+            for (int64_t c = 0; c < columns; ++c) act[c] = Glu::of(gate[c], up[c]);
             act_rows.write(row, act.data());
         }
     });
 }
 
 /// act_TF may be undefined, or dact_TF.
+template <class Glu>
 void backward_cpu(const at::Tensor& dact_TF, const at::Tensor& gu_T2F, const at::Tensor& act_TF) {
     const cpu::Rows gate_up(gu_T2F), dact_rows(dact_TF), act_rows(act_TF.defined() ? act_TF : dact_TF);
     const int64_t columns = dact_rows.columns();
@@ -44,10 +41,10 @@ void backward_cpu(const at::Tensor& dact_TF, const at::Tensor& gu_T2F, const at:
             const float* up = gate + columns;
             const float* dact = dact_rows.read(row, dact_scratch.data());
             for (int64_t c = 0; c < columns; ++c) {
-                const float s = sigmoid(gate[c]);
-                gradient[c] = dact[c] * up[c] * s * (1.f + gate[c] * (1.f - s));
-                gradient[columns + c] = dact[c] * (gate[c] * s);
-                act[c] = gate[c] * s * up[c];
+                const cpu::GluGradients made = Glu::gradients(dact[c], gate[c], up[c]);
+                gradient[c] = made.gate;
+                gradient[columns + c] = made.up;
+                act[c] = made.act;
             }
             gate_up.write(row, gradient.data());
             if (act_TF.defined()) act_rows.write(row, act.data());
@@ -63,11 +60,12 @@ void check(const Context& ctx, const at::Tensor& gu_T2F, const at::Tensor& act_T
 
 }  // namespace
 
-void swiglu_forward(Context& ctx, const at::Tensor& gu_T2F, const at::Tensor& act_TF, const CodedMatrix& codes) {
-    if (codes.codes.defined()) return swiglu_forward_coded(ctx, gu_T2F, act_TF, codes);
+void swiglu_forward(Context& ctx, const at::Tensor& gu_T2F, const at::Tensor& act_TF, const CodedMatrix& codes,
+                    spec::GateActivation activation) {
+    if (codes.codes.defined()) return swiglu_forward_coded(ctx, gu_T2F, act_TF, codes, activation);
     const Region region(ctx, "swiglu");
     check(ctx, gu_T2F, act_TF, "act");
-    if (!ctx.is_cuda()) return forward_cpu(gu_T2F, act_TF);
+    if (!ctx.is_cuda()) return cpu::with_glu(activation, [&](auto glu) { forward_cpu<decltype(glu)>(gu_T2F, act_TF); });
 #ifdef UNSLOTH_CUDA
     kernels::SwigluForward params;
     params.tokens = act_TF.size(0);
@@ -75,17 +73,20 @@ void swiglu_forward(Context& ctx, const at::Tensor& gu_T2F, const at::Tensor& ac
     params.type = dtype_of(act_TF);
     params.gate_up = {gu_T2F.const_data_ptr(), gu_T2F.stride(0)};
     params.act = {act_TF.mutable_data_ptr(), act_TF.stride(0)};
+    params.activation = activation;
     kernels::swiglu_forward(params, static_cast<cudaStream_t>(ctx.stream()));
 #endif
 }
 
 void swiglu_backward(Context& ctx, const at::Tensor& dact_TF, const at::Tensor& gu_T2F, const at::Tensor& act_TF,
-                     const CodedMatrix& codes, bool codes_alone) {
-    if (codes.codes.defined()) return swiglu_backward_coded(ctx, dact_TF, gu_T2F, act_TF, codes, codes_alone);
+                     const CodedMatrix& codes, bool codes_alone, spec::GateActivation activation) {
+    if (codes.codes.defined())
+        return swiglu_backward_coded(ctx, dact_TF, gu_T2F, act_TF, codes, codes_alone, activation);
     const Region region(ctx, "swiglu_backward");
     check(ctx, gu_T2F, dact_TF, "dact");
     if (act_TF.defined()) check(ctx, gu_T2F, act_TF, "act");
-    if (!ctx.is_cuda()) return backward_cpu(dact_TF, gu_T2F, act_TF);
+    if (!ctx.is_cuda())
+        return cpu::with_glu(activation, [&](auto glu) { backward_cpu<decltype(glu)>(dact_TF, gu_T2F, act_TF); });
 #ifdef UNSLOTH_CUDA
     kernels::SwigluBackward params;
     params.tokens = dact_TF.size(0);
@@ -94,6 +95,7 @@ void swiglu_backward(Context& ctx, const at::Tensor& dact_TF, const at::Tensor& 
     params.dact = {dact_TF.const_data_ptr(), dact_TF.stride(0)};
     params.gate_up = {gu_T2F.mutable_data_ptr(), gu_T2F.stride(0)};
     if (act_TF.defined()) params.act = {act_TF.mutable_data_ptr(), act_TF.stride(0)};
+    params.activation = activation;
     kernels::swiglu_backward(params, static_cast<cudaStream_t>(ctx.stream()));
 #endif
 }

@@ -10,8 +10,15 @@
 namespace unsloth::spec {
 namespace {
 
-std::string module_path(std::size_t layer, Projection p) {
-    return cat("model.layers.", layer, ".", path_of(p));
+std::string module_path(const ModelSpec& model, std::size_t layer, Projection p) {
+    return cat("model.", model.stem(), "layers.", layer, ".", path_of(p));
+}
+
+/// "q_proj, k_proj, …": of the model's linears.
+std::string names_of(const ModelSpec& model) {
+    std::string names;
+    for (const Projection p : model.linears) names += cat(names.empty() ? "" : ", ", name_of(p));
+    return names;
 }
 
 /// rank_pattern or alpha_pattern: the value of the first key that matches a module path.
@@ -41,7 +48,8 @@ class Patterns {
 /// Which modules PEFT would give an adapter: a listed name matches a whole path, or the end of one at a dot.
 class Targets {
   public:
-    explicit Targets(const LoraSpec& lora) : lora_(lora), used_(lora.target_modules.size(), false) {
+    Targets(const LoraSpec& lora, const ModelSpec& model)
+        : lora_(lora), model_(model), used_(lora.target_modules.size(), false) {
         if (lora.target_is_regex) {
             if (lora.target_modules.size() != 1 || !lora.layers_to_transform.empty())
                 throw Error("option.conflict",
@@ -75,7 +83,7 @@ class Targets {
             if (used_[i]) continue;
             throw Error("adapter.no-such-target",
                         cat("lora.target_modules: '", lora_.target_modules[i], "' matches no module of this model"),
-                        "Targets are q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj.");
+                        cat("Targets are ", names_of(model_), "."));
         }
     }
 
@@ -86,6 +94,7 @@ class Targets {
     }
 
     const LoraSpec& lora_;
+    const ModelSpec& model_;
     std::vector<bool> used_;
     std::optional<ModulePattern> expression_;  ///< in the place of a list
 };
@@ -99,7 +108,7 @@ void refuse_idle_keys(const std::string& option, const std::vector<std::pair<std
     std::vector<Use> uses(entries.size(), Use::none);
     for (std::size_t layer = 0; layer < layers.size(); ++layer) {
         for (const Projection p : model.linears) {
-            const std::string path = module_path(layer, p);
+            const std::string path = module_path(model, layer, p);
             const bool has_adapter = layers[layer][p].r > 0;
             const std::size_t first = patterns.first_match(path, 0);
             for (std::size_t i = first; i < entries.size(); i = patterns.first_match(path, i + 1))
@@ -120,8 +129,8 @@ void refuse_idle_keys(const std::string& option, const std::vector<std::pair<std
             throw Error("adapter.no-such-target", place + "matches no module of this model",
                         cat("A key is the end of a path from a dot on, or a regular expression for it: paths go "
                             "from ",
-                            module_path(0, model.linears.front()), " to ",
-                            module_path(layers.size() - 1, model.linears.back()), "."));
+                            module_path(model, 0, model.linears.front()), " to ",
+                            module_path(model, layers.size() - 1, model.linears.back()), "."));
     }
 }
 
@@ -156,16 +165,37 @@ LoraModule make_module(const LoraSpec& lora, int64_t r, double alpha, const std:
 
 }  // namespace
 
-std::vector<LayerLora> resolve_lora(const LoraSpec& lora, const ModelSpec& model) {
+LoraSpec for_model(LoraSpec lora, const ModelSpec& model) {
+    if (lora.target_is_regex) return lora;
+    std::vector<std::string>& targets = lora.target_modules;
+    for (const Projection fused : model.linears) {
+        if (first_part(fused) == fused) continue;
+        std::vector<std::string> parts;
+        for (int i = 0; i < separate_projections; ++i)
+            if (const auto p = static_cast<Projection>(i); fused_of(p) == fused) parts.emplace_back(name_of(p));
+        const bool all = !parts.empty() && std::ranges::all_of(parts, [&](const std::string& part) {
+            return std::ranges::find(targets, part) != targets.end();
+        });
+        if (!all) continue;
+        std::erase_if(targets, [&](const std::string& target) {
+            return target == name_of(fused) || std::ranges::find(parts, target) != parts.end();
+        });
+        targets.emplace_back(name_of(fused));
+    }
+    return lora;
+}
+
+std::vector<LayerLora> resolve_lora(const LoraSpec& asked, const ModelSpec& model) {
+    const LoraSpec lora = for_model(asked, model);
     check_options(lora, model);
     const Patterns<int64_t> ranks("lora.rank_pattern", lora.rank_pattern);
     const Patterns<double> alphas("lora.alpha_pattern", lora.alpha_pattern);
-    Targets targets(lora);
+    Targets targets(lora, model);
     std::vector<LayerLora> layers(static_cast<std::size_t>(model.num_layers));
     bool any = false;
     for (int64_t layer = 0; layer < model.num_layers; ++layer) {
         for (const Projection p : model.linears) {
-            const std::string path = module_path(static_cast<std::size_t>(layer), p);
+            const std::string path = module_path(model, static_cast<std::size_t>(layer), p);
             if (!targets.contains(path, layer)) continue;
             layers[static_cast<std::size_t>(layer)].add(p) =
                 make_module(lora, ranks.value_for(path, lora.r), alphas.value_for(path, lora.lora_alpha), path);

@@ -10,10 +10,10 @@ namespace unsloth::spec {
 namespace {
 
 /// theta^(-2i/d) for i in [0, d/2).
-std::vector<double> geometric_frequencies(double theta, int64_t head_dim) {
-    std::vector<double> frequencies(static_cast<std::size_t>(head_dim / 2));
+std::vector<double> geometric_frequencies(double theta, int64_t d) {
+    std::vector<double> frequencies(static_cast<std::size_t>(d / 2));
     for (std::size_t i = 0; i < frequencies.size(); ++i)
-        frequencies[i] = 1.0 / std::pow(theta, 2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
+        frequencies[i] = 1.0 / std::pow(theta, 2.0 * static_cast<double>(i) / static_cast<double>(d));
     return frequencies;
 }
 
@@ -27,7 +27,7 @@ double dynamic_theta(const ModelSpec& spec, const RopeSpec& rope, int64_t seq_le
     const auto trained = static_cast<double>(spec.max_position_embeddings);
     const double length = std::max(static_cast<double>(seq_len), trained);
     const double factor = rope.factor;
-    const auto d = static_cast<double>(spec.head_dim);
+    const auto d = static_cast<double>(spec.rotary_dim(rope));
     return rope.theta * std::pow(factor * length / trained - (factor - 1.0), d / (d - 2.0));
 }
 
@@ -49,7 +49,7 @@ void scale_llama3(const ModelSpec& spec, const RopeSpec& rope, std::vector<doubl
 /// The dimension that turns `rotations` times over the original length (YaRN, arXiv:2309.00071, section 3.2).
 double yarn_dimension(const ModelSpec& spec, const RopeSpec& rope, double rotations) {
     const double turns = static_cast<double>(original_length(spec, rope)) / (rotations * 2.0 * std::numbers::pi);
-    return static_cast<double>(spec.head_dim) * std::log(turns) / (2.0 * std::log(rope.theta));
+    return static_cast<double>(spec.rotary_dim(rope)) * std::log(turns) / (2.0 * std::log(rope.theta));
 }
 
 void scale_yarn(const ModelSpec& spec, const RopeSpec& rope, std::vector<double>& frequencies) {
@@ -60,7 +60,7 @@ void scale_yarn(const ModelSpec& spec, const RopeSpec& rope, std::vector<double>
         high = std::ceil(high);
     }
     low = std::max(low, 0.0);
-    high = std::min(high, static_cast<double>(spec.head_dim - 1));
+    high = std::min(high, static_cast<double>(spec.rotary_dim(rope) - 1));
     if (low == high) high += 0.001;  // a ramp of no width would divide by zero
     for (std::size_t i = 0; i < frequencies.size(); ++i) {
         const double ramp = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
@@ -100,6 +100,14 @@ bool ModelSpec::has_rope(RopeSpec::Type type) const {
     return std::ranges::any_of(ropes, [&](const RopeSpec& rope) { return rope.type == type; });
 }
 
+bool ModelSpec::has(Projection p) const {
+    return std::ranges::find(linears, p) != linears.end();
+}
+
+int64_t ModelSpec::rotary_dim(const RopeSpec& rope) const {
+    return static_cast<int64_t>(static_cast<double>(head_dim) * rope.rotated_share);
+}
+
 int64_t ModelSpec::usable_positions() const {
     const auto trained = static_cast<double>(max_position_embeddings);
     constexpr double most = 1e15;  // whatever the factor
@@ -115,9 +123,13 @@ int64_t ModelSpec::out_features(Projection p) const {
         case Projection::k:
         case Projection::v:
             return kv_size();
+        case Projection::qkv:
+            return q_size() + 2 * kv_size();
         case Projection::gate:
         case Projection::up:
             return intermediate_size;
+        case Projection::gate_up:
+            return 2 * intermediate_size;
         case Projection::o:
         case Projection::down:
             return hidden_size;
@@ -136,6 +148,7 @@ bool ModelSpec::has_bias(Projection p) const {
         case Projection::q:
         case Projection::k:
         case Projection::v:
+        case Projection::qkv:
             return qkv_bias;
         case Projection::o:
             return o_bias;
@@ -148,7 +161,7 @@ RopeFrequencies rope_frequencies(const ModelSpec& spec, int64_t seq_len, std::si
     UNSLOTH_CHECK(spec.head_dim > 0 && spec.head_dim % 2 == 0, "head_dim ", spec.head_dim);
     const RopeSpec& rope = spec.ropes.at(place);
     const double theta = rope.type == RopeSpec::Type::dynamic ? dynamic_theta(spec, rope, seq_len) : rope.theta;
-    std::vector<double> frequencies = geometric_frequencies(theta, spec.head_dim);
+    std::vector<double> frequencies = geometric_frequencies(theta, spec.rotary_dim(rope));
     RopeFrequencies result;
     switch (rope.type) {
         case RopeSpec::Type::standard:
@@ -171,6 +184,11 @@ RopeFrequencies rope_frequencies(const ModelSpec& spec, int64_t seq_len, std::si
     }
     result.inv_freq.assign(frequencies.begin(), frequencies.end());
     return result;
+}
+
+float query_multiplier(const ModelSpec& spec, const RopeSpec& rope, int64_t position) {
+    const auto turns = static_cast<float>(position / original_length(spec, rope));
+    return 1.0F + static_cast<float>(rope.query_beta) * std::log(1.0F + turns);
 }
 
 }  // namespace unsloth::spec

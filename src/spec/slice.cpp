@@ -27,6 +27,16 @@ void require_divisible(TensorRank tp, const char* name, int64_t size, int64_t un
 ModelSpec slice(const ModelSpec& model, TensorRank tp) {
     UNSLOTH_CHECK(tp.size >= 1 && tp.rank >= 0 && tp.rank < tp.size, "rank ", tp.rank, " of ", tp.size);
     if (tp.alone()) return model;
+    for (const Projection p : model.linears)
+        if (first_part(p) != p)
+            throw Error("parallel.unsupported",
+                        cat("distributed.tp_size ", tp.size, ": the rows of the model's ", name_of(p),
+                            " are of several projections, of which each rank would have a part"),
+                        "Leave tp_size at 1; pp_size, cp_size and data parallel ranks divide this model's work.");
+    if (model.qk_norm_of_all_heads)
+        throw Error("parallel.unsupported",
+                    cat("distributed.tp_size ", tp.size, ": the model's q_norm is over all heads together"),
+                    "Leave tp_size at 1; pp_size, cp_size and data parallel ranks divide this model's work.");
     require_divisible(tp, "num_attention_heads", model.num_heads, model.head_dim);
     require_divisible(tp, "intermediate_size", model.intermediate_size, 1);
     if (model.num_kv_heads % tp.size != 0 && tp.size % model.num_kv_heads != 0)

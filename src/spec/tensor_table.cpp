@@ -14,21 +14,31 @@ class TableBuilder {
 
     void add(std::string name, TensorRole role, int layer, std::vector<int64_t> shape) {
         const bool matrix = shape.size() == 2;
-        table_.push_back({std::move(name), role, {layer}, std::move(shape), matrix});
+        const float offset = is_norm(role) ? static_cast<float>(spec_.norm_offset) : 0.0F;
+        table_.push_back({std::move(name), role, {layer}, std::move(shape), matrix, offset});
     }
 
     void add_layer(int layer) {
-        const std::string prefix = cat("model.layers.", layer, ".");
-        const int64_t D = spec_.hidden_size;
-        add(prefix + "input_layernorm.weight", TensorRole::input_norm, layer, {D});
+        const std::string prefix = cat(spec_.stem(), "model.layers.", layer, ".");
+        const auto norm = [&](TensorRole role) {
+            if (const std::string_view name = layer_norm_name(spec_, role); !name.empty())
+                add(cat(prefix, name, ".weight"), role, layer, {spec_.hidden_size});
+        };
+        norm(TensorRole::input_norm);
         for (const Projection p : spec_.linears) {
             if (p == Projection::o && spec_.qk_norm) {
-                add(prefix + "self_attn.q_norm.weight", TensorRole::q_norm, layer, {spec_.head_dim});
-                add(prefix + "self_attn.k_norm.weight", TensorRole::k_norm, layer, {spec_.head_dim});
+                const bool all = spec_.qk_norm_of_all_heads;
+                add(prefix + "self_attn.q_norm.weight", TensorRole::q_norm, layer,
+                    {all ? spec_.q_size() : spec_.head_dim});
+                add(prefix + "self_attn.k_norm.weight", TensorRole::k_norm, layer,
+                    {all ? spec_.kv_size() : spec_.head_dim});
             }
             add_linear(prefix, {layer, p});
-            if (p == Projection::o) add(prefix + "post_attention_layernorm.weight", TensorRole::post_norm, layer, {D});
+            if (p != Projection::o) continue;
+            norm(TensorRole::attention_out_norm);
+            norm(TensorRole::post_norm);
         }
+        norm(TensorRole::mlp_out_norm);
     }
 
     std::vector<TensorRule> take() { return std::move(table_); }
@@ -48,21 +58,37 @@ class TableBuilder {
 
 }  // namespace
 
+std::string_view layer_norm_name(const ModelSpec& spec, TensorRole role) {
+    const bool alone = spec.norms == NormPlacement::before;
+    if (role == TensorRole::input_norm && spec.norms_before()) return "input_layernorm";
+    if (role == TensorRole::post_norm && spec.norms_before())
+        return alone ? "post_attention_layernorm" : "pre_feedforward_layernorm";
+    if (role == TensorRole::attention_out_norm && spec.norms_after()) return "post_attention_layernorm";
+    if (role == TensorRole::mlp_out_norm && spec.norms_after()) return "post_feedforward_layernorm";
+    return {};
+}
+
 std::vector<TensorRule> tensor_table(const ModelSpec& spec) {
     TableBuilder builder(spec);
-    builder.add("model.embed_tokens.weight", TensorRole::embed_tokens, -1, {spec.vocab_size, spec.hidden_size});
+    const auto name = [&](const char* own) { return cat(spec.stem(), own); };
+    builder.add(name("model.embed_tokens.weight"), TensorRole::embed_tokens, -1, {spec.vocab_size, spec.hidden_size});
     for (int layer = 0; layer < spec.num_layers; ++layer) builder.add_layer(layer);
-    builder.add("model.norm.weight", TensorRole::final_norm, -1, {spec.hidden_size});
+    builder.add(name("model.norm.weight"), TensorRole::final_norm, -1, {spec.hidden_size});
     if (!spec.tie_word_embeddings)
-        builder.add("lm_head.weight", TensorRole::lm_head, -1, {spec.vocab_size, spec.hidden_size});
+        builder.add(name("lm_head.weight"), TensorRole::lm_head, -1, {spec.vocab_size, spec.hidden_size});
     return builder.take();
 }
 
 bool is_ignorable_tensor(const ModelSpec& spec, const std::string& hf_name) {
-    if (hf_name == "lm_head.weight") return spec.tie_word_embeddings;
+    if (hf_name == cat(spec.stem(), "lm_head.weight")) return spec.tie_word_embeddings;
     // Buffers of transformers before 4.32: computed from the config, so a stored copy says nothing new.
     constexpr std::string_view suffix = "rotary_emb.inv_freq";
-    return hf_name.starts_with("model.") && hf_name.ends_with(suffix);
+    return hf_name.starts_with(cat(spec.stem(), "model.")) && hf_name.ends_with(suffix);
+}
+
+bool is_of_another_part(const ModelSpec& spec, const std::string& hf_name) {
+    return !spec.part_of.empty() &&
+           (hf_name.starts_with("vision_tower.") || hf_name.starts_with("multi_modal_projector."));
 }
 
 }  // namespace unsloth::spec

@@ -15,7 +15,7 @@ namespace {
 
 /// A parameter's values in a storage type, on the host.
 std::vector<std::byte> bytes_of(const ReadValues& read, const weights::Parameter& p, spec::DType type) {
-    const at::Tensor values = read(p);
+    const at::Tensor values = p.shift == 0 ? read(p) : read(p) - p.shift;
     std::vector<std::byte> bytes(static_cast<std::size_t>(p.elements()) * spec::size_of(type));
     spec::convert_from_f32(type, values.data_ptr<float>(), p.elements(), bytes.data());
     return bytes;

@@ -23,11 +23,13 @@ Group group_of(spec::Projection p) {
         case spec::Projection::q:
         case spec::Projection::k:
         case spec::Projection::v:
+        case spec::Projection::qkv:
             return Group::qkv;
         case spec::Projection::o:
             return Group::o;
         case spec::Projection::gate:
         case spec::Projection::up:
+        case spec::Projection::gate_up:
             return Group::gate_up;
         case spec::Projection::down:
             break;

@@ -129,6 +129,7 @@ at::Tensor BasePlan::load_vector(const memory::Arena& arena, const formats::Tens
     if (source == nullptr) return {};
     const at::Tensor values = at::empty({source->cols()}, at::kFloat);
     source->read_f32(values.data_ptr<float>());
+    if (source->rule.offset != 0) values.add_(source->rule.offset);
     const at::Tensor out = arena.tensor(arena.plan().find(source->rule.hf_name), {source->cols()}, at::kFloat);
     return out.copy_(values);
 }

@@ -42,13 +42,16 @@ ParameterTable ParameterTable::lora(const spec::ModelSpec& spec, const std::vect
                 const spec::LoraModule& module = lora[layer][p];
                 if (module.r == 0 || (kind == Parameter::Kind::magnitude && !module.dora)) continue;
                 const int64_t n = spec.out_features(p);
-                Parameter parameter{
-                    kind, formats::lora_a_name(id), spec::TensorRole::linear, id, {module.r, spec.in_features(p)}};
+                Parameter parameter{kind,
+                                    formats::lora_a_name(id, spec.stem()),
+                                    spec::TensorRole::linear,
+                                    id,
+                                    {module.r, spec.in_features(p)}};
                 if (kind == Parameter::Kind::lora_b) {
-                    parameter.name = formats::lora_b_name(id);
+                    parameter.name = formats::lora_b_name(id, spec.stem());
                     parameter.shape = {n, module.r};
                 } else if (kind == Parameter::Kind::magnitude) {
-                    parameter.name = formats::magnitude_name(id);
+                    parameter.name = formats::magnitude_name(id, spec.stem());
                     parameter.shape = {n};
                 }
                 table.add(std::move(parameter));
@@ -62,8 +65,11 @@ ParameterTable ParameterTable::lora(const spec::ModelSpec& spec, const std::vect
     for (const std::string& module : modules_to_save) {
         const spec::TensorRole role =
             module == "embed_tokens" ? spec::TensorRole::embed_tokens : spec::TensorRole::lm_head;
-        table.add(
-            {Parameter::Kind::base, formats::saved_module_name(module), role, {}, {spec.vocab_size, spec.hidden_size}});
+        table.add({Parameter::Kind::base,
+                   formats::saved_module_name(module, spec.stem()),
+                   role,
+                   {},
+                   {spec.vocab_size, spec.hidden_size}});
     }
     return table;
 }
@@ -72,7 +78,8 @@ ParameterTable ParameterTable::full(const spec::ModelSpec& spec) {
     ParameterTable table(static_cast<int>(spec.num_layers));
     table.embeddings_are_head_ = spec.tie_word_embeddings;
     for (const spec::TensorRule& rule : spec::tensor_table(spec))
-        table.add({Parameter::Kind::base, rule.hf_name, rule.role, rule.id, rule.shape, 0, rule.shape.size() == 2});
+        table.add({Parameter::Kind::base, rule.hf_name, rule.role, rule.id, rule.shape, 0, rule.shape.size() == 2,
+                   rule.offset});
     return table;
 }
 

@@ -226,6 +226,46 @@ TEST_F(GgufExport, RefusesWhatCannotBe) {
     EXPECT_EQ(read_file(out_), "something");
 }
 
+TEST_F(GgufExport, SaysWhatDiffersInFamilies) {
+    const auto exported = [&](const char* family, const nlohmann::json& changes) {
+        nlohmann::json config = golden_json(cat("families/", family, "/model/config.json"));
+        for (const auto& [key, value] : changes.items()) config[key] = value;
+        config["dtype"] = "float32";
+        const fs::path folder = folder_ / cat(family, changes.size());
+        const spec::ModelSpec spec = parse_model_spec(config.dump(), family);
+        write_model(folder, spec);
+        write_text(folder / "config.json", config.dump());
+        const WeightFile model = WeightFile::open(folder.string());
+        export_model_gguf(model, small_vocabulary(), folder / "m.gguf", f32_);
+        return GgufFile(folder / "m.gguf");
+    };
+    const GgufFile granite = exported("granite", {});
+    EXPECT_NEAR(*granite.find_field("granite.embedding_scale")->number(), 1.75, 1e-6);
+    EXPECT_NEAR(*granite.find_field("granite.residual_scale")->number(), 0.45, 1e-6);
+    EXPECT_NEAR(*granite.find_field("granite.attention.scale")->number(), 0.11, 1e-6);
+    EXPECT_NEAR(*granite.find_field("granite.logit_scale")->number(), 3, 1e-6);
+    const GgufFile ministral = exported("ministral3", {});
+    EXPECT_NEAR(*ministral.find_field("mistral3.attention.temperature_scale")->number(), 0.3, 1e-6);
+    EXPECT_EQ(ministral.find_field("mistral3.rope.scaling.yarn_log_multiplier")->number(), 1);
+    const GgufFile phi = exported("phi3_longrope", {});
+    EXPECT_EQ(phi.find_field("phi3.rope.dimension_count")->integer(), 24);
+    EXPECT_EQ(phi.find_field("phi3.attention.sliding_window")->integer(), 0);
+    EXPECT_EQ(phi.find_field("phi3.rope.scaling.original_context_length")->integer(), 24);
+    EXPECT_EQ(floats(phi, "rope_factors_long.weight").size(), 12U);
+    EXPECT_NE(phi.find_tensor("blk.2.attn_qkv.weight"), nullptr);
+    EXPECT_EQ(phi.find_tensor("blk.2.ffn_up.weight")->shape, (std::vector<int64_t>{208, 96}));
+    expect_error("export.unsupported", {"gemma3", "scale"}, [&] { exported("gemma3_text", {}); });
+    const GgufFile gemma = exported("gemma3_text", {{"query_pre_attn_scalar", 24}});
+    EXPECT_EQ(gemma.find_field("gemma3.attention.sliding_window")->integer(), 9);
+    for (const char* const norm : {"attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "attn_q_norm"})
+        EXPECT_NE(gemma.find_tensor(cat("blk.6.", norm, ".weight")), nullptr) << norm;
+    EXPECT_NEAR(floats(gemma, "blk.0.attn_norm.weight")[3], 1 + 1 + 3.0 / 65536, 1e-6) << "w + 1";
+    const GgufFile olmo = exported("olmo3", {});
+    EXPECT_NE(olmo.find_field("olmo2.attention.sliding_window_pattern"), nullptr);
+    EXPECT_EQ(olmo.find_tensor("blk.0.attn_norm.weight"), nullptr);
+    EXPECT_EQ(floats(olmo, "blk.0.attn_q_norm.weight").size(), 64U);
+}
+
 /// The product that llama.cpp makes of an adapter's file, alpha / r · B · A, against PEFT's scale · B · A.
 void compare_scales(const fs::path& adapter_folder, const spec::ModelSpec& spec, const fs::path& out, bool folded) {
     const Adapter adapter = read_adapter(adapter_folder, spec);

@@ -1,6 +1,9 @@
 #include "unsloth/formats/hf_config.h"
 
+#include <cmath>
+
 #include "formats/support.h"
+#include "unsloth/spec/tensor_table.h"
 
 namespace unsloth::formats {
 namespace {
@@ -247,6 +250,105 @@ TEST(HfConfig, TakesARopesFactsFromThePlacesThatTransformersDoes) {
     }
 }
 
+json family_config(const std::string& family, const std::string& file = "model/config.json") {
+    return golden_json("families/" + family + "/" + file);
+}
+
+void expect_same_family(const spec::ModelSpec& a, const spec::ModelSpec& b) {
+    expect_equal(a, b);
+    EXPECT_EQ(a.linears, b.linears);
+    EXPECT_EQ(a.norms, b.norms);
+    EXPECT_EQ(a.gate_activation, b.gate_activation);
+    EXPECT_EQ(a.norm_offset, b.norm_offset);
+    EXPECT_EQ(a.qk_norm_of_all_heads, b.qk_norm_of_all_heads);
+    EXPECT_EQ(a.embedding_multiplier, b.embedding_multiplier);
+    EXPECT_EQ(a.residual_multiplier, b.residual_multiplier);
+    EXPECT_NEAR(a.score_scale.value_or(0), b.score_scale.value_or(0), 1e-12);
+    EXPECT_EQ(a.logits_divisor, b.logits_divisor);
+    ASSERT_EQ(a.ropes.size(), b.ropes.size());
+    for (std::size_t i = 0; i < a.ropes.size(); ++i) {
+        EXPECT_EQ(a.ropes[i].query_beta, b.ropes[i].query_beta);
+        for (const int64_t length : {8, 90})
+            EXPECT_EQ(rope_frequencies(a, length, i).inv_freq, rope_frequencies(b, length, i).inv_freq);
+    }
+}
+
+TEST(HfConfig, ReadsFamiliesInTheWordsOfBothGenerations) {
+    for (const char* const family : {"granite", "phi3", "phi3_longrope", "gemma3_text", "olmo3"}) {
+        SCOPED_TRACE(family);
+        const spec::ModelSpec spec = parse(family_config(family));
+        expect_same_family(parse(family_config(family, "config_v4_names.json")), spec);
+        expect_same_family(parse_model_spec(write_model_config(spec), "written"), spec);
+    }
+    const spec::ModelSpec gemma = parse(family_config("gemma3_text")), olmo = parse(family_config("olmo3"));
+    EXPECT_EQ(windows(gemma), (std::vector<int64_t>{9, 9, 9, 9, 9, 0, 9}));
+    EXPECT_EQ(gemma.layers[0].rope, 1);
+    EXPECT_EQ(gemma.ropes[0].factor, 8.0);
+    EXPECT_EQ(gemma.ropes[1].theta, 10000.0);
+    EXPECT_NEAR(*gemma.score_scale, 1 / std::sqrt(20.0), 1e-15);
+    EXPECT_EQ(gemma.norms, spec::NormPlacement::both);
+    EXPECT_EQ(olmo.norms, spec::NormPlacement::after);
+    EXPECT_EQ(olmo.ropes[1].type, spec::RopeSpec::Type::standard);
+    const spec::ModelSpec ministral = parse(family_config("ministral3"));
+    EXPECT_EQ(ministral.ropes[0].query_beta, 0.3);
+    EXPECT_EQ(query_multiplier(ministral, ministral.ropes[0], 15), 1.0F);
+    EXPECT_NEAR(query_multiplier(ministral, ministral.ropes[0], 33), 1 + 0.3 * std::log(3.0), 1e-6);
+    const spec::ModelSpec phi = parse(family_config("phi3_longrope"));
+    EXPECT_EQ(phi.rotary_dim(phi.ropes[0]), 24);
+    EXPECT_EQ(phi.ropes[0].factor, 4.0);
+    json su = family_config("phi3_longrope", "config_v4_names.json");
+    su["rope_scaling"]["type"] = "su";
+    expect_same_family(parse(su), phi);
+    json smol = config_of("small_llama_v4_names");
+    smol["model_type"] = "smollm3";
+    smol["architectures"] = {"SmolLM3ForCausalLM"};
+    smol["num_hidden_layers"] = 8;
+    const spec::ModelSpec smollm3 = parse(smol);
+    for (std::size_t layer = 0; layer < 8; ++layer)
+        EXPECT_EQ(smollm3.layers[layer].rope, layer % 4 == 3 ? spec::LayerSpec::no_rope : 0);
+}
+
+TEST(HfConfig, ReadsTheTextPartOfAModelOfSeveral) {
+    spec::ModelSpec gemma = parse(family_config("gemma3_text", "config_hub.json"));
+    EXPECT_EQ(gemma.part_of, "gemma3");
+    EXPECT_EQ(tensor_table(gemma)[0].hf_name, "language_model.model.embed_tokens.weight");
+    EXPECT_TRUE(gemma.tie_word_embeddings);
+    EXPECT_EQ(gemma.dtype, spec::DType::bf16);
+    gemma.pad_token_id = 0;
+    expect_same_family(gemma, parse(family_config("gemma3_text")));
+    json hub = family_config("ministral3", "config_hub.json");
+    const spec::ModelSpec ministral = parse(hub);
+    EXPECT_FALSE(ministral.tie_word_embeddings);
+    expect_same_family(ministral, parse(family_config("ministral3")));
+    const json written = json::parse(write_model_config(ministral, {}, hub.dump()));
+    EXPECT_EQ(written.at("vision_config"), hub.at("vision_config"));
+    EXPECT_EQ(written.at("model_type"), "mistral3");
+    expect_same_family(parse(written), ministral);
+    hub.erase("tie_word_embeddings");
+    EXPECT_TRUE(parse(hub).tie_word_embeddings) << "the part's own says nothing";
+    expect_input_error({"text_config", "an object"}, [&] { parse(without(hub, "text_config")); });
+}
+
+TEST(HfConfig, RefusesByNameWhatAFamilysClassWouldDoOtherwise) {
+    const auto refuse = [](const std::string& family, const json& changes, const std::vector<std::string>& words) {
+        json config = family_config(family);
+        config.update(changes);
+        expect_input_error(words, [&] { parse(config); });
+    };
+    refuse("gemma3_text", {{"final_logit_softcapping", 30.0}}, {"final_logit_softcapping", "30", "gemma3_text"});
+    refuse("gemma3_text", {{"attn_logit_softcapping", 50.0}}, {"attn_logit_softcapping"});
+    refuse("gemma3_text", {{"use_bidirectional_attention", true}}, {"use_bidirectional_attention"});
+    refuse("gemma3_text", {{"query_pre_attn_scalar", 0}}, {"query_pre_attn_scalar"});
+    refuse("gemma3_text", {{"hidden_activation", "gelu"}}, {"hidden_activation", "gelu_pytorch_tanh"});
+    refuse("granite", {{"logits_scaling", 0}}, {"logits_scaling"});
+    refuse("phi3", {{"partial_rotary_factor", 1.5}, {"rope_parameters", nullptr}}, {"partial_rotary_factor"});
+    refuse("phi3_longrope", {{"original_max_position_embeddings", -1}}, {"rope_parameters.factor"});
+    refuse("olmo3", {{"layer_types", {"full_attention"}}}, {"layer_types", "1 entries for 4"});
+    for (const char* const type : {"gemma2", "gemma4", "gemma4_text", "qwen3_5", "qwen3_next", "deepseek_v3",
+                                   "glm4_moe_lite", "nemotron_h", "granitemoehybrid", "mistral4"})
+        refuse("granite", {{"model_type", type}}, {"model_type", type});
+}
+
 TEST(HfConfig, TheTypeOfTheTensorsStandsInForAnAbsentOne) {
     const json llama = without(config_of("small_llama_v4_names"), "torch_dtype");
     EXPECT_EQ(parse_model_spec(llama.dump(), "test", spec::DType::f16).dtype, spec::DType::f16);
@@ -263,7 +365,7 @@ TEST(HfConfig, RefusesWhatItDoesNotKnowByName) {
     const auto refuse = [](const json& changes, const std::vector<std::string>& words) {
         expect_input_error(words, [&] { parse(changed("small_llama", changes)); });
     };
-    refuse({{"model_type", "gemma2"}}, {"model_type", "gemma2", "llama, mistral, qwen2 and qwen3"});
+    refuse({{"model_type", "gemma2"}}, {"model_type", "gemma2", "llama, mistral, ministral3, qwen2"});
     refuse({{"model_type", nullptr}}, {"model_type"});
     refuse({{"architectures", {"LlamaForSequenceClassification"}}}, {"LlamaForSequenceClassification"});
     refuse({{"architectures", {"MistralForCausalLM"}}}, {"MistralForCausalLM"});
@@ -366,6 +468,10 @@ TEST(WriteModelConfig, KeepsWhatAnOriginalSays) {
         json expected = original;
         expected.erase("quantization_config");
         EXPECT_EQ(json::parse(write_model_config(parse(original), {}, original.dump())), expected);
+    }
+    for (const char* const family : {"granite", "ministral3", "phi3", "phi3_longrope", "gemma3_text", "olmo3"}) {
+        const json original = family_config(family);
+        EXPECT_EQ(json::parse(write_model_config(parse(original), {}, original.dump())), original) << family;
     }
     spec::ModelSpec spec = golden_spec("tiny_llama");
     spec.dtype = spec::DType::f32;

@@ -56,13 +56,14 @@ inline void unpack(const fs::path& file, const fs::path& to) {
     UNSLOTH_CHECK(std::system(command.c_str()) == 0, command);
 }
 
-/// A folder of reference files, its .xz files decompressed once in the life of the test program.
+/// A folder of reference files, without those in it, its .xz files decompressed once in the life of the test program.
 inline fs::path unpacked(const fs::path& folder) {
     static ScratchFolder scratch;
     static std::map<std::string, fs::path> known;
     const auto [place, fresh] = known.emplace(folder.string(), scratch / std::to_string(known.size()));
     if (!fresh) return place->second;
     for (const auto& entry : fs::directory_iterator(folder)) {
+        if (entry.is_directory()) continue;
         fs::path name = entry.path().filename();
         if (name.extension() == ".xz") name.replace_extension();
         unpack(folder / name, place->second / name.string());

@@ -19,7 +19,7 @@ LoraSpec all_linears() {
     LoraSpec lora;
     lora.r = 4;
     lora.lora_alpha = 8;
-    lora.target_modules.assign(projection_names.begin(), projection_names.end());
+    lora.target_modules.assign(projection_names.begin(), projection_names.begin() + separate_projections);
     return lora;
 }
 
@@ -169,6 +169,24 @@ TEST(ResolveLora, ReadsExpressionsAsPythonDoes) {
     EXPECT_EQ(at(layers, 0, Projection::q).r, 4);
     EXPECT_EQ(at(layers, 0, Projection::k).r, 0);
     EXPECT_EQ(at(layers, 1, Projection::q).r, 0);
+}
+
+TEST(ResolveLora, AllProjectionsAreThoseOfAModelWithFusedOnes) {
+    ModelSpec fused = model();
+    fused.linears = {Projection::qkv, Projection::o, Projection::gate_up, Projection::down};
+    const LoraSpec own = for_model(all_linears(), fused);
+    EXPECT_EQ(own.target_modules, (std::vector<std::string>{"o_proj", "down_proj", "qkv_proj", "gate_up_proj"}));
+    const auto layers = resolve_lora(all_linears(), fused);
+    for (const Projection p : fused.linears) EXPECT_EQ(at(layers, 11, p).r, 4);
+    EXPECT_EQ(for_model(all_linears(), model()).target_modules, all_linears().target_modules);
+    LoraSpec part = all_linears();
+    part.target_modules = {"q_proj", "v_proj"};
+    try {
+        resolve_lora(part, fused);
+        FAIL() << "two of three projections have no matrix of their own";
+    } catch (const Error& error) {
+        EXPECT_NE(std::string(error.what()).find("qkv_proj, o_proj, gate_up_proj, down_proj"), std::string::npos);
+    }
 }
 
 // An adapter_config.json may come from anyone. Each of these ran for hours, or off the stack.

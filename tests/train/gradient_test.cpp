@@ -10,9 +10,23 @@ using namespace test;
 
 class GradientTest : public ::testing::TestWithParam<std::tuple<std::string, std::string, std::string>> {};
 
+bool is_family(const std::string& name) {
+    return fs::exists(golden("families/" + name));
+}
+
+fs::path model_of(const std::string& name) {
+    return is_family(name) ? unpacked(golden("families/" + name + "/model")) : model_folder(name);
+}
+
 /// Two rows of 26 tokens, more than mistral_window's 16.
 std::vector<Row> rows_of(const std::string& name) {
-    const nlohmann::json inputs = read_json(golden("forward/" + name + ".json"))["input_ids"];
+    nlohmann::json inputs;
+    if (is_family(name)) {
+        const nlohmann::json all = read_json(unpacked(golden("families/" + name)) / "forward.json")["rows"];
+        for (const std::size_t row : {1, 2}) inputs.push_back(all[row]["input_ids"]);
+    } else {
+        inputs = read_json(golden("forward/" + name + ".json"))["input_ids"];
+    }
     std::vector<Row> rows;
     for (const auto& ids : inputs) {
         Row row;
@@ -42,7 +56,7 @@ TEST_P(GradientTest, EqualCentralDifferencesOfTheLoss) {
     const ScratchFolder folder;
     write_rows(folder / "rows.jsonl", rows_of(name));
     train::Trainer trainer(make_config({"--model.path",
-                                        model_folder(name).string(),
+                                        model_of(name).string(),
                                         "--data.train_file",
                                         (folder / "rows.jsonl").string(),
                                         "--lora.finetuning_type",
@@ -92,7 +106,8 @@ TEST_P(GradientTest, EqualCentralDifferencesOfTheLoss) {
         if (dora && p.kind != weights::Parameter::Kind::magnitude) continue;
         const at::Tensor direction = gradient / norm;
         // A step that moves the loss by about a hundredth: far above fp32's noise, well inside the linear range.
-        const double h = std::min(0.01 / norm, 0.02 * std::max(l2(kept), 0.1));
+        // In the families' models norms follow what is moved: there the range is half as wide.
+        const double h = std::min(0.01 / norm, 0.02 * std::max(l2(kept), 0.1)) / (is_family(name) ? 2 : 1);
         const auto loss_at = [&](double distance) {
             value.copy_(kept + distance * direction);
             trainer.model().parameters_changed();
@@ -112,6 +127,15 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) {
         return std::get<0>(info.param) + "_" + std::get<1>(info.param) + "_" + std::get<2>(info.param);
     });
+
+INSTANTIATE_TEST_SUITE_P(Families, GradientTest,
+                         ::testing::Combine(::testing::Values("granite", "ministral3", "phi3", "phi3_longrope",
+                                                              "gemma3_text", "olmo3"),
+                                            ::testing::Values("full", "dora"), ::testing::ValuesIn(built_devices())),
+                         [](const auto& info) {
+                             return std::get<0>(info.param) + "_" + std::get<1>(info.param) + "_" +
+                                    std::get<2>(info.param);
+                         });
 
 }  // namespace
 }  // namespace unsloth

@@ -26,7 +26,11 @@ struct Kind {
 
 inline std::string config_json(const Kind& kind) {
     const std::map<std::string, std::string> architectures = {
-        {"llama", "LlamaForCausalLM"}, {"qwen3", "Qwen3ForCausalLM"}, {"mistral", "MistralForCausalLM"}};
+        {"llama", "LlamaForCausalLM"},        {"qwen3", "Qwen3ForCausalLM"},
+        {"mistral", "MistralForCausalLM"},    {"granite", "GraniteForCausalLM"},
+        {"phi3", "Phi3ForCausalLM"},          {"ministral3", "Ministral3ForCausalLM"},
+        {"gemma3_text", "Gemma3ForCausalLM"}, {"smollm3", "SmolLM3ForCausalLM"},
+        {"olmo3", "Olmo3ForCausalLM"}};
     const std::string& architecture = architectures.at(kind.type);
     return R"({"architectures": [")" + architecture + R"("], "model_type": ")" + kind.type + R"(", "hidden_size": 64,
         "intermediate_size": 256, "num_hidden_layers": )" +

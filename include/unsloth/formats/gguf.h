@@ -36,6 +36,7 @@ class GgufMetadata {
     void add(std::string_view key, const std::vector<std::string>& values);
     void add(std::string_view key, const std::vector<int32_t>& values);
     void add(std::string_view key, const std::vector<float>& values);
+    void add(std::string_view key, const std::vector<bool>& values);
 
     uint64_t count() const { return keys_.size(); }
     const std::string& bytes() const { return bytes_; }

@@ -61,6 +61,8 @@ class ModelTensors {
     /// lm_head, or embed_tokens where they are tied.
     const TensorSource& head() const;
     const TensorSource* find(const std::string& hf_name) const;
+    /// Of other parts of the model that this one is a part of, as they lie.
+    std::vector<const TensorView*> others;
     /// Gives a tensor of the model, which is 16/32-bit from now on, the values of another one of its shape.
     void replace(const std::string& hf_name, const TensorView& tensor);
 

@@ -70,6 +70,8 @@ class MergedModel {
     /// The base's, but for what was pruned and for tie_word_embeddings: modules_to_save trains a copy of its own at
     /// each end of a tied model (as PEFT does), so the result is not tied any more.
     const spec::ModelSpec& spec() const { return spec_; }
+    /// Of other parts of the base's model, which are written as they are.
+    const std::vector<const TensorView*>& others() const { return base_.tensors.others; }
     const WeightFile& base() const { return base_; }
     /// The base's config.json, with its lists of one entry a layer as the result needs them.
     std::string original_config() const;

@@ -30,13 +30,14 @@ SafetensorsWriter::Metadata adapter_metadata(const PeftConfig& config);
 std::string write_peft_config(const PeftConfig& config);
 
 /// "base_model.model.model.layers.{i}.{path}.lora_A.weight" [r, K] and "….lora_B.weight" [N, r].
-std::string lora_a_name(spec::LinearId id);
-std::string lora_b_name(spec::LinearId id);
+/// `stem`: ModelSpec::stem(), which a part of another model has before "layers" and "embed_tokens".
+std::string lora_a_name(spec::LinearId id, std::string_view stem = {});
+std::string lora_b_name(spec::LinearId id, std::string_view stem = {});
 /// DoRA's "….lora_magnitude_vector" [N].
-std::string magnitude_name(spec::LinearId id);
+std::string magnitude_name(spec::LinearId id, std::string_view stem = {});
 /// For "embed_tokens" and "lm_head" [V, D]: "base_model.model.model.embed_tokens.weight",
 /// "base_model.model.lm_head.weight".
-std::string saved_module_name(const std::string& module);
+std::string saved_module_name(const std::string& module, std::string_view stem = {});
 
 /// Names and shapes of an adapter's tensors in `dtype`, layer by layer, A, B, magnitude, then modules_to_save.
 std::vector<TensorDecl> adapter_tensors(const spec::LoraSpec& lora, const spec::ModelSpec& model,
@@ -48,11 +49,12 @@ struct Adapter {
     PeftConfig config;
     std::vector<spec::LayerLora> layers;  ///< resolve_lora(config.lora, model)
     SafetensorsFile file;
+    std::string stem = {};  ///< ModelSpec::stem() of the model that it fits
 
-    const TensorView& a(spec::LinearId id) const { return file.at(lora_a_name(id)); }
-    const TensorView& b(spec::LinearId id) const { return file.at(lora_b_name(id)); }
-    const TensorView& magnitude(spec::LinearId id) const { return file.at(magnitude_name(id)); }
-    const TensorView& saved_module(const std::string& module) const { return file.at(saved_module_name(module)); }
+    const TensorView& a(spec::LinearId id) const { return file.at(lora_a_name(id, stem)); }
+    const TensorView& b(spec::LinearId id) const { return file.at(lora_b_name(id, stem)); }
+    const TensorView& magnitude(spec::LinearId id) const { return file.at(magnitude_name(id, stem)); }
+    const TensorView& saved_module(const std::string& module) const { return file.at(saved_module_name(module, stem)); }
     /// "embed_tokens" or "lm_head" [V, D] that is stored, though modules_to_save does not name it; nullptr: it is not.
     const TensorView* stand_in(const std::string& module) const;
     /// input Error where one is stored, for a use that would lose it.

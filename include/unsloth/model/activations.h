@@ -38,6 +38,8 @@ struct LayerSaved {
     at::Tensor u_gate_up_TR;
     at::Tensor gate_up_full;  ///< [T, 2F + R], or of a tile's rows; the backward pass turns it into its gradient
     at::Tensor u_down_TR;
+    at::Tensor branch_o_tD, branch_down_tD;  ///< what a norm is of before it is added to the stream; else undefined
+    at::Tensor rstd_o_t, rstd_down_t;
     at::Tensor z_qkv_TN, z_o_tD, z_down_tD;  ///< DoRA: products before their scale; gate and up are left unscaled above
 };
 
@@ -47,8 +49,8 @@ struct Scratch {
     at::Tensor h_full;     ///< [T, max(D, Nq) + R]: norm outputs; in the backward pass dh and d(attention output)
     at::Tensor act_full;   ///< [tile, F + R]: SwiGLU's output, then its gradient
     at::Tensor g_full;     ///< [t, D + R]: gradient of the residual stream
-    at::Tensor dz_full;    ///< [tile, D + R]: of a product that was added to it, before DoRA's scale, or on all ranks'
-                           ///< rows; undefined where that is g_full
+    at::Tensor dz_full;    ///< [tile, D + R]: of a product that was added to it, before DoRA's scale, a norm or a
+                           ///< multiplier, or on all ranks' rows; undefined where that is g_full
     at::Tensor dqkv_full;  ///< [T, N + R]
     at::Tensor keys_KN, dkeys_KN;  ///< keys and values of all segments, and gradients; undefined where all are own
     at::Tensor all_keys;           ///< flat: those of all ranks of a row, or gradients; undefined where rows are whole
@@ -71,8 +73,10 @@ struct HeadBuffers {
 
 /// How one of ModelSpec::ropes rotates a micro-batch's tokens.
 struct RopeTable {
-    at::Tensor inv_freq_p;      ///< fp32 [d/2]: the inverse frequencies
-    at::Tensor cos_Tp, sin_Tp;  ///< fp32 [T, d/2]
+    at::Tensor inv_freq_p;      ///< fp32 [p]: the inverse frequencies, of half the values of a head that turn
+    at::Tensor cos_Tp, sin_Tp;  ///< fp32 [T, p]
+    /// Of queries, which are multiplied by query_T, fp32 [T], too; undefined: they turn as keys do.
+    at::Tensor query_cos_Tp, query_sin_Tp, query_T;
 };
 
 /// One micro-batch's tokens on the device.

@@ -17,6 +17,12 @@ using weights::Group;
 /// and down_input. What follows attention may run over some of the tokens at a time, and is then seen in parts.
 using ModuleObserver = std::function<void(const std::string& module, const at::Tensor& output_TN)>;
 inline constexpr const char *o_input = "self_attn.o_proj.input", *down_input = "mlp.down_proj.input";
+/// What q, k and v read, and gate and up: their norm's name where they have one.
+inline const char* input_name(const spec::ModelSpec& spec, Group g) {
+    const bool attention = g == Group::qkv;
+    if (!spec.norms_before()) return attention ? "self_attn.input" : "mlp.input";
+    return layer_norm_name(spec, attention ? spec::TensorRole::input_norm : spec::TensorRole::post_norm).data();
+}
 
 /// What the products of a layer need beside its weights.
 struct GroupContext {

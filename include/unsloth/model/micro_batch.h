@@ -47,7 +47,7 @@ class MicroBatch {
   private:
     void upload_shared_keys(const data::Batch& batch);
     void upload_keys(const std::vector<int32_t>& keys, const std::vector<int32_t>& offsets, int64_t all_keys);
-    void make_rope_tables(int64_t longest_position);
+    void make_rope_tables(const data::Batch& batch, int64_t longest_position);
 
     ops::Context& ctx_;
     const spec::ModelSpec& spec_;

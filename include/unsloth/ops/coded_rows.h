@@ -24,6 +24,7 @@
 #include "unsloth/ops/context.h"
 #include "unsloth/ops/gemm_coded.h"
 #include "unsloth/spec/coded_products.h"
+#include "unsloth/spec/gate_activation.h"
 
 namespace unsloth::ops {
 
@@ -68,12 +69,14 @@ void rms_norm_forward_coded(Context& ctx, const at::Tensor& x_TD, const at::Tens
                             Site site = {});
 
 /// swiglu_forward, and act's codes. act_TF may be undefined: the codes alone are wanted.
-void swiglu_forward_coded(Context& ctx, const at::Tensor& gu_T2F, const at::Tensor& act_TF, const CodedMatrix& out_TF);
+void swiglu_forward_coded(Context& ctx, const at::Tensor& gu_T2F, const at::Tensor& act_TF, const CodedMatrix& out_TF,
+                          spec::GateActivation activation = spec::GateActivation::silu);
 
 /// swiglu_backward, and the codes of [dgate | dup]. act_TF, where defined, receives the activation; it may be
 /// dact_TF. codes_alone: the gradient itself is not wanted, and gu_T2F is left as anything.
 void swiglu_backward_coded(Context& ctx, const at::Tensor& dact_TF, const at::Tensor& gu_T2F, const at::Tensor& act_TF,
-                           const CodedMatrix& out_T2F, bool codes_alone = false);
+                           const CodedMatrix& out_T2F, bool codes_alone = false,
+                           spec::GateActivation activation = spec::GateActivation::silu);
 
 /// rope_apply on the first `heads` heads of x_TC's rows of C / d heads, and the codes of the whole rows: q
 /// and k turn, v is quantised as it is. d is twice the width of cos_Tp. CUDA: d a multiple of 16. codes_alone: x_TC is

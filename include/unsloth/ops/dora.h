@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "unsloth/ops/context.h"
+#include "unsloth/spec/gate_activation.h"
 
 namespace unsloth::ops {
 
@@ -43,11 +44,13 @@ void dora_backward(Context& ctx, const at::Tensor& dy_TN, const at::Tensor& z_TN
                    const at::Tensor& dz_TN, const std::vector<MagnitudeGradient>& gradients);
 
 /// SwiGLU (ops/swiglu.h) of scale ∘ z + bias, which is nowhere written. z_T2F [gate | up].
-void dora_swiglu_forward(Context& ctx, const at::Tensor& z_T2F, const OutputScale& scale, const at::Tensor& act_TF);
+void dora_swiglu_forward(Context& ctx, const at::Tensor& z_T2F, const OutputScale& scale, const at::Tensor& act_TF,
+                         spec::GateActivation activation = spec::GateActivation::silu);
 
 /// Overwrites z_T2F with its gradient and adds those of m; act_TF receives what the forward gave, and may be dact_TF.
 void dora_swiglu_backward(Context& ctx, const at::Tensor& dact_TF, const at::Tensor& z_T2F, const OutputScale& scale,
-                          const at::Tensor& act_TF, const std::vector<MagnitudeGradient>& gradients);
+                          const at::Tensor& act_TF, const std::vector<MagnitudeGradient>& gradients,
+                          spec::GateActivation activation = spec::GateActivation::silu);
 
 /// Bytes that ctx.workspace must have for either backward of so many tokens and columns (0 on the CPU).
 int64_t dora_backward_workspace(at::Device device, int64_t tokens, int64_t columns);

@@ -52,6 +52,11 @@ class LayerLora {
     std::map<Projection, LoraModule> modules_;
 };
 
+/// The spec with targets as this model has them: where q_proj, k_proj and v_proj are all named and are one matrix of
+/// the model, that stands for them; so for gate_proj and up_proj. A list of all projections thus means all of any
+/// model.
+LoraSpec for_model(LoraSpec lora, const ModelSpec& model);
+
 /// Resolves patterns as PEFT does: a key matches the module path when `(.*\.)?(key)$` does as a regular expression.
 /// Returns one entry a layer. Usage Error for an unknown target or module name, a layer out of range, r < 1,
 /// a pattern key that is no valid regular expression, or a target list that matches nothing.

@@ -10,23 +10,35 @@
 #include <vector>
 
 #include "unsloth/spec/dtype.h"
+#include "unsloth/spec/gate_activation.h"
 
 namespace unsloth::spec {
 
 /// What a matrix of a decoder layer computes.
-enum class Projection : uint8_t { q, k, v, o, gate, up, down };
-inline constexpr int projection_count = 7;
+enum class Projection : uint8_t { q, k, v, o, gate, up, down, qkv, gate_up };
+inline constexpr int projection_count = 9;
 inline constexpr std::array<std::string_view, projection_count> projection_names = {
-    "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
+    "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj"};
+/// The names of a layer whose matrices are apart; the others are of several as one, their rows in this order.
+inline constexpr int separate_projections = 7;
 /// "self_attn.q_proj", …, "mlp.down_proj": the path below model.layers.{i}.
 inline constexpr std::array<std::string_view, projection_count> projection_paths = {
-    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
-    "mlp.gate_proj",    "mlp.up_proj",      "mlp.down_proj"};
+    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",   "self_attn.o_proj", "mlp.gate_proj",
+    "mlp.up_proj",      "mlp.down_proj",    "self_attn.qkv_proj", "mlp.gate_up_proj"};
 constexpr std::string_view name_of(Projection p) {
     return projection_names[static_cast<std::size_t>(p)];
 }
 constexpr std::string_view path_of(Projection p) {
     return projection_paths[static_cast<std::size_t>(p)];
+}
+
+/// The matrix that has a separate projection's rows where a model has them as one; o and down: always their own.
+constexpr Projection fused_of(Projection p) {
+    return p < Projection::o ? Projection::qkv : p == Projection::gate || p == Projection::up ? Projection::gate_up : p;
+}
+/// The first of the projections whose rows a matrix has: of a separate one itself.
+constexpr Projection first_part(Projection p) {
+    return p == Projection::qkv ? Projection::q : p == Projection::gate_up ? Projection::gate : p;
 }
 
 /// A matrix of a decoder layer, in the whole model.
@@ -52,8 +64,11 @@ struct RopeSpec {
     double beta_slow = 1.0;
     bool truncate = true;
     /// longrope: each frequency is divided by its factor, of the second list where a sequence is longer than the
-    /// original length; head_dim / 2 values each.
+    /// original length; rotary_dim / 2 values each.
     std::vector<double> short_factor, long_factor;
+    double rotated_share = 1.0;  ///< of a head's values, from the first on; the others keep their values
+    /// Queries are multiplied by 1 + query_beta * ln(1 + floor(position / original length)). 0: they are not.
+    double query_beta = 0.0;
 
     /// Whether a sequence's frequencies depend on its length.
     bool by_length() const { return type == Type::dynamic || type == Type::longrope; }
@@ -67,8 +82,14 @@ struct LayerSpec {
     bool operator==(const LayerSpec&) const = default;
 };
 
+/// Where a layer's norms are: on what attention and the MLP read, on what they add to the residual stream, or both.
+enum class NormPlacement : uint8_t { before, after, both };
+
 struct ModelSpec {
-    std::string model_type;         ///< the family, as config.json says it
+    std::string model_type;  ///< the family, as config.json says it
+    /// The model is the text part of another one of this model_type, whose names put language_model before its own;
+    /// empty: it is alone.
+    std::string part_of;
     int64_t hidden_size = 0;        ///< D
     int64_t intermediate_size = 0;  ///< F
     int64_t num_layers = 0;         ///< L
@@ -80,10 +101,20 @@ struct ModelSpec {
     double rms_norm_eps = 1e-6;
     std::vector<RopeSpec> ropes = {RopeSpec()};  ///< the first: of layers with full attention
     bool tie_word_embeddings = false;
-    bool qkv_bias = false;  ///< biases on q, k, v (Qwen2; Llama with attention_bias)
-    bool o_bias = false;    ///< Llama with attention_bias
-    bool mlp_bias = false;  ///< on gate, up and down
-    bool qk_norm = false;   ///< Qwen3: RMSNorm over head_dim on q and k before RoPE
+    bool qkv_bias = false;              ///< biases on q, k, v (Qwen2; Llama with attention_bias)
+    bool o_bias = false;                ///< Llama with attention_bias
+    bool mlp_bias = false;              ///< on gate, up and down
+    bool qk_norm = false;               ///< RMSNorm on q and k before RoPE: of each head's head_dim values
+    bool qk_norm_of_all_heads = false;  ///< or of all heads' values together
+    NormPlacement norms = NormPlacement::before;
+    double norm_offset = 0.0;  ///< norms multiply by their weight and this
+    GateActivation gate_activation = GateActivation::silu;
+    double embedding_multiplier = 1.0;
+    /// It belongs to the embeddings: it has their type, and comes before noise. Else it follows the noise, in fp32.
+    bool embedding_multiplier_is_inside = false;
+    double residual_multiplier = 1.0;   ///< of what attention and the MLP add to the residual stream
+    std::optional<double> score_scale;  ///< of attention's scores; nullopt: head_dim^-0.5
+    double logits_divisor = 1.0;
     /// The matrices of a layer, in the order of its forward pass.
     std::vector<Projection> linears = {Projection::q,    Projection::k,  Projection::v,   Projection::o,
                                        Projection::gate, Projection::up, Projection::down};
@@ -100,18 +131,30 @@ struct ModelSpec {
     int64_t in_features(Projection p) const;
     bool has_bias(Projection p) const;
     bool has_rope(RopeSpec::Type type) const;
+    bool norms_before() const { return norms != NormPlacement::after; }
+    bool norms_after() const { return norms != NormPlacement::before; }
+    /// What attention and the MLP give is not added to the residual stream as it is.
+    bool changes_branches() const { return norms_after() || residual_multiplier != 1.0; }
+    bool has(Projection p) const;
+    /// What comes before the model's names in a checkpoint; and, below "model.", in its modules' paths.
+    std::string_view stem() const { return part_of.empty() ? "" : "language_model."; }
+    /// Values of a head that a rope turns: even.
+    int64_t rotary_dim(const RopeSpec& rope) const;
     /// Positions that a sequence may have: dynamic scaling goes beyond max_position_embeddings by its factor.
     int64_t usable_positions() const;
 };
 
 /// What RoPE needs at run time.
 struct RopeFrequencies {
-    std::vector<float> inv_freq;     ///< head_dim / 2 values
+    std::vector<float> inv_freq;     ///< rotary_dim / 2 values
     float attention_scaling = 1.0F;  ///< multiplies cos and sin
 };
 
 /// The inverse frequencies of one of `spec.ropes` for a sequence of `seq_len` tokens (longest position + 1), which
 /// `dynamic` and `longrope` depend on. Computed in fp64 and rounded once; agrees with transformers to a relative 5e-7.
 RopeFrequencies rope_frequencies(const ModelSpec& spec, int64_t seq_len, std::size_t rope = 0);
+
+/// What a rope with a query_beta multiplies the query at a position by, in fp32 as transformers.
+float query_multiplier(const ModelSpec& spec, const RopeSpec& rope, int64_t position);
 
 }  // namespace unsloth::spec

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "unsloth/spec/model_spec.h"
@@ -11,20 +12,22 @@
 namespace unsloth::spec {
 
 enum class TensorRole : uint8_t {
-    embed_tokens,  ///< [V, D]
-    lm_head,       ///< [V, D]; absent when tied
-    final_norm,    ///< [D]
-    input_norm,    ///< [D], input_layernorm
-    post_norm,     ///< [D], post_attention_layernorm
-    q_norm,        ///< [d]
-    k_norm,        ///< [d]
-    linear,        ///< [N, K] of `projection`
-    bias,          ///< [N] of `projection`
+    embed_tokens,        ///< [V, D]
+    lm_head,             ///< [V, D]; absent when tied
+    final_norm,          ///< [D]
+    input_norm,          ///< [D], of what attention reads
+    post_norm,           ///< [D], of what the MLP reads
+    attention_out_norm,  ///< [D], of what attention adds to the residual stream
+    mlp_out_norm,        ///< [D], of what the MLP adds to it
+    q_norm,              ///< [d], of all heads [H d]
+    k_norm,              ///< [d], of all heads [K d]
+    linear,              ///< [N, K] of `projection`
+    bias,                ///< [N] of `projection`
 };
 
 constexpr bool is_norm(TensorRole role) {
-    return role == TensorRole::final_norm || role == TensorRole::input_norm || role == TensorRole::post_norm ||
-           role == TensorRole::q_norm || role == TensorRole::k_norm;
+    return role != TensorRole::embed_tokens && role != TensorRole::lm_head && role != TensorRole::linear &&
+           role != TensorRole::bias;
 }
 
 struct TensorRule {
@@ -33,12 +36,19 @@ struct TensorRule {
     LinearId id;  ///< layer -1: not in a layer; the projection is that of a linear or a bias
     std::vector<int64_t> shape;
     bool may_be_quantised = false;  ///< matrices: linears, embeddings and lm_head
+    float offset = 0;               ///< the model computes with the stored values and this (ModelSpec::norm_offset)
 };
+
+/// "input_layernorm", …: what a layer's norm of the residual stream or of what is added to it is called; empty: the
+/// model has none there.
+std::string_view layer_norm_name(const ModelSpec& spec, TensorRole role);
 
 /// All tensors of a model, layer by layer (embeddings first, then layers, final norm, lm_head unless tied).
 std::vector<TensorRule> tensor_table(const ModelSpec& spec);
 
 /// Keys that some checkpoints hold and nobody needs (rotary_emb.inv_freq; lm_head.weight of a tied model).
 bool is_ignorable_tensor(const ModelSpec& spec, const std::string& hf_name);
+/// Tensors of the model that this one is a part of: no pass reads them, and a merged model has them as they are.
+bool is_of_another_part(const ModelSpec& spec, const std::string& hf_name);
 
 }  // namespace unsloth::spec

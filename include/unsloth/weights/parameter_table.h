@@ -25,6 +25,7 @@ struct Parameter {
     std::vector<int64_t> shape;
     int64_t offset = 0;  ///< in elements, a multiple of 256
     bool decays = true;  ///< weight decay applies
+    float shift = 0;     ///< its values are the model's of that name and this (TensorRule::offset)
     int64_t elements() const;
     int64_t blocks() const;  ///< of the optimizer's, that it takes
     /// Which of the optimizer's learning rates it has: LoRA+ gives those of B (and of DoRA's magnitudes, as PEFT does)

@@ -11,6 +11,10 @@ namespace {
 std::vector<std::string> projection_list() {
     return {spec::projection_names.begin(), spec::projection_names.end()};
 }
+/// Of a model with qkv_proj or gate_up_proj that is all projections, too (spec::for_model).
+std::vector<std::string> all_projections() {
+    return {spec::projection_names.begin(), spec::projection_names.begin() + spec::separate_projections};
+}
 
 }  // namespace
 
@@ -195,9 +199,9 @@ void declare_lora(OptionSet& options, LoraOptions& lora) {
         .unused_with("lora.finetuning_type", {"full"});
     options.add("target_modules", lora.target_modules, "Projections that get an adapter.")
         .one_of(projection_list())
-        .synonym("all-linear", projection_list())
-        .synonym(Json::array({"all-linear"}), projection_list())
-        .synonym(nullptr, projection_list())
+        .synonym("all-linear", all_projections())
+        .synonym(Json::array({"all-linear"}), all_projections())
+        .synonym(nullptr, all_projections())
         .suggested_for({"lora_target", "lora_target_modules", "target"})
         .not_with("lora.finetuning_type", {"full"})
         .because("full training has no adapters");

@@ -2,6 +2,7 @@
 // of what llama.cpp calls and gives them. All else of a family is in its config.json.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -12,9 +13,9 @@
 
 namespace unsloth::formats {
 
-/// How a family's config.json tells in what its layers differ. `read` fills spec.layers, which has one for each layer
-/// with full attention, and what these refer to.
-struct LayerKeys {
+/// What a family's config.json has keys of its own for: in what its layers differ, and multipliers. `read` fills
+/// spec.layers, which has one for each layer with full attention, and what these refer to.
+struct FamilyKeys {
     void (*read)(const JsonReader& config, spec::ModelSpec& spec);
     void (*write)(const spec::ModelSpec& spec, Json& config);
 };
@@ -26,6 +27,18 @@ struct GgufArchitecture {
     bool all_biases = false;      ///< has tensors for the biases of the output projection and of the MLP
     bool rope_divisors = false;   ///< has rope_freqs.weight, which llama3's scaling needs
     bool any_head_size = true;    ///< heads need not be hidden_size wide together
+    bool query_beta = false;      ///< reads RopeSpec::query_beta
+    bool longrope = false;        ///< has tensors for the factors of longrope
+    bool multipliers = false;     ///< reads those of embeddings, residual stream, scores and logits
+    /// What it knows of layers with a window.
+    enum class Windows : uint8_t {
+        none,
+        common,      ///< one for all layers
+        by_layer,    ///< which layers have one; the others' scaled rope is not theirs
+        five_of_six  ///< all layers but each sixth have one, with a rope of theta 10000
+    };
+    Windows windows = Windows::none;
+    int64_t no_rope_interval = 0;  ///< each layer of this number has no rope; 0: all have one
     enum class Large : uint8_t { none, grouped, all };
     Large large = Large::none;  ///< which models of 80 layers it takes for one of 70 billion parameters
 };
@@ -44,11 +57,47 @@ struct Family {
     bool attention_bias_key = false;       ///< attention_bias says whether q, k, v and o have biases
     bool mlp_bias_key = false;             ///< mlp_bias says whether gate, up and down have
     bool qkv_bias = false;                 ///< q, k and v always have biases
-    bool qk_norm = false;                  ///< RMSNorm over head_dim on q and k
-    const LayerKeys* layers = nullptr;     ///< nullptr: they are alike
+    bool qk_norm = false;                  ///< RMSNorm on q and k, over head_dim
+    bool qk_norm_of_all_heads = false;     ///< or over all heads together
+    spec::NormPlacement norms = spec::NormPlacement::before;
+    double norm_offset = 0;  ///< norms multiply by their weight and this
+    spec::GateActivation gate_activation = spec::GateActivation::silu;
+    std::string_view activation_key = "hidden_act";
+    bool fused = false;             ///< one matrix for q, k and v, and one for gate and up
+    bool query_beta = false;        ///< reads llama_4_scaling_beta
+    bool partial_rotation = false;  ///< reads partial_rotary_factor
+    bool longrope_by_old_names =
+        false;                         ///< "su" and "yarn" mean longrope, and the original length is beside the object
+    bool ropes_by_layer_type = false;  ///< one for layers of full attention, one for those with a window
+    const FamilyKeys* keys = nullptr;  ///< nullptr: it has none
+    /// An object: values of keys that config.json may leave out, where they are not those that all families share.
+    std::string_view defaults = {};
 };
 
-extern const Family llama_family, mistral_family, qwen2_family, qwen3_family;
+/// A model of several parts, of which this program trains the one for text.
+struct Whole {
+    std::string_view model_type, class_name;
+    std::string_view text_type;  ///< of the part, where its text_config does not say
+    bool tied = false;           ///< tie_word_embeddings where config.json does not say; the part's own does not count
+};
+const Whole* find_whole(std::string_view model_type);
+
+extern const Family llama_family, mistral_family, ministral3_family, qwen2_family, qwen3_family, granite_family,
+    smollm3_family, phi3_family, gemma3_family, olmo3_family;
+
+/// "silu", "gelu_pytorch_tanh": as config.json says it.
+constexpr std::string_view activation_name(spec::GateActivation activation) {
+    return activation == spec::GateActivation::silu ? "silu" : "gelu_pytorch_tanh";
+}
+/// Of each layer whether it has a window, by layer_types; without these full_attention(layer) decides.
+std::vector<bool> windowed_layers(const JsonReader& config, const spec::ModelSpec& spec,
+                                  const std::function<bool(int64_t layer)>& windowed);
+/// "sliding_attention" or "full_attention" for each layer.
+Json layer_types(const spec::ModelSpec& spec);
+/// The window that all layers with one share; 0: none has one. CheckError where they differ.
+int64_t common_window(const spec::ModelSpec& spec);
+/// Where a key has a value but null or false: Error "model.unsupported" by its name.
+void refuse_key(const JsonReader& config, std::string_view key);
 
 /// nullptr: none has this model_type.
 const Family* find_family(std::string_view model_type);

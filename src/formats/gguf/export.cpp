@@ -21,7 +21,11 @@ Item model_item(const spec::ModelSpec& spec, const TensorSource& source) {
     item.decl = {gguf_tensor_name(source.rule), GgmlType::f32, source.rule.shape};
     item.source = source.rule.hf_name;
     item.drop = [&source] { source.drop(); };
-    item.read = [&source](int64_t begin, int64_t end, float* out) { source.read_f32(begin, end, out); };
+    item.read = [&source](int64_t begin, int64_t end, float* out) {
+        source.read_f32(begin, end, out);
+        if (const float offset = source.rule.offset; offset != 0)
+            for (int64_t i = 0; i < (end - begin) * source.cols(); ++i) out[i] += offset;
+    };
     if (source.rule.role == spec::TensorRole::linear && gguf::permutes_heads(spec) && is_query_or_key(source.rule))
         item.head_dim = spec.head_dim;
     return item;
@@ -104,8 +108,8 @@ GgufReport export_model_gguf(const WeightFile& model, const spec::Vocabulary& vo
 
     std::vector<Item> items;
     gguf::TypeSetter types;
-    if (std::vector<float> divisors = gguf::rope_divisors(spec); !divisors.empty())
-        items.push_back(vector_item("rope_freqs.weight", "rope_scaling", std::move(divisors)));
+    for (auto& [name, values] : gguf::rope_tensors(spec))
+        items.push_back(vector_item(name, "rope_scaling", std::move(values)));
     for (const TensorSource& source : model.tensors.all()) {
         if (source.rule.role == spec::TensorRole::bias && gguf::permutes_heads(spec) && is_query_or_key(source.rule)) {
             items.push_back(bias_item(spec, source));

@@ -19,9 +19,15 @@ void add_rope_fields(const spec::ModelSpec& spec, const std::string& prefix, Ggu
     using Type = spec::RopeSpec::Type;
     const spec::RopeSpec& rope = spec.ropes.front();
     out.add(prefix + "rope.freq_base", static_cast<float>(rope.theta));
-    out.add(prefix + "rope.dimension_count", u32(spec.head_dim));
-    if (rope.type != Type::linear && rope.type != Type::yarn) return;
+    out.add(prefix + "rope.dimension_count", u32(spec.rotary_dim(rope)));
+    if (rope.query_beta != 0) out.add(prefix + "attention.temperature_scale", static_cast<float>(rope.query_beta));
     const std::string scaling = prefix + "rope.scaling.";
+    if (rope.type == Type::longrope) {
+        const int64_t original = rope.original_max_position_embeddings;
+        out.add(scaling + "original_context_length", u32(original > 0 ? original : spec.max_position_embeddings));
+        out.add(scaling + "attn_factor", spec::rope_frequencies(spec, 1).attention_scaling);
+    }
+    if (rope.type != Type::linear && rope.type != Type::yarn) return;
     out.add(scaling + "type", rope.type == Type::linear ? "linear" : "yarn");
     out.add(scaling + "factor", static_cast<float>(rope.factor));
     if (rope.type == Type::linear) return;
@@ -29,6 +35,10 @@ void add_rope_fields(const spec::ModelSpec& spec, const std::string& prefix, Ggu
     out.add(scaling + "original_context_length", u32(original > 0 ? original : spec.max_position_embeddings));
     out.add(scaling + "yarn_beta_fast", static_cast<float>(rope.beta_fast));
     out.add(scaling + "yarn_beta_slow", static_cast<float>(rope.beta_slow));
+    // Its log multiplier is the model's mscale_all_dim where mscale is 1: it then computes the factor as the model
+    // does.
+    if (family_of(spec).gguf.query_beta && !rope.attention_factor && rope.mscale == 1.0 && rope.mscale_all_dim)
+        return out.add(scaling + "yarn_log_multiplier", static_cast<float>(*rope.mscale_all_dim));
     // llama.cpp multiplies by 0.1 ln(factor) + 1 whatever the model says; this is the rest.
     const double theirs = rope.factor > 1 ? 0.1 * std::log(rope.factor) + 1 : 1.0;
     const double rest = static_cast<double>(spec::rope_frequencies(spec, 1).attention_scaling) / theirs;
@@ -59,6 +69,50 @@ void add_chat_templates(const spec::Vocabulary& vocabulary, GgufMetadata& out) {
     if (!others.empty()) out.add("tokenizer.chat_templates", others);
 }
 
+using Windows = GgufArchitecture::Windows;
+
+bool ropes_of_layers_are_known(const spec::ModelSpec& spec, const GgufArchitecture& architecture) {
+    for (std::size_t i = 0; i < spec.layers.size(); ++i) {
+        const spec::LayerSpec& layer = spec.layers[i];
+        const auto number = static_cast<int64_t>(i) + 1;
+        const int64_t interval = architecture.no_rope_interval;
+        const bool none = interval > 0 && number % interval == 0, windowed = layer.window > 0;
+        const bool local = architecture.windows == Windows::by_layer || architecture.windows == Windows::five_of_six;
+        if (layer.rope != (none ? spec::LayerSpec::no_rope : local && windowed ? 1 : 0)) return false;
+        if (architecture.windows == Windows::five_of_six && windowed != (number % 6 != 0)) return false;
+        if (!local || !windowed) continue;
+        const spec::RopeSpec& rope = spec.ropes[1];
+        const double theta = architecture.windows == Windows::five_of_six ? 10000.0 : spec.ropes[0].theta;
+        if (rope.type != spec::RopeSpec::Type::standard || rope.theta != theta) return false;
+    }
+    return true;
+}
+
+/// llama.cpp takes head_dim^-0.5, and of a Gemma 3 of 62 layers the size that heads would have of the hidden size.
+bool scale_is_known(const spec::ModelSpec& spec) {
+    const int64_t size = spec.num_layers == 62 ? spec.hidden_size / spec.num_heads : spec.head_dim;
+    return std::abs(*spec.score_scale * std::sqrt(static_cast<double>(size)) - 1) < 1e-6;
+}
+
+void add_window_fields(const spec::ModelSpec& spec, const std::string& prefix, GgufMetadata& out) {
+    const Windows windows = family_of(spec).gguf.windows;
+    if (windows == Windows::none) return;
+    const int64_t window = common_window(spec);
+    if (window > 0 || windows == Windows::common) out.add(prefix + "attention.sliding_window", u32(window));
+    if (windows != Windows::by_layer || window == 0) return;
+    std::vector<bool> windowed;
+    for (const spec::LayerSpec& layer : spec.layers) windowed.push_back(layer.window > 0);
+    out.add(prefix + "attention.sliding_window_pattern", windowed);
+}
+
+void add_multipliers(const spec::ModelSpec& spec, const std::string& prefix, GgufMetadata& out) {
+    if (!family_of(spec).gguf.multipliers) return;
+    out.add(prefix + "embedding_scale", static_cast<float>(spec.embedding_multiplier));
+    out.add(prefix + "residual_scale", static_cast<float>(spec.residual_multiplier));
+    if (spec.score_scale) out.add(prefix + "attention.scale", static_cast<float>(*spec.score_scale));
+    out.add(prefix + "logit_scale", static_cast<float>(spec.logits_divisor));
+}
+
 }  // namespace
 
 std::string architecture_name(const spec::ModelSpec& spec) {
@@ -82,16 +136,18 @@ void check_expressible(const spec::ModelSpec& spec) {
     if (!architecture.any_head_size && spec.q_size() != spec.hidden_size)
         refuse("heads that are not hidden_size wide together");
     const spec::RopeSpec& rope = spec.ropes.front();
-    if (rope.type == spec::RopeSpec::Type::longrope) refuse("RoPE scaling of type longrope that this program writes");
+    if (rope.type == spec::RopeSpec::Type::longrope && !architecture.longrope)
+        refuse("RoPE scaling of type longrope that this program writes");
     if (rope.type == spec::RopeSpec::Type::dynamic)
         log::warning("llama.cpp has no dynamic RoPE: positions from ", spec.max_position_embeddings, " on will differ");
     if (rope.type == spec::RopeSpec::Type::yarn && (rope.beta_fast != 32 || rope.beta_slow != 1 || !rope.truncate))
         log::warning("llama.cpp reads neither beta_fast and beta_slow nor truncate of YaRN for '", architecture.name,
                      "': give them to it by --yarn-beta-fast ", rope.beta_fast, " --yarn-beta-slow ", rope.beta_slow);
-    if (std::ranges::any_of(spec.layers, [](const spec::LayerSpec& layer) { return layer.rope != 0; }))
-        refuse("layers whose positions are encoded in another way");
+    if (!ropes_of_layers_are_known(spec, architecture)) refuse("layers whose positions are encoded in another way");
+    if (spec.score_scale && !architecture.multipliers && !scale_is_known(spec))
+        refuse("scale of attention's scores but by the size of heads");
     const auto layer = std::ranges::find_if(spec.layers, [](const spec::LayerSpec& layer) { return layer.window > 0; });
-    if (layer != spec.layers.end())
+    if (layer != spec.layers.end() && architecture.windows == GgufArchitecture::Windows::none)
         log::warning("llama.cpp has no sliding window for '", architecture.name, "': texts beyond ", layer->window,
                      " tokens will see more of what came before");
 }
@@ -114,6 +170,8 @@ void add_model_fields(const spec::ModelSpec& spec, const GgufExportOptions& opti
     out.add(prefix + "attention.layer_norm_rms_epsilon", static_cast<float>(spec.rms_norm_eps));
     out.add(prefix + "vocab_size", u32(spec.vocab_size));
     add_rope_fields(spec, prefix, out);
+    add_window_fields(spec, prefix, out);
+    add_multipliers(spec, prefix, out);
 }
 
 void add_vocabulary_fields(const spec::ModelSpec& spec, const spec::Vocabulary& vocabulary, GgufMetadata& out) {
@@ -158,14 +216,21 @@ void add_vocabulary_fields(const spec::ModelSpec& spec, const spec::Vocabulary& 
     add_chat_templates(vocabulary, out);
 }
 
-std::vector<float> rope_divisors(const spec::ModelSpec& spec) {
-    if (spec.ropes.front().type != spec::RopeSpec::Type::llama3) return {};
+RopeTensors rope_tensors(const spec::ModelSpec& spec) {
+    const spec::RopeSpec& rope = spec.ropes.front();
+    const auto floats = [](const std::vector<double>& values) {
+        return std::vector<float>(values.begin(), values.end());
+    };
+    if (rope.type == spec::RopeSpec::Type::longrope)
+        return {{"rope_factors_long.weight", floats(rope.long_factor)},
+                {"rope_factors_short.weight", floats(rope.short_factor)}};
+    if (rope.type != spec::RopeSpec::Type::llama3) return {};
     spec::ModelSpec unscaled = spec;
     unscaled.ropes.front().type = spec::RopeSpec::Type::standard;
     std::vector<float> divisors = spec::rope_frequencies(unscaled, 1).inv_freq;
     const std::vector<float> scaled = spec::rope_frequencies(spec, 1).inv_freq;
     for (std::size_t i = 0; i < divisors.size(); ++i) divisors[i] /= scaled[i];
-    return divisors;
+    return {{"rope_freqs.weight", std::move(divisors)}};
 }
 
 }  // namespace unsloth::formats::gguf

@@ -20,7 +20,8 @@ void add_model_fields(const spec::ModelSpec& spec, const GgufExportOptions& opti
 /// Input Error when the vocabulary has more tokens than the model.
 void add_vocabulary_fields(const spec::ModelSpec& spec, const spec::Vocabulary& vocabulary, GgufMetadata& out);
 
-/// rope_freqs.weight: what llama.cpp divides the angles by, head_dim / 2 values; empty where it needs none.
-std::vector<float> rope_divisors(const spec::ModelSpec& spec);
+/// Tensors that say how a rope is scaled, by name: what each frequency is divided by.
+using RopeTensors = std::vector<std::pair<std::string, std::vector<float>>>;
+RopeTensors rope_tensors(const spec::ModelSpec& spec);
 
 }  // namespace unsloth::formats::gguf

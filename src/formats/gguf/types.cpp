@@ -9,7 +9,7 @@ namespace unsloth::formats {
 namespace {
 
 constexpr std::array<const char*, spec::projection_count> projection_stems = {
-    "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"};
+    "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "attn_qkv", "ffn_up"};
 
 /// llama.cpp spends more bits on the first and last eighth of the layers, and on every third between.
 bool deserves_more_bits(int64_t layer, int64_t layers) {
@@ -70,6 +70,10 @@ std::string gguf_tensor_name(const spec::TensorRule& rule) {
             return "output_norm.weight";
         case spec::TensorRole::input_norm:
             return in_layer("attn_norm", ".weight");
+        case spec::TensorRole::attention_out_norm:
+            return in_layer("post_attention_norm", ".weight");
+        case spec::TensorRole::mlp_out_norm:
+            return in_layer("post_ffw_norm", ".weight");
         case spec::TensorRole::post_norm:
             return in_layer("ffn_norm", ".weight");
         case spec::TensorRole::q_norm:

@@ -78,6 +78,11 @@ void GgufMetadata::add(std::string_view key, const std::vector<float>& values) {
     for (const float value : values) put(bytes_, value);
 }
 
+void GgufMetadata::add(std::string_view key, const std::vector<bool>& values) {
+    start_array(key, GgufValueType::boolean, values.size());
+    for (const bool value : values) put(bytes_, static_cast<uint8_t>(value));
+}
+
 int64_t GgufTensorDecl::elements() const {
     int64_t product = 1;
     for (const int64_t size : shape) {

@@ -1,0 +1,281 @@
+// Model families against transformers and PEFT: logits, eight steps of LoRA, greedy answers (tests/golden/families; the
+// full sets where UNSLOTH_SHARED names the collection). Bounds are the sets' own.
+#include "train/mesh_ranks.h"
+#include "unsloth/formats/model_writer.h"
+#include "unsloth/formats/peft.h"
+
+namespace unsloth {
+namespace {
+
+using namespace test;
+
+const std::vector<std::string> families = {"ministral3",  "granite", "phi3",   "phi3_longrope",
+                                           "gemma3_text", "olmo3",   "smollm3"};
+
+fs::path set_of(const std::string& family) {
+    const char* const shared = std::getenv("UNSLOTH_SHARED");
+    const fs::path full = shared != nullptr ? fs::path(shared) / "golden/families" / family : fs::path();
+    return !full.empty() && fs::exists(full) ? full : golden("families/" + family);
+}
+
+nlohmann::json json_of(const std::string& family, const char* name) {
+    return read_json(unpacked(set_of(family)) / name);
+}
+
+/// A packed row's documents, each of which begins at position 0.
+std::vector<std::vector<int32_t>> documents(const nlohmann::json& row) {
+    std::vector<std::vector<int32_t>> all;
+    const auto ids = row["input_ids"].get<std::vector<int32_t>>();
+    for (std::size_t t = 0; t < ids.size(); ++t) {
+        if (t == 0 || (row.contains("position_ids") && row["position_ids"][t] == 0)) all.emplace_back();
+        all.back().push_back(ids[t]);
+    }
+    return all;
+}
+
+/// Without a cache, whose context would decide on LongRoPE's factors.
+LoadedModel load_scoring_model(const fs::path& folder, const std::optional<std::string>& adapter = std::nullopt,
+                               const std::string& device = "cpu", at::ScalarType dtype = at::kFloat) {
+    model::LoadRequest request;
+    request.device = ops::choose_device(device);
+    request.dtype = dtype;
+    request.load_in_4bit = false;
+    request.adapter = adapter;
+    request.sizes.tokens = request.sizes.longest = request.sizes.head_rows = 64;
+    request.sizes.segments = 8;
+    request.run.head_tile = 16;
+    request.sizes.training = false;
+    return load_model(folder, request);
+}
+
+using Case = std::tuple<std::string, std::string, at::ScalarType>;  ///< family, device, type
+
+class FamilyTest : public ::testing::TestWithParam<Case> {
+  protected:
+    void SetUp() override {
+        UNSLOTH_NEEDS_XZ();
+        UNSLOTH_NEEDS_DEVICE(device);
+    }
+    fs::path model() const { return unpacked(set_of(family) / "model"); }
+    LoadedModel scoring(const fs::path& of, const std::optional<std::string>& adapter = std::nullopt) const {
+        return load_scoring_model(of, adapter, device, dtype);
+    }
+    const std::string family = std::get<0>(GetParam()), device = std::get<1>(GetParam());
+    const at::ScalarType dtype = std::get<2>(GetParam());
+    const bool fp32 = dtype == at::kFloat;
+    ScratchFolder folder;
+};
+
+TEST_P(FamilyTest, LogitsEqualTheReference) {
+    const nlohmann::json forward = json_of(family, "forward.json");
+    const double bound =
+        fp32 ? forward["tolerance"]["logits_max_abs"].get<double>() : 2 * forward["spread"]["bf16_rms"].get<double>();
+    const LoadedModel loaded = scoring(model());
+    double most = 0;
+    for (const auto& [name, expected] : read_tensors(unpacked(set_of(family)) / "logits.safetensors")) {
+        const auto row = static_cast<std::size_t>(std::stoi(name.substr(name.find('.') + 1)));
+        const at::Tensor got = score_every_position(*loaded.model, documents(forward["rows"][row])).logits_TV;
+        ASSERT_EQ(got.sizes(), expected.sizes());
+        const double off = fp32 ? max_abs(got, expected) : rms(got, expected);
+        EXPECT_LE(off, bound) << name;
+        most = std::max(most, off);
+    }
+    EXPECT_GT(most, 0);
+    std::cout << family << ": logits off by " << most << " of " << bound << "\n";
+}
+
+TEST_P(FamilyTest, TrainsAsTheReference) {
+    const fs::path lora = set_of(family) / "lora";
+    if (!fs::exists(lora)) GTEST_SKIP() << "no reference run";
+    const nlohmann::json metrics = read_json(unpacked(lora) / "metrics.json");
+    std::vector<Row> rows;
+    for (const auto& step : read_json(unpacked(lora) / "batches.json"))
+        for (const auto& micro : step)
+            for (const auto& part : micro) {
+                Row row{part["input_ids"].get<std::vector<int32_t>>(), {}, {}};
+                row.labels = row.ids;
+                std::fill_n(row.labels.begin(), part["prompt"].get<int>(), data::ignore_label);
+                rows.push_back(std::move(row));
+            }
+    write_rows(folder / "rows.jsonl", rows);
+    const Course course = train_all(make_config({"--model.path",
+                                                 model().string(),
+                                                 "--model.adapter_name_or_path",
+                                                 unpacked(lora / "initial").string(),
+                                                 "--model.load_in_4bit",
+                                                 "false",
+                                                 "--model.dtype",
+                                                 fp32 ? "float32" : "bfloat16",
+                                                 "--hardware.device",
+                                                 device,
+                                                 "--data.train_file",
+                                                 (folder / "rows.jsonl").string(),
+                                                 "--training.output_dir",
+                                                 (folder / "out").string(),
+                                                 "--training.per_device_train_batch_size",
+                                                 "2",
+                                                 "--training.gradient_accumulation_steps",
+                                                 "2",
+                                                 "--training.max_steps",
+                                                 "8",
+                                                 "--training.learning_rate",
+                                                 "0.001",
+                                                 "--training.lr_scheduler_type",
+                                                 "cosine",
+                                                 "--training.warmup_steps",
+                                                 "2",
+                                                 "--training.weight_decay",
+                                                 "0.01",
+                                                 "--training.max_grad_norm",
+                                                 "1.0"}));
+    const nlohmann::json& steps = metrics["steps"];
+    const auto bound = [&](const char* key) {
+        return fp32 ? metrics["tolerance"][key].get<double>()
+                    : 2 * metrics["spread"]["bf16_products"][key].get<double>();
+    };
+    ASSERT_EQ(course.steps.size(), steps.size());
+    double loss_off = 0, norm_off = 0, final_off = 0;
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+        const auto& got = course.steps[i].outcome;
+        const auto norm = steps[i]["grad_norm"].get<double>();
+        EXPECT_EQ(course.steps[i].labels, steps[i]["tokens"].get<int64_t>());
+        loss_off = std::max(loss_off, std::abs(got.loss - steps[i]["loss"].get<double>()));
+        norm_off = std::max(norm_off, std::abs(got.grad_norm - norm) / norm);
+    }
+    if (fs::exists(lora / "final")) {
+        const Tensors final_values = read_tensors(unpacked(lora / "final") / "adapter_model.safetensors");
+        ASSERT_EQ(final_values.size(), course.final_values.size());
+        for (const auto& [name, expected] : final_values)
+            final_off = std::max(final_off, relative_frobenius(course.final_values.at(name), expected));
+    }
+    EXPECT_LE(loss_off, bound("loss_max_abs"));
+    EXPECT_LE(norm_off, bound("grad_norm_max_rel"));
+    EXPECT_LE(final_off, bound("final_max_rel_frobenius"));
+    std::cout << family << ": losses off by " << loss_off << ", norms " << norm_off << ", adapter " << final_off
+              << "\n";
+}
+
+TEST_P(FamilyTest, AnswersAsTheReference) {
+    if (!fp32) GTEST_SKIP() << "16 bits may choose other tokens";
+    for (const auto& answer : json_of(family, "generate.json")) {
+        std::vector<int32_t> next = answer["prompt_ids"].get<std::vector<int32_t>>(), got;
+        const auto expected = answer["ids"].get<std::vector<int32_t>>();
+        // LongRoPE's factors follow the longest context.
+        const auto longest = static_cast<int64_t>(next.size() + expected.size());
+        const LoadedModel loaded = load_model(model(), device, dtype, false, longest, 1);
+        Continued sequence(*loaded.model);
+        while (got.size() < expected.size()) got.push_back((next = {sequence.next(next)}).front());
+        EXPECT_EQ(got, expected) << answer["text"];
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, FamilyTest,
+                         ::testing::Combine(::testing::ValuesIn(families), ::testing::ValuesIn(built_devices()),
+                                            ::testing::Values(at::kFloat, at::kBFloat16)),
+                         [](const auto& info) {
+                             return cat(std::get<0>(info.param), "_", std::get<1>(info.param), "_",
+                                        c10::toString(std::get<2>(info.param)));
+                         });
+
+at::Tensor logits_of(const fs::path& model, const std::vector<int32_t>& row,
+                     const std::optional<std::string>& adapter = std::nullopt) {
+    const LoadedModel loaded = load_scoring_model(model, adapter);
+    return score_every_position(*loaded.model, {row}).logits_TV;
+}
+
+std::vector<int32_t> long_row(const std::string& family) {
+    return json_of(family, "forward.json")["rows"][1]["input_ids"].get<std::vector<int32_t>>();
+}
+
+void merge(const fs::path& model, const fs::path& adapter, const fs::path& to, spec::WeightType type) {
+    const formats::WeightFile base = formats::WeightFile::open(model.string());
+    const formats::Adapter trained = formats::read_adapter(adapter, base.spec);
+    fs::create_directories(to);
+    formats::write_model(formats::MergedModel(base, &trained), to, {.type = type});
+}
+
+TEST(Families, MergeWhatTheyComputeWithAnAdapter) {
+    UNSLOTH_NEEDS_XZ();
+    for (const std::string& family : families) {
+        if (!fs::exists(set_of(family) / "lora")) continue;
+        const fs::path model = unpacked(set_of(family) / "model"), adapter = unpacked(set_of(family) / "lora/initial");
+        const ScratchFolder folder;
+        merge(model, adapter, folder / "merged", spec::WeightType::f32);
+        const std::vector<int32_t> row = long_row(family);
+        const at::Tensor with_adapter = logits_of(model, row, adapter.string());
+        EXPECT_LE(max_abs(logits_of(folder / "merged", row), with_adapter), 1e-4) << family;
+        EXPECT_GT(max_abs(logits_of(model, row), with_adapter), 1e-3) << family;
+    }
+}
+
+/// In the folder of a model that the family is the text part of, as the hub has it, with an adapter under PEFT's names.
+TEST(Families, AreTheSameAsPartsOfOtherModels) {
+    UNSLOTH_NEEDS_XZ();
+    for (const std::string family : {"ministral3", "gemma3_text"}) {
+        if (!fs::exists(set_of(family) / "model_hub")) GTEST_SKIP() << "UNSLOTH_SHARED does not name the collection";
+        const fs::path hub = unpacked(set_of(family) / "model_hub"), model = unpacked(set_of(family) / "model"),
+                       adapter = unpacked(set_of(family) / "lora/initial_hub");
+        const std::vector<int32_t> row = long_row(family);
+        EXPECT_TRUE(same_bits(logits_of(hub, row, adapter.string()),
+                              logits_of(model, row, unpacked(set_of(family) / "lora/initial").string())));
+        // A merged model has the other parts as they were.
+        const ScratchFolder folder;
+        merge(hub, adapter, folder / "merged", spec::WeightType::automatic);
+        const formats::WeightFile base = formats::WeightFile::open(hub.string()),
+                                  merged = formats::WeightFile::open((folder / "merged").string());
+        ASSERT_GT(base.tensors.others.size(), 4U);
+        ASSERT_EQ(merged.tensors.others.size(), base.tensors.others.size());
+        for (const formats::TensorView* const other : base.tensors.others)
+            EXPECT_TRUE(std::ranges::equal(merged.checkpoint.at(other->name).data, other->data)) << other->name;
+    }
+}
+
+/// What each family adds to Llama, in a model of sizes that ranks divide.
+const std::vector<Kind> family_kinds = {
+    {"granite", "granite", R"("embedding_multiplier": 1.75, "attention_multiplier": 0.11, "residual_multiplier": 0.45,
+         "logits_scaling": 3.0, "tie_word_embeddings": true)"},
+    {"ministral3", "ministral3", R"("rope_scaling": {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0,
+         "mscale_all_dim": 1.0, "original_max_position_embeddings": 4, "llama_4_scaling_beta": 0.3})"},
+    {"smollm3", "smollm3", R"("no_rope_layers": [1, 0], "tie_word_embeddings": true)"},
+    {"phi3", "phi3", R"("partial_rotary_factor": 0.125, "original_max_position_embeddings": 8, "sliding_window": 6,
+         "rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.3],
+         "long_factor": [1.5, 2.0, 3.0, 4.0]})"},
+    {"gemma3", "gemma3_text", R"("sliding_window": 4, "sliding_window_pattern": 2, "query_pre_attn_scalar": 50)"},
+    {"olmo3", "olmo3", R"("sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"],
+         "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8})"}};
+
+class FamilyMeshTest : public MeshTest {};
+
+TEST_F(FamilyMeshTest, RanksTrainAsOneProcess) {
+    for (Kind kind : family_kinds)
+        for (const bool full : {false, true}) {
+            kind.name += full ? " full" : "";
+            kind.flags = full ? Flags{"--lora.finetuning_type", "full"} : all_adapters;
+            const Result one = train_rank(config(kind), nullptr, 2, 2);
+            for (const char* const way : {"tp", "cp", "pp"}) {
+                const std::string text = cat(kind.name, " ", way);
+                if (way == std::string("tp") && (kind.type == "phi3" || kind.type == "olmo3")) {
+                    const spec::ModelSpec whole = formats::parse_model_spec(config_json(kind), kind.name);
+                    EXPECT_THROW(spec::slice(whole, {.rank = 0, .size = 2}), Error) << text;
+                    continue;
+                }
+                const config::LoadedConfig loaded = config(kind, {cat("--distributed.", way, "_size"), "2"});
+                for (const Result& rank : train_ranks(loaded, 2, 2, 2)) expect_same_course(rank, one, text);
+            }
+        }
+}
+
+TEST_F(FamilyMeshTest, RecomputedLayersTrainTheSame) {
+    for (Kind kind : family_kinds) {
+        kind.flags = all_adapters + Flags{"--lora.use_dora", "true"};
+        const Result kept = train_rank(config(kind, {"--training.gradient_checkpointing", "none"}), nullptr, 2);
+        for (const char* const keep : {"mlp", "attention", "full", "full+offload"}) {
+            const Result got = train_rank(config(kind, {"--training.gradient_checkpointing", keep}), nullptr, 2);
+            EXPECT_EQ(got.losses, kept.losses) << kind.name << " " << keep;
+            expect_same_bits(got.values, kept.values);
+        }
+    }
+}
+
+}  // namespace
+}  // namespace unsloth
