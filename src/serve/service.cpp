@@ -203,6 +203,7 @@ void Service::version(const Call& call) {
 }
 
 void Service::metrics(const Call& call) {
+    engine_.report();
     call.send(200, metrics_.text(), "text/plain; version=0.0.4; charset=utf-8");
 }
 
