@@ -197,10 +197,10 @@ void spell(Builder& builder, int32_t from, const CodePoints& given, Spelling spe
                            [&](const auto& range) { return range.first <= point && point <= range.second; });
     };
     CodePoints rest;
-    for (const auto& [first, last] : points) {  // without control characters, quotes and backslashes
+    for (const auto& range : points) {  // without control characters, quotes and backslashes
         const auto add = [&](uint32_t low, uint32_t high) {
-            if (std::max(first, low) <= std::min(last, high))
-                rest.emplace_back(std::max(first, low), std::min(last, high));
+            const uint32_t first = std::max(range.first, low), last = std::min(range.second, high);
+            if (first <= last) rest.emplace_back(first, last);
         };
         add(0x20, '"' - 1);
         add('"' + 1, '\\' - 1);

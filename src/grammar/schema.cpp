@@ -19,6 +19,7 @@ using Json = nlohmann::ordered_json;
 constexpr std::size_t longest_schema = std::size_t{1} << 20;
 constexpr int deepest_schema = 100;
 constexpr int64_t most_items = 10'000, most_digits = 15;
+constexpr std::size_t longest_name = 256, most_name_bytes = 20'000;  // where other names are allowed too
 
 constexpr std::string_view annotations[] = {"title", "description", "default",  "examples",     "$schema",
                                             "$id",   "$comment",    "readOnly", "writeOnly",    "deprecated",
@@ -223,7 +224,9 @@ class SchemaParser {
         const auto own = std::ranges::find(all, type, &Type::name);
         if (own == all.end()) refuse_keyword("type", cat("is '", type.substr(0, 40), "', which is no type"));
         for (const auto& [key, value] : schema.items()) {
-            const auto is = [&](const Type& one) { return std::ranges::find(one.keywords, key) != one.keywords.end(); };
+            const auto is = [&key = key](const Type& one) {
+                return std::ranges::find(one.keywords, key) != one.keywords.end();
+            };
             if (is_annotation(key) || key == "nullable" || key == "type" || is(*own)) continue;
             if (alone || std::none_of(all.begin(), all.end(), is))
                 refuse_keyword(key, cat("is not supported for type ", type));
@@ -445,7 +448,7 @@ class SchemaParser {
         };
         const auto comma = [&] { return join({text(","), call("space")}); };
         for (const auto& [name, schema] : named.items()) {
-            const auto member = [&] {
+            const auto member = [&, &name = name, &schema = schema] {
                 return join({text(written(name)), text(":"), call("space"), value_of(schema, depth)});
             };
             const int32_t next_none = builder_.node(), next_some = builder_.node();
@@ -478,7 +481,14 @@ class SchemaParser {
         const CodePoints plain_characters = {{0x20, '"' - 1}, {'"' + 1, '\\' - 1}, {'\\' + 1, last_code_point}};
         const CodePoints clean = normalised(plain_characters);
         std::set<std::u32string> names;
-        for (const auto& [name, schema] : named.items()) names.insert(characters_of(name));
+        std::size_t characters = 0;
+        for (const auto& [name, schema] : named.items()) {
+            characters += name.size();
+            if (name.size() > longest_name || characters > most_name_bytes)
+                refuse_keyword("additionalProperties", cat("is supported next to names of ", longest_name,
+                                                           " bytes, and ", most_name_bytes, " together"));
+            names.insert(characters_of(name));
+        }
         const Piece all{builder_.node(), builder_.node()};
         const Piece quote = text("\"");
         builder_.connect(all.from, quote.from);

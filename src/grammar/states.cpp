@@ -9,8 +9,9 @@ namespace unsloth::grammar {
 namespace {
 
 constexpr int32_t unknown = -2;
-constexpr int32_t deepest_call = 400;       ///< JSON nests two calls deep for each bracket
-constexpr std::size_t most_places = 4'000;  ///< at which a text may stand at a time
+constexpr int32_t deepest_call = 400;        ///< JSON nests two calls deep for each bracket
+constexpr std::size_t most_places = 4'000;   ///< at which a text may stand at a time
+constexpr std::size_t most_of_mask = 5'000;  ///< states that one mask may add
 
 }  // namespace
 
@@ -96,24 +97,33 @@ bool States::is_full() {
 }
 
 /// Tokens in the order of their bytes: one begins where the one before had come to with the bytes that they share, and
-/// those that begin with bytes that lead nowhere are skipped.
+/// those that begin with bytes that lead nowhere are skipped. A pattern whose states are too many for one mask gets the
+/// single bytes, and as many of the other tokens as there is room for.
 void States::make_mask(int32_t state) {
     auto mask = std::make_unique<std::vector<uint32_t>>(vocabulary_->words());
     mask_bytes_ += 4 * mask->size();
+    const auto allow = [&](int32_t id) {
+        (*mask)[static_cast<std::size_t>(id) / 32] |= 1U << (static_cast<uint32_t>(id) % 32);
+    };
+    for (const int32_t id : vocabulary_->single_bytes())
+        if (step(state, static_cast<uint8_t>(vocabulary_->bytes(id).front())) != dead) allow(id);
+    const std::size_t most = states_.size() + most_of_mask;
     std::vector<int32_t> along = {state};  // after each byte of the token
     const auto& sorted = vocabulary_->sorted();
-    for (std::size_t i = 0; i < sorted.size();) {
-        const std::string& bytes = vocabulary_->bytes(sorted[i].id);
+    for (std::size_t i = 0; i < sorted.size() && states_.size() < most;) {
+        const std::string_view bytes(vocabulary_->text().data() + sorted[i].begin, sorted[i].size);
         along.resize(std::min<std::size_t>(along.size(), sorted[i].common + std::size_t{1}));
         std::size_t at = along.size() - 1;
         while (at < bytes.size()) {
-            const int32_t next = step(along.back(), static_cast<uint8_t>(bytes[at]));
+            const auto byte = static_cast<uint8_t>(bytes[at]);
+            const int32_t known = states_[static_cast<std::size_t>(along.back())]->next[byte];
+            const int32_t next = known != unknown ? known : step(along.back(), byte);
             if (next == dead) break;
             along.push_back(next);
             ++at;
         }
         if (at == bytes.size()) {
-            (*mask)[static_cast<std::size_t>(sorted[i].id) / 32] |= 1U << (static_cast<uint32_t>(sorted[i].id) % 32);
+            allow(sorted[i].id);
             ++i;
             continue;
         }
@@ -151,11 +161,18 @@ int32_t States::take_over(States& from, int32_t state) {
 
 Vocabulary::Vocabulary(std::vector<std::string> bytes) : bytes_(std::move(bytes)) {
     for (std::size_t id = 0; id < bytes_.size(); ++id)
-        if (!bytes_[id].empty()) sorted_.push_back({static_cast<int32_t>(id), 0});
+        if (!bytes_[id].empty()) sorted_.push_back({static_cast<int32_t>(id)});
+    for (const Entry& entry : sorted_)
+        if (this->bytes(entry.id).size() == 1) single_bytes_.push_back(entry.id);
     std::sort(sorted_.begin(), sorted_.end(), [&](const Entry& a, const Entry& b) {
         const int order = this->bytes(a.id).compare(this->bytes(b.id));
         return order != 0 ? order < 0 : a.id < b.id;
     });
+    for (Entry& entry : sorted_) {
+        entry.size = static_cast<uint32_t>(this->bytes(entry.id).size());
+        entry.begin = text_.size();
+        text_ += this->bytes(entry.id);
+    }
     for (std::size_t i = 1; i < sorted_.size(); ++i) {
         const std::string &before = this->bytes(sorted_[i - 1].id), &here = this->bytes(sorted_[i].id);
         const auto differs = std::mismatch(before.begin(), before.end(), here.begin(), here.end());

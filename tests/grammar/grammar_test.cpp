@@ -283,6 +283,35 @@ TEST(GrammarMasks, TextsOutliveTheirStates) {
     EXPECT_TRUE(matcher.may_end());
 }
 
+/// Tokens that lead to a state each.
+TEST(GrammarMasks, AreBoundedWhateverThePattern) {
+    std::mt19937 random(5);
+    std::vector<std::string> bytes;
+    for (int i = 0; i < 256; ++i) bytes.emplace_back(1, static_cast<char>(i));
+    for (int i = 0; i < 20'000; ++i) {
+        std::string& token = bytes.emplace_back();
+        for (int k = 0; k < 20; ++k) token += static_cast<char>((random() % 2 == 0 ? 'a' : 'A') + random() % 26);
+    }
+    const Pattern pattern{.alternatives = {{{Part::Kind::regex, ".*[a-z].{40}"}}}};
+    Matcher matcher(std::make_shared<MaskCache>(std::make_shared<const Grammar>(pattern),
+                                                std::make_shared<const Vocabulary>(bytes)));
+    std::size_t allowed = 0;
+    const std::span<const uint32_t> mask = matcher.allowed();
+    for (std::size_t id = 0; id < bytes.size(); ++id) {
+        allowed += allows(mask, id) ? 1 : 0;
+        if (id >= 0x20 && id < 0x7F) {
+            EXPECT_TRUE(allows(mask, id)) << "single bytes are always there";
+        }
+    }
+    EXPECT_GT(allowed, 200U);
+    EXPECT_LT(allowed, 15'000U) << "each of them was followed";
+    EXPECT_TRUE(matcher.advance(bytes.back())) << "the text itself may go on so";
+    EXPECT_NE(refusal(Part::Kind::json_schema,
+                      Json{{"properties", {{std::string(1000, 'a'), true}}}, {"additionalProperties", true}}.dump())
+                  .find("'additionalProperties'"),
+              std::string::npos);
+}
+
 TEST(GrammarPattern, RepeatsWithTextsInBetween) {
     const Pattern pattern{.alternatives = {{{Part::Kind::literal, "a"}}, {{Part::Kind::regex, "b+"}}},
                           .begin = "<",

@@ -23,12 +23,18 @@ class Vocabulary {
     struct Entry {
         int32_t id = 0;
         uint32_t common = 0;  ///< bytes that it begins with as the entry before does
+        uint32_t size = 0;
+        std::size_t begin = 0;  ///< of its bytes in text()
     };
     const std::vector<Entry>& sorted() const { return sorted_; }
+    const std::string& text() const { return text_; }  ///< the tokens' bytes in this order: a walk reads them in a row
+    const std::vector<int32_t>& single_bytes() const { return single_bytes_; }  ///< the tokens of one byte
 
   private:
     std::vector<std::string> bytes_;
     std::vector<Entry> sorted_;
+    std::string text_;
+    std::vector<int32_t> single_bytes_;
 };
 
 class States;
