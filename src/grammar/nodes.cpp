@@ -76,6 +76,19 @@ CodePoints complement(const CodePoints& points) {
     return normalised(others);
 }
 
+std::vector<uint32_t> code_points_of(std::string_view text) {
+    std::vector<uint32_t> points;
+    for (std::size_t i = 0; i < text.size();) {
+        const auto lead = static_cast<unsigned char>(text[i]);
+        const std::size_t bytes = lead < 0x80 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+        uint32_t point = bytes == 1 ? lead : lead & (0xFFU >> (bytes + 1));
+        for (std::size_t k = 1; k < bytes; ++k) point = point << 6U | (static_cast<unsigned char>(text[i + k]) & 0x3FU);
+        points.push_back(point);
+        i += bytes;
+    }
+    return points;
+}
+
 int32_t Builder::node() {
     if (nodes_.nodes.size() >= most_nodes) throw Refused(cat("it is too large: more than ", most_nodes, " states"));
     nodes_.nodes.emplace_back();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -40,6 +41,9 @@ constexpr uint32_t last_code_point = 0x10FFFF;
 /// Sorted, without overlaps, without surrogates.
 CodePoints normalised(CodePoints points);
 CodePoints complement(const CodePoints& points);
+
+/// Of a text that is UTF-8.
+std::vector<uint32_t> code_points_of(std::string_view text);
 
 /// A part of a text, from one node to another.
 struct Piece {
@@ -95,6 +99,9 @@ void spell(Builder& builder, int32_t from, const CodePoints& points, Spelling sp
 
 /// A regular expression. `whole`: it matches the text as a whole; else anywhere in it, but for ^ and $.
 Piece regex_piece(Builder& builder, std::string_view pattern, Spelling spelling, bool whole);
+/// A JSON string that is none of these: without escapes, so that it is none of them by another spelling. Refused where
+/// they are too long.
+Piece other_key(Builder& builder, const std::vector<std::string>& taken_names);
 Piece schema_piece(Builder& builder, std::string_view schema);
 Piece object_piece(Builder& builder);
 

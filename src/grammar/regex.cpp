@@ -269,24 +269,11 @@ class RegexParser {
     std::size_t at_ = 0;
 };
 
-std::vector<uint32_t> code_points_of(std::string_view text) {
-    if (first_invalid_utf8(text) != text.size()) refuse_regex("bytes that are not UTF-8");
-    std::vector<uint32_t> points;
-    for (std::size_t i = 0; i < text.size();) {
-        const auto lead = static_cast<unsigned char>(text[i]);
-        const std::size_t bytes = lead < 0x80 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
-        uint32_t point = bytes == 1 ? lead : lead & (0xFFU >> (bytes + 1));
-        for (std::size_t k = 1; k < bytes; ++k) point = point << 6U | (static_cast<unsigned char>(text[i + k]) & 0x3FU);
-        points.push_back(point);
-        i += bytes;
-    }
-    return points;
-}
-
 }  // namespace
 
 Piece regex_piece(Builder& builder, std::string_view pattern, Spelling spelling, bool whole) {
     if (pattern.size() > longest_pattern) refuse_regex(cat("more than ", longest_pattern, " bytes"));
+    if (first_invalid_utf8(pattern) != pattern.size()) refuse_regex("bytes that are not UTF-8");
     return RegexParser(builder, code_points_of(pattern), spelling).parse(whole);
 }
 

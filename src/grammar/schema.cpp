@@ -8,6 +8,7 @@
 #include <set>
 
 #include "grammar/integer_range.h"
+#include "grammar/json_rules.h"
 #include "grammar/nodes.h"
 #include "unsloth/core/error.h"
 
@@ -19,7 +20,6 @@ using Json = nlohmann::ordered_json;
 constexpr std::size_t longest_schema = std::size_t{1} << 20;
 constexpr int deepest_schema = 100;
 constexpr int64_t most_items = 10'000, most_digits = 15;
-constexpr std::size_t longest_name = 256, most_name_bytes = 20'000;  // where other names are allowed too
 
 constexpr std::string_view annotations[] = {"title", "description", "default",  "examples",     "$schema",
                                             "$id",   "$comment",    "readOnly", "writeOnly",    "deprecated",
@@ -47,84 +47,13 @@ std::string written(const Json& value) {
     return value.dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::strict);
 }
 
-class SchemaParser {
+class SchemaParser : public JsonRules {
   public:
-    SchemaParser(Builder& builder, const Json& root) : builder_(builder), root_(root) {}
+    SchemaParser(Builder& builder, const Json& root) : JsonRules(builder), root_(root) {}
 
     Piece whole() { return builder_.called(rule_of(root_, 0)); }
-    Piece any_object() { return builder_.called(common("object")); }
 
   private:
-    using Make = Piece (SchemaParser::*)();
-
-    // --- JSON without a schema ---------------------------------------------------------------------------------------
-
-    /// The rules that many places share.
-    int32_t common(const std::string& name) {
-        static const std::map<std::string, Make> makers = {
-            {"space", &SchemaParser::space},   {"character", &SchemaParser::character},
-            {"string", &SchemaParser::string}, {"integer", &SchemaParser::integer},
-            {"number", &SchemaParser::number}, {"value", &SchemaParser::value},
-            {"object", &SchemaParser::object}, {"array", &SchemaParser::array}};
-        const auto known = common_.find(name);
-        if (known != common_.end()) return known->second;
-        const int32_t rule = builder_.rule();
-        common_.emplace(name, rule);
-        builder_.fill(rule, (this->*makers.at(name))());
-        return rule;
-    }
-    Piece call(const char* name) { return builder_.called(common(name)); }
-    Piece text(std::string_view bytes) { return builder_.literal(bytes); }
-    Piece join(const std::vector<Piece>& pieces) {
-        Piece all = builder_.empty();
-        for (const Piece& piece : pieces) all = builder_.sequence(all, piece);
-        return all;
-    }
-    Piece of(const CodePoints& points) {
-        const Piece piece{builder_.node(), builder_.node()};
-        builder_.code_points(piece.from, points, piece.to);
-        return piece;
-    }
-    Piece plain(const char* regex) { return regex_piece(builder_, regex, Spelling::plain, true); }
-
-    /// A model that likes white space must come to an end.
-    Piece space() { return plain("(| |\\n {0,32}|\\n\\t{1,8})"); }
-    Piece character() {
-        return builder_.either(
-            {of({{0x20, '"' - 1}, {'"' + 1, '\\' - 1}, {'\\' + 1, 0xD7FF}, {0xE000, last_code_point}}),
-             plain("\\\\([\"\\\\/bfnrt]|u([0-9a-cefA-CEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}|"
-                   "[dD][89abAB][0-9a-fA-F]{2}\\\\u[dD][c-fC-F][0-9a-fA-F]{2}))")});
-    }
-    Piece string() { return join({text("\""), builder_.any_number(call("character")), text("\"")}); }
-    Piece integer() { return plain("-?(0|[1-9][0-9]{0,14})"); }
-    Piece number() { return plain("-?(0|[1-9][0-9]{0,14})(\\.[0-9]{1,15})?([eE][+-]?[0-9]{1,2})?"); }
-    Piece value() {
-        return builder_.either(
-            {call("string"), call("number"), call("object"), call("array"), text("true"), text("false"), text("null")});
-    }
-    Piece member() { return join({call("string"), text(":"), call("space"), call("value")}); }
-    Piece object() {
-        return list("{", [this] { return member(); }, "}", 0, -1);
-    }
-    Piece array() {
-        return list("[", [this] { return call("value"); }, "]", 0, -1);
-    }
-
-    /// Elements with commas between them.
-    template <class Element>
-    Piece list(const char* begin, const Element& element, const char* end, int64_t least, int64_t most) {
-        const auto more = [&] { return join({text(","), call("space"), element()}); };
-        Piece inner = builder_.empty();
-        if (most != 0) {
-            inner =
-                join({element(), builder_.repeated(std::max<int64_t>(least - 1, 0), most < 0 ? -1 : most - 1, more)});
-            if (least == 0) inner = builder_.optional(inner);
-        }
-        return join({text(begin), call("space"), inner, call("space"), text(end)});
-    }
-
-    // --- Schemas -----------------------------------------------------------------------------------------------------
-
     [[noreturn]] static void refuse_keyword(const std::string& key, const std::string& why = "is not supported") {
         throw Refused(cat("the schema's keyword '", key.substr(0, 100), "' ", why));
     }
@@ -463,7 +392,9 @@ class SchemaParser {
         }
         if (more != nullptr) {
             const int32_t key = builder_.rule();
-            builder_.fill(key, other_key(named));
+            std::vector<std::string> names;
+            for (const auto& [name, schema] : named.items()) names.push_back(name);
+            builder_.fill(key, other_key(builder_, names));
             const auto member = [&] {
                 return join({builder_.called(key), text(":"), call("space"),
                              *more == Json(true) ? call("value") : value_of(*more, depth)});
@@ -476,66 +407,7 @@ class SchemaParser {
         return all;
     }
 
-    /// A key that no property has: without escapes, so that it is none of them by another spelling.
-    Piece other_key(const Json& named) {
-        const CodePoints plain_characters = {{0x20, '"' - 1}, {'"' + 1, '\\' - 1}, {'\\' + 1, last_code_point}};
-        const CodePoints clean = normalised(plain_characters);
-        std::set<std::u32string> names;
-        std::size_t characters = 0;
-        for (const auto& [name, schema] : named.items()) {
-            characters += name.size();
-            if (name.size() > longest_name || characters > most_name_bytes)
-                refuse_keyword("additionalProperties", cat("is supported next to names of ", longest_name,
-                                                           " bytes, and ", most_name_bytes, " together"));
-            names.insert(characters_of(name));
-        }
-        const Piece all{builder_.node(), builder_.node()};
-        const Piece quote = text("\"");
-        builder_.connect(all.from, quote.from);
-        const int32_t other = builder_.node();  // differs from all names
-        builder_.code_points(other, clean, other);
-        builder_.byte(other, '"', '"', all.to);
-        std::map<std::u32string, int32_t> places = {{U"", quote.to}};  // beginnings of names
-        for (const std::u32string& name : names)
-            for (std::size_t length = 1; length <= name.size(); ++length) places.emplace(name.substr(0, length), -1);
-        for (auto& [beginning, place] : places)
-            if (place < 0) place = builder_.node();
-        for (const auto& [beginning, place] : places) {
-            CodePoints rest;
-            for (auto next = places.upper_bound(beginning); next != places.end(); ++next) {
-                if (!next->first.starts_with(beginning)) break;
-                if (next->first.size() != beginning.size() + 1) continue;
-                const auto c = static_cast<uint32_t>(next->first.back());
-                rest.emplace_back(c, c);
-                const bool is_clean =
-                    std::ranges::any_of(clean, [&](const auto& r) { return r.first <= c && c <= r.second; });
-                if (is_clean) builder_.code_points(place, {{c, c}}, next->second);
-            }
-            const CodePoints taken = complement(clean);
-            rest.insert(rest.end(), taken.begin(), taken.end());
-            builder_.code_points(place, complement(rest), other);
-            if (!names.contains(beginning)) builder_.byte(place, '"', '"', all.to);
-        }
-        return all;
-    }
-    static std::u32string characters_of(const std::string& text) {
-        std::u32string characters;  // JSON's texts are UTF-8
-        for (const char c : text) {
-            const auto byte = static_cast<unsigned char>(c);
-            if ((byte & 0xC0U) != 0x80U)
-                characters += static_cast<char32_t>(byte < 0x80   ? byte
-                                                    : byte < 0xE0 ? byte & 0x1F
-                                                    : byte < 0xF0 ? byte & 0xF
-                                                                  : byte & 7);
-            else
-                characters.back() = characters.back() << 6U | (byte & 0x3FU);
-        }
-        return characters;
-    }
-
-    Builder& builder_;
     const Json& root_;
-    std::map<std::string, int32_t> common_;
     std::map<const Json*, int32_t> rules_;
 };
 
@@ -560,8 +432,7 @@ Piece schema_piece(Builder& builder, std::string_view schema) {
 }
 
 Piece object_piece(Builder& builder) {
-    const Json none;
-    return SchemaParser(builder, none).any_object();
+    return JsonRules(builder).any_object();
 }
 
 }  // namespace unsloth::grammar
