@@ -115,11 +115,16 @@ struct Row {
             }
         }
     }
+    __device__ __forceinline__ bool allows(int id) const {
+        return how.allowed_begin < 0 || (a.allowed[how.allowed_begin + id / 32] >> id % 32 & 1U) != 0;
+    }
     template <class F>
     __device__ __forceinline__ void visit_adjusted(F f) const {
-        visit(f);
+        visit([&](int id, float v) {
+            if (allows(id)) f(id, v);
+        });
         for (int i = how.adjusted_begin + static_cast<int>(threadIdx.x); i < how.adjusted_end; i += threads)
-            if (a.adjusted[i].value != -INFINITY) f(a.adjusted[i].id, a.adjusted[i].value);
+            if (a.adjusted[i].value != -INFINITY && allows(a.adjusted[i].id)) f(a.adjusted[i].id, a.adjusted[i].value);
     }
 
     __device__ __forceinline__ void adjust() const {
@@ -305,6 +310,10 @@ struct Row {
             if (better(one, best)) best = one;
         });
         best = block_best(best);
+        if (best.id == INT32_MAX) {
+            if (threadIdx.x == 0) a.ids[row] = 0, a.logprobs[row] = NAN;
+            return;
+        }
         if (how.temperature != 0) {
             Left left;
             left.highest = static_cast<float>(best.score);

@@ -19,7 +19,8 @@ struct SampledRow {
     float repetition_penalty = 1, presence_penalty = 0;
     uint32_t seed_low = 0, seed_high = 0, prompt = 0, answer = 0, position = 0;
     int32_t adjusted_begin = 0, adjusted_end = 0;
-    float logprob_divisor = 1;  ///< of the model's logits, for the log-probability
+    int32_t allowed_begin = -1;  ///< the first of its words in `allowed`; -1: all tokens are
+    float logprob_divisor = 1;   ///< of the model's logits, for the log-probability
 };
 
 struct AdjustedToken {
@@ -35,8 +36,9 @@ struct Sampling {
     Matrix logits;  ///< [C, V]; those of adjusted tokens become -inf
     const SampledRow* how = nullptr;
     AdjustedToken* adjusted = nullptr;
-    int32_t* ids = nullptr;     ///< [C]
-    float* logprobs = nullptr;  ///< [C]; NaN where a logit is NaN or none is finite, with id 0
+    const uint32_t* allowed = nullptr;  ///< bits by token, of the rows that have them
+    int32_t* ids = nullptr;             ///< [C]
+    float* logprobs = nullptr;          ///< [C]; NaN, with id 0, where a logit is NaN or none that is allowed is finite
 };
 /// Issues on `stream`. CheckError for other types.
 void sample_rows(const Sampling& args, cudaStream_t stream);

@@ -8,6 +8,7 @@
 
 #include "generate/rated_rows.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/parallel.h"
 #include "unsloth/ops/paged_attention.h"
 
 namespace unsloth::generate {
@@ -83,7 +84,7 @@ model::CachedPass pass_of(const std::vector<ScheduledChunk>& parts, int64_t cont
             rows.decoding += part.decodes() || part.as_decode_rows ? 1 : 0;
         };
         for (int64_t t = s.cached; t < end; ++t) {
-            batch.ids_T.push_back(part.ahead ? 0 : s.ids[static_cast<std::size_t>(t)]);
+            batch.ids_T.push_back(part.ahead() ? 0 : s.ids[static_cast<std::size_t>(t)]);
             batch.positions_T.push_back(static_cast<int32_t>(t));
             pass.slots_T.push_back(slot(s, t));
             if (names_adapters) pass.adapter_T.push_back(s.request.adapter);
@@ -96,6 +97,15 @@ model::CachedPass pass_of(const std::vector<ScheduledChunk>& parts, int64_t cont
     batch.labels = static_cast<int64_t>(batch.target_index.size());
     batch.target_ids.assign(batch.target_index.size(), 0);
     return pass;
+}
+
+/// Which tokens each of these rows allows.
+void constrain(const std::vector<std::pair<std::size_t, TokenConstraint*>>& constrained,
+               std::vector<ops::RowSampling>& rows) {
+    parallel_ranges(static_cast<int64_t>(constrained.size()), 1, [&](int64_t begin, int64_t end) {
+        for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i)
+            rows[constrained[i].first].allowed = constrained[i].second->allowed();
+    });
 }
 
 }  // namespace
@@ -149,11 +159,17 @@ void Decoder::forget_others_keys() {
     weights_ = weights;
 }
 
+/// What was issued for a sequence that is gone is for nothing.
+void Decoder::forget(Issued& issued, const Sequence* gone) {
+    for (Sequence*& row : issued.rows)
+        if (row == gone) row = nullptr;
+    for (Issued::Rated& rated : issued.rated)
+        if (rated.of == gone) rated.of = nullptr;
+}
+
 void Decoder::cancel(int64_t request) {
     const Sequence* const dropped = scheduler_.drop(request);
-    if (issued_ && dropped != nullptr)
-        for (Sequence*& row : issued_->rows)
-            if (row == dropped) row = nullptr;
+    if (issued_ && dropped != nullptr) forget(*issued_, dropped);
     answers_.erase(request);
     unstopped_.erase(request);
 }
@@ -176,9 +192,10 @@ bool Decoder::step(const OnToken& on_token, const OnEnd& on_end) {
         const float logprob = now.logprobs.const_data_ptr<float>()[row];
         if (now.rows[row] == nullptr) continue;
         const ops::SampledToken chosen{now.ids.const_data_ptr<int32_t>()[row], logprob};
+        const Sequence* const sequence = now.rows[row];
         if (take(*now.rows[row], chosen, on_token, on_end) || !ahead) continue;
-        std::erase_if(ahead->second, [&](const ScheduledChunk& part) { return part.sequence == now.rows[row]; });
-        ahead->first.rows[row] = nullptr;
+        std::erase_if(ahead->second, [&](const ScheduledChunk& part) { return part.sequence == sequence; });
+        forget(ahead->first, sequence);
     }
     if (ahead) {
         scheduler_.computed(ahead->second);
@@ -204,13 +221,31 @@ std::vector<Completion> Decoder::answer(std::vector<Request> requests, const OnT
     return answers;
 }
 
-/// `ids`: of all parts' tokens, where the host does not know them yet.
+/// The ids of a pass' first tokens, which the one before chooses. With rows added to a pass of such tokens alone: the
+/// last one's too.
+at::Tensor Decoder::ids_ahead(const std::vector<ScheduledChunk>& parts, int64_t tokens, const at::Tensor& ids) const {
+    std::vector<int64_t> from;
+    for (const ScheduledChunk& part : parts)
+        if (part.ahead()) from.push_back(part.from);
+    if (from.empty()) return {};
+    if (from.size() == parts.size()) from.resize(static_cast<std::size_t>(tokens), from.back());
+    bool is_all = static_cast<int64_t>(from.size()) == ids.size(0);
+    for (std::size_t i = 0; i < from.size(); ++i) is_all = is_all && from[i] == static_cast<int64_t>(i);
+    if (is_all) return ids;
+    const at::Tensor index =
+        at::empty({static_cast<int64_t>(from.size())}, at::TensorOptions(at::kLong).pinned_memory(ctx_.is_cuda()));
+    std::copy(from.begin(), from.end(), index.mutable_data_ptr<int64_t>());
+    return ids.index_select(0, index.to(ctx_.device(), /*non_blocking=*/true));
+}
+
+/// `ids`: those that the pass before chooses, where parts wait for them.
 Decoder::Issued Decoder::issue(const std::vector<ScheduledChunk>& parts, const at::Tensor& ids) {
     Issued issued;
     issued.begun = Clock::now();
     if (on_pass_) issued.work = PassWork::of(parts);
     static const spec::Sampling likeliest;  // of rows whose token is known
     std::vector<ops::RowSampling> rows;
+    std::vector<std::pair<std::size_t, TokenConstraint*>> constrained;
     for (const ScheduledChunk& part : parts) {
         Sequence& s = *part.sequence;
         const Request& request = s.request;
@@ -221,7 +256,7 @@ Decoder::Issued Decoder::issue(const std::vector<ScheduledChunk>& parts, const a
             issued.rows.push_back(nullptr);
         }
         if (!part.chooses()) continue;
-        const std::size_t prompt = request.prompt.size(), position = s.ids.size() - prompt + (part.ahead ? 1 : 0);
+        const std::size_t prompt = request.prompt.size(), position = s.ids.size() - prompt + (part.ahead() ? 1 : 0);
         const auto unstopped = unstopped_.find(s.number);
         const bool may_stop = unstopped == unstopped_.end() || static_cast<int64_t>(position) >= request.min_new_tokens;
         if (!request.rated_ids.empty())
@@ -234,6 +269,7 @@ Decoder::Issued Decoder::issue(const std::vector<ScheduledChunk>& parts, const a
                         prompt,
                         {request.seed, request.prompt_number, request.answer_number, static_cast<uint32_t>(position)},
                         request.logprobs});
+        if (request.constraint) constrained.emplace_back(rows.size() - 1, request.constraint.get());
         issued.rows.push_back(&s);
     }
     const auto count = static_cast<int64_t>(rows.size());
@@ -247,11 +283,12 @@ Decoder::Issued Decoder::issue(const std::vector<ScheduledChunk>& parts, const a
     model::CachedPass pass = pass_of(parts, context_, names_adapters);
     // Recordings are for shapes that come again: rows that leave do not make another one.
     if (pads_) pad(pass, std::min(model_.sizes().segments, model_.sizes().tokens));
-    pass.ids = ids;
+    if (ids.defined()) pass.ids = ids_ahead(parts, pass.batch.tokens(), ids);
     const int64_t recorded = model_.counts().recorded;
     RatedRows rated;
     model_.forward_with_kv_cache(pass, [&](int64_t first, const at::Tensor& logits_CV) {
         const int64_t n = logits_CV.size(0);
+        if (first == 0) constrain(constrained, rows);  // while a GPU computes the logits
         for (const Issued::Rated& row : issued.rated)
             if (const auto at = static_cast<int64_t>(row.row) - first; at >= 0 && at < n)
                 rated.add(at, row.of == nullptr ? 0 : row.of->ids[row.position], row.top, row.listed);
@@ -279,12 +316,14 @@ Decoder::Issued Decoder::issue(const std::vector<ScheduledChunk>& parts, const a
     return issued;
 }
 
-/// The pass behind `before`, and its parts: nothing where that has to wait for the tokens. Penalties ask what they are.
+/// The pass after `before`, and its parts: nothing where that has to wait for the tokens. Penalties and constraints ask
+/// what they are.
 std::optional<std::pair<Decoder::Issued, std::vector<ScheduledChunk>>> Decoder::issue_async(const Issued& before) {
     for (const Sequence* s : before.rows) {
-        if (s == nullptr) return std::nullopt;
+        if (s == nullptr) continue;
         const spec::Sampling& sampling = s->request.sampling;
-        if (sampling.repetition_penalty != 1 || sampling.presence_penalty != 0 || sampling.frequency_penalty != 0)
+        if (s->request.constraint || sampling.repetition_penalty != 1 || sampling.presence_penalty != 0 ||
+            sampling.frequency_penalty != 0)
             return std::nullopt;
     }
     std::vector<ScheduledChunk> parts = scheduler_.schedule_async(before.rows);
@@ -315,6 +354,7 @@ void Decoder::note_rated(const Issued& issued) {
 /// False: its answer has ended, and it is gone.
 bool Decoder::take(Sequence& s, const ops::SampledToken& chosen, const OnToken& on_token, const OnEnd& on_end) {
     Completion& answer = answers_.at(s.number);
+    answer.cached_tokens = s.shared;
     const std::vector<int32_t>& stops = s.request.stop_ids;
     const bool stops_here = std::find(stops.begin(), stops.end(), chosen.id) != stops.end();
     bool ended = true;
@@ -330,6 +370,7 @@ bool Decoder::take(Sequence& s, const ops::SampledToken& chosen, const OnToken& 
         }
     } else {
         s.ids.push_back(chosen.id);
+        if (s.request.constraint) s.request.constraint->advance(chosen.id);
         answer.ids.push_back(chosen.id);
         answer.logprobs.push_back(chosen.logprob);
         const bool more = !on_token || on_token(s.number, chosen.id);
@@ -341,7 +382,6 @@ bool Decoder::take(Sequence& s, const ops::SampledToken& chosen, const OnToken& 
     }
     if (!ended) return true;
     const int64_t number = s.number;
-    answer.cached_tokens = s.shared;
     scheduler_.finish(s);
     if (on_end) on_end(number, answer);
     answers_.erase(number);

@@ -15,6 +15,14 @@ int64_t pages_for(int64_t tokens, int64_t page_tokens) {
     return (tokens + page_tokens - 1) / page_tokens;
 }
 
+/// Parts that decode, others that go on from cached tokens, those that begin.
+void sort_parts(std::vector<ScheduledChunk>& parts) {
+    const auto others =
+        std::stable_partition(parts.begin(), parts.end(), [](const ScheduledChunk& p) { return p.decodes(); });
+    std::stable_partition(others, parts.end(),
+                          [](const ScheduledChunk& p) { return p.sequence->cached > 0 || p.as_decode_rows; });
+}
+
 }  // namespace
 
 Scheduler::Scheduler(const SchedulerLimits& limits, int64_t pages, int64_t page_tokens)
@@ -169,42 +177,48 @@ bool Scheduler::admit(Sequence& s) {
     return false;
 }
 
-std::vector<ScheduledChunk> Scheduler::next_pass() {
-    std::vector<ScheduledChunk> parts;
-    add_decoding(parts);
+/// So many tokens of prompts as the rows that decode can wait for.
+void Scheduler::take_in_prompts(std::vector<ScheduledChunk>& parts) {
     const int64_t left = limits_.pass_tokens - static_cast<int64_t>(parts.size());
     if (parts.empty() || limits_.prefill_policy)
         add_prompts(parts, left, parts.empty() ? ChunkedPrefillPolicy{} : limits_.prefill_policy);
     else
         add_prompts(parts, std::min(left, limits_.prefill_tokens));
+}
+
+std::vector<ScheduledChunk> Scheduler::next_pass() {
+    std::vector<ScheduledChunk> parts;
+    add_decoding(parts);
+    take_in_prompts(parts);
     while (parts.empty() && running_.size() > 1) {  // prompts hold all pages, and none is complete
         preempt_last();
-        add_prompts(parts, left);
+        add_prompts(parts, limits_.pass_tokens);
     }
     UNSLOTH_CHECK(!parts.empty() || (running_.empty() && waiting_.empty()), "no page is left for ", running_.size(),
                   " running and ", waiting_.size(), " waiting sequences");
-    const auto others =
-        std::stable_partition(parts.begin(), parts.end(), [](const ScheduledChunk& p) { return p.decodes(); });
-    std::stable_partition(others, parts.end(),
-                          [](const ScheduledChunk& p) { return p.sequence->cached > 0 || p.as_decode_rows; });
+    sort_parts(parts);
     return parts;
 }
 
 std::vector<ScheduledChunk> Scheduler::schedule_async(std::span<Sequence* const> chosen) {
-    const bool others_join = !waiting_.empty() && static_cast<int64_t>(running_.size()) < limits_.rows;
-    if (chosen.empty() || chosen.size() != running_.size() || others_join) return {};
-    int64_t pages = 0;
-    for (const Sequence* s : chosen) {
-        const auto answered = static_cast<int64_t>(s->ids.size() - s->request.prompt.size());
-        if (s->remaining() != 0 || answered + 1 >= s->request.max_new_tokens) return {};
-        pages += pages_for(s->cached + 1, pool_.page_tokens()) - static_cast<int64_t>(s->pages.size());
-    }
-    if (pages > pool_.free()) return {};
     std::vector<ScheduledChunk> parts;
-    for (Sequence* s : chosen) {
-        make_room(*s, 1);
-        parts.push_back({.sequence = s, .count = 1, .ahead = true});
+    int64_t pages = 0;
+    const auto add = [&](Sequence* s, int64_t from) {
+        pages += pages_for(s->cached + 1, pool_.page_tokens()) - static_cast<int64_t>(s->pages.size());
+        parts.push_back({.sequence = s, .count = 1, .from = from});
+    };
+    for (std::size_t row = 0; row < chosen.size(); ++row) {
+        Sequence* const s = chosen[row];
+        if (s == nullptr) continue;
+        const auto answered = static_cast<int64_t>(s->ids.size() - s->request.prompt.size());
+        if (answered + 1 < s->request.max_new_tokens) add(s, static_cast<int64_t>(row));
     }
+    for (const auto& s : running_)
+        if (s->remaining() == 1) add(s.get(), -1);
+    if (pages > pool_.free()) return {};
+    for (const ScheduledChunk& part : parts) make_room(*part.sequence, 1);
+    take_in_prompts(parts);
+    sort_parts(parts);
     return parts;
 }
 

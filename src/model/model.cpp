@@ -342,9 +342,7 @@ void Model::forward_with_kv_cache(const CachedPass& pass, const OnLogits& on_log
     micro.forward_with_kv_cache(pass.batch, pass.slots_T, pass.adapter_T, pass.rows);
     if (pass.ids.defined()) {
         const at::Tensor& ids_T = micro.activations().tokens().ids_T;
-        const int64_t known = pass.ids.size(0), others = micro.tokens() - known;
-        ids_T.narrow(0, 0, known).copy_(pass.ids);
-        if (others > 0) ids_T.narrow(0, known, others).copy_(pass.ids.narrow(0, known - 1, 1).expand({others}));
+        ids_T.narrow(0, 0, pass.ids.size(0)).copy_(pass.ids);
     }
     walk_forward({.purpose = Pass::For::generation});
     if (pass.batch.labels == 0) return;

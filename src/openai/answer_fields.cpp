@@ -1,4 +1,5 @@
 // The fields of /v1/completions and /v1/chat/completions.
+#include "openai/constraint_fields.h"
 #include "openai/field_table.h"
 #include "openai/messages.h"
 
@@ -9,7 +10,7 @@ namespace {
 struct Answer : AnswerRequest {
     bool reports = false;
     std::optional<int64_t> top_logprobs, completion_tokens;
-    bool has_stream_options = false;
+    bool has_stream_options = false, has_tool_choice = false;
 };
 
 constexpr int64_t most_choices = 128, most_top_logprobs = 20, most_prompts = 4096;
@@ -23,9 +24,6 @@ bool is_empty(const Json& value) {
 template <bool wanted>
 bool is_boolean(const Json& value) {
     return value.is_boolean() && value.get<bool>() == wanted;
-}
-bool is_plain_text(const Json& value) {
-    return value == Json{{"type", "text"}};
 }
 bool calls_no_tool(const Json& value) {
     return value == "none" || value == "auto";
@@ -122,6 +120,15 @@ void read_best_of(Answer& to, const Json& value, const std::string& name, const 
         throw unsupported("'best_of': only the value of 'n' is supported. All completions are returned.", name);
 }
 
+template <void (*read)(AnswerRequest& to, const Json& value, const std::string& name)>
+void read_by(Answer& to, const Json& value, const std::string& name, const ParseOptions&) {
+    read(to, value, name);
+}
+void read_choice_of_tools(Answer& to, const Json& value, const std::string& name, const ParseOptions&) {
+    to.has_tool_choice = true;
+    read_tool_choice(to, value, name);
+}
+
 const Field<Answer> shared_fields[] = {
     {"model", Text<Answer>{&Answer::model}},
     {"n", Whole<Answer>{&Answer::n, 1, most_choices}},
@@ -143,7 +150,8 @@ const Field<Answer> shared_fields[] = {
     {"stream_options", Other<Answer>{read_stream_options}},
     {"skip_special_tokens", Only{is_boolean<true>, "texts come without special tokens."}},
     {"spaces_between_special_tokens", Only{is_boolean<true>, "texts come without special tokens."}},
-    {"response_format", Only{is_plain_text, "constrained output is not supported yet; use {\"type\": \"text\"}."}},
+    {"response_format", Other<Answer>{read_by<read_response_format>}},
+    {"structured_outputs", Other<Answer>{read_by<read_structured_outputs>}},
     {"store", Only{is_boolean<false>, "answers are not stored."}},
     {"service_tier", Only{is_usual_tier, "there is one tier."}},
     {"user", NoEffect{}},
@@ -189,11 +197,11 @@ const Field<Answer> chat_fields[] = {
     {"reasoning_effort", Other<Answer>{read_effort}},
     {"add_generation_prompt", Flag<Answer>{&Answer::add_generation_prompt}},
     {"continue_final_message", Flag<Answer>{&Answer::continue_final_message}},
-    {"tools", Only{is_empty, "tool calls are not supported yet."}},
-    {"functions", Only{is_empty, "tool calls are not supported yet."}},
-    {"tool_choice", Only{calls_no_tool, "tool calls are not supported yet."}},
-    {"function_call", Only{calls_no_tool, "tool calls are not supported yet."}},
-    {"parallel_tool_calls", NoEffect{}},
+    {"tools", Other<Answer>{read_by<read_tools>}},
+    {"tool_choice", Other<Answer>{read_choice_of_tools}},
+    {"parallel_tool_calls", Flag<Answer>{&Answer::parallel_tool_calls}},
+    {"functions", Only{is_empty, "use 'tools'."}},
+    {"function_call", Only{calls_no_tool, "use 'tool_choice'."}},
     {"modalities", Only{is_text_alone, "answers are text."}},
     {"audio", Only{is_empty, "answers are text."}},
     {"prediction", Only{is_empty, "predicted outputs are not supported."}},
@@ -202,7 +210,8 @@ const Field<Answer> chat_fields[] = {
 };
 
 /// What no single field can say.
-void check_together(const Answer& request) {
+void check_together(Answer& request) {
+    check_constraints(request, request.has_tool_choice);
     if (request.has_stream_options && !request.stream)
         throw invalid("'stream_options' needs 'stream': true.", "stream_options");
     if (request.max_tokens && request.min_tokens > *request.max_tokens)

@@ -75,6 +75,38 @@ Json head_of(const AnswerHead& head, bool in_pieces) {
             {"system_fingerprint", head.fingerprint}};
 }
 
+/// `whole`: each call is one, else a piece of one.
+Json calls_of(const std::vector<ToolDelta>& calls, bool whole) {
+    Json list = Json::array();
+    for (const ToolDelta& call : calls) {
+        Json one = Json::object(), function = Json::object();
+        if (!whole) one["index"] = call.index;
+        if (whole || !call.id.empty()) {
+            one["id"] = call.id;
+            one["type"] = "function";
+            function["name"] = call.name;
+        }
+        function["arguments"] = call.arguments;
+        one["function"] = std::move(function);
+        list.push_back(std::move(one));
+    }
+    return list;
+}
+
+Json message_of(const Choice& choice) {
+    Json message = {{"role", "assistant"}, {"content", choice.text}, {"refusal", nullptr}};
+    if (choice.calls.empty()) return message;
+    if (choice.text.empty()) message["content"] = nullptr;
+    std::vector<ToolDelta> whole;
+    for (const ToolDelta& piece : choice.calls)
+        if (!piece.id.empty())
+            whole.push_back(piece);
+        else
+            whole.back().arguments += piece.arguments;
+    message["tool_calls"] = calls_of(whole, /*whole=*/true);
+    return message;
+}
+
 std::string event(const Json& data) {
     return cat("data: ", written(data), "\n\n");
 }
@@ -100,7 +132,7 @@ std::string answer_text(const AnswerHead& head, const std::vector<Choice>& choic
         TextOffsets offsets;
         Json one = {{"index", choice.index}};
         if (head.is_chat)
-            one["message"] = {{"role", "assistant"}, {"content", choice.text}, {"refusal", nullptr}};
+            one["message"] = message_of(choice);
         else
             one["text"] = choice.text;
         one["logprobs"] = logprobs_of(head, choice, offsets);
@@ -118,7 +150,11 @@ std::string stream_event(const AnswerHead& head, const Choice& choice, TextOffse
     if (head.is_chat) {
         Json delta = Json::object();
         if (choice.has_role) delta["role"] = "assistant";
-        if (choice.has_role || !choice.text.empty()) delta["content"] = choice.text;
+        if (!choice.text.empty() || (choice.has_role && choice.calls.empty()))
+            delta["content"] = choice.text;
+        else if (choice.has_role)
+            delta["content"] = nullptr;
+        if (!choice.calls.empty()) delta["tool_calls"] = calls_of(choice.calls, /*whole=*/false);
         one["delta"] = std::move(delta);
     } else {
         one["text"] = choice.text;

@@ -78,6 +78,16 @@ std::vector<float> adjusted(std::span<const float> logits_V, const spec::Samplin
     return logits;
 }
 
+void forbid_others(std::vector<float>& logits, std::span<const uint32_t> allowed) {
+    for (std::size_t id = 0; id < logits.size(); ++id)
+        if ((allowed[id / 32] >> id % 32 & 1U) == 0) logits[id] = -std::numeric_limits<float>::infinity();
+}
+
+void check_allowed(std::span<const uint32_t> allowed, std::size_t vocabulary) {
+    UNSLOTH_CHECK(allowed.empty() || allowed.size() == (vocabulary + 31) / 32, allowed.size(),
+                  " words of allowed tokens of a vocabulary of ", vocabulary);
+}
+
 /// What top_k, top_p and min_p leave of the logits over the temperature; never nothing.
 std::vector<Candidate> candidates(const std::vector<float>& logits, const spec::Sampling& sampling) {
     std::vector<Candidate> left;
@@ -172,20 +182,26 @@ void choose_on_cuda(Context& ctx, const at::Tensor& logits_CV, std::span<const R
                     const at::Tensor& ids_C, const at::Tensor& logprobs_C) {
     std::vector<kernels::SampledRow> how;
     std::vector<kernels::AdjustedToken> adjusted;
+    std::vector<uint32_t> allowed;
     for (const RowSampling& row : rows) {
         how.push_back(describe(row));
+        check_allowed(row.allowed, static_cast<std::size_t>(logits_CV.size(1)));
+        if (!row.allowed.empty()) how.back().allowed_begin = static_cast<int32_t>(allowed.size());
+        allowed.insert(allowed.end(), row.allowed.begin(), row.allowed.end());
         how.back().adjusted_begin = static_cast<int32_t>(adjusted.size());
         append_adjusted(row, logits_CV.size(1), adjusted);
         how.back().adjusted_end = static_cast<int32_t>(adjusted.size());
     }
     static_assert(sizeof(kernels::SampledRow) % 8 == 0 && alignof(kernels::AdjustedToken) <= 8);
     const std::size_t bytes_of_how = how.size() * sizeof(how[0]),
-                      bytes_of_adjusted = adjusted.size() * sizeof(adjusted[0]);
-    const at::Tensor pinned = at::empty({static_cast<int64_t>(bytes_of_how + bytes_of_adjusted)},
+                      bytes_of_adjusted = adjusted.size() * sizeof(adjusted[0]),
+                      bytes_of_allowed = allowed.size() * sizeof(allowed[0]);
+    const at::Tensor pinned = at::empty({static_cast<int64_t>(bytes_of_how + bytes_of_adjusted + bytes_of_allowed)},
                                         at::TensorOptions(at::kByte).pinned_memory(true));
     auto* const bytes = pinned.mutable_data_ptr<uint8_t>();
     std::memcpy(bytes, how.data(), bytes_of_how);
     if (bytes_of_adjusted > 0) std::memcpy(bytes + bytes_of_how, adjusted.data(), bytes_of_adjusted);
+    if (bytes_of_allowed > 0) std::memcpy(bytes + bytes_of_how + bytes_of_adjusted, allowed.data(), bytes_of_allowed);
     const at::Tensor there = pinned.to(ctx.device(), /*non_blocking=*/true);
     auto* const data = there.mutable_data_ptr<uint8_t>();
     kernels::Sampling args;
@@ -195,6 +211,7 @@ void choose_on_cuda(Context& ctx, const at::Tensor& logits_CV, std::span<const R
     args.logits = {logits_CV.mutable_data_ptr(), logits_CV.stride(0)};
     args.how = reinterpret_cast<const kernels::SampledRow*>(data);
     args.adjusted = reinterpret_cast<kernels::AdjustedToken*>(data + bytes_of_how);
+    args.allowed = reinterpret_cast<const uint32_t*>(data + bytes_of_how + bytes_of_adjusted);
     args.ids = ids_C.mutable_data_ptr<int32_t>();
     args.logprobs = logprobs_C.mutable_data_ptr<float>();
     kernels::sample_rows(args, static_cast<cudaStream_t>(ctx.stream()));
@@ -204,10 +221,15 @@ void choose_on_cuda(Context& ctx, const at::Tensor& logits_CV, std::span<const R
 }  // namespace
 
 SampledToken sample_token(std::span<const float> logits_V, const spec::Sampling& sampling, std::span<const int32_t> ids,
-                          std::size_t answer_begin, const SamplingKey& key, LogprobOf logprob) {
+                          std::size_t answer_begin, const SamplingKey& key, LogprobOf logprob,
+                          std::span<const uint32_t> allowed) {
     const double divisor = divisor_of(logprob, sampling), normaliser = log_sum_exp(logits_V, divisor);
     if (std::isnan(normaliser)) return {0, std::numeric_limits<float>::quiet_NaN()};
-    const std::vector<float> logits = adjusted(logits_V, sampling, ids, answer_begin);
+    std::vector<float> logits = adjusted(logits_V, sampling, ids, answer_begin);
+    check_allowed(allowed, logits.size());
+    if (!allowed.empty()) forbid_others(logits, allowed);
+    if (*std::max_element(logits.begin(), logits.end()) == -std::numeric_limits<float>::infinity())
+        return {0, std::numeric_limits<float>::quiet_NaN()};
     int32_t id = 0;
     if (sampling.temperature == 0) {
         id = static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
@@ -233,8 +255,9 @@ void sample_tokens(Context& ctx, const at::Tensor& logits_CV, std::span<const Ro
     parallel_ranges(count, 1, [&](int64_t begin, int64_t end) {
         for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
             const RowSampling& row = rows[i];
-            const SampledToken chosen = sample_token({logits.const_data_ptr<float>() + i * vocabulary, vocabulary},
-                                                     *row.sampling, row.ids, row.answer_begin, row.key, row.logprob);
+            const SampledToken chosen =
+                sample_token({logits.const_data_ptr<float>() + i * vocabulary, vocabulary}, *row.sampling, row.ids,
+                             row.answer_begin, row.key, row.logprob, row.allowed);
             ids_C.mutable_data_ptr<int32_t>()[i] = chosen.id;
             logprobs_C.mutable_data_ptr<float>()[i] = chosen.logprob;
         }

@@ -5,6 +5,7 @@
 
 #include "serve/call.h"
 #include "serve/chosen.h"
+#include "serve/constraints.h"
 #include "serve/exchange.h"
 #include "serve/prompts.h"
 #include "serve/texts.h"
@@ -18,7 +19,7 @@ using openai::ApiError;
 
 namespace {
 
-constexpr std::size_t most_sequences = 8192;
+constexpr std::size_t most_sequences = 8192, most_calls = 128;
 
 /// ApiError 400 with both numbers where an answer is longer than a sequence.
 int64_t room_for(const AnswerRequest& request, const EncodedPrompt& prompt, int64_t context) {
@@ -62,6 +63,64 @@ Job Service::job_for(const Call& call, const Chosen& chosen) {
     return job;
 }
 
+/// How the chat template's model writes calls of tools. ApiError 400 where that is not known.
+openai::ToolFormat Service::tool_format() {
+    std::call_once(tool_format_asked_, [this] {
+        if (const auto text = reader_->rendered(openai::conversation_with_call()))
+            tool_format_ = openai::tool_format_of(*text);
+    });
+    if (!tool_format_)
+        throw openai::unsupported(
+            "'tools': the chat template writes no calls in a known format: Hermes's, Llama 3's "
+            "JSON or Mistral's.",
+            "tools");
+    return *tool_format_;
+}
+
+/// What a request's output must look like.
+struct Service::Constrained {
+    std::shared_ptr<grammar::MaskCache> grammar;  ///< nullptr: it is free
+    std::vector<int32_t> begun;                   ///< ids that the prompt ends with
+    std::optional<ToolReading> tools;
+};
+
+/// Compiles the request's grammar. ApiError 400 with the field's name.
+Service::Constrained Service::constrain(const AnswerRequest& request) {
+    using Kind = openai::ToolChoice::Kind;
+    Constrained made;
+    std::optional<grammar::Pattern> pattern = request.pattern;
+    std::string field = request.pattern_field;
+    if (request.tool_choice.kind != Kind::none) {
+        const openai::ToolFormat format = tool_format();
+        made.tools = ToolReading{format, {}, request.parallel_tool_calls ? most_calls : 1};
+        for (const openai::Tool& tool : request.tools) made.tools->names.push_back(tool.name);
+        grammar::Pattern calls =
+            openai::tool_pattern(format, request.tools, request.tool_choice, request.parallel_tool_calls);
+        if (request.tool_choice.is_constrained()) {
+            field = "tools";
+            const auto marker = reader_->tokenizer().added_token_id(openai::mistral_marker);
+            if (format == openai::ToolFormat::mistral && marker)
+                made.begun = {*marker};
+            else if (format == openai::ToolFormat::mistral)
+                calls.begin = openai::mistral_marker + calls.begin;
+            pattern = std::move(calls);
+        } else if (pattern) {  // or a call instead
+            for (std::vector<grammar::Part>& call : calls.alternatives) {
+                call.insert(call.begin(), {grammar::Part::Kind::literal, calls.begin});
+                call.push_back({grammar::Part::Kind::literal, calls.end});
+                pattern->alternatives.push_back(std::move(call));
+            }
+        }
+    }
+    if (!pattern) return made;
+    try {
+        made.grammar = constraints_->compile(*pattern);
+    } catch (const grammar::Refused& why) {
+        throw openai::unsupported(cat("'", field, "': ", why.what(), "."), field);
+    }
+    return made;
+}
+
 void Service::completions(const Call& call) {
     answer(call, false);
 }
@@ -75,7 +134,10 @@ void Service::answer(const Call& call, bool is_chat) {
     AnswerRequest request =
         is_chat ? openai::parse_chat(call.request.body, parsing) : openai::parse_completion(call.request.body, parsing);
     Chosen chosen = choose(request.model);
+    Constrained constrained = constrain(request);
     std::vector<EncodedPrompt> prompts = reader_->prompts(request);
+    for (EncodedPrompt& prompt : prompts)
+        prompt.ids.insert(prompt.ids.end(), constrained.begun.begin(), constrained.begun.end());
     if (prompts.size() * static_cast<std::size_t>(request.n) > most_sequences)
         throw openai::invalid(cat("A request may ask for ", most_sequences, " completions at most."), "n");
 
@@ -94,15 +156,16 @@ void Service::answer(const Call& call, bool is_chat) {
         common.max_new_tokens = room_for(request, prompts[i], engine_.context());
         for (int64_t k = 0; k < request.n; ++k) {
             common.answer_number = static_cast<uint32_t>(k);
+            if (constrained.grammar) common.constraint = Constraints::begin(constrained.grammar, common.stop_ids);
             job.sequences.push_back(common);
         }
     }
 
     const openai::AnswerHead head{cat(is_chat ? "chatcmpl-" : "cmpl-", random_id()), chosen.name, chosen.fingerprint,
                                   unix_seconds(), is_chat};
-    auto exchange =
-        std::make_shared<Exchange>(call.reply(), std::move(request), std::move(prompts), head, reader_->tokenizer(),
-                                   [this](std::function<void()> work) { workers_.post(std::move(work)); });
+    auto exchange = std::make_shared<Exchange>(call.reply(), std::move(request), std::move(prompts), head,
+                                               reader_->tokenizer(), std::move(constrained.tools),
+                                               [this](std::function<void()> work) { workers_.post(std::move(work)); });
     // The response knows it weakly: it holds the response.
     call.response->on_gone([this, left = std::weak_ptr<Exchange>(exchange)] {
         const std::shared_ptr<Exchange> exchange = left.lock();

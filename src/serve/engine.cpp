@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "serve/deliveries.h"
 #include "serve/texts.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
@@ -31,6 +32,8 @@ Engine::Engine(ops::Context& ctx, model::Model& model, EngineOptions options, Me
                  cat(label("block_size", std::to_string(pool.page_tokens())), ",",
                      label("num_gpu_blocks", std::to_string(pool.pages()))));
 }
+
+Engine::~Engine() = default;
 
 void Engine::submit(Job job) {
     const auto count = static_cast<int64_t>(job.sequences.size());
@@ -80,9 +83,15 @@ void Engine::run() {
         const std::lock_guard lock(mutex_);
         runs_ = true;
     }
+    deliveries_ = std::make_unique<Deliveries>([this](int64_t number) {
+        const std::lock_guard lock(mutex_);
+        stopped_.push_back(number);
+        changed_.notify_one();
+    });
     try {
         while (wait_for_work()) {
             drop_cancelled();
+            end_stopped();
             admit();
             pass();
         }
@@ -99,6 +108,7 @@ void Engine::run() {
 
 /// Somebody may wait for work that was posted.
 void Engine::end_run() {
+    deliveries_.reset();
     std::vector<std::function<void()>> work;
     {
         const std::lock_guard lock(mutex_);
@@ -125,7 +135,8 @@ bool Engine::wait_for_work() {
                 if (refuses_ && rows_.empty() && waiting_.empty()) return false;
                 if (now - drains_since_ >= options_.drain_delay + options_.shutdown_timeout) return false;
             }
-            if (!rows_.empty() || !waiting_.empty() || !work_.empty() || !cancelled_.empty()) break;
+            if (!rows_.empty() || !waiting_.empty() || !work_.empty() || !cancelled_.empty() || !stopped_.empty())
+                break;
             changed_.wait_for(lock, idle_tick);
         }
         work.swap(work_);
@@ -139,12 +150,14 @@ void Engine::drop_cancelled() {
     if (cancelled_.empty()) return;
     std::set<const Receiver*> left;
     for (const auto& receiver : cancelled_) left.insert(receiver.get());
-    std::erase_if(rows_, [&](const auto& row) {
-        if (!left.contains(row.second.active->job.receiver.get())) return false;
-        decoder_.cancel(row.first);
+    std::vector<int64_t> dropped;
+    for (const auto& [number, row] : rows_)
+        if (left.contains(row.active->job.receiver.get())) dropped.push_back(number);
+    for (const int64_t number : dropped) {
+        decoder_.cancel(number);
         metrics_.add(Metric::request_success, 1, label("finished_reason", "abort"));
-        return true;
-    });
+        remove(number);
+    }
     for (auto& [client, jobs] : waiting_)
         std::erase_if(jobs, [&](const std::shared_ptr<Active>& active) {
             if (!left.contains(active->job.receiver.get())) return false;
@@ -153,6 +166,31 @@ void Engine::drop_cancelled() {
         });
     std::erase_if(waiting_, [](const auto& client) { return client.second.empty(); });
     cancelled_.clear();
+}
+
+/// With mutex_ held.
+void Engine::remove(int64_t number) {
+    const auto row = rows_.find(number);
+    const auto running = running_.find(row->second.active->job.adapter_name);
+    if (--running->second == 0) running_.erase(running);
+    rows_.erase(row);
+}
+
+/// Sequences that their receivers ended; tokens that came meanwhile are for nothing.
+void Engine::end_stopped() {
+    std::vector<int64_t> numbers;
+    {
+        const std::lock_guard lock(mutex_);
+        numbers.swap(stopped_);
+    }
+    for (const int64_t number : numbers) {
+        if (!rows_.contains(number)) continue;  // it ended by itself
+        generate::Completion answer = decoder_.so_far(number);
+        answer.finish_reason = generate::FinishReason::stop_text;
+        decoder_.cancel(number);
+        end(number, answer);
+    }
+    deliveries_->post(std::exchange(made_, {}));
 }
 
 /// Free rows go to the clients in turn, a sequence each.
@@ -171,7 +209,9 @@ void Engine::admit() {
         metrics_.observe(Metric::request_prompt_tokens, prompt);
         metrics_.observe(Metric::queue_time, seconds(Clock::now() - active->came));
         const int64_t number = decoder_.add(std::move(request));
-        rows_.emplace(number, Row{active, sequence, Clock::now(), {}, {}, static_cast<int64_t>(prompt), 0});
+        const auto receiver = std::make_shared<Delivered>(active->job.receiver, sequence, number);
+        rows_.emplace(number, Row{active, receiver, Clock::now(), {}, {}, static_cast<int64_t>(prompt), 0});
+        ++running_[active->job.adapter_name];
         --waiting_sequences_;
         if (active->next < active->job.sequences.size()) continue;
         client->second.pop_front();
@@ -180,33 +220,59 @@ void Engine::admit() {
 }
 
 void Engine::pass() {
-    pass_tokens_ = 0;
-    decoder_.step([this](int64_t number, int32_t) { return take_token(number); },
-                  [this](int64_t number, const generate::Completion& answer) { end(number, answer); });
-    if (pass_tokens_ > 0) metrics_.observe(Metric::iteration_tokens, pass_tokens_);
-    update_gauges();
+    now_ = {};
+    decoder_.step(
+        [this](int64_t number, int32_t id) {
+            take_token(number, id);
+            return true;
+        },
+        [this](int64_t number, const generate::Completion& answer) { end(number, answer); });
+    count_pass();
+    deliveries_->post(std::exchange(made_, {}));
 }
 
-bool Engine::take_token(int64_t number) {
+void Engine::take_token(int64_t number, int32_t id) {
     Row& row = rows_.at(number);
-    const Clock::time_point now = Clock::now();
+    if (now_ == Clock::time_point{}) now_ = Clock::now();
+    const generate::Completion& so_far = decoder_.so_far(number);
+    Delivery& made = made_.emplace_back(row.receiver, id, so_far.logprobs.back());
+    if (!so_far.top.empty()) made.top = so_far.top.back();
     if (row.tokens++ == 0) {
-        row.first = now;
-        pass_tokens_ += static_cast<double>(row.prompt);
-        metrics_.observe(Metric::time_to_first_token, seconds(now - row.active->came));
-        metrics_.observe(Metric::prefill_time, seconds(now - row.began));
+        row.first = now_;
+        pass_tokens_ += row.prompt;
+        metrics_.observe(Metric::time_to_first_token, seconds(now_ - row.active->came));
+        metrics_.observe(Metric::prefill_time, seconds(now_ - row.began));
+        made.prompt = so_far.prompt;
     } else {
-        metrics_.observe(Metric::inter_token_latency, seconds(now - row.last));
+        ++latest_[row.last];
     }
-    row.last = now;
-    pass_tokens_ += 1;
-    metrics_.add(Metric::generation_tokens);
-    return row.active->job.receiver->token(row.sequence, decoder_.so_far(number));
+    row.last = now_;
+    ++pass_tokens_;
+}
+
+/// Before clients hear of the tokens.
+void Engine::count_pass() {
+    const generate::Scheduler& scheduler = decoder_.scheduler();
+    const auto pages = static_cast<double>(scheduler.pool().pages());
+    cache_usage_ = 1 - static_cast<double>(scheduler.pool().free()) / pages;
+    if (const int64_t preemptions = scheduler.preemptions(); preemptions > preemptions_)
+        metrics_.add(Metric::preemptions, static_cast<double>(preemptions - std::exchange(preemptions_, preemptions)));
+    int64_t generated = 0;
+    for (const Delivery& made : made_) generated += made.end ? 0 : 1;
+    if (generated > 0) metrics_.add(Metric::generation_tokens, static_cast<double>(generated));
+    for (const auto& [before, rows] : latest_)
+        metrics_.observe(Metric::inter_token_latency, seconds(now_ - before), static_cast<uint64_t>(rows));
+    latest_.clear();
+    if (const int64_t tokens = std::exchange(pass_tokens_, 0); tokens > 0)
+        metrics_.observe(Metric::iteration_tokens, static_cast<double>(tokens));
 }
 
 void Engine::end(int64_t number, const generate::Completion& answer) {
-    Row row = std::move(rows_.at(number));
-    rows_.erase(number);
+    Row row = rows_.at(number);
+    {
+        const std::lock_guard lock(mutex_);
+        remove(number);
+    }
     const Clock::time_point now = Clock::now();
     metrics_.add(Metric::request_success, 1, label("finished_reason", finish_reason_name(answer.finish_reason)));
     metrics_.add(Metric::prefix_cache_hits, static_cast<double>(answer.cached_tokens));
@@ -214,49 +280,56 @@ void Engine::end(int64_t number, const generate::Completion& answer) {
     metrics_.observe(Metric::inference_time, seconds(now - row.began));
     if (row.tokens > 0) metrics_.observe(Metric::decode_time, seconds(now - row.first));
     metrics_.observe(Metric::request_generation_tokens, static_cast<double>(answer.ids.size()));
-    const std::shared_ptr<Receiver> receiver = row.active->job.receiver;
     row.active.reset();  // the adapter's place is free before anyone hears of the end
-    receiver->ended(row.sequence, answer);
+    Delivery& made = made_.emplace_back(row.receiver);
+    if (row.tokens == 0) made.prompt = answer.prompt;
+    made.end = generate::Completion{
+        .stop = answer.stop, .cached_tokens = answer.cached_tokens, .finish_reason = answer.finish_reason};
 }
 
 /// What still runs ends where it is, and what waits is refused.
 void Engine::end_early() {
     if (!rows_.empty()) log::warning("shutdown_timeout is over: ", rows_.size(), " answers end early");
-    for (auto& [number, row] : rows_) row.active->job.receiver->ended(row.sequence, decoder_.so_far(number));
-    rows_.clear();
+    while (!rows_.empty()) end(rows_.begin()->first, generate::Completion(decoder_.so_far(rows_.begin()->first)));
+    deliveries_->post(std::exchange(made_, {}));
     fail_all(draining_error());
 }
 
 void Engine::fail_all(const openai::ApiError& why) {
     std::set<std::shared_ptr<Receiver>> receivers;
     for (const auto& [number, row] : rows_) receivers.insert(row.active->job.receiver);
-    rows_.clear();
     {
         const std::lock_guard lock(mutex_);
+        rows_.clear();
+        running_.clear();
         refuses_ = true;
         for (const auto& [client, jobs] : waiting_)
             for (const std::shared_ptr<Active>& active : jobs) receivers.insert(active->job.receiver);
         waiting_.clear();
         waiting_sequences_ = 0;
     }
-    for (const std::shared_ptr<Receiver>& receiver : receivers) receiver->failed(why);
+    for (const std::shared_ptr<Receiver>& receiver : receivers) {
+        Delivery& made = made_.emplace_back(std::make_shared<Delivered>(receiver));
+        made.error = why;
+    }
+    deliveries_->post(std::exchange(made_, {}));
 }
 
-void Engine::update_gauges() {
-    const generate::Scheduler& scheduler = decoder_.scheduler();
-    metrics_.add(Metric::preemptions, static_cast<double>(scheduler.preemptions() - preemptions_));
-    preemptions_ = scheduler.preemptions();
-    const auto pages = static_cast<double>(scheduler.pool().pages());
-    metrics_.set(Metric::kv_cache_usage, 1 - static_cast<double>(scheduler.pool().free()) / pages);
-    metrics_.set(Metric::requests_running, static_cast<double>(rows_.size()));
+void Engine::report() {
+    metrics_.set(Metric::kv_cache_usage, cache_usage_);
+    int64_t rows = 0;
     std::set<std::string> running, waiting;
-    for (const auto& [number, row] : rows_) running.insert(row.active->job.adapter_name);
     {
         const std::lock_guard lock(mutex_);
         metrics_.set(Metric::requests_waiting, static_cast<double>(waiting_sequences_));
+        for (const auto& [name, count] : running_) {
+            running.insert(name);
+            rows += count;
+        }
         for (const auto& [client, jobs] : waiting_)
             for (const std::shared_ptr<Active>& active : jobs) waiting.insert(active->job.adapter_name);
     }
+    metrics_.set(Metric::requests_running, static_cast<double>(rows));
     const auto listed = [](const std::set<std::string>& names) {
         std::string text;
         for (const std::string& name : names)
@@ -264,11 +337,11 @@ void Engine::update_gauges() {
         return text;
     };
     const auto now = std::chrono::system_clock::now().time_since_epoch();
-    metrics_.clear(Metric::lora_requests_info);
     metrics_.set(
         Metric::lora_requests_info, std::chrono::duration<double>(now).count(),  // gateways take the newest
         cat(label("max_lora", std::to_string(options_.most_adapters)), ",",
-            label("running_lora_adapters", listed(running)), ",", label("waiting_lora_adapters", listed(waiting))));
+            label("running_lora_adapters", listed(running)), ",", label("waiting_lora_adapters", listed(waiting))),
+        /*alone=*/true);
 }
 
 }  // namespace unsloth::serve

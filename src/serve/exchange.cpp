@@ -18,7 +18,8 @@ openai::ApiError not_finite_error() {
 }  // namespace
 
 Exchange::Exchange(Call call, openai::AnswerRequest request, std::vector<EncodedPrompt> prompts,
-                   openai::AnswerHead head, tokenizer::Tokenizer tokenizer, Later later)
+                   openai::AnswerHead head, tokenizer::Tokenizer tokenizer, std::optional<ToolReading> tools,
+                   Later later)
     : call_(std::move(call)),
       request_(std::move(request)),
       prompts_(std::move(prompts)),
@@ -28,6 +29,12 @@ Exchange::Exchange(Call call, openai::AnswerRequest request, std::vector<Encoded
       states_(prompts_.size() * static_cast<std::size_t>(request_.n)),
       left_(states_.size()) {
     for (const EncodedPrompt& prompt : prompts_) usage_.prompt_tokens += static_cast<int64_t>(prompt.ids.size());
+    const bool is_mistral = tools && tools->format == openai::ToolFormat::mistral;
+    const auto new_id = [is_mistral] {
+        return is_mistral ? random_id().substr(0, 9) : cat("call_", random_id().substr(0, 24));
+    };
+    for (State& state : states_)
+        if (tools) state.calls.emplace(tools->format, tools->names, new_id, tools->most);
     if (!request_.stream && request_.stop.empty()) return;
     for (State& state : states_) state.text.emplace(tokenizer_, request_.stop);
 }
@@ -116,9 +123,22 @@ void Exchange::ended(std::size_t sequence, const generate::Completion& answer) {
 
 void Exchange::failed(const openai::ApiError& why) {
     if (gone_) return;
-    if (!streams_) return call_.refuse(why);
-    write(openai::error_event(why.body()));
-    call_.response->end();
+    if (!std::exchange(streams_, true)) {
+        call_.refuse(why);
+    } else {
+        write(openai::error_event(why.body()));
+        call_.response->end();
+    }
+    gone_ = true;
+}
+
+/// Calls in the choice's text leave it.
+void Exchange::read_calls(State& state, openai::Choice& choice, bool ends) const {
+    if (!state.calls) return;
+    openai::ToolCallReader::Found found = state.calls->add(choice.text, ends);
+    choice.text = std::move(found.content);
+    choice.calls = std::move(found.calls);
+    if (state.calls->has_calls() && choice.finish_reason == "stop") choice.finish_reason = "tool_calls";
 }
 
 /// What is new of a choice, where that is anything.
@@ -136,10 +156,12 @@ void Exchange::emit(std::size_t sequence, const generate::Completion& so_far, co
     if (!scores_alone()) {
         piece.text += new_text(state, so_far.ids);
         if (!finish_reason.empty()) piece.text += stop_text(sequence);
+        read_calls(state, piece, !finish_reason.empty());
     }
     if (piece.has_logprobs) report_tokens(so_far, state.reported, piece);
     state.reported = so_far.ids.size();
-    if (piece.text.empty() && piece.tokens.empty() && finish_reason.empty() && !piece.has_role) return;
+    if (piece.text.empty() && piece.tokens.empty() && piece.calls.empty() && finish_reason.empty() && !piece.has_role)
+        return;
     state.begun = true;
     std::optional<openai::Usage> so_far_used;
     if (request_.continuous_usage) so_far_used = usage_;
@@ -172,13 +194,14 @@ void Exchange::send_all() {
     std::vector<openai::Choice> choices;
     bool all_failed = true;
     for (std::size_t i = 0; i < states_.size(); ++i) {
-        const State& state = states_[i];
+        State& state = states_[i];
         openai::Choice& choice = choices.emplace_back();
         choice.index = static_cast<int64_t>(i);
         choice.finish_reason = state.finish_reason;
         choice.has_logprobs = request_.logprobs.has_value();
         if (request_.echo) choice.text = prompt_of(i).text;
         choice.text += whole_text(state) + stop_text(i);
+        read_calls(state, choice, /*ends=*/true);
         if (choice.has_logprobs && request_.echo) report_prompt(i, state.answer, choice);
         if (choice.has_logprobs) report_tokens(state.answer, 0, choice);
         all_failed = all_failed && state.answer.finish_reason == generate::FinishReason::not_finite;

@@ -16,12 +16,19 @@
 
 namespace unsloth::serve {
 
+/// How calls of tools are read from texts.
+struct ToolReading {
+    openai::ToolFormat format;
+    std::vector<std::string> names;
+    std::size_t most = 0;  ///< calls of a choice
+};
+
 class Exchange final : public Receiver, public std::enable_shared_from_this<Exchange> {
   public:
     /// `later` runs work on another thread than the engine's.
     using Later = std::function<void(std::function<void()>)>;
     Exchange(Call call, openai::AnswerRequest request, std::vector<EncodedPrompt> prompts, openai::AnswerHead head,
-             tokenizer::Tokenizer tokenizer, Later later);
+             tokenizer::Tokenizer tokenizer, std::optional<ToolReading> tools, Later later);
 
     bool token(std::size_t sequence, const generate::Completion& so_far) override;
     void ended(std::size_t sequence, const generate::Completion& answer) override;
@@ -32,6 +39,7 @@ class Exchange final : public Receiver, public std::enable_shared_from_this<Exch
   private:
     struct State {
         std::optional<generate::IncrementalDetokenizer> text;  ///< where somebody asks before the end
+        std::optional<openai::ToolCallReader> calls;           ///< where tools are given
         std::size_t sent = 0, reported = 0;                    ///< bytes of text, and tokens, that the stream has
         bool begun = false;                                    ///< the stream has a piece of it
         openai::TextOffsets offsets;
@@ -45,6 +53,7 @@ class Exchange final : public Receiver, public std::enable_shared_from_this<Exch
     openai::TokenReport report(int32_t id, float logprob, const std::vector<std::pair<int32_t, float>>& top) const;
     void report_prompt(std::size_t sequence, const generate::Completion& answer, openai::Choice& to) const;
     void report_tokens(const generate::Completion& answer, std::size_t first, openai::Choice& to) const;
+    void read_calls(State& state, openai::Choice& choice, bool ends) const;
     void emit(std::size_t sequence, const generate::Completion& so_far, const std::string& finish_reason);
     void write(const std::string& piece);
     std::string stop_text(std::size_t sequence) const;

@@ -97,8 +97,9 @@ Metrics::Series& Metrics::at(Metric metric, const std::string& labels) {
     return series;
 }
 
-void Metrics::set(Metric metric, double value, const std::string& labels) {
+void Metrics::set(Metric metric, double value, const std::string& labels, bool alone) {
     const std::lock_guard lock(mutex_);
+    if (alone) series_[metric].clear();
     at(metric, labels).value = value;
 }
 
@@ -107,18 +108,13 @@ void Metrics::add(Metric metric, double by, const std::string& labels) {
     at(metric, labels).value += by;
 }
 
-void Metrics::observe(Metric histogram, double value) {
+void Metrics::observe(Metric histogram, double value, uint64_t count) {
     const std::lock_guard lock(mutex_);
     const std::vector<double>& bounds = *family_of(histogram).bounds;
     Series& series = at(histogram, {});
-    ++series.counts[static_cast<std::size_t>(std::ranges::lower_bound(bounds, value) - bounds.begin())];
-    ++series.count;
-    series.value += value;
-}
-
-void Metrics::clear(Metric metric) {
-    const std::lock_guard lock(mutex_);
-    series_[metric].clear();
+    series.counts[static_cast<std::size_t>(std::ranges::lower_bound(bounds, value) - bounds.begin())] += count;
+    series.count += count;
+    series.value += value * static_cast<double>(count);
 }
 
 std::string Metrics::text() const {

@@ -55,6 +55,14 @@ std::vector<int32_t> PromptReader::conversation(const nlohmann::ordered_json& ro
     }
 }
 
+std::optional<std::string> PromptReader::rendered(const nlohmann::ordered_json& row) const {
+    try {
+        return chat_.render(row, tokenizer::TrainedTurns::none).text;
+    } catch (const Error&) {
+        return std::nullopt;
+    }
+}
+
 std::vector<int32_t> PromptReader::text(const std::string& text, bool add_special_tokens) const {
     try {
         return tokenizer_.encode(text, add_special_tokens);

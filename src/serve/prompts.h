@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,8 @@ class PromptReader {
 
     std::vector<EncodedPrompt> prompts(const openai::AnswerRequest& request) const;
     std::vector<int32_t> conversation(const nlohmann::ordered_json& row, bool continue_final_message) const;
+    /// The text of a conversation; nullopt where the template refuses it.
+    std::optional<std::string> rendered(const nlohmann::ordered_json& row) const;
     std::vector<int32_t> text(const std::string& text, bool add_special_tokens) const;
     const tokenizer::Tokenizer& tokenizer() const { return tokenizer_; }
 

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "serve/call.h"
+#include "serve/constraints.h"
 #include "serve/prompts.h"
 #include "serve/texts.h"
 #include "unsloth/core/error.h"
@@ -115,6 +116,7 @@ Service::Service(Engine& engine, AdapterSet& adapters, Metrics& metrics, const t
       metrics_(metrics),
       options_(std::move(options)),
       reader_(std::make_unique<const PromptReader>(tokenizer, chat)),
+      constraints_(std::make_unique<Constraints>(tokenizer, options_.vocab_size)),
       created_(unix_seconds()),
       workers_(worker_threads) {
     for (const auto& [name, text] : tokenizer.chat_templates())
@@ -203,6 +205,7 @@ void Service::version(const Call& call) {
 }
 
 void Service::metrics(const Call& call) {
+    engine_.report();
     call.send(200, metrics_.text(), "text/plain; version=0.0.4; charset=utf-8");
 }
 

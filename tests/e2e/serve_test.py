@@ -132,6 +132,9 @@ class Serving(EndToEnd):
         text = "".join(json.loads(event)["choices"][0]["text"] for event in events)
         self.assertEqual(text, greedy["choices"][0]["text"])
 
+        constrained = service.complete(prompt=QUESTION, structured_outputs={"choice": ["yes", "no"]})
+        self.assertIn(constrained["choices"][0]["text"], ("yes", "no"))
+
         status, refused = service.post("/v1/completions", prompt="x", guided_json={})
         self.assertEqual((status, refused["error"]["param"]), (400, "guided_json"))
         self.assertIn("vllm:generation_tokens_total", service.ask("GET", "/metrics")[2])

@@ -500,6 +500,52 @@ TEST_P(DecoderTest, StopIdsWaitForTheFewestTokensAndCancelledRequestsLeave) {
     EXPECT_EQ(decoder.scheduler().pool().free(), decoder.scheduler().pool().pages());
 }
 
+/// Allows the 19 ids above the one that was chosen before.
+class Ascending final : public generate::TokenConstraint {
+  public:
+    explicit Ascending(int64_t vocabulary) : vocabulary_(vocabulary) {}
+    std::span<const uint32_t> allowed() override {
+        mask_.assign(static_cast<std::size_t>((vocabulary_ + 31) / 32), 0);
+        for (int64_t id = last_ + 1; id < std::min(vocabulary_, last_ + 20); ++id)
+            mask_[static_cast<std::size_t>(id / 32)] |= 1U << (id % 32);
+        return mask_;
+    }
+    void advance(int32_t id) override { last_ = id; }
+
+  private:
+    int64_t vocabulary_, last_ = -1;
+    std::vector<uint32_t> mask_;
+};
+
+TEST_P(DecoderTest, ConstraintsHoldAndOthersDoNotNotice) {
+    const LoadedModel model = load(name, device, 4, 256);
+    const int64_t vocabulary = model.model->spec().vocab_size;
+    std::vector<Request> requests;
+    for (const Row& prompt : prompts(name, 12))
+        requests.push_back({.prompt = prompt,
+                            .max_new_tokens = new_tokens,
+                            .sampling = {.temperature = requests.size() % 2 == 0 ? 0.0 : 1.0},
+                            .seed = 3,
+                            .prompt_number = static_cast<uint32_t>(requests.size())});
+    const std::vector<Completion> free = generate::Decoder(*model.ctx, *model.model).answer(requests);
+    generate::Decoder decoder(*model.ctx, *model.model);
+    for (std::size_t i = 0; i < requests.size(); i += 3)
+        requests[i].constraint = std::make_shared<Ascending>(vocabulary);
+    const std::vector<Completion> answers = answer_as_they_come(decoder, requests);
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+        if (i % 3 != 0) {
+            EXPECT_EQ(answers[i].ids, free[i].ids) << i;
+            continue;
+        }
+        int32_t last = -1;
+        ASSERT_EQ(answers[i].ids.size(), static_cast<std::size_t>(new_tokens));
+        for (const int32_t id : answers[i].ids) {
+            EXPECT_TRUE(id > last && id < last + 20) << id << " after " << last;
+            last = id;
+        }
+    }
+}
+
 TEST_P(DecoderTest, KeysAreSharedAmongRequestsOfOnePrefix) {
     const LoadedModel model = load(name, device, 2, 256);
     const Row row = read_json(golden("forward/" + name + ".json"))["input_ids"][1].get<Row>(),

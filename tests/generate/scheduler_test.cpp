@@ -96,13 +96,13 @@ TEST(Scheduler, LosesNoPageOverTenThousandRandomRequests) {
     EXPECT_GT(scheduler.preemptions(), 0) << "the cache is never short: this shows nothing";
 }
 
-/// Answers end by surprise while a pass with their next token is under way.
+/// Prompts join and answers end, for their length and by surprise, while a pass with their next token is under way.
 TEST(Scheduler, PassesAheadComputeTheSameAndLoseNoPage) {
     std::mt19937 random(4);
     constexpr int64_t pages = 40;
     Scheduler scheduler({.rows = 6, .pass_tokens = 24, .prefill_tokens = 10, .context = 60}, pages, page);
     ImaginedCache cache(pages);
-    int64_t added = 0, passes_ahead = 0, ended_ahead = 0;
+    int64_t added = 0, passes_ahead = 0, ended_ahead = 0, joined_ahead = 0, last_tokens = 0;
     for (bool more = true; more || added < 2000;) {
         for (uint32_t some = random() % 4; some > 0 && added < 2000; --some, ++added)
             scheduler.add({.prompt = ids_from(random, 1 + static_cast<int64_t>(random() % 30), 3),
@@ -112,31 +112,44 @@ TEST(Scheduler, PassesAheadComputeTheSameAndLoseNoPage) {
         while (!parts.empty()) {
             cache.compute(parts);
             if (HasFatalFailure()) return;
-            std::vector<Sequence*> chosen;
+            std::vector<Sequence*> chosen = {nullptr};  // a prompt's row that is rated
             for (const ScheduledChunk& part : parts)
                 if (part.chooses()) chosen.push_back(part.sequence);
             scheduler.computed(parts);
             parts = scheduler.schedule_async(chosen);
-            for (const ScheduledChunk& part : parts) ASSERT_TRUE(part.chooses() && part.decodes());
+            int64_t tokens = 0;
+            for (std::size_t i = 0; i < parts.size(); ++i) {
+                const ScheduledChunk& part = parts[i];
+                tokens += part.count;
+                joined_ahead += part.ahead() ? 0 : 1;
+                if (!part.ahead()) continue;
+                ASSERT_TRUE(part.chooses() && part.decodes());
+                ASSERT_EQ(chosen[static_cast<std::size_t>(part.from)], part.sequence);
+                ASSERT_TRUE(i == 0 || parts[i - 1].ahead()) << "tokens that the device knows come first";
+            }
+            ASSERT_LE(tokens, 24);
+            ASSERT_LE(scheduler.running(), 6);
             passes_ahead += parts.empty() ? 0 : 1;
             for (Sequence* s : chosen) {
+                if (s == nullptr) continue;
                 s->ids.push_back(static_cast<int32_t>(s->ids.size()));
                 const bool full =
                     s->ids.size() == s->request.prompt.size() + static_cast<std::size_t>(s->request.max_new_tokens);
                 if (!full && random() % 10 != 0) continue;
-                if (!parts.empty()) {
-                    ASSERT_FALSE(full) << "its length was known";
-                    cache.spoil(*s);
-                    ++ended_ahead;
-                }
-                std::erase_if(parts, [&](const ScheduledChunk& part) { return part.sequence == s; });
+                const auto erased = std::erase_if(parts, [&](const ScheduledChunk& p) { return p.sequence == s; });
+                ASSERT_TRUE(!full || erased == 0) << "its length was known";
+                if (erased > 0) cache.spoil(*s);
+                ended_ahead += static_cast<int64_t>(erased);
+                last_tokens += full && !parts.empty() ? 1 : 0;
                 scheduler.finish(*s);
             }
         }
     }
     EXPECT_EQ(scheduler.pool().free(), pages);
-    EXPECT_GT(passes_ahead, 200);
+    EXPECT_GT(passes_ahead, 1000);
     EXPECT_GT(ended_ahead, 50);
+    EXPECT_GT(joined_ahead, 1000);
+    EXPECT_GT(last_tokens, 200);
 }
 
 TEST(Scheduler, ComputesACommonBeginningOnce) {

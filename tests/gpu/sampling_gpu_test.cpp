@@ -52,20 +52,27 @@ TEST_F(SamplingGpu, ChoosesTheCpusTokens) {
             // Of bf16 many are equal: the order of ids decides.
             const at::Tensor logits = (at::randn({count, vocabulary}) * 3).to(type);
             std::vector<std::vector<int32_t>> ids(static_cast<std::size_t>(count));
+            std::vector<std::vector<uint32_t>> allowed(static_cast<std::size_t>(count));
             std::vector<RowSampling> rows;
             for (std::size_t row = 0; row < ids.size(); ++row) {
+                if (row % 5 == 0)  // some tokens alone, and in one row none
+                    for (int64_t word = 0; word < (vocabulary + 31) / 32; ++word)
+                        allowed[row].push_back(row == 5 ? 0 : static_cast<uint32_t>(random() & random() & random()));
                 for (int i = 0; i < 60; ++i) ids[row].push_back(static_cast<int32_t>(random() % 100));
                 rows.push_back(
                     {&ways[row % ways.size()],
                      ids[row],
                      20,
                      {.seed = 1234567890123ULL, .prompt = static_cast<uint32_t>(row), .answer = 2, .position = 40},
-                     row % 3 > 0 && ways[row % ways.size()].temperature > 0 ? LogprobOf::policy : LogprobOf::model});
+                     row % 3 > 0 && ways[row % ways.size()].temperature > 0 ? LogprobOf::policy : LogprobOf::model,
+                     allowed[row]});
             }
             const Draw gpu = draw(at::kCUDA, logits, rows), cpu = draw(at::kCPU, logits, rows);
             for (std::size_t row = 0; row < rows.size(); ++row) {
                 SCOPED_TRACE(cat(type, " of ", vocabulary, ", row ", row, ", way ", row % ways.size()));
                 EXPECT_EQ(gpu.ids[row], cpu.ids[row]);
+                EXPECT_EQ(std::isnan(gpu.logprobs[row]), row == 5);
+                if (row == 5) continue;
                 EXPECT_NEAR(gpu.logprobs[row], cpu.logprobs[row], 1e-5 * std::max(1.0F, std::abs(cpu.logprobs[row])));
             }
             const Draw again = draw(at::kCUDA, logits, rows);

@@ -143,14 +143,13 @@ TEST(OpenaiRequest, RefusesValuesByTheFieldsName) {
 
 TEST(OpenaiRequest, RefusesWhatIsUnknownOrNotOffered) {
     expect_refusal([] { completion(R"("guided_json": {})"); }, "guided_json", "unknown_parameter", "'guided_json'");
+    expect_refusal([] { completion(R"("tools": [])"); }, "tools", "unknown_parameter");
     expect_refusal([] { completion(R"("stream": true, "stream_options": {"x": 1})"); }, "stream_options.x",
                    "unknown_parameter");
     expect_refusal([] { chat(R"("echo": true)"); }, "echo", "unknown_parameter");
     EXPECT_NO_THROW(completion(R"("guided_json": {})", {.vocab_size = 100, .accept_unknown = true}));
-    const std::pair<const char*, const char*> not_offered[] = {{"response_format", R"({"type": "json_object"})"},
-                                                               {"store", "true"},
-                                                               {"service_tier", "\"flex\""},
-                                                               {"skip_special_tokens", "false"}};
+    const std::pair<const char*, const char*> not_offered[] = {
+        {"store", "true"}, {"service_tier", "\"flex\""}, {"skip_special_tokens", "false"}};
     for (const auto& [name, value] : not_offered) {
         const std::string field = std::string("\"") + name + "\": " + value;
         expect_refusal([&] { completion(field); }, name, "unsupported");
@@ -158,10 +157,73 @@ TEST(OpenaiRequest, RefusesWhatIsUnknownOrNotOffered) {
     }
     expect_refusal([] { completion(R"("suffix": "x")"); }, "suffix", "unsupported");
     expect_refusal([] { completion(R"("best_of": 2)"); }, "best_of", "unsupported");
-    expect_refusal([] { chat(R"("tools": [{}])"); }, "tools", "unsupported");
-    expect_refusal([] { chat(R"("tool_choice": "required")"); }, "tool_choice", "unsupported");
+    expect_refusal([] { chat(R"("functions": [{}])"); }, "functions", "unsupported", "'tools'");
     EXPECT_NO_THROW(chat(R"("tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "store": false,
                             "user": "u", "metadata": {"a": "b"}, "service_tier": "auto", "prompt_cache_key": "k")"));
+}
+
+TEST(OpenaiRequest, SaysWhatTheOutputMustLookLike) {
+    using grammar::Part;
+    const auto part = [](const AnswerRequest& request) { return request.pattern.value().alternatives.at(0).at(0); };
+    EXPECT_FALSE(chat(R"("response_format": {"type": "text"})").pattern);
+    EXPECT_EQ(part(chat(R"("response_format": {"type": "json_object"})")).kind, Part::Kind::json_object);
+    const AnswerRequest schema = chat(R"("response_format": {"type": "json_schema", "json_schema":
+        {"name": "n", "schema": {"type": "string"}, "strict": true, "description": null}})");
+    EXPECT_EQ(part(schema).kind, Part::Kind::json_schema);
+    EXPECT_EQ(part(schema).text, R"({"type":"string"})");
+    EXPECT_EQ(schema.pattern_field, "response_format.json_schema.schema");
+    EXPECT_EQ(part(completion(R"("structured_outputs": {"regex": "a+"})")).text, "a+");
+    EXPECT_EQ(part(completion(R"("structured_outputs": {"json": "{}"})")).text, "{}");
+    EXPECT_EQ(completion(R"("structured_outputs": {"choice": ["a", "b"]})").pattern->alternatives.size(), 2U);
+    EXPECT_FALSE(completion(R"("structured_outputs": {"json_object": false, "regex": null})").pattern);
+
+    expect_refusal([] { chat(R"("response_format": {"type": "xml"})"); }, "response_format.type", "unsupported");
+    expect_refusal([] { chat(R"("response_format": {})"); }, "response_format.type", "missing_required_parameter");
+    expect_refusal([] { chat(R"("response_format": {"type": "json_object", "x": 1})"); }, "response_format.x",
+                   "unknown_parameter");
+    expect_refusal([] { chat(R"("response_format": {"type": "json_schema", "json_schema": {"name": "n"}})"); },
+                   "response_format.json_schema.schema", "missing_required_parameter");
+    expect_refusal([] { chat(R"("response_format": "json")"); }, "response_format", "invalid_type");
+    expect_refusal([] { chat(R"("structured_outputs": {"grammar": "x"})"); }, "structured_outputs.grammar",
+                   "unsupported");
+    expect_refusal([] { chat(R"("structured_outputs": {"choice": []})"); }, "structured_outputs.choice",
+                   "invalid_value");
+    expect_refusal([] { chat(R"("structured_outputs": {"choice": ["a"], "regex": "b"})"); }, "structured_outputs.regex",
+                   "invalid_value", "both");
+    expect_refusal([] { chat(R"("response_format": {"type": "json_object"}, "ignore_eos": true)"); }, "ignore_eos",
+                   "invalid_value");
+    expect_refusal([] { chat(R"("response_format": {"type": "json_object"}, "min_tokens": 1)"); }, "min_tokens",
+                   "invalid_value");
+}
+
+TEST(OpenaiRequest, ReadsToolsAndWhichToCall) {
+    using Kind = ToolChoice::Kind;
+    const std::string tools = R"("tools": [{"type": "function", "function": {"name": "f", "description": "d",
+        "parameters": {"type": "object"}, "strict": true}}, {"type": "function", "function": {"name": "g"}}])";
+    const AnswerRequest request = chat(tools);
+    ASSERT_EQ(request.tools.size(), 2U);
+    EXPECT_EQ(request.tools[0].parameters, R"({"type":"object"})");
+    EXPECT_EQ(request.tools[1].parameters, "");
+    EXPECT_EQ((*request.row)["tools"].size(), 2U) << "the template reads them";
+    EXPECT_EQ(request.tool_choice.kind, Kind::automatic);
+    EXPECT_EQ(chat(tools + R"(, "tool_choice": "none")").tool_choice.kind, Kind::none);
+    EXPECT_EQ(chat(tools + R"(, "tool_choice": "required")").tool_choice.kind, Kind::required);
+    const ToolChoice named =
+        chat(tools + R"(, "tool_choice": {"type": "function", "function": {"name": "g"}})").tool_choice;
+    EXPECT_EQ(named.kind, Kind::named);
+    EXPECT_EQ(named.name, "g");
+    EXPECT_EQ(chat("").tool_choice.kind, Kind::none);
+
+    expect_refusal([] { chat(R"("tool_choice": "required")"); }, "tool_choice", "invalid_value", "'tools'");
+    expect_refusal([&] { chat(tools + R"(, "tool_choice": {"type": "function", "function": {"name": "h"}})"); },
+                   "tool_choice", "invalid_value", "'h'");
+    expect_refusal([&] { chat(tools + R"(, "tool_choice": "any")"); }, "tool_choice", "invalid_value");
+    expect_refusal([] { chat(R"("tools": [{}])"); }, "tools[0].type", "missing_required_parameter");
+    expect_refusal([] { chat(R"("tools": [{"type": "retrieval"}])"); }, "tools[0].type", "unsupported");
+    expect_refusal([] { chat(R"("tools": [{"type": "function", "function": {"name": "a b"}}])"); },
+                   "tools[0].function.name", "invalid_value");
+    expect_refusal([&] { chat(tools + R"(, "tool_choice": "required", "response_format": {"type": "json_object"})"); },
+                   "response_format", "invalid_value", "both");
 }
 
 TEST(OpenaiRequest, BodiesThatAreNoJsonObject) {

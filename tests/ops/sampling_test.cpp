@@ -186,5 +186,32 @@ TEST(Sampler, RefusesLogitsThatAreNoNumbers) {
     EXPECT_EQ(choose({-infinite, 1}, {.temperature = 1}).id, 1);
 }
 
+/// As biases of minus infinity forbid the others.
+TEST(Sampling, OnlyAllowedTokensAreChosen) {
+    const std::vector<spec::Sampling> ways = {{},
+                                              {.temperature = 1},
+                                              {.temperature = 1, .top_k = 2},
+                                              {.temperature = 0.7, .top_p = 0.6},
+                                              {.temperature = 1, .min_p = 0.3},
+                                              {.temperature = 1, .repetition_penalty = 1.5}};
+    for (const uint32_t mask : {0b1000101U, 0b1000U, 0b11111111U})
+        for (const spec::Sampling& way : ways)
+            for (uint32_t position = 0; position < 50; ++position) {
+                spec::Sampling biased = way;
+                for (int32_t id = 0; id < 8; ++id)
+                    if ((mask >> id & 1U) == 0)
+                        biased.logit_bias.emplace_back(id, -std::numeric_limits<float>::infinity());
+                const Ids ids = {1, 3};
+                const SamplingKey key{.seed = 9, .position = position};
+                const SampledToken expected = choose(logits, biased, key, ids),
+                                   chosen = sample_token(logits, way, ids, 0, key, LogprobOf::model, std::array{mask});
+                EXPECT_EQ(chosen.id, expected.id);
+                EXPECT_EQ(chosen.logprob, expected.logprob) << "the model's own";
+                EXPECT_NE(mask >> chosen.id & 1U, 0U);
+            }
+    EXPECT_TRUE(std::isnan(sample_token(logits, {}, {}, 0, {}, LogprobOf::model, std::array{0U}).logprob));
+    EXPECT_THROW(sample_token(logits, {}, {}, 0, {}, LogprobOf::model, std::array{1U, 1U}), CheckError);
+}
+
 }  // namespace
 }  // namespace unsloth

@@ -28,8 +28,10 @@ TEST(Metrics, AreWrittenAsPrometheusReadsThem) {
     EXPECT_TRUE(has(bucket + R"(,le="+Inf"} 3)"));
     EXPECT_TRUE(has("vllm:e2e_request_latency_seconds_count{" + own + "} 3"));
     EXPECT_TRUE(has("vllm:num_requests_running{" + own + "} 0")) << "from the start";
-    metrics.clear(Metric::kv_cache_usage);
-    EXPECT_EQ(metrics.text().find("\nvllm:kv_cache_usage_perc{"), std::string::npos);
+    metrics.observe(Metric::inter_token_latency, 0.5, 64);
+    EXPECT_NE(metrics.text().find("vllm:inter_token_latency_seconds_sum{" + own + "} 32"), std::string::npos);
+    metrics.set(Metric::kv_cache_usage, 0.5, label("a", "b"), /*alone=*/true);
+    EXPECT_EQ(metrics.text().find("vllm:kv_cache_usage_perc{" + own + "} "), std::string::npos);
 }
 
 }  // namespace

@@ -105,7 +105,8 @@ struct RunningOptions {
     serve::ServiceOptions service = {};
     int64_t most_waiting = 64;
     std::chrono::milliseconds drain_delay{0}, shutdown_timeout{30'000};
-    bool starts = true;  ///< else by start()
+    std::string chat = "alpaca";  ///< the template
+    bool starts = true;           ///< else by start()
 };
 
 inline model::LoadRequest request_for(const RunningOptions& options) {
@@ -141,7 +142,7 @@ class RunningService {
                    .stops = [this] { return stops_.load(); }},
                   metrics_),
           adapters_(*model_.model, file_, options_.slots, "base", ""),
-          service_(engine_, adapters_, metrics_, tokenizer_, tokenizer::ChatTemplate::choose("alpaca", tokenizer_),
+          service_(engine_, adapters_, metrics_, tokenizer_, tokenizer::ChatTemplate::choose(options_.chat, tokenizer_),
                    service_options()) {
         if (options_.starts) start();
     }

@@ -54,8 +54,8 @@ class Decoder {
     // The same one pass at a time.
     /// The request's number, from 0 over the decoder's life.
     int64_t add(Request request);
-    /// The tokens of one pass; false: no request is left. Where every row goes on, the next pass is issued before they
-    /// are known: the device does not wait for the host.
+    /// The tokens of one pass; false: no request is left. The next pass is issued before they are known, with the
+    /// prompts that it takes in, unless a row has penalties or a constraint: the device does not wait for the host.
     bool step(const OnToken& on_token, const OnEnd& on_end);
     /// Drops a request that has not ended, between two steps: no callback sees it any more.
     void cancel(int64_t request);
@@ -87,6 +87,8 @@ class Decoder {
         bool is_timed = false;  ///< on_pass gets to see it
     };
     void forget_others_keys();
+    static void forget(Issued& issued, const Sequence* gone);
+    at::Tensor ids_ahead(const std::vector<ScheduledChunk>& parts, int64_t tokens, const at::Tensor& ids) const;
     Issued issue(const std::vector<ScheduledChunk>& parts, const at::Tensor& ids);
     std::optional<std::pair<Issued, std::vector<ScheduledChunk>>> issue_async(const Issued& before);
     void note_rated(const Issued& issued);

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +13,16 @@
 #include "unsloth/spec/sampling.h"
 
 namespace unsloth::generate {
+
+/// Says which tokens may come next in one answer. Of one thread at a time.
+class TokenConstraint {
+  public:
+    virtual ~TokenConstraint() = default;
+    /// Bit id % 32 of word id / 32, over the model's vocabulary; valid until advance(). None where nothing fits.
+    virtual std::span<const uint32_t> allowed() = 0;
+    /// The token was chosen.
+    virtual void advance(int32_t id) = 0;
+};
 
 struct Request {
     std::vector<int32_t> prompt;  ///< ids, one at least
@@ -27,8 +39,9 @@ struct Request {
     /// What the keys depend on besides the ids: requests share cached keys if this is equal. 0: `adapter` says it.
     /// Below 2^32. Needed where adapters are replaced while others answer.
     uint32_t prefix = 0;
-    int64_t top_logprobs = -1;            ///< the most likely tokens to report of each token; -1: none
-    std::vector<int32_t> rated_ids = {};  ///< or these ids, each below the vocabulary, likely or not
+    int64_t top_logprobs = -1;                         ///< the most likely tokens to report of each token; -1: none
+    std::vector<int32_t> rated_ids = {};               ///< or these ids, each below the vocabulary, likely or not
+    std::shared_ptr<TokenConstraint> constraint = {};  ///< of this answer alone; nullptr: any token may come
     bool prompt_logprobs = false;  ///< also report the prompt's tokens; the model's plan has a head row for each token
 };
 

@@ -60,8 +60,12 @@ struct ScheduledChunk {
     Sequence* sequence = nullptr;
     int64_t count = 0;
     bool as_decode_rows = false;  ///< PrefillChunk::as_decode_rows
-    bool ahead = false;           ///< its token is the one that the pass before chooses: only the device knows it yet
-    bool chooses() const { return ahead || count == sequence->remaining(); }  ///< its last token's logits give the next
+    /// The row of the pass before that chooses its token: only the device knows it yet. -1: the host knows it.
+    int64_t from = -1;
+    bool ahead() const { return from >= 0; }
+    bool chooses() const {
+        return ahead() || count == sequence->remaining();
+    }  ///< its last token's logits give the next
     bool decodes() const { return count == 1 && sequence->cached > 0; }
 };
 
@@ -79,9 +83,10 @@ class Scheduler {
     /// The next pass: parts that decode, others that go on from cached tokens, those that begin. Their pages are there.
     /// Empty when no request is left. Each part is told of by computed() before the next pass is asked for.
     std::vector<ScheduledChunk> next_pass();
-    /// The pass behind one that was issued, before its tokens are known: another token of each of `chosen`, the
-    /// sequences that it chooses one for. Empty where others are to join, one is to end for its length, or pages are
-    /// lacking. What it computes for a sequence that ends meanwhile is for nothing: its part is not told to computed().
+    /// The pass after one that was issued, before its tokens are known. `chosen`: for each row of that pass the
+    /// sequence that it chooses a token for, or nullptr. First another token of each that does not end for its length,
+    /// in their order, then what next_pass() would take in. Empty where pages are lacking or nothing is left to
+    /// compute. What it computes for a sequence that ends meanwhile is for nothing: its part is not told to computed().
     std::vector<ScheduledChunk> schedule_async(std::span<Sequence* const> chosen);
     /// The pass was issued: its tokens' keys are in the cache for every later one.
     void computed(const std::vector<ScheduledChunk>& parts);
@@ -102,6 +107,7 @@ class Scheduler {
     void release(Sequence& sequence);
     void add_decoding(std::vector<ScheduledChunk>& parts);
     void add_prompts(std::vector<ScheduledChunk>& parts, int64_t tokens, const ChunkedPrefillPolicy& policy = {});
+    void take_in_prompts(std::vector<ScheduledChunk>& parts);
     bool admit(Sequence& sequence);
     void share_prefix(Sequence& sequence);
     bool is_being_computed(const Sequence& sequence) const;

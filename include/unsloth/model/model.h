@@ -31,7 +31,7 @@ struct CachedPass {
     std::vector<int32_t> slots_T;    ///< the place in the cache of each token's keys and values
     std::vector<int32_t> adapter_T;  ///< which of the plan's adapters each token has, -1: none; empty where it has one
     ops::PagedRows rows;             ///< what the host knows of those that go on
-    at::Tensor ids;  ///< int32, on the device: the first tokens' ids, and of the others the last; or undefined
+    at::Tensor ids;  ///< int32, on the device: the first tokens' ids, instead of the batch's; may be undefined
 };
 
 /// Which adapters are on.

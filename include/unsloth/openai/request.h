@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "unsloth/grammar/grammar.h"
+#include "unsloth/openai/tool_calls.h"
 #include "unsloth/spec/sampling.h"
 
 namespace unsloth::openai {
@@ -54,6 +56,12 @@ struct AnswerRequest {
     int64_t top_k = 0;
     double presence_penalty = 0, frequency_penalty = 0, repetition_penalty = 1;
     std::vector<std::pair<int32_t, float>> logit_bias;  ///< -100 is minus infinity
+
+    std::optional<grammar::Pattern> pattern;  ///< what the output must look like, where a field says that
+    std::string pattern_field;                ///< which one
+    std::vector<Tool> tools;                  ///< also in `row`
+    ToolChoice tool_choice;
+    bool parallel_tool_calls = true;
 
     spec::Sampling sampling() const;
 };

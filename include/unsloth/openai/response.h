@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "unsloth/openai/token_text.h"
+#include "unsloth/openai/tool_calls.h"
 
 namespace unsloth::openai {
 
@@ -36,8 +37,9 @@ struct Choice {
     std::string text;
     std::vector<TokenReport> tokens;
     bool has_logprobs = false;
-    std::string finish_reason;  ///< empty: it has not ended
-    bool has_role = false;      ///< of chats: a stream's first piece
+    std::string finish_reason;          ///< empty: it has not ended
+    bool has_role = false;              ///< of chats: a stream's first piece
+    std::vector<ToolDelta> calls = {};  ///< of chats
 };
 
 /// Where a completion's tokens begin in its text, in characters, over the pieces of a stream.

@@ -32,10 +32,12 @@ struct SampledToken {
 
 /// `ids`: the prompt, then from `answer_begin` on the answer so far. Among equals the lowest id is the likelier.
 /// A token is drawn as the first of independent exponential waits of rate p (so no order of summation matters).
-/// A row of which a logit is NaN, or the highest infinite, has no token: id 0, log-probability NaN. CheckError for a
-/// bias of an id outside the vocabulary, and for a policy of temperature 0.
+/// `allowed` (empty: all): of words of 32 bits, the bit of each token that may be drawn, over the whole vocabulary.
+/// A row of which a logit is NaN, the highest infinite, or no allowed one finite, has no token: id 0, log-probability
+/// NaN. CheckError for a bias of an id outside the vocabulary, and for a policy of temperature 0.
 SampledToken sample_token(std::span<const float> logits_V, const spec::Sampling& sampling, std::span<const int32_t> ids,
-                          std::size_t answer_begin, const SamplingKey& key, LogprobOf logprob = LogprobOf::model);
+                          std::size_t answer_begin, const SamplingKey& key, LogprobOf logprob = LogprobOf::model,
+                          std::span<const uint32_t> allowed = {});
 
 /// How one of several rows is chosen; arguments as sample_token's, whose memory outlives the call.
 struct RowSampling {
@@ -44,6 +46,7 @@ struct RowSampling {
     std::size_t answer_begin = 0;
     SamplingKey key;
     LogprobOf logprob = LogprobOf::model;
+    std::span<const uint32_t> allowed = {};
 };
 /// sample_token for each row of logits_CV: ids_C int32, logprobs_C fp32 on ctx.device(), where nothing synchronises. On
 /// CUDA the logits of tokens with a penalty or a bias are overwritten. CUDA draws by the same random numbers; a token

@@ -18,11 +18,11 @@
 
 namespace unsloth::serve {
 
-/// Gets what becomes of a job's sequences. All calls come from the engine's thread.
+/// Gets what becomes of a job's sequences. All calls come from one thread, which is not the engine's.
 class Receiver {
   public:
     virtual ~Receiver() = default;
-    /// `so_far` ends with the new token; false ends the sequence with it.
+    /// `so_far` ends with the new token. False: the sequence ends with it, and ended() is called once the engine knows.
     virtual bool token(std::size_t sequence, const generate::Completion& so_far) = 0;
     virtual void ended(std::size_t sequence, const generate::Completion& answer) = 0;
     /// Nothing more comes of the sequences that have not ended.
@@ -52,19 +52,24 @@ class Engine {
 
     /// As generate::Decoder's constructor, whose errors it has.
     Engine(ops::Context& ctx, model::Model& model, EngineOptions options, Metrics& metrics);
+    ~Engine();
 
     /// Decodes until options.stops(), and then as options says: new jobs are taken for drain_delay, running ones end
-    /// within shutdown_timeout, and what is left ends early. Errors of passes reach all receivers, and the caller.
+    /// within shutdown_timeout, and what is left ends early. Errors of passes reach all receivers, and the caller. When
+    /// it returns, no receiver is called any more.
     void run();
 
     // From any thread:
     /// ApiError 429 where too many wait, 503 while draining or after an error.
     void submit(Job job);
-    /// The client left: its sequences are dropped before the next pass, and its receiver is not called again.
+    /// The client left: its sequences are dropped before the next pass. Its receiver may still get tokens of passes
+    /// that were under way.
     void cancel(std::shared_ptr<const Receiver> receiver);
     /// Runs `work` between two passes; before run(), or after it, at once.
     void between_passes(std::function<void()> work);
     bool draining() const { return draining_; }
+    /// Sets the gauges.
+    void report();
     /// Whether passes end within a time that no pass takes.
     bool healthy() const;
     int64_t context() const { return decoder_.scheduler().context(); }  ///< prompt and answer of one sequence
@@ -75,30 +80,40 @@ class Engine {
         std::size_t next = 0;  ///< the next sequence to begin
         Clock::time_point came;
     };
+    struct Delivered;
+    struct Delivery;
+    class Deliveries;
     struct Row {
         std::shared_ptr<Active> active;
-        std::size_t sequence = 0;
+        std::shared_ptr<Delivered> receiver;
         Clock::time_point began, first, last;
         int64_t prompt = 0, tokens = 0;
     };
 
     bool wait_for_work();
     void drop_cancelled();
+    void end_stopped();
     void admit();
     void pass();
-    bool take_token(int64_t number);
+    void take_token(int64_t number, int32_t id);
+    void count_pass();
     void end(int64_t number, const generate::Completion& answer);
     void end_early();
     void end_run();
     void fail_all(const openai::ApiError& why);
-    void update_gauges();
+    void remove(int64_t number);
 
     EngineOptions options_;
     Metrics& metrics_;
     generate::Decoder decoder_;
     std::map<int64_t, Row> rows_;  ///< by the decoder's number
     int64_t preemptions_ = 0;
-    double pass_tokens_ = 0;
+    std::vector<Delivery> made_;                   ///< by the pass
+    Clock::time_point now_;                        ///< when its tokens came
+    std::map<Clock::time_point, int64_t> latest_;  ///< rows that got a token, by when they got the one before
+    int64_t pass_tokens_ = 0;
+    std::unique_ptr<Deliveries> deliveries_;  ///< while it runs
+    std::atomic<double> cache_usage_ = 0;
 
     mutable std::mutex mutex_;
     std::condition_variable changed_;
@@ -106,6 +121,8 @@ class Engine {
     std::string last_client_;
     int64_t waiting_sequences_ = 0;
     std::vector<std::shared_ptr<const Receiver>> cancelled_;  ///< held: no other gets their addresses
+    std::vector<int64_t> stopped_;                            ///< numbers that their receivers end
+    std::map<std::string, int64_t> running_;                  ///< rows, by the name of their adapter
     std::vector<std::function<void()>> work_;
     bool runs_ = false, refuses_ = false;
     std::atomic<bool> draining_ = false, failed_ = false;

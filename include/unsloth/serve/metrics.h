@@ -40,12 +40,12 @@ class Metrics {
   public:
     explicit Metrics(const std::string& model_name);
 
-    /// `labels`: further ones, as Prometheus writes them (label() makes one), joined by commas.
-    void set(Metric metric, double value, const std::string& labels = {});
+    /// `labels`: further ones, as Prometheus writes them (label() makes one), joined by commas. `alone`: values with
+    /// other labels are forgotten.
+    void set(Metric metric, double value, const std::string& labels = {}, bool alone = false);
     void add(Metric metric, double by = 1, const std::string& labels = {});
-    void observe(Metric histogram, double value);
-    /// Forgets a gauge's values, whose labels change.
-    void clear(Metric metric);
+    /// `count` times.
+    void observe(Metric histogram, double value, uint64_t count = 1);
 
     /// Prometheus' text format 0.0.4.
     std::string text() const;

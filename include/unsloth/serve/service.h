@@ -6,11 +6,13 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "unsloth/http/server.h"
+#include "unsloth/openai/request.h"
 #include "unsloth/serve/adapters.h"
 #include "unsloth/serve/engine.h"
 #include "unsloth/tokenizer/chat.h"
@@ -51,6 +53,7 @@ class Workers {
     std::vector<std::thread> threads_;
 };
 
+class Constraints;
 class PromptReader;
 struct Call;
 
@@ -93,6 +96,9 @@ class Service {
     Chosen choose(const std::string& model) const;
     static Job job_for(const Call& call, const Chosen& chosen);
     void answer(const Call& call, bool is_chat);
+    openai::ToolFormat tool_format();
+    struct Constrained;
+    Constrained constrain(const openai::AnswerRequest& request);
     void require_adapter_routes() const;
 
     Engine& engine_;
@@ -100,7 +106,10 @@ class Service {
     Metrics& metrics_;
     ServiceOptions options_;
     std::unique_ptr<const PromptReader> reader_;
-    std::string template_;  ///< of tokenizer_info; empty: the tokenizer has none
+    std::unique_ptr<Constraints> constraints_;
+    std::once_flag tool_format_asked_;
+    std::optional<openai::ToolFormat> tool_format_;  ///< that the chat template shows, once asked
+    std::string template_;                           ///< of tokenizer_info; empty: the tokenizer has none
     int64_t created_;
     Workers workers_;  ///< the last member: its work uses the others
 };

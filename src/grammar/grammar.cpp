@@ -1,0 +1,68 @@
+#include "unsloth/grammar/grammar.h"
+
+#include "grammar/nodes.h"
+#include "unsloth/core/error.h"
+
+namespace unsloth::grammar {
+namespace {
+
+Piece piece_of_part(Builder& builder, const Part& part) {
+    switch (part.kind) {
+        case Part::Kind::literal:
+            return builder.literal(part.text);
+        case Part::Kind::json_schema:
+            return schema_piece(builder, part.text);
+        case Part::Kind::json_object:
+            return object_piece(builder);
+        case Part::Kind::regex:
+            return regex_piece(builder, part.text, Spelling::plain, /*whole=*/true);
+    }
+    UNSLOTH_CHECK(false, "no such part");
+}
+
+Piece piece_of_all(Builder& builder, const std::vector<std::vector<Part>>& alternatives) {
+    std::vector<Piece> all;
+    for (const std::vector<Part>& parts : alternatives) {
+        Piece one = builder.empty();
+        for (const Part& part : parts) one = builder.sequence(one, piece_of_part(builder, part));
+        all.push_back(one);
+    }
+    return builder.either(all);
+}
+
+Nodes nodes_of(const Pattern& pattern) {
+    if (pattern.alternatives.empty()) throw Refused("it has no alternative");
+    Builder builder;
+    const int32_t one = builder.rule();
+    builder.fill(one, piece_of_all(builder, pattern.alternatives));
+    Piece all = builder.sequence(builder.literal(pattern.begin), builder.called(one));
+    if (pattern.repeats)
+        all = builder.sequence(
+            all, builder.any_number(builder.sequence(builder.literal(pattern.between), builder.called(one))));
+    all = builder.sequence(all, builder.literal(pattern.end));
+    const int32_t root = builder.rule();
+    builder.fill(root, all);
+    return builder.take(root);
+}
+
+}  // namespace
+
+std::string Pattern::key() const {
+    std::string key;
+    const auto add = [&](const std::string& text) { key += cat(text.size(), ":", text); };
+    for (const std::string* text : {&begin, &between, &end}) add(*text);
+    key += repeats ? "+" : "1";
+    for (const std::vector<Part>& parts : alternatives) {
+        key += "|";
+        for (const Part& part : parts) {
+            key += cat(static_cast<int>(part.kind), " ");
+            add(part.text);
+        }
+    }
+    return key;
+}
+
+Grammar::Grammar(const Pattern& pattern) : nodes_(std::make_unique<const Nodes>(nodes_of(pattern))) {}
+Grammar::~Grammar() = default;
+
+}  // namespace unsloth::grammar

@@ -1,0 +1,167 @@
+#include "unsloth/openai/tool_calls.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "unsloth/core/error.h"
+#include "unsloth/grammar/matcher.h"
+#include "unsloth/openai/response.h"
+
+namespace unsloth::openai {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Read {
+    std::string content;
+    std::vector<ToolDelta> calls;  ///< whole
+};
+
+/// In pieces of `size` bytes.
+Read read(ToolFormat format, const std::string& text, std::size_t size, std::size_t most = 9) {
+    int made = 0;
+    ToolCallReader reader(format, {"weather", "time"}, [&] { return cat("id", made++); }, most);
+    Read all;
+    for (std::size_t at = 0; at <= text.size(); at += size) {
+        const bool ends = at + size > text.size();
+        ToolCallReader::Found found = reader.add(text.substr(at, size), ends);
+        all.content += found.content;
+        for (const ToolDelta& delta : found.calls)
+            if (!delta.id.empty()) {
+                EXPECT_EQ(delta.index, static_cast<int64_t>(all.calls.size()));
+                all.calls.push_back(delta);
+            } else {
+                EXPECT_EQ(delta.index + 1, static_cast<int64_t>(all.calls.size()));
+                all.calls.back().arguments += delta.arguments;
+            }
+    }
+    EXPECT_EQ(reader.has_calls(), made > 0);
+    return all;
+}
+
+struct Case {
+    ToolFormat format;
+    std::string text, content;
+    std::vector<std::pair<std::string, std::string>> calls;
+};
+
+TEST(ToolCalls, AreReadHoweverTheTextIsCut) {
+    constexpr auto hermes = ToolFormat::hermes, llama3 = ToolFormat::llama3, mistral = ToolFormat::mistral;
+    const std::vector<Case> cases = {
+        {hermes,
+         "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"a\": \"}\\\"{\"}}\n</tool_call>",
+         "",
+         {{"weather", "{\"a\": \"}\\\"{\"}"}}},
+        {hermes,
+         "Let me see.\n\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {}}\n</tool_call>\n<tool_call>\n"
+         "{\"name\":\"time\",\"arguments\":{\"x\":[{}]}}\n</tool_call>\n",
+         "Let me see.",
+         {{"weather", "{}"}, {"time", "{\"x\":[{}]}"}}},
+        {hermes, "1 < 2 and <tool is no call. \n", "1 < 2 and <tool is no call. \n", {}},
+        {hermes,
+         "<tool_call>\n{\"arguments\": {\"b\": 1}, \"name\": \"time\"}\n</tool_call>",
+         "",
+         {{"time", "{\"b\":1}"}}},
+        {hermes,
+         "<tool_call>{\"name\": \"unknown\", \"arguments\": {}}</tool_call>",
+         "<tool_call>{\"name\": \"unknown\", \"arguments\": {}}</tool_call>",
+         {}},
+        {hermes, "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"cut", "", {{"weather", "{\"cut"}}},
+        {hermes, "<tool_call>\n{\"nam", "<tool_call>\n{\"nam", {}},
+        {llama3,
+         "{\"name\": \"weather\", \"parameters\": {\"city\": \"Rome\"}}",
+         "",
+         {{"weather", "{\"city\": \"Rome\"}"}}},
+        {llama3,
+         "{\"name\": \"weather\", \"parameters\": {}}; {\"name\": \"time\", \"parameters\": {}}",
+         "",
+         {{"weather", "{}"}, {"time", "{}"}}},
+        {llama3, "{\"city\": \"Rome\"}", "{\"city\": \"Rome\"}", {}},
+        {llama3,
+         "It rains: {\"name\": \"weather\", \"parameters\": {}}",
+         "It rains: {\"name\": \"weather\", \"parameters\": {}}",
+         {}},
+        {mistral,
+         "[TOOL_CALLS][{\"name\": \"weather\", \"arguments\": {}}, {\"name\": \"time\", \"arguments\": {\"a\": 1}}]",
+         "",
+         {{"weather", "{}"}, {"time", "{\"a\": 1}"}}},
+        {mistral, " [{\"name\": \"time\", \"arguments\": {\"a\": 1}}]", "", {{"time", "{\"a\": 1}"}}},
+        {mistral, "[1, 2] is a list", "[1, 2] is a list", {}},
+        {mistral, "Hello", "Hello", {}},
+    };
+    for (const Case& one : cases)
+        for (const std::size_t size : {std::size_t{1}, std::size_t{3}, std::size_t{7}, one.text.size()}) {
+            SCOPED_TRACE(cat(one.text, " in pieces of ", size));
+            const Read found = read(one.format, one.text, size);
+            EXPECT_EQ(found.content, one.content);
+            ASSERT_EQ(found.calls.size(), one.calls.size());
+            for (std::size_t i = 0; i < one.calls.size(); ++i) {
+                EXPECT_EQ(found.calls[i].name, one.calls[i].first);
+                EXPECT_EQ(found.calls[i].arguments, one.calls[i].second);
+            }
+        }
+    EXPECT_EQ(read(hermes, cases[1].text, 5, 1).calls.size(), 1U) << "parallel calls were not wanted";
+}
+
+TEST(ToolCalls, FormatsAreSeenInATemplatesText) {
+    EXPECT_EQ(tool_format_of("<tool_call>\n{\"name\": \"probe\", \"arguments\": {\"key\": \"value\"}}\n</tool_call>"),
+              ToolFormat::hermes);
+    EXPECT_EQ(tool_format_of("{\"name\": \"probe\", \"parameters\": {\"key\": \"value\"}}<|eot_id|>"),
+              ToolFormat::llama3);
+    EXPECT_EQ(tool_format_of(
+                  "[TOOL_CALLS] [{\"name\": \"probe\", \"arguments\": {\"key\": \"value\"}, \"id\": \"abcdefghi\"}]"),
+              ToolFormat::mistral);
+    EXPECT_FALSE(tool_format_of("<tool_call>\n<function=probe>\n<parameter=key>\nvalue\n</parameter>"));
+}
+
+/// What a grammar demands is what the reader reads.
+TEST(ToolCalls, PatternsAreWhatReadersRead) {
+    const std::vector<Tool> tools = {{"weather", R"({"type": "object", "properties": {"d": {"type": "integer"}},
+                                                    "required": ["d"]})"},
+                                     {"time", ""}};
+    std::vector<std::string> bytes;
+    for (int i = 0; i < 256; ++i) bytes.emplace_back(1, static_cast<char>(i));
+    const auto vocabulary = std::make_shared<const grammar::Vocabulary>(bytes);
+    const auto accepts = [&](ToolFormat format, const ToolChoice& choice, bool in_parallel, const std::string& text) {
+        grammar::Matcher matcher(std::make_shared<grammar::MaskCache>(
+            std::make_shared<const grammar::Grammar>(tool_pattern(format, tools, choice, in_parallel)), vocabulary));
+        const bool fits = matcher.advance(text) && matcher.may_end();
+        EXPECT_TRUE(!fits || !read(format, text, 4).calls.empty()) << text;
+        return fits;
+    };
+    const ToolChoice required{ToolChoice::Kind::required}, time{ToolChoice::Kind::named, "time"};
+    const std::string one = R"({"name": "weather", "arguments": {"d": 3}})",
+                      other = R"({"name": "time", "arguments": {}})";
+    const std::string hermes = "<tool_call>\n" + one + "\n</tool_call>";
+    EXPECT_TRUE(accepts(ToolFormat::hermes, required, false, hermes));
+    EXPECT_FALSE(accepts(ToolFormat::hermes, required, false, hermes + "\n" + hermes));
+    EXPECT_TRUE(accepts(ToolFormat::hermes, required, true, hermes + "\n" + hermes));
+    EXPECT_FALSE(accepts(ToolFormat::hermes, time, true, hermes));
+    EXPECT_TRUE(accepts(ToolFormat::mistral, required, true, "[" + one + ", " + other + "]"));
+    EXPECT_TRUE(accepts(ToolFormat::llama3, time, true, R"({"name": "time", "parameters": {"any": []}})"));
+    EXPECT_FALSE(accepts(ToolFormat::llama3, required, true, R"({"name": "weather", "parameters": {}})"));
+}
+
+TEST(ToolCalls, AreWrittenAsClientsReadThem) {
+    const AnswerHead head{"chatcmpl-1", "m", "fp_1", 12, true};
+    const Choice choice{
+        .finish_reason = "tool_calls",
+        .calls = {{0, "call_1", "f", ""}, {0, "", "", "{\"a\":"}, {0, "", "", "1}"}, {1, "call_2", "g", "{}"}}};
+    const Json message = Json::parse(answer_text(head, {choice}, {}))["choices"][0]["message"];
+    EXPECT_TRUE(message["content"].is_null());
+    ASSERT_EQ(message["tool_calls"].size(), 2U);
+    EXPECT_EQ(
+        message["tool_calls"][0],
+        Json::parse(R"({"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{\"a\":1}"}})"));
+    TextOffsets offsets;
+    const std::string event = stream_event(head, choice, offsets, nullptr);
+    const Json delta = Json::parse(event.substr(6))["choices"][0]["delta"]["tool_calls"];
+    EXPECT_EQ(
+        delta[0],
+        Json::parse(R"({"index": 0, "id": "call_1", "type": "function", "function": {"name": "f", "arguments": ""}})"));
+    EXPECT_EQ(delta[1], Json::parse(R"({"index": 0, "function": {"arguments": "{\"a\":"}})"));
+}
+
+}  // namespace
+}  // namespace unsloth::openai
