@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "generate/rated_rows.h"
+#include "generate/uploaded.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/parallel.h"
 #include "unsloth/ops/paged_attention.h"
@@ -232,10 +233,7 @@ at::Tensor Decoder::ids_ahead(const std::vector<ScheduledChunk>& parts, int64_t 
     bool is_all = static_cast<int64_t>(from.size()) == ids.size(0);
     for (std::size_t i = 0; i < from.size(); ++i) is_all = is_all && from[i] == static_cast<int64_t>(i);
     if (is_all) return ids;
-    const at::Tensor index =
-        at::empty({static_cast<int64_t>(from.size())}, at::TensorOptions(at::kLong).pinned_memory(ctx_.is_cuda()));
-    std::copy(from.begin(), from.end(), index.mutable_data_ptr<int64_t>());
-    return ids.index_select(0, index.to(ctx_.device(), /*non_blocking=*/true));
+    return ids.index_select(0, uploaded(from, ctx_.device()));
 }
 
 /// `ids`: those that the pass before chooses, where parts wait for them.

@@ -8,6 +8,8 @@
 #include <span>
 #include <vector>
 
+#include "generate/uploaded.h"
+
 namespace unsloth::generate {
 
 class RatedRows {
@@ -56,9 +58,7 @@ class RatedRows {
     void rate_some(const at::Tensor& logits_CV, std::span<const Row> some) {
         std::vector<int64_t> rows, ids;
         for (const Row& row : some) rows.push_back(row.row), ids.push_back(row.id);
-        const auto there = [&](const std::vector<int64_t>& values) {
-            return at::tensor(values, at::kLong).to(logits_CV.device());
-        };
+        const auto there = [&](const std::vector<int64_t>& values) { return uploaded(values, logits_CV.device()); };
         const at::Tensor logits = logits_CV.index_select(0, there(rows)).to(at::kFloat);
         const at::Tensor all = at::logsumexp(logits, {1}, /*keepdim=*/true);
         logprobs_.push_back((logits.gather(1, there(ids).unsqueeze(1)) - all).squeeze(1));

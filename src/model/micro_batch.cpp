@@ -207,7 +207,10 @@ void MicroBatch::forward_with_kv_cache(const data::Batch& batch, const std::vect
     if (rows.count() == 0) {
         begun.q_offsets_device = begun.k_offsets_device = tokens.q_offsets;
     } else if (ctx_.is_cuda() && begun.count() > 0) {
-        begun.q_offsets_device = begun.k_offsets_device = at::tensor(begun.q_offsets, at::kInt).to(ctx_.device());
+        const auto count = static_cast<int64_t>(begun.q_offsets.size());
+        begun.q_offsets_device = at::empty({count}, at::TensorOptions(at::kInt).device(ctx_.device()));
+        copy_values(begun.q_offsets, begun.q_offsets_device);  // the host does not wait for the pass before
+        begun.k_offsets_device = begun.q_offsets_device;
     }
     inputs_.segments = std::move(begun);
     inputs_.cached =

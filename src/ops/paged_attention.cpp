@@ -1,6 +1,7 @@
 #include "unsloth/ops/paged_attention.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 
 #include "unsloth/core/error.h"
@@ -75,6 +76,7 @@ void place_rows(Context& ctx, PagedRows& rows) {
         "paged attention: ", rows.q_offsets.size(), " offsets and ", rows.pages.size(), " pages of ", count, " rows");
     rows.segments.assign(count, {});
     rows.keys.assign(count, {});
+    const auto here = at::TensorOptions(at::kInt).pinned_memory(ctx.is_cuda());  // the host waits for no pass
     for (std::size_t row = ctx.is_cuda() ? static_cast<std::size_t>(rows.decoding) : 0; row < count; ++row) {
         const int32_t queries = rows.q_offsets[row + 1] - rows.q_offsets[row], length = rows.lengths[row];
         const auto pages = rows.pages.begin() + static_cast<std::ptrdiff_t>(row) * rows.most_pages;
@@ -88,18 +90,21 @@ void place_rows(Context& ctx, PagedRows& rows) {
         s.max_k = length;
         s.uniform = queries == length;
         if (ctx.is_cuda()) {
-            const at::Tensor offsets = at::tensor({0, queries, 0, length}, at::kInt).to(ctx.device());
+            const at::Tensor values = at::empty({4}, here);
+            const std::array<int32_t, 4> both = {0, queries, 0, length};
+            std::copy(both.begin(), both.end(), values.mutable_data_ptr<int32_t>());
+            const at::Tensor offsets = values.to(ctx.device(), /*non_blocking=*/true);
             s.q_offsets_device = offsets.narrow(0, 0, 2);
             s.k_offsets_device = offsets.narrow(0, 2, 2);
         }
         const bool in_turn =
             std::adjacent_find(pages, pages + used, [](int32_t a, int32_t b) { return b != a + 1; }) == pages + used;
         if (in_turn) continue;
-        at::Tensor keys = at::empty({length}, at::kInt);
+        at::Tensor keys = at::empty({length}, here);
         for (int32_t k = 0; k < length; ++k)
             keys.mutable_data_ptr<int32_t>()[k] =
                 static_cast<int32_t>(pages[k / page_tokens] * page_tokens + k % page_tokens);
-        rows.keys[row] = keys.to(ctx.device());
+        rows.keys[row] = keys.to(ctx.device(), /*non_blocking=*/true);
     }
 }
 
