@@ -17,5 +17,4 @@ if [ -z "${UNSLOTH_SHARED-}" ] && [ -d ../shared/golden ]; then
     UNSLOTH_SHARED=$(cd ../shared && pwd)
     export UNSLOTH_SHARED
 fi
-# One more than there are cores: several tests wait most of the time, for ranks that give no sign of life.
-exec ctest --test-dir "build/$preset" --output-on-failure --no-tests=error --parallel "$(($(nproc) + 1))" "$@"
+exec ctest --test-dir "build/$preset" --output-on-failure --no-tests=error --parallel "$(nproc)" "$@"
