@@ -153,20 +153,9 @@ void check_options(const LoraSpec& lora, const ModelSpec& model) {
         throw Error("option.invalid-value", "lora.target_modules is empty: no projection would get an adapter");
 }
 
-LoraModule make_module(const LoraSpec& lora, int64_t r, double alpha, const std::string& path) {
-    if (r < 1)
-        throw Error("option.out-of-range",
-                    cat("lora.rank_pattern gives ", path, " the rank ", r, "; a rank is at least 1"));
-    if (!std::isfinite(alpha))
-        throw Error("option.out-of-range", cat("lora.alpha_pattern gives ", path, " an alpha that is not finite"));
-    const auto rank = static_cast<double>(r);
-    return {r, alpha, alpha / (lora.use_rslora ? std::sqrt(rank) : rank), lora.use_dora};
-}
-
-}  // namespace
-
-LoraSpec for_model(LoraSpec lora, const ModelSpec& model) {
-    if (lora.target_is_regex) return lora;
+/// Where the names of all projections that a matrix has the rows of are targets, it takes their place.
+void with_fused_targets(LoraSpec& lora, const ModelSpec& model) {
+    if (lora.target_is_regex) return;
     std::vector<std::string>& targets = lora.target_modules;
     for (const Projection fused : model.linears) {
         if (first_part(fused) == fused) continue;
@@ -182,11 +171,39 @@ LoraSpec for_model(LoraSpec lora, const ModelSpec& model) {
         });
         targets.emplace_back(name_of(fused));
     }
+}
+
+LoraModule make_module(const LoraSpec& lora, int64_t r, double alpha, const std::string& path) {
+    if (r < 1)
+        throw Error("option.out-of-range",
+                    cat("lora.rank_pattern gives ", path, " the rank ", r, "; a rank is at least 1"));
+    if (!std::isfinite(alpha))
+        throw Error("option.out-of-range", cat("lora.alpha_pattern gives ", path, " an alpha that is not finite"));
+    const auto rank = static_cast<double>(r);
+    return {r, alpha, alpha / (lora.use_rslora ? std::sqrt(rank) : rank), lora.use_dora};
+}
+
+}  // namespace
+
+LoraSpec for_model(LoraSpec lora, const ModelSpec& model) {
+    with_fused_targets(lora, model);
+    if (model.part_of.empty() || lora.target_is_regex) return lora;
+    const auto joined = [](const auto& parts) {
+        std::string text;
+        for (const auto& part : parts) text += cat(text.empty() ? "" : "|", part);
+        return text;
+    };
+    const std::string layers = lora.layers_to_transform.empty() ? "[0-9]+" : joined(lora.layers_to_transform);
+    lora.target_modules = {
+        cat(R"(.*language_model\.layers\.()", layers, R"()\..*()", joined(lora.target_modules), ")")};
+    lora.target_is_regex = true;
+    lora.layers_to_transform.clear();
     return lora;
 }
 
 std::vector<LayerLora> resolve_lora(const LoraSpec& asked, const ModelSpec& model) {
-    const LoraSpec lora = for_model(asked, model);
+    LoraSpec lora = asked;
+    with_fused_targets(lora, model);
     check_options(lora, model);
     const Patterns<int64_t> ranks("lora.rank_pattern", lora.rank_pattern);
     const Patterns<double> alphas("lora.alpha_pattern", lora.alpha_pattern);

@@ -189,6 +189,25 @@ TEST(ResolveLora, AllProjectionsAreThoseOfAModelWithFusedOnes) {
     }
 }
 
+TEST(ResolveLora, TargetsOfAPartLeaveOtherPartsAlone) {
+    ModelSpec part = model();
+    part.part_of = "gemma3";
+    LoraSpec asked = all_linears();
+    asked.target_modules = {"q_proj", "down_proj"};
+    asked.layers_to_transform = {1, 11};
+    const LoraSpec own = for_model(asked, part);
+    EXPECT_TRUE(own.target_is_regex);
+    EXPECT_EQ(own.target_modules,
+              std::vector<std::string>{R"(.*language_model\.layers\.(1|11)\..*(q_proj|down_proj))"});
+    const auto listed = resolve_lora(asked, part), expressed = resolve_lora(own, part);
+    for (int layer = 0; layer < 12; ++layer)
+        for (const Projection p : part.linears) {
+            const bool wanted = (layer == 1 || layer == 11) && (p == Projection::q || p == Projection::down);
+            EXPECT_EQ(at(listed, layer, p).r, wanted ? 4 : 0);
+            EXPECT_EQ(at(expressed, layer, p).r, wanted ? 4 : 0);
+        }
+}
+
 // An adapter_config.json may come from anyone. Each of these ran for hours, or off the stack.
 TEST(ResolveLora, PatternsTakeABoundedTimeAndNoStack) {
     const auto with_pattern = [](const std::string& key) {

@@ -55,6 +55,8 @@ class LayerLora {
 /// The spec with targets as this model has them: where q_proj, k_proj and v_proj are all named and are one matrix of
 /// the model, that stands for them; so for gate_proj and up_proj. A list of all projections thus means all of any
 /// model.
+/// Of a part of another model a list becomes an expression: in the whole one, PEFT would match other parts' modules
+/// too.
 LoraSpec for_model(LoraSpec lora, const ModelSpec& model);
 
 /// Resolves patterns as PEFT does: a key matches the module path when `(.*\.)?(key)$` does as a regular expression.
