@@ -80,7 +80,7 @@ class Forecast {
     double least_step_ms() const;
 
   private:
-    bool regroups() const { return placement::may_regroup(config(), target_.device); }
+    bool regroups() const { return placement::may_regroup(config(), target_.device, file_->spec); }
     void describe_teacher();
     void foresee_answers(const model::LoadRequest& request);
     void choose_for(Estimate& estimate) const;

@@ -41,13 +41,14 @@ std::vector<config::DistributedOptions> all_meshes(const config::Config& config,
 
 /// The ways in which a copy of the model may take its rows of a step: passes of as many as are given, or of
 /// fewer, unless what a pass holds is the objective's business or filled by tokens, or a run chooses it.
-std::vector<config::TrainingOptions> all_passes(const config::Config& config, const config::DistributedOptions& mesh) {
+std::vector<config::TrainingOptions> all_passes(const config::Config& config, const config::DistributedOptions& mesh,
+                                                const spec::ModelSpec& spec) {
     config::TrainingOptions given = config.training;
     given.gradient_accumulation_steps *= mesh.tp_size * mesh.pp_size * mesh.cp_size;
     std::vector<config::TrainingOptions> passes = {given};
     config::Config meshed = config;
     meshed.distributed = mesh;
-    if (placement::may_regroup(meshed, absent_gpu) || !placement::rows_are_free(given)) return passes;
+    if (placement::may_regroup(meshed, absent_gpu, spec) || !placement::rows_are_free(given, spec)) return passes;
     const int64_t of_step = given.per_device_train_batch_size * given.gradient_accumulation_steps;
     for (const int64_t rows : placement::pass_rows(given.per_device_train_batch_size, of_step)) {
         if (of_step % rows != 0 || rows >= given.per_device_train_batch_size) continue;
@@ -99,7 +100,7 @@ class Search {
         std::optional<Forecast> like;
         for (const config::DistributedOptions& mesh : all_meshes(loaded.config, target.gpus)) {
             Candidate candidate;
-            for (const config::TrainingOptions& passes : all_passes(loaded.config, mesh)) {
+            for (const config::TrainingOptions& passes : all_passes(loaded.config, mesh, file->spec)) {
                 config::LoadedConfig with = loaded;
                 with.config.distributed = mesh;
                 with.config.training = passes;

@@ -36,14 +36,15 @@ double least_step_ms(const model::ModelPlan& plan, const planner::Card& card, in
 
 }  // namespace
 
-bool rows_are_free(const config::TrainingOptions& training) {
-    return training.max_tokens_per_batch == 0 && !config::traits_of(training.objective).fixed_micro_batch;
+bool rows_are_free(const config::TrainingOptions& training, const spec::ModelSpec& spec) {
+    return std::ranges::none_of(spec.ropes, [](const spec::RopeSpec& rope) { return rope.by_length(); }) &&
+           training.max_tokens_per_batch == 0 && !config::traits_of(training.objective).fixed_micro_batch;
 }
 
-bool may_regroup(const config::Config& config, at::Device device) {
+bool may_regroup(const config::Config& config, at::Device device, const spec::ModelSpec& spec) {
     return config.training.micro_batch == config::PassRows::automatic && device.is_cuda() &&
            !config.training.deterministic &&  // whose bits would depend on what memory is free
-           rows_are_free(config.training) && config.distributed.pp_size == 1;
+           rows_are_free(config.training, spec) && config.distributed.pp_size == 1;
 }
 
 std::vector<int64_t> pass_rows(int64_t given, int64_t of_step) {

@@ -256,7 +256,7 @@ data::BatchLimits RunSetup::row_limits() const {
 
 /// training.micro_batch auto.
 void RunSetup::choose_pass_rows(model::LoadRequest& request, const std::vector<placement::Answering>& answering) {
-    if (!placement::may_regroup(config(), device_)) return;
+    if (!placement::may_regroup(config(), device_, opened_.file->spec)) return;
     placement::PassChoice choice;
     choice.given = config().training.per_device_train_batch_size;
     choice.of_step = loader_->rows_of_step();

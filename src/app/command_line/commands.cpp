@@ -60,7 +60,8 @@ const ConfigUse of_data = {{"model.path", "model.adapter_name_or_path", "model.m
 const ConfigUse of_augment = {{"data.train_file", "data.val_size", "data.format", "data.columns", "data.text_unit",
                                "data.invalid_utf8", "data.skip_invalid", "training.seed", "logging.level"},
                               {}};
-const ConfigUse of_bench = {{"model", "lora", "training", "hardware", "distributed", "logging"}, {}};
+const ConfigUse of_tune = {{"model", "lora", "training", "hardware", "distributed", "logging"}, {}};
+const ConfigUse of_bench = {{"model", "lora", "data", "training", "grpo", "hardware", "distributed", "logging"}, {}};
 const ConfigUse of_doctor = {{"model.path", "training.output_dir", "hardware.device", "distributed.nccl",
                               "distributed.ddp_timeout", "logging.level"},
                              {}};
@@ -158,10 +159,10 @@ const std::vector<CommandInfo>& commands() {
          "[--intermediate K] [--wanda 0.5|2:4]",
          "Remove layers, MLP neurons or weights that matter least on a file of rows.", of_prune, declare_prune,
          succeeding<run_prune>, /*alone=*/true},
-        {Command::bench, "bench", "step|ops|gemm|nf4|scaling|comm|generate|--check [--batch N] [--seq N] [--json]",
+        {Command::bench, "bench", "step|ops|gemm|nf4|scaling|comm|generate|grpo|--check [--batch N] [--seq N] [--json]",
          "Measure speed, or check it against regression thresholds.", of_bench, declare_bench, run_bench_command},
         {Command::tune, "tune", "--config FILE [--out FILE] [--batch N] [--seq N] [--seconds S]",
-         "Measure which kernels are fastest for a run's matmuls on this GPU.", of_bench, declare_tune,
+         "Measure which kernels are fastest for a run's matmuls on this GPU.", of_tune, declare_tune,
          succeeding<run_tune>, /*alone=*/true},
         {Command::plan, "plan", "--config FILE [--gpu NAME|FILE] [--gpu_memory 24GiB] [--gpus N] [--svg FILE] [--json]",
          "Estimate memory and speed of a run for any GPU, without having one.", whole_config, declare_plan,
