@@ -1,16 +1,17 @@
 #include "bench/grpo.h"
 
+#include <fstream>
 #include <functional>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
 #include "bench/ops.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/json.h"
 #include "unsloth/core/temporary.h"
 #include "unsloth/generate/decoder.h"
 #include "unsloth/memory/plan.h"
 #include "unsloth/ops/device.h"
-#include "unsloth/report/run.h"
 #include "unsloth/train/trainer.h"
 
 namespace unsloth::bench {
@@ -19,31 +20,38 @@ namespace {
 /// The measured steps that began with a generation batch; values are medians.
 class RolloutSteps {
   public:
-    RolloutSteps(const report::Run& run, int64_t warmup) {
-        for (const report::StepRow& row : run.steps)
-            if (row.step > warmup && row.more.contains("time/rollout_s")) rows_.push_back(&row);
+    RolloutSteps(const std::filesystem::path& metrics, int64_t warmup) {
+        std::ifstream lines(metrics);
+        for (std::string line; std::getline(lines, line);) {
+            auto row = parse_json<nlohmann::json>(line, metrics.string());
+            if (row.contains("time/rollout_s") && row.at("step").get<int64_t>() > warmup)
+                rows_.push_back(std::move(row));
+        }
         if (rows_.empty())
             throw Error("option.conflict", "none of the measured steps began with a generation batch",
                         "Raise --steps, or lower grpo.num_iterations.");
     }
-    double of(const std::function<double(const report::StepRow&)>& value) const {
-        std::vector<double> values;
-        for (const report::StepRow* row : rows_) values.push_back(value(*row));
-        return median(std::move(values));
-    }
-    double of(const std::string& name) const {
-        return of([&](const report::StepRow& row) { return row.more.at(name); });
+    double of(const char* name) const {
+        return of([name](const nlohmann::json& row) { return row.at(name).get<double>(); });
     }
     /// What sampling, rewards and log-probabilities leave of a step.
     double train_seconds() const {
-        return of([](const report::StepRow& row) {
-            return row.step_ms / 1000 - row.more.at("time/rollout_s") - row.more.at("time/reward_s") -
-                   row.more.at("time/logps_s");
+        return of([](const nlohmann::json& row) {
+            double seconds = row.at("step_ms").get<double>() / 1000;
+            for (const char* part : {"time/rollout_s", "time/reward_s", "time/logps_s"})
+                seconds -= row.at(part).get<double>();
+            return seconds;
         });
     }
 
   private:
-    std::vector<const report::StepRow*> rows_;
+    double of(const std::function<double(const nlohmann::json&)>& value) const {
+        std::vector<double> values;
+        for (const nlohmann::json& row : rows_) values.push_back(value(row));
+        return median(std::move(values));
+    }
+
+    std::vector<nlohmann::json> rows_;
 };
 
 config::LoadedConfig measured_run(config::LoadedConfig loaded, int64_t steps, const std::filesystem::path& folder) {
@@ -55,6 +63,7 @@ config::LoadedConfig measured_run(config::LoadedConfig loaded, int64_t steps, co
     config.training.max_steps = steps;
     config.training.logging_steps = 1;
     config.training.save_steps = 0;
+    config.logging.metrics_file = "metrics.jsonl";
     return loaded;
 }
 
@@ -73,10 +82,8 @@ double sampling_ceiling(const model::ModelPlan& plan, const config::Config& conf
     const spec::ModelSpec& spec = plan.spec();
     const at::ScalarType type = plan.request().dtype;
     weights += static_cast<double>(spec.vocab_size * spec.hidden_size) * static_cast<double>(c10::elementSize(type));
-    const double rows = steps.of("rows_in_flight_mean"),
-                 completions = steps.of("completions/mean_length"), prompt = steps.of([](const report::StepRow& row) {
-                     return static_cast<double>(row.tokens);
-                 }) / completions_of_step(config) - completions;
+    const double rows = steps.of("rows_in_flight_mean"), completions = steps.of("completions/mean_length"),
+                 prompt = steps.of("tokens") / completions_of_step(config) - completions;
     const double keys = rows * (prompt + completions / 2) *
                         static_cast<double>(generate::cache_bytes_per_token(spec, type, /*in_8_bit=*/false));
     ops::Context ctx(plan.request().device);
@@ -93,11 +100,9 @@ std::vector<engine_api::BenchFigure> bench_grpo(const config::LoadedConfig& give
     const config::LoadedConfig loaded = measured_run(given, warmup + request.steps, folder.path() / "run");
     train::Trainer trainer(loaded);
     trainer.run();
-    const report::Run run = report::read_run(loaded.config.training.output_dir);
-    const RolloutSteps steps(run, warmup);
-    const double seconds = steps.of([](const report::StepRow& row) { return row.step_ms / 1000; }),
-                 train_seconds = steps.train_seconds(), rate = steps.of("rollout_tokens_per_second"),
-                 tokens = steps.of([](const report::StepRow& row) { return static_cast<double>(row.tokens); }),
+    const RolloutSteps steps(std::filesystem::path(loaded.config.training.output_dir) / "metrics.jsonl", warmup);
+    const double seconds = steps.of("step_ms") / 1000, train_seconds = steps.train_seconds(),
+                 rate = steps.of("rollout_tokens_per_second"), tokens = steps.of("tokens"),
                  samples = completions_of_step(loaded.config),
                  ceiling = sampling_ceiling(trainer.plan(), loaded.config, steps);
     const nlohmann::ordered_json result{{"bench", "grpo"},

@@ -113,15 +113,17 @@ AdvantageRule advantage_rule(const config::GrpoOptions& options, std::vector<dou
 std::vector<double> given_weights(const config::GrpoOptions& options, const std::vector<std::string>& names) {
     const auto given = nlohmann::ordered_json::parse(options.reward_weights);
     if (given.is_null()) return {};
+    std::vector<double> weights;
+    if (given.is_array()) weights = given.get<std::vector<double>>();
+    if (given.is_object())
+        for (const std::string& name : names) {
+            if (!given.contains(name))
+                throw Error("option.conflict", cat("grpo.reward_weights has no weight of ", name));
+            weights.push_back(given[name].get<double>());
+        }
     if (given.size() != names.size())
         throw Error("option.conflict", cat("grpo.reward_weights has ", given.size(), " weights, and there are ",
                                            names.size(), " rewards"));
-    if (given.is_array()) return given.get<std::vector<double>>();
-    std::vector<double> weights;
-    for (const std::string& name : names) {
-        if (!given.contains(name)) throw Error("option.conflict", cat("grpo.reward_weights has no weight of ", name));
-        weights.push_back(given[name].get<double>());
-    }
     return weights;
 }
 
