@@ -501,7 +501,7 @@ class PolicyProbe(EndToEnd):
         self.assertEqual(first, second)
         by_name["settings"]["reward_weights"].popitem()
         self.refuse("option.conflict", ["line 1: ", f"no weight of {names[0]}"], by_name)
-        self.refuse(USAGE, "2 values for 1 rewards", dict(line, rewards={"one": [1, 2, 3]}))
+        self.refuse(USAGE, "2 weights, and there are 1 rewards", dict(line, rewards={"one": [1, 2, 3]}))
 
     def test_settings_are_a_runs(self):
         line = self.lines("losses.jsonl", 17)[0]
