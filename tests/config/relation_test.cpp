@@ -36,12 +36,13 @@ class Sample {
     }
 
     /// A file that says this, and what else these options need by their own relations but for `but`.
-    Json completed(std::map<std::string, Json> says, const Relation* but) {
+    Json completed(const std::map<std::string, Json>& given, const Relation* but) {
+        std::map<std::string, Json> says = given;
         for (bool changed = true; changed;) {
             changed = false;
             for (const auto& [name, value] : std::map(says))
                 for (const Relation& relation : at(name).relations)
-                    if (&relation != but) changed |= repair(says, name, relation);
+                    if (&relation != but) changed |= repair(says, given, name, relation);
         }
         Json file = Json::object();
         for (const auto& [name, value] : says) {
@@ -95,6 +96,9 @@ class Sample {
             case config::OptionType::integer_list:
                 all.push_back(Json::array({1}));
                 break;
+            case config::OptionType::json:
+                all.push_back(Json::array({0, 1}));
+                break;
             case config::OptionType::scalar_map:
                 all.push_back({{"a", "b"}});
                 break;
@@ -104,8 +108,9 @@ class Sample {
         return all;
     }
 
-    /// Sets other options as the relation asks. Whether it had to.
-    bool repair(std::map<std::string, Json>& says, const std::string& name, const Relation& relation) {
+    /// Sets other options as the relation asks, but those that are `given`. Whether it had to.
+    bool repair(std::map<std::string, Json>& says, const std::map<std::string, Json>& given, const std::string& name,
+                const Relation& relation) {
         const Option& option = at(name);
         if (!relation.when.contains(says.at(name), option.default_value)) return false;
         const bool forbids = relation.kind == Relation::Kind::not_with;
@@ -113,15 +118,18 @@ class Sample {
         const bool any = std::any_of(relation.others.begin(), relation.others.end(),
                                      [&](const Condition& one) { return holds(says, one); });
         if (any != forbids) return false;
+        bool repaired = false;
         for (const Condition& one : relation.others) {
             if (forbids && !holds(says, one)) continue;
             const auto value =
                 forbids ? value_outside(at(one.option), one.values) : value_in(at(one.option), one.values);
             if (!value) throw std::runtime_error(name + ": no value repairs " + one.option);
+            if (given.contains(one.option)) continue;
             says[one.option] = *value;
+            repaired = true;
             if (!forbids) break;
         }
-        return true;
+        return repaired;
     }
 
     config::Config config_;

@@ -49,7 +49,7 @@ TEST(ImportKinds, PreferencesAreLearntWithoutDropout) {
 }
 
 TEST(ImportKinds, OfAListOneNameIsLostAlone) {
-    const std::string targets = "[q_proj, v_proj, embed_tokens, lm_head, qkv_proj]";
+    const std::string targets = "[q_proj, v_proj, embed_tokens, lm_head, query_key_value]";
     for (const std::string& text : {"base_model: m\nadapter: lora\nlora_target_modules: " + targets,
                                     "model_name_or_path: m\nstage: sft\nlora_target: " + targets,
                                     "model_name_or_path: m\nuse_peft: true\nlora_target_modules: " + targets,
@@ -59,7 +59,7 @@ TEST(ImportKinds, OfAListOneNameIsLostAlone) {
         EXPECT_EQ(lora.target_modules, (std::vector<std::string>{"q_proj", "v_proj"})) << text;
         EXPECT_EQ(lora.modules_to_save, (std::vector<std::string>{"embed_tokens", "lm_head"})) << text;
         ASSERT_EQ(imported.losses.size(), 1u) << all(imported.losses);
-        EXPECT_CONTAINS(imported.losses[0], "qkv_proj: lora.target_modules is a list of strings out of");
+        EXPECT_CONTAINS(imported.losses[0], "query_key_value: lora.target_modules is a list of strings out of");
         EXPECT_CONTAINS(all(imported.notes), "lora.modules_to_save trains these as a whole");
     }
     const import::ImportedConfig saved = import_text(

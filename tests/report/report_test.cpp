@@ -235,7 +235,7 @@ TEST(NastyValues, AreDrawnWithinTheirChartsAndTheTerminal) {
                 const std::string html = page(run, 0);
                 expect_drawn_within(html, what);
                 EXPECT_FALSE(names_no_number(html)) << what;
-                EXPECT_LT(html.size(), 1u << 20) << what;
+                EXPECT_LT(html.size(), 3u << 19) << what;
                 for (const int columns : {40, 80}) {
                     const std::string view =
                         plot("x", {{points_of(run, &StepRow::loss)}, {eval_points(run), true}}, columns, 12, false);
