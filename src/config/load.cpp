@@ -15,9 +15,10 @@ LoadedConfig load_config(const std::optional<std::filesystem::path>& file, const
     OptionSet options;
     declare_options(options, loaded.config);
     ParseRecord record;
-    const auto assignments = parse_flags(flags, options, record);
+    auto assignments = parse_flags(flags, options, record);
     if (file) read_config_file(*file, options, record);
-    apply(assignments, record);
+    settle_shared_keys(assignments, options);
+    config::apply(assignments, record);
     loaded.notes = std::move(record.notes);
     loaded.given = std::move(record.given);
     validate(loaded, options, record.errors);

@@ -198,6 +198,21 @@ std::vector<Assignment> parse_flags(const std::vector<std::string>& arguments, c
     return FlagReader(arguments, options, record).read();
 }
 
+void settle_shared_keys(std::vector<Assignment>& assignments, const OptionSet& options) {
+    const auto objective = options.find("training.objective");
+    if (!objective) return;
+    Json chosen = objective->option->get();
+    for (const Assignment& assignment : assignments)
+        if (assignment.option == objective->option) chosen = assignment.value;
+    if (chosen != "grpo") return;
+    for (Assignment& assignment : assignments) {
+        const bool is_short = assignment.origin.find('.') == std::string::npos && assignment.alias == nullptr;
+        if (!is_short || assignment.option->section.empty()) continue;  // a command's own option
+        const auto shared = options.find("grpo." + assignment.option->key);
+        if (shared && shared->option->full_name_only && !shared->option->unread) assignment.option = shared->option;
+    }
+}
+
 std::vector<Assignment> parse_leading_flags(const std::vector<std::string>& arguments, const OptionSet& options,
                                             ParseRecord& record, std::size_t& used) {
     return FlagReader(arguments, options, record).read_leading(used);

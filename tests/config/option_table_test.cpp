@@ -193,6 +193,20 @@ TEST(OptionTable, EveryKeyIsUniqueSoFarAndWorksWithoutItsSection) {
     });
 }
 
+TEST(OptionTable, AKeyThatSeveralSectionsHaveIsTheObjectivesOwn) {
+    const std::string grpo = grpo_with().dump();
+    const config::Config own = load_text(grpo, {"--beta", "0.1", "--temperature", "0.7", "--loss_type", "bnpo"}).config;
+    EXPECT_EQ(own.grpo.beta, 0.1);
+    EXPECT_EQ(own.grpo.temperature, 0.7);
+    EXPECT_EQ(own.grpo.loss_type, spec::PolicyLossType::bnpo);
+    const config::Config late =
+        load_text("{}", {"--beta", "0.3", "--objective", "grpo", "--replay_rollouts", "r"}).config;
+    EXPECT_EQ(late.grpo.beta, 0.3);
+    const config::Config pairs = load_text("{}", {"--objective", "dpo", "--beta", "0.3"}).config;
+    EXPECT_EQ(pairs.preference.beta, 0.3);
+    EXPECT_EQ(pairs.grpo.beta, 0);
+}
+
 // Guards the binding of names to fields, which a round trip through the same table cannot see.
 TEST(OptionTable, NamesReachTheirFields) {
     const config::Config config = load_text(R"({

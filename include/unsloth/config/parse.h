@@ -51,4 +51,8 @@ std::optional<std::string> flag_name(const std::string& argument);
 /// agree. Wrong values are among the record's errors.
 void apply(const std::vector<Assignment>& assignments, ParseRecord& record);
 
+/// A key without its section that section grpo and another one have, such as --beta, means grpo's where
+/// training.objective is grpo. After the file was read, before apply().
+void settle_shared_keys(std::vector<Assignment>& assignments, const OptionSet& options);
+
 }  // namespace unsloth::config

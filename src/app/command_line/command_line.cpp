@@ -234,7 +234,7 @@ void read_arguments(const CommandInfo& command, const std::vector<std::string>& 
     declare_all_options(command, options, line);
 
     ParseRecord record{.advice_on_flag = advice_on_foreign_option};
-    const auto assignments = config::parse_flags(arguments, options, record);
+    auto assignments = config::parse_flags(arguments, options, record);
     for (const auto& assignment : assignments) {
         if (assignment.option->unread)
             record.errors.add(
@@ -248,6 +248,7 @@ void read_arguments(const CommandInfo& command, const std::vector<std::string>& 
             config::read_config_file(config::expand_home(assignment.value.get<std::string>()), options, record);
         line.typed.insert(assignment.option->full_name());
     }
+    config::settle_shared_keys(assignments, options);
     config::apply(assignments, record);
     const Presence presence(command, record, record.errors);
     check_required(command, options, record, presence);
