@@ -405,6 +405,8 @@ class Sampling(SharedModel):
         self.assertLess(measured["rows_in_flight_mean"], 16.5)
         self.assertGreater(measured["rollout_ceiling_tokens_per_second"], 0)
         self.fail_with("option.conflict", "samples completions", "bench", "grpo", "--model.path", LEGAL_BASE)
+        step = ("bench", "step", "--model.path", LEGAL_BASE, "--data.train_file", self.train_file)
+        self.assertIn("only bench grpo takes options", run(*step).err)
 
     def test_rows_that_are_no_prompts_are_named(self):
         for row, error, part in (

@@ -177,6 +177,11 @@ void check_presence(const CommandLine& line, Presence presence, Errors& errors) 
                 if (line.bench.what == BenchSubject::grpo) presence.called("bench grpo").need_model(config);
                 presence.refuse(line.bench.what != BenchSubject::generate && !line.bench.adapters.typed.empty(),
                                 "only bench generate takes --adapter");
+                const bool of_runs = std::any_of(line.typed.begin(), line.typed.end(), [](const std::string& name) {
+                    return name.starts_with("data.") || name.starts_with("grpo.");
+                });
+                presence.refuse(line.bench.what != BenchSubject::grpo && of_runs,
+                                "only bench grpo takes options of the sections data and grpo");
             });
             break;
         case Command::plan:
