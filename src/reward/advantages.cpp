@@ -96,14 +96,9 @@ AdvantageRule advantage_rule(const config::GrpoOptions& options, std::vector<dou
     AdvantageRule rule;
     rule.num_generations = static_cast<int>(options.num_generations);
     rule.weights = std::move(weights);
-    rule.kind = options.advantage == config::AdvantageBaseline::leave_one_out ? AdvantageKind::leave_one_out
-                                                                              : AdvantageKind::group_mean;
-    rule.scale = options.scale_rewards == config::RewardScale::group   ? ScaleRewards::group
-                 : options.scale_rewards == config::RewardScale::batch ? ScaleRewards::batch
-                                                                       : ScaleRewards::none;
-    rule.aggregation = options.multi_objective_aggregation == config::RewardAggregation::normalize_then_sum
-                           ? Aggregation::normalize_then_sum
-                           : Aggregation::sum_then_normalize;
+    rule.kind = options.advantage;
+    rule.scale = options.scale_rewards;
+    rule.aggregation = options.multi_objective_aggregation;
     rule.normalize = options.normalize_advantages;
     if (const auto range = nlohmann::json::parse(options.reward_clip_range); range.is_array())
         rule.clip = {range[0].get<double>(), range[1].get<double>()};

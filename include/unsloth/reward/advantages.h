@@ -23,9 +23,9 @@ using Scores = std::vector<std::optional<double>>;
 /// Name and value in the order of report; nullopt is undefined and becomes null.
 using Metrics = std::vector<std::pair<std::string, std::optional<double>>>;
 
-enum class AdvantageKind : uint8_t { group_mean, leave_one_out };
-enum class ScaleRewards : uint8_t { group, batch, none };
-enum class Aggregation : uint8_t { sum_then_normalize, normalize_then_sum };
+using AdvantageKind = config::AdvantageBaseline;
+using ScaleRewards = config::RewardScale;
+using Aggregation = config::RewardAggregation;
 
 struct AdvantageRule {
     int num_generations = 8;      ///< G, rows of a group; 1 in an evaluation
