@@ -177,7 +177,7 @@ bool Scheduler::admit(Sequence& s) {
     return false;
 }
 
-/// So many tokens of prompts as the rows that decode can wait for.
+/// As many tokens of prompts as the rows that decode can wait for.
 void Scheduler::take_in_prompts(std::vector<ScheduledChunk>& parts) {
     const int64_t left = limits_.pass_tokens - static_cast<int64_t>(parts.size());
     if (parts.empty() || limits_.prefill_policy)

@@ -40,7 +40,7 @@ void onto_stream(const LayerContext& c, const weights::LayerWeights& w, const Br
 }
 
 /// The gradient of a product that comes onto the residual stream, with its R columns: the stream's own; or elsewhere,
-/// because the stream's goes on, what the branch and DoRA's scale leave of it, and all tensor-parallel ranks' rows.
+/// because the stream's continues, what the branch and DoRA's scale leave of it, and all tensor-parallel ranks' rows.
 inline at::Tensor product_gradient(const LayerContext& c, Group g, const weights::LayerWeights& w, const Branch& branch,
                                    const at::Tensor& z_tD) {
     ops::Context& ctx = c.group.ctx;

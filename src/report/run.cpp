@@ -215,7 +215,7 @@ void RunReader::read_completions() {
     std::error_code failed;
     const std::uintmax_t bytes = std::filesystem::file_size(file, failed);
     if (failed || bytes == completions_read_) return;
-    if (bytes < completions_read_) {  // of a run that goes on from a checkpoint
+    if (bytes < completions_read_) {  // of a resumed run
         run_.completions.clear(), begun_completion_.clear(), of_step_.clear();
         completions_read_ = 0;
     }

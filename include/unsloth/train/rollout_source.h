@@ -13,7 +13,7 @@ class RowFile;
 
 class RolloutSource final : public StepSource {
   public:
-    /// Goes on after the state's step, with what its checkpoint holds of a generation batch that was in use. All
+    /// Continues after the state's step, with what its checkpoint holds of a generation batch that was in use. All
     /// outlive this. input Error where that is missing or damaged.
     RolloutSource(const RunSetup& setup, TrainingState& state);
     ~RolloutSource() override;
