@@ -217,6 +217,7 @@ enum class OldLogProbs { automatic, trainer, sampler };
 /// What training.objective grpo takes; names as in TRL.
 struct GrpoOptions {
     int64_t num_generations = 8;
+    std::optional<int64_t> num_generations_eval;  ///< absent: num_generations
     int64_t max_completion_length = 512;
     std::optional<int64_t> steps_per_generation;  ///< absent: gradient_accumulation_steps
     int64_t num_iterations = 1;

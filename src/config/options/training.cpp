@@ -152,7 +152,7 @@ void declare_best(OptionSet& options, TrainingOptions& training) {
         .add("metric_for_best_model", training.metric_for_best_model,
              "Metric that selects the best evaluation, with or without eval_. It may be loss, token_accuracy, "
              "NAME_loss of data.eval_files, or exact_match of eval_metric. For preferences, metrics such as "
-             "rewards/margins are valid too.")
+             "rewards/margins are valid too. With objective grpo, loss means reward.")
         .value("NAME")
         .synonym(nullptr, "eval_loss")
         .synonym("", "eval_loss")
@@ -350,6 +350,9 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .add_choice("lr_scheduler_type", training.lr_scheduler_type, schedule_names(),
                     "Course of the learning rate; names and formulas are transformers'.")
         .suggested_for({"scheduler", "lr_scheduler", "schedule"})
+        .not_with("training.objective", {"grpo"})
+        .when({"reduce_lr_on_plateau"})
+        .because("it follows the evaluation's loss, and completions of held-out prompts have rewards")
         .on_resume(OnResume::logged);
     options
         .add("lr_scheduler_kwargs", training.lr_scheduler_kwargs,
