@@ -4,8 +4,8 @@
 // equals the same way. The token is the one whose exponential wait ends first; waits are compared in fp64 where fp32
 // cannot tell them apart.
 //
-// Ceiling: a row's logits, read from the L2 again and again by one SM: three times for the likeliest token, four for a
-// draw from all, and some twelve more for each of top_k and top_p.
+// Ceiling: a row's logits, read from the L2 again and again: two times for the likeliest token, four for a draw from
+// all, and some twelve for each of top_k and top_p, by one SM.
 #include "kernels/common/device.cuh"
 #include "kernels/common/launch.h"
 #include "kernels/sampling.h"
@@ -238,11 +238,6 @@ struct Row {
         keep_equals(left, key, static_cast<unsigned long long>(max(1.0, ceil((wanted - above) / each))));
     }
 
-    /// Whether y's wait for this word surely leaves it below `score`: a wait is no shorter than u, so that y -
-    /// log(wait) is at most y - log(u). The bound has room for the rounding of both.
-    __device__ __forceinline__ static bool stays_below(float y, uint32_t w, float score) {
-        return static_cast<float>(w) > 4.3e9F * __expf(y - score + 1e-6F * fabsf(score)) + 2;
-    }
     /// The random word of an id: four neighbours, which a thread visits one after another, have one draw's.
     struct Words {
         const SampledRow& how;
@@ -272,31 +267,23 @@ struct Row {
         const auto in = [&](int id, float y) {
             return left.ordered_in(ordered(y), id) && (y >= left.least || y == left.highest);
         };
-        float own = -INFINITY;  // of this thread's tokens
-        {
-            Words words{how};
-            visit_adjusted([&](int id, float v) {
-                const float y = scaled(v);
-                if (!in(id, y)) return;
-                const uint32_t w = words.of(id);
-                if (!stays_below(y, w, own)) own = fmaxf(own, roughly(y, w));
-            });
-        }
-        float bound = block_max(own);
-        bound -= 1e-4F + 4e-7F * fabsf(bound);
-        if (own < bound) bound = INFINITY;  // most threads have no token to compare
+        float rough = -INFINITY;
+        Words words{how};
+        visit_adjusted([&](int id, float v) {
+            const float y = scaled(v);
+            if (in(id, y)) rough = fmaxf(rough, roughly(y, words.of(id)));
+        });
+        rough = block_max(rough);
+        const float bound = rough - (1e-4F + 4e-7F * fabsf(rough));
         Best best{-INFINITY, INT32_MAX};
-        {
-            Words words{how};
-            visit_adjusted([&](int id, float v) {
-                const float y = scaled(v);
-                if (bound == INFINITY || !in(id, y)) return;
-                const uint32_t w = words.of(id);
-                if (roughly(y, w) < bound) return;
-                const Best one{exactly(y, w), id};
-                if (better(one, best)) best = one;
-            });
-        }
+        visit_adjusted([&](int id, float v) {
+            const float y = scaled(v);
+            if (!in(id, y)) return;
+            const uint32_t w = words.of(id);
+            if (roughly(y, w) < bound) return;
+            const Best one{exactly(y, w), id};
+            if (better(one, best)) best = one;
+        });
         return block_best(best);
     }
 
