@@ -5,6 +5,7 @@
 
 #include "serve/call.h"
 #include "serve/constraints.h"
+#include "serve/page.h"
 #include "serve/prompts.h"
 #include "serve/texts.h"
 #include "unsloth/core/error.h"
@@ -18,18 +19,20 @@ using openai::ApiError;
 
 struct Service::Route {
     const char* method;
-    const char* path;  ///< one that ends with '/' is what longer ones begin with
+    const char* path;  ///< one that ends with '/', but for "/" itself, is what longer ones begin with
     void (Service::*answer)(const Call& call);
     bool is_free = false;   ///< no key is asked for
     bool is_quick = false;  ///< answers on the server's thread
     bool matches(const std::string& asked) const {
         const std::string_view own = path;
-        return own.ends_with('/') ? asked.starts_with(own) && asked.size() > own.size() : asked == own;
+        return own.size() > 1 && own.ends_with('/') ? asked.starts_with(own) && asked.size() > own.size()
+                                                    : asked == own;
     }
 };
 
 const std::vector<Service::Route>& Service::routes() {
     static const std::vector<Route> all = {
+        {"GET", "/", &Service::page, true, true},
         {"GET", "/v1/models", &Service::models, false, true},
         {"GET", "/v1/models/", &Service::one_model, false, true},
         {"POST", "/v1/completions", &Service::completions},
@@ -188,6 +191,10 @@ void Service::handle(http::Request request, std::shared_ptr<http::Response> resp
         ApiError(405, cat("Method ", call->request.method.substr(0, 20), " is not allowed here: ", methods), "",
                  "method_not_allowed")
             .body());
+}
+
+void Service::page(const Call& call) {
+    call.response->send(200, call.headers(page_headers()), page_text());
 }
 
 void Service::health(const Call& call) {
