@@ -78,7 +78,9 @@ void read_value(DecisionOption& to, const Json& value, const std::string& name, 
 }
 
 const Field<DecisionOption> choice_option_fields[] = {
-    {"value", Other<DecisionOption>{read_value}, /*required=*/true},
+    {"value",
+     Other<DecisionOption>{read_value, [] { return any_schema({{{"type", "string"}}, {{"type", "boolean"}}}); }},
+     /*required=*/true},
     {"description", Text<DecisionOption>{&DecisionOption::description}},
 };
 const Field<DecisionOption> level_fields[] = {
@@ -108,13 +110,27 @@ void read_levels(Question& to, const Json& value, const std::string& name, const
     read_options(to, value, name, most_levels, level_fields, options);
 }
 
+template <std::size_t most, const auto& fields>
+Json options_schema() {
+    Json schema = list_schema(object_schema<DecisionOption>({fields}), most);
+    schema["minItems"] = 2;
+    return schema;
+}
+Json text_or_parts_schema() {
+    return any_schema({{{"type", "string"}}, {{"type", "array"}, {"items", {{"type", "object"}}}}});
+}
+
 const Field<Question> question_fields[] = {
-    {"type", Other<Question>{read_type}, /*required=*/true},
-    {"instructions", Other<Question>{read_instructions}, /*required=*/true},
+    {"type", Other<Question>{read_type, [] { return Json{{"enum", Json::array({"predicate", "choice", "score"})}}; }},
+     /*required=*/true},
+    {"instructions", Other<Question>{read_instructions, text_or_parts_schema}, /*required=*/true},
     {"name", Text<Question>{&Question::name}},
 };
-const Field<Question> choice_question_fields[] = {{"choices", Other<Question>{read_choices}, /*required=*/true}};
-const Field<Question> score_question_fields[] = {{"levels", Other<Question>{read_levels}, /*required=*/true}};
+const Field<Question> choice_question_fields[] = {
+    {"choices", Other<Question>{read_choices, options_schema<most_decision_choices, choice_option_fields>},
+     /*required=*/true}};
+const Field<Question> score_question_fields[] = {
+    {"levels", Other<Question>{read_levels, options_schema<most_levels, level_fields>}, /*required=*/true}};
 
 void read_questions(DecisionRequest& to, const Json& value, const std::string& name, const ParseOptions& options) {
     if (!value.is_array()) refuse_type(name, "a list of questions", value);
@@ -133,10 +149,19 @@ void read_questions(DecisionRequest& to, const Json& value, const std::string& n
     }
 }
 
+Json questions_schema() {
+    const Json kinds = Json::array({object_schema<Question>({question_fields}),
+                                    object_schema<Question>({question_fields, choice_question_fields}),
+                                    object_schema<Question>({question_fields, score_question_fields})});
+    Json schema = list_schema(any_schema(kinds), most_questions);
+    schema["minItems"] = 1;
+    return schema;
+}
+
 const Field<DecisionRequest> decision_fields[] = {
     {"model", Text<DecisionRequest>{&DecisionRequest::model}},
-    {"input", Other<DecisionRequest>{read_input}, /*required=*/true},
-    {"questions", Other<DecisionRequest>{read_questions}, /*required=*/true},
+    {"input", Other<DecisionRequest>{read_input, text_or_parts_schema}, /*required=*/true},
+    {"questions", Other<DecisionRequest>{read_questions, questions_schema}, /*required=*/true},
     {"prompt_cache_key", NoEffect{}},
     {"prompt_cache_options", NoEffect{}},
     {"safety_identifier", NoEffect{}},
@@ -180,6 +205,10 @@ Json answer_of(const Question& question, const std::vector<double>& weights) {
 }
 
 }  // namespace
+
+Json decision_schema() {
+    return object_schema<DecisionRequest>({decision_fields});
+}
 
 DecisionRequest parse_decision(std::string_view body, const ParseOptions& options) {
     DecisionRequest request;

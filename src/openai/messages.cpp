@@ -50,6 +50,18 @@ Json read_messages(const Json& value, const std::string& name) {
     return messages;
 }
 
+Json messages_schema() {
+    const Json text = {{"type", "string"}}, nothing = {{"type", "null"}};
+    const Json part = {{"type", "object"},
+                       {"required", Json::array({"type", "text"})},
+                       {"properties", {{"type", {{"const", "text"}}}, {"text", text}}}};
+    const Json content = any_schema({text, nothing, {{"type", "array"}, {"items", part}}});
+    const Json message = {{"type", "object"},
+                          {"required", Json::array({"role"})},
+                          {"properties", {{"role", {{"enum", roles}}}, {"content", content}}}};
+    return {{"type", "array"}, {"items", message}, {"minItems", 1}};
+}
+
 void finish_row(Json& row, bool add_generation_prompt, bool continue_final_message) {
     row["add_generation_prompt"] = add_generation_prompt;
     if (!continue_final_message) return;

@@ -7,6 +7,7 @@
 #include "serve/constraints.h"
 #include "serve/page.h"
 #include "serve/prompts.h"
+#include "serve/route.h"
 #include "serve/texts.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
@@ -17,37 +18,40 @@ namespace unsloth::serve {
 
 using openai::ApiError;
 
-struct Service::Route {
-    const char* method;
-    const char* path;  ///< one that ends with '/', but for "/" itself, is what longer ones begin with
-    void (Service::*answer)(const Call& call);
-    bool is_free = false;   ///< no key is asked for
-    bool is_quick = false;  ///< answers on the server's thread
-    bool matches(const std::string& asked) const {
-        const std::string_view own = path;
-        return own.size() > 1 && own.ends_with('/') ? asked.starts_with(own) && asked.size() > own.size()
-                                                    : asked == own;
-    }
-};
-
 const std::vector<Service::Route>& Service::routes() {
+    constexpr bool is_free = true, is_quick = true, keyed = false, posted = false;
     static const std::vector<Route> all = {
-        {"GET", "/", &Service::page, true, true},
-        {"GET", "/v1/models", &Service::models, false, true},
-        {"GET", "/v1/models/", &Service::one_model, false, true},
-        {"POST", "/v1/completions", &Service::completions},
-        {"POST", "/v1/chat/completions", &Service::chat},
-        {"POST", "/v1/decisions", &Service::decisions},
-        {"POST", "/tokenize", &Service::tokenize},
-        {"POST", "/detokenize", &Service::detokenize},
-        {"GET", "/tokenizer_info", &Service::tokenizer_info},
-        {"POST", "/v1/load_lora_adapter", &Service::load_adapter},
-        {"POST", "/v1/unload_lora_adapter", &Service::unload_adapter},
-        {"GET", "/health", &Service::health, true, true},
-        {"GET", "/ping", &Service::health, true, true},
-        {"GET", "/ready", &Service::ready, true, true},
-        {"GET", "/version", &Service::version, true, true},
-        {"GET", "/metrics", &Service::metrics, true, true},
+        {"GET", "/v1/models", "The base and its adapters.", &Service::models, keyed, is_quick},
+        {"GET", "/v1/models/", "One model.", &Service::one_model, keyed, is_quick},
+        {.method = "POST",
+         .path = "/v1/completions",
+         .summary = "Completes prompts.",
+         .answer = &Service::completions,
+         .body = openai::completion_schema,
+         .may_stream = true},
+        {.method = "POST",
+         .path = "/v1/chat/completions",
+         .summary = "Answers conversations.",
+         .answer = &Service::chat,
+         .body = openai::chat_schema,
+         .may_stream = true},
+        {"POST", "/v1/decisions", "Answers questions with probabilities.", &Service::decisions, keyed, posted,
+         openai::decision_schema},
+        {"POST", "/tokenize", "The tokens of a text or of a conversation.", &Service::tokenize, keyed, posted,
+         openai::tokenize_schema},
+        {"POST", "/detokenize", "The text of tokens.", &Service::detokenize, keyed, posted, openai::detokenize_schema},
+        {"GET", "/tokenizer_info", "The tokenizer and its chat template.", &Service::tokenizer_info},
+        {"POST", "/v1/load_lora_adapter", "Loads an adapter.", &Service::load_adapter, keyed, posted,
+         openai::load_adapter_schema, "text/plain"},
+        {"POST", "/v1/unload_lora_adapter", "Unloads an adapter.", &Service::unload_adapter, keyed, posted,
+         openai::unload_adapter_schema, "text/plain"},
+        {"GET", "/health", "Whether the engine makes progress.", &Service::health, is_free, is_quick},
+        {"GET", "/ping", "The same as /health.", &Service::health, is_free, is_quick},
+        {"GET", "/ready", "Whether requests are accepted.", &Service::ready, is_free, is_quick},
+        {"GET", "/version", "The program's version.", &Service::version, is_free, is_quick},
+        {"GET", "/metrics", "Metrics for Prometheus.", &Service::metrics, is_free, is_quick, nullptr, "text/plain"},
+        {"GET", "/", "A page to talk to the models.", &Service::page, is_free, is_quick, nullptr, "text/html"},
+        {"GET", "/openapi.json", "This document.", &Service::openapi, is_free, is_quick},
     };
     return all;
 }

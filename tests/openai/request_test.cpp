@@ -40,6 +40,37 @@ void expect_refusal(const std::function<void()>& parse, const std::string& param
     }
 }
 
+TEST(OpenaiRequest, SchemasSayWhatIsRead) {
+    int lists = 0, limits = 0;
+    const std::pair<Json, std::function<void(const std::string&)>> kinds[] = {
+        {completion_schema(), [](const std::string& fields) { completion(fields); }},
+        {chat_schema(), [](const std::string& fields) { chat(fields); }}};
+    for (const auto& [schema, parse] : kinds) {
+        EXPECT_EQ(schema["additionalProperties"], false);
+        EXPECT_EQ(schema["required"].size(), 1U);
+        for (const auto& [name, property] : schema["properties"].items()) {
+            if (name == schema["required"][0]) continue;
+            const Json value = property["anyOf"][0];
+            const auto field = [&](const Json& given) { return Json(name).dump() + ": " + given.dump(); };
+            EXPECT_NO_THROW(parse(field(nullptr))) << name;
+            if (value.contains("enum")) {
+                ++lists;
+                for (const Json& one : value["enum"]) EXPECT_NO_THROW(parse(field(one))) << name;
+                expect_refusal([&] { parse(field("other")); }, name, "unsupported");
+            }
+            for (const auto& [limit, step] : {std::pair("minimum", -1), std::pair("maximum", 1)}) {
+                if (!value.contains(limit) || std::abs(value[limit].get<double>()) > 1e6) continue;
+                ++limits;
+                expect_refusal([&] { parse(field(value[limit].get<int64_t>() + step)); }, name, "invalid_value");
+            }
+        }
+    }
+    EXPECT_GT(lists, 10);
+    EXPECT_GT(limits, 20);
+    EXPECT_EQ(decision_schema()["required"], Json::array({"input", "questions"}));
+    EXPECT_EQ(tokenize_schema()["properties"]["messages"]["anyOf"][0]["type"], "array");
+}
+
 TEST(OpenaiRequest, FieldsHaveTheDefaultsOfOpenai) {
     const AnswerRequest request = completion("");
     EXPECT_EQ(request.max_tokens, 16);

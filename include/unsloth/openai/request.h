@@ -91,6 +91,15 @@ struct AdapterRequest {
     std::string name, path;
     bool load_inplace = false;
 };
+/// JSON Schemas of the bodies that the functions here and parse_decision read, made from the same tables.
+nlohmann::ordered_json completion_schema();
+nlohmann::ordered_json chat_schema();
+nlohmann::ordered_json decision_schema();
+nlohmann::ordered_json tokenize_schema();
+nlohmann::ordered_json detokenize_schema();
+nlohmann::ordered_json load_adapter_schema();
+nlohmann::ordered_json unload_adapter_schema();
+
 AdapterRequest parse_load_adapter(std::string_view body, const ParseOptions& options);
 AdapterRequest parse_unload_adapter(std::string_view body, const ParseOptions& options);
 

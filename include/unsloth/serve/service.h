@@ -78,6 +78,7 @@ class Service {
     std::string key_of(const http::Request& request) const;
 
     void page(const Call& call);
+    void openapi(const Call& call);
     void models(const Call& call);
     void one_model(const Call& call);
     void completions(const Call& call);
