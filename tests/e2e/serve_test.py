@@ -134,10 +134,17 @@ class Serving(Served):
         _, counted = service.post("/tokenize", prompt=QUESTION)
         rows = write_rows(self.folder / "scored.jsonl", [{"input_ids": counted["tokens"]}])
         (scored,) = self.score(LEGAL_BASE, rows)
-        echoed = service.complete(prompt=[counted["tokens"]], max_tokens=0, echo=True, logprobs=1)
-        logprobs = echoed["choices"][0]["logprobs"]["token_logprobs"]
-        self.assertIsNone(logprobs[0])
-        self.assertLess(max(abs(a - b) for a, b in zip(logprobs[1:], scored["logprobs"][1:])), 1e-4)
+        # The second is the request of lm-eval's local-completions, which sums from the context's end to [-1].
+        for asked in ({"max_tokens": 0}, {"max_tokens": 1, "temperature": 0, "seed": 1234, "model": "legal"}):
+            echoed = service.complete(prompt=[counted["tokens"]], echo=True, logprobs=1, **asked)["choices"][0]
+            logprobs = echoed["logprobs"]["token_logprobs"]
+            self.assertEqual(len(logprobs), counted["count"] + asked["max_tokens"])
+            self.assertIsNone(logprobs[0])
+            self.assertLess(max(abs(a - b) for a, b in zip(logprobs[1:], scored["logprobs"][1:])), 1e-4)
+            for name, logprob, top in list(
+                zip(*(echoed["logprobs"][k] for k in ("tokens", "token_logprobs", "top_logprobs")))
+            )[1:]:
+                self.assertEqual(top[name], logprob, "is_greedy compares them")
 
         streamed = {"prompt": QUESTION, "max_tokens": 12, "temperature": 0, "stream": True}
         _, content_type, body = service.ask("POST", "/v1/completions", streamed)
