@@ -13,46 +13,8 @@ using Question = DecisionQuestion;
 
 constexpr std::size_t most_questions = 400, most_decision_choices = 255, most_levels = 10;
 
-/// A text, or parts of text one after the other.
-std::string joined_text(const Json& value, const std::string& name) {
-    if (value.is_string()) return value.get<std::string>();
-    if (!value.is_array()) refuse_type(name, "a string or a list of parts", value);
-    std::string text;
-    for (std::size_t i = 0; i < value.size(); ++i) {
-        const std::string part = cat(name, "[", i, "]");
-        if (!value[i].is_object() || !value[i].contains("type") || !value[i]["type"].is_string())
-            refuse_type(part, "an object with a type", value[i]);
-        const auto& type = value[i]["type"].get_ref<const std::string&>();
-        if (type != "input_text" && type != "output_text" && type != "text")
-            throw unsupported(cat("'", part, ".type': only text is supported, found '", type.substr(0, 40), "'."),
-                              part + ".type");
-        if (!value[i].contains("text") || !value[i]["text"].is_string())
-            refuse_type(part + ".text", "a string", value[i].value("text", Json()));
-        text += value[i]["text"].get<std::string>();
-    }
-    return text;
-}
-
 void read_input(DecisionRequest& to, const Json& value, const std::string& name, const ParseOptions&) {
-    Json messages = Json::array();
-    if (value.is_string()) {
-        messages.push_back({{"role", "user"}, {"content", value}});
-    } else if (value.is_array()) {
-        for (std::size_t i = 0; i < value.size(); ++i) {
-            const std::string where = cat(name, "[", i, "]");
-            const Json& message = value[i];
-            if (!message.is_object()) refuse_type(where, "an object", message);
-            const Json type = message.value("type", Json("message"));
-            if (type != "message")
-                throw unsupported(cat("'", where, ".type': only messages are supported."), where + ".type");
-            messages.push_back({{"role", message.value("role", Json())}});
-            if (message.contains("content"))
-                messages.back()["content"] = joined_text(message["content"], where + ".content");
-        }
-    } else {
-        refuse_type(name, "a string or a list of messages", value);
-    }
-    to.messages = std::make_shared<Json>(read_messages(messages, name));
+    to.messages = std::make_shared<Json>(input_messages(value, name));
 }
 
 void read_type(Question& to, const Json& value, const std::string& name, const ParseOptions&) {
@@ -116,14 +78,10 @@ Json options_schema() {
     schema["minItems"] = 2;
     return schema;
 }
-Json text_or_parts_schema() {
-    return any_schema({{{"type", "string"}}, {{"type", "array"}, {"items", {{"type", "object"}}}}});
-}
-
 const Field<Question> question_fields[] = {
     {"type", Other<Question>{read_type, [] { return Json{{"enum", Json::array({"predicate", "choice", "score"})}}; }},
      /*required=*/true},
-    {"instructions", Other<Question>{read_instructions, text_or_parts_schema}, /*required=*/true},
+    {"instructions", Other<Question>{read_instructions, input_schema}, /*required=*/true},
     {"name", Text<Question>{&Question::name}},
 };
 const Field<Question> choice_question_fields[] = {
@@ -160,7 +118,7 @@ Json questions_schema() {
 
 const Field<DecisionRequest> decision_fields[] = {
     {"model", Text<DecisionRequest>{&DecisionRequest::model}},
-    {"input", Other<DecisionRequest>{read_input, text_or_parts_schema}, /*required=*/true},
+    {"input", Other<DecisionRequest>{read_input, input_schema}, /*required=*/true},
     {"questions", Other<DecisionRequest>{read_questions, questions_schema}, /*required=*/true},
     {"prompt_cache_key", NoEffect{}},
     {"prompt_cache_options", NoEffect{}},

@@ -1,4 +1,4 @@
-"""The service as clients from PyPI use it: OpenAI's of two generations, LangChain's, schemathesis with /openapi.json."""
+"""Clients from PyPI against the service: two generations of openai, langchain-openai, schemathesis."""
 
 import json
 import pathlib
@@ -37,6 +37,15 @@ events = list(client.chat.completions.create(**chat, stream=True, stream_options
 told["streamed"] = "".join(event.choices[0].delta.content or "" for event in events if event.choices)
 assert events[-1].usage.completion_tokens == 8 and events[-1].choices == []
 
+asked = {"model": "sings", "input": messages[0]["content"], "temperature": 0, "max_output_tokens": 8, "store": False}
+answer = client.responses.create(**asked, include=["message.output_text.logprobs"])
+assert answer.status == "incomplete" and answer.usage.output_tokens == len(answer.output[0].content[0].logprobs) == 8
+events = list(client.responses.create(**asked, stream=True))
+assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == answer.output_text
+told["responses"] = [answer.output_text, events[-1].response.output_text]
+parsed = client.responses.parse(**asked | {"max_output_tokens": 40}, text_format=Verdict).output_parsed
+assert isinstance(parsed, Verdict), parsed
+
 answers = client.completions.create(model="legal", prompt=[messages[0]["content"], "b"], max_tokens=4, temperature=0)
 told["completions"] = [choice.text for choice in answers.choices]
 
@@ -46,6 +55,7 @@ assert isinstance(parsed, Verdict), parsed
 for ask, error, fact in (
     (lambda: client.chat.completions.create(**chat | {"model": "other"}), openai.NotFoundError, "model_not_found"),
     (lambda: client.chat.completions.create(**chat | {"temperature": 3}), openai.BadRequestError, "temperature"),
+    (lambda: client.responses.create(**asked | {"store": True}), openai.BadRequestError, "store"),
     (lambda: openai.OpenAI(**setup | {"api_key": "no"}).models.list(), openai.AuthenticationError, "invalid_api_key"),
 ):
     try:
@@ -122,7 +132,11 @@ class Clients(Served):
             told = json.loads(self.in_python("-c", OPENAI, url, messages, path=path))
             versions.add(told.pop("version").split(".")[0])
             expected = {"models": ["legal", "sings"], "parent": "legal", "chat": content, "streamed": content}
-            expected |= {"completions": [choice["text"] for choice in choices], "async": [content] * 5}
+            expected |= {
+                "completions": [choice["text"] for choice in choices],
+                "async": [content] * 5,
+                "responses": [content] * 2,
+            }
             self.assertEqual(told, expected)
         self.assertEqual(len(versions), 2, versions)
 

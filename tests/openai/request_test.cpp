@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "unsloth/core/error.h"
 #include "unsloth/openai/decision.h"
 #include "unsloth/openai/error.h"
 
@@ -69,6 +70,30 @@ TEST(OpenaiRequest, SchemasSayWhatIsRead) {
     EXPECT_GT(limits, 20);
     EXPECT_EQ(decision_schema()["required"], Json::array({"input", "questions"}));
     EXPECT_EQ(tokenize_schema()["properties"]["messages"]["anyOf"][0]["type"], "array");
+}
+
+TEST(OpenaiRequest, ResponsesAreConversationsThatNothingStores) {
+    const auto response = [](const std::string& fields) { return parse_response("{" + fields + "}", strict); };
+    const AnswerRequest request = response(
+        R"("input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}], "instructions": "y",
+           "store": false, "max_output_tokens": 5, "include": ["message.output_text.logprobs"], "top_logprobs": 3,
+           "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": true}},
+           "reasoning": {"effort": "low"}, "stream": true)");
+    EXPECT_EQ((*request.row)["messages"],
+              Json::parse(R"([{"role": "system", "content": "y"}, {"role": "user", "content": "x"}])"));
+    EXPECT_EQ((*request.row)["reasoning_effort"], "low");
+    EXPECT_EQ(request.max_tokens, 5);
+    EXPECT_EQ(request.logprobs, 3);
+    EXPECT_TRUE(request.pattern && request.stream && request.is_chat);
+    EXPECT_EQ((*request.response)["instructions"], "y");
+    EXPECT_EQ((*request.response)["text"]["format"]["name"], "n");
+    EXPECT_FALSE(response(R"("input": "x", "store": false)").max_tokens);
+    for (const char* store : {"", R"(, "store": true)"})
+        expect_refusal([&] { response(std::string(R"("input": "x")") + store); }, "store", "unsupported", "false");
+    for (const char* field : {"previous_response_id", "conversation", "background", "tools", "truncation"})
+        expect_refusal([&] { response(cat(R"("input": "x", "store": false, ")", field, R"(": "other")")); }, field,
+                       "unsupported");
+    expect_refusal([&] { response(R"("input": 5, "store": false)"); }, "input", "invalid_type");
 }
 
 TEST(OpenaiRequest, FieldsHaveTheDefaultsOfOpenai) {

@@ -83,6 +83,7 @@ class Service {
     void one_model(const Call& call);
     void completions(const Call& call);
     void chat(const Call& call);
+    void responses(const Call& call);
     void decisions(const Call& call);
     void tokenize(const Call& call);
     void detokenize(const Call& call);
@@ -97,7 +98,8 @@ class Service {
     struct Chosen;
     Chosen choose(const std::string& model) const;
     static Job job_for(const Call& call, const Chosen& chosen);
-    void answer(const Call& call, bool is_chat);
+    using Parse = openai::AnswerRequest (*)(std::string_view body, const openai::ParseOptions& options);
+    void answer(const Call& call, Parse parse);
     openai::ToolFormat tool_format();
     struct Constrained;
     Constrained constrain(const openai::AnswerRequest& request);
