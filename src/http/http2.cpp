@@ -21,7 +21,9 @@ constexpr size_t most_fields_h2 = 256;
 constexpr uint64_t reset_burst = 1000, resets_per_second = 33;
 
 struct Stream {
+    explicit Stream(Shared& shared) : held(shared) {}
     Request request;
+    HeldBytes held;
     size_t header_bytes = 0;
     bool method_seen = false, complete = false;
     Refusal refusal;
@@ -163,8 +165,7 @@ Stream* Http2::find(int32_t id) {
 
 int Http2::begin_headers(const nghttp2_frame& frame) {
     if (frame.hd.type == NGHTTP2_HEADERS && frame.headers.cat == NGHTTP2_HCAT_REQUEST) {
-        Stream& stream = streams_[frame.hd.stream_id];
-        stream.request.peer = peer_;
+        streams_.try_emplace(frame.hd.stream_id, shared_).first->second.request.peer = peer_;
     }
     return 0;
 }
@@ -199,6 +200,8 @@ int Http2::data(int32_t id, std::string_view bytes) {
     if (stream == nullptr || stream->refusal.status != 0) return 0;
     if (stream->request.body.size() + bytes.size() > shared_.options.body_bytes)
         refuse(*stream, id, 413, "the body is too large");
+    else if (!stream->held.set(stream->header_bytes + stream->request.body.size() + bytes.size()))
+        refuse(*stream, id, 503, too_much_held);
     else
         stream->request.body.append(bytes);
     return 0;
@@ -212,6 +215,8 @@ int Http2::frame_received(const nghttp2_frame& frame) {
         refuse(*stream, frame.hd.stream_id, 501, "this server is no proxy");
     else if ((frame.hd.flags & NGHTTP2_FLAG_END_STREAM) != 0)
         ready_.push_back(frame.hd.stream_id);
+    else if (!stream->held.set(stream->header_bytes + stream->request.body.size()))
+        refuse(*stream, frame.hd.stream_id, 503, too_much_held);
     return 0;
 }
 
@@ -246,6 +251,10 @@ int Http2::stream_closed(int32_t id) {
 
 void Http2::refuse(Stream& stream, int32_t id, int status, const char* message) {
     stream.refusal = {status, message};
+    const bool is_head = stream.request.method == "HEAD";
+    stream.request = {};
+    if (is_head) stream.request.method = "HEAD";
+    stream.held.set(0);
     ready_.push_back(id);
 }
 
@@ -266,6 +275,7 @@ void Http2::settle() {
         Stream* stream = find(id);
         if (stream == nullptr || stream->exchange || failed_) continue;
         stream->complete = true;
+        stream->held.set(0);
         stream->progress = Clock::now();
         const bool head_only = stream->request.method == "HEAD";
         stream->exchange =

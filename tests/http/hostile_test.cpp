@@ -289,5 +289,31 @@ TEST_F(Hostile, TwoThousandRequestsHurtNobodyElse) {
 #endif
 }
 
+TEST(HeldRequests, TogetherHaveALimit) {
+    ServerOptions options;
+    options.body_bytes = 100'000;
+    options.held_bytes = 150'000;
+    Service service(options);
+    Client2 client(service.server.port());
+    client.next();  // SETTINGS, with the window
+    const auto begin = [&](uint32_t stream) {
+        client.ask(stream, "POST", "/echo", true);
+        for (int i = 0; i < 9; ++i) client.frame(0, 0, stream, std::string(10'000, 'x'));
+    };
+    begin(1);
+    begin(3);
+    EXPECT_EQ(client.await(3).headers[":status"], "503");
+    Client other(service.server.port());
+    other.send("POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n" + std::string(90'000, 'x'));
+    EXPECT_TRUE(other.rest().starts_with("HTTP/1.1 503"));
+    client.ask(9, "GET", "/echo");
+    EXPECT_EQ(client.await(9).headers[":status"], "200") << "whole requests are answered still";
+    for (const uint32_t stream : {1U, 11U, 13U}) {  // what has arrived is not held any more
+        if (stream > 1) begin(stream);
+        client.frame(0, 1, stream, "");
+        EXPECT_EQ(client.await(stream).body.size(), 90'000U + 6) << stream;
+    }
+}
+
 }  // namespace
 }  // namespace unsloth::http
