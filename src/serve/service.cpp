@@ -81,6 +81,14 @@ std::string id_of(const http::Request& request) {
     return usable ? *given : random_id();
 }
 
+/// Another site's page may send a POST that its browser would not let it read: to load adapters, or to use the GPU.
+/// ApiError 403 for one, which its browser marks.
+void refuse_other_sites(const http::Request& request) {
+    const std::string* const site = header_of(request, "sec-fetch-site");
+    if (request.method == "POST" && site != nullptr && *site != "same-origin" && *site != "none")
+        throw ApiError(403, "Pages of other sites may not use this service.", "", "cross_site");
+}
+
 }  // namespace
 
 Workers::Workers(int threads) {
@@ -181,6 +189,7 @@ void Service::handle(http::Request request, std::shared_ptr<http::Response> resp
             continue;
         }
         try {
+            refuse_other_sites(call->request);
             if (!route.is_free) call->client = key_of(call->request);
         } catch (const ApiError& why) {
             return call->refuse(why);

@@ -191,6 +191,9 @@ class Serving(Served):
         self.assertEqual(service.ask("GET", "/v1/models")[0], 401)
         self.assertEqual(service.ask("GET", "/v1/models", headers={"authorization": "Bearer secret-key"})[0], 200)
         self.assertEqual(service.ask("GET", "/health")[0], 200)
+        for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)):
+            headers = {"authorization": "Bearer secret-key", "sec-fetch-site": site}
+            self.assertEqual(service.ask("POST", "/tokenize", {"prompt": "a"}, headers)[0], status, site)
         self.assertEqual(service.stop(), OK)
         self.assertNotIn("secret-key", service.log)
 
