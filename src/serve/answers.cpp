@@ -31,7 +31,7 @@ int64_t room_for(const AnswerRequest& request, const EncodedPrompt& prompt, int6
                        cat("This model's maximum context length is ", context, " tokens. You requested ", size + tokens,
                            " tokens: ", size, " of the prompt and ", tokens,
                            " of the completion. Shorten the prompt or lower 'max_tokens'."),
-                       request.is_chat ? "messages" : "prompt", "context_length_exceeded");
+                       request.prompt_field(), "context_length_exceeded");
     if (request.min_tokens > tokens)
         throw openai::invalid(cat("'min_tokens' is ", request.min_tokens, ", and there is room for ", tokens, "."),
                               "min_tokens");
@@ -122,17 +122,19 @@ Service::Constrained Service::constrain(const AnswerRequest& request) {
 }
 
 void Service::completions(const Call& call) {
-    answer(call, false);
+    answer(call, openai::parse_completion);
 }
 
 void Service::chat(const Call& call) {
-    answer(call, true);
+    answer(call, openai::parse_chat);
 }
 
-void Service::answer(const Call& call, bool is_chat) {
-    const openai::ParseOptions parsing{options_.vocab_size, options_.accept_unknown_fields};
-    AnswerRequest request =
-        is_chat ? openai::parse_chat(call.request.body, parsing) : openai::parse_completion(call.request.body, parsing);
+void Service::responses(const Call& call) {
+    answer(call, openai::parse_response);
+}
+
+void Service::answer(const Call& call, Parse parse) {
+    AnswerRequest request = parse(call.request.body, {options_.vocab_size, options_.accept_unknown_fields});
     Chosen chosen = choose(request.model);
     Constrained constrained = constrain(request);
     std::vector<EncodedPrompt> prompts = reader_->prompts(request);
@@ -161,8 +163,9 @@ void Service::answer(const Call& call, bool is_chat) {
         }
     }
 
-    const openai::AnswerHead head{cat(is_chat ? "chatcmpl-" : "cmpl-", random_id()), chosen.name, chosen.fingerprint,
-                                  unix_seconds(), is_chat};
+    const char* const prefix = request.response ? "" : request.is_chat ? "chatcmpl-" : "cmpl-";
+    const openai::AnswerHead head{cat(prefix, random_id()), chosen.name, chosen.fingerprint, unix_seconds(),
+                                  request.is_chat};
     auto exchange = std::make_shared<Exchange>(call.reply(), std::move(request), std::move(prompts), head,
                                                reader_->tokenizer(), std::move(constrained.tools),
                                                [this](std::function<void()> work) { workers_.post(std::move(work)); });

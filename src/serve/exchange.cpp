@@ -29,6 +29,7 @@ Exchange::Exchange(Call call, openai::AnswerRequest request, std::vector<Encoded
       states_(prompts_.size() * static_cast<std::size_t>(request_.n)),
       left_(states_.size()) {
     for (const EncodedPrompt& prompt : prompts_) usage_.prompt_tokens += static_cast<int64_t>(prompt.ids.size());
+    if (request_.response) response_.emplace(head_, request_.response);
     const bool is_mistral = tools && tools->format == openai::ToolFormat::mistral;
     const auto new_id = [is_mistral] {
         return is_mistral ? random_id().substr(0, 9) : cat("call_", random_id().substr(0, 24));
@@ -113,11 +114,15 @@ void Exchange::ended(std::size_t sequence, const generate::Completion& answer) {
         return;
     }
     emit(sequence, state.answer, state.finish_reason);
-    if (answer.finish_reason == generate::FinishReason::not_finite && states_.size() == 1)
+    if (answer.finish_reason == generate::FinishReason::not_finite && states_.size() == 1 && !response_)
         write(openai::error_event(not_finite_error().body()));
     if (left_ > 0) return;
-    if (request_.include_usage) write(openai::usage_event(head_, usage_));
-    write(openai::done_event);
+    if (response_) {
+        write(response_->end(usage_));
+    } else {
+        if (request_.include_usage) write(openai::usage_event(head_, usage_));
+        write(openai::done_event);
+    }
     call_.response->end();
 }
 
@@ -163,6 +168,7 @@ void Exchange::emit(std::size_t sequence, const generate::Completion& so_far, co
     if (piece.text.empty() && piece.tokens.empty() && piece.calls.empty() && finish_reason.empty() && !piece.has_role)
         return;
     state.begun = true;
+    if (response_) return write(response_->piece(piece));
     std::optional<openai::Usage> so_far_used;
     if (request_.continuous_usage) so_far_used = usage_;
     write(openai::stream_event(head_, piece, state.offsets, request_.include_usage ? &so_far_used : nullptr));
@@ -207,7 +213,8 @@ void Exchange::send_all() {
         all_failed = all_failed && state.answer.finish_reason == generate::FinishReason::not_finite;
     }
     if (all_failed) return call_.refuse(not_finite_error());
-    call_.send(200, openai::answer_text(head_, choices, usage_));
+    call_.send(200,
+               response_ ? response_->whole(choices.front(), usage_) : openai::answer_text(head_, choices, usage_));
 }
 
 }  // namespace unsloth::serve

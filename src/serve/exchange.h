@@ -12,6 +12,7 @@
 #include "unsloth/generate/detokenizer.h"
 #include "unsloth/openai/request.h"
 #include "unsloth/openai/response.h"
+#include "unsloth/openai/response_stream.h"
 #include "unsloth/serve/engine.h"
 
 namespace unsloth::serve {
@@ -64,6 +65,7 @@ class Exchange final : public Receiver, public std::enable_shared_from_this<Exch
     openai::AnswerRequest request_;
     std::vector<EncodedPrompt> prompts_;
     openai::AnswerHead head_;
+    std::optional<openai::ResponseStream> response_;  ///< where the request is one of /v1/responses
     tokenizer::Tokenizer tokenizer_;
     Later later_;
     std::vector<State> states_;

@@ -147,6 +147,17 @@ TEST(Http2, ClosesOnEndlessContinuations) {
     EXPECT_EQ(service.handled(), 0);
 }
 
+TEST(Http2, ClosesOnStreamsThatItMustReset) {
+    Service service;
+    Client2 client(service.server.port());
+    for (uint32_t stream = 1; stream < 20'000; stream += 2) {  // a window above 2^31
+        std::string piece = Client2::bytes_of(1, end_headers, stream, Client2::fields("POST", "/echo"));
+        piece += Client2::bytes_of(8, 0, stream, Client2::number(0x7fffffff));
+        if (!client.send(piece)) break;
+    }
+    client.rest();  // throws where the server keeps the connection
+}
+
 TEST(Http2, ClosesOnFloodsOfPings) {
     Service service;
     Client2 client(service.server.port());  // reads nothing: the answers stay with the server

@@ -51,6 +51,8 @@ class TextOffsets {
     int64_t characters_ = 0;
 };
 
+/// Tokens with their log-probabilities in the form of chats and responses.
+nlohmann::ordered_json chat_tokens(const std::vector<TokenReport>& tokens);
 nlohmann::ordered_json usage_of(const Usage& usage);
 /// A whole answer.
 std::string answer_text(const AnswerHead& head, const std::vector<Choice>& choices, const Usage& usage);

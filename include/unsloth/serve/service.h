@@ -77,10 +77,13 @@ class Service {
     void dispatch(const Call& call);
     std::string key_of(const http::Request& request) const;
 
+    void page(const Call& call);
+    void openapi(const Call& call);
     void models(const Call& call);
     void one_model(const Call& call);
     void completions(const Call& call);
     void chat(const Call& call);
+    void responses(const Call& call);
     void decisions(const Call& call);
     void tokenize(const Call& call);
     void detokenize(const Call& call);
@@ -95,7 +98,8 @@ class Service {
     struct Chosen;
     Chosen choose(const std::string& model) const;
     static Job job_for(const Call& call, const Chosen& chosen);
-    void answer(const Call& call, bool is_chat);
+    using Parse = openai::AnswerRequest (*)(std::string_view body, const openai::ParseOptions& options);
+    void answer(const Call& call, Parse parse);
     openai::ToolFormat tool_format();
     struct Constrained;
     Constrained constrain(const openai::AnswerRequest& request);
