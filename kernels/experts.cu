@@ -88,6 +88,8 @@ __global__ void __launch_bounds__(route_warps* warp_size) route_backward_kernel(
     if (lane < p.choices) {
         const int64_t place = token * p.choices + lane;
         id = p.ids[place], weight = p.weights[place], dweight = p.dweights[place];
+        if (p.dweights_of_any.data != nullptr)
+            dweight += static_cast<const float*>(p.dweights_of_any.data)[token * p.dweights_of_any.stride + id];
     }
     const float mean = group_sum(weight * dweight);
     const float direct = weight * (dweight - mean);

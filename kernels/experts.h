@@ -31,6 +31,7 @@ struct RouteBackward {
     const int32_t* ids = nullptr;
     const float* weights = nullptr;
     const float* dweights = nullptr;
+    ConstMatrix dweights_of_any;       ///< fp32 [tokens, experts]; no data: zeros
     ConstMatrix probabilities;         ///< fp32
     const float* slopes = nullptr;     ///< [experts]; nullptr: none
     const int32_t* counted = nullptr;  ///< [tokens]; nullptr: all

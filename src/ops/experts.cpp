@@ -101,6 +101,8 @@ void route_backward(Context& ctx, const RouteBackward& args) {
     check_matrix(ctx, "dlogits", args.dlogits_TE, tokens, experts, at::kFloat);
     check_contiguous(ctx, "weights", args.weights_Tk, {tokens, choices}, at::kFloat);
     check_contiguous(ctx, "dweights", args.dweights_Tk, {tokens, choices}, at::kFloat);
+    if (args.dweights_TE.defined())
+        check_matrix(ctx, "dweights of any expert", args.dweights_TE, tokens, experts, at::kFloat);
     if (args.slopes_E.defined()) check_contiguous(ctx, "slopes", args.slopes_E, {experts}, at::kFloat);
     if (args.counted_T.defined()) check_contiguous(ctx, "counted", args.counted_T, {tokens}, at::kInt);
     const bool reads_probabilities = args.weights == spec::RouterWeights::of_all || args.slopes_E.defined();
@@ -115,6 +117,7 @@ void route_backward(Context& ctx, const RouteBackward& args) {
          .ids = args.ids_Tk.const_data_ptr<int32_t>(),
          .weights = args.weights_Tk.const_data_ptr<float>(),
          .dweights = args.dweights_Tk.const_data_ptr<float>(),
+         .dweights_of_any = args.dweights_TE.defined() ? source_of(args.dweights_TE) : kernels::ConstMatrix{},
          .probabilities = reads_probabilities ? source_of(args.probabilities_TE) : kernels::ConstMatrix{},
          .slopes = floats_of(args.slopes_E),
          .counted = ints_of(args.counted_T),

@@ -82,23 +82,32 @@ void route_backward(const RouteBackward& args) {
     const bool of_all = args.weights == spec::RouterWeights::of_all;
     at::parallel_for(0, out.rows(), grain_size(4 * experts), [&](int64_t begin, int64_t end) {
         std::vector<double> by_p(static_cast<std::size_t>(experts)), gradient(by_p.size());
+        std::vector<double> dweights(static_cast<std::size_t>(choices));
         std::vector<float> rounded(by_p.size());
         for (int64_t t = begin; t < end; ++t) {
             const int32_t* const ids = args.ids_Tk.const_data_ptr<int32_t>() + t * choices;
             const float* const weights = args.weights_Tk.const_data_ptr<float>() + t * choices;
-            const float* const dweights = args.dweights_Tk.const_data_ptr<float>() + t * choices;
+            const float* const given = args.dweights_Tk.const_data_ptr<float>() + t * choices;
+            for (int64_t j = 0; j < choices; ++j) {
+                double& dweight = dweights[static_cast<std::size_t>(j)];
+                dweight = static_cast<double>(given[j]);
+                const int64_t e = expert_at(ids, j, experts);
+                if (args.dweights_TE.defined())
+                    dweight += static_cast<double>(Rows(args.dweights_TE).read(t, nullptr)[e]);
+            }
             const bool balanced = slopes != nullptr && (counted == nullptr || counted[t] != 0);
             for (std::size_t e = 0; e < by_p.size(); ++e) by_p[e] = balanced ? static_cast<double>(slopes[e]) : 0.0;
             std::fill(gradient.begin(), gradient.end(), 0.0);
             double mean = 0;
             for (int64_t j = 0; j < choices; ++j)
-                mean += static_cast<double>(weights[j]) * static_cast<double>(dweights[j]);
+                mean += static_cast<double>(weights[j]) * dweights[static_cast<std::size_t>(j)];
             for (int64_t j = 0; j < choices; ++j) {
-                const auto e = static_cast<std::size_t>(expert_at(ids, j, experts));
+                const auto e = static_cast<std::size_t>(ids[j]);
+                const double dweight = dweights[static_cast<std::size_t>(j)];
                 if (of_all)
-                    by_p[e] += static_cast<double>(dweights[j]);
+                    by_p[e] += dweight;
                 else
-                    gradient[e] = static_cast<double>(weights[j]) * (static_cast<double>(dweights[j]) - mean);
+                    gradient[e] = static_cast<double>(weights[j]) * (dweight - mean);
             }
             if (of_all || balanced) {
                 const float* const p = Rows(args.probabilities_TE).read(t, nullptr);

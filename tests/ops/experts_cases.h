@@ -73,7 +73,8 @@ inline OpCase route_backward_case(const RouterShape& shape, RouterWeights kind, 
               {"probabilities", slice_of(at::softmax(logits, 1), at::kFloat, Layout::unaligned),
                in_place ? Role::both : Role::input},
               {"slopes", at::randn({experts})},
-              {"counted", ints(at::rand({tokens}) < 0.7)}};
+              {"counted", ints(at::rand({tokens}) < 0.7)},
+              {"dweights of any expert", slice_of(at::randn({tokens, experts}), at::kFloat, Layout::unaligned)}};
     if (!in_place)
         c.args.push_back({"dlogits", poisoned_slice({tokens, experts}, at::kFloat, Layout::wide), Role::output});
     c.run = [=](ops::Context& ctx, const Tensors& a) {
@@ -81,17 +82,19 @@ inline OpCase route_backward_case(const RouterShape& shape, RouterWeights kind, 
                                   .ids_Tk = a[0],
                                   .weights_Tk = a[1],
                                   .dweights_Tk = a[2],
+                                  .dweights_TE = balanced == Balanced::counted ? a[6] : at::Tensor(),
                                   .probabilities_TE = a[3],
                                   .slopes_E = balanced == Balanced::no ? at::Tensor() : a[4],
                                   .counted_T = balanced == Balanced::counted ? a[5] : at::Tensor(),
-                                  .dlogits_TE = in_place ? a[3] : a[6]});
+                                  .dlogits_TE = in_place ? a[3] : a[7]});
     };
     c.expected = [=](const Tensors& a) {
         const at::Tensor leaf = logits.clone().requires_grad_();
         at::Tensor loss = (router_weights(leaf, ids, kind) * a[2]).sum();
         const at::Tensor by_token = (at::softmax(leaf, 1) * a[4]).sum(1);
         if (balanced == Balanced::all) loss = loss + by_token.sum();
-        if (balanced == Balanced::counted) loss = loss + (by_token * a[5]).sum();
+        if (balanced == Balanced::counted)
+            loss = loss + (by_token * a[5]).sum() + (router_weights(leaf, ids, kind) * a[6].gather(1, ids)).sum();
         loss.backward();
         return Tensors{leaf.grad()};
     };

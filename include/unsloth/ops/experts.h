@@ -29,6 +29,7 @@ struct RouteBackward {
     spec::RouterWeights weights = spec::RouterWeights::of_chosen;
     at::Tensor ids_Tk, weights_Tk;     ///< of route()
     at::Tensor dweights_Tk;            ///< fp32
+    at::Tensor dweights_TE = {};       ///< fp32: of any expert, added to the chosen ones'; undefined: zeros
     at::Tensor probabilities_TE = {};  ///< of route(); for RouterWeights::of_all, and with slopes_E
     at::Tensor slopes_E = {};          ///< of balance(): the gradient of every counted token's probabilities; or none
     at::Tensor counted_T = {};         ///< of RouterLoad; undefined: all count
@@ -66,8 +67,8 @@ struct CombineBackward {
 void combine_backward(Context& ctx, const CombineBackward& args);
 
 /// The same where z was not kept, one product earlier: with z = W·act, dact that W gives for dy instead of dz becomes
-/// that for dz. dweight = <act[place], dact[place]>, then dact[place] *= weight. (A bias of W adds its part of
-/// dweight.)
+/// that for dz. dweight = <act[place], dact[place]>, then dact[place] *= weight. A bias of W adds
+/// dy·bias_EDᵀ: RouteBackward::dweights_TE.
 struct WeighRows {
     at::Tensor act_nF;
     at::Tensor places_Tk, weights_Tk;
