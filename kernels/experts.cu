@@ -455,7 +455,8 @@ void route_backward(const RouteBackward& p, cudaStream_t stream) {
 }
 
 int64_t order_workspace(int64_t rows, int64_t experts) {
-    return ceil_div(rows, order_chunk) * experts * static_cast<int64_t>(sizeof(int32_t));
+    const int64_t chunks = ceil_div(rows, order_chunk);
+    return chunks <= 1 ? 0 : chunks * experts * static_cast<int64_t>(sizeof(int32_t));
 }
 
 void order_by_expert(const OrderByExpert& p, cudaStream_t stream) {

@@ -136,7 +136,7 @@ void order_by_expert(Context& ctx, const at::Tensor& ids_Tk, const ExpertOrder& 
     if (!ctx.is_cuda()) return cpu::order_by_expert(ids_Tk, order);
 #ifdef UNSLOTH_CUDA
     const int64_t bytes = order_workspace(ctx.device(), tokens * choices, experts);
-    UNSLOTH_CHECK(ctx.workspace.defined() && ctx.workspace.numel() >= bytes,
+    UNSLOTH_CHECK(bytes == 0 || (ctx.workspace.defined() && ctx.workspace.numel() >= bytes),
                   "the order by expert needs a workspace of ", bytes, " bytes");
     kernels::order_by_expert({.rows = tokens * choices,
                               .experts = static_cast<int>(experts),
@@ -145,7 +145,7 @@ void order_by_expert(Context& ctx, const at::Tensor& ids_Tk, const ExpertOrder& 
                               .ends = order.ends_E.mutable_data_ptr<int32_t>(),
                               .tokens = order.tokens_n.mutable_data_ptr<int32_t>(),
                               .places = order.places_Tk.mutable_data_ptr<int32_t>(),
-                              .workspace = ctx.workspace.mutable_data_ptr()},
+                              .workspace = bytes == 0 ? nullptr : ctx.workspace.mutable_data_ptr()},
                              stream_of(ctx));
 #endif
 }

@@ -45,7 +45,7 @@ struct ExpertOrder {
 /// From ids_Tk (int32, in 0 .. E - 1: CheckError on the CPU, undefined on CUDA) by a stable counting sort; writes
 /// `order`. Padding takes part as every token does. On CUDA it uses ctx.workspace, of order_workspace() bytes.
 void order_by_expert(Context& ctx, const at::Tensor& ids_Tk, const ExpertOrder& order);
-/// 0 on the CPU.
+/// 0 on the CPU, and for few rows.
 int64_t order_workspace(at::Device device, int64_t rows, int64_t experts);
 
 /// y = residual + sum over the choices of weight · z[place]: fp32, the choices first and in their order, rounded once.
