@@ -39,26 +39,29 @@ struct GroupedSlot final : HandleSlot {
     at::cuda::MemPool pool;
 };
 
-/// LibTorch's allocations on the context's stream, as long as this lasts.
+/// LibTorch's allocations on the context's stream, as long as this lasts. cudaMallocAsync has no pools and needs none:
+/// a recording has that memory itself.
 class AllocateInPool {
   public:
     explicit AllocateInPool(const Context& ctx) : device_(ctx.device().index()) {
+        if (c10::cuda::CUDACachingAllocator::name() != "native") return;
         std::unique_ptr<HandleSlot>& slot = ctx.cuda().grouped;
         if (!slot) slot = std::make_unique<GroupedSlot>();
         pool_ = static_cast<GroupedSlot&>(*slot).pool.id();
         c10::cuda::CUDACachingAllocator::beginAllocateToPool(
-            device_, pool_, [stream = stream_of(ctx)](cudaStream_t of) { return of == stream; });
+            device_, *pool_, [stream = stream_of(ctx)](cudaStream_t of) { return of == stream; });
     }
     ~AllocateInPool() {
-        c10::cuda::CUDACachingAllocator::endAllocateToPool(device_, pool_);
-        c10::cuda::CUDACachingAllocator::releasePool(device_, pool_);  // what the beginning counted
+        if (!pool_) return;
+        c10::cuda::CUDACachingAllocator::endAllocateToPool(device_, *pool_);
+        c10::cuda::CUDACachingAllocator::releasePool(device_, *pool_);  // what the beginning counted
     }
     AllocateInPool(const AllocateInPool&) = delete;
     AllocateInPool& operator=(const AllocateInPool&) = delete;
 
   private:
     c10::DeviceIndex device_;
-    c10::MempoolId_t pool_{};
+    std::optional<c10::MempoolId_t> pool_;
 };
 
 /// A dimension of one element may have any stride: it gets the one that it would have if packed.
