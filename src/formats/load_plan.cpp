@@ -152,7 +152,8 @@ ModelTensors::ModelTensors(std::vector<TensorSource> sources) : sources_(std::mo
         index_.emplace(rule.hf_name, i);
         if (rule.role == spec::TensorRole::linear) linears_.emplace(rule.id, i);
         if (rule.role == spec::TensorRole::bias) biases_.emplace(rule.id, i);
-        if (spec::is_norm(rule.role)) norms_[rule.id.layer].push_back(rule.role);
+        if (spec::is_norm(rule.role) || rule.role == spec::TensorRole::router)
+            norms_[rule.id.layer].push_back(rule.role);
     }
 }
 

@@ -72,6 +72,10 @@ void ModelPlan::read_trained() {
             cat(file_->checkpoint.folder().string(), ": finetuning_type full needs 16/32-bit weights, these are ",
                 file_->tensors.int8_linears() > 0 ? "8-bit" : "4-bit"),
             "Point model.path at the unquantised checkpoint, or use finetuning_type lora.");
+    if (full && spec().experts)
+        throw Error("model.not-trainable",
+                    cat(file_->checkpoint.folder().string(), ": finetuning_type full does not train a model of experts"),
+                    "Use finetuning_type lora.");
     if (full && !spec().part_of.empty())
         throw Error("model.not-trainable",
                     cat(file_->checkpoint.folder().string(), ": finetuning_type full would save the text part of ",

@@ -107,7 +107,7 @@ void refuse_idle_keys(const std::string& option, const std::vector<std::pair<std
     enum class Use { none, without_adapter, shadowed, serves };
     std::vector<Use> uses(entries.size(), Use::none);
     for (std::size_t layer = 0; layer < layers.size(); ++layer) {
-        for (const Projection p : model.linears) {
+        for (const Projection p : model.projections_of(static_cast<int64_t>(layer))) {
             const std::string path = module_path(model, layer, p);
             const bool has_adapter = layers[layer][p].r > 0;
             const std::size_t first = patterns.first_match(path, 0);
@@ -211,7 +211,7 @@ std::vector<LayerLora> resolve_lora(const LoraSpec& asked, const ModelSpec& mode
     std::vector<LayerLora> layers(static_cast<std::size_t>(model.num_layers));
     bool any = false;
     for (int64_t layer = 0; layer < model.num_layers; ++layer) {
-        for (const Projection p : model.linears) {
+        for (const Projection p : model.projections_of(layer)) {
             const std::string path = module_path(model, static_cast<std::size_t>(layer), p);
             if (!targets.contains(path, layer)) continue;
             layers[static_cast<std::size_t>(layer)].add(p) =

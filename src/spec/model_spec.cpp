@@ -96,6 +96,11 @@ double longrope_attention_scaling(const ModelSpec& spec, const RopeSpec& rope) {
 
 }  // namespace
 
+std::string path_of(const LinearId& id) {
+    const std::string_view path = path_of(id.projection);
+    return id.expert < 0 ? std::string(path) : cat("mlp.experts.", id.expert, path.substr(path.find('.')));
+}
+
 bool ModelSpec::has_rope(RopeSpec::Type type) const {
     return std::ranges::any_of(ropes, [&](const RopeSpec& rope) { return rope.type == type; });
 }
@@ -141,6 +146,41 @@ int64_t ModelSpec::out_features(Projection p) const {
 int64_t ModelSpec::in_features(Projection p) const {
     if (p == Projection::o) return q_size();
     return p == Projection::down ? intermediate_size : hidden_size;
+}
+
+int64_t ModelSpec::out_features(const LinearId& id) const {
+    if (id.expert < 0) return out_features(id.projection);
+    return id.projection == Projection::down ? hidden_size : experts->intermediate_size;
+}
+
+int64_t ModelSpec::in_features(const LinearId& id) const {
+    if (id.expert < 0) return in_features(id.projection);
+    return id.projection == Projection::down ? experts->intermediate_size : hidden_size;
+}
+
+std::vector<Projection> ModelSpec::projections_of(int64_t layer) const {
+    std::vector<Projection> own;
+    for (const Projection p : linears)
+        if (!is_of_mlp(p) || !has_experts(layer)) own.push_back(p);
+    return own;
+}
+
+std::vector<LinearId> ModelSpec::linears_of(int64_t layer) const {
+    std::vector<LinearId> own;
+    for (const Projection p : projections_of(layer)) own.push_back({static_cast<int>(layer), p});
+    if (!has_experts(layer)) return own;
+    for (int expert = 0; expert < static_cast<int>(experts->count); ++expert)
+        for (const Projection p : {Projection::gate, Projection::up, Projection::down})
+            own.push_back({static_cast<int>(layer), p, expert});
+    return own;
+}
+
+double ModelSpec::active_intermediate_size() const {
+    if (!experts) return static_cast<double>(intermediate_size);
+    double sum = 0;
+    for (const LayerSpec& layer : layers)
+        sum += static_cast<double>(layer.experts ? experts->top_k * experts->intermediate_size : intermediate_size);
+    return sum / static_cast<double>(layers.size());
 }
 
 bool ModelSpec::has_bias(Projection p) const {

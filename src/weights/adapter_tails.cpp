@@ -22,8 +22,9 @@ struct Shape {
 std::vector<Shape> shapes_of(const LayerLayout& layout, const std::vector<spec::LayerLora>& lora, bool transposed) {
     std::vector<Shape> shapes;
     for (const int layer : layout.stage.layers(static_cast<int64_t>(lora.size())))
-        for (const Group g : layout.all_groups())
+        for (const Group g : layout.groups_of(layer))
             for (const Slice& slice : layout[g].slices) {
+                if (slice.r == 0) continue;
                 const int64_t r = lora[static_cast<std::size_t>(layer)][slice.projection].r;
                 for (const auto part : {Shape::Part::a, Shape::Part::a_transposed, Shape::Part::b}) {
                     if (part == Shape::Part::a_transposed && !transposed) continue;
@@ -65,7 +66,7 @@ ops::MultiTensorCopy make_table(ops::Context& ctx, const Adapters& adapters, con
         while (static_cast<int>(runs.size()) <= shape.layer) runs.push_back(static_cast<int64_t>(blocks.size()));
         const GroupMargins& group = margins.at(static_cast<std::size_t>(shape.layer)).at(shape.group);
         ops::FillBlock block{.out = place(shape, group), .transposed = shape.part == Shape::Part::a_transposed};
-        const spec::LinearId id{shape.layer, shape.slice->projection};
+        const spec::LinearId id = shape.slice->id(shape.layer);
         if (shape.used && shape.part == Shape::Part::b) {
             block.source = rows_of(adapters.value(*adapters.b(id)), shape.slice->part);
             block.scale = adapters.lora(id.layer)[id.projection].scale;

@@ -37,6 +37,12 @@ Group group_of(spec::Projection p) {
     return Group::down;
 }
 
+Group group_of(const spec::LinearId& id) {
+    const Group g = group_of(id.projection);
+    if (id.expert < 0) return g;
+    return g == Group::down ? Group::experts_down : Group::experts_gate_up;
+}
+
 LayerLayout make_layout(const spec::ModelSpec& spec, const std::vector<spec::LayerLora>& lora, spec::TensorRank tp,
                         spec::Stage stage) {
     LayerLayout layout;
@@ -45,17 +51,23 @@ LayerLayout make_layout(const spec::ModelSpec& spec, const std::vector<spec::Lay
     for (const spec::LayerLora& layer : lora)
         layout.dora = layout.dora ||
                       std::any_of(layer.begin(), layer.end(), [](const auto& adapted) { return adapted.second.dora; });
-    for (const spec::Projection p : spec.linears) {
-        auto there = std::ranges::find(layout.groups, group_of(p), &MatrixGroup::group);
-        if (there == layout.groups.end()) there = layout.groups.insert(there, MatrixGroup{group_of(p)});
+    const auto add = [&](const spec::LinearId& id) {
+        auto there = std::ranges::find(layout.groups, group_of(id), &MatrixGroup::group);
+        if (there == layout.groups.end()) there = layout.groups.insert(there, MatrixGroup{group_of(id)});
         MatrixGroup& group = *there;
-        const int64_t rank = padded_rank(lora, p);
-        const spec::MatrixSlice part = spec::slice_of(spec, p, tp);
-        group.slices.push_back({p, group.n, part.rows.size, group.r, rank, part});
+        const int64_t rank = id.expert < 0 ? padded_rank(lora, id.projection) : 0;
+        const spec::MatrixSlice part = spec::slice_of(spec, id, tp);
+        group.slices.push_back({id.projection, group.n, part.rows.size, group.r, rank, part, id.expert});
         group.n += part.rows.size;
         group.k = part.columns.size;
         group.r += rank;
-    }
+    };
+    for (const spec::Projection p : spec.linears) add({-1, p});
+    if (!spec.experts) return layout;
+    for (const spec::LayerSpec& layer : spec.layers) layout.has_experts.push_back(layer.experts);
+    for (int expert = 0; expert < static_cast<int>(spec.experts->count); ++expert)
+        for (const spec::Projection p : {spec::Projection::gate, spec::Projection::up, spec::Projection::down})
+            add({-1, p, expert});
     return layout;
 }
 

@@ -109,6 +109,7 @@ ByGroup<at::Tensor> MultiLoraAdapters::owners(const LayerLayout& layout, const m
     for (const Group g : layout.all_groups()) {
         const at::Tensor columns = at::full({layout[g].r}, -2, at::kInt);
         for (const Slice& slice : layout[g].slices) {
+            if (slice.r == 0) continue;
             int64_t first = slice.r_begin;
             for (std::size_t i = 0; i < ranks_.size(); ++i) {
                 const int64_t r = ranks_[i].at(slice.projection);

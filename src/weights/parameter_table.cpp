@@ -37,7 +37,7 @@ ParameterTable ParameterTable::lora(const spec::ModelSpec& spec, const std::vect
     ParameterTable table(static_cast<int>(spec.num_layers));
     for (std::size_t layer = 0; layer < lora.size(); ++layer) {
         const auto add = [&](Parameter::Kind kind) {
-            for (const spec::Projection p : spec.linears) {
+            for (const spec::Projection p : spec.projections_of(static_cast<int64_t>(layer))) {
                 const spec::LinearId id{static_cast<int>(layer), p};
                 const spec::LoraModule& module = lora[layer][p];
                 if (module.r == 0 || (kind == Parameter::Kind::magnitude && !module.dora)) continue;

@@ -56,7 +56,7 @@ class ModelTensors {
     /// A tensor that is neither linear nor bias; layer -1 for those outside of layers. CheckError when the model has
     /// none.
     const TensorSource& of(spec::TensorRole role, int layer = -1) const;
-    /// Of a layer, in the order of the table.
+    /// Of a layer, in the order of the table; its router too.
     const std::vector<spec::TensorRole>& norms(int layer) const { return norms_.at(layer); }
     /// lm_head, or embed_tokens where they are tied.
     const TensorSource& head() const;

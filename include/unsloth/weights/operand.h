@@ -82,10 +82,10 @@ void multiply_backward(ops::Context& ctx, const Operand& operand, const Product&
 /// A layer's weights as its passes read them.
 struct LayerWeights {
     ByGroup<Operand> groups;
-    std::map<spec::TensorRole, at::Tensor> norms;  ///< fp32
+    std::map<spec::TensorRole, at::Tensor> norms;  ///< fp32; a router: compute dtype
     const Operand& operator[](Group g) const { return groups.at(g); }
     Operand& operator[](Group g) { return groups[g]; }
-    /// [D], or [d] of q and k; std::out_of_range where the layer has none.
+    /// [D], or [d] of q and k, or [E, D] of a router; std::out_of_range where the layer has none.
     const at::Tensor& norm(spec::TensorRole role) const { return norms.at(role); }
 };
 

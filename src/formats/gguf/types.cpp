@@ -80,6 +80,8 @@ std::string gguf_tensor_name(const spec::TensorRule& rule) {
             return in_layer("attn_q_norm", ".weight");
         case spec::TensorRole::k_norm:
             return in_layer("attn_k_norm", ".weight");
+        case spec::TensorRole::router:
+            return in_layer("ffn_gate_inp", ".weight");
         case spec::TensorRole::linear:
             return in_layer(projection_stems[static_cast<std::size_t>(rule.id.projection)], ".weight");
         case spec::TensorRole::bias:
