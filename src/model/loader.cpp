@@ -110,6 +110,9 @@ void ModelPlan::read_trained() {
         all_lora_ = share(spec::resolve_lora(*request_.lora, spec()));
         table_ = share(weights::ParameterTable::lora(spec(), *all_lora_, request_.lora->modules_to_save));
     }
+    if (request_.lora && request_.lora->use_dora && spec().experts)
+        throw Error("adapter.unsupported", "lora.use_dora does not go with a model of experts",
+                    "Leave use_dora out: plain adapters do.");
     const auto has = [&](spec::TensorRole role) {
         return table_ && table_->find(role, {}, weights::Parameter::Kind::base) != nullptr;
     };
@@ -159,6 +162,7 @@ void ModelPlan::choose_own(const spec::Stage& stage) {
 
 spec::RunPlan ModelPlan::complete(spec::RunPlan run) const {
     run.in_flight = std::max<int64_t>(run.in_flight, request_.pp.places());
+    if (spec().experts) run.row_tile = 0;  // rows of experts are of all tokens
     const auto layers = static_cast<std::size_t>(spec().num_layers);
     if (run.layers.size() < 2) run.layers.resize(layers, run.layers.empty() ? spec::LayerPlan{} : run.layers.front());
     UNSLOTH_CHECK(run.layers.size() == layers, run.layers.size(), " layers planned, the model has ", layers);

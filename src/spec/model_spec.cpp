@@ -94,6 +94,14 @@ double longrope_attention_scaling(const ModelSpec& spec, const RopeSpec& rope) {
     return std::sqrt(1.0 + std::log(rope.factor) / std::log(static_cast<double>(original_length(spec, rope))));
 }
 
+/// With so many experts in each layer that has them.
+double mean_intermediate_size(const ModelSpec& spec, int64_t experts) {
+    double sum = 0;
+    for (const LayerSpec& layer : spec.layers)
+        sum += static_cast<double>(layer.experts ? experts * spec.experts->intermediate_size : spec.intermediate_size);
+    return sum / static_cast<double>(spec.layers.size());
+}
+
 }  // namespace
 
 std::string path_of(const LinearId& id) {
@@ -176,11 +184,11 @@ std::vector<LinearId> ModelSpec::linears_of(int64_t layer) const {
 }
 
 double ModelSpec::active_intermediate_size() const {
-    if (!experts) return static_cast<double>(intermediate_size);
-    double sum = 0;
-    for (const LayerSpec& layer : layers)
-        sum += static_cast<double>(layer.experts ? experts->top_k * experts->intermediate_size : intermediate_size);
-    return sum / static_cast<double>(layers.size());
+    return experts ? mean_intermediate_size(*this, experts->top_k) : static_cast<double>(intermediate_size);
+}
+
+double ModelSpec::whole_intermediate_size() const {
+    return experts ? mean_intermediate_size(*this, experts->count) : static_cast<double>(intermediate_size);
 }
 
 bool ModelSpec::has_bias(Projection p) const {

@@ -105,6 +105,12 @@ ops::CodedMatrix Operand::gradient_codes(const ops::CodedMatrix& scratch, int64_
     return transpose ? ops::codes_for(transpose->w_KN, scratch, rows, columns) : ops::CodedMatrix{};
 }
 
+at::Tensor experts_of(const Operand& operand, int64_t experts) {
+    const at::Tensor w_NK = std::get<DenseBase>(operand.base).w_NK;
+    const int64_t each = w_NK.size(0) / experts;
+    return w_NK.as_strided({experts, each, w_NK.size(1)}, {each * w_NK.stride(0), w_NK.stride(0), 1});
+}
+
 void multiply_forward(ops::Context& ctx, const Operand& operand, const Product& product) {
     std::visit([&](const auto& base) { forward(ctx, operand, base, product); }, operand.base);
 }

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -63,6 +64,8 @@ class ModelTensors {
     const TensorSource* find(const std::string& hf_name) const;
     /// Of other parts of the model that this one is a part of, as they lie.
     std::vector<const TensorView*> others;
+    /// Where one tensor holds all experts of a layer: each one's rows, which sources point to.
+    std::shared_ptr<const std::deque<TensorView>> rows_of_all_experts;
     /// Gives a tensor of the model, which is 16/32-bit from now on, the values of another one of its shape.
     void replace(const std::string& hf_name, const TensorView& tensor);
 

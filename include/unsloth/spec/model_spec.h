@@ -158,8 +158,9 @@ struct ModelSpec {
     std::vector<Projection> projections_of(int64_t layer) const;
     /// All matrices of a layer: these, then its experts', one expert after the other.
     std::vector<LinearId> linears_of(int64_t layer) const;
-    /// MLP columns that a token passes in a layer, the mean of all layers.
+    /// MLP columns of a layer, the mean of all layers: that a token passes, and that there are.
     double active_intermediate_size() const;
+    double whole_intermediate_size() const;
     bool has_bias(Projection p) const;
     bool has_rope(RopeSpec::Type type) const;
     bool norms_before() const { return norms != NormPlacement::after; }

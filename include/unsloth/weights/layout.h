@@ -79,6 +79,10 @@ struct LayerLayout {
     const MatrixGroup& operator[](Group g) const;
     /// Those that some layer has.
     auto all_groups() const { return std::views::transform(groups, &MatrixGroup::group); }
+    /// Those of them that are of no experts: their products are single ones.
+    auto single_groups() const {
+        return all_groups() | std::views::filter([](Group g) { return !is_of_experts(g); });
+    }
     /// Those of a layer.
     auto groups_of(int64_t layer) const {
         const bool experts = !has_experts.empty() && has_experts.at(static_cast<std::size_t>(layer));

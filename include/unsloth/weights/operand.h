@@ -64,6 +64,9 @@ struct Operand {
 /// good.
 Operand dense_operand(const MatrixGroup& layout, at::Tensor buffer);
 
+/// The base of a group of experts, which lies in the compute type, as one tensor [E, N, K].
+at::Tensor experts_of(const Operand& operand, int64_t experts);
+
 /// One product of a group.
 struct Product {
     at::Tensor input;          ///< forward: [T, K+R] = [x | x·Aᵀ]; backward: [T, N+R] = [dy | dy·sB]
