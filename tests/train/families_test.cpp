@@ -9,8 +9,8 @@ namespace {
 
 using namespace test;
 
-const std::vector<std::string> families = {"ministral3",  "granite", "phi3",   "phi3_longrope",
-                                           "gemma3_text", "olmo3",   "smollm3"};
+const std::vector<std::string> families = {"ministral3", "granite", "phi3",      "phi3_longrope",  "gemma3_text",
+                                           "olmo3",      "smollm3", "qwen3_moe", "qwen3_moe_step2"};
 
 fs::path set_of(const std::string& family) {
     const char* const shared = std::getenv("UNSLOTH_SHARED");
@@ -242,19 +242,29 @@ const std::vector<Kind> family_kinds = {
          "long_factor": [1.5, 2.0, 3.0, 4.0]})"},
     {"gemma3", "gemma3_text", R"("sliding_window": 4, "sliding_window_pattern": 2, "query_pre_attn_scalar": 50)"},
     {"olmo3", "olmo3", R"("sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"],
-         "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8})"}};
+         "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8})"},
+    {"qwen3_moe", "qwen3_moe", R"("num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+         "mlp_only_layers": [0], "norm_topk_prob": false)"}};
+
+/// Experts have neither adapters nor a whole training yet.
+bool has_experts(const Kind& kind) {
+    return kind.type == "qwen3_moe";
+}
 
 class FamilyMeshTest : public MeshTest {};
 
 TEST_F(FamilyMeshTest, RanksTrainAsOneProcess) {
     for (Kind kind : family_kinds)
         for (const bool full : {false, true}) {
+            if (full && has_experts(kind)) continue;
             kind.name += full ? " full" : "";
-            kind.flags = full ? Flags{"--lora.finetuning_type", "full"} : all_adapters;
+            kind.flags = full                ? Flags{"--lora.finetuning_type", "full"}
+                         : has_experts(kind) ? attention_adapters
+                                             : all_adapters;
             const Result one = train_rank(config(kind), nullptr, 2, 2);
             for (const char* const way : {"tp", "cp", "pp"}) {
                 const std::string text = cat(kind.name, " ", way);
-                if (way == std::string("tp") && (kind.type == "phi3" || kind.type == "olmo3")) {
+                if (way == std::string("tp") && (kind.type == "phi3" || kind.type == "olmo3" || has_experts(kind))) {
                     const spec::ModelSpec whole = formats::parse_model_spec(config_json(kind), kind.name);
                     EXPECT_THROW(spec::slice(whole, {.rank = 0, .size = 2}), Error) << text;
                     continue;
@@ -267,7 +277,7 @@ TEST_F(FamilyMeshTest, RanksTrainAsOneProcess) {
 
 TEST_F(FamilyMeshTest, RecomputedLayersTrainTheSame) {
     for (Kind kind : family_kinds) {
-        kind.flags = all_adapters + Flags{"--lora.use_dora", "true"};
+        kind.flags = has_experts(kind) ? attention_adapters : all_adapters + Flags{"--lora.use_dora", "true"};
         const Result kept = train_rank(config(kind, {"--training.gradient_checkpointing", "none"}), nullptr, 2);
         for (const char* const keep : {"mlp", "attention", "full", "full+offload"}) {
             const Result got = train_rank(config(kind, {"--training.gradient_checkpointing", keep}), nullptr, 2);
