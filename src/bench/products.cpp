@@ -47,7 +47,7 @@ class Operands {
 }  // namespace
 
 weights::LayerLayout adapted_layout(const config::LoadedConfig& loaded, const spec::ModelSpec& spec) {
-    return weights::make_layout(spec, spec::resolve_lora(placement::lora_spec(loaded.config.lora), spec));
+    return weights::make_layout(spec, spec::resolve_lora(placement::lora_spec(loaded), spec));
 }
 
 ProductBench::ProductBench(const config::LoadedConfig& loaded, at::Device device)

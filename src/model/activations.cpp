@@ -252,7 +252,9 @@ class Lister {
             statistic("places of choices", {t, k}, at::kInt, true, e.places_Tk);
             statistic("ends of experts", {experts.count}, at::kInt, true, e.ends_E, Rows::fixed);
             statistic("router", {t, experts.count}, at::kFloat, needs_probabilities(experts), e.router_TE);
+            statistic("experts' u_gate_up", {t, k * layout_[Group::experts_gate_up].r}, dtype_, rest, e.u_gate_up_T);
             matrix("experts' gate_up", k * 2 * experts.intermediate_size, keeps == spec::Keep::everything, e.gate_up_T);
+            statistic("experts' u_down", {t, k * layout_[Group::experts_down].r}, dtype_, true, e.u_down_T);
         } else {
             statistic("u_gate_up", {t, layout_[Group::gate_up].r}, dtype_, rest, a.u_gate_up_TR);
             matrix("gate_up", weights::row_stride(2 * spec_.intermediate_size + layout_[Group::gate_up].r),
@@ -299,7 +301,9 @@ class Lister {
             return Buffer{"scratch", name, {rows, weights::row_stride(columns)}, dtype_, phases, are};
         };
         add(buffer("h", t, widest + std::max(layout_[Group::qkv].r, layout_.rank_of(Group::gate_up)), layers), s.h_full);
-        const int64_t experts_act = spec_.experts ? spec_.experts->top_k * spec_.experts->intermediate_size : 0;
+        const int64_t experts_act = spec_.experts ? spec_.experts->top_k * expert_stride(spec_.experts->intermediate_size,
+                                                                                         layout_.rank_of(Group::experts_down))
+                                                  : 0;
         add(buffer("act", tile, std::max(mlp_columns(), experts_act), layers), s.act_full);
         if (spec_.experts) experts_scratch(*spec_.experts, s);
         if (sizes_.dropout)
@@ -342,9 +346,13 @@ class Lister {
         const auto buffer = [&](const char* name, int64_t columns, at::ScalarType dtype, uint8_t phases) {
             return Buffer{"scratch", name, {t, columns}, dtype, phases, Rows::tokens};
         };
-        add(buffer("experts' rows", k * d, dtype_, layers), s.rows_T);
+        const int64_t r = layout_.rank_of(Group::experts_gate_up);
+        add(buffer("experts' rows", k * expert_stride(d, r), dtype_, layers), s.rows_T);
         add(buffer("experts' outputs", k * std::max(d, experts.intermediate_size), dtype_, layers), s.out_T);
         if (!sizes_.training) return;
+        add(buffer("gradients of experts' u", k * std::max(r, layout_.rank_of(Group::experts_down)), dtype_,
+                   memory::backward),
+            s.v_T);
         add(buffer("gradients of experts' weights", k, at::kFloat, memory::backward), s.dweights_Tk);
         add(buffer("gradients of routers", experts.count, dtype_, memory::backward), s.drouter_TE);
     }

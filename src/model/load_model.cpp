@@ -71,6 +71,8 @@ void ModelPlan::initialise(weights::Parameters& parameters, weights::SharedLoadi
         if (adapter_) {
             spec::convert_to_f32(adapter_->file.at(p.name).dtype, adapter_->file.at(p.name).data.data(), p.elements(),
                                  out);
+            parameters.assign(p, weights::from_stored(p, values));
+            continue;
         } else if (p.kind == weights::Parameter::Kind::lora_a) {
             fill_uniform(out, p.elements(), 1.0F / std::sqrt(static_cast<float>(p.shape[1])), request_.seed, number);
         }

@@ -34,9 +34,8 @@ NormedInput input_norm(const LayerContext& c, const weights::LayerWeights& w, co
 NormedInput post_norm(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a) {
     constexpr auto role = spec::TensorRole::post_norm;
     const at::Tensor weight_D = c.spec.norms_before() ? w.norm(role) : at::Tensor();
-    const Group group = c.spec.has_experts(c.layer()) ? Group::experts_gate_up : Group::gate_up;
-    return {group,    Place::post_norm, role,      input_name(c.spec, Group::gate_up),
-            a.mid_tD, weight_D,         a.rstd2_t, a.u_gate_up_TR};
+    return {Group::gate_up, Place::post_norm, role,      input_name(c.spec, Group::gate_up),
+            a.mid_tD,       weight_D,         a.rstd2_t, a.u_gate_up_TR};
 }
 
 void make_input(const LayerContext& c, const NormedInput& in, const weights::Operand& w, const Activation& h) {

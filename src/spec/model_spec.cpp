@@ -143,8 +143,11 @@ int64_t ModelSpec::out_features(Projection p) const {
             return intermediate_size;
         case Projection::gate_up:
             return 2 * intermediate_size;
+        case Projection::experts_gate_up:
+            return 2 * experts->intermediate_size;
         case Projection::o:
         case Projection::down:
+        case Projection::experts_down:
             return hidden_size;
     }
     UNSLOTH_CHECK(false, "projection ", static_cast<int>(p));
@@ -153,6 +156,7 @@ int64_t ModelSpec::out_features(Projection p) const {
 
 int64_t ModelSpec::in_features(Projection p) const {
     if (p == Projection::o) return q_size();
+    if (p == Projection::experts_down) return experts->intermediate_size;
     return p == Projection::down ? intermediate_size : hidden_size;
 }
 
@@ -170,6 +174,12 @@ std::vector<Projection> ModelSpec::projections_of(int64_t layer) const {
     std::vector<Projection> own;
     for (const Projection p : linears)
         if (!is_of_mlp(p) || !has_experts(layer)) own.push_back(p);
+    return own;
+}
+
+std::vector<Projection> ModelSpec::adaptable_of(int64_t layer) const {
+    std::vector<Projection> own = projections_of(layer);
+    if (has_experts(layer)) own.insert(own.end(), {Projection::experts_gate_up, Projection::experts_down});
     return own;
 }
 

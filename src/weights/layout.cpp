@@ -31,6 +31,10 @@ Group group_of(spec::Projection p) {
         case spec::Projection::up:
         case spec::Projection::gate_up:
             return Group::gate_up;
+        case spec::Projection::experts_gate_up:
+            return Group::experts_gate_up;
+        case spec::Projection::experts_down:
+            return Group::experts_down;
         case spec::Projection::down:
             break;
     }
@@ -68,6 +72,11 @@ LayerLayout make_layout(const spec::ModelSpec& spec, const std::vector<spec::Lay
     for (int expert = 0; expert < static_cast<int>(spec.experts->count); ++expert)
         for (const spec::Projection p : {spec::Projection::gate, spec::Projection::up, spec::Projection::down})
             add({-1, p, expert});
+    for (MatrixGroup& group : layout.groups) {
+        if (!is_of_experts(group.group)) continue;
+        group.experts = spec.experts->count;
+        for (const spec::LayerLora& layer : lora) group.r = std::max(group.r, layer[adapted_of(group.group)].r);
+    }
     return layout;
 }
 

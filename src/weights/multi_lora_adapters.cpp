@@ -27,7 +27,10 @@ at::Tensor values_of(const formats::Adapter& adapter, const Parameter& p, const 
 formats::Adapter read_for_batches(const NamedAdapter& named, const spec::ModelSpec& model) {
     formats::Adapter adapter = formats::read_adapter(named.folder, model);
     const spec::LoraSpec& lora = adapter.config.lora;
-    const char* const what = lora.use_dora ? "use_dora" : !lora.modules_to_save.empty() ? "modules_to_save" : nullptr;
+    const char* const what = lora.use_dora                     ? "use_dora"
+                             : !lora.modules_to_save.empty()   ? "modules_to_save"
+                             : !lora.target_parameters.empty() ? "target_parameters"
+                                                               : nullptr;
     if (what != nullptr)
         throw Error(
             "adapter.not-together",

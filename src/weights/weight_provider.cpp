@@ -85,7 +85,7 @@ WeightProvider::WeightProvider(ops::Context& ctx, const LayerLayout& layout, at:
                 if (!slot_.contains(g))
                     slot_[g] =
                         dense_operand(layout[g], arena.tensor(arena.plan().find(slot_name(g)),
-                                                              {layout[g].n + layout[g].r, layout[g].leading()}, dtype));
+                                                              {layout[g].rows(), layout[g].leading()}, dtype));
                 if (!paged_[layer]) paged_[layer] = Paged(layout);
                 paged_[layer]->groups[g] = std::move(std::get<std::vector<StoredWeight>>(group));
                 take_slot(*paged_[layer], g, weights[g]);

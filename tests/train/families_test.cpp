@@ -3,6 +3,7 @@
 #include "train/mesh_ranks.h"
 #include "unsloth/formats/model_writer.h"
 #include "unsloth/formats/peft.h"
+#include "unsloth/train/save.h"
 
 namespace unsloth {
 namespace {
@@ -20,6 +21,14 @@ fs::path set_of(const std::string& family) {
 
 nlohmann::json json_of(const std::string& family, const char* name) {
     return read_json(unpacked(set_of(family)) / name);
+}
+
+/// The family's reference runs: adapters of its projections, and of its experts.
+std::vector<fs::path> runs_of(const std::string& family) {
+    std::vector<fs::path> runs;
+    for (const char* const name : {"lora", "lora_experts"})
+        if (fs::exists(set_of(family) / name)) runs.push_back(set_of(family) / name);
+    return runs;
 }
 
 /// A packed row's documents, each of which begins at position 0.
@@ -57,6 +66,7 @@ class FamilyTest : public ::testing::TestWithParam<Case> {
         UNSLOTH_NEEDS_DEVICE(device);
     }
     fs::path model() const { return unpacked(set_of(family) / "model"); }
+    void expect_training_of(const fs::path& lora) const;
     LoadedModel scoring(const fs::path& of, const std::optional<std::string>& adapter = std::nullopt) const {
         return load_scoring_model(of, adapter, device, dtype);
     }
@@ -84,9 +94,7 @@ TEST_P(FamilyTest, LogitsEqualTheReference) {
     std::cout << family << ": logits off by " << most << " of " << bound << "\n";
 }
 
-TEST_P(FamilyTest, TrainsAsTheReference) {
-    const fs::path lora = set_of(family) / "lora";
-    if (!fs::exists(lora)) GTEST_SKIP() << "no reference run";
+void FamilyTest::expect_training_of(const fs::path& lora) const {
     const nlohmann::json metrics = read_json(unpacked(lora) / "metrics.json");
     std::vector<Row> rows;
     for (const auto& step : read_json(unpacked(lora) / "batches.json"))
@@ -151,8 +159,14 @@ TEST_P(FamilyTest, TrainsAsTheReference) {
     EXPECT_LE(loss_off, bound("loss_max_abs"));
     EXPECT_LE(norm_off, bound("grad_norm_max_rel"));
     EXPECT_LE(final_off, bound("final_max_rel_frobenius"));
-    std::cout << family << ": losses off by " << loss_off << ", norms " << norm_off << ", adapter " << final_off
-              << "\n";
+    std::cout << family << " " << lora.filename().string() << ": losses off by " << loss_off << ", norms " << norm_off
+              << ", adapter " << final_off << "\n";
+}
+
+TEST_P(FamilyTest, TrainsAsTheReference) {
+    const std::vector<fs::path> runs = runs_of(family);
+    if (runs.empty()) GTEST_SKIP() << "no reference run";
+    for (const fs::path& lora : runs) expect_training_of(lora);
 }
 
 TEST_P(FamilyTest, AnswersAsTheReference) {
@@ -196,15 +210,39 @@ void merge(const fs::path& model, const fs::path& adapter, const fs::path& to, s
 
 TEST(Families, MergeWhatTheyComputeWithAnAdapter) {
     UNSLOTH_NEEDS_XZ();
-    for (const std::string& family : families) {
-        if (!fs::exists(set_of(family) / "lora")) continue;
-        const fs::path model = unpacked(set_of(family) / "model"), adapter = unpacked(set_of(family) / "lora/initial");
+    for (const std::string& family : families)
+        for (const fs::path& run : runs_of(family)) {
+            const fs::path model = unpacked(set_of(family) / "model"), adapter = unpacked(run / "initial");
+            const ScratchFolder folder;
+            merge(model, adapter, folder / "merged", spec::WeightType::f32);
+            const std::vector<int32_t> row = long_row(family);
+            const at::Tensor with_adapter = logits_of(model, row, adapter.string());
+            EXPECT_LE(max_abs(logits_of(folder / "merged", row), with_adapter), 1e-4) << run;
+            EXPECT_GT(max_abs(logits_of(model, row), with_adapter), 1e-3) << run;
+        }
+}
+
+/// What PEFT wrote comes out again under the same names, in the same shapes, value by value.
+TEST(Families, SaveAdaptersOfExpertsAsPeftDoes) {
+    UNSLOTH_NEEDS_XZ();
+    for (const char* const family : {"qwen3_moe", "qwen3_moe_step2"}) {
+        const fs::path adapter = unpacked(set_of(family) / "lora_experts/initial");
         const ScratchFolder folder;
-        merge(model, adapter, folder / "merged", spec::WeightType::f32);
-        const std::vector<int32_t> row = long_row(family);
-        const at::Tensor with_adapter = logits_of(model, row, adapter.string());
-        EXPECT_LE(max_abs(logits_of(folder / "merged", row), with_adapter), 1e-4) << family;
-        EXPECT_GT(max_abs(logits_of(model, row), with_adapter), 1e-3) << family;
+        write_rows(folder / "rows.jsonl", {{{5, 6, 7, 8}, {5, 6, 7, 8}, {}}});
+        train::Trainer trainer(make_config({"--model.path", unpacked(set_of(family) / "model").string(),
+                                            "--model.adapter_name_or_path", adapter.string(), "--model.load_in_4bit",
+                                            "false", "--data.train_file", (folder / "rows.jsonl").string(),
+                                            "--training.output_dir", (folder / "out").string()}));
+        trainer.load();
+        const weights::Parameters& parameters = *trainer.model().parameters();
+        const formats::Adapter read = formats::read_adapter(adapter, trainer.plan().spec());
+        train::save_adapter(folder / "saved", parameters.table(), train::values_in(parameters.values_P), read.config, {});
+        const Tensors before = read_tensors(adapter / "adapter_model.safetensors"),
+                      after = read_tensors(folder / "saved/adapter_model.safetensors");
+        ASSERT_EQ(before.size(), after.size());
+        for (const auto& [name, tensor] : before) EXPECT_TRUE(same_bits(after.at(name), tensor)) << name;
+        EXPECT_EQ(formats::read_peft_config(folder / "saved").lora.target_parameters,
+                  read.config.lora.target_parameters);
     }
 }
 

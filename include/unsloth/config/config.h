@@ -90,6 +90,7 @@ struct LoraOptions {
     bool use_dora = false;
     std::vector<std::string> target_modules = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
                                                "gate_proj", "up_proj", "down_proj"};
+    std::vector<std::string> target_parameters;
     std::vector<std::string> modules_to_save;
     std::vector<std::pair<std::string, int64_t>> rank_pattern;  ///< order of the file
     std::vector<std::pair<std::string, double>> alpha_pattern;

@@ -28,7 +28,13 @@ struct ExpertsSaved {
     at::Tensor tokens_Tk, places_Tk, ends_E;  ///< the rows' order: ops::ExpertOrder
     at::Tensor router_TE;                    ///< fp32: logits, then probabilities where the backward pass needs them
     at::Tensor gate_up_T;                    ///< [T, k 2F]; the backward pass turns it into its gradient
+    at::Tensor u_gate_up_T, u_down_T;        ///< [T, k R]: x·Aᵀ of their adapters
 };
+
+/// Elements from one of the experts' rows to the next, where r more columns are an adapter's.
+inline int64_t expert_stride(int64_t columns, int64_t r) {
+    return r > 0 ? weights::row_stride(columns + r) : columns;
+}
 
 /// What a layer's forward leaves for its backward. What a layer does not keep (spec/keep.h) is one buffer that all
 /// layers share.
@@ -57,7 +63,7 @@ struct LayerSaved {
 /// are left as they were.
 struct Scratch {
     at::Tensor h_full;     ///< [T, max(D, Nq) + R]: norm outputs; in the backward pass dh and d(attention output)
-    at::Tensor act_full;   ///< [tile, F + R]: SwiGLU's output, then its gradient; of experts [T, k F]
+    at::Tensor act_full;   ///< [tile, F + R]: SwiGLU's output, then its gradient; of experts [T, k (F + R)]
     at::Tensor g_full;     ///< [t, D + R]: gradient of the residual stream
     at::Tensor dz_full;    ///< [tile, D + R]: of a product that was added to it, before DoRA's scale, a norm or a
                            ///< multiplier, or on all ranks' rows; undefined where that is g_full
@@ -66,9 +72,10 @@ struct Scratch {
     at::Tensor all_keys;           ///< flat: those of all ranks of a row, or gradients; undefined where rows are whole
     at::Tensor dropped;            ///< flat, of the largest input; undefined without dropout
     ops::CodedMatrix codes;  ///< flat, of the largest input of a base product; undefined where no product reads codes
-    /// Experts: their rows [T, k D], or of the gradient of what they add; what each gives, [T, k max(D, F)], or the
-    /// activation's gradient; the gradients of a token's weights, and of the router's logits in the compute type.
-    at::Tensor rows_T, out_T, dweights_Tk, drouter_TE;
+    /// Experts: their rows [T, k (D + R)], or of the gradient of what they add; what each gives, [T, k max(D, F)], or
+    /// the activation's gradient; the gradients of their adapters' u [T, k R]; those of a token's weights, and of the
+    /// router's logits in the compute type.
+    at::Tensor rows_T, out_T, v_T, dweights_Tk, drouter_TE;
 };
 
 /// The lm_head's buffers; n rows have a target.

@@ -16,16 +16,19 @@
 namespace unsloth::spec {
 
 /// What a matrix of a decoder layer computes.
-enum class Projection : uint8_t { q, k, v, o, gate, up, down, qkv, gate_up };
-inline constexpr int projection_count = 9;
+/// Of experts an adapter has all of a layer's as one: experts_gate_up, experts_down; these name no matrix of the base.
+enum class Projection : uint8_t { q, k, v, o, gate, up, down, qkv, gate_up, experts_gate_up, experts_down };
+inline constexpr int projection_count = 11;
 inline constexpr std::array<std::string_view, projection_count> projection_names = {
-    "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj"};
+    "q_proj",    "k_proj",   "v_proj",       "o_proj",               "gate_proj",        "up_proj",
+    "down_proj", "qkv_proj", "gate_up_proj", "experts.gate_up_proj", "experts.down_proj"};
 /// The names of a layer whose matrices are apart; the others are of several as one, their rows in this order.
 inline constexpr int separate_projections = 7;
 /// "self_attn.q_proj", …, "mlp.down_proj": the path below model.layers.{i}.
 inline constexpr std::array<std::string_view, projection_count> projection_paths = {
     "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",   "self_attn.o_proj", "mlp.gate_proj",
-    "mlp.up_proj",      "mlp.down_proj",    "self_attn.qkv_proj", "mlp.gate_up_proj"};
+    "mlp.up_proj",      "mlp.down_proj",    "self_attn.qkv_proj", "mlp.gate_up_proj", "mlp.experts.gate_up_proj",
+    "mlp.experts.down_proj"};
 constexpr std::string_view name_of(Projection p) {
     return projection_names[static_cast<std::size_t>(p)];
 }
@@ -45,6 +48,9 @@ constexpr Projection first_part(Projection p) {
 /// Whether a projection is of a layer's MLP, and not of its attention.
 constexpr bool is_of_mlp(Projection p) {
     return p >= Projection::gate && p != Projection::qkv;
+}
+constexpr bool is_of_experts(Projection p) {
+    return p == Projection::experts_gate_up || p == Projection::experts_down;
 }
 
 /// A matrix of a decoder layer, in the whole model.
@@ -146,7 +152,7 @@ struct ModelSpec {
 
     int64_t q_size() const { return num_heads * head_dim; }
     int64_t kv_size() const { return num_kv_heads * head_dim; }
-    /// Rows N of a projection's weight [N, K], which is of no expert.
+    /// Rows N of a projection's weight [N, K]; of experts_gate_up and experts_down those of each expert.
     int64_t out_features(Projection p) const;
     /// Columns K of a projection's weight [N, K].
     int64_t in_features(Projection p) const;
@@ -156,7 +162,9 @@ struct ModelSpec {
     bool has_experts(int64_t layer) const { return experts && layers.at(static_cast<std::size_t>(layer)).experts; }
     /// Of `linears` those that this layer has.
     std::vector<Projection> projections_of(int64_t layer) const;
-    /// All matrices of a layer: these, then its experts', one expert after the other.
+    /// What of a layer may have an adapter: these, and its experts'.
+    std::vector<Projection> adaptable_of(int64_t layer) const;
+    /// All matrices of a layer: projections_of, then its experts', one expert after the other.
     std::vector<LinearId> linears_of(int64_t layer) const;
     /// MLP columns of a layer, the mean of all layers: that a token passes, and that there are.
     double active_intermediate_size() const;

@@ -60,9 +60,14 @@ struct MatrixGroup {
     Group group = Group::qkv;
     int64_t n = 0, k = 0, r = 0;
     std::vector<Slice> slices;
+    /// E of a group of experts: each has the same number of rows of W, the margin's R columns beside them, and R rows
+    /// of A. A layer whose own rank is smaller takes the first r of these for each in turn. 0: it is of none.
+    int64_t experts = 0;
+    int64_t a_rows() const { return std::max<int64_t>(1, experts) * r; }
+    int64_t rows() const { return n + a_rows(); }
     int64_t inputs() const { return k + r; }  ///< what the forward product sums over
     int64_t leading() const { return row_stride(inputs()); }
-    int64_t elements() const { return (n + r) * leading(); }
+    int64_t elements() const { return rows() * leading(); }
 };
 
 /// What a layer has of each of its groups.
@@ -103,6 +108,10 @@ LayerLayout make_layout(const spec::ModelSpec& spec, const std::vector<spec::Lay
 
 Group group_of(spec::Projection p);
 Group group_of(const spec::LinearId& id);
+/// Whose adapter a group of experts has.
+constexpr spec::Projection adapted_of(Group g) {
+    return g == Group::experts_down ? spec::Projection::experts_down : spec::Projection::experts_gate_up;
+}
 
 /// Whether a group's products are cut by their inputs (Megatron's row parallel): what a rank's product gives are terms
 /// of a sum over the ranks. Of the other groups that holds of the gradient of their input.

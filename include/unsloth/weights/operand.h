@@ -64,8 +64,13 @@ struct Operand {
 /// good.
 Operand dense_operand(const MatrixGroup& layout, at::Tensor buffer);
 
-/// The base of a group of experts, which lies in the compute type, as one tensor [E, N, K].
-at::Tensor experts_of(const Operand& operand, int64_t experts);
+/// A group of experts, whose base lies in the compute type, by expert; with an adapter of rank r.
+struct ExpertMatrices {
+    at::Tensor w_ENK;
+    at::Tensor forward_ENKr;   ///< [W | sB]; w_ENK without an adapter
+    at::Tensor a_ErK, b_ENr;  ///< A, s·B; undefined without
+};
+ExpertMatrices experts_of(const Operand& operand, int64_t experts, int64_t r);
 
 /// One product of a group.
 struct Product {

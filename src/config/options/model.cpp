@@ -197,12 +197,21 @@ void declare_lora(OptionSet& options, LoraOptions& lora) {
              "DoRA: each output of an adapted projection gets a trained magnitude, and base and adapter together "
              "give the direction alone.")
         .unused_with("lora.finetuning_type", {"full"});
-    options.add("target_modules", lora.target_modules, "Projections that get an adapter.")
+    options
+        .add("target_modules", lora.target_modules,
+             "Projections that get an adapter. Of a model of experts the default is attention's.")
         .one_of(projection_list())
         .synonym("all-linear", all_projections())
         .synonym(Json::array({"all-linear"}), all_projections())
         .synonym(nullptr, all_projections())
         .suggested_for({"lora_target", "lora_target_modules", "target"})
+        .not_with("lora.finetuning_type", {"full"})
+        .because("full training has no adapters");
+    options
+        .add("target_parameters", lora.target_parameters,
+             "Tensors of experts that get an adapter for each expert: mlp.experts.gate_up_proj and "
+             "mlp.experts.down_proj, or ends of their paths.")
+        .synonym(nullptr, Json::array())
         .not_with("lora.finetuning_type", {"full"})
         .because("full training has no adapters");
     options.add("modules_to_save", lora.modules_to_save, "Modules trained as a whole and saved with the adapters.")
