@@ -87,7 +87,7 @@ extern const Family llama_family, mistral_family, ministral3_family, qwen2_famil
 
 /// "silu", "gelu_pytorch_tanh": as config.json says it.
 constexpr std::string_view activation_name(spec::GateActivation activation) {
-    return activation == spec::GateActivation::silu ? "silu" : "gelu_pytorch_tanh";
+    return activation == spec::GateActivation::gelu_tanh ? "gelu_pytorch_tanh" : "silu";
 }
 /// Of each layer whether it has a window, by layer_types; without these full_attention(layer) decides.
 std::vector<bool> windowed_layers(const JsonReader& config, const spec::ModelSpec& spec,
