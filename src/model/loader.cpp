@@ -6,6 +6,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/hash.h"
 #include "unsloth/core/text.h"
+#include "unsloth/ops/experts.h"
 
 namespace unsloth::model {
 namespace {
@@ -208,7 +209,7 @@ spec::MemoryNeed ModelPlan::need(const Parts& parts, const spec::RunPlan& run) c
     const int64_t host = parts.of_step.host + parts.of_base.host + of_trained_.host;
     return {of_trained_.resident + parts.of_base.resident + parts.of_base.peer + parts.of_step.device +
                 recorded_bytes(parts, run) +
-                (request_.device.is_cpu() ? host + parts.of_base.common : memory::beside_arenas_bytes),
+                (request_.device.is_cpu() ? host + parts.of_base.common : beside_arenas()),
             request_.processes * (host - of_trained_.saved) + request_.writers * of_trained_.saved +
                 base_copies() * parts.of_base.common,
             base_copies() * parts.of_base.there};
@@ -338,6 +339,10 @@ void ModelPlan::complete_sizes() {
     sizes.trains_embedding = request_.trains && trains(spec::TensorRole::embed_tokens);
 }
 
+int64_t ModelPlan::beside_arenas() const {
+    return memory::beside_arenas_bytes + (spec().experts ? ops::grouped_library_bytes(request_.device) : 0);
+}
+
 int64_t ModelPlan::recorded_bytes(const Parts& parts, const spec::RunPlan& run) const {
     if (!records() || !request_.device.is_cuda() || !parts.base->recordable()) return 0;
     const bool rollouts = request_.trains && request_.sizes.cache_tokens > 0;
@@ -368,7 +373,7 @@ std::string ModelPlan::table_text() const {
                 : cat("\nin host memory, once for all processes with this base", held, "\n", common.table()));
     const std::string beside = request_.device.is_cpu() ? ""
                                                         : cat("\nscalars, and what the allocator rounds up ",
-                                                              human_bytes(memory::beside_arenas_bytes));
+                                                              human_bytes(beside_arenas()));
     const std::string recorded =
         recorded_bytes() > 0 ? cat("\nrecorded passes (CUDA graphs), estimated ", human_bytes(recorded_bytes())) : "";
     const std::string peer =

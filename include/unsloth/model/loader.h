@@ -113,6 +113,8 @@ class ModelPlan {
     /// Bytes on the request's device, never less than the allocator's peak; the CPU's are the host's too.
     int64_t total_bytes() const { return need().device; }
     /// Device memory that the driver takes for recorded passes, estimated from the number of layers.
+    /// On a GPU, of what is in no plan: scalars, what the allocator rounds up, and what a library takes for its calls.
+    int64_t beside_arenas() const;
     int64_t recorded_bytes() const { return recorded_bytes(parts_, request_.run); }
     /// The plans as one table.
     std::string table_text() const;
