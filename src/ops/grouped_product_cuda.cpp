@@ -4,11 +4,13 @@
 
 #if UNSLOTH_CUDA
 #include <ATen/cuda/CUDAContext.h>
+#include <ATen/cuda/MemPool.h>
 #include <ATen/native/cuda/GroupMM.h>
 
 #include "kernels/experts.h"
 #include "kernels/grouped_gemm.h"
 #include "ops/checks.h"
+#include "ops/cuda_handles.h"
 #include "ops/kernel_arguments.h"
 
 namespace unsloth::ops {
@@ -31,6 +33,34 @@ bool library_takes(const GroupedProduct& args) {
            fits_tensor_copies(args.out_nN);
 }
 
+/// Where the library's own allocations come from: a pool that LibTorch does not give back to the driver when it empties
+/// its cache, because recorded products write there again.
+struct GroupedSlot final : HandleSlot {
+    at::cuda::MemPool pool;
+};
+
+/// LibTorch's allocations on the context's stream, as long as this lasts.
+class AllocateInPool {
+  public:
+    explicit AllocateInPool(const Context& ctx) : device_(ctx.device().index()) {
+        std::unique_ptr<HandleSlot>& slot = ctx.cuda().grouped;
+        if (!slot) slot = std::make_unique<GroupedSlot>();
+        pool_ = static_cast<GroupedSlot&>(*slot).pool.id();
+        c10::cuda::CUDACachingAllocator::beginAllocateToPool(
+            device_, pool_, [stream = stream_of(ctx)](cudaStream_t of) { return of == stream; });
+    }
+    ~AllocateInPool() {
+        c10::cuda::CUDACachingAllocator::endAllocateToPool(device_, pool_);
+        c10::cuda::CUDACachingAllocator::releasePool(device_, pool_);  // what the beginning counted
+    }
+    AllocateInPool(const AllocateInPool&) = delete;
+    AllocateInPool& operator=(const AllocateInPool&) = delete;
+
+  private:
+    c10::DeviceIndex device_;
+    c10::MempoolId_t pool_{};
+};
+
 /// A dimension of one element may have any stride: it gets the one that it would have if packed.
 at::Tensor with_plain_strides(const at::Tensor& x) {
     std::vector<int64_t> strides(x.strides().begin(), x.strides().end());
@@ -44,6 +74,7 @@ at::Tensor with_plain_strides(const at::Tensor& x) {
 void by_library(Context& ctx, const GroupedProduct& args) {
     at::Tensor out = with_plain_strides(args.out_nN);
     const at::Tensor w = with_plain_strides(args.w_ENK);
+    const AllocateInPool pool(ctx);
     at::cuda::detail::bf16bf16_grouped_mm(with_plain_strides(args.x_nK), args.transpose_w ? w.transpose(1, 2) : w,
                                           args.ends_E, std::nullopt, out);
     if (!args.bias_EN.defined()) return;

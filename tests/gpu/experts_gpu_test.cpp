@@ -1,5 +1,5 @@
 #include "gpu/gpu_testing.h"
-#include "ops/experts_cases.h"
+#include "ops/nf4_experts_cases.h"
 #include "unsloth/core/error.h"
 #include "unsloth/ops/cuda_graph.h"
 
@@ -30,6 +30,10 @@ TEST_F(ExpertsGpu, GroupedProductsMatchOracleAndCpu) {
 
 TEST_F(ExpertsGpu, OurGroupedKernelMatchesOracleAndCpu) {
     testing::check_on_gpu([](uint64_t seed) { return testing::grouped_cases_by(seed, ops::GroupedChoice::kernel); });
+}
+
+TEST_F(ExpertsGpu, InTilesAreThoseDequantised) {
+    testing::expect_nf4_experts(at::kCUDA, at::kBFloat16);
 }
 
 TEST_F(ExpertsGpu, BalanceMatchesOracleAndCpu) {

@@ -1,4 +1,4 @@
-#include "ops/experts_cases.h"
+#include "ops/nf4_experts_cases.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth {
@@ -22,6 +22,11 @@ TEST(Experts, WeightedSumAndItsGradientMatchDoublePrecision) {
 
 TEST(Experts, GroupedProductsMatchDoublePrecision) {
     testing::check_on_cpu(testing::grouped_cases(4), testing::Sums::of_libtorch);
+}
+
+TEST(Experts, InTilesAreThoseDequantised) {
+    testing::expect_nf4_experts(at::kCPU, at::kBFloat16);
+    testing::expect_nf4_experts(at::kCPU, at::kFloat);
 }
 
 TEST(Experts, BalanceMatchesTransformersLoss) {

@@ -84,7 +84,8 @@ enum class GroupedChoice : uint8_t {
 };
 
 /// out[rows of e] = x[rows of e]·W_eᵀ (+ bias_e), or x·W_e. Strides of x, out and W are free, except the last, which is
-/// 1; x, w and out have one dtype (fp32, bf16, f16). fp32 sums, rounded once. Experts may have no rows.
+/// 1; x, w and out have one dtype (fp32, bf16, f16). fp32 sums, rounded once; the
+/// library's once more where there is a bias. Experts may have no rows.
 struct GroupedProduct {
     at::Tensor x_nK;
     at::Tensor w_ENK;         ///< [E, K, N] without transpose_w
@@ -97,9 +98,10 @@ struct GroupedProduct {
     const char* label = "experts";  ///< its name in a profile
 };
 void grouped_product(Context& ctx, const GroupedProduct& args);
-/// Bytes of device memory that the library takes for itself, outside the plan, from LibTorch's allocator: pointers and
-/// tensor maps of the experts, for as long as the call lasts. They come and go on one stream, so products of a step,
-/// and of recorded passes, use the same ones. 0 on the CPU, where products work as gemm() does.
+/// Bytes of device memory outside the plan that the library takes on each stream with products: pointers and tensor
+/// maps of the experts, some 100 KiB in the smallest block of LibTorch's allocator. The context keeps them, so that
+/// recorded products find them again. A recording is made on a stream of its own. 0 on the CPU, where products work as
+/// gemm().
 int64_t grouped_library_bytes(at::Device device);
 
 /// out_e += scale · a_eᵀ·b_e over the rows of each expert: gradients of the experts' weights and adapters.
