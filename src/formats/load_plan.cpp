@@ -59,8 +59,8 @@ class Resolver {
     const TensorView* rows_of_all_experts(const spec::TensorRule& rule) {
         const std::string one = spec::path_of(rule.id);
         const bool down = rule.id.projection == spec::Projection::down;
-        const std::string name = cat(rule.hf_name.substr(0, rule.hf_name.find(one)), "mlp.experts.",
-                                     down ? "down_proj" : "gate_up_proj");
+        const std::string name =
+            cat(rule.hf_name.substr(0, rule.hf_name.find(one)), "mlp.experts.", down ? "down_proj" : "gate_up_proj");
         const TensorView* const all = checkpoint_.find(name);
         if (all == nullptr) return nullptr;
         const int64_t each = (down ? 1 : 2) * rule.shape[0];
@@ -77,8 +77,8 @@ class Resolver {
         TensorView part = *all;
         part.name = rule.hf_name;
         part.shape = rule.shape;
-        part.data = all->data.subspan(static_cast<std::size_t>(first) * row,
-                                      static_cast<std::size_t>(rule.shape[0]) * row);
+        part.data =
+            all->data.subspan(static_cast<std::size_t>(first) * row, static_cast<std::size_t>(rule.shape[0]) * row);
         part.file_offset += static_cast<std::size_t>(first) * row;
         return &parts_->emplace_back(std::move(part));
     }

@@ -54,8 +54,9 @@ spec::LinearId adapted_of(spec::LinearId id) {
 std::vector<float> expert_a(const TensorView& all, int64_t r, int expert) {
     const int64_t count = r * all.shape[1];
     std::vector<float> values(static_cast<std::size_t>(count));
-    spec::convert_to_f32(all.dtype, all.data.data() + static_cast<std::size_t>(expert * count) * spec::size_of(all.dtype),
-                         count, values.data());
+    spec::convert_to_f32(all.dtype,
+                         all.data.data() + static_cast<std::size_t>(expert * count) * spec::size_of(all.dtype), count,
+                         values.data());
     return values;
 }
 
@@ -65,8 +66,8 @@ std::vector<float> expert_b(const TensorView& all, int64_t r, int expert, int64_
     std::vector<float> values(static_cast<std::size_t>(rows * r));
     for (int64_t i = 0; i < rows * r; ++i) {
         const int64_t element = (first_row * r + i) * experts + expert;
-        spec::convert_to_f32(all.dtype, all.data.data() + static_cast<std::size_t>(element) * spec::size_of(all.dtype), 1,
-                             values.data() + i);
+        spec::convert_to_f32(all.dtype, all.data.data() + static_cast<std::size_t>(element) * spec::size_of(all.dtype),
+                             1, values.data() + i);
     }
     return values;
 }
@@ -266,7 +267,7 @@ int64_t MergedModel::changed_tensors() const {
     auto count = static_cast<int64_t>(adapter_->config.lora.modules_to_save.size());
     for (const spec::LayerLora& layer : adapter_->layers)
         for (const auto& adapted : layer)
-            count += !is_of_experts(adapted.first)                         ? 1
+            count += !is_of_experts(adapted.first)                        ? 1
                      : adapted.first == spec::Projection::experts_gate_up ? 2 * spec_.experts->count
                                                                           : spec_.experts->count;
     return count;

@@ -300,10 +300,12 @@ class Lister {
                                 Rows are = Rows::tokens) {
             return Buffer{"scratch", name, {rows, weights::row_stride(columns)}, dtype_, phases, are};
         };
-        add(buffer("h", t, widest + std::max(layout_[Group::qkv].r, layout_.rank_of(Group::gate_up)), layers), s.h_full);
-        const int64_t experts_act = spec_.experts ? spec_.experts->top_k * expert_stride(spec_.experts->intermediate_size,
-                                                                                         layout_.rank_of(Group::experts_down))
-                                                  : 0;
+        add(buffer("h", t, widest + std::max(layout_[Group::qkv].r, layout_.rank_of(Group::gate_up)), layers),
+            s.h_full);
+        const int64_t experts_act = spec_.experts
+                                        ? spec_.experts->top_k * expert_stride(spec_.experts->intermediate_size,
+                                                                               layout_.rank_of(Group::experts_down))
+                                        : 0;
         add(buffer("act", tile, std::max(mlp_columns(), experts_act), layers), s.act_full);
         if (spec_.experts) experts_scratch(*spec_.experts, s);
         if (sizes_.dropout)

@@ -148,8 +148,8 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
     ModelParts parts;
     int64_t linears = 0;
     for (const int layer : own_layers()) linears += static_cast<int64_t>(spec().linears_of(layer).size());
-    weights::SharedLoading shared(
-        share, outer + (masters ? static_cast<int64_t>(own_table_->parameters().size()) : linears));
+    weights::SharedLoading shared(share,
+                                  outer + (masters ? static_cast<int64_t>(own_table_->parameters().size()) : linears));
     load_common(ctx, share, parts, shared);
     parts.records = records() && parts_.base->recordable();
     parts.resident_memory = std::make_unique<memory::Arena>(resident(), request_.device);

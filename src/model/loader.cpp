@@ -74,9 +74,10 @@ void ModelPlan::read_trained() {
                 file_->tensors.int8_linears() > 0 ? "8-bit" : "4-bit"),
             "Point model.path at the unquantised checkpoint, or use finetuning_type lora.");
     if (full && spec().experts)
-        throw Error("model.not-trainable",
-                    cat(file_->checkpoint.folder().string(), ": finetuning_type full does not train a model of experts"),
-                    "Use finetuning_type lora.");
+        throw Error(
+            "model.not-trainable",
+            cat(file_->checkpoint.folder().string(), ": finetuning_type full does not train a model of experts"),
+            "Use finetuning_type lora.");
     if (full && !spec().part_of.empty())
         throw Error("model.not-trainable",
                     cat(file_->checkpoint.folder().string(), ": finetuning_type full would save the text part of ",
@@ -208,8 +209,7 @@ ModelPlan::Parts ModelPlan::parts(const spec::RunPlan& run) const {
 spec::MemoryNeed ModelPlan::need(const Parts& parts, const spec::RunPlan& run) const {
     const int64_t host = parts.of_step.host + parts.of_base.host + of_trained_.host;
     return {of_trained_.resident + parts.of_base.resident + parts.of_base.peer + parts.of_step.device +
-                recorded_bytes(parts, run) +
-                (request_.device.is_cpu() ? host + parts.of_base.common : beside_arenas()),
+                recorded_bytes(parts, run) + (request_.device.is_cpu() ? host + parts.of_base.common : beside_arenas()),
             request_.processes * (host - of_trained_.saved) + request_.writers * of_trained_.saved +
                 base_copies() * parts.of_base.common,
             base_copies() * parts.of_base.there};
@@ -371,9 +371,9 @@ std::string ModelPlan::table_text() const {
             common.entries().empty()
                 ? ""
                 : cat("\nin host memory, once for all processes with this base", held, "\n", common.table()));
-    const std::string beside = request_.device.is_cpu() ? ""
-                                                        : cat("\nscalars, and what the allocator rounds up ",
-                                                              human_bytes(beside_arenas()));
+    const std::string beside = request_.device.is_cpu()
+                                   ? ""
+                                   : cat("\nscalars, and what the allocator rounds up ", human_bytes(beside_arenas()));
     const std::string recorded =
         recorded_bytes() > 0 ? cat("\nrecorded passes (CUDA graphs), estimated ", human_bytes(recorded_bytes())) : "";
     const std::string peer =

@@ -67,12 +67,9 @@ void multiply(const LayerContext& c, const ExpertGroup& g, const at::Tensor& end
 void multiply_backward(const LayerContext& c, const ExpertGroup& g, const at::Tensor& ends_E, const at::Tensor& dy_nN,
                        const at::Tensor& dx_nK, const char* label) {
     ops::Context& ctx = c.group.ctx;
-    ops::grouped_product(ctx, {.x_nK = dy_nN,
-                               .w_ENK = g.of.w_ENK,
-                               .ends_E = ends_E,
-                               .out_nN = dx_nK,
-                               .transpose_w = false,
-                               .label = label});
+    ops::grouped_product(
+        ctx,
+        {.x_nK = dy_nN, .w_ENK = g.of.w_ENK, .ends_E = ends_E, .out_nN = dx_nK, .transpose_w = false, .label = label});
     if (g.lora.r == 0) return;
     ops::grouped_product(ctx, {.x_nK = dy_nN,
                                .w_ENK = g.of.b_ENr,
@@ -129,11 +126,9 @@ void choose_experts(const LayerContext& c, const weights::LayerWeights& w, const
                     const at::Tensor& h_TD) {
     ops::Context& ctx = c.group.ctx;
     const spec::RouterWeights kind = c.spec.experts->weights;
-    ops::gemm(ctx, {.a = h_TD,
-                    .b = w.norm(spec::TensorRole::router),
-                    .out = e.router_TE,
-                    .transpose_b = true,
-                    .label = "router"});
+    ops::gemm(
+        ctx,
+        {.a = h_TD, .b = w.norm(spec::TensorRole::router), .out = e.router_TE, .transpose_b = true, .label = "router"});
     observe(c, "mlp.gate", e.router_TE);
     ops::route(ctx, {.weights = kind,
                      .logits_TE = e.router_TE,
@@ -214,13 +209,13 @@ void experts_backward(const LayerContext& c, const weights::LayerWeights& w, con
     b_gradient(c, gate_up, e.ends_E, gate_up_n2F);
     ops::sum_rows(ctx, gate_up.x_nK, e.places_Tk, h_TD);
     // 6 the experts of each token, and norm, onto the residual stream's gradient
-    ops::route_backward(ctx, {.weights = experts.weights,
-                              .ids_Tk = e.ids_Tk,
-                              .weights_Tk = e.weights_Tk,
-                              .dweights_Tk = c.scratch.dweights_Tk,
-                              .probabilities_TE =
-                                  experts.weights == spec::RouterWeights::of_all ? e.router_TE : at::Tensor(),
-                              .dlogits_TE = e.router_TE});
+    ops::route_backward(
+        ctx, {.weights = experts.weights,
+              .ids_Tk = e.ids_Tk,
+              .weights_Tk = e.weights_Tk,
+              .dweights_Tk = c.scratch.dweights_Tk,
+              .probabilities_TE = experts.weights == spec::RouterWeights::of_all ? e.router_TE : at::Tensor(),
+              .dlogits_TE = e.router_TE});
     ops::copy_2d(ctx, e.router_TE, c.scratch.drouter_TE);
     ops::gemm(ctx, {.a = c.scratch.drouter_TE,
                     .b = w.norm(spec::TensorRole::router),

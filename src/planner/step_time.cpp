@@ -31,8 +31,7 @@ double as_double(int64_t value) {
 }
 
 double parameters_of_layer(const spec::ModelSpec& m) {
-    return as_double(m.hidden_size) *
-           (as_double(2 * m.q_size() + 2 * m.kv_size()) + 3 * m.whole_intermediate_size());
+    return as_double(m.hidden_size) * (as_double(2 * m.q_size() + 2 * m.kv_size()) + 3 * m.whole_intermediate_size());
 }
 
 }  // namespace

@@ -21,11 +21,10 @@ ModelFlops::ModelFlops(const ModelSpec& model, const TrainedShare& trained) : mo
             weights += static_cast<double>(model.out_features(p) * model.in_features(p));
         if (!model.has_experts(layer)) continue;
         const ExpertsSpec& experts = *model.experts;
-        weights += static_cast<double>(model.hidden_size *
-                                       (3 * experts.top_k * experts.intermediate_size + experts.count));
+        weights +=
+            static_cast<double>(model.hidden_size * (3 * experts.top_k * experts.intermediate_size + experts.count));
     }
-    token_ = (trained.layers ? 6 : 4) * weights +
-             6 * static_cast<double>(trained.adapter_parameters);
+    token_ = (trained.layers ? 6 : 4) * weights + 6 * static_cast<double>(trained.adapter_parameters);
     target_ = (trained.head ? 6 : 4) * static_cast<double>(model.vocab_size * model.hidden_size);
 }
 

@@ -79,7 +79,8 @@ ops::MultiTensorCopy make_table(ops::Context& ctx, const Adapters& adapters, con
     for (const Shape& shape : shapes_of(layout, adapters.layers(), transposed)) {
         while (static_cast<int>(runs.size()) <= shape.layer) runs.push_back(static_cast<int64_t>(blocks.size()));
         const GroupMargins& group = margins.at(static_cast<std::size_t>(shape.layer)).at(shape.group);
-        ops::FillBlock block{.out = place(shape, group, layout[shape.group].experts), .transposed = shape.part == Shape::Part::a_transposed};
+        ops::FillBlock block{.out = place(shape, group, layout[shape.group].experts),
+                             .transposed = shape.part == Shape::Part::a_transposed};
         const spec::LinearId id = shape.id();
         const auto own = [&](const at::Tensor& value, bool is_b) {
             if (shape.slice == nullptr) return value;

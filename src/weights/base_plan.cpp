@@ -76,8 +76,9 @@ std::shared_ptr<const BasePlan::Forms> BasePlan::forms_of(const formats::WeightF
         const std::vector<spec::LinearId> own = file.spec.linears_of(layer);
         const auto same = [&](int other) {
             return file.spec.has_experts(layer) == file.spec.has_experts(other) &&
-                   std::ranges::all_of(
-                       own, [&](const spec::LinearId& id) { return form(id) == form({other, id.projection, id.expert}); });
+                   std::ranges::all_of(own, [&](const spec::LinearId& id) {
+                       return form(id) == form({other, id.projection, id.expert});
+                   });
         };
         int first = 0;
         while (first < layer && (forms.like[static_cast<std::size_t>(first)] != first || !same(first))) ++first;

@@ -281,10 +281,10 @@ std::unique_ptr<WeightProvider> BasePlan::load_layers(ops::Context& ctx, const B
             for (const Group g : layout_.groups_of(layer)) {
                 std::vector<StoredWeight> projections;
                 for (const Slice& slice : layout_[g].slices)
-                    projections.emplace_back(weights::part_of(
-                        masters->value(*masters->table().find(spec::TensorRole::linear, slice.id(layer),
-                                                              Parameter::Kind::base)),
-                        slice.part));
+                    projections.emplace_back(
+                        weights::part_of(masters->value(*masters->table().find(spec::TensorRole::linear,
+                                                                               slice.id(layer), Parameter::Kind::base)),
+                                         slice.part));
                 stored.groups[g] = std::move(projections);
             }
         } else if (!lies_ready(layer)) {

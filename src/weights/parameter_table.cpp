@@ -47,8 +47,8 @@ ParameterTable ParameterTable::lora(const spec::ModelSpec& spec, const std::vect
                 const spec::LoraModule& module = lora[layer][p];
                 if (module.r == 0 || (kind == Parameter::Kind::magnitude && !module.dora)) continue;
                 const bool within = lora[layer].is_within(p);
-                const int64_t experts = is_of_experts(p) ? spec.experts->count : 0, each = std::max<int64_t>(1, experts),
-                              n = spec.out_features(p);
+                const int64_t experts = is_of_experts(p) ? spec.experts->count : 0,
+                              each = std::max<int64_t>(1, experts), n = spec.out_features(p);
                 Parameter parameter{kind,
                                     formats::lora_a_name(id, spec.stem(), within),
                                     spec::TensorRole::linear,

@@ -83,9 +83,8 @@ WeightProvider::WeightProvider(ops::Context& ctx, const LayerLayout& layout, at:
                 weights[g] = std::move(*ready);
             } else {
                 if (!slot_.contains(g))
-                    slot_[g] =
-                        dense_operand(layout[g], arena.tensor(arena.plan().find(slot_name(g)),
-                                                              {layout[g].rows(), layout[g].leading()}, dtype));
+                    slot_[g] = dense_operand(layout[g], arena.tensor(arena.plan().find(slot_name(g)),
+                                                                     {layout[g].rows(), layout[g].leading()}, dtype));
                 if (!paged_[layer]) paged_[layer] = Paged(layout);
                 paged_[layer]->groups[g] = std::move(std::get<std::vector<StoredWeight>>(group));
                 take_slot(*paged_[layer], g, weights[g]);
@@ -228,8 +227,7 @@ const LayerWeights& WeightProvider::lay_out(ops::Context& ctx, int layer, std::o
 
 WeightProvider::Held WeightProvider::held() const {
     auto groups = layout_.groups_of(std::max(held_, 0));
-    const bool whole =
-        held_ >= 0 && std::ranges::all_of(groups, [&](Group g) { return expanded_.at(g) == held_; });
+    const bool whole = held_ >= 0 && std::ranges::all_of(groups, [&](Group g) { return expanded_.at(g) == held_; });
     return {whole ? held_ : -1, images_ ? images_->state() : LayerPrefetcher::State{}};
 }
 

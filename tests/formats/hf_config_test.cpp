@@ -276,8 +276,8 @@ void expect_same_family(const spec::ModelSpec& a, const spec::ModelSpec& b) {
 }
 
 TEST(HfConfig, ReadsFamiliesInTheWordsOfBothGenerations) {
-    for (const char* const family : {"granite", "phi3", "phi3_longrope", "gemma3_text", "olmo3", "qwen3_moe",
-                                     "qwen3_moe_step2"}) {
+    for (const char* const family :
+         {"granite", "phi3", "phi3_longrope", "gemma3_text", "olmo3", "qwen3_moe", "qwen3_moe_step2"}) {
         SCOPED_TRACE(family);
         const spec::ModelSpec spec = parse(family_config(family));
         expect_same_family(parse(family_config(family, "config_v4_names.json")), spec);

@@ -229,14 +229,15 @@ TEST(Families, SaveAdaptersOfExpertsAsPeftDoes) {
         const fs::path adapter = unpacked(set_of(family) / "lora_experts/initial");
         const ScratchFolder folder;
         write_rows(folder / "rows.jsonl", {{{5, 6, 7, 8}, {5, 6, 7, 8}, {}}});
-        train::Trainer trainer(make_config({"--model.path", unpacked(set_of(family) / "model").string(),
-                                            "--model.adapter_name_or_path", adapter.string(), "--model.load_in_4bit",
-                                            "false", "--data.train_file", (folder / "rows.jsonl").string(),
-                                            "--training.output_dir", (folder / "out").string()}));
+        train::Trainer trainer(
+            make_config({"--model.path", unpacked(set_of(family) / "model").string(), "--model.adapter_name_or_path",
+                         adapter.string(), "--model.load_in_4bit", "false", "--data.train_file",
+                         (folder / "rows.jsonl").string(), "--training.output_dir", (folder / "out").string()}));
         trainer.load();
         const weights::Parameters& parameters = *trainer.model().parameters();
         const formats::Adapter read = formats::read_adapter(adapter, trainer.plan().spec());
-        train::save_adapter(folder / "saved", parameters.table(), train::values_in(parameters.values_P), read.config, {});
+        train::save_adapter(folder / "saved", parameters.table(), train::values_in(parameters.values_P), read.config,
+                            {});
         const Tensors before = read_tensors(adapter / "adapter_model.safetensors"),
                       after = read_tensors(folder / "saved/adapter_model.safetensors");
         ASSERT_EQ(before.size(), after.size());

@@ -21,14 +21,14 @@ namespace unsloth::model {
 
 using weights::Group;
 
-/// Of a layer with experts (ops/experts.h): E of them, of which each token passes k; n = T k rows in expert order, which
-/// are k in the place of each token's one.
+/// Of a layer with experts (ops/experts.h): E of them, of which each token passes k; n = T k rows in expert order,
+/// which are k in the place of each token's one.
 struct ExpertsSaved {
-    at::Tensor ids_Tk, weights_Tk;           ///< what the router chose
+    at::Tensor ids_Tk, weights_Tk;            ///< what the router chose
     at::Tensor tokens_Tk, places_Tk, ends_E;  ///< the rows' order: ops::ExpertOrder
-    at::Tensor router_TE;                    ///< fp32: logits, then probabilities where the backward pass needs them
-    at::Tensor gate_up_T;                    ///< [T, k 2F]; the backward pass turns it into its gradient
-    at::Tensor u_gate_up_T, u_down_T;        ///< [T, k R]: x·Aᵀ of their adapters
+    at::Tensor router_TE;                     ///< fp32: logits, then probabilities where the backward pass needs them
+    at::Tensor gate_up_T;                     ///< [T, k 2F]; the backward pass turns it into its gradient
+    at::Tensor u_gate_up_T, u_down_T;         ///< [T, k R]: x·Aᵀ of their adapters
 };
 
 /// Elements from one of the experts' rows to the next, where r more columns are an adapter's.

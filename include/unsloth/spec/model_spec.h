@@ -20,14 +20,15 @@ namespace unsloth::spec {
 enum class Projection : uint8_t { q, k, v, o, gate, up, down, qkv, gate_up, experts_gate_up, experts_down };
 inline constexpr int projection_count = 11;
 inline constexpr std::array<std::string_view, projection_count> projection_names = {
-    "q_proj",    "k_proj",   "v_proj",       "o_proj",               "gate_proj",        "up_proj",
-    "down_proj", "qkv_proj", "gate_up_proj", "experts.gate_up_proj", "experts.down_proj"};
+    "q_proj",           "k_proj",    "v_proj",   "o_proj",       "gate_proj",
+    "up_proj",          "down_proj", "qkv_proj", "gate_up_proj", "experts.gate_up_proj",
+    "experts.down_proj"};
 /// The names of a layer whose matrices are apart; the others are of several as one, their rows in this order.
 inline constexpr int separate_projections = 7;
 /// "self_attn.q_proj", …, "mlp.down_proj": the path below model.layers.{i}.
 inline constexpr std::array<std::string_view, projection_count> projection_paths = {
-    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",   "self_attn.o_proj", "mlp.gate_proj",
-    "mlp.up_proj",      "mlp.down_proj",    "self_attn.qkv_proj", "mlp.gate_up_proj", "mlp.experts.gate_up_proj",
+    "self_attn.q_proj",     "self_attn.k_proj", "self_attn.v_proj",   "self_attn.o_proj", "mlp.gate_proj",
+    "mlp.up_proj",          "mlp.down_proj",    "self_attn.qkv_proj", "mlp.gate_up_proj", "mlp.experts.gate_up_proj",
     "mlp.experts.down_proj"};
 constexpr std::string_view name_of(Projection p) {
     return projection_names[static_cast<std::size_t>(p)];
@@ -102,7 +103,7 @@ struct ExpertsSpec {
 struct LayerSpec {
     int64_t window = 0;  ///< how many tokens a position sees, itself included; 0: all before it
     static constexpr int no_rope = -1;
-    int rope = 0;  ///< its place in ModelSpec::ropes; no_rope: queries and keys are not rotated
+    int rope = 0;          ///< its place in ModelSpec::ropes; no_rope: queries and keys are not rotated
     bool experts = false;  ///< its MLP is that of ModelSpec::experts
     bool operator==(const LayerSpec&) const = default;
 };

@@ -26,8 +26,8 @@
 namespace unsloth::weights {
 
 enum class Group : uint8_t { qkv, o, gate_up, down, experts_gate_up, experts_down };
-inline constexpr std::array<const char*, 6> group_names = {"qkv",  "o",           "gate_up",
-                                                           "down", "experts_gate_up", "experts_down"};
+inline constexpr std::array<const char*, 6> group_names = {"qkv",         "o", "gate_up", "down", "experts_gate_up",
+                                                           "experts_down"};
 /// Whether it is of a layer's experts: one matrix [E, n/E, k] of which each row is multiplied by a part.
 constexpr bool is_of_experts(Group g) {
     return g >= Group::experts_gate_up;
@@ -55,7 +55,8 @@ struct Slice {
     spec::LinearId id(int64_t layer) const { return {static_cast<int>(layer), projection, expert}; }
 };
 
-/// A group's shape, the same in every layer that has it: ranks are the largest of any layer, so that one scratch buffer serves all.
+/// A group's shape, the same in every layer that has it: ranks are the largest of any layer, so that one scratch buffer
+/// serves all.
 struct MatrixGroup {
     Group group = Group::qkv;
     int64_t n = 0, k = 0, r = 0;
@@ -97,8 +98,8 @@ struct LayerLayout {
     }
     bool has(Group g) const { return std::ranges::find(groups, g, &MatrixGroup::group) != groups.end(); }
     int64_t rank_of(Group g) const { return has(g) ? (*this)[g].r : 0; }  ///< R; 0 where no layer has the group
-    int64_t elements() const;     ///< of one layer's buffers
-    int64_t widest_rank() const;  ///< the largest group's r
+    int64_t elements() const;                                             ///< of one layer's buffers
+    int64_t widest_rank() const;                                          ///< the largest group's r
 };
 
 /// A rank's slices of the layers of `spec`, which is the whole model. `lora` has one entry a layer, or is empty (no

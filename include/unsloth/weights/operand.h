@@ -67,7 +67,7 @@ Operand dense_operand(const MatrixGroup& layout, at::Tensor buffer);
 /// A group of experts, whose base lies in the compute type, by expert; with an adapter of rank r.
 struct ExpertMatrices {
     at::Tensor w_ENK;
-    at::Tensor forward_ENKr;   ///< [W | sB]; w_ENK without an adapter
+    at::Tensor forward_ENKr;  ///< [W | sB]; w_ENK without an adapter
     at::Tensor a_ErK, b_ENr;  ///< A, s·B; undefined without
 };
 ExpertMatrices experts_of(const Operand& operand, int64_t experts, int64_t r);

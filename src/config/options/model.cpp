@@ -202,7 +202,7 @@ void declare_lora(OptionSet& options, LoraOptions& lora) {
         .unused_with("lora.finetuning_type", {"full"});
     options
         .add("target_modules", lora.target_modules,
-             "Projections that get an adapter. Of a model of experts the default is attention's.")
+             "Projections that get an adapter. In a model of experts only attention's have one by default.")
         .one_of(projection_list())
         .synonym("all-linear", all_projections())
         .synonym(Json::array({"all-linear"}), all_projections())
