@@ -68,8 +68,8 @@ struct Buffer {
 };
 
 /// Whether the gradient of a router's logits needs its probabilities, and not only a token's weights.
-bool needs_probabilities(const spec::ExpertsSpec& experts) {
-    return experts.weights == spec::RouterWeights::of_all;
+bool needs_probabilities(const spec::ExpertsSpec& experts, const ActivationSizes& sizes) {
+    return experts.weights == spec::RouterWeights::of_all || sizes.balances_experts;
 }
 
 /// A layer, and how many there are whose buffers are the same but for their numbers.
@@ -251,7 +251,7 @@ class Lister {
             statistic("tokens of experts", {t, k}, at::kInt, true, e.tokens_Tk);
             statistic("places of choices", {t, k}, at::kInt, true, e.places_Tk);
             statistic("ends of experts", {experts.count}, at::kInt, true, e.ends_E, Rows::fixed);
-            statistic("router", {t, experts.count}, at::kFloat, needs_probabilities(experts), e.router_TE);
+            statistic("router", {t, experts.count}, at::kFloat, needs_probabilities(experts, sizes_), e.router_TE);
             statistic("experts' u_gate_up", {t, k * layout_[Group::experts_gate_up].r}, dtype_, rest, e.u_gate_up_T);
             matrix("experts' gate_up", k * 2 * experts.intermediate_size, keeps == spec::Keep::everything, e.gate_up_T);
             statistic("experts' u_down", {t, k * layout_[Group::experts_down].r}, dtype_, true, e.u_down_T);
@@ -351,6 +351,11 @@ class Lister {
         const int64_t r = layout_.rank_of(Group::experts_gate_up);
         add(buffer("experts' rows", k * expert_stride(d, r), dtype_, layers), s.rows_T);
         add(buffer("experts' outputs", k * std::max(d, experts.intermediate_size), dtype_, layers), s.out_T);
+        if (sizes_.balances_experts) {
+            own({"tokens", "experts' loads", {2, experts.count}, at::kDouble}, s.balance.sums_2E);
+            own({"tokens", "their loss", {1}, at::kFloat}, s.balance.loss);
+            own({"tokens", "its gradients", {experts.count}, at::kFloat}, s.balance.slopes_E);
+        }
         if (!sizes_.training) return;
         add(buffer("gradients of experts' u", k * std::max(r, layout_.rank_of(Group::experts_down)), dtype_,
                    memory::backward),

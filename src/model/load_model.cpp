@@ -167,6 +167,7 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
     network.trains_embedding = request_.trains && trains(spec::TensorRole::embed_tokens);
     network.lora_dropout = request_.trains && request_.lora ? request_.lora->lora_dropout : 0.0;
     network.noise_alpha = request_.trains ? request_.noise_alpha : 0.0;
+    network.router_aux = request_.trains ? request_.router_aux : 0.0;
     network.full_finetuning = masters;
     if (memory::Plan plan = host(); !plan.entries().empty())
         parts.host_memory = std::make_unique<memory::Arena>(memory::Arena::host(std::move(plan), request_.device));

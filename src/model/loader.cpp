@@ -112,6 +112,9 @@ void ModelPlan::read_trained() {
         all_lora_ = share(spec::resolve_lora(*request_.lora, spec()));
         table_ = share(weights::ParameterTable::lora(spec(), *all_lora_, request_.lora->modules_to_save));
     }
+    if (request_.router_aux > 0 && !spec().experts)
+        throw Error("option.no-effect", "training.router_aux_loss_coef balances experts, and this model has none",
+                    "Leave router_aux_loss_coef out.");
     if (request_.lora && request_.lora->use_dora && spec().experts)
         throw Error("adapter.unsupported", "lora.use_dora does not go with a model of experts",
                     "Leave use_dora out: plain adapters do.");
@@ -336,6 +339,7 @@ void ModelPlan::complete_sizes() {
     sizes.expands_head = parts_.base->expands_head();
     sizes.dropout = request_.trains && request_.lora && request_.lora->lora_dropout > 0;
     sizes.noise = request_.trains && request_.noise_alpha > 0;
+    sizes.balances_experts = request_.trains && request_.router_aux > 0;
     sizes.trains_embedding = request_.trains && trains(spec::TensorRole::embed_tokens);
 }
 

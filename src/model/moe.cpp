@@ -121,24 +121,47 @@ void make_norm(const LayerContext& c, const NormedInput& in, const at::Tensor& h
     observe(c, in.name, h_TD);
 }
 
+bool needs_probabilities(const LayerContext& c) {
+    return c.spec.experts->weights == spec::RouterWeights::of_all || c.scratch.balance.sums_2E.defined();
+}
+
 /// Which experts the tokens pass, from what they read.
 void choose_experts(const LayerContext& c, const weights::LayerWeights& w, const ExpertsSaved& e,
                     const at::Tensor& h_TD) {
     ops::Context& ctx = c.group.ctx;
-    const spec::RouterWeights kind = c.spec.experts->weights;
+    const BalanceBuffers& balance = c.scratch.balance;
+    const bool keeps = needs_probabilities(c);
     ops::gemm(
         ctx,
         {.a = h_TD, .b = w.norm(spec::TensorRole::router), .out = e.router_TE, .transpose_b = true, .label = "router"});
     observe(c, "mlp.gate", e.router_TE);
-    ops::route(ctx, {.weights = kind,
+    ops::route(ctx, {.weights = c.spec.experts->weights,
                      .logits_TE = e.router_TE,
                      .ids_Tk = e.ids_Tk,
                      .weights_Tk = e.weights_Tk,
-                     .probabilities_TE = kind == spec::RouterWeights::of_all ? e.router_TE : at::Tensor()});
+                     .probabilities_TE = keeps ? e.router_TE : at::Tensor()});
+    if (balance.sums_2E.defined())
+        ops::router_load(ctx, {.ids_Tk = e.ids_Tk, .probabilities_TE = e.router_TE, .sums_2E = balance.sums_2E});
     ops::order_by_expert(ctx, e.ids_Tk, {e.ends_E, e.tokens_Tk.view({-1}), e.places_Tk});
 }
 
 }  // namespace
+
+void begin_balance(const MicroBatch& micro) {
+    const BalanceBuffers& balance = micro.activations().scratch().balance;
+    if (balance.sums_2E.defined()) balance.sums_2E.zero_();
+}
+
+void add_balance(ops::Context& ctx, const Network& network, const MicroBatch& micro) {
+    const BalanceBuffers& balance = micro.activations().scratch().balance;
+    if (!balance.sums_2E.defined()) return;
+    ops::balance(ctx, {.sums_2E = balance.sums_2E,
+                       .choices = network.spec.experts->top_k,
+                       .coefficient = network.router_aux,
+                       .loss = balance.loss,
+                       .slopes_E = balance.slopes_E});
+    at::from_blob(&ctx.outcome->loss, {1}, balance.loss.options()).add_(balance.loss);
+}
 
 void experts_forward(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a,
                      const at::Tensor& x_next_tD, spec::LayerSteps steps) {
@@ -209,13 +232,13 @@ void experts_backward(const LayerContext& c, const weights::LayerWeights& w, con
     b_gradient(c, gate_up, e.ends_E, gate_up_n2F);
     ops::sum_rows(ctx, gate_up.x_nK, e.places_Tk, h_TD);
     // 6 the experts of each token, and norm, onto the residual stream's gradient
-    ops::route_backward(
-        ctx, {.weights = experts.weights,
-              .ids_Tk = e.ids_Tk,
-              .weights_Tk = e.weights_Tk,
-              .dweights_Tk = c.scratch.dweights_Tk,
-              .probabilities_TE = experts.weights == spec::RouterWeights::of_all ? e.router_TE : at::Tensor(),
-              .dlogits_TE = e.router_TE});
+    ops::route_backward(ctx, {.weights = experts.weights,
+                              .ids_Tk = e.ids_Tk,
+                              .weights_Tk = e.weights_Tk,
+                              .dweights_Tk = c.scratch.dweights_Tk,
+                              .probabilities_TE = needs_probabilities(c) ? e.router_TE : at::Tensor(),
+                              .slopes_E = c.scratch.balance.slopes_E,
+                              .dlogits_TE = e.router_TE});
     ops::copy_2d(ctx, e.router_TE, c.scratch.drouter_TE);
     ops::gemm(ctx, {.a = c.scratch.drouter_TE,
                     .b = w.norm(spec::TensorRole::router),

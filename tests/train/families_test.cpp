@@ -23,10 +23,10 @@ nlohmann::json json_of(const std::string& family, const char* name) {
     return read_json(unpacked(set_of(family)) / name);
 }
 
-/// The family's reference runs: adapters of its projections, and of its experts.
+/// The family's reference runs: adapters of its projections, of its experts, and with experts' loads balanced.
 std::vector<fs::path> runs_of(const std::string& family) {
     std::vector<fs::path> runs;
-    for (const char* const name : {"lora", "lora_experts"})
+    for (const char* const name : {"lora", "lora_experts", "lora_aux", "lora_aux_accumulated"})
         if (fs::exists(set_of(family) / name)) runs.push_back(set_of(family) / name);
     return runs;
 }
@@ -95,7 +95,7 @@ TEST_P(FamilyTest, LogitsEqualTheReference) {
 }
 
 void FamilyTest::expect_training_of(const fs::path& lora) const {
-    const nlohmann::json metrics = read_json(unpacked(lora) / "metrics.json");
+    const nlohmann::json metrics = read_json(unpacked(lora) / "metrics.json"), settings = metrics["settings"];
     std::vector<Row> rows;
     for (const auto& step : read_json(unpacked(lora) / "batches.json"))
         for (const auto& micro : step)
@@ -123,7 +123,9 @@ void FamilyTest::expect_training_of(const fs::path& lora) const {
                                                  "--training.per_device_train_batch_size",
                                                  "2",
                                                  "--training.gradient_accumulation_steps",
-                                                 "2",
+                                                 std::to_string(settings["micro_batches"].get<int>()),
+                                                 "--training.router_aux_loss_coef",
+                                                 std::to_string(settings.value("aux_coefficient", 0.0)),
                                                  "--training.max_steps",
                                                  "8",
                                                  "--training.learning_rate",

@@ -59,6 +59,12 @@ struct LayerSaved {
     at::Tensor z_qkv_TN, z_o_tD, z_down_tD;  ///< DoRA: products before their scale; gate and up are left unscaled above
 };
 
+/// Of a micro-batch whose experts' loads are balanced: their sums over its layers, the loss, and its gradient by a
+/// token's probabilities (ops::Balance); else undefined.
+struct BalanceBuffers {
+    at::Tensor sums_2E, loss, slopes_E;
+};
+
 /// Buffers that no layer keeps. Where 8-bit codes suffice (model/linear_group.h), rows beside their adapters' columns
 /// are left as they were.
 struct Scratch {
@@ -76,6 +82,7 @@ struct Scratch {
     /// the activation's gradient; the gradients of their adapters' u [T, k R]; those of a token's weights, and of the
     /// router's logits in the compute type.
     at::Tensor rows_T, out_T, v_T, dweights_Tk, drouter_TE;
+    BalanceBuffers balance;
 };
 
 /// The lm_head's buffers; n rows have a target.
@@ -149,6 +156,7 @@ struct ActivationSizes {
     bool training = true;         ///< backward buffers too
     bool dropout = false;
     bool noise = false;                ///< on the embeddings
+    bool balances_experts = false;     ///< by a loss of their loads
     ObjectiveNeeds objective;          ///< none: cross-entropy of the targets
     spec::CodedProducts coded{};       ///< products that read codes of their inputs
     spec::CodedProducts head_coded{};  ///< those by lm_head

@@ -40,6 +40,7 @@ struct LoadRequest {
     comm::Communicator *peer_ranks = nullptr, *sharers = nullptr;
     uint64_t seed = 0;                          ///< of the adapters' initialisation
     double noise_alpha = 0;                     ///< NEFTune's; 0: none
+    double router_aux = 0;                      ///< of each micro-batch's balance of experts; 0: none
     spec::CodedProducts coded{};                ///< of the frozen linears (bf16 runs)
     int64_t mantissa_bits = 0;                  ///< that frozen linears keep, which lie ready (bf16 runs); 0: all
     bool offload_embedding = false;             ///< the input embeddings of a CUDA run stay in page-locked host memory
