@@ -44,11 +44,12 @@ std::vector<std::vector<int32_t>> documents(const nlohmann::json& row) {
 
 /// Without a cache, whose context would decide on LongRoPE's factors.
 LoadedModel load_scoring_model(const fs::path& folder, const std::optional<std::string>& adapter = std::nullopt,
-                               const std::string& device = "cpu", at::ScalarType dtype = at::kFloat) {
+                               const std::string& device = "cpu", at::ScalarType dtype = at::kFloat,
+                               bool in_4bit = false) {
     model::LoadRequest request;
     request.device = ops::choose_device(device);
     request.dtype = dtype;
-    request.load_in_4bit = false;
+    request.load_in_4bit = in_4bit;
     request.adapter = adapter;
     request.sizes.tokens = request.sizes.longest = request.sizes.head_rows = 64;
     request.sizes.segments = 8;
@@ -222,6 +223,23 @@ TEST(Families, MergeWhatTheyComputeWithAnAdapter) {
             EXPECT_LE(max_abs(logits_of(folder / "merged", row), with_adapter), 1e-4) << run;
             EXPECT_GT(max_abs(logits_of(model, row), with_adapter), 1e-3) << run;
         }
+}
+
+/// Each expert's matrices are quantised by themselves, as bitsandbytes does with modules: in a folder and while loading.
+TEST(Families, QuantiseEachExpertByItself) {
+    UNSLOTH_NEEDS_XZ();
+    const fs::path model = unpacked(set_of("qwen3_moe") / "model");
+    const formats::WeightFile base = formats::WeightFile::open(model.string());
+    const ScratchFolder folder;
+    formats::write_model(formats::MergedModel(base, nullptr), folder.path(), {.type = spec::WeightType::nf4});
+    const formats::WeightFile written = formats::WeightFile::open(folder.path().string());
+    EXPECT_TRUE(written.tensors.linear({2, spec::Projection::down, 7}).quantised());
+    EXPECT_EQ(written.tensors.quantised_linears(), 4 * 4 + 3 + 3 * 3 * 8);
+    const std::vector<int32_t> row = long_row("qwen3_moe");
+    const LoadedModel loaded = load_scoring_model(model, std::nullopt, "cpu", at::kFloat, /*in_4bit=*/true);
+    const at::Tensor in_4bit = score_every_position(*loaded.model, {row}).logits_TV;
+    EXPECT_TRUE(same_bits(logits_of(folder.path(), row), in_4bit));
+    EXPECT_GT(max_abs(logits_of(model, row), in_4bit), 1e-3);
 }
 
 /// What PEFT wrote comes out again under the same names, in the same shapes, value by value.
