@@ -83,9 +83,9 @@ enum class GroupedChoice : uint8_t {
     library,    ///< CUTLASS in LibTorch; CheckError where it does not take the operands
 };
 
-/// out[rows of e] = x[rows of e]·W_eᵀ (+ bias_e), or x·W_e. Strides of x, out and W are free, except the last, which is
-/// 1; x, w and out have one dtype (fp32, bf16, f16). fp32 sums, rounded once; the
-/// library's once more where there is a bias. Experts may have no rows.
+/// out[rows of e] = x[rows of e]·W_eᵀ (+ bias_e), or x·W_e. x, w and out have one dtype (fp32, bf16, f16), their last
+/// dimension is contiguous, other strides are free. fp32 sums, rounded once; the library rounds again where there is a
+/// bias. Experts may have no rows.
 struct GroupedProduct {
     at::Tensor x_nK;
     at::Tensor w_ENK;         ///< [E, K, N] without transpose_w
