@@ -35,8 +35,9 @@ spec::TrainedShare trained_share(const weights::ParameterTable& table, const spe
         share.layers = share.layers || (base && p.role == spec::TensorRole::linear);
         share.head = share.head || (base && p.role == spec::TensorRole::lm_head);
         // A token passes those of its experts.
-        if (!base) share.adapter_parameters += p.elements() * (p.experts > 0 ? spec.experts->top_k : 1) /
-                                               std::max<int64_t>(1, p.experts);
+        if (!base)
+            share.adapter_parameters +=
+                p.elements() * (p.experts > 0 ? spec.experts->top_k : 1) / std::max<int64_t>(1, p.experts);
     }
     share.head = share.head || (head_is_embedding && share.layers);
     return share;

@@ -240,12 +240,12 @@ ParameterSlice Parameters::held() const {
 
 at::Tensor to_stored(const Parameter& p, const at::Tensor& values) {
     if (p.stored_shape() == p.shape) return values;
-    return values.view({p.experts, p.shape[0] / p.experts, p.shape[1]}).permute({1, 2, 0}).contiguous();
+    return values.view({p.experts, p.shape[0] / p.experts, p.shape[1]}).permute({1, 2, 0}).reshape(p.stored_shape());
 }
 
 at::Tensor from_stored(const Parameter& p, const at::Tensor& stored) {
     if (p.stored_shape() == p.shape) return stored;
-    return stored.view({p.shape[0] / p.experts, p.shape[1], p.experts}).permute({2, 0, 1}).contiguous();
+    return stored.view({p.shape[0] / p.experts, p.shape[1], p.experts}).permute({2, 0, 1}).reshape(p.shape);
 }
 
 void Parameters::assign(const Parameter& p, const at::Tensor& values) const {

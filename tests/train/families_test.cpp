@@ -225,7 +225,8 @@ TEST(Families, MergeWhatTheyComputeWithAnAdapter) {
         }
 }
 
-/// Each expert's matrices are quantised by themselves, as bitsandbytes does with modules: in a folder and while loading.
+/// Each expert's matrices are quantised by themselves, as bitsandbytes does with modules: in a folder and while
+/// loading.
 TEST(Families, QuantiseEachExpertByItself) {
     UNSLOTH_NEEDS_XZ();
     const fs::path model = unpacked(set_of("qwen3_moe") / "model");

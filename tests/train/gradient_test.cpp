@@ -145,9 +145,10 @@ INSTANTIATE_TEST_SUITE_P(Families, GradientTest,
                                     std::get<2>(info.param);
                          });
 
+/// Not qwen3_moe: with three choices a token, a step of this size gives some tokens other experts.
 INSTANTIATE_TEST_SUITE_P(Experts, GradientTest,
-                         ::testing::Combine(::testing::Values("qwen3_moe", "qwen3_moe_step2"),
-                                            ::testing::Values("lora"), ::testing::ValuesIn(built_devices())),
+                         ::testing::Combine(::testing::Values("qwen3_moe_step2"), ::testing::Values("lora"),
+                                            ::testing::ValuesIn(built_devices())),
                          [](const auto& info) { return std::get<0>(info.param) + "_" + std::get<2>(info.param); });
 
 }  // namespace
