@@ -85,7 +85,7 @@ Operand dense_operand(const MatrixGroup& layout, at::Tensor buffer) {
     base.w_NK = base.forward_NKR.narrow(1, 0, layout.k);
     base.backward_NRK = buffer.narrow(1, 0, layout.k);
     Operand operand;
-    operand.a_RK = base.backward_NRK.narrow(0, layout.n, layout.r);
+    operand.a_RK = base.backward_NRK.narrow(0, layout.n, layout.a_rows());
     operand.b_NR = base.forward_NKR.narrow(1, layout.k, layout.r);
     base.buffer = std::move(buffer);
     operand.base = std::move(base);
@@ -103,6 +103,20 @@ ops::CodedMatrix Operand::input_codes(const ops::CodedMatrix& scratch, int64_t r
 
 ops::CodedMatrix Operand::gradient_codes(const ops::CodedMatrix& scratch, int64_t rows, int64_t columns) const {
     return transpose ? ops::codes_for(transpose->w_KN, scratch, rows, columns) : ops::CodedMatrix{};
+}
+
+ExpertMatrices experts_of(const Operand& operand, int64_t experts, int64_t r) {
+    const at::Tensor w_NK = std::get<DenseBase>(operand.base).w_NK;
+    const auto by_expert = [&](const at::Tensor& first, int64_t rows, int64_t columns) {
+        const int64_t stride = first.stride(0);
+        return first.as_strided({experts, rows, columns}, {rows * stride, stride, 1});
+    };
+    const int64_t n = w_NK.size(0) / experts, k = w_NK.size(1);
+    ExpertMatrices of{by_expert(w_NK, n, k), by_expert(w_NK, n, k + r), {}, {}};
+    if (r == 0) return of;
+    of.a_ErK = by_expert(operand.a_RK, r, k);
+    of.b_ENr = by_expert(operand.b_NR, n, r);
+    return of;
 }
 
 void multiply_forward(ops::Context& ctx, const Operand& operand, const Product& product) {

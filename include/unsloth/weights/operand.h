@@ -64,6 +64,14 @@ struct Operand {
 /// good.
 Operand dense_operand(const MatrixGroup& layout, at::Tensor buffer);
 
+/// A group of experts, whose base lies in the compute type, by expert; with an adapter of rank r.
+struct ExpertMatrices {
+    at::Tensor w_ENK;
+    at::Tensor forward_ENKr;  ///< [W | sB]; w_ENK without an adapter
+    at::Tensor a_ErK, b_ENr;  ///< A, s·B; undefined without
+};
+ExpertMatrices experts_of(const Operand& operand, int64_t experts, int64_t r);
+
 /// One product of a group.
 struct Product {
     at::Tensor input;          ///< forward: [T, K+R] = [x | x·Aᵀ]; backward: [T, N+R] = [dy | dy·sB]
@@ -82,10 +90,10 @@ void multiply_backward(ops::Context& ctx, const Operand& operand, const Product&
 /// A layer's weights as its passes read them.
 struct LayerWeights {
     ByGroup<Operand> groups;
-    std::map<spec::TensorRole, at::Tensor> norms;  ///< fp32
+    std::map<spec::TensorRole, at::Tensor> norms;  ///< fp32; a router: compute dtype
     const Operand& operator[](Group g) const { return groups.at(g); }
     Operand& operator[](Group g) { return groups[g]; }
-    /// [D], or [d] of q and k; std::out_of_range where the layer has none.
+    /// [D], or [d] of q and k, or [E, D] of a router; std::out_of_range where the layer has none.
     const at::Tensor& norm(spec::TensorRole role) const { return norms.at(role); }
 };
 

@@ -24,7 +24,7 @@ struct StoredLayer {
     ByGroup<StoredGroup> groups;
     ByGroup<std::optional<CodedTranspose>> transposes;
     ByGroup<at::Tensor> biases;                    ///< compute dtype, joined over a group; undefined: none
-    std::map<spec::TensorRole, at::Tensor> norms;  ///< fp32
+    std::map<spec::TensorRole, at::Tensor> norms;  ///< fp32; a router: compute dtype
 };
 
 /// Which products read tiles; `trains`: the gradients' products must read them too; `margins_stay`: all layers lie in
