@@ -6,6 +6,7 @@
 #include "model/normed_input.h"
 #include "unsloth/ops/experts.h"
 #include "unsloth/ops/gemm.h"
+#include "unsloth/ops/nf4_experts.h"
 #include "unsloth/ops/swiglu.h"
 
 namespace unsloth::model {
@@ -29,7 +30,7 @@ struct ExpertGroup {
     ExpertGroup(const LayerContext& c, Group g, const weights::LayerWeights& w, const at::Tensor& buffer,
                 const at::Tensor& u_T)
         : group(g), lora(adapter_of(c, g)), of(weights::experts_of(w[g], c.spec.experts->count, lora.r)) {
-        const int64_t k = of.w_ENK.size(2);
+        const int64_t k = c.group.layout[g].k;
         full = expert_rows(c, buffer, k + lora.r, expert_stride(k, c.group.layout[g].r));
         x_nK = full.narrow(1, 0, k);
         if (lora.r > 0) u_nr = expert_rows(c, u_T, lora.r);
@@ -48,6 +49,27 @@ ExpertGroup down_of(const LayerContext& c, const weights::LayerWeights& w, const
     return {c, Group::experts_down, w, c.scratch.act_full, a.experts.u_down_T};
 }
 
+/// The same of a base in tiles, with u in x's tail.
+void multiply_tiles(ops::Context& ctx, const ExpertGroup& g, const at::Tensor& ends_E, const at::Tensor& out_nN,
+                    const char* label) {
+    int64_t first = 0;
+    for (const ops::Nf4Experts& part : g.of.tiles) {
+        ops::nf4_grouped_product(ctx, {.x_nK = g.x_nK,
+                                       .weights = part,
+                                       .ends_E = ends_E,
+                                       .out_nN = out_nN.narrow(1, first, part.rows),
+                                       .label = label});
+        first += part.rows;
+    }
+    if (g.lora.r == 0) return;
+    ops::grouped_product(ctx, {.x_nK = g.full.narrow(1, g.x_nK.size(1), g.lora.r),
+                               .w_ENK = g.of.b_ENr,
+                               .ends_E = ends_E,
+                               .out_nN = out_nN,
+                               .accumulate = true,
+                               .label = "lora experts uB"});
+}
+
 /// out = [x | u]·[W | sB]ᵀ, u = x·Aᵀ being made and kept.
 void multiply(const LayerContext& c, const ExpertGroup& g, const at::Tensor& ends_E, const at::Tensor& out_nN,
               const char* label) {
@@ -59,6 +81,7 @@ void multiply(const LayerContext& c, const ExpertGroup& g, const at::Tensor& end
             {.x_nK = g.x_nK, .w_ENK = g.of.a_ErK, .ends_E = ends_E, .out_nN = tail_nr, .label = "lora experts xA"});
         ops::copy_2d(ctx, tail_nr, g.u_nr);
     }
+    if (!g.of.tiles.empty()) return multiply_tiles(ctx, g, ends_E, out_nN, label);
     ops::grouped_product(
         ctx, {.x_nK = g.full, .w_ENK = g.of.forward_ENKr, .ends_E = ends_E, .out_nN = out_nN, .label = label});
 }

@@ -186,13 +186,13 @@ bool BasePlan::becomes_ready(int64_t layer) const {
 /// Whether products of the fewest tokens that the run has (generation: one) read tiles in every group: expanding tiles
 /// is slower than expanding rows, so that a layer must not need both.
 bool BasePlan::tiles_serve() const {
-    if (!request_.nf4_chooser || file_->spec.experts) return false;  // experts' products read no tiles
+    if (!request_.nf4_chooser) return false;
     const auto serves = [&](const MatrixGroup& group, bool transposed) {
         return request_.nf4_chooser(request_.fewest_tokens, group.n, group.k, transposed).kernel !=
                ops::Nf4GemmChoice::Kernel::dequantize;
     };
     return std::ranges::all_of(layout_.groups, [&](const MatrixGroup& group) {
-        return serves(group, false) && (!request_.trains || serves(group, true));
+        return is_of_experts(group.group) || (serves(group, false) && (!request_.trains || serves(group, true)));
     });
 }
 
@@ -200,6 +200,7 @@ bool BasePlan::tiles_serve() const {
 /// token.
 bool BasePlan::margins_stay() const {
     if (!request_.tails_may_stay || request_.trains || lora_.empty() || layout_.dora || !tiles_serve_) return false;
+    if (file_->spec.experts) return false;  // their adapters are many
     const std::vector<int> layers = layout_.stage.layers(file_->spec.num_layers);
     return std::all_of(layers.begin(), layers.end(), [&](int layer) {
         const Sources sources = linears(layer);
@@ -212,6 +213,7 @@ bool BasePlan::margins_stay() const {
 bool BasePlan::lies_in_tiles(const formats::TensorSource& source) const {
     const bool in_layer = source.rule.role == spec::TensorRole::linear;
     if (!tiles_serve_ || !in_layer || on_disk(source.rule.id.layer) || !spec::is_4bit(type_of(source))) return false;
+    if (source.rule.id.expert >= 0 && request_.trains) return false;  // no product gives dx from experts' tiles
     const spec::MatrixSlice part = part_of(source);
     return nested(source) && part.rows.size % spec::nf4_tile == 0 && part.columns.size % spec::nf4_tile == 0;
 }

@@ -326,9 +326,11 @@ std::unique_ptr<WeightProvider> BasePlan::load_layers(ops::Context& ctx, const B
         }
         images = std::make_unique<LayerPrefetcher>(std::move(copies), std::move(streamed), std::move(disk));
     }
-    return std::make_unique<WeightProvider>(ctx, layout_, request_.dtype, std::move(layers), arena, adapters, masters,
-                                            TilePolicy{request_.nf4_chooser, request_.trains, margins_stay()},
-                                            std::move(images), slices);
+    return std::make_unique<WeightProvider>(
+        ctx, layout_, request_.dtype, std::move(layers), arena, adapters, masters,
+        TilePolicy{request_.nf4_chooser, request_.trains, margins_stay(),
+                   file_->spec.experts ? most_tiled_rows * file_->spec.experts->count / file_->spec.experts->top_k : 0},
+        std::move(images), slices);
 }
 
 }  // namespace unsloth::weights

@@ -87,7 +87,7 @@ WeightProvider::WeightProvider(ops::Context& ctx, const LayerLayout& layout, at:
                                                                      {layout[g].rows(), layout[g].leading()}, dtype));
                 if (!paged_[layer]) paged_[layer] = Paged(layout);
                 paged_[layer]->groups[g] = std::move(std::get<std::vector<StoredWeight>>(group));
-                take_slot(*paged_[layer], g, weights[g]);
+                take_slot(ctx, *paged_[layer], g, weights[g]);
             }
             weights[g].transpose = std::move(stored.transposes[g]);
             weights[g].bias_N = stored.biases[g];
@@ -133,17 +133,52 @@ void WeightProvider::expand_in_turn(ops::Context& ctx,
 }
 
 /// The slot is what the group's products read, and tiles are what they may read instead.
-void WeightProvider::take_slot(Paged& paged, Group g, Operand& operand) {
+void WeightProvider::take_slot(ops::Context& ctx, Paged& paged, Group g, Operand& operand) {
     operand = slot_.at(g);
     std::vector<ops::Nf4Tiles> tiles;
     for (const StoredWeight& weight : paged.groups.at(g))
         if (const auto* in_tiles = std::get_if<ops::Nf4Tiles>(&weight)) tiles.push_back(*in_tiles);
-    if (tiles.size() == paged.groups.at(g).size()) paged.tiles[g] = std::move(tiles);
+    if (tiles.size() != paged.groups.at(g).size()) return;
+    if (!is_of_experts(g)) {
+        paged.tiles[g] = std::move(tiles);
+        return;
+    }
+    const auto experts = static_cast<std::size_t>(layout_[g].experts), parts = tiles.size() / experts;
+    for (std::size_t part = 0; part < parts; ++part) {
+        std::vector<ops::Nf4Tiles> of_all;
+        for (std::size_t e = 0; e < experts; ++e) of_all.push_back(tiles[e * parts + part]);
+        paged.expert_tiles[g].push_back(ops::make_nf4_experts(ctx, std::move(of_all)));
+    }
+}
+
+void WeightProvider::choose_expert_tiles(const Paged& paged, Group g, int64_t tokens, Operand& operand) const {
+    const std::vector<ops::Nf4Experts>& parts = paged.expert_tiles.at(g);
+    if (parts.empty()) return;
+    if (tokens <= policy_.expert_tokens && !policy_.trains)
+        operand.base = ExpertTiles{parts};
+    else
+        operand.base = slot_.at(g).base;
+}
+
+/// The parts' rows of each expert follow one another in the slot.
+void WeightProvider::expand_expert_tiles(ops::Context& ctx, const std::vector<ops::Nf4Experts>& parts,
+                                         const at::Tensor& w_NK) const {
+    const int64_t stride = w_NK.stride(0), experts = static_cast<int64_t>(parts.front().experts.size());
+    int64_t first = 0;
+    for (const ops::Nf4Experts& part : parts) {
+        ops::dequantize_nf4_experts(
+            ctx, part,
+            w_NK.narrow(0, first, part.rows)
+                .as_strided({experts, part.rows, part.cols}, {w_NK.size(0) / experts * stride, stride, 1}));
+        first += part.rows;
+    }
 }
 
 /// Lets the group's products of so many tokens read its tiles, where they are faster than expanding and cuBLASLt.
 void WeightProvider::choose_tiles(int layer, Group g, int64_t tokens, Operand& operand) const {
-    const std::vector<ops::Nf4Tiles>& tiles = paged_[static_cast<std::size_t>(layer)]->tiles.at(g);
+    const Paged& paged = *paged_[static_cast<std::size_t>(layer)];
+    if (is_of_experts(g)) return choose_expert_tiles(paged, g, tokens, operand);
+    const std::vector<ops::Nf4Tiles>& tiles = paged.tiles.at(g);
     if (!policy_.chooser || tiles.empty()) return;
     constexpr auto dequantize = ops::Nf4GemmChoice::Kernel::dequantize;
     const auto choice = [&](bool transposed) {
@@ -171,6 +206,10 @@ void WeightProvider::expand_into_slot(ops::Context& ctx, int layer) {
         const std::vector<StoredWeight>& group = paged.groups.at(g);
         if (group.empty() || dense == nullptr || expanded_[g] == layer) continue;
         expanded_[g] = layer;
+        if (const auto& parts = paged.expert_tiles.at(g); !parts.empty()) {
+            expand_expert_tiles(ctx, parts, dense->w_NK);
+            continue;
+        }
         for (std::size_t i = 0; i < group.size(); ++i) {
             const Slice& slice = layout_[g].slices[i];
             weights.push_back(&group[i]);
@@ -182,8 +221,10 @@ void WeightProvider::expand_into_slot(ops::Context& ctx, int layer) {
 
 /// Whether products may read the layer as it is stored, whatever their tokens.
 bool WeightProvider::reads_tiles(const Paged& paged) const {
-    return policy_.chooser &&
-           std::any_of(paged.tiles.begin(), paged.tiles.end(), [](const auto& group) { return !group.second.empty(); });
+    const auto any = [](const auto& by_group) {
+        return std::ranges::any_of(by_group, [](const auto& group) { return !group.second.empty(); });
+    };
+    return policy_.chooser && (any(paged.tiles) || any(paged.expert_tiles));
 }
 
 void WeightProvider::begin(ops::Context& ctx, const std::vector<int>& pass) {

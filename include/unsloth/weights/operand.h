@@ -9,6 +9,7 @@
 
 #include "unsloth/ops/dora.h"
 #include "unsloth/ops/gemm_coded.h"
+#include "unsloth/ops/nf4_experts.h"
 #include "unsloth/ops/nf4_gemm.h"
 #include "unsloth/spec/tensor_table.h"
 #include "unsloth/weights/adapter_tails.h"
@@ -42,8 +43,13 @@ struct CodedTranspose {
     at::Tensor a_KR;  ///< A transposed
 };
 
+/// 4-bit tiles of a group of experts, which products of few rows read: each of the group's projections of all experts.
+struct ExpertTiles {
+    at::ArrayRef<ops::Nf4Experts> parts;
+};
+
 struct Operand {
-    std::variant<DenseBase, TiledBase, CodedBase> base;
+    std::variant<DenseBase, TiledBase, CodedBase, ExpertTiles> base;
     /// What dx is multiplied by, if not by `base`.
     std::optional<CodedTranspose> transpose;
     at::Tensor a_RK;         ///< compute dtype
@@ -64,11 +70,12 @@ struct Operand {
 /// good.
 Operand dense_operand(const MatrixGroup& layout, at::Tensor buffer);
 
-/// A group of experts, whose base lies in the compute type, by expert; with an adapter of rank r.
+/// A group of experts by expert, with an adapter of rank r.
 struct ExpertMatrices {
-    at::Tensor w_ENK;
-    at::Tensor forward_ENKr;  ///< [W | sB]; w_ENK without an adapter
-    at::Tensor a_ErK, b_ENr;  ///< A, s·B; undefined without
+    at::Tensor w_ENK;                     ///< in the compute type; undefined where products read tiles
+    at::Tensor forward_ENKr;              ///< [W | sB]; w_ENK without an adapter
+    at::ArrayRef<ops::Nf4Experts> tiles;  ///< the rows N in parts; empty: products read w_ENK
+    at::Tensor a_ErK, b_ENr;              ///< A, s·B; undefined without
 };
 ExpertMatrices experts_of(const Operand& operand, int64_t experts, int64_t r);
 
