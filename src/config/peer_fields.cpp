@@ -146,7 +146,6 @@ void add_optimizer_fields(PeerRows& rows) {
               "training.optim is AdamW, with adam_beta1, adam_beta2, adam_epsilon")
         .only({"adafactor"}, off, "training.optim is AdamW")
         .only({"label_smoothing_factor"}, {nullptr, 0}, "the loss is the plain cross-entropy")
-        .only({"router_aux_loss_coef"}, {nullptr, 0}, "mixtures of experts are not trained")
         .only({"loss_type"}, {nullptr, "nll", "chunked_nll"},
               "the loss is the plain cross-entropy, a chunk of rows at a time")
         .any({"average_tokens_across_devices"}, "a step's loss is the mean over the targets of all devices")

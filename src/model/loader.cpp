@@ -13,6 +13,8 @@ namespace {
 
 /// What the driver takes for a layer's forward and backward pass of one shape, and for a pass that decodes.
 constexpr int64_t recorded_layer_bytes = 256 << 10, decoded_layer_bytes = recorded_layer_bytes / 2;
+/// And for a launch that expands eight of a layer's experts' matrices.
+constexpr int64_t recorded_expansion_bytes = 4 << 10, matrices_a_launch = 8;
 
 std::vector<bool> cached_layers(const spec::RunPlan& run) {
     std::vector<bool> cached;
@@ -352,7 +354,10 @@ int64_t ModelPlan::recorded_bytes(const Parts& parts, const spec::RunPlan& run) 
     const bool rollouts = request_.trains && request_.sizes.cache_tokens > 0;
     const int64_t of_layer = static_cast<int64_t>(recorded_shapes) * run.in_flight * recorded_layer_bytes,
                   decoding = rollouts ? static_cast<int64_t>(recorded_decode_shapes) * decoded_layer_bytes : 0;
-    return spec().num_layers * (of_layer + decoding);
+    const int64_t launches = spec().experts ? 3 * spec().experts->count / matrices_a_launch : 0;  // in each pass
+    const int64_t passes = 2 * static_cast<int64_t>(recorded_shapes) * run.in_flight +
+                           (rollouts ? static_cast<int64_t>(recorded_decode_shapes) : 0);
+    return spec().num_layers * (of_layer + decoding + passes * launches * recorded_expansion_bytes);
 }
 
 std::map<std::string, int64_t> ModelPlan::groups() const {

@@ -290,6 +290,30 @@ TEST(Families, AreTheSameAsPartsOfOtherModels) {
     }
 }
 
+TEST(Families, SayWhatExpertsDoNotTake) {
+    UNSLOTH_NEEDS_XZ();
+    const ScratchFolder folder;
+    write_rows(folder / "rows.jsonl", {{{5, 6, 7, 8}, {5, 6, 7, 8}, {}}});
+    const std::vector<std::pair<std::string, Flags>> cases = {
+        {"model.not-trainable", {"--lora.finetuning_type", "full"}},
+        {"adapter.unsupported", {"--lora.use_dora", "true"}},
+        {"device.unsupported", {"--model.compute_dtype", "int8", "--model.dtype", "bfloat16"}},
+        {"adapter.no-such-target", {"--lora.target_modules", "q_proj,up_proj"}},
+        {"adapter.no-such-target", {"--lora.target_parameters", "mlp.gate.weight"}},
+        {"option.conflict", {"--lora.target_parameters", "mlp.experts.down_proj", "--lora.lora_dropout", "0.1"}}};
+    for (const auto& [id, flags] : cases) {
+        try {
+            const train::Trainer trainer(make_config(
+                Flags{"--model.path", unpacked(set_of("qwen3_moe") / "model").string(), "--data.train_file",
+                      (folder / "rows.jsonl").string(), "--training.output_dir", (folder / "out").string()} +
+                flags));
+            ADD_FAILURE() << flags.back() << " was taken";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.id().name(), id) << error.what();
+        }
+    }
+}
+
 /// What each family adds to Llama, in a model of sizes that ranks divide.
 const std::vector<Kind> family_kinds = {
     {"granite", "granite", R"("embedding_multiplier": 1.75, "attention_multiplier": 0.11, "residual_multiplier": 0.45,
