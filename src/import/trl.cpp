@@ -33,7 +33,7 @@ const std::vector<PeerField>& trl_fields() {
             .means("model_name", "model.path", {}, {nullptr})
             .means("lora_r", "lora.r", {}, {nullptr})
             .only({"lora_task_type"}, {"CAUSAL_LM", nullptr}, "causal language models alone are trained")
-            .only({"lora_target_parameters"}, off, "lora.target_modules says what is trained")
+            .means("lora_target_parameters", "lora.target_parameters", {}, {nullptr})
             .only({"model_revision", "revision", "tokenizer_revision"}, {nullptr, "main"},
                   "model.path ORG/NAME@REVISION names one of the hub")
             .any({"use_bnb_nested_quant"}, "model.load_in_4bit quantises the scales too")

@@ -115,7 +115,8 @@ Json value_for(const Json& schema) {
     if (type == "boolean") return !initial.get<bool>();
     if (type == "integer") return initial.get<int64_t>() + 3;
     if (type == "number") return 0.375;  // within every range
-    if (type == "array") return Json::array({kind.at("items").at("enum").at(0)});
+    if (type == "array")
+        return Json::array({kind.at("items").contains("enum") ? kind["items"]["enum"].at(0) : Json("some text")});
     return "some text";
 }
 

@@ -90,6 +90,7 @@ struct LoraOptions {
     bool use_dora = false;
     std::vector<std::string> target_modules = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
                                                "gate_proj", "up_proj", "down_proj"};
+    std::vector<std::string> target_parameters;
     std::vector<std::string> modules_to_save;
     std::vector<std::pair<std::string, int64_t>> rank_pattern;  ///< order of the file
     std::vector<std::pair<std::string, double>> alpha_pattern;
@@ -154,7 +155,8 @@ struct TrainingOptions {
     double adam_beta1 = 0.9;
     double adam_beta2 = 0.999;
     double adam_epsilon = 1e-8;
-    double neftune_noise_alpha = 0;  ///< 0: no noise
+    double neftune_noise_alpha = 0;   ///< 0: no noise
+    double router_aux_loss_coef = 0;  ///< 0: experts' loads are not balanced
     Objective objective = Objective::sft;
     int64_t seed = 3407;
     GradientCheckpointing gradient_checkpointing = GradientCheckpointing::automatic;

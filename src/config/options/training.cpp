@@ -68,6 +68,16 @@ void declare_passes(OptionSet& options, TrainingOptions& training) {
         .on_resume(OnResume::logged)
         .not_with("training.objective", {"grpo"})
         .because("the sampler has none, and its probabilities would differ from the trained ones");
+    options
+        .add("router_aux_loss_coef", training.router_aux_loss_coef,
+             "Weight of the load-balancing loss of a model of experts, the mean of the step's micro-batches (0.001 is "
+             "usual); 0: none, as in transformers unless config.json says output_router_logits.")
+        .at_least(0)
+        .synonym(nullptr, 0)
+        .on_resume(OnResume::logged)
+        .only_with("training.objective", {"sft"})
+        .not_with("lora.finetuning_type", {"full"})
+        .because("models of experts are trained by adapters");
     options.add("seed", training.seed, "Seed of initial adapters, data order, held-out rows, dropout and noise.")
         .at_least(0)
         .suggested_for({"random_seed", "random_state"})
