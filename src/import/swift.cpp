@@ -59,8 +59,8 @@ void import_swift_modules(Importer& importer) {
         for (const std::string& name : names)
             if (name != "all-linear")
                 importer.lose("target_modules",
-                              cat(name, ": it stands beside all-linear, which names all projections; ",
-                                  "lora.modules_to_save trains embed_tokens and lm_head"));
+                              cat(name, ": all-linear names all projections already; lora.modules_to_save trains ",
+                                  "embed_tokens and lm_head"));
         return import_modules(importer, "target_modules", Json("all-linear"), "modules_to_save");
     }
     import_modules(importer, "target_modules", Json(names), "modules_to_save");

@@ -33,7 +33,8 @@ void add_swift_adapter_fields(PeerRows& rows) {
         .only({"target_parameters"}, unset, "lora.target_modules says what gets adapters")
         .only({"freeze_parameters", "freeze_parameters_regex", "freeze_parameters_ratio", "trainable_parameters",
                "trainable_parameters_regex"},
-              {nullptr, "", 0, Json::array()}, "lora.target_modules and lora.layers_to_transform say what is trained")
+              {nullptr, "", 0, Json::array()},
+              "lora.target_modules and lora.layers_to_transform select the trained modules")
         .any({"freeze_llm", "freeze_vit", "freeze_aligner", "vit_gradient_checkpointing", "max_pixels", "norm_bbox"},
              "rows are texts, without images or sounds")
         .only({"vit_lr", "aligner_lr"}, {nullptr}, "rows are texts, without images or sounds")
@@ -206,6 +207,7 @@ void add_swift_rlhf_fields(PeerRows& rows) {
             "it is for reward_model")
         .only({"sync_ref_model"}, unset, "the reference stays what it was at the start")
         .any({"ref_model_sync_steps", "ref_model_mixup_alpha"}, "it is for sync_ref_model")
+        .any({"ref_model", "ref_adapters"}, "it is for rlhf_type dpo, kto or grpo")
         .any({"ref_model_type", "ref_model_revision"}, "it is for ref_model")
         .only({"ld_alpha"}, {nullptr, 1}, "the tokens of an answer count alike, however long it is")
         .any({"num_ppo_epochs", "whiten_rewards", "kl_coef", "cliprange", "vf_coef", "cliprange_value", "gamma", "lam",

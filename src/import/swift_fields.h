@@ -6,7 +6,8 @@
 
 namespace unsloth::import {
 
-/// Fields of ms-swift that stand for themselves; those of transformers' TrainingArguments are known elsewhere.
+/// Single fields of ms-swift, whose meaning depends on no other; those of transformers' TrainingArguments are known
+/// elsewhere.
 const std::vector<PeerField>& swift_fields();
 
 }  // namespace unsloth::import

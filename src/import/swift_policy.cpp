@@ -177,7 +177,6 @@ class SwiftAdvantages {
 }  // namespace
 
 void import_swift_policy(Importer& importer) {
-    importer.take("rlhf_type");
     import_dropout_of_policy(importer);
     SwiftRewards rewards(importer);
     SwiftAdvantages advantages(importer);
