@@ -23,11 +23,6 @@ const std::vector<OtherFile>& other_files() {
          {"model", "model_class", "peft_config", "kernel_config", "dist_config", "quant_config", "train_dataset",
           "sample_backend", "init_config"},
          "Its v1 files are not read; those of LLaMA-Factory 0.9 (stage, finetuning_type, dataset) are."},
-        {"ms-swift",
-         {"model", "train_type", "tuner_type", "sft_type", "rlhf_type", "split_dataset_ratio", "freeze_vit"},
-         "docs/guide.md goes through a configuration of this program, section by section; docs/moving.md has "
-         "ms-swift's "
-         "options of GRPO."},
         {"AutoTrain", {"task", "project_name", "backend", "params", "hub"}, rewrite},
         {"torchtune", {"checkpointer", "tokenizer", "loss", "metric_logger", "profiler"}, rewrite},
         {"DeepSpeed",
@@ -75,7 +70,10 @@ const std::vector<PeerMarks>& peer_marks() {
          {"stage", "cutoff_len", "template", "finetuning_type", "lora_rank", "lora_target", "dataset_dir"}},
         {"TRL or Unsloth",
          {"model_name_or_path", "model_name", "dataset_name", "use_peft", "per_device_train_batch_size",
-          "max_seq_length"}}};
+          "max_seq_length"}},
+        {"ms-swift",
+         {"tuner_type", "train_type", "sft_type", "rlhf_type", "split_dataset_ratio", "freeze_vit", "external_plugins",
+          "quant_method", "lora_rank"}}};
     return all;
 }
 

@@ -28,7 +28,8 @@ struct Peer {
 
 constexpr Peer peers[] = {{PeerProgram::axolotl, "axolotl", "axolotl 0.19.0", import_axolotl},
                           {PeerProgram::llama_factory, "LLaMA-Factory", "LLaMA-Factory 0.9.5", import_llama_factory},
-                          {PeerProgram::trl, "TRL or Unsloth", "TRL 1.16.0 and Unsloth 2026.10.9", import_trl}};
+                          {PeerProgram::trl, "TRL or Unsloth", "TRL 1.16.0 and Unsloth 2026.10.9", import_trl},
+                          {PeerProgram::swift, "ms-swift", "ms-swift 4.6.0", import_swift}};
 
 template <class Is>
 const Peer& peer_that(const Is& is) {
@@ -66,9 +67,11 @@ const Peer& peer_for(const Json& fields, PeerProgram wanted, const std::string& 
         throw Error("import.wrong-program", cat(file, " is a configuration of this program already"),
                     cat("unsloth-train ", file));
     if (owner.importable) return likeliest_peer(fields);
-    throw Error("import.wrong-program",
-                cat(file, " is no configuration of axolotl, LLaMA-Factory, TRL or Unsloth, as far as its fields tell"),
-                "--from axolotl, llamafactory or trl says whose it is.");
+    throw Error(
+        "import.wrong-program",
+        cat(file,
+            " is no configuration of axolotl, LLaMA-Factory, TRL, Unsloth or ms-swift, as far as its fields tell"),
+        "--from axolotl, llamafactory, trl or swift says whose it is.");
 }
 
 }  // namespace
@@ -84,7 +87,7 @@ ImportedConfig import_config(const std::filesystem::path& file, PeerProgram prog
         throw Error("import.wrong-program",
                     cat(file.string(), " seems to be of ", peer.name, ", which does not have ",
                         importer->unknown_fields(), " of its ", all, " fields"),
-                    "--from axolotl, llamafactory or trl says whose it is.");
+                    "--from axolotl, llamafactory, trl or swift says whose it is.");
     return importer->finish(peer.release);
 }
 

@@ -95,13 +95,19 @@ void import_precision(Importer& importer, const char* absent, const char* neithe
 void import_warmup(Importer& importer);
 /// save_strategy and save_steps; eval_strategy (or evaluation_strategy) and eval_steps. `has_rows`: to evaluate on.
 void import_saving(Importer& importer, const std::string& strategy_default);
-void import_evaluation(Importer& importer, const std::string& strategy_default, bool has_rows);
+/// `steps_default`: eval_steps where the file says none; null: training.logging_steps.
+void import_evaluation(Importer& importer, const std::string& strategy_default, bool has_rows,
+                       const Json& steps_default = nullptr);
 /// `modules`: names that get adapters, or "all-linear"; nothing: not said. `saved_key`: the field of modules that are
 /// trained as a whole. Embeddings and lm_head get no adapters here: of `modules` they become such.
 void import_modules(Importer& importer, const std::string& key, const std::optional<Json>& modules,
                     const std::string& saved_key);
 /// TRL's trainers of preferences, which the others build on, learn without dropout unless disable_dropout is false.
 void import_dropout_of_preferences(Importer& importer, const std::string& key);
+/// Fields of TRL's DPOConfig, CPOConfig, KTOConfig and ORPOConfig that say the loss. `key`: the field that says the
+/// objective. `cpo_loss`: CPOConfig's loss_type where the file says none; empty: it is not CPOConfig's.
+void import_preference_fields(Importer& importer, const std::string& key, const std::string& objective,
+                              const std::string& cpo_loss);
 /// load_best_model_at_end, and the patience of early stopping under that program's name; after import_evaluation().
 void import_best(Importer& importer, const char* patience);
 
@@ -109,5 +115,6 @@ void import_best(Importer& importer, const char* patience);
 void import_axolotl(Importer& importer);
 void import_llama_factory(Importer& importer);
 void import_trl(Importer& importer);
+void import_swift(Importer& importer);
 
 }  // namespace unsloth::import

@@ -82,10 +82,16 @@ class PolicyImporter {
     }
 
   private:
-    std::string key(const std::string& name) const { return source_.prefix + name; }
+    std::string key(const std::string& name) const {
+        const auto theirs = source_.names.find(name);
+        return source_.prefix + (theirs == source_.names.end() ? name : theirs->second);
+    }
     std::optional<Json> take(const std::string& name) { return importer_.take(key(name)); }
     void carry(const char* name, const std::string& option) {
-        if (const auto value = take(name)) importer_.set(key(name), option, *value);
+        auto value = take(name);
+        const bool listed = name == std::string("loss_type") && value && value->is_array() && value->size() == 1;
+        if (value)
+            importer_.set(key(name), option, listed ? (*value)[0] : *value);  // a list of one, as ms-swift has it
     }
     /// For a field that has an effect with other values of another field only.
     void without_effect(const char* name, const std::string& why) {
@@ -100,6 +106,7 @@ class PolicyImporter {
         importer_.set_default("grpo.beta", source_.rloo ? 0.05 : 0.0);
         importer_.set_default("grpo.temperature", 1.0);
         if (!source_.rloo) importer_.set_default("grpo.use_bias_correction_kl", source_.bias_correction);
+        for (const auto& [option, value] : source_.defaults) importer_.set_default(option, value);
     }
 
     void import_grpo() {
@@ -150,6 +157,7 @@ class PolicyImporter {
     /// The option's value for a name; null where there is none.
     Json reward_of(const Json& given) {
         const std::string where = key("reward_funcs"), name = given.is_string() ? given.get<std::string>() : "";
+        if (source_.reward && given.is_string()) return source_.reward(name);
         if (source_.short_names && name == "think_format_reward")
             return {{"think_format", Json::object()}, {"name", name}};
         if (source_.short_names && name == "get_soft_overlong_punishment")
@@ -174,7 +182,7 @@ class PolicyImporter {
         Json names = take("reward_funcs").value_or(Json::array());
         if (!names.is_array()) names = Json::array({names});
         Json weights = take("reward_weights").value_or(nullptr), rewards = Json::array(), kept = Json::array();
-        const bool fits = weights.is_array() && weights.size() == names.size();
+        const bool fits = weights.is_array() && weights.size() == names.size() + source_.lost_rewards;
         std::set<std::string> functions;
         for (std::size_t i = 0; i < names.size(); ++i) {
             Json reward = reward_of(names[i]);
@@ -193,11 +201,13 @@ class PolicyImporter {
                            "no reward function is named: list them in grpo.rewards, as in "
                            "\"rewards.py:accuracy\"");
         if (weights.is_null()) return;
-        if (names.empty()) return importer_.set(key("reward_weights"), "grpo.reward_weights", weights);
+        if (names.empty() && source_.lost_rewards == 0)
+            return importer_.set(key("reward_weights"), "grpo.reward_weights", weights);
         if (!fits)
-            return importer_.lose(key("reward_weights"), cat(shown(weights), ": ", names.size(),
+            return importer_.lose(key("reward_weights"), cat(shown(weights), ": ", names.size() + source_.lost_rewards,
                                                              " are expected, one "
                                                              "for each reward"));
+        if (kept.empty()) return importer_.lose(key("reward_weights"), cat(shown(weights), ": their rewards are lost"));
         importer_.set(key("reward_weights"), "grpo.reward_weights", kept);
     }
 
@@ -211,7 +221,7 @@ class PolicyImporter {
             {"vllm_importance_sampling_clip_max", "grpo.sampler_clip_max"},
             {"vllm_importance_sampling_cap", "grpo.sampler_clip_max"},  // its former name, which wins
             {"vllm_importance_sampling_clip_min", "grpo.sampler_clip_min"}};
-        const bool on = samples && !source_.rloo && corrects.value_or(true) == true;
+        const bool on = samples && source_.vllm_corrects && !source_.rloo && corrects.value_or(true) == true;
         if (!on) {
             const std::string why = cat("has no effect: ", samples ? "the correction is off" : "use_vllm is not on");
             if (corrects && !samples) importer_.note(key("vllm_importance_sampling_correction"), why);
@@ -263,11 +273,7 @@ class PolicyImporter {
         const auto prompt = take("max_prompt_length");
         if (prompt && !prompt->is_number_integer())
             return importer_.lose(key("max_prompt_length"), cat(shown(*prompt), ": a number is expected"));
-        if (prompt)
-            importer_.note(key("max_prompt_length"),
-                           cat(shown(*prompt),
-                               ": longer prompts were cut there; here the run refuses them by their "
-                               "rows, or skips them with data.skip_invalid"));
+        if (prompt) importer_.note(key("max_prompt_length"), cat(shown(*prompt), ": ", source_.long_prompts));
         if (says) return;
         const int64_t completion = importer_.config().grpo.max_completion_length;
         const int64_t tokens = (prompt ? prompt->get<int64_t>() : prompt_tokens) + completion;

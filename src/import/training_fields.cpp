@@ -112,7 +112,8 @@ void import_saving(Importer& importer, const std::string& strategy_default) {
                                        importer.config().training.save_steps));
 }
 
-void import_evaluation(Importer& importer, const std::string& strategy_default, bool has_rows) {
+void import_evaluation(Importer& importer, const std::string& strategy_default, bool has_rows,
+                       const Json& steps_default) {
     const auto steps = importer.take("eval_steps"), given = importer.take("eval_strategy");
     const auto former = importer.take("evaluation_strategy");
     const Json strategy = given ? *given : former ? *former : Json(strategy_default);
@@ -131,7 +132,8 @@ void import_evaluation(Importer& importer, const std::string& strategy_default, 
     if (!has_rows)
         return importer.lose(steps ? "eval_steps" : "eval_strategy",
                              "there are no rows to evaluate on: give data.eval_file or data.val_size");
-    const Json every = steps.value_or(Json(importer.config().training.logging_steps));
+    const Json by_default = steps_default.is_null() ? Json(importer.config().training.logging_steps) : steps_default;
+    const Json every = steps.value_or(by_default);
     if (is_share(every))
         return importer.lose("eval_steps", cat(shown(every),
                                                ": a share of the run is not known before the rows are "

@@ -243,8 +243,11 @@ void import_dpo_loss(Importer& importer) {
 }
 
 /// CPOConfig's: DPO's losses without a reference, beside the chosen answers' own.
-void import_cpo_loss(Importer& importer) {
-    const std::string type = importer.take_text("loss_type").value_or("sigmoid");
+void import_cpo_loss(Importer& importer, const std::string& by_default) {
+    const Json said = importer.look("loss_type");
+    const std::vector<std::string> types = importer.take_names("loss_type");
+    if (types.size() > 1) return importer.lose("loss_type", cat(shown(said), ": one alone is expected"));
+    const std::string type = types.empty() ? by_default : types[0];
     importer.set("loss_type", "preference.loss_type", type);
     if (type != "simpo") importer.set("loss_type", "preference.reference_free", true);
     importer.set("cpo_alpha", "preference.rpo_alpha", importer.take("cpo_alpha").value_or(1));
@@ -295,20 +298,28 @@ void import_preferences(Importer& importer) {
              any_of(types, {"sigmoid", "hinge", "ipo", "robust", "exo_pair", "nca_pair", "bco_pair", "sppo_hard", "aot",
                             "aot_unpaired", "apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm"}))
         objective = "dpo";
-    const bool dpo = objective == "dpo", kto = objective == "kto";
-    if (!dpo && !kto && objective != "orpo") return;
-    importer.set("objective", "training.objective", objective);
+    if (objective != "dpo" && objective != "kto" && objective != "orpo") return;
     importer.set_default("training.learning_rate", 1e-6);
-    import_dropout_of_preferences(importer, "lora_dropout");
-    if (kto && importer.look("train_sampling_strategy").is_null()) {
+    if (objective == "kto" && importer.look("train_sampling_strategy").is_null()) {
         importer.set_default("data.shuffle", false);
         importer.note("train_sampling_strategy", "is sequential unless it is said: data.shuffle is false");
     }
+    import_preference_fields(importer, "objective", objective, cpo ? "sigmoid" : "");
+}
+
+}  // namespace
+
+void import_preference_fields(Importer& importer, const std::string& key, const std::string& objective,
+                              const std::string& cpo_loss) {
+    const bool dpo = objective == "dpo", kto = objective == "kto", cpo = !cpo_loss.empty();
+    importer.set(key, "training.objective", objective);
+    import_dropout_of_preferences(importer, "lora_dropout");
     if (dpo && cpo)
-        import_cpo_loss(importer);
+        import_cpo_loss(importer, cpo_loss);
     else if (dpo)
         import_dpo_loss(importer);
-    else if (const auto type = importer.take("loss_type"); type && *type != objective)
+    else if (const auto type = importer.take("loss_type");
+             type && *type != objective && *type != Json::array({objective}))
         importer.lose("loss_type", cat(shown(*type), ": training.objective ", objective, " has one loss"));
     const PreferenceLoss loss = importer.config().preference.loss_type;
     // Of DPOConfig's losses here robust alone reads it; those of older releases did as CPOConfig's do.
@@ -331,8 +342,6 @@ void import_preferences(Importer& importer) {
             importer.note(key, "has no effect: it serves another trainer or loss_type");
     }
 }
-
-}  // namespace
 
 void import_trl(Importer& importer) {
     const auto has = [&](const std::vector<const char*>& keys) {

@@ -13,7 +13,8 @@ import::ImportedConfig import_miniature(const Json& miniature) {
     static const std::map<std::string, import::PeerProgram> programs = {
         {"axolotl", import::PeerProgram::axolotl},
         {"llamafactory", import::PeerProgram::llama_factory},
-        {"trl", import::PeerProgram::trl}};
+        {"trl", import::PeerProgram::trl},
+        {"swift", import::PeerProgram::swift}};
     const ScratchFolder folder;
     if (miniature.contains("sets")) {
         const std::string sets = miniature["fields"].value("dataset_dir", "data");
@@ -80,6 +81,7 @@ TEST(ImportAblation, NoFieldOfAPeersFileVanishes) {
     EXPECT_GE(by_program["axolotl"], 5);
     EXPECT_GE(by_program["llamafactory"], 3);
     EXPECT_GE(by_program["trl"], 3);
+    EXPECT_GE(by_program["swift"], 3);
     EXPECT_GT(fields, 250u);
     EXPECT_LT(20 * idle, fields) << "the list of fields that do nothing is to be short";
 }

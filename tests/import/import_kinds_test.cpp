@@ -142,8 +142,6 @@ TEST(ImportKinds, ManyMarksDecideWhoseFileItIs) {
                             "dist_config: {name: fsdp2}\ntrain_dataset: data/x.yaml\noutput_dir: o\n"
                             "micro_batch_size: 1\ncutoff_len: 2048\nlearning_rate: 1.0e-4\n"),
                     "is of LLaMA-Factory's v1 (model, model_class, peft_config, dist_config, …)");
-    EXPECT_CONTAINS(refused("model: Qwen/Qwen3-4B\ntrain_type: lora\ndataset: a\nlora_rank: 8\nmax_length: 2048\n"),
-                    "ms-swift");
     EXPECT_CONTAINS(refused("compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nfsdp_config: {}\n"
                             "num_processes: 2\n"),
                     "Accelerate");
@@ -159,6 +157,8 @@ TEST(ImportKinds, ManyMarksDecideWhoseFileItIs) {
               "LLaMA-Factory 0.9.5");
     EXPECT_EQ(import_text("model_name_or_path: m\nuse_peft: true\nlora_r: 4\ntemplate: x").program,
               "TRL 1.16.0 and Unsloth 2026.10.9");
+    EXPECT_EQ(import_text("model: m\ntrain_type: lora\ndataset: a\nlora_rank: 8\nmax_length: 2048\n").program,
+              "ms-swift 4.6.0");
     EXPECT_EQ(import_text("base_model: m\nsequence_len: 8\nlora_r: 4\nlora_alpha: 8\ntemplate: x").program,
               "axolotl 0.19.0");
 }

@@ -1,4 +1,4 @@
-// import-config: what becomes of the fields of axolotl, LLaMA-Factory, TRL and Unsloth.
+// import-config: what becomes of the fields of axolotl, LLaMA-Factory, TRL, Unsloth and ms-swift.
 // tests/golden/options/imports.json lists all of pinned releases.
 #include "common/files.h"
 
@@ -13,7 +13,8 @@ namespace {
 
 const std::map<std::string, import::PeerProgram> programs = {{"axolotl", import::PeerProgram::axolotl},
                                                              {"llamafactory", import::PeerProgram::llama_factory},
-                                                             {"trl", import::PeerProgram::trl}};
+                                                             {"trl", import::PeerProgram::trl},
+                                                             {"swift", import::PeerProgram::swift}};
 
 const Json& pinned() {
     static const Json parts = [] {
@@ -35,6 +36,12 @@ Json file_of(const std::string& part, const Json& fields) {
         said["objective"] = part == "rloo" ? "rloo" : "grpo";
         said["use_peft"] = true;  // without an adapter there is no reference, which RLOO needs
         if (said.value("reward_funcs", Json()).is_null()) said["reward_funcs"] = {"think_format_reward"};
+        return said;
+    }
+    if (part == "swift dpo" || part == "swift grpo") {
+        Json said = fields;
+        if (!said.contains("rlhf_type")) said["rlhf_type"] = part.substr(part.find(' ') + 1);
+        if (part == "swift grpo" && said.value("reward_funcs", Json()).is_null()) said["reward_funcs"] = {"format"};
         return said;
     }
     if (part == "trl") {
@@ -99,7 +106,7 @@ TEST(Import, EveryFieldOfThePinnedReleasesIsKnownAndLeavesATrace) {
             EXPECT_TRUE(traced) << program << ": " << key << " vanishes without a word";
         }
     }
-    EXPECT_GT(fields, 980u);
+    EXPECT_GT(fields, 1600u);
 }
 
 TEST(Import, TheDefaultsOfAllFieldsLoseNothing) {

@@ -8,7 +8,7 @@
 
 namespace unsloth::import {
 
-enum class PeerProgram { automatic, axolotl, llama_factory, trl };
+enum class PeerProgram { automatic, axolotl, llama_factory, trl, swift };
 
 struct ImportedConfig {
     std::string program;  ///< with its version, whose fields are all known: "axolotl 0.19.0"

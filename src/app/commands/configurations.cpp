@@ -17,7 +17,7 @@ void declare_import(OptionSet& options, CommandLine& line) {
     ImportRequest& import = line.importing;
     options
         .add("path", import.path,
-             "YAML or JSON file of axolotl or LLaMA-Factory, or of the arguments of a TRL or Unsloth script.")
+             "YAML or JSON file of axolotl, LLaMA-Factory or ms-swift, or of the arguments of a TRL or Unsloth script.")
         .path("FILE")
         .argument()
         .must_be_given();
@@ -26,9 +26,11 @@ void declare_import(OptionSet& options, CommandLine& line) {
                     {{"auto", import::PeerProgram::automatic},
                      {"axolotl", import::PeerProgram::axolotl},
                      {"llamafactory", import::PeerProgram::llama_factory},
-                     {"trl", import::PeerProgram::trl}},
+                     {"trl", import::PeerProgram::trl},
+                     {"swift", import::PeerProgram::swift}},
                     "Whose configuration it is; trl: Unsloth's too. auto: by the names of its fields.")
         .synonym("unsloth", "trl")
+        .synonym("ms-swift", "swift")
         .synonym("llama-factory", "llamafactory")
         .synonym("llama_factory", "llamafactory");
     options.add("out", import.out, "File to write; empty: standard output.").output("FILE");

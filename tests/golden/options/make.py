@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Makes fields.json: the fields of SFTConfig (TRL), TrainingArguments (transformers) and LoraConfig (PEFT); and
-imports.json: those of the configurations that import-config reads (axolotl, LLaMA-Factory, TRL's and Unsloth's scripts).
+imports.json: those of the configurations that import-config reads (axolotl, LLaMA-Factory, ms-swift, TRL's and Unsloth's
+scripts).
 
     python3 tests/golden/options/make.py
 
@@ -30,6 +31,9 @@ MODULES = [path for path, _, _ in CLASSES] + ["trl/trainer/base_config.py", "pef
 
 # Without what they inherit from TrainingArguments, as SFTConfig does.
 PREFERENCES = "trl/trainer/base_config.py trl/trainer/[dk]*o_config.py trl/experimental/[co]*po/*_config.py"
+
+SWIFT = "swift/trainers/arguments.py swift/ray_utils/arguments.py swift/arguments/[st]*_args.py swift/arguments/base_args/*.py"
+SWIFT_RLHF = "swift/rlhf_trainers/args_mixin.py swift/arguments/rlhf_args.py"  # without what they inherit from SWIFT
 
 # What a configuration file of each program may hold: (packages, {part of the file: (modules, class or function)}).
 IMPORTS = {
@@ -70,6 +74,15 @@ IMPORTS = {
             "grpo script": ("trl/scripts/grpo.py", "GRPOScriptArguments"),
             "unsloth model": ("unsloth/models/llama.py", "FastLlamaModel.from_pretrained"),
             "unsloth adapter": ("unsloth/models/llama.py", "FastLlamaModel.get_peft_model"),
+        },
+    ),
+    "swift": (
+        ["ms-swift==4.6.0", "transformers==5.23.0"],
+        {
+            "swift training": ("transformers/training_args*.py", "Seq2SeqTrainingArguments"),
+            "swift sft": (SWIFT, "SftArguments"),
+            "swift dpo": (SWIFT_RLHF, "RLHFArguments"),
+            "swift grpo": (SWIFT_RLHF, "RLHFArguments"),
         },
     ),
 }
