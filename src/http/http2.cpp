@@ -20,7 +20,10 @@ constexpr size_t most_fields_h2 = 256;
 struct Stream {
     Request request;
     size_t header_bytes = 0;
-    bool method_seen = false, complete = false;
+    bool method_seen = false, complete = false;  // complete: the handler may have it
+    bool in_pieces = false, body_ends = false;
+    size_t body_bytes = 0;
+    std::string piece;  // of the body, for the exchange
     Refusal refusal;
     std::shared_ptr<Exchange> exchange;
     Clock::time_point progress = Clock::now();  // began, or last sent a piece
@@ -63,6 +66,7 @@ class Http2 : public Protocol {
     void refuse(Stream& stream, int32_t id, int status, const char* message);
     void settle();
     void submit(Exchange& exchange, Head head);
+    void hand_over(Stream& stream, int32_t id);
     void drop(Stream& stream, int32_t id);
     void go_away();
 
@@ -191,10 +195,16 @@ int Http2::header(const nghttp2_frame& frame, std::string_view name, std::string
 int Http2::data(int32_t id, std::string_view bytes) {
     Stream* stream = find(id);
     if (stream == nullptr || stream->refusal.status != 0) return 0;
-    if (stream->request.body.size() + bytes.size() > shared_.options.body_bytes)
-        refuse(*stream, id, 413, "the body is too large");
-    else
+    stream->body_bytes += bytes.size();
+    const bool fits = stream->body_bytes <= shared_.options.body_bytes;
+    if (stream->in_pieces) {
+        if (fits) stream->piece.append(bytes);
+        ready_.push_back(id);
+    } else if (fits) {
         stream->request.body.append(bytes);
+    } else {
+        refuse(*stream, id, 413, "the body is too large");
+    }
     return 0;
 }
 
@@ -202,19 +212,24 @@ int Http2::frame_received(const nghttp2_frame& frame) {
     if (frame.hd.type != NGHTTP2_HEADERS && frame.hd.type != NGHTTP2_DATA) return 0;
     Stream* stream = find(frame.hd.stream_id);
     if (stream == nullptr || stream->refusal.status != 0) return 0;
-    if (frame.hd.type == NGHTTP2_HEADERS && stream->request.path.empty())
+    const bool is_head = frame.hd.type == NGHTTP2_HEADERS && frame.headers.cat == NGHTTP2_HCAT_REQUEST;
+    if (is_head && stream->request.path.empty()) {
         refuse(*stream, frame.hd.stream_id, 501, "this server is no proxy");
-    else if ((frame.hd.flags & NGHTTP2_FLAG_END_STREAM) != 0)
-        ready_.push_back(frame.hd.stream_id);
+        return 0;
+    }
+    if (is_head && shared_.options.takes_pieces) stream->in_pieces = shared_.options.takes_pieces(stream->request);
+    stream->body_ends = (frame.hd.flags & NGHTTP2_FLAG_END_STREAM) != 0;
+    if (stream->body_ends || (is_head && stream->in_pieces)) ready_.push_back(frame.hd.stream_id);
     return 0;
 }
 
-/// A refused request may still be on its way; the client shall stop sending it (RFC 9113, 8.1).
+/// An answered request may still be on its way; the client shall stop sending it (RFC 9113, 8.1).
 int Http2::frame_sent(const nghttp2_frame& frame) {
     if ((frame.hd.type != NGHTTP2_HEADERS && frame.hd.type != NGHTTP2_DATA) ||
         (frame.hd.flags & NGHTTP2_FLAG_END_STREAM) == 0)
         return 0;
-    if (const Stream* stream = find(frame.hd.stream_id); stream != nullptr && stream->refusal.status != 0)
+    if (const Stream* stream = find(frame.hd.stream_id);
+        stream != nullptr && (stream->refusal.status != 0 || (stream->in_pieces && !stream->body_ends)))
         ::nghttp2_submit_rst_stream(session_, NGHTTP2_FLAG_NONE, frame.hd.stream_id, NGHTTP2_NO_ERROR);
     return 0;
 }
@@ -244,11 +259,21 @@ size_t Http2::receive(std::string_view bytes) {
     return bytes.size();
 }
 
+/// What came of a body whose exchange takes it in pieces.
+void Http2::hand_over(Stream& stream, int32_t id) {
+    if (stream.body_bytes > shared_.options.body_bytes) return drop(stream, id);
+    stream.exchange->body(std::exchange(stream.piece, {}), stream.body_ends);
+}
+
 /// Calls the handler and on_gone's functions, outside nghttp2's callbacks.
 void Http2::settle() {
     for (const int32_t id : std::exchange(ready_, {})) {
         Stream* stream = find(id);
-        if (stream == nullptr || stream->exchange || failed_) continue;
+        if (stream == nullptr || failed_) continue;
+        if (stream->complete) {
+            if (stream->exchange && stream->in_pieces) hand_over(*stream, id);
+            continue;
+        }
         stream->complete = true;
         stream->progress = Clock::now();
         const bool head_only = stream->request.method == "HEAD";
@@ -256,6 +281,7 @@ void Http2::settle() {
             stream->refusal.status != 0
                 ? refuse_exchange(shared_, carrier_, id, head_only, stream->refusal.status, stream->refusal.message)
                 : start_exchange(shared_, carrier_, id, std::exchange(stream->request, {}));
+        if (stream->in_pieces && (!stream->piece.empty() || stream->body_ends)) hand_over(*stream, id);
     }
     for (const auto& exchange : std::exchange(left_, {})) exchange->leave();
 }

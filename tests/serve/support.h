@@ -38,8 +38,9 @@ class FakeResponse final : public http::Response {
         changed_.notify_all();
         return true;
     }
-    void end(http::Headers) override {
+    void end(http::Headers trailers) override {
         const std::lock_guard lock(mutex_);
+        headers_.insert(headers_.end(), trailers.begin(), trailers.end());
         ended_ = true;
         changed_.notify_all();
     }
@@ -48,6 +49,10 @@ class FakeResponse final : public http::Response {
         gone_ = std::move(f);
     }
 
+    void on_body(std::function<void(std::string_view, bool)> f) override { reader_ = std::move(f); }
+
+    /// More of the request's body, where it comes in pieces.
+    void more(std::string_view piece, bool ends) const { reader_(piece, ends); }
     void leave() {
         std::function<void()> gone;
         {
@@ -66,6 +71,7 @@ class FakeResponse final : public http::Response {
     int status() const { return status_; }
     const std::string& body() const { return body_; }
     Json json() const { return Json::parse(body_); }
+    /// Or a trailer.
     std::string header(const std::string& name) const {
         for (const auto& [key, value] : headers_)
             if (key == name) return value;
@@ -96,6 +102,7 @@ class FakeResponse final : public http::Response {
     http::Headers headers_;
     std::string body_;
     std::function<void()> gone_;
+    std::function<void(std::string_view, bool)> reader_;
 };
 
 struct RunningOptions {
