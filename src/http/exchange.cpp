@@ -55,8 +55,9 @@ void Mailbox::close() {
     left.swap(changed_);
 }
 
-void Exchange::send(int status, Headers headers, std::string body) {
+void Exchange::send(int status, Headers headers, std::string body, Headers trailers) {
     check_headers(headers);
+    check_headers(trailers);
     {
         const std::lock_guard lock(mutex_);
         UNSLOTH_CHECK(!begun_, "an answer was begun twice");
@@ -65,6 +66,7 @@ void Exchange::send(int status, Headers headers, std::string body) {
         head_ = {status, std::move(headers), body.size()};
         bodiless_ = head_only_ || status == 204 || status == 304;
         if (!bodiless_) body_ = std::move(body);
+        trailers_ = std::move(trailers);
     }
     post();
 }

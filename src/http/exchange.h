@@ -60,7 +60,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
         : mailbox_(std::move(mailbox)), carrier_(carrier), stream_(stream), head_only_(head_only), limit_(limit) {}
 
     // The caller's side: any thread.
-    void send(int status, Headers headers, std::string body);
+    void send(int status, Headers headers, std::string body, Headers trailers = {});
     void begin(int status, Headers headers);
     bool write(std::string_view piece);
     void end(Headers trailers);
@@ -116,8 +116,8 @@ class Handle : public Response {
   public:
     explicit Handle(std::shared_ptr<Exchange> exchange) : exchange_(std::move(exchange)) {}
     ~Handle() override { exchange_->abandon(); }
-    void send(int status, Headers headers, std::string body) override {
-        exchange_->send(status, std::move(headers), std::move(body));
+    void send(int status, Headers headers, std::string body, Headers trailers) override {
+        exchange_->send(status, std::move(headers), std::move(body), std::move(trailers));
     }
     void begin(int status, Headers headers) override { exchange_->begin(status, std::move(headers)); }
     bool write(std::string_view piece) override { return exchange_->write(piece); }

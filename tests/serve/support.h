@@ -20,8 +20,10 @@ using Json = nlohmann::ordered_json;
 /// Takes an answer as a client would, which may leave.
 class FakeResponse final : public http::Response {
   public:
-    void send(int status, http::Headers headers, std::string body) override {
+    using http::Response::send;
+    void send(int status, http::Headers headers, std::string body, http::Headers trailers) override {
         const std::lock_guard lock(mutex_);
+        headers.insert(headers.end(), trailers.begin(), trailers.end());
         status_ = status, headers_ = std::move(headers), body_ = std::move(body), ended_ = true;
         changed_.notify_all();
     }
@@ -195,6 +197,8 @@ class RunningService {
         if (at == std::string::npos) return std::nullopt;
         return std::stod(text.substr(text.find("} ", at) + 2));
     }
+    /// After stop().
+    void finish() { service_.finish(); }
     const tokenizer::Tokenizer& tokenizer() const { return tokenizer_; }
     const spec::ModelSpec& spec() const { return file_->spec; }
 
@@ -205,6 +209,7 @@ class RunningService {
         made.fingerprint = "fp_base";
         made.vocab_size = file_->spec.vocab_size;
         made.stop_ids = session::stop_ids(tokenizer_, file_->spec);
+        made.folder = options_.model.string();
         return made;
     }
     RunningOptions options_;

@@ -31,8 +31,10 @@ struct Request {
 class Response {
   public:
     virtual ~Response() = default;
-    /// Sends a whole answer.
-    virtual void send(int status, Headers headers, std::string body) = 0;
+    /// Sends a whole answer, which may be larger than ServerOptions::buffered_bytes. `trailers`: of HTTP/2, and of a
+    /// body that is not empty.
+    virtual void send(int status, Headers headers, std::string body, Headers trailers) = 0;
+    void send(int status, Headers headers, std::string body) { send(status, std::move(headers), std::move(body), {}); }
     /// Begins a streamed answer.
     virtual void begin(int status, Headers headers) = 0;
     /// Sends a piece of a streamed answer. False once the client has left.
