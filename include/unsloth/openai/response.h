@@ -51,6 +51,8 @@ class TextOffsets {
     int64_t characters_ = 0;
 };
 
+/// The calls whose pieces these are, in order.
+std::vector<ToolDelta> whole_calls(const std::vector<ToolDelta>& pieces);
 nlohmann::ordered_json usage_of(const Usage& usage);
 /// A whole answer.
 std::string answer_text(const AnswerHead& head, const std::vector<Choice>& choices, const Usage& usage);
