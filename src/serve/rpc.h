@@ -39,6 +39,9 @@ struct RpcCall {
 /// What a refusal is to gRPC's clients; the message names the field.
 grpc::Status status_of(const openai::ApiError& why);
 
+/// With the names that proto/ has for OpenAI's fields.
+openai::ApiError with_own_names(const openai::ApiError& why);
+
 class TokenExchange;
 
 /// The methods; it ends before the service.

@@ -111,7 +111,7 @@ void Service::Rpc::remember(const std::string& client, const std::string& reques
                                "already_running");
 }
 
-void Service::Rpc::engine_generate(const RpcCall& call) {
+void Service::Rpc::engine_generate(const RpcCall& call) try {
     const Json& asked = call.request;
     const std::string request_id = asked.value("request_id", "");
     Json fields = completion_fields(asked);
@@ -147,6 +147,8 @@ void Service::Rpc::engine_generate(const RpcCall& call) {
     });
     prepared.job.receiver = exchange;
     service_.engine_.submit(std::move(prepared.job));
+} catch (const openai::ApiError& why) {
+    throw with_own_names(why);
 }
 
 void Service::Rpc::engine_abort(const RpcCall& call) {

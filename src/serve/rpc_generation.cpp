@@ -103,9 +103,7 @@ Json token_fields(const openai::TokenText& text, std::optional<float> logprob) {
 }
 
 Json choice_fields(const openai::Choice& choice, const std::vector<openai::ToolDelta>& calls) {
-    Json fields = {
-        {"index", choice.index}, {"text", repair_utf8(choice.text)}, {"finish_reason", choice.finish_reason}};
-    Json &tokens = fields["tokens"] = Json::array(), &list = fields["tool_calls"] = Json::array();
+    Json tokens = Json::array(), list = Json::array();
     for (const openai::TokenReport& report : choice.tokens) {
         Json token = token_fields(report.text, report.logprob);
         token["top"] = Json::array();
@@ -117,7 +115,11 @@ Json choice_fields(const openai::Choice& choice, const std::vector<openai::ToolD
                         {"id", call.id},
                         {"name", repair_utf8(call.name)},
                         {"arguments", repair_utf8(call.arguments)}});
-    return fields;
+    return {{"index", choice.index},
+            {"text", repair_utf8(choice.text)},
+            {"finish_reason", choice.finish_reason},
+            {"tokens", std::move(tokens)},
+            {"tool_calls", std::move(list)}};
 }
 
 Json usage_fields(const openai::Usage& usage) {
@@ -164,24 +166,25 @@ class MessageAnswer final : public AnswerWriter {
 
 }  // namespace
 
-void Service::Rpc::generate(const RpcCall& call) {
-    openai::AnswerRequest request;
-    try {
-        const bool is_chat = call.request.contains("conversation");
-        const std::string body = openai_fields(call.request).dump();
-        request =
-            is_chat ? openai::parse_chat(body, service_.parsing()) : openai::parse_completion(body, service_.parsing());
-    } catch (const ApiError& why) {
-        std::string message = why.what(), field = why.param();
-        rename_field(message);
-        rename_field(field);
-        throw ApiError(why.status(), message, field, why.code());
-    }
+ApiError with_own_names(const ApiError& why) {
+    std::string message = why.what(), field = why.param();
+    rename_field(message);
+    rename_field(field);
+    return ApiError(why.status(), message, field, why.code());
+}
+
+void Service::Rpc::generate(const RpcCall& call) try {
+    const std::string body = openai_fields(call.request).dump();
+    openai::AnswerRequest request = call.request.contains("conversation")
+                                        ? openai::parse_chat(body, service_.parsing())
+                                        : openai::parse_completion(body, service_.parsing());
     request.stream = request.include_usage = call.method->gives_stream;
     Prepared prepared = service_.prepare(std::move(request), call.client);
     prepared.job.deadline = call.deadline;
     auto writer = std::make_unique<MessageAnswer>(call.later(), head_of(prepared));
     service_.start(std::move(prepared), std::move(writer), call.answer->response());
+} catch (const ApiError& why) {
+    throw with_own_names(why);
 }
 
 void Service::Rpc::list_models(const RpcCall& call) {
