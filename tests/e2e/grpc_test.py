@@ -1,12 +1,15 @@
 """gRPC as its clients reach it: grpcio with the messages that reflection tells, and gRPC's own health client.
 
 Needs a Python with grpcio, grpcio-health-checking and grpcio-reflection (scripts/setup.sh --python-peers makes one); UNSLOTH_PYTHON may
-name another. Without one the test says so and exits with 77, which ctest shows as skipped.
+name another. Without one the test says so and exits with 77, which ctest shows as skipped. The gateway needs smg, too.
 """
 
+import contextlib
 import hashlib
+import http.client
 import importlib.util
 import io
+import json
 import os
 import pathlib
 import shutil
@@ -14,6 +17,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+import unittest
 import zipfile
 
 from peers import main_or_skip, python_with
@@ -181,6 +186,33 @@ class Rpc(EndToEnd):
         self.refused(grpc.StatusCode.UNAVAILABLE, "", lambda: watched)
         self.assertEqual(service.process.wait(TIMEOUT_S), OK)
         service.stop()
+
+    @unittest.skipUnless(importlib.util.find_spec("smg"), "needs the Python package smg")
+    def test_the_smg_gateway_is_a_client(self):
+        """It fetches the tokenizer from the service, and answers OpenAI's API with its token ids."""
+        worker, port = free_port(), free_port()
+        service = self.serve("--grpc_port", worker, "--served_model_name", "legal")
+        gateway = subprocess.Popen(
+            [sys.executable, "-m", "smg", "launch", "--host", "127.0.0.1", "--port", str(port)]
+            + ["--worker-urls", f"grpc://127.0.0.1:{worker}", "--prometheus-port", str(free_port())],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=self.folder,
+        )
+        self.addCleanup(gateway.wait)
+        self.addCleanup(gateway.kill)
+        wish = {"model": "legal", "prompt": QUESTION, "max_tokens": 12, "temperature": 0}
+        status, deadline = 0, time.monotonic() + TIMEOUT_S
+        while status != 200 and time.monotonic() < deadline:
+            time.sleep(0.1)  # it says nowhere when it knows its workers
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+            with contextlib.closing(connection), contextlib.suppress(OSError):
+                connection.request("POST", "/v1/completions", json.dumps(wish), {"content-type": "application/json"})
+                response = connection.getresponse()
+                status, text = response.status, response.read()
+        answer = json.loads(text)["choices"][0]
+        own = service.complete(**wish, add_special_tokens=False)["choices"][0]
+        self.assertEqual((answer["text"], answer["finish_reason"]), (own["text"], own["finish_reason"]))
 
     def test_libraries_do_not_use_protobuf(self):
         """LibTorch exports symbols of its own protobuf, which must not meet another one."""
