@@ -46,8 +46,8 @@ constexpr int tile_chunks = spec::nf4_tile / 8;  // of 16 bytes of bf16 in a til
 /// A block makes a strip of 16 rows of eight tiles beside each other. Lane l of a tile's warp turns one row
 /// of units into rows l % 8 and l % 8 + 8, columns 16 (l / 8) to + 15; shared memory turns that into stores
 /// of 512 consecutive bytes.
-__global__ void __launch_bounds__(threads) dequantize_tiles(spec::Nf4TilesView weight, __nv_bfloat16* __restrict__ out,
-                                                            int64_t row_stride, uint32_t blocks_per_strip) {
+__device__ __forceinline__ void dequantize_strip(const spec::Nf4TilesView& weight, __nv_bfloat16* __restrict__ out,
+                                                 int64_t row_stride, uint32_t blocks_per_strip) {
     __shared__ uint4 rows[strip_rows][strip_tiles * tile_chunks + 1];  // one more: eight rows hit different banks
     const uint32_t lane = threadIdx.x % warp, warp_index = threadIdx.x / warp;
     const auto tiles_per_row = static_cast<uint32_t>(weight.cols / spec::nf4_tile);
@@ -87,6 +87,18 @@ __global__ void __launch_bounds__(threads) dequantize_tiles(spec::Nf4TilesView w
     }
 }
 
+__global__ void __launch_bounds__(threads) dequantize_tiles(spec::Nf4TilesView weight, __nv_bfloat16* __restrict__ out,
+                                                            int64_t row_stride, uint32_t blocks_per_strip) {
+    dequantize_strip(weight, out, row_stride, blocks_per_strip);
+}
+
+/// The same of weight blockIdx.y of many, which differ in their pointers alone.
+__global__ void __launch_bounds__(threads)
+    dequantize_many_tiles(const spec::Nf4TilesView* __restrict__ weights, __nv_bfloat16* __restrict__ out,
+                          int64_t weight_stride, int64_t row_stride, uint32_t blocks_per_strip) {
+    dequantize_strip(weights[blockIdx.y], out + blockIdx.y * weight_stride, row_stride, blocks_per_strip);
+}
+
 }  // namespace
 
 void make_nf4_tiles(const spec::Quant4View& weight, uint8_t* tiles, cudaStream_t stream) {
@@ -105,6 +117,18 @@ void dequantize_nf4_tiles(const spec::Nf4TilesView& weight, void* out, int64_t r
     if (strips * blocks == 0) return;
     UNSLOTH_LAUNCH(dequantize_tiles, static_cast<unsigned>(strips * blocks), threads, 0, stream, weight,
                    static_cast<__nv_bfloat16*>(out), row_stride, static_cast<uint32_t>(blocks));
+}
+
+void dequantize_nf4_tiles(const Nf4TilesTable& weights, void* out, int64_t weight_stride, int64_t row_stride,
+                          cudaStream_t stream) {
+    UNSLOTH_CHECK(aligned_16(out, {weight_stride, row_stride}, spec::DType::bf16),
+                  "dequantize_nf4_tiles: rows of out must start at multiples of 16 bytes, its row stride is ",
+                  row_stride);
+    const int64_t strips = weights.rows / strip_rows, blocks = ceil_div(weights.cols / spec::nf4_tile, strip_tiles);
+    if (strips * blocks == 0 || weights.count == 0) return;
+    const dim3 grid(static_cast<unsigned>(strips * blocks), static_cast<unsigned>(weights.count));
+    UNSLOTH_LAUNCH(dequantize_many_tiles, grid, threads, 0, stream, weights.views, static_cast<__nv_bfloat16*>(out),
+                   weight_stride, row_stride, static_cast<uint32_t>(blocks));
 }
 
 }  // namespace unsloth::kernels

@@ -16,4 +16,14 @@ void make_nf4_tiles(const spec::Quant4View& weight, uint8_t* tiles, cudaStream_t
 /// dequantize_4bit (kernels/nf4.h) gives.
 void dequantize_nf4_tiles(const spec::Nf4TilesView& weight, void* out, int64_t row_stride, cudaStream_t stream);
 
+/// Many weights of one size, whose descriptions are in device memory; their tiles are aligned to 16 bytes.
+struct Nf4TilesTable {
+    const spec::Nf4TilesView* views = nullptr;  ///< [count]
+    int64_t count = 0;
+    int64_t rows = 0, cols = 0;
+};
+/// The same of all of them: out [count, rows, cols], weight_stride a multiple of 8 too.
+void dequantize_nf4_tiles(const Nf4TilesTable& weights, void* out, int64_t weight_stride, int64_t row_stride,
+                          cudaStream_t stream);
+
 }  // namespace unsloth::kernels

@@ -45,13 +45,35 @@ struct Glu<spec::GateActivation::gelu_tanh> {
     }
 };
 
+template <>
+struct Glu<spec::GateActivation::clamped_silu> {
+    static constexpr float alpha = 1.702f, limit = 7.f;
+    /// NaN remains.
+    static __device__ __forceinline__ float at_most(float v) { return v > limit ? limit : v; }
+    static __device__ __forceinline__ float within(float v) { return v < -limit ? -limit : at_most(v); }
+    static __device__ __forceinline__ float of(float gate, float up) {
+        const float g = at_most(gate);
+        return g * sigmoid(alpha * g) * (within(up) + 1.f);
+    }
+    static __device__ __forceinline__ SwigluGradients gradients(float dact, float gate, float up) {
+        const float g = at_most(gate), shifted = within(up) + 1.f, s = sigmoid(alpha * g);
+        return {gate > limit ? 0.f : dact * shifted * s * (1.f + alpha * g * (1.f - s)),
+                up > limit || up < -limit ? 0.f : dact * (g * s), g * s * shifted};
+    }
+};
+
 /// launch(std::integral_constant of the activation).
 template <class Launch>
 void with_gate(spec::GateActivation gate, const Launch& launch) {
-    if (gate == spec::GateActivation::silu)
-        launch(std::integral_constant<spec::GateActivation, spec::GateActivation::silu>());
-    else
-        launch(std::integral_constant<spec::GateActivation, spec::GateActivation::gelu_tanh>());
+    using spec::GateActivation;
+    switch (gate) {
+        case GateActivation::silu:
+            return launch(std::integral_constant<GateActivation, GateActivation::silu>());
+        case GateActivation::gelu_tanh:
+            return launch(std::integral_constant<GateActivation, GateActivation::gelu_tanh>());
+        case GateActivation::clamped_silu:
+            return launch(std::integral_constant<GateActivation, GateActivation::clamped_silu>());
+    }
 }
 
 }  // namespace unsloth::kernels

@@ -4,7 +4,7 @@
 # --cpu-only leaves out CUDA's compiler and libraries (4 GB); enough for the presets cpu-only, sanitize and thread.
 # --fuzz gets what the preset fuzz needs and no more: packages, clang among them, and no LibTorch.
 # --python-peers gets, after all else, what tests look at this program's files with, and are skipped without: transformers, PEFT and
-# bitsandbytes (0.3 GB) into .deps/peers, and on Debian a browser (chromium, 0.3 GB).
+# bitsandbytes and clients of serve (0.4 GB) into .deps/peers, and on Debian a browser (chromium, 0.3 GB).
 # Safe to repeat; does nothing when all is there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -35,6 +35,7 @@ gguf=gguf==0.19.0
 # What libtorch_cpu.so of this wheel asks for even where there is no CUDA; the versions are those torch's metadata pins.
 cpu_libraries=(nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
 peers=scripts/python_peers.txt
+older_client=openai==1.109.1  # the generation before the peers'
 if [ "$kind" = peers ]; then  # its other packages were installed by the call above; Ubuntu's chromium is a snap, which no container starts
     packages=()
     ! grep -qsx ID=debian /etc/os-release || packages=(chromium)
@@ -110,6 +111,7 @@ install_peers() {
     site=$(echo .deps/peers/lib/python3*/site-packages)
     echo "../../../../venv/${site#.deps/peers/}" >"$site/venv.pth"
     PIP_PYTHON=.deps/peers/bin/python pip_install --no-compile --no-deps -r "$peers"
+    PIP_PYTHON=.deps/peers/bin/python pip_install --no-compile --no-deps --target .deps/peers/openai-1 "$older_client"
     # Not from here, where our folder kernels looks like a package that bitsandbytes would use.
     (cd .deps && HF_HUB_OFFLINE=1 peers/bin/python -W ignore -c 'import torch, transformers, peft, bitsandbytes, accelerate' >peers.log 2>&1) ||
         { tail -n 20 .deps/peers.log >&2; fail ".deps/peers cannot import what was installed there (all of it: .deps/peers.log)."; }
@@ -117,7 +119,7 @@ install_peers() {
 
 # The stamp holds a hash of all that is wanted here: another version in this file makes the next call install again.
 wanted=$(printf '%s\n' "${packages[@]}" "$torch" "$arrow" "$gguf" "${cuda_toolchain[@]}" "${cpu_libraries[@]}" | sha256sum | cut -d' ' -f1)
-[ "$kind" != peers ] || wanted=$({ echo "$wanted"; cat "$peers"; } | sha256sum | cut -d' ' -f1)
+[ "$kind" != peers ] || wanted=$({ echo "$wanted" "$older_client"; cat "$peers"; } | sha256sum | cut -d' ' -f1)
 is_done() {
     local have
     if [ "$kind" = fuzz ]; then

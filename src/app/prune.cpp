@@ -31,6 +31,9 @@ void check_sizes(const PruneRequest& request, const spec::ModelSpec& spec) {
                     cat("--intermediate ", request.intermediate, ": the model's MLPs have ", spec.intermediate_size,
                         " neurons"),
                     cat("--intermediate is the number that remain: below ", spec.intermediate_size, "."));
+    if (spec.experts)
+        throw Error("model.unsupported", "the model's MLPs are of experts, which prune does not rank",
+                    "Prune a model without experts.");
     if (!spec.part_of.empty())
         throw Error(
             "model.unsupported",

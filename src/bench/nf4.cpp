@@ -219,7 +219,7 @@ std::vector<spec::KernelChoice> choices_of(const weights::MatrixGroup& group, bo
 #if UNSLOTH_CUDA
 std::vector<spec::KernelChoice> nf4_choices(ops::Context& ctx, const weights::LayerLayout& layout) {
     std::vector<spec::KernelChoice> all;
-    for (const weights::Group g : layout.all_groups()) {
+    for (const weights::Group g : layout.single_groups()) {
         const std::vector<WeightForms> sets = make_weights(ctx, layout[g]);
         for (const bool transposed : {false, true}) {
             std::vector<FormTimes> measured;
@@ -247,7 +247,7 @@ void bench_nf4(const config::LoadedConfig& loaded, [[maybe_unused]] const engine
         const std::vector<int64_t> all_tokens =
             request.batch > 0 ? std::vector<int64_t>{request.batch}
                               : std::vector<int64_t>{1, 8, 16, 32, 64, 128, 256, 512, 2048, 8192, 16384};
-        for (const weights::Group g : layout.all_groups()) {
+        for (const weights::Group g : layout.single_groups()) {
             const std::vector<WeightForms> sets = make_weights(bench.ctx, layout[g]);
             for (const bool transposed : {false, true}) {
                 std::vector<FormTimes> measured;

@@ -47,7 +47,7 @@ class Operands {
 }  // namespace
 
 weights::LayerLayout adapted_layout(const config::LoadedConfig& loaded, const spec::ModelSpec& spec) {
-    return weights::make_layout(spec, spec::resolve_lora(placement::lora_spec(loaded.config.lora), spec));
+    return weights::make_layout(spec, spec::resolve_lora(placement::lora_spec(loaded), spec));
 }
 
 ProductBench::ProductBench(const config::LoadedConfig& loaded, at::Device device)
@@ -59,7 +59,7 @@ void for_each_layer_product(const weights::LayerLayout& layout, at::Device devic
                             const std::function<void(const Product&)>& visit) {
     const Operands make(device, dtype);
     const int64_t widest = layout.widest_rank();
-    for (const weights::Group g : layout.all_groups()) {
+    for (const weights::Group g : layout.single_groups()) {
         const auto [n, k, r] = std::tuple{layout[g].n, layout[g].k, layout[g].r};
         const bool residual = g == weights::Group::o || g == weights::Group::down;
         visit(make.product(name_of(g), rows, n, k + r, k, true, layout[g].leading(),

@@ -56,8 +56,7 @@ StepOperations count_operations(const spec::ModelSpec& spec, const std::vector<i
     };
     const double qkv = weights({spec::Projection::q, spec::Projection::k, spec::Projection::v}),
                  o = weights({spec::Projection::o});
-    const double gate_up = weights({spec::Projection::gate, spec::Projection::up}),
-                 down = weights({spec::Projection::down});
+    const double down = static_cast<double>(spec.hidden_size) * spec.active_intermediate_size(), gate_up = 2 * down;
     double forward = 0, dx = 0, attentions = 0;
     for (const spec::LayerPlan& layer : run.layers) {
         const spec::LayerSteps again = spec::recompute_of(layer.keep);

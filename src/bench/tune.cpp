@@ -217,7 +217,7 @@ void tune_fp8(Tuner& tuner, BenchedModel& benched, const weights::LayerLayout& l
             tuner.settle(cat(name, forward ? " fp8" : " dx fp8"), candidates);
         }
     };
-    for (const weights::Group g : layout.all_groups())
+    for (const weights::Group g : layout.single_groups())
         settle(name_of(g), forward_codes(request.coded), dx_codes(request.coded), request.sizes.tokens, layout[g].n,
                layout[g].k, layout[g].r);
     const spec::CodedProducts head = request.sizes.head_coded;
@@ -247,7 +247,7 @@ void tune_thin(Tuner& tuner, BenchedModel& benched, const weights::LayerLayout& 
         candidates.erase(std::find(candidates.begin() + 1, candidates.end(), choice));
         tuner.settle(name, candidates);
     };
-    for (const weights::Group g : layout.all_groups()) {
+    for (const weights::Group g : layout.single_groups()) {
         const weights::MatrixGroup& group = layout[g];
         if (group.r == 0) continue;
         int64_t widest = 0;

@@ -86,9 +86,9 @@ void run_evaluate(const config::LoadedConfig& given, const engine_api::EvaluateR
     const train::Evaluator::Result found = evaluator.run(*model.model, *model.ctx, *objective, none, 0, 0);
     if (!found.report) throw Interrupted(found.signal, "stopped before all rows were evaluated");
     const train::EvalReport& report = *found.report;
-    if (!std::isfinite(report.loss))
+    if (!std::isfinite(*report.loss))
         throw Error("numerics.not-finite", "the rows' loss is not finite", session::overflow_advice);
-    Json results{{"eval_loss", train::number(report.loss)}, {"perplexity", train::number(std::exp(report.loss))}};
+    Json results{{"eval_loss", train::number(*report.loss)}, {"perplexity", train::number(std::exp(*report.loss))}};
     for (const auto& [name, value] : report.figures) results[name] = train::number(value);
     results["eval_tokens"] = report.tokens;
     for (const auto& [name, loss] : report.losses) results[cat("eval_", name, "_loss")] = train::number(loss);

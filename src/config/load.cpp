@@ -103,12 +103,14 @@ std::string config_schema() {
 }
 
 std::string best_metric(const TrainingOptions& training) {
-    const std::string& name = training.metric_for_best_model;
-    return name.starts_with("eval_") ? name : "eval_" + name;
+    const std::string& given = training.metric_for_best_model;
+    const std::string name = given.starts_with("eval_") ? given : "eval_" + given;
+    // Completions of held-out prompts have rewards, and no loss.
+    return name == "eval_loss" && samples_completions(training.objective) ? "eval_reward" : name;
 }
 
 bool more_is_better(const TrainingOptions& training) {
-    const std::string& name = training.metric_for_best_model;
+    const std::string name = best_metric(training);
     return training.greater_is_better.value_or(!name.ends_with("loss") && !name.ends_with("perplexity"));
 }
 

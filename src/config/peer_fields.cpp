@@ -33,7 +33,7 @@ void add_lora_fields(PeerRows& rows) {
         .only({"peft_type"}, {"LORA", nullptr}, "of PEFT's methods LoRA alone is known")
         .only({"fan_in_fan_out", "lora_bias", "ensure_weight_tying"}, off, "adapters are plain linear layers, untied")
         .only({"init_lora_weights"}, {true, nullptr}, "A is drawn uniformly and B is 0, as PEFT does for true")
-        .only({"exclude_modules", "layers_pattern", "target_parameters", "trainable_token_indices"}, off,
+        .only({"exclude_modules", "layers_pattern", "trainable_token_indices"}, off,
               "lora.target_modules and lora.layers_to_transform select the trained modules")
         .only({"use_qalora", "use_bdlora", "velora_config", "monteclora_config", "kasa_config", "arrow_config",
                "alora_invocation_tokens", "layer_replication", "lora_ga_config", "eva_config", "corda_config"},
@@ -146,7 +146,6 @@ void add_optimizer_fields(PeerRows& rows) {
               "training.optim is AdamW, with adam_beta1, adam_beta2, adam_epsilon")
         .only({"adafactor"}, off, "training.optim is AdamW")
         .only({"label_smoothing_factor"}, {nullptr, 0}, "the loss is the plain cross-entropy")
-        .only({"router_aux_loss_coef"}, {nullptr, 0}, "mixtures of experts are not trained")
         .only({"loss_type"}, {nullptr, "nll", "chunked_nll"},
               "the loss is the plain cross-entropy, a chunk of rows at a time")
         .any({"average_tokens_across_devices"}, "a step's loss is the mean over the targets of all devices")

@@ -71,6 +71,8 @@ void check_lora(const LoraOptions& lora, Errors& errors) {
                         "Name at least one projection, such as q_proj.");
         refuse_duplicates(lora.target_modules, "lora.target_modules");
     });
+    errors.check({"lora.target_parameters"},
+                 [&] { refuse_duplicates(lora.target_parameters, "lora.target_parameters"); });
     errors.check({"lora.layers_to_transform"}, [&] {
         if (lora.layers_to_transform && lora.layers_to_transform->empty())
             throw Error("option.invalid-value", "lora.layers_to_transform is empty: no layer would get an adapter",

@@ -191,6 +191,14 @@ class JsonProof {
         if (std::isinf(std::strtod(shown.c_str(), nullptr))) fail(begin, cat("the number ", shown, " is too large"));
     }
 
+    /// The number of the \u0000 at `place`, -1 where there is none.
+    int escaped_unit(std::size_t place) const {
+        if (text_.substr(place, 2) != "\\u" || place + 6 > text_.size()) return -1;
+        const std::string digits(text_.substr(place + 2, 4));
+        const bool valid = std::all_of(digits.begin(), digits.end(), [](unsigned char c) { return std::isxdigit(c); });
+        return valid ? std::stoi(digits, nullptr, 16) : -1;
+    }
+
     void string() {
         const std::size_t begin = at_++;
         while (true) {
@@ -205,9 +213,12 @@ class JsonProof {
             if (c == '\\') {
                 ++at_;
                 if (here() == 'u') {
-                    for (std::size_t i = 1; i <= 4; ++i)
-                        if (at_ + i >= text_.size() || std::isxdigit(static_cast<unsigned char>(text_[at_ + i])) == 0)
-                            fail(at_ - 1, "four hexadecimal digits are expected after \\u");
+                    const bool high = escaped_unit(at_ - 1) >> 10 == 0xD800 >> 10;
+                    const bool low = escaped_unit(at_ + (high ? 5 : -1)) >> 10 == 0xDC00 >> 10;
+                    if (escaped_unit(at_ - 1) < 0) fail(at_ - 1, "four hexadecimal digits are expected after \\u");
+                    if (high != low)
+                        fail(at_ - 1, "half a character: \\ud800 to \\udbff need \\udc00 to \\udfff after them");
+                    if (high) at_ += 6;
                 } else if (at_end() || std::string_view("\"\\/bfnrt").find(here()) == std::string_view::npos) {
                     fail(at_ - 1, "this backslash begins no known character; a backslash itself is written \\\\");
                 }

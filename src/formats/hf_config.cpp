@@ -306,6 +306,11 @@ void check_model_spec(const spec::ModelSpec& spec, const std::string& source) {
                         cat(source, ": partial_rotary_factor ", rope.rotated_share, ": turns ", turned, " of ",
                             spec.head_dim, " values of a head, expected an even number"));
     }
+    if (spec.experts) {
+        check_range(source, "the number of experts", spec.experts->count, 256);
+        check_range(source, "num_experts_per_tok", spec.experts->top_k, std::min<int64_t>(16, spec.experts->count));
+        check_range(source, "moe_intermediate_size", spec.experts->intermediate_size, int64_t{1} << 22);
+    }
     for (const auto& [key, value] : {std::pair{"embedding_multiplier", spec.embedding_multiplier},
                                      std::pair{"residual_multiplier", spec.residual_multiplier},
                                      std::pair{"the scale of attention's scores", spec.score_scale.value_or(1.0)},

@@ -153,7 +153,7 @@ std::string write_model_config(const spec::ModelSpec& spec, const std::optional<
             return rope_parameters(a) == rope_parameters(b);
         };
         keep_rope = std::ranges::equal(before.ropes, spec.ropes, same);
-        keep_keys = before.layers == spec.layers;
+        keep_keys = before.layers == spec.layers && before.experts == spec.experts;
     }
     write_structure(spec, config);
     if (!keep_rope) write_rope(spec, config);

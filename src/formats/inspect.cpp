@@ -121,6 +121,7 @@ void describe_adapter(Inspection& inspection, const PeftConfig& config) {
     facts["use_rslora"] = lora.use_rslora ? "true" : "false";
     facts["use_dora"] = lora.use_dora ? "true" : "false";
     facts["target_modules"] = joined(lora.target_modules);
+    if (!lora.target_parameters.empty()) facts["target_parameters"] = joined(lora.target_parameters);
     facts["modules_to_save"] = joined(lora.modules_to_save);
     facts["rank_pattern"] = cat(lora.rank_pattern.size(), " entries");
     facts["alpha_pattern"] = cat(lora.alpha_pattern.size(), " entries");

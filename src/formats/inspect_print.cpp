@@ -59,6 +59,8 @@ std::string model_text(const spec::ModelSpec& model) {
     const auto layer =
         std::ranges::find_if(model.layers, [](const spec::LayerSpec& layer) { return layer.window > 0; });
     if (layer != model.layers.end()) text += cat(", sliding window ", layer->window);
+    if (const auto& experts = model.experts)
+        text += cat(", ", experts->top_k, " of ", experts->count, " experts of ", experts->intermediate_size);
     return text + "\n";
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <set>
 #include <utility>
 
@@ -27,6 +28,7 @@ class Resolver {
                                "The tensors must be those that config.json describes; the folder may mix two models.");
         ModelTensors tensors(std::move(sources));
         tensors.others = std::move(others_);
+        tensors.rows_of_all_experts = std::move(parts_);
         return tensors;
     }
 
@@ -35,7 +37,8 @@ class Resolver {
         TensorSource source;
         source.rule = std::move(rule);
         const std::string& name = source.rule.hf_name;
-        const TensorView* const tensor = checkpoint_.find(name);
+        const TensorView* tensor = checkpoint_.find(name);
+        if (tensor == nullptr && source.rule.id.expert >= 0) tensor = rows_of_all_experts(source.rule);
         if (tensor == nullptr) {
             problems_.missing.add(cat(name, " ", shape_text(source.rule.shape)));
             return source;
@@ -49,6 +52,35 @@ class Resolver {
         }
         std::visit([&](const auto& stored) { check(source, stored); }, source.stored);
         return source;
+    }
+
+    /// An expert's matrix where all experts of a layer are one tensor, as models of transformers 5 hold them: gate's
+    /// rows and then up's, [E, 2 F, D], or [E, D, F]. nullptr: there is none.
+    const TensorView* rows_of_all_experts(const spec::TensorRule& rule) {
+        const std::string one = spec::path_of(rule.id);
+        const bool down = rule.id.projection == spec::Projection::down;
+        const std::string name =
+            cat(rule.hf_name.substr(0, rule.hf_name.find(one)), "mlp.experts.", down ? "down_proj" : "gate_up_proj");
+        const TensorView* const all = checkpoint_.find(name);
+        if (all == nullptr) return nullptr;
+        const int64_t each = (down ? 1 : 2) * rule.shape[0];
+        const std::vector<int64_t> expected{spec_.experts->count, each, rule.shape[1]};
+        const bool known = used_.insert(name).second;
+        if (all->shape != expected || all->elements() == 0) {
+            if (known)
+                problems_.unusable.add(
+                    cat(name, ": expected ", shape_text(expected), ", found ", shape_text(all->shape)));
+            return nullptr;
+        }
+        const std::size_t row = all->data.size() / static_cast<std::size_t>(expected[0] * each);
+        const int64_t first = rule.id.expert * each + (rule.id.projection == spec::Projection::up ? rule.shape[0] : 0);
+        TensorView part = *all;
+        part.name = rule.hf_name;
+        part.shape = rule.shape;
+        part.data =
+            all->data.subspan(static_cast<std::size_t>(first) * row, static_cast<std::size_t>(rule.shape[0]) * row);
+        part.file_offset += static_cast<std::size_t>(first) * row;
+        return &parts_->emplace_back(std::move(part));
     }
 
     void check(const TensorSource& source, const Quant4Weight& weight) {
@@ -107,6 +139,7 @@ class Resolver {
     const spec::ModelSpec& spec_;
     std::set<std::string> used_;
     std::vector<const TensorView*> others_;
+    std::shared_ptr<std::deque<TensorView>> parts_ = std::make_shared<std::deque<TensorView>>();
     TensorProblems problems_;
 };
 
@@ -152,7 +185,8 @@ ModelTensors::ModelTensors(std::vector<TensorSource> sources) : sources_(std::mo
         index_.emplace(rule.hf_name, i);
         if (rule.role == spec::TensorRole::linear) linears_.emplace(rule.id, i);
         if (rule.role == spec::TensorRole::bias) biases_.emplace(rule.id, i);
-        if (spec::is_norm(rule.role)) norms_[rule.id.layer].push_back(rule.role);
+        if (spec::is_norm(rule.role) || rule.role == spec::TensorRole::router)
+            norms_[rule.id.layer].push_back(rule.role);
     }
 }
 

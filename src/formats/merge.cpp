@@ -43,6 +43,35 @@ std::vector<float> floats_of(const TensorView& tensor) {
     return values;
 }
 
+/// Whose adapter a matrix has: experts share one, of all that are in a layer.
+spec::LinearId adapted_of(spec::LinearId id) {
+    if (id.expert < 0) return id;
+    return {id.layer, id.projection == spec::Projection::down ? spec::Projection::experts_down
+                                                              : spec::Projection::experts_gate_up};
+}
+
+/// An expert's A, r rows of all experts' in turn.
+std::vector<float> expert_a(const TensorView& all, int64_t r, int expert) {
+    const int64_t count = r * all.shape[1];
+    std::vector<float> values(static_cast<std::size_t>(count));
+    spec::convert_to_f32(all.dtype,
+                         all.data.data() + static_cast<std::size_t>(expert * count) * spec::size_of(all.dtype), count,
+                         values.data());
+    return values;
+}
+
+/// Rows of an expert's B [N, r], of all experts' [N, r E], the experts innermost.
+std::vector<float> expert_b(const TensorView& all, int64_t r, int expert, int64_t first_row, int64_t rows) {
+    const int64_t experts = all.shape[1] / r;
+    std::vector<float> values(static_cast<std::size_t>(rows * r));
+    for (int64_t i = 0; i < rows * r; ++i) {
+        const int64_t element = (first_row * r + i) * experts + expert;
+        spec::convert_to_f32(all.dtype, all.data.data() + static_cast<std::size_t>(element) * spec::size_of(all.dtype),
+                             1, values.data() + i);
+    }
+    return values;
+}
+
 std::span<const std::byte> bytes_of_rows(const TensorView& tensor, int64_t cols, int64_t row_begin, int64_t row_end) {
     const auto row_bytes = static_cast<std::size_t>(cols) * spec::size_of(tensor.dtype);
     return tensor.data.subspan(static_cast<std::size_t>(row_begin) * row_bytes,
@@ -184,7 +213,7 @@ const TensorView* MergedModel::saved_module(const spec::TensorRule& rule) const 
 
 spec::LoraModule MergedModel::lora_of(const spec::TensorRule& rule) const {
     if (adapter_ == nullptr || rule.role != spec::TensorRole::linear) return {};
-    return adapter_->layers[static_cast<std::size_t>(rule.id.layer)][rule.id.projection];
+    return adapter_->layers[static_cast<std::size_t>(rule.id.layer)][adapted_of(rule.id).projection];
 }
 
 const Quant4Weight* MergedModel::unchanged_quant4(const spec::TensorRule& rule) const {
@@ -220,8 +249,15 @@ MergedTensor MergedModel::open(const spec::TensorRule& rule) const {
     if (lora.r == 0) return tensor;
     tensor.r_ = lora.r;
     tensor.scale_ = static_cast<float>(lora.scale);
-    tensor.a_ = floats_of(adapter_->a(rule.id));
-    tensor.b_ = floats_of(adapter_->b(rule.id));
+    const TensorView &a = adapter_->a(adapted_of(rule.id)), &b = adapter_->b(adapted_of(rule.id));
+    if (rule.id.expert >= 0) {
+        tensor.a_ = expert_a(a, lora.r, rule.id.expert);
+        const int64_t first_row = rule.id.projection == spec::Projection::up ? tensor.rows() : 0;
+        tensor.b_ = expert_b(b, lora.r, rule.id.expert, first_row, tensor.rows());
+        return tensor;
+    }
+    tensor.a_ = floats_of(a);
+    tensor.b_ = floats_of(b);
     if (lora.dora) tensor.magnitude_ = floats_of(adapter_->magnitude(rule.id));
     return tensor;
 }
@@ -229,7 +265,11 @@ MergedTensor MergedModel::open(const spec::TensorRule& rule) const {
 int64_t MergedModel::changed_tensors() const {
     if (adapter_ == nullptr) return 0;
     auto count = static_cast<int64_t>(adapter_->config.lora.modules_to_save.size());
-    for (const spec::LayerLora& layer : adapter_->layers) count += std::distance(layer.begin(), layer.end());
+    for (const spec::LayerLora& layer : adapter_->layers)
+        for (const auto& adapted : layer)
+            count += !is_of_experts(adapted.first)                        ? 1
+                     : adapted.first == spec::Projection::experts_gate_up ? 2 * spec_.experts->count
+                                                                          : spec_.experts->count;
     return count;
 }
 

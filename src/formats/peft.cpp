@@ -22,14 +22,13 @@ constexpr const char* base_key = "unsloth_base";
 
 /// Options of PEFT that change what an adapter computes or which weights it has. Absent, null, false and empty mean
 /// off.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 16> refused_options = {{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 15> refused_options = {{
     {"use_qalora", "QALoRA"},
     {"use_bdlora", "block-diagonal LoRA"},
     {"lora_bias", "biases on lora_B"},
     {"fan_in_fan_out", "transposed weights"},
     {"layer_replication", "replicated layers"},
     {"trainable_token_indices", "single trainable tokens"},
-    {"target_parameters", "adapters on bare parameters"},
     {"exclude_modules", "excluded modules"},
     {"alora_invocation_tokens", "activated LoRA"},
     {"arrow_config", "Arrow routing"},
@@ -42,7 +41,7 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 16> refused_
 }};
 
 /// Keys that are read here, or that say nothing about what a finished adapter computes.
-constexpr std::array<std::string_view, 26> known_options = {"peft_type",
+constexpr std::array<std::string_view, 27> known_options = {"peft_type",
                                                             "rope_scaling",
                                                             "task_type",
                                                             "bias",
@@ -52,6 +51,7 @@ constexpr std::array<std::string_view, 26> known_options = {"peft_type",
                                                             "use_rslora",
                                                             "use_dora",
                                                             "target_modules",
+                                                            "target_parameters",
                                                             "rank_pattern",
                                                             "alpha_pattern",
                                                             "modules_to_save",
@@ -231,6 +231,7 @@ PeftConfig parse_peft_config(const std::string& json_text, const std::string& so
     lora.use_rslora = json.boolean("use_rslora").value_or(false);
     lora.use_dora = json.boolean("use_dora").value_or(false);
     if (json.has("rope_scaling")) config.rope_scaling = json["rope_scaling"].value().dump();
+    lora.target_parameters = json.strings("target_parameters");
     read_targets(json, lora);
     read_patterns(json, lora);
     lora.modules_to_save = json.strings("modules_to_save");
@@ -295,7 +296,7 @@ std::string write_peft_config(const PeftConfig& config) {
         {"rank_pattern", pattern_text(lora.rank_pattern)},
         {"revision", "null"},
         {"target_modules", targets_text(lora)},
-        {"target_parameters", "null"},
+        {"target_parameters", texts_or_null(lora.target_parameters, false)},
         {"task_type", "\"CAUSAL_LM\""},
         {"trainable_token_indices", "null"},
         {"use_bdlora", "null"},
@@ -315,14 +316,23 @@ std::string write_peft_config(const PeftConfig& config) {
     return text + "\n}\n";
 }
 
-std::string lora_a_name(spec::LinearId id, std::string_view stem) {
-    return cat("base_model.model.model.", stem, "layers.", id.layer, ".", spec::path_of(id.projection),
-               ".lora_A.weight");
+namespace {
+
+/// The module that PEFT gives an adapter to.
+std::string adapted_module(spec::LinearId id, std::string_view stem, bool within) {
+    const std::string layer = cat("base_model.model.model.", stem, "layers.", id.layer, ".");
+    if (!is_of_experts(id.projection)) return layer + std::string(spec::path_of(id.projection));
+    return cat(layer, "mlp.experts", within ? ".base_layer" : "");
 }
 
-std::string lora_b_name(spec::LinearId id, std::string_view stem) {
-    return cat("base_model.model.model.", stem, "layers.", id.layer, ".", spec::path_of(id.projection),
-               ".lora_B.weight");
+}  // namespace
+
+std::string lora_a_name(spec::LinearId id, std::string_view stem, bool within) {
+    return adapted_module(id, stem, within) + ".lora_A.weight";
+}
+
+std::string lora_b_name(spec::LinearId id, std::string_view stem, bool within) {
+    return adapted_module(id, stem, within) + ".lora_B.weight";
 }
 
 std::string magnitude_name(spec::LinearId id, std::string_view stem) {
@@ -339,12 +349,15 @@ std::vector<TensorDecl> adapter_tensors(const spec::LoraSpec& lora, const spec::
     std::vector<TensorDecl> tensors;
     const auto layers = spec::resolve_lora(lora, model);
     for (int layer = 0; layer < static_cast<int>(layers.size()); ++layer) {
-        for (const spec::Projection p : model.linears) {
+        for (const spec::Projection p : model.adaptable_of(layer)) {
             const spec::LinearId id{layer, p};
-            const spec::LoraModule& module = layers[static_cast<std::size_t>(layer)][p];
+            const spec::LayerLora& adapted = layers[static_cast<std::size_t>(layer)];
+            const spec::LoraModule& module = adapted[p];
             if (module.r == 0) continue;
-            tensors.push_back({lora_a_name(id, model.stem()), dtype, {module.r, model.in_features(p)}});
-            tensors.push_back({lora_b_name(id, model.stem()), dtype, {model.out_features(p), module.r}});
+            const int64_t r = (is_of_experts(p) ? model.experts->count : 1) * module.r;
+            const bool within = adapted.is_within(p);
+            tensors.push_back({lora_a_name(id, model.stem(), within), dtype, {r, model.in_features(p)}});
+            tensors.push_back({lora_b_name(id, model.stem(), within), dtype, {model.out_features(p), r}});
             if (module.dora) tensors.push_back({magnitude_name(id, model.stem()), dtype, {model.out_features(p)}});
         }
     }

@@ -45,7 +45,7 @@ const char* reason_of(int status) {
 class Http1 : public Protocol {
   public:
     Http1(Shared& shared, Carrier& carrier, std::string peer)
-        : shared_(shared), carrier_(carrier), peer_(std::move(peer)) {
+        : shared_(shared), carrier_(carrier), peer_(std::move(peer)), held_(shared) {
         next_request();
     }
     ~Http1() override { close(); }
@@ -71,6 +71,8 @@ class Http1 : public Protocol {
     Carrier& carrier_;
     const std::string peer_;
     std::optional<RequestParser> parser_;
+    HeldBytes held_;
+    size_t arrived_ = 0;  // bytes of the request
     std::shared_ptr<Exchange> current_;
     std::string own_;          // what the server says itself: 100 Continue
     Clock::time_point since_;  // the connection is idle, or the request or its body began
@@ -82,19 +84,26 @@ class Http1 : public Protocol {
 void Http1::next_request() {
     parser_.emplace(shared_.options.header_bytes, shared_.options.body_bytes);
     since_ = Clock::now();
+    arrived_ = 0;
     head_seen_ = started_ = false;
 }
 
 size_t Http1::receive(std::string_view bytes) {
     size_t used = 0;
     while (used < bytes.size() && !current_ && !closing_) {
-        used += parser_->feed(bytes.substr(used));
+        const size_t taken = parser_->feed(bytes.substr(used));
+        used += taken;
+        arrived_ += taken;
         if (!started_ && parser_->started()) {
             started_ = true;
             since_ = Clock::now();
         }
         if (parser_->refused()) {
             refuse(parser_->refusal().status, parser_->refusal().message);
+            break;
+        }
+        if (!parser_->done() && !held_.set(arrived_)) {
+            refuse(503, too_much_held);
             break;
         }
         if (!head_seen_ && parser_->head_done()) {
@@ -105,6 +114,7 @@ size_t Http1::receive(std::string_view bytes) {
         if (!parser_->done()) continue;
         keep_ = parser_->keeps_alive();
         head_sent_ = false;
+        held_.set(0);
         Request request = parser_->take();
         request.peer = peer_;
         current_ = start_exchange(shared_, carrier_, 0, std::move(request));
@@ -117,7 +127,9 @@ void Http1::refuse(int status, std::string_view message) {
     keep_ = false;
     head_sent_ = false;
     closing_ = true;  // takes no more bytes; the answer is still sent
+    held_.set(0);
     current_ = refuse_exchange(shared_, carrier_, 0, parser_->is_head(), status, message);
+    parser_->take();  // and forgotten
 }
 
 void Http1::fill(std::string& out) {
@@ -195,6 +207,7 @@ void Http1::client_left() {
 
 void Http1::close() {
     closing_ = true;
+    held_.set(0);
     if (const auto exchange = std::exchange(current_, nullptr)) exchange->leave();
 }
 

@@ -16,9 +16,14 @@ namespace {
 constexpr uint32_t stream_window = 1 << 20;
 constexpr int32_t connection_window = 4 << 20;
 constexpr size_t most_fields_h2 = 256;
+/// Streams that one client makes the connection reset, by its own RST_STREAM or by a mistake: a burst, then so many a
+/// second.
+constexpr uint64_t reset_burst = 1000, resets_per_second = 33;
 
 struct Stream {
+    explicit Stream(Shared& shared) : held(shared) {}
     Request request;
+    HeldBytes held;
     size_t header_bytes = 0;
     bool method_seen = false, complete = false;  // complete: the handler may have it
     bool in_pieces = false, body_ends = false;
@@ -69,6 +74,7 @@ class Http2 : public Protocol {
     void hand_over(Stream& stream, int32_t id);
     void drop(Stream& stream, int32_t id);
     void go_away();
+    void count_mistake();
 
     Shared& shared_;
     Carrier& carrier_;
@@ -78,6 +84,8 @@ class Http2 : public Protocol {
     std::vector<int32_t> ready_;                   // requests that are complete or refused
     std::vector<std::shared_ptr<Exchange>> left_;  // of closed streams
     Clock::time_point idle_since_ = Clock::now();
+    double mistakes_left_ = reset_burst;
+    Clock::time_point mistake_ = idle_since_;  // the last one
     bool failed_ = false, leaving_ = false;
 };
 
@@ -131,9 +139,9 @@ Http2::Http2(Shared& shared, Carrier& carrier, std::string peer)
     : shared_(shared), carrier_(carrier), peer_(std::move(peer)) {
     nghttp2_option* option = nullptr;
     UNSLOTH_CHECK(::nghttp2_option_new(&option) == 0, "no memory");
-    ::nghttp2_option_set_max_outbound_ack(option, 1000);             // PING and SETTINGS floods
-    ::nghttp2_option_set_max_settings(option, 32);                   // entries of one frame
-    ::nghttp2_option_set_stream_reset_rate_limit(option, 1000, 33);  // rapid reset: a burst, then so many a second
+    ::nghttp2_option_set_max_outbound_ack(option, 1000);  // PING and SETTINGS floods
+    ::nghttp2_option_set_max_settings(option, 32);        // entries of one frame
+    ::nghttp2_option_set_stream_reset_rate_limit(option, reset_burst, resets_per_second);
     nghttp2_session_callbacks* made = callbacks();
     const int status = ::nghttp2_session_server_new2(&session_, made, this, option);
     ::nghttp2_session_callbacks_del(made);
@@ -161,8 +169,7 @@ Stream* Http2::find(int32_t id) {
 
 int Http2::begin_headers(const nghttp2_frame& frame) {
     if (frame.hd.type == NGHTTP2_HEADERS && frame.headers.cat == NGHTTP2_HCAT_REQUEST) {
-        Stream& stream = streams_[frame.hd.stream_id];
-        stream.request.peer = peer_;
+        streams_.try_emplace(frame.hd.stream_id, shared_).first->second.request.peer = peer_;
     }
     return 0;
 }
@@ -196,14 +203,14 @@ int Http2::data(int32_t id, std::string_view bytes) {
     Stream* stream = find(id);
     if (stream == nullptr || stream->refusal.status != 0) return 0;
     stream->body_bytes += bytes.size();
-    const bool fits = stream->body_bytes <= shared_.options.body_bytes;
-    if (stream->in_pieces) {
-        if (fits) stream->piece.append(bytes);
-        ready_.push_back(id);
-    } else if (fits) {
-        stream->request.body.append(bytes);
-    } else {
+    std::string& kept = stream->in_pieces ? stream->piece : stream->request.body;
+    if (stream->body_bytes > shared_.options.body_bytes) {
         refuse(*stream, id, 413, "the body is too large");
+    } else if (!stream->held.set(stream->header_bytes + kept.size() + bytes.size())) {
+        refuse(*stream, id, 503, too_much_held);
+    } else {
+        kept.append(bytes);
+        if (stream->in_pieces) ready_.push_back(id);
     }
     return 0;
 }
@@ -219,12 +226,25 @@ int Http2::frame_received(const nghttp2_frame& frame) {
     }
     if (is_head && shared_.options.takes_pieces) stream->in_pieces = shared_.options.takes_pieces(stream->request);
     stream->body_ends = (frame.hd.flags & NGHTTP2_FLAG_END_STREAM) != 0;
-    if (stream->body_ends || (is_head && stream->in_pieces)) ready_.push_back(frame.hd.stream_id);
+    if (stream->body_ends || (is_head && stream->in_pieces))
+        ready_.push_back(frame.hd.stream_id);
+    else if (!stream->in_pieces && !stream->held.set(stream->header_bytes + stream->request.body.size()))
+        refuse(*stream, frame.hd.stream_id, 503, too_much_held);
     return 0;
+}
+
+/// nghttp2 limits the client's own resets. This limits those that the client's mistakes cause (CVE-2025-8671).
+void Http2::count_mistake() {
+    const std::chrono::duration<double> since = Clock::now() - std::exchange(mistake_, Clock::now());
+    mistakes_left_ = std::min<double>(mistakes_left_ + since.count() * resets_per_second, reset_burst) - 1;
+    if (mistakes_left_ < 0) failed_ = true;
 }
 
 /// An answered request may still be on its way; the client shall stop sending it (RFC 9113, 8.1).
 int Http2::frame_sent(const nghttp2_frame& frame) {
+    if (frame.hd.type == NGHTTP2_RST_STREAM && frame.rst_stream.error_code != NGHTTP2_NO_ERROR &&
+        frame.rst_stream.error_code != NGHTTP2_INTERNAL_ERROR)
+        count_mistake();
     if ((frame.hd.type != NGHTTP2_HEADERS && frame.hd.type != NGHTTP2_DATA) ||
         (frame.hd.flags & NGHTTP2_FLAG_END_STREAM) == 0)
         return 0;
@@ -245,6 +265,12 @@ int Http2::stream_closed(int32_t id) {
 
 void Http2::refuse(Stream& stream, int32_t id, int status, const char* message) {
     stream.refusal = {status, message};
+    const bool is_head = stream.request.method == "HEAD";
+    stream.request = {};
+    if (is_head) stream.request.method = "HEAD";
+    if (!stream.complete) stream.in_pieces = false;  // no handler has it
+    stream.piece.clear();
+    stream.held.set(0);
     ready_.push_back(id);
 }
 
@@ -261,7 +287,8 @@ size_t Http2::receive(std::string_view bytes) {
 
 /// What came of a body whose exchange takes it in pieces.
 void Http2::hand_over(Stream& stream, int32_t id) {
-    if (stream.body_bytes > shared_.options.body_bytes) return drop(stream, id);
+    stream.held.set(0);
+    if (stream.refusal.status != 0) return drop(stream, id);
     stream.exchange->body(std::exchange(stream.piece, {}), stream.body_ends);
 }
 
@@ -275,6 +302,7 @@ void Http2::settle() {
             continue;
         }
         stream->complete = true;
+        stream->held.set(0);
         stream->progress = Clock::now();
         const bool head_only = stream->request.method == "HEAD";
         stream->exchange =

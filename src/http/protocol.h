@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "http/exchange.h"
 
@@ -21,7 +22,27 @@ struct Shared {
     Handler handler;
     std::shared_ptr<Mailbox> mailbox;
     bool draining = false;
+    size_t held_bytes = 0;  ///< of requests that have not arrived whole
 };
+
+/// A request's share of Shared::held_bytes.
+class HeldBytes {
+  public:
+    explicit HeldBytes(Shared& shared) : shared_(shared) {}
+    ~HeldBytes() { set(0); }
+    HeldBytes(const HeldBytes&) = delete;
+    HeldBytes& operator=(const HeldBytes&) = delete;
+    /// False where all of them exceed the limit.
+    bool set(size_t bytes) {
+        shared_.held_bytes += bytes - std::exchange(mine_, bytes);
+        return shared_.held_bytes <= shared_.options.held_bytes;
+    }
+
+  private:
+    Shared& shared_;
+    size_t mine_ = 0;
+};
+constexpr const char* too_much_held = "too many requests arrive at a time";
 
 /// One connection's protocol.
 class Protocol {

@@ -110,11 +110,6 @@ void import_axolotl_policy(Importer& importer, const std::string& rl) {
     else if (beta)
         importer.set("rl_beta", "grpo.beta", *beta);
     if (rl == "gdpo") importer.set("rl", "grpo.multi_objective_aggregation", "normalize_then_sum");
-    for (const char* key : {"val_set_size", "test_datasets"}) {
-        const auto given = importer.take(key);
-        if (given && *given != 0 && !given->empty())
-            importer.lose(key, cat(shown(*given), ": completions of held-out prompts are not scored yet"));
-    }
     if (importer.take("vllm")) importer.note("vllm", "has no effect: completions are sampled by the model in training");
     for (const char* key : {"orpo_alpha", "dpo_loss_type", "dpo_label_smoothing", "rpo_alpha", "cpo_alpha",
                             "simpo_gamma", "kto_desirable_weight", "kto_undesirable_weight"})

@@ -128,9 +128,9 @@ void add_adapter(PeerRows& rows) {
         .means("peft_use_dora", "lora.use_dora", {}, {nullptr})
         .only({"peft_init_lora_weights"}, {nullptr, true}, "A is drawn uniformly and B is 0, as PEFT does for true")
         .only({"lora_fan_in_fan_out", "peft_ensure_weight_tying"}, nothing, "adapters are plain linear layers, untied")
-        .only(
-            {"peft_layers_pattern", "peft_layer_replication", "peft_trainable_token_indices", "lora_target_parameters"},
-            off, "lora.target_modules and lora.layers_to_transform say what is trained")
+        .only({"peft_layers_pattern", "peft_layer_replication", "peft_trainable_token_indices"}, off,
+              "lora.target_modules and lora.layers_to_transform say what is trained")
+        .means("lora_target_parameters", "lora.target_parameters", {}, {nullptr})
         .only({"peft"}, off, "adapters begin at zero, not at the quantisation error (LoftQ)")
         .any({"peft_autocast_adapter_dtype"}, "adapters are kept in float32")
         .means("loraplus_lr_ratio", "lora.loraplus_lr_ratio", {}, {nullptr})

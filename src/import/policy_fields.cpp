@@ -39,7 +39,7 @@ const std::vector<PeerField>& policy_fields() {
             .any({"num_completions_to_print", "log_unique_prompts", "log_multimodal"},
                  "grpo.log_completions writes all of them to completions.jsonl")
             .only({"log_completions_hub_repo"}, off, "nothing is uploaded")
-            .any({"num_generations_eval"}, "completions of held-out prompts are not scored yet")
+            .means("num_generations_eval", "grpo.num_generations_eval", {}, {nullptr})
             .only({"reward_model_name_or_path", "reward_processing_classes"}, off,
                   "no reward model is loaded; a reward {\"http\": URL} asks a server for scores")
             .only({"use_data_producer", "async_prefetch", "streaming_partial_batch"}, off,

@@ -33,7 +33,7 @@ const std::vector<PeerField>& trl_fields() {
             .means("model_name", "model.path", {}, {nullptr})
             .means("lora_r", "lora.r", {}, {nullptr})
             .only({"lora_task_type"}, {"CAUSAL_LM", nullptr}, "causal language models alone are trained")
-            .only({"lora_target_parameters"}, off, "lora.target_modules says what is trained")
+            .means("lora_target_parameters", "lora.target_parameters", {}, {nullptr})
             .only({"model_revision", "revision", "tokenizer_revision"}, {nullptr, "main"},
                   "model.path ORG/NAME@REVISION names one of the hub")
             .any({"use_bnb_nested_quant"}, "model.load_in_4bit quantises the scales too")
@@ -119,9 +119,11 @@ void import_data(Importer& importer) {
         importer.note("dataset_test_split",
                       cat("has no effect: ", evaluates ? "test_split_size is given" : "eval_strategy is no"));
     if (!evaluates && asks) {
+        const Json steps = importer.look("eval_steps");
         importer.lose("eval_strategy",
                       cat(shown(strategy), ": the split ", named_test ? shown(test) : "test",
-                          " has to be named: --data.eval_file FILE, or --data.val_size N of the training rows"));
+                          " has to be named: --data.eval_file FILE, or --data.val_size N of the training rows",
+                          steps.is_null() ? "" : cat("; with --training.eval_steps ", shown(steps))));
         for (const char* key : {"eval_strategy", "eval_steps"}) importer.take(key);
     }
     import_evaluation(importer, "no", evaluates);
@@ -274,11 +276,6 @@ void import_trl_policy(Importer& importer, bool rloo) {
                              .lengths = {"max_seq_length", "max_length"},
                              .rloo = rloo,
                              .short_names = true});
-    for (const char* key : {"test_split_size", "eval_strategy", "evaluation_strategy"}) {
-        const auto given = importer.take(key);
-        if (given && *given != "no" && *given != false)
-            importer.lose(key, cat(shown(*given), ": completions of held-out prompts are not scored yet"));
-    }
 }
 
 /// No field says which trainer a file is for, but some are one trainer's alone; `objective` may say it in our words.

@@ -67,6 +67,11 @@ struct Buffer {
     }
 };
 
+/// Whether the gradient of a router's logits needs its probabilities, and not only a token's weights.
+bool needs_probabilities(const spec::ExpertsSpec& experts, const ActivationSizes& sizes) {
+    return experts.weights == spec::RouterWeights::of_all || sizes.balances_experts;
+}
+
 /// A layer, and how many there are whose buffers are the same but for their numbers.
 struct Alike {
     int64_t layer, count = 1;
@@ -124,7 +129,7 @@ class Lister {
         struct Kind {
             spec::Keep keep;
             spec::Place at;
-            bool here, border;
+            bool here, border, experts;
             bool operator==(const Kind&) const = default;
         };
         std::vector<std::pair<Kind, int64_t>> listed;  // and its turn, of slots
@@ -132,7 +137,8 @@ class Lister {
         std::optional<Kind> last;  // of layers in a row
         for (int64_t layer = 0; layer < spec_.num_layers; ++layer) {
             const spec::LayerPlan& plan = run_.layers.at(static_cast<std::size_t>(layer));
-            const Kind kind{plan.keep, plan.activations_at, layout_.stage.has(layer), receives(layer)};
+            const Kind kind{plan.keep, plan.activations_at, layout_.stage.has(layer), receives(layer),
+                            spec_.has_experts(layer)};
             const bool turns = !sizes_.training || plan.activations_at == spec::Place::host;
             const std::pair turn(kind, turns ? layer % (slots * input_slots) : 0);
             const bool fresh = std::find(listed.begin(), listed.end(), turn) == listed.end();
@@ -235,11 +241,27 @@ class Lister {
         matrix("o", weights::row_stride(spec_.q_size() + layout_[Group::o].r), attention, a.o_full);
         matrix("mid", d, rest, a.mid_tD, Rows::slice);
         statistic("rstd2", {slice_}, at::kFloat, rest, a.rstd2_t, Rows::slice);
-        statistic("u_gate_up", {t, layout_[Group::gate_up].r}, dtype_, rest, a.u_gate_up_TR);
-        matrix("gate_up", weights::row_stride(2 * spec_.intermediate_size + layout_[Group::gate_up].r),
-               keeps == spec::Keep::everything, a.gate_up_full, Rows::tokens, tile());
-        statistic("u_down", {t, layout_[Group::down].r}, dtype_, true,
-                  a.u_down_TR);  // so that a recompute ends before the activation
+        if (spec_.has_experts(i)) {
+            const spec::ExpertsSpec& experts = *spec_.experts;
+            const int64_t k = experts.top_k;
+            ExpertsSaved& e = a.experts;
+            // A recompute makes no choice again.
+            statistic("experts of tokens", {t, k}, at::kInt, true, e.ids_Tk);
+            statistic("their weights", {t, k}, at::kFloat, true, e.weights_Tk);
+            statistic("tokens of experts", {t, k}, at::kInt, true, e.tokens_Tk);
+            statistic("places of choices", {t, k}, at::kInt, true, e.places_Tk);
+            statistic("ends of experts", {experts.count}, at::kInt, true, e.ends_E, Rows::fixed);
+            statistic("router", {t, experts.count}, at::kFloat, needs_probabilities(experts, sizes_), e.router_TE);
+            statistic("experts' u_gate_up", {t, k * layout_[Group::experts_gate_up].r}, dtype_, rest, e.u_gate_up_T);
+            matrix("experts' gate_up", k * 2 * experts.intermediate_size, keeps == spec::Keep::everything, e.gate_up_T);
+            statistic("experts' u_down", {t, k * layout_[Group::experts_down].r}, dtype_, true, e.u_down_T);
+        } else {
+            statistic("u_gate_up", {t, layout_[Group::gate_up].r}, dtype_, rest, a.u_gate_up_TR);
+            matrix("gate_up", weights::row_stride(2 * spec_.intermediate_size + layout_[Group::gate_up].r),
+                   keeps == spec::Keep::everything, a.gate_up_full, Rows::tokens, tile());
+            statistic("u_down", {t, layout_[Group::down].r}, dtype_, true,
+                      a.u_down_TR);  // so that a recompute ends before the activation
+        }
         if (spec_.norms_after()) {
             matrix("branch_o", d, rest, a.branch_o_tD, Rows::slice);
             statistic("rstd_o", {slice_}, at::kFloat, rest, a.rstd_o_t, Rows::slice);
@@ -252,8 +274,14 @@ class Lister {
         matrix("z_down", d, true, a.z_down_tD, Rows::slice);
     }
 
+    /// The most columns of a dense MLP's activation, with its adapters'; 0: every layer has experts.
+    int64_t mlp_columns() const {
+        return layout_.has(Group::down) ? spec_.intermediate_size + layout_[Group::down].r : 0;
+    }
+
     /// Of rows that pass an MLP at a time every rank has an equal slice.
     int64_t tile() const {
+        if (spec_.experts) return sizes_.tokens;  // rows of experts are of all tokens
         const int64_t ranks = layout_.tp.size;
         return (run_.tile_of(sizes_.tokens) + ranks - 1) / ranks * ranks;
     }
@@ -272,8 +300,14 @@ class Lister {
                                 Rows are = Rows::tokens) {
             return Buffer{"scratch", name, {rows, weights::row_stride(columns)}, dtype_, phases, are};
         };
-        add(buffer("h", t, widest + std::max(layout_[Group::qkv].r, layout_[Group::gate_up].r), layers), s.h_full);
-        add(buffer("act", tile, spec_.intermediate_size + layout_[Group::down].r, layers), s.act_full);
+        add(buffer("h", t, widest + std::max(layout_[Group::qkv].r, layout_.rank_of(Group::gate_up)), layers),
+            s.h_full);
+        const int64_t experts_act = spec_.experts
+                                        ? spec_.experts->top_k * expert_stride(spec_.experts->intermediate_size,
+                                                                               layout_.rank_of(Group::experts_down))
+                                        : 0;
+        add(buffer("act", tile, std::max(mlp_columns(), experts_act), layers), s.act_full);
+        if (spec_.experts) experts_scratch(*spec_.experts, s);
         if (sizes_.dropout)
             add({"scratch", "dropped", {std::max(t * widest, tile * spec_.intermediate_size)}, dtype_, layers},
                 s.dropped);
@@ -299,13 +333,35 @@ class Lister {
         if (sizes_.keys > 0) add({group, "keys of segments", keys, dtype_, layers}, s.keys_KN);
         if (!sizes_.training) return;
         if (sizes_.keys > 0) add({group, "their gradients", keys, dtype_, memory::backward}, s.dkeys_KN);
-        const int64_t rank = std::max(layout_[Group::o].r, layout_[Group::down].r);
+        const int64_t rank = std::max(layout_[Group::o].r, layout_.rank_of(Group::down));
         // Between the passes of a rank's chunks others go forward.
         const uint8_t gradient = memory::head | memory::backward | (layout_.stage.alone() ? 0 : memory::forward);
         const bool elsewhere = layout_.dora || !layout_.tp.alone() || spec_.changes_branches();
         own(buffer("g", slice_, spec_.hidden_size + (elsewhere ? 0 : rank), gradient, Rows::slice), s.g_full);
         if (elsewhere) add(buffer("dz", tile, spec_.hidden_size + rank, memory::backward), s.dz_full);
         add(buffer("dqkv", t, layout_[Group::qkv].n + layout_[Group::qkv].r, memory::backward), s.dqkv_full);
+    }
+
+    void experts_scratch(const spec::ExpertsSpec& experts, Scratch& s) {
+        const int64_t t = sizes_.tokens, k = experts.top_k, d = spec_.hidden_size;
+        const uint8_t layers = memory::forward | memory::backward;
+        const auto buffer = [&](const char* name, int64_t columns, at::ScalarType dtype, uint8_t phases) {
+            return Buffer{"scratch", name, {t, columns}, dtype, phases, Rows::tokens};
+        };
+        const int64_t r = layout_.rank_of(Group::experts_gate_up);
+        add(buffer("experts' rows", k * expert_stride(d, r), dtype_, layers), s.rows_T);
+        add(buffer("experts' outputs", k * std::max(d, experts.intermediate_size), dtype_, layers), s.out_T);
+        if (sizes_.balances_experts) {
+            own({"tokens", "experts' loads", {2, experts.count}, at::kDouble}, s.balance.sums_2E);
+            own({"tokens", "their loss", {1}, at::kFloat}, s.balance.loss);
+            own({"tokens", "its gradients", {experts.count}, at::kFloat}, s.balance.slopes_E);
+        }
+        if (!sizes_.training) return;
+        add(buffer("gradients of experts' u", k * std::max(r, layout_.rank_of(Group::experts_down)), dtype_,
+                   memory::backward),
+            s.v_T);
+        add(buffer("gradients of experts' weights", k, at::kFloat, memory::backward), s.dweights_Tk);
+        add(buffer("gradients of routers", experts.count, dtype_, memory::backward), s.drouter_TE);
     }
 
     void of_objective(ObjectiveBuffer::Life life, std::vector<at::Tensor>& tensors) {
@@ -416,16 +472,23 @@ class Lister {
         }
     }
 
+    /// No decoder lives over a backward pass with its blocks: they are of the weights before it.
     void cache(int64_t layer, ops::KvCache& of) {
+        constexpr uint8_t passes = memory::forward | memory::head;
         const int64_t pages = ops::pages_of(sizes_.cache_tokens);
         const at::ScalarType type = sizes_.cache_in_8_bit ? at::kByte : dtype_;
-        add({"kv cache", of_layer("cached k and v", layer), {pages * ops::page_tokens, 2 * spec_.kv_size()}, type},
+        add({"kv cache",
+             of_layer("cached k and v", layer),
+             {pages * ops::page_tokens, 2 * spec_.kv_size()},
+             type,
+             passes},
             of.kv_C2N);
         if (sizes_.cache_in_8_bit)
             add({"kv cache",
                  of_layer("their scales", layer),
                  {pages, 2 * spec_.num_kv_heads, ops::page_tokens},
-                 at::kByte},
+                 at::kByte,
+                 passes},
                 of.exponents_PHS);
     }
 

@@ -39,13 +39,14 @@ void onto_stream(const LayerContext& c, const weights::LayerWeights& w, const Br
     sum_tD.add_(stream_tD);
 }
 
-/// The gradient of a product that comes onto the residual stream, with its R columns: the stream's own; or elsewhere,
-/// because the stream's continues, what the branch and DoRA's scale leave of it, and all tensor-parallel ranks' rows.
+/// The gradient of a product that comes onto the residual stream, with its R columns (of experts without): the stream's
+/// own; or elsewhere, because the stream's continues, what the branch and DoRA's scale leave of it, and all
+/// tensor-parallel ranks' rows.
 inline at::Tensor product_gradient(const LayerContext& c, Group g, const weights::LayerWeights& w, const Branch& branch,
                                    const at::Tensor& z_tD) {
     ops::Context& ctx = c.group.ctx;
     const spec::ModelSpec& spec = c.spec;
-    const int64_t hidden = spec.hidden_size, columns = hidden + c.group.layout[g].r;
+    const int64_t hidden = spec.hidden_size, columns = hidden + (weights::is_of_experts(g) ? 0 : c.group.layout[g].r);
     const TensorParallel& tp = c.group.tp;
     const bool scaled = scales_outputs(c.group);
     if (!scaled && !spec.changes_branches() && tp.alone()) return c.scratch.g_full.narrow(1, 0, columns);

@@ -71,6 +71,8 @@ void ModelPlan::initialise(weights::Parameters& parameters, weights::SharedLoadi
         if (adapter_) {
             spec::convert_to_f32(adapter_->file.at(p.name).dtype, adapter_->file.at(p.name).data.data(), p.elements(),
                                  out);
+            parameters.assign(p, weights::from_stored(p, values));
+            continue;
         } else if (p.kind == weights::Parameter::Kind::lora_a) {
             fill_uniform(out, p.elements(), 1.0F / std::sqrt(static_cast<float>(p.shape[1])), request_.seed, number);
         }
@@ -144,9 +146,10 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
     const bool masters = trains_all();
     const int64_t outer = 2;
     ModelParts parts;
-    weights::SharedLoading shared(
-        share, outer + (masters ? static_cast<int64_t>(own_table_->parameters().size())
-                                : static_cast<int64_t>(own_layers().size() * spec().linears.size())));
+    int64_t linears = 0;
+    for (const int layer : own_layers()) linears += static_cast<int64_t>(spec().linears_of(layer).size());
+    weights::SharedLoading shared(share,
+                                  outer + (masters ? static_cast<int64_t>(own_table_->parameters().size()) : linears));
     load_common(ctx, share, parts, shared);
     parts.records = records() && parts_.base->recordable();
     parts.resident_memory = std::make_unique<memory::Arena>(resident(), request_.device);
@@ -164,6 +167,7 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
     network.trains_embedding = request_.trains && trains(spec::TensorRole::embed_tokens);
     network.lora_dropout = request_.trains && request_.lora ? request_.lora->lora_dropout : 0.0;
     network.noise_alpha = request_.trains ? request_.noise_alpha : 0.0;
+    network.router_aux = request_.trains ? request_.router_aux : 0.0;
     network.full_finetuning = masters;
     if (memory::Plan plan = host(); !plan.entries().empty())
         parts.host_memory = std::make_unique<memory::Arena>(memory::Arena::host(std::move(plan), request_.device));

@@ -6,12 +6,15 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/hash.h"
 #include "unsloth/core/text.h"
+#include "unsloth/ops/experts.h"
 
 namespace unsloth::model {
 namespace {
 
 /// What the driver takes for a layer's forward and backward pass of one shape, and for a pass that decodes.
 constexpr int64_t recorded_layer_bytes = 256 << 10, decoded_layer_bytes = recorded_layer_bytes / 2;
+/// And for a launch that expands eight of a layer's experts' matrices.
+constexpr int64_t recorded_expansion_bytes = 4 << 10, matrices_a_launch = 8;
 
 std::vector<bool> cached_layers(const spec::RunPlan& run) {
     std::vector<bool> cached;
@@ -72,6 +75,11 @@ void ModelPlan::read_trained() {
             cat(file_->checkpoint.folder().string(), ": finetuning_type full needs 16/32-bit weights, these are ",
                 file_->tensors.int8_linears() > 0 ? "8-bit" : "4-bit"),
             "Point model.path at the unquantised checkpoint, or use finetuning_type lora.");
+    if (full && spec().experts)
+        throw Error(
+            "model.not-trainable",
+            cat(file_->checkpoint.folder().string(), ": finetuning_type full does not train a model of experts"),
+            "Use finetuning_type lora.");
     if (full && !spec().part_of.empty())
         throw Error("model.not-trainable",
                     cat(file_->checkpoint.folder().string(), ": finetuning_type full would save the text part of ",
@@ -106,6 +114,12 @@ void ModelPlan::read_trained() {
         all_lora_ = share(spec::resolve_lora(*request_.lora, spec()));
         table_ = share(weights::ParameterTable::lora(spec(), *all_lora_, request_.lora->modules_to_save));
     }
+    if (request_.router_aux > 0 && !spec().experts)
+        throw Error("option.no-effect", "training.router_aux_loss_coef balances experts, and this model has none",
+                    "Leave router_aux_loss_coef out.");
+    if (request_.lora && request_.lora->use_dora && spec().experts)
+        throw Error("adapter.unsupported", "lora.use_dora does not go with a model of experts",
+                    "Leave use_dora out: plain adapters do.");
     const auto has = [&](spec::TensorRole role) {
         return table_ && table_->find(role, {}, weights::Parameter::Kind::base) != nullptr;
     };
@@ -155,6 +169,7 @@ void ModelPlan::choose_own(const spec::Stage& stage) {
 
 spec::RunPlan ModelPlan::complete(spec::RunPlan run) const {
     run.in_flight = std::max<int64_t>(run.in_flight, request_.pp.places());
+    if (spec().experts) run.row_tile = 0;  // rows of experts are of all tokens
     const auto layers = static_cast<std::size_t>(spec().num_layers);
     if (run.layers.size() < 2) run.layers.resize(layers, run.layers.empty() ? spec::LayerPlan{} : run.layers.front());
     UNSLOTH_CHECK(run.layers.size() == layers, run.layers.size(), " layers planned, the model has ", layers);
@@ -199,8 +214,7 @@ ModelPlan::Parts ModelPlan::parts(const spec::RunPlan& run) const {
 spec::MemoryNeed ModelPlan::need(const Parts& parts, const spec::RunPlan& run) const {
     const int64_t host = parts.of_step.host + parts.of_base.host + of_trained_.host;
     return {of_trained_.resident + parts.of_base.resident + parts.of_base.peer + parts.of_step.device +
-                recorded_bytes(parts, run) +
-                (request_.device.is_cpu() ? host + parts.of_base.common : memory::beside_arenas_bytes),
+                recorded_bytes(parts, run) + (request_.device.is_cpu() ? host + parts.of_base.common : beside_arenas()),
             request_.processes * (host - of_trained_.saved) + request_.writers * of_trained_.saved +
                 base_copies() * parts.of_base.common,
             base_copies() * parts.of_base.there};
@@ -327,7 +341,12 @@ void ModelPlan::complete_sizes() {
     sizes.expands_head = parts_.base->expands_head();
     sizes.dropout = request_.trains && request_.lora && request_.lora->lora_dropout > 0;
     sizes.noise = request_.trains && request_.noise_alpha > 0;
+    sizes.balances_experts = request_.trains && request_.router_aux > 0;
     sizes.trains_embedding = request_.trains && trains(spec::TensorRole::embed_tokens);
+}
+
+int64_t ModelPlan::beside_arenas() const {
+    return memory::beside_arenas_bytes + (spec().experts ? ops::grouped_library_bytes(request_.device) : 0);
 }
 
 int64_t ModelPlan::recorded_bytes(const Parts& parts, const spec::RunPlan& run) const {
@@ -335,7 +354,10 @@ int64_t ModelPlan::recorded_bytes(const Parts& parts, const spec::RunPlan& run) 
     const bool rollouts = request_.trains && request_.sizes.cache_tokens > 0;
     const int64_t of_layer = static_cast<int64_t>(recorded_shapes) * run.in_flight * recorded_layer_bytes,
                   decoding = rollouts ? static_cast<int64_t>(recorded_decode_shapes) * decoded_layer_bytes : 0;
-    return spec().num_layers * (of_layer + decoding);
+    const int64_t launches = spec().experts ? 3 * spec().experts->count / matrices_a_launch : 0;  // in each pass
+    const int64_t passes = 2 * static_cast<int64_t>(recorded_shapes) * run.in_flight +
+                           (rollouts ? static_cast<int64_t>(recorded_decode_shapes) : 0);
+    return spec().num_layers * (of_layer + decoding + passes * launches * recorded_expansion_bytes);
 }
 
 std::map<std::string, int64_t> ModelPlan::groups() const {
@@ -358,9 +380,9 @@ std::string ModelPlan::table_text() const {
             common.entries().empty()
                 ? ""
                 : cat("\nin host memory, once for all processes with this base", held, "\n", common.table()));
-    const std::string beside = request_.device.is_cpu() ? ""
-                                                        : cat("\nscalars, and what the allocator rounds up ",
-                                                              human_bytes(memory::beside_arenas_bytes));
+    const std::string beside = request_.device.is_cpu()
+                                   ? ""
+                                   : cat("\nscalars, and what the allocator rounds up ", human_bytes(beside_arenas()));
     const std::string recorded =
         recorded_bytes() > 0 ? cat("\nrecorded passes (CUDA graphs), estimated ", human_bytes(recorded_bytes())) : "";
     const std::string peer =

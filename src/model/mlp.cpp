@@ -3,6 +3,7 @@
 
 #include "model/branch.h"
 #include "model/layer_parts.h"
+#include "model/moe.h"
 #include "model/normed_input.h"
 #include "unsloth/ops/swiglu.h"
 
@@ -69,6 +70,7 @@ void mlp_forward(const LayerContext& c, const weights::LayerWeights& w, const La
                                {.y_TN = y_tD, .residual_TN = residual_tD, .z_TN = a.z_o_tD, .terms_TN = terms_TD});
             });
     }
+    if (spec.has_experts(c.layer())) return experts_forward(c, w, a, x_next_tD, steps);
     if (steps.gate_up) {
         // 6 norm
         const Activation h = input_of(c, Group::gate_up, w,
@@ -102,9 +104,11 @@ void mlp_forward(const LayerContext& c, const weights::LayerWeights& w, const La
     }
 }
 
-void mlp_backward(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a) {
+namespace {
+
+/// Steps 9 to 6 of a layer without experts.
+void dense_backward(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a) {
     ops::Context& ctx = c.group.ctx;
-    const weights::LayerLayout& layout = c.group.layout;
     const spec::ModelSpec& spec = c.spec;
     const int64_t hidden = spec.hidden_size;
     const at::Tensor h_TD = c.scratch.h_full.narrow(1, 0, hidden);
@@ -130,10 +134,21 @@ void mlp_backward(const LayerContext& c, const weights::LayerWeights& w, const L
     input_backward(c.group, Group::gate_up, w[Group::gate_up], dgate_up, a.u_gate_up_TR, h_TD);
     // 6 norm, onto the residual stream's gradient
     input_norm_backward(c, post_norm(c, w, a), a.gate_up_full, /*input_gradient=*/true);
+}
+
+}  // namespace
+
+void mlp_backward(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a) {
+    const spec::ModelSpec& spec = c.spec;
+    const int64_t hidden = spec.hidden_size;
+    if (spec.has_experts(c.layer()))
+        experts_backward(c, w, a);
+    else
+        dense_backward(c, w, a);
     // 5 output projection
     const at::Tensor g_o = product_gradient(c, Group::o, w, attention_branch(a), a.z_o_tD);
     const at::Tensor o_TN = a.o_full.narrow(1, 0, spec.q_size()),
-                     u_o = a.o_full.narrow(1, spec.q_size(), layout[Group::o].r);
+                     u_o = a.o_full.narrow(1, spec.q_size(), c.group.layout[Group::o].r);
     const at::Tensor do_TN = c.scratch.h_full.narrow(1, 0, spec.q_size());
     // u is among other columns: no product reads codes with it
     const Activation dy_o{g_o, w[Group::o].gradient_codes(c.scratch.codes, g_o.size(0), hidden)};

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <utility>
 
+#include "model/moe.h"
 #include "model/row_range.h"
 #include "unsloth/core/error.h"
 #include "unsloth/model/embedding_and_head.h"
@@ -242,12 +243,14 @@ void Model::act(const Action& action, const Pass& pass) {
         case Action::Part::embedding:
             if (forward) {
                 embed(ctx_, network, micro, pass.trains() && network.noise_alpha > 0.0);
+                begin_balance(micro);
                 if (on_module) on_module("model.embed_tokens", a.layer(0).x_tD);
             } else {
                 embedding_backward(ctx_, network, micro);
             }
             return;
         case Action::Part::head:
+            add_balance(ctx_, network, micro);
             head_forward_backward(ctx_, network, micro, *pass.objective);
             return;
         case Action::Part::layer:

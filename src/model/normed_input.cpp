@@ -58,6 +58,21 @@ void make_input(const LayerContext& c, const NormedInput& in, const weights::Ope
     observe(c, in.name, rows.h_TD);
 }
 
+void norm_backward(const LayerContext& c, const NormedInput& in, bool input_gradient) {
+    ops::Context& ctx = c.group.ctx;
+    const at::Tensor h_tD = c.group.tp.own(c.scratch.h_full).narrow(1, 0, c.spec.hidden_size);
+    const at::Tensor g_tD = c.scratch.g_full.narrow(1, 0, c.spec.hidden_size);
+    if (!in.weight_D.defined()) {
+        if (input_gradient) g_tD.add_(h_tD);
+        ops::copy_2d(ctx, in.x_tD, h_tD);
+    } else if (input_gradient) {
+        ops::rms_norm_backward(ctx, h_tD, in.x_tD, in.weight_D, in.rstd_t, g_tD, norm_gradient(c, in.role),
+                               norm_site(c, in.norm, Direction::backward), /*y_TD=*/h_tD);
+    } else {
+        ops::rms_norm_forward(ctx, in.x_tD, in.weight_D, c.spec.rms_norm_eps, h_tD, in.rstd_t);
+    }
+}
+
 void input_norm_backward(const LayerContext& c, const NormedInput& in, const at::Tensor& dy_full, bool input_gradient) {
     ops::Context& ctx = c.group.ctx;
     const TensorParallel& tp = c.group.tp;
@@ -70,16 +85,7 @@ void input_norm_backward(const LayerContext& c, const NormedInput& in, const at:
         tp.reduce_scatter(ctx, rows.full, tp.own(rows.full), in.name);
         v_tR = rows.own_u_tR;
     }
-    const at::Tensor g_tD = c.scratch.g_full.narrow(1, 0, c.spec.hidden_size);
-    if (!in.weight_D.defined()) {
-        if (input_gradient) g_tD.add_(rows.own_h_tD);
-        ops::copy_2d(ctx, in.x_tD, rows.own_h_tD);
-    } else if (input_gradient) {
-        ops::rms_norm_backward(ctx, rows.own_h_tD, in.x_tD, in.weight_D, in.rstd_t, g_tD, norm_gradient(c, in.role),
-                               norm_site(c, in.norm, Direction::backward), /*y_TD=*/rows.own_h_tD);
-    } else {
-        ops::rms_norm_forward(ctx, in.x_tD, in.weight_D, c.spec.rms_norm_eps, rows.own_h_tD, in.rstd_t);
-    }
+    norm_backward(c, in, input_gradient);
     adapter_backward(own_rows(c.group), in.group, v_tR, rows.own_h_tD);
     if (!c.group.trains_base) return;
     tp.gather(ctx, rows.full, in.name);

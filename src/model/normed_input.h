@@ -23,6 +23,10 @@ NormedInput post_norm(const LayerContext& c, const weights::LayerWeights& w, con
 /// of it, whose codes are made where there is one rank; of several they are the caller's to make.
 void make_input(const LayerContext& c, const NormedInput& in, const weights::Operand& w, const Activation& h);
 
+/// Of scratch.h_full, this rank's rows of a gradient of the norm's outputs: onto the gradient of the residual stream,
+/// and the norm's outputs in its place. `input_gradient` false: only these.
+void norm_backward(const LayerContext& c, const NormedInput& in, bool input_gradient);
+
 /// After input_backward(), which left this rank's terms of the input's gradient in scratch.h_full, and of v in dy_full:
 /// onto the gradient of the residual stream, and those of the norm's weight, A and a trained W. `input_gradient` false:
 /// the first of these is not needed, and scratch.h_full has nothing.

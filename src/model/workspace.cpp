@@ -5,6 +5,7 @@
 
 #include "unsloth/model/decoder_layer.h"
 #include "unsloth/ops/dora.h"
+#include "unsloth/ops/experts.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/norm.h"
 
@@ -34,9 +35,13 @@ int64_t products_workspace(const spec::ModelSpec& spec, const weights::LayerLayo
                            at::Device device) {
     if (!device.is_cpu()) return ops::gemm_workspace(device);
     int64_t most = ops::gemm_cpu_workspace(dtype, run.head_tile, spec.vocab_size, spec.hidden_size);
-    for (const Group g : layout.all_groups())
-        most = std::max(
-            most, ops::gemm_cpu_workspace(dtype, sizes.tokens, layout[g].n + layout[g].r, layout[g].k + layout[g].r));
+    for (const Group g : layout.all_groups()) {
+        const int64_t matrices = weights::is_of_experts(g) ? spec.experts->count : 1;
+        most = std::max(most, ops::gemm_cpu_workspace(dtype, sizes.tokens, layout[g].n / matrices + layout[g].r,
+                                                      layout[g].k + layout[g].r));
+    }
+    if (spec.experts)
+        most = std::max(most, ops::gemm_cpu_workspace(dtype, sizes.tokens, spec.experts->count, spec.hidden_size));
     return most;
 }
 
@@ -55,7 +60,9 @@ int64_t workspace_bytes(const spec::ModelSpec& spec, const weights::LayerLayout&
         sizes.cache_tokens > 0
             ? ops::paged_attention_workspace(attention_shape(spec, 0), device, sizes.segments, sizes.longest_context())
             : 0;
-    return std::max({attention, paged, norm, dora, products_workspace(spec, layout, sizes, run, dtype, device)});
+    const int64_t order =
+        spec.experts ? ops::order_workspace(device, sizes.tokens * spec.experts->top_k, spec.experts->count) : 0;
+    return std::max({attention, paged, norm, dora, order, products_workspace(spec, layout, sizes, run, dtype, device)});
 }
 
 }  // namespace unsloth::model

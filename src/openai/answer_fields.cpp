@@ -17,26 +17,7 @@ constexpr int64_t most_choices = 128, most_top_logprobs = 20, most_prompts = 409
 constexpr std::size_t most_stops = 64, most_biases = 4096;
 constexpr int64_t usual_tokens = 16;
 constexpr double forbids = -100;
-
-bool is_empty(const Json& value) {
-    return (value.is_array() || value.is_object() || value.is_string()) && value.empty();
-}
-template <bool wanted>
-bool is_boolean(const Json& value) {
-    return value.is_boolean() && value.get<bool>() == wanted;
-}
-bool calls_no_tool(const Json& value) {
-    return value == "none" || value == "auto";
-}
-bool is_usual_tier(const Json& value) {
-    return value == "auto" || value == "default";
-}
-bool is_empty_string(const Json& value) {
-    return value == "";
-}
-bool is_text_alone(const Json& value) {
-    return value == Json::array({"text"});
-}
+constexpr const char* nothing = R"([[], {}, ""])";
 
 void read_prompt(Answer& to, const Json& value, const std::string& name, const ParseOptions& options) {
     const auto text = [](const Json& one) { return Prompt{one.get<std::string>(), {}, true}; };
@@ -57,6 +38,11 @@ void read_prompt(Answer& to, const Json& value, const std::string& name, const P
     }
 }
 
+Json prompt_schema() {
+    const Json text = {{"type", "string"}};
+    return any_schema({text, list_schema(text, most_prompts), ids_schema(), list_schema(ids_schema(), most_prompts)});
+}
+
 void read_stop(Answer& to, const Json& value, const std::string& name, const ParseOptions&) {
     const auto add = [&](const Json& one) {
         if (!one.is_string()) refuse_type(name, "a string or a list of strings", one);
@@ -66,6 +52,11 @@ void read_stop(Answer& to, const Json& value, const std::string& name, const Par
     if (!value.is_array()) return add(value);
     if (value.size() > most_stops) refuse_range(name, cat("at most ", most_stops, " texts"), value);
     for (const Json& one : value) add(one);
+}
+
+Json stop_schema() {
+    const Json text = {{"type", "string"}, {"minLength", 1}};
+    return any_schema({text, list_schema(text, most_stops)});
 }
 
 void read_stop_ids(Answer& to, const Json& value, const std::string& name, const ParseOptions& options) {
@@ -88,6 +79,12 @@ void read_bias(Answer& to, const Json& value, const std::string& name, const Par
         to.logit_bias.emplace_back(static_cast<int32_t>(id), number == forbids ? -std::numeric_limits<float>::infinity()
                                                                                : static_cast<float>(number));
     }
+}
+
+Json bias_schema() {
+    return {{"type", "object"},
+            {"propertyNames", {{"pattern", "^[0-9]{1,9}$"}}},
+            {"additionalProperties", {{"type", "number"}, {"minimum", -100}, {"maximum", 100}}}};
 }
 
 struct StreamOptions {
@@ -134,26 +131,27 @@ const Field<Answer> shared_fields[] = {
     {"n", Whole<Answer>{&Answer::n, 1, most_choices}},
     {"temperature", Number<Answer>{&Answer::temperature, 0, 2}},
     {"top_p", Number<Answer>{&Answer::top_p, 0, 1, /*above=*/true}},
-    {"top_k", Other<Answer>{read_top_k}},
+    {"top_k", Other<Answer>{read_top_k, [] { return Json{{"type", "integer"}, {"minimum", -1}}; }}},
     {"min_p", Number<Answer>{&Answer::min_p, 0, 1}},
     {"presence_penalty", Number<Answer>{&Answer::presence_penalty, -2, 2}},
     {"frequency_penalty", Number<Answer>{&Answer::frequency_penalty, -2, 2}},
     {"repetition_penalty", Number<Answer>{&Answer::repetition_penalty, 0, 2, /*above=*/true}},
-    {"logit_bias", Other<Answer>{read_bias}},
+    {"logit_bias", Other<Answer>{read_bias, bias_schema}},
     {"seed", Whole<Answer>{&Answer::seed}},
-    {"stop", Other<Answer>{read_stop}},
-    {"stop_token_ids", Other<Answer>{read_stop_ids}},
+    {"stop", Other<Answer>{read_stop, stop_schema}},
+    {"stop_token_ids", Other<Answer>{read_stop_ids, ids_schema}},
     {"include_stop_str_in_output", Flag<Answer>{&Answer::include_stop}},
     {"ignore_eos", Flag<Answer>{&Answer::ignore_eos}},
     {"min_tokens", Whole<Answer>{&Answer::min_tokens, 0}},
     {"stream", Flag<Answer>{&Answer::stream}},
-    {"stream_options", Other<Answer>{read_stream_options}},
-    {"skip_special_tokens", Only{is_boolean<true>, "texts come without special tokens."}},
-    {"spaces_between_special_tokens", Only{is_boolean<true>, "texts come without special tokens."}},
-    {"response_format", Other<Answer>{read_by<read_response_format>}},
-    {"structured_outputs", Other<Answer>{read_by<read_structured_outputs>}},
-    {"store", Only{is_boolean<false>, "answers are not stored."}},
-    {"service_tier", Only{is_usual_tier, "there is one tier."}},
+    {"stream_options",
+     Other<Answer>{read_stream_options, [] { return object_schema<StreamOptions>({stream_fields}); }}},
+    {"skip_special_tokens", Only{"[true]", "texts come without special tokens."}},
+    {"spaces_between_special_tokens", Only{"[true]", "texts come without special tokens."}},
+    {"response_format", Other<Answer>{read_by<read_response_format>, response_format_schema}},
+    {"structured_outputs", Other<Answer>{read_by<read_structured_outputs>, structured_outputs_schema}},
+    {"store", Only{"[false]", "answers are not stored."}},
+    {"service_tier", Only{R"(["auto", "default"])", "there is one tier."}},
     {"user", NoEffect{}},
     {"metadata", NoEffect{}},
     {"prompt_cache_key", NoEffect{}},
@@ -161,13 +159,13 @@ const Field<Answer> shared_fields[] = {
 };
 
 const Field<Answer> completion_fields[] = {
-    {"prompt", Other<Answer>{read_prompt}, /*required=*/true},
+    {"prompt", Other<Answer>{read_prompt, prompt_schema}, /*required=*/true},
     {"max_tokens", Whole<Answer>{&Answer::max_tokens, 0}},
     {"echo", Flag<Answer>{&Answer::echo}},
     {"logprobs", Whole<Answer>{&Answer::logprobs, 0, most_top_logprobs}},
-    {"best_of", Other<Answer>{read_best_of}},
+    {"best_of", Other<Answer>{read_best_of, [] { return Json{{"type", "integer"}}; }}},
     {"add_special_tokens", Flag<Answer>{&Answer::add_special_tokens}},
-    {"suffix", Only{is_empty_string, "the model has no fill-in-the-middle prompt."}},
+    {"suffix", Only{R"([""])", "the model has no fill-in-the-middle prompt."}},
 };
 
 void read_chat_messages(Answer& to, const Json& value, const std::string& name, const ParseOptions&) {
@@ -187,26 +185,26 @@ void read_documents(Answer& to, const Json& value, const std::string& name, cons
 }
 
 const Field<Answer> chat_fields[] = {
-    {"messages", Other<Answer>{read_chat_messages}, /*required=*/true},
+    {"messages", Other<Answer>{read_chat_messages, messages_schema}, /*required=*/true},
     {"max_completion_tokens", Whole<Answer>{&Answer::completion_tokens, 1}},
     {"max_tokens", Whole<Answer>{&Answer::max_tokens, 1}},
     {"logprobs", Flag<Answer>{&Answer::reports}},
     {"top_logprobs", Whole<Answer>{&Answer::top_logprobs, 0, most_top_logprobs}},
-    {"chat_template_kwargs", Other<Answer>{read_template_kwargs}},
-    {"documents", Other<Answer>{read_documents}},
-    {"reasoning_effort", Other<Answer>{read_effort}},
+    {"chat_template_kwargs", Other<Answer>{read_template_kwargs, [] { return Json{{"type", "object"}}; }}},
+    {"documents", Other<Answer>{read_documents, [] { return Json{{"type", "array"}}; }}},
+    {"reasoning_effort", Other<Answer>{read_effort, [] { return Json{{"type", "string"}}; }}},
     {"add_generation_prompt", Flag<Answer>{&Answer::add_generation_prompt}},
     {"continue_final_message", Flag<Answer>{&Answer::continue_final_message}},
-    {"tools", Other<Answer>{read_by<read_tools>}},
-    {"tool_choice", Other<Answer>{read_choice_of_tools}},
+    {"tools", Other<Answer>{read_by<read_tools>, tools_schema}},
+    {"tool_choice", Other<Answer>{read_choice_of_tools, tool_choice_schema}},
     {"parallel_tool_calls", Flag<Answer>{&Answer::parallel_tool_calls}},
-    {"functions", Only{is_empty, "use 'tools'."}},
-    {"function_call", Only{calls_no_tool, "use 'tool_choice'."}},
-    {"modalities", Only{is_text_alone, "answers are text."}},
-    {"audio", Only{is_empty, "answers are text."}},
-    {"prediction", Only{is_empty, "predicted outputs are not supported."}},
-    {"web_search_options", Only{is_empty, "there is no web search."}},
-    {"verbosity", Only{[](const Json& value) { return value == "medium"; }, "there is one verbosity, medium."}},
+    {"functions", Only{nothing, "use 'tools'."}},
+    {"function_call", Only{R"(["none", "auto"])", "use 'tool_choice'."}},
+    {"modalities", Only{R"([["text"]])", "answers are text."}},
+    {"audio", Only{nothing, "answers are text."}},
+    {"prediction", Only{nothing, "predicted outputs are not supported."}},
+    {"web_search_options", Only{nothing, "there is no web search."}},
+    {"verbosity", Only{R"(["medium"])", "there is one verbosity, medium."}},
 };
 
 /// What no single field can say.
@@ -230,6 +228,14 @@ spec::Sampling AnswerRequest::sampling() const {
             .presence_penalty = presence_penalty,
             .frequency_penalty = frequency_penalty,
             .logit_bias = logit_bias};
+}
+
+Json completion_schema() {
+    return object_schema<Answer>({shared_fields, completion_fields});
+}
+
+Json chat_schema() {
+    return object_schema<Answer>({shared_fields, chat_fields});
 }
 
 AnswerRequest parse_completion(std::string_view body, const ParseOptions& options) {

@@ -154,6 +154,49 @@ void read_tool_choice(AnswerRequest& to, const Json& value, const std::string& n
                       text_of(member(value["function"], "name", name + ".function"), name + ".function.name")};
 }
 
+Json response_format_schema() {
+    return {{"type", "object"},
+            {"required", Json::array({"type"})},
+            {"properties",
+             {{"type", {{"enum", Json::array({"text", "json_object", "json_schema"})}}},
+              {"json_schema", {{"type", "object"}}}}}};
+}
+
+Json structured_outputs_schema() {
+    const Json nothing = {{"type", "null"}}, text = {{"type", "string"}};
+    const auto perhaps = [&](Json schema) { return any_schema({std::move(schema), nothing}); };
+    return {{"type", "object"},
+            {"properties",
+             {{"json", Json::object()},
+              {"json_object", perhaps({{"type", "boolean"}})},
+              {"regex", perhaps(text)},
+              {"choice", perhaps(list_schema(text, most_texts))}}},
+            {"additionalProperties", nothing}};
+}
+
+Json tools_schema() {
+    const Json function = {{"type", "object"},
+                           {"required", Json::array({"name"})},
+                           {"properties",
+                            {{"name", {{"type", "string"}, {"minLength", 1}, {"maxLength", longest_name}}},
+                             {"description", Json::object()},
+                             {"parameters", Json::object()},
+                             {"strict", Json::object()}}},
+                           {"additionalProperties", false}};
+    const Json tool = {{"type", "object"},
+                       {"required", Json::array({"type", "function"})},
+                       {"properties", {{"type", {{"const", "function"}}}, {"function", function}}},
+                       {"additionalProperties", false}};
+    return list_schema(tool, most_tools);
+}
+
+Json tool_choice_schema() {
+    const Json function = {{"type", "object"},
+                           {"required", Json::array({"type", "function"})},
+                           {"properties", {{"type", {{"const", "function"}}}, {"function", {{"type", "object"}}}}}};
+    return any_schema({{{"enum", Json::array({"none", "auto", "required"})}}, function});
+}
+
 void check_constraints(AnswerRequest& request, bool has_choice) {
     ToolChoice& choice = request.tool_choice;
     if (!has_choice && !request.tools.empty()) choice.kind = ToolChoice::Kind::automatic;

@@ -13,46 +13,8 @@ using Question = DecisionQuestion;
 
 constexpr std::size_t most_questions = 400, most_decision_choices = 255, most_levels = 10;
 
-/// A text, or parts of text one after the other.
-std::string joined_text(const Json& value, const std::string& name) {
-    if (value.is_string()) return value.get<std::string>();
-    if (!value.is_array()) refuse_type(name, "a string or a list of parts", value);
-    std::string text;
-    for (std::size_t i = 0; i < value.size(); ++i) {
-        const std::string part = cat(name, "[", i, "]");
-        if (!value[i].is_object() || !value[i].contains("type") || !value[i]["type"].is_string())
-            refuse_type(part, "an object with a type", value[i]);
-        const auto& type = value[i]["type"].get_ref<const std::string&>();
-        if (type != "input_text" && type != "output_text" && type != "text")
-            throw unsupported(cat("'", part, ".type': only text is supported, found '", type.substr(0, 40), "'."),
-                              part + ".type");
-        if (!value[i].contains("text") || !value[i]["text"].is_string())
-            refuse_type(part + ".text", "a string", value[i].value("text", Json()));
-        text += value[i]["text"].get<std::string>();
-    }
-    return text;
-}
-
 void read_input(DecisionRequest& to, const Json& value, const std::string& name, const ParseOptions&) {
-    Json messages = Json::array();
-    if (value.is_string()) {
-        messages.push_back({{"role", "user"}, {"content", value}});
-    } else if (value.is_array()) {
-        for (std::size_t i = 0; i < value.size(); ++i) {
-            const std::string where = cat(name, "[", i, "]");
-            const Json& message = value[i];
-            if (!message.is_object()) refuse_type(where, "an object", message);
-            const Json type = message.value("type", Json("message"));
-            if (type != "message")
-                throw unsupported(cat("'", where, ".type': only messages are supported."), where + ".type");
-            messages.push_back({{"role", message.value("role", Json())}});
-            if (message.contains("content"))
-                messages.back()["content"] = joined_text(message["content"], where + ".content");
-        }
-    } else {
-        refuse_type(name, "a string or a list of messages", value);
-    }
-    to.messages = std::make_shared<Json>(read_messages(messages, name));
+    to.messages = std::make_shared<Json>(input_messages(value, name));
 }
 
 void read_type(Question& to, const Json& value, const std::string& name, const ParseOptions&) {
@@ -78,7 +40,9 @@ void read_value(DecisionOption& to, const Json& value, const std::string& name, 
 }
 
 const Field<DecisionOption> choice_option_fields[] = {
-    {"value", Other<DecisionOption>{read_value}, /*required=*/true},
+    {"value",
+     Other<DecisionOption>{read_value, [] { return any_schema({{{"type", "string"}}, {{"type", "boolean"}}}); }},
+     /*required=*/true},
     {"description", Text<DecisionOption>{&DecisionOption::description}},
 };
 const Field<DecisionOption> level_fields[] = {
@@ -108,13 +72,23 @@ void read_levels(Question& to, const Json& value, const std::string& name, const
     read_options(to, value, name, most_levels, level_fields, options);
 }
 
+template <std::size_t most, const auto& fields>
+Json options_schema() {
+    Json schema = list_schema(object_schema<DecisionOption>({fields}), most);
+    schema["minItems"] = 2;
+    return schema;
+}
 const Field<Question> question_fields[] = {
-    {"type", Other<Question>{read_type}, /*required=*/true},
-    {"instructions", Other<Question>{read_instructions}, /*required=*/true},
+    {"type", Other<Question>{read_type, [] { return Json{{"enum", Json::array({"predicate", "choice", "score"})}}; }},
+     /*required=*/true},
+    {"instructions", Other<Question>{read_instructions, input_schema}, /*required=*/true},
     {"name", Text<Question>{&Question::name}},
 };
-const Field<Question> choice_question_fields[] = {{"choices", Other<Question>{read_choices}, /*required=*/true}};
-const Field<Question> score_question_fields[] = {{"levels", Other<Question>{read_levels}, /*required=*/true}};
+const Field<Question> choice_question_fields[] = {
+    {"choices", Other<Question>{read_choices, options_schema<most_decision_choices, choice_option_fields>},
+     /*required=*/true}};
+const Field<Question> score_question_fields[] = {
+    {"levels", Other<Question>{read_levels, options_schema<most_levels, level_fields>}, /*required=*/true}};
 
 void read_questions(DecisionRequest& to, const Json& value, const std::string& name, const ParseOptions& options) {
     if (!value.is_array()) refuse_type(name, "a list of questions", value);
@@ -133,10 +107,19 @@ void read_questions(DecisionRequest& to, const Json& value, const std::string& n
     }
 }
 
+Json questions_schema() {
+    const Json kinds = Json::array({object_schema<Question>({question_fields}),
+                                    object_schema<Question>({question_fields, choice_question_fields}),
+                                    object_schema<Question>({question_fields, score_question_fields})});
+    Json schema = list_schema(any_schema(kinds), most_questions);
+    schema["minItems"] = 1;
+    return schema;
+}
+
 const Field<DecisionRequest> decision_fields[] = {
     {"model", Text<DecisionRequest>{&DecisionRequest::model}},
-    {"input", Other<DecisionRequest>{read_input}, /*required=*/true},
-    {"questions", Other<DecisionRequest>{read_questions}, /*required=*/true},
+    {"input", Other<DecisionRequest>{read_input, input_schema}, /*required=*/true},
+    {"questions", Other<DecisionRequest>{read_questions, questions_schema}, /*required=*/true},
     {"prompt_cache_key", NoEffect{}},
     {"prompt_cache_options", NoEffect{}},
     {"safety_identifier", NoEffect{}},
@@ -180,6 +163,10 @@ Json answer_of(const Question& question, const std::vector<double>& weights) {
 }
 
 }  // namespace
+
+Json decision_schema() {
+    return object_schema<DecisionRequest>({decision_fields});
+}
 
 DecisionRequest parse_decision(std::string_view body, const ParseOptions& options) {
     DecisionRequest request;

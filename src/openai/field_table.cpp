@@ -49,6 +49,16 @@ std::vector<int32_t> ids_of(const Json& value, const std::string& name, int64_t 
     return ids;
 }
 
+Json any_schema(Json schemas) {
+    return {{"anyOf", std::move(schemas)}};
+}
+Json list_schema(Json items, std::size_t most) {
+    return {{"type", "array"}, {"items", std::move(items)}, {"maxItems", most}};
+}
+Json ids_schema() {
+    return {{"type", "array"}, {"items", {{"type", "integer"}, {"minimum", 0}}}};
+}
+
 Json parse_body(std::string_view body) {
     try {
         Json parsed = tokenizer::parse_ordered(body);

@@ -58,12 +58,14 @@ struct Text {
 struct NoEffect {};
 /// Values that ask for nothing are accepted; others are refused with `why`.
 struct Only {
-    bool (*asks_nothing)(const Json& value);
+    const char* accepted;  ///< a JSON list
     const char* why;
+    Json values() const { return Json::parse(accepted); }
 };
 template <class T>
 struct Other {
     void (*read)(T& to, const Json& value, const std::string& name, const ParseOptions& options);
+    Json (*schema)();  ///< JSON Schema that allows at least what `read` accepts
 };
 
 template <class T>
@@ -98,7 +100,9 @@ void read_field(const Field<T>& field, const std::string& name, const Json& valu
             if (!value.is_string()) refuse_type(name, "a string", value);
             to.*kind.to = value.get<std::string>();
         } else if constexpr (std::is_same_v<Kind, Only>) {
-            if (!kind.asks_nothing(value)) throw unsupported(cat("'", name, "': ", kind.why), name);
+            const Json accepted = kind.values();
+            if (std::ranges::find(accepted, value) == accepted.end())
+                throw unsupported(cat("'", name, "': ", kind.why), name);
         } else if constexpr (std::is_same_v<Kind, Other<T>>) {
             kind.read(to, value, name, options);
         }
@@ -128,5 +132,54 @@ void read_fields(const Json& object, std::initializer_list<std::span<const Field
             throw ApiError(400, cat("Unknown parameter: '", within, key.substr(0, 100), "'."),
                            within + key.substr(0, 100), "unknown_parameter");
 }
+
+/// JSON Schema of a value, but for null.
+template <class T>
+Json value_schema(const Field<T>& field) {
+    const auto schema = [](const auto& kind) -> Json {
+        using Kind = std::decay_t<decltype(kind)>;
+        if constexpr (std::is_same_v<Kind, Number<T>>)
+            return {
+                {"type", "number"}, {kind.above ? "exclusiveMinimum" : "minimum", kind.least}, {"maximum", kind.most}};
+        else if constexpr (std::is_same_v<Kind, Whole<T>>)
+            return {{"type", "integer"}, {"minimum", kind.least}, {"maximum", kind.most}};
+        else if constexpr (std::is_same_v<Kind, Flag<T>>)
+            return {{"type", "boolean"}};
+        else if constexpr (std::is_same_v<Kind, Text<T>>)
+            return {{"type", "string"}};
+        else if constexpr (std::is_same_v<Kind, Only>)
+            return {{"enum", kind.values()}, {"description", kind.why}};
+        else if constexpr (std::is_same_v<Kind, Other<T>>)
+            return kind.schema();
+        else
+            return {{"description", "Accepted, and without effect."}};
+    };
+    return std::visit(schema, field.kind);
+}
+
+/// JSON Schema of the objects that read_fields reads by the same tables.
+template <class T>
+Json object_schema(std::initializer_list<std::span<const Field<T>>> tables) {
+    Json properties = Json::object(), required = Json::array();
+    for (const std::span<const Field<T>> table : tables) {
+        for (const Field<T>& field : table) {
+            Json schema = value_schema(field);
+            if (field.required)
+                required.push_back(field.name);
+            else
+                schema = {{"anyOf", Json::array({std::move(schema), {{"type", "null"}}})}};
+            properties[field.name] = std::move(schema);
+        }
+    }
+    return {{"type", "object"},
+            {"properties", std::move(properties)},
+            {"required", std::move(required)},
+            {"additionalProperties", false}};
+}
+
+/// JSON Schemas of values that several tables have.
+Json any_schema(Json schemas);
+Json list_schema(Json items, std::size_t most);
+Json ids_schema();
 
 }  // namespace unsloth::openai

@@ -50,6 +50,63 @@ Json read_messages(const Json& value, const std::string& name) {
     return messages;
 }
 
+std::string joined_text(const Json& value, const std::string& name) {
+    if (value.is_string()) return value.get<std::string>();
+    if (!value.is_array()) refuse_type(name, "a string or a list of parts", value);
+    std::string text;
+    for (std::size_t i = 0; i < value.size(); ++i) {
+        const std::string part = cat(name, "[", i, "]");
+        if (!value[i].is_object() || !value[i].contains("type") || !value[i]["type"].is_string())
+            refuse_type(part, "an object with a type", value[i]);
+        const auto& type = value[i]["type"].get_ref<const std::string&>();
+        if (type != "input_text" && type != "output_text" && type != "text")
+            throw unsupported(cat("'", part, ".type': only text is supported, found '", type.substr(0, 40), "'."),
+                              part + ".type");
+        if (!value[i].contains("text") || !value[i]["text"].is_string())
+            refuse_type(part + ".text", "a string", value[i].value("text", Json()));
+        text += value[i]["text"].get<std::string>();
+    }
+    return text;
+}
+
+Json input_messages(const Json& value, const std::string& name) {
+    Json messages = Json::array();
+    if (value.is_string()) {
+        messages.push_back({{"role", "user"}, {"content", value}});
+    } else if (value.is_array()) {
+        for (std::size_t i = 0; i < value.size(); ++i) {
+            const std::string where = cat(name, "[", i, "]");
+            const Json& message = value[i];
+            if (!message.is_object()) refuse_type(where, "an object", message);
+            const Json type = message.value("type", Json("message"));
+            if (type != "message")
+                throw unsupported(cat("'", where, ".type': only messages are supported."), where + ".type");
+            messages.push_back({{"role", message.value("role", Json())}});
+            if (message.contains("content"))
+                messages.back()["content"] = joined_text(message["content"], where + ".content");
+        }
+    } else {
+        refuse_type(name, "a string or a list of messages", value);
+    }
+    return read_messages(messages, name);
+}
+
+Json input_schema() {
+    return any_schema(Json::array({{{"type", "string"}}, {{"type", "array"}, {"items", {{"type", "object"}}}}}));
+}
+
+Json messages_schema() {
+    const Json text = {{"type", "string"}}, nothing = {{"type", "null"}};
+    const Json part = {{"type", "object"},
+                       {"required", Json::array({"type", "text"})},
+                       {"properties", {{"type", {{"const", "text"}}}, {"text", text}}}};
+    const Json content = any_schema({text, nothing, {{"type", "array"}, {"items", part}}});
+    const Json message = {{"type", "object"},
+                          {"required", Json::array({"role"})},
+                          {"properties", {{"role", {{"enum", roles}}}, {"content", content}}}};
+    return {{"type", "array"}, {"items", message}, {"minItems", 1}};
+}
+
 void finish_row(Json& row, bool add_generation_prompt, bool continue_final_message) {
     row["add_generation_prompt"] = add_generation_prompt;
     if (!continue_final_message) return;

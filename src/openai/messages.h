@@ -9,6 +9,16 @@ namespace unsloth::openai {
 /// The checked list. ApiError 400 for what is no message of text; `name` is the field's.
 nlohmann::ordered_json read_messages(const nlohmann::ordered_json& value, const std::string& name);
 
+/// A text, or parts of text one after the other. ApiError 400 for what is neither.
+std::string joined_text(const nlohmann::ordered_json& value, const std::string& name);
+/// The messages of an `input`: a text, or a list of messages. ApiError 400 for what is neither.
+nlohmann::ordered_json input_messages(const nlohmann::ordered_json& value, const std::string& name);
+/// JSON Schema of what `joined_text` and `input_messages` read.
+nlohmann::ordered_json input_schema();
+
+/// JSON Schema of what `read_messages` reads.
+nlohmann::ordered_json messages_schema();
+
 /// Adds what decides about the end of the text. ApiError 400 where the two do not fit, or the last message has no text
 /// to continue.
 void finish_row(nlohmann::ordered_json& row, bool add_generation_prompt, bool continue_final_message);

@@ -14,7 +14,7 @@ void read_messages_to_count(Tokenizing& to, const Json& value, const std::string
 const Field<Tokenizing> tokenize_fields[] = {
     {"model", Text<Tokenizing>{&Tokenizing::model}},
     {"prompt", Text<Tokenizing>{&Tokenizing::prompt}},
-    {"messages", Other<Tokenizing>{read_messages_to_count}},
+    {"messages", Other<Tokenizing>{read_messages_to_count, messages_schema}},
     {"add_special_tokens", Flag<Tokenizing>{&Tokenizing::add_special_tokens}},
     {"return_token_strs", Flag<Tokenizing>{&Tokenizing::return_token_strs}},
     {"add_generation_prompt", Flag<Tokenizing>{&Tokenizing::add_generation_prompt}},
@@ -26,7 +26,7 @@ void read_tokens(DetokenizeRequest& to, const Json& value, const std::string& na
 }
 const Field<DetokenizeRequest> detokenize_fields[] = {
     {"model", Text<DetokenizeRequest>{&DetokenizeRequest::model}},
-    {"tokens", Other<DetokenizeRequest>{read_tokens}, /*required=*/true},
+    {"tokens", Other<DetokenizeRequest>{read_tokens, ids_schema}, /*required=*/true},
 };
 
 using Adapter = AdapterRequest;
@@ -38,6 +38,19 @@ const Field<Adapter> load_fields[] = {
 const Field<Adapter> unload_fields[] = {{"lora_int_id", NoEffect{}}};
 
 }  // namespace
+
+Json tokenize_schema() {
+    return object_schema<Tokenizing>({tokenize_fields});
+}
+Json detokenize_schema() {
+    return object_schema<DetokenizeRequest>({detokenize_fields});
+}
+Json load_adapter_schema() {
+    return object_schema<Adapter>({adapter_name_field, load_fields});
+}
+Json unload_adapter_schema() {
+    return object_schema<Adapter>({adapter_name_field, unload_fields});
+}
 
 TokenizeRequest parse_tokenize(std::string_view body, const ParseOptions& options) {
     Tokenizing request;

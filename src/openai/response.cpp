@@ -48,20 +48,10 @@ Json chat_token(const TokenText& text, float logprob) {
     return {{"token", text.text()}, {"logprob", number(logprob)}, {"bytes", std::move(bytes)}};
 }
 
-Json chat_logprobs(const std::vector<TokenReport>& tokens) {
-    Json content = Json::array();
-    for (const TokenReport& token : tokens) {
-        Json one = chat_token(token.text, token.logprob.value_or(0));
-        one["top_logprobs"] = Json::array();
-        for (const auto& [text, logprob] : token.top) one["top_logprobs"].push_back(chat_token(text, logprob));
-        content.push_back(std::move(one));
-    }
-    return {{"content", std::move(content)}, {"refusal", nullptr}};
-}
-
 Json logprobs_of(const AnswerHead& head, const Choice& choice, TextOffsets& offsets) {
     if (!choice.has_logprobs) return nullptr;
-    return head.is_chat ? chat_logprobs(choice.tokens) : completion_logprobs(choice.tokens, offsets);
+    return head.is_chat ? Json{{"content", chat_tokens(choice.tokens)}, {"refusal", nullptr}}
+                        : completion_logprobs(choice.tokens, offsets);
 }
 
 Json head_of(const AnswerHead& head, bool in_pieces) {
@@ -121,6 +111,17 @@ std::vector<ToolDelta> whole_calls(const std::vector<ToolDelta>& pieces) {
         else
             whole.back().arguments += piece.arguments;
     return whole;
+}
+
+Json chat_tokens(const std::vector<TokenReport>& tokens) {
+    Json list = Json::array();
+    for (const TokenReport& token : tokens) {
+        Json one = chat_token(token.text, token.logprob.value_or(0));
+        one["top_logprobs"] = Json::array();
+        for (const auto& [text, logprob] : token.top) one["top_logprobs"].push_back(chat_token(text, logprob));
+        list.push_back(std::move(one));
+    }
+    return list;
 }
 
 Json usage_of(const Usage& usage) {

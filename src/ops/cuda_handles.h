@@ -15,6 +15,7 @@ struct CudaHandles {
     std::unique_ptr<HandleSlot> gemm_coded;  ///< made and used by gemm_coded's CUDA part
     std::unique_ptr<HandleSlot> attention;   ///< made and used by attention's CUDA part
     std::unique_ptr<HandleSlot> lora;        ///< made and used by the LoRA products' CUDA part
+    std::unique_ptr<HandleSlot> grouped;     ///< made and used by the grouped products' CUDA part
 };
 
 }  // namespace unsloth::ops

@@ -32,10 +32,33 @@ struct GeluTanhGlu {
     }
 };
 
+struct ClampedSiluGlu {
+    static constexpr float alpha = 1.702f, limit = 7.f;
+    /// NaN remains.
+    static float at_most(float v) { return v > limit ? limit : v; }
+    static float within(float v) { return v < -limit ? -limit : at_most(v); }
+    static float of(float gate, float up) {
+        const float g = at_most(gate);
+        return g * SiluGlu::sigmoid(alpha * g) * (within(up) + 1.f);
+    }
+    static GluGradients gradients(float dact, float gate, float up) {
+        const float g = at_most(gate), shifted = within(up) + 1.f, s = SiluGlu::sigmoid(alpha * g);
+        return {gate > limit ? 0.f : dact * shifted * s * (1.f + alpha * g * (1.f - s)),
+                up > limit || up < -limit ? 0.f : dact * (g * s), g * s * shifted};
+    }
+};
+
 /// work(the activation's unit)
 template <class Work>
 void with_glu(spec::GateActivation activation, const Work& work) {
-    activation == spec::GateActivation::silu ? work(SiluGlu()) : work(GeluTanhGlu());
+    switch (activation) {
+        case spec::GateActivation::silu:
+            return work(SiluGlu());
+        case spec::GateActivation::gelu_tanh:
+            return work(GeluTanhGlu());
+        case spec::GateActivation::clamped_silu:
+            return work(ClampedSiluGlu());
+    }
 }
 
 }  // namespace unsloth::ops::cpu

@@ -66,7 +66,7 @@ TunedProducts tuned_products(const spec::KernelTable& table, const model::ModelP
         if (!has_a_table || !table.measured(key)) result.untuned.push_back(name);
     };
     const bool bf16 = request.dtype == at::kBFloat16;
-    for (const weights::Group g : plan.layout().all_groups()) {
+    for (const weights::Group g : plan.layout().single_groups()) {
         const auto [n, k, r] = std::tuple{plan.layout()[g].n, plan.layout()[g].k, plan.layout()[g].r};
         for (const spec::ProductForm form : {spec::ProductForm::nt, spec::ProductForm::nn}) {
             const bool forward = form == spec::ProductForm::nt;

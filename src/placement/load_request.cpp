@@ -35,6 +35,7 @@ void check_against_adapter(const config::LoadedConfig& loaded, const spec::LoraS
     require("use_rslora", asked.use_rslora == adapter.use_rslora);
     require("use_dora", asked.use_dora == adapter.use_dora);
     require("target_modules", sorted(asked.target_modules) == sorted(adapter.target_modules));
+    require("target_parameters", sorted(asked.target_parameters) == sorted(adapter.target_parameters));
     require("modules_to_save", sorted(asked.modules_to_save) == sorted(adapter.modules_to_save));
     require("rank_pattern", asked.rank_pattern == adapter.rank_pattern);
     require("alpha_pattern", asked.alpha_pattern == adapter.alpha_pattern);
@@ -57,14 +58,17 @@ std::string rope_scaling_of(const config::Config& config) {
     return asked;
 }
 
-spec::LoraSpec lora_spec(const config::LoraOptions& options) {
+spec::LoraSpec lora_spec(const config::LoadedConfig& loaded) {
+    const config::LoraOptions& options = loaded.config.lora;
     spec::LoraSpec lora;
+    lora.usual_targets = !loaded.is_given("lora.target_modules");
     lora.r = options.r;
     lora.lora_alpha = options.lora_alpha;
     lora.lora_dropout = options.lora_dropout;
     lora.use_rslora = options.use_rslora;
     lora.use_dora = options.use_dora;
     lora.target_modules = options.target_modules;
+    lora.target_parameters = options.target_parameters;
     lora.modules_to_save = options.modules_to_save;
     lora.rank_pattern = options.rank_pattern;
     lora.alpha_pattern = options.alpha_pattern;
@@ -112,7 +116,7 @@ model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device d
                         "Merge the adapter first, or train a LoRA.");
         return request;
     }
-    if (trains) request.lora = lora_spec(config.lora);
+    if (trains) request.lora = lora_spec(loaded);
     if (request.adapter) {
         const formats::PeftConfig adapter = formats::read_peft_config(*request.adapter);
         if (trains) check_against_adapter(loaded, *request.lora, adapter.lora);

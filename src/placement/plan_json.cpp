@@ -14,8 +14,7 @@ using Json = nlohmann::ordered_json;
 
 Json groups_of(const model::ModelPlan& plan, const model::ModelPlan* teacher) {
     std::map<std::string, int64_t> groups = plan.groups();
-    if (plan.request().device.is_cuda())
-        groups["scalars, and what the allocator rounds up"] = memory::beside_arenas_bytes;
+    if (plan.request().device.is_cuda()) groups["scalars, and what the allocator rounds up"] = plan.beside_arenas();
     int64_t sum = 0;
     for (const auto& [name, bytes] : groups) sum += bytes;
     groups["shared by buffers that are not alive together"] = plan.total_bytes() - sum;

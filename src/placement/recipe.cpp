@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "unsloth/core/error.h"
 #include "unsloth/objective/objective.h"
 #include "unsloth/placement/parallel.h"
 
@@ -41,6 +42,14 @@ void share_out(const config::Config& config, const Recipe& recipe, model::LoadRe
                              : model::TensorParallel(spec::TensorRank{at.tp, mesh.tp});
     request.cp = ranks.links ? model::ContextParallel(ranks.links->cp())
                              : model::ContextParallel(data::ContextRank{at.cp, mesh.cp});
+    if (const double coefficient = config.training.router_aux_loss_coef; coefficient > 0) {
+        if (mesh.pp > 1 || mesh.cp > 1)
+            throw Error("parallel.unsupported",
+                        cat("training.router_aux_loss_coef: the loads of a micro-batch's experts would be on several ",
+                            mesh.pp > 1 ? "stages (distributed.pp_size)" : "ranks (distributed.cp_size)"),
+                        "Take data parallel ranks, or leave router_aux_loss_coef out.");
+        request.router_aux = coefficient / static_cast<double>(config.training.gradient_accumulation_steps * mesh.dp);
+    }
     const int copies = mesh.dp * mesh.cp, copy = at.dp * mesh.cp + at.cp;
     weights::Share stage;  // the ranks that train the same parameters
     if (recipe.work == Work::run)

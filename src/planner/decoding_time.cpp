@@ -21,9 +21,9 @@ std::optional<DecodingTime> DecodingTime::of(const Card& card, const spec::Model
     DecodingTime time;
     time.card_ = card;
     time.in_4bit_ = in_4bit;
-    time.layer_parameters_ =
-        static_cast<double>(model.num_layers) * (size(model.hidden_size, 2 * model.q_size() + 2 * model.kv_size()) +
-                                                 size(model.hidden_size, 3 * model.intermediate_size));
+    time.layer_parameters_ = static_cast<double>(model.num_layers) *
+                             (size(model.hidden_size, 2 * model.q_size() + 2 * model.kv_size()) +
+                              static_cast<double>(model.hidden_size) * 3 * model.active_intermediate_size());
     time.head_parameters_ = size(model.vocab_size, model.hidden_size);
     time.key_bytes_ = 2 * value_bytes * size(model.num_layers, model.kv_size());
     return time;

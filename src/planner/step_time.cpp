@@ -31,7 +31,7 @@ double as_double(int64_t value) {
 }
 
 double parameters_of_layer(const spec::ModelSpec& m) {
-    return as_double(m.hidden_size) * as_double(2 * m.q_size() + 2 * m.kv_size() + 3 * m.intermediate_size);
+    return as_double(m.hidden_size) * (as_double(2 * m.q_size() + 2 * m.kv_size()) + 3 * m.whole_intermediate_size());
 }
 
 }  // namespace
@@ -100,12 +100,11 @@ LayerTime StepTime::layer(const spec::LayerPlan& plan, const MovedBytes& moved, 
     const spec::ModelSpec& m = work_.model;
     const Sharing& sharing = work_.sharing;
     const double tokens = as_double(work_.tokens), own_rows = tokens / as_double(sharing.tp),
-                 hidden = as_double(m.hidden_size), middle = as_double(m.intermediate_size), q = as_double(m.q_size()),
+                 hidden = as_double(m.hidden_size), middle = m.active_intermediate_size(), q = as_double(m.q_size()),
                  kv = as_double(m.kv_size());
     const double qkv_parameters = hidden * (q + 2 * kv), o_parameters = hidden * q,
                  gate_up_parameters = 2 * hidden * middle, down_parameters = hidden * middle,
-                 tiled_parameters = o_parameters + gate_up_parameters + down_parameters,
-                 parameters = qkv_parameters + tiled_parameters;
+                 tiled_parameters = o_parameters + gate_up_parameters + down_parameters;
     const spec::Codes forward = forward_codes(work_.coded), dx = dx_codes(work_.coded);
     const double products = products_ms(qkv_parameters, tokens, forward) + tiled_products_ms(tiled_parameters, forward),
                  dx_products = products_ms(qkv_parameters, tokens, dx) + tiled_products_ms(tiled_parameters, dx),
@@ -132,7 +131,7 @@ LayerTime StepTime::layer(const spec::LayerPlan& plan, const MovedBytes& moved, 
                  thin_backward = work_.adapters ? (inputs + gradients) / (card_.thin * giga) * 1e3 : 0;
 
     // A layer is expanded once a pass of all micro-batches in flight.
-    const double expanding = work_.in_4bit && !plan.cached ? (packed + expanded) * parameters /
+    const double expanding = work_.in_4bit && !plan.cached ? (packed + expanded) * parameters_of_layer(m) /
                                                                  (card_.dequantise * giga) * 1e3 / as_double(in_flight)
                                                            : 0;
     LayerTime time;

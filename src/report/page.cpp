@@ -61,7 +61,10 @@ std::string tiles(const Run& run) {
     const StepRow& last = run.steps.back();
     std::string text = tile(cat(last.step, run.total_steps > 0 ? cat(" / ", run.total_steps) : ""), "step");
     text += tile(tile_number(last.epoch), "epoch") + tile(tile_number(last.loss), "loss");
-    if (!run.evals.empty()) text += tile(tile_number(run.evals.back().loss), "evaluation loss");
+    if (!run.evals.empty()) {
+        const auto [name, value] = judged_by(run.evals.back());
+        text += tile(tile_number(value), "evaluation " + name);
+    }
     text += tile(tile_number(last.tokens_per_second), "tokens per second");
     if (std::isfinite(last.mfu)) text += tile(cat(tile_number(100 * last.mfu), " %"), "of the GPU's rate (MFU)");
     text += tile(memory_text(last.memory_gib), "memory");

@@ -93,7 +93,10 @@ std::string headline(const Run& run) {
     const StepRow& last = run.steps.back();
     text +=
         cat("\nstep ", last.step, run.total_steps > 0 ? cat("/", run.total_steps) : "", "  loss ", shown(last.loss));
-    if (!run.evals.empty()) text += cat("  eval loss ", shown(run.evals.back().loss));
+    if (!run.evals.empty()) {
+        const auto [name, value] = judged_by(run.evals.back());
+        text += cat("  eval ", name, " ", shown(value));
+    }
     text += cat("  ", shown(last.tokens_per_second), " tok/s  ", memory_text(last.memory_gib));
     if (run.ending) {
         text += cat("  ", run.ending->exit_reason, " after ", duration_text(run.ending->seconds));

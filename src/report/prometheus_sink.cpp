@@ -75,8 +75,9 @@ class PrometheusSink final : public RowSink {
 
     void row(const Json& row) override {
         if (row.contains("event")) return;
-        if (row.contains("eval_loss"))
-            return set("unsloth_train_eval_loss", "Loss of the last evaluation.", row["eval_loss"]);
+        if (row.contains("eval_tokens"))
+            return set("unsloth_train_eval_loss", "Loss of the last evaluation.",
+                       row.value("eval_loss", Json(nullptr)));
         for (const Exported& one : of_steps) set(one.name, one.help, row.value(one.key, Json(nullptr)), one.factor);
         const Json times = row.value("rank_work_ms", Json::array());
         for (std::size_t rank = 0; rank < times.size(); ++rank)

@@ -257,7 +257,7 @@ void RunReader::read_line(const std::string& line) {
         end.tokens_per_second = number(row, "tokens_per_second"), end.memory_gib = number(row, "memory_gib");
         end.best_step = integer(row, "best_step"), end.tokens = integer(row, "tokens");
         run_.ending = end;
-    } else if (row.contains("eval_loss")) {
+    } else if (row.contains("eval_tokens")) {
         run_.evals.push_back({integer(row, "step"), number(row, "eval_loss"), figures(row, "eval_")});
     } else if (row.contains("loss")) {
         run_.ending.reset();  // rows behind a summary are of a run that went on

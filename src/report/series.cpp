@@ -21,6 +21,11 @@ Points eval_points(const Run& run) {
     return points;
 }
 
+std::pair<std::string, double> judged_by(const EvalRow& row) {
+    if (const auto reward = row.more.find("reward"); reward != row.more.end()) return *reward;
+    return {"loss", row.loss};
+}
+
 Points thinned(const Points& points, std::size_t most) {
     if (points.size() <= most) return points;
     const std::size_t stretches = std::max<std::size_t>(most / 2, 1);

@@ -66,7 +66,7 @@ class EventFileSink final : public RowSink {
     }
 
     void row(const Json& row) override {
-        const bool evaluation = row.contains("eval_loss"), summary = row.contains("event");
+        const bool evaluation = row.contains("eval_tokens"), summary = row.contains("event");
         std::vector<std::pair<std::string, double>> values;
         for (const auto& [key, value] : row.items()) {
             if (key == "step" || !value.is_number()) continue;

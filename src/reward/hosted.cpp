@@ -122,8 +122,8 @@ void Hosted::read_ready(const std::vector<json>& ready) {
 }
 
 /// Where each worker's rows begin, and the end: whole groups.
-std::vector<std::size_t> Hosted::cuts(std::size_t rows) const {
-    const auto group = static_cast<std::size_t>(std::max(settings_.num_generations, 1));
+std::vector<std::size_t> Hosted::cuts(std::size_t rows, int num_generations) const {
+    const auto group = static_cast<std::size_t>(std::max(num_generations, 1));
     const std::size_t groups = (rows + group - 1) / group;
     const std::size_t workers = std::min(workers_of(settings_), std::max<std::size_t>(groups, 1));
     std::vector<std::size_t> all;
@@ -141,7 +141,7 @@ Call Hosted::call_of(const std::vector<std::size_t>& functions, std::size_t work
 
 std::vector<HostedPart> Hosted::score(const Batch& batch) {
     if (!keeper_) return {};
-    const std::vector<std::size_t> cut = cuts(batch.completions.size());
+    const std::vector<std::size_t> cut = cuts(batch.completions.size(), batch.num_generations);
     std::vector<Call> calls;
     std::vector<std::pair<std::size_t, std::size_t>> ranges;
     for (std::size_t worker = 0; worker + 1 < cut.size(); ++worker) {

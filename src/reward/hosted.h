@@ -43,7 +43,7 @@ class Hosted {
 
     HelperPlan plan_of(const std::vector<std::size_t>& functions) const;
     void read_ready(const std::vector<nlohmann::json>& ready);
-    std::vector<std::size_t> cuts(std::size_t rows) const;
+    std::vector<std::size_t> cuts(std::size_t rows, int num_generations) const;
     Call call_of(const std::vector<std::size_t>& functions, std::size_t worker, std::size_t rows) const;
 
     const std::vector<Entry>& entries_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <numeric>
 
 #include "unsloth/config/policy_rule.h"
@@ -47,6 +48,21 @@ void add_lengths(const std::vector<RowPointer>& rows, Metrics& metrics) {
     add("terminated_length", ended);
 }
 
+/// Of some groups alone.
+std::vector<reward::Scores> scores_of(const ScoredGroups& groups, const std::vector<std::size_t>& chosen) {
+    const std::size_t each = groups.groups.front().completions.size();
+    std::vector<reward::Scores> some(groups.scores.size());
+    for (std::size_t k = 0; k < some.size(); ++k)
+        for (const std::size_t group : chosen)
+            for (std::size_t c = 0; c < each; ++c) some[k].push_back(groups.scores[k][group * each + c]);
+    return some;
+}
+
+void add_reward_metrics(const reward::Metrics& more, Metrics& metrics) {
+    for (const auto& [name, value] : more)
+        metrics.emplace_back(name, value.value_or(std::numeric_limits<double>::quiet_NaN()));
+}
+
 /// How far trainer and sampler are apart at generation, over the tokens that count.
 void add_sampling(const config::GrpoOptions& options, const std::vector<RowPointer>& rows, Metrics& metrics) {
     const spec::PolicyBatchOptions batch_options = config::policy_batch_options(options, 1, 1);
@@ -71,12 +87,8 @@ void add_metrics(const config::GrpoOptions& options, const reward::Advantages& a
                  Generation& generation) {
     Metrics& metrics = generation.metrics;
     add_lengths(generation.rows, metrics);
-    const auto add = [&](const reward::Metrics& more) {
-        for (const auto& [name, value] : more)
-            metrics.emplace_back(name, value.value_or(std::numeric_limits<double>::quiet_NaN()));
-    };
-    add(advantages.metrics);
-    add(groups.metrics);
+    add_reward_metrics(advantages.metrics, metrics);
+    add_reward_metrics(groups.metrics, metrics);
     if (options.sampler_correction != spec::SamplerCorrection::none) add_sampling(options, generation.rows, metrics);
     if (!options.kl_in_reward) return;
     double sum = 0, tokens = 0;
@@ -103,6 +115,24 @@ std::vector<double> Generation::advantages() const {
     std::vector<double> all;
     for (const RowPointer& row : rows) all.push_back(row->advantage);
     return all;
+}
+
+Metrics evaluation_metrics(const config::GrpoOptions& options, const GroupSource& source, const ScoredGroups& groups,
+                           const std::vector<std::string>& sets) {
+    reward::AdvantageRule rule = reward::advantage_rule(options, source.reward_weights());
+    rule.num_generations = static_cast<int>(groups.groups.front().completions.size());
+    Metrics metrics;
+    add_lengths(rows_of(options, groups), metrics);
+    add_reward_metrics(reward::advantages(rule, source.reward_names(), groups.scores).metrics, metrics);
+    add_reward_metrics(groups.metrics, metrics);
+    std::map<std::string, std::vector<std::size_t>> by_set;
+    for (std::size_t g = 0; g < sets.size(); ++g)
+        if (!sets[g].empty()) by_set[sets[g]].push_back(g);
+    for (const auto& [set, chosen] : by_set)
+        for (const auto& [name, value] :
+             reward::advantages(rule, source.reward_names(), scores_of(groups, chosen)).metrics)
+            if (name == "reward") add_reward_metrics({{cat(set, "_reward"), value}}, metrics);
+    return metrics;
 }
 
 std::vector<RowPointer> rows_of(const config::GrpoOptions& options, const ScoredGroups& groups) {

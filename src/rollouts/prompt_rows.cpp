@@ -68,14 +68,11 @@ class PromptReader {
 
 }  // namespace
 
-std::vector<PromptRow> read_prompt_rows(const config::DataOptions& data, const tokenizer::Tokenizer& tokenizer,
-                                        int64_t longest) {
-    if (data.train_file.empty() && data.datasets.empty())
-        throw Error("option.missing", "data.train_file is not set",
-                    "Name a file of prompts, or grpo.replay_rollouts to learn from completions that are there.");
+std::vector<PromptRow> read_prompt_rows(const config::DataOptions& data, std::span<const config::DataSource> sources,
+                                        const tokenizer::Tokenizer& tokenizer, int64_t longest) {
     const PromptReader reader(data, tokenizer, longest);
     std::vector<data::SourceFiles> files;
-    for (const config::DataSource& source : data::training_sources(data)) files.push_back(data::with_files(source));
+    for (const config::DataSource& source : sources) files.push_back(data::with_files(source));
     data::SourceReader source(files, {data.text_unit, data.invalid_utf8, data.columns, false});
     std::vector<PromptRow> rows;
     int64_t skipped = 0;

@@ -1,103 +1,106 @@
 #include "unsloth/rollouts/sampled_groups.h"
 
 #include <algorithm>
-#include <chrono>
-#include <cmath>
-#include <nlohmann/json.hpp>
 
-#include "rollouts/shared_groups.h"
+#include "rollouts/group_sampler.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/hash.h"
-#include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
 #include "unsloth/data/sampler.h"
-#include "unsloth/generate/decoder.h"
-#include "unsloth/reward/rewards.h"
+#include "unsloth/data/training_data.h"
 #include "unsloth/rollouts/generation.h"
-#include "unsloth/rollouts/prompt_rows.h"
-#include "unsloth/session/generation.h"
 
 namespace unsloth::rollouts {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+/// Completions of held-out prompts have random numbers from here on: no training completion has them.
+constexpr int64_t first_evaluated_answer = int64_t{1} << 31;
 
-double seconds_from(Clock::time_point begin) {
-    return std::chrono::duration<double>(Clock::now() - begin).count();
+/// Prompts of one name that are not trained on.
+struct HeldOut {
+    std::string name;  ///< empty: all have one set
+    std::vector<PromptRow> rows;
+};
+
+int64_t longest_of(const std::vector<PromptRow>& rows) {
+    std::size_t longest = 0;
+    for (const PromptRow& row : rows) longest = std::max(longest, row.ids.size());
+    return static_cast<int64_t>(longest);
 }
 
-spec::Sampling sampling_of(const config::GrpoOptions& options) {
-    spec::Sampling sampling;
-    sampling.temperature = options.temperature;
-    sampling.top_p = options.top_p;
-    sampling.top_k = options.top_k;
-    sampling.min_p = options.min_p.value_or(0);
-    sampling.repetition_penalty = options.repetition_penalty;
-    return sampling;
+std::vector<int64_t> numbers_of(const std::vector<PromptRow>& rows) {
+    std::vector<int64_t> numbers;
+    for (const PromptRow& row : rows) numbers.push_back(row.row);
+    return numbers;
+}
+
+/// Moves what data.val_size holds out of the training rows.
+std::vector<PromptRow> hold_out(std::vector<PromptRow>& rows, const config::Config& config) {
+    std::vector<PromptRow> held, kept;
+    const std::vector<int64_t> places =
+        data::validation_places(numbers_of(rows), config.data.val_size, static_cast<uint64_t>(config.training.seed));
+    auto next = places.begin();
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        const bool out = next != places.end() && *next == static_cast<int64_t>(i);
+        if (out) ++next;
+        (out ? held : kept).push_back(std::move(rows[i]));
+    }
+    rows = std::move(kept);
+    return held;
 }
 
 class Sampled final : public GroupSource {
   public:
     Sampled(const config::Config& config, const RolloutOrder& order, const session::OpenedModel& opened, int rank,
             int ranks)
-        : config_(config),
-          order_(order),
-          rank_(rank),
-          ranks_(ranks),
-          tokenizer_(opened.tokenizer()),
-          stops_(session::stop_ids(tokenizer_, opened.file->spec)),
-          rows_(read_prompt_rows(config.data, tokenizer_,
-                                 config.model.max_seq_length - config.grpo.max_completion_length)),
-          rewards_(nlohmann::json::parse(config.grpo.rewards), settings(opened)) {
+        : config_(config), order_(order), ranks_(ranks), sampler_(config, opened, rank, ranks) {
+        read_rows();
         if (generations_of_epoch() == 0)
             throw Error("data.too-few-rows",
                         cat("the data have ", rows_.size(), " prompts, and a generation batch takes ", order_.groups()),
                         "Bring more prompts, or lower training.per_device_train_batch_size or "
                         "grpo.steps_per_generation.");
-        for (const PromptRow& row : rows_) {
-            ids_.push_back(row.row);
-            longest_ = std::max(longest_, static_cast<int64_t>(row.ids.size()));
-        }
-        if (stops_.empty())
-            throw Error("tokenizer.no-eos",
-                        "neither the model nor its tokenizer names an end token: completions would never end",
-                        "Add eos_token_id to generation_config.json or config.json.");
-        rewards_.start();
-        weights_ = reward::given_weights(config.grpo, rewards_.names());
-        if (weights_.empty()) weights_ = rewards_.weights();
+        numbers_ = numbers_of(rows_);
+        longest_ = longest_of(rows_);
+        for (const HeldOut& set : held_out_) longest_ = std::max(longest_, longest_of(set.rows));
     }
 
     void attach(ops::Context& ctx, model::Model& model, comm::Group* group, int64_t rows) override {
-        ctx_ = &ctx;
-        model_ = &model;
-        group_ = group;
-        rows_in_flight_ = rows;
+        sampler_.attach(ctx, model, group, rows, needs()->context);
     }
 
     ScoredGroups generation(int64_t number, int64_t step) override {
-        ScoredGroups batch;
-        for (int64_t i = 0; i < order_.groups(); ++i) batch.groups.push_back(group_of(number * order_.groups() + i));
-        const Clock::time_point begin = Clock::now();
-        sample(batch, number);
-        const double rollout_seconds = seconds_from(begin);
-        share_completions(batch, group_, ctx_->device(), config_.grpo.max_completion_length);
-        int64_t tokens = 0;
-        for (Group& group : batch.groups)
-            for (GroupCompletion& one : group.completions) {
-                one.text = tokenizer_.decode(one.ids, /*skip_special=*/true);
-                tokens += static_cast<int64_t>(one.ids.size());
-            }
-        const Clock::time_point scoring = Clock::now();
-        score(batch, number, step);
-        batch.metrics.emplace_back("rows_in_flight_mean", rows_in_flight_mean_);
-        batch.metrics.emplace_back("time/rollout_s", rollout_seconds);
-        batch.metrics.emplace_back("time/reward_s", seconds_from(scoring));
-        batch.metrics.emplace_back("rollout_tokens_per_second", static_cast<double>(tokens) / rollout_seconds);
-        return batch;
+        const int64_t first = number * order_.groups();
+        GroupSampler::Job job{.completions = order_.group_size,
+                              .first_prompt = first,
+                              .trainer_state = state_at(step - 1, number),
+                              .what = "the generation batch"};
+        for (int64_t g = 0; g < order_.groups(); ++g) job.prompts.push_back(&row_of(first + g));
+        return sampler_(job);
     }
 
-    const std::vector<std::string>& reward_names() const override { return rewards_.names(); }
-    std::vector<double> reward_weights() const override { return weights_; }
+    int64_t evaluated_tokens() const override {
+        return held_out_prompts() * evaluated_each() * config_.grpo.max_completion_length;
+    }
+    Evaluation evaluation(int64_t step, double epoch) override {
+        GroupSampler::Job job{
+            .completions = evaluated_each(),
+            .first_answer = first_evaluated_answer,
+            .trainer_state = {step, config_.training.max_steps, epoch, config_.training.num_train_epochs},
+            .what = "the evaluation's completions"};
+        std::vector<std::string> sets;
+        for (const HeldOut& set : held_out_)
+            for (const PromptRow& row : set.rows) {
+                job.prompts.push_back(&row);
+                sets.push_back(set.name);
+            }
+        Evaluation found{sampler_(job), {}, std::move(sets)};
+        found.metrics = evaluation_metrics(config_.grpo, *this, found.groups, found.sets);
+        return found;
+    }
+
+    const std::vector<std::string>& reward_names() const override { return sampler_.reward_names(); }
+    std::vector<double> reward_weights() const override { return sampler_.reward_weights(); }
     int64_t generations_of_epoch() const override { return static_cast<int64_t>(rows_.size()) / order_.groups(); }
     bool repeats() const override { return true; }
     std::optional<placement::Answering> needs() const override {
@@ -110,7 +113,7 @@ class Sampled final : public GroupSource {
         std::sort(by_length.begin(), by_length.end(),
                   [](const PromptRow* a, const PromptRow* b) { return a->ids.size() > b->ids.size(); });
         const std::vector<int32_t> longest(static_cast<std::size_t>(config_.grpo.max_completion_length),
-                                           stops_.front());
+                                           sampler_.end_token());
         std::vector<data::Sample> samples;  // each prompt has a group's completions
         for (int64_t i = 0; i < order_.rows_of_step(); ++i) {
             const auto prompt = static_cast<std::size_t>(i / order_.group_size) % by_length.size();
@@ -130,149 +133,66 @@ class Sampled final : public GroupSource {
     }
     std::string describe() const override {
         std::string names;
-        for (const std::string& name : rewards_.names()) names += cat(names.empty() ? "" : ", ", name);
+        for (const std::string& name : reward_names()) names += cat(names.empty() ? "" : ", ", name);
         return cat(rows_.size(), " prompts, the longest of ", longest_, " tokens; ", order_.groups(), " x ",
                    order_.group_size, " completions a generation of at most ", config_.grpo.max_completion_length,
-                   " tokens; rewards: ", names);
+                   " tokens; rewards: ", names, held_out_text());
     }
 
   private:
-    reward::Settings settings(const session::OpenedModel& opened) const {
-        reward::Settings settings;
-        settings.python = config_.grpo.reward_python;
-        settings.workers = static_cast<int>(config_.grpo.reward_workers);
-        settings.num_generations = static_cast<int>(order_.group_size);
-        settings.max_completion_length = config_.grpo.max_completion_length;
-        settings.seed = static_cast<uint64_t>(config_.training.seed);
-        settings.rank = rank_;
-        settings.ranks = ranks_;
-        settings.tokenizer_folder = opened.tokenizer_folder.string();
-        settings.memory_gib = config_.grpo.reward_memory_gib;
-        settings.give_up = [] { return interrupt_requested() != 0; };
-        return settings;
+    void read_rows() {
+        const config::DataOptions& data = config_.data;
+        const int64_t longest = config_.model.max_seq_length - config_.grpo.max_completion_length;
+        const auto read = [&](std::span<const config::DataSource> sources) {
+            return read_prompt_rows(data, sources, sampler_.tokenizer(), longest);
+        };
+        if (data.train_file.empty() && data.datasets.empty())
+            throw Error("option.missing", "data.train_file is not set",
+                        "Name a file of prompts, or grpo.replay_rollouts to learn from completions that are there.");
+        rows_ = read(data::training_sources(data));
+        const std::vector<config::DataSource> evaluated = data::evaluation_sources(data);
+        for (std::size_t i = 0; i < evaluated.size(); ++i)
+            held_out_.push_back(
+                {data.eval_files.empty() ? "" : data.eval_files[i].first, read(std::span(evaluated).subspan(i, 1))});
+        if (data.val_size > 0) held_out_.push_back({"", hold_out(rows_, config_)});
+    }
+
+    int64_t evaluated_each() const { return config_.grpo.num_generations_eval.value_or(order_.group_size); }
+    int64_t held_out_prompts() const {
+        std::size_t prompts = 0;
+        for (const HeldOut& set : held_out_) prompts += set.rows.size();
+        return static_cast<int64_t>(prompts);
+    }
+    std::string held_out_text() const {
+        return held_out_.empty() ? "" : cat("; evaluated: ", held_out_prompts(), " prompts x ", evaluated_each());
+    }
+    reward::TrainerState state_at(int64_t step, int64_t generation) const {
+        return {step, config_.training.max_steps,
+                static_cast<double>(generation) / static_cast<double>(generations_of_epoch()),
+                config_.training.num_train_epochs};
     }
 
     /// Which prompt a group has: each epoch takes whole generation batches of all rows in an order of its own.
     const PromptRow& row_of(int64_t group) {
         const int64_t of_epoch = generations_of_epoch() * order_.groups(), epoch = group / of_epoch;
         if (epoch != epoch_) {
-            places_ = data::epoch_order(ids_, static_cast<uint64_t>(config_.training.seed),
+            places_ = data::epoch_order(numbers_, static_cast<uint64_t>(config_.training.seed),
                                         static_cast<uint32_t>(epoch), config_.data.shuffle);
             epoch_ = epoch;
         }
         return rows_[static_cast<std::size_t>(places_[static_cast<std::size_t>(group % of_epoch)])];
     }
-    Group group_of(int64_t group) {
-        const PromptRow& row = row_of(group);
-        Group made{.prompt = row.ids, .prompt_text = tokenizer_.decode(row.ids, /*skip_special=*/false)};
-        made.completions.resize(static_cast<std::size_t>(order_.group_size));
-        return made;
-    }
-    bool is_own(std::size_t group) const { return static_cast<int>(group % static_cast<std::size_t>(ranks_)) == rank_; }
-
-    /// This rank's groups.
-    void sample(ScoredGroups& batch, int64_t number) {
-        const comm::LongOperation sampling(group_, "sampling completions");
-        // Of one generation: keys of prompts are shared within it, and the model keeps its recorded passes.
-        generate::Decoder decoder(
-            *ctx_, *model_,
-            {.rows = rows_in_flight_, .context = needs()->context, .prefill_tokens = model_->sizes().tokens});
-        std::vector<GroupCompletion*> asked;
-        for (std::size_t g = 0; g < batch.groups.size(); ++g)
-            for (std::size_t c = 0; is_own(g) && c < batch.groups[g].completions.size(); ++c) {
-                decoder.add({.prompt = batch.groups[g].prompt,
-                             .max_new_tokens = config_.grpo.max_completion_length,
-                             .sampling = sampling_of(config_.grpo),
-                             .seed = static_cast<uint64_t>(config_.training.seed),
-                             .prompt_number = static_cast<uint32_t>(number * order_.groups() + static_cast<int64_t>(g)),
-                             .answer_number = static_cast<uint32_t>(c),
-                             .stop_ids = stops_,
-                             .keeps_stop_id = true,
-                             .logprobs = ops::LogprobOf::policy});
-                asked.push_back(&batch.groups[g].completions[c]);
-            }
-        const auto ended = [&](int64_t request, const generate::Completion& answer) {
-            generate::require_finite(answer, "a sampled completion");
-            GroupCompletion& one = *asked[static_cast<std::size_t>(request)];
-            one.ids = answer.ids;
-            one.logprobs = answer.logprobs;
-            one.truncated = answer.finish_reason == generate::FinishReason::length;
-        };
-        int64_t passes = 0, tokens = 0;
-        while (interrupt_requested() == 0 && decoder.step({}, ended)) ++passes;
-        stop_together("the generation batch");
-        for (const GroupCompletion* one : asked) tokens += static_cast<int64_t>(one->ids.size());
-        rows_in_flight_mean_ = passes > 0 ? static_cast<double>(tokens) / static_cast<double>(passes) : 0;
-    }
-
-    /// All ranks drop a generation together.
-    void stop_together(const std::string& what) {
-        if (const int signal = agreed_signal(group_, ctx_->device(), what); signal != 0)
-            throw GenerationStopped{signal};
-    }
-
-    /// This rank's groups; all get all scores.
-    void score(ScoredGroups& batch, int64_t number, int64_t step) {
-        const comm::LongOperation scoring(group_, "scoring completions");
-        reward::Batch own;
-        std::vector<std::size_t> groups;
-        nlohmann::ordered_json columns = nlohmann::ordered_json::array();
-        for (std::size_t g = 0; g < batch.groups.size(); ++g) {
-            if (!is_own(g)) continue;
-            groups.push_back(g);
-            const PromptRow& row = row_of(number * order_.groups() + static_cast<int64_t>(g));
-            for (const GroupCompletion& one : batch.groups[g].completions) {
-                own.prompts.push_back(nlohmann::json::parse(row.prompt));
-                own.prompt_texts.push_back(*batch.groups[g].prompt_text);
-                own.completions.push_back(*one.text);
-                own.completion_ids.push_back(one.ids);
-                columns.push_back(nlohmann::ordered_json::parse(row.columns));
-            }
-        }
-        own.columns = columns_of(columns);
-        const double epoch = static_cast<double>(number) / static_cast<double>(generations_of_epoch());
-        own.trainer_state = {step - 1, config_.training.max_steps, epoch, config_.training.num_train_epochs};
-        reward::Scored scored;
-        if (!groups.empty()) try {
-                scored = rewards_.score(own);
-            } catch (const reward::GivenUp&) {
-                scored.scores.assign(rewards_.names().size(), reward::Scores(own.completions.size()));
-            }
-        stop_together("the rewards");
-        share_scores(batch, scored, groups, rewards_.names().size(), group_);
-    }
-
-    static std::vector<reward::Column> columns_of(const nlohmann::ordered_json& rows) {
-        std::vector<reward::Column> columns;
-        for (std::size_t i = 0; i < rows.size(); ++i)
-            for (const auto& [name, value] : rows[i].items()) {
-                auto found =
-                    std::find_if(columns.begin(), columns.end(),
-                                 [&, &wanted = name](const reward::Column& one) { return one.first == wanted; });
-                if (found == columns.end())
-                    found = columns.insert(columns.end(), {name, std::vector<nlohmann::json>(rows.size())});
-                found->second[i] = value;
-            }
-        return columns;
-    }
 
     const config::Config& config_;
     RolloutOrder order_;
-    int rank_, ranks_;
-    tokenizer::Tokenizer tokenizer_;
-    std::vector<int32_t> stops_;
+    int ranks_;
+    GroupSampler sampler_;
     std::vector<PromptRow> rows_;
-    reward::Rewards rewards_;
-    std::vector<double> weights_;
-    std::vector<int64_t> ids_;  ///< of the rows
-    int64_t longest_ = 0;       ///< tokens of a prompt
+    std::vector<HeldOut> held_out_;
+    std::vector<int64_t> numbers_;  ///< of the rows
+    int64_t longest_ = 0;           ///< tokens of a prompt
     std::vector<int64_t> places_;
     int64_t epoch_ = -1;  ///< that places_ are of
-    comm::Group* group_ = nullptr;
-    ops::Context* ctx_ = nullptr;
-    model::Model* model_ = nullptr;
-    int64_t rows_in_flight_ = 0;
-    double rows_in_flight_mean_ = 0;  ///< of the last generation batch, on this rank
 };
 
 }  // namespace

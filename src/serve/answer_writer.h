@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <vector>
 
@@ -35,5 +36,8 @@ class AnswerWriter {
 
 /// OpenAI's JSON, or server-sent events of it.
 std::unique_ptr<AnswerWriter> make_json_answer(Call call, openai::AnswerHead head);
+/// The same of /v1/responses. `settings`: as openai::ResponseStream has them. It counts on usage() before end().
+std::unique_ptr<AnswerWriter> make_response_answer(Call call, openai::AnswerHead head,
+                                                   std::shared_ptr<const nlohmann::ordered_json> settings);
 
 }  // namespace unsloth::serve

@@ -30,7 +30,7 @@ int64_t room_for(const AnswerRequest& request, const EncodedPrompt& prompt, int6
                        cat("This model's maximum context length is ", context, " tokens. You requested ", size + tokens,
                            " tokens: ", size, " of the prompt and ", tokens,
                            " of the completion. Shorten the prompt or lower 'max_tokens'."),
-                       request.is_chat ? "messages" : "prompt", "context_length_exceeded");
+                       request.prompt_field(), "context_length_exceeded");
     if (request.min_tokens > tokens)
         throw openai::invalid(cat("'min_tokens' is ", request.min_tokens, ", and there is room for ", tokens, "."),
                               "min_tokens");
@@ -128,9 +128,15 @@ void Service::chat(const Call& call) {
     answer(call, openai::parse_chat(call.request.body, parsing()));
 }
 
+void Service::responses(const Call& call) {
+    answer(call, openai::parse_response(call.request.body, parsing()));
+}
+
 void Service::answer(const Call& call, AnswerRequest request) {
     Prepared prepared = prepare(std::move(request), call.client);
-    auto writer = make_json_answer(call.reply(), head_of(prepared));
+    const std::shared_ptr<const nlohmann::ordered_json> response = prepared.request.response;
+    auto writer = response ? make_response_answer(call.reply(), head_of(prepared), response)
+                           : make_json_answer(call.reply(), head_of(prepared));
     start(std::move(prepared), std::move(writer), *call.response);
 }
 
@@ -168,8 +174,8 @@ Service::Prepared Service::prepare(AnswerRequest request, const std::string& cli
 
 openai::AnswerHead Service::head_of(const Prepared& prepared) {
     const bool is_chat = prepared.request.is_chat;
-    return {cat(is_chat ? "chatcmpl-" : "cmpl-", random_id()), prepared.chosen.name, prepared.chosen.fingerprint,
-            unix_seconds(), is_chat};
+    const char* const prefix = prepared.request.response ? "" : is_chat ? "chatcmpl-" : "cmpl-";
+    return {cat(prefix, random_id()), prepared.chosen.name, prepared.chosen.fingerprint, unix_seconds(), is_chat};
 }
 
 void Service::start(Prepared prepared, std::unique_ptr<AnswerWriter> writer, http::Response& response) {

@@ -12,6 +12,8 @@ namespace unsloth::serve {
 
 /// x-request-id: the client's, where it may be in a header and a log, else a new one.
 std::string request_id_of(const http::Request& request);
+/// ApiError 403 for a request that a browser marks as another site's.
+void refuse_other_sites(const http::Request& request);
 
 struct Call {
     http::Request request;
@@ -22,12 +24,15 @@ struct Call {
 
     /// Without the request, for those who answer later.
     Call reply() const { return {{}, response, id, client, begun}; }
-    /// Of an answer: its type, the request's id, and how long it took.
-    http::Headers headers(const char* content_type) const {
+    /// Of an answer: its own, the request's id, and how long it took. Browsers take its type as it is.
+    http::Headers headers(http::Headers all) const {
         const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - begun);
-        return {
-            {"content-type", content_type}, {"x-request-id", id}, {"openai-processing-ms", std::to_string(ms.count())}};
+        all.emplace_back("x-content-type-options", "nosniff");
+        all.emplace_back("x-request-id", id);
+        all.emplace_back("openai-processing-ms", std::to_string(ms.count()));
+        return all;
     }
+    http::Headers headers(const char* content_type) const { return headers({{"content-type", content_type}}); }
     void send(int status, std::string body, const char* content_type = "application/json") const {
         response->send(status, headers(content_type), std::move(body));
     }

@@ -5,7 +5,9 @@
 
 #include "serve/call.h"
 #include "serve/constraints.h"
+#include "serve/page.h"
 #include "serve/prompts.h"
+#include "serve/route.h"
 #include "serve/rpc.h"
 #include "serve/texts.h"
 #include "unsloth/core/error.h"
@@ -17,35 +19,46 @@ namespace unsloth::serve {
 
 using openai::ApiError;
 
-struct Service::Route {
-    const char* method;
-    const char* path;  ///< one that ends with '/' is what longer ones begin with
-    void (Service::*answer)(const Call& call);
-    bool is_free = false;   ///< no key is asked for
-    bool is_quick = false;  ///< answers on the server's thread
-    bool matches(const std::string& asked) const {
-        const std::string_view own = path;
-        return own.ends_with('/') ? asked.starts_with(own) && asked.size() > own.size() : asked == own;
-    }
-};
-
 const std::vector<Service::Route>& Service::routes() {
+    constexpr bool is_free = true, is_quick = true, keyed = false, posted = false;
     static const std::vector<Route> all = {
-        {"GET", "/v1/models", &Service::models, false, true},
-        {"GET", "/v1/models/", &Service::one_model, false, true},
-        {"POST", "/v1/completions", &Service::completions},
-        {"POST", "/v1/chat/completions", &Service::chat},
-        {"POST", "/v1/decisions", &Service::decisions},
-        {"POST", "/tokenize", &Service::tokenize},
-        {"POST", "/detokenize", &Service::detokenize},
-        {"GET", "/tokenizer_info", &Service::tokenizer_info},
-        {"POST", "/v1/load_lora_adapter", &Service::load_adapter},
-        {"POST", "/v1/unload_lora_adapter", &Service::unload_adapter},
-        {"GET", "/health", &Service::health, true, true},
-        {"GET", "/ping", &Service::health, true, true},
-        {"GET", "/ready", &Service::ready, true, true},
-        {"GET", "/version", &Service::version, true, true},
-        {"GET", "/metrics", &Service::metrics, true, true},
+        {"GET", "/v1/models", "The base and its adapters.", &Service::models, keyed, is_quick},
+        {"GET", "/v1/models/", "One model.", &Service::one_model, keyed, is_quick},
+        {.method = "POST",
+         .path = "/v1/completions",
+         .summary = "Completes prompts.",
+         .answer = &Service::completions,
+         .body = openai::completion_schema,
+         .may_stream = true},
+        {.method = "POST",
+         .path = "/v1/chat/completions",
+         .summary = "Answers conversations.",
+         .answer = &Service::chat,
+         .body = openai::chat_schema,
+         .may_stream = true},
+        {.method = "POST",
+         .path = "/v1/responses",
+         .summary = "Answers conversations, in the newer API's form. Nothing is stored.",
+         .answer = &Service::responses,
+         .body = openai::response_schema,
+         .may_stream = true},
+        {"POST", "/v1/decisions", "Answers questions with probabilities.", &Service::decisions, keyed, posted,
+         openai::decision_schema},
+        {"POST", "/tokenize", "The tokens of a text or of a conversation.", &Service::tokenize, keyed, posted,
+         openai::tokenize_schema},
+        {"POST", "/detokenize", "The text of tokens.", &Service::detokenize, keyed, posted, openai::detokenize_schema},
+        {"GET", "/tokenizer_info", "The tokenizer and its chat template.", &Service::tokenizer_info},
+        {"POST", "/v1/load_lora_adapter", "Loads an adapter.", &Service::load_adapter, keyed, posted,
+         openai::load_adapter_schema, "text/plain"},
+        {"POST", "/v1/unload_lora_adapter", "Unloads an adapter.", &Service::unload_adapter, keyed, posted,
+         openai::unload_adapter_schema, "text/plain"},
+        {"GET", "/health", "Whether the engine makes progress.", &Service::health, is_free, is_quick},
+        {"GET", "/ping", "The same as /health.", &Service::health, is_free, is_quick},
+        {"GET", "/ready", "Whether requests are accepted.", &Service::ready, is_free, is_quick},
+        {"GET", "/version", "The program's version.", &Service::version, is_free, is_quick},
+        {"GET", "/metrics", "Metrics for Prometheus.", &Service::metrics, is_free, is_quick, nullptr, "text/plain"},
+        {"GET", "/", "A page to talk to the models.", &Service::page, is_free, is_quick, nullptr, "text/html"},
+        {"GET", "/openapi.json", "This document.", &Service::openapi, is_free, is_quick},
     };
     return all;
 }
@@ -68,6 +81,13 @@ std::string request_id_of(const http::Request& request) {
     const bool usable = given != nullptr && !given->empty() && given->size() <= longest_request_id &&
                         std::ranges::all_of(*given, [](char c) { return c > ' ' && c < '\x7f'; });
     return usable ? *given : random_id();
+}
+
+/// Another site's page may send a POST that its browser would not let it read: to load adapters, or to use the GPU.
+void refuse_other_sites(const http::Request& request) {
+    const std::string* const site = header_of(request, "sec-fetch-site");
+    if (request.method == "POST" && site != nullptr && *site != "same-origin" && *site != "none")
+        throw ApiError(403, "Pages of other sites may not use this service.", "", "cross_site");
 }
 
 Workers::Workers(int threads) {
@@ -179,6 +199,7 @@ void Service::handle(http::Request request, std::shared_ptr<http::Response> resp
             continue;
         }
         try {
+            refuse_other_sites(call->request);
             if (!route.is_free) call->client = key_of(call->request);
         } catch (const ApiError& why) {
             return call->refuse(why);
@@ -199,6 +220,10 @@ void Service::handle(http::Request request, std::shared_ptr<http::Response> resp
         ApiError(405, cat("Method ", call->request.method.substr(0, 20), " is not allowed here: ", methods), "",
                  "method_not_allowed")
             .body());
+}
+
+void Service::page(const Call& call) {
+    call.response->send(200, call.headers(page_headers()), page_text());
 }
 
 void Service::health(const Call& call) {

@@ -99,6 +99,11 @@ class Targets {
     std::optional<ModulePattern> expression_;  ///< in the place of a list
 };
 
+/// Whether PEFT would give the experts' tensor of this path an adapter by this target.
+bool is_parameter(const std::string& path, const std::string& target) {
+    return path == target || path.ends_with("." + target);
+}
+
 /// Usage Error for a key that gives its value to no adapter.
 template <class Value>
 void refuse_idle_keys(const std::string& option, const std::vector<std::pair<std::string, Value>>& entries,
@@ -107,7 +112,7 @@ void refuse_idle_keys(const std::string& option, const std::vector<std::pair<std
     enum class Use { none, without_adapter, shadowed, serves };
     std::vector<Use> uses(entries.size(), Use::none);
     for (std::size_t layer = 0; layer < layers.size(); ++layer) {
-        for (const Projection p : model.linears) {
+        for (const Projection p : model.adaptable_of(static_cast<int64_t>(layer))) {
             const std::string path = module_path(model, layer, p);
             const bool has_adapter = layers[layer][p].r > 0;
             const std::size_t first = patterns.first_match(path, 0);
@@ -134,6 +139,36 @@ void refuse_idle_keys(const std::string& option, const std::vector<std::pair<std
     }
 }
 
+/// What PEFT does not do with adapters of experts, or does in another way than its words say.
+void check_experts(const LoraSpec& lora, const ModelSpec& model) {
+    if (model.experts && !lora.target_is_regex)
+        for (const std::string& target : lora.target_modules)
+            if (target.ends_with("gate_proj") || target.ends_with("up_proj") || target.ends_with("down_proj"))
+                throw Error("adapter.no-such-target",
+                            cat("lora.target_modules: '", target, "' is a matrix of each expert of this model"),
+                            "Name attention's, q_proj to o_proj, there; lora.target_parameters "
+                            "[\"mlp.experts.gate_up_proj\", \"mlp.experts.down_proj\"] adapts all experts.");
+    if (lora.target_parameters.empty()) return;
+    if (lora.lora_dropout > 0.0)
+        throw Error("option.conflict", "lora.target_parameters goes without lora.lora_dropout, as in PEFT",
+                    "Set lora_dropout to 0.");
+    if (!lora.layers_to_transform.empty())
+        throw Error("option.conflict", "lora.target_parameters goes without lora.layers_to_transform",
+                    "Name the layers in it: \"layers.3.mlp.experts.down_proj\".");
+    for (const std::string& target : lora.target_parameters) {
+        bool found = false;
+        for (int64_t layer = 0; layer < model.num_layers; ++layer)
+            for (const Projection p : model.adaptable_of(layer))
+                found = found || (is_of_experts(p) &&
+                                  is_parameter(module_path(model, static_cast<std::size_t>(layer), p), target));
+        if (!found)
+            throw Error("adapter.no-such-target",
+                        cat("lora.target_parameters: '", target, "' matches no experts of this model"),
+                        model.experts ? "They are mlp.experts.gate_up_proj and mlp.experts.down_proj."
+                                      : "The model has no experts: lora.target_modules names its projections.");
+    }
+}
+
 void check_options(const LoraSpec& lora, const ModelSpec& model) {
     if (lora.r < 1) throw Error("option.out-of-range", cat("lora.r must be at least 1, but is ", lora.r));
     if (!std::isfinite(lora.lora_alpha)) throw Error("option.out-of-range", "lora.lora_alpha must be a finite number");
@@ -149,14 +184,21 @@ void check_options(const LoraSpec& lora, const ModelSpec& model) {
         throw Error("adapter.no-such-target", cat("lora.modules_to_save: '", module, "' cannot be trained in full"),
                     "Modules to save are embed_tokens and lm_head.");
     }
-    if (lora.target_modules.empty())
+    if (lora.target_modules.empty() && lora.target_parameters.empty())
         throw Error("option.invalid-value", "lora.target_modules is empty: no projection would get an adapter");
+    check_experts(lora, model);
 }
 
 /// Where the names of all projections that a matrix has the rows of are targets, it takes their place.
 void with_fused_targets(LoraSpec& lora, const ModelSpec& model) {
     if (lora.target_is_regex) return;
     std::vector<std::string>& targets = lora.target_modules;
+    if (lora.usual_targets && model.experts)
+        std::erase_if(targets, [](const std::string& target) {
+            for (int i = 0; i < separate_projections; ++i)
+                if (const auto p = static_cast<Projection>(i); target == name_of(p)) return is_of_mlp(p);
+            return false;
+        });
     for (const Projection fused : model.linears) {
         if (first_part(fused) == fused) continue;
         std::vector<std::string> parts;
@@ -211,9 +253,20 @@ std::vector<LayerLora> resolve_lora(const LoraSpec& asked, const ModelSpec& mode
     std::vector<LayerLora> layers(static_cast<std::size_t>(model.num_layers));
     bool any = false;
     for (int64_t layer = 0; layer < model.num_layers; ++layer) {
-        for (const Projection p : model.linears) {
+        for (const Projection p : model.projections_of(layer)) {
             const std::string path = module_path(model, static_cast<std::size_t>(layer), p);
             if (!targets.contains(path, layer)) continue;
+            layers[static_cast<std::size_t>(layer)].add(p) =
+                make_module(lora, ranks.value_for(path, lora.r), alphas.value_for(path, lora.lora_alpha), path);
+            any = true;
+        }
+        for (const Projection p : model.adaptable_of(layer)) {
+            const std::string path = module_path(model, static_cast<std::size_t>(layer), p);
+            const bool named =
+                is_of_experts(p) && std::ranges::any_of(lora.target_parameters, [&](const std::string& target) {
+                    return is_parameter(path, target);
+                });
+            if (!named) continue;
             layers[static_cast<std::size_t>(layer)].add(p) =
                 make_module(lora, ranks.value_for(path, lora.r), alphas.value_for(path, lora.lora_alpha), path);
             any = true;

@@ -15,11 +15,16 @@ double pairs_of(int64_t length, int64_t window) {
 }  // namespace
 
 ModelFlops::ModelFlops(const ModelSpec& model, const TrainedShare& trained) : model_(model) {
-    double weights = 0;
-    for (const Projection p : model.linears)
-        weights += static_cast<double>(model.out_features(p) * model.in_features(p));
-    token_ = (trained.layers ? 6 : 4) * weights * static_cast<double>(model.num_layers) +
-             6 * static_cast<double>(trained.adapter_parameters);
+    double weights = 0;  // that a token is multiplied by
+    for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+        for (const Projection p : model.projections_of(layer))
+            weights += static_cast<double>(model.out_features(p) * model.in_features(p));
+        if (!model.has_experts(layer)) continue;
+        const ExpertsSpec& experts = *model.experts;
+        weights +=
+            static_cast<double>(model.hidden_size * (3 * experts.top_k * experts.intermediate_size + experts.count));
+    }
+    token_ = (trained.layers ? 6 : 4) * weights + 6 * static_cast<double>(trained.adapter_parameters);
     target_ = (trained.head ? 6 : 4) * static_cast<double>(model.vocab_size * model.hidden_size);
 }
 

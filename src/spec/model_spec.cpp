@@ -94,7 +94,20 @@ double longrope_attention_scaling(const ModelSpec& spec, const RopeSpec& rope) {
     return std::sqrt(1.0 + std::log(rope.factor) / std::log(static_cast<double>(original_length(spec, rope))));
 }
 
+/// With so many experts in each layer that has them.
+double mean_intermediate_size(const ModelSpec& spec, int64_t experts) {
+    double sum = 0;
+    for (const LayerSpec& layer : spec.layers)
+        sum += static_cast<double>(layer.experts ? experts * spec.experts->intermediate_size : spec.intermediate_size);
+    return sum / static_cast<double>(spec.layers.size());
+}
+
 }  // namespace
+
+std::string path_of(const LinearId& id) {
+    const std::string_view path = path_of(id.projection);
+    return id.expert < 0 ? std::string(path) : cat("mlp.experts.", id.expert, path.substr(path.find('.')));
+}
 
 bool ModelSpec::has_rope(RopeSpec::Type type) const {
     return std::ranges::any_of(ropes, [&](const RopeSpec& rope) { return rope.type == type; });
@@ -130,8 +143,11 @@ int64_t ModelSpec::out_features(Projection p) const {
             return intermediate_size;
         case Projection::gate_up:
             return 2 * intermediate_size;
+        case Projection::experts_gate_up:
+            return 2 * experts->intermediate_size;
         case Projection::o:
         case Projection::down:
+        case Projection::experts_down:
             return hidden_size;
     }
     UNSLOTH_CHECK(false, "projection ", static_cast<int>(p));
@@ -140,7 +156,49 @@ int64_t ModelSpec::out_features(Projection p) const {
 
 int64_t ModelSpec::in_features(Projection p) const {
     if (p == Projection::o) return q_size();
+    if (p == Projection::experts_down) return experts->intermediate_size;
     return p == Projection::down ? intermediate_size : hidden_size;
+}
+
+int64_t ModelSpec::out_features(const LinearId& id) const {
+    if (id.expert < 0) return out_features(id.projection);
+    return id.projection == Projection::down ? hidden_size : experts->intermediate_size;
+}
+
+int64_t ModelSpec::in_features(const LinearId& id) const {
+    if (id.expert < 0) return in_features(id.projection);
+    return id.projection == Projection::down ? experts->intermediate_size : hidden_size;
+}
+
+std::vector<Projection> ModelSpec::projections_of(int64_t layer) const {
+    std::vector<Projection> own;
+    for (const Projection p : linears)
+        if (!is_of_mlp(p) || !has_experts(layer)) own.push_back(p);
+    return own;
+}
+
+std::vector<Projection> ModelSpec::adaptable_of(int64_t layer) const {
+    std::vector<Projection> own = projections_of(layer);
+    if (has_experts(layer)) own.insert(own.end(), {Projection::experts_gate_up, Projection::experts_down});
+    return own;
+}
+
+std::vector<LinearId> ModelSpec::linears_of(int64_t layer) const {
+    std::vector<LinearId> own;
+    for (const Projection p : projections_of(layer)) own.push_back({static_cast<int>(layer), p});
+    if (!has_experts(layer)) return own;
+    for (int expert = 0; expert < static_cast<int>(experts->count); ++expert)
+        for (const Projection p : {Projection::gate, Projection::up, Projection::down})
+            own.push_back({static_cast<int>(layer), p, expert});
+    return own;
+}
+
+double ModelSpec::active_intermediate_size() const {
+    return experts ? mean_intermediate_size(*this, experts->top_k) : static_cast<double>(intermediate_size);
+}
+
+double ModelSpec::whole_intermediate_size() const {
+    return experts ? mean_intermediate_size(*this, experts->count) : static_cast<double>(intermediate_size);
 }
 
 bool ModelSpec::has_bias(Projection p) const {

@@ -105,7 +105,7 @@ int PrecisionMap::Entry::rank(const TensorRule& rule, bool tied) const {
             return rule.role == TensorRole::linear ? 1 : 0;
         case Part::layers:
             if (rule.role != TensorRole::linear || rule.id.layer < first || rule.id.layer > last) return 0;
-            if (!lies_in(path_of(rule.id.projection), below)) return 0;
+            if (!lies_in(path_of(rule.id), below)) return 0;
             return last == INT64_MAX ? 2 : 4 + 2 * parts + (first == last ? 1 : 0);
         case Part::embedding:
             return rule.role == TensorRole::embed_tokens ? 3 : 0;

@@ -33,6 +33,10 @@ ModelSpec slice(const ModelSpec& model, TensorRank tp) {
                         cat("distributed.tp_size ", tp.size, ": the rows of the model's ", name_of(p),
                             " are of several projections, of which each rank would have a part"),
                         "Leave tp_size at 1; pp_size, cp_size and data parallel ranks divide this model's work.");
+    if (model.experts)
+        throw Error("parallel.unsupported",
+                    cat("distributed.tp_size ", tp.size, ": the model's MLPs are of experts, which ranks do not cut"),
+                    "Leave tp_size at 1; pp_size, cp_size and data parallel ranks divide this model's work.");
     if (model.qk_norm_of_all_heads)
         throw Error("parallel.unsupported",
                     cat("distributed.tp_size ", tp.size, ": the model's q_norm is over all heads together"),
@@ -47,6 +51,12 @@ ModelSpec slice(const ModelSpec& model, TensorRank tp) {
     own.num_kv_heads = std::max<int64_t>(1, model.num_kv_heads / tp.size);
     own.intermediate_size = model.intermediate_size / tp.size;
     return own;
+}
+
+MatrixSlice slice_of(const ModelSpec& model, const LinearId& id, TensorRank tp) {
+    if (id.expert < 0) return slice_of(model, id.projection, tp);
+    UNSLOTH_CHECK(tp.alone(), "experts are not cut");
+    return {{0, model.out_features(id)}, {0, model.in_features(id)}};
 }
 
 MatrixSlice slice_of(const ModelSpec& model, Projection p, TensorRank tp) {

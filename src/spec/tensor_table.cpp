@@ -13,7 +13,7 @@ class TableBuilder {
     explicit TableBuilder(const ModelSpec& spec) : spec_(spec) {}
 
     void add(std::string name, TensorRole role, int layer, std::vector<int64_t> shape) {
-        const bool matrix = shape.size() == 2;
+        const bool matrix = shape.size() == 2 && role != TensorRole::router;
         const float offset = is_norm(role) ? static_cast<float>(spec_.norm_offset) : 0.0F;
         table_.push_back({std::move(name), role, {layer}, std::move(shape), matrix, offset});
     }
@@ -25,18 +25,20 @@ class TableBuilder {
                 add(cat(prefix, name, ".weight"), role, layer, {spec_.hidden_size});
         };
         norm(TensorRole::input_norm);
-        for (const Projection p : spec_.linears) {
-            if (p == Projection::o && spec_.qk_norm) {
+        for (const LinearId& id : spec_.linears_of(layer)) {
+            if (id.projection == Projection::o && spec_.qk_norm) {
                 const bool all = spec_.qk_norm_of_all_heads;
                 add(prefix + "self_attn.q_norm.weight", TensorRole::q_norm, layer,
                     {all ? spec_.q_size() : spec_.head_dim});
                 add(prefix + "self_attn.k_norm.weight", TensorRole::k_norm, layer,
                     {all ? spec_.kv_size() : spec_.head_dim});
             }
-            add_linear(prefix, {layer, p});
-            if (p != Projection::o) continue;
+            add_linear(prefix, id);
+            if (id.projection != Projection::o) continue;
             norm(TensorRole::attention_out_norm);
             norm(TensorRole::post_norm);
+            if (spec_.has_experts(layer))
+                add(prefix + "mlp.gate.weight", TensorRole::router, layer, {spec_.experts->count, spec_.hidden_size});
         }
         norm(TensorRole::mlp_out_norm);
     }
@@ -45,11 +47,10 @@ class TableBuilder {
 
   private:
     void add_linear(const std::string& prefix, LinearId id) {
-        const Projection p = id.projection;
-        const std::string module = prefix + std::string(path_of(p));
-        const int64_t N = spec_.out_features(p);
-        table_.push_back({module + ".weight", TensorRole::linear, id, {N, spec_.in_features(p)}, true});
-        if (spec_.has_bias(p)) table_.push_back({module + ".bias", TensorRole::bias, id, {N}, false});
+        const std::string module = prefix + path_of(id);
+        const int64_t N = spec_.out_features(id);
+        table_.push_back({module + ".weight", TensorRole::linear, id, {N, spec_.in_features(id)}, true});
+        if (spec_.has_bias(id.projection)) table_.push_back({module + ".bias", TensorRole::bias, id, {N}, false});
     }
 
     const ModelSpec& spec_;

@@ -226,7 +226,7 @@ ReadValues values_of_parts(const std::filesystem::path& checkpoint, const weight
 void restore_adapter(const std::filesystem::path& folder, const weights::Parameters& parameters) {
     const formats::SafetensorsFile file(folder / "adapter_model.safetensors");
     for (const weights::Parameter& p : parameters.table().parameters())
-        parameters.assign(p, mapped(file.at(p.name), parameters.values_P, p.elements()));
+        parameters.assign(p, weights::from_stored(p, mapped(file.at(p.name), parameters.values_P, p.elements())));
 }
 
 struct BackgroundSaver::Job {

@@ -147,7 +147,7 @@ Evaluator::Result Evaluator::run(model::Model& model, ops::Context& ctx, objecti
     if (group_) add_up(sums, ctx.device(), *group_, what);
     const SetSums all = total_of(sums);
     const data::Extent whole = total_of(extents_);
-    EvalReport report{step, epoch, objective.evaluated(all.of, whole), whole.labels, 0, {}, {}};
+    EvalReport report{.step = step, .epoch = epoch, .loss = objective.evaluated(all.of, whole), .tokens = whole.labels};
     if (by_token) report.figures = {{"token_accuracy", share(all.hits, whole)}};
     if (!all.of.measures.empty())
         for (auto& figure : objective.figures(all.of.measures)) report.figures.push_back(std::move(figure));

@@ -60,8 +60,9 @@ class Rows final : public Observer {
         write(row);
     }
     void on_eval(const EvalReport& r) override {
-        nlohmann::ordered_json row{
-            {"step", r.step}, {"epoch", number(r.epoch)}, {"eval_loss", number(r.loss)}, {"eval_tokens", r.tokens}};
+        nlohmann::ordered_json row{{"step", r.step}, {"epoch", number(r.epoch)}};
+        if (r.loss) row["eval_loss"] = number(*r.loss);
+        row["eval_tokens"] = r.tokens;
         for (const auto& [name, value] : evaluated_values(r)) row[name] = number(value);
         write(row);
     }
@@ -124,9 +125,14 @@ std::string step_text(const StepReport& r) {
 
 std::string eval_text(const EvalReport& r) {
     char text[160];
-    std::snprintf(text, sizeof text, "step %lld  eval loss %.4f  (%lld labels in %.1f s)",
-                  static_cast<long long>(r.step), r.loss, static_cast<long long>(r.tokens), r.seconds);
-    std::string line = text;
+    std::string line = cat("step ", r.step, "  eval");
+    if (r.loss) {
+        std::snprintf(text, sizeof text, " loss %.4f", *r.loss);
+        line += text;
+    }
+    std::snprintf(text, sizeof text, "  (%lld %s in %.1f s)", static_cast<long long>(r.tokens),
+                  r.loss ? "labels" : "tokens of completions", r.seconds);
+    line += text;
     for (const auto& [name, loss] : r.losses) {
         std::snprintf(text, sizeof text, "  %.4f", loss);
         line += cat("  ", name, text + 1);
@@ -215,8 +221,9 @@ class JsonLines final : public Observer {
         write(row);
     }
     void on_eval(const EvalReport& r) override {
-        nlohmann::ordered_json row{
-            {"event", "evaluation"}, {"step", r.step}, {"eval_loss", number(r.loss)}, {"seconds", number(r.seconds)}};
+        nlohmann::ordered_json row{{"event", "evaluation"}, {"step", r.step}};
+        if (r.loss) row["eval_loss"] = number(*r.loss);
+        row["seconds"] = number(r.seconds);
         for (const auto& [name, value] : evaluated_values(r)) row[name] = number(value);
         write(row);
     }
@@ -243,7 +250,8 @@ class JsonLines final : public Observer {
 }  // namespace
 
 objective::Figures evaluated_values(const EvalReport& r) {
-    objective::Figures values = {{"eval_loss", r.loss}};
+    objective::Figures values;
+    if (r.loss) values.emplace_back("eval_loss", *r.loss);
     for (const auto& [name, value] : r.figures) values.emplace_back("eval_" + name, value);
     for (const auto& [name, loss] : r.losses) values.emplace_back(cat("eval_", name, "_loss"), loss);
     return values;

@@ -6,7 +6,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "train/row_file.h"
+#include "train/completion_rows.h"
 #include "unsloth/config/policy_rule.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
@@ -153,20 +153,7 @@ void RolloutSource::log_completions(const rollouts::ScoredGroups& groups, const 
     if (!completions_)
         completions_ = std::make_unique<RowFile>(setup_.config().training.output_dir, report::completions_file,
                                                  setup_.first_step());
-    std::size_t place = 0;
-    for (const rollouts::Group& group : groups.groups)
-        for (const rollouts::GroupCompletion& one : group.completions) {
-            nlohmann::ordered_json row{{"step", step}, {"prompt", nullptr}, {"completion", nullptr}};
-            if (one.text) row["completion"] = *one.text;
-            if (group.prompt_text) row["prompt"] = *group.prompt_text;
-            const auto& names = setup_.groups()->reward_names();
-            for (std::size_t k = 0; k < names.size(); ++k) row[names[k]] = number(groups.scores[k][place]);
-            for (const auto& [name, values] : groups.extra)
-                row[name] = try_parse_json<nlohmann::ordered_json>(values[place]);
-            row["advantage"] = number(generation.rows[place]->advantage);
-            completions_->add(row);
-            ++place;
-        }
+    add_completions(*completions_, step, *setup_.groups(), groups, generation.advantages(), {});
 }
 
 /// The step's rows with what their losses need, of all ranks.

@@ -124,6 +124,7 @@ config::Config RunSetup::effective_config() const {
         effective.lora.use_rslora = lora.use_rslora;
         effective.lora.use_dora = lora.use_dora;
         effective.lora.target_modules = target_names(lora, opened_.file->spec);
+        effective.lora.target_parameters = lora.target_parameters;
         effective.lora.modules_to_save = lora.modules_to_save;
         effective.lora.rank_pattern = lora.rank_pattern;
         effective.lora.alpha_pattern = lora.alpha_pattern;

@@ -167,8 +167,8 @@ void RunReporter::begin(const TrainingState& state, double load_seconds) {
     std::snprintf(text, sizeof text, "%.1f", load_seconds);
     log::info("loaded in ", text, " s");
     const config::TrainingOptions& t = config().training;
-    time_left_ = TimeLeft({setup_.total_steps(), t.eval_steps, t.save_steps, t.save_minutes,
-                           setup_.evaluator() ? setup_.evaluator()->tokens() : 0});
+    time_left_ =
+        TimeLeft({setup_.total_steps(), t.eval_steps, t.save_steps, t.save_minutes, setup_.evaluated_tokens()});
     hardware_rate_ = report::dense_bf16_rate(ops::device_name(setup_.device()));
     if (setup_.resume()) history_.rows = formats::read_trainer_state(setup_.resume()->folder).log_history;
     if (!leads()) return;

@@ -15,7 +15,7 @@ namespace {
 
 /// A parameter's values in a storage type, on the host.
 std::vector<std::byte> bytes_of(const ReadValues& read, const weights::Parameter& p, spec::DType type) {
-    const at::Tensor values = p.shift == 0 ? read(p) : read(p) - p.shift;
+    const at::Tensor values = weights::to_stored(p, p.shift == 0 ? read(p) : read(p) - p.shift);
     std::vector<std::byte> bytes(static_cast<std::size_t>(p.elements()) * spec::size_of(type));
     spec::convert_from_f32(type, values.data_ptr<float>(), p.elements(), bytes.data());
     return bytes;
@@ -39,7 +39,7 @@ void write_shard(const std::filesystem::path& path, const Shard& shard, const Re
                  formats::SafetensorsWriter::Metadata metadata = {{"format", "pt"}},
                  const std::vector<const formats::TensorView*>& stand_ins = {}) {
     std::vector<formats::TensorDecl> declared;
-    for (const weights::Parameter* p : shard) declared.push_back({p->name, type, p->shape});
+    for (const weights::Parameter* p : shard) declared.push_back({p->name, type, p->stored_shape()});
     for (const formats::TensorView* view : stand_ins) declared.push_back({view->name, view->dtype, view->shape});
     formats::SafetensorsWriter writer(path, declared, std::move(metadata));
     for (const formats::TensorDecl& decl : writer.tensors()) {

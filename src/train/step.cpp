@@ -27,13 +27,17 @@ T& as(const at::Tensor& tensor) {
     return *reinterpret_cast<T*>(tensor.data_ptr<uint8_t>());
 }
 
-spec::TrainedShare trained_share(const weights::ParameterTable& table, bool head_is_embedding) {
+spec::TrainedShare trained_share(const weights::ParameterTable& table, const spec::ModelSpec& spec,
+                                 bool head_is_embedding) {
     spec::TrainedShare share;
     for (const weights::Parameter& p : table.parameters()) {
         const bool base = p.kind == weights::Parameter::Kind::base;
         share.layers = share.layers || (base && p.role == spec::TensorRole::linear);
         share.head = share.head || (base && p.role == spec::TensorRole::lm_head);
-        if (!base) share.adapter_parameters += p.elements();
+        // A token passes those of its experts.
+        if (!base)
+            share.adapter_parameters +=
+                p.elements() * (p.experts > 0 ? spec.experts->top_k : 1) / std::max<int64_t>(1, p.experts);
     }
     share.head = share.head || (head_is_embedding && share.layers);
     return share;
@@ -64,7 +68,7 @@ Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& set
       settings_(settings),
       supervised_(settings.objective == nullptr ? objective::make_supervised() : nullptr),
       objective_(settings.objective == nullptr ? *supervised_ : *settings.objective),
-      flops_(model.spec(), trained_share(model.trained_by_all(), model.spec().tie_word_embeddings)),
+      flops_(model.spec(), trained_share(model.trained_by_all(), model.spec(), model.spec().tie_word_embeddings)),
       spikes_(settings.skip_on_spike) {
     const bool cuda = ctx.is_cuda();
     device_scalars_ = bytes(sizeof(spec::StepScalars), ctx.device(), false);

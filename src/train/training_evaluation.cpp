@@ -3,10 +3,11 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "train/row_file.h"
+#include "train/completion_rows.h"
 #include "unsloth/comm/group.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
+#include "unsloth/rollouts/sampled_groups.h"
 #include "unsloth/train/answers.h"
 #include "unsloth/train/training_loop.h"
 
@@ -22,21 +23,55 @@ StepResult TrainingLoop::take_step(const IssueOptions& options) {
     return result;
 }
 
-void TrainingLoop::maybe_evaluate(int64_t step) {
-    if (!setup_.evaluator()) return;
-    auto [report, signal] = setup_.evaluator()->run(*state_.model, *state_.ctx, *state_.objective,
+/// The objective's loss over the evaluation's rows; nothing: a signal asked to stop before all were evaluated.
+std::optional<EvalReport> TrainingLoop::evaluate_rows(int64_t step, int& signal) {
+    auto [report, agreed] = setup_.evaluator()->run(*state_.model, *state_.ctx, *state_.objective,
                                                     state_.eval_references, step, state_.progress.epoch);
+    signal = agreed;
     if (report && config().training.objective == config::Objective::sft)
-        report->figures.emplace_back("perplexity", std::exp(report->loss));
+        report->figures.emplace_back("perplexity", std::exp(*report->loss));
     if (report && setup_.answers() && !judge_answers(*report, signal)) report.reset();
+    return report;
+}
+
+/// What completions of held-out prompts are worth; nothing likewise.
+std::optional<EvalReport> TrainingLoop::evaluate_completions(int64_t step, int& signal) {
+    const auto start = std::chrono::steady_clock::now();
+    rollouts::Evaluation found;
+    try {
+        found = setup_.groups()->evaluation(step, state_.progress.epoch);
+    } catch (const rollouts::GenerationStopped& stopped) {
+        signal = stopped.signal;
+        return std::nullopt;
+    }
+    EvalReport report{.step = step, .epoch = state_.progress.epoch};
+    for (const rollouts::Group& group : found.groups.groups)
+        for (const rollouts::GroupCompletion& one : group.completions)
+            report.tokens += static_cast<int64_t>(one.ids.size());
+    report.figures.assign(found.metrics.begin(), found.metrics.end());
+    if (config().grpo.log_completions && leads()) {
+        if (!completion_rows_)
+            completion_rows_ = std::make_unique<RowFile>(config().training.output_dir, evaluated_completions_file,
+                                                         setup_.first_step());
+        add_completions(*completion_rows_, step, *setup_.groups(), found.groups, {}, found.sets);
+    }
+    report.seconds = seconds_since(start);
+    return report;
+}
+
+void TrainingLoop::maybe_evaluate(int64_t step) {
+    if (setup_.evaluated_tokens() == 0) return;
+    int signal = 0;
+    std::optional<EvalReport> report =
+        setup_.evaluator() ? evaluate_rows(step, signal) : evaluate_completions(step, signal);
     agreed_signal_ = signal;
     state_.progress.evaluation_due =
         !report && step < setup_.total_steps();  // the last one belongs to the end of every run
     if (!report) saves_.stop_for(agreed_signal_);
-    if (!std::isfinite(report->loss) && leads())
+    if (report->loss && !std::isfinite(*report->loss) && leads())
         log::warning("the loss of the evaluation at step ", step, " is not finite. ", session::overflow_advice);
     reporter_.evaluation(*report);
-    if (state_.plateau) state_.plateau->observe(report->loss);
+    if (state_.plateau) state_.plateau->observe(*report->loss);
     if (step > 0) judge(*report);  // what was not trained yet is no result
 }
 

@@ -12,18 +12,29 @@ struct Shape {
     enum class Part { a, a_transposed, b } part;
     int layer;
     Group group;
-    const Slice* slice;
-    int64_t first, r;  ///< of the slice's reserved rows (A) or columns (B)
-    bool used;         ///< otherwise zeros
-    int64_t elements(const MatrixGroup& layout) const { return r * (part == Part::b ? slice->n : layout.k); }
+    const Slice* slice;  ///< nullptr: all experts of the group
+    int64_t first, r;    ///< of the slice's reserved rows (A) or columns (B)
+    bool used;           ///< otherwise zeros
+    spec::LinearId id() const { return slice == nullptr ? spec::LinearId{layer, adapted_of(group)} : slice->id(layer); }
+    int64_t elements(const MatrixGroup& layout) const {
+        if (slice == nullptr) return r * (part == Part::b ? layout.n : layout.experts * layout.k);
+        return r * (part == Part::b ? slice->n : layout.k);
+    }
 };
 
 /// Every block, layer by layer: the plan and the constructor walk the same list.
 std::vector<Shape> shapes_of(const LayerLayout& layout, const std::vector<spec::LayerLora>& lora, bool transposed) {
     std::vector<Shape> shapes;
     for (const int layer : layout.stage.layers(static_cast<int64_t>(lora.size())))
-        for (const Group g : layout.all_groups())
+        for (const Group g : layout.groups_of(layer)) {
+            if (is_of_experts(g)) {
+                const int64_t r = lora[static_cast<std::size_t>(layer)][adapted_of(g)].r;
+                for (const auto part : {Shape::Part::a, Shape::Part::b})
+                    if (r > 0) shapes.push_back({part, layer, g, nullptr, 0, r, true});
+                continue;
+            }
             for (const Slice& slice : layout[g].slices) {
+                if (slice.r == 0) continue;
                 const int64_t r = lora[static_cast<std::size_t>(layer)][slice.projection].r;
                 for (const auto part : {Shape::Part::a, Shape::Part::a_transposed, Shape::Part::b}) {
                     if (part == Shape::Part::a_transposed && !transposed) continue;
@@ -31,6 +42,7 @@ std::vector<Shape> shapes_of(const LayerLayout& layout, const std::vector<spec::
                     if (r < slice.r) shapes.push_back({part, layer, g, &slice, r, slice.r - r, false});
                 }
             }
+        }
     return shapes;
 }
 
@@ -40,7 +52,10 @@ std::vector<int64_t> elements_of(const LayerLayout& layout, const std::vector<Sh
     return elements;
 }
 
-at::Tensor place(const Shape& shape, const GroupMargins& margins) {
+at::Tensor place(const Shape& shape, const GroupMargins& margins, int64_t experts) {
+    if (shape.slice == nullptr)
+        return shape.part == Shape::Part::b ? margins.b_NR.narrow(1, 0, shape.r)
+                                            : margins.a_RK.narrow(0, 0, experts * shape.r);
     const int64_t first = shape.slice->r_begin + shape.first;
     switch (shape.part) {
         case Shape::Part::a:
@@ -64,13 +79,18 @@ ops::MultiTensorCopy make_table(ops::Context& ctx, const Adapters& adapters, con
     for (const Shape& shape : shapes_of(layout, adapters.layers(), transposed)) {
         while (static_cast<int>(runs.size()) <= shape.layer) runs.push_back(static_cast<int64_t>(blocks.size()));
         const GroupMargins& group = margins.at(static_cast<std::size_t>(shape.layer)).at(shape.group);
-        ops::FillBlock block{.out = place(shape, group), .transposed = shape.part == Shape::Part::a_transposed};
-        const spec::LinearId id{shape.layer, shape.slice->projection};
+        ops::FillBlock block{.out = place(shape, group, layout[shape.group].experts),
+                             .transposed = shape.part == Shape::Part::a_transposed};
+        const spec::LinearId id = shape.id();
+        const auto own = [&](const at::Tensor& value, bool is_b) {
+            if (shape.slice == nullptr) return value;
+            return is_b ? rows_of(value, shape.slice->part) : columns_of(value, shape.slice->part);
+        };
         if (shape.used && shape.part == Shape::Part::b) {
-            block.source = rows_of(adapters.value(*adapters.b(id)), shape.slice->part);
+            block.source = own(adapters.value(*adapters.b(id)), true);
             block.scale = adapters.lora(id.layer)[id.projection].scale;
         } else if (shape.used) {
-            block.source = columns_of(adapters.value(*adapters.a(id)), shape.slice->part);
+            block.source = own(adapters.value(*adapters.a(id)), false);
         }
         blocks.push_back(std::move(block));
     }

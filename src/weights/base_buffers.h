@@ -36,7 +36,7 @@ struct BaseBuffer {
 
 /// A group in the compute type, with its margins.
 inline BaseBuffer dense_buffer(const MatrixGroup& group, int64_t layer, Group g, at::ScalarType dtype) {
-    return {layer, g, "", group.n + group.r, group.leading(), dtype};
+    return {layer, g, "", group.rows(), group.leading(), dtype};
 }
 
 /// A group in 8 bits for its forward product, and its margins; factors of int8 codes last.

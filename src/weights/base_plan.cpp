@@ -67,15 +67,18 @@ std::shared_ptr<const BasePlan::Forms> BasePlan::forms_of(const formats::WeightF
                    stays = named || source.rule.role == spec::TensorRole::linear || spec::is_quantised(type);
         forms.types.push_back(stays ? type : weight_type_of(request.dtype));
     }
-    const auto form = [&](int layer, spec::Projection p) {
-        const formats::TensorSource& source = file.tensors.linear({layer, p});
+    const auto form = [&](const spec::LinearId& id) {
+        const formats::TensorSource& source = file.tensors.linear(id);
         return std::tuple(forms.types[static_cast<std::size_t>(&source - file.tensors.all().data())],
                           stored_type(source), source.quantised() && source.quant4()->view.nested());
     };
     for (int layer = 0; layer < static_cast<int>(file.spec.num_layers); ++layer) {
+        const std::vector<spec::LinearId> own = file.spec.linears_of(layer);
         const auto same = [&](int other) {
-            return std::ranges::all_of(file.spec.linears,
-                                       [&](spec::Projection p) { return form(layer, p) == form(other, p); });
+            return file.spec.has_experts(layer) == file.spec.has_experts(other) &&
+                   std::ranges::all_of(own, [&](const spec::LinearId& id) {
+                       return form(id) == form({other, id.projection, id.expert});
+                   });
         };
         int first = 0;
         while (first < layer && (forms.like[static_cast<std::size_t>(first)] != first || !same(first))) ++first;
@@ -153,8 +156,8 @@ int BasePlan::widest_bits() const {
 /// What of a tensor this rank has: all of it, but of the layers' matrices.
 spec::MatrixSlice BasePlan::part_of(const formats::TensorSource& source) const {
     if (source.rule.role == spec::TensorRole::linear)
-        for (const Slice& slice : layout_[group_of(source.rule.id.projection)].slices)
-            if (slice.projection == source.rule.id.projection) return slice.part;
+        for (const Slice& slice : layout_[group_of(source.rule.id)].slices)
+            if (slice.projection == source.rule.id.projection) return slice.part;  // experts' are alike
     return {{0, source.rows()}, {0, source.cols()}};
 }
 
@@ -189,7 +192,7 @@ bool BasePlan::tiles_serve() const {
                ops::Nf4GemmChoice::Kernel::dequantize;
     };
     return std::ranges::all_of(layout_.groups, [&](const MatrixGroup& group) {
-        return serves(group, false) && (!request_.trains || serves(group, true));
+        return is_of_experts(group.group) || (serves(group, false) && (!request_.trains || serves(group, true)));
     });
 }
 
@@ -197,6 +200,7 @@ bool BasePlan::tiles_serve() const {
 /// token.
 bool BasePlan::margins_stay() const {
     if (!request_.tails_may_stay || request_.trains || lora_.empty() || layout_.dora || !tiles_serve_) return false;
+    if (file_->spec.experts) return false;  // their adapters are many
     const std::vector<int> layers = layout_.stage.layers(file_->spec.num_layers);
     return std::all_of(layers.begin(), layers.end(), [&](int layer) {
         const Sources sources = linears(layer);
@@ -209,6 +213,7 @@ bool BasePlan::margins_stay() const {
 bool BasePlan::lies_in_tiles(const formats::TensorSource& source) const {
     const bool in_layer = source.rule.role == spec::TensorRole::linear;
     if (!tiles_serve_ || !in_layer || on_disk(source.rule.id.layer) || !spec::is_4bit(type_of(source))) return false;
+    if (source.rule.id.expert >= 0 && request_.trains) return false;  // no product gives dx from experts' tiles
     const spec::MatrixSlice part = part_of(source);
     return nested(source) && part.rows.size % spec::nf4_tile == 0 && part.columns.size % spec::nf4_tile == 0;
 }
@@ -243,7 +248,7 @@ void BasePlan::submit_ready(int64_t layer, memory::Plan& resident) const {
     const auto add = [&](const BaseBuffer& buffer) {
         resident.add("layer weights", [&] { return buffer.name(); }, buffer.bytes());
     };
-    for (const Group g : layout_.all_groups()) {
+    for (const Group g : layout_.groups_of(layer)) {
         if (forward_coded(request_.coded)) {
             for (const BaseBuffer& buffer :
                  coded_buffers(layout_[g], layer, g, request_.dtype, forward_codes(request_.coded)))
@@ -256,7 +261,7 @@ void BasePlan::submit_ready(int64_t layer, memory::Plan& resident) const {
 
 BasePlan::Sources BasePlan::linears(int layer) const {
     Sources sources;
-    for (const spec::Projection p : file_->spec.linears) sources.push_back(&file_->tensors.linear({layer, p}));
+    for (const spec::LinearId& id : file_->spec.linears_of(layer)) sources.push_back(&file_->tensors.linear(id));
     return sources;
 }
 
@@ -322,7 +327,7 @@ void BasePlan::submit(memory::Plan& resident) const {
     }
     if (dx_coded(request_.coded))
         for (const int layer : layout_.stage.layers(file_->spec.num_layers))
-            for (const Group g : layout_.all_groups())
+            for (const Group g : layout_.groups_of(layer))
                 for (const BaseBuffer& buffer :
                      transpose_buffers(layout_[g], layer, g, request_.dtype, dx_codes(request_.coded)))
                     resident.add("layer weights", [&] { return buffer.name(); }, buffer.bytes());
@@ -345,12 +350,15 @@ void BasePlan::submit(memory::Plan& resident) const {
                     "embeddings", [&] { return rule.hf_name; },
                     request_.masters || trains(rule.role) ? elements * item : image_of({&source}).bytes());
                 break;
+            case spec::TensorRole::router:
+                resident.add("routers", [&] { return rule.hf_name; }, elements * item);
+                break;
             default:
                 if (!request_.masters) resident.add("norms", [&] { return rule.hf_name; }, elements * 4);
         }
     }
     for (const int layer : layout_.stage.layers(file_->spec.num_layers))
-        for (const Group g : layout_.all_groups())
+        for (const Group g : layout_.groups_of(layer))
             if (has_bias(g)) resident.add("biases", [&] { return bias_name(layer, g); }, layout_[g].n * item);
     if (request_.unties_head && layout_.stage.last())
         resident.add("embeddings", untied_head_name, file_->spec.vocab_size * file_->spec.hidden_size * item);

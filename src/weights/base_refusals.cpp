@@ -12,6 +12,8 @@ void BasePlan::require_coded() const {
         throw Error("device.unsupported", cat("model.compute_dtype ", name_of(request_.coded), " ", what), advice);
     };
     UNSLOTH_CHECK(!request_.masters, "codes of weights that are trained");
+    if (file_->spec.experts)
+        refuse("goes without experts: their products have no form that reads codes", "Leave compute_dtype out.");
     if (!ops::coded_available(request_.device, dx_codes(request_.coded)))
         refuse(cat(dx_codes(request_.coded) == spec::Codes::int8
                        ? "needs compute capability 8.0 (A100, RTX 30) or later; "

@@ -31,10 +31,20 @@ Group group_of(spec::Projection p) {
         case spec::Projection::up:
         case spec::Projection::gate_up:
             return Group::gate_up;
+        case spec::Projection::experts_gate_up:
+            return Group::experts_gate_up;
+        case spec::Projection::experts_down:
+            return Group::experts_down;
         case spec::Projection::down:
             break;
     }
     return Group::down;
+}
+
+Group group_of(const spec::LinearId& id) {
+    const Group g = group_of(id.projection);
+    if (id.expert < 0) return g;
+    return g == Group::down ? Group::experts_down : Group::experts_gate_up;
 }
 
 LayerLayout make_layout(const spec::ModelSpec& spec, const std::vector<spec::LayerLora>& lora, spec::TensorRank tp,
@@ -45,16 +55,27 @@ LayerLayout make_layout(const spec::ModelSpec& spec, const std::vector<spec::Lay
     for (const spec::LayerLora& layer : lora)
         layout.dora = layout.dora ||
                       std::any_of(layer.begin(), layer.end(), [](const auto& adapted) { return adapted.second.dora; });
-    for (const spec::Projection p : spec.linears) {
-        auto there = std::ranges::find(layout.groups, group_of(p), &MatrixGroup::group);
-        if (there == layout.groups.end()) there = layout.groups.insert(there, MatrixGroup{group_of(p)});
+    const auto add = [&](const spec::LinearId& id) {
+        auto there = std::ranges::find(layout.groups, group_of(id), &MatrixGroup::group);
+        if (there == layout.groups.end()) there = layout.groups.insert(there, MatrixGroup{group_of(id)});
         MatrixGroup& group = *there;
-        const int64_t rank = padded_rank(lora, p);
-        const spec::MatrixSlice part = spec::slice_of(spec, p, tp);
-        group.slices.push_back({p, group.n, part.rows.size, group.r, rank, part});
+        const int64_t rank = id.expert < 0 ? padded_rank(lora, id.projection) : 0;
+        const spec::MatrixSlice part = spec::slice_of(spec, id, tp);
+        group.slices.push_back({id.projection, group.n, part.rows.size, group.r, rank, part, id.expert});
         group.n += part.rows.size;
         group.k = part.columns.size;
         group.r += rank;
+    };
+    for (const spec::Projection p : spec.linears) add({-1, p});
+    if (!spec.experts) return layout;
+    for (const spec::LayerSpec& layer : spec.layers) layout.has_experts.push_back(layer.experts);
+    for (int expert = 0; expert < static_cast<int>(spec.experts->count); ++expert)
+        for (const spec::Projection p : {spec::Projection::gate, spec::Projection::up, spec::Projection::down})
+            add({-1, p, expert});
+    for (MatrixGroup& group : layout.groups) {
+        if (!is_of_experts(group.group)) continue;
+        group.experts = spec.experts->count;
+        for (const spec::LayerLora& layer : lora) group.r = std::max(group.r, layer[adapted_of(group.group)].r);
     }
     return layout;
 }

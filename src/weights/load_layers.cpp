@@ -16,8 +16,14 @@ at::Tensor tensor_at(const memory::Arena& arena, const BaseBuffer& buffer) {
     return arena.tensor(arena.plan().find(buffer.name()), {buffer.rows, buffer.columns}, buffer.type);
 }
 
+int64_t most_linears(const spec::ModelSpec& spec) {
+    std::size_t most = 0;
+    for (int64_t layer = 0; layer < spec.num_layers; ++layer) most = std::max(most, spec.linears_of(layer).size());
+    return static_cast<int64_t>(most);
+}
+
 /// 4-bit weights that were quantised by their reader: the one number that is kept on the host becomes the reader's for
-/// everyone. `linears`: a layer's.
+/// everyone. `linears`: the most of a layer.
 void share_nested_offsets(std::vector<StoredLayer>& layers, at::Device device,
                           const std::function<int(int64_t layer)>& reader_of, int64_t linears, SharedLoading& shared) {
     if (shared.alone()) return;
@@ -49,7 +55,7 @@ Operand BasePlan::load_dense(ops::Context& ctx, const memory::Arena& arena, int 
     if (request_.masters) return operand;
     for (const Slice& slice : layout_[g].slices) {
         if (shared.reads(layer)) {
-            const formats::TensorSource& linear = file_->tensors.linear({layer, slice.projection});
+            const formats::TensorSource& linear = file_->tensors.linear(slice.id(layer));
             const at::Tensor w_NK = std::get<DenseBase>(operand.base).w_NK.narrow(0, slice.n_begin, slice.n);
             expand(ctx, frozen_weight(ctx, linear), w_NK);
             if (request_.mantissa_bits > 0) ops::round_mantissa(w_NK, request_.mantissa_bits);
@@ -87,7 +93,7 @@ void BasePlan::load_codes(ops::Context& ctx, const memory::Arena& arena, int lay
         const at::Tensor joined_NK =
             at::empty({layout_[g].n, layout_[g].k}, at::TensorOptions().dtype(request_.dtype).device(ctx.device()));
         for (const Slice& slice : layout_[g].slices) {
-            const formats::TensorSource& linear = file_->tensors.linear({layer, slice.projection});
+            const formats::TensorSource& linear = file_->tensors.linear(slice.id(layer));
             expand(ctx, frozen_weight(ctx, linear), joined_NK.narrow(0, slice.n_begin, slice.n));
             linear.drop();
         }
@@ -105,7 +111,7 @@ void BasePlan::load_codes(ops::Context& ctx, const memory::Arena& arena, int lay
 /// Codes for dx beside what the forward products read, whose values they are made of.
 void BasePlan::make_transposes(ops::Context& ctx, const memory::Arena& arena, std::vector<StoredLayer>& layers) const {
     for (const int layer : layout_.stage.layers(file_->spec.num_layers))
-        for (const Group g : layout_.all_groups()) {
+        for (const Group g : layout_.groups_of(layer)) {
             StoredLayer& stored = layers[static_cast<std::size_t>(layer)];
             const StoredGroup& group = stored.groups.at(g);
             at::Tensor w_NK;
@@ -125,12 +131,14 @@ void BasePlan::make_transposes(ops::Context& ctx, const memory::Arena& arena, st
         }
 }
 
+/// A norm, in fp32; a router, which is a matrix, in the compute type.
 at::Tensor BasePlan::load_vector(const memory::Arena& arena, const formats::TensorSource* source) const {
     if (source == nullptr) return {};
-    const at::Tensor values = at::empty({source->cols()}, at::kFloat);
+    const at::Tensor values = at::empty(source->rule.shape, at::kFloat);
     source->read_f32(values.data_ptr<float>());
     if (source->rule.offset != 0) values.add_(source->rule.offset);
-    const at::Tensor out = arena.tensor(arena.plan().find(source->rule.hf_name), {source->cols()}, at::kFloat);
+    const at::ScalarType type = source->rule.role == spec::TensorRole::router ? request_.dtype : at::kFloat;
+    const at::Tensor out = arena.tensor(arena.plan().find(source->rule.hf_name), source->rule.shape, type);
     return out.copy_(values);
 }
 
@@ -139,7 +147,7 @@ at::Tensor BasePlan::load_bias(const memory::Arena& arena, int layer, Group g) c
     if (!has_bias(g)) return {};
     const at::Tensor joined = at::zeros({group.n}, at::kFloat);
     for (const Slice& slice : group.slices)
-        if (const formats::TensorSource* bias = file_->tensors.bias({layer, slice.projection})) {
+        if (const formats::TensorSource* bias = file_->tensors.bias(slice.id(layer))) {
             const at::Tensor whole = at::empty({bias->cols()}, at::kFloat);
             bias->read_f32(whole.data_ptr<float>());
             joined.narrow(0, slice.n_begin, slice.n).copy_(rows_of(whole, slice.part));
@@ -196,10 +204,10 @@ BasePlan::ImageMemory BasePlan::memory_at(const at::Tensor& read, const at::Tens
 StoredLayer BasePlan::load_image(ops::Context& ctx, const ImageMemory& memory, int layer, bool reads) const {
     const PackedLayer image = image_of(layer);
     StoredLayer stored;
-    for (const Group g : layout_.all_groups()) {
+    for (const Group g : layout_.groups_of(layer)) {
         std::vector<StoredWeight> projections;
         for (const Slice& slice : layout_[g].slices) {
-            const formats::TensorSource& source = file_->tensors.linear({layer, slice.projection});
+            const formats::TensorSource& source = file_->tensors.linear(slice.id(layer));
             projections.push_back(load_stored(ctx, source, reads, [&](const char* what, const at::Tensor& values) {
                 const std::string name = part_name(source.rule.hf_name, what);
                 if (reads) memory.fill(image, name, source, values.view({-1}));
@@ -221,10 +229,10 @@ void BasePlan::read_offset(const PackedLayer& image, const at::Tensor& memory, c
 
 void BasePlan::read_offsets(const at::Tensor& memory, int layer, StoredLayer& stored) const {
     const PackedLayer image = image_of(layer);
-    for (const Group g : layout_.all_groups()) {
+    for (const Group g : layout_.groups_of(layer)) {
         auto& projections = std::get<std::vector<StoredWeight>>(stored.groups[g]);
         for (std::size_t i = 0; i < projections.size(); ++i)
-            read_offset(image, memory, file_->tensors.linear({layer, layout_[g].slices[i].projection}), projections[i]);
+            read_offset(image, memory, file_->tensors.linear(layout_[g].slices[i].id(layer)), projections[i]);
     }
 }
 
@@ -233,7 +241,7 @@ void BasePlan::read_common(ops::Context& ctx, const std::string& name, const at:
     for (const int layer : streamed_) {
         if (image_name(layer) != name) continue;
         load_image(ctx, memory_at(memory, memory), layer, /*reads=*/true);
-        shared.done(static_cast<int64_t>(file_->spec.linears.size()));
+        shared.done(static_cast<int64_t>(linears(layer).size()));
         return;
     }
     load_matrix(ctx, memory, file_->tensors.of(spec::TensorRole::embed_tokens), /*reads=*/true);
@@ -270,13 +278,13 @@ std::unique_ptr<WeightProvider> BasePlan::load_layers(ops::Context& ctx, const B
             stored = load_image(ctx, memory_at(image->slot_memory, {}), layer, /*reads=*/false);
             read_offsets(image->image, layer, stored);
         } else if (!lies_ready(layer) && masters != nullptr) {
-            for (const Group g : layout_.all_groups()) {
+            for (const Group g : layout_.groups_of(layer)) {
                 std::vector<StoredWeight> projections;
                 for (const Slice& slice : layout_[g].slices)
-                    projections.emplace_back(weights::part_of(
-                        masters->value(*masters->table().find(spec::TensorRole::linear, {layer, slice.projection},
-                                                              Parameter::Kind::base)),
-                        slice.part));
+                    projections.emplace_back(
+                        weights::part_of(masters->value(*masters->table().find(spec::TensorRole::linear,
+                                                                               slice.id(layer), Parameter::Kind::base)),
+                                         slice.part));
                 stored.groups[g] = std::move(projections);
             }
         } else if (!lies_ready(layer)) {
@@ -289,8 +297,8 @@ std::unique_ptr<WeightProvider> BasePlan::load_layers(ops::Context& ctx, const B
         // What this process read into common memory has been counted.
         const bool counted = image && !at_peer.defined() && !image->disk &&
                              memory.common->filled_here(memory.common->plan().find(image_name(layer)));
-        if (lies_as_image && !counted) shared.done(static_cast<int64_t>(file_->spec.linears.size()));
-        for (const Group g : layout_.all_groups()) {
+        if (lies_as_image && !counted) shared.done(static_cast<int64_t>(linears(layer).size()));
+        for (const Group g : layout_.groups_of(layer)) {
             stored.biases[g] = load_bias(arena, layer, g);
             if (!lies_ready(layer)) continue;
             if (forward_coded(request_.coded)) {
@@ -304,7 +312,7 @@ std::unique_ptr<WeightProvider> BasePlan::load_layers(ops::Context& ctx, const B
     }
     shared.finish();
     const auto reader_of = [&](int64_t layer) { return at_peer(layer) ? owner_of(layer) : shared.reader_of(layer); };
-    share_nested_offsets(layers, ctx.device(), reader_of, static_cast<int64_t>(file_->spec.linears.size()), shared);
+    share_nested_offsets(layers, ctx.device(), reader_of, most_linears(file_->spec), shared);
     if (request_.coded == spec::CodedProducts::dx) make_transposes(ctx, arena, layers);
     std::unique_ptr<LayerPrefetcher> images;
     if (!streamed_.empty()) {
@@ -318,9 +326,11 @@ std::unique_ptr<WeightProvider> BasePlan::load_layers(ops::Context& ctx, const B
         }
         images = std::make_unique<LayerPrefetcher>(std::move(copies), std::move(streamed), std::move(disk));
     }
-    return std::make_unique<WeightProvider>(ctx, layout_, request_.dtype, std::move(layers), arena, adapters, masters,
-                                            TilePolicy{request_.nf4_chooser, request_.trains, margins_stay()},
-                                            std::move(images), slices);
+    return std::make_unique<WeightProvider>(
+        ctx, layout_, request_.dtype, std::move(layers), arena, adapters, masters,
+        TilePolicy{request_.nf4_chooser, request_.trains, margins_stay(),
+                   file_->spec.experts ? most_tiled_rows * file_->spec.experts->count / file_->spec.experts->top_k : 0},
+        std::move(images), slices);
 }
 
 }  // namespace unsloth::weights

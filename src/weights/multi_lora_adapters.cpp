@@ -27,7 +27,10 @@ at::Tensor values_of(const formats::Adapter& adapter, const Parameter& p, const 
 formats::Adapter read_for_batches(const NamedAdapter& named, const spec::ModelSpec& model) {
     formats::Adapter adapter = formats::read_adapter(named.folder, model);
     const spec::LoraSpec& lora = adapter.config.lora;
-    const char* const what = lora.use_dora ? "use_dora" : !lora.modules_to_save.empty() ? "modules_to_save" : nullptr;
+    const char* const what = lora.use_dora                     ? "use_dora"
+                             : !lora.modules_to_save.empty()   ? "modules_to_save"
+                             : !lora.target_parameters.empty() ? "target_parameters"
+                                                               : nullptr;
     if (what != nullptr)
         throw Error(
             "adapter.not-together",
@@ -109,6 +112,7 @@ ByGroup<at::Tensor> MultiLoraAdapters::owners(const LayerLayout& layout, const m
     for (const Group g : layout.all_groups()) {
         const at::Tensor columns = at::full({layout[g].r}, -2, at::kInt);
         for (const Slice& slice : layout[g].slices) {
+            if (slice.r == 0) continue;
             int64_t first = slice.r_begin;
             for (std::size_t i = 0; i < ranks_.size(); ++i) {
                 const int64_t r = ranks_[i].at(slice.projection);

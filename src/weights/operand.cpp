@@ -1,5 +1,6 @@
 #include "unsloth/weights/operand.h"
 
+#include "unsloth/core/check.h"
 #include "unsloth/ops/coded_rows.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/profiler.h"
@@ -66,6 +67,13 @@ void backward(ops::Context& ctx, const Operand&, const CodedBase& base, const Pr
     ops::gemm(ctx, {.a = p.input, .b = base.values_NK, .out = p.out, .label = p.label});
 }
 
+void forward(ops::Context&, const Operand&, const ExpertTiles&, const Product& p) {
+    UNSLOTH_CHECK(false, p.label, ": experts have grouped products");
+}
+void backward(ops::Context&, const Operand&, const ExpertTiles&, const Product& p) {
+    UNSLOTH_CHECK(false, p.label, ": experts have grouped products");
+}
+
 void backward(ops::Context& ctx, const CodedTranspose& transpose, const Product& p) {
     ops::GemmCoded product{.x = p.codes, .w = transpose.w_KN, .out = p.out};
     product.label = p.label;
@@ -85,7 +93,7 @@ Operand dense_operand(const MatrixGroup& layout, at::Tensor buffer) {
     base.w_NK = base.forward_NKR.narrow(1, 0, layout.k);
     base.backward_NRK = buffer.narrow(1, 0, layout.k);
     Operand operand;
-    operand.a_RK = base.backward_NRK.narrow(0, layout.n, layout.r);
+    operand.a_RK = base.backward_NRK.narrow(0, layout.n, layout.a_rows());
     operand.b_NR = base.forward_NKR.narrow(1, layout.k, layout.r);
     base.buffer = std::move(buffer);
     operand.base = std::move(base);
@@ -103,6 +111,26 @@ ops::CodedMatrix Operand::input_codes(const ops::CodedMatrix& scratch, int64_t r
 
 ops::CodedMatrix Operand::gradient_codes(const ops::CodedMatrix& scratch, int64_t rows, int64_t columns) const {
     return transpose ? ops::codes_for(transpose->w_KN, scratch, rows, columns) : ops::CodedMatrix{};
+}
+
+ExpertMatrices experts_of(const Operand& operand, int64_t experts, int64_t r) {
+    const auto by_expert = [&](const at::Tensor& first, int64_t rows, int64_t columns) {
+        const int64_t stride = first.stride(0);
+        return first.as_strided({experts, rows, columns}, {rows * stride, stride, 1});
+    };
+    ExpertMatrices of;
+    if (const auto* tiles = std::get_if<ExpertTiles>(&operand.base)) {
+        of.tiles = tiles->parts;
+    } else {
+        const at::Tensor w_NK = std::get<DenseBase>(operand.base).w_NK;
+        const int64_t n = w_NK.size(0) / experts, k = w_NK.size(1);
+        of.w_ENK = by_expert(w_NK, n, k);
+        of.forward_ENKr = by_expert(w_NK, n, k + r);
+    }
+    if (r == 0) return of;
+    of.a_ErK = by_expert(operand.a_RK, r, operand.a_RK.size(1));
+    of.b_ENr = by_expert(operand.b_NR, operand.b_NR.size(0) / experts, r);
+    return of;
 }
 
 void multiply_forward(ops::Context& ctx, const Operand& operand, const Product& product) {

@@ -14,6 +14,11 @@ int64_t Parameter::elements() const {
     return product;
 }
 
+std::vector<int64_t> Parameter::stored_shape() const {
+    if (experts == 0 || kind != Kind::lora_b) return shape;
+    return {shape[0] / experts, shape[1] * experts};
+}
+
 int64_t Parameter::blocks() const {
     return (elements() + ops::optimizer_block - 1) / ops::optimizer_block;
 }
@@ -37,19 +42,22 @@ ParameterTable ParameterTable::lora(const spec::ModelSpec& spec, const std::vect
     ParameterTable table(static_cast<int>(spec.num_layers));
     for (std::size_t layer = 0; layer < lora.size(); ++layer) {
         const auto add = [&](Parameter::Kind kind) {
-            for (const spec::Projection p : spec.linears) {
+            for (const spec::Projection p : spec.adaptable_of(static_cast<int64_t>(layer))) {
                 const spec::LinearId id{static_cast<int>(layer), p};
                 const spec::LoraModule& module = lora[layer][p];
                 if (module.r == 0 || (kind == Parameter::Kind::magnitude && !module.dora)) continue;
-                const int64_t n = spec.out_features(p);
+                const bool within = lora[layer].is_within(p);
+                const int64_t experts = is_of_experts(p) ? spec.experts->count : 0,
+                              each = std::max<int64_t>(1, experts), n = spec.out_features(p);
                 Parameter parameter{kind,
-                                    formats::lora_a_name(id, spec.stem()),
+                                    formats::lora_a_name(id, spec.stem(), within),
                                     spec::TensorRole::linear,
                                     id,
-                                    {module.r, spec.in_features(p)}};
+                                    {each * module.r, spec.in_features(p)}};
+                parameter.experts = experts;
                 if (kind == Parameter::Kind::lora_b) {
-                    parameter.name = formats::lora_b_name(id, spec.stem());
-                    parameter.shape = {n, module.r};
+                    parameter.name = formats::lora_b_name(id, spec.stem(), within);
+                    parameter.shape = {each * n, module.r};
                 } else if (kind == Parameter::Kind::magnitude) {
                     parameter.name = formats::magnitude_name(id, spec.stem());
                     parameter.shape = {n};

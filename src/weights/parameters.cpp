@@ -238,6 +238,16 @@ ParameterSlice Parameters::held() const {
     return held_of(table_, true, holding_);
 }
 
+at::Tensor to_stored(const Parameter& p, const at::Tensor& values) {
+    if (p.stored_shape() == p.shape) return values;
+    return values.view({p.experts, p.shape[0] / p.experts, p.shape[1]}).permute({1, 2, 0}).reshape(p.stored_shape());
+}
+
+at::Tensor from_stored(const Parameter& p, const at::Tensor& stored) {
+    if (p.stored_shape() == p.shape) return stored;
+    return stored.view({p.shape[0] / p.experts, p.shape[1], p.experts}).permute({2, 0, 1}).reshape(p.shape);
+}
+
 void Parameters::assign(const Parameter& p, const at::Tensor& values) const {
     const ParameterSlice part = held().with({p.offset, p.offset + p.elements()});
     if (part.elements() == 0) return;

@@ -35,7 +35,7 @@ void WeightProvider::plan_staying_margins(const LayerLayout& layout, const std::
                                           at::Device device, at::ScalarType dtype, memory::Plan& plan) {
     const auto item = static_cast<int64_t>(c10::elementSize(dtype));
     for (const int layer : layout.stage.layers(static_cast<int64_t>(lora.size())))
-        for (const Group g : layout.all_groups()) {
+        for (const Group g : layout.groups_of(layer)) {
             plan.add("adapters", staying_name(layer, g, "A"), layout[g].r * layout[g].k * item);
             plan.add("adapters", staying_name(layer, g, "sB"), layout[g].n * layout[g].r * item);
         }
@@ -47,7 +47,7 @@ void WeightProvider::keep_margins(ops::Context& ctx, const Adapters& adapters, a
                                   const memory::Arena& arena) {
     staying_.resize(weights_.size());
     for (const int layer : layout_.stage.layers(static_cast<int64_t>(weights_.size())))
-        for (const Group g : layout_.all_groups()) {
+        for (const Group g : layout_.groups_of(layer)) {
             const auto zeros = [&](const char* matrix, int64_t rows, int64_t columns) {
                 return arena.tensor(arena.plan().find(staying_name(layer, g, matrix)), {rows, columns}, dtype).zero_();
             };
@@ -77,25 +77,24 @@ WeightProvider::WeightProvider(ops::Context& ctx, const LayerLayout& layout, at:
             margins.emplace_back();
             continue;
         }
-        for (const Group g : layout.all_groups()) {
+        for (const Group g : layout.groups_of(static_cast<int64_t>(layer))) {
             StoredGroup& group = stored.groups[g];
             if (auto* ready = std::get_if<Operand>(&group)) {
                 weights[g] = std::move(*ready);
             } else {
                 if (!slot_.contains(g))
-                    slot_[g] =
-                        dense_operand(layout[g], arena.tensor(arena.plan().find(slot_name(g)),
-                                                              {layout[g].n + layout[g].r, layout[g].leading()}, dtype));
+                    slot_[g] = dense_operand(layout[g], arena.tensor(arena.plan().find(slot_name(g)),
+                                                                     {layout[g].rows(), layout[g].leading()}, dtype));
                 if (!paged_[layer]) paged_[layer] = Paged(layout);
                 paged_[layer]->groups[g] = std::move(std::get<std::vector<StoredWeight>>(group));
-                take_slot(*paged_[layer], g, weights[g]);
+                take_slot(ctx, *paged_[layer], g, weights[g]);
             }
             weights[g].transpose = std::move(stored.transposes[g]);
             weights[g].bias_N = stored.biases[g];
         }
         weights.norms = std::move(stored.norms);
         LayerMargins& of_layer = margins.emplace_back();
-        for (const Group g : layout.all_groups()) of_layer[g] = weights[g].margins();
+        for (const Group g : layout.groups_of(static_cast<int64_t>(layer))) of_layer[g] = weights[g].margins();
     }
     if (adapters == nullptr) return;
     margins_.emplace(ctx, *adapters, layout, margins, arena);
@@ -103,13 +102,13 @@ WeightProvider::WeightProvider(ops::Context& ctx, const LayerLayout& layout, at:
     if (!layout.dora) return;
     dora_.emplace(layout_, *adapters, arena, slices);
     for (const int layer : layout.stage.layers(static_cast<int64_t>(weights_.size())))
-        for (const Group g : layout.all_groups()) {
+        for (const Group g : layout.groups_of(layer)) {
             Operand& operand = weights_[static_cast<std::size_t>(layer)][g];
             operand.scale = dora_->scale(layer, g);
             operand.scale.bias_N = operand.bias_N;
         }
     expand_in_turn(ctx, [&](int layer, const LayerWeights& expanded) {
-        for (const Group g : layout.all_groups())
+        for (const Group g : layout.groups_of(layer))
             dora_->measure(ctx, layer, g, std::get<DenseBase>(expanded[g].base).w_NK);
     });
 }
@@ -134,17 +133,52 @@ void WeightProvider::expand_in_turn(ops::Context& ctx,
 }
 
 /// The slot is what the group's products read, and tiles are what they may read instead.
-void WeightProvider::take_slot(Paged& paged, Group g, Operand& operand) {
+void WeightProvider::take_slot(ops::Context& ctx, Paged& paged, Group g, Operand& operand) {
     operand = slot_.at(g);
     std::vector<ops::Nf4Tiles> tiles;
     for (const StoredWeight& weight : paged.groups.at(g))
         if (const auto* in_tiles = std::get_if<ops::Nf4Tiles>(&weight)) tiles.push_back(*in_tiles);
-    if (tiles.size() == paged.groups.at(g).size()) paged.tiles[g] = std::move(tiles);
+    if (tiles.size() != paged.groups.at(g).size()) return;
+    if (!is_of_experts(g)) {
+        paged.tiles[g] = std::move(tiles);
+        return;
+    }
+    const auto experts = static_cast<std::size_t>(layout_[g].experts), parts = tiles.size() / experts;
+    for (std::size_t part = 0; part < parts; ++part) {
+        std::vector<ops::Nf4Tiles> of_all;
+        for (std::size_t e = 0; e < experts; ++e) of_all.push_back(tiles[e * parts + part]);
+        paged.expert_tiles[g].push_back(ops::make_nf4_experts(ctx, std::move(of_all)));
+    }
+}
+
+void WeightProvider::choose_expert_tiles(const Paged& paged, Group g, int64_t tokens, Operand& operand) const {
+    const std::vector<ops::Nf4Experts>& parts = paged.expert_tiles.at(g);
+    if (parts.empty()) return;
+    if (tokens <= policy_.expert_tokens && !policy_.trains)
+        operand.base = ExpertTiles{parts};
+    else
+        operand.base = slot_.at(g).base;
+}
+
+/// The parts' rows of each expert follow one another in the slot.
+void WeightProvider::expand_expert_tiles(ops::Context& ctx, const std::vector<ops::Nf4Experts>& parts,
+                                         const at::Tensor& w_NK) const {
+    const int64_t stride = w_NK.stride(0), experts = static_cast<int64_t>(parts.front().experts.size());
+    int64_t first = 0;
+    for (const ops::Nf4Experts& part : parts) {
+        ops::dequantize_nf4_experts(
+            ctx, part,
+            w_NK.narrow(0, first, part.rows)
+                .as_strided({experts, part.rows, part.cols}, {w_NK.size(0) / experts * stride, stride, 1}));
+        first += part.rows;
+    }
 }
 
 /// Lets the group's products of so many tokens read its tiles, where they are faster than expanding and cuBLASLt.
 void WeightProvider::choose_tiles(int layer, Group g, int64_t tokens, Operand& operand) const {
-    const std::vector<ops::Nf4Tiles>& tiles = paged_[static_cast<std::size_t>(layer)]->tiles.at(g);
+    const Paged& paged = *paged_[static_cast<std::size_t>(layer)];
+    if (is_of_experts(g)) return choose_expert_tiles(paged, g, tokens, operand);
+    const std::vector<ops::Nf4Tiles>& tiles = paged.tiles.at(g);
     if (!policy_.chooser || tiles.empty()) return;
     constexpr auto dequantize = ops::Nf4GemmChoice::Kernel::dequantize;
     const auto choice = [&](bool transposed) {
@@ -167,11 +201,15 @@ void WeightProvider::expand_into_slot(ops::Context& ctx, int layer) {
     const Paged& paged = *paged_[static_cast<std::size_t>(layer)];
     std::vector<const StoredWeight*> weights;
     std::vector<at::Tensor> outs_NK;
-    for (const Group g : layout_.all_groups()) {
+    for (const Group g : layout_.groups_of(layer)) {
         const auto* dense = std::get_if<DenseBase>(&weights_[static_cast<std::size_t>(layer)][g].base);
         const std::vector<StoredWeight>& group = paged.groups.at(g);
         if (group.empty() || dense == nullptr || expanded_[g] == layer) continue;
         expanded_[g] = layer;
+        if (const auto& parts = paged.expert_tiles.at(g); !parts.empty()) {
+            expand_expert_tiles(ctx, parts, dense->w_NK);
+            continue;
+        }
         for (std::size_t i = 0; i < group.size(); ++i) {
             const Slice& slice = layout_[g].slices[i];
             weights.push_back(&group[i]);
@@ -183,8 +221,10 @@ void WeightProvider::expand_into_slot(ops::Context& ctx, int layer) {
 
 /// Whether products may read the layer as it is stored, whatever their tokens.
 bool WeightProvider::reads_tiles(const Paged& paged) const {
-    return policy_.chooser &&
-           std::any_of(paged.tiles.begin(), paged.tiles.end(), [](const auto& group) { return !group.second.empty(); });
+    const auto any = [](const auto& by_group) {
+        return std::ranges::any_of(by_group, [](const auto& group) { return !group.second.empty(); });
+    };
+    return policy_.chooser && (any(paged.tiles) || any(paged.expert_tiles));
 }
 
 void WeightProvider::begin(ops::Context& ctx, const std::vector<int>& pass) {
@@ -203,7 +243,7 @@ const LayerWeights& WeightProvider::lay_out(ops::Context& ctx, int layer, std::o
     const std::optional<Paged>& paged = paged_[static_cast<std::size_t>(layer)];
     if (!paged) return weights;
     if (masters_ != nullptr && held_ != layer) copy_biases(ctx, layer);
-    for (const Group g : layout_.all_groups()) {
+    for (const Group g : layout_.groups_of(layer)) {
         if (tokens) {
             choose_tiles(layer, g, *tokens, weights[g]);
         } else if (!paged->groups.at(g).empty()) {
@@ -227,8 +267,8 @@ const LayerWeights& WeightProvider::lay_out(ops::Context& ctx, int layer, std::o
 }
 
 WeightProvider::Held WeightProvider::held() const {
-    const bool whole =
-        std::all_of(expanded_.begin(), expanded_.end(), [&](const auto& group) { return group.second == held_; });
+    auto groups = layout_.groups_of(std::max(held_, 0));
+    const bool whole = held_ >= 0 && std::ranges::all_of(groups, [&](Group g) { return expanded_.at(g) == held_; });
     return {whole ? held_ : -1, images_ ? images_->state() : LayerPrefetcher::State{}};
 }
 
@@ -239,15 +279,17 @@ void WeightProvider::assume_held(const Held& held) {
 
 void WeightProvider::assume_expanded(int layer) {
     held_ = layer;
-    for (auto& [g, expanded] : expanded_) expanded = layer;
+    for (auto& [g, expanded] : expanded_) expanded = -1;
+    if (layer >= 0)
+        for (const Group g : layout_.groups_of(layer)) expanded_[g] = layer;
     if (margins_) held_version_ = margins_->version();
 }
 
 void WeightProvider::copy_masters(ops::Context& ctx, int layer) {
-    for (const Group g : layout_.all_groups())
+    for (const Group g : layout_.groups_of(layer))
         for (const Slice& slice : layout_[g].slices) {
             const Parameter& matrix =
-                *masters_->table().find(spec::TensorRole::linear, {layer, slice.projection}, Parameter::Kind::base);
+                *masters_->table().find(spec::TensorRole::linear, slice.id(layer), Parameter::Kind::base);
             const Operand& operand = weights_[static_cast<std::size_t>(layer)][g];
             ops::copy_2d(ctx, part_of(masters_->value(matrix), slice.part),
                          std::get<DenseBase>(operand.base).w_NK.narrow(0, slice.n_begin, slice.n));
@@ -256,10 +298,10 @@ void WeightProvider::copy_masters(ops::Context& ctx, int layer) {
 }
 
 void WeightProvider::copy_biases(ops::Context& ctx, int layer) {
-    for (const Group g : layout_.all_groups())
+    for (const Group g : layout_.groups_of(layer))
         for (const Slice& slice : layout_[g].slices)
             if (const Parameter* bias =
-                    masters_->table().find(spec::TensorRole::bias, {layer, slice.projection}, Parameter::Kind::base))
+                    masters_->table().find(spec::TensorRole::bias, slice.id(layer), Parameter::Kind::base))
                 ops::copy_2d(
                     ctx, rows_of(masters_->value(*bias), slice.part).unsqueeze(0),
                     weights_[static_cast<std::size_t>(layer)][g].bias_N.narrow(0, slice.n_begin, slice.n).unsqueeze(0));
@@ -296,7 +338,7 @@ void WeightProvider::refresh(ops::Context& ctx) {
     if (fills_staying_) fills_staying_->fill(ctx, 0, layers);
     if (!dora_) return;
     expand_in_turn(ctx, [&](int layer, const LayerWeights& expanded) {
-        for (const Group g : layout_.all_groups())
+        for (const Group g : layout_.groups_of(layer))
             dora_->update(ctx, layer, g, std::get<DenseBase>(expanded[g].base).w_NK, expanded[g].a_RK,
                           expanded[g].b_NR);
     });

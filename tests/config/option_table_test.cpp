@@ -27,6 +27,8 @@ Json grpo_with(Json options = Json::object()) {
 const std::map<std::string, Example>& special_examples() {
     const Json dpo = {{"training", {{"objective", "dpo"}}}}, kto = {{"training", {{"objective", "kto"}}}};
     const Json evaluated = {{"data", {{"val_size", 2}}}, {"training", {{"eval_steps", 2}}}};
+    Json held_out = grpo_with({{"rewards", Json::array({"a.py:b"})}});
+    held_out["data"] = {{"eval_file", "f"}};
     const Json distill = {{"training", {{"objective", "distill"}}}, {"distill", {{"teacher", "model"}}}};
     static const std::map<std::string, Example> examples = {
         {"distill.teacher", {"other", distill}},
@@ -43,6 +45,7 @@ const std::map<std::string, Example>& special_examples() {
         {"grpo.replay_rollouts", {"f", grpo_with({{"rewards", Json::array({1})}})}},
         {"grpo.reward_weights", {Json::array({1, 2}), grpo_with()}},
         {"grpo.steps_per_generation", {3, grpo_with()}},
+        {"grpo.num_generations_eval", {2, held_out}},
         {"grpo.reward_clip_range", {Json::array({0, 1}), grpo_with({{"advantage", "leave_one_out"}})}},
         {"grpo.normalize_advantages", {true, grpo_with({{"advantage", "leave_one_out"}})}},
         {"grpo.kl_in_reward", {true, grpo_with({{"advantage", "leave_one_out"}})}},
@@ -112,7 +115,8 @@ Json value_for(const Json& schema) {
     if (type == "boolean") return !initial.get<bool>();
     if (type == "integer") return initial.get<int64_t>() + 3;
     if (type == "number") return 0.375;  // within every range
-    if (type == "array") return Json::array({kind.at("items").at("enum").at(0)});
+    if (type == "array")
+        return Json::array({kind.at("items").contains("enum") ? kind["items"]["enum"].at(0) : Json("some text")});
     return "some text";
 }
 

@@ -91,7 +91,7 @@ class Sample {
                 all.insert(all.end(), option.choices.begin(), option.choices.end());
                 break;
             case config::OptionType::text_list:
-                all.push_back(Json::array({option.choices.front()}));
+                all.push_back(Json::array({option.choices.empty() ? "x" : option.choices.front()}));
                 break;
             case config::OptionType::integer_list:
                 all.push_back(Json::array({1}));

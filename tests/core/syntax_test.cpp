@@ -28,6 +28,10 @@ TEST(JsonMistake, IsSaidInPlainWords) {
     EXPECT_EQ(mistake("[1, 2}"), "1:6 ] is expected, which closes the [ of line 1");
     EXPECT_EQ(mistake("{\n\"a\": [1, 2\n"), "2:11 the text ends, and the [ of line 2 is not closed: ] is missing");
     EXPECT_EQ(mistake("{\"a\": \"x"), "1:7 the text that begins here has no closing quote");
+    for (const char* half : {R"(\ud800)", R"(\udc00)", R"(\ud800\u0041)", R"(\ud83d\ud83d)"})
+        EXPECT_EQ(mistake(cat("{\"a\": \"x", half, "\"}")),
+                  R"(1:9 half a character: \ud800 to \udbff need \udc00 to \udfff after them)");
+    EXPECT_EQ(mistake(R"({"a": "\ud83d\ude00\u00"})"), R"(1:20 four hexadecimal digits are expected after \u)");
     EXPECT_EQ(mistake("{\"a\": \"x\n\"}"), "1:7 the text that begins here has no closing quote before the line's end");
     EXPECT_EQ(mistake(R"({"a": "C:\data"})"),
               "1:10 this backslash begins no known character; a backslash itself is written \\\\");

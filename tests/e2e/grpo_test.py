@@ -231,6 +231,9 @@ def sentence(completions, **columns):
     """One whole sentence."""
     return [1.0 if re.fullmatch(r"[^.]*[.]", text) else 0.0 for text in completions]
 
+def words(completions, **columns):
+    return [float(len(text.split())) for text in completions]
+
 def shuffled(completions, trainer_state, **columns):
     scores = sentence(completions)
     random.Random(trainer_state.global_step).shuffle(scores)
@@ -290,17 +293,67 @@ class Sampling(SharedModel):
         self.assertEqual(len(texts), 64)
         return sum(text.count(".") == 1 and text.endswith(".") for text in texts) / len(texts)
 
+    def held_out(self):
+        """Arguments of an evaluation of prompts that no run saw, before the first step and after the last one."""
+        rows = write_rows(self.folder / "held_out.jsonl", self.prompts[256:320])
+        return ["--eval_file", rows, "--eval_on_start", "true", "--grpo.num_generations_eval", 1]
+
+    def evaluations(self, out):
+        return [row for row in read_rows(self.folder / out / "metrics.jsonl") if "eval_reward" in row]
+
     def test_a_format_is_learnt_from_rewards_and_not_from_shuffled_ones(self):
-        self.assertLess(self.share_of_sentences(None), 0.2)
-        shares = {}
+        rewards = {}
         for name in ("sentence", "shuffled"):
             self.succeed(
-                *self.grpo("--max_steps", 70, out=name, rewards=f"rewards.py:{name}", batch=32), cwd=self.folder
+                *self.grpo("--max_steps", 70, *self.held_out(), out=name, rewards=f"rewards.py:{name}", batch=32),
+                cwd=self.folder,
             )
-            shares[name] = self.share_of_sentences(self.folder / name)
+            rewards[name] = [row["eval_reward"] for row in self.evaluations(name)]
             self.assertLess(max(row["kl_sampler_trainer"] for row in self.steps(self.folder / name)), 1e-9)
-        self.assertGreater(shares["sentence"], 0.8)
-        self.assertLess(shares["shuffled"], 0.4)
+        self.assertEqual(len(rewards["sentence"]), 2)
+        self.assertLess(rewards["sentence"][0], 0.2)
+        self.assertGreater(rewards["sentence"][1], 0.8)
+        self.assertLess(rewards["shuffled"][1], 0.4)
+        self.assertGreater(self.share_of_sentences(self.folder / "sentence"), 0.8)
+
+    def test_evaluations_of_held_out_prompts_choose_the_best_and_do_not_depend_on_ranks(self):
+        sets = {}
+        for name, part in (("first", slice(256, 261)), ("second", slice(261, 264))):
+            sets[name] = str(write_rows(self.folder / f"{name}.jsonl", self.prompts[part]))
+        options = (
+            "--max_steps", 4, "--eval_steps", 2, "--eval_files", json.dumps(sets), "--load_best_model_at_end", "true",
+            "--grpo.num_generations_eval", 3, "--per_device_train_batch_size",
+        )  # fmt: skip
+        words = str(self.folder / "rewards.py") + ":words"
+        self.succeed(*self.grpo(*options, 16, out="one", rewards=words))
+        rows = self.evaluations("one")
+        self.assertEqual([row["step"] for row in rows], [2, 4])
+        completions = read_rows(self.folder / "one" / "eval_completions.jsonl")
+        self.assertEqual(len(completions), 2 * 8 * 3)
+        for row in rows:
+            for key, chosen in (("eval_reward", {"first", "second"}), ("eval_first_reward", {"first"})):
+                scores = [c["words"] for c in completions if c["step"] == row["step"] and c["set"] in chosen]
+                self.assertAlmostEqual(row[key], sum(scores) / len(scores))
+            self.assertNotIn("eval_loss", row)
+            self.assertGreater(row["eval_tokens"], 24)
+        summary = read_rows(self.folder / "one" / "metrics.jsonl")[-1]
+        self.assertEqual(summary["best_eval_reward"], max(row["eval_reward"] for row in rows))
+        self.run_ranks(2, self.grpo(*options, 8, out="two", rewards=words))
+        for row, other in zip(rows, self.evaluations("two"), strict=True):
+            self.assertEqual(row["eval_reward"], other["eval_reward"])
+            self.assertEqual(row["eval_second_reward"], other["eval_second_reward"])
+
+    def test_val_size_takes_prompts_from_those_of_training(self):
+        write_rows(self.train_file, self.prompts[:12])
+        options = ("--max_steps", 5, "--grpo.num_generations_eval", 1, "--grpo.log_completions", "true")
+        self.succeed(*self.grpo(*options, "--val_size", 4), cwd=self.folder)
+        held, trained = (
+            {row["prompt"] for row in read_rows(self.folder / "out" / name)}
+            for name in ("eval_completions.jsonl", "completions.jsonl")
+        )
+        self.assertEqual((len(held), len(trained)), (4, 8))
+        self.assertFalse(held & trained)
+        self.fail_with("option.no-evaluation", "num_generations_eval", *self.grpo(*options))
 
     def ids(self, out):
         return [(row["prompt"], row["completion"]) for row in read_rows(self.folder / out / "completions.jsonl")]
@@ -309,7 +362,7 @@ class Sampling(SharedModel):
         self.succeed(*self.grpo("--max_steps", 2, out="all"), cwd=self.folder)
         self.succeed(*self.grpo("--max_steps", 2, "--grpo.max_rows_in_flight", 3, out="three"), cwd=self.folder)
         self.assertEqual(self.ids("three"), self.ids("all"))
-        self.assertEqual(len(set(self.ids("all"))), len(set(self.ids("all"))))
+        self.assertGreater(len(set(self.ids("all"))), 8)
         self.run_ranks(
             2, self.grpo("--max_steps", 2, out="ranks", batch=8, rewards=str(self.folder / "rewards.py") + ":sentence")
         )

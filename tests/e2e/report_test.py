@@ -9,7 +9,7 @@ import struct
 import subprocess
 import urllib.request
 
-from browser import CHROMIUM, DESKTOP, PHONE, Browser
+from browser import CHROMIUM, DESKTOP, FLAWS, PHONE, Browser
 from peers import python_with
 from support import *
 
@@ -98,40 +98,6 @@ class RunFolders(EndToEnd):
         page = self.folder / "page.html"
         self.succeed("report", folder, "--out", page)
         self.assertEqual(page.read_text(), html)
-
-
-# What is wrong to the eye, as a list of sentences. Colours are those that the browser computed.
-FLAWS = r"""(() => {
-  const flaws = [], seen = e => e.getClientRects().length > 0;
-  if (document.documentElement.scrollWidth > innerWidth) flaws.push("wider than the screen");
-  const parse = text => (text.match(/[\d.]+/g) || []).map(Number);
-  const light = c => { const [r, g, b] = c.map(v => (v /= 255) <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
-    return .2126 * r + .7152 * g + .0722 * b; };
-  const behind = e => { for (; e; e = e.parentElement) { const c = parse(getComputedStyle(e).backgroundColor);
-    if (c.length === 3 || c[3] > 0) return c.slice(0, 3); } return [255, 255, 255]; };
-  for (const e of document.querySelectorAll("h1, h2, p, b, span, td, th, summary, footer, svg text")) {
-    if (!seen(e) || !e.textContent.trim()) continue;
-    const style = getComputedStyle(e), svg = e.ownerSVGElement;
-    const pair = [light(parse(svg ? style.fill : style.color)), light(behind(e))].sort((a, b) => b - a);
-    if ((pair[0] + .05) / (pair[1] + .05) < 4.5 && e.textContent.trim() !== "●") flaws.push("faint: " + e.textContent.slice(0, 40));
-    const size = parseFloat(style.fontSize) * (svg ? svg.getBoundingClientRect().width / svg.viewBox.baseVal.width : 1);
-    if (size < 10) flaws.push("small, " + size.toFixed(1) + " px: " + e.textContent.slice(0, 40));
-  }
-  for (const svg of document.querySelectorAll("svg")) {
-    const frame = svg.getBoundingClientRect(), boxes = [...svg.querySelectorAll("text")].map(e => [e.textContent, e.getBoundingClientRect()]);
-    if (frame.height < 120) flaws.push("flat: " + svg.id);
-    for (const [text, box] of boxes)
-      if (box.left < frame.left - 1 || box.right > frame.right + 1 || box.top < frame.top - 1 || box.bottom > frame.bottom + 1)
-        flaws.push("cut off in " + svg.id + ": " + text);
-    boxes.forEach(([text, a], i) => boxes.slice(i + 1).forEach(([other, b]) => {
-      if (a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 3 && b.top < a.bottom - 3)
-        flaws.push(`over each other in ${svg.id}: ${text} and ${other}`); }));
-    for (const line of svg.querySelectorAll("polyline")) {
-      const box = line.getBoundingClientRect();
-      if (svg.id && box.width < frame.width / 2) flaws.push("narrow curve in " + svg.id);
-    }
-  }
-  return flaws; })()"""
 
 
 @unittest.skipUnless(CHROMIUM, "no Chromium here: Debian's package chromium")

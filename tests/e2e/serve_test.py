@@ -3,6 +3,8 @@
 import contextlib
 import http.client
 import json
+import os
+import pathlib
 import re
 import signal
 import socket
@@ -10,6 +12,7 @@ import subprocess
 import threading
 import unittest
 
+from browser import CHROMIUM, DESKTOP, FLAWS, PHONE, Browser
 from support import (
     FP32,
     LEGAL_BASE,
@@ -90,7 +93,7 @@ class Service:
         return code
 
 
-class Serving(EndToEnd):
+class Served(EndToEnd):
     def serve(self, *arguments):
         service = Service(*arguments)
 
@@ -106,6 +109,18 @@ class Serving(EndToEnd):
         done = self.succeed("generate", "--device", "cpu", *FP32, "--json", "--raw", "--prompt", QUESTION, *arguments)
         return [json.loads(line)["text"] for line in done.out.splitlines()]
 
+    def adapter(self):
+        rows = write_rows(self.folder / "rows.jsonl", [{"prompt": "The tenant", "completion": " sings a song"}] * 4)
+        return self.train(LEGAL_BASE, rows, "--learning_rate", "0.05", out="adapters/sings")
+
+    def key_file(self):
+        keys = self.folder / "keys"
+        keys.write_text("# of the test\nsecret-key\n")
+        keys.chmod(0o600)
+        return keys
+
+
+class Serving(Served):
     def test_answers_are_those_of_the_other_commands(self):
         service = self.serve("--served_model_name", "legal")
         self.assertEqual(json.loads(service.ask("GET", "/v1/models")[2])["data"][0]["id"], "legal")
@@ -119,10 +134,17 @@ class Serving(EndToEnd):
         _, counted = service.post("/tokenize", prompt=QUESTION)
         rows = write_rows(self.folder / "scored.jsonl", [{"input_ids": counted["tokens"]}])
         (scored,) = self.score(LEGAL_BASE, rows)
-        echoed = service.complete(prompt=[counted["tokens"]], max_tokens=0, echo=True, logprobs=1)
-        logprobs = echoed["choices"][0]["logprobs"]["token_logprobs"]
-        self.assertIsNone(logprobs[0])
-        self.assertLess(max(abs(a - b) for a, b in zip(logprobs[1:], scored["logprobs"][1:])), 1e-4)
+        # The second is the request of lm-eval's local-completions, which sums from the context's end to [-1].
+        for asked in ({"max_tokens": 0}, {"max_tokens": 1, "temperature": 0, "seed": 1234, "model": "legal"}):
+            echoed = service.complete(prompt=[counted["tokens"]], echo=True, logprobs=1, **asked)["choices"][0]
+            logprobs = echoed["logprobs"]["token_logprobs"]
+            self.assertEqual(len(logprobs), counted["count"] + asked["max_tokens"])
+            self.assertIsNone(logprobs[0])
+            self.assertLess(max(abs(a - b) for a, b in zip(logprobs[1:], scored["logprobs"][1:])), 1e-4)
+            for name, logprob, top in list(
+                zip(*(echoed["logprobs"][k] for k in ("tokens", "token_logprobs", "top_logprobs")))
+            )[1:]:
+                self.assertEqual(top[name], logprob, "is_greedy compares them")
 
         streamed = {"prompt": QUESTION, "max_tokens": 12, "temperature": 0, "stream": True}
         _, content_type, body = service.ask("POST", "/v1/completions", streamed)
@@ -142,8 +164,7 @@ class Serving(EndToEnd):
         self.assertNotIn(QUESTION, service.log, "no prompts in logs")
 
     def test_adapters_come_and_go(self):
-        rows = write_rows(self.folder / "rows.jsonl", [{"prompt": "The tenant", "completion": " sings a song"}] * 4)
-        adapter = self.train(LEGAL_BASE, rows, "--learning_rate", "0.05", out="adapters/sings")
+        adapter = self.adapter()
         service = self.serve("--adapter_root", self.folder / "adapters")
         status, _ = service.post("/v1/completions", model="sings", prompt=QUESTION)
         self.assertEqual(status, 404)
@@ -166,13 +187,13 @@ class Serving(EndToEnd):
         self.assertEqual(answer["model"], "run")
 
     def test_keys_and_signals(self):
-        keys = self.folder / "keys"
-        keys.write_text("# of the test\nsecret-key\n")
-        keys.chmod(0o600)
-        service = self.serve("--api_key_file", keys)
+        service = self.serve("--api_key_file", self.key_file())
         self.assertEqual(service.ask("GET", "/v1/models")[0], 401)
         self.assertEqual(service.ask("GET", "/v1/models", headers={"authorization": "Bearer secret-key"})[0], 200)
         self.assertEqual(service.ask("GET", "/health")[0], 200)
+        for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)):
+            headers = {"authorization": "Bearer secret-key", "sec-fetch-site": site}
+            self.assertEqual(service.ask("POST", "/tokenize", {"prompt": "a"}, headers)[0], status, site)
         self.assertEqual(service.stop(), OK)
         self.assertNotIn("secret-key", service.log)
 
@@ -204,6 +225,128 @@ class Serving(EndToEnd):
         self.fail_with(INPUT, "adapter_config.json", "serve", *BASE, *SMALL, "--adapter", f"a={self.folder}")
         self.fail_with(USAGE, "--tls_cert and --tls_key", "serve", *BASE, "--tls_cert", empty)
         self.fail_with(USAGE, "holds", "serve", *BASE, *SMALL, "--kv_cache_memory", "1KB")
+
+
+HTML = "<img src=x onerror='document.title = 1'><b>bold</b>"
+
+
+@unittest.skipUnless(CHROMIUM, "no Chromium here: scripts/setup.sh --python-peers installs Debian's")
+class InABrowser(Served):
+    """The page at /, used by its keyboard."""
+
+    def setUp(self):
+        super().setUp()
+        names = ("--served_model_name", "legal", "--adapter", f"sings={self.adapter()}")
+        self.service = self.serve("--api_key_file", self.key_file(), *names)
+        self.browser = self.enterContext(Browser())
+        self.url = f"http://127.0.0.1:{self.service.port}/"
+        self.browser.open(self.url)
+        self.browser.until("document.querySelector('#problem').textContent")
+
+    def ask(self, text):
+        self.browser.evaluate("document.querySelector('#prompt').focus()")
+        self.browser.type(text)
+        self.browser.press("Enter", 13)
+
+    def set(self, **fields):
+        for name, value in fields.items():
+            self.browser.evaluate(f"document.querySelector('#{name}').value = {json.dumps(str(value))}")
+
+    def texts(self, selector):
+        return self.browser.evaluate(f"[...document.querySelectorAll('{selector}')].map(e => e.textContent)")
+
+    def test_base_and_adapter_answer_next_to_each_other(self):
+        """With UNSLOTH_SCREENSHOTS=FOLDER the pictures stay there, to be looked at."""
+        page, key = self.browser, {"authorization": "Bearer secret-key"}
+        self.assertRegex(self.texts("#problem")[0], "No API key")
+        self.assertEqual(page.evaluate("document.activeElement.id"), "key")
+        page.type("secret-key")
+        page.press("Enter", 13)
+        page.until("document.querySelector('option[value=sings]')")
+        self.assertEqual(self.texts("#problem"), [""])
+        self.assertEqual(page.evaluate("document.querySelector('option[value=sings]').parentNode.label"), "legal")
+        self.assertEqual(
+            page.evaluate("[...document.querySelectorAll('.pane select')].map(e => e.value)"), ["legal", "sings"]
+        )
+
+        self.set(temperature=0, max_tokens=12, system="Answer briefly.")
+        self.ask(QUESTION + HTML)
+        page.until("document.querySelectorAll('.numbers:not(:empty)').length === 2")
+        messages = [{"role": "system", "content": "Answer briefly."}, {"role": "user", "content": QUESTION + HTML}]
+        for pane, model in enumerate(("legal", "sings")):
+            fields = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 12, "logprobs": True}
+            answer = json.loads(self.service.ask("POST", "/v1/chat/completions", fields, key)[2])["choices"][0]
+            tokens = answer["logprobs"]["content"]
+            spans = f".pane:nth-child({pane + 1}) .answer .token"
+            self.assertEqual(self.texts(spans), [token["token"] for token in tokens])
+            page.evaluate(f"document.querySelector('{spans}').parentNode.focus()")
+            page.press("ArrowRight", 39)
+            self.assertIn(f"log-probability {tokens[0]['logprob']:.3f}", self.texts(".note")[pane])
+        self.assertEqual(self.texts(".asked .text"), [QUESTION + HTML] * 2)
+
+        page.evaluate("document.querySelector('.seen').open = true")
+        page.until("document.querySelector('.seen pre span')")
+        fields = {"messages": messages, "return_token_strs": True}
+        seen = json.loads(self.service.ask("POST", "/tokenize", fields, key)[2])["token_strs"]
+        self.assertEqual(self.texts(".pane:first-child .seen pre span"), seen)
+
+        kept = pathlib.Path(os.environ.get("UNSLOTH_SCREENSHOTS") or self.folder)
+        for size, name in ((PHONE, "phone"), (DESKTOP, "desk")):
+            for scheme in ("light", "dark"):
+                page.show_on(size, scheme)
+                self.assertEqual(page.evaluate(FLAWS), [], (name, scheme))
+                page.screenshot(kept / f"serve-{name}-{scheme}.png")
+        self.assertEqual(page.unnamed(), [])
+        self.assertEqual({url for url in page.fetched() if not url.startswith(("data:", self.url))}, set())
+        self.assertEqual(page.evaluate("localStorage.length + sessionStorage.length + document.cookie.length"), 0)
+        # The missing key is all that the browser complains of; "verbose" is advice, such as to let it store the key.
+        entries = [complaint["entry"] for complaint in page.complaints()]
+        self.assertEqual([e for e in entries if e["level"] != "verbose" and "401" not in e["text"]], [])
+
+    def test_stop_errors_and_markup(self):
+        page = self.browser
+        page.type("secret-key")
+        page.press("Enter", 13)
+        page.until("document.querySelector('option[value=sings]')")
+        self.set(mode="text", max_tokens=200)
+        self.ask(QUESTION)
+        page.until("document.querySelector('.token')")
+        page.press("Escape", 27)
+        page.until("!document.querySelector('#send').disabled")
+        self.assertEqual(set(self.texts(".numbers")), {"stopped"})
+        page.evaluate("document.querySelector('#clear').click()")
+        self.assertEqual(self.texts(".turn"), [])
+
+        self.set(max_tokens=100000)
+        self.ask(QUESTION)
+        page.until("document.querySelectorAll('.turns .error').length === 2")
+        self.assertRegex(self.texts(".turns .error")[0], "maximum context length is 256")
+        self.assertEqual(page.evaluate("document.querySelector('#prompt').value"), QUESTION)
+
+        # What a model writes is text, by tokens or not.
+        markup = json.dumps(HTML)
+        page.evaluate(
+            "(() => { for (const tokens of [[], [{bytes: new TextEncoder().encode(%s), logprob: -1, top: []}]])"
+            " new Output(panes[0].turn('answer', 'written'), panes[0].note).add(%s, tokens); })()" % (markup, markup)
+        )
+        self.assertEqual(self.texts(".pane:first-child .answer .text")[-2:], [HTML, HTML])
+        self.assertEqual(self.texts(".turns img, .turns b"), [])
+        with self.assertRaisesRegex(AssertionError, "TrustedHTML"):
+            page.evaluate("document.body.innerHTML = '<b>'")
+
+        connection, response = self.service.begin("GET", "/")
+        with contextlib.closing(connection), response:
+            policy = response.getheader("content-security-policy")
+            self.assertEqual(response.getheader("x-content-type-options"), "nosniff")
+            source = response.read().decode()
+        self.assertRegex(
+            policy, r"^default-src 'none'; script-src 'sha256-[\w+/]{43}='; style-src 'sha256-[\w+/]{43}='; "
+        )
+        self.assertNotIn("unsafe", policy)
+        self.assertNotRegex(source, r"https?://|\son\w+=|\sstyle=|innerHTML|localStorage")
+        # A changed script does not run.
+        page.evaluate("document.head.append(Object.assign(document.createElement('style'), {textContent: 'body {}'}))")
+        self.assertRegex(str(page.complaints()), "Content Security Policy")
 
 
 if __name__ == "__main__":

@@ -265,6 +265,8 @@ void expect_same_family(const spec::ModelSpec& a, const spec::ModelSpec& b) {
     EXPECT_EQ(a.residual_multiplier, b.residual_multiplier);
     EXPECT_NEAR(a.score_scale.value_or(0), b.score_scale.value_or(0), 1e-12);
     EXPECT_EQ(a.logits_divisor, b.logits_divisor);
+    EXPECT_EQ(a.experts, b.experts);
+    EXPECT_EQ(a.layers, b.layers);
     ASSERT_EQ(a.ropes.size(), b.ropes.size());
     for (std::size_t i = 0; i < a.ropes.size(); ++i) {
         EXPECT_EQ(a.ropes[i].query_beta, b.ropes[i].query_beta);
@@ -274,7 +276,8 @@ void expect_same_family(const spec::ModelSpec& a, const spec::ModelSpec& b) {
 }
 
 TEST(HfConfig, ReadsFamiliesInTheWordsOfBothGenerations) {
-    for (const char* const family : {"granite", "phi3", "phi3_longrope", "gemma3_text", "olmo3"}) {
+    for (const char* const family :
+         {"granite", "phi3", "phi3_longrope", "gemma3_text", "olmo3", "qwen3_moe", "qwen3_moe_step2"}) {
         SCOPED_TRACE(family);
         const spec::ModelSpec spec = parse(family_config(family));
         expect_same_family(parse(family_config(family, "config_v4_names.json")), spec);
@@ -306,6 +309,31 @@ TEST(HfConfig, ReadsFamiliesInTheWordsOfBothGenerations) {
     const spec::ModelSpec smollm3 = parse(smol);
     for (std::size_t layer = 0; layer < 8; ++layer)
         EXPECT_EQ(smollm3.layers[layer].rope, layer % 4 == 3 ? spec::LayerSpec::no_rope : 0);
+}
+
+TEST(HfConfig, ReadsWhichLayersHaveExperts) {
+    const auto with_experts = [](const spec::ModelSpec& spec) {
+        std::vector<bool> experts;
+        for (int64_t layer = 0; layer < spec.num_layers; ++layer) experts.push_back(spec.has_experts(layer));
+        return experts;
+    };
+    json config = family_config("qwen3_moe");
+    const spec::ModelSpec spec = parse(config);
+    EXPECT_EQ(with_experts(spec), (std::vector<bool>{false, true, true, true}));
+    EXPECT_EQ(spec.experts, (spec::ExpertsSpec{8, 3, 40, spec::RouterWeights::of_chosen}));
+    EXPECT_TRUE(spec.has(spec::Projection::gate));
+    const spec::ModelSpec step = parse(family_config("qwen3_moe_step2"));
+    EXPECT_EQ(with_experts(step), (std::vector<bool>{false, true, false, true}));
+    EXPECT_EQ(step.experts->weights, spec::RouterWeights::of_all);
+    config["mlp_only_layers"] = json::array();
+    EXPECT_FALSE(parse(config).has(spec::Projection::gate)) << "no layer has an MLP of its own";
+    config["use_sliding_window"] = true;
+    config["sliding_window"] = 9;
+    EXPECT_EQ(windows(parse(config)), (std::vector<int64_t>{9, 9, 9, 9}));
+    config["num_local_experts"] = 257;
+    expect_input_error({"experts", "256"}, [&] { parse(config); });
+    config["num_local_experts"] = 2;
+    expect_input_error({"num_experts_per_tok", "1 to 2", "3"}, [&] { parse(config); });
 }
 
 TEST(HfConfig, ReadsTheTextPartOfAModelOfSeveral) {

@@ -91,6 +91,38 @@ class PlainModel : public testing::Test {
     std::optional<Checkpoint> checkpoint_;
 };
 
+/// The rows of three experts as transformers 5 holds them in memory.
+TEST_F(PlainModel, MayHoldAllExpertsOfALayerInOneTensor) {
+    spec_.layers.assign(2, {});
+    spec_.layers[1].experts = true;
+    spec_.experts = {.count = 3, .top_k = 2, .intermediate_size = 2};
+    blobs_ = random_weights(spec_);
+    const auto values = [&](const ModelTensors& tensors) {
+        std::vector<std::vector<float>> all;
+        for (const spec::LinearId& id : spec_.linears_of(1)) {
+            const TensorSource& source = tensors.linear(id);
+            source.read_f32(all.emplace_back(source.rows() * source.cols()).data());
+        }
+        return all;
+    };
+    const auto apart = values(resolve());
+    TensorBlob gate_up{{"model.layers.1.mlp.experts.gate_up_proj", spec::DType::bf16, {3, 4, 128}}, {}},
+        down{{"model.layers.1.mlp.experts.down_proj", spec::DType::bf16, {3, 128, 2}}, {}};
+    for (const spec::LinearId& id : spec_.linears_of(1)) {
+        if (id.expert < 0) continue;
+        const std::string name = cat("model.layers.1.", path_of(id), ".weight");
+        const auto found = std::ranges::find(blobs_, name, [](const TensorBlob& blob) { return blob.decl.name; });
+        TensorBlob& all = id.projection == spec::Projection::down ? down : gate_up;
+        all.data.insert(all.data.end(), found->data.begin(), found->data.end());
+        blobs_.erase(found);
+    }
+    blobs_.push_back(gate_up);
+    blobs_.push_back(down);
+    EXPECT_EQ(values(resolve()), apart);
+    replace(gate_up.decl.name, spec::DType::bf16, {3, 6, 128});
+    expect_refused({"gate_up_proj", "expected [3, 4, 128], found [3, 6, 128]"});
+}
+
 TEST_F(PlainModel, IsAccepted) {
     EXPECT_EQ(resolve().quantised_linears(), 0);
 }

@@ -28,6 +28,7 @@ TEST(Shapes, HaveTheirFamiliesFeatures) {
     EXPECT_EQ(builtin_shape("mistral-7b").layers, std::vector<spec::LayerSpec>(32));
     EXPECT_TRUE(builtin_shape("qwen2.5-7b").qkv_bias);
     EXPECT_TRUE(builtin_shape("qwen3-8b").qk_norm);
+    EXPECT_EQ(builtin_shape("qwen3-30b-a3b").experts, (spec::ExpertsSpec{128, 8, 768, spec::RouterWeights::of_chosen}));
 }
 
 }  // namespace

@@ -152,6 +152,8 @@ TEST(Http2, HandsOverBodiesInPieces) {
     client.frame(0, 0, 5, "!");
     EXPECT_EQ(client.await(5).body, "[!]") << "the answer's end comes before that of the body";
     client.ask(7, "POST", "/pieces", true);
+    client.frame(0, 0, 7, "x");
+    body_of(7, "[x]");
     client.frame(0, 0, 7, std::string(4000, 'x'));
     EXPECT_GT(client.await(7).reset, 0);
     client.ask(9, "POST", "/pieces", true);
@@ -179,6 +181,17 @@ TEST(Http2, ClosesOnEndlessContinuations) {
     const std::string field = Client2::literal("a", std::string(10'000, 'x'));
     EXPECT_TRUE(closed_while_sending(client, Client2::bytes_of(9, 0, 1, field), 10'000));
     EXPECT_EQ(service.handled(), 0);
+}
+
+TEST(Http2, ClosesOnStreamsThatItMustReset) {
+    Service service;
+    Client2 client(service.server.port());
+    for (uint32_t stream = 1; stream < 20'000; stream += 2) {  // a window above 2^31
+        std::string piece = Client2::bytes_of(1, end_headers, stream, Client2::fields("POST", "/echo"));
+        piece += Client2::bytes_of(8, 0, stream, Client2::number(0x7fffffff));
+        if (!client.send(piece)) break;
+    }
+    client.rest();  // throws where the server keeps the connection
 }
 
 TEST(Http2, ClosesOnFloodsOfPings) {

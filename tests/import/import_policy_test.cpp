@@ -169,22 +169,23 @@ max_tool_calling_iterations: 3
 eval_strategy: steps
 eval_steps: 10
 test_split_size: 0.1
+num_generations_eval: 2
 )");
     const std::string losses = all(imported.losses), notes = all(imported.notes);
     for (const char* key : {"lora_dropout: 0.1", "generation_kwargs.stop_token_ids", "use_adaptive_entropy",
-                            "vllm_structured_outputs_regex", "sync_ref_model", "max_tool_calling_iterations",
-                            "eval_strategy: steps", "test_split_size: 0.1"})
+                            "vllm_structured_outputs_regex", "sync_ref_model", "max_tool_calling_iterations"})
         EXPECT_CONTAINS(losses, key);
-    EXPECT_EQ(imported.losses.size(), 8u) << losses;
+    EXPECT_EQ(imported.losses.size(), 6u) << losses;
     EXPECT_CONTAINS(notes, "max_prompt_length: 256: longer prompts were cut there");
     EXPECT_CONTAINS(notes, "sapo_temperature_pos: has no effect: loss_type is not sapo");
-    EXPECT_CONTAINS(notes, "eval_steps: has no effect");
     EXPECT_CONTAINS(notes, "divide grpo.steps_per_generation by N");
     const config::Config config = loaded(imported).config;
     EXPECT_EQ(config.model.max_seq_length, 256 + 128);
     EXPECT_EQ(config.grpo.steps_per_generation, 8);
     EXPECT_EQ(config.grpo.top_k, 5);
-    EXPECT_EQ(config.data.val_size, 0);
+    EXPECT_EQ(config.data.val_size, 0.1);
+    EXPECT_EQ(config.training.eval_steps, 10);
+    EXPECT_EQ(config.grpo.num_generations_eval, 2);
     EXPECT_CONTAINS(all(trl("generation_batch_size: 30").losses), "generation_batch_size: 30: a multiple");
     EXPECT_CONTAINS(all(trl("max_completion_length: null").notes), "max_completion_length: null");
     EXPECT_CONTAINS(all(import_text("model_name_or_path: m\nreward_funcs: [r.f]\nbeta: 0.1").losses),
@@ -258,14 +259,15 @@ trl:
 )";
     const import::ImportedConfig imported = import_text(file + "rl: grpo");
     const std::string losses = all(imported.losses), notes = all(imported.notes);
-    for (const char* key : {"datasets[0].type: rewards.transform", "lora_dropout: 0.05", "val_set_size: 0.05",
-                            "trl.async_prefetch", "trl.no_such_field: is not known"})
+    for (const char* key : {"datasets[0].type: rewards.transform", "lora_dropout: 0.05", "trl.async_prefetch",
+                            "trl.no_such_field: is not known"})
         EXPECT_CONTAINS(losses, key);
-    EXPECT_EQ(imported.losses.size(), 5u) << losses;
+    EXPECT_EQ(imported.losses.size(), 4u) << losses;
     EXPECT_CONTAINS(notes, "sample_packing: has no effect");
     EXPECT_CONTAINS(notes, "trl.vllm_server_host has no effect");
     EXPECT_CONTAINS(notes, "vllm: has no effect");
     const config::Config config = loaded(imported).config;
+    EXPECT_EQ(config.data.val_size, 0.05);
     const config::GrpoOptions& grpo = config.grpo;
     EXPECT_EQ(config.training.objective, config::Objective::grpo);
     EXPECT_EQ(config.model.max_seq_length, 2048);

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "unsloth/core/error.h"
 #include "unsloth/openai/decision.h"
 #include "unsloth/openai/error.h"
 
@@ -38,6 +39,61 @@ void expect_refusal(const std::function<void()>& parse, const std::string& param
         EXPECT_EQ(error.code(), code) << error.what();
         EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what();
     }
+}
+
+TEST(OpenaiRequest, SchemasSayWhatIsRead) {
+    int lists = 0, limits = 0;
+    const std::pair<Json, std::function<void(const std::string&)>> kinds[] = {
+        {completion_schema(), [](const std::string& fields) { completion(fields); }},
+        {chat_schema(), [](const std::string& fields) { chat(fields); }}};
+    for (const auto& [schema, parse] : kinds) {
+        EXPECT_EQ(schema["additionalProperties"], false);
+        EXPECT_EQ(schema["required"].size(), 1U);
+        for (const auto& [name, property] : schema["properties"].items()) {
+            if (name == schema["required"][0]) continue;
+            const Json value = property["anyOf"][0];
+            const auto field = [&](const Json& given) { return Json(name).dump() + ": " + given.dump(); };
+            EXPECT_NO_THROW(parse(field(nullptr))) << name;
+            if (value.contains("enum")) {
+                ++lists;
+                for (const Json& one : value["enum"]) EXPECT_NO_THROW(parse(field(one))) << name;
+                expect_refusal([&] { parse(field("other")); }, name, "unsupported");
+            }
+            for (const auto& [limit, step] : {std::pair("minimum", -1), std::pair("maximum", 1)}) {
+                if (!value.contains(limit) || std::abs(value[limit].get<double>()) > 1e6) continue;
+                ++limits;
+                expect_refusal([&] { parse(field(value[limit].get<int64_t>() + step)); }, name, "invalid_value");
+            }
+        }
+    }
+    EXPECT_GT(lists, 10);
+    EXPECT_GT(limits, 20);
+    EXPECT_EQ(decision_schema()["required"], Json::array({"input", "questions"}));
+    EXPECT_EQ(tokenize_schema()["properties"]["messages"]["anyOf"][0]["type"], "array");
+}
+
+TEST(OpenaiRequest, ResponsesAreConversationsThatNothingStores) {
+    const auto response = [](const std::string& fields) { return parse_response("{" + fields + "}", strict); };
+    const AnswerRequest request = response(
+        R"("input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}], "instructions": "y",
+           "store": false, "max_output_tokens": 5, "include": ["message.output_text.logprobs"], "top_logprobs": 3,
+           "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": true}},
+           "reasoning": {"effort": "low"}, "stream": true)");
+    EXPECT_EQ((*request.row)["messages"],
+              Json::parse(R"([{"role": "system", "content": "y"}, {"role": "user", "content": "x"}])"));
+    EXPECT_EQ((*request.row)["reasoning_effort"], "low");
+    EXPECT_EQ(request.max_tokens, 5);
+    EXPECT_EQ(request.logprobs, 3);
+    EXPECT_TRUE(request.pattern && request.stream && request.is_chat);
+    EXPECT_EQ((*request.response)["instructions"], "y");
+    EXPECT_EQ((*request.response)["text"]["format"]["name"], "n");
+    EXPECT_FALSE(response(R"("input": "x", "store": false)").max_tokens);
+    for (const char* store : {"", R"(, "store": true)"})
+        expect_refusal([&] { response(std::string(R"("input": "x")") + store); }, "store", "unsupported", "false");
+    for (const char* field : {"previous_response_id", "conversation", "background", "tools", "truncation"})
+        expect_refusal([&] { response(cat(R"("input": "x", "store": false, ")", field, R"(": "other")")); }, field,
+                       "unsupported");
+    expect_refusal([&] { response(R"("input": 5, "store": false)"); }, "input", "invalid_type");
 }
 
 TEST(OpenaiRequest, FieldsHaveTheDefaultsOfOpenai) {

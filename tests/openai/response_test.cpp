@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "common/files.h"
+#include "unsloth/openai/response_stream.h"
 
 namespace unsloth::openai {
 namespace {
@@ -101,6 +102,41 @@ TEST(OpenaiResponse, Streams) {
     TextOffsets own;
     data(stream_event(completion, rated, own, nullptr));
     EXPECT_EQ(data(stream_event(completion, rated, own, nullptr))["choices"][0]["logprobs"]["text_offset"][0], 1);
+}
+
+TEST(OpenaiResponse, ResponsesWholeAndAsEvents) {
+    const AnswerHead head{"1", "m", "fp_1", 12, true};
+    const auto settings = std::make_shared<const Json>(Json{{"store", false}});
+    const Choice all{.text = "ab", .tokens = {token("a", -1), token("b", -2)}, .finish_reason = "length"};
+    const Usage usage{.prompt_tokens = 3, .completion_tokens = 2, .cached_tokens = 1};
+    const Json whole = Json::parse(ResponseStream(head, settings).whole(all, usage));
+    EXPECT_EQ(whole["id"], "resp_1");
+    EXPECT_EQ(whole["status"], "incomplete");
+    EXPECT_EQ(whole["incomplete_details"]["reason"], "max_output_tokens");
+    EXPECT_EQ(whole["output"][0]["content"][0]["text"], "ab");
+    EXPECT_EQ(whole["output"][0]["content"][0]["logprobs"].size(), 2U);
+    EXPECT_EQ(whole["usage"]["total_tokens"], 5);
+    EXPECT_EQ(whole["store"], false);
+
+    ResponseStream stream(head, settings);
+    std::string text = stream.piece({.has_role = true});
+    text += stream.piece({.text = "a", .tokens = {token("a", -1)}});
+    text += stream.piece({.text = "b", .tokens = {token("b", -2)}, .finish_reason = "length"});
+    text += stream.end(usage);
+    std::vector<std::string> types;
+    Json last;
+    for (std::size_t at = 0; (at = text.find("data: ", at)) != std::string::npos; ++at) {
+        last = Json::parse(text.substr(at + 6, text.find('\n', at) - at - 6));
+        EXPECT_EQ(last["sequence_number"], types.size());
+        types.push_back(last["type"].get<std::string>().substr(9));
+        EXPECT_NE(text.find("event: response." + types.back() + "\ndata: "), std::string::npos);
+    }
+    EXPECT_EQ(types, (std::vector<std::string>{"created", "in_progress", "output_item.added", "content_part.added",
+                                               "output_text.delta", "output_text.delta", "output_text.done",
+                                               "content_part.done", "output_item.done", "incomplete"}));
+    EXPECT_EQ(last["response"], whole);
+    const Choice broken{.finish_reason = "error"};
+    EXPECT_EQ(Json::parse(ResponseStream(head, settings).whole(broken, usage))["error"]["code"], "server_error");
 }
 
 }  // namespace

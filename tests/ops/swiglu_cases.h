@@ -6,32 +6,42 @@
 
 namespace unsloth::testing {
 
-inline at::Tensor swiglu_oracle(const at::Tensor& gu) {
-    const int64_t columns = gu.size(1) / 2;
-    return at::silu(gu.narrow(1, 0, columns)) * gu.narrow(1, columns, columns);
+inline at::Tensor swiglu_oracle(const at::Tensor& gu, spec::GateActivation activation = spec::GateActivation::silu) {
+    using enum spec::GateActivation;
+    const at::Tensor gate = gu.chunk(2, 1)[0], up = gu.chunk(2, 1)[1];
+    if (activation == silu) return at::silu(gate) * up;
+    if (activation == gelu_tanh) return at::gelu(gate, "tanh") * up;
+    const at::Tensor clamped = gate.clamp_max(7);  // as transformers' GptOssExperts
+    return (up.clamp(-7, 7) + 1) * (clamped * at::sigmoid(clamped * 1.702));
 }
 
 inline std::vector<OpCase> swiglu_cases(uint64_t seed) {
     at::manual_seed(seed);
     std::vector<OpCase> cases;
-    const auto add = [&](int64_t tokens, int64_t columns, at::ScalarType dtype, Layout layout) {
-        const std::string name = case_name(tokens, columns, c10::toString(dtype), name_of(layout));
+    const auto add = [&](int64_t tokens, int64_t columns, at::ScalarType dtype, Layout layout,
+                         spec::GateActivation activation = spec::GateActivation::silu) {
+        const std::string name =
+            case_name(tokens, columns, c10::toString(dtype), name_of(layout), static_cast<int>(activation));
         // Factors up to 30: the sigmoid saturates on both sides.
         const at::Tensor gu = slice_of(at::randn({tokens, 2 * columns}) * (at::rand({tokens, 1}) * 30), dtype, layout);
         OpCase forward;
         forward.name = "swiglu_forward " + name;
         forward.args = {{"gate_up", gu}, {"act", poisoned_slice({tokens, columns}, dtype, layout), Role::output}};
-        forward.run = [](ops::Context& ctx, const Tensors& a) { ops::swiglu_forward(ctx, a[0], a[1]); };
-        forward.expected = [](const Tensors& a) { return Tensors{swiglu_oracle(a[0])}; };
+        forward.run = [=](ops::Context& ctx, const Tensors& a) {
+            ops::swiglu_forward(ctx, a[0], a[1], {}, activation);
+        };
+        forward.expected = [=](const Tensors& a) { return Tensors{swiglu_oracle(a[0], activation)}; };
         cases.push_back(forward);
 
         OpCase backward;
         backward.name = "swiglu_backward " + name;
         backward.args = {{"dact", slice_of(at::randn({tokens, columns}), dtype, layout)}, {"gate_up", gu, Role::both}};
-        backward.run = [](ops::Context& ctx, const Tensors& a) { ops::swiglu_backward(ctx, a[0], a[1]); };
-        backward.expected = [](const Tensors& a) {
+        backward.run = [=](ops::Context& ctx, const Tensors& a) {
+            ops::swiglu_backward(ctx, a[0], a[1], {}, {}, false, activation);
+        };
+        backward.expected = [=](const Tensors& a) {
             const at::Tensor leaf = a[1].detach().clone().requires_grad_();
-            swiglu_oracle(leaf).backward(a[0]);
+            swiglu_oracle(leaf, activation).backward(a[0]);
             return Tensors{leaf.grad()};
         };
         cases.push_back(backward);
@@ -40,18 +50,22 @@ inline std::vector<OpCase> swiglu_cases(uint64_t seed) {
         OpCase rebuild = backward;
         rebuild.name = "swiglu_backward, act " + name;
         rebuild.args.push_back({"act", poisoned_slice({tokens, columns}, dtype, layout), Role::output});
-        rebuild.run = [](ops::Context& ctx, const Tensors& a) { ops::swiglu_backward(ctx, a[0], a[1], a[2]); };
-        rebuild.expected = [gradient = backward.expected](const Tensors& a) {
-            return Tensors{gradient(a)[0], swiglu_oracle(a[1])};
+        rebuild.run = [=](ops::Context& ctx, const Tensors& a) {
+            ops::swiglu_backward(ctx, a[0], a[1], a[2], {}, false, activation);
+        };
+        rebuild.expected = [=, gradient = backward.expected](const Tensors& a) {
+            return Tensors{gradient(a)[0], swiglu_oracle(a[1], activation)};
         };
         cases.push_back(rebuild);
 
         OpCase in_place = backward;
         in_place.name = "swiglu_backward, act over dact " + name;
         in_place.args[0].role = Role::both;
-        in_place.run = [](ops::Context& ctx, const Tensors& a) { ops::swiglu_backward(ctx, a[0], a[1], a[0]); };
-        in_place.expected = [gradient = backward.expected](const Tensors& a) {
-            return Tensors{swiglu_oracle(a[1]), gradient(a)[0]};
+        in_place.run = [=](ops::Context& ctx, const Tensors& a) {
+            ops::swiglu_backward(ctx, a[0], a[1], a[0], {}, false, activation);
+        };
+        in_place.expected = [=, gradient = backward.expected](const Tensors& a) {
+            return Tensors{swiglu_oracle(a[1], activation), gradient(a)[0]};
         };
         cases.push_back(in_place);
     };
@@ -65,6 +79,9 @@ inline std::vector<OpCase> swiglu_cases(uint64_t seed) {
             add(9, 2312, dtype, layout);
             add(0, 16, dtype, layout);
         }
+        add(5, 64, dtype, Layout::wide, spec::GateActivation::clamped_silu);
+        add(3, 7, dtype, Layout::unaligned, spec::GateActivation::clamped_silu);
+        add(5, 64, dtype, Layout::wide, spec::GateActivation::gelu_tanh);
     }
     add(700, 776, at::kBFloat16, Layout::wide);
     return cases;

@@ -177,6 +177,7 @@ std::string nasty_rows(const std::vector<double>& values, int steps) {
         for (const Curve& curve : curves()) row[curve.key] = values[i];
         rows += row.dump() + "\n";
         row["eval_loss"] = values[i];
+        row["eval_tokens"] = 1;
         for (const Curve& curve : curves()) row[std::string("eval_") + curve.key] = values[i];
         rows += row.dump() + "\n";
     }
@@ -368,7 +369,7 @@ TEST(Page, DrawsTheObjectivesOwnFigures) {
     Folder folder;
     folder.append(R"({"step": 1, "loss": 2, "rewards/margins": 0.1, "rewards/accuracies": 0.5, "grad_norm/layers.0": 1}
 {"step": 2, "loss": 1, "rewards/margins": 0.3, "rewards/accuracies": null}
-{"step": 2, "eval_loss": 1.5, "eval_rewards/margins": 0.2, "eval_token_accuracy": 0.625}
+{"step": 2, "eval_loss": 1.5, "eval_tokens": 9, "eval_rewards/margins": 0.2, "eval_token_accuracy": 0.625}
 )");
     const report::Run run = read_run(folder.path());
     EXPECT_EQ(run.steps[0].more,

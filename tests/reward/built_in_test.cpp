@@ -29,7 +29,6 @@ Batch batch_of(const std::vector<std::string>& completions, std::vector<Column> 
 Scores score_one(const json& entry, const Batch& batch, int64_t max_completion_length = 0) {
     Settings settings;
     settings.max_completion_length = max_completion_length;
-    settings.num_generations = 1;
     return Rewards(json::array({entry}), settings).score(batch).scores.at(0);
 }
 

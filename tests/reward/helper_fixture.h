@@ -37,7 +37,6 @@ class RewardHelpers : public testing::Test {
     RewardHelpers() {
         settings_.folder = folder_.path();
         settings_.python = python_itself();
-        settings_.num_generations = 2;
         settings_.limits.terminate = 100ms;
         settings_.limits.quit = 2s;
         settings_.log = [this](const std::string& line) {
@@ -53,6 +52,7 @@ class RewardHelpers : public testing::Test {
             batch.completions.push_back(cat("completion ", i));
             batch.completion_ids.push_back(std::vector<int32_t>(i + 1, 7));
         }
+        batch.num_generations = 2;
         batch.trainer_state.global_step = step;
         return batch;
     }

@@ -101,9 +101,7 @@ Batch two_rows() {
 }
 
 Scored asked(const json& entry) {
-    Settings settings;
-    settings.num_generations = 2;
-    return Rewards(json::array({entry}), settings).score(two_rows());
+    return Rewards(json::array({entry}), {}).score(two_rows());
 }
 
 std::string refused(const json& entry) {

@@ -314,5 +314,42 @@ TEST_F(ServiceTest, AClientThatLeavesFreesItsRows) {
     EXPECT_EQ(service().metric("vllm:num_requests_waiting"), 0);
 }
 
+Json body_schema(const Json& document, const std::string& path) {
+    return document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"];
+}
+
+TEST(ServiceDocument, SaysWhatTheServiceAccepts) {
+    RunningService open({.starts = false});
+    const Json document = open.ask("GET", "/openapi.json")->json();
+    EXPECT_EQ(document["openapi"], "3.1.0");
+    EXPECT_EQ(body_schema(document, "/v1/completions")["additionalProperties"], false);
+    EXPECT_EQ(document["paths"]["/v1/models/{id}"]["get"]["parameters"][0]["name"], "id");
+    EXPECT_FALSE(document["paths"]["/v1/models"]["get"].contains("security"));
+
+    RunningOptions options;
+    options.starts = false;
+    options.service.keys = {"secret"};
+    options.service.accept_unknown_fields = true;
+    RunningService closed(options);
+    const Json other = closed.ask("GET", "/openapi.json")->json();
+    EXPECT_EQ(other.dump().find(R"("additionalProperties":false)"), std::string::npos);
+    EXPECT_TRUE(other["paths"]["/v1/models"]["get"].contains("security"));
+    EXPECT_FALSE(other["paths"]["/health"]["get"].contains("security"));
+}
+
+TEST(ServicePage, IsServedWithItsPolicyAndWithoutAKey) {
+    RunningOptions options;
+    options.starts = false;
+    options.service.keys = {"secret"};
+    RunningService service(options);
+    const auto page = service.ask("GET", "/");
+    EXPECT_EQ(page->status(), 200);
+    EXPECT_EQ(page->header("content-type"), "text/html; charset=utf-8");
+    EXPECT_TRUE(page->header("content-security-policy").starts_with("default-src 'none'; script-src 'sha256-"));
+    EXPECT_EQ(page->header("x-content-type-options"), "nosniff");
+    EXPECT_EQ(service.ask("POST", "/")->status(), 405);
+    EXPECT_EQ(service.ask("GET", "/x")->status(), 404);
+}
+
 }  // namespace
 }  // namespace unsloth

@@ -208,6 +208,38 @@ TEST(ResolveLora, TargetsOfAPartLeaveOtherPartsAlone) {
         }
 }
 
+TEST(ResolveLora, AdaptsExpertsByTheirTensors) {
+    ModelSpec experts = model();
+    experts.layers.assign(12, {.experts = true});
+    experts.layers[0].experts = false;
+    experts.experts = {.count = 4, .top_k = 2, .intermediate_size = 8};
+    LoraSpec lora = all_linears();
+    EXPECT_THROW(resolve_lora(lora, experts), Error) << "gate_proj is one matrix of many";
+    lora.usual_targets = true;
+    const auto usual = resolve_lora(lora, experts);
+    EXPECT_EQ(at(usual, 1, Projection::q).r, 4);
+    EXPECT_EQ(at(usual, 0, Projection::gate).r, 0);
+    EXPECT_EQ(at(usual, 1, Projection::experts_gate_up).r, 0);
+    EXPECT_EQ(for_model(lora, experts).target_modules,
+              (std::vector<std::string>{"q_proj", "k_proj", "v_proj", "o_proj"}));
+    lora.target_parameters = {"gate_up_proj", "mlp.experts.gate_up_proj", "layers.3.mlp.experts.down_proj"};
+    lora.rank_pattern = {{R"(.*\.gate_up_proj)", 6}};
+    const auto layers = resolve_lora(lora, experts);
+    EXPECT_EQ(at(layers, 0, Projection::experts_gate_up).r, 0);
+    EXPECT_EQ(at(layers, 1, Projection::experts_gate_up).r, 6);
+    EXPECT_EQ(at(layers, 1, Projection::experts_down).r, 0);
+    EXPECT_EQ(at(layers, 3, Projection::experts_down).r, 4);
+    EXPECT_TRUE(layers[3].is_within(Projection::experts_gate_up));
+    EXPECT_FALSE(layers[1].is_within(Projection::experts_gate_up));
+    const auto refused = [](LoraSpec asked, const ModelSpec& of) { EXPECT_THROW(resolve_lora(asked, of), Error); };
+    refused(lora, model());
+    lora.lora_dropout = 0.1;
+    refused(lora, experts);
+    lora.lora_dropout = 0;
+    lora.target_parameters = {"mlp.gate.weight"};
+    refused(lora, experts);
+}
+
 // An adapter_config.json may come from anyone. Each of these ran for hours, or off the stack.
 TEST(ResolveLora, PatternsTakeABoundedTimeAndNoStack) {
     const auto with_pattern = [](const std::string& key) {

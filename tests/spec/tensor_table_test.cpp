@@ -75,6 +75,28 @@ TEST(TensorTable, ListsTheLinearsThatTheModelHas) {
     EXPECT_EQ(table.size(), 2U * (2 + 5) + 3);
 }
 
+TEST(TensorTable, ListsTheExpertsOfLayersThatHaveThem) {
+    ModelSpec spec = model();
+    spec.layers.assign(2, {});
+    spec.layers[1].experts = true;
+    spec.experts = {.count = 3, .top_k = 2, .intermediate_size = 4};
+    const auto table = tensor_table(spec);
+    EXPECT_EQ(table.size(), 3U + 9 + 6 + 1 + 3 * 3);
+    const TensorRule* const up = find(table, "model.layers.1.mlp.experts.2.up_proj.weight");
+    ASSERT_NE(up, nullptr);
+    EXPECT_EQ(up->id, (LinearId{1, Projection::up, 2}));
+    EXPECT_EQ(up->shape, (std::vector<int64_t>{4, 8}));
+    EXPECT_TRUE(up->may_be_quantised);
+    const TensorRule* const router = find(table, "model.layers.1.mlp.gate.weight");
+    ASSERT_NE(router, nullptr);
+    EXPECT_EQ(router->role, TensorRole::router);
+    EXPECT_EQ(router->shape, (std::vector<int64_t>{3, 8}));
+    EXPECT_FALSE(router->may_be_quantised);
+    EXPECT_NE(find(table, "model.layers.0.mlp.up_proj.weight"), nullptr);
+    EXPECT_EQ(find(table, "model.layers.1.mlp.up_proj.weight"), nullptr);
+    EXPECT_EQ(find(table, "model.layers.0.mlp.gate.weight"), nullptr);
+}
+
 TEST(TensorTable, IgnoresOnlyWhatNobodyNeeds) {
     ModelSpec spec = model();
     EXPECT_TRUE(is_ignorable_tensor(spec, "model.layers.0.self_attn.rotary_emb.inv_freq"));

@@ -3,14 +3,15 @@
 #include "train/mesh_ranks.h"
 #include "unsloth/formats/model_writer.h"
 #include "unsloth/formats/peft.h"
+#include "unsloth/train/save.h"
 
 namespace unsloth {
 namespace {
 
 using namespace test;
 
-const std::vector<std::string> families = {"ministral3",  "granite", "phi3",   "phi3_longrope",
-                                           "gemma3_text", "olmo3",   "smollm3"};
+const std::vector<std::string> families = {"ministral3", "granite", "phi3",      "phi3_longrope",  "gemma3_text",
+                                           "olmo3",      "smollm3", "qwen3_moe", "qwen3_moe_step2"};
 
 fs::path set_of(const std::string& family) {
     const char* const shared = std::getenv("UNSLOTH_SHARED");
@@ -20,6 +21,14 @@ fs::path set_of(const std::string& family) {
 
 nlohmann::json json_of(const std::string& family, const char* name) {
     return read_json(unpacked(set_of(family)) / name);
+}
+
+/// The family's reference runs: adapters of its projections, of its experts, and with experts' loads balanced.
+std::vector<fs::path> runs_of(const std::string& family) {
+    std::vector<fs::path> runs;
+    for (const char* const name : {"lora", "lora_experts", "lora_aux", "lora_aux_accumulated"})
+        if (fs::exists(set_of(family) / name)) runs.push_back(set_of(family) / name);
+    return runs;
 }
 
 /// A packed row's documents, each of which begins at position 0.
@@ -35,11 +44,12 @@ std::vector<std::vector<int32_t>> documents(const nlohmann::json& row) {
 
 /// Without a cache, whose context would decide on LongRoPE's factors.
 LoadedModel load_scoring_model(const fs::path& folder, const std::optional<std::string>& adapter = std::nullopt,
-                               const std::string& device = "cpu", at::ScalarType dtype = at::kFloat) {
+                               const std::string& device = "cpu", at::ScalarType dtype = at::kFloat,
+                               bool in_4bit = false) {
     model::LoadRequest request;
     request.device = ops::choose_device(device);
     request.dtype = dtype;
-    request.load_in_4bit = false;
+    request.load_in_4bit = in_4bit;
     request.adapter = adapter;
     request.sizes.tokens = request.sizes.longest = request.sizes.head_rows = 64;
     request.sizes.segments = 8;
@@ -57,6 +67,7 @@ class FamilyTest : public ::testing::TestWithParam<Case> {
         UNSLOTH_NEEDS_DEVICE(device);
     }
     fs::path model() const { return unpacked(set_of(family) / "model"); }
+    void expect_training_of(const fs::path& lora) const;
     LoadedModel scoring(const fs::path& of, const std::optional<std::string>& adapter = std::nullopt) const {
         return load_scoring_model(of, adapter, device, dtype);
     }
@@ -84,10 +95,8 @@ TEST_P(FamilyTest, LogitsEqualTheReference) {
     std::cout << family << ": logits off by " << most << " of " << bound << "\n";
 }
 
-TEST_P(FamilyTest, TrainsAsTheReference) {
-    const fs::path lora = set_of(family) / "lora";
-    if (!fs::exists(lora)) GTEST_SKIP() << "no reference run";
-    const nlohmann::json metrics = read_json(unpacked(lora) / "metrics.json");
+void FamilyTest::expect_training_of(const fs::path& lora) const {
+    const nlohmann::json metrics = read_json(unpacked(lora) / "metrics.json"), settings = metrics["settings"];
     std::vector<Row> rows;
     for (const auto& step : read_json(unpacked(lora) / "batches.json"))
         for (const auto& micro : step)
@@ -115,7 +124,9 @@ TEST_P(FamilyTest, TrainsAsTheReference) {
                                                  "--training.per_device_train_batch_size",
                                                  "2",
                                                  "--training.gradient_accumulation_steps",
-                                                 "2",
+                                                 std::to_string(settings["micro_batches"].get<int>()),
+                                                 "--training.router_aux_loss_coef",
+                                                 std::to_string(settings.value("aux_coefficient", 0.0)),
                                                  "--training.max_steps",
                                                  "8",
                                                  "--training.learning_rate",
@@ -151,8 +162,14 @@ TEST_P(FamilyTest, TrainsAsTheReference) {
     EXPECT_LE(loss_off, bound("loss_max_abs"));
     EXPECT_LE(norm_off, bound("grad_norm_max_rel"));
     EXPECT_LE(final_off, bound("final_max_rel_frobenius"));
-    std::cout << family << ": losses off by " << loss_off << ", norms " << norm_off << ", adapter " << final_off
-              << "\n";
+    std::cout << family << " " << lora.filename().string() << ": losses off by " << loss_off << ", norms " << norm_off
+              << ", adapter " << final_off << "\n";
+}
+
+TEST_P(FamilyTest, TrainsAsTheReference) {
+    const std::vector<fs::path> runs = runs_of(family);
+    if (runs.empty()) GTEST_SKIP() << "no reference run";
+    for (const fs::path& lora : runs) expect_training_of(lora);
 }
 
 TEST_P(FamilyTest, AnswersAsTheReference) {
@@ -196,15 +213,58 @@ void merge(const fs::path& model, const fs::path& adapter, const fs::path& to, s
 
 TEST(Families, MergeWhatTheyComputeWithAnAdapter) {
     UNSLOTH_NEEDS_XZ();
-    for (const std::string& family : families) {
-        if (!fs::exists(set_of(family) / "lora")) continue;
-        const fs::path model = unpacked(set_of(family) / "model"), adapter = unpacked(set_of(family) / "lora/initial");
+    for (const std::string& family : families)
+        for (const fs::path& run : runs_of(family)) {
+            const fs::path model = unpacked(set_of(family) / "model"), adapter = unpacked(run / "initial");
+            const ScratchFolder folder;
+            merge(model, adapter, folder / "merged", spec::WeightType::f32);
+            const std::vector<int32_t> row = long_row(family);
+            const at::Tensor with_adapter = logits_of(model, row, adapter.string());
+            EXPECT_LE(max_abs(logits_of(folder / "merged", row), with_adapter), 1e-4) << run;
+            EXPECT_GT(max_abs(logits_of(model, row), with_adapter), 1e-3) << run;
+        }
+}
+
+/// Each expert's matrices are quantised by themselves, as bitsandbytes does with modules: in a folder and while
+/// loading.
+TEST(Families, QuantiseEachExpertByItself) {
+    UNSLOTH_NEEDS_XZ();
+    const fs::path model = unpacked(set_of("qwen3_moe") / "model");
+    const formats::WeightFile base = formats::WeightFile::open(model.string());
+    const ScratchFolder folder;
+    formats::write_model(formats::MergedModel(base, nullptr), folder.path(), {.type = spec::WeightType::nf4});
+    const formats::WeightFile written = formats::WeightFile::open(folder.path().string());
+    EXPECT_TRUE(written.tensors.linear({2, spec::Projection::down, 7}).quantised());
+    EXPECT_EQ(written.tensors.quantised_linears(), 4 * 4 + 3 + 3 * 3 * 8);
+    const std::vector<int32_t> row = long_row("qwen3_moe");
+    const LoadedModel loaded = load_scoring_model(model, std::nullopt, "cpu", at::kFloat, /*in_4bit=*/true);
+    const at::Tensor in_4bit = score_every_position(*loaded.model, {row}).logits_TV;
+    EXPECT_TRUE(same_bits(logits_of(folder.path(), row), in_4bit));
+    EXPECT_GT(max_abs(logits_of(model, row), in_4bit), 1e-3);
+}
+
+/// What PEFT wrote comes out again under the same names, in the same shapes, value by value.
+TEST(Families, SaveAdaptersOfExpertsAsPeftDoes) {
+    UNSLOTH_NEEDS_XZ();
+    for (const char* const family : {"qwen3_moe", "qwen3_moe_step2"}) {
+        const fs::path adapter = unpacked(set_of(family) / "lora_experts/initial");
         const ScratchFolder folder;
-        merge(model, adapter, folder / "merged", spec::WeightType::f32);
-        const std::vector<int32_t> row = long_row(family);
-        const at::Tensor with_adapter = logits_of(model, row, adapter.string());
-        EXPECT_LE(max_abs(logits_of(folder / "merged", row), with_adapter), 1e-4) << family;
-        EXPECT_GT(max_abs(logits_of(model, row), with_adapter), 1e-3) << family;
+        write_rows(folder / "rows.jsonl", {{{5, 6, 7, 8}, {5, 6, 7, 8}, {}}});
+        train::Trainer trainer(
+            make_config({"--model.path", unpacked(set_of(family) / "model").string(), "--model.adapter_name_or_path",
+                         adapter.string(), "--model.load_in_4bit", "false", "--data.train_file",
+                         (folder / "rows.jsonl").string(), "--training.output_dir", (folder / "out").string()}));
+        trainer.load();
+        const weights::Parameters& parameters = *trainer.model().parameters();
+        const formats::Adapter read = formats::read_adapter(adapter, trainer.plan().spec());
+        train::save_adapter(folder / "saved", parameters.table(), train::values_in(parameters.values_P), read.config,
+                            {});
+        const Tensors before = read_tensors(adapter / "adapter_model.safetensors"),
+                      after = read_tensors(folder / "saved/adapter_model.safetensors");
+        ASSERT_EQ(before.size(), after.size());
+        for (const auto& [name, tensor] : before) EXPECT_TRUE(same_bits(after.at(name), tensor)) << name;
+        EXPECT_EQ(formats::read_peft_config(folder / "saved").lora.target_parameters,
+                  read.config.lora.target_parameters);
     }
 }
 
@@ -230,6 +290,30 @@ TEST(Families, AreTheSameAsPartsOfOtherModels) {
     }
 }
 
+TEST(Families, SayWhatExpertsDoNotTake) {
+    UNSLOTH_NEEDS_XZ();
+    const ScratchFolder folder;
+    write_rows(folder / "rows.jsonl", {{{5, 6, 7, 8}, {5, 6, 7, 8}, {}}});
+    const std::vector<std::pair<std::string, Flags>> cases = {
+        {"model.not-trainable", {"--lora.finetuning_type", "full"}},
+        {"adapter.unsupported", {"--lora.use_dora", "true"}},
+        {"device.unsupported", {"--model.compute_dtype", "int8", "--model.dtype", "bfloat16"}},
+        {"adapter.no-such-target", {"--lora.target_modules", "q_proj,up_proj"}},
+        {"adapter.no-such-target", {"--lora.target_parameters", "mlp.gate.weight"}},
+        {"option.conflict", {"--lora.target_parameters", "mlp.experts.down_proj", "--lora.lora_dropout", "0.1"}}};
+    for (const auto& [id, flags] : cases) {
+        try {
+            const train::Trainer trainer(make_config(
+                Flags{"--model.path", unpacked(set_of("qwen3_moe") / "model").string(), "--data.train_file",
+                      (folder / "rows.jsonl").string(), "--training.output_dir", (folder / "out").string()} +
+                flags));
+            ADD_FAILURE() << flags.back() << " was taken";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.id().name(), id) << error.what();
+        }
+    }
+}
+
 /// What each family adds to Llama, in a model of sizes that ranks divide.
 const std::vector<Kind> family_kinds = {
     {"granite", "granite", R"("embedding_multiplier": 1.75, "attention_multiplier": 0.11, "residual_multiplier": 0.45,
@@ -242,19 +326,29 @@ const std::vector<Kind> family_kinds = {
          "long_factor": [1.5, 2.0, 3.0, 4.0]})"},
     {"gemma3", "gemma3_text", R"("sliding_window": 4, "sliding_window_pattern": 2, "query_pre_attn_scalar": 50)"},
     {"olmo3", "olmo3", R"("sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"],
-         "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8})"}};
+         "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8})"},
+    {"qwen3_moe", "qwen3_moe", R"("num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+         "mlp_only_layers": [0], "norm_topk_prob": false)"}};
+
+/// Experts have neither adapters nor a whole training yet.
+bool has_experts(const Kind& kind) {
+    return kind.type == "qwen3_moe";
+}
 
 class FamilyMeshTest : public MeshTest {};
 
 TEST_F(FamilyMeshTest, RanksTrainAsOneProcess) {
     for (Kind kind : family_kinds)
         for (const bool full : {false, true}) {
+            if (full && has_experts(kind)) continue;
             kind.name += full ? " full" : "";
-            kind.flags = full ? Flags{"--lora.finetuning_type", "full"} : all_adapters;
+            kind.flags = full                ? Flags{"--lora.finetuning_type", "full"}
+                         : has_experts(kind) ? attention_adapters
+                                             : all_adapters;
             const Result one = train_rank(config(kind), nullptr, 2, 2);
             for (const char* const way : {"tp", "cp", "pp"}) {
                 const std::string text = cat(kind.name, " ", way);
-                if (way == std::string("tp") && (kind.type == "phi3" || kind.type == "olmo3")) {
+                if (way == std::string("tp") && (kind.type == "phi3" || kind.type == "olmo3" || has_experts(kind))) {
                     const spec::ModelSpec whole = formats::parse_model_spec(config_json(kind), kind.name);
                     EXPECT_THROW(spec::slice(whole, {.rank = 0, .size = 2}), Error) << text;
                     continue;
@@ -267,7 +361,7 @@ TEST_F(FamilyMeshTest, RanksTrainAsOneProcess) {
 
 TEST_F(FamilyMeshTest, RecomputedLayersTrainTheSame) {
     for (Kind kind : family_kinds) {
-        kind.flags = all_adapters + Flags{"--lora.use_dora", "true"};
+        kind.flags = has_experts(kind) ? attention_adapters : all_adapters + Flags{"--lora.use_dora", "true"};
         const Result kept = train_rank(config(kind, {"--training.gradient_checkpointing", "none"}), nullptr, 2);
         for (const char* const keep : {"mlp", "attention", "full", "full+offload"}) {
             const Result got = train_rank(config(kind, {"--training.gradient_checkpointing", keep}), nullptr, 2);

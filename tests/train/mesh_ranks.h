@@ -30,7 +30,7 @@ inline std::string config_json(const Kind& kind) {
         {"mistral", "MistralForCausalLM"},    {"granite", "GraniteForCausalLM"},
         {"phi3", "Phi3ForCausalLM"},          {"ministral3", "Ministral3ForCausalLM"},
         {"gemma3_text", "Gemma3ForCausalLM"}, {"smollm3", "SmolLM3ForCausalLM"},
-        {"olmo3", "Olmo3ForCausalLM"}};
+        {"olmo3", "Olmo3ForCausalLM"},        {"qwen3_moe", "Qwen3MoeForCausalLM"}};
     const std::string& architecture = architectures.at(kind.type);
     return R"({"architectures": [")" + architecture + R"("], "model_type": ")" + kind.type + R"(", "hidden_size": 64,
         "intermediate_size": 256, "num_hidden_layers": )" +
@@ -46,6 +46,8 @@ inline std::string config_json(const Kind& kind) {
 inline const std::string qwen3_tied = R"("tie_word_embeddings": true, "attention_bias": false)";
 inline const std::string llama_biased = R"("tie_word_embeddings": false, "attention_bias": true, "mlp_bias": true)";
 inline const Flags all_adapters = {"--lora.target_modules", "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"};
+
+inline const Flags attention_adapters = {"--lora.target_modules", "q_proj,k_proj,v_proj,o_proj"};
 
 /// A step of micro-batches of a row of three documents, and one whose first part has no labels; of `ranks` each has its
 /// part of the micro-batches, and of these `context` its slices.

@@ -102,16 +102,17 @@ inline Flags operator+(Flags a, const Flags& b) {
 
 using Tensors = std::map<std::string, at::Tensor>;
 
+/// As files have them.
 inline Tensors copy_values(const weights::Parameters& parameters) {
     Tensors copies;
     for (const weights::Parameter& p : parameters.table().parameters())
-        copies[p.name] = parameters.value(p).cpu().clone();
+        copies[p.name] = weights::to_stored(p, parameters.value(p).cpu()).clone();
     return copies;
 }
 inline Tensors copy_gradients(const weights::Parameters& parameters) {
     Tensors copies;
     for (const weights::Parameter& p : parameters.table().parameters())
-        copies[p.name] = parameters.gradient(p).cpu().clone();
+        copies[p.name] = weights::to_stored(p, parameters.gradient(p).cpu()).clone();
     return copies;
 }
 

@@ -90,6 +90,7 @@ struct LoraOptions {
     bool use_dora = false;
     std::vector<std::string> target_modules = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
                                                "gate_proj", "up_proj", "down_proj"};
+    std::vector<std::string> target_parameters;
     std::vector<std::string> modules_to_save;
     std::vector<std::pair<std::string, int64_t>> rank_pattern;  ///< order of the file
     std::vector<std::pair<std::string, double>> alpha_pattern;
@@ -154,7 +155,8 @@ struct TrainingOptions {
     double adam_beta1 = 0.9;
     double adam_beta2 = 0.999;
     double adam_epsilon = 1e-8;
-    double neftune_noise_alpha = 0;  ///< 0: no noise
+    double neftune_noise_alpha = 0;   ///< 0: no noise
+    double router_aux_loss_coef = 0;  ///< 0: experts' loads are not balanced
     Objective objective = Objective::sft;
     int64_t seed = 3407;
     GradientCheckpointing gradient_checkpointing = GradientCheckpointing::automatic;
@@ -217,6 +219,7 @@ enum class OldLogProbs { automatic, trainer, sampler };
 /// What training.objective grpo takes; names as in TRL.
 struct GrpoOptions {
     int64_t num_generations = 8;
+    std::optional<int64_t> num_generations_eval;  ///< absent: num_generations
     int64_t max_completion_length = 512;
     std::optional<int64_t> steps_per_generation;  ///< absent: gradient_accumulation_steps
     int64_t num_iterations = 1;

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -56,13 +57,15 @@ class ModelTensors {
     /// A tensor that is neither linear nor bias; layer -1 for those outside of layers. CheckError when the model has
     /// none.
     const TensorSource& of(spec::TensorRole role, int layer = -1) const;
-    /// Of a layer, in the order of the table.
+    /// Of a layer, in the order of the table; its router too.
     const std::vector<spec::TensorRole>& norms(int layer) const { return norms_.at(layer); }
     /// lm_head, or embed_tokens where they are tied.
     const TensorSource& head() const;
     const TensorSource* find(const std::string& hf_name) const;
     /// Of other parts of the model that this one is a part of, as they lie.
     std::vector<const TensorView*> others;
+    /// Where one tensor holds all experts of a layer: each one's rows, which sources point to.
+    std::shared_ptr<const std::deque<TensorView>> rows_of_all_experts;
     /// Gives a tensor of the model, which is 16/32-bit from now on, the values of another one of its shape.
     void replace(const std::string& hf_name, const TensorView& tensor);
 

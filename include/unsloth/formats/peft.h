@@ -30,9 +30,11 @@ SafetensorsWriter::Metadata adapter_metadata(const PeftConfig& config);
 std::string write_peft_config(const PeftConfig& config);
 
 /// "base_model.model.model.layers.{i}.{path}.lora_A.weight" [r, K] and "….lora_B.weight" [N, r].
-/// `stem`: ModelSpec::stem(), which a part of another model has before "layers" and "embed_tokens".
-std::string lora_a_name(spec::LinearId id, std::string_view stem = {});
-std::string lora_b_name(spec::LinearId id, std::string_view stem = {});
+/// `stem`: ModelSpec::stem(), which a part of another model has before "layers" and "embed_tokens". Of a layer's
+/// experts A is [E r, K], each one's rows in turn, and B [N, r E], the experts innermost; they are of the module of
+/// experts, or, `within`, of its "base_layer" (LayerLora::is_within).
+std::string lora_a_name(spec::LinearId id, std::string_view stem = {}, bool within = false);
+std::string lora_b_name(spec::LinearId id, std::string_view stem = {}, bool within = false);
 /// DoRA's "….lora_magnitude_vector" [N].
 std::string magnitude_name(spec::LinearId id, std::string_view stem = {});
 /// For "embed_tokens" and "lm_head" [V, D]: "base_model.model.model.embed_tokens.weight",
@@ -51,8 +53,11 @@ struct Adapter {
     SafetensorsFile file;
     std::string stem = {};  ///< ModelSpec::stem() of the model that it fits
 
-    const TensorView& a(spec::LinearId id) const { return file.at(lora_a_name(id, stem)); }
-    const TensorView& b(spec::LinearId id) const { return file.at(lora_b_name(id, stem)); }
+    const TensorView& a(spec::LinearId id) const { return file.at(lora_a_name(id, stem, is_within(id))); }
+    const TensorView& b(spec::LinearId id) const { return file.at(lora_b_name(id, stem, is_within(id))); }
+    bool is_within(spec::LinearId id) const {
+        return layers[static_cast<std::size_t>(id.layer)].is_within(id.projection);
+    }
     const TensorView& magnitude(spec::LinearId id) const { return file.at(magnitude_name(id, stem)); }
     const TensorView& saved_module(const std::string& module) const { return file.at(saved_module_name(module, stem)); }
     /// "embed_tokens" or "lm_head" [V, D] that is stored, though modules_to_save does not name it; nullptr: it is not.

@@ -60,6 +60,7 @@ struct ServerOptions {
     std::filesystem::path certificate, key, client_ca;
     size_t header_bytes = size_t{64} << 10;   ///< of one request's header, else 431
     size_t body_bytes = size_t{32} << 20;     ///< of one request's body, else 413
+    size_t held_bytes = size_t{256} << 20;    ///< of all requests that have not arrived whole, together, else 503
     size_t buffered_bytes = size_t{4} << 20;  ///< of one streamed answer that wait for the client, who is dropped above
     std::chrono::milliseconds header_time{10'000};  ///< for TLS and a request's header to arrive, else 408
     std::chrono::milliseconds body_time{60'000};    ///< for its body to arrive, else 408

@@ -21,6 +21,21 @@ namespace unsloth::model {
 
 using weights::Group;
 
+/// Of a layer with experts (ops/experts.h): E of them, of which each token passes k; n = T k rows in expert order,
+/// which are k in the place of each token's one.
+struct ExpertsSaved {
+    at::Tensor ids_Tk, weights_Tk;            ///< what the router chose
+    at::Tensor tokens_Tk, places_Tk, ends_E;  ///< the rows' order: ops::ExpertOrder
+    at::Tensor router_TE;                     ///< fp32: logits, then probabilities where the backward pass needs them
+    at::Tensor gate_up_T;                     ///< [T, k 2F]; the backward pass turns it into its gradient
+    at::Tensor u_gate_up_T, u_down_T;         ///< [T, k R]: x·Aᵀ of their adapters
+};
+
+/// Elements from one of the experts' rows to the next, where r more columns are an adapter's.
+inline int64_t expert_stride(int64_t columns, int64_t r) {
+    return r > 0 ? weights::row_stride(columns + r) : columns;
+}
+
 /// What a layer's forward leaves for its backward. What a layer does not keep (spec/keep.h) is one buffer that all
 /// layers share.
 struct LayerSaved {
@@ -40,14 +55,21 @@ struct LayerSaved {
     at::Tensor u_down_TR;
     at::Tensor branch_o_tD, branch_down_tD;  ///< what a norm is of before it is added to the stream; else undefined
     at::Tensor rstd_o_t, rstd_down_t;
+    ExpertsSaved experts;                    ///< undefined in a layer without
     at::Tensor z_qkv_TN, z_o_tD, z_down_tD;  ///< DoRA: products before their scale; gate and up are left unscaled above
+};
+
+/// Of a micro-batch whose experts' loads are balanced: their sums over its layers, the loss, and its gradient by a
+/// token's probabilities (ops::Balance); else undefined.
+struct BalanceBuffers {
+    at::Tensor sums_2E, loss, slopes_E;
 };
 
 /// Buffers that no layer keeps. Where 8-bit codes suffice (model/linear_group.h), rows beside their adapters' columns
 /// are left as they were.
 struct Scratch {
     at::Tensor h_full;     ///< [T, max(D, Nq) + R]: norm outputs; in the backward pass dh and d(attention output)
-    at::Tensor act_full;   ///< [tile, F + R]: SwiGLU's output, then its gradient
+    at::Tensor act_full;   ///< [tile, F + R]: SwiGLU's output, then its gradient; of experts [T, k (F + R)]
     at::Tensor g_full;     ///< [t, D + R]: gradient of the residual stream
     at::Tensor dz_full;    ///< [tile, D + R]: of a product that was added to it, before DoRA's scale, a norm or a
                            ///< multiplier, or on all ranks' rows; undefined where that is g_full
@@ -56,6 +78,11 @@ struct Scratch {
     at::Tensor all_keys;           ///< flat: those of all ranks of a row, or gradients; undefined where rows are whole
     at::Tensor dropped;            ///< flat, of the largest input; undefined without dropout
     ops::CodedMatrix codes;  ///< flat, of the largest input of a base product; undefined where no product reads codes
+    /// Experts: their rows [T, k (D + R)], or of the gradient of what they add; what each gives, [T, k max(D, F)], or
+    /// the activation's gradient; the gradients of their adapters' u [T, k R]; those of a token's weights, and of the
+    /// router's logits in the compute type.
+    at::Tensor rows_T, out_T, v_T, dweights_Tk, drouter_TE;
+    BalanceBuffers balance;
 };
 
 /// The lm_head's buffers; n rows have a target.
@@ -129,6 +156,7 @@ struct ActivationSizes {
     bool training = true;         ///< backward buffers too
     bool dropout = false;
     bool noise = false;                ///< on the embeddings
+    bool balances_experts = false;     ///< by a loss of their loads
     ObjectiveNeeds objective;          ///< none: cross-entropy of the targets
     spec::CodedProducts coded{};       ///< products that read codes of their inputs
     spec::CodedProducts head_coded{};  ///< those by lm_head

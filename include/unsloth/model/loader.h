@@ -40,6 +40,7 @@ struct LoadRequest {
     comm::Communicator *peer_ranks = nullptr, *sharers = nullptr;
     uint64_t seed = 0;                          ///< of the adapters' initialisation
     double noise_alpha = 0;                     ///< NEFTune's; 0: none
+    double router_aux = 0;                      ///< of each micro-batch's balance of experts; 0: none
     spec::CodedProducts coded{};                ///< of the frozen linears (bf16 runs)
     int64_t mantissa_bits = 0;                  ///< that frozen linears keep, which lie ready (bf16 runs); 0: all
     bool offload_embedding = false;             ///< the input embeddings of a CUDA run stay in page-locked host memory
@@ -113,6 +114,8 @@ class ModelPlan {
     /// Bytes on the request's device, never less than the allocator's peak; the CPU's are the host's too.
     int64_t total_bytes() const { return need().device; }
     /// Device memory that the driver takes for recorded passes, estimated from the number of layers.
+    /// On a GPU, of what is in no plan: scalars, what the allocator rounds up, and what a library takes for its calls.
+    int64_t beside_arenas() const;
     int64_t recorded_bytes() const { return recorded_bytes(parts_, request_.run); }
     /// The plans as one table.
     std::string table_text() const;

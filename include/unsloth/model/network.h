@@ -26,6 +26,7 @@ struct Network {
     weights::LayerLayout layout;
     at::ScalarType dtype = at::kFloat;
     double lora_dropout = 0.0, noise_alpha = 0.0;  ///< of passes that train
+    double router_aux = 0.0;                       ///< the same: the weight of a micro-batch's load balancing
     bool full_finetuning = false;
     bool trains_embedding = false;  ///< by the rank that has them
     int lowest_trained_layer = 0;   ///< the lowest that a backward pass must reach, of all ranks' layers

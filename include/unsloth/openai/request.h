@@ -28,8 +28,8 @@ struct Prompt {
     bool is_text = false;
 };
 
-/// What /v1/completions and /v1/chat/completions ask for; the fields' meanings are OpenAI's, or vLLM's where OpenAI has
-/// none.
+/// What /v1/completions, /v1/chat/completions and /v1/responses ask for; the fields' meanings are OpenAI's, or vLLM's
+/// where OpenAI has none.
 struct AnswerRequest {
     std::string model;
     bool is_chat = false;
@@ -63,12 +63,19 @@ struct AnswerRequest {
     ToolChoice tool_choice;
     bool parallel_tool_calls = true;
 
+    /// Of /v1/responses: what its answer repeats; else nullptr.
+    std::shared_ptr<nlohmann::ordered_json> response;
+
     spec::Sampling sampling() const;
+    /// The field that has the prompt.
+    const char* prompt_field() const { return response ? "input" : is_chat ? "messages" : "prompt"; }
 };
 
 /// ApiError 400, with the field's name, for JSON or fields that are wrong, unknown or not offered.
 AnswerRequest parse_completion(std::string_view body, const ParseOptions& options);
 AnswerRequest parse_chat(std::string_view body, const ParseOptions& options);
+/// A conversation that nothing stores: 'store' must be false.
+AnswerRequest parse_response(std::string_view body, const ParseOptions& options);
 
 /// vLLM's /tokenize: a prompt or messages.
 struct TokenizeRequest {
@@ -91,6 +98,16 @@ struct AdapterRequest {
     std::string name, path;
     bool load_inplace = false;
 };
+/// JSON Schemas of the bodies that the functions here and parse_decision read, made from the same tables.
+nlohmann::ordered_json completion_schema();
+nlohmann::ordered_json chat_schema();
+nlohmann::ordered_json response_schema();
+nlohmann::ordered_json decision_schema();
+nlohmann::ordered_json tokenize_schema();
+nlohmann::ordered_json detokenize_schema();
+nlohmann::ordered_json load_adapter_schema();
+nlohmann::ordered_json unload_adapter_schema();
+
 AdapterRequest parse_load_adapter(std::string_view body, const ParseOptions& options);
 AdapterRequest parse_unload_adapter(std::string_view body, const ParseOptions& options);
 

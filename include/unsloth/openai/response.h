@@ -53,6 +53,8 @@ class TextOffsets {
 
 /// The calls whose pieces these are, in order.
 std::vector<ToolDelta> whole_calls(const std::vector<ToolDelta>& pieces);
+/// Tokens with their log-probabilities in the form of chats and responses.
+nlohmann::ordered_json chat_tokens(const std::vector<TokenReport>& tokens);
 nlohmann::ordered_json usage_of(const Usage& usage);
 /// A whole answer.
 std::string answer_text(const AnswerHead& head, const std::vector<Choice>& choices, const Usage& usage);

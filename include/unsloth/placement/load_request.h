@@ -17,7 +17,7 @@ namespace unsloth::placement {
 std::string rope_scaling_of(const config::Config& config);
 
 /// The adapters that lora.* asks for.
-spec::LoraSpec lora_spec(const config::LoraOptions& options);
+spec::LoraSpec lora_spec(const config::LoadedConfig& loaded);
 
 /// The request that model.* and lora.* describe; `sizes` still to be set. Logs what an adapter folder decides, and is a
 /// usage Error where a given lora option contradicts it. `kernels` nullptr: the table that hardware.kernels names.

@@ -15,6 +15,8 @@ using Points = std::vector<std::pair<double, double>>;  ///< (step, value), by s
 
 Points points_of(const Run& run, double StepRow::* field);
 Points eval_points(const Run& run);
+/// What an evaluation says first, by its name: "reward" of completions, else "loss".
+std::pair<std::string, double> judged_by(const EvalRow& row);
 
 /// At most about `most` points: of each stretch of steps its least and its greatest value, in their order, so that no
 /// spike vanishes.

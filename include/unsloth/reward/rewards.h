@@ -39,6 +39,7 @@ struct Batch {
     std::vector<std::string> completions;   ///< [rows] without special tokens; bytes that are not UTF-8 become U+FFFD
     std::vector<std::vector<int32_t>> completion_ids;  ///< [rows] with the EOS, without padding
     std::vector<Column> columns;                       ///< of the data's rows, all but the prompt and the completion
+    int num_generations = 1;                           ///< G
     TrainerState trainer_state;
 };
 
@@ -68,7 +69,6 @@ struct Settings {
     std::filesystem::path folder = ".";  ///< that relative files of the list are in
     std::string python = "auto";         ///< auto: $VIRTUAL_ENV/bin/python, or python3
     int workers = 1;                     ///< helpers for the same functions; each scores whole groups
-    int num_generations = 8;             ///< G
     int64_t max_completion_length = 0;   ///< what overlong and cosine take where they have no max_length; 0: nothing
     uint64_t seed = 42;
     int rank = 0, ranks = 1;                          ///< for messages

@@ -84,6 +84,10 @@ struct GenerationScores {
 Generation make_generation(const config::GrpoOptions& options, const GroupSource& source, const ScoredGroups& groups,
                            int64_t number, GenerationScores scores);
 
+/// What completions of held-out prompts are worth; `sets` as Evaluation's.
+Metrics evaluation_metrics(const config::GrpoOptions& options, const GroupSource& source, const ScoredGroups& groups,
+                           const std::vector<std::string>& sets);
+
 /// The rows of these groups, without advantages.
 std::vector<std::shared_ptr<const data::SampledRow>> rows_of(const config::GrpoOptions& options,
                                                              const ScoredGroups& groups);

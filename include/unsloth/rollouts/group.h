@@ -39,12 +39,26 @@ struct ScoredGroups {
     std::vector<std::pair<std::string, std::vector<std::string>>> extra;
 };
 
+/// Completions of held-out prompts, of all ranks.
+struct Evaluation {
+    ScoredGroups groups;
+    /// Name and value: reward, rewards/NAME/mean, completions/mean_length, …; of each of data.eval_files NAME_reward.
+    /// NaN: undefined.
+    std::vector<std::pair<std::string, double>> metrics;
+    std::vector<std::string> sets;  ///< [groups] the name of data.eval_files; empty: there is one set
+};
+
 class GroupSource {
   public:
     virtual ~GroupSource() = default;
     /// Generation batch number `number`, from 0. `step`: the optimizer step that it begins with. Of all ranks: each
     /// gets all groups.
     virtual ScoredGroups generation(int64_t number, int64_t step) = 0;
+    /// The most tokens that completions of held-out prompts take in an evaluation; 0: there are no such prompts.
+    virtual int64_t evaluated_tokens() const { return 0; }
+    /// What the model as it is completes held-out prompts with, each time by the same random numbers; where there are
+    /// such prompts. Throws as generation().
+    virtual Evaluation evaluation(int64_t /*step*/, double /*epoch*/) { return {}; }
     /// Of rewards, in the order of ScoredGroups::scores.
     virtual const std::vector<std::string>& reward_names() const = 0;
     /// One a reward; empty: 1 each.

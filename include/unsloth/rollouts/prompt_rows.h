@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,10 +20,10 @@ struct PromptRow {
     std::string columns;       ///< JSON object: all others
 };
 
-/// Reads {"prompt": text, …}, whose text is the prompt as it is, and {"prompt" | "messages": [messages], …}, which the
-/// chat template makes a prompt of. `longest`: most tokens of a prompt. input Error, with file and line, for a row that
-/// is neither, or whose prompt is longer; with data.skip_invalid these are counted and left out.
-std::vector<PromptRow> read_prompt_rows(const config::DataOptions& data, const tokenizer::Tokenizer& tokenizer,
-                                        int64_t longest);
+/// Reads sources whole: {"prompt": text, …}, whose text is the prompt as it is, and {"prompt" | "messages": [messages],
+/// …}, which the chat template makes a prompt of. `longest`: most tokens of a prompt. input Error, with file and line,
+/// for a row that is neither, or whose prompt is longer; with data.skip_invalid these are counted and left out.
+std::vector<PromptRow> read_prompt_rows(const config::DataOptions& data, std::span<const config::DataSource> sources,
+                                        const tokenizer::Tokenizer& tokenizer, int64_t longest);
 
 }  // namespace unsloth::rollouts

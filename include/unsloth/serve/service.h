@@ -84,10 +84,13 @@ class Service {
     void dispatch(const Call& call);
     std::string key_of(const http::Request& request) const;
 
+    void page(const Call& call);
+    void openapi(const Call& call);
     void models(const Call& call);
     void one_model(const Call& call);
     void completions(const Call& call);
     void chat(const Call& call);
+    void responses(const Call& call);
     void decisions(const Call& call);
     void tokenize(const Call& call);
     void detokenize(const Call& call);

@@ -8,6 +8,8 @@ namespace unsloth::spec {
 enum class GateActivation : uint8_t {
     silu,
     gelu_tanh,  ///< Hendrycks & Gimpel's approximation of GELU by tanh (arXiv 1606.08415)
+    /// gpt-oss: silu(1.702 gate) / 1.702 · (up + 1), the gate at most 7 and up from -7 to 7
+    clamped_silu,
 };
 
 }  // namespace unsloth::spec

@@ -15,17 +15,18 @@ enum class Keep {
 /// Parts of a layer's forward: all of them, or those that a backward pass runs again.
 struct LayerSteps {
     bool qkv = true, attention = true, mid = true, gate_up = true, down = true;
+    bool routed = false;  ///< which experts each token passes is known already
 };
 constexpr LayerSteps recompute_of(Keep keep) {
     switch (keep) {
         case Keep::everything:
-            return {false, false, false, false, false};
+            return {false, false, false, false, false, true};
         case Keep::but_mlp:
-            return {false, false, false, true, false};
+            return {false, false, false, true, false, true};
         case Keep::attention:
-            return {true, false, true, true, false};
+            return {true, false, true, true, false, true};
         case Keep::input:
-            return {true, true, true, true, false};
+            return {true, true, true, true, false, true};
     }
     return {};
 }

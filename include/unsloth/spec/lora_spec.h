@@ -15,9 +15,13 @@ struct LoraSpec {
     int64_t r = 16;
     double lora_alpha = 16;
     double lora_dropout = 0.0;
-    bool use_rslora = false;                   ///< scale alpha/sqrt(r) instead of alpha/r
-    bool use_dora = false;                     ///< a trained magnitude for each output
-    std::vector<std::string> target_modules;   ///< names of projections ("q_proj", …) or ends of module paths
+    bool use_rslora = false;                  ///< scale alpha/sqrt(r) instead of alpha/r
+    bool use_dora = false;                    ///< a trained magnitude for each output
+    std::vector<std::string> target_modules;  ///< names of projections ("q_proj", …) or ends of module paths
+    /// Nobody named them: of a model of experts they are its attention's alone.
+    bool usual_targets = false;
+    /// Ends of paths of tensors that hold a layer's experts: "mlp.experts.gate_up_proj", "mlp.experts.down_proj".
+    std::vector<std::string> target_parameters;
     bool target_is_regex = false;              ///< target_modules is one regular expression over whole module paths
     std::vector<std::string> modules_to_save;  ///< "embed_tokens", "lm_head"
     std::vector<std::pair<std::string, int64_t>> rank_pattern;  ///< in file order: the first match wins
@@ -44,6 +48,11 @@ class LayerLora {
     }
     LoraModule& add(Projection p) { return modules_[p]; }
     bool empty() const { return modules_.empty(); }
+    /// PEFT wraps the module of experts once for each of their tensors: the first one's adapter is then of the module
+    /// within, "base_layer".
+    bool is_within(Projection p) const {
+        return p == Projection::experts_gate_up && (*this)[Projection::experts_down].r > 0;
+    }
     /// In the order of Projection.
     auto begin() const { return modules_.begin(); }
     auto end() const { return modules_.end(); }
@@ -59,6 +68,8 @@ class LayerLora {
 /// too.
 LoraSpec for_model(LoraSpec lora, const ModelSpec& model);
 
+/// An adapter of experts has for each of them an A [r, K] and a B [N, r]. Without lora_dropout, as in PEFT.
+///
 /// Resolves patterns as PEFT does: a key matches the module path when `(.*\.)?(key)$` does as a regular expression.
 /// Returns one entry a layer. Usage Error for an unknown target or module name, a layer out of range, r < 1,
 /// a pattern key that is no valid regular expression, or a target list that matches nothing.

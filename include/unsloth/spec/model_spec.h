@@ -11,20 +11,25 @@
 
 #include "unsloth/spec/dtype.h"
 #include "unsloth/spec/gate_activation.h"
+#include "unsloth/spec/router_weights.h"
 
 namespace unsloth::spec {
 
 /// What a matrix of a decoder layer computes.
-enum class Projection : uint8_t { q, k, v, o, gate, up, down, qkv, gate_up };
-inline constexpr int projection_count = 9;
+/// Of experts an adapter has all of a layer's as one: experts_gate_up, experts_down; these name no matrix of the base.
+enum class Projection : uint8_t { q, k, v, o, gate, up, down, qkv, gate_up, experts_gate_up, experts_down };
+inline constexpr int projection_count = 11;
 inline constexpr std::array<std::string_view, projection_count> projection_names = {
-    "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj"};
+    "q_proj",           "k_proj",    "v_proj",   "o_proj",       "gate_proj",
+    "up_proj",          "down_proj", "qkv_proj", "gate_up_proj", "experts.gate_up_proj",
+    "experts.down_proj"};
 /// The names of a layer whose matrices are apart; the others are of several as one, their rows in this order.
 inline constexpr int separate_projections = 7;
 /// "self_attn.q_proj", …, "mlp.down_proj": the path below model.layers.{i}.
 inline constexpr std::array<std::string_view, projection_count> projection_paths = {
-    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",   "self_attn.o_proj", "mlp.gate_proj",
-    "mlp.up_proj",      "mlp.down_proj",    "self_attn.qkv_proj", "mlp.gate_up_proj"};
+    "self_attn.q_proj",     "self_attn.k_proj", "self_attn.v_proj",   "self_attn.o_proj", "mlp.gate_proj",
+    "mlp.up_proj",          "mlp.down_proj",    "self_attn.qkv_proj", "mlp.gate_up_proj", "mlp.experts.gate_up_proj",
+    "mlp.experts.down_proj"};
 constexpr std::string_view name_of(Projection p) {
     return projection_names[static_cast<std::size_t>(p)];
 }
@@ -41,12 +46,23 @@ constexpr Projection first_part(Projection p) {
     return p == Projection::qkv ? Projection::q : p == Projection::gate_up ? Projection::gate : p;
 }
 
+/// Whether a projection is of a layer's MLP, and not of its attention.
+constexpr bool is_of_mlp(Projection p) {
+    return p >= Projection::gate && p != Projection::qkv;
+}
+constexpr bool is_of_experts(Projection p) {
+    return p == Projection::experts_gate_up || p == Projection::experts_down;
+}
+
 /// A matrix of a decoder layer, in the whole model.
 struct LinearId {
     int layer = -1;
     Projection projection = Projection::q;
+    int expert = -1;  ///< of an MLP of several experts; -1: of no expert
     auto operator<=>(const LinearId&) const = default;
 };
+/// As path_of(Projection), or "mlp.experts.{e}.gate_proj", …
+std::string path_of(const LinearId& id);
 
 /// Rotary position embedding as transformers' modeling_rope_utils computes it.
 struct RopeSpec {
@@ -74,11 +90,21 @@ struct RopeSpec {
     bool by_length() const { return type == Type::dynamic || type == Type::longrope; }
 };
 
+/// MLPs of which each token passes a few: those with the largest logits of a router.
+struct ExpertsSpec {
+    int64_t count = 0;              ///< E
+    int64_t top_k = 0;              ///< k: experts that a token passes
+    int64_t intermediate_size = 0;  ///< F of each expert
+    RouterWeights weights = RouterWeights::of_all;
+    bool operator==(const ExpertsSpec&) const = default;
+};
+
 /// What differs from one decoder layer of a model to the next.
 struct LayerSpec {
     int64_t window = 0;  ///< how many tokens a position sees, itself included; 0: all before it
     static constexpr int no_rope = -1;
-    int rope = 0;  ///< its place in ModelSpec::ropes; no_rope: queries and keys are not rotated
+    int rope = 0;          ///< its place in ModelSpec::ropes; no_rope: queries and keys are not rotated
+    bool experts = false;  ///< its MLP is that of ModelSpec::experts
     bool operator==(const LayerSpec&) const = default;
 };
 
@@ -115,7 +141,9 @@ struct ModelSpec {
     double residual_multiplier = 1.0;   ///< of what attention and the MLP add to the residual stream
     std::optional<double> score_scale;  ///< of attention's scores; nullopt: head_dim^-0.5
     double logits_divisor = 1.0;
-    /// The matrices of a layer, in the order of its forward pass.
+    std::optional<ExpertsSpec> experts;  ///< of the layers that have them; nullopt: no layer has
+    /// The matrices of a layer that are of no expert, in the order of its forward pass. Those of an MLP are of the
+    /// layers without experts.
     std::vector<Projection> linears = {Projection::q,    Projection::k,  Projection::v,   Projection::o,
                                        Projection::gate, Projection::up, Projection::down};
     std::vector<LayerSpec> layers;  ///< num_layers of them
@@ -125,10 +153,23 @@ struct ModelSpec {
 
     int64_t q_size() const { return num_heads * head_dim; }
     int64_t kv_size() const { return num_kv_heads * head_dim; }
-    /// Rows N of a projection's weight [N, K].
+    /// Rows N of a projection's weight [N, K]; of experts_gate_up and experts_down those of each expert.
     int64_t out_features(Projection p) const;
     /// Columns K of a projection's weight [N, K].
     int64_t in_features(Projection p) const;
+    /// The same of a matrix, which may be an expert's.
+    int64_t out_features(const LinearId& id) const;
+    int64_t in_features(const LinearId& id) const;
+    bool has_experts(int64_t layer) const { return experts && layers.at(static_cast<std::size_t>(layer)).experts; }
+    /// Of `linears` those that this layer has.
+    std::vector<Projection> projections_of(int64_t layer) const;
+    /// What of a layer may have an adapter: these, and its experts'.
+    std::vector<Projection> adaptable_of(int64_t layer) const;
+    /// All matrices of a layer: projections_of, then its experts', one expert after the other.
+    std::vector<LinearId> linears_of(int64_t layer) const;
+    /// MLP columns of a layer, the mean of all layers: that a token passes, and that there are.
+    double active_intermediate_size() const;
+    double whole_intermediate_size() const;
     bool has_bias(Projection p) const;
     bool has_rope(RopeSpec::Type type) const;
     bool norms_before() const { return norms != NormPlacement::after; }

@@ -41,6 +41,8 @@ ModelSpec slice(const ModelSpec& model, TensorRank tp);
 
 /// A rank's part of a projection's matrix [N, K] in the model; `model` is the whole one.
 MatrixSlice slice_of(const ModelSpec& model, Projection p, TensorRank tp);
+/// The same of a matrix that may be an expert's, which one rank has whole.
+MatrixSlice slice_of(const ModelSpec& model, const LinearId& id, TensorRank tp);
 
 /// A rank's rows of lm_head: borders are multiples of 8, so that slices may differ in size. usage Error where the
 /// vocabulary has fewer rows than that for each rank.

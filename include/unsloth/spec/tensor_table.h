@@ -23,17 +23,18 @@ enum class TensorRole : uint8_t {
     k_norm,              ///< [d], of all heads [K d]
     linear,              ///< [N, K] of `projection`
     bias,                ///< [N] of `projection`
+    router,              ///< [E, D], which gives experts their tokens: 16/32-bit, and computed with so
 };
 
 constexpr bool is_norm(TensorRole role) {
     return role != TensorRole::embed_tokens && role != TensorRole::lm_head && role != TensorRole::linear &&
-           role != TensorRole::bias;
+           role != TensorRole::bias && role != TensorRole::router;
 }
 
 struct TensorRule {
     std::string hf_name;  ///< e.g. model.layers.3.self_attn.q_proj.weight
     TensorRole role;
-    LinearId id;  ///< layer -1: not in a layer; the projection is that of a linear or a bias
+    LinearId id;  ///< layer -1: not in a layer; projection and expert are those of a linear or a bias
     std::vector<int64_t> shape;
     bool may_be_quantised = false;  ///< matrices: linears, embeddings and lm_head
     float offset = 0;               ///< the model computes with the stored values and this (ModelSpec::norm_offset)

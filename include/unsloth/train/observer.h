@@ -35,14 +35,15 @@ struct StepReport {
 
 struct EvalReport {
     int64_t step = 0;
-    double epoch = 0, loss = 0;
-    int64_t tokens = 0;  ///< labels evaluated
+    double epoch = 0;
+    std::optional<double> loss;  ///< nothing: of completions that were sampled
+    int64_t tokens = 0;          ///< labels evaluated, or tokens of completions
     double seconds = 0;
     objective::Figures figures;
     std::vector<std::pair<std::string, double>> losses;  ///< {name, loss} of each of data.eval_files
 };
 
-/// All that an evaluation found, as rows of metrics name it: eval_loss first.
+/// All that an evaluation found, as rows of metrics name it: eval_loss first, where there is one.
 objective::Figures evaluated_values(const EvalReport& report);
 
 class Observer {

@@ -83,6 +83,10 @@ class RunSetup {
     const Evaluator* evaluator() const {
         return evaluator_ ? &*evaluator_ : nullptr;
     }  ///< nullptr: without rows for it
+    /// Of one evaluation, or the most that it samples; 0: there is none.
+    int64_t evaluated_tokens() const {
+        return evaluator_ ? evaluator_->tokens() : groups_ ? groups_->evaluated_tokens() : 0;
+    }
     const CompletionEvaluator* answers() const { return answers_.get(); }  ///< nullptr: without training.eval_metric
     Samples* samples() const { return samples_.get(); }                    ///< nullptr: there are no prompts
     /// The training rows to come, where a reference scores them.

@@ -31,6 +31,8 @@ class TrainingLoop {
     void take_in(const StepResult& result);
     void watch_rollouts(const StepResult& result);
     void maybe_evaluate(int64_t step);
+    std::optional<EvalReport> evaluate_rows(int64_t step, int& signal);
+    std::optional<EvalReport> evaluate_completions(int64_t step, int& signal);
     void judge(const EvalReport& report);
     bool stops_early() const;
     void tell_early_stop() const;
@@ -44,10 +46,11 @@ class TrainingLoop {
     SavePolicy& saves_;
     RunReporter& reporter_;
     RolloutGuard rollouts_;
-    std::unique_ptr<RowFile> answer_rows_;  ///< nullptr: none were judged yet
-    bool started_ = false;                  ///< a step of this process is done
-    double step_seconds_ = 0;               ///< of the last step
-    int agreed_signal_ = 0;                 ///< with a group: as all ranks saw it with the last result
+    std::unique_ptr<RowFile> answer_rows_;      ///< nullptr: none were judged yet
+    std::unique_ptr<RowFile> completion_rows_;  ///< nullptr: none were evaluated yet
+    bool started_ = false;                      ///< a step of this process is done
+    double step_seconds_ = 0;                   ///< of the last step
+    int agreed_signal_ = 0;                     ///< with a group: as all ranks saw it with the last result
 };
 
 }  // namespace unsloth::train

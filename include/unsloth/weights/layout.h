@@ -1,6 +1,7 @@
 // How a layer's linears are grouped and where their adapters sit in the grouped buffers.
 //
-// Projections that read the same input are one matrix: qkv, o, gate+up, down. A group with adapters is one buffer of
+// Projections that read the same input are one matrix: qkv, o, gate+up, down. So are those of a layer's experts, of
+// which each has its gate's and up's rows, or its down's, in turn. A group with adapters is one buffer of
 // (N+R) x (K+R), rows row_stride(K+R) apart:
 //
 //        K       R
@@ -10,6 +11,7 @@
 // Legend: N outputs, K inputs, R the group's total rank (each projection's padded to 8), r a projection's own rank.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <map>
@@ -23,8 +25,13 @@
 
 namespace unsloth::weights {
 
-enum class Group : uint8_t { qkv, o, gate_up, down };
-inline constexpr std::array<const char*, 4> group_names = {"qkv", "o", "gate_up", "down"};
+enum class Group : uint8_t { qkv, o, gate_up, down, experts_gate_up, experts_down };
+inline constexpr std::array<const char*, 6> group_names = {"qkv",         "o", "gate_up", "down", "experts_gate_up",
+                                                           "experts_down"};
+/// Whether it is of a layer's experts: one matrix [E, n/E, k] of which each row is multiplied by a part.
+constexpr bool is_of_experts(Group g) {
+    return g >= Group::experts_gate_up;
+}
 constexpr const char* name_of(Group g) {
     return group_names[static_cast<std::size_t>(g)];
 }
@@ -44,16 +51,24 @@ struct Slice {
     int64_t r_begin = 0,
             r = 0;           ///< rows of A and columns of B that are reserved (padded to 8; the same in every layer)
     spec::MatrixSlice part;  ///< what of the model's W it is: B's rows, and A's columns, are cut alike
+    int expert = -1;         ///< whose it is; -1: of no expert
+    spec::LinearId id(int64_t layer) const { return {static_cast<int>(layer), projection, expert}; }
 };
 
-/// A group's shape, the same in every layer: ranks are the largest of any layer, so that one scratch buffer serves all.
+/// A group's shape, the same in every layer that has it: ranks are the largest of any layer, so that one scratch buffer
+/// serves all.
 struct MatrixGroup {
     Group group = Group::qkv;
     int64_t n = 0, k = 0, r = 0;
     std::vector<Slice> slices;
+    /// E of a group of experts: each has the same number of rows of W, the margin's R columns beside them, and R rows
+    /// of A. A layer whose own rank is smaller takes the first r of these for each in turn. 0: it is of none.
+    int64_t experts = 0;
+    int64_t a_rows() const { return std::max<int64_t>(1, experts) * r; }
+    int64_t rows() const { return n + a_rows(); }
     int64_t inputs() const { return k + r; }  ///< what the forward product sums over
     int64_t leading() const { return row_stride(inputs()); }
-    int64_t elements() const { return (n + r) * leading(); }
+    int64_t elements() const { return rows() * leading(); }
 };
 
 /// What a layer has of each of its groups.
@@ -65,11 +80,26 @@ struct LayerLayout {
     bool dora = false;                ///< outputs are scaled after the product (weights/dora_norms.h)
     spec::TensorRank tp;              ///< whose slices of the model's matrices these are
     spec::Stage stage;                ///< which layers there are
+    std::vector<bool> has_experts;    ///< by layer: whether its MLP is of experts; empty: no layer's is
     /// CheckError where the model has no such group.
     const MatrixGroup& operator[](Group g) const;
+    /// Those that some layer has.
     auto all_groups() const { return std::views::transform(groups, &MatrixGroup::group); }
-    int64_t elements() const;     ///< of one layer's buffers
-    int64_t widest_rank() const;  ///< the largest group's r
+    /// Those of them that are of no experts: their products are single ones.
+    auto single_groups() const {
+        return all_groups() | std::views::filter([](Group g) { return !is_of_experts(g); });
+    }
+    /// Those of a layer.
+    auto groups_of(int64_t layer) const {
+        const bool experts = !has_experts.empty() && has_experts.at(static_cast<std::size_t>(layer));
+        return groups | std::views::transform(&MatrixGroup::group) | std::views::filter([experts](Group g) {
+                   return experts ? g != Group::gate_up && g != Group::down : !is_of_experts(g);
+               });
+    }
+    bool has(Group g) const { return std::ranges::find(groups, g, &MatrixGroup::group) != groups.end(); }
+    int64_t rank_of(Group g) const { return has(g) ? (*this)[g].r : 0; }  ///< R; 0 where no layer has the group
+    int64_t elements() const;                                             ///< of one layer's buffers
+    int64_t widest_rank() const;                                          ///< the largest group's r
 };
 
 /// A rank's slices of the layers of `spec`, which is the whole model. `lora` has one entry a layer, or is empty (no
@@ -78,11 +108,16 @@ LayerLayout make_layout(const spec::ModelSpec& spec, const std::vector<spec::Lay
                         spec::Stage stage = {});
 
 Group group_of(spec::Projection p);
+Group group_of(const spec::LinearId& id);
+/// Whose adapter a group of experts has.
+constexpr spec::Projection adapted_of(Group g) {
+    return g == Group::experts_down ? spec::Projection::experts_down : spec::Projection::experts_gate_up;
+}
 
 /// Whether a group's products are cut by their inputs (Megatron's row parallel): what a rank's product gives are terms
 /// of a sum over the ranks. Of the other groups that holds of the gradient of their input.
 constexpr bool is_cut_by_inputs(Group g) {
-    return g == Group::o || g == Group::down;
+    return g == Group::o || g == Group::down || g == Group::experts_down;
 }
 
 }  // namespace unsloth::weights

@@ -9,6 +9,7 @@
 
 #include "unsloth/ops/dora.h"
 #include "unsloth/ops/gemm_coded.h"
+#include "unsloth/ops/nf4_experts.h"
 #include "unsloth/ops/nf4_gemm.h"
 #include "unsloth/spec/tensor_table.h"
 #include "unsloth/weights/adapter_tails.h"
@@ -42,8 +43,13 @@ struct CodedTranspose {
     at::Tensor a_KR;  ///< A transposed
 };
 
+/// 4-bit tiles of a group of experts, which products of few rows read: each of the group's projections of all experts.
+struct ExpertTiles {
+    at::ArrayRef<ops::Nf4Experts> parts;
+};
+
 struct Operand {
-    std::variant<DenseBase, TiledBase, CodedBase> base;
+    std::variant<DenseBase, TiledBase, CodedBase, ExpertTiles> base;
     /// What dx is multiplied by, if not by `base`.
     std::optional<CodedTranspose> transpose;
     at::Tensor a_RK;         ///< compute dtype
@@ -64,6 +70,15 @@ struct Operand {
 /// good.
 Operand dense_operand(const MatrixGroup& layout, at::Tensor buffer);
 
+/// A group of experts by expert, with an adapter of rank r.
+struct ExpertMatrices {
+    at::Tensor w_ENK;                     ///< in the compute type; undefined where products read tiles
+    at::Tensor forward_ENKr;              ///< [W | sB]; w_ENK without an adapter
+    at::ArrayRef<ops::Nf4Experts> tiles;  ///< the rows N in parts; empty: products read w_ENK
+    at::Tensor a_ErK, b_ENr;              ///< A, s·B; undefined without
+};
+ExpertMatrices experts_of(const Operand& operand, int64_t experts, int64_t r);
+
 /// One product of a group.
 struct Product {
     at::Tensor input;          ///< forward: [T, K+R] = [x | x·Aᵀ]; backward: [T, N+R] = [dy | dy·sB]
@@ -82,10 +97,10 @@ void multiply_backward(ops::Context& ctx, const Operand& operand, const Product&
 /// A layer's weights as its passes read them.
 struct LayerWeights {
     ByGroup<Operand> groups;
-    std::map<spec::TensorRole, at::Tensor> norms;  ///< fp32
+    std::map<spec::TensorRole, at::Tensor> norms;  ///< fp32; a router: compute dtype
     const Operand& operator[](Group g) const { return groups.at(g); }
     Operand& operator[](Group g) { return groups[g]; }
-    /// [D], or [d] of q and k; std::out_of_range where the layer has none.
+    /// [D], or [d] of q and k, or [E, D] of a router; std::out_of_range where the layer has none.
     const at::Tensor& norm(spec::TensorRole role) const { return norms.at(role); }
 };
 

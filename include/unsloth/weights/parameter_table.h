@@ -23,9 +23,12 @@ struct Parameter {
     spec::TensorRole role = spec::TensorRole::linear;
     spec::LinearId id;  ///< as TensorRule's
     std::vector<int64_t> shape;
-    int64_t offset = 0;  ///< in elements, a multiple of 256
-    bool decays = true;  ///< weight decay applies
-    float shift = 0;     ///< its values are the model's of that name and this (TensorRule::offset)
+    int64_t offset = 0;   ///< in elements, a multiple of 256
+    bool decays = true;   ///< weight decay applies
+    float shift = 0;      ///< its values are the model's of that name and this (TensorRule::offset)
+    int64_t experts = 0;  ///< E of an adapter of experts, whose rows are theirs in turn; 0: of none
+    /// As a file has it: PEFT stores the B of experts, here [E N, r], as [N, r E] with the experts innermost.
+    std::vector<int64_t> stored_shape() const;
     int64_t elements() const;
     int64_t blocks() const;  ///< of the optimizer's, that it takes
     /// Which of the optimizer's learning rates it has: LoRA+ gives those of B (and of DoRA's magnitudes, as PEFT does)

@@ -20,6 +20,10 @@ namespace unsloth::weights {
 inline constexpr const char* optimizer_group = "optimizer state";
 inline constexpr const char* copies_group = "checkpoints";
 
+/// A parameter's values as files have them (Parameter::stored_shape), and from these; on the CPU.
+at::Tensor to_stored(const Parameter& p, const at::Tensor& values);
+at::Tensor from_stored(const Parameter& p, const at::Tensor& stored);
+
 /// What of the buffers of training this rank has, and where. The slice is the share's; with on_host or splits_values
 /// the passes read working copies (compute type for matrices of the model, fp32 for the rest) instead of the fp32
 /// values.

@@ -24,7 +24,7 @@ struct StoredLayer {
     ByGroup<StoredGroup> groups;
     ByGroup<std::optional<CodedTranspose>> transposes;
     ByGroup<at::Tensor> biases;                    ///< compute dtype, joined over a group; undefined: none
-    std::map<spec::TensorRole, at::Tensor> norms;  ///< fp32
+    std::map<spec::TensorRole, at::Tensor> norms;  ///< fp32; a router: compute dtype
 };
 
 /// Which products read tiles; `trains`: the gradients' products must read them too; `margins_stay`: all layers lie in
@@ -32,7 +32,10 @@ struct StoredLayer {
 struct TilePolicy {
     ops::Nf4GemmChooser chooser;
     bool trains = false, margins_stay = false;
+    int64_t expert_tokens = 0;  ///< the most whose experts' products read tiles
 };
+/// Rows of an expert, on average, up to which its products read tiles: a product reads them for every 16 rows.
+inline constexpr int64_t most_tiled_rows = 32;
 
 class WeightProvider {
   public:
@@ -79,12 +82,16 @@ class WeightProvider {
     /// A layer of which some group takes the slot.
     struct Paged {
         explicit Paged(const LayerLayout& layout) {
-            for (const Group g : layout.all_groups()) groups[g], tiles[g];
+            for (const Group g : layout.all_groups()) groups[g], tiles[g], expert_tiles[g];
         }
-        ByGroup<std::vector<StoredWeight>> groups;  ///< empty: ready as it lies
-        ByGroup<std::vector<ops::Nf4Tiles>> tiles;  ///< of groups that lie in tiles alone
+        ByGroup<std::vector<StoredWeight>> groups;           ///< empty: ready as it lies
+        ByGroup<std::vector<ops::Nf4Tiles>> tiles;           ///< of groups that lie in tiles alone
+        ByGroup<std::vector<ops::Nf4Experts>> expert_tiles;  ///< the same of experts: ExpertTiles::parts
     };
-    void take_slot(Paged& paged, Group g, Operand& operand);
+    void take_slot(ops::Context& ctx, Paged& paged, Group g, Operand& operand);
+    void choose_expert_tiles(const Paged& paged, Group g, int64_t tokens, Operand& operand) const;
+    void expand_expert_tiles(ops::Context& ctx, const std::vector<ops::Nf4Experts>& parts,
+                             const at::Tensor& w_NK) const;
     void choose_tiles(int layer, Group g, int64_t tokens, Operand& operand) const;
     void keep_margins(ops::Context& ctx, const Adapters& adapters, at::ScalarType dtype, const memory::Arena& arena);
     const LayerWeights& lay_out(ops::Context& ctx, int layer, std::optional<int64_t> tokens);

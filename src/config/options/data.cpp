@@ -55,25 +55,19 @@ void declare_data(OptionSet& options, DataOptions& data) {
         .because("evaluation rows come from one of them")
         .not_with("data.eval_files")
         .because("evaluation rows come from one of them")
-        .on_resume(OnResume::logged)
-        .not_with("training.objective", {"grpo"})
-        .because("completions of held-out prompts are not scored yet");
+        .on_resume(OnResume::logged);
     options
         .add("eval_files", data.eval_files,
              "Several named evaluation sets instead of eval_file: {\"law\": \"law.jsonl\", \"chat\": \"chat.jsonl\"}. "
              "Each set gets its own loss (eval_law_loss), in addition to the loss over all tokens (eval_loss).")
         .not_with("data.val_size")
         .because("evaluation rows come from one of them")
-        .on_resume(OnResume::logged)
-        .not_with("training.objective", {"grpo"})
-        .because("completions of held-out prompts are not scored yet");
+        .on_resume(OnResume::logged);
     options
         .add("val_size", data.val_size,
              "Rows of the training data held out for evaluation: below 1 a fraction, else a number; 0: none.")
         .at_least(0)
-        .suggested_for({"test_size", "val_set_size", "eval_size"})
-        .not_with("training.objective", {"grpo"})
-        .because("completions of held-out prompts are not scored yet");
+        .suggested_for({"test_size", "val_set_size", "eval_size"});
     options.add_choice(
         "format", data.format, row_formats(),
         "What a row holds: input_ids; instruction, input, output; messages; conversations; prompt, completion; "

@@ -9,6 +9,12 @@ void declare_rollouts(OptionSet& options, GrpoOptions& grpo) {
     options.add("num_generations", grpo.num_generations, "Completions of each prompt: the size of a group.")
         .at_least(2);
     options
+        .add("num_generations_eval", grpo.num_generations_eval,
+             "Completions of each held-out prompt in an evaluation; null: num_generations.")
+        .at_least(1)
+        .needs({"data.eval_file", "data.eval_files", "data.val_size"})
+        .error("option.no-evaluation");
+    options
         .add("max_completion_length", grpo.max_completion_length,
              "Most tokens of a completion, its end token among them. One that has no end by then is truncated.")
         .at_least(1);
@@ -41,9 +47,16 @@ void declare_rollouts(OptionSet& options, GrpoOptions& grpo) {
         .add("replay_rollouts", grpo.replay_rollouts,
              "File of completions and rewards to learn from, a line a prompt. Nothing is sampled then, and no reward "
              "function is called.")
-        .path("FILE");
+        .path("FILE")
+        .not_with("data.eval_file")
+        .because("no reward function scores the completions of held-out prompts")
+        .not_with("data.eval_files")
+        .because("no reward function scores the completions of held-out prompts")
+        .not_with("data.val_size")
+        .because("no reward function scores the completions of held-out prompts");
     options.add("log_completions", grpo.log_completions,
-                "Write completions.jsonl: each completion with its rewards and its advantage.");
+                "Write completions.jsonl: each completion with its rewards and its advantage. Completions of held-out "
+                "prompts are in eval_completions.jsonl.");
 }
 
 void declare_rewards(OptionSet& options, GrpoOptions& grpo) {

@@ -9,7 +9,10 @@ namespace unsloth::config {
 namespace {
 
 std::vector<std::string> projection_list() {
-    return {spec::projection_names.begin(), spec::projection_names.end()};
+    std::vector<std::string> names;
+    for (int i = 0; i < spec::projection_count; ++i)
+        if (const auto p = static_cast<spec::Projection>(i); !spec::is_of_experts(p)) names.emplace_back(name_of(p));
+    return names;
 }
 /// Of a model with qkv_proj or gate_up_proj that is all projections, too (spec::for_model).
 std::vector<std::string> all_projections() {
@@ -197,12 +200,21 @@ void declare_lora(OptionSet& options, LoraOptions& lora) {
              "DoRA: each output of an adapted projection gets a trained magnitude, and base and adapter together "
              "give the direction alone.")
         .unused_with("lora.finetuning_type", {"full"});
-    options.add("target_modules", lora.target_modules, "Projections that get an adapter.")
+    options
+        .add("target_modules", lora.target_modules,
+             "Projections that get an adapter. In a model of experts only attention's have one by default.")
         .one_of(projection_list())
         .synonym("all-linear", all_projections())
         .synonym(Json::array({"all-linear"}), all_projections())
         .synonym(nullptr, all_projections())
         .suggested_for({"lora_target", "lora_target_modules", "target"})
+        .not_with("lora.finetuning_type", {"full"})
+        .because("full training has no adapters");
+    options
+        .add("target_parameters", lora.target_parameters,
+             "Tensors of experts that get an adapter for each expert: mlp.experts.gate_up_proj and "
+             "mlp.experts.down_proj, or ends of their paths.")
+        .synonym(nullptr, Json::array())
         .not_with("lora.finetuning_type", {"full"})
         .because("full training has no adapters");
     options.add("modules_to_save", lora.modules_to_save, "Modules trained as a whole and saved with the adapters.")

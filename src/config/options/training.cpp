@@ -68,6 +68,16 @@ void declare_passes(OptionSet& options, TrainingOptions& training) {
         .on_resume(OnResume::logged)
         .not_with("training.objective", {"grpo"})
         .because("the sampler has none, and its probabilities would differ from the trained ones");
+    options
+        .add("router_aux_loss_coef", training.router_aux_loss_coef,
+             "Weight of the load-balancing loss of a model of experts, the mean of the step's micro-batches (0.001 is "
+             "usual); 0: none, as in transformers unless config.json says output_router_logits.")
+        .at_least(0)
+        .synonym(nullptr, 0)
+        .on_resume(OnResume::logged)
+        .only_with("training.objective", {"sft"})
+        .not_with("lora.finetuning_type", {"full"})
+        .because("models of experts are trained by adapters");
     options.add("seed", training.seed, "Seed of initial adapters, data order, held-out rows, dropout and noise.")
         .at_least(0)
         .suggested_for({"random_seed", "random_state"})
@@ -152,7 +162,7 @@ void declare_best(OptionSet& options, TrainingOptions& training) {
         .add("metric_for_best_model", training.metric_for_best_model,
              "Metric that selects the best evaluation, with or without eval_. It may be loss, token_accuracy, "
              "NAME_loss of data.eval_files, or exact_match of eval_metric. For preferences, metrics such as "
-             "rewards/margins are valid too.")
+             "rewards/margins are valid too. With objective grpo, loss means reward.")
         .value("NAME")
         .synonym(nullptr, "eval_loss")
         .synonym("", "eval_loss")
@@ -350,6 +360,9 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .add_choice("lr_scheduler_type", training.lr_scheduler_type, schedule_names(),
                     "Course of the learning rate; names and formulas are transformers'.")
         .suggested_for({"scheduler", "lr_scheduler", "schedule"})
+        .not_with("training.objective", {"grpo"})
+        .when({"reduce_lr_on_plateau"})
+        .because("it follows the evaluation's loss, and completions of held-out prompts have rewards")
         .on_resume(OnResume::logged);
     options
         .add("lr_scheduler_kwargs", training.lr_scheduler_kwargs,

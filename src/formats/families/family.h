@@ -82,12 +82,12 @@ struct Whole {
 };
 const Whole* find_whole(std::string_view model_type);
 
-extern const Family llama_family, mistral_family, ministral3_family, qwen2_family, qwen3_family, granite_family,
-    smollm3_family, phi3_family, gemma3_family, olmo3_family;
+extern const Family llama_family, mistral_family, ministral3_family, qwen2_family, qwen3_family, qwen3_moe_family,
+    granite_family, smollm3_family, phi3_family, gemma3_family, olmo3_family;
 
 /// "silu", "gelu_pytorch_tanh": as config.json says it.
 constexpr std::string_view activation_name(spec::GateActivation activation) {
-    return activation == spec::GateActivation::silu ? "silu" : "gelu_pytorch_tanh";
+    return activation == spec::GateActivation::gelu_tanh ? "gelu_pytorch_tanh" : "silu";
 }
 /// Of each layer whether it has a window, by layer_types; without these full_attention(layer) decides.
 std::vector<bool> windowed_layers(const JsonReader& config, const spec::ModelSpec& spec,

@@ -135,6 +135,11 @@ void check_expressible(const spec::ModelSpec& spec) {
         refuse("RoPE scaling of type llama3");
     if (!architecture.any_head_size && spec.q_size() != spec.hidden_size)
         refuse("heads that are not hidden_size wide together");
+    if (spec.experts)
+        throw Error(
+            "export.unsupported",
+            cat("this program writes no GGUF of a model of experts, and this is one (", spec.model_type, ")"),
+            "Write safetensors (unsloth-train merge), and convert them with llama.cpp's convert_hf_to_gguf.py.");
     const spec::RopeSpec& rope = spec.ropes.front();
     if (rope.type == spec::RopeSpec::Type::longrope && !architecture.longrope)
         refuse("RoPE scaling of type longrope that this program writes");

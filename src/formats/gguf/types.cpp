@@ -9,7 +9,8 @@ namespace unsloth::formats {
 namespace {
 
 constexpr std::array<const char*, spec::projection_count> projection_stems = {
-    "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "attn_qkv", "ffn_up"};
+    "attn_q",   "attn_k",   "attn_v", "attn_output", "ffn_gate",     "ffn_up",
+    "ffn_down", "attn_qkv", "ffn_up", "ffn_up_exps", "ffn_down_exps"};
 
 /// llama.cpp spends more bits on the first and last eighth of the layers, and on every third between.
 bool deserves_more_bits(int64_t layer, int64_t layers) {
@@ -80,6 +81,8 @@ std::string gguf_tensor_name(const spec::TensorRule& rule) {
             return in_layer("attn_q_norm", ".weight");
         case spec::TensorRole::k_norm:
             return in_layer("attn_k_norm", ".weight");
+        case spec::TensorRole::router:
+            return in_layer("ffn_gate_inp", ".weight");
         case spec::TensorRole::linear:
             return in_layer(projection_stems[static_cast<std::size_t>(rule.id.projection)], ".weight");
         case spec::TensorRole::bias:

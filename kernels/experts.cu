@@ -1,0 +1,517 @@
+// The router, the order of rows by expert, weighted sums and load balancing of mixtures of experts. Sums have a fixed
+// order; the only atomics count integers. Ceiling: the bandwidth of memory for what has D or F columns, and the
+// launches for what has k or E.
+#include "kernels/experts.h"
+#include "kernels/map_rows.cuh"
+
+namespace unsloth::kernels {
+
+namespace {
+
+// ---- the router: a warp a token; lane l has experts l, l + 32, ...
+
+constexpr int route_warps = 4;
+
+/// Orders as the numbers do, -0 as 0, NaN as the largest; never 0.
+__device__ __forceinline__ uint32_t ordered_bits(float v) {
+    if (isnan(v)) return 0xFFFFFFFFu;
+    const uint32_t bits = __float_as_uint(v + 0.f);
+    return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+
+/// `kEach`: experts of a lane.
+template <int kEach>
+__global__ void __launch_bounds__(route_warps* warp_size) route_kernel(const Route p) {
+    const int lane = threadIdx.x % warp_size;
+    const int64_t token = static_cast<int64_t>(blockIdx.x) * route_warps + threadIdx.x / warp_size;
+    if (token >= p.tokens) return;
+    const float* row = static_cast<const float*>(p.logits.data) + token * p.logits.stride;
+    float logit[kEach];
+    uint32_t key[kEach];  // 0: none, or taken
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+        const int expert = lane + i * warp_size;
+        logit[i] = expert < p.experts ? row[expert] : 0.f;
+        key[i] = expert < p.experts ? ordered_bits(logit[i]) : 0u;
+    }
+    int chosen = 0;  // by lane j < choices
+    float chosen_logit = 0.f;
+    for (int j = 0; j < p.choices; ++j) {
+        uint32_t mine = 0;
+        int expert = most_experts;
+#pragma unroll
+        for (int i = 0; i < kEach; ++i)
+            if (key[i] > mine) mine = key[i], expert = lane + i * warp_size;
+        const uint32_t best = __reduce_max_sync(all_lanes, mine);
+        const auto winner =
+            static_cast<int>(__reduce_min_sync(all_lanes, static_cast<unsigned>(mine == best ? expert : most_experts)));
+        float value = 0.f;
+#pragma unroll
+        for (int i = 0; i < kEach; ++i)
+            if (lane + i * warp_size == winner) key[i] = 0u, value = logit[i];
+        value = __shfl_sync(all_lanes, value, winner % warp_size);
+        if (lane == j) chosen = winner, chosen_logit = value;
+    }
+    const float largest = __shfl_sync(all_lanes, chosen_logit, 0);
+    const float power = lane < p.choices ? expf(chosen_logit - largest) : 0.f;
+    float sum = group_sum(power);
+    if (p.kind == spec::RouterWeights::of_all || p.probabilities.data != nullptr) {
+        float of_all = 0.f;
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+            logit[i] = lane + i * warp_size < p.experts ? expf(logit[i] - largest) : 0.f;
+            of_all += logit[i];
+        }
+        of_all = group_sum(of_all);
+        if (p.kind == spec::RouterWeights::of_all) sum = of_all;
+        if (p.probabilities.data != nullptr) {
+            float* out = static_cast<float*>(p.probabilities.data) + token * p.probabilities.stride;
+#pragma unroll
+            for (int i = 0; i < kEach; ++i)
+                if (lane + i * warp_size < p.experts) out[lane + i * warp_size] = logit[i] / of_all;
+        }
+    }
+    if (lane >= p.choices) return;
+    p.ids[token * p.choices + lane] = chosen;
+    p.weights[token * p.choices + lane] = power / sum;
+}
+
+template <int kEach>
+__global__ void __launch_bounds__(route_warps* warp_size) route_backward_kernel(const RouteBackward p) {
+    const int lane = threadIdx.x % warp_size;
+    const int64_t token = static_cast<int64_t>(blockIdx.x) * route_warps + threadIdx.x / warp_size;
+    if (token >= p.tokens) return;
+    const bool of_all = p.kind == spec::RouterWeights::of_all;
+    const bool balanced = p.slopes != nullptr && (p.counted == nullptr || p.counted[token] != 0);
+    int id = -1;
+    float weight = 0.f, dweight = 0.f;
+    if (lane < p.choices) {
+        const int64_t place = token * p.choices + lane;
+        id = p.ids[place], weight = p.weights[place], dweight = p.dweights[place];
+        if (p.dweights_of_any.data != nullptr)
+            dweight += static_cast<const float*>(p.dweights_of_any.data)[token * p.dweights_of_any.stride + id];
+    }
+    const float mean = group_sum(weight * dweight);
+    const float direct = weight * (dweight - mean);
+    float by_p[kEach], gradient[kEach], probability[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+        const int expert = lane + i * warp_size;
+        by_p[i] = balanced && expert < p.experts ? p.slopes[expert] : 0.f;
+        gradient[i] = 0.f;
+    }
+    for (int j = 0; j < p.choices; ++j) {
+        const int expert = __shfl_sync(all_lanes, id, j);
+        const float value = __shfl_sync(all_lanes, of_all ? dweight : direct, j);
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+            if (lane + i * warp_size != expert) continue;
+            if (of_all)
+                by_p[i] += value;
+            else
+                gradient[i] = value;
+        }
+    }
+    if (of_all || balanced) {
+        const float* row = static_cast<const float*>(p.probabilities.data) + token * p.probabilities.stride;
+        float sum = 0.f;
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+            const int expert = lane + i * warp_size;
+            probability[i] = expert < p.experts ? row[expert] : 0.f;
+            sum += probability[i] * by_p[i];
+        }
+        sum = group_sum(sum);
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) gradient[i] += probability[i] * (by_p[i] - sum);
+    }
+    float* out = static_cast<float*>(p.dlogits.data) + token * p.dlogits.stride;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i)
+        if (lane + i * warp_size < p.experts) out[lane + i * warp_size] = gradient[i];
+}
+
+/// launch(std::integral_constant of the experts of a lane).
+template <class Launch>
+void with_experts(int experts, const Launch& launch) {
+    if (experts <= 32)
+        launch(std::integral_constant<int, 1>());
+    else if (experts <= 64)
+        launch(std::integral_constant<int, 2>());
+    else if (experts <= 128)
+        launch(std::integral_constant<int, 4>());
+    else
+        launch(std::integral_constant<int, 8>());
+}
+
+// ---- the order of rows: chunks of rows, whose warps have rows that follow one another
+
+constexpr int order_warps = 8, order_rounds = 4;
+constexpr int order_threads = order_warps * warp_size;
+constexpr int order_chunk = order_threads * order_rounds;
+static_assert(order_threads >= most_experts);
+
+/// counts[chunk][expert]: rows of each expert in each chunk.
+__global__ void __launch_bounds__(order_threads) count_kernel(const OrderByExpert p) {
+    __shared__ int32_t counts[most_experts];
+    counts[threadIdx.x] = 0;
+    __syncthreads();
+    const int64_t first = static_cast<int64_t>(blockIdx.x) * order_chunk;
+    for (int r = 0; r < order_rounds; ++r) {
+        const int64_t row = first + r * order_threads + threadIdx.x;
+        if (row < p.rows) atomicAdd(&counts[p.ids[row]], 1);
+    }
+    __syncthreads();
+    auto* out = static_cast<int32_t*>(p.workspace) + static_cast<int64_t>(blockIdx.x) * p.experts;
+    if (threadIdx.x < p.experts) out[threadIdx.x] = counts[threadIdx.x];
+}
+
+/// The sum over threads up to this one. `shared`: one for each thread. Begins and ends with a barrier.
+__device__ int32_t inclusive_scan(int32_t value, int32_t* shared) {
+    __syncthreads();
+    shared[threadIdx.x] = value;
+    __syncthreads();
+    for (int step = 1; step < order_threads; step *= 2) {
+        const int32_t before = threadIdx.x >= step ? shared[threadIdx.x - step] : 0;
+        __syncthreads();
+        value += before;
+        shared[threadIdx.x] = value;
+        __syncthreads();
+    }
+    return value;
+}
+
+/// Counts become how many rows of their expert are in chunks before; ends are written. One block, a thread an expert.
+__global__ void __launch_bounds__(order_threads) scan_counts_kernel(const OrderByExpert p, int chunks) {
+    __shared__ int32_t shared[order_threads];
+    constexpr int ahead = 8;
+    int32_t total = 0;
+    if (threadIdx.x < p.experts) {
+        auto* counts = static_cast<int32_t*>(p.workspace) + threadIdx.x;
+        for (int first = 0; first < chunks; first += ahead) {
+            int32_t count[ahead];
+#pragma unroll
+            for (int i = 0; i < ahead; ++i)
+                count[i] = first + i < chunks ? counts[static_cast<int64_t>(first + i) * p.experts] : 0;
+#pragma unroll
+            for (int i = 0; i < ahead; ++i) {
+                if (first + i < chunks) counts[static_cast<int64_t>(first + i) * p.experts] = total;
+                total += count[i];
+            }
+        }
+    }
+    const int32_t end = inclusive_scan(total, shared);
+    if (threadIdx.x < p.experts) p.ends[threadIdx.x] = end;
+}
+
+/// kAlone: this block has all rows, and makes the ends.
+template <bool kAlone>
+__global__ void __launch_bounds__(order_threads) place_kernel(const OrderByExpert p) {
+    __shared__ int32_t next[order_warps][most_experts];  // counts of a warp's rows, then where its next one goes
+    __shared__ int32_t shared[order_threads];
+    const int lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size;
+#pragma unroll
+    for (int w = 0; w < order_warps; ++w) next[w][threadIdx.x] = 0;
+    __syncthreads();
+    const int64_t first = static_cast<int64_t>(blockIdx.x) * order_chunk + warp * (order_chunk / order_warps) + lane;
+    int expert[order_rounds];
+    unsigned same[order_rounds];  // lanes whose row has this one's expert
+#pragma unroll
+    for (int r = 0; r < order_rounds; ++r) {
+        const int64_t row = first + r * warp_size;
+        expert[r] = row < p.rows ? p.ids[row] : -1;
+        same[r] = __match_any_sync(all_lanes, expert[r]);
+        if (expert[r] >= 0 && lane == __ffs(same[r]) - 1) next[warp][expert[r]] += __popc(same[r]);
+        __syncwarp();
+    }
+    __syncthreads();
+    int32_t total = 0;
+    if constexpr (kAlone) {
+#pragma unroll
+        for (int w = 0; w < order_warps; ++w) total += next[w][threadIdx.x];
+        const int32_t end = inclusive_scan(total, shared);
+        if (threadIdx.x < p.experts) p.ends[threadIdx.x] = end;
+        total = end - total;
+    } else if (threadIdx.x < p.experts) {
+        const auto* before = static_cast<const int32_t*>(p.workspace) + static_cast<int64_t>(blockIdx.x) * p.experts;
+        total = before[threadIdx.x] + (threadIdx.x == 0 ? 0 : p.ends[threadIdx.x - 1]);
+    }
+#pragma unroll
+    for (int w = 0; w < order_warps; ++w) {
+        const int32_t count = next[w][threadIdx.x];
+        next[w][threadIdx.x] = total;
+        total += count;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < order_rounds; ++r) {
+        const int64_t row = first + r * warp_size;
+        if (expert[r] >= 0) {
+            const int32_t place = next[warp][expert[r]] + __popc(same[r] & ((1u << lane) - 1u));
+            p.places[row] = place;
+            p.tokens[place] = static_cast<int32_t>(row / p.choices);
+        }
+        __syncwarp();
+        if (expert[r] >= 0 && lane == __ffs(same[r]) - 1) next[warp][expert[r]] += __popc(same[r]);
+        __syncwarp();
+    }
+}
+
+// ---- weighted sums
+
+template <class T, int N>
+struct CombineOperation {
+    const T* z;
+    int64_t z_stride;
+    const T* residual;
+    int64_t residual_stride;
+    T* y;
+    int64_t y_stride;
+    const int32_t* places;
+    const float* weights;
+    int choices;
+
+    struct State {
+        float sum[N];
+    };
+    __device__ State load(uint32_t row, int64_t column) const {
+        State state{};
+        for (int j = 0; j < choices; ++j) {
+            const int64_t i = int64_t{row} * choices + j;
+            const Pack<T, N> pack = load_pack<N>(z + places[i] * z_stride + column);
+#pragma unroll
+            for (int k = 0; k < N; ++k) state.sum[k] += weights[i] * to_float(pack.v[k]);
+        }
+        if (residual != nullptr) {
+            const Pack<T, N> pack = load_pack<N>(residual + row * residual_stride + column);
+#pragma unroll
+            for (int k = 0; k < N; ++k) state.sum[k] += to_float(pack.v[k]);
+        }
+        return state;
+    }
+    __device__ void store(uint32_t row, int64_t column, const State& in) const {
+        Pack<T, N> result;
+#pragma unroll
+        for (int k = 0; k < N; ++k) result.v[k] = from_float<T>(in.sum[k]);
+        store_pack(y + row * y_stride + column, result);
+    }
+};
+
+constexpr int weighted_warps = 4, weighted_packs = 4;
+
+/// A warp a choice. Each lane reads its columns before it writes them: dz may be z, or dy by place.
+template <class T, int N>
+__global__ void __launch_bounds__(weighted_warps* warp_size) weighted_rows_backward_kernel(const WeightedRows p) {
+    const int lane = threadIdx.x % warp_size;
+    const int64_t i = static_cast<int64_t>(blockIdx.x) * weighted_warps + threadIdx.x / warp_size;
+    if (i >= p.tokens * p.choices) return;
+    const int64_t place = p.places[i];
+    const float weight = p.weights[i];
+    const T* dy = static_cast<const T*>(p.dy.data) + (p.dy_by_place ? place : i / p.choices) * p.dy.stride;
+    const T* z = static_cast<const T*>(p.z.data) + place * p.z.stride;
+    T* dz = static_cast<T*>(p.dz.data) + place * p.dz.stride;
+    float sum = 0.f;
+    for (int64_t first = 0; first < p.columns; first += weighted_packs * warp_size * N) {
+        Pack<T, N> of_y[weighted_packs], of_z[weighted_packs];
+#pragma unroll
+        for (int u = 0; u < weighted_packs; ++u) {
+            const int64_t column = first + (u * warp_size + lane) * N;
+            if (column < p.columns) of_y[u] = load_pack<N>(dy + column), of_z[u] = load_pack<N>(z + column);
+        }
+#pragma unroll
+        for (int u = 0; u < weighted_packs; ++u) {
+            const int64_t column = first + (u * warp_size + lane) * N;
+            if (column >= p.columns) continue;
+            Pack<T, N> made;
+#pragma unroll
+            for (int k = 0; k < N; ++k) {
+                const float value = to_float(of_y[u].v[k]);
+                sum += to_float(of_z[u].v[k]) * value;
+                made.v[k] = from_float<T>(weight * value);
+            }
+            store_pack(dz + column, made);
+        }
+    }
+    sum = group_sum(sum);
+    if (lane == 0) p.dweights[i] = sum;
+}
+
+// ---- load balancing
+
+constexpr int load_columns = 8, load_rows = 128;
+
+/// A block has 8 experts: 128 interleaved sums over the tokens, then a tree.
+__global__ void __launch_bounds__(load_columns* load_rows) router_load_kernel(const RouterLoad p) {
+    __shared__ double counts[load_rows][load_columns], sums[load_rows][load_columns];
+    const int expert = blockIdx.x * load_columns + threadIdx.x;
+    double sum = 0;
+    int32_t count = 0;
+    if (expert < p.experts) {
+        const float* column = static_cast<const float*>(p.probabilities.data) + expert;
+        for (int64_t token = threadIdx.y; token < p.tokens; token += load_rows) {
+            if (p.counted != nullptr && p.counted[token] == 0) continue;
+            sum += static_cast<double>(column[token * p.probabilities.stride]);
+            for (int j = 0; j < p.choices; ++j) count += p.ids[token * p.choices + j] == expert ? 1 : 0;
+        }
+    }
+    counts[threadIdx.y][threadIdx.x] = count;
+    sums[threadIdx.y][threadIdx.x] = sum;
+    for (int half = load_rows / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (threadIdx.y >= half) continue;
+        counts[threadIdx.y][threadIdx.x] += counts[threadIdx.y + half][threadIdx.x];
+        sums[threadIdx.y][threadIdx.x] += sums[threadIdx.y + half][threadIdx.x];
+    }
+    if (threadIdx.y != 0 || expert >= p.experts) return;
+    p.sums[expert] += counts[0][threadIdx.x];
+    p.sums[p.experts + expert] += sums[0][threadIdx.x];
+}
+
+__global__ void __launch_bounds__(most_experts) balance_kernel(const Balance p) {
+    __shared__ double shared;
+    const int expert = threadIdx.x;
+    const double count = expert < p.experts ? p.sums[expert] : 0.0;
+    const double probability = expert < p.experts ? p.sums[p.experts + expert] : 0.0;
+    const double chosen = block_sum_f64<most_experts>(count);
+    if (expert == 0) shared = chosen;
+    __syncthreads();
+    const double tokens = shared / p.choices;
+    const double factor = tokens > 0 ? p.coefficient * p.experts / (tokens * tokens) : 0.0;
+    const double loss = block_sum_f64<most_experts>(factor * count * probability);
+    if (expert == 0) *p.loss = static_cast<float>(loss);
+    if (expert < p.experts)
+        p.slopes[expert] = static_cast<float>(factor * count * static_cast<double>(p.scalars->loss_scale));
+}
+
+// ---- a bias of each expert's rows
+
+/// The expert whose rows `row` is among: the first whose end is beyond it.
+__device__ __forceinline__ int expert_of_row(const int32_t* ends, int experts, int64_t row) {
+    int low = 0, high = experts - 1;
+    while (low < high) {
+        const int middle = (low + high) / 2;
+        if (ends[middle] > row)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
+template <class T, int N>
+struct BiasOperation {
+    T* out;
+    int64_t stride;
+    const T* bias;
+    int64_t columns;
+    const int32_t* ends;
+    int experts;
+
+    struct State {
+        Pack<T, N> out, bias;
+    };
+    __device__ State load(uint32_t row, int64_t column) const {
+        const int64_t expert = expert_of_row(ends, experts, row);
+        return {load_pack<N>(out + row * stride + column), load_pack<N>(bias + expert * columns + column)};
+    }
+    __device__ void store(uint32_t row, int64_t column, const State& in) const {
+        Pack<T, N> result;
+#pragma unroll
+        for (int k = 0; k < N; ++k) result.v[k] = from_float<T>(to_float(in.out.v[k]) + to_float(in.bias.v[k]));
+        store_pack(out + row * stride + column, result);
+    }
+};
+
+/// run(TypeTag, std::integral_constant of the elements of an access).
+template <class Run>
+void with_packs(spec::DType type, int64_t columns, std::initializer_list<ConstMatrix> matrices, const Run& run) {
+    dispatch_floating(type, [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        bool vector = columns % vector_width<T> == 0;
+        for (const ConstMatrix& matrix : matrices) vector = vector && aligned_16(matrix.data, {matrix.stride}, type);
+        if (vector)
+            run(tag, std::integral_constant<int, vector_width<T>>());
+        else
+            run(tag, std::integral_constant<int, 1>());
+    });
+}
+
+}  // namespace
+
+void route(const Route& p, cudaStream_t stream) {
+    if (p.tokens == 0) return;
+    with_experts(p.experts, [&](auto each) {
+        UNSLOTH_LAUNCH(route_kernel<each()>, static_cast<unsigned>(ceil_div(p.tokens, route_warps)),
+                       route_warps * warp_size, 0, stream, p);
+    });
+}
+
+void route_backward(const RouteBackward& p, cudaStream_t stream) {
+    if (p.tokens == 0) return;
+    with_experts(p.experts, [&](auto each) {
+        UNSLOTH_LAUNCH(route_backward_kernel<each()>, static_cast<unsigned>(ceil_div(p.tokens, route_warps)),
+                       route_warps * warp_size, 0, stream, p);
+    });
+}
+
+int64_t order_workspace(int64_t rows, int64_t experts) {
+    const int64_t chunks = ceil_div(rows, order_chunk);
+    return chunks <= 1 ? 0 : chunks * experts * static_cast<int64_t>(sizeof(int32_t));
+}
+
+void order_by_expert(const OrderByExpert& p, cudaStream_t stream) {
+    const int64_t chunks = ceil_div(p.rows, order_chunk);
+    if (chunks <= 1) {
+        UNSLOTH_LAUNCH(place_kernel<true>, 1, order_threads, 0, stream, p);
+        return;
+    }
+    UNSLOTH_LAUNCH(count_kernel, static_cast<unsigned>(chunks), order_threads, 0, stream, p);
+    UNSLOTH_LAUNCH(scan_counts_kernel, 1, order_threads, 0, stream, p, static_cast<int>(chunks));
+    UNSLOTH_LAUNCH(place_kernel<false>, static_cast<unsigned>(chunks), order_threads, 0, stream, p);
+}
+
+void combine(const Combine& p, cudaStream_t stream) {
+    with_packs(p.type, p.columns, {p.z, p.residual, {p.y.data, p.y.stride}}, [&](auto tag, auto width) {
+        using T = typename decltype(tag)::type;
+        const CombineOperation<T, width()> operation{static_cast<const T*>(p.z.data),
+                                                     p.z.stride,
+                                                     static_cast<const T*>(p.residual.data),
+                                                     p.residual.stride,
+                                                     static_cast<T*>(p.y.data),
+                                                     p.y.stride,
+                                                     p.places,
+                                                     p.weights,
+                                                     p.choices};
+        map_rows<width()>(operation, p.tokens, p.columns, stream);
+    });
+}
+
+void weighted_rows_backward(const WeightedRows& p, cudaStream_t stream) {
+    if (p.tokens == 0) return;
+    with_packs(p.type, p.columns, {p.dy, p.z, {p.dz.data, p.dz.stride}}, [&](auto tag, auto width) {
+        using T = typename decltype(tag)::type;
+        UNSLOTH_LAUNCH((weighted_rows_backward_kernel<T, width()>),
+                       static_cast<unsigned>(ceil_div(p.tokens * p.choices, weighted_warps)),
+                       weighted_warps * warp_size, 0, stream, p);
+    });
+}
+
+void router_load(const RouterLoad& p, cudaStream_t stream) {
+    UNSLOTH_LAUNCH(router_load_kernel, static_cast<unsigned>(ceil_div(p.experts, load_columns)),
+                   dim3(load_columns, load_rows), 0, stream, p);
+}
+
+void balance(const Balance& p, cudaStream_t stream) {
+    UNSLOTH_LAUNCH(balance_kernel, 1, most_experts, 0, stream, p);
+}
+
+void add_expert_bias(const ExpertBias& p, cudaStream_t stream) {
+    with_packs(p.type, p.columns, {{p.out.data, p.out.stride}, {p.bias, p.columns}}, [&](auto tag, auto width) {
+        using T = typename decltype(tag)::type;
+        const BiasOperation<T, width()> operation{
+            static_cast<T*>(p.out.data), p.out.stride, static_cast<const T*>(p.bias), p.columns, p.ends, p.experts};
+        map_rows<width()>(operation, p.rows, p.columns, stream);
+    });
+}
+
+}  // namespace unsloth::kernels

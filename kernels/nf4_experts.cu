@@ -1,0 +1,118 @@
+// Products whose rows belong to experts with 4-bit weights in tiles, for few rows each (decoding): mma.sync with the
+// weights as the A operand, dequantised in registers from tiles in shared memory. A block makes 128 outputs of 16 rows
+// of an expert; a warp 16 of the outputs. So an expert's codes are read once for every 16 of its rows. Ceiling: the
+// bandwidth of memory, half a byte a weight.
+#include "kernels/common/launch.h"
+#include "kernels/expert_tiles.cuh"
+#include "kernels/nf4_experts.h"
+#include "kernels/nf4_tiles.cuh"
+
+namespace unsloth::kernels {
+
+namespace {
+
+constexpr int row_tiles = 2;                 // of 64 outputs
+constexpr int strips = spec::nf4_tile / 16;  // of a tile, a warp each
+constexpr int tokens = 16;                   // rows of x
+constexpr int threads = row_tiles * strips * warp_size;
+constexpr int stages = 6;
+constexpr int tile_packs = spec::nf4_tile_bytes / 16, strip_bytes = spec::nf4_tile_code_bytes / strips;
+static_assert(tile_packs * 16 == spec::nf4_tile_bytes);
+using XTile = OperandTile<__nv_bfloat16, tokens, spec::nf4_tile, true>;
+constexpr int stage_bytes = XTile::kBytes + row_tiles * spec::nf4_tile_bytes;
+static_assert(XTile::kBytes % 16 == 0);
+
+__global__ void __launch_bounds__(threads) grouped_nf4_kernel(const GroupedNf4 p, unsigned blocks_n) {
+    extern __shared__ __align__(16) unsigned char bytes[];
+    __shared__ ExpertTile found;
+    __shared__ float nested_map[256];
+    const ExpertTile tile = find_tile(p.ends, static_cast<int>(p.w.count), blockIdx.x / blocks_n, tokens, &found);
+    if (tile.expert < 0) return;
+    const spec::Nf4TilesView w = p.w.views[tile.expert];
+    static_assert(threads == 256);
+    nested_map[threadIdx.x] = w.nested_map[threadIdx.x];  // seen after the first step's barrier
+    const int lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size;
+    const int k_tiles = static_cast<int>(p.w.cols / spec::nf4_tile),
+              n_tiles = static_cast<int>(p.w.rows / spec::nf4_tile);
+    const int first_tile = static_cast<int>(blockIdx.x % blocks_n) * row_tiles;
+    const int tiles_here = min(row_tiles, n_tiles - first_tile);
+    const int row_tile = warp / strips, strip = warp % strips;
+    const bool has_work = row_tile < tiles_here;
+    const float code_value = w.code[lane % 16];
+    const XTile x{static_cast<const __nv_bfloat16*>(p.x.data) + tile.first * p.x.stride, p.x.stride,
+                  tile.end - tile.first, static_cast<int>(p.w.cols)};
+    const uint32_t shared = shared_address(bytes);
+
+    const auto load = [&](int step) {
+        if (step < k_tiles) {
+            const uint32_t to = shared + step % stages * stage_bytes;
+            x.template load<threads>(to, 0, step * spec::nf4_tile);
+            for (int i = threadIdx.x; i < tiles_here * tile_packs; i += threads) {
+                const int64_t from = int64_t{first_tile + i / tile_packs} * k_tiles + step;
+                cp_async_16(to + XTile::kBytes + i * 16, w.tiles + from * spec::nf4_tile_bytes + i % tile_packs * 16);
+            }
+        }
+        cp_async_commit_group();
+    };
+    // Blocks of 64 weights are numbered along the rows; this lane's rows are lane / 4 and that + 8 of the warp's strip.
+    const int64_t first_block = (int64_t{first_tile + row_tile} * spec::nf4_tile + strip * 16 + lane / 4) * k_tiles;
+    float sums[tokens / 8][4] = {};
+    for (int step = 0; step < stages - 1; ++step) load(step);
+    for (int step = 0; step < k_tiles; ++step) {
+        cp_async_wait_group<stages - 2>();
+        __syncthreads();  // this step's tiles are there, and nobody reads those of the step before
+        load(step + stages - 1);
+        if (!has_work) continue;
+        const unsigned char* stage = bytes + step % stages * stage_bytes;
+        const unsigned char* of_w = stage + XTile::kBytes + row_tile * spec::nf4_tile_bytes;
+        const unsigned char* scale_codes = of_w + spec::nf4_tile_code_bytes + strip * 16 + lane / 4;
+        const int64_t block = first_block + step;
+        const float scales[2] = {
+            nf4_scale(nested_map[scale_codes[0]], w.nested_absmax[block / spec::quant4_nested_block], w.nested_offset),
+            nf4_scale(nested_map[scale_codes[8]],
+                      w.nested_absmax[(block + int64_t{8} * k_tiles) / spec::quant4_nested_block], w.nested_offset)};
+        uint32_t words[4];  // of the strip's four sub-blocks
+        ldmatrix_x4(words, shared_address(of_w) + strip * strip_bytes + lane * 16);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            uint32_t weights[4], right[4];
+            nf4_operand(words[k], code_value, scales, weights);
+            XTile::template fragments<false>(right, shared_address(stage), 0, k * 16, lane);
+            mma_m16n8k16<__nv_bfloat16>(sums[0], weights, right[0], right[1]);
+            mma_m16n8k16<__nv_bfloat16>(sums[1], weights, right[2], right[3]);
+        }
+    }
+    cp_async_wait_group<0>();
+    if (!has_work) return;
+    const auto* bias = static_cast<const __nv_bfloat16*>(p.bias);
+    const int n = (first_tile + row_tile) * spec::nf4_tile + strip * 16 + lane / 4;
+#pragma unroll
+    for (int i = 0; i < tokens / 8; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const int64_t row = int64_t{tile.first} + i * 8 + lane % 4 * 2 + j % 2;
+            const int column = n + j / 2 * 8;
+            if (row >= tile.end) continue;
+            __nv_bfloat16* out = static_cast<__nv_bfloat16*>(p.out.data) + row * p.out.stride + column;
+            float sum = sums[i][j];
+            if (bias != nullptr) sum += to_float(bias[tile.expert * p.w.rows + column]);
+            if (p.accumulate) sum += to_float(*out);
+            *out = from_float<__nv_bfloat16>(sum);
+        }
+}
+
+}  // namespace
+
+void grouped_nf4(const GroupedNf4& p, cudaStream_t stream) {
+    if (p.rows == 0 || p.w.rows == 0) return;
+    const int64_t blocks_n = ceil_div(p.w.rows / spec::nf4_tile, row_tiles);
+    launch_kernel(
+        grouped_nf4_kernel,
+        {.grid = dim3(static_cast<unsigned>(blocks_n * most_tiles(p.rows, static_cast<int>(p.w.count), tokens))),
+         .threads = dim3(threads),
+         .shared_bytes = stages * stage_bytes,
+         .stream = stream},
+        p, static_cast<unsigned>(blocks_n));
+}
+
+}  // namespace unsloth::kernels

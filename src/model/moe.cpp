@@ -1,0 +1,277 @@
+// Legend as in decoder_layer.cpp; E experts, k of them a token, n = T k rows in expert order, F of an expert.
+#include "model/moe.h"
+
+#include "model/branch.h"
+#include "model/layer_parts.h"
+#include "model/normed_input.h"
+#include "unsloth/ops/experts.h"
+#include "unsloth/ops/gemm.h"
+#include "unsloth/ops/nf4_experts.h"
+#include "unsloth/ops/swiglu.h"
+
+namespace unsloth::model {
+namespace {
+
+/// What a buffer with k rows for each token holds, as rows of so many columns; it may be wider.
+at::Tensor expert_rows(const LayerContext& c, const at::Tensor& buffer, int64_t columns, int64_t stride) {
+    return buffer.as_strided({buffer.size(0) * c.spec.experts->top_k, columns}, {stride, 1});
+}
+at::Tensor expert_rows(const LayerContext& c, const at::Tensor& buffer, int64_t columns) {
+    return expert_rows(c, buffer, columns, columns);
+}
+
+/// The adapter of a group of experts; r = 0: none takes part.
+spec::LoraModule adapter_of(const LayerContext& c, Group g) {
+    return adapted(c.group, g) ? c.group.adapters->lora(c.layer())[weights::adapted_of(g)] : spec::LoraModule{};
+}
+
+/// A group's matrices and adapter, and what its products read: rows [n, K + r].
+struct ExpertGroup {
+    ExpertGroup(const LayerContext& c, Group g, const weights::LayerWeights& w, const at::Tensor& buffer,
+                const at::Tensor& u_T)
+        : group(g), lora(adapter_of(c, g)), of(weights::experts_of(w[g], c.spec.experts->count, lora.r)) {
+        const int64_t k = c.group.layout[g].k;
+        full = expert_rows(c, buffer, k + lora.r, expert_stride(k, c.group.layout[g].r));
+        x_nK = full.narrow(1, 0, k);
+        if (lora.r > 0) u_nr = expert_rows(c, u_T, lora.r);
+        if (lora.r > 0 && c.scratch.v_T.defined()) v_nr = expert_rows(c, c.scratch.v_T, lora.r);
+    }
+    Group group;
+    spec::LoraModule lora;
+    weights::ExpertMatrices of;
+    at::Tensor full, x_nK;
+    at::Tensor u_nr, v_nr;  ///< x·Aᵀ and its gradient; undefined without an adapter
+};
+ExpertGroup gate_up_of(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a) {
+    return {c, Group::experts_gate_up, w, c.scratch.rows_T, a.experts.u_gate_up_T};
+}
+ExpertGroup down_of(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a) {
+    return {c, Group::experts_down, w, c.scratch.act_full, a.experts.u_down_T};
+}
+
+/// The same of a base in tiles, with u in x's tail.
+void multiply_tiles(ops::Context& ctx, const ExpertGroup& g, const at::Tensor& ends_E, const at::Tensor& out_nN,
+                    const char* label) {
+    int64_t first = 0;
+    for (const ops::Nf4Experts& part : g.of.tiles) {
+        ops::nf4_grouped_product(ctx, {.x_nK = g.x_nK,
+                                       .weights = part,
+                                       .ends_E = ends_E,
+                                       .out_nN = out_nN.narrow(1, first, part.rows),
+                                       .label = label});
+        first += part.rows;
+    }
+    if (g.lora.r == 0) return;
+    ops::grouped_product(ctx, {.x_nK = g.full.narrow(1, g.x_nK.size(1), g.lora.r),
+                               .w_ENK = g.of.b_ENr,
+                               .ends_E = ends_E,
+                               .out_nN = out_nN,
+                               .accumulate = true,
+                               .label = "lora experts uB"});
+}
+
+/// out = [x | u]·[W | sB]ᵀ, u = x·Aᵀ being made and kept.
+void multiply(const LayerContext& c, const ExpertGroup& g, const at::Tensor& ends_E, const at::Tensor& out_nN,
+              const char* label) {
+    ops::Context& ctx = c.group.ctx;
+    if (g.lora.r > 0) {
+        const at::Tensor tail_nr = g.full.narrow(1, g.x_nK.size(1), g.lora.r);
+        ops::grouped_product(
+            ctx,
+            {.x_nK = g.x_nK, .w_ENK = g.of.a_ErK, .ends_E = ends_E, .out_nN = tail_nr, .label = "lora experts xA"});
+        ops::copy_2d(ctx, tail_nr, g.u_nr);
+    }
+    if (!g.of.tiles.empty()) return multiply_tiles(ctx, g, ends_E, out_nN, label);
+    ops::grouped_product(
+        ctx, {.x_nK = g.full, .w_ENK = g.of.forward_ENKr, .ends_E = ends_E, .out_nN = out_nN, .label = label});
+}
+
+/// dx = dy·W + v·A, v = dy·sB being made.
+void multiply_backward(const LayerContext& c, const ExpertGroup& g, const at::Tensor& ends_E, const at::Tensor& dy_nN,
+                       const at::Tensor& dx_nK, const char* label) {
+    ops::Context& ctx = c.group.ctx;
+    ops::grouped_product(
+        ctx,
+        {.x_nK = dy_nN, .w_ENK = g.of.w_ENK, .ends_E = ends_E, .out_nN = dx_nK, .transpose_w = false, .label = label});
+    if (g.lora.r == 0) return;
+    ops::grouped_product(ctx, {.x_nK = dy_nN,
+                               .w_ENK = g.of.b_ENr,
+                               .ends_E = ends_E,
+                               .out_nN = g.v_nr,
+                               .transpose_w = false,
+                               .label = "lora experts dyB"});
+    ops::grouped_product(ctx, {.x_nK = g.v_nr,
+                               .w_ENK = g.of.a_ErK,
+                               .ends_E = ends_E,
+                               .out_nN = dx_nK,
+                               .transpose_w = false,
+                               .accumulate = true,
+                               .label = "lora experts vA"});
+}
+
+/// The gradients of a group's adapter, by expert.
+at::Tensor gradient_by_expert(const LayerContext& c, const weights::Parameter& p) {
+    const at::Tensor all = c.group.parameters->gradient(p);
+    return all.view({p.experts, all.size(0) / p.experts, all.size(1)});
+}
+void b_gradient(const LayerContext& c, const ExpertGroup& g, const at::Tensor& ends_E, const at::Tensor& dy_nN) {
+    if (g.lora.r == 0) return;
+    const weights::Parameter& b = *c.group.adapters->b({c.layer(), weights::adapted_of(g.group)});
+    ops::grouped_gradient(c.group.ctx, {.a_nM = dy_nN,
+                                        .b_nN = g.u_nr,
+                                        .ends_E = ends_E,
+                                        .out_EMN = gradient_by_expert(c, b),
+                                        .scale = g.lora.scale,
+                                        .label = "lora experts dB"});
+}
+void a_gradient(const LayerContext& c, const ExpertGroup& g, const at::Tensor& ends_E) {
+    if (g.lora.r == 0) return;
+    const weights::Parameter& a = *c.group.adapters->a({c.layer(), weights::adapted_of(g.group)});
+    ops::grouped_gradient(c.group.ctx, {.a_nM = g.v_nr,
+                                        .b_nN = g.x_nK,
+                                        .ends_E = ends_E,
+                                        .out_EMN = gradient_by_expert(c, a),
+                                        .label = "lora experts dA"});
+}
+
+void make_norm(const LayerContext& c, const NormedInput& in, const at::Tensor& h_TD) {
+    ops::Context& ctx = c.group.ctx;
+    if (in.weight_D.defined())
+        ops::rms_norm_forward(ctx, in.x_tD, in.weight_D, c.spec.rms_norm_eps, h_TD, in.rstd_t,
+                              norm_site(c, in.norm, Direction::forward));
+    else
+        ops::copy_2d(ctx, in.x_tD, h_TD);
+    observe(c, in.name, h_TD);
+}
+
+bool needs_probabilities(const LayerContext& c) {
+    return c.spec.experts->weights == spec::RouterWeights::of_all || c.scratch.balance.sums_2E.defined();
+}
+
+/// Which experts the tokens pass, from what they read.
+void choose_experts(const LayerContext& c, const weights::LayerWeights& w, const ExpertsSaved& e,
+                    const at::Tensor& h_TD) {
+    ops::Context& ctx = c.group.ctx;
+    const BalanceBuffers& balance = c.scratch.balance;
+    const bool keeps = needs_probabilities(c);
+    ops::gemm(
+        ctx,
+        {.a = h_TD, .b = w.norm(spec::TensorRole::router), .out = e.router_TE, .transpose_b = true, .label = "router"});
+    observe(c, "mlp.gate", e.router_TE);
+    ops::route(ctx, {.weights = c.spec.experts->weights,
+                     .logits_TE = e.router_TE,
+                     .ids_Tk = e.ids_Tk,
+                     .weights_Tk = e.weights_Tk,
+                     .probabilities_TE = keeps ? e.router_TE : at::Tensor()});
+    if (balance.sums_2E.defined())
+        ops::router_load(ctx, {.ids_Tk = e.ids_Tk, .probabilities_TE = e.router_TE, .sums_2E = balance.sums_2E});
+    ops::order_by_expert(ctx, e.ids_Tk, {e.ends_E, e.tokens_Tk.view({-1}), e.places_Tk});
+}
+
+}  // namespace
+
+void begin_balance(const MicroBatch& micro) {
+    const BalanceBuffers& balance = micro.activations().scratch().balance;
+    if (balance.sums_2E.defined()) balance.sums_2E.zero_();
+}
+
+void add_balance(ops::Context& ctx, const Network& network, const MicroBatch& micro) {
+    const BalanceBuffers& balance = micro.activations().scratch().balance;
+    if (!balance.sums_2E.defined()) return;
+    ops::balance(ctx, {.sums_2E = balance.sums_2E,
+                       .choices = network.spec.experts->top_k,
+                       .coefficient = network.router_aux,
+                       .loss = balance.loss,
+                       .slopes_E = balance.slopes_E});
+    at::from_blob(&ctx.outcome->loss, {1}, balance.loss.options()).add_(balance.loss);
+}
+
+void experts_forward(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a,
+                     const at::Tensor& x_next_tD, spec::LayerSteps steps) {
+    ops::Context& ctx = c.group.ctx;
+    const ExpertsSaved& e = a.experts;
+    const at::Tensor gate_up_n2F = expert_rows(c, e.gate_up_T, 2 * c.spec.experts->intermediate_size);
+
+    if (steps.gate_up) {
+        // 6 norm, and the experts of each token
+        const at::Tensor h_TD = c.scratch.h_full.narrow(1, 0, c.spec.hidden_size);
+        make_norm(c, post_norm(c, w, a), h_TD);
+        if (!steps.routed) choose_experts(c, w, e, h_TD);
+        // 7 gate and up
+        const ExpertGroup gate_up = gate_up_of(c, w, a);
+        ops::gather_rows(ctx, h_TD, e.tokens_Tk.view({-1}), gate_up.x_nK);
+        multiply(c, gate_up, e.ends_E, gate_up_n2F, "experts gate_up");
+    }
+    if (steps.down) {
+        // 8 activation
+        const ExpertGroup down = down_of(c, w, a);
+        ops::swiglu_forward(ctx, gate_up_n2F, down.x_nK, {}, c.spec.gate_activation);
+        // 9 down, onto the residual stream
+        const at::Tensor out_nD = expert_rows(c, c.scratch.out_T, c.spec.hidden_size);
+        multiply(c, down, e.ends_E, out_nD, "experts down");
+        onto_stream(c, w, mlp_branch(a), a.mid_tD, x_next_tD,
+                    [&](const at::Tensor& y_TD, const at::Tensor& residual_TD) {
+                        ops::combine(ctx, {.z_nD = out_nD,
+                                           .places_Tk = e.places_Tk,
+                                           .weights_Tk = e.weights_Tk,
+                                           .residual_TD = residual_TD,
+                                           .y_TD = y_TD});
+                    });
+    }
+}
+
+void experts_backward(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a) {
+    ops::Context& ctx = c.group.ctx;
+    const spec::ExpertsSpec& experts = *c.spec.experts;
+    const ExpertsSaved& e = a.experts;
+    const at::Tensor h_TD = c.scratch.h_full.narrow(1, 0, c.spec.hidden_size), tokens_n = e.tokens_Tk.view({-1});
+    const at::Tensor gate_up_n2F = expert_rows(c, e.gate_up_T, 2 * experts.intermediate_size);
+    const ExpertGroup gate_up = gate_up_of(c, w, a), down = down_of(c, w, a);
+    const auto weigh = [&](const at::Tensor& act_n, const at::Tensor& dact_n) {
+        ops::weigh_rows(ctx, {.act_nF = act_n,
+                              .places_Tk = e.places_Tk,
+                              .weights_Tk = e.weights_Tk,
+                              .dact_nF = dact_n,
+                              .dweights_Tk = c.scratch.dweights_Tk});
+    };
+
+    // 9 down: the gradient of the activation as if each expert had the weight 1, which gives those of the weights
+    const at::Tensor g_TD = product_gradient(c, Group::experts_down, w, mlp_branch(a), {}), g_nD = gate_up.x_nK;
+    const at::Tensor dact_nF = expert_rows(c, c.scratch.out_T, experts.intermediate_size);
+    ops::gather_rows(ctx, g_TD, tokens_n, g_nD);
+    multiply_backward(c, down, e.ends_E, g_nD, dact_nF, "experts dx down");
+    if (down.lora.r > 0) {
+        weigh(down.u_nr, down.u_nr);
+        weigh(down.v_nr, down.v_nr);
+    }
+    b_gradient(c, down, e.ends_E, g_nD);
+    ops::swiglu_forward(ctx, gate_up_n2F, down.x_nK, {}, c.spec.gate_activation);
+    weigh(down.x_nK, dact_nF);
+    a_gradient(c, down, e.ends_E);
+    // 8 activation: gate and up become their gradients
+    ops::swiglu_backward(ctx, dact_nF, gate_up_n2F, {}, {}, false, c.spec.gate_activation);
+    // 7 gate and up
+    multiply_backward(c, gate_up, e.ends_E, gate_up_n2F, gate_up.x_nK, "experts dx gate_up");
+    b_gradient(c, gate_up, e.ends_E, gate_up_n2F);
+    ops::sum_rows(ctx, gate_up.x_nK, e.places_Tk, h_TD);
+    // 6 the experts of each token, and norm, onto the residual stream's gradient
+    ops::route_backward(ctx, {.weights = experts.weights,
+                              .ids_Tk = e.ids_Tk,
+                              .weights_Tk = e.weights_Tk,
+                              .dweights_Tk = c.scratch.dweights_Tk,
+                              .probabilities_TE = needs_probabilities(c) ? e.router_TE : at::Tensor(),
+                              .slopes_E = c.scratch.balance.slopes_E,
+                              .dlogits_TE = e.router_TE});
+    ops::copy_2d(ctx, e.router_TE, c.scratch.drouter_TE);
+    ops::gemm(ctx, {.a = c.scratch.drouter_TE,
+                    .b = w.norm(spec::TensorRole::router),
+                    .out = h_TD,
+                    .beta = 1.0,
+                    .label = "router dx"});
+    norm_backward(c, post_norm(c, w, a), /*input_gradient=*/true);
+    if (gate_up.lora.r == 0) return;
+    ops::gather_rows(ctx, h_TD, tokens_n, gate_up.x_nK);
+    a_gradient(c, gate_up, e.ends_E);
+}
+
+}  // namespace unsloth::model
