@@ -112,7 +112,7 @@ function(unsloth_shared name)
     if(TARGET kernels)
       target_sources(${name} PRIVATE $<TARGET_OBJECTS:kernels>)
     endif()
-    target_link_libraries(${name} PUBLIC unsloth_base unsloth::torch PRIVATE PkgConfig::CRYPTO PkgConfig::HTTP)
+    target_link_libraries(${name} PUBLIC unsloth_base unsloth::torch PRIVATE PkgConfig::CRYPTO PkgConfig::HTTP ZLIB::ZLIB)
     set_target_properties(${name} PROPERTIES BUILD_RPATH "$ORIGIN;${UNSLOTH_TORCH_RPATH}"
                                              INSTALL_RPATH "$ORIGIN;${UNSLOTH_TORCH_RPATH}")
   else()

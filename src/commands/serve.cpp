@@ -13,6 +13,7 @@
 #include "unsloth/core/log.h"
 #include "unsloth/formats/base_mark.h"
 #include "unsloth/generate/chunked_prefill.h"
+#include "unsloth/grpc/call.h"
 #include "unsloth/http/server.h"
 #include "unsloth/openai/error.h"
 #include "unsloth/serve/keys.h"
@@ -114,9 +115,12 @@ class Gate {
                 open = open_;
             }
             if (open) return open(std::move(asked), std::move(response));
+            constexpr const char* loads = "The model is being loaded.";
+            if (grpc::is_call(asked))
+                return grpc::Answer(std::move(response), {}).end(grpc::Status(grpc::Code::unavailable, loads));
             const std::pair<std::string, std::string> json = {"content-type", "application/json"};
             if (asked.path == "/health") return response->send(200, {json}, "{}");
-            const openai::ApiError loading(503, "The model is being loaded.", "", "loading");
+            const openai::ApiError loading(503, loads, "", "loading");
             response->send(loading.status(), {json, {"retry-after", "5"}}, loading.body());
         };
     }
@@ -130,10 +134,31 @@ class Gate {
     http::Handler open_;
 };
 
+/// The server, and another one for gRPC where that has a port of its own. Both answer both.
+struct Servers {
+    http::Server main;
+    std::optional<http::Server> grpc;
+    Servers(const ServeRequest& request, const http::Handler& handler) : main(options(request, request.port), handler) {
+        if (request.grpc_port != 0) grpc.emplace(options(request, request.grpc_port), handler);
+    }
+    static http::ServerOptions options(const ServeRequest& request, int64_t port) {
+        return {.host = request.host,
+                .port = static_cast<int>(port),
+                .certificate = request.tls_cert,
+                .key = request.tls_key,
+                .takes_pieces = serve::Service::takes_pieces};
+    }
+};
+
 /// Nothing reaches the service once it ends, however it does.
 struct ServerEnd {
-    http::Server& server;
-    ~ServerEnd() { server.stop(std::chrono::steady_clock::now() + last_bytes); }
+    Servers& servers;
+    ~ServerEnd() {
+        const auto deadline = std::chrono::steady_clock::now() + last_bytes;
+        servers.main.drain();
+        if (servers.grpc) servers.grpc->stop(deadline);
+        servers.main.stop(deadline);
+    }
 };
 
 std::string host_in_url(const std::string& host) {
@@ -181,11 +206,7 @@ void run_serve(const config::LoadedConfig& given, const GenerateRequest& answers
         slots_for(answers, request, spec, loaded.config.model.adapter_name_or_path.has_value());
     const ServedSizes sizes = served_sizes(loaded, answers, spec);
     Gate gate;
-    http::Server server({.host = request.host,
-                         .port = static_cast<int>(request.port),
-                         .certificate = request.tls_cert,
-                         .key = request.tls_key},
-                        gate.handler());
+    Servers servers(request, gate.handler());
     const session::LoadedModel model =
         session::load_for_inference(loaded, opened, sizes.pass_tokens, sizes.rows + sizes.singly, sizes.pass_tokens,
                                     /*fewest_tokens=*/1, sizes.cache, {}, slots);
@@ -216,16 +237,18 @@ void run_serve(const config::LoadedConfig& given, const GenerateRequest& answers
                             .adapter_root = request.adapter_root,
                             .fingerprint = fingerprint_of(opened, loaded.config.model),
                             .vocab_size = spec.vocab_size,
-                            .stop_ids = session::stop_ids(tokenizer, spec)});
+                            .stop_ids = session::stop_ids(tokenizer, spec),
+                            .folder = formats::resolve_model_path(loaded.config.model.path).string()});
     std::optional<serve::RunWatcher> watcher;
     if (!request.watch.empty())
         watcher.emplace(request.watch, [&, run = name_of_run(request.watch)](const std::string& folder) {
             adapters.load(run, folder, between_passes);
         });
-    const ServerEnd end{server};
+    const ServerEnd end{servers};
     gate.open(service.handler());
     log::info("listening on ", request.tls_cert.empty() ? "http" : "https", "://", host_in_url(request.host), ":",
-              server.port());
+              servers.main.port());
+    if (servers.grpc) log::info("listening for gRPC on ", host_in_url(request.host), ":", servers.grpc->port());
     engine.run();
     service.finish();
 }

@@ -55,8 +55,9 @@ void Mailbox::close() {
     left.swap(changed_);
 }
 
-void Exchange::send(int status, Headers headers, std::string body) {
+void Exchange::send(int status, Headers headers, std::string body, Headers trailers) {
     check_headers(headers);
+    check_headers(trailers);
     {
         const std::lock_guard lock(mutex_);
         UNSLOTH_CHECK(!begun_, "an answer was begun twice");
@@ -65,6 +66,7 @@ void Exchange::send(int status, Headers headers, std::string body) {
         head_ = {status, std::move(headers), body.size()};
         bodiless_ = head_only_ || status == 204 || status == 304;
         if (!bodiless_) body_ = std::move(body);
+        trailers_ = std::move(trailers);
     }
     post();
 }
@@ -118,6 +120,30 @@ void Exchange::on_gone(std::function<void()> f) {
         }
     }
     f();
+}
+
+void Exchange::on_body(std::function<void(std::string_view, bool)> f) {
+    const std::lock_guard lock(mutex_);
+    if (!ended_ && !gone_) on_body_ = std::move(f);
+}
+
+/// `f` may hold the caller's response: it goes once no further piece can come, or none is of use.
+void Exchange::body(std::string_view piece, bool ends) {
+    std::function<void(std::string_view, bool)> taken;
+    {
+        const std::lock_guard lock(mutex_);
+        if (ends || ended_)
+            taken.swap(on_body_);
+        else
+            taken = on_body_;
+        if (ended_) return;
+    }
+    try {
+        if (taken) taken(piece, ends);
+    } catch (const std::exception& error) {
+        log::error("http: a piece of a request failed: ", error.what());
+        abandon();
+    }
 }
 
 void Exchange::abandon() {
@@ -180,9 +206,11 @@ bool Exchange::broken() {
 void Exchange::leave() {
     carrier_ = nullptr;
     std::function<void()> told;
+    std::function<void(std::string_view, bool)> reader;  // ends after the lock, as it may hold the response
     {
         const std::lock_guard lock(mutex_);
         gone_ = true;
+        reader.swap(on_body_);
         std::string().swap(body_);
         read_ = 0;
         told.swap(on_gone_);

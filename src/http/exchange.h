@@ -60,11 +60,12 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
         : mailbox_(std::move(mailbox)), carrier_(carrier), stream_(stream), head_only_(head_only), limit_(limit) {}
 
     // The caller's side: any thread.
-    void send(int status, Headers headers, std::string body);
+    void send(int status, Headers headers, std::string body, Headers trailers = {});
     void begin(int status, Headers headers);
     bool write(std::string_view piece);
     void end(Headers trailers);
     void on_gone(std::function<void()> f);
+    void on_body(std::function<void(std::string_view, bool)> f);
     /// The caller has let go of it: 500 where nothing was said, else the answer breaks off.
     void abandon();
 
@@ -75,6 +76,8 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
     bool read(std::string& out, size_t most);
     size_t available();
     Headers take_trailers();
+    /// A piece of the request's body came.
+    void body(std::string_view piece, bool ends);
     /// The caller has said all.
     bool ended();
     /// The answer cannot be completed: the client did not read it, or the caller let go of it.
@@ -105,6 +108,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
     size_t read_ = 0;  // bytes of body_ that were read
     Headers trailers_;
     std::function<void()> on_gone_;
+    std::function<void(std::string_view, bool)> on_body_;
 };
 
 /// The caller's handle. Its end without an end of the answer abandons the exchange.
@@ -112,13 +116,14 @@ class Handle : public Response {
   public:
     explicit Handle(std::shared_ptr<Exchange> exchange) : exchange_(std::move(exchange)) {}
     ~Handle() override { exchange_->abandon(); }
-    void send(int status, Headers headers, std::string body) override {
-        exchange_->send(status, std::move(headers), std::move(body));
+    void send(int status, Headers headers, std::string body, Headers trailers) override {
+        exchange_->send(status, std::move(headers), std::move(body), std::move(trailers));
     }
     void begin(int status, Headers headers) override { exchange_->begin(status, std::move(headers)); }
     bool write(std::string_view piece) override { return exchange_->write(piece); }
     void end(Headers trailers) override { exchange_->end(std::move(trailers)); }
     void on_gone(std::function<void()> f) override { exchange_->on_gone(std::move(f)); }
+    void on_body(std::function<void(std::string_view, bool)> f) override { exchange_->on_body(std::move(f)); }
 
   private:
     std::shared_ptr<Exchange> exchange_;

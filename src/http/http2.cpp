@@ -25,7 +25,10 @@ struct Stream {
     Request request;
     HeldBytes held;
     size_t header_bytes = 0;
-    bool method_seen = false, complete = false;
+    bool method_seen = false, complete = false;  // complete: the handler may have it
+    bool in_pieces = false, body_ends = false;
+    size_t body_bytes = 0;
+    std::string piece;  // of the body, for the exchange
     Refusal refusal;
     std::shared_ptr<Exchange> exchange;
     Clock::time_point progress = Clock::now();  // began, or last sent a piece
@@ -68,6 +71,7 @@ class Http2 : public Protocol {
     void refuse(Stream& stream, int32_t id, int status, const char* message);
     void settle();
     void submit(Exchange& exchange, Head head);
+    void hand_over(Stream& stream, int32_t id);
     void drop(Stream& stream, int32_t id);
     void go_away();
     void count_mistake();
@@ -198,12 +202,16 @@ int Http2::header(const nghttp2_frame& frame, std::string_view name, std::string
 int Http2::data(int32_t id, std::string_view bytes) {
     Stream* stream = find(id);
     if (stream == nullptr || stream->refusal.status != 0) return 0;
-    if (stream->request.body.size() + bytes.size() > shared_.options.body_bytes)
+    stream->body_bytes += bytes.size();
+    std::string& kept = stream->in_pieces ? stream->piece : stream->request.body;
+    if (stream->body_bytes > shared_.options.body_bytes) {
         refuse(*stream, id, 413, "the body is too large");
-    else if (!stream->held.set(stream->header_bytes + stream->request.body.size() + bytes.size()))
+    } else if (!stream->held.set(stream->header_bytes + kept.size() + bytes.size())) {
         refuse(*stream, id, 503, too_much_held);
-    else
-        stream->request.body.append(bytes);
+    } else {
+        kept.append(bytes);
+        if (stream->in_pieces) ready_.push_back(id);
+    }
     return 0;
 }
 
@@ -211,11 +219,16 @@ int Http2::frame_received(const nghttp2_frame& frame) {
     if (frame.hd.type != NGHTTP2_HEADERS && frame.hd.type != NGHTTP2_DATA) return 0;
     Stream* stream = find(frame.hd.stream_id);
     if (stream == nullptr || stream->refusal.status != 0) return 0;
-    if (frame.hd.type == NGHTTP2_HEADERS && stream->request.path.empty())
+    const bool is_head = frame.hd.type == NGHTTP2_HEADERS && frame.headers.cat == NGHTTP2_HCAT_REQUEST;
+    if (is_head && stream->request.path.empty()) {
         refuse(*stream, frame.hd.stream_id, 501, "this server is no proxy");
-    else if ((frame.hd.flags & NGHTTP2_FLAG_END_STREAM) != 0)
+        return 0;
+    }
+    if (is_head && shared_.options.takes_pieces) stream->in_pieces = shared_.options.takes_pieces(stream->request);
+    stream->body_ends = (frame.hd.flags & NGHTTP2_FLAG_END_STREAM) != 0;
+    if (stream->body_ends || (is_head && stream->in_pieces))
         ready_.push_back(frame.hd.stream_id);
-    else if (!stream->held.set(stream->header_bytes + stream->request.body.size()))
+    else if (!stream->in_pieces && !stream->held.set(stream->header_bytes + stream->request.body.size()))
         refuse(*stream, frame.hd.stream_id, 503, too_much_held);
     return 0;
 }
@@ -227,7 +240,7 @@ void Http2::count_mistake() {
     if (mistakes_left_ < 0) failed_ = true;
 }
 
-/// A refused request may still be on its way; the client shall stop sending it (RFC 9113, 8.1).
+/// An answered request may still be on its way; the client shall stop sending it (RFC 9113, 8.1).
 int Http2::frame_sent(const nghttp2_frame& frame) {
     if (frame.hd.type == NGHTTP2_RST_STREAM && frame.rst_stream.error_code != NGHTTP2_NO_ERROR &&
         frame.rst_stream.error_code != NGHTTP2_INTERNAL_ERROR)
@@ -235,7 +248,8 @@ int Http2::frame_sent(const nghttp2_frame& frame) {
     if ((frame.hd.type != NGHTTP2_HEADERS && frame.hd.type != NGHTTP2_DATA) ||
         (frame.hd.flags & NGHTTP2_FLAG_END_STREAM) == 0)
         return 0;
-    if (const Stream* stream = find(frame.hd.stream_id); stream != nullptr && stream->refusal.status != 0)
+    if (const Stream* stream = find(frame.hd.stream_id);
+        stream != nullptr && (stream->refusal.status != 0 || (stream->in_pieces && !stream->body_ends)))
         ::nghttp2_submit_rst_stream(session_, NGHTTP2_FLAG_NONE, frame.hd.stream_id, NGHTTP2_NO_ERROR);
     return 0;
 }
@@ -254,6 +268,8 @@ void Http2::refuse(Stream& stream, int32_t id, int status, const char* message) 
     const bool is_head = stream.request.method == "HEAD";
     stream.request = {};
     if (is_head) stream.request.method = "HEAD";
+    if (!stream.complete) stream.in_pieces = false;  // no handler has it
+    stream.piece.clear();
     stream.held.set(0);
     ready_.push_back(id);
 }
@@ -269,11 +285,22 @@ size_t Http2::receive(std::string_view bytes) {
     return bytes.size();
 }
 
+/// What came of a body whose exchange takes it in pieces.
+void Http2::hand_over(Stream& stream, int32_t id) {
+    stream.held.set(0);
+    if (stream.refusal.status != 0) return drop(stream, id);
+    stream.exchange->body(std::exchange(stream.piece, {}), stream.body_ends);
+}
+
 /// Calls the handler and on_gone's functions, outside nghttp2's callbacks.
 void Http2::settle() {
     for (const int32_t id : std::exchange(ready_, {})) {
         Stream* stream = find(id);
-        if (stream == nullptr || stream->exchange || failed_) continue;
+        if (stream == nullptr || failed_) continue;
+        if (stream->complete) {
+            if (stream->exchange && stream->in_pieces) hand_over(*stream, id);
+            continue;
+        }
         stream->complete = true;
         stream->held.set(0);
         stream->progress = Clock::now();
@@ -282,6 +309,7 @@ void Http2::settle() {
             stream->refusal.status != 0
                 ? refuse_exchange(shared_, carrier_, id, head_only, stream->refusal.status, stream->refusal.message)
                 : start_exchange(shared_, carrier_, id, std::exchange(stream->request, {}));
+        if (stream->in_pieces && (!stream->piece.empty() || stream->body_ends)) hand_over(*stream, id);
     }
     for (const auto& exchange : std::exchange(left_, {})) exchange->leave();
 }

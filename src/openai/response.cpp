@@ -87,13 +87,7 @@ Json message_of(const Choice& choice) {
     Json message = {{"role", "assistant"}, {"content", choice.text}, {"refusal", nullptr}};
     if (choice.calls.empty()) return message;
     if (choice.text.empty()) message["content"] = nullptr;
-    std::vector<ToolDelta> whole;
-    for (const ToolDelta& piece : choice.calls)
-        if (!piece.id.empty())
-            whole.push_back(piece);
-        else
-            whole.back().arguments += piece.arguments;
-    message["tool_calls"] = calls_of(whole, /*whole=*/true);
+    message["tool_calls"] = calls_of(whole_calls(choice.calls), /*whole=*/true);
     return message;
 }
 
@@ -107,6 +101,16 @@ int64_t TextOffsets::next(const TokenText& token) {
     const int64_t here = characters_;
     for (const char c : token.bytes) characters_ += (static_cast<unsigned char>(c) & 0xC0U) != 0x80U ? 1 : 0;
     return here;
+}
+
+std::vector<ToolDelta> whole_calls(const std::vector<ToolDelta>& pieces) {
+    std::vector<ToolDelta> whole;
+    for (const ToolDelta& piece : pieces)
+        if (!piece.id.empty())
+            whole.push_back(piece);
+        else
+            whole.back().arguments += piece.arguments;
+    return whole;
 }
 
 Json chat_tokens(const std::vector<TokenReport>& tokens) {

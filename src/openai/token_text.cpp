@@ -30,19 +30,19 @@ std::string TokenText::text() const {
 }
 
 TokenText text_of_token(const tokenizer::Tokenizer& tokenizer, int32_t id) {
-    if (id < 0 || id >= tokenizer.vocab_size()) return {"", true};  // rows of the embedding that no token has
+    if (id < 0 || id >= tokenizer.vocab_size()) return {"", true, id};  // rows of the embedding that no token has
     // Decoders drop a text's first space: the second of two equal tokens has it still.
     const std::string once = tokenizer.decode(std::array{id}, /*skip_special=*/false),
                       twice = tokenizer.decode(std::array{id, id}, /*skip_special=*/false);
     const std::string text = twice.starts_with(once) ? twice.substr(once.size()) : once;
     const std::string raw = tokenizer.token(id);
-    if (text.find(incomplete) == std::string::npos && !tokenizer::fallback_byte(raw)) return {text, true};
+    if (text.find(incomplete) == std::string::npos && !tokenizer::fallback_byte(raw)) return {text, true, id};
     if (const auto byte = tokenizer::fallback_byte(raw)) {
         const std::string bytes(1, *byte);
-        return {bytes, first_invalid_utf8(bytes) == bytes.size()};
+        return {bytes, first_invalid_utf8(bytes) == bytes.size(), id};
     }
     const std::string bytes = tokenizer::bytes_of_token(raw).value_or(text);
-    return {bytes, first_invalid_utf8(bytes) == bytes.size()};
+    return {bytes, first_invalid_utf8(bytes) == bytes.size(), id};
 }
 
 }  // namespace unsloth::openai

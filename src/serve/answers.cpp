@@ -6,8 +6,7 @@
 #include "serve/call.h"
 #include "serve/chosen.h"
 #include "serve/constraints.h"
-#include "serve/exchange.h"
-#include "serve/prompts.h"
+#include "serve/prepared.h"
 #include "serve/texts.h"
 #include "unsloth/core/error.h"
 #include "unsloth/serve/service.h"
@@ -55,9 +54,9 @@ Service::Chosen Service::choose(const std::string& model) const {
     return {model, cat(options_.fingerprint, "-", adapter->hash.substr(0, 16)), adapter};
 }
 
-Job Service::job_for(const Call& call, const Chosen& chosen) {
+Job Service::job_for(const std::string& client, const Chosen& chosen) {
     Job job;
-    job.client = call.client;
+    job.client = client;
     job.adapter = chosen.adapter;
     if (chosen.adapter) job.adapter_name = chosen.name;
     return job;
@@ -122,19 +121,26 @@ Service::Constrained Service::constrain(const AnswerRequest& request) {
 }
 
 void Service::completions(const Call& call) {
-    answer(call, openai::parse_completion);
+    answer(call, openai::parse_completion(call.request.body, parsing()));
 }
 
 void Service::chat(const Call& call) {
-    answer(call, openai::parse_chat);
+    answer(call, openai::parse_chat(call.request.body, parsing()));
 }
 
 void Service::responses(const Call& call) {
-    answer(call, openai::parse_response);
+    answer(call, openai::parse_response(call.request.body, parsing()));
 }
 
-void Service::answer(const Call& call, Parse parse) {
-    AnswerRequest request = parse(call.request.body, {options_.vocab_size, options_.accept_unknown_fields});
+void Service::answer(const Call& call, AnswerRequest request) {
+    Prepared prepared = prepare(std::move(request), call.client);
+    const std::shared_ptr<const nlohmann::ordered_json> response = prepared.request.response;
+    auto writer = response ? make_response_answer(call.reply(), head_of(prepared), response)
+                           : make_json_answer(call.reply(), head_of(prepared));
+    start(std::move(prepared), std::move(writer), *call.response);
+}
+
+Service::Prepared Service::prepare(AnswerRequest request, const std::string& client) {
     Chosen chosen = choose(request.model);
     Constrained constrained = constrain(request);
     std::vector<EncodedPrompt> prompts = reader_->prompts(request);
@@ -143,7 +149,7 @@ void Service::answer(const Call& call, Parse parse) {
     if (prompts.size() * static_cast<std::size_t>(request.n) > most_sequences)
         throw openai::invalid(cat("A request may ask for ", most_sequences, " completions at most."), "n");
 
-    Job job = job_for(call, chosen);
+    Job job = job_for(client, chosen);
     generate::Request common = chosen.request();
     common.sampling = request.sampling();
     common.seed = request.seed ? static_cast<uint64_t>(*request.seed) : random_seed();
@@ -163,26 +169,32 @@ void Service::answer(const Call& call, Parse parse) {
         }
     }
 
-    const char* const prefix = request.response ? "" : request.is_chat ? "chatcmpl-" : "cmpl-";
-    const openai::AnswerHead head{cat(prefix, random_id()), chosen.name, chosen.fingerprint, unix_seconds(),
-                                  request.is_chat};
-    auto exchange = std::make_shared<Exchange>(call.reply(), std::move(request), std::move(prompts), head,
-                                               reader_->tokenizer(), std::move(constrained.tools),
-                                               [this](std::function<void()> work) { workers_.post(std::move(work)); });
+    return {std::move(request), std::move(chosen), std::move(job), std::move(prompts), std::move(constrained.tools)};
+}
+
+openai::AnswerHead Service::head_of(const Prepared& prepared) {
+    const bool is_chat = prepared.request.is_chat;
+    const char* const prefix = prepared.request.response ? "" : is_chat ? "chatcmpl-" : "cmpl-";
+    return {cat(prefix, random_id()), prepared.chosen.name, prepared.chosen.fingerprint, unix_seconds(), is_chat};
+}
+
+void Service::start(Prepared prepared, std::unique_ptr<AnswerWriter> writer, http::Response& response) {
+    auto exchange = std::make_shared<Exchange>(
+        std::move(writer), std::move(prepared.request), std::move(prepared.prompts), reader_->tokenizer(),
+        std::move(prepared.tools), [this](std::function<void()> work) { workers_.post(std::move(work)); });
     // The response knows it weakly: it holds the response.
-    call.response->on_gone([this, left = std::weak_ptr<Exchange>(exchange)] {
+    response.on_gone([this, left = std::weak_ptr<Exchange>(exchange)] {
         const std::shared_ptr<Exchange> exchange = left.lock();
         if (!exchange) return;
         exchange->leave();
         engine_.cancel(exchange);
     });
-    job.receiver = exchange;
-    engine_.submit(std::move(job));
+    prepared.job.receiver = exchange;
+    engine_.submit(std::move(prepared.job));
 }
 
 void Service::tokenize(const Call& call) {
-    const openai::TokenizeRequest request =
-        openai::parse_tokenize(call.request.body, {options_.vocab_size, options_.accept_unknown_fields});
+    const openai::TokenizeRequest request = openai::parse_tokenize(call.request.body, parsing());
     choose(request.model);
     const std::vector<int32_t> ids = request.row ? reader_->conversation(*request.row, request.continue_final_message)
                                                  : reader_->text(request.prompt, request.add_special_tokens);
@@ -197,8 +209,7 @@ void Service::tokenize(const Call& call) {
 }
 
 void Service::detokenize(const Call& call) {
-    const openai::DetokenizeRequest request =
-        openai::parse_detokenize(call.request.body, {options_.vocab_size, options_.accept_unknown_fields});
+    const openai::DetokenizeRequest request = openai::parse_detokenize(call.request.body, parsing());
     choose(request.model);
     const std::string text = reader_->tokenizer().decode(request.tokens, /*skip_special=*/false);
     call.send(200, nlohmann::ordered_json{{"prompt", text}}.dump());

@@ -10,6 +10,11 @@
 
 namespace unsloth::serve {
 
+/// x-request-id: the client's, where it may be in a header and a log, else a new one.
+std::string request_id_of(const http::Request& request);
+/// ApiError 403 for a request that a browser marks as another site's.
+void refuse_other_sites(const http::Request& request);
+
 struct Call {
     http::Request request;
     std::shared_ptr<http::Response> response;

@@ -71,7 +71,7 @@ void Service::decisions(const Call& call) {
     openai::DecisionRequest request =
         openai::parse_decision(call.request.body, {options_.vocab_size, options_.accept_unknown_fields});
     const Chosen chosen = choose(request.model);
-    Job job = job_for(call, chosen);
+    Job job = job_for(call.client, chosen);
     openai::DecisionUsage usage;
     std::vector<std::vector<OptionLabel>> labels;
     for (std::size_t i = 0; i < request.questions.size(); ++i) {

@@ -1,6 +1,7 @@
 #include "unsloth/serve/engine.h"
 
 #include <algorithm>
+#include <future>
 #include <set>
 
 #include "serve/deliveries.h"
@@ -73,6 +74,21 @@ void Engine::between_passes(std::function<void()> work) {
     work();
 }
 
+bool Engine::forget_keys() {
+    std::promise<bool> told;
+    between_passes([&] {
+        const bool idle = rows_.empty();
+        if (idle) decoder_.forget_keys();
+        told.set_value(idle);
+    });
+    return told.get_future().get();
+}
+
+void Engine::on_drain(std::function<void()> f) {
+    const std::lock_guard lock(mutex_);
+    on_drain_ = std::move(f);
+}
+
 bool Engine::healthy() const {
     const Clock::time_point ticked{Clock::duration(ticked_.load())};
     return !failed_ && Clock::now() - ticked < longest_pass;
@@ -90,6 +106,7 @@ void Engine::run() {
     });
     try {
         while (wait_for_work()) {
+            drop_late();
             drop_cancelled();
             end_stopped();
             admit();
@@ -129,6 +146,7 @@ bool Engine::wait_for_work() {
             if (!draining_ && options_.stops()) {
                 draining_ = true;
                 drains_since_ = now;
+                if (on_drain_) work_.push_back(std::exchange(on_drain_, nullptr));
             }
             if (draining_) {
                 refuses_ = now - drains_since_ >= options_.drain_delay;
@@ -143,6 +161,24 @@ bool Engine::wait_for_work() {
     }
     for (const auto& one : work) one();
     return true;
+}
+
+/// Jobs whose deadline has passed.
+void Engine::drop_late() {
+    const Clock::time_point now = Clock::now();
+    const auto is_late = [&](const Job& job) { return job.deadline && *job.deadline <= now; };
+    std::set<std::shared_ptr<Receiver>> late;
+    for (const auto& [number, row] : rows_)
+        if (is_late(row.active->job)) late.insert(row.active->job.receiver);
+    const std::lock_guard lock(mutex_);
+    for (const auto& [client, jobs] : waiting_)
+        for (const std::shared_ptr<Active>& active : jobs)
+            if (is_late(active->job)) late.insert(active->job.receiver);
+    for (const std::shared_ptr<Receiver>& receiver : late) {
+        Delivery& made = made_.emplace_back(std::make_shared<Delivered>(receiver));
+        made.error = openai::ApiError(504, "The deadline has passed.", "", "deadline_exceeded");
+        cancelled_.push_back(receiver);
+    }
 }
 
 void Engine::drop_cancelled() {
@@ -315,21 +351,27 @@ void Engine::fail_all(const openai::ApiError& why) {
     deliveries_->post(std::exchange(made_, {}));
 }
 
+Load Engine::load() const {
+    const std::lock_guard lock(mutex_);
+    Load now{.waiting = waiting_sequences_, .cache_usage = cache_usage_, .rows = decoder_.scheduler().rows()};
+    for (const auto& [name, count] : running_) now.running += count;
+    const generate::BlockAllocator& pool = decoder_.scheduler().pool();
+    now.cache_tokens = pool.pages() * pool.page_tokens();
+    return now;
+}
+
 void Engine::report() {
-    metrics_.set(Metric::kv_cache_usage, cache_usage_);
-    int64_t rows = 0;
+    const Load now_loaded = load();
+    metrics_.set(Metric::kv_cache_usage, now_loaded.cache_usage);
+    metrics_.set(Metric::requests_waiting, static_cast<double>(now_loaded.waiting));
+    metrics_.set(Metric::requests_running, static_cast<double>(now_loaded.running));
     std::set<std::string> running, waiting;
     {
         const std::lock_guard lock(mutex_);
-        metrics_.set(Metric::requests_waiting, static_cast<double>(waiting_sequences_));
-        for (const auto& [name, count] : running_) {
-            running.insert(name);
-            rows += count;
-        }
+        for (const auto& [name, count] : running_) running.insert(name);
         for (const auto& [client, jobs] : waiting_)
             for (const std::shared_ptr<Active>& active : jobs) waiting.insert(active->job.adapter_name);
     }
-    metrics_.set(Metric::requests_running, static_cast<double>(rows));
     const auto listed = [](const std::set<std::string>& names) {
         std::string text;
         for (const std::string& name : names)

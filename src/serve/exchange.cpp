@@ -17,19 +17,17 @@ openai::ApiError not_finite_error() {
 
 }  // namespace
 
-Exchange::Exchange(Call call, openai::AnswerRequest request, std::vector<EncodedPrompt> prompts,
-                   openai::AnswerHead head, tokenizer::Tokenizer tokenizer, std::optional<ToolReading> tools,
+Exchange::Exchange(std::unique_ptr<AnswerWriter> writer, openai::AnswerRequest request,
+                   std::vector<EncodedPrompt> prompts, tokenizer::Tokenizer tokenizer, std::optional<ToolReading> tools,
                    Later later)
-    : call_(std::move(call)),
+    : writer_(std::move(writer)),
       request_(std::move(request)),
       prompts_(std::move(prompts)),
-      head_(std::move(head)),
       tokenizer_(std::move(tokenizer)),
       later_(std::move(later)),
       states_(prompts_.size() * static_cast<std::size_t>(request_.n)),
       left_(states_.size()) {
     for (const EncodedPrompt& prompt : prompts_) usage_.prompt_tokens += static_cast<int64_t>(prompt.ids.size());
-    if (request_.response) response_.emplace(head_, request_.response);
     const bool is_mistral = tools && tools->format == openai::ToolFormat::mistral;
     const auto new_id = [is_mistral] {
         return is_mistral ? random_id().substr(0, 9) : cat("call_", random_id().substr(0, 24));
@@ -114,27 +112,15 @@ void Exchange::ended(std::size_t sequence, const generate::Completion& answer) {
         return;
     }
     emit(sequence, state.answer, state.finish_reason);
-    if (answer.finish_reason == generate::FinishReason::not_finite && states_.size() == 1 && !response_)
-        write(openai::error_event(not_finite_error().body()));
+    if (answer.finish_reason == generate::FinishReason::not_finite && states_.size() == 1)
+        writer_->error(not_finite_error());
     if (left_ > 0) return;
-    if (response_) {
-        write(response_->end(usage_));
-    } else {
-        if (request_.include_usage) write(openai::usage_event(head_, usage_));
-        write(openai::done_event);
-    }
-    call_.response->end();
+    if (request_.include_usage) writer_->usage(usage_);
+    writer_->end();
 }
 
 void Exchange::failed(const openai::ApiError& why) {
-    if (gone_) return;
-    if (!std::exchange(streams_, true)) {
-        call_.refuse(why);
-    } else {
-        write(openai::error_event(why.body()));
-        call_.response->end();
-    }
-    gone_ = true;
+    if (!gone_.exchange(true)) writer_->fail(why);
 }
 
 /// Calls in the choice's text leave it.
@@ -168,20 +154,9 @@ void Exchange::emit(std::size_t sequence, const generate::Completion& so_far, co
     if (piece.text.empty() && piece.tokens.empty() && piece.calls.empty() && finish_reason.empty() && !piece.has_role)
         return;
     state.begun = true;
-    if (response_) return write(response_->piece(piece));
     std::optional<openai::Usage> so_far_used;
     if (request_.continuous_usage) so_far_used = usage_;
-    write(openai::stream_event(head_, piece, state.offsets, request_.include_usage ? &so_far_used : nullptr));
-}
-
-void Exchange::write(const std::string& piece) {
-    if (!streams_) {
-        http::Headers headers = call_.headers("text/event-stream; charset=utf-8");
-        headers.emplace_back("cache-control", "no-cache");
-        call_.response->begin(200, std::move(headers));
-        streams_ = true;
-    }
-    if (!call_.response->write(piece)) gone_ = true;
+    if (!writer_->piece(piece, state.offsets, request_.include_usage ? &so_far_used : nullptr)) gone_ = true;
 }
 
 /// The stop text that ended a choice, where it is wanted.
@@ -212,9 +187,8 @@ void Exchange::send_all() {
         if (choice.has_logprobs) report_tokens(state.answer, 0, choice);
         all_failed = all_failed && state.answer.finish_reason == generate::FinishReason::not_finite;
     }
-    if (all_failed) return call_.refuse(not_finite_error());
-    call_.send(200,
-               response_ ? response_->whole(choices.front(), usage_) : openai::answer_text(head_, choices, usage_));
+    if (all_failed) return writer_->fail(not_finite_error());
+    writer_->whole(choices, usage_);
 }
 
 }  // namespace unsloth::serve

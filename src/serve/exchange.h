@@ -1,4 +1,4 @@
-// A request for completions under way: from its sequences' tokens to OpenAI's answer, whole or as a stream.
+// A request for completions under way: from its sequences' tokens to texts, which its answer's writer gets.
 #pragma once
 
 #include <atomic>
@@ -7,12 +7,11 @@
 #include <optional>
 #include <vector>
 
-#include "serve/call.h"
+#include "serve/answer_writer.h"
 #include "serve/prompts.h"
 #include "unsloth/generate/detokenizer.h"
 #include "unsloth/openai/request.h"
 #include "unsloth/openai/response.h"
-#include "unsloth/openai/response_stream.h"
 #include "unsloth/serve/engine.h"
 
 namespace unsloth::serve {
@@ -28,7 +27,7 @@ class Exchange final : public Receiver, public std::enable_shared_from_this<Exch
   public:
     /// `later` runs work on another thread than the engine's.
     using Later = std::function<void(std::function<void()>)>;
-    Exchange(Call call, openai::AnswerRequest request, std::vector<EncodedPrompt> prompts, openai::AnswerHead head,
+    Exchange(std::unique_ptr<AnswerWriter> writer, openai::AnswerRequest request, std::vector<EncodedPrompt> prompts,
              tokenizer::Tokenizer tokenizer, std::optional<ToolReading> tools, Later later);
 
     bool token(std::size_t sequence, const generate::Completion& so_far) override;
@@ -56,22 +55,18 @@ class Exchange final : public Receiver, public std::enable_shared_from_this<Exch
     void report_tokens(const generate::Completion& answer, std::size_t first, openai::Choice& to) const;
     void read_calls(State& state, openai::Choice& choice, bool ends) const;
     void emit(std::size_t sequence, const generate::Completion& so_far, const std::string& finish_reason);
-    void write(const std::string& piece);
     std::string stop_text(std::size_t sequence) const;
     void send_all();
     bool scores_alone() const { return request_.max_tokens == 0; }
 
-    Call call_;
+    std::unique_ptr<AnswerWriter> writer_;
     openai::AnswerRequest request_;
     std::vector<EncodedPrompt> prompts_;
-    openai::AnswerHead head_;
-    std::optional<openai::ResponseStream> response_;  ///< where the request is one of /v1/responses
     tokenizer::Tokenizer tokenizer_;
     Later later_;
     std::vector<State> states_;
     openai::Usage usage_;
     std::size_t left_;
-    bool streams_ = false;  ///< the head was sent
     std::atomic<bool> gone_ = false;
 };
 

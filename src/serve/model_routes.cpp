@@ -43,11 +43,15 @@ std::string folder_below(const std::string& root, const std::string& path) {
 
 }  // namespace
 
-void Service::models(const Call& call) {
+Json Service::model_cards() const {
     Json cards = Json::array({card(options_.model, options_.model, "", created_, engine_.context())});
     for (const auto& adapter : adapters_.all())
         cards.push_back(card(adapter->name, adapter->folder, options_.model, adapter->created, engine_.context()));
-    call.send(200, Json{{"object", "list"}, {"data", cards}}.dump());
+    return cards;
+}
+
+void Service::models(const Call& call) {
+    call.send(200, Json{{"object", "list"}, {"data", model_cards()}}.dump());
 }
 
 void Service::one_model(const Call& call) {
@@ -69,10 +73,7 @@ void Service::require_adapter_routes() const {
                        "adapter_routes_off");
 }
 
-void Service::load_adapter(const Call& call) {
-    require_adapter_routes();
-    const openai::AdapterRequest request =
-        openai::parse_load_adapter(call.request.body, {0, options_.accept_unknown_fields});
+void Service::load(const openai::AdapterRequest& request) {
     if (request.name == options_.model)
         throw ApiError(400, cat("'", request.name, "' is the base model's name."), "lora_name", "name_in_use");
     if (adapters_.find(request.name) && !request.load_inplace)
@@ -81,16 +82,25 @@ void Service::load_adapter(const Call& call) {
             "lora_name", "already_loaded");
     adapters_.load(request.name, folder_below(options_.adapter_root, request.path),
                    [this](std::function<void()> work) { engine_.between_passes(std::move(work)); });
+}
+
+void Service::unload(const openai::AdapterRequest& request) {
+    if (!adapters_.unload(request.name))
+        throw ApiError(404, cat("The adapter '", request.name.substr(0, 200), "' is not loaded."), "lora_name",
+                       "adapter_not_found");
+}
+
+void Service::load_adapter(const Call& call) {
+    require_adapter_routes();
+    const openai::AdapterRequest request = openai::parse_load_adapter(call.request.body, parsing());
+    load(request);
     call.send(200, cat("Success: LoRA adapter '", request.name, "' added successfully."), "text/plain");
 }
 
 void Service::unload_adapter(const Call& call) {
     require_adapter_routes();
-    const openai::AdapterRequest request =
-        openai::parse_unload_adapter(call.request.body, {0, options_.accept_unknown_fields});
-    if (!adapters_.unload(request.name))
-        throw ApiError(404, cat("The adapter '", request.name.substr(0, 200), "' is not loaded."), "lora_name",
-                       "adapter_not_found");
+    const openai::AdapterRequest request = openai::parse_unload_adapter(call.request.body, parsing());
+    unload(request);
     call.send(200, cat("Success: LoRA adapter '", request.name, "' removed successfully."), "text/plain");
 }
 

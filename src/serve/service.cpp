@@ -8,6 +8,7 @@
 #include "serve/page.h"
 #include "serve/prompts.h"
 #include "serve/route.h"
+#include "serve/rpc.h"
 #include "serve/texts.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
@@ -73,8 +74,9 @@ const std::string* header_of(const http::Request& request, std::string_view name
     return nullptr;
 }
 
-/// The client's, where it may stand in a header and a log.
-std::string id_of(const http::Request& request) {
+}  // namespace
+
+std::string request_id_of(const http::Request& request) {
     const std::string* const given = header_of(request, "x-request-id");
     const bool usable = given != nullptr && !given->empty() && given->size() <= longest_request_id &&
                         std::ranges::all_of(*given, [](char c) { return c > ' ' && c < '\x7f'; });
@@ -82,14 +84,11 @@ std::string id_of(const http::Request& request) {
 }
 
 /// Another site's page may send a POST that its browser would not let it read: to load adapters, or to use the GPU.
-/// ApiError 403 for one, which its browser marks.
 void refuse_other_sites(const http::Request& request) {
     const std::string* const site = header_of(request, "sec-fetch-site");
     if (request.method == "POST" && site != nullptr && *site != "same-origin" && *site != "none")
         throw ApiError(403, "Pages of other sites may not use this service.", "", "cross_site");
 }
-
-}  // namespace
 
 Workers::Workers(int threads) {
     for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
@@ -139,6 +138,7 @@ Service::Service(Engine& engine, AdapterSet& adapters, Metrics& metrics, const t
       reader_(std::make_unique<const PromptReader>(tokenizer, chat)),
       constraints_(std::make_unique<Constraints>(tokenizer, options_.vocab_size)),
       created_(unix_seconds()),
+      rpc_(std::make_unique<Rpc>(*this)),
       workers_(worker_threads) {
     for (const auto& [name, text] : tokenizer.chat_templates())
         if (name == "default") template_ = text;
@@ -146,8 +146,18 @@ Service::Service(Engine& engine, AdapterSet& adapters, Metrics& metrics, const t
 
 Service::~Service() = default;
 
+void Service::finish() {
+    workers_.wait();
+    rpc_->finish();
+}
+
+bool Service::takes_pieces(const http::Request& header) {
+    return Rpc::takes_pieces(header);
+}
+
 http::Handler Service::handler() {
     return [this](http::Request request, std::shared_ptr<http::Response> response) {
+        if (grpc::is_call(request)) return rpc_->handle(std::move(request), std::move(response));
         handle(std::move(request), std::move(response));
     };
 }
@@ -169,7 +179,7 @@ std::string Service::key_of(const http::Request& request) const {
 
 void Service::handle(http::Request request, std::shared_ptr<http::Response> response) {
     auto call = std::make_shared<Call>(Call{std::move(request), std::move(response), {}, {}});
-    call->id = id_of(call->request);
+    call->id = request_id_of(call->request);
     const auto guarded = [this, call](void (Service::*answer)(const Call&)) {
         try {
             (this->*answer)(*call);

@@ -49,7 +49,7 @@ class Service:
         self.port = None
         for line in self.process.stderr:
             self.log += line
-            found = re.search(r"listening on http://127\.0\.0\.1:(\d+)", line)
+            found = re.search(r"listening on https?://127\.0\.0\.1:(\d+)", line)
             if found:
                 self.port = int(found.group(1))
                 break

@@ -127,6 +127,42 @@ TEST(Http2, TakesLongBodies) {
     EXPECT_EQ(client.await(1).body.size(), 960'006U);
 }
 
+TEST(Http2, HandsOverBodiesInPieces) {
+    ServerOptions options;
+    options.body_bytes = 3000;
+    options.takes_pieces = [](const Request& header) { return header.path == "/pieces"; };
+    Service service(options);
+    Client2 client(service.server.port());
+    const auto body_of = [&](uint32_t stream, const std::string& body) {
+        while (client.answers[stream].body.size() < body.size() && client.next().type >= 0) {
+        }
+        return client.answers[stream].body;
+    };
+    client.ask(1, "POST", "/pieces", true);
+    for (const std::string text : {"[a]", "[a][b]"}) {  // each is answered before the next one is sent
+        client.frame(0, 0, 1, text.substr(text.size() - 2, 1));
+        EXPECT_EQ(body_of(1, text), text);
+    }
+    EXPECT_FALSE(client.answers[1].ended);
+    client.frame(0, end_stream, 1, "c");
+    EXPECT_EQ(client.await(1).body, "[a][b][c]");
+    client.ask(3, "POST", "/pieces");
+    EXPECT_EQ(client.await(3).body, "");
+    client.ask(5, "POST", "/pieces", true);
+    client.frame(0, 0, 5, "!");
+    EXPECT_EQ(client.await(5).body, "[!]") << "the answer's end comes before that of the body";
+    client.ask(7, "POST", "/pieces", true);
+    client.frame(0, 0, 7, "x");
+    body_of(7, "[x]");
+    client.frame(0, 0, 7, std::string(4000, 'x'));
+    EXPECT_GT(client.await(7).reset, 0);
+    client.ask(9, "POST", "/pieces", true);
+    client.frame(0, 0, 9, "d");
+    body_of(9, "[d]");
+    client.frame(3, 0, 9, Client2::number(8));
+    EXPECT_TRUE(service.left(2)) << "of the streams 7 and 9";
+}
+
 TEST(Http2, ClosesOnRapidResets) {
     Service service;
     Client2 client(service.server.port());

@@ -13,7 +13,8 @@
 namespace unsloth::http {
 
 /// /echo answers at once; /throw fails; /drop gives no answer; /stream has five pieces from another thread and a
-/// trailer; /wait begins an answer and keeps it for the test. It counts who left.
+/// trailer; /wait begins an answer and keeps it for the test; /pieces (with ServerOptions::takes_pieces) sends each
+/// piece back in brackets, and ends with the body, or at "!". It counts who left.
 class Service {
   public:
     explicit Service(ServerOptions options = {})
@@ -64,6 +65,12 @@ class Service {
                 response->begin(200, {{"content-type", "application/grpc"}});
                 for (char c = 'a'; c < 'f'; ++c) response->write(std::string(3, c));
                 response->end({{"grpc-status", "0"}});
+            });
+        } else if (request.path == "/pieces") {
+            response->begin(200, {});
+            response->on_body([response](std::string_view piece, bool ends) {
+                if (!piece.empty()) response->write(cat('[', piece, ']'));
+                if (ends || piece == "!") response->end();
             });
         } else {
             response->send(200, {{"x-path", request.path}}, request.method + ' ' + request.query + ' ' + request.body);

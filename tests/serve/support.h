@@ -20,8 +20,10 @@ using Json = nlohmann::ordered_json;
 /// Takes an answer as a client would, which may leave.
 class FakeResponse final : public http::Response {
   public:
-    void send(int status, http::Headers headers, std::string body) override {
+    using http::Response::send;
+    void send(int status, http::Headers headers, std::string body, http::Headers trailers) override {
         const std::lock_guard lock(mutex_);
+        headers.insert(headers.end(), trailers.begin(), trailers.end());
         status_ = status, headers_ = std::move(headers), body_ = std::move(body), ended_ = true;
         changed_.notify_all();
     }
@@ -38,8 +40,9 @@ class FakeResponse final : public http::Response {
         changed_.notify_all();
         return true;
     }
-    void end(http::Headers) override {
+    void end(http::Headers trailers) override {
         const std::lock_guard lock(mutex_);
+        headers_.insert(headers_.end(), trailers.begin(), trailers.end());
         ended_ = true;
         changed_.notify_all();
     }
@@ -48,6 +51,10 @@ class FakeResponse final : public http::Response {
         gone_ = std::move(f);
     }
 
+    void on_body(std::function<void(std::string_view, bool)> f) override { reader_ = std::move(f); }
+
+    /// More of the request's body, where it comes in pieces.
+    void more(std::string_view piece, bool ends) const { reader_(piece, ends); }
     void leave() {
         std::function<void()> gone;
         {
@@ -66,6 +73,7 @@ class FakeResponse final : public http::Response {
     int status() const { return status_; }
     const std::string& body() const { return body_; }
     Json json() const { return Json::parse(body_); }
+    /// Or a trailer.
     std::string header(const std::string& name) const {
         for (const auto& [key, value] : headers_)
             if (key == name) return value;
@@ -96,6 +104,7 @@ class FakeResponse final : public http::Response {
     http::Headers headers_;
     std::string body_;
     std::function<void()> gone_;
+    std::function<void(std::string_view, bool)> reader_;
 };
 
 struct RunningOptions {
@@ -188,6 +197,8 @@ class RunningService {
         if (at == std::string::npos) return std::nullopt;
         return std::stod(text.substr(text.find("} ", at) + 2));
     }
+    /// After stop().
+    void finish() { service_.finish(); }
     const tokenizer::Tokenizer& tokenizer() const { return tokenizer_; }
     const spec::ModelSpec& spec() const { return file_->spec; }
 
@@ -198,6 +209,7 @@ class RunningService {
         made.fingerprint = "fp_base";
         made.vocab_size = file_->spec.vocab_size;
         made.stop_ids = session::stop_ids(tokenizer_, file_->spec);
+        made.folder = options_.model.string();
         return made;
     }
     RunningOptions options_;

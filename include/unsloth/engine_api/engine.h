@@ -61,6 +61,7 @@ struct GenerateRequest {
 struct ServeRequest {
     std::string host = "127.0.0.1";
     int64_t port = 8000;            ///< 0: any free one
+    int64_t grpc_port = 0;          ///< another one, for gRPC; 0: none
     std::string served_model_name;  ///< the base's id; empty: model.path
     std::string api_key_file;       ///< a key a line; empty: anybody may ask
     std::string tls_cert, tls_key;  ///< PEM files; empty: no TLS

@@ -62,6 +62,9 @@ class Decoder {
     /// The answer so far of a request that has not ended; complete up to the token that on_token sees.
     const Completion& so_far(int64_t request) const { return answers_.at(request); }
 
+    /// Requests that come from now on compute all keys anew. No request is under way.
+    void forget_keys() { claim_ = 0; }
+
     const Scheduler& scheduler() const { return scheduler_; }
 
   private:

@@ -16,7 +16,7 @@ namespace unsloth::http {
 /// Field names are in lower case.
 using Headers = std::vector<std::pair<std::string, std::string>>;
 
-/// One request, whole: its body has arrived.
+/// One request, whole: its body has arrived, unless ServerOptions::takes_pieces says otherwise.
 struct Request {
     std::string method;
     std::string path;   ///< decoded, without the query
@@ -31,8 +31,10 @@ struct Request {
 class Response {
   public:
     virtual ~Response() = default;
-    /// Sends a whole answer.
-    virtual void send(int status, Headers headers, std::string body) = 0;
+    /// Sends a whole answer, which may be larger than ServerOptions::buffered_bytes. `trailers`: of HTTP/2, and of a
+    /// body that is not empty.
+    virtual void send(int status, Headers headers, std::string body, Headers trailers) = 0;
+    void send(int status, Headers headers, std::string body) { send(status, std::move(headers), std::move(body), {}); }
     /// Begins a streamed answer.
     virtual void begin(int status, Headers headers) = 0;
     /// Sends a piece of a streamed answer. False once the client has left.
@@ -41,6 +43,9 @@ class Response {
     virtual void end(Headers trailers = {}) = 0;
     /// Calls `f` once, on the server's thread, if the client leaves before the end; at once if it has left.
     virtual void on_gone(std::function<void()> f) = 0;
+    /// Of a request whose body comes in pieces: calls `f` on the server's thread with each piece that comes from now
+    /// on. The last call, perhaps without bytes, says `ends`. Call it before the handler returns.
+    virtual void on_body(std::function<void(std::string_view piece, bool ends)> f) = 0;
 };
 
 /// Called on the server's thread for each request; must return soon. Work goes to other threads with the response.
@@ -62,6 +67,9 @@ struct ServerOptions {
     std::chrono::milliseconds idle_time{75'000};    ///< a connection without a request, or that takes no output
     size_t connections = 4096;                      ///< at a time; further ones are answered 503
     size_t streams = 1024;                          ///< HTTP/2 requests of one connection at a time
+    /// Asked with a request's header. True: the handler gets the request at once, and its body by Response::on_body.
+    /// HTTP/2 alone; null: none.
+    std::function<bool(const Request& header)> takes_pieces = nullptr;
 };
 
 /// Listens on one port; a thread of its own runs all connections. Errors that it finds itself (400, 408, 413, 431, 503)

@@ -51,6 +51,8 @@ class TextOffsets {
     int64_t characters_ = 0;
 };
 
+/// The calls whose pieces these are, in order.
+std::vector<ToolDelta> whole_calls(const std::vector<ToolDelta>& pieces);
 /// Tokens with their log-probabilities in the form of chats and responses.
 nlohmann::ordered_json chat_tokens(const std::vector<TokenReport>& tokens);
 nlohmann::ordered_json usage_of(const Usage& usage);

@@ -11,6 +11,7 @@ namespace unsloth::openai {
 struct TokenText {
     std::string bytes;      ///< the truth: perhaps a part of a character
     bool is_whole = false;  ///< the bytes are whole characters
+    int32_t id = -1;        ///< -1: not known
     /// As OpenAI's completions write it: bytes that are no characters as "bytes:\xe2\x80".
     std::string name() const;
     /// As its chats write it: with U+FFFD in their place.

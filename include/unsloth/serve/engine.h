@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,15 @@ struct Job {
     std::string client;                   ///< rows go to clients in turn
     std::shared_ptr<const void> adapter;  ///< is held until the last sequence has ended
     std::string adapter_name;             ///< for metrics; empty: the base
+    /// What has not ended by then is dropped, and its receiver gets ApiError 504.
+    std::optional<std::chrono::steady_clock::time_point> deadline = {};
+};
+
+/// What the engine has to do at the moment.
+struct Load {
+    int64_t running = 0, waiting = 0;  ///< sequences
+    double cache_usage = 0;            ///< of its tokens
+    int64_t rows = 0, cache_tokens = 0;
 };
 
 struct EngineOptions {
@@ -68,6 +78,12 @@ class Engine {
     /// Runs `work` between two passes; before run(), or after it, at once.
     void between_passes(std::function<void()> work);
     bool draining() const { return draining_; }
+    /// Keys of earlier prompts are not found any more. False, and nothing happens, while sequences run. Waits for the
+    /// pass that is under way.
+    bool forget_keys();
+    /// Calls `f` once, between two passes, when draining begins.
+    void on_drain(std::function<void()> f);
+    Load load() const;
     /// Sets the gauges.
     void report();
     /// Whether passes end within a time that no pass takes.
@@ -91,6 +107,7 @@ class Engine {
     };
 
     bool wait_for_work();
+    void drop_late();
     void drop_cancelled();
     void end_stopped();
     void admit();
@@ -124,6 +141,7 @@ class Engine {
     std::vector<int64_t> stopped_;                            ///< numbers that their receivers end
     std::map<std::string, int64_t> running_;                  ///< rows, by the name of their adapter
     std::vector<std::function<void()>> work_;
+    std::function<void()> on_drain_;
     bool runs_ = false, refuses_ = false;
     std::atomic<bool> draining_ = false, failed_ = false;
     std::atomic<Clock::rep> ticked_ = Clock::now().time_since_epoch().count();

@@ -1,4 +1,4 @@
-// OpenAI's API over an engine: routes, keys, and what becomes of a request.
+// OpenAI's API and gRPC over an engine: routes, keys, and what becomes of a request.
 #pragma once
 
 #include <condition_variable>
@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <thread>
@@ -13,6 +14,7 @@
 
 #include "unsloth/http/server.h"
 #include "unsloth/openai/request.h"
+#include "unsloth/openai/response.h"
 #include "unsloth/serve/adapters.h"
 #include "unsloth/serve/engine.h"
 #include "unsloth/tokenizer/chat.h"
@@ -29,6 +31,7 @@ struct ServiceOptions {
     std::string fingerprint;         ///< of the base's content
     int64_t vocab_size = 0;          ///< the model's
     std::vector<int32_t> stop_ids;   ///< that end answers
+    std::string folder;              ///< the base's
 };
 
 /// Work of requests on other threads than the server's and the engine's.
@@ -53,6 +56,7 @@ class Workers {
     std::vector<std::thread> threads_;
 };
 
+class AnswerWriter;
 class Constraints;
 class PromptReader;
 struct Call;
@@ -67,11 +71,14 @@ class Service {
     Service& operator=(const Service&) = delete;
 
     http::Handler handler();
+    /// For http::ServerOptions: of the calls whose requests are streams.
+    static bool takes_pieces(const http::Request& header);
     /// After the engine's end: until every answer was given to its response.
-    void finish() { workers_.wait(); }
+    void finish();
 
   private:
     struct Route;
+    class Rpc;
     static const std::vector<Route>& routes();
     void handle(http::Request request, std::shared_ptr<http::Response> response);
     void dispatch(const Call& call);
@@ -97,13 +104,20 @@ class Service {
 
     struct Chosen;
     Chosen choose(const std::string& model) const;
-    static Job job_for(const Call& call, const Chosen& chosen);
-    using Parse = openai::AnswerRequest (*)(std::string_view body, const openai::ParseOptions& options);
-    void answer(const Call& call, Parse parse);
+    static Job job_for(const std::string& client, const Chosen& chosen);
+    openai::ParseOptions parsing() const { return {options_.vocab_size, options_.accept_unknown_fields}; }
+    struct Prepared;
+    Prepared prepare(openai::AnswerRequest request, const std::string& client);
+    static openai::AnswerHead head_of(const Prepared& prepared);
+    void start(Prepared prepared, std::unique_ptr<AnswerWriter> writer, http::Response& response);
+    void answer(const Call& call, openai::AnswerRequest request);
     openai::ToolFormat tool_format();
     struct Constrained;
     Constrained constrain(const openai::AnswerRequest& request);
     void require_adapter_routes() const;
+    nlohmann::ordered_json model_cards() const;
+    void load(const openai::AdapterRequest& request);
+    void unload(const openai::AdapterRequest& request);
 
     Engine& engine_;
     AdapterSet& adapters_;
@@ -115,6 +129,7 @@ class Service {
     std::optional<openai::ToolFormat> tool_format_;  ///< that the chat template shows, once asked
     std::string template_;                           ///< of tokenizer_info; empty: the tokenizer has none
     int64_t created_;
+    std::unique_ptr<Rpc> rpc_;
     Workers workers_;  ///< the last member: its work uses the others
 };
 

@@ -128,7 +128,7 @@ const std::vector<CommandInfo>& commands() {
         {Command::serve, "serve",
          "--model.path DIR [--adapter NAME=DIR …] [--adapter_root DIR] [--watch RUN] [--host ADDRESS] [--port N] "
          "[--api_key_file FILE]",
-         "Answer OpenAI's API over HTTP.", of_generate, declare_serve, succeeding<run_serve>, /*alone=*/true},
+         "Answer OpenAI's API over HTTP, and gRPC.", of_generate, declare_serve, succeeding<run_serve>, /*alone=*/true},
         {Command::evaluate, "evaluate",
          "--model.path DIR [--model.adapter_name_or_path DIR] --data.eval_file FILE [--metric exact_match] "
          "[--answer_regex REGEX] "

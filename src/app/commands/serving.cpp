@@ -31,6 +31,11 @@ void declare_serve(OptionSet& options, CommandLine& line) {
     options.add("host", serve.host, "Address to listen on. 0.0.0.0 or ::: all of the machine's.").value("ADDRESS");
     options.add("port", serve.port, "Port to listen on. 0: any free one.").at_least(0).at_most(65535);
     options
+        .add("grpc_port", serve.grpc_port,
+             "Another port, for clients of gRPC. 0: none; --port answers gRPC in any case.")
+        .at_least(0)
+        .at_most(65535);
+    options
         .add(
             "api_key_file", serve.api_key_file,
             "File of API keys, one per line. Clients send one as 'Authorization: Bearer KEY'. Empty: no key is needed.")
