@@ -23,11 +23,12 @@ bool is_hub_id(const std::string& text) {
 
 /// Columns as data.columns has them, of ms-swift's {name in the file: name of ms-swift}.
 Json swift_columns(Importer& importer, const std::string& method) {
-    Json given = importer.take("columns").value_or(nullptr), columns = Json::object();
-    if (given.is_string()) given = try_parse_json<Json>(given.get<std::string>());
+    const Json said = importer.take("columns").value_or(nullptr);
+    const Json given = said.is_string() ? try_parse_json<Json>(said.get<std::string>()) : said;
+    Json columns = Json::object();
     if (given.is_null()) return columns;
     if (!given.is_object()) {
-        importer.lose("columns", cat(shown(given), ": an object is expected"));
+        importer.lose("columns", cat(shown(said), ": an object is expected"));
         return columns;
     }
     // A row {query, response} is a conversation there, as instruction and output are here.

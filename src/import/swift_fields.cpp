@@ -207,6 +207,8 @@ void add_swift_rlhf_fields(PeerRows& rows) {
             "it is for reward_model")
         .only({"sync_ref_model"}, unset, "the reference stays what it was at the start")
         .any({"ref_model_sync_steps", "ref_model_mixup_alpha"}, "it is for sync_ref_model")
+        .only({"external_plugins", "custom_register_path"}, unset,
+              "of plugins rewards alone are carried over, with rlhf_type grpo")
         .any({"ref_model", "ref_adapters"}, "it is for rlhf_type dpo, kto or grpo")
         .any({"ref_model_type", "ref_model_revision"}, "it is for ref_model")
         .only({"ld_alpha"}, {nullptr, 1}, "the tokens of an answer count alike, however long it is")
