@@ -145,12 +145,16 @@ void Service::Rpc::finish() {
 
 /// Answers each request as it comes.
 void Service::Rpc::reflection(const RpcCall& call) {
+    static constexpr std::size_t longest_question = 4096;
     auto reader = std::make_shared<grpc::MessageReader>();
     call.answer->response().on_body([call, reader](std::string_view piece, bool ends) {
         guard(call, [&] {
             reader->add(piece);
             while (const auto message = reader->next())
                 call.send(grpc::reflect(grpc::Schema::own(), grpc::read_message(*message, *call.method->input)));
+            // It asks for no key, and these bytes are in no limit of the server's.
+            if (reader->size() > longest_question)
+                throw Status(Code::resource_exhausted, cat("A message may have ", longest_question, " bytes at most."));
             if (ends && !reader->empty()) throw Status(Code::invalid_argument, "The last message is cut.");
             if (ends) call.answer->end();
         });

@@ -253,6 +253,9 @@ TEST_F(RpcTest, ReflectionAnswersBeforeTheRequestsEnd) {
         asked.response->more(question_bytes, true);
         EXPECT_EQ(asked.messages()[1]["list_services_response"]["service"].size(), 5U);
         EXPECT_EQ(asked.status(), "0 ");
+        const Rpc flood{method, service().begin("POST", path, "", header.headers)};
+        flood.response->more(grpc::framed(std::string(10'000, 'x')).substr(0, 5000), false);
+        EXPECT_EQ(flood.status().substr(0, 2), "8 ");
     }
 }
 
@@ -266,6 +269,9 @@ TEST(Rpc, KeysDeadlinesAndTheEnd) {
     const std::string one = generation + "Generate", health = "/grpc.health.v1.Health/";
     EXPECT_EQ(call(service, one, wish).status().substr(0, 3), "16 ");
     EXPECT_EQ(call(service, one, wish, {{"authorization", "Bearer other"}}).status().substr(0, 3), "16 ");
+    http::Headers site = key;
+    site.emplace_back("sec-fetch-site", "cross-site");
+    EXPECT_EQ(call(service, one, wish, site).status().substr(0, 2), "7 ") << "another site's page";
     EXPECT_EQ(call(service, health + "Check", {{"service", "unsloth.v1.Generation"}}).message()["status"], "SERVING");
     EXPECT_EQ(call(service, health + "Check", {{"service", "nobody"}}).status().substr(0, 2), "5 ");
     const Rpc watch = begin(service, health + "Watch", Json::object());

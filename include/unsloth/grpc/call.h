@@ -28,6 +28,8 @@ class MessageReader {
     /// nullopt: none is complete. UNIMPLEMENTED for a compressed one.
     std::optional<std::string> next();
     bool empty() const { return bytes_.empty(); }
+    /// Of what is kept: the part of a message that next() waits for.
+    std::size_t size() const { return bytes_.size(); }
 
   private:
     std::string bytes_;
