@@ -472,23 +472,16 @@ class Lister {
         }
     }
 
-    /// No decoder lives over a backward pass with its blocks: they are of the weights before it.
     void cache(int64_t layer, ops::KvCache& of) {
-        constexpr uint8_t passes = memory::forward | memory::head;
         const int64_t pages = ops::pages_of(sizes_.cache_tokens);
         const at::ScalarType type = sizes_.cache_in_8_bit ? at::kByte : dtype_;
-        add({"kv cache",
-             of_layer("cached k and v", layer),
-             {pages * ops::page_tokens, 2 * spec_.kv_size()},
-             type,
-             passes},
+        add({"kv cache", of_layer("cached k and v", layer), {pages * ops::page_tokens, 2 * spec_.kv_size()}, type},
             of.kv_C2N);
         if (sizes_.cache_in_8_bit)
             add({"kv cache",
                  of_layer("their scales", layer),
                  {pages, 2 * spec_.num_kv_heads, ops::page_tokens},
-                 at::kByte,
-                 passes},
+                 at::kByte},
                 of.exponents_PHS);
     }
 

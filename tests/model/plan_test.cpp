@@ -168,18 +168,6 @@ TEST(ModelPlan, HoldsWhatGenerationKeeps) {
               file->spec.num_layers * 2 * 320 * file->spec.kv_size() * item);  // whole pages
 }
 
-TEST(ModelPlan, KeysOfCompletionsTakeThePlaceOfWhatTheBackwardPassAloneNeeds) {
-    UNSLOTH_NEEDS_XZ();
-    const auto file = open_golden("small_llama/bf16");
-    model::LoadRequest request = training_request();
-    const int64_t without = model::ModelPlan(file, request).step().total_bytes();
-    request.sizes.cache_tokens = 64;
-    const model::ModelPlan plan(file, request);
-    const int64_t keys = bytes_of_group(plan.step(), "kv cache");
-    EXPECT_GT(keys, 0);
-    EXPECT_LT(plan.step().total_bytes(), without + keys / 2);
-}
-
 TEST(ModelPlan, HoldsTheCopiesThatCheckpointsAreWrittenFrom) {
     UNSLOTH_NEEDS_XZ();
     const auto file = open_golden("small_llama/bf16");
