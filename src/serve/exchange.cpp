@@ -162,13 +162,8 @@ void Exchange::emit(std::size_t sequence, const generate::Completion& so_far, co
 /// The stop text that ended a choice, where it is wanted.
 std::string Exchange::stop_text(std::size_t sequence) const {
     const State& state = states_[sequence];
-    if (!request_.include_stop || !state.text || state.answer.finish_reason != generate::FinishReason::stop_text)
-        return "";
-    const std::string whole = tokenizer_.decode(state.answer.ids, /*skip_special=*/true);
-    const std::size_t at = state.text->text().size();
-    for (const std::string& stop : request_.stop)
-        if (whole.compare(std::min(at, whole.size()), stop.size(), stop) == 0) return stop;
-    return "";
+    if (!request_.include_stop || !state.text) return "";
+    return matched_stop(tokenizer_, state.answer, state.text->text().size(), request_.stop);
 }
 
 void Exchange::send_all() {

@@ -1,5 +1,6 @@
 #include "serve/texts.h"
 
+#include <algorithm>
 #include <chrono>
 #include <mutex>
 #include <random>
@@ -15,6 +16,16 @@ const char* finish_reason_name(generate::FinishReason reason) {
         default:
             return "stop";
     }
+}
+
+std::string matched_stop(const tokenizer::Tokenizer& tokenizer, const generate::Completion& answer, std::size_t before,
+                         const std::vector<std::string>& stops) {
+    if (answer.finish_reason != generate::FinishReason::stop_text) return "";
+    const std::string whole = tokenizer.decode(answer.ids, /*skip_special=*/true);
+    const std::size_t at = std::min(before, whole.size());
+    for (const std::string& stop : stops)
+        if (whole.compare(at, stop.size(), stop) == 0) return stop;
+    return "";
 }
 
 int64_t unix_seconds() {

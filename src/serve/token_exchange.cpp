@@ -9,16 +9,20 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+Json top_fields(const std::vector<std::pair<int32_t, float>>& top) {
+    Json ids = Json::array(), values = Json::array();
+    for (const auto& [id, value] : top) ids.push_back(id), values.push_back(value);
+    return {{"values", std::move(values)}, {"token_ids", std::move(ids)}};
+}
+
 /// Of the ids from `first` on.
 Json output_logprobs(const generate::Completion& answer, std::size_t first) {
+    static const std::vector<std::pair<int32_t, float>> none;
     Json ids = Json::array(), values = Json::array(), tops = Json::array();
     for (std::size_t t = first; t < answer.ids.size(); ++t) {
         ids.push_back(answer.ids[t]);
         values.push_back(answer.logprobs[t]);
-        Json top_ids = Json::array(), top_values = Json::array();
-        if (!answer.top.empty())
-            for (const auto& [id, value] : answer.top[t]) top_ids.push_back(id), top_values.push_back(value);
-        tops.push_back({{"values", std::move(top_values)}, {"token_ids", std::move(top_ids)}});
+        tops.push_back(top_fields(answer.top.empty() ? none : answer.top[t]));
     }
     return {{"token_logprobs", std::move(values)}, {"token_ids", std::move(ids)}, {"top_logprobs", std::move(tops)}};
 }
@@ -116,9 +120,7 @@ Json TokenExchange::prompt_logprobs(const generate::Completion& answer) const {
     Json values = Json::array({Json::object()}), tops = Json::array({Json::object()});
     for (const generate::TokenLogprobs& token : answer.prompt) {
         values.push_back({{"value", token.logprob}});
-        Json top_ids = Json::array(), top_values = Json::array();
-        for (const auto& [id, value] : token.top) top_ids.push_back(id), top_values.push_back(value);
-        tops.push_back({{"values", std::move(top_values)}, {"token_ids", std::move(top_ids)}});
+        tops.push_back(top_fields(token.top));
     }
     return {{"token_logprobs", std::move(values)}, {"token_ids", prompt_}, {"top_logprobs", std::move(tops)}};
 }
@@ -145,18 +147,11 @@ void TokenExchange::send_end(std::size_t sequence, const std::string& finish_rea
     complete["input_logprobs"] = prompt_logprobs(answer);
     if (answer.stop && std::ranges::find(wish_.stop_token_ids, answer.stop->first) != wish_.stop_token_ids.end())
         complete["matched_token_id"] = answer.stop->first;
-    if (const std::string stop = matched_stop(output); !stop.empty()) complete["matched_stop_str"] = stop;
+    if (output.text)
+        if (const std::string stop = matched_stop(tokenizer_, answer, output.text->text().size(), wish_.stop);
+            !stop.empty())
+            complete["matched_stop_str"] = stop;
     send({{"complete", std::move(complete)}});
-}
-
-/// The stop text that ended an output; empty: none did.
-std::string TokenExchange::matched_stop(const Output& output) const {
-    if (!output.text || output.answer.finish_reason != generate::FinishReason::stop_text) return "";
-    const std::string whole = tokenizer_.decode(output.answer.ids, /*skip_special=*/true);
-    const std::size_t at = std::min(output.text->text().size(), whole.size());
-    for (const std::string& stop : wish_.stop)
-        if (whole.compare(at, stop.size(), stop) == 0) return stop;
-    return "";
 }
 
 }  // namespace unsloth::serve

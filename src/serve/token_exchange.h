@@ -48,7 +48,6 @@ class TokenExchange final : public Receiver {
     void finish();
     void send_chunk(std::size_t sequence, const generate::Completion& so_far);
     void send_end(std::size_t sequence, const std::string& finish_reason);
-    std::string matched_stop(const Output& output) const;
 
     RpcCall call_;
     std::vector<int32_t> prompt_;
