@@ -5,6 +5,7 @@
 #include <array>
 #include <string_view>
 
+#include "serve/digest.h"
 #include "serve/page.inc"
 #include "unsloth/core/error.h"
 
@@ -18,11 +19,10 @@ std::string hash_of(std::string_view element) {
     const std::size_t from = page.find(begin), to = page.find(end, from);
     UNSLOTH_CHECK(from != std::string_view::npos && to != std::string_view::npos, "the page has no ", element);
     const std::string_view text = page.substr(from + begin.size(), to - from - begin.size());
-    std::array<unsigned char, 32> digest{};
-    UNSLOTH_CHECK(::EVP_Digest(text.data(), text.size(), digest.data(), nullptr, ::EVP_sha256(), nullptr) == 1,
-                  "SHA-256 failed");
+    const std::array<std::byte, 32> digest = sha256(text);
     std::array<unsigned char, 45> base64{};
-    ::EVP_EncodeBlock(base64.data(), digest.data(), static_cast<int>(digest.size()));
+    ::EVP_EncodeBlock(base64.data(), reinterpret_cast<const unsigned char*>(digest.data()),
+                      static_cast<int>(digest.size()));
     return cat("'sha256-", reinterpret_cast<const char*>(base64.data()), "'");
 }
 

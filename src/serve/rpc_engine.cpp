@@ -1,14 +1,15 @@
 // vllm.grpc.engine.VllmEngine: token ids in and out, for gateways that tokenize.
-#include <openssl/evp.h>
 #include <zlib.h>
 
 #include <ctime>
 #include <filesystem>
 
+#include "serve/digest.h"
 #include "serve/prepared.h"
 #include "serve/token_exchange.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/core/hex.h"
 #include "unsloth/core/version.h"
 
 namespace unsloth::serve {
@@ -48,19 +49,6 @@ Json completion_fields(const Json& request) {
         fields.erase("choice");
     }
     return fields;
-}
-
-std::string sha256(std::string_view bytes) {
-    std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
-    unsigned int size = 0;
-    UNSLOTH_CHECK(::EVP_Digest(bytes.data(), bytes.size(), digest.data(), &size, ::EVP_sha256(), nullptr) == 1,
-                  "SHA-256 failed");
-    std::string text;
-    for (unsigned int i = 0; i < size; ++i) {
-        text += "0123456789abcdef"[digest.at(i) >> 4U];
-        text += "0123456789abcdef"[digest.at(i) & 15U];
-    }
-    return text;
 }
 
 /// A zip archive whose files are not compressed (PKWARE's APPNOTE, version 2.0).
@@ -238,7 +226,7 @@ void Service::Rpc::engine_tokenizer(const RpcCall& call) {
     std::string messages;
     for (std::size_t at = 0; at < archive.size(); at += chunk) {
         const bool is_last = at + chunk >= archive.size();
-        const Json message = {{"data", archive.substr(at, chunk)}, {"sha256", is_last ? sha256(archive) : ""}};
+        const Json message = {{"data", archive.substr(at, chunk)}, {"sha256", is_last ? hex(sha256(archive)) : ""}};
         messages += call.framed(message);
     }
     call.answer->reply(std::move(messages));
