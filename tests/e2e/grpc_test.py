@@ -35,8 +35,8 @@ from google.protobuf import descriptor_pool, message_factory
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from serve_test import QUESTION, Service
-from support import LEGAL_BASE, OK, PROGRAM, TIMEOUT_S, EndToEnd, main
+from serve_test import QUESTION, Served
+from support import LEGAL_BASE, OK, PROGRAM, TIMEOUT_S, main
 
 
 class Stub:
@@ -68,18 +68,7 @@ def free_port():
         return taken.getsockname()[1]
 
 
-class Rpc(EndToEnd):
-    def serve(self, *arguments):
-        service = Service(*arguments)
-
-        def end():
-            if service.process.poll() is None:
-                service.process.kill()
-                service.stop()
-
-        self.addCleanup(end)
-        return service
-
+class Rpc(Served):
     def channel(self, port, credentials=None):
         target = f"localhost:{port}"
         made = grpc.secure_channel(target, credentials) if credentials else grpc.insecure_channel(target)
