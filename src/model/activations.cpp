@@ -67,11 +67,6 @@ struct Buffer {
     }
 };
 
-/// Whether the gradient of a router's logits needs its probabilities, and not only a token's weights.
-bool needs_probabilities(const spec::ExpertsSpec& experts, const ActivationSizes& sizes) {
-    return experts.weights == spec::RouterWeights::of_all || sizes.balances_experts;
-}
-
 /// A layer, and how many there are whose buffers are the same but for their numbers.
 struct Alike {
     int64_t layer, count = 1;
@@ -251,7 +246,8 @@ class Lister {
             statistic("tokens of experts", {t, k}, at::kInt, true, e.tokens_Tk);
             statistic("places of choices", {t, k}, at::kInt, true, e.places_Tk);
             statistic("ends of experts", {experts.count}, at::kInt, true, e.ends_E, Rows::fixed);
-            statistic("router", {t, experts.count}, at::kFloat, needs_probabilities(experts, sizes_), e.router_TE);
+            statistic("router", {t, experts.count}, at::kFloat, needs_probabilities(experts, sizes_.balances_experts),
+                      e.router_TE);
             statistic("experts' u_gate_up", {t, k * layout_[Group::experts_gate_up].r}, dtype_, rest, e.u_gate_up_T);
             matrix("experts' gate_up", k * 2 * experts.intermediate_size, keeps == spec::Keep::everything, e.gate_up_T);
             statistic("experts' u_down", {t, k * layout_[Group::experts_down].r}, dtype_, true, e.u_down_T);

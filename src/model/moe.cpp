@@ -12,7 +12,7 @@
 namespace unsloth::model {
 namespace {
 
-/// What a buffer with k rows for each token holds, as rows of so many columns; it may be wider.
+/// What a buffer with k rows for each token holds, as rows of `columns`; it may be wider.
 at::Tensor expert_rows(const LayerContext& c, const at::Tensor& buffer, int64_t columns, int64_t stride) {
     return buffer.as_strided({buffer.size(0) * c.spec.experts->top_k, columns}, {stride, 1});
 }
@@ -144,16 +144,12 @@ void make_norm(const LayerContext& c, const NormedInput& in, const at::Tensor& h
     observe(c, in.name, h_TD);
 }
 
-bool needs_probabilities(const LayerContext& c) {
-    return c.spec.experts->weights == spec::RouterWeights::of_all || c.scratch.balance.sums_2E.defined();
-}
-
 /// Which experts the tokens pass, from what they read.
 void choose_experts(const LayerContext& c, const weights::LayerWeights& w, const ExpertsSaved& e,
                     const at::Tensor& h_TD) {
     ops::Context& ctx = c.group.ctx;
     const BalanceBuffers& balance = c.scratch.balance;
-    const bool keeps = needs_probabilities(c);
+    const bool keeps = needs_probabilities(*c.spec.experts, balance.sums_2E.defined());
     ops::gemm(
         ctx,
         {.a = h_TD, .b = w.norm(spec::TensorRole::router), .out = e.router_TE, .transpose_b = true, .label = "router"});
@@ -255,11 +251,12 @@ void experts_backward(const LayerContext& c, const weights::LayerWeights& w, con
     b_gradient(c, gate_up, e.ends_E, gate_up_n2F);
     ops::sum_rows(ctx, gate_up.x_nK, e.places_Tk, h_TD);
     // 6 the experts of each token, and norm, onto the residual stream's gradient
+    const bool keeps = needs_probabilities(experts, c.scratch.balance.sums_2E.defined());
     ops::route_backward(ctx, {.weights = experts.weights,
                               .ids_Tk = e.ids_Tk,
                               .weights_Tk = e.weights_Tk,
                               .dweights_Tk = c.scratch.dweights_Tk,
-                              .probabilities_TE = needs_probabilities(c) ? e.router_TE : at::Tensor(),
+                              .probabilities_TE = keeps ? e.router_TE : at::Tensor(),
                               .slopes_E = c.scratch.balance.slopes_E,
                               .dlogits_TE = e.router_TE});
     ops::copy_2d(ctx, e.router_TE, c.scratch.drouter_TE);

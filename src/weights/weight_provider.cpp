@@ -154,7 +154,7 @@ void WeightProvider::take_slot(ops::Context& ctx, Paged& paged, Group g, Operand
 void WeightProvider::choose_expert_tiles(const Paged& paged, Group g, int64_t tokens, Operand& operand) const {
     const std::vector<ops::Nf4Experts>& parts = paged.expert_tiles.at(g);
     if (parts.empty()) return;
-    if (tokens <= policy_.expert_tokens && !policy_.trains)
+    if (tokens <= policy_.expert_tokens)
         operand.base = ExpertTiles{parts};
     else
         operand.base = slot_.at(g).base;

@@ -167,6 +167,12 @@ struct ActivationSizes {
     int64_t longest_context() const { return context > 0 ? context : cache_tokens; }
 };
 
+/// Whether the gradient of a router's logits needs its probabilities, and not only a token's weights. `balances`: a
+/// loss of the experts' loads is added.
+inline bool needs_probabilities(const spec::ExpertsSpec& experts, bool balances) {
+    return experts.weights == spec::RouterWeights::of_all || balances;
+}
+
 /// What an offloading run moves of a layer, whole rows of the tokens at hand.
 struct MovedTensor {
     at::Tensor device, host;
