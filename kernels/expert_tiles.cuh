@@ -53,14 +53,9 @@ __device__ __forceinline__ ExpertTile find_tile(const int32_t* ends, int experts
     return *shared;
 }
 
-/// No more than so many tiles of `tile_rows` rows.
+/// The most tiles of `tile_rows` rows that these rows may make.
 inline int64_t most_tiles(int64_t rows, int experts, int tile_rows) {
     return rows / tile_rows + (rows < experts ? rows : experts);
-}
-
-/// Of 16 bytes the first `bytes` (0 to 16), and zeros; `from` is not read beyond them.
-__device__ __forceinline__ void cp_async_16_first(uint32_t to, const void* from, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
 /// An operand of a product: `outer` rows (of the result's side) by `inner` (of the sum). Where kAlongSum they are in

@@ -26,6 +26,10 @@ __device__ __forceinline__ void cp_async_16_zfill(uint32_t to, const void* from,
     asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
                  : "memory");
 }
+/// Of 16 bytes the first `bytes` (0 to 16), and zeros; `from` is not read beyond them.
+__device__ __forceinline__ void cp_async_16_first(uint32_t to, const void* from, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
 __device__ __forceinline__ void cp_async_4(uint32_t to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
