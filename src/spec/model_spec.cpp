@@ -94,7 +94,7 @@ double longrope_attention_scaling(const ModelSpec& spec, const RopeSpec& rope) {
     return std::sqrt(1.0 + std::log(rope.factor) / std::log(static_cast<double>(original_length(spec, rope))));
 }
 
-/// With so many experts in each layer that has them.
+/// With this number of experts in each layer that has them.
 double mean_intermediate_size(const ModelSpec& spec, int64_t experts) {
     double sum = 0;
     for (const LayerSpec& layer : spec.layers)

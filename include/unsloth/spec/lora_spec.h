@@ -18,7 +18,7 @@ struct LoraSpec {
     bool use_rslora = false;                  ///< scale alpha/sqrt(r) instead of alpha/r
     bool use_dora = false;                    ///< a trained magnitude for each output
     std::vector<std::string> target_modules;  ///< names of projections ("q_proj", …) or ends of module paths
-    /// Nobody named them: of a model of experts they are its attention's alone.
+    /// No option named them: of a model of experts they are its attention's alone.
     bool usual_targets = false;
     /// Ends of paths of tensors that hold a layer's experts: "mlp.experts.gate_up_proj", "mlp.experts.down_proj".
     std::vector<std::string> target_parameters;

@@ -61,7 +61,7 @@ struct MatrixGroup {
     Group group = Group::qkv;
     int64_t n = 0, k = 0, r = 0;
     std::vector<Slice> slices;
-    /// E of a group of experts: each has the same number of rows of W, the margin's R columns beside them, and R rows
+    /// E of a group of experts: each has the same number of rows of W, the margin's R columns next to them, and R rows
     /// of A. A layer whose own rank is smaller takes the first r of these for each in turn. 0: it is of none.
     int64_t experts = 0;
     int64_t a_rows() const { return std::max<int64_t>(1, experts) * r; }
