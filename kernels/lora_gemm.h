@@ -16,7 +16,7 @@
 namespace unsloth::kernels {
 
 inline constexpr int most_lora_parts = 4;
-inline constexpr int64_t most_projected_rank = 64;  ///< R of the group for u
+inline constexpr int64_t most_projected_rank = 64;  ///< R of the group for u, of codes
 inline constexpr int64_t most_part_rank = 32;       ///< r of a part for v and dB: 64 measured slower than the library
 
 /// One projection's place in its group.
@@ -52,9 +52,12 @@ struct LoraProjection {
     Matrix u;         ///< [T, R], usually the columns right of x
     Matrix copy;      ///< [T, R]: a second u; no data: none
     CodedRows codes;  ///< of x
+    /// int32 [T] and [R], both or none: u is 0 where they differ. Not with codes.
+    const int32_t* token_owner = nullptr;
+    const int32_t* column_owner = nullptr;
 };
-/// True when lora_u takes these operands: 16-bit types (bf16, of codes), 16-byte rows, 8 <= R <= 64, a card with
-/// clusters (sm_90 or later). Pure.
+/// True when lora_u takes these operands: 16-bit types (bf16, of codes), 16-byte rows, R >= 8 (of codes up to 64), a
+/// card with clusters (sm_90 or later). Pure.
 bool lora_supports(const LoraProjection& p, int compute_major);
 LoraPlan lora_plan(const LoraProjection& p);
 /// Up to so many tokens a block makes a column of u for all of them.

@@ -7,6 +7,8 @@
 namespace unsloth::kernels {
 namespace {
 
+constexpr int64_t most_rank = int64_t{1} << 20;  // a launch has more groups of columns
+
 bool aligned_16(const void* data) {
     return reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
 }
@@ -40,10 +42,11 @@ int64_t power_of_two_within(int64_t n) {
 }  // namespace
 
 bool lora_supports(const LoraProjection& p, int compute_major) {
-    return common(p.tokens, p.type, compute_major) && p.r >= 8 && p.r <= most_projected_rank && p.r % 8 == 0 &&
-           p.k >= 8 && p.k % 8 == 0 &&
-           (p.codes.codes != nullptr ? takes(p.codes, p.k, p.type) : rows_of_16_bytes(p.x)) && rows_of_16_bytes(p.a) &&
-           rows_of_16_bytes(p.u) && (p.copy.data == nullptr || rows_of_16_bytes(p.copy));
+    const bool coded = p.codes.codes != nullptr, owned = p.token_owner != nullptr;
+    return common(p.tokens, p.type, compute_major) && p.r >= 8 && p.r <= most_rank && p.r % 8 == 0 && p.k >= 8 &&
+           p.k % 8 == 0 && owned == (p.column_owner != nullptr) &&
+           (coded ? takes(p.codes, p.k, p.type) && p.r <= most_projected_rank && !owned : rows_of_16_bytes(p.x)) &&
+           rows_of_16_bytes(p.a) && rows_of_16_bytes(p.u) && (p.copy.data == nullptr || rows_of_16_bytes(p.copy));
 }
 
 LoraPlan lora_plan(const LoraProjection& p) {

@@ -27,6 +27,11 @@ struct ProjectParams {
     const float* scales;  ///< of codes, as are the next two: block b's of token t at b * scale_stride + t
     int64_t scale_stride;
     const void* factors;
+    const int32_t *token_owner, *column_owner;  ///< or nullptr
+
+    __device__ __forceinline__ bool owns(int token, int column) const {
+        return token_owner == nullptr || token_owner[token] == column_owner[column];
+    }
 };
 
 /// kTiles m16 tiles of tokens; warps along the reduction, kDepth elements of it a stage.
@@ -72,6 +77,7 @@ struct ProjectBlock {
     const uint32_t base = shared_address(memory);
     const int rank = static_cast<int>(blockIdx.x) % p.cluster;
     const int row_begin = static_cast<int>(blockIdx.x) / p.cluster * kRows;
+    const int first_column = static_cast<int>(blockIdx.y) * kColumns, columns = min(kColumns, p.r - first_column);
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
 
     __device__ __forceinline__ void load(int step, int slot) const {
@@ -91,9 +97,9 @@ struct ProjectBlock {
 #pragma unroll
         for (int i = 0; i < kColumns * kChunks / kThreads; ++i) {
             const int index = i * kThreads + thread, row = index / kChunks, column = index % kChunks * 8;
-            const bool valid = row < p.r && k0 + column < p.k;
+            const bool valid = row < columns && k0 + column < p.k;
             cp_async_16_zfill(a_stage + row * Shared::kAPitch + column * 2,
-                              a + (valid ? row * p.a_stride + k0 + column : 0), valid);
+                              a + (valid ? (first_column + row) * p.a_stride + k0 + column : 0), valid);
         }
         if constexpr (Shared::kCodes) {
             if (thread < kRows && row_begin + thread < p.tokens)
@@ -112,8 +118,8 @@ struct ProjectBlock {
     __device__ __forceinline__ void prefetch_a() const {
         const int steps = (p.k + kDepth - 1) / kDepth, share = (steps + p.cluster - 1) / p.cluster;
         const int first = rank * share * kDepth, width = min(share * kDepth, p.k - first) / 64;  // 128 bytes each
-        for (int i = thread; i < p.r * width; i += kThreads)
-            prefetch_l2(static_cast<const T*>(p.a) + i / width * p.a_stride + first + i % width * 64);
+        for (int i = thread; i < columns * width; i += kThreads)
+            prefetch_l2(static_cast<const T*>(p.a) + (first_column + i / width) * p.a_stride + first + i % width * 64);
     }
 
     __device__ __forceinline__ void multiply(int slot, Sums& sum) const {
@@ -236,15 +242,17 @@ struct ProjectBlock {
     /// Every block adds a part of the tile over the cluster, and rounds and stores it.
     __device__ __forceinline__ void epilogue() const {
         cluster_sync();
-        const int groups = p.r / 8;
+        const int groups = columns / 8;
         for (int i = rank * kThreads + thread; i < kRows * groups; i += p.cluster * kThreads) {
-            const int row = i / groups, column = i % groups * 8, token = row_begin + row;
+            const int row = i / groups, of_block = i % groups * 8, column = first_column + of_block,
+                      token = row_begin + row;
             if (token >= p.tokens) continue;
-            const uint32_t at = base + (row * Shared::kSumPitch + column) * 4;
+            const uint32_t at = base + (row * Shared::kSumPitch + of_block) * 4;
             const float4 low = cluster_sum(at, p.cluster), high = cluster_sum(at + 16, p.cluster);
-            Pack<T, 8> result = {{from_float<T>(low.x), from_float<T>(low.y), from_float<T>(low.z),
-                                  from_float<T>(low.w), from_float<T>(high.x), from_float<T>(high.y),
-                                  from_float<T>(high.z), from_float<T>(high.w)}};
+            const float sums[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+            Pack<T, 8> result;
+#pragma unroll
+            for (int c = 0; c < 8; ++c) result.v[c] = from_float<T>(p.owns(token, column + c) ? sums[c] : 0.0F);
             store_pack(static_cast<T*>(p.out) + token * p.out_stride + column, result);
             if (p.copy != nullptr) store_pack(static_cast<T*>(p.copy) + token * p.copy_stride + column, result);
         }
@@ -282,13 +290,16 @@ __global__ void __launch_bounds__(column_threads) column_kernel(const __grid_con
     for (int k = thread * 64; k < p.k; k += column_threads * 64) prefetch_l2(a + k);
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
+    uint32_t owners = 0;  // of the column, bit by token
+    for (int token = 0; token < p.tokens; ++token) owners |= p.owns(token, column) ? 1U << token : 0U;
     float sum[most_tokens_by_columns] = {};
-#pragma unroll 2
-    for (int k = thread * 8; k < p.k; k += column_threads * 8) {
+#pragma unroll 4
+    for (int k = owners != 0 ? thread * 8 : p.k; k < p.k; k += column_threads * 8) {
         const Pack<T, 8> factor = load_pack<8>(a + k);
 #pragma unroll
         for (int token = 0; token < most_tokens_by_columns; ++token) {
             if (token >= p.tokens) break;
+            if ((owners >> token & 1U) == 0) continue;
             const Pack<T, 8> x = load_pack<8>(static_cast<const T*>(p.x) + token * p.x_stride + k);
 #pragma unroll
             for (int i = 0; i < 8; ++i) sum[token] += to_float(x.v[i]) * to_float(factor.v[i]);
@@ -313,7 +324,8 @@ __global__ void __launch_bounds__(column_threads) column_kernel(const __grid_con
 
 template <class T, class X, class Tile, int kColumns>
 void run_tile(const ProjectParams& p, cudaStream_t stream) {
-    const dim3 grid(static_cast<unsigned>(ceil_div(p.tokens, Tile::kRows) * p.cluster));
+    const dim3 grid(static_cast<unsigned>(ceil_div(p.tokens, Tile::kRows) * p.cluster),
+                    static_cast<unsigned>(ceil_div(p.r, kColumns)));
     launch_kernel(&project_kernel<T, X, Tile, kColumns>,
                   {.grid = grid,
                    .threads = Tile::kThreads,
@@ -350,7 +362,7 @@ void run(const ProjectParams& p, int tile, cudaStream_t stream) {
                              p);
     if (p.r <= 16) return run_columns<T, X, 16>(p, tile, stream);
     if (p.r <= 32) return run_columns<T, X, 32>(p, tile, stream);
-    if (p.r <= 48) return run_columns<T, X, 48>(p, tile, stream);
+    if (p.r <= 48 || (p.r > 64 && p.r <= 96)) return run_columns<T, X, 48>(p, tile, stream);
     run_columns<T, X, 64>(p, tile, stream);
 }
 
@@ -367,6 +379,7 @@ void lora_u(const LoraProjection& g, const LoraPlan& plan, cudaStream_t stream) 
     p.copy = g.copy.data, p.copy_stride = g.copy.stride;
     p.tokens = static_cast<int>(g.tokens), p.k = static_cast<int>(g.k), p.r = static_cast<int>(g.r);
     p.cluster = plan.cluster;
+    p.token_owner = g.token_owner, p.column_owner = g.column_owner;
     if (g.codes.codes != nullptr) {
         p.x = g.codes.codes, p.x_stride = g.k;
         p.scales = g.codes.scales, p.scale_stride = g.codes.scale_stride, p.factors = g.codes.factors;

@@ -106,6 +106,8 @@ ops::LoraU thin_forward(const GroupContext& c, Group g, const weights::Operand& 
             .u_TR = x.full.narrow(1, layout.k, layout.r),
             .copy_TR = u_TR,
             .codes = x.codes_alone ? x.codes : ops::CodedMatrix{},
+            .owner_T = c.adapter_T,
+            .owner_R = c.adapter_T.defined() ? c.owners->at(g) : at::Tensor(),
             .label = label(Product::u, g)};
 }
 
@@ -169,7 +171,6 @@ void fill_adapter_columns(const GroupContext& c, Group g, const weights::Operand
         if (u_TR.defined()) ops::copy_2d(c.ctx, tail_TR, u_TR);
     } else {
         ops::lora_u(c.ctx, thin_forward(c, g, w, x, u_TR));
-        if (c.adapter_T.defined()) ops::zero_others(c.ctx, c.adapter_T, c.owners->at(g), tail_TR);
     }
 }
 

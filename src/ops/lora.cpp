@@ -92,12 +92,16 @@ void lora_u(Context& ctx, const LoraU& args) {
     check_matrix(ctx, "A", args.a_RK, r, k, dtype);
     check_matrix(ctx, "u", args.u_TR, tokens, r, dtype);
     if (args.copy_TR.defined()) check_matrix(ctx, "the copy of u", args.copy_TR, tokens, r, dtype);
+    const bool owned = args.owner_T.defined();
+    UNSLOTH_CHECK(owned == args.owner_R.defined(), "lora: owners of tokens and of columns are both there, or none");
+    UNSLOTH_CHECK(!owned || !args.codes.codes.defined(), "lora: owners with codes");
     if (tokens == 0 || r == 0) return;
 #if UNSLOTH_CUDA
     if (ctx.is_cuda() && lora_u_cuda(ctx, args)) return;
 #endif
     if (args.codes.codes.defined()) return lora_u_of_codes_cpu(args);
     gemm(ctx, {.a = args.x_TK, .b = args.a_RK, .out = args.u_TR, .transpose_b = true, .label = args.label});
+    if (owned) zero_others(ctx, args.owner_T, args.owner_R, args.u_TR);
     if (args.copy_TR.defined()) copy_2d(ctx, args.u_TR, args.copy_TR);
 }
 

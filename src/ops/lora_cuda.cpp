@@ -50,7 +50,7 @@ kernels::Matrix target(const at::Tensor& x) {
     return {x.mutable_data_ptr(), row_stride(x)};
 }
 
-kernels::LoraProjection described(const LoraU& args) {
+kernels::LoraProjection described(const Context& ctx, const LoraU& args) {
     kernels::LoraProjection p;
     p.tokens = args.u_TR.size(0), p.k = args.a_RK.size(1), p.r = args.a_RK.size(0);
     p.type = dtype_of(args.u_TR);
@@ -58,6 +58,11 @@ kernels::LoraProjection described(const LoraU& args) {
     if (!args.codes.codes.defined()) p.x = source(args.x_TK);
     p.a = source(args.a_RK), p.u = target(args.u_TR);
     if (args.copy_TR.defined()) p.copy = target(args.copy_TR);
+    if (args.owner_T.defined()) {
+        check_contiguous(ctx, "owner of tokens", args.owner_T, {p.tokens}, at::kInt);
+        check_contiguous(ctx, "owner of columns", args.owner_R, {p.r}, at::kInt);
+        p.token_owner = args.owner_T.const_data_ptr<int32_t>(), p.column_owner = args.owner_R.const_data_ptr<int32_t>();
+    }
     return p;
 }
 
@@ -111,7 +116,7 @@ bool chosen(const Context& ctx, const CodedMatrix& codes, LoraChoice choice, con
 }  // namespace
 
 bool lora_reads_codes_cuda(const Context& ctx, const LoraU& args) {
-    return supported(ctx, described(args));
+    return supported(ctx, described(ctx, args));
 }
 
 bool lora_reads_codes_cuda(const Context& ctx, const LoraDy& args) {
@@ -119,9 +124,12 @@ bool lora_reads_codes_cuda(const Context& ctx, const LoraDy& args) {
 }
 
 bool lora_u_cuda(Context& ctx, const LoraU& args) {
-    const kernels::LoraProjection p = described(args);
+    const kernels::LoraProjection p = described(ctx, args);
     const spec::ProductKey key{.op = spec::KernelOperator::lora_u, .tokens = p.tokens, .k = p.k, .rank = p.r};
-    if (!chosen(ctx, args.codes, args.choice, key, supported(ctx, p))) return false;
+    const bool takes = supported(ctx, p), measured = args.choice == LoraChoice::measured;
+    // The library's product needs another kernel for what tokens do not own.
+    const bool always = args.owner_T.defined() && measured && takes && ctx.kernels->card.compute_capability >= 90;
+    if (!always && !chosen(ctx, args.codes, args.choice, key, takes)) return false;
     const Region region(ctx, args.label);
     kernels::lora_u(p, kernels::lora_plan(p), stream_of(ctx));
     return true;

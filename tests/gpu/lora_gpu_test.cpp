@@ -28,6 +28,12 @@ TEST_F(LoraGpu, KernelsMatchOracleAndCpu) {
     testing::check_on_gpu(testing::lora_kernel_cases);
 }
 
+TEST_F(LoraGpu, TokensHaveTheirOwnersColumns) {
+    ops::Context ctx(at::kCUDA);
+    testing::check_lora_u_of_owners(ctx, ops::LoraChoice::library);
+    if (kernels_run()) testing::check_lora_u_of_owners(ctx, ops::LoraChoice::kernel);
+}
+
 TEST_F(LoraGpu, KernelsReadCodes) {
     if (!kernels_run()) GTEST_SKIP() << "the kernels need clusters: a card and a build for sm_90";
     ops::Context ctx(at::kCUDA);

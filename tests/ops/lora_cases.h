@@ -212,6 +212,35 @@ inline void check_lora_u_of_codes(ops::Context& ctx, spec::Codes codes, int64_t 
     EXPECT_TRUE(wide.narrow(1, k + r, 8).isnan().all().item<bool>()) << "columns beside u";
 }
 
+/// u of tokens and columns with owners, of which some have nothing of the other.
+inline void check_lora_u_of_owners(ops::Context& ctx, int64_t tokens, int64_t k, int64_t r, ops::LoraChoice choice) {
+    SCOPED_TRACE(unsloth::cat("u of owners: ", case_name(tokens, k, r)));
+    const auto options = at::TensorOptions(at::kBFloat16).device(ctx.device());
+    const at::Tensor wide = at::full({tokens, k + r + 8}, NAN, options), x = wide.narrow(1, 0, k);
+    x.normal_();
+    const at::Tensor a = (at::randn({r, k}) * 0.1).to(options), owner_T = at::randint(-1, 3, {tokens}, at::kInt),
+                     owner_R = at::randint(0, 4, {r}, at::kInt);
+    const at::Tensor u = wide.narrow(1, k, r), copy = at::full({tokens, r}, NAN, options);
+    ops::lora_u(ctx, {.x_TK = x,
+                      .a_RK = a,
+                      .u_TR = u,
+                      .copy_TR = copy,
+                      .owner_T = owner_T.to(ctx.device()),
+                      .owner_R = owner_R.to(ctx.device()),
+                      .choice = choice});
+    const at::Tensor all = at::mm(ops::fp64_of(x), ops::fp64_of(a).t()),
+                     expected = all.masked_fill(owner_T.unsqueeze(1) != owner_R, 0);
+    const double scale = std::sqrt(at::mean(all.square()).item<double>());
+    EXPECT_LT((ops::fp64_of(u) - expected).abs().max().item<double>(), 2e-2 * scale);
+    EXPECT_TRUE(at::equal(copy, u));
+    EXPECT_TRUE(u.cpu().masked_select(owner_T.unsqueeze(1) != owner_R).eq(0).all().item<bool>()) << "others";
+    EXPECT_TRUE(wide.narrow(1, k + r, 8).isnan().all().item<bool>()) << "columns beside u";
+}
+inline void check_lora_u_of_owners(ops::Context& ctx, ops::LoraChoice choice) {
+    for (const int64_t tokens : {1, 3, 8, 9, 40, 300})
+        for (const int64_t r : {8, 48, 96, 144, 264}) check_lora_u_of_owners(ctx, tokens, 192, r, choice);
+}
+
 /// v and dB of codes.
 inline void check_lora_dy_of_codes(ops::Context& ctx, spec::Codes codes, int64_t tokens, const LoraModules& modules) {
     std::vector<ops::LoraSlice> slices = lora_slices(modules);

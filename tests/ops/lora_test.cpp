@@ -11,6 +11,11 @@
 namespace unsloth {
 namespace {
 
+TEST(Lora, TokensHaveTheirOwnersColumns) {
+    ops::Context ctx(at::kCPU);
+    testing::check_lora_u_of_owners(ctx, ops::LoraChoice::measured);
+}
+
 TEST(Lora, MatchesOracle) {
     testing::check_on_cpu(testing::lora_cases(1), testing::Sums::of_libtorch);
     testing::check_on_cpu(testing::lora_kernel_cases(2), testing::Sums::of_libtorch);

@@ -38,6 +38,8 @@ struct LoraU {
     at::Tensor u_TR;
     at::Tensor copy_TR = {};  ///< a second u; undefined: none
     CodedMatrix codes = {};   ///< of x, which are read instead; empty: none. CheckError where reads_codes() denies
+    /// int32, both or none: u is 0 where they differ, as rows.h's zero_others makes it. Not with codes.
+    at::Tensor owner_T = {}, owner_R = {};
     LoraChoice choice = LoraChoice::measured;
     const char* label = "lora u";
 };
