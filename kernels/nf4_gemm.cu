@@ -93,8 +93,8 @@ template <int TokenGroups, int Strips, bool Transposed>
 __device__ __forceinline__ void add_tail(const Problem& p, int first_row, int first_token, int block, int lane,
                                          float (&sums)[Strips][TokenGroups][4]) {
     for (int step = 0; step < 4; ++step) {
-        const int r = block * spec::nf4_tile + step * 16;
-        if (r >= p.tail) return;
+        if (block * spec::nf4_tile + step * 16 >= p.tail) return;
+        const int r = tail_begin(p, first_row / spec::nf4_tile) + block * spec::nf4_tile + step * 16;
         uint32_t a[Strips][4];
 #pragma unroll
         for (int strip = 0; strip < Strips; ++strip)
@@ -106,7 +106,7 @@ __device__ __forceinline__ void add_tail(const Problem& p, int first_row, int fi
             uint32_t b[2] = {};
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                if (token < p.m && r + half * 8 < p.tail)
+                if (token < p.m && r + half * 8 < p.all_tail)
                     b[half] = *reinterpret_cast<const uint32_t*>(x + token * p.x_stride + half * 8);
             }
 #pragma unroll

@@ -22,7 +22,8 @@ struct Segment {
     const float* code;
     const float* nested_map;
     float nested_offset;
-    int first;  ///< its first tile along N
+    int first;       ///< its first tile along N
+    int tail_begin;  ///< of its rows' columns of the tail
 };
 
 struct Problem {
@@ -30,14 +31,16 @@ struct Problem {
     int count;
     int n_tiles, k_tiles;
     int row_tiles;    ///< of the result's second dimension
-    int tail_blocks;  ///< ceil(R / 64)
+    int tail_blocks;  ///< ceil(tail / 64)
     int blocks;       ///< tail_blocks and the weights' tiles along the reduction
-    int tail;         ///< R
+    int tail;         ///< columns of it that a segment's rows have, at most
+    int all_tail;     ///< R
     int m;
     const __nv_bfloat16* x;
     int64_t x_stride;
     const __nv_bfloat16* tail_weight;
     int64_t tail_stride;
+    bool tail_is_aligned;  ///< its weight's rows, to 16 bytes
     const __nv_bfloat16* bias;
     const __nv_bfloat16* residual;
     int64_t residual_stride;
@@ -50,19 +53,30 @@ inline Problem make_problem(const Nf4GemmArgs& args) {
     p.count = args.count;
     for (int i = 0; i < args.count; ++i) {
         const spec::Nf4TilesView& w = args.weights[i];
-        p.segments[i] = {w.tiles, w.nested_absmax, w.code, w.nested_map, w.nested_offset, p.n_tiles};
+        p.segments[i] = {w.tiles, w.nested_absmax, w.code, w.nested_map, w.nested_offset, p.n_tiles, 0};
         p.n_tiles += static_cast<int>(w.rows / spec::nf4_tile);
+    }
+    p.all_tail = p.tail = static_cast<int>(args.tail);
+    // A block makes up to 128 rows, with one piece of u.
+    const auto whole = [](const spec::Nf4TilesView& w) { return w.rows % (2 * spec::nf4_tile) == 0; };
+    if (args.tail_columns != nullptr && std::all_of(args.weights, args.weights + args.count, whole)) {
+        p.tail = 0;
+        for (int i = 0; i < args.count; ++i) {
+            p.segments[i].tail_begin = static_cast<int>(args.tail_columns[i].begin);
+            p.tail = std::max(p.tail, static_cast<int>(args.tail_columns[i].count));
+        }
     }
     p.k_tiles = static_cast<int>(args.weights[0].cols / spec::nf4_tile);
     p.row_tiles = args.transposed ? p.k_tiles : p.n_tiles;
-    p.tail = static_cast<int>(args.tail);
-    p.tail_blocks = static_cast<int>(ceil_div(args.tail, spec::nf4_tile));
+    p.tail_blocks = static_cast<int>(ceil_div(p.tail, spec::nf4_tile));
     p.blocks = p.tail_blocks + (args.transposed ? p.n_tiles : p.k_tiles);
     p.m = static_cast<int>(args.m);
     p.x = static_cast<const __nv_bfloat16*>(args.x.data);
     p.x_stride = args.x.stride;
     p.tail_weight = static_cast<const __nv_bfloat16*>(args.tail_weight.data);
     p.tail_stride = args.tail_weight.stride;
+    p.tail_is_aligned =
+        reinterpret_cast<uintptr_t>(args.tail_weight.data) % 16 == 0 && args.tail_weight.stride % 8 == 0;
     p.bias = static_cast<const __nv_bfloat16*>(args.bias);
     p.residual = static_cast<const __nv_bfloat16*>(args.residual.data);
     p.residual_stride = args.residual.stride;
@@ -105,20 +119,25 @@ __device__ __forceinline__ const float* nested_absmax_of(const Problem& p, TileR
     return p.segments[t.segment].nested_absmax + block / spec::quant4_nested_block;
 }
 
-/// First column of x that a block of the reduction reads.
-__device__ __forceinline__ int x_column(const Problem& p, int block) {
-    return (block < p.tail_blocks ? p.blocks - p.tail_blocks + block : block - p.tail_blocks) * spec::nf4_tile;
+/// First column of the tail for a tile of the result's second dimension.
+__device__ __forceinline__ int tail_begin(const Problem& p, int row_tile) {
+    return p.tail == p.all_tail ? 0 : p.segments[segment_of(p, row_tile)].tail_begin;
 }
 
-/// The tail's A operand: rows `row` and row + 8 (row = first row of 16, plus lane / 4), reduction index `r` .. r
-/// + 15.
+/// First column of x that a block of the reduction reads.
+__device__ __forceinline__ int x_column(const Problem& p, int row_tile, int block) {
+    return block < p.tail_blocks ? (p.blocks - p.tail_blocks + block) * spec::nf4_tile + tail_begin(p, row_tile)
+                                 : (block - p.tail_blocks) * spec::nf4_tile;
+}
+
+/// The tail's A operand: rows `row` and row + 8 (row = first row of 16, plus lane / 4), columns `r` .. r + 15.
 template <bool Transposed>
 __device__ __forceinline__ void tail_operand(const Problem& p, int row, int r, int lane, uint32_t* a) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const int n = row + i % 2 * 8, c = r + lane % 4 * 2 + i / 2 * 8;
         a[i] = 0;
-        if (c >= p.tail) continue;
+        if (c >= p.all_tail) continue;
         if (Transposed) {
             const auto* w = reinterpret_cast<const uint16_t*>(p.tail_weight) + n;
             a[i] = uint32_t{w[c * p.tail_stride]} | uint32_t{w[(c + 1) * p.tail_stride]} << 16;

@@ -14,6 +14,11 @@ namespace unsloth::kernels {
 /// Weights that one product takes: a fused group's, stacked along N.
 inline constexpr int nf4_gemm_most_weights = 4;
 
+/// Columns of the tail's weight that are not 0 in all rows of a weight.
+struct TailColumns {
+    int64_t begin = 0, count = 0;  ///< multiples of 8
+};
+
 /// forward:    out[M, N] = x[M, K] Wᵀ + u[M, R] bᵀ + bias + residual
 /// transposed: out[M, K] = x[M, N] W  + u[M, R] a            (x is dy; bias and residual are allowed here
 /// too) All of bf16 with fp32 accumulation, rounded once. W has exactly the values that dequantisation to
@@ -24,9 +29,11 @@ struct Nf4GemmArgs {
     int count = 0;                                ///< 1 to nf4_gemm_most_weights
     bool transposed = false;
     int64_t m = 0;
-    ConstMatrix x;               ///< [M, K + R] (transposed: [M, N + R]): u lies directly after x's columns
-    int64_t tail = 0;            ///< R, a multiple of 8; 0: no tail
-    ConstMatrix tail_weight;     ///< forward: b [N, R]; transposed: a [R, K]
+    ConstMatrix x;            ///< [M, K + R] (transposed: [M, N + R]): u lies directly after x's columns
+    int64_t tail = 0;         ///< R, a multiple of 8; 0: no tail
+    ConstMatrix tail_weight;  ///< forward: b [N, R]; transposed: a [R, K]
+    /// Forward: [count], those of each weight's rows; others are not read. nullptr: all are.
+    const TailColumns* tail_columns = nullptr;
     const void* bias = nullptr;  ///< [N] (transposed: [K]); nullptr: none
     ConstMatrix residual;        ///< [M, N] (transposed: [M, K]); data nullptr: none
     Matrix out;

@@ -25,7 +25,7 @@ constexpr int warps = 16, threads = warps * warp_size;
 constexpr int unit_rows = 32;     // half a row of tiles, two strips of 16
 constexpr int step_tiles = 2;     // neighbours along the reduction that a warp takes at once
 constexpr int strip_bytes = 512;  // of codes
-constexpr int tail_ahead = 4;     // columns of the tail that a warp holds: its share of ranks up to 64
+constexpr int tail_columns = 8;   // of the tail, that a warp takes at a time: 16 bytes of a row
 constexpr int step_columns = step_tiles * warps * spec::nf4_tile;
 constexpr int x_pad = 64;             // elements between tokens of x
 constexpr int pitch = unit_rows + 8;  // floats between tokens of partial sums: four tokens' eight rows in other banks
@@ -104,7 +104,8 @@ struct Worker {
     const uint32_t even_place = lane / 4 % 2 == 0 ? 0x4410 : 0x1044, odd_place = lane / 4 % 2 == 0 ? 0x4432 : 0x3244;
     int segment = -1;
     float sums[Groups][4] = {};
-    float tail_weights[tail_ahead] = {};
+    uint4 tail_weights{};
+    float tail_inputs[Groups] = {};
     __nv_bfloat16 bias{}, residual{};
 
     /// The warp's columns of x of steps [first, first + chunk_steps) to shared memory.
@@ -148,30 +149,43 @@ struct Worker {
         __syncthreads();
     }
 
-    /// Column c of the warp's share of the tail's weight: lane by row; 0 where the share has ended.
-    __device__ __forceinline__ float tail_weight(int unit, int c) const {
-        const int share = (p.tail + warps - 1) / warps, r = warp * share + c;
-        if (c >= share || r >= p.tail) return 0.0F;
-        return __bfloat162float(p.tail_weight[(unit * unit_rows + lane) * p.tail_stride + r]);
-    }
-    __device__ __forceinline__ void load_tail(int unit) {
+    /// The warp's columns of the tail, from `column` on: its weight with a row a lane, and u with a token every eight
+    /// lanes, a column each; 0 where the tail has ended.
+    __device__ __forceinline__ void load_tail(int unit, int column) {
+        tail_weights = {};
+        const int first = tail_begin(p, unit / 2) + column;
+        const bool there = column < p.tail && first < p.all_tail;
+        if (there) tail_weights = load_tail_weights(p.tail_weight + (unit * unit_rows + lane) * p.tail_stride + first);
+        const __nv_bfloat16* const u = p.x + p.k_tiles * spec::nf4_tile + first + lane % tail_columns;
+        static_assert(tail_columns * 4 == warp_size, "four tokens a register");
 #pragma unroll
-        for (int c = 0; c < tail_ahead; ++c) tail_weights[c] = tail_weight(unit, c);
+        for (int group = 0; group < Groups; ++group) {
+            const int token = group * 4 + lane / tail_columns;
+            tail_inputs[group] =
+                there && token < count ? __bfloat162float(u[(first_token + token) * p.x_stride]) : 0.0F;
+        }
     }
-    /// Adds the warp's share of the tail to its partial sums.
-    __device__ __forceinline__ void add_tail(int unit, float (&to)[tokens][pitch]) const {
-        const int share = (p.tail + warps - 1) / warps, columns = min(share, p.tail - warp * share);
-        const __nv_bfloat16* u = p.x + p.k_tiles * spec::nf4_tile + warp * share;
-        for (int token = 0; token < count; ++token) {
-            float sum = 0.0F;
-            for (int c = 0; c < columns; ++c) {
-                float w = 0.0F;
+    __device__ __forceinline__ uint4 load_tail_weights(const __nv_bfloat16* from) const {
+        if (p.tail_is_aligned) return *reinterpret_cast<const uint4*>(from);
+        const auto* const pairs = reinterpret_cast<const uint32_t*>(from);
+        return {pairs[0], pairs[1], pairs[2], pairs[3]};
+    }
+    /// Adds the warp's columns of the tail to its partial sums; the first ones are loaded.
+    __device__ __forceinline__ void add_tail(int unit, float (&to)[tokens][pitch]) {
+        for (int column = warp * tail_columns; column < p.tail; column += warps * tail_columns) {
+            if (column >= warps * tail_columns) load_tail(unit, column);
+            const uint32_t pairs[4] = {tail_weights.x, tail_weights.y, tail_weights.z, tail_weights.w};
 #pragma unroll
-                for (int i = 0; i < tail_ahead; ++i) w = c == i ? tail_weights[i] : w;
-                if (c >= tail_ahead) w = tail_weight(unit, c);
-                sum += w * __bfloat162float(u[(first_token + token) * p.x_stride + c]);
+            for (int token = 0; token < tokens; ++token) {
+                if (token >= count) break;
+                float sum = 0.0F;
+#pragma unroll
+                for (int c = 0; c < tail_columns; ++c) {
+                    const float w = __uint_as_float(c % 2 == 0 ? pairs[c / 2] << 16 : pairs[c / 2] & 0xFFFF0000U);
+                    sum += w * __shfl_sync(all_lanes, tail_inputs[token / 4], token % 4 * tail_columns + c);
+                }
+                to[token][lane] += sum;
             }
-            to[token][lane] += sum;
         }
     }
 
@@ -288,7 +302,7 @@ __global__ void __launch_bounds__(threads, 1)
         if (step == 0) {
             worker.enter(unit);
             worker.load_addends(unit);
-            if (p.tail > 0) worker.load_tail(unit);
+            if (p.tail > 0) worker.load_tail(unit, warp * tail_columns);
         }
         if (step % chunk_steps == 0 && (!staged || chunk_steps < steps)) {
             __syncwarp();  // the other lanes have read what was there

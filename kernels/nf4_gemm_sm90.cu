@@ -95,7 +95,7 @@ CUtensorMap make_x_map(const Problem& p, int tokens) {
     x.data = p.x;
     x.type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
     x.box_columns = spec::nf4_tile, x.box_rows = static_cast<uint16_t>(tokens);
-    x.rows = p.m, x.columns = (p.blocks - p.tail_blocks) * int64_t{spec::nf4_tile} + p.tail;
+    x.rows = p.m, x.columns = (p.blocks - p.tail_blocks) * int64_t{spec::nf4_tile} + p.all_tail;
     x.row_bytes = p.x_stride * static_cast<int64_t>(sizeof(__nv_bfloat16));
     return encode_tensor_map(x);
 }

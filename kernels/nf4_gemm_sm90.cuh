@@ -80,8 +80,8 @@ __device__ __forceinline__ void produce_codes(const Problem& p, Shared<Tokens, S
 template <int Tokens, int Stages>
 __device__ __forceinline__ void produce_x(const Problem& p, const CUtensorMap& x_map, Shared<Tokens, Stages>& s,
                                           int stage, const WorkTile& work, int block) {
-    tma_load_2d(shared_address(s.x[stage]), x_map, x_column(p, block), work.token_block * Tokens,
-                shared_address(&s.full[stage]));
+    tma_load_2d(shared_address(s.x[stage]), x_map, x_column(p, work.row_block * groups, block),
+                work.token_block * Tokens, shared_address(&s.full[stage]));
 }
 
 template <int Tokens, int Stages, bool Transposed>
@@ -238,12 +238,13 @@ struct Consumer {
     __device__ __forceinline__ int consume_tail(const WorkTile& work, PipelineState& state, float (&sums)[Tokens / 2],
                                                 int& accumulate) {
         int block = work.begin;
+        const int begin = tail_begin(p, row_tile);
         for (; block < min(work.end, p.tail_blocks); ++block) {
             uint32_t a[16];
 #pragma unroll
             for (int i = 0; i < 4; ++i)
                 tail_operand<Transposed>(p, row_tile * spec::nf4_tile + warp * 16 + lane / 4,
-                                         block * spec::nf4_tile + i * 16, lane, a + 4 * i);
+                                         begin + block * spec::nf4_tile + i * 16, lane, a + 4 * i);
             mbarrier_wait(shared_address(&s.full[state.stage]), state.phase);
             issue(sums, a, state.stage, accumulate);
             accumulate = 1;

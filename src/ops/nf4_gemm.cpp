@@ -30,6 +30,8 @@ Shape check(const Context& ctx, const Nf4Gemm& g) {
     UNSLOTH_CHECK(type == at::kBFloat16 || (!ctx.is_cuda() && (type == at::kFloat || type == at::kHalf)),
                   "nf4_gemm: x is ", type);
     Shape s{g.x.size(0), g.transposed ? k : n, g.transposed ? n : k, 0};
+    UNSLOTH_CHECK(g.tail_columns.empty() || (!g.transposed && g.tail_columns.size() == g.weights.size()),
+                  "nf4_gemm: columns of the tail for ", g.tail_columns.size(), " weights");
     if (g.tail_weight.defined()) {
         UNSLOTH_CHECK(g.tail_weight.dim() == 2, "nf4_gemm: the tail's weight must be a matrix");
         s.r = g.tail_weight.size(g.transposed ? 0 : 1);

@@ -13,11 +13,22 @@
 namespace unsloth::ops {
 namespace {
 
-/// The kernel's arguments; `views` must outlive them.
-kernels::Nf4GemmArgs describe(const Nf4Gemm& g, std::array<spec::Nf4TilesView, kernels::nf4_gemm_most_weights>& views) {
-    for (std::size_t i = 0; i < g.weights.size(); ++i) views[i] = g.weights[i].view();
+/// What the kernel's arguments refer to.
+struct ByWeight {
+    std::array<spec::Nf4TilesView, kernels::nf4_gemm_most_weights> views;
+    std::array<kernels::TailColumns, kernels::nf4_gemm_most_weights> tail_columns;
+};
+
+/// The kernel's arguments; `of` must outlive them.
+kernels::Nf4GemmArgs describe(const Nf4Gemm& g, ByWeight& of) {
+    for (std::size_t i = 0; i < g.weights.size(); ++i) of.views[i] = g.weights[i].view();
     kernels::Nf4GemmArgs args;
-    args.weights = views.data();
+    args.weights = of.views.data();
+    if (!g.tail_columns.empty()) {
+        for (std::size_t i = 0; i < g.weights.size(); ++i)
+            of.tail_columns[i] = {g.tail_columns[i].begin, g.tail_columns[i].count};
+        args.tail_columns = of.tail_columns.data();
+    }
     args.count = static_cast<int>(g.weights.size());
     args.transposed = g.transposed;
     args.m = g.x.size(0);
@@ -68,13 +79,13 @@ std::vector<Nf4GemmChoice> nf4_gemm_forms_cuda(at::Device device, bool transpose
 
 bool nf4_gemm_supported_cuda(const Nf4Gemm& g) {
     if (g.weights.empty() || g.weights.size() > kernels::nf4_gemm_most_weights) return false;
-    std::array<spec::Nf4TilesView, kernels::nf4_gemm_most_weights> views;
-    return kernels::nf4_gemm_supported(describe(g, views));
+    ByWeight of;
+    return kernels::nf4_gemm_supported(describe(g, of));
 }
 
 void nf4_gemm_cuda(Context& ctx, const Nf4Gemm& g, const Nf4GemmChoice& choice) {
-    std::array<spec::Nf4TilesView, kernels::nf4_gemm_most_weights> views;
-    const kernels::Nf4GemmArgs args = describe(g, views);
+    ByWeight of;
+    const kernels::Nf4GemmArgs args = describe(g, of);
     switch (choice.kernel) {
         case Nf4GemmChoice::Kernel::portable:
             return kernels::nf4_gemm(args, {choice.token_groups, choice.strips, choice.warps}, stream_of(ctx));

@@ -37,7 +37,7 @@ void backward(ops::Context& ctx, const Operand& o, const DenseBase& base, const 
 void forward(ops::Context& ctx, const Operand& o, const TiledBase& base, const Product& p) {
     const ops::Region region(ctx, p.label);
     ops::Nf4Gemm product{.weights = base.tiles, .x = columns(p, base.tiles.front().cols, o.b_NR, 1), .out = p.out};
-    if (p.adapters) product.tail_weight = o.b_NR;
+    if (p.adapters) product.tail_weight = o.b_NR, product.tail_columns = base.tail_columns;
     if (p.residual.defined()) product.residual = p.residual;
     if (p.bias && o.bias_N.defined()) product.bias = o.bias_N;
     ops::nf4_gemm(ctx, product, base.forward);

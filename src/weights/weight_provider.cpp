@@ -184,10 +184,11 @@ void WeightProvider::choose_tiles(int layer, Group g, int64_t tokens, Operand& o
     const auto choice = [&](bool transposed) {
         return policy_.chooser(tokens, layout_[g].n, layout_[g].k, transposed);
     };
-    const TiledBase base{tiles, choice(false), policy_.trains ? choice(true) : ops::Nf4GemmChoice{}};
+    TiledBase base{tiles, {}, choice(false), policy_.trains ? choice(true) : ops::Nf4GemmChoice{}};
+    for (const Slice& slice : layout_[g].slices) base.tail_columns.push_back({slice.r_begin, slice.r});
     const bool serves = base.forward.kernel != dequantize && !(policy_.trains && base.backward.kernel == dequantize);
     if (serves) {
-        operand.base = base;
+        operand.base = std::move(base);
     } else {
         operand.base = slot_.at(g).base;
     }

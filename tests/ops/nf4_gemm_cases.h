@@ -12,18 +12,27 @@ struct Case {
     int64_t cols = 0;
     int64_t tail = 0;
     bool bias = false, residual = false;
+    bool own_tails = false;  ///< each weight's rows have columns of the tail of their own, forward
 };
 
 /// Odd numbers of tiles, several weights, tails of less and more than a tile's 64 columns, several nested
 /// blocks.
 inline const std::vector<Case> cases = {
-    {{64}, 64, 0, false, false},           {{128}, 256, 16, true, true},  {{192}, 320, 24, false, true},
-    {{256, 64, 64}, 512, 48, true, false}, {{320}, 1024, 72, true, true}, {{1024}, 448, 8, false, false},
+    {{64}, 64, 0, false, false},
+    {{128}, 256, 16, true, true},
+    {{192}, 320, 24, false, true},
+    {{256, 64, 64}, 512, 48, true, false},
+    {{320}, 1024, 72, true, true},
+    {{1024}, 448, 8, false, false},
+    {{256, 128, 128}, 512, 48, true, false, true},
+    {{128, 256, 128}, 256, 432, false, true, true},
+    {{128, 64}, 256, 32, false, false, true},
 };
 
 /// One product with its operands on a device, as slices of wider guarded storage, and its value in fp64.
 struct Product {
     std::vector<ops::Nf4Tiles> weights;
+    std::vector<ops::TailColumns> tail_columns;
     ops::Nf4Gemm args;
     at::Tensor before;    ///< out's storage before the product, on the CPU
     at::Tensor expected;  ///< fp64 [M, out], on the CPU
@@ -50,6 +59,16 @@ inline Product make(ops::Context& ctx, const Case& c, bool transposed, int64_t m
     const int64_t sum = w_NK.size(transposed ? 0 : 1), out = w_NK.size(transposed ? 1 : 0);
     const at::Tensor x = random({m, sum + c.tail});
     const at::Tensor tail = random(transposed ? at::IntArrayRef{c.tail, out} : at::IntArrayRef{out, c.tail});
+    if (c.own_tails && !transposed) {
+        const int64_t count = c.tail / static_cast<int64_t>(c.rows.size());
+        int64_t row = 0, column = 0;
+        for (const int64_t rows : c.rows) {
+            tail.narrow(0, row, rows).narrow(1, 0, column).zero_();
+            tail.narrow(0, row, rows).narrow(1, column + count, c.tail - column - count).zero_();
+            p.tail_columns.push_back({column, count});
+            row += rows, column += count;
+        }
+    }
     const at::Tensor x64 = x.to(at::kDouble), tail64 = tail.to(at::kDouble);
     p.expected = at::mm(x64.narrow(1, 0, sum), transposed ? w_NK : w_NK.t()) +
                  at::mm(x64.narrow(1, sum, c.tail), transposed ? tail64 : tail64.t());
@@ -58,6 +77,7 @@ inline Product make(ops::Context& ctx, const Case& c, bool transposed, int64_t m
     p.spread = at::mm(x64.narrow(1, 0, sum).square(), exact_KO.square()).sqrt();
     p.args = {.weights = p.weights, .transposed = transposed, .x = on_device(x, Layout::wide)};
     if (c.tail > 0) p.args.tail_weight = on_device(tail, Layout::wide);
+    p.args.tail_columns = p.tail_columns;
     if (c.bias) {
         const at::Tensor bias = random({out});
         p.args.bias = bias.to(ctx.device());

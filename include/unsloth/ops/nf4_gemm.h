@@ -34,6 +34,11 @@ Nf4Tiles make_nf4_tiles(Context& ctx, const Quant4Tensor& weight);
 /// multiples of 16 bytes; CPU: bf16, f16 or fp32.
 void dequantize_nf4_tiles(Context& ctx, const Nf4Tiles& weight, const at::Tensor& out_NK);
 
+/// Columns of the tail's weight that are not 0 in all of a weight's rows: others need not be read.
+struct TailColumns {
+    int64_t begin = 0, count = 0;
+};
+
 /// forward:    out[M, N] = x[M, K] Wᵀ + u[M, R] bᵀ + bias + residual, W the weights stacked along N
 /// transposed: out[M, K] = x[M, N] W  + u[M, R] a  + bias + residual
 /// W has the values that dequantisation to x's type gives; by `few` and `sm90_pairs`, values nearer to the fp32
@@ -41,11 +46,12 @@ void dequantize_nf4_tiles(Context& ctx, const Nf4Tiles& weight, const at::Tensor
 struct Nf4Gemm {
     at::ArrayRef<Nf4Tiles> weights;  ///< 1 to 4, the same K in all
     bool transposed = false;
-    at::Tensor x;                             ///< [M, K + R] (transposed: [M, N + R]): u is its last R columns
-    at::Tensor tail_weight = {};              ///< b [N, R] (transposed: a [R, K]); undefined: no tail, R = 0
-    std::optional<at::Tensor> bias = {};      ///< [N] (transposed: [K]), contiguous
-    std::optional<at::Tensor> residual = {};  ///< [M, N] (transposed: [M, K]); may be out
-    at::Tensor out;                           ///< [M, N] (transposed: [M, K])
+    at::Tensor x;                                 ///< [M, K + R] (transposed: [M, N + R]): u is its last R columns
+    at::Tensor tail_weight = {};                  ///< b [N, R] (transposed: a [R, K]); undefined: no tail, R = 0
+    at::ArrayRef<TailColumns> tail_columns = {};  ///< of each weight, forward alone; empty: all
+    std::optional<at::Tensor> bias = {};          ///< [N] (transposed: [K]), contiguous
+    std::optional<at::Tensor> residual = {};      ///< [M, N] (transposed: [M, K]); may be out
+    at::Tensor out;                               ///< [M, N] (transposed: [M, K])
 };
 
 /// Which kernel serves a product.

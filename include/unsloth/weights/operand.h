@@ -27,7 +27,8 @@ struct DenseBase {
 
 /// 4-bit tiles that the products read themselves, and the kernels that do.
 struct TiledBase {
-    at::ArrayRef<ops::Nf4Tiles> tiles;  ///< in the order of the group's slices
+    at::ArrayRef<ops::Nf4Tiles> tiles;           ///< in the order of the group's slices
+    std::vector<ops::TailColumns> tail_columns;  ///< of each: those of its adapters
     ops::Nf4GemmChoice forward, backward;
 };
 
