@@ -244,6 +244,7 @@ void run_serve(const config::LoadedConfig& given, const GenerateRequest& answers
         watcher.emplace(request.watch, [&, run = name_of_run(request.watch)](const std::string& folder) {
             adapters.load(run, folder, between_passes);
         });
+    engine.record_passes();
     const ServerEnd end{servers};
     gate.open(service.handler());
     log::info("listening on ", request.tls_cert.empty() ? "http" : "https", "://", host_in_url(request.host), ":",

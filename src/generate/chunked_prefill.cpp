@@ -9,6 +9,7 @@ namespace {
 
 constexpr int64_t first_passes = 2;  // of a kind: on a GPU the second one records
 constexpr std::size_t kept = 5;
+constexpr int64_t remembered = 1 << 14;    // passes: a minute or two
 constexpr double as_reading_weights = 32;  // tokens by which a pass lasts as long again as one row, on no known card
 
 double median(std::vector<double> values) {
@@ -47,9 +48,20 @@ double StepLatencyModel::predicted(const PassWork& pass) const {
     return as_reading_weights + static_cast<double>(pass.tokens);
 }
 
+void StepLatencyModel::forget_old() {
+    for (std::size_t form = 0; form < kinds_.size(); ++form)
+        for (auto& [bucket, kind] : kinds_.at(form)) {
+            if (passes_ - kind.met_at < remembered || times_as_long_.at(form).size() < 2) continue;
+            kind.last.clear();
+            times_as_long_.at(form).erase(static_cast<double>(bucket));
+        }
+}
+
 void StepLatencyModel::observe(const PassWork& pass, double ms) {
     const int64_t bucket = bucket_of(size_of(pass));
     Kind& kind = kinds_.at(pass.together ? 1 : 0)[bucket];
+    kind.met_at = ++passes_;
+    if (passes_ % remembered == 0) forget_old();
     if (++kind.met <= first_passes) return;
     if (kind.last.size() == kept) kind.last.erase(kind.last.begin());
     kind.last.push_back(ms / predicted(pass));

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "generate/rated_rows.h"
@@ -126,6 +127,37 @@ Decoder::Decoder(ops::Context& ctx, model::Model& model, const DecoderOptions& o
     if (!ctx.deterministic) on_pass_ = options.on_pass;
 }
 
+void Decoder::record_passes() {
+    if (!ctx_.is_cuda()) return;
+    const int64_t most = std::min(model_.sizes().segments, model_.sizes().tokens), pages = ops::pages_of(context_);
+    const spec::Sampling likeliest;
+    const at::TensorOptions on_device(ctx_.device());
+    const at::Tensor id = at::empty({1}, on_device.dtype(at::kInt)),
+                     logprob = at::empty({1}, on_device.dtype(at::kFloat));
+    for (int64_t rows = 1; rows <= most; rows = bucket_of(rows + 1)) {
+        const auto zeros = std::vector<int32_t>(static_cast<std::size_t>(rows));
+        model::CachedPass pass;  // of one token, in one place of the cache
+        pass.batch.ids_T = pass.batch.positions_T = pass.slots_T = zeros;
+        pass.batch.segments.resize(static_cast<std::size_t>(rows) + 1);
+        std::iota(pass.batch.segments.begin(), pass.batch.segments.end(), 0);
+        pass.batch.longest = 1, pass.batch.labels = 1;
+        pass.batch.target_index = pass.batch.target_ids = {0};
+        if (model_.sizes().adapters > 1) pass.adapter_T = zeros;
+        pass.rows.q_offsets = pass.batch.segments;
+        pass.rows.lengths.assign(zeros.size(), 1);
+        pass.rows.pages.resize(zeros.size() * static_cast<std::size_t>(pages));
+        pass.rows.most_pages = pages, pass.rows.decoding = rows;
+        for (int time = 0; time < 2; ++time)  // the second one is recorded
+            model_.forward_with_kv_cache(pass, [&](int64_t, const at::Tensor& logits_CV) {
+                const ops::RowSampling row{&likeliest, {}, 0, {}};
+                ops::sample_tokens(ctx_, logits_CV, {&row, 1}, id, logprob);
+            });
+    }
+    ops::Event done(ctx_);
+    done.record();
+    done.synchronize();
+}
+
 int64_t Decoder::add(Request request) {
     if (is_dynamic(model_) && static_cast<int64_t>(request.prompt.size()) > model_.sizes().tokens)
         throw Error("model.too-many-positions",
@@ -186,8 +218,8 @@ bool Decoder::step(const OnToken& on_token, const OnEnd& on_end) {
     auto ahead = issue_async(*issued_);
     const Issued now = std::exchange(issued_, std::nullopt).value();
     if (now.there != nullptr) now.there->synchronize();
-    const Clock::time_point came = Clock::now(), waited = std::max(now.begun, std::exchange(tokens_came_, came));
-    if (now.is_timed) on_pass_(now.work, std::chrono::duration<double, std::milli>(came - waited).count());
+    const double ms = ms_of(now);
+    if (now.is_timed) on_pass_(now.work, ms);
     note_rated(now);
     for (std::size_t row = 0; row < now.rows.size(); ++row) {
         const float logprob = now.logprobs.const_data_ptr<float>()[row];
@@ -236,11 +268,22 @@ at::Tensor Decoder::ids_ahead(const std::vector<ScheduledChunk>& parts, int64_t 
     return ids.index_select(0, uploaded(from, ctx_.device()));
 }
 
+/// On a GPU by its own clock: the host may have issued the next pass, or recorded it, before it looks again.
+double Decoder::ms_of(const Issued& pass) {
+    const Clock::time_point came = Clock::now(), waited = std::max(pass.begun, std::exchange(tokens_came_, came));
+    if (pass.began != nullptr) return pass.there->ms_since(*pass.began);
+    return std::chrono::duration<double, std::milli>(came - waited).count();
+}
+
 /// `ids`: those that the pass before chooses, where parts wait for them.
 Decoder::Issued Decoder::issue(const std::vector<ScheduledChunk>& parts, const at::Tensor& ids) {
     Issued issued;
     issued.begun = Clock::now();
     if (on_pass_) issued.work = PassWork::of(parts);
+    if (on_pass_ && ctx_.is_cuda()) {
+        issued.began = std::make_shared<ops::Event>(ctx_, ops::Event::Kind::timed);
+        issued.began->record();
+    }
     static const spec::Sampling likeliest;  // of rows whose token is known
     std::vector<ops::RowSampling> rows;
     std::vector<std::pair<std::size_t, TokenConstraint*>> constrained;
@@ -308,7 +351,7 @@ Decoder::Issued Decoder::issue(const std::vector<ScheduledChunk>& parts, const a
             there.copy_(*values, /*non_blocking=*/true);
             *values = there;
         }
-        issued.there = std::make_shared<ops::Event>(ctx_);
+        issued.there = std::make_shared<ops::Event>(ctx_, ops::Event::Kind::timed);
         issued.there->record();
     }
     return issued;

@@ -21,7 +21,8 @@ Model::Model(ops::Context& ctx, ModelParts parts)
       parts_(std::move(parts)),
       borders_(ctx, parts_.network.pp),
       recorded_(recorded_shapes),
-      recorded_decoding_(parts_.activations.front()->sizes().training ? recorded_decode_shapes : recorded_shapes) {
+      recorded_decoding_(parts_.activations.front()->sizes().training ? recorded_decode_shapes
+                                                                      : recorded_answer_shapes) {
     const Network& network = parts_.network;
     route_ = {.layers = network.layers(),
               .lowest_layer = network.lowest_trained_layer,

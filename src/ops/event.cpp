@@ -10,7 +10,10 @@ namespace unsloth::ops {
 
 #ifdef UNSLOTH_CUDA
 struct Event::Handle {
-    Handle() { UNSLOTH_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming)); }
+    explicit Handle(Kind kind) {
+        const unsigned flags = kind == Kind::timed ? cudaEventDefault : cudaEventDisableTiming;
+        UNSLOTH_CUDA_CHECK(cudaEventCreateWithFlags(&event, flags));
+    }
     ~Handle() { cudaEventDestroy(event); }
     cudaEvent_t event = nullptr;
 };
@@ -18,9 +21,9 @@ struct Event::Handle {
 struct Event::Handle {};
 #endif
 
-Event::Event(Context& ctx) : ctx_(&ctx) {
+Event::Event(Context& ctx, [[maybe_unused]] Kind kind) : ctx_(&ctx) {
 #ifdef UNSLOTH_CUDA
-    if (ctx.is_cuda()) handle_ = std::make_unique<Handle>();
+    if (ctx.is_cuda()) handle_ = std::make_unique<Handle>(kind);
 #endif
 }
 
@@ -45,6 +48,14 @@ void Event::wait() const {
     if (handle_ != nullptr)
         UNSLOTH_CUDA_CHECK(cudaStreamWaitEvent(static_cast<cudaStream_t>(ctx_->stream()), handle_->event, 0));
 #endif
+}
+
+double Event::ms_since([[maybe_unused]] const Event& earlier) const {
+    float ms = 0;
+#ifdef UNSLOTH_CUDA
+    if (handle_ != nullptr) UNSLOTH_CUDA_CHECK(cudaEventElapsedTime(&ms, earlier.handle_->event, handle_->event));
+#endif
+    return ms;
 }
 
 void Event::synchronize() const {

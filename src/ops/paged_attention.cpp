@@ -14,13 +14,15 @@
 namespace unsloth::ops {
 namespace {
 
-/// Few lengths to plan for.
+/// Few lengths to plan for: blocks without keys of short rows cost little, and longer rows have no more blocks.
+constexpr int64_t shortest = 1024, longest = 8192;
 int64_t rounded(int64_t length) {
-    return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(length)));
+    return std::clamp(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(length))), shortest, longest);
 }
 
 #ifdef UNSLOTH_CUDA
 static_assert(kernels::page_tokens == page_tokens);
+static_assert(kernels::split_keys * kernels::most_splits == longest);
 
 /// The rows of one query, whose lengths and pages are on the device.
 void attend_decoding(Context& ctx, const AttentionShape& shape, const PagedRows& rows, const at::Tensor& q_THd,

@@ -173,6 +173,20 @@ TEST(StepLatencyModel, FollowWhatPassesTookButNotTheFirstOfAKind) {
     EXPECT_NEAR(times.expected_ms(row), 2, 1e-9) << "another kind";
 }
 
+TEST(StepLatencyModel, ForgetsAKindThatIsNotMetAnyMore) {
+    StepLatencyModel times;
+    const PassWork few{16, 8, 4000}, more{24, 8, 4000};
+    for (int pass = 0; pass < 5; ++pass) times.observe(few, 6);
+    for (int pass = 0; pass < 5; ++pass) times.observe(more, 100);
+    for (int pass = 0; pass < 200; ++pass) times.observe(few, 6);
+    EXPECT_NEAR(times.expected_ms(more), 100, 1e-9);
+    for (int pass = 0; pass < 40000; ++pass) times.observe(few, 6);
+    EXPECT_LT(times.expected_ms(more), 10) << "a slow time of long ago";
+    EXPECT_NEAR(times.expected_ms(few), 6, 1e-9);
+    times.observe(more, 7);
+    EXPECT_NEAR(times.expected_ms(more), 7, 1e-9) << "its first passes were met before";
+}
+
 TEST(PassWork, CountsTheKeysThatEachRowReads) {
     Sequence decoding, begins, goes_on;
     decoding.ids.resize(11), decoding.cached = 10;

@@ -27,22 +27,25 @@ class StepLatencyModel {
     /// Without a prediction a pass is taken to last in proportion to its tokens, and 32 more.
     explicit StepLatencyModel(std::optional<planner::DecodingTime> predicted = {}) : predicted_(std::move(predicted)) {}
 
-    /// The first passes of a kind do not count: libraries choose algorithms in them, and memory is touched.
+    /// The first passes of a kind do not count: libraries choose algorithms in them, and memory is touched. A kind that
+    /// was not met for minutes is forgotten: one that seems too slow would never be tried again.
     void observe(const PassWork& pass, double ms);
     /// Milliseconds; before anything was measured, and without a prediction, of another unit.
     double expected_ms(const PassWork& pass) const;
 
   private:
     struct Kind {
-        int64_t met = 0;
-        std::vector<double> last;  ///< of the latest passes: what they took over what was predicted
+        int64_t met = 0, met_at = 0;  ///< how often; the pass, of all passes
+        std::vector<double> last;     ///< of the latest passes: what they took over what was predicted
     };
     double predicted(const PassWork& pass) const;
+    void forget_old();
 
     std::optional<planner::DecodingTime> predicted_;
     std::array<std::map<int64_t, Kind>, 2>
         kinds_;  ///< of rows alone, and together; by the bucket of its rows, or the prompt's tokens
     std::array<planner::RateBySize, 2> times_as_long_;  ///< the median of Kind::last
+    int64_t passes_ = 0;                                ///< that were observed
 };
 
 /// As many as make a whole bucket of rows with those that decode, in a pass that is expected to take `longest` times as

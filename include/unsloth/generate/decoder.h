@@ -51,6 +51,10 @@ class Decoder {
     std::vector<Completion> answer(std::vector<Request> requests, const OnToken& on_token = {},
                                    const OnEnd& on_end = {});
 
+    /// Before the first request, on a GPU: issues and records decoding passes of each number of rows, which would else
+    /// hold up the first rows of that number. Writes to the cache.
+    void record_passes();
+
     // The same one pass at a time.
     /// The request's number, from 0 over the decoder's life.
     int64_t add(Request request);
@@ -84,7 +88,7 @@ class Decoder {
         };
         std::vector<Rated> rated;
         at::Tensor rated_logprobs, top_ids, top_logprobs;  ///< the host's: [rated], [rated, k], [rated, k]
-        std::shared_ptr<ops::Event> there;
+        std::shared_ptr<ops::Event> began, there;          ///< on a GPU; began: where passes are timed
         PassWork work;
         Clock::time_point begun;
         bool is_timed = false;  ///< on_pass gets to see it
@@ -94,6 +98,7 @@ class Decoder {
     at::Tensor ids_ahead(const std::vector<ScheduledChunk>& parts, int64_t tokens, const at::Tensor& ids) const;
     Issued issue(const std::vector<ScheduledChunk>& parts, const at::Tensor& ids);
     std::optional<std::pair<Issued, std::vector<ScheduledChunk>>> issue_async(const Issued& before);
+    double ms_of(const Issued& pass);
     void note_rated(const Issued& issued);
     bool take(Sequence& sequence, const ops::SampledToken& chosen, const OnToken& on_token, const OnEnd& on_end);
 

@@ -18,6 +18,8 @@ namespace unsloth::model {
 inline constexpr std::size_t recorded_shapes = 8;
 /// Likewise of a training run's decode passes: the rows of a rollout end one by one, through many shapes.
 inline constexpr std::size_t recorded_decode_shapes = 24;
+/// Likewise where nothing is trained: clients come and go, with several lengths.
+inline constexpr std::size_t recorded_answer_shapes = 64;
 
 class RecordedPasses {
   public:

@@ -10,8 +10,9 @@ namespace unsloth::ops {
 
 class Event {
   public:
+    enum class Kind : uint8_t { order, timed };
     /// runtime Error when CUDA refuses.
-    explicit Event(Context& ctx);
+    explicit Event(Context& ctx, Kind kind = Kind::order);
     ~Event();
     Event(Event&&) noexcept;
     Event& operator=(Event&&) noexcept;
@@ -24,6 +25,8 @@ class Event {
     void wait() const;
     /// The host waits.
     void synchronize() const;
+    /// Milliseconds on the device since `earlier`; both are timed and reached. 0 on the CPU.
+    double ms_since(const Event& earlier) const;
 
   private:
     struct Handle;

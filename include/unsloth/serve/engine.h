@@ -64,6 +64,8 @@ class Engine {
     Engine(ops::Context& ctx, model::Model& model, EngineOptions options, Metrics& metrics);
     ~Engine();
 
+    /// generate::Decoder::record_passes(), before run().
+    void record_passes() { decoder_.record_passes(); }
     /// Decodes until options.stops(), and then as options says: new jobs are taken for drain_delay, running ones end
     /// within shutdown_timeout, and what is left ends early. Errors of passes reach all receivers, and the caller. When
     /// it returns, no receiver is called any more.
