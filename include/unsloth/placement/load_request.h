@@ -44,7 +44,7 @@ struct CacheSize {
 /// Room for so many sequences of up to `context` tokens; where that is more than is free, for fewer.
 CacheSize cache_for(int64_t rows, int64_t context);
 /// Makes a plan for passes alone smaller until it takes no more than `bytes` of the device, or cannot be: first what
-/// costs least, passes of prompts, then adapters that stay beside tiles, then the cache.
+/// costs least, passes of prompts, then the cache down to a sequence, then adapters that stay beside tiles.
 void shrink(model::ModelPlan& plan, const CacheSize& cache, int64_t bytes);
 
 }  // namespace unsloth::placement
