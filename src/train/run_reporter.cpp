@@ -209,6 +209,7 @@ void RunReporter::step(const StepResult& result, formats::LossMean& unlogged) {
     if (hardware_rate_ > 0) report.mfu = result.flops / result.seconds / hardware_rate_;
     if (config().training.skip_on_spike > 0) report.skipped_steps = summary_.skipped_steps;
     report.layer_norms = result.layer_norms;
+    report.router_loads = result.router_loads;
     const auto& times = result.rank_seconds;
     if (std::all_of(times.begin(), times.end(), [](double seconds) { return seconds > 0; }))
         report.rank_seconds = times;
