@@ -112,6 +112,7 @@ void RunReporter::banner() const {
                   " without max_steps 0");
     else
         log::info("steps      ", setup_.total_steps());
+    if (const auto text = describe_router_loss(config(), setup_.plan().spec())) log::info("router     ", *text);
     log::info("keeps      ", describe_layers(setup_.plan().request().run));
     if (const std::string places = placement::describe_places(setup_.plan()); !places.empty())
         log::info("weights    ", places, "; copied to the device ahead of use, for ",

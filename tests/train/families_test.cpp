@@ -337,6 +337,33 @@ TEST(Families, CountTheTokensOfExperts) {
     }
 }
 
+/// output_router_logits in config.json adds the loss where no option says otherwise, as in transformers.
+TEST(Families, AddTheRouterLossThatTheModelAsksFor) {
+    UNSLOTH_NEEDS_XZ();
+    const ScratchFolder folder;
+    const fs::path plain = unpacked(set_of("qwen3_moe") / "model"), asks = folder / "asks";
+    fs::copy(plain, asks);
+    nlohmann::json config = read_json(plain / "config.json");
+    config["output_router_logits"] = true;
+    config["router_aux_loss_coef"] = 0.25;
+    std::ofstream(asks / "config.json") << config.dump();
+    const std::vector<int32_t> ids = {5, 6, 7, 8, 9, 40, 3, 77};
+    write_rows(folder / "rows.jsonl", {{ids, ids, {}}});
+    const auto loss = [&](const fs::path& model, const Flags& more) {
+        return train_all(make_config(Flags{"--model.path", model.string(), "--training.max_steps", "1",
+                                           "--training.per_device_train_batch_size", "1", "--data.train_file",
+                                           (folder / "rows.jsonl").string(), "--training.output_dir",
+                                           (folder / "out").string()} +
+                                     more))
+            .steps.front()
+            .outcome.loss;
+    };
+    const Flags quarter = {"--training.router_aux_loss_coef", "0.25"}, none = {"--training.router_aux_loss_coef", "0"};
+    EXPECT_EQ(loss(asks, {}), loss(plain, quarter));
+    EXPECT_EQ(loss(asks, none), loss(plain, {}));
+    EXPECT_GT(loss(asks, {}), loss(plain, {}) + 0.1F);
+}
+
 TEST(Families, SayWhichLoadsOfExpertsAreBad) {
     const train::RouterLoad even = train::router_load_of({300, 300, 300, 300, 300, 300, 300, 300}, 2),
                             crowded = train::router_load_of({1100, 500, 0, 200, 200, 200, 200, 0}, 2),
