@@ -139,23 +139,25 @@ struct ZeroOperation {
     T* x;
     int64_t stride;
     const int32_t* row_owner;
+    const int32_t* index;
     const int32_t* column_owner;
 
     using State = Pack<T, N>;
     __device__ State load(uint32_t row, int64_t column) const { return load_pack<N>(x + row * stride + column); }
     __device__ void store(uint32_t row, int64_t column, const State& in) const {
         Pack<T, N> result = in;
+        const int32_t owner = row_owner[index == nullptr ? static_cast<int32_t>(row) : index[row]];
 #pragma unroll
         for (int k = 0; k < N; ++k)
-            if (column_owner[column + k] != row_owner[row]) result.v[k] = from_float<T>(0.f);
+            if (column_owner[column + k] != owner) result.v[k] = from_float<T>(0.f);
         store_pack(x + row * stride + column, result);
     }
 };
 
 template <class T, int N>
 void run_zero(const ZeroOthers& p, cudaStream_t stream) {
-    map_rows<N>(ZeroOperation<T, N>{static_cast<T*>(p.x.data), p.x.stride, p.row_owner, p.column_owner}, p.rows,
-                p.columns, stream);
+    map_rows<N>(ZeroOperation<T, N>{static_cast<T*>(p.x.data), p.x.stride, p.row_owner, p.index, p.column_owner},
+                p.rows, p.columns, stream);
 }
 
 constexpr int embedding_lanes = 32;

@@ -40,13 +40,14 @@ void sum_rows(const SumRows& params, cudaStream_t stream);
 
 void zero_rows(const Matrix& out, int64_t rows, int64_t columns, spec::DType type, cudaStream_t stream);
 
-/// x[t][c] = 0 where row_owner[t] and column_owner[c] differ.
+/// x[i][c] = 0 where row_owner[t] and column_owner[c] differ, t = index[i].
 struct ZeroOthers {
     int64_t rows = 0;
     int64_t columns = 0;
     spec::DType type = spec::DType::bf16;
     Matrix x;
-    const int32_t* row_owner = nullptr;     ///< [rows]
+    const int32_t* row_owner = nullptr;
+    const int32_t* index = nullptr;         ///< [rows]; nullptr: t = i
     const int32_t* column_owner = nullptr;  ///< [columns]
 };
 void zero_others(const ZeroOthers& params, cudaStream_t stream);
