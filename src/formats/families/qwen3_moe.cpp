@@ -69,7 +69,7 @@ constexpr FamilyKeys qwen3_moe_keys = {read_qwen3_moe, write_qwen3_moe};
 
 constinit const Family qwen3_moe_family = {.model_type = "qwen3_moe",
                                            .class_name = "Qwen3MoeForCausalLM",
-                                           .gguf = {.name = "qwen3moe"},
+                                           .gguf = {.name = "qwen3moe", .experts = true},
                                            .attention_bias_key = true,
                                            .qk_norm = true,
                                            .keys = &qwen3_moe_keys};
