@@ -24,8 +24,8 @@ struct CopyRows {
 };
 void copy_rows(const CopyRows& params, cudaStream_t stream);
 
-/// out[t] = the sum of source[p] * (weight[p] or 1) over the places p = places[places_each * t + j] that are not
-/// negative, j < places_each, in their order.
+/// out[t] = the sum of source[p] * (weight[p], or that of t's choice j, or 1) over the places p = places[places_each *
+/// t + j] that are not negative, j < places_each, in their order, + residual[t].
 struct SumRows {
     int64_t rows = 0;  ///< of out
     int64_t columns = 0;
@@ -34,7 +34,9 @@ struct SumRows {
     Matrix out;
     const int32_t* places = nullptr;
     int places_each = 2;
-    const float* weight = nullptr;  ///< of the source's rows; nullptr: ones
+    const float* weight = nullptr;         ///< of the source's rows; nullptr: ones
+    const float* choice_weight = nullptr;  ///< as places; instead
+    ConstMatrix residual = {};             ///< may be out; no data: zeros
 };
 void sum_rows(const SumRows& params, cudaStream_t stream);
 
