@@ -364,6 +364,31 @@ TEST(Families, AddTheRouterLossThatTheModelAsksFor) {
     EXPECT_GT(loss(asks, {}), loss(plain, {}) + 0.1F);
 }
 
+/// Each step counts anew; on a GPU the first runs its passes, and later ones replay them.
+TEST(Families, CountTheTokensOfExpertsInEachStep) {
+    UNSLOTH_NEEDS_XZ();
+    for (const std::string& device : built_devices()) {
+        UNSLOTH_NEEDS_DEVICE(device);
+        const ScratchFolder folder;
+        const std::vector<int32_t> ids = {5, 6, 7, 8, 9, 40, 3, 77, 12, 13, 5, 6};
+        write_rows(folder / "rows.jsonl", {{ids, ids, {}}});
+        train::Trainer trainer(
+            make_config({"--model.path", unpacked(set_of("qwen3_moe") / "model").string(), "--hardware.device", device,
+                         "--training.per_device_train_batch_size", "1", "--data.train_file",
+                         (folder / "rows.jsonl").string(), "--training.output_dir", (folder / "out").string()}));
+        trainer.load();
+        train::RouterLoads first;
+        for (int64_t step = 1; step <= 4; ++step) {
+            trainer.stepper().issue(trainer.loader().step(0), step, 0, {.router_loads = true});
+            const train::RouterLoads loads = trainer.stepper().take(true)->router_loads;
+            if (step == 1) first = loads;
+            EXPECT_EQ(loads, first) << device << " step " << step;
+        }
+        ASSERT_TRUE(first.at(1).has_value());
+        EXPECT_EQ(first.at(1)->mean, 12.0 * 3 / 8);
+    }
+}
+
 TEST(Families, SayWhichLoadsOfExpertsAreBad) {
     const train::RouterLoad even = train::router_load_of({300, 300, 300, 300, 300, 300, 300, 300}, 2),
                             crowded = train::router_load_of({1100, 500, 0, 200, 200, 200, 200, 0}, 2),
