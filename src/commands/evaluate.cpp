@@ -57,8 +57,9 @@ void run_evaluate(const config::LoadedConfig& given, const engine_api::EvaluateR
     if (!request.answer_regex.empty()) data::AnswerPattern(request.answer_regex, "--answer_regex");
     const session::OpenedModel opened = session::open_model(config);
     if (const auto& experts = opened.file->spec.experts; experts && experts->router_aux > 0)
-        log::info("config.json says output_router_logits: losses here are without the load-balancing loss that "
-                  "transformers adds to them");
+        log::info(
+            "config.json says output_router_logits: losses here are without the load-balancing loss that "
+            "transformers adds to them");
     const data::Dataset rows =
         data::load_evaluation_rows(config, opened.limits(), session::encoder_maker(opened, config),
                                    data::run_encoder_fingerprint(opened.tokenizer_folder, config.data));

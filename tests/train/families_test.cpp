@@ -320,8 +320,7 @@ TEST(Families, CountTheTokensOfExperts) {
     EXPECT_GT(layers, 0);
     EXPECT_LT(layers, model.spec().num_layers);
 
-    const config::LoadedConfig logged =
-        make_config({"--training.output_dir", (folder / "metrics").string(), "--logging.progress", "none"});
+    const config::LoadedConfig logged = make_config({"--training.output_dir", (folder / "metrics").string()});
     fs::create_directories(folder / "metrics");
     train::StepReport report;
     report.router_loads = result.router_loads;
@@ -368,7 +367,7 @@ TEST(Families, AddTheRouterLossThatTheModelAsksFor) {
 TEST(Families, CountTheTokensOfExpertsInEachStep) {
     UNSLOTH_NEEDS_XZ();
     for (const std::string& device : built_devices()) {
-        UNSLOTH_NEEDS_DEVICE(device);
+        if (!device_available(device)) continue;
         const ScratchFolder folder;
         const std::vector<int32_t> ids = {5, 6, 7, 8, 9, 40, 3, 77, 12, 13, 5, 6};
         write_rows(folder / "rows.jsonl", {{ids, ids, {}}});
