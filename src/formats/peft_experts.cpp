@@ -12,7 +12,11 @@ namespace {
 
 using spec::Projection;
 
-constexpr std::string_view experts_path = ".mlp.experts.";
+bool is_of_single_expert(const std::string& name) {
+    constexpr std::string_view path = ".mlp.experts.";
+    const std::size_t at = name.find(path), after = at + path.size();
+    return at != std::string::npos && after < name.size() && name[after] >= '0' && name[after] <= '9';
+}
 
 /// Of a layer's experts' tensor the parts that the adapter has, in the order of their rows.
 struct Joined {
@@ -49,8 +53,7 @@ class ExpertJoiner {
         name_targets();
         name_ranks();
         lora_.lora_dropout = 0;  // of adapters of parameters there is none; what the adapter computes has none either
-        file_.replace([](const std::string& name) { return name.find(experts_path) != std::string::npos; },
-                      std::move(made));
+        file_.replace(is_of_single_expert, std::move(made));
     }
 
   private:
@@ -111,6 +114,8 @@ class ExpertJoiner {
             if (module.r != modules[0].r || module.scale != modules[0].scale)
                 refuse_adapter(file_, cat("rank_pattern or alpha_pattern gives matrices of layer ", joined.id.layer,
                                           "'s experts different ranks or scales"));
+        // What the configuration says is the file's, too, before memory is taken for it.
+        part(joined.id.layer, joined.parts[0], 0, "lora_A", {modules[0].r, model_.in_features(joined.id.projection)});
         joined.module.r = modules[0].r * static_cast<int64_t>(joined.parts.size());
         joined.module.alpha = modules[0].alpha * static_cast<double>(joined.parts.size());
         if (lora_.use_rslora)
@@ -249,10 +254,7 @@ void join_experts(PeftConfig& config, SafetensorsFile& file, const spec::ModelSp
     for (const TensorView& tensor : file.tensors()) {
         if (tensor.name.ends_with(".mlp.gate.lora_A.weight"))
             refuse_adapter(file, cat("adapts a router (", tensor.name, "), and routers are frozen here"));
-        const std::size_t at = tensor.name.find(experts_path);
-        const std::size_t after = at + experts_path.size();
-        of_experts = of_experts || (at != std::string::npos && after < tensor.name.size() &&
-                                    tensor.name[after] >= '0' && tensor.name[after] <= '9');
+        of_experts = of_experts || is_of_single_expert(tensor.name);
     }
     if (of_experts) ExpertJoiner(config, file, model).join();
 }

@@ -385,6 +385,9 @@ TEST_F(AdapterOfSingleExperts, SaysWhatItCannotJoin) {
     add_values("base_model.model.model.layers.1.mlp.gate.lora_A.weight", {r, model_.hidden_size});
     expect_error("adapter.unsupported", {"router", "layers.1.mlp.gate.lora_A"}, [&] { write_and_read(); });
     blobs_ = intact;
+    config_["r"] = int64_t{1} << 50;  // no memory is taken for it
+    expect_error("checkpoint.wrong-tensors", {"experts.0.gate_proj.lora_A", "[2, 64]"}, [&] { write_and_read(); });
+    config_["r"] = r;
     config_["use_dora"] = true;
     expect_error("adapter.unsupported", {"DoRA"}, [&] { write_and_read(); });
 }
