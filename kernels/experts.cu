@@ -259,44 +259,6 @@ __global__ void __launch_bounds__(order_threads) place_kernel(const OrderByExper
 
 // ---- weighted sums
 
-template <class T, int N>
-struct CombineOperation {
-    const T* z;
-    int64_t z_stride;
-    const T* residual;
-    int64_t residual_stride;
-    T* y;
-    int64_t y_stride;
-    const int32_t* places;
-    const float* weights;
-    int choices;
-
-    struct State {
-        float sum[N];
-    };
-    __device__ State load(uint32_t row, int64_t column) const {
-        State state{};
-        for (int j = 0; j < choices; ++j) {
-            const int64_t i = int64_t{row} * choices + j;
-            const Pack<T, N> pack = load_pack<N>(z + places[i] * z_stride + column);
-#pragma unroll
-            for (int k = 0; k < N; ++k) state.sum[k] += weights[i] * to_float(pack.v[k]);
-        }
-        if (residual != nullptr) {
-            const Pack<T, N> pack = load_pack<N>(residual + row * residual_stride + column);
-#pragma unroll
-            for (int k = 0; k < N; ++k) state.sum[k] += to_float(pack.v[k]);
-        }
-        return state;
-    }
-    __device__ void store(uint32_t row, int64_t column, const State& in) const {
-        Pack<T, N> result;
-#pragma unroll
-        for (int k = 0; k < N; ++k) result.v[k] = from_float<T>(in.sum[k]);
-        store_pack(y + row * y_stride + column, result);
-    }
-};
-
 constexpr int weighted_warps = 4, weighted_packs = 4;
 
 /// A warp a choice. Each lane reads its columns before it writes them: dz may be z, or dy by place.
@@ -468,22 +430,6 @@ void order_by_expert(const OrderByExpert& p, cudaStream_t stream) {
     UNSLOTH_LAUNCH(count_kernel, static_cast<unsigned>(chunks), order_threads, 0, stream, p);
     UNSLOTH_LAUNCH(scan_counts_kernel, 1, order_threads, 0, stream, p, static_cast<int>(chunks));
     UNSLOTH_LAUNCH(place_kernel<false>, static_cast<unsigned>(chunks), order_threads, 0, stream, p);
-}
-
-void combine(const Combine& p, cudaStream_t stream) {
-    with_packs(p.type, p.columns, {p.z, p.residual, {p.y.data, p.y.stride}}, [&](auto tag, auto width) {
-        using T = typename decltype(tag)::type;
-        const CombineOperation<T, width()> operation{static_cast<const T*>(p.z.data),
-                                                     p.z.stride,
-                                                     static_cast<const T*>(p.residual.data),
-                                                     p.residual.stride,
-                                                     static_cast<T*>(p.y.data),
-                                                     p.y.stride,
-                                                     p.places,
-                                                     p.weights,
-                                                     p.choices};
-        map_rows<width()>(operation, p.tokens, p.columns, stream);
-    });
 }
 
 void weighted_rows_backward(const WeightedRows& p, cudaStream_t stream) {

@@ -51,19 +51,6 @@ struct OrderByExpert {
 int64_t order_workspace(int64_t rows, int64_t experts);
 void order_by_expert(const OrderByExpert& params, cudaStream_t stream);
 
-struct Combine {
-    int64_t tokens = 0;
-    int64_t columns = 0;
-    int choices = 0;
-    spec::DType type = spec::DType::bf16;
-    ConstMatrix z;
-    ConstMatrix residual;  ///< no data: zeros
-    Matrix y;              ///< may be the residual
-    const int32_t* places = nullptr;
-    const float* weights = nullptr;
-};
-void combine(const Combine& params, cudaStream_t stream);
-
 struct WeightedRows {
     int64_t tokens = 0;
     int64_t columns = 0;

@@ -86,8 +86,11 @@ struct SumManyOperation {
     int64_t source_stride;
     T* out;
     int64_t out_stride;
+    const T* residual;
+    int64_t residual_stride;
     const int32_t* places;
     const float* weight;
+    const float* choice_weight;
     int each;
 
     struct State {
@@ -96,14 +99,19 @@ struct SumManyOperation {
     __device__ State load(uint32_t row, int64_t column) const {
         State state{};
         for (int j = 0; j < each; ++j) {
-            const int32_t place = places[each * int64_t{row} + j];
+            const int64_t i = each * int64_t{row} + j;
+            const int32_t place = places[i];
             if (place < 0) continue;
-            const float factor = weight != nullptr ? weight[place] : 1.f;
-            const Pack<T, N> pack = load_pack<N>(source + place * source_stride + column);
-#pragma unroll
-            for (int k = 0; k < N; ++k) state.sum[k] += to_float(pack.v[k]) * factor;
+            const float factor = choice_weight != nullptr ? choice_weight[i] : weight != nullptr ? weight[place] : 1.f;
+            add(state, source + place * source_stride + column, factor);
         }
+        if (residual != nullptr) add(state, residual + row * residual_stride + column, 1.f);
         return state;
+    }
+    __device__ static void add(State& state, const T* from, float factor) {
+        const Pack<T, N> pack = load_pack<N>(from);
+#pragma unroll
+        for (int k = 0; k < N; ++k) state.sum[k] += to_float(pack.v[k]) * factor;
     }
     __device__ void store(uint32_t row, int64_t column, const State& in) const {
         Pack<T, N> result;
@@ -115,13 +123,16 @@ struct SumManyOperation {
 
 template <class T, int N>
 void run_sum(const SumRows& p, cudaStream_t stream) {
-    if (p.places_each != 2) {
+    if (p.places_each != 2 || p.choice_weight != nullptr || p.residual.data != nullptr) {
         const SumManyOperation<T, N> many{static_cast<const T*>(p.source.data),
                                           p.source.stride,
                                           static_cast<T*>(p.out.data),
                                           p.out.stride,
+                                          static_cast<const T*>(p.residual.data),
+                                          p.residual.stride,
                                           p.places,
                                           p.weight,
+                                          p.choice_weight,
                                           p.places_each};
         return map_rows<N>(many, p.rows, p.columns, stream);
     }
@@ -139,23 +150,25 @@ struct ZeroOperation {
     T* x;
     int64_t stride;
     const int32_t* row_owner;
+    const int32_t* index;
     const int32_t* column_owner;
 
     using State = Pack<T, N>;
     __device__ State load(uint32_t row, int64_t column) const { return load_pack<N>(x + row * stride + column); }
     __device__ void store(uint32_t row, int64_t column, const State& in) const {
         Pack<T, N> result = in;
+        const int32_t owner = row_owner[index == nullptr ? static_cast<int32_t>(row) : index[row]];
 #pragma unroll
         for (int k = 0; k < N; ++k)
-            if (column_owner[column + k] != row_owner[row]) result.v[k] = from_float<T>(0.f);
+            if (column_owner[column + k] != owner) result.v[k] = from_float<T>(0.f);
         store_pack(x + row * stride + column, result);
     }
 };
 
 template <class T, int N>
 void run_zero(const ZeroOthers& p, cudaStream_t stream) {
-    map_rows<N>(ZeroOperation<T, N>{static_cast<T*>(p.x.data), p.x.stride, p.row_owner, p.column_owner}, p.rows,
-                p.columns, stream);
+    map_rows<N>(ZeroOperation<T, N>{static_cast<T*>(p.x.data), p.x.stride, p.row_owner, p.index, p.column_owner},
+                p.rows, p.columns, stream);
 }
 
 constexpr int embedding_lanes = 32;
@@ -316,6 +329,7 @@ void sum_rows(const SumRows& p, cudaStream_t stream) {
         using T = typename decltype(tag)::type;
         constexpr int width = vector_width<T>;
         const bool vector = p.columns % width == 0 && aligned_16(p.source.data, {p.source.stride}, p.type) &&
+                            aligned_16(p.residual.data, {p.residual.stride}, p.type) &&
                             aligned_16(p.out.data, {p.out.stride}, p.type);
         vector ? run_sum<T, width>(p, stream) : run_sum<T, 1>(p, stream);
     });

@@ -24,8 +24,8 @@ struct CopyRows {
 };
 void copy_rows(const CopyRows& params, cudaStream_t stream);
 
-/// out[t] = the sum of source[p] * (weight[p] or 1) over the places p = places[places_each * t + j] that are not
-/// negative, j < places_each, in their order.
+/// out[t] = the sum of source[p] * (weight[p], or that of t's choice j, or 1) over the places p = places[places_each *
+/// t + j] that are not negative, j < places_each, in their order, + residual[t].
 struct SumRows {
     int64_t rows = 0;  ///< of out
     int64_t columns = 0;
@@ -34,19 +34,22 @@ struct SumRows {
     Matrix out;
     const int32_t* places = nullptr;
     int places_each = 2;
-    const float* weight = nullptr;  ///< of the source's rows; nullptr: ones
+    const float* weight = nullptr;         ///< of the source's rows; nullptr: ones
+    const float* choice_weight = nullptr;  ///< as places; instead
+    ConstMatrix residual = {};             ///< may be out; no data: zeros
 };
 void sum_rows(const SumRows& params, cudaStream_t stream);
 
 void zero_rows(const Matrix& out, int64_t rows, int64_t columns, spec::DType type, cudaStream_t stream);
 
-/// x[t][c] = 0 where row_owner[t] and column_owner[c] differ.
+/// x[i][c] = 0 where row_owner[t] and column_owner[c] differ, t = index[i].
 struct ZeroOthers {
     int64_t rows = 0;
     int64_t columns = 0;
     spec::DType type = spec::DType::bf16;
     Matrix x;
-    const int32_t* row_owner = nullptr;     ///< [rows]
+    const int32_t* row_owner = nullptr;
+    const int32_t* index = nullptr;         ///< [rows]; nullptr: t = i
     const int32_t* column_owner = nullptr;  ///< [columns]
 };
 void zero_others(const ZeroOthers& params, cudaStream_t stream);

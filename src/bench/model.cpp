@@ -55,10 +55,11 @@ data::StepBatch random_step(const spec::ModelSpec& spec, const std::vector<int64
 BenchedModel::BenchedModel(const config::LoadedConfig& loaded, at::Device device, const std::vector<int64_t>& lengths,
                            comm::Group* group, int64_t micro_batches, const comm::Mesh* mesh)
     : opened_(session::open_model(loaded.config)) {
-    model::LoadRequest load = placement::make_request(loaded, {.work = placement::Work::bench,
-                                                               .device = device,
-                                                               .held = placement::held_memory(*opened_.file, device),
-                                                               .ranks = placement::ranks_of(group, mesh)});
+    model::LoadRequest load = placement::make_request(loaded, opened_.file->spec,
+                                                      {.work = placement::Work::bench,
+                                                       .device = device,
+                                                       .held = placement::held_memory(*opened_.file, device),
+                                                       .ranks = placement::ranks_of(group, mesh)});
     const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
     placement::fit_to(load, opened_.file->spec,
                       data::slice_limits({.tokens = tokens,

@@ -9,6 +9,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/interrupt.h"
+#include "unsloth/core/log.h"
 #include "unsloth/data/run_tokenizer.h"
 #include "unsloth/session/session.h"
 #include "unsloth/train/answers.h"
@@ -55,6 +56,10 @@ void run_evaluate(const config::LoadedConfig& given, const engine_api::EvaluateR
     const bool judges = request.metric != config::AnswerMetric::none;
     if (!request.answer_regex.empty()) data::AnswerPattern(request.answer_regex, "--answer_regex");
     const session::OpenedModel opened = session::open_model(config);
+    if (const auto& experts = opened.file->spec.experts; experts && experts->router_aux > 0)
+        log::info(
+            "config.json says output_router_logits: losses here are without the load-balancing loss that "
+            "transformers adds to them");
     const data::Dataset rows =
         data::load_evaluation_rows(config, opened.limits(), session::encoder_maker(opened, config),
                                    data::run_encoder_fingerprint(opened.tokenizer_folder, config.data));

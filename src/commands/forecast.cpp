@@ -114,10 +114,11 @@ Forecast::Forecast(config::LoadedConfig loaded, const Target& target, std::share
         teachers_file_ = like->teachers_file_, teacher_tokens_ = like->teacher_tokens_;
     else
         describe_teacher();
-    model::LoadRequest request = placement::make_request(
-        loaded_, {.device = target.device,
-                  .ranks = placement::planned_ranks(mesh, target.device.is_cpu() || card.peer_reach),
-                  .teacher_tokens = teacher_tokens_});
+    model::LoadRequest request =
+        placement::make_request(loaded_, file_->spec,
+                                {.device = target.device,
+                                 .ranks = placement::planned_ranks(mesh, target.device.is_cpu() || card.peer_reach),
+                                 .teacher_tokens = teacher_tokens_});
     if (like != nullptr)
         answering_ = like->answering_, knows_prompts_ = like->knows_prompts_;
     else

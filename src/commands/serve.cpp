@@ -66,11 +66,15 @@ weights::AdapterSlots slots_for(const GenerateRequest& answers, const ServeReque
     if (named > slots.count)
         throw Error("option.conflict", cat("--max_loras is ", slots.count, ", and --adapter names ", named),
                     "Raise it, or name fewer adapters.");
-    if (slots.rank > 0 || slots.count == 0) return slots;
-    slots.rank = others_come ? usual_rank : 1;
-    for (const auto& [name, folder] : answers.adapters.folders)
-        slots.rank = std::max(slots.rank, weights::largest_rank(weights::read_for_batches(
-                                              {name, formats::resolve_model_path(folder).string()}, spec)));
+    if (slots.count == 0) return slots;
+    const bool given = slots.rank > 0;
+    if (!given) slots.rank = others_come ? usual_rank : 1;
+    for (const auto& [name, folder] : answers.adapters.folders) {
+        const formats::Adapter adapter =
+            weights::read_for_batches({name, formats::resolve_model_path(folder).string()}, spec);
+        slots.experts = slots.experts || weights::adapts_experts(adapter);
+        if (!given) slots.rank = std::max(slots.rank, weights::largest_rank(adapter));
+    }
     return slots;
 }
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "formats/json.h"
+#include "formats/peft_experts.h"
 #include "formats/problem_list.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
@@ -383,15 +384,16 @@ Adapter read_adapter(const std::filesystem::path& folder, const spec::ModelSpec&
     PeftConfig config = read_peft_config(folder);
     if (!std::filesystem::exists(folder / weights_file))
         throw missing_in(folder, weights_file, Sought::adapter, folder.string());
+    SafetensorsFile file(folder / weights_file);
     std::vector<spec::LayerLora> layers;
     std::vector<TensorDecl> expected;
+    join_experts(config, file, model);
     try {
         layers = spec::resolve_lora(config.lora, model);
         expected = adapter_tensors(config.lora, model);
     } catch (const Error& error) {  // here the words are the adapter's, not the user's options
         throw Error("adapter.bad-config", cat((folder / config_file).string(), ": ", error.what()));
     }
-    SafetensorsFile file(folder / weights_file);
     check_tensors(file, std::move(expected), model);
     if (const auto mark = file.metadata().find(base_key); mark != file.metadata().end())
         config.base_mark = mark->second;

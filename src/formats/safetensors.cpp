@@ -226,7 +226,18 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : map_(std::
         }
     }
     check_coverage(tensors_, data_start, reader, *map_);
-    std::sort(tensors_.begin(), tensors_.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
+    std::ranges::sort(tensors_, {}, &TensorView::name);
+}
+
+void SafetensorsFile::replace(const std::function<bool(const std::string& name)>& removed,
+                              std::vector<TensorBlob> made) {
+    std::erase_if(tensors_, [&](const TensorView& tensor) { return removed(tensor.name); });
+    for (TensorBlob& blob : made) {
+        made_.push_back(std::move(blob));
+        const TensorBlob& kept = made_.back();  // its bytes stay where they are
+        tensors_.push_back({kept.decl.name, kept.decl.dtype, kept.decl.shape, kept.data, map_.get(), TensorView::made});
+    }
+    std::ranges::sort(tensors_, {}, &TensorView::name);
 }
 
 const TensorView* SafetensorsFile::find(std::string_view name) const {

@@ -168,6 +168,11 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
     network.lora_dropout = request_.trains && request_.lora ? request_.lora->lora_dropout : 0.0;
     network.noise_alpha = request_.trains ? request_.noise_alpha : 0.0;
     network.router_aux = request_.trains ? request_.router_aux : 0.0;
+    if (request_.trains && spec().experts)
+        network.router_ends_LE = arena
+                                     .tensor(arena.plan().find(Network::router_ends_name),
+                                             {spec().num_layers, 1 + spec().experts->count}, at::kInt)
+                                     .zero_();
     network.full_finetuning = masters;
     if (memory::Plan plan = host(); !plan.entries().empty())
         parts.host_memory = std::make_unique<memory::Arena>(memory::Arena::host(std::move(plan), request_.device));

@@ -254,6 +254,9 @@ weights::BaseRequest ModelPlan::base_request(const spec::RunPlan& run) const {
 void ModelPlan::submit_trained(memory::Plan& resident) const {
     if (own_table_) weights::Parameters::plan(*own_table_, request_.optim, request_.trains, request_.holding, resident);
     if (stack_) stack_->plan(layout_, resident);
+    if (request_.trains && spec().experts)
+        resident.add("workspace", Network::router_ends_name,
+                     spec().num_layers * (1 + spec().experts->count) * static_cast<int64_t>(sizeof(int32_t)));
 }
 
 void ModelPlan::submit_trained_host(memory::Plan& host) const {

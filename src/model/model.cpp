@@ -264,6 +264,8 @@ void Model::act(const Action& action, const Pass& pass) {
         ops::copy_2d(ctx_, a.layer(layer).x_tD, a.output_of(layer));
     } else if (forward) {
         layer_forward(layer_context(layer, micro, pass.scope), w, a.layer(layer), a.output_of(layer));
+        if (pass.trains() && spec().has_experts(layer))
+            network.router_ends_LE[layer].narrow(0, 1, spec().experts->count).add_(a.layer(layer).experts.ends_E);
         if (offload != nullptr) offload->after_forward(layer);
         if (on_module) on_module(cat("model.layers.", layer), a.output_of(layer));
     } else {

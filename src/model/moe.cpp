@@ -27,9 +27,12 @@ spec::LoraModule adapter_of(const LayerContext& c, Group g) {
 
 /// A group's matrices and adapter, and what its products read: rows [n, K + r].
 struct ExpertGroup {
-    ExpertGroup(const LayerContext& c, Group g, const weights::LayerWeights& w, const at::Tensor& buffer,
-                const at::Tensor& u_T)
-        : group(g), lora(adapter_of(c, g)), of(weights::experts_of(w[g], c.spec.experts->count, lora.r)) {
+    ExpertGroup(const LayerContext& c, Group g, const weights::LayerWeights& w, const LayerSaved& a,
+                const at::Tensor& buffer, const at::Tensor& u_T)
+        : group(g),
+          tokens_n(a.experts.tokens_Tk.view({-1})),
+          lora(adapter_of(c, g)),
+          of(weights::experts_of(w[g], c.spec.experts->count, lora.r)) {
         const int64_t k = c.group.layout[g].k;
         full = expert_rows(c, buffer, k + lora.r, expert_stride(k, c.group.layout[g].r));
         x_nK = full.narrow(1, 0, k);
@@ -37,16 +40,17 @@ struct ExpertGroup {
         if (lora.r > 0 && c.scratch.v_T.defined()) v_nr = expert_rows(c, c.scratch.v_T, lora.r);
     }
     Group group;
+    at::Tensor tokens_n;
     spec::LoraModule lora;
     weights::ExpertMatrices of;
     at::Tensor full, x_nK;
     at::Tensor u_nr, v_nr;  ///< x·Aᵀ and its gradient; undefined without an adapter
 };
 ExpertGroup gate_up_of(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a) {
-    return {c, Group::experts_gate_up, w, c.scratch.rows_T, a.experts.u_gate_up_T};
+    return {c, Group::experts_gate_up, w, a, c.scratch.rows_T, a.experts.u_gate_up_T};
 }
 ExpertGroup down_of(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a) {
-    return {c, Group::experts_down, w, c.scratch.act_full, a.experts.u_down_T};
+    return {c, Group::experts_down, w, a, c.scratch.act_full, a.experts.u_down_T};
 }
 
 /// The same of a base in tiles, with u in x's tail.
@@ -79,6 +83,8 @@ void multiply(const LayerContext& c, const ExpertGroup& g, const at::Tensor& end
         ops::grouped_product(
             ctx,
             {.x_nK = g.x_nK, .w_ENK = g.of.a_ErK, .ends_E = ends_E, .out_nN = tail_nr, .label = "lora experts xA"});
+        if (c.group.adapter_T.defined())
+            ops::zero_others(ctx, c.group.adapter_T, c.group.owners->at(g.group), tail_nr, g.tokens_n);
         ops::copy_2d(ctx, tail_nr, g.u_nr);
     }
     if (!g.of.tiles.empty()) return multiply_tiles(ctx, g, ends_E, out_nN, label);

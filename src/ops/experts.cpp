@@ -6,6 +6,7 @@
 #include "unsloth/ops/profiler.h"
 #ifdef UNSLOTH_CUDA
 #include "kernels/experts.h"
+#include "kernels/rows.h"
 #include "ops/kernel_arguments.h"
 #endif
 
@@ -168,16 +169,16 @@ void combine(Context& ctx, const Combine& args) {
     if (args.residual_TD.defined()) check_matrix(ctx, "residual", args.residual_TD, tokens, args.z_nD.size(1), type);
     if (!ctx.is_cuda()) return cpu::combine(args);
 #ifdef UNSLOTH_CUDA
-    kernels::combine({.tokens = tokens,
-                      .columns = args.z_nD.size(1),
-                      .choices = static_cast<int>(args.places_Tk.size(1)),
-                      .type = dtype_of(args.z_nD),
-                      .z = source_of(args.z_nD),
-                      .residual = args.residual_TD.defined() ? source_of(args.residual_TD) : kernels::ConstMatrix{},
-                      .y = target_of(args.y_TD),
-                      .places = args.places_Tk.const_data_ptr<int32_t>(),
-                      .weights = args.weights_Tk.const_data_ptr<float>()},
-                     stream_of(ctx));
+    kernels::sum_rows({.rows = tokens,
+                       .columns = args.z_nD.size(1),
+                       .type = dtype_of(args.z_nD),
+                       .source = source_of(args.z_nD),
+                       .out = target_of(args.y_TD),
+                       .places = args.places_Tk.const_data_ptr<int32_t>(),
+                       .places_each = static_cast<int>(args.places_Tk.size(1)),
+                       .choice_weight = args.weights_Tk.const_data_ptr<float>(),
+                       .residual = args.residual_TD.defined() ? source_of(args.residual_TD) : kernels::ConstMatrix{}},
+                      stream_of(ctx));
 #endif
 }
 

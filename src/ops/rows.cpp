@@ -118,22 +118,27 @@ void zero_2d(Context& ctx, const at::Tensor& out_RC) {
 #endif
 }
 
-void zero_others(Context& ctx, const at::Tensor& owner_T, const at::Tensor& owner_C, const at::Tensor& x_TC) {
+void zero_others(Context& ctx, const at::Tensor& owner_T, const at::Tensor& owner_C, const at::Tensor& x_nC,
+                 const at::Tensor& index_n) {
     const Region region(ctx, "zero");
-    check_matrix(ctx, "x", x_TC);
-    check_contiguous(ctx, "owner of rows", owner_T, {x_TC.size(0)}, at::kInt);
-    check_contiguous(ctx, "owner of columns", owner_C, {x_TC.size(1)}, at::kInt);
+    check_matrix(ctx, "x", x_nC);
+    const bool indexed = index_n.defined();
+    check_contiguous(ctx, "owner of rows", owner_T, {indexed ? owner_T.numel() : x_nC.size(0)}, at::kInt);
+    check_contiguous(ctx, "owner of columns", owner_C, {x_nC.size(1)}, at::kInt);
+    if (indexed) check_contiguous(ctx, "tokens of rows", index_n, {x_nC.size(0)}, at::kInt);
     if (!ctx.is_cuda()) {
-        x_TC.masked_fill_(owner_T.unsqueeze(1) != owner_C, 0);
+        const at::Tensor owner_n = indexed ? owner_T.index_select(0, index_n) : owner_T;
+        x_nC.masked_fill_(owner_n.unsqueeze(1) != owner_C, 0);
         return;
     }
 #ifdef UNSLOTH_CUDA
     kernels::ZeroOthers params;
-    params.rows = x_TC.size(0);
-    params.columns = x_TC.size(1);
-    params.type = dtype_of(x_TC);
-    params.x = target_of(x_TC);
+    params.rows = x_nC.size(0);
+    params.columns = x_nC.size(1);
+    params.type = dtype_of(x_nC);
+    params.x = target_of(x_nC);
     params.row_owner = owner_T.const_data_ptr<int32_t>();
+    if (indexed) params.index = index_n.const_data_ptr<int32_t>();
     params.column_owner = owner_C.const_data_ptr<int32_t>();
     kernels::zero_others(params, stream_of(ctx));
 #endif

@@ -33,7 +33,8 @@ bool divides_base(const config::Config& config) {
 namespace {
 
 /// What ranks have of the model, of its training, and of the machine.
-void share_out(const config::Config& config, const Recipe& recipe, model::LoadRequest& request) {
+void share_out(const config::Config& config, const spec::ModelSpec& spec, const Recipe& recipe,
+               model::LoadRequest& request) {
     const Ranks& ranks = recipe.ranks;
     const comm::MeshShape &mesh = ranks.mesh, at = comm::coordinates(mesh, ranks.rank);
     request.processes = static_cast<int>(ranks.here.size());
@@ -42,12 +43,14 @@ void share_out(const config::Config& config, const Recipe& recipe, model::LoadRe
                              : model::TensorParallel(spec::TensorRank{at.tp, mesh.tp});
     request.cp = ranks.links ? model::ContextParallel(ranks.links->cp())
                              : model::ContextParallel(data::ContextRank{at.cp, mesh.cp});
-    if (const double coefficient = config.training.router_aux_loss_coef; coefficient > 0) {
+    if (const double coefficient = router_aux_coefficient(config, spec); coefficient > 0) {
         if (mesh.pp > 1 || mesh.cp > 1)
             throw Error("parallel.unsupported",
-                        cat("training.router_aux_loss_coef: the loads of a micro-batch's experts would be on several ",
+                        cat("training.router_aux_loss_coef ", coefficient,
+                            config.training.router_aux_loss_coef ? "" : " (of config.json)",
+                            ": the loads of a micro-batch's experts would be on several ",
                             mesh.pp > 1 ? "stages (distributed.pp_size)" : "ranks (distributed.cp_size)"),
-                        "Take data parallel ranks, or leave router_aux_loss_coef out.");
+                        "Take data parallel ranks, or set router_aux_loss_coef to 0.");
         request.router_aux = coefficient / static_cast<double>(config.training.gradient_accumulation_steps * mesh.dp);
     }
     const int copies = mesh.dp * mesh.cp, copy = at.dp * mesh.cp + at.cp;
@@ -69,13 +72,18 @@ void share_out(const config::Config& config, const Recipe& recipe, model::LoadRe
 
 }  // namespace
 
-model::LoadRequest make_request(const config::LoadedConfig& loaded, const Recipe& recipe) {
+double router_aux_coefficient(const config::Config& config, const spec::ModelSpec& spec) {
+    const bool follows = spec.experts && config.training.objective == config::Objective::sft;
+    return config.training.router_aux_loss_coef.value_or(follows ? spec.experts->router_aux : 0);
+}
+
+model::LoadRequest make_request(const config::LoadedConfig& loaded, const spec::ModelSpec& spec, const Recipe& recipe) {
     const config::Config& config = loaded.config;
     const bool trains = recipe.work != Work::passes;
     model::LoadRequest request = load_request(loaded, recipe.device, trains, recipe.kernels);
     request.held = recipe.held;
     request.sizes.deterministic = config.training.deterministic;
-    share_out(config, recipe, request);
+    share_out(config, spec, recipe, request);
     if (recipe.work == Work::run) request.sizes.objective = objective::needs_of(config, recipe.teacher_tokens);
     const bool samples = config::samples_completions(config.training.objective) && !config.grpo.replay_rollouts;
     if (recipe.work == Work::run && samples) request.fewest_tokens = 1;  // the last completion of a generation batch

@@ -54,6 +54,9 @@ constexpr Exported of_steps[] = {
     {"mfu", "unsloth_train_model_flops_utilization_ratio",
      "Floating-point operations of rank 0's rows by definition, by the step's time and the dense bf16 rate of its GPU.",
      1},
+    {"router_load_max", "unsloth_train_router_load_max_ratio",
+     "Tokens of the fullest expert of any layer in the last step, over the mean of its layer's experts.", 1},
+    {"dead_experts", "unsloth_train_dead_experts", "Experts of all layers that no token of the last step chose.", 1},
     {"skipped_steps", "unsloth_train_skipped_steps", "Steps of this process whose update was skipped as a spike.", 1},
     {"memory_gib", "unsloth_train_memory_bytes", "Peak of the allocator on rank 0.", 1024.0 * 1024 * 1024}};
 

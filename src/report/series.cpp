@@ -122,6 +122,8 @@ const std::vector<Curve>& curves() {
                                            {"mfu", "Share of the GPU's rate (MFU)", "", &StepRow::mfu},
                                            {"step_ms", "Time of a step", "ms", &StepRow::step_ms},
                                            {"memory_gib", "Memory", "GiB", &StepRow::memory_gib},
+                                           {"router_load_max", "Fullest expert's tokens, over the mean", "", nullptr},
+                                           {"dead_experts", "Experts without tokens, of all layers", "", nullptr},
                                            {"rewards/margins", "Margin of the rewards", "", nullptr},
                                            {"rewards/accuracies", "Share of pairs told apart", "", nullptr},
                                            {"kl", "Divergence from the reference", "", nullptr},

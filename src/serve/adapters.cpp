@@ -88,6 +88,10 @@ void AdapterSet::load(const std::string& name, const std::string& folder, const 
     if (rank > slots_.rank)
         throw unfit(name, cat("it has rank ", rank, ", and the service takes ranks up to ", slots_.rank,
                               ". Restart it with --max_lora_rank ", rank, "."));
+    if (weights::adapts_experts(*adapter) && !slots_.experts)
+        throw unfit(name,
+                    "it adapts experts, and the places of the service have none: they take much memory. Restart it "
+                    "with an adapter of experts among --adapter NAME=DIR.");
     const int64_t slot = free_->take();
     if (slot < 0)
         throw openai::ApiError(409,

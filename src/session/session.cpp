@@ -119,7 +119,7 @@ LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedM
                   adapter.config.lora.lora_alpha, ", trained on ", adapter.config.base_model_name_or_path);
         recipe.adapters.push_back(named);
     }
-    model::LoadRequest request = placement::make_request(loaded, recipe);
+    model::LoadRequest request = placement::make_request(loaded, opened.file->spec, recipe);
     // Training names the place in its first step; a probability or a text would only be wrong.
     formats::require_finite(*opened.file, loaded.config.model.dtype);
     if (request.adapter) {

@@ -31,7 +31,7 @@ model::LoadRequest teachers_request(const config::LoadedConfig& of_teacher, cons
                              .held = student.held ? placement::held_memory(file, student.device) : nullptr,
                              .tails_may_stay = false};
     recipe.ranks.here.resize(static_cast<std::size_t>(student.processes));
-    return placement::make_request(of_teacher, recipe);
+    return placement::make_request(of_teacher, file.spec, recipe);
 }
 
 model::LoadRequest sized_for(const model::LoadRequest& student, const spec::ModelSpec& spec,

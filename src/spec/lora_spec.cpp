@@ -139,11 +139,18 @@ void refuse_idle_keys(const std::string& option, const std::vector<std::pair<std
     }
 }
 
+/// "gate_proj", "experts.3.up_proj", …; not "mlp.gate_proj", which is of a layer without experts.
+bool names_an_expert(const std::string& target) {
+    const bool of_mlp = target.ends_with("gate_proj") || target.ends_with("up_proj") || target.ends_with("down_proj");
+    const std::size_t dot = target.rfind('.');
+    return of_mlp && (dot == std::string::npos || !target.substr(0, dot).ends_with("mlp"));
+}
+
 /// What PEFT does not do with adapters of experts, or does in another way than its words say.
 void check_experts(const LoraSpec& lora, const ModelSpec& model) {
     if (model.experts && !lora.target_is_regex)
         for (const std::string& target : lora.target_modules)
-            if (target.ends_with("gate_proj") || target.ends_with("up_proj") || target.ends_with("down_proj"))
+            if (names_an_expert(target))
                 throw Error("adapter.no-such-target",
                             cat("lora.target_modules: '", target, "' is a matrix of each expert of this model"),
                             "Name attention's, q_proj to o_proj, there; lora.target_parameters "
@@ -275,6 +282,16 @@ std::vector<LayerLora> resolve_lora(const LoraSpec& asked, const ModelSpec& mode
     targets.refuse_unused();
     UNSLOTH_CHECK(any, "every target was used, but no module has an adapter");
     return layers;
+}
+
+std::vector<LoraModule> lora_modules(const LoraSpec& lora, const std::vector<std::string>& paths) {
+    const Patterns<int64_t> ranks("lora.rank_pattern", lora.rank_pattern);
+    const Patterns<double> alphas("lora.alpha_pattern", lora.alpha_pattern);
+    std::vector<LoraModule> modules;
+    for (const std::string& path : paths)
+        modules.push_back(
+            make_module(lora, ranks.value_for(path, lora.r), alphas.value_for(path, lora.lora_alpha), path));
+    return modules;
 }
 
 void refuse_idle_patterns(const LoraSpec& lora, const ModelSpec& model) {

@@ -38,6 +38,16 @@ void add_to(nlohmann::ordered_json& row, const StepReport& r) {
         for (const double seconds : r.rank_seconds) times.push_back(number(1000 * seconds));
     }
     for (const auto& [name, norm] : r.layer_norms) row["grad_norm/" + name] = number(norm);
+    if (r.router_loads.empty()) return;
+    row["router_load_max"] = number(greatest_load(r.router_loads));
+    row["dead_experts"] = dead_experts(r.router_loads);
+    nlohmann::ordered_json most = nlohmann::ordered_json::array(), dead = most;
+    for (const auto& load : r.router_loads) {  // null: the layer has no experts
+        most.push_back(load ? number(load->most) : nullptr);
+        dead.push_back(load ? nlohmann::ordered_json(load->dead) : nullptr);
+    }
+    row["router_loads"] = most;
+    row["dead_experts_of_layers"] = dead;
 }
 
 /// Makes the rows of metrics, for all that take them.
@@ -120,7 +130,7 @@ std::string step_text(const StepReport& r) {
     std::snprintf(text, sizeof text, "loss %.4f  lr %.2e  grad norm %.3f  %.0f tok/s", r.loss, r.learning_rate,
                   r.grad_norm, r.tokens_per_second);
     if (r.mfu) std::snprintf(text + std::strlen(text), sizeof text - std::strlen(text), "  MFU %.1f %%", 100 * *r.mfu);
-    return text + figures_text(r.figures);
+    return text + figures_text(r.figures) + bad_loads_text(r.router_loads);
 }
 
 std::string eval_text(const EvalReport& r) {

@@ -112,6 +112,7 @@ void RunReporter::banner() const {
                   " without max_steps 0");
     else
         log::info("steps      ", setup_.total_steps());
+    if (const auto text = describe_router_loss(config(), setup_.plan().spec())) log::info("router     ", *text);
     log::info("keeps      ", describe_layers(setup_.plan().request().run));
     if (const std::string places = placement::describe_places(setup_.plan()); !places.empty())
         log::info("weights    ", places, "; copied to the device ahead of use, for ",
@@ -209,6 +210,7 @@ void RunReporter::step(const StepResult& result, formats::LossMean& unlogged) {
     if (hardware_rate_ > 0) report.mfu = result.flops / result.seconds / hardware_rate_;
     if (config().training.skip_on_spike > 0) report.skipped_steps = summary_.skipped_steps;
     report.layer_norms = result.layer_norms;
+    report.router_loads = result.router_loads;
     const auto& times = result.rank_seconds;
     if (std::all_of(times.begin(), times.end(), [](double seconds) { return seconds > 0; }))
         report.rank_seconds = times;

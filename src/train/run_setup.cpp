@@ -206,7 +206,7 @@ void RunSetup::make_plan() {
         .teacher_tokens = teacher_ ? teacher_->named_tokens() : 0};
     recipe.ranks.reach =
         placement::divides_base(config()) && group_ && comm::can_share_memory(*group_, mesh_->copies_here(), device_);
-    model::LoadRequest request = placement::make_request(loaded_, recipe);
+    model::LoadRequest request = placement::make_request(loaded_, opened_.file->spec, recipe);
     if (request.adapter && leads())
         formats::warn_of_other_base(formats::read_adapter(*request.adapter, opened_.file->spec), *opened_.file,
                                     config().model.path);

@@ -6,6 +6,7 @@
 #include "unsloth/config/load.h"
 #include "unsloth/config/schedule_arguments.h"
 #include "unsloth/core/error.h"
+#include "unsloth/placement/recipe.h"
 #include "unsloth/train/learning_rate.h"
 #include "unsloth/train/schedule.h"
 
@@ -111,6 +112,15 @@ std::vector<std::string> doubt_lengths(const config::Config& config, const RunLe
                              run.rows_of_step, " rows, and there are ", run.rows,
                              ": each epoch is one step; lower gradient_accumulation_steps"));
     return doubts;
+}
+
+std::optional<std::string> describe_router_loss(const config::Config& config, const spec::ModelSpec& spec) {
+    if (!spec.experts || spec.experts->router_aux == 0 || config.training.router_aux_loss_coef) return std::nullopt;
+    const std::string asked = "config.json says output_router_logits: ";
+    const double coefficient = placement::router_aux_coefficient(config, spec);
+    if (coefficient == 0) return asked + "only training.objective sft adds its load-balancing loss; this run has none";
+    return cat(asked, "the load-balancing loss is added with its router_aux_loss_coef ", coefficient,
+               ", as in transformers, and evaluations are without it (training.router_aux_loss_coef 0: none)");
 }
 
 std::optional<std::string> doubt_host_threads(const config::DistributedOptions& distributed, int threads, int cpus) {

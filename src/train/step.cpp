@@ -7,6 +7,7 @@
 
 #include "train/moment.h"
 #include "train/rank_sums.h"
+#include "train/router_meter.h"
 #include "train/update.h"
 #include "unsloth/core/error.h"
 #include "unsloth/ops/profiler.h"
@@ -58,7 +59,7 @@ struct Stepper::Slot {
     at::Tensor measures;                         ///< the objective's, pinned on CUDA; undefined: none
     RankSums::Host sums;                         ///< with a group
     at::Tensor limits;                           ///< with skip_on_spike
-    at::Tensor layer_norms;                      ///< pinned on CUDA
+    at::Tensor layer_norms, router_loads;        ///< pinned on CUDA
     CudaEventTime worked, end;                   ///< with a group: before it waits for the others; always
 };
 
@@ -85,6 +86,7 @@ Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& set
     if (model.parameters()->share().size > 1)
         sharers_ = model.pipeline().alone() ? &settings.group->all() : model.pipeline().mesh()->stage();
     update_ = std::make_unique<Update>(ctx, model, settings.adamw, sharers_);
+    router_meter_ = std::make_unique<RouterMeter>(ctx, model);
     if (settings.skip_on_spike > 0) spike_guard_.emplace(ctx);
     // With no byte to join, one stretch a layer.
     stretches_ = model::cut_gradients(model.trained_by_all(), /*most_bytes=*/1);
@@ -106,6 +108,7 @@ Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& set
         if (sums_) slot->sums = sums_->make_host();
         if (spike_guard_) slot->limits = spike_guard_->make_host();
         slot->layer_norms = at::zeros(layer_norms_.sizes(), at::TensorOptions(at::kFloat).pinned_memory(cuda));
+        slot->router_loads = router_meter_->make_host();
         slots_.push_back(std::move(slot));
     }
     if (settings.loss_scaling) loss_scale_ = initial_loss_scale;
@@ -135,6 +138,7 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
         const ops::Region region(ctx_, "zero gradients");
         if (parameters.gradients_P.defined()) parameters.gradients_P.zero_();
         if (model_.streams() != nullptr) model_.streams()->begin_step(step);
+        router_meter_->begin();
         objective_.begin(batch);
     }
     // 3 forward and backward of the micro-batches, so many at a time as are planned in flight (Model::walk)
@@ -176,6 +180,7 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
     slot.outcome.copy_(device_outcome_, /*non_blocking=*/true);
     if (slot.measures.defined()) slot.measures.copy_(objective_.measures(), /*non_blocking=*/true);
     if (options.layer_norms) measure_layers(slot, step);
+    if (options.router_loads) router_meter_->issue(slot.router_loads, shares_ ? settings_.group : nullptr, step);
     slot.end.record();
     StepResult result{.step = step,
                       .epoch = batch.epoch,
@@ -190,7 +195,7 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
         result.flops += flops_.of(micro.segments, micro.labels, before) / model_.tensor_parallel().place().size /
                         model_.pipeline().stage().size;
     }
-    pending_.push_back({next_slot_, std::move(result), options.layer_norms});
+    pending_.push_back({next_slot_, std::move(result), options.layer_norms, options.router_loads});
     next_slot_ = (next_slot_ + 1) % slots_.size();
     return true;
 }
@@ -298,7 +303,7 @@ std::optional<StepResult> Stepper::take(bool must) {
     const Slot& slot = *slots_[pending_.front().slot];
     const Slot& earlier = *slots_[before(pending_.front().slot)];
     StepResult result = std::move(pending_.front().result);
-    const bool layer_norms = pending_.front().layer_norms;
+    const auto [layer_norms, router_loads] = std::pair(pending_.front().layer_norms, pending_.front().router_loads);
     pending_.pop_front();
     slot.end.wait();
     if (settings_.group != nullptr) settings_.group->check();
@@ -308,6 +313,7 @@ std::optional<StepResult> Stepper::take(bool must) {
         result.figures = objective_.figures(
             {slot.measures.const_data_ptr<float>(), static_cast<std::size_t>(slot.measures.numel())});
     if (layer_norms) result.layer_norms = read_layer_norms(slot, result.loss_scale);
+    if (router_loads) result.router_loads = router_meter_->read(slot.router_loads);
     if (sums_) {
         RankSums::Agreed agreed = RankSums::agreed(slot.sums);
         result.save_due = agreed.save_due;

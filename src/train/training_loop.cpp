@@ -79,7 +79,8 @@ bool TrainingLoop::issue(const data::StepBatch& batch, int64_t step) {
         return true;
     }
     IssueOptions options{.save_due = leads() && saves_.save_time_has_come(),
-                         .layer_norms = config().logging.layer_norms && reporter_.is_logged(step)};
+                         .layer_norms = config().logging.layer_norms && reporter_.is_logged(step),
+                         .router_loads = reporter_.is_logged(step)};
     // A short step is done sooner than it could be dropped.
     if (setup_.group() == nullptr && 2 * step_seconds_ > grace)
         options.abandon = [&](double left) { return interrupt_requested() != 0 && left * step_seconds_ > grace; };

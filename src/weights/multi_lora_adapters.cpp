@@ -12,14 +12,30 @@ std::string owners_name(Group g) {
     return cat("owners of columns ", name_of(g));
 }
 
-/// fp32, with s in the values of B.
-at::Tensor values_of(const formats::Adapter& adapter, const Parameter& p, const spec::LoraModule& module) {
+/// Puts an adapter's values, with s in those of B, at its ranks from `first` on in those of all, of the parameter's
+/// shape: of experts in each one's part.
+void put_values(const formats::Adapter& adapter, const Parameter& p, const at::Tensor& all, int64_t first) {
+    const spec::LoraModule& module = adapter.layers[static_cast<std::size_t>(p.id.layer)][p.id.projection];
+    if (module.r == 0) return;
     const bool is_a = p.kind == Parameter::Kind::lora_a;
     const formats::TensorView& view = is_a ? adapter.a(p.id) : adapter.b(p.id);
-    const at::Tensor own = at::empty(view.shape, at::kFloat);
+    at::Tensor own = at::empty(view.shape, at::kFloat);
     spec::convert_to_f32(view.dtype, view.data.data(), own.numel(), own.data_ptr<float>());
     if (!is_a) own.mul_(module.scale);
-    return own;
+    const int64_t parts = std::max<int64_t>(1, p.experts);
+    if (!is_a && p.experts > 0)
+        own = own.view({own.size(0), module.r, parts}).permute({2, 0, 1});  // as from_stored()
+    else
+        own = own.view({parts, own.size(0) / parts, own.size(1)});
+    all.view({parts, all.size(0) / parts, all.size(1)}).narrow(is_a ? 1 : 2, first, module.r).copy_(own);
+}
+
+/// What of a model may have an adapter, in any layer; of experts where `experts` asks for them.
+std::vector<spec::Projection> adaptable(const spec::ModelSpec& model, bool experts) {
+    std::vector<spec::Projection> all = model.linears;
+    if (experts && model.experts)
+        all.insert(all.end(), {spec::Projection::experts_gate_up, spec::Projection::experts_down});
+    return all;
 }
 
 }  // namespace
@@ -27,10 +43,7 @@ at::Tensor values_of(const formats::Adapter& adapter, const Parameter& p, const 
 formats::Adapter read_for_batches(const NamedAdapter& named, const spec::ModelSpec& model) {
     formats::Adapter adapter = formats::read_adapter(named.folder, model);
     const spec::LoraSpec& lora = adapter.config.lora;
-    const char* const what = lora.use_dora                     ? "use_dora"
-                             : !lora.modules_to_save.empty()   ? "modules_to_save"
-                             : !lora.target_parameters.empty() ? "target_parameters"
-                                                               : nullptr;
+    const char* const what = lora.use_dora ? "use_dora" : !lora.modules_to_save.empty() ? "modules_to_save" : nullptr;
     if (what != nullptr)
         throw Error(
             "adapter.not-together",
@@ -39,6 +52,10 @@ formats::Adapter read_for_batches(const NamedAdapter& named, const spec::ModelSp
     adapter.refuse_stand_ins("and cannot answer beside others",
                              "Give it alone, with --model.adapter_name_or_path, or merge it.");
     return adapter;
+}
+
+bool adapts_experts(const formats::Adapter& adapter) {
+    return !adapter.config.lora.target_parameters.empty();
 }
 
 int64_t largest_rank(const formats::Adapter& adapter) {
@@ -51,19 +68,19 @@ int64_t largest_rank(const formats::Adapter& adapter) {
 void write_slot(const Parameters& parameters, const AdapterSlots& slots, int64_t slot,
                 const formats::Adapter* adapter) {
     for (const Parameter& p : parameters.table().parameters()) {
-        const int64_t columns = p.kind == Parameter::Kind::lora_a ? 0 : 1;
-        const at::Tensor there = parameters.value(p).narrow(columns, slot * slots.rank, slots.rank);
-        there.zero_();
-        if (adapter == nullptr) continue;
-        const spec::LoraModule& module = adapter->layers[static_cast<std::size_t>(p.id.layer)][p.id.projection];
-        if (module.r > 0) there.narrow(columns, 0, module.r).copy_(values_of(*adapter, p, module));
+        const at::Tensor all = parameters.value(p);
+        const int64_t parts = std::max<int64_t>(1, p.experts), first = slot * slots.rank;
+        all.view({parts, all.size(0) / parts, all.size(1)})
+            .narrow(p.kind == Parameter::Kind::lora_a ? 1 : 2, first, slots.rank)
+            .zero_();
+        if (adapter != nullptr) put_values(*adapter, p, all, first);
     }
 }
 
 MultiLoraAdapters::MultiLoraAdapters(const AdapterSlots& slots, const spec::ModelSpec& model) {
     auto& ranks = ranks_.emplace_back();
     spec::LayerLora all{};
-    for (const spec::Projection p : model.linears) {
+    for (const spec::Projection p : adaptable(model, slots.experts)) {
         ranks[p] = slots.rank;
         spec::LoraModule& module = all.add(p);
         module.r = slots.count * slots.rank;
@@ -78,7 +95,7 @@ MultiLoraAdapters::MultiLoraAdapters(const std::vector<NamedAdapter>& adapters, 
     for (const NamedAdapter& named : adapters) {
         const formats::Adapter& adapter = adapters_.emplace_back(read_for_batches(named, model));
         auto& ranks = ranks_.emplace_back();
-        for (const spec::Projection p : model.linears) {
+        for (const spec::Projection p : adaptable(model, true)) {
             for (const spec::LayerLora& layer : adapter.layers) ranks[p] = std::max(ranks[p], layer[p].r);
             if (ranks[p] == 0) continue;
             spec::LoraModule& module = all.add(p);
@@ -92,11 +109,9 @@ MultiLoraAdapters::MultiLoraAdapters(const std::vector<NamedAdapter>& adapters, 
 
 at::Tensor MultiLoraAdapters::values(const Parameter& p) const {
     const at::Tensor all = at::zeros(p.shape, at::kFloat);
-    const bool is_a = p.kind == Parameter::Kind::lora_a;
     int64_t first = 0;
     for (std::size_t i = 0; i < adapters_.size(); ++i) {
-        const spec::LoraModule& module = adapters_[i].layers[static_cast<std::size_t>(p.id.layer)][p.id.projection];
-        if (module.r > 0) all.narrow(is_a ? 0 : 1, first, module.r).copy_(values_of(adapters_[i], p, module));
+        put_values(adapters_[i], p, all, first);
         first += ranks_[i].at(p.id.projection);
     }
     return all;
@@ -111,15 +126,16 @@ ByGroup<at::Tensor> MultiLoraAdapters::owners(const LayerLayout& layout, const m
     ByGroup<at::Tensor> owners;
     for (const Group g : layout.all_groups()) {
         const at::Tensor columns = at::full({layout[g].r}, -2, at::kInt);
-        for (const Slice& slice : layout[g].slices) {
-            if (slice.r == 0) continue;
-            int64_t first = slice.r_begin;
+        const auto own = [&](spec::Projection p, int64_t first) {
             for (std::size_t i = 0; i < ranks_.size(); ++i) {
-                const int64_t r = ranks_[i].at(slice.projection);
+                const int64_t r = ranks_[i].at(p);
                 columns.narrow(0, first, r).fill_(static_cast<int64_t>(i));
                 first += r;
             }
-        }
+        };
+        if (is_of_experts(g) && layout[g].r > 0) own(adapted_of(g), 0);
+        for (const Slice& slice : layout[g].slices)
+            if (slice.r > 0) own(slice.projection, slice.r_begin);
         at::Tensor& there = owners[g];
         there = arena.tensor(arena.plan().find(owners_name(g)), {layout[g].r}, at::kInt);
         there.copy_(columns);

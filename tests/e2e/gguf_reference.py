@@ -9,6 +9,7 @@ it cannot quantise to (Q4_K, Q5_K, Q6_K) are dequantised, and must be nearer tha
 
 import json
 import pathlib
+import re
 import struct
 import sys
 
@@ -41,6 +42,7 @@ ARCHITECTURES = {
     "mistral": gguf.MODEL_ARCH.LLAMA,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
 }
 
 
@@ -52,6 +54,18 @@ def read_safetensors(path):
         name: np.frombuffer(body[slice(*entry["data_offsets"])], np.float32).reshape(entry["shape"])
         for name, entry in header.items()
         if name != "__metadata__"
+    }
+
+
+def with_experts_joined(weights):
+    """Those of all experts of a layer as one, under the name without their number."""
+    joined = {}
+    for name, weight in weights.items():
+        joined.setdefault(re.sub(r"\.experts\.\d+\.", ".experts.", name), []).append((name, weight))
+    number = lambda item: int(re.search(r"\.experts\.(\d+)\.", item[0])[1])
+    return {
+        name: np.stack([weight for _, weight in sorted(parts, key=number)]) if ".experts." in name else parts[0][1]
+        for name, parts in joined.items()
     }
 
 
@@ -84,12 +98,16 @@ def turn_if_needed(config, name, weight):
 def wanted_type(config, kind, name, shape):
     """llama-quantize's choice."""
     base = BASE_TYPES[kind]
-    if len(shape) == 1:
+    if len(shape) == 1 or "ffn_gate_inp" in name:
         return Type.F32
     block = gguf.GGML_QUANT_SIZES[base][0]
     head = name == "output.weight" or (name == "token_embd.weight" and config["tie_word_embeddings"])
     if head and block > 1 and base != Type.Q8_0:
         base = Type.Q8_0 if shape[-1] % block else Type.Q6_K
+    elif block > 1 and config.get("num_experts") == 8 and ("attn_k." in name or "attn_v." in name):
+        base = Type.Q8_0
+    elif kind == "q4_k_m" and config.get("num_experts") == 8 and "attn_output" in name:
+        base = Type.Q5_K
     elif kind in ("q4_k_m", "q5_k_m") and ("attn_v" in name or "ffn_down" in name):
         layer, layers = int(name.split(".")[1]), config["num_hidden_layers"]
         if layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2:
@@ -154,6 +172,12 @@ def expected_fields(config, folder, kind):
         f"{arch}.rope.freq_base": config["rope_theta"],
         f"{arch}.rope.dimension_count": config["head_dim"],
     }
+    if "num_experts" in config:
+        fields |= {
+            f"{arch}.expert_count": config["num_experts"],
+            f"{arch}.expert_used_count": config["num_experts_per_tok"],
+            f"{arch}.expert_feed_forward_length": config["moe_intermediate_size"],
+        }
     if config.get("rope_scaling", {}).get("rope_type") == "linear":
         fields |= {
             f"{arch}.rope.scaling.type": "linear",
@@ -219,7 +243,7 @@ def compare_model(folder, path, kind):
     equal(found, expected_fields(config, folder, kind), "fields")
     names = gguf.get_tensor_name_map(ARCHITECTURES[config["model_type"]], config["num_hidden_layers"])
     tensors, errors = {tensor.name: tensor for tensor in reader.tensors}, {}
-    for name, weight in read_safetensors(folder / "model.safetensors").items():
+    for name, weight in with_experts_joined(read_safetensors(folder / "model.safetensors")).items():
         renamed = names.get_name(name, try_suffixes=(".weight", ".bias"))
         compare_tensor(
             tensors.pop(renamed),
@@ -265,20 +289,29 @@ def compare_adapter(base, path, adapter):
     )
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     tensors = {tensor.name: np.asarray(tensor.data) for tensor in reader.tensors}
-    weights = read_safetensors(adapter / "adapter_model.safetensors")
+    weights = with_experts_joined(read_safetensors(adapter / "adapter_model.safetensors"))
     for name, a in weights.items():
         if not name.endswith(".lora_A.weight"):
             continue
         module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
         renamed = names.get_name(module + ".weight", try_suffixes=(".weight",))
         b = turn_if_needed(config, module + ".", weights[name.replace("lora_A", "lora_B")])
-        equal(tensors.pop(renamed + ".lora_a"), a, renamed + ".lora_a")
         last = module.split(".")[-1]
+        if ".experts." in module and last != "down_proj":  # llama.cpp's gate and up have the A of both
+            own = slice(0, a.shape[1]) if last == "gate_proj" else slice(a.shape[1], 2 * a.shape[1])
+            both = np.zeros((*b.shape[:2], 2 * b.shape[2]), b.dtype)
+            both[..., own] = b
+            found_a = tensors.pop(renamed + ".lora_a")
+            equal(found_a[:, own], a, renamed + ".lora_a")
+            a, b = found_a, both
+        else:
+            equal(tensors.pop(renamed + ".lora_a"), a, renamed + ".lora_a")
         rank = lora.get("rank_pattern", {}).get(last, lora["r"])
         own_alpha = lora.get("alpha_pattern", {}).get(last, lora["lora_alpha"])
         scale = own_alpha / (np.sqrt(rank) if lora.get("use_rslora") else rank)
-        equal(rank, a.shape[0], "rank")
-        if not np.allclose(tensors.pop(renamed + ".lora_b") * (alpha / rank), b * scale, rtol=1e-6, atol=0):
+        found_rank = a.shape[-2]
+        equal(found_rank, rank if b.shape[-1] == rank else 2 * rank, "rank")
+        if not np.allclose(tensors.pop(renamed + ".lora_b") * (alpha / found_rank), b * scale, rtol=1e-6, atol=0):
             sys.exit(f"{renamed}: another scale than PEFT's {scale}")
     equal(list(tensors), [], "tensors that nobody asked for")
     print("all equal")

@@ -48,6 +48,15 @@ ROPE = {
     "original_max_position_embeddings": 512,
 }
 QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "tie_word_embeddings": False}
+QWEN3_MOE = QWEN3 | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 96,
+    "norm_topk_prob": True,
+    "tie_word_embeddings": False,
+}
 # Name, config, tokenizer, its size. Vocabularies are larger than the tokenizer's: the rest is padding.
 MODELS = {
     "llama": (
@@ -69,6 +78,7 @@ MODELS = {
     "mistral": (MISTRAL | SIZES | {"vocab_size": 607}, "mistral_small"),
     "qwen2": (QWEN2 | SIZES | {"vocab_size": 630}, "qwen_small"),
     "qwen3": (QWEN3 | SIZES | {"vocab_size": 630}, "qwen_small"),
+    "qwen3_moe": (QWEN3_MOE | SIZES | {"vocab_size": 630}, "qwen_small"),
 }
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_k_m", "q5_k_m", "q6_k")
 
@@ -86,10 +96,14 @@ def tensor_shapes(config):
             "self_attn.k_proj": [kv, d],
             "self_attn.v_proj": [kv, d],
             "self_attn.o_proj": [d, q],
-            "mlp.gate_proj": [f, d],
-            "mlp.up_proj": [f, d],
-            "mlp.down_proj": [d, f],
         }
+        experts = [f".experts.{e}" for e in range(config.get("num_experts", 0))]
+        if experts:
+            f = config["moe_intermediate_size"]
+            shapes[at + "mlp.gate.weight"] = [len(experts), d]
+        for expert in experts or [""]:
+            linears |= {f"mlp{expert}.{name}": [f, d] for name in ("gate_proj", "up_proj")}
+            linears[f"mlp{expert}.down_proj"] = [d, f]
         for name, shape in linears.items():
             shapes[at + name + ".weight"] = shape
             attention = name.startswith("self_attn")
@@ -98,7 +112,7 @@ def tensor_shapes(config):
                 shapes[at + name + ".bias"] = shape[:1]
         for name in ("input_layernorm", "post_attention_layernorm"):
             shapes[at + name + ".weight"] = [d]
-        if config["model_type"] == "qwen3":
+        if config["model_type"].startswith("qwen3"):
             for name in ("q_norm", "k_norm"):
                 shapes[at + f"self_attn.{name}.weight"] = [config["head_dim"]]
     return shapes
@@ -185,6 +199,7 @@ class Gguf(EndToEnd):
                 ("llama", {"use_rslora": True}),
                 ("mistral", {}),
                 ("qwen3", {"alpha_pattern": {"down_proj": 40}, "rank_pattern": {"q_proj": 4}}),
+                ("qwen3_moe", {"alpha_pattern": {"down_proj": 40}}),
             )
         ):
             with self.subTest(f"{base} {changes}"):

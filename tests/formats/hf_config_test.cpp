@@ -321,6 +321,13 @@ TEST(HfConfig, ReadsWhichLayersHaveExperts) {
     const spec::ModelSpec spec = parse(config);
     EXPECT_EQ(with_experts(spec), (std::vector<bool>{false, true, true, true}));
     EXPECT_EQ(spec.experts, (spec::ExpertsSpec{8, 3, 40, spec::RouterWeights::of_chosen}));
+    config["output_router_logits"] = true;
+    EXPECT_EQ(parse(config).experts->router_aux, 0.001);
+    config["router_aux_loss_coef"] = 0.02;
+    EXPECT_EQ(parse(config).experts->router_aux, 0.02);
+    config["router_aux_loss_coef"] = -1;
+    expect_input_error({"router_aux_loss_coef", "at least 0"}, [&] { parse(config); });
+    config["output_router_logits"] = false;
     EXPECT_TRUE(spec.has(spec::Projection::gate));
     const spec::ModelSpec step = parse(family_config("qwen3_moe_step2"));
     EXPECT_EQ(with_experts(step), (std::vector<bool>{false, true, false, true}));

@@ -3,6 +3,10 @@
 #include "formats/support.h"
 #include "unsloth/formats/hf_config.h"
 
+#include <array>
+#include <cmath>
+#include <span>
+
 namespace unsloth::formats {
 namespace {
 
@@ -232,6 +236,160 @@ TEST_F(WrittenAdapter, MayHoldEmbeddingsThatStandInForTheBases) {
     std::erase_if(blobs_, [&](const TensorBlob& blob) { return blob.decl.name == head; });
     add(head, spec::DType::f32, {264, 128});
     expect_refused({"the vocabulary was enlarged from 256 to 264", head});
+}
+
+/// Adapters of single experts, as PEFT wrote them of transformers 4's modules; a test may break them.
+class AdapterOfSingleExperts : public testing::Test {
+  protected:
+    static constexpr int64_t r = 2;
+    AdapterOfSingleExperts() {
+        config_ = {{"peft_type", "LORA"},
+                   {"r", r},
+                   {"lora_alpha", 6},
+                   {"lora_dropout", 0.05},
+                   {"target_modules", {"q_proj", "gate_proj", "up_proj", "down_proj"}}};
+        for (int layer = 0; layer < static_cast<int>(model_.num_layers); ++layer) {
+            add({layer, spec::Projection::q});
+            for (const spec::Projection p : parts) {
+                if (!model_.has_experts(layer)) add({layer, p});
+                for (int e = 0; model_.has_experts(layer) && e < model_.experts->count; ++e) add({layer, p, e});
+            }
+        }
+    }
+    static std::string name(const spec::LinearId& id, const char* which) {
+        return cat("base_model.model.model.layers.", id.layer, ".", spec::path_of(id), ".", which, ".weight");
+    }
+    /// Small whole numbers, so that all sums of products are exact.
+    void add_values(const std::string& name, std::vector<int64_t> shape) {
+        std::vector<float> values(static_cast<std::size_t>(shape[0] * shape[1]));
+        for (std::size_t i = 0; i < values.size(); ++i)
+            values[i] = static_cast<float>((blobs_.size() * 13 + i * 7) % 11) - 5.0F;
+        const auto bytes = std::as_bytes(std::span(values));
+        blobs_.push_back({{name, spec::DType::f32, std::move(shape)}, {bytes.begin(), bytes.end()}});
+    }
+    void add(const spec::LinearId& id) {
+        add_values(name(id, "lora_A"), {r, model_.in_features(id)});
+        add_values(name(id, "lora_B"), {model_.out_features(id), r});
+    }
+    Adapter write_and_read() {
+        write_file_atomically(folder_ / "adapter_config.json", config_.dump());
+        write_safetensors(folder_ / "adapter_model.safetensors", blobs_);
+        return read_adapter(folder_.path(), model_);
+    }
+    static const float* floats(const TensorView& tensor) { return reinterpret_cast<const float*>(tensor.data.data()); }
+    /// scale · B·A of the adapter as it was written, [N, K].
+    std::vector<float> written_delta(const SafetensorsFile& file, const spec::LinearId& id, double scale) const {
+        const int64_t n = model_.out_features(id), k = model_.in_features(id);
+        const float* const a = floats(file.at(name(id, "lora_A")));
+        const float* const b = floats(file.at(name(id, "lora_B")));
+        std::vector<float> delta(static_cast<std::size_t>(n * k));
+        for (int64_t i = 0; i < n; ++i)
+            for (int64_t j = 0; j < k; ++j) {
+                double sum = 0;
+                for (int64_t t = 0; t < r; ++t) sum += static_cast<double>(b[i * r + t] * a[t * k + j]);
+                delta[static_cast<std::size_t>(i * k + j)] = static_cast<float>(scale * sum);
+            }
+        return delta;
+    }
+    /// Of one expert of the joined adapter, rows `first` to `first + rows`.
+    std::vector<float> joined_delta(const Adapter& adapter, int layer, spec::Projection p, int expert, int64_t first,
+                                    int64_t rows) const {
+        const spec::LoraModule& module = adapter.layers[static_cast<std::size_t>(layer)][p];
+        const int64_t experts = model_.experts->count, k = model_.in_features(p);
+        const float* const a = floats(adapter.a({layer, p})) + expert * module.r * k;
+        const float* const b = floats(adapter.b({layer, p}));
+        std::vector<float> delta(static_cast<std::size_t>(rows * k));
+        for (int64_t i = 0; i < rows; ++i)
+            for (int64_t j = 0; j < k; ++j) {
+                double sum = 0;
+                for (int64_t t = 0; t < module.r; ++t)
+                    sum += static_cast<double>(b[((first + i) * module.r + t) * experts + expert] * a[t * k + j]);
+                delta[static_cast<std::size_t>(i * k + j)] = static_cast<float>(module.scale * sum);
+            }
+        return delta;
+    }
+
+    static constexpr std::array parts{spec::Projection::gate, spec::Projection::up, spec::Projection::down};
+    spec::ModelSpec model_ = parse_model_spec(golden_json("families/qwen3_moe/model/config.json").dump(), "config");
+    json config_;
+    std::vector<TensorBlob> blobs_;
+    ScratchFolder folder_;
+};
+
+TEST_F(AdapterOfSingleExperts, BecomesThatOfTheirTensorsExactly) {
+    for (const bool rslora : {false, true}) {
+        config_["use_rslora"] = rslora;
+        const Adapter adapter = write_and_read();
+        const SafetensorsFile file(folder_ / "adapter_model.safetensors");
+        const spec::LoraSpec& lora = adapter.config.lora;
+        EXPECT_EQ(lora.target_modules,
+                  (std::vector<std::string>{"q_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}));
+        EXPECT_EQ(lora.target_parameters,
+                  (std::vector<std::string>{"mlp.experts.gate_up_proj", "mlp.experts.down_proj"}));
+        EXPECT_EQ(lora.rank_pattern,
+                  (std::vector<std::pair<std::string, int64_t>>{{R"(mlp\.experts\.gate_up_proj)", 2 * r}}));
+        EXPECT_EQ(lora.lora_dropout, 0);
+        EXPECT_EQ(adapter.layers[0][spec::Projection::gate].r, r);
+        EXPECT_EQ(adapter.layers[1][spec::Projection::experts_down].r, r);
+        const double scale = 6 / (rslora ? std::sqrt(2.0) : 2.0);
+        EXPECT_DOUBLE_EQ(adapter.layers[1][spec::Projection::experts_gate_up].scale, scale);
+        for (int layer = 1; layer < static_cast<int>(model_.num_layers); ++layer)
+            for (int e = 0; e < static_cast<int>(model_.experts->count); ++e)
+                for (const spec::Projection p : parts) {
+                    const int64_t f = model_.experts->intermediate_size;
+                    const bool down = p == spec::Projection::down;
+                    EXPECT_EQ(joined_delta(adapter, layer,
+                                           down ? spec::Projection::experts_down : spec::Projection::experts_gate_up, e,
+                                           p == spec::Projection::up ? f : 0, down ? model_.hidden_size : f),
+                              written_delta(file, {layer, p, e}, scale))
+                        << layer << " " << e << " " << spec::name_of(p);
+                }
+        // Saved again, it is the same adapter for PEFT 0.21 as for this program.
+        const PeftConfig saved = parse_peft_config(write_peft_config(adapter.config), "saved");
+        EXPECT_EQ(adapter_tensors(saved.lora, model_).size(), adapter.file.tensors().size());
+    }
+}
+
+TEST_F(AdapterOfSingleExperts, MayBeOfSomeMatricesAndLayers) {
+    std::erase_if(blobs_, [](const TensorBlob& blob) {
+        const bool up_alone = blob.decl.name.find("gate_proj") == std::string::npos &&
+                              blob.decl.name.find("down_proj") == std::string::npos;
+        return !up_alone || blob.decl.name.find(".layers.2.") == std::string::npos;
+    });
+    config_["target_modules"] = {"q_proj", "up_proj"};
+    config_["layers_to_transform"] = {2};
+    config_["rank_pattern"] = {{"q_proj", r}, {"mlp.experts.gate_up_proj", 7}};
+    const Adapter adapter = write_and_read();
+    EXPECT_EQ(adapter.config.lora.target_parameters, std::vector<std::string>{"layers.2.mlp.experts.gate_up_proj"});
+    EXPECT_EQ(adapter.config.lora.target_modules, std::vector<std::string>{"model.layers.2.self_attn.q_proj"});
+    EXPECT_EQ(adapter.layers[2][spec::Projection::experts_gate_up].r, r);
+    EXPECT_TRUE(adapter.layers[1].empty());
+    const SafetensorsFile file(folder_ / "adapter_model.safetensors");
+    const int64_t f = model_.experts->intermediate_size;
+    EXPECT_EQ(joined_delta(adapter, 2, spec::Projection::experts_gate_up, 5, f, f),
+              written_delta(file, {2, spec::Projection::up, 5}, 3));
+    EXPECT_EQ(joined_delta(adapter, 2, spec::Projection::experts_gate_up, 5, 0, f),
+              std::vector<float>(static_cast<std::size_t>(f * model_.hidden_size)));
+}
+
+TEST_F(AdapterOfSingleExperts, SaysWhatItCannotJoin) {
+    const auto intact = blobs_;
+    const json whole = config_;
+    config_["rank_pattern"] = {{"experts.3.up_proj", r + 1}};
+    expect_error("adapter.unsupported", {"layer 1's experts", "different ranks"}, [&] { write_and_read(); });
+    config_ = whole;
+    std::erase_if(blobs_,
+                  [](const TensorBlob& blob) { return blob.decl.name.find("experts.5.up") != std::string::npos; });
+    expect_error("checkpoint.missing-tensor", {"expert 5 of layer 1", "up_proj"}, [&] { write_and_read(); });
+    blobs_ = intact;
+    add_values("base_model.model.model.layers.1.mlp.gate.lora_A.weight", {r, model_.hidden_size});
+    expect_error("adapter.unsupported", {"router", "layers.1.mlp.gate.lora_A"}, [&] { write_and_read(); });
+    blobs_ = intact;
+    config_["r"] = int64_t{1} << 50;  // no memory is taken for it
+    expect_error("checkpoint.wrong-tensors", {"experts.0.gate_proj.lora_A", "[2, 64]"}, [&] { write_and_read(); });
+    config_["r"] = r;
+    config_["use_dora"] = true;
+    expect_error("adapter.unsupported", {"DoRA"}, [&] { write_and_read(); });
 }
 
 }  // namespace

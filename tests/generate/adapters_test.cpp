@@ -61,7 +61,7 @@ class AdaptersTest : public ::testing::TestWithParam<std::tuple<std::string, std
     void SetUp() override {
         UNSLOTH_NEEDS_XZ();
         UNSLOTH_NEEDS_DEVICE(device);
-        spec = formats::WeightFile::open(model_folder(name).string()).spec;
+        spec = formats::WeightFile::open(folder().string()).spec;
         spec::LoraSpec all;
         all.r = 4;
         all.lora_alpha = 8;
@@ -77,13 +77,27 @@ class AdaptersTest : public ::testing::TestWithParam<std::tuple<std::string, std
         odd.target_modules = {"v_proj", "gate_proj"};
         odd.rank_pattern = {{"layers.0.mlp.gate_proj", 6}};
         odd.layers_to_transform = {0};
+        if (spec.experts) {
+            all.target_modules.resize(4);
+            all.target_parameters = {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"};
+            some.target_modules = {"q_proj", "mlp.down_proj"};  // of the layer without experts
+            some.target_parameters = {"mlp.experts.down_proj"};
+            odd.target_modules = {"v_proj"};
+            odd.target_parameters = {"layers.1.mlp.experts.gate_up_proj", "layers.3.mlp.experts.gate_up_proj"};
+            odd.rank_pattern = {{"layers.3.mlp.experts.gate_up_proj", 6}};
+            odd.layers_to_transform.clear();
+        }
         adapters = {write_adapter(scratch / "all", all, spec), write_adapter(scratch / "some", some, spec),
                     write_adapter(scratch / "odd", odd, spec)};
     }
 
+    fs::path folder() const { return of_family ? unpacked(golden(name) / "model") : model_folder(name); }
+
     /// Prompts of 1 to 40 tokens; four in a row are one prompt, and have other adapters.
     std::vector<Request> requests() const {
-        const auto row = read_json(golden("forward/" + name + ".json"))["input_ids"][1].get<Row>();
+        const auto row = of_family
+                             ? read_json(unpacked(golden(name)) / "forward.json")["rows"][1]["input_ids"].get<Row>()
+                             : read_json(golden("forward/" + name + ".json"))["input_ids"][1].get<Row>();
         std::mt19937 random(11);
         std::vector<Request> made;
         for (int32_t i = 0; i < 48; ++i) {
@@ -105,7 +119,7 @@ class AdaptersTest : public ::testing::TestWithParam<std::tuple<std::string, std
         for (int32_t adapter = -1; adapter < 3; ++adapter) {
             model::LoadRequest request = request_for(device, 1);
             if (adapter >= 0) request.adapter = adapters[static_cast<std::size_t>(adapter)].folder;
-            const LoadedModel model = load_model(model_folder(name), request);
+            const LoadedModel model = load_model(folder(), request);
             generate::Decoder decoder(*model.ctx, *model.model);
             for (std::size_t i = 0; i < asked.size(); ++i) {
                 if (asked[i].adapter != adapter) continue;
@@ -118,6 +132,7 @@ class AdaptersTest : public ::testing::TestWithParam<std::tuple<std::string, std
     }
 
     const std::string name = std::get<0>(GetParam()), device = std::get<1>(GetParam());
+    const bool of_family = name.starts_with("families/");
     ScratchFolder scratch;
     spec::ModelSpec spec;
     std::vector<weights::NamedAdapter> adapters;
@@ -132,7 +147,7 @@ TEST_P(AdaptersTest, EachRowIsAnsweredAsByItsAdapterAlone) {
     for (const int64_t rows : {1, 7, 64}) {
         model::LoadRequest request = request_for(device, rows);
         request.adapters = adapters;
-        const LoadedModel model = load_model(model_folder(name), request);
+        const LoadedModel model = load_model(folder(), request);
         generate::Decoder decoder(*model.ctx, *model.model);
         std::vector<Completion> answers(asked.size());
         const auto end = [&](int64_t i, const Completion& answer) { answers[static_cast<std::size_t>(i)] = answer; };
@@ -160,7 +175,7 @@ TEST_P(AdaptersTest, ASingleOneIsThatOfTheRowsThatNameIt) {
     const std::vector<Completion> expected = alone(all);
     model::LoadRequest request = request_for(device, 8);
     request.adapters = {adapters[0]};
-    const LoadedModel model = load_model(model_folder(name), request);
+    const LoadedModel model = load_model(folder(), request);
     for (const bool with : {true, false}) {
         for (const bool without : {true, false}) {
             std::vector<Request> asked;
@@ -184,8 +199,8 @@ TEST_P(AdaptersTest, SlotsTakeAdaptersOneAfterTheOther) {
     const std::vector<Request> asked = requests();
     const std::vector<Completion> expected = alone(asked);
     model::LoadRequest request = request_for(device, 7);
-    request.adapter_slots = {.count = 2, .rank = 12};
-    const LoadedModel model = load_model(model_folder(name), request);
+    request.adapter_slots = {.count = 2, .rank = 12, .experts = spec.experts.has_value()};
+    const LoadedModel model = load_model(folder(), request);
     generate::Decoder decoder(*model.ctx, *model.model);
     for (const auto& [first, second] : {std::pair{0, 1}, {2, 1}, {2, 0}, {1, 0}}) {
         const int32_t held[] = {first, second};
@@ -218,8 +233,7 @@ TEST_P(AdaptersTest, SlotsTakeAdaptersOneAfterTheOther) {
 
 TEST_P(AdaptersTest, ThePlanHoldsAllOfThemAndOtherPassesAreRefused) {
     model::LoadRequest request = request_for(device, 4);
-    const auto file =
-        std::make_shared<const formats::WeightFile>(formats::WeightFile::open(model_folder(name).string()));
+    const auto file = std::make_shared<const formats::WeightFile>(formats::WeightFile::open(folder().string()));
     const int64_t without = model::ModelPlan(file, request).total_bytes();
     request.adapters = adapters;
     const model::ModelPlan plan(file, request);
@@ -229,7 +243,7 @@ TEST_P(AdaptersTest, ThePlanHoldsAllOfThemAndOtherPassesAreRefused) {
         for (const formats::TensorView& tensor : adapter.file.tensors()) values += tensor.elements();
     }
     EXPECT_GE(plan.total_bytes() - without, values * static_cast<int64_t>(sizeof(float)));
-    const LoadedModel model = load_model(model_folder(name), request);
+    const LoadedModel model = load_model(folder(), request);
     EXPECT_THROW(model->score(every_position({{1, 2, 3}})), CheckError) << "whose adapter?";
     generate::Decoder decoder(*model.ctx, *model.model);
     EXPECT_THROW(decoder.add({.prompt = {1}, .adapter = 3}), CheckError);
@@ -245,7 +259,7 @@ TEST_P(AdaptersTest, RefusesByNameWhatCannotStandBesideOthers) {
         model::LoadRequest request = request_for(device, 1);
         request.adapters = {adapters[0], write_adapter(scratch / "other", lora, spec)};
         try {
-            load_model(model_folder(name), request);
+            load_model(folder(), request);
             ADD_FAILURE() << word << " was taken";
         } catch (const Error& error) {
             EXPECT_NE(std::string(error.what()).find("adapter other"), std::string::npos) << error.what();
@@ -255,9 +269,13 @@ TEST_P(AdaptersTest, RefusesByNameWhatCannotStandBesideOthers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, AdaptersTest,
-                         ::testing::Combine(::testing::Values("llama_tied", "llama_bias", "mistral_window", "qwen3"),
+                         ::testing::Combine(::testing::Values("llama_tied", "llama_bias", "mistral_window", "qwen3",
+                                                              "families/qwen3_moe"),
                                             ::testing::ValuesIn(built_devices())),
-                         [](const auto& info) { return std::get<0>(info.param) + "_" + std::get<1>(info.param); });
+                         [](const auto& info) {
+                             const std::string& name = std::get<0>(info.param);
+                             return name.substr(name.find('/') + 1) + "_" + std::get<1>(info.param);
+                         });
 
 }  // namespace
 }  // namespace unsloth

@@ -72,6 +72,21 @@ inline OpCase zero_others_case(int64_t rows, int64_t columns, at::ScalarType dty
     return c;
 }
 
+/// Rows in another order than their tokens, some tokens more than once.
+inline OpCase zero_others_by_token_case(int64_t rows, int64_t tokens, int64_t columns, at::ScalarType dtype,
+                                        Layout layout) {
+    OpCase c = zero_others_case(rows, columns, dtype, layout);
+    c.name = "zero_others by token" + case_name(rows, columns, c10::toString(dtype), name_of(layout));
+    c.args[0] = {"owner of tokens", at::randint(-1, 3, {tokens}, at::kInt)};
+    c.args.push_back({"tokens", at::randint(0, tokens, {rows}, at::kInt)});
+    c.run = [](ops::Context& ctx, const Tensors& a) { ops::zero_others(ctx, a[0], a[1], a[2], a[3]); };
+    c.expected = [](const Tensors& a) {
+        const at::Tensor owner_n = a[0].index_select(0, a[3].to(at::kLong));
+        return Tensors{at::where(owner_n.unsqueeze(1) == a[1], a[2], 0.0)};
+    };
+    return c;
+}
+
 inline OpCase embedding_backward_case(int64_t tokens, int64_t vocabulary, int64_t columns, at::ScalarType dtype,
                                       Layout layout) {
     const at::Tensor ids = at::randint(0, vocabulary, {tokens}, at::kInt);
@@ -227,6 +242,8 @@ inline std::vector<OpCase> rows_cases(uint64_t seed) {
             cases.push_back(zero_others_case(7, 24, from, layout));
             cases.push_back(zero_others_case(70, 48, from, layout));
             cases.push_back(zero_others_case(3, 5, from, layout));
+            cases.push_back(zero_others_by_token_case(70, 9, 48, from, layout));
+            cases.push_back(zero_others_by_token_case(6, 2, 5, from, layout));
             cases.push_back(embedding_backward_case(40, 9, 37, from, layout));
             cases.push_back(embedding_backward_case(1, 3, 8, from, layout));
             cases.push_back(column_sums_case(1, 1, from, layout));

@@ -3,6 +3,8 @@
 
 #include <random>
 
+#include "unsloth/formats/hf_config.h"
+#include "unsloth/formats/random_model.h"
 #include "unsloth/serve/watch.h"
 #include "unsloth/spec/convert.h"
 
@@ -12,8 +14,9 @@ namespace {
 using namespace test;
 
 /// Random values, of a seed, that change the model's answers.
-fs::path write_random_adapter(const fs::path& folder, spec::LoraSpec lora, uint32_t seed) {
-    const spec::ModelSpec model = formats::WeightFile::open(RunningOptions{}.model.string()).spec;
+fs::path write_random_adapter(const fs::path& folder, spec::LoraSpec lora, uint32_t seed,
+                              const fs::path& base = RunningOptions{}.model) {
+    const spec::ModelSpec model = formats::WeightFile::open(base.string()).spec;
     std::mt19937 random(seed);
     std::normal_distribution<float> normal(0.0F, 0.08F);
     std::vector<formats::TensorBlob> blobs;
@@ -169,6 +172,47 @@ TEST_F(ServedAdapters, RefusalsSayWhy) {
     ASSERT_EQ(load("b", "one")->status(), 200);
     EXPECT_EQ(load("c", "one")->status(), 409) << "all places are taken";
     EXPECT_EQ(service_->ask("GET", "/v1/models")->json()["data"].size(), 3U);
+}
+
+/// Places have memory for adapters of experts, or say how to get it.
+TEST(ServedAdaptersOfExperts, NeedPlacesWithExperts) {
+    const ScratchFolder root;
+    RunningOptions options;
+    options.model = root / "model";
+    options.service.may_load_adapters = true;
+    options.service.adapter_root = root.path().string();
+    fs::create_directories(options.model);
+    const std::string config = R"({"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 2048, "max_position_embeddings": 256, "num_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": true, "torch_dtype": "float32"})";
+    formats::write_random_model({formats::parse_model_spec(config, "config"), false, 5, config}, options.model);
+    spec::LoraSpec lora = lora_of(2, {"q_proj"});
+    lora.target_parameters = {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"};
+    write_random_adapter(root / "experts", lora, 7, options.model);
+    for (const bool experts : {false, true}) {
+        options.slots = {.count = 2, .rank = 3, .experts = experts};
+        RunningService service(options);
+        const auto loaded = service.post("/v1/load_lora_adapter", {{"lora_name", "a"}, {"lora_path", "experts"}});
+        EXPECT_EQ(loaded->status(), experts ? 200 : 400) << loaded->body();
+        if (!experts) {
+            EXPECT_NE(loaded->body().find("with an adapter of experts among --adapter"), std::string::npos);
+            continue;
+        }
+        model::LoadRequest alone = request_for(options);
+        alone.adapter_slots = {};
+        alone.adapter = (root / "experts").string();
+        const LoadedModel model = load_model(options.model, alone);
+        const std::vector<int32_t> ids = service.tokenizer().encode("The tenant shall pay the rent", true);
+        const auto answers =
+            generate::Decoder(*model.ctx, *model.model).answer({{.prompt = ids, .max_new_tokens = 12}});
+        const auto response = service.post("/v1/completions", {{"model", "a"},
+                                                               {"prompt", "The tenant shall pay the rent"},
+                                                               {"max_tokens", 12},
+                                                               {"temperature", 0},
+                                                               {"ignore_eos", true}});
+        EXPECT_EQ(response->json()["choices"][0]["text"], service.tokenizer().decode(answers.front().ids, true));
+    }
 }
 
 /// A stop-gap run: checkpoints appear by renaming, and the result comes last.

@@ -133,7 +133,8 @@ class Rank {
     }
     train::StepResult step(int64_t number, double rate) {
         const int rank = mesh_ ? mesh_->at().dp : 0, ranks = mesh_ ? mesh_->shape().dp : 1;
-        stepper_->issue(step_batch(number, micro_batches_, rank, ranks, context_), number, rate, {.layer_norms = true});
+        stepper_->issue(step_batch(number, micro_batches_, rank, ranks, context_), number, rate,
+                        {.layer_norms = true, .router_loads = true});
         return *stepper_->take(/*must=*/true);
     }
     /// Of this rank's targets of a batch.
@@ -156,6 +157,7 @@ class Rank {
 struct Result {
     std::vector<double> losses, norms;
     std::vector<std::pair<std::string, double>> layer_norms;  ///< of the first step
+    train::RouterLoads router_loads;                          ///< the same
     Tensors gradients, values;                                ///< of the first step; after the last
     double score = 0;                                         ///< of all targets, before the first step
     int64_t resident = 0;
@@ -177,6 +179,7 @@ inline Result train_rank(const config::LoadedConfig& loaded, comm::Group* group,
         if (step > 1) continue;
         result.gradients = copy_gradients(rank.parameters());
         result.layer_norms = taken.layer_norms;
+        result.router_loads = taken.router_loads;
     }
     result.values = copy_values(rank.parameters());
     return result;

@@ -31,6 +31,21 @@ TEST(Doubts, LearningRatesFarFromTheUsual) {
     EXPECT_TRUE(about_rate(config::FinetuningType::full, 0).ends_with("little will be learnt; auto takes 2.86e-05"));
 }
 
+TEST(Doubts, RouterLossesThatTheModelAsksFor) {
+    config::Config config;
+    spec::ModelSpec spec;
+    EXPECT_FALSE(describe_router_loss(config, spec));
+    spec.experts = spec::ExpertsSpec{8, 2, 16};
+    EXPECT_FALSE(describe_router_loss(config, spec));
+    spec.experts->router_aux = 0.02;
+    EXPECT_NE(describe_router_loss(config, spec).value_or("").find("with its router_aux_loss_coef 0.02"),
+              std::string::npos);
+    config.training.objective = config::Objective::dpo;
+    EXPECT_NE(describe_router_loss(config, spec).value_or("").find("this run has none"), std::string::npos);
+    config.training.router_aux_loss_coef = 0;
+    EXPECT_FALSE(describe_router_loss(config, spec));
+}
+
 TEST(Doubts, OptionsThatDoNothingOnThisMachine) {
     config::Config config;
     EXPECT_TRUE(options_without_effect(config, /*on_gpu=*/false, /*sharers=*/1).empty());

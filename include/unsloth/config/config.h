@@ -155,8 +155,8 @@ struct TrainingOptions {
     double adam_beta1 = 0.9;
     double adam_beta2 = 0.999;
     double adam_epsilon = 1e-8;
-    double neftune_noise_alpha = 0;   ///< 0: no noise
-    double router_aux_loss_coef = 0;  ///< 0: experts' loads are not balanced
+    double neftune_noise_alpha = 0;              ///< 0: no noise
+    std::optional<double> router_aux_loss_coef;  ///< absent: as config.json says
     Objective objective = Objective::sft;
     int64_t seed = 3407;
     GradientCheckpointing gradient_checkpointing = GradientCheckpointing::automatic;

@@ -36,7 +36,7 @@ GgmlType wanted_type(const spec::ModelSpec& spec, const spec::TensorRule& rule, 
 /// Q4_K -> Q5_0, Q5_K -> Q5_1, Q6_K -> Q8_0, and F16 where that does not fit either.
 GgmlType type_for_rows(GgmlType type, int64_t cols);
 
-/// llama.cpp's name of a tensor: "blk.3.attn_q.weight".
+/// llama.cpp's name of a tensor: "blk.3.attn_q.weight"; of an expert's matrix that of all experts', [E, N, K].
 std::string gguf_tensor_name(const spec::TensorRule& rule);
 
 struct GgufExportOptions {

@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -28,19 +30,37 @@ struct TensorView {
     std::vector<int64_t> shape;  ///< empty: a scalar
     std::span<const std::byte> data;
     const MappedFile* file = nullptr;
-    std::size_t file_offset = 0;  ///< of data[0] from the start of the file
+    std::size_t file_offset = 0;  ///< of data[0] from the start of the file; `made` where memory holds it instead
+    static constexpr std::size_t made = std::numeric_limits<std::size_t>::max();
 
     int64_t elements() const;
     /// Whether `data` may be read through a pointer to a type of this alignment.
     bool is_aligned(std::size_t alignment) const;
     /// Tells the system that the bytes were consumed, so that a file read once does not count as this process's memory.
-    void drop() const noexcept { file->drop(file_offset, data.size()); }
+    void drop() const noexcept {
+        if (file_offset != made) file->drop(file_offset, data.size());
+    }
 };
 
 /// "F32", "BF16", … as the header spells an element type.
 std::string_view safetensors_name(spec::DType type);
 /// "[2, 3]".
 std::string shape_text(const std::vector<int64_t>& shape);
+
+/// What a file to be written declares.
+struct TensorDecl {
+    std::string name;
+    spec::DType dtype = spec::DType::f32;
+    std::vector<int64_t> shape;
+
+    std::size_t bytes() const;
+};
+
+/// A tensor with its bytes, for small things built in memory.
+struct TensorBlob {
+    TensorDecl decl;
+    std::vector<std::byte> data;
+};
 
 /// One mapped file. Movable; views stay valid when it moves.
 class SafetensorsFile {
@@ -59,25 +79,14 @@ class SafetensorsFile {
     std::size_t size() const { return map_->bytes().size(); }
     const MappedFile& map() const { return *map_; }
 
+    /// Leaves out tensors that `removed` names, and has these in their place: of the file's content in another form.
+    void replace(const std::function<bool(const std::string& name)>& removed, std::vector<TensorBlob> made);
+
   private:
     std::unique_ptr<MappedFile> map_;
+    std::vector<TensorBlob> made_;
     std::vector<TensorView> tensors_;
     std::map<std::string, std::string> metadata_;
-};
-
-/// What a file to be written declares.
-struct TensorDecl {
-    std::string name;
-    spec::DType dtype = spec::DType::f32;
-    std::vector<int64_t> shape;
-
-    std::size_t bytes() const;
-};
-
-/// A tensor with its bytes, for small things built in memory.
-struct TensorBlob {
-    TensorDecl decl;
-    std::vector<std::byte> data;
 };
 
 /// Writes a file as its tensors become known, holding none of them. The header lists names in order; data lies by

@@ -111,6 +111,9 @@ class Model {
     /// nullptr: the parameters are all here.
     ParameterStreams* streams() const { return parts_.network.streams.get(); }
 
+    /// Network::router_ends_LE: how often tokens chose each expert is the difference of neighbours.
+    const at::Tensor& router_ends() const { return parts_.network.router_ends_LE; }
+
     /// Over all passes so far.
     const PassCounts& counts() const { return counts_; }
 

@@ -27,6 +27,10 @@ struct Network {
     at::ScalarType dtype = at::kFloat;
     double lora_dropout = 0.0, noise_alpha = 0.0;  ///< of passes that train
     double router_aux = 0.0;                       ///< the same: the weight of a micro-batch's load balancing
+    /// int32 [layers, 1 + experts]: 0, then the sums of ExpertsSaved::ends_E over the training passes since someone
+    /// cleared it. Undefined where nothing trains, or no layer has experts.
+    at::Tensor router_ends_LE;
+    static constexpr const char* router_ends_name = "tokens of experts";  ///< of the plan
     bool full_finetuning = false;
     bool trains_embedding = false;  ///< by the rank that has them
     int lowest_trained_layer = 0;   ///< the lowest that a backward pass must reach, of all ranks' layers

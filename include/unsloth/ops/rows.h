@@ -31,8 +31,10 @@ void copy_2d(Context& ctx, const at::Tensor& src_RC, const at::Tensor& out_RC, d
 /// out_RC = 0 (row strides free).
 void zero_2d(Context& ctx, const at::Tensor& out_RC);
 
-/// x_TC[t][c] = 0 wherever owner_T[t] and owner_C[c] (int32, contiguous) differ (row strides free).
-void zero_others(Context& ctx, const at::Tensor& owner_T, const at::Tensor& owner_C, const at::Tensor& x_TC);
+/// x_nC[i][c] = 0 wherever owner_T[t] and owner_C[c] (int32, contiguous) differ (row strides free). Row i is of token
+/// t = index_n[i] (int32), or undefined: i.
+void zero_others(Context& ctx, const at::Tensor& owner_T, const at::Tensor& owner_C, const at::Tensor& x_nC,
+                 const at::Tensor& index_n = {});
 
 /// bias gradient: dbias_N (fp32) += column sums of dy_TN, in a fixed order.
 void column_sums(Context& ctx, const at::Tensor& dy_TN, const at::Tensor& dbias_N);

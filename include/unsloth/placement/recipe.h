@@ -61,7 +61,9 @@ struct Recipe {
 
 /// All of a request but what follows from the rows (fit_to), and a pipeline's stage, which is cut of a plan. As
 /// load_request(); usage Error for what the ranks do not do together, too.
-model::LoadRequest make_request(const config::LoadedConfig& loaded, const Recipe& recipe);
+model::LoadRequest make_request(const config::LoadedConfig& loaded, const spec::ModelSpec& spec, const Recipe& recipe);
+/// Of a training run: training.router_aux_loss_coef, or else what supervised training takes from config.json.
+double router_aux_coefficient(const config::Config& config, const spec::ModelSpec& spec);
 
 /// Sizes a request for passes over batches within these limits, which are the rank's own, and for a run's answers.
 void fit_to(model::LoadRequest& request, const spec::ModelSpec& spec, data::BatchLimits limits,

@@ -75,6 +75,9 @@ LoraSpec for_model(LoraSpec lora, const ModelSpec& model);
 /// a pattern key that is no valid regular expression, or a target list that matches nothing.
 std::vector<LayerLora> resolve_lora(const LoraSpec& lora, const ModelSpec& model);
 
+/// The adapters that rank_pattern and alpha_pattern give these modules. Usage Error as above.
+std::vector<LoraModule> lora_modules(const LoraSpec& lora, const std::vector<std::string>& paths);
+
 /// Of options that a user gives: usage Error for a key of rank_pattern or alpha_pattern that no adapter has its value
 /// from. In an adapter's own configuration such a key means nothing, and may stand.
 void refuse_idle_patterns(const LoraSpec& lora, const ModelSpec& model);

@@ -96,6 +96,7 @@ struct ExpertsSpec {
     int64_t top_k = 0;              ///< k: experts that a token passes
     int64_t intermediate_size = 0;  ///< F of each expert
     RouterWeights weights = RouterWeights::of_all;
+    double router_aux = 0;  ///< weight of the load-balancing loss that transformers adds in training; 0: none
     bool operator==(const ExpertsSpec&) const = default;
 };
 

@@ -13,6 +13,7 @@
 #include "unsloth/config/config.h"
 #include "unsloth/formats/trainer_state.h"
 #include "unsloth/objective/objective.h"
+#include "unsloth/train/router_loads.h"
 #include "unsloth/train/run_record.h"
 
 namespace unsloth::train {
@@ -30,6 +31,7 @@ struct StepReport {
     std::optional<double> mfu;                                ///< model FLOPs of this rank over its GPU's rate
     std::optional<int64_t> skipped_steps;                     ///< so far, with training.skip_on_spike
     std::vector<std::pair<std::string, double>> layer_norms;  ///< StepResult's
+    RouterLoads router_loads;                                 ///< StepResult's
     std::vector<double> rank_seconds;                         ///< StepResult's, where all are known
 };
 

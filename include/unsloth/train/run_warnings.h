@@ -16,6 +16,9 @@ namespace unsloth::train {
 /// otherwise. The rate must be settled.
 std::optional<std::string> doubt_learning_rate(const config::Config& config, const spec::ModelSpec& spec);
 
+/// What to say of a load-balancing loss that config.json asks of training and no option settles; else nothing.
+std::optional<std::string> describe_router_loss(const config::Config& config, const spec::ModelSpec& spec);
+
 /// What to say about options that were given and do nothing on such a device, where so many ranks share what is
 /// trained.
 std::vector<std::string> options_without_effect(const config::Config& config, bool on_gpu, int sharers);

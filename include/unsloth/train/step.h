@@ -16,6 +16,7 @@
 #include "unsloth/objective/objective.h"
 #include "unsloth/ops/optimizer.h"
 #include "unsloth/spec/model_flops.h"
+#include "unsloth/train/router_loads.h"
 #include "unsloth/train/spikes.h"
 
 namespace unsloth::train {
@@ -48,6 +49,7 @@ struct StepResult {
     /// Of the gradients before clipping, where IssueOptions asked: of each layer ("layers.0"), what the head completes
     /// ("head": norm and lm_head) and the embeddings ("embed_tokens"), of those that are trained.
     std::vector<std::pair<std::string, double>> layer_norms;
+    RouterLoads router_loads;  ///< where IssueOptions asked
     /// With a group: how long each rank worked at an earlier step (the last that it knew of) before it had to wait for
     /// the others; 0: not known yet.
     std::vector<double> rank_seconds;
@@ -56,11 +58,13 @@ struct StepResult {
 };
 
 class RankSums;
+class RouterMeter;
 class Update;
 
 struct IssueOptions {
-    bool save_due = false;     ///< this rank asks all for a checkpoint after the step
-    bool layer_norms = false;  ///< StepResult has them
+    bool save_due = false;      ///< this rank asks all for a checkpoint after the step
+    bool layer_norms = false;   ///< StepResult has them
+    bool router_loads = false;  ///< the same
     /// Without a group, for long steps: the host stays at most one micro-batch ahead of the device and asks this
     /// between micro-batches, with the share of the step that is left. Once it says yes, the step is dropped.
     std::function<bool(double)> abandon;
@@ -107,7 +111,7 @@ class Stepper {
     struct Pending {
         std::size_t slot = 0;
         StepResult result;
-        bool layer_norms = false;  ///< to be read
+        bool layer_norms = false, router_loads = false;  ///< to be read
     };
     using LayerNorms = std::vector<std::pair<std::string, double>>;
     LayerNorms read_layer_norms(const Slot& slot, double loss_scale) const;
@@ -129,6 +133,7 @@ class Stepper {
     model::GradientBuckets* buckets_ = nullptr;  ///< the model's; nullptr: gradients are summed after the backward pass
     std::unique_ptr<RankSums> sums_;             ///< nullptr: alone
     std::unique_ptr<Update> update_;
+    std::unique_ptr<RouterMeter> router_meter_;
     double own_seconds_ = 0;  ///< with a group: that this rank worked at the last step it knows of
     bool shares_ = true;
     spec::ModelFlops flops_;

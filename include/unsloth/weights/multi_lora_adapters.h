@@ -23,12 +23,14 @@ struct NamedAdapter {
 /// Places for adapters that come and go while the model is loaded.
 struct AdapterSlots {
     int64_t count = 0;
-    int64_t rank = 0;  ///< of each place, in every projection: the largest of an adapter that it can take
+    int64_t rank = 0;      ///< of each place, in every projection: the largest of an adapter that it can take
+    bool experts = false;  ///< a place has adapters of experts, too: of each expert one
 };
 
 /// input Error, with the adapter's name, where it does not fit the model, has DoRA (which scales what the base gives,
 /// too) or modules_to_save.
 formats::Adapter read_for_batches(const NamedAdapter& named, const spec::ModelSpec& model);
+bool adapts_experts(const formats::Adapter& adapter);
 /// Of any module.
 int64_t largest_rank(const formats::Adapter& adapter);
 /// Gives a slot these values, or zeros (nullptr). The parameters are those of MultiLoraAdapters(slots, …); no pass that

@@ -71,9 +71,10 @@ void declare_passes(OptionSet& options, TrainingOptions& training) {
     options
         .add("router_aux_loss_coef", training.router_aux_loss_coef,
              "Weight of the load-balancing loss of a model of experts, the mean of the step's micro-batches (0.001 is "
-             "usual); 0: none, as in transformers unless config.json says output_router_logits.")
+             "usual); 0: none. auto: that of config.json where it says output_router_logits, else none, as in "
+             "transformers.")
         .at_least(0)
-        .synonym(nullptr, 0)
+        .synonym("auto", nullptr)
         .on_resume(OnResume::logged)
         .only_with("training.objective", {"sft"})
         .not_with("lora.finetuning_type", {"full"})

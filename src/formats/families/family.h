@@ -30,6 +30,7 @@ struct GgufArchitecture {
     bool query_beta = false;      ///< reads RopeSpec::query_beta
     bool longrope = false;        ///< has tensors for the factors of longrope
     bool multipliers = false;     ///< reads those of embeddings, residual stream, scores and logits
+    bool experts = false;         ///< each layer's MLP is of experts, whose weights are RouterWeights::of_chosen
     /// What it knows of layers with a window.
     enum class Windows : uint8_t {
         none,

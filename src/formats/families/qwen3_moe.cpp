@@ -29,6 +29,9 @@ void read_qwen3_moe(const JsonReader& config, spec::ModelSpec& spec) {
                               .weights = config.boolean("norm_topk_prob").value_or(false)
                                              ? spec::RouterWeights::of_chosen
                                              : spec::RouterWeights::of_all};
+    if (config.boolean("output_router_logits").value_or(false))
+        experts.router_aux = config.number("router_aux_loss_coef").value_or(0.001);
+    if (experts.router_aux < 0) config["router_aux_loss_coef"].refuse("at least 0");
     for (int64_t i = 0; i < spec.num_layers; ++i) {
         spec::LayerSpec& layer = spec.layers[static_cast<std::size_t>(i)];
         layer.window = window;
@@ -50,6 +53,10 @@ void write_qwen3_moe(const spec::ModelSpec& spec, Json& config) {
     config["moe_intermediate_size"] = experts.intermediate_size;
     config["norm_topk_prob"] = experts.weights == spec::RouterWeights::of_chosen;
     config["decoder_sparse_step"] = 1;
+    if (experts.router_aux > 0) {
+        config["output_router_logits"] = true;
+        config["router_aux_loss_coef"] = experts.router_aux;
+    }
     Json dense = Json::array();
     for (std::size_t layer = 0; layer < spec.layers.size(); ++layer)
         if (!spec.layers[layer].experts) dense.push_back(layer);
@@ -62,7 +69,7 @@ constexpr FamilyKeys qwen3_moe_keys = {read_qwen3_moe, write_qwen3_moe};
 
 constinit const Family qwen3_moe_family = {.model_type = "qwen3_moe",
                                            .class_name = "Qwen3MoeForCausalLM",
-                                           .gguf = {.name = "qwen3moe"},
+                                           .gguf = {.name = "qwen3moe", .experts = true},
                                            .attention_bias_key = true,
                                            .qk_norm = true,
                                            .keys = &qwen3_moe_keys};

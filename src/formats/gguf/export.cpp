@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -28,6 +29,29 @@ Item model_item(const spec::ModelSpec& spec, const TensorSource& source) {
     };
     if (source.rule.role == spec::TensorRole::linear && gguf::permutes_heads(spec) && is_query_or_key(source.rule))
         item.head_dim = spec.head_dim;
+    return item;
+}
+
+/// One matrix of all experts of a layer, [E, N, K]; `first` is that of expert 0.
+Item experts_item(const ModelTensors& tensors, const TensorSource& first, int64_t experts) {
+    Item item;
+    const spec::LinearId id = first.rule.id;
+    item.decl = {gguf_tensor_name(first.rule), GgmlType::f32, {experts, first.rows(), first.cols()}};
+    item.source = cat(first.rule.hf_name, " and those of the other experts");
+    const auto of = [&tensors, id](int64_t expert) -> const TensorSource& {
+        return tensors.linear({id.layer, id.projection, static_cast<int>(expert)});
+    };
+    item.drop = [of, experts] {
+        for (int64_t e = 0; e < experts; ++e) of(e).drop();
+    };
+    item.read = [of, rows = first.rows(), cols = first.cols()](int64_t begin, int64_t end, float* out) {
+        for (int64_t next = 0; begin < end; begin = next) {
+            const int64_t expert = begin / rows, row = begin % rows;
+            next = std::min(end, (expert + 1) * rows);
+            of(expert).read_f32(row, row + next - begin, out);
+            out += (next - begin) * cols;
+        }
+    };
     return item;
 }
 
@@ -82,11 +106,40 @@ Item adapter_item(std::string name, const TensorView& tensor) {
     return item;
 }
 
+/// Of an adapter of experts, A [E, r, K] as it lies, and of B, [N, r E] with the experts innermost, some rows as
+/// [E, rows, r].
+Item experts_a_item(std::string name, const TensorView& a, int64_t experts) {
+    Item item = adapter_item(std::move(name), a);
+    item.decl.shape = {experts, a.shape[0] / experts, a.shape[1]};
+    return item;
+}
+Item experts_b_item(std::string name, const TensorView& b, int64_t experts, int64_t first, int64_t rows) {
+    Item item;
+    const int64_t r = b.shape[1] / experts;
+    item.decl = {std::move(name), GgmlType::f32, {experts, rows, r}};
+    item.source = b.name;
+    item.read = [&b, experts, first, rows, r](int64_t begin, int64_t end, float* out) {
+        for (; begin < end; ++begin)
+            for (int64_t j = 0; j < r; ++j) {
+                const int64_t element = ((first + begin % rows) * r + j) * experts + begin / rows;
+                spec::convert_to_f32(
+                    b.dtype, b.data.data() + static_cast<std::size_t>(element) * spec::size_of(b.dtype), 1, out++);
+            }
+    };
+    return item;
+}
+
 GgmlType adapter_type(GgufFileType file_type) {
     const GgmlType type = base_type(file_type);
     if (info_of(type).block == 1 || type == GgmlType::q8_0) return type;
     throw Error("option.unsupported", "an adapter is written as f32, f16, bf16 or q8_0",
                 "Four bits would lose much of what was learned. Merge the adapter into its base to quantise both.");
+}
+
+/// llama.cpp has gate and up apart: both have the A of what is one here.
+std::vector<spec::Projection> parts_of_experts(spec::Projection p) {
+    if (p == spec::Projection::experts_down) return {spec::Projection::down};
+    return {spec::Projection::gate, spec::Projection::up};
 }
 
 std::string weight_name(spec::LinearId id) {
@@ -115,7 +168,9 @@ GgufReport export_model_gguf(const WeightFile& model, const spec::Vocabulary& vo
             items.push_back(bias_item(spec, source));
             continue;
         }
-        items.push_back(model_item(spec, source));
+        if (source.rule.id.expert > 0) continue;  // the first one's item has all
+        items.push_back(source.rule.id.expert == 0 ? experts_item(model.tensors, source, spec.experts->count)
+                                                   : model_item(spec, source));
         types.set(items.back(), wanted_type(spec, source.rule, options.type));
     }
     types.log_replacements();
@@ -147,18 +202,33 @@ GgufReport export_adapter_gguf(const Adapter& adapter, const spec::ModelSpec& sp
 
     std::vector<Item> items;
     gguf::TypeSetter types;
+    const auto add = [&](Item a, Item b, const spec::LoraModule& module) {
+        b.factor = static_cast<float>(module.scale * static_cast<double>(module.r) / alpha);
+        for (Item* const item : {&a, &b}) {
+            types.set(*item, type);
+            items.push_back(std::move(*item));
+        }
+    };
     for (std::size_t layer = 0; layer < adapter.layers.size(); ++layer)
         for (const auto& [projection, module] : adapter.layers[layer]) {
             const spec::LinearId id{static_cast<int>(layer), projection};
+            if (is_of_experts(projection)) {
+                for (const spec::Projection part : parts_of_experts(projection)) {
+                    const spec::LinearId first{id.layer, part, 0};
+                    const int64_t experts = spec.experts->count, rows = spec.out_features(first);
+                    const std::string name = weight_name(first);
+                    add(experts_a_item(name + ".lora_a", adapter.a(id), experts),
+                        experts_b_item(name + ".lora_b", adapter.b(id), experts,
+                                       part == spec::Projection::up ? rows : 0, rows),
+                        module);
+                }
+                continue;
+            }
             const std::string name = weight_name(id);
-            items.push_back(adapter_item(name + ".lora_a", adapter.a(id)));
-            types.set(items.back(), type);
             Item b = adapter_item(name + ".lora_b", adapter.b(id));
             const bool turned = projection == spec::Projection::q || projection == spec::Projection::k;
             if (gguf::permutes_heads(spec) && turned) b.head_dim = spec.head_dim;
-            b.factor = static_cast<float>(module.scale * static_cast<double>(module.r) / alpha);
-            types.set(b, type);
-            items.push_back(std::move(b));
+            add(adapter_item(name + ".lora_a", adapter.a(id)), std::move(b), module);
         }
     types.log_replacements();
     return gguf::write_items(out, metadata, items, options.threads);

@@ -135,11 +135,16 @@ void check_expressible(const spec::ModelSpec& spec) {
         refuse("RoPE scaling of type llama3");
     if (!architecture.any_head_size && spec.q_size() != spec.hidden_size)
         refuse("heads that are not hidden_size wide together");
-    if (spec.experts)
+    if (spec.experts && !architecture.experts)
         throw Error(
             "export.unsupported",
-            cat("this program writes no GGUF of a model of experts, and this is one (", spec.model_type, ")"),
+            cat("this program writes no GGUF of a model of experts of this family, and this is one (", spec.model_type,
+                ")"),
             "Write safetensors (unsloth-train merge), and convert them with llama.cpp's convert_hf_to_gguf.py.");
+    if (architecture.experts && !std::ranges::all_of(spec.layers, &spec::LayerSpec::experts))
+        refuse("layers without experts (mlp_only_layers, decoder_sparse_step)");
+    if (spec.experts && spec.experts->weights != spec::RouterWeights::of_chosen)
+        refuse("weights of experts that do not sum to 1 (norm_topk_prob false)");
     const spec::RopeSpec& rope = spec.ropes.front();
     if (rope.type == spec::RopeSpec::Type::longrope && !architecture.longrope)
         refuse("RoPE scaling of type longrope that this program writes");
@@ -174,6 +179,11 @@ void add_model_fields(const spec::ModelSpec& spec, const GgufExportOptions& opti
     out.add(prefix + "attention.value_length", u32(spec.head_dim));
     out.add(prefix + "attention.layer_norm_rms_epsilon", static_cast<float>(spec.rms_norm_eps));
     out.add(prefix + "vocab_size", u32(spec.vocab_size));
+    if (spec.experts) {
+        out.add(prefix + "expert_count", u32(spec.experts->count));
+        out.add(prefix + "expert_used_count", u32(spec.experts->top_k));
+        out.add(prefix + "expert_feed_forward_length", u32(spec.experts->intermediate_size));
+    }
     add_rope_fields(spec, prefix, out);
     add_window_fields(spec, prefix, out);
     add_multipliers(spec, prefix, out);

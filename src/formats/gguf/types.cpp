@@ -61,7 +61,10 @@ GgmlType base_type(GgufFileType file_type) {
 }
 
 std::string gguf_tensor_name(const spec::TensorRule& rule) {
-    const auto in_layer = [&](const char* stem, const char* end) { return cat("blk.", rule.id.layer, ".", stem, end); };
+    const char* const of_experts = rule.id.expert >= 0 ? "_exps" : "";
+    const auto in_layer = [&](const char* stem, const char* end) {
+        return cat("blk.", rule.id.layer, ".", stem, of_experts, end);
+    };
     switch (rule.role) {
         case spec::TensorRole::embed_tokens:
             return "token_embd.weight";
@@ -94,15 +97,21 @@ std::string gguf_tensor_name(const spec::TensorRule& rule) {
 
 GgmlType wanted_type(const spec::ModelSpec& spec, const spec::TensorRule& rule, GgufFileType file_type) {
     const GgmlType base = base_type(file_type);
-    if (rule.shape.size() < 2) return GgmlType::f32;
+    using spec::Projection;
+    if (rule.shape.size() < 2 || rule.role == spec::TensorRole::router) return GgmlType::f32;
     if (rule.role == spec::TensorRole::lm_head ||
         (rule.role == spec::TensorRole::embed_tokens && spec.tie_word_embeddings))
         return head_type(base, rule.shape.back());
+    const Projection p = rule.id.projection;
+    const bool linear = rule.role == spec::TensorRole::linear;
+    if (spec.experts && spec.experts->count == 8 && linear && is_quantised(base)) {  // attention is small next to them
+        if (p == Projection::k || p == Projection::v) return GgmlType::q8_0;
+        if (p == Projection::o && file_type == GgufFileType::q4_k_m) return GgmlType::q5_k;
+    }
     const bool mixed = file_type == GgufFileType::q4_k_m || file_type == GgufFileType::q5_k_m;
-    if (!mixed || rule.role != spec::TensorRole::linear) return base;
-    if (rule.id.projection != spec::Projection::v && rule.id.projection != spec::Projection::down) return base;
+    if (!mixed || !linear || (p != Projection::v && p != Projection::down)) return base;
     if (deserves_more_bits(rule.id.layer, spec.num_layers)) return GgmlType::q6_k;
-    return rule.id.projection == spec::Projection::v && is_70b(spec) ? GgmlType::q5_k : base;
+    return p == Projection::v && is_70b(spec) ? GgmlType::q5_k : base;
 }
 
 GgmlType type_for_rows(GgmlType type, int64_t cols) {
