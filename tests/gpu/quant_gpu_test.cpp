@@ -67,6 +67,10 @@ TEST_F(QuantGpuTest, DequantisesAnyShapeIntoAStridedBuffer) {
     }
 }
 
+TEST_F(QuantGpuTest, DequantisesMxfp4) {
+    quant_cases::expect_mxfp4(*gpu, generator);
+}
+
 TEST_F(QuantGpuTest, DequantisesSeveralWeightsAtOnce) {
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf})
         quant_cases::expect_several_at_once(*gpu, type, generator);
