@@ -27,6 +27,7 @@ struct Described {
 
 std::shared_ptr<const WeightFile> describe_model(spec::ModelSpec spec, std::optional<QuantizationConfig> quantization,
                                                  std::filesystem::path folder) {
+    check_quantization_config(quantization, spec, (folder / "config.json").string());
     static constexpr uint8_t no_scales = 0;  // tells nested scales from plain ones; nobody reads it
     std::vector<TensorView> views;
     std::vector<TensorSource> sources;
@@ -44,6 +45,9 @@ std::shared_ptr<const WeightFile> describe_model(spec::ModelSpec spec, std::opti
             weight.view.cols = rule.shape[1];
             if (quantization->bnb_4bit_use_double_quant) weight.view.absmax_u8 = &no_scales;
             source.stored = std::move(weight);
+        } else if (taken && quantization->quant_method == "mxfp4" && rule.id.expert >= 0) {
+            view.dtype = spec::DType::u8;
+            source.stored = Mxfp4Weight{.rows = rule.shape[0], .cols = rule.shape[1]};
         } else if (taken && quantization->load_in_8bit) {
             view.dtype = spec::DType::i8;
             source.stored = Int8Weight{.rows = rule.shape[0], .cols = rule.shape[1]};

@@ -16,6 +16,7 @@
 #include "unsloth/formats/bnb8.h"
 #include "unsloth/formats/checkpoint.h"
 #include "unsloth/formats/hf_config.h"
+#include "unsloth/formats/mxfp4.h"
 #include "unsloth/spec/precision.h"
 #include "unsloth/spec/tensor_table.h"
 
@@ -25,16 +26,18 @@ namespace unsloth::formats {
 struct TensorSource {
     spec::TensorRule rule;
     /// A 16/32-bit tensor, or a 4-bit or 8-bit weight. nullptr: the checkpoint has none.
-    std::variant<const TensorView*, Quant4Weight, Int8Weight> stored = nullptr;
+    std::variant<const TensorView*, Quant4Weight, Int8Weight, Mxfp4Weight> stored = nullptr;
 
     /// nullptr if it is stored in another form.
     const TensorView* plain() const;
+    /// As bitsandbytes stores it.
     const Quant4Weight* quant4() const { return std::get_if<Quant4Weight>(&stored); }
     const Int8Weight* int8() const { return std::get_if<Int8Weight>(&stored); }
-    /// What lies under its name: its values; of a quantised weight the codes.
+    const Mxfp4Weight* mxfp4() const { return std::get_if<Mxfp4Weight>(&stored); }
+    /// What lies under its name: its values; of a quantised weight the codes, of an MXFP4 one perhaps with others'.
     const TensorView& tensor() const;
 
-    bool quantised() const { return quant4() != nullptr; }  ///< to 4 bit
+    bool quantised() const { return quant4() != nullptr || mxfp4() != nullptr; }  ///< to 4 bit
     std::size_t stored_bytes() const;
     void drop() const noexcept;
     /// The rows [row_begin, row_end) in fp32 (a vector has one row); `out` holds (row_end - row_begin) * columns

@@ -27,6 +27,7 @@ struct Quant4Tensor {
     at::Tensor tables;         ///< fp32 [16 + 256]: code, nested map (zeros when not nested)
     float nested_offset = 0;
     int64_t rows = 0, cols = 0;
+    int64_t block() const { return is_mxfp4() ? spec::mxfp4_block : spec::quant4_block; }
     bool is_mxfp4() const { return absmax.scalar_type() == at::kByte && !nested_absmax.defined(); }
     spec::Quant4View view() const;
 };
