@@ -18,7 +18,8 @@ kernels::Nf4TilesTable table_of(const Nf4Experts& weights) {
     return {.views = static_cast<const spec::Nf4TilesView*>(weights.views.const_data_ptr()),
             .count = static_cast<int64_t>(weights.experts.size()),
             .rows = weights.rows,
-            .cols = weights.cols};
+            .cols = weights.cols,
+            .mxfp4 = weights.experts.front().is_mxfp4()};
 }
 #endif
 
@@ -68,6 +69,7 @@ Nf4Experts make_nf4_experts(Context& ctx, std::vector<Nf4Tiles> experts) {
         UNSLOTH_CHECK(expert.rows == made.rows && expert.cols == made.cols, "an expert is [", expert.rows, ", ",
                       expert.cols, "], the first [", made.rows, ", ", made.cols, "]");
         UNSLOTH_CHECK(expert.tiles.device() == ctx.device(), "an expert is on ", expert.tiles.device());
+        UNSLOTH_CHECK(expert.is_mxfp4() == experts[0].is_mxfp4(), "some experts are in MXFP4, others are not");
         views.push_back(expert.view());
     }
     made.experts = std::move(experts);

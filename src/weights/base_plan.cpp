@@ -232,8 +232,10 @@ bool BasePlan::lies_in_tiles(const formats::TensorSource& source) const {
     const bool in_layer = source.rule.role == spec::TensorRole::linear;
     if (!tiles_serve_ || !in_layer || on_disk(source.rule.id.layer) || !spec::is_4bit(type_of(source))) return false;
     if (source.rule.id.expert >= 0 && request_.trains) return false;  // no product gives dx from experts' tiles
+    if (in_mxfp4(source) && source.rule.id.expert < 0) return false;  // products of experts alone read its tiles
     const spec::MatrixSlice part = part_of(source);
-    return nested(source) && part.rows.size % spec::nf4_tile == 0 && part.columns.size % spec::nf4_tile == 0;
+    return (nested(source) || in_mxfp4(source)) && part.rows.size % spec::nf4_tile == 0 &&
+           part.columns.size % spec::nf4_tile == 0;
 }
 
 /// Of a layer that does not lie ready, and of embeddings and lm_head.
@@ -319,7 +321,9 @@ void BasePlan::add_parts(const formats::TensorSource& source, bool large, Packed
     }
     const bool in_8bit = nested(source);
     if (how == Held::tiles) {
-        add("tiles", at::kByte, spec::nf4_tiles_bytes(part.rows.size, part.columns.size));
+        add("tiles", at::kByte,
+            spec::nf4_tiles_bytes(part.rows.size, part.columns.size,
+                                  in_mxfp4(source) ? spec::mxfp4_tile_bytes : spec::nf4_tile_bytes));
     } else {
         add("packed", at::kByte, (elements + 1) / 2);
         add("absmax", in_8bit || in_mxfp4(source) ? at::kByte : at::kFloat, blocks);

@@ -169,12 +169,12 @@ StoredWeight BasePlan::load_stored(ops::Context& ctx, const formats::TensorSourc
         ops::Nf4Tiles made;
         if (reads) made = ops::make_nf4_tiles(ctx, std::get<ops::Quant4Tensor>(frozen_weight(ctx, source)));
         stored = ops::Nf4Tiles{place("tiles", made.tiles),
-                               place("nested absmax", made.nested_absmax),
+                               nested(source) ? place("nested absmax", made.nested_absmax) : at::Tensor(),
                                place("tables", made.tables),
                                made.nested_offset,
                                rows,
                                cols};
-        place_offset(made.nested_offset);
+        if (nested(source)) place_offset(made.nested_offset);
     } else {
         ops::Quant4Tensor made;
         if (reads) made = std::get<ops::Quant4Tensor>(frozen_weight(ctx, source));
