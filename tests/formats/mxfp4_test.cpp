@@ -149,6 +149,7 @@ TEST_F(Mxfp4Folder, IsInspected) {
 
 TEST_F(Mxfp4Folder, IsMergedAndQuantisedAsItsValues) {
     const WeightFile packed = WeightFile::open(packed_.string());
+    fs::create_directory(folder_ / "written");
     write_model(MergedModel(packed, nullptr), folder_ / "written", {});
     const WeightFile written = WeightFile::open((folder_ / "written").string()),
                      plain = WeightFile::open(plain_.string());
