@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "formats/experts_layout.h"
 #include "formats/problem_list.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
@@ -14,6 +15,10 @@
 
 namespace unsloth::formats {
 namespace {
+
+bool is_plain(const TensorView& tensor) {
+    return tensor.dtype == spec::DType::f32 || tensor.dtype == spec::DType::bf16 || tensor.dtype == spec::DType::f16;
+}
 
 /// Checks one rule; what is wrong is added to `problems`, and the source then stays without a tensor.
 class Resolver {
@@ -37,6 +42,10 @@ class Resolver {
         TensorSource source;
         source.rule = std::move(rule);
         const std::string& name = source.rule.hf_name;
+        if (const auto part = experts_part(spec_, source.rule)) {
+            resolve_part(source, *part);
+            return source;
+        }
         const TensorView* tensor = checkpoint_.find(name);
         if (tensor == nullptr && source.rule.id.expert >= 0) tensor = rows_of_all_experts(source.rule);
         if (tensor == nullptr) {
@@ -82,6 +91,36 @@ class Resolver {
         part.file_offset += static_cast<std::size_t>(first) * row;
         return &parts_->emplace_back(std::move(part));
     }
+
+    /// An expert's part of a tensor of all, which is reported once.
+    void resolve_part(TensorSource& source, const ExpertsPart& part) {
+        const TensorView* const all = checkpoint_.find(part.name);
+        const bool known = !used_.insert(part.name).second;
+        if (all == nullptr) {
+            if (!known) problems_.missing.add(cat(part.name, " ", shape_text(part.shape)));
+            return;
+        }
+        const bool plain = is_plain(*all);
+        if (!plain || all->shape != part.shape) {
+            if (!known)
+                problems_.unusable.add(cat(part.name, ": expected F32, BF16 or F16 ", shape_text(part.shape),
+                                           ", found ", safetensors_name(all->dtype), " ", shape_text(all->shape)));
+            return;
+        }
+        const TensorView*& values = values_[{part.name, source.rule.id.expert}];
+        if (values == nullptr) {
+            const int64_t each = part.values_of_each();
+            const std::size_t bytes = static_cast<std::size_t>(each) * spec::size_of(all->dtype);
+            TensorView view = *all;
+            view.shape.erase(view.shape.begin());
+            view.data = all->data.subspan(static_cast<std::size_t>(source.rule.id.expert) * bytes, bytes);
+            view.file_offset += static_cast<std::size_t>(source.rule.id.expert) * bytes;
+            values = &parts_->emplace_back(std::move(view));
+        }
+        source.stored = StridedTensor{values, part.first, part.row_stride, part.col_stride, part.last};
+    }
+
+    void check(const TensorSource&, const StridedTensor&) {}
 
     void check(const TensorSource& source, const Quant4Weight& weight) {
         const std::string& name = source.rule.hf_name;
@@ -140,8 +179,28 @@ class Resolver {
     std::set<std::string> used_;
     std::vector<const TensorView*> others_;
     std::shared_ptr<std::deque<TensorView>> parts_ = std::make_shared<std::deque<TensorView>>();
+    std::map<std::pair<std::string, int>, const TensorView*> values_;  ///< by tensor and expert, in parts_
     TensorProblems problems_;
 };
+
+}  // namespace
+
+namespace {
+
+/// A column's rows are near each other: each is read as one stretch.
+void read_strided(const StridedTensor& part, int64_t row_begin, int64_t row_end, int64_t cols, float* out) {
+    const int64_t rows = row_end - row_begin;
+    if (rows == 0) return;
+    const int64_t length = (rows - 1) * part.row_stride + 1;
+    std::vector<float> stretch(static_cast<std::size_t>(length));
+    for (int64_t k = 0; k < cols; ++k) {
+        const int64_t first = part.first + row_begin * part.row_stride + k * part.col_stride;
+        spec::convert_to_f32(part.of->dtype,
+                             part.of->data.data() + static_cast<std::size_t>(first) * spec::size_of(part.of->dtype),
+                             length, stretch.data());
+        for (int64_t n = 0; n < rows; ++n) out[n * cols + k] = stretch[static_cast<std::size_t>(n * part.row_stride)];
+    }
+}
 
 }  // namespace
 
@@ -153,18 +212,22 @@ const TensorView* TensorSource::plain() const {
 const TensorView& TensorSource::tensor() const {
     if (const Quant4Weight* const weight = quant4()) return *weight->parts.front();
     if (const Int8Weight* const weight = int8()) return *weight->codes;
+    if (const StridedTensor* const part = strided()) return *part->of;
     return *plain();
 }
 
 std::size_t TensorSource::stored_bytes() const {
     if (const Quant4Weight* const weight = quant4()) return weight->stored_bytes();
     if (const Int8Weight* const weight = int8()) return weight->stored_bytes();
+    if (const StridedTensor* const part = strided())
+        return static_cast<std::size_t>(rows() * cols()) * spec::size_of(part->of->dtype);
     return plain()->data.size();
 }
 
 void TensorSource::drop() const noexcept {
     if (const Quant4Weight* const weight = quant4()) return weight->drop();
     if (const Int8Weight* const weight = int8()) return weight->drop();
+    if (const StridedTensor* const part = strided()) return part->last ? part->of->drop() : void();
     plain()->drop();
 }
 
@@ -173,6 +236,7 @@ void TensorSource::read_f32(int64_t row_begin, int64_t row_end, float* out) cons
                   " to ", row_end);
     if (const Quant4Weight* const weight = quant4()) return dequantize_rows(weight->view, row_begin, row_end, out);
     if (const Int8Weight* const weight = int8()) return dequantize_rows(*weight, row_begin, row_end, out);
+    if (const StridedTensor* const part = strided()) return read_strided(*part, row_begin, row_end, cols(), out);
     const TensorView& values = *plain();
     const std::size_t row_bytes = static_cast<std::size_t>(cols()) * spec::size_of(values.dtype);
     spec::convert_to_f32(values.dtype, values.data.data() + static_cast<std::size_t>(row_begin) * row_bytes,
@@ -185,7 +249,7 @@ ModelTensors::ModelTensors(std::vector<TensorSource> sources) : sources_(std::mo
         index_.emplace(rule.hf_name, i);
         if (rule.role == spec::TensorRole::linear) linears_.emplace(rule.id, i);
         if (rule.role == spec::TensorRole::bias) biases_.emplace(rule.id, i);
-        if (spec::is_norm(rule.role) || rule.role == spec::TensorRole::router)
+        if (spec::is_vector(rule.role) || rule.role == spec::TensorRole::router)
             norms_[rule.id.layer].push_back(rule.role);
     }
 }
@@ -258,7 +322,7 @@ spec::WeightType stored_type(const TensorSource& source) {
     if (const Quant4Weight* const weight = source.quant4())
         return weight->type == Quant4Type::nf4 ? spec::WeightType::nf4 : spec::WeightType::fp4;
     if (source.int8() != nullptr) return spec::WeightType::int8;
-    const spec::DType type = source.plain()->dtype;
+    const spec::DType type = source.tensor().dtype;
     return type == spec::DType::f32    ? spec::WeightType::f32
            : type == spec::DType::bf16 ? spec::WeightType::bf16
                                        : spec::WeightType::f16;
@@ -276,10 +340,6 @@ ModelTensors resolve_tensors(const Checkpoint& checkpoint, const spec::ModelSpec
 }
 
 namespace {
-
-bool is_plain(const TensorView& tensor) {
-    return tensor.dtype == spec::DType::f32 || tensor.dtype == spec::DType::bf16 || tensor.dtype == spec::DType::f16;
-}
 
 /// Whether two tensors hold the same values, whatever their types.
 bool are_equal(const TensorView& a, const TensorView& b) {

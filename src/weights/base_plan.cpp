@@ -126,7 +126,7 @@ spec::WeightType BasePlan::type_of(const formats::TensorSource& source) const {
 }
 
 bool BasePlan::as_it_lies(const formats::TensorSource& source) const {
-    return type_of(source) == stored_type(source);
+    return type_of(source) == stored_type(source) && source.strided() == nullptr;
 }
 
 at::ScalarType BasePlan::matrix_type(const formats::TensorSource& source) const {
