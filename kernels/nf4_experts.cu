@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(threads) grouped_nf4_kernel(const GroupedNf4 p
     }
     cp_async_wait_group<0>();
     if (!has_work) return;
-    const auto* bias = static_cast<const __nv_bfloat16*>(p.bias);
+    const auto* bias = static_cast<const __nv_bfloat16*>(p.bias.data);
     const int n = (first_tile + row_tile) * spec::nf4_tile + strip * 16 + lane / 4;
 #pragma unroll
     for (int i = 0; i < tokens / 8; ++i)
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(threads) grouped_nf4_kernel(const GroupedNf4 p
             if (row >= tile.end) continue;
             __nv_bfloat16* out = static_cast<__nv_bfloat16*>(p.out.data) + row * p.out.stride + column;
             float sum = sums[i][j];
-            if (bias != nullptr) sum += to_float(bias[tile.expert * p.w.rows + column]);
+            if (bias != nullptr) sum += to_float(bias[tile.expert * p.bias.stride + column]);
             if (p.accumulate) sum += to_float(*out);
             *out = from_float<__nv_bfloat16>(sum);
         }

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "formats/experts_layout.h"
+
 namespace unsloth::formats {
 namespace {
 
@@ -56,8 +58,12 @@ std::shared_ptr<const WeightFile> describe_model(spec::ModelSpec spec, std::opti
         views.push_back(std::move(view));
         sources.push_back(std::move(source));
     }
-    for (std::size_t i = 0; i < sources.size(); ++i)
-        if (std::holds_alternative<const TensorView*>(sources[i].stored)) sources[i].stored = &views[i];
+    for (std::size_t i = 0; i < sources.size(); ++i) {
+        if (!std::holds_alternative<const TensorView*>(sources[i].stored)) continue;
+        sources[i].stored = &views[i];
+        if (const auto part = experts_part(spec, sources[i].rule))
+            sources[i].stored = StridedTensor{&views[i], part->first, part->row_stride, part->col_stride, part->last};
+    }
     const auto described = std::make_shared<const Described>(
         Described{std::move(views),
                   {std::move(spec), std::move(quantization), Checkpoint::without_tensors(std::move(folder)),

@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "formats/experts_layout.h"
 #include "formats/problem_list.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
@@ -14,6 +15,10 @@
 
 namespace unsloth::formats {
 namespace {
+
+bool is_plain(const TensorView& tensor) {
+    return tensor.dtype == spec::DType::f32 || tensor.dtype == spec::DType::bf16 || tensor.dtype == spec::DType::f16;
+}
 
 /// Checks one rule; what is wrong is added to `problems`, and the source then stays without a tensor.
 class Resolver {
@@ -37,14 +42,16 @@ class Resolver {
         TensorSource source;
         source.rule = std::move(rule);
         const std::string& name = source.rule.hf_name;
-        const TensorView* tensor = checkpoint_.find(name);
-        if (tensor == nullptr && source.rule.id.expert >= 0) {
-            if (const auto weight = mxfp4_of_all_experts(source.rule)) {
-                source.stored = *weight;
-                return source;
-            }
-            tensor = rows_of_all_experts(source.rule);
+        if (const auto weight = mxfp4_of_all_experts(source.rule)) {
+            source.stored = *weight;
+            return source;
         }
+        if (const auto part = experts_part(spec_, source.rule)) {
+            resolve_part(source, *part);
+            return source;
+        }
+        const TensorView* tensor = checkpoint_.find(name);
+        if (tensor == nullptr && source.rule.id.expert >= 0) tensor = rows_of_all_experts(source.rule);
         if (tensor == nullptr) {
             problems_.missing.add(cat(name, " ", shape_text(source.rule.shape)));
             return source;
@@ -61,10 +68,10 @@ class Resolver {
     }
 
     /// Where all experts of a layer are one parameter [E, each, columns], as models of transformers 5 hold them: gate's
-    /// rows and then up's, or down's. The rows of an expert's matrix begin at `first` of E · each.
+    /// rows and then up's, or down's. The rows of an expert's matrix are `count` from `first` of E · each on.
     struct AllExperts {
         std::string name;
-        int64_t each = 0, first = 0;
+        int64_t each = 0, first = 0, count = 0;
     };
     AllExperts all_experts(const spec::TensorRule& rule) const {
         const std::string one = spec::path_of(rule.id);
@@ -72,7 +79,8 @@ class Resolver {
         const int64_t each = (down ? 1 : 2) * rule.shape[0];
         return {
             cat(rule.hf_name.substr(0, rule.hf_name.find(one)), "mlp.experts.", down ? "down_proj" : "gate_up_proj"),
-            each, rule.id.expert * each + (rule.id.projection == spec::Projection::up ? rule.shape[0] : 0)};
+            each, rule.id.expert * each + (rule.id.projection == spec::Projection::up ? rule.shape[0] : 0),
+            rule.shape[0]};
     }
 
     /// Whether a tensor that all experts share has this shape; if not, it is a problem, named once.
@@ -93,7 +101,7 @@ class Resolver {
         TensorView part = all;
         part.name = rule.hf_name;
         part.shape = std::move(shape);
-        part.data = all.data.subspan(first, static_cast<std::size_t>(rule.shape[0]) * row);
+        part.data = all.data.subspan(first, static_cast<std::size_t>(experts.count) * row);
         part.file_offset += first;
         return &parts_->emplace_back(std::move(part));
     }
@@ -106,9 +114,12 @@ class Resolver {
         return rows_of(*all, experts, rule, rule.shape);
     }
 
-    /// The same in MXFP4.
+    /// The same in MXFP4. Families whose 16-bit tensors are transposed have rows of gate and up by turns here.
     std::optional<Mxfp4Weight> mxfp4_of_all_experts(const spec::TensorRule& rule) {
-        const AllExperts experts = all_experts(rule);
+        if (rule.id.expert < 0 || rule.role != spec::TensorRole::linear) return std::nullopt;
+        AllExperts experts = all_experts(rule);
+        const bool by_turns = spec_.experts->transposed && rule.id.projection != spec::Projection::down;
+        if (by_turns) experts.first = rule.id.expert * experts.each, experts.count = experts.each;
         const TensorView* const blocks = checkpoint_.find(cat(experts.name, mxfp4_blocks_suffix));
         const TensorView* const scales = checkpoint_.find(cat(experts.name, mxfp4_scales_suffix));
         if (blocks == nullptr || scales == nullptr) return std::nullopt;
@@ -125,11 +136,43 @@ class Resolver {
             problems_.unusable.add(cat(experts.name, ": MXFP4 takes inputs of a multiple of 32, not ", cols));
             return std::nullopt;
         }
-        return Mxfp4Weight{.blocks = rows_of(*blocks, experts, rule, {rows, in_row, spec::mxfp4_block / 2}),
-                           .scales = rows_of(*scales, experts, rule, {rows, in_row}),
+        return Mxfp4Weight{.blocks = rows_of(*blocks, experts, rule, {experts.count, in_row, spec::mxfp4_block / 2}),
+                           .scales = rows_of(*scales, experts, rule, {experts.count, in_row}),
+                           .first_row = by_turns && rule.id.projection == spec::Projection::up ? 1 : 0,
+                           .row_step = by_turns ? 2 : 1,
                            .rows = rows,
                            .cols = cols};
     }
+
+    /// An expert's part of a tensor of all, which is reported once.
+    void resolve_part(TensorSource& source, const ExpertsPart& part) {
+        const TensorView* const all = checkpoint_.find(part.name);
+        const bool known = !used_.insert(part.name).second;
+        if (all == nullptr) {
+            if (!known) problems_.missing.add(cat(part.name, " ", shape_text(part.shape)));
+            return;
+        }
+        const bool plain = is_plain(*all);
+        if (!plain || all->shape != part.shape) {
+            if (!known)
+                problems_.unusable.add(cat(part.name, ": expected F32, BF16 or F16 ", shape_text(part.shape),
+                                           ", found ", safetensors_name(all->dtype), " ", shape_text(all->shape)));
+            return;
+        }
+        const TensorView*& values = values_[{part.name, source.rule.id.expert}];
+        if (values == nullptr) {
+            const int64_t each = part.values_of_each();
+            const std::size_t bytes = static_cast<std::size_t>(each) * spec::size_of(all->dtype);
+            TensorView view = *all;
+            view.shape.erase(view.shape.begin());
+            view.data = all->data.subspan(static_cast<std::size_t>(source.rule.id.expert) * bytes, bytes);
+            view.file_offset += static_cast<std::size_t>(source.rule.id.expert) * bytes;
+            values = &parts_->emplace_back(std::move(view));
+        }
+        source.stored = StridedTensor{values, part.first, part.row_stride, part.col_stride, part.last};
+    }
+
+    void check(const TensorSource&, const StridedTensor&) {}
 
     void check(const TensorSource& source, const Quant4Weight& weight) {
         const std::string& name = source.rule.hf_name;
@@ -190,8 +233,28 @@ class Resolver {
     std::set<std::string> used_;
     std::vector<const TensorView*> others_;
     std::shared_ptr<std::deque<TensorView>> parts_ = std::make_shared<std::deque<TensorView>>();
+    std::map<std::pair<std::string, int>, const TensorView*> values_;  ///< by tensor and expert, in parts_
     TensorProblems problems_;
 };
+
+}  // namespace
+
+namespace {
+
+/// A column's rows are near each other: each is read as one stretch.
+void read_strided(const StridedTensor& part, int64_t row_begin, int64_t row_end, int64_t cols, float* out) {
+    const int64_t rows = row_end - row_begin;
+    if (rows == 0) return;
+    const int64_t length = (rows - 1) * part.row_stride + 1;
+    std::vector<float> stretch(static_cast<std::size_t>(length));
+    for (int64_t k = 0; k < cols; ++k) {
+        const int64_t first = part.first + row_begin * part.row_stride + k * part.col_stride;
+        spec::convert_to_f32(part.of->dtype,
+                             part.of->data.data() + static_cast<std::size_t>(first) * spec::size_of(part.of->dtype),
+                             length, stretch.data());
+        for (int64_t n = 0; n < rows; ++n) out[n * cols + k] = stretch[static_cast<std::size_t>(n * part.row_stride)];
+    }
+}
 
 }  // namespace
 
@@ -204,6 +267,7 @@ const TensorView& TensorSource::tensor() const {
     if (const Quant4Weight* const weight = quant4()) return *weight->parts.front();
     if (const Int8Weight* const weight = int8()) return *weight->codes;
     if (const Mxfp4Weight* const weight = mxfp4()) return *weight->blocks;
+    if (const StridedTensor* const part = strided()) return *part->of;
     return *plain();
 }
 
@@ -211,6 +275,8 @@ std::size_t TensorSource::stored_bytes() const {
     if (const Quant4Weight* const weight = quant4()) return weight->stored_bytes();
     if (const Int8Weight* const weight = int8()) return weight->stored_bytes();
     if (const Mxfp4Weight* const weight = mxfp4()) return weight->stored_bytes();
+    if (const StridedTensor* const part = strided())
+        return static_cast<std::size_t>(rows() * cols()) * spec::size_of(part->of->dtype);
     return plain()->data.size();
 }
 
@@ -218,6 +284,7 @@ void TensorSource::drop() const noexcept {
     if (const Quant4Weight* const weight = quant4()) return weight->drop();
     if (const Int8Weight* const weight = int8()) return weight->drop();
     if (const Mxfp4Weight* const weight = mxfp4()) return weight->drop();
+    if (const StridedTensor* const part = strided()) return part->last ? part->of->drop() : void();
     plain()->drop();
 }
 
@@ -227,6 +294,7 @@ void TensorSource::read_f32(int64_t row_begin, int64_t row_end, float* out) cons
     if (const Quant4Weight* const weight = quant4()) return dequantize_rows(weight->view, row_begin, row_end, out);
     if (const Int8Weight* const weight = int8()) return dequantize_rows(*weight, row_begin, row_end, out);
     if (const Mxfp4Weight* const weight = mxfp4()) return dequantize_rows(*weight, row_begin, row_end, out);
+    if (const StridedTensor* const part = strided()) return read_strided(*part, row_begin, row_end, cols(), out);
     const TensorView& values = *plain();
     const std::size_t row_bytes = static_cast<std::size_t>(cols()) * spec::size_of(values.dtype);
     spec::convert_to_f32(values.dtype, values.data.data() + static_cast<std::size_t>(row_begin) * row_bytes,
@@ -239,7 +307,7 @@ ModelTensors::ModelTensors(std::vector<TensorSource> sources) : sources_(std::mo
         index_.emplace(rule.hf_name, i);
         if (rule.role == spec::TensorRole::linear) linears_.emplace(rule.id, i);
         if (rule.role == spec::TensorRole::bias) biases_.emplace(rule.id, i);
-        if (spec::is_norm(rule.role) || rule.role == spec::TensorRole::router)
+        if (spec::is_vector(rule.role) || rule.role == spec::TensorRole::router)
             norms_[rule.id.layer].push_back(rule.role);
     }
 }
@@ -313,7 +381,7 @@ spec::WeightType stored_type(const TensorSource& source) {
         return weight->type == Quant4Type::nf4 ? spec::WeightType::nf4 : spec::WeightType::fp4;
     if (source.int8() != nullptr) return spec::WeightType::int8;
     if (source.mxfp4() != nullptr) return spec::WeightType::mxfp4;
-    const spec::DType type = source.plain()->dtype;
+    const spec::DType type = source.tensor().dtype;
     return type == spec::DType::f32    ? spec::WeightType::f32
            : type == spec::DType::bf16 ? spec::WeightType::bf16
                                        : spec::WeightType::f16;
@@ -331,10 +399,6 @@ ModelTensors resolve_tensors(const Checkpoint& checkpoint, const spec::ModelSpec
 }
 
 namespace {
-
-bool is_plain(const TensorView& tensor) {
-    return tensor.dtype == spec::DType::f32 || tensor.dtype == spec::DType::bf16 || tensor.dtype == spec::DType::f16;
-}
 
 /// Whether two tensors hold the same values, whatever their types.
 bool are_equal(const TensorView& a, const TensorView& b) {

@@ -29,7 +29,7 @@ void check(const Context& ctx, const Nf4GroupedProduct& args) {
     check_matrix(ctx, "x", args.x_nK, -1, args.weights.cols);
     const at::ScalarType type = args.x_nK.scalar_type();
     check_matrix(ctx, "out", args.out_nN, args.x_nK.size(0), args.weights.rows, type);
-    if (args.bias_EN.defined()) check_contiguous(ctx, "bias", args.bias_EN, {experts, args.weights.rows}, type);
+    if (args.bias_EN.defined()) check_matrix(ctx, "bias", args.bias_EN, experts, args.weights.rows, type);
     UNSLOTH_CHECK(!ctx.is_cuda() || type == at::kBFloat16, args.label, ": x is ", type, ", expected bfloat16");
 }
 
@@ -112,7 +112,7 @@ void nf4_grouped_product(Context& ctx, const Nf4GroupedProduct& args) {
                           .x = x,
                           .out = target_of(args.out_nN),
                           .accumulate = args.accumulate,
-                          .bias = args.bias_EN.defined() ? args.bias_EN.const_data_ptr() : nullptr,
+                          .bias = args.bias_EN.defined() ? source_of(args.bias_EN) : kernels::ConstMatrix{},
                           .ends = args.ends_E.const_data_ptr<int32_t>()},
                          stream_of(ctx));
 #endif

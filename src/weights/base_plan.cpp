@@ -129,7 +129,7 @@ spec::WeightType BasePlan::type_of(const formats::TensorSource& source) const {
 }
 
 bool BasePlan::as_it_lies(const formats::TensorSource& source) const {
-    return type_of(source) == stored_type(source);
+    return type_of(source) == stored_type(source) && source.strided() == nullptr;
 }
 
 /// Whether what is held of it are the file's bytes. MXFP4's codes are held in the order of the other 4-bit ones.

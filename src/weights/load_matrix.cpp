@@ -134,8 +134,10 @@ StoredWeight BasePlan::frozen_weight(ops::Context& ctx, const formats::TensorSou
         return on_device(slice(quant4_rows(linear.quant4()->view, where_it_is), part), ctx.device());
     }
     // Nested maxima are of all of a matrix's blocks: it is quantised as a whole.
-    if (type == spec::WeightType::nf4 && linear.plain() != nullptr)
-        return slice(ops::quantize_nf4(ctx, ops::to_device(mapped_tensor(*linear.plain()), ctx.device())), part);
+    if (type == spec::WeightType::nf4 && (linear.plain() != nullptr || linear.strided() != nullptr)) {
+        const at::Tensor values = matrix_of(linear, ops::scalar_type(linear.tensor().dtype));
+        return slice(ops::quantize_nf4(ctx, ops::to_device(values, ctx.device())), part);
+    }
     const formats::Quant4Owned made = quantised_on_host(linear, type);
     const auto copied = [&](const char*, const at::Tensor& values) { return values.clone().to(ctx.device()); };
     return slice(quant4_rows(made.view(), copied), part);

@@ -63,7 +63,7 @@ inline void expect_nf4_experts(at::Device device, at::ScalarType type, InTiles f
                     << "tiles of " << e;
             const int64_t rows = rows_of(shape);
             const at::Tensor x = slice_of(at::randn({rows, shape.k}, generator), type, Layout::wide);
-            const at::Tensor bias = at::randn({w.size(0), shape.n}, generator).to(type);
+            const at::Tensor bias = slice_of(at::randn({w.size(0), shape.n}, generator), type, Layout::wide);
             const at::Tensor before = accumulate ? slice_of(at::randn({rows, shape.n}, generator), type, Layout::wide)
                                                  : poisoned_slice({rows, shape.n}, type, Layout::wide);
             const at::Tensor out = copy_with_storage(before, ctx.device()), ends = ends_of(shape);
@@ -71,7 +71,7 @@ inline void expect_nf4_experts(at::Device device, at::ScalarType type, InTiles f
                                            .weights = weights,
                                            .ends_E = ends.to(ctx.device()),
                                            .out_nN = out,
-                                           .bias_EN = bias.to(ctx.device()),
+                                           .bias_EN = copy_with_storage(bias, ctx.device()),
                                            .accumulate = accumulate});
             const at::Tensor expected = accumulate ? before.to(at::kDouble) : at::zeros({rows, shape.n}, at::kDouble);
             for_each_group(ends, x.to(at::kDouble), [&](int64_t e, const at::Tensor& of_e, int64_t begin, int64_t end) {

@@ -30,7 +30,7 @@ struct Nf4GroupedProduct {
     const Nf4Experts& weights;
     at::Tensor ends_E;        ///< of ExpertOrder; its last is n
     at::Tensor out_nN;        ///< x's dtype; aliases nothing
-    at::Tensor bias_EN = {};  ///< contiguous, out's dtype; undefined: none
+    at::Tensor bias_EN = {};  ///< out's dtype; undefined: none
     bool accumulate = false;  ///< out += instead
     const char* label = "experts";
 };

@@ -7,9 +7,9 @@
 namespace unsloth::formats {
 namespace {
 
-constexpr std::array families = {&llama_family, &mistral_family,   &ministral3_family, &qwen2_family,
-                                 &qwen3_family, &qwen3_moe_family, &granite_family,    &smollm3_family,
-                                 &phi3_family,  &gemma3_family,    &olmo3_family};
+constexpr std::array families = {&llama_family,   &mistral_family,   &ministral3_family, &qwen2_family,
+                                 &qwen3_family,   &qwen3_moe_family, &gpt_oss_family,    &granite_family,
+                                 &smollm3_family, &phi3_family,      &gemma3_family,     &olmo3_family};
 
 constexpr std::array wholes = {
     Whole{"gemma3", "Gemma3ForConditionalGeneration", "gemma3_text", true},

@@ -83,7 +83,7 @@ struct Whole {
 const Whole* find_whole(std::string_view model_type);
 
 extern const Family llama_family, mistral_family, ministral3_family, qwen2_family, qwen3_family, qwen3_moe_family,
-    granite_family, smollm3_family, phi3_family, gemma3_family, olmo3_family;
+    gpt_oss_family, granite_family, smollm3_family, phi3_family, gemma3_family, olmo3_family;
 
 /// "silu", "gelu_pytorch_tanh": as config.json says it.
 constexpr std::string_view activation_name(spec::GateActivation activation) {
