@@ -1,4 +1,5 @@
-// NF4 / FP4 dequantisation, and NF4 quantisation (Dettmers et al., "QLoRA", 2023), as bitsandbytes lays codes out.
+// NF4, FP4 and MXFP4 dequantisation, and NF4 quantisation (Dettmers et al., "QLoRA", 2023), as bitsandbytes lays codes
+// out.
 //
 // Dequantisation: a warp a tile of 1024 elements of the flattened weight. Ceiling: the bandwidth of memory, 2.5 bytes
 // an element.
@@ -10,23 +11,16 @@
 #include "kernels/common/device.cuh"
 #include "kernels/common/launch.h"
 #include "kernels/nf4.h"
+#include "kernels/quant4_scales.cuh"
 
 namespace unsloth::kernels {
 namespace {
 
 constexpr int warp = warp_size;
 constexpr int threads = 256;
-constexpr int group = 8;                                         // elements a thread makes from one 32-bit load
-constexpr int groups_per_lane = 4;                               // loads in flight a thread
-constexpr int warp_elements = warp * group * groups_per_lane;    // 1024
-constexpr int warp_blocks = warp_elements / spec::quant4_block;  // 16
-
-__device__ __forceinline__ float block_absmax(const spec::Quant4View& weight, int64_t block) {
-    if (weight.absmax_u8 == nullptr) return weight.absmax_f32[block];
-    const float product =
-        __fmul_rn(weight.nested_map[weight.absmax_u8[block]], weight.nested_absmax[block / spec::quant4_nested_block]);
-    return __fadd_rn(product, weight.nested_offset);
-}
+constexpr int group = 8;                                       // elements a thread makes from one 32-bit load
+constexpr int groups_per_lane = 4;                             // loads in flight a thread
+constexpr int warp_elements = warp * group * groups_per_lane;  // 1024
 
 __device__ __forceinline__ void store_group(float* out, const float (&v)[group]) {
     reinterpret_cast<float4*>(out)[0] = make_float4(v[0], v[1], v[2], v[3]);
@@ -75,10 +69,10 @@ struct Jobs {
 
 /// A warp makes a tile of 1024 consecutive elements of a flattened weight: lane l turns the 32-bit words l, 32 + l,
 /// 64 + l and 96 + l of its codes into 8 elements each, so that loads are 128 and stores 512 consecutive
-/// bytes. Lanes 0..15 decode one block maximum each, and hold one entry of the code each: both are looked up
-/// by shuffles, free of bank conflicts. A group of 8 never straddles rows because 8 divides cols; a block of
-/// 64 may.
-template <class T>
+/// bytes. Lanes decode one block maximum each (of blocks of 64 both halves of the warp the same), and hold one entry of
+/// the code each: both are looked up by shuffles, free of bank conflicts. A group of 8 never straddles rows because 8
+/// divides cols; a block of 64 may.
+template <class T, int kBlock>
 __global__ void __launch_bounds__(threads) dequantize_vectorized(const __grid_constant__ Jobs jobs) {
     const uint32_t lane = threadIdx.x % warp;
     const uint32_t tile = blockIdx.x * (threads / warp) + threadIdx.x / warp;
@@ -97,15 +91,15 @@ __global__ void __launch_bounds__(threads) dequantize_vectorized(const __grid_co
         const uint32_t index = first_group + j * warp + lane;
         codes[j] = index < job.groups ? __ldcs(words + index) : 0;  // read once: do not keep in the caches
     }
+    constexpr int warp_blocks = warp_elements / kBlock;
     const int64_t block = int64_t{tile_of_job} * warp_blocks + lane % warp_blocks;
-    const float absmax = block < weight.blocks() ? block_absmax(weight, block) : 0.0F;
+    const float absmax = block < weight.blocks() ? block_scale<kBlock>(weight, block) : 0.0F;
     const float code_value = weight.code[lane % 16];
 
 #pragma unroll
     for (int j = 0; j < groups_per_lane; ++j) {
         const uint32_t index = first_group + j * warp + lane;
-        const float scale = __shfl_sync(all_lanes, absmax,
-                                        j * (warp * group / spec::quant4_block) + lane / (spec::quant4_block / group));
+        const float scale = __shfl_sync(all_lanes, absmax, j * (warp * group / kBlock) + lane / (kBlock / group));
         float values[group];
 #pragma unroll
         for (int i = 0; i < group; ++i) {
@@ -122,14 +116,14 @@ __global__ void __launch_bounds__(threads) dequantize_vectorized(const __grid_co
 }
 
 /// Any number of columns, stride and alignment: a thread a byte of codes.
-template <class T>
+template <class T, int kBlock>
 __global__ void __launch_bounds__(threads)
     dequantize_general(spec::Quant4View weight, T* __restrict__ out, int64_t row_stride) {
     const int64_t elements = weight.elements();
     const int64_t step = int64_t{gridDim.x} * threads * 2;
     for (int64_t first = (int64_t{blockIdx.x} * threads + threadIdx.x) * 2; first < elements; first += step) {
         const uint8_t pair = weight.packed[first / 2];
-        const float absmax = block_absmax(weight, first / spec::quant4_block);
+        const float absmax = block_scale<kBlock>(weight, first / kBlock);
         for (int k = 0; k < 2 && first + k < elements; ++k) {
             const int64_t row = (first + k) / weight.cols, column = (first + k) % weight.cols;
             const int code = k == 0 ? pair >> 4 : pair & 15;
@@ -143,8 +137,10 @@ void launch_general(const DequantizeArgs& args, cudaStream_t stream) {
     const auto grid = static_cast<unsigned>(std::min<int64_t>(ceil_div(pairs, threads), int64_t{1} << 20));
     dispatch_floating(args.out_type, [&](auto tag) {
         using T = typename decltype(tag)::type;
-        UNSLOTH_LAUNCH(dequantize_general<T>, grid, threads, 0, stream, args.weight, static_cast<T*>(args.out),
-                       args.row_stride);
+        dispatch_block(args.weight, [&](auto block) {
+            UNSLOTH_LAUNCH((dequantize_general<T, block.value>), grid, threads, 0, stream, args.weight,
+                           static_cast<T*>(args.out), args.row_stride);
+        });
     });
 }
 
@@ -155,11 +151,15 @@ void append(Jobs& jobs, const DequantizeArgs& args) {
     jobs.tiles += static_cast<uint32_t>(ceil_div(groups, warp * groups_per_lane));
 }
 
+/// All of one kind of blocks.
 void launch(Jobs& jobs, spec::DType out_type, cudaStream_t stream) {
     if (jobs.count == 0) return;
     const auto grid = static_cast<unsigned>(ceil_div(jobs.tiles, threads / warp));
     dispatch_floating(out_type, [&](auto tag) {
-        UNSLOTH_LAUNCH(dequantize_vectorized<typename decltype(tag)::type>, grid, threads, 0, stream, jobs);
+        using T = typename decltype(tag)::type;
+        dispatch_block(jobs.job[0].weight, [&](auto block) {
+            UNSLOTH_LAUNCH((dequantize_vectorized<T, block.value>), grid, threads, 0, stream, jobs);
+        });
     });
     jobs.count = 0;
     jobs.tiles = 0;
@@ -270,6 +270,8 @@ void dequantize_4bit(const DequantizeArgs* args, int64_t count, cudaStream_t str
             launch_general(args[i], stream);
             continue;
         }
+        if (jobs.count > 0 && jobs.job[0].weight.block() != args[i].weight.block())
+            launch(jobs, args[0].out_type, stream);
         append(jobs, args[i]);
         if (jobs.count == max_jobs) launch(jobs, args[i].out_type, stream);
     }

@@ -20,8 +20,8 @@ struct DequantizeArgs {
 bool dequantize_is_vectorized(const DequantizeArgs& args);
 void dequantize_4bit(const DequantizeArgs& args, cudaStream_t stream);
 
-/// `count` weights (host memory; each its own output, of one out_type): in one launch for every eight that
-/// dequantize_is_vectorized, in one each for the others.
+/// `count` weights (host memory; each its own output, of one out_type): in one launch for every eight in a row that
+/// dequantize_is_vectorized and have blocks of one size, in one each for the others.
 void dequantize_4bit(const DequantizeArgs* args, int64_t count, cudaStream_t stream);
 
 struct QuantizeArgs {

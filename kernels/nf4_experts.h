@@ -17,7 +17,7 @@ struct GroupedNf4 {
     ConstMatrix x;    ///< rows start at multiples of 16 bytes
     Matrix out;
     bool accumulate = false;
-    const void* bias = nullptr;     ///< [experts, outputs]; nullptr: none
+    ConstMatrix bias;               ///< [experts, outputs]; no data: none
     const int32_t* ends = nullptr;  ///< [experts]
 };
 void grouped_nf4(const GroupedNf4& params, cudaStream_t stream);

@@ -2,9 +2,14 @@
 #pragma once
 
 #include "kernels/common/device.cuh"
+#include "kernels/quant4_scales.cuh"
 #include "unsloth/spec/nf4_tiles.h"
 
 namespace unsloth::kernels {
+
+/// Bytes of a tile.
+template <bool kMxfp4>
+inline constexpr int tile_bytes_of = kMxfp4 ? spec::mxfp4_tile_bytes : spec::nf4_tile_bytes;
 
 /// nested_map[code] * nested_absmax + offset, each operation rounded: a fused multiply-add would change bits.
 __device__ __forceinline__ float nf4_scale(float mapped, float nested_absmax, float offset) {

@@ -8,7 +8,7 @@
 
 namespace unsloth::kernels {
 
-/// tiles [nf4_tiles_bytes(rows, cols)], aligned to 16 bytes, from the codes and block maxima of a weight that
+/// tiles [rows / 64, cols / 64] of a Nf4TilesView, aligned to 16 bytes, from the codes and scales of a weight that
 /// nf4_tiles_supported. Does not work in place.
 void make_nf4_tiles(const spec::Quant4View& weight, uint8_t* tiles, cudaStream_t stream);
 
@@ -21,6 +21,7 @@ struct Nf4TilesTable {
     const spec::Nf4TilesView* views = nullptr;  ///< [count]
     int64_t count = 0;
     int64_t rows = 0, cols = 0;
+    bool mxfp4 = false;  ///< all of them
 };
 /// The same of all of them: out [count, rows, cols], weight_stride a multiple of 8 too.
 void dequantize_nf4_tiles(const Nf4TilesTable& weights, void* out, int64_t weight_stride, int64_t row_stride,

@@ -142,10 +142,11 @@ __global__ void __launch_bounds__(join_threads) join_kernel(PagedAttention a) {
     const int head = blockIdx.x, row = blockIdx.y, stride = a.head_dim + 2;
     const int length = a.lengths[row], keys = keys_of_split(length), splits = (length + keys - 1) / keys;
     const float* parts = a.parts + (static_cast<int64_t>(row) * a.heads + head) * a.splits * stride;
-    float highest = -INFINITY;
+    const float sink = a.sinks != nullptr ? a.sinks[head] : -INFINITY;
+    float highest = sink;
     for (int s = 0; s < splits; ++s) highest = fmaxf(highest, parts[s * stride + a.head_dim]);
     for (int c = threadIdx.x; c < a.head_dim; c += join_threads) {
-        float x = 0.0f, sum = 0.0f;
+        float x = 0.0f, sum = a.sinks != nullptr ? expf(sink - highest) : 0.0f;
         for (int s = 0; s < splits; ++s) {
             const float share = expf(parts[s * stride + a.head_dim] - highest);
             x += parts[s * stride + c] * share;

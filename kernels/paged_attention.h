@@ -36,6 +36,7 @@ struct PagedAttention {
     int most_pages = 0;
     int splits = 1;                      ///< most_splits_of the longest row, or more
     float* parts = nullptr;              ///< scratch: [S, H, splits, d + 2]
+    const float* sinks = nullptr;        ///< [H] a head's logit without a value; nullptr: none
     const uint8_t* exponents = nullptr;  ///< [pages, 2 K, page_tokens] where k and v are codes (kv_cache.h)
 };
 

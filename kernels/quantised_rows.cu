@@ -4,6 +4,7 @@
 // Every product and sum is an explicit __fmul_rn / __fadd_rn: a fused multiply-add would change bits.
 #include "kernels/common/device.cuh"
 #include "kernels/common/launch.h"
+#include "kernels/quant4_scales.cuh"
 #include "kernels/quantised_rows.h"
 #include "unsloth/spec/int8.h"
 
@@ -28,6 +29,7 @@ struct Int8Table {
     }
 };
 
+template <int kBlock>
 struct Quant4Table {
     spec::Quant4View weight;
 
@@ -35,17 +37,9 @@ struct Quant4Table {
     __device__ __forceinline__ void read(int64_t row, int64_t column, float (&values)[Width]) const {
 #pragma unroll
         for (int i = 0; i < Width; ++i) {
-            const int64_t element = row * weight.cols + column + i, block = element / spec::quant4_block;
-            float absmax;
-            if (weight.absmax_u8 == nullptr) {
-                absmax = weight.absmax_f32[block];
-            } else {
-                absmax = __fadd_rn(__fmul_rn(weight.nested_map[weight.absmax_u8[block]],
-                                             weight.nested_absmax[block / spec::quant4_nested_block]),
-                                   weight.nested_offset);
-            }
+            const int64_t element = row * weight.cols + column + i;
             const int code = weight.packed[element / 2] >> (element % 2 == 0 ? 4 : 0) & 15;
-            values[i] = __fmul_rn(weight.code[code], absmax);
+            values[i] = __fmul_rn(weight.code[code], block_scale<kBlock>(weight, element / kBlock));
         }
     }
 };
@@ -91,7 +85,7 @@ void expand_rows_int8(const QuantisedRows& params, const int8_t* codes, const fl
 }
 
 void expand_rows_4bit(const QuantisedRows& params, const spec::Quant4View& table, cudaStream_t stream) {
-    run(params, Quant4Table{table}, true, stream);
+    dispatch_block(table, [&](auto block) { run(params, Quant4Table<block.value>{table}, true, stream); });
 }
 
 }  // namespace unsloth::kernels

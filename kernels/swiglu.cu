@@ -15,6 +15,7 @@ struct ForwardOperation {
     int64_t gate_up_stride, columns;
     T* act;
     int64_t act_stride;
+    float limit;
 
     struct State {
         Pack<T, N> gate, up;
@@ -27,7 +28,7 @@ struct ForwardOperation {
         Pack<T, N> out;
 #pragma unroll
         for (int k = 0; k < N; ++k) {
-            out.v[k] = from_float<T>(Glu<kGate>::of(to_float(in.gate.v[k]), to_float(in.up.v[k])));
+            out.v[k] = from_float<T>(Glu<kGate>::of(to_float(in.gate.v[k]), to_float(in.up.v[k]), limit));
         }
         store_pack(act + row * act_stride + column, out);
     }
@@ -42,6 +43,7 @@ struct BackwardOperation {
     int64_t gate_up_stride, columns;
     T* act;
     int64_t act_stride;
+    float limit;
 
     struct State {
         Pack<T, N> dact, gate, up;
@@ -55,7 +57,7 @@ struct BackwardOperation {
 #pragma unroll
         for (int k = 0; k < N; ++k) {
             const SwigluGradients made =
-                Glu<kGate>::gradients(to_float(in.dact.v[k]), to_float(in.gate.v[k]), to_float(in.up.v[k]));
+                Glu<kGate>::gradients(to_float(in.dact.v[k]), to_float(in.gate.v[k]), to_float(in.up.v[k]), limit);
             dup.v[k] = from_float<T>(made.up);
             dgate.v[k] = from_float<T>(made.gate);
             if constexpr (kRebuild) rebuilt.v[k] = from_float<T>(made.act);
@@ -76,8 +78,9 @@ bool is_vectorizable(const ConstMatrix& gate_up, const ConstMatrix& act, int64_t
 template <class T, int N>
 void run_forward(const SwigluForward& p, cudaStream_t stream) {
     with_gate(p.activation, [&](auto gate) {
-        const ForwardOperation<T, N, gate()> operation{static_cast<const T*>(p.gate_up.data), p.gate_up.stride,
-                                                       p.columns, static_cast<T*>(p.act.data), p.act.stride};
+        const ForwardOperation<T, N, gate()> operation{
+            static_cast<const T*>(p.gate_up.data), p.gate_up.stride, p.columns,
+            static_cast<T*>(p.act.data),           p.act.stride,     p.limit};
         map_rows<N>(operation, p.tokens, p.columns, stream);
     });
 }
@@ -91,7 +94,8 @@ void run_backward_as(const SwigluBackward& p, cudaStream_t stream) {
                                                                   p.gate_up.stride,
                                                                   p.columns,
                                                                   static_cast<T*>(p.act.data),
-                                                                  p.act.stride};
+                                                                  p.act.stride,
+                                                                  p.limit};
         map_rows<N>(operation, p.tokens, p.columns, stream);
     });
 }

@@ -16,6 +16,7 @@ struct SwigluForward {
     ConstMatrix gate_up;  ///< [tokens, 2 F]
     Matrix act;           ///< [tokens, F]
     spec::GateActivation activation = spec::GateActivation::silu;
+    float limit = spec::default_gate_limit;  ///< of GateActivation::clamped_silu
 };
 void swiglu_forward(const SwigluForward& params, cudaStream_t stream);
 
@@ -27,6 +28,7 @@ struct SwigluBackward {
     Matrix gate_up;    ///< [tokens, 2 F], becomes its gradient
     Matrix act;        ///< [tokens, F]: the forward's output, rebuilt; may be dact; no data: not wanted
     spec::GateActivation activation = spec::GateActivation::silu;
+    float limit = spec::default_gate_limit;  ///< of GateActivation::clamped_silu
 };
 void swiglu_backward(const SwigluBackward& params, cudaStream_t stream);
 

@@ -26,8 +26,11 @@ struct Glu;
 
 template <>
 struct Glu<spec::GateActivation::silu> {
-    static __device__ __forceinline__ float of(float gate, float up) { return gate * sigmoid(gate) * up; }
-    static __device__ __forceinline__ SwigluGradients gradients(float dact, float gate, float up) {
+    static __device__ __forceinline__ float of(float gate, float up, float /*limit*/ = spec::default_gate_limit) {
+        return gate * sigmoid(gate) * up;
+    }
+    static __device__ __forceinline__ SwigluGradients gradients(float dact, float gate, float up,
+                                                                float /*limit*/ = spec::default_gate_limit) {
         const float s = sigmoid(gate);
         return {dact * up * s * (1.f + gate * (1.f - s)), dact * (gate * s), gate * s * up};
     }
@@ -37,8 +40,11 @@ template <>
 struct Glu<spec::GateActivation::gelu_tanh> {
     static constexpr float slope = 0.7978845608028654f, cubic = 0.044715f;  // sqrt(2 / pi)
     static __device__ __forceinline__ float inner(float v) { return tanhf(slope * (v + cubic * v * v * v)); }
-    static __device__ __forceinline__ float of(float gate, float up) { return 0.5f * gate * (1.f + inner(gate)) * up; }
-    static __device__ __forceinline__ SwigluGradients gradients(float dact, float gate, float up) {
+    static __device__ __forceinline__ float of(float gate, float up, float /*limit*/ = spec::default_gate_limit) {
+        return 0.5f * gate * (1.f + inner(gate)) * up;
+    }
+    static __device__ __forceinline__ SwigluGradients gradients(float dact, float gate, float up,
+                                                                float /*limit*/ = spec::default_gate_limit) {
         const float t = inner(gate), half = 0.5f * (1.f + t);
         const float turn = 0.5f * gate * (1.f - t * t) * slope * (1.f + 3.f * cubic * gate * gate);
         return {dact * up * (half + turn), dact * (gate * half), gate * half * up};
@@ -47,16 +53,19 @@ struct Glu<spec::GateActivation::gelu_tanh> {
 
 template <>
 struct Glu<spec::GateActivation::clamped_silu> {
-    static constexpr float alpha = 1.702f, limit = 7.f;
+    static constexpr float alpha = 1.702f;
     /// NaN remains.
-    static __device__ __forceinline__ float at_most(float v) { return v > limit ? limit : v; }
-    static __device__ __forceinline__ float within(float v) { return v < -limit ? -limit : at_most(v); }
-    static __device__ __forceinline__ float of(float gate, float up) {
-        const float g = at_most(gate);
-        return g * sigmoid(alpha * g) * (within(up) + 1.f);
+    static __device__ __forceinline__ float at_most(float v, float limit) { return v > limit ? limit : v; }
+    static __device__ __forceinline__ float within(float v, float limit) {
+        return v < -limit ? -limit : at_most(v, limit);
     }
-    static __device__ __forceinline__ SwigluGradients gradients(float dact, float gate, float up) {
-        const float g = at_most(gate), shifted = within(up) + 1.f, s = sigmoid(alpha * g);
+    static __device__ __forceinline__ float of(float gate, float up, float limit = spec::default_gate_limit) {
+        const float g = at_most(gate, limit);
+        return g * sigmoid(alpha * g) * (within(up, limit) + 1.f);
+    }
+    static __device__ __forceinline__ SwigluGradients gradients(float dact, float gate, float up,
+                                                                float limit = spec::default_gate_limit) {
+        const float g = at_most(gate, limit), shifted = within(up, limit) + 1.f, s = sigmoid(alpha * g);
         return {gate > limit ? 0.f : dact * shifted * s * (1.f + alpha * g * (1.f - s)),
                 up > limit || up < -limit ? 0.f : dact * (g * s), g * s * shifted};
     }

@@ -181,6 +181,7 @@ class OpBench {
         };
         const int64_t q = spec_.q_size(), kv = spec_.kv_size();
         const at::Tensor lse = at::empty({ops::attention_lse_elements(shape, tokens)}, options().dtype(at::kFloat));
+        const at::Tensor sinks = shape.sinks ? at::zeros({spec_.num_heads}, lse.options()) : at::Tensor();
         double operations = 0;
         for (const int64_t length : lengths_)
             operations += 2.0 * static_cast<double>(length) * static_cast<double>(length) * static_cast<double>(q);
@@ -188,7 +189,7 @@ class OpBench {
         const auto qh = part(qkv, 0, spec_.num_heads), kh = part(qkv, q, spec_.num_kv_heads),
                    vh = part(qkv, q + kv, spec_.num_kv_heads);
         measure("attention forward", rows, 0, operations,
-                [&] { ops::attention_forward(ctx_, shape, s, qh, kh, vh, out, lse); });
+                [&] { ops::attention_forward(ctx_, shape, s, qh, kh, vh, out, lse, sinks); });
         measure("attention backward", rows, 0, 2.5 * operations, [&] {
             ops::attention_backward(ctx_, shape, s, dout, qh, kh, vh, out, lse, part(dqkv, 0, spec_.num_heads),
                                     part(dqkv, q, spec_.num_kv_heads), part(dqkv, q + kv, spec_.num_kv_heads));

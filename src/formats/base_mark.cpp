@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <iterator>
+#include <set>
 #include <sstream>
 #include <string_view>
 #include <vector>
@@ -15,21 +16,26 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Samples of tensors that have one type in their file.
+/// Samples of tensors, and the types that they have in their file.
 class Part {
   public:
-    void add(const TensorView& tensor, std::size_t samples) {
+    void add(const TensorSource& source, std::size_t samples) {
         constexpr std::size_t sample = 256;
-        if (type_.empty()) type_ = safetensors_name(tensor.dtype);
+        const TensorView& tensor = source.tensor();
+        types_.insert(source.mxfp4() ? "MXFP4" : std::string(safetensors_name(tensor.dtype)));
         const std::string_view bytes(reinterpret_cast<const char*>(tensor.data.data()), tensor.data.size());
         const std::size_t size = std::min(sample, bytes.size()), rest = bytes.size() - size;
         for (std::size_t i = 0; i < samples; ++i)
             hash_.add_field(bytes.substr(rest / std::max<std::size_t>(samples - 1, 1) * i, size));
     }
-    std::string text() { return cat(type_, ":", hash_.hex()); }
+    std::string text() {
+        std::string types;
+        for (const std::string& type : types_) types += (types.empty() ? "" : "+") + type;
+        return cat(types, ":", hash_.hex());
+    }
 
   private:
-    std::string type_;
+    std::set<std::string> types_;
     ContentHash hash_;
 };
 
@@ -60,11 +66,11 @@ std::string base_mark(const WeightFile& base) {
         const spec::TensorRule& rule = source.rule;
         if (rule.id.layer > 0 && rule.id.layer != last / 2 && rule.id.layer != last) continue;
         if (rule.role == spec::TensorRole::embed_tokens)
-            embeddings.add(source.tensor(), 16);
+            embeddings.add(source, 16);
         else if (rule.role == spec::TensorRole::linear)
-            linears.add(source.tensor(), 3);
+            linears.add(source, 3);
         else if (rule.role != spec::TensorRole::lm_head)
-            norms.add(source.tensor(), 3);
+            norms.add(source, 3);
     }
     return cat(norms.text(), " ", embeddings.text(), " ", linears.text());
 }

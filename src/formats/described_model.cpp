@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "formats/experts_layout.h"
+
 namespace unsloth::formats {
 namespace {
 
@@ -27,6 +29,7 @@ struct Described {
 
 std::shared_ptr<const WeightFile> describe_model(spec::ModelSpec spec, std::optional<QuantizationConfig> quantization,
                                                  std::filesystem::path folder) {
+    check_quantization_config(quantization, spec, (folder / "config.json").string());
     static constexpr uint8_t no_scales = 0;  // tells nested scales from plain ones; nobody reads it
     std::vector<TensorView> views;
     std::vector<TensorSource> sources;
@@ -44,6 +47,9 @@ std::shared_ptr<const WeightFile> describe_model(spec::ModelSpec spec, std::opti
             weight.view.cols = rule.shape[1];
             if (quantization->bnb_4bit_use_double_quant) weight.view.absmax_u8 = &no_scales;
             source.stored = std::move(weight);
+        } else if (taken && quantization->quant_method == "mxfp4" && rule.id.expert >= 0) {
+            view.dtype = spec::DType::u8;
+            source.stored = Mxfp4Weight{.rows = rule.shape[0], .cols = rule.shape[1]};
         } else if (taken && quantization->load_in_8bit) {
             view.dtype = spec::DType::i8;
             source.stored = Int8Weight{.rows = rule.shape[0], .cols = rule.shape[1]};
@@ -52,8 +58,12 @@ std::shared_ptr<const WeightFile> describe_model(spec::ModelSpec spec, std::opti
         views.push_back(std::move(view));
         sources.push_back(std::move(source));
     }
-    for (std::size_t i = 0; i < sources.size(); ++i)
-        if (std::holds_alternative<const TensorView*>(sources[i].stored)) sources[i].stored = &views[i];
+    for (std::size_t i = 0; i < sources.size(); ++i) {
+        if (!std::holds_alternative<const TensorView*>(sources[i].stored)) continue;
+        sources[i].stored = &views[i];
+        if (const auto part = experts_part(spec, sources[i].rule))
+            sources[i].stored = StridedTensor{&views[i], part->first, part->row_stride, part->col_stride, part->last};
+    }
     const auto described = std::make_shared<const Described>(
         Described{std::move(views),
                   {std::move(spec), std::move(quantization), Checkpoint::without_tensors(std::move(folder)),

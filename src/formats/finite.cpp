@@ -110,15 +110,25 @@ void require_finite(const std::string& name, const Quant4Weight& weight, spec::D
             refuse(cat("tensor '", name, "'"), absmax[block], cat("block ", block, " (its absmax)"), held);
 }
 
+void require_finite(const std::string& name, const Mxfp4Weight& weight, spec::DType held) {
+    const auto bad = first_not_below(weight, float_from_bits(spec::first_infinite(held)));
+    weight.drop();
+    if (bad)
+        refuse(cat("tensor '", name, "'"), bad->value, cat("row ", bad->row, ", in the block at column ", bad->column),
+               held);
+}
+
 void require_finite(const WeightFile& model, spec::DType held) {
     std::set<const TensorView*> seen;  // tied matrices
     for (const TensorSource& source : model.tensors.all()) {
         if (!seen.insert(&source.tensor()).second) continue;
-        const bool is_norm = spec::is_norm(source.rule.role);
+        const bool in_fp32 = spec::is_vector(source.rule.role);
         if (const Quant4Weight* const weight = source.quant4())
             require_finite(source.rule.hf_name, *weight, held);
+        else if (const Mxfp4Weight* const blocks = source.mxfp4())
+            require_finite(source.rule.hf_name, *blocks, held);
         else
-            require_finite(source.int8() ? *source.int8()->maxima : source.tensor(), is_norm ? spec::DType::f32 : held);
+            require_finite(source.int8() ? *source.int8()->maxima : source.tensor(), in_fp32 ? spec::DType::f32 : held);
     }
 }
 

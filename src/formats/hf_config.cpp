@@ -366,10 +366,16 @@ std::optional<QuantizationConfig> parse_quantization_config(const std::string& j
     if (!reader) return std::nullopt;
     QuantizationConfig config;
     config.quant_method = reader->string("quant_method").value_or("bitsandbytes");
+    if (config.quant_method == "mxfp4") {
+        config.load_in_4bit = config.bnb_4bit_use_double_quant = false;
+        if (auto skipped = reader->strings("modules_to_not_convert"); !skipped.empty())
+            config.llm_int8_skip_modules = std::move(skipped);
+        return config;
+    }
     if (config.quant_method != "bitsandbytes")
         throw Error("model.unsupported",
                     cat(source, ": quantization_config.quant_method: '", config.quant_method, "' is not supported"),
-                    "Use the 16-bit model, or one quantised with bitsandbytes.");
+                    "Use the 16-bit model, one quantised with bitsandbytes, or one with experts in MXFP4.");
     config.load_in_4bit = reader->boolean("load_in_4bit").value_or(false);
     config.load_in_8bit = reader->boolean("load_in_8bit").value_or(false);
     config.bnb_4bit_quant_type = reader->string("bnb_4bit_quant_type").value_or("fp4");  // bitsandbytes' default
@@ -381,6 +387,15 @@ std::optional<QuantizationConfig> parse_quantization_config(const std::string& j
     if (auto skipped = reader->strings("llm_int8_skip_modules"); !skipped.empty())
         config.llm_int8_skip_modules = std::move(skipped);
     return config;
+}
+
+void check_quantization_config(const std::optional<QuantizationConfig>& config, const spec::ModelSpec& model,
+                               const std::string& source) {
+    if (!config || config->quant_method != "mxfp4" || model.experts) return;
+    throw Error("model.unsupported",
+                cat(source, ": quantization_config.quant_method: mxfp4 is for experts' weights, and ", model.model_type,
+                    " has no experts"),
+                "Use the 16-bit model.");
 }
 
 std::optional<QuantizationConfig> read_quantization_config(const std::filesystem::path& folder) {

@@ -12,6 +12,7 @@
 #include "unsloth/formats/gguf.h"
 #include "unsloth/formats/hf_config.h"
 #include "unsloth/formats/load_plan.h"
+#include "unsloth/formats/mxfp4.h"
 #include "unsloth/formats/peft.h"
 
 namespace unsloth::formats {
@@ -70,9 +71,26 @@ std::set<std::string> list_int8(Inspection& inspection, const Checkpoint& checkp
     return parts;
 }
 
+/// The same of MXFP4, whose parameters have no tensor of their own name.
+std::set<std::string> list_mxfp4(Inspection& inspection, const Checkpoint& checkpoint) {
+    std::set<std::string> parts;
+    for (const std::string& name : checkpoint.names()) {
+        if (!name.ends_with(mxfp4_blocks_suffix)) continue;
+        const std::string parameter = name.substr(0, name.size() - mxfp4_blocks_suffix.size());
+        const auto weight = find_mxfp4(checkpoint, parameter);
+        if (!weight) continue;
+        parts.insert({weight->blocks->name, weight->scales->name});
+        const std::vector<int64_t>& shape = weight->blocks->shape;
+        add_tensor(inspection, {parameter, "mxfp4", {shape[0], shape[1], weight->cols}, weight->stored_bytes()});
+        note_problem(inspection, [&] { require_finite(parameter, *weight); });
+    }
+    return parts;
+}
+
 void list_tensors(Inspection& inspection, const Checkpoint& checkpoint) {
     const std::set<std::string> quantised = quantised_names(checkpoint);
-    const std::set<std::string> companions = list_int8(inspection, checkpoint);
+    std::set<std::string> companions = list_int8(inspection, checkpoint);
+    companions.merge(list_mxfp4(inspection, checkpoint));
     for (const std::string& name : checkpoint.names()) {
         std::string weight_name;
         if (companions.count(name) != 0 ||
@@ -99,7 +117,12 @@ void inspect_model(Inspection& inspection) {
     note_problem(inspection, [&] {
         const Checkpoint checkpoint = Checkpoint::open(inspection.path);
         note_problem(inspection, [&] { inspection.model = model_spec_of(checkpoint); });
-        note_problem(inspection, [&] { read_quantization_config(checkpoint.folder()); });
+        note_problem(inspection, [&] {
+            const auto quantization = read_quantization_config(checkpoint.folder());
+            if (inspection.model)
+                check_quantization_config(quantization, *inspection.model,
+                                          (checkpoint.folder() / "config.json").string());
+        });
         list_tensors(inspection, checkpoint);
         if (inspection.model) note_problem(inspection, [&] { resolve_tensors(checkpoint, *inspection.model); });
     });

@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "formats/experts_layout.h"
 #include "formats/problem_list.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
@@ -14,6 +15,10 @@
 
 namespace unsloth::formats {
 namespace {
+
+bool is_plain(const TensorView& tensor) {
+    return tensor.dtype == spec::DType::f32 || tensor.dtype == spec::DType::bf16 || tensor.dtype == spec::DType::f16;
+}
 
 /// Checks one rule; what is wrong is added to `problems`, and the source then stays without a tensor.
 class Resolver {
@@ -37,6 +42,14 @@ class Resolver {
         TensorSource source;
         source.rule = std::move(rule);
         const std::string& name = source.rule.hf_name;
+        if (const auto weight = mxfp4_of_all_experts(source.rule)) {
+            source.stored = *weight;
+            return source;
+        }
+        if (const auto part = experts_part(spec_, source.rule)) {
+            resolve_part(source, *part);
+            return source;
+        }
         const TensorView* tensor = checkpoint_.find(name);
         if (tensor == nullptr && source.rule.id.expert >= 0) tensor = rows_of_all_experts(source.rule);
         if (tensor == nullptr) {
@@ -54,34 +67,112 @@ class Resolver {
         return source;
     }
 
-    /// An expert's matrix where all experts of a layer are one tensor, as models of transformers 5 hold them: gate's
-    /// rows and then up's, [E, 2 F, D], or [E, D, F]. nullptr: there is none.
-    const TensorView* rows_of_all_experts(const spec::TensorRule& rule) {
+    /// Where all experts of a layer are one parameter [E, each, columns], as models of transformers 5 hold them: gate's
+    /// rows and then up's, or down's. The rows of an expert's matrix are `count` from `first` of E · each on.
+    struct AllExperts {
+        std::string name;
+        int64_t each = 0, first = 0, count = 0;
+    };
+    AllExperts all_experts(const spec::TensorRule& rule) const {
         const std::string one = spec::path_of(rule.id);
         const bool down = rule.id.projection == spec::Projection::down;
-        const std::string name =
-            cat(rule.hf_name.substr(0, rule.hf_name.find(one)), "mlp.experts.", down ? "down_proj" : "gate_up_proj");
-        const TensorView* const all = checkpoint_.find(name);
-        if (all == nullptr) return nullptr;
         const int64_t each = (down ? 1 : 2) * rule.shape[0];
-        const std::vector<int64_t> expected{spec_.experts->count, each, rule.shape[1]};
-        const bool known = used_.insert(name).second;
-        if (all->shape != expected || all->elements() == 0) {
-            if (known)
-                problems_.unusable.add(
-                    cat(name, ": expected ", shape_text(expected), ", found ", shape_text(all->shape)));
-            return nullptr;
-        }
-        const std::size_t row = all->data.size() / static_cast<std::size_t>(expected[0] * each);
-        const int64_t first = rule.id.expert * each + (rule.id.projection == spec::Projection::up ? rule.shape[0] : 0);
-        TensorView part = *all;
+        return {
+            cat(rule.hf_name.substr(0, rule.hf_name.find(one)), "mlp.experts.", down ? "down_proj" : "gate_up_proj"),
+            each, rule.id.expert * each + (rule.id.projection == spec::Projection::up ? rule.shape[0] : 0),
+            rule.shape[0]};
+    }
+
+    /// Whether a tensor that all experts share has this shape; if not, it is a problem, named once.
+    bool has_shape(const TensorView& all, const std::vector<int64_t>& expected) {
+        const bool known = used_.insert(all.name).second;
+        if (all.shape == expected && all.elements() > 0) return true;
+        if (known)
+            problems_.unusable.add(
+                cat(all.name, ": expected ", shape_text(expected), ", found ", shape_text(all.shape)));
+        return false;
+    }
+
+    /// The matrix's rows of such a tensor.
+    const TensorView* rows_of(const TensorView& all, const AllExperts& experts, const spec::TensorRule& rule,
+                              std::vector<int64_t> shape) {
+        const std::size_t row = all.data.size() / static_cast<std::size_t>(spec_.experts->count * experts.each),
+                          first = static_cast<std::size_t>(experts.first) * row;
+        TensorView part = all;
         part.name = rule.hf_name;
-        part.shape = rule.shape;
-        part.data =
-            all->data.subspan(static_cast<std::size_t>(first) * row, static_cast<std::size_t>(rule.shape[0]) * row);
-        part.file_offset += static_cast<std::size_t>(first) * row;
+        part.shape = std::move(shape);
+        part.data = all.data.subspan(first, static_cast<std::size_t>(experts.count) * row);
+        part.file_offset += first;
         return &parts_->emplace_back(std::move(part));
     }
+
+    /// nullptr: there is none.
+    const TensorView* rows_of_all_experts(const spec::TensorRule& rule) {
+        const AllExperts experts = all_experts(rule);
+        const TensorView* const all = checkpoint_.find(experts.name);
+        if (all == nullptr || !has_shape(*all, {spec_.experts->count, experts.each, rule.shape[1]})) return nullptr;
+        return rows_of(*all, experts, rule, rule.shape);
+    }
+
+    /// The same in MXFP4. Families whose 16-bit tensors are transposed have rows of gate and up by turns here.
+    std::optional<Mxfp4Weight> mxfp4_of_all_experts(const spec::TensorRule& rule) {
+        if (rule.id.expert < 0 || rule.role != spec::TensorRole::linear) return std::nullopt;
+        AllExperts experts = all_experts(rule);
+        const bool by_turns = spec_.experts->transposed && rule.id.projection != spec::Projection::down;
+        if (by_turns) experts.first = rule.id.expert * experts.each, experts.count = experts.each;
+        const TensorView* const blocks = checkpoint_.find(cat(experts.name, mxfp4_blocks_suffix));
+        const TensorView* const scales = checkpoint_.find(cat(experts.name, mxfp4_scales_suffix));
+        if (blocks == nullptr || scales == nullptr) return std::nullopt;
+        const int64_t rows = rule.shape[0], cols = rule.shape[1], in_row = cols / spec::mxfp4_block;
+        const bool fit = has_shape(*blocks, {spec_.experts->count, experts.each, in_row, spec::mxfp4_block / 2}) &&
+                         has_shape(*scales, {spec_.experts->count, experts.each, in_row});
+        if (!fit) return std::nullopt;
+        for (const TensorView* const part : {blocks, scales})
+            if (part->dtype != spec::DType::u8) {
+                problems_.unusable.add(cat(part->name, ": expected U8, found ", safetensors_name(part->dtype)));
+                return std::nullopt;
+            }
+        if (cols % spec::mxfp4_block != 0) {
+            problems_.unusable.add(cat(experts.name, ": MXFP4 takes inputs of a multiple of 32, not ", cols));
+            return std::nullopt;
+        }
+        return Mxfp4Weight{.blocks = rows_of(*blocks, experts, rule, {experts.count, in_row, spec::mxfp4_block / 2}),
+                           .scales = rows_of(*scales, experts, rule, {experts.count, in_row}),
+                           .first_row = by_turns && rule.id.projection == spec::Projection::up ? 1 : 0,
+                           .row_step = by_turns ? 2 : 1,
+                           .rows = rows,
+                           .cols = cols};
+    }
+
+    /// An expert's part of a tensor of all, which is reported once.
+    void resolve_part(TensorSource& source, const ExpertsPart& part) {
+        const TensorView* const all = checkpoint_.find(part.name);
+        const bool known = !used_.insert(part.name).second;
+        if (all == nullptr) {
+            if (!known) problems_.missing.add(cat(part.name, " ", shape_text(part.shape)));
+            return;
+        }
+        const bool plain = is_plain(*all);
+        if (!plain || all->shape != part.shape) {
+            if (!known)
+                problems_.unusable.add(cat(part.name, ": expected F32, BF16 or F16 ", shape_text(part.shape),
+                                           ", found ", safetensors_name(all->dtype), " ", shape_text(all->shape)));
+            return;
+        }
+        const TensorView*& values = values_[{part.name, source.rule.id.expert}];
+        if (values == nullptr) {
+            const int64_t each = part.values_of_each();
+            const std::size_t bytes = static_cast<std::size_t>(each) * spec::size_of(all->dtype);
+            TensorView view = *all;
+            view.shape.erase(view.shape.begin());
+            view.data = all->data.subspan(static_cast<std::size_t>(source.rule.id.expert) * bytes, bytes);
+            view.file_offset += static_cast<std::size_t>(source.rule.id.expert) * bytes;
+            values = &parts_->emplace_back(std::move(view));
+        }
+        source.stored = StridedTensor{values, part.first, part.row_stride, part.col_stride, part.last};
+    }
+
+    void check(const TensorSource&, const StridedTensor&) {}
 
     void check(const TensorSource& source, const Quant4Weight& weight) {
         const std::string& name = source.rule.hf_name;
@@ -94,6 +185,8 @@ class Resolver {
                                        shape_text({view.rows, view.cols})));
         }
     }
+
+    void check(const TensorSource&, const Mxfp4Weight&) {}  // where it was found
 
     void check(const TensorSource& source, const Int8Weight& weight) {
         const std::string& name = source.rule.hf_name;
@@ -140,8 +233,28 @@ class Resolver {
     std::set<std::string> used_;
     std::vector<const TensorView*> others_;
     std::shared_ptr<std::deque<TensorView>> parts_ = std::make_shared<std::deque<TensorView>>();
+    std::map<std::pair<std::string, int>, const TensorView*> values_;  ///< by tensor and expert, in parts_
     TensorProblems problems_;
 };
+
+}  // namespace
+
+namespace {
+
+/// A column's rows are near each other: each is read as one stretch.
+void read_strided(const StridedTensor& part, int64_t row_begin, int64_t row_end, int64_t cols, float* out) {
+    const int64_t rows = row_end - row_begin;
+    if (rows == 0) return;
+    const int64_t length = (rows - 1) * part.row_stride + 1;
+    std::vector<float> stretch(static_cast<std::size_t>(length));
+    for (int64_t k = 0; k < cols; ++k) {
+        const int64_t first = part.first + row_begin * part.row_stride + k * part.col_stride;
+        spec::convert_to_f32(part.of->dtype,
+                             part.of->data.data() + static_cast<std::size_t>(first) * spec::size_of(part.of->dtype),
+                             length, stretch.data());
+        for (int64_t n = 0; n < rows; ++n) out[n * cols + k] = stretch[static_cast<std::size_t>(n * part.row_stride)];
+    }
+}
 
 }  // namespace
 
@@ -153,18 +266,25 @@ const TensorView* TensorSource::plain() const {
 const TensorView& TensorSource::tensor() const {
     if (const Quant4Weight* const weight = quant4()) return *weight->parts.front();
     if (const Int8Weight* const weight = int8()) return *weight->codes;
+    if (const Mxfp4Weight* const weight = mxfp4()) return *weight->blocks;
+    if (const StridedTensor* const part = strided()) return *part->of;
     return *plain();
 }
 
 std::size_t TensorSource::stored_bytes() const {
     if (const Quant4Weight* const weight = quant4()) return weight->stored_bytes();
     if (const Int8Weight* const weight = int8()) return weight->stored_bytes();
+    if (const Mxfp4Weight* const weight = mxfp4()) return weight->stored_bytes();
+    if (const StridedTensor* const part = strided())
+        return static_cast<std::size_t>(rows() * cols()) * spec::size_of(part->of->dtype);
     return plain()->data.size();
 }
 
 void TensorSource::drop() const noexcept {
     if (const Quant4Weight* const weight = quant4()) return weight->drop();
     if (const Int8Weight* const weight = int8()) return weight->drop();
+    if (const Mxfp4Weight* const weight = mxfp4()) return weight->drop();
+    if (const StridedTensor* const part = strided()) return part->last ? part->of->drop() : void();
     plain()->drop();
 }
 
@@ -173,6 +293,8 @@ void TensorSource::read_f32(int64_t row_begin, int64_t row_end, float* out) cons
                   " to ", row_end);
     if (const Quant4Weight* const weight = quant4()) return dequantize_rows(weight->view, row_begin, row_end, out);
     if (const Int8Weight* const weight = int8()) return dequantize_rows(*weight, row_begin, row_end, out);
+    if (const Mxfp4Weight* const weight = mxfp4()) return dequantize_rows(*weight, row_begin, row_end, out);
+    if (const StridedTensor* const part = strided()) return read_strided(*part, row_begin, row_end, cols(), out);
     const TensorView& values = *plain();
     const std::size_t row_bytes = static_cast<std::size_t>(cols()) * spec::size_of(values.dtype);
     spec::convert_to_f32(values.dtype, values.data.data() + static_cast<std::size_t>(row_begin) * row_bytes,
@@ -185,7 +307,7 @@ ModelTensors::ModelTensors(std::vector<TensorSource> sources) : sources_(std::mo
         index_.emplace(rule.hf_name, i);
         if (rule.role == spec::TensorRole::linear) linears_.emplace(rule.id, i);
         if (rule.role == spec::TensorRole::bias) biases_.emplace(rule.id, i);
-        if (spec::is_norm(rule.role) || rule.role == spec::TensorRole::router)
+        if (spec::is_vector(rule.role) || rule.role == spec::TensorRole::router)
             norms_[rule.id.layer].push_back(rule.role);
     }
 }
@@ -258,7 +380,8 @@ spec::WeightType stored_type(const TensorSource& source) {
     if (const Quant4Weight* const weight = source.quant4())
         return weight->type == Quant4Type::nf4 ? spec::WeightType::nf4 : spec::WeightType::fp4;
     if (source.int8() != nullptr) return spec::WeightType::int8;
-    const spec::DType type = source.plain()->dtype;
+    if (source.mxfp4() != nullptr) return spec::WeightType::mxfp4;
+    const spec::DType type = source.tensor().dtype;
     return type == spec::DType::f32    ? spec::WeightType::f32
            : type == spec::DType::bf16 ? spec::WeightType::bf16
                                        : spec::WeightType::f16;
@@ -276,10 +399,6 @@ ModelTensors resolve_tensors(const Checkpoint& checkpoint, const spec::ModelSpec
 }
 
 namespace {
-
-bool is_plain(const TensorView& tensor) {
-    return tensor.dtype == spec::DType::f32 || tensor.dtype == spec::DType::bf16 || tensor.dtype == spec::DType::f16;
-}
 
 /// Whether two tensors hold the same values, whatever their types.
 bool are_equal(const TensorView& a, const TensorView& b) {
@@ -327,6 +446,7 @@ WeightFile WeightFile::open(const std::string& path, const std::string& rope_sca
     spec::ModelSpec spec = model_spec_of(checkpoint);
     if (!rope_scaling.empty() && rope_scaling != "{}") set_rope_scaling(spec, rope_scaling, "rope_scaling");
     auto quantization = read_quantization_config(checkpoint.folder());
+    check_quantization_config(quantization, spec, (checkpoint.folder() / "config.json").string());
     ModelTensors tensors = resolve_tensors(checkpoint, spec);
     WeightFile file{std::move(spec), std::move(quantization), std::move(checkpoint), std::move(tensors), nullptr};
     if (!adapter.empty()) file.take_stand_ins(adapter);

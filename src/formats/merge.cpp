@@ -5,6 +5,7 @@
 #include <functional>
 #include <utility>
 
+#include "formats/experts_layout.h"
 #include "formats/json.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
@@ -60,12 +61,13 @@ std::vector<float> expert_a(const TensorView& all, int64_t r, int expert) {
     return values;
 }
 
-/// Rows of an expert's B [N, r], of all experts' [N, r E], the experts innermost.
-std::vector<float> expert_b(const TensorView& all, int64_t r, int expert, int64_t first_row, int64_t rows) {
+/// Rows of an expert's B [N, r], of all experts' [N, r E], the experts innermost: the first, and each `step` rows.
+std::vector<float> expert_b(const TensorView& all, int64_t r, int expert, int64_t first_row, int64_t step,
+                            int64_t rows) {
     const int64_t experts = all.shape[1] / r;
     std::vector<float> values(static_cast<std::size_t>(rows * r));
     for (int64_t i = 0; i < rows * r; ++i) {
-        const int64_t element = (first_row * r + i) * experts + expert;
+        const int64_t element = ((first_row + i / r * step) * r + i % r) * experts + expert;
         spec::convert_to_f32(all.dtype, all.data.data() + static_cast<std::size_t>(element) * spec::size_of(all.dtype),
                              1, values.data() + i);
     }
@@ -154,15 +156,14 @@ void MergedTensor::round_values(int64_t rows, float* values) const {
 void MergedTensor::drop(int64_t row_begin, int64_t row_end) const noexcept {
     if (saved_ != nullptr) return drop_rows(*saved_, cols(), row_begin, row_end);
     if (quantised_) return;  // open() read the base
-    if (!base_->quantised()) {
+    if (const bool by_rows = base_->plain() != nullptr || base_->int8() != nullptr; by_rows) {
         const auto of_base = [&](int64_t row) {
             return kept_rows_ == nullptr ? row : (*kept_rows_)[static_cast<std::size_t>(row)];
         };
         if (row_begin < row_end)
             drop_rows(base_->tensor(), base_->cols(), of_base(row_begin), of_base(row_end - 1) + 1);
-    }
-    if (base_->quantised() && row_end == rows())
-        base_->drop();  // codes of 4 bits and block maxima have no rows of their own
+    } else if (row_end == rows())
+        base_->drop();  // codes of 4 bits, block maxima and parts have no rows of their own
 }
 
 MergedModel::MergedModel(const WeightFile& base, const Adapter* adapter, HeldTypes held)
@@ -236,7 +237,8 @@ MergedTensor MergedModel::open(const spec::TensorRule& rule) const {
     if (type != stored_type(*tensor.base_) && spec::is_4bit(type)) {
         const auto read = [&](int64_t begin, int64_t end, float* out) {
             tensor.base_->read_f32(begin, end, out);
-            if (!tensor.base_->quantised()) drop_rows(tensor.base_->tensor(), tensor.cols(), begin, end);
+            if (tensor.base_->plain() != nullptr || tensor.base_->int8() != nullptr)
+                drop_rows(tensor.base_->tensor(), tensor.cols(), begin, end);
         };
         const Quant4Type code = type == spec::WeightType::nf4 ? Quant4Type::nf4 : Quant4Type::fp4;
         tensor.quantised_ =
@@ -252,8 +254,11 @@ MergedTensor MergedModel::open(const spec::TensorRule& rule) const {
     const TensorView &a = adapter_->a(adapted_of(rule.id)), &b = adapter_->b(adapted_of(rule.id));
     if (rule.id.expert >= 0) {
         tensor.a_ = expert_a(a, lora.r, rule.id.expert);
-        const int64_t first_row = rule.id.projection == spec::Projection::up ? tensor.rows() : 0;
-        tensor.b_ = expert_b(b, lora.r, rule.id.expert, first_row, tensor.rows());
+        const bool up = rule.id.projection == spec::Projection::up;
+        if (const auto part = experts_part(spec_, rule))  // B's rows are the columns of the checkpoint's tensor
+            tensor.b_ = expert_b(b, lora.r, rule.id.expert, part->first, part->row_stride, tensor.rows());
+        else
+            tensor.b_ = expert_b(b, lora.r, rule.id.expert, up ? tensor.rows() : 0, 1, tensor.rows());
         return tensor;
     }
     tensor.a_ = floats_of(a);

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <map>
 #include <optional>
 #include <system_error>
 
+#include "formats/experts_layout.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/interrupt.h"
@@ -44,13 +46,14 @@ class Writer {
           folder_(folder),
           options_(options),
           type_(resolve_weight_type(options.type, model.spec())),
-          dtype_(storage_dtype(options.type, model.spec())) {}
+          dtype_(storage_dtype(options.type, model.spec())),
+          stored_(stored_tensors(model.spec(), model.tensors())) {}
 
     WrittenModel write() {
         std::vector<std::size_t> sizes;
-        for (const spec::TensorRule& rule : model_.tensors()) {
+        for (const StoredTensor& stored : stored_) {
             std::size_t bytes = 0;
-            for (const TensorDecl& decl : declarations(rule)) bytes += decl.bytes();
+            for (const TensorDecl& decl : declarations(stored)) bytes += decl.bytes();
             sizes.push_back(bytes);
             written_.tensor_bytes += bytes;
         }
@@ -98,6 +101,26 @@ class Writer {
         return same_form ? weight : nullptr;
     }
 
+    const spec::TensorRule& rule_of(const StoredTensor& stored) const { return model_.tensors()[stored.rules.front()]; }
+    /// Whether it is of all experts, whose parts are not next to each other.
+    bool has_parts(const StoredTensor& stored) const {
+        return experts_part(model_.spec(), rule_of(stored)).has_value();
+    }
+
+    std::vector<TensorDecl> declarations(const StoredTensor& stored) const {
+        const spec::TensorRule& rule = rule_of(stored);
+        if (!has_parts(stored)) return declarations(rule);
+        for (const std::size_t i : stored.rules) {
+            const spec::TensorRule& part = model_.tensors()[i];
+            if (spec::is_quantised(type_of(part))) refuse_quantised_experts(model_.spec());
+            if (dtype_of(part) != dtype_of(rule))
+                throw Error("model.precision",
+                            cat("model.precision gives experts of one layer several types, which are one tensor (",
+                                stored.name, ") in a ", model_.spec().model_type, " folder"),
+                            "Give all of a layer's experts the same type.");
+        }
+        return {{stored.name, dtype_of(rule), stored.shape}};
+    }
     std::vector<TensorDecl> declarations(const spec::TensorRule& rule) const {
         std::vector<TensorDecl> declared;
         if (const Quant4Weight* const weight = taken_over(rule)) {
@@ -125,13 +148,14 @@ class Writer {
     void write_shard(const std::vector<std::size_t>& members, const std::string& file) {
         std::vector<TensorDecl> declared;
         for (const std::size_t i : members)
-            for (TensorDecl& decl : declarations(model_.tensors()[i])) {
+            for (TensorDecl& decl : declarations(stored_[i])) {
                 where_[decl.name] = file;
                 declared.push_back(std::move(decl));
             }
         SafetensorsWriter writer(folder_ / file, std::move(declared));
         log::debug("writing ", file, ", ", human_size(static_cast<int64_t>(writer.file_size())));
-        for (const std::size_t i : members) write_tensor(writer, model_.tensors()[i]);
+        for (const std::size_t i : members)
+            has_parts(stored_[i]) ? write_parts(writer, stored_[i]) : write_tensor(writer, rule_of(stored_[i]));
         writer.finish();
     }
 
@@ -163,6 +187,47 @@ class Writer {
         } else {
             write_plain(writer, model_.open(rule));
         }
+    }
+
+    /// A tensor of all experts, one expert after the other.
+    void write_parts(SafetensorsWriter& writer, const StoredTensor& stored) const {
+        const spec::DType dtype = dtype_of(rule_of(stored));
+        const std::size_t item = spec::size_of(dtype);
+        std::vector<std::byte> values;  // of an expert
+        for (const std::size_t i : stored.rules) {
+            stop_if_interrupted();
+            const spec::TensorRule& rule = model_.tensors()[i];
+            const ExpertsPart part = *experts_part(model_.spec(), rule);
+            values.resize(static_cast<std::size_t>(part.values_of_each()) * item);
+            write_part(model_.open(rule), part, dtype, values.data());
+            if (part.last) writer.append(stored.name, values);
+        }
+    }
+
+    /// Puts a part's values where they belong among its expert's.
+    void write_part(const MergedTensor& tensor, const ExpertsPart& part, spec::DType dtype, std::byte* out) const {
+        const int64_t cols = tensor.cols(), piece_rows = std::max<int64_t>(1, piece_elements / cols);
+        const std::size_t item = spec::size_of(dtype);
+        parallel_ranges(
+            tensor.rows(), piece_rows,
+            [&](int64_t begin, int64_t end) {
+                std::vector<float> values(static_cast<std::size_t>(std::min(piece_rows, end - begin) * cols));
+                std::vector<std::byte> encoded(values.size() * item);
+                for (int64_t row = begin; row < end; row += piece_rows) {
+                    const int64_t rows = std::min(end - row, piece_rows);
+                    tensor.read_f32(row, row + rows, values.data());
+                    require_values_fit(values.data(), rows * cols, dtype, tensor.rule().hf_name);
+                    spec::convert_from_f32(dtype, values.data(), rows * cols, encoded.data());
+                    for (int64_t k = 0; k < cols; ++k)
+                        for (int64_t n = 0; n < rows; ++n)
+                            std::memcpy(out + static_cast<std::size_t>(part.first + (row + n) * part.row_stride +
+                                                                       k * part.col_stride) *
+                                                  item,
+                                        encoded.data() + static_cast<std::size_t>(n * cols + k) * item, item);
+                }
+            },
+            options_.threads);
+        tensor.drop(0, tensor.rows());
     }
 
     /// Rows of the tensor in fp32, which the tensor need not keep, as values that `stored` can hold.
@@ -280,6 +345,7 @@ class Writer {
     const ModelWriteOptions& options_;
     spec::WeightType type_;
     spec::DType dtype_;
+    std::vector<StoredTensor> stored_;
     std::map<std::string, std::string> where_;
     WrittenModel written_;
 };

@@ -11,6 +11,7 @@
 #include <optional>
 #include <vector>
 
+#include "formats/experts_layout.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/parallel.h"
@@ -98,8 +99,15 @@ float code_scale() {
 
 class RandomModelWriter {
   public:
-    RandomModelWriter(const RandomModel& model, const std::filesystem::path& folder)
-        : model_(model), folder_(folder), rules_(spec::tensor_table(model.spec)) {}
+    RandomModelWriter(const RandomModel& model, const std::filesystem::path& folder) : model_(model), folder_(folder) {
+        const std::vector<spec::TensorRule> table = spec::tensor_table(model.spec);
+        for (const StoredTensor& stored : stored_tensors(model.spec, table)) {
+            rules_.push_back(table[stored.rules.front()]);
+            rules_.back().hf_name = stored.name;
+            rules_.back().shape = stored.shape;
+            if (stored.rules.size() > 1 && quantised(rules_.back())) refuse_quantised_experts(model.spec);
+        }
+    }
 
     std::size_t write() {
         std::vector<std::size_t> sizes;
@@ -169,8 +177,9 @@ class RandomModelWriter {
         write_pieces(writer, rule.hf_name, count, spec::size_of(dtype),
                      [&](int64_t begin, int64_t end, std::byte* out) {
                          std::vector<float> values(static_cast<std::size_t>(end - begin),
-                                                   rule.role == spec::TensorRole::bias ? 0.0F : 1.0F - rule.offset);
-                         if (rule.shape.size() > 1) fill_normal(draws, begin, end, values.data());
+                                                   spec::is_norm(rule.role) ? 1.0F - rule.offset : 0.0F);
+                         if (rule.may_be_quantised || rule.role == spec::TensorRole::router)
+                             fill_normal(draws, begin, end, values.data());
                          spec::convert_from_f32(dtype, values.data(), end - begin, out);
                      });
     }

@@ -357,6 +357,8 @@ class Lister {
                    memory::backward),
             s.v_T);
         add(buffer("gradients of experts' weights", k, at::kFloat, memory::backward), s.dweights_Tk);
+        if (spec_.mlp_bias)
+            add(buffer("gradients by experts' biases", experts.count, at::kFloat, memory::backward), s.dweights_TE);
         add(buffer("gradients of routers", experts.count, dtype_, memory::backward), s.drouter_TE);
     }
 

@@ -147,13 +147,15 @@ void return_key_gradients(const LayerContext& c, const at::Tensor& dkeys_KN, con
     c.cp.sum_onto_owners(c.group.ctx, all_GN, keys_of(c.spec, attended(c, dqkv)), "gradients of keys and values");
 }
 
-void attend(const LayerContext& c, const LayerSaved& a, const at::Tensor& o_THd) {
+void attend(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a, const at::Tensor& o_THd) {
+    const at::Tensor sinks_H = c.spec.attention_sinks ? w.norm(spec::TensorRole::sinks) : at::Tensor();
     const QkvViews v = qkv_views(c.spec, attended(c, a.qkv_TN));
     const ops::AttentionShape shape = attention_shape(c.spec, c.layer());
     if (c.tokens.cached == nullptr) {
         gather_keys(c, a);
         const KeyViews keys = keys_to_attend(c, a);
-        ops::attention_forward(c.group.ctx, shape, c.tokens.segments, v.q_THd, keys.k_SKd, keys.v_SKd, o_THd, a.lse);
+        ops::attention_forward(c.group.ctx, shape, c.tokens.segments, v.q_THd, keys.k_SKd, keys.v_SKd, o_THd, a.lse,
+                               sinks_H);
         return;
     }
     const DecodeBatch& rows = *c.tokens.cached;
@@ -163,11 +165,11 @@ void attend(const LayerContext& c, const LayerSaved& a, const at::Tensor& o_THd)
     const int64_t first = rows.going_on.tokens(), begun = a.qkv_TN.size(0) - first;
     if (first > 0)
         ops::paged_attention(c.group.ctx, shape, rows.going_on, v.q_THd.narrow(0, 0, first), cache,
-                             o_THd.narrow(0, 0, first));
+                             o_THd.narrow(0, 0, first), sinks_H);
     if (begun > 0)
         ops::attention_forward(c.group.ctx, shape, c.tokens.segments, v.q_THd.narrow(0, first, begun),
                                v.k_TKd.narrow(0, first, begun), v.v_TKd.narrow(0, first, begun),
-                               o_THd.narrow(0, first, begun), {});
+                               o_THd.narrow(0, first, begun), {}, sinks_H);
 }
 
 void attend_backward(const LayerContext& c, const LayerSaved& a, const at::Tensor& do_THd, const at::Tensor& o_THd,
@@ -188,8 +190,12 @@ void attend_backward(const LayerContext& c, const LayerSaved& a, const at::Tenso
 }  // namespace
 
 ops::AttentionShape attention_shape(const spec::ModelSpec& spec, int64_t layer) {
-    return {spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.layers.at(static_cast<std::size_t>(layer)).window,
-            spec.score_scale.value_or(1.0 / std::sqrt(static_cast<double>(spec.head_dim)))};
+    return {spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+            spec.layers.at(static_cast<std::size_t>(layer)).window,
+            spec.score_scale.value_or(1.0 / std::sqrt(static_cast<double>(spec.head_dim))),
+            spec.attention_sinks};
 }
 
 void layer_forward(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a,
@@ -219,7 +225,7 @@ void layer_forward(const LayerContext& c, const weights::LayerWeights& w, const 
     if (steps.attention) {
         ++c.counts.attention;
         // 4 attention
-        attend(c, a, heads_view(attended(c, a.o_full), 0, spec.num_heads, spec.head_dim));
+        attend(c, w, a, heads_view(attended(c, a.o_full), 0, spec.num_heads, spec.head_dim));
         zero_added(c, a.o_full);
         fill_adapter_columns(c.group, Group::o, w[Group::o], {a.o_full}, {});
     }

@@ -34,6 +34,7 @@ struct ExpertGroup {
           lora(adapter_of(c, g)),
           of(weights::experts_of(w[g], c.spec.experts->count, lora.r)) {
         const int64_t k = c.group.layout[g].k;
+        if (w[g].bias_N.defined()) bias_EN = w[g].bias_N.view({c.spec.experts->count, -1});
         full = expert_rows(c, buffer, k + lora.r, expert_stride(k, c.group.layout[g].r));
         x_nK = full.narrow(1, 0, k);
         if (lora.r > 0) u_nr = expert_rows(c, u_T, lora.r);
@@ -45,6 +46,7 @@ struct ExpertGroup {
     weights::ExpertMatrices of;
     at::Tensor full, x_nK;
     at::Tensor u_nr, v_nr;  ///< x·Aᵀ and its gradient; undefined without an adapter
+    at::Tensor bias_EN;     ///< undefined: there is none
 };
 ExpertGroup gate_up_of(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a) {
     return {c, Group::experts_gate_up, w, a, c.scratch.rows_T, a.experts.u_gate_up_T};
@@ -58,11 +60,13 @@ void multiply_tiles(ops::Context& ctx, const ExpertGroup& g, const at::Tensor& e
                     const char* label) {
     int64_t first = 0;
     for (const ops::Nf4Experts& part : g.of.tiles) {
-        ops::nf4_grouped_product(ctx, {.x_nK = g.x_nK,
-                                       .weights = part,
-                                       .ends_E = ends_E,
-                                       .out_nN = out_nN.narrow(1, first, part.rows),
-                                       .label = label});
+        ops::nf4_grouped_product(ctx,
+                                 {.x_nK = g.x_nK,
+                                  .weights = part,
+                                  .ends_E = ends_E,
+                                  .out_nN = out_nN.narrow(1, first, part.rows),
+                                  .bias_EN = g.bias_EN.defined() ? g.bias_EN.narrow(1, first, part.rows) : at::Tensor(),
+                                  .label = label});
         first += part.rows;
     }
     if (g.lora.r == 0) return;
@@ -88,8 +92,12 @@ void multiply(const LayerContext& c, const ExpertGroup& g, const at::Tensor& end
         ops::copy_2d(ctx, tail_nr, g.u_nr);
     }
     if (!g.of.tiles.empty()) return multiply_tiles(ctx, g, ends_E, out_nN, label);
-    ops::grouped_product(
-        ctx, {.x_nK = g.full, .w_ENK = g.of.forward_ENKr, .ends_E = ends_E, .out_nN = out_nN, .label = label});
+    ops::grouped_product(ctx, {.x_nK = g.full,
+                               .w_ENK = g.of.forward_ENKr,
+                               .ends_E = ends_E,
+                               .out_nN = out_nN,
+                               .bias_EN = g.bias_EN,
+                               .label = label});
 }
 
 /// dx = dy·W + v·A, v = dy·sB being made.
@@ -150,16 +158,21 @@ void make_norm(const LayerContext& c, const NormedInput& in, const at::Tensor& h
     observe(c, in.name, h_TD);
 }
 
+float gate_limit(const LayerContext& c) {
+    return static_cast<float>(c.spec.gate_limit);
+}
+
 /// Which experts the tokens pass, from what they read.
 void choose_experts(const LayerContext& c, const weights::LayerWeights& w, const ExpertsSaved& e,
                     const at::Tensor& h_TD) {
     ops::Context& ctx = c.group.ctx;
     const BalanceBuffers& balance = c.scratch.balance;
     const bool keeps = needs_probabilities(*c.spec.experts, balance.sums_2E.defined());
-    ops::gemm(
-        ctx,
-        {.a = h_TD, .b = w.norm(spec::TensorRole::router), .out = e.router_TE, .transpose_b = true, .label = "router"});
-    observe(c, "mlp.gate", e.router_TE);
+    ops::Gemm logits{
+        .a = h_TD, .b = w.norm(spec::TensorRole::router), .out = e.router_TE, .transpose_b = true, .label = "router"};
+    if (c.spec.experts->router_bias) logits.bias = w.norm(spec::TensorRole::router_bias);
+    ops::gemm(ctx, logits);
+    observe(c, cat("mlp.", c.spec.experts->router).c_str(), e.router_TE);
     ops::route(ctx, {.weights = c.spec.experts->weights,
                      .logits_TE = e.router_TE,
                      .ids_Tk = e.ids_Tk,
@@ -207,7 +220,7 @@ void experts_forward(const LayerContext& c, const weights::LayerWeights& w, cons
     if (steps.down) {
         // 8 activation
         const ExpertGroup down = down_of(c, w, a);
-        ops::swiglu_forward(ctx, gate_up_n2F, down.x_nK, {}, c.spec.gate_activation);
+        ops::swiglu_forward(ctx, gate_up_n2F, down.x_nK, {}, c.spec.gate_activation, gate_limit(c));
         // 9 down, onto the residual stream
         const at::Tensor out_nD = expert_rows(c, c.scratch.out_T, c.spec.hidden_size);
         multiply(c, down, e.ends_E, out_nD, "experts down");
@@ -240,6 +253,13 @@ void experts_backward(const LayerContext& c, const weights::LayerWeights& w, con
     // 9 down: the gradient of the activation as if each expert had the weight 1, which gives those of the weights
     const at::Tensor g_TD = product_gradient(c, Group::experts_down, w, mlp_branch(a), {}), g_nD = gate_up.x_nK;
     const at::Tensor dact_nF = expert_rows(c, c.scratch.out_T, experts.intermediate_size);
+    const at::Tensor by_biases_TE = c.scratch.dweights_TE;
+    if (by_biases_TE.defined())
+        ops::gemm(ctx, {.a = g_TD,
+                        .b = down.bias_EN,
+                        .out = by_biases_TE,
+                        .transpose_b = true,
+                        .label = "experts' biases dweights"});
     ops::gather_rows(ctx, g_TD, tokens_n, g_nD);
     multiply_backward(c, down, e.ends_E, g_nD, dact_nF, "experts dx down");
     if (down.lora.r > 0) {
@@ -247,11 +267,11 @@ void experts_backward(const LayerContext& c, const weights::LayerWeights& w, con
         weigh(down.v_nr, down.v_nr);
     }
     b_gradient(c, down, e.ends_E, g_nD);
-    ops::swiglu_forward(ctx, gate_up_n2F, down.x_nK, {}, c.spec.gate_activation);
+    ops::swiglu_forward(ctx, gate_up_n2F, down.x_nK, {}, c.spec.gate_activation, gate_limit(c));
     weigh(down.x_nK, dact_nF);
     a_gradient(c, down, e.ends_E);
     // 8 activation: gate and up become their gradients
-    ops::swiglu_backward(ctx, dact_nF, gate_up_n2F, {}, {}, false, c.spec.gate_activation);
+    ops::swiglu_backward(ctx, dact_nF, gate_up_n2F, {}, {}, false, c.spec.gate_activation, gate_limit(c));
     // 7 gate and up
     multiply_backward(c, gate_up, e.ends_E, gate_up_n2F, gate_up.x_nK, "experts dx gate_up");
     b_gradient(c, gate_up, e.ends_E, gate_up_n2F);
@@ -262,6 +282,7 @@ void experts_backward(const LayerContext& c, const weights::LayerWeights& w, con
                               .ids_Tk = e.ids_Tk,
                               .weights_Tk = e.weights_Tk,
                               .dweights_Tk = c.scratch.dweights_Tk,
+                              .dweights_TE = by_biases_TE,
                               .probabilities_TE = keeps ? e.router_TE : at::Tensor(),
                               .slopes_E = c.scratch.balance.slopes_E,
                               .dlogits_TE = e.router_TE});

@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "ops/attention_by_heads.h"
 #include "ops/attention_impl.h"
 #include "ops/attention_tiles.h"
+#include "ops/workspace_front.h"
 #include "unsloth/core/error.h"
 #include "unsloth/ops/device.h"
 #include "unsloth/ops/profiler.h"
@@ -118,14 +120,18 @@ int64_t repeatable_workspace(const AttentionShape& shape, at::ScalarType dtype, 
 
 void attention_forward(Context& ctx, const AttentionShape& shape, const Segments& segments, const at::Tensor& q_THd,
                        const at::Tensor& k_SKd, const at::Tensor& v_SKd, const at::Tensor& out_THd,
-                       const at::Tensor& lse) {
+                       const at::Tensor& lse, const at::Tensor& sinks_H) {
     const Region region(ctx, "attention");
     check_inputs(ctx, shape, segments, q_THd, k_SKd, v_SKd, out_THd);
     if (lse.defined()) check_lse(lse, shape, q_THd.size(0), q_THd);
-    const AttentionForward args{q_THd, k_SKd, v_SKd, out_THd, lse};
+    check_sinks(shape, q_THd, sinks_H);
+    AttentionForward args{q_THd, k_SKd, v_SKd, out_THd, lse, sinks_H};
 #if UNSLOTH_CUDA
-    if (ctx.is_cuda())
+    if (ctx.is_cuda()) {
+        WorkspaceFront front(ctx);
+        if (sinks_H.defined() && !lse.defined()) args.lse = front.take({shape.heads * q_THd.size(0)}, at::kFloat);
         return attention_cuda_forward(ctx, shape, segments, args, choose_forward(ctx, shape, segments, args));
+    }
 #endif
     attention_cpu_forward(ctx, shape, segments, args);
 }
@@ -150,6 +156,17 @@ void attention_backward(Context& ctx, const AttentionShape& shape, const Segment
     attention_cpu_backward(ctx, shape, segments, args);
 }
 
+void check_sinks(const AttentionShape& shape, const at::Tensor& q, const at::Tensor& sinks_H) {
+    UNSLOTH_CHECK(shape.sinks == sinks_H.defined(), "attention: the shape says that it has ",
+                  shape.sinks ? "sinks" : "no sinks", ", the call does not");
+    if (!shape.sinks) return;
+    const at::ScalarType expected = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    UNSLOTH_CHECK(sinks_H.scalar_type() == expected && sinks_H.dim() == 1 && sinks_H.is_contiguous() &&
+                      sinks_H.numel() == shape.heads && sinks_H.device() == q.device(),
+                  "attention: sinks are ", sinks_H.scalar_type(), " ", sinks_H.sizes(), " on ", sinks_H.device(),
+                  ", expected ", expected, " [", shape.heads, "] on ", q.device());
+}
+
 bool cudnn_may_serve(const AttentionShape& shape, at::ScalarType dtype) {
     return (dtype == at::kBFloat16 || dtype == at::kHalf) && shape.head_dim % 8 == 0;
 }
@@ -164,10 +181,14 @@ bool cudnn_may_repeat(const AttentionShape& shape, int64_t length) {
     return repeatable_bytes(one_kv_head(shape), 1, length) <= repeatable_scores;
 }
 
-int64_t attention_workspace(const AttentionShape& shape, at::ScalarType dtype, at::Device device, bool deterministic,
+int64_t attention_workspace(const AttentionShape& asked, at::ScalarType dtype, at::Device device, bool deterministic,
                             int64_t tokens, int64_t segments, int64_t longest, bool backward, int64_t keys,
                             int64_t row) {
-    check_shape(shape);
+    check_shape(asked);
+    AttentionShape shape = asked;
+    if (std::exchange(shape.sinks, false) && !device.is_cpu())  // a forward without lse takes one
+        return piece_bytes(shape.heads * tokens * static_cast<int64_t>(sizeof(float))) +
+               attention_workspace(shape, dtype, device, deterministic, tokens, segments, longest, backward, keys, row);
     const int64_t most = std::max(tokens, keys);
     UNSLOTH_CHECK(tokens > 0 && segments > 0 && longest > 0 && longest <= most, "attention: ", most, " tokens in ",
                   segments, " segments of at most ", longest);

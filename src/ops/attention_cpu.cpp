@@ -139,6 +139,17 @@ at::Tensor log_sum_exp(const at::Tensor& scores_cgrn, Scratch& scratch) {
     return lse.log_().add_(highest.squeeze(-1));
 }
 
+/// lse becomes log(exp(lse) + exp(sink)) of its head.
+void add_sinks(const at::Tensor& sinks_H, const Block& b, const at::Tensor& lse_cgr) {
+    AT_DISPATCH_FLOATING_TYPES(lse_cgr.scalar_type(), "add_sinks", [&] {
+        const auto* sink = sinks_H.const_data_ptr<scalar_t>() + b.kv_first * b.group;
+        auto* lse = lse_cgr.mutable_data_ptr<scalar_t>();
+        for (int64_t head = 0; head < b.chunk * b.group; ++head)
+            for (int64_t row = 0; row < b.rows; ++row, ++lse)
+                *lse = std::max(*lse, sink[head]) + std::log1p(std::exp(-std::abs(*lse - sink[head])));
+    });
+}
+
 }  // namespace
 
 void attention_cpu_forward(const Context& ctx, const AttentionShape& shape, const Segments& segments,
@@ -149,6 +160,7 @@ void attention_cpu_forward(const Context& ctx, const AttentionShape& shape, cons
         at::Tensor scores =
             masked_scores(shape, query_matrix(args.q, b, scratch), key_matrix(args.k, b, scratch), b, scratch);
         const at::Tensor lse_cgr = log_sum_exp(scores, scratch);
+        if (args.sinks.defined()) add_sinks(args.sinks, b, lse_cgr);
         const at::Tensor p = scores.sub_(lse_cgr.unsqueeze(-1)).exp_();
         const at::Tensor out =
             product(p.view({b.chunk, b.group * b.rows, b.keys}), key_matrix(args.v, b, scratch), scratch);

@@ -10,6 +10,7 @@
 #include "kernels/attention_cudnn.h"
 #include "kernels/attention_mma.h"
 #include "kernels/attention_portable.h"
+#include "kernels/attention_sinks.h"
 #include "kernels/common/launch.h"
 #include "ops/attention_by_heads.h"
 #include "ops/attention_chunks.h"
@@ -308,6 +309,21 @@ void run_cudnn(const Context& ctx, const std::vector<CudnnCall>& calls, const At
                                stream);
 }
 
+void forward_without_sinks(Context& ctx, const AttentionShape& shape, const Segments& segments,
+                           const AttentionForward& args, CudaChoice choice) {
+    if (choice.kernels == CudaForm::portable) {
+        const auto a =
+            portable_arguments(shape, segments, args.q, args.k, args.v, args.out, args.lse, choice.lse_order);
+        return kernels::attention_portable_forward(a, static_cast<cudaStream_t>(ctx.stream()));
+    }
+    if (choice.by_heads) return attention_forward_by_heads(ctx, shape, segments, args, choice.kernels);
+    if (choice.kernels == CudaForm::chunks)
+        return attention_forward_by_chunks(ctx, chunk_calls(forward_case(shape, args), shape, segments), args);
+    const auto calls =
+        calls_of(forward_case(shape, args), shape, segments, choice.kernels, ctx.device(), workspace_bytes(ctx));
+    run_cudnn(ctx, calls, shape, segments, pointers_of(args));
+}
+
 }  // namespace
 
 void run_dense(const Context& ctx, const CudnnCase& c, const AttentionForward& args) {
@@ -320,17 +336,18 @@ void run_dense(const Context& ctx, const CudnnCase& c, const AttentionBackward& 
 
 void attention_cuda_forward(Context& ctx, const AttentionShape& shape, const Segments& segments,
                             const AttentionForward& args, CudaChoice choice) {
-    if (choice.kernels == CudaForm::portable) {
-        const auto a =
-            portable_arguments(shape, segments, args.q, args.k, args.v, args.out, args.lse, choice.lse_order);
-        return kernels::attention_portable_forward(a, static_cast<cudaStream_t>(ctx.stream()));
-    }
-    if (choice.by_heads) return attention_forward_by_heads(ctx, shape, segments, args, choice.kernels);
-    if (choice.kernels == CudaForm::chunks)
-        return attention_forward_by_chunks(ctx, chunk_calls(forward_case(shape, args), shape, segments), args);
-    const auto calls =
-        calls_of(forward_case(shape, args), shape, segments, choice.kernels, ctx.device(), workspace_bytes(ctx));
-    run_cudnn(ctx, calls, shape, segments, pointers_of(args));
+    forward_without_sinks(ctx, shape, segments, args, choice);
+    if (!args.sinks.defined()) return;
+    kernels::AttentionSinks a;
+    a.dtype = dtype_of(args.q.scalar_type());
+    a.tokens = args.q.size(0);
+    a.heads = static_cast<int>(shape.heads);
+    a.head_dim = static_cast<int>(shape.head_dim);
+    a.sinks = args.sinks.const_data_ptr<float>();
+    a.out = {args.out.mutable_data_ptr(), args.out.stride(0), args.out.stride(1)};
+    a.lse = statistics(args.lse, choice.lse_order, shape, segments);
+    a.length = segments.max_q;
+    kernels::attention_sinks(a, static_cast<cudaStream_t>(ctx.stream()));
 }
 
 void attention_cuda_backward(Context& ctx, const AttentionShape& shape, const Segments& segments,

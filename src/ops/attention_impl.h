@@ -11,10 +11,14 @@ namespace unsloth::ops {
 
 struct AttentionForward {
     at::Tensor q, k, v, out, lse;  ///< lse may be undefined
+    at::Tensor sinks = {};         ///< undefined: there are none; on CUDA lse is defined with them
 };
 struct AttentionBackward {
     at::Tensor dout, q, k, v, out, lse, dq, dk, dv;
 };
+
+/// CheckError unless sinks_H fits the shape and q.
+void check_sinks(const AttentionShape& shape, const at::Tensor& q, const at::Tensor& sinks_H);
 
 void attention_cpu_forward(const Context& ctx, const AttentionShape& shape, const Segments& segments,
                            const AttentionForward& args);

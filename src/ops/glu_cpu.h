@@ -14,8 +14,10 @@ struct GluGradients {
 
 struct SiluGlu {
     static float sigmoid(float v) { return 1.f / (1.f + std::exp(-v)); }
-    static float of(float gate, float up) { return gate * sigmoid(gate) * up; }
-    static GluGradients gradients(float dact, float gate, float up) {
+    static float of(float gate, float up, float /*limit*/ = spec::default_gate_limit) {
+        return gate * sigmoid(gate) * up;
+    }
+    static GluGradients gradients(float dact, float gate, float up, float /*limit*/ = spec::default_gate_limit) {
         const float s = sigmoid(gate);
         return {dact * up * s * (1.f + gate * (1.f - s)), dact * (gate * s), gate * s * up};
     }
@@ -24,8 +26,10 @@ struct SiluGlu {
 struct GeluTanhGlu {
     static constexpr float slope = 0.7978845608028654f, cubic = 0.044715f;  // sqrt(2 / pi)
     static float inner(float v) { return std::tanh(slope * (v + cubic * v * v * v)); }
-    static float of(float gate, float up) { return 0.5f * gate * (1.f + inner(gate)) * up; }
-    static GluGradients gradients(float dact, float gate, float up) {
+    static float of(float gate, float up, float /*limit*/ = spec::default_gate_limit) {
+        return 0.5f * gate * (1.f + inner(gate)) * up;
+    }
+    static GluGradients gradients(float dact, float gate, float up, float /*limit*/ = spec::default_gate_limit) {
         const float t = inner(gate), half = 0.5f * (1.f + t);
         const float turn = 0.5f * gate * (1.f - t * t) * slope * (1.f + 3.f * cubic * gate * gate);
         return {dact * up * (half + turn), dact * (gate * half), gate * half * up};
@@ -33,16 +37,16 @@ struct GeluTanhGlu {
 };
 
 struct ClampedSiluGlu {
-    static constexpr float alpha = 1.702f, limit = 7.f;
+    static constexpr float alpha = 1.702f;
     /// NaN remains.
-    static float at_most(float v) { return v > limit ? limit : v; }
-    static float within(float v) { return v < -limit ? -limit : at_most(v); }
-    static float of(float gate, float up) {
-        const float g = at_most(gate);
-        return g * SiluGlu::sigmoid(alpha * g) * (within(up) + 1.f);
+    static float at_most(float v, float limit) { return v > limit ? limit : v; }
+    static float within(float v, float limit) { return v < -limit ? -limit : at_most(v, limit); }
+    static float of(float gate, float up, float limit = spec::default_gate_limit) {
+        const float g = at_most(gate, limit);
+        return g * SiluGlu::sigmoid(alpha * g) * (within(up, limit) + 1.f);
     }
-    static GluGradients gradients(float dact, float gate, float up) {
-        const float g = at_most(gate), shifted = within(up) + 1.f, s = SiluGlu::sigmoid(alpha * g);
+    static GluGradients gradients(float dact, float gate, float up, float limit = spec::default_gate_limit) {
+        const float g = at_most(gate, limit), shifted = within(up, limit) + 1.f, s = SiluGlu::sigmoid(alpha * g);
         return {gate > limit ? 0.f : dact * shifted * s * (1.f + alpha * g * (1.f - s)),
                 up > limit || up < -limit ? 0.f : dact * (g * s), g * s * shifted};
     }

@@ -18,7 +18,8 @@ kernels::Nf4TilesTable table_of(const Nf4Experts& weights) {
     return {.views = static_cast<const spec::Nf4TilesView*>(weights.views.const_data_ptr()),
             .count = static_cast<int64_t>(weights.experts.size()),
             .rows = weights.rows,
-            .cols = weights.cols};
+            .cols = weights.cols,
+            .mxfp4 = weights.experts.front().is_mxfp4()};
 }
 #endif
 
@@ -28,7 +29,7 @@ void check(const Context& ctx, const Nf4GroupedProduct& args) {
     check_matrix(ctx, "x", args.x_nK, -1, args.weights.cols);
     const at::ScalarType type = args.x_nK.scalar_type();
     check_matrix(ctx, "out", args.out_nN, args.x_nK.size(0), args.weights.rows, type);
-    if (args.bias_EN.defined()) check_contiguous(ctx, "bias", args.bias_EN, {experts, args.weights.rows}, type);
+    if (args.bias_EN.defined()) check_matrix(ctx, "bias", args.bias_EN, experts, args.weights.rows, type);
     UNSLOTH_CHECK(!ctx.is_cuda() || type == at::kBFloat16, args.label, ": x is ", type, ", expected bfloat16");
 }
 
@@ -68,6 +69,7 @@ Nf4Experts make_nf4_experts(Context& ctx, std::vector<Nf4Tiles> experts) {
         UNSLOTH_CHECK(expert.rows == made.rows && expert.cols == made.cols, "an expert is [", expert.rows, ", ",
                       expert.cols, "], the first [", made.rows, ", ", made.cols, "]");
         UNSLOTH_CHECK(expert.tiles.device() == ctx.device(), "an expert is on ", expert.tiles.device());
+        UNSLOTH_CHECK(expert.is_mxfp4() == experts[0].is_mxfp4(), "some experts are in MXFP4, others are not");
         views.push_back(expert.view());
     }
     made.experts = std::move(experts);
@@ -110,7 +112,7 @@ void nf4_grouped_product(Context& ctx, const Nf4GroupedProduct& args) {
                           .x = x,
                           .out = target_of(args.out_nN),
                           .accumulate = args.accumulate,
-                          .bias = args.bias_EN.defined() ? args.bias_EN.const_data_ptr() : nullptr,
+                          .bias = args.bias_EN.defined() ? source_of(args.bias_EN) : kernels::ConstMatrix{},
                           .ends = args.ends_E.const_data_ptr<int32_t>()},
                          stream_of(ctx));
 #endif

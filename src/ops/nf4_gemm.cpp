@@ -3,6 +3,8 @@
 
 #include <ATen/Parallel.h>
 
+#include <cmath>
+
 #include "ops/checks.h"
 #include "ops/nf4_gemm_cuda.h"
 #include "unsloth/core/error.h"
@@ -23,6 +25,7 @@ Shape check(const Context& ctx, const Nf4Gemm& g) {
     for (const Nf4Tiles& w : g.weights) {
         UNSLOTH_CHECK(w.cols == k, "nf4_gemm: weights of ", k, " and ", w.cols, " inputs in one product");
         UNSLOTH_CHECK(w.tiles.device() == ctx.device(), "nf4_gemm: a weight is on ", w.tiles.device());
+        UNSLOTH_CHECK(!w.is_mxfp4(), "nf4_gemm: a weight in MXFP4");
         n += w.rows;
     }
     UNSLOTH_CHECK(g.x.defined() && g.x.dim() == 2, "nf4_gemm: x must be a matrix");
@@ -45,18 +48,26 @@ Shape check(const Context& ctx, const Nf4Gemm& g) {
     return s;
 }
 
+/// Where the scale of a row of a tile and of one of its columns lies.
+int scale_place(int row, int column, bool mxfp4) {
+    return spec::nf4_tile_code_bytes + (mxfp4 ? column / spec::mxfp4_block * spec::nf4_tile : 0) + row;
+}
+
 /// Tiles on the CPU, row of tiles by row of tiles.
 void make_on_cpu(const spec::Quant4View& from, uint8_t* tiles) {
     const int64_t tiles_per_row = from.cols / spec::nf4_tile;
+    const bool mxfp4 = from.exponents != nullptr;
+    const uint8_t* const scales = mxfp4 ? from.exponents : from.absmax_u8;
     at::parallel_for(0, from.rows / spec::nf4_tile, 1, [&](int64_t begin, int64_t end) {
         for (int64_t index = begin * tiles_per_row; index < end * tiles_per_row; ++index) {
-            uint8_t* tile = tiles + index * spec::nf4_tile_bytes;
+            uint8_t* tile = tiles + index * (mxfp4 ? spec::mxfp4_tile_bytes : spec::nf4_tile_bytes);
             const int64_t first_row = index / tiles_per_row * spec::nf4_tile,
                           column = index % tiles_per_row * spec::nf4_tile;
             std::fill(tile, tile + spec::nf4_tile_code_bytes, uint8_t{0});
             for (int row = 0; row < spec::nf4_tile; ++row) {
                 const int64_t first = (first_row + row) * from.cols + column;
-                tile[spec::nf4_tile_code_bytes + row] = from.absmax_u8[first / spec::quant4_block];
+                for (int c = 0; c < spec::nf4_tile; c += from.block())
+                    tile[scale_place(row, c, mxfp4)] = scales[(first + c) / from.block()];
                 for (int c = 0; c < spec::nf4_tile; ++c) {
                     const int code = from.packed[(first + c) / 2] >> (c % 2 == 0 ? 4 : 0) & 15;
                     const spec::Nf4TilePlace place = spec::nf4_tile_place(row, c);
@@ -74,13 +85,18 @@ void dequantize_on_cpu(const spec::Nf4TilesView& w, const at::Tensor& out_NK) {
     at::parallel_for(0, w.rows, spec::nf4_tile, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
             for (int64_t t = 0; t < tiles_per_row; ++t) {
-                const uint8_t* tile = w.tiles + (row / spec::nf4_tile * tiles_per_row + t) * spec::nf4_tile_bytes;
+                const uint8_t* tile = w.tiles + (row / spec::nf4_tile * tiles_per_row + t) * w.tile_bytes();
                 const int in_tile = static_cast<int>(row % spec::nf4_tile);
                 const int64_t block = row * tiles_per_row + t;
-                const float product = w.nested_map[tile[spec::nf4_tile_code_bytes + in_tile]] *
-                                      w.nested_absmax[block / spec::quant4_nested_block];
-                const float absmax = product + w.nested_offset;
+                const auto scale_at = [&](int c) {
+                    const uint8_t code = tile[scale_place(in_tile, c, w.is_mxfp4())];
+                    if (w.is_mxfp4()) return std::ldexp(1.0F, code - 127);
+                    const float product = w.nested_map[code] * w.nested_absmax[block / spec::quant4_nested_block];
+                    return product + w.nested_offset;
+                };
+                const float halves[2] = {scale_at(0), scale_at(spec::mxfp4_block)};
                 for (int c = 0; c < spec::nf4_tile; ++c) {
+                    const float absmax = halves[c / spec::mxfp4_block];
                     const spec::Nf4TilePlace place = spec::nf4_tile_place(in_tile, c);
                     out[row * stride + t * spec::nf4_tile + c] =
                         static_cast<T>(w.code[tile[place.byte] >> place.shift & 15] * absmax);
@@ -119,7 +135,7 @@ spec::Nf4TilesView Nf4Tiles::view() const {
     return {.tiles = tiles.const_data_ptr<uint8_t>(),
             .code = table,
             .nested_map = table + 16,
-            .nested_absmax = nested_absmax.const_data_ptr<float>(),
+            .nested_absmax = is_mxfp4() ? nullptr : nested_absmax.const_data_ptr<float>(),
             .nested_offset = nested_offset,
             .rows = rows,
             .cols = cols};
@@ -131,14 +147,14 @@ Nf4Tiles make_nf4_tiles(Context& ctx, const Quant4Tensor& weight) {
     const spec::Quant4View view = weight.view();
     UNSLOTH_CHECK(spec::nf4_tiles_supported(view), "a 4-bit weight [", weight.rows, ", ", weight.cols, "] with ",
                   view.nested() ? "" : "un", "nested block maxima cannot lie in tiles");
-    Nf4Tiles result{
-        .tiles = at::empty({weight.rows / spec::nf4_tile, weight.cols / spec::nf4_tile, spec::nf4_tile_bytes},
-                           weight.packed.options()),
-        .nested_absmax = weight.nested_absmax,
-        .tables = weight.tables,
-        .nested_offset = weight.nested_offset,
-        .rows = weight.rows,
-        .cols = weight.cols};
+    Nf4Tiles result{.tiles = at::empty({weight.rows / spec::nf4_tile, weight.cols / spec::nf4_tile,
+                                        weight.is_mxfp4() ? spec::mxfp4_tile_bytes : spec::nf4_tile_bytes},
+                                       weight.packed.options()),
+                    .nested_absmax = weight.nested_absmax,
+                    .tables = weight.tables,
+                    .nested_offset = weight.nested_offset,
+                    .rows = weight.rows,
+                    .cols = weight.cols};
     if (!ctx.is_cuda()) {
         make_on_cpu(view, result.tiles.data_ptr<uint8_t>());
     } else {

@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 
+#include "ops/attention_impl.h"
 #include "unsloth/core/error.h"
 #include "unsloth/ops/dtype.h"
 #include "unsloth/ops/profiler.h"
@@ -26,7 +27,7 @@ static_assert(kernels::split_keys * kernels::most_splits == longest);
 
 /// The rows of one query, whose lengths and pages are on the device.
 void attend_decoding(Context& ctx, const AttentionShape& shape, const PagedRows& rows, const at::Tensor& q_THd,
-                     const KvCache& cache, const at::Tensor& out_THd) {
+                     const KvCache& cache, const at::Tensor& out_THd, const at::Tensor& sinks_H) {
     const at::Tensor k_CN = cache.kv_C2N.narrow(1, 0, cache.kv_C2N.size(1) / 2),
                      v_CN = cache.kv_C2N.narrow(1, k_CN.size(1), k_CN.size(1));
     kernels::PagedAttention args;
@@ -49,6 +50,7 @@ void attend_decoding(Context& ctx, const AttentionShape& shape, const PagedRows&
     UNSLOTH_CHECK(ctx.workspace.defined() && ctx.workspace.numel() >= bytes, "paged attention: the workspace has not ",
                   bytes, " bytes");
     if (cache.coded()) args.exponents = cache.exponents_PHS.const_data_ptr<uint8_t>();
+    if (sinks_H.defined()) args.sinks = sinks_H.const_data_ptr<float>();
     args.parts = static_cast<float*>(ctx.workspace.mutable_data_ptr());
     kernels::paged_attention(args, static_cast<cudaStream_t>(ctx.stream()));
 }
@@ -111,15 +113,16 @@ void place_rows(Context& ctx, PagedRows& rows) {
 }
 
 void paged_attention(Context& ctx, const AttentionShape& shape, const PagedRows& rows, const at::Tensor& q_THd,
-                     const KvCache& cache, const at::Tensor& out_THd) {
+                     const KvCache& cache, const at::Tensor& out_THd, const at::Tensor& sinks_H) {
     const Region region(ctx, "paged_attention");
+    check_sinks(shape, q_THd, sinks_H);
     UNSLOTH_CHECK(q_THd.size(0) == rows.tokens() && rows.segments.size() == rows.lengths.size(),
                   "paged attention: ", q_THd.size(0), " queries, rows of ", rows.tokens(), ", ", rows.segments.size(),
                   " of them placed");
     std::size_t row = 0;
 #ifdef UNSLOTH_CUDA
     if (ctx.is_cuda() && rows.decoding > 0) {
-        attend_decoding(ctx, shape, rows, q_THd, cache, out_THd);
+        attend_decoding(ctx, shape, rows, q_THd, cache, out_THd, sinks_H);
         row = static_cast<std::size_t>(rows.decoding);
     }
 #endif
@@ -131,7 +134,7 @@ void paged_attention(Context& ctx, const AttentionShape& shape, const PagedRows&
                              q_THd.scalar_type());
         };
         attention_forward(ctx, shape, rows.segments[row], q_THd.narrow(0, first, queries), read(KeyPart::keys),
-                          read(KeyPart::values), out_THd.narrow(0, first, queries), {});
+                          read(KeyPart::values), out_THd.narrow(0, first, queries), {}, sinks_H);
     }
 }
 

@@ -40,8 +40,10 @@ void check_view(const spec::Quant4View& weight) {
     if (weight.elements() == 0) return;
     UNSLOTH_CHECK(weight.packed != nullptr && weight.code != nullptr, "a 4-bit weight without codes");
     UNSLOTH_CHECK(weight.nested() ? weight.nested_map != nullptr && weight.nested_absmax != nullptr
-                                  : weight.absmax_f32 != nullptr,
+                                  : weight.absmax_f32 != nullptr || weight.exponents != nullptr,
                   "a 4-bit weight without block maxima");
+    UNSLOTH_CHECK(weight.exponents == nullptr || weight.cols % spec::mxfp4_block == 0, "an MXFP4 weight of ",
+                  weight.cols, " columns");
 }
 
 void check_dequantize(const Context& ctx, const spec::Quant4View& weight, const at::Tensor& out_NK) {
@@ -246,6 +248,10 @@ spec::Quant4View Quant4Tensor::view() const {
         weight.absmax_f32 = absmax.data_ptr<float>();
         return weight;
     }
+    if (is_mxfp4()) {
+        weight.exponents = absmax.data_ptr<uint8_t>();
+        return weight;
+    }
     weight.absmax_u8 = absmax.data_ptr<uint8_t>();
     weight.nested_map = tables.data_ptr<float>() + 16;
     weight.nested_absmax = nested_absmax.data_ptr<float>();
@@ -296,6 +302,8 @@ Quant4Tensor upload(Context& ctx, const spec::Quant4View& host) {
         const int64_t nested_blocks = (blocks + spec::quant4_nested_block - 1) / spec::quant4_nested_block;
         result.nested_absmax = array_on(host.nested_absmax, nested_blocks, at::kFloat, ctx.device());
         result.nested_offset = host.nested_offset;
+    } else if (host.exponents != nullptr) {
+        result.absmax = array_on(host.exponents, blocks, at::kByte, ctx.device());
     } else {
         result.absmax = array_on(host.absmax_f32, blocks, at::kFloat, ctx.device());
     }

@@ -35,10 +35,10 @@ class TableBuilder {
             }
             add_linear(prefix, id);
             if (id.projection != Projection::o) continue;
+            if (spec_.attention_sinks) add(prefix + "self_attn.sinks", TensorRole::sinks, layer, {spec_.num_heads});
             norm(TensorRole::attention_out_norm);
             norm(TensorRole::post_norm);
-            if (spec_.has_experts(layer))
-                add(prefix + "mlp.gate.weight", TensorRole::router, layer, {spec_.experts->count, spec_.hidden_size});
+            if (spec_.has_experts(layer)) add_router(cat(prefix, "mlp.", spec_.experts->router), layer);
         }
         norm(TensorRole::mlp_out_norm);
     }
@@ -46,6 +46,11 @@ class TableBuilder {
     std::vector<TensorRule> take() { return std::move(table_); }
 
   private:
+    void add_router(const std::string& module, int layer) {
+        add(module + ".weight", TensorRole::router, layer, {spec_.experts->count, spec_.hidden_size});
+        if (spec_.experts->router_bias) add(module + ".bias", TensorRole::router_bias, layer, {spec_.experts->count});
+    }
+
     void add_linear(const std::string& prefix, LinearId id) {
         const std::string module = prefix + path_of(id);
         const int64_t N = spec_.out_features(id);

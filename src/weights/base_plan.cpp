@@ -22,6 +22,8 @@ const char* words_for(spec::WeightType type) {
             return "4 bit (nf4)";
         case spec::WeightType::fp4:
             return "4 bit (fp4)";
+        case spec::WeightType::mxfp4:
+            return "4 bit (mxfp4)";
         case spec::WeightType::int8:
             return "8 bit (int8)";
         default:
@@ -38,6 +40,7 @@ BasePlan::BasePlan(std::shared_ptr<const formats::WeightFile> file, LayerLayout 
     const bool same = like != nullptr && like->file_ == file_ && like->forms_->asked == request_.held &&
                       like->forms_->dtype == request_.dtype;
     forms_ = same ? like->forms_ : forms_of(*file_, request_);
+    require_quantised_once();
     if (any(request_.coded)) require_coded();
     asked_at_ = request_.layers_at;
     request_.layers_at.resize(static_cast<std::size_t>(file_->spec.num_layers), spec::Place::device);
@@ -70,7 +73,7 @@ std::shared_ptr<const BasePlan::Forms> BasePlan::forms_of(const formats::WeightF
     const auto form = [&](const spec::LinearId& id) {
         const formats::TensorSource& source = file.tensors.linear(id);
         return std::tuple(forms.types[static_cast<std::size_t>(&source - file.tensors.all().data())],
-                          stored_type(source), source.quantised() && source.quant4()->view.nested());
+                          stored_type(source), source.quant4() != nullptr && source.quant4()->view.nested());
     };
     for (int layer = 0; layer < static_cast<int>(file.spec.num_layers); ++layer) {
         const std::vector<spec::LinearId> own = file.spec.linears_of(layer);
@@ -126,7 +129,21 @@ spec::WeightType BasePlan::type_of(const formats::TensorSource& source) const {
 }
 
 bool BasePlan::as_it_lies(const formats::TensorSource& source) const {
-    return type_of(source) == stored_type(source);
+    return type_of(source) == stored_type(source) && source.strided() == nullptr;
+}
+
+/// Whether what is held of it are the file's bytes. MXFP4's codes are held in the order of the other 4-bit ones.
+bool BasePlan::read_in_place(const formats::TensorSource& source) const {
+    return as_it_lies(source) && !in_mxfp4(source);
+}
+
+bool BasePlan::in_mxfp4(const formats::TensorSource& source) const {
+    return type_of(source) == spec::WeightType::mxfp4;
+}
+
+/// Elements of a 4-bit weight with one scale.
+int64_t BasePlan::block_of(const formats::TensorSource& source) const {
+    return in_mxfp4(source) ? spec::mxfp4_block : spec::quant4_block;
 }
 
 at::ScalarType BasePlan::matrix_type(const formats::TensorSource& source) const {
@@ -142,7 +159,7 @@ bool BasePlan::expands_head() const {
 bool BasePlan::lies_in_checkpoint() const {
     const auto& all = file_->tensors.all();
     return std::all_of(all.begin(), all.end(), [&](const formats::TensorSource& source) {
-        return source.rule.role != spec::TensorRole::linear || as_it_lies(source);
+        return source.rule.role != spec::TensorRole::linear || read_in_place(source);
     });
 }
 
@@ -167,6 +184,7 @@ bool BasePlan::is_cut(const formats::TensorSource& source) const {
 
 /// Whether a 4-bit weight is held with nested block maxima.
 bool BasePlan::nested(const formats::TensorSource& source) const {
+    if (in_mxfp4(source)) return false;
     const bool whole = !as_it_lies(source) || source.quant4()->view.nested();
     return whole && (!is_cut(source) || keeps_nested_maxima(part_of(source), source.cols()));
 }
@@ -214,13 +232,15 @@ bool BasePlan::lies_in_tiles(const formats::TensorSource& source) const {
     const bool in_layer = source.rule.role == spec::TensorRole::linear;
     if (!tiles_serve_ || !in_layer || on_disk(source.rule.id.layer) || !spec::is_4bit(type_of(source))) return false;
     if (source.rule.id.expert >= 0 && request_.trains) return false;  // no product gives dx from experts' tiles
+    if (in_mxfp4(source) && source.rule.id.expert < 0) return false;  // products of experts alone read its tiles
     const spec::MatrixSlice part = part_of(source);
-    return nested(source) && part.rows.size % spec::nf4_tile == 0 && part.columns.size % spec::nf4_tile == 0;
+    return (nested(source) || in_mxfp4(source)) && part.rows.size % spec::nf4_tile == 0 &&
+           part.columns.size % spec::nf4_tile == 0;
 }
 
 /// Of a layer that does not lie ready, and of embeddings and lm_head.
 BasePlan::Held BasePlan::held(const formats::TensorSource& source) const {
-    const bool lies = as_it_lies(source), in_layer = source.rule.role == spec::TensorRole::linear;
+    const bool lies = read_in_place(source), in_layer = source.rule.role == spec::TensorRole::linear;
     if (lies_in_tiles(source)) return Held::tiles;
     if (lies && in_layer && request_.device.is_cpu() && place_of(source.rule.id.layer) == spec::Place::device &&
         !is_cut(source))
@@ -290,7 +310,7 @@ void BasePlan::add_parts(const formats::TensorSource& source, bool large, Packed
     if (how == Held::file_map) return;
     const spec::MatrixSlice part = part_of(source);
     const int64_t elements = part.rows.size * part.columns.size,
-                  blocks = (elements + spec::quant4_block - 1) / spec::quant4_block;
+                  blocks = (elements + block_of(source) - 1) / block_of(source);
     const auto add = [&](const char* what, at::ScalarType type, int64_t count, bool is_large = true) {
         if (is_large == large) image.add(part_name(source.rule.hf_name, what), type, count);
     };
@@ -301,10 +321,12 @@ void BasePlan::add_parts(const formats::TensorSource& source, bool large, Packed
     }
     const bool in_8bit = nested(source);
     if (how == Held::tiles) {
-        add("tiles", at::kByte, spec::nf4_tiles_bytes(part.rows.size, part.columns.size));
+        add("tiles", at::kByte,
+            spec::nf4_tiles_bytes(part.rows.size, part.columns.size,
+                                  in_mxfp4(source) ? spec::mxfp4_tile_bytes : spec::nf4_tile_bytes));
     } else {
         add("packed", at::kByte, (elements + 1) / 2);
-        add("absmax", in_8bit ? at::kByte : at::kFloat, blocks);
+        add("absmax", in_8bit || in_mxfp4(source) ? at::kByte : at::kFloat, blocks);
     }
     if (in_8bit)
         add("nested absmax", at::kFloat, (blocks + spec::quant4_nested_block - 1) / spec::quant4_nested_block,

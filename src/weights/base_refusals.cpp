@@ -46,6 +46,19 @@ void BasePlan::require_precision() const {
                     "Leave them out of one of the two.");
 }
 
+/// MXFP4 is what the model was trained in: other codes would lose for nothing.
+void BasePlan::require_quantised_once() const {
+    for (const formats::TensorSource& source : file_->tensors.all()) {
+        const spec::WeightType type = type_of(source);
+        if (source.mxfp4() == nullptr || in_mxfp4(source) || !spec::is_quantised(type)) continue;
+        throw Error(
+            "model.precision",
+            cat("model.precision makes ", name_of(type), " of ", source.rule.hf_name,
+                ", which is in mxfp4: that would quantise it twice"),
+            "Leave its module out of model.precision; bf16, fp16 and fp32 hold its values exactly or nearly so.");
+    }
+}
+
 /// 4-bit codes are cut where a block of them ends, and images are read from files in one piece.
 void BasePlan::require_slices() const {
     const auto refuse = [&](ErrorId id, const std::string& what, const std::string& advice) {
@@ -58,11 +71,11 @@ void BasePlan::require_slices() const {
         if (source.rule.role != spec::TensorRole::linear || !spec::is_4bit(type_of(source))) continue;
         const spec::MatrixSlice part = part_of(source);
         for (const int64_t columns : {source.cols(), part.columns.begin, part.columns.size})
-            if (columns % spec::quant4_block != 0)
+            if (columns % block_of(source) != 0)
                 refuse("parallel.model-does-not-divide",
                        cat("a rank's columns ", part.columns.begin, " to ", part.columns.begin + part.columns.size,
                            " of ", source.rule.hf_name, ", which is held in 4 bit, do not end where its blocks of ",
-                           spec::quant4_block, " do"),
+                           block_of(source), " do"),
                        "Take a smaller tp_size, or hold that matrix in bf16 or int8 (model.precision).");
     }
 }
@@ -98,14 +111,15 @@ void BasePlan::require_offload_folder() const {
         if (!on_disk(layer)) continue;
         for (const formats::TensorSource* linear : linears(layer)) {
             const formats::TensorSource& source = *linear;
-            if (as_it_lies(source)) continue;
-            throw Error(
-                "model.device-map",
-                cat("model.device_map leaves layers on the disk, but ", source.rule.hf_name,
-                    spec::is_quantised(type_of(source)) ? " is quantised" : cat(" becomes ", name_of(type_of(source))),
-                    " while loading: it does not lie there as it is used"),
-                "Set model.offload_folder to a folder for it, or use a checkpoint in these types "
-                "(unsloth-train quantize makes one), which is read in place.");
+            if (read_in_place(source)) continue;
+            throw Error("model.device-map",
+                        cat("model.device_map leaves layers on the disk, but ", source.rule.hf_name,
+                            in_mxfp4(source)                      ? " is put into another order"
+                            : spec::is_quantised(type_of(source)) ? " is quantised"
+                                                                  : cat(" becomes ", name_of(type_of(source))),
+                            " while loading: it does not lie there as it is used"),
+                        "Set model.offload_folder to a folder for it, or use a checkpoint in these types "
+                        "(unsloth-train quantize makes one), which is read in place.");
         }
     }
 }

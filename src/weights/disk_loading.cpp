@@ -25,6 +25,7 @@ std::optional<Located> locate(const formats::TensorSource& source, const at::Ten
         return Located{&view, static_cast<int64_t>(view.file_offset) + (begin - view.data.data())};
     };
     // Of an 8-bit weight the codes are its tensor; maxima belong to an image's rest.
+    if (source.mxfp4() != nullptr) return std::nullopt;  // codes are held in another order
     if (!source.quantised()) return has(source.tensor()) ? std::optional(in(source.tensor())) : std::nullopt;
     for (const formats::TensorView* part : source.quant4()->parts)
         if (has(*part)) return in(*part);

@@ -6,6 +6,7 @@
 #include "unsloth/core/parallel.h"
 #include "unsloth/formats/bnb4.h"
 #include "unsloth/formats/bnb8.h"
+#include "unsloth/formats/mxfp4.h"
 #include "unsloth/ops/dtype.h"
 #include "unsloth/ops/upload.h"
 #include "unsloth/weights/base_plan.h"
@@ -91,6 +92,30 @@ ops::Quant4Tensor quant4_rows(const spec::Quant4View& view,
     return stored;
 }
 
+/// The same of MXFP4, on the host.
+ops::Quant4Tensor mxfp4_rows(const formats::Mxfp4Weight& weight) {
+    ops::Quant4Tensor made;
+    made.rows = weight.rows;
+    made.cols = weight.cols;
+    const int64_t blocks = weight.cols / spec::mxfp4_block;
+    made.packed = at::empty({weight.rows * weight.cols / 2}, at::kByte);
+    made.absmax = at::empty({weight.rows * blocks}, at::kByte);
+    made.tables = at::zeros({16 + 256}, at::kFloat);
+    std::copy(std::begin(spec::mxfp4_code), std::end(spec::mxfp4_code), made.tables.data_ptr<float>());
+    parallel_ranges(weight.rows, 64, [&](int64_t begin, int64_t end) {
+        formats::copy_rows(weight, begin, end, made.packed.data_ptr<uint8_t>() + begin * weight.cols / 2,
+                           made.absmax.data_ptr<uint8_t>() + begin * blocks);
+    });
+    return made;
+}
+
+ops::Quant4Tensor on_device(StoredWeight weight, at::Device device) {
+    auto& rows = std::get<ops::Quant4Tensor>(weight);
+    for (at::Tensor* tensor : {&rows.packed, &rows.absmax, &rows.nested_absmax, &rows.tables})
+        if (tensor->defined()) *tensor = ops::to_device(*tensor, device);
+    return std::move(rows);
+}
+
 }  // namespace
 
 /// A frozen matrix with the values that the run trains on: quantised ones on the device, others as they lie.
@@ -102,17 +127,17 @@ StoredWeight BasePlan::frozen_weight(ops::Context& ctx, const formats::TensorSou
         return ops::Int8Tensor{ops::to_device(weight.codes, ctx.device()), ops::to_device(weight.maxima, ctx.device())};
     }
     if (!spec::is_4bit(type)) return slice(matrix_of(linear, matrix_type(linear)), part);
+    if (in_mxfp4(linear)) return on_device(slice(mxfp4_rows(*linear.mxfp4()), part), ctx.device());
     if (as_it_lies(linear)) {
         if (!is_cut(linear)) return ops::upload(ctx, linear.quant4()->view);
         const auto where_it_is = [](const char*, const at::Tensor& values) { return values; };
-        auto weight = std::get<ops::Quant4Tensor>(slice(quant4_rows(linear.quant4()->view, where_it_is), part));
-        for (at::Tensor* tensor : {&weight.packed, &weight.absmax, &weight.nested_absmax, &weight.tables})
-            if (tensor->defined()) *tensor = ops::to_device(*tensor, ctx.device());
-        return weight;
+        return on_device(slice(quant4_rows(linear.quant4()->view, where_it_is), part), ctx.device());
     }
     // Nested maxima are of all of a matrix's blocks: it is quantised as a whole.
-    if (type == spec::WeightType::nf4 && linear.plain() != nullptr)
-        return slice(ops::quantize_nf4(ctx, ops::to_device(mapped_tensor(*linear.plain()), ctx.device())), part);
+    if (type == spec::WeightType::nf4 && (linear.plain() != nullptr || linear.strided() != nullptr)) {
+        const at::Tensor values = matrix_of(linear, ops::scalar_type(linear.tensor().dtype));
+        return slice(ops::quantize_nf4(ctx, ops::to_device(values, ctx.device())), part);
+    }
     const formats::Quant4Owned made = quantised_on_host(linear, type);
     const auto copied = [&](const char*, const at::Tensor& values) { return values.clone().to(ctx.device()); };
     return slice(quant4_rows(made.view(), copied), part);
@@ -146,12 +171,12 @@ StoredWeight BasePlan::load_stored(ops::Context& ctx, const formats::TensorSourc
         ops::Nf4Tiles made;
         if (reads) made = ops::make_nf4_tiles(ctx, std::get<ops::Quant4Tensor>(frozen_weight(ctx, source)));
         stored = ops::Nf4Tiles{place("tiles", made.tiles),
-                               place("nested absmax", made.nested_absmax),
+                               nested(source) ? place("nested absmax", made.nested_absmax) : at::Tensor(),
                                place("tables", made.tables),
                                made.nested_offset,
                                rows,
                                cols};
-        place_offset(made.nested_offset);
+        if (nested(source)) place_offset(made.nested_offset);
     } else {
         ops::Quant4Tensor made;
         if (reads) made = std::get<ops::Quant4Tensor>(frozen_weight(ctx, source));

@@ -56,6 +56,7 @@ ParameterTable ParameterTable::lora(const spec::ModelSpec& spec, const std::vect
                                     {each * module.r, spec.in_features(p)}};
                 parameter.experts = experts;
                 if (kind == Parameter::Kind::lora_b) {
+                    parameter.by_turns = p == spec::Projection::experts_gate_up && spec.experts->transposed;
                     parameter.name = formats::lora_b_name(id, spec.stem(), within);
                     parameter.shape = {each * n, module.r};
                 } else if (kind == Parameter::Kind::magnitude) {

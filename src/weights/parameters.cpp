@@ -239,13 +239,19 @@ ParameterSlice Parameters::held() const {
 }
 
 at::Tensor to_stored(const Parameter& p, const at::Tensor& values) {
-    if (p.stored_shape() == p.shape) return values;
-    return values.view({p.experts, p.shape[0] / p.experts, p.shape[1]}).permute({1, 2, 0}).reshape(p.stored_shape());
+    if (p.experts == 0 || p.kind != Parameter::Kind::lora_b) return values;
+    const int64_t parts = p.by_turns ? 2 : 1;
+    return values.view({p.experts, parts, p.shape[0] / p.experts / parts, p.shape[1]})
+        .permute({2, 1, 3, 0})
+        .reshape(p.stored_shape());
 }
 
 at::Tensor from_stored(const Parameter& p, const at::Tensor& stored) {
-    if (p.stored_shape() == p.shape) return stored;
-    return stored.view({p.shape[0] / p.experts, p.shape[1], p.experts}).permute({2, 0, 1}).reshape(p.shape);
+    if (p.experts == 0 || p.kind != Parameter::Kind::lora_b) return stored;
+    const int64_t parts = p.by_turns ? 2 : 1;
+    return stored.view({p.shape[0] / p.experts / parts, parts, p.shape[1], p.experts})
+        .permute({3, 1, 0, 2})
+        .reshape(p.shape);
 }
 
 void Parameters::assign(const Parameter& p, const at::Tensor& values) const {

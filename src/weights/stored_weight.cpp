@@ -8,9 +8,10 @@
 namespace unsloth::weights {
 namespace {
 
-/// A part's block maxima in fp32; `part` in blocks. Multiplied and added apart, as spec::Quant4View says.
+/// A part's block maxima in fp32, or MXFP4's exponents; `part` in blocks. Multiplied and added apart, as
+/// spec::Quant4View says.
 at::Tensor plain_maxima(const ops::Quant4Tensor& whole, const spec::MatrixSlice& part) {
-    const int64_t blocks = whole.cols / spec::quant4_block;
+    const int64_t blocks = whole.cols / whole.block();
     const at::Tensor maxima = part_of(whole.absmax.view({whole.rows, blocks}), part);
     if (!whole.nested_absmax.defined()) return maxima.contiguous().view({-1});
     const auto indices = at::TensorOptions(at::kLong).device(maxima.device());
@@ -22,7 +23,7 @@ at::Tensor plain_maxima(const ops::Quant4Tensor& whole, const spec::MatrixSlice&
 }
 
 ops::Quant4Tensor slice_of(const ops::Quant4Tensor& whole, const spec::MatrixSlice& part) {
-    constexpr int64_t block = spec::quant4_block;
+    const int64_t block = whole.block();
     UNSLOTH_CHECK(whole.cols % block == 0 && part.columns.begin % block == 0 && part.columns.size % block == 0,
                   "columns ", part.columns.begin, " + ", part.columns.size, " of ", whole.cols, " in 4 bit");
     const auto columns_by = [&](int64_t unit) {

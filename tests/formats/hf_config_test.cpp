@@ -266,6 +266,9 @@ void expect_same_family(const spec::ModelSpec& a, const spec::ModelSpec& b) {
     EXPECT_NEAR(a.score_scale.value_or(0), b.score_scale.value_or(0), 1e-12);
     EXPECT_EQ(a.logits_divisor, b.logits_divisor);
     EXPECT_EQ(a.experts, b.experts);
+    EXPECT_EQ(a.gate_limit, b.gate_limit);
+    EXPECT_EQ(a.attention_sinks, b.attention_sinks);
+    EXPECT_EQ(a.mlp_bias, b.mlp_bias);
     EXPECT_EQ(a.layers, b.layers);
     ASSERT_EQ(a.ropes.size(), b.ropes.size());
     for (std::size_t i = 0; i < a.ropes.size(); ++i) {
@@ -277,7 +280,7 @@ void expect_same_family(const spec::ModelSpec& a, const spec::ModelSpec& b) {
 
 TEST(HfConfig, ReadsFamiliesInTheWordsOfBothGenerations) {
     for (const char* const family :
-         {"granite", "phi3", "phi3_longrope", "gemma3_text", "olmo3", "qwen3_moe", "qwen3_moe_step2"}) {
+         {"granite", "phi3", "phi3_longrope", "gemma3_text", "olmo3", "qwen3_moe", "qwen3_moe_step2", "gpt_oss"}) {
         SCOPED_TRACE(family);
         const spec::ModelSpec spec = parse(family_config(family));
         expect_same_family(parse(family_config(family, "config_v4_names.json")), spec);
@@ -341,6 +344,29 @@ TEST(HfConfig, ReadsWhichLayersHaveExperts) {
     expect_input_error({"experts", "256"}, [&] { parse(config); });
     config["num_local_experts"] = 2;
     expect_input_error({"num_experts_per_tok", "1 to 2", "3"}, [&] { parse(config); });
+}
+
+TEST(HfConfig, ReadsWhatGptOssAdds) {
+    json config = family_config("gpt_oss");
+    const spec::ModelSpec spec = parse(config);
+    EXPECT_EQ(windows(spec), (std::vector<int64_t>{7, 0, 7}));
+    EXPECT_EQ(spec.gate_limit, 2.5);
+    EXPECT_EQ(spec.experts->count, 6);
+    EXPECT_TRUE(spec.attention_sinks && spec.qkv_bias && spec.o_bias && spec.mlp_bias && spec.experts->router_bias);
+    EXPECT_EQ(spec.ropes.size(), 1U);
+    EXPECT_FALSE(spec.ropes[0].truncate);
+    for (const char* const left_out : {"layer_types", "swiglu_limit", "rope_parameters"}) config.erase(left_out);
+    const spec::ModelSpec usual = parse(config);
+    EXPECT_EQ(windows(usual), (std::vector<int64_t>{7, 0, 7}));
+    EXPECT_EQ(usual.gate_limit, 7);
+    EXPECT_EQ(usual.ropes[0].theta, 150000.0);
+    EXPECT_EQ(usual.ropes[0].factor, 32.0);
+    EXPECT_FALSE(usual.ropes[0].truncate);
+    config["swiglu_alpha"] = 1.5;
+    expect_error("model.unsupported", {"swiglu_alpha", "1.702"}, [&] { parse(config); });
+    config.erase("swiglu_alpha");
+    config["swiglu_limit"] = 0;
+    expect_input_error({"swiglu_limit", "above 0"}, [&] { parse(config); });
 }
 
 TEST(HfConfig, ReadsTheTextPartOfAModelOfSeveral) {

@@ -123,6 +123,47 @@ TEST_F(PlainModel, MayHoldAllExpertsOfALayerInOneTensor) {
     expect_refused({"gate_up_proj", "expected [3, 4, 128], found [3, 6, 128]"});
 }
 
+/// gpt-oss's form: transposed, with columns of gate and up in turn; biases the same.
+TEST_F(PlainModel, MayHaveExpertsThatAreTransposed) {
+    spec_.layers.assign(2, {});
+    spec_.layers[1].experts = true;
+    spec_.mlp_bias = true;
+    spec_.experts = {.count = 3, .top_k = 2, .intermediate_size = 2, .transposed = true};
+    const int64_t d = spec_.hidden_size;
+    blobs_ = random_weights(spec_);
+    std::erase_if(blobs_, [](const TensorBlob& blob) { return blob.decl.name.find(".experts.") != std::string::npos; });
+    const auto add = [&](const std::string& name, std::vector<int64_t> shape) {
+        std::vector<float> values;
+        const int64_t count = std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+        for (int64_t i = 0; i < count; ++i) values.push_back(static_cast<float>(i));
+        const auto bytes = std::as_bytes(std::span(values));
+        blobs_.push_back(
+            {{"model.layers.1.mlp.experts." + name, spec::DType::f32, std::move(shape)}, {bytes.begin(), bytes.end()}});
+    };
+    add("gate_up_proj", {3, d, 4});
+    add("gate_up_proj_bias", {3, 4});
+    add("down_proj", {3, 2, d});
+    add("down_proj_bias", {3, d});
+    const ModelTensors tensors = resolve();
+    const auto value = [](const TensorSource& source, int64_t row, int64_t col) {
+        std::vector<float> values(static_cast<std::size_t>(source.cols()));
+        source.read_f32(row, row + 1, values.data());
+        return values[static_cast<std::size_t>(col)];
+    };
+    using spec::Projection;
+    EXPECT_EQ(value(tensors.linear({1, Projection::gate, 2}), 1, 5), 2 * d * 4 + 5 * 4 + 2);
+    EXPECT_EQ(value(tensors.linear({1, Projection::up, 2}), 1, 5), 2 * d * 4 + 5 * 4 + 3);
+    EXPECT_EQ(value(tensors.linear({1, Projection::down, 1}), 7, 1), 2 * d + d + 7);
+    EXPECT_EQ(value(*tensors.bias({1, Projection::up, 1}), 0, 1), 4 + 3);
+    EXPECT_EQ(value(*tensors.bias({1, Projection::down, 1}), 0, 9), d + 9);
+    std::vector<float> rows(static_cast<std::size_t>(2 * d));
+    tensors.linear({1, Projection::up, 0}).read_f32(rows.data());
+    EXPECT_EQ(rows[static_cast<std::size_t>(d + 4)], 4 * 4 + 3);
+    replace("model.layers.1.mlp.experts.down_proj", spec::DType::bf16, {3, d, 2});
+    remove("model.layers.1.mlp.experts.gate_up_proj_bias");
+    expect_refused({"down_proj: expected F32, BF16 or F16 [3, 2, ", "missing tensors (1 tensor)", "gate_up_proj_bias"});
+}
+
 TEST_F(PlainModel, IsAccepted) {
     EXPECT_EQ(resolve().quantised_linears(), 0);
 }

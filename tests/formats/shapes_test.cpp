@@ -28,6 +28,11 @@ TEST(Shapes, HaveTheirFamiliesFeatures) {
     EXPECT_EQ(builtin_shape("mistral-7b").layers, std::vector<spec::LayerSpec>(32));
     EXPECT_TRUE(builtin_shape("qwen2.5-7b").qkv_bias);
     EXPECT_TRUE(builtin_shape("qwen3-8b").qk_norm);
+    const spec::ModelSpec gpt_oss = builtin_shape("gpt-oss-20b");
+    EXPECT_EQ(gpt_oss.experts->count, 32);
+    EXPECT_EQ(gpt_oss.ropes[0].factor, 32);
+    EXPECT_EQ(gpt_oss.layers[0].window, 128);
+    EXPECT_EQ(gpt_oss.layers[1].window, 0);
     EXPECT_EQ(builtin_shape("qwen3-30b-a3b").experts, (spec::ExpertsSpec{128, 8, 768, spec::RouterWeights::of_chosen}));
 }
 

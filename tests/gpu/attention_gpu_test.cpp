@@ -102,6 +102,26 @@ TEST_F(AttentionGpu, ChunksOfLongSequences) {
     check(uneven, CudaForm::packed);
 }
 
+TEST_F(AttentionGpu, Sinks) {
+    for (const at::ScalarType type : {at::kBFloat16, at::kHalf, at::kFloat})
+        for (AttentionShape shape : {shape_of(8, 1, 64), shape_of(8, 1, 64, 100), shape_of(4, 2, 128)})
+            for (const std::vector<int32_t>& lengths : {std::vector<int32_t>{256, 256}, {700, 3, 129, 1, 40}}) {
+                SCOPED_TRACE(cat(c10::toString(type), " H ", shape.heads, " d ", shape.head_dim, " window ",
+                                 shape.window, ", ", lengths.size(), " segments"));
+                shape.sinks = true;
+                Problem p(shape, lengths, type);
+                check(p, type == at::kFloat    ? CudaForm::portable
+                         : lengths.size() == 2 ? CudaForm::dense
+                                               : CudaForm::packed);
+                // The public call, without lse: it takes one from the workspace.
+                plan(p);
+                attention_forward(*ctx, p.shape, p.segments, p.q, p.k, p.v, p.o, p.lse, p.sinks);
+                const at::Tensor expected = p.o.clone();
+                attention_forward(*ctx, p.shape, p.segments, p.q, p.k, p.v, p.o, {}, p.sinks);
+                EXPECT_LT((p.o - expected).abs().max().item<double>(), 0.02);
+            }
+}
+
 TEST_F(AttentionGpu, StronglyNegativeScores) {
     // Every score is about -190: a key that should be hidden but is read as zeros would have weight exp(0 +
     // 190), infinite in fp32.

@@ -68,6 +68,7 @@ struct Problem {
     int64_t t, s;
     Rows qkv, kv, out, dout, grads;
     at::Tensor q, k, v, o, go, lse, dq, dk, dv;
+    at::Tensor sinks;  ///< undefined: the shape has none
 
     Problem(const AttentionShape& sh, const std::vector<int32_t>& q_lengths, at::ScalarType type,
             const std::vector<int32_t>& k_lengths = {})
@@ -89,9 +90,10 @@ struct Problem {
         lse = at::full({h * t + 7}, sentinel, at::TensorOptions(at::kFloat).device(at::kCUDA));
         dq = grads.heads(0, h, d).narrow(0, 0, t), dk = grads.heads(h, n, d).narrow(0, 0, s),
         dv = grads.heads(h + n, n, d).narrow(0, 0, s);
+        if (sh.sinks) sinks = at::randn({h}, lse.options()).mul(2);
     }
     static double nan() { return std::numeric_limits<double>::quiet_NaN(); }
-    AttentionForward forward() const { return {q, k, v, o, lse}; }
+    AttentionForward forward() const { return {q, k, v, o, lse, sinks}; }
     AttentionBackward backward() const { return {go, q, k, v, o, lse, dq, dk, dv}; }
     void clear() {
         out.view.fill_(sentinel);
@@ -117,7 +119,7 @@ inline Result reference(const Problem& p) {
     Result r{at::empty(q.sizes(), q.options()), at::empty(q.sizes(), q.options()), at::empty(k.sizes(), q.options()),
              at::empty(k.sizes(), q.options())};
     const at::Tensor lse = at::empty({p.shape.heads, p.t}, q.options());
-    attention_forward(ctx, p.shape, p.segments, q, k, v, r.out, lse);
+    attention_forward(ctx, p.shape, p.segments, q, k, v, r.out, lse, p.sinks.defined() ? cpu(p.sinks) : at::Tensor());
     attention_backward(ctx, p.shape, p.segments, go, q, k, v, r.out, lse, r.dq, r.dk, r.dv);
     return r;
 }

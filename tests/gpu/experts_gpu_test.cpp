@@ -34,6 +34,7 @@ TEST_F(ExpertsGpu, OurGroupedKernelMatchesOracleAndCpu) {
 
 TEST_F(ExpertsGpu, InTilesAreThoseDequantised) {
     testing::expect_nf4_experts(at::kCUDA, at::kBFloat16);
+    testing::expect_nf4_experts(at::kCUDA, at::kBFloat16, testing::InTiles::mxfp4);
 }
 
 TEST_F(ExpertsGpu, BalanceMatchesOracleAndCpu) {

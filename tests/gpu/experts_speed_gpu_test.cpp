@@ -87,11 +87,15 @@ TEST_F(ExpertsSpeedGpu, Products) {
     ops::Context ctx(at::kCUDA);
     const at::Tensor w = bf16({experts, outputs, hidden});
     at::Generator generator = at::detail::createCPUGenerator(5);
-    const ops::Nf4Experts tiles =
-        testing::random_nf4_experts(ctx, {std::vector<int64_t>(experts), hidden, outputs}, generator);
+    const testing::GroupedShape shape{std::vector<int64_t>(experts), hidden, outputs};
+    const ops::Nf4Experts tiles = testing::random_nf4_experts(ctx, shape, generator),
+                          mxfp4 = testing::random_nf4_experts(ctx, shape, generator, testing::InTiles::mxfp4);
     const auto weight_bytes = static_cast<double>(w.nbytes());
     EXPECT_GT(report("dequantise all", weight_bytes * 1.258, 0, [&] { ops::dequantize_nf4_experts(ctx, tiles, w); }),
               0.4);
+    EXPECT_GT(
+        report("dequantise all of MXFP4", weight_bytes * 1.266, 0, [&] { ops::dequantize_nf4_experts(ctx, mxfp4, w); }),
+        0.4);
     const bool has_library = at::cuda::getCurrentDeviceProperties()->major == 9;
     for (const int64_t tokens : {1, 8, 64, 256, 1024, 4096, 16384}) {
         const Chosen chosen(ctx, tokens);
@@ -127,6 +131,10 @@ TEST_F(ExpertsSpeedGpu, Products) {
             if (tokens == 64) {
                 EXPECT_GT(share, 0.15) << "tiles of few rows are read slowly";
             }
+            report(name + "x W^T of MXFP4 tiles", bytes * 0.266, operations, [&] {
+                ops::nf4_grouped_product(ctx,
+                                         {.x_nK = x, .weights = mxfp4, .ends_E = chosen.order.ends_E, .out_nN = out});
+            });
         }
         report(name + "dA of rank 16", static_cast<double>(x.nbytes()), 0, [&] {
             ops::grouped_gradient(

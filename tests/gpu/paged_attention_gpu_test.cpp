@@ -17,6 +17,7 @@ class PagedAttentionGpu : public testing::GpuTest {};
 struct Case {
     int64_t heads, kv_heads, head_dim, window;
     at::ScalarType type;
+    bool sinks = false;
 };
 
 /// Rows of these lengths in pages that lie anywhere; the first `decoding` rows have one query, the others three.
@@ -52,8 +53,8 @@ Paged make(const Case& c, const std::vector<int32_t>& lengths, int64_t decoding)
 /// Over the cache that is given, or that of `paged`.
 at::Tensor attend(at::Device device, const Case& c, Paged paged, at::ScalarType type, KvCache cache = {}) {
     Context ctx(device);
-    const AttentionShape shape{c.heads, c.kv_heads, c.head_dim, c.window,
-                               1.0 / std::sqrt(static_cast<double>(c.head_dim))};
+    const AttentionShape shape{
+        c.heads, c.kv_heads, c.head_dim, c.window, 1.0 / std::sqrt(static_cast<double>(c.head_dim)), c.sinks};
     const auto there = [&](const at::Tensor& x) { return x.to(device, type); };
     const at::Tensor out = there(paged.out_THd);
     PagedRows& rows = paged.rows;
@@ -73,7 +74,9 @@ at::Tensor attend(at::Device device, const Case& c, Paged paged, at::ScalarType 
     const at::Tensor q = wide.narrow(1, 0, c.heads * c.head_dim).unflatten(1, {c.heads, c.head_dim});
     q.copy_(paged.q_THd);
     if (!cache.kv_C2N.defined()) cache.kv_C2N = there(at::cat({paged.k_CN, paged.v_CN}, 1));
-    paged_attention(ctx, shape, rows, q, cache, out);
+    at::Tensor sinks;
+    if (c.sinks) sinks = at::linspace(-2, 3, c.heads, at::kFloat).to(device);
+    paged_attention(ctx, shape, rows, q, cache, out, sinks);
     return out.to(at::kCPU, at::kDouble);
 }
 
@@ -109,6 +112,13 @@ TEST_F(PagedAttentionGpu, LongRowsAreSplitIntoAtMostSoManyParts) {
 TEST_F(PagedAttentionGpu, RowsOfSeveralQueriesGoBesideThem) {
     for (const at::ScalarType type : {at::kBFloat16, at::kFloat})
         for (const int64_t window : {0, 40}) expect_equal({8, 2, 128, window, type}, {70, 1, 300, 64, 3, 200}, 3);
+}
+
+TEST_F(PagedAttentionGpu, SinksTakePart) {
+    for (const at::ScalarType type : {at::kBFloat16, at::kHalf, at::kFloat})
+        for (const int64_t window : {0, 50})
+            for (const int64_t kv_heads : {1, 8})
+                expect_equal({8, kv_heads, 64, window, type, true}, {1, 2, 33, 128, 700, 9000, 70, 200}, 6);
 }
 
 /// What a row gets does not depend on how long those beside it are: its parts follow from its own length.

@@ -67,6 +67,10 @@ TEST_F(QuantGpuTest, DequantisesAnyShapeIntoAStridedBuffer) {
     }
 }
 
+TEST_F(QuantGpuTest, DequantisesMxfp4) {
+    quant_cases::expect_mxfp4(*gpu, generator);
+}
+
 TEST_F(QuantGpuTest, DequantisesSeveralWeightsAtOnce) {
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf})
         quant_cases::expect_several_at_once(*gpu, type, generator);
@@ -175,11 +179,13 @@ class Stopwatch {
 };
 
 /// Microseconds a call, over `count` different weights in turn.
-double time_dequantise(Context& ctx, int64_t rows, int64_t cols, int64_t count, at::Generator generator) {
+double time_dequantise(Context& ctx, bool mxfp4, int64_t rows, int64_t cols, int64_t count, at::Generator generator) {
     std::vector<Quant4Tensor> weights;
     std::vector<at::Tensor> outs;
     for (int64_t i = 0; i < count; ++i) {
-        weights.push_back(ops::upload(ctx, quant_cases::random_weight(rows, cols, true, generator).view()));
+        const Quant4Tensor host = mxfp4 ? quant_cases::random_mxfp4(rows, cols, generator)
+                                        : quant_cases::random_weight(rows, cols, true, generator);
+        weights.push_back(ops::upload(ctx, host.view()));
         outs.push_back(at::empty({rows, cols + 16}, at::device(ctx.device()).dtype(at::kBFloat16)).slice(1, 0, cols));
     }
     const auto once = [&](int64_t i) {
@@ -195,16 +201,17 @@ double time_dequantise(Context& ctx, int64_t rows, int64_t cols, int64_t count, 
 
 TEST_F(QuantGpuTest, DISABLED_Speed) {
     for (const auto& [rows, cols] :
-         {std::pair<int64_t, int64_t>{4096, 4096}, {1024, 4096}, {14336, 4096}, {4096, 14336}}) {
-        const double elements = static_cast<double>(rows) * static_cast<double>(cols);
-        const double bytes = elements * (0.5 + 1.0 / 64 + 2);
-        const auto rotation = static_cast<int64_t>(400e6 / bytes) + 1;  // more than any L2 holds
-        for (const int64_t count : {int64_t{1}, rotation}) {
-            const double us = time_dequantise(*gpu, rows, cols, count, generator);
-            std::printf("dequantise %5ld x %5ld, row stride K + 16, %3ld weights in turn: %7.2f us %7.0f GB/s\n", rows,
-                        cols, count, us, bytes / us * 1e-3);
+         {std::pair<int64_t, int64_t>{4096, 4096}, {1024, 4096}, {14336, 4096}, {4096, 14336}, {2880, 2880}})
+        for (const bool mxfp4 : {false, true}) {
+            const double elements = static_cast<double>(rows) * static_cast<double>(cols);
+            const double bytes = elements * (0.5 + 1.0 / (mxfp4 ? 32 : 64) + 2);
+            const auto rotation = static_cast<int64_t>(400e6 / bytes) + 1;  // more than any L2 holds
+            for (const int64_t count : {int64_t{1}, rotation}) {
+                const double us = time_dequantise(*gpu, mxfp4, rows, cols, count, generator);
+                std::printf("dequantise %s %5ld x %5ld, row stride K + 16, %3ld weights in turn: %7.2f us %7.0f GB/s\n",
+                            mxfp4 ? "mxfp4" : "nf4  ", rows, cols, count, us, bytes / us * 1e-3);
+            }
         }
-    }
 }
 
 }  // namespace

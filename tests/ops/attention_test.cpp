@@ -40,6 +40,7 @@ struct Problem {
     Segments segments;
     AttentionShape shape;
     at::Tensor q, k, v, dout;
+    at::Tensor sinks;  ///< undefined: none
 
     explicit Problem(const Case& c)
         : segments(segments_of(c.q_lengths, c.k_lengths.empty() ? c.q_lengths : c.k_lengths)), shape(c.shape) {
@@ -57,6 +58,7 @@ struct Problem {
             k = at::randn({s, kv, d}, at::kDouble).to(options), v = at::randn({s, kv, d}, at::kDouble).to(options);
         }
         dout = at::randn({t, h, d}, at::kDouble).to(options);
+        if (shape.sinks) sinks = at::randn({h}, at::kDouble).mul(2).to(statistics_type());
     }
 
     at::ScalarType statistics_type() const { return q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
@@ -79,7 +81,7 @@ Result run(const Problem& p, bool backward = true) {
     Result r;
     r.out = heads_of(out_full, t, 0, h);
     r.lse = at::full({h, t}, 77.0, options.dtype(p.statistics_type()));
-    attention_forward(ctx, p.shape, p.segments, p.q, p.k, p.v, r.out, r.lse);
+    attention_forward(ctx, p.shape, p.segments, p.q, p.k, p.v, r.out, r.lse, p.sinks);
     EXPECT_TRUE((out_full.narrow(1, h * d, 5) == 77.0).all().item<bool>());
     if (!backward) return r;
     r.dq = heads_of(grads, t, 0, h), r.dk = heads_of(grads, s, h, kv), r.dv = heads_of(grads, s, h + kv, kv);
@@ -102,8 +104,10 @@ at::Tensor definition(const Problem& p, const at::Tensor& q, const at::Tensor& k
         if (p.shape.window > 0)
             seen = seen.logical_and(at::ones({nq, nk}, at::kBool).triu(nk - nq - p.shape.window + 1));
         const at::Tensor scores = at::matmul(qs, ks.transpose(1, 2)) * p.shape.scale;
-        const at::Tensor hidden = scores.masked_fill(seen.logical_not(), -std::numeric_limits<double>::infinity());
-        parts.push_back(at::matmul(hidden.softmax(-1), vs).transpose(0, 1));
+        at::Tensor hidden = scores.masked_fill(seen.logical_not(), -std::numeric_limits<double>::infinity());
+        if (p.sinks.defined())  // one more column, of which there is no value
+            hidden = at::cat({hidden, p.sinks.to(at::kDouble).view({-1, 1, 1}).expand({p.shape.heads, nq, 1})}, -1);
+        parts.push_back(at::matmul(hidden.softmax(-1).narrow(-1, 0, nk), vs).transpose(0, 1));
     }
     return at::cat(parts, 0);
 }
@@ -128,6 +132,10 @@ double error(const at::Tensor& actual, const at::Tensor& expected) {
 AttentionShape shape_of(int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t window = 0) {
     return {heads, kv_heads, head_dim, window, 1.0 / std::sqrt(static_cast<double>(head_dim))};
 }
+AttentionShape with_sinks(AttentionShape shape) {
+    shape.sinks = true;
+    return shape;
+}
 
 const std::vector<Case>& cases() {
     static const std::vector<Case> all = {
@@ -146,19 +154,46 @@ const std::vector<Case>& cases() {
     return all;
 }
 
+void expect_autograds_results(const Case& c) {
+    SCOPED_TRACE(cat("H ", c.shape.heads, " K ", c.shape.kv_heads, " d ", c.shape.head_dim, " window ", c.shape.window,
+                     c.shape.sinks ? " sinks" : "", " first ", c.q_lengths[0]));
+    const Problem p(c);
+    const Result actual = run(p), expected = oracle(p);
+    EXPECT_LT(error(actual.out, expected.out), 1e-12);
+    EXPECT_LT(error(actual.dv, expected.dv), 1e-12);
+    // A row that sees one key has no gradient of q: compare absolutely there.
+    EXPECT_LT((actual.dq - expected.dq).abs().max().item<double>(), 1e-12);
+    EXPECT_LT((actual.dk - expected.dk).abs().max().item<double>(), 1e-12);
+}
+
 TEST(Attention, MatchesAutogradInFp64) {
     at::manual_seed(1);
-    for (const Case& c : cases()) {
-        SCOPED_TRACE(cat("H ", c.shape.heads, " K ", c.shape.kv_heads, " d ", c.shape.head_dim, " window ",
-                         c.shape.window, " first ", c.q_lengths[0]));
-        const Problem p(c);
-        const Result actual = run(p), expected = oracle(p);
-        EXPECT_LT(error(actual.out, expected.out), 1e-12);
-        EXPECT_LT(error(actual.dv, expected.dv), 1e-12);
-        // A row that sees one key has no gradient of q: compare absolutely there.
-        EXPECT_LT((actual.dq - expected.dq).abs().max().item<double>(), 1e-12);
-        EXPECT_LT((actual.dk - expected.dk).abs().max().item<double>(), 1e-12);
+    for (const Case& c : cases()) expect_autograds_results(c);
+}
+
+TEST(Attention, SinksMatchAutogradInFp64) {
+    at::manual_seed(8);
+    for (Case c : cases()) {
+        c.shape.sinks = true;
+        expect_autograds_results(c);
     }
+}
+
+TEST(Attention, SinksWeighNothingOrAll) {
+    at::manual_seed(9);
+    Problem p({{12, 5}, {}, with_sinks(shape_of(4, 2, 8)), at::kFloat});
+    Problem without = p;
+    without.shape.sinks = false;
+    without.sinks = at::Tensor();
+    p.sinks.fill_(-1e30);  // weighs nothing
+    EXPECT_TRUE(at::equal(run(p).out, run(without).out));
+    p.sinks.fill_(1e4);  // leaves nothing to the keys
+    const Result r = run(p);
+    for (const at::Tensor& x : {r.out, r.dq, r.dk, r.dv}) EXPECT_EQ(x.abs().max().item<float>(), 0);
+    p.sinks = at::Tensor();
+    EXPECT_THROW(run(p), CheckError);
+    without.sinks = at::zeros({4});
+    EXPECT_THROW(run(without), CheckError);
 }
 
 TEST(Attention, LowPrecisionRoundsAtTheBoundaryOnly) {

@@ -27,6 +27,8 @@ TEST(Experts, GroupedProductsMatchDoublePrecision) {
 TEST(Experts, InTilesAreThoseDequantised) {
     testing::expect_nf4_experts(at::kCPU, at::kBFloat16);
     testing::expect_nf4_experts(at::kCPU, at::kFloat);
+    for (const at::ScalarType type : {at::kBFloat16, at::kFloat})
+        testing::expect_nf4_experts(at::kCPU, type, testing::InTiles::mxfp4);
 }
 
 TEST(Experts, BalanceMatchesTransformersLoss) {

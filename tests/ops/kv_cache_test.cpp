@@ -108,6 +108,36 @@ TEST(KvCache, AttentionOverCodesIsThatOverWhatTheyStandFor) {
     }
 }
 
+/// Each row of queries sees its keys in pages as whole attention does with the same sinks.
+TEST(KvCache, PagedAttentionWithSinksIsThatOverTheSameKeys) {
+    Context ctx(at::kCPU);
+    const at::Tensor rows = make_rows(at::kFloat), where = slots();
+    const KvCache cache = make_cache(at::kFloat, false);
+    write_kv(ctx, rows, where, head_dim, cache);
+    PagedRows paged;
+    paged.q_offsets = {0, 1};
+    paged.lengths = {page_tokens + 3};
+    paged.pages = {1, 2};
+    paged.most_pages = 2;
+    paged.decoding = 1;
+    place_rows(ctx, paged);
+    AttentionShape shape{2 * kv_heads, kv_heads, head_dim, 20, 0.25};
+    shape.sinks = true;
+    const at::Tensor q = at::randn({1, 2 * kv_heads, head_dim}), sinks = at::randn({2 * kv_heads});
+    const at::Tensor got = at::empty_like(q), expected = at::empty_like(q);
+    paged_attention(ctx, shape, paged, q, cache, got, sinks);
+    EXPECT_THROW(paged_attention(ctx, shape, paged, q, cache, got), CheckError);
+    const auto keys = [&](KeyPart part) {
+        return read_keys(ctx, cache, part, {}, page_tokens, page_tokens + 3, head_dim, at::kFloat);
+    };
+    attention_forward(ctx, shape, paged.segments[0], q, keys(KeyPart::keys), keys(KeyPart::values), expected, {},
+                      sinks);
+    EXPECT_TRUE(at::equal(got, expected));
+    shape.sinks = false;
+    paged_attention(ctx, shape, paged, q, cache, expected);
+    EXPECT_FALSE(at::allclose(got, expected, 1e-3));
+}
+
 TEST(KvCache, OtherShapesAreRefused) {
     Context ctx(at::kCPU);
     const KvCache cache = make_cache(at::kFloat, true);

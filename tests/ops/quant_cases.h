@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <vector>
 
 #include "ops/golden_files.h"
@@ -45,6 +46,28 @@ inline ops::Quant4Tensor random_weight(int64_t rows, int64_t cols, bool nested, 
     return weight;
 }
 
+/// The same of MXFP4, whose columns are whole blocks of 32.
+inline ops::Quant4Tensor random_mxfp4(int64_t rows, int64_t cols, at::Generator generator) {
+    ops::Quant4Tensor weight;
+    weight.rows = rows;
+    weight.cols = cols;
+    weight.packed = at::randint(256, {rows * cols / 2}, generator, at::kByte);
+    weight.absmax = at::randint(255, {rows * cols / 32}, generator, at::kByte);
+    weight.tables = at::zeros({272}, at::kFloat);
+    std::copy(std::begin(spec::mxfp4_code), std::end(spec::mxfp4_code), weight.tables.data_ptr<float>());
+    return weight;
+}
+
+/// Each exponent a row, with every code twice.
+inline ops::Quant4Tensor every_mxfp4_value() {
+    ops::Quant4Tensor weight = random_mxfp4(255, 32, at::detail::createCPUGenerator(1));
+    for (int row = 0; row < 255; ++row) {
+        weight.absmax[row] = row;
+        for (int pair = 0; pair < 16; ++pair) weight.packed[row * 16 + pair] = pair % 8 * 2 * 16 + pair % 8 * 2 + 1;
+    }
+    return weight;
+}
+
 /// The definition, element by element, in fp32: written apart from the product's code.
 inline at::Tensor reference(const ops::Quant4Tensor& weight) {
     const int64_t elements = weight.rows * weight.cols;
@@ -53,7 +76,9 @@ inline at::Tensor reference(const ops::Quant4Tensor& weight) {
         const uint8_t byte = weight.packed.data_ptr<uint8_t>()[i / 2];
         const int code = i % 2 == 0 ? byte / 16 : byte % 16;
         volatile float scale = 0;  // volatile: each operation is rounded
-        if (weight.nested_absmax.defined()) {
+        if (weight.is_mxfp4()) {
+            scale = static_cast<float>(std::pow(2.0, weight.absmax.data_ptr<uint8_t>()[i / 32] - 127));
+        } else if (weight.nested_absmax.defined()) {
             scale = weight.tables.data_ptr<float>()[16 + weight.absmax.data_ptr<uint8_t>()[i / 64]];
             scale = scale * weight.nested_absmax.data_ptr<float>()[i / 64 / 256];
             scale = scale + weight.nested_offset;
@@ -121,6 +146,48 @@ inline at::Tensor expected_wider(const at::Tensor& weight_NK, at::ScalarType typ
     at::Tensor wide = at::full({weight_NK.size(0), offset + weight_NK.size(1) + margin}, 7.0, at::dtype(type));
     wide.slice(1, offset, offset + weight_NK.size(1)).copy_(weight_NK.to(type));
     return wide;
+}
+
+/// MXFP4 in every type, at several places of a wider buffer, beside a weight with other blocks, and by rows.
+inline void expect_mxfp4(ops::Context& ctx, at::Generator generator) {
+    constexpr float magnitudes[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};  // of the specification
+    const ops::Quant4Tensor every = every_mxfp4_value();
+    const at::Tensor values = reference(every);
+    for (int row = 0; row < 255; ++row)
+        for (int code = 0; code < 16; ++code) {
+            const float value = values[row][code].item<float>();
+            ASSERT_EQ(std::abs(value), std::ldexp(magnitudes[code % 8], row - 127))
+                << "code " << code << " row " << row;
+            ASSERT_EQ(std::signbit(value), code >= 8);
+        }
+    std::vector<ops::Quant4Tensor> weights = {every};
+    for (const auto& [rows, cols] : std::vector<std::pair<int64_t, int64_t>>{
+             {1, 32}, {3, 96}, {5, 64}, {33, 224}, {129, 160}, {128, 1024}, {65, 2880}})
+        weights.push_back(random_mxfp4(rows, cols, generator));
+    for (const ops::Quant4Tensor& host : weights) {
+        const ops::Quant4Tensor weight = ops::upload(ctx, host.view()), other = random_weight(3, 64, true, generator);
+        const at::Tensor expected = reference(host), index = at::randint(host.rows, {37}, generator, at::kInt);
+        const ops::Quant4Tensor other_there = ops::upload(ctx, other.view());
+        for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+            SCOPED_TRACE(cat(host.rows, " x ", host.cols, " ", c10::toString(type)));
+            for (const auto& [offset, margin] : {std::pair{0, 0}, std::pair{16, 8}, std::pair{3, 1}})
+                EXPECT_TRUE(golden::same_bits(dequantize_into_wider(ctx, weight, type, offset, margin),
+                                              expected_wider(expected, type, offset, margin)));
+            const auto options = at::device(ctx.device()).dtype(type);
+            const std::vector<at::Tensor> outs = {at::empty({3, 64}, options), at::empty(expected.sizes(), options),
+                                                  at::empty({3, 64}, options)};
+            const std::vector<spec::Quant4View> views = {other_there.view(), weight.view(), other_there.view()};
+            ops::dequantize_4bit(ctx, views, outs);
+            for (const std::size_t i : {0, 2}) EXPECT_TRUE(golden::same_bits(outs[i], reference(other).to(type)));
+            EXPECT_TRUE(golden::same_bits(outs[1], expected.to(type)));
+            const at::Tensor rows = at::empty({37, host.cols}, options);
+            ops::gather_rows(ctx, weight.view(), index.to(ctx.device()), rows);
+            EXPECT_TRUE(golden::same_bits(rows, expected.index_select(0, index).to(type)));
+        }
+    }
+    spec::Quant4View half_a_block = every.view();
+    half_a_block.cols = 16;
+    EXPECT_THROW(ops::upload(ctx, half_a_block), CheckError);
 }
 
 /// More weights than a launch takes, of which some need the general kernel, into rows of one wide buffer; an

@@ -91,6 +91,10 @@ TEST_F(QuantTest, ExpandsEightBitsAndGathersRows) {
     EXPECT_THROW(ops::gather_rows(ctx, weight, at::full({1}, 3, at::kInt), out), CheckError);
 }
 
+TEST_F(QuantTest, DequantisesMxfp4) {
+    quant_cases::expect_mxfp4(ctx, generator);
+}
+
 TEST_F(QuantTest, DequantisesSeveralWeightsAtOnce) {
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf})
         quant_cases::expect_several_at_once(ctx, type, generator);

@@ -6,13 +6,14 @@
 
 namespace unsloth::testing {
 
-inline at::Tensor swiglu_oracle(const at::Tensor& gu, spec::GateActivation activation = spec::GateActivation::silu) {
+inline at::Tensor swiglu_oracle(const at::Tensor& gu, spec::GateActivation activation = spec::GateActivation::silu,
+                                double limit = spec::default_gate_limit) {
     using enum spec::GateActivation;
     const at::Tensor gate = gu.chunk(2, 1)[0], up = gu.chunk(2, 1)[1];
     if (activation == silu) return at::silu(gate) * up;
     if (activation == gelu_tanh) return at::gelu(gate, "tanh") * up;
-    const at::Tensor clamped = gate.clamp_max(7);  // as transformers' GptOssExperts
-    return (up.clamp(-7, 7) + 1) * (clamped * at::sigmoid(clamped * 1.702));
+    const at::Tensor clamped = gate.clamp_max(limit);  // as transformers' GptOssExperts
+    return (up.clamp(-limit, limit) + 1) * (clamped * at::sigmoid(clamped * 1.702));
 }
 
 inline std::vector<OpCase> swiglu_cases(uint64_t seed) {
@@ -20,6 +21,7 @@ inline std::vector<OpCase> swiglu_cases(uint64_t seed) {
     std::vector<OpCase> cases;
     const auto add = [&](int64_t tokens, int64_t columns, at::ScalarType dtype, Layout layout,
                          spec::GateActivation activation = spec::GateActivation::silu) {
+        const float limit = 2.5F;  // of the clamped one
         const std::string name =
             case_name(tokens, columns, c10::toString(dtype), name_of(layout), static_cast<int>(activation));
         // Factors up to 30: the sigmoid saturates on both sides.
@@ -28,20 +30,20 @@ inline std::vector<OpCase> swiglu_cases(uint64_t seed) {
         forward.name = "swiglu_forward " + name;
         forward.args = {{"gate_up", gu}, {"act", poisoned_slice({tokens, columns}, dtype, layout), Role::output}};
         forward.run = [=](ops::Context& ctx, const Tensors& a) {
-            ops::swiglu_forward(ctx, a[0], a[1], {}, activation);
+            ops::swiglu_forward(ctx, a[0], a[1], {}, activation, limit);
         };
-        forward.expected = [=](const Tensors& a) { return Tensors{swiglu_oracle(a[0], activation)}; };
+        forward.expected = [=](const Tensors& a) { return Tensors{swiglu_oracle(a[0], activation, limit)}; };
         cases.push_back(forward);
 
         OpCase backward;
         backward.name = "swiglu_backward " + name;
         backward.args = {{"dact", slice_of(at::randn({tokens, columns}), dtype, layout)}, {"gate_up", gu, Role::both}};
         backward.run = [=](ops::Context& ctx, const Tensors& a) {
-            ops::swiglu_backward(ctx, a[0], a[1], {}, {}, false, activation);
+            ops::swiglu_backward(ctx, a[0], a[1], {}, {}, false, activation, limit);
         };
         backward.expected = [=](const Tensors& a) {
             const at::Tensor leaf = a[1].detach().clone().requires_grad_();
-            swiglu_oracle(leaf, activation).backward(a[0]);
+            swiglu_oracle(leaf, activation, limit).backward(a[0]);
             return Tensors{leaf.grad()};
         };
         cases.push_back(backward);
@@ -51,10 +53,10 @@ inline std::vector<OpCase> swiglu_cases(uint64_t seed) {
         rebuild.name = "swiglu_backward, act " + name;
         rebuild.args.push_back({"act", poisoned_slice({tokens, columns}, dtype, layout), Role::output});
         rebuild.run = [=](ops::Context& ctx, const Tensors& a) {
-            ops::swiglu_backward(ctx, a[0], a[1], a[2], {}, false, activation);
+            ops::swiglu_backward(ctx, a[0], a[1], a[2], {}, false, activation, limit);
         };
         rebuild.expected = [=, gradient = backward.expected](const Tensors& a) {
-            return Tensors{gradient(a)[0], swiglu_oracle(a[1], activation)};
+            return Tensors{gradient(a)[0], swiglu_oracle(a[1], activation, limit)};
         };
         cases.push_back(rebuild);
 
@@ -62,10 +64,10 @@ inline std::vector<OpCase> swiglu_cases(uint64_t seed) {
         in_place.name = "swiglu_backward, act over dact " + name;
         in_place.args[0].role = Role::both;
         in_place.run = [=](ops::Context& ctx, const Tensors& a) {
-            ops::swiglu_backward(ctx, a[0], a[1], a[0], {}, false, activation);
+            ops::swiglu_backward(ctx, a[0], a[1], a[0], {}, false, activation, limit);
         };
         in_place.expected = [=, gradient = backward.expected](const Tensors& a) {
-            return Tensors{swiglu_oracle(a[1], activation), gradient(a)[0]};
+            return Tensors{swiglu_oracle(a[1], activation, limit), gradient(a)[0]};
         };
         cases.push_back(in_place);
     };

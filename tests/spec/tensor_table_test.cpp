@@ -97,6 +97,26 @@ TEST(TensorTable, ListsTheExpertsOfLayersThatHaveThem) {
     EXPECT_EQ(find(table, "model.layers.0.mlp.gate.weight"), nullptr);
 }
 
+TEST(TensorTable, ListsSinksAndTheBiasesOfExpertsAndRouters) {
+    ModelSpec spec = model();
+    spec.layers.assign(2, {});
+    spec.layers[1].experts = true;
+    spec.attention_sinks = spec.mlp_bias = true;
+    spec.experts = {.count = 3, .top_k = 2, .intermediate_size = 4, .router = "router", .router_bias = true};
+    const auto table = tensor_table(spec);
+    const auto expect = [&](const char* name, TensorRole role, std::vector<int64_t> shape) {
+        const TensorRule* const rule = find(table, name);
+        ASSERT_NE(rule, nullptr) << name;
+        EXPECT_EQ(rule->role, role) << name;
+        EXPECT_EQ(rule->shape, shape) << name;
+    };
+    expect("model.layers.0.self_attn.sinks", TensorRole::sinks, {spec.num_heads});
+    expect("model.layers.1.mlp.router.weight", TensorRole::router, {3, 8});
+    expect("model.layers.1.mlp.router.bias", TensorRole::router_bias, {3});
+    expect("model.layers.1.mlp.experts.2.up_proj.bias", TensorRole::bias, {4});
+    EXPECT_TRUE(is_vector(TensorRole::sinks) && is_vector(TensorRole::q_norm) && !is_norm(TensorRole::sinks));
+}
+
 TEST(TensorTable, IgnoresOnlyWhatNobodyNeeds) {
     ModelSpec spec = model();
     EXPECT_TRUE(is_ignorable_tensor(spec, "model.layers.0.self_attn.rotary_emb.inv_freq"));

@@ -12,8 +12,8 @@ namespace {
 
 using namespace test;
 
-const std::vector<std::string> families = {"ministral3", "granite", "phi3",      "phi3_longrope",  "gemma3_text",
-                                           "olmo3",      "smollm3", "qwen3_moe", "qwen3_moe_step2"};
+const std::vector<std::string> families = {"ministral3", "granite", "phi3",      "phi3_longrope",   "gemma3_text",
+                                           "olmo3",      "smollm3", "qwen3_moe", "qwen3_moe_step2", "gpt_oss"};
 
 fs::path set_of(const std::string& family) {
     const char* const shared = std::getenv("UNSLOTH_SHARED");
@@ -245,10 +245,60 @@ TEST(Families, QuantiseEachExpertByItself) {
     EXPECT_GT(max_abs(logits_of(model, row), in_4bit), 1e-3);
 }
 
+/// The tensors of all experts come out as they were, and become no 4-bit folder. While loading each expert's matrices
+/// are quantised by themselves.
+TEST(Families, WriteExpertsThatAreTransposedAsTheyWere) {
+    UNSLOTH_NEEDS_XZ();
+    const fs::path model = unpacked(set_of("gpt_oss") / "model");
+    const formats::WeightFile base = formats::WeightFile::open(model.string());
+    const ScratchFolder folder;
+    formats::write_model(formats::MergedModel(base, nullptr), folder.path(), {});
+    const formats::WeightFile written = formats::WeightFile::open(folder.path().string());
+    ASSERT_EQ(written.checkpoint.names(), base.checkpoint.names());
+    for (const std::string& name : base.checkpoint.names()) {
+        EXPECT_EQ(written.checkpoint.at(name).shape, base.checkpoint.at(name).shape) << name;
+        EXPECT_TRUE(std::ranges::equal(written.checkpoint.at(name).data, base.checkpoint.at(name).data)) << name;
+    }
+    for (const spec::WeightType type : {spec::WeightType::nf4, spec::WeightType::int8}) {
+        const ScratchFolder other;
+        try {
+            formats::write_model(formats::MergedModel(base, nullptr), other.path(), {.type = type});
+            ADD_FAILURE() << "was written";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.id().name(), "model.unsupported") << error.what();
+        }
+    }
+    const std::vector<int32_t> row = long_row("gpt_oss");
+    const LoadedModel loaded = load_scoring_model(model, std::nullopt, "cpu", at::kFloat, /*in_4bit=*/true);
+    const double off = max_abs(logits_of(model, row), score_every_position(*loaded.model, {row}).logits_TV);
+    EXPECT_GT(off, 1e-3);
+    EXPECT_LT(off, 5);
+}
+
+/// The folder as the hub has it: experts in MXFP4, of which transformers makes the values of the other folder.
+TEST(Families, HaveTheSameValuesInMxfp4) {
+    UNSLOTH_NEEDS_XZ();
+    const fs::path packed = unpacked(set_of("gpt_oss") / "model_mxfp4"), model = unpacked(set_of("gpt_oss") / "model");
+    const formats::WeightFile in_4bit = formats::WeightFile::open(packed.string()),
+                              in_16_bits = formats::WeightFile::open(model.string());
+    EXPECT_EQ(in_4bit.tensors.quantised_linears(), 3 * 6 * 3);
+    EXPECT_EQ(in_4bit.tensors.stored_bytes(), in_4bit.checkpoint.total_bytes());
+    const std::vector<int32_t> row = long_row("gpt_oss");
+    const std::string adapter = unpacked(set_of("gpt_oss") / "lora_experts/initial").string();
+    EXPECT_TRUE(same_bits(logits_of(packed, row), logits_of(model, row)));
+    EXPECT_TRUE(same_bits(logits_of(packed, row, adapter), logits_of(model, row, adapter)));
+    const ScratchFolder folder;  // dequantised, and in the layout of 16-bit folders
+    formats::write_model(formats::MergedModel(in_4bit, nullptr), folder.path(), {});
+    const formats::WeightFile written = formats::WeightFile::open(folder.path().string());
+    ASSERT_EQ(written.checkpoint.names(), in_16_bits.checkpoint.names());
+    for (const std::string& name : written.checkpoint.names())
+        EXPECT_TRUE(std::ranges::equal(written.checkpoint.at(name).data, in_16_bits.checkpoint.at(name).data)) << name;
+}
+
 /// What PEFT wrote comes out again under the same names, in the same shapes, value by value.
 TEST(Families, SaveAdaptersOfExpertsAsPeftDoes) {
     UNSLOTH_NEEDS_XZ();
-    for (const char* const family : {"qwen3_moe", "qwen3_moe_step2"}) {
+    for (const char* const family : {"qwen3_moe", "qwen3_moe_step2", "gpt_oss"}) {
         const fs::path adapter = unpacked(set_of(family) / "lora_experts/initial");
         const ScratchFolder folder;
         write_rows(folder / "rows.jsonl", {{{5, 6, 7, 8}, {5, 6, 7, 8}, {}}});
@@ -435,17 +485,19 @@ TEST(Families, SayWhatExpertsDoNotTake) {
         {"adapter.no-such-target", {"--lora.target_modules", "q_proj,up_proj"}},
         {"adapter.no-such-target", {"--lora.target_parameters", "mlp.gate.weight"}},
         {"option.conflict", {"--lora.target_parameters", "mlp.experts.down_proj", "--lora.lora_dropout", "0.1"}}};
-    for (const auto& [id, flags] : cases) {
+    const auto expect_refused = [&](const std::string& family, const std::string& id, const Flags& flags) {
         try {
-            const train::Trainer trainer(make_config(
-                Flags{"--model.path", unpacked(set_of("qwen3_moe") / "model").string(), "--data.train_file",
-                      (folder / "rows.jsonl").string(), "--training.output_dir", (folder / "out").string()} +
-                flags));
+            const train::Trainer trainer(make_config(Flags{"--model.path", unpacked(set_of(family) / "model").string(),
+                                                           "--data.train_file", (folder / "rows.jsonl").string(),
+                                                           "--training.output_dir", (folder / "out").string()} +
+                                                     flags));
             ADD_FAILURE() << flags.back() << " was taken";
         } catch (const Error& error) {
             EXPECT_EQ(error.id().name(), id) << error.what();
         }
-    }
+    };
+    for (const auto& [id, flags] : cases)
+        for (const char* const family : {"qwen3_moe", "gpt_oss"}) expect_refused(family, id, flags);
 }
 
 /// What each family adds to Llama, in a model of sizes that ranks divide.
@@ -462,11 +514,14 @@ const std::vector<Kind> family_kinds = {
     {"olmo3", "olmo3", R"("sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"],
          "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8})"},
     {"qwen3_moe", "qwen3_moe", R"("num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
-         "mlp_only_layers": [0], "norm_topk_prob": false)"}};
+         "mlp_only_layers": [0], "norm_topk_prob": false)"},
+    {"gpt_oss", "gpt_oss", R"("num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 4,
+         "swiglu_limit": 0.02, "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": false,
+         "original_max_position_embeddings": 8})"}};
 
 /// Experts have neither adapters nor a whole training yet.
 bool has_experts(const Kind& kind) {
-    return kind.type == "qwen3_moe";
+    return kind.type == "qwen3_moe" || kind.type == "gpt_oss";
 }
 
 class FamilyMeshTest : public MeshTest {};

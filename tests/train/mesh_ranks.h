@@ -30,7 +30,8 @@ inline std::string config_json(const Kind& kind) {
         {"mistral", "MistralForCausalLM"},    {"granite", "GraniteForCausalLM"},
         {"phi3", "Phi3ForCausalLM"},          {"ministral3", "Ministral3ForCausalLM"},
         {"gemma3_text", "Gemma3ForCausalLM"}, {"smollm3", "SmolLM3ForCausalLM"},
-        {"olmo3", "Olmo3ForCausalLM"},        {"qwen3_moe", "Qwen3MoeForCausalLM"}};
+        {"olmo3", "Olmo3ForCausalLM"},        {"qwen3_moe", "Qwen3MoeForCausalLM"},
+        {"gpt_oss", "GptOssForCausalLM"}};
     const std::string& architecture = architectures.at(kind.type);
     return R"({"architectures": [")" + architecture + R"("], "model_type": ")" + kind.type + R"(", "hidden_size": 64,
         "intermediate_size": 256, "num_hidden_layers": )" +

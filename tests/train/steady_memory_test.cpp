@@ -96,6 +96,12 @@ INSTANTIATE_TEST_SUITE_P(Cpu, SteadyMemory,
                                                       "attention",
                                                       false,
                                                       {"--lora.target_modules", "q_proj,k_proj,v_proj,o_proj"}},
+                                           SteadyCase{"sinks_and_biases_of_experts",
+                                                      "families/gpt_oss/model",
+                                                      "bfloat16",
+                                                      "full",
+                                                      false,
+                                                      {"--lora.target_modules", "q_proj,k_proj,v_proj,o_proj"}},
                                            SteadyCase{"full_finetuning", "llama_tied", "bfloat16", "none", true}),
                          [](const auto& info) { return info.param.name; });
 

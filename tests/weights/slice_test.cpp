@@ -22,7 +22,12 @@ std::vector<std::pair<const char*, StoredWeight>> weights_of(ops::Context& ctx, 
     plain.absmax = at::rand({rows * cols / spec::quant4_block}) + 0.5;
     plain.nested_absmax = at::Tensor();
     const ops::Int8Tensor int8{at::randint(-127, 128, {rows, cols}, at::kChar), at::rand({rows})};
-    return {{"matrix", matrix}, {"nf4", nested}, {"nf4, plain maxima", plain}, {"int8", int8}};
+    const ops::Quant4Tensor mxfp4{.packed = nested.packed,
+                                  .absmax = at::randint(100, 150, {rows * cols / spec::mxfp4_block}, at::kByte),
+                                  .tables = nested.tables,
+                                  .rows = rows,
+                                  .cols = cols};
+    return {{"matrix", matrix}, {"nf4", nested}, {"nf4, plain maxima", plain}, {"mxfp4", mxfp4}, {"int8", int8}};
 }
 
 TEST(Slice, HasTheValuesOfTheWhole) {
@@ -57,6 +62,12 @@ TEST(Slice, DoesNotCutBlocks) {
     const StoredWeight whole = weights_of(ctx, 8, 128)[1].second;
     EXPECT_THROW(slice(whole, {{0, 8}, {0, 96}}), CheckError);
     EXPECT_THROW(slice(whole, {{0, 8}, {32, 64}}), CheckError);
+    const StoredWeight mxfp4 = weights_of(ctx, 8, 128)[3].second;
+    const auto part = std::get<ops::Quant4Tensor>(slice(mxfp4, {{2, 4}, {32, 64}}));
+    EXPECT_TRUE(part.is_mxfp4()) << "blocks of 32";
+    EXPECT_TRUE(at::equal(values_of(ctx, part, 4, 64),
+                          part_of(values_of(ctx, mxfp4, 8, 128), spec::MatrixSlice{{2, 4}, {32, 64}})));
+    EXPECT_THROW(slice(mxfp4, {{0, 8}, {16, 64}}), CheckError);
 }
 
 }  // namespace

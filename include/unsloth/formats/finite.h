@@ -17,6 +17,8 @@ std::optional<int64_t> first_not_finite(const TensorView& tensor, spec::DType he
 void require_finite(const TensorView& tensor, spec::DType held = spec::DType::f32);
 /// The same for a 4-bit weight's block maxima; `name` as in the file.
 void require_finite(const std::string& name, const Quant4Weight& weight, spec::DType held = spec::DType::f32);
+/// The same for an MXFP4 weight.
+void require_finite(const std::string& name, const Mxfp4Weight& weight, spec::DType held = spec::DType::f32);
 /// For all weights of a model that computes in `held`, norms in fp32; or of an adapter.
 void require_finite(const WeightFile& model, spec::DType held = spec::DType::f32);
 void require_finite(const Adapter& adapter);

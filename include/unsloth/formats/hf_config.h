@@ -12,7 +12,7 @@ namespace unsloth::formats {
 
 /// `quantization_config`, as bitsandbytes' users know it. Which weights are quantised is decided by the tensors alone.
 struct QuantizationConfig {
-    std::string quant_method = "bitsandbytes";
+    std::string quant_method = "bitsandbytes";  ///< or "mxfp4", of experts alone: only the modules left out count
     bool load_in_4bit = true;
     bool load_in_8bit = false;
     std::string bnb_4bit_quant_type = "nf4";
@@ -34,6 +34,9 @@ spec::ModelSpec parse_model_spec(const std::string& json_text, const std::string
 /// nullopt: the file has no quantization_config.
 std::optional<QuantizationConfig> read_quantization_config(const std::filesystem::path& folder);
 std::optional<QuantizationConfig> parse_quantization_config(const std::string& json_text, const std::string& source);
+/// Input Error where it is for experts and the model has none; `source` stands in messages.
+void check_quantization_config(const std::optional<QuantizationConfig>& config, const spec::ModelSpec& model,
+                               const std::string& source);
 
 /// Replaces how the model scales its positions by Hugging Face's object rope_scaling, and sets the positions that it
 /// then has: factor x original_max_position_embeddings, or x its own where the object has none; where config.json

@@ -16,8 +16,8 @@ namespace unsloth::formats {
 
 struct InspectedTensor {
     std::string name;
-    std::string dtype;  ///< safetensors' spelling; "nf4" or "fp4" for a 4-bit weight, "int8" for an 8-bit one; ggml's
-                        ///< of a GGUF file
+    std::string dtype;  ///< safetensors' spelling; "nf4", "fp4" or "mxfp4" for a 4-bit weight, "int8" for an 8-bit
+                        ///< one; ggml's of a GGUF file
     std::vector<int64_t> shape;  ///< of the weight; a 4-bit weight's own, not its packed form's
     std::size_t bytes = 0;       ///< stored, companions included
 };

@@ -16,25 +16,39 @@
 #include "unsloth/formats/bnb8.h"
 #include "unsloth/formats/checkpoint.h"
 #include "unsloth/formats/hf_config.h"
+#include "unsloth/formats/mxfp4.h"
 #include "unsloth/spec/precision.h"
 #include "unsloth/spec/tensor_table.h"
 
 namespace unsloth::formats {
 
+/// A matrix or vector whose values are not next to each other: row n, column k is value
+/// first + n · row_stride + k · col_stride of a 16/32-bit tensor.
+struct StridedTensor {
+    const TensorView* of = nullptr;
+    int64_t first = 0, row_stride = 0, col_stride = 0;
+    bool last = true;  ///< no tensor of the model that is read later has values of the same
+};
+
 /// One tensor of the model, and how it lies.
 struct TensorSource {
     spec::TensorRule rule;
-    /// A 16/32-bit tensor, or a 4-bit or 8-bit weight. nullptr: the checkpoint has none.
-    std::variant<const TensorView*, Quant4Weight, Int8Weight> stored = nullptr;
+    /// A 16/32-bit tensor, or a 4-bit or 8-bit weight, or a part of a 16/32-bit tensor. nullptr: the checkpoint has
+    /// none.
+    std::variant<const TensorView*, Quant4Weight, Int8Weight, Mxfp4Weight, StridedTensor> stored = nullptr;
 
     /// nullptr if it is stored in another form.
     const TensorView* plain() const;
+    /// As bitsandbytes stores it.
     const Quant4Weight* quant4() const { return std::get_if<Quant4Weight>(&stored); }
     const Int8Weight* int8() const { return std::get_if<Int8Weight>(&stored); }
-    /// What lies under its name: its values; of a quantised weight the codes.
+    const Mxfp4Weight* mxfp4() const { return std::get_if<Mxfp4Weight>(&stored); }
+    const StridedTensor* strided() const { return std::get_if<StridedTensor>(&stored); }
+    /// What lies under its name: its values; of a quantised weight the codes, of an MXFP4 one perhaps with others'; of
+    /// a part the tensor.
     const TensorView& tensor() const;
 
-    bool quantised() const { return quant4() != nullptr; }  ///< to 4 bit
+    bool quantised() const { return quant4() != nullptr || mxfp4() != nullptr; }  ///< to 4 bit
     std::size_t stored_bytes() const;
     void drop() const noexcept;
     /// The rows [row_begin, row_end) in fp32 (a vector has one row); `out` holds (row_end - row_begin) * columns
@@ -64,7 +78,7 @@ class ModelTensors {
     const TensorSource* find(const std::string& hf_name) const;
     /// Of other parts of the model that this one is a part of, as they lie.
     std::vector<const TensorView*> others;
-    /// Where one tensor holds all experts of a layer: each one's rows, which sources point to.
+    /// Where one tensor holds all experts of a layer: each one's rows, or values, which sources point to.
     std::shared_ptr<const std::deque<TensorView>> rows_of_all_experts;
     /// Gives a tensor of the model, which is 16/32-bit from now on, the values of another one of its shape.
     void replace(const std::string& hf_name, const TensorView& tensor);

@@ -82,6 +82,7 @@ struct Scratch {
     /// the activation's gradient; the gradients of their adapters' u [T, k R]; those of a token's weights, and of the
     /// router's logits in the compute type.
     at::Tensor rows_T, out_T, v_T, dweights_Tk, drouter_TE;
+    at::Tensor dweights_TE;  ///< fp32: of experts with biases, what these add to the gradients of any expert's weight
     BalanceBuffers balance;
 };
 

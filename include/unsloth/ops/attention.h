@@ -27,6 +27,7 @@ struct AttentionShape {
     int64_t heads = 0, kv_heads = 0, head_dim = 0;
     int64_t window = 0;  ///< 0: unlimited
     double scale = 0;    ///< 1 / sqrt(head_dim) usually
+    bool sinks = false;  ///< each head's softmax has one more logit, which has no value: calls pass sinks_H
 };
 
 /// out_THd = softmax(scale q k^T + mask) v. q_THd, k_SKd, v_SKd, out_THd: compute dtype (fp64 too on the
@@ -36,6 +37,9 @@ struct AttentionShape {
 /// each row for the backward pass. Its order is the implementation's own ([H, T] on the CPU and in the
 /// portable form; on cuDNN [B, H, S] for equally many queries a segment and [T, H] otherwise): hand it unread to the
 /// backward with the same segments. Undefined when there is no backward.
+/// sinks_H: lse's dtype, contiguous, for a shape with sinks. With l the log-sum-exp over the keys, out is multiplied by
+/// exp(l - l') and lse receives l' = log(exp(l) + exp(sink)). These two are all that the backward pass needs. On CUDA a
+/// kernel after the forward does so: out is rounded twice, and a call without lse takes one from ctx.workspace.
 ///
 /// CUDA: cuDNN serves bf16 and f16 with a head_dim that is a multiple of 8 up to 256, where it does in both directions
 /// on this card (asked once, then remembered), unless ctx.kernels has measured a direction to be faster by the portable
@@ -52,11 +56,11 @@ struct AttentionShape {
 /// serves.
 void attention_forward(Context& ctx, const AttentionShape& shape, const Segments& segments, const at::Tensor& q_THd,
                        const at::Tensor& k_SKd, const at::Tensor& v_SKd, const at::Tensor& out_THd,
-                       const at::Tensor& lse);
+                       const at::Tensor& lse, const at::Tensor& sinks_H = {});
 
-/// dq, dk, dv = gradients (written, not accumulated; views of one fused buffer allowed; never aliasing q, k,
-/// v, out, dout). Scratch comes from ctx.workspace; CheckError when it is smaller than the portable form
-/// needs (on the CPU it is then allocated).
+/// dq, dk, dv = gradients for the out and lse of the forward, with sinks or without (written, not accumulated; views of
+/// one fused buffer allowed; never aliasing q, k, v, out, dout). Scratch comes from ctx.workspace; CheckError when it
+/// is smaller than the portable form needs (on the CPU it is then allocated).
 void attention_backward(Context& ctx, const AttentionShape& shape, const Segments& segments, const at::Tensor& dout_THd,
                         const at::Tensor& q_THd, const at::Tensor& k_SKd, const at::Tensor& v_SKd,
                         const at::Tensor& out_THd, const at::Tensor& lse, const at::Tensor& dq_THd,

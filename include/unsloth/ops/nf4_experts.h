@@ -15,7 +15,8 @@ struct Nf4Experts {
     int64_t rows = 0, cols = 0;  ///< N, K of each
 };
 
-/// For loading: allocates the table and waits for the device. CheckError for weights of several sizes or devices.
+/// For loading: allocates the table and waits for the device. CheckError for weights of several sizes or devices, and
+/// for some in MXFP4 among others.
 Nf4Experts make_nf4_experts(Context& ctx, std::vector<Nf4Tiles> experts);
 
 /// out_ENK = the dequantised weights, the bits that dequantize_nf4_tiles gives, in one launch. Otherwise as that.
@@ -29,7 +30,7 @@ struct Nf4GroupedProduct {
     const Nf4Experts& weights;
     at::Tensor ends_E;        ///< of ExpertOrder; its last is n
     at::Tensor out_nN;        ///< x's dtype; aliases nothing
-    at::Tensor bias_EN = {};  ///< contiguous, out's dtype; undefined: none
+    at::Tensor bias_EN = {};  ///< out's dtype; undefined: none
     bool accumulate = false;  ///< out += instead
     const char* label = "experts";
 };

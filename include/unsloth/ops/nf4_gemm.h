@@ -17,11 +17,12 @@ namespace unsloth::ops {
 
 /// A 4-bit weight in tiles (spec/nf4_tiles.h) that owns its memory on a device.
 struct Nf4Tiles {
-    at::Tensor tiles;          ///< uint8 [N/64, K/64, nf4_tile_bytes]
-    at::Tensor nested_absmax;  ///< fp32 [ceil(NK / 64 / 256)]
+    at::Tensor tiles;          ///< uint8 [N/64, K/64, nf4_tile_bytes or mxfp4_tile_bytes]
+    at::Tensor nested_absmax;  ///< fp32 [ceil(NK / 64 / 256)]; undefined: MXFP4
     at::Tensor tables;         ///< fp32 [16 + 256]: code, nested map
     float nested_offset = 0;
     int64_t rows = 0, cols = 0;
+    bool is_mxfp4() const { return !nested_absmax.defined(); }
     spec::Nf4TilesView view() const;
 };
 
@@ -44,7 +45,7 @@ struct TailColumns {
 /// W has the values that dequantisation to x's type gives; by `few` and `sm90_pairs`, values nearer to the fp32
 /// ones.
 struct Nf4Gemm {
-    at::ArrayRef<Nf4Tiles> weights;  ///< 1 to 4, the same K in all
+    at::ArrayRef<Nf4Tiles> weights;  ///< 1 to 4, the same K in all; none in MXFP4
     bool transposed = false;
     at::Tensor x;                                 ///< [M, K + R] (transposed: [M, N + R]): u is its last R columns
     at::Tensor tail_weight = {};                  ///< b [N, R] (transposed: a [R, K]); undefined: no tail, R = 0

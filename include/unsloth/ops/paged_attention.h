@@ -36,12 +36,12 @@ int64_t planned_length(const PagedRows& rows);
 /// other.
 void place_rows(Context& ctx, PagedRows& rows);
 
-/// out_THd = attention of each row's queries over its keys, as attention_forward's. q and out as there; the cache's
-/// values of the same type, or codes. On CUDA decoding rows have a kernel of their own (any of the three types,
+/// out_THd = attention of each row's queries over its keys, as attention_forward's. q, out and sinks as there; the
+/// cache's values of the same type, or codes. On CUDA decoding rows have a kernel of their own (any of the three types,
 /// head_dim a multiple of 8 up to 256; of codes where codes_keys() says so): fp32 sums in an order that depends on a
 /// row's length alone; tensor cores, where they serve, take the weights of the values rounded to the type. Codes give
 /// what a cache of the values they stand for would, but for an ulp here and there (paged_attention_mma.cuh).
 void paged_attention(Context& ctx, const AttentionShape& shape, const PagedRows& rows, const at::Tensor& q_THd,
-                     const KvCache& cache, const at::Tensor& out_THd);
+                     const KvCache& cache, const at::Tensor& out_THd, const at::Tensor& sinks_H = {});
 
 }  // namespace unsloth::ops

@@ -22,11 +22,13 @@ void dequantize_4bit(Context& ctx, std::span<const spec::Quant4View> weights, st
 /// A quantised weight that owns its memory on a device (or shares the host's, see `upload`).
 struct Quant4Tensor {
     at::Tensor packed;         ///< uint8 [ceil(NK/2)]
-    at::Tensor absmax;         ///< uint8 [blocks] (nested) or fp32
+    at::Tensor absmax;         ///< uint8 [blocks] (nested; or MXFP4's exponents) or fp32
     at::Tensor nested_absmax;  ///< fp32 [ceil(blocks/256)]; undefined when not nested
     at::Tensor tables;         ///< fp32 [16 + 256]: code, nested map (zeros when not nested)
     float nested_offset = 0;
     int64_t rows = 0, cols = 0;
+    int64_t block() const { return is_mxfp4() ? spec::mxfp4_block : spec::quant4_block; }
+    bool is_mxfp4() const { return absmax.scalar_type() == at::kByte && !nested_absmax.defined(); }
     spec::Quant4View view() const;
 };
 

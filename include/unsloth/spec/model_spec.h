@@ -97,6 +97,11 @@ struct ExpertsSpec {
     int64_t intermediate_size = 0;  ///< F of each expert
     RouterWeights weights = RouterWeights::of_all;
     double router_aux = 0;  ///< weight of the load-balancing loss that transformers adds in training; 0: none
+    std::string_view router = "gate";  ///< its module below mlp
+    bool router_bias = false;          ///< the logits have one for each expert
+    /// A checkpoint has one tensor for all of a layer's experts, of gate and up [E, D, 2F] with a column of each in
+    /// turn, of down [E, F, D]; and of their biases [E, 2F] and [E, D]. Else each matrix is a tensor [N, K].
+    bool transposed = false;
     bool operator==(const ExpertsSpec&) const = default;
 };
 
@@ -130,12 +135,14 @@ struct ModelSpec {
     bool tie_word_embeddings = false;
     bool qkv_bias = false;              ///< biases on q, k, v (Qwen2; Llama with attention_bias)
     bool o_bias = false;                ///< Llama with attention_bias
-    bool mlp_bias = false;              ///< on gate, up and down
+    bool mlp_bias = false;              ///< on gate, up and down, of experts too
+    bool attention_sinks = false;       ///< a logit of each head takes part in the softmax and has no value
     bool qk_norm = false;               ///< RMSNorm on q and k before RoPE: of each head's head_dim values
     bool qk_norm_of_all_heads = false;  ///< or of all heads' values together
     NormPlacement norms = NormPlacement::before;
     double norm_offset = 0.0;  ///< norms multiply by their weight and this
     GateActivation gate_activation = GateActivation::silu;
+    double gate_limit = default_gate_limit;  ///< of GateActivation::clamped_silu
     double embedding_multiplier = 1.0;
     /// It belongs to the embeddings: it has their type, and comes before noise. Else it follows the noise, in fp32.
     bool embedding_multiplier_is_inside = false;

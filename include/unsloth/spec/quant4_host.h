@@ -6,14 +6,16 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "unsloth/spec/quant4.h"
 
 namespace unsloth::spec {
 
-/// The fp32 block maximum of block `block`, double quantisation undone.
+/// What the codes of block `block` are multiplied with: its fp32 maximum, double quantisation undone, or MXFP4's scale.
 inline float block_absmax(const Quant4View& weight, int64_t block) {
+    if (weight.exponents != nullptr) return std::ldexp(1.0F, weight.exponents[block] - 127);
     if (!weight.nested()) return weight.absmax_f32[block];
     const float product =
         weight.nested_map[weight.absmax_u8[block]] * weight.nested_absmax[block / quant4_nested_block];
@@ -26,8 +28,8 @@ template <class T, class Convert>
 void dequantize_4bit_range(const Quant4View& weight, int64_t first, int64_t last, T* out, Convert convert) {
     int64_t i = first;
     while (i < last) {
-        const int64_t block = i / quant4_block;
-        const int64_t stop = std::min(last, (block + 1) * quant4_block);
+        const int64_t block = i / weight.block();
+        const int64_t stop = std::min(last, (block + 1) * weight.block());
         const float absmax = block_absmax(weight, block);
         T values[16];
         for (int code = 0; code < 16; ++code) values[code] = convert(weight.code[code] * absmax);

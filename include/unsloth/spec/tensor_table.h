@@ -24,11 +24,17 @@ enum class TensorRole : uint8_t {
     linear,              ///< [N, K] of `projection`
     bias,                ///< [N] of `projection`
     router,              ///< [E, D], which gives experts their tokens: 16/32-bit, and computed with so
+    router_bias,         ///< [E], of its logits
+    sinks,               ///< [H], logits that take part in attention's softmax without a value
 };
 
-constexpr bool is_norm(TensorRole role) {
+/// Vectors that are held and computed with in fp32.
+constexpr bool is_vector(TensorRole role) {
     return role != TensorRole::embed_tokens && role != TensorRole::lm_head && role != TensorRole::linear &&
            role != TensorRole::bias && role != TensorRole::router;
+}
+constexpr bool is_norm(TensorRole role) {
+    return is_vector(role) && role != TensorRole::router_bias && role != TensorRole::sinks;
 }
 
 struct TensorRule {

@@ -126,7 +126,11 @@ class BasePlan {
     bool is_cut(const formats::TensorSource& source) const;
     bool nested(const formats::TensorSource& source) const;
     bool as_it_lies(const formats::TensorSource& source) const;
+    bool read_in_place(const formats::TensorSource& source) const;
+    bool in_mxfp4(const formats::TensorSource& source) const;
+    int64_t block_of(const formats::TensorSource& source) const;
     void require_precision() const;
+    void require_quantised_once() const;
     void require_slices() const;
     bool trains(spec::TensorRole role) const {
         return role == spec::TensorRole::embed_tokens ? request_.trains_embedding : request_.trains_head;

@@ -27,6 +27,8 @@ struct Parameter {
     bool decays = true;   ///< weight decay applies
     float shift = 0;      ///< its values are the model's of that name and this (TensorRule::offset)
     int64_t experts = 0;  ///< E of an adapter of experts, whose rows are theirs in turn; 0: of none
+    /// A B whose file has a row of gate and one of up in turn; here each expert has gate's rows, then up's.
+    bool by_turns = false;
     /// As a file has it: PEFT stores the B of experts, here [E N, r], as [N, r E] with the experts innermost.
     std::vector<int64_t> stored_shape() const;
     int64_t elements() const;

@@ -7,9 +7,9 @@
 namespace unsloth::formats {
 namespace {
 
-constexpr std::array families = {&llama_family, &mistral_family,   &ministral3_family, &qwen2_family,
-                                 &qwen3_family, &qwen3_moe_family, &granite_family,    &smollm3_family,
-                                 &phi3_family,  &gemma3_family,    &olmo3_family};
+constexpr std::array families = {&llama_family,   &mistral_family,   &ministral3_family, &qwen2_family,
+                                 &qwen3_family,   &qwen3_moe_family, &gpt_oss_family,    &granite_family,
+                                 &smollm3_family, &phi3_family,      &gemma3_family,     &olmo3_family};
 
 constexpr std::array wholes = {
     Whole{"gemma3", "Gemma3ForConditionalGeneration", "gemma3_text", true},
@@ -69,6 +69,19 @@ int64_t common_window(const spec::ModelSpec& spec) {
         window = std::max(window, layer.window);
     }
     return window;
+}
+
+double router_aux(const JsonReader& config, double usual) {
+    if (!config.boolean("output_router_logits").value_or(false)) return 0;
+    const double weight = config.number("router_aux_loss_coef").value_or(usual);
+    if (weight < 0) config["router_aux_loss_coef"].refuse("at least 0");
+    return weight;
+}
+
+void write_router_aux(const spec::ModelSpec& spec, Json& config) {
+    if (!spec.experts || spec.experts->router_aux == 0) return;
+    config["output_router_logits"] = true;
+    config["router_aux_loss_coef"] = spec.experts->router_aux;
 }
 
 void refuse_key(const JsonReader& config, std::string_view key) {

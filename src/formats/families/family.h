@@ -84,7 +84,7 @@ struct Whole {
 const Whole* find_whole(std::string_view model_type);
 
 extern const Family llama_family, mistral_family, ministral3_family, qwen2_family, qwen3_family, qwen3_moe_family,
-    granite_family, smollm3_family, phi3_family, gemma3_family, olmo3_family;
+    gpt_oss_family, granite_family, smollm3_family, phi3_family, gemma3_family, olmo3_family;
 
 /// "silu", "gelu_pytorch_tanh": as config.json says it.
 constexpr std::string_view activation_name(spec::GateActivation activation) {
@@ -97,6 +97,10 @@ std::vector<bool> windowed_layers(const JsonReader& config, const spec::ModelSpe
 Json layer_types(const spec::ModelSpec& spec);
 /// The window that all layers with one share; 0: none has one. CheckError where they differ.
 int64_t common_window(const spec::ModelSpec& spec);
+/// Weight of the load-balancing loss that transformers adds in training where output_router_logits is set; `usual`: the
+/// class's, where config.json has none.
+double router_aux(const JsonReader& config, double usual);
+void write_router_aux(const spec::ModelSpec& spec, Json& config);
 /// Where a key has a value but null or false: Error "model.unsupported" by its name.
 void refuse_key(const JsonReader& config, std::string_view key);
 

@@ -23,15 +23,13 @@ void read_qwen3_moe(const JsonReader& config, spec::ModelSpec& spec) {
     const int64_t step = config.integer("decoder_sparse_step").value_or(1);
     if (step < 1) config["decoder_sparse_step"].refuse("at least 1");
     const std::vector<int64_t> dense = config.integers("mlp_only_layers");
-    spec::ExpertsSpec experts{.count = config[experts_key(config)].integer(),
+    const spec::ExpertsSpec experts{.count = config[experts_key(config)].integer(),
                               .top_k = config.integer("num_experts_per_tok").value_or(8),
                               .intermediate_size = config["moe_intermediate_size"].integer(),
                               .weights = config.boolean("norm_topk_prob").value_or(false)
                                              ? spec::RouterWeights::of_chosen
-                                             : spec::RouterWeights::of_all};
-    if (config.boolean("output_router_logits").value_or(false))
-        experts.router_aux = config.number("router_aux_loss_coef").value_or(0.001);
-    if (experts.router_aux < 0) config["router_aux_loss_coef"].refuse("at least 0");
+                                             : spec::RouterWeights::of_all,
+                              .router_aux = router_aux(config, 0.001)};
     for (int64_t i = 0; i < spec.num_layers; ++i) {
         spec::LayerSpec& layer = spec.layers[static_cast<std::size_t>(i)];
         layer.window = window;
@@ -53,10 +51,7 @@ void write_qwen3_moe(const spec::ModelSpec& spec, Json& config) {
     config["moe_intermediate_size"] = experts.intermediate_size;
     config["norm_topk_prob"] = experts.weights == spec::RouterWeights::of_chosen;
     config["decoder_sparse_step"] = 1;
-    if (experts.router_aux > 0) {
-        config["output_router_logits"] = true;
-        config["router_aux_loss_coef"] = experts.router_aux;
-    }
+    write_router_aux(spec, config);
     Json dense = Json::array();
     for (std::size_t layer = 0; layer < spec.layers.size(); ++layer)
         if (!spec.layers[layer].experts) dense.push_back(layer);

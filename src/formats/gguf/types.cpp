@@ -86,6 +86,10 @@ std::string gguf_tensor_name(const spec::TensorRule& rule) {
             return in_layer("attn_k_norm", ".weight");
         case spec::TensorRole::router:
             return in_layer("ffn_gate_inp", ".weight");
+        case spec::TensorRole::router_bias:
+            return in_layer("ffn_gate_inp", ".bias");
+        case spec::TensorRole::sinks:
+            return in_layer("attn_sinks", ".weight");
         case spec::TensorRole::linear:
             return in_layer(projection_stems[static_cast<std::size_t>(rule.id.projection)], ".weight");
         case spec::TensorRole::bias:

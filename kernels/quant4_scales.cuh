@@ -1,0 +1,36 @@
+// What a block's codes of a 4-bit weight are multiplied with (include/unsloth/spec/quant4.h).
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/common/device.cuh"
+#include "unsloth/spec/quant4.h"
+
+namespace unsloth::kernels {
+
+/// 2^(exponent - 127), exponent 0 to 254; the least is below fp32's normal numbers.
+__device__ __forceinline__ float mxfp4_scale(unsigned exponent) {
+    return __uint_as_float(exponent == 0 ? 0x00400000U : exponent << 23);
+}
+
+/// Of block `block` of `kBlock` elements. Each operation is rounded: a fused multiply-add would change bits.
+template <int kBlock>
+__device__ __forceinline__ float block_scale(const spec::Quant4View& weight, int64_t block) {
+    static_assert(kBlock == spec::quant4_block || kBlock == spec::mxfp4_block);
+    if constexpr (kBlock == spec::mxfp4_block) return mxfp4_scale(weight.exponents[block]);
+    if (weight.absmax_u8 == nullptr) return weight.absmax_f32[block];
+    const float product =
+        __fmul_rn(weight.nested_map[weight.absmax_u8[block]], weight.nested_absmax[block / spec::quant4_nested_block]);
+    return __fadd_rn(product, weight.nested_offset);
+}
+
+/// run(std::integral_constant<int, block of the weight>).
+template <class Run>
+void dispatch_block(const spec::Quant4View& weight, const Run& run) {
+    if (weight.exponents != nullptr)
+        run(std::integral_constant<int, spec::mxfp4_block>{});
+    else
+        run(std::integral_constant<int, spec::quant4_block>{});
+}
+
+}  // namespace unsloth::kernels
