@@ -1,7 +1,6 @@
 // Questions that share their input, against what the model's own probabilities say.
 #include <cmath>
 
-#include "serve/labels.h"
 #include "serve/support.h"
 
 namespace unsloth {
@@ -43,11 +42,11 @@ TEST(Decisions, AreTheSharesOfTheLabelsProbabilities) {
     whole.sizes.tokens = whole.sizes.longest = whole.sizes.head_rows = 256;
     const LoadedModel model = load_model(RunningOptions{}.model, whole);
     const at::Tensor p = score_every_position(*model.model, {ids}).logits_TV[-1].to(at::kDouble).softmax(-1);
-    const auto labels = serve::option_labels(service.tokenizer(), 3);
+    const auto labels = openai::option_labels(service.tokenizer(), 3);
     ASSERT_TRUE(labels);
     std::vector<double> weights;
     double mass = 0;
-    for (const serve::OptionLabel& label : *labels) {
+    for (const openai::OptionLabel& label : *labels) {
         weights.push_back(0);
         for (const int32_t id : label.ids) weights.back() += p[id].item<double>();
         mass += weights.back();
@@ -60,17 +59,17 @@ TEST(Decisions, AreTheSharesOfTheLabelsProbabilities) {
 TEST(Decisions, LabelsAreTokensOfTheirOwn) {
     for (const char* name : {"llama3_small", "llama2_small"}) {
         const tokenizer::Tokenizer tokenizer = tokenizer::Tokenizer::load(golden("tokenizer") / name);
-        const auto labels = serve::option_labels(tokenizer, 10);
+        const auto labels = openai::option_labels(tokenizer, 10);
         ASSERT_TRUE(labels) << name;
         std::set<int32_t> all;
         std::size_t count = 0;
-        for (const serve::OptionLabel& label : *labels) {
+        for (const openai::OptionLabel& label : *labels) {
             EXPECT_FALSE(label.ids.empty());
             all.insert(label.ids.begin(), label.ids.end());
             count += label.ids.size();
         }
         EXPECT_EQ(all.size(), count) << "no token is two labels";
-        EXPECT_FALSE(serve::option_labels(tokenizer, 255)) << "a small vocabulary has no such pairs";
+        EXPECT_FALSE(openai::option_labels(tokenizer, 255)) << "a small vocabulary has no such pairs";
     }
 }
 
