@@ -7,7 +7,8 @@ std::vector<std::pair<std::string, DataFormat>> row_formats() {
     return {{"auto", DataFormat::automatic},        {"tokenized", DataFormat::tokenized},
             {"alpaca", DataFormat::alpaca},         {"messages", DataFormat::messages},
             {"sharegpt", DataFormat::sharegpt},     {"prompt_completion", DataFormat::prompt_completion},
-            {"preference", DataFormat::preference}, {"text", DataFormat::text}};
+            {"preference", DataFormat::preference}, {"text", DataFormat::text},
+            {"decision", DataFormat::decision}};
 }
 
 void declare_source(OptionSet& options, DataSource& source) {
