@@ -18,11 +18,12 @@ using openai::OptionLabel;
 
 class Decision final : public Receiver {
   public:
-    Decision(Call call, openai::DecisionRequest request, std::string model,
+    Decision(Call call, openai::DecisionRequest request, std::string model, double temperature,
              std::vector<std::vector<OptionLabel>> labels, openai::DecisionUsage usage)
         : call_(std::move(call)),
           request_(std::move(request)),
           model_(std::move(model)),
+          temperature_(temperature),
           labels_(std::move(labels)),
           usage_(usage),
           weights_(labels_.size()),
@@ -53,11 +54,13 @@ class Decision final : public Receiver {
             for (std::size_t i = 0; i < label.ids.size(); ++i)
                 weight += std::exp(static_cast<double>(logprobs[next++].second));
         }
+        openai::scale_weights(weights_[question], temperature_);
     }
 
     Call call_;
     openai::DecisionRequest request_;
     std::string model_;
+    double temperature_;
     std::vector<std::vector<OptionLabel>> labels_;
     openai::DecisionUsage usage_;
     std::vector<std::vector<double>> weights_;
@@ -92,7 +95,7 @@ void Service::decisions(const Call& call) {
         job.sequences.push_back(std::move(asked));
     }
     const auto decision = std::make_shared<Decision>(call.reply(), std::move(request), chosen.name,
-                                                     std::move(labels), usage);
+                                                     chosen.decision_temperature, std::move(labels), usage);
     call.response->on_gone([this, left = std::weak_ptr<Decision>(decision)] {
         if (const std::shared_ptr<Decision> decision = left.lock()) engine_.cancel(decision);
     });
