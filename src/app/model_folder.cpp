@@ -7,6 +7,7 @@
 #include "unsloth/core/host.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/text.h"
+#include "unsloth/formats/decision_calibration.h"
 #include "unsloth/tokenizer/tokenizer.h"
 
 namespace unsloth::app {
@@ -16,6 +17,8 @@ void copy_companions(const fs::path& base, const fs::path& adapter, const fs::pa
     copy_files(tokenizer::Tokenizer::files_in(base), base, to);
     if (!adapter.empty() && tokenizer::Tokenizer::exists(adapter))
         copy_files(tokenizer::Tokenizer::files_in(adapter), adapter, to);
+    if (const fs::path file = adapter / formats::decision_calibration_file; !adapter.empty() && fs::exists(file))
+        copy_files({file}, adapter, to);
 }
 
 void write_weights(const formats::MergedModel& model, const StagedFolder& staged,

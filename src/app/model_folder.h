@@ -9,6 +9,7 @@
 namespace unsloth::app {
 
 /// Tokenizer, templates and generation config: the adapter's where it has a tokenizer, what is left from the base.
+/// The adapter's decision_calibration.json.
 void copy_companions(const std::filesystem::path& base, const std::filesystem::path& adapter,
                      const std::filesystem::path& to);
 

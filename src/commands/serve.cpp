@@ -12,6 +12,7 @@
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
 #include "unsloth/formats/base_mark.h"
+#include "unsloth/formats/decision_calibration.h"
 #include "unsloth/generate/chunked_prefill.h"
 #include "unsloth/grpc/call.h"
 #include "unsloth/http/server.h"
@@ -154,6 +155,15 @@ struct Servers {
     }
 };
 
+/// Of what the base's name means: the model, or the adapter that is always on it.
+double decision_temperature_of(const config::ModelOptions& model) {
+    const auto found = formats::read_decision_calibration(
+        formats::resolve_model_path(model.adapter_name_or_path.value_or(model.path)));
+    if (!found) return 1;
+    log::info(formats::decision_calibration_file, ": decisions at temperature ", found->temperature);
+    return found->temperature;
+}
+
 /// Nothing reaches the service once it ends, however it does.
 struct ServerEnd {
     Servers& servers;
@@ -242,7 +252,8 @@ void run_serve(const config::LoadedConfig& given, const GenerateRequest& answers
                             .fingerprint = fingerprint_of(opened, loaded.config.model),
                             .vocab_size = spec.vocab_size,
                             .stop_ids = session::stop_ids(tokenizer, spec),
-                            .folder = formats::resolve_model_path(loaded.config.model.path).string()});
+                            .folder = formats::resolve_model_path(loaded.config.model.path).string(),
+                            .decision_temperature = decision_temperature_of(loaded.config.model)});
     std::optional<serve::RunWatcher> watcher;
     if (!request.watch.empty())
         watcher.emplace(request.watch, [&, run = name_of_run(request.watch)](const std::string& folder) {

@@ -51,6 +51,7 @@ void append(Batch& batch, const Sample& sample) {
             add_target(batch, place, target);
         }
     }
+    if (!sample.options.ids.empty()) batch.options.push_back(sample.options);
     batch.rows.push_back(sample.row);
     batch.desirable.push_back(sample.desirable ? 1 : 0);
 }

@@ -96,6 +96,7 @@ Dataset Dataset::from_samples(const std::vector<Sample>& samples) {
         FormattedRow row{sample.ids, sample.labels, sample.positions, sample.segments};
         row.targets = count_targets(sample.labels, sample.segments);
         row.desirable = sample.desirable;
+        row.options = sample.options;
         rows.append(row, sample.row, 0);
     }
     DatasetStats stats;
@@ -250,6 +251,8 @@ std::string Dataset::fingerprint() const {
         add(named, std::size(named));
         if (constexpr int64_t verdict = 1; row.desirable) add(&verdict, 1);
         for (const auto* words : {&row.ids, &row.labels, &row.positions}) add(words->data(), words->size());
+        add(row.options.ids.data(), row.options.ids.size());
+        add(row.options.shares.data(), row.options.shares.size());
         // Where the positions say what the segments are, checkpoints of earlier versions have the same hash.
         if (row.segments != segments_at_zero(row.positions)) add(row.segments.data(), row.segments.size());
     }
@@ -280,6 +283,8 @@ Dataset Dataset::without_duplicates() const {
             const Sample piece = sample(end);
             for (const auto* words : {&piece.ids, &piece.labels, &piece.positions})
                 hash.add_field({reinterpret_cast<const char*>(words->data()), words->size() * sizeof(int32_t)});
+            hash.add_field({reinterpret_cast<const char*>(piece.options.shares.data()),
+                            piece.options.shares.size() * sizeof(float)});
             hash.add_field(
                 {reinterpret_cast<const char*>(piece.segments.data()), piece.segments.size() * sizeof(Segment)});
         }

@@ -91,6 +91,10 @@ class TokenizerEncoder : public RowEncoder {
         return encoded(chat_template_.render(*conversation.row));
     }
 
+    openai::DecisionPrompt decision(const openai::DecisionExample& example) const override {
+        return openai::decision_prompt(tokenizer_, chat_template_, *example.messages, example.question, "question");
+    }
+
     bool reads(std::string_view column) const override {
         return column == "chat_template_kwargs" || column == "add_generation_prompt" || chat_template_.reads(column);
     }
@@ -170,6 +174,10 @@ EncodedRow RowEncoder::whole_conversation(const Conversation& conversation) cons
     if (!conversation.uses_tools) return messages(conversation.turns);
     throw Error("template.omits-content", "the row uses tools, which this chat template does not render",
                 "Leave out tools, tool_calls and messages of role tool, or write them into the contents.");
+}
+
+openai::DecisionPrompt RowEncoder::decision(const openai::DecisionExample&) const {
+    throw Error("template.omits-content", "rows of decisions need a chat template and a tokenizer", "");
 }
 
 InstructionForm RowEncoder::instruction_form() const {

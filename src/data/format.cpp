@@ -147,6 +147,8 @@ std::string format_name(config::DataFormat format) {
             return "preference";
         case config::DataFormat::text:
             return "text";
+        case config::DataFormat::decision:
+            return "decision";
     }
     UNSLOTH_CHECK(false, "format ", static_cast<int>(format));
 }
@@ -157,6 +159,9 @@ config::DataFormat detect_format(const Json& row, bool pairs) {
                          (present(row, "preferred_output") && present(row, "non_preferred_output"));
     const auto of_pair = of_ids("chosen") ? config::DataFormat::tokenized : config::DataFormat::preference;
     if (present(row, "input_ids")) return config::DataFormat::tokenized;
+    if (present(row, "input") && present(row, "question") && row["question"].is_object() &&
+        (present(row, "answer") || present(row, "probabilities")))
+        return config::DataFormat::decision;
     if (pairs && is_pair) return of_pair;
     if (present(row, "messages")) return config::DataFormat::messages;
     if (present(row, "conversations")) return config::DataFormat::sharegpt;
@@ -169,7 +174,8 @@ config::DataFormat detect_format(const Json& row, bool pairs) {
     std::string advice =
         "Known are {input_ids, labels?, position_ids?}, {messages: [{role, content}]}, {conversations: [{from, "
         "value}]}, "
-        "{instruction, input?, output, system?}, {prompt, completion}, {chosen, rejected} and {text}. data.columns "
+        "{instruction, input?, output, system?}, {prompt, completion}, {chosen, rejected}, {input, question, answer} "
+        "and {text}. data.columns "
         "renames columns";
     const auto rename = [&](const char* first, const char* second) {
         advice += cat(": data.columns: {\"instruction\": \"", first, "\", \"output\": \"", second, "\"}");
@@ -193,10 +199,25 @@ config::DataFormat detect_format(const Json& row, bool pairs) {
 RowFormatter::RowFormatter(config::DataFormat format, const RowOptions& options, const RowEncoder* encoder)
     : format_(format), options_(options), encoder_(encoder) {
     UNSLOTH_CHECK(format != config::DataFormat::automatic, "the format must be known by now");
+    check_kind();
+    if (format != config::DataFormat::tokenized && encoder == nullptr)
+        throw Error("tokenizer.not-found",
+                    cat("rows of format ", format_name(format), " need a tokenizer, and the model folder has none"),
+                    "Put the model's tokenizer.json beside its weights, or bring rows {input_ids, labels}.");
+}
+
+/// Whether the objective learns from rows of the format.
+void RowFormatter::check_kind() const {
     using config::DataFormat;
     using config::ExampleKind;
-    const config::ObjectiveTraits& traits = config::traits_of(options.objective);
-    if (!compares_completions(options.objective) && format == DataFormat::preference)
+    const config::ObjectiveTraits& traits = config::traits_of(options_.objective);
+    const DataFormat format = format_;
+    if ((traits.examples == ExampleKind::decisions) != (format == DataFormat::decision))
+        throw Error("data.wrong-objective",
+                    cat("training.objective is ", traits.name, ", and the rows are of format ", format_name(format)),
+                    "Rows of format decision are {input, question, answer} or {input, question, probabilities}. "
+                    "training.objective decision takes these, and no others.");
+    if (!compares_completions(options_.objective) && format == DataFormat::preference)
         throw Error(
             "data.wrong-objective",
             cat("rows of format preference (chosen, rejected) are for training.objective dpo or orpo, and it is ",
@@ -214,10 +235,6 @@ RowFormatter::RowFormatter(config::DataFormat format, const RowOptions& options,
                         format_name(format)),
                     "Rows for it are {prompt, completion, label}, or conversations and instructions with a column "
                     "label or kto_tag; data.columns renames columns.");
-    if (format != config::DataFormat::tokenized && encoder == nullptr)
-        throw Error("tokenizer.not-found",
-                    cat("rows of format ", format_name(format), " need a tokenizer, and the model folder has none"),
-                    "Put the model's tokenizer.json beside its weights, or bring rows {input_ids, labels}.");
 }
 
 FormattedRow RowFormatter::format(const Json& row) const {
@@ -228,6 +245,8 @@ FormattedRow RowFormatter::format(const Json& row) const {
             return pair(row);
         case config::ExampleKind::judged:
             return judged(row);
+        case config::ExampleKind::decisions:
+            return decision(row);
         case config::ExampleKind::prompts:
             throw BadRow{"data.wrong-objective", "rows for training.objective grpo are prompts, which a run completes",
                          "Examples are made of "
@@ -286,6 +305,7 @@ FormattedRow RowFormatter::supervised(const Json& row) const {
             return encoded(std::move(ids));
         }
         case config::DataFormat::preference:
+        case config::DataFormat::decision:
         case config::DataFormat::automatic:
             break;
     }

@@ -1,6 +1,7 @@
 #include "data/store.h"
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 
 #include "unsloth/core/error.h"
@@ -65,6 +66,13 @@ void StorePart::append(const FormattedRow& row, int64_t source_row, int32_t sour
         record.flags |= RowRecord::given_segments;
         for (const Segment& segment : segments) extend(words, {segment.length, segment.owner, segment.shared});
     }
+    if (!row.options.ids.empty()) {
+        UNSLOTH_CHECK(row.options.ids.size() == row.options.shares.size(), "row ", source_row);
+        record.flags |= RowRecord::given_options;
+        words.push_back(static_cast<int32_t>(row.options.ids.size()));
+        extend(words, row.options.ids);
+        for (const float share : row.options.shares) words.push_back(std::bit_cast<int32_t>(share));
+    }
     records.push_back(record);
 }
 
@@ -85,6 +93,15 @@ Segments Dataset::Store::copy_segments(const RowRecord& row, const int32_t* next
     }
     if (!are_sound(segments, static_cast<std::size_t>(row.length))) throw damaged(row, "the segments of row ");
     return segments;
+}
+
+OptionTokens Dataset::Store::copy_options(const RowRecord& row, const int32_t* next) const {
+    const int64_t behind = words.data() + words.size() - next - 1;
+    const int32_t count = *next++;
+    if (count < 1 || count > behind / 2) throw damaged(row, "the options of row ");
+    OptionTokens options{{next, next + count}, {}};
+    for (int32_t i = 0; i < count; ++i) options.shares.push_back(std::bit_cast<float>(next[count + i]));
+    return options;
 }
 
 /// The labels that the runs at `next` give; returns what stands behind them. A file's checksums keep accidents out, but
@@ -126,7 +143,11 @@ Sample Dataset::Store::sample(int64_t i) const {
         sample.positions.resize(length);
         std::iota(sample.positions.begin(), sample.positions.end(), 0);
     }
-    if (row.has(RowRecord::given_segments)) sample.segments = copy_segments(row, next);
+    if (row.has(RowRecord::given_segments)) {
+        sample.segments = copy_segments(row, next);
+        next += RowRecord::words_of_segment * row.segments;
+    }
+    if (row.has(RowRecord::given_options)) sample.options = copy_options(row, next);
     return sample;
 }
 

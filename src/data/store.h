@@ -31,7 +31,8 @@ struct RowRecord {
         given_positions = 8,
         split = 16,
         desirable = 32,
-        given_segments = 64
+        given_segments = 64,
+        given_options = 128
     };
     static constexpr int64_t words_of_segment = 3;
     static constexpr int piece_shift = 8;  ///< above the flags: the number of the piece of a row that was split
@@ -39,14 +40,16 @@ struct RowRecord {
     bool has(Flag flag) const { return (flags & flag) != 0; }
     /// After its ids and labels.
     int64_t words_behind_labels() const {
-        return (has(given_positions) ? length : 0) + (has(given_segments) ? words_of_segment * segments : 0);
+        return (has(given_positions) ? length : 0) + (has(given_segments) ? words_of_segment * segments : 0) +
+               (has(given_options) ? 1 : 0);
     }
 };
 static_assert(sizeof(RowRecord) == 40);
 
 /// Rows encoded into words: a row's ids; then its labels unless all tokens are trained: as they are (given_labels), or,
 /// where each is the token's id or ignore_label, the number of trained runs and the [begin, end) of each; then its
-/// positions if they are not 0, 1, 2, ...; then of each segment, if there are several, length, owner and shared tokens.
+/// positions if they are not 0, 1, 2, ...; then of each segment, if there are several, length, owner and shared tokens;
+/// then of a decision the number of its options' tokens, these, and the bits of their shares.
 struct StorePart {
     std::vector<int32_t> words;
     std::vector<RowRecord> records;
@@ -78,6 +81,7 @@ struct Dataset::Store {
     Error damaged(const RowRecord& row, const char* what) const;
     const int32_t* copy_runs(const RowRecord& row, const int32_t* next, Sample& sample) const;
     Segments copy_segments(const RowRecord& row, const int32_t* next) const;
+    OptionTokens copy_options(const RowRecord& row, const int32_t* next) const;
 };
 
 }  // namespace unsloth::data

@@ -8,6 +8,7 @@
 #include "unsloth/core/files.h"
 #include "unsloth/core/folder.h"
 #include "unsloth/formats/checkpoint_folder.h"
+#include "unsloth/formats/decision_calibration.h"
 #include "unsloth/formats/trainer_state.h"
 
 namespace unsloth::formats {
@@ -104,7 +105,8 @@ ResultEntries result_entries(const fs::path& folder) {
         const auto entry = opened.look(name);
         if (!entry || !opened.owns(*entry)) continue;
         const bool config = name == "config.json" && config_kind(folder) == ConfigKind::model;
-        if (config || is_adapter_file(name) || is_model_file(name)) entries.weights.push_back(name);
+        if (config || is_adapter_file(name) || is_model_file(name) || name == decision_calibration_file)
+            entries.weights.push_back(name);
         if (is_trainer_file(name)) entries.state.push_back(name);
     }
     return entries;

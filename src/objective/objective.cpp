@@ -9,6 +9,7 @@ model::ObjectiveNeeds needs_of(const config::Config& config, int64_t teacher_tok
     if (config::compares_completions(config.training.objective)) return preference_needs();
     if (config::traits_of(config.training.objective).has_teacher) return distillation_needs(teacher_tokens);
     if (config::samples_completions(config.training.objective)) return policy_gradient_needs();
+    if (config::learns_decisions(config.training.objective)) return decision_needs();
     return {};
 }
 
@@ -22,6 +23,8 @@ std::unique_ptr<Objective> make_objective(const config::Config& config, at::Devi
     }
     if (config::samples_completions(config.training.objective))
         return make_policy_gradient(config.grpo, device, rows_of_step);
+    if (config::learns_decisions(config.training.objective))
+        return make_decision(config.training.decision_brier_weight, device);
     return make_supervised();
 }
 

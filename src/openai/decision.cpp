@@ -1,8 +1,10 @@
 #include "unsloth/openai/decision.h"
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 
+#include "openai/decision_fields.h"
 #include "openai/field_table.h"
 #include "openai/messages.h"
 
@@ -11,7 +13,7 @@ namespace {
 
 using Question = DecisionQuestion;
 
-constexpr std::size_t most_questions = 400, most_decision_choices = 255, most_levels = 10;
+constexpr std::size_t most_questions = 400, most_decision_choices = most_decision_options, most_levels = 10;
 
 void read_input(DecisionRequest& to, const Json& value, const std::string& name, const ParseOptions&) {
     to.messages = std::make_shared<Json>(input_messages(value, name));
@@ -90,20 +92,22 @@ const Field<Question> choice_question_fields[] = {
 const Field<Question> score_question_fields[] = {
     {"levels", Other<Question>{read_levels, options_schema<most_levels, level_fields>}, /*required=*/true}};
 
+void read_question(Question& to, const Json& value, const std::string& where, const ParseOptions& options) {
+    if (!value.is_object()) refuse_type(where, "an object", value);
+    const Json type = value.value("type", Json());
+    std::span<const Field<Question>> own;
+    if (type == "choice") own = choice_question_fields;
+    if (type == "score") own = score_question_fields;
+    read_fields<Question>(value, {question_fields, own}, options, to, where + ".");
+    if (to.type == Question::Type::predicate) to.options = {{"true", {}, true}, {"false", {}, true}};
+}
+
 void read_questions(DecisionRequest& to, const Json& value, const std::string& name, const ParseOptions& options) {
     if (!value.is_array()) refuse_type(name, "a list of questions", value);
     if (value.empty() || value.size() > most_questions)
         refuse_range(name, cat("from 1 to ", most_questions, " questions"), value);
     for (std::size_t i = 0; i < value.size(); ++i) {
-        const std::string where = cat(name, "[", i, "]");
-        if (!value[i].is_object()) refuse_type(where, "an object", value[i]);
-        Question& question = to.questions.emplace_back();
-        const Json type = value[i].value("type", Json());
-        std::span<const Field<Question>> own;
-        if (type == "choice") own = choice_question_fields;
-        if (type == "score") own = score_question_fields;
-        read_fields<Question>(value[i], {question_fields, own}, options, question, where + ".");
-        if (question.type == Question::Type::predicate) question.options = {{"true", {}, true}, {"false", {}, true}};
+        read_question(to.questions.emplace_back(), value[i], cat(name, "[", i, "]"), options);
     }
 }
 
@@ -168,6 +172,16 @@ Json decision_schema() {
     return object_schema<DecisionRequest>({decision_fields});
 }
 
+Json decision_input(const Json& value) {
+    return input_messages(value, "input");
+}
+
+DecisionQuestion decision_question(const Json& value) {
+    DecisionQuestion question;
+    read_question(question, value, "question", {});
+    return question;
+}
+
 DecisionRequest parse_decision(std::string_view body, const ParseOptions& options) {
     DecisionRequest request;
     read_fields<DecisionRequest>(parse_body(body), {decision_fields}, options, request);
@@ -193,6 +207,18 @@ Json decision_row(const Json& messages, const Question& question, const std::vec
     return {{"messages", std::move(asked)},
             {"add_generation_prompt", true},
             {"chat_template_kwargs", {{"enable_thinking", false}}}};
+}
+
+void scale_weights(std::vector<double>& weights, double temperature) {
+    const double highest = *std::ranges::max_element(weights);
+    if (temperature == 1 || !(highest > 0)) return;
+    double mass = 0, sum = 0;
+    for (double& weight : weights) {
+        mass += weight;
+        weight = std::exp(std::log(weight / highest) / temperature);
+        sum += weight;
+    }
+    for (double& weight : weights) weight *= mass / sum;
 }
 
 std::string decision_text(const DecisionRequest& request, const std::string& model,

@@ -19,6 +19,12 @@ void require_shareable(const config::Config& config, const weights::Holding& hol
         throw Error("parallel.unsupported",
                     cat(answers, " does not go with distributed.zero_stage 3: a rank alone cannot answer"),
                     "Leave one of the two out.");
+    const bool decides = config::learns_decisions(config.training.objective);
+    if (decides && config.distributed.cp_size > 1)
+        throw Error("parallel.unsupported",
+                    cat("distributed.cp_size ", config.distributed.cp_size,
+                        " does not go with training.objective decision: rows are not cut"),
+                    "Train data parallel.");
     if (config.distributed.tp_size == 1) return;
     const std::string size = cat("distributed.tp_size ", config.distributed.tp_size, " does not go with ");
     if (answers != nullptr)
@@ -27,6 +33,10 @@ void require_shareable(const config::Config& config, const weights::Holding& hol
     if (config::traits_of(config.training.objective).has_teacher)
         throw Error("parallel.unsupported",
                     size + "training.objective distill: a rank's logits are a slice of the vocabulary",
+                    "Train data parallel.");
+    if (decides)
+        throw Error("parallel.unsupported",
+                    size + "training.objective decision: a rank's logits are a slice of the vocabulary",
                     "Train data parallel.");
     if (config.model.dtype == spec::DType::f16)
         throw Error("parallel.unsupported", size + "model.dtype float16: sums over ranks are in bf16 or fp32",

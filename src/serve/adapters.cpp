@@ -11,6 +11,7 @@
 #include "unsloth/core/hash.h"
 #include "unsloth/core/log.h"
 #include "unsloth/formats/base_mark.h"
+#include "unsloth/formats/decision_calibration.h"
 #include "unsloth/formats/finite.h"
 #include "unsloth/openai/error.h"
 
@@ -28,6 +29,8 @@ openai::ApiError unfit(const std::string& name, const std::string& why) {
 std::string content_hash(const formats::Adapter& adapter, const fs::path& folder) {
     ContentHash hash;
     hash.add_field(read_file(folder / "adapter_config.json"));
+    if (const fs::path file = folder / formats::decision_calibration_file; fs::exists(file))
+        hash.add_field(read_file(file));
     for (const formats::TensorView& tensor : adapter.file.tensors()) {
         hash.add_field(tensor.name);
         hash.add({reinterpret_cast<const char*>(tensor.data.data()), tensor.data.size()});
@@ -74,11 +77,13 @@ void AdapterSet::load(const std::string& name, const std::string& folder, const 
     const std::lock_guard one_at_a_time(loading_);
     std::shared_ptr<const formats::Adapter> adapter;
     std::string hash;
+    double temperature = 1;
     try {
         adapter = std::make_shared<const formats::Adapter>(weights::read_for_batches({name, folder}, base_->spec));
         formats::require_finite(*adapter);
         formats::warn_of_other_base(*adapter, *base_, base_name_);
         hash = content_hash(*adapter, folder);
+        if (const auto found = formats::read_decision_calibration(folder)) temperature = found->temperature;
     } catch (const Error& refused) {
         throw unfit(name, refused.what());
     }
@@ -105,6 +110,7 @@ void AdapterSet::load(const std::string& name, const std::string& folder, const 
                                             delete old;
                                         });
     made->created = unix_seconds();
+    made->decision_temperature = temperature;
     std::promise<void> written;
     between_passes([&] {
         try {

@@ -45,13 +45,14 @@ uint64_t random_seed() {
 }  // namespace
 
 Service::Chosen Service::choose(const std::string& model) const {
-    if (model.empty() || model == options_.model) return {options_.model, options_.fingerprint, nullptr};
+    if (model.empty() || model == options_.model)
+        return {options_.model, options_.fingerprint, nullptr, options_.decision_temperature};
     std::shared_ptr<const LoadedAdapter> adapter = adapters_.find(model);
     if (!adapter)
         throw ApiError(404,
                        cat("The model '", model.substr(0, 200), "' does not exist. GET /v1/models lists the models."),
                        "model", "model_not_found");
-    return {model, cat(options_.fingerprint, "-", adapter->hash.substr(0, 16)), adapter};
+    return {model, cat(options_.fingerprint, "-", adapter->hash.substr(0, 16)), adapter, adapter->decision_temperature};
 }
 
 Job Service::job_for(const std::string& client, const Chosen& chosen) {

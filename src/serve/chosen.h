@@ -12,6 +12,7 @@ namespace unsloth::serve {
 struct Service::Chosen {
     std::string name, fingerprint;
     std::shared_ptr<const LoadedAdapter> adapter;  ///< nullptr: the base
+    double decision_temperature = 1;
 
     /// A sequence of it, still without a prompt.
     generate::Request request() const {

@@ -5,7 +5,6 @@
 
 #include "serve/call.h"
 #include "serve/chosen.h"
-#include "serve/labels.h"
 #include "serve/prompts.h"
 #include "unsloth/core/error.h"
 #include "unsloth/openai/decision.h"
@@ -15,14 +14,16 @@ namespace unsloth::serve {
 namespace {
 
 using openai::ApiError;
+using openai::OptionLabel;
 
 class Decision final : public Receiver {
   public:
-    Decision(Call call, openai::DecisionRequest request, std::string model,
+    Decision(Call call, openai::DecisionRequest request, std::string model, double temperature,
              std::vector<std::vector<OptionLabel>> labels, openai::DecisionUsage usage)
         : call_(std::move(call)),
           request_(std::move(request)),
           model_(std::move(model)),
+          temperature_(temperature),
           labels_(std::move(labels)),
           usage_(usage),
           weights_(labels_.size()),
@@ -53,11 +54,13 @@ class Decision final : public Receiver {
             for (std::size_t i = 0; i < label.ids.size(); ++i)
                 weight += std::exp(static_cast<double>(logprobs[next++].second));
         }
+        openai::scale_weights(weights_[question], temperature_);
     }
 
     Call call_;
     openai::DecisionRequest request_;
     std::string model_;
+    double temperature_;
     std::vector<std::vector<OptionLabel>> labels_;
     openai::DecisionUsage usage_;
     std::vector<std::vector<double>> weights_;
@@ -76,18 +79,11 @@ void Service::decisions(const Call& call) {
     std::vector<std::vector<OptionLabel>> labels;
     for (std::size_t i = 0; i < request.questions.size(); ++i) {
         const openai::DecisionQuestion& question = request.questions[i];
-        auto of_question = option_labels(reader_->tokenizer(), question.options.size());
-        if (!of_question)
-            throw openai::unsupported(cat("'questions[", i, "]': the model's tokenizer has no ",
-                                          question.options.size(), " labels of one token."),
-                                      cat("questions[", i, "]"));
-        std::vector<std::string> names;
+        openai::DecisionPrompt prompt = reader_->decision(*request.messages, question, cat("questions[", i, "]"));
         generate::Request asked = chosen.request();
-        for (const OptionLabel& label : *of_question) {
-            names.push_back(label.name);
+        for (const OptionLabel& label : prompt.labels)
             asked.rated_ids.insert(asked.rated_ids.end(), label.ids.begin(), label.ids.end());
-        }
-        asked.prompt = reader_->conversation(openai::decision_row(*request.messages, question, names), false);
+        asked.prompt = std::move(prompt.ids);
         if (static_cast<int64_t>(asked.prompt.size()) + 1 > engine_.context())
             throw ApiError(400,
                            cat("'questions[", i, "]' and the input have ", asked.prompt.size(),
@@ -95,11 +91,11 @@ void Service::decisions(const Call& call) {
                            "input", "context_length_exceeded");
         usage.input_tokens += static_cast<int64_t>(asked.prompt.size());
         ++usage.output_tokens;
-        labels.push_back(std::move(*of_question));
+        labels.push_back(std::move(prompt.labels));
         job.sequences.push_back(std::move(asked));
     }
-    const auto decision =
-        std::make_shared<Decision>(call.reply(), std::move(request), chosen.name, std::move(labels), usage);
+    const auto decision = std::make_shared<Decision>(call.reply(), std::move(request), chosen.name,
+                                                     chosen.decision_temperature, std::move(labels), usage);
     call.response->on_gone([this, left = std::weak_ptr<Decision>(decision)] {
         if (const std::shared_ptr<Decision> decision = left.lock()) engine_.cancel(decision);
     });

@@ -55,6 +55,16 @@ std::vector<int32_t> PromptReader::conversation(const nlohmann::ordered_json& ro
     }
 }
 
+openai::DecisionPrompt PromptReader::decision(const nlohmann::ordered_json& messages,
+                                              const openai::DecisionQuestion& question,
+                                              const std::string& where) const {
+    try {
+        return openai::decision_prompt(tokenizer_, chat_, messages, question, where);
+    } catch (const Error& refused) {
+        throw openai::invalid(cat("The chat template refuses 'input': ", refused.what()), "input");
+    }
+}
+
 std::optional<std::string> PromptReader::rendered(const nlohmann::ordered_json& row) const {
     try {
         return chat_.render(row, tokenizer::TrainedTurns::none).text;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "unsloth/openai/decision.h"
 #include "unsloth/openai/request.h"
 #include "unsloth/tokenizer/chat.h"
 #include "unsloth/tokenizer/tokenizer.h"
@@ -26,6 +27,9 @@ class PromptReader {
 
     std::vector<EncodedPrompt> prompts(const openai::AnswerRequest& request) const;
     std::vector<int32_t> conversation(const nlohmann::ordered_json& row, bool continue_final_message) const;
+    /// Of the question of that name about the messages.
+    openai::DecisionPrompt decision(const nlohmann::ordered_json& messages, const openai::DecisionQuestion& question,
+                                    const std::string& where) const;
     /// The text of a conversation; nullopt where the template refuses it.
     std::optional<std::string> rendered(const nlohmann::ordered_json& row) const;
     std::vector<int32_t> text(const std::string& text, bool add_special_tokens) const;

@@ -18,6 +18,15 @@ struct SetSums {
 };
 using Sums = std::vector<SetSums>;  // by evaluation set
 
+/// Each value becomes its sum.
+void sum_over_ranks(std::vector<float>& values, at::Device device, comm::Group& group, const std::string& what) {
+    const at::Tensor all = at::tensor(values, at::kFloat).to(device);
+    group.all_reduce(all, what);
+    const at::Tensor totals = all.cpu();
+    group.check();
+    std::copy_n(totals.const_data_ptr<float>(), values.size(), values.begin());
+}
+
 /// Of all ranks.
 void add_up(Sums& sums, at::Device device, comm::Group& group, const std::string& what) {
     std::vector<float> own;
@@ -26,11 +35,8 @@ void add_up(Sums& sums, at::Device device, comm::Group& group, const std::string
         own.push_back(static_cast<float>(set.hits));
         own.insert(own.end(), set.of.measures.begin(), set.of.measures.end());
     }
-    const at::Tensor all = at::tensor(own, at::kFloat).to(device);
-    group.all_reduce(all, what);
-    const at::Tensor totals = all.cpu();
-    group.check();
-    const float* value = totals.const_data_ptr<float>();
+    sum_over_ranks(own, device, group, what);
+    const float* value = own.data();
     for (SetSums& set : sums) {
         set.of.loss = *value++;
         set.hits = static_cast<int64_t>(*value++);
@@ -119,6 +125,7 @@ Evaluator::Result Evaluator::run(model::Model& model, ops::Context& ctx, objecti
     if (objective.measures().defined()) none.of.measures.resize(static_cast<std::size_t>(objective.measures().numel()));
     Sums sums(extents_.size(), none);
     const auto set = [&](int32_t source) { return names_.empty() ? 0 : static_cast<std::size_t>(source); };
+    objective.begin_evaluation();
     Progress progress("evaluating", batches_.most_batches());
     for (int64_t i = 0; i < batches_.most_batches(); ++i) {
         if (const int signal = agree_on_signal(group_, ctx.device(), what); signal != 0) return {std::nullopt, signal};
@@ -153,6 +160,9 @@ Evaluator::Result Evaluator::run(model::Model& model, ops::Context& ctx, objecti
         for (auto& figure : objective.figures(all.of.measures)) report.figures.push_back(std::move(figure));
     for (std::size_t i = 0; i < names_.size(); ++i)
         report.losses.emplace_back(names_[i], objective.evaluated(sums[i].of, extents_[i]));
+    report.calibration = objective.calibrate([&](std::vector<float>& values) {
+        if (group_) sum_over_ranks(values, ctx.device(), *group_, what);
+    });
     report.seconds = seconds_since(start);
     return {report, 0};
 }

@@ -12,6 +12,7 @@
 #include "unsloth/core/files.h"
 #include "unsloth/core/log.h"
 #include "unsloth/formats/checkpoint_folder.h"
+#include "unsloth/formats/decision_calibration.h"
 #include "unsloth/placement/kernels.h"
 #include "unsloth/train/save.h"
 
@@ -55,7 +56,7 @@ RunSaver::~RunSaver() {
 }
 
 void RunSaver::write_result(const std::filesystem::path& folder, const ReadValues& values,
-                            const formats::TrainerState& trainer) const {
+                            const RunMoment& moment) const {
     if (files_.lora) {
         save_adapter(folder, *files_.table, values, {*files_.lora, files_.base, files_.rope_scaling, files_.base_mark},
                      files_.stand_ins);
@@ -63,7 +64,9 @@ void RunSaver::write_result(const std::filesystem::path& folder, const ReadValue
         save_model(folder, *files_.table, values, files_.spec, files_.model_folder);
     }
     copy_files(files_.tokenizer_files, files_.tokenizer_folder, folder);
-    formats::write_trainer_state(folder, trainer);
+    if (!moment.calibration.empty())
+        write_file_atomically(folder / formats::decision_calibration_file, moment.calibration);
+    formats::write_trainer_state(folder, moment.trainer);
 }
 
 /// This rank's part of the optimizer. A model is saved in its own type, which may hold less than the fp32 values that
@@ -112,7 +115,7 @@ void RunSaver::write_checkpoint(formats::CheckpointWriter& writer, const Snapsho
     await_others(writer.folder());
     write_result(writer.folder(),
                  files_.holds_all ? values_in(snapshot.params()) : values_of_parts(writer.folder(), *files_.table),
-                 moment.trainer);
+                 moment);
     writer.commit();
     log::info("saved ", writer.path().string());
     const bool has_best = moment.run.progress.best.value.has_value();
@@ -152,9 +155,9 @@ bool RunSaver::wait() {
     }
 }
 
-void RunSaver::result(const formats::TrainerState& trainer, const ReadValues& values) const {
+void RunSaver::result(const RunMoment& moment, const ReadValues& values) const {
     const auto before = files_.replaces ? result_files(files_.output_dir) : std::vector<ResultFile>();
-    write_result(files_.output_dir, values, trainer);
+    write_result(files_.output_dir, values, moment);
     remove_stale(files_.output_dir, before);
 }
 

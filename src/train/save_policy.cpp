@@ -11,6 +11,7 @@
 #include "unsloth/core/log.h"
 #include "unsloth/formats/base_mark.h"
 #include "unsloth/formats/checkpoint_folder.h"
+#include "unsloth/formats/decision_calibration.h"
 #include "unsloth/placement/agreement.h"
 #include "unsloth/placement/kernels.h"
 #include "unsloth/placement/parallel.h"
@@ -67,9 +68,32 @@ void SavePolicy::load_best() {
         folder = setup_.group()->gather(folder.string(), "the checkpoint of the best evaluation")[0];
     if (folder.empty()) return;
     state_.load_values(folder);
+    loaded_ = folder;
     log::info("the result is that of step ", state_.progress.best.step, ", whose ",
               config::best_metric(config().training), " was the best: ", *state_.progress.best.value,
               " (training.load_best_model_at_end)");
+}
+
+/// decision_calibration.json of the values as they are; empty: no evaluation was of them.
+std::string SavePolicy::calibration() const {
+    if (!loaded_.empty()) {
+        const fs::path file = loaded_ / formats::decision_calibration_file;
+        return fs::exists(file) ? read_file(file) : "";
+    }
+    if (!state_.calibration || state_.calibrated_step != state_.progress.step) return "";
+    return formats::write_decision_calibration(*state_.calibration);
+}
+
+/// What the result's decisions are scaled by, or why by nothing.
+void SavePolicy::tell_calibration() const {
+    const auto found = formats::read_decision_calibration(config().training.output_dir);
+    if (!found)
+        return log::info("no ", formats::decision_calibration_file, " was written: ",
+                         setup_.evaluator() ? "no evaluation was of the result's values"
+                                            : "there are no held-out rows (data.eval_file, data.val_size)");
+    log::info(formats::decision_calibration_file, ": temperature ", found->temperature, ", fitted on ", found->rows,
+              " held-out rows; log loss ", found->nll_before, " before and ", found->nll_after,
+              " after, calibration error ", found->ece_before, " and ", found->ece_after);
 }
 
 bool SavePolicy::save_time_has_come() const {
@@ -136,6 +160,7 @@ void SavePolicy::finish() {
     finish_saving();
     load_best();
     save_result();
+    if (config::learns_decisions(config().training.objective) && leads()) tell_calibration();
     reporter_.saved(seconds_since(start));
     if (setup_.group()) setup_.group()->barrier("the end of the run");
 }
@@ -210,6 +235,7 @@ RunMoment SavePolicy::moment() const {
     run.cpu_threads = setup_.cpu_threads();
     run.data = setup_.data_fingerprint();
     if (source_ != nullptr) moment.rollouts = source_->progress();
+    moment.calibration = calibration();
     run.parameters = layout_fingerprint(state_.model->trained_by_all(), t.optim);
     return moment;
 }
@@ -218,7 +244,7 @@ void SavePolicy::save_result() {
     require_same_values();
     const comm::LongOperation saving(saver_ ? setup_.group() : nullptr, "saving the result");
     const weights::Parameters& parameters = *state_.model->parameters();
-    const auto write = [this](const ReadValues& values) { saver_->result(moment().trainer, values); };
+    const auto write = [this](const ReadValues& values) { saver_->result(moment(), values); };
     if (!parameters.holds_all())
         with_gathered_values(setup_.group()->all(), state_.model->trained_by_all(), state_.part(), parameters,
                              setup_.device(), write);

@@ -70,6 +70,8 @@ void TrainingLoop::maybe_evaluate(int64_t step) {
     if (!report) saves_.stop_for(agreed_signal_);
     if (report->loss && !std::isfinite(*report->loss) && leads())
         log::warning("the loss of the evaluation at step ", step, " is not finite. ", session::overflow_advice);
+    state_.calibration = report->calibration;
+    state_.calibrated_step = step;
     reporter_.evaluation(*report);
     if (state_.plateau) state_.plateau->observe(*report->loss);
     if (step > 0) judge(*report);  // what was not trained yet is no result

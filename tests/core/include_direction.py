@@ -6,7 +6,7 @@
 
 The rules:
   order    a module includes only modules that stand to its left: core | spec, hub, http, grammar | config, formats, tokenizer, grpc,
-           ops | import, engine_api, memory, comm, data, report, planner, openai | weights, reward | model |
+           ops | openai | import, engine_api, memory, comm, data, report, planner | weights, reward | model |
            objective, generate | placement | session | serve, rollouts | train | commands, bench | engine | app;
            kernels stand beside spec, and
            only ops includes them
@@ -45,7 +45,7 @@ RANK = {
     "planner": 3,
     "weights": 4,
     "reward": 4,
-    "openai": 3,
+    "openai": 2.5,
     "model": 5,
     "objective": 6,
     "generate": 6,

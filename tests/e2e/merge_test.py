@@ -159,6 +159,7 @@ class Merge(Merging):
         rows = write_rows(self.folder / "rows.jsonl", [{"text": "The term is one year."}] * 4)
         adapter = self.train(base, rows, "--r", "4")
         (adapter / "chat_template.jinja").write_text("{{ messages[0].content }}")
+        (adapter / "decision_calibration.json").write_text("{}")
         for texts in ([], ["--verify", "Each party may end this agreement."], ["--verify", rows]):
             merged, result = self.merge(adapter, base, *texts, out=f"merged{len(texts)}{len(str(texts))}")
             self.assertIn("logits of the merged model", result.err)
@@ -169,6 +170,7 @@ class Merge(Merging):
                 "{{ messages[0].content }}",
                 "the adapter's tokenizer files win",
             )
+            self.assertEqual((merged / "decision_calibration.json").read_text(), "{}")
         self.succeed(
             "score",
             "--model.path",

@@ -1,6 +1,11 @@
-"""Pairs of answers: what is learnt of the example's shows on pairs that were held out, and a shared prompt changes nothing."""
+"""Pairs of answers: what is learnt of the example's shows on pairs that were held out, and a shared prompt changes nothing.
+Decisions: what is learnt shows on rows that were held out, with probabilities that are calibrated on them."""
 
-from support import LEGAL_BASE, LLAMA, MISTRAL, SOURCE, EndToEnd, main, model, read_rows, write_rows
+import json
+import random
+
+from rank_support import Ranks
+from support import LEGAL_BASE, LLAMA, MISTRAL, OK, SOURCE, TEXT_LLAMA, EndToEnd, main, model, read_rows, write_rows
 
 LEGAL = SOURCE / "examples" / "legal"
 
@@ -61,6 +66,87 @@ class Preferences(EndToEnd):
             {"prompt": ids(i, 12 + i % 7), "chosen": ids(i + 50, 6 + i % 4), "rejected": ids(i + 90, 5 + i % 5)}
             for i in range(count)
         ]
+
+
+class Decisions(Ranks):
+    WORDS = {"lease": ("tenant", "landlord", "rent"), "loan": ("lender", "borrower", "interest")}
+
+    def decisions(self, name, count, seed=1):
+        """Texts of either kind; whether it is a lease, and what it is. Some answers are probabilities."""
+        numbers = random.Random(seed)
+        rows = []
+        for i in range(count):
+            kind = numbers.choice(list(self.WORDS))
+            text = "The " + " and the ".join(numbers.choice(self.WORDS[kind]) for _ in range(4)) + "."
+            if i % 2:
+                question = {"type": "predicate", "instructions": "This is a lease."}
+                answer = {"answer": kind == "lease"}
+            else:
+                choices = [{"value": value} for value in self.WORDS]
+                question = {"type": "choice", "instructions": "What is this?", "choices": choices}
+                answer = {"probabilities": [1.0, 0.0] if kind == "lease" else [0.0, 1.0]}
+            rows.append({"input": text, "question": question} | answer)
+        return write_rows(self.folder / name, rows)
+
+    def test_a_decision_is_learnt_and_calibrated(self):
+        train, held_out = self.decisions("train.jsonl", 96), self.decisions("held_out.jsonl", 32, seed=2)
+        arguments = self.train_arguments(
+            LEGAL_BASE, train, "--objective", "decision", "--data.eval_file", held_out, "--max_seq_length", 256,
+            "--per_device_train_batch_size", 8, "--gradient_accumulation_steps", 1, "--max_steps", 40, "--eval_steps",
+            20, "--save_steps", 20, "--learning_rate", 0.003, "--eval_on_start", "true", "--decision_brier_weight", 0.5,
+        )  # fmt: skip
+        result = self.succeed("train", *arguments)
+        out = self.folder / "out"
+        before, _, after = self.evaluations(out)
+        self.assertLess(before["eval_accuracy"], 0.8)
+        self.assertGreater(after["eval_accuracy"], 0.95)
+        self.assertLess(after["eval_brier"], 0.5 * before["eval_brier"])
+        self.assertLess(after["eval_loss"], 0.5 * before["eval_loss"])
+        for figure in ("eval_ece", "eval_token_accuracy"):
+            self.assertTrue(0 <= after[figure] <= 1, after)
+        self.assertIn("accuracy", self.steps(out)[-1])
+        self.assertNotIn("ece", self.steps(out)[-1])
+        found = json.loads((out / "decision_calibration.json").read_text())
+        self.assertEqual((found["version"], found["rows"]), (1, 32))
+        self.assertLessEqual(found["nll"]["after"], found["nll"]["before"] + 1e-6)
+        self.assertAlmostEqual(found["ece"]["before"], after["eval_ece"], delta=1e-5)
+        self.assertIn("decision_calibration.json: temperature ", result.err)
+        earlier = json.loads((out / "checkpoint-20" / "decision_calibration.json").read_text())
+        self.assertNotEqual(earlier["nll"], found["nll"])
+
+        without = self.train_arguments(
+            LEGAL_BASE, train, "--objective", "decision", "--max_steps", 2, "--overwrite_output_dir", "true"
+        )
+        result = self.succeed("train", *without)
+        self.assertIn("no decision_calibration.json was written: there are no held-out rows", result.err)
+        self.assertFalse((out / "decision_calibration.json").exists(), "that of other values")
+
+    def test_batches_packing_and_ranks_give_the_same_losses(self):
+        train, held_out = self.decisions("train.jsonl", 16), self.decisions("held_out.jsonl", 6, seed=2)
+        base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
+
+        def losses(out, ranks, batch, accumulation, *more):
+            arguments = self.train_arguments(
+                base, train, "--objective", "decision", "--data.eval_file", held_out, "--max_seq_length", 512,
+                "--per_device_train_batch_size", batch, "--gradient_accumulation_steps", accumulation, "--finetuning_type",
+                "full", "--decision_brier_weight", 0.5, "--shuffle", "false", *more, out=out,
+            )  # fmt: skip
+            code, err = self.launch(ranks, arguments)
+            self.assertEqual(code, OK, err)
+            found = json.loads((self.folder / out / "decision_calibration.json").read_text())
+            steps = self.steps(self.folder / out)
+            return (
+                [step["loss"] for step in steps]
+                + [step["brier"] for step in steps]
+                + [self.evaluations(self.folder / out)[-1]["eval_loss"], found["nll"]["after"], found["ece"]["before"]]
+            )
+
+        expected = losses("one", 1, 4, 1)
+        self.assertNotAlmostEqual(expected[0], expected[2], places=3)
+        for out, *how in (("accumulated", 1, 1, 4), ("ranks", 2, 2, 1)):
+            with self.subTest(out):
+                for got, one in zip(losses(out, *how), expected, strict=True):
+                    self.assertAlmostEqual(got, one, delta=2e-5)
 
 
 if __name__ == "__main__":

@@ -90,5 +90,62 @@ TEST(OpenaiDecision, AnswersHaveOpenaisForm) {
     EXPECT_EQ(answer["usage"]["input_tokens_details"]["cached_tokens"], 20);
 }
 
+std::vector<float> shares_of(const std::string& question, const std::string& answer) {
+    return parse_decision_example(
+               Json::parse(R"({"input": "The text.", "question": )" + question + ", " + answer + "}"))
+        .shares;
+}
+
+const std::string
+    score_question = R"({"type": "score", "instructions": "How good?", "levels": [{"label": "a"}, {"label": "b"}]})",
+    choice_question =
+        R"({"type": "choice", "instructions": "Which?", "choices": [{"value": "true"}, {"value": true}]})",
+    predicate_question = R"({"type": "predicate", "instructions": "It is short."})";
+
+TEST(OpenaiDecision, ARowsAnswerIsAnOptionOrProbabilities) {
+    using Shares = std::vector<float>;
+    EXPECT_EQ(shares_of(predicate_question, R"("answer": false)"), (Shares{0, 1}));
+    EXPECT_EQ(shares_of(choice_question, R"("answer": "true")"), (Shares{1, 0}));
+    EXPECT_EQ(shares_of(choice_question, R"("answer": true, "other": 1)"), (Shares{0, 1}));
+    EXPECT_EQ(shares_of(score_question, R"("answer": 1)"), (Shares{0, 1}));
+    EXPECT_EQ(shares_of(score_question, R"("answer": "a")"), (Shares{1, 0}));
+    EXPECT_EQ(shares_of(score_question, R"("probabilities": [0.25, 0.75], "answer": null)"), (Shares{0.25F, 0.75F}));
+}
+
+TEST(OpenaiDecision, RefusesARowByItsColumnsName) {
+    const auto param = [](const std::string& question, const std::string& answer) -> std::string {
+        try {
+            shares_of(question, answer);
+        } catch (const ApiError& refused) {
+            return refused.param();
+        }
+        return "nothing";
+    };
+    EXPECT_EQ(param(predicate_question, R"("answer": "maybe")"), "answer");
+    EXPECT_EQ(param(predicate_question, R"("answer": 1)"), "answer");
+    EXPECT_EQ(param(score_question, R"("answer": 2)"), "answer");
+    EXPECT_EQ(param(score_question, R"("answer": -1)"), "answer");
+    EXPECT_EQ(param(score_question, R"("x": 1)"), "answer");
+    EXPECT_EQ(param(score_question, R"("answer": 1, "probabilities": [0, 1])"), "answer");
+    EXPECT_EQ(param(score_question, R"("probabilities": [0.5, 0.4])"), "probabilities");
+    EXPECT_EQ(param(score_question, R"("probabilities": [1.5, -0.5])"), "probabilities");
+    EXPECT_EQ(param(score_question, R"("probabilities": [1])"), "probabilities");
+    EXPECT_EQ(param(R"({"type": "choice", "instructions": "?", "choices": [{"value": "a"}, {"value": "a"}]})",
+                    R"("answer": "a")"),
+              "question.choices[1]");
+    EXPECT_EQ(param(R"({"type": "choice", "instructions": "?"})", R"("answer": "a")"), "question.choices");
+}
+
+TEST(OpenaiDecision, ATemperatureDividesTheOptionsLogits) {
+    std::vector<double> weights{0.4, 0.1, 0};
+    scale_weights(weights, 2);
+    EXPECT_NEAR(weights[0], 0.5 * 2 / 3, 1e-12);
+    EXPECT_NEAR(weights[1], 0.5 / 3, 1e-12);
+    EXPECT_EQ(weights[2], 0);
+    std::vector<double> none{0, 0};
+    scale_weights(none, 2);
+    EXPECT_EQ(none[0], 0);
+}
+
 }  // namespace
 }  // namespace unsloth::openai

@@ -123,7 +123,7 @@ TEST(KvCache, PagedAttentionWithSinksIsThatOverTheSameKeys) {
     place_rows(ctx, paged);
     AttentionShape shape{2 * kv_heads, kv_heads, head_dim, 20, 0.25};
     shape.sinks = true;
-    const at::Tensor q = at::randn({1, 2 * kv_heads, head_dim}), sinks = at::randn({2 * kv_heads});
+    const at::Tensor q = at::randn({1, 2 * kv_heads, head_dim}) / 100, sinks = at::randn({2 * kv_heads}) + 3;
     const at::Tensor got = at::empty_like(q), expected = at::empty_like(q);
     paged_attention(ctx, shape, paged, q, cache, got, sinks);
     EXPECT_THROW(paged_attention(ctx, shape, paged, q, cache, got), CheckError);

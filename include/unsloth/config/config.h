@@ -17,7 +17,17 @@
 namespace unsloth::config {
 
 enum class FinetuningType { lora, full };
-enum class DataFormat { automatic, tokenized, alpaca, messages, sharegpt, prompt_completion, preference, text };
+enum class DataFormat {
+    automatic,
+    tokenized,
+    alpaca,
+    messages,
+    sharegpt,
+    prompt_completion,
+    preference,
+    text,
+    decision
+};
 /// What a row of a plain text file is: a run of lines between blank ones, or the whole file.
 enum class TextUnit { paragraph, file };
 /// What becomes of a row that is not UTF-8: it is a bad row, or its broken bytes become U+FFFD.
@@ -158,6 +168,7 @@ struct TrainingOptions {
     double neftune_noise_alpha = 0;              ///< 0: no noise
     std::optional<double> router_aux_loss_coef;  ///< absent: as config.json says
     Objective objective = Objective::sft;
+    double decision_brier_weight = 0;  ///< added to the cross-entropy of decisions
     int64_t seed = 3407;
     GradientCheckpointing gradient_checkpointing = GradientCheckpointing::automatic;
     KeptInputs keep_inputs_in = KeptInputs::automatic;

@@ -8,14 +8,15 @@
 namespace unsloth::config {
 
 /// In the order of `objectives` below. The loss itself is in objective/.
-enum class Objective : uint8_t { sft, dpo, orpo, kto, distill, grpo };
+enum class Objective : uint8_t { sft, dpo, orpo, kto, distill, grpo, decision };
 
 /// What an example holds.
 enum class ExampleKind : uint8_t {
-    targets,  ///< tokens with labels
-    pairs,    ///< a prompt, a chosen and a rejected completion
-    judged,   ///< a prompt, a completion, and whether it is desirable
-    prompts,  ///< a prompt, and columns that reward functions read; the run makes the completions
+    targets,    ///< tokens with labels
+    pairs,      ///< a prompt, a chosen and a rejected completion
+    judged,     ///< a prompt, a completion, and whether it is desirable
+    prompts,    ///< a prompt, and columns that reward functions read; the run makes the completions
+    decisions,  ///< a question about an input, and the probabilities of its options
 };
 
 struct ObjectiveTraits {
@@ -28,7 +29,7 @@ struct ObjectiveTraits {
     bool fixed_micro_batch = false;  ///< the result, or the plan of a teacher, depends on which examples share one
 };
 
-inline constexpr std::array<ObjectiveTraits, 6> objectives{{
+inline constexpr std::array<ObjectiveTraits, 7> objectives{{
     {.name = "sft", .examples = ExampleKind::targets},
     {.name = "dpo", .examples = ExampleKind::pairs, .has_reference = true},
     {.name = "orpo", .examples = ExampleKind::pairs, .learns_prompts = true},
@@ -39,6 +40,7 @@ inline constexpr std::array<ObjectiveTraits, 6> objectives{{
      .fixed_micro_batch = true},
     {.name = "distill", .examples = ExampleKind::targets, .has_teacher = true, .fixed_micro_batch = true},
     {.name = "grpo", .examples = ExampleKind::prompts},
+    {.name = "decision", .examples = ExampleKind::decisions},
 }};
 
 constexpr const ObjectiveTraits& traits_of(Objective objective) {
@@ -52,6 +54,10 @@ constexpr bool compares_completions(Objective objective) {
 /// Whether a run samples the completions that it learns from.
 constexpr bool samples_completions(Objective objective) {
     return traits_of(objective).examples == ExampleKind::prompts;
+}
+/// Whether it learns the probabilities of a question's options.
+constexpr bool learns_decisions(Objective objective) {
+    return traits_of(objective).examples == ExampleKind::decisions;
 }
 
 }  // namespace unsloth::config

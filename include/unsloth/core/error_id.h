@@ -71,6 +71,7 @@ inline constexpr KnownErrorId known_error_ids[] = {
     {"data.bad-thesaurus", ErrorKind::input},
     {"data.column-type", ErrorKind::input},
     {"data.damaged-file", ErrorKind::input},
+    {"data.decision-shape", ErrorKind::input},
     {"data.empty", ErrorKind::input},
     {"data.empty-answer", ErrorKind::input},
     {"data.empty-row", ErrorKind::input},

@@ -23,6 +23,17 @@ constexpr bool is_prompt_label(int32_t label) {
     return label < ignore_label;
 }
 
+/// The most tokens that may say the options of one question.
+inline constexpr int64_t most_option_tokens = 3 * 255;
+
+/// The options of a question, by the tokens that say them: an option's tokens come one after another.
+struct OptionTokens {
+    std::vector<int32_t> ids;   ///< each once
+    std::vector<float> shares;  ///< as many: at an option's first token its probability in the answer, at others -1
+
+    bool operator==(const OptionTokens&) const = default;
+};
+
 /// One row ready to train on. Ids, labels and positions have the same length.
 struct Sample {
     int64_t row = 0;  ///< index of the row in its source file, from 0
@@ -32,6 +43,7 @@ struct Sample {
     Segments segments = {};                   ///< empty: one
     std::optional<int32_t> dropout_row = {};  ///< names the row's dropout masks; absent: `row`
     bool desirable = false;                   ///< the verdict on the row's answer, where it has one
+    OptionTokens options = {};                ///< of a decision, whose last token alone is a target
 };
 
 /// One of `size` ranks that share each row's tokens (data/context_slice.h).
@@ -73,6 +85,7 @@ struct Batch {
     std::vector<int32_t> answer_starts;   ///< [S] where its answer's begin: behind those with a prompt_label
     std::vector<int64_t> rows;            ///< source rows, in order
     std::vector<int32_t> desirable;       ///< of each row: Sample::desirable
+    std::vector<OptionTokens> options;    ///< of each target, where rows are decisions; else empty
     TokenOrder token_order;               ///< of ids_T, only where the loader was asked for it
     std::optional<ContextSlice> context;  ///< of a rank's slice; nothing: the rows are whole
     int64_t labels = 0;                   ///< targets that are not ignore_label

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "unsloth/openai/decision.h"
 #include "unsloth/tokenizer/chat.h"
 
 namespace unsloth::data {
@@ -86,6 +87,8 @@ class RowEncoder {
     /// The same for a conversation with a row. Unless an encoder overrides it: input Error where it uses tools,
     /// else its roles and contents alone.
     virtual EncodedRow whole_conversation(const Conversation& conversation) const;
+    /// The prompt of a question, as a service makes it. Unless an encoder overrides it: input Error.
+    virtual openai::DecisionPrompt decision(const openai::DecisionExample& example) const;
     /// Whether whole_conversation makes use of a row's column of this name.
     virtual bool reads(std::string_view column) const;
     /// The tokens or the template that a doubt is about, for a message: "<s>", "<|eot_id|>, <|end_of_text|>", "chatml".

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "unsloth/config/config.h"
+#include "unsloth/data/batch.h"
 #include "unsloth/data/encoder.h"
 #include "unsloth/data/segments.h"
 
@@ -36,12 +37,13 @@ struct FormattedRow {
     std::vector<int32_t> positions;  ///< empty: 0, 1, 2, ...
     Segments segments = {};          ///< empty: one
     bool truncated = false;
-    int64_t targets = 0;     ///< after truncation
-    uint32_t doubts = 0;     ///< RowDoubts
-    bool too_long = false;   ///< longer than max_seq_length, and not to be cut: to be split or dropped
-    bool split = false;      ///< a piece of a row
-    int32_t piece = 0;       ///< its number within the row
-    bool desirable = false;  ///< the verdict on the answer, where there is one
+    int64_t targets = 0;        ///< after truncation
+    uint32_t doubts = 0;        ///< RowDoubts
+    bool too_long = false;      ///< longer than max_seq_length, and not to be cut: to be split or dropped
+    bool split = false;         ///< a piece of a row
+    int32_t piece = 0;          ///< its number within the row
+    bool desirable = false;     ///< the verdict on the answer, where there is one
+    OptionTokens options = {};  ///< of a decision
 };
 
 /// The configuration's name of a format ("tokenized", "alpaca", "messages", ..., "auto").
@@ -49,10 +51,11 @@ std::string format_name(config::DataFormat format);
 
 /// Recognises the format from a row's columns: tokenized {input_ids} (beside it labels, position_ids, attention_mask,
 /// completion_mask, assistant_masks and loss_mask), messages {messages}, sharegpt {conversations},
-/// preference {chosen, rejected} or {preferred_output, non_preferred_output} (of ids: tokenized, as {prompt,
-/// completion} of ids), alpaca {instruction, output}, prompt_completion {prompt, completion}, text {text}, in this
-/// order; `pairs`: preference before messages and sharegpt, which then are a pair's prompt. BadRow names the columns
-/// found, and for shapes known elsewhere how to rename them.
+/// decision {input, question, answer or probabilities}, preference {chosen, rejected} or {preferred_output,
+/// non_preferred_output} (of ids: tokenized, as {prompt, completion} of ids), alpaca {instruction, output},
+/// prompt_completion {prompt, completion}, text {text}, in this order; `pairs`: preference before messages and
+/// sharegpt, which then are a pair's prompt. BadRow names the columns found, and for shapes known elsewhere how to
+/// rename them.
 config::DataFormat detect_format(const nlohmann::ordered_json& row, bool pairs = false);
 
 struct WeightedConversation;
@@ -71,7 +74,8 @@ class RowFormatter {
     /// With an objective of pairs a row becomes two segments, the prompt with the chosen and with the rejected answer
     /// (see pair_of in src/data/preference.h for their forms): BadRow where the answers are equal, or where of one of
     /// them nothing is left to learn. With kto a row {prompt, completion, label} keeps its verdict (see judged_of there
-    /// for its other forms).
+    /// for its other forms). With decision a row is the prompt of its question and one more token, the label of the
+    /// option that the answer names first of all: BadRow for one that is too long, for none of it may be cut.
     FormattedRow format(const nlohmann::ordered_json& row) const;
     /// A row that is too long as rows of at most max_seq_length tokens. Each but the first begins with the token that
     /// the one before ends with, for its context, unless a segment begins there: so every token that is a target of
@@ -83,6 +87,7 @@ class RowFormatter {
     FormattedRow supervised(const nlohmann::ordered_json& row) const;
     FormattedRow pair(const nlohmann::ordered_json& row) const;
     FormattedRow judged(const nlohmann::ordered_json& row) const;
+    FormattedRow decision(const nlohmann::ordered_json& row) const;
     FormattedRow answer(const nlohmann::ordered_json& row) const;
     FormattedRow instructed(const nlohmann::ordered_json& row, const char* column) const;
     bool takes_sections(const nlohmann::ordered_json& row) const;
@@ -95,6 +100,7 @@ class RowFormatter {
     FormattedRow encoded(EncodedRow row, const std::vector<bool>& learnt = {}) const;
     void finish(FormattedRow& row) const;
     void check_reach(const FormattedRow& row) const;
+    void check_kind() const;
 
     config::DataFormat format_;
     RowOptions options_;

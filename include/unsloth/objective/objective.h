@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "unsloth/data/loader.h"
 #include "unsloth/model/head_objective.h"
 #include "unsloth/model/model.h"
+#include "unsloth/objective/calibration.h"
 #include "unsloth/objective/references.h"
 #include "unsloth/objective/teacher.h"
 
@@ -37,6 +39,8 @@ class Objective : public model::HeadObjective {
         double loss = 0;
         std::vector<float> measures;  ///< as many as measures() has
     };
+    /// Before the first batch of an evaluation.
+    virtual void begin_evaluation() {}
     /// Of an evaluation: sees the logits of a batch (which outlives this) that is scored before evaluate(); empty:
     /// needs none.
     virtual model::Model::OnLogits watch(ops::Context& /*ctx*/, const data::Batch& /*batch*/) { return {}; }
@@ -45,6 +49,8 @@ class Objective : public model::HeadObjective {
                           Sums& sums) = 0;
     /// The loss that all ranks' sums over so many rows say.
     virtual double evaluated(const Sums& sums, const data::Extent& of) const = 0;
+    /// After the last batch of an evaluation: what scales the probabilities of decisions; nothing for other objectives.
+    virtual std::optional<formats::DecisionCalibration> calibrate(const SumOverRanks& /*sum*/) { return std::nullopt; }
 };
 
 /// The mean of -log p over targets.
@@ -79,6 +85,10 @@ std::unique_ptr<Objective> make_policy_gradient(const config::GrpoOptions& optio
 model::ObjectiveNeeds policy_gradient_needs();
 /// A figure of its steps: the divergence of sampler and trainer (k3), over tokens that the policy sampled as it was.
 inline constexpr const char* kl_sampler_trainer = "kl_sampler_trainer";
+
+/// Questions about an input, by the probabilities of their options (spec/decision_loss.h).
+std::unique_ptr<Objective> make_decision(double brier_weight, at::Device device);
+model::ObjectiveNeeds decision_needs();
 
 /// Whether the configuration measures against a reference.
 bool needs_references(const config::Config& config);

@@ -17,10 +17,11 @@ namespace unsloth::serve {
 
 struct LoadedAdapter {
     std::string name, folder;
-    std::string hash;     ///< of its files' content
-    int64_t slot = 0;     ///< which a sequence names
-    uint32_t prefix = 0;  ///< one for each content: cached keys are shared by it, and never stale
-    int64_t created = 0;  ///< seconds since 1970
+    std::string hash;                 ///< of its files' content
+    int64_t slot = 0;                 ///< which a sequence names
+    uint32_t prefix = 0;              ///< one for each content: cached keys are shared by it, and never stale
+    int64_t created = 0;              ///< seconds since 1970
+    double decision_temperature = 1;  ///< of its decision_calibration.json
 };
 
 /// A name means one adapter at a time. Answers hold the one that they began with: its slot is free once none does.

@@ -26,12 +26,13 @@ struct ServiceOptions {
     std::string model;              ///< the base's id
     std::vector<std::string> keys;  ///< one of them must be sent; empty: anybody may ask
     bool accept_unknown_fields = false;
-    bool may_load_adapters = false;  ///< whether the routes that load and unload answer
-    std::string adapter_root;        ///< folder that adapters are loaded from; empty: from none
-    std::string fingerprint;         ///< of the base's content
-    int64_t vocab_size = 0;          ///< the model's
-    std::vector<int32_t> stop_ids;   ///< that end answers
-    std::string folder;              ///< the base's
+    bool may_load_adapters = false;   ///< whether the routes that load and unload answer
+    std::string adapter_root;         ///< folder that adapters are loaded from; empty: from none
+    std::string fingerprint;          ///< of the base's content
+    int64_t vocab_size = 0;           ///< the model's
+    std::vector<int32_t> stop_ids;    ///< that end answers
+    std::string folder;               ///< the base's
+    double decision_temperature = 1;  ///< of the base's decision_calibration.json
 };
 
 /// Work of requests on other threads than the server's and the engine's.

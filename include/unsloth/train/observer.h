@@ -42,7 +42,8 @@ struct EvalReport {
     int64_t tokens = 0;          ///< labels evaluated, or tokens of completions
     double seconds = 0;
     objective::Figures figures;
-    std::vector<std::pair<std::string, double>> losses;  ///< {name, loss} of each of data.eval_files
+    std::vector<std::pair<std::string, double>> losses;            ///< {name, loss} of each of data.eval_files
+    std::optional<formats::DecisionCalibration> calibration = {};  ///< of decisions
 };
 
 /// All that an evaluation found, as rows of metrics name it: eval_loss first, where there is one.

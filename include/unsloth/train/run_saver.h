@@ -46,7 +46,8 @@ struct RunFiles {
 struct RunMoment {
     formats::TrainerState trainer;
     formats::RunState run;
-    std::string rollouts = {};  ///< StepSource::progress(); empty: none
+    std::string rollouts = {};     ///< StepSource::progress(); empty: none
+    std::string calibration = {};  ///< decision_calibration.json of these values; empty: none
 };
 
 class RunSaver {
@@ -65,12 +66,11 @@ class RunSaver {
     bool wait();
     /// The adapter or model of these values, with tokenizer and trainer_state.json, in the output folder itself.
     /// runtime Error when it cannot be written.
-    void result(const formats::TrainerState& trainer, const ReadValues& values) const;
+    void result(const RunMoment& moment, const ReadValues& values) const;
     std::optional<int64_t> last_checkpoint() const { return last_; }  ///< the last one asked for
 
   private:
-    void write_result(const std::filesystem::path& folder, const ReadValues& values,
-                      const formats::TrainerState& trainer) const;
+    void write_result(const std::filesystem::path& folder, const ReadValues& values, const RunMoment& moment) const;
     void write_checkpoint(formats::CheckpointWriter& writer, const Snapshot& snapshot, const RunMoment& moment) const;
     void write_share(const std::filesystem::path& folder, const Snapshot& snapshot) const;
     void await_others(const std::filesystem::path& folder) const;

@@ -45,6 +45,8 @@ class SavePolicy {
     void save_result();
     void load_best();
     std::filesystem::path best_checkpoint() const;
+    std::string calibration() const;
+    void tell_calibration() const;
     RunFiles run_files() const;
     RunMoment moment() const;
     bool leads() const { return setup_.leads(); }
@@ -60,6 +62,7 @@ class SavePolicy {
     std::optional<int64_t> compared_step_;  ///< with a group: after it all ranks had the same values
     std::chrono::steady_clock::time_point last_save_;
     bool agreed_ = false;
+    std::filesystem::path loaded_;  ///< checkpoint that the values come from; empty: they are the last step's
 };
 
 }  // namespace unsloth::train

@@ -39,6 +39,9 @@ struct TrainingState {
     std::unique_ptr<Stepper> stepper;
     std::optional<PlateauSchedule> plateau;  ///< reduce_lr_on_plateau follows the evaluations
     formats::RunProgress progress;           ///< after the last step whose result was read
+    /// Of decisions: what the last evaluation found, and after which step.
+    std::optional<formats::DecisionCalibration> calibration;
+    int64_t calibrated_step = -1;
 
   private:
     bool needs_initial_values() const;

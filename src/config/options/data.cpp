@@ -7,7 +7,8 @@ std::vector<std::pair<std::string, DataFormat>> row_formats() {
     return {{"auto", DataFormat::automatic},        {"tokenized", DataFormat::tokenized},
             {"alpaca", DataFormat::alpaca},         {"messages", DataFormat::messages},
             {"sharegpt", DataFormat::sharegpt},     {"prompt_completion", DataFormat::prompt_completion},
-            {"preference", DataFormat::preference}, {"text", DataFormat::text}};
+            {"preference", DataFormat::preference}, {"text", DataFormat::text},
+            {"decision", DataFormat::decision}};
 }
 
 void declare_source(OptionSet& options, DataSource& source) {
@@ -71,7 +72,7 @@ void declare_data(OptionSet& options, DataOptions& data) {
     options.add_choice(
         "format", data.format, row_formats(),
         "What a row holds: input_ids; instruction, input, output; messages; conversations; prompt, completion; "
-        "chosen, rejected; or text. auto looks at the rows' keys.");
+        "chosen, rejected; text; or input, question, answer. auto looks at the rows' keys.");
     options
         .add("columns", data.columns,
              "Names of columns in the files, by the name that is known here: {\"instruction\": \"question\", "
@@ -94,12 +95,12 @@ void declare_data(OptionSet& options, DataOptions& data) {
         "over these its column chat_template_kwargs.");
     options.add("train_on_prompt", data.train_on_prompt, "Prompts have labels too, not only completions.")
         .not_with("data.train_on_last_turn_only")
-        .not_with("training.objective", {"dpo", "orpo", "kto"})
+        .not_with("training.objective", {"dpo", "orpo", "kto", "decision"})
         .because("preferences are about answers");
     options
         .add("train_on_last_turn_only", data.train_on_last_turn_only,
              "Only the last assistant turn of a conversation has labels.")
-        .not_with("training.objective", {"dpo", "orpo", "kto"})
+        .not_with("training.objective", {"dpo", "orpo", "kto", "decision"})
         .because("preferences are about answers");
     options.add("shuffle", data.shuffle, "Shuffle examples every epoch, seeded by training.seed; false: file order.");
     options
@@ -119,7 +120,7 @@ void declare_data(OptionSet& options, DataOptions& data) {
              {"drop", LongRows::drop}},
             "What happens to an example of more than model.max_seq_length tokens. truncate cuts it. split makes "
             "several sequences of it. drop skips and counts it. auto splits plain text and truncates other examples.")
-        .not_with("training.objective", {"dpo", "orpo", "kto"})
+        .not_with("training.objective", {"dpo", "orpo", "kto", "decision"})
         .when({"split"})
         .because("it would separate an answer from its prompt")
         .error("option.unsupported")

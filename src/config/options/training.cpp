@@ -288,12 +288,13 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .suggested_for({"out", "output", "save_dir"})
         .on_resume(OnResume::mutable_);
     options
-        .add_choice("objective", training.objective, objective_names(),
-                    "Training objective. sft: the labels of each example. dpo (with its variants) and orpo: pairs "
-                    "{prompt, chosen, rejected}. kto: completions with a label {prompt, completion, label}. distill: "
-                    "the outputs of distill.teacher for the labels. grpo: completions that the run samples and scores "
-                    "itself. A pair "
-                    "counts as one example.")
+        .add_choice(
+            "objective", training.objective, objective_names(),
+            "Training objective. sft: the labels of each example. dpo (with its variants) and orpo: pairs "
+            "{prompt, chosen, rejected}. kto: completions with a label {prompt, completion, label}. distill: "
+            "the outputs of distill.teacher for the labels. grpo: completions that the run samples and scores "
+            "itself. decision: questions {input, question, answer}, by the probabilities of their options. A pair "
+            "counts as one example.")
         .suggested_for({"stage", "rl", "method"})
         .needs({"distill.teacher"})
         .when({"distill"})
@@ -301,6 +302,13 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .needs({"grpo.rewards", "grpo.replay_rollouts"})
         .when({"grpo"})
         .or_else("List reward functions (docs/rewards.md), or name a file of rollouts.")
+        .on_resume(OnResume::immutable);
+    options
+        .add(
+            "decision_brier_weight", training.decision_brier_weight,
+            "Weight of the Brier score, the squared error of the options' probabilities, added to their cross-entropy.")
+        .at_least(0)
+        .only_with("training.objective", {"decision"})
         .on_resume(OnResume::immutable);
     options
         .add("per_device_train_batch_size", training.per_device_train_batch_size,
