@@ -47,6 +47,7 @@ class Mxfp4Base : public ::testing::TestWithParam<std::string> {
         model::LoadRequest request;
         request.device = ops::choose_device(GetParam());
         request.dtype = on_gpu() ? at::kBFloat16 : at::kFloat;
+        request.load_in_4bit = false;
         request.sizes.tokens = request.sizes.longest = request.sizes.head_rows = 64;
         request.sizes.segments = 8;
         request.run.head_tile = 16;
