@@ -56,7 +56,7 @@ formats::RandomModel random_model(const InitRequest& request) {
         model.spec.layers.resize(static_cast<std::size_t>(request.layers), model.spec.layers.back());
     }
     model.spec.dtype = request.dtype;
-    model.nf4 = request.quantize == InitQuantize::nf4;
+    model.nf4 = request.quantize == InitQuantize::nf4, model.mxfp4 = request.quantize == InitQuantize::mxfp4;
     model.seed = static_cast<uint64_t>(request.seed);
     return model;
 }

@@ -117,6 +117,9 @@ void write_structure(const spec::ModelSpec& spec, Json& config) {
 }
 
 Json quantization_json(const QuantizationConfig& config) {
+    if (config.quant_method == "mxfp4")
+        return {{"quant_method", config.quant_method},
+                {"modules_to_not_convert", config.llm_int8_skip_modules.value_or(std::vector<std::string>())}};
     return {
         {"quant_method", config.quant_method},
         {"load_in_4bit", config.load_in_4bit},

@@ -18,6 +18,7 @@
 #include "unsloth/core/philox.h"
 #include "unsloth/formats/bnb4.h"
 #include "unsloth/formats/hf_config.h"
+#include "unsloth/formats/mxfp4.h"
 #include "unsloth/formats/safetensors.h"
 #include "unsloth/formats/shards.h"
 #include "unsloth/spec/convert.h"
@@ -65,6 +66,15 @@ void fill_bytes(const Draws& draws, int64_t begin, int64_t end, std::byte* out) 
     }
 }
 
+/// Exponents of MXFP4's blocks, of uniform bytes: 2^-7 so often, else 2^-8, that uniform codes, whose mean square is
+/// 68.5 / 8, have the deviation of normal weights.
+constexpr int larger_of_256 = 176;
+void fill_exponents(const Draws& draws, int64_t begin, int64_t end, std::byte* out) {
+    fill_bytes(draws, begin, end, out);
+    for (std::byte* scale = out; scale < out + (end - begin); ++scale)
+        *scale = static_cast<std::byte>(127 - (std::to_integer<int>(*scale) < larger_of_256 ? 7 : 8));
+}
+
 /// How often a level is drawn, of 256 times. All alike would have a mean, for the levels have one, and a matrix with a
 /// mean points into one direction: some of the highest level's go to zero's.
 constexpr int times(int level) {
@@ -107,6 +117,9 @@ class RandomModelWriter {
             rules_.back().shape = stored.shape;
             if (stored.rules.size() > 1 && quantised(rules_.back())) refuse_quantised_experts(model.spec);
         }
+        if (model.mxfp4 && std::ranges::none_of(rules_, [this](const auto& rule) { return in_mxfp4(rule); }))
+            throw Error("model.unsupported", cat("a ", model.spec.model_type, " has no weights in MXFP4"),
+                        "MXFP4 is for gpt-oss' experts.");
     }
 
     std::size_t write() {
@@ -121,7 +134,12 @@ class RandomModelWriter {
         const auto shards = split_into_shards(sizes, default_shard_bytes);
         for (std::size_t s = 0; s < shards.size(); ++s) write_shard(shards[s], shard_file_name(s, shards.size()));
         if (shards.size() > 1) write_file_atomically(folder_ / shard_index_file, shard_index_json(where_, total));
-        const auto quantization = model_.nf4 ? std::optional(QuantizationConfig{}) : std::nullopt;
+        auto quantization = model_.nf4 || model_.mxfp4 ? std::optional(QuantizationConfig{}) : std::nullopt;
+        if (model_.mxfp4) {
+            quantization->quant_method = "mxfp4";
+            quantization->llm_int8_skip_modules = {"model.layers.*.self_attn", "model.layers.*.mlp.router",
+                                                   "model.embed_tokens", "lm_head"};
+        }
         write_file_atomically(folder_ / "config.json",
                               write_model_config(model_.spec, quantization, model_.original_config));
         return total;
@@ -130,7 +148,19 @@ class RandomModelWriter {
   private:
     bool quantised(const spec::TensorRule& rule) const { return model_.nf4 && rule.role == spec::TensorRole::linear; }
 
+    /// Of all experts as one tensor, [E, K, N].
+    bool in_mxfp4(const spec::TensorRule& rule) const {
+        return model_.mxfp4 && rule.role == spec::TensorRole::linear && rule.shape.size() == 3 &&
+               rule.shape[1] % spec::mxfp4_block == 0;
+    }
+
     std::vector<TensorDecl> declarations(const spec::TensorRule& rule) const {
+        if (in_mxfp4(rule)) {
+            const int64_t blocks = rule.shape[1] / spec::mxfp4_block;
+            return {{cat(rule.hf_name, mxfp4_blocks_suffix), spec::DType::u8,
+                     {rule.shape[0], rule.shape[2], blocks, spec::mxfp4_block / 2}},
+                    {cat(rule.hf_name, mxfp4_scales_suffix), spec::DType::u8, {rule.shape[0], rule.shape[2], blocks}}};
+        }
         if (quantised(rule)) return quant4_declarations(rule.hf_name, rule.shape[0], rule.shape[1], model_.spec.dtype);
         return {{rule.hf_name, model_.spec.dtype, rule.shape}};
     }
@@ -144,7 +174,9 @@ class RandomModelWriter {
             }
         SafetensorsWriter writer(folder_ / file, std::move(declared));
         for (const std::size_t i : members) {
-            if (quantised(rules_[i]))
+            if (in_mxfp4(rules_[i]))
+                write_mxfp4(writer, rules_[i], static_cast<uint32_t>(i));
+            else if (quantised(rules_[i]))
                 write_codes(writer, rules_[i], static_cast<uint32_t>(i));
             else
                 write_values(writer, rules_[i], static_cast<uint32_t>(i));
@@ -205,6 +237,17 @@ class RandomModelWriter {
         }
         for (const TensorBlob& blob : quant4_companions(rule.hf_name, weight, model_.spec.dtype))
             writer.append(blob.decl.name, blob.data);
+    }
+
+    void write_mxfp4(SafetensorsWriter& writer, const spec::TensorRule& rule, uint32_t tensor) const {
+        const std::vector<TensorDecl> declared = declarations(rule);
+        for (std::size_t part = 0; part < declared.size(); ++part) {
+            const Draws draws{model_.seed, tensor, part == 0 ? uniform_bytes : uniform_scales};
+            write_pieces(writer, declared[part].name, static_cast<int64_t>(declared[part].bytes()), 1,
+                         [&](int64_t begin, int64_t end, std::byte* out) {
+                             (part == 0 ? fill_bytes : fill_exponents)(draws, begin, end, out);
+                         });
+        }
     }
 
     const RandomModel& model_;

@@ -5,6 +5,9 @@
 #include "formats/model_support.h"
 #include "unsloth/core/parallel.h"
 #include "unsloth/formats/bnb4.h"
+#include "unsloth/formats/load_plan.h"
+#include "unsloth/formats/mxfp4.h"
+
 
 namespace unsloth::formats {
 namespace {
@@ -54,6 +57,23 @@ TEST(RandomModel, HasTheDeviationOfTransformersInBothForms) {
         EXPECT_NEAR(found.mean, 0, 1e-4);
         EXPECT_NEAR(found.deviation, 0.02, 5e-4);
     }
+}
+
+TEST(RandomModel, HasExpertsInMxfp4) {
+    const ScratchFolder folder;
+    const std::string config = read_file(golden("families/gpt_oss/model/config.json"));
+    const spec::ModelSpec spec = parse_model_spec(config, "config");
+    write_random_model({spec, false, 1, config, /*mxfp4=*/true}, folder.path());
+    const WeightFile file = WeightFile::open(folder.path().string());
+    EXPECT_EQ(file.quantization->quant_method, "mxfp4");
+    const auto weight = find_mxfp4(file.checkpoint, "model.layers.1.mlp.experts.gate_up_proj");
+    ASSERT_TRUE(weight);
+    std::vector<float> values(static_cast<std::size_t>(weight->rows * weight->cols));
+    dequantize_rows(*weight, 0, weight->rows, values.data());
+    const Moments found = moments(values);
+    EXPECT_NEAR(found.mean, 0, 1e-3);
+    EXPECT_NEAR(found.deviation, 0.02, 1e-3);
+    EXPECT_THROW(write_random_model({wide_spec(), false, 1, {}, /*mxfp4=*/true}, folder.path()), Error);
 }
 
 TEST(RandomModel, IsTheSameEachTimeAndAnotherWithAnotherSeed) {

@@ -134,7 +134,7 @@ struct MergeRequest {
     std::string device = "cpu";
 };
 
-enum class InitQuantize { none, nf4 };
+enum class InitQuantize { none, nf4, mxfp4 };
 
 /// A model folder with random weights. Either `shape` or `config_file` is given.
 struct InitRequest {

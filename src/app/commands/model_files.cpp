@@ -48,8 +48,10 @@ void declare_init(OptionSet& options, CommandLine& line) {
         .at_least(0);
     options.add("out", init.out, "Folder to write.").path("DIR").must_be_given();
     options.add_choice(
-        "quantize", init.quantize, {{"none", InitQuantize::none}, {"nf4", InitQuantize::nf4}},
-        "nf4: projections in bitsandbytes' NF4 with double quantisation, their codes drawn as they are.");
+        "quantize", init.quantize, 
+        {{"none", InitQuantize::none}, {"nf4", InitQuantize::nf4}, {"mxfp4", InitQuantize::mxfp4}},
+        "nf4: projections in bitsandbytes' NF4 with double quantisation, their codes drawn as they are. mxfp4: experts "
+        "of gpt-oss in MXFP4.");
     options.add("tokenizer", init.tokenizer, "Folder whose tokenizer files are copied to the output.").path("DIR");
     options.add("seed", init.seed, "Seed of the random weights.").at_least(0);
     options.add_choice("dtype", init.dtype, config::compute_types(), "Type of the weights that are not quantised.");
