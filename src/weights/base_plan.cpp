@@ -184,7 +184,7 @@ bool BasePlan::is_cut(const formats::TensorSource& source) const {
 
 /// Whether a 4-bit weight is held with nested block maxima.
 bool BasePlan::nested(const formats::TensorSource& source) const {
-    if (in_mxfp4(source)) return false;
+    if (!spec::is_4bit(type_of(source)) || in_mxfp4(source)) return false;
     const bool whole = !as_it_lies(source) || source.quant4()->view.nested();
     return whole && (!is_cut(source) || keeps_nested_maxima(part_of(source), source.cols()));
 }

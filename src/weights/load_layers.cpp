@@ -223,7 +223,7 @@ StoredLayer BasePlan::load_image(ops::Context& ctx, const ImageMemory& memory, i
 void BasePlan::read_offset(const PackedLayer& image, const at::Tensor& memory, const formats::TensorSource& source,
                            StoredWeight& stored) const {
     const Held how = held(source);
-    if (nested(source) && (how == Held::tiles || how == Held::quantised_here))
+    if ((how == Held::tiles || how == Held::quantised_here) && nested(source))
         *nested_offset(stored) = image.part(memory, part_name(source.rule.hf_name, nested_offset_part)).item<float>();
 }
 
