@@ -300,14 +300,18 @@ TEST(Choice, ARunThatGoesOnKeepsItsPlan) {
 /// What is planned of a description is what is planned of the file.
 TEST(Choice, ADescriptionPlansAsTheFileDoes) {
     UNSLOTH_NEEDS_XZ();
-    for (const char* name : {"small_llama/bf16", "small_llama/nf4_dq", "qwen3"}) {
-        const auto file =
-            std::make_shared<const formats::WeightFile>(formats::WeightFile::open(model_folder(name).string()));
-        const auto described = formats::describe_model(file->spec, file->quantization);
-        const model::ModelPlan real(file, request_of(2, 64)), from_config(described, request_of(2, 64));
-        EXPECT_EQ(from_config.total_bytes(), real.total_bytes()) << name;
-        EXPECT_EQ(from_config.table_text(), real.table_text()) << name;
-    }
+    for (const fs::path& folder : {model_folder("small_llama/bf16"), model_folder("small_llama/nf4_dq"),
+                                   model_folder("qwen3"), unpacked(golden("families/gpt_oss/model"))})
+        for (const at::DeviceType device : {at::kCUDA, at::kCPU}) {
+            const auto file = std::make_shared<const formats::WeightFile>(formats::WeightFile::open(folder.string()));
+            const auto described = formats::describe_model(file->spec, file->quantization);
+            model::LoadRequest request = request_of(2, 64);
+            request.device = device;
+            if (file->spec.experts) request.lora->target_modules = {"q_proj", "k_proj", "v_proj", "o_proj"};
+            const model::ModelPlan real(file, request), from_config(described, request);
+            EXPECT_EQ(from_config.total_bytes(), real.total_bytes()) << folder << " " << device;
+            EXPECT_EQ(from_config.table_text(), real.table_text()) << folder << " " << device;
+        }
 }
 
 /// Answers of a 70B, whose shapes no table has, read its 4-bit weights as they lie.
