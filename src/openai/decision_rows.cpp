@@ -1,11 +1,12 @@
 // Rows that decisions are learnt from, and the prompt of a question.
-#include <array>
 #include <cmath>
 #include <set>
 
 #include "openai/decision_fields.h"
 #include "openai/field_table.h"
+#include "unsloth/core/json_reader.h"
 #include "unsloth/openai/decision.h"
+#include "unsloth/openai/error.h"
 
 namespace unsloth::openai {
 namespace {
@@ -23,7 +24,8 @@ std::size_t option_of(const DecisionQuestion& question, const Json& answer) {
     std::string known;
     for (const DecisionOption& option : options)
         known += cat(known.empty() ? "" : ", ", option.is_boolean ? option.text : Json(option.text).dump());
-    refuse_range("answer", cat("an option of the question (", known, ")"), answer);
+    throw invalid(cat("Invalid value for 'answer': ", shown(answer), " is no option of the question (", known, ")."),
+                  "answer");
 }
 
 std::vector<float> shares_of(const DecisionQuestion& question, const Json& value) {

@@ -107,7 +107,7 @@ TEST_F(DecisionRows, AreNotCut) {
         toy::message_of("data.row-too-long", [&] { Dataset::load(write({choice_row}), few, encoder_.get()); }),
         {"rows.jsonl:1: ", "max_seq_length is 20", "cut"});
     few.long_rows = config::LongRows::drop;
-    few.max_seq_length = std::ssize(formatted(soft_row, options()).ids);
+    few.max_seq_length = std::ssize(formatted(choice_row, options()).ids);
     EXPECT_EQ(Dataset::load(write({choice_row, soft_row}), few, encoder_.get()).size(), 1);
 }
 
