@@ -4,6 +4,7 @@
 
 #include "unsloth/placement/layer_costs.h"
 #include "unsloth/placement/memory_use.h"
+#include "unsloth/placement/recipe.h"
 
 namespace unsloth::placement {
 namespace {
@@ -38,7 +39,8 @@ double least_step_ms(const model::ModelPlan& plan, const planner::Card& card, in
 
 bool rows_are_free(const config::TrainingOptions& training, const spec::ModelSpec& spec) {
     return std::ranges::none_of(spec.ropes, [](const spec::RopeSpec& rope) { return rope.by_length(); }) &&
-           training.max_tokens_per_batch == 0 && !config::traits_of(training.objective).fixed_micro_batch;
+           training.max_tokens_per_batch == 0 && !config::traits_of(training.objective).fixed_micro_batch &&
+           router_aux_coefficient(training, spec) == 0;
 }
 
 bool may_regroup(const config::Config& config, at::Device device, const spec::ModelSpec& spec) {

@@ -43,7 +43,7 @@ void share_out(const config::Config& config, const spec::ModelSpec& spec, const 
                              : model::TensorParallel(spec::TensorRank{at.tp, mesh.tp});
     request.cp = ranks.links ? model::ContextParallel(ranks.links->cp())
                              : model::ContextParallel(data::ContextRank{at.cp, mesh.cp});
-    if (const double coefficient = router_aux_coefficient(config, spec); coefficient > 0) {
+    if (const double coefficient = router_aux_coefficient(config.training, spec); coefficient > 0) {
         if (mesh.pp > 1 || mesh.cp > 1)
             throw Error("parallel.unsupported",
                         cat("training.router_aux_loss_coef ", coefficient,
@@ -72,9 +72,9 @@ void share_out(const config::Config& config, const spec::ModelSpec& spec, const 
 
 }  // namespace
 
-double router_aux_coefficient(const config::Config& config, const spec::ModelSpec& spec) {
-    const bool follows = spec.experts && config.training.objective == config::Objective::sft;
-    return config.training.router_aux_loss_coef.value_or(follows ? spec.experts->router_aux : 0);
+double router_aux_coefficient(const config::TrainingOptions& training, const spec::ModelSpec& spec) {
+    const bool follows = spec.experts && training.objective == config::Objective::sft;
+    return training.router_aux_loss_coef.value_or(follows ? spec.experts->router_aux : 0);
 }
 
 model::LoadRequest make_request(const config::LoadedConfig& loaded, const spec::ModelSpec& spec, const Recipe& recipe) {

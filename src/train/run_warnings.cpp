@@ -117,7 +117,7 @@ std::vector<std::string> doubt_lengths(const config::Config& config, const RunLe
 std::optional<std::string> describe_router_loss(const config::Config& config, const spec::ModelSpec& spec) {
     if (!spec.experts || spec.experts->router_aux == 0 || config.training.router_aux_loss_coef) return std::nullopt;
     const std::string asked = "config.json says output_router_logits: ";
-    const double coefficient = placement::router_aux_coefficient(config, spec);
+    const double coefficient = placement::router_aux_coefficient(config.training, spec);
     if (coefficient == 0) return asked + "only training.objective sft adds its load-balancing loss; this run has none";
     return cat(asked, "the load-balancing loss is added with its router_aux_loss_coef ", coefficient,
                ", as in transformers, and evaluations are without it (training.router_aux_loss_coef 0: none)");

@@ -41,6 +41,7 @@ const std::map<std::string, Example>& special_examples() {
           {{"training", {{"objective", "distill"}}}, {"distill", {{"teacher", "model"}, {"divergence", "jsd"}}}}}},
         {"distill.alpha", {0.375, distill}},
         {"training.objective", {"dpo"}},
+        {"training.decision_brier_weight", {0.5, {{"training", {{"objective", "decision"}}}}}},
         {"grpo.rewards", {Json::array({"a.py:b"}), grpo_with({{"replay_rollouts", "r"}})}},
         {"grpo.replay_rollouts", {"f", grpo_with({{"rewards", Json::array({1})}})}},
         {"grpo.reward_weights", {Json::array({1, 2}), grpo_with()}},

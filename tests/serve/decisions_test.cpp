@@ -125,7 +125,8 @@ TEST(Decisions, OfAnAdapterAreScaledByItsCalibration) {
             "/v1/decisions", {{"model", model}, {"input", "The tenant pays."}, {"questions", Json::array({choice})}});
         EXPECT_EQ(response->status(), 200) << response->body();
         std::vector<double> p;
-        for (const Json& one : response->json()["answers"][0]["probabilities"]) p.push_back(one["probability"]);
+        const Json answer = response->json();
+        for (const Json& one : answer["answers"][0]["probabilities"]) p.push_back(one["probability"]);
         return p;
     };
     write_random_adapter(root / "plain", lora_of(4), 7);

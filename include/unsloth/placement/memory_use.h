@@ -72,8 +72,8 @@ struct PassChoice {
 /// Whether passes need not hold the rows that the options say: on a GPU, where micro-batches are no objective's or
 /// pipeline's own, and are not filled by tokens.
 bool may_regroup(const config::Config& config, at::Device device, const spec::ModelSpec& spec);
-/// Whether a pass may have other rows than are given at all: its losses are not measured among them, it is not filled
-/// by tokens, and positions do not depend on its longest row.
+/// Whether a pass may have other rows than are given at all: its losses are not measured among them, nor is the load of
+/// experts balanced, it is not filled by tokens, and positions do not depend on its longest row.
 bool rows_are_free(const config::TrainingOptions& training, const spec::ModelSpec& spec);
 /// The rows of a pass that are tried: those given, and a step's in one pass, in two, in four, ….
 std::vector<int64_t> pass_rows(int64_t given, int64_t of_step);

@@ -63,7 +63,7 @@ struct Recipe {
 /// load_request(); usage Error for what the ranks do not do together, too.
 model::LoadRequest make_request(const config::LoadedConfig& loaded, const spec::ModelSpec& spec, const Recipe& recipe);
 /// Of a training run: training.router_aux_loss_coef, or else what supervised training takes from config.json.
-double router_aux_coefficient(const config::Config& config, const spec::ModelSpec& spec);
+double router_aux_coefficient(const config::TrainingOptions& training, const spec::ModelSpec& spec);
 
 /// Sizes a request for passes over batches within these limits, which are the rank's own, and for a run's answers.
 void fit_to(model::LoadRequest& request, const spec::ModelSpec& spec, data::BatchLimits limits,
