@@ -147,6 +147,12 @@ class Decisions(Ranks):
             with self.subTest(out):
                 for got, one in zip(losses(out, *how), expected, strict=True):
                     self.assertAlmostEqual(got, one, delta=2e-5)
+        all_rows = ("--max_steps", 1)
+        alone = losses("alone", 1, 16, 1, *all_rows)
+        packed = losses("packed", 1, 16, 1, "--packing", "true", *all_rows)
+        for got, one in zip(packed, alone, strict=True):
+            self.assertAlmostEqual(got, one, delta=2e-5)
+        self.assertEqual(self.steps(self.folder / "packed")[0]["trained_tokens"], 16)
 
 
 if __name__ == "__main__":
