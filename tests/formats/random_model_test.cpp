@@ -8,7 +8,6 @@
 #include "unsloth/formats/load_plan.h"
 #include "unsloth/formats/mxfp4.h"
 
-
 namespace unsloth::formats {
 namespace {
 

@@ -48,7 +48,7 @@ void declare_init(OptionSet& options, CommandLine& line) {
         .at_least(0);
     options.add("out", init.out, "Folder to write.").path("DIR").must_be_given();
     options.add_choice(
-        "quantize", init.quantize, 
+        "quantize", init.quantize,
         {{"none", InitQuantize::none}, {"nf4", InitQuantize::nf4}, {"mxfp4", InitQuantize::mxfp4}},
         "nf4: projections in bitsandbytes' NF4 with double quantisation, their codes drawn as they are. mxfp4: experts "
         "of gpt-oss in MXFP4.");

@@ -24,12 +24,12 @@ void read_qwen3_moe(const JsonReader& config, spec::ModelSpec& spec) {
     if (step < 1) config["decoder_sparse_step"].refuse("at least 1");
     const std::vector<int64_t> dense = config.integers("mlp_only_layers");
     const spec::ExpertsSpec experts{.count = config[experts_key(config)].integer(),
-                              .top_k = config.integer("num_experts_per_tok").value_or(8),
-                              .intermediate_size = config["moe_intermediate_size"].integer(),
-                              .weights = config.boolean("norm_topk_prob").value_or(false)
-                                             ? spec::RouterWeights::of_chosen
-                                             : spec::RouterWeights::of_all,
-                              .router_aux = router_aux(config, 0.001)};
+                                    .top_k = config.integer("num_experts_per_tok").value_or(8),
+                                    .intermediate_size = config["moe_intermediate_size"].integer(),
+                                    .weights = config.boolean("norm_topk_prob").value_or(false)
+                                                   ? spec::RouterWeights::of_chosen
+                                                   : spec::RouterWeights::of_all,
+                                    .router_aux = router_aux(config, 0.001)};
     for (int64_t i = 0; i < spec.num_layers; ++i) {
         spec::LayerSpec& layer = spec.layers[static_cast<std::size_t>(i)];
         layer.window = window;
