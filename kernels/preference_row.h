@@ -1,13 +1,8 @@
 // One row of a preference loss, shared by the CPU operator and the kernel. C++17.
 #pragma once
 
+#include "unsloth/spec/host_device.h"
 #include "unsloth/spec/preference_loss.h"
-
-#ifdef __CUDACC__
-#define UNSLOTH_ROW_FUNCTION __host__ __device__ inline
-#else
-#define UNSLOTH_ROW_FUNCTION inline
-#endif
 
 namespace unsloth::kernels {
 
@@ -21,9 +16,10 @@ struct PreferenceRow {
 };
 
 /// `answer`: the row's two sequences; `prompt`: targets before the first one; `mean_divergence`: kto's.
-UNSLOTH_ROW_FUNCTION PreferenceRow preference_row(const spec::PreferenceRule& rule, const spec::AnswerLogProb* answer,
-                                                  const spec::AnswerLogProb& prompt, bool desirable,
-                                                  double mean_divergence, double chosen_loss_weight) {
+UNSLOTH_HOST_DEVICE_FUNCTION PreferenceRow preference_row(const spec::PreferenceRule& rule,
+                                                          const spec::AnswerLogProb* answer,
+                                                          const spec::AnswerLogProb& prompt, bool desirable,
+                                                          double mean_divergence, double chosen_loss_weight) {
     PreferenceRow row;
     double* const m = row.measures;
     if (rule.type == spec::PreferenceLossType::kto) {
@@ -55,5 +51,3 @@ UNSLOTH_ROW_FUNCTION PreferenceRow preference_row(const spec::PreferenceRule& ru
 }
 
 }  // namespace unsloth::kernels
-
-#undef UNSLOTH_ROW_FUNCTION

@@ -11,11 +11,7 @@
 #include <cmath>
 #include <cstdint>
 
-#ifdef __CUDACC__
-#define UNSLOTH_LOSS_FUNCTION __host__ __device__ inline
-#else
-#define UNSLOTH_LOSS_FUNCTION inline
-#endif
+#include "unsloth/spec/host_device.h"
 
 namespace unsloth::spec {
 
@@ -32,11 +28,12 @@ struct DecisionFigures {
 struct OptionLogit {
     double maximum, sum;
     int32_t end;  ///< place after its tokens
-    UNSLOTH_LOSS_FUNCTION double value() const { return maximum + ::log(sum); }
+    UNSLOTH_HOST_DEVICE_FUNCTION double value() const { return maximum + ::log(sum); }
 };
 
 /// Of the option whose tokens begin at `begin`. `shares` are negative at all of an option's tokens but the first.
-UNSLOTH_LOSS_FUNCTION OptionLogit option_logit(const float* logits, const float* shares, int32_t begin, int32_t count) {
+UNSLOTH_HOST_DEVICE_FUNCTION OptionLogit option_logit(const float* logits, const float* shares, int32_t begin,
+                                                      int32_t count) {
     OptionLogit option{static_cast<double>(logits[begin]), 0, begin + 1};
     for (; option.end < count && shares[option.end] < 0; ++option.end)
         option.maximum = ::fmax(option.maximum, static_cast<double>(logits[option.end]));
@@ -47,8 +44,8 @@ UNSLOTH_LOSS_FUNCTION OptionLogit option_logit(const float* logits, const float*
 /// The loss of one position by the logits of its options' tokens (`count` of them; at an option's first token `shares`
 /// has its t). `slope` (i, value) takes the derivative by each logit.
 template <class Slope>
-UNSLOTH_LOSS_FUNCTION DecisionFigures decision_loss(const DecisionRule& rule, const float* logits, const float* shares,
-                                                    int32_t count, Slope slope) {
+UNSLOTH_HOST_DEVICE_FUNCTION DecisionFigures decision_loss(const DecisionRule& rule, const float* logits,
+                                                           const float* shares, int32_t count, Slope slope) {
     double highest = static_cast<double>(logits[0]), all = 0;
     for (int32_t i = 1; i < count; ++i) highest = ::fmax(highest, static_cast<double>(logits[i]));
     for (int32_t i = 0; i < count; ++i) all += ::exp(static_cast<double>(logits[i]) - highest);

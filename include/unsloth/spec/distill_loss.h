@@ -12,11 +12,7 @@
 #include <cmath>
 #include <cstdint>
 
-#ifdef __CUDACC__
-#define UNSLOTH_LOSS_FUNCTION __host__ __device__ inline
-#else
-#define UNSLOTH_LOSS_FUNCTION inline
-#endif
+#include "unsloth/spec/host_device.h"
 
 namespace unsloth::spec {
 
@@ -31,16 +27,16 @@ struct DistillRule {
 };
 
 // Overloads, so that kernels stay in single precision.
-UNSLOTH_LOSS_FUNCTION float exp_of(float x) {
+UNSLOTH_HOST_DEVICE_FUNCTION float exp_of(float x) {
     return ::expf(x);
 }
-UNSLOTH_LOSS_FUNCTION double exp_of(double x) {
+UNSLOTH_HOST_DEVICE_FUNCTION double exp_of(double x) {
     return ::exp(x);
 }
-UNSLOTH_LOSS_FUNCTION float log_of(float x) {
+UNSLOTH_HOST_DEVICE_FUNCTION float log_of(float x) {
     return ::logf(x);
 }
-UNSLOTH_LOSS_FUNCTION double log_of(double x) {
+UNSLOTH_HOST_DEVICE_FUNCTION double log_of(double x) {
     return ::log(x);
 }
 
@@ -52,13 +48,14 @@ struct DivergenceTerm {
 
 /// log(beta p + (1 - beta) q)
 template <class Real>
-UNSLOTH_LOSS_FUNCTION Real log_mixture(Real beta, Real log_p, Real log_q) {
+UNSLOTH_HOST_DEVICE_FUNCTION Real log_mixture(Real beta, Real log_p, Real log_q) {
     const Real highest = log_p > log_q ? log_p : log_q;
     return highest + log_of(beta * exp_of(log_p - highest) + (1 - beta) * exp_of(log_q - highest));
 }
 
 template <class Real>
-UNSLOTH_LOSS_FUNCTION DivergenceTerm<Real> divergence_term(DivergenceType type, Real beta, Real log_p, Real log_q) {
+UNSLOTH_HOST_DEVICE_FUNCTION DivergenceTerm<Real> divergence_term(DivergenceType type, Real beta, Real log_p,
+                                                                  Real log_q) {
     const Real p = exp_of(log_p), q = exp_of(log_q);  // a probability of 0 adds nothing, whatever its logarithm
     if (type == DivergenceType::forward_kl) return {p > 0 ? p * (log_p - log_q) : p, 0};
     if (type == DivergenceType::reverse_kl) {
@@ -74,7 +71,8 @@ UNSLOTH_LOSS_FUNCTION DivergenceTerm<Real> divergence_term(DivergenceType type, 
 /// The divergence's derivative by the student's logits / T, summed over a class; `centre`: the sum of all terms'. A
 /// token has its share of that: its part of the class's q.
 template <class Real>
-UNSLOTH_LOSS_FUNCTION Real divergence_slope(DivergenceType type, Real beta, Real log_p, Real log_q, Real centre) {
+UNSLOTH_HOST_DEVICE_FUNCTION Real divergence_slope(DivergenceType type, Real beta, Real log_p, Real log_q,
+                                                   Real centre) {
     const Real q = exp_of(log_q);
     if (type == DivergenceType::forward_kl) return q - exp_of(log_p);
     if (!(q > 0)) return q;
@@ -83,5 +81,3 @@ UNSLOTH_LOSS_FUNCTION Real divergence_slope(DivergenceType type, Real beta, Real
 }
 
 }  // namespace unsloth::spec
-
-#undef UNSLOTH_LOSS_FUNCTION

@@ -14,11 +14,7 @@
 #include <cmath>
 #include <cstdint>
 
-#ifdef __CUDACC__
-#define UNSLOTH_POLICY_FUNCTION __host__ __device__ inline
-#else
-#define UNSLOTH_POLICY_FUNCTION inline
-#endif
+#include "unsloth/spec/host_device.h"
 
 namespace unsloth::spec {
 
@@ -102,22 +98,22 @@ struct PolicyClip {
 constexpr double largest_log_ratio = 20;              // of what is raised to a power of e
 constexpr double smallest_log_ratio = -18.420680744;  // log 1e-8
 
-UNSLOTH_POLICY_FUNCTION double within(double value, double low, double high) {
+UNSLOTH_HOST_DEVICE_FUNCTION double within(double value, double low, double high) {
     return value < low ? low : value > high ? high : value;
 }
-UNSLOTH_POLICY_FUNCTION bool corrects_tokens(SamplerCorrection correction) {
+UNSLOTH_HOST_DEVICE_FUNCTION bool corrects_tokens(SamplerCorrection correction) {
     return correction == SamplerCorrection::token_truncate || correction == SamplerCorrection::token_mask;
 }
-UNSLOTH_POLICY_FUNCTION bool corrects_rows(SamplerCorrection correction) {
+UNSLOTH_HOST_DEVICE_FUNCTION bool corrects_rows(SamplerCorrection correction) {
     return correction == SamplerCorrection::sequence_truncate || correction == SamplerCorrection::sequence_mask;
 }
 /// Types whose ratio is a constant of the gradient: the log-probability itself is differentiated.
-UNSLOTH_POLICY_FUNCTION bool weighs_log_probabilities(PolicyLossType type) {
+UNSLOTH_HOST_DEVICE_FUNCTION bool weighs_log_probabilities(PolicyLossType type) {
     return type == PolicyLossType::cispo || type == PolicyLossType::vespo;
 }
 
 /// The ratio of policy at generation and sampler, from the difference of their log-probabilities, cut as the rule says.
-UNSLOTH_POLICY_FUNCTION double sampler_ratio(const PolicyRule& rule, double difference) {
+UNSLOTH_HOST_DEVICE_FUNCTION double sampler_ratio(const PolicyRule& rule, double difference) {
     const double ratio = exp(difference);
     switch (rule.correction) {
         case SamplerCorrection::none:
@@ -132,30 +128,30 @@ UNSLOTH_POLICY_FUNCTION double sampler_ratio(const PolicyRule& rule, double diff
     return 1;
 }
 /// old - sampler; 0 where the sampler's is not known.
-UNSLOTH_POLICY_FUNCTION double sampler_difference(const PolicyToken& token) {
+UNSLOTH_HOST_DEVICE_FUNCTION double sampler_difference(const PolicyToken& token) {
     return token.sampler_logp == token.sampler_logp ? token.old_logp - token.sampler_logp : 0.0;
 }
-UNSLOTH_POLICY_FUNCTION double token_correction(const PolicyRule& rule, const PolicyToken& token) {
+UNSLOTH_HOST_DEVICE_FUNCTION double token_correction(const PolicyRule& rule, const PolicyToken& token) {
     return corrects_tokens(rule.correction) ? sampler_ratio(rule, sampler_difference(token)) : 1.0;
 }
-UNSLOTH_POLICY_FUNCTION double log_correction(double ratio) {
+UNSLOTH_HOST_DEVICE_FUNCTION double log_correction(double ratio) {
     return ratio > 0 ? within(::log(ratio), smallest_log_ratio, largest_log_ratio) : smallest_log_ratio;
 }
 
 /// k3 of policy and reference. Beyond a difference of 20 it stays as it is there, and its derivative is 0: e^d would
 /// leave the range of floats.
-UNSLOTH_POLICY_FUNCTION double kl_estimate(double reference_logp, double logp, double* by_logp) {
+UNSLOTH_HOST_DEVICE_FUNCTION double kl_estimate(double reference_logp, double logp, double* by_logp) {
     const double difference = reference_logp - logp;
     const double d = difference > largest_log_ratio ? largest_log_ratio : difference;
     *by_logp = difference > largest_log_ratio ? 0.0 : -expm1(d);
     return expm1(d) - d;
 }
 /// Whether kl_estimate() cuts.
-UNSLOTH_POLICY_FUNCTION bool kl_is_cut(const PolicyToken& token) {
+UNSLOTH_HOST_DEVICE_FUNCTION bool kl_is_cut(const PolicyToken& token) {
     return token.reference_logp - token.logp > largest_log_ratio;
 }
 
-UNSLOTH_POLICY_FUNCTION void add_token(const PolicyRule& rule, const PolicyToken& token, PolicySums& sums) {
+UNSLOTH_HOST_DEVICE_FUNCTION void add_token(const PolicyRule& rule, const PolicyToken& token, PolicySums& sums) {
     const double log_ratio = token.logp - token.old_logp;
     const double correction = token_correction(rule, token);
     sums.tokens += 1;
@@ -170,7 +166,7 @@ UNSLOTH_POLICY_FUNCTION void add_token(const PolicyRule& rule, const PolicyToken
 }
 
 /// 1 / divisor of each token's loss. A row's sequence_sum counts once, which is each token's mean.
-UNSLOTH_POLICY_FUNCTION double token_weight(const PolicyRule& rule, const PolicyDivisors& by, double row_tokens) {
+UNSLOTH_HOST_DEVICE_FUNCTION double token_weight(const PolicyRule& rule, const PolicyDivisors& by, double row_tokens) {
     const double length = row_tokens < 1 ? 1 : row_tokens;
     switch (rule.type) {
         case PolicyLossType::grpo:
@@ -191,7 +187,7 @@ UNSLOTH_POLICY_FUNCTION double token_weight(const PolicyRule& rule, const Policy
 }
 
 /// The loss of a ratio, and its derivative by the ratio's logarithm; not of types that weigh log-probabilities.
-UNSLOTH_POLICY_FUNCTION double ratio_loss(const PolicyRule& rule, double ratio, double advantage, double* by_log) {
+UNSLOTH_HOST_DEVICE_FUNCTION double ratio_loss(const PolicyRule& rule, double ratio, double advantage, double* by_log) {
     if (rule.type == PolicyLossType::sapo) {
         const double t = advantage > 0 ? rule.sapo_temperature_positive : rule.sapo_temperature_negative;
         const double gate = 1 / (1 + exp(-t * (ratio - 1)));
@@ -207,8 +203,8 @@ UNSLOTH_POLICY_FUNCTION double ratio_loss(const PolicyRule& rule, double ratio, 
 }
 
 /// vespo's weight of a row.
-UNSLOTH_POLICY_FUNCTION double vespo_phi(const PolicyRule& rule, const PolicySums& sums, double correction,
-                                         double advantage) {
+UNSLOTH_HOST_DEVICE_FUNCTION double vespo_phi(const PolicyRule& rule, const PolicySums& sums, double correction,
+                                              double advantage) {
     double log_w = sums.bounded_log_ratio + sums.log_corrections;
     if (corrects_rows(rule.correction)) log_w += log_correction(correction);
     log_w = within(log_w, smallest_log_ratio, largest_log_ratio);
@@ -219,8 +215,8 @@ UNSLOTH_POLICY_FUNCTION double vespo_phi(const PolicyRule& rule, const PolicySum
     return phi < HUGE_VAL ? phi : 0.0;
 }
 
-UNSLOTH_POLICY_FUNCTION PolicyRow row_of(const PolicyRule& rule, const PolicyDivisors& by, const PolicySums& sums,
-                                         double advantage) {
+UNSLOTH_HOST_DEVICE_FUNCTION PolicyRow row_of(const PolicyRule& rule, const PolicyDivisors& by, const PolicySums& sums,
+                                              double advantage) {
     const double length = sums.tokens < 1 ? 1 : sums.tokens;
     PolicyRow row;
     row.advantage = advantage;
@@ -241,8 +237,8 @@ UNSLOTH_POLICY_FUNCTION PolicyRow row_of(const PolicyRule& rule, const PolicyDiv
     return row;
 }
 
-UNSLOTH_POLICY_FUNCTION PolicyTokenLoss token_loss(const PolicyRule& rule, const PolicyRow& row,
-                                                   const PolicyToken& token) {
+UNSLOTH_HOST_DEVICE_FUNCTION PolicyTokenLoss token_loss(const PolicyRule& rule, const PolicyRow& row,
+                                                        const PolicyToken& token) {
     const bool own = rule.level == RatioLevel::token;
     PolicyTokenLoss result;
     result.ratio = own ? exp(token.logp - token.old_logp) : row.ratio;
@@ -277,12 +273,12 @@ UNSLOTH_POLICY_FUNCTION PolicyTokenLoss token_loss(const PolicyRule& rule, const
 }
 
 /// What a row adds that has no token: with sequence_sum a ratio of 1, without a gradient; otherwise nothing.
-UNSLOTH_POLICY_FUNCTION double empty_row_loss(const PolicyRule& rule, const PolicyRow& row) {
+UNSLOTH_HOST_DEVICE_FUNCTION double empty_row_loss(const PolicyRule& rule, const PolicyRow& row) {
     return rule.level == RatioLevel::sequence_sum && row.tokens < 1 ? row.weight * row.loss : 0.0;
 }
 
 /// Of a token's ratio or a row's: cispo's cut is high, sapo and vespo have none.
-UNSLOTH_POLICY_FUNCTION PolicyClip clip_of(const PolicyRule& rule, double ratio, double advantage) {
+UNSLOTH_HOST_DEVICE_FUNCTION PolicyClip clip_of(const PolicyRule& rule, double ratio, double advantage) {
     switch (rule.type) {
         case PolicyLossType::cispo:
             return {false, ratio > rule.epsilon_high && advantage > 0};
@@ -297,5 +293,3 @@ UNSLOTH_POLICY_FUNCTION PolicyClip clip_of(const PolicyRule& rule, double ratio,
 }
 
 }  // namespace unsloth::spec
-
-#undef UNSLOTH_POLICY_FUNCTION

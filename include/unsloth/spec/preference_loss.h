@@ -10,11 +10,7 @@
 #include <cmath>
 #include <cstdint>
 
-#ifdef __CUDACC__
-#define UNSLOTH_LOSS_FUNCTION __host__ __device__ inline
-#else
-#define UNSLOTH_LOSS_FUNCTION inline
-#endif
+#include "unsloth/spec/host_device.h"
 
 namespace unsloth::spec {
 
@@ -46,22 +42,22 @@ struct VerdictLoss {
     double reward = 0;
 };
 
-UNSLOTH_LOSS_FUNCTION double sigmoid(double x) {
+UNSLOTH_HOST_DEVICE_FUNCTION double sigmoid(double x) {
     return x >= 0 ? 1 / (1 + exp(-x)) : exp(x) / (1 + exp(x));
 }
 /// -log sigmoid(x)
-UNSLOTH_LOSS_FUNCTION double minus_log_sigmoid(double x) {
+UNSLOTH_HOST_DEVICE_FUNCTION double minus_log_sigmoid(double x) {
     return x >= 0 ? log1p(exp(-x)) : log1p(exp(x)) - x;
 }
 
 /// Whether a loss sees the mean over an answer's tokens and no reference.
-UNSLOTH_LOSS_FUNCTION bool takes_means(PreferenceLossType type) {
+UNSLOTH_HOST_DEVICE_FUNCTION bool takes_means(PreferenceLossType type) {
     return type == PreferenceLossType::simpo || type == PreferenceLossType::orpo;
 }
 
 /// The loss of a pair; of any type but kto.
-UNSLOTH_LOSS_FUNCTION PairLoss pair_loss(const PreferenceRule& rule, const AnswerLogProb& chosen,
-                                         const AnswerLogProb& rejected) {
+UNSLOTH_HOST_DEVICE_FUNCTION PairLoss pair_loss(const PreferenceRule& rule, const AnswerLogProb& chosen,
+                                                const AnswerLogProb& rejected) {
     const bool means = takes_means(rule.type);
     const double c = means ? chosen.policy / chosen.tokens : chosen.policy - chosen.reference;
     const double r = means ? rejected.policy / rejected.tokens : rejected.policy - rejected.reference;
@@ -122,8 +118,8 @@ UNSLOTH_LOSS_FUNCTION PairLoss pair_loss(const PreferenceRule& rule, const Answe
 }
 
 /// KTO's loss of one answer; `divergence`: of the policy from the reference, not negative.
-UNSLOTH_LOSS_FUNCTION VerdictLoss verdict_loss(const PreferenceRule& rule, const AnswerLogProb& answer, bool desirable,
-                                               double divergence) {
+UNSLOTH_HOST_DEVICE_FUNCTION VerdictLoss verdict_loss(const PreferenceRule& rule, const AnswerLogProb& answer,
+                                                      bool desirable, double divergence) {
     const double ratio = answer.policy - answer.reference, sign = desirable ? 1 : -1;
     const double weight = desirable ? rule.desirable : rule.undesirable;
     const double value = sigmoid(sign * rule.beta * (ratio - divergence));
@@ -131,5 +127,3 @@ UNSLOTH_LOSS_FUNCTION VerdictLoss verdict_loss(const PreferenceRule& rule, const
 }
 
 }  // namespace unsloth::spec
-
-#undef UNSLOTH_LOSS_FUNCTION
