@@ -44,17 +44,10 @@ __global__ void __launch_bounds__(row_threads) decision_kernel(const DecisionLos
 }
 
 __global__ void __launch_bounds__(row_threads) count_decisions_kernel(const CountDecisions p) {
-    double brier = 0, accuracy = 0;
-    for (int64_t i = threadIdx.x; i < p.count; i += row_threads) {
-        brier += p.brier[i];
-        accuracy += p.accuracy[i];
-    }
-    const double all_brier = block_sum_f64<row_threads>(brier);
-    __syncthreads();  // the sum is read
-    const double all_accuracy = block_sum_f64<row_threads>(accuracy);
+    const double2 sums = block_sums_f64<row_threads>(p.brier, p.accuracy, p.count);
     if (threadIdx.x != 0) return;
-    p.measures[0] += static_cast<float>(all_brier);
-    p.measures[1] += static_cast<float>(all_accuracy);
+    p.measures[0] += static_cast<float>(sums.x);
+    p.measures[1] += static_cast<float>(sums.y);
     p.measures[2] += static_cast<float>(p.count);
 }
 

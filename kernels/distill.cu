@@ -167,20 +167,13 @@ __global__ void __launch_bounds__(row_threads, 1) distill_named_kernel(const Dis
 }
 
 __global__ void __launch_bounds__(row_threads) accumulate_distilled_kernel(const AccumulateDistilled p) {
-    double losses = 0, divergence = 0;
-    for (int64_t i = threadIdx.x; i < p.count; i += row_threads) {
-        losses += p.losses[i];
-        divergence += p.divergence[i];
-    }
-    const double all_losses = block_sum_f64<row_threads>(losses);
-    __syncthreads();  // the sum is read
-    const double all_divergence = block_sum_f64<row_threads>(divergence);
+    const double2 sums = block_sums_f64<row_threads>(p.losses, p.divergence, p.count);
     if (threadIdx.x != 0) return;
-    const double total = p.by_losses * all_losses + p.by_divergence * all_divergence;
+    const double total = p.by_losses * sums.x + p.by_divergence * sums.y;
     p.outcome->loss = static_cast<float>(p.outcome->loss + total * p.scalars->inv_loss_divisor);
     if (p.site != spec::all_finite && !isfinite(total)) atomicMin(&p.outcome->first_bad_site, p.site);
-    p.measures[0] += static_cast<float>(all_losses);
-    p.measures[1] += static_cast<float>(all_divergence);
+    p.measures[0] += static_cast<float>(sums.x);
+    p.measures[1] += static_cast<float>(sums.y);
     p.measures[2] += static_cast<float>(p.count);
 }
 

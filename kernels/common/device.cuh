@@ -106,5 +106,17 @@ __device__ __forceinline__ double block_sum_f64(double v) {
     }
     return sums[0];
 }
+/// Sums of two columns of `count` values, likewise.
+template <int Threads>
+__device__ __forceinline__ double2 block_sums_f64(const float* first, const float* second, int64_t count) {
+    double2 own{};
+    for (int64_t i = threadIdx.x; i < count; i += Threads) {
+        own.x += first[i];
+        own.y += second[i];
+    }
+    const double all = block_sum_f64<Threads>(own.x);
+    __syncthreads();  // the sum is read
+    return {all, block_sum_f64<Threads>(own.y)};
+}
 
 }  // namespace unsloth::kernels
