@@ -21,6 +21,8 @@ RatedDecision::RatedDecision(const data::OptionTokens& options, const float* log
         shares_.push_back(static_cast<double>(options_.shares[static_cast<std::size_t>(begin)]));
         begin = option.end;
     }
+    const double highest = *std::max_element(option_logits_.begin(), option_logits_.end());
+    for (double& logit : option_logits_) logit -= highest;
 }
 
 spec::DecisionFigures RatedDecision::figures(const spec::DecisionRule& rule) const {
@@ -29,10 +31,9 @@ spec::DecisionFigures RatedDecision::figures(const spec::DecisionRule& rule) con
 }
 
 std::vector<double> RatedDecision::probabilities(double temperature) const {
-    const double highest = *std::max_element(option_logits_.begin(), option_logits_.end());
     std::vector<double> p;
     double sum = 0;
-    for (const double logit : option_logits_) sum += p.emplace_back(std::exp((logit - highest) / temperature));
+    for (const double logit : option_logits_) sum += p.emplace_back(std::exp(logit / temperature));
     for (double& one : p) one /= sum;
     return p;
 }
@@ -49,20 +50,18 @@ void RatedDecision::count(std::span<float> bins, double temperature) const {
 }
 
 double RatedDecision::loss(double temperature) const {
-    const double highest = *std::max_element(option_logits_.begin(), option_logits_.end());
     double sum = 0, loss = 0;
-    for (const double logit : option_logits_) sum += std::exp((logit - highest) / temperature);
+    for (const double logit : option_logits_) sum += std::exp(logit / temperature);
     for (std::size_t i = 0; i < shares_.size(); ++i)
-        if (shares_[i] != 0) loss -= shares_[i] * ((option_logits_[i] - highest) / temperature - std::log(sum));
+        if (shares_[i] != 0) loss -= shares_[i] * (option_logits_[i] / temperature - std::log(sum));
     return loss;
 }
 
 double RatedDecision::slope(double temperature) const {
     const std::vector<double> p = probabilities(temperature);
-    const double highest = *std::max_element(option_logits_.begin(), option_logits_.end());
     double slope = 0;
     for (std::size_t i = 0; i < p.size(); ++i)
-        if (p[i] != 0 || shares_[i] != 0) slope += (p[i] - shares_[i]) * (option_logits_[i] - highest);
+        if (p[i] != 0 || shares_[i] != 0) slope += (p[i] - shares_[i]) * option_logits_[i];
     return slope;
 }
 

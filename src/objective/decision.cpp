@@ -99,13 +99,14 @@ class Decision final : public Objective {
 
     model::Model::OnLogits watch(ops::Context&, const data::Batch& batch) override {
         watched_.clear();
-        return [this, &batch](int64_t first, const at::Tensor& logits_CV) {
-            for (int64_t row = 0; row < logits_CV.size(0); ++row) {
-                const data::OptionTokens& options = batch.options.at(static_cast<std::size_t>(first + row));
-                const at::Tensor ids = at::tensor(options.ids, at::kLong).to(logits_CV.device());
-                const at::Tensor logits = logits_CV[row].index_select(0, ids).to(at::kFloat).cpu();
-                watched_.push_back({options, logits.const_data_ptr<float>()});
-            }
+        const at::Tensor ids_NW = at::tensor(OptionRows(batch).ids, at::kLong).view({-1, row_tokens}).clamp_min(0);
+        return [this, &batch, ids_NW](int64_t first, const at::Tensor& logits_CV) {
+            const int64_t rows = logits_CV.size(0);
+            const at::Tensor ids_CW = ids_NW.narrow(0, first, rows).to(logits_CV.device());
+            const at::Tensor logits_CW = logits_CV.gather(1, ids_CW).to(at::kFloat).cpu();
+            for (int64_t row = 0; row < rows; ++row)
+                watched_.push_back({batch.options.at(static_cast<std::size_t>(first + row)),
+                                    logits_CW.const_data_ptr<float>() + row * row_tokens});
         };
     }
 

@@ -31,14 +31,14 @@ class RatedDecision {
 
     data::OptionTokens options_;
     std::vector<float> logits_;
-    std::vector<double> option_logits_, shares_;  ///< of each option
+    std::vector<double> option_logits_, shares_;  ///< of each option; the highest logit is 0
 };
 
 /// Equal intervals of the highest probability of a decision's options.
 inline constexpr int64_t calibration_bins = 15;
 /// Of each bin the decisions, the sum of these probabilities, and the sum of the answers' for the same options.
 inline constexpr int64_t calibration_measures = 3 * calibration_bins;
-/// The expected calibration error (ECE) of so many decisions.
+/// The expected calibration error (ECE) of this number of decisions.
 double calibration_error(std::span<const float> bins, double decisions);
 
 /// Replaces each value by its sum over the ranks that evaluate; with the same bits on each. Called by all of them
