@@ -237,10 +237,6 @@ class Resolver {
     TensorProblems problems_;
 };
 
-}  // namespace
-
-namespace {
-
 /// A column's rows are near each other: each is read as one stretch.
 void read_strided(const StridedTensor& part, int64_t row_begin, int64_t row_end, int64_t cols, float* out) {
     const int64_t rows = row_end - row_begin;

@@ -34,7 +34,7 @@ spec::ModelSpec parse_model_spec(const std::string& json_text, const std::string
 /// nullopt: the file has no quantization_config.
 std::optional<QuantizationConfig> read_quantization_config(const std::filesystem::path& folder);
 std::optional<QuantizationConfig> parse_quantization_config(const std::string& json_text, const std::string& source);
-/// Input Error where it is for experts and the model has none; `source` stands in messages.
+/// Input Error where it is for experts and the model has none; messages name `source`.
 void check_quantization_config(const std::optional<QuantizationConfig>& config, const spec::ModelSpec& model,
                                const std::string& source);
 

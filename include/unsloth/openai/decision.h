@@ -66,7 +66,7 @@ struct OptionLabel {
     std::vector<int32_t> ids;  ///< the tokens that say it, with and without a space in front; of no other option
 };
 /// A label for each of `count` options: letters, or pairs of letters where there are more options than those. nullopt:
-/// the tokenizer has not so many that are one token.
+/// the tokenizer has fewer that are one token.
 std::optional<std::vector<OptionLabel>> option_labels(const tokenizer::Tokenizer& tokenizer, std::size_t count);
 
 struct DecisionPrompt {

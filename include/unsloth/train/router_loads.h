@@ -20,7 +20,7 @@ struct RouterLoad {
 /// By layer; nothing: the layer has no experts. Empty for a model without, and of a step that is not logged.
 using RouterLoads = std::vector<std::optional<RouterLoad>>;
 
-/// Of a layer, from how many tokens chose each of its experts, of which each token chooses so many.
+/// Of a layer, from how many tokens chose each of its experts. Each token makes `choices` choices.
 RouterLoad router_load_of(const std::vector<double>& tokens_E, int64_t choices);
 
 /// Of the layer with the greatest `most`, and the sum over layers; 0 without loads.
