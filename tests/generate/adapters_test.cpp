@@ -60,7 +60,6 @@ class AdaptersTest : public ::testing::TestWithParam<std::tuple<std::string, std
   protected:
     void SetUp() override {
         UNSLOTH_NEEDS_XZ();
-        UNSLOTH_NEEDS_DEVICE(device);
         spec = formats::WeightFile::open(folder().string()).spec;
         spec::LoraSpec all;
         all.r = 4;
@@ -271,7 +270,7 @@ TEST_P(AdaptersTest, RefusesByNameWhatCannotStandBesideOthers) {
 INSTANTIATE_TEST_SUITE_P(All, AdaptersTest,
                          ::testing::Combine(::testing::Values("llama_tied", "llama_bias", "mistral_window", "qwen3",
                                                               "families/qwen3_moe"),
-                                            ::testing::ValuesIn(built_devices())),
+                                            ::testing::ValuesIn(test_devices())),
                          [](const auto& info) {
                              const std::string& name = std::get<0>(info.param);
                              return name.substr(name.find('/') + 1) + "_" + std::get<1>(info.param);

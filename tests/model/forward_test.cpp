@@ -134,7 +134,6 @@ class ArchitectureTest : public ::testing::TestWithParam<std::tuple<Spread, std:
 TEST_P(ArchitectureTest, LogitsAndModulesEqualTheReference) {
     const auto& [spread, device, dtype] = GetParam();
     UNSLOTH_NEEDS_XZ();
-    UNSLOTH_NEEDS_DEVICE(device);
     const nlohmann::json reference = read_json(golden("forward/" + spread.name + ".json"));
     const Rows rows = real_tokens(reference);
     const LoadedModel model = load_model(model_folder(spread.name), device, dtype, false, total(rows), 2);
@@ -153,7 +152,6 @@ class RopeTypeTest : public ::testing::TestWithParam<std::tuple<Spread, std::str
 TEST_P(RopeTypeTest, LogitsBeyondTheOriginalLengthEqualTheReference) {
     const auto& [spread, device, dtype] = GetParam();
     UNSLOTH_NEEDS_XZ();
-    UNSLOTH_NEEDS_DEVICE(device);
     const nlohmann::json reference = read_json(golden("forward/rope_types.json"));
     const nlohmann::json& type = reference["types"][spread.name];
     const ScratchFolder folder;
@@ -196,7 +194,6 @@ class MainModelTest : public ::testing::TestWithParam<Where> {};
 TEST_P(MainModelTest, FourBitLogitsAndModulesEqualTheReference) {
     const auto& [device, dtype] = GetParam();
     UNSLOTH_NEEDS_XZ();
-    UNSLOTH_NEEDS_DEVICE(device);
     const Rows rows = real_tokens(read_json(golden("forward/main_inputs.json")));
     const LoadedModel model = load_model(model_folder("tiny_llama/nf4_dq"), device, dtype, true, total(rows), 2);
     ModuleLog log(*model.model);
@@ -221,7 +218,6 @@ TEST_P(MainModelTest, FourBitLogitsAndModulesEqualTheReference) {
 TEST_P(MainModelTest, SixteenBitLogitsAndModulesEqualTheReference) {
     const auto& [device, dtype] = GetParam();
     UNSLOTH_NEEDS_XZ();
-    UNSLOTH_NEEDS_DEVICE(device);
     const char* const shared = std::getenv("UNSLOTH_SHARED");
     if (shared == nullptr || !fs::exists(fs::path(shared) / "golden/tiny_llama/bf16"))
         GTEST_SKIP() << "UNSLOTH_SHARED does not name the collection";
@@ -246,14 +242,14 @@ std::string case_name(const Info& info) {
     return cat(std::get<0>(info.param).name, "_", where_name({std::get<1>(info.param), std::get<2>(info.param)}));
 }
 INSTANTIATE_TEST_SUITE_P(All, ArchitectureTest,
-                         ::testing::Combine(::testing::ValuesIn(architectures), ::testing::ValuesIn(built_devices()),
+                         ::testing::Combine(::testing::ValuesIn(architectures), ::testing::ValuesIn(test_devices()),
                                             all_dtypes),
                          [](const auto& info) { return case_name(info); });
 INSTANTIATE_TEST_SUITE_P(All, RopeTypeTest,
-                         ::testing::Combine(::testing::ValuesIn(rope_types), ::testing::ValuesIn(built_devices()),
+                         ::testing::Combine(::testing::ValuesIn(rope_types), ::testing::ValuesIn(test_devices()),
                                             all_dtypes),
                          [](const auto& info) { return case_name(info); });
-INSTANTIATE_TEST_SUITE_P(All, MainModelTest, ::testing::Combine(::testing::ValuesIn(built_devices()), all_dtypes),
+INSTANTIATE_TEST_SUITE_P(All, MainModelTest, ::testing::Combine(::testing::ValuesIn(test_devices()), all_dtypes),
                          [](const auto& info) { return where_name(info.param); });
 
 /// Logits of a row, and the gradients that a step makes of it, of the small model in fp32 with layers of this kind.

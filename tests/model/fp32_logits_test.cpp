@@ -12,10 +12,7 @@ const std::vector<int32_t> tokens = {3, 17, 99, 5, 64, 200, 31, 8, 150, 42, 7, 7
 
 class Fp32LogitsTest : public ::testing::TestWithParam<std::string> {
   protected:
-    void SetUp() override {
-        UNSLOTH_NEEDS_XZ();
-        UNSLOTH_NEEDS_DEVICE(GetParam());
-    }
+    void SetUp() override { UNSLOTH_NEEDS_XZ(); }
     model::LoadRequest request(bool fp32, at::ScalarType dtype = at::kBFloat16) const {
         model::LoadRequest r;
         r.device = ops::choose_device(GetParam());
@@ -120,7 +117,7 @@ TEST_P(Fp32LogitsTest, ThePlanHasRoomForBoth) {
     EXPECT_EQ(bytes(true, at::kFloat), bytes(false, at::kFloat)) << "float32 models have them already";
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Fp32LogitsTest, ::testing::ValuesIn(built_devices()),
+INSTANTIATE_TEST_SUITE_P(All, Fp32LogitsTest, ::testing::ValuesIn(test_devices()),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

@@ -36,7 +36,6 @@ Row generate(model::Model& model, const Row& prompt, std::size_t first_part) {
 TEST_P(GenerationTest, CachedStepsEqualFullForwardPasses) {
     const auto& [name, device] = GetParam();
     UNSLOTH_NEEDS_XZ();
-    UNSLOTH_NEEDS_DEVICE(device);
     const LoadedModel model = load_model(model_folder(name), device, at::kFloat, false, 40, 1);
     Row sequence = prompt(name);
     const Row made = generate(*model.model, sequence, 0);
@@ -52,7 +51,6 @@ TEST_P(GenerationTest, CachedStepsEqualFullForwardPasses) {
 TEST_P(GenerationTest, APromptMayComeInPieces) {
     const auto& [name, device] = GetParam();
     UNSLOTH_NEEDS_XZ();
-    UNSLOTH_NEEDS_DEVICE(device);
     const LoadedModel model = load_model(model_folder(name), device, at::kFloat, false, 40, 1);
     const Row whole = generate(*model.model, prompt(name), 0);
     EXPECT_EQ(generate(*model.model, prompt(name), 5), whole);
@@ -62,7 +60,7 @@ TEST_P(GenerationTest, APromptMayComeInPieces) {
 INSTANTIATE_TEST_SUITE_P(All, GenerationTest,
                          ::testing::Combine(::testing::Values("llama_tied", "llama_bias", "mistral_window", "qwen2",
                                                               "qwen3"),
-                                            ::testing::ValuesIn(built_devices())),
+                                            ::testing::ValuesIn(test_devices())),
                          [](const auto& info) { return std::get<0>(info.param) + "_" + std::get<1>(info.param); });
 
 class QuantiseOnLoadTest : public ::testing::TestWithParam<std::string> {};
@@ -71,7 +69,6 @@ class QuantiseOnLoadTest : public ::testing::TestWithParam<std::string> {};
 /// may differ.
 TEST_P(QuantiseOnLoadTest, GivesTheLogitsOfTheQuantisedCheckpoint) {
     UNSLOTH_NEEDS_XZ();
-    UNSLOTH_NEEDS_DEVICE(GetParam());
     const std::vector<Row> rows = {read_json(golden("forward/rope_types.json"))["input_ids"].get<Row>()};
     const auto logits = [&](const std::string& model, bool in_4bit) {
         return score_every_position(*load_model(model_folder(model), GetParam(), at::kFloat, in_4bit, 64, 1).model,
@@ -84,7 +81,7 @@ TEST_P(QuantiseOnLoadTest, GivesTheLogitsOfTheQuantisedCheckpoint) {
     EXPECT_GT(rms(kept, stored), 1e-2) << "quantisation must be seen in the logits";
 }
 
-INSTANTIATE_TEST_SUITE_P(All, QuantiseOnLoadTest, ::testing::ValuesIn(built_devices()),
+INSTANTIATE_TEST_SUITE_P(All, QuantiseOnLoadTest, ::testing::ValuesIn(test_devices()),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

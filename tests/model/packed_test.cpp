@@ -19,10 +19,7 @@ const Row tokens{17, 400, 23, 999, 5, 5, 731, 64, 128, 300, 11, 2};
 /// tiny_llama: q, k, v and o (multiples of 64) lie in tiles, gate, up and down (688 wide) do not.
 class PackedTest : public ::testing::TestWithParam<std::string> {
   protected:
-    void SetUp() override {
-        UNSLOTH_NEEDS_XZ();
-        UNSLOTH_NEEDS_DEVICE(GetParam());
-    }
+    void SetUp() override { UNSLOTH_NEEDS_XZ(); }
     bool on_gpu() const { return GetParam() != "cpu"; }
 
     model::LoadRequest request(bool packed, bool trains) {
@@ -160,7 +157,7 @@ TEST_P(PackedTest, AdaptersBesideTilesCountAsThoseOfTheSlot) {
     EXPECT_GT(((beside - logits(true, 0)).norm() / in_slot.norm()).item<double>(), 0.05) << "the adapters must matter";
 }
 
-INSTANTIATE_TEST_SUITE_P(All, PackedTest, ::testing::ValuesIn(built_devices()),
+INSTANTIATE_TEST_SUITE_P(All, PackedTest, ::testing::ValuesIn(test_devices()),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

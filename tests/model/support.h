@@ -10,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -125,13 +126,16 @@ inline bool device_available(const std::string& name) {
 #define UNSLOTH_NEEDS_DEVICE(name) \
     if (!::unsloth::test::device_available(name)) GTEST_SKIP() << "no GPU"
 
-/// The devices that this build can use at all.
-inline std::vector<std::string> built_devices() {
+/// The devices that tests run on. Without a GPU the CPU alone, which is said once.
+inline const std::vector<std::string>& test_devices() {
+    static const std::vector<std::string> devices = [] {
 #ifdef UNSLOTH_CUDA
-    return {"cpu", "cuda"};
-#else
-    return {"cpu"};
+        if (device_available("cuda")) return std::vector<std::string>{"cpu", "cuda"};
+        std::cout << "no GPU: tests that take a device run on the CPU alone" << std::endl;
 #endif
+        return std::vector<std::string>{"cpu"};
+    }();
+    return devices;
 }
 
 /// These models are small: one thread is quickest, above all on a busy machine. (What their number may change:

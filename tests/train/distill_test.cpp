@@ -34,7 +34,6 @@ class DistillTest : public ::testing::TestWithParam<std::string> {
   protected:
     void SetUp() override {
         UNSLOTH_NEEDS_XZ();
-        UNSLOTH_NEEDS_DEVICE(GetParam());
         write_answers(folder / "rows.jsonl", 24, 1);
         write_answers(folder / "held_out.jsonl", 8, 2);
     }
@@ -180,7 +179,7 @@ TEST_P(DistillTest, RefusesTeachersThatSpeakOfOtherThings) {
     expect_contains(error_of(student({"--distill.top_k", "8"})), "only applies to a teacher's file");
 }
 
-INSTANTIATE_TEST_SUITE_P(All, DistillTest, ::testing::ValuesIn(built_devices()),
+INSTANTIATE_TEST_SUITE_P(All, DistillTest, ::testing::ValuesIn(test_devices()),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

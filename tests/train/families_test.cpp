@@ -64,10 +64,7 @@ using Case = std::tuple<std::string, std::string, at::ScalarType>;  ///< family,
 
 class FamilyTest : public ::testing::TestWithParam<Case> {
   protected:
-    void SetUp() override {
-        UNSLOTH_NEEDS_XZ();
-        UNSLOTH_NEEDS_DEVICE(device);
-    }
+    void SetUp() override { UNSLOTH_NEEDS_XZ(); }
     fs::path model() const { return unpacked(set_of(family) / "model"); }
     void expect_training_of(const fs::path& lora) const;
     LoadedModel scoring(const fs::path& of, const std::optional<std::string>& adapter = std::nullopt) const {
@@ -220,7 +217,7 @@ TEST_P(FamilyTest, AnswersAsTheReference) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, FamilyTest,
-                         ::testing::Combine(::testing::ValuesIn(families), ::testing::ValuesIn(built_devices()),
+                         ::testing::Combine(::testing::ValuesIn(families), ::testing::ValuesIn(test_devices()),
                                             ::testing::Values(at::kFloat, at::kBFloat16)),
                          [](const auto& info) {
                              return cat(std::get<0>(info.param), "_", std::get<1>(info.param), "_",
@@ -447,8 +444,7 @@ TEST(Families, AddTheRouterLossThatTheModelAsksFor) {
 /// Each step counts anew; on a GPU the first runs its passes, and later ones replay them.
 TEST(Families, CountTheTokensOfExpertsInEachStep) {
     UNSLOTH_NEEDS_XZ();
-    for (const std::string& device : built_devices()) {
-        if (!device_available(device)) continue;
+    for (const std::string& device : test_devices()) {
         const ScratchFolder folder;
         const std::vector<int32_t> ids = {5, 6, 7, 8, 9, 40, 3, 77, 12, 13, 5, 6};
         write_rows(folder / "rows.jsonl", {{ids, ids, {}}});

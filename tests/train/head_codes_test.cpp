@@ -157,7 +157,6 @@ class HeadProducts : public ::testing::TestWithParam<std::string> {};
 
 // Of a head of its own, one that is the embedding, and one that is held in another type.
 TEST_P(HeadProducts, AreOfItsCodes) {
-    UNSLOTH_NEEDS_DEVICE(GetParam());
     for (const Head& head : {Head{}, Head{.tied = true}, Head{.type = "int8"}, Head{.vocabulary = 1032}})
         for (const CodedProducts fp8 :
              {CodedProducts::none, CodedProducts::dx, CodedProducts::both, CodedProducts::int8}) {
@@ -185,7 +184,7 @@ TEST_P(HeadProducts, AreOfItsCodes) {
         }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, HeadProducts, ::testing::ValuesIn(built_devices()),
+INSTANTIATE_TEST_SUITE_P(All, HeadProducts, ::testing::ValuesIn(test_devices()),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

@@ -38,7 +38,6 @@ Mxfp4Run trained(const fs::path& folder, model::LoadRequest request) {
 
 class Mxfp4Base : public ::testing::TestWithParam<std::string> {
   protected:
-    void SetUp() override { UNSLOTH_NEEDS_DEVICE(GetParam()); }
     /// Hidden size and that of an expert.
     void write(int64_t hidden, int64_t width) const { write_mxfp4_models(mxfp4_spec(hidden, width), packed_, plain_); }
     bool on_gpu() const { return GetParam() != "cpu"; }
@@ -163,7 +162,7 @@ TEST_P(Mxfp4Base, IsNotQuantisedTwiceNorReadFromTheCheckpointInPlace) {
                    request({spec::Place::device, spec::Place::disk, spec::Place::device}));
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, Mxfp4Base, ::testing::ValuesIn(built_devices()),
+INSTANTIATE_TEST_SUITE_P(Devices, Mxfp4Base, ::testing::ValuesIn(test_devices()),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

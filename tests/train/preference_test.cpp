@@ -138,7 +138,6 @@ class PreferenceTest : public ::testing::TestWithParam<std::string> {
   protected:
     void SetUp() override {
         UNSLOTH_NEEDS_XZ();
-        UNSLOTH_NEEDS_DEVICE(GetParam());
         write_preferences(folder / "pairs.jsonl", 24, 1, false);
         write_preferences(folder / "judged.jsonl", 24, 2, true);
         write_preferences(folder / "held_out.jsonl", 8, 3, false);
@@ -421,7 +420,7 @@ TEST_P(PreferenceTest, AReferenceIsScoredOnceForTheSameRowsAndModel) {
     EXPECT_FALSE(scores({})) << "and made again";
 }
 
-INSTANTIATE_TEST_SUITE_P(All, PreferenceTest, ::testing::ValuesIn(built_devices()),
+INSTANTIATE_TEST_SUITE_P(All, PreferenceTest, ::testing::ValuesIn(test_devices()),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

@@ -10,10 +10,7 @@ using namespace test;
 
 class SaveTest : public ::testing::TestWithParam<std::string> {
   protected:
-    void SetUp() override {
-        UNSLOTH_NEEDS_XZ();
-        UNSLOTH_NEEDS_DEVICE(GetParam());
-    }
+    void SetUp() override { UNSLOTH_NEEDS_XZ(); }
     /// A reference variant, a few steps of it.
     Flags flags(const std::string& variant, const char* steps) const {
         return reference_flags(variant, folder) + Flags{"--training.max_steps",     steps,
@@ -172,7 +169,7 @@ TEST_P(SaveTest, ATiedModelTrainsAndSavesOneMatrix) {
     EXPECT_LT(max_abs(embed, course.final_values.at("model.embed_tokens.weight")), 1e-6);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, SaveTest, ::testing::ValuesIn(built_devices()),
+INSTANTIATE_TEST_SUITE_P(All, SaveTest, ::testing::ValuesIn(test_devices()),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

@@ -15,10 +15,7 @@ using namespace test;
 
 class TimingTest : public ::testing::TestWithParam<std::string> {
   protected:
-    void SetUp() override {
-        UNSLOTH_NEEDS_XZ();
-        UNSLOTH_NEEDS_DEVICE(GetParam());
-    }
+    void SetUp() override { UNSLOTH_NEEDS_XZ(); }
     ScratchFolder folder;
 };
 
@@ -110,7 +107,7 @@ TEST_P(TimingTest, StepsEvaluationsAndSavesAddUpToTheClock) {
               << " s\n";
 }
 
-INSTANTIATE_TEST_SUITE_P(All, TimingTest, ::testing::ValuesIn(built_devices()),
+INSTANTIATE_TEST_SUITE_P(All, TimingTest, ::testing::ValuesIn(test_devices()),
                          [](const auto& param) { return param.param; });
 
 TEST(LossMean, LeavesOutWhatIsNotFinite) {

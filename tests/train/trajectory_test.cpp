@@ -93,7 +93,6 @@ class TrajectoryTest : public ::testing::TestWithParam<Case> {};
 TEST_P(TrajectoryTest, FollowsTheReference) {
     const auto& [variant, device, dtype] = GetParam();
     UNSLOTH_NEEDS_XZ();
-    UNSLOTH_NEEDS_DEVICE(device);
     const ScratchFolder folder;
     const Course course = train_all(make_config(
         reference_flags(variant, folder) + Flags{"--model.dtype", option_name(dtype), "--hardware.device", device}));
@@ -118,12 +117,12 @@ std::string case_name(const ::testing::TestParamInfo<Case>& info) {
 INSTANTIATE_TEST_SUITE_P(All, TrajectoryTest,
                          ::testing::Combine(::testing::Values("lora", "rslora", "patterns", "modules_to_save", "packed",
                                                               "full", "lora_plus", "dora", "dpo"),
-                                            ::testing::ValuesIn(built_devices()),
+                                            ::testing::ValuesIn(test_devices()),
                                             ::testing::Values(at::kFloat, at::kBFloat16)),
                          case_name);
 INSTANTIATE_TEST_SUITE_P(Fp16, TrajectoryTest,
                          ::testing::Combine(::testing::Values("rslora", "modules_to_save", "packed", "full"),
-                                            ::testing::ValuesIn(built_devices()), ::testing::Values(at::kHalf)),
+                                            ::testing::ValuesIn(test_devices()), ::testing::Values(at::kHalf)),
                          case_name);
 
 /// A trained model whose layers are recomputed is the same model, bit for bit (on a GPU with fixed kernels).
@@ -132,7 +131,6 @@ class RecomputeTest : public ::testing::TestWithParam<Case> {};
 TEST_P(RecomputeTest, EqualsKeepingEverything) {
     const auto& [variant, device, dtype] = GetParam();
     UNSLOTH_NEEDS_XZ();
-    UNSLOTH_NEEDS_DEVICE(device);
     const ScratchFolder folder;
     const Flags flags = reference_flags(variant, folder) + Flags{"--model.dtype",
                                                                  option_name(dtype),
@@ -153,7 +151,7 @@ TEST_P(RecomputeTest, EqualsKeepingEverything) {
 INSTANTIATE_TEST_SUITE_P(
     All, RecomputeTest,
     ::testing::Combine(::testing::Values("rslora", "patterns", "modules_to_save", "packed", "full"),
-                       ::testing::ValuesIn(built_devices()), ::testing::Values(at::kFloat, at::kBFloat16)),
+                       ::testing::ValuesIn(test_devices()), ::testing::Values(at::kFloat, at::kBFloat16)),
     case_name);
 
 /// 16-bit weights quantised on the way in train as the checkpoint that was quantised before: the rare absmax code that
@@ -162,7 +160,6 @@ class QuantiseOnLoadTest : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(QuantiseOnLoadTest, TrainsAsTheQuantisedCheckpoint) {
     UNSLOTH_NEEDS_XZ();
-    UNSLOTH_NEEDS_DEVICE(GetParam());
     const ScratchFolder folder;
     const Flags flags =
         reference_flags("rslora", folder) +
@@ -180,7 +177,7 @@ TEST_P(QuantiseOnLoadTest, TrainsAsTheQuantisedCheckpoint) {
     EXPECT_GT(largest_kept, 1e-2) << "unquantised weights must train differently";
 }
 
-INSTANTIATE_TEST_SUITE_P(All, QuantiseOnLoadTest, ::testing::ValuesIn(built_devices()),
+INSTANTIATE_TEST_SUITE_P(All, QuantiseOnLoadTest, ::testing::ValuesIn(test_devices()),
                          [](const auto& info) { return info.param; });
 
 }  // namespace
