@@ -43,18 +43,4 @@ std::vector<GradientStretch> cut_gradients(const weights::ParameterTable& table,
     return joined;
 }
 
-GradientBuckets::GradientBuckets(ops::Context& ctx, const weights::ParameterTable& table, int64_t most_bytes)
-    : stretches_(cut_gradients(table, most_bytes)) {
-    for (std::size_t i = 0; i < stretches_.size(); ++i) events_.emplace_back(ctx);
-}
-
-void GradientBuckets::reached(int unit) {
-    for (std::size_t i = 0; i < stretches_.size(); ++i)
-        if (stretches_[i].unit == unit) events_[i].record();
-}
-
-void GradientBuckets::reached_all() {
-    for (ops::Event& event : events_) event.record();
-}
-
 }  // namespace unsloth::model

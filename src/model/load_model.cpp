@@ -87,7 +87,7 @@ void ModelPlan::initialise_base(const weights::Parameter& p, weights::Parameters
         p.role == spec::TensorRole::lm_head && request_.lora ? &file_->tensors.head() : nullptr;
     if (source == nullptr && request_.lora) source = &file_->tensors.of(p.role);
     if (source == nullptr) source = file_->tensors.find(p.name);
-    if (parameters.holding().has_copies()) {
+    if (parameters.sharding().has_copies()) {
         read_held_rows(parameters, p, *source);
         source->drop();
         return;
@@ -179,10 +179,12 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
     if (table_) {
         network.trained_by_all = *table_;
         network.parameters = std::make_unique<weights::Parameters>(*own_table_, request_.optim, request_.trains,
-                                                                   request_.holding, arena, parts.host_memory.get());
+                                                                   request_.sharding, arena, parts.host_memory.get());
         initialise(*network.parameters, shared);
-        if (network.parameters->holding().has_streams())
-            network.streams = std::make_unique<ParameterStreams>(ctx, *network.parameters, request_.sharers);
+        const bool both_ends = masters && spec().tie_word_embeddings && !network.pp.alone();
+        network.store =
+            std::make_unique<ParameterStore>(ctx, *network.parameters, request_.sharers, network.pp,
+                                             both_ends ? network.trained(spec::TensorRole::embed_tokens) : nullptr);
     }
     if (!lora_layers_.empty())
         network.adapters = std::make_unique<weights::Adapters>(*network.parameters, lora_layers_);
@@ -196,13 +198,13 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
         for (const weights::Parameter& p : own_table_->parameters())
             if (p.kind == weights::Parameter::Kind::magnitude)
                 network.parameters->assign(p, base_norms(ctx, *network.weight_provider->dora(), p));
-    if (network.streams) {
-        network.weight_provider->set_values(network.streams->values());
-        if (request_.holding.has_copies()) network.streams->publish("the values to begin with");
+    if (network.store) {
+        network.weight_provider->set_values(network.store->values());
+        if (request_.sharding.has_copies()) network.store->publish("the values to begin with");
     }
-    if (request_.saves && own_table_ && !request_.holding.on_host)
+    if (request_.saves && own_table_ && !request_.sharding.on_host())
         parts.copies =
-            weights::Parameters::copies(*own_table_, request_.optim, request_.holding, parts.host_memory.get());
+            weights::Parameters::copies(*own_table_, request_.optim, request_.sharding, parts.host_memory.get());
     network.embedding_and_head = parts_.base->load_embedding_and_head(ctx, base_memory, trained, shared);
     parts.step_memory = std::make_unique<memory::Arena>(step(), request_.device);
     for (int64_t micro = 0; micro < request_.run.in_flight; ++micro)

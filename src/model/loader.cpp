@@ -129,8 +129,8 @@ void ModelPlan::read_trained() {
 
 /// Of that, and of the model, what is this rank's.
 void ModelPlan::plan_rank() {
-    request_.holding.dtype = request_.dtype;
-    request_.holding.host_is_far = request_.device.is_cuda();
+    request_.sharding.dtype = request_.dtype;
+    request_.sharding.host_is_far = request_.device.is_cuda();
     own_ = spec::slice(spec(), request_.tp.place());
     const spec::Stage& stage = request_.pp.stage();
     lora_layers_ = all_lora_ ? *all_lora_ : std::vector<spec::LayerLora>{};
@@ -234,7 +234,7 @@ weights::BaseRequest ModelPlan::base_request(const spec::RunPlan& run) const {
             .coded = request_.coded,
             .mantissa_bits = request_.mantissa_bits,
             .masters = trains_all(),
-            .reads_values = request_.trains && request_.holding.has_copies(),
+            .reads_values = request_.trains && request_.sharding.has_copies(),
             .trains = request_.trains,
             .cached = cached_layers(run),
             .offload_folder = request_.offload_folder,
@@ -252,7 +252,8 @@ weights::BaseRequest ModelPlan::base_request(const spec::RunPlan& run) const {
 }
 
 void ModelPlan::submit_trained(memory::Plan& resident) const {
-    if (own_table_) weights::Parameters::plan(*own_table_, request_.optim, request_.trains, request_.holding, resident);
+    if (own_table_)
+        weights::Parameters::plan(*own_table_, request_.optim, request_.trains, request_.sharding, resident);
     if (stack_) stack_->plan(layout_, resident);
     if (request_.trains && spec().experts)
         resident.add("workspace", Network::router_ends_name,
@@ -261,9 +262,9 @@ void ModelPlan::submit_trained(memory::Plan& resident) const {
 
 void ModelPlan::submit_trained_host(memory::Plan& host) const {
     if (own_table_)
-        weights::Parameters::plan_host(*own_table_, request_.optim, request_.trains, request_.holding, host);
+        weights::Parameters::plan_host(*own_table_, request_.optim, request_.trains, request_.sharding, host);
     if (request_.saves && own_table_)
-        weights::Parameters::plan_copies(*own_table_, request_.optim, request_.holding, host);
+        weights::Parameters::plan_copies(*own_table_, request_.optim, request_.sharding, host);
 }
 
 void ModelPlan::submit_step(const spec::RunPlan& run, memory::Plan& step, memory::Plan& host) const {
@@ -323,9 +324,9 @@ std::string ModelPlan::resident_fingerprint() const {
     ContentHash hash;
     // Of what is trained a rank may have a slice, which is nobody else's and of its own size.
     std::set<std::string> own{weights::optimizer_group};
-    if (table_ && request_.holding.has_streams()) {
+    if (table_ && request_.sharding.splits_gradients()) {
         memory::Plan trained;
-        weights::Parameters::plan(*table_, request_.optim, request_.trains, request_.holding, trained);
+        weights::Parameters::plan(*table_, request_.optim, request_.trains, request_.sharding, trained);
         for (const memory::Entry& entry : trained.entries()) own.insert(entry.group);
     }
     const memory::Plan resident = this->resident();

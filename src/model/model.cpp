@@ -34,33 +34,12 @@ Model::Model(ops::Context& ctx, ModelParts parts)
 }
 
 void Model::parameters_changed() {
-    if (parameters() == nullptr) return;
-    if (streams() != nullptr && parameters()->holding().has_copies())
-        streams()->publish("the trained values");
-    else
-        ++parameters()->version;
-}
-
-const weights::Parameter* Model::tied_parameter() const {
-    const Network& network = parts_.network;
-    if (pipeline().alone() || !network.full_finetuning || !network.spec.tie_word_embeddings) return nullptr;
-    return network.trained(spec::TensorRole::embed_tokens);
-}
-
-GradientBuckets& Model::cut_gradients(int64_t most_bytes) {
-    UNSLOTH_CHECK(recorded_.empty() && parameters() != nullptr && !parameters()->holding().splits_gradients,
-                  "whole gradients are cut, before the first step");
-    buckets_ = std::make_unique<GradientBuckets>(ctx_, parameters()->table(), most_bytes);
-    return *buckets_;
+    if (store() != nullptr) store()->publish("the trained values");
 }
 
 bool Model::records(const Pass& pass) const {
     const bool comes_again = pass.trains() || pass.purpose == Pass::For::generation;
     return comes_again && parts_.records && ctx_.is_cuda() && !on_module && ctx_.profiler == nullptr;
-}
-
-void Model::reached(int unit) {
-    if (buckets_ != nullptr) buckets_->reached(unit);
 }
 
 LayerContext Model::layer_context(int layer, const MicroBatch& micro, PolicyScope scope) {
@@ -88,32 +67,23 @@ LayerContext Model::layer_context(int layer, const MicroBatch& micro, PolicyScop
 
 // --- passes --------------------------------------------------------------------------------------------------------
 
-void Model::enter_values(int unit) {
-    if (streams() != nullptr && streams()->values() != nullptr) streams()->values()->enter(ctx_, unit);
-}
-
-/// The slots of the trained parameters that the action reads and adds to. A layer's values are entered by the pager.
+/// The trained parameters that the action reads and adds to. A layer's values are acquired by the weight provider.
 void Model::before(const Action& action, bool trains) {
+    if (store() == nullptr) return;
     if (action.part != Action::Part::layer)
-        for (const int unit : units().read(action)) enter_values(unit);
-    if (!trains || !splits_gradients()) return;
-    for (const int unit : units().trained(action)) streams()->enter(unit);
+        for (const int unit : units().read(action)) store()->acquire(unit);
+    if (!trains) return;
+    for (const int unit : units().trained(action)) store()->gradients(unit);
 }
 
-/// The gradients that it completes leave. Those of embeddings that another rank has, too, stay: the sums over ranks
-/// begin with them.
 void Model::after(const Action& action, bool trains) {
-    if (!trains) return;
-    for (const int unit : units().trained(action)) {
-        reached(unit);
-        if (splits_gradients() && !(unit == weights::embedding_unit && tied_parameter() != nullptr))
-            streams()->release(unit);
-    }
+    if (!trains || store() == nullptr) return;
+    for (const int unit : units().trained(action)) store()->release(unit);
 }
 
 /// In place of act(), where this rank has no rows for what others take: it takes part in what they exchange.
 void Model::pass_over(const Action& action, const Pass& pass) {
-    if (action.part == Action::Part::layer) enter_values(weights::layer_unit(action.layer));
+    if (action.part == Action::Part::layer && store() != nullptr) store()->acquire(weights::layer_unit(action.layer));
     if (action.part == Action::Part::head && pass.trains()) pass.objective->pass_over(ctx_);
 }
 
@@ -124,7 +94,7 @@ void Model::begin_walk(const Itinerary& actions, const Pass& pass) {
                  [&](const Action& action) { return pass.has(action); });
     parts_.network.refresh(ctx_);
     parts_.network.weight_provider->begin(ctx_, layers_of(own));
-    if (streams() == nullptr) return;
+    if (store() == nullptr) return;
     std::vector<int> read, trained;
     const auto append = [](std::vector<int>& all, const std::vector<int>& more) {
         all.insert(all.end(), more.begin(), more.end());
@@ -135,8 +105,7 @@ void Model::begin_walk(const Itinerary& actions, const Pass& pass) {
     }
     if (!pass.trains() && pipeline().stage().last())
         append(read, units().of_head());  // the head's part follows the walk
-    if (streams()->values() != nullptr) streams()->values()->begin(ctx_, read);
-    if (pass.trains() && splits_gradients()) streams()->begin_pass(trained);
+    store()->begin_pass(read, trained, pass.trains());
 }
 
 /// Follows the itinerary, a stretch of like actions at a time: every pass goes through this loop.
@@ -305,7 +274,8 @@ Itinerary Model::forward_pass() const {
 void Model::walk_forward(const Pass& pass) {
     walk(forward_pass(), pass);
     if (!pipeline().stage().last()) return;
-    for (const int unit : units().of_head()) enter_values(unit);
+    if (store() == nullptr) return;
+    for (const int unit : units().of_head()) store()->acquire(unit);
 }
 
 void Model::forward(const data::Batch& batch, PolicyScope scope) {

@@ -22,7 +22,7 @@ namespace {
 
 /// The processes are taken to be those of one machine.
 planner::Sharing sharing_of(const model::LoadRequest& request) {
-    const weights::Holding& holding = request.holding;
+    const weights::ShardingPolicy& sharding = request.sharding;
     const spec::Stage& stage = request.pp.stage();
     planner::Sharing sharing;
     sharing.tp = request.tp.place().size;
@@ -32,8 +32,8 @@ planner::Sharing sharing_of(const model::LoadRequest& request) {
     sharing.ranks = std::max<int64_t>(request.processes, sharing.tp * sharing.cp * sharing.stages);
     sharing.summed = sharing.ranks / sharing.stages;
     sharing.peers = request.peers.size;
-    sharing.gradients_by_layer = holding.splits_gradients && holding.share.size > 1;
-    sharing.values_by_layer = holding.splits_values;
+    sharing.gradients_by_layer = sharding.splits_gradients() && sharding.share.size > 1;
+    sharing.values_by_layer = sharding.splits_values();
     return sharing;
 }
 
@@ -51,8 +51,8 @@ planner::StepWork step_work(const model::ModelPlan& plan, int64_t micro_batches,
     work.micro_batches = micro_batches;
     if (plan.own_table() != nullptr) {
         work.summed_parameters = plan.own_table()->trainable_elements();
-        (request.holding.on_host ? work.updated_on_host : work.trained_parameters) =
-            work.summed_parameters / (request.holding.on_host ? 1 : request.holding.share.size);
+        (request.sharding.on_host() ? work.updated_on_host : work.trained_parameters) =
+            work.summed_parameters / (request.sharding.on_host() ? 1 : request.sharding.share.size);
     }
     work.has_head = request.pp.stage().last();
     work.row_tile = like.tile_of(work.tokens) < work.tokens ? like.row_tile : 0;

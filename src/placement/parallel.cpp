@@ -1,5 +1,7 @@
 #include "unsloth/placement/parallel.h"
 
+#include <algorithm>
+
 #include "unsloth/core/error.h"
 
 namespace unsloth::placement {
@@ -13,9 +15,9 @@ const char* asks_for_answers(const config::TrainingOptions& training) {
     return training.eval_metric == config::AnswerMetric::none ? nullptr : "training.eval_metric";
 }
 
-void require_shareable(const config::Config& config, const weights::Holding& holding) {
+void require_shareable(const config::Config& config, const weights::ShardingPolicy& sharding) {
     const char* const answers = asks_for_answers(config.training);
-    if (holding.splits_values && answers != nullptr)
+    if (sharding.splits_values() && answers != nullptr)
         throw Error("parallel.unsupported",
                     cat(answers, " does not go with distributed.zero_stage 3: a rank alone cannot answer"),
                     "Leave one of the two out.");
@@ -47,15 +49,14 @@ weights::Share place_of(const comm::Communicator* ranks) {
     return ranks == nullptr ? weights::Share{} : weights::Share{ranks->rank(), ranks->size()};
 }
 
-weights::Holding parameter_holding(const config::DistributedOptions& distributed, weights::Share alike) {
-    weights::Holding holding;
-    holding.on_host = distributed.offload_optimizer == config::OptimizerPlace::cpu;
-    if (distributed.zero_stage > 0 || holding.on_host) holding.share = alike;
-    const bool shared = holding.share.size > 1;
-    holding.splits_gradients = holding.on_host || (shared && distributed.zero_stage >= 2);
-    holding.splits_values = shared && distributed.zero_stage >= 3;
-    holding.of_stage = distributed.pp_size > 1;
-    return holding;
+weights::ShardingPolicy parameter_sharding(const config::DistributedOptions& distributed, weights::Share alike) {
+    weights::ShardingPolicy sharding;
+    if (distributed.offload_optimizer == config::OptimizerPlace::cpu) sharding.place = spec::Place::host;
+    if (distributed.zero_stage > 0 || sharding.on_host()) sharding.share = alike;
+    if (sharding.share.size > 1) sharding.level = static_cast<weights::Sharding>(distributed.zero_stage);
+    if (sharding.on_host()) sharding.level = std::max(sharding.level, weights::Sharding::gradients);
+    sharding.of_stage = distributed.pp_size > 1;
+    return sharding;
 }
 
 bool writes_part(const comm::MeshShape& mesh, weights::Share share, int rank) {

@@ -57,15 +57,15 @@ void share_out(const config::Config& config, const spec::ModelSpec& spec, const 
     weights::Share stage;  // the ranks that train the same parameters
     if (recipe.work == Work::run)
         stage = ranks.links ? place_of(ranks.links->stage()) : weights::Share{copy * mesh.tp + at.tp, copies * mesh.tp};
-    request.holding = parameter_holding(config.distributed, stage);
+    request.sharding = parameter_sharding(config.distributed, stage);
     if (recipe.work == Work::bench) return;
-    require_shareable(config, request.holding);
-    if (ranks.links && request.holding.share.size > 1) request.sharers = ranks.links->stage();
+    require_shareable(config, request.sharding);
+    if (ranks.links && request.sharding.share.size > 1) request.sharers = ranks.links->stage();
     if (ranks.reach && divides_base(config)) {
         request.peers = ranks.links ? place_of(ranks.links->copies_here()) : weights::Share{copy, copies};
         if (ranks.links) request.peer_ranks = ranks.links->copies_here();
     }
-    const auto writes = [&](int rank) { return writes_part(mesh, request.holding.share, rank); };
+    const auto writes = [&](int rank) { return writes_part(mesh, request.sharding.share, rank); };
     request.saves = writes(ranks.rank) && config::saves_checkpoints(config.training);
     request.writers = static_cast<int>(std::count_if(ranks.here.begin(), ranks.here.end(), writes));
 }

@@ -43,15 +43,8 @@ int agree_on_signal(comm::Group* group, at::Device device, const std::string& wh
     return signal_of(flags.const_data_ptr<float>());
 }
 
-RankSums::RankSums(ops::Context& ctx, comm::Group& group, model::Model& model, const model::GradientBuckets* buckets)
-    : ctx_(ctx), group_(group), model_(model), buckets_(buckets), alike_(&group.all()) {
-    if (!model.pipeline().alone()) {
-        alike_ = model.pipeline().mesh()->stage();
-        ends_ = model.pipeline().mesh()->ends();
-        const weights::Parameter* const tied = model.tied_parameter();
-        if (tied == nullptr) ends_ = nullptr;
-        if (ends_ != nullptr) tied_VD_ = model.parameters()->gradient(*tied);
-    }
+RankSums::RankSums(ops::Context& ctx, comm::Group& group, model::Model& model)
+    : ctx_(ctx), group_(group), model_(model) {
     sums_ = at::zeros({first_second + group.size()}, at::TensorOptions(at::kFloat).device(ctx.device()));
     for (at::Tensor* flag : {&bad_here_, &bad_anywhere_, &bad_elsewhere_})
         *flag = at::zeros({1}, at::TensorOptions(at::kBool).device(ctx.device()));
@@ -62,39 +55,7 @@ RankSums::Host RankSums::make_host() const {
     return {at::zeros({sums_.numel() - first_flag}, options), at::zeros({sums_.numel()}, options)};
 }
 
-void RankSums::sum_gradients(const weights::Parameters& parameters, int64_t step) {
-    const at::Tensor& gradients_P = parameters.gradients_P;
-    if (parameters.holding().splits_gradients) {  // they were summed when they left, but for those of both ends
-        if (model_.tied_parameter() != nullptr) model_.streams()->leave(0);
-        return model_.streams()->join();
-    }
-    if (parameters.share().size > 1) {
-        const weights::ParameterSlice own = parameters.table().padded_slice(parameters.share());
-        alike_->reduce_scatter(gradients_P, gradients_P.narrow(0, own.begin, own.elements()),
-                               cat("the gradients of step ", step));
-    } else if (alike_ == nullptr) {
-        // One rank has these parameters.
-    } else if (buckets_ == nullptr) {
-        alike_->all_reduce(gradients_P, cat("the gradients of step ", step));
-    } else {
-        for (std::size_t i = 0; i < buckets_->all().size(); ++i) {
-            const model::GradientStretch& bucket = buckets_->all()[i];
-            alike_->all_reduce_beside(
-                gradients_P.narrow(0, bucket.begin, bucket.end - bucket.begin), [&] { buckets_->wait(i); },
-                cat("the gradients of step ", step, ", bucket ", i + 1, " of ", buckets_->all().size()));
-        }
-    }
-}
-
-/// After the sums over each stage's ranks, or, where each of these then has the sums of its slice alone, or in host
-/// memory, before.
-void RankSums::sum_tied(int64_t step) {
-    if (alike_ != nullptr) alike_->join();
-    if (ends_ != nullptr) ends_->all_reduce(tied_VD_, cat("the embeddings' gradients of step ", step));
-}
-
-void RankSums::issue(Host& host, const weights::Parameters& parameters, const at::Tensor& outcome, int64_t step,
-                     bool save_due, double own_seconds) {
+void RankSums::issue(Host& host, const at::Tensor& outcome, int64_t step, bool save_due, double own_seconds) {
     const ops::Region region(ctx_, "all-reduce");
     float* const flags = host.flags.mutable_data_ptr<float>();
     flags[0] = save_due ? 1.0F : 0.0F;
@@ -109,11 +70,9 @@ void RankSums::issue(Host& host, const weights::Parameters& parameters, const at
         outcome.narrow(0, offsetof(spec::StepOutcome, first_bad_site), sizeof(uint32_t)).view(at::kInt);
     at::ne_out(bad_here_, site, static_cast<int32_t>(spec::all_finite));
     sums_.narrow(0, bad_value, 1).copy_(bad_here_);
-    const bool slices = parameters.share().size > 1 || parameters.holding().splits_gradients;
-    if (slices) sum_tied(step);
-    sum_gradients(parameters, step);
+    model_.store()->reduce(step);
     group_.all_reduce(sums_, cat("the loss of step ", step));
-    if (!slices) sum_tied(step);
+    model_.store()->finish_reduce(step);
     loss.copy_(sums_.narrow(0, 0, 1));
     at::gt_out(bad_anywhere_, sums_.narrow(0, bad_value, 1), 0);
     at::gt_out(bad_elsewhere_, bad_anywhere_, bad_here_);

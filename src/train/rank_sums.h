@@ -10,9 +10,8 @@ namespace unsloth::train {
 
 class RankSums {
   public:
-    /// `buckets`: gradients are summed in these while the backward pass goes on; nullptr: all together, after it. Of
-    /// ranks that share a model one's loss counts (Model::speaks).
-    RankSums(ops::Context& ctx, comm::Group& group, model::Model& model, const model::GradientBuckets* buckets);
+    /// Of ranks that share a model one's loss counts (Model::speaks).
+    RankSums(ops::Context& ctx, comm::Group& group, model::Model& model);
 
     /// Host memory of one step under way, pinned on CUDA: this rank's flags, and what comes back summed.
     struct Host {
@@ -20,13 +19,11 @@ class RankSums {
     };
     Host make_host() const;
 
-    /// Issues a step's sums: of the gradients, of the loss in `outcome`; and tells all ranks of a signal that one was
-    /// sent, of a save that one asks for, of how long each worked (`own_seconds`: this one, in the last step that it
-    /// knows of), and of a value that is not finite: sums need not show it, and those of the next step do not. Nothing
-    /// synchronises.
-    /// Where ranks share the optimizer, of the gradients each has the sums of its slice alone.
-    void issue(Host& host, const weights::Parameters& parameters, const at::Tensor& outcome, int64_t step,
-               bool save_due, double own_seconds);
+    /// Issues a step's sums: of the gradients (ParameterStore::reduce), of the loss in `outcome`; and tells all ranks
+    /// of a signal that one was sent, of a save that one asks for, of how long each worked (`own_seconds`: this one, in
+    /// the last step that it knows of), and of a value that is not finite: sums need not show it, and those of the next
+    /// step do not. Nothing synchronises.
+    void issue(Host& host, const at::Tensor& outcome, int64_t step, bool save_due, double own_seconds);
 
     /// What issue() brought back, once the step is done.
     struct Agreed {
@@ -37,16 +34,9 @@ class RankSums {
     static Agreed agreed(const Host& host);
 
   private:
-    void sum_gradients(const weights::Parameters& parameters, int64_t step);
-    void sum_tied(int64_t step);
-
     ops::Context& ctx_;
     comm::Group& group_;
     model::Model& model_;
-    const model::GradientBuckets* buckets_;
-    comm::Communicator* alike_;           ///< of the ranks with the same parameters; nullptr: this one alone
-    comm::Communicator* ends_ = nullptr;  ///< of the two stages that have tied embeddings and train them
-    at::Tensor tied_VD_;                  ///< their gradient
     at::Tensor sums_;  ///< fp32: the loss; how many ranks met a value that is not finite, ask for a save, were sent
                        ///< each stop signal; each rank's seconds
     at::Tensor bad_here_, bad_anywhere_, bad_elsewhere_;  ///< bool [1]

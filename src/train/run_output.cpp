@@ -82,7 +82,7 @@ void RunSetup::require_disk() const {
     for (const formats::TensorView* stand_in : opened_.file->stand_in_tensors())
         result += static_cast<int64_t>(stand_in->data.size());
     const bool saves = config::saves_checkpoints(t);
-    const bool in_parts = full() || plan_->request().holding.has_copies() || !plan_->request().pp.alone();
+    const bool in_parts = full() || plan_->request().sharding.has_copies() || !plan_->request().pp.alone();
     // Beside a result values and moments, of tied embeddings both ends' of a pipeline; the values of a LoRA that one
     // rank holds are its result.
     int64_t checkpoint = result - (in_parts ? 0 : table.flat_elements() * static_cast<int64_t>(sizeof(float)));

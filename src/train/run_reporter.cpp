@@ -151,7 +151,7 @@ void RunReporter::warn() const {
         doubt && setup_.device().is_cuda())
         log::warning(*doubt);
     for (const std::string& idle :
-         options_without_effect(config(), setup_.device().is_cuda(), setup_.plan().request().holding.share.size))
+         options_without_effect(config(), setup_.device().is_cuda(), setup_.plan().request().sharding.share.size))
         log::warning(idle);
 }
 

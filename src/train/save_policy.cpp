@@ -53,8 +53,8 @@ fs::path SavePolicy::best_checkpoint() const {
 void SavePolicy::load_best() {
     if (!config().training.load_best_model_at_end || !state_.progress.best.value) return;
     if (state_.progress.best.step == state_.progress.step) return;
-    const weights::Holding& holding = state_.model->parameters()->holding();
-    const bool alone = holding.holds_all() && !holding.has_copies();
+    const weights::ShardingPolicy& sharding = state_.model->parameters()->sharding();
+    const bool alone = sharding.holds_all() && !sharding.has_copies();
     if (alone && !leads()) return;
     const comm::LongOperation loading(setup_.group(), "loading the best evaluation's checkpoint");
     fs::path folder = best_checkpoint();
@@ -134,7 +134,7 @@ void SavePolicy::save_while_training() {
 
 void SavePolicy::require_same_values() {
     if (!setup_.group() || compared_step_ == state_.progress.step) return;
-    if (state_.model->parameters()->share().size > 1 && state_.model->parameters()->holding().has_copies())
+    if (state_.model->parameters()->share().size > 1 && state_.model->parameters()->sharding().has_copies())
         return;  // no two have
     placement::require_equal_hashes(*setup_.group(), placement::values_hash(state_.model->parameters()->values_P),
                                     state_.progress.step, state_.model->pipeline().stage().size);
@@ -201,7 +201,7 @@ RunFiles SavePolicy::run_files() const {
     files.part = state_.part();
     files.ranks = setup_.group() ? setup_.group()->size() : 1;
     files.holds_all = state_.model->parameters()->holds_all();
-    files.in_place = state_.model->parameters()->holding().on_host;
+    files.in_place = state_.model->parameters()->sharding().on_host();
     files.patience = std::chrono::seconds(config().distributed.ddp_timeout);
     return files;
 }

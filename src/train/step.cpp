@@ -5,10 +5,10 @@
 #include <cstddef>
 #include <span>
 
+#include "train/layer_norm_meter.h"
 #include "train/moment.h"
 #include "train/rank_sums.h"
 #include "train/router_meter.h"
-#include "train/update.h"
 #include "unsloth/core/error.h"
 #include "unsloth/ops/profiler.h"
 
@@ -44,12 +44,6 @@ spec::TrainedShare trained_share(const weights::ParameterTable& table, const spe
     return share;
 }
 
-/// What completes with this unit (model/gradient_buckets.h).
-std::string unit_name(int unit, int layers) {
-    if (unit == weights::embedding_unit) return "embed_tokens";
-    return unit == weights::head_unit(layers) ? "head" : cat("layers.", weights::layer_of_unit(unit));
-}
-
 }  // namespace
 
 /// Host memory of one step under way.
@@ -66,6 +60,7 @@ struct Stepper::Slot {
 Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& settings)
     : ctx_(ctx),
       model_(model),
+      store_(*model.store()),
       settings_(settings),
       supervised_(settings.objective == nullptr ? objective::make_supervised() : nullptr),
       objective_(settings.objective == nullptr ? *supervised_ : *settings.objective),
@@ -77,26 +72,12 @@ Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& set
     ctx_.scalars = reinterpret_cast<const spec::StepScalars*>(device_scalars_.data_ptr<uint8_t>());
     ctx_.outcome = reinterpret_cast<spec::StepOutcome*>(device_outcome_.data_ptr<uint8_t>());
     if (settings.group != nullptr) {
-        // Slices are summed after the backward pass, whole.
-        const weights::Parameters& parameters = *model.parameters();
-        if (settings.bucket_bytes > 0 && parameters.share().size == 1 && !parameters.holding().splits_gradients)
-            buckets_ = &model.cut_gradients(settings.bucket_bytes);
-        sums_ = std::make_unique<RankSums>(ctx, *settings.group, model, buckets_);
+        store_.join(*settings.group, settings.bucket_bytes);
+        sums_ = std::make_unique<RankSums>(ctx, *settings.group, model);
     }
-    if (model.parameters()->share().size > 1)
-        sharers_ = model.pipeline().alone() ? &settings.group->all() : model.pipeline().mesh()->stage();
-    update_ = std::make_unique<Update>(ctx, model, settings.adamw, sharers_);
+    layer_norm_meter_ = std::make_unique<LayerNormMeter>(ctx, model);
     router_meter_ = std::make_unique<RouterMeter>(ctx, model);
     if (settings.skip_on_spike > 0) spike_guard_.emplace(ctx);
-    // With no byte to join, one stretch a layer.
-    stretches_ = model::cut_gradients(model.trained_by_all(), /*most_bytes=*/1);
-    common_ = weights::Parameters::common(model.trained_by_all(), model.parameters()->table(),
-                                          config::Optimizer::adamw_torch, &ops::AdamwState::grads_P);
-    const auto squares = at::TensorOptions(at::kDouble).device(ctx.device());
-    if (!model.pipeline().alone()) stage_squares_ = at::zeros({model.pipeline().stage().size}, squares);
-    if (sharers_ != nullptr) slice_squares_ = at::zeros({sharers_->size()}, squares);
-    layer_norms_ =
-        at::zeros({static_cast<int64_t>(stretches_.size())}, at::TensorOptions(at::kFloat).device(ctx.device()));
     for (int i = 0; i < 3; ++i) {
         auto slot = std::make_unique<Slot>(ctx);
         slot->scalars = bytes(sizeof(spec::StepScalars), at::kCPU, cuda);
@@ -107,7 +88,7 @@ Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& set
             slot->measures = at::zeros(measures.sizes(), at::TensorOptions(at::kFloat).pinned_memory(cuda));
         if (sums_) slot->sums = sums_->make_host();
         if (spike_guard_) slot->limits = spike_guard_->make_host();
-        slot->layer_norms = at::zeros(layer_norms_.sizes(), at::TensorOptions(at::kFloat).pinned_memory(cuda));
+        slot->layer_norms = layer_norm_meter_->make_host();
         slot->router_loads = router_meter_->make_host();
         slots_.push_back(std::move(slot));
     }
@@ -117,7 +98,7 @@ Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& set
 
 void Stepper::set_sharing(bool shares) {
     shares_ = shares;
-    update_->set_sharing(shares);
+    store_.set_sharing(shares);
 }
 
 Stepper::~Stepper() {
@@ -129,15 +110,13 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
     UNSLOTH_CHECK(pending_.size() + 1 < slots_.size(), "results were not taken");
     UNSLOTH_CHECK(!options.abandon || settings_.group == nullptr, "ranks drop a step together or not at all");
     Slot& slot = *slots_[next_slot_];
-    weights::Parameters& parameters = *model_.parameters();
 
     // 1 what the step's kernels read from device memory
     write_scalars(slot, batch, step, learning_rate);
     // 2 gradients, and what the objective measures, start from zero
     {
         const ops::Region region(ctx_, "zero gradients");
-        if (parameters.gradients_P.defined()) parameters.gradients_P.zero_();
-        if (model_.streams() != nullptr) model_.streams()->begin_step(step);
+        store_.begin_step(step);
         router_meter_->begin();
         objective_.begin(batch);
     }
@@ -155,12 +134,11 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
         if (i > 0) behind.wait();
         behind.record();
     }
-    if (count == 0 && buckets_ != nullptr) buckets_->reached_all();
     // 4 sums over the ranks; gradients that leave as they are made are summed then
     if (sums_) slot.worked.record();
-    if (model_.streams() != nullptr) model_.streams()->join();
+    store_.end_passes(count > 0);
     if (sums_ && shares_) {
-        sums_->issue(slot.sums, parameters, device_outcome_, step, options.save_due, own_seconds_);
+        sums_->issue(slot.sums, device_outcome_, step, options.save_due, own_seconds_);
         if (slot.measures.defined() && !model_.speaks()) objective_.measures().zero_();  // all have them
         if (slot.measures.defined())
             settings_.group->all_reduce(objective_.measures(), cat("the measures of step ", step));
@@ -169,17 +147,14 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
     const SpikeLimits limits = spike_guard_ ? spikes_.limits(step) : SpikeLimits{};
     {
         const ops::Region region(ctx_, "update");
-        if (!model_.pipeline().alone() && shares_)
-            measure_norm_of_stages(step);
-        else
-            update_->measure_norm(step);
+        store_.norm(step);
         if (spike_guard_) spike_guard_->issue(slot.limits, limits, device_outcome_);
-        update_->apply(device_outcome_, as<spec::StepScalars>(slot.scalars), step);
+        store_.update(settings_.adamw, device_outcome_, as<spec::StepScalars>(slot.scalars), step);
     }
     // 6 what take() reads when the device is here
     slot.outcome.copy_(device_outcome_, /*non_blocking=*/true);
     if (slot.measures.defined()) slot.measures.copy_(objective_.measures(), /*non_blocking=*/true);
-    if (options.layer_norms) measure_layers(slot, step);
+    if (options.layer_norms) layer_norm_meter_->issue(slot.layer_norms, step);
     if (options.router_loads) router_meter_->issue(slot.router_loads, shares_ ? settings_.group : nullptr, step);
     slot.end.record();
     StepResult result{.step = step,
@@ -198,73 +173,6 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
     pending_.push_back({next_slot_, std::move(result), options.layer_norms, options.router_loads});
     next_slot_ = (next_slot_ + 1) % slots_.size();
     return true;
-}
-
-/// Each stage has the sum of squares of its own parameters, or each of its ranks that of a slice; tied embeddings count
-/// once.
-void Stepper::measure_norm_of_stages(int64_t step) {
-    const std::string what = cat("the gradient norm of step ", step);
-    const weights::Parameters& parameters = *model_.parameters();
-    const model::Pipeline& pipeline = model_.pipeline();
-    const weights::Parameter* const tied = model_.tied_parameter();
-    const bool repeats = tied != nullptr && !pipeline.stage().first();  // it lies first
-    at::Tensor own = stage_squares_.select(0, pipeline.stage().rank);
-    own.zero_();
-    if (const at::Tensor squares = update_->squares(repeats ? parameters.table().end_of(*tied) : 0);
-        squares.numel() > 0)
-        at::sum_out(own, squares, at::IntArrayRef{0});
-    if (sharers_ != nullptr) {
-        sharers_->all_gather(own.unsqueeze(0), slice_squares_, what);
-        at::sum_out(own, slice_squares_, at::IntArrayRef{0});
-    }
-    pipeline.mesh()->pp()->all_gather(own.unsqueeze(0), stage_squares_, what);
-    ops::finish_gradient_norm(ctx_, stage_squares_);
-}
-
-/// The norms of each layer's gradient, summed over the ranks; loss scaling's factor is still in them.
-void Stepper::measure_layers(Slot& slot, int64_t step) {
-    const weights::Parameters& parameters = *model_.parameters();
-    const weights::ParameterSlice own = parameters.own();
-    const auto measure = [](at::Tensor norm, const at::Tensor& values) {
-        if (values.device() == norm.device())
-            at::linalg_vector_norm_out(norm, values);
-        else
-            norm.copy_(at::linalg_vector_norm(values));
-    };
-    const model::Pipeline& pipeline = model_.pipeline();
-    const bool repeats_embedding = model_.tied_parameter() != nullptr && !pipeline.stage().first();
-    for (std::size_t i = 0; i < stretches_.size(); ++i) {
-        at::Tensor norm = layer_norms_.select(0, static_cast<int64_t>(i));
-        norm.zero_();
-        if (repeats_embedding && stretches_[i].unit == weights::embedding_unit) continue;
-        for (const weights::CommonStretch& common : common_) {
-            const int64_t here = common.own - common.all;  // where this rank has an element
-            const int64_t begin = std::max({stretches_[i].begin, common.all, own.begin - here}),
-                          end = std::min({stretches_[i].end, common.all + common.elements, own.end - here});
-            if (begin < end) measure(norm, parameters.own_gradients_P.narrow(0, begin + here - own.begin, end - begin));
-        }
-    }
-    for (comm::Communicator* const ranks : {pipeline.alone() ? nullptr : pipeline.mesh()->pp(), sharers_}) {
-        if (ranks == nullptr || !shares_) continue;
-        layer_norms_.square_();
-        ranks->all_reduce(layer_norms_, cat("the layers' gradient norms of step ", step));
-        layer_norms_.sqrt_();
-    }
-    slot.layer_norms.copy_(layer_norms_, /*non_blocking=*/true);
-}
-
-/// In the order of the model. What one unit completes may lie in several stretches.
-Stepper::LayerNorms Stepper::read_layer_norms(const Slot& slot, double loss_scale) const {
-    LayerNorms norms;
-    for (std::size_t i = stretches_.size(); i-- > 0;) {
-        const std::string name = unit_name(stretches_[i].unit, static_cast<int>(model_.spec().num_layers));
-        const double norm = slot.layer_norms.const_data_ptr<float>()[i] / loss_scale;
-        if (!norms.empty() && norms.back().first == name)
-            norms.back().second = std::hypot(norms.back().second, norm);
-        else
-            norms.emplace_back(name, norm);
-    }
-    return norms;
 }
 
 void Stepper::start_clock() {
@@ -312,7 +220,7 @@ std::optional<StepResult> Stepper::take(bool must) {
     if (slot.measures.defined())
         result.figures = objective_.figures(
             {slot.measures.const_data_ptr<float>(), static_cast<std::size_t>(slot.measures.numel())});
-    if (layer_norms) result.layer_norms = read_layer_norms(slot, result.loss_scale);
+    if (layer_norms) result.layer_norms = layer_norm_meter_->read(slot.layer_norms, result.loss_scale);
     if (router_loads) result.router_loads = router_meter_->read(slot.router_loads);
     if (sums_) {
         RankSums::Agreed agreed = RankSums::agreed(slot.sums);

@@ -36,17 +36,18 @@ struct Flat {
     at::Tensor ops::AdamwState::* member;
 };
 
-ParameterSlice held_of(const ParameterTable& table, bool trains, const Holding& holding) {
-    if (trains && holding.has_copies()) return table.slice(holding.share);
+ParameterSlice held_of(const ParameterTable& table, bool trains, const ShardingPolicy& sharding) {
+    if (trains && sharding.has_copies()) return table.slice(sharding.share);
     return {0, table.flat_elements()};
 }
 
 /// The optimizer's, and the fp32 values that it changes: what may lie in host memory.
 std::vector<Flat> state_buffers(const ParameterTable& table, config::Optimizer optimizer, bool trains,
-                                const Holding& holding) {
+                                const ShardingPolicy& sharding) {
     const int64_t block = ops::optimizer_block;
-    const ParameterSlice own = table.slice(holding.share), held = held_of(table, trains, holding);
-    const int64_t values = trains && holding.has_copies() ? held.elements() : table.padded_elements(holding.share.size);
+    const ParameterSlice own = table.slice(sharding.share), held = held_of(table, trains, sharding);
+    const int64_t values =
+        trains && sharding.has_copies() ? held.elements() : table.padded_elements(sharding.share.size);
     const BlockCounts before = count_blocks(table, optimizer, own.begin),
                       behind = count_blocks(table, optimizer, own.end);
     const int64_t slots32 = behind.slots32 - before.slots32, slots8 = behind.slots8 - before.slots8;
@@ -65,11 +66,12 @@ std::vector<Flat> state_buffers(const ParameterTable& table, config::Optimizer o
 }
 
 /// Those that a checkpoint is made of: the first rank writes the result, for which it takes all values that it has.
-std::vector<Flat> saved_buffers(const ParameterTable& table, config::Optimizer optimizer, const Holding& holding) {
+std::vector<Flat> saved_buffers(const ParameterTable& table, config::Optimizer optimizer,
+                                const ShardingPolicy& sharding) {
     using State = ops::AdamwState;
-    std::vector<Flat> buffers = state_buffers(table, optimizer, /*trains=*/true, holding);
-    const bool all = holding.share.rank == 0 && holding.holds_all();
-    buffers.front().elements = all ? table.flat_elements() : table.slice(holding.share).elements();
+    std::vector<Flat> buffers = state_buffers(table, optimizer, /*trains=*/true, sharding);
+    const bool all = sharding.share.rank == 0 && sharding.holds_all();
+    buffers.front().elements = all ? table.flat_elements() : table.slice(sharding.share).elements();
     std::erase_if(buffers, [](const Flat& flat) {
         for (const auto member :
              {&State::params_P, &State::m32, &State::v32, &State::m8, &State::v8, &State::absmax_m8, &State::absmax_v8})
@@ -98,16 +100,16 @@ std::string gradient_slot_name(int slot) {
     return cat("gradients of a layer, slot ", slot);
 }
 
-int64_t far_chunks_of(const ParameterTable& table, const Holding& holding) {
+int64_t far_chunks_of(const ParameterTable& table, const ShardingPolicy& sharding) {
     int64_t chunks = 0;
     for (int unit = 0; unit < table.units(); ++unit)
-        chunks += Parameters::far_chunks(table.slice(holding.share).with(table.unit(unit)));
+        chunks += Parameters::far_chunks(table.slice(sharding.share).with(table.unit(unit)));
     return chunks;
 }
 
 /// fp32 values on the device are copies of themselves.
-bool needs_copies(const Holding& holding, const WorkingLayout& working) {
-    return holding.has_copies() && (holding.on_host || !working.all_fp32());
+bool needs_copies(const ShardingPolicy& sharding, const WorkingLayout& working) {
+    return sharding.has_copies() && (sharding.on_host() || !working.all_fp32());
 }
 
 constexpr const char *gradients_name = "trainable gradients", *copies_name = "working copies",
@@ -122,69 +124,71 @@ constexpr const char* norm_scratch_name = "gradient norm scratch";
 
 }  // namespace
 
-void Parameters::plan(const ParameterTable& table, config::Optimizer optimizer, bool trains, const Holding& holding,
-                      memory::Plan& device) {
-    if (!(trains && holding.on_host))
-        for (const Flat& flat : state_buffers(table, optimizer, trains, holding))
+void Parameters::plan(const ParameterTable& table, config::Optimizer optimizer, bool trains,
+                      const ShardingPolicy& sharding, memory::Plan& device) {
+    if (!(trains && sharding.on_host()))
+        for (const Flat& flat : state_buffers(table, optimizer, trains, sharding))
             device.add(flat.member == &ops::AdamwState::params_P ? flat.name : optimizer_group, flat.name,
                        flat.elements * static_cast<int64_t>(c10::elementSize(flat.dtype)));
     if (!trains) return;
-    const WorkingLayout working(table, holding.dtype);
+    const WorkingLayout working(table, sharding.dtype);
     const auto slots = [&](const char* group, const auto& name, const std::function<int64_t(ParameterSlice)>& bytes) {
         for (int slot = 0; slot < ParameterTable::slots; ++slot)
             device.add(group, name(slot), slot_bytes(table, slot, bytes));
     };
-    if (holding.splits_gradients) {
+    if (sharding.splits_gradients()) {
         slots(gradients_name, gradient_slot_name, fp32_bytes);
-        if (!holding.on_host) device.add(gradients_name, gradients_name, fp32_bytes(table.padded_slice(holding.share)));
+        if (!sharding.on_host())
+            device.add(gradients_name, gradients_name, fp32_bytes(table.padded_slice(sharding.share)));
     } else {
         device.add(gradients_name, gradients_name,
-                   table.padded_elements(holding.share.size) * static_cast<int64_t>(sizeof(float)));
+                   table.padded_elements(sharding.share.size) * static_cast<int64_t>(sizeof(float)));
     }
-    if (holding.splits_values)
+    if (sharding.splits_values())
         slots(copies_name, value_slot_name, [&](ParameterSlice slice) { return working.bytes(slice); });
-    if (needs_copies(holding, working))
+    if (needs_copies(sharding, working))
         device.add(copies_name, copies_name,
-                   working.bytes(holding.splits_values ? table.slice(holding.share)
-                                                       : ParameterSlice{0, table.flat_elements()}));
-    if (holding.on_host && holding.host_is_far) {
+                   working.bytes(sharding.splits_values() ? table.slice(sharding.share)
+                                                          : ParameterSlice{0, table.flat_elements()}));
+    if (sharding.on_host() && sharding.host_is_far) {
         int64_t largest = 0;
         for (int unit = 0; unit < table.units(); ++unit) largest = std::max(largest, fp32_bytes(table.unit(unit)));
         device.add(gradients_name, far_sums_name, largest);
-        device.add("workspace", far_squares_name, far_chunks_of(table, holding) * static_cast<int64_t>(sizeof(double)));
+        device.add("workspace", far_squares_name,
+                   far_chunks_of(table, sharding) * static_cast<int64_t>(sizeof(double)));
     }
-    device.add("workspace", norm_scratch_name, ops::gradient_norm_scratch(table.padded_elements(holding.share.size)));
+    device.add("workspace", norm_scratch_name, ops::gradient_norm_scratch(table.padded_elements(sharding.share.size)));
 }
 
 void Parameters::plan_host(const ParameterTable& table, config::Optimizer optimizer, bool trains,
-                           const Holding& holding, memory::Plan& host) {
-    if (!trains || !holding.on_host) return;
-    for (const Flat& flat : state_buffers(table, optimizer, trains, holding))
+                           const ShardingPolicy& sharding, memory::Plan& host) {
+    if (!trains || !sharding.on_host()) return;
+    for (const Flat& flat : state_buffers(table, optimizer, trains, sharding))
         host.add(flat.member == &ops::AdamwState::params_P ? flat.name : optimizer_group, flat.name,
                  flat.elements * static_cast<int64_t>(c10::elementSize(flat.dtype)));
-    const ParameterSlice own = table.padded_slice(holding.share);
+    const ParameterSlice own = table.padded_slice(sharding.share);
     host.add(gradients_name, gradients_name, fp32_bytes(own));
-    if (holding.host_is_far)
+    if (sharding.host_is_far)
         host.add("workspace", staging_name, 2 * staged_elements * static_cast<int64_t>(sizeof(float)));
 }
 
-Parameters::Parameters(ParameterTable table, config::Optimizer optimizer, bool trains, const Holding& holding,
+Parameters::Parameters(ParameterTable table, config::Optimizer optimizer, bool trains, const ShardingPolicy& sharding,
                        const memory::Arena& device, const memory::Arena* host)
     : table_(std::move(table)),
-      holding_(trains ? holding : Holding{.share = holding.share}),
-      working_(table_, holding.dtype) {
+      sharding_(trains ? sharding : ShardingPolicy{.share = sharding.share}),
+      working_(table_, sharding.dtype) {
     const auto cut = [](const memory::Arena& arena, const std::string& name, int64_t elements, at::ScalarType type) {
         return arena.tensor(arena.plan().find(name), {elements}, type).zero_();
     };
-    const memory::Arena& of_state = holding_.on_host ? *host : device;
-    for (const Flat& flat : state_buffers(table_, optimizer, trains, holding_))
+    const memory::Arena& of_state = sharding_.on_host() ? *host : device;
+    for (const Flat& flat : state_buffers(table_, optimizer, trains, sharding_))
         state_.*flat.member = cut(of_state, flat.name, flat.elements, flat.dtype);
     values_P = state_.params_P;
     if (!trains) return;
     const ParameterSlice own = table_.slice(share()), padded = table_.padded_slice(share());
     norm_scratch =
         cut(device, norm_scratch_name, ops::gradient_norm_scratch(table_.padded_elements(share().size)), at::kByte);
-    if (holding_.splits_gradients) {
+    if (sharding_.splits_gradients()) {
         for (int slot = 0; slot < ParameterTable::slots; ++slot)
             gradient_slots_[static_cast<std::size_t>(slot)] =
                 cut(device, gradient_slot_name(slot), slot_bytes(table_, slot, fp32_bytes) / 4, at::kFloat);
@@ -193,23 +197,23 @@ Parameters::Parameters(ParameterTable table, config::Optimizer optimizer, bool t
         gradients_P = cut(device, gradients_name, table_.padded_elements(share().size), at::kFloat);
         own_gradients_P = gradients_P.narrow(0, padded.begin, padded.elements());
     }
-    if (holding_.splits_values)
+    if (sharding_.splits_values())
         for (int slot = 0; slot < ParameterTable::slots; ++slot) {
             const auto bytes = [&](ParameterSlice slice) { return working_.bytes(slice); };
             value_slots_[static_cast<std::size_t>(slot)] =
                 cut(device, value_slot_name(slot), slot_bytes(table_, slot, bytes), at::kByte);
         }
-    if (needs_copies(holding_, working_))
+    if (needs_copies(sharding_, working_))
         copies_b = cut(device, copies_name, working_.bytes(copied()), at::kByte);
-    else if (holding_.has_copies())
+    else if (sharding_.has_copies())
         copies_b = values_P.view(at::kByte);
-    if (holding_.on_host && holding_.host_is_far) {
+    if (sharding_.on_host() && sharding_.host_is_far) {
         staging = cut(*host, staging_name, 2 * staged_elements, at::kFloat);
         const memory::BufferId id = device.plan().find(far_sums_name);
         far_sums = device.tensor(id, {device.plan().entry(id).bytes / 4}, at::kFloat);
-        far_squares = cut(device, far_squares_name, far_chunks_of(table_, holding_), at::kDouble);
+        far_squares = cut(device, far_squares_name, far_chunks_of(table_, sharding_), at::kDouble);
     }
-    if (!holding_.has_copies()) state_.params_P = values_P.narrow(0, own.begin, own.elements());
+    if (!sharding_.has_copies()) state_.params_P = values_P.narrow(0, own.begin, own.elements());
     state_.grads_P = own_gradients_P.narrow(0, 0, own.elements());
     fill_flags(optimizer);
 }
@@ -235,7 +239,7 @@ void Parameters::fill_flags(config::Optimizer optimizer) {
 }
 
 ParameterSlice Parameters::held() const {
-    return held_of(table_, true, holding_);
+    return held_of(table_, true, sharding_);
 }
 
 at::Tensor to_stored(const Parameter& p, const at::Tensor& values) {
@@ -278,16 +282,16 @@ at::Tensor Parameters::working_view(const at::Tensor& bytes, int64_t first_byte,
 }
 
 at::Tensor Parameters::value(const Parameter& p) const {
-    if (holding_.splits_values) {
+    if (sharding_.splits_values()) {
         const int unit = table_.unit_of(p);
         return working_view(value_slot(unit), working_.byte_of(table_.unit(unit).begin), p);
     }
-    if (holding_.on_host) return working_view(copies_b, 0, p);
+    if (sharding_.on_host()) return working_view(copies_b, 0, p);
     return values_P.narrow(0, p.offset, p.elements()).view(p.shape);
 }
 
 at::Tensor Parameters::gradient(const Parameter& p) const {
-    if (!holding_.splits_gradients) return gradients_P.narrow(0, p.offset, p.elements()).view(p.shape);
+    if (!sharding_.splits_gradients()) return gradients_P.narrow(0, p.offset, p.elements()).view(p.shape);
     const int unit = table_.unit_of(p);
     return gradient_slot(unit).narrow(0, p.offset - table_.unit(unit).begin, p.elements()).view(p.shape);
 }
@@ -312,17 +316,17 @@ ParameterSlice Parameters::state_slice(const ParameterTable& table, config::Opti
     return {before.slots8, behind.slots8};
 }
 
-void Parameters::plan_copies(const ParameterTable& table, config::Optimizer optimizer, const Holding& holding,
+void Parameters::plan_copies(const ParameterTable& table, config::Optimizer optimizer, const ShardingPolicy& sharding,
                              memory::Plan& host) {
-    if (holding.on_host) return;
-    for (const Flat& flat : saved_buffers(table, optimizer, holding))
+    if (sharding.on_host()) return;
+    for (const Flat& flat : saved_buffers(table, optimizer, sharding))
         host.add(copies_group, copy_name(flat), flat.elements * static_cast<int64_t>(c10::elementSize(flat.dtype)));
 }
 
-ops::AdamwState Parameters::copies(const ParameterTable& table, config::Optimizer optimizer, const Holding& holding,
-                                   const memory::Arena* host) {
+ops::AdamwState Parameters::copies(const ParameterTable& table, config::Optimizer optimizer,
+                                   const ShardingPolicy& sharding, const memory::Arena* host) {
     ops::AdamwState copies;
-    for (const Flat& flat : saved_buffers(table, optimizer, holding))
+    for (const Flat& flat : saved_buffers(table, optimizer, sharding))
         copies.*flat.member = host->tensor(host->plan().find(copy_name(flat)), {flat.elements}, flat.dtype);
     return copies;
 }

@@ -67,9 +67,9 @@ TEST(Slices, HaveTheFlagsAndSlotsOfTheirBlocks) {
         Parameters::plan(table, config::Optimizer::adamw_8bit, /*trains=*/true, {.share = share}, plan);
         plan.place();
         auto arena = std::make_unique<memory::Arena>(plan, at::kCPU);
-        return std::pair(
-            std::make_unique<Parameters>(table, config::Optimizer::adamw_8bit, true, Holding{.share = share}, *arena),
-            std::move(arena));
+        return std::pair(std::make_unique<Parameters>(table, config::Optimizer::adamw_8bit, true,
+                                                      ShardingPolicy{.share = share}, *arena),
+                         std::move(arena));
     };
     const auto whole = make({});
     std::vector<at::Tensor> flags;

@@ -40,8 +40,8 @@ class PagerTest : public ::testing::Test {
         AdapterMargins::plan(layout, layers, at::kCPU, /*transposed=*/false, plan);
         plan.place();
         arena = std::make_unique<memory::Arena>(plan, at::kCPU);
-        parameters =
-            std::make_unique<Parameters>(table, config::Optimizer::adamw_torch, /*trains=*/false, Holding{}, *arena);
+        parameters = std::make_unique<Parameters>(table, config::Optimizer::adamw_torch, /*trains=*/false,
+                                                  ShardingPolicy{}, *arena);
         adapters = std::make_unique<Adapters>(*parameters, layers);
         change_adapters(1);
         std::vector<StoredLayer> stored(4);

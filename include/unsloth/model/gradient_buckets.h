@@ -5,8 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "unsloth/ops/event.h"
-#include "unsloth/weights/parameters.h"
+#include "unsloth/weights/parameter_table.h"
 
 namespace unsloth::model {
 
@@ -21,22 +20,5 @@ struct GradientStretch {
 /// `most_bytes`; what one layer, the head or the embeddings complete stays in one piece however large it is. A pure
 /// function of the table.
 std::vector<GradientStretch> cut_gradients(const weights::ParameterTable& table, int64_t most_bytes);
-
-class GradientBuckets {
-  public:
-    GradientBuckets(ops::Context& ctx, const weights::ParameterTable& table, int64_t most_bytes);
-
-    const std::vector<GradientStretch>& all() const { return stretches_; }
-    /// The work issued so far completes what this unit completes.
-    void reached(int unit);
-    /// The work issued so far completes everything.
-    void reached_all();
-    /// Later work on LibTorch's current stream of the device waits until bucket number i is complete, as last reached.
-    void wait(std::size_t i) const { events_.at(i).wait(); }
-
-  private:
-    std::vector<GradientStretch> stretches_;
-    std::vector<ops::Event> events_;  ///< one a stretch
-};
 
 }  // namespace unsloth::model

@@ -34,9 +34,9 @@ struct LoadRequest {
     bool trains = false;                          ///< gradients and optimizer states too
     bool saves = false;  ///< with trains: checkpoints are written while it goes on (ModelParts::copies)
     config::Optimizer optim = config::Optimizer::adamw_8bit;
-    weights::Holding holding;  ///< of what is trained
-    weights::Share peers;      ///< ranks of one machine that hold the frozen layers among them; one: each holds all
-    /// The ranks of `peers` and of the holding's share; nullptr: one (or load() is not called).
+    weights::ShardingPolicy sharding;  ///< of what is trained
+    weights::Share peers;  ///< ranks of one machine that hold the frozen layers among them; one: each holds all
+    /// The ranks of `peers` and of the sharding policy's share; nullptr: one (or load() is not called).
     comm::Communicator *peer_ranks = nullptr, *sharers = nullptr;
     uint64_t seed = 0;                          ///< of the adapters' initialisation
     double noise_alpha = 0;                     ///< NEFTune's; 0: none
@@ -147,7 +147,7 @@ class ModelPlan {
     /// Whether passes may be recorded: what ranks do between layers is not.
     bool records() const {
         return request_.records && request_.tp.alone() && request_.cp.alone() && request_.pp.alone() &&
-               !request_.holding.has_streams();
+               !request_.sharding.splits_gradients();
     }
     at::Tensor base_norms(ops::Context& ctx, const weights::DoraNorms& measured, const weights::Parameter& p) const;
     weights::BaseRequest base_request(const spec::RunPlan& run) const;

@@ -7,7 +7,6 @@
 #include <span>
 #include <vector>
 
-#include "unsloth/model/gradient_buckets.h"
 #include "unsloth/model/head_objective.h"
 #include "unsloth/model/network.h"
 #include "unsloth/model/recorded_passes.h"
@@ -57,8 +56,6 @@ class Model {
     /// The ranks that have the layers in turn. Of what all ranks that share the model know, one speaks: the first of
     /// those that have the loss.
     const Pipeline& pipeline() const { return parts_.network.pp; }
-    /// The embeddings of a pipeline's rank that another rank has and trains, too, as lm_head; nullptr: none.
-    const weights::Parameter* tied_parameter() const;
     bool speaks() const { return pipeline().stage().last() && tensor_parallel().first(); }
     /// For benches: whether what other stages send is waited for, and anything sent (Borders).
     void connect(bool connects) { borders_.connect(connects); }
@@ -69,10 +66,6 @@ class Model {
     /// (the objective's, with the step's divisor, from ctx.scalars) to ctx.outcome; of a pipeline the last rank has the
     /// loss. Nothing synchronises. A batch without tokens or targets adds nothing.
     void train(std::span<const data::Batch> batches, HeadObjective& objective);
-
-    /// Before the first train(): cuts the gradients into buckets of up to `most_bytes`, which each train() reaches from
-    /// then on (with several micro-batches to a step the last one counts). Not for split gradients.
-    GradientBuckets& cut_gradients(int64_t most_bytes);
 
     /// -log p of every target of the batch, in order: fp32 [labels] on the CPU (synchronises); of a pipeline on the
     /// last rank, elsewhere zeros. `on_logits` (may be empty) sees each chunk: first row's index among the targets, and
@@ -108,8 +101,8 @@ class Model {
     uint64_t policy_version() const {
         return parts_.network.parameters == nullptr ? 0 : parts_.network.parameters->version;
     }
-    /// nullptr: the parameters are all here.
-    ParameterStreams* streams() const { return parts_.network.streams.get(); }
+    /// Of the parameters; nullptr without.
+    ParameterStore* store() const { return parts_.network.store.get(); }
 
     /// Network::router_ends_LE: how often tokens chose each expert is the difference of neighbours.
     const at::Tensor& router_ends() const { return parts_.network.router_ends_LE; }
@@ -146,12 +139,9 @@ class Model {
     Units units() const {
         return {route_.layers, parts_.network.parameters && parts_.network.parameters->table().embeddings_are_head()};
     }
-    bool splits_gradients() const { return streams() != nullptr && streams()->splits_gradients(); }
-    void enter_values(int unit);
     void before(const Action& action, bool trains);
     void after(const Action& action, bool trains);
     LayerContext layer_context(int layer, const MicroBatch& micro, PolicyScope scope);
-    void reached(int unit);
     bool records(const Pass& pass) const;  ///< whether it may be recorded now
     /// Where its recordings are: those of rollouts and of training do not drive each other out.
     RecordedPasses& recordings(const Pass& pass) {
@@ -165,7 +155,6 @@ class Model {
     uint64_t cache_claim_ = 1;                                ///< 0: nobody has claimed it
     std::vector<std::unique_ptr<MicroBatch>> micro_batches_;  ///< of places: number m of a walk takes m mod their count
     Borders borders_;
-    std::unique_ptr<GradientBuckets> buckets_;     ///< nullptr: nobody asks when gradients are complete
     RecordedPasses recorded_, recorded_decoding_;  ///< of work that knows those above by address
 };
 

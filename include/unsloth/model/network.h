@@ -8,7 +8,7 @@
 
 #include "unsloth/formats/load_plan.h"
 #include "unsloth/model/context_parallel.h"
-#include "unsloth/model/parameter_streams.h"
+#include "unsloth/model/parameter_store.h"
 #include "unsloth/model/pipeline.h"
 #include "unsloth/model/tensor_parallel.h"
 #include "unsloth/weights/base_plan.h"
@@ -35,8 +35,8 @@ struct Network {
     bool trains_embedding = false;  ///< by the rank that has them
     int lowest_trained_layer = 0;   ///< the lowest that a backward pass must reach, of all ranks' layers
     std::unique_ptr<weights::Parameters> parameters;  ///< nullptr in inference without adapters
-    weights::ParameterTable trained_by_all;     ///< what all ranks of a pipeline train: alone, the parameters' table
-    std::unique_ptr<ParameterStreams> streams;  ///< nullptr: this rank has all of them where they are used
+    weights::ParameterTable trained_by_all;  ///< what all ranks of a pipeline train: alone, the parameters' table
+    std::unique_ptr<ParameterStore> store;   ///< of the parameters; nullptr without
     std::unique_ptr<weights::Adapters> adapters;
     /// With several adapters (weights/multi_lora_adapters.h): of a group's R columns, whose each is. int32.
     weights::ByGroup<at::Tensor> owners;

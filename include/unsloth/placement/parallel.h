@@ -17,9 +17,10 @@ weights::Share place_of(const comm::Communicator* ranks);
 /// What of the buffers of training this rank has, by its place among the ranks that train the same parameters
 /// (comm::Mesh::stage): from zero_stage 1 on, and where they lie in host memory, a slice of the optimizer's states;
 /// from 2 on of the gradients too, from 3 on of the values.
-weights::Holding parameter_holding(const config::DistributedOptions& distributed, weights::Share alike);
+weights::ShardingPolicy parameter_sharding(const config::DistributedOptions& distributed, weights::Share alike);
 
-/// Whether a rank writes a part of each checkpoint: of those that have the same one the first. `share`: of its holding.
+/// Whether a rank writes a part of each checkpoint: of those that have the same one the first. `share`: of its sharding
+/// policy.
 bool writes_part(const comm::MeshShape& mesh, weights::Share share, int rank);
 
 /// The option by which the model answers in a run, which a rank does alone; nullptr: none is given.
@@ -27,6 +28,6 @@ const char* asks_for_answers(const config::TrainingOptions& training);
 
 /// usage Error for what tensor-parallel ranks do not do, beside what their weights' forms refuse, and ranks that each
 /// hold a part of the values.
-void require_shareable(const config::Config& config, const weights::Holding& holding);
+void require_shareable(const config::Config& config, const weights::ShardingPolicy& sharding);
 
 }  // namespace unsloth::placement

@@ -57,9 +57,9 @@ struct StepResult {
     bool save_due = false;  ///< with a group: some rank asked for a checkpoint after this step
 };
 
+class LayerNormMeter;
 class RankSums;
 class RouterMeter;
-class Update;
 
 struct IssueOptions {
     bool save_due = false;      ///< this rank asks all for a checkpoint after the step
@@ -113,16 +113,13 @@ class Stepper {
         StepResult result;
         bool layer_norms = false, router_loads = false;  ///< to be read
     };
-    using LayerNorms = std::vector<std::pair<std::string, double>>;
-    LayerNorms read_layer_norms(const Slot& slot, double loss_scale) const;
     std::size_t before(std::size_t slot) const { return (slot + slots_.size() - 1) % slots_.size(); }
     void write_scalars(Slot& slot, const data::StepBatch& batch, int64_t step, double learning_rate);
-    void measure_norm_of_stages(int64_t step);
-    void measure_layers(Slot& slot, int64_t step);
     void adjust_loss_scale(const spec::StepOutcome& outcome);
 
     ops::Context& ctx_;
     model::Model& model_;
+    model::ParameterStore& store_;
     StepSettings settings_;
     std::unique_ptr<objective::Objective> supervised_;  ///< where the settings name none
     objective::Objective& objective_;
@@ -130,20 +127,14 @@ class Stepper {
     std::deque<Pending> pending_;
     std::size_t next_slot_ = 0;
     at::Tensor device_scalars_, device_outcome_;
-    model::GradientBuckets* buckets_ = nullptr;  ///< the model's; nullptr: gradients are summed after the backward pass
-    std::unique_ptr<RankSums> sums_;             ///< nullptr: alone
-    std::unique_ptr<Update> update_;
+    std::unique_ptr<RankSums> sums_;  ///< nullptr: alone
+    std::unique_ptr<LayerNormMeter> layer_norm_meter_;
     std::unique_ptr<RouterMeter> router_meter_;
     double own_seconds_ = 0;  ///< with a group: that this rank worked at the last step it knows of
     bool shares_ = true;
     spec::ModelFlops flops_;
     SpikeWindow spikes_;
-    std::optional<SpikeGuard> spike_guard_;          ///< nothing: skip_on_spike is 0
-    std::vector<model::GradientStretch> stretches_;  ///< of the layers, all ranks'
-    std::vector<weights::CommonStretch> common_;     ///< of what all ranks train and what this one has
-    comm::Communicator* sharers_ = nullptr;          ///< of the parameters' share; nullptr: one
-    at::Tensor stage_squares_, slice_squares_;       ///< fp64: one a stage of a pipeline; one a sharer
-    at::Tensor layer_norms_;                         ///< fp32, one a stretch
+    std::optional<SpikeGuard> spike_guard_;  ///< nothing: skip_on_spike is 0
     double loss_scale_ = 1.0;
     int64_t good_steps_ = 0;
     int64_t updates_ = 0;  ///< Adam's t: steps but those skipped by loss scaling (a spike is known too late)

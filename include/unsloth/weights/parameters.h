@@ -13,6 +13,7 @@
 #include "unsloth/memory/plan.h"
 #include "unsloth/ops/optimizer.h"
 #include "unsloth/weights/parameter_table.h"
+#include "unsloth/weights/sharding.h"
 
 namespace unsloth::weights {
 
@@ -24,44 +25,26 @@ inline constexpr const char* copies_group = "checkpoints";
 at::Tensor to_stored(const Parameter& p, const at::Tensor& values);
 at::Tensor from_stored(const Parameter& p, const at::Tensor& stored);
 
-/// What of the buffers of training this rank has, and where. The slice is the share's; with on_host or splits_values
-/// the passes read working copies (compute type for matrices of the model, fp32 for the rest) instead of the fp32
-/// values.
-struct Holding {
-    Share share;
-    bool splits_gradients = false;      ///< of the gradients it keeps the slice's sums; a unit's are made in a slot
-    bool splits_values = false;         ///< of the values it keeps the slice; a unit's are gathered into a slot
-    bool on_host = false;               ///< the slice's fp32 values, moments and sums of gradients are in host memory
-    bool host_is_far = false;           ///< the device is none of the host's
-    bool of_stage = false;              ///< of a pipeline: no rank has the values that a result is made of
-    at::ScalarType dtype = at::kFloat;  ///< compute type
-    bool has_copies() const { return splits_values || on_host; }
-    bool has_streams() const { return splits_gradients || has_copies(); }
-    /// Whether this rank has the fp32 values of all that is trained.
-    bool holds_all() const { return !of_stage && (!has_copies() || share.size == 1); }
-    bool operator==(const Holding&) const = default;
-};
-
 /// The flat buffers, from the plan.
 class Parameters {
   public:
     /// Submits what lies on the device: fp32 values and gradients, of the share's slice moments as `optimizer` asks
-    /// (8-bit blocks for tensors of at least 4096 elements that are no embedding; the others 32-bit); with a holding
-    /// that splits them slices and slots. Without `trains` only the values.
-    static void plan(const ParameterTable& table, config::Optimizer optimizer, bool trains, const Holding& holding,
-                     memory::Plan& device);
+    /// (8-bit blocks for tensors of at least 4096 elements that are no embedding; the others 32-bit); where they
+    /// are sharded slices and slots. Without `trains` only the values.
+    static void plan(const ParameterTable& table, config::Optimizer optimizer, bool trains,
+                     const ShardingPolicy& sharding, memory::Plan& device);
     /// And what lies in host memory.
-    static void plan_host(const ParameterTable& table, config::Optimizer optimizer, bool trains, const Holding& holding,
-                          memory::Plan& host);
+    static void plan_host(const ParameterTable& table, config::Optimizer optimizer, bool trains,
+                          const ShardingPolicy& sharding, memory::Plan& host);
     /// `host`: nullptr where plan_host submitted nothing.
-    Parameters(ParameterTable table, config::Optimizer optimizer, bool trains, const Holding& holding,
+    Parameters(ParameterTable table, config::Optimizer optimizer, bool trains, const ShardingPolicy& sharding,
                const memory::Arena& device, const memory::Arena* host = nullptr);
     /// Host memory for copies of saved(), which checkpoints are written from. None where saved() lies there itself.
-    static void plan_copies(const ParameterTable& table, config::Optimizer optimizer, const Holding& holding,
+    static void plan_copies(const ParameterTable& table, config::Optimizer optimizer, const ShardingPolicy& sharding,
                             memory::Plan& host);
     /// Those of the plan; the other tensors are undefined. `host`: nullptr where plan_copies submitted nothing.
-    static ops::AdamwState copies(const ParameterTable& table, config::Optimizer optimizer, const Holding& holding,
-                                  const memory::Arena* host);
+    static ops::AdamwState copies(const ParameterTable& table, config::Optimizer optimizer,
+                                  const ShardingPolicy& sharding, const memory::Arena* host);
     /// Where the elements of one of the state's saved tensors lie among those of all ranks'.
     static ParameterSlice state_slice(const ParameterTable& table, config::Optimizer optimizer, Share share,
                                       at::Tensor ops::AdamwState::* member);
@@ -71,8 +54,8 @@ class Parameters {
                                              config::Optimizer optimizer, at::Tensor ops::AdamwState::* member);
 
     const ParameterTable& table() const { return table_; }
-    const Holding& holding() const { return holding_; }
-    Share share() const { return holding_.share; }
+    const ShardingPolicy& sharding() const { return sharding_; }
+    Share share() const { return sharding_.share; }
     ParameterSlice own() const { return table_.slice(share()); }
     /// What passes read. In a slot it is the parameter while the slot has its unit.
     at::Tensor value(const Parameter& p) const;
@@ -82,7 +65,7 @@ class Parameters {
     /// The fp32 values of held(), padded where that is all.
     at::Tensor values_P;
     ParameterSlice held() const;
-    bool holds_all() const { return holding_.holds_all(); }
+    bool holds_all() const { return sharding_.holds_all(); }
     /// Gives what this rank holds of it its values: fp32, all of the parameter's.
     void assign(const Parameter& p, const at::Tensor& values) const;
     /// Whole and padded; undefined where they are split.
@@ -93,7 +76,9 @@ class Parameters {
     /// Bytes by `working`: this rank's (of its slice with split values, else of all); undefined: there are none.
     at::Tensor copies_b;
     const WorkingLayout& working() const { return working_; }
-    ParameterSlice copied() const { return holding_.splits_values ? own() : ParameterSlice{0, table_.flat_elements()}; }
+    ParameterSlice copied() const {
+        return sharding_.splits_values() ? own() : ParameterSlice{0, table_.flat_elements()};
+    }
     /// A unit's bytes in its slot; its gradients.
     at::Tensor value_slot(int unit) const;
     at::Tensor gradient_slot(int unit) const;
@@ -118,7 +103,7 @@ class Parameters {
     at::Tensor working_view(const at::Tensor& bytes, int64_t first_byte, const Parameter& p) const;
     void fill_flags(config::Optimizer optimizer);
     ParameterTable table_;
-    Holding holding_;
+    ShardingPolicy sharding_;
     WorkingLayout working_;
     ops::AdamwState state_;
     std::array<at::Tensor, ParameterTable::slots> value_slots_, gradient_slots_;
