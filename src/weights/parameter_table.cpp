@@ -34,6 +34,7 @@ void ParameterTable::add(Parameter parameter) {
     ParameterSlice& unit = units_[static_cast<std::size_t>(unit_of(parameter))];
     UNSLOTH_CHECK(unit.elements() == 0 || unit.end == parameter.offset, parameter.name, " lies apart from its unit");
     unit = {unit.elements() == 0 ? parameter.offset : unit.begin, flat_};
+    index_.try_emplace({parameter.role, parameter.id, parameter.kind}, parameters_.size());  // the first one is found
     parameters_.push_back(std::move(parameter));
 }
 
@@ -111,9 +112,8 @@ int64_t ParameterTable::end_of(const Parameter& p) const {
 }
 
 const Parameter* ParameterTable::find(spec::TensorRole role, spec::LinearId id, Parameter::Kind kind) const {
-    const auto found = std::find_if(parameters_.begin(), parameters_.end(),
-                                    [&](const Parameter& p) { return p.role == role && p.id == id && p.kind == kind; });
-    return found == parameters_.end() ? nullptr : &*found;
+    const auto found = index_.find({role, id, kind});
+    return found == index_.end() ? nullptr : &parameters_[found->second];
 }
 
 int64_t ParameterTable::padded_elements(int size) const {

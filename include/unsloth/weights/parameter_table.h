@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "unsloth/spec/lora_spec.h"
@@ -101,6 +103,7 @@ class ParameterTable {
     explicit ParameterTable(int layers) : layers_(layers), units_(static_cast<std::size_t>(units())) {}
     void add(Parameter parameter);
     std::vector<Parameter> parameters_;
+    std::map<std::tuple<spec::TensorRole, spec::LinearId, Parameter::Kind>, std::size_t> index_;  ///< of parameters_
     int64_t flat_ = 0;
     int layers_;
     std::vector<ParameterSlice> units_;
