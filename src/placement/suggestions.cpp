@@ -14,111 +14,131 @@ struct Suggestion {
     model::LoadRequest request;
 };
 
-std::vector<Suggestion> all_remedies(const model::ModelPlan& plan) {
-    const model::LoadRequest& asked = plan.request();
-    const bool lora = asked.finetuning_type == config::FinetuningType::lora, gpu = asked.device.is_cuda(),
-               may_wait = gpu && asked.pp.alone();  // on the host: a pipeline's stages move nothing there
-    std::vector<Suggestion> all;
-    const auto add = [&](const std::string& text, const auto& change) {
-        Suggestion remedy{text, asked};
-        if (asked.trains && gpu) remedy.request.run.row_tile = least_row_tile;  // as a run would that needs to
-        change(remedy.request);
-        all.push_back(std::move(remedy));
-    };
-    const auto each_layer = [](model::LoadRequest& request, const auto& change) {
-        for (spec::LayerPlan& layer : request.run.layers) change(layer);
-    };
-    const auto full_recompute = [&](model::LoadRequest& request) {
-        each_layer(request, [&](spec::LayerPlan& layer) {
-            layer.keep = spec::Keep::input;
-            layer.cached = false;
-            if (may_wait) layer.activations_at = spec::Place::host;
-        });
-    };
-    const auto keeping = [&](const std::string& words) {
-        return asked.trains ? cat(", gradient_checkpointing ", words) : std::string();
-    };
-    const std::string in_host_memory = "layers in host memory (model.device_map {\"model.layers\": \"cpu\", …})";
-    const auto move_layers = [&](model::LoadRequest& request, spec::Place to) {
-        each_layer(request, [to](spec::LayerPlan& layer) { layer.weights_at = to; });
-    };
-    const bool can_move = may_leave_device(asked);
-    const std::string thrifty_words = may_wait ? "full+offload" : "full";
-    if (asked.trains)
+/// The changes that may help one plan, the same ones in the same order for each stage of a pipeline.
+class Changes {
+  public:
+    explicit Changes(const model::ModelPlan& plan) : plan_(plan), asked_(plan.request()) {}
+
+    std::vector<Suggestion> all() {
+        if (asked_.trains) save_less();
+        if (may_leave_device(asked_)) move_layers();
+        if (any(asked_.coded)) use_16_bits();
+        use_smaller_types();
+        for (const bool moved : {false, true})
+            for (int64_t divisor = 2; divisor <= 1024 && (!moved || may_leave_device(asked_)); divisor *= 2)
+                take_fewer_tokens(divisor, moved);
+        return std::move(all_);
+    }
+
+  private:
+    bool gpu() const { return asked_.device.is_cuda(); }
+    /// On the host: a pipeline's stages move nothing there.
+    bool may_wait() const { return gpu() && asked_.pp.alone(); }
+
+    template <class Change>
+    void add(const std::string& text, const Change& change) {
+        Suggestion suggestion{text, asked_};
+        if (asked_.trains && gpu()) suggestion.request.run.row_tile = least_row_tile;  // as a run would that needs to
+        change(suggestion.request);
+        all_.push_back(std::move(suggestion));
+    }
+    /// The same, with full recomputation.
+    template <class Change>
+    void add_recomputing(const std::string& text, const Change& change) {
+        add(cat(text, !asked_.trains ? ""
+                      : may_wait()   ? ", gradient_checkpointing full+offload"
+                                     : ", gradient_checkpointing full"),
+            [&](model::LoadRequest& request) {
+                for (spec::LayerPlan& layer : request.run.layers) {
+                    layer.keep = spec::Keep::input;
+                    layer.cached = false;
+                    if (may_wait()) layer.activations_at = spec::Place::host;
+                }
+                change(request);
+            });
+    }
+    static void put_layers(model::LoadRequest& request, spec::Place to) {
+        for (spec::LayerPlan& layer : request.run.layers) layer.weights_at = to;
+    }
+
+    void save_less() {
         for (const spec::LayerPlan way : {spec::LayerPlan{spec::Keep::but_mlp},
                                           {spec::Keep::input},
                                           {spec::Keep::but_mlp, spec::Place::host},
                                           {spec::Keep::input, spec::Place::host}}) {
-            if (!may_wait && way.activations_at == spec::Place::host) continue;
-            add(cat("gradient_checkpointing ", name_of(way), gpu ? ", dequantized_weights off" : ""),
+            if (!may_wait() && way.activations_at == spec::Place::host) continue;
+            add(cat("gradient_checkpointing ", name_of(way), gpu() ? ", dequantized_weights off" : ""),
                 [&](model::LoadRequest& request) {
-                    each_layer(request, [&](spec::LayerPlan& layer) {
+                    for (spec::LayerPlan& layer : request.run.layers) {
                         layer.keep = way.keep;
                         layer.activations_at = way.activations_at;
                         layer.cached = false;
-                    });
+                    }
                 });
         }
-    if (can_move)
-        add(cat(in_host_memory, keeping(thrifty_words)), [&](model::LoadRequest& request) {
-            full_recompute(request);
-            move_layers(request, spec::Place::host);
-        });
-    if (can_move && asked.tp.alone())
-        add(cat("layers on the disk (", plan.lies_in_checkpoint() ? "" : "model.offload_folder FOLDER, ",
-                "model.device_map auto, or {\"model.layers\": \"disk\", …})", keeping(thrifty_words)),
-            [&](model::LoadRequest& request) {
-                full_recompute(request);
-                if (!plan.lies_in_checkpoint()) request.offload_folder = "FOLDER";  // not made for a plan
-                move_layers(request, spec::Place::disk);
-            });
-    if (any(asked.coded))
+    }
+
+    void move_layers() {
+        add_recomputing(in_host_memory, [](model::LoadRequest& request) { put_layers(request, spec::Place::host); });
+        if (!asked_.tp.alone()) return;
+        add_recomputing(cat("layers on the disk (", plan_.lies_in_checkpoint() ? "" : "model.offload_folder FOLDER, ",
+                            "model.device_map auto, or {\"model.layers\": \"disk\", …})"),
+                        [&](model::LoadRequest& request) {
+                            if (!plan_.lies_in_checkpoint()) request.offload_folder = "FOLDER";  // not made for a plan
+                            put_layers(request, spec::Place::disk);
+                        });
+    }
+
+    void use_16_bits() {
         for (const bool moved : {false, true}) {
-            if (moved && !may_wait) continue;
-            add(cat("model.compute_dtype auto", moved ? ", " + in_host_memory : "", keeping(thrifty_words)),
-                [&](model::LoadRequest& request) {
-                    full_recompute(request);
-                    request.coded = spec::CodedProducts::none;
-                    if (moved) move_layers(request, spec::Place::host);
-                });
+            if (moved && !may_wait()) continue;
+            add_recomputing(cat("model.compute_dtype auto", moved ? cat(", ", in_host_memory) : ""),
+                            [&](model::LoadRequest& request) {
+                                request.coded = spec::CodedProducts::none;
+                                if (moved) put_layers(request, spec::Place::host);
+                            });
         }
-    if (lora && !asked.load_in_4bit && plan.tensors().quantised_linears() == 0 && plan.tensors().int8_linears() == 0)
-        add(cat("model.load_in_4bit true", keeping(thrifty_words)), [&](model::LoadRequest& request) {
-            full_recompute(request);
-            request.load_in_4bit = true;
-        });
-    if (gpu && !asked.offload_embedding)
-        add(cat("hardware.offload_embedding true", keeping(thrifty_words)), [&](model::LoadRequest& request) {
-            full_recompute(request);
-            request.offload_embedding = true;
-        });
-    if (asked.trains && asked.optim == config::Optimizer::adamw_torch)
-        add(cat("optim adamw_8bit", keeping(thrifty_words)), [&](model::LoadRequest& request) {
-            full_recompute(request);
-            request.optim = config::Optimizer::adamw_8bit;
-        });
-    for (const bool moved : {false, true})
-        for (int64_t divisor = 2; divisor <= 1024 && (!moved || can_move); divisor *= 2) {
-            const int64_t tokens = std::max<int64_t>(1, asked.sizes.tokens / divisor);
-            add(cat("at most ", tokens,
-                    " tokens a micro-batch (per_device_train_batch_size x max_seq_length), more "
-                    "gradient_accumulation_steps instead",
-                    moved ? ", " + in_host_memory : "", keeping(thrifty_words)),
-                [&](model::LoadRequest& request) {
-                    full_recompute(request);
-                    if (moved) move_layers(request, spec::Place::host);
-                    model::ActivationSizes& sizes = request.sizes;
-                    sizes.tokens = tokens;
-                    sizes.head_rows = std::max<int64_t>(1, sizes.head_rows / divisor);
-                    sizes.segments = std::max<int64_t>(1, sizes.segments / divisor);
-                    sizes.keys = (sizes.keys + divisor - 1) / divisor;
-                    sizes.all_keys = (sizes.all_keys + divisor - 1) / divisor;
-                    sizes.longest = std::min(sizes.longest, std::max(sizes.tokens, sizes.all_keys));
-                    request.run.head_tile = std::min(request.run.head_tile, sizes.head_rows);
-                });
-        }
-    return all;
-}
+    }
+
+    void use_smaller_types() {
+        const bool lora = asked_.finetuning_type == config::FinetuningType::lora,
+                   in_16_bits = plan_.tensors().quantised_linears() == 0 && plan_.tensors().int8_linears() == 0;
+        if (lora && !asked_.load_in_4bit && in_16_bits)
+            add_recomputing("model.load_in_4bit true",
+                            [](model::LoadRequest& request) { request.load_in_4bit = true; });
+        if (gpu() && !asked_.offload_embedding)
+            add_recomputing("hardware.offload_embedding true",
+                            [](model::LoadRequest& request) { request.offload_embedding = true; });
+        if (asked_.trains && asked_.optim == config::Optimizer::adamw_torch)
+            add_recomputing("optim adamw_8bit",
+                            [](model::LoadRequest& request) { request.optim = config::Optimizer::adamw_8bit; });
+    }
+
+    void take_fewer_tokens(int64_t divisor, bool moved) {
+        const int64_t tokens = std::max<int64_t>(1, asked_.sizes.tokens / divisor);
+        add_recomputing(cat("at most ", tokens,
+                            " tokens a micro-batch (per_device_train_batch_size x max_seq_length), more "
+                            "gradient_accumulation_steps instead",
+                            moved ? cat(", ", in_host_memory) : ""),
+                        [&](model::LoadRequest& request) {
+                            if (moved) put_layers(request, spec::Place::host);
+                            model::ActivationSizes& sizes = request.sizes;
+                            sizes.tokens = tokens;
+                            sizes.head_rows = std::max<int64_t>(1, sizes.head_rows / divisor);
+                            sizes.segments = std::max<int64_t>(1, sizes.segments / divisor);
+                            sizes.keys = (sizes.keys + divisor - 1) / divisor;
+                            sizes.all_keys = (sizes.all_keys + divisor - 1) / divisor;
+                            sizes.longest = std::min(sizes.longest, std::max(sizes.tokens, sizes.all_keys));
+                            request.run.head_tile = std::min(request.run.head_tile, sizes.head_rows);
+                        });
+    }
+
+    static constexpr const char* in_host_memory =
+        "layers in host memory (model.device_map {\"model.layers\": \"cpu\", …})";
+    const model::ModelPlan& plan_;
+    const model::LoadRequest& asked_;
+    std::vector<Suggestion> all_;
+};
 
 }  // namespace
 
@@ -126,12 +146,12 @@ std::vector<std::string> suggestions(const std::vector<model::ModelPlan>& stages
                                      const planner::Card* card) {
     constexpr std::size_t most = 3;
     std::vector<std::vector<Suggestion>> all;  // by stage, the same ones of each
-    for (const model::ModelPlan& stage : stages) all.push_back(all_remedies(stage));
+    for (const model::ModelPlan& stage : stages) all.push_back(Changes(stage).all());
     std::vector<std::pair<double, std::string>> found;  // by the time of a token
     int fewer_tokens = 0;
     for (std::size_t i = 0; i < all.front().size(); ++i) {
-        const Suggestion& remedy = all.front()[i];
-        const int64_t tokens = remedy.request.sizes.tokens;
+        const Suggestion& suggestion = all.front()[i];
+        const int64_t tokens = suggestion.request.sizes.tokens;
         const bool fewer = tokens < stages.front().request().sizes.tokens;
         if (fewer && fewer_tokens == 2) continue;
         bool all_fit = true;
@@ -144,7 +164,7 @@ std::vector<std::string> suggestions(const std::vector<model::ModelPlan>& stages
         }
         if (!all_fit) continue;
         fewer_tokens += fewer;
-        found.emplace_back(ms / static_cast<double>(std::max<int64_t>(1, tokens)), remedy.text);
+        found.emplace_back(ms / static_cast<double>(std::max<int64_t>(1, tokens)), suggestion.text);
     }
     std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
     std::vector<std::string> texts;

@@ -1,0 +1,21 @@
+// What a pass of generation computes, from the chunks that the scheduler chose.
+#pragma once
+
+#include <vector>
+
+#include "unsloth/generate/scheduler.h"
+#include "unsloth/model/model.h"
+
+namespace unsloth::generate {
+
+/// Whether the logits at position t rate the prompt's next token, and somebody asks for that.
+bool rates_prompt_at(const Sequence& s, int64_t t);
+
+/// `context`: the most tokens of a sequence; `names_adapters`: each token names the adapter of its request.
+model::CachedPass pass_of(const std::vector<ScheduledChunk>& parts, int64_t context, bool names_adapters);
+
+/// The last token again so often as makes a bucket of rows, up to `most`: it computes the same once more and puts it
+/// where it lies already.
+void pad(model::CachedPass& pass, int64_t most);
+
+}  // namespace unsloth::generate
