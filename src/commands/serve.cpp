@@ -246,6 +246,7 @@ void run_serve(const config::LoadedConfig& given, const GenerateRequest& answers
     serve::Service service(engine, adapters, metrics, tokenizer, encoder.chat_template(),
                            {.model = name,
                             .keys = keys,
+                            .local_names_only = keys.empty() && is_loopback(request.host),
                             .accept_unknown_fields = request.accept_unknown_fields,
                             .may_load_adapters = !keys.empty() || is_loopback(request.host),
                             .adapter_root = request.adapter_root,

@@ -12,8 +12,9 @@ namespace unsloth::serve {
 
 /// x-request-id: the client's, where it may be in a header and a log, else a new one.
 std::string request_id_of(const http::Request& request);
-/// ApiError 403 for a request that a browser marks as another site's.
-void refuse_other_sites(const http::Request& request);
+/// ApiError 403 for a request that a browser marks as another site's, and with `local_names_only` for one that gives
+/// this host another name (a page whose name was made to lead here, "DNS rebinding", is the same site to a browser).
+void refuse_other_sites(const http::Request& request, bool local_names_only);
 
 struct Call {
     http::Request request;

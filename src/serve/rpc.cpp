@@ -81,7 +81,7 @@ void Service::Rpc::handle(http::Request request, std::shared_ptr<http::Response>
         return call.answer->end(
             Status(Code::unimplemented, cat("This service has no method ", request.path.substr(0, 200))));
     guard(call, [&] {
-        refuse_other_sites(request);
+        refuse_other_sites(request, service_.options_.local_names_only);
         if (!entry->second.is_free) call.client = service_.key_of(request);
         if (const auto timeout = grpc::timeout_of(request)) {
             constexpr std::chrono::microseconds longest = std::chrono::hours(24 * 365);

@@ -83,8 +83,27 @@ std::string request_id_of(const http::Request& request) {
     return usable ? *given : random_id();
 }
 
+/// "localhost:8000", "127.0.0.1", "[::1]:8000".
+bool is_local_name(std::string_view host) {
+    const std::size_t colon = host.rfind(':');
+    const bool has_port = colon != std::string_view::npos && host.find(']', colon) == std::string_view::npos &&
+                          (host.starts_with('[') || host.find(':') == colon);
+    const std::string_view name = has_port ? host.substr(0, colon) : host;
+    const bool digits = name.find_first_not_of("0123456789.") == std::string_view::npos;
+    return name == "localhost" || name.ends_with(".localhost") || name == "[::1]" ||
+           (digits && name.starts_with("127."));
+}
+
 /// Another site's page may send a POST that its browser would not let it read: to load adapters, or to use the GPU.
-void refuse_other_sites(const http::Request& request) {
+void refuse_other_sites(const http::Request& request, bool local_names_only) {
+    if (const std::string* const host = header_of(request, "host");
+        local_names_only && host != nullptr && !is_local_name(*host))
+        throw ApiError(
+            403,
+            cat("The name ", host->substr(0, 200),
+                " is not this service's, which answers on this machine alone. Ask for localhost, or start it "
+                "with --api_key_file."),
+            "", "unknown_host");
     const std::string* const site = header_of(request, "sec-fetch-site");
     if (request.method == "POST" && site != nullptr && *site != "same-origin" && *site != "none")
         throw ApiError(403, "Pages of other sites may not use this service.", "", "cross_site");
@@ -199,7 +218,7 @@ void Service::handle(http::Request request, std::shared_ptr<http::Response> resp
             continue;
         }
         try {
-            refuse_other_sites(call->request);
+            refuse_other_sites(call->request, options_.local_names_only);
             if (!route.is_free) call->client = key_of(call->request);
         } catch (const ApiError& why) {
             return call->refuse(why);

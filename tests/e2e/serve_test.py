@@ -197,6 +197,20 @@ class Serving(Served):
         self.assertEqual(service.stop(), OK)
         self.assertNotIn("secret-key", service.log)
 
+    def test_without_keys_it_answers_to_local_names_alone(self):
+        service = self.serve()
+        for host, status in (
+            ("localhost", 200), (f"127.0.0.1:{service.port}", 200), ("[::1]:80", 200), ("a.localhost:1", 200),
+            ("rebound.example", 403), (f"rebound.example:{service.port}", 403), ("127.0.0.1.example", 403),
+            ("localhost.example:80", 403), ("[::2]:80", 403), ("10.0.0.1", 403),
+        ):  # fmt: skip
+            self.assertEqual(service.ask("POST", "/tokenize", {"prompt": "a"}, {"host": host})[0], status, host)
+        service.stop()
+        service = self.serve("--api_key_file", self.key_file())
+        headers = {"authorization": "Bearer secret-key", "host": "behind.a.proxy.example"}
+        self.assertEqual(service.ask("POST", "/tokenize", {"prompt": "a"}, headers)[0], 200)
+        service.stop()
+
     def test_running_answers_end_unless_a_second_signal_comes(self):
         long = {"prompt": QUESTION, "max_tokens": 200, "stream": True, "ignore_eos": True}
         service = self.serve()

@@ -25,6 +25,7 @@ namespace unsloth::serve {
 struct ServiceOptions {
     std::string model;              ///< the base's id
     std::vector<std::string> keys;  ///< one of them must be sent; empty: anybody may ask
+    bool local_names_only = false;  ///< requests must call this host localhost, or by a loopback address
     bool accept_unknown_fields = false;
     bool may_load_adapters = false;   ///< whether the routes that load and unload answer
     std::string adapter_root;         ///< folder that adapters are loaded from; empty: from none
