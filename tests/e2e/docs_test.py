@@ -39,7 +39,6 @@ WITHOUT_COMMANDS = {
     "docs/how-to/migrate/reinforcement-learning.md",
 }
 PAGES = [
-    "README.md",
     *("docs/get-started/quickstart.md", "docs/get-started/your-data.md"),
     *sorted(page.relative_to(SOURCE).as_posix() for page in (SOURCE / "docs" / "how-to").rglob("*.md")),
     *("docs/concepts/memory-plan.md", "docs/concepts/parallelism.md", "docs/concepts/templates-and-masks.md"),
@@ -62,7 +61,7 @@ QWEN3_MOE = QWEN3 | {
 # The program as a page's reader has it in the PATH, but that training runs take two steps on the CPU.
 SHIM = """#!/bin/bash
 case "$1" in
-    *.json | --config | train) set -- "$@" --device cpu --dtype float32 $([[ " $* " == *" --max_steps "* ]] || echo --max_steps 2) --eval_steps 0 ;;
+    *.json | --config | train) set -- "$@" --device cpu --dtype float32 $([[ " $* " == *" --max_steps "* ]] || echo --max_steps 2) $(grep -qs load_best "$1" || echo --eval_steps 0) ;;
     generate) set -- "$@" --device cpu --dtype float32 --max_new_tokens 2 ;;
     score | evaluate | prune) set -- "$@" --device cpu --dtype float32 ;;
 esac
@@ -158,6 +157,8 @@ class Pages(EndToEnd):
             (place / name).write_text(text)
         if page.startswith("docs/how-to/migrate/README"):
             shutil.copy(place / "axolotl.yaml", place / "theirs.yaml")
+        if "--out out/merged" in (SOURCE / page).read_text():
+            shutil.rmtree(place / "out" / "merged")
         ran = 0
         for commands in blocks(page):
             if not any(word in commands for word in ELSEWHERE):
