@@ -34,14 +34,13 @@ WITHOUT_COMMANDS = {
     "docs/how-to/bad-steps.md",
     "docs/how-to/hugging-face.md",
     "docs/how-to/serve.md",
-    "docs/how-to/migrate/README.md",
     "docs/how-to/migrate/fsdp-and-deepspeed.md",
     "docs/how-to/migrate/reinforcement-learning.md",
 }
 PAGES = [
     *("docs/get-started/quickstart.md", "docs/get-started/your-data.md"),
     *sorted(page.relative_to(SOURCE).as_posix() for page in (SOURCE / "docs" / "how-to").rglob("*.md")),
-    *("docs/concepts/memory-plan.md", "docs/concepts/parallelism.md", "docs/concepts/templates-and-masks.md"),
+    *("docs/concepts/memory-plan.md", "docs/concepts/templates-and-masks.md"),
 ]
 # Of 8 experts, in place of 128.
 QWEN3_MOE = QWEN3 | {
@@ -58,6 +57,8 @@ QWEN3_MOE = QWEN3 | {
     "norm_topk_prob": True,
     "mlp_only_layers": [],
 }
+CHAT_TEMPLATE = """{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}{{ eos_token }}{% endfor -%}
+{% if add_generation_prompt %}[assistant] {% endif %}"""
 # The program as a page's reader has it in the PATH, but that training runs take two steps on the CPU.
 SHIM = """#!/bin/bash
 case "$1" in
@@ -117,8 +118,11 @@ class Pages(EndToEnd):
         # As the example's model, but with Llama 3.1's positions.
         config = json.loads((LEGAL_BASE / "config.json").read_text()) | {"max_position_embeddings": 131072}
         llama = model(config, tokenizer=LEGAL_BASE)
+        chat = shutil.copytree(llama, cls.shared / "chat")
+        (chat / "chat_template.jinja").write_text(CHAT_TEMPLATE)
         models = {
             "unsloth/Meta-Llama-3.1-8B-bnb-4bit": llama,
+            "unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit": chat,
             "unsloth/Meta-Llama-3.1-70B-bnb-4bit": llama,
             "unsloth/Llama-3.2-1B": llama,
             "Qwen/Qwen3-30B-A3B": model(QWEN3_MOE, tokenizer=LEGAL_BASE),
@@ -155,8 +159,9 @@ class Pages(EndToEnd):
         shutil.copytree(self.shared / "place", place, symlinks=True)
         for name, text in saved_files(page):
             (place / name).write_text(text)
-        if page.startswith("docs/how-to/migrate/README"):
-            shutil.copy(place / "axolotl.yaml", place / "theirs.yaml")
+        if page == "docs/how-to/migrate/README.md":
+            ((_, text),) = saved_files("docs/how-to/migrate/axolotl.md")
+            (place / "theirs.yaml").write_text(text)
         if "--out out/merged" in (SOURCE / page).read_text():
             shutil.rmtree(place / "out" / "merged")
         ran = 0
