@@ -113,8 +113,17 @@ class Pages(EndToEnd):
         """What pages assume: the repository, models of the hub, two finished runs."""
         place = cls.shared / "place"
         place.mkdir()
-        for name in ("examples", "configs", "docs"):
+        for name in ("configs", "docs"):
             (place / name).symlink_to(SOURCE / name)
+        # The example has fewer rows here.
+        legal = place / "examples" / "legal"
+        legal.mkdir(parents=True)
+        for file in (SOURCE / "examples" / "legal").iterdir():
+            if file.name in ("train.jsonl", "heldout.jsonl"):
+                rows = file.read_text().splitlines(keepends=True)
+                (legal / file.name).write_text("".join(rows[:96]))
+            elif file.name != "out":
+                (legal / file.name).symlink_to(file)
         # As the example's model, but with Llama 3.1's positions.
         config = json.loads((LEGAL_BASE / "config.json").read_text()) | {"max_position_embeddings": 131072}
         llama = model(config, tokenizer=LEGAL_BASE)
@@ -133,8 +142,7 @@ class Pages(EndToEnd):
             (place / name).parent.mkdir(exist_ok=True)
             (place / name).symlink_to(folder)
         (place / "prompts.jsonl").write_text('{"text": "What kind of clause is this?"}\n')
-        rows = (SOURCE / "examples" / "legal" / "train.jsonl").read_text().splitlines(keepends=True)
-        (place / "rows.jsonl").write_text("".join(rows[:64]))
+        shutil.copy(legal / "train.jsonl", place / "rows.jsonl")
         for out in ("out/run1", "out/run2"):
             (place / "run.json").write_text(json.dumps(run_config(out)))
             cls.execute(place, "unsloth-train run.json")
