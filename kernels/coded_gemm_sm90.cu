@@ -12,7 +12,7 @@
 // block is on the tensor cores. The epilogue multiplies by what scales are left, adds the tail's product and writes the
 // rounded results to shared memory, where one more thread has put the residual before and stores them by TMA.
 //
-// Ceiling: the tensor cores' 8-bit rate at the clock that the card's power limit leaves (docs/benchmarks.md).
+// Ceiling: the tensor cores' 8-bit rate at the clock that the card's power limit leaves (docs/performance).
 #include "kernels/coded_gemm_sm90.cuh"
 #include "kernels/coded_gemm_sm90.h"
 #include "kernels/common/launch.h"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the table of docs/configurations.md: what `unsloth-train plan` predicts for common models on common GPUs.
+"""Writes the table of docs/performance/gpus.md: what `unsloth-train plan` predicts for common models on common GPUs.
 
 scripts/configurations_table.py PROGRAM            writes the table
 scripts/configurations_table.py PROGRAM --check    exits with 1 if the page differs
@@ -11,7 +11,7 @@ import pathlib
 import subprocess
 import sys
 
-PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "configurations.md"
+PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "performance" / "gpus.md"
 BEGIN, END = "<!-- begin of the table: scripts/configurations_table.py -->\n", "<!-- end of the table -->\n"
 MODELS = ["llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "qwen3-14b", "llama-3.1-70b"]
 # GPU memory, the GPU whose speed is predicted, host memory in GiB.

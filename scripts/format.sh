@@ -2,7 +2,7 @@
 # Formats C++, CUDA, Python and Markdown with the versions pinned below, at 120 columns:
 #     scripts/format.sh [--check]
 # --check changes nothing, says which files would change, and ends with 1 if there are any.
-# The tools come from PyPI into .deps/format. docs/options.md is generated (unsloth-train config --markdown) and left alone.
+# The tools come from PyPI into .deps/format. Pages that scripts/reference.py generates are left alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/lib.sh
@@ -34,7 +34,7 @@ exec 9>&-
 files() { git ls-files --cached --others --exclude-standard -- "$@" | while read -r file; do [ ! -f "$file" ] || echo "$file"; done; }
 mapfile -t code < <(files '*.cpp' '*.h' '*.cu' '*.cuh')
 mapfile -t python < <(files '*.py')
-mapfile -t markdown < <(files '*.md' | grep -v '^docs/options.md$')
+mapfile -t markdown < <(files '*.md' | grep -vE '^docs/reference/(options|commands)/')
 clang_format=(--style=file) ruff=(--quiet --line-length 120) mdformat=(--wrap 120 --compact-tables)
 if [ "$check" = yes ]; then
     clang_format+=(--dry-run -Werror --ferror-limit=1) ruff+=(--check --diff) mdformat+=(--check)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fuzzes the parsers (tests/fuzz, one target a file; docs/reliability.md) with clang's libFuzzer, AddressSanitizer and UBSan:
+# Fuzzes the parsers (tests/fuzz, one target a file; docs/development/checks.md) with clang's libFuzzer, AddressSanitizer and UBSan:
 #     scripts/fuzz.sh [--changed] [SECONDS] [TARGET...]
 # SECONDS each (default: FUZZ_SECONDS, or 10), all targets unless some are named, as many at a time as there are cores (FUZZ_JOBS: another number).
 # Fails when a target crashes, leaks, or takes more time or memory than an input may; the input is kept and the command that

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Plans against measurements: memory and time of a step, in 24 settings, as a table for docs/benchmarks.md.
+"""Plans against measurements: memory and time of a step, in 24 settings, as a table for docs/performance/plans.md.
 
     scripts/plan_table.py BINARY FOLDER [--only WORDS] [--steps 4] [--warmup 3]
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Checks the prose of documentation: words that readers of the field stumble over, sentences of more than 25 words, and
-sentences that begin with a bare "Of" or "By", or with a verb. Also finds links to pages and headings that do not exist.
+sentences that begin with a bare "Of" or "By", or with a verb. Also finds links to pages and headings that do not exist,
+and pages that are too long.
 
     scripts/prose.py [FILE...]     checks these Markdown files, or all PAGES; exit code 1 if it finds something
     scripts/prose.py --program FILE    checks what `FILE help COMMAND` prints, for every command
@@ -22,7 +23,10 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 LONGEST = 25
 HELP_COLUMN = 36  # as in src/config/render_text.cpp
 
-PAGES = ("README.md", "docs/*.md", "examples/*/README.md", "tests/golden/*/README.md")
+LONGEST_PAGE = 12_000  # characters
+
+PAGES = ("*.md", "docs/**/*.md", "examples/*/README.md", "tests/golden/*/README.md")
+UNLIMITED = ("docs/reference/", "docs/log.md")  # tables to search in, and history
 UNCHECKED: set[str] = set()  # pages that do not pass yet: take each out as soon as it does
 HISTORY = {"docs/log.md"}  # dated entries, which are not rewritten: only their headings are checked
 
@@ -223,6 +227,7 @@ def self_test():
             "[A](#a)": 1,
             "# A\n\n[B](page.md#b)": 1,
             "[C](other.md)": 1,
+            "A word.\n\n" * 1_400: 1,
         }.items():
             page.write_text(text)
             with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -243,6 +248,8 @@ def main(arguments):
         if page in HISTORY:
             text = re.sub(r"^(?!#).*$", "", text, flags=re.M)
         in_page = list(findings(file, text)) + list(broken_links(file, text))
+        if len(text) > LONGEST_PAGE and not any(part in file.resolve().as_posix() for part in UNLIMITED):
+            in_page.append(f"{file}: {len(text)} characters, more than {LONGEST_PAGE}: divide the page")
         if page in UNCHECKED:
             in_page = [] if in_page else [f"{file} passes: take it out of UNCHECKED in {__file__}"]
         found += in_page

@@ -202,7 +202,7 @@ void run_prune(const CommandLine& given) {
     staged.commit();
     log::info("pruned model in ", staged.target().string(), ": loss ", three_digits(report.loss_after), ", before ",
               three_digits(report.before.loss), " (", request.calibration,
-              "). Training can recover most of it: ", "docs/pruning.md");
+              "). Training can recover most of it: ", "docs/how-to/prune.md");
 }
 
 }  // namespace unsloth::app

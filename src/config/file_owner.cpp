@@ -15,7 +15,8 @@ struct OtherFile {
     const char* advice;
 };
 
-constexpr const char* rewrite = "docs/guide.md goes through a configuration of this program, section by section.";
+constexpr const char* rewrite =
+    "docs/concepts/configuration.md explains a configuration of this program, section by section.";
 
 const std::vector<OtherFile>& other_files() {
     static const std::vector<OtherFile> all = {
@@ -28,11 +29,13 @@ const std::vector<OtherFile>& other_files() {
         {"DeepSpeed",
          {"zero_optimization", "train_micro_batch_size_per_gpu", "gradient_clipping", "wall_clock_breakdown",
           "zero_allow_untested_optimizer"},
-         "Section distributed says what ranks share: docs/parallel.md names each field's equivalent."},
+         "Section distributed says what ranks share: docs/how-to/migrate/fsdp-and-deepspeed.md names each field's "
+         "equivalent."},
         {"Accelerate",
          {"compute_environment", "distributed_type", "mixed_precision", "machine_rank", "num_processes",
           "main_training_function", "rdzv_backend", "downcast_bf16"},
-         "unsloth-train launch starts the processes, and section distributed says what they share (docs/parallel.md)."},
+         "unsloth-train launch starts the processes, and section distributed says what they share "
+         "(docs/how-to/migrate/fsdp-and-deepspeed.md)."},
         {"a PEFT adapter",
          {"peft_type", "inference_mode", "auto_mapping", "fan_in_fan_out", "base_model_name_or_path"},
          "model.adapter_name_or_path takes the folder that it lies in."},

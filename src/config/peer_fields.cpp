@@ -116,7 +116,8 @@ void add_data_fields(PeerRows& rows) {
 
 void add_device_fields(PeerRows& rows) {
     const char* const parallel =
-        "distributed.zero_stage, offload_optimizer and tp_size say what ranks share; docs/parallel.md has the "
+        "distributed.zero_stage, offload_optimizer and tp_size say what ranks share; "
+        "docs/how-to/migrate/fsdp-and-deepspeed.md has the "
         "equivalents";
     rows.means("use_cpu", "hardware.device", {{true, "cpu"}}, off, "true or false is expected")
         .means("no_cuda", "hardware.device", {{true, "cpu"}}, off, "true or false is expected")

@@ -385,10 +385,12 @@ void add_other_trainings(PeerRows& rows) {
                "expert_parallel_backend", "expert_parallel_num_nvl_bytes", "expert_parallel_num_rdma_bytes",
                "expert_parallel_token_capacity", "expert_parallel_fallback_on_unsupported"},
               off,
-              "distributed.zero_stage, offload_optimizer and tp_size say what ranks share; docs/parallel.md has the "
+              "distributed.zero_stage, offload_optimizer and tp_size say what ranks share; "
+              "docs/how-to/migrate/fsdp-and-deepspeed.md has the "
               "equivalents")
         .only({"dp_shard_size", "expert_parallel_size"}, {nullptr, 1},
-              "distributed.zero_stage, offload_optimizer and tp_size say what ranks share; docs/parallel.md has the "
+              "distributed.zero_stage, offload_optimizer and tp_size say what ranks share; "
+              "docs/how-to/migrate/fsdp-and-deepspeed.md has the "
               "equivalents")
         .means("tensor_parallel_size", "distributed.tp_size", {}, {nullptr})
         .means("context_parallel_size", "distributed.cp_size", {}, {nullptr})

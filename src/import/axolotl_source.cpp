@@ -128,7 +128,7 @@ class AxolotlSource {
         const auto columns = known.find(form);
         const bool own_template = words == "chat_template";
         if (columns == known.end() || (!own_template && words != "chatml" && words != "llama3"))
-            return lose("type", cat(type, ": bring the rows into one of the forms of docs/guide.md, Preferences"));
+            return lose("type", cat(type, ": bring the rows into one of the forms of docs/how-to/preferences.md"));
         if (!own_template) source_.template_name = words == "llama3" ? "llama-3" : words;
         // Answers of a chat template are messages, in columns of these names.
         if (!own_template || rl_ == "kto") source_.columns = columns->second;

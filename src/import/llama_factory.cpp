@@ -139,7 +139,8 @@ void add_finetuning(PeerRows& rows) {
         .any({"freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model"},
              "text alone is trained on")
         .only({"use_mca", "use_hyper_parallel", "hyper_parallel_args"}, off,
-              "distributed.zero_stage, offload_optimizer and tp_size say what ranks share; docs/parallel.md has the "
+              "distributed.zero_stage, offload_optimizer and tp_size say what ranks share; "
+              "docs/how-to/migrate/fsdp-and-deepspeed.md has the "
               "equivalents")
         .any({"compute_accuracy"}, "evaluations have eval_token_accuracy")
         .any({"plot_loss", "include_effective_tokens_per_second"},

@@ -168,7 +168,7 @@ void import_swift_ranks(Importer& importer, const std::string& method) {
     } else if (!given.empty()) {
         importer.lose("deepspeed", cat(shown(given),
                                        ": distributed.zero_stage and offload_optimizer say what ranks "
-                                       "share; docs/parallel.md has the equivalents"));
+                                       "share; docs/how-to/migrate/fsdp-and-deepspeed.md has the equivalents"));
     }
     for (const auto& [key, option] : {std::pair{"sequence_parallel_size", "distributed.cp_size"},
                                       std::pair{"deepspeed_autotp_size", "distributed.tp_size"}}) {

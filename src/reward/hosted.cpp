@@ -100,7 +100,7 @@ void Hosted::start() {
         read_ready(keeper->load());
     } catch (const json::exception& error) {  // a command's, for the helper of Python functions knows better
         throw Error("reward.not-loaded", cat("rewards: a command's message 'ready' is wrong: ", error.what()),
-                    "docs/rewards.md has the messages.");
+                    "docs/reference/rewards.md has the messages.");
     }
     keeper_ = std::move(keeper);
 }

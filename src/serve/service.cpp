@@ -229,7 +229,7 @@ void Service::handle(http::Request request, std::shared_ptr<http::Response> resp
     if (methods.empty())
         return call->refuse(ApiError(404,
                                      cat("Unknown request URL: ", call->request.method, " ", path.substr(0, 200),
-                                         ". docs/serving.md lists the routes."),
+                                         ". docs/how-to/serve.md lists the routes."),
                                      "", "unknown_url"));
     http::Headers headers = call->headers("application/json");
     headers.emplace_back("allow", methods);

@@ -563,13 +563,5 @@ TEST(CommandLine, GenerateTakesVllmsNamesAndItsFormerOnes) {
     }
 }
 
-TEST(Docs, OptionsPageIsUpToDate) {
-    std::ifstream file(test::source_folder() / "docs/options.md");
-    std::stringstream committed;
-    committed << file.rdbuf();
-    EXPECT_EQ(committed.str(), app::options_markdown())
-        << "Run: build/release/unsloth-train config --markdown > docs/options.md";
-}
-
 }  // namespace
 }  // namespace unsloth::testing

@@ -1,4 +1,4 @@
-// What `explain` says of error ids, and the page that holds all of them.
+// What `explain` says of error ids.
 #include "app/explain.h"
 
 #include <gtest/gtest.h>
@@ -7,8 +7,6 @@
 #include <iterator>
 
 #include "common/errors.h"
-#include "common/files.h"
-#include "unsloth/core/files.h"
 
 namespace unsloth::app {
 namespace {
@@ -44,17 +42,6 @@ TEST(Explain, ListsAllIds) {
     for (const KnownErrorId& known : known_error_ids)
         EXPECT_NE(("\n" + list).find(cat("\n", known.name, " ")), std::string::npos) << known.name;
     EXPECT_EQ(static_cast<std::size_t>(std::count(list.begin(), list.end(), '\n')), std::size(known_error_ids));
-}
-
-TEST(Docs, TroubleshootingHasAllErrorIds) {
-    const std::string begin = "<!-- error ids, from unsloth-train explain --markdown -->\n\n",
-                      end = "\n<!-- end of the error ids -->";
-    const std::string page = read_file(test::source_folder() / "docs/troubleshooting.md");
-    const std::size_t from = page.find(begin), to = page.find(end);
-    ASSERT_NE(from, std::string::npos);
-    ASSERT_NE(to, std::string::npos);
-    EXPECT_EQ(page.substr(from + begin.size(), to - from - begin.size()), error_ids_markdown())
-        << "Put the output of build/release/unsloth-train explain --markdown between the marks.";
 }
 
 }  // namespace

@@ -121,7 +121,8 @@ TEST(File, APeersFileIsNamedOnce) {
            {"TRL or Unsloth (model_name_or_path, dataset_name, use_peft)", import});
     expect(R"({"model": "m", "rlhf_type": "grpo", "tuner_type": "lora"})",
            {"ms-swift (tuner_type, rlhf_type)", import});
-    expect(R"({"zero_optimization": {"stage": 2}})", {"is of DeepSpeed (zero_optimization)", "docs/parallel.md"});
+    expect(R"({"zero_optimization": {"stage": 2}})",
+           {"is of DeepSpeed (zero_optimization)", "docs/how-to/migrate/fsdp-and-deepspeed.md"});
     expect(R"({"model": "m", "peft_config": {}, "train_dataset": "a"})", {"LLaMA-Factory's v1", "are not read"});
     expect(R"({"architectures": ["LlamaForCausalLM"], "hidden_size": 8})", {"is of a model", "model.path takes"});
     // Options of ours outside of their sections are no peer's.

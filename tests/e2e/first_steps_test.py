@@ -264,7 +264,7 @@ class Readme(EndToEnd):
         self.assertRegex((SOURCE / "README.md").read_text(), r"is\s+downloaded\s+on\s+first\s+use")
 
     def test_commands_assume_the_path_that_is_set(self):
-        for page in ("README.md", "docs/guide.md"):
+        for page in ("README.md", "docs/get-started/install.md", "docs/get-started/your-data.md"):
             text = (SOURCE / page).read_text()
             self.assertIn('export PATH="$PWD/build/release:$PATH"', text, page)
             self.assertNotIn("build/release/unsloth-train", text, page)

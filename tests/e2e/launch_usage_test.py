@@ -360,7 +360,7 @@ class CommittedFiles(Launching):
         self.assertEqual({name for name, _ in mounts}, {f.name for f in grafana.iterdir()} - {"compose.yaml"})
         boards = re.search(r"path: (\S+)", (grafana / "dashboards.yml").read_text())[1]
         self.assertIn(("unsloth-train.json", f"{boards}/unsloth-train.json"), mounts)
-        options = (SOURCE / "docs" / "options.md").read_text()
+        options = (SOURCE / "docs" / "reference" / "options" / "logging.md").read_text()
         port = re.search(r"targets: \[\"\S+:(\d+)\"\]", (grafana / "prometheus.yml").read_text())[1]
         self.assertRegex(options, rf"`metrics_port` .* or {port} where")
 

@@ -218,7 +218,7 @@ class Prune(EndToEnd):
         self.train(pruned, rows, "--max_steps", "1")
 
     def test_what_is_removed_by_influence_matters_little_and_is_recovered(self):
-        """On the example's base, which knows its corpus; docs/benchmarks.md has what 300 steps recover."""
+        """On the example's base, which knows its corpus; docs/performance/methods.md has what 300 steps recover."""
         subprocess.run(
             [sys.executable, SOURCE / "examples" / "legal" / "make_corpus.py", "--out", self.folder / "corpus.jsonl"],
             check=True,

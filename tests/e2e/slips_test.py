@@ -120,7 +120,7 @@ class OtherFiles(EndToEnd):
         self.fail_with(
             USAGE, ["a configuration of this program already", f"unsloth-train {ours}"], "import-config", ours
         )
-        self.fail_with(USAGE, ["DeepSpeed", "docs/parallel.md"], "import-config", zero)
+        self.fail_with(USAGE, ["DeepSpeed", "docs/how-to/migrate/fsdp-and-deepspeed.md"], "import-config", zero)
 
     def test_a_peers_file_run_directly(self):
         axolotl, factory = self.folder / "axolotl.yml", self.folder / "sft.yaml"

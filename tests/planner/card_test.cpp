@@ -76,7 +76,7 @@ TEST(Card, RatesLieBetweenTheirEntries) {
     EXPECT_NEAR(rate_at(rates, 1024), 350, 1e-9);
 }
 
-/// Steps of Llama-3.1-8B that docs/benchmarks.md has (H200) or that were measured beside it (H100).
+/// Steps of Llama-3.1-8B that docs/performance has (H200) or that were measured beside it (H100).
 struct Measured {
     const char* card;
     int64_t tokens, longest;

@@ -92,7 +92,7 @@ double step_ms(const Card& card, const StepWork& work, const spec::LayerPlan& la
 }
 
 TEST(ExchangeTime, PredictsWhatWasMeasuredOnTwoCards) {
-    // docs/benchmarks.md, bench scaling on two H200s
+    // docs/performance/several-gpus.md, bench scaling on two H200s
     const Card card = find_card("H200");
     const spec::LayerPlan cached{spec::Keep::everything, spec::Place::device, true};
     const StepWork alone = work_of(16384, 2048, {});

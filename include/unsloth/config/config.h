@@ -1,5 +1,5 @@
-// The validated configuration of a run. Field names are the JSON keys of docs/options.md; each option (key, flag, type,
-// default, check, help) is declared once, in src/config/options.
+// The validated configuration of a run. Field names are the JSON keys of docs/reference/options; each option (key,
+// flag, type, default, check, help) is declared once, in src/config/options.
 #pragma once
 
 #include <cstdint>

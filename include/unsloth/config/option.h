@@ -1,5 +1,5 @@
 // One option, declared once: its names, type, check, default and help. Reading JSON and flags, --help, the effective
-// configuration, the JSON Schema and docs/options.md are all made from this.
+// configuration, the JSON Schema and docs/reference/options are all made from this.
 #pragma once
 
 #include <cstdint>

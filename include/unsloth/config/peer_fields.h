@@ -67,7 +67,7 @@ class PeerRows {
 /// A value as messages show it.
 std::string shown(const Json& value);
 
-/// What becomes of the field, in words for docs/options.md and the schema.
+/// What becomes of the field, in words for docs/reference/options/peers.md and the schema.
 std::string describe(const PeerField& field);
 
 }  // namespace unsloth::config

@@ -1,4 +1,5 @@
-// What options say about each other, as data. Validation, --help, docs/options.md and the JSON Schema all read it.
+// What options say about each other, as data. Validation, --help, docs/reference/options and the JSON Schema all read
+// it.
 #pragma once
 
 #include <optional>

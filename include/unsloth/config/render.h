@@ -1,4 +1,4 @@
-// What is made from an OptionSet: JSON, JSON Schema, --help and docs/options.md.
+// What is made from an OptionSet: JSON, JSON Schema, --help and docs/reference/options.
 #pragma once
 
 #include <string>
@@ -18,7 +18,7 @@ Json json_schema(const OptionSet& options);
 /// The options by section, with defaults, wrapped for a terminal.
 std::string help_of_options(const OptionSet& options);
 
-/// The head and the sections of docs/options.md.
+/// The head and the sections of docs/reference/options.
 std::string markdown_of_config(const OptionSet& options);
 
 /// The rows of such a table of options, with its head.

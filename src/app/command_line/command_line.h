@@ -48,7 +48,7 @@ enum class Command {
 
 struct ConfigRequest {
     bool schema = false;     ///< print the JSON Schema instead of the effective configuration
-    bool markdown = false;   ///< print docs/options.md instead
+    bool markdown = false;   ///< print the option reference instead
     bool man = false;        ///< print the manual page instead
     std::string completion;  ///< print a script for this shell instead; empty: not
 };
@@ -253,7 +253,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments);
 /// topic.
 std::string help_text(const std::string& topic);
 
-/// docs/options.md.
+/// docs/reference/options.
 std::string options_markdown();
 
 /// A script that completes command lines in `shell`: bash, zsh or fish.

@@ -1,4 +1,4 @@
-// What a shell, `man` and docs/options.md read of the option table.
+// What a shell, `man` and docs/reference read of the option table.
 #include <algorithm>
 #include <sstream>
 

@@ -6,7 +6,7 @@ namespace unsloth::app {
 
 void declare_config(OptionSet& options, CommandLine& line) {
     options.add("schema", line.config.schema, "Print a JSON Schema of configuration files, for editors.");
-    options.add("markdown", line.config.markdown, "Print the option reference, docs/options.md.");
+    options.add("markdown", line.config.markdown, "Print the reference of options and commands, as in docs/reference.");
     options.add("man", line.config.man, "Print the manual page, unsloth-train.1.");
     options.add("completion", line.config.completion, "Print a script that completes command lines in this shell.")
         .one_of({"", "bash", "zsh", "fish"})

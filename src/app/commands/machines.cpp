@@ -53,7 +53,7 @@ void declare_explain(OptionSet& options, CommandLine& line) {
     options.add("id", line.explain.id, "Id of an error, as in error[data.empty]; empty: list all ids.")
         .value("ID")
         .argument();
-    options.add("markdown", line.explain.markdown, "Print all ids as the table of docs/troubleshooting.md.");
+    options.add("markdown", line.explain.markdown, "Print all ids as the table of docs/reference/errors.md.");
 }
 
 }  // namespace unsloth::app

@@ -63,7 +63,7 @@ void declare_rewards(OptionSet& options, GrpoOptions& grpo) {
     options
         .add_json("rewards", grpo.rewards,
                   "List of reward functions: \"FILE.py:FUNCTION\", or objects such as {\"regex\": …}, "
-                  "{\"numeric\": …}, {\"command\": […]}, {\"http\": URL}; docs/rewards.md has them all.")
+                  "{\"numeric\": …}, {\"command\": […]}, {\"http\": URL}; docs/reference/rewards.md has them all.")
         .suggested_for({"reward_funcs", "reward_functions"});
     options
         .add("reward_python", grpo.reward_python,

@@ -19,7 +19,7 @@ void declare_hardware(OptionSet& options, HardwareOptions& hardware) {
         .add("weight_mantissa_bits", hardware.weight_mantissa_bits,
              "Experimental. Mantissa bits, of 7, of dequantized bfloat16 weights in training; 0: all. Fewer bits take "
              "less energy, so a power-limited GPU multiplies faster. The model then differs from the checkpoint: "
-             "docs/guide.md states the cost.")
+             "docs/how-to/8-bit-training.md states the cost.")
         .at_least(0)
         .at_most(6)
         .only_with("hardware.dequantized_weights", {"on"})

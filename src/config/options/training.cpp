@@ -301,7 +301,7 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .or_else("Name a model folder, or a file of `unsloth-train score --top_k N`.")
         .needs({"grpo.rewards", "grpo.replay_rollouts"})
         .when({"grpo"})
-        .or_else("List reward functions (docs/rewards.md), or name a file of rollouts.")
+        .or_else("List reward functions (docs/reference/rewards.md), or name a file of rollouts.")
         .on_resume(OnResume::immutable);
     options
         .add(
