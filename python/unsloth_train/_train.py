@@ -11,10 +11,11 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from ._program import NotInstalledError as NotInstalledError
 from ._program import program
 
 Row = dict[str, Any]
@@ -63,7 +64,7 @@ def train(
 
 def stream(
     config: Mapping[str, Any] | str | os.PathLike[str], *, nproc_per_node: int = 1, quiet: bool = False, **options: Any
-) -> Iterator[Row]:
+) -> Generator[Row, None, None]:
     """Trains while it is iterated, and yields each row of metrics.jsonl as it is written. The last one is the summary.
 
     config: sections and options as in a configuration file, or the path of such a file.
@@ -165,8 +166,9 @@ def _started(
     )
 
     def copy_log() -> None:
-        with process.stdout as lines:
-            for line in lines:
+        assert process.stdout
+        with process.stdout:
+            for line in process.stdout:
                 log.append(line.rstrip("\n"))
                 if not quiet:
                     print(log[-1], file=sys.stderr, flush=True)

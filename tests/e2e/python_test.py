@@ -2,7 +2,7 @@
 
 import json
 import os
-import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -98,7 +98,26 @@ class Python(EndToEnd):
         thread.join(TIMEOUT_S)
         self.assertEqual(len(rows), 4)
 
-    def script(self, end=""):
+    def test_the_page(self):
+        """What docs/wheel.md shows, with fewer steps."""
+        (self.folder / "examples").symlink_to(SOURCE / "examples")
+        blocks = re.findall(
+            r"^```python\n(.*?)^```", (SOURCE / "docs" / "wheel.md").read_text(), re.MULTILINE | re.DOTALL
+        )
+        self.assertEqual(len(blocks), 3)
+        code = "".join(blocks).replace("max_steps=100", 'max_steps=2, dtype="float32"')
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=self.folder,
+            env=environment(PYTHONPATH=SOURCE / "python"),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stdout, r"^finished \d\.\d+\n3 disk.cannot-read\n$")
+
+    def script(self):
         """A Python process whose run would take very long, already past its first step."""
         text = f"""
 import json, unsloth_train
