@@ -31,7 +31,8 @@ Error not_loaded(const std::filesystem::path& engine, const std::string& reason)
     const std::string library = reason.substr(0, missing);
     return Error("library.cannot-load",
                  cat("cannot load the engine ", engine.string(), ": it needs ", library, ", which was not found"),
-                 cat("Run scripts/setup.sh, or add the folder that holds ", library, " to LD_LIBRARY_PATH."));
+                 cat("Run scripts/setup.sh (after an installation by pip: pip check), or add the folder that holds ",
+                     library, " to LD_LIBRARY_PATH."));
 }
 
 /// How many threads of others want a CPU: the last minute's load, or those that run now, where they began just before.
