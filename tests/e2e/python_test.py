@@ -102,7 +102,7 @@ class Python(EndToEnd):
         """What docs/get-started/wheel.md shows, with fewer steps."""
         (self.folder / "examples").symlink_to(SOURCE / "examples")
         blocks = re.findall(
-            r"^```python\n(.*?)^```", (SOURCE / "docs" / "wheel.md").read_text(), re.MULTILINE | re.DOTALL
+            r"^```python\n(.*?)^```", (SOURCE / "docs/get-started/wheel.md").read_text(), re.MULTILINE | re.DOTALL
         )
         self.assertEqual(len(blocks), 3)
         code = "".join(blocks).replace("max_steps=100", 'max_steps=2, dtype="float32"')
