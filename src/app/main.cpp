@@ -66,7 +66,7 @@ void refuse_several_ranks(const CommandInfo& command, const CommandLine& line) {
 }
 
 int run(const CommandLine& line, const std::vector<std::string>& arguments) {
-    if (line.command == Command::help) return print(help_text(line.help_topic)), 0;
+    if (line.command == Command::help) return print(help_text(line.help_topic, line.help_all)), 0;
     if (line.command == Command::version) return print(version_text()), 0;
     const CommandInfo& command = command_named(line.name);
     refuse_several_ranks(command, line);
@@ -105,9 +105,9 @@ int guarded(const std::vector<std::string>& arguments) {
     } catch (const std::ios_base::failure& failure) {
         end_unread(failure);
     } catch (const CheckError& failure) {
-        log::last_words(
-            cat("internal error: ", failure.what(),
-                "\n  This is a bug in unsloth-train. Please report it with the output of `unsloth-train doctor`."));
+        log::last_words(cat("internal error: ", failure.what(),
+                            "\n  This is a bug in unsloth-train. Please report it with the output of `unsloth-train "
+                            "doctor --report`."));
     } catch (const std::filesystem::filesystem_error& failure) {
         log::last_words(error_line("disk.failed", cat(failure.path1().string(), ": ", failure.code().message())));
     } catch (const std::bad_alloc&) {

@@ -16,6 +16,7 @@ namespace unsloth::app {
 
 enum class Command {
     train,
+    new_config,
     launch,
     config,
     importing,
@@ -55,6 +56,15 @@ struct ConfigRequest {
 
 /// Whether trained tokens are shown by colour; `automatic`: on a terminal.
 enum class ColorChoice { automatic, always, never };
+
+/// The answers to the questions of `new`; empty: to be asked.
+struct NewRequest {
+    std::string model;  ///< as model.path
+    std::string data;   ///< as data.train_file
+    std::string gpu;    ///< "here", "cpu", a card's name or file as plan's --gpu, or a size as plan's --gpu_memory
+    std::string out = "run.json";
+    bool force = false;  ///< replaces `out`
+};
 
 struct ImportRequest {
     std::string path;  ///< never empty
@@ -192,6 +202,7 @@ struct ReportRequest {
 
 struct DoctorRequest {
     bool json = false;
+    bool report = false;  ///< print one block for a bug report, without names, instead of the groups
 };
 
 struct ExplainRequest {
@@ -210,6 +221,7 @@ struct CommandLine {
     Command command = Command::train;
     std::string name;        ///< of the command as it is typed: "data augment"
     std::string help_topic;  ///< of help: a command's name, or empty for the overview
+    bool help_all = false;   ///< of the overview: with every option of train
     std::string config_file;
     std::string log_level = "info";
     LoadedConfig loaded;             ///< `given` has a command's own options, too
@@ -217,6 +229,7 @@ struct CommandLine {
     std::vector<NamedPath> inputs;   ///< the other paths that were given
     std::set<std::string> typed;     ///< full names of the options among the arguments, which win over the file's
     LaunchRequest launch;
+    NewRequest fresh;
     ConfigRequest config;
     ImportRequest importing;
     DataRequest data;
@@ -243,15 +256,15 @@ struct CommandLine {
     ExplainRequest explain;
 };
 
-/// Reads the arguments after the program's name. An option first means `train`; --help anywhere means help. Usage Error
-/// for anything unknown (with the nearest known name), for bad values and for missing ones. `launch` reads its own
-/// options up to the first argument that is none of them (or up to --); the rest is a command line of its own, and
-/// checked as such.
+/// Reads the arguments after the program's name. An option first means `train`; --help or --help-all anywhere means
+/// help. Usage Error for anything unknown (with the nearest known name), for bad values and for missing ones. `launch`
+/// reads its own options up to the first argument that is none of them (or up to --); the rest is a command line of its
+/// own, and checked as such.
 CommandLine parse_command_line(const std::vector<std::string>& arguments);
 
-/// What `unsloth-train help TOPIC` prints: for "" the commands and all options of train. Usage Error for an unknown
-/// topic.
-std::string help_text(const std::string& topic);
+/// What `unsloth-train help TOPIC` prints. For "" it is one screen of 80 columns: the commands, and the options of
+/// train that are most used; with `all`, all of both. Usage Error for an unknown topic.
+std::string help_text(const std::string& topic, bool all = false);
 
 /// docs/reference/options.
 std::string options_markdown();
