@@ -14,6 +14,7 @@ from mkdocs.structure.files import File
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
+WIDE = ("reference/options/", "reference/commands/", "reference/errors", "reference/messages")  # tables, few headings
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 
 
@@ -81,6 +82,9 @@ def on_files(files, config):
 def on_page_markdown(markdown, page, config, files):
     here = pathlib.Path(page.file.abs_src_path)
     place = page.file.src_uri
+    if place.startswith(WIDE):
+        page.meta["hide"] = ["toc"]
+        markdown = re.sub(r"^(# .*)$", r"\1\n\n<div class='options'></div>", markdown, count=1, flags=re.MULTILINE)
 
     def on_the_site(match):
         label, target, anchor = match[1], match[2], match[3] or ""
