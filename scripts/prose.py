@@ -163,12 +163,13 @@ def findings_of_program(program):
     def help_on(*topic):
         return subprocess.run([program, "help", *topic], check=True, capture_output=True, text=True).stdout
 
-    overview = help_on()
+    overview = help_on("--help-all")
     commands = re.findall(
         r"^  ([a-z][a-z-]*(?: [a-z]+)?)  +\S", overview.split("\nCommands\n")[1].split("\n\n")[0], re.M
     )
     assert len(commands) > 20, commands
     found = list(findings("help", paragraphs_of_help(overview)))
+    found += findings("--help", paragraphs_of_help(help_on()))
     for command in commands:
         if command != "help":
             found += findings(f"help {command}", paragraphs_of_help(help_on(*command.split(" "))))

@@ -66,7 +66,7 @@ void refuse_several_ranks(const CommandInfo& command, const CommandLine& line) {
 }
 
 int run(const CommandLine& line, const std::vector<std::string>& arguments) {
-    if (line.command == Command::help) return print(help_text(line.help_topic)), 0;
+    if (line.command == Command::help) return print(help_text(line.help_topic, line.help_all)), 0;
     if (line.command == Command::version) return print(version_text()), 0;
     const CommandInfo& command = command_named(line.name);
     refuse_several_ranks(command, line);

@@ -77,10 +77,15 @@ void append_wrapped(std::string& out, std::size_t column, std::string_view text)
     out += "\n";
 }
 
-std::string help_of_option(const Option& option) {
-    std::string head = "  " + (option.positional ? "" : "--" + option.full_name());
+/// "  --lora.r N"
+std::string name_in_help(const Option& option) {
     const std::string placeholder = placeholder_of(option);
-    if (!placeholder.empty()) head += (option.positional ? "" : " ") + placeholder;
+    if (option.positional) return "  " + placeholder;
+    return cat("  --", option.full_name(), placeholder.empty() ? "" : " ", placeholder);
+}
+
+std::string help_of_option(const Option& option) {
+    std::string head = name_in_help(option);
     std::size_t column = columns_of(head);
     if (column + 2 > help_column) {
         head += "\n";
@@ -142,6 +147,18 @@ std::string help_of_options(const OptionSet& options) {
             text += "\n" + section.title + ": " + section.about + "\n";
         }
         for (const Option* option : members) text += help_of_option(*option);
+    }
+    return text;
+}
+
+std::string help_of_most_used(const OptionSet& options) {
+    constexpr std::size_t words_column = 44;  // behind the longest name
+    std::string text;
+    for (const Option& option : options.options()) {
+        if (option.brief.empty()) continue;
+        const std::string name = name_in_help(option), standard = default_text(option);
+        text += cat(name, std::string(words_column - std::min(name.size(), words_column - 1), ' '), option.brief,
+                    standard == "none" ? "" : cat(" (", standard, ")"), "\n");
     }
     return text;
 }

@@ -1,7 +1,9 @@
 // The commands: which one is meant, what it carries, and what is missing.
 #include "app/command_line/command_line.h"
+#include "app/command_line/commands.h"
 #include "common/files.h"
 
+#include <algorithm>
 #include <fstream>
 #include <regex>
 #include <sstream>
@@ -70,6 +72,11 @@ TEST(CommandLine, HelpWinsOverEverythingButAnUnknownCommand) {
     EXPECT_EQ(app::parse_command_line({"score", "--bogus", "--help"}).help_topic, "score");
     EXPECT_EQ(app::parse_command_line({"help", "bench"}).help_topic, "bench");
     EXPECT_EQ(app::parse_command_line({"help"}).help_topic, "");
+    EXPECT_FALSE(app::parse_command_line({"help"}).help_all);
+    for (const std::vector<std::string>& words : {std::vector<std::string>{"--help-all"}, {"help", "--help-all"}}) {
+        EXPECT_EQ(app::parse_command_line(words).help_topic, "");
+        EXPECT_TRUE(app::parse_command_line(words).help_all);
+    }
     EXPECT_EQ(app::parse_command_line({"--version"}).command, app::Command::version);
     EXPECT_CONTAINS(error_of({"scoer", "--help"}, "command.unknown"), "Did you mean score?");
     EXPECT_CONTAINS(usage_message([] { app::help_text("tokenzie"); }), "Did you mean tokenize?");
@@ -508,8 +515,29 @@ TEST(CommandLine, MistakesAreNamed) {
     EXPECT_CONTAINS(error_of({"run.jsn"}), "A configuration's name ends in .json");
 }
 
-TEST(CommandLine, EveryOptionAndCommandStandsInTheHelp) {
+TEST(CommandLine, TheShortHelpIsOneScreen) {
     const std::string help = app::help_text("");
+    int lines = 0, options = 0;
+    std::istringstream stream(help);
+    for (std::string line; std::getline(stream, line); ++lines) {
+        const auto columns =
+            std::count_if(line.begin(), line.end(), [](unsigned char byte) { return (byte & 0xC0) != 0x80; });
+        EXPECT_LE(columns, 80) << line;
+        options += line.starts_with("  --");
+    }
+    EXPECT_LE(lines, 45);
+    EXPECT_EQ(options, 12);
+    for (const auto& command : app::commands())
+        if (command.name.find(' ') == std::string::npos) {
+            EXPECT_CONTAINS(help, "\n  " + command.name + " ");
+        }
+    for (const char* line : {"  --model.path PATH ", "  --training.gradient_accumulation_steps N ",
+                             "Peak learning rate (0.0002)\n", "--help-all lists all"})
+        EXPECT_CONTAINS(help, line);
+}
+
+TEST(CommandLine, EveryOptionAndCommandStandsInTheHelp) {
+    const std::string help = app::help_text("", /*all=*/true);
     const Json sections = Json::parse(config::config_schema()).at("properties");
     int listed = 0;
     for (const auto& [section, content] : sections.items()) {

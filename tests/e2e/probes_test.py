@@ -561,6 +561,7 @@ class Config(EndToEnd):
 
     def test_help_and_version(self):
         self.assertIn("--lora.r", self.succeed("--help").out)
+        self.assertIn("--lora.use_rslora", self.succeed("--help-all").out)
         self.assertIn("unsloth-train ", self.succeed("--version").out)
         for command in ("score", "generate", "init", "inspect", "tokenize", "config", "bench"):
             self.assertIn(command, self.succeed("help", command).out)

@@ -65,6 +65,7 @@ struct Option {
     bool nullable = false;
     std::string help;
     std::string placeholder;           ///< what --help shows for the value
+    std::string brief;                 ///< its line in the short --help, for the options most used; else empty
     std::vector<std::string> choices;  ///< of a choice, or of the elements of a text_list
     Range range;
     std::vector<Alias> aliases;
@@ -105,6 +106,8 @@ struct Option {
 
     // For declarations, each returning the option itself.
     Option& value(std::string text) { return placeholder = std::move(text), *this; }
+    /// The short --help lists it, with these words of at most 36 characters together with the default.
+    Option& most_used(std::string words) { return brief = std::move(words), *this; }
     Option& path(std::string text) { return is_path = true, value(std::move(text)); }
     Option& output(std::string text) { return is_output = true, path(std::move(text)); }
     Option& at_least(double bound) { return range.minimum = bound, *this; }

@@ -18,6 +18,9 @@ Json json_schema(const OptionSet& options);
 /// The options by section, with defaults, wrapped for a terminal.
 std::string help_of_options(const OptionSet& options);
 
+/// The options that are most used (Option::brief), a line of at most 80 columns each.
+std::string help_of_most_used(const OptionSet& options);
+
 /// The head and the sections of docs/options.md.
 std::string markdown_of_config(const OptionSet& options);
 

@@ -270,24 +270,27 @@ void read_arguments(const CommandInfo& command, const std::vector<std::string>& 
     collect_paths(options, record, line);
 }
 
-CommandLine help_on(const std::string& topic) {
+CommandLine help_on(const std::string& topic, bool all) {
     CommandLine line;
     line.command = Command::help, line.name = "help";
     line.help_topic = topic;
+    line.help_all = all;
     return line;
 }
 
-std::string overview() {
+/// `all`: those of two words, too, which belong to another command or to few users.
+std::string overview(bool all) {
     std::string text =
-        "Fine-tunes language models of the Llama family with (Q)LoRA.\n\n"
-        "Usage: unsloth-train [train] [--config] FILE.json [--section.key VALUE …]\n"
-        "       unsloth-train COMMAND …\n\nCommands\n";
+        "Fine-tunes language models of the Llama family with (Q)LoRA.\n"
+        "Usage: unsloth-train [train] FILE.json [--section.key VALUE …] | COMMAND …\n\nCommands\n";
     for (const auto& command : commands()) {
         constexpr std::size_t width = 14;
+        if (!all && command.name.find(' ') != std::string::npos) continue;
         text += "  " + command.name + std::string(width - command.name.size(), ' ') + command.summary + "\n";
     }
+    if (!all) return text;
     return text +
-           "  help          The options of a command: unsloth-train help COMMAND. --version prints the version.\n";
+           "  help          List the options of a command: unsloth-train help COMMAND. --version prints the version.\n";
 }
 
 constexpr const char* how_to_write =
@@ -321,7 +324,8 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
                     "Try: unsloth-train --config FILE, or unsloth-train --help");
     const std::string& first = arguments.front();
     const bool names_command = !first.starts_with("-") && !names_config_file(first);
-    const bool asks_help = contains(arguments, "--help") || contains(arguments, "-h");
+    const bool asks_all = contains(arguments, "--help-all");
+    const bool asks_help = asks_all || contains(arguments, "--help") || contains(arguments, "-h");
 
     if (first == "--version" || first == "version") {
         CommandLine line;
@@ -332,10 +336,11 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
         const auto topic =
             std::find_if(arguments.begin() + 1, arguments.end(), [](const auto& a) { return a[0] != '-'; });
         return help_on(
-            topic == arguments.end() ? "" : command_at(arguments, static_cast<std::size_t>(topic - arguments.begin())));
+            topic == arguments.end() ? "" : command_at(arguments, static_cast<std::size_t>(topic - arguments.begin())),
+            asks_all);
     }
     const CommandInfo& command = command_named(names_command ? command_at(arguments, 0) : "train");
-    if (asks_help) return help_on(names_command ? command.name : "");
+    if (asks_help) return help_on(names_command ? command.name : "", asks_all);
 
     CommandLine line;
     line.command = command.command, line.name = command.name;
@@ -349,13 +354,16 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
     return line;
 }
 
-std::string help_text(const std::string& topic) {
+std::string help_text(const std::string& topic, bool all) {
     const CommandInfo& command = command_named(topic.empty() ? "train" : topic);
     CommandLine line;
     OptionSet options;
     declare_all_options(command, options, line);
+    if (topic.empty() && !all)
+        return cat(overview(false), "\nOptions most used; --help-all lists all, help COMMAND those of a command\n",
+                   config::help_of_most_used(options));
     const std::string head =
-        topic.empty() ? overview()
+        topic.empty() ? overview(true)
                       : cat(command.summary, "\n\nUsage: unsloth-train ", command.name, " ", command.usage, "\n");
     return head + config::help_of_options(options) + (command.takes_config() ? how_to_write : "") + exit_codes;
 }

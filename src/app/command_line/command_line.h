@@ -210,6 +210,7 @@ struct CommandLine {
     Command command = Command::train;
     std::string name;        ///< of the command as it is typed: "data augment"
     std::string help_topic;  ///< of help: a command's name, or empty for the overview
+    bool help_all = false;   ///< of the overview: with every option of train
     std::string config_file;
     std::string log_level = "info";
     LoadedConfig loaded;             ///< `given` has a command's own options, too
@@ -243,15 +244,15 @@ struct CommandLine {
     ExplainRequest explain;
 };
 
-/// Reads the arguments after the program's name. An option first means `train`; --help anywhere means help. Usage Error
-/// for anything unknown (with the nearest known name), for bad values and for missing ones. `launch` reads its own
-/// options up to the first argument that is none of them (or up to --); the rest is a command line of its own, and
-/// checked as such.
+/// Reads the arguments after the program's name. An option first means `train`; --help or --help-all anywhere means
+/// help. Usage Error for anything unknown (with the nearest known name), for bad values and for missing ones. `launch`
+/// reads its own options up to the first argument that is none of them (or up to --); the rest is a command line of its
+/// own, and checked as such.
 CommandLine parse_command_line(const std::vector<std::string>& arguments);
 
-/// What `unsloth-train help TOPIC` prints: for "" the commands and all options of train. Usage Error for an unknown
-/// topic.
-std::string help_text(const std::string& topic);
+/// What `unsloth-train help TOPIC` prints. For "" it is one screen of 80 columns: the commands, and the options of
+/// train that are most used; with `all`, all of both. Usage Error for an unknown topic.
+std::string help_text(const std::string& topic, bool all = false);
 
 /// docs/options.md.
 std::string options_markdown();

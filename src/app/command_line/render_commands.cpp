@@ -93,6 +93,7 @@ std::string bash_script() {
     elif [[ $current == --*.* ]]; then
         COMPREPLY=($(compgen -W "$sections" -- "$current"))
     elif [[ $current == -* ]]; then
+        [ "$COMP_CWORD" -eq 1 ] && flags+=" --help --help-all --version"
         COMPREPLY=($(compgen -W "$flags" -- "$current"))
     else
         [ "$COMP_CWORD" -eq 1 ] && COMPREPLY=($(compgen -W "$commands" -- "$current"))
@@ -198,7 +199,8 @@ std::string manual_page() {
         "what "
         "PEFT loads. Every option of a configuration is a key of the JSON file that\n.B \\-\\-config\nnames and a "
         "flag; "
-        "flags win. Where a key is unique, the flag may omit the section's name.\n.SH "
+        "flags win. Where a key is unique, the flag may omit the section's name.\n.B \\-\\-help\nlists the commands, "
+        "and the options that are most used;\n.B \\-\\-help\\-all\nlists all of them.\n.SH "
         "COMMANDS\n";
     for (const CommandInfo& command : commands()) {
         CommandLine line;

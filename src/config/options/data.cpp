@@ -37,6 +37,7 @@ void declare_data(OptionSet& options, DataOptions& data) {
              "a folder "
              "of such files, a glob, or a data set of the Hugging Face hub (ORG/NAME).")
         .path("FILE")
+        .most_used("Rows: JSONL, CSV, Parquet, text")
         .suggested_for({"dataset", "data", "train", "train_data", "dataset_path", "dataset_name", "data_path", "file"})
         .on_resume(OnResume::logged);
     options

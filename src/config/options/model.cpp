@@ -28,12 +28,14 @@ void declare_model(OptionSet& options, ModelOptions& model) {
              "A Hugging Face checkpoint folder, a .safetensors file, or a Hugging Face hub id (ORG/NAME, "
              "ORG/NAME@REVISION). A hub model is downloaded into the hub cache.")
         .path("PATH")
+        .most_used("Model: a folder or a hub id")
         .suggested_for({"model", "model_name", "model_name_or_path", "base_model", "model_path", "name"})
         .on_resume(OnResume::logged);
     options
         .add("load_in_4bit", model.load_in_4bit,
              "Hold the base in NF4: 16 and 32-bit weights are quantised while loading. With false a 16-bit checkpoint "
              "stays 16-bit. A checkpoint that is stored in 4 or 8 bit stays as it is either way.")
+        .most_used("Hold the base in NF4")
         .suggested_for({"load_4bit", "use_4bit", "qlora"})
         .not_with("lora.finetuning_type", {"full"})
         .when({true})
@@ -121,6 +123,7 @@ void declare_model(OptionSet& options, ModelOptions& model) {
     options
         .add("max_seq_length", model.max_seq_length,
              "Longest sequence in tokens; data.overflow_strategy handles longer ones.")
+        .most_used("Longest example in tokens")
         .at_least(1)
         .alias("model", "max_length")
         .alias("training", "max_length")
@@ -179,10 +182,12 @@ void declare_lora(OptionSet& options, LoraOptions& lora) {
                        {{"lora", FinetuningType::lora}, {"full", FinetuningType::full}},
                        "lora trains adapters on a frozen base; full trains all weights of a 16 or 32-bit model.");
     options.add("r", lora.r, "Rank of the adapters.")
+        .most_used("Rank of the adapters")
         .at_least(1)
         .suggested_for({"rank", "lora_r", "lora_rank"})
         .unused_with("lora.finetuning_type", {"full"});
     options.add("lora_alpha", lora.lora_alpha, "The adapters' product is scaled by lora_alpha / r.")
+        .most_used("Their scale is lora_alpha / r")
         .above(0)
         .suggested_for({"alpha"})
         .unused_with("lora.finetuning_type", {"full"});

@@ -284,6 +284,7 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
     options.section("training", "Training", "The run: batches, length, optimizer, schedule, what is written when.");
     options.add("output_dir", training.output_dir, "Folder for the adapter, the metrics and the run's configuration.")
         .path("DIR")
+        .most_used("Folder for adapter, metrics")
         .synonym(nullptr, training.output_dir)
         .suggested_for({"out", "output", "save_dir"})
         .on_resume(OnResume::mutable_);
@@ -313,6 +314,7 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
     options
         .add("per_device_train_batch_size", training.per_device_train_batch_size,
              "Rows of a micro-batch on one device.")
+        .most_used("Rows of a micro-batch")
         .at_least(1)
         .alias("training", "per_gpu_train_batch_size")
         .suggested_for({"batch_size", "train_batch_size", "micro_batch_size", "per_device_batch_size", "batch"})
@@ -330,6 +332,7 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
     options
         .add("gradient_accumulation_steps", training.gradient_accumulation_steps,
              "Micro-batches of one optimizer step.")
+        .most_used("Micro-batches of a step")
         .at_least(1)
         .suggested_for({"grad_accum", "accumulation_steps", "gradient_accumulation"})
         .on_resume(OnResume::logged);
@@ -345,6 +348,7 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .synonym(false, "as_given")
         .on_resume(OnResume::logged);
     options.add("num_train_epochs", training.num_train_epochs, "Passes over the data; may be a fraction.")
+        .most_used("Passes over the rows")
         .above(0)
         .at_most(1e6)
         .suggested_for({"epochs", "num_epochs", "max_epochs"})
@@ -352,6 +356,7 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
     options
         .add("max_steps", training.max_steps,
              "Optimizer steps; -1: as num_train_epochs says; 0: check everything, plan memory and stop.")
+        .most_used("Steps; 0: check and stop")
         .at_least(-1)
         .suggested_for({"steps", "num_steps", "num_train_steps"})
         .on_resume(OnResume::logged);
@@ -360,6 +365,7 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
              "Peak learning rate; a string such as \"2e-4\" is read too. auto: by a published rule, from the model's "
              "family "
              "and hidden size, which the log tells.")
+        .most_used("Peak learning rate")
         .at_least(0)
         .number_as_text()
         .synonym("auto", nullptr)
