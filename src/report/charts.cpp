@@ -116,6 +116,12 @@ Points times(Points points, double factor) {
     return points;
 }
 
+/// What the plan says of a curve's values, in their unit; `absent`: nothing.
+double planned_level(const Run& run, const Curve& curve) {
+    if (curve.field == &StepRow::memory_gib) return run.planned_gib;
+    return curve.field == &StepRow::tokens_per_second ? run.planned_rate : absent;
+}
+
 /// Of figures that evaluations alone have, their marks.
 Chart curve_of(const Run& run, const Curve& curve, Points all, const Points& evals) {
     const bool memory = curve.field == &StepRow::memory_gib;
@@ -123,7 +129,7 @@ Chart curve_of(const Run& run, const Curve& curve, Points all, const Points& eva
     const bool small = memory && std::all_of(all.begin(), all.end(), [](auto& p) { return std::abs(p.second) < 1; });
     if (small) all = times(all, 1024);
     const Points points = thinned(all, most_points), &told = points.empty() ? evals : points;
-    const double level = memory ? run.planned_gib * (small ? 1024 : 1) : absent;
+    const double level = planned_level(run, curve) * (small ? 1024 : 1);
     const Frame frame(points, evals, level);
     Chart chart{
         curve.key,
@@ -138,7 +144,7 @@ Chart curve_of(const Run& run, const Curve& curve, Points all, const Points& eva
     }
     if (std::isfinite(level)) {
         chart.body += line("plan", left, frame.y(level), right, frame.y(level));
-        chart.legend.push_back({"second", "plan"});
+        chart.legend.push_back({"second", memory ? "plan" : "plan, with full rows"});
     }
     for (const auto& [step, value] : evals)
         chart.body += cat("<circle class=\"eval\" cx=\"", fixed(frame.x(step)), "\" cy=\"", fixed(frame.y(value)),
@@ -275,9 +281,11 @@ Chart lengths_of(const std::vector<int64_t>& counts) {
     return chart;
 }
 
-/// A line a group, the largest first; what does not fit is one line.
+/// The measured peak, then a line a group, the largest first; what does not fit is one line.
 Chart memory_of(const Run& run) {
-    constexpr std::size_t most_lines = 7;
+    constexpr std::size_t all_lines = 7;
+    const double peak = run.peak_gib() * (1 << 30);
+    const std::size_t most_lines = all_lines - (std::isfinite(peak) ? 1 : 0);
     auto groups = run.planned_groups;
     std::stable_sort(groups.begin(), groups.end(), [](auto& a, auto& b) { return a.second > b.second; });
     double sum = 0;
@@ -294,14 +302,19 @@ Chart memory_of(const Run& run) {
     if (sum > planned * 1.005)
         chart.legend.back().text +=
             cat("; ", human_bytes(static_cast<int64_t>(sum - planned)), " serve two purposes in turns");
-    const double most = std::max(1.0, static_cast<double>(groups.front().second)), tall = chart_height / most_lines;
-    for (std::size_t i = 0; i < groups.size(); ++i) {
-        const auto& [name, bytes] = groups[i];
-        const double y = tall * static_cast<double>(i);
+    double most = std::max(1.0, static_cast<double>(groups.front().second)), y = 0;
+    const auto add = [&](const char* kind, const std::string& name, int64_t bytes) {
         chart.body += label(0, y + 13, "start", name) + label(chart_width, y + 13, "end", human_bytes(bytes)) +
                       box("rule", 0, y + 18, chart_width, 5) +
-                      box("column", 0, y + 18, chart_width * static_cast<double>(bytes) / most, 5);
+                      box(kind, 0, y + 18, chart_width * static_cast<double>(bytes) / most, 5);
+        y += chart_height / all_lines;
+    };
+    if (std::isfinite(peak)) {
+        chart.title = "Planned memory, and the measured peak";
+        most = std::max(most, peak);
+        add("second", "measured peak", static_cast<int64_t>(peak));
     }
+    for (const auto& [name, bytes] : groups) add("column", name, bytes);
     return chart;
 }
 

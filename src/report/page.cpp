@@ -66,8 +66,11 @@ std::string tiles(const Run& run) {
         text += tile(tile_number(value), "evaluation " + name);
     }
     text += tile(tile_number(last.tokens_per_second), "tokens per second");
+    if (std::isfinite(run.planned_rate)) text += tile(tile_number(run.planned_rate), "planned, with full rows");
     if (std::isfinite(last.mfu)) text += tile(cat(tile_number(100 * last.mfu), " %"), "of the GPU's rate (MFU)");
-    text += tile(memory_text(last.memory_gib), "memory");
+    const double peak = run.peak_gib();
+    text +=
+        std::isfinite(peak) ? tile(memory_text(peak), "peak GPU memory") : tile(memory_text(last.memory_gib), "memory");
     return std::isfinite(run.planned_gib) ? text + tile(memory_text(run.planned_gib), "planned memory") : text;
 }
 
@@ -130,7 +133,7 @@ std::string page(const Run& run, int refresh_seconds) {
     if (live) text += cat("<meta http-equiv=\"refresh\" content=\"", refresh_seconds, "\">\n");
     text += cat("<title>", escaped(run.name()), "</title>\n<style>", chart_style, page_style,
                 "</style></head>\n<body><main>\n<h1>", escaped(run.name()), "</h1>\n<p class=\"state\">", state_of(run),
-                "</p>\n");
+                run.device.empty() ? "" : cat(", on ", escaped(run.device)), "</p>\n");
     if (std::isfinite(share))
         text += cat("<div class=\"bar\"><div style=\"width: ", std::lround(100 * share), "%\"></div></div>\n");
     text += cat("<div class=\"tiles\">\n", tiles(run), "</div>\n<div class=\"charts\">\n");

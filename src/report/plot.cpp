@@ -6,6 +6,7 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/progress.h"
+#include "unsloth/core/text.h"
 #include "unsloth/core/utf8.h"
 
 namespace unsloth::report {
@@ -87,26 +88,92 @@ std::string shown(double value) {
     return std::isfinite(value) ? short_number(value) : "-";
 }
 
-std::string headline(const Run& run) {
-    std::string text = run.name();
-    if (run.steps.empty()) return text + (run.killed() ? "\n" + run.killed_text() : "  no step yet");
-    const StepRow& last = run.steps.back();
-    text +=
-        cat("\nstep ", last.step, run.total_steps > 0 ? cat("/", run.total_steps) : "", "  loss ", shown(last.loss));
-    if (!run.evals.empty()) {
-        const auto [name, value] = judged_by(run.evals.back());
-        text += cat("  eval ", name, " ", shown(value));
+/// Fields with two spaces between them, on as many lines as they take; each line but the first begins with `indent`.
+std::string in_lines(const std::vector<std::string>& fields, int columns, const std::string& indent = "") {
+    std::string text;
+    std::size_t line = 0;
+    for (const std::string& field : fields) {
+        const bool fits = line + 2 + field.size() <= static_cast<std::size_t>(columns);
+        if (line > 0) text += fits ? "  " : "\n" + indent;
+        line = (line == 0 ? 0 : fits ? line + 2 : indent.size()) + field.size();
+        text += field;
     }
-    text += cat("  ", shown(last.tokens_per_second), " tok/s  ", memory_text(last.memory_gib));
-    if (run.ending) {
-        text += cat("  ", run.ending->exit_reason, " after ", duration_text(run.ending->seconds));
-        if (!run.ending->error.empty()) text += cat("\n", run.ending->error);
-    } else if (run.killed()) {
-        text += "\n" + run.killed_text();
-    } else if (std::isfinite(run.seconds_left())) {
-        text += cat("  left ", duration_text(run.seconds_left()));
+    return text + "\n";
+}
+
+/// On one line of the terminal, with an ellipsis for what does not fit. Characters beyond Latin, Greek and Cyrillic
+/// count as two columns, but for punctuation.
+std::string fitted(std::string text, int columns) {
+    std::replace_if(text.begin(), text.end(), [](char c) { return c == '\n' || c == '\t'; }, ' ');
+    text = printable(text);
+    int taken = 0;
+    std::size_t enough = 0;  // where the ellipsis would come
+    for (std::size_t at = 0; at < text.size(); ++at) {
+        const auto byte = static_cast<unsigned char>(text[at]);
+        if ((byte & 0xC0) == 0x80) continue;
+        if (taken <= columns - 1) enough = at;
+        taken += byte > 0xE0 && byte != 0xE2 ? 2 : 1;
+        if (taken > columns) return text.substr(0, enough) + "…";
     }
     return text;
+}
+
+std::string headline(const Run& run, int columns) {
+    std::string text = fitted(run.name(), columns) + "\n";
+    if (run.steps.empty()) return text + (run.killed() ? printable(run.killed_text()) : "no step yet") + "\n";
+    const StepRow& last = run.steps.back();
+    std::vector<std::string> fields = {cat("step ", last.step, run.total_steps > 0 ? cat("/", run.total_steps) : ""),
+                                       cat("loss ", shown(last.loss))};
+    if (!run.evals.empty()) {
+        const auto [name, value] = judged_by(run.evals.back());
+        fields.push_back(cat("eval ", name, " ", shown(value)));
+    }
+    fields.push_back(cat(shown(last.tokens_per_second), " tok/s",
+                         std::isfinite(run.planned_rate) ? cat(" (plan ", shown(run.planned_rate), ")") : ""));
+    fields.push_back(memory_text(last.memory_gib));
+    if (run.ending)
+        fields.push_back(printable(cat(run.ending->exit_reason, " after ", duration_text(run.ending->seconds))));
+    else if (std::isfinite(run.seconds_left()))
+        fields.push_back(cat("left ", duration_text(run.seconds_left())));
+    text += in_lines(fields, columns);
+    if (run.ending && !run.ending->error.empty()) text += printable(run.ending->error) + "\n";
+    if (run.killed()) text += printable(run.killed_text()) + "\n";
+    return text;
+}
+
+/// What the plan holds memory for, the most first, and the measured peak; at most so many lines.
+std::string memory_lines(const Run& run, int columns, int most) {
+    auto groups = run.planned_groups;
+    std::stable_sort(groups.begin(), groups.end(), [](auto& a, auto& b) { return a.second > b.second; });
+    const double peak = run.peak_gib();
+    std::vector<std::string> fields = {cat("memory: ", std::isfinite(peak) ? cat("peak ", memory_text(peak), ", ") : "",
+                                           "planned ", memory_text(run.planned_gib), " for")};
+    std::string text;
+    for (const auto& [name, bytes] : groups) {
+        fields.push_back(cat(printable(name), " ", human_bytes(bytes)));
+        const std::string more = in_lines(fields, columns, "  ");
+        if (std::count(more.begin(), more.end(), '\n') > most) break;
+        text = more;
+    }
+    return text;
+}
+
+/// What the run answered to its prompts last, one line each; at most so many lines.
+std::string sample_lines(const Run& run, int columns, int most) {
+    std::string text;
+    const int for_prompt = columns * 2 / 5;
+    const auto add = [&](const std::string& prompt, const std::string& answer) {
+        if (most-- > 0) text += fitted(prompt, for_prompt) + " → " + fitted(answer, columns - for_prompt - 3) + "\n";
+    };
+    for (const SampleRow& row : run.samples)
+        if (row.step == run.samples.back().step) add(row.prompt, row.answer);
+    for (const CompletionRow& row : run.completions)
+        if (row.step == run.completions.back().step) add(row.prompt, row.completion);
+    return text;
+}
+
+int lines_of(const std::string& text) {
+    return static_cast<int>(std::count(text.begin(), text.end(), '\n'));
 }
 
 }  // namespace
@@ -143,9 +210,13 @@ std::string plot(const std::string& title, const std::vector<Line>& lines, int c
 }
 
 std::string run_view(const Run& run, int columns, int rows, bool colours) {
-    std::string text = printable(headline(run)) + "\n";
+    constexpr int least_height = 6, plots = 3, most_memory = 3, most_samples = 5;
+    std::string text = headline(run, columns);
     if (run.steps.empty()) return text;
-    const int height = std::max(7, (rows - 3) / 3);
+    const auto room = [&] { return rows - lines_of(text) - plots * least_height; };
+    text += memory_lines(run, columns, std::clamp(room() - 1, 0, most_memory));  // and a sample
+    text += sample_lines(run, columns, std::clamp(room(), 0, most_samples));
+    const int height = std::max(least_height, (rows - lines_of(text)) / plots);
     const Points losses = points_of(run, &StepRow::loss);
     text += plot(run.evals.empty() ? "loss" : "loss, + eval loss", {{losses}, {eval_points(run), true}}, columns,
                  height, colours);

@@ -148,6 +148,14 @@ double Run::seconds_left() const {
     return a_step * static_cast<double>(steps.back().step) * (1 - done) / done;
 }
 
+double Run::peak_gib() const {
+    if (device.empty() || device == cpu_device) return absent;  // a CPU's rows have the plan's memory
+    double peak = ending ? ending->memory_gib : absent;
+    for (const StepRow& row : steps)
+        if (std::isfinite(row.memory_gib)) peak = std::isfinite(peak) ? std::max(peak, row.memory_gib) : row.memory_gib;
+    return peak;
+}
+
 RunReader::RunReader(const std::filesystem::path& folder) {
     run_.folder = folder;
     if (!std::filesystem::is_directory(folder))
@@ -169,6 +177,8 @@ void RunReader::read_facts() {
     run_.planned_gib = facts.planned_bytes > 0 ? static_cast<double>(facts.planned_bytes) / (1 << 30) : absent;
     run_.planned_groups = facts.planned_groups;
     run_.row_tokens = facts.row_tokens;
+    run_.planned_rate = facts.planned_rate > 0 ? facts.planned_rate : absent;
+    run_.device = facts.device;
 }
 
 bool RunReader::update() {
@@ -274,7 +284,9 @@ Run read_run(const std::filesystem::path& folder) {
 
 RunFacts read_run_facts(const std::filesystem::path& folder) {
     const Json facts = object_of(folder / facts_file);
-    RunFacts read{integer(facts, "total_steps"), integer(facts, "planned_bytes"), {}, {}, {}, text(facts, "format")};
+    RunFacts read{integer(facts, "total_steps"), integer(facts, "planned_bytes"), {}, {}, {}, text(facts, "format"), 0,
+                  text(facts, "device")};
+    if (const double rate = number(facts, "planned_tokens_per_second"); rate > 0) read.planned_rate = rate;
     if (const Json plan = facts.value("run_plan", Json()); plan.is_object()) read.run_plan = plan.dump();
     const Json groups = facts.value("planned_groups", Json::object());
     for (const auto& [name, bytes] : groups.items())
@@ -296,7 +308,9 @@ std::string run_facts_json(const RunFacts& facts) {
                 {"planned_groups", groups},
                 {"row_tokens", facts.row_tokens},
                 {"run_plan", plan.is_discarded() ? Json() : plan},
-                {"format", facts.format}}
+                {"format", facts.format},
+                {"planned_tokens_per_second", facts.planned_rate > 0 ? Json(facts.planned_rate) : Json()},
+                {"device", facts.device}}
                .dump(2) +
            "\n";
 }

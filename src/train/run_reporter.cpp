@@ -64,17 +64,29 @@ std::string describe_layers(const spec::RunPlan& run) {
                " (gradient_checkpointing ", name_of(layer), ")");
 }
 
-report::RunFacts facts_of(int64_t steps, const model::ModelPlan& plan, const model::ModelPlan* teacher,
-                          const data::Dataset& rows) {
+/// Tokens per second of all ranks with full rows; 0: not predicted, as on a CPU and for runs that sample completions.
+double planned_rate(const RunSetup& setup) {
+    if (!setup.device().is_cuda() || config::samples_completions(setup.config().training.objective)) return 0;
+    const int64_t passes = setup.loader().passes_of_step();
+    const double ms = placement::predicted_step_ms(setup.plan(), placement::machine_of(setup.device()).card, passes);
+    const int64_t tokens = setup.plan().request().sizes.tokens * setup.config().distributed.cp_size * passes;
+    return ms > 0 ? 1000 * static_cast<double>(tokens * setup.data_ranks()) / ms : 0;
+}
+
+report::RunFacts facts_of(const RunSetup& setup) {
+    const model::ModelPlan& plan = setup.plan();
+    const data::Dataset& rows = setup.loader().dataset();
     std::map<std::string, int64_t> groups = plan.groups();
-    const int64_t teachers = teacher != nullptr ? teacher->total_bytes() : 0;
+    const int64_t teachers = setup.teachers_plan() != nullptr ? setup.teachers_plan()->total_bytes() : 0;
     if (teachers > 0) groups["teacher"] = teachers;
-    return {steps,
+    return {setup.total_steps(),
             plan.total_bytes() + teachers,
             {groups.begin(), groups.end()},
             report::row_lengths(rows.size(), [&](int64_t i) { return rows.tokens(i); }),
             planner::run_plan_json(plan.request().run),
-            data::format_name(rows.stats().format)};
+            data::format_name(rows.stats().format),
+            planned_rate(setup),
+            setup.device().is_cuda() ? ops::device_name(setup.device()) : report::cpu_device};
 }
 
 }  // namespace
@@ -174,8 +186,7 @@ void RunReporter::begin(const TrainingState& state, double load_seconds) {
     if (setup_.resume()) history_.rows = formats::read_trainer_state(setup_.resume()->folder).log_history;
     if (!leads()) return;
     write_file_atomically(std::filesystem::path(t.output_dir) / report::facts_file,
-                          report::run_facts_json(facts_of(setup_.total_steps(), setup_.plan(), setup_.teachers_plan(),
-                                                          setup_.loader().dataset())));
+                          report::run_facts_json(facts_of(setup_)));
     const std::string gpu = ops::pci_address(setup_.device());
     observers_.push_back(make_console(config(), gpu));
     observers_.push_back(make_metrics(config(), state.progress.step, gpu));

@@ -11,7 +11,7 @@ import tempfile
 import time
 
 CHROMIUM = next((path for path in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if path), None)
-PHONE, DESKTOP = (390, 844), (1280, 900)
+PHONE, DESKTOP = (375, 812), (1280, 900)
 PATIENCE_S = 60
 
 # What is wrong to the eye, as a list of sentences. Colours are those that the browser computed.

@@ -131,6 +131,7 @@ class InABrowser(EndToEnd):
         write_rows(folder / "metrics.jsonl", rows)
         groups = {f"group {i} with a name": 2**30 // i for i in range(1, 12)}
         facts = {"total_steps": 2500, "planned_bytes": 2**36, "planned_groups": groups, "row_tokens": [3] * 18}
+        facts |= {"device": "NVIDIA H200", "planned_tokens_per_second": 19234.5}
         (folder / "run_facts.json").write_text(json.dumps(facts))
         (folder / "run_config.json").write_text(json.dumps({"model": {"path": "/a/long/path" * 20}}))
         answers = [

@@ -11,6 +11,7 @@
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "common/files.h"
 #include "unsloth/core/error.h"
@@ -533,6 +534,60 @@ TEST(Page, GroupsThatDoNotFitAreOneLine) {
     EXPECT_CONTAINS(html, ">others</text>");
     EXPECT_CONTAINS(html, ">6.0 MiB</text>");  // 1 + 2 + 3
     EXPECT_FALSE(contains(html, ">group 3</text>"));
+}
+
+/// Of a GPU whose plan foretold 2500 tokens per second.
+Folder& example_on_gpu(Folder& folder) {
+    example(folder);
+    RunFacts facts = read_run_facts(folder.path());
+    facts.planned_rate = 2500, facts.device = "A <card>";
+    folder.write(facts_file, run_facts_json(facts));
+    return folder;
+}
+
+TEST(Page, ComparesAGpuWithItsPlan) {
+    Folder folder;
+    const std::string html = page(read_run(example_on_gpu(folder).path()), 0);
+    for (const char* part :
+         {"<b>2500</b><span>planned, with full rows</span>", "<b>10.5 GiB</b><span>peak GPU memory</span>",
+          "plan, with full rows", ">measured peak</text>", ">10.50 GiB</text>", ", on A &lt;card&gt;</p>"})
+        EXPECT_CONTAINS(html, part);
+    Folder other;
+    RunFacts facts = read_run_facts(example(other).path());
+    facts.device = cpu_device;
+    other.write(facts_file, run_facts_json(facts));
+    const std::string on_cpu = page(read_run(other.path()), 0);
+    EXPECT_FALSE(contains(on_cpu, "measured peak"));
+    EXPECT_CONTAINS(on_cpu, ", on CPU</p>");
+}
+
+TEST(Plot, ShowsThePlanAndSamplesWhereThereIsRoom) {
+    Folder folder;
+    const FolderLock running(folder.path());
+    example_on_gpu(folder).write(
+        samples_file,
+        R"({"step": 50, "prompt": "old", "answer": "gone"})"
+        "\n"
+        R"({"step": 100, "prompt": "What kind\nof clause is this? Say it in a word.", "answer": "說說說說說說說說說說說說說說說說說說說說說說說說說說說說說說說說說說說"})"
+        "\n");
+    const report::Run run = read_run(folder.path());
+    for (const int columns : {40, 60, 80, 200})
+        for (const int rows : {23, 40, 60}) {
+            const std::string view = run_view(run, columns, rows, false);
+            EXPECT_LE(std::count(view.begin(), view.end(), '\n'), rows) << view;
+            std::istringstream lines(view);
+            for (std::string line; std::getline(lines, line);) {
+                int taken = 0;
+                for (const char c : line)
+                    taken += (c & 0xC0) == 0x80 ? 0 : static_cast<unsigned char>(c) == 0xE8 ? 2 : 1;
+                EXPECT_LE(taken, columns) << line;
+            }
+            EXPECT_CONTAINS(view, "2100 tok/s (plan 2500)");
+            EXPECT_CONTAINS(view, "memory: peak 10.5 GiB, planned 12 GiB for");
+            EXPECT_CONTAINS(view, "What kind of ");
+            EXPECT_FALSE(contains(view, "gone"));
+        }
+    EXPECT_CONTAINS(run_view(run, 80, 23, false), "for  base weights 9.00 GiB\n  layer inputs 4.00 GiB\n");
 }
 
 TEST(Plot, DrawsWithinItsFrame) {

@@ -72,6 +72,8 @@ struct Run {
     /// What the plan holds it for, with bytes. Buffers that are never needed at once share, so the sum may be more.
     std::vector<std::pair<std::string, int64_t>> planned_groups;
     std::vector<int64_t> row_tokens;  ///< rows of up to 2^i tokens, and above 2^(i-1), by i; empty: not known
+    double planned_rate = absent;     ///< tokens per second with full rows, as the plan predicts
+    std::string device;               ///< of the first rank: "NVIDIA H200", "CPU"; empty: not known
 
     /// The folder's own name.
     std::string name() const;
@@ -83,7 +85,10 @@ struct Run {
     std::string killed_text() const;
     /// Seconds that are left at the rate of the last steps; `absent` when it is not known, or the run has ended.
     double seconds_left() const;
+    /// The most memory of a GPU that a step or the end reports, in GiB; `absent` where none was measured.
+    double peak_gib() const;
 };
+inline constexpr const char* cpu_device = "CPU";  ///< Run::device of a run without a GPU
 
 /// Reads a run's folder, and what comes to its metrics later.
 class RunReader {
@@ -123,6 +128,8 @@ struct RunFacts {
     std::vector<int64_t> row_tokens;                              ///< as in Run
     std::string run_plan = {};                                    ///< JSON (planner/run_plan_text.h); empty: not known
     std::string format = {};  ///< of the training rows (of several sources the first one's); empty: not known
+    double planned_rate = 0;  ///< as in Run; 0: not known
+    std::string device = {};  ///< as in Run
 };
 inline constexpr const char* facts_file = "run_facts.json";
 /// Those of the folder; what is missing there is not known.
