@@ -1,4 +1,4 @@
-"""What a person sees at a terminal: a pty of 40, 80 and 120 columns. UNSLOTH_SHOW_TERMINAL=1 prints the pictures."""
+"""What a person sees at a terminal: a pty of 40, 60, 80 and 200 columns. UNSLOTH_SHOW_TERMINAL=1 prints the pictures."""
 
 import fcntl
 import os
@@ -55,7 +55,7 @@ class Terminal(EndToEnd):
         sentence = "The supplier pays the agreed sum within thirty days of the invoice. "
         rows = write_rows(self.folder / "rows.jsonl", [{"text": f"{n}. {sentence * 8}"} for n in range(30000)])
         held_out = write_rows(self.folder / "eval.jsonl", [{"text": f"{n}. {sentence}"} for n in range(12)])
-        for columns in (40, 80, 120):
+        for columns in (40, 60, 80, 200):
             with self.subTest(columns=columns):
                 text = self.at_terminal(
                     columns,
@@ -92,10 +92,10 @@ class Terminal(EndToEnd):
                 steps = [line for line in lines if "loss" in line]
                 for line in steps:
                     self.assertRegex(line, r"[1-4]/4  loss \d+\.\d+ .* ?left \d\d:\d\d$")
-                    if columns >= 80:
+                    if columns >= 60:
                         self.assertRegex(line, r"^\[#*\.*\] ")
                     if columns != 80:
-                        self.assertEqual("grad norm" in line, columns == 120, line)
+                        self.assertEqual("grad norm" in line, columns == 200, line)
                 self.assertRegex(text, r"done: 4 steps: \d+ tokens in .* tok/s; loss ")
                 # Nothing is left of the line at the end.
                 self.assertTrue(text.endswith("\n"), text[-200:])
