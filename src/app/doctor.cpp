@@ -1,10 +1,14 @@
 // `unsloth-train doctor`: this machine as a report should show it, and what to mend.
 #include <exception>
 #include <nlohmann/json.hpp>
+#include <utility>
 
+#include "app/build_facts.h"
 #include "app/commands.h"
+#include "app/doctor/anonymous.h"
 #include "app/doctor/findings.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/version.h"
 
 namespace unsloth::app {
 namespace {
@@ -55,6 +59,32 @@ std::string render(const Finding& finding) {
     return text;
 }
 
+/// The block of a bug report: a line a finding, further lines of its value joined, its verdict where it is not ok.
+class PastedReport {
+  public:
+    PastedReport() {
+        const BuildFacts build = build_facts();
+        text_ = cat("```text\nunsloth-train ", version);
+        for (const auto& [name, value] : {std::pair{"commit", build.commit},
+                                          {"build", build.type},
+                                          {"LibTorch", build.torch},
+                                          {"CUDA", build.cuda},
+                                          {"architectures", build.architectures}})
+            if (*value != '\0') text_ += cat(", ", name, " ", value);
+        text_ += "\n";
+    }
+    void begin(const char* title) { text_ += cat("[", title, "]\n"); }
+    void add(const Finding& finding) {
+        text_ += cat(finding.verdict == Verdict::ok ? "" : cat(word(finding.verdict), ": "), finding.name, ": ");
+        for (const char letter : finding.value) text_ += letter == '\n' ? "; " : std::string(1, letter);
+        text_ += "\n";
+    }
+    std::string text() const { return anonymous(text_, own_identity()) + "```\n"; }
+
+  private:
+    std::string text_;
+};
+
 std::vector<Finding> run_check(const DoctorCheck& check, const config::Config& config) {
     try {
         return check.run(config);
@@ -66,15 +96,18 @@ std::vector<Finding> run_check(const DoctorCheck& check, const config::Config& c
 }  // namespace
 
 bool run_doctor(const CommandLine& line) {
-    const bool json = line.doctor.json;
+    const bool json = line.doctor.json, report = line.doctor.report, talks = !json && !report;
+    PastedReport block;
     int warnings = 0, broken = 0;
     nlohmann::ordered_json all = nlohmann::ordered_json::array();
     for (const DoctorCheck& check : checks) {
-        if (!json) print(cat(check.title, "\n"));
+        if (talks) print(cat(check.title, "\n"));
+        block.begin(check.title);
         for (const Finding& finding : run_check(check, line.loaded.config)) {
             warnings += finding.verdict == Verdict::warn;
             broken += finding.verdict == Verdict::broken;
-            if (!json) print(render(finding));
+            if (talks) print(render(finding));
+            block.add(finding);
             all.push_back({{"check", check.title},
                            {"name", finding.name},
                            {"verdict", name_of(finding.verdict)},
@@ -82,12 +115,15 @@ bool run_doctor(const CommandLine& line) {
                            {"advice", finding.advice}});
         }
     }
-    if (json)
+    if (report)
+        print(block.text());
+    else if (json)
         print(nlohmann::ordered_json{{"broken", broken}, {"warnings", warnings}, {"findings", all}}.dump(
                   2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) +
               "\n");
     else
-        print(cat(broken, " broken, ", warnings, " to look at\n"));
+        print(cat(broken, " broken, ", warnings,
+                  " to look at\nFor a bug report, paste the output of: unsloth-train doctor --report\n"));
     return broken == 0;
 }
 

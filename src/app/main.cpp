@@ -105,9 +105,9 @@ int guarded(const std::vector<std::string>& arguments) {
     } catch (const std::ios_base::failure& failure) {
         end_unread(failure);
     } catch (const CheckError& failure) {
-        log::last_words(
-            cat("internal error: ", failure.what(),
-                "\n  This is a bug in unsloth-train. Please report it with the output of `unsloth-train doctor`."));
+        log::last_words(cat("internal error: ", failure.what(),
+                            "\n  This is a bug in unsloth-train. Please report it with the output of `unsloth-train "
+                            "doctor --report`."));
     } catch (const std::filesystem::filesystem_error& failure) {
         log::last_words(error_line("disk.failed", cat(failure.path1().string(), ": ", failure.code().message())));
     } catch (const std::bad_alloc&) {

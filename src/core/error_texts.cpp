@@ -523,7 +523,7 @@ constexpr Explained explained[] = {
       "Run scripts/setup.sh and scripts/build.sh, or correct LD_LIBRARY_PATH."}},
     {"library.failed",
      {"A library or the GPU's driver reported an error.",
-      "Run with `--log_level debug` for details, then report it with the output of `unsloth-train doctor`."}},
+      "Run with `--log_level debug` for details, then report it with the output of `unsloth-train doctor --report`."}},
     // run: folders of runs
     {"run.no-result", {"The run left no model or adapter.", "Let the run finish, or name one of its checkpoints."}},
     {"run.not-a-run",

@@ -1,4 +1,5 @@
 // What the doctor makes of values that this machine may not have.
+#include "app/doctor/anonymous.h"
 #include "app/doctor/findings.h"
 
 #include <gtest/gtest.h>
@@ -31,6 +32,17 @@ TEST(Doctor, HidesPasswordsOfProxies) {
     EXPECT_EQ(value("https_proxy=http://user:pass@proxy:3128/"), "http://***@proxy:3128/");
     EXPECT_EQ(value("HTTP_PROXY=user:p@ss@proxy"), "***@proxy");
     EXPECT_EQ(value("no_proxy=localhost"), "localhost");
+}
+
+TEST(Doctor, ABugReportNamesNobody) {
+    const Identity ann{"/home/ann", "ann", "lab-7"};
+    EXPECT_EQ(anonymous("out: /home/ann/acme/run1: 5 GiB free", ann), "out: ~/…: 5 GiB free");
+    EXPECT_EQ(anonymous("/home/ann: 5 GiB; /home/anna/x; /home/ann/", ann), "~: 5 GiB; /home/anna/x; ~");
+    EXPECT_EQ(anonymous("/scratch/ann/x on lab-7, planned by annual lab-70", ann),
+              "/scratch/USER/x on HOST, planned by annual lab-70");
+    EXPECT_EQ(anonymous("HF_ENDPOINT: https://h/hf_abcDEF123456x/y, hf_hub", ann),
+              "HF_ENDPOINT: https://h/hf_…/y, hf_hub");
+    EXPECT_EQ(anonymous("/tmp: 1 GiB, localhost", {"/", "", ""}), "/tmp: 1 GiB, localhost");
 }
 
 TEST(Doctor, NamesHalfALaunch) {

@@ -36,6 +36,7 @@ class Machine(Launching):
             r"open files +",
             r"(?m)^libraries$",
             r"(?m)^\d+ broken, \d+ to look at$",
+            r"paste the output of: unsloth-train doctor --report$",
         ):
             self.assertRegex(out, line)
 
@@ -55,6 +56,28 @@ class Machine(Launching):
         self.assertEqual(report["broken"], sum(f["verdict"] == "broken" for f in report["findings"]))
         self.assertEqual(report["warnings"], sum(f["verdict"] == "warn" for f in report["findings"]))
         self.assertEqual(done.returncode, RUNTIME if report["broken"] else 0)
+
+    def test_a_block_for_a_report(self):
+        home = self.folder / "home-of-someone"
+        home.mkdir()
+        env = environment(HOME=home, HF_HOME=home / "cache", UNSLOTH_SECRET="0123456789abcdef")
+        done = self.doctor("--report", "--device", "cpu", "--output_dir", home / "client" / "out", env=env)
+        lines = done.stdout.splitlines()
+        self.assertEqual((lines[0], lines[-1]), ("```text", "```"))
+        self.assertRegex(lines[1], r"^unsloth-train \d+\.\d+\.\d+, .*LibTorch ")
+        for line in (
+            r"(?m)^operating system: ",
+            r"(?m)^memory: [\d.]+ GiB, ",
+            r"(?m)^output_dir: ~: [\d.]+ \wi?B free of ",
+            r"(?m)^(BROKEN: )?driver: ",
+            r"(?m)^loaded: .*libunsloth_engine\.so",
+            r"(?m)^HF_HOME: ~/…$",
+            r"(?m)^UNSLOTH_SECRET: \*\*\*$",
+        ):
+            self.assertRegex(done.stdout, line)
+        for secret in ("home-of-someone", "client", "0123456789abcdef"):
+            self.assertNotIn(secret, done.stdout)
+        self.fail_with("option.conflict", ["--report"], "doctor", "--report", "--json")
 
     def test_a_missing_engine_is_broken(self):
         alone = self.folder / "alone"

@@ -192,6 +192,7 @@ struct ReportRequest {
 
 struct DoctorRequest {
     bool json = false;
+    bool report = false;  ///< print one block for a bug report, without names, instead of the groups
 };
 
 struct ExplainRequest {

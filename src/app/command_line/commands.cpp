@@ -176,7 +176,7 @@ const std::vector<CommandInfo>& commands() {
         {Command::replay, "replay", "RUN/anomalies/step-N.json [--device DEVICE] [--json]",
          "Rerun a non-finite step or a spike to find its cause.", no_config, declare_replay, succeeding<run_replay>,
          /*alone=*/true},
-        {Command::doctor, "doctor", "[--config FILE] [--json]",
+        {Command::doctor, "doctor", "[--config FILE] [--json | --report]",
          "Check this machine, and report what is missing or scarce.", of_doctor, declare_doctor,
          failing<run_doctor, ErrorKind::runtime>},
         {Command::explain, "explain", "[ID] [--markdown]",

@@ -46,7 +46,11 @@ void declare_launch(OptionSet& options, CommandLine& line) {
 }
 
 void declare_doctor(OptionSet& options, CommandLine& line) {
-    options.add("json", line.doctor.json, "Print the findings as one JSON object.");
+    options.add("json", line.doctor.json, "Print the findings as one JSON object.").not_with("report");
+    options.add(
+        "report", line.doctor.report,
+        "Print one block to paste into a bug report: versions, GPUs, driver, libraries, memory and disks. Tokens, "
+        "the names of user and machine, and paths below the home folder are hidden.");
 }
 
 void declare_explain(OptionSet& options, CommandLine& line) {

@@ -1,0 +1,87 @@
+#include "app/doctor/anonymous.h"
+
+#include <pwd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+
+namespace unsloth::app {
+namespace {
+
+bool is_of_word(char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '-';
+}
+
+bool is_word(const std::string& text, std::size_t begin, std::size_t end) {
+    return (begin == 0 || !is_of_word(text[begin - 1])) && (end == text.size() || !is_of_word(text[end]));
+}
+
+void replace_words(std::string& text, const std::string& word, const std::string& by) {
+    if (word.empty()) return;
+    for (std::size_t at = 0; (at = text.find(word, at)) != std::string::npos;) {
+        const bool alone = is_word(text, at, at + word.size());
+        if (alone) text.replace(at, word.size(), by);
+        at += alone ? by.size() : 1;
+    }
+}
+
+/// The folder with what stands below it, which may name a project or a client.
+void replace_paths(std::string& text, const std::string& folder) {
+    if (folder.size() < 2) return;  // "/" is nobody's
+    for (std::size_t at = 0; (at = text.find(folder, at)) != std::string::npos; ++at) {
+        const std::size_t behind = at + folder.size();
+        if (!is_word(text, at, behind)) continue;
+        const std::size_t end = std::min(text.find_first_of(" \t\n:;,'\")", behind), text.size());
+        text.replace(at, end - at, end > behind + 1 ? "~/…" : "~");
+    }
+}
+
+void replace_tokens(std::string& text) {
+    const std::string begin = "hf_";
+    constexpr std::size_t least = 8;  // letters of what may be one
+    for (std::size_t at = 0; (at = text.find(begin, at)) != std::string::npos; at += begin.size()) {
+        std::size_t end = at + begin.size();
+        while (end < text.size() && std::isalnum(static_cast<unsigned char>(text[end])) != 0) ++end;
+        if (end - at >= begin.size() + least) text.replace(at, end - at, "hf_…");
+    }
+}
+
+std::string without_slash(std::string path) {
+    while (path.size() > 1 && path.back() == '/') path.pop_back();
+    return path;
+}
+
+}  // namespace
+
+Identity own_identity() {
+    Identity identity;
+    const passwd* const entry = ::getpwuid(::getuid());
+    const char* const home = std::getenv("HOME");
+    if (home != nullptr && *home != '\0')
+        identity.home = without_slash(home);
+    else if (entry != nullptr)
+        identity.home = without_slash(entry->pw_dir);
+    const char* const user = std::getenv("USER");
+    if (entry != nullptr)
+        identity.user = entry->pw_name;
+    else if (user != nullptr)
+        identity.user = user;
+    if (identity.user == "root") identity.user.clear();  // whom it does not name
+    char host[256] = "";
+    if (::gethostname(host, sizeof host - 1) == 0) identity.host = host;
+    if (identity.host == "localhost") identity.host.clear();
+    return identity;
+}
+
+std::string anonymous(const std::string& text, const Identity& identity) {
+    std::string clean = text;
+    replace_tokens(clean);
+    replace_paths(clean, identity.home);
+    replace_words(clean, identity.user, "USER");
+    replace_words(clean, identity.host, "HOST");
+    return clean;
+}
+
+}  // namespace unsloth::app
