@@ -12,6 +12,7 @@ namespace unsloth::app {
 int run_train(const CommandLine& line, const std::vector<std::string>& arguments);
 /// The exit code for all ranks together.
 int run_launch(const CommandLine& line);
+void run_new(const CommandLine& line);
 void run_config(const CommandLine& line);
 /// False when --strict is given and something is not carried over.
 bool run_import(const CommandLine& line);

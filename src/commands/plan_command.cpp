@@ -256,6 +256,24 @@ class Report {
 
 }  // namespace
 
+engine_api::PlanEstimate estimate_plan(const config::LoadedConfig& loaded, const engine_api::PlanRequest& asked) {
+    const Target target = target_of(asked, loaded.config);
+    Forecast forecast(loaded, target, open_or_describe(loaded.config));
+    const Estimate estimate = forecast.choose();
+    const spec::MemoryNeed need = estimate.need();
+    return {.device = target.device.is_cuda() ? target.machine.card.name : "CPU",
+            .fits = estimate.fits,
+            .budget_bytes = forecast.budget().device,
+            .total_bytes = need.device,
+            .host_bytes = need.host,
+            .rows = forecast.rows(),
+            .micro_batches = forecast.micro_batches(),
+            .tokens_per_second = estimate.tokens_per_second,
+            .keeps = describe_own(estimate.plan()),
+            .base = estimate.plan().base_description(),
+            .elsewhere = placement::describe_places(estimate.plan())};
+}
+
 bool run_plan(const config::LoadedConfig& loaded, const engine_api::PlanRequest& asked) {
     const Target target = target_of(asked, loaded.config);
     const std::shared_ptr<const formats::WeightFile> file = open_or_describe(loaded.config);

@@ -69,6 +69,12 @@ class EngineImpl final : public engine_api::Engine {
         guarded([&] { fits = commands::run_plan(loaded, request); });
         return fits;
     }
+    engine_api::PlanEstimate estimate(const config::LoadedConfig& loaded,
+                                      const engine_api::PlanRequest& request) override {
+        engine_api::PlanEstimate found;
+        guarded([&] { found = commands::estimate_plan(loaded, request); });
+        return found;
+    }
     std::vector<engine_api::DeviceReport> examine_devices(double seconds) override {
         return commands::examine_devices(seconds);
     }

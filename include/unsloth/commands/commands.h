@@ -19,6 +19,8 @@ void run_evaluate(const config::LoadedConfig& loaded, const engine_api::Evaluate
 /// What a run would take of a GPU that need not be here, and how long its steps would be; printed as a table or as
 /// JSON. False where nothing fits. usage Error for a card that is not known.
 bool run_plan(const config::LoadedConfig& loaded, const engine_api::PlanRequest& request);
+/// The same as figures, of the mesh that the configuration says. Its errors are run_plan's.
+engine_api::PlanEstimate estimate_plan(const config::LoadedConfig& loaded, const engine_api::PlanRequest& request);
 /// Runs a step that was skipped again, and says which layer was the first with a value that is not finite. Input Error
 /// for a file that is no anomaly's.
 void run_replay(const engine_api::ReplayRequest& request);

@@ -201,6 +201,21 @@ struct PlanRequest {
     bool json = false;
 };
 
+/// What a plan comes to, for who chooses a configuration.
+struct PlanEstimate {
+    std::string device;            ///< name of the card, or "CPU"
+    bool fits = false;             ///< with the most thrifty of what the configuration leaves open
+    int64_t budget_bytes = 0;      ///< of the device, that may be planned for
+    int64_t total_bytes = 0;       ///< of the device, planned
+    int64_t host_bytes = 0;        ///< of the host, with a GPU
+    int64_t rows = 0;              ///< of a micro-batch, as given or as chosen
+    int64_t micro_batches = 0;     ///< of a step
+    double tokens_per_second = 0;  ///< with full rows; 0: not known, as on a CPU
+    std::string keeps;             ///< the choice of gradient checkpointing, in its names
+    std::string base;              ///< how the frozen weights are held: "nf4"
+    std::string elsewhere;         ///< layers whose weights are not on the device; empty: all are there
+};
+
 /// What `doctor` finds out about a device by using it.
 struct DeviceReport {
     std::string name;
@@ -233,6 +248,8 @@ class __attribute__((visibility("default"))) Engine {
     virtual void tune(const config::LoadedConfig& loaded, const TuneRequest& request) = 0;
     /// Prints the plan. False where nothing fits.
     virtual bool plan(const config::LoadedConfig& loaded, const PlanRequest& request) = 0;
+    /// The same without a word, of one mesh; `request.svg` and `request.json` mean nothing.
+    virtual PlanEstimate estimate(const config::LoadedConfig& loaded, const PlanRequest& request) = 0;
     /// Of each GPU, or of the CPU where there is none: takes about `seconds` each.
     virtual std::vector<DeviceReport> examine_devices(double seconds) = 0;
 };

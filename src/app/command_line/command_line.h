@@ -16,6 +16,7 @@ namespace unsloth::app {
 
 enum class Command {
     train,
+    new_config,
     launch,
     config,
     importing,
@@ -55,6 +56,15 @@ struct ConfigRequest {
 
 /// Whether trained tokens are shown by colour; `automatic`: on a terminal.
 enum class ColorChoice { automatic, always, never };
+
+/// The answers to the questions of `new`; empty: to be asked.
+struct NewRequest {
+    std::string model;  ///< as model.path
+    std::string data;   ///< as data.train_file
+    std::string gpu;    ///< "here", "cpu", a card's name or file as plan's --gpu, or a size as plan's --gpu_memory
+    std::string out = "run.json";
+    bool force = false;  ///< replaces `out`
+};
 
 struct ImportRequest {
     std::string path;  ///< never empty
@@ -219,6 +229,7 @@ struct CommandLine {
     std::vector<NamedPath> inputs;   ///< the other paths that were given
     std::set<std::string> typed;     ///< full names of the options among the arguments, which win over the file's
     LaunchRequest launch;
+    NewRequest fresh;
     ConfigRequest config;
     ImportRequest importing;
     DataRequest data;

@@ -97,6 +97,9 @@ const std::vector<CommandInfo>& commands() {
     static const std::vector<CommandInfo> all = {
         {Command::train, "train", "--config FILE [--section.key VALUE …]",
          "Train an adapter (or the whole model); the default command.", whole_config, declare_nothing, run_train},
+        {Command::new_config, "new", "[--model PATH] [--data FILE] [--gpu here|cpu|SIZE|NAME] [--out FILE] [--force]",
+         "Write a configuration that fits a model, rows and a card.", no_config, declare_new, succeeding<run_new>,
+         /*alone=*/true},
         {Command::launch, "launch",
          "[--nproc_per_node N|auto] [--nnodes N --node_rank I --master_addr HOST] [--] [train] --config FILE …",
          "Start one process per GPU to train one model.", no_config, declare_launch, returning<run_launch>},

@@ -1,8 +1,30 @@
-// What config and import-config take.
+// What new, config and import-config take.
 #include "app/commands/declarations.h"
 #include "unsloth/config/option_table.h"
 
 namespace unsloth::app {
+
+void declare_new(OptionSet& options, CommandLine& line) {
+    NewRequest& fresh = line.fresh;
+    const std::string asked = " At a terminal, new asks for it.";
+    options.add("model", fresh.model, "Model to train: a folder or a hub id, as model.path." + asked)
+        .path("PATH")
+        .alias("model", "path")
+        .suggested_for({"path", "model_name_or_path", "base_model"});
+    options.add("data", fresh.data, "Rows to train on, as data.train_file." + asked)
+        .path("FILE")
+        .alias("data", "train_file")
+        .suggested_for({"train_file", "dataset"});
+    options
+        .add("gpu", fresh.gpu,
+             "What the configuration must fit: here (this machine), cpu, the memory of a card such as 24GiB, or its "
+             "name as in plan." +
+                 asked)
+        .value("here|cpu|SIZE|NAME")
+        .suggested_for({"gpu_memory", "card", "device"});
+    options.add("out", fresh.out, "Configuration file to write.").output("FILE");
+    options.add("force", fresh.force, "Replace the file if it exists.");
+}
 
 void declare_config(OptionSet& options, CommandLine& line) {
     options.add("schema", line.config.schema, "Print a JSON Schema of configuration files, for editors.");

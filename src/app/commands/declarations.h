@@ -12,6 +12,7 @@ void declare_batches(OptionSet& options, GenerateRequest& generate, const std::s
 void declare_kv_cache_dtype(OptionSet& options, KvCacheDtype& dtype, const std::string& of);
 
 void declare_launch(OptionSet& options, CommandLine& line);
+void declare_new(OptionSet& options, CommandLine& line);
 void declare_config(OptionSet& options, CommandLine& line);
 void declare_import(OptionSet& options, CommandLine& line);
 void declare_data_command(OptionSet& options, CommandLine& line);

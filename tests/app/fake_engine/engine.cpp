@@ -74,6 +74,9 @@ class FakeEngine : public engine_api::Engine {
         std::printf("plan %s\n", request.gpu.c_str());
         return request.gpu != "too small";
     }
+    engine_api::PlanEstimate estimate(const config::LoadedConfig&, const engine_api::PlanRequest&) override {
+        return {};
+    }
     std::vector<engine_api::DeviceReport> examine_devices(double) override { return {}; }
 };
 

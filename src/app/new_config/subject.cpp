@@ -1,0 +1,84 @@
+#include "app/new_config/subject.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "app/rows_model.h"
+#include "unsloth/config/load.h"
+#include "unsloth/core/error.h"
+#include "unsloth/data/format.h"
+#include "unsloth/formats/checkpoint.h"
+#include "unsloth/formats/folder_contents.h"
+#include "unsloth/formats/hf_config.h"
+#include "unsloth/hub/hub.h"
+#include "unsloth/tokenizer/tokenizer.h"
+
+namespace unsloth::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool holds_weights(const std::string& path) {
+    const auto place = formats::find_model_path(path);
+    return place && (!fs::is_directory(*place) || fs::exists(*place / "model.safetensors") ||
+                     fs::exists(*place / "model.safetensors.index.json"));
+}
+
+config::Objective objective_of(config::DataFormat format) {
+    if (format == config::DataFormat::preference) return config::Objective::dpo;
+    return format == config::DataFormat::decision ? config::Objective::decision : config::Objective::sft;
+}
+
+/// The length that so many percent of the rows do not exceed.
+int64_t percentile(const std::vector<int64_t>& sorted, std::size_t percent) {
+    return sorted[std::min(sorted.size() - 1, sorted.size() * percent / 100)];
+}
+
+}  // namespace
+
+ModelFacts examine_model(const std::string& path) {
+    fs::path folder = formats::resolve_model_path(path, formats::ModelFiles::all_but_weights);
+    if (fs::is_regular_file(folder)) folder = folder.has_parent_path() ? folder.parent_path() : ".";
+    if (!fs::exists(folder / "config.json"))
+        throw formats::missing_in(folder, "config.json", formats::Sought::model, path);
+    const spec::ModelSpec spec = formats::read_model_spec(folder);
+    std::error_code ignored;
+    ModelFacts facts{
+        .path = path,
+        .description = cat(spec.model_type, ", ", spec.num_layers, " layers, hidden size ", spec.hidden_size),
+        .positions = spec.usable_positions(),
+        .quantized = formats::read_quantization_config(folder).has_value(),
+        .has_weights = holds_weights(path),
+        .from_hub = !fs::exists(path, ignored) && hub::parse_repository(hub::Kind::model, path).has_value()};
+    if (tokenizer::Tokenizer::exists(folder))
+        facts.has_chat_template = !tokenizer::Tokenizer::load(folder).chat_templates().empty();
+    return facts;
+}
+
+RowFacts examine_rows(const ModelFacts& model, const std::string& file) {
+    // As long as the model allows: how long the rows are is to be found out.
+    config::Config config = config::load_config({}, {"--model.path", model.path, "--data.train_file", file,
+                                                     "--model.max_seq_length", std::to_string(model.positions)})
+                                .config;
+    const RowsModel opened = open_rows_model(config);
+    const config::DataFormat format =
+        data::probe_format(config.data.train_file, data::dataset_options(config, opened.limits));
+    config.training.objective = objective_of(format);
+    const data::Dataset rows = load_rows(config, opened, data::RefusedRows::as_configured).train;
+    if (rows.size() == 0) throw Error("data.empty", cat(file, " has no rows to train on"));
+    std::vector<int64_t> lengths;
+    for (int64_t i = 0; i < rows.size(); ++i) lengths.push_back(rows.longest_segment(i));
+    std::sort(lengths.begin(), lengths.end());
+    return {.file = file,
+            .format = data::format_name(format),
+            .objective = config.training.objective,
+            .rows = rows.size(),
+            .median = percentile(lengths, 50),
+            .p99 = percentile(lengths, 99),
+            .longest = lengths.back(),
+            .alpaca = format == config::DataFormat::alpaca,
+            .augmented = rows.stats().augmented_rows > 0,
+            .warnings = rows.stats().warnings};
+}
+
+}  // namespace unsloth::app
