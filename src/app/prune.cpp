@@ -1,4 +1,5 @@
-// `prune`: a model folder without some of another one's layers, neurons or weights. The engine measures what they are
+// `prune`: a model folder without some of another one's layers, neurons, experts or weights. The
+// engine measures what they are
 // worth on a file of rows, before and after; the folder itself is written without it.
 #include <algorithm>
 
@@ -21,39 +22,72 @@ namespace {
 using engine_api::Calibration;
 using formats::Sparsity;
 
-void check_sizes(const PruneRequest& request, const spec::ModelSpec& spec) {
+void check_layers(const PruneRequest& request, const spec::ModelSpec& spec) {
     if (request.layers >= spec.num_layers)
         throw Error("option.out-of-range",
                     cat("--layers ", request.layers, ": the model has ", spec.num_layers, " layers"),
                     cat("--layers is the number that remain: from 1 to ", spec.num_layers - 1, "."));
-    if (request.intermediate >= spec.intermediate_size)
-        throw Error("option.out-of-range",
-                    cat("--intermediate ", request.intermediate, ": the model's MLPs have ", spec.intermediate_size,
-                        " neurons"),
-                    cat("--intermediate is the number that remain: below ", spec.intermediate_size, "."));
-    if (spec.experts)
-        throw Error("model.unsupported", "the model's MLPs are of experts, which prune does not rank",
-                    "Prune a model without experts.");
     if (!spec.part_of.empty())
         throw Error(
             "model.unsupported",
             cat("the model is the text part of ", spec.part_of, ", whose other parts would not fit a pruned one"),
             "Prune a model that is text alone.");
-    if (request.intermediate > 0 && spec.has(spec::Projection::gate_up))
+}
+
+void check_neurons(const PruneRequest& request, const spec::ModelSpec& spec) {
+    if (request.intermediate == 0) return;
+    if (spec.experts)
+        throw Error("model.unsupported",
+                    "--intermediate: the model's MLPs are of experts, whose neurons are not ranked",
+                    "--layers and --experts go with this model.");
+    if (request.intermediate >= spec.intermediate_size)
+        throw Error("option.out-of-range",
+                    cat("--intermediate ", request.intermediate, ": the model's MLPs have ", spec.intermediate_size,
+                        " neurons"),
+                    cat("--intermediate is the number that remain: below ", spec.intermediate_size, "."));
+    if (spec.has(spec::Projection::gate_up))
         throw Error("option.unsupported",
                     "--intermediate: the model's gate_up_proj has the rows of gate and up, of which neurons are not "
                     "taken out",
                     "--layers and --wanda go with this model.");
+    if (request.intermediate % 128 != 0)
+        log::warning("--intermediate ", request.intermediate,
+                     " is no multiple of 128: 4-bit kernels need multiples of 64 or 128, GGUF's K types of 256");
+}
+
+void check_experts(const PruneRequest& request, const spec::ModelSpec& spec) {
+    if (request.experts == 0) return;
+    if (!spec.experts)
+        throw Error("model.unsupported", cat("--experts ", request.experts, ": the model has no experts"),
+                    "--layers and --intermediate go with this model.");
+    const spec::ExpertsSpec& experts = *spec.experts;
+    if (request.experts >= experts.count || request.experts < experts.top_k)
+        throw Error("option.out-of-range",
+                    cat("--experts ", request.experts, ": the model's layers have ", experts.count,
+                        " experts, of which a token passes ", experts.top_k),
+                    experts.top_k < experts.count ? cat("--experts is the number that remain: from ", experts.top_k,
+                                                        " to ", experts.count - 1, ".")
+                                                  : "A token passes them all: none can be removed.");
+}
+
+void check_wanda(const PruneRequest& request, const spec::ModelSpec& spec) {
+    if (request.wanda == Sparsity::none) return;
+    if (spec.experts)
+        throw Error("model.unsupported", "--wanda: the model's MLPs are of experts, whose inputs are not measured",
+                    "--layers and --experts go with this model.");
     for (const int64_t cols : {spec.hidden_size, spec.q_size(), spec.intermediate_size})
         if (request.wanda == Sparsity::two_of_four && cols % 4 != 0)
             throw Error("option.invalid-value",
                         cat("--wanda 2:4: a matrix has ", cols, " columns, which is no multiple of 4"),
                         "--wanda 0.5 takes any number.");
-    if (request.intermediate % 128 != 0)
-        log::warning("--intermediate ", request.intermediate,
-                     " is no multiple of 128: 4-bit kernels need multiples of 64 or 128, GGUF's K types of 256");
-    if (request.wanda != Sparsity::none)
-        log::warning("--wanda writes a folder of the same size, and no loader runs it faster: its zeros are stored");
+    log::warning("--wanda writes a folder of the same size, and no loader runs it faster: its zeros are stored");
+}
+
+void check_sizes(const PruneRequest& request, const spec::ModelSpec& spec) {
+    check_layers(request, spec);
+    check_neurons(request, spec);
+    check_experts(request, spec);
+    check_wanda(request, spec);
 }
 
 /// The deepest layers go but the final one: the simple heuristic of Gromov et al., "The Unreasonable Ineffectiveness of
@@ -67,9 +101,9 @@ std::vector<int64_t> without_deepest(int64_t layers, int64_t remain) {
 
 std::vector<int64_t> layers_to_keep(const PruneRequest& request, int64_t layers, const Calibration& found) {
     std::vector<int64_t> kept;
-    if (request.layers > 0 && request.method == LayerChoice::block_influence)
+    if (request.layers > 0 && request.method == PruneMethod::block_influence)
         return formats::places_of_largest(found.influence, request.layers);
-    if (request.layers > 0 && request.method == LayerChoice::last) return without_deepest(layers, request.layers);
+    if (request.layers > 0 && request.method == PruneMethod::last) return without_deepest(layers, request.layers);
     for (int64_t layer = 0; layer < layers; ++layer)
         if (std::ranges::find(found.scan, layer, &Calibration::Removal::layer) == found.scan.end())
             kept.push_back(layer);
@@ -115,6 +149,7 @@ formats::Pruning pruning_of(const PruneRequest& request, const PruneReport& repo
         for (const int64_t layer : pruning.layers)
             pruning.neurons.push_back(
                 formats::places_of_largest(report.importance[static_cast<std::size_t>(layer)], request.intermediate));
+    for (const engine_api::Calibration::Experts& of_layer : found.experts) pruning.experts.push_back(of_layer.kept);
     if (request.wanda == Sparsity::none) return pruning;
     pruning.zero = [&found, sparsity = request.wanda](const spec::TensorRule& rule, int64_t rows, float* values) {
         const auto& norms = found.inputs.at(
@@ -143,6 +178,8 @@ void settle_configuration(CommandLine& line) {
 }
 
 void describe_base(const formats::WeightFile& base) {
+    const bool mxfp4 = base.quantization && base.quantization->quant_method == "mxfp4";
+    if (mxfp4 && base.spec.experts->transposed) return log::info("the remaining experts stay in MXFP4, as they are");
     const int64_t in_4bit = base.tensors.quantised_linears(), in_8bit = base.tensors.int8_linears();
     if (in_4bit + in_8bit > 0)
         log::info("the model's ", in_4bit + in_8bit, " ", in_4bit > 0 ? "4" : "8",
@@ -186,9 +223,10 @@ void run_prune(const CommandLine& given) {
                                         .influence = request.layers > 0,
                                         .neurons = request.intermediate > 0,
                                         .inputs = request.wanda != Sparsity::none,
-                                        .scan_layers = request.layers > 0 && request.method == LayerChoice::scan
+                                        .scan_layers = request.layers > 0 && request.method == PruneMethod::scan
                                                            ? base.spec.num_layers - request.layers
-                                                           : 0});
+                                                           : 0,
+                                        .experts = request.experts});
     report.importance = neuron_importance(base, report.before);
     report.pruning = pruning_of(request, report, base.spec);
     log::info(prune_table(request, base.spec, report));

@@ -48,8 +48,29 @@ double kept_share(const std::vector<double>& importance, const std::vector<int64
     return all == 0 ? 1 : sum / all;
 }
 
-const char* name_of(LayerChoice method) {
-    return method == LayerChoice::block_influence ? "block_influence" : method == LayerChoice::last ? "last" : "scan";
+const char* name_of(PruneMethod method) {
+    return method == PruneMethod::block_influence ? "block_influence" : method == PruneMethod::last ? "last" : "scan";
+}
+
+Json experts_json(const PruneRequest& request, const spec::ModelSpec& base, const PruneReport& report) {
+    Json layers = Json::array();
+    for (std::size_t layer = 0; layer < report.before.experts.size(); ++layer) {
+        const engine_api::Calibration::Experts& of_layer = report.before.experts[layer];
+        if (of_layer.kept.empty()) continue;
+        layers.push_back({{"layer", layer},
+                          {"kept", of_layer.kept},
+                          {"removed", missing_of(base.experts->count, of_layer.kept)},
+                          {"kept_share", rounded(kept_share(of_layer.saliency, of_layer.kept))},
+                          {"tokens", of_layer.tokens},
+                          {"saliency", of_layer.saliency}});
+    }
+    return {{"before", base.experts->count},
+            {"after", request.experts},
+            {"method", "reap"},
+            {"saliency_of",
+             "mean over the tokens that the router gave an expert of its weight times the L2 norm of the expert's "
+             "output, with the layers below already pruned; 0: no token"},
+            {"layers", layers}};
 }
 
 Json layers_json(const PruneRequest& request, const spec::ModelSpec& base, const PruneReport& report) {
@@ -84,10 +105,38 @@ Json neurons_json(const spec::ModelSpec& base, const PruneReport& report) {
         {"importance", importance}};
 }
 
+/// Ascending numbers as "0-3, 5".
+std::string ranges_of(const std::vector<int64_t>& numbers) {
+    std::string text;
+    for (std::size_t first = 0, end = 0; first < numbers.size(); first = end) {
+        end = first + 1;
+        while (end < numbers.size() && numbers[end] == numbers[end - 1] + 1) ++end;
+        text += cat(text.empty() ? "" : ", ", numbers[first]);
+        if (end - first > 1) text += cat(end - first > 2 ? "-" : ", ", numbers[end - 1]);
+    }
+    return text;
+}
+
+std::string experts_table(const PruneReport& report) {
+    std::string text =
+        "layers, the share of their experts' saliency that remains, the experts without a token, and those that remain";
+    for (std::size_t layer = 0; layer < report.before.experts.size(); ++layer) {
+        const engine_api::Calibration::Experts& of_layer = report.before.experts[layer];
+        if (of_layer.kept.empty()) continue;
+        char line[96];
+        std::snprintf(line, sizeof line, "\n  %4zu  %10s  %4lld  ", layer,
+                      shown(kept_share(of_layer.saliency, of_layer.kept)).c_str(),
+                      static_cast<long long>(std::ranges::count(of_layer.tokens, 0)));
+        text += line + ranges_of(of_layer.kept);
+    }
+    return text;
+}
+
 }  // namespace
 
 std::string prune_table(const PruneRequest& request, const spec::ModelSpec& base, const PruneReport& report) {
     const bool layers = request.layers > 0, neurons = request.intermediate > 0;
+    if (request.experts > 0) return experts_table(report);
     std::string text = layers && neurons
                            ? "layers, by block influence, and the share of their neurons' importance that "
                              "remains"
@@ -118,6 +167,7 @@ std::string prune_json(const PruneRequest& request, const std::string& model, co
                  {"loss_after", report.loss_after}};
     if (request.layers > 0) json["num_hidden_layers"] = layers_json(request, base, report);
     if (request.intermediate > 0) json["intermediate_size"] = neurons_json(base, report);
+    if (request.experts > 0) json["num_experts"] = experts_json(request, base, report);
     if (request.wanda != formats::Sparsity::none)
         json["wanda"] = request.wanda == formats::Sparsity::half ? "0.5" : "2:4";
     return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";

@@ -12,31 +12,19 @@
 #include <optional>
 #include <string_view>
 
+#include "commands/calibration_rows.h"
+#include "commands/expert_saliency.h"
+#include "commands/rows_in_fp64.h"
 #include "unsloth/commands/commands.h"
 #include "unsloth/core/error.h"
-#include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
 #include "unsloth/data/batch.h"
-#include "unsloth/session/session.h"
 #include "unsloth/train/run_record.h"
 
 namespace unsloth::commands {
 namespace {
 
 using engine_api::Calibration;
-
-/// Elements that are converted to fp64 at a time: what they take is no part of the memory plan.
-constexpr int64_t most_elements = int64_t{1} << 22;
-
-/// use(rows [n, C] in fp64, the first one's number), a few rows at a time.
-template <class Use>
-void each_rows(const at::Tensor& x_TC, const Use& use) {
-    const int64_t at_a_time = std::max<int64_t>(1, most_elements / std::max<int64_t>(x_TC.size(1), 1));
-    for (int64_t begin = 0; begin < x_TC.size(0); begin += at_a_time) {
-        const int64_t rows = std::min(at_a_time, x_TC.size(0) - begin);
-        use(x_TC.narrow(0, begin, rows).to(at::kDouble), begin);
-    }
-}
 
 /// Sees the modules of each pass, and adds up what was asked for on the device.
 class ModuleSums {
@@ -145,65 +133,6 @@ class ModuleSums {
     std::vector<std::array<at::Tensor, engine_api::linear_inputs>> inputs_;  ///< squares of columns
 };
 
-/// The rows of a file in batches, with every token a target.
-class CalibrationRows {
-  public:
-    CalibrationRows(const config::Config& config, const session::OpenedModel& opened) {
-        data::DatasetOptions options = data::dataset_options(config, opened.limits());
-        options.keep_all_masked = true;
-        options.max_seq_length = std::min(options.max_seq_length, opened.file->spec.usable_positions());
-        rows_ = session::read_rows(opened, config, options);
-        const data::DatasetStats& stats = rows_.stats();
-        if (stats.longest < 2)
-            throw Error("data.no-usable-rows",
-                        cat(config.data.train_file, ": no row has two tokens, so there is no token to predict"),
-                        "Give rows like those that the model is for; a few hundred will do.");
-        most_ = std::max(stats.longest, std::min(stats.tokens, config.training.per_device_train_batch_size *
-                                                                   config.model.max_seq_length));
-        for (int64_t begin = 0, end = 0; begin < rows_.size(); begin = end) {
-            int64_t tokens = 0;
-            while (end < rows_.size() && (end == begin || tokens + rows_.tokens(end) <= most_))
-                tokens += rows_.tokens(end++);
-            if (tokens > end - begin) ranges_.emplace_back(begin, end);  // else each row is one token
-        }
-        for (const auto& [begin, end] : ranges_) {
-            int64_t segments = 0;
-            for (int64_t i = begin; i < end; ++i) segments += rows_.segments(i);
-            segments_ = std::max(segments_, segments);
-        }
-    }
-
-    const data::Dataset& rows() const { return rows_; }
-    int64_t most_tokens() const { return most_; }
-    int64_t most_segments() const { return segments_; }
-    std::size_t batches() const { return ranges_.size(); }
-
-    /// Mean loss over all batches; `before` sees each of them.
-    template <class Before>
-    double loss(model::Model& model, const Before& before) const {
-        double sum = 0;
-        int64_t labels = 0;
-        for (const auto& [begin, end] : ranges_) {
-            stop_if_interrupted();
-            std::vector<data::Sample> samples;
-            for (int64_t i = begin; i < end; ++i) {
-                samples.push_back(rows_.sample(i));
-                samples.back().labels = samples.back().ids;
-            }
-            const data::Batch batch = data::make_batch(samples);
-            before(batch);
-            sum += model.score(batch).sum(at::kDouble).item<double>();
-            labels += batch.labels;
-        }
-        return sum / static_cast<double>(labels);
-    }
-
-  private:
-    data::Dataset rows_;
-    int64_t most_ = 0, segments_ = 1;
-    std::vector<std::pair<int64_t, int64_t>> ranges_;
-};
-
 /// Greedy: again and again the layer without which the loss is lowest.
 void scan(model::Model& model, const CalibrationRows& rows, int64_t removals, Calibration& to) {
     const int64_t layers = model.spec().num_layers;
@@ -260,6 +189,7 @@ Calibration calibrate(const config::LoadedConfig& given, const engine_api::Calib
     log::info(found.rows, " rows, ", found.tokens, " tokens in ", rows.batches(), " batches: loss ", found.loss, ", ",
               train::seconds_since(start), " s");
     if (request.scan_layers > 0) scan(model, rows, request.scan_layers, found);
+    if (request.experts > 0) found.experts = choose_experts(model, rows, request.experts);
     return found;
 }
 

@@ -185,19 +185,30 @@ std::string MergedModel::original_config() const {
 const TensorSource* MergedModel::source_of(const spec::TensorRule& rule) const {
     if (rule.role == spec::TensorRole::lm_head) return &base_.tensors.head();
     if (pruning_ == nullptr || rule.id.layer < 0) return base_.tensors.find(rule.hf_name);
-    const auto layer = static_cast<int>(pruning_->layers[static_cast<std::size_t>(rule.id.layer)]);
-    if (rule.role == spec::TensorRole::linear) return &base_.tensors.linear({layer, rule.id.projection});
-    if (rule.role == spec::TensorRole::bias) return base_.tensors.bias({layer, rule.id.projection});
-    return &base_.tensors.of(rule.role, layer);
+    const auto place = static_cast<std::size_t>(rule.id.layer);
+    spec::LinearId id = rule.id;
+    id.layer = static_cast<int>(pruning_->layers[place]);
+    if (id.expert >= 0 && !pruning_->experts.empty())
+        id.expert = static_cast<int>(pruning_->experts[place][static_cast<std::size_t>(id.expert)]);
+    if (rule.role == spec::TensorRole::linear) return &base_.tensors.linear(id);
+    if (rule.role == spec::TensorRole::bias) return base_.tensors.bias(id);
+    return &base_.tensors.of(rule.role, id.layer);
 }
 
-/// Leaves out what pruning does: a neuron is a row of gate and up, an element of their biases, and a column of down.
+/// Leaves out what pruning does. A neuron is a row of gate and up, an element of their biases, and a column of down. An
+/// expert is a row of its layer's router, and an element of the router's bias.
 void MergedModel::cut(MergedTensor& tensor) const {
     tensor.pruning_ = pruning_;
+    if (pruning_ == nullptr) return;
     const spec::TensorRule& rule = tensor.rule_;
+    const auto place = static_cast<std::size_t>(rule.id.layer);
     const bool linear = rule.role == spec::TensorRole::linear;
-    if (pruning_ == nullptr || pruning_->neurons.empty() || (!linear && rule.role != spec::TensorRole::bias)) return;
-    const std::vector<int64_t>& kept = pruning_->neurons[static_cast<std::size_t>(rule.id.layer)];
+    if (!pruning_->experts.empty() && rule.role == spec::TensorRole::router)
+        tensor.kept_rows_ = &pruning_->experts[place];
+    if (!pruning_->experts.empty() && rule.role == spec::TensorRole::router_bias)
+        tensor.kept_cols_ = &pruning_->experts[place];
+    if (pruning_->neurons.empty() || (!linear && rule.role != spec::TensorRole::bias)) return;
+    const std::vector<int64_t>& kept = pruning_->neurons[place];
     if (rule.id.projection == spec::Projection::gate || rule.id.projection == spec::Projection::up)
         (linear ? tensor.kept_rows_ : tensor.kept_cols_) = &kept;
     else if (rule.id.projection == spec::Projection::down && linear)
@@ -223,6 +234,11 @@ const Quant4Weight* MergedModel::unchanged_quant4(const spec::TensorRule& rule) 
     const bool as_it_is =
         source != nullptr && source->quantised() && held_.of(*source, base_.spec) == stored_type(*source);
     return as_it_is ? source->quant4() : nullptr;
+}
+
+const Mxfp4Weight* MergedModel::unchanged_mxfp4(const spec::TensorRule& rule) const {
+    const bool of_expert = rule.id.expert >= 0 && rule.role == spec::TensorRole::linear;
+    return pruning_ == nullptr || pruning_->zero || !of_expert ? nullptr : source_of(rule)->mxfp4();
 }
 
 MergedTensor MergedModel::open(const spec::TensorRule& rule) const {

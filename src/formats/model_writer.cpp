@@ -107,9 +107,21 @@ class Writer {
         return experts_part(model_.spec(), rule_of(stored)).has_value();
     }
 
+    /// Of all experts, in MXFP4 in the base, and asked for as it is.
+    bool stays_in_mxfp4(const StoredTensor& stored) const {
+        return has_parts(stored) && options_.type == spec::WeightType::automatic &&
+               std::ranges::all_of(stored.rules, [&](std::size_t i) {
+                   const spec::TensorRule& rule = model_.tensors()[i];
+                   return model_.unchanged_mxfp4(rule) != nullptr &&
+                          options_.precision.of(rule, model_.spec()) == spec::WeightType::automatic;
+               });
+    }
+
     std::vector<TensorDecl> declarations(const StoredTensor& stored) const {
         const spec::TensorRule& rule = rule_of(stored);
         if (!has_parts(stored)) return declarations(rule);
+        if (stays_in_mxfp4(stored))
+            return mxfp4_declarations(stored.name, stored.shape[0], stored.shape[2], stored.shape[1]);
         for (const std::size_t i : stored.rules) {
             const spec::TensorRule& part = model_.tensors()[i];
             if (spec::is_quantised(type_of(part))) refuse_quantised_experts(model_.spec());
@@ -154,8 +166,12 @@ class Writer {
             }
         SafetensorsWriter writer(folder_ / file, std::move(declared));
         log::debug("writing ", file, ", ", human_size(static_cast<int64_t>(writer.file_size())));
-        for (const std::size_t i : members)
-            has_parts(stored_[i]) ? write_parts(writer, stored_[i]) : write_tensor(writer, rule_of(stored_[i]));
+        for (const std::size_t i : members) {
+            if (stays_in_mxfp4(stored_[i]))
+                write_mxfp4(writer, stored_[i]);
+            else
+                has_parts(stored_[i]) ? write_parts(writer, stored_[i]) : write_tensor(writer, rule_of(stored_[i]));
+        }
         writer.finish();
     }
 
@@ -186,6 +202,19 @@ class Writer {
             write_int8(writer, model_.open(rule));
         } else {
             write_plain(writer, model_.open(rule));
+        }
+    }
+
+    /// One expert after the other, whose matrix of gate and up is one there.
+    void write_mxfp4(SafetensorsWriter& writer, const StoredTensor& stored) const {
+        for (const std::size_t i : stored.rules) {
+            const spec::TensorRule& rule = model_.tensors()[i];
+            if (!experts_part(model_.spec(), rule)->last) continue;
+            stop_if_interrupted();
+            const Mxfp4Weight& weight = *model_.unchanged_mxfp4(rule);
+            writer.append(cat(stored.name, mxfp4_blocks_suffix), weight.blocks->data);
+            writer.append(cat(stored.name, mxfp4_scales_suffix), weight.scales->data);
+            weight.drop();
         }
     }
 
@@ -298,6 +327,8 @@ class Writer {
     /// What bitsandbytes' configuration can say of the types: one number of bits, and which linears are left out. Of 4
     /// bit each weight's own state says the code.
     std::optional<QuantizationConfig> quantization() {
+        if (std::ranges::any_of(stored_, [this](const auto& stored) { return stays_in_mxfp4(stored); }))
+            return model_.base().quantization;
         int64_t in_nf4 = 0, in_fp4 = 0, in_8bit = 0;
         std::vector<std::string> plain;
         bool head_is_plain = true;
@@ -351,26 +382,6 @@ class Writer {
 };
 
 }  // namespace
-
-spec::WeightType resolve_weight_type(spec::WeightType type, const spec::ModelSpec& spec) {
-    if (type != spec::WeightType::automatic) return type;
-    return spec.dtype == spec::DType::f32   ? spec::WeightType::f32
-           : spec.dtype == spec::DType::f16 ? spec::WeightType::f16
-                                            : spec::WeightType::bf16;
-}
-
-spec::DType storage_dtype(spec::WeightType type, const spec::ModelSpec& spec) {
-    switch (type) {
-        case spec::WeightType::f32:
-            return spec::DType::f32;
-        case spec::WeightType::bf16:
-            return spec::DType::bf16;
-        case spec::WeightType::f16:
-            return spec::DType::f16;
-        default:
-            return spec.dtype;
-    }
-}
 
 WrittenModel write_model(const MergedModel& model, const std::filesystem::path& folder,
                          const ModelWriteOptions& options) {

@@ -71,6 +71,12 @@ void Mxfp4Weight::drop() const noexcept {
     scales->drop();
 }
 
+std::vector<TensorDecl> mxfp4_declarations(const std::string& parameter, int64_t experts, int64_t rows, int64_t cols) {
+    const int64_t blocks = cols / spec::mxfp4_block;
+    return {{cat(parameter, mxfp4_blocks_suffix), spec::DType::u8, {experts, rows, blocks, block_bytes}},
+            {cat(parameter, mxfp4_scales_suffix), spec::DType::u8, {experts, rows, blocks}}};
+}
+
 std::optional<Mxfp4Weight> find_mxfp4(const Checkpoint& checkpoint, const std::string& parameter) {
     const TensorView* const blocks = checkpoint.find(cat(parameter, mxfp4_blocks_suffix));
     const TensorView* const scales = checkpoint.find(cat(parameter, mxfp4_scales_suffix));

@@ -15,12 +15,16 @@ spec::ModelSpec pruned_spec(const spec::ModelSpec& base, const Pruning& pruning)
     spec.layers.clear();
     for (const int64_t layer : pruning.layers) spec.layers.push_back(base.layers.at(static_cast<std::size_t>(layer)));
     if (!pruning.neurons.empty()) spec.intermediate_size = static_cast<int64_t>(pruning.neurons.front().size());
+    if (std::ranges::none_of(spec.layers, &spec::LayerSpec::experts)) spec.experts.reset();
+    for (const std::vector<int64_t>& kept : pruning.experts)
+        if (!kept.empty()) spec.experts->count = static_cast<int64_t>(kept.size());
     return spec;
 }
 
 std::string pruned_config(const std::string& original, const Pruning& pruning, int64_t layers) {
     if (static_cast<int64_t>(pruning.layers.size()) == layers) return original;
     Json config = parse_json<Json>(original, "config.json");
+    config.erase("mlp_only_layers");
     for (auto& [key, value] : config.items()) {
         if (!value.is_array() || key.find("layer") == std::string::npos) continue;
         if (static_cast<int64_t>(value.size()) != layers)

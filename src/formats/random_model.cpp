@@ -155,13 +155,7 @@ class RandomModelWriter {
     }
 
     std::vector<TensorDecl> declarations(const spec::TensorRule& rule) const {
-        if (in_mxfp4(rule)) {
-            const int64_t blocks = rule.shape[1] / spec::mxfp4_block;
-            return {{cat(rule.hf_name, mxfp4_blocks_suffix),
-                     spec::DType::u8,
-                     {rule.shape[0], rule.shape[2], blocks, spec::mxfp4_block / 2}},
-                    {cat(rule.hf_name, mxfp4_scales_suffix), spec::DType::u8, {rule.shape[0], rule.shape[2], blocks}}};
-        }
+        if (in_mxfp4(rule)) return mxfp4_declarations(rule.hf_name, rule.shape[0], rule.shape[2], rule.shape[1]);
         if (quantised(rule)) return quant4_declarations(rule.hf_name, rule.shape[0], rule.shape[1], model_.spec.dtype);
         return {{rule.hf_name, model_.spec.dtype, rule.shape}};
     }

@@ -61,7 +61,8 @@ LayerContext Model::layer_context(int layer, const MicroBatch& micro, PolicyScop
                              inputs.adapter_T,
                              &network.owners,
                              scratch.dropped,
-                             on_module ? &on_module : nullptr};
+                             on_module ? &on_module : nullptr,
+                             &experts_probe};
     return {network.own, group, inputs, scratch, counts_, network.cp};
 }
 

@@ -162,6 +162,12 @@ float gate_limit(const LayerContext& c) {
     return static_cast<float>(c.spec.gate_limit);
 }
 
+at::Tensor added_to_logits(const LayerContext& c) {
+    const auto layer = static_cast<std::size_t>(c.layer());
+    const ExpertsProbe* const probe = c.group.experts;
+    return probe != nullptr && layer < probe->added_to_logits.size() ? probe->added_to_logits[layer] : at::Tensor();
+}
+
 /// Which experts the tokens pass, from what they read.
 void choose_experts(const LayerContext& c, const weights::LayerWeights& w, const ExpertsSaved& e,
                     const at::Tensor& h_TD) {
@@ -172,6 +178,7 @@ void choose_experts(const LayerContext& c, const weights::LayerWeights& w, const
         .a = h_TD, .b = w.norm(spec::TensorRole::router), .out = e.router_TE, .transpose_b = true, .label = "router"};
     if (c.spec.experts->router_bias) logits.bias = w.norm(spec::TensorRole::router_bias);
     ops::gemm(ctx, logits);
+    if (const at::Tensor added_E = added_to_logits(c); added_E.defined()) e.router_TE.add_(added_E);
     observe(c, cat("mlp.", c.spec.experts->router).c_str(), e.router_TE);
     ops::route(ctx, {.weights = c.spec.experts->weights,
                      .logits_TE = e.router_TE,
@@ -224,6 +231,8 @@ void experts_forward(const LayerContext& c, const weights::LayerWeights& w, cons
         // 9 down, onto the residual stream
         const at::Tensor out_nD = expert_rows(c, c.scratch.out_T, c.spec.hidden_size);
         multiply(c, down, e.ends_E, out_nD, "experts down");
+        if (c.group.experts != nullptr && c.group.experts->see)
+            c.group.experts->see(c.layer(), {e.ids_Tk, e.weights_Tk, e.places_Tk, out_nD});
         onto_stream(c, w, mlp_branch(a), a.mid_tD, x_next_tD,
                     [&](const at::Tensor& y_TD, const at::Tensor& residual_TD) {
                         ops::combine(ctx, {.z_nD = out_nD,

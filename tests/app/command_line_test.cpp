@@ -391,9 +391,12 @@ TEST(CommandLine, MergeAndQuantize) {
         app::parse_command_line({"prune", "--model.path", "m", "--out", "o", "--calibration", "rows", "--layers", "3",
                                  "--method", "bi", "--intermediate", "256", "--max_shard_size", "300000"});
     EXPECT_EQ(prune.prune.layers, 3);
-    EXPECT_EQ(prune.prune.method, app::LayerChoice::block_influence);
+    EXPECT_EQ(prune.prune.method, app::PruneMethod::block_influence);
     EXPECT_EQ(prune.prune.intermediate, 256);
     EXPECT_EQ(prune.prune.max_shard_bytes, 300000);
+    const std::vector<std::string> experts = {"prune",         "--model.path", "m",         "--out", "o",
+                                              "--calibration", "rows",         "--experts", "4"};
+    EXPECT_EQ(app::parse_command_line(experts).prune.experts, 4);
     EXPECT_CONTAINS(error_of({"prune", "--model.path", "m", "--out", "o", "--layers", "3"}),
                     "prune needs --calibration");
     EXPECT_CONTAINS(error_of({"prune", "--out", "o", "--calibration", "r", "--layers", "3"}),

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 
+from pruning import Pruning, changed, identity
 from support import (
     GOLDEN,
     INPUT,
@@ -16,58 +17,17 @@ from support import (
     SOURCE,
     TEXT_LLAMA,
     USAGE,
-    EndToEnd,
-    float_bytes,
     floats,
     main,
     model,
-    read_safetensors,
     token_rows,
     write_rows,
-    write_safetensors,
 )
 
 FOUR = {"num_hidden_layers": 4}
 
 
-def changed(folder, change):
-    """The model with `change(name, values)` (None: as it is) in place of each tensor's values, in fp32."""
-    tensors = read_safetensors(folder / "model.safetensors")
-    for name, (dtype, shape, data) in tensors.items():
-        values = change(name, floats(data), shape)
-        if values is not None:
-            tensors[name] = (dtype, shape, float_bytes(values))
-    write_safetensors(folder / "model.safetensors", tensors)
-    return folder
-
-
-def identity(folder, layer):
-    """Makes the layer pass on its input."""
-    ends = tuple(f"layers.{layer}.{module}.weight" for module in ("self_attn.o_proj", "mlp.down_proj"))
-    return changed(folder, lambda name, values, _: [0.0] * len(values) if name.endswith(ends) else None)
-
-
-class Prune(EndToEnd):
-    def prune(self, base, *options, rows=None, out="pruned"):
-        """The folder, its report and the log."""
-        rows = rows or self.rows(8, name="calibration.jsonl")
-        result = self.succeed(*self.words(base, rows, *options, out=out))
-        folder = self.folder / out
-        self.assertEqual([], [p.name for p in self.folder.iterdir() if ".tmp-" in p.name])
-        return folder, json.loads((folder / "prune_report.json").read_text()), result.err
-
-    def words(self, base, rows, *options, out="pruned"):
-        cpu = ["--device", "cpu", *(["--dtype", "float32"] if "--dtype" not in options else [])]
-        return ["prune", "--model.path", base, "--out", self.folder / out, "--calibration", rows, *cpu, *options]
-
-    def loss(self, folder, rows, *options):
-        scores = self.score(folder, rows, *options)
-        logprobs = [p for row in scores for p in row["logprobs"] if p is not None]
-        return -sum(logprobs) / len(logprobs)
-
-    def config(self, folder):
-        return json.loads((folder / "config.json").read_text())
-
+class Prune(Pruning):
     def test_a_layer_that_does_nothing_goes_first_and_nothing_changes(self):
         rows = self.rows(4, name="probe.jsonl")
         for config in (LLAMA, QWEN3, MISTRAL):
@@ -176,9 +136,6 @@ class Prune(EndToEnd):
                         value = lambda k: abs(original[k]) * norms[k % shape[1]]
                         self.assertEqual(kept, sorted(sorted(range(i, i + width), key=value)[width // 2 :]), name)
 
-    def tensors(self, folder):
-        return read_safetensors(folder / "model.safetensors")
-
     def test_other_types_of_weights(self):
         shape = LLAMA | FOUR | {"hidden_size": 64, "intermediate_size": 128}
         plain = identity(self.copied_model(model(shape)), 1)
@@ -251,10 +208,13 @@ class Prune(EndToEnd):
             (["--layers", "2"], ["the model has 2 layers", "from 1 to 1"]),
             (["--layers", "0"], "--layers"),
             (["--intermediate", "64"], ["64 neurons", "below 64"]),
-            (["--experts", "4"], "no supported family has experts"),
-            (["--layers", "1", "--method", "reap"], "REAP ranks experts"),
+            (["--layers", "1", "--method", "reap"], "--method reap needs --experts"),
+            (["--experts", "4", "--method", "last"], ["--method", "--layers"]),
+            (["--experts", "4", "--layers", "1"], ["experts", "layers", "second run"]),
+            (["--experts", "4", "--intermediate", "8"], ["experts", "intermediate"]),
+            (["--experts", "4", "--wanda", "0.5"], ["experts", "wanda"]),
             (["--method", "last"], "layers"),
-            ([], "--layers, --intermediate or --wanda"),
+            ([], "--layers, --intermediate, --experts or --wanda"),
             (["--wanda", "0.5", "--layers", "1"], ["wanda", "layers"]),
             (["--wanda", "0.7"], "--wanda"),
             (["--layers", "1", "--adapter_name_or_path", "some"], ["some", "Merge the adapter first"]),

@@ -8,6 +8,7 @@ import json
 
 from merge_support import KINDS, Merging
 from peers import Peers, main_or_skip, python_with
+from pruning import GPT_OSS, QWEN3_MOE
 from support import (
     LLAMA,
     LOGITS_TOLERANCE,
@@ -214,6 +215,9 @@ class InTransformers(Merging, Peers):
         for number, config in enumerate((LLAMA, QWEN3, MISTRAL, QWEN3 | windows)):
             base = model(config | {"num_hidden_layers": 4})
             folders.append(self.pruned(base, rows, *cut, out=f"pruned{number}"))
+        for config in (QWEN3_MOE, GPT_OSS):
+            name = config["model_type"]
+            folders.append(self.pruned(model(config), rows, "--experts", "6", out=name))
         for folder, (logits, _, _) in zip(folders, self.references(rows, *[(folder, "") for folder in folders])):
             with self.subTest(folder.name):
                 self.assertLess(self.distance(logits, self.logits(folder, rows)), LOGITS_TOLERANCE)

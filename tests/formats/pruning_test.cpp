@@ -7,6 +7,7 @@
 #include "formats/model_support.h"
 #include "unsloth/core/files.h"
 #include "unsloth/formats/model_writer.h"
+#include "unsloth/formats/random_model.h"
 
 namespace unsloth::formats {
 namespace {
@@ -174,6 +175,133 @@ TEST(PrunedModel, WindowsStayWithTheirLayers) {
     const std::string numbered = R"({"num_hidden_layers": 4, "max_window_layers": 2, "other": [1, 2, 3, 4]})";
     EXPECT_EQ(nlohmann::json::parse(pruned_config(numbered, {.layers = {0, 2}}, 4)),
               nlohmann::json::parse(R"({"num_hidden_layers": 2, "max_window_layers": 2, "other": [1, 2, 3, 4]})"));
+}
+
+/// Six experts in the layers that have some, of which a token passes two.
+const char* const moe = R"({"model_type": "qwen3_moe", "hidden_size": 32, "intermediate_size": 40,
+    "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 50,
+    "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "num_experts": 6, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32, "mlp_only_layers": [1], "norm_topk_prob": true, "torch_dtype": "bfloat16"})";
+const char* const gpt_oss = R"({"model_type": "gpt_oss", "hidden_size": 32, "intermediate_size": 32,
+    "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 50,
+    "num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 8, "torch_dtype": "bfloat16"})";
+
+std::vector<float> all_values(const TensorSource& source) {
+    std::vector<float> values(static_cast<std::size_t>(source.rows() * source.cols()));
+    source.read_f32(values.data());
+    return values;
+}
+
+/// Some of a tensor's rows, or of a vector's elements.
+std::vector<float> some_rows(const std::vector<float>& values, std::size_t count, const std::vector<int64_t>& kept) {
+    const std::size_t width = values.size() / count;
+    std::vector<float> some;
+    for (const int64_t row : kept) {
+        const auto first = values.begin() + row * static_cast<std::ptrdiff_t>(width);
+        some.insert(some.end(), first, first + static_cast<std::ptrdiff_t>(width));
+    }
+    return some;
+}
+
+/// The tensor of the base that a pruned model's is, or is a part of.
+const TensorSource& original_of(const WeightFile& base, spec::TensorRule rule, const Pruning& pruning) {
+    if (rule.id.expert >= 0) {
+        const auto layer = static_cast<std::size_t>(rule.id.layer);
+        rule.id.expert = static_cast<int>(pruning.experts[layer][static_cast<std::size_t>(rule.id.expert)]);
+    }
+    if (rule.role == spec::TensorRole::linear) return base.tensors.linear(rule.id);
+    if (rule.role == spec::TensorRole::bias) return *base.tensors.bias(rule.id);
+    return base.tensors.of(rule.role, rule.id.layer);
+}
+
+TEST(PrunedModel, HasTheRemainingExpertsOfEachLayer) {
+    for (const char* const config : {moe, gpt_oss}) {
+        const spec::ModelSpec spec = parse_model_spec(config, "a test");
+        const bool dense = !spec.has_experts(1);
+        const Pruning pruning = {
+            .layers = {0, 1, 2},
+            .neurons = {},
+            .experts = {{0, 2, 5}, dense ? std::vector<int64_t>() : std::vector<int64_t>{3, 4, 5}, {1, 2, 3}},
+            .zero = {}};
+        const ScratchFolder folder;
+        for (const char* const name : {"base", "pruned"}) std::filesystem::create_directory(folder / name);
+        write_random_model({.spec = spec, .seed = 5}, folder / "base");
+        const WeightFile base = WeightFile::open((folder / "base").string());
+        write_model(MergedModel(base, pruning), folder / "pruned", {.shard_bytes = 4000});
+        const WeightFile pruned = WeightFile::open((folder / "pruned").string());
+        ASSERT_EQ(pruned.spec.experts->count, 3);
+        EXPECT_EQ(pruned.spec.experts->top_k, 2);
+        EXPECT_EQ(pruned.spec.layers, spec.layers);
+        EXPECT_EQ(pruned.spec.intermediate_size, spec.intermediate_size);
+        int64_t routers = 0;
+        for (const TensorSource& source : pruned.tensors.all()) {
+            std::vector<float> expected = all_values(original_of(base, source.rule, pruning));
+            const bool router =
+                source.rule.role == spec::TensorRole::router || source.rule.role == spec::TensorRole::router_bias;
+            if (router)
+                expected = some_rows(expected, 6, pruning.experts[static_cast<std::size_t>(source.rule.id.layer)]);
+            EXPECT_EQ(all_values(source), expected) << source.rule.hf_name;
+            routers += router;
+        }
+        EXPECT_EQ(routers, dense ? 2 : 6);
+        const auto written = nlohmann::json::parse(read_file(folder / "pruned" / "config.json"));
+        EXPECT_EQ(written[dense ? "num_experts" : "num_local_experts"], 3);
+        EXPECT_EQ(written.value("mlp_only_layers", std::vector<int>{1}), std::vector<int>{1});
+    }
+}
+
+/// Of each tensor of a folder, but for those that hold all experts, the bytes; of these the kept experts'.
+TEST(PrunedModel, KeepsTheBytesOfExpertsInMxfp4) {
+    const spec::ModelSpec spec = parse_model_spec(gpt_oss, "a test");
+    const Pruning pruning = {
+        .layers = {0, 1, 2}, .neurons = {}, .experts = {{0, 2, 5}, {3, 4, 5}, {1, 2, 3}}, .zero = {}};
+    const ScratchFolder folder;
+    for (const char* const name : {"base", "pruned"}) std::filesystem::create_directory(folder / name);
+    write_random_model({.spec = spec, .seed = 5, .original_config = {}, .mxfp4 = true}, folder / "base");
+    const WeightFile base = WeightFile::open((folder / "base").string());
+    write_model(MergedModel(base, pruning), folder / "pruned", {});
+    const auto config_of = [&](const char* name) {
+        return nlohmann::json::parse(read_file(folder / name / "config.json"));
+    };
+    EXPECT_EQ(config_of("pruned")["quantization_config"], config_of("base")["quantization_config"]);
+    const SafetensorsFile before(folder / "base/model.safetensors"), after(folder / "pruned/model.safetensors");
+    ASSERT_EQ(after.tensors().size(), before.tensors().size());
+    int64_t blocks = 0;
+    for (const TensorView& tensor : after.tensors()) {
+        const TensorView* const original = before.find(tensor.name);
+        ASSERT_NE(original, nullptr) << tensor.name;
+        EXPECT_EQ(tensor.dtype, original->dtype);
+        std::vector<std::byte> expected(original->data.begin(), original->data.end());
+        if (tensor.shape != original->shape) {
+            const auto layer = static_cast<std::size_t>(tensor.name[std::string("model.layers.").size()] - '0');
+            const std::size_t each = original->data.size() / 6;
+            expected.clear();
+            for (const int64_t expert : pruning.experts[layer]) {
+                const auto part = original->data.subspan(static_cast<std::size_t>(expert) * each, each);
+                expected.insert(expected.end(), part.begin(), part.end());
+            }
+            EXPECT_EQ(tensor.shape.front(), 3);
+        }
+        EXPECT_TRUE(std::ranges::equal(tensor.data, expected)) << tensor.name;
+        blocks += tensor.name.ends_with("_blocks");
+    }
+    EXPECT_EQ(blocks, 6);
+    EXPECT_TRUE(WeightFile::open((folder / "pruned").string()).tensors.quantised_linears() > 0);
+}
+
+TEST(PrunedModel, LayersWithoutExpertsKeepTheirPlaces) {
+    const spec::ModelSpec spec = parse_model_spec(moe, "a test");
+    const ScratchFolder folder;
+    for (const char* const name : {"base", "one", "dense"}) std::filesystem::create_directory(folder / name);
+    write_random_model({.spec = spec, .seed = 5}, folder / "base");
+    const WeightFile base = WeightFile::open((folder / "base").string());
+    write_model(MergedModel(base, {.layers = {1, 2}}), folder / "one", {});
+    const WeightFile one = WeightFile::open((folder / "one").string());
+    EXPECT_EQ(one.spec.layers, (std::vector<spec::LayerSpec>{spec.layers[1], spec.layers[2]}));
+    EXPECT_EQ(all_values(one.tensors.linear({1, spec::Projection::down, 4})),
+              all_values(base.tensors.linear({2, spec::Projection::down, 4})));
+    write_model(MergedModel(base, {.layers = {1}}), folder / "dense", {});
+    EXPECT_FALSE(WeightFile::open((folder / "dense").string()).spec.experts);
 }
 
 TEST(PrunedModel, ListsOfLayersAreCutOrRefusedByName) {

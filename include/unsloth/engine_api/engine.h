@@ -167,6 +167,7 @@ struct CalibrationRequest {
     bool neurons = false;     ///< of MLPs
     bool inputs = false;      ///< of linears
     int64_t scan_layers = 0;  ///< layers to leave out, one after another, each the one with the lowest loss without it
+    int64_t experts = 0;      ///< of each layer that remain, which are chosen by REAP; 0: they are not measured
 };
 
 /// The four inputs that the linears of a layer have: of q, k and v; of o; of gate and up; of down.
@@ -180,6 +181,13 @@ struct Calibration {
         double loss = 0;
         std::vector<std::pair<int64_t, double>> candidates;
     };
+    /// The experts of a layer, by number; empty: it has none.
+    struct Experts {
+        /// Mean over its tokens of the router's weight times the L2 norm of the expert's output; 0 without a token.
+        std::vector<double> saliency;
+        std::vector<int64_t> tokens;  ///< how many chose it, in layers whose predecessors have the kept experts alone
+        std::vector<int64_t> kept;    ///< ascending
+    };
     int64_t rows = 0, tokens = 0;
     double loss = 0;  ///< mean of -log p over all tokens but the first of each row
     /// By layer: 1 - the mean over tokens of the cosine between the layer's input and output.
@@ -189,6 +197,7 @@ struct Calibration {
     /// By layer and input: L2 norm over tokens of each column.
     std::vector<std::array<std::vector<float>, linear_inputs>> inputs;
     std::vector<Removal> scan;
+    std::vector<Experts> experts;  ///< by layer; empty: not asked for
 };
 
 /// What a run would take on a GPU that need not be here.

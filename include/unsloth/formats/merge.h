@@ -81,6 +81,8 @@ class MergedModel {
     /// The 4-bit weight of the base that stands for this tensor as it is: the adapter leaves it alone. nullptr
     /// otherwise.
     const Quant4Weight* unchanged_quant4(const spec::TensorRule& rule) const;
+    /// The MXFP4 weight of the base that remains of this pruned model's experts as it is. nullptr otherwise.
+    const Mxfp4Weight* unchanged_mxfp4(const spec::TensorRule& rule) const;
 
   private:
     const TensorSource* source_of(const spec::TensorRule& rule) const;

@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "unsloth/formats/checkpoint.h"
 
@@ -29,6 +30,9 @@ struct Mxfp4Weight {
     /// See TensorView::drop. Rows that lie between another weight's are left to the last of them.
     void drop() const noexcept;
 };
+
+/// The tensors of a parameter [experts, rows, cols]: blocks and scales. `cols`: a multiple of 32.
+std::vector<TensorDecl> mxfp4_declarations(const std::string& parameter, int64_t experts, int64_t rows, int64_t cols);
 
 /// The parameter of that name as one matrix [E · N, K], if its blocks and scales are there and fit each other.
 std::optional<Mxfp4Weight> find_mxfp4(const Checkpoint& checkpoint, const std::string& parameter);

@@ -1,4 +1,4 @@
-// A model of which parts are left out: whole layers, neurons of the MLPs, or single weights that become zero.
+// A model of which parts are left out: whole layers, neurons of the MLPs, experts, or single weights that become zero.
 //
 // Source of the rule for single weights: Sun et al., "A Simple and Effective Pruning Approach for Large Language
 // Models" (Wanda, arXiv 2306.11695), section 3: each row keeps the weights with the largest |W| · ‖X‖₂, where ‖X‖₂ is
@@ -22,15 +22,20 @@ struct Pruning {
     /// MLP neurons (rows of gate and up, columns of down) that remain of each of `layers`, ascending, as many in all of
     /// them; empty: all.
     std::vector<std::vector<int64_t>> neurons;
+    /// Experts that remain of each of `layers`, ascending, as many in all layers that have some; no element for a layer
+    /// without. Empty: all.
+    std::vector<std::vector<int64_t>> experts;
     /// Sets some weights of `rows` rows of a linear to zero; its layer is numbered as in the result.
     /// Called from several threads. Empty: no weight.
     std::function<void(const spec::TensorRule& rule, int64_t rows, float* values)> zero;
 };
 
+/// Without ModelSpec::experts where no layer with some remains.
 spec::ModelSpec pruned_spec(const spec::ModelSpec& base, const Pruning& pruning);
 
-/// A config.json text of `layers` layers whose lists of one entry a layer (layer_types) are cut to those that remain.
-/// Input Error, naming the key, for a list that is of layers and has another number of entries.
+/// A config.json text of `layers` layers whose lists of one entry a layer (layer_types) are cut to those that remain;
+/// without mlp_only_layers, which names layers by their numbers, so that write_model_config says it anew. Input Error,
+/// naming the key, for a list that is of layers and has another number of entries.
 std::string pruned_config(const std::string& original, const Pruning& pruning, int64_t layers);
 
 /// Which weights of a row Wanda sets to zero: none, half of them, or two of each four neighbours.

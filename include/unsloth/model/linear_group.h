@@ -5,6 +5,7 @@
 #include <functional>
 #include <string>
 
+#include "unsloth/model/experts_probe.h"
 #include "unsloth/model/tensor_parallel.h"
 #include "unsloth/weights/operand.h"
 
@@ -41,6 +42,7 @@ struct GroupContext {
     const weights::ByGroup<at::Tensor>* owners = nullptr;  ///< whose columns the groups' are, int32
     at::Tensor dropped;                                    ///< flat scratch, of the most elements that an input has
     const ModuleObserver* observer = nullptr;
+    const ExpertsProbe* experts = nullptr;
 };
 
 /// Whether adapters take part in a group's products.

@@ -79,6 +79,11 @@ class Model {
     /// until the next call.
     at::Tensor logits(int64_t first, int64_t rows);
 
+    /// One layer of a scoring pass: the residual stream [T, D] after it, on the device and valid until the next pass.
+    /// `x_TD`: the stream before it, in the compute dtype on any device; of layer 0 undefined, which means the
+    /// embeddings of the batch. CheckError where ranks share the model.
+    at::Tensor forward_layer(const data::Batch& batch, int layer, const at::Tensor& x_TD);
+
     /// A forward pass of generation: `on_logits` sees those of the batch's targets, as score() gives them; `pass` says
     /// which rows go on from the plan's cache and where each token's keys and values are put. Nothing synchronises.
     void forward_with_kv_cache(const CachedPass& pass, const OnLogits& on_logits);
@@ -112,6 +117,7 @@ class Model {
 
     ModuleObserver on_module;    ///< may be empty
     std::vector<bool> left_out;  ///< layers that score() and forward() pass by; empty: none
+    ExpertsProbe experts_probe;  ///< of passes that are not recorded: score(), forward() and forward_layer()
 
   private:
     struct Pass {

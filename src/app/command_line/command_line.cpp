@@ -192,11 +192,10 @@ void check_presence(const CommandLine& line, Presence presence, Errors& errors) 
             break;
         case Command::prune:
             presence.need_model(config);
-            presence.refuse(presence.has("experts"),
-                            "prune --experts: no supported family has experts (mixture-of-experts models)");
-            presence.need(presence.has("layers") || presence.has("intermediate") || presence.has("wanda") ||
-                              presence.has("experts"),
-                          {"layers", "intermediate", "wanda"}, "--layers, --intermediate or --wanda");
+            presence.need(presence.has("layers") || presence.has("intermediate") || presence.has("experts") ||
+                              presence.has("wanda"),
+                          {"layers", "intermediate", "experts", "wanda"},
+                          "--layers, --intermediate, --experts or --wanda");
             break;
         case Command::merge:
             errors.check({"device"}, [&] { config::check_device(line.merge.device, "--device"); });

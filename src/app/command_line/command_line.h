@@ -168,18 +168,19 @@ struct QuantizeRequest {
     int64_t max_shard_bytes = 0;
 };
 
-/// Which layers go: those that change the residual stream least, the deepest ones, or one after another by the loss.
-enum class LayerChoice { block_influence, last, scan };
+/// Which layers go: those that change the residual stream least, the deepest ones, or one after another by the loss. Of
+/// experts those that add least to it (reap).
+enum class PruneMethod { block_influence, last, scan, reap };
 
-/// A model folder without some of another one's layers, neurons or weights. One of the three is asked for.
+/// A model folder without some of another one's layers, neurons, experts or weights. One of the four is asked for.
 struct PruneRequest {
-    std::string out;          ///< folder to make; never empty
-    std::string calibration;  ///< as data.train_file; never empty
-    int64_t layers = 0;       ///< that remain; 0: all
-    LayerChoice method = LayerChoice::block_influence;
-    int64_t intermediate = 0;  ///< neurons of each MLP that remain; 0: all
+    std::string out;                                    ///< folder to make; never empty
+    std::string calibration;                            ///< as data.train_file; never empty
+    int64_t layers = 0;                                 ///< that remain; 0: all
+    PruneMethod method = PruneMethod::block_influence;  ///< of layers; experts have one way
+    int64_t intermediate = 0;                           ///< neurons of each MLP that remain; 0: all
     formats::Sparsity wanda = formats::Sparsity::none;
-    int64_t experts = 0;  ///< that remain; refused: no family has any
+    int64_t experts = 0;  ///< of each layer that remain; 0: all
     std::string max_shard_size = "5GB";
     int64_t max_shard_bytes = 0;  ///< what max_shard_size says; above 0
 };

@@ -169,7 +169,8 @@ void declare_prune(OptionSet& options, CommandLine& line) {
     options.add("out", prune.out, "Folder to make; it must not exist, or be empty.").path("DIR").must_be_given();
     options
         .add("calibration", prune.calibration,
-             "Rows on which layers, neurons and inputs are measured; a few hundred like those that the model is for.")
+             "Rows on which layers, neurons, experts and inputs are measured; a few hundred like those that the model "
+             "is for.")
         .path("FILE")
         .must_be_given()
         .suggested_for({"calibration_file", "dataset", "train_file"});
@@ -179,15 +180,19 @@ void declare_prune(OptionSet& options, CommandLine& line) {
         .suggested_for({"num_layers", "num_hidden_layers", "drop_layers"});
     options
         .add_choice("method", prune.method,
-                    {{"block_influence", LayerChoice::block_influence},
-                     {"last", LayerChoice::last},
-                     {"scan", LayerChoice::scan}},
-                    "How layers are chosen. block_influence: those go whose output is most like their input. last: the "
-                    "deepest ones go, except the final one. scan: one after another, the layer without which the loss "
-                    "is lowest; a removal takes as many passes over the file as there are layers.")
+                    {{"block_influence", PruneMethod::block_influence},
+                     {"last", PruneMethod::last},
+                     {"scan", PruneMethod::scan},
+                     {"reap", PruneMethod::reap}},
+                    "How layers or experts are chosen. block_influence: those layers go whose output is most like "
+                    "their input. last: the deepest ones go, except the final one. scan: one after another, the layer "
+                    "without which the loss is lowest; a removal takes as many passes over the file as there are "
+                    "layers. reap, the only way for experts: those go whose weighted output is smallest.")
         .synonym("bi", "block_influence")
         .only_with("layers")
-        .known_elsewhere({"reap"}, "REAP ranks experts, and no supported family has any.");
+        .when_not({"reap"})
+        .needs({"experts"})
+        .when({"reap"});
     options
         .add("intermediate", prune.intermediate,
              "MLP neurons that remain in each layer (intermediate_size), ranked by activation and outgoing weights. "
@@ -204,7 +209,17 @@ void declare_prune(OptionSet& options, CommandLine& line) {
         .not_with("layers")
         .not_with("intermediate")
         .or_else("Prune the result in a second run.");
-    options.add("experts", prune.experts, "Not available yet: no supported family has experts.").at_least(1);
+    options
+        .add("experts", prune.experts,
+             "Experts of each layer that remain, of a model that has experts. At least as many as a token passes.")
+        .at_least(1)
+        .suggested_for({"num_experts", "num_local_experts"})
+        .not_with("layers")
+        .or_else("Prune the result in a second run.")
+        .not_with("intermediate")
+        .or_else("Neurons of experts are not ranked.")
+        .not_with("wanda")
+        .or_else("--wanda is for models without experts.");
     declare_shard_size(options, prune.max_shard_size);
 }
 
