@@ -120,8 +120,10 @@ void declare_model(OptionSet& options, ModelOptions& model) {
         .on_resume(OnResume::logged);
     options
         .add("max_seq_length", model.max_seq_length,
-             "Longest sequence in tokens; data.overflow_strategy handles longer ones.")
-        .at_least(1)
+             "Longest sequence in tokens; data.overflow_strategy handles longer ones. null or 0: as many as the model "
+             "has positions.")
+        .at_least(0)
+        .synonym(nullptr, 0)
         .alias("model", "max_length")
         .alias("training", "max_length")
         .alias("training", "max_seq_length")
