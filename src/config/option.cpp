@@ -209,6 +209,12 @@ bool Option::takes_null() const {
                                    [](const Synonym& synonym) { return synonym.written.is_null(); });
 }
 
+bool Option::null_changes_it() const {
+    return std::any_of(synonyms.begin(), synonyms.end(), [&](const Synonym& synonym) {
+        return synonym.written.is_null() && synonym.meant != default_value;
+    });
+}
+
 std::string expectation(const Option& option) {
     std::string text;
     switch (option.type) {

@@ -222,7 +222,7 @@ TEST(Relations, AConditionalDefaultIsForOptionsThatNobodyGave) {
             EXPECT_NE(option.default_value, other.value);
             ++count;
         }
-    EXPECT_EQ(count, 3);
+    EXPECT_EQ(count, 4);
 }
 
 TEST(Relations, AliasesAndSynonymsCountInTheSchemaToo) {

@@ -103,6 +103,8 @@ struct Option {
     bool is_map() const;
     /// Whether null is a value of it, or stands for one.
     bool takes_null() const;
+    /// Whether null stands for another value than the default.
+    bool null_changes_it() const;
     bool is_list() const { return type == OptionType::text_list || type == OptionType::integer_list; }
 
     // For declarations, each returning the option itself.
