@@ -29,8 +29,9 @@ bool by_colour(ColorChoice choice) {
 
 bool run_data(const CommandLine& line) {
     install_interrupt_handlers();
-    const config::Config& config = line.loaded.config;
+    config::Config config = line.loaded.config;
     const RowsModel folder = open_rows_model(config);
+    if (config.model.max_seq_length == 0) config.model.max_seq_length = folder.limits.max_positions;
     data::TrainingData data;
     std::optional<Error> refusal;
     try {

@@ -9,6 +9,7 @@
 #include "unsloth/core/open_file.h"
 #include "unsloth/core/temporary.h"
 #include "unsloth/data/source.h"
+#include "unsloth/data/training_data.h"
 #include "unsloth/formats/checkpoint.h"
 #include "unsloth/formats/peft.h"
 
@@ -28,10 +29,10 @@ void require_readable(const std::string& file) {
     if (!file.empty() && ::access(file.c_str(), R_OK) != 0) (void)open_to_read(file);
 }
 
-void require_rows(const std::string& path, const std::string& split = {}) {
+void require_rows(const config::DataSource& source) {
     std::error_code failed;
-    if (path.empty() || fs::is_directory(path, failed)) return;
-    for (const fs::path& file : data::files_of(path, split)) require_readable(file.string());
+    if (source.path.empty() || fs::is_directory(source.path, failed)) return;
+    for (const fs::path& file : data::with_files(source).files) require_readable(file.string());
 }
 
 }  // namespace
@@ -56,10 +57,8 @@ void require_inputs(const CommandLine& line) {
         (void)formats::read_peft_config(formats::resolve_model_path(*adapter));
     for (const auto& [name, folder] : line.generate.adapters.folders)
         (void)formats::read_peft_config(formats::resolve_model_path(folder));
-    require_rows(config.data.train_file);
-    for (const config::DataSource& source : config.data.datasets) require_rows(source.path, source.split);
-    if (config.data.eval_file) require_rows(*config.data.eval_file);
-    for (const auto& [name, file] : config.data.eval_files) require_rows(file);
+    for (const config::DataSource& source : data::training_sources(config.data)) require_rows(source);
+    for (const config::DataSource& source : data::evaluation_sources(config.data)) require_rows(source);
     for (const std::string& file :
          {line.generate.file, line.replay.file, line.serve.api_key_file, line.serve.tls_cert, line.serve.tls_key})
         require_readable(file);

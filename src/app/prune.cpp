@@ -171,8 +171,10 @@ void settle_configuration(CommandLine& line) {
             "Merge the adapter first, with unsloth-train merge, and prune the merged model.");
     model.rope_scaling = config::ModelOptions().rope_scaling;
     line.loaded.config.data.train_file = line.prune.calibration;
+    line.loaded.config.data.train_split.clear();
     line.loaded.config.data.datasets.clear();
     line.loaded.config.data.eval_file.reset();
+    line.loaded.config.data.eval_split.clear();
     line.loaded.config.data.eval_files.clear();
     if (!line.loaded.is_given("model.load_in_4bit")) model.load_in_4bit = false;
 }

@@ -239,6 +239,7 @@ engine_api::BenchResult run_bench(const config::LoadedConfig& loaded, const engi
     engine_api::BenchRequest request = asked;
     if (request.batch == 0) request.batch = loaded.config.training.per_device_train_batch_size;
     if (request.seq == 0) request.seq = loaded.config.model.max_seq_length;
+    if (request.seq == 0) request.seq = config::ModelOptions{}.max_seq_length;
     engine_api::BenchResult result;
     switch (request.what) {
         case engine_api::BenchSubject::step:

@@ -289,6 +289,7 @@ void run_tune(const config::LoadedConfig& loaded, const engine_api::TuneRequest&
     engine_api::TuneRequest request = asked;
     if (request.batch == 0) request.batch = loaded.config.training.per_device_train_batch_size;
     if (request.seq == 0) request.seq = loaded.config.model.max_seq_length;
+    if (request.seq == 0) request.seq = config::ModelOptions{}.max_seq_length;
     config::LoadedConfig settings = loaded;
     settings.config.hardware.cuda_graphs = false;  // recorded steps keep the products that they were recorded with
     // The candidates' operands need room beside the plan.

@@ -166,6 +166,7 @@ void scan(model::Model& model, const CalibrationRows& rows, int64_t removals, Ca
 Calibration calibrate(const config::LoadedConfig& given, const engine_api::CalibrationRequest& request) {
     config::LoadedConfig loaded = given;
     loaded.config.data.train_file = request.file;
+    loaded.config.data.train_split.clear();
     loaded.config.training.objective = config::Objective::sft;
     const session::OpenedModel opened = session::open_model(loaded.config);
     const CalibrationRows rows(loaded.config, opened);

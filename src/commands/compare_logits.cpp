@@ -67,6 +67,7 @@ std::vector<Row> rows_to_compare(const engine_api::CompareRequest& request, cons
         rows = rows_of_own(merged);
     } else if (std::filesystem::exists(request.texts, ignored)) {
         config.data.train_file = request.texts;
+        config.data.train_split.clear();
         rows = rows_of_file(merged, std::move(config));
     } else {
         rows.push_back(merged.tokenizer().encode(request.texts, true));

@@ -98,6 +98,7 @@ Target target_of(const engine_api::PlanRequest& request, const config::Config& c
 Forecast::Forecast(config::LoadedConfig loaded, const Target& target, std::shared_ptr<const formats::WeightFile> file,
                    const Forecast* like)
     : loaded_(std::move(loaded)), target_(target), file_(std::move(file)) {
+    (void)session::settle_length(loaded_.config.model, file_->spec);
     session::require_positions(loaded_, file_->spec);
     config::require_distributed(config());
     const comm::MeshShape mesh = placement::choose_mesh(config().distributed, static_cast<int>(target.gpus));

@@ -204,6 +204,17 @@ bool Option::is_map() const {
     return type == OptionType::integer_map || type == OptionType::number_map || type == OptionType::scalar_map;
 }
 
+bool Option::takes_null() const {
+    return nullable || std::any_of(synonyms.begin(), synonyms.end(),
+                                   [](const Synonym& synonym) { return synonym.written.is_null(); });
+}
+
+bool Option::null_changes_it() const {
+    return std::any_of(synonyms.begin(), synonyms.end(), [&](const Synonym& synonym) {
+        return synonym.written.is_null() && synonym.meant != default_value;
+    });
+}
+
 std::string expectation(const Option& option) {
     std::string text;
     switch (option.type) {
@@ -295,7 +306,7 @@ std::optional<bool> parse_boolean(const std::string& text) {
 }
 
 Json parse_flag_text(const Option& option, const std::string& text, const std::string& origin) {
-    if (option.nullable && text == "null") return nullptr;
+    if (text == "null" && option.takes_null()) return nullptr;
     switch (option.type) {
         case OptionType::boolean:
             if (const auto value = parse_boolean(text)) return *value;

@@ -91,7 +91,10 @@ class FileReader {
     void read_option(const Found& found, const std::string& name, const Json& value) {
         const Option& option = *found.option;
         const std::string origin = cat(file_, ": ", name);
-        if (found.alias != nullptr && value.is_null() && !option.nullable) {
+        // Another name's null, unless it means something else than the default.
+        const bool unset = found.alias != nullptr && value.is_null() && !option.nullable &&
+                           (found.alias->when_true || !option.null_changes_it());
+        if (unset) {
             // Where these names come from, null is "not set".
             record_.notes.push_back(cat(name, " is null: ", option.full_name(), " stays ", option.get().dump()));
         } else if (found.alias == nullptr || !found.alias->when_true) {

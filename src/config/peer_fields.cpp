@@ -49,6 +49,7 @@ void add_lora_fields(PeerRows& rows) {
 void add_saving_fields(PeerRows& rows) {
     rows.means("save_strategy", "training.save_steps", {{"no", 0}, {false, 0}}, {nullptr, "steps"},
                "checkpoints come by training.save_steps or training.save_minutes", "training.save_steps says how often")
+        .or_means("epoch", "training.saves_per_epoch", 1)
         .any({"save_only_model", "save_on_each_node", "save_safetensors", "enable_jit_checkpoint"},
              "a checkpoint is safetensors files with the optimizer's state, written once, and on SIGTERM too")
         .any({"restore_callback_states_from_checkpoint"}, "there are no callbacks")
@@ -77,7 +78,9 @@ void add_evaluation_fields(PeerRows& rows) {
     const char* const refusal = "evaluations come by training.eval_steps, and at the end";
     const char* const note = "training.eval_steps says how often; with evaluation rows there is one at the end";
     rows.means("eval_strategy", "training.eval_steps", none, {nullptr, "steps"}, refusal, note)
+        .or_means("epoch", "training.evals_per_epoch", 1)
         .means("evaluation_strategy", "training.eval_steps", none, {nullptr, "steps"}, refusal, note)
+        .or_means("epoch", "training.evals_per_epoch", 1)
         .any({"per_device_eval_batch_size", "per_gpu_eval_batch_size", "eval_accumulation_steps", "eval_packing",
               "eval_do_concat_batches", "eval_use_gather_object", "bf16_full_eval", "fp16_full_eval"},
              "evaluation batches hold as many tokens as training's, in the same type")
@@ -182,19 +185,24 @@ bool passes_on(const PeerField& field) {
 const Values PeerRows::off = {nullptr, false, "", Json::array(), Json::object()};
 
 PeerRows& PeerRows::any(const std::vector<const char*>& keys, const char* note) {
-    for (const char* key : keys) fields_.push_back({section_, key, note, true, {}, {}, {}, {}});
+    for (const char* key : keys) fields_.push_back({section_, key, note, true, {}, {}, {}, {}, {}});
     return *this;
 }
 
 PeerRows& PeerRows::only(const std::vector<const char*>& keys, const Values& values, const char* refusal,
                          const char* note) {
-    for (const char* key : keys) fields_.push_back({section_, key, note, false, values, {}, {}, refusal});
+    for (const char* key : keys) fields_.push_back({section_, key, note, false, values, {}, {}, refusal, {}});
     return *this;
 }
 
 PeerRows& PeerRows::means(const char* key, const char* option, const Meanings& meanings, const Values& taken,
                           const char* refusal, const char* note) {
-    fields_.push_back({section_, key, note, false, taken, option, meanings, refusal});
+    fields_.push_back({section_, key, note, false, taken, option, meanings, refusal, {}});
+    return *this;
+}
+
+PeerRows& PeerRows::or_means(const char* value, const char* option, Json meant) {
+    fields_.back().elsewhere.push_back({value, option, std::move(meant)});
     return *this;
 }
 
@@ -225,6 +233,9 @@ Taken take(const PeerField& field, const Json& value) {
         if (written == value)
             return {std::pair(field.option, meant), cat(shown(value), " is taken as ", field.option, " ", shown(meant)),
                     ""};
+    for (const auto& [written, option, meant] : field.elsewhere)
+        if (written == value)
+            return {std::pair(option, meant), cat(shown(value), " is taken as ", option, " ", shown(meant)), ""};
     if (passes_on(field)) return {std::pair(field.option, value), cat("is taken as ", field.option), ""};
     return {std::nullopt, "", field.refusal};
 }
@@ -244,6 +255,8 @@ std::string describe(const PeerField& field) {
     std::string text;
     for (const auto& [written, meant] : field.meanings)
         text += cat(text.empty() ? "" : "; ", shown(written), " means ", field.option, " ", shown(meant));
+    for (const auto& [written, option, meant] : field.elsewhere)
+        text += cat(text.empty() ? "" : "; ", shown(written), " means ", option, " ", shown(meant));
     std::string taken;
     for (const Json& value : field.taken)
         if (value.is_string() && value != "") taken += cat(taken.empty() ? "" : ", ", shown(value));

@@ -30,11 +30,13 @@ Json choice_schema(const Option& option) {
 }
 
 Json option_schema(const Option& option);
+Json alias_schema(const Option& option, const Alias& alias);
 
 Json object_schema(const OptionSet& options) {
     Json schema = {{"type", "object"}, {"additionalProperties", false}, {"properties", Json::object()}};
     for (const auto& option : options.options()) {
         schema["properties"][option.key] = option_schema(option);
+        for (const auto& alias : option.aliases) schema["properties"][alias.key] = alias_schema(option, alias);
         if (option.required) schema["required"].push_back(option.key);
     }
     return schema;
@@ -117,6 +119,7 @@ Json peer_schema(const PeerField& field) {
     if (field.takes_any || (!field.option.empty() && field.meanings.empty())) return schema;
     schema["enum"] = field.taken;
     for (const auto& meaning : field.meanings) schema["enum"].push_back(meaning.first);
+    for (const auto& other : field.elsewhere) schema["enum"].push_back(other.value);
     return schema;
 }
 

@@ -9,6 +9,7 @@
 #include "unsloth/config/device_map.h"
 #include "unsloth/config/option_table.h"
 #include "unsloth/config/schedule_arguments.h"
+#include "unsloth/config/split.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/suggest.h"
 #include "unsloth/spec/precision.h"
@@ -89,6 +90,25 @@ void check_weights(const DataOptions& data) {
                     "Give every source a weight, or none: then each row is taken once an epoch.");
 }
 
+void check_sources(const DataOptions& data, Errors& errors) {
+    errors.check({"data.train_split"}, [&] { (void)parse_split(data.train_split, "data.train_split"); });
+    errors.check({"data.eval_split"}, [&] { (void)parse_split(data.eval_split, "data.eval_split"); });
+    errors.check({"data.datasets"}, [&] {
+        for (std::size_t i = 0; i < data.datasets.size(); ++i)
+            (void)parse_split(data.datasets[i].split, cat("data.datasets[", i, "].split"));
+        check_weights(data);
+    });
+}
+
+/// Of an option that is a count, or below 1 a fraction.
+void check_share(const char* option, double value, const char* counted, Errors& errors) {
+    errors.check({option}, [&] {
+        if (value >= 1 && std::floor(value) != value)
+            throw Error("option.out-of-range",
+                        cat(option, ": expected a fraction below 1 or a whole number of ", counted, ", found ", value));
+    });
+}
+
 /// The best evaluation is by a value that evaluations have.
 void check_best(const Config& config, Errors& errors) {
     const TrainingOptions& t = config.training;
@@ -122,12 +142,7 @@ void check_evaluation(const Config& config, Errors& errors) {
                             cat("data.eval_files: '", name, "': '", file, "' is no name and file"),
                             "Names are of letters, digits, _, - and .: they become keys such as eval_NAME_loss.");
     });
-    errors.check({"data.val_size"}, [&] {
-        if (data.val_size >= 1 && std::floor(data.val_size) != data.val_size)
-            throw Error(
-                "option.out-of-range",
-                cat("data.val_size: expected a fraction below 1 or a whole number of rows, found ", data.val_size));
-    });
+    check_share("data.val_size", data.val_size, "rows", errors);
 }
 
 void check_training(const TrainingOptions& training, Errors& errors) {
@@ -135,6 +150,9 @@ void check_training(const TrainingOptions& training, Errors& errors) {
         if (training.output_dir.empty())
             throw Error("option.invalid-value", "training.output_dir is empty", "Name a folder to write to.");
     });
+    check_share("training.eval_steps", training.eval_steps, "steps", errors);
+    check_share("training.save_steps", training.save_steps, "steps", errors);
+    check_share("training.logging_steps", training.logging_steps, "steps", errors);
     errors.check({"training.lr_scheduler_type", "training.lr_scheduler_kwargs"}, [&] {
         // Throws for what it cannot read. Where the rate comes from a rule, the trainer settles it and calls again.
         if (training.learning_rate) schedule_options(training, /*total_steps=*/0);
@@ -244,7 +262,7 @@ void validate(LoadedConfig& loaded, OptionSet& options, Errors& errors) {
         check_lora(config.lora, errors);
     }
     validate_reports(loaded, errors);
-    errors.check({"data.datasets"}, [&] { check_weights(config.data); });
+    check_sources(config.data, errors);
     check_evaluation(config, errors);
     check_best(config, errors);
     check_training(config.training, errors);

@@ -89,7 +89,8 @@ class Augmenter {
         check_request();
         if (!request.thesaurus.empty()) thesaurus_ = Thesaurus::load(request.thesaurus);
         options_ = {config.data.text_unit, config.data.invalid_utf8, {}};
-        input_ = source_of(request.in.empty() ? config.data.train_file : request.in);
+        input_ =
+            request.in.empty() ? source_of(config.data.train_file, config.data.train_split) : source_of(request.in, "");
         fields_ = text_fields(input_.format, config.data.columns, request.fields);
         for (const std::string* out : {&request.out, &request.eval_out}) refuse_input(*out);
     }
@@ -150,10 +151,10 @@ class Augmenter {
 
     /// The source with its format found under the names of data.columns; its rows are then read under the files' own
     /// names.
-    SourceFiles source_of(const std::string& path) const {
+    SourceFiles source_of(const std::string& path, const std::string& split) const {
         const config::DataOptions& data = config_.data;
-        SourceFiles source =
-            resolve({.path = path, .format = data.format, .columns = data.columns}, options_, data.skip_bad_rows);
+        SourceFiles source = resolve({.path = path, .format = data.format, .split = split, .columns = data.columns},
+                                     options_, data.skip_bad_rows);
         source.columns.clear();
         return source;
     }

@@ -98,10 +98,15 @@ void add_options(ContentHash& key, const LoadOptions& options) {
 }
 
 void add_source(ContentHash& key, const SourceFiles& source, const fs::path& folder) {
-    const auto& [name, files, format, columns, template_name, max_samples] = source;
+    const auto& [name, files, format, columns, template_name, max_samples, parts] = source;
     key.add_field(cat("source ", static_cast<int>(format), " ", max_samples));
     key.add_field(template_name);
     add_columns(key, columns);
+    for (const auto& [split, count] : parts) {
+        const auto& [split_name, from, to, percent] = split;
+        key.add_field(cat("part ", count, " ", from ? cat(*from) : "", ":", to ? cat(*to) : "", percent ? "%" : ""));
+        (void)split_name;  // the files' content counts
+    }
     for (const fs::path& file : files) {
         key.add_field(file.filename().string());  // its extension says how it is read
         key.add_field(content_hash(file, folder));

@@ -207,7 +207,7 @@ std::string encoder_fingerprint(const std::filesystem::path& tokenizer_folder, c
     ContentHash hash;
     hash.add_field(template_name);
     hash.add_field(kwargs);
-    bool dated = false;
+    bool dated = template_name.find("strftime_now") != std::string::npos;  // the template itself, or a path
     for (const std::filesystem::path& file : files) {
         if (!std::filesystem::is_regular_file(file, none)) continue;
         const MappedFile map(file);

@@ -95,6 +95,15 @@ void RowChunk::add(int64_t index, int64_t line, int64_t bytes) {
     places_.push_back({text_.size(), index, line, bytes});
 }
 
+void RowChunk::drop(std::size_t rows) {
+    rows = std::min(rows, places_.size());
+    if (rows == 0) return;
+    const std::size_t bytes = places_[rows - 1].end;
+    text_.erase(0, bytes);
+    places_.erase(places_.begin(), places_.begin() + static_cast<std::ptrdiff_t>(rows));
+    for (Place& place : places_) place.end -= bytes;
+}
+
 RowReader::RowReader(std::filesystem::path path, ReaderOptions options)
     : path_(std::move(path)), options_(std::move(options)) {}
 

@@ -103,15 +103,23 @@ SetReport report_on(const Dataset& rows, RowsByIds& by_ids) {
     return report;
 }
 
+std::string with_split(const std::string& path, const std::string& split) {
+    return split.empty() ? path : cat(path, ", ", split);
+}
+
 std::string source_of(const config::DataOptions& data) {
-    if (data.datasets.empty()) return data.train_file;
+    if (data.datasets.empty()) return with_split(data.train_file, data.train_split);
     std::string names;
-    for (const config::DataSource& source : data.datasets) names += cat(names.empty() ? "" : ", ", source.path);
+    for (const config::DataSource& source : data.datasets)
+        names += cat(names.empty() ? "" : ", ", with_split(source.path, source.split));
     return names;
 }
 
 std::string eval_source_of(const config::DataOptions& data) {
-    std::string names = data.eval_file.value_or("");
+    std::string names = with_split(data.eval_file            ? *data.eval_file
+                                   : data.eval_split.empty() ? ""
+                                                             : data.train_file,
+                                   data.eval_split);
     for (const auto& [name, file] : data.eval_files) names += cat(names.empty() ? "" : ", ", name, ": ", file);
     return names;
 }

@@ -9,7 +9,6 @@
 #include <cctype>
 #include <cerrno>
 #include <cstring>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -103,6 +102,12 @@ Paths matches(const std::string& pattern) {
     return paths;
 }
 
+/// What a file's name says before a number or its extension: "train" of train-00000-of-00002.parquet.
+std::string first_word(const fs::path& file) {
+    const std::string name = file.filename().string();
+    return name.substr(0, name.find_first_of("-._"));
+}
+
 bool belongs_to(const fs::path& file, const fs::path& root, const std::string& split) {
     const std::string name = file.filename().string();
     if (name.starts_with(split) && name.size() > split.size() &&
@@ -116,7 +121,31 @@ Paths of_split(const Paths& files, const fs::path& root, const std::string& spli
     Paths kept;
     std::copy_if(files.begin(), files.end(), std::back_inserter(kept),
                  [&](const fs::path& file) { return belongs_to(file, root, split); });
-    return kept;
+    if (!kept.empty() || split != "train") return kept;
+    // Files that name no split are those of train, as in datasets.
+    for (const char* other : {"test", "validation", "valid", "val", "dev", "eval", "testing", "evaluation"})
+        if (!of_split(files, root, other).empty()) return kept;
+    return files;
+}
+
+Error no_such_split(const std::string& named, const Paths& files, const std::string& split) {
+    std::set<std::string> names;
+    for (const fs::path& file : files) names.insert(first_word(file));
+    std::string known;
+    constexpr std::size_t shown_names = 10;
+    for (const std::string& name : names)
+        if (names.size() <= shown_names) known += cat(known.empty() ? "" : ", ", name);
+    return Error("data.no-files", cat(named, ": none of its ", files.size(), " files belongs to the split ", split),
+                 cat(known.empty() ? "" : cat("Its files are of ", known, ". "), "Files of a split are named such as ",
+                     split, "-00000.parquet or ", split, ".jsonl, or lie in a folder ", split, "/."));
+}
+
+/// A file is of the split that its name or one of its folders says; any is of train.
+void require_split(const fs::path& file, const std::string& split) {
+    const fs::path folder = file.parent_path();
+    if (split.empty() || split == "train" || belongs_to(file, folder, split)) return;
+    if (std::find(folder.begin(), folder.end(), fs::path(split)) == folder.end())
+        throw no_such_split(file.string(), {file}, split);
 }
 
 }  // namespace
@@ -131,6 +160,7 @@ std::string from_hub(const hub::Repository& repository, const std::string& split
         if (pattern) return ::fnmatch(inside.c_str(), name.c_str(), FNM_PATHNAME) == 0;
         return inside.empty() || name == inside || name.starts_with(inside + "/");
     };
+    Paths seen;
     const auto choose = [&](const std::vector<std::string>& names) {
         Paths files;
         for (const std::string& name : names)
@@ -138,13 +168,19 @@ std::string from_hub(const hub::Repository& repository, const std::string& split
                 files.emplace_back(name);
         Paths kept = of_split(files, pattern ? "" : inside, split.empty() ? "train" : split);
         if (split.empty() && kept.empty()) kept = files;
+        seen = files;
         std::vector<std::string> chosen;
         for (const fs::path& file : kept) chosen.push_back(file.string());
         return chosen;
     };
     // Whoever downloaded some files of it need not have wanted those that are wanted here.
     const auto whole = [](const fs::path&) { return false; };
-    return (hub::obtain({repository, choose, whole}) / inside).string();
+    try {
+        return (hub::obtain({repository, choose, whole}) / inside).string();
+    } catch (const Error& failure) {
+        if (failure.id().name() != std::string_view("hub.no-useful-files") || split.empty() || seen.empty()) throw;
+        throw no_such_split(repository.id, seen, split);
+    }
 }
 
 /// The path on this machine that a source's path means.
@@ -172,7 +208,10 @@ Paths files_of(const std::string& named, const std::string& split) {
     Paths files;
     const bool folder = fs::is_directory(root),
                pattern = !fs::exists(root) && path.find_first_of("*?[") != std::string::npos;
-    if (!folder && !pattern) return {root};
+    if (!folder && !pattern) {
+        require_split(root, split);
+        return {root};
+    }
     if (folder) {
         add_folder(root, files);
     } else {
@@ -195,62 +234,8 @@ Paths files_of(const std::string& named, const std::string& split) {
         return train;
     }
     Paths kept = of_split(files, root, split);
-    if (kept.empty())
-        throw Error("data.no-files", cat(named, ": none of its ", files.size(), " files belongs to the split ", split),
-                    cat("Files of a split are named such as ", split, "-00000.parquet or ", split,
-                        ".jsonl, or lie in a folder ", split, "/."));
+    if (kept.empty()) throw no_such_split(named, files, split);
     return kept;
-}
-
-SourceReader::SourceReader(std::vector<SourceFiles> sources, ReaderOptions options)
-    : sources_(std::move(sources)), options_(std::move(options)) {}
-
-/// Goes on to the next file; false after the last.
-bool SourceReader::open_next() {
-    if (reader_) {
-        ++file_;
-        if (file_ == sources_[source_].files.size()) {
-            if (next_id_ == source_begin_)
-                throw Error("data.empty", cat(sources_[source_].name, ": has no rows"),
-                            "Expected one JSON object on each line, or another known form.");
-            source_begin_ = next_id_;
-            ++source_;
-            file_ = 0;
-        }
-    }
-    reader_.reset();
-    if (source_ == sources_.size()) return false;
-    ReaderOptions options = options_;
-    options.columns = sources_[source_].columns;
-    reader_ = open_rows(sources_[source_].files[file_], options);
-    first_id_ = next_id_;
-    return true;
-}
-
-SourceReader::Part SourceReader::next() {
-    Part part;
-    while (reader_ || open_next()) {
-        part.chunk = reader_->next();
-        if (const int64_t most = sources_[source_].max_samples; most > 0) {
-            const int64_t left = most - (next_id_ - source_begin_);
-            if (static_cast<int64_t>(part.chunk.size()) > left) part.chunk.keep(static_cast<std::size_t>(left));
-            if (left == 0) file_ = sources_[source_].files.size() - 1;  // what follows is the next source
-        }
-        if (part.chunk.empty()) {
-            if (!open_next()) break;
-            continue;
-        }
-        part.file = reader_;
-        part.source = static_cast<int32_t>(source_);
-        part.first_id = first_id_;
-        next_id_ += static_cast<int64_t>(part.chunk.size());
-        if (next_id_ > std::numeric_limits<int32_t>::max())
-            throw Error("data.too-large",
-                        cat(sources_[source_].name, ": more rows than a row number of 32 bits can name"),
-                        "Take fewer files.");
-        return part;
-    }
-    return part;
 }
 
 namespace {
@@ -309,9 +294,27 @@ config::DataFormat find_format(const SourceFiles& source, const ReaderOptions& o
                 "Expected one JSON object on each line, or another known form.");
 }
 
+/// With the folder of the configuration that the source names.
+static std::string path_of(const config::DataSource& source) {
+    if (source.config_name.empty()) return source.path;
+    std::string path = source.path;
+    if (!fs::exists(path) && !path.starts_with("hf://") && hub::parse_repository(hub::Kind::dataset, path))
+        path = "hf://datasets/" + path;
+    return cat(path, path.ends_with('/') ? "" : "/", source.config_name);
+}
+
 SourceFiles with_files(const config::DataSource& source) {
-    return {source.path,       files_of(source.path, source.split), source.format, source.columns, source.template_name,
-            source.max_samples};
+    SourceFiles result{source.path, {}, source.format, source.columns, source.template_name, source.max_samples, {}};
+    const std::string path = path_of(source);
+    const std::vector<config::SplitPart> splits = config::parse_split(source.split, source.path);
+    for (const config::SplitPart& split : splits) {
+        const Paths files = files_of(path, split.name);
+        result.files.insert(result.files.end(), files.begin(), files.end());
+        result.parts.push_back({split, files.size()});
+    }
+    if (std::all_of(splits.begin(), splits.end(), [](const auto& split) { return split.whole(); }))
+        result.parts.clear();
+    return result;
 }
 
 SourceFiles resolve(const config::DataSource& source, const ReaderOptions& options, bool skip_bad_rows) {

@@ -34,12 +34,13 @@ void refuse_augmented(const DatasetStats& stats) {
 
 std::vector<config::DataSource> training_sources(const config::DataOptions& data) {
     if (!data.datasets.empty()) return complete(data.datasets, data);
-    return complete({{.path = data.train_file}}, data);
+    return complete({{.path = data.train_file, .split = data.train_split}}, data);
 }
 
 std::vector<config::DataSource> evaluation_sources(const config::DataOptions& data) {
     std::vector<config::DataSource> sources;
-    if (data.eval_file) sources.push_back({.path = *data.eval_file});
+    if (data.eval_file || !data.eval_split.empty())
+        sources.push_back({.path = data.eval_file.value_or(data.train_file), .split = data.eval_split});
     for (const auto& [name, file] : data.eval_files) sources.push_back({.path = file});
     return complete(std::move(sources), data);
 }
@@ -53,7 +54,7 @@ DatasetOptions dataset_options(const config::Config& config, const ModelLimits& 
     options.train_on_prompt = config.data.train_on_prompt;
     options.train_on_last_turn_only = config.data.train_on_last_turn_only;
     options.skip_bad_rows = config.data.skip_bad_rows;
-    options.max_seq_length = config.model.max_seq_length;
+    options.max_seq_length = config.model.max_seq_length > 0 ? config.model.max_seq_length : limits.max_positions;
     options.long_rows = config.data.long_rows;
     options.vocab_size = limits.vocab_size;
     options.max_positions = limits.max_positions;

@@ -1,5 +1,6 @@
 // Of axolotl 0.19: the fields that depend on each other.
 #include <algorithm>
+#include <cmath>
 #include <set>
 
 #include "import/axolotl_fields.h"
@@ -89,8 +90,7 @@ void import_template(Importer& importer) {
     const bool named = name && *name != "jinja";
     if (text && named) importer.note("chat_template_jinja", cat("has no effect: chat_template is ", shown(*name)));
     if (text && !named) {
-        if (text->find('{') == std::string::npos) return importer.set("chat_template_jinja", "data.template", *text);
-        importer.lose("chat_template_jinja", "write the template to a file NAME.jinja, and data.template NAME.jinja");
+        importer.set("chat_template_jinja", "data.template", *text);
     } else if (name) {
         if (const auto ours = axolotl_template(importer, "chat_template", *name))
             importer.set("chat_template", "data.template", *ours);
@@ -213,15 +213,37 @@ bool import_evaluation_rows(Importer& importer, const std::string& rl) {
     return set_evaluation_sources(importer, "test_datasets", sources);
 }
 
-/// What comes so often an epoch, when that is once in the run: at the end, which is where it always comes.
-void import_often(Importer& importer, const char* field, const char* option, const char* what, bool wanted) {
+/// Steps as axolotl has them, a share of the run where they are below 1. A share of all of it is none.
+double axolotl_steps(double per_epoch, double epochs, double steps) {
+    if (per_epoch <= 0) return steps;
+    const double share = 1 / (per_epoch * epochs);
+    return share < 1 ? share : 0;
+}
+
+double axolotl_epochs(const Importer& importer) {
     const Json epochs = importer.look("num_epochs");
+    return epochs.is_number() ? epochs.get<double>() : 1;
+}
+
+/// What comes so often an epoch. axolotl makes a share of the run of it, which max_steps may end within an epoch.
+void import_often(Importer& importer, const char* field, const char* option, const char* steps_option) {
+    const Json most = importer.look("max_steps");
     const auto often = importer.take(field);
     if (!often || *often == 0) return;
-    if (!wanted) return importer.note(field, "has no effect: there are no rows to evaluate on");
-    const bool once = often->is_number() && (epochs.is_null() || epochs == 1) && *often == 1;
-    if (once) return importer.set(field, option, 0);
-    importer.lose(field, cat(shown(*often), ": ", what, " every ", option, " steps, a number, and at the end"));
+    if (most.is_number() && most > 0 && often->is_number())
+        return importer.set(field, steps_option, axolotl_steps(often->get<double>(), axolotl_epochs(importer), 0));
+    importer.set(field, option, *often);
+}
+
+/// Early stopping makes axolotl load the best one, where every checkpoint has an evaluation.
+void import_best_of_patience(Importer& importer) {
+    const TrainingOptions& training = importer.config().training;
+    if (importer.look("early_stopping_patience").is_null() || importer.look("load_best_model_at_end") == true) return;
+    const double epochs = axolotl_epochs(importer),
+                 saves = axolotl_steps(training.saves_per_epoch, epochs, training.save_steps),
+                 evals = axolotl_steps(training.evals_per_epoch, epochs, training.eval_steps);
+    if (saves > 0 && evals > 0 && std::fmod(saves, evals) == 0)
+        importer.set_default("training.load_best_model_at_end", true);
 }
 
 void import_precision_of_adapters(Importer& importer) {
@@ -284,26 +306,21 @@ void import_axolotl(Importer& importer) {
     import_precision_of_adapters(importer);
     import_optimizer(importer);
     const bool evaluates = import_evaluation_rows(importer, rl);
-    const bool says_often = !importer.look("saves_per_epoch").is_null();
-    import_often(importer, "saves_per_epoch", "training.save_steps", "checkpoints come", true);
-    import_often(importer, "evals_per_epoch", "training.eval_steps", "evaluations come", evaluates);
+    const bool says_often = !importer.look("saves_per_epoch").is_null() && importer.look("saves_per_epoch") != 0;
+    import_often(importer, "saves_per_epoch", "training.saves_per_epoch", "training.save_steps");
+    if (evaluates) import_often(importer, "evals_per_epoch", "training.evals_per_epoch", "training.eval_steps");
     const bool says_saving = !importer.look("save_steps").is_null() || !importer.look("save_strategy").is_null();
     if (says_saving) {
         import_saving(importer, "steps");
     } else if (!says_often) {
-        importer.note("save_strategy", "axolotl saves after every epoch; here training.save_steps says how often");
+        importer.set_default("training.saves_per_epoch", 1);
     }
     if (evaluates) import_evaluation(importer, importer.look("eval_steps").is_null() ? "no" : "steps", evaluates);
     for (const char* key : {"save_steps", "save_strategy"}) importer.take(key);  // null
-    for (const char* key : {"eval_steps", "eval_strategy", "evaluation_strategy"})
+    for (const char* key : {"eval_steps", "evals_per_epoch", "eval_strategy", "evaluation_strategy"})
         if (const auto given = importer.take(key); given && *given != "no" && *given != false && *given != 0)
             importer.note(key, "has no effect: there are no rows to evaluate on");
-    const TrainingOptions& training = importer.config().training;
-    // Early stopping makes axolotl load the best one, where every checkpoint has an evaluation.
-    const bool patient = !importer.look("early_stopping_patience").is_null();
-    if (patient && says_saving && training.save_steps > 0 && training.eval_steps > 0 &&
-        training.save_steps % training.eval_steps == 0 && importer.look("load_best_model_at_end") != true)
-        importer.set_default("training.load_best_model_at_end", true);
+    if (says_saving || says_often) import_best_of_patience(importer);
     import_best(importer, "early_stopping_patience");
     for (const std::string& plugin : importer.take_names("plugins"))
         importer.note("plugins", cat(plugin, ": nothing is loaded; what its fields ask for is told with them"));

@@ -57,15 +57,8 @@ class AxolotlSource {
             lose("data_files", cat(shown(*files), ": one path a data set; a folder or a glob may name several files"));
         }
         const std::string split = text("split", "train");
-        if (split != "train") {
-            source_.split = split;
-            if (split.find_first_of("[+:") != std::string::npos) {
-                lose("split", cat(split, ": a part of a split; data.datasets' split is a name"));
-                source_.split.clear();
-            }
-        }
-        if (const std::string name = text("name"); !name.empty())
-            lose("name", cat(name, ": a configuration of a hub's data set; ORG/NAME/FOLDER names its files"));
+        if (split != "train") source_.split = split;
+        source_.config_name = text("name");
         if (const std::string revision = text("revision", "main"); revision != "main")
             lose("revision", cat(revision, ": PATH@REVISION names one of the hub"));
     }

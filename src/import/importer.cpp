@@ -153,7 +153,7 @@ void Importer::carry_by_our_name(const std::string& key, const Json& value) {
     for (const char* section : {"training", "lora", "model", "data"}) {
         const auto found = options_.find(cat(section, ".", key));
         if (!found) continue;
-        if (value.is_null() && !found->option->nullable)  // "not set", where these names come from
+        if (value.is_null() && !found->option->takes_null())  // "not set", where these names come from
             return note(key, cat("null: ", found->option->full_name(), " stays ", shown(found->option->get())));
         if (found->alias == nullptr || !found->alias->when_true) return set(key, found->option->full_name(), value);
         if (value == true) set(key, found->option->full_name(), *found->alias->when_true);
@@ -214,6 +214,12 @@ ImportedConfig Importer::finish(std::string program) {
     return std::move(result_);
 }
 
+std::string hub_folder(const ImportedSource& source) {
+    if (source.config_name.empty()) return source.path;
+    const bool local = std::filesystem::exists(source.path) || source.path.starts_with("hf://");
+    return cat(local ? "" : "hf://datasets/", source.path, "/", source.config_name);
+}
+
 void set_sources(Importer& importer, const std::string& key, const std::vector<ImportedSource>& sources) {
     static const std::vector<std::pair<DataFormat, const char*>> names = {
         {DataFormat::tokenized, "tokenized"},
@@ -238,12 +244,18 @@ void set_sources(Importer& importer, const std::string& key, const std::vector<I
                same_columns = alike([](const ImportedSource& one) { return one.columns; });
     if (one_format && first.format != DataFormat::automatic) importer.set(key, "data.format", name_of(first.format));
     if (same_columns && !first.columns.empty()) importer.set(key, "data.columns", first.columns);
-    if (sources.size() == 1 && first.split.empty() && first.max_samples.is_null() && first.template_name.empty()) {
+    if (sources.size() == 1 && first.split.empty() && first.max_samples.is_null() && first.template_name.empty() &&
+        first.config_name.empty()) {
         importer.set(key, "data.train_file", first.path);
     } else {
         Json list = Json::array();
         for (const ImportedSource& source : sources) {
             Json& one = list.emplace_back(Json{{"path", source.path}});
+            if (!source.config_name.empty()) {
+                one["name"] = source.config_name;
+                importer.note(key, cat(source.path, ": of its configuration ", source.config_name,
+                                       " the files in the folder of that name are read"));
+            }
             if (!one_format && source.format != DataFormat::automatic) one["format"] = name_of(source.format);
             if (!source.split.empty()) one["split"] = source.split;
             if (source.weight) one["weight"] = *source.weight;
@@ -258,9 +270,11 @@ void set_sources(Importer& importer, const std::string& key, const std::vector<I
 bool set_evaluation_sources(Importer& importer, const std::string& key, const std::vector<NamedSource>& sources) {
     const DataOptions& data = importer.config().data;
     Json files = Json::object();
+    const bool one = sources.size() == 1;
     for (const auto& [given, source] : sources) {
         if (source.path.empty()) continue;
-        if (!source.split.empty()) {
+        if (one && !source.split.empty()) importer.set(key, "data.eval_split", source.split);
+        if (!one && !source.split.empty()) {
             importer.lose(cat(key, " ", given, ".split"),
                           cat(source.split, ": name that split's files as data.eval_file (of the hub ",
                               "hf://datasets/ORG/NAME/FILES); without, it would be the rows that are trained on"));
@@ -276,7 +290,7 @@ bool set_evaluation_sources(Importer& importer, const std::string& key, const st
         std::string name;
         for (const char letter : given) name += std::isalnum(static_cast<unsigned char>(letter)) ? letter : '_';
         while (name.empty() || files.contains(name)) name += '_';
-        files[name] = source.path;
+        files[name] = hub_folder(source);
     }
     if (files.size() == 1) importer.set(key, "data.eval_file", files.front());
     if (files.size() > 1) importer.set(key, "data.eval_files", files);

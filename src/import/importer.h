@@ -76,7 +76,11 @@ struct ImportedSource {
     Json columns = Json::object();  ///< {name here: name in the file}; empty: rows are read without it
     Json max_samples;               ///< null: all
     std::string template_name;      ///< empty: data.template
+    std::string config_name;        ///< of a hub's data set; empty: none
 };
+
+/// The path with the folder of the configuration, as hf://datasets/ORG/NAME/FOLDER where it is of the hub.
+std::string hub_folder(const ImportedSource& source);
 
 /// Writes train_file, or datasets where one file does not say it.
 void set_sources(Importer& importer, const std::string& key, const std::vector<ImportedSource>& sources);
@@ -95,6 +99,8 @@ void import_precision(Importer& importer, const char* absent, const char* neithe
 void import_warmup(Importer& importer);
 /// save_strategy and save_steps; eval_strategy (or evaluation_strategy) and eval_steps. `has_rows`: to evaluate on.
 void import_saving(Importer& importer, const std::string& strategy_default);
+/// training.saves_per_epoch, for `key`, instead of the save_steps that the program has by default.
+void save_per_epoch(Importer& importer, const std::string& key, const Json& times);
 /// `steps_default`: eval_steps where the file says none; null: training.logging_steps.
 void import_evaluation(Importer& importer, const std::string& strategy_default, bool has_rows,
                        const Json& steps_default = nullptr);

@@ -37,6 +37,7 @@ class LlamaFactorySource {
         if (source_.path.empty())
             importer_.lose(key_, cat(shown(entry_), ": neither file_name nor hf_hub_url is given"));
         if (const std::string split = text("split"); !split.empty() && split != "train") source_.split = split;
+        source_.config_name = text("subset");
         read_format();
         read_columns();
         read_tags();
@@ -44,7 +45,7 @@ class LlamaFactorySource {
         if (pairs != (stage_ == "dpo"))
             importer_.lose(key_, pairs ? "its rows are pairs, which stage dpo takes"
                                        : "stage dpo takes rows of pairs (ranking: true)");
-        for (const char* field : {"num_samples", "script_url", "subset", "folder", "revision"})
+        for (const char* field : {"num_samples", "script_url", "folder", "revision"})
             if (entry_.contains(field) && !entry_[field].is_null() && entry_[field] != false)
                 importer_.lose(cat(key_, ".", field), cat(shown(entry_[field]), ": the data set is read without it"));
         return std::move(source_);

@@ -162,12 +162,8 @@ void import_swift_lengths(Importer& importer, const std::string& method) {
         importer.lose("strict", cat("true or false is expected, found ", shown(strict)));
     if (method == "grpo") return;
     const auto longest = importer.take("max_length");
-    if (longest)
-        importer.set("max_length", "model.max_seq_length", *longest);
-    else
-        importer.note("max_length", cat("is not given: rows may be as long as the model allows there; "
-                                        "model.max_seq_length stays ",
-                                        importer.config().model.max_seq_length));
+    importer.set("max_length", "model.max_seq_length", longest.value_or(nullptr));
+    if (!longest) importer.note("max_length", "is not given: rows may be as long as the model allows");
     const std::string cut = importer.take_text("truncation_strategy").value_or("delete");
     static const std::map<std::string, const char*> ours = {
         {"delete", "drop"}, {"right", "truncate"}, {"split", "split"}};

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "import/importer.h"
+#include "unsloth/config/step_intervals.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::import {
@@ -93,6 +94,12 @@ void import_warmup(Importer& importer) {
     if (has_ratio && !has_steps) importer.set("warmup_ratio", "training.warmup_ratio", *ratio);
 }
 
+void save_per_epoch(Importer& importer, const std::string& key, const Json& times) {
+    importer.set(key, "training.saves_per_epoch", times);
+    if (importer.is_set("training.save_steps"))
+        importer.set_default("training.save_steps", 0);  // it was that program's
+}
+
 void import_saving(Importer& importer, const std::string& strategy_default) {
     const auto steps = importer.take("save_steps");
     // axolotl: save_steps alone are a strategy.
@@ -100,12 +107,10 @@ void import_saving(Importer& importer, const std::string& strategy_default) {
     if (steps && strategy != "steps")
         importer.note("save_steps", cat("has no effect: save_strategy is ", shown(strategy)));
     if (strategy == "no" || strategy == false) return importer.set("save_strategy", "training.save_steps", 0);
+    if (strategy == "epoch") return save_per_epoch(importer, "save_strategy", 1);
     if (strategy == "steps") {
-        if (!steps) return;
-        if (!is_share(*steps)) return importer.set("save_steps", "training.save_steps", *steps);
-        return importer.lose("save_steps", cat(shown(*steps),
-                                               ": a share of the run is not known before the rows are "
-                                               "read; training.save_steps takes a number of steps"));
+        if (steps) importer.set("save_steps", "training.save_steps", *steps);
+        return;
     }
     importer.lose("save_strategy", cat(shown(strategy), ": checkpoints come every training.save_steps steps (or ",
                                        "training.save_minutes), and at the end; save_steps stays ",
@@ -125,20 +130,16 @@ void import_evaluation(Importer& importer, const std::string& strategy_default, 
             importer.note("eval_strategy", "there is one evaluation, at the end, where there are rows for it");
         return;
     }
-    if (strategy != "steps")
+    if (strategy != "steps" && strategy != "epoch")
         return importer.lose("eval_strategy", cat(shown(strategy),
                                                   ": evaluations come every training.eval_steps steps, "
                                                   "and at the end"));
     if (!has_rows)
         return importer.lose(steps ? "eval_steps" : "eval_strategy",
                              "there are no rows to evaluate on: give data.eval_file or data.val_size");
+    if (strategy == "epoch") return importer.set("eval_strategy", "training.evals_per_epoch", 1);
     const Json by_default = steps_default.is_null() ? Json(importer.config().training.logging_steps) : steps_default;
-    const Json every = steps.value_or(by_default);
-    if (is_share(every))
-        return importer.lose("eval_steps", cat(shown(every),
-                                               ": a share of the run is not known before the rows are "
-                                               "read; training.eval_steps takes a number of steps"));
-    importer.set("eval_steps", "training.eval_steps", every);
+    importer.set("eval_steps", "training.eval_steps", steps.value_or(by_default));
 }
 
 void import_best(Importer& importer, const char* patience) {
@@ -146,7 +147,7 @@ void import_best(Importer& importer, const char* patience) {
                                       std::pair{"load_best_model_at_end", "training.load_best_model_at_end"}}) {
         const auto value = importer.take(key);
         if (!value || *value == false || *value == 0) continue;
-        if (importer.config().training.eval_steps > 0)
+        if (config::evaluates_between_steps(importer.config().training))
             importer.set(key, option, *value);
         else
             importer.lose(key, cat(shown(*value), ": it follows evaluations during the run, and there are none"));

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "import/policy_fields.h"
+#include "import/trl_data.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::import {
@@ -31,14 +32,14 @@ const std::vector<PeerField>& trl_fields() {
         PeerRows rows;
         rows.means("model_name_or_path", "model.path", {}, {nullptr})
             .means("model_name", "model.path", {}, {nullptr})
+            .means("chat_template", "data.template", {}, {nullptr})
             .means("lora_r", "lora.r", {}, {nullptr})
             .only({"lora_task_type"}, {"CAUSAL_LM", nullptr}, "causal language models alone are trained")
             .means("lora_target_parameters", "lora.target_parameters", {}, {nullptr})
             .only({"model_revision", "revision", "tokenizer_revision"}, {nullptr, "main"},
                   "model.path ORG/NAME@REVISION names one of the hub")
             .any({"use_bnb_nested_quant"}, "model.load_in_4bit quantises the scales too")
-            .only({"dataset_config"}, {nullptr, "default"},
-                  "a configuration of a hub's data set; ORG/NAME/FOLDER names its files")
+            .any({"preprocessing_num_workers"}, "all cores encode rows")
             .any({"dataset_streaming", "streaming", "ignore_bias_buffers"}, "rows are read as they come, into a cache")
             .only({"tokenizer_name"}, {nullptr}, "the tokenizer lies in the model's folder")
             .any({"fix_tokenizer", "model_patcher", "device_map_planner_kwargs", "temporary_location", "max_lora_rank",
@@ -86,48 +87,6 @@ void import_seed(Importer& importer) {
     if (!seed) return importer.set("random_state", "training.seed", *state);
     if (*state != *seed)
         importer.note("random_state", cat(shown(*state), ": training.seed draws adapters and rows alike"));
-}
-
-/// Whether a test split of the same data set is evaluated on.
-void import_data(Importer& importer) {
-    const auto name = importer.take_text("dataset_name");
-    const std::string train = importer.take_text("dataset_train_split").value_or("train");
-    const Json test = importer.take("dataset_test_split").value_or(nullptr);
-    const Json list = importer.take("datasets").value_or(Json::array());
-    const auto held_out = importer.take("test_split_size");
-    std::vector<ImportedSource> sources;
-    if (name && !list.empty())
-        importer.note("dataset_name", "has no effect: datasets are given too, and win");
-    else if (name)
-        sources.push_back({*name, DataFormat::automatic, train == "train" ? "" : train, {}, Json::object()});
-    for (const Json& one : list) {
-        if (!one.is_object() || !one.contains("path") || !one["path"].is_string()) {
-            importer.lose("datasets", cat(shown(one), ": a data set is an object with a path"));
-            continue;
-        }
-        const std::string split = one.value("split", "train");
-        sources.push_back({one["path"], DataFormat::automatic, split == "train" ? "" : split, {}, Json::object()});
-        for (const auto& [field, value] : one.items())
-            if (field != "path" && field != "split" && !value.is_null())
-                importer.lose("datasets." + field, cat(shown(value), ": the data set is read without it"));
-    }
-    if (held_out) importer.set("test_split_size", "data.val_size", *held_out);
-    const bool named_test = test.is_string();
-    const Json strategy = importer.look("eval_strategy");
-    const bool evaluates = held_out.has_value(), asks = strategy.is_string() && strategy != "no";
-    if (named_test && test != "test" && (evaluates || !asks))
-        importer.note("dataset_test_split",
-                      cat("has no effect: ", evaluates ? "test_split_size is given" : "eval_strategy is no"));
-    if (!evaluates && asks) {
-        const Json steps = importer.look("eval_steps");
-        importer.lose("eval_strategy",
-                      cat(shown(strategy), ": the split ", named_test ? shown(test) : "test",
-                          " has to be named: --data.eval_file FILE, or --data.val_size N of the training rows",
-                          steps.is_null() ? "" : cat("; with --training.eval_steps ", shown(steps))));
-        for (const char* key : {"eval_strategy", "eval_steps"}) importer.take(key);
-    }
-    import_evaluation(importer, "no", evaluates);
-    set_sources(importer, "dataset_name", sources);
 }
 
 void import_adapter(Importer& importer, bool unsloth) {
@@ -178,18 +137,16 @@ void import_types(Importer& importer, bool unsloth) {
                       "what is computed in");
 }
 
-/// Of rows of any length a number is asked for here.
 void import_length(Importer& importer, bool unsloth) {
-    const std::string stays = cat("model.max_seq_length stays ", importer.config().model.max_seq_length);
     if (importer.is_null("max_length") && !unsloth) {
         importer.take("max_length");
-        importer.lose("max_length", cat("null: no row is cut there; ", stays,
-                                        ", and unsloth-train data counts the rows that are longer"));
+        importer.set("max_length", "model.max_seq_length", nullptr);
     }
     const bool says = !importer.look("max_seq_length").is_null() || !importer.look("max_length").is_null();
     if (!unsloth || says) return;
     importer.take("max_seq_length"), importer.take("max_length");
-    importer.note("max_seq_length", cat("is not given: rows may be as long as the model allows there; ", stays));
+    importer.note("max_seq_length", "is not given: rows may be as long as the model allows");
+    importer.set("max_seq_length", "model.max_seq_length", nullptr);
 }
 
 /// SFTTrainer learns all of a conversation unless it is told otherwise.
@@ -361,7 +318,7 @@ void import_trl(Importer& importer) {
     else
         import_trl_policy(importer, policy == PolicyTrainer::rloo);
     import_targets_of_conversations(importer);
-    import_data(importer);
+    import_trl_data(importer);
     import_warmup(importer);
     import_saving(importer, "steps");
     import_best(importer, "early_stopping_patience");

@@ -11,6 +11,7 @@
 #include "unsloth/core/log.h"
 #include "unsloth/core/numa.h"
 #include "unsloth/data/run_tokenizer.h"
+#include "unsloth/data/source.h"
 #include "unsloth/formats/base_mark.h"
 #include "unsloth/formats/finite.h"
 #include "unsloth/ops/device.h"
@@ -22,6 +23,12 @@
 #include "unsloth/weights/base_identity.h"
 
 namespace unsloth::session {
+bool settle_length(config::ModelOptions& model, const spec::ModelSpec& spec) {
+    if (model.max_seq_length > 0) return false;
+    model.max_seq_length = spec.usable_positions();
+    return true;
+}
+
 void require_positions(const config::LoadedConfig& loaded, const spec::ModelSpec& spec) {
     const int64_t length = loaded.config.model.max_seq_length, positions = spec.usable_positions();
     if (length <= positions || loaded.config.data.packing || length == config::ModelOptions{}.max_seq_length) return;
@@ -66,9 +73,13 @@ data::EncoderMaker encoder_maker(const OpenedModel& opened, const config::Config
 
 data::Dataset read_rows(const OpenedModel& opened, const config::Config& config, const data::DatasetOptions& options) {
     std::unique_ptr<data::RowEncoder> encoder;  // rows of ids do without a tokenizer
-    if (data::probe_format(config.data.train_file, options) != config::DataFormat::tokenized)
+    const config::DataSource source{.path = config.data.train_file,
+                                    .format = options.format,
+                                    .split = config.data.train_split,
+                                    .columns = options.reader.columns};
+    if (data::resolve(source, options.reader, options.skip_bad_rows).format != config::DataFormat::tokenized)
         encoder = encoder_maker(opened, config)({});
-    return data::Dataset::load(config.data.train_file, options, encoder.get());
+    return data::Dataset::load({source}, options, [&](const std::string&) { return encoder.get(); });
 }
 
 config::LoadedConfig with_base(config::LoadedConfig loaded, const engine_api::NamedFolders& adapters) {

@@ -56,6 +56,11 @@ std::string_view fitting_builtin(const Tokenizer& tokenizer) {
     return tokenizer.added_token_id("<|im_start|>") ? "chatml" : "alpaca";
 }
 
+/// A template itself, in the place of a name.
+bool is_template_text(std::string_view name) {
+    return name.find("{{") != std::string_view::npos || name.find("{%") != std::string_view::npos;
+}
+
 Error unknown_template(std::string_view name, const Tokenizer& tokenizer) {
     std::vector<std::string> names = {"auto"};
     std::string known = "auto";
@@ -68,8 +73,9 @@ Error unknown_template(std::string_view name, const Tokenizer& tokenizer) {
         known += cat(", ", own, " (of the model)");
     }
     const std::string meant = did_you_mean(nearest(std::string(name), names));
-    return Error("template.unknown", cat("there is no chat template '", name, "'"),
-                 cat(meant, meant.empty() ? "" : " ", "known: ", known, "; or a path to a .jinja file"));
+    return Error(
+        "template.unknown", cat("there is no chat template '", name, "'"),
+        cat(meant, meant.empty() ? "" : " ", "known: ", known, "; or a path to a .jinja file, or the template itself"));
 }
 
 /// A message's reasoning, as data sets and templates call it.
@@ -200,6 +206,8 @@ ChatTemplate ChatTemplate::choose(std::string_view name, const Tokenizer& tokeni
         impl->main = impl->compile(builtin->source(), std::string(builtin->name));
         impl->builtin = builtin;
         add_builtin_variables(tokenizer, impl->variables);
+    } else if (is_template_text(name)) {
+        impl->main = impl->compile(name, "of the configuration");
     } else if (std::error_code no_path; std::filesystem::is_regular_file(name, no_path)) {
         impl->main = impl->compile(read_file(name), std::string(name));
     } else {

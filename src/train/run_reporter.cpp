@@ -73,6 +73,20 @@ double planned_rate(const RunSetup& setup) {
     return ms > 0 ? 1000 * static_cast<double>(tokens * setup.data_ranks()) / ms : 0;
 }
 
+/// What shares of the run, and parts of an epoch, are in steps; empty where the options count steps.
+std::string describe_intervals(const config::TrainingOptions& t, int64_t steps, int64_t epoch_steps) {
+    const config::StepIntervals every = config::step_intervals(t, steps, epoch_steps);
+    std::string text;
+    const auto add = [&](double given, double per_epoch, const char* what, int64_t interval) {
+        if (per_epoch > 0 || (given > 0 && given < 1))
+            text += cat(text.empty() ? "" : ", ", what, " every ", interval, interval == 1 ? " step" : " steps");
+    };
+    add(t.eval_steps, t.evals_per_epoch, "an evaluation", every.eval);
+    add(t.save_steps, t.saves_per_epoch, "a checkpoint", every.save);
+    add(t.logging_steps, 0, "metrics", every.log);
+    return text;
+}
+
 report::RunFacts facts_of(const RunSetup& setup) {
     const model::ModelPlan& plan = setup.plan();
     const data::Dataset& rows = setup.loader().dataset();
@@ -119,11 +133,12 @@ void RunReporter::banner() const {
         log::info("kernels    ", tuned);
     if (setup_.teacher()) log::info("teacher    ", setup_.teacher()->describe());
     log::info("data       ", setup_.groups() ? setup_.groups()->describe() : data::describe(setup_.loader()));
-    if (config().training.max_steps == 0)
-        log::info("steps      ", setup_.loader().total_steps(config().training.num_train_epochs, -1),
-                  " without max_steps 0");
-    else
-        log::info("steps      ", setup_.total_steps());
+    const config::TrainingOptions& t = config().training;
+    const bool dry = t.max_steps == 0;
+    const int64_t steps = dry ? setup_.loader().total_steps(t.num_train_epochs, -1) : setup_.total_steps();
+    log::info("steps      ", steps, dry ? " without max_steps 0" : "");
+    if (const std::string often = describe_intervals(t, steps, setup_.epoch_steps()); !often.empty())
+        log::info("intervals  ", often);
     if (const auto text = describe_router_loss(config(), setup_.plan().spec())) log::info("router     ", *text);
     log::info("keeps      ", describe_layers(setup_.plan().request().run));
     if (const std::string places = placement::describe_places(setup_.plan()); !places.empty())
@@ -152,10 +167,10 @@ void RunReporter::warn() const {
     const spec::ModelSpec& spec = setup_.opened().file->spec;
     if (const auto doubt = doubt_learning_rate(config(), spec)) log::warning(*doubt);
     if (const auto doubt = doubt_adapter(config())) log::warning(*doubt);
-    const RunLength length{config().training.max_steps == 0
-                               ? setup_.loader().total_steps(config().training.num_train_epochs, -1)
-                               : setup_.total_steps(),
-                           setup_.loader().rows_per_epoch(), setup_.loader().rows_of_step() * setup_.data_ranks()};
+    const RunLength length{
+        config().training.max_steps == 0 ? setup_.loader().total_steps(config().training.num_train_epochs, -1)
+                                         : setup_.total_steps(),
+        setup_.loader().rows_per_epoch(), setup_.loader().rows_of_step() * setup_.data_ranks(), setup_.epoch_steps()};
     if (const auto doubt = doubt_warmup(config().training, length.steps)) log::warning(*doubt);
     for (const std::string& doubt : doubt_lengths(config(), length)) log::warning(doubt);
     if (const auto doubt = doubt_host_threads(config().distributed, at::get_num_threads(),
@@ -180,8 +195,8 @@ void RunReporter::begin(const TrainingState& state, double load_seconds) {
     std::snprintf(text, sizeof text, "%.1f", load_seconds);
     log::info("loaded in ", text, " s");
     const config::TrainingOptions& t = config().training;
-    time_left_ =
-        TimeLeft({setup_.total_steps(), t.eval_steps, t.save_steps, t.save_minutes, setup_.evaluated_tokens()});
+    time_left_ = TimeLeft({setup_.total_steps(), setup_.intervals().eval, setup_.intervals().save, t.save_minutes,
+                           setup_.evaluated_tokens()});
     hardware_rate_ = report::dense_bf16_rate(ops::device_name(setup_.device()));
     if (setup_.resume()) history_.rows = formats::read_trainer_state(setup_.resume()->folder).log_history;
     if (!leads()) return;
@@ -245,8 +260,7 @@ void RunReporter::saved(double seconds) {
 }
 
 bool RunReporter::is_logged(int64_t step) const {
-    const int64_t every = config().training.logging_steps;
-    return every > 0 && (step % every == 0 || step == setup_.total_steps());
+    return config::StepIntervals::falls_on(setup_.intervals().log, step) || step == setup_.total_steps();
 }
 
 double RunReporter::peak_gib() const {

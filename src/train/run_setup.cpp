@@ -64,6 +64,9 @@ RunSetup::RunSetup(const config::LoadedConfig& loaded, Purpose purpose)
         if (group_) mesh_.emplace(*group_, mesh, placement::several_chunks(config().distributed));
         const comm::LongOperation starting(group_.get(), "looking for checkpoints and opening the model");
         opened_ = session::open_model(config());
+        if (session::settle_length(loaded_.config.model, opened_.file->spec))
+            log::info("max_seq_length null: rows of up to ", config().model.max_seq_length,
+                      " tokens, the positions that the model has");
         session::require_positions(loaded_, opened_.file->spec);
         settle_learning_rate();
         if (purpose_ == Purpose::trains) require_own_output(config(), opened_.file->checkpoint.folder());
@@ -154,18 +157,21 @@ void RunSetup::open_data() {
         eval_rows_ = eval_rows_.with_learnt_prompts();
     }
     loader_ = std::make_unique<data::StepLoader>(std::move(data.train), options);
-    settle_steps(loader_->total_steps(config().training.num_train_epochs, config().training.max_steps));
+    settle_steps(loader_->total_steps(config().training.num_train_epochs, config().training.max_steps),
+                 loader_->steps_per_epoch());
     if (config().training.lr_scheduler_type == config::Schedule::reduce_lr_on_plateau)
-        if (eval_rows_.size() == 0 || config().training.eval_steps == 0)
+        if (eval_rows_.size() == 0 || !config::evaluates_between_steps(config().training))
             throw Error(
                 "option.no-evaluation",
                 "lr_scheduler_type reduce_lr_on_plateau follows the evaluation loss, and nothing is evaluated during "
                 "the run",
-                "Give data.eval_file, data.eval_files or data.val_size, and training.eval_steps.");
+                "Give data.eval_file, data.eval_files or data.val_size, and training.eval_steps or evals_per_epoch.");
 }
 
-void RunSetup::settle_steps(int64_t total) {
+void RunSetup::settle_steps(int64_t total, int64_t of_epoch) {
     total_steps_ = total;
+    epoch_steps_ = of_epoch;
+    intervals_ = config::step_intervals(config().training, total, of_epoch);
     if (resume_ && config().training.max_steps != 0) require_steps_left(*resume_, total_steps_);
     schedule_ = config::schedule_options(config().training, total_steps_);
 }
@@ -186,9 +192,9 @@ void RunSetup::open_rollouts() {
     loader_ = std::make_unique<data::StepLoader>(groups_->longest_rows(), options);
     const int64_t epoch = groups_->generations_of_epoch();
     const double epochs = groups_->repeats() ? t.num_train_epochs : 1;
-    settle_steps(t.max_steps >= 0
-                     ? t.max_steps
-                     : order_->steps(static_cast<int64_t>(std::ceil(epochs * static_cast<double>(epoch)))));
+    settle_steps(t.max_steps >= 0 ? t.max_steps
+                                  : order_->steps(static_cast<int64_t>(std::ceil(epochs * static_cast<double>(epoch)))),
+                 order_->steps(epoch));
 }
 
 void RunSetup::make_plan() {

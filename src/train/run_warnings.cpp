@@ -5,6 +5,7 @@
 
 #include "unsloth/config/load.h"
 #include "unsloth/config/schedule_arguments.h"
+#include "unsloth/config/step_intervals.h"
 #include "unsloth/core/error.h"
 #include "unsloth/placement/recipe.h"
 #include "unsloth/train/learning_rate.h"
@@ -88,21 +89,22 @@ std::vector<std::string> doubt_lengths(const config::Config& config, const RunLe
     const config::TrainingOptions& t = config.training;
     const config::TrainingOptions defaults;
     std::vector<std::string> doubts;
-    const auto too_long = [&](const char* option, int64_t every, int64_t unasked, const char* what) {
-        if (every > run.steps && every != unasked)
-            doubts.push_back(
-                cat("training.", option, " is ", every, ", and the run has ", run.steps, " steps: ", what));
+    const auto too_long = [&](const char* option, double every, double unasked, const char* what) {
+        if (every > static_cast<double>(run.steps) && every != unasked)
+            doubts.push_back(cat("training.", option, " is ", static_cast<int64_t>(every), ", and the run has ",
+                                 run.steps, " steps: ", what));
     };
     if (run.steps == 0) return doubts;
     too_long("eval_steps", t.eval_steps, defaults.eval_steps, "the only evaluation comes at its end");
     too_long("save_steps", t.save_steps, defaults.save_steps, "the only checkpoint is that of its end");
     too_long("logging_steps", t.logging_steps, defaults.logging_steps, "the last step alone is logged");
-    if (t.early_stopping_patience > 0 && t.eval_steps > 0)
-        if (const int64_t before_the_end = (run.steps - 1) / t.eval_steps; before_the_end <= t.early_stopping_patience)
+    const int64_t evaluated = config::step_intervals(t, run.steps, run.epoch_steps).eval;
+    if (t.early_stopping_patience > 0 && evaluated > 0)
+        if (const int64_t before_the_end = (run.steps - 1) / evaluated; before_the_end <= t.early_stopping_patience)
             doubts.push_back(cat("training.early_stopping_patience is ", t.early_stopping_patience, ", and ",
                                  before_the_end,
-                                 " evaluations come before the run's end: it cannot stop early; lower "
-                                 "training.eval_steps or the patience"));
+                                 " evaluations come before the run's end: it cannot stop early; evaluate more often, "
+                                 "or lower the patience"));
     if (t.max_steps < 0 && t.num_train_epochs < 0.1)
         doubts.push_back(cat("training.num_train_epochs is ", t.num_train_epochs, ": the run has ", run.steps,
                              run.steps == 1 ? " step, which sees " : " steps, which see ",

@@ -14,12 +14,12 @@
 namespace unsloth::train {
 
 StepResult TrainingLoop::take_step(const IssueOptions& options) {
-    const int64_t step = state_.progress.step + 1, every = config().training.eval_steps;
+    const int64_t step = state_.progress.step + 1;
     state_.stepper->issue(setup_.loader().step(step - 1), step, state_.learning_rate(step), options);
     StepResult result = *state_.stepper->take(/*must=*/true);
     state_.progress.step = step;
     state_.progress.epoch = result.epoch;
-    if (state_.plateau && every > 0 && step % every == 0 && step < setup_.total_steps()) maybe_evaluate(step);
+    if (state_.plateau && evaluates_after(step)) maybe_evaluate(step);
     return result;
 }
 

@@ -31,6 +31,11 @@ void TrainingLoop::run(StepSource& source) {
     answer_prompts(setup_.total_steps());
 }
 
+/// The evaluation after the last step is not the loop's.
+bool TrainingLoop::evaluates_after(int64_t step) const {
+    return config::StepIntervals::falls_on(setup_.intervals().eval, step) && step < setup_.total_steps();
+}
+
 void TrainingLoop::take_steps(StepSource& source) {
     const config::TrainingOptions& t = config().training;
     saves_.start_clock();
@@ -50,7 +55,7 @@ void TrainingLoop::take_steps(StepSource& source) {
         drain(false);
         // Ranks stop, and save, together: at the step whose result says that one was sent a signal, or asks for it.
         const int signal = setup_.group() ? agreed_signal_ : interrupt_requested();
-        const bool evaluates = t.eval_steps > 0 && step % t.eval_steps == 0 && step < setup_.total_steps() && !dropped;
+        const bool evaluates = evaluates_after(step) && !dropped;
         bool saves = saves_.due(step);
         if (signal == 0 && !evaluates && !saves && !profiles(step)) continue;
         drain(true);

@@ -110,6 +110,10 @@ TEST(PeerFields, WhatHasAnEquivalentIsMapped) {
                     "training.save_strategy and training.save_steps contradict each other");
     EXPECT_EQ(of(R"({"training": {"save_strategy": "steps", "save_steps": 7}})").training.save_steps, 7);
     EXPECT_EQ(of(R"({"training": {"eval_strategy": "no"}})").training.eval_steps, 0);
+    EXPECT_EQ(of(R"({"training": {"save_strategy": "epoch"}})").training.saves_per_epoch, 1);
+    EXPECT_EQ(of(R"({"data": {"val_size": 2}, "training": {"eval_strategy": "epoch"}})").training.evals_per_epoch, 1);
+    EXPECT_CONTAINS(notes_of(R"({"training": {"save_strategy": "epoch"}})"),
+                    "training.save_strategy epoch is taken as training.saves_per_epoch 1");
     EXPECT_EQ(of(R"({"training": {"use_cpu": true}})").hardware.device, "cpu");
     EXPECT_EQ(of(R"({"training": {"full_determinism": true}})").training.deterministic, true);
     EXPECT_EQ(of(R"({"training": {"chat_template_path": "t.jinja"}})").data.template_name, "t.jinja");
@@ -125,7 +129,10 @@ TEST(PeerFields, OtherNamesAndValuesOfOptions) {
     EXPECT_CONTAINS(notes_of(R"({"training": {"packing": true}})"), "training.packing is taken as data.packing");
     EXPECT_EQ(of(R"({"training": {"max_length": 512}})").model.max_seq_length, 512);
     EXPECT_EQ(of(R"({"training": {"max_seq_length": 512}})").model.max_seq_length, 512);
-    EXPECT_CONTAINS(notes_of(R"({"training": {"max_length": null}})"), "model.max_seq_length stays 2048");
+    EXPECT_EQ(of(R"({"training": {"max_length": null}})").model.max_seq_length, 0);  // the model's own limit
+    EXPECT_EQ(config::load_config({}, {"--max_seq_length", "null"}).config.model.max_seq_length, 0);
+    EXPECT_EQ(of(R"({"data": {"template": "llama3"}})").data.template_name, "llama-3");
+    EXPECT_EQ(of(R"({"data": {"chat_template_jinja": "{{ messages }}"}})").data.template_name, "{{ messages }}");
     EXPECT_EQ(of(R"({"model": {"dtype": "bf16"}})").model.dtype, spec::DType::bf16);
     EXPECT_EQ(of(R"({"model": {"torch_dtype": "float16"}})").model.dtype, spec::DType::f16);
     EXPECT_EQ(config::load_config({}, {"--dtype", "fp32"}).config.model.dtype, spec::DType::f32);
@@ -140,8 +147,8 @@ TEST(PeerFields, OtherNamesAndValuesOfOptions) {
 
 TEST(PeerFields, WhatWouldChangeTheResultIsRefusedWithTheReason) {
     EXPECT_CONTAINS(file_error(R"({"training": {"report_to": "mlflow"}})"), "training.report_to");
-    EXPECT_CONTAINS(file_error(R"({"training": {"save_strategy": "epoch"}})"), "training.save_steps");
-    EXPECT_CONTAINS(file_error(R"({"training": {"eval_strategy": "epoch"}})"), "training.eval_steps");
+    EXPECT_CONTAINS(file_error(R"({"training": {"save_strategy": "best"}})"), "training.save_steps");
+    EXPECT_CONTAINS(file_error(R"({"training": {"eval_strategy": "odd"}})"), "training.eval_steps");
     EXPECT_CONTAINS(file_error(R"({"training": {"label_smoothing_factor": 0.1}})"), "plain cross-entropy");
     EXPECT_CONTAINS(file_error(R"({"training": {"push_to_hub": true}})"), "hf upload");
     EXPECT_CONTAINS(file_error(R"({"training": {"dataset_text_field": "content"}})"), "data.columns");

@@ -222,7 +222,7 @@ TEST(Relations, AConditionalDefaultIsForOptionsThatNobodyGave) {
             EXPECT_NE(option.default_value, other.value);
             ++count;
         }
-    EXPECT_EQ(count, 3);
+    EXPECT_EQ(count, 4);
 }
 
 TEST(Relations, AliasesAndSynonymsCountInTheSchemaToo) {
@@ -248,8 +248,9 @@ TEST(Relations, MessagesSayWhatAndWhatNext) {
                     "preference.beta only applies to training.objective dpo, orpo or kto\n"
                     "  Remove it, or set training.objective to dpo, orpo or kto.");
     EXPECT_CONTAINS(flag_error({"--eval_steps", "10"}),
-                    "training.eval_steps needs data.eval_file, data.eval_files or data.val_size\n"
-                    "  Set data.eval_file, data.eval_files or data.val_size, or remove training.eval_steps.");
+                    "training.eval_steps needs data.eval_file, data.eval_files, data.eval_split or data.val_size\n"
+                    "  Set data.eval_file, data.eval_files, data.eval_split or data.val_size, or remove "
+                    "training.eval_steps.");
     EXPECT_CONTAINS(flag_error({"--pipeline_micro_batches", "2"}),
                     "distributed.pipeline_micro_batches only applies with distributed.pp_size");
     EXPECT_CONTAINS(flag_error({"--compute_dtype", "fp8", "--finetuning_type", "full"}),

@@ -97,7 +97,7 @@ TEST(Settle, EvaluationRowsComeFromOnePlace) {
                     "data.eval_file cannot be combined with data.val_size");
     EXPECT_CONTAINS(flag_error({"--val_size", "1.5"}, "option.out-of-range"), "whole number of rows");
     EXPECT_CONTAINS(flag_error({"--eval_steps", "10"}, "option.no-evaluation"),
-                    "needs data.eval_file, data.eval_files or data.val_size");
+                    "needs data.eval_file, data.eval_files, data.eval_split or data.val_size");
     EXPECT_EQ(config::load_config({}, {"--eval_steps", "10", "--val_size", "3"}).config.training.eval_steps, 10);
     EXPECT_EQ(config::load_config({}, {"--eval_steps", "10", "--eval_file", "e"}).config.training.eval_steps, 10);
 }

@@ -84,7 +84,7 @@ struct ModelOptions {
     spec::DType dtype = spec::DType::bf16;                       ///< compute type: f32, bf16 or f16
     spec::CodedProducts compute_dtype = spec::CodedProducts::none;
     std::optional<std::string> adapter_name_or_path;
-    int64_t max_seq_length = 2048;
+    int64_t max_seq_length = 2048;                                ///< 0: as many as the model has positions
     std::string rope_scaling = "{}";                              ///< JSON: Hugging Face's object; {}: config.json's
     std::string device_map = "\"auto\"";                          ///< JSON: a word or an object (config/device_map.h)
     std::vector<std::pair<std::string, std::string>> max_memory;  ///< {a GPU's number or "cpu", size}
@@ -111,10 +111,11 @@ struct LoraOptions {
 
 /// One source of training rows.
 struct DataSource {
-    std::string path;  ///< file, folder or glob
+    std::string path;         ///< file, folder or glob
+    std::string config_name;  ///< JSON key: name; of a data set's configurations one; empty: none is asked for
     DataFormat format = DataFormat::automatic;
     std::optional<double> weight;  ///< share of an epoch, relative to the other sources'; absent: each row once
-    std::string split;             ///< part of a folder, by its files' names; empty: see data/source.h
+    std::string split;             ///< as config/split.h reads it; names are those of files; empty: see data/source.h
     std::vector<std::pair<std::string, std::string>> columns;  ///< {name here, name in the file}
     std::string template_name;                                 ///< JSON key: template; empty: data.template
     int64_t max_samples = 0;                                   ///< only so many rows, from its beginning; 0: all
@@ -122,8 +123,10 @@ struct DataSource {
 
 struct DataOptions {
     std::string train_file;
+    std::string train_split;           ///< of train_file, as DataSource::split
     std::vector<DataSource> datasets;  ///< instead of train_file
     std::optional<std::string> eval_file;
+    std::string eval_split;                                       ///< of eval_file, else of train_file
     std::vector<std::pair<std::string, std::string>> eval_files;  ///< instead: {name, file}
     double val_size = 0;  ///< below 1 a fraction of the rows, else a number of rows
     DataFormat format = DataFormat::automatic;
@@ -174,19 +177,21 @@ struct TrainingOptions {
     KeptInputs keep_inputs_in = KeptInputs::automatic;
     double max_memory_gib = 0;  ///< bound of the plan on each GPU; 0: none
     bool deterministic = false;
-    int64_t eval_steps = 0;
+    double eval_steps = 0;       ///< here and in the next: below 1 a share of the run (config/step_intervals.h)
+    double evals_per_epoch = 0;  ///< instead; 0: eval_steps says it
     bool eval_on_start = false;
     int64_t early_stopping_patience = 0;  ///< evaluations without a better one that end a run; 0: none do
     double early_stopping_threshold = 0;  ///< by how much a better one is better
     bool load_best_model_at_end = false;
     std::string metric_for_best_model = "eval_loss";  ///< with or without eval_
     std::optional<bool> greater_is_better;            ///< absent: where the metric's name does not end in loss
-    int64_t save_steps = 500;
+    double save_steps = 500;
+    double saves_per_epoch = 0;  ///< instead; 0: save_steps says it
     double save_minutes = 0;
     int64_t save_total_limit = 0;
     double save_grace_seconds = 25;
     bool overwrite_output_dir = false;
-    int64_t logging_steps = 1;
+    double logging_steps = 1;
     std::vector<std::string> report_to;         ///< of tensorboard, prometheus, html
     std::optional<std::string> sample_prompts;  ///< file of prompts that evaluations answer
     int64_t sample_max_new_tokens = 64;
@@ -330,7 +335,8 @@ struct Config {
 
 /// Whether a run writes checkpoint-N folders.
 inline bool saves_checkpoints(const TrainingOptions& training) {
-    return training.save_steps > 0 || training.save_minutes > 0 || training.load_best_model_at_end;
+    return training.save_steps > 0 || training.saves_per_epoch > 0 || training.save_minutes > 0 ||
+           training.load_best_model_at_end;
 }
 
 /// metric_for_best_model as rows of metrics name it: with eval_ in front.

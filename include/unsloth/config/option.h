@@ -102,6 +102,10 @@ struct Option {
     /// "section.key", or "key" for a command's own option.
     std::string full_name() const { return section.empty() ? key : section + "." + key; }
     bool is_map() const;
+    /// Whether null is a value of it, or stands for one.
+    bool takes_null() const;
+    /// Whether null stands for another value than the default.
+    bool null_changes_it() const;
     bool is_list() const { return type == OptionType::text_list || type == OptionType::integer_list; }
 
     // For declarations, each returning the option itself.

@@ -20,6 +20,14 @@ struct PeerField {
     /// {value, the option's}; empty with an `option`: all others, as they are.
     std::vector<std::pair<Json, Json>> meanings;
     std::string refusal;  ///< why other values are refused, and what to do instead
+
+    /// A value that means another option.
+    struct Elsewhere {
+        Json value;
+        std::string option;
+        Json meant;
+    };
+    std::vector<Elsewhere> elsewhere;
 };
 
 const std::vector<PeerField>& peer_fields();
@@ -53,6 +61,9 @@ class PeerRows {
     /// A field that stands for an option. `taken`: values without effect.
     PeerRows& means(const char* key, const char* option, const std::vector<std::pair<Json, Json>>& meanings,
                     const std::vector<Json>& taken, const char* refusal = "", const char* note = "");
+
+    /// Of the latest field: a value that stands for another option.
+    PeerRows& or_means(const char* value, const char* option, Json meant);
 
     std::vector<PeerField> take() { return std::move(fields_); }
 

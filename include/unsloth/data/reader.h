@@ -55,6 +55,8 @@ class RowChunk {
     void add(int64_t index, int64_t line, int64_t bytes);
     /// Forgets all rows but the first ones.
     void keep(std::size_t rows) { places_.resize(std::min(rows, places_.size())); }
+    /// Forgets the first rows.
+    void drop(std::size_t rows);
 
   private:
     struct Place {

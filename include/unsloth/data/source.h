@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "unsloth/config/config.h"
+#include "unsloth/config/split.h"
 #include "unsloth/data/reader.h"
 
 namespace unsloth::data {
@@ -19,6 +20,13 @@ struct SourceFiles {
     ColumnNames columns;
     std::string template_name;  ///< empty: data.template
     int64_t max_samples = 0;    ///< only so many rows are read; 0: all
+
+    /// Whose rows are the first `files` that no part before has, one after another.
+    struct Part {
+        config::SplitPart split;
+        std::size_t files = 0;
+    };
+    std::vector<Part> parts;  ///< empty: all rows of all files
 };
 
 /// The files behind a source's path. A file is itself. A folder is all files of rows below it (.jsonl, .json, .ndjson,
@@ -30,11 +38,12 @@ struct SourceFiles {
 /// (train-00000-of-00002.parquet, train.jsonl), or a folder below the path has its name. Without a split, a folder that
 /// has files of `train` is its `train` (said in the log), so that a test set beside it is not trained on by mistake.
 ///
-/// Input Error when nothing is found, or nothing belongs to the split.
+/// Input Error when nothing is found, or nothing belongs to the split; it names the splits that are there. A file
+/// belongs to the split that its name says, and to train.
 std::vector<std::filesystem::path> files_of(const std::string& path, const std::string& split);
 
 /// Rows of several sources in order. A row's id is its number over all sources and files: sources in the order of the
-/// configuration, files sorted, rows as they lie.
+/// configuration, files sorted, rows as they lie. Rows before a slice of a file count, those behind it do not.
 class SourceReader {
   public:
     SourceReader(std::vector<SourceFiles> sources, ReaderOptions options);
@@ -50,16 +59,22 @@ class SourceReader {
     Part next();
 
     /// Rows that were handed out so far.
-    int64_t rows() const { return next_id_; }
+    int64_t rows() const { return rows_; }
 
   private:
     bool open_next();
+    bool is_full() const;
+    void begin_source();
+    RowChunk wanted_rows();
 
     std::vector<SourceFiles> sources_;
     ReaderOptions options_;
     std::size_t source_ = 0, file_ = 0;
+    std::vector<std::pair<int64_t, int64_t>> wanted_;  ///< rows [first, second) of the source's files
     std::shared_ptr<RowReader> reader_;
-    int64_t first_id_ = 0, next_id_ = 0, source_begin_ = 0;
+    int64_t position_ = 0;  ///< rows of the file that were read
+    int64_t taken_ = 0;     ///< rows of the source that were handed out
+    int64_t first_id_ = 0, next_id_ = 0, rows_ = 0;
 };
 
 /// The format of a source's rows: the one it names, or what the columns of each file's first readable row say (logged).
@@ -67,7 +82,7 @@ class SourceReader {
 /// does not tell, and when the files do not agree.
 config::DataFormat find_format(const SourceFiles& source, const ReaderOptions& options, bool skip_bad_rows);
 
-/// A source whose path was looked up.
+/// A source whose path, configuration and split were looked up. Errors as files_of(), and as parse_split().
 SourceFiles with_files(const config::DataSource& source);
 
 /// The same with its format known.

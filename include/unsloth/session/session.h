@@ -35,6 +35,9 @@ struct OpenedModel {
 };
 OpenedModel open_model(const config::Config& config);
 
+/// Gives a max_seq_length of 0 its meaning; false: it has another.
+bool settle_length(config::ModelOptions& model, const spec::ModelSpec& spec);
+
 /// usage Error with the remedy where rows as long as was asked for would have positions that the model does not know.
 /// The default length is one for all models, and packed rows hold several that each begin at 0.
 void require_positions(const config::LoadedConfig& loaded, const spec::ModelSpec& spec);

@@ -54,6 +54,7 @@ class ChatTemplate {
     ///                    <|im_start|>, else alpaca
     ///   the name of one of the model's templates
     ///   the name of a built-in one (see builtin_templates)
+    ///   a text that holds {{ or {%: the template itself
     ///   a path to a file with a template
     /// Usage Error for anything else; input Error (file, line) for a template with a mistake. Whoever calls
     /// with `auto` logs `name()`.

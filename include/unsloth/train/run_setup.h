@@ -12,6 +12,7 @@
 
 #include "unsloth/comm/mesh.h"
 #include "unsloth/config/schedule_arguments.h"
+#include "unsloth/config/step_intervals.h"
 #include "unsloth/core/folder_lock.h"
 #include "unsloth/data/loader.h"
 #include "unsloth/placement/memory_use.h"
@@ -79,6 +80,9 @@ class RunSetup {
     int64_t rows_in_flight() const { return rows_in_flight_; }  ///< completions that a rank samples at a time
     const std::string& data_fingerprint() const { return data_fingerprint_; }  ///< of the training rows
     int64_t total_steps() const { return total_steps_; }
+    int64_t epoch_steps() const { return epoch_steps_; }  ///< of a whole epoch, whatever the run's length
+    /// How often it evaluates, saves and logs.
+    const config::StepIntervals& intervals() const { return intervals_; }
     const config::ScheduleOptions& schedule() const { return schedule_; }
     const Evaluator* evaluator() const {
         return evaluator_ ? &*evaluator_ : nullptr;
@@ -110,7 +114,7 @@ class RunSetup {
     void take_output();
     void open_data();
     void open_rollouts();
-    void settle_steps(int64_t total);
+    void settle_steps(int64_t total, int64_t of_epoch);
     data::BatchLimits row_limits() const;
     void require_agreement() const;
     void make_plan();
@@ -146,7 +150,8 @@ class RunSetup {
     std::unique_ptr<CompletionEvaluator> answers_;
     std::optional<data::EvalLoader> reference_rows_;
     std::unique_ptr<session::TeacherSetup> teacher_;
-    int64_t total_steps_ = 0;
+    int64_t total_steps_ = 0, epoch_steps_ = 0;
+    config::StepIntervals intervals_;
     config::ScheduleOptions schedule_;
     std::unique_ptr<model::ModelPlan> plan_;
 };

@@ -31,9 +31,9 @@ std::optional<std::string> doubt_warmup(const config::TrainingOptions& training,
 /// trained it; nothing otherwise, and where that run is not known.
 std::optional<std::string> doubt_adapter(const config::Config& config);
 
-/// How long a run is: steps, rows of an epoch, and rows of a step on all ranks.
+/// How long a run is: steps, rows of an epoch, rows of a step on all ranks, and steps of an epoch.
 struct RunLength {
-    int64_t steps = 0, rows = 0, rows_of_step = 0;
+    int64_t steps = 0, rows = 0, rows_of_step = 0, epoch_steps = 0;
 };
 /// What to say about options that count steps or rows and do not go with a run so short.
 std::vector<std::string> doubt_lengths(const config::Config& config, const RunLength& run);

@@ -28,6 +28,7 @@ class TrainingLoop {
     void take_steps(StepSource& source);
     bool issue(const data::StepBatch& batch, int64_t step);
     bool profiles(int64_t step) const;
+    bool evaluates_after(int64_t step) const;
     void take_in(const StepResult& result);
     void watch_rollouts(const StepResult& result);
     void maybe_evaluate(int64_t step);

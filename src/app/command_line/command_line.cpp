@@ -52,8 +52,9 @@ class Presence {
     }
     void need_evaluation_rows(const DataOptions& data) {
         const bool held_out = data.val_size > 0 && (!data.train_file.empty() || !data.datasets.empty());
-        need(data.eval_file || !data.eval_files.empty() || held_out,
-             {"data.eval_file", "data.eval_files", "data.val_size", "data.train_file", "data.datasets"},
+        need(data.eval_file || !data.eval_files.empty() || !data.eval_split.empty() || held_out,
+             {"data.eval_file", "data.eval_files", "data.eval_split", "data.val_size", "data.train_file",
+              "data.datasets"},
              "--data.eval_file",
              "In a configuration file: {\"data\": {\"eval_file\": \"test.jsonl\"}}; or data.val_size, which holds out "
              "rows of data.train_file.");

@@ -49,17 +49,19 @@ const ConfigUse of_score =
 const ConfigUse of_evaluate =
     inference({"data", "training.objective", "training.seed", "training.per_device_train_batch_size"},
               {"data.packing", "data.shuffle"});
-const ConfigUse of_prune = inference({"data", "training.per_device_train_batch_size"},
-                                     {"data.train_file", "data.datasets", "data.eval_file", "data.eval_files",
-                                      "data.val_size", "data.packing", "data.shuffle", "model.rope_scaling"});
+const ConfigUse of_prune =
+    inference({"data", "training.per_device_train_batch_size"},
+              {"data.train_file", "data.train_split", "data.datasets", "data.eval_file", "data.eval_split",
+               "data.eval_files", "data.val_size", "data.packing", "data.shuffle", "model.rope_scaling"});
 const ConfigUse of_data = {{"model.path", "model.adapter_name_or_path", "model.max_seq_length", "model.rope_scaling",
                             "data", "training.objective", "training.seed", "training.per_device_train_batch_size",
                             "training.gradient_accumulation_steps", "training.num_train_epochs", "training.max_steps",
                             "training.max_tokens_per_batch", "preference.rpo_alpha", "logging.level"},
                            {}};
-const ConfigUse of_augment = {{"data.train_file", "data.val_size", "data.format", "data.columns", "data.text_unit",
-                               "data.invalid_utf8", "data.skip_invalid", "training.seed", "logging.level"},
-                              {}};
+const ConfigUse of_augment = {
+    {"data.train_file", "data.train_split", "data.val_size", "data.format", "data.columns", "data.text_unit",
+     "data.invalid_utf8", "data.skip_invalid", "training.seed", "logging.level"},
+    {}};
 const ConfigUse of_tune = {{"model", "lora", "training", "hardware", "distributed", "logging"}, {}};
 const ConfigUse of_bench = {{"model", "lora", "data", "training", "grpo", "hardware", "distributed", "logging"}, {}};
 const ConfigUse of_doctor = {{"model.path", "training.output_dir", "hardware.device", "distributed.nccl",

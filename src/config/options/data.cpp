@@ -17,10 +17,17 @@ void declare_source(OptionSet& options, DataSource& source) {
     options.add("weight", source.weight, "Share of an epoch, relative to the other sources' weights.")
         .above(0)
         .at_most(1e9);
+    options.add("name", source.config_name, "Configuration of the data set: its folder NAME; empty: none.")
+        .alias("", "config")
+        .suggested_for({"subset", "config_name"});
     options.add("split", source.split,
-                "Only files of this split, by their names; empty: all, or train where a folder has one.");
+                "Only files of this split, by their names, or a slice of their rows, as train[:20%]; empty: all, or "
+                "train where a folder has one.");
     options.add("columns", source.columns, "Names of columns in the files; empty: data.columns.");
-    options.add("template", source.template_name, "Chat template of its rows; empty: data.template.").path("NAME");
+    options.add("template", source.template_name, "Chat template of its rows; empty: data.template.")
+        .path("NAME")
+        .synonym("llama3", "llama-3")
+        .synonym("llama2", "llama-2");
     options.add("max_samples", source.max_samples, "Read only this many examples, from the start; 0: all.")
         .at_least(0)
         .suggested_for({"num_samples", "max_rows", "limit"});
@@ -41,10 +48,17 @@ void declare_data(OptionSet& options, DataOptions& data) {
         .suggested_for({"dataset", "data", "train", "train_data", "dataset_path", "dataset_name", "data_path", "file"})
         .on_resume(OnResume::logged);
     options
+        .add("train_split", data.train_split,
+             "Split of train_file, by the names of its files, or a slice of the rows, as Hugging Face's datasets write "
+             "it: train, train[:20%], [100:500], train[-10%:]+test. Empty: train where there is one, else all.")
+        .only_with("data.train_file")
+        .suggested_for({"dataset_train_split", "split", "dataset_split"});
+    options
         .add_list(
             "datasets", data.datasets, declare_source,
-            "Several sources of training rows, instead of train_file: [{\"path\", \"format\", \"weight\", \"split\", "
-            "\"columns\", \"template\", \"max_samples\"}], all but path optional. Weights, on all or on none, are the "
+            "Several sources of training rows, instead of train_file: [{\"path\", \"name\", \"format\", \"weight\", "
+            "\"split\", \"columns\", \"template\", \"max_samples\"}], all but path optional. Weights, on all or on "
+            "none, are the "
             "sources' shares of an epoch.")
         .not_with("data.train_file")
         .because("training rows come from one of them")
@@ -58,6 +72,15 @@ void declare_data(OptionSet& options, DataOptions& data) {
         .not_with("data.eval_files")
         .because("evaluation rows come from one of them")
         .on_resume(OnResume::logged);
+    options
+        .add("eval_split", data.eval_split,
+             "Split or slice of eval_file, written as train_split; without an eval_file, of train_file.")
+        .needs({"data.eval_file", "data.train_file"})
+        .not_with("data.val_size")
+        .because("evaluation rows come from one of them")
+        .not_with("data.eval_files")
+        .because("evaluation rows come from one of them")
+        .suggested_for({"dataset_test_split", "test_split"});
     options
         .add("eval_files", data.eval_files,
              "Several named evaluation sets instead of eval_file: {\"law\": \"law.jsonl\", \"chat\": \"chat.jsonl\"}. "
@@ -87,8 +110,13 @@ void declare_data(OptionSet& options, DataOptions& data) {
     options
         .add("template", data.template_name,
              "Chat template. auto: the model's own, else a built-in one that fits its tokens. A name: one of the "
-             "model's, or llama-3, llama-2, mistral, chatml, qwen, alpaca, zephyr. A path: a .jinja file.")
+             "model's, or llama-3, llama-2, mistral, chatml, qwen, alpaca, zephyr. A path: a .jinja file. A text with "
+             "{{ or {%: the template itself.")
         .path("NAME")
+        .alias("data", "chat_template_jinja")
+        .synonym("llama3", "llama-3")
+        .synonym("llama2", "llama-2")
+        .synonym("tokenizer_default", "default")
         .suggested_for({"chat_template", "prompt_template"});
     options.add_object(
         "chat_template_kwargs", data.chat_template_kwargs,

@@ -122,9 +122,11 @@ void declare_model(OptionSet& options, ModelOptions& model) {
         .on_resume(OnResume::logged);
     options
         .add("max_seq_length", model.max_seq_length,
-             "Longest sequence in tokens; data.overflow_strategy handles longer ones.")
+             "Longest sequence in tokens; data.overflow_strategy handles longer ones. null or 0: as many as the model "
+             "has positions.")
         .most_used("Longest example in tokens")
-        .at_least(1)
+        .at_least(0)
+        .synonym(nullptr, 0)
         .alias("model", "max_length")
         .alias("training", "max_length")
         .alias("training", "max_seq_length")

@@ -12,6 +12,8 @@ void declare_device_map(Option& map);
 void declare_lora(OptionSet& options, LoraOptions& lora);
 void declare_data(OptionSet& options, DataOptions& data);
 void declare_training(OptionSet& options, TrainingOptions& training);
+/// Its part on evaluation, checkpoints and reports.
+void declare_saving(OptionSet& options, TrainingOptions& training);
 void declare_preference(OptionSet& options, PreferenceOptions& preference);
 void declare_distill(OptionSet& options, DistillOptions& distill);
 void declare_grpo(OptionSet& options, GrpoOptions& grpo);
