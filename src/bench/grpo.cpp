@@ -77,7 +77,7 @@ double completions_of_step(const config::Config& config) {
 double sampling_ceiling(const model::ModelPlan& plan, const config::Config& config, const RolloutSteps& steps) {
     double weights = 0;
     for (const auto& [group, bytes] : plan.groups())
-        if (group == "layer weights" || group == "base weights" || group == "adapters" || group == "expanded layer")
+        if (group == "layer weights" || group == "base weights" || group == "adapters" || group == "dequantized layer")
             weights += static_cast<double>(bytes);
     const spec::ModelSpec& spec = plan.spec();
     const at::ScalarType type = plan.request().dtype;

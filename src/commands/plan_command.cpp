@@ -168,7 +168,7 @@ class Report {
         std::cout << "  gradient_checkpointing       " << describe_own(plan_) << "\n"
                   << "  weights                      "
                   << (places.empty() ? on_gpu() ? "on the GPU" : "in host memory" : places)
-                  << (cached > 0 ? cat(", ", cached, " layers expanded once") : "") << "\n\n"
+                  << (cached > 0 ? cat(", ", cached, " layers dequantized once") : "") << "\n\n"
                   << plan_.table_text() << teachers() << " of " << human_bytes(budget_.device) << drivers()
                   << communicators() << "\n";
         if (on_gpu())

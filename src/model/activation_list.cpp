@@ -280,7 +280,7 @@ void ActivationList::head(HeadBuffers& h, std::vector<at::Tensor>& objective) {
     const bool codes_of_h = forward_coded(sizes_.head_coded),
                codes_of_logits = head_dx_codes(sizes_.head_coded) != spec::Codes::none;
     if (sizes_.expands_head && !(codes_of_h && codes_of_logits))
-        add({"lm_head", "expanded lm_head", {spec_.vocab_size, d}, dtype_, phase}, h.lm_head_VD);
+        add({"lm_head", "dequantized lm_head", {spec_.vocab_size, d}, dtype_, phase}, h.lm_head_VD);
     const int64_t columns = spec::vocabulary_slice(spec_.vocab_size, layout_.tp).size;
     const at::ScalarType logits = sizes_.objective.fp32_logits ? at::kFloat : dtype_;
     add({"lm_head", "logits", {run_.head_tile, columns}, logits, phase}, h.logits_CV);

@@ -156,7 +156,7 @@ LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedM
               name_of(loaded.config.model.dtype));
     result.ctx = placement::make_context(loaded.config, plan);
     if (const int64_t expanded = plan.expanded_linears(); cache.tokens > 0 && expanded > 0)
-        log::info("answers: ", expanded, " quantised matrices are expanded to ", c10::toString(request.dtype),
+        log::info("answers: ", expanded, " quantized matrices are dequantized to ", c10::toString(request.dtype),
                   " for each token: products of few tokens read nested 4-bit weights of whole tiles of 64 alone, in "
                   "bfloat16, where hardware.kernels is not library");
     result.model = std::make_unique<model::Model>(*result.ctx, plan.load(*result.ctx));

@@ -215,7 +215,7 @@ std::string BasePlan::description() const {
     return cat(text, when, outside,
                request_.device.is_cuda() && cached > 0
                    ? cat("; ", cached < static_cast<int64_t>(ready_.size()) ? cat(cached, " layers") : "all layers",
-                         " expanded to ", c10::toString(request_.dtype), " once")
+                         " dequantized to ", c10::toString(request_.dtype), " once")
                    : "",
                dx_coded(request_.coded) ? cat(coded, " for dx, too", head) : "");
 }

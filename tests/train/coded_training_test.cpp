@@ -223,8 +223,8 @@ TEST(CodedPlan, HoldsWhatItsProductsRead) {
         EXPECT_EQ(bytes(dx.resident(), "layer weights"), bytes(without.resident(), "layer weights") + transposes);
         EXPECT_EQ(bytes(both.resident(), "base weights"), 0);
         EXPECT_EQ(bytes(both.resident(), "layer weights", "codes"), 2 * weights);
-        EXPECT_EQ(bytes(dx.resident(), "expanded layer") > 0, !cached);
-        EXPECT_EQ(bytes(both.resident(), "expanded layer"), 0);
+        EXPECT_EQ(bytes(dx.resident(), "dequantized layer") > 0, !cached);
+        EXPECT_EQ(bytes(both.resident(), "dequantized layer"), 0);
         EXPECT_EQ(bytes(without.step(), "scratch", "codes"), 0);
         EXPECT_GT(bytes(dx.step(), "scratch", "codes"), 0);
         EXPECT_LE(bytes(dx.step(), "scratch", "codes"), bytes(both.step(), "scratch", "codes"));
