@@ -11,7 +11,7 @@ namespace {
 using namespace test;
 using Experts = engine_api::Calibration::Experts;
 
-at::Tensor in_fp64(const formats::TensorSource& source) {
+at::Tensor values_in_fp64(const formats::TensorSource& source) {
     at::Tensor values = at::empty(source.rule.shape, at::kFloat);
     source.read_f32(values.data_ptr<float>());
     return values.to(at::kDouble);
@@ -21,8 +21,8 @@ at::Tensor expert_output(const formats::WeightFile& file, spec::LinearId id, con
     const auto linear = [&](spec::Projection projection, const at::Tensor& x) {
         id.projection = projection;
         const formats::TensorSource* const bias = file.tensors.bias(id);
-        const at::Tensor y = at::matmul(x, in_fp64(file.tensors.linear(id)).t());
-        return bias == nullptr ? y : y + in_fp64(*bias);
+        const at::Tensor y = at::matmul(x, values_in_fp64(file.tensors.linear(id)).t());
+        return bias == nullptr ? y : y + values_in_fp64(*bias);
     };
     const at::Tensor gate = linear(spec::Projection::gate, h_TD), up = linear(spec::Projection::up, h_TD);
     if (file.spec.gate_activation == spec::GateActivation::silu)
@@ -35,8 +35,8 @@ at::Tensor expert_output(const formats::WeightFile& file, spec::LinearId id, con
 /// Of a layer whose MLP reads h.
 Experts plain_saliency(const formats::WeightFile& file, int layer, const at::Tensor& h_TD) {
     const spec::ExpertsSpec& experts = *file.spec.experts;
-    at::Tensor logits_TE = at::matmul(h_TD, in_fp64(file.tensors.of(spec::TensorRole::router, layer)).t());
-    if (experts.router_bias) logits_TE += in_fp64(file.tensors.of(spec::TensorRole::router_bias, layer));
+    at::Tensor logits_TE = at::matmul(h_TD, values_in_fp64(file.tensors.of(spec::TensorRole::router, layer)).t());
+    if (experts.router_bias) logits_TE += values_in_fp64(file.tensors.of(spec::TensorRole::router_bias, layer));
     const auto [chosen_Tk, ids_Tk] = logits_TE.topk(experts.top_k);
     const at::Tensor weights_Tk = experts.weights == spec::RouterWeights::of_all
                                       ? at::softmax(logits_TE, 1).gather(1, ids_Tk)
