@@ -214,9 +214,9 @@ class Warnings(EndToEnd):
         base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
         self.fail_with(
             USAGE,
-            ["there is no chat template 'llama3'", "Did you mean llama-3?"],
+            ["there is no chat template 'lama-3'", "Did you mean llama-3?"],
             "generate",
-            *["--model.path", base, "--prompt", "x", "--template", "llama3", "--device", "cpu"],
+            *["--model.path", base, "--prompt", "x", "--template", "lama-3", "--device", "cpu"],
         )
 
 

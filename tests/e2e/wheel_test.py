@@ -198,7 +198,7 @@ class Wheel(EndToEnd):
 
     def check_other_places(self, program, site, words):
         """LibTorch elsewhere in Python's path; another one; none."""
-        elsewhere = self.folder / "elsewhere"
+        elsewhere = self.out / "elsewhere"  # a folder that they can be renamed to
         elsewhere.mkdir()
         for name in ("torch", "nvidia", "pyarrow"):
             (site / name).rename(elsewhere / name)

@@ -398,11 +398,16 @@ TEST_F(ChatTemplates, SayWhenTheyKnowNoReasoning) {
     }
 }
 
-TEST_F(ChatTemplates, ATemplateInThePlaceOfItsNameIsAUsageError) {
-    const std::string source = "{% for m in messages %}{{ m.content }}{% endfor %}" + std::string(5000, ' ');
-    EXPECT_NE(error_of("template.unknown", [&] { tokenizer::ChatTemplate::choose(source, tokenizer("x")); })
-                  .find("there is no chat template"),
-              std::string::npos);
+TEST_F(ChatTemplates, ATextInThePlaceOfANameIsTheTemplate) {
+    const std::string source = "{% for m in messages %}<{{ m.content }}>{% endfor %}" + std::string(5000, ' ');
+    const auto row = Ordered::parse(R"({"messages": [{"role": "user", "content": "hi"}]})");
+    const auto chosen = tokenizer::ChatTemplate::choose(source, tokenizer("{{ 'the model has its own' }}"));
+    EXPECT_EQ(chosen.name(), "of the configuration");
+    EXPECT_EQ(chosen.render(row).text.substr(0, 6), "<hi>  ");
+    EXPECT_NE(
+        error_of("template.failed", [&] { tokenizer::ChatTemplate::choose("{% for %}", tokenizer("x")).render(row); })
+            .find("of the configuration"),
+        std::string::npos);
 }
 
 TEST_F(ChatTemplates, RowsNestedTooDeepAreRefused) {
