@@ -141,14 +141,14 @@ std::string headline(const Run& run, int columns) {
     return text;
 }
 
-/// What the plan holds memory for, the most first, and the measured peak; at most so many lines.
+/// The measured peak, and what the plan holds memory for, the most first; at most so many lines.
 std::string memory_lines(const Run& run, int columns, int most) {
     auto groups = run.planned_groups;
     std::stable_sort(groups.begin(), groups.end(), [](auto& a, auto& b) { return a.second > b.second; });
     const double peak = run.peak_gib();
     std::vector<std::string> fields = {cat("memory: ", std::isfinite(peak) ? cat("peak ", memory_text(peak), ", ") : "",
-                                           "planned ", memory_text(run.planned_gib), " for")};
-    std::string text;
+                                           "planned ", memory_text(run.planned_gib))};
+    std::string text = most > 0 ? in_lines(fields, columns, "  ") : "";
     for (const auto& [name, bytes] : groups) {
         fields.push_back(cat(printable(name), " ", human_bytes(bytes)));
         const std::string more = in_lines(fields, columns, "  ");

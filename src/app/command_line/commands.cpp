@@ -162,7 +162,7 @@ const std::vector<CommandInfo>& commands() {
         {Command::prune, "prune",
          "--model.path DIR --out DIR --calibration FILE [--layers N [--method block_influence|last|scan]] "
          "[--intermediate K] [--experts K] [--wanda 0.5|2:4]",
-         "Remove layers, MLP neurons, experts or weights that matter least.", of_prune, declare_prune,
+         "Remove layers, neurons, experts or weights that matter least.", of_prune, declare_prune,
          succeeding<run_prune>, /*alone=*/true},
         {Command::bench, "bench", "step|ops|gemm|nf4|scaling|comm|generate|grpo|--check [--batch N] [--seq N] [--json]",
          "Measure speed, or check it against regression thresholds.", of_bench, declare_bench, run_bench_command},

@@ -137,7 +137,7 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
     options.section("training", "Training", "The run: batches, length, optimizer, schedule, what is written when.");
     options.add("output_dir", training.output_dir, "Folder for the adapter, the metrics and the run's configuration.")
         .path("DIR")
-        .most_used("Folder for adapter, metrics")
+        .most_used("Folder of the results")
         .synonym(nullptr, training.output_dir)
         .suggested_for({"out", "output", "save_dir"})
         .on_resume(OnResume::mutable_);
