@@ -56,6 +56,23 @@ std::vector<std::string> sections_in(const Json& fields) {
     return found;
 }
 
+/// Unsloth Studio's files have sections of our names, with these members of its own.
+std::vector<std::string> studio_marks(const Json& fields) {
+    static const std::vector<std::pair<const char*, const char*>> marks = {{"training", "batch_size"},
+                                                                           {"training", "random_seed"},
+                                                                           {"training", "train_on_completions"},
+                                                                           {"lora", "lora_r"},
+                                                                           {"lora", "use_loftq"},
+                                                                           {"lora", "finetune_language_layers"},
+                                                                           {"logging", "enable_wandb"},
+                                                                           {"logging", "enable_tensorboard"}};
+    std::vector<std::string> found;
+    for (const auto& [section, member] : marks)
+        if (fields.contains(section) && fields[section].is_object() && fields[section].contains(member))
+            found.push_back(cat(section, ".", member));
+    return found;
+}
+
 }  // namespace
 
 std::string FileOwner::shown_marks() const {
@@ -89,6 +106,8 @@ std::vector<std::string> present_marks(const Json& fields, const std::vector<con
 
 FileOwner owner_of(const Json& fields) {
     FileOwner owner;
+    const std::vector<std::string> of_studio = studio_marks(fields);
+    if (of_studio.size() >= 2) return {false, true, "Unsloth Studio", of_studio, ""};
     const auto consider = [&](FileOwner other) {
         if (other.marks.size() > owner.marks.size()) owner = std::move(other);
     };

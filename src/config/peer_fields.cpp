@@ -54,7 +54,7 @@ void add_saving_fields(PeerRows& rows) {
              "a checkpoint is safetensors files with the optimizer's state, written once, and on SIGTERM too")
         .any({"restore_callback_states_from_checkpoint"}, "there are no callbacks")
         .only({"ignore_data_skip"}, off, "a resumed run continues at the row")
-        .only({"push_to_hub"}, off, "nothing is uploaded; hf upload REPO FOLDER does it after the run")
+        .aside({"push_to_hub"}, "nothing is uploaded; hf upload REPO FOLDER does it after the run")
         .any({"hub_token", "hub_private_repo", "hub_model_id", "hub_strategy", "hub_always_push", "hub_revision",
               "push_to_hub_model_id", "push_to_hub_organization", "push_to_hub_token"},
              "nothing is uploaded");
@@ -198,6 +198,12 @@ PeerRows& PeerRows::only(const std::vector<const char*>& keys, const Values& val
 PeerRows& PeerRows::means(const char* key, const char* option, const Meanings& meanings, const Values& taken,
                           const char* refusal, const char* note) {
     fields_.push_back({section_, key, note, false, taken, option, meanings, refusal, {}});
+    return *this;
+}
+
+PeerRows& PeerRows::aside(const std::vector<const char*>& keys, const char* refusal, const Values& values) {
+    only(keys, values, refusal);
+    for (std::size_t i = fields_.size() - keys.size(); i < fields_.size(); ++i) fields_[i].aside = true;
     return *this;
 }
 

@@ -5,6 +5,7 @@
 
 #include "import/axolotl_fields.h"
 #include "import/axolotl_source.h"
+#include "import/model_names.h"
 #include "import/policy_fields.h"
 #include "unsloth/core/error.h"
 #include "unsloth/spec/model_spec.h"
@@ -30,11 +31,12 @@ void set_defaults(Importer& importer) {
 
 /// lora_target_modules, and all projections with lora_target_linear.
 std::optional<Json> targets_of(Importer& importer) {
-    const Json modules = importer.take("lora_target_modules").value_or(nullptr);
+    Json modules = importer.take("lora_target_modules").value_or(nullptr);
     const bool linear = importer.take_flag("lora_target_linear"), named = !modules.is_null() && !modules.empty();
-    if (named && modules.is_string() && modules != "all-linear") {
-        importer.lose("lora_target_modules", cat(shown(modules), ": a list of projections is expected, not a pattern"));
-        return linear ? std::optional<Json>("all-linear") : std::nullopt;
+    if (named && modules != "all-linear") {
+        const auto projections = projections_of(importer, "lora_target_modules", modules);
+        if (!projections) return linear ? std::optional<Json>("all-linear") : std::nullopt;
+        modules = *projections;
     }
     if (!linear) return named ? std::optional<Json>(modules) : std::nullopt;
     Json all = Json::array();
@@ -76,12 +78,58 @@ void import_adapter(Importer& importer) {
 
 /// Rows are never padded; other tokens than the folder's would change what is learnt.
 void import_special_tokens(Importer& importer) {
-    const Json tokens = importer.take("special_tokens").value_or(nullptr);
+    const Json tokens = importer.take("special_tokens").value_or(nullptr), model = importer.look("base_model");
     if (tokens.is_null() || tokens.empty()) return;
-    if (tokens.is_object() && tokens.size() == 1 && tokens.contains("pad_token"))
-        return importer.note("special_tokens", "pad_token has no effect: rows are not padded");
-    importer.lose("special_tokens",
-                  cat(shown(tokens), ": the tokenizer's own are taken; set them in the model's folder"));
+    if (!tokens.is_object()) return importer.lose("special_tokens", cat(shown(tokens), ": an object is expected"));
+    for (const auto& [name, token] : tokens.items()) {
+        const std::string key = cat("special_tokens.", name);
+        const bool same = token.is_string() && model.is_string() && has_special_token(model, name, token);
+        if (name == "pad_token")
+            importer.note(key, "has no effect: rows are not padded");
+        else if (same)
+            importer.note(key, cat(shown(token), " is the tokenizer's own"));
+        else if (!token.is_null())
+            importer.lose(key, cat(shown(token), ": the tokenizer's own is taken; set it in the model's folder"));
+    }
+}
+
+/// Templates name the tokens that end their turns.
+void import_turn_ends(Importer& importer) {
+    const std::vector<std::string> ends = importer.take_names("eot_tokens");
+    for (const std::string& token : ends) {
+        if (ends_turn(token))
+            importer.note("eot_tokens",
+                          cat(token, ": an answer is learnt with the token that ends it in the template"));
+        else
+            importer.lose("eot_tokens", cat(token, ": the chat template says where a turn ends"));
+    }
+}
+
+/// A base in MXFP4 keeps its values either way; experts are held as the other weights are.
+void import_quantized_base(Importer& importer) {
+    const auto kind = importer.take("model_quantization_config"),
+               how = importer.take("model_quantization_config_kwargs");
+    const bool dequantizes =
+        how && how->is_object() && how->size() == 1 && how->value("dequantize", Json(false)) == true;
+    if (kind && *kind == "Mxfp4Config" && (!how || how->empty() || dequantizes))
+        importer.note("model_quantization_config",
+                      "experts in MXFP4 stay so while they are frozen: the values are the same");
+    else if (kind || (how && !how->empty()))
+        importer.lose("model_quantization_config",
+                      cat(shown(kind ? *kind : *how),
+                          ": model.load_in_4bit, load_in_8bit and precision say what the base is held in"));
+    const auto experts = importer.take("quantize_moe_experts");
+    const auto& model = importer.config().model;
+    if (experts && *experts == true && !model.load_in_4bit && !model.load_in_8bit)
+        importer.lose("quantize_moe_experts", "true: neither load_in_4bit nor load_in_8bit is on");
+    else if (experts && *experts == true)
+        importer.note("quantize_moe_experts", "experts are quantised as the other projections are");
+    const Json path = importer.look("base_model");
+    const bool holds_experts = path.is_string() && has_experts(path);
+    if (holds_experts && (!experts || *experts == false) && (model.load_in_4bit || model.load_in_8bit))
+        importer.lose(model.load_in_4bit ? "load_in_4bit" : "load_in_8bit",
+                      "experts stay in 16 bit there unless quantize_moe_experts is true, and are quantised here; "
+                      "model.precision says otherwise");
 }
 
 void import_template(Importer& importer) {
@@ -297,6 +345,8 @@ void import_axolotl(Importer& importer) {
     import_adapter(importer);
     import_template(importer);
     import_special_tokens(importer);
+    import_turn_ends(importer);
+    import_quantized_base(importer);
     const std::string rl = import_objective(importer);
     if (rl == "grpo")
         import_dropout_of_policy(importer);
@@ -304,6 +354,7 @@ void import_axolotl(Importer& importer) {
         import_dropout_of_preferences(importer, "lora_dropout");
     import_sources(importer, rl);
     import_precision_of_adapters(importer);
+    import_sharding(importer);
     import_optimizer(importer);
     const bool evaluates = import_evaluation_rows(importer, rl);
     const bool says_often = !importer.look("saves_per_epoch").is_null() && importer.look("saves_per_epoch") != 0;

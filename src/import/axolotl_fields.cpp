@@ -81,8 +81,7 @@ void add_model(PeerRows& rows) {
               "experimental_skip_move_to_device", "hf_use_auth_token", "use_kernels", "embeddings_skip_upcast",
               "lora_on_cpu", "qlora_sharded_model_loading"},
              "config.json and tokenizer.json say what the folder holds, and no code of a repository is run")
-        .only({"gptq", "gptq_groupsize", "gptq_model_v1", "model_quantization_config",
-               "model_quantization_config_kwargs", "use_onebitllms", "quantize_moe_experts", "nonexpert_quantization",
+        .only({"gptq", "gptq_groupsize", "gptq_model_v1", "use_onebitllms", "nonexpert_quantization",
                "dsv4_fp8_nonexpert_mode", "dsv4_bf16_all", "dsv4_fp4_grouped_mode", "gemma4_fp8_nonexpert",
                "gemma4_nf4_nonexpert", "nvfp4_merge_aware", "nvfp4_merge_aware_start_step", "qat", "quantization"},
               off, "model.load_in_4bit, load_in_8bit and precision say what the base is held in")
@@ -185,13 +184,12 @@ void add_data(PeerRows& rows) {
         .any({"pad_to_sequence_len", "pad_to_multiple_of", "group_by_length"}, "rows are not padded")
         .means("dataset_exact_deduplication", "data.drop_duplicates", {}, {nullptr})
         .only({"dataset_shard_num", "dataset_shard_idx"}, off, "a run reads all rows; split the file")
-        .only({"push_dataset_to_hub"}, off, "nothing is uploaded")
+        .aside({"push_dataset_to_hub"}, "nothing is uploaded")
         .only({"min_sample_len", "max_prompt_len"}, off, "rows are left out by length only above model.max_seq_length")
         .only({"eval_sequence_len"}, {nullptr}, "evaluation rows are cut at model.max_seq_length too")
         .only({"curriculum_sampling"}, nothing, "data.shuffle draws an order every epoch, or keeps the file's")
         .only({"use_pose", "pose_split_on_token_ids", "pose_max_context_len", "pose_num_chunks"}, off,
               "positions are 0, 1, 2, …, or what a tokenised row says (position_ids)")
-        .only({"eot_tokens"}, off, "the chat template says where a turn ends")
         .only({"default_system_message"}, off, "a row's own system text is taken; put one into the rows");
 }
 
@@ -215,7 +213,8 @@ void add_optimizer(PeerRows& rows) {
         .only({"auto_find_batch_size"}, nothing, "the memory plan says before the first step whether a batch fits")
         .only({"embedding_lr", "embedding_lr_scale", "lr_groups", "optim_target_modules"}, off,
               "all that is trained has one learning rate")
-        .only({"lr_quadratic_warmup", "cosine_constant_lr_ratio", "lr_div_factor", "eta_min"}, {nullptr, false, 0},
+        .any({"eta_min"}, "no part of axolotl reads it: cosine_min_lr_ratio does what its name says")
+        .only({"lr_quadratic_warmup", "cosine_constant_lr_ratio", "lr_div_factor"}, {nullptr, false, 0},
               "training.lr_scheduler_type has transformers' courses")
         .only({"optim_args", "adam_beta3", "adam_epsilon2", "dion_lr", "dion_momentum", "grokfast_alpha",
                "grokfast_lamb"},
@@ -240,7 +239,6 @@ void add_optimizer(PeerRows& rows) {
 }
 
 void add_reports(PeerRows& rows) {
-    const auto& off = PeerRows::off;
     rows.means("output_dir", "training.output_dir", {}, {nullptr})
         .means("use_tensorboard", "training.report_to", {{true, {"tensorboard"}}}, nothing, "true or false is expected")
         .means("save_total_limit", "training.save_total_limit", {}, {nullptr})
@@ -295,23 +293,22 @@ void add_reports(PeerRows& rows) {
               "gradio_max_new_tokens", "gradio_temperature", "debug"},
              "the metrics hold losses, tokens and rates; checkpoints are safetensors files with the optimizer's state")
         .any({"profiler_steps_start"}, "it serves profiler_steps")
-        .only({"profiler_steps"}, off, "logging.profile traces the third step")
-        .only({"hub_model_id", "hub_strategy", "hub_revision"}, off,
-              "nothing is uploaded; hf upload REPO FOLDER does it after the run")
-        .only({"save_first_step"}, nothing, "checkpoints come every training.save_steps steps")
+        .aside({"profiler_steps"}, "logging.profile traces the third step")
+        .aside({"hub_model_id", "hub_strategy", "hub_revision"},
+               "nothing is uploaded; hf upload REPO FOLDER does it after the run")
+        .aside({"save_first_step"}, "checkpoints come every training.save_steps steps")
         .means("metric_for_best_model", "training.metric_for_best_model", {}, {nullptr, ""})
         .means("greater_is_better", "training.greater_is_better", {}, {nullptr})
-        .only({"loss_watchdog_threshold", "loss_watchdog_patience"}, off,
-              "a loss that is not finite stops a run, and one that rises tenfold is told")
-        .only({"do_causal_lm_eval", "eval_causal_lm_metrics", "do_bench_eval", "bench_dataset", "bench_split",
-               "lm_eval_tasks", "lm_eval_batch_size", "lm_eval_post_train", "lm_eval_model"},
-              off, "the loss over the labels is what is evaluated")
-        .only({"generate_samples"}, nothing,
-              "training.sample_prompts names a file of prompts that each evaluation answers")
+        .aside({"loss_watchdog_threshold", "loss_watchdog_patience"},
+               "a loss that is not finite stops a run, and one that rises tenfold is told")
+        .aside({"do_causal_lm_eval", "eval_causal_lm_metrics", "do_bench_eval", "bench_dataset", "bench_split",
+                "lm_eval_tasks", "lm_eval_batch_size", "lm_eval_post_train", "lm_eval_model"},
+               "the loss over the labels is what is evaluated")
+        .aside({"generate_samples"}, "training.sample_prompts names a file of prompts that each evaluation answers")
         .any({"num_generation_samples", "generation_max_new_tokens", "generation_temperature", "generation_top_p",
               "generation_top_k", "generation_prompt_ratio", "generation_do_sample"},
              "it serves generate_samples")
-        .only({"dynamic_checkpoint"}, off, "SIGTERM saves a checkpoint at any time");
+        .aside({"dynamic_checkpoint"}, "SIGTERM saves a checkpoint at any time");
 }
 
 void add_other_trainings(PeerRows& rows) {
@@ -381,26 +378,20 @@ void add_other_trainings(PeerRows& rows) {
         .any({"dpo_use_liger_kernel", "dpo_padding_free", "dpo_use_logits_to_keep"},
              "rows are not padded, and logits are made of targets alone, some rows at a time")
         .only({"recipe", "save_compressed", "llmcompressor"}, off, "unsloth-train quantize makes 4 and 8-bit models")
-        .only({"deepspeed", "fsdp", "fsdp_config", "fsdp_final_state_dict_type", "heads_k_stride", "ring_attn_func",
-               "expert_parallel_backend", "expert_parallel_num_nvl_bytes", "expert_parallel_num_rdma_bytes",
-               "expert_parallel_token_capacity", "expert_parallel_fallback_on_unsupported"},
-              off,
-              "distributed.zero_stage, offload_optimizer and tp_size say what ranks share; "
-              "docs/how-to/migrate/fsdp-and-deepspeed.md has the "
-              "equivalents")
-        .only({"dp_shard_size", "expert_parallel_size"}, {nullptr, 1},
-              "distributed.zero_stage, offload_optimizer and tp_size say what ranks share; "
-              "docs/how-to/migrate/fsdp-and-deepspeed.md has the "
-              "equivalents")
+        .aside({"expert_parallel_size"}, "distributed.tp_size and zero_stage say what ranks share", {nullptr, 1})
+        .aside({"heads_k_stride", "ring_attn_func", "expert_parallel_backend", "expert_parallel_num_nvl_bytes",
+                "expert_parallel_num_rdma_bytes", "expert_parallel_token_capacity",
+                "expert_parallel_fallback_on_unsupported"},
+               "distributed.zero_stage, offload_optimizer and tp_size say what ranks share; "
+               "docs/how-to/migrate/fsdp-and-deepspeed.md has the equivalents")
         .means("tensor_parallel_size", "distributed.tp_size", {}, {nullptr})
         .means("context_parallel_size", "distributed.cp_size", {}, {nullptr})
         .means("sequence_parallel_degree", "distributed.cp_size", {}, {nullptr})
         .means("ddp_timeout", "distributed.ddp_timeout", {}, {nullptr})
         .means("ddp_bucket_cap_mb", "distributed.ddp_bucket_cap_mb", {}, {nullptr})
-        .any(
-            {"ddp_broadcast_buffers", "ddp_find_unused_parameters", "ddp", "world_size", "local_rank",
-             "dp_replicate_size", "fsdp_version", "use_ray", "ray_run_name", "ray_num_workers", "resources_per_worker"},
-            "unsloth-train launch, torchrun or srun say how many processes there are");
+        .any({"ddp_broadcast_buffers", "ddp_find_unused_parameters", "ddp", "world_size", "local_rank",
+              "dp_replicate_size", "use_ray", "ray_run_name", "ray_num_workers", "resources_per_worker"},
+             "unsloth-train launch, torchrun or srun say how many processes there are");
 }
 
 }  // namespace

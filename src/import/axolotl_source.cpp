@@ -4,6 +4,7 @@
 #include <map>
 #include <vector>
 
+#include "import/model_names.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::import {
@@ -267,6 +268,15 @@ std::optional<std::string> axolotl_template(Importer& importer, const std::strin
         {"chatml", "chatml"}, {"llama3", "llama-3"}, {"alpaca", "alpaca"}};
     for (const auto& [theirs, ours] : same)
         if (name == theirs) return ours;
+    const Json model = importer.look("base_model");
+    if (name.is_string() && model.is_string() && is_own_template("axolotl", name, model)) {
+        importer.note(key, cat(shown(name), " is this model's own template"));
+        return "default";
+    }
+    if (name == "qwen_25") {
+        importer.note(key, "qwen_25 is taken as qwen, which writes the same turns, and no lists of tools");
+        return "qwen";
+    }
     if (name != "jinja" && !(name.is_string() && name.get<std::string>().starts_with("tokenizer_default")))
         importer.lose(key, cat(shown(name),
                                ": of axolotl's templates chatml, llama3 and alpaca are built in; "

@@ -29,7 +29,8 @@ struct Peer {
 constexpr Peer peers[] = {{PeerProgram::axolotl, "axolotl", "axolotl 0.19.0", import_axolotl},
                           {PeerProgram::llama_factory, "LLaMA-Factory", "LLaMA-Factory 0.9.5", import_llama_factory},
                           {PeerProgram::trl, "TRL or Unsloth", "TRL 1.16.0 and Unsloth 2026.10.9", import_trl},
-                          {PeerProgram::swift, "ms-swift", "ms-swift 4.6.0", import_swift}};
+                          {PeerProgram::swift, "ms-swift", "ms-swift 4.6.0", import_swift},
+                          {PeerProgram::studio, "Unsloth Studio", "Unsloth Studio 2026.8", import_studio}};
 
 template <class Is>
 const Peer& peer_that(const Is& is) {
@@ -62,6 +63,9 @@ const Peer& peer_for(const Json& fields, PeerProgram wanted, const std::string& 
         throw Error("import.wrong-program",
                     cat(file, " is of ", owner.name, " (", owner.shown_marks(), "), which import-config does not read"),
                     owner.advice);
+    const bool studio = owner.importable && owner.name == std::string("Unsloth Studio");
+    if (wanted == PeerProgram::automatic && studio)
+        return peer_that([](const Peer& one) { return one.program == PeerProgram::studio; });
     if (wanted != PeerProgram::automatic) return peer_that([&](const Peer& one) { return one.program == wanted; });
     if (owner.ours)
         throw Error("import.wrong-program", cat(file, " is a configuration of this program already"),

@@ -130,7 +130,10 @@ void Importer::set(const std::string& key, const std::string& option, const Json
 
 void Importer::carry(const std::string& key, const Json& value, const PeerField& field) {
     const Taken taken = config::take(field, value);
-    if (!taken.refusal.empty()) return lose(key, cat(shown(value), ": ", taken.refusal));
+    if (!taken.refusal.empty()) {
+        const std::string why = cat(shown(value), ": ", taken.refusal);
+        return field.aside ? leave(key, why) : lose(key, why);
+    }
     const bool as_it_is = taken.meaning && taken.meaning->second == value;
     if (!taken.note.empty() && !as_it_is) result_.notes.push_back(cat(key, " ", taken.note));
     if (taken.meaning) set(key, taken.meaning->first, taken.meaning->second);
@@ -142,6 +145,10 @@ void Importer::note(const std::string& key, const std::string& text) {
 
 void Importer::lose(const std::string& key, const std::string& why) {
     result_.losses.push_back(cat(key, ": ", why));
+}
+
+void Importer::leave(const std::string& key, const std::string& why) {
+    result_.aside.push_back(cat(key, ": ", why));
 }
 
 void Importer::lose_unknown(const std::string& key) {
@@ -162,6 +169,16 @@ void Importer::carry_by_our_name(const std::string& key, const Json& value) {
     const PeerField* const field = find_peer_field(key);
     if (field != nullptr) return carry(key, value, *field);
     lose_unknown(key);
+}
+
+std::filesystem::path Importer::find_file(const std::filesystem::path& name) const {
+    if (std::filesystem::is_regular_file(name)) return name;
+    std::filesystem::path above = std::filesystem::current_path() / folder_ / "";
+    while (above.has_relative_path()) {
+        above = above.parent_path();
+        if (std::filesystem::is_regular_file(above / name)) return above / name;
+    }
+    return {};
 }
 
 void Importer::take_rest(const std::vector<PeerField>& table, bool by_our_names) {
@@ -210,7 +227,8 @@ ImportedConfig Importer::finish(std::string program) {
         result_.losses.push_back(cat("as a whole: a run would refuse it: ", refused.what()));
     }
     // A field may be lost once it was taken.
-    result_.carried -= std::min(result_.carried, static_cast<int64_t>(result_.losses.size()));
+    const auto lost = static_cast<int64_t>(result_.losses.size() + result_.aside.size());
+    result_.carried -= std::min(result_.carried, lost);
     return std::move(result_);
 }
 

@@ -41,6 +41,8 @@ class Importer {
     /// For a field that was dealt with without an option.
     void note(const std::string& key, const std::string& text);
     void lose(const std::string& key, const std::string& why);
+    /// The same where the same is learnt without it.
+    void leave(const std::string& key, const std::string& why);
     /// The same for a field that the program does not have.
     void lose_unknown(const std::string& key);
 
@@ -49,6 +51,9 @@ class Importer {
     void take_rest(const std::vector<PeerField>& table, bool by_our_names);
 
     const std::filesystem::path& folder() const { return folder_; }
+    /// A file that is named from where that program is started: the working folder, or one at or above the file's own.
+    /// Empty where there is none.
+    std::filesystem::path find_file(const std::filesystem::path& name) const;
     const Config& config() const { return config_; }
     bool is_set(const std::string& option) const { return given_.count(option) != 0; }
     int64_t unknown_fields() const { return unknown_; }
@@ -108,6 +113,11 @@ void import_evaluation(Importer& importer, const std::string& strategy_default, 
 /// trained as a whole. Embeddings and lm_head get no adapters here: of `modules` they become such.
 void import_modules(Importer& importer, const std::string& key, const std::optional<Json>& modules,
                     const std::string& saved_key);
+/// fsdp, fsdp_config and deepspeed: section distributed; after the gradients' checkpointing.
+void import_sharding(Importer& importer);
+/// The projections of `modules`, which are ends of paths, or one expression over whole paths as PEFT takes it. Nothing,
+/// after a loss, where the expression chooses among layers.
+std::optional<Json> projections_of(Importer& importer, const std::string& key, const Json& modules);
 /// TRL's trainers of preferences, which the others build on, learn without dropout unless disable_dropout is false.
 void import_dropout_of_preferences(Importer& importer, const std::string& key);
 /// Fields of TRL's DPOConfig, CPOConfig, KTOConfig and ORPOConfig that say the loss. `key`: the field that says the
@@ -122,5 +132,6 @@ void import_axolotl(Importer& importer);
 void import_llama_factory(Importer& importer);
 void import_trl(Importer& importer);
 void import_swift(Importer& importer);
+void import_studio(Importer& importer);
 
 }  // namespace unsloth::import

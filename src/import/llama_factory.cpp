@@ -1,6 +1,7 @@
 // Of LLaMA-Factory 0.9.5. Its training arguments are transformers' own, and known by the option table.
 #include "import/importer.h"
 #include "import/llama_factory_rows.h"
+#include "import/model_names.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::import {
@@ -283,8 +284,18 @@ void import_llama_factory_template(Importer& importer, const std::string& stage,
     if (stage == "pt") return importer.note("template", "has no effect: texts are trained as they are");
     for (const auto& [theirs, ours] : same)
         if (*name == theirs) return importer.set("template", "data.template", ours);
+    const Json model = importer.look("model_name_or_path");
     // What auto means for conversations alone.
     const char* const own = conversations ? "auto" : "default";
+    if (model.is_string() && is_own_template("llamafactory", *name, model)) {
+        importer.set("template", "data.template", own);
+        return importer.note("template", cat(*name, " is this model's own template"));
+    }
+    if (*name == "qwen3_nothink") {
+        importer.set("template", "data.template", "chatml");
+        return importer.note("template",
+                             "qwen3_nothink is taken as chatml, with the same turns, and no lists of tools");
+    }
     importer.set_default("data.template", own);
     importer.lose("template", cat(*name, ": data.template ", own,
                                   " takes the model's own, which may differ in its system text; "
@@ -300,6 +311,7 @@ void import_llama_factory(Importer& importer) {
     import_llama_factory_template(importer, stage, rows.conversations);
     if (importer.take_flag("disable_gradient_checkpointing"))
         importer.set("disable_gradient_checkpointing", "training.gradient_checkpointing", "none");
+    import_sharding(importer);
     import_precision(importer, "", "");
     import_warmup(importer);
     import_saving(importer, "steps");

@@ -12,11 +12,8 @@ namespace {
 
 /// dataset_info.json, which says what a data set's name stands for; null where there is none.
 Json data_set_list(const Importer& importer, const std::string& folder) {
-    for (const auto& base : {std::filesystem::path(), importer.folder()}) {
-        const auto file = base / folder / "dataset_info.json";
-        if (std::filesystem::is_regular_file(file)) return config::read_tree(file);
-    }
-    return nullptr;
+    const auto file = importer.find_file(std::filesystem::path(folder) / "dataset_info.json");
+    return file.empty() ? Json(nullptr) : config::read_tree(file);
 }
 
 /// A column of theirs, what it is here, and its name in files where an entry has no `columns` at all; empty: unread.

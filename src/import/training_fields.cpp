@@ -112,9 +112,9 @@ void import_saving(Importer& importer, const std::string& strategy_default) {
         if (steps) importer.set("save_steps", "training.save_steps", *steps);
         return;
     }
-    importer.lose("save_strategy", cat(shown(strategy), ": checkpoints come every training.save_steps steps (or ",
-                                       "training.save_minutes), and at the end; save_steps stays ",
-                                       importer.config().training.save_steps));
+    importer.leave("save_strategy", cat(shown(strategy), ": checkpoints come every training.save_steps steps (or ",
+                                        "training.save_minutes), and at the end; save_steps stays ",
+                                        importer.config().training.save_steps));
 }
 
 void import_evaluation(Importer& importer, const std::string& strategy_default, bool has_rows,
@@ -131,12 +131,12 @@ void import_evaluation(Importer& importer, const std::string& strategy_default, 
         return;
     }
     if (strategy != "steps" && strategy != "epoch")
-        return importer.lose("eval_strategy", cat(shown(strategy),
-                                                  ": evaluations come every training.eval_steps steps, "
-                                                  "and at the end"));
+        return importer.leave("eval_strategy", cat(shown(strategy),
+                                                   ": evaluations come every training.eval_steps steps, "
+                                                   "and at the end"));
     if (!has_rows)
-        return importer.lose(steps ? "eval_steps" : "eval_strategy",
-                             "there are no rows to evaluate on: give data.eval_file or data.val_size");
+        return importer.leave(steps ? "eval_steps" : "eval_strategy",
+                              "there are no rows to evaluate on: give data.eval_file or data.val_size");
     if (strategy == "epoch") return importer.set("eval_strategy", "training.evals_per_epoch", 1);
     const Json by_default = steps_default.is_null() ? Json(importer.config().training.logging_steps) : steps_default;
     importer.set("eval_steps", "training.eval_steps", steps.value_or(by_default));

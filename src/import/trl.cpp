@@ -36,8 +36,9 @@ const std::vector<PeerField>& trl_fields() {
             .means("lora_r", "lora.r", {}, {nullptr})
             .only({"lora_task_type"}, {"CAUSAL_LM", nullptr}, "causal language models alone are trained")
             .means("lora_target_parameters", "lora.target_parameters", {}, {nullptr})
-            .only({"model_revision", "revision", "tokenizer_revision"}, {nullptr, "main"},
-                  "model.path ORG/NAME@REVISION names one of the hub")
+            .only({"tokenizer_revision"}, {nullptr, "main"}, "model.path ORG/NAME@REVISION names one of the hub")
+            .aside({"hub_model_revision"},
+                   "nothing is uploaded; hf upload REPO FOLDER --revision does it after the run")
             .any({"use_bnb_nested_quant"}, "model.load_in_4bit quantises the scales too")
             .any({"preprocessing_num_workers"}, "all cores encode rows")
             .any({"dataset_streaming", "streaming", "ignore_bias_buffers"}, "rows are read as they come, into a cache")
@@ -238,6 +239,14 @@ void import_trl_policy(Importer& importer, bool rloo) {
                              .short_names = true});
 }
 
+/// The handbook's recipes say it by their folder alone: recipes/NAME/dpo/config.yaml.
+std::string objective_of_folder(Importer& importer) {
+    const std::string folder = importer.folder().filename().string();
+    if (folder != "dpo" && folder != "orpo" && folder != "kto") return "";
+    importer.note("beta", cat("training.objective is ", folder, ", as the file's folder is called"));
+    return folder;
+}
+
 /// No field says which trainer a file is for, but some are one trainer's alone; `objective` may say it in our words.
 void import_preferences(Importer& importer) {
     const auto has = [&](const std::vector<const char*>& keys) {
@@ -255,6 +264,8 @@ void import_preferences(Importer& importer) {
              any_of(types, {"sigmoid", "hinge", "ipo", "robust", "exo_pair", "nca_pair", "bco_pair", "sppo_hard", "aot",
                             "aot_unpaired", "apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm"}))
         objective = "dpo";
+    else if (!importer.look("beta").is_null())
+        objective = objective_of_folder(importer);
     if (objective != "dpo" && objective != "kto" && objective != "orpo") return;
     importer.set_default("training.learning_rate", 1e-6);
     if (objective == "kto" && importer.look("train_sampling_strategy").is_null()) {
@@ -300,6 +311,37 @@ void import_preference_fields(Importer& importer, const std::string& key, const 
     }
 }
 
+/// ORG/NAME@REVISION.
+void import_revision(Importer& importer) {
+    const char* const key = importer.look("model_name_or_path").is_null() ? "model_name" : "model_name_or_path";
+    const auto revision = importer.take_text("model_revision"), other = importer.take_text("revision");
+    const std::string name = revision.value_or(other.value_or("main"));
+    const Json model = importer.look(key);
+    if (name == "main" || !model.is_string()) return;
+    importer.take(key);
+    importer.set(key, "model.path", cat(model.get<std::string>(), "@", name));
+}
+
+/// Without effect where conversations are learnt, whose template ends each turn; a text ends with it.
+void import_end_of_rows(Importer& importer) {
+    const Json token = importer.look("eos_token");
+    const DataFormat format = importer.config().data.format;
+    const bool chat = format == DataFormat::messages || !importer.look("chat_template").is_null();
+    if (!token.is_string() || !chat) return;
+    importer.take("eos_token");
+    importer.note("eos_token", cat(shown(token), ": of conversations the template says what ends a turn"));
+}
+
+/// Conversations bring their own special tokens, and rows are not put together with tokens between.
+void import_row_arguments(Importer& importer) {
+    const Json arguments = importer.look("dataset_kwargs");
+    if (!arguments.is_object() || arguments.empty()) return;
+    for (const auto& [key, value] : arguments.items())
+        if ((key != "add_special_tokens" && key != "append_concat_token") || value != false) return;
+    importer.take("dataset_kwargs");
+    importer.note("dataset_kwargs", "says what is done anyway: templates write all special tokens");
+}
+
 void import_trl(Importer& importer) {
     const auto has = [&](const std::vector<const char*>& keys) {
         return std::any_of(keys.begin(), keys.end(), [&](const char* key) { return !importer.look(key).is_null(); });
@@ -318,7 +360,11 @@ void import_trl(Importer& importer) {
     else
         import_trl_policy(importer, policy == PolicyTrainer::rloo);
     import_targets_of_conversations(importer);
+    import_sharding(importer);
     import_trl_data(importer);
+    import_revision(importer);
+    import_end_of_rows(importer);
+    import_row_arguments(importer);
     import_warmup(importer);
     import_saving(importer, "steps");
     import_best(importer, "early_stopping_patience");

@@ -167,9 +167,9 @@ void import_trl_data(Importer& importer) {
                       cat("has no effect: ", held_out ? "test_split_size is given" : "eval_strategy is no"));
     if (asks && !held_out && !tests) {
         const Json steps = importer.look("eval_steps");
-        importer.lose("eval_strategy", cat(shown(strategy), ": the rows to evaluate on have to be named: ",
-                                           "--data.eval_file FILE, or --data.val_size N of the training rows",
-                                           steps.is_null() ? "" : cat("; with --training.eval_steps ", shown(steps))));
+        importer.leave("eval_strategy", cat(shown(strategy), ": the rows to evaluate on have to be named: ",
+                                            "--data.eval_file FILE, or --data.val_size N of the training rows",
+                                            steps.is_null() ? "" : cat("; with --training.eval_steps ", shown(steps))));
         for (const char* key : {"eval_strategy", "evaluation_strategy", "eval_steps"}) importer.take(key);
     }
     set_sources(importer, "dataset_name", data.sources);

@@ -44,6 +44,7 @@ void collect_members(const Json& value, const Json::json_pointer& at, const std:
 std::string printed(const import::ImportedConfig& imported) {
     std::string text = imported.json;
     for (const std::string& note : imported.notes) text += "note: " + note + "\n";
+    for (const std::string& loss : imported.aside) text += "aside: " + loss + "\n";
     for (const std::string& loss : imported.losses) text += "not carried over: " + loss + "\n";
     return text;
 }

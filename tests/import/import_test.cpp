@@ -63,7 +63,7 @@ Json file_of(const std::string& part, const Json& fields) {
 /// Whether a field says anything by this value: what is written, told or lost differs from a file without it.
 bool leaves_a_trace(import::PeerProgram program, const Json& with, const Json& without) {
     const import::ImportedConfig one = import_text(with.dump(), program), other = import_text(without.dump(), program);
-    return one.json != other.json || one.notes != other.notes || one.losses != other.losses;
+    return one.json != other.json || one.notes != other.notes || one.losses != other.losses || one.aside != other.aside;
 }
 
 /// Fields that have no effect alone, because others switch on what they serve, or that a note would only be noise for.
@@ -73,7 +73,7 @@ const std::set<std::string> silent = {
     "preprocess_shards",   "trust_remote_code",  "ds_type"};
 
 bool names(const import::ImportedConfig& imported, const std::string& key) {
-    for (const auto* lines : {&imported.notes, &imported.losses})
+    for (const auto* lines : {&imported.notes, &imported.losses, &imported.aside})
         for (const std::string& line : *lines)
             if (line.starts_with(key + ":") || line.starts_with(key + " ") || contains(line, "." + key + ":"))
                 return true;
@@ -186,7 +186,7 @@ special_tokens:
     EXPECT_EQ(config.training.saves_per_epoch, 1);
     EXPECT_EQ(config.training.evals_per_epoch, 4);
     EXPECT_TRUE(imported.losses.empty()) << all(imported.losses);
-    EXPECT_CONTAINS(all(imported.notes), "special_tokens: pad_token has no effect");
+    EXPECT_CONTAINS(all(imported.notes), "special_tokens.pad_token: has no effect");
     EXPECT_CONTAINS(all(imported.notes), "wandb_project has no effect");
     EXPECT_CONTAINS(all(imported.notes), "flash_attention has no effect: kernels are compiled into the program");
 }
@@ -434,8 +434,8 @@ neftune_noise_alpha: 5
     EXPECT_TRUE(config.data.packing);
     EXPECT_EQ(config.training.neftune_noise_alpha, 5);
     EXPECT_EQ(config.training.saves_per_epoch, 1);
-    ASSERT_EQ(imported.losses.size(), 1u) << all(imported.losses);
-    EXPECT_CONTAINS(all(imported.losses), "eval_strategy: steps: the rows to evaluate on have to be named");
+    ASSERT_EQ(imported.aside.size(), 1u) << all(imported.losses);
+    EXPECT_CONTAINS(all(imported.aside), "eval_strategy: steps: the rows to evaluate on have to be named");
     EXPECT_EQ(loaded(import_text("model_name_or_path: m")).config.lora.finetuning_type, config::FinetuningType::full);
 }
 
@@ -538,6 +538,9 @@ TEST(Import, PublishedConfigurations) {
         std::vector<std::string> lost;
         for (const std::string& loss : imported.losses) lost.push_back(loss.substr(0, loss.find(':')));
         EXPECT_EQ(Json(lost), one.at("not_carried_over")) << all(imported.losses);
+        std::vector<std::string> aside;
+        for (const std::string& loss : imported.aside) aside.push_back(loss.substr(0, loss.find(':')));
+        EXPECT_EQ(Json(aside), one.value("aside", Json::array())) << all(imported.aside);
         std::string whole;
         for (const std::string& name : lost)
             if (name == "as a whole") whole = name;
@@ -546,7 +549,8 @@ TEST(Import, PublishedConfigurations) {
         }
         const auto differs = [&](const Json& changed) {
             const import::ImportedConfig other = import_text(changed.dump(), program);
-            return other.json != imported.json || other.notes != imported.notes || other.losses != imported.losses;
+            return other.json != imported.json || other.notes != imported.notes || other.losses != imported.losses ||
+                   other.aside != imported.aside;
         };
         for (const auto& [key, value] : fields.items()) {
             const bool off = value.is_null() || value == false || value == "" || value == 0;

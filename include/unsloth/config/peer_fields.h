@@ -28,6 +28,7 @@ struct PeerField {
         Json meant;
     };
     std::vector<Elsewhere> elsewhere;
+    bool aside = false;  ///< what is refused changes nothing that is learnt
 };
 
 const std::vector<PeerField>& peer_fields();
@@ -62,6 +63,8 @@ class PeerRows {
     PeerRows& means(const char* key, const char* option, const std::vector<std::pair<Json, Json>>& meanings,
                     const std::vector<Json>& taken, const char* refusal = "", const char* note = "");
 
+    /// The same, without which the same is learnt.
+    PeerRows& aside(const std::vector<const char*>& keys, const char* refusal, const std::vector<Json>& values = off);
     /// Of the latest field: a value that stands for another option.
     PeerRows& or_means(const char* value, const char* option, Json meant);
 

@@ -8,7 +8,7 @@
 
 namespace unsloth::import {
 
-enum class PeerProgram { automatic, axolotl, llama_factory, trl, swift };
+enum class PeerProgram { automatic, axolotl, llama_factory, trl, swift, studio };
 
 struct ImportedConfig {
     std::string program;  ///< with its version, whose fields are all known: "axolotl 0.19.0"
@@ -17,6 +17,8 @@ struct ImportedConfig {
     /// One line each, that begins with the field's name: what has another form or no effect here, and what cannot be
     /// carried over, with the reason.
     std::vector<std::string> notes, losses;
+    /// The same for what cannot be carried over and changes nothing that is learnt: uploads, alarms, sharding.
+    std::vector<std::string> aside;
 };
 
 /// Reads a YAML or JSON file of `program`; `automatic`: by the names of its fields. Where a field is absent and that

@@ -71,6 +71,7 @@ struct ImportRequest {
     import::PeerProgram from = import::PeerProgram::automatic;
     std::string out;  ///< empty: standard output
     bool strict = false;
+    bool json = false;
 };
 
 struct DataRequest {

@@ -39,7 +39,8 @@ void declare_import(OptionSet& options, CommandLine& line) {
     ImportRequest& import = line.importing;
     options
         .add("path", import.path,
-             "YAML or JSON file of axolotl, LLaMA-Factory or ms-swift, or of the arguments of a TRL or Unsloth script.")
+             "YAML or JSON file of axolotl, LLaMA-Factory, ms-swift or Unsloth Studio, or of the arguments of a TRL or "
+             "Unsloth script.")
         .path("FILE")
         .argument()
         .must_be_given();
@@ -49,14 +50,19 @@ void declare_import(OptionSet& options, CommandLine& line) {
                      {"axolotl", import::PeerProgram::axolotl},
                      {"llamafactory", import::PeerProgram::llama_factory},
                      {"trl", import::PeerProgram::trl},
-                     {"swift", import::PeerProgram::swift}},
-                    "Whose configuration it is; trl: Unsloth's too. auto: by the names of its fields.")
+                     {"swift", import::PeerProgram::swift},
+                     {"studio", import::PeerProgram::studio}},
+                    "Whose configuration it is; trl: Unsloth's scripts too. auto: by the names of its fields.")
         .synonym("unsloth", "trl")
         .synonym("ms-swift", "swift")
         .synonym("llama-factory", "llamafactory")
         .synonym("llama_factory", "llamafactory");
     options.add("out", import.out, "File to write; empty: standard output.").output("FILE");
-    options.add("strict", import.strict, "Exit code 2, and no file, where something cannot be carried over.");
+    options.add("strict", import.strict,
+                "Exit code 2, and no file, where something that changes training cannot be carried over.");
+    options.add("json", import.json,
+                "Print one JSON object instead: program, carried, notes, losses, aside (losses that do not change "
+                "training) and config.");
 }
 
 }  // namespace unsloth::app

@@ -1,0 +1,24 @@
+// What is known of a model by its name on the hub alone.
+#pragma once
+
+#include <string>
+
+#include "import/config_names.h"
+
+namespace unsloth::import {
+
+/// Whether `name` ("eos_token") of the tokenizer of `model` ("ORG/NAME") is `token` anyway. Tokenizers of a local
+/// folder are read; of others those of well-known families are known, and all else is false.
+bool has_special_token(const std::string& model, const std::string& name, const std::string& token);
+
+/// Whether the template of `program` ("axolotl", "llamafactory") with this name writes conversations of texts as the
+/// model's own template does.
+bool is_own_template(const std::string& program, const std::string& name, const std::string& model);
+
+/// Whether it is a model of experts whose weights are 16-bit: Qwen3 MoE.
+bool has_experts(const std::string& model);
+
+/// Whether the token ends an answer of a chat template that names it, so that the template finds it by itself.
+bool ends_turn(const std::string& token);
+
+}  // namespace unsloth::import
