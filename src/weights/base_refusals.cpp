@@ -84,11 +84,12 @@ void BasePlan::require_expanded() const {
     if (request_.mantissa_bits == 0) return;
     for (int layer = 0; layer < static_cast<int>(file_->spec.num_layers); ++layer)
         if (has(layer) && !lies_ready(layer))
-            throw Error("option.no-effect",
-                        cat("hardware.weight_mantissa_bits rounds 4 and 16-bit weights that are dequantized once on a GPU; "
-                            "those of layer ",
-                            layer, " do not"),
-                        "Leave weight_mantissa_bits out.");
+            throw Error(
+                "option.no-effect",
+                cat("hardware.weight_mantissa_bits rounds 4 and 16-bit weights that are dequantized once on a GPU; "
+                    "those of layer ",
+                    layer, " do not"),
+                "Leave weight_mantissa_bits out.");
 }
 
 /// Some forms are made on the device, or change there.

@@ -27,7 +27,8 @@ void set_margins(Operand& operand, const GroupMargins& margins) {
 
 void WeightProvider::plan_slot(const LayerLayout& layout, at::ScalarType dtype, memory::Plan& plan) {
     for (const Group g : layout.all_groups())
-        plan.add("dequantized layer", slot_name(g), layout[g].elements() * static_cast<int64_t>(c10::elementSize(dtype)),
+        plan.add("dequantized layer", slot_name(g),
+                 layout[g].elements() * static_cast<int64_t>(c10::elementSize(dtype)),
                  memory::always);  // margins are zeroed once, and the last layer is used on both sides of the head
 }
 
