@@ -9,6 +9,7 @@ EXIT_RUNTIME = 4  # of the program's error library.cannot-load
 
 
 def main() -> int:
+    path = "the program"
     try:
         path, environment = program()
         os.execve(path, [path, *sys.argv[1:]], environment)

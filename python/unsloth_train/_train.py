@@ -144,15 +144,18 @@ class _Tail:
         yield from (row for row, seen in rows if not (seen and row.get("step", kept + 1) <= kept))
 
 
-def _end_with_parent() -> None:
+def _end_with(parent: int) -> None:
     """In the child: a run must not keep its GPU when a notebook's kernel is killed."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it ended before the line above
+        os._exit(1)
 
 
 @contextlib.contextmanager
 def _started(
     command: list[str], environment: dict[str, str], log: deque[str], quiet: bool
 ) -> Iterator[subprocess.Popen[str]]:
+    parent = os.getpid()
     process = subprocess.Popen(
         command,
         env=environment,
@@ -162,7 +165,8 @@ def _started(
         text=True,
         errors="replace",
         start_new_session=_handles_signals(),  # Ctrl-C then reaches it once, through this process
-        preexec_fn=_end_with_parent,
+        # Linux sends the signal when the thread ends that started the child: only the main thread lasts long enough.
+        preexec_fn=(lambda: _end_with(parent)) if _handles_signals() else None,
     )
 
     def copy_log() -> None:

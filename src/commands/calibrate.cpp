@@ -169,6 +169,7 @@ Calibration calibrate(const config::LoadedConfig& given, const engine_api::Calib
     loaded.config.data.train_split.clear();
     loaded.config.training.objective = config::Objective::sft;
     const session::OpenedModel opened = session::open_model(loaded.config);
+    (void)session::settle_length(loaded.config.model, opened.file->spec);
     const CalibrationRows rows(loaded.config, opened);
     int64_t shortest = rows.most_tokens();
     for (int64_t i = 0; i < rows.rows().size(); ++i) shortest = std::min(shortest, rows.rows().tokens(i));

@@ -47,7 +47,7 @@ void write_answers(const std::string& file, const std::vector<Json>& rows) {
 }  // namespace
 
 void run_evaluate(const config::LoadedConfig& given, const engine_api::EvaluateRequest& request) {
-    const config::LoadedConfig loaded = session::with_base(given);
+    config::LoadedConfig loaded = session::with_base(given);
     const config::Config& config = loaded.config;
     if (config.training.objective != config::Objective::sft)
         throw Error("option.unsupported", "evaluate takes rows of training.objective sft",
@@ -56,6 +56,7 @@ void run_evaluate(const config::LoadedConfig& given, const engine_api::EvaluateR
     const bool judges = request.metric != config::AnswerMetric::none;
     if (!request.answer_regex.empty()) data::AnswerPattern(request.answer_regex, "--answer_regex");
     const session::OpenedModel opened = session::open_model(config);
+    (void)session::settle_length(loaded.config.model, opened.file->spec);
     if (const auto& experts = opened.file->spec.experts; experts && experts->router_aux > 0)
         log::info(
             "config.json says output_router_logits: losses here are without the load-balancing loss that "

@@ -29,15 +29,24 @@ int64_t count_rows(const fs::path& path, const ReaderOptions& options, int64_t m
 std::vector<RowRange> ranges_in(std::span<const fs::path> files, const config::SplitPart& split,
                                 const ReaderOptions& options) {
     if (split.whole()) return std::vector<RowRange>(files.size(), {0, endless});
-    int64_t left = split.needs_count() ? endless : split.to.value_or(endless), rows = 0;
+    const bool to_the_end = !split.to && !split.needs_count();  // then only the rows before it are counted
+    int64_t left = split.needs_count() ? endless : split.to.value_or(split.from.value_or(0)), rows = 0;
     std::vector<int64_t> counts;
     for (const fs::path& file : files) {
-        counts.push_back(count_rows(file, options, left));
+        counts.push_back(left == 0 ? 0 : count_rows(file, options, left));
         left -= counts.back(), rows += counts.back();
     }
-    const auto [begin, end] = split.range(rows);
     std::vector<RowRange> ranges;
     int64_t before = 0;
+    if (to_the_end) {
+        for (const int64_t count : counts) {
+            const bool ends_before = before + count < *split.from;
+            ranges.emplace_back(std::clamp<int64_t>(*split.from - before, 0, count), ends_before ? 0 : endless);
+            before += count;
+        }
+        return ranges;
+    }
+    const auto [begin, end] = split.range(rows);
     for (const int64_t count : counts) {
         ranges.emplace_back(std::clamp<int64_t>(begin - before, 0, count), std::clamp<int64_t>(end - before, 0, count));
         before += count;

@@ -150,7 +150,7 @@ TrainingData load_training_data(const config::Config& config, const ModelLimits&
         result.eval = std::move(eval);
     }
     if (config::traits_of(config.training.objective).mismatches) {
-        const int64_t longest = config.model.max_seq_length;
+        const int64_t longest = dataset_options(config, limits).max_seq_length;
         result.train = result.train.with_foreign_answers(longest);
         if (result.eval) result.eval = result.eval->with_foreign_answers(longest);
     }

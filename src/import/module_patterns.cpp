@@ -32,7 +32,13 @@ std::optional<Json> fitting_projections(const std::regex& expression) {
             if (fitting != 0 && fitting != layers) return std::nullopt;
             if (fitting == layers) names.push_back(name_of(projection));
         }
-        if (!names.empty()) return names;
+        if (names.empty()) continue;
+        const std::string front = std::string(trunk).substr(0, std::string_view(trunk).rfind("layers."));
+        for (const char* name : {"embed_tokens", "lm_head"})  // of the model, or of what is around its trunk
+            if (std::regex_match(name, expression) || std::regex_match(front + name, expression) ||
+                std::regex_match(cat("base_model.model.", name), expression))
+                names.push_back(name);
+        return names;
     }
     return std::nullopt;
 }

@@ -78,7 +78,8 @@ bool is_on_cpu(const Json& zero, const char* key) {
 
 /// A DeepSpeed configuration.
 void read_deepspeed(Importer& importer, const Json& file, Sharding& sharding) {
-    const Json zero = file.value("zero_optimization", Json::object());
+    Json zero = file.value("zero_optimization", Json::object());
+    if (!zero.is_object()) zero = Json::object();
     if (const Json stage = zero.value("stage", Json(0)); stage.is_number_integer())
         sharding.stage = std::clamp(stage.get<int>(), 0, 3);
     sharding.offloads = is_on_cpu(zero, "offload_optimizer") || zero.value("cpu_offload", Json(false)) == true;
@@ -104,9 +105,15 @@ void read_known_name(const std::string& path, Sharding& sharding) {
 
 void write(Importer& importer, const std::string& key, const Sharding& sharding) {
     if (sharding.stage < 0) return;
-    importer.set(key, "distributed.zero_stage", sharding.stage);
-    importer.note(key, cat("distributed.zero_stage is ", sharding.stage, ", for a run of several GPUs"));
-    if (sharding.offloads && sharding.stage > 0) importer.set(key, "distributed.offload_optimizer", "cpu");
+    const bool samples = config::samples_completions(importer.config().training.objective);
+    const int stage = samples ? std::min(sharding.stage, 2) : sharding.stage;
+    importer.set(key, "distributed.zero_stage", stage);
+    importer.note(key, cat("distributed.zero_stage is ", stage, ", for a run of several GPUs",
+                           stage < sharding.stage ? "; a rank that samples completions needs all values" : ""));
+    if (sharding.offloads && stage > 0) importer.set(key, "distributed.offload_optimizer", "cpu");
+    if (sharding.offloads && stage == 0)
+        importer.leave(key,
+                       "offload without shards: distributed.offload_optimizer cpu puts the optimizer into host memory");
     if (sharding.recomputes && !importer.is_set("training.gradient_checkpointing"))
         importer.set(key, "training.gradient_checkpointing", "full");
 }
@@ -119,14 +126,23 @@ void import_fsdp(Importer& importer) {
     const auto read = [&](const std::string& word) {
         if (!read_strategy(word, sharding)) importer.leave("fsdp", cat(word, ": ", equivalents));
     };
+    if (strategy && *strategy == true) sharding.stage = 3;  // transformers reads it as full_shard
     if (strategy && strategy->is_array())
         for (const Json& word : *strategy) read(shown(word));
     if (strategy && strategy->is_string()) {
         std::istringstream words(strategy->get<std::string>());
         for (std::string word; words >> word;) read(word);
     }
-    const bool configured = config && config->is_object() && !config->empty();
-    if (configured) read_fsdp_config(importer, *config, sharding);
+    const bool named = config && config->is_string() && *config != "";
+    const std::filesystem::path file = named ? importer.find_file(config->get<std::string>()) : std::filesystem::path();
+    const Json members = !named ? config.value_or(Json()) : file.empty() ? Json() : config::read_tree(file);
+    if (named && !members.is_object())
+        importer.leave("fsdp_config", cat(shown(*config), " is not here: ", equivalents));
+    const bool configured = members.is_object() && !members.empty();
+    if (configured) read_fsdp_config(importer, members, sharding);
+    if ((sharding.offloads || (strategy && !strategy->empty() && *strategy != "" && *strategy != false)) &&
+        sharding.stage < 0)
+        sharding.stage = 3;  // FSDP's default
     if (ranks && *ranks != 1 && sharding.stage < 0) sharding.stage = 3;
     if (ranks && *ranks != 1)
         importer.note("dp_shard_size",

@@ -88,6 +88,7 @@ std::optional<ImportedSource> read_entry(Importer& importer, const std::string& 
 }
 
 void read_list(Importer& importer, const std::string& key, const Json& list, TrlData& data) {
+    if (!list.is_array()) return importer.lose(key, "a list of data sets is expected");
     for (std::size_t i = 0; i < list.size(); ++i)
         if (auto source = read_entry(importer, cat(key, "[", i, "]"), list[i])) data.sources.push_back(*source);
     if (data.sources.size() != 1 || is_file(data.sources.front().path)) data.test_split.clear();
@@ -160,7 +161,8 @@ void import_trl_data(Importer& importer) {
     const Json given = importer.look("eval_strategy"),
                strategy = given.is_null() ? importer.look("evaluation_strategy") : given;
     const bool asks = strategy.is_string() && strategy != "no";
-    const bool held_out = data.held_out.has_value(), tests = asks && !held_out && !data.test_split.empty();
+    const bool held_out = data.held_out.has_value(),
+               tests = asks && !held_out && !data.test_split.empty() && !data.sources.empty();
     if (held_out) importer.set("test_split_size", "data.val_size", *data.held_out);
     if (named_test.is_string() && !tests)
         importer.note("dataset_test_split",

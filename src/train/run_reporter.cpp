@@ -64,9 +64,11 @@ std::string describe_layers(const spec::RunPlan& run) {
                " (gradient_checkpointing ", name_of(layer), ")");
 }
 
-/// Tokens per second of all ranks with full rows; 0: not predicted, as on a CPU and for runs that sample completions.
+/// Tokens per second of all ranks with full rows; 0: not predicted, as on a CPU, in a pipeline and
+/// for runs that sample completions.
 double planned_rate(const RunSetup& setup) {
     if (!setup.device().is_cuda() || config::samples_completions(setup.config().training.objective)) return 0;
+    if (!setup.plan().request().pp.alone()) return 0;  // a stage does not know what the slowest one takes
     const int64_t passes = setup.loader().passes_of_step();
     const double ms = placement::predicted_step_ms(setup.plan(), placement::machine_of(setup.device()).card, passes);
     const int64_t tokens = setup.plan().request().sizes.tokens * setup.config().distributed.cp_size * passes;

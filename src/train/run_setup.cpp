@@ -194,7 +194,7 @@ void RunSetup::open_rollouts() {
     const double epochs = groups_->repeats() ? t.num_train_epochs : 1;
     settle_steps(t.max_steps >= 0 ? t.max_steps
                                   : order_->steps(static_cast<int64_t>(std::ceil(epochs * static_cast<double>(epoch)))),
-                 order_->steps(epoch));
+                 std::max<int64_t>(1, order_->steps(epoch)));
 }
 
 void RunSetup::make_plan() {

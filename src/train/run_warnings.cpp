@@ -98,7 +98,15 @@ std::vector<std::string> doubt_lengths(const config::Config& config, const RunLe
     too_long("eval_steps", t.eval_steps, defaults.eval_steps, "the only evaluation comes at its end");
     too_long("save_steps", t.save_steps, defaults.save_steps, "the only checkpoint is that of its end");
     too_long("logging_steps", t.logging_steps, defaults.logging_steps, "the last step alone is logged");
-    const int64_t evaluated = config::step_intervals(t, run.steps, run.epoch_steps).eval;
+    const config::StepIntervals intervals = config::step_intervals(t, run.steps, run.epoch_steps);
+    const auto too_rare = [&](const char* option, double per_epoch, int64_t every, const char* what) {
+        if (per_epoch > 0 && every > run.steps)
+            doubts.push_back(cat("training.", option, " ", per_epoch, " is every ", every, " steps, and the run has ",
+                                 run.steps, ": ", what));
+    };
+    too_rare("evals_per_epoch", t.evals_per_epoch, intervals.eval, "the only evaluation comes at its end");
+    too_rare("saves_per_epoch", t.saves_per_epoch, intervals.save, "the only checkpoint is that of its end");
+    const int64_t evaluated = intervals.eval;
     if (t.early_stopping_patience > 0 && evaluated > 0)
         if (const int64_t before_the_end = (run.steps - 1) / evaluated; before_the_end <= t.early_stopping_patience)
             doubts.push_back(cat("training.early_stopping_patience is ", t.early_stopping_patience, ", and ",

@@ -37,6 +37,7 @@ TEST(Doctor, HidesPasswordsOfProxies) {
 TEST(Doctor, ABugReportNamesNobody) {
     const Identity ann{"/home/ann", "ann", "lab-7"};
     EXPECT_EQ(anonymous("out: /home/ann/acme/run1: 5 GiB free", ann), "out: ~/…: 5 GiB free");
+    EXPECT_EQ(anonymous("output_dir: /home/ann/Acme Bank (2)/out\nnext", ann), "output_dir: ~/…\nnext");
     EXPECT_EQ(anonymous("/home/ann: 5 GiB; /home/anna/x; /home/ann/", ann), "~: 5 GiB; /home/anna/x; ~");
     EXPECT_EQ(anonymous("/scratch/ann/x on lab-7, planned by annual lab-70", ann),
               "/scratch/USER/x on HOST, planned by annual lab-70");

@@ -57,6 +57,8 @@ TEST(Slices, AreOfAllFilesOfTheSplit) {
     sets.expect("", "train[:20%]", counted(0, 40));
     sets.expect("", "train[140:160]", counted(140, 160));
     sets.expect("", "train[-10:]", counted(190, 200));
+    sets.expect("", "train[100:]", counted(100, 200));
+    sets.expect("", "train[160:]", counted(160, 200));
     sets.expect("", "train[75%:]", counted(150, 200));  // nothing of the first file
     sets.expect("", "train[100:500]", counted(100, 200));
     sets.expect("", "train[10:]", counted(10, 12), 2);  // max_samples counts what the slice has

@@ -40,6 +40,7 @@ class ImportCounts(unittest.TestCase):
         self.assertNotIn("not read", told.stdout)
         for peer, least in (("axolotl", 50), ("llamafactory", 30), ("handbook", 45), ("trl", 100), ("studio", 90)):
             lines = [line for line in told.stdout.splitlines() if line.startswith(peer + ": ")]
+            self.assertTrue(lines, peer)
             for line in lines:
                 self.assertGreaterEqual(int(line.split("; ")[-1].split("%")[0]), least, line)
 

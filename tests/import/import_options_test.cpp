@@ -120,6 +120,19 @@ eval_steps: 100
     EXPECT_EQ(data.eval_split, "test_prefs");
 }
 
+TEST(ImportData, MembersOfAnotherKindAreNamed) {
+    EXPECT_CONTAINS(all(import_text("model_name_or_path: m\ndatasets: {path: org/rows}\n").losses),
+                    "a list of data sets is expected");
+    // Splits to test on alone: nothing is left to train on.
+    const import::ImportedConfig tests = import_text(R"(
+model_name_or_path: m
+dataset_mixer: {org/pairs: 1.0}
+dataset_splits: [test_prefs]
+eval_strategy: steps
+)");
+    EXPECT_FALSE(loaded(tests).config.data.eval_file);
+}
+
 TEST(ImportTemplates, TextsOfTemplatesAreCarriedOver) {
     const config::DataOptions data = loaded(import_text("base_model: m\nadapter: lora\nchat_template: jinja\n"
                                                         "chat_template_jinja: \"{{ messages[0].content }}\"\n"))

@@ -20,6 +20,10 @@ TEST(ImportPeers, ShardingIsCarriedOverAndNeverALoss) {
     EXPECT_EQ(all(fsdp.losses), "");
     EXPECT_EQ(loaded(fsdp).config.distributed.zero_stage, 3);
     EXPECT_EQ(loaded(fsdp).config.distributed.offload_optimizer, config::OptimizerPlace::cpu);
+    for (const char* words : {"true", "[auto_wrap]", "[offload]", "full_shard auto_wrap"})
+        EXPECT_EQ(loaded(of_axolotl(cat("fsdp: ", words, "\n"))).config.distributed.zero_stage, 3) << words;
+    EXPECT_CONTAINS(all(of_axolotl("fsdp: [no_shard, offload]\n").aside), "offload without shards");
+    EXPECT_CONTAINS(all(of_axolotl("fsdp: full_shard\nfsdp_config: nowhere.json\n").aside), "nowhere.json");
     const auto grads = of_axolotl("fsdp: [shard_grad_op, auto_wrap]\nfsdp_config: {fsdp_offload_params: false}\n");
     EXPECT_EQ(loaded(grads).config.distributed.zero_stage, 2);
     const auto odd = of_axolotl("fsdp: [full_shard]\nfsdp_config: {some_new_member: 3}\n");

@@ -33,7 +33,8 @@ void replace_paths(std::string& text, const std::string& folder) {
     for (std::size_t at = 0; (at = text.find(folder, at)) != std::string::npos; ++at) {
         const std::size_t behind = at + folder.size();
         if (!is_word(text, at, behind)) continue;
-        const std::size_t end = std::min(text.find_first_of(" \t\n:;,'\")", behind), text.size());
+        // Names of folders may have spaces and brackets; a little more of a line that is lost is no harm.
+        const std::size_t end = std::min(text.find_first_of("\t\n:;'\"", behind), text.size());
         text.replace(at, end - at, end > behind + 1 ? "~/…" : "~");
     }
 }
@@ -81,6 +82,7 @@ std::string anonymous(const std::string& text, const Identity& identity) {
     replace_paths(clean, identity.home);
     replace_words(clean, identity.user, "USER");
     replace_words(clean, identity.host, "HOST");
+    replace_words(clean, identity.host.substr(0, identity.host.find('.')), "HOST");
     return clean;
 }
 
