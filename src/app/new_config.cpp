@@ -93,7 +93,8 @@ Card read_card(const std::string& text) {
         return card;
     }
     if (text.find_first_not_of("0123456789.") == std::string::npos)
-        throw Error("option.invalid-value", cat("--gpu ", text, ": a size needs a unit"), cat("As in ", text, "GiB."));
+        throw Error("option.invalid-value", cat("--gpu ", text, ": a size needs a unit, and a name its series"),
+                    cat("As in ", text, "GiB, or RTX ", text, "."));
     try {
         card.request.gpu_memory_bytes = config::parse_byte_size(text, "--gpu");
     } catch (const Error&) {

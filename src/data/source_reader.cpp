@@ -93,10 +93,11 @@ bool SourceReader::open_next() {
         while (file_ < files.size() && wanted_[file_].first >= wanted_[file_].second) ++file_;
         if (file_ < files.size() && !is_full()) break;
         if (taken_ == 0)
-            throw Error(
-                "data.empty",
-                cat(sources_[source_].name, ": has no rows", sources_[source_].parts.empty() ? "" : " in the slice"),
-                "Expected one JSON object on each line, or another known form.");
+            throw sources_[source_].parts.empty()
+                ? Error("data.empty", cat(sources_[source_].name, ": has no rows"),
+                        "Expected one JSON object on each line, or another known form.")
+                : Error("data.empty", cat(sources_[source_].name, ": has no rows in the slice"),
+                        "A slice [A:B] has the rows from A on and before B, counted from 0.");
     }
     if (source_ == sources_.size()) return false;
     ReaderOptions options = options_;

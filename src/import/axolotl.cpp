@@ -137,9 +137,11 @@ void import_template(Importer& importer) {
     const auto text = importer.take_text("chat_template_jinja");
     const bool named = name && *name != "jinja";
     if (text && named) importer.note("chat_template_jinja", cat("has no effect: chat_template is ", shown(*name)));
+    if (name && !named && !text)
+        importer.lose("chat_template", "jinja: chat_template_jinja, which has the text, is not given");
     if (text && !named) {
         importer.set("chat_template_jinja", "data.template", *text);
-    } else if (name) {
+    } else if (named) {
         if (const auto ours = axolotl_template(importer, "chat_template", *name))
             importer.set("chat_template", "data.template", *ours);
     }

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <regex>
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
@@ -131,9 +133,36 @@ Card card_of_memory(int64_t bytes) {
     });
 }
 
+namespace {
+
+/// 40 of "A100-SXM4-40GB"; nothing in a name without a size.
+std::optional<double> gib_in(const std::string& name) {
+    std::smatch found;
+    static const std::regex size(R"((\d+) ?g(b|ib)?\b)", std::regex::icase);
+    return std::regex_search(name, found, size) ? std::optional(std::stod(found[1])) : std::nullopt;
+}
+
+/// Other chips and memory than the card of that number has.
+bool is_laptop(const std::string& name) {
+    static const std::regex words("laptop|mobile|max-q", std::regex::icase);
+    return std::regex_search(name, words);
+}
+
+}  // namespace
+
 Card find_card(const std::string& name_or_file) {
     if (name_or_file.ends_with(".json")) return parse_card(read_file(name_or_file), name_or_file);
-    if (const Card* card = built_in_card(name_or_file)) return *card;
+    if (const Card* known = built_in_card(name_or_file); known && !is_laptop(name_or_file)) {
+        Card card = *known;
+        // Some cards come with more than one size of memory; a driver keeps about a hundredth.
+        constexpr double gib = 1 << 30, usable = 0.985;
+        const auto bytes = static_cast<double>(card.memory_bytes);
+        if (const auto size = gib_in(name_or_file); size && std::abs(*size * gib - bytes) > bytes / 10) {
+            card.memory_bytes = static_cast<int64_t>(*size * usable * gib);
+            card.name = name_or_file;
+        }
+        return card;
+    }
     std::string names;
     for (const std::string& name : card_names()) names += (names.empty() ? "" : ", ") + name;
     throw Error("device.unknown-card", cat("--gpu: '", name_or_file, "' is not known"),

@@ -35,6 +35,11 @@ class New(EndToEnd):
         self.succeed(self.folder / "run.json", "--max_steps", 1, "--val_size", 0, "--eval_steps", 0, cwd=self.folder)
         self.assertEqual(len(self.steps(self.folder / "out" / "run")), 1)
 
+    def test_rows_with_labels_are_for_kto(self):
+        rows = [{"prompt": f"{n}?", "completion": f"{n}.", "label": n % 2 == 0} for n in range(8)]
+        self.new("--model", LEGAL_BASE, "--data", write_rows(self.folder / "rows.jsonl", rows), "--gpu", "cpu")
+        self.assertEqual(json.loads((self.folder / "run.json").read_text())["training"]["objective"], "kto")
+
     def test_a_file_is_replaced_only_by_force(self):
         kept = self.folder / "run.json"
         kept.write_text("mine")

@@ -115,6 +115,9 @@ Problem llama(const Card& card, int64_t device_mib, int64_t layers = 32) {
 
 TEST(Solve, TakesEverythingWhereThereIsRoomAndMixesWhereThereIsNot) {
     const Card card = find_card("H200");
+    EXPECT_NEAR(static_cast<double>(find_card("A100-SXM4-40GB").memory_bytes), 39.4 * (1 << 30), 0.1 * (1 << 30));
+    EXPECT_EQ(find_card("NVIDIA A100 80GB PCIe").memory_bytes, find_card("A100").memory_bytes);
+    EXPECT_THROW(find_card("RTX 4090 Laptop"), Error);
     const Problem roomy = llama(card, 100'000);
     const std::vector<spec::LayerPlan> all = arrange(roomy.options, solve(roomy)->counts);
     EXPECT_EQ(all, std::vector<spec::LayerPlan>(32, {spec::Keep::everything, spec::Place::device, true}));

@@ -11,6 +11,11 @@
 namespace unsloth::app {
 namespace {
 
+/// Of those that rows decide.
+const char* objective_name(config::Objective objective) {
+    return objective == config::Objective::dpo ? "dpo" : objective == config::Objective::kto ? "kto" : "decision";
+}
+
 using config::Json;
 
 constexpr int64_t length_unit = 64;      // tokens
@@ -122,7 +127,7 @@ class Chooser {
 
     /// What holds for every plan, and what `tried` says.
     std::vector<Choice> choices_of(const Tried& tried) const {
-        const bool pairs = rows_.objective == config::Objective::dpo;
+        const bool prefers = rows_.objective == config::Objective::dpo || rows_.objective == config::Objective::kto;
         std::vector<Choice> all = {{"model.path", model_.path, ""}};
         if (tried.in_4bit) all.push_back({"model.load_in_4bit", *tried.in_4bit, why_weights(tried)});
         all.push_back({"model.max_seq_length", tried.length, why_length(tried.length)});
@@ -134,13 +139,13 @@ class Chooser {
         if (held_out_ > 0)
             all.push_back({"data.val_size", held_out_, "rows that are evaluated on instead of trained on"});
         if (rows_.objective != config::Objective::sft)
-            all.push_back({"training.objective", pairs ? "dpo" : "decision", cat("for rows of ", rows_.format)});
+            all.push_back({"training.objective", objective_name(rows_.objective), cat("for rows of ", rows_.format)});
         all.push_back({"training.output_dir", output_dir_, ""});
         all.push_back({"training.per_device_train_batch_size", tried.batch, cat(step_rows_, " rows a step")});
         all.push_back({"training.gradient_accumulation_steps", tried.accumulation, ""});
         all.push_back({"training.gradient_checkpointing", "auto", why_checkpointing(tried)});
         all.push_back({"training.num_train_epochs", epochs_, cat(steps(), " steps in all")});
-        all.push_back({"training.learning_rate", pairs ? 1e-5 : 2e-4, "usual for adapters"});
+        all.push_back({"training.learning_rate", prefers ? 1e-5 : 2e-4, "usual for adapters"});
         if (held_out_ > 0) all.push_back({"training.eval_steps", std::max<int64_t>(1, steps() / 5), "five times"});
         if (on_cpu_) all.push_back({"hardware.device", "cpu", ""});
         return all;

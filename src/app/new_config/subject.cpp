@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
+#include <utility>
 
 #include "app/rows_model.h"
 #include "unsloth/config/load.h"
@@ -27,6 +29,20 @@ bool holds_weights(const std::string& path) {
 config::Objective objective_of(config::DataFormat format) {
     if (format == config::DataFormat::preference) return config::Objective::dpo;
     return format == config::DataFormat::decision ? config::Objective::decision : config::Objective::sft;
+}
+
+/// Rows {prompt, completion, label}, of KTO, whose completions are not all to be learnt; nothing where rows have no
+/// label. Leaves the objective as the rows are loaded with.
+template <class Load>
+std::optional<data::Dataset> judged_rows(config::Config& config, const Load& load) {
+    const config::Objective otherwise = std::exchange(config.training.objective, config::Objective::kto);
+    try {
+        return load();
+    } catch (const Error& error) {
+        if (error.kind() != ErrorKind::input) throw;
+    }
+    config.training.objective = otherwise;
+    return std::nullopt;
 }
 
 /// The length that so many percent of the rows do not exceed.
@@ -64,7 +80,10 @@ RowFacts examine_rows(const ModelFacts& model, const std::string& file) {
     const config::DataFormat format =
         data::probe_format(config.data.train_file, data::dataset_options(config, opened.limits));
     config.training.objective = objective_of(format);
-    const data::Dataset rows = load_rows(config, opened, data::RefusedRows::as_configured).train;
+    const auto load = [&] { return load_rows(config, opened, data::RefusedRows::as_configured).train; };
+    std::optional<data::Dataset> judged;
+    if (format == config::DataFormat::prompt_completion) judged = judged_rows(config, load);
+    const data::Dataset rows = judged ? std::move(*judged) : load();
     if (rows.size() == 0) throw Error("data.empty", cat(file, " has no rows to train on"));
     std::vector<int64_t> lengths;
     for (int64_t i = 0; i < rows.size(); ++i) lengths.push_back(rows.longest_segment(i));
