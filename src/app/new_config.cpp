@@ -14,6 +14,7 @@
 #include "app/machine/gpus.h"
 #include "app/new_config/proposal.h"
 #include "unsloth/config/option.h"
+#include "unsloth/config/peer_fields.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/text.h"
@@ -135,8 +136,8 @@ class Dialogue {
                   " may be planned for\n\n"));
         for (const Choice& choice : proposal_.choices) {
             if (choice.reason.empty()) continue;
-            const std::string value = choice.value.is_string() ? choice.value.get<std::string>() : choice.value.dump();
-            print(cat(choice.option.substr(choice.option.find('.') + 1), " ", value, ": ", choice.reason, "\n"));
+            print(cat(choice.option.substr(choice.option.find('.') + 1), " ", config::shown(choice.value), ": ",
+                      choice.reason, "\n"));
         }
         if (proposal_.estimate.tokens_per_second > 0)
             print(cat("predicted: ", std::llround(proposal_.estimate.tokens_per_second), " tokens/s with full rows\n"));

@@ -1,6 +1,5 @@
-// `prune`: a model folder without some of another one's layers, neurons, experts or weights. The
-// engine measures what they are
-// worth on a file of rows, before and after; the folder itself is written without it.
+// `prune`: a model folder without some of another one's layers, neurons, experts or weights. The engine measures what
+// they are worth on a file of rows, before and after; the folder itself is written without it.
 #include <algorithm>
 
 #include "app/as_trained.h"

@@ -118,10 +118,6 @@ void add_data_fields(PeerRows& rows) {
 }
 
 void add_device_fields(PeerRows& rows) {
-    const char* const parallel =
-        "distributed.zero_stage, offload_optimizer and tp_size say what ranks share; "
-        "docs/how-to/migrate/fsdp-and-deepspeed.md has the "
-        "equivalents";
     rows.means("use_cpu", "hardware.device", {{true, "cpu"}}, off, "true or false is expected")
         .means("no_cuda", "hardware.device", {{true, "cpu"}}, off, "true or false is expected")
         .means("full_determinism", "training.deterministic", {{true, true}}, off, "true or false is expected")
@@ -137,7 +133,7 @@ void add_device_fields(PeerRows& rows) {
              "training.gradient_checkpointing says what is computed again")
         .means("activation_offloading", "training.gradient_checkpointing", {{true, "full+offload"}}, off,
                "true or false is expected")
-        .only({"fsdp", "deepspeed", "parallelism_config", "mp_parameters"}, off, parallel)
+        .only({"fsdp", "deepspeed", "parallelism_config", "mp_parameters"}, off, PeerRows::ranks_share)
         .only({"accelerator_config", "dispatch_batches", "split_batches"}, off,
               "each process takes training.per_device_train_batch_size rows of its own")
         .any({"fsdp_config", "fsdp_min_num_params", "fsdp_transformer_layer_cls_to_wrap", "ddp_find_unused_parameters",

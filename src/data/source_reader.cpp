@@ -36,19 +36,13 @@ std::vector<RowRange> ranges_in(std::span<const fs::path> files, const config::S
         counts.push_back(left == 0 ? 0 : count_rows(file, options, left));
         left -= counts.back(), rows += counts.back();
     }
+    const auto [begin, end] = to_the_end ? RowRange{*split.from, endless} : split.range(rows);
     std::vector<RowRange> ranges;
     int64_t before = 0;
-    if (to_the_end) {
-        for (const int64_t count : counts) {
-            const bool ends_before = before + count < *split.from;
-            ranges.emplace_back(std::clamp<int64_t>(*split.from - before, 0, count), ends_before ? 0 : endless);
-            before += count;
-        }
-        return ranges;
-    }
-    const auto [begin, end] = split.range(rows);
     for (const int64_t count : counts) {
-        ranges.emplace_back(std::clamp<int64_t>(begin - before, 0, count), std::clamp<int64_t>(end - before, 0, count));
+        const bool has_more = to_the_end && before + count >= begin;  // rows that were not counted
+        ranges.emplace_back(std::clamp<int64_t>(begin - before, 0, count),
+                            has_more ? endless : std::clamp<int64_t>(end - before, 0, count));
         before += count;
     }
     return ranges;

@@ -382,8 +382,7 @@ void add_other_trainings(PeerRows& rows) {
         .aside({"heads_k_stride", "ring_attn_func", "expert_parallel_backend", "expert_parallel_num_nvl_bytes",
                 "expert_parallel_num_rdma_bytes", "expert_parallel_token_capacity",
                 "expert_parallel_fallback_on_unsupported"},
-               "distributed.zero_stage, offload_optimizer and tp_size say what ranks share; "
-               "docs/how-to/migrate/fsdp-and-deepspeed.md has the equivalents")
+               PeerRows::ranks_share)
         .means("tensor_parallel_size", "distributed.tp_size", {}, {nullptr})
         .means("context_parallel_size", "distributed.cp_size", {}, {nullptr})
         .means("sequence_parallel_degree", "distributed.cp_size", {}, {nullptr})

@@ -139,10 +139,7 @@ void add_finetuning(PeerRows& rows) {
              "has them")
         .any({"freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model"},
              "text alone is trained on")
-        .only({"use_mca", "use_hyper_parallel", "hyper_parallel_args"}, off,
-              "distributed.zero_stage, offload_optimizer and tp_size say what ranks share; "
-              "docs/how-to/migrate/fsdp-and-deepspeed.md has the "
-              "equivalents")
+        .only({"use_mca", "use_hyper_parallel", "hyper_parallel_args"}, off, PeerRows::ranks_share)
         .any({"compute_accuracy"}, "evaluations have eval_token_accuracy")
         .any({"plot_loss", "include_effective_tokens_per_second"},
              "the metrics hold losses, tokens and rates of every logged step")

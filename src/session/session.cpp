@@ -73,12 +73,12 @@ data::EncoderMaker encoder_maker(const OpenedModel& opened, const config::Config
 
 data::Dataset read_rows(const OpenedModel& opened, const config::Config& config, const data::DatasetOptions& options) {
     std::unique_ptr<data::RowEncoder> encoder;  // rows of ids do without a tokenizer
-    const config::DataSource source{.path = config.data.train_file,
-                                    .format = options.format,
-                                    .split = config.data.train_split,
-                                    .columns = options.reader.columns};
-    if (data::resolve(source, options.reader, options.skip_bad_rows).format != config::DataFormat::tokenized)
-        encoder = encoder_maker(opened, config)({});
+    config::DataSource source{.path = config.data.train_file,
+                              .format = options.format,
+                              .split = config.data.train_split,
+                              .columns = options.reader.columns};
+    source.format = data::resolve(source, options.reader, options.skip_bad_rows).format;
+    if (source.format != config::DataFormat::tokenized) encoder = encoder_maker(opened, config)({});
     return data::Dataset::load({source}, options, [&](const std::string&) { return encoder.get(); });
 }
 

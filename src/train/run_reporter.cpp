@@ -75,6 +75,12 @@ double planned_rate(const RunSetup& setup) {
     return ms > 0 ? 1000 * static_cast<double>(tokens * setup.data_ranks()) / ms : 0;
 }
 
+/// Steps of the run, or what they would be without max_steps 0.
+int64_t full_length(const RunSetup& setup) {
+    const config::TrainingOptions& t = setup.config().training;
+    return t.max_steps == 0 ? setup.loader().total_steps(t.num_train_epochs, -1) : setup.total_steps();
+}
+
 /// What shares of the run, and parts of an epoch, are in steps; empty where the options count steps.
 std::string describe_intervals(const config::TrainingOptions& t, int64_t steps, int64_t epoch_steps) {
     const config::StepIntervals every = config::step_intervals(t, steps, epoch_steps);
@@ -137,7 +143,7 @@ void RunReporter::banner() const {
     log::info("data       ", setup_.groups() ? setup_.groups()->describe() : data::describe(setup_.loader()));
     const config::TrainingOptions& t = config().training;
     const bool dry = t.max_steps == 0;
-    const int64_t steps = dry ? setup_.loader().total_steps(t.num_train_epochs, -1) : setup_.total_steps();
+    const int64_t steps = full_length(setup_);
     log::info("steps      ", steps, dry ? " without max_steps 0" : "");
     if (const std::string often = describe_intervals(t, steps, setup_.epoch_steps()); !often.empty())
         log::info("intervals  ", often);
@@ -169,10 +175,8 @@ void RunReporter::warn() const {
     const spec::ModelSpec& spec = setup_.opened().file->spec;
     if (const auto doubt = doubt_learning_rate(config(), spec)) log::warning(*doubt);
     if (const auto doubt = doubt_adapter(config())) log::warning(*doubt);
-    const RunLength length{
-        config().training.max_steps == 0 ? setup_.loader().total_steps(config().training.num_train_epochs, -1)
-                                         : setup_.total_steps(),
-        setup_.loader().rows_per_epoch(), setup_.loader().rows_of_step() * setup_.data_ranks(), setup_.epoch_steps()};
+    const RunLength length{full_length(setup_), setup_.loader().rows_per_epoch(),
+                           setup_.loader().rows_of_step() * setup_.data_ranks(), setup_.epoch_steps()};
     if (const auto doubt = doubt_warmup(config().training, length.steps)) log::warning(*doubt);
     for (const std::string& doubt : doubt_lengths(config(), length)) log::warning(doubt);
     if (const auto doubt = doubt_host_threads(config().distributed, at::get_num_threads(),

@@ -96,11 +96,6 @@ Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& set
     start_clock();
 }
 
-void Stepper::set_sharing(bool shares) {
-    shares_ = shares;
-    store_.set_sharing(shares);
-}
-
 Stepper::~Stepper() {
     ctx_.scalars = nullptr;
     ctx_.outcome = nullptr;
@@ -137,7 +132,7 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
     // 4 sums over the ranks; gradients that leave as they are made are summed then
     if (sums_) slot.worked.record();
     store_.end_passes(count > 0);
-    if (sums_ && shares_) {
+    if (sums_ && store_.shares()) {
         sums_->issue(slot.sums, device_outcome_, step, options.save_due, own_seconds_);
         if (slot.measures.defined() && !model_.speaks()) objective_.measures().zero_();  // all have them
         if (slot.measures.defined())
@@ -155,7 +150,8 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
     slot.outcome.copy_(device_outcome_, /*non_blocking=*/true);
     if (slot.measures.defined()) slot.measures.copy_(objective_.measures(), /*non_blocking=*/true);
     if (options.layer_norms) layer_norm_meter_->issue(slot.layer_norms, step);
-    if (options.router_loads) router_meter_->issue(slot.router_loads, shares_ ? settings_.group : nullptr, step);
+    if (options.router_loads)
+        router_meter_->issue(slot.router_loads, store_.shares() ? settings_.group : nullptr, step);
     slot.end.record();
     StepResult result{.step = step,
                       .epoch = batch.epoch,

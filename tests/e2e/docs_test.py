@@ -191,15 +191,19 @@ class Pages(EndToEnd):
         for name in ("out/first/report.html", "out/first/adapter_model.safetensors", "out/first.gguf"):
             self.assertTrue((place / name).exists(), name)
 
-    def test_the_table_of_cards_is_what_plan_says(self):
+    def assert_up_to_date(self, script):
+        """The pages that scripts/SCRIPT writes."""
         done = subprocess.run(
-            [sys.executable, SOURCE / "scripts" / "configurations_table.py", PROGRAM, "--check"],
+            [sys.executable, SOURCE / "scripts" / script, PROGRAM, "--check"],
             env=environment(),
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
         )
         self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_the_table_of_cards_is_what_plan_says(self):
+        self.assert_up_to_date("configurations_table.py")
 
     def test_the_memory_plan_is_that_of_the_example(self):
         text = (SOURCE / "docs" / "concepts" / "memory-plan.md").read_text()
@@ -212,14 +216,7 @@ class Pages(EndToEnd):
             self.assertTrue(line == "  ..." or printed in told, f"{printed!r} is not in\n" + "\n".join(told))
 
     def test_generated_pages_are_what_the_program_prints(self):
-        done = subprocess.run(
-            [sys.executable, SOURCE / "scripts" / "reference.py", PROGRAM, "--check"],
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-        )
-        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assert_up_to_date("reference.py")
 
     def test_the_index_names_every_page(self):
         """Or the index of a folder of generated pages does."""

@@ -2,9 +2,7 @@
 
 import os
 import pty
-import select
 import subprocess
-import time
 
 from hub_server import Hub, Repository
 from support import *
@@ -91,20 +89,11 @@ class New(EndToEnd):
         process = subprocess.Popen(list(map(str, command)), stdin=theirs, stdout=theirs, stderr=theirs,
                                    env=environment(), cwd=self.folder)  # fmt: skip
         os.close(theirs)
-        shown, answers, deadline = b"", list(answers), time.monotonic() + TIMEOUT_S
-        while time.monotonic() < deadline:
-            if not select.select([ours], [], [], 1)[0]:
-                continue
-            try:
-                part = os.read(ours, 65536)
-            except OSError:  # the other side is closed
-                break
-            if not part:
-                break
+        shown, answers = b"", list(answers)
+        for part in parts_of_terminal(ours):
             shown += part
             if shown.endswith(b"> ") and answers:
                 os.write(ours, f"{answers.pop(0)}\n".encode())
-        os.close(ours)
         text = shown.decode().replace("\r\n", "\n")
         self.assertEqual(process.wait(TIMEOUT_S), OK, text)
         self.assertEqual(answers, [], text)

@@ -11,11 +11,13 @@ import os
 import pathlib
 import random
 import re
+import select
 import shutil
 import struct
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 import warm
@@ -89,6 +91,22 @@ class Result:
 
     def __str__(self):
         return f"exit code {self.code}\n--- stdout\n{self.out[-4000:]}\n--- stderr\n{self.err[-4000:]}"
+
+
+def parts_of_terminal(ours):
+    """What is written to the other side of a pseudo-terminal, part by part, until it is closed; at most TIMEOUT_S."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline:
+        if not select.select([ours], [], [], 1)[0]:
+            continue
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # the other side is closed
+            break
+        if not part:
+            break
+        yield part
+    os.close(ours)
 
 
 def environment(**changes):

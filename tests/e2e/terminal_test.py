@@ -10,7 +10,18 @@ import sys
 import termios
 import unittest
 
-from support import EndToEnd, LEGAL_BASE, PROGRAM, TEXT_LLAMA, TIMEOUT_S, environment, main, model, write_rows
+from support import (
+    EndToEnd,
+    LEGAL_BASE,
+    PROGRAM,
+    TEXT_LLAMA,
+    TIMEOUT_S,
+    environment,
+    main,
+    model,
+    parts_of_terminal,
+    write_rows,
+)
 
 ERASE = "\r\x1b[K"
 
@@ -32,17 +43,7 @@ class Terminal(EndToEnd):
             preexec_fn=lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),  # slow enough to be seen
         )
         os.close(theirs)
-        written = b""
-        while True:
-            try:
-                part = os.read(ours, 65536)
-            except OSError:  # the other side is closed
-                break
-            if not part:
-                break
-            written += part
-        os.close(ours)
-        text = written.decode()
+        text = b"".join(parts_of_terminal(ours)).decode()
         self.assertEqual(process.wait(TIMEOUT_S), 0, text)
         return text.replace("\r\n", "\n")
 

@@ -70,6 +70,11 @@ class PeerRows {
 
     std::vector<PeerField> take() { return std::move(fields_); }
 
+    /// Why other programs' sharding is refused, and where its equivalents are.
+    static constexpr const char* ranks_share =
+        "distributed.zero_stage, offload_optimizer and tp_size say what ranks share; "
+        "docs/how-to/migrate/fsdp-and-deepspeed.md has the equivalents";
+
     /// The values that ask for nothing.
     static const std::vector<Json> off;
 

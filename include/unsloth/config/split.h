@@ -10,7 +10,7 @@ namespace unsloth::config {
 
 /// One split, or a slice of its rows.
 struct SplitPart {
-    std::string name;                 ///< empty: whatever is taken where nobody names a split
+    std::string name;                 ///< empty: the split that is read by default
     std::optional<int64_t> from, to;  ///< rows or percent; below 0: counted from the end
     bool percent = false;
 

@@ -43,7 +43,8 @@ struct SourceFiles {
 std::vector<std::filesystem::path> files_of(const std::string& path, const std::string& split);
 
 /// Rows of several sources in order. A row's id is its number over all sources and files: sources in the order of the
-/// configuration, files sorted, rows as they lie. Rows before a slice of a file count, those behind it do not.
+/// configuration, files sorted, rows in the order of the file. Rows before a slice of a file count, those after it do
+/// not.
 class SourceReader {
   public:
     SourceReader(std::vector<SourceFiles> sources, ReaderOptions options);

@@ -35,6 +35,7 @@ class ParameterStore {
     void join(comm::Group& group, int64_t bucket_bytes);
     /// For benches: whether ranks exchange gradients, norms and values. At first they do.
     void set_sharing(bool shares) { shares_ = shares; }
+    bool shares() const { return shares_; }
 
     weights::Parameters& parameters() const { return parameters_; }
     const weights::Parameter* tied() const { return tied_; }

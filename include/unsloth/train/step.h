@@ -98,7 +98,7 @@ class Stepper {
     /// nothing otherwise.
     std::optional<StepResult> take(bool must);
     /// For benches: with a group, whether the next steps use it.
-    void set_sharing(bool shares);
+    void set_sharing(bool shares) { store_.set_sharing(shares); }
     double loss_scale() const { return loss_scale_; }
 
     /// What a checkpoint must keep of it; to be asked when nothing is under way.
@@ -131,7 +131,6 @@ class Stepper {
     std::unique_ptr<LayerNormMeter> layer_norm_meter_;
     std::unique_ptr<RouterMeter> router_meter_;
     double own_seconds_ = 0;  ///< with a group: that this rank worked at the last step it knows of
-    bool shares_ = true;
     spec::ModelFlops flops_;
     SpikeWindow spikes_;
     std::optional<SpikeGuard> spike_guard_;  ///< nothing: skip_on_spike is 0

@@ -29,7 +29,7 @@ void replace_words(std::string& text, const std::string& word, const std::string
 
 /// The folder with what stands below it, which may name a project or a client.
 void replace_paths(std::string& text, const std::string& folder) {
-    if (folder.size() < 2) return;  // "/" is nobody's
+    if (folder.size() < 2) return;  // "/" names no user
     for (std::size_t at = 0; (at = text.find(folder, at)) != std::string::npos; ++at) {
         const std::size_t behind = at + folder.size();
         if (!is_word(text, at, behind)) continue;

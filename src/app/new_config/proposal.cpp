@@ -5,6 +5,7 @@
 #include <cmath>
 #include <optional>
 
+#include "unsloth/config/peer_fields.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/text.h"
 
@@ -94,7 +95,7 @@ class Chooser {
         std::vector<std::string> flags;
         for (const Choice& choice : choices) {
             flags.push_back("--" + choice.option);
-            flags.push_back(choice.value.is_string() ? choice.value.get<std::string>() : choice.value.dump());
+            flags.push_back(config::shown(choice.value));
         }
         return config::load_config({}, flags);
     }

@@ -79,6 +79,7 @@ RowFacts examine_rows(const ModelFacts& model, const std::string& file) {
     const RowsModel opened = open_rows_model(config);
     const config::DataFormat format =
         data::probe_format(config.data.train_file, data::dataset_options(config, opened.limits));
+    config.data.format = format;
     config.training.objective = objective_of(format);
     const auto load = [&] { return load_rows(config, opened, data::RefusedRows::as_configured).train; };
     std::optional<data::Dataset> judged;

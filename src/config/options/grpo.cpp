@@ -12,7 +12,7 @@ void declare_rollouts(OptionSet& options, GrpoOptions& grpo) {
         .add("num_generations_eval", grpo.num_generations_eval,
              "Completions of each held-out prompt in an evaluation; null: num_generations.")
         .at_least(1)
-        .needs({"data.eval_file", "data.eval_files", "data.eval_split", "data.val_size"})
+        .needs(evaluation_rows)
         .error("option.no-evaluation");
     options
         .add("max_completion_length", grpo.max_completion_length,

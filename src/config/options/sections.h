@@ -1,10 +1,18 @@
 // The declarations of a configuration's options by section, for option_table.cpp.
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "unsloth/config/config.h"
 #include "unsloth/config/option_set.h"
 
 namespace unsloth::config {
+
+/// One of them gives rows to evaluate on; one of the others, evaluations during a run.
+inline const std::vector<std::string> evaluation_rows = {"data.eval_file", "data.eval_files", "data.eval_split",
+                                                         "data.val_size"},
+                                      evaluation_intervals = {"training.eval_steps", "training.evals_per_epoch"};
 
 void declare_model(OptionSet& options, ModelOptions& model);
 /// What model.device_map, and others that mean the same of another model, take.

@@ -14,7 +14,7 @@ void declare_best(OptionSet& options, TrainingOptions& training) {
         .at_least(0)
         .synonym(nullptr, 0)
         .suggested_for({"early_stopping_steps", "patience"})
-        .needs({"training.eval_steps", "training.evals_per_epoch"})
+        .needs(evaluation_intervals)
         .error("option.no-evaluation")
         .because("the only evaluation is the one at the end")
         .on_resume(OnResume::mutable_);
@@ -29,7 +29,7 @@ void declare_best(OptionSet& options, TrainingOptions& training) {
         .add("load_best_model_at_end", training.load_best_model_at_end,
              "Leave the adapter (or model) of the best evaluation in output_dir at the end, instead of the last "
              "step's. An evaluation that is the best so far then saves a checkpoint.")
-        .needs({"training.eval_steps", "training.evals_per_epoch"})
+        .needs(evaluation_intervals)
         .error("option.no-evaluation")
         .because("the only evaluation is the one at the end")
         .on_resume(OnResume::mutable_);
@@ -53,7 +53,7 @@ void declare_best(OptionSet& options, TrainingOptions& training) {
 
 void declare_saving(OptionSet& options, TrainingOptions& training) {
     options.add("eval_on_start", training.eval_on_start, "Evaluate before the first step too.")
-        .needs({"data.eval_file", "data.eval_files", "data.eval_split", "data.val_size"})
+        .needs(evaluation_rows)
         .error("option.no-evaluation")
         .on_resume(OnResume::mutable_);
     options
@@ -63,7 +63,7 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
         .at_least(0)
         .synonym(nullptr, 0)
         .suggested_for({"eval_interval", "eval_every"})
-        .needs({"data.eval_file", "data.eval_files", "data.eval_split", "data.val_size"})
+        .needs(evaluation_rows)
         .error("option.no-evaluation")
         .not_with("training.evals_per_epoch")
         .because("each says how often to evaluate")
@@ -74,7 +74,7 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
              "says.")
         .at_least(0)
         .synonym(nullptr, 0)
-        .needs({"data.eval_file", "data.eval_files", "data.eval_split", "data.val_size"})
+        .needs(evaluation_rows)
         .error("option.no-evaluation")
         .on_resume(OnResume::logged);
     declare_best(options, training);
@@ -155,7 +155,7 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
         .add_choice("eval_metric", training.eval_metric, answer_metrics(),
                     "Judge answers in every evaluation, as `evaluate --metric` does: eval_exact_match or eval_regex, "
                     "and all answers in answers.jsonl in output_dir.")
-        .needs({"data.eval_file", "data.eval_files", "data.eval_split", "data.val_size"})
+        .needs(evaluation_rows)
         .error("option.no-evaluation")
         .only_with("training.objective", {"sft"})
         .error("option.unsupported")
