@@ -1,6 +1,7 @@
 // `prune`: a model folder without some of another one's layers, neurons, experts or weights. The engine measures what
 // they are worth on a file of rows, before and after; the folder itself is written without it.
 #include <algorithm>
+#include <cstdio>
 
 #include "app/as_trained.h"
 #include "app/commands.h"
@@ -204,6 +205,13 @@ double loss_of(StagedFolder& written, engine_api::Engine& engine, config::Loaded
     }
 }
 
+/// As training prints a loss.
+std::string loss_text(double loss) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.4f", loss);
+    return text;
+}
+
 }  // namespace
 
 void run_prune(const CommandLine& given) {
@@ -239,8 +247,8 @@ void run_prune(const CommandLine& given) {
     write_file_atomically(staged.path() / prune_report_file, prune_json(request, model_path, base.spec, report));
     stop_if_interrupted();
     staged.commit();
-    log::info("pruned model in ", staged.target().string(), ": loss ", three_digits(report.loss_after), ", before ",
-              three_digits(report.before.loss), " (", request.calibration,
+    log::info("pruned model in ", staged.target().string(), ": loss ", loss_text(report.loss_after), ", before ",
+              loss_text(report.before.loss), " (", request.calibration,
               "). Training can recover most of it: ", "docs/how-to/prune.md");
 }
 
