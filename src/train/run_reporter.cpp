@@ -260,6 +260,17 @@ void RunReporter::evaluation(const EvalReport& report) {
     time_left_.evaluated(report.seconds);
 }
 
+bool RunReporter::was_evaluated(int64_t step) {
+    const auto found = std::find_if(history_.rows.rbegin(), history_.rows.rend(), [&](const auto& row) {
+        return row.step == step && std::any_of(row.values.begin(), row.values.end(),
+                                               [](const auto& value) { return value.first.starts_with("eval_"); });
+    });
+    if (found == history_.rows.rend()) return false;
+    if (const auto loss = found->values.find("eval_loss"); loss != found->values.end())
+        summary_.final_eval_loss = loss->second;
+    return true;
+}
+
 void RunReporter::saved(double seconds) {
     summary_.save_seconds += seconds;
     time_left_.saved(seconds);

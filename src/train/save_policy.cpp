@@ -76,12 +76,13 @@ void SavePolicy::load_best() {
 
 /// decision_calibration.json of the values as they are; empty: no evaluation was of them.
 std::string SavePolicy::calibration() const {
-    if (!loaded_.empty()) {
-        const fs::path file = loaded_ / formats::decision_calibration_file;
-        return fs::exists(file) ? read_file(file) : "";
-    }
-    if (!state_.calibration || state_.calibrated_step != state_.progress.step) return "";
-    return formats::write_decision_calibration(*state_.calibration);
+    const bool evaluated = state_.calibration && state_.calibrated_step == state_.progress.step;
+    if (loaded_.empty() && evaluated) return formats::write_decision_calibration(*state_.calibration);
+    fs::path folder = loaded_;
+    if (folder.empty() && setup_.resume() && setup_.first_step() == state_.progress.step)
+        folder = setup_.resume()->folder;  // no step was taken
+    const fs::path file = folder / formats::decision_calibration_file;
+    return !folder.empty() && fs::exists(file) ? read_file(file) : "";
 }
 
 /// What the result's decisions are scaled by, or why by nothing.

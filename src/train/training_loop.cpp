@@ -27,6 +27,10 @@ void TrainingLoop::run(StepSource& source) {
     }
     if (!stops_early()) take_steps(source);  // one that had stopped, and goes on from there, has as little to gain
     if (stops_early()) return tell_early_stop();
+    if (reporter_.was_evaluated(setup_.total_steps())) {  // resumed after its last step
+        if (leads()) log::info("step ", setup_.total_steps(), " was evaluated before this run resumed");
+        return;
+    }
     maybe_evaluate(setup_.total_steps());
     answer_prompts(setup_.total_steps());
 }
