@@ -103,7 +103,7 @@ bool SavePolicy::save_time_has_come() const {
 }
 
 bool SavePolicy::due(int64_t step) const {
-    const bool by_steps = config::StepIntervals::falls_on(setup_.intervals().save, step) && step < setup_.total_steps();
+    const bool by_steps = setup_.intervals().save.falls_on(step) && step < setup_.total_steps();
     return by_steps || (setup_.group() ? agreed_ : save_time_has_come());
 }
 
@@ -211,14 +211,14 @@ RunMoment SavePolicy::moment() const {
     RunMoment moment;
     formats::TrainerState& trainer = moment.trainer;
     trainer.epoch = state_.progress.epoch;
-    trainer.eval_steps = setup_.intervals().eval;
+    trainer.eval_steps = setup_.intervals().eval.every;
     trainer.global_step = state_.progress.step;
     trainer.log_history = reporter_.history();
-    trainer.logging_steps = setup_.intervals().log;
+    trainer.logging_steps = setup_.intervals().log.every;
     trainer.max_steps = setup_.total_steps();
     trainer.num_input_tokens_seen = state_.progress.seen_tokens;
     trainer.num_train_epochs = t.num_train_epochs;
-    trainer.save_steps = setup_.intervals().save;
+    trainer.save_steps = setup_.intervals().save.every;
     trainer.train_batch_size = t.per_device_train_batch_size;
     if (state_.progress.best.value) {
         trainer.best_metric = state_.progress.best.value;

@@ -37,7 +37,7 @@ void TrainingLoop::run(StepSource& source) {
 
 /// The evaluation after the last step is not the loop's.
 bool TrainingLoop::evaluates_after(int64_t step) const {
-    return config::StepIntervals::falls_on(setup_.intervals().eval, step) && step < setup_.total_steps();
+    return setup_.intervals().eval.falls_on(step) && step < setup_.total_steps();
 }
 
 void TrainingLoop::take_steps(StepSource& source) {

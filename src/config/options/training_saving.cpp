@@ -70,8 +70,8 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
         .on_resume(OnResume::logged);
     options
         .add("evals_per_epoch", training.evals_per_epoch,
-             "Evaluate N times an epoch, at equal distances of whole steps; 0.5: every second epoch. 0: as eval_steps "
-             "says.")
+             "Evaluate N times an epoch of S steps: after the steps i S / N, rounded up, for i from 1 to N. 0.5: every "
+             "second epoch. 0: as eval_steps says.")
         .at_least(0)
         .synonym(nullptr, 0)
         .needs(evaluation_rows)
@@ -92,8 +92,9 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
         .on_resume(OnResume::mutable_);
     options
         .add("saves_per_epoch", training.saves_per_epoch,
-             "Save a checkpoint-N N times an epoch, at equal distances of whole steps; 0.5: every second epoch. 0: as "
-             "save_steps says.")
+             "Save a checkpoint-STEP N times an epoch, after the same steps as evals_per_epoch. 0.5: every second "
+             "epoch. 0: "
+             "as save_steps says.")
         .at_least(0)
         .synonym(nullptr, 0)
         .on_resume(OnResume::mutable_);
