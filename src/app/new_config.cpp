@@ -13,6 +13,7 @@
 #include "app/engine_loader.h"
 #include "app/machine/gpus.h"
 #include "app/new_config/proposal.h"
+#include "app/paths.h"
 #include "unsloth/config/option.h"
 #include "unsloth/config/peer_fields.h"
 #include "unsloth/core/error.h"
@@ -35,13 +36,6 @@ constexpr Question of_model = {"Which model? (a folder, or a Hugging Face id suc
                                ""};
 constexpr Question of_rows = {"Which rows? (a file, folder or glob of JSONL, CSV, Parquet or text)", "--data", ""};
 constexpr Question of_card = {"Which card? (24GiB, RTX 4090, …, cpu; empty: this machine)", "--gpu", this_machine};
-
-void refuse_existing(const NewRequest& request) {
-    std::error_code ignored;
-    if (!request.force && fs::exists(request.out, ignored))
-        throw Error("output.exists", cat(request.out, " exists"),
-                    "Give --force to replace it, or another name with --out.");
-}
 
 /// Where nobody can be asked.
 void require_answers(const NewRequest& request) {
@@ -109,7 +103,7 @@ class Dialogue {
     explicit Dialogue(const NewRequest& request) : request_(request) {}
 
     void run() {
-        refuse_existing(request_);
+        refuse_existing(request_.out, request_.force);
         require_answers(request_);
         settle(of_model, request_.model, [&](const std::string& path) { model_ = examine_model(path); });
         print(cat("  ", model_.description, model_.quantized ? ", stored in 4 or 8 bit" : "", "\n"));

@@ -50,6 +50,12 @@ void require_outputs(const CommandLine& line) {
     }
 }
 
+void refuse_existing(const std::string& file, bool force) {
+    std::error_code ignored;
+    if (!force && fs::is_regular_file(file, ignored))
+        throw Error("output.exists", cat(file, " exists"), "Give --force to replace it, or another name with --out.");
+}
+
 void require_inputs(const CommandLine& line) {
     const config::Config& config = line.loaded.config;
     if (!config.model.path.empty()) (void)formats::Checkpoint::open(config.model.path);
