@@ -312,18 +312,9 @@ config::DataFormat find_format(const SourceFiles& source, const ReaderOptions& o
                 "Expected one JSON object on each line, or another known form.");
 }
 
-/// With the folder of the configuration that the source names.
-static std::string path_of(const config::DataSource& source) {
-    if (source.config_name.empty()) return source.path;
-    std::string path = source.path;
-    if (!fs::exists(path) && !path.starts_with("hf://") && hub::parse_repository(hub::Kind::dataset, path))
-        path = "hf://datasets/" + path;
-    return cat(path, path.ends_with('/') ? "" : "/", source.config_name);
-}
-
 SourceFiles with_files(const config::DataSource& source) {
     SourceFiles result{source.path, {}, source.format, source.columns, source.template_name, source.max_samples, {}};
-    const std::string path = path_of(source);
+    const std::string path = hub::folder_of_configuration(source.path, source.config_name);
     const std::vector<config::SplitPart> splits = config::parse_split(source.split, source.path);
     for (const config::SplitPart& split : splits) {
         const Paths files = files_of(path, split.name);
