@@ -88,6 +88,9 @@ class FirstSteps(EndToEnd):
         )
         self.assertFalse(strict.exists())
 
+    def test_a_flag_of_help_that_is_misspelt(self):
+        self.fail_with(USAGE, ["unknown option --helpp", "Did you mean --help?"], "train", "--helpp")
+
     def test_binary_files_are_not_shown_raw(self):
         path = self.folder / "binary.json"
         path.write_bytes(b"\x7fELF\x1b[31m\xff\xfe")
