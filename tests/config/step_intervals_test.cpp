@@ -87,6 +87,8 @@ TEST(StepIntervals, OneOfTheFormsSaysIt) {
     EXPECT_CONTAINS(file_error(R"({"training": {"save_steps": 2.5}})"), "a whole number of steps, found 2.5");
     EXPECT_CONTAINS(file_error(R"({"training": {"save_steps": -1}})"), "a number >= 0");
     EXPECT_CONTAINS(file_error(R"({"training": {"logging_steps": 0}})"), "a number > 0");
+    for (const char* option : {"eval_steps", "save_steps", "logging_steps"})
+        EXPECT_CONTAINS(file_error(cat(R"({"training": {")", option, R"(": 1e30}})")), "and <= 1000000000, found");
     EXPECT_CONTAINS(file_error(R"({"training": {"evals_per_epoch": 2}})"),
                     "training.evals_per_epoch needs data.eval_file");
     EXPECT_TRUE(

@@ -200,6 +200,11 @@ class Options(EndToEnd):
         words = ["--model.path", LEGAL_BASE, "--template", "{{ messages[0 }}", "--gpu_memory", "24GiB"]
         self.fail_with("template.failed", ["of the configuration, line 1, column 15: "], "plan", *words)
 
+    def test_numbers_that_no_run_can_have(self):
+        base = self.train_arguments(model(LLAMA), self.rows(2))
+        for option in ("--r", "--per_device_train_batch_size", "--gradient_accumulation_steps", "--warmup_steps"):
+            self.fail_with(USAGE, [option.lstrip("-"), "<= 1000000"], *base, option, str(10**18))
+
     def test_options_that_would_do_nothing(self):
         base = ("generate", "--model.path", LEGAL_BASE, "--prompt", "p")
         self.fail_with(USAGE, ["--n only applies with --temperature", "0.7"], *base, "--n", "3")

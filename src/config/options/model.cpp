@@ -126,6 +126,7 @@ void declare_model(OptionSet& options, ModelOptions& model) {
              "has positions.")
         .most_used("Longest example in tokens")
         .at_least(0)
+        .at_most(1e9)
         .synonym(nullptr, 0)
         .alias("model", "max_length")
         .alias("training", "max_length")
@@ -186,6 +187,7 @@ void declare_lora(OptionSet& options, LoraOptions& lora) {
     options.add("r", lora.r, "Rank of the adapters.")
         .most_used("Rank of the adapters")
         .at_least(1)
+        .at_most(1e6)
         .suggested_for({"rank", "lora_r", "lora_rank"})
         .unused_with("lora.finetuning_type", {"full"});
     options.add("lora_alpha", lora.lora_alpha, "The adapters' product is scaled by lora_alpha / r.")

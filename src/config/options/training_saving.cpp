@@ -61,6 +61,7 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
              "Evaluate every N steps, and at the end; below 1: a share of the run's steps, rounded up; 0: only at the "
              "end.")
         .at_least(0)
+        .at_most(1e9)
         .synonym(nullptr, 0)
         .suggested_for({"eval_interval", "eval_every"})
         .needs(evaluation_rows)
@@ -84,6 +85,7 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
             "Save a resumable checkpoint-N every N steps, and at the end; below 1: a share of the run's steps, rounded "
             "up; 0: not by steps.")
         .at_least(0)
+        .at_most(1e9)
         .suggested_for({"save_interval", "save_every", "checkpoint_steps"})
         .not_with("training.saves_per_epoch")
         .when_not({0})
@@ -126,6 +128,7 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
         .add("logging_steps", training.logging_steps,
              "Log metrics every N steps; below 1: a share of the run's steps, rounded up.")
         .above(0)
+        .at_most(1e9)
         .on_resume(OnResume::mutable_);
     options
         .add("report_to", training.report_to,
@@ -151,6 +154,7 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
         .on_resume(OnResume::mutable_);
     options.add("sample_max_new_tokens", training.sample_max_new_tokens, "Most tokens of such an answer.")
         .at_least(1)
+        .at_most(1e9)
         .on_resume(OnResume::mutable_);
     options
         .add_choice("eval_metric", training.eval_metric, answer_metrics(),
@@ -171,6 +175,7 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
         .on_resume(OnResume::mutable_);
     options.add("eval_max_new_tokens", training.eval_max_new_tokens, "Most tokens of an answer that is judged.")
         .at_least(1)
+        .at_most(1e9)
         .on_resume(OnResume::mutable_);
     options
         .add("resume_from_checkpoint", training.resume_from_checkpoint,
