@@ -5,6 +5,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/json.h"
+#include "unsloth/core/shell_word.h"
 #include "unsloth/core/utf8.h"
 #include "unsloth/import/import.h"
 
@@ -41,7 +42,8 @@ bool run_import(const CommandLine& line) {
         print(imported.json);
     } else {
         write_file_atomically(request.out, imported.json);
-        tell(cat("written: ", request.out, "; unsloth-train data --config ", request.out, " shows its rows"));
+        tell(cat("written: ", request.out, "; unsloth-train data --config ", shell_word(request.out),
+                 " shows its rows"));
     }
     return true;
 }

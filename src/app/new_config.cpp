@@ -18,6 +18,7 @@
 #include "unsloth/config/peer_fields.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/core/shell_word.h"
 #include "unsloth/core/text.h"
 
 namespace unsloth::app {
@@ -110,6 +111,10 @@ class Dialogue {
         settle(of_rows, request_.data, [&](const std::string& file) { rows_ = examine_rows(model_, file); });
         print(cat("  ", rows_.rows, " rows of format ", rows_.format, ", ", rows_.median, " tokens in the median, ",
                   rows_.longest, " at most\n"));
+        if (rows_.skipped > 0)
+            print(cat("  note: ", rows_.skipped, " of ", rows_.rows + rows_.skipped,
+                      " rows leave nothing to train on: their prompts take all ", model_.positions,
+                      " positions, or no label counts\n"));
         for (const std::string& warning : rows_.warnings) print(cat("  note: ", warning, "\n"));
         settle(of_card, request_.gpu, [&](const std::string& text) { plan(text); });
         write();
@@ -141,7 +146,7 @@ class Dialogue {
             print(model_.from_hub ? "The weights are not here yet: the run downloads them.\n"
                                   : cat("The weights are missing: put model.safetensors into ", model_.path, ".\n"));
         print(cat("Run next", card_.here ? "" : ", on the machine with that card", ":\n  unsloth-train data ",
-                  request_.out, "\n  unsloth-train ", request_.out, "\n"));
+                  shell_word(request_.out), "\n  unsloth-train ", shell_word(request_.out), "\n"));
     }
 
     NewRequest request_;
