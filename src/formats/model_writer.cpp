@@ -350,6 +350,8 @@ class Writer {
         QuantizationConfig config;
         config.bnb_4bit_compute_dtype = name_of(dtype_);
         if (in_fp4 > in_nf4) config.bnb_4bit_quant_type = "fp4";
+        if (model_.spec().vision)  // the tower is written as it was; its module's name, and that before 4.52
+            plain.insert(plain.end(), {"model.visual", "visual"});
         // A list replaces what it leaves out by itself.
         if (!plain.empty() || !head_is_plain) {
             if (head_is_plain) plain.emplace_back("lm_head");

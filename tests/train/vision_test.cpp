@@ -304,6 +304,23 @@ TEST_P(VisionTest, ReadsAdaptersUnderOlderNames) {
     EXPECT_TRUE(same_bits(with(folder / "older"), with(initial)));
 }
 
+/// bitsandbytes must not expect its own form of what stays as it was.
+TEST_P(VisionTest, QuantisedModelsNameTheTower) {
+    const formats::WeightFile base = formats::WeightFile::open(model_path().string());
+    const ScratchFolder folder;
+    formats::write_model(formats::MergedModel(base, nullptr), folder.path(), {.type = spec::WeightType::nf4});
+    const nlohmann::json config = read_json(folder / "config.json");
+    const auto skipped = config["quantization_config"]["llm_int8_skip_modules"].get<std::vector<std::string>>();
+    for (const char* const module : {"lm_head", "model.visual", "visual"})
+        EXPECT_EQ(std::ranges::count(skipped, module), 1) << module;
+    const LoadedModel loaded = load_model(folder.path(), seeing(device, at::kFloat));
+    const LoadedModel exact = load_model(model_path(), seeing(device, at::kFloat));
+    const data::Sample row = rows->sample(forward["rows"][0], 0);
+    const double off = rms(logits_of_row(*loaded.model, row), logits_of_row(*exact.model, row));
+    EXPECT_GT(off, 0);
+    EXPECT_LT(off, 0.5);
+}
+
 INSTANTIATE_TEST_SUITE_P(All, VisionTest,
                          ::testing::Combine(::testing::Values("qwen3_vl", "qwen2_5_vl"),
                                             ::testing::ValuesIn(test_devices())),
