@@ -233,6 +233,13 @@ void tell_times(const Calibration& before, const Calibration& after, const Phase
               human_bytes(before.taken_bytes));
 }
 
+/// As training prints a loss.
+std::string loss_text(double loss) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.4f", loss);
+    return text;
+}
+
 }  // namespace
 
 void run_prune(const CommandLine& given) {
@@ -273,8 +280,8 @@ void run_prune(const CommandLine& given) {
     stop_if_interrupted();
     staged.commit();
     tell_times(report.before, after, times);
-    log::info("pruned model in ", staged.target().string(), ": loss ", three_digits(report.loss_after), ", before ",
-              three_digits(report.before.loss), " (", request.calibration,
+    log::info("pruned model in ", staged.target().string(), ": loss ", loss_text(report.loss_after), ", before ",
+              loss_text(report.before.loss), " (", request.calibration,
               "). Training can recover most of it: ", "docs/how-to/prune.md");
 }
 

@@ -99,16 +99,17 @@ std::vector<std::string> doubt_lengths(const config::Config& config, const RunLe
     too_long("save_steps", t.save_steps, defaults.save_steps, "the only checkpoint is that of its end");
     too_long("logging_steps", t.logging_steps, defaults.logging_steps, "the last step alone is logged");
     const config::StepIntervals intervals = config::step_intervals(t, run.steps, run.epoch_steps);
-    const auto too_rare = [&](const char* option, double per_epoch, int64_t every, const char* what) {
-        if (per_epoch > 0 && every > run.steps)
-            doubts.push_back(cat("training.", option, " ", per_epoch, " is every ", every, " steps, and the run has ",
-                                 run.steps, ": ", what));
+    const auto too_rare = [&](const char* option, double per_epoch, const config::StepInterval& steps,
+                              const char* what) {
+        if (per_epoch > 0 && steps.count(run.steps) == 0)
+            doubts.push_back(cat("training.", option, " ", per_epoch, " is every ", steps.every,
+                                 " steps, and the run has ", run.steps, ": ", what));
     };
     too_rare("evals_per_epoch", t.evals_per_epoch, intervals.eval, "the only evaluation comes at its end");
     too_rare("saves_per_epoch", t.saves_per_epoch, intervals.save, "the only checkpoint is that of its end");
-    const int64_t evaluated = intervals.eval;
-    if (t.early_stopping_patience > 0 && evaluated > 0)
-        if (const int64_t before_the_end = (run.steps - 1) / evaluated; before_the_end <= t.early_stopping_patience)
+    if (t.early_stopping_patience > 0 && intervals.eval.every > 0)
+        if (const int64_t before_the_end = intervals.eval.count(run.steps - 1);
+            before_the_end <= t.early_stopping_patience)
             doubts.push_back(cat("training.early_stopping_patience is ", t.early_stopping_patience, ", and ",
                                  before_the_end,
                                  " evaluations come before the run's end: it cannot stop early; evaluate more often, "

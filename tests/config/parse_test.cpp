@@ -34,7 +34,9 @@ TEST(File, MalformedJsonNamesFileLineAndColumn) {
 TEST(File, StructuralMistakesAreRefused) {
     EXPECT_CONTAINS(file_error("[1]", "config.not-an-object"), "expected an object of sections");
     EXPECT_CONTAINS(file_error(R"({"lora": 3})"), "lora: expected an object of options");
-    EXPECT_CONTAINS(file_error(R"({"lora": {"r": 8, "r": 9}})"), "the key \"r\" stands twice");
+    EXPECT_CONTAINS(file_error(R"({"lora": {"r": 8, "r": 9}})"), ":1:19: the key \"r\" stands twice");
+    EXPECT_CONTAINS(file_error("{\"lora\": {\"r\": 8}, // \"model\"\n \"model\": {},\n\t\"lora\": {}}"),
+                    ":3:2: the key \"lora\" stands twice");
     EXPECT_CONTAINS(file_error(R"({"": {}})", "option.unknown"), "unknown section");
     const std::string missing =
         usage_message([] { config::load_config("/nonexistent/run.json", {}); }, "config.cannot-read");

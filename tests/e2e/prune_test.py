@@ -76,9 +76,10 @@ class Prune(Pruning):
     def test_layers_and_neurons_at_once_and_again(self):
         base = self.copied_model(identity(self.copied_model(model(LLAMA | FOUR), "first"), 0))
         (base / "generation_config.json").write_text('{"temperature": 0.7}')
-        pruned, report, _ = self.prune(base, "--layers", "3", "--intermediate", "40", "--max_shard_size", "20KB")
+        pruned, report, log = self.prune(base, "--layers", "3", "--intermediate", "40", "--max_shard_size", "20KB")
         self.assertEqual(report["num_hidden_layers"]["removed"], [0])
         self.assertEqual(len(report["intermediate_size"]["importance"]), 3)
+        self.assertIn(f"loss {report['loss_after']:.4f}, before {report['loss_before']:.4f} (", log)
         self.assertGreater(len(list(pruned.glob("model-*.safetensors"))), 1)
         self.assertEqual((pruned / "generation_config.json").read_text(), '{"temperature": 0.7}')
         before = {p.name: p.read_bytes() for p in pruned.iterdir()}

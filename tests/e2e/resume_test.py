@@ -286,6 +286,26 @@ class Resuming(EndToEnd):
             self.assertIn(f"checkpoint-{state['best_global_step']}", kept)
         self.assertEqual(len(kept), 2)
 
+    def test_after_the_last_step(self):
+        """What was evaluated and answered is not evaluated again, and has one row."""
+        base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
+        rows = write_rows(self.folder / "texts.jsonl", [{"text": f"The term is {n} years."} for n in range(12)])
+        prompts = self.folder / "prompts.txt"
+        prompts.write_text("The term\n")
+        extra = ["--max_steps", 2, "--save_steps", 2, "--sample_prompts", prompts, "--sample_max_new_tokens", 2]
+        for held_out in (["--val_size", 4], []):
+            with self.subTest(held_out=held_out):
+                out = self.folder / f"last{len(held_out)}"
+                arguments = self.arguments(out.name, *extra, *held_out, base=base, rows=rows)
+                self.succeed(*arguments)
+                files = [(out / name).read_text() for name in ("samples.jsonl", "trainer_state.json")]
+                loss = self.summary(out)["final_eval_loss"]
+                (out / "trainer_state.json").unlink()
+                self.succeed(*arguments, "--resume_from_checkpoint", "auto")
+                self.assertEqual([e["step"] for e in self.evaluations(out)], [2] * bool(held_out))
+                self.assertEqual([(out / name).read_text() for name in ("samples.jsonl", "trainer_state.json")], files)
+                self.assertEqual(self.summary(out)["final_eval_loss"], loss)
+
     def test_damaged_ones_are_passed_over(self):
         self.succeed(*self.arguments("whole"))
         self.succeed(*self.arguments("parts", "--save_steps", 2))

@@ -128,6 +128,7 @@ void declare_model(OptionSet& options, ModelOptions& model) {
              "has positions.")
         .most_used("Longest example in tokens")
         .at_least(0)
+        .at_most(1e9)
         .synonym(nullptr, 0)
         .alias("model", "max_length")
         .alias("training", "max_length")
@@ -191,6 +192,7 @@ void declare_lora(OptionSet& options, LoraOptions& lora) {
                          "the rows have targets. The log tells the reason.")
                     .most_used("Rank of the adapters")
                     .at_least(1)
+                    .at_most(1e6)
                     .suggested_for({"rank", "lora_r", "lora_rank"})
                     .unused_with("lora.finetuning_type", {"full"}),
                 "auto", auto_rank);
