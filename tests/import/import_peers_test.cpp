@@ -91,6 +91,22 @@ TEST(ImportPeers, OtherSpecialTokensAreCarriedOver) {
     EXPECT_CONTAINS(all(local.notes), "special_tokens.eos_token: <end> is the tokenizer's own");
 }
 
+TEST(ImportPeers, LongPromptsOfPreferencesAreCutAsInTrl) {
+    const auto of = [](const std::string& more) {
+        return import_text("model_name_or_path: m\nlearning_rate: 1e-4\nmax_length: 1024\n" + more);
+    };
+    const auto cut = of("objective: dpo\nmax_prompt_length: 512\ntruncation_mode: keep_start\n");
+    EXPECT_EQ(all(cut.losses), "");
+    const config::PreferenceOptions options = loaded(cut).config.preference;
+    EXPECT_EQ(options.max_prompt_length, 512);
+    EXPECT_EQ(options.truncation_mode, config::TruncationMode::keep_start);
+    EXPECT_CONTAINS(all(of("objective: dpo\nmax_prompt_length: 1024\n").losses), "it leaves no room for an answer");
+    const auto texts = of("max_prompt_length: 512\ntruncation_mode: keep_start\n");
+    EXPECT_EQ(all(texts.losses), "");
+    EXPECT_EQ(loaded(texts).config.preference.max_prompt_length, 0);
+    EXPECT_CONTAINS(all(of("truncation_mode: keep_end\n").losses), "truncation_mode: keep_end");
+}
+
 TEST(ImportPeers, ATemplateIsTheModelsOwnOnlyForItsModels) {
     const auto of = [](const std::string& model) {
         return import_text("base_model: " + model +
@@ -135,6 +151,9 @@ TEST(ImportPeers, UploadsAndAlarmsAreAside) {
     EXPECT_TRUE(loaded(trl).config.training.push_to_hub);
     EXPECT_CONTAINS(all(trl.notes), "push_to_hub: a repository that the upload creates is private");
     EXPECT_EQ(loaded(trl).config.model.path, "org/m@v2");
+    const auto not_yet = import_text("model_name_or_path: org/m\nlearning_rate: 1e-4\nhub_model_id: me/it\n");
+    EXPECT_FALSE(loaded(not_yet).config.training.push_to_hub);
+    EXPECT_CONTAINS(all(not_yet.notes), "hub_model_id: has no effect");
 }
 
 TEST(ImportPeers, AFolderSaysTheObjectiveOfBeta) {
