@@ -67,6 +67,8 @@ DatasetOptions dataset_options(const config::Config& config, const ModelLimits& 
     options.long_rows = config.data.long_rows;
     options.vocab_size = limits.vocab_size;
     options.max_positions = limits.max_positions;
+    options.max_prompt_length = config.preference.max_prompt_length;
+    options.truncation_mode = config.preference.truncation_mode;
     options.bos_id = limits.bos_id;
     return options;
 }
