@@ -1,6 +1,8 @@
 // Looks at a command's paths before it begins: what is wrong with them would otherwise be found after hours of work.
 #pragma once
 
+#include <string>
+
 #include "app/command_line/command_line.h"
 
 namespace unsloth::app {
@@ -8,6 +10,12 @@ namespace unsloth::app {
 /// Usage Error where a file to write is one that another option names; runtime Error, in the words of a failed write,
 /// where it cannot be created.
 void require_outputs(const CommandLine& line);
+
+/// Usage Error where the file that a configuration goes to exists; `force`: it is replaced.
+void refuse_existing(const std::string& file, bool force);
+
+/// Input Error for a mistake in a chat template that the configuration has or names.
+void require_templates(const config::Config& config);
 
 /// What the engine opens first must be there: opening the engine itself takes longer than to find out. Input Error, as
 /// the engine has it.

@@ -4,7 +4,10 @@
 #include <iterator>
 #include <numeric>
 #include <set>
+#include <tuple>
+#include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include "data/load_rows.h"
 #include "data/store.h"
@@ -273,22 +276,46 @@ std::pair<Dataset, Dataset> Dataset::split(double val_size, uint64_t seed) const
     return {Dataset(store_, std::move(train), stats_), Dataset(store_, std::move(validation), stats_)};
 }
 
+std::pair<std::string, int64_t> Dataset::content(int64_t begin) const {
+    ContentHash hash;
+    int64_t end = begin;
+    for (; end < size() && row(end) == row(begin); ++end) {  // the pieces of a row stand together
+        const Sample piece = sample(end);
+        const auto add = [&](const auto& values) {
+            hash.add_field({reinterpret_cast<const char*>(values.data()), values.size() * sizeof values[0]});
+        };
+        for (const auto* words : {&piece.ids, &piece.labels, &piece.positions}) add(*words);
+        add(piece.options.shares);
+        add(piece.segments);
+        hash.add_field(piece.desirable ? "desirable" : "");
+    }
+    return {hash.hex(), end};
+}
+
+std::pair<int64_t, int64_t> Dataset::shared_with(const Dataset& other) const {
+    std::unordered_map<std::string, int64_t> own;  // and how many of them there are
+    int64_t rows = 0, shared = 0;
+    for (int64_t at = 0; at < size(); ++rows) {
+        const auto [hash, end] = content(at);
+        ++own[hash];
+        at = end;
+    }
+    for (int64_t at = 0; at < other.size() && shared < rows;) {
+        const auto [hash, end] = other.content(at);
+        if (const auto found = own.find(hash); found != own.end()) shared += std::exchange(found->second, 0);
+        at = end;
+    }
+    return {shared, rows};
+}
+
 Dataset Dataset::without_duplicates() const {
     std::vector<int64_t> kept;
     std::unordered_set<std::string> known;
     DatasetStats file = stats_;
     for (int64_t begin = 0, end = 0; begin < size(); begin = end) {
-        ContentHash hash;
-        for (; end < size() && row(end) == row(begin); ++end) {  // the pieces of a row stand together
-            const Sample piece = sample(end);
-            for (const auto* words : {&piece.ids, &piece.labels, &piece.positions})
-                hash.add_field({reinterpret_cast<const char*>(words->data()), words->size() * sizeof(int32_t)});
-            hash.add_field({reinterpret_cast<const char*>(piece.options.shares.data()),
-                            piece.options.shares.size() * sizeof(float)});
-            hash.add_field(
-                {reinterpret_cast<const char*>(piece.segments.data()), piece.segments.size() * sizeof(Segment)});
-        }
-        const bool is_new = known.insert(hash.hex()).second;
+        std::string hash;
+        std::tie(hash, end) = content(begin);
+        const bool is_new = known.insert(std::move(hash)).second;
         file.duplicate_rows += !is_new;
         for (int64_t i = begin; is_new && i < end; ++i) kept.push_back(rows_[static_cast<std::size_t>(i)]);
     }

@@ -114,9 +114,12 @@ class Dataset {
     /// For ORPO: the first segment's tokens before its first target become targets too, with prompt_label().
     Dataset with_learnt_prompts() const;
 
-    /// Without the rows whose tokens, labels and positions (of all their pieces) are those of an earlier row. Reads all
-    /// of them.
+    /// Without the rows that equal an earlier one. Rows are equal if tokens, labels, positions and verdict (of all
+    /// their pieces) are. Reads all of them.
     Dataset without_duplicates() const;
+    /// How many of its rows, and of how many, equal a row of `other`, as above; the pieces of a row count as one. Reads
+    /// all rows of both.
+    std::pair<int64_t, int64_t> shared_with(const Dataset& other) const;
 
     struct Store;
     /// Of all rows of a store; `file` counts what was left out.
@@ -124,6 +127,8 @@ class Dataset {
 
   private:
     Dataset(std::shared_ptr<const Store> store, std::vector<int64_t> rows, DatasetStats file);
+    /// A hash of the row that begins here, with all its pieces, and where the next one begins.
+    std::pair<std::string, int64_t> content(int64_t begin) const;
 
     std::shared_ptr<const Store> store_;
     std::vector<int64_t> rows_;  ///< indices into the store
