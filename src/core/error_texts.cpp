@@ -244,6 +244,9 @@ constexpr Explained explained[] = {
     {"image.too-large",
      {"An image has too many bytes or pixels, or a side that is too long.",
       "Make it smaller: models see far fewer pixels."}},
+    {"image.processor",
+     {"The model's image processor has a setting that is not implemented.",
+      "Use a model whose processor is implemented, or remove the setting if it was changed by hand."}},
     // tokenizer
     {"tokenizer.not-found", {"The folder has no tokenizer.", "Put the tokenizer.json of the model into its folder."}},
     {"tokenizer.bad-file", {"A tokenizer's file contradicts itself or is damaged.", "Download the tokenizer again."}},

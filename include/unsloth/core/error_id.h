@@ -106,6 +106,7 @@ inline constexpr KnownErrorId known_error_ids[] = {
     {"image.damaged", ErrorKind::input},
     {"image.unsupported", ErrorKind::input},
     {"image.too-large", ErrorKind::input},
+    {"image.processor", ErrorKind::input},
     {"tokenizer.not-found", ErrorKind::input},
     {"tokenizer.bad-file", ErrorKind::input},
     {"tokenizer.unsupported", ErrorKind::input},
