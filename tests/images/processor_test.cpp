@@ -67,7 +67,7 @@ TEST(Processor, NormalizedValuesAreThoseOfTransformers) {
 
 TEST(Processor, BothFormsOfItsFileSayTheSame) {
     for (const std::string family : families) EXPECT_EQ(processor_of(family, "saved"), processor_of(family, "hub"));
-    EXPECT_FALSE(read_processor(test::golden("images/files"))) << "no processor there";
+    EXPECT_FALSE(read_processor(test::golden("images/images"))) << "no processor there";
 }
 
 TEST(Processor, SizesOfQwen) {

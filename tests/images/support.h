@@ -30,7 +30,7 @@ inline std::span<const std::byte> bytes_of(const std::string& text) {
 }
 
 inline std::string image_file(const std::string& name) {
-    return read_file(test::golden("images/files/" + name));
+    return read_file(test::golden("images/images/" + name));
 }
 
 inline const nlohmann::json& expectations() {
