@@ -61,6 +61,7 @@ Batch EvalLoader::batch(int64_t i) const {
     const auto [begin, end] = ranges_.at(static_cast<std::size_t>(i));
     std::vector<Sample> samples;
     for (int64_t k = begin; k < end; ++k) samples.push_back(dataset_.sample(k));
+    dataset_.load_pixels(samples);
     return slice(make_batch(samples), context_);
 }
 

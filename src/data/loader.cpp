@@ -399,6 +399,7 @@ Batch StepLoader::micro_batch(const std::vector<int64_t>& places) const {
             samples.emplace_back(dataset_.sample(member)).dropout_row = dropout_row(member, place);
         }
     }
+    dataset_.load_pixels(samples);
     Batch batch = slice(make_batch(samples), options_.context);
     if (options_.order_tokens) batch.token_order = sort_tokens(batch.ids_T);
     return batch;

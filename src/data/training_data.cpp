@@ -68,6 +68,8 @@ DatasetOptions dataset_options(const config::Config& config, const ModelLimits& 
     options.vocab_size = limits.vocab_size;
     options.max_positions = limits.max_positions;
     options.bos_id = limits.bos_id;
+    if (!limits.folder.empty()) options.vision = read_vision_rows(limits.folder);
+    options.image_root = config.data.image_root;
     return options;
 }
 
