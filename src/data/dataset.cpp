@@ -102,6 +102,8 @@ Dataset Dataset::from_samples(const std::vector<Sample>& samples) {
         row.targets = count_targets(sample.labels, sample.segments);
         row.desirable = sample.desirable;
         row.options = sample.options;
+        row.images = sample.images;
+        row.sources = sample.sources;
         rows.append(row, sample.row, 0);
     }
     DatasetStats stats;
@@ -235,6 +237,18 @@ int64_t Dataset::keys(int64_t i) const {
     if (segments(i) < 2) return keys;
     for (const Segment& segment : sample(i).segments) keys += segment.shared;
     return keys;
+}
+
+int64_t Dataset::images(int64_t i) const {
+    const RowRecord& record = store_->record(rows_.at(static_cast<std::size_t>(i)));
+    return record.has(RowRecord::given_images) ? static_cast<int64_t>(sample(i).images.size()) : 0;
+}
+
+int64_t Dataset::patches(int64_t i) const {
+    if (images(i) == 0) return 0;
+    int64_t patches = 0;
+    for (const Image& image : sample(i).images) patches += image.patches();
+    return patches;
 }
 
 int64_t Dataset::segments(int64_t i) const {

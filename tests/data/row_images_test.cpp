@@ -8,6 +8,7 @@
 #include "unsloth/core/files.h"
 #include "unsloth/data/cache.h"
 #include "unsloth/data/loader.h"
+#include "unsloth/data/show.h"
 #include "unsloth/data/vision.h"
 #include "unsloth/tokenizer/tokenizer.h"
 
@@ -170,6 +171,17 @@ TEST_F(RowImages, WhatCannotBeReadIsRefusedWithItsRow) {
     }
 }
 
+TEST_F(RowImages, AreShownAsTheirFile) {
+    const VisionModel model("qwen3_vl");
+    const Sample row = model.load(image_golden("qwen3_vl", "rows.jsonl")).sample(13);
+    const auto tokenizer = tokenizer::Tokenizer::load(image_golden("qwen3_vl", "saved"));
+    const std::string text = show_tokens(row, &tokenizer, Marks::brackets);
+    EXPECT_NE(text.find("a_420.jpg: 4 x 4 patches, 4 tokens]"), std::string::npos) << text;
+    EXPECT_NE(text.find("f_exif6.jpg: 4 x 6 patches, 6 tokens]"), std::string::npos) << text;
+    EXPECT_EQ(text.find("<|image_pad|>"), std::string::npos) << text;
+    EXPECT_EQ(image_ranges(row).size(), 2U);
+}
+
 TEST_F(RowImages, NoRowIsCutWithinAnImage) {
     VisionModel model("qwen3_vl");
     const Golden first = Golden::parse(read_file(image_golden("qwen3_vl", "encoded.json")))[0];
@@ -211,6 +223,10 @@ TEST_F(RowImages, BatchesBringPixelsAndTheCacheReferences) {
     EXPECT_EQ(files(), 1);
     StepLoader loader(kept, {.per_device_train_batch_size = 18, .shuffle = false});
     const Batch batch = loader.step(0).micro.at(0);
+    int64_t patches = 0;
+    for (const Image& image : batch.images) patches += image.patches();
+    EXPECT_EQ(loader.limits().images, static_cast<int64_t>(batch.images.size()));
+    EXPECT_EQ(loader.limits().patches, patches);
     const Golden expected = Golden::parse(read_file(toy::golden("images/expected.json")))["qwen3_vl"]["pixels"];
     const Golden encoded = Golden::parse(read_file(image_golden("qwen3_vl", "encoded.json")));
     std::size_t next = 0;
