@@ -56,7 +56,8 @@ OpenedModel open_model(const config::Config& config) {
 }
 
 data::ModelLimits OpenedModel::limits() const {
-    return {file->spec.vocab_size, file->spec.usable_positions(), file->spec.bos_token_id.value_or(-1)};
+    return {file->spec.vocab_size, file->spec.usable_positions(), file->spec.bos_token_id.value_or(-1),
+            file->checkpoint.folder()};
 }
 
 tokenizer::Tokenizer OpenedModel::tokenizer() const {
