@@ -84,9 +84,6 @@ struct ImportedSource {
     std::string config_name;        ///< of a hub's data set; empty: none
 };
 
-/// The path with the folder of the configuration, as hf://datasets/ORG/NAME/FOLDER where it is of the hub.
-std::string hub_folder(const ImportedSource& source);
-
 /// Writes train_file, or datasets where one file does not say it.
 void set_sources(Importer& importer, const std::string& key, const std::vector<ImportedSource>& sources);
 
@@ -126,6 +123,8 @@ void import_preference_fields(Importer& importer, const std::string& key, const 
                               const std::string& cpo_loss);
 /// load_best_model_at_end, and the patience of early stopping under that program's name; after import_evaluation().
 void import_best(Importer& importer, const char* patience);
+/// push_to_hub, hub_model_id, hub_private_repo and hub_strategy. `id_alone`: hub_model_id means an upload by itself.
+void import_upload(Importer& importer, bool id_alone = false);
 
 // The programs. Each takes all fields of `importer`.
 void import_axolotl(Importer& importer);

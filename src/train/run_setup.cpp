@@ -27,7 +27,6 @@
 #include "unsloth/rollouts/generation.h"
 #include "unsloth/rollouts/replay.h"
 #include "unsloth/rollouts/sampled_groups.h"
-#include "unsloth/train/learning_rate.h"
 
 namespace unsloth::train {
 namespace {
@@ -40,6 +39,8 @@ void widen(data::BatchLimits& limits, const data::BatchLimits& other) {
     limits.keys = std::max(limits.keys, other.keys);
     limits.longest = std::max(limits.longest, other.longest);
     limits.labels = std::max(limits.labels, other.labels);
+    limits.images = std::max(limits.images, other.images);
+    limits.patches = std::max(limits.patches, other.patches);
     limits.copies = std::max(limits.copies, other.copies);
 }
 
@@ -68,11 +69,12 @@ RunSetup::RunSetup(const config::LoadedConfig& loaded, Purpose purpose)
             log::info("max_seq_length null: rows of up to ", config().model.max_seq_length,
                       " tokens, the positions that the model has");
         session::require_positions(loaded_, opened_.file->spec);
-        settle_learning_rate();
         if (purpose_ == Purpose::trains) require_own_output(config(), opened_.file->checkpoint.folder());
         open_output();
+        settle_learning_rate();
         const comm::LongOperation reading(group_.get(), "reading the data");
         open_data();
+        settle_rank();
         require_agreement();
         make_plan();
         if (purpose_ == Purpose::trains) require_disk();
@@ -115,15 +117,6 @@ void RunSetup::require_agreement() const {
                     cat("rank ", rank, " was started differently from rank 0: \"", b, "\" instead of \"", a, "\""),
                     "All ranks need the same configuration, model and data.");
     }
-}
-
-/// A rate that is left to the program is a number from here on.
-void RunSetup::settle_learning_rate() {
-    std::optional<double>& rate = loaded_.config.training.learning_rate;
-    if (rate) return;
-    const LearningRateRule rule = learning_rate_rule(config(), opened_.file->spec);
-    rate = rule.rate;
-    log::info("learning_rate auto: ", rule.reason);
 }
 
 /// What a resumed run must find again.

@@ -46,6 +46,14 @@ struct Image {
     int64_t patches() const { return int64_t{grid_h} * grid_w; }
 };
 
+/// Where the file of an image is.
+struct ImageSource {
+    bool inlined = false;  ///< `data` is the file itself: the row brought it
+    std::string data;      ///< else its absolute path, links resolved
+
+    bool operator==(const ImageSource&) const = default;
+};
+
 /// One row ready to train on. Ids, labels and positions have the same length.
 struct Sample {
     int64_t row = 0;  ///< index of the row in its source file, from 0
@@ -57,6 +65,7 @@ struct Sample {
     bool desirable = false;                   ///< the verdict on the row's answer, where it has one
     OptionTokens options = {};                ///< of a decision, whose last token alone is a target
     std::vector<Image> images = {};           ///< in the order of their tokens
+    std::vector<ImageSource> sources = {};    ///< of each image, where rows were read from files
     /// [T, 3] positions of time, height and width, where a row has images; empty: `positions`, three times. `positions`
     /// then count the segment's tokens as they do elsewhere.
     std::vector<int32_t> axes = {};

@@ -110,6 +110,7 @@ class RunSetup {
         return mesh_ ? data::ContextRank{mesh_->at().cp, mesh_->shape().cp} : data::ContextRank{};
     }
     void settle_learning_rate();
+    void settle_rank();
     void open_output();
     void take_output();
     void open_data();

@@ -49,6 +49,30 @@ void declare_best(OptionSet& options, TrainingOptions& training) {
         .on_resume(OnResume::immutable);
 }
 
+/// transformers' names.
+void declare_upload(OptionSet& options, TrainingOptions& training) {
+    options
+        .add("push_to_hub", training.push_to_hub,
+             "Upload the adapter (or model) with a model card to the Hugging Face hub when the run has finished. Token "
+             "and address come from HF_TOKEN and HF_ENDPOINT, as for downloads. A run checks both before it starts.")
+        .suggested_for({"upload_to_hub"})
+        .on_resume(OnResume::mutable_);
+    options
+        .add("hub_model_id", training.hub_model_id,
+             "Repository to upload to: ORG/NAME, or NAME of the token's account. null: the name of output_dir.")
+        .value("ORG/NAME")
+        .synonym("", nullptr)
+        .suggested_for({"repo_id", "hub_repo", "push_to_hub_model_id"})
+        .only_with("training.push_to_hub")
+        .on_resume(OnResume::mutable_);
+    options
+        .add("hub_private_repo", training.hub_private_repo,
+             "Create the repository as a private one. One that exists stays as it is.")
+        .synonym(nullptr, true)
+        .only_with("training.push_to_hub")
+        .on_resume(OnResume::mutable_);
+}
+
 }  // namespace
 
 void declare_saving(OptionSet& options, TrainingOptions& training) {
@@ -61,6 +85,7 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
              "Evaluate every N steps, and at the end; below 1: a share of the run's steps, rounded up; 0: only at the "
              "end.")
         .at_least(0)
+        .at_most(1e9)
         .synonym(nullptr, 0)
         .suggested_for({"eval_interval", "eval_every"})
         .needs(evaluation_rows)
@@ -70,8 +95,8 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
         .on_resume(OnResume::logged);
     options
         .add("evals_per_epoch", training.evals_per_epoch,
-             "Evaluate N times an epoch, at equal distances of whole steps; 0.5: every second epoch. 0: as eval_steps "
-             "says.")
+             "Evaluate N times an epoch of S steps: after the steps i S / N, rounded up, for i from 1 to N. 0.5: every "
+             "second epoch. 0: as eval_steps says.")
         .at_least(0)
         .synonym(nullptr, 0)
         .needs(evaluation_rows)
@@ -84,6 +109,7 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
             "Save a resumable checkpoint-N every N steps, and at the end; below 1: a share of the run's steps, rounded "
             "up; 0: not by steps.")
         .at_least(0)
+        .at_most(1e9)
         .suggested_for({"save_interval", "save_every", "checkpoint_steps"})
         .not_with("training.saves_per_epoch")
         .when_not({0})
@@ -92,8 +118,9 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
         .on_resume(OnResume::mutable_);
     options
         .add("saves_per_epoch", training.saves_per_epoch,
-             "Save a checkpoint-N N times an epoch, at equal distances of whole steps; 0.5: every second epoch. 0: as "
-             "save_steps says.")
+             "Save a checkpoint-STEP N times an epoch, after the same steps as evals_per_epoch. 0.5: every second "
+             "epoch. 0: "
+             "as save_steps says.")
         .at_least(0)
         .synonym(nullptr, 0)
         .on_resume(OnResume::mutable_);
@@ -125,6 +152,7 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
         .add("logging_steps", training.logging_steps,
              "Log metrics every N steps; below 1: a share of the run's steps, rounded up.")
         .above(0)
+        .at_most(1e9)
         .on_resume(OnResume::mutable_);
     options
         .add("report_to", training.report_to,
@@ -150,6 +178,7 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
         .on_resume(OnResume::mutable_);
     options.add("sample_max_new_tokens", training.sample_max_new_tokens, "Most tokens of such an answer.")
         .at_least(1)
+        .at_most(1e9)
         .on_resume(OnResume::mutable_);
     options
         .add_choice("eval_metric", training.eval_metric, answer_metrics(),
@@ -170,6 +199,7 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
         .on_resume(OnResume::mutable_);
     options.add("eval_max_new_tokens", training.eval_max_new_tokens, "Most tokens of an answer that is judged.")
         .at_least(1)
+        .at_most(1e9)
         .on_resume(OnResume::mutable_);
     options
         .add("resume_from_checkpoint", training.resume_from_checkpoint,
@@ -180,6 +210,7 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
         .synonym(false, "false")
         .suggested_for({"resume"})
         .on_resume(OnResume::mutable_);
+    declare_upload(options, training);
 }
 
 }  // namespace unsloth::config
