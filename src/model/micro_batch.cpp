@@ -79,15 +79,13 @@ void MicroBatch::take_images(const data::Batch& batch) {
     const ActivationSizes& sizes = activations_->sizes();
     UNSLOTH_CHECK(sizes.patches > 0, images_.size(), " images were not planned for");
     const ImagePlace last = image_places(spec_.vision.value(), images_).back();
+    UNSLOTH_CHECK(last.feature + last.count <= sizes.image_tokens, last.feature + last.count, " image tokens of ",
+                  sizes.image_tokens, " planned");
     UNSLOTH_CHECK(last.token + last.count <= batch.tokens(), "an image of ", last.count, " tokens at ", last.token,
                   " of ", batch.tokens());
-    int64_t all = 0;
-    for (const data::Image& image : images_) {
+    for (const data::Image& image : images_)
         UNSLOTH_CHECK(image.patches() <= sizes.patches, "an image of ", image.patches(), " patches, planned for ",
                       sizes.patches);
-        all += image.patches();
-    }
-    UNSLOTH_CHECK(all <= sizes.all_patches, all, " patches of images, planned for ", sizes.all_patches);
 }
 
 /// Where segments share tokens, what a segment attends over lies together in copies of their keys and values.

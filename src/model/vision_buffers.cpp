@@ -29,13 +29,12 @@ void ActivationList::vision(const spec::VisionSpec& tower, VisionBuffers& b) {
     buffer("cos of patches", patches * tower.head_dim() / 2, at::kFloat, b.cos);
     buffer("sin of patches", patches * tower.head_dim() / 2, at::kFloat, b.sin);
     buffer("tokens of patches", tokens, at::kInt, b.tokens);
-    add({"tower", "image features", {tower.tokens_of(sizes_.all_patches), tower.out_size}, dtype_, until_read},
-        b.features);
+    add({"tower", "image features", {sizes_.image_tokens, tower.out_size}, dtype_, until_read}, b.features);
     b.deepstack.resize(tower.deepstack.size());
     for (std::size_t i = 0; i < b.deepstack.size(); ++i)
         own({"tower",
              Name("image features after", Name::Of::layer, static_cast<int64_t>(i)),
-             {tower.tokens_of(sizes_.all_patches), tower.out_size},
+             {sizes_.image_tokens, tower.out_size},
              dtype_,
              until_read},
             b.deepstack[i]);

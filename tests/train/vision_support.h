@@ -83,7 +83,7 @@ inline model::LoadRequest seeing(const std::string& device, at::ScalarType dtype
     request.sizes.longest = 128;
     request.sizes.segments = 8;
     request.sizes.patches = 64;
-    request.sizes.all_patches = 512;
+    request.sizes.image_tokens = 128;
     request.run.head_tile = 16;
     request.sizes.training = false;
     return request;

@@ -247,7 +247,7 @@ TEST_P(VisionTest, PlansTheTowerWhereRowsHaveImages) {
     const auto file = std::make_shared<const formats::WeightFile>(formats::WeightFile::open(model_path().string()));
     const model::ModelPlan with(file, seeing(device, at::kFloat));
     model::LoadRequest request = seeing(device, at::kFloat);
-    request.sizes.patches = request.sizes.all_patches = 0;
+    request.sizes.patches = request.sizes.image_tokens = 0;
     const model::ModelPlan without(file, request);
     int64_t parameters = 0;
     for (const formats::TensorSource& source : file->tensors.vision) parameters += source.rows() * source.cols();

@@ -169,7 +169,7 @@ struct ActivationSizes {
     bool cache_in_8_bit = false;  ///< their keys and values (ops/kv_cache.h)
     int64_t context = 0;          ///< most of them that one sequence has; 0: all (longest_context)
     int64_t patches = 0;          ///< of the largest image; 0: rows have none
-    int64_t all_patches = 0;      ///< most that a micro-batch's images have together
+    int64_t image_tokens = 0;     ///< most of a micro-batch that are images'
     int64_t adapters = 0;         ///< of generation: that tokens choose among; 0: the only one, if any, is everybody's
     bool training = true;         ///< backward buffers too
     bool dropout = false;
