@@ -83,7 +83,9 @@ Dataset Dataset::load(const std::vector<config::DataSource>& sources, const Data
         files.push_back(resolve(source, options.reader, options.skip_bad_rows));
     MemorySink sink;
     const LoadReport report = load_rows(files, options, encoders_of(files, encoder), sink);
-    return Dataset(std::make_shared<Store>(std::move(sink.rows)), stats_of(report, options));
+    auto store = std::make_shared<Store>(std::move(sink.rows));
+    store->vision = options.vision;
+    return Dataset(std::move(store), stats_of(report, options));
 }
 
 Dataset Dataset::load(const std::filesystem::path& path, const DatasetOptions& options, const RowEncoder* encoder) {
@@ -100,11 +102,17 @@ Dataset Dataset::from_samples(const std::vector<Sample>& samples) {
         row.targets = count_targets(sample.labels, sample.segments);
         row.desirable = sample.desirable;
         row.options = sample.options;
+        row.images = sample.images;
+        row.sources = sample.sources;
         rows.append(row, sample.row, 0);
     }
     DatasetStats stats;
     stats.format = config::DataFormat::tokenized;
     return Dataset(std::make_shared<Store>(std::move(rows)), stats);
+}
+
+void Dataset::load_pixels(std::vector<Sample>& rows) const {
+    if (store_->vision) data::load_pixels(rows, *store_->vision);
 }
 
 Sample Dataset::sample(int64_t i) const {
@@ -231,6 +239,18 @@ int64_t Dataset::keys(int64_t i) const {
     return keys;
 }
 
+int64_t Dataset::images(int64_t i) const {
+    const RowRecord& record = store_->record(rows_.at(static_cast<std::size_t>(i)));
+    return record.has(RowRecord::given_images) ? static_cast<int64_t>(sample(i).images.size()) : 0;
+}
+
+int64_t Dataset::patches(int64_t i) const {
+    if (images(i) == 0) return 0;
+    int64_t patches = 0;
+    for (const Image& image : sample(i).images) patches += image.patches();
+    return patches;
+}
+
 int64_t Dataset::segments(int64_t i) const {
     return store_->record(rows_.at(static_cast<std::size_t>(i))).segments;
 }
@@ -256,6 +276,7 @@ std::string Dataset::fingerprint() const {
         for (const auto* words : {&row.ids, &row.labels, &row.positions}) add(words->data(), words->size());
         add(row.options.ids.data(), row.options.ids.size());
         add(row.options.shares.data(), row.options.shares.size());
+        for (const ImageSource& source : row.sources) hash.add_field(source.data);
         // Where the positions say what the segments are, checkpoints of earlier versions have the same hash.
         if (row.segments != segments_at_zero(row.positions)) add(row.segments.data(), row.segments.size());
     }
@@ -287,6 +308,7 @@ std::pair<std::string, int64_t> Dataset::content(int64_t begin) const {
         for (const auto* words : {&piece.ids, &piece.labels, &piece.positions}) add(*words);
         add(piece.options.shares);
         add(piece.segments);
+        for (const ImageSource& source : piece.sources) hash.add_field(source.data);
         hash.add_field(piece.desirable ? "desirable" : "");
     }
     return {hash.hex(), end};

@@ -70,7 +70,11 @@ DatasetOptions dataset_options(const config::Config& config, const ModelLimits& 
     options.long_rows = config.data.long_rows;
     options.vocab_size = limits.vocab_size;
     options.max_positions = limits.max_positions;
+    options.max_prompt_length = config.preference.max_prompt_length;
+    options.truncation_mode = config.preference.truncation_mode;
     options.bos_id = limits.bos_id;
+    if (!limits.folder.empty()) options.vision = read_vision_rows(limits.folder);
+    options.image_root = config.data.image_root;
     return options;
 }
 

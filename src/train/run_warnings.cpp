@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "unsloth/config/auto_values.h"
 #include "unsloth/config/load.h"
 #include "unsloth/config/schedule_arguments.h"
 #include "unsloth/config/step_intervals.h"
 #include "unsloth/core/error.h"
 #include "unsloth/placement/recipe.h"
-#include "unsloth/train/learning_rate.h"
 #include "unsloth/train/schedule.h"
 
 namespace unsloth::train {
@@ -27,7 +27,7 @@ std::optional<std::string> doubt_learning_rate(const config::Config& config, con
     if (rate >= usual.low && rate <= usual.high) return std::nullopt;
     return cat("training.learning_rate ", rate, " is far from what is usual for ", usual.what,
                rate > usual.high ? ": the loss may rise instead of falling" : ": little will be learnt",
-               "; auto takes ", learning_rate_rule(config, spec).rate);
+               "; auto takes ", config::learning_rate_rule(config, spec).rate);
 }
 
 std::vector<std::string> options_without_effect(const config::Config& config, bool on_gpu, int sharers) {

@@ -80,6 +80,19 @@ class Resuming(EndToEnd):
         for key in ("global_step", "epoch", "num_input_tokens_seen", "log_history"):
             self.assertEqual(parts[key], whole[key], key)
 
+    def test_what_was_left_to_the_program_stays(self):
+        auto = ("--learning_rate", "auto", "--r", "auto")
+        log = self.succeed(*self.arguments("chosen", *auto, "--max_steps", 1)).err
+        self.assertRegex(log, r"learning_rate auto: 8\.43e-04 = 5e-4 x \(2000 / 1024\)\^0\.781 for a LoRA of a Llama")
+        self.assertRegex(log, r"r auto: 8: the adapters' \d+ parameters are at least the \d+ targets")
+        of_run = json.loads((self.folder / "chosen" / "run_config.json").read_text())
+        self.assertEqual((of_run["training"]["learning_rate"], of_run["lora"]["r"]), (8.43e-4, 8))
+        given = ("--learning_rate", "1e-3", "--r", "4", "--save_steps", 2)
+        self.succeed(*self.arguments("run", *given, "--max_steps", 2))
+        log = self.succeed(*self.arguments("run", *auto, "--resume_from_checkpoint", "auto")).err
+        self.assertIn("learning_rate auto: 0.001, as the run began", log)
+        self.assertIn("r auto: 4, as the run began", log)
+
     def test_in_the_middle_of_an_epoch(self):
         self.compare(at=5)
 

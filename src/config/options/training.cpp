@@ -1,3 +1,4 @@
+#include "config/options/named_value.h"
 #include "config/options/sections.h"
 #include "unsloth/config/option_table.h"
 #include "unsloth/config/schedule_arguments.h"
@@ -217,17 +218,16 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .at_most(1e9)
         .suggested_for({"steps", "num_steps", "num_train_steps"})
         .on_resume(OnResume::logged);
-    options
-        .add("learning_rate", training.learning_rate,
-             "Peak learning rate; a string such as \"2e-4\" is read too. auto: by a published rule, from the model's "
-             "family "
-             "and hidden size, which the log tells.")
-        .most_used("Peak learning rate")
-        .at_least(0)
-        .number_as_text()
-        .synonym("auto", nullptr)
-        .suggested_for({"lr"})
-        .on_resume(OnResume::logged);
+    named_value(options
+                    .add("learning_rate", training.learning_rate,
+                         "Peak learning rate; a string such as \"2e-4\" is read too. auto: by a published rule, from "
+                         "the model's family and hidden size and the objective. The log tells the reason.")
+                    .most_used("Peak learning rate")
+                    .at_least(0)
+                    .number_as_text()
+                    .suggested_for({"lr"})
+                    .on_resume(OnResume::logged),
+                "auto", nullptr);
     options
         .add_choice("lr_scheduler_type", training.lr_scheduler_type, schedule_names(),
                     "Course of the learning rate; names and formulas are transformers'.")
