@@ -239,16 +239,11 @@ int64_t Dataset::keys(int64_t i) const {
     return keys;
 }
 
-int64_t Dataset::images(int64_t i) const {
-    const RowRecord& record = store_->record(rows_.at(static_cast<std::size_t>(i)));
-    return record.has(RowRecord::given_images) ? static_cast<int64_t>(sample(i).images.size()) : 0;
-}
-
 int64_t Dataset::patches(int64_t i) const {
-    if (images(i) == 0) return 0;
-    int64_t patches = 0;
-    for (const Image& image : sample(i).images) patches += image.patches();
-    return patches;
+    int64_t most = 0;
+    if (store_->record(rows_.at(static_cast<std::size_t>(i))).has(RowRecord::given_images))
+        for (const Image& image : sample(i).images) most = std::max(most, image.patches());
+    return most;
 }
 
 int64_t Dataset::segments(int64_t i) const {

@@ -31,16 +31,13 @@ BatchLimits EvalLoader::limits() const {
             one.tokens += dataset_.tokens(i);
             one.segments += dataset_.segments(i);
             one.labels += dataset_.targets(i);
-            one.images += dataset_.images(i);
-            one.patches += dataset_.patches(i);
+            limits.patches = std::max(limits.patches, dataset_.patches(i));
             one.keys += dataset_.keys(i);
             limits.longest = std::max(limits.longest, dataset_.longest_segment(i));
         }
         limits.tokens = std::max(limits.tokens, one.tokens);
         limits.segments = std::max(limits.segments, one.segments);
         limits.labels = std::max(limits.labels, one.labels);
-        limits.images = std::max(limits.images, one.images);
-        limits.patches = std::max(limits.patches, one.patches);
         if (one.keys > one.tokens) limits.keys = std::max(limits.keys, one.keys);
     }
     return slice_limits(limits, context_);
