@@ -37,6 +37,7 @@ void run_tune(const CommandLine& line);
 void run_watch(const CommandLine& line);
 void run_compare(const CommandLine& line);
 void run_report(const CommandLine& line);
+void run_push(const CommandLine& line);
 /// False when nothing fits.
 bool run_plan(const CommandLine& line);
 void run_replay(const CommandLine& line);

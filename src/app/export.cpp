@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "app/commands.h"
+#include "app/paths.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
@@ -46,12 +47,6 @@ formats::GgufFileType type_of(ExportType type, spec::DType otherwise) {
     return formats::GgufFileType::f32;
 }
 
-/// The folder's own name, whether or not the path ends with a slash.
-std::string name_of(const fs::path& folder) {
-    const fs::path whole = fs::absolute(folder).lexically_normal();
-    return (whole.has_filename() ? whole : whole.parent_path()).filename().string();
-}
-
 fs::path folder_of(const std::string& path, formats::ModelFiles files) {
     const fs::path place = formats::resolve_model_path(path, files);
     return fs::is_directory(place) ? place : place.parent_path();
@@ -73,7 +68,7 @@ formats::GgufReport export_model(const ExportRequest& request) {
     if (model.tensors.quantised_linears() > 0)
         log::info("the base's ", model.tensors.quantised_linears(), " 4-bit weights are dequantised");
     const formats::GgufExportOptions options{type_of(request.type, model.spec.dtype),
-                                             name_of(fs::exists(request.model) ? folder : fs::path(request.model)),
+                                             own_name(fs::exists(request.model) ? folder : fs::path(request.model)),
                                              static_cast<int>(request.threads)};
     return formats::export_model_gguf(model, vocabulary, request.out, options);
 }
@@ -90,7 +85,7 @@ formats::GgufReport export_adapter(const ExportRequest& request) {
     const formats::Adapter adapter = formats::read_adapter(folder, spec);
     const auto& tensors = adapter.file.tensors();
     const spec::DType own = tensors.empty() ? spec::DType::f32 : tensors.front().dtype;
-    const formats::GgufExportOptions options{type_of(request.type, own), name_of(request.adapter),
+    const formats::GgufExportOptions options{type_of(request.type, own), own_name(request.adapter),
                                              static_cast<int>(request.threads)};
     return formats::export_adapter_gguf(adapter, spec, request.out, options);
 }

@@ -11,6 +11,7 @@
 #include "app/launch/supervisor.h"
 #include "app/machine/gpus.h"
 #include "app/machine/limits.h"
+#include "app/upload.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/host.h"
 #include "unsloth/core/log.h"
@@ -210,7 +211,8 @@ class Launcher {
     /// which would come again.
     static bool worth_a_restart(const std::vector<RankEnd>& ends, int code, const Supervisor& supervisor) {
         return most_telling(ends) >= 0 && supervisor.asked_to_stop() == 0 &&
-               code != static_cast<int>(ErrorKind::usage) && code != static_cast<int>(ErrorKind::input);
+               code != static_cast<int>(ErrorKind::usage) && code != static_cast<int>(ErrorKind::input) &&
+               code != not_uploaded;
     }
 
     void finish_output() {

@@ -38,6 +38,11 @@ void require_rows(const config::DataSource& source) {
 
 }  // namespace
 
+std::string own_name(const fs::path& folder) {
+    const fs::path whole = fs::absolute(folder).lexically_normal();
+    return (whole.has_filename() ? whole : whole.parent_path()).filename().string();
+}
+
 void require_outputs(const CommandLine& line) {
     std::vector<NamedPath> taken = line.inputs;
     for (const NamedPath& output : line.outputs) {

@@ -1,6 +1,7 @@
 // Looks at a command's paths before it begins: what is wrong with them would otherwise be found after hours of work.
 #pragma once
 
+#include <filesystem>
 #include <string>
 
 #include "app/command_line/command_line.h"
@@ -20,5 +21,8 @@ void require_templates(const config::Config& config);
 /// What the engine opens first must be there: opening the engine itself takes longer than to find out. Input Error, as
 /// the engine has it.
 void require_inputs(const CommandLine& line);
+
+/// The folder's own name, whether or not the path ends with a slash.
+std::string own_name(const std::filesystem::path& folder);
 
 }  // namespace unsloth::app

@@ -4,6 +4,7 @@
 #include "app/engine_loader.h"
 #include "app/machine/gpus.h"
 #include "app/paths.h"
+#include "app/upload.h"
 #include "unsloth/config/device_map.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
@@ -16,6 +17,13 @@ namespace {
 bool is_rank() {
     return std::getenv("WORLD_SIZE") != nullptr || std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr ||
            std::getenv("SLURM_PROCID") != nullptr;
+}
+
+/// Whether this process is the only one, or the first of several. The launchers' variables, in the engine's order.
+bool leads() {
+    for (const char* name : {"RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"})
+        if (const char* rank = std::getenv(name); rank != nullptr && *rank != '\0') return std::string(rank) == "0";
+    return true;
 }
 
 }  // namespace
@@ -36,9 +44,11 @@ int run_train(const CommandLine& line, const std::vector<std::string>& arguments
     }
     install_interrupt_handlers();
     if (!is_rank()) require_inputs(line);  // ranks look together, so that none waits for the others' downloads
+    const bool uploads = config.training.push_to_hub && leads();
+    if (uploads) require_upload(config);
     const auto engine = load_engine(line.loaded.config);
     engine->train(line.loaded);
-    return 0;
+    return !uploads || config.training.max_steps == 0 || upload_result(config) ? 0 : not_uploaded;
 }
 
 }  // namespace unsloth::app

@@ -54,10 +54,10 @@ void add_saving_fields(PeerRows& rows) {
              "a checkpoint is safetensors files with the optimizer's state, written once, and on SIGTERM too")
         .any({"restore_callback_states_from_checkpoint"}, "there are no callbacks")
         .only({"ignore_data_skip"}, off, "a resumed run continues at the row")
-        .aside({"push_to_hub"}, "nothing is uploaded; hf upload REPO FOLDER does it after the run")
-        .any({"hub_token", "hub_private_repo", "hub_model_id", "hub_strategy", "hub_always_push", "hub_revision",
-              "push_to_hub_model_id", "push_to_hub_organization", "push_to_hub_token"},
-             "nothing is uploaded");
+        .any({"hub_token", "push_to_hub_token"}, "HF_TOKEN, or `hf auth login`, gives the token")
+        .any({"hub_strategy", "hub_always_push"}, "training.push_to_hub uploads once, after the run")
+        .any({"hub_revision"}, "training.push_to_hub uploads to main; `unsloth-train push --branch` to another branch")
+        .any({"push_to_hub_model_id", "push_to_hub_organization"}, "training.hub_model_id is ORG/NAME");
 }
 
 void add_reporting_fields(PeerRows& rows) {
@@ -110,8 +110,6 @@ void add_data_fields(PeerRows& rows) {
         .only({"dataset_text_field"}, {nullptr, "", "text"}, "data.columns names columns: {\"text\": \"content\"}")
         .only({"dataset_kwargs"}, off, "section data has the options of reading rows")
         .only({"eos_token"}, off, "the tokenizer's own token ends a row")
-        .only({"truncation_mode"}, {nullptr, "keep_start"},
-              "of rows longer than model.max_seq_length the start is kept")
         .only({"packing_strategy"}, {nullptr, "bfd", "ffd"}, "packing puts whole rows together and cuts none apart")
         .only({"data_seed"}, off, "training.seed draws the order of rows too")
         .only({"model_init_kwargs"}, off, "section model has the options of loading");

@@ -82,6 +82,30 @@ void check_lora(const LoraOptions& lora, Errors& errors) {
     errors.check({"lora.modules_to_save"}, [&] { refuse_duplicates(lora.modules_to_save, "lora.modules_to_save"); });
 }
 
+void check_special_tokens(const ModelOptions& model, Errors& errors) {
+    errors.check({"model.special_tokens"}, [&] {
+        for (const auto& [role, content] : model.special_tokens) {
+            if (role != "bos_token" && role != "eos_token" && role != "pad_token" && role != "unk_token")
+                throw Error("option.unknown-key", cat("model.special_tokens: '", role, "' is no role of a token"),
+                            "Roles are bos_token, eos_token, pad_token and unk_token.");
+            if (content.empty())
+                throw Error("option.invalid-value", cat("model.special_tokens: ", role, " is empty"),
+                            "Name a token of the vocabulary, or leave the role out.");
+        }
+    });
+}
+
+void check_prompt_length(const Config& config, Errors& errors) {
+    errors.check({"preference.max_prompt_length", "model.max_seq_length"}, [&] {
+        const int64_t prompt = config.preference.max_prompt_length, whole = config.model.max_seq_length;
+        if (prompt > 0 && whole > 0 && prompt >= whole)
+            throw Error("option.out-of-range",
+                        cat("preference.max_prompt_length is ", prompt, ", and model.max_seq_length ", whole,
+                            " is of prompt and answer together"),
+                        "Leave room for the answer: lower the one or raise the other.");
+    });
+}
+
 void check_weights(const DataOptions& data) {
     const auto weighted = std::count_if(data.datasets.begin(), data.datasets.end(),
                                         [](const DataSource& source) { return source.weight.has_value(); });
@@ -260,6 +284,8 @@ void validate(LoadedConfig& loaded, OptionSet& options, Errors& errors) {
     if (config.lora.finetuning_type == FinetuningType::lora) {
         validate_precision(loaded, errors);
         check_lora(config.lora, errors);
+        check_prompt_length(config, errors);
+        check_special_tokens(config.model, errors);
     }
     validate_reports(loaded, errors);
     check_sources(config.data, errors);

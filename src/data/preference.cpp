@@ -274,23 +274,73 @@ FormattedRow RowFormatter::instructed(const Json& row, const char* column) const
     return encoded(std::move(ids), learnt);
 }
 
+RowFormatter RowFormatter::without_bounds() const {
+    RowFormatter same = *this;
+    same.options_.max_seq_length = same.options_.max_positions = same.options_.max_prompt_length = 0;
+    return same;
+}
+
+/// As TRL did while it had max_prompt_length: where a prompt with its longest answer is too long, the prompt is cut,
+/// and then the answers to what is left beside max_prompt_length.
+void RowFormatter::shorten_prompts(std::initializer_list<FormattedRow*> answers) const {
+    const auto limit = static_cast<std::size_t>(options_.max_seq_length),
+               most = std::min(static_cast<std::size_t>(options_.max_prompt_length), limit > 0 ? limit - 1 : 0);
+    const auto is_long = [&](const FormattedRow* row) { return limit > 0 && row->ids.size() > limit; };
+    if (std::none_of(answers.begin(), answers.end(), is_long)) {
+        for (FormattedRow* row : answers) finish(*row);
+        return;
+    }
+    std::vector<std::size_t> prompts;
+    for (FormattedRow* row : answers) {
+        const auto target =
+            std::find_if(row->labels.begin(), row->labels.end(), [](int32_t label) { return label != ignore_label; });
+        const auto prompt = static_cast<std::size_t>(target - row->labels.begin()), kept = std::min(prompt, most);
+        const bool end = options_.truncation_mode == config::TruncationMode::keep_end;
+        const auto first = static_cast<std::ptrdiff_t>(end ? 0 : kept);
+        for (auto* values : {&row->ids, &row->labels})
+            values->erase(values->begin() + first,
+                          values->begin() + first + static_cast<std::ptrdiff_t>(prompt - kept));
+        row->truncated = kept < prompt;
+        prompts.push_back(kept);
+    }
+    const bool cuts =
+        options_.long_rows != config::LongRows::drop && std::any_of(answers.begin(), answers.end(), is_long);
+    for (std::size_t i = 0; FormattedRow* row : answers) {
+        const std::size_t most_tokens = prompts[i++] + limit - most;
+        const bool cut = cuts && row->ids.size() > most_tokens;
+        for (auto* values : {&row->ids, &row->labels})
+            if (cut) values->resize(most_tokens);
+        row->truncated = row->truncated || cut;
+        finish(*row);
+    }
+}
+
 FormattedRow RowFormatter::pair(const Json& row) const {
-    const auto answers = [&]() -> std::pair<FormattedRow, FormattedRow> {
-        if (takes_sections(row)) return {instructed(row, "chosen"), instructed(row, "rejected")};
-        const Pair sides = pair_of(row, [&](const std::string& a, const std::string& b) {
-            require_encoder();
-            return encoder_->common_prompt(a, b);
-        });
-        return {answer(sides.chosen), answer(sides.rejected)};
-    };
-    const auto [chosen, rejected] = answers();
+    if (options_.max_prompt_length == 0) return joined(both_answers(row));
+    std::pair<FormattedRow, FormattedRow> answers = without_bounds().both_answers(row);
+    shorten_prompts({&answers.first, &answers.second});
+    return joined(answers);
+}
+
+std::pair<FormattedRow, FormattedRow> RowFormatter::both_answers(const Json& row) const {
+    if (takes_sections(row)) return {instructed(row, "chosen"), instructed(row, "rejected")};
+    const Pair sides = pair_of(row, [&](const std::string& a, const std::string& b) {
+        require_encoder();
+        return encoder_->common_prompt(a, b);
+    });
+    return {answer(sides.chosen), answer(sides.rejected)};
+}
+
+FormattedRow RowFormatter::joined(const std::pair<FormattedRow, FormattedRow>& answers) const {
+    const auto& [chosen, rejected] = answers;
     const auto require_targets = [&](const FormattedRow& side, const char* name) {
         if (side.targets > 0 || side.too_long) return;
         if (side.truncated)
             throw BadRow{"data.row-too-long",
                          cat("nothing is left of the ", name, " answer: the prompt alone fills the ",
                              options_.max_seq_length, " tokens that a row may have"),
-                         "Raise model.max_seq_length; data.overflow_strategy: drop leaves such pairs out."};
+                         "Raise model.max_seq_length, or bound the prompt with preference.max_prompt_length; "
+                         "data.overflow_strategy: drop leaves such pairs out."};
         throw BadRow{"data.empty-answer", cat("the ", name, " answer has no token to learn"), ""};
     };
     require_targets(chosen, "chosen");
@@ -315,6 +365,11 @@ FormattedRow RowFormatter::pair(const Json& row) const {
 }
 
 FormattedRow RowFormatter::judged(const Json& given) const {
+    if (options_.max_prompt_length > 0) {
+        FormattedRow result = without_bounds().judged(given);
+        shorten_prompts({&result});
+        return result;
+    }
     if (!given.contains("completion") && takes_sections(given)) {
         FormattedRow result = instructed(given, "output");
         result.desirable = verdict_of(given);

@@ -1,16 +1,20 @@
 #include "unsloth/data/run_tokenizer.h"
 
 #include "unsloth/core/error.h"
+#include "unsloth/data/special_tokens.h"
 #include "unsloth/formats/checkpoint.h"
 #include "unsloth/formats/folder_contents.h"
 
 namespace unsloth::data {
 
 std::filesystem::path run_tokenizer_folder(const config::Config& config, const std::filesystem::path& model_folder) {
-    const auto& adapter = config.model.adapter_name_or_path;
-    if (!adapter) return model_folder;
-    const std::filesystem::path folder = formats::resolve_model_path(*adapter);
-    return tokenizer::Tokenizer::exists(folder) ? folder : model_folder;
+    std::filesystem::path folder = model_folder;
+    if (const auto& adapter = config.model.adapter_name_or_path) {
+        const std::filesystem::path own = formats::resolve_model_path(*adapter);
+        if (tokenizer::Tokenizer::exists(own)) folder = own;
+    }
+    const SpecialTokenNames& tokens = config.model.special_tokens;
+    return tokens.empty() || !tokenizer::Tokenizer::exists(folder) ? folder : with_special_tokens(folder, tokens);
 }
 
 tokenizer::Tokenizer load_run_tokenizer(const std::filesystem::path& folder, int64_t vocab_size) {

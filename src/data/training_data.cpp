@@ -20,11 +20,14 @@ std::vector<config::DataSource> complete(std::vector<config::DataSource> sources
     return sources;
 }
 
-void warn_of_shared_rows(const Dataset& eval, const Dataset& train, const config::DataSource& first) {
+void warn_of_shared_rows(const Dataset& eval, const Dataset& train, const std::vector<config::DataSource>& sources) {
     const auto [shared, rows] = eval.shared_with(train);
     if (shared == 0) return;
+    std::string names;
+    for (const config::DataSource& source : sources)
+        names += cat(" ", source.path, source.split.empty() ? "" : ", ", source.split);
     log::warning(
-        "data.eval_file ", first.path, first.split.empty() ? "" : ", ", first.split, " holds the training rows",
+        "data.eval_file", sources.size() > 1 ? "s" : "", names, " holds the training rows",
         shared < rows ? cat(" in ", shared, " of its ", rows, " rows") : "",
         ": the evaluation says how well they are remembered, not what was learnt; data.val_size holds rows out");
 }
@@ -67,6 +70,8 @@ DatasetOptions dataset_options(const config::Config& config, const ModelLimits& 
     options.long_rows = config.data.long_rows;
     options.vocab_size = limits.vocab_size;
     options.max_positions = limits.max_positions;
+    options.max_prompt_length = config.preference.max_prompt_length;
+    options.truncation_mode = config.preference.truncation_mode;
     options.bos_id = limits.bos_id;
     if (!limits.folder.empty()) options.vision = read_vision_rows(limits.folder);
     options.image_root = config.data.image_root;
@@ -149,7 +154,7 @@ TrainingData load_training_data(const config::Config& config, const ModelLimits&
     const std::vector<config::DataSource> evaluated = evaluation_sources(data);
     if (!evaluated.empty()) {
         result.eval = load(evaluated);
-        if (choices.log_warnings) warn_of_shared_rows(*result.eval, result.train, evaluated.front());
+        if (choices.log_warnings) warn_of_shared_rows(*result.eval, result.train, evaluated);
         if (set_aside) std::tie(*result.eval, result.masked_eval) = Dataset(*result.eval).by_targets();
     } else if (data.val_size != 0) {
         refuse_augmented(result.train.stats());

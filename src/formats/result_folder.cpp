@@ -112,6 +112,18 @@ ResultEntries result_entries(const fs::path& folder) {
     return entries;
 }
 
+std::vector<std::string> weight_files(const fs::path& folder) {
+    const Folder opened = Folder::named(folder);
+    const bool model = config_kind(folder) == ConfigKind::model;
+    std::vector<std::string> names;
+    for (const std::string& name : opened.names())
+        if (is_adapter_file(name) || is_model_file(name) || name == decision_calibration_file ||
+            (name == "config.json" && model))
+            names.push_back(name);
+    std::sort(names.begin(), names.end());
+    return names;
+}
+
 bool has_foreign_config(const fs::path& folder) {
     return config_kind(folder) == ConfigKind::foreign;
 }

@@ -76,11 +76,12 @@ void import_adapter(Importer& importer) {
     import_modules(importer, "lora_target_modules", targets, "lora_modules_to_save");
 }
 
-/// Rows are never padded; other tokens than the folder's would change what is learnt.
+/// Rows are never padded; other tokens than the folder's change what is learnt.
 void import_special_tokens(Importer& importer) {
     const Json tokens = importer.take("special_tokens").value_or(nullptr), model = importer.look("base_model");
     if (tokens.is_null() || tokens.empty()) return;
     if (!tokens.is_object()) return importer.lose("special_tokens", cat(shown(tokens), ": an object is expected"));
+    Json own = Json::object();
     for (const auto& [name, token] : tokens.items()) {
         const std::string key = cat("special_tokens.", name);
         const bool same = token.is_string() && model.is_string() && has_special_token(model, name, token);
@@ -88,9 +89,12 @@ void import_special_tokens(Importer& importer) {
             importer.note(key, "has no effect: rows are not padded");
         else if (same)
             importer.note(key, cat(shown(token), " is the tokenizer's own"));
+        else if (token.is_string() && (name == "bos_token" || name == "eos_token" || name == "unk_token"))
+            own[name] = token;
         else if (!token.is_null())
             importer.lose(key, cat(shown(token), ": the tokenizer's own is taken; set it in the model's folder"));
     }
+    if (!own.empty()) importer.set("special_tokens", "model.special_tokens", own);
 }
 
 /// Templates name the tokens that end their turns.
@@ -375,6 +379,7 @@ void import_axolotl(Importer& importer) {
             importer.note(key, "has no effect: there are no rows to evaluate on");
     if (says_saving || says_often) import_best_of_patience(importer);
     import_best(importer, "early_stopping_patience");
+    import_upload(importer, /*id_alone=*/true);
     for (const std::string& plugin : importer.take_names("plugins"))
         importer.note("plugins", cat(plugin, ": nothing is loaded; what its fields ask for is told with them"));
     importer.take_rest(axolotl_fields(), false);

@@ -294,8 +294,7 @@ void add_reports(PeerRows& rows) {
              "the metrics hold losses, tokens and rates; checkpoints are safetensors files with the optimizer's state")
         .any({"profiler_steps_start"}, "it serves profiler_steps")
         .aside({"profiler_steps"}, "logging.profile traces the third step")
-        .aside({"hub_model_id", "hub_strategy", "hub_revision"},
-               "nothing is uploaded; hf upload REPO FOLDER does it after the run")
+        .aside({"hub_revision"}, "training.push_to_hub uploads to main")
         .aside({"save_first_step"}, "checkpoints come every training.save_steps steps")
         .means("metric_for_best_model", "training.metric_for_best_model", {}, {nullptr, ""})
         .means("greater_is_better", "training.greater_is_better", {}, {nullptr})

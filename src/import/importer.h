@@ -123,6 +123,8 @@ void import_preference_fields(Importer& importer, const std::string& key, const 
                               const std::string& cpo_loss);
 /// load_best_model_at_end, and the patience of early stopping under that program's name; after import_evaluation().
 void import_best(Importer& importer, const char* patience);
+/// push_to_hub, hub_model_id, hub_private_repo and hub_strategy. `id_alone`: hub_model_id means an upload by itself.
+void import_upload(Importer& importer, bool id_alone = false);
 
 // The programs. Each takes all fields of `importer`.
 void import_axolotl(Importer& importer);

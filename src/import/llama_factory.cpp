@@ -314,6 +314,7 @@ void import_llama_factory(Importer& importer) {
     import_saving(importer, "steps");
     import_evaluation(importer, "no", rows.to_evaluate);
     import_best(importer, "early_stopping_steps");
+    import_upload(importer);
     importer.take_rest(llama_factory_fields(), true);
 }
 

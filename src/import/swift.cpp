@@ -232,6 +232,7 @@ void import_swift(Importer& importer) {
                 importer.note(key, "has no effect: there are no rows to evaluate on");
     }
     import_best(importer, "early_stop_interval");
+    import_upload(importer);
     if (const auto model = importer.take_text("model")) importer.set("model", "model.path", *model);
     if (const auto folder = importer.take_text("resume_from_checkpoint"))
         importer.lose("resume_from_checkpoint",

@@ -38,7 +38,7 @@ const std::vector<PeerField>& trl_fields() {
             .means("lora_target_parameters", "lora.target_parameters", {}, {nullptr})
             .only({"tokenizer_revision"}, {nullptr, "main"}, "model.path ORG/NAME@REVISION names one of the hub")
             .aside({"hub_model_revision"},
-                   "nothing is uploaded; hf upload REPO FOLDER --revision does it after the run")
+                   "training.push_to_hub uploads to main; `unsloth-train push --branch` to another branch")
             .any({"use_bnb_nested_quant"}, "model.load_in_4bit quantises the scales too")
             .any({"preprocessing_num_workers"}, "all cores encode rows")
             .any({"dataset_streaming", "streaming", "ignore_bias_buffers"}, "rows are read as they come, into a cache")
@@ -67,8 +67,7 @@ const std::vector<PeerField>& trl_fields() {
             .only({"model_adapter_name", "ref_adapter_name", "force_use_ref_model", "ref_model_init_kwargs"}, off,
                   "preferences are measured against the base, or the adapter as it was at the start "
                   "(preference.reference)")
-            .only({"max_prompt_length", "max_completion_length"}, {nullptr},
-                  "model.max_seq_length is of the prompt and an answer together")
+            .only({"max_completion_length"}, {nullptr}, "model.max_seq_length is of the prompt and an answer together")
             .only({"num_labels"}, off, "causal language models alone are trained")
             .only({"qat_scheme", "load_in_fp8"}, off,
                   "model.load_in_4bit, load_in_8bit and precision say what the base is held in")
@@ -78,6 +77,26 @@ const std::vector<PeerField>& trl_fields() {
         return rows.take();
     }();
     return table;
+}
+
+/// Releases of TRL that had max_prompt_length cut the prompt alone by truncation_mode, the others whole rows.
+void import_prompt_length(Importer& importer) {
+    const auto prompt = importer.take("max_prompt_length"), mode = importer.take("truncation_mode");
+    const config::Objective objective = importer.config().training.objective;
+    const bool preferences = objective == config::Objective::dpo || objective == config::Objective::orpo ||
+                             objective == config::Objective::kto;
+    if (prompt && preferences) {
+        const int64_t whole = importer.config().model.max_seq_length;
+        if (prompt->is_number() && whole > 0 && prompt->get<double>() >= static_cast<double>(whole))
+            return importer.lose("max_prompt_length", cat(shown(*prompt), ": it leaves no room for an answer"));
+        importer.set("max_prompt_length", "preference.max_prompt_length", *prompt);
+        if (mode) importer.set("truncation_mode", "preference.truncation_mode", *mode);
+        return;
+    }
+    if (prompt) importer.note("max_prompt_length", "has no effect: it serves preferences");
+    if (mode && *mode != "keep_start")
+        importer.lose("truncation_mode",
+                      cat(shown(*mode), ": of rows longer than model.max_seq_length the start is kept"));
 }
 
 /// Written of what Unsloth and PEFT call random_state, and the trainer seed.
@@ -322,14 +341,16 @@ void import_revision(Importer& importer) {
     importer.set(key, "model.path", cat(model.get<std::string>(), "@", name));
 }
 
-/// Without effect where conversations are learnt, whose template ends each turn; a text ends with it.
+/// It ends a text; a template ends each turn of a conversation itself, with this token where it reads it.
 void import_end_of_rows(Importer& importer) {
     const Json token = importer.look("eos_token");
     const DataFormat format = importer.config().data.format;
     const bool chat = format == DataFormat::messages || !importer.look("chat_template").is_null();
-    if (!token.is_string() || !chat) return;
+    if (!token.is_string() || token == "<EOS_TOKEN>") return;  // Unsloth's word for the tokenizer's own
     importer.take("eos_token");
-    importer.note("eos_token", cat(shown(token), ": of conversations the template says what ends a turn"));
+    importer.set("eos_token", "model.special_tokens", {{"eos_token", token}});
+    if (!chat) return;
+    importer.note("eos_token", "of conversations the template says what ends a turn");
 }
 
 /// Conversations bring their own special tokens, and rows are not put together with tokens between.
@@ -368,6 +389,8 @@ void import_trl(Importer& importer) {
     import_warmup(importer);
     import_saving(importer, "steps");
     import_best(importer, "early_stopping_patience");
+    import_upload(importer);
+    if (policy == PolicyTrainer::none) import_prompt_length(importer);
     importer.take_rest(trl_fields(), true);
 }
 

@@ -9,6 +9,7 @@
 #include "unsloth/core/files.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
+#include "unsloth/data/special_tokens.h"
 #include "unsloth/formats/base_mark.h"
 #include "unsloth/formats/checkpoint_folder.h"
 #include "unsloth/formats/decision_calibration.h"
@@ -190,6 +191,9 @@ RunFiles SavePolicy::run_files() const {
     if (!full()) files.base_mark = formats::base_mark(*setup_.opened().file);
     files.spec = setup_.opened().file->spec;
     files.spec.dtype = setup_.saved_dtype();
+    if (const auto& tokens = config().model.special_tokens;
+        !tokens.empty() && tokenizer::Tokenizer::exists(setup_.opened().tokenizer_folder))
+        data::set_special_ids(files.spec, tokens, setup_.opened().tokenizer());
     files.model_folder = setup_.opened().file->checkpoint.folder();
     files.tokenizer_files = setup_.opened().tokenizer_files();
     files.tokenizer_folder = setup_.opened().tokenizer_folder;

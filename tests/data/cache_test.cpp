@@ -145,7 +145,11 @@ struct Options {
 
     Options() {
         config::declare_options(options, config);
-        config.model.path = folder.write("model/tokenizer.json", "{}").parent_path().string();
+        config.model.path =
+            folder
+                .write("model/tokenizer.json", R"({"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}})")
+                .parent_path()
+                .string();
         config.data.train_file = rows;
         base = config;
     }
@@ -198,6 +202,7 @@ TEST(Cache, KeysDependOnEveryOptionThatChangesExamplesAndOnNoOther) {
           config::Json::array({source, source})}},
         {"data.eval_file", {setting.rows, setting.others}},
         {"data.eval_files", {{{"one", setting.rows}}, {{"one", setting.rows}, {"two", setting.others}}}},
+        {"model.special_tokens", {{{"eos_token", "a"}}, {{"eos_token", "b"}}}},
         {"data.columns", {{{"text", "t"}}, {{"text", "u"}}}},
         {"data.template", {"chatml", "zephyr"}},
         {"data.chat_template_kwargs", {{{"enable_thinking", false}}}}};

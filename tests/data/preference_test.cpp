@@ -57,6 +57,33 @@ TEST(PreferenceRows, APairIsTwoSegmentsWhoseAnswersAreTargets) {
     EXPECT_EQ(row.positions, (Ints{0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6}));
 }
 
+TEST(PreferenceRows, LongPromptsAreCutBeforeTheirAnswers) {
+    RowOptions options = dpo;
+    options.max_seq_length = 8;
+    options.max_prompt_length = 3;
+    const std::string ids = R"({"prompt": [1, 2, 3, 4, 5], "chosen": [6, 7, 8, 9], "rejected": [10]})";
+    const FormattedRow end = pair(ids, options);
+    EXPECT_EQ(end.ids, (Ints{3, 4, 5, 6, 7, 8, 9, 3, 4, 5, 10})) << "9 tokens are too many: both prompts are cut";
+    EXPECT_EQ(end.labels, (Ints{-100, -100, -100, 6, 7, 8, 9, -100, -100, -100, 10}));
+    EXPECT_TRUE(end.truncated);
+    options.truncation_mode = config::TruncationMode::keep_start;
+    EXPECT_EQ(pair(ids, options).ids, (Ints{1, 2, 3, 6, 7, 8, 9, 1, 2, 3, 10}));
+    options.max_seq_length = 9;
+    EXPECT_EQ(pair(ids, options).ids.size(), 9U + 6U) << "nothing is too long";
+    options.max_seq_length = 6;
+    EXPECT_EQ(pair(ids, options).ids, (Ints{1, 2, 3, 6, 7, 8, 1, 2, 3, 10})) << "the answer is cut, too";
+    const std::string short_prompt = R"({"prompt": [1], "chosen": [2, 3, 4, 5, 6, 7], "rejected": [8]})";
+    EXPECT_EQ(pair(short_prompt, options).ids, (Ints{1, 2, 3, 4, 1, 8})) << "to what max_prompt_length leaves, as TRL";
+    options.long_rows = config::LongRows::drop;
+    EXPECT_TRUE(pair(short_prompt, options).too_long);
+    EXPECT_FALSE(pair(R"({"prompt": [1, 2, 3, 4, 5], "chosen": [6, 7], "rejected": [8]})", options).too_long);
+    options.objective = config::Objective::kto;
+    options.long_rows = config::LongRows::automatic;
+    const nlohmann::ordered_json judged =
+        parse_row(R"({"prompt": [1, 2, 3, 4, 5], "completion": [6, 7], "label": true})");
+    EXPECT_EQ(RowFormatter(config::DataFormat::tokenized, options, &encoder).format(judged).ids, (Ints{1, 2, 3, 6, 7}));
+}
+
 TEST(PreferenceRows, ThePromptIsWhatBothBeginWithWhereItIsAbsent) {
     EXPECT_EQ(texts(pair(R"({"chosen": "Q: why? A: so", "rejected": "Q: why? A: no"})")),
               (Texts{{"Q: why? A: ", "so"}, {"Q: why? A: ", "no"}}));

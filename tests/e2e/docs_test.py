@@ -24,6 +24,7 @@ ELSEWHERE = {
     "init --model_config examples": "trains the example's base for minutes",
     "dmesg": "of the system",
     "replay": "anomaly_test",
+    "unsloth-train push": "uploads; hub_upload_test",
     "kubectl": "wants a cluster",
     "sbatch": "wants a cluster",
     "unsloth-train serve": "waits for clients; serve_test",

@@ -3,6 +3,7 @@
 Large files (*.safetensors, *.parquet) are redirected to a second server, as the hub redirects to its storage.
 """
 
+import base64
 import collections
 import hashlib
 import http.server
@@ -45,10 +46,16 @@ class Hub:
 
     `hub.faults[name]` is a list of what happens to the next requests for a file (or "revision", "tree"): a number (the connection is cut
     after so many bytes of the body), ("status", code, headers), ("data", bytes), "no range" or None (nothing happens).
+
+    Uploads: `accounts` has {token: answer of whoami}. Large files that storage has are in `objects`, by SHA-256; one above `part` bytes
+    is taken in parts. The faults of "whoami-v2", "create", "preupload", "batch", "put", "complete" and "commit" are of requests there;
+    a number is of bytes of the request that are read before the connection is cut.
     """
 
-    def __init__(self, repositories, page=2):
+    def __init__(self, repositories, page=2, accounts=None, part=1 << 30):
         self.repositories, self.page = repositories, page
+        self.accounts, self.part = accounts or {}, part
+        self.objects, self.parts, self.commits, self.created = {}, {}, [], []
         self.requests, self.faults = [], collections.defaultdict(list)
         self.lock = threading.Lock()
         self.at_once, self.most_at_once = 0, 0
@@ -117,7 +124,7 @@ def handler(hub, server_name):
                 self.send_header(key, value)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            if self.command == "GET":
+            if self.command != "HEAD":
                 self.wfile.write(body if cut is None else body[:cut])
             if cut is not None:
                 self.close_connection = True
@@ -125,7 +132,17 @@ def handler(hub, server_name):
         def refuse(self, status, code, message):
             self.send(status, b'{"error": "no"}', {"X-Error-Code": code, "X-Error-Message": message})
 
+        def do_POST(self):
+            try:
+                upload(hub, server_name, self)
+            except (BrokenPipeError, ConnectionResetError):
+                pass
+
+        do_PUT = do_POST
+
         def answer(self):
+            if self.path == "/api/whoami-v2":
+                return upload(hub, server_name, self)
             path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
             query = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)
             if server_name == "storage":
@@ -202,3 +219,90 @@ def handler(hub, server_name):
             self.send(200, data, headers, fault if isinstance(fault, int) else None)
 
     return Handler
+
+
+def upload(hub, server_name, request):
+    """A request of an upload."""
+    path = urllib.parse.unquote(urllib.parse.urlsplit(request.path).path)
+    query = urllib.parse.parse_qs(urllib.parse.urlsplit(request.path).query)
+    step = path.rsplit("/", 2)[-2 if "/preupload/" in path or "/commit/" in path else -1]
+    step = path.split("/")[1] if server_name == "storage" or path.startswith("/complete/") else step
+    size, fault = int(request.headers.get("Content-Length") or 0), hub.fault(step)
+    if isinstance(fault, int):
+        request.rfile.read(fault)
+        request.close_connection = True
+        return
+    body = request.rfile.read(size)
+    if fault and fault[0] == "status":
+        return request.send(fault[1], b"" if len(fault) < 4 else fault[3], fault[2])
+    answer = lambda value, status=200: request.send(  # noqa: E731
+        status, json.dumps(value).encode(), {"Content-Type": "application/json"}
+    )
+    if server_name == "storage":
+        hash_, number = path.split("/")[2], int(query.get("part", ["0"])[0])
+        assert request.headers.get("Authorization") is None, "the token is the hub's alone"
+        if number:
+            hub.parts[hash_, number] = body
+        else:
+            hub.objects[hash_] = body
+        return request.send(200, b"", {"ETag": f'"{hashlib.md5(body).hexdigest()}"'})
+    token = (request.headers.get("Authorization") or "").removeprefix("Bearer ")
+    account = hub.accounts.get(token)
+    if path.startswith("/complete/"):
+        given = json.loads(body)
+        parts = [hub.parts[given["oid"], part["partNumber"]] for part in given["parts"]]
+        assert [part["etag"] for part in given["parts"]] == [f'"{hashlib.md5(part).hexdigest()}"' for part in parts]
+        hub.objects[given["oid"]] = b"".join(parts)
+        return answer({})
+    if account is None:
+        return request.refuse(401, "", f"Invalid credentials: {token}")
+    if step == "whoami-v2":
+        return answer(account)
+    owners = {account["name"], *(each["name"] for each in account.get("orgs", []))}
+    if step == "create":
+        given = json.loads(body)
+        name = f"{given.get('organization', account['name'])}/{given['name']}"
+        if name in hub.repositories:
+            return answer({"error": "You already created this model repo", "url": f"{hub.url}/{name}"}, 409)
+        if name.split("/")[0] not in owners:
+            return answer({"error": "You don't have the rights to create a model there"}, 403)
+        hub.repositories[name] = Repository({}, token)
+        hub.created.append((name, given.get("private", given.get("visibility") == "private")))
+        return answer({"url": f"{hub.url}/{name}"})
+    name = path.removeprefix("/api/models/").split(".git/")[0] if step == "batch" else "/".join(path.split("/")[3:5])
+    name = name.removeprefix("/")
+    repository = hub.repositories[name]
+    if name.split("/")[0] not in owners:
+        return answer({"error": "Forbidden: you need write access"}, 403)
+    if step == "preupload":
+        files = [
+            {
+                "path": file["path"],
+                "uploadMode": "lfs" if repository.is_large(file["path"]) else "regular",
+                "shouldIgnore": False,
+                "oid": repository.hash(file["path"]) if file["path"] in repository.files else None,
+            }
+            for file in json.loads(body)["files"]
+        ]
+        return answer({"files": files})
+    if step == "batch":
+        return answer({"transfer": "basic", "objects": [lfs_object(hub, one) for one in json.loads(body)["objects"]]})
+    lines = [json.loads(line) for line in body.splitlines()]
+    for line in lines[1:]:
+        value = line["value"]
+        data = hub.objects[value["oid"]] if line["key"] == "lfsFile" else base64.b64decode(value["content"])
+        repository.files[value["path"]] = data
+    hub.commits.append((lines[0]["value"]["summary"], [line["value"]["path"] for line in lines[1:]]))
+    answer({"commitUrl": f"{hub.url}/{name}/commit/1", "commitOid": "1" * 40})
+
+
+def lfs_object(hub, asked):
+    """Where storage takes an object; nothing for one that is there."""
+    if asked["oid"] in hub.objects:
+        return asked
+    place, header = f"{hub.storage}/put/{asked['oid']}", {}
+    if asked["size"] > hub.part:
+        parts = -(-asked["size"] // hub.part)
+        header = {"chunk_size": str(hub.part)} | {f"{n:05d}": f"{place}?part={n}" for n in range(1, parts + 1)}
+        place = f"{hub.url}/complete/{asked['oid']}"
+    return asked | {"actions": {"upload": {"href": place, "header": header}}}

@@ -326,6 +326,30 @@ class Text(EndToEnd):
         self.assertEqual(step["tokens"] - step["trained_tokens"], 8)
 
 
+class SpecialTokens(EndToEnd):
+    def test_another_token_ends_texts_and_is_saved(self):
+        base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
+        rows = write_rows(self.folder / "rows.jsonl", Text.ROWS["text"])
+        named = ["--special_tokens", json.dumps({"eos_token": "!", "pad_token": "<|end|>"})]
+        plain = self.train(base, rows, out="plain")
+        out = self.train(base, rows, *named, "--finetuning_type", "full", "--learning_rate", "1e-4")
+        saved = json.loads((out / "tokenizer_config.json").read_text())
+        self.assertEqual((saved["eos_token"], saved["pad_token"], saved["bos_token"]), ("!", "<|end|>", "<|begin|>"))
+        ids = {"eos_token_id": 2, "pad_token_id": 1}
+        self.assertEqual(json.loads((out / "generation_config.json").read_text()), ids)
+        config = json.loads((out / "config.json").read_text())
+        self.assertEqual((config["eos_token_id"], config["pad_token_id"]), ([2, 1], 1))
+        self.assertNotIn("generation_config.json", os.listdir(plain))
+        scores = self.score(base, rows, *named)
+        self.assertEqual([row["ids"][-1] for row in scores], [2] * len(scores))
+        self.fail_with(
+            "option.invalid-value",
+            "pad_token '<pad>' is no token of",
+            "train",
+            *self.train_arguments(base, rows, "--special_tokens", '{"pad_token": "<pad>"}', out="refused"),
+        )
+
+
 class Sources(EndToEnd):
     """Rows as users bring them."""
 

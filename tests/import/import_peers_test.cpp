@@ -69,12 +69,16 @@ TEST(ImportPeers, AnExpressionOverModulesNamesProjections) {
     EXPECT_EQ(loaded(ends).config.lora.target_modules, (std::vector<std::string>{"q_proj", "up_proj"}));
 }
 
-TEST(ImportPeers, OnlyTokensThatTheTokenizerHasAreNoLoss) {
+TEST(ImportPeers, OtherSpecialTokensAreCarriedOver) {
     const auto same =
         of_axolotl("special_tokens: {bos_token: <s>, eos_token: </s>, unk_token: <unk>, pad_token: </s>}\n");
     EXPECT_EQ(all(same.losses), "");
     const auto other = of_axolotl("special_tokens: {eos_token: <|im_end|>}\n");
-    EXPECT_CONTAINS(all(other.losses), "special_tokens.eos_token: <|im_end|>");
+    using Tokens = std::vector<std::pair<std::string, std::string>>;
+    EXPECT_EQ(loaded(other).config.model.special_tokens, (Tokens{{"eos_token", "<|im_end|>"}}));
+    EXPECT_CONTAINS(all(of_axolotl("special_tokens: {mask_token: <m>}\n").losses), "special_tokens.mask_token: <m>");
+    const auto trl = import_text("model_name_or_path: m\nlearning_rate: 1e-4\neos_token: <end>\n");
+    EXPECT_EQ(loaded(trl).config.model.special_tokens, (Tokens{{"eos_token", "<end>"}}));
     const auto ends = of_axolotl("eot_tokens: [<|im_end|>, <mine>]\n");
     EXPECT_CONTAINS(all(ends.losses), "eot_tokens: <mine>");
     EXPECT_CONTAINS(all(ends.notes), "eot_tokens: <|im_end|>");
@@ -83,8 +87,24 @@ TEST(ImportPeers, OnlyTokensThatTheTokenizerHasAreNoLoss) {
     const auto local = import_text("base_model: " + folder.path().string() +
                                        "\nmicro_batch_size: 1\nspecial_tokens: {eos_token: <end>, bos_token: <s>}\n",
                                    import::PeerProgram::axolotl);
-    EXPECT_CONTAINS(all(local.losses), "special_tokens.bos_token");
+    EXPECT_EQ(loaded(local).config.model.special_tokens, (Tokens{{"bos_token", "<s>"}}));
     EXPECT_CONTAINS(all(local.notes), "special_tokens.eos_token: <end> is the tokenizer's own");
+}
+
+TEST(ImportPeers, LongPromptsOfPreferencesAreCutAsInTrl) {
+    const auto of = [](const std::string& more) {
+        return import_text("model_name_or_path: m\nlearning_rate: 1e-4\nmax_length: 1024\n" + more);
+    };
+    const auto cut = of("objective: dpo\nmax_prompt_length: 512\ntruncation_mode: keep_start\n");
+    EXPECT_EQ(all(cut.losses), "");
+    const config::PreferenceOptions options = loaded(cut).config.preference;
+    EXPECT_EQ(options.max_prompt_length, 512);
+    EXPECT_EQ(options.truncation_mode, config::TruncationMode::keep_start);
+    EXPECT_CONTAINS(all(of("objective: dpo\nmax_prompt_length: 1024\n").losses), "it leaves no room for an answer");
+    const auto texts = of("max_prompt_length: 512\ntruncation_mode: keep_start\n");
+    EXPECT_EQ(all(texts.losses), "");
+    EXPECT_EQ(loaded(texts).config.preference.max_prompt_length, 0);
+    EXPECT_CONTAINS(all(of("truncation_mode: keep_end\n").losses), "truncation_mode: keep_end");
 }
 
 TEST(ImportPeers, ATemplateIsTheModelsOwnOnlyForItsModels) {
@@ -120,14 +140,20 @@ TEST(ImportPeers, ExpertsThatStayIn16BitAreALoss) {
 
 TEST(ImportPeers, UploadsAndAlarmsAreAside) {
     const auto imported = of_axolotl("hub_model_id: me/it\nloss_watchdog_threshold: 5.0\nqat: {weight_dtype: int4}\n");
-    EXPECT_CONTAINS(all(imported.aside), "hub_model_id: me/it");
+    const config::TrainingOptions uploads = loaded(imported).config.training;
+    EXPECT_TRUE(uploads.push_to_hub && uploads.hub_private_repo);
+    EXPECT_EQ(uploads.hub_model_id, "me/it");
     EXPECT_CONTAINS(all(imported.aside), "loss_watchdog_threshold: 5.0");
     EXPECT_EQ(imported.losses.size(), 1U);
     EXPECT_CONTAINS(all(imported.losses), "qat");
     const auto trl =
         import_text("model_name_or_path: org/m\nmodel_revision: v2\ndataset_name: org/rows\npush_to_hub: true\n");
-    EXPECT_CONTAINS(all(trl.aside), "push_to_hub: true");
+    EXPECT_TRUE(loaded(trl).config.training.push_to_hub);
+    EXPECT_CONTAINS(all(trl.notes), "push_to_hub: a repository that the upload creates is private");
     EXPECT_EQ(loaded(trl).config.model.path, "org/m@v2");
+    const auto not_yet = import_text("model_name_or_path: org/m\nlearning_rate: 1e-4\nhub_model_id: me/it\n");
+    EXPECT_FALSE(loaded(not_yet).config.training.push_to_hub);
+    EXPECT_CONTAINS(all(not_yet.notes), "hub_model_id: has no effect");
 }
 
 TEST(ImportPeers, AFolderSaysTheObjectiveOfBeta) {

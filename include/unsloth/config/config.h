@@ -59,6 +59,8 @@ enum class GradientCheckpointing {
 enum class PassRows { as_given, automatic };
 /// In which type layers' inputs wait in host memory for their backward pass; `automatic`: e4m3 where nothing else fits.
 enum class KeptInputs { automatic, same, fp8 };
+/// Which tokens of a prompt longer than preference.max_prompt_length stay.
+enum class TruncationMode { keep_end, keep_start };
 /// Whether 4-bit weights are expanded once for the whole run; `automatic`: when there is room.
 enum class WeightCache { automatic, off, on };
 /// The names of transformers' SchedulerType, in lower case.
@@ -89,6 +91,7 @@ struct ModelOptions {
     std::string device_map = "\"auto\"";                          ///< JSON: a word or an object (config/device_map.h)
     std::vector<std::pair<std::string, std::string>> max_memory;  ///< {a GPU's number or "cpu", size}
     std::optional<std::string> offload_folder;
+    std::vector<std::pair<std::string, std::string>> special_tokens;  ///< {role (bos_token, …), content}
 };
 
 struct LoraOptions {
@@ -200,6 +203,9 @@ struct TrainingOptions {
     std::string eval_answer_regex;
     int64_t eval_max_new_tokens = 256;
     std::optional<std::string> resume_from_checkpoint;  ///< "auto", "true" or a folder; "false" counts as none
+    bool push_to_hub = false;
+    std::optional<std::string> hub_model_id;  ///< ORG/NAME or NAME; absent: output_dir's name
+    bool hub_private_repo = true;             ///< of a repository that the upload creates
 };
 
 struct PreferenceOptions {
@@ -213,6 +219,8 @@ struct PreferenceOptions {
     double simpo_gamma = 0.5;
     double rpo_alpha = 0;  ///< 0: without the chosen answers' own loss
     double desirable_weight = 1, undesirable_weight = 1;
+    int64_t max_prompt_length = 0;  ///< tokens; 0: no bound of its own
+    TruncationMode truncation_mode = TruncationMode::keep_end;
 };
 
 struct DistillOptions {

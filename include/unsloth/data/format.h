@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "unsloth/config/config.h"
@@ -29,9 +31,11 @@ struct RowOptions {
     bool train_on_last_turn_only = false;  ///< of a conversation's assistant turns, only the last is learnt
     int64_t max_seq_length = 0;            ///< longer rows are cut, split or dropped; 0: none is too long
     config::LongRows long_rows = config::LongRows::automatic;
-    int64_t max_positions = 0;  ///< what the model allows; 0: not known
-    int64_t vocab_size = 0;     ///< rows of the model's embedding; 0: not known
-    int64_t bos_id = -1;        ///< the model's BOS token, that tokenised rows are examined for; -1: not known
+    int64_t max_positions = 0;      ///< what the model allows; 0: not known
+    int64_t vocab_size = 0;         ///< rows of the model's embedding; 0: not known
+    int64_t max_prompt_length = 0;  ///< of preferences, see PreferenceOptions; below max_seq_length
+    config::TruncationMode truncation_mode = config::TruncationMode::keep_end;
+    int64_t bos_id = -1;  ///< the model's BOS token, that tokenised rows are examined for; -1: not known
     std::shared_ptr<const VisionRows> vision = {};  ///< null: the model reads text alone
     std::filesystem::path image_root = {};  ///< that images' paths are relative to; empty: the folder of the rows' file
 };
@@ -100,6 +104,8 @@ class RowFormatter {
     FormattedRow supervised(const nlohmann::ordered_json& row) const;
     EncodedRow conversation(const nlohmann::ordered_json& row, std::vector<bool>& learnt) const;
     FormattedRow pair(const nlohmann::ordered_json& row) const;
+    std::pair<FormattedRow, FormattedRow> both_answers(const nlohmann::ordered_json& row) const;
+    FormattedRow joined(const std::pair<FormattedRow, FormattedRow>& answers) const;
     FormattedRow judged(const nlohmann::ordered_json& row) const;
     FormattedRow decision(const nlohmann::ordered_json& row) const;
     FormattedRow answer(const nlohmann::ordered_json& row) const;
@@ -112,6 +118,8 @@ class RowFormatter {
     EncodedRow encode_prompt_completion(const nlohmann::ordered_json& row, std::vector<bool>& learnt) const;
     EncodedRow encode_conversation(WeightedConversation row, std::vector<bool>& learnt) const;
     FormattedRow encoded(EncodedRow row, const std::vector<bool>& learnt = {}) const;
+    RowFormatter without_bounds() const;  ///< of lengths
+    void shorten_prompts(std::initializer_list<FormattedRow*> answers) const;
     void finish(FormattedRow& row) const;
     void check_reach(const FormattedRow& row) const;
     void cut_images(FormattedRow& row) const;

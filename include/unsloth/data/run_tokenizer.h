@@ -13,7 +13,8 @@
 
 namespace unsloth::data {
 
-/// Where it lies: in the folder of model.adapter_name_or_path if that holds one, else in the model's.
+/// Where it lies: in the folder of model.adapter_name_or_path if that holds one, else in the model's; with
+/// model.special_tokens in a folder of its own (data/special_tokens.h, which has the errors).
 std::filesystem::path run_tokenizer_folder(const config::Config& config, const std::filesystem::path& model_folder);
 
 /// Input Error when there is none, or when its ids do not fit the model's `vocab_size` (0: not known).

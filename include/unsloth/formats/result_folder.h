@@ -33,6 +33,9 @@ struct ResultEntries {
 };
 ResultEntries result_entries(const std::filesystem::path& folder);
 
+/// The weights of a folder with their configurations, by name, whoever wrote them.
+std::vector<std::string> weight_files(const std::filesystem::path& folder);
+
 /// Whether config.json is there and describes no model: it is somebody's file and no result.
 bool has_foreign_config(const std::filesystem::path& folder);
 

@@ -41,6 +41,7 @@ enum class Command {
     watch,
     compare,
     report,
+    push,
     replay,
     probe_grpo,
     help,
@@ -203,6 +204,14 @@ struct ReportRequest {
     std::string svg;  ///< file for the picture; empty: none
 };
 
+struct PushOptions {
+    std::string folder;  ///< with a model or an adapter; never empty
+    std::string repo;    ///< ORG/NAME, or NAME of the token's account; never empty
+    bool is_private = true;
+    std::string branch = "main";
+    std::string message;  ///< the commit's; empty: the program's own
+};
+
 struct DoctorRequest {
     bool json = false;
     bool report = false;  ///< print one block for a bug report, without names, instead of the groups
@@ -254,6 +263,7 @@ struct CommandLine {
     WatchRequest watch;
     CompareRunsRequest compare;
     ReportRequest report;
+    PushOptions push;
     ReplayRequest replay;
     DoctorRequest doctor;
     ExplainRequest explain;

@@ -53,11 +53,12 @@ const ConfigUse of_prune =
     inference({"data", "training.per_device_train_batch_size"},
               {"data.train_file", "data.train_split", "data.datasets", "data.eval_file", "data.eval_split",
                "data.eval_files", "data.val_size", "data.packing", "data.shuffle", "model.rope_scaling"});
-const ConfigUse of_data = {{"model.path", "model.adapter_name_or_path", "model.max_seq_length", "model.rope_scaling",
-                            "data", "training.objective", "training.seed", "training.per_device_train_batch_size",
-                            "training.gradient_accumulation_steps", "training.num_train_epochs", "training.max_steps",
-                            "training.max_tokens_per_batch", "preference.rpo_alpha", "logging.level"},
-                           {}};
+const ConfigUse of_data = {
+    {"model.path", "model.adapter_name_or_path", "model.max_seq_length", "model.rope_scaling", "model.special_tokens",
+     "data", "training.objective", "training.seed", "training.per_device_train_batch_size",
+     "training.gradient_accumulation_steps", "training.num_train_epochs", "training.max_steps",
+     "training.max_tokens_per_batch", "preference.rpo_alpha", "logging.level"},
+    {}};
 const ConfigUse of_augment = {
     {"data.train_file", "data.train_split", "data.val_size", "data.format", "data.columns", "data.text_unit",
      "data.invalid_utf8", "data.skip_invalid", "training.seed", "logging.level"},
@@ -179,6 +180,9 @@ const std::vector<CommandInfo>& commands() {
          declare_compare, succeeding<run_compare>},
         {Command::report, "report", "RUN [--out FILE | --svg FILE]", "Write a run's report as one HTML file.",
          no_config, declare_report, succeeding<run_report>},
+        {Command::push, "push", "DIR --repo ORG/NAME [--private false] [--branch main] [--message TEXT]",
+         "Upload a model or adapter folder to the Hugging Face hub.", no_config, declare_push, succeeding<run_push>,
+         /*alone=*/true},
         {Command::replay, "replay", "RUN/anomalies/step-N.json [--device DEVICE] [--json]",
          "Rerun a non-finite step or a spike to find its cause.", no_config, declare_replay, succeeding<run_replay>,
          /*alone=*/true},

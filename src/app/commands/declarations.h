@@ -34,6 +34,7 @@ void declare_plan(OptionSet& options, CommandLine& line);
 void declare_watch(OptionSet& options, CommandLine& line);
 void declare_compare(OptionSet& options, CommandLine& line);
 void declare_report(OptionSet& options, CommandLine& line);
+void declare_push(OptionSet& options, CommandLine& line);
 void declare_replay(OptionSet& options, CommandLine& line);
 void declare_doctor(OptionSet& options, CommandLine& line);
 void declare_explain(OptionSet& options, CommandLine& line);

@@ -1,4 +1,4 @@
-// What reads a run's folder takes: watch, compare, report, replay.
+// What reads a run's folder takes: watch, compare, report, push, replay.
 #include "app/commands/declarations.h"
 
 namespace unsloth::app {
@@ -24,6 +24,24 @@ void declare_report(OptionSet& options, CommandLine& line) {
     options.add("out", line.report.out, "File to write; empty: report.html in the run's folder.").output("FILE");
     options.add("svg", line.report.svg, "Write a picture instead: the curve of the loss, and the memory's plan.")
         .output("FILE");
+}
+
+void declare_push(OptionSet& options, CommandLine& line) {
+    PushOptions& push = line.push;
+    options.add("folder", push.folder, "Folder of a model or an adapter, such as a run's output_dir or a checkpoint-N.")
+        .path("DIR")
+        .argument()
+        .must_be_given();
+    options.add("repo", push.repo, "Repository to upload to: ORG/NAME, or NAME of the token's account.")
+        .value("ORG/NAME")
+        .must_be_given()
+        .suggested_for({"hub_model_id", "repo_id"});
+    options.add("private", push.is_private, "Create the repository as a private one. One that exists stays as it is.")
+        .suggested_for({"hub_private_repo"});
+    options.add("branch", push.branch, "Branch of the repository, which must exist.")
+        .value("NAME")
+        .suggested_for({"revision", "hub_revision"});
+    options.add("message", push.message, "Message of the commit; empty: what was uploaded.").value("TEXT");
 }
 
 void declare_replay(OptionSet& options, CommandLine& line) {

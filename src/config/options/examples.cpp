@@ -7,6 +7,7 @@ void declare_changes_of_examples(OptionSet& options) {
     for (const char* name : {"model.path",
                              "model.adapter_name_or_path",
                              "model.max_seq_length",
+                             "model.special_tokens",
                              "training.objective",
                              "data.train_file",
                              "data.train_split",
@@ -24,7 +25,9 @@ void declare_changes_of_examples(OptionSet& options) {
                              "data.train_on_prompt",
                              "data.train_on_last_turn_only",
                              "data.overflow_strategy",
-                             "data.skip_invalid"})
+                             "data.skip_invalid",
+                             "preference.max_prompt_length",
+                             "preference.truncation_mode"})
         options.at(name).changes_examples = true;
     for (const char* name : {"data.val_size", "data.shuffle", "data.packing", "data.drop_duplicates", "data.cache_dir",
                              "data.cache_max_gib"})

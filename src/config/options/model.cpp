@@ -168,6 +168,14 @@ void declare_model(OptionSet& options, ModelOptions& model) {
              "and host memory). Without it, what is free: of host memory 95 % of what is available and the control "
              "group allows.")
         .on_resume(OnResume::mutable_);
+    options
+        .add("special_tokens", model.special_tokens,
+             "Tokens of the vocabulary that take the place of the tokenizer's own in a role: {\"eos_token\": "
+             "\"<|im_end|>\"}; bos_token, eos_token, pad_token or unk_token. Examples, templates and the saved "
+             "tokenizer and generation_config.json have them.")
+        .synonym(nullptr, Json::object())
+        .suggested_for({"eos_token", "pad_token", "bos_token"})
+        .on_resume(OnResume::immutable);
 }
 
 void declare_device_map(Option& map) {

@@ -63,6 +63,18 @@ void declare_preference(OptionSet& options, PreferenceOptions& preference) {
     options.add("undesirable_weight", preference.undesirable_weight, "kto: weight of answers with a bad verdict.")
         .at_least(0)
         .only_with("training.objective", {"kto"});
+    options
+        .add("max_prompt_length", preference.max_prompt_length,
+             "Cut the prompt to this many tokens where prompt and answer together exceed model.max_seq_length, before "
+             "the answer is cut; 0: only the answer is cut.")
+        .at_least(0)
+        .synonym(nullptr, 0)
+        .only_with("training.objective", {"dpo", "orpo", "kto"});
+    options
+        .add_choice("truncation_mode", preference.truncation_mode,
+                    {{"keep_end", TruncationMode::keep_end}, {"keep_start", TruncationMode::keep_start}},
+                    "Which tokens of such a prompt stay.")
+        .only_with("preference.max_prompt_length");
 }
 
 void declare_distill(OptionSet& options, DistillOptions& distill) {

@@ -49,6 +49,30 @@ void declare_best(OptionSet& options, TrainingOptions& training) {
         .on_resume(OnResume::immutable);
 }
 
+/// transformers' names.
+void declare_upload(OptionSet& options, TrainingOptions& training) {
+    options
+        .add("push_to_hub", training.push_to_hub,
+             "Upload the adapter (or model) with a model card to the Hugging Face hub when the run has finished. Token "
+             "and address come from HF_TOKEN and HF_ENDPOINT, as for downloads. A run checks both before it starts.")
+        .suggested_for({"upload_to_hub"})
+        .on_resume(OnResume::mutable_);
+    options
+        .add("hub_model_id", training.hub_model_id,
+             "Repository to upload to: ORG/NAME, or NAME of the token's account. null: the name of output_dir.")
+        .value("ORG/NAME")
+        .synonym("", nullptr)
+        .suggested_for({"repo_id", "hub_repo", "push_to_hub_model_id"})
+        .only_with("training.push_to_hub")
+        .on_resume(OnResume::mutable_);
+    options
+        .add("hub_private_repo", training.hub_private_repo,
+             "Create the repository as a private one. One that exists stays as it is.")
+        .synonym(nullptr, true)
+        .only_with("training.push_to_hub")
+        .on_resume(OnResume::mutable_);
+}
+
 }  // namespace
 
 void declare_saving(OptionSet& options, TrainingOptions& training) {
@@ -186,6 +210,7 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
         .synonym(false, "false")
         .suggested_for({"resume"})
         .on_resume(OnResume::mutable_);
+    declare_upload(options, training);
 }
 
 }  // namespace unsloth::config

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <cstring>
 #include <filesystem>
 #include <optional>
 
@@ -29,6 +30,7 @@ namespace {
 
 constexpr std::size_t most_text = std::size_t{256} << 20, most_complaint = 4096;
 constexpr long most_redirects = 8;
+constexpr long answer_patience = 60;  // seconds: storage checks what it was sent before it answers
 
 /// Seconds without a byte after which a connection counts as broken; as huggingface_hub.
 long patience() {
@@ -87,12 +89,13 @@ std::size_t take_header(char* data, std::size_t, std::size_t size, void* user) {
     Reply& reply = *transfer.reply;
     const std::string_view line(data, size);
     if (line.starts_with("HTTP/")) {  // of each answer on a way of redirections
-        reply.link.clear(), reply.error_code.clear(), reply.error_message.clear();
+        reply.link.clear(), reply.error_code.clear(), reply.error_message.clear(), reply.etag.clear();
         transfer.limit_seconds = -1;
     }
     if (const auto value = header(line, "link")) reply.link = next_link(*value);
     if (const auto value = header(line, "x-error-code")) reply.error_code = *value;
     if (const auto value = header(line, "x-error-message")) reply.error_message = value->substr(0, most_complaint);
+    if (const auto value = header(line, "etag")) reply.etag = *value;
     if (const auto value = header(line, "ratelimit")) transfer.limit_seconds = seconds_of_limit(*value);
     return size;
 }
@@ -119,6 +122,44 @@ int ask_whether_stopped(void* user, curl_off_t, curl_off_t, curl_off_t, curl_off
 
 }  // namespace
 
+/// What a request sends: a text, or bytes.
+struct Http::Outgoing {
+    const std::string* text = nullptr;
+    const char* type = nullptr;
+    bool accept = false;
+    std::span<const std::byte> bytes;
+    const std::function<void(int64_t)>* sent = nullptr;
+    std::size_t at = 0;
+
+    static std::size_t give(char* into, std::size_t, std::size_t most, void* user) {
+        auto& self = *static_cast<Outgoing*>(user);
+        const std::size_t count = std::min(most, self.bytes.size() - self.at);
+        if (count > 0) std::memcpy(into, self.bytes.data() + self.at, count);
+        self.at += count;
+        (*self.sent)(static_cast<int64_t>(count));
+        return count;
+    }
+
+    /// The options of the request; its headers are appended to `headers`.
+    curl_slist* prepare(CURL* curl, curl_slist* headers) {
+        curl_easy_setopt(curl, CURLOPT_FOLLOWLOCATION, 0L);
+        curl_easy_setopt(curl, CURLOPT_LOW_SPEED_TIME, std::max(patience(), answer_patience));
+        if (text != nullptr) {
+            curl_easy_setopt(curl, CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(text->size()));
+            curl_easy_setopt(curl, CURLOPT_POSTFIELDS, text->c_str());
+            headers = curl_slist_append(headers, cat("Content-Type: ", type).c_str());
+            if (accept) headers = curl_slist_append(headers, cat("Accept: ", type).c_str());
+        } else {
+            curl_easy_setopt(curl, CURLOPT_UPLOAD, 1L);
+            curl_easy_setopt(curl, CURLOPT_INFILESIZE_LARGE, static_cast<curl_off_t>(bytes.size()));
+            curl_easy_setopt(curl, CURLOPT_READFUNCTION, give);
+            curl_easy_setopt(curl, CURLOPT_READDATA, this);
+            curl_easy_setopt(curl, CURLOPT_UPLOAD_BUFFERSIZE, 1L << 20);
+        }
+        return curl_slist_append(headers, "Expect:");
+    }
+};
+
 struct Http::Curl {
     CURL* handle = curl_easy_init();
     ~Curl() { curl_easy_cleanup(handle); }
@@ -142,7 +183,17 @@ Reply Http::get_into(const std::string& url, int64_t offset, Sink& sink) {
     return perform(url, offset, &sink);
 }
 
-Reply Http::perform(const std::string& url, int64_t offset, Sink* sink) {
+Reply Http::post(const std::string& url, const std::string& body, const char* type, bool accept) {
+    Outgoing outgoing{&body, type, accept, {}, nullptr, 0};
+    return perform(url, 0, nullptr, &outgoing);
+}
+
+Reply Http::put(const std::string& url, std::span<const std::byte> bytes, const std::function<void(int64_t)>& sent) {
+    Outgoing outgoing{nullptr, nullptr, false, bytes, &sent, 0};
+    return perform(url, 0, nullptr, &outgoing);
+}
+
+Reply Http::perform(const std::string& url, int64_t offset, Sink* sink, Outgoing* outgoing) {
     CURL* const curl = curl_->handle;
     curl_easy_reset(curl);  // keeps its connections
     Reply reply;
@@ -175,6 +226,7 @@ Reply Http::perform(const std::string& url, int64_t offset, Sink* sink) {
     curl_slist* headers = nullptr;
     if (!token_.empty() && origin(url) == origin(endpoint_))
         headers = curl_slist_append(headers, cat("Authorization: Bearer ", token_).c_str());
+    if (outgoing != nullptr) headers = outgoing->prepare(curl, headers);
     curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers);
     const CURLcode code = curl_easy_perform(curl);
     curl_slist_free_all(headers);

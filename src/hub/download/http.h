@@ -1,10 +1,11 @@
-// GET over HTTP, by libcurl.
+// GET, POST and PUT over HTTP, by libcurl.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -21,6 +22,7 @@ struct Reply {
     std::string link;           ///< address of the next page; empty: none
     std::string error_code;     ///< X-Error-Code: RepoNotFound, RevisionNotFound, GatedRepo, …
     std::string error_message;  ///< X-Error-Message
+    std::string etag;           ///< ETag
     int64_t retry_after = -1;   ///< seconds that the server asks to wait; -1: it does not say
 
     bool ok() const { return failure.empty() && status >= 200 && status < 300; }
@@ -50,13 +52,19 @@ class Http {
     Reply get(const std::string& url);
     /// A file from the byte `offset` on.
     Reply get_into(const std::string& url, int64_t offset, Sink& sink);
+    /// Sends a text of the media type `type`, and asks for an answer of this type where `accept` is set. Neither this
+    /// nor put() follows redirects: what is sent goes to this host alone.
+    Reply post(const std::string& url, const std::string& body, const char* type, bool accept = false);
+    /// Sends bytes, which stay where they are until it returns. `sent` is told how many went out since its last call.
+    Reply put(const std::string& url, std::span<const std::byte> bytes, const std::function<void(int64_t)>& sent);
 
     /// A part of an address, escaped.
     static std::string escaped(const std::string& text);
 
   private:
     struct Curl;
-    Reply perform(const std::string& url, int64_t offset, Sink* sink);
+    struct Outgoing;
+    Reply perform(const std::string& url, int64_t offset, Sink* sink, Outgoing* outgoing = nullptr);
 
     std::string endpoint_, token_;
     std::function<bool()> stopped_;
