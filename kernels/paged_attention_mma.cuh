@@ -364,8 +364,7 @@ __global__ void __launch_bounds__(mma_warps* warp_size, D > 64 ? 2 : mma_blocks)
     unsigned left = __ballot_sync(all_lanes, page >= 0 && __ffs(static_cast<int>(members)) - 1 == lane);
     if (left == 0) return;
 
-    if (warp == 0)
-        PageWorker<T, D, true, Codes>::load_queries(a, shared.q, first_row, rows, kv_head, lane);
+    if (warp == 0) PageWorker<T, D, true, Codes>::load_queries(a, shared.q, first_row, rows, kv_head, lane);
     __syncthreads();
 #pragma unroll 1
     for (int item = 0; left != 0; left &= left - 1, ++item) {

@@ -15,6 +15,7 @@
 #include "unsloth/core/hash.h"
 #include "unsloth/core/log.h"
 #include "unsloth/data/sampler.h"
+#include "unsloth/data/show.h"
 
 namespace unsloth::data {
 namespace {
@@ -239,11 +240,13 @@ int64_t Dataset::keys(int64_t i) const {
     return keys;
 }
 
-int64_t Dataset::patches(int64_t i) const {
-    int64_t most = 0;
-    if (store_->record(rows_.at(static_cast<std::size_t>(i))).has(RowRecord::given_images))
-        for (const Image& image : sample(i).images) most = std::max(most, image.patches());
-    return most;
+Dataset::ImageSizes Dataset::image_sizes(int64_t i) const {
+    ImageSizes sizes;
+    if (!store_->record(rows_.at(static_cast<std::size_t>(i))).has(RowRecord::given_images)) return sizes;
+    const Sample row = sample(i);
+    for (const Image& image : row.images) sizes.patches = std::max(sizes.patches, image.patches());
+    for (const auto& [begin, end] : image_ranges(row)) sizes.tokens += end - begin;
+    return sizes;
 }
 
 int64_t Dataset::segments(int64_t i) const {

@@ -40,6 +40,7 @@ void widen(data::BatchLimits& limits, const data::BatchLimits& other) {
     limits.longest = std::max(limits.longest, other.longest);
     limits.labels = std::max(limits.labels, other.labels);
     limits.patches = std::max(limits.patches, other.patches);
+    limits.image_tokens = std::max(limits.image_tokens, other.image_tokens);
     limits.copies = std::max(limits.copies, other.copies);
 }
 

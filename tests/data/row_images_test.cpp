@@ -226,6 +226,8 @@ TEST_F(RowImages, BatchesBringPixelsAndTheCacheReferences) {
     int64_t patches = 0;
     for (const Image& image : batch.images) patches = std::max(patches, image.patches());
     EXPECT_EQ(loader.limits().patches, patches);
+    EXPECT_EQ(loader.limits().image_tokens,
+              std::count(batch.ids_T.begin(), batch.ids_T.end(), model.options.vision->image_token));
     const Golden expected = Golden::parse(read_file(toy::golden("images/expected.json")))["qwen3_vl"]["pixels"];
     const Golden encoded = Golden::parse(read_file(image_golden("qwen3_vl", "encoded.json")));
     std::size_t next = 0;
